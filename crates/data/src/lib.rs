@@ -1,0 +1,26 @@
+//! The data of kolo: sources of samples, and the order in which a job sees them.
+//!
+//! A [`Source`] is a pure function from (sample, field) to values: it keeps no cursor, so any worker may ask for any
+//! sample at any time and gets the same bits. Which samples train, which are held out and in what order an epoch walks
+//! them is a [`Permutation`], computed per position and never stored. Everything random derives from the job's seed.
+//!
+//! ```
+//! use kolo_data::{Column, Split, open};
+//! use kolo_graph::settings::Settings;
+//!
+//! let source = open("builtin:digits", &Settings::new("data", "job.toml:1"), 1, None)?;
+//! let split = Split::holdout(source.len(), 0.2, 1);
+//! let mut image = vec![0.0; source.fields()[0].elements()];
+//! source.fill(split.train(0), 0, Column::F32(&mut image));
+//! # Ok::<(), kolo_graph::settings::SettingError>(())
+//! ```
+
+mod field;
+mod noise;
+mod source;
+pub mod sources;
+mod split;
+
+pub use field::{Column, Field, IGNORED, Kind};
+pub use source::{Opened, SOURCES, Source, SourceKind, open};
+pub use split::{Permutation, Split, epoch_order};

@@ -1,0 +1,233 @@
+//! A source of samples, the list of all of them, and opening one by its name.
+
+use std::fmt;
+use std::path::Path;
+
+use kolo_graph::settings::{SettingError, Settings, nearest};
+
+use crate::field::{Column, Field};
+use crate::sources::{addition, digits, playground, synthetic, waves};
+
+/// A set of samples with random access.
+pub trait Source: Send + Sync + fmt::Debug {
+    /// The columns of every sample.
+    fn fields(&self) -> &[Field];
+
+    /// The number of all samples; a [`Split`](crate::Split) divides them.
+    fn len(&self) -> usize;
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Writes field number `field` of `sample`, all of its elements. What is written depends on the source and these
+    /// two numbers only.
+    fn fill(&self, sample: usize, field: usize, out: Column<'_>);
+
+    /// One line for the terminal.
+    fn describe(&self) -> String;
+}
+
+/// What opening a source gives.
+pub type Opened = Result<Box<dyn Source>, SettingError>;
+
+/// How one source is named and made.
+#[derive(Clone, Copy, Debug)]
+pub struct SourceKind {
+    /// What `data.source` says, such as `builtin:digits`.
+    pub name: &'static str,
+    /// One line of documentation.
+    pub doc: &'static str,
+    /// Whether its fields are the model's inputs instead of its own.
+    pub shaped_by_model: bool,
+    /// Makes the source from its settings, the seed, and the model's inputs (empty unless `shaped_by_model`).
+    pub make: fn(&Settings, u64, &[Field]) -> Opened,
+}
+
+/// Every source there is.
+pub const SOURCES: &[SourceKind] = &[
+    digits::KIND,
+    playground::KIND,
+    addition::KIND,
+    waves::KIND,
+    synthetic::TOKENS,
+    synthetic::IMAGES,
+    synthetic::FEATURES,
+    synthetic::SERIES,
+];
+
+/// Opens the source that `data.source` names. It reads its own keys from `settings`, the `[data]` section; `wanted` are
+/// the model's inputs, where they are known.
+pub fn open(source: &str, settings: &Settings, seed: u64, wanted: Option<&[Field]>) -> Opened {
+    let Some(kind) = SOURCES.iter().find(|kind| kind.name == source) else { return Err(unknown(source, settings)) };
+    match (kind.shaped_by_model, wanted) {
+        (false, _) => (kind.make)(settings, seed, &[]),
+        (true, Some(wanted)) => (kind.make)(settings, seed, wanted),
+        (true, None) => Err(settings.wrong(
+            "source",
+            format!("is \"{source}\", which takes its shape from the model, and there is no model"),
+            "name a model in `[model]`, or use a source with a shape of its own, such as builtin:digits",
+        )),
+    }
+}
+
+fn unknown(source: &str, settings: &Settings) -> SettingError {
+    let names: Vec<&str> = SOURCES.iter().map(|kind| kind.name).collect();
+    let list = format!("the sources are {}", names.join(", "));
+    if let Some(near) = suggestion(source) {
+        let hint = format!("did you mean \"{near}\"? Otherwise {list}");
+        return settings.wrong("source", format!("is \"{source}\", which is not known"), hint);
+    }
+    let message = match source.split_once(':') {
+        _ if Path::new(source).exists() => {
+            format!("names the file \"{source}\", but this version does not read files")
+        }
+        Some((scheme, _)) => format!("is \"{source}\", and there is no `{scheme}:` source of that name"),
+        None => format!("is \"{source}\": no such source, and file not found"),
+    };
+    settings.wrong("source", message, list)
+}
+
+/// The source meant by a name with a typing error, or by a name without its scheme.
+fn suggestion(source: &str) -> Option<&'static str> {
+    if Path::new(source).exists() {
+        return None;
+    }
+    let short = |name: &'static str| name.split_once(':').map_or(name, |(_, short)| short);
+    nearest(source, SOURCES.iter().map(|kind| kind.name)).or_else(|| {
+        let near = nearest(source, SOURCES.iter().map(|kind| short(kind.name)))?;
+        SOURCES.iter().map(|kind| kind.name).find(|name| short(name) == near)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::field::{IGNORED, Kind};
+
+    fn settings() -> Settings {
+        Settings::new("data", "job.toml:3")
+    }
+
+    /// Inputs of a model that the source of this name can serve.
+    fn wanted(name: &str) -> Vec<Field> {
+        let label = Field::index("y", &[], 10);
+        match name {
+            "synthetic:tokens" => vec![Field::index("x", &[16], 50), Field::index("y", &[16], 50)],
+            "synthetic:images" => vec![Field::real("x", &[3, 8, 8]), label],
+            "synthetic:series" => vec![Field::real("x", &[12, 2]), Field::real("y", &[2])],
+            _ => vec![Field::real("x", &[20]), label],
+        }
+    }
+
+    /// The values of one field as f64, whatever its kind.
+    fn values(source: &dyn Source, sample: usize, field: usize) -> Vec<f64> {
+        let elements = source.fields()[field].elements();
+        match source.fields()[field].kind {
+            Kind::Real => {
+                let mut out = vec![f32::NAN; elements];
+                source.fill(sample, field, Column::F32(&mut out));
+                out.into_iter().map(f64::from).collect()
+            }
+            Kind::Index { .. } => {
+                let mut out = vec![i32::MIN; elements];
+                source.fill(sample, field, Column::I32(&mut out));
+                out.into_iter().map(f64::from).collect()
+            }
+        }
+    }
+
+    #[test]
+    fn every_source_fills_every_field_within_its_range() {
+        for kind in SOURCES {
+            let source = open(kind.name, &settings(), 1, Some(&wanted(kind.name))).unwrap();
+            assert!(source.describe().starts_with(kind.name) && !source.describe().contains('\n'));
+            assert!(source.fields().iter().any(|field| field.name == "x"), "{}", kind.name);
+            for sample in [0, 1, source.len() / 2, source.len() - 1] {
+                for (number, field) in source.fields().iter().enumerate() {
+                    let values = values(&*source, sample, number);
+                    let good = |value: &f64| match field.kind {
+                        Kind::Real => value.is_finite(),
+                        Kind::Index { classes } => (f64::from(IGNORED)..classes as f64).contains(value),
+                    };
+                    assert!(values.iter().all(good), "{} {field} {values:?}", kind.name);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_source_repeats_itself_in_any_order() {
+        for kind in SOURCES {
+            let [first, second] = [(); 2].map(|()| open(kind.name, &settings(), 1, Some(&wanted(kind.name))).unwrap());
+            let read = |source: &dyn Source, sample| (values(source, sample, 0), values(source, sample, 1));
+            let forward: Vec<_> = (0..20).map(|sample| read(&*first, sample)).collect();
+            let backward: Vec<_> = (0..20).rev().map(|sample| read(&*second, sample)).collect();
+            assert!(forward.iter().eq(backward.iter().rev()), "{}", kind.name);
+        }
+    }
+
+    #[test]
+    fn sources_shaped_by_the_model_have_its_fields() {
+        for kind in SOURCES.iter().filter(|kind| kind.shaped_by_model) {
+            let wanted = wanted(kind.name);
+            assert_eq!(open(kind.name, &settings(), 1, Some(&wanted)).unwrap().fields(), wanted);
+            let error = open(kind.name, &settings(), 1, None).unwrap_err().to_string();
+            assert!(error.contains("takes its shape from the model"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_readme_lists_every_source() {
+        let readme = include_str!("../README.md");
+        for kind in SOURCES {
+            let row = format!("| `{}` | {} |", kind.name, kind.doc);
+            assert!(readme.contains(&row), "README.md lacks the row: {row}");
+        }
+    }
+
+    #[test]
+    fn unknown_sources_are_explained() {
+        let names = "builtin:digits, builtin:playground, builtin:addition, builtin:waves, synthetic:tokens, \
+                     synthetic:images, synthetic:features, synthetic:series";
+        let place = "job.toml:3: `data.source`";
+        for (source, expected) in [
+            (
+                "builtin:digit",
+                format!(
+                    "{place} is \"builtin:digit\", which is not known\n  hint: did you mean \"builtin:digits\"? \
+                     Otherwise the sources are {names}"
+                ),
+            ),
+            (
+                "waves",
+                format!(
+                    "{place} is \"waves\", which is not known\n  hint: did you mean \"builtin:waves\"? \
+                     Otherwise the sources are {names}"
+                ),
+            ),
+            (
+                "cats/train.csv",
+                format!(
+                    "{place} is \"cats/train.csv\": no such source, and file not found\n  hint: the sources are {names}"
+                ),
+            ),
+            (
+                "src/lib.rs",
+                format!(
+                    "{place} names the file \"src/lib.rs\", but this version does not read files\n  \
+                     hint: the sources are {names}"
+                ),
+            ),
+            (
+                "s3://bucket/cats",
+                format!(
+                    "{place} is \"s3://bucket/cats\", and there is no `s3:` source of that name\n  \
+                     hint: the sources are {names}"
+                ),
+            ),
+        ] {
+            assert_eq!(open(source, &settings(), 1, None).unwrap_err().to_string(), expected);
+        }
+    }
+}

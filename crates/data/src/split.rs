@@ -1,0 +1,189 @@
+//! Which samples train, which are held out, and in what order: permutations that need no memory.
+//!
+//! A shuffle is a Feistel network over the smallest power of two that holds `0..n`, keyed by a named stream of the
+//! seed. An output outside the range is fed back until it falls inside (cycle walking), which keeps it a bijection of
+//! `0..n`. Any position of any epoch is reached in constant time, so a job may resume anywhere and a worker may read
+//! only its part.
+
+use kolo_graph::rng::Stream;
+
+/// Feistel rounds. Four suffice for a secret cipher's proof; six also mix the halves of a few bits that small sets
+/// have.
+const ROUNDS: u64 = 6;
+
+/// A keyed pseudo-random permutation of `0..n`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Permutation {
+    stream: Stream,
+    len: usize,
+    /// The widths of the two halves; together they hold `0..len`.
+    left_bits: u32,
+    right_bits: u32,
+}
+
+impl Permutation {
+    /// The permutation of `0..n` that belongs to the stream `stream_name` of `seed`.
+    pub fn new(seed: u64, stream_name: &str, n: usize) -> Self {
+        let bits = usize::BITS - n.saturating_sub(1).leading_zeros();
+        Self { stream: Stream::new(seed, stream_name), len: n, left_bits: bits / 2, right_bits: bits - bits / 2 }
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where `position` goes.
+    pub fn at(&self, position: usize) -> usize {
+        assert!(position < self.len, "position {position} of a permutation of {}", self.len);
+        let mut value = self.scramble(position as u64);
+        while value >= self.len as u64 {
+            value = self.scramble(value);
+        }
+        value as usize
+    }
+
+    /// A bijection of `0..2^(left_bits + right_bits)`. Each round changes one half by a function of the other, so it
+    /// could be undone.
+    fn scramble(&self, value: u64) -> u64 {
+        let (left_mask, right_mask) = ((1 << self.left_bits) - 1, (1 << self.right_bits) - 1);
+        let (mut left, mut right) = (value >> self.right_bits, value & right_mask);
+        for round in (0..ROUNDS).step_by(2) {
+            left ^= self.stream.bits(round, right) & left_mask;
+            right ^= self.stream.bits(round + 1, left) & right_mask;
+        }
+        left << self.right_bits | right
+    }
+}
+
+/// The order in which epoch `epoch` walks `n` training samples.
+pub fn epoch_order(seed: u64, epoch: usize, n: usize) -> Permutation {
+    Permutation::new(seed, &format!("data.order.{epoch}"), n)
+}
+
+/// The samples of a source, divided into those that train and those that are held out. Both parts are shuffled runs of
+/// one permutation: together they are all samples, and they share none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Split {
+    order: Permutation,
+    held_out_start: usize,
+    held_out_len: usize,
+}
+
+impl Split {
+    /// Holds out about `fraction` of `n` samples. A fraction above zero holds out at least one, and never all of
+    /// several.
+    pub fn holdout(n: usize, fraction: f64, seed: u64) -> Self {
+        assert!((0.0..1.0).contains(&fraction), "a fraction of {fraction} cannot be held out");
+        let rounded = (n as f64 * fraction).round() as usize;
+        let held_out_len = if fraction == 0.0 || n < 2 { 0 } else { rounded.clamp(1, n - 1) };
+        Self { order: Self::order(n, seed), held_out_start: n - held_out_len, held_out_len }
+    }
+
+    /// Holds out part `fold` of `folds` nearly equal ones. Over all folds each sample is held out exactly once.
+    pub fn fold(n: usize, folds: usize, fold: usize, seed: u64) -> Self {
+        assert!(folds >= 2 && fold < folds, "fold {fold} of {folds}");
+        let start = |fold: usize| (n as u128 * fold as u128 / folds as u128) as usize;
+        Self { order: Self::order(n, seed), held_out_start: start(fold), held_out_len: start(fold + 1) - start(fold) }
+    }
+
+    fn order(n: usize, seed: u64) -> Permutation {
+        Permutation::new(seed, "data.split", n)
+    }
+
+    pub fn train_len(&self) -> usize {
+        self.order.len() - self.held_out_len
+    }
+
+    pub fn held_out_len(&self) -> usize {
+        self.held_out_len
+    }
+
+    /// The training sample number `i`.
+    pub fn train(&self, i: usize) -> usize {
+        assert!(i < self.train_len(), "training sample {i} of {}", self.train_len());
+        self.order.at(if i < self.held_out_start { i } else { i + self.held_out_len })
+    }
+
+    /// The held-out sample number `i`.
+    pub fn held_out(&self, i: usize) -> usize {
+        assert!(i < self.held_out_len, "held-out sample {i} of {}", self.held_out_len);
+        self.order.at(self.held_out_start + i)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_everything_once(samples: impl Iterator<Item = usize>, n: usize) -> bool {
+        let mut samples: Vec<usize> = samples.collect();
+        samples.sort_unstable();
+        samples.into_iter().eq(0..n)
+    }
+
+    #[test]
+    fn permutation_is_a_bijection() {
+        for n in (0..130).chain([255, 256, 257, 1797, 4096, 10_000, 65_537]) {
+            let permutation = Permutation::new(n as u64, "test", n);
+            assert!(is_everything_once((0..n).map(|i| permutation.at(i)), n), "n = {n}");
+        }
+    }
+
+    #[test]
+    fn permutation_reaches_huge_ranges() {
+        for n in [usize::MAX, 1 << 63, 1_000_000_000_000_000_000] {
+            let permutation = Permutation::new(1, "test", n);
+            assert!((0..100).all(|i| permutation.at(n - 1 - i) < n && permutation.at(i) != i));
+        }
+    }
+
+    /// Over many seeds every value must land on every position about equally often.
+    #[test]
+    fn permutation_is_unbiased() {
+        let (n, seeds) = (10, 20_000);
+        let mut counts = vec![0_i32; n * n];
+        for seed in 0..seeds {
+            let permutation = Permutation::new(seed, "test", n);
+            (0..n).for_each(|i| counts[i * n + permutation.at(i)] += 1);
+        }
+        let expected = (seeds as usize / n) as i32;
+        assert!(counts.iter().all(|count| (count - expected).abs() < expected / 8), "{counts:?}");
+    }
+
+    #[test]
+    fn epochs_differ_and_repeat() {
+        let walk = |seed, epoch| (0..1797).map(|i| epoch_order(seed, epoch, 1797).at(i)).collect::<Vec<_>>();
+        assert_eq!(walk(1, 3), walk(1, 3));
+        let same = |a: Vec<usize>, b: Vec<usize>| a.iter().zip(&b).filter(|(a, b)| a == b).count();
+        assert!(same(walk(1, 3), walk(1, 4)) < 10 && same(walk(1, 3), walk(2, 3)) < 10);
+    }
+
+    #[test]
+    fn holdout_divides_all_samples() {
+        for (n, fraction, held_out) in
+            [(1797, 0.2, 359), (10, 0.0, 0), (3, 0.01, 1), (2, 0.99, 1), (1, 0.5, 0), (0, 0.5, 0)]
+        {
+            let split = Split::holdout(n, fraction, 7);
+            assert_eq!((split.train_len(), split.held_out_len()), (n - held_out, held_out));
+            let train = (0..split.train_len()).map(|i| split.train(i));
+            assert!(is_everything_once(train.chain((0..held_out).map(|i| split.held_out(i))), n));
+        }
+    }
+
+    #[test]
+    fn folds_partition_all_samples() {
+        for (n, folds) in [(1797, 5), (10, 3), (7, 7), (3, 5)] {
+            let splits: Vec<Split> = (0..folds).map(|fold| Split::fold(n, folds, fold, 7)).collect();
+            let held_out = splits.iter().flat_map(|split| (0..split.held_out_len()).map(|i| split.held_out(i)));
+            assert!(is_everything_once(held_out, n));
+            for split in &splits {
+                let train = (0..split.train_len()).map(|i| split.train(i));
+                assert!(is_everything_once(train.chain((0..split.held_out_len()).map(|i| split.held_out(i))), n));
+            }
+        }
+    }
+}

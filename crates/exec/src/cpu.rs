@@ -1,0 +1,568 @@
+//! The CPU executor.
+//!
+//! A session compiles a graph once: it lays out memory, resolves every operand to an address and sizes the scratch. A
+//! step then only calls kernels; it allocates nothing.
+//!
+//! Threads are used in two ways. With one lane, a grain runs on all threads, each kernel sharing its loop. With several
+//! lanes, each lane runs its own grains on its share of the threads, so that nothing is shared until the grains are
+//! summed. Either way grain gradients are added as one balanced tree over the grain index, so the bits are the same.
+
+use crate::memory::Memory;
+use crate::store::Store;
+use kolo_graph::layout::{self, Arena, Layout, align};
+use kolo_graph::op::{Buffer, CpuCx};
+use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
+use kolo_graph::{DType, Graph, NodeId, Op, Team, Type, ValueId};
+use kolo_ops::simd;
+use kolo_ops::tiles::Address;
+use std::sync::Arc;
+use std::time::Instant;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    pub threads: usize,
+    /// Grains computed at the same time; a power of two that divides `grains`.
+    pub lanes: usize,
+    pub grains: usize,
+}
+
+impl Options {
+    /// One grain on this many threads.
+    pub fn single(threads: usize) -> Self {
+        Self { threads, lanes: 1, grains: 1 }
+    }
+
+    /// As many lanes as there are threads, so that grains need not share loops.
+    pub fn for_grains(grains: usize, threads: usize) -> Self {
+        let lanes = grains.min(if threads.is_power_of_two() { threads } else { threads.next_power_of_two() / 2 });
+        Self { threads, lanes: lanes.max(1), grains }
+    }
+}
+
+/// One kernel call with its operands resolved.
+#[derive(Debug)]
+struct Call {
+    node: NodeId,
+    op: Arc<dyn Op>,
+    inputs: Vec<Buffer>,
+    outputs: Vec<Buffer>,
+    kind: CallKind,
+    nanoseconds: u64,
+}
+
+#[derive(Debug)]
+enum CallKind {
+    Kernel,
+    /// Operands in half precision pass through f32 copies.
+    Converted {
+        inputs: Vec<Buffer>,
+        outputs: Vec<Buffer>,
+    },
+    /// Add to the sum over grains at this element offset.
+    Accumulate {
+        offset: usize,
+        elements: usize,
+    },
+}
+
+/// What one lane owns.
+#[derive(Debug)]
+struct Lane {
+    calls: Vec<Call>,
+    inputs: Vec<(String, Buffer)>,
+    team: Team,
+    scratch: Memory,
+    _activations: Memory,
+    _batch: Memory,
+    /// Partial sums: level `l` holds the sum of a run of `2^l` or more grains.
+    levels: Vec<Memory>,
+}
+
+/// A graph compiled for the CPU.
+#[derive(Debug)]
+pub struct Session {
+    graph: Arc<Graph>,
+    layout: Layout,
+    options: Options,
+    team: Team,
+    lanes: Vec<Lane>,
+    before: Vec<Call>,
+    after: Vec<Call>,
+    copies: Vec<(Buffer, Buffer)>,
+    step_inputs: Vec<(String, Buffer)>,
+    outputs: Vec<(String, Vec<Buffer>)>,
+    scratch: Memory,
+    _step: Memory,
+    _step_batch: Memory,
+    _store: Arc<Memory>,
+    profile: bool,
+}
+
+/// Where a step's inputs are written.
+#[derive(Debug)]
+pub struct Feed<'a> {
+    inputs: &'a [(String, Buffer)],
+}
+
+impl Feed<'_> {
+    pub fn names(&self) -> impl Iterator<Item = (&str, &Type)> {
+        self.inputs.iter().map(|(name, buffer)| (name.as_str(), &buffer.ty))
+    }
+
+    fn buffer(&self, name: &str, dtype: DType) -> Option<&Buffer> {
+        let (_, buffer) = self.inputs.iter().find(|(key, _)| key == name)?;
+        assert_eq!(buffer.ty.dtype, dtype, "input `{name}` is {}", buffer.ty);
+        Some(buffer)
+    }
+
+    pub fn f32(&mut self, name: &str) -> Option<&mut [f32]> {
+        let buffer = self.buffer(name, DType::F32)?;
+        // SAFETY: the buffer is the input's own place, borrowed with `self`.
+        Some(unsafe { std::slice::from_raw_parts_mut(buffer.data.cast(), buffer.ty.elements()) })
+    }
+
+    pub fn i32(&mut self, name: &str) -> Option<&mut [i32]> {
+        let buffer = self.buffer(name, DType::I32)?;
+        // SAFETY: as above.
+        Some(unsafe { std::slice::from_raw_parts_mut(buffer.data.cast(), buffer.ty.elements()) })
+    }
+
+    pub fn bytes(&mut self, name: &str) -> Option<&mut [u8]> {
+        let (_, buffer) = self.inputs.iter().find(|(key, _)| key == name)?;
+        // SAFETY: as above.
+        Some(unsafe { std::slice::from_raw_parts_mut(buffer.data, buffer.ty.bytes()) })
+    }
+}
+
+struct Bases<'a> {
+    store: &'a Store,
+    grain_input: *mut u8,
+    step_input: *mut u8,
+    grain: *mut u8,
+    step: *mut u8,
+    sum: *mut u8,
+}
+
+impl Bases<'_> {
+    fn buffer(&self, graph: &Graph, layout: &Layout, id: ValueId) -> Buffer {
+        let ty = graph.ty(id).clone();
+        let place = layout.places[id.0 as usize].expect("a live value has a place");
+        // SAFETY: the layout sized every arena to hold its places.
+        let data = unsafe {
+            match place.arena {
+                Arena::Store => self.stored(graph, ValueId(place.offset as u32)),
+                Arena::GrainInput => self.grain_input.add(place.offset),
+                Arena::StepInput => self.step_input.add(place.offset),
+                Arena::Grain => self.grain.add(place.offset),
+                Arena::Step => self.step.add(place.offset),
+                Arena::Sum => self.sum.add(place.offset),
+            }
+        };
+        Buffer { data, ty }
+    }
+
+    fn stored(&self, graph: &Graph, id: ValueId) -> *mut u8 {
+        let op = &graph.maker(id).op;
+        let name = op.downcast::<Param>().map(|op| &op.name).or(op.downcast::<State>().map(|op| &op.name));
+        let name = name.expect("only parameters and states are stored");
+        let entry = self.store.entry(name).unwrap_or_else(|| panic!("the store has no `{name}`"));
+        assert_eq!(entry.ty, *graph.ty(id), "`{name}` has another type in the store");
+        self.store.memory().at(entry.offset)
+    }
+}
+
+/// Half-precision operands that the op does not handle itself.
+fn needs_conversion(op: &dyn Op, types: &[Type]) -> bool {
+    !op.is::<Full>() && op.name() != "cast" && types.iter().any(|ty| matches!(ty.dtype, DType::BF16 | DType::F16))
+}
+
+/// Bytes of f32 copies a converted call needs.
+fn conversion_bytes(op: &dyn Op, types: &[Type]) -> usize {
+    if !needs_conversion(op, types) {
+        return 0;
+    }
+    types.iter().filter(|ty| ty.dtype.is_float()).map(|ty| align(ty.elements() * 4)).sum()
+}
+
+/// Scratch that any of these nodes wants, with its conversions.
+fn scratch_bytes(graph: &Graph, nodes: &[NodeId], threads: usize) -> usize {
+    let need = |id: &NodeId| {
+        let node = graph.node(*id);
+        let (inputs, outputs) = (graph.types(&node.inputs), graph.types(&node.outputs));
+        let all: Vec<Type> = inputs.iter().chain(&outputs).cloned().collect();
+        align(node.op.scratch_bytes(&inputs, &outputs, threads)) + conversion_bytes(&*node.op, &all)
+    };
+    nodes.iter().map(need).max().unwrap_or(0)
+}
+
+/// Levels of partial sums that a lane of this many grains needs.
+pub fn sum_levels(grains: usize) -> usize {
+    (grains.max(2)).ilog2() as usize
+}
+
+/// Bytes a session of this graph allocates, by kind: (activations and inputs, gradient sums, temporaries and scratch).
+pub fn planned_bytes(graph: &Graph, layout: &Layout, options: Options) -> [usize; 3] {
+    let per_lane = options.grains / options.lanes;
+    let lane_threads = (options.threads / options.lanes).max(1);
+    let lane_scratch = scratch_bytes(graph, &layout.grain, lane_threads);
+    let rest = [&layout.before[..], &layout.after[..]].concat();
+    [
+        (layout.grain_bytes + layout.grain_input_bytes) * options.lanes,
+        layout.sum_bytes * sum_levels(per_lane) * options.lanes,
+        layout.step_bytes + lane_scratch * options.lanes + scratch_bytes(graph, &rest, options.threads),
+    ]
+}
+
+impl Session {
+    /// Compiles `graph` on the tensors of `store`.
+    pub fn new(graph: Graph, store: &Store, options: Options) -> Self {
+        let Options { threads, lanes: lane_count, grains } = options;
+        assert!(lane_count.is_power_of_two() && grains % lane_count == 0, "{lane_count} lanes for {grains} grains");
+        let layout = layout::plan(&graph);
+        let step = Memory::new(layout.step_bytes);
+        let step_batch = Memory::new(layout.step_input_bytes);
+        let lane_threads = (threads / lane_count).max(1);
+        let lane_scratch = scratch_bytes(&graph, &layout.grain, lane_threads);
+        let bases = |grain_input: &Memory, grain: &Memory, sum: &Memory| Bases {
+            store,
+            grain_input: grain_input.at(0),
+            step_input: step_batch.at(0),
+            grain: grain.at(0),
+            step: step.at(0),
+            sum: sum.at(0),
+        };
+        let mut outputs: Vec<(String, Vec<Buffer>)> = graph.outputs.iter().map(|(n, _)| (n.clone(), vec![])).collect();
+        let mut shared: Option<Bases<'_>> = None;
+        let lanes: Vec<Lane> = (0..lane_count)
+            .map(|_| {
+                let activations = Memory::new(layout.grain_bytes);
+                let batch = Memory::new(layout.grain_input_bytes);
+                let scratch = Memory::new(lane_scratch);
+                let levels: Vec<Memory> =
+                    (0..sum_levels(grains / lane_count)).map(|_| Memory::new(layout.sum_bytes)).collect();
+                let bases = bases(&batch, &activations, &levels[0]);
+                let calls = compile(&graph, &layout, &layout.grain, &bases, &scratch, lane_threads);
+                let inputs = input_buffers(&graph, &layout, &bases, false);
+                for ((_, id), (_, buffers)) in graph.outputs.iter().zip(&mut outputs) {
+                    buffers.push(bases.buffer(&graph, &layout, *id));
+                }
+                shared.get_or_insert(bases);
+                let team = Team::new(lane_threads);
+                Lane { calls, inputs, team, scratch, _activations: activations, _batch: batch, levels }
+            })
+            .collect();
+        let shared = shared.expect("there is at least one lane");
+        let rest = [&layout.before[..], &layout.after[..]].concat();
+        let scratch = Memory::new(scratch_bytes(&graph, &rest, threads));
+        let before = compile(&graph, &layout, &layout.before, &shared, &scratch, threads);
+        let after = compile(&graph, &layout, &layout.after, &shared, &scratch, threads);
+        let buffer = |id: ValueId| shared.buffer(&graph, &layout, id);
+        let copies = layout.copies.iter().map(|(from, to)| (buffer(*from), buffer(*to))).collect();
+        let step_inputs = input_buffers(&graph, &layout, &shared, true);
+        Self {
+            options,
+            team: Team::new(threads),
+            lanes,
+            before,
+            after,
+            copies,
+            step_inputs,
+            outputs,
+            scratch,
+            _step: step,
+            _step_batch: step_batch,
+            _store: Arc::clone(store.memory()),
+            profile: false,
+            graph: Arc::new(graph),
+            layout,
+        }
+    }
+
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    pub fn options(&self) -> Options {
+        self.options
+    }
+
+    /// Bytes planned for (activations and inputs, gradient sums, temporaries and scratch).
+    pub fn planned_bytes(&self) -> [usize; 3] {
+        planned_bytes(&self.graph, &self.layout, self.options)
+    }
+
+    /// One whole step. `step` writes the per-step inputs, `grain` those of one grain.
+    pub fn run(
+        &mut self,
+        store: &mut Store,
+        step: impl Fn(&mut Feed<'_>),
+        grain: impl Fn(usize, &mut Feed<'_>) + Sync,
+    ) {
+        self.run_grains(store, step, grain);
+        self.finish(store);
+    }
+
+    /// The part before the update: parameters and state are not touched yet.
+    pub fn run_grains(
+        &mut self,
+        store: &mut Store,
+        step: impl Fn(&mut Feed<'_>),
+        grain: impl Fn(usize, &mut Feed<'_>) + Sync,
+    ) {
+        assert!(Arc::ptr_eq(store.memory(), &self._store), "the session was compiled for another store");
+        step(&mut Feed { inputs: &self.step_inputs });
+        run_calls(&mut self.before, &self.team, &self.scratch, self.profile);
+        let per_lane = self.options.grains / self.options.lanes;
+        let profile = self.profile;
+        let lanes = LanePointer(self.lanes.as_mut_ptr());
+        self.team.run(self.lanes.len(), |at, _| {
+            // SAFETY: every task has a lane of its own.
+            let lane = unsafe { &mut *lanes.get().add(at) };
+            for local in 0..per_lane {
+                grain(at * per_lane + local, &mut Feed { inputs: &lane.inputs });
+                lane.run(local, profile);
+            }
+        });
+        self.join_lanes();
+    }
+
+    /// The part after the grains: the update.
+    pub fn finish(&mut self, _store: &mut Store) {
+        run_calls(&mut self.after, &self.team, &self.scratch, self.profile);
+        for (from, to) in &self.copies {
+            // SAFETY: two different places of the same type.
+            unsafe { std::ptr::copy_nonoverlapping(from.data, to.data, to.ty.bytes()) };
+        }
+    }
+
+    /// Adds the lanes' sums as a balanced tree, into lane 0.
+    fn join_lanes(&self) {
+        let count = self.lanes.len();
+        let elements = self.layout.sum_bytes / 4;
+        if count == 1 || elements == 0 {
+            return;
+        }
+        let level = |lane: usize| Address(self.lanes[lane].levels[0].at(0).cast());
+        kolo_ops::tiles::for_each_task(&self.team, elements, |range, _| {
+            let mut stride = 1;
+            while stride < count {
+                for lane in (0..count).step_by(2 * stride) {
+                    // SAFETY: tasks own disjoint ranges, and the two lanes' memories are distinct.
+                    let (to, from) = unsafe {
+                        (
+                            level(lane).slice(range.start, range.len()),
+                            level(lane + stride).slice(range.start, range.len()),
+                        )
+                    };
+                    simd::add_into(to, from);
+                }
+                stride *= 2;
+            }
+        });
+    }
+
+    /// A named output, as f32: the sum over grains or step value; for a value of one grain, that of lane 0's last grain.
+    pub fn output(&self, name: &str) -> Option<&[f32]> {
+        let (_, buffers) = self.outputs.iter().find(|(key, _)| key == name)?;
+        assert_eq!(buffers[0].ty.dtype, DType::F32, "output `{name}` is {}", buffers[0].ty);
+        // SAFETY: the place holds that many values and nothing runs while `self` is borrowed.
+        Some(unsafe { std::slice::from_raw_parts(buffers[0].data.cast(), buffers[0].ty.elements()) })
+    }
+
+    /// A named output as raw bytes.
+    pub fn output_bytes(&self, name: &str) -> Option<&[u8]> {
+        let (_, buffers) = self.outputs.iter().find(|(key, _)| key == name)?;
+        // SAFETY: as above.
+        Some(unsafe { std::slice::from_raw_parts(buffers[0].data, buffers[0].ty.bytes()) })
+    }
+
+    /// Starts or stops timing every call.
+    pub fn set_profile(&mut self, profile: bool) {
+        self.profile = profile;
+        self.calls_mut().for_each(|call| call.nanoseconds = 0);
+    }
+
+    fn calls_mut(&mut self) -> impl Iterator<Item = &mut Call> {
+        let lanes = self.lanes.iter_mut().flat_map(|lane| &mut lane.calls);
+        self.before.iter_mut().chain(lanes).chain(&mut self.after)
+    }
+
+    /// Nanoseconds spent in each node since profiling started; lanes add up.
+    pub fn times(&self) -> Vec<(NodeId, u64)> {
+        let lanes = self.lanes.iter().flat_map(|lane| &lane.calls);
+        let mut times = vec![0; self.graph.nodes.len()];
+        for call in self.before.iter().chain(lanes).chain(&self.after) {
+            times[call.node.0 as usize] += call.nanoseconds;
+        }
+        times.into_iter().enumerate().filter(|(_, ns)| *ns > 0).map(|(at, ns)| (NodeId(at as u32), ns)).collect()
+    }
+
+    /// Runs one grain call by call and names the first node whose result is not finite although its inputs were.
+    pub fn find_nonfinite(&mut self, grain: usize, feed: impl Fn(usize, &mut Feed<'_>)) -> Option<NodeId> {
+        let lane = &mut self.lanes[0];
+        feed(grain, &mut Feed { inputs: &lane.inputs });
+        for call in &mut lane.calls {
+            if matches!(call.kind, CallKind::Accumulate { .. }) {
+                continue;
+            }
+            run_call(call, &lane.team, &lane.scratch);
+            if call.outputs.iter().any(|output| !is_finite(output)) {
+                return Some(call.node);
+            }
+        }
+        None
+    }
+}
+
+fn is_finite(buffer: &Buffer) -> bool {
+    if buffer.ty.dtype != DType::F32 {
+        return true;
+    }
+    // SAFETY: the buffer holds that many values.
+    let values: &[f32] = unsafe { std::slice::from_raw_parts(buffer.data.cast(), buffer.ty.elements()) };
+    values.iter().all(|value| value.is_finite())
+}
+
+struct LanePointer(*mut Lane);
+// SAFETY: every task uses another lane.
+unsafe impl Sync for LanePointer {}
+impl LanePointer {
+    fn get(&self) -> *mut Lane {
+        self.0
+    }
+}
+
+fn input_buffers(graph: &Graph, layout: &Layout, bases: &Bases<'_>, per_step: bool) -> Vec<(String, Buffer)> {
+    graph
+        .sources::<Input>()
+        .filter(|(id, input)| input.per_step == per_step && layout.places[id.0 as usize].is_some())
+        .map(|(id, input)| (input.name.clone(), bases.buffer(graph, layout, id)))
+        .collect()
+}
+
+fn compile(
+    graph: &Graph,
+    layout: &Layout,
+    nodes: &[NodeId],
+    bases: &Bases<'_>,
+    scratch: &Memory,
+    threads: usize,
+) -> Vec<Call> {
+    let runs = |id: &&NodeId| {
+        let op = &graph.node(**id).op;
+        !(op.view() || op.is::<Input>() || op.is::<Param>() || op.is::<State>())
+    };
+    let call = |id: &NodeId| {
+        let node = graph.node(*id);
+        let buffers = |ids: &[ValueId]| ids.iter().map(|id| bases.buffer(graph, layout, *id)).collect::<Vec<_>>();
+        let (inputs, outputs) = (buffers(&node.inputs), buffers(&node.outputs));
+        let kind = if node.op.is::<GrainSum>() {
+            let place = layout.places[node.outputs[0].0 as usize].expect("a sum has a place");
+            CallKind::Accumulate { offset: place.offset / 4, elements: outputs[0].ty.elements() }
+        } else {
+            conversion(&*node.op, &inputs, &outputs, scratch, threads)
+        };
+        Call { node: *id, op: Arc::clone(&node.op), inputs, outputs, kind, nanoseconds: 0 }
+    };
+    nodes.iter().filter(runs).map(call).collect()
+}
+
+/// Lays f32 copies of half-precision operands behind the op's own scratch.
+fn conversion(op: &dyn Op, inputs: &[Buffer], outputs: &[Buffer], scratch: &Memory, threads: usize) -> CallKind {
+    let types = |buffers: &[Buffer]| buffers.iter().map(|buffer| buffer.ty.clone()).collect::<Vec<_>>();
+    let all = [types(inputs), types(outputs)].concat();
+    if !needs_conversion(op, &all) {
+        return CallKind::Kernel;
+    }
+    let mut offset = align(op.scratch_bytes(&types(inputs), &types(outputs), threads));
+    let mut copy = |buffer: &Buffer| {
+        if !matches!(buffer.ty.dtype, DType::BF16 | DType::F16) {
+            return buffer.clone();
+        }
+        let copy = Buffer { data: scratch.at(offset), ty: Type::f32(buffer.ty.shape.clone()) };
+        offset += align(copy.ty.bytes());
+        copy
+    };
+    CallKind::Converted {
+        inputs: inputs.iter().map(&mut copy).collect(),
+        outputs: outputs.iter().map(&mut copy).collect(),
+    }
+}
+
+fn run_calls(calls: &mut [Call], team: &Team, scratch: &Memory, profile: bool) {
+    for call in calls {
+        let start = profile.then(Instant::now);
+        run_call(call, team, scratch);
+        if let Some(start) = start {
+            call.nanoseconds += start.elapsed().as_nanos() as u64;
+        }
+    }
+}
+
+fn run_call(call: &Call, team: &Team, scratch: &Memory) {
+    let kernel = |inputs: &[Buffer], outputs: &[Buffer]| {
+        // SAFETY: buffers were resolved by the layout; the scratch belongs to this lane or to the step.
+        let mut cx = unsafe { CpuCx::new(inputs, outputs, team, (scratch.at(0), scratch.bytes())) };
+        call.op.cpu(&mut cx);
+    };
+    match &call.kind {
+        CallKind::Kernel => kernel(&call.inputs, &call.outputs),
+        CallKind::Converted { inputs, outputs } => {
+            call.inputs.iter().zip(inputs).for_each(|(from, to)| convert(from, to));
+            kernel(inputs, outputs);
+            outputs.iter().zip(&call.outputs).for_each(|(from, to)| convert(from, to));
+        }
+        CallKind::Accumulate { .. } => unreachable!("a lane adds its own sums"),
+    }
+}
+
+/// Copies between half precision and f32; same type means same buffer.
+fn convert(from: &Buffer, to: &Buffer) {
+    if from.data == to.data {
+        return;
+    }
+    kolo_ops::cast::convert(from, to);
+}
+
+impl Lane {
+    /// Runs one grain; `local` is its number within the lane.
+    fn run(&mut self, local: usize, profile: bool) {
+        for at in 0..self.calls.len() {
+            let start = profile.then(Instant::now);
+            let call = &self.calls[at];
+            match call.kind {
+                CallKind::Accumulate { offset, elements } => {
+                    self.accumulate(local, Address(call.inputs[0].data.cast()), offset, elements);
+                }
+                _ => run_call(call, &self.team, &self.scratch),
+            }
+            if let Some(start) = start {
+                self.calls[at].nanoseconds += start.elapsed().as_nanos() as u64;
+            }
+        }
+    }
+
+    /// A binary counter of partial sums. Grain `local` closes as many runs as it has trailing one bits; the sum lands in
+    /// the level given by the ones above them, so that runs of equal length are always added left to right.
+    fn accumulate(&self, local: usize, term: Address, offset: usize, elements: usize) {
+        let closes = local.trailing_ones() as usize;
+        let depth = local.count_ones() as usize;
+        let level = |at: usize| Address(self.levels[at].at(offset * 4).cast());
+        kolo_ops::tiles::for_each_task(&self.team, elements, |range, _| {
+            // SAFETY: tasks own disjoint ranges; a term and the levels are distinct memories.
+            unsafe {
+                let term = term.slice(range.start, range.len());
+                if closes == 0 {
+                    level(depth).slice(range.start, range.len()).copy_from_slice(term);
+                    return;
+                }
+                let mut carry: &mut [f32] = term;
+                for close in 0..closes {
+                    let sum = level(depth - 1 - close).slice(range.start, range.len());
+                    simd::add_into(sum, carry);
+                    carry = sum;
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,385 @@
+//! The conformance suite: every case of every op in the registry against the definition, finite differences, itself on
+//! other threads and vector widths, itself in pieces, and its own text form.
+
+use kolo_exec::{Options, Session, Store, reference};
+use kolo_graph::op::{Case, Dense, Domain};
+use kolo_graph::rng::Stream;
+use kolo_graph::{Builder, DType, Graph, Tensor, Type, ValueId};
+use kolo_ops::prelude::*;
+use kolo_ops::simd::{self, Level};
+use std::sync::Mutex;
+
+/// The vector width is a process-wide choice; tests that change it take turns.
+static WIDTH: Mutex<()> = Mutex::new(());
+
+fn for_each_case(check: impl Fn(&str, &Case, &[Dense])) {
+    let mut failures = Vec::new();
+    let mut tried = 0;
+    let filter = std::env::var("OP").ok();
+    for kind in kolo_ops::registry() {
+        if filter.as_ref().is_some_and(|name| name != kind.name) {
+            continue;
+        }
+        for (at, case) in (kind.cases)().iter().enumerate() {
+            let label = format!("{} case {at} {}", kind.name, case.op.signature());
+            let inputs: Vec<Dense> =
+                case.args.iter().enumerate().map(|(arg, spec)| draw(spec, at * 16 + arg)).collect();
+            tried += 1;
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(&label, case, &inputs)));
+            if let Err(panic) = outcome {
+                let text = panic.downcast_ref::<String>().cloned();
+                failures.push(format!(
+                    "{label}: {}",
+                    text.or(panic.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_default()
+                ));
+            }
+        }
+    }
+    assert!(tried > 0, "no case was tried");
+    assert!(failures.is_empty(), "{} of {tried} cases failed:\n{}", failures.len(), failures.join("\n"));
+}
+
+fn draw(arg: &kolo_graph::Arg, salt: usize) -> Dense {
+    let stream = Stream::new(salt as u64, "case");
+    let count = arg.ty.elements();
+    let value = |at: usize| -> f64 {
+        let uniform = f64::from(stream.uniform(0, at as u64));
+        match arg.domain {
+            Domain::Real(low, high) => f64::from((low + uniform * (high - low)) as f32),
+            Domain::Index(low, high) => (low + stream.below(0, at as u64, (high - low) as u64) as i64) as f64,
+            Domain::Rng => [12345.0, -678.0, 3.0, 8.0][at],
+            Domain::Spread => 0.0,
+        }
+    };
+    if arg.domain == Domain::Spread {
+        let mut order: Vec<usize> = (0..count).collect();
+        order.sort_by_key(|at| stream.bits(1, *at as u64));
+        let data = order
+            .iter()
+            .map(|rank| {
+                f64::from(((*rank as f64 - count as f64 / 2.0) * 0.05 + 0.02 + (salt % 16) as f64 * 0.013) as f32)
+            })
+            .collect();
+        return Dense::new(arg.ty.shape.clone(), data);
+    }
+    Dense::new(arg.ty.shape.clone(), (0..count).map(value).collect())
+}
+
+fn name(at: usize) -> String {
+    format!("x{at}")
+}
+
+fn single(case: &Case) -> Graph {
+    let builder = Builder::new();
+    let inputs: Vec<Tensor<'_>> =
+        case.args.iter().enumerate().map(|(at, arg)| builder.input(&name(at), arg.ty.clone())).collect();
+    for (at, output) in builder.apply_arc(case.op.clone(), &inputs).into_iter().enumerate() {
+        builder.output(&format!("y{at}"), output);
+    }
+    builder.finish().unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn source<'a>(inputs: &'a [Dense]) -> impl Fn(&str) -> Option<Dense> + 'a {
+    move |name| inputs.get(name.strip_prefix('x')?.parse::<usize>().ok()?).cloned()
+}
+
+fn defined(case: &Case, inputs: &[Dense]) -> Vec<Dense> {
+    let graph = single(case);
+    let values = reference::evaluate(&graph, source(inputs)).unwrap();
+    graph.outputs.iter().map(|(_, id)| values[id.0 as usize].clone()).collect()
+}
+
+/// Raw bytes of every output of the CPU kernel.
+fn computed(case: &Case, inputs: &[Dense], threads: usize) -> Vec<(Type, Vec<u8>)> {
+    let graph = single(case);
+    run_graph(&graph, inputs, threads)
+}
+
+fn run_graph(graph: &Graph, inputs: &[Dense], threads: usize) -> Vec<(Type, Vec<u8>)> {
+    let mut store = Store::new(graph, 0);
+    let mut session = Session::new(graph.clone(), &store, Options::single(threads));
+    session.run(&mut store, |_| {}, |_, feed| fill(feed, inputs));
+    graph
+        .outputs
+        .iter()
+        .map(|(name, id)| (graph.ty(*id).clone(), session.output_bytes(name).unwrap().to_vec()))
+        .collect()
+}
+
+fn fill(feed: &mut kolo_exec::Feed<'_>, inputs: &[Dense]) {
+    for (at, input) in inputs.iter().enumerate() {
+        let Some((_, ty)) = feed.names().find(|(key, _)| *key == name(at)) else { continue };
+        let ty = ty.clone();
+        let bytes = feed.bytes(&name(at)).unwrap();
+        let buffer = kolo_graph::op::Buffer { data: bytes.as_mut_ptr(), ty };
+        input.data.iter().enumerate().for_each(|(slot, value)| kolo_ops::cast::write(&buffer, slot, *value));
+    }
+}
+
+fn numbers((ty, bytes): &(Type, Vec<u8>)) -> Vec<f64> {
+    let mut bytes = bytes.clone();
+    let buffer = kolo_graph::op::Buffer { data: bytes.as_mut_ptr(), ty: ty.clone() };
+    (0..ty.elements()).map(|at| kolo_ops::cast::read(&buffer, at)).collect()
+}
+
+fn assert_close(got: &[f64], want: &[f64], tolerance: f64, what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    // Relative to the size of the whole tensor: an element that cancels to nothing has no relative precision.
+    let size = want.iter().filter(|x| x.is_finite()).fold(0.0f64, |m, x| m.max(x.abs())).max(1e-3);
+    for (at, (got, want)) in got.iter().zip(want).enumerate() {
+        let same = (got.is_nan() && want.is_nan()) || got == want || (got - want).abs() <= tolerance * size;
+        assert!(same, "{what}: element {at} is {got}, must be {want}");
+    }
+}
+
+#[test]
+fn kernels_match_the_definition() {
+    for_each_case(|_, case, inputs| {
+        let want = defined(case, inputs);
+        for (at, (got, want)) in computed(case, inputs, 1).iter().zip(&want).enumerate() {
+            let tolerance = match got.0.dtype {
+                DType::BF16 => 1e-2,
+                DType::F16 => 1e-3,
+                _ => case.tolerance,
+            };
+            assert_close(&numbers(got), &want.data, tolerance, &format!("output {at}"));
+        }
+    });
+}
+
+#[test]
+fn nan_and_infinity_come_through() {
+    for_each_case(|_, case, inputs| {
+        for (special, step) in [(f64::NAN, 5), (f64::INFINITY, 7), (f64::NEG_INFINITY, 3)] {
+            let poisoned: Vec<Dense> = inputs
+                .iter()
+                .zip(&case.args)
+                .map(|(input, arg)| {
+                    let mut input = input.clone();
+                    if arg.ty.dtype == DType::F32 {
+                        input.data.iter_mut().skip(1).step_by(step).for_each(|x| *x = special);
+                    }
+                    input
+                })
+                .collect();
+            let want = defined(case, &poisoned);
+            for (got, want) in computed(case, &poisoned, 1).iter().zip(&want) {
+                if got.0.dtype != DType::F32 {
+                    continue;
+                }
+                for (at, (got, want)) in numbers(got).iter().zip(&want.data).enumerate() {
+                    assert!(got.is_nan() == want.is_nan(), "with {special}: element {at} is {got}, must be {want}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn threads_and_reruns_give_the_same_bits() {
+    for_each_case(|_, case, inputs| {
+        let one = computed(case, inputs, 1);
+        assert_eq!(one, computed(case, inputs, 1), "a rerun differs");
+        assert_eq!(one, computed(case, inputs, 2), "two threads differ");
+        assert_eq!(one, computed(case, inputs, 3), "three threads differ");
+    });
+}
+
+#[test]
+fn vector_widths_give_the_same_bits() {
+    let _turn = WIDTH.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    for_each_case(|_, case, inputs| {
+        let best = computed(case, inputs, 1);
+        for level in [Level::Portable, Level::Avx2] {
+            simd::limit(Some(level));
+            let got = computed(case, inputs, 1);
+            simd::limit(None);
+            assert_eq!(best, got, "{level:?} differs");
+        }
+    });
+}
+
+/// `Σ w·y` over the first output, with fixed random weights.
+fn weighted(values: &Dense) -> f64 {
+    let stream = Stream::new(9, "weights");
+    values.data.iter().enumerate().map(|(at, y)| y * weight(&stream, at)).sum()
+}
+
+fn weight(stream: &Stream, at: usize) -> f64 {
+    f64::from(stream.uniform(0, at as u64)) + 0.5
+}
+
+#[test]
+fn gradients_match_finite_differences() {
+    for_each_case(|_, case, inputs| {
+        if !case.args.iter().any(|arg| arg.differentiate) {
+            return;
+        }
+        let builder = Builder::new();
+        let tensors: Vec<Tensor<'_>> =
+            case.args.iter().enumerate().map(|(at, arg)| builder.input(&name(at), arg.ty.clone())).collect();
+        let output = builder.apply_arc(case.op.clone(), &tensors)[0];
+        let weights = builder.input(&name(tensors.len()), output.ty());
+        let loss = output.mul(weights).sum_all();
+        let wrt: Vec<usize> = (0..tensors.len()).filter(|at| case.args[*at].differentiate).collect();
+        let targets: Vec<Tensor<'_>> = wrt.iter().map(|at| tensors[*at]).collect();
+        let grads: Vec<ValueId> = kolo_ops::gradients(&builder, loss, 1.0, &targets)
+            .iter()
+            .enumerate()
+            .map(|(at, grad)| grad.unwrap_or_else(|| panic!("no gradient for input {}", wrt[at])).id())
+            .collect();
+        for (at, id) in grads.iter().enumerate() {
+            builder.output(&format!("g{at}"), builder.tensor(*id));
+        }
+        let shape = output.shape();
+        let graph = builder.finish().unwrap_or_else(|error| panic!("{error}"));
+        kolo_graph::verify::verify(&graph).unwrap();
+        let stream = Stream::new(9, "weights");
+        let count = shape.iter().product();
+        let mut all = inputs.to_vec();
+        all.push(Dense::new(shape, (0..count).map(|at| f64::from(weight(&stream, at) as f32)).collect()));
+        let values = reference::evaluate(&graph, source(&all)).unwrap();
+        let kernels = run_graph(&graph, &all, 1);
+        for ((at, id), kernel) in wrt.iter().zip(&grads).zip(&kernels) {
+            let analytic = &values[id.0 as usize];
+            let numeric = differences(case, inputs, *at);
+            assert_close(&analytic.data, &numeric, 2e-6, &format!("gradient of input {at}"));
+            assert_close(
+                &numbers(kernel),
+                &analytic.data,
+                case.tolerance * 4.0,
+                &format!("f32 gradient of input {at}"),
+            );
+        }
+    });
+}
+
+fn differences(case: &Case, inputs: &[Dense], at: usize) -> Vec<f64> {
+    let step = 1e-4;
+    (0..inputs[at].data.len())
+        .map(|slot| {
+            let moved = |by: f64| {
+                let mut inputs = inputs.to_vec();
+                inputs[at].data[slot] += by;
+                weighted(&defined(case, &inputs)[0])
+            };
+            // Five points: the error falls with the fourth power of the step.
+            (8.0 * (moved(step) - moved(-step)) - (moved(2.0 * step) - moved(-2.0 * step))) / (12.0 * step)
+        })
+        .collect()
+}
+
+#[test]
+fn split_axes_give_the_whole() {
+    for_each_case(|_, case, inputs| {
+        let types: Vec<Type> = case.args.iter().map(|arg| arg.ty.clone()).collect();
+        let Some(index) = case.op.index(&types) else { return };
+        let whole = computed(case, inputs, 1);
+        for (axis, size) in index.sizes(&types).unwrap() {
+            if index.whole.contains(&axis) {
+                continue;
+            }
+            for ways in [2, 3] {
+                if size < ways {
+                    continue;
+                }
+                let parts: Vec<Vec<Vec<f64>>> =
+                    (0..ways).map(|part| run_part(case, inputs, &index, &axis, size, ways, part)).collect();
+                for (slot, axes) in index.outputs.iter().enumerate() {
+                    let joined = join(&parts, slot, axes, &axis, &whole[slot].0, size, ways);
+                    let kept = axes.contains(&axis);
+                    let tolerance = if kept { 0.0 } else { case.tolerance };
+                    assert_close(&joined, &numbers(&whole[slot]), tolerance, &format!("axis {axis} split {ways} ways"));
+                }
+            }
+        }
+    });
+}
+
+fn cut(size: usize, ways: usize, part: usize) -> std::ops::Range<usize> {
+    part * size / ways..(part + 1) * size / ways
+}
+
+fn slice_dense(input: &Dense, axes: &[String], axis: &str, range: std::ops::Range<usize>) -> Dense {
+    let Some(dim) = axes.iter().position(|name| name == axis) else { return input.clone() };
+    let mut shape = input.shape.clone();
+    shape[dim] = range.len();
+    Dense::from_fn(shape, |at| {
+        let mut at = at.to_vec();
+        at[dim] += range.start;
+        input.get(&at)
+    })
+}
+
+fn run_part(
+    case: &Case,
+    inputs: &[Dense],
+    index: &kolo_graph::index::Index,
+    axis: &str,
+    size: usize,
+    ways: usize,
+    part: usize,
+) -> Vec<Vec<f64>> {
+    let range = cut(size, ways, part);
+    let sliced: Vec<Dense> =
+        inputs.iter().zip(&index.inputs).map(|(input, axes)| slice_dense(input, axes, axis, range.clone())).collect();
+    let mut case = case.clone();
+    for (arg, input) in case.args.iter_mut().zip(&sliced) {
+        arg.ty.shape = input.shape.clone();
+    }
+    computed(&case, &sliced, 1).iter().map(numbers).collect()
+}
+
+fn join(
+    parts: &[Vec<Vec<f64>>],
+    slot: usize,
+    axes: &[String],
+    axis: &str,
+    ty: &Type,
+    size: usize,
+    ways: usize,
+) -> Vec<f64> {
+    let Some(dim) = axes.iter().position(|name| name == axis) else {
+        let mut sum = vec![0.0; ty.elements()];
+        for part in parts {
+            sum.iter_mut().zip(&part[slot]).for_each(|(sum, x)| *sum += x);
+        }
+        return sum;
+    };
+    let pieces: Vec<Dense> = (0..ways)
+        .map(|part| {
+            let mut shape = ty.shape.clone();
+            shape[dim] = cut(size, ways, part).len();
+            Dense::new(shape, parts[part][slot].clone())
+        })
+        .collect();
+    Dense::from_fn(ty.shape.clone(), |at| {
+        let part = (0..ways).find(|part| cut(size, ways, *part).contains(&at[dim])).unwrap();
+        let mut at = at.to_vec();
+        at[dim] -= cut(size, ways, part).start;
+        pieces[part].get(&at)
+    })
+    .data
+}
+
+#[test]
+fn text_form_round_trips() {
+    for_each_case(|_, case, _| {
+        let graph = single(case);
+        let text = graph.to_string();
+        let parsed =
+            kolo_graph::text::parse(&text, &kolo_ops::registry()).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        assert_eq!(parsed.to_string(), text);
+        kolo_graph::verify::verify(&parsed).unwrap();
+    });
+}
+
+#[test]
+fn every_kind_has_cases_and_a_name_of_its_own() {
+    let registry = kolo_ops::registry();
+    let sources = ["input", "param", "state"];
+    for kind in &registry {
+        assert!(sources.contains(&kind.name) || !(kind.cases)().is_empty(), "{} has no cases", kind.name);
+        assert_eq!(registry.iter().filter(|other| other.name == kind.name).count(), 1, "{}", kind.name);
+    }
+}

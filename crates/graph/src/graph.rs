@@ -1,0 +1,207 @@
+//! The graph: nodes in topological order, values between them, and what leaves it.
+//!
+//! Nodes are only ever appended, and a node's inputs exist before it, so the order of the list is an order to run in.
+//! A rewrite builds a new graph.
+
+use crate::op::Op;
+use crate::sources::{GrainSum, Input, Param, State};
+use crate::types::Type;
+use std::sync::Arc;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ValueId(pub u32);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub u32);
+
+/// Which part of a training step a node belongs to; costs are reported by it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Stage {
+    #[default]
+    Forward,
+    Backward,
+    Update,
+}
+
+impl Stage {
+    pub const ALL: [Stage; 3] = [Stage::Forward, Stage::Backward, Stage::Update];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Stage::Forward => "forward",
+            Stage::Backward => "backward",
+            Stage::Update => "update",
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub op: Arc<dyn Op>,
+    pub inputs: Vec<ValueId>,
+    pub outputs: Vec<ValueId>,
+    /// The layer that made it, such as `h.3.attn`.
+    pub scope: Arc<str>,
+    pub stage: Stage,
+}
+
+#[derive(Clone, Debug)]
+pub struct Value {
+    pub ty: Type,
+    pub node: NodeId,
+    pub slot: usize,
+}
+
+/// How often a value is computed in one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Once, before the grains: it depends on parameters alone.
+    Before,
+    /// Once per grain.
+    Grain,
+    /// Once, after the grains: it depends on a sum over them.
+    After,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Graph {
+    pub nodes: Vec<Node>,
+    pub values: Vec<Value>,
+    /// Named results.
+    pub outputs: Vec<(String, ValueId)>,
+    /// (state, its new value): what the step leaves behind.
+    pub updates: Vec<(ValueId, ValueId)>,
+}
+
+/// A graph that cannot be built.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{op}{}: {message}\n  hint: {hint}", if scope.is_empty() { String::new() } else { format!(" in `{scope}`") })]
+pub struct GraphError {
+    pub op: String,
+    pub scope: String,
+    pub message: String,
+    pub hint: String,
+}
+
+impl Graph {
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id.0 as usize]
+    }
+
+    pub fn ty(&self, id: ValueId) -> &Type {
+        &self.value(id).ty
+    }
+
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.0 as usize]
+    }
+
+    /// The node that makes this value.
+    pub fn maker(&self, id: ValueId) -> &Node {
+        self.node(self.value(id).node)
+    }
+
+    pub fn ids(&self) -> impl Iterator<Item = NodeId> + use<> {
+        (0..self.nodes.len() as u32).map(NodeId)
+    }
+
+    pub fn types(&self, ids: &[ValueId]) -> Vec<Type> {
+        ids.iter().map(|id| self.ty(*id).clone()).collect()
+    }
+
+    /// Appends a node after checking its inputs' types.
+    pub fn push(
+        &mut self,
+        op: Arc<dyn Op>,
+        inputs: Vec<ValueId>,
+        scope: Arc<str>,
+        stage: Stage,
+    ) -> Result<NodeId, GraphError> {
+        let types = self.types(&inputs);
+        let outputs = op.infer(&types).map_err(|message| GraphError {
+            op: op.signature(),
+            scope: scope.to_string(),
+            message,
+            hint: format!("its inputs are {}", list(&types)),
+        })?;
+        Ok(self.push_typed(op, inputs, outputs, scope, stage))
+    }
+
+    /// Appends a node whose output types are known already.
+    pub fn push_typed(
+        &mut self,
+        op: Arc<dyn Op>,
+        inputs: Vec<ValueId>,
+        outputs: Vec<Type>,
+        scope: Arc<str>,
+        stage: Stage,
+    ) -> NodeId {
+        let node = NodeId(self.nodes.len() as u32);
+        let first = self.values.len() as u32;
+        let ids = (0..outputs.len() as u32).map(|slot| ValueId(first + slot)).collect();
+        self.values.extend(outputs.into_iter().enumerate().map(|(slot, ty)| Value { ty, node, slot }));
+        self.nodes.push(Node { op, inputs, outputs: ids, scope, stage });
+        node
+    }
+
+    /// Every source of kind `T` with its value, in order.
+    pub fn sources<T: Op>(&self) -> impl Iterator<Item = (ValueId, &T)> {
+        self.nodes.iter().filter_map(|node| Some((node.outputs[0], node.op.downcast::<T>()?)))
+    }
+
+    pub fn params(&self) -> impl Iterator<Item = (ValueId, &Param)> {
+        self.sources::<Param>()
+    }
+
+    pub fn states(&self) -> impl Iterator<Item = (ValueId, &State)> {
+        self.sources::<State>()
+    }
+
+    pub fn inputs(&self) -> impl Iterator<Item = (ValueId, &Input)> {
+        self.sources::<Input>()
+    }
+
+    pub fn output(&self, name: &str) -> Option<ValueId> {
+        self.outputs.iter().find(|(key, _)| key == name).map(|(_, id)| *id)
+    }
+
+    pub fn parameter_count(&self) -> usize {
+        self.params().map(|(id, _)| self.ty(id).elements()).sum()
+    }
+
+    /// The phase of every node, in order.
+    pub fn phases(&self) -> Vec<Phase> {
+        let mut phases: Vec<Phase> = Vec::with_capacity(self.nodes.len());
+        for node in &self.nodes {
+            let own = match node.op.downcast::<Input>() {
+                Some(input) if !input.per_step => Phase::Grain,
+                _ => Phase::Before,
+            };
+            let latest =
+                node.inputs.iter().map(|id| phases[self.value(*id).node.0 as usize]).fold(own, |a, b| a.max(b));
+            phases.push(if node.op.is::<GrainSum>() { Phase::After } else { latest });
+        }
+        phases
+    }
+
+    /// For each value, the nodes that read it.
+    pub fn readers(&self) -> Vec<Vec<NodeId>> {
+        let mut readers = vec![Vec::new(); self.values.len()];
+        for id in self.ids() {
+            for input in &self.node(id).inputs {
+                let list: &mut Vec<NodeId> = &mut readers[input.0 as usize];
+                if list.last() != Some(&id) {
+                    list.push(id);
+                }
+            }
+        }
+        readers
+    }
+}
+
+fn list(types: &[Type]) -> String {
+    if types.is_empty() {
+        return "none".into();
+    }
+    types.iter().map(Type::to_string).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,285 @@
+//! The memory plan: where every value lives, decided before anything runs.
+//!
+//! Values whose lives do not overlap share memory; an output may take over a dying input's place; a view is its input's
+//! place. The plan is what the executor allocates and what the planner predicts, so the two cannot differ.
+
+use crate::graph::{Graph, NodeId, Phase, ValueId};
+use crate::sources::{GrainSum, Input, Param, State};
+
+/// Every place starts on a cache line, which is also the widest vector.
+pub const ALIGNMENT: usize = 64;
+
+/// Rounds up to the alignment.
+pub fn align(bytes: usize) -> usize {
+    bytes.next_multiple_of(ALIGNMENT)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Arena {
+    /// Parameters and state, which outlive the step; the offset is the value's number.
+    Store,
+    /// Inputs of one grain, one copy per lane.
+    GrainInput,
+    /// Inputs of the step.
+    StepInput,
+    /// Values of one grain, one copy per lane.
+    Grain,
+    /// Values computed once per step.
+    Step,
+    /// Sums over grains.
+    Sum,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub arena: Arena,
+    pub offset: usize,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Layout {
+    pub before: Vec<NodeId>,
+    pub grain: Vec<NodeId>,
+    pub after: Vec<NodeId>,
+    /// By value; `None` for values of dead nodes.
+    pub places: Vec<Option<Place>>,
+    pub grain_input_bytes: usize,
+    pub step_input_bytes: usize,
+    pub grain_bytes: usize,
+    pub step_bytes: usize,
+    pub sum_bytes: usize,
+    /// (from, to): updates that could not be done in place, copied when the step ends.
+    pub copies: Vec<(ValueId, ValueId)>,
+}
+
+/// A run of values that share one place.
+#[derive(Clone, Debug)]
+struct Block {
+    bytes: usize,
+    birth: usize,
+    death: usize,
+    arena: Arena,
+    offset: usize,
+}
+
+/// Plans the memory of a graph.
+pub fn plan(graph: &Graph) -> Layout {
+    let mut layout = Layout { places: vec![None; graph.values.len()], ..Layout::default() };
+    schedule(graph, &mut layout);
+    let mut planner = Planner::new(graph, &layout);
+    for position in 0..planner.order.len() {
+        planner.visit(position, &mut layout);
+    }
+    planner.place(&mut layout);
+    let place = |id: ValueId| layout.places[id.0 as usize];
+    let apart = graph.updates.iter().filter(|(state, value)| place(*state) != place(*value));
+    layout.copies = apart.map(|(state, value)| (*value, *state)).collect();
+    layout
+}
+
+/// The order to run in: each phase in graph order, but a sum over grains right after its term, so that the term's memory
+/// is free again at once. The order of the sums is the order in which gradients become ready.
+fn schedule(graph: &Graph, layout: &mut Layout) {
+    let live = crate::rewrite::live_nodes(graph);
+    let phases = graph.phases();
+    let readers = graph.readers();
+    for id in graph.ids().filter(|id| live[id.0 as usize]) {
+        let node = graph.node(id);
+        if node.op.is::<GrainSum>() {
+            let made = phases[graph.value(node.inputs[0]).node.0 as usize];
+            let source = graph.maker(node.inputs[0]).inputs.is_empty();
+            if made != Phase::Grain || source {
+                layout.grain.push(id);
+            }
+            continue;
+        }
+        match phases[id.0 as usize] {
+            Phase::Before => layout.before.push(id),
+            Phase::After => layout.after.push(id),
+            Phase::Grain => {
+                layout.grain.push(id);
+                if node.inputs.is_empty() {
+                    continue;
+                }
+                let sums = node.outputs.iter().flat_map(|output| &readers[output.0 as usize]);
+                layout
+                    .grain
+                    .extend(sums.filter(|reader| live[reader.0 as usize] && graph.node(**reader).op.is::<GrainSum>()));
+            }
+        }
+    }
+}
+
+struct Planner<'g> {
+    graph: &'g Graph,
+    order: Vec<NodeId>,
+    /// Where the grain phase starts and ends in `order`.
+    grain: std::ops::Range<usize>,
+    /// The last position that reads each value.
+    last_read: Vec<usize>,
+    blocks: Vec<Block>,
+    block_of: Vec<Option<usize>>,
+}
+
+impl<'g> Planner<'g> {
+    fn new(graph: &'g Graph, layout: &Layout) -> Self {
+        let order: Vec<NodeId> =
+            [&layout.before, &layout.grain, &layout.after].into_iter().flatten().copied().collect();
+        let mut last_read = vec![0; graph.values.len()];
+        for (position, id) in order.iter().enumerate() {
+            for input in &graph.node(*id).inputs {
+                last_read[input.0 as usize] = position;
+            }
+        }
+        // Whoever reads a view reads what it shows.
+        for node in order.iter().rev().map(|id| graph.node(*id)).filter(|node| node.op.view()) {
+            let through = last_read[node.outputs[0].0 as usize];
+            let read = &mut last_read[node.inputs[0].0 as usize];
+            *read = through.max(*read);
+        }
+        let end = order.len();
+        graph.outputs.iter().for_each(|(_, id)| last_read[id.0 as usize] = end);
+        graph.updates.iter().for_each(|(_, id)| last_read[id.0 as usize] = end);
+        let start = layout.before.len();
+        Self {
+            graph,
+            grain: start..start + layout.grain.len(),
+            order,
+            last_read,
+            blocks: Vec::new(),
+            block_of: vec![None; graph.values.len()],
+        }
+    }
+
+    fn arena(&self, position: usize) -> Arena {
+        if self.grain.contains(&position) { Arena::Grain } else { Arena::Step }
+    }
+
+    /// A value computed before the grains and read by them lives until the last grain is done.
+    fn death(&self, id: ValueId, position: usize) -> usize {
+        let last = self.last_read[id.0 as usize];
+        if !self.grain.contains(&position) && self.grain.contains(&last) { self.grain.end } else { last }
+    }
+
+    fn visit(&mut self, position: usize, layout: &mut Layout) {
+        let node = self.graph.node(self.order[position]);
+        let op = &node.op;
+        let output = node.outputs[0];
+        let bytes = align(self.graph.ty(output).bytes());
+        let fixed = if op.is::<Param>() || op.is::<State>() {
+            Some(Place { arena: Arena::Store, offset: output.0 as usize })
+        } else if let Some(input) = op.downcast::<Input>() {
+            let (arena, size) = match input.per_step {
+                true => (Arena::StepInput, &mut layout.step_input_bytes),
+                false => (Arena::GrainInput, &mut layout.grain_input_bytes),
+            };
+            *size += bytes;
+            Some(Place { arena, offset: *size - bytes })
+        } else if op.is::<GrainSum>() {
+            layout.sum_bytes += bytes;
+            Some(Place { arena: Arena::Sum, offset: layout.sum_bytes - bytes })
+        } else {
+            None
+        };
+        if fixed.is_some() {
+            layout.places[output.0 as usize] = fixed;
+            return;
+        }
+        if op.view() {
+            self.alias(node.inputs[0], output, position, layout);
+            return;
+        }
+        let mut taken = Vec::new();
+        for (slot, output) in node.outputs.iter().enumerate() {
+            let heir = op.in_place().into_iter().find_map(|(input, to)| {
+                let input = *node.inputs.get(input).filter(|_| to == slot)?;
+                self.can_take(input, *output, position, layout).filter(|_| !taken.contains(&input)).map(|_| input)
+            });
+            match heir {
+                Some(input) => {
+                    taken.push(input);
+                    self.alias(input, *output, position, layout);
+                }
+                None => self.fresh(*output, position),
+            }
+        }
+    }
+
+    /// Whether `output` may overwrite `input` here: nobody reads the input later, and it is not a source, or it is the
+    /// very state that the output becomes.
+    fn can_take(&self, input: ValueId, output: ValueId, position: usize, layout: &Layout) -> Option<()> {
+        let graph = self.graph;
+        if graph.ty(input).bytes() != graph.ty(output).bytes() || graph.ty(input).dtype != graph.ty(output).dtype {
+            return None;
+        }
+        let becomes = graph.updates.iter().find(|(_, value)| *value == output).map(|(state, _)| *state);
+        if becomes == Some(input) {
+            return (self.last_read[input.0 as usize] == position).then_some(());
+        }
+        // A value that becomes a state goes straight into the state's place if it can; never into a temporary of its own.
+        if becomes.is_some() || layout.places[input.0 as usize].is_some() {
+            return None;
+        }
+        let block = &self.blocks[self.block_of[input.0 as usize]?];
+        let once_read = graph.node(self.order[position]).inputs.iter().filter(|id| **id == input).count() == 1;
+        (block.death == position && block.arena == self.arena(position) && once_read).then_some(())
+    }
+
+    fn alias(&mut self, input: ValueId, output: ValueId, position: usize, layout: &mut Layout) {
+        layout.places[output.0 as usize] = layout.places[input.0 as usize];
+        if let Some(block) = self.block_of[input.0 as usize] {
+            self.block_of[output.0 as usize] = Some(block);
+            let mut death = self.death(output, position).max(position);
+            if self.blocks[block].arena == Arena::Step && self.grain.contains(&death) {
+                death = self.grain.end;
+            }
+            self.blocks[block].death = self.blocks[block].death.max(death);
+        }
+    }
+
+    fn fresh(&mut self, output: ValueId, position: usize) {
+        let block = Block {
+            bytes: align(self.graph.ty(output).bytes()),
+            birth: position,
+            death: self.death(output, position).max(position),
+            arena: self.arena(position),
+            offset: 0,
+        };
+        self.block_of[output.0 as usize] = Some(self.blocks.len());
+        self.blocks.push(block);
+    }
+
+    /// Places the largest blocks first, each at the lowest offset that no overlapping life holds.
+    fn place(&mut self, layout: &mut Layout) {
+        for arena in [Arena::Grain, Arena::Step] {
+            let mut todo: Vec<usize> = (0..self.blocks.len()).filter(|at| self.blocks[*at].arena == arena).collect();
+            todo.sort_by_key(|at| (std::cmp::Reverse(self.blocks[*at].bytes), self.blocks[*at].birth));
+            let mut placed: Vec<usize> = Vec::new();
+            let mut size = 0;
+            for at in todo {
+                let (bytes, birth, death) = (self.blocks[at].bytes, self.blocks[at].birth, self.blocks[at].death);
+                let mut offset = 0;
+                for other in placed.iter().map(|other| &self.blocks[*other]) {
+                    let together = other.birth <= death && birth <= other.death;
+                    if together && other.offset < offset + bytes && offset < other.offset + other.bytes {
+                        offset = other.offset + other.bytes;
+                    }
+                }
+                self.blocks[at].offset = offset;
+                size = size.max(offset + bytes);
+                let slot = placed.partition_point(|other| self.blocks[*other].offset <= offset);
+                placed.insert(slot, at);
+            }
+            match arena {
+                Arena::Grain => layout.grain_bytes = size,
+                _ => layout.step_bytes = size,
+            }
+        }
+        for (value, block) in self.block_of.iter().enumerate() {
+            if let Some(block) = block {
+                let block = &self.blocks[*block];
+                layout.places[value] = Some(Place { arena: block.arena, offset: block.offset });
+            }
+        }
+    }
+}

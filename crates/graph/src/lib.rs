@@ -1,0 +1,28 @@
+//! The graph of kolo: a training step as data.
+//!
+//! One graph holds forward, backward and update. Ops are declared once ([`op::Op`]); shape, cost and sharding come from
+//! their index expressions; autodiff and every other transformation is graph to graph; the text form can be printed,
+//! read, checked and run. This crate knows no concrete op beyond the sources every graph starts from.
+
+pub mod attr;
+pub mod autodiff;
+pub mod builder;
+pub mod graph;
+pub mod index;
+pub mod layout;
+pub mod op;
+pub mod rewrite;
+pub mod rng;
+pub mod settings;
+pub mod sources;
+pub mod team;
+pub mod text;
+pub mod types;
+pub mod verify;
+
+pub use builder::{Builder, Tensor};
+pub use graph::{Graph, GraphError, Node, NodeId, Phase, Stage, ValueId};
+pub use op::{Arg, Case, Cases, CpuCx, Declared, Dense, Describe, Domain, GradCx, Op, OpKind};
+pub use sources::Init;
+pub use team::Team;
+pub use types::{DType, Type};

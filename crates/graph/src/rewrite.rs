@@ -1,0 +1,99 @@
+//! Rewrites that keep every result to the bit: dead nodes out, equal nodes merged.
+
+use crate::graph::{Graph, Node, NodeId, ValueId};
+use std::collections::HashMap;
+
+/// Maps the values of an old graph to those of the one being built.
+#[derive(Debug)]
+pub struct Rebuild<'g> {
+    pub old: &'g Graph,
+    pub new: Graph,
+    map: Vec<Option<ValueId>>,
+}
+
+impl<'g> Rebuild<'g> {
+    pub fn new(old: &'g Graph) -> Self {
+        Self { old, new: Graph::default(), map: vec![None; old.values.len()] }
+    }
+
+    /// What an old value has become. It must have been copied or replaced before.
+    pub fn get(&self, id: ValueId) -> ValueId {
+        self.map[id.0 as usize].expect("a rewrite visits nodes in order")
+    }
+
+    pub fn set(&mut self, old: ValueId, new: ValueId) {
+        self.map[old.0 as usize] = Some(new);
+    }
+
+    /// Copies a node as it is.
+    pub fn copy(&mut self, node: &Node) -> NodeId {
+        let inputs = node.inputs.iter().map(|id| self.get(*id)).collect();
+        let outputs = self.old.types(&node.outputs);
+        let id = self.new.push_typed(node.op.clone(), inputs, outputs, node.scope.clone(), node.stage);
+        for (slot, old) in node.outputs.iter().enumerate() {
+            let new = self.new.node(id).outputs[slot];
+            self.set(*old, new);
+        }
+        id
+    }
+
+    /// Carries outputs and updates over.
+    pub fn finish(mut self) -> Graph {
+        let outputs = self.old.outputs.iter().map(|(name, id)| (name.clone(), self.get(*id))).collect();
+        let updates = self.old.updates.iter().map(|(state, value)| (self.get(*state), self.get(*value))).collect();
+        self.new.outputs = outputs;
+        self.new.updates = updates;
+        self.new
+    }
+}
+
+/// Which nodes lead to an output or an update.
+pub fn live_nodes(graph: &Graph) -> Vec<bool> {
+    let mut live = vec![false; graph.nodes.len()];
+    let mut mark = |id: ValueId| live[graph.value(id).node.0 as usize] = true;
+    graph.outputs.iter().for_each(|(_, id)| mark(*id));
+    graph.updates.iter().for_each(|(state, value)| {
+        mark(*state);
+        mark(*value);
+    });
+    for at in (0..graph.nodes.len()).rev() {
+        if live[at] {
+            for input in &graph.nodes[at].inputs {
+                live[graph.value(*input).node.0 as usize] = true;
+            }
+        }
+    }
+    live
+}
+
+/// Drops nodes that lead to nothing.
+pub fn eliminate_dead(graph: &Graph) -> Graph {
+    let live = live_nodes(graph);
+    let mut rebuild = Rebuild::new(graph);
+    for (node, _) in graph.nodes.iter().zip(&live).filter(|(_, live)| **live) {
+        rebuild.copy(node);
+    }
+    rebuild.finish()
+}
+
+/// Merges nodes with the same op, attributes and inputs.
+pub fn merge_common(graph: &Graph) -> Graph {
+    let mut rebuild = Rebuild::new(graph);
+    let mut seen: HashMap<(String, Vec<ValueId>), NodeId> = HashMap::new();
+    for node in &graph.nodes {
+        let key = (node.op.signature(), node.inputs.iter().map(|id| rebuild.get(*id)).collect::<Vec<_>>());
+        match seen.get(&key).copied().filter(|_| node.op.pure()) {
+            Some(twin) => {
+                for (slot, old) in node.outputs.iter().enumerate() {
+                    let new = rebuild.new.node(twin).outputs[slot];
+                    rebuild.set(*old, new);
+                }
+            }
+            None => {
+                let id = rebuild.copy(node);
+                seen.insert(key, id);
+            }
+        }
+    }
+    rebuild.finish()
+}

@@ -1,0 +1,304 @@
+//! Settings: the keys of one section of a job file, read by whoever understands them.
+//!
+//! A reader takes the keys it knows with a default each; what nobody took is an error that suggests the nearest known
+//! key. The reader needs no file format: where a key stood travels along as text, for the error alone.
+
+use std::cell::RefCell;
+
+/// One setting's value.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Setting {
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+    Text(String),
+    List(Vec<Setting>),
+    Table(Settings),
+}
+
+impl Setting {
+    fn kind(&self) -> &'static str {
+        match self {
+            Setting::Bool(_) => "a boolean",
+            Setting::Int(_) => "a whole number",
+            Setting::Float(_) => "a number",
+            Setting::Text(_) => "text",
+            Setting::List(_) => "a list",
+            Setting::Table(_) => "a table",
+        }
+    }
+}
+
+/// A wrong setting: what, where, and what to do.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{place}: {message}\n  hint: {hint}")]
+pub struct SettingError {
+    pub place: String,
+    pub message: String,
+    pub hint: String,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Entry {
+    key: String,
+    place: String,
+    value: Setting,
+}
+
+/// The keys of one section, in the order they were written.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    section: String,
+    place: String,
+    entries: Vec<Entry>,
+    known: RefCell<Vec<String>>,
+}
+
+impl PartialEq for Settings {
+    fn eq(&self, other: &Self) -> bool {
+        self.section == other.section && self.entries == other.entries
+    }
+}
+
+impl Settings {
+    /// An empty section; `place` is where it stands, such as `job.toml:7`.
+    pub fn new(section: &str, place: &str) -> Self {
+        Self { section: section.into(), place: place.into(), ..Self::default() }
+    }
+
+    pub fn section(&self) -> &str {
+        &self.section
+    }
+
+    pub fn place(&self) -> &str {
+        &self.place
+    }
+
+    /// Adds a key, or replaces its value.
+    pub fn set(&mut self, key: &str, place: &str, value: Setting) {
+        match self.entries.iter_mut().find(|entry| entry.key == key) {
+            Some(entry) => (entry.value, entry.place) = (value, place.into()),
+            None => self.entries.push(Entry { key: key.into(), place: place.into(), value }),
+        }
+    }
+
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.entries.iter().map(|entry| entry.key.as_str())
+    }
+
+    /// The value of `key`, without marking it as known.
+    pub fn peek(&self, key: &str) -> Option<&Setting> {
+        self.entries.iter().find(|entry| entry.key == key).map(|entry| &entry.value)
+    }
+
+    /// Mutable access to a table value, created empty if absent.
+    pub fn table_mut(&mut self, key: &str, place: &str) -> Option<&mut Settings> {
+        if self.peek(key).is_none() {
+            let section = if self.section.is_empty() { key.into() } else { format!("{}.{key}", self.section) };
+            self.set(key, place, Setting::Table(Settings::new(&section, place)));
+        }
+        match self.entries.iter_mut().find(|entry| entry.key == key).map(|entry| &mut entry.value) {
+            Some(Setting::Table(table)) => Some(table),
+            _ => None,
+        }
+    }
+
+    fn path(&self, key: &str) -> String {
+        if self.section.is_empty() { key.into() } else { format!("{}.{key}", self.section) }
+    }
+
+    fn entry(&self, key: &str) -> Option<&Entry> {
+        let mut known = self.known.borrow_mut();
+        if !known.iter().any(|name| name == key) {
+            known.push(key.into());
+        }
+        self.entries.iter().find(|entry| entry.key == key)
+    }
+
+    /// An error about `key`'s value.
+    pub fn wrong(&self, key: &str, message: impl Into<String>, hint: impl Into<String>) -> SettingError {
+        let place = self.entries.iter().find(|entry| entry.key == key).map_or(&self.place, |entry| &entry.place);
+        SettingError {
+            place: place.clone(),
+            message: format!("`{}` {}", self.path(key), message.into()),
+            hint: hint.into(),
+        }
+    }
+
+    fn mismatch(&self, key: &str, value: &Setting, wanted: &str, example: &str) -> SettingError {
+        self.wrong(key, format!("must be {wanted}, but is {}", value.kind()), format!("write `{key} = {example}`"))
+    }
+
+    pub fn bool(&self, key: &str, default: bool) -> Result<bool, SettingError> {
+        match self.entry(key).map(|entry| &entry.value) {
+            None => Ok(default),
+            Some(Setting::Bool(value)) => Ok(*value),
+            Some(other) => Err(self.mismatch(key, other, "true or false", "true")),
+        }
+    }
+
+    /// A whole number of at least `least`.
+    pub fn count(&self, key: &str, default: usize, least: usize) -> Result<usize, SettingError> {
+        match self.entry(key).map(|entry| &entry.value) {
+            None => Ok(default),
+            Some(Setting::Int(value)) if *value >= least as i64 => Ok(*value as usize),
+            Some(Setting::Int(value)) => Err(self.wrong(
+                key,
+                format!("must be at least {least}, but is {value}"),
+                format!("write `{key} = {}`", default.max(least)),
+            )),
+            Some(other) => Err(self.mismatch(key, other, "a whole number", &default.max(least).to_string())),
+        }
+    }
+
+    pub fn float(&self, key: &str, default: f64) -> Result<f64, SettingError> {
+        match self.entry(key).map(|entry| &entry.value) {
+            None => Ok(default),
+            Some(Setting::Float(value)) => Ok(*value),
+            Some(Setting::Int(value)) => Ok(*value as f64),
+            Some(other) => Err(self.mismatch(key, other, "a number", &default.to_string())),
+        }
+    }
+
+    /// A number between `low` and `high`, both allowed.
+    pub fn float_in(&self, key: &str, default: f64, low: f64, high: f64) -> Result<f64, SettingError> {
+        let value = self.float(key, default)?;
+        if (low..=high).contains(&value) {
+            return Ok(value);
+        }
+        Err(self.wrong(
+            key,
+            format!("must lie between {low} and {high}, but is {value}"),
+            format!("write `{key} = {default}`"),
+        ))
+    }
+
+    pub fn text(&self, key: &str, default: &str) -> Result<String, SettingError> {
+        match self.entry(key).map(|entry| &entry.value) {
+            None => Ok(default.into()),
+            Some(Setting::Text(value)) => Ok(value.clone()),
+            Some(other) => Err(self.mismatch(key, other, "text", &format!("\"{default}\""))),
+        }
+    }
+
+    /// One of `choices`; the first is the default.
+    pub fn choice(&self, key: &str, choices: &[&'static str]) -> Result<&'static str, SettingError> {
+        let value = self.text(key, choices[0])?;
+        if let Some(choice) = choices.iter().find(|choice| **choice == value) {
+            return Ok(choice);
+        }
+        let hint = match nearest(&value, choices.iter().copied()) {
+            Some(near) => format!("did you mean \"{near}\"? The choices are {}", choices.join(", ")),
+            None => format!("the choices are {}", choices.join(", ")),
+        };
+        Err(self.wrong(key, format!("is \"{value}\", which is not known"), hint))
+    }
+
+    /// A list of whole numbers.
+    pub fn counts(&self, key: &str, default: &[usize]) -> Result<Vec<usize>, SettingError> {
+        let example = format!("{default:?}");
+        match self.entry(key).map(|entry| &entry.value) {
+            None => Ok(default.to_vec()),
+            Some(Setting::List(values)) => values
+                .iter()
+                .map(|value| match value {
+                    Setting::Int(value) if *value > 0 => Ok(*value as usize),
+                    other => Err(self.mismatch(key, other, "a list of positive whole numbers", &example)),
+                })
+                .collect(),
+            Some(other) => Err(self.mismatch(key, other, "a list of whole numbers", &example)),
+        }
+    }
+
+    /// A nested table; empty if absent.
+    pub fn table(&self, key: &str) -> Result<Settings, SettingError> {
+        match self.entry(key).map(|entry| &entry.value) {
+            None => Ok(Settings::new(&self.path(key), &self.place)),
+            Some(Setting::Table(table)) => Ok(table.clone()),
+            Some(other) => Err(self.mismatch(key, other, "a table", "{ kind = \"…\" }")),
+        }
+    }
+
+    /// Whether the key was written, marking it as known.
+    pub fn has(&self, key: &str) -> bool {
+        self.entry(key).is_some()
+    }
+
+    /// Call when every key has been read: any other key is an error.
+    pub fn finish(&self) -> Result<(), SettingError> {
+        let known = self.known.borrow();
+        let Some(entry) = self.entries.iter().find(|entry| !known.contains(&entry.key)) else { return Ok(()) };
+        let mut names: Vec<&str> = known.iter().map(String::as_str).collect();
+        names.sort_unstable();
+        let hint = match nearest(&entry.key, names.iter().copied()) {
+            Some(near) => format!("did you mean `{near}`? The keys here are {}", names.join(", ")),
+            None => format!("the keys here are {}", names.join(", ")),
+        };
+        Err(SettingError {
+            place: entry.place.clone(),
+            message: format!("unknown key `{}`", self.path(&entry.key)),
+            hint,
+        })
+    }
+}
+
+/// The candidate closest to `word` by edit distance, if close enough to be a typing error.
+pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    candidates
+        .map(|candidate| (edit_distance(word, candidate), candidate))
+        .min()
+        .filter(|(distance, candidate)| *distance <= 1 + word.len().max(candidate.len()) / 4)
+        .map(|(_, candidate)| candidate)
+}
+
+/// Levenshtein's distance, over one row of the table.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let substitute = diagonal + usize::from(from != *to);
+            diagonal = row[j + 1];
+            row[j + 1] = substitute.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_key_suggests_the_nearest() {
+        let mut settings = Settings::new("model", "job.toml:3");
+        settings.set("widht", "job.toml:5", Setting::Int(3));
+        settings.count("width", 8, 1).unwrap();
+        settings.count("layers", 2, 1).unwrap();
+        let error = settings.finish().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "job.toml:5: unknown key `model.widht`\n  hint: did you mean `width`? The keys here are layers, width"
+        );
+    }
+
+    #[test]
+    fn wrong_type_says_how_to_write_it() {
+        let mut settings = Settings::new("data", "job.toml:3");
+        settings.set("batch", "job.toml:4", Setting::Text("many".into()));
+        let error = settings.count("batch", 64, 1).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "job.toml:4: `data.batch` must be a whole number, but is text\n  hint: write `batch = 64`"
+        );
+    }
+
+    #[test]
+    fn distance_counts_edits() {
+        assert_eq!(edit_distance("kitten", "sitting"), 3);
+        assert_eq!(nearest("adamv", ["sgd", "adamw", "lamb"].into_iter()), Some("adamw"));
+        assert_eq!(nearest("qqqq", ["sgd", "adamw"].into_iter()), None);
+    }
+}

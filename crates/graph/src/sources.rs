@@ -1,0 +1,169 @@
+//! The ops every graph starts from and the one that ends a grain: inputs, parameters, state, constants, the sum over
+//! grains. They have no kernels: the executor owns their memory.
+
+use crate::attr::{Attr, AttrValue};
+use crate::op;
+use crate::op::{Case, Cases, CpuCx, Dense, GradCx, Op};
+use crate::rng::Stream;
+use crate::types::{DType, Type};
+
+/// How a parameter or state starts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    Constant(f64),
+    Normal { deviation: f64 },
+    Uniform { bound: f64 },
+}
+
+impl Init {
+    pub const ZEROS: Init = Init::Constant(0.0);
+    pub const ONES: Init = Init::Constant(1.0);
+
+    /// PyTorch's default for linear and convolution layers: uniform within `1/√fan_in`.
+    pub fn fan_in(fan_in: usize) -> Self {
+        Init::Uniform { bound: 1.0 / (fan_in.max(1) as f64).sqrt() }
+    }
+
+    /// Element `at` of the tensor called `name`: it depends on nothing else, so a shard can be initialised alone.
+    pub fn value(&self, stream: &Stream, at: u64) -> f32 {
+        match self {
+            Init::Constant(value) => *value as f32,
+            Init::Normal { deviation } => (f64::from(stream.normal(0, at)) * deviation) as f32,
+            Init::Uniform { bound } => ((f64::from(stream.uniform(0, at)) * 2.0 - 1.0) * bound) as f32,
+        }
+    }
+}
+
+impl AttrValue for Init {
+    fn to_attr(&self) -> Attr {
+        Attr::Text(match self {
+            Init::Constant(value) => format!("constant {value:?}"),
+            Init::Normal { deviation } => format!("normal {deviation:?}"),
+            Init::Uniform { bound } => format!("uniform {bound:?}"),
+        })
+    }
+
+    fn from_attr(attr: &Attr) -> Option<Self> {
+        let Attr::Text(text) = attr else { return None };
+        let (kind, number) = text.split_once(' ')?;
+        let number: f64 = number.parse().ok()?;
+        match kind {
+            "constant" => Some(Init::Constant(number)),
+            "normal" => Some(Init::Normal { deviation: number }),
+            "uniform" => Some(Init::Uniform { bound: number }),
+            _ => None,
+        }
+    }
+}
+
+op! {
+    /// Data from outside: per grain, or per step (a learning rate).
+    pub struct Input = "input" { name: String, dtype: DType, shape: Vec<usize>, per_step: bool }
+}
+op! {
+    /// A trained tensor.
+    pub struct Param = "param" { name: String, shape: Vec<usize>, init: Init }
+}
+op! {
+    /// A tensor that persists between steps without being trained: a moment, a running average.
+    pub struct State = "state" { name: String, dtype: DType, shape: Vec<usize>, init: Init }
+}
+op! {
+    /// A tensor of one repeated number.
+    pub struct Full = "full" { value: f64, dtype: DType, shape: Vec<usize> }
+}
+op! {
+    /// The sum over all grains of the step, as one balanced binary tree over the grain index. What comes before runs
+    /// once per grain, what comes after once per step.
+    pub struct GrainSum = "grain_sum" { }
+}
+
+macro_rules! source {
+    ($op:ty, |$self:ident| $ty:expr) => {
+        impl Op for $op {
+            fn infer(&$self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+                if !inputs.is_empty() {
+                    return Err(format!("takes no inputs, but got {}", inputs.len()));
+                }
+                Ok(vec![$ty])
+            }
+            fn flops(&self, _: &[Type], _: &[Type]) -> u64 {
+                0
+            }
+            fn reference(&self, _: &[&Dense], _: &[Type]) -> Vec<Dense> {
+                unreachable!("the executor supplies sources")
+            }
+            fn cpu(&self, _: &mut CpuCx<'_>) {
+                unreachable!("the executor supplies sources")
+            }
+        }
+        impl Cases for $op {
+            fn cases() -> Vec<Case> {
+                Vec::new()
+            }
+        }
+    };
+}
+
+source!(Input, |self| Type::new(self.dtype, self.shape.clone()));
+source!(Param, |self| Type::f32(self.shape.clone()));
+source!(State, |self| Type::new(self.dtype, self.shape.clone()));
+
+impl Op for Full {
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        if !inputs.is_empty() {
+            return Err(format!("takes no inputs, but got {}", inputs.len()));
+        }
+        Ok(vec![Type::new(self.dtype, self.shape.clone())])
+    }
+    fn flops(&self, _: &[Type], _: &[Type]) -> u64 {
+        0
+    }
+    fn reference(&self, _: &[&Dense], _: &[Type]) -> Vec<Dense> {
+        vec![Dense::from_fn(self.shape.clone(), |_| self.value)]
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        match self.dtype {
+            DType::F32 => cx.out_f32(0).fill(self.value as f32),
+            DType::I32 => cx.out_i32(0).fill(self.value as i32),
+            DType::I64 => cx.out_i64(0).fill(self.value as i64),
+            DType::Bool => cx.out_u8(0).fill(u8::from(self.value != 0.0)),
+            DType::BF16 => cx.out_u16(0).fill(half::bf16::from_f64(self.value).to_bits()),
+            DType::F16 => cx.out_u16(0).fill(half::f16::from_f64(self.value).to_bits()),
+        }
+    }
+}
+
+impl Cases for Full {
+    fn cases() -> Vec<Case> {
+        vec![
+            Case::new(Full { value: 1.5, dtype: DType::F32, shape: vec![3, 2] }, []),
+            Case::new(Full { value: 7.0, dtype: DType::I32, shape: vec![] }, []),
+        ]
+    }
+}
+
+impl Op for GrainSum {
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        match inputs {
+            [ty] if ty.dtype == DType::F32 => Ok(vec![ty.clone()]),
+            _ => Err("takes one f32 input".into()),
+        }
+    }
+    fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<crate::builder::Tensor<'b>>> {
+        vec![Some(cx.grad())]
+    }
+    fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
+        vec![inputs[0].clone()]
+    }
+    /// With one grain, the sum is its only term; with more, the executor adds them.
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        cx.out_f32(0).copy_from_slice(cx.f32(0));
+    }
+}
+
+impl Cases for GrainSum {
+    fn cases() -> Vec<Case> {
+        vec![Case::new(GrainSum {}, [crate::op::Arg::real([3, 2]).constant()])]
+    }
+}

@@ -1,0 +1,128 @@
+//! Element types and tensor types. Shapes are static: a graph is built for one batch size.
+
+use std::fmt;
+
+/// What an element is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DType {
+    F32,
+    BF16,
+    F16,
+    I32,
+    I64,
+    Bool,
+}
+
+impl DType {
+    pub const ALL: [DType; 6] = [DType::F32, DType::BF16, DType::F16, DType::I32, DType::I64, DType::Bool];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::BF16 => "bf16",
+            DType::F16 => "f16",
+            DType::I32 => "i32",
+            DType::I64 => "i64",
+            DType::Bool => "bool",
+        }
+    }
+
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|dtype| dtype.name() == name)
+    }
+
+    pub fn bytes(self) -> usize {
+        match self {
+            DType::F32 | DType::I32 => 4,
+            DType::BF16 | DType::F16 => 2,
+            DType::I64 => 8,
+            DType::Bool => 1,
+        }
+    }
+
+    pub fn is_float(self) -> bool {
+        matches!(self, DType::F32 | DType::BF16 | DType::F16)
+    }
+
+    /// Rounds `value` to what this type can hold; the reference executor keeps everything in f64 otherwise.
+    pub fn round(self, value: f64) -> f64 {
+        match self {
+            DType::F32 => value,
+            DType::BF16 => half::bf16::from_f64(value).to_f64(),
+            DType::F16 => half::f16::from_f64(value).to_f64(),
+            DType::I32 | DType::I64 => value.trunc(),
+            DType::Bool => f64::from(value != 0.0),
+        }
+    }
+}
+
+/// Element type and shape of one value. `f32[]` is a scalar.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Type {
+    pub dtype: DType,
+    pub shape: Vec<usize>,
+}
+
+impl Type {
+    pub fn new(dtype: DType, shape: impl Into<Vec<usize>>) -> Self {
+        Self { dtype, shape: shape.into() }
+    }
+
+    pub fn f32(shape: impl Into<Vec<usize>>) -> Self {
+        Self::new(DType::F32, shape)
+    }
+
+    pub fn i32(shape: impl Into<Vec<usize>>) -> Self {
+        Self::new(DType::I32, shape)
+    }
+
+    pub fn rank(&self) -> usize {
+        self.shape.len()
+    }
+
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.elements() * self.dtype.bytes()
+    }
+
+    /// The size of the last dim; 1 for a scalar.
+    pub fn last(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1)
+    }
+}
+
+impl fmt::Display for Type {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[", self.dtype.name())?;
+        for (at, size) in self.shape.iter().enumerate() {
+            write!(f, "{}{size}", if at == 0 { "" } else { "," })?;
+        }
+        write!(f, "]")
+    }
+}
+
+/// Row-major strides, in elements.
+pub fn strides(shape: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; shape.len()];
+    for dim in (1..shape.len()).rev() {
+        strides[dim - 1] = strides[dim] * shape[dim];
+    }
+    strides
+}
+
+/// The shape two shapes broadcast to, by the usual rule: right-aligned, 1 stretches.
+pub fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
+    let rank = a.len().max(b.len());
+    let dim = |shape: &[usize], at: usize| (at + shape.len()).checked_sub(rank).map_or(1, |at| shape[at]);
+    (0..rank)
+        .map(|at| match (dim(a, at), dim(b, at)) {
+            (x, y) if x == y => Some(x),
+            (1, y) => Some(y),
+            (x, 1) => Some(x),
+            _ => None,
+        })
+        .collect()
+}

@@ -1,0 +1,72 @@
+//! The verifier: every invariant of a graph, checked from scratch. It runs after every rewrite in tests and debug builds.
+
+use crate::graph::{Graph, Phase};
+use crate::sources::{GrainSum, Param, State};
+
+/// Panics in debug builds if `rewrite` broke the graph.
+pub fn debug_verify(graph: &Graph, rewrite: &str) {
+    if cfg!(debug_assertions)
+        && let Err(problem) = verify(graph)
+    {
+        panic!("{rewrite} broke the graph: {problem}");
+    }
+}
+
+/// What is wrong with the graph, if anything.
+pub fn verify(graph: &Graph) -> Result<(), String> {
+    let mut made = 0u32;
+    let mut names: Vec<&str> = Vec::new();
+    for id in graph.ids() {
+        let node = graph.node(id);
+        let context = || format!("node {} ({})", id.0, node.op.signature());
+        if let Some(input) = node.inputs.iter().find(|input| input.0 >= made) {
+            return Err(format!("{} reads %{} before it is made", context(), input.0));
+        }
+        let types = node.op.infer(&graph.types(&node.inputs)).map_err(|problem| format!("{}: {problem}", context()))?;
+        if types != graph.types(&node.outputs) {
+            return Err(format!("{} says {types:?}, the graph {:?}", context(), graph.types(&node.outputs)));
+        }
+        for (slot, output) in node.outputs.iter().enumerate() {
+            let value = graph.value(*output);
+            if output.0 != made || value.node != id || value.slot != slot {
+                return Err(format!("{}: output {slot} is not %{made}", context()));
+            }
+            made += 1;
+        }
+        let name = node.op.downcast::<Param>().map(|op| op.name.as_str());
+        names.extend(name.or(node.op.downcast::<State>().map(|op| op.name.as_str())));
+    }
+    if made as usize != graph.values.len() {
+        return Err(format!("{} values, but nodes make {made}", graph.values.len()));
+    }
+    names.sort_unstable();
+    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(format!("two sources are called `{}`", pair[0]));
+    }
+    verify_ends(graph)
+}
+
+fn verify_ends(graph: &Graph) -> Result<(), String> {
+    let phases = graph.phases();
+    let phase = |id: crate::graph::ValueId| phases[graph.value(id).node.0 as usize];
+    let has_sums = graph.nodes.iter().any(|node| node.op.is::<GrainSum>());
+    for (state, value) in &graph.updates {
+        let op = &graph.maker(*state).op;
+        if !op.is::<Param>() && !op.is::<State>() {
+            return Err(format!("%{} is updated, but is no parameter or state", state.0));
+        }
+        if graph.ty(*state) != graph.ty(*value) {
+            return Err(format!("%{} is updated with a value of another type", state.0));
+        }
+        if has_sums && phase(*value) == Phase::Grain {
+            return Err(format!("%{} is updated with a value of one grain; sum it over the grains first", state.0));
+        }
+    }
+    for node in graph.nodes.iter().filter(|node| !node.op.is::<GrainSum>()) {
+        let mixed = node.inputs.iter().map(|id| phase(*id));
+        if mixed.clone().any(|p| p == Phase::Grain) && mixed.clone().any(|p| p == Phase::After) {
+            return Err(format!("{} mixes a value of one grain with one of the whole step", node.op.signature()));
+        }
+    }
+    Ok(())
+}

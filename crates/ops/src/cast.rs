@@ -1,0 +1,112 @@
+//! Conversion between element types.
+
+use kolo_graph::op::{Buffer, OpKind};
+use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Tensor, Type, op};
+
+op! {
+    /// The same values in another element type. Floats become whole numbers by dropping the fraction.
+    pub struct Cast = "cast" { to: DType }
+}
+
+impl Op for Cast {
+    fn index(&self, inputs: &[Type]) -> Option<kolo_graph::index::Index> {
+        kolo_graph::index::Index::elementwise(inputs, 1).ok()
+    }
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        let [input] = inputs else { return Err("takes one input".into()) };
+        Ok(vec![Type::new(self.to, input.shape.clone())])
+    }
+    fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
+        vec![self.to.is_float().then(|| cx.grad().cast(cx.input(0).dtype()))]
+    }
+    fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
+        let data = inputs[0].data.iter().map(|value| self.to.round(*value)).collect();
+        vec![Dense::new(inputs[0].shape.clone(), data)]
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        convert(&cx.inputs[0], &cx.outputs[0]);
+    }
+}
+
+impl Cases for Cast {
+    fn cases() -> Vec<Case> {
+        let case = |arg: Arg, to| Case::new(Cast { to }, [arg.constant()]);
+        vec![
+            case(Arg::real([3, 5]), DType::BF16),
+            case(Arg::real([7]), DType::F16),
+            case(Arg::real([7]), DType::I32),
+            case(Arg::index([7], -3, 9), DType::F32),
+            case(Arg::index([7], -3, 9), DType::I64),
+            case(Arg::boolean([7]), DType::F32),
+            case(Arg::real([7]), DType::Bool),
+            Case::new(Cast { to: DType::F32 }, [Arg::real([5])]),
+        ]
+    }
+}
+
+pub const KINDS: &[OpKind] = &[OpKind::of::<Cast>()];
+
+kolo_graph::methods! {
+    /// Element types.
+    CastMethods {
+        fn cast(self, to: DType) -> Tensor<'b> { if self.dtype() == to { self } else { self.then(Cast { to }, &[]) } }
+    }
+}
+
+/// Converts a whole buffer. Every type passes through f64, which holds them all; only the pairs that training uses often
+/// have a loop of their own.
+pub fn convert(from: &Buffer, to: &Buffer) {
+    let count = from.ty.elements();
+    assert_eq!(count, to.ty.elements(), "a conversion keeps the number of elements");
+    match (from.ty.dtype, to.ty.dtype) {
+        (DType::F32, DType::BF16) => map(from, to, count, |x: f32| half::bf16::from_f32(x).to_bits()),
+        (DType::BF16, DType::F32) => map(from, to, count, |x: u16| half::bf16::from_bits(x).to_f32()),
+        (DType::F32, DType::F16) => map(from, to, count, |x: f32| half::f16::from_f32(x).to_bits()),
+        (DType::F16, DType::F32) => map(from, to, count, |x: u16| half::f16::from_bits(x).to_f32()),
+        (a, b) if a == b => {
+            // SAFETY: both buffers hold that many bytes of the same type.
+            unsafe { std::ptr::copy(from.data, to.data, from.ty.bytes()) }
+        }
+        _ => (0..count).for_each(|at| write(to, at, read(from, at))),
+    }
+}
+
+fn map<A: Copy, B>(from: &Buffer, to: &Buffer, count: usize, f: impl Fn(A) -> B) {
+    let (source, target): (*const A, *mut B) = (from.data.cast(), to.data.cast());
+    for at in 0..count {
+        // SAFETY: both buffers hold `count` elements of their types.
+        unsafe { target.add(at).write(f(*source.add(at))) };
+    }
+}
+
+/// Element `at` of a buffer, whatever its type. An i64 beyond 2⁵³ loses its last bits.
+pub fn read(buffer: &Buffer, at: usize) -> f64 {
+    assert!(at < buffer.ty.elements(), "element {at} of {}", buffer.ty);
+    // SAFETY: the index is inside the buffer, and the pointer has the type the buffer names.
+    unsafe {
+        match buffer.ty.dtype {
+            DType::F32 => f64::from(*buffer.data.cast::<f32>().add(at)),
+            DType::BF16 => half::bf16::from_bits(*buffer.data.cast::<u16>().add(at)).to_f64(),
+            DType::F16 => half::f16::from_bits(*buffer.data.cast::<u16>().add(at)).to_f64(),
+            DType::I32 => f64::from(*buffer.data.cast::<i32>().add(at)),
+            DType::I64 => *buffer.data.cast::<i64>().add(at) as f64,
+            DType::Bool => f64::from(*buffer.data.add(at) != 0),
+        }
+    }
+}
+
+/// Writes element `at` of a buffer, whatever its type.
+pub fn write(buffer: &Buffer, at: usize, value: f64) {
+    assert!(at < buffer.ty.elements(), "element {at} of {}", buffer.ty);
+    // SAFETY: as for `read`.
+    unsafe {
+        match buffer.ty.dtype {
+            DType::F32 => *buffer.data.cast::<f32>().add(at) = value as f32,
+            DType::BF16 => *buffer.data.cast::<u16>().add(at) = half::bf16::from_f64(value).to_bits(),
+            DType::F16 => *buffer.data.cast::<u16>().add(at) = half::f16::from_f64(value).to_bits(),
+            DType::I32 => *buffer.data.cast::<i32>().add(at) = value as i32,
+            DType::I64 => *buffer.data.cast::<i64>().add(at) = value as i64,
+            DType::Bool => *buffer.data.add(at) = u8::from(value != 0.0),
+        }
+    }
+}

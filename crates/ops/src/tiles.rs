@@ -1,0 +1,242 @@
+//! Runs elementwise programs over tiles that fit the first-level cache.
+//!
+//! A program is a list of steps over registers, each register one tile of numbers. A chain of ten ops costs one pass over
+//! memory. The result of an element depends on that element alone, so cutting differently changes nothing.
+
+use kolo_graph::op::{Buffer, Elementwise};
+use kolo_graph::types::Type;
+use kolo_graph::{CpuCx, Team};
+
+/// Dims of any tensor a kernel sees. Fixed, so that kernels keep shapes on the stack: a running step allocates nothing.
+pub const DIMS_MAX: usize = 8;
+/// Elements per tile: twelve registers of it fit 24 KiB.
+pub const TILE: usize = 512;
+/// Below this many elements a second thread costs more than it saves.
+const ELEMENTS_PER_TASK: usize = 8 * 1024;
+/// Registers of one program, inputs included.
+pub const REGISTERS_MAX: usize = 24;
+
+/// One step: registers `inputs` into register `out`.
+#[derive(Clone, Debug)]
+pub struct Step {
+    pub op: Elementwise,
+    pub inputs: Vec<usize>,
+}
+
+/// Registers `0..inputs` are loaded, then each step fills the next; `outputs` are stored.
+#[derive(Clone, Debug)]
+pub struct Program {
+    pub inputs: usize,
+    pub steps: Vec<Step>,
+    pub outputs: Vec<usize>,
+}
+
+/// How an operand's elements follow the output's.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Walk {
+    /// Element for element.
+    Same,
+    /// One number for all.
+    Scalar,
+    /// Repeats with this period: a bias along the last dims.
+    Cycle(usize),
+    /// Each element stands for this many: a statistic per row.
+    Hold(usize),
+    /// Any other broadcast, by strides per output dim (0 where it stretches).
+    Strided([usize; DIMS_MAX]),
+}
+
+/// The walk of an operand of type `ty` under an output of shape `shape`.
+pub fn walk(ty: &Type, shape: &[usize]) -> Walk {
+    let (elements, total) = (ty.elements(), shape.iter().product::<usize>());
+    if elements == total {
+        return Walk::Same;
+    }
+    if elements == 1 {
+        return Walk::Scalar;
+    }
+    let padded = &pad(ty, shape.len())[..shape.len()];
+    let full = |dim: &usize| padded[*dim] == shape[*dim] && shape[*dim] != 1;
+    let first = (0..shape.len()).find(full).unwrap_or(0);
+    let last = (0..shape.len()).rfind(full).unwrap_or(0);
+    if padded[first..] == shape[first..] {
+        return Walk::Cycle(elements);
+    }
+    if padded[..=last] == shape[..=last] {
+        return Walk::Hold(total / elements);
+    }
+    let mut strides = [0; DIMS_MAX];
+    let mut stride = 1;
+    for dim in (0..shape.len()).rev() {
+        strides[dim] = if padded[dim] == 1 { 0 } else { stride };
+        stride *= padded[dim];
+    }
+    Walk::Strided(strides)
+}
+
+/// The shape of `ty`, with ones before it until it has `rank` dims.
+fn pad(ty: &Type, rank: usize) -> [usize; DIMS_MAX] {
+    assert!(rank <= DIMS_MAX, "a tensor has at most {DIMS_MAX} dims");
+    let mut padded = [1; DIMS_MAX];
+    padded[rank - ty.rank()..rank].copy_from_slice(&ty.shape);
+    padded
+}
+
+/// Copies the operand's elements for outputs `start..start + out.len()` into `out`.
+fn load(data: *const f32, walk: &Walk, shape: &[usize], start: usize, out: &mut [f32]) {
+    // SAFETY: `walk` was made for this operand and shape, so every offset is inside it.
+    let at = |offset: usize| unsafe { *data.add(offset) };
+    match walk {
+        // SAFETY: the operand has as many elements as the output.
+        Walk::Same => unsafe { std::ptr::copy_nonoverlapping(data.add(start), out.as_mut_ptr(), out.len()) },
+        Walk::Scalar => out.fill(at(0)),
+        Walk::Cycle(period) => {
+            let mut done = 0;
+            while done < out.len() {
+                let from = (start + done) % period;
+                let run = (period - from).min(out.len() - done);
+                // SAFETY: `from + run` is at most the period, which is the operand's size.
+                unsafe { std::ptr::copy_nonoverlapping(data.add(from), out[done..].as_mut_ptr(), run) };
+                done += run;
+            }
+        }
+        Walk::Hold(run) => {
+            let mut done = 0;
+            while done < out.len() {
+                let row = (start + done) / run;
+                let end = ((row + 1) * run - start).min(out.len());
+                out[done..end].fill(at(row));
+                done = end;
+            }
+        }
+        Walk::Strided(strides) => {
+            for (slot, out) in out.iter_mut().enumerate() {
+                let mut rest = start + slot;
+                let mut offset = 0;
+                for dim in (0..shape.len()).rev() {
+                    offset += rest % shape[dim] * strides[dim];
+                    rest /= shape[dim];
+                }
+                *out = at(offset);
+            }
+        }
+    }
+}
+
+/// Bytes of scratch `run` wants.
+pub fn scratch_bytes(program: &Program, threads: usize) -> usize {
+    (program.inputs + program.steps.len()) * TILE * 4 * threads
+}
+
+/// An address that may cross to another thread.
+#[derive(Clone, Copy, Debug)]
+pub struct Address(pub *mut f32);
+// SAFETY: every user writes disjoint parts.
+unsafe impl Send for Address {}
+// SAFETY: as above.
+unsafe impl Sync for Address {}
+
+impl Address {
+    pub fn get(&self) -> *mut f32 {
+        self.0
+    }
+    /// # Safety
+    /// `start..start + len` is inside the buffer and no other thread touches it meanwhile.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn slice<'a>(&self, start: usize, len: usize) -> &'a mut [f32] {
+        // SAFETY: by the contract above.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
+    }
+}
+
+/// Runs the program on the node's operands; an output may share an input's buffer.
+pub fn run(program: &Program, cx: &CpuCx<'_>) {
+    let shape = cx.out_shape(0);
+    let walks: [Walk; REGISTERS_MAX] =
+        std::array::from_fn(|at| cx.inputs.get(at).map_or(Walk::Scalar, |input| walk_of(input, shape)));
+    let count = shape.iter().product();
+    let scratch = Address(cx.scratch().as_mut_ptr());
+    let registers = program.inputs + program.steps.len();
+    assert!(registers <= REGISTERS_MAX, "a fused program has too many registers");
+    for_each_task(cx.team, count, |range, thread| {
+        let mut start = range.start;
+        while start < range.end {
+            let len = TILE.min(range.end - start);
+            // SAFETY: each thread has its own registers.
+            let tiles = unsafe { scratch.slice(thread * registers * TILE, registers * TILE) };
+            for (at, input) in cx.inputs.iter().enumerate() {
+                load(input.data.cast(), &walks[at], shape, start, &mut tiles[at * TILE..at * TILE + len]);
+            }
+            for (at, step) in program.steps.iter().enumerate() {
+                let (known, rest) = tiles.split_at_mut((program.inputs + at) * TILE);
+                let mut operands: [&[f32]; 4] = [&[]; 4];
+                for (operand, register) in operands.iter_mut().zip(&step.inputs) {
+                    *operand = &known[register * TILE..register * TILE + len];
+                }
+                (step.op.kernel)(&operands[..step.inputs.len()], &mut rest[..len], step.op.constant);
+            }
+            for (output, register) in cx.outputs.iter().zip(&program.outputs) {
+                // SAFETY: tasks own disjoint ranges of every output.
+                let out = unsafe { Address(output.data.cast()).slice(start, len) };
+                out.copy_from_slice(&tiles[register * TILE..register * TILE + len]);
+            }
+            start += len;
+        }
+    });
+}
+
+fn walk_of(input: &Buffer, shape: &[usize]) -> Walk {
+    walk(&input.ty, shape)
+}
+
+/// Cuts `0..count` into tasks of a fixed size.
+pub fn for_each_task(team: &Team, count: usize, task: impl Fn(std::ops::Range<usize>, usize) + Sync) {
+    team.chunks(count, ELEMENTS_PER_TASK, task);
+}
+
+/// Runs one elementwise op.
+pub fn run_one(op: Elementwise, cx: &CpuCx<'_>) {
+    let same = cx.inputs.iter().all(|input| input.ty.elements() == cx.outputs[0].ty.elements());
+    let apart = cx.inputs.iter().all(|input| input.data != cx.outputs[0].data);
+    if same && apart {
+        return run_direct(op, cx);
+    }
+    run_stretched(op, cx);
+}
+
+/// Runs one op whose operands may stretch or share the output's buffer.
+pub fn run_stretched(op: Elementwise, cx: &CpuCx<'_>) {
+    let shape = cx.out_shape(0);
+    let walks: [Walk; 4] = std::array::from_fn(|at| cx.inputs.get(at).map_or(Walk::Scalar, |i| walk_of(i, shape)));
+    let count: usize = shape.iter().product();
+    let output = Address(cx.outputs[0].data.cast());
+    for_each_task(cx.team, count, |range, _| {
+        let mut tiles = [[0.0f32; TILE]; 4];
+        let mut start = range.start;
+        while start < range.end {
+            let len = TILE.min(range.end - start);
+            for (at, input) in cx.inputs.iter().enumerate() {
+                load(input.data.cast(), &walks[at], shape, start, &mut tiles[at][..len]);
+            }
+            let operands: [&[f32]; 4] = std::array::from_fn(|at| &tiles[at][..len]);
+            // SAFETY: tasks own disjoint ranges, and the tile was loaded before it is overwritten.
+            let out = unsafe { output.slice(start, len) };
+            (op.kernel)(&operands[..cx.inputs.len()], out, op.constant);
+            start += len;
+        }
+    });
+}
+
+/// Every operand has the output's shape and none is overwritten: no tiles are needed.
+fn run_direct(op: Elementwise, cx: &CpuCx<'_>) {
+    let output = Address(cx.outputs[0].data.cast());
+    for_each_task(cx.team, cx.outputs[0].ty.elements(), |range, _| {
+        let mut operands: [&[f32]; 4] = [&[]; 4];
+        for (at, operand) in operands.iter_mut().enumerate().take(cx.inputs.len()) {
+            *operand = &cx.f32(at)[range.clone()];
+        }
+        // SAFETY: tasks own disjoint ranges.
+        let out = unsafe { output.slice(range.start, range.len()) };
+        (op.kernel)(&operands[..cx.inputs.len()], out, op.constant);
+    });
+}
