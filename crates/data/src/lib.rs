@@ -15,12 +15,11 @@
 //! # Ok::<(), kolo_graph::settings::SettingError>(())
 //! ```
 
-mod field;
 mod noise;
 mod source;
 pub mod sources;
 mod split;
 
-pub use field::{Column, Field, IGNORED, Kind};
+pub use kolo_graph::field::{Column, Field, IGNORED, Kind};
 pub use source::{Opened, SOURCES, Source, SourceKind, open};
 pub use split::{Permutation, Split, epoch_order};

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use kolo_graph::settings::{SettingError, Settings, nearest};
 
-use crate::field::{Column, Field};
+use kolo_graph::field::{Column, Field};
 use crate::sources::{addition, digits, playground, synthetic, waves};
 
 /// A set of samples with random access.
@@ -103,7 +103,7 @@ fn suggestion(source: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::field::{IGNORED, Kind};
+    use kolo_graph::field::{IGNORED, Kind};
 
     fn settings() -> Settings {
         Settings::new("data", "job.toml:3")

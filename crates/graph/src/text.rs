@@ -136,6 +136,13 @@ fn node(graph: &mut Graph, cursor: &mut Cursor<'_>, registry: &[OpKind]) -> Resu
     Ok(())
 }
 
+/// Reads one op with its attributes, such as `scale{factor=2.0}`; returns it and the rest of the text.
+pub fn parse_op<'a>(text: &'a str, registry: &[OpKind]) -> Result<(Arc<dyn Op>, &'a str), String> {
+    let mut cursor = Cursor { rest: text };
+    let op = cursor.op(registry)?;
+    Ok((op, cursor.rest))
+}
+
 struct Cursor<'a> {
     rest: &'a str,
 }

@@ -2,12 +2,44 @@
 //! its conformance suite must try. [`registry`] lists them all; the text form, the documentation table and the tests
 //! come from that list.
 
+pub mod adaptive_pool;
+pub mod attention;
+pub mod avg_pool;
+pub mod batch_norm;
 pub mod cast;
+pub mod compare;
+pub mod concat;
+pub mod conv;
+pub mod cross_entropy;
+pub mod dropout;
 pub mod elementwise;
+pub mod embedding;
+pub mod extremes;
+pub mod fuse;
+pub mod gather;
+pub mod gemm;
+pub mod group_norm;
+pub mod layer_norm;
+pub mod movement;
+pub mod optim;
+pub mod losses;
+pub mod matmul;
+pub mod max_pool;
+pub mod norm;
+pub mod pad;
+pub mod pool;
 pub mod real;
+pub mod recurrent;
 pub mod reduce;
+pub mod repeat;
+pub mod rms_norm;
+pub mod rotary;
+pub mod scatter;
 pub mod simd;
+pub mod slice;
+pub mod softmax;
 pub mod tiles;
+pub mod transpose;
 
 use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
 use kolo_graph::{Builder, OpKind, Tensor};
@@ -21,14 +53,42 @@ pub fn registry() -> Vec<OpKind> {
         OpKind::of::<Full>(),
         OpKind::of::<GrainSum>(),
     ];
-    [sources, elementwise::KINDS, cast::KINDS, reduce::KINDS].concat()
+    [sources, elementwise::KINDS,
+        fuse::KINDS, matmul::KINDS, attention::KINDS, cast::KINDS, recurrent::KINDS, reduce::KINDS, softmax::KINDS, cross_entropy::KINDS, extremes::KINDS, compare::KINDS, optim::KINDS, layer_norm::KINDS, rms_norm::KINDS, batch_norm::KINDS, group_norm::KINDS, dropout::KINDS, rotary::KINDS, transpose::KINDS, slice::KINDS, concat::KINDS, conv::KINDS, pad::KINDS, repeat::KINDS, gather::KINDS, scatter::KINDS, embedding::KINDS, max_pool::KINDS, avg_pool::KINDS, adaptive_pool::KINDS].concat()
 }
 
 /// The methods of every op, for `use kolo_ops::prelude::*`.
 pub mod prelude {
+    pub use crate::adaptive_pool::AdaptivePoolMethods;
+    pub use crate::attention::AttentionMethods;
+    pub use crate::avg_pool::AvgPoolMethods;
+    pub use crate::batch_norm::BatchNormMethods;
     pub use crate::cast::CastMethods;
+    pub use crate::concat::ConcatMethods;
+    pub use crate::conv::ConvMethods;
+    pub use crate::embedding::EmbeddingMethods;
+    pub use crate::gather::GatherMethods;
+    pub use crate::matmul::MatMulMethods;
+    pub use crate::max_pool::MaxPoolMethods;
+    pub use crate::compare::CompareMethods;
+    pub use crate::cross_entropy::CrossEntropyMethods;
+    pub use crate::dropout::DropoutMethods;
     pub use crate::elementwise::ElementwiseMethods;
+    pub use crate::extremes::ExtremeMethods;
+    pub use crate::group_norm::GroupNormMethods;
+    pub use crate::layer_norm::LayerNormMethods;
+    pub use crate::losses::LossMethods;
+    pub use crate::optim::OptimMethods;
+    pub use crate::pad::PadMethods;
+    pub use crate::recurrent::RecurrentMethods;
     pub use crate::reduce::ReduceMethods;
+    pub use crate::repeat::RepeatMethods;
+    pub use crate::rms_norm::RmsNormMethods;
+    pub use crate::rotary::RotaryMethods;
+    pub use crate::scatter::ScatterMethods;
+    pub use crate::slice::SliceMethods;
+    pub use crate::softmax::SoftmaxMethods;
+    pub use crate::transpose::TransposeMethods;
     pub use kolo_graph::{Builder, DType, Graph, Init, Tensor, Type};
 }
 

@@ -119,7 +119,8 @@ impl Real for f32 {
         const ROUND: f32 = 12_582_912.0; // 1.5 · 2²³: adding it rounds to a whole number
         let x = if self > 88.722_83 { 88.722_83 } else { self };
         let x = if x < -103.972_08 { -103.972_08 } else { x };
-        let n = x.mul_add(std::f32::consts::LOG2_E, ROUND) - ROUND;
+        let rounded = x.mul_add(std::f32::consts::LOG2_E, ROUND);
+        let n = rounded - ROUND;
         let r = n.mul_add(-0.693_359_4, x);
         let r = n.mul_add(2.121_944_4e-4, r);
         let mut p = 1.987_569_1e-4f32;
@@ -130,7 +131,8 @@ impl Real for f32 {
         p = p.mul_add(r, 0.5);
         let y = p.mul_add(r * r, r) + 1.0;
         // Two halves of the exponent, so that neither end of the range overflows on the way.
-        let n = n as i32;
+        // The whole number is in the low bits already; a checked cast would leave the vector registers.
+        let n = (rounded.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
         let half = n >> 1;
         let y = y * f32::from_bits(((half + 127) << 23) as u32) * f32::from_bits(((n - half + 127) << 23) as u32);
         let y = if self > 88.722_83 { f32::INFINITY } else { y };

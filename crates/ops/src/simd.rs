@@ -104,8 +104,9 @@ vectorized! {
                 lanes[lane] += chunk[lane];
             }
         }
-        for (lane, value) in lanes.iter_mut().zip(chunks.remainder()) {
-            *lane += value;
+        let rest = padded(chunks.remainder(), 0.0);
+        for lane in 0..LANES {
+            lanes[lane] += rest[lane];
         }
         fold(lanes)
     }
@@ -115,14 +116,16 @@ vectorized! {
     /// Dot product in the same order as `sum`.
     pub fn dot(a: &[f32], b: &[f32]) -> f32 {
         let mut lanes = [0.0f32; LANES];
-        let (mut xs, mut ys) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-        for (x, y) in (&mut xs).zip(&mut ys) {
+        let count = a.len().min(b.len());
+        let (xs, ys) = (a[..count].as_chunks::<LANES>(), b[..count].as_chunks::<LANES>());
+        for (x, y) in xs.0.iter().zip(ys.0) {
             for lane in 0..LANES {
                 lanes[lane] = x[lane].mul_add(y[lane], lanes[lane]);
             }
         }
-        for ((lane, x), y) in lanes.iter_mut().zip(xs.remainder()).zip(ys.remainder()) {
-            *lane = x.mul_add(*y, *lane);
+        let (x, y) = (padded(xs.1, 0.0), padded(ys.1, 0.0));
+        for lane in 0..LANES {
+            lanes[lane] = x[lane].mul_add(y[lane], lanes[lane]);
         }
         fold(lanes)
     }
@@ -131,24 +134,26 @@ vectorized! {
 vectorized! {
     /// Largest value; NaN wins over everything, so that it cannot hide.
     pub fn max(values: &[f32]) -> f32 {
-        let mut lanes = [f32::NEG_INFINITY; LANES];
-        let mut nan = [0u32; LANES];
-        let mut chunks = values.chunks_exact(LANES);
-        for chunk in &mut chunks {
-            for lane in 0..LANES {
-                nan[lane] |= u32::from(chunk[lane].is_nan());
-                lanes[lane] = if chunk[lane] > lanes[lane] { chunk[lane] } else { lanes[lane] };
-            }
+        // As whole numbers in the order of floats the maximum may be taken in any order, so the compiler picks the best.
+        let (mut largest, mut nan) = (i32::MIN, 0u32);
+        for value in values {
+            let bits = value.to_bits() as i32;
+            largest = largest.max(bits ^ ((bits >> 31) & i32::MAX));
+            nan |= u32::from(value.is_nan());
         }
-        for value in chunks.remainder() {
-            nan[0] |= u32::from(value.is_nan());
-            lanes[0] = if *value > lanes[0] { *value } else { lanes[0] };
+        match (nan, largest) {
+            (0, i32::MIN) => f32::NEG_INFINITY,
+            (0, _) => f32::from_bits((largest ^ ((largest >> 31) & i32::MAX)) as u32),
+            _ => f32::NAN,
         }
-        if nan.iter().any(|nan| *nan != 0) {
-            return f32::NAN;
-        }
-        lanes.iter().copied().fold(f32::NEG_INFINITY, f32::max)
     }
+}
+
+#[inline(always)]
+fn padded(rest: &[f32], with: f32) -> [f32; LANES] {
+    let mut block = [with; LANES];
+    block[..rest.len()].copy_from_slice(rest);
+    block
 }
 
 vectorized! {
@@ -161,7 +166,8 @@ vectorized! {
 }
 
 /// Joins the lanes as a balanced tree.
-#[inline(always)]
+// Not inlined: seen together with the loop that fills the lanes, the tree leads the compiler to scatter them.
+#[inline(never)]
 pub fn fold(mut lanes: [f32; LANES]) -> f32 {
     let mut width = LANES / 2;
     while width > 0 {

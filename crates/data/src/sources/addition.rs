@@ -5,7 +5,7 @@
 
 use kolo_graph::settings::Settings;
 
-use crate::field::{Column, Field, IGNORED};
+use kolo_graph::field::{Column, Field, IGNORED};
 use crate::source::{Opened, Source, SourceKind};
 use crate::split::Permutation;
 

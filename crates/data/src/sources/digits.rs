@@ -5,7 +5,7 @@
 
 use kolo_graph::settings::Settings;
 
-use crate::field::{Column, Field};
+use kolo_graph::field::{Column, Field};
 use crate::source::{Opened, Source, SourceKind};
 
 pub const KIND: SourceKind =

@@ -7,7 +7,7 @@ use std::f32::consts::TAU;
 use kolo_graph::rng::Stream;
 use kolo_graph::settings::Settings;
 
-use crate::field::{Column, Field};
+use kolo_graph::field::{Column, Field};
 use crate::noise::between;
 use crate::source::{Opened, Source, SourceKind};
 

@@ -10,7 +10,7 @@ mod response;
 use kolo_graph::rng::Stream;
 use kolo_graph::settings::{SettingError, Settings};
 
-use crate::field::{Column, Field, Kind};
+use kolo_graph::field::{Column, Field, Kind};
 use crate::noise::{below_of_word, fill_normal};
 use crate::source::{Opened, Source, SourceKind};
 use chain::Chain;

@@ -7,7 +7,7 @@ use std::f64::consts::TAU;
 use kolo_graph::rng::Stream;
 use kolo_graph::settings::Settings;
 
-use crate::field::{Column, Field};
+use kolo_graph::field::{Column, Field};
 use crate::noise::{between, fill_normal};
 use crate::source::{Opened, Source, SourceKind};
 

@@ -1,0 +1,146 @@
+//! The command line as types.
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+#[derive(Debug, Parser)]
+#[command(name = "kolo", version, about = "Plans, trains and serves neural networks: the same weights to the bit, however many workers ran it")]
+pub struct Args {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train a job; without a file, the built-in digits job
+    Train(Train),
+    /// Say what a job will cost before running it: FLOPs, bytes, memory, time, money
+    Plan(Plan),
+    /// Print a job's graph as text
+    Graph(GraphArgs),
+    /// Measure
+    Bench {
+        #[command(subcommand)]
+        command: Bench,
+    },
+    /// List what a job file can name
+    List {
+        /// What to list
+        what: Listing,
+    },
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Listing {
+    Models,
+    Sources,
+    Ops,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Device {
+    Auto,
+    Cpu,
+    Cuda,
+}
+
+/// What every command on a job takes.
+#[derive(Debug, ClapArgs)]
+pub struct JobArgs {
+    /// The job file (TOML)
+    pub job: Option<PathBuf>,
+    /// Override a key of the job file, such as --set train.optimizer.lr=0.01
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Threads; all cores by default
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Where to compute
+    #[arg(long, value_enum, default_value = "auto")]
+    pub device: Device,
+    /// Workers
+    #[arg(short = 'n', long = "workers", default_value_t = 1)]
+    pub workers: usize,
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct Train {
+    #[command(flatten)]
+    pub job: JobArgs,
+    /// Write metrics.jsonl, TensorBoard events and pictures into this directory
+    #[arg(long)]
+    pub out: Option<PathBuf>,
+    /// Write the report (JSON) to this file
+    #[arg(long)]
+    pub report: Option<PathBuf>,
+    /// Print only errors
+    #[arg(long)]
+    pub quiet: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct Plan {
+    #[command(flatten)]
+    pub job: JobArgs,
+    /// Samples per epoch, instead of the data's own number
+    #[arg(long)]
+    pub samples: Option<f64>,
+    /// Epochs, instead of the job's own number
+    #[arg(long)]
+    pub epochs: Option<f64>,
+    /// Devices that will share the work
+    #[arg(long, default_value_t = 1)]
+    pub devices: usize,
+    /// Peak TFLOP/s of one device; this machine's measured rate by default
+    #[arg(long)]
+    pub tflops: Option<f64>,
+    /// The part of the peak that training reaches
+    #[arg(long, default_value_t = 0.4)]
+    pub utilisation: f64,
+    /// Price of one device for one hour
+    #[arg(long)]
+    pub price: Option<f64>,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct GraphArgs {
+    #[command(flatten)]
+    pub job: JobArgs,
+    /// The graph as built, before any rewrite
+    #[arg(long)]
+    pub raw: bool,
+    /// The evaluation graph instead of the training step
+    #[arg(long)]
+    pub evaluation: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Bench {
+    /// Time whole training steps
+    Train(BenchTrain),
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct BenchTrain {
+    #[command(flatten)]
+    pub job: JobArgs,
+    #[arg(long, default_value_t = 20)]
+    pub steps: usize,
+    #[arg(long, default_value_t = 3)]
+    pub warmup: usize,
+    /// Grains computed at the same time; as many as threads by default
+    #[arg(long)]
+    pub lanes: Option<usize>,
+    /// Write the result (JSON) to this file
+    #[arg(long)]
+    pub report: Option<PathBuf>,
+    /// Print the time of every kind of op
+    #[arg(long)]
+    pub profile: bool,
+    /// Read `run K` lines from standard input and answer each with a line of JSON
+    #[arg(long)]
+    pub serve: bool,
+}

@@ -1,0 +1,114 @@
+//! `kolo bench train`: times whole steps.
+
+use crate::args::BenchTrain;
+use crate::fail::{Failure, write_file};
+use crate::load;
+use kolo_exec::Options;
+use kolo_models::ModelKind;
+use kolo_train::Trainer;
+use kolo_train::machine::peak_rss_bytes;
+use kolo_train::report::StepTimes;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::io::{BufRead, Write};
+use std::time::Instant;
+
+pub fn train(models: &[ModelKind], args: &BenchTrain) -> Result<(), Failure> {
+    let begin = Instant::now();
+    let job = load::job(models, &args.job)?;
+    let threads = load::threads(&args.job)?;
+    let mut options = Options::for_grains(job.grains, threads);
+    if let Some(lanes) = args.lanes {
+        if !lanes.is_power_of_two() || job.grains % lanes != 0 {
+            let message = format!("--lanes {lanes} does not fit {} grains", job.grains);
+            return Err(Failure::usage(message, "use a power of two that divides the grains"));
+        }
+        options.lanes = lanes;
+    }
+    let mut trainer = Trainer::new(job, options)?;
+    trainer.step()?;
+    let startup_ms = begin.elapsed().as_secs_f64() * 1e3;
+    if args.serve {
+        return serve(&mut trainer, startup_ms);
+    }
+    run(&mut trainer, args.warmup.saturating_sub(1))?;
+    trainer.session_mut().set_profile(args.profile);
+    let times = run(&mut trainer, args.steps)?;
+    if args.profile {
+        profile(&trainer, args.steps);
+    }
+    let spread = StepTimes::of(&times);
+    let (low, high) = times.iter().fold((f64::MAX, 0.0f64), |(low, high), t| (low.min(*t), high.max(*t)));
+    let rss = peak_rss_bytes().unwrap_or(0);
+    println!(
+        "{}: median {:.3} ms, p95 {:.3}, {low:.3} to {high:.3}, {} steps, {threads} threads, {} lanes, start {startup_ms:.0} ms, peak {:.1} MiB",
+        trainer.job().name,
+        spread.median,
+        spread.p95,
+        times.len(),
+        options.lanes,
+        rss as f64 / (1 << 20) as f64
+    );
+    let Some(path) = &args.report else { return Ok(()) };
+    let report = json!({
+        "job": trainer.job().name, "step_ms": {"median": spread.median, "p95": spread.p95, "min": low, "max": high},
+        "samples_ms": times, "threads": threads, "lanes": options.lanes, "grains": options.grains,
+        "peak_rss_bytes": rss, "startup_ms": startup_ms,
+    });
+    write_file(path, format!("{report:#}\n"))
+}
+
+/// Milliseconds of each of `count` steps.
+fn run(trainer: &mut Trainer, count: usize) -> Result<Vec<f64>, Failure> {
+    (0..count)
+        .map(|_| {
+            let start = Instant::now();
+            trainer.step()?;
+            Ok(start.elapsed().as_secs_f64() * 1e3)
+        })
+        .collect()
+}
+
+/// Answers `run K` lines, so that a driver can let contestants take turns.
+fn serve(trainer: &mut Trainer, startup_ms: f64) -> Result<(), Failure> {
+    let mut out = std::io::stdout();
+    for line in std::io::stdin().lock().lines() {
+        let line = line.map_err(|error| Failure::job(format!("standard input: {error}"), "keep it open"))?;
+        let count = line.strip_prefix("run ").and_then(|count| count.trim().parse().ok());
+        let Some(count) = count else {
+            return Err(Failure::usage(format!("`{line}` is not understood"), "write `run K`"));
+        };
+        let times = run(trainer, count)?;
+        let answer = json!({
+            "step_ms": times, "peak_rss_bytes": peak_rss_bytes().unwrap_or(0), "startup_ms": startup_ms,
+        });
+        let _ = writeln!(out, "{answer}");
+        let _ = out.flush();
+    }
+    Ok(())
+}
+
+/// Time by kind of op, the most expensive first.
+fn profile(trainer: &Trainer, steps: usize) {
+    let graph = trainer.session().graph();
+    let mut kinds: BTreeMap<String, (u64, u64, u64)> = BTreeMap::new();
+    for (id, nanoseconds) in trainer.session().times() {
+        let node = graph.node(id);
+        let flops = node.op.flops(&graph.types(&node.inputs), &graph.types(&node.outputs));
+        let entry = kinds.entry(format!("{} {}", node.op.name(), node.stage.name())).or_default();
+        entry.0 += nanoseconds;
+        entry.1 += 1;
+        entry.2 += flops;
+    }
+    let mut rows: Vec<_> = kinds.into_iter().collect();
+    rows.sort_by_key(|(_, (nanoseconds, _, _))| std::cmp::Reverse(*nanoseconds));
+    let total: u64 = rows.iter().map(|(_, (nanoseconds, _, _))| nanoseconds).sum();
+    let grains = trainer.job().grains as f64;
+    println!("{:<34} {:>5} {:>10} {:>6} {:>9}", "op", "nodes", "ms/step", "%", "GFLOP/s");
+    for (name, (nanoseconds, nodes, flops)) in rows {
+        let ms = nanoseconds as f64 / 1e6 / steps as f64;
+        let percent = nanoseconds as f64 * 100.0 / total as f64;
+        let rate = flops as f64 * grains / (ms * 1e6);
+        println!("{name:<34} {nodes:>5} {ms:>10.3} {percent:>6.1} {rate:>9.1}");
+    }
+}

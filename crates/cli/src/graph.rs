@@ -1,0 +1,26 @@
+//! `kolo graph` and `kolo list`.
+
+use crate::args::{GraphArgs, Listing};
+use crate::fail::Failure;
+use crate::load;
+use kolo_models::ModelKind;
+use kolo_train::step::{evaluation_graph, optimise, training_graph};
+
+pub fn graph(models: &[ModelKind], args: &GraphArgs) -> Result<(), Failure> {
+    let job = load::job(models, &args.job)?;
+    let graph = match args.evaluation {
+        true => evaluation_graph(&*job.model, job.grain_batch())?,
+        false => training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?,
+    };
+    print!("{}", if args.raw { graph } else { optimise(&graph) });
+    Ok(())
+}
+
+pub fn list(models: &[ModelKind], what: Listing) -> Result<(), Failure> {
+    match what {
+        Listing::Models => models.iter().for_each(|kind| println!("{:<12} {}", kind.name, kind.doc)),
+        Listing::Sources => kolo_data::SOURCES.iter().for_each(|kind| println!("{:<22} {}", kind.name, kind.doc)),
+        Listing::Ops => kolo_ops::registry().iter().for_each(|kind| println!("{}", kind.name)),
+    }
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! kolo: the whole system behind one command line.
+//!
+//! `kolo::run()` is the `kolo` binary. A program with a model of its own registers it and hands over:
+//!
+//! ```no_run
+//! use kolo::prelude::*;
+//!
+//! # fn make(_: &Settings, _: Option<&[Field]>) -> Result<Box<dyn Model>, SettingError> { unimplemented!() }
+//! fn main() -> std::process::ExitCode {
+//!     kolo::App::new().model("mine", "my own model", make).run()
+//! }
+//! ```
+
+mod args;
+mod bench;
+mod fail;
+mod graph;
+mod load;
+mod plan;
+mod progress;
+mod train;
+
+use clap::Parser;
+use kolo_models::{MODELS, Make, ModelKind};
+use std::process::ExitCode;
+
+/// What a program with its own model or its own loop needs.
+pub mod prelude {
+    pub use kolo_exec::{Feed, Options, Session, Store};
+    pub use kolo_graph::field::{Field, Kind};
+    pub use kolo_graph::settings::{SettingError, Settings};
+    pub use kolo_models::{Build, Model, ModelKind, Outputs, classify, data_classes, data_shape};
+    pub use kolo_ops::gradients;
+    pub use kolo_ops::prelude::*;
+}
+
+pub use kolo_data as data;
+pub use kolo_exec as exec;
+pub use kolo_graph as graph_ir;
+pub use kolo_models as models;
+pub use kolo_ops as ops;
+pub use kolo_plan as planner;
+pub use kolo_train as training;
+
+/// The command line with a set of models.
+#[derive(Clone, Debug)]
+pub struct App {
+    models: Vec<ModelKind>,
+}
+
+impl Default for App {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl App {
+    pub fn new() -> Self {
+        Self { models: MODELS.to_vec() }
+    }
+
+    /// Adds a model; one of the same name is replaced.
+    pub fn model(mut self, name: &'static str, doc: &'static str, make: Make) -> Self {
+        self.models.retain(|kind| kind.name != name);
+        self.models.push(ModelKind { name, doc, make });
+        self
+    }
+
+    /// Reads the command line and does what it says. Exit code 0: done, 1: the job failed, 2: the command was wrong.
+    pub fn run(self) -> ExitCode {
+        let command = match args::Args::try_parse() {
+            Ok(args) => args.command,
+            Err(error) => {
+                let _ = error.print();
+                return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
+            }
+        };
+        let outcome = match command {
+            args::Command::Train(args) => train::train(&self.models, &args),
+            args::Command::Plan(args) => plan::plan(&self.models, &args),
+            args::Command::Graph(args) => graph::graph(&self.models, &args),
+            args::Command::Bench { command: args::Bench::Train(args) } => bench::train(&self.models, &args),
+            args::Command::List { what } => graph::list(&self.models, what),
+        };
+        match outcome {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(failure) => failure.report(),
+        }
+    }
+}
+
+/// The `kolo` binary.
+pub fn run() -> ExitCode {
+    App::new().run()
+}

@@ -1,0 +1,100 @@
+//! GPT-2 with Hugging Face's names and layouts.
+
+use crate::{Build, Model, ModelKind, Outputs, data_classes, data_shape};
+use kolo_graph::field::Field;
+use kolo_graph::settings::{SettingError, Settings};
+use kolo_ops::prelude::*;
+
+pub const KIND: ModelKind =
+    ModelKind { name: "gpt", doc: "GPT-2: layers width heads context vocab dropout", make };
+
+/// Targets below zero are not part of the loss.
+const IGNORED: i64 = -1;
+
+#[derive(Debug)]
+struct Gpt {
+    layers: usize,
+    width: usize,
+    heads: usize,
+    context: usize,
+    vocab: usize,
+    dropout: f32,
+}
+
+fn make(settings: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, SettingError> {
+    let context = data_shape(data, "x").map_or(128, |shape| shape.iter().product());
+    let gpt = Gpt {
+        layers: settings.count("layers", 4, 1)?,
+        width: settings.count("width", 256, 1)?,
+        heads: settings.count("heads", 4, 1)?,
+        context: settings.count("context", context, 1)?,
+        vocab: settings.count("vocab", data_classes(data, "x").unwrap_or(1024), 1)?,
+        dropout: settings.float_in("dropout", 0.0, 0.0, 0.99)? as f32,
+    };
+    if gpt.width % gpt.heads != 0 {
+        let message = format!("is {}, which does not divide the width {}", gpt.heads, gpt.width);
+        return Err(settings.wrong("heads", message, "choose a number of heads that divides the width"));
+    }
+    Ok(Box::new(gpt))
+}
+
+impl Gpt {
+    /// Hugging Face's `Conv1D`: the weight is `[in, out]`.
+    fn conv1d<'b>(cx: &Build<'b>, name: &str, x: Tensor<'b>, out: usize, deviation: f64) -> Tensor<'b> {
+        cx.builder.scope(name, || {
+            let weight = cx.builder.param("weight", [x.dim(2), out], Init::Normal { deviation });
+            x.linear_in_out(weight, Some(cx.builder.param("bias", [out], Init::ZEROS)))
+        })
+    }
+
+    fn block<'b>(&self, cx: &Build<'b>, x: Tensor<'b>) -> Tensor<'b> {
+        // The residual stream adds up twice per layer; its writers start smaller by that much.
+        let residual = 0.02 / (2.0 * self.layers as f64).sqrt();
+        let qkv = Self::conv1d(cx, "attn.c_attn", cx.layer_norm("ln_1", x), 3 * self.width, 0.02);
+        let mixed = qkv.self_attention(self.heads, true);
+        let mixed = Self::conv1d(cx, "attn.c_proj", mixed, self.width, residual);
+        let x = x.add(cx.dropout("attn.dropout", mixed, self.dropout));
+        let hidden = Self::conv1d(cx, "mlp.c_fc", cx.layer_norm("ln_2", x), 4 * self.width, 0.02).gelu_tanh();
+        let hidden = Self::conv1d(cx, "mlp.c_proj", hidden, self.width, residual);
+        x.add(cx.dropout("mlp.dropout", hidden, self.dropout))
+    }
+}
+
+impl Model for Gpt {
+    fn fields(&self) -> Vec<Field> {
+        vec![Field::index("x", &[self.context], self.vocab), Field::index("y", &[self.context], self.vocab)]
+    }
+
+    fn build<'b>(&self, cx: &Build<'b>) -> Outputs<'b> {
+        let fields = self.fields();
+        let (tokens, targets) = (cx.field(&fields[0]), cx.field(&fields[1]));
+        let init = Init::Normal { deviation: 0.02 };
+        let words = cx.builder.scope("wte", || cx.builder.param("weight", [self.vocab, self.width], init));
+        let places = cx.builder.scope("wpe", || cx.builder.param("weight", [self.context, self.width], init));
+        let mut x = cx.dropout("dropout", words.embedding(tokens).add(places), self.dropout);
+        for layer in 0..self.layers {
+            x = cx.builder.scope(format!("h.{layer}"), || self.block(cx, x));
+        }
+        let x = cx.layer_norm("ln_f", x);
+        let logits = x.linear(words, None);
+        let ignored = cx.builder.full(IGNORED as f64, targets.ty());
+        let counted = targets.not_equal(ignored).cast(DType::F32);
+        let right = logits.argmax(2).equal(targets).cast(DType::F32).mul(counted);
+        // A sample is exactly right when as many targets are right as are counted.
+        let exact = right.sum(&[1]).at_least(counted.sum(&[1])).mean_all();
+        let accuracy = right.sum_all().div(counted.sum_all());
+        Outputs {
+            loss: logits.cross_entropy_with(targets, IGNORED, 0.0),
+            metrics: vec![("accuracy", accuracy), ("exact_match", exact)],
+            predictions: logits,
+        }
+    }
+
+    fn derive(&self, loss: f64, metrics: &mut Vec<(String, f64)>) {
+        metrics.push(("perplexity".into(), loss.exp()));
+    }
+
+    fn tokens_per_sample(&self) -> Option<usize> {
+        Some(self.context)
+    }
+}

@@ -1,0 +1,141 @@
+//! The model zoo, written against the public builder API and nothing private.
+//!
+//! A model is a struct made from its section of the job file. It says which fields it wants and builds its forward graph
+//! for one grain; everything else (backward, update, evaluation) comes from that. Parameter names and layouts are those
+//! of PyTorch and Hugging Face, so that their weights map one to one.
+
+pub mod alexnet;
+pub mod cnn;
+pub mod gpt;
+pub mod layers;
+pub mod lstm;
+pub mod mlp;
+pub mod resnet;
+
+use kolo_graph::field::{Field, Kind};
+use kolo_graph::settings::{SettingError, Settings, nearest};
+use kolo_graph::{Builder, DType, Tensor, Type};
+use std::fmt::Debug;
+
+/// What a model builds with.
+#[derive(Clone, Copy, Debug)]
+pub struct Build<'b> {
+    pub builder: &'b Builder,
+    /// Samples per grain.
+    pub batch: usize,
+    /// Grains per step; statistics of batches are averaged over them.
+    pub grains: usize,
+    /// Training, as opposed to evaluation: dropout drops, batch norm measures.
+    pub training: bool,
+}
+
+impl<'b> Build<'b> {
+    /// The input of one field, with the batch dim in front.
+    pub fn field(&self, field: &Field) -> Tensor<'b> {
+        let mut shape = vec![self.batch];
+        shape.extend(&field.shape);
+        let dtype = if matches!(field.kind, Kind::Real) { DType::F32 } else { DType::I32 };
+        self.builder.input(&field.name, Type::new(dtype, shape))
+    }
+
+    /// The words that key random numbers: [key, key, step, first sample of the grain].
+    pub fn rng(&self) -> Tensor<'b> {
+        self.builder.input("rng", Type::i32([4]))
+    }
+}
+
+/// What a model's graph yields, each a mean over the grain's samples.
+#[derive(Clone, Debug)]
+pub struct Outputs<'b> {
+    pub loss: Tensor<'b>,
+    pub metrics: Vec<(&'static str, Tensor<'b>)>,
+    /// What the model says about each sample: logits or values.
+    pub predictions: Tensor<'b>,
+}
+
+pub trait Model: Debug + Send + Sync {
+    /// Inputs and targets of one sample.
+    fn fields(&self) -> Vec<Field>;
+
+    /// The forward graph of one grain.
+    fn build<'b>(&self, cx: &Build<'b>) -> Outputs<'b>;
+
+    /// Adds metrics that follow from the averaged ones.
+    fn derive(&self, _loss: f64, _metrics: &mut Vec<(String, f64)>) {}
+
+    /// Tokens per sample, for models that read text.
+    fn tokens_per_sample(&self) -> Option<usize> {
+        None
+    }
+}
+
+/// Makes a model from its settings and, if the data is known already, its fields.
+pub type Make = fn(&Settings, Option<&[Field]>) -> Result<Box<dyn Model>, SettingError>;
+
+/// A kind of model.
+#[derive(Clone, Copy, Debug)]
+pub struct ModelKind {
+    pub name: &'static str,
+    pub doc: &'static str,
+    pub make: Make,
+}
+
+/// The zoo.
+pub const MODELS: &[ModelKind] = &[
+    mlp::KIND,
+    cnn::KIND,
+    alexnet::KIND,
+    resnet::RESNET18,
+    resnet::RESNET50,
+    resnet::RESNET152,
+    gpt::KIND,
+    lstm::KIND,
+];
+
+/// Makes the model that `settings` (the `[model]` section) names.
+pub fn make(
+    kinds: &[ModelKind],
+    settings: &Settings,
+    data: Option<&[Field]>,
+) -> Result<Box<dyn Model>, SettingError> {
+    let names: Vec<&str> = kinds.iter().map(|kind| kind.name).collect();
+    if !settings.has("kind") {
+        return Err(settings.wrong("kind", "is missing", format!("write `kind = \"…\"`, one of {}", names.join(", "))));
+    }
+    let name = settings.text("kind", "")?;
+    let Some(kind) = kinds.iter().find(|kind| kind.name == name) else {
+        let hint = match nearest(&name, names.iter().copied()) {
+            Some(near) => format!("did you mean \"{near}\"? The models are {}", names.join(", ")),
+            None => format!("the models are {}", names.join(", ")),
+        };
+        return Err(settings.wrong("kind", format!("is \"{name}\", which is no model"), hint));
+    };
+    let model = (kind.make)(settings, data)?;
+    settings.finish()?;
+    Ok(model)
+}
+
+/// The shape of field `name` in the data, if the data is known.
+pub fn data_shape(data: Option<&[Field]>, name: &str) -> Option<Vec<usize>> {
+    data?.iter().find(|field| field.name == name).map(|field| field.shape.clone())
+}
+
+/// The number of classes of field `name` in the data, if it is known and an index.
+pub fn data_classes(data: Option<&[Field]>, name: &str) -> Option<usize> {
+    match data?.iter().find(|field| field.name == name)?.kind {
+        Kind::Index { classes } => Some(classes),
+        Kind::Real => None,
+    }
+}
+
+/// Loss, accuracy and logits of a classifier.
+pub fn classify<'b>(logits: Tensor<'b>, labels: Tensor<'b>, smoothing: f32) -> Outputs<'b> {
+    use kolo_ops::prelude::*;
+    let last = logits.rank().saturating_sub(1);
+    let correct = logits.argmax(last).equal(labels).cast(DType::F32).mean_all();
+    Outputs {
+        loss: logits.cross_entropy_with(labels, -1, smoothing),
+        metrics: vec![("accuracy", correct)],
+        predictions: logits,
+    }
+}

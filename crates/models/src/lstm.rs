@@ -1,0 +1,68 @@
+//! Stacked LSTM layers and a linear head on the last step: forecasting.
+
+use crate::{Build, Model, ModelKind, Outputs, data_shape};
+use kolo_graph::field::Field;
+use kolo_graph::settings::{SettingError, Settings};
+use kolo_ops::prelude::*;
+
+pub const KIND: ModelKind =
+    ModelKind { name: "lstm", doc: "LSTM forecaster: layers width context features outputs", make };
+
+#[derive(Debug)]
+struct Lstm {
+    layers: usize,
+    width: usize,
+    context: usize,
+    features: usize,
+    outputs: usize,
+}
+
+fn make(settings: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, SettingError> {
+    let x = data_shape(data, "x").filter(|shape| shape.len() == 2).unwrap_or(vec![64, 1]);
+    let y = data_shape(data, "y").map_or(1, |shape| shape.iter().product());
+    Ok(Box::new(Lstm {
+        layers: settings.count("layers", 2, 1)?,
+        width: settings.count("width", 64, 1)?,
+        context: settings.count("context", x[0], 1)?,
+        features: settings.count("features", x[1], 1)?,
+        outputs: settings.count("outputs", y, 1)?,
+    }))
+}
+
+impl Model for Lstm {
+    fn fields(&self) -> Vec<Field> {
+        vec![Field::real("x", &[self.context, self.features]), Field::real("y", &[self.outputs])]
+    }
+
+    fn build<'b>(&self, cx: &Build<'b>) -> Outputs<'b> {
+        let fields = self.fields();
+        let (x, target) = (cx.field(&fields[0]), cx.field(&fields[1]));
+        let mut hidden = x;
+        for layer in 0..self.layers {
+            let param = |name: &str, shape: &[usize]| {
+                cx.builder.scope("lstm", || cx.builder.param(&format!("{name}_l{layer}"), shape, Init::fan_in(self.width)))
+            };
+            let gates = 4 * self.width;
+            let w_ih = param("weight_ih", &[gates, hidden.dim(2)]);
+            let w_hh = param("weight_hh", &[gates, self.width]);
+            let (b_ih, b_hh) = (param("bias_ih", &[gates]), param("bias_hh", &[gates]));
+            hidden = hidden.lstm(w_ih, w_hh, b_ih, b_hh);
+        }
+        let last = |t: Tensor<'b>| t.slice(1, self.context - 1..self.context).reshape_to([cx.batch, t.dim(2)]);
+        let forecast = cx.linear("head", last(hidden), self.outputs);
+        let loss = forecast.mse(target);
+        let mut metrics = vec![("mse", loss)];
+        if self.features == self.outputs {
+            metrics.push(("naive_mse", last(x).mse(target)));
+        }
+        Outputs { loss, metrics, predictions: forecast }
+    }
+
+    /// `gain`: how many times smaller the error is than that of forecasting the last value again.
+    fn derive(&self, _: f64, metrics: &mut Vec<(String, f64)>) {
+        let find = |name: &str| metrics.iter().find(|(key, _)| key == name).map(|(_, value)| *value);
+        if let (Some(mse), Some(naive)) = (find("mse"), find("naive_mse")) {
+            metrics.push(("gain".into(), naive / mse));
+        }
+    }
+}

@@ -1,0 +1,403 @@
+//! Batch normalisation of `[n, c, …]`: one mean and variance per channel, over the images of this grain and their planes.
+//!
+//! A plane is one channel of one image. Tasks own whole channels and walk images in order, so that a channel's sums are
+//! always added plane after plane, whatever runs beside them.
+
+use crate::elementwise::ElementwiseMethods;
+use crate::norm::{self, Lanes};
+use crate::reduce::ReduceMethods;
+use crate::simd::{self, LANES};
+use crate::tiles::Address;
+use crate::vectorized;
+use kolo_graph::index::Index;
+use kolo_graph::op::OpKind;
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+use std::ops::Range;
+
+/// Channels of one task: their partial sums stay on the stack.
+const CHANNELS_MAX: usize = 64;
+
+/// How `[n, c, …]` lies in memory.
+#[derive(Clone, Copy)]
+struct Planes {
+    images: usize,
+    channels: usize,
+    /// Elements of a plane.
+    size: usize,
+}
+
+impl Planes {
+    fn of(shape: &[usize]) -> Self {
+        Self { images: shape[0], channels: shape[1], size: shape[2..].iter().product() }
+    }
+
+    /// Elements that share a channel's statistics.
+    fn population(&self) -> usize {
+        self.images * self.size
+    }
+
+    fn channels_per_task(&self) -> usize {
+        norm::rows_per_task(self.population()).min(CHANNELS_MAX)
+    }
+
+    /// Where each image keeps these channels, one after the other.
+    fn parts(&self, channels: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (stride, start, end) = (self.channels * self.size, channels.start * self.size, channels.end * self.size);
+        (0..self.images).map(move |image| image * stride + start..image * stride + end)
+    }
+
+    /// The channel of each element, for the definitions.
+    fn channel_of(&self, element: usize) -> usize {
+        element / self.size % self.channels
+    }
+}
+
+/// The index expression of `operands`, with `x` for `n c …` and whole planes.
+fn planes_index(inputs: &[Type], operands: &str) -> Option<Index> {
+    let spatial = norm::axes(inputs.first()?.rank().checked_sub(2)?, true);
+    Some(Index::parse(&operands.replace('x', &format!("n! c {spatial}"))))
+}
+
+op! {
+    /// `(x − mean)/√(variance + eps)·weight + bias` per channel; also mean, `1/√(variance + eps)` and the biased variance.
+    pub struct BatchNorm = "batch_norm" { eps: f32 }
+}
+
+impl Op for BatchNorm {
+    fn index(&self, inputs: &[Type]) -> Option<Index> {
+        planes_index(inputs, "x, c, c -> x, c, c, c")
+    }
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        let index = self.index(inputs).ok_or("takes x, weight and bias, and x is [n, c, …]")?;
+        norm::infer(&index, inputs, &[Some(0), None, None, None])
+    }
+    fn flops_per_point(&self) -> u64 {
+        6
+    }
+    fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
+        let inputs = [cx.input(0), cx.input(1), cx.output(1), cx.output(2), cx.grad()];
+        let grads = cx.input(0).builder().apply_all(BatchNormGrad {}, &inputs);
+        (0..3).map(|at| cx.needs(at).then_some(grads[at])).collect()
+    }
+    fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
+        let (x, weight, bias) = (inputs[0], inputs[1], inputs[2]);
+        let planes = Planes::of(&x.shape);
+        let count = planes.population() as f64;
+        let [mut y, mut mean, mut rstd, mut variance] = [0, 1, 2, 3].map(|at| Dense::zeros(outputs[at].shape.clone()));
+        for (at, x) in x.data.iter().enumerate() {
+            mean.data[planes.channel_of(at)] += x / count;
+        }
+        for (at, x) in x.data.iter().enumerate() {
+            let channel = planes.channel_of(at);
+            variance.data[channel] += (x - mean.data[channel]).powi(2) / count;
+        }
+        for (rstd, variance) in rstd.data.iter_mut().zip(&variance.data) {
+            *rstd = 1.0 / (variance + f64::from(self.eps)).sqrt();
+        }
+        for (at, x) in x.data.iter().enumerate() {
+            let c = planes.channel_of(at);
+            y.data[at] = (x - mean.data[c]) * (rstd.data[c] * weight.data[c]) + bias.data[c];
+        }
+        vec![y, mean, rstd, variance]
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        let (x, weight, bias) = (cx.f32(0), cx.f32(1), cx.f32(2));
+        let planes = Planes::of(cx.shape(0));
+        let [y, mean, rstd, variance] = [0, 1, 2, 3].map(|at| Address(cx.out_f32(at).as_mut_ptr()));
+        cx.team.chunks(planes.channels, planes.channels_per_task(), |range, _| {
+            let [mean, rstd, variance] = [mean, rstd, variance]
+                // SAFETY: tasks own disjoint channels.
+                .map(|address| unsafe { address.slice(range.start, range.len()) });
+            measure(planes, x, &range, mean, variance);
+            let mut scale = [0.0; CHANNELS_MAX];
+            for at in 0..range.len() {
+                rstd[at] = norm::reciprocal_deviation(variance[at], self.eps);
+                scale[at] = rstd[at] * weight[range.start + at];
+            }
+            let (scale, bias) = (&scale[..range.len()], &bias[range.clone()]);
+            for part in planes.parts(&range) {
+                // SAFETY: as above.
+                let y = unsafe { y.slice(part.start, part.len()) };
+                scale_planes(y, &x[part], mean, scale, bias);
+            }
+        });
+    }
+}
+
+/// Mean and biased variance of each channel of `range`.
+fn measure(planes: Planes, x: &[f32], range: &Range<usize>, mean: &mut [f32], variance: &mut [f32]) {
+    let count = planes.population() as f32;
+    let mut lanes = [[[0.0; LANES]]; CHANNELS_MAX];
+    let lanes = &mut lanes[..range.len()];
+    for part in planes.parts(range) {
+        add_values(lanes, &x[part]);
+    }
+    for (mean, lanes) in mean.iter_mut().zip(lanes.iter_mut()) {
+        *mean = simd::fold(std::mem::replace(&mut lanes[0], [0.0; LANES])) / count;
+    }
+    for part in planes.parts(range) {
+        add_squares(lanes, &x[part], mean);
+    }
+    for (variance, lanes) in variance.iter_mut().zip(lanes) {
+        *variance = simd::fold(lanes[0]) / count;
+    }
+}
+
+vectorized! {
+    /// Adds the sums of one image's planes, one per channel, to `lanes`.
+    fn add_values(lanes: &mut [Lanes<1>], x: &[f32]) {
+        let size = x.len() / lanes.len();
+        for (channel, lanes) in lanes.iter_mut().enumerate() {
+            norm::add_sums(lanes, [&x[channel * size..][..size]], |[x], [sum]| [sum + x]);
+        }
+    }
+}
+
+vectorized! {
+    /// Adds the squared distances from each channel's mean over one image's planes to `lanes`.
+    fn add_squares(lanes: &mut [Lanes<1>], x: &[f32], mean: &[f32]) {
+        let size = x.len() / lanes.len();
+        for (channel, (lanes, &mean)) in lanes.iter_mut().zip(mean).enumerate() {
+            let plane = [&x[channel * size..][..size]];
+            norm::add_sums(lanes, plane, |[x], [sum]| [(x - mean).mul_add(x - mean, sum)]);
+        }
+    }
+}
+
+vectorized! {
+    /// `y = (x − mean)·scale + bias` over one image's planes, one per entry of `mean`, `scale` and `bias`.
+    fn scale_planes(y: &mut [f32], x: &[f32], mean: &[f32], scale: &[f32], bias: &[f32]) {
+        let size = x.len() / mean.len();
+        for (channel, ((&mean, &scale), &bias)) in mean.iter().zip(scale).zip(bias).enumerate() {
+            norm::affine(&mut y[channel * size..][..size], &x[channel * size..][..size], mean, scale, bias);
+        }
+    }
+}
+
+impl Cases for BatchNorm {
+    fn cases() -> Vec<Case> {
+        let args = |shape: &[usize]| [Arg::real(shape), Arg::real([shape[1]]), Arg::real([shape[1]])];
+        let case = |shape: &[usize]| Case::new(BatchNorm { eps: 1e-3 }, args(shape));
+        let large = |shape: &[usize]| Case::new(BatchNorm { eps: 1e-5 }, args(shape).map(Arg::constant));
+        vec![
+            case(&[4, 3]),
+            case(&[2, 3, 2, 2]),
+            case(&[3, 2, 17]),
+            case(&[1, 1, 5]),
+            case(&[2, 2, 2, 3, 2]),
+            large(&[3, 150, 4, 4]),
+            large(&[3, 5, 31, 33]),
+            large(&[2, 3, 80, 80]),
+        ]
+    }
+}
+
+op! {
+    /// Backward of batch norm: (x, weight, mean, rstd, g) to the gradients of x, weight and bias.
+    pub struct BatchNormGrad = "batch_norm_grad" {}
+}
+
+impl Op for BatchNormGrad {
+    fn index(&self, inputs: &[Type]) -> Option<Index> {
+        planes_index(inputs, "x, c, c, c, x -> x, c, c")
+    }
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        let index = self.index(inputs).ok_or("takes x, weight, mean, rstd and g, and x is [n, c, …]")?;
+        norm::infer(&index, inputs, &[Some(0), Some(1), Some(1)])
+    }
+    fn flops_per_point(&self) -> u64 {
+        9
+    }
+    fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
+        let [x, weight, mean, rstd, g] = [0, 1, 2, 3, 4].map(|at| &inputs[at].data);
+        let planes = Planes::of(&inputs[0].shape);
+        let count = planes.population() as f64;
+        let [mut dx, mut dweight, mut dbias] = [0, 1, 2].map(|at| Dense::zeros(outputs[at].shape.clone()));
+        for at in 0..x.len() {
+            let channel = planes.channel_of(at);
+            dbias.data[channel] += g[at];
+            dweight.data[channel] += g[at] * (x[at] - mean[channel]);
+        }
+        for (dweight, rstd) in dweight.data.iter_mut().zip(rstd) {
+            *dweight *= rstd;
+        }
+        for at in 0..x.len() {
+            let c = planes.channel_of(at);
+            let slope = dweight.data[c] * rstd[c] / count;
+            let centred = g[at] - dbias.data[c] / count - (x[at] - mean[c]) * slope;
+            dx.data[at] = weight[c] * rstd[c] * centred;
+        }
+        vec![dx, dweight, dbias]
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        let [x, weight, mean, rstd, g] = [0, 1, 2, 3, 4].map(|at| cx.f32(at));
+        let planes = Planes::of(cx.shape(0));
+        let count = planes.population() as f32;
+        let [dx, dweight, dbias] = [0, 1, 2].map(|at| Address(cx.out_f32(at).as_mut_ptr()));
+        cx.team.chunks(planes.channels, planes.channels_per_task(), |range, _| {
+            let [dweight, dbias] = [dweight, dbias]
+                // SAFETY: tasks own disjoint channels.
+                .map(|address| unsafe { address.slice(range.start, range.len()) });
+            let mut lanes = [[[0.0; LANES]; 2]; CHANNELS_MAX];
+            let lanes = &mut lanes[..range.len()];
+            for part in planes.parts(&range) {
+                add_gradients(lanes, &x[part.clone()], &g[part], &mean[range.clone()]);
+            }
+            let mut numbers = [[0.0; 4]; CHANNELS_MAX];
+            for (at, channel) in range.clone().enumerate() {
+                dbias[at] = simd::fold(lanes[at][0]);
+                dweight[at] = simd::fold(lanes[at][1]) * rstd[channel];
+                let slope = dweight[at] * rstd[channel] / count;
+                numbers[at] = [mean[channel], weight[channel] * rstd[channel], dbias[at] / count, slope];
+            }
+            for part in planes.parts(&range) {
+                // SAFETY: as above.
+                let dx = unsafe { dx.slice(part.start, part.len()) };
+                differentiate_planes(dx, &x[part.clone()], &g[part], &numbers[..range.len()]);
+            }
+        });
+    }
+}
+
+vectorized! {
+    /// Adds `Σ g` and `Σ g·(x − mean)` over one image's planes to `lanes`.
+    fn add_gradients(lanes: &mut [Lanes<2>], x: &[f32], g: &[f32], mean: &[f32]) {
+        let size = x.len() / lanes.len();
+        for (channel, (lanes, &mean)) in lanes.iter_mut().zip(mean).enumerate() {
+            let planes = [&x[channel * size..][..size], &g[channel * size..][..size]];
+            norm::add_sums(lanes, planes, |[x, g], [shift, slope]| [shift + g, g.mul_add(x - mean, slope)]);
+        }
+    }
+}
+
+vectorized! {
+    /// [`norm::affine_grad`] over one image's planes, with each channel's numbers.
+    fn differentiate_planes(dx: &mut [f32], x: &[f32], g: &[f32], numbers: &[[f32; 4]]) {
+        let size = x.len() / numbers.len();
+        for (channel, numbers) in numbers.iter().enumerate() {
+            let part = channel * size..(channel + 1) * size;
+            norm::affine_grad(&mut dx[part.clone()], &x[part.clone()], &g[part], *numbers);
+        }
+    }
+}
+
+impl Cases for BatchNormGrad {
+    fn cases() -> Vec<Case> {
+        let case = |shape: &[usize]| {
+            let c = [shape[1]];
+            let args = [Arg::real(shape), Arg::real(c), Arg::real(c), Arg::positive(c), Arg::real(shape)];
+            Case::new(BatchNormGrad {}, args.map(Arg::constant))
+        };
+        vec![
+            case(&[4, 3]),
+            case(&[2, 3, 2, 2]),
+            case(&[1, 1, 5]),
+            case(&[3, 150, 4, 4]),
+            case(&[3, 5, 31, 33]),
+            case(&[2, 3, 80, 80]),
+        ]
+    }
+}
+
+op! {
+    /// Batch norm with known statistics: (x, weight, bias, mean, variance) to y.
+    pub struct BatchNormEval = "batch_norm_eval" { eps: f32 }
+}
+
+impl Op for BatchNormEval {
+    fn index(&self, inputs: &[Type]) -> Option<Index> {
+        let spatial = norm::axes(inputs.first()?.rank().checked_sub(2)?, false);
+        Some(Index::parse(&format!("n c {spatial}, c, c, c, c -> n c {spatial}")))
+    }
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        let index = self.index(inputs).ok_or("takes x, weight, bias, mean and variance, and x is [n, c, …]")?;
+        norm::infer(&index, inputs, &[Some(0)])
+    }
+    fn flops_per_point(&self) -> u64 {
+        3
+    }
+    /// The statistics are constants: they have no gradient.
+    fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
+        let (x, g) = (cx.input(0), cx.grad());
+        let per_channel: Vec<usize> =
+            x.shape()[1..].iter().enumerate().map(|(at, size)| if at == 0 { *size } else { 1 }).collect();
+        let others: Vec<usize> = (0..x.rank()).filter(|dim| *dim != 1).collect();
+        let rstd = || cx.input(4).shift(self.eps).rsqrt();
+        vec![
+            cx.needs(0).then(|| g.mul(rstd().mul(cx.input(1)).reshape_to(per_channel.clone()))),
+            cx.needs(1).then(|| {
+                let distance = x.sub(cx.input(3).reshape_to(per_channel.clone()));
+                g.mul(distance).sum(&others).mul(rstd())
+            }),
+            cx.needs(2).then(|| g.sum(&others)),
+            None,
+            None,
+        ]
+    }
+    fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
+        let [x, weight, bias, mean, variance] = [0, 1, 2, 3, 4].map(|at| &inputs[at].data);
+        let planes = Planes::of(&inputs[0].shape);
+        let value = |(at, x): (usize, &f64)| {
+            let c = planes.channel_of(at);
+            (x - mean[c]) * (weight[c] / (variance[c] + f64::from(self.eps)).sqrt()) + bias[c]
+        };
+        vec![Dense::new(outputs[0].shape.clone(), x.iter().enumerate().map(value).collect())]
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        let [x, weight, bias, mean, variance] = [0, 1, 2, 3, 4].map(|at| cx.f32(at));
+        let planes = Planes::of(cx.shape(0));
+        let y = Address(cx.out_f32(0).as_mut_ptr());
+        cx.team.chunks(planes.channels, planes.channels_per_task(), |range, _| {
+            let mut scale = [0.0; CHANNELS_MAX];
+            for (scale, channel) in scale.iter_mut().zip(range.clone()) {
+                *scale = weight[channel] * norm::reciprocal_deviation(variance[channel], self.eps);
+            }
+            let (mean, scale, bias) = (&mean[range.clone()], &scale[..range.len()], &bias[range.clone()]);
+            for part in planes.parts(&range) {
+                // SAFETY: tasks own disjoint channels.
+                let y = unsafe { y.slice(part.start, part.len()) };
+                scale_planes(y, &x[part], mean, scale, bias);
+            }
+        });
+    }
+}
+
+impl Cases for BatchNormEval {
+    fn cases() -> Vec<Case> {
+        let args = |shape: &[usize]| {
+            let c = [shape[1]];
+            [Arg::real(shape), Arg::real(c), Arg::real(c), Arg::real(c).constant(), Arg::positive(c).constant()]
+        };
+        let case = |shape: &[usize]| Case::new(BatchNormEval { eps: 1e-3 }, args(shape));
+        let large = |shape: &[usize]| Case::new(BatchNormEval { eps: 1e-5 }, args(shape).map(Arg::constant));
+        vec![
+            case(&[4, 3]),
+            case(&[2, 3, 2, 2]),
+            case(&[1, 1, 5]),
+            case(&[3, 2, 17]),
+            large(&[3, 150, 4, 4]),
+            large(&[3, 5, 31, 33]),
+        ]
+    }
+}
+
+pub const KINDS: &[OpKind] = &[OpKind::of::<BatchNorm>(), OpKind::of::<BatchNormGrad>(), OpKind::of::<BatchNormEval>()];
+
+kolo_graph::methods! {
+    /// Batch normalisation of `[n, c, …]`.
+    BatchNormMethods {
+        /// Normalises each channel by its own statistics: (y, mean, biased variance).
+        fn batch_norm(
+            self, weight: Tensor<'b>, bias: Tensor<'b>, eps: f32,
+        ) -> (Tensor<'b>, Tensor<'b>, Tensor<'b>) {
+            let outputs = self.builder().apply_all(BatchNorm { eps }, &[self, weight, bias]);
+            (outputs[0], outputs[1], outputs[3])
+        }
+        /// Normalises each channel by the given statistics.
+        fn batch_norm_eval(
+            self, weight: Tensor<'b>, bias: Tensor<'b>, mean: Tensor<'b>, variance: Tensor<'b>, eps: f32,
+        ) -> Tensor<'b> {
+            self.then(BatchNormEval { eps }, &[weight, bias, mean, variance])
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Convolution and its two gradients as ops. The three are closed under differentiation.
+
+use super::cases;
+use super::shape::{Shape, Window};
+use super::{correlate, definition, weights};
+use crate::reduce::ReduceMethods;
+use kolo_graph::index::Index;
+use kolo_graph::{Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+
+op! {
+    /// Image `[n, c, h, w]`, weight `[o, c / groups, kh, kw]` and perhaps bias `[o]` to `[n, o, oh, ow]`.
+    pub struct Conv2d = "conv2d" { stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], groups: usize }
+}
+
+op! {
+    /// Weight and gradient `[n, o, oh, ow]` to the gradient of the image, `height` × `width` large.
+    pub struct Conv2dInputGrad = "conv2d_input_grad" {
+        stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], groups: usize, height: usize, width: usize
+    }
+}
+
+op! {
+    /// Image and gradient `[n, o, oh, ow]` to the gradient of the weight, whose kernel has this size.
+    pub struct Conv2dWeightGrad = "conv2d_weight_grad" {
+        stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], groups: usize, kernel: [usize; 2]
+    }
+}
+
+impl Conv2d {
+    pub fn new(window: Window) -> Self {
+        let Window { stride, padding, dilation, groups } = window;
+        Self { stride, padding, dilation, groups }
+    }
+
+    fn window(&self) -> Window {
+        Window { stride: self.stride, padding: self.padding, dilation: self.dilation, groups: self.groups }
+    }
+
+    fn shape(&self, inputs: &[Type]) -> Result<Shape, String> {
+        let [x, weight, bias @ ..] = inputs else { return Err("takes an image, a weight and perhaps a bias".into()) };
+        let shape = Shape::forward(self.window(), x, weight)?;
+        check_bias(bias, self.groups * shape.outputs)?;
+        Ok(shape)
+    }
+}
+
+/// At most one bias, with a number for each channel.
+pub fn check_bias(bias: &[Type], channels: usize) -> Result<(), String> {
+    match bias {
+        [] => Ok(()),
+        [bias] if *bias == Type::f32([channels]) => Ok(()),
+        [bias] => Err(format!("the bias must be f32[{channels}], one number for each channel, but is {bias}")),
+        _ => Err(format!("takes two or three inputs, but got {}", bias.len() + 2)),
+    }
+}
+
+/// The shape of inputs that `infer` has accepted.
+fn accepted(shape: Result<Shape, String>) -> Shape {
+    shape.expect("the graph was checked when it was built")
+}
+
+fn types<const COUNT: usize>(cx: &CpuCx<'_>, check: impl Fn([&Type; COUNT]) -> Result<Shape, String>) -> Shape {
+    accepted(check(std::array::from_fn(|at| &cx.inputs[at].ty)))
+}
+
+impl Op for Conv2d {
+    fn index(&self, inputs: &[Type]) -> Option<Index> {
+        let text = match (self.groups, inputs.len()) {
+            (1, 2) => "n c h! w!, o c kh! kw! -> n o oh! ow!",
+            // A bias is added once, so the channels cannot be summed in parts.
+            (1, _) => "n c! h! w!, o c! kh! kw!, o -> n o oh! ow!",
+            (_, 2) => "n c! h! w!, o! i! kh! kw! -> n o! oh! ow!",
+            _ => "n c! h! w!, o! i! kh! kw!, o! -> n o! oh! ow!",
+        };
+        Some(Index::parse(text))
+    }
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        Ok(vec![self.shape(inputs)?.grid_type()])
+    }
+    fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
+        self.shape(inputs).map_or(0, |shape| shape.flops())
+    }
+    fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
+        let (x, weight, grad) = (cx.input(0), cx.input(1), cx.grad());
+        let mut grads = vec![
+            cx.needs(0).then(|| input_grad(self.window(), weight, grad, x)),
+            cx.needs(1).then(|| weight_grad(self.window(), x, grad, weight)),
+        ];
+        if cx.inputs.len() > 2 {
+            grads.push(cx.needs(2).then(|| grad.sum(&[0, 2, 3])));
+        }
+        grads
+    }
+    fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
+        let types: Vec<Type> = inputs.iter().map(|input| Type::f32(input.shape.clone())).collect();
+        vec![definition::forward(&accepted(self.shape(&types)), inputs[0], inputs[1], inputs.get(2).copied())]
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        let shape = types(cx, |[x, weight]| Shape::forward(self.window(), x, weight));
+        let bias = (cx.inputs.len() > 2).then(|| cx.f32(2));
+        correlate::forward(&shape, cx, cx.f32(0), cx.f32(1), bias, cx.out_f32(0));
+    }
+    fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
+        correlate::forward_scratch(&accepted(self.shape(inputs)), threads)
+    }
+}
+
+/// The gradient of image `like`.
+pub fn input_grad<'b>(window: Window, weight: Tensor<'b>, grad: Tensor<'b>, like: Tensor<'b>) -> Tensor<'b> {
+    let Window { stride, padding, dilation, groups } = window;
+    let (height, width) = (like.dim(2), like.dim(3));
+    weight.then(Conv2dInputGrad { stride, padding, dilation, groups, height, width }, &[grad])
+}
+
+/// The gradient of weight `like`.
+pub fn weight_grad<'b>(window: Window, x: Tensor<'b>, grad: Tensor<'b>, like: Tensor<'b>) -> Tensor<'b> {
+    let Window { stride, padding, dilation, groups } = window;
+    let kernel = [like.dim(2), like.dim(3)];
+    x.then(Conv2dWeightGrad { stride, padding, dilation, groups, kernel }, &[grad])
+}
+
+impl Conv2dInputGrad {
+    fn window(&self) -> Window {
+        Window { stride: self.stride, padding: self.padding, dilation: self.dilation, groups: self.groups }
+    }
+
+    fn shape(&self, inputs: &[Type]) -> Result<Shape, String> {
+        let [weight, grad] = inputs else { return Err("takes a weight and a gradient".into()) };
+        Shape::input_grad(self.window(), weight, grad, [self.height, self.width])
+    }
+}
+
+impl Op for Conv2dInputGrad {
+    fn index(&self, _: &[Type]) -> Option<Index> {
+        Some(Index::parse(match self.groups {
+            1 => "o c kh! kw!, n o oh! ow! -> n c h! w!",
+            _ => "o! i! kh! kw!, n o! oh! ow! -> n c! h! w!",
+        }))
+    }
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        Ok(vec![self.shape(inputs)?.image_type()])
+    }
+    fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
+        self.shape(inputs).map_or(0, |shape| shape.flops())
+    }
+    fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
+        let (weight, grad, image) = (cx.input(0), cx.input(1), cx.grad());
+        vec![
+            cx.needs(0).then(|| weight_grad(self.window(), image, grad, weight)),
+            cx.needs(1).then(|| image.then(Conv2d::new(self.window()), &[weight])),
+        ]
+    }
+    fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
+        let types: Vec<Type> = inputs.iter().map(|input| Type::f32(input.shape.clone())).collect();
+        debug_assert_eq!(outputs.len(), 1);
+        vec![definition::input_grad(&accepted(self.shape(&types)), inputs[0], inputs[1], None)]
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        let shape =
+            types(cx, |[weight, grad]| Shape::input_grad(self.window(), weight, grad, [self.height, self.width]));
+        correlate::input_grad(&shape, cx, cx.f32(0), cx.f32(1), None, cx.out_f32(0));
+    }
+    fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
+        correlate::input_grad_scratch(&accepted(self.shape(inputs)), threads)
+    }
+}
+
+impl Conv2dWeightGrad {
+    fn window(&self) -> Window {
+        Window { stride: self.stride, padding: self.padding, dilation: self.dilation, groups: self.groups }
+    }
+
+    fn shape(&self, inputs: &[Type]) -> Result<Shape, String> {
+        let [x, grad] = inputs else { return Err("takes an image and a gradient".into()) };
+        Shape::weight_grad(self.window(), x, grad, self.kernel)
+    }
+}
+
+impl Op for Conv2dWeightGrad {
+    fn index(&self, _: &[Type]) -> Option<Index> {
+        Some(Index::parse(match self.groups {
+            1 => "n c h! w!, n o oh! ow! -> o c kh! kw!",
+            _ => "n c! h! w!, n o! oh! ow! -> o! i! kh! kw!",
+        }))
+    }
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        Ok(vec![self.shape(inputs)?.weight_type()])
+    }
+    fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
+        self.shape(inputs).map_or(0, |shape| shape.flops())
+    }
+    fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
+        let (x, grad, weight) = (cx.input(0), cx.input(1), cx.grad());
+        vec![
+            cx.needs(0).then(|| input_grad(self.window(), weight, grad, x)),
+            cx.needs(1).then(|| x.then(Conv2d::new(self.window()), &[weight])),
+        ]
+    }
+    fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
+        let types: Vec<Type> = inputs.iter().map(|input| Type::f32(input.shape.clone())).collect();
+        vec![definition::weight_grad(&accepted(self.shape(&types)), inputs[0], inputs[1])]
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        let shape = types(cx, |[x, grad]| Shape::weight_grad(self.window(), x, grad, self.kernel));
+        weights::weight_grad(&shape, cx, cx.f32(0), cx.f32(1), cx.out_f32(0));
+    }
+    fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
+        weights::weight_grad_scratch(&accepted(self.shape(inputs)), threads)
+    }
+}
+
+impl Cases for Conv2d {
+    fn cases() -> Vec<Case> {
+        cases::all()
+            .iter()
+            .flat_map(|(shape, differentiate)| {
+                let types = [shape.image_type(), shape.weight_type(), Type::f32([shape.window.groups * shape.outputs])];
+                let args = cases::args(&types, *differentiate);
+                let op = || Conv2d::new(shape.window);
+                [Case::new(op(), args[..2].to_vec()), Case::new(op(), args)]
+            })
+            .collect()
+    }
+}
+
+impl Cases for Conv2dInputGrad {
+    fn cases() -> Vec<Case> {
+        cases::all()
+            .iter()
+            .map(|(shape, differentiate)| {
+                let (Window { stride, padding, dilation, groups }, [height, width]) = (shape.window, shape.image);
+                let op = Conv2dInputGrad { stride, padding, dilation, groups, height, width };
+                Case::new(op, cases::args(&[shape.weight_type(), shape.grid_type()], *differentiate))
+            })
+            .collect()
+    }
+}
+
+impl Cases for Conv2dWeightGrad {
+    fn cases() -> Vec<Case> {
+        cases::all()
+            .iter()
+            .map(|(shape, differentiate)| {
+                let (Window { stride, padding, dilation, groups }, kernel) = (shape.window, shape.kernel);
+                let op = Conv2dWeightGrad { stride, padding, dilation, groups, kernel };
+                Case::new(op, cases::args(&[shape.image_type(), shape.grid_type()], *differentiate))
+            })
+            .collect()
+    }
+}

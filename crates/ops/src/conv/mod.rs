@@ -1,0 +1,62 @@
+//! Convolution in two dims: forward, both gradients, and the transposed convolution, as matrix products whose operands
+//! are packed straight from the images.
+//!
+//! The parts: [`shape`] checks sizes; `definition` says what the results are; `taps` brings the forward pass and each
+//! phase of the input gradient to one form; `canvas` puts padding around images; `operands` pack patches and kernels;
+//! `correlate` and `weights` are the kernels; `conv2d` and `transposed` are the ops.
+
+mod canvas;
+mod cases;
+pub mod conv2d;
+mod correlate;
+mod definition;
+mod operands;
+pub mod shape;
+mod taps;
+mod transpose;
+pub mod transposed;
+mod weights;
+
+pub use conv2d::{Conv2d, Conv2dInputGrad, Conv2dWeightGrad};
+use kolo_graph::{OpKind, Tensor};
+pub use transposed::ConvTranspose2d;
+
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<Conv2d>(),
+    OpKind::of::<Conv2dInputGrad>(),
+    OpKind::of::<Conv2dWeightGrad>(),
+    OpKind::of::<ConvTranspose2d>(),
+];
+
+kolo_graph::methods! {
+    /// Convolutions.
+    ConvMethods {
+        /// Image `[n, c, h, w]` with weight `[o, c / groups, kh, kw]` and bias `[o]` to `[n, o, oh, ow]`.
+        fn conv2d(
+            self,
+            weight: Tensor<'b>,
+            bias: Option<Tensor<'b>>,
+            stride: [usize; 2],
+            padding: [usize; 2],
+            dilation: [usize; 2],
+            groups: usize,
+        ) -> Tensor<'b> {
+            let rest: Vec<Tensor<'b>> = std::iter::once(weight).chain(bias).collect();
+            self.then(Conv2d { stride, padding, dilation, groups }, &rest)
+        }
+        /// Image `[n, c, h, w]` with weight `[c, o / groups, kh, kw]` and bias `[o]` to `[n, o, oh, ow]`.
+        fn conv_transpose2d(
+            self,
+            weight: Tensor<'b>,
+            bias: Option<Tensor<'b>>,
+            stride: [usize; 2],
+            padding: [usize; 2],
+            output_padding: [usize; 2],
+            dilation: [usize; 2],
+            groups: usize,
+        ) -> Tensor<'b> {
+            let rest: Vec<Tensor<'b>> = std::iter::once(weight).chain(bias).collect();
+            self.then(ConvTranspose2d { stride, padding, output_padding, dilation, groups }, &rest)
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Sizes of a convolution and of its two gradients: the same eleven numbers, whichever of the three tensors is the result.
+
+use kolo_graph::{DType, Type};
+
+/// How the kernel moves over the image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    pub stride: [usize; 2],
+    pub padding: [usize; 2],
+    pub dilation: [usize; 2],
+    pub groups: usize,
+}
+
+impl Window {
+    fn check(&self) -> Result<(), String> {
+        if self.stride.contains(&0) || self.dilation.contains(&0) || self.groups == 0 {
+            return Err("stride, dilation and groups must be at least 1".into());
+        }
+        Ok(())
+    }
+
+    /// Output pixels along `dim` of an image of this size.
+    pub fn output(&self, dim: usize, image: usize, kernel: usize) -> Result<usize, String> {
+        let span = self.dilation[dim] * kernel.saturating_sub(1) + 1;
+        match (image + 2 * self.padding[dim]).checked_sub(span) {
+            Some(room) if kernel > 0 => Ok(room / self.stride[dim] + 1),
+            _ => Err(format!(
+                "the kernel spans {span} along dim {}, but the padded image has {}; pad more",
+                dim + 2,
+                image + 2 * self.padding[dim]
+            )),
+        }
+    }
+}
+
+/// A convolution `[images, groups·inputs, image] ⋆ [groups·outputs, inputs, kernel] → [images, groups·outputs, grid]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    pub window: Window,
+    pub images: usize,
+    /// Input channels of one group.
+    pub inputs: usize,
+    /// Output channels of one group.
+    pub outputs: usize,
+    pub image: [usize; 2],
+    pub kernel: [usize; 2],
+    pub grid: [usize; 2],
+}
+
+fn four_dims(what: &str, ty: &Type) -> Result<[usize; 4], String> {
+    if ty.dtype != DType::F32 {
+        return Err(format!("{what} must be f32, but is {ty}; cast it"));
+    }
+    <[usize; 4]>::try_from(ty.shape.as_slice()).map_err(|_| format!("{what} must have 4 dims, but is {ty}; reshape it"))
+}
+
+fn per_group(what: &str, channels: usize, groups: usize) -> Result<usize, String> {
+    match channels.is_multiple_of(groups) {
+        true => Ok(channels / groups),
+        false => Err(format!("{channels} {what} channels do not fall into {groups} groups")),
+    }
+}
+
+impl Shape {
+    /// From image `[n, c, h, w]` and weight `[o, c / groups, kh, kw]`.
+    pub fn forward(window: Window, image: &Type, weight: &Type) -> Result<Self, String> {
+        Self::sized(window, four_dims("the image", image)?, four_dims("the weight", weight)?)
+    }
+
+    /// From weight `[o, c / groups, kh, kw]`, gradient `[n, o, oh, ow]` and the image's size.
+    pub fn input_grad(window: Window, weight: &Type, grad: &Type, image: [usize; 2]) -> Result<Self, String> {
+        let [images, channels, ..] = four_dims("the gradient", grad)?;
+        let weight = four_dims("the weight", weight)?;
+        if channels != weight[0] {
+            return Err(format!("the gradient has {channels} channels, but the weight makes {}", weight[0]));
+        }
+        let image = [images, weight[1] * window.groups, image[0], image[1]];
+        Self::sized(window, image, weight)?.with_grid(grad)
+    }
+
+    /// From image `[n, c, h, w]`, gradient `[n, o, oh, ow]` and the kernel's size.
+    pub fn weight_grad(window: Window, image: &Type, grad: &Type, kernel: [usize; 2]) -> Result<Self, String> {
+        let image = four_dims("the image", image)?;
+        let [grads, outputs, ..] = four_dims("the gradient", grad)?;
+        if image[0] != grads {
+            return Err(format!("{} images, but gradients of {grads}", image[0]));
+        }
+        window.check()?;
+        let inputs = per_group("input", image[1], window.groups)?;
+        Self::sized(window, image, [outputs, inputs, kernel[0], kernel[1]])?.with_grid(grad)
+    }
+
+    fn sized(window: Window, image: [usize; 4], weight: [usize; 4]) -> Result<Self, String> {
+        window.check()?;
+        let ([images, channels, height, width], [outputs, inputs, kh, kw]) = (image, weight);
+        if per_group("input", channels, window.groups)? != inputs {
+            return Err(format!(
+                "the image has {channels} channels, but the weight reads {inputs} in each of {} groups",
+                window.groups
+            ));
+        }
+        let outputs = per_group("output", outputs, window.groups)?;
+        let grid = [window.output(0, height, kh)?, window.output(1, width, kw)?];
+        Ok(Self { window, images, inputs, outputs, image: [height, width], kernel: [kh, kw], grid })
+    }
+
+    /// From image `[n, c, h, w]` and weight `[c, o / groups, kh, kw]` of a transposed convolution: the convolution whose
+    /// input gradient it is.
+    pub fn transposed(window: Window, image: &Type, weight: &Type, extra: [usize; 2]) -> Result<Self, String> {
+        window.check()?;
+        let [_, _, height, width] = four_dims("the image", image)?;
+        let [_, _, kh, kw] = four_dims("the weight", weight)?;
+        let size = |dim: usize, image: usize, kernel: usize| {
+            if extra[dim] >= window.stride[dim] {
+                return Err(format!(
+                    "output padding {} must be less than the stride {}",
+                    extra[dim], window.stride[dim]
+                ));
+            }
+            let full =
+                image.saturating_sub(1) * window.stride[dim] + window.dilation[dim] * kernel.saturating_sub(1) + 1;
+            (full + extra[dim])
+                .checked_sub(2 * window.padding[dim])
+                .filter(|size| *size > 0 && image > 0)
+                .ok_or_else(|| format!("padding {} leaves nothing of {full} pixels", window.padding[dim]))
+        };
+        Self::input_grad(window, weight, image, [size(0, height, kh)?, size(1, width, kw)?])
+    }
+
+    fn with_grid(self, grad: &Type) -> Result<Self, String> {
+        match grad.shape[2..] == self.grid {
+            true => Ok(self),
+            false => Err(format!("the gradient must be {:?} pixels large, but is {grad}", self.grid)),
+        }
+    }
+
+    pub fn image_type(&self) -> Type {
+        Type::f32([self.images, self.window.groups * self.inputs, self.image[0], self.image[1]])
+    }
+
+    pub fn weight_type(&self) -> Type {
+        Type::f32([self.window.groups * self.outputs, self.inputs, self.kernel[0], self.kernel[1]])
+    }
+
+    pub fn grid_type(&self) -> Type {
+        Type::f32([self.images, self.window.groups * self.outputs, self.grid[0], self.grid[1]])
+    }
+
+    /// Pixels of one image, taps of one kernel, pixels of one output.
+    pub fn image_pixels(&self) -> usize {
+        self.image[0] * self.image[1]
+    }
+
+    pub fn taps(&self) -> usize {
+        self.kernel[0] * self.kernel[1]
+    }
+
+    pub fn grid_pixels(&self) -> usize {
+        self.grid[0] * self.grid[1]
+    }
+
+    pub fn flops(&self) -> u64 {
+        2 * (self.images * self.grid_pixels() * self.window.groups * self.outputs * self.inputs * self.taps()) as u64
+    }
+}

@@ -1,0 +1,101 @@
+//! Transposed convolution: the input gradient of a convolution, used as a layer. Its own gradients are the convolution
+//! and that convolution's weight gradient with image and gradient in swapped roles.
+
+use super::conv2d::{Conv2d, check_bias, weight_grad};
+use super::shape::{Shape, Window};
+use super::{cases, correlate, definition};
+use crate::reduce::ReduceMethods;
+use kolo_graph::index::Index;
+use kolo_graph::{Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+
+op! {
+    /// Image `[n, c, h, w]`, weight `[c, o / groups, kh, kw]` and perhaps bias `[o]` to `[n, o, oh, ow]`.
+    pub struct ConvTranspose2d = "conv_transpose2d" {
+        stride: [usize; 2],
+        padding: [usize; 2],
+        output_padding: [usize; 2],
+        dilation: [usize; 2],
+        groups: usize
+    }
+}
+
+impl ConvTranspose2d {
+    fn window(&self) -> Window {
+        Window { stride: self.stride, padding: self.padding, dilation: self.dilation, groups: self.groups }
+    }
+
+    /// The convolution this is the input gradient of: its inputs are our outputs.
+    fn shape(&self, x: &Type, weight: &Type) -> Result<Shape, String> {
+        Shape::transposed(self.window(), x, weight, self.output_padding)
+    }
+
+    fn accepted(&self, x: &Type, weight: &Type) -> Shape {
+        self.shape(x, weight).expect("the graph was checked when it was built")
+    }
+}
+
+impl Op for ConvTranspose2d {
+    fn index(&self, inputs: &[Type]) -> Option<Index> {
+        let text = match (self.groups, inputs.len()) {
+            (1, 2) => "n c h! w!, c o kh! kw! -> n o oh! ow!",
+            // A bias is added once, so the channels cannot be summed in parts.
+            (1, _) => "n c! h! w!, c! o kh! kw!, o -> n o oh! ow!",
+            (_, 2) => "n c! h! w!, c! i! kh! kw! -> n o! oh! ow!",
+            _ => "n c! h! w!, c! i! kh! kw!, o! -> n o! oh! ow!",
+        };
+        Some(Index::parse(text))
+    }
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        let [x, weight, bias @ ..] = inputs else { return Err("takes an image, a weight and perhaps a bias".into()) };
+        let shape = self.shape(x, weight)?;
+        check_bias(bias, self.groups * shape.inputs)?;
+        Ok(vec![shape.image_type()])
+    }
+    fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
+        self.shape(&inputs[0], &inputs[1]).map_or(0, |shape| shape.flops())
+    }
+    fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
+        let (x, weight, grad) = (cx.input(0), cx.input(1), cx.grad());
+        let mut grads = vec![
+            cx.needs(0).then(|| grad.then(Conv2d::new(self.window()), &[weight])),
+            cx.needs(1).then(|| weight_grad(self.window(), grad, x, weight)),
+        ];
+        if cx.inputs.len() > 2 {
+            grads.push(cx.needs(2).then(|| grad.sum(&[0, 2, 3])));
+        }
+        grads
+    }
+    fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
+        let ty = |at: usize| Type::f32(inputs[at].shape.clone());
+        vec![definition::input_grad(&self.accepted(&ty(0), &ty(1)), inputs[1], inputs[0], inputs.get(2).copied())]
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        let shape = self.accepted(&cx.inputs[0].ty, &cx.inputs[1].ty);
+        let bias = (cx.inputs.len() > 2).then(|| cx.f32(2));
+        correlate::input_grad(&shape, cx, cx.f32(1), cx.f32(0), bias, cx.out_f32(0));
+    }
+    fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
+        correlate::input_grad_scratch(&self.accepted(&inputs[0], &inputs[1]), threads)
+    }
+}
+
+impl Cases for ConvTranspose2d {
+    fn cases() -> Vec<Case> {
+        cases::all()
+            .iter()
+            .filter_map(|(shape, differentiate)| {
+                let Window { stride, padding, dilation, groups } = shape.window;
+                // What the forward convolution cut off at the far border.
+                let output_padding = std::array::from_fn(|dim| {
+                    let span = dilation[dim] * (shape.kernel[dim] - 1) + 1;
+                    (shape.image[dim] + 2 * padding[dim] - span) % stride[dim]
+                });
+                let op = || ConvTranspose2d { stride, padding, output_padding, dilation, groups };
+                let types = [shape.grid_type(), shape.weight_type(), Type::f32([groups * shape.inputs])];
+                let args = cases::args(&types, *differentiate);
+                Some([Case::new(op(), args[..2].to_vec()), Case::new(op(), args)])
+            })
+            .flatten()
+            .collect()
+    }
+}

@@ -1,0 +1,313 @@
+//! Cross-entropy of logits against whole-number targets, without ever holding the softmax: forward keeps one number per
+//! row (the logarithm of the sum of exponentials), backward makes the gradient of the logits from it in one pass.
+
+use crate::real::Real;
+use crate::simd;
+use crate::softmax::{bring, define_sum_exp, rows_per_task, sum_exp};
+use crate::tiles::{Address, TILE};
+use crate::vectorized;
+use kolo_graph::index::Index;
+use kolo_graph::op::OpKind;
+use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Tensor, Type, op};
+
+op! {
+    /// Mean over the rows whose target is not `ignore` of `lse(x) − (1 − smoothing)·x[target] − smoothing·mean(x)`;
+    /// 0 if there is no such row, NaN if a target is no class. The second output is the log-sum-exp of each row.
+    pub struct CrossEntropy = "cross_entropy" { ignore: i64, smoothing: f32 }
+}
+
+op! {
+    /// Backward of cross_entropy from (logits, targets, log-sum-exp, gradient of the loss).
+    pub struct CrossEntropyGrad = "cross_entropy_grad" { ignore: i64, smoothing: f32 }
+}
+
+/// What PyTorch ignores by default.
+pub const IGNORE: i64 = -100;
+
+/// Row losses added in one straight run before runs are joined.
+const RUN: usize = 4096;
+
+/// What a row's target means.
+enum Target {
+    Ignored,
+    Class(usize),
+    /// No class: reported as NaN, never read.
+    Outside,
+}
+
+fn target(value: i64, ignore: i64, classes: usize) -> Target {
+    match usize::try_from(value) {
+        _ if value == ignore => Target::Ignored,
+        Ok(class) if class < classes => Target::Class(class),
+        _ => Target::Outside,
+    }
+}
+
+fn count(targets: &[i32], ignore: i64) -> usize {
+    targets.iter().filter(|value| i64::from(**value) != ignore).count()
+}
+
+/// No axis can be split: the mean is over the rows that count, and a target numbers all classes.
+fn index(logits: &Type, outputs: impl Fn(&[String], &[String]) -> (Vec<Vec<String>>, Vec<Vec<String>>)) -> Index {
+    let axes: Vec<String> = (0..logits.rank()).map(|dim| format!("d{dim}")).collect();
+    let rows = &axes[..axes.len().saturating_sub(1)];
+    let (inputs, outputs) = outputs(&axes, rows);
+    Index { inputs, outputs, whole: axes.clone() }
+}
+
+fn check(logits: &Type, targets: &Type, smoothing: f32) -> Result<(), String> {
+    let Some((classes, rows)) = logits.shape.split_last() else {
+        return Err("the logits are a scalar; their last dim must be the classes".into());
+    };
+    if !logits.dtype.is_float() || targets.dtype != DType::I32 {
+        return Err(format!("wants float logits and i32 targets, but got {logits} and {targets}; cast them"));
+    }
+    if rows != targets.shape {
+        return Err(format!("logits {logits} have {classes} classes in rows {rows:?}, but targets are {targets}"));
+    }
+    if *classes == 0 || !(0.0..1.0).contains(&smoothing) {
+        return Err(format!("wants at least one class and 0 ≤ smoothing < 1, but got {classes} and {smoothing}"));
+    }
+    Ok(())
+}
+
+impl Op for CrossEntropy {
+    fn index(&self, inputs: &[Type]) -> Option<Index> {
+        let parts = |axes: &[String], rows: &[String]| (vec![axes.into(), rows.into()], vec![vec![], rows.into()]);
+        Some(index(inputs.first()?, parts))
+    }
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        let [logits, targets] = inputs else { return Err("takes two inputs, logits and targets".into()) };
+        check(logits, targets, self.smoothing)?;
+        Ok(vec![Type::f32([]), Type::f32(targets.shape.clone())])
+    }
+    fn flops_per_point(&self) -> u64 {
+        3
+    }
+    fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
+        let op = CrossEntropyGrad { ignore: self.ignore, smoothing: self.smoothing };
+        vec![Some(cx.input(0).then(op, &[cx.input(1), cx.output(1), cx.grad()])), None]
+    }
+    fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
+        let (logits, targets) = (inputs[0], inputs[1]);
+        let classes = logits.shape[logits.shape.len() - 1];
+        let smoothing = f64::from(self.smoothing);
+        let (mut total, mut counted, mut lse) = (0.0, 0.0, Vec::new());
+        for (row, value) in logits.data.chunks(classes).zip(&targets.data) {
+            let (largest, sum) = define_sum_exp(row);
+            lse.push(largest + sum.ln());
+            let mean = || row.iter().map(|x| x - largest).sum::<f64>() / classes as f64;
+            let smooth = if smoothing == 0.0 { 0.0 } else { smoothing * mean() };
+            let loss = match target(*value as i64, self.ignore, classes) {
+                Target::Ignored => continue,
+                Target::Class(class) => sum.ln() - (1.0 - smoothing) * (row[class] - largest) - smooth,
+                Target::Outside => f64::NAN,
+            };
+            counted += 1.0;
+            total += loss;
+        }
+        let mean = if counted == 0.0 { 0.0 } else { total / counted };
+        vec![Dense::new([], vec![mean]), Dense::new(outputs[1].shape.clone(), lse)]
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        let (logits, targets) = (cx.f32(0), cx.i32(1));
+        let classes = cx.inputs[0].ty.last();
+        let (lse, losses) = (Address(cx.out_f32(1).as_mut_ptr()), &mut cx.scratch()[..targets.len()]);
+        let address = Address(losses.as_mut_ptr());
+        cx.team.chunks(targets.len(), rows_per_task(classes), |range, _| {
+            for row in range {
+                let (sum, loss) = self.row(&logits[row * classes..(row + 1) * classes], targets[row]);
+                // SAFETY: tasks own disjoint rows.
+                unsafe {
+                    lse.slice(row, 1)[0] = sum;
+                    address.slice(row, 1)[0] = loss;
+                }
+            }
+        });
+        let total = losses.chunks(RUN).map(simd::sum).fold(0.0, |total, run| total + run);
+        let counted = count(targets, self.ignore);
+        cx.out_f32(0)[0] = if counted == 0 { 0.0 } else { total / counted as f32 };
+    }
+    fn scratch_bytes(&self, inputs: &[Type], _: &[Type], _: usize) -> usize {
+        inputs[1].elements() * 4
+    }
+}
+
+impl CrossEntropy {
+    /// Log-sum-exp and loss of one row. The loss is taken from the largest logit, so that big logits lose no digits.
+    fn row(&self, row: &[f32], value: i32) -> (f32, f32) {
+        let largest = simd::max(row);
+        let log = Real::ln(sum_exp(row, largest));
+        let loss = match target(i64::from(value), self.ignore, row.len()) {
+            Target::Ignored => 0.0,
+            Target::Class(class) => log - (1.0 - self.smoothing) * (row[class] - largest) - self.smooth(row, largest),
+            Target::Outside => f32::NAN,
+        };
+        (largest + log, loss)
+    }
+
+    /// What smoothing takes off a row's loss. Without smoothing nothing, even where a logit is infinite.
+    fn smooth(&self, row: &[f32], largest: f32) -> f32 {
+        if self.smoothing == 0.0 {
+            return 0.0;
+        }
+        let total = row.chunks(TILE).fold(0.0, |total, tile| total + sum_from(tile, largest));
+        self.smoothing / row.len() as f32 * total
+    }
+}
+
+vectorized! {
+    /// `Σ (x − shift)` in the order of `simd::sum`.
+    fn sum_from(tile: &[f32], shift: f32) -> f32 {
+        let mut space = [0.0f32; TILE];
+        let moved = &mut space[..tile.len()];
+        for (moved, x) in moved.iter_mut().zip(tile) {
+            *moved = *x - shift;
+        }
+        simd::sum(moved)
+    }
+}
+
+impl Op for CrossEntropyGrad {
+    fn index(&self, inputs: &[Type]) -> Option<Index> {
+        let parts =
+            |axes: &[String], rows: &[String]| (vec![axes.into(), rows.into(), rows.into(), vec![]], vec![axes.into()]);
+        Some(index(inputs.first()?, parts))
+    }
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        let [logits, targets, lse, g] = inputs else {
+            return Err("takes four inputs: logits, targets, log-sum-exp, gradient".into());
+        };
+        check(logits, targets, self.smoothing)?;
+        if *lse != Type::f32(targets.shape.clone()) || *g != Type::f32([]) {
+            return Err(format!("log-sum-exp must be f32 like the targets and the gradient f32[], not {lse} and {g}"));
+        }
+        Ok(vec![logits.clone()])
+    }
+    fn flops_per_point(&self) -> u64 {
+        3
+    }
+    fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
+        let [logits, targets, lse, g] = inputs else { unreachable!("infer checks the arity") };
+        let classes = outputs[0].last();
+        let smoothing = f64::from(self.smoothing);
+        let counted = targets.data.iter().filter(|value| **value as i64 != self.ignore).count();
+        let scale = g.data[0] / counted.max(1) as f64;
+        let mut data = Vec::new();
+        for ((row, value), lse) in logits.data.chunks(classes).zip(&targets.data).zip(&lse.data) {
+            let wanted = |at, class| smoothing / classes as f64 + if at == class { 1.0 - smoothing } else { 0.0 };
+            data.extend(row.iter().enumerate().map(|(at, x)| match target(*value as i64, self.ignore, classes) {
+                Target::Ignored => 0.0,
+                Target::Class(class) => ((x - lse).exp() - wanted(at, class)) * scale,
+                Target::Outside => f64::NAN,
+            }));
+        }
+        vec![Dense::new(outputs[0].shape.clone(), data)]
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        let (targets, lse, g) = (cx.i32(1), cx.f32(2), cx.f32(3)[0]);
+        let classes = cx.outputs[0].ty.last();
+        let scale = g / count(targets, self.ignore).max(1) as f32;
+        let address = Address(cx.outputs[0].data.cast());
+        cx.team.chunks(targets.len(), rows_per_task(classes), |range, _| {
+            for row in range {
+                // SAFETY: tasks own disjoint rows.
+                let out = unsafe { address.slice(row * classes, classes) };
+                match target(i64::from(targets[row]), self.ignore, classes) {
+                    Target::Ignored => out.fill(0.0),
+                    Target::Class(class) => self.row(cx, out, row * classes, class, lse[row], scale),
+                    Target::Outside => out.fill(f32::NAN),
+                }
+            }
+        });
+    }
+    fn in_place(&self) -> Vec<(usize, usize)> {
+        vec![(0, 0)]
+    }
+}
+
+impl CrossEntropyGrad {
+    /// The row of logits that begins at `start`, tile by tile: `out` may be the logits themselves.
+    fn row(&self, cx: &CpuCx<'_>, out: &mut [f32], start: usize, class: usize, lse: f32, scale: f32) {
+        let floor = self.smoothing / out.len() as f32;
+        for (at, tile) in out.chunks_mut(TILE).enumerate() {
+            bring(&cx.inputs[0], start + at * TILE, tile);
+            // The target's probability must be taken before its tile is overwritten.
+            let hit = class.checked_sub(at * TILE).filter(|hit| *hit < tile.len());
+            let wanted = hit.map(|hit| (hit, Real::exp(tile[hit] - lse) - (1.0 - self.smoothing + floor)));
+            gradient_tile(tile, lse, floor, scale);
+            if let Some((hit, difference)) = wanted {
+                tile[hit] = difference * scale;
+            }
+        }
+    }
+}
+
+vectorized! {
+    /// `x ← (e^(x − lse) − floor)·scale`.
+    fn gradient_tile(tile: &mut [f32], lse: f32, floor: f32, scale: f32) {
+        for x in tile {
+            *x = (Real::exp(*x - lse) - floor) * scale;
+        }
+    }
+}
+
+/// (shape of the logits, lowest target, `ignore`, smoothing); a lowest target of −1 tries targets outside the classes.
+const SHAPES: &[(&[usize], i64, i64, f32)] = &[
+    (&[5, 7], 0, IGNORE, 0.0),
+    (&[5, 7], 0, IGNORE, 0.1),
+    (&[4, 3], 0, 1, 0.0),
+    (&[2, 3, 17], 0, 2, 0.3),
+    (&[9], 0, IGNORE, 0.0),
+    (&[3, 1], 0, IGNORE, 0.2),
+    (&[2, 1], 0, 0, 0.0),
+];
+
+/// Long rows, and enough of them for several tasks; too many for finite differences.
+const LONG_SHAPES: &[(&[usize], i64, i64, f32)] =
+    &[(&[21, 1027], 0, 3, 0.1), (&[2, 2, 4099], 0, IGNORE, 0.0), (&[6, 2], -1, IGNORE, 0.0), (&[6, 2], -1, -1, 0.0)];
+
+fn arguments(shape: &[usize], lowest: i64) -> [Arg; 2] {
+    let (classes, rows) = shape.split_last().expect("a shape has classes");
+    [Arg::real(shape), Arg::index(rows, lowest, *classes as i64)]
+}
+
+impl Cases for CrossEntropy {
+    fn cases() -> Vec<Case> {
+        let case = |&(shape, lowest, ignore, smoothing): &(&[usize], i64, i64, f32)| {
+            Case::new(CrossEntropy { ignore, smoothing }, arguments(shape, lowest))
+        };
+        let constant = |mut case: Case| {
+            case.args[0].differentiate = false;
+            case
+        };
+        SHAPES.iter().map(case).chain(LONG_SHAPES.iter().map(case).map(constant)).collect()
+    }
+}
+
+impl Cases for CrossEntropyGrad {
+    fn cases() -> Vec<Case> {
+        let case = |&(shape, lowest, ignore, smoothing): &(&[usize], i64, i64, f32)| {
+            let [logits, targets] = arguments(shape, lowest);
+            let rows = targets.ty.shape.clone();
+            let lse = Arg::real(rows).within(1.0, 4.0).constant();
+            let args = [logits.constant(), targets, lse, Arg::real([]).constant()];
+            Case::new(CrossEntropyGrad { ignore, smoothing }, args)
+        };
+        SHAPES.iter().chain(LONG_SHAPES).map(case).collect()
+    }
+}
+
+pub const KINDS: &[OpKind] = &[OpKind::of::<CrossEntropy>(), OpKind::of::<CrossEntropyGrad>()];
+
+kolo_graph::methods! {
+    /// Cross-entropy against whole-number targets.
+    CrossEntropyMethods {
+        /// The mean loss of rows of logits `[…, classes]` against i32 targets `[…]`; targets of −100 do not count.
+        fn cross_entropy(self, targets: Tensor<'b>) -> Tensor<'b> { self.cross_entropy_with(targets, IGNORE, 0.0) }
+        /// The same with the target to leave out and label smoothing, as PyTorch defines them.
+        fn cross_entropy_with(self, targets: Tensor<'b>, ignore: i64, smoothing: f32) -> Tensor<'b> {
+            self.then(CrossEntropy { ignore, smoothing }, &[targets])
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! Fusion: chains of elementwise ops become one op that passes over memory once.
+//!
+//! A group collects elementwise nodes of one shape and phase. A node may join its producer's group only if nobody outside
+//! the group reads any of the group's values before that node: then the whole group can run where its last member stood.
+//! Fusing changes no bit, since every element goes through the same operations in the same order.
+
+use crate::tiles::{self, Program, REGISTERS_MAX, Step};
+use kolo_graph::attr::{Attr, AttrReader, AttrValue, Attrs};
+use kolo_graph::op::{Declared, Describe, OpKind};
+use kolo_graph::rewrite::Rebuild;
+use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, Graph, NodeId, Op, Phase, Type, ValueId};
+use std::sync::Arc;
+
+/// Operands of one step; the tile interpreter keeps them in an array.
+const OPERANDS_MAX: usize = 4;
+
+/// A chain of elementwise ops. Registers `0..inputs` are the inputs, each step fills the next one.
+#[derive(Clone, Debug)]
+pub struct Fused {
+    steps: Vec<(Arc<dyn Op>, Vec<usize>)>,
+    shape: Vec<usize>,
+    program: Program,
+}
+
+impl Fused {
+    fn new(inputs: usize, steps: Vec<(Arc<dyn Op>, Vec<usize>)>, outputs: Vec<usize>, shape: Vec<usize>) -> Self {
+        let compiled = steps
+            .iter()
+            .map(|(op, operands)| Step {
+                op: op.elementwise().expect("only elementwise ops are fused"),
+                inputs: operands.clone(),
+            })
+            .collect();
+        Self { steps, shape, program: Program { inputs, steps: compiled, outputs } }
+    }
+
+    fn list(values: &[usize]) -> String {
+        values.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
+    }
+}
+
+impl Describe for Fused {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+    fn attrs(&self) -> Attrs {
+        let steps: Vec<String> =
+            self.steps.iter().map(|(op, inputs)| format!("{}({})", op.signature(), Self::list(inputs))).collect();
+        vec![
+            ("inputs", self.program.inputs.to_attr()),
+            ("steps", Attr::Text(steps.join("; "))),
+            ("outputs", self.program.outputs.to_attr()),
+            ("shape", self.shape.to_attr()),
+        ]
+    }
+}
+
+impl Declared for Fused {
+    const NAME: &'static str = "fused";
+    fn read(attrs: &AttrReader<'_>) -> Result<Self, String> {
+        attrs.expect_only(&["inputs", "steps", "outputs", "shape"])?;
+        let registry = crate::registry();
+        let (inputs, text): (usize, String) = (attrs.get("inputs")?, attrs.get("steps")?);
+        let mut steps: Vec<(Arc<dyn Op>, Vec<usize>)> = Vec::new();
+        for step in text.split("; ").filter(|step| !step.is_empty()) {
+            let (op, rest) = kolo_graph::text::parse_op(step, &registry)?;
+            op.elementwise().ok_or_else(|| format!("{} is not elementwise", op.name()))?;
+            let operands = rest.strip_prefix('(').and_then(|rest| rest.strip_suffix(')')).ok_or("a step needs operands")?;
+            let operands: Result<Vec<usize>, String> =
+                operands.split(',').map(|number| number.parse().map_err(|_| format!("no register `{number}`"))).collect();
+            let operands = operands?;
+            if operands.len() > OPERANDS_MAX || operands.iter().any(|register| *register >= inputs + steps.len()) {
+                return Err(format!("`{step}` reads a register that is not filled yet, or too many"));
+            }
+            let types = vec![Type::f32([]); operands.len()];
+            if op.name() != "expand" {
+                op.infer(&types)?;
+            }
+            steps.push((op, operands));
+        }
+        let outputs: Vec<usize> = attrs.get("outputs")?;
+        if inputs + steps.len() > REGISTERS_MAX || outputs.iter().any(|register| *register >= inputs + steps.len()) {
+            return Err(format!("a fused op has at most {REGISTERS_MAX} registers, and its outputs are among them"));
+        }
+        Ok(Self::new(inputs, steps, outputs, attrs.get("shape")?))
+    }
+}
+
+impl Op for Fused {
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        if inputs.len() != self.program.inputs {
+            return Err(format!("takes {} inputs, but got {}", self.program.inputs, inputs.len()));
+        }
+        for input in inputs {
+            let stretched = kolo_graph::types::broadcast(&input.shape, &self.shape);
+            if input.dtype != DType::F32 || stretched.as_ref() != Some(&self.shape) {
+                return Err(format!("{input} does not stretch to f32 of {:?}", self.shape));
+            }
+        }
+        Ok(vec![Type::f32(self.shape.clone()); self.program.outputs.len()])
+    }
+    fn flops(&self, _: &[Type], outputs: &[Type]) -> u64 {
+        self.steps.len() as u64 * outputs[0].elements() as u64
+    }
+    fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
+        let whole = |input: &&Dense| Dense::from_fn(self.shape.clone(), |at| input.get(at));
+        let mut registers: Vec<Dense> = inputs.iter().map(whole).collect();
+        let ty = Type::f32(self.shape.clone());
+        for (op, operands) in &self.steps {
+            let operands: Vec<&Dense> = operands.iter().map(|register| &registers[*register]).collect();
+            let made = op.reference(&operands, std::slice::from_ref(&ty)).swap_remove(0);
+            registers.push(made);
+        }
+        self.program.outputs.iter().map(|register| registers[*register].clone()).collect()
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        tiles::run(&self.program, cx);
+    }
+    fn scratch_bytes(&self, _: &[Type], _: &[Type], threads: usize) -> usize {
+        tiles::scratch_bytes(&self.program, threads)
+    }
+    fn in_place(&self) -> Vec<(usize, usize)> {
+        let outputs = 0..self.program.outputs.len();
+        outputs.flat_map(|output| (0..self.program.inputs).map(move |input| (input, output))).collect()
+    }
+}
+
+impl Cases for Fused {
+    fn cases() -> Vec<Case> {
+        use crate::elementwise::{Add, GeluTanh, Mul, Scale};
+        let steps = || -> Vec<(Arc<dyn Op>, Vec<usize>)> {
+            vec![
+                (Arc::new(Add {}), vec![0, 1]),
+                (Arc::new(GeluTanh {}), vec![2]),
+                (Arc::new(Scale { factor: 0.5 }), vec![3]),
+                (Arc::new(Mul {}), vec![4, 0]),
+            ]
+        };
+        let case = |shape: &[usize], other: &[usize], outputs: &[usize]| {
+            let op = Fused::new(2, steps(), outputs.into(), shape.into());
+            Case::new(op, [Arg::real(shape).constant(), Arg::real(other).constant()])
+        };
+        vec![
+            case(&[3, 5], &[5], &[5]),
+            case(&[3, 5], &[3, 1], &[2, 5]),
+            case(&[2, 3, 4], &[2, 1, 4], &[5]),
+            case(&[40, 700], &[700], &[3, 5]),
+            case(&[7], &[], &[5]),
+        ]
+    }
+}
+
+pub const KINDS: &[OpKind] = &[OpKind::of::<Fused>()];
+
+/// A run of nodes that will become one.
+#[derive(Debug)]
+struct Group {
+    members: Vec<NodeId>,
+    inputs: Vec<ValueId>,
+    phase: Phase,
+    shape: Vec<usize>,
+}
+
+/// Joins chains of elementwise ops.
+pub fn fuse_elementwise(graph: &Graph) -> Graph {
+    let phases = graph.phases();
+    let readers = graph.readers();
+    let mut groups: Vec<Group> = Vec::new();
+    let mut group_of: Vec<Option<usize>> = vec![None; graph.nodes.len()];
+    for id in graph.ids() {
+        if !fusible(graph, id) {
+            continue;
+        }
+        let phase = phases[id.0 as usize];
+        let joined = candidates(graph, id, &group_of)
+            .into_iter()
+            .find(|at| may_join(graph, &groups[*at], *at, id, phase, &readers, &group_of));
+        let at = joined.unwrap_or_else(|| {
+            let shape = graph.ty(graph.node(id).outputs[0]).shape.clone();
+            groups.push(Group { members: Vec::new(), inputs: Vec::new(), phase, shape });
+            groups.len() - 1
+        });
+        let group = &mut groups[at];
+        group_of[id.0 as usize] = Some(at);
+        group.members.push(id);
+        let outside = external_inputs(graph, id, at, &group_of, &group.inputs);
+        group.inputs.extend(outside);
+    }
+    rebuild(graph, &groups, &group_of, &readers)
+}
+
+fn fusible(graph: &Graph, id: NodeId) -> bool {
+    let node = graph.node(id);
+    let floats = node.inputs.iter().chain(&node.outputs).all(|value| graph.ty(*value).dtype == DType::F32);
+    node.op.elementwise().is_some() && floats && node.inputs.len() <= OPERANDS_MAX
+}
+
+/// Groups of the producers, latest first.
+fn candidates(graph: &Graph, id: NodeId, group_of: &[Option<usize>]) -> Vec<usize> {
+    let mut makers: Vec<NodeId> = graph.node(id).inputs.iter().map(|value| graph.value(*value).node).collect();
+    makers.sort_unstable_by(|a, b| b.cmp(a));
+    let mut groups: Vec<usize> = Vec::new();
+    for at in makers.iter().filter_map(|maker| group_of[maker.0 as usize]) {
+        if !groups.contains(&at) {
+            groups.push(at);
+        }
+    }
+    groups
+}
+
+fn external_inputs(
+    graph: &Graph,
+    id: NodeId,
+    group: usize,
+    group_of: &[Option<usize>],
+    known: &[ValueId],
+) -> Vec<ValueId> {
+    let mut fresh = Vec::new();
+    for value in &graph.node(id).inputs {
+        let inside = group_of[graph.value(*value).node.0 as usize] == Some(group);
+        if !inside && !known.contains(value) && !fresh.contains(value) {
+            fresh.push(*value);
+        }
+    }
+    fresh
+}
+
+fn may_join(
+    graph: &Graph,
+    group: &Group,
+    at: usize,
+    id: NodeId,
+    phase: Phase,
+    readers: &[Vec<NodeId>],
+    group_of: &[Option<usize>],
+) -> bool {
+    let shape = &graph.ty(graph.node(id).outputs[0]).shape;
+    let extra = external_inputs(graph, id, at, group_of, &group.inputs).len();
+    let registers = group.inputs.len() + extra + group.members.len() + 1;
+    let nobody_waits = group.members.iter().all(|member| {
+        let value = graph.node(*member).outputs[0];
+        readers[value.0 as usize].iter().all(|reader| *reader >= id || group_of[reader.0 as usize] == Some(at))
+    });
+    group.phase == phase && group.shape == *shape && registers <= REGISTERS_MAX && nobody_waits
+}
+
+fn rebuild(graph: &Graph, groups: &[Group], group_of: &[Option<usize>], readers: &[Vec<NodeId>]) -> Graph {
+    let mut rebuild = Rebuild::new(graph);
+    for id in graph.ids() {
+        let node = graph.node(id);
+        let Some(at) = group_of[id.0 as usize].filter(|at| groups[*at].members.len() > 1) else {
+            rebuild.copy(node);
+            continue;
+        };
+        let group = &groups[at];
+        if group.members.last() != Some(&id) {
+            continue;
+        }
+        let register = |value: ValueId| -> usize {
+            let member = |member: &NodeId| graph.node(*member).outputs[0] == value;
+            match group.members.iter().position(member) {
+                Some(step) => group.inputs.len() + step,
+                None => group.inputs.iter().position(|input| *input == value).expect("every operand is known"),
+            }
+        };
+        let step = |member: &NodeId| {
+            let node = graph.node(*member);
+            (Arc::clone(&node.op), node.inputs.iter().map(|value| register(*value)).collect::<Vec<_>>())
+        };
+        let leaves = |value: &ValueId| {
+            readers[value.0 as usize].iter().any(|reader| group_of[reader.0 as usize] != Some(at))
+                || graph.outputs.iter().any(|(_, id)| id == value)
+                || graph.updates.iter().any(|(_, id)| id == value)
+        };
+        let outputs: Vec<ValueId> = group.members.iter().map(|member| graph.node(*member).outputs[0]).filter(leaves).collect();
+        let registers = outputs.iter().map(|value| register(*value)).collect();
+        let op = Fused::new(group.inputs.len(), group.members.iter().map(step).collect(), registers, group.shape.clone());
+        let inputs = group.inputs.iter().map(|value| rebuild.get(*value)).collect();
+        let types = vec![Type::f32(group.shape.clone()); outputs.len()];
+        let fused = rebuild.new.push_typed(Arc::new(op), inputs, types, node.scope.clone(), node.stage);
+        for (slot, old) in outputs.iter().enumerate() {
+            let new = rebuild.new.node(fused).outputs[slot];
+            rebuild.set(*old, new);
+        }
+    }
+    rebuild.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prelude::*;
+
+    #[test]
+    fn a_chain_becomes_one_op_and_shared_values_leave_it() {
+        let builder = Builder::new();
+        let x = builder.input("x", Type::f32([4, 3]));
+        let bias = builder.input("bias", Type::f32([3]));
+        let y = x.add(bias).relu();
+        builder.output("y", y.scale(2.0));
+        builder.output("z", y.sum_all());
+        let graph = builder.finish().unwrap();
+        let fused = fuse_elementwise(&graph);
+        kolo_graph::verify::verify(&fused).unwrap();
+        let ops: Vec<&str> = fused.nodes.iter().map(|node| node.op.name()).collect();
+        assert_eq!(ops, ["input", "input", "fused", "sum"]);
+        assert_eq!(fused.nodes[2].outputs.len(), 2);
+    }
+
+    #[test]
+    fn a_reader_in_between_keeps_ops_apart() {
+        let builder = Builder::new();
+        let x = builder.input("x", Type::f32([4, 4]));
+        let y = x.relu();
+        let product = y.matmul(x);
+        builder.output("z", y.add(product));
+        let graph = builder.finish().unwrap();
+        let fused = fuse_elementwise(&graph);
+        kolo_graph::verify::verify(&fused).unwrap();
+        assert!(fused.nodes.iter().all(|node| node.op.name() != "fused"));
+    }
+}

@@ -1,0 +1,250 @@
+//! Group normalisation of `[n, c, …]`: one mean and variance per image and group of neighbouring channels.
+//!
+//! A group's planes lie one after the other, so its statistics are those of one long row.
+
+use crate::norm;
+use crate::tiles::Address;
+use crate::vectorized;
+use kolo_graph::index::Index;
+use kolo_graph::op::OpKind;
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+
+/// `[n, c]` and the elements of a plane.
+fn planes(shape: &[usize]) -> (usize, usize, usize) {
+    (shape[0], shape[1], shape[2..].iter().product())
+}
+
+/// The index expression of `operands`, with `x` for `n c …`; images are independent, channels and planes stay whole.
+fn images_index(inputs: &[Type], operands: &str) -> Option<Index> {
+    let spatial = norm::axes(inputs.first()?.rank().checked_sub(2)?, true);
+    Some(Index::parse(&operands.replace('x', &format!("n c! {spatial}"))))
+}
+
+op! {
+    /// `(x − mean)/√(variance + eps)·weight + bias` per image and group; also mean and `1/√(variance + eps)` of each.
+    pub struct GroupNorm = "group_norm" { groups: usize, eps: f32 }
+}
+
+impl Op for GroupNorm {
+    fn index(&self, inputs: &[Type]) -> Option<Index> {
+        images_index(inputs, "x, c, c -> x, n g!, n g")
+    }
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        let index = self.index(inputs).ok_or("takes x, weight and bias, and x is [n, c, …]")?;
+        let mut outputs = norm::infer(&index, inputs, &[Some(0), None, None])?;
+        let channels = inputs[0].shape[1];
+        if self.groups == 0 || !channels.is_multiple_of(self.groups) {
+            return Err(format!("{channels} channels do not make {} equal groups; take a divisor", self.groups));
+        }
+        // The groups are no axis of an input, so the index expression does not know their number.
+        outputs[1..].iter_mut().for_each(|statistic| statistic.shape[1] = self.groups);
+        Ok(outputs)
+    }
+    fn flops_per_point(&self) -> u64 {
+        6
+    }
+    fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
+        let inputs = [cx.input(0), cx.input(1), cx.output(1), cx.output(2), cx.grad()];
+        let grads = cx.input(0).builder().apply_all(GroupNormGrad {}, &inputs);
+        (0..3).map(|at| cx.needs(at).then_some(grads[at])).collect()
+    }
+    fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
+        let (x, weight, bias) = (inputs[0], inputs[1], inputs[2]);
+        let (_, channels, size) = planes(&x.shape);
+        let row = channels / self.groups * size;
+        let [mut y, mut means, mut rstds] = [0, 1, 2].map(|at| Dense::zeros(outputs[at].shape.clone()));
+        for (at, x) in x.data.chunks(row).enumerate() {
+            let mean = x.iter().sum::<f64>() / row as f64;
+            let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / row as f64;
+            let rstd = 1.0 / (variance + f64::from(self.eps)).sqrt();
+            (means.data[at], rstds.data[at]) = (mean, rstd);
+            for (slot, x) in x.iter().enumerate() {
+                let c = (at * row + slot) / size % channels;
+                y.data[at * row + slot] = (x - mean) * (rstd * weight.data[c]) + bias.data[c];
+            }
+        }
+        vec![y, means, rstds]
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        let (x, weight, bias) = (cx.f32(0), cx.f32(1), cx.f32(2));
+        let (images, channels, size) = planes(cx.shape(0));
+        let members = channels / self.groups;
+        let row = members * size;
+        let [y, mean, rstd] = [0, 1, 2].map(|at| Address(cx.out_f32(at).as_mut_ptr()));
+        cx.team.chunks(images * self.groups, norm::rows_per_task(row), |range, _| {
+            for at in range {
+                let first = at % self.groups * members;
+                // SAFETY: tasks own disjoint groups.
+                let y = unsafe { y.slice(at * row, row) };
+                // SAFETY: as above.
+                let [mean, rstd] = [mean, rstd].map(|address| unsafe { &mut address.slice(at, 1)[0] });
+                let (weight, bias) = (&weight[first..first + members], &bias[first..first + members]);
+                (*mean, *rstd) = normalize_group(y, &x[at * row..(at + 1) * row], weight, bias, self.eps);
+            }
+        });
+    }
+}
+
+vectorized! {
+    /// `y`, `x`: members × size; `weight`, `bias`: members. The group's mean and `1/√(variance + eps)`.
+    fn normalize_group(y: &mut [f32], x: &[f32], weight: &[f32], bias: &[f32], eps: f32) -> (f32, f32) {
+        let size = x.len() / weight.len();
+        let (mean, rstd) = norm::moments(x, eps);
+        for (member, (weight, bias)) in weight.iter().zip(bias).enumerate() {
+            let part = member * size..(member + 1) * size;
+            norm::affine(&mut y[part.clone()], &x[part], mean, rstd * weight, *bias);
+        }
+        (mean, rstd)
+    }
+}
+
+impl Cases for GroupNorm {
+    fn cases() -> Vec<Case> {
+        let args = |shape: &[usize]| [Arg::real(shape), Arg::real([shape[1]]), Arg::real([shape[1]])];
+        let case = |shape: &[usize], groups| Case::new(GroupNorm { groups, eps: 1e-3 }, args(shape));
+        let large =
+            |shape: &[usize], groups| Case::new(GroupNorm { groups, eps: 1e-5 }, args(shape).map(Arg::constant));
+        vec![
+            case(&[3, 4], 2),
+            case(&[2, 4, 2, 2], 2),
+            case(&[2, 3, 5], 3),
+            case(&[2, 3, 5], 1),
+            case(&[1, 1, 17], 1),
+            large(&[5, 32, 7, 7], 8),
+            large(&[3, 4, 50, 50], 2),
+        ]
+    }
+}
+
+op! {
+    /// Backward of group norm: (x, weight, mean, rstd, g) to the gradients of x, weight and bias.
+    pub struct GroupNormGrad = "group_norm_grad" {}
+}
+
+impl Op for GroupNormGrad {
+    fn index(&self, inputs: &[Type]) -> Option<Index> {
+        images_index(inputs, "x, c, n g!, n g, x -> x, c, c")
+    }
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        let index = self.index(inputs).ok_or("takes x, weight, mean, rstd and g, and x is [n, c, …]")?;
+        let outputs = norm::infer(&index, inputs, &[Some(0), Some(1), Some(1)])?;
+        let (channels, groups) = (inputs[0].shape[1], inputs[2].shape[1]);
+        if groups == 0 || !channels.is_multiple_of(groups) {
+            return Err(format!("{channels} channels do not make {groups} equal groups; take a divisor"));
+        }
+        Ok(outputs)
+    }
+    /// The groups are an axis of the statistics, but no factor of the work.
+    fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
+        inputs[0].elements() as u64 * 9
+    }
+    fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
+        let [x, weight, mean, rstd, g] = [0, 1, 2, 3, 4].map(|at| &inputs[at].data);
+        let (_, channels, size) = planes(&inputs[0].shape);
+        let row = x.len() / mean.len();
+        let [mut dx, mut dweight, mut dbias] = [0, 1, 2].map(|at| Dense::zeros(outputs[at].shape.clone()));
+        for group in 0..mean.len() {
+            let range = group * row..(group + 1) * row;
+            let channel = |at: usize| at / size % channels;
+            let distance = |at: usize| x[at] - mean[group];
+            let (mut shift, mut slope) = (0.0, 0.0);
+            for plane in range.clone().step_by(size) {
+                let weight = weight[channel(plane)] / row as f64;
+                shift += weight * g[plane..plane + size].iter().sum::<f64>();
+                slope += weight * (plane..plane + size).map(|at| g[at] * distance(at)).sum::<f64>();
+            }
+            slope *= rstd[group] * rstd[group];
+            for at in range {
+                dx.data[at] = rstd[group] * (g[at] * weight[channel(at)] - shift - distance(at) * slope);
+                dweight.data[channel(at)] += g[at] * distance(at) * rstd[group];
+                dbias.data[channel(at)] += g[at];
+            }
+        }
+        vec![dx, dweight, dbias]
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        let [x, weight, mean, rstd, g] = [0, 1, 2, 3, 4].map(|at| cx.f32(at));
+        let (images, channels, size) = planes(cx.shape(0));
+        let groups = cx.shape(2)[1];
+        let members = channels / groups;
+        let row = members * size;
+        let (dweights, dbiases) = cx.scratch()[..2 * images * channels].split_at_mut(images * channels);
+        let [dx, dweight, dbias] =
+            [cx.out_f32(0).as_mut_ptr(), dweights.as_mut_ptr(), dbiases.as_mut_ptr()].map(Address);
+        cx.team.chunks(images * groups, norm::rows_per_task(row), |range, _| {
+            for at in range {
+                let first = at % groups * members;
+                // SAFETY: tasks own disjoint groups.
+                let dx = unsafe { dx.slice(at * row, row) };
+                // SAFETY: as above.
+                let [dweight, dbias] = [dweight, dbias].map(|sums| unsafe { sums.slice(at * members, members) });
+                let (x, g) = (&x[at * row..(at + 1) * row], &g[at * row..(at + 1) * row]);
+                differentiate_group(dx, dweight, dbias, x, &weight[first..first + members], mean[at], rstd[at], g);
+            }
+        });
+        norm::join_blocks(cx, dweights, channels, cx.out_f32(1));
+        norm::join_blocks(cx, dbiases, channels, cx.out_f32(2));
+    }
+    fn scratch_bytes(&self, inputs: &[Type], _: &[Type], _: usize) -> usize {
+        2 * inputs[0].shape[0] * inputs[0].shape[1] * size_of::<f32>()
+    }
+}
+
+vectorized! {
+    /// `dx`, `x`, `g`: members × size; `dweight`, `dbias`, `weight`: members.
+    fn differentiate_group(
+        dx: &mut [f32], dweight: &mut [f32], dbias: &mut [f32],
+        x: &[f32], weight: &[f32], mean: f32, rstd: f32, g: &[f32],
+    ) {
+        let (members, count) = (weight.len(), x.len() as f32);
+        let size = x.len() / members;
+        let (mut shift, mut slope) = (0.0, 0.0);
+        for member in 0..members {
+            let (x, g) = (&x[member * size..][..size], &g[member * size..][..size]);
+            let [sum, product] = norm::sums([x, g], |[x, g], [sum, product]| {
+                [sum + g, g.mul_add(x - mean, product)]
+            });
+            shift += sum * weight[member];
+            slope += product * weight[member];
+            dweight[member] = product * rstd;
+            dbias[member] = sum;
+        }
+        let (shift, slope) = (shift / count, slope / count * rstd * rstd);
+        for member in 0..members {
+            let part = member * size..(member + 1) * size;
+            for ((dx, x), g) in dx[part.clone()].iter_mut().zip(&x[part.clone()]).zip(&g[part]) {
+                *dx = rstd * (mean - x).mul_add(slope, g * weight[member] - shift);
+            }
+        }
+    }
+}
+
+impl Cases for GroupNormGrad {
+    fn cases() -> Vec<Case> {
+        let case = |shape: &[usize], groups: usize| {
+            let (c, rows) = ([shape[1]], [shape[0], groups]);
+            let args = [Arg::real(shape), Arg::real(c), Arg::real(rows), Arg::positive(rows), Arg::real(shape)];
+            Case::new(GroupNormGrad {}, args.map(Arg::constant))
+        };
+        vec![
+            case(&[3, 4], 2),
+            case(&[2, 4, 2, 2], 2),
+            case(&[2, 3, 5], 3),
+            case(&[1, 1, 17], 1),
+            case(&[5, 32, 7, 7], 8),
+            case(&[3, 4, 50, 50], 2),
+        ]
+    }
+}
+
+pub const KINDS: &[OpKind] = &[OpKind::of::<GroupNorm>(), OpKind::of::<GroupNormGrad>()];
+
+kolo_graph::methods! {
+    /// Group normalisation of `[n, c, …]`.
+    GroupNormMethods {
+        /// Normalises each image's groups of channels, then scales and shifts each channel.
+        fn group_norm(self, groups: usize, weight: Tensor<'b>, bias: Tensor<'b>, eps: f32) -> Tensor<'b> {
+            self.then(GroupNorm { groups, eps }, &[weight, bias])
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Matrix product and the linear layer.
+
+use crate::elementwise::ElementwiseMethods;
+use crate::gemm::{self, Right, Rows, Start, Strided};
+use crate::reduce::ReduceMethods;
+use crate::tiles::Address;
+use kolo_graph::index::Index;
+use kolo_graph::op::OpKind;
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+
+op! {
+    /// `c[…, m, n] = Σ_k a[…, m, k] · b[…, k, n]`; `ta` and `tb` say that an operand is stored transposed. The leading
+    /// dims must be equal.
+    pub struct MatMul = "matmul" { ta: bool, tb: bool }
+}
+
+impl MatMul {
+    fn expression(&self, rank: usize) -> Index {
+        let batch: String = (0..rank.saturating_sub(2)).map(|dim| format!("b{dim} ")).collect();
+        let a = if self.ta { "k m" } else { "m k" };
+        let b = if self.tb { "n k" } else { "k n" };
+        Index::parse(&format!("{batch}{a}, {batch}{b} -> {batch}m n"))
+    }
+}
+
+fn expect_f32(inputs: &[Type]) -> Result<(), String> {
+    match inputs.iter().find(|ty| !ty.dtype.is_float() || ty.dtype != inputs[0].dtype) {
+        Some(ty) => Err(format!("multiplies floats of one type, not {ty}; cast it")),
+        None => Ok(()),
+    }
+}
+
+impl Op for MatMul {
+    fn index(&self, inputs: &[Type]) -> Option<Index> {
+        Some(self.expression(inputs.first()?.rank()))
+    }
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        let [a, b] = inputs else { return Err("takes two inputs".into()) };
+        if a.rank() < 2 || a.rank() != b.rank() {
+            return Err("needs two matrices, or two stacks of them with equal leading dims".into());
+        }
+        expect_f32(inputs)?;
+        Ok(vec![Type::new(a.dtype, self.expression(a.rank()).output_shapes(inputs)?[0].clone())])
+    }
+    fn flops_per_point(&self) -> u64 {
+        2
+    }
+    fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
+        let (a, b, g) = (cx.input(0), cx.input(1), cx.grad());
+        let product = |x: Tensor<'b>, y: Tensor<'b>, ta, tb| x.then(MatMul { ta, tb }, &[y]);
+        let da = || if self.ta { product(b, g, self.tb, true) } else { product(g, b, false, !self.tb) };
+        let db = || if self.tb { product(g, a, true, self.ta) } else { product(a, g, !self.ta, false) };
+        vec![cx.needs(0).then(da), cx.needs(1).then(db)]
+    }
+    fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
+        let (a, b) = (inputs[0], inputs[1]);
+        let depth = a.shape[a.shape.len() - if self.ta { 2 } else { 1 }];
+        vec![Dense::from_fn(outputs[0].shape.clone(), |at| {
+            let (batch, last) = at.split_at(at.len() - 2);
+            let pick = |x: &Dense, row: usize, column: usize| x.get(&[batch, &[row, column]].concat());
+            (0..depth)
+                .map(|k| {
+                    let x = if self.ta { pick(a, k, last[0]) } else { pick(a, last[0], k) };
+                    let y = if self.tb { pick(b, last[1], k) } else { pick(b, k, last[1]) };
+                    x * y
+                })
+                .sum()
+        })]
+    }
+    fn scratch_bytes(&self, _: &[Type], _: &[Type], threads: usize) -> usize {
+        gemm::scratch_bytes(threads)
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        let out = cx.out_shape(0);
+        let (m, n) = (out[out.len() - 2], out[out.len() - 1]);
+        let shape = cx.shape(0);
+        let k = shape[shape.len() - if self.ta { 2 } else { 1 }];
+        let (a, b, c) = (cx.f32(0), cx.f32(1), Address(cx.out_f32(0).as_mut_ptr()));
+        let batch: usize = out[..out.len() - 2].iter().product();
+        let scratch = cx.scratch();
+        let left = |at: usize| Strided {
+            data: &a[at * m * k..(at + 1) * m * k],
+            line_stride: if self.ta { 1 } else { k },
+            k_stride: if self.ta { m } else { 1 },
+        };
+        let right = |at: usize| Strided {
+            data: &b[at * n * k..(at + 1) * n * k],
+            line_stride: if self.tb { k } else { 1 },
+            k_stride: if self.tb { 1 } else { n },
+        };
+        // SAFETY: product `at` owns its own part of the output.
+        let sink = |at: usize| Rows { data: Address(unsafe { c.get().add(at * m * n) }), stride: n };
+        if batch < cx.team.threads() {
+            for at in 0..batch {
+                let (a, b) = (left(at), right(at));
+                gemm::multiply(cx.team, m, n, k, &a, Right::Fresh(&b), &sink(at), Start::Zero, scratch);
+            }
+            return;
+        }
+        let lent = Address(scratch.as_mut_ptr());
+        cx.team.run(batch, |at, thread| {
+            // SAFETY: each thread has its own scratch.
+            let scratch = unsafe { lent.slice(thread * gemm::SCRATCH, gemm::SCRATCH) };
+            let (a, b) = (left(at), right(at));
+            gemm::block(0..m, 0..n, k, &a, Right::Fresh(&b), &sink(at), Start::Zero, scratch);
+        });
+    }
+}
+
+impl Cases for MatMul {
+    fn cases() -> Vec<Case> {
+        let mut cases = Vec::new();
+        for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
+            for (m, n, k) in [(3, 4, 5), (1, 1, 1), (13, 2, 3), (2, 17, 2)] {
+                let a = if ta { [k, m] } else { [m, k] };
+                let b = if tb { [n, k] } else { [k, n] };
+                cases.push(Case::new(MatMul { ta, tb }, [Arg::real(a), Arg::real(b)]));
+            }
+            let a = if ta { [2, 3, 4, 2] } else { [2, 3, 2, 4] };
+            let b = if tb { [2, 3, 5, 4] } else { [2, 3, 4, 5] };
+            cases.push(Case::new(MatMul { ta, tb }, [Arg::real(a), Arg::real(b)]));
+        }
+        let big = |a: [usize; 2], b: [usize; 2]| [Arg::real(a).constant(), Arg::real(b).constant()];
+        cases.push(Case::new(MatMul { ta: false, tb: false }, big([70, 300], [300, 130])));
+        cases.push(Case::new(MatMul { ta: false, tb: false }, big([3, 0], [0, 2])));
+        cases
+    }
+}
+
+op! {
+    /// `y = x·W + b` over the last dim of `x`; `W` is `[in, out]`, or `[out, in]` if `transposed`, as PyTorch keeps it.
+    pub struct Linear = "linear" { transposed: bool }
+}
+
+impl Linear {
+    fn expression(&self, rank: usize) -> Index {
+        let rows: String = (0..rank.saturating_sub(1)).map(|dim| format!("r{dim} ")).collect();
+        let weight = if self.transposed { "n k" } else { "k n" };
+        Index::parse(&format!("{rows}k!, {weight}, n -> {rows}n"))
+    }
+}
+
+impl Op for Linear {
+    fn index(&self, inputs: &[Type]) -> Option<Index> {
+        Some(self.expression(inputs.first()?.rank()))
+    }
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        let [x, _, _] = inputs else { return Err("takes x, weight and bias".into()) };
+        expect_f32(inputs)?;
+        Ok(vec![Type::new(x.dtype, self.expression(x.rank()).output_shapes(inputs)?[0].clone())])
+    }
+    fn flops_per_point(&self) -> u64 {
+        2
+    }
+    fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
+        let (x, weight, g) = (cx.input(0), cx.input(1), cx.grad());
+        let flat = |t: Tensor<'b>| {
+            let shape = t.shape();
+            let last = shape.last().copied().unwrap_or(1);
+            t.reshape_to([shape.iter().product::<usize>() / last.max(1), last])
+        };
+        let (flat_x, flat_g) = (flat(x), flat(g));
+        let dx = || flat_g.then(MatMul { ta: false, tb: !self.transposed }, &[weight]).reshape_to(x.shape());
+        let dw = || match self.transposed {
+            true => flat_g.then(MatMul { ta: true, tb: false }, &[flat_x]),
+            false => flat_x.then(MatMul { ta: true, tb: false }, &[flat_g]),
+        };
+        vec![cx.needs(0).then(dx), cx.needs(1).then(dw), cx.needs(2).then(|| flat_g.sum(&[0]))]
+    }
+    fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
+        let (x, weight, bias) = (inputs[0], inputs[1], inputs[2]);
+        let depth = x.shape[x.shape.len() - 1];
+        vec![Dense::from_fn(outputs[0].shape.clone(), |at| {
+            let (row, n) = (&at[..at.len() - 1], at[at.len() - 1]);
+            let entry = |k: usize| if self.transposed { weight.get(&[n, k]) } else { weight.get(&[k, n]) };
+            bias.data[n] + (0..depth).map(|k| x.get(&[row, &[k]].concat()) * entry(k)).sum::<f64>()
+        })]
+    }
+    fn scratch_bytes(&self, _: &[Type], _: &[Type], threads: usize) -> usize {
+        gemm::scratch_bytes(threads)
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        let k = cx.inputs[0].ty.last();
+        let n = cx.outputs[0].ty.last();
+        let m = cx.outputs[0].ty.elements() / n.max(1);
+        let x = Strided { data: cx.f32(0), line_stride: k, k_stride: 1 };
+        let weight = Strided {
+            data: cx.f32(1),
+            line_stride: if self.transposed { k } else { 1 },
+            k_stride: if self.transposed { 1 } else { n },
+        };
+        let sink = Rows { data: Address(cx.out_f32(0).as_mut_ptr()), stride: n };
+        let start = Start::Bias(cx.f32(2));
+        gemm::multiply(cx.team, m, n, k, &x, Right::Fresh(&weight), &sink, start, cx.scratch());
+    }
+}
+
+impl Cases for Linear {
+    fn cases() -> Vec<Case> {
+        let case = |transposed: bool, x: &[usize], n: usize| {
+            let k = x[x.len() - 1];
+            let weight = if transposed { [n, k] } else { [k, n] };
+            Case::new(Linear { transposed }, [Arg::real(x), Arg::real(weight), Arg::real([n])])
+        };
+        vec![
+            case(true, &[3, 5], 4),
+            case(false, &[3, 5], 4),
+            case(true, &[2, 3, 5], 17),
+            case(false, &[1, 1], 1),
+            case(true, &[7], 3),
+        ]
+    }
+}
+
+pub const KINDS: &[OpKind] = &[OpKind::of::<MatMul>(), OpKind::of::<Linear>()];
+
+kolo_graph::methods! {
+    /// Products.
+    MatMulMethods {
+        /// `self · other`; `other` may be a single matrix shared by all leading dims of `self`.
+        fn matmul(self, other: Tensor<'b>) -> Tensor<'b> {
+            if other.rank() != 2 || self.rank() == 2 {
+                return self.then(MatMul { ta: false, tb: false }, &[other]);
+            }
+            let mut shape = self.shape();
+            let k = shape.pop().unwrap_or(1);
+            let flat = self.reshape_to([shape.iter().product::<usize>(), k]);
+            shape.push(other.dim(1));
+            flat.then(MatMul { ta: false, tb: false }, &[other]).reshape_to(shape)
+        }
+        /// `self · otherᵀ` for matrices or stacks of them.
+        fn matmul_transposed(self, other: Tensor<'b>) -> Tensor<'b> {
+            self.then(MatMul { ta: false, tb: true }, &[other])
+        }
+        /// PyTorch's linear layer: `weight` is `[out, in]`.
+        fn linear(self, weight: Tensor<'b>, bias: Option<Tensor<'b>>) -> Tensor<'b> {
+            apply_linear(self, weight, bias, true)
+        }
+        /// GPT-2's linear layer: `weight` is `[in, out]`.
+        fn linear_in_out(self, weight: Tensor<'b>, bias: Option<Tensor<'b>>) -> Tensor<'b> {
+            apply_linear(self, weight, bias, false)
+        }
+        /// A linear layer and an activation, by name: relu, gelu, gelu_tanh, sigmoid, tanh, silu or none.
+        fn linear_with(self, weight: Tensor<'b>, bias: Option<Tensor<'b>>, activation: &str) -> Tensor<'b> {
+            self.linear(weight, bias).activate(activation)
+        }
+        fn activate(self, activation: &str) -> Tensor<'b> {
+            match activation {
+                "none" => self,
+                "relu" => self.relu(),
+                "gelu" => self.gelu(),
+                "gelu_tanh" => self.gelu_tanh(),
+                "sigmoid" => self.sigmoid(),
+                "tanh" => self.tanh(),
+                "silu" => self.silu(),
+                other => {
+                    let message = format!("there is no activation `{other}`");
+                    self.builder().fail("activate", message, "use relu, gelu, gelu_tanh, sigmoid, tanh, silu or none");
+                    self
+                }
+            }
+        }
+    }
+}
+
+fn apply_linear<'b>(x: Tensor<'b>, weight: Tensor<'b>, bias: Option<Tensor<'b>>, transposed: bool) -> Tensor<'b> {
+    let Some(bias) = bias else {
+        let mut shape = x.shape();
+        let k = shape.pop().unwrap_or(1);
+        let flat = x.reshape_to([shape.iter().product::<usize>(), k]);
+        shape.push(weight.dim(if transposed { 0 } else { 1 }));
+        return flat.then(MatMul { ta: false, tb: transposed }, &[weight]).reshape_to(shape);
+    };
+    x.then(Linear { transposed }, &[weight, bias])
+}

@@ -1,0 +1,49 @@
+//! Adagrad.
+
+use crate::optim::rule::{Update, cases, decayed, update};
+use crate::real::Real;
+use kolo_graph::{Case, Cases, op};
+
+op! {
+    /// `(param, grad, sum, lr, scale, step) -> (param, sum)`.
+    pub struct Adagrad = "adagrad" { eps: f64, weight_decay: f64, lr_decay: f64 }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct AdagradNumbers {
+    /// The learning rate after its decay.
+    rate: f64,
+    scale: f64,
+    eps: f64,
+    weight_decay: f64,
+}
+
+impl Update<3, 3, 2> for Adagrad {
+    const TENSORS: [&'static str; 3] = ["param", "grad", "sum"];
+    const SCALARS: [&'static str; 3] = ["lr", "scale", "step"];
+    const OUTPUTS: [usize; 2] = [0, 2];
+    const FLOPS_PER_ELEMENT: u64 = 10;
+    type Numbers = AdagradNumbers;
+
+    fn numbers(&self, [lr, scale, step]: [f64; 3]) -> AdagradNumbers {
+        let Adagrad { eps, weight_decay, lr_decay } = *self;
+        AdagradNumbers { rate: lr / (1.0 + (step - 1.0) * lr_decay), scale, eps, weight_decay }
+    }
+    #[inline(always)]
+    fn element<R: Real>([param, grad, sum]: [R; 3], n: &AdagradNumbers) -> [R; 2] {
+        let grad = decayed(grad, n.scale, param, n.weight_decay);
+        let sum = sum + grad * grad;
+        [param - grad * R::of(n.rate) / (sum.sqrt() + R::of(n.eps)), sum]
+    }
+}
+
+update! { Adagrad: 3 tensors, 3 scalars, 2 outputs }
+
+impl Cases for Adagrad {
+    fn cases() -> Vec<Case> {
+        cases(&[
+            Adagrad { eps: 1e-10, weight_decay: 0.0, lr_decay: 0.0 },
+            Adagrad { eps: 1e-10, weight_decay: 0.1, lr_decay: 0.05 },
+        ])
+    }
+}

@@ -1,0 +1,61 @@
+//! LARS, after You, Gitman and Ginsburg, "Large Batch Training of Convolutional Networks" (2017), algorithm 1.
+
+use crate::optim::rule::{Update, args, cases, decayed, update};
+use crate::real::Real;
+use kolo_graph::{Case, Cases, op};
+
+op! {
+    /// `(param, grad, velocity, param_norm, grad_norm, lr, scale) -> (param, velocity)`.
+    ///
+    /// `grad_norm` is the norm of `grad` as given, before `scale`. If either norm is zero, the rate is not adapted. As in
+    /// the paper, and unlike [`super::Sgd`], the learning rate is part of the velocity.
+    pub struct Lars = "lars" { momentum: f64, weight_decay: f64, trust: f64, eps: f64 }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct LarsNumbers {
+    /// The global times the local learning rate.
+    rate: f64,
+    scale: f64,
+    momentum: f64,
+    weight_decay: f64,
+}
+
+impl Update<3, 4, 2> for Lars {
+    const TENSORS: [&'static str; 3] = ["param", "grad", "velocity"];
+    const SCALARS: [&'static str; 4] = ["param_norm", "grad_norm", "lr", "scale"];
+    const OUTPUTS: [usize; 2] = [0, 2];
+    const FLOPS_PER_ELEMENT: u64 = 7;
+    type Numbers = LarsNumbers;
+
+    fn numbers(&self, [param_norm, grad_norm, lr, scale]: [f64; 4]) -> LarsNumbers {
+        let Lars { momentum, weight_decay, trust, eps } = *self;
+        let grad_norm = grad_norm * scale;
+        let local = match param_norm == 0.0 || grad_norm == 0.0 {
+            true => 1.0,
+            false => trust * param_norm / (grad_norm + weight_decay * param_norm + eps),
+        };
+        LarsNumbers { rate: lr * local, scale, momentum, weight_decay }
+    }
+    #[inline(always)]
+    fn element<R: Real>([param, grad, velocity]: [R; 3], n: &LarsNumbers) -> [R; 2] {
+        let grad = decayed(grad, n.scale, param, n.weight_decay);
+        let velocity = velocity * R::of(n.momentum) + grad * R::of(n.rate);
+        [param - velocity, velocity]
+    }
+}
+
+update! { Lars: 3 tensors, 4 scalars, 2 outputs }
+
+impl Cases for Lars {
+    fn cases() -> Vec<Case> {
+        let usual = Lars { momentum: 0.9, weight_decay: 1e-4, trust: 0.02, eps: 1e-8 };
+        let mut cases = cases(&[usual.clone(), Lars { weight_decay: 0.0, ..usual.clone() }]);
+        for norm in [3, 4] {
+            let mut args = args(&usual, &[7]);
+            args[norm] = args[norm].clone().within(0.0, 0.0);
+            cases.push(Case::new(usual.clone(), args));
+        }
+        cases
+    }
+}

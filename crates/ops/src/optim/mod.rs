@@ -1,0 +1,39 @@
+//! Optimizer updates as ops, so that the update is part of the step's graph: parameter, gradient and moments in, the new
+//! parameter and moments out, in one pass over memory and in place.
+//!
+//! One family per file; [`rule`] holds what they share. The learning rate, the gradient's scale and the number of the
+//! step are inputs, because they change; everything else is an attribute. The formulas are PyTorch's where it has them.
+//! Nothing here has a gradient.
+
+pub mod adagrad;
+pub mod adam;
+pub mod lamb;
+pub mod lars;
+pub mod norm;
+pub mod rmsprop;
+pub mod rule;
+pub mod sgd;
+
+pub use adagrad::Adagrad;
+pub use adam::Adam;
+pub use lamb::{LambApply, LambDirection};
+pub use lars::Lars;
+pub use norm::{ClipScale, OptimMethods, SumSquares};
+pub use rmsprop::Rmsprop;
+pub use sgd::{Sgd, SgdPlain};
+
+use kolo_graph::OpKind;
+
+/// Every op of this folder.
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<Sgd>(),
+    OpKind::of::<SgdPlain>(),
+    OpKind::of::<Adam>(),
+    OpKind::of::<Rmsprop>(),
+    OpKind::of::<Adagrad>(),
+    OpKind::of::<Lars>(),
+    OpKind::of::<LambDirection>(),
+    OpKind::of::<LambApply>(),
+    OpKind::of::<SumSquares>(),
+    OpKind::of::<ClipScale>(),
+];

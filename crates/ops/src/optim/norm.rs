@@ -1,0 +1,116 @@
+//! Norms of whole tensors, and the gradient scale that bounds one.
+
+use crate::elementwise::ElementwiseMethods;
+use crate::real::Real;
+use crate::simd;
+use crate::tiles::Address;
+use kolo_graph::index::Index;
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, Op, Tensor, Type, op};
+
+op! {
+    /// `Σ x²` over all elements, in an order that depends on the shape alone.
+    pub struct SumSquares = "sum_squares" { }
+}
+
+/// Elements summed in f32; the sums of such runs are added in order, in f64.
+const RUN: usize = 4096;
+const RUNS_PER_TASK: usize = 4;
+
+impl Op for SumSquares {
+    fn index(&self, inputs: &[Type]) -> Option<Index> {
+        let axes = (0..inputs.first()?.rank()).map(|dim| format!("d{dim}")).collect();
+        Some(Index { inputs: vec![axes], outputs: vec![Vec::new()], whole: Vec::new() })
+    }
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        match inputs {
+            [input] if *input == Type::f32(input.shape.clone()) => Ok(vec![Type::f32([])]),
+            [input] => Err(format!("sums squares of f32, not of {input}; cast it")),
+            _ => Err(format!("takes one input, but got {}", inputs.len())),
+        }
+    }
+    fn flops_per_point(&self) -> u64 {
+        2
+    }
+    fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
+        vec![Dense::new([], vec![inputs[0].data.iter().map(|x| x * x).sum()])]
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        let (x, out) = (cx.f32(0), cx.out_f32(0));
+        let runs = x.len().div_ceil(RUN);
+        let sums = &mut cx.scratch()[..runs];
+        let address = Address(sums.as_mut_ptr());
+        cx.team.chunks(runs, RUNS_PER_TASK, |range, _| {
+            // SAFETY: tasks own disjoint runs.
+            let sums = unsafe { address.slice(range.start, range.len()) };
+            for (sum, run) in sums.iter_mut().zip(range) {
+                let run = &x[run * RUN..x.len().min((run + 1) * RUN)];
+                *sum = simd::dot(run, run);
+            }
+        });
+        out[0] = sums.iter().fold(0.0, |total, sum| total + f64::from(*sum)) as f32;
+    }
+    fn scratch_bytes(&self, inputs: &[Type], _: &[Type], _: usize) -> usize {
+        inputs[0].elements().div_ceil(RUN) * size_of::<f32>()
+    }
+}
+
+impl Cases for SumSquares {
+    fn cases() -> Vec<Case> {
+        let shapes: [&[usize]; 7] = [&[], &[1], &[37], &[3, 5], &[1, 7, 1], &[4097], &[3, 13_669]];
+        shapes.map(|shape| Case::new(SumSquares {}, [Arg::real(shape).constant()])).into()
+    }
+}
+
+op! {
+    /// From the sum of all squared gradients to their scale: `min(1, max_norm / (√total + 10⁻⁶))`.
+    pub struct ClipScale = "clip_scale" { max_norm: f64 }
+}
+
+impl ClipScale {
+    fn value(&self, total: f64) -> f64 {
+        (self.max_norm / (total.sqrt() + 1e-6)).smaller(1.0)
+    }
+}
+
+impl Op for ClipScale {
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        match inputs {
+            [total] if *total == Type::f32([]) => Ok(vec![Type::f32([])]),
+            [total] => Err(format!("takes a sum of squares, f32[], not {total}; add up the tensors' `sum_squares`")),
+            _ => Err(format!("takes one input, but got {}", inputs.len())),
+        }
+    }
+    fn flops_per_point(&self) -> u64 {
+        4
+    }
+    fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
+        vec![Dense::new([], vec![self.value(inputs[0].data[0])])]
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        let total = f64::from(cx.f32(0)[0]);
+        cx.out_f32(0)[0] = self.value(total) as f32;
+    }
+    fn in_place(&self) -> Vec<(usize, usize)> {
+        vec![(0, 0)]
+    }
+}
+
+impl Cases for ClipScale {
+    fn cases() -> Vec<Case> {
+        let case =
+            |max_norm, low, high| Case::new(ClipScale { max_norm }, [Arg::real([]).within(low, high).constant()]);
+        vec![case(1.0, 4.0, 9.0), case(1.0, 0.1, 0.5), case(0.5, 0.0, 0.0), case(1.0, f64::NAN, f64::NAN)]
+    }
+}
+
+kolo_graph::methods! {
+    /// Norms of whole tensors.
+    OptimMethods {
+        /// `Σ x²` over all elements.
+        fn sum_squares(self) -> Tensor<'b> { self.then(SumSquares {}, &[]) }
+        /// The Euclidean norm over all elements.
+        fn l2_norm(self) -> Tensor<'b> { self.sum_squares().sqrt() }
+        /// Of a sum of squares: the scale that brings the norm down to `max_norm`, at most one.
+        fn clip_scale(self, max_norm: f64) -> Tensor<'b> { self.then(ClipScale { max_norm }, &[]) }
+    }
+}

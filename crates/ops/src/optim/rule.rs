@@ -1,0 +1,211 @@
+//! What the updates share. An update is written once, for one element, over [`Real`]: in f64 it is the definition, in f32
+//! the kernel. `update!` makes an op of it.
+//!
+//! An output may be the very memory of an input, and then the kernel updates it where it is. If it is not, the pass first
+//! copies a block of the input there, so that the kernel knows the one case alone. Operands are addresses, never slices.
+
+use crate::real::Real;
+use crate::tiles::Address;
+use kolo_graph::{Arg, Case, CpuCx, Dense, Domain, Op, Type};
+use std::array::from_fn;
+
+/// Elements of one task.
+const ELEMENTS_PER_TASK: usize = 16 * 1024;
+/// Elements updated at a time; the blocks of all operands stay in the first-level cache.
+const BLOCK: usize = 1024;
+
+/// An update of `T` tensors with `S` scalars into `O` outputs.
+pub trait Update<const T: usize, const S: usize, const O: usize>: Op {
+    /// The first inputs, all of the shape of the first.
+    const TENSORS: [&'static str; T];
+    /// The inputs after them, each one number.
+    const SCALARS: [&'static str; S];
+    /// The input whose place each output may take.
+    const OUTPUTS: [usize; O];
+    const FLOPS_PER_ELEMENT: u64;
+
+    /// What is the same for every element.
+    type Numbers: Copy + Sync;
+    fn numbers(&self, scalars: [f64; S]) -> Self::Numbers;
+
+    fn element<R: Real>(values: [R; T], numbers: &Self::Numbers) -> [R; O];
+}
+
+/// Makes an op of an [`Update`].
+macro_rules! update {
+    ($op:ident: $t:literal tensors, $s:literal scalars, $o:literal outputs) => {
+        impl kolo_graph::Op for $op {
+            fn index(&self, inputs: &[kolo_graph::Type]) -> Option<kolo_graph::index::Index> {
+                kolo_graph::index::Index::elementwise(inputs, $o).ok()
+            }
+            fn infer(&self, inputs: &[kolo_graph::Type]) -> Result<Vec<kolo_graph::Type>, String> {
+                $crate::optim::rule::infer(&Self::TENSORS, &Self::SCALARS, $o, inputs)
+            }
+            fn flops_per_point(&self) -> u64 {
+                Self::FLOPS_PER_ELEMENT
+            }
+            fn reference(&self, inputs: &[&kolo_graph::Dense], _: &[kolo_graph::Type]) -> Vec<kolo_graph::Dense> {
+                $crate::optim::rule::define(self, inputs)
+            }
+            fn cpu(&self, cx: &mut kolo_graph::CpuCx<'_>) {
+                use $crate::tiles::Address;
+                type Numbers = <$op as Update<$t, $s, $o>>::Numbers;
+                $crate::vectorized! {
+                    fn block(rows: [Address; $t], count: usize, numbers: Numbers) {
+                        for at in 0..count {
+                            // SAFETY: `run` gives rows of at least `count` elements.
+                            let values = std::array::from_fn(|row| unsafe { *rows[row].get().add(at) });
+                            let updated = $op::element(values, &numbers);
+                            for output in 0..$o {
+                                // SAFETY: as above, and the rows of outputs belong to this task.
+                                unsafe { *rows[$op::OUTPUTS[output]].get().add(at) = updated[output] };
+                            }
+                        }
+                    }
+                }
+                let numbers = self.numbers($crate::optim::rule::scalars::<$t, $s>(cx));
+                $crate::optim::rule::run(cx, Self::OUTPUTS, |rows, count| block(rows, count, numbers));
+            }
+            fn in_place(&self) -> Vec<(usize, usize)> {
+                Self::OUTPUTS.iter().enumerate().map(|(output, input)| (*input, output)).collect()
+            }
+        }
+    };
+}
+pub(crate) use update;
+
+pub fn infer(tensors: &[&str], scalars: &[&str], outputs: usize, inputs: &[Type]) -> Result<Vec<Type>, String> {
+    let names = [tensors, scalars].concat();
+    if inputs.len() != names.len() {
+        return Err(format!("takes {} inputs ({}), but got {}", names.len(), names.join(", "), inputs.len()));
+    }
+    let tensor = Type::f32(inputs[0].shape.clone());
+    for (at, (name, input)) in names.iter().zip(inputs).enumerate() {
+        let wanted = if at < tensors.len() { &tensor } else { &Type::f32([]) };
+        if input != wanted {
+            return Err(format!("`{name}` must be {wanted}, but is {input}; cast or reshape it"));
+        }
+    }
+    Ok(vec![tensor; outputs])
+}
+
+/// The definition, element by element in f64.
+pub fn define<U, const T: usize, const S: usize, const O: usize>(update: &U, inputs: &[&Dense]) -> Vec<Dense>
+where
+    U: Update<T, S, O>,
+{
+    let numbers = update.numbers(from_fn(|at| inputs[T + at].data[0]));
+    let mut outputs = vec![Dense::zeros(inputs[0].shape.clone()); O];
+    for at in 0..inputs[0].data.len() {
+        let updated = U::element(from_fn(|input| inputs[input].data[at]), &numbers);
+        outputs.iter_mut().zip(updated).for_each(|(output, value)| output.data[at] = value);
+    }
+    outputs
+}
+
+/// The scalars, which follow the tensors.
+pub fn scalars<const T: usize, const S: usize>(cx: &CpuCx<'_>) -> [f64; S] {
+    from_fn(|at| f64::from(cx.f32(T + at)[0]))
+}
+
+/// Runs `update` block by block. Its rows are the tensors; row `outputs[i]` is output `i` and holds the tensor already.
+pub fn run<const T: usize, const O: usize>(
+    cx: &CpuCx<'_>,
+    outputs: [usize; O],
+    update: impl Fn([Address; T], usize) + Sync,
+) {
+    let from: [Address; T] = from_fn(|at| Address(cx.inputs[at].data.cast()));
+    let to: [Address; O] = from_fn(|at| Address(cx.outputs[at].data.cast()));
+    cx.team.chunks(cx.outputs[0].ty.elements(), ELEMENTS_PER_TASK, |range, _| {
+        for start in range.clone().step_by(BLOCK) {
+            let count = BLOCK.min(range.end - start);
+            // SAFETY: every tensor and output has as many elements as the first output.
+            let at = |address: Address| Address(unsafe { address.get().add(start) });
+            let mut rows = from.map(at);
+            for (to, row) in to.map(at).into_iter().zip(outputs) {
+                if to.get() != rows[row].get() {
+                    // SAFETY: two buffers of their own, and tasks own disjoint ranges of every output.
+                    unsafe { std::ptr::copy_nonoverlapping(rows[row].get(), to.get(), count) };
+                    rows[row] = to;
+                }
+            }
+            update(rows, count);
+        }
+    });
+}
+
+/// The gradient as a rule sees it: scaled, and with the weight decay of the L2 penalty. Without decay the parameter is
+/// left out of it, so that one that is not finite does not reach the moments.
+#[inline(always)]
+pub fn decayed<R: Real>(grad: R, scale: f64, param: R, weight_decay: f64) -> R {
+    let grad = grad * R::of(scale);
+    if weight_decay == 0.0 { grad } else { grad + param * R::of(weight_decay) }
+}
+
+/// `1 − betaⁿ` for step `n`, by repeated squaring: the library's power may differ in its last bit between machines.
+pub fn bias_correction(beta: f64, step: f64) -> f64 {
+    let (mut power, mut base, mut exponent) = (1.0, beta, step as u64);
+    while exponent > 0 {
+        if exponent & 1 == 1 {
+            power *= base;
+        }
+        base *= base;
+        exponent >>= 1;
+    }
+    1.0 - power
+}
+
+/// The usual cases of each of `ops`.
+pub fn cases<U, const T: usize, const S: usize, const O: usize>(ops: &[U]) -> Vec<Case>
+where
+    U: Update<T, S, O> + Clone,
+{
+    // The last is several tasks long and ends inside a block.
+    let shapes: [&[usize]; 5] = [&[], &[1], &[37], &[3, 5], &[41_003]];
+    ops.iter().flat_map(|op| shapes.map(|shape| Case::new(op.clone(), args(op, shape)))).collect()
+}
+
+/// Arguments in the range that training has: squares and norms are positive, steps count from one.
+pub fn args<U, const T: usize, const S: usize, const O: usize>(_: &U, shape: &[usize]) -> Vec<Arg>
+where
+    U: Update<T, S, O>,
+{
+    let tensor = |name: &str| match name {
+        "v" | "square" | "sum" => Arg::positive(shape),
+        _ => Arg::real(shape),
+    };
+    let scalar = |name: &str| match name {
+        "step" => Arg { domain: Domain::Index(1, 40), ..Arg::real([]) },
+        _ => Arg::real([]).within(0.1, 1.0),
+    };
+    let tensors = U::TENSORS.iter().map(|name| tensor(name));
+    tensors.chain(U::SCALARS.iter().map(|name| scalar(name))).map(Arg::constant).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bias_correction_is_one_minus_the_power() {
+        for (beta, step) in [(0.9, 1), (0.9, 7), (0.999, 1), (0.999, 1000), (0.0, 1), (0.999, 10_000_000)] {
+            let wanted = 1.0 - f64::powi(beta, step);
+            assert!((bias_correction(beta, f64::from(step)) - wanted).abs() < 1e-12, "{beta} {step}");
+        }
+    }
+
+    #[test]
+    fn wrong_inputs_are_named() {
+        let error = |inputs: &[Type]| infer(&["param", "grad"], &["lr"], 1, inputs).unwrap_err();
+        let param = Type::f32([2, 3]);
+        assert_eq!(error(std::slice::from_ref(&param)), "takes 3 inputs (param, grad, lr), but got 1");
+        assert_eq!(
+            error(&[param.clone(), Type::f32([3, 2]), Type::f32([])]),
+            "`grad` must be f32[2,3], but is f32[3,2]; cast or reshape it"
+        );
+        assert_eq!(
+            error(&[param.clone(), param, Type::f32([1])]),
+            "`lr` must be f32[], but is f32[1]; cast or reshape it"
+        );
+    }
+}

@@ -1,0 +1,350 @@
+//! LSTM. Legend in the parent module; gates are in PyTorch's order: input, forget, candidate, output.
+//!
+//! `c_t = f · c_{t-1} + i · g`, `h_t = o · tanh(c_t)`.
+
+use super::{
+    Against, GateGrads, Sheet, Sizes, constant, cut, layer, padded, parts, parts_mut, plain, product, product_of_all_steps,
+    share, states_before,
+};
+use crate::gemm::{self, Rows, Start, Strided};
+use crate::real::Real;
+use crate::tiles::Address;
+use crate::vectorized;
+use kolo_graph::index::Index;
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+
+const GATES: usize = 4;
+
+op! {
+    /// LSTM layer: `(x[b,t,i], w_ih[4h,i], w_hh[4h,h], b_ih[4h], b_hh[4h])` to the states `[b,t,h]`, and for the backward
+    /// pass the activated gates `[t,b,4h]` and the cells `[t,b,h]`.
+    pub struct Lstm = "lstm" {}
+}
+
+/// One element: activated gates, cell and state, from what the gates sum up to and the cell before.
+#[inline(always)]
+fn cell<R: Real>(sums: [R; 4], before: R) -> ([R; 4], R, R) {
+    let gates = [sums[0].sigmoid(), sums[1].sigmoid(), sums[2].tanh(), sums[3].sigmoid()];
+    let cell = gates[1] * before + gates[0] * gates[2];
+    (gates, cell, gates[3] * cell.tanh())
+}
+
+/// Its gradient: of the gates' sums and of the cell before, given those of the state and of the cell after.
+#[inline(always)]
+fn cell_grad<R: Real>([i, f, g, o]: [R; 4], before: R, cell: R, d_state: R, d_cell: R) -> ([R; 4], R) {
+    let one = R::of(1.0);
+    let squashed = cell.tanh();
+    let d_cell = d_cell + d_state * o * (one - squashed * squashed);
+    let d_sums = [
+        d_cell * g * (i * (one - i)),
+        d_cell * before * (f * (one - f)),
+        d_cell * i * (one - g * g),
+        d_state * squashed * (o * (one - o)),
+    ];
+    (d_sums, d_cell * f)
+}
+
+vectorized! {
+    /// One sample's step: the gates' sums become the gates.
+    fn cell_row(
+        i: &mut [f32], f: &mut [f32], g: &mut [f32], o: &mut [f32], before: &[f32], cells: &mut [f32], states: &mut [f32],
+    ) {
+        let width = i.len();
+        let (f, g, o, before) = (&mut f[..width], &mut g[..width], &mut o[..width], &before[..width]);
+        let (cells, states) = (&mut cells[..width], &mut states[..width]);
+        for at in 0..width {
+            let (gates, cell, state) = cell([i[at], f[at], g[at], o[at]], before[at]);
+            [i[at], f[at], g[at], o[at]] = gates;
+            cells[at] = cell;
+            states[at] = state;
+        }
+    }
+}
+
+vectorized! {
+    /// One sample's step back. `d_cells` holds the gradient of the cell after and gets that of the cell before.
+    fn cell_grad_row(
+        i: &[f32], f: &[f32], g: &[f32], o: &[f32], before: &[f32], cells: &[f32], d_out: &[f32], d_next: &[f32],
+        d_cells: &mut [f32], di: &mut [f32], df: &mut [f32], dg: &mut [f32], d_o: &mut [f32],
+    ) {
+        let width = i.len();
+        let (f, g, o, before, cells) = (&f[..width], &g[..width], &o[..width], &before[..width], &cells[..width]);
+        let (d_out, d_next, d_cells) = (&d_out[..width], &d_next[..width], &mut d_cells[..width]);
+        let (di, df, dg, d_o) = (&mut di[..width], &mut df[..width], &mut dg[..width], &mut d_o[..width]);
+        for at in 0..width {
+            let d_state = d_out[at] + d_next[at];
+            let gates = [i[at], f[at], g[at], o[at]];
+            let (d_sums, d_before) = cell_grad(gates, before[at], cells[at], d_state, d_cells[at]);
+            [di[at], df[at], dg[at], d_o[at]] = d_sums;
+            d_cells[at] = d_before;
+        }
+    }
+}
+
+impl Op for Lstm {
+    fn index(&self, _: &[Type]) -> Option<Index> {
+        Some(Index::parse("b t! i!, g! i, g h!, g, g -> b t h, t b g, t b h"))
+    }
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        super::infer(self.index(inputs), inputs, GATES)
+    }
+    fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
+        let sizes = Sizes::of_types(inputs);
+        2 * sizes.work(GATES * sizes.hidden) as u64
+    }
+    fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
+        let inputs = [0, 1, 2].map(|at| cx.input(at));
+        let saved = [0, 1, 2].map(|at| cx.output(at));
+        let op = LstmGrad { need_dx: cx.needs(0) };
+        let all = cx.grad().builder().apply_all(op, &[&inputs[..], &saved[..], &[cx.grad()]].concat());
+        let dx = cx.needs(0).then(|| all[3]);
+        vec![dx, Some(all[0]), Some(all[1]), Some(all[2]), Some(all[2])]
+    }
+    fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
+        let [x, w_ih, w_hh, b_ih, b_hh] = inputs else { unreachable!("five inputs") };
+        let Sizes { batch, steps, hidden, .. } = Sizes::of(&x.shape, &w_hh.shape);
+        let [mut y, mut gates, mut cells] = [0, 1, 2].map(|at| Dense::zeros(outputs[at].shape.clone()));
+        for sample in 0..batch {
+            for step in 0..steps {
+                let before = (step > 0).then(|| plain::row(&y, sample, step - 1));
+                let mut sums = plain::affine(w_ih, Some(plain::row(x, sample, step)), b_ih);
+                plain::add(&mut sums, &plain::affine(w_hh, before, b_hh));
+                for unit in 0..hidden {
+                    let before = if step > 0 { cells.get(&[step - 1, sample, unit]) } else { 0.0 };
+                    let ([i, f, g, o], cell, state) = cell([0, 1, 2, 3].map(|gate| sums[gate * hidden + unit]), before);
+                    let row = (step * batch + sample) * hidden;
+                    for (gate, value) in [i, f, g, o].into_iter().enumerate() {
+                        gates.data[row * GATES + gate * hidden + unit] = value;
+                    }
+                    cells.data[row + unit] = cell;
+                    y.data[(sample * steps + step) * hidden + unit] = state;
+                }
+            }
+        }
+        vec![y, gates, cells]
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        let sizes = Sizes::of(cx.shape(0), cx.shape(2));
+        let Sizes { batch, steps, input, hidden } = sizes;
+        let all_gates = GATES * hidden;
+        let (pieces, scratch) = cut(cx.scratch(), lengths(sizes));
+        let [bias, zeros, w_ih_room, w_hh_room] = pieces;
+        bias.iter_mut().zip(cx.f32(3)).zip(cx.f32(4)).for_each(|((sum, b_ih), b_hh)| *sum = b_ih + b_hh);
+        zeros.fill(0.0);
+        let (bias, zeros) = (&*bias, &*zeros);
+        let weight = |at: usize, width: usize| Strided { data: cx.f32(at), line_stride: width, k_stride: 1 };
+        let w_ih = gemm::prepack(&weight(1, input), all_gates, input, w_ih_room);
+        let w_hh = gemm::prepack(&weight(2, hidden), all_gates, hidden, w_hh_room);
+        let x = Sheet { data: cx.f32(0), grid: sizes.by_sample(input), width: input };
+        let [y, gates, cells] = [0, 1, 2].map(|at| Address(cx.out_f32(at).as_mut_ptr()));
+        share(cx.team, batch, sizes.work(all_gates), scratch, |samples, scratch| {
+            let sums = Sheet { data: gates, grid: sizes.by_step(all_gates), width: all_gates };
+            product_of_all_steps((steps, samples.clone()), x, w_ih, sums, Start::Bias(bias), scratch);
+            // SAFETY: no two threads share samples.
+            let y = unsafe { y.slice(samples.start * steps * hidden, samples.len() * steps * hidden) };
+            // SAFETY: as above; each slice is one step's rows of these samples.
+            let rows = |of: Address, step: usize, width: usize| unsafe {
+                let range = sizes.at(step, &samples, width);
+                of.slice(range.start, range.len())
+            };
+            for step in 0..steps {
+                let gates = rows(gates, step, all_gates);
+                if step > 0 {
+                    let sink = Rows { data: Address(gates.as_mut_ptr()), stride: all_gates };
+                    let states = states_before(y, sizes, step);
+                    product(samples.len(), all_gates, hidden, states, w_hh, sink, Start::Add, scratch);
+                }
+                let cells_now = rows(cells, step, hidden);
+                for sample in 0..samples.len() {
+                    let here = sample * hidden..(sample + 1) * hidden;
+                    let before = if step > 0 { &rows(cells, step - 1, hidden)[here.clone()] } else { zeros };
+                    let [i, f, g, o] = parts_mut(&mut gates[sample * all_gates..(sample + 1) * all_gates]);
+                    let states = &mut y[(sample * steps + step) * hidden..][..hidden];
+                    cell_row(i, f, g, o, before, &mut cells_now[here], states);
+                }
+            }
+        });
+    }
+    fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
+        super::scratch_bytes(&lengths(Sizes::of_types(inputs)), threads)
+    }
+}
+
+/// Scratch of the forward pass: the joint bias, a cell of zeros, both weights packed.
+fn lengths(sizes: Sizes) -> [usize; 4] {
+    let gates = GATES * sizes.hidden;
+    let packed = [sizes.input, sizes.hidden].map(|depth| gemm::prepacked_len(gates, depth));
+    [gates, sizes.hidden, packed[0], packed[1]]
+}
+
+op! {
+    /// Gradient of `lstm`: `(x, w_ih, w_hh, y, gates, cells, g)` to `dw_ih`, `dw_hh`, `db` (the same for both biases) and,
+    /// if asked for, `dx`.
+    pub struct LstmGrad = "lstm_grad" { need_dx: bool }
+}
+
+impl Op for LstmGrad {
+    fn index(&self, _: &[Type]) -> Option<Index> {
+        let dx = if self.need_dx { ", b t i" } else { "" };
+        Some(Index::parse(&format!("b t! i!, g! i, g h!, b t h, t b g, t b h, b t h -> g i, g h, g{dx}")))
+    }
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        super::infer(self.index(inputs), inputs, GATES)
+    }
+    fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
+        let sizes = Sizes::of_types(inputs);
+        let products = if self.need_dx { 2 } else { 1 } * sizes.input + 2 * sizes.hidden;
+        (2 * sizes.batch * sizes.steps * GATES * sizes.hidden * products) as u64
+    }
+    fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
+        let [x, w_ih, w_hh, y, gates, cells, g] = inputs else { unreachable!("seven inputs") };
+        let Sizes { batch, steps, hidden, .. } = Sizes::of(&x.shape, &w_hh.shape);
+        let mut out: Vec<Dense> = outputs.iter().map(|ty| Dense::zeros(ty.shape.clone())).collect();
+        for sample in 0..batch {
+            let (mut d_next, mut d_cells) = (vec![0.0; hidden], vec![0.0; hidden]);
+            for step in (0..steps).rev() {
+                let mut d_sums = vec![0.0; GATES * hidden];
+                for unit in 0..hidden {
+                    let before = if step > 0 { cells.get(&[step - 1, sample, unit]) } else { 0.0 };
+                    let values = [0, 1, 2, 3].map(|gate| gates.get(&[step, sample, gate * hidden + unit]));
+                    let d_state = g.get(&[sample, step, unit]) + d_next[unit];
+                    let cell = cells.get(&[step, sample, unit]);
+                    let (d_gates, d_before) = cell_grad(values, before, cell, d_state, d_cells[unit]);
+                    d_cells[unit] = d_before;
+                    d_gates.into_iter().enumerate().for_each(|(gate, d)| d_sums[gate * hidden + unit] = d);
+                }
+                plain::add_outer(&mut out[0], &d_sums, plain::row(x, sample, step));
+                if step > 0 {
+                    plain::add_outer(&mut out[1], &d_sums, plain::row(y, sample, step - 1));
+                }
+                plain::add(&mut out[2].data, &d_sums);
+                if self.need_dx {
+                    plain::set_row(&mut out[3], sample, step, &plain::transposed(w_ih, &d_sums));
+                }
+                d_next = plain::transposed(w_hh, &d_sums);
+            }
+        }
+        out
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        let sizes = Sizes::of(cx.shape(0), cx.shape(2));
+        let hidden = sizes.hidden;
+        let all_gates = GATES * hidden;
+        let (pieces, scratch) = cut(cx.scratch(), self.lengths(sizes));
+        let [zeros, w_hh_room, w_ih_room, d_gates, d_next, d_cells, d_bias] = pieces;
+        zeros.fill(0.0);
+        d_next.fill(0.0);
+        d_cells.fill(0.0);
+        d_bias.fill(0.0);
+        back_through_steps(cx, sizes, zeros, w_hh_room, [&mut *d_gates, d_next, d_cells, &mut *d_bias], scratch);
+        let grads = GateGrads { data: d_gates, stride: padded(all_gates) };
+        let (x, y) = (Against::Input(cx.f32(0)), Against::StateBefore(cx.f32(3)));
+        grads.weight(cx.team, sizes, 0..all_gates, x, cx.out_f32(0), scratch);
+        grads.weight(cx.team, sizes, 0..all_gates, y, cx.out_f32(1), scratch);
+        super::add_samples(d_bias, all_gates, 0..all_gates, cx.out_f32(2));
+        if self.need_dx {
+            let dx = Address(cx.out_f32(3).as_mut_ptr());
+            grads.input(cx.team, sizes, 0..all_gates, cx.f32(1), Start::Zero, dx, w_ih_room, scratch);
+        }
+    }
+    fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
+        super::scratch_bytes(&self.lengths(Sizes::of_types(inputs)), threads)
+    }
+}
+
+impl LstmGrad {
+    /// Scratch: a cell of zeros, both weights packed, and the gradients of the gates at all steps, of the state and the
+    /// cell at one step, and of the bias sample by sample.
+    fn lengths(&self, sizes: Sizes) -> [usize; 7] {
+        let Sizes { batch, steps, input, hidden } = sizes;
+        let gates = GATES * hidden;
+        let w_ih = if self.need_dx { gemm::prepacked_len(input, gates) } else { 0 };
+        let w_hh = gemm::prepacked_len(hidden, gates);
+        [hidden, w_hh, w_ih, steps * batch * padded(gates), batch * hidden, batch * hidden, batch * gates]
+    }
+}
+
+/// Fills the gradients of the gates' sums at every step, last to first, and adds them up for the bias.
+fn back_through_steps(
+    cx: &CpuCx<'_>,
+    sizes: Sizes,
+    zeros: &[f32],
+    room: &mut [f32],
+    work: [&mut [f32]; 4],
+    scratch: &mut [f32],
+) {
+    let Sizes { batch, steps, hidden, .. } = sizes;
+    let all_gates = GATES * hidden;
+    let stride = padded(all_gates);
+    let w_hh = gemm::prepack(&Strided { data: cx.f32(2), line_stride: 1, k_stride: hidden }, hidden, all_gates, room);
+    let (gates, cells, g) = (cx.f32(4), cx.f32(5), cx.f32(6));
+    let [d_gates, d_next, d_cells, d_bias] = work.map(|piece| Address(piece.as_mut_ptr()));
+    share(cx.team, batch, sizes.work(all_gates), scratch, |samples, scratch| {
+        // SAFETY: no two threads share samples, and each slice is one step's rows of these samples.
+        let rows = |of: Address, step: usize, width: usize| unsafe {
+            let range = sizes.at(step, &samples, width);
+            of.slice(range.start, range.len())
+        };
+        let (d_next, d_cells, d_bias) = (rows(d_next, 0, hidden), rows(d_cells, 0, hidden), rows(d_bias, 0, all_gates));
+        for step in (0..steps).rev() {
+            if step + 1 < steps {
+                let after = Strided { data: rows(d_gates, step + 1, stride), line_stride: stride, k_stride: 1 };
+                let sink = Rows { data: Address(d_next.as_mut_ptr()), stride: hidden };
+                product(samples.len(), hidden, all_gates, after, w_hh, sink, Start::Zero, scratch);
+            }
+            let d_gates = rows(d_gates, step, stride);
+            for (at, sample) in samples.clone().enumerate() {
+                let row = step * batch + sample;
+                let [i, f, g_, o] = parts(&gates[row * all_gates..(row + 1) * all_gates]);
+                let before = if step > 0 { &cells[(row - batch) * hidden..][..hidden] } else { zeros };
+                let d_out = &g[(sample * steps + step) * hidden..][..hidden];
+                let here = at * hidden..(at + 1) * hidden;
+                let d_row = &mut d_gates[at * stride..][..all_gates];
+                let [di, df, dg, d_o] = parts_mut(d_row);
+                let (d_next, d_cells) = (&d_next[here.clone()], &mut d_cells[here]);
+                let cells = &cells[row * hidden..(row + 1) * hidden];
+                cell_grad_row(i, f, g_, o, before, cells, d_out, d_next, d_cells, di, df, dg, d_o);
+                crate::simd::add_into(&mut d_bias[at * all_gates..(at + 1) * all_gates], d_row);
+            }
+        }
+    });
+}
+
+impl Cases for Lstm {
+    fn cases() -> Vec<Case> {
+        let case = |args: Vec<Arg>| Case::new(Lstm {}, args).tolerance(1e-4);
+        let layer = |batch, steps, input, hidden| layer(batch, steps, input, hidden, GATES);
+        vec![
+            case(layer(2, 3, 3, 2)),
+            case(layer(4, 2, 2, 3)),
+            case(layer(1, 1, 1, 1)),
+            case(layer(3, 1, 2, 1)),
+            // Several tiles, more than one task's work, products deeper than a block of `k`.
+            case(constant(layer(7, 9, 33, 37))),
+            case(constant(layer(9, 3, 300, 20))),
+            case(constant(layer(3, 100, 17, 70))),
+        ]
+    }
+}
+
+impl Cases for LstmGrad {
+    fn cases() -> Vec<Case> {
+        let case = |need_dx, batch, steps, input, hidden| {
+            let mut args = layer(batch, steps, input, hidden, GATES);
+            args.truncate(3);
+            args.push(Arg::real([batch, steps, hidden]).within(-1.0, 1.0));
+            args.push(Arg::real([steps, batch, GATES * hidden]).within(0.05, 0.95));
+            args.push(Arg::real([steps, batch, hidden]));
+            args.push(Arg::real([batch, steps, hidden]));
+            Case::new(LstmGrad { need_dx }, constant(args)).tolerance(1e-4)
+        };
+        vec![
+            case(true, 2, 3, 3, 2),
+            case(false, 3, 1, 2, 1),
+            case(true, 1, 1, 1, 1),
+            case(true, 7, 9, 33, 37),
+            case(false, 9, 3, 300, 20),
+            case(true, 3, 100, 17, 70),
+        ]
+    }
+}

@@ -1,0 +1,138 @@
+//! Knowing before running: what a step costs, counted from the graph that will run.
+//!
+//! FLOPs come from the ops' index expressions, memory from the layout the executor will allocate, time from both and
+//! from rates measured on this machine. Nothing of the job is allocated.
+
+pub mod rates;
+pub mod run;
+
+pub use rates::Rates;
+pub use run::{Fleet, RunCost};
+
+use kolo_exec::Options;
+use kolo_exec::cpu::planned_bytes;
+use kolo_graph::sources::GrainSum;
+use kolo_graph::{Graph, Node, Phase, Stage, Type, layout};
+
+/// Numbers by stage: forward, backward, update.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ByStage {
+    pub forward: u64,
+    pub backward: u64,
+    pub update: u64,
+}
+
+impl ByStage {
+    pub fn total(&self) -> u64 {
+        self.forward + self.backward + self.update
+    }
+
+    fn add(&mut self, stage: Stage, amount: u64) {
+        match stage {
+            Stage::Forward => self.forward += amount,
+            Stage::Backward => self.backward += amount,
+            Stage::Update => self.update += amount,
+        }
+    }
+}
+
+/// Bytes a training process will hold, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MemoryPlan {
+    pub weights: usize,
+    pub gradients: usize,
+    pub optimizer: usize,
+    pub activations: usize,
+    /// Temporaries of the update, packing space of products.
+    pub scratch: usize,
+}
+
+impl MemoryPlan {
+    pub fn total(&self) -> usize {
+        self.weights + self.gradients + self.optimizer + self.activations + self.scratch
+    }
+}
+
+/// What one step costs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cost {
+    pub parameters: usize,
+    /// Floating-point operations per step.
+    pub flops: ByStage,
+    /// The part of `flops` in matrix products and convolutions; half of it are multiply-adds.
+    pub product_flops: ByStage,
+    /// Bytes read and written per step, as if nothing were cached.
+    pub bytes: ByStage,
+    pub memory: MemoryPlan,
+    /// Kernel calls per step.
+    pub calls: u64,
+}
+
+/// Whether an op's time is set by its multiply-adds rather than by its bytes.
+pub fn is_product(node: &Node) -> bool {
+    const PRODUCTS: [&str; 4] = ["matmul", "linear", "conv", "attention"];
+    const RECURRENT: [&str; 3] = ["lstm", "gru", "rnn"];
+    let name = node.op.name();
+    PRODUCTS.iter().any(|prefix| name.starts_with(prefix)) || RECURRENT.iter().any(|prefix| name.starts_with(prefix))
+}
+
+fn moved(types: &[Type]) -> u64 {
+    types.iter().map(|ty| ty.bytes() as u64).sum()
+}
+
+/// FLOPs and bytes of one call of a node; nothing for views and sources.
+fn node_cost(graph: &Graph, node: &Node) -> Option<(u64, u64)> {
+    if node.op.view() || node.inputs.is_empty() {
+        return None;
+    }
+    let (inputs, outputs) = (graph.types(&node.inputs), graph.types(&node.outputs));
+    Some((node.op.flops(&inputs, &outputs), moved(&inputs) + moved(&outputs)))
+}
+
+/// Counts a step of `graph` as the executor will run it with these options.
+pub fn cost(graph: &Graph, options: Options) -> Cost {
+    let layout = layout::plan(graph);
+    let [activations, gradients, scratch] = planned_bytes(graph, &layout, options);
+    let stored = |trained: bool| -> usize {
+        let params = graph.params().map(|(id, _)| graph.ty(id).bytes());
+        let states = graph.states().map(|(id, _)| graph.ty(id).bytes());
+        if trained { params.sum() } else { states.sum() }
+    };
+    let mut cost = Cost {
+        parameters: graph.parameter_count(),
+        flops: ByStage::default(),
+        product_flops: ByStage::default(),
+        bytes: ByStage::default(),
+        memory: MemoryPlan { weights: stored(true), gradients, optimizer: stored(false), activations, scratch },
+        calls: 0,
+    };
+    let phases = graph.phases();
+    for (node, phase) in graph.nodes.iter().zip(&phases) {
+        let Some((flops, bytes)) = node_cost(graph, node) else { continue };
+        let times = if *phase == Phase::Grain || node.op.is::<GrainSum>() { options.grains as u64 } else { 1 };
+        cost.calls += times;
+        cost.flops.add(node.stage, flops * times);
+        cost.bytes.add(node.stage, bytes * times);
+        if is_product(node) {
+            cost.product_flops.add(node.stage, flops * times);
+        }
+    }
+    cost
+}
+
+/// Predicted seconds per step: each call takes as long as its multiply-adds or its bytes, whichever is more.
+pub fn predict_seconds(graph: &Graph, options: Options, rates: &Rates) -> f64 {
+    let phases = graph.phases();
+    let lane_threads = (options.threads / options.lanes).max(1) as f64;
+    let mut total = 0.0;
+    for (node, phase) in graph.nodes.iter().zip(&phases) {
+        let Some((flops, bytes)) = node_cost(graph, node) else { continue };
+        let grain = *phase == Phase::Grain || node.op.is::<GrainSum>();
+        let (times, threads) = match grain {
+            true => ((options.grains / options.lanes) as f64, lane_threads),
+            false => (1.0, options.threads as f64),
+        };
+        total += times * rates.seconds(flops, bytes, is_product(node), threads);
+    }
+    total
+}

@@ -1,0 +1,65 @@
+//! Rates of this machine, measured in about a tenth of a second.
+
+use kolo_graph::Team;
+use kolo_ops::gemm::{self, Right, Rows, SCRATCH, Start, Strided};
+use kolo_ops::simd;
+use kolo_ops::tiles::Address;
+use std::time::{Duration, Instant};
+
+/// What one thread can do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// Floating-point operations per second in a matrix product.
+    pub flops: f64,
+    /// Bytes per second, read and written, on data of the size of a layer.
+    pub bytes: f64,
+    /// Seconds per kernel call beyond its work.
+    pub call: f64,
+}
+
+/// A layer's worth of data: larger than a first-level cache, smaller than a third.
+const STREAM_FLOATS: usize = 1 << 20;
+const PRODUCT_SIZE: usize = 384;
+const PATIENCE: Duration = Duration::from_millis(40);
+
+/// The shortest time of `work` within the patience.
+fn best(mut work: impl FnMut()) -> f64 {
+    let begin = Instant::now();
+    let mut best = f64::MAX;
+    while begin.elapsed() < PATIENCE {
+        let start = Instant::now();
+        work();
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    best
+}
+
+impl Rates {
+    /// Measures one thread.
+    pub fn measure() -> Self {
+        let size = PRODUCT_SIZE;
+        let (a, b) = (vec![0.5f32; size * size], vec![0.25f32; size * size]);
+        let mut c = vec![0.0f32; size * size];
+        let mut scratch = vec![0.0f32; SCRATCH];
+        let team = Team::solo();
+        let product = best(|| {
+            let a = Strided { data: &a, line_stride: size, k_stride: 1 };
+            let b = Strided { data: &b, line_stride: 1, k_stride: size };
+            let sink = Rows { data: Address(c.as_mut_ptr()), stride: size };
+            gemm::multiply(&team, size, size, size, &a, Right::Fresh(&b), &sink, Start::Zero, &mut scratch);
+        });
+        let (mut y, x) = (vec![1.0f32; STREAM_FLOATS], vec![1.0f32; STREAM_FLOATS]);
+        let stream = best(|| simd::add_into(&mut y, &x));
+        Self {
+            flops: 2.0 * (size as f64).powi(3) / product,
+            bytes: 12.0 * STREAM_FLOATS as f64 / stream,
+            call: 0.4e-6,
+        }
+    }
+
+    /// Seconds of one call on this many threads.
+    pub fn seconds(&self, flops: u64, bytes: u64, product: bool, threads: f64) -> f64 {
+        let compute = if product { flops as f64 / self.flops } else { 0.0 };
+        self.call + compute.max(bytes as f64 / self.bytes) / threads
+    }
+}

@@ -1,0 +1,240 @@
+//! A job: everything a job file says, checked and made ready.
+
+use crate::error::Error;
+use crate::job_file;
+use crate::optimizer::Optimizer;
+use crate::schedule::Schedule;
+use kolo_data::{Field, Kind, Source, Split};
+use kolo_graph::settings::{SettingError, Settings};
+use kolo_models::{Model, ModelKind};
+
+const SECTIONS: [&str; 5] = ["job", "model", "data", "train", "parallel"];
+
+/// When to stop before the end.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EarlyStop {
+    pub metric: String,
+    /// Evaluations without improvement.
+    pub patience: usize,
+}
+
+impl EarlyStop {
+    /// Errors fall, scores rise.
+    pub fn improves(&self, new: f64, best: f64) -> bool {
+        let falls = ["loss", "mse", "perplexity"].iter().any(|name| self.metric.ends_with(name));
+        if falls { new < best } else { new > best }
+    }
+}
+
+#[derive(Debug)]
+pub struct Job {
+    pub name: String,
+    pub seed: u64,
+    pub reproducible: bool,
+    pub model: Box<dyn Model>,
+    pub source: Box<dyn Source>,
+    /// The source's field behind each of the model's.
+    pub columns: Vec<usize>,
+    pub fields: Vec<Field>,
+    pub split: Split,
+    pub batch: usize,
+    pub grains: usize,
+    pub total_steps: usize,
+    pub steps_per_epoch: usize,
+    pub optimizer: Optimizer,
+    pub schedule: Schedule,
+    pub clip: Option<f32>,
+    pub eval_every: usize,
+    pub early_stop: Option<EarlyStop>,
+}
+
+impl Job {
+    pub fn read(root: &Settings, models: &[ModelKind]) -> Result<Self, Error> {
+        job_file::check_sections(root, &SECTIONS)?;
+        let [job, model, data, train, parallel] = SECTIONS.map(|section| root.table(section));
+        let (job, model, data, train, parallel) = (job?, model?, data?, train?, parallel?);
+
+        let name = job.text("name", "job")?;
+        let seed = job.count("seed", 1, 0)? as u64;
+        let reproducible = job.bool("reproducible", true)?;
+        job.finish()?;
+
+        let source_name = data.text("source", "")?;
+        if source_name.is_empty() {
+            let hint = "write `source = \"builtin:digits\"` under [data], or a synthetic: source";
+            return Err(data.wrong("source", "is missing", hint).into());
+        }
+        // A synthetic source takes its shape from the model; any other gives the model its defaults.
+        let synthetic = source_name.starts_with("synthetic:");
+        let (model, source) = if synthetic {
+            let model = kolo_models::make(models, &model, None)?;
+            let source = kolo_data::open(&source_name, &data, seed, Some(&model.fields()))?;
+            (model, source)
+        } else {
+            let source = kolo_data::open(&source_name, &data, seed, None)?;
+            (kolo_models::make(models, &model, Some(source.fields()))?, source)
+        };
+        let fields = model.fields();
+        let columns = match_fields(&fields, source.fields(), &source_name, &data)?;
+        let (batch, grains) = read_batch(&data)?;
+        let split = read_split(&data, source.len(), seed)?;
+        data.finish()?;
+        let steps_per_epoch = split.train_len() / batch;
+        if steps_per_epoch == 0 {
+            let message = format!("is {batch}, but only {} samples are for training", split.train_len());
+            return Err(data.wrong("batch", message, "make the batch smaller or give more samples").into());
+        }
+        read_parallel(&parallel)?;
+        let total_steps = read_length(&train, steps_per_epoch)?;
+        let optimizer = Optimizer::read(&train.table("optimizer")?)?;
+        let schedule = Schedule::read(&train.table("schedule")?, total_steps)?;
+        let job = Self {
+            name,
+            seed,
+            reproducible,
+            model,
+            source,
+            columns,
+            fields,
+            split,
+            batch,
+            grains,
+            total_steps,
+            steps_per_epoch,
+            optimizer,
+            schedule,
+            clip: read_clip(&train)?,
+            eval_every: train.count("eval_every", 1, 1)?,
+            early_stop: read_early_stop(&train)?,
+        };
+        read_precision(&train)?;
+        train.finish()?;
+        Ok(job)
+    }
+
+    /// Samples per grain.
+    pub fn grain_batch(&self) -> usize {
+        self.batch / self.grains
+    }
+
+    pub fn epochs(&self) -> usize {
+        self.total_steps.div_ceil(self.steps_per_epoch)
+    }
+
+    /// Bytes of one sample's inputs, targets left out.
+    pub fn input_bytes_per_sample(&self) -> usize {
+        self.fields.iter().filter(|field| field.name == "x").map(|field| field.elements() * 4).sum()
+    }
+}
+
+/// Finds each of the model's fields among the source's.
+fn match_fields(wanted: &[Field], given: &[Field], source: &str, data: &Settings) -> Result<Vec<usize>, SettingError> {
+    let find = |field: &Field| -> Result<usize, SettingError> {
+        let at = given.iter().position(|other| other.name == field.name && fits(field, other));
+        at.ok_or_else(|| {
+            let has = given.iter().map(Field::to_string).collect::<Vec<_>>().join("; ");
+            let message = format!("is \"{source}\", which has {has}, but the model wants {field}");
+            data.wrong("source", message, "leave the model's size keys out so that the data sets them, or change the model")
+        })
+    };
+    wanted.iter().map(find).collect()
+}
+
+/// Same shape; an index must not exceed what the model knows.
+fn fits(model: &Field, data: &Field) -> bool {
+    let kinds = match (model.kind, data.kind) {
+        (Kind::Real, Kind::Real) => true,
+        (Kind::Index { classes: model }, Kind::Index { classes: data }) => data <= model,
+        _ => false,
+    };
+    kinds && model.shape == data.shape
+}
+
+fn read_batch(data: &Settings) -> Result<(usize, usize), SettingError> {
+    let batch = data.count("batch", 64, 1)?;
+    // A default that works for any batch: the largest power of two up to eight that divides it.
+    let default = 1usize << batch.trailing_zeros().min(3);
+    let grains = data.count("grains", default, 1)?;
+    if !grains.is_power_of_two() {
+        let near = grains.next_power_of_two();
+        let message = format!("is {grains}, which is no power of two");
+        return Err(data.wrong("grains", message, format!("write `grains = {near}` or {}", near / 2)));
+    }
+    if batch % grains != 0 {
+        let message = format!("is {grains}, which does not divide the batch of {batch}");
+        let hint = format!("write `grains = {default}`, or a batch that is a multiple of {grains}");
+        return Err(data.wrong("grains", message, hint));
+    }
+    Ok((batch, grains))
+}
+
+fn read_split(data: &Settings, samples: usize, seed: u64) -> Result<Split, SettingError> {
+    let folds = data.count("folds", 0, 0)?;
+    let fold = data.count("fold", 0, 0)?;
+    let holdout = data.float_in("holdout", 0.2, 0.0, 0.9)?;
+    if folds == 0 {
+        if data.has("fold") {
+            return Err(data.wrong("fold", "needs `folds`", "write `folds = 5` beside it"));
+        }
+        return Ok(Split::holdout(samples, holdout, seed));
+    }
+    if folds == 1 || folds > samples {
+        return Err(data.wrong("folds", format!("is {folds}"), format!("choose between 2 and {samples} folds")));
+    }
+    if fold >= folds {
+        return Err(data.wrong("fold", format!("is {fold}"), format!("folds are numbered 0 to {}", folds - 1)));
+    }
+    Ok(Split::fold(samples, folds, fold, seed))
+}
+
+fn read_length(train: &Settings, steps_per_epoch: usize) -> Result<usize, SettingError> {
+    let (steps, epochs) = (train.count("steps", 0, 0)?, train.count("epochs", 10, 1)?);
+    if train.has("steps") && train.has("epochs") {
+        return Err(train.wrong("steps", "stands beside `epochs`", "keep one of the two"));
+    }
+    match (train.has("steps"), steps) {
+        (true, 0) => Err(train.wrong("steps", "must be at least 1, but is 0", "write `steps = 100`")),
+        (true, steps) => Ok(steps),
+        (false, _) => Ok(epochs * steps_per_epoch),
+    }
+}
+
+fn read_clip(train: &Settings) -> Result<Option<f32>, SettingError> {
+    let clip = train.float("clip", 0.0)?;
+    if train.has("clip") && (clip <= 0.0 || !clip.is_finite()) {
+        return Err(train.wrong("clip", format!("is {clip}"), "write a positive norm such as `clip = 1.0`, or leave it out"));
+    }
+    Ok(train.has("clip").then_some(clip as f32))
+}
+
+fn read_early_stop(train: &Settings) -> Result<Option<EarlyStop>, SettingError> {
+    if !train.has("early_stop") {
+        return Ok(None);
+    }
+    let table = train.table("early_stop")?;
+    let stop = EarlyStop { metric: table.text("metric", "loss")?, patience: table.count("patience", 3, 1)? };
+    table.finish()?;
+    Ok(Some(stop))
+}
+
+fn read_precision(train: &Settings) -> Result<(), SettingError> {
+    match train.choice("precision", &["f32", "bf16", "f16"])? {
+        "f32" => Ok(()),
+        other => Err(train.wrong(
+            "precision",
+            format!("is \"{other}\", which training does not support yet"),
+            "write `precision = \"f32\"`",
+        )),
+    }
+}
+
+fn read_parallel(parallel: &Settings) -> Result<(), SettingError> {
+    for (key, alone) in [("zero", 0), ("tensor", 1), ("pipeline", 1)] {
+        let value = parallel.count(key, alone, alone)?;
+        if value != alone {
+            let message = format!("is {value}, but there is one worker and nothing to split");
+            return Err(parallel.wrong(key, message, format!("write `{key} = {alone}` or leave it out")));
+        }
+    }
+    parallel.finish()
+}

@@ -1,0 +1,28 @@
+//! Training: from a job file to trained weights.
+//!
+//! A [`job::Job`] is read from the file; [`step`] turns its model into one graph of forward, backward and update;
+//! [`trainer::Trainer`] runs steps of it; [`session`] is the loop around it with metrics, evaluation and reports.
+
+mod crc;
+pub mod decision;
+pub mod error;
+pub mod events;
+pub mod interrupt;
+pub mod job;
+pub mod job_file;
+pub mod machine;
+pub mod metrics;
+pub mod optimizer;
+pub mod picture;
+mod png;
+pub mod report;
+pub mod schedule;
+pub mod session;
+pub mod step;
+pub mod trainer;
+
+pub use error::Error;
+pub use job::Job;
+pub use report::Report;
+pub use session::{Observer, run};
+pub use trainer::{Trainer, TrainerState};

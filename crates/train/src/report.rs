@@ -1,0 +1,66 @@
+//! The report of a run, as JSON. Keys may be added, none renamed.
+
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct StepTimes {
+    pub median: f64,
+    pub p95: f64,
+}
+
+impl StepTimes {
+    /// From milliseconds of every step; the first, which touches the memory, is left out if there are more.
+    pub fn of(all: &[f64]) -> Self {
+        let mut sorted = all[usize::from(all.len() > 1)..].to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let at = |part: f64| sorted.get(((sorted.len().max(1) - 1) as f64 * part).round() as usize).copied();
+        Self { median: at(0.5).unwrap_or(0.0), p95: at(0.95).unwrap_or(0.0) }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Layout {
+    pub data: usize,
+    pub tensor: usize,
+    pub pipeline: usize,
+    pub zero: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct PeakBytes {
+    pub rss: u64,
+    pub device: u64,
+}
+
+/// What the planner said beforehand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Planned {
+    pub step_ms: f64,
+    pub bytes: u64,
+    pub flops: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    pub job: String,
+    pub steps: usize,
+    pub epochs: f64,
+    pub loss: f64,
+    pub metrics: BTreeMap<String, f64>,
+    pub step_ms: StepTimes,
+    pub samples_per_s: f64,
+    pub tokens_per_s: Option<f64>,
+    pub weights: String,
+    pub workers: usize,
+    pub layout: Layout,
+    pub device: String,
+    pub threads: usize,
+    pub peak_bytes: PeakBytes,
+    pub planned: Planned,
+    pub grains: usize,
+    pub seed: u64,
+    pub version: String,
+    /// Why the run ended: done, early stop, interrupted.
+    pub ended: String,
+}

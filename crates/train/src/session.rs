@@ -1,0 +1,187 @@
+//! The loop: steps, evaluation each epoch, metrics to files and to an observer, an honest end.
+
+use crate::error::Error;
+use crate::events::EventWriter;
+use crate::interrupt::Interrupt;
+use crate::job::Job;
+use crate::machine::peak_rss_bytes;
+use crate::metrics::MetricsFile;
+use crate::report::{Layout, PeakBytes, Planned, Report, StepTimes};
+use crate::trainer::{Evaluation, Trainer};
+use kolo_exec::Options;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Whoever watches a run.
+pub trait Observer {
+    fn step(&mut self, _step: usize, _loss: f32, _milliseconds: f64) {}
+    fn evaluated(&mut self, _step: usize, _epoch: usize, _loss: f64, _evaluation: Option<&Evaluation>) {}
+}
+
+/// Watches nothing.
+#[derive(Debug)]
+pub struct Silent;
+impl Observer for Silent {}
+
+/// How to run.
+#[derive(Debug)]
+pub struct RunOptions {
+    pub threads: usize,
+    /// Where metrics and event files go; nowhere if `None`.
+    pub out: Option<PathBuf>,
+    pub interrupt: Interrupt,
+    pub planned: Planned,
+}
+
+/// Metrics on disk: JSON lines and TensorBoard events.
+struct Files {
+    dir: PathBuf,
+    metrics: MetricsFile,
+    events: EventWriter,
+}
+
+impl Files {
+    fn create(dir: &Path) -> Result<Self, Error> {
+        let failed = |error: std::io::Error| write_error(dir, &error);
+        std::fs::create_dir_all(dir).map_err(failed)?;
+        Ok(Self {
+            dir: dir.into(),
+            metrics: MetricsFile::create(&dir.join("metrics.jsonl")).map_err(failed)?,
+            events: EventWriter::create(dir).map_err(failed)?,
+        })
+    }
+
+    fn write(&mut self, step: usize, epoch: usize, values: &[(&str, f64)]) -> Result<(), Error> {
+        let failed = |error: std::io::Error| write_error(&self.dir, &error);
+        self.metrics.write(step as u64, epoch as u64, values).map_err(failed)?;
+        for (tag, value) in values {
+            self.events.scalar(tag, step as u64, *value as f32).map_err(failed)?;
+        }
+        self.events.flush().map_err(failed)
+    }
+}
+
+fn write_error(path: &Path, error: &std::io::Error) -> Error {
+    Error::Write { path: path.display().to_string(), message: error.to_string() }
+}
+
+/// The best value of the watched metric so far.
+struct Watch {
+    best: Option<f64>,
+    since: usize,
+}
+
+impl Watch {
+    /// Whether the run should end.
+    fn stale(&mut self, job: &Job, evaluation: &Evaluation) -> Result<bool, Error> {
+        let Some(stop) = &job.early_stop else { return Ok(false) };
+        let Some(value) = evaluation.get(&stop.metric) else {
+            let known: Vec<&str> = evaluation.metrics.iter().map(|(name, _)| name.as_str()).collect();
+            let error = kolo_graph::settings::SettingError {
+                place: "train.early_stop".into(),
+                message: format!("there is no metric `{}`", stop.metric),
+                hint: format!("the metrics are loss, {}", known.join(", ")),
+            };
+            return Err(error.into());
+        };
+        if self.best.is_none_or(|best| stop.improves(value, best)) {
+            (self.best, self.since) = (Some(value), 0);
+        } else {
+            self.since += 1;
+        }
+        Ok(self.since >= stop.patience)
+    }
+}
+
+/// Trains a job to its end. The trainer comes back with the trained weights.
+pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> Result<(Trainer, Report), Error> {
+    let grains = Options::for_grains(job.grains, options.threads);
+    let mut trainer = Trainer::new(Arc::clone(&job), grains)?;
+    let mut files = options.out.as_deref().map(Files::create).transpose()?;
+    let mut times = Vec::with_capacity(job.total_steps);
+    let mut watch = Watch { best: None, since: 0 };
+    let mut last: Option<Evaluation> = None;
+    let (mut loss_sum, mut loss_count, mut mean_loss) = (0.0f64, 0usize, f64::NAN);
+    let mut ended = "done";
+    while trainer.next_step() < job.total_steps {
+        let start = Instant::now();
+        let loss = trainer.step()?;
+        times.push(start.elapsed().as_secs_f64() * 1e3);
+        let step = trainer.next_step();
+        observer.step(step, loss, times[times.len() - 1]);
+        loss_sum += f64::from(loss);
+        loss_count += 1;
+        let interrupted = options.interrupt.requested();
+        let epoch_done = step % job.steps_per_epoch == 0;
+        let epoch = step.div_ceil(job.steps_per_epoch);
+        let due = epoch_done && epoch % job.eval_every == 0;
+        if due || interrupted || step == job.total_steps {
+            mean_loss = loss_sum / loss_count as f64;
+            (loss_sum, loss_count) = (0.0, 0);
+            last = if interrupted { last } else { trainer.evaluate()? };
+            observer.evaluated(step, epoch, mean_loss, last.as_ref());
+            if let Some(files) = &mut files {
+                let rate = job.schedule.rate(job.optimizer.lr(), step - 1);
+                let mut values = vec![("train/loss", mean_loss), ("train/lr", rate)];
+                let names: Vec<(String, f64)> = last.iter().flat_map(evaluation_values).collect();
+                values.extend(names.iter().map(|(name, value)| (name.as_str(), *value)));
+                files.write(step, epoch, &values)?;
+            }
+        }
+        if interrupted {
+            ended = "interrupted";
+            break;
+        }
+        if due && let Some(evaluation) = &last && watch.stale(&job, evaluation)? {
+            ended = "early stop";
+            break;
+        }
+    }
+    let report = report(&trainer, options, &times, mean_loss, last.as_ref(), ended);
+    Ok((trainer, report))
+}
+
+fn evaluation_values(evaluation: &Evaluation) -> Vec<(String, f64)> {
+    let metrics = evaluation.metrics.iter().map(|(name, value)| (format!("eval/{name}"), *value));
+    [("eval/loss".to_string(), evaluation.loss)].into_iter().chain(metrics).collect()
+}
+
+fn report(
+    trainer: &Trainer,
+    options: &RunOptions,
+    times: &[f64],
+    loss: f64,
+    evaluation: Option<&Evaluation>,
+    ended: &str,
+) -> Report {
+    let job = trainer.job();
+    let step_ms = StepTimes::of(times);
+    let samples_per_s = if step_ms.median > 0.0 { job.batch as f64 / step_ms.median * 1e3 } else { 0.0 };
+    let mut metrics: std::collections::BTreeMap<String, f64> =
+        evaluation.iter().flat_map(|e| e.metrics.iter().cloned()).collect();
+    if let Some(evaluation) = evaluation {
+        metrics.insert("eval_loss".into(), evaluation.loss);
+    }
+    Report {
+        job: job.name.clone(),
+        steps: trainer.next_step(),
+        epochs: trainer.next_step() as f64 / job.steps_per_epoch as f64,
+        loss,
+        metrics,
+        step_ms,
+        samples_per_s,
+        tokens_per_s: job.model.tokens_per_sample().map(|tokens| tokens as f64 * samples_per_s),
+        weights: trainer.store().digest(),
+        workers: 1,
+        layout: Layout { data: 1, tensor: 1, pipeline: 1, zero: 0 },
+        device: "cpu".into(),
+        threads: options.threads,
+        peak_bytes: PeakBytes { rss: peak_rss_bytes().unwrap_or(0), device: 0 },
+        planned: options.planned,
+        grains: job.grains,
+        seed: job.seed,
+        version: env!("CARGO_PKG_VERSION").into(),
+        ended: ended.into(),
+    }
+}
