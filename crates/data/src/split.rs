@@ -61,7 +61,8 @@ impl Permutation {
 
 /// The order in which epoch `epoch` walks `n` training samples.
 pub fn epoch_order(seed: u64, epoch: usize, n: usize) -> Permutation {
-    Permutation::new(seed, &format!("data.order.{epoch}"), n)
+    // A seed per epoch rather than a name per epoch: a step asks for its order and must not allocate.
+    Permutation::new(Stream::new(seed, "data.order").bits(0, epoch as u64), "epoch", n)
 }
 
 /// The samples of a source, divided into those that train and those that are held out. Both parts are shuffled runs of

@@ -210,10 +210,10 @@ vectorized! {
             dbias[member] = sum;
         }
         let (shift, slope) = (shift / count, slope / count * rstd * rstd);
-        for member in 0..members {
+        for (member, weight) in weight.iter().enumerate() {
             let part = member * size..(member + 1) * size;
             for ((dx, x), g) in dx[part.clone()].iter_mut().zip(&x[part.clone()]).zip(&g[part]) {
-                *dx = rstd * (mean - x).mul_add(slope, g * weight[member] - shift);
+                *dx = rstd * (mean - x).mul_add(slope, g * weight - shift);
             }
         }
     }

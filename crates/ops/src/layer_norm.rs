@@ -41,8 +41,8 @@ impl Op for LayerNorm {
             let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n as f64;
             let rstd = 1.0 / (variance + f64::from(self.eps)).sqrt();
             (means.data[row], rstds.data[row]) = (mean, rstd);
-            for at in 0..n {
-                y.data[row * n + at] = (x[at] - mean) * rstd * weight.data[at] + bias.data[at];
+            for (at, x) in x.iter().enumerate() {
+                y.data[row * n + at] = (x - mean) * rstd * weight.data[at] + bias.data[at];
             }
         }
         vec![y, means, rstds]

@@ -25,6 +25,7 @@ pub type Lanes<const K: usize> = [[f32; LANES]; K];
 
 /// Adds the elements of `M` slices of one length to `K` sums: `step` adds one element of each slice to a lane's sums.
 #[inline(always)]
+#[allow(clippy::needless_range_loop)] // one block of each of M slices
 fn add_run<const M: usize, const K: usize>(
     total: &mut Lanes<K>,
     slices: [&[f32]; M],

@@ -36,8 +36,8 @@ impl Op for RmsNorm {
         for (row, x) in x.data.chunks(n).enumerate() {
             let square = x.iter().map(|x| x * x).sum::<f64>() / n as f64;
             rstds.data[row] = 1.0 / (square + f64::from(self.eps)).sqrt();
-            for at in 0..n {
-                y.data[row * n + at] = x[at] * rstds.data[row] * weight.data[at];
+            for (at, x) in x.iter().enumerate() {
+                y.data[row * n + at] = x * rstds.data[row] * weight.data[at];
             }
         }
         vec![y, rstds]
@@ -114,14 +114,14 @@ impl Op for RmsNormGrad {
         let [x, weight, rstd, g] = [0, 1, 2, 3].map(|at| &inputs[at].data);
         let n = weight.len();
         let [mut dx, mut dweight] = [0, 1].map(|at| Dense::zeros(outputs[at].shape.clone()));
-        for row in 0..rstd.len() {
+        for (row, rstd) in rstd.iter().enumerate() {
             let range = row * n..(row + 1) * n;
-            let normal: Vec<f64> = x[range.clone()].iter().map(|x| x * rstd[row]).collect();
+            let normal: Vec<f64> = x[range.clone()].iter().map(|x| x * rstd).collect();
             let g = &g[range];
             let weighted: Vec<f64> = g.iter().zip(weight).map(|(g, weight)| g * weight).collect();
             let slope = weighted.iter().zip(&normal).map(|(g, normal)| g * normal).sum::<f64>() / n as f64;
             for at in 0..n {
-                dx.data[row * n + at] = rstd[row] * (weighted[at] - normal[at] * slope);
+                dx.data[row * n + at] = rstd * (weighted[at] - normal[at] * slope);
                 dweight.data[at] += g[at] * normal[at];
             }
         }

@@ -124,10 +124,22 @@ vectorized! {
                 match stride {
                     // SAFETY: both sides hold `count` numbers and are different buffers.
                     1 => unsafe { copy_run(line[..count].as_ptr(), out.as_mut_ptr(), count) },
-                    2 => out.iter_mut().zip(line.iter().step_by(2)).for_each(|(out, pixel)| *out = *pixel),
+                    2 => take_even(line, out),
                     _ => out.iter_mut().zip(line.iter().step_by(stride)).for_each(|(out, pixel)| *out = *pixel),
                 }
             }
         }
+    }
+}
+
+/// Every other pixel.
+#[inline(always)]
+fn take_even(line: &[f32], out: &mut [f32]) {
+    let whole = out.len().min(line.len() / 2);
+    for (out, pair) in out[..whole].iter_mut().zip(line.chunks_exact(2)) {
+        *out = pair[0];
+    }
+    if whole < out.len() {
+        out[whole] = line[2 * whole];
     }
 }

@@ -242,12 +242,16 @@ pub struct Scattered<'a> {
 
 impl Operand for Scattered<'_> {
     fn pack(&self, first: usize, count: usize, ks: Range<usize>, width: usize, out: &mut [f32]) {
-        let data = &self.data[first * self.line_stride..];
-        for (k, row) in self.ks[ks].iter().zip(out.chunks_exact_mut(width)) {
-            let source = &data[*k as usize..];
+        let (data, ks) = (&self.data[first * self.line_stride..], &self.ks[ks]);
+        let highest = ks.iter().copied().max().unwrap_or(0) as usize;
+        assert!(count <= width && highest + (count - 1) * self.line_stride < data.len(), "lines inside the operand");
+        for (k, row) in ks.iter().zip(out.chunks_exact_mut(width)) {
+            // SAFETY: the offset is at most the highest.
+            let source = unsafe { data.as_ptr().add(*k as usize) };
             row[count..].fill(0.0);
             for (line, slot) in row[..count].iter_mut().enumerate() {
-                *slot = source[line * self.line_stride];
+                // SAFETY: the last line of the highest offset is inside, as checked above.
+                *slot = unsafe { *source.add(line * self.line_stride) };
             }
         }
     }

@@ -3,9 +3,9 @@
 //! `n = tanh(W_in x + b_in + r · (W_hn h + b_hn))`, `h_t = (1 − z) · n + z · h_{t-1}`: the reset gate acts after the product,
 //! so the recurrent share of the candidate is kept apart for the backward pass.
 
+use super::weights::{Factor, GateGrads, padded};
 use super::{
-    Against, GateGrads, Sheet, Sizes, constant, cut, layer, padded, parts, parts_mut, plain, product, product_of_all_steps,
-    share, states_before,
+    Sheet, Sizes, constant, cut, layer, parts, parts_mut, plain, product, product_of_all_steps, share, states_before,
 };
 use crate::gemm::{self, Rows, Start, Strided};
 use crate::real::Real;
@@ -205,6 +205,7 @@ impl Op for GruGrad {
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let [x, w_ih, w_hh, y, gates, shares, g] = inputs else { unreachable!("seven inputs") };
         let Sizes { batch, steps, hidden, .. } = Sizes::of(&x.shape, &w_hh.shape);
+        let zeros = vec![0.0; hidden];
         let mut out: Vec<Dense> = outputs.iter().map(|ty| Dense::zeros(ty.shape.clone())).collect();
         for sample in 0..batch {
             let mut d_next = vec![0.0; hidden];
@@ -223,9 +224,8 @@ impl Op for GruGrad {
                     d_next[unit] = d_before;
                 }
                 plain::add_outer(&mut out[0], &to_input, plain::row(x, sample, step));
-                if step > 0 {
-                    plain::add_outer(&mut out[1], &to_state, plain::row(y, sample, step - 1));
-                }
+                let before = if step > 0 { plain::row(y, sample, step - 1) } else { &zeros };
+                plain::add_outer(&mut out[1], &to_state, before);
                 plain::add(&mut out[2].data, &to_input);
                 plain::add(&mut out[3].data, &to_state);
                 if self.need_dx {
@@ -247,13 +247,15 @@ impl Op for GruGrad {
         d_bias.fill(0.0);
         back_through_steps(cx, sizes, zeros, w_hh_room, [&mut *d_gates, d_next, &mut *d_bias], scratch);
         let grads = GateGrads { data: d_gates, stride: padded(width) };
-        // The weights have reset and update first, then the candidate.
+        // The weights have reset and update first, which input and state share, then the candidate.
         let (candidate, reset_update, recurrent) = (0..hidden, hidden..3 * hidden, hidden..width);
-        let (x, y) = (Against::Input(cx.f32(0)), Against::StateBefore(cx.f32(3)));
-        let (dw_reset_update, dw_candidate) = cx.out_f32(0).split_at_mut(2 * hidden * input);
-        grads.weight(cx.team, sizes, reset_update.clone(), x, dw_reset_update, scratch);
-        grads.weight(cx.team, sizes, candidate.clone(), x, dw_candidate, scratch);
-        grads.weight(cx.team, sizes, recurrent.clone(), y, cx.out_f32(1), scratch);
+        let (x, y, team) = (cx.f32(0), cx.f32(3), cx.team);
+        let (dw_ih, dw_in) = cx.out_f32(0).split_at_mut(2 * hidden * input);
+        let (dw_hh, dw_hn) = cx.out_f32(1).split_at_mut(2 * hidden * hidden);
+        let factor = |rows, d_weight| Some(Factor { rows, d_weight });
+        grads.weights((team, scratch), sizes, reset_update.clone(), factor(x, dw_ih), factor(y, dw_hh));
+        grads.weights((team, scratch), sizes, candidate.clone(), factor(x, dw_in), None);
+        grads.weights((team, scratch), sizes, 3 * hidden..width, None, factor(y, dw_hn));
         let (db_reset_update, db_candidate) = cx.out_f32(2).split_at_mut(2 * hidden);
         super::add_samples(d_bias, width, reset_update.clone(), db_reset_update);
         super::add_samples(d_bias, width, candidate.clone(), db_candidate);
@@ -261,8 +263,8 @@ impl Op for GruGrad {
         if self.need_dx {
             let (w_reset_update, w_candidate) = cx.f32(1).split_at(2 * hidden * input);
             let dx = Address(cx.out_f32(4).as_mut_ptr());
-            grads.input(cx.team, sizes, reset_update, w_reset_update, Start::Zero, dx, w_ih_room, scratch);
-            grads.input(cx.team, sizes, candidate, w_candidate, Start::Add, dx, w_ih_room, scratch);
+            grads.input((team, scratch), sizes, reset_update, (w_reset_update, w_ih_room), Start::Zero, dx);
+            grads.input((team, scratch), sizes, candidate, (w_candidate, w_ih_room), Start::Add, dx);
         }
     }
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {

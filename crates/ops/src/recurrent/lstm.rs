@@ -2,9 +2,9 @@
 //!
 //! `c_t = f · c_{t-1} + i · g`, `h_t = o · tanh(c_t)`.
 
+use super::weights::{Factor, GateGrads, padded};
 use super::{
-    Against, GateGrads, Sheet, Sizes, constant, cut, layer, padded, parts, parts_mut, plain, product, product_of_all_steps,
-    share, states_before,
+    Sheet, Sizes, constant, cut, layer, parts, parts_mut, plain, product, product_of_all_steps, share, states_before,
 };
 use crate::gemm::{self, Rows, Start, Strided};
 use crate::real::Real;
@@ -199,6 +199,7 @@ impl Op for LstmGrad {
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let [x, w_ih, w_hh, y, gates, cells, g] = inputs else { unreachable!("seven inputs") };
         let Sizes { batch, steps, hidden, .. } = Sizes::of(&x.shape, &w_hh.shape);
+        let zeros = vec![0.0; hidden];
         let mut out: Vec<Dense> = outputs.iter().map(|ty| Dense::zeros(ty.shape.clone())).collect();
         for sample in 0..batch {
             let (mut d_next, mut d_cells) = (vec![0.0; hidden], vec![0.0; hidden]);
@@ -214,9 +215,8 @@ impl Op for LstmGrad {
                     d_gates.into_iter().enumerate().for_each(|(gate, d)| d_sums[gate * hidden + unit] = d);
                 }
                 plain::add_outer(&mut out[0], &d_sums, plain::row(x, sample, step));
-                if step > 0 {
-                    plain::add_outer(&mut out[1], &d_sums, plain::row(y, sample, step - 1));
-                }
+                let before = if step > 0 { plain::row(y, sample, step - 1) } else { &zeros };
+                plain::add_outer(&mut out[1], &d_sums, before);
                 plain::add(&mut out[2].data, &d_sums);
                 if self.need_dx {
                     plain::set_row(&mut out[3], sample, step, &plain::transposed(w_ih, &d_sums));
@@ -238,13 +238,13 @@ impl Op for LstmGrad {
         d_bias.fill(0.0);
         back_through_steps(cx, sizes, zeros, w_hh_room, [&mut *d_gates, d_next, d_cells, &mut *d_bias], scratch);
         let grads = GateGrads { data: d_gates, stride: padded(all_gates) };
-        let (x, y) = (Against::Input(cx.f32(0)), Against::StateBefore(cx.f32(3)));
-        grads.weight(cx.team, sizes, 0..all_gates, x, cx.out_f32(0), scratch);
-        grads.weight(cx.team, sizes, 0..all_gates, y, cx.out_f32(1), scratch);
+        let input = Factor { rows: cx.f32(0), d_weight: cx.out_f32(0) };
+        let state = Factor { rows: cx.f32(3), d_weight: cx.out_f32(1) };
+        grads.weights((cx.team, scratch), sizes, 0..all_gates, Some(input), Some(state));
         super::add_samples(d_bias, all_gates, 0..all_gates, cx.out_f32(2));
         if self.need_dx {
             let dx = Address(cx.out_f32(3).as_mut_ptr());
-            grads.input(cx.team, sizes, 0..all_gates, cx.f32(1), Start::Zero, dx, w_ih_room, scratch);
+            grads.input((cx.team, scratch), sizes, 0..all_gates, (cx.f32(1), w_ih_room), Start::Zero, dx);
         }
     }
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {

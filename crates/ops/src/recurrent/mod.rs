@@ -7,18 +7,20 @@
 //! packing is done once, runs step by step. Samples never meet in that loop, so threads share the batch and do not wait
 //! for each other between steps, and the batch can be split with the same bits.
 //!
-//! The first step has no recurrent term at all: the state before it is not a zero that meets the weight.
+//! Forward, the first step has no recurrent term; in the recurrent weight's gradient the state before it is zero.
 
 pub mod gru;
 pub mod lstm;
+mod plain;
 pub mod rnn;
+mod weights;
 
-use crate::gemm::{self, Operand, Packed, Right, Rows, Start, Strided};
+use crate::gemm::{self, Packed, Right, Rows, Start, Strided};
 use crate::simd;
 use crate::tiles::Address;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Dense, Team, Tensor, Type};
+use kolo_graph::{Arg, Team, Tensor, Type};
 use std::ops::Range;
 
 pub const KINDS: &[OpKind] = &[
@@ -96,41 +98,6 @@ struct Grid {
     step_stride: usize,
 }
 
-/// The rows of every step and sample as the depth of a product: `k = step · batch + sample`.
-#[derive(Debug)]
-struct Depth<'a> {
-    data: &'a [f32],
-    grid: Grid,
-    batch: usize,
-}
-
-impl Depth<'_> {
-    /// A copy of known length is a few moves; of any length, a call.
-    #[inline(always)]
-    fn copy_rows(&self, first: usize, count: usize, ks: Range<usize>, width: usize, out: &mut [f32]) {
-        let (mut step, mut sample) = (ks.start / self.batch, ks.start % self.batch);
-        for row in out.chunks_exact_mut(width).take(ks.len()) {
-            let at = step * self.grid.step_stride + sample * self.grid.sample_stride + first;
-            row[..count].copy_from_slice(&self.data[at..at + count]);
-            row[count..].fill(0.0);
-            sample += 1;
-            if sample == self.batch {
-                (step, sample) = (step + 1, 0);
-            }
-        }
-    }
-}
-
-impl Operand for Depth<'_> {
-    fn pack(&self, first: usize, count: usize, ks: Range<usize>, width: usize, out: &mut [f32]) {
-        match (count, width) {
-            (12, 12) => self.copy_rows(first, 12, ks, 12, out),
-            (32, 32) => self.copy_rows(first, 32, ks, 32, out),
-            _ => self.copy_rows(first, count, ks, width, out),
-        }
-    }
-}
-
 /// Output types of a layer whose weights have `gates · h` rows, or what is wrong with the inputs.
 fn infer(index: Option<Index>, inputs: &[Type], gates: usize) -> Result<Vec<Type>, String> {
     let shapes = index.ok_or("no index")?.output_shapes(inputs)?;
@@ -154,10 +121,7 @@ fn scratch_bytes(lengths: &[usize], threads: usize) -> usize {
 }
 
 /// Cuts the lent scratch into pieces.
-fn cut<'a, const PIECES: usize>(
-    mut scratch: &'a mut [f32],
-    lengths: [usize; PIECES],
-) -> ([&'a mut [f32]; PIECES], &'a mut [f32]) {
+fn cut<const PIECES: usize>(mut scratch: &mut [f32], lengths: [usize; PIECES]) -> ([&mut [f32]; PIECES], &mut [f32]) {
     let pieces = lengths.map(|length| {
         let (piece, rest) = std::mem::take(&mut scratch).split_at_mut(length.next_multiple_of(LINE));
         scratch = rest;
@@ -204,6 +168,9 @@ struct Sheet<T> {
     width: usize,
 }
 
+/// Rows from which a product is near its best rate.
+const ROWS_MIN: usize = 8;
+
 /// `c = start + a · b` for every step of `samples`.
 fn product_of_all_steps(
     (steps, samples): (usize, Range<usize>),
@@ -213,8 +180,9 @@ fn product_of_all_steps(
     start: Start<'_>,
     scratch: &mut [f32],
 ) {
-    // Along the longer of the two axes the rows lie evenly: one product for each place on the other.
-    let along_steps = steps >= samples.len();
+    // Rows lie evenly along either axis: one product for each place on the other. A batch that fills tiles is packed
+    // best step by step, as the recurrent product is; a smaller one wastes less along the steps.
+    let along_steps = samples.len() < ROWS_MIN && steps > samples.len();
     let (outer, rows) = if along_steps { (samples.clone(), steps) } else { (0..steps, samples.len()) };
     for at in outer {
         let place = |grid: Grid| match along_steps {
@@ -232,75 +200,6 @@ fn product_of_all_steps(
 /// The state of every sample before `step`, one row each; `y` is `[samples, t, h]`.
 fn states_before(y: &[f32], sizes: Sizes, step: usize) -> Strided<'_> {
     Strided { data: &y[(step - 1) * sizes.hidden..], line_stride: sizes.steps * sizes.hidden, k_stride: 1 }
-}
-
-/// The gradients of a layer's gates' sums: `[t, b, stride]`.
-#[derive(Clone, Copy, Debug)]
-struct GateGrads<'a> {
-    data: &'a [f32],
-    stride: usize,
-}
-
-/// Floats from one row of gradients to the next. Rows a power of two apart would fight for the same lines of the cache
-/// when a product reads down a column.
-fn padded(width: usize) -> usize {
-    width.next_multiple_of(LINE) + LINE
-}
-
-/// One block of rows of a weight's gradient: the gates' `columns` against the input, or the state before.
-#[derive(Clone, Copy, Debug)]
-enum Against<'a> {
-    Input(&'a [f32]),
-    StateBefore(&'a [f32]),
-}
-
-impl GateGrads<'_> {
-    /// `out = dgatesᵀ · rows`, summed over steps and samples.
-    fn weight(
-        &self,
-        team: &Team,
-        sizes: Sizes,
-        columns: Range<usize>,
-        rows: Against<'_>,
-        out: &mut [f32],
-        scratch: &mut [f32],
-    ) {
-        let (data, width, first_step) = match rows {
-            Against::Input(x) => (x, sizes.input, 0),
-            Against::StateBefore(y) => (y, sizes.hidden, 1),
-        };
-        let depth = (sizes.steps - first_step) * sizes.batch;
-        let grid = sizes.by_step(self.stride);
-        let gates = &self.data[first_step * grid.step_stride..];
-        let gates = Depth { data: gates.get(columns.start..).unwrap_or(&[]), grid, batch: sizes.batch };
-        let rows = Depth { data, grid: sizes.by_sample(width), batch: sizes.batch };
-        let sink = Rows { data: Address(out.as_mut_ptr()), stride: width };
-        gemm::multiply(team, columns.len(), width, depth, &gates, Right::Fresh(&rows), &sink, Start::Zero, scratch);
-    }
-
-    /// The gates' `columns` times rows of the input weight, for every step: the input's gradient or a part of it.
-    #[allow(clippy::too_many_arguments)]
-    fn input(
-        &self,
-        team: &Team,
-        sizes: Sizes,
-        columns: Range<usize>,
-        w: &[f32],
-        start: Start<'_>,
-        dx: Address,
-        room: &mut [f32],
-        scratch: &mut [f32],
-    ) {
-        let weight = Strided { data: w, line_stride: 1, k_stride: sizes.input };
-        let packed = gemm::prepack(&weight, sizes.input, columns.len(), room);
-        let work = sizes.batch * sizes.steps * sizes.input * columns.len();
-        share(team, sizes.batch, work, scratch, |samples, scratch| {
-            let gates = &self.data[columns.start.min(self.data.len())..];
-            let from = Sheet { data: gates, grid: sizes.by_step(self.stride), width: columns.len() };
-            let to = Sheet { data: dx, grid: sizes.by_sample(sizes.input), width: sizes.input };
-            product_of_all_steps((sizes.steps, samples), from, packed, to, start, scratch);
-        });
-    }
 }
 
 /// Adds the samples' rows of `[b, width]` in order, `columns` only.
@@ -339,51 +238,4 @@ fn layer(batch: usize, steps: usize, input: usize, hidden: usize, gates: usize) 
 
 fn constant(args: Vec<Arg>) -> Vec<Arg> {
     args.into_iter().map(Arg::constant).collect()
-}
-
-/// The plain definitions in f64, row by row, that the three layers' references share.
-mod plain {
-    use super::Dense;
-
-    /// The last dim at `[a, b]` of a tensor of three.
-    pub fn row(tensor: &Dense, a: usize, b: usize) -> &[f64] {
-        let width = tensor.shape[2];
-        let at = (a * tensor.shape[1] + b) * width;
-        &tensor.data[at..at + width]
-    }
-
-    pub fn set_row(tensor: &mut Dense, a: usize, b: usize, values: &[f64]) {
-        let at = (a * tensor.shape[1] + b) * tensor.shape[2];
-        tensor.data[at..at + values.len()].copy_from_slice(values);
-    }
-
-    /// `bias + w · x`; no `x`, no product.
-    pub fn affine(w: &Dense, x: Option<&[f64]>, bias: &Dense) -> Vec<f64> {
-        let mut out = bias.data.clone();
-        let Some(x) = x else { return out };
-        for (out, weights) in out.iter_mut().zip(w.data.chunks(w.shape[1])) {
-            *out += weights.iter().zip(x).map(|(w, x)| w * x).sum::<f64>();
-        }
-        out
-    }
-
-    /// `wᵀ · g`.
-    pub fn transposed(w: &Dense, g: &[f64]) -> Vec<f64> {
-        let mut out = vec![0.0; w.shape[1]];
-        for (weights, g) in w.data.chunks(w.shape[1]).zip(g) {
-            out.iter_mut().zip(weights).for_each(|(out, w)| *out += w * g);
-        }
-        out
-    }
-
-    /// `dw += g · xᵀ`.
-    pub fn add_outer(dw: &mut Dense, g: &[f64], x: &[f64]) {
-        for (row, g) in dw.data.chunks_mut(x.len()).zip(g) {
-            row.iter_mut().zip(x).for_each(|(dw, x)| *dw += g * x);
-        }
-    }
-
-    pub fn add(sum: &mut [f64], values: &[f64]) {
-        sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
-    }
 }

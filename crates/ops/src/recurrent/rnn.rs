@@ -1,8 +1,7 @@
 //! The plain recurrent layer, `h_t = act(W_ih x_t + b_ih + W_hh h_{t-1} + b_hh)`. Legend in the parent module.
 
-use super::{
-    Against, GateGrads, Sheet, Sizes, constant, cut, layer, padded, plain, product, product_of_all_steps, share, states_before,
-};
+use super::weights::{Factor, GateGrads, padded};
+use super::{Sheet, Sizes, constant, cut, layer, plain, product, product_of_all_steps, share, states_before};
 use crate::gemm::{self, Rows, Start, Strided};
 use crate::real::Real;
 use crate::tiles::Address;
@@ -146,6 +145,7 @@ impl Op for RnnGrad {
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let [x, w_ih, w_hh, y, g] = inputs else { unreachable!("five inputs") };
         let Sizes { batch, steps, hidden, .. } = Sizes::of(&x.shape, &w_hh.shape);
+        let zeros = vec![0.0; hidden];
         let mut out: Vec<Dense> = outputs.iter().map(|ty| Dense::zeros(ty.shape.clone())).collect();
         for sample in 0..batch {
             let mut d_next = vec![0.0; hidden];
@@ -155,9 +155,8 @@ impl Op for RnnGrad {
                     .map(|unit| activate_grad(self.relu, y.get(&at(unit)), g.get(&at(unit)) + d_next[unit]))
                     .collect();
                 plain::add_outer(&mut out[0], &d_sums, plain::row(x, sample, step));
-                if step > 0 {
-                    plain::add_outer(&mut out[1], &d_sums, plain::row(y, sample, step - 1));
-                }
+                let before = if step > 0 { plain::row(y, sample, step - 1) } else { &zeros };
+                plain::add_outer(&mut out[1], &d_sums, before);
                 plain::add(&mut out[2].data, &d_sums);
                 if self.need_dx {
                     plain::set_row(&mut out[3], sample, step, &plain::transposed(w_ih, &d_sums));
@@ -176,13 +175,13 @@ impl Op for RnnGrad {
         d_bias.fill(0.0);
         self.back_through_steps(cx, sizes, w_hh_room, [&mut *d_sums, d_next, &mut *d_bias], scratch);
         let grads = GateGrads { data: d_sums, stride: padded(hidden) };
-        let (x, y) = (Against::Input(cx.f32(0)), Against::StateBefore(cx.f32(3)));
-        grads.weight(cx.team, sizes, 0..hidden, x, cx.out_f32(0), scratch);
-        grads.weight(cx.team, sizes, 0..hidden, y, cx.out_f32(1), scratch);
+        let input = Factor { rows: cx.f32(0), d_weight: cx.out_f32(0) };
+        let state = Factor { rows: cx.f32(3), d_weight: cx.out_f32(1) };
+        grads.weights((cx.team, scratch), sizes, 0..hidden, Some(input), Some(state));
         super::add_samples(d_bias, hidden, 0..hidden, cx.out_f32(2));
         if self.need_dx {
             let dx = Address(cx.out_f32(3).as_mut_ptr());
-            grads.input(cx.team, sizes, 0..hidden, cx.f32(1), Start::Zero, dx, w_ih_room, scratch);
+            grads.input((cx.team, scratch), sizes, 0..hidden, (cx.f32(1), w_ih_room), Start::Zero, dx);
         }
     }
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {

@@ -27,6 +27,9 @@ classes and tokens floor(u * count). Shapes, batch first:
     lstm      x [4, 12, 3]      y [4, 1] real      2 layers, width 16
 
 AdamW: lr 1e-3, betas 0.9 and 0.999, eps 1e-8, weight decay 0.01 on parameters of two or more dims and none on the rest.
+The ResNet takes SGD instead: lr 2e-5, momentum 0.9, the same weight decay. With a batch of four under batch norm, Adam's
+first steps keep little but the sign of a gradient, and float32 rounding grows from 1e-7 of the first loss to 1e-2 of the
+tenth, in PyTorch itself.
 
 The goldens are a float64 run, which leaves the whole of a difference to whoever is compared with it; the same run in
 float32 is made only to print how far it strays. Files, one line each:
@@ -37,9 +40,7 @@ float32 is made only to print how far it strays. Files, one line each:
     grad <name> <dims> <l2>                                   of the first step's loss, in resnet18_gradient.txt only
     at <index> <value>                                        elements of the tensor named last
 
-Two places need more than a relative tolerance in float32. The ResNet amplifies rounding, from 1e-7 of the first loss to
-1e-2 of the tenth, through ReLUs that flip and Adam's first steps, which keep little but a gradient's sign; its first
-gradient, which does compare tightly, is kept for that reason. And the gradient of GPT's key biases, the middle third of
+One place needs more than a relative tolerance in float32: the gradient of GPT's key biases, the middle third of
 `c_attn.bias`, is zero up to rounding, because a softmax ignores what is added to a whole row; Adam divides that noise
 by its own size.
 
@@ -132,7 +133,10 @@ def train(kind, dtype):
         {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": 0.01},
         {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, foreach=False, fused=False)
+    if kind == "resnet18":
+        optimizer = torch.optim.SGD(groups, lr=2e-5, momentum=0.9, foreach=False)
+    else:
+        optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, foreach=False, fused=False)
     losses = []
     for step in range(STEPS):
         x, y = (batch_tensor(f"{letter}{step}", *spec, dtype) for letter, spec in zip("xy", BATCHES[kind]))

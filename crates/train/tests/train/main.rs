@@ -1,0 +1,22 @@
+//! Training as a whole: against PyTorch, the same bits in every layout, known counts, honest errors.
+
+mod counts;
+mod goldens;
+mod same_bits;
+mod wrong;
+
+use kolo_exec::Options;
+use kolo_models::MODELS;
+use kolo_train::{Job, Trainer, job_file};
+use std::sync::Arc;
+
+fn job(text: &str) -> Arc<Job> {
+    let root = job_file::parse(text, "test.toml").unwrap();
+    Arc::new(Job::read(&root, MODELS).unwrap_or_else(|error| panic!("{error}")))
+}
+
+fn trainer(text: &str, threads: usize, lanes: usize) -> Trainer {
+    let job = job(text);
+    let grains = job.grains;
+    Trainer::new(job, Options { threads, lanes, grains }).unwrap_or_else(|error| panic!("{error}"))
+}
