@@ -45,6 +45,14 @@ pub fn tile_shape() -> TileShape {
 pub trait Operand: Sync {
     /// For each `k` of `ks` in turn, writes `width` numbers: lines `first..first + count`, then zeros.
     fn pack(&self, first: usize, count: usize, ks: Range<usize>, width: usize, out: &mut [f32]);
+
+    /// Packs many slivers, one after the other; the last one is padded.
+    fn pack_slivers(&self, first: usize, count: usize, ks: Range<usize>, width: usize, out: &mut [f32]) {
+        for (sliver, out) in out.chunks_mut(width * ks.len()).enumerate().take(count.div_ceil(width)) {
+            let skip = sliver * width;
+            self.pack(first + skip, width.min(count - skip), ks.clone(), width, out);
+        }
+    }
 }
 
 /// Where tiles of `c` go.
@@ -81,6 +89,68 @@ impl Operand for Strided<'_> {
             }
         }
     }
+
+    fn pack_slivers(&self, first: usize, count: usize, ks: Range<usize>, width: usize, out: &mut [f32]) {
+        let depth = ks.len();
+        let whole = if self.line_stride == 1 { count / width } else { 0 };
+        if whole > 0 {
+            let source = &self.data[first + ks.start * self.k_stride..];
+            match width {
+                32 => deal::<32>(source, self.k_stride, whole, depth, out),
+                16 => deal::<16>(source, self.k_stride, whole, depth, out),
+                12 => deal::<12>(source, self.k_stride, whole, depth, out),
+                11 => deal::<11>(source, self.k_stride, whole, depth, out),
+                10 => deal::<10>(source, self.k_stride, whole, depth, out),
+                8 => deal::<8>(source, self.k_stride, whole, depth, out),
+                6 => deal::<6>(source, self.k_stride, whole, depth, out),
+                _ => {
+                    for sliver in 0..whole {
+                        let out = &mut out[sliver * width * depth..(sliver + 1) * width * depth];
+                        pack_lines(&source[sliver * width..], self.k_stride, width, depth, width, out);
+                    }
+                }
+            }
+        }
+        for sliver in whole..count.div_ceil(width) {
+            let skip = sliver * width;
+            let out = &mut out[skip * depth..(skip + width) * depth];
+            self.pack(first + skip, width.min(count - skip), ks.clone(), width, out);
+        }
+    }
+}
+
+/// Rows of memory dealt out together.
+const DEAL: usize = 8;
+
+/// Deals rows of memory out to slivers: a few rows at a time, read from end to end as the memory likes it, and written in
+/// runs of several pieces. The width is a constant so that a piece is a register or two, not a call.
+#[inline(always)]
+fn deal<const WIDTH: usize>(source: &[f32], k_stride: usize, slivers: usize, depth: usize, out: &mut [f32]) {
+    let (slots, _) = out.as_chunks_mut::<WIDTH>();
+    for k in (0..depth).step_by(DEAL) {
+        let rows = DEAL.min(depth - k);
+        for sliver in 0..slivers {
+            let slots = &mut slots[sliver * depth + k..sliver * depth + k + rows];
+            for (row, slot) in slots.iter_mut().enumerate() {
+                let start = (k + row) * k_stride + sliver * WIDTH;
+                hint(&source[start..], DEAL * k_stride);
+                slot.copy_from_slice(&source[start..start + WIDTH]);
+            }
+        }
+    }
+}
+
+/// Asks for the cache line this many floats further on. A hint may point anywhere; past the end it does nothing.
+#[inline(always)]
+fn hint(at: &[f32], ahead: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch reads nothing.
+    unsafe {
+        use std::arch::x86_64::*;
+        _mm_prefetch::<_MM_HINT_T0>(at.as_ptr().wrapping_add(ahead).cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (at, ahead);
 }
 
 /// Lines lie next to each other: each `k` is one copy.
@@ -99,18 +169,19 @@ fn pack_transposed(source: &[f32], stride: usize, count: usize, ks: usize, width
             out[k * width + count..(k + 1) * width].fill(0.0);
         }
     }
-    let whole_lines = if level() == Level::Portable { 0 } else { count / 8 * 8 };
-    let whole_ks = ks / 8 * 8;
     #[cfg(target_arch = "x86_64")]
-    for line in (0..whole_lines).step_by(8) {
-        for k in (0..whole_ks).step_by(8) {
-            // SAFETY: the level has AVX2; eight lines of eight numbers are inside both slices.
-            unsafe { transpose_8x8(&source[line * stride + k..], stride, &mut out[k * width + line..], width) };
+    if level() != Level::Portable && count >= 8 && ks >= 8 {
+        // The last block of a side overlaps the one before, which writes some numbers twice and needs no remainder.
+        for line in (0..count).step_by(8).map(|line| line.min(count - 8)) {
+            for k in (0..ks).step_by(8).map(|k| k.min(ks - 8)) {
+                // SAFETY: the level has AVX2; eight lines of eight numbers are inside both slices.
+                unsafe { transpose_8x8(&source[line * stride + k..], stride, &mut out[k * width + line..], width) };
+            }
         }
+        return;
     }
     for line in 0..count {
-        let done = if line < whole_lines { whole_ks } else { 0 };
-        for k in done..ks {
+        for k in 0..ks {
             out[k * width + line] = source[line * stride + k];
         }
     }
@@ -123,7 +194,12 @@ unsafe fn transpose_8x8(source: &[f32], stride: usize, out: &mut [f32], width: u
     assert!(source.len() >= 7 * stride + 8 && out.len() >= 7 * width + 8, "eight lines of eight");
     // SAFETY: checked above.
     unsafe {
-        let row = |at: usize| _mm256_loadu_ps(source.as_ptr().add(at * stride));
+        let row = |at: usize| {
+            let line = source.as_ptr().add(at * stride);
+            // The same place of the next eight lines: they are next.
+            _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(8 * stride).cast());
+            _mm256_loadu_ps(line)
+        };
         let pair = |a: usize, b: usize| {
             let (x, y) = (row(a), row(b));
             (_mm256_unpacklo_ps(x, y), _mm256_unpackhi_ps(x, y))
@@ -260,22 +336,18 @@ pub fn block<A: Operand, B: Operand, C: Sink>(
                     &packed.data[at..at + (right - left).next_multiple_of(tile.columns) * depth]
                 }
                 Right::Fresh(b) => {
-                    for first in (left..right).step_by(tile.columns) {
-                        let at = (first - left) * depth;
-                        let count = tile.columns.min(right - first);
-                        let out = &mut packed_b[at..at + tile.columns * depth];
-                        b.pack(first, count, range.clone(), tile.columns, out);
-                    }
+                    b.pack_slivers(left, right - left, range.clone(), tile.columns, packed_b);
                     packed_b
                 }
             };
             let begin = if k_start == 0 { start } else { Start::Add };
             for top in rows.clone().step_by(m_block) {
                 let bottom = (top + m_block).min(rows.end);
-                for first in (top..bottom).step_by(height) {
-                    let at = (first - top) * depth;
-                    let count = height.min(bottom - first);
-                    a.pack(first, count, range.clone(), count, &mut packed_a[at..at + count * depth]);
+                let whole = (bottom - top) / height * height;
+                a.pack_slivers(top, whole, range.clone(), height, packed_a);
+                if top + whole < bottom {
+                    let count = bottom - top - whole;
+                    a.pack(top + whole, count, range.clone(), count, &mut packed_a[whole * depth..(whole + count) * depth]);
                 }
                 for column in (left..right).step_by(tile.columns) {
                     let sliver = &slivers[(column - left) * depth..(column - left + tile.columns) * depth];
@@ -423,6 +495,12 @@ macro_rules! x86_kernel {
                             sums[row] = [$load(at), $load(at.add($lanes))];
                         }
                     }
+                }
+                // The tile is written last; by then it should have arrived.
+                for row in 0..ROWS {
+                    let at = c.add(row * stride).cast::<i8>();
+                    _mm_prefetch::<_MM_HINT_T0>(at);
+                    _mm_prefetch::<_MM_HINT_T0>(at.add(64));
                 }
                 for _ in 0..depth {
                     let (left, right) = ($load(b), $load(b.add($lanes)));
