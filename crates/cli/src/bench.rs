@@ -92,9 +92,11 @@ fn serve(trainer: &mut Trainer, startup_ms: f64) -> Result<(), Failure> {
 fn profile(trainer: &Trainer, steps: usize) {
     let graph = trainer.session().graph();
     let mut kinds: BTreeMap<String, (u64, u64, u64)> = BTreeMap::new();
+    let mut flops_of = vec![0; graph.nodes.len()];
+    kolo_exec::null::walk(graph, trainer.session().options(), |visit| flops_of[visit.id.0 as usize] = visit.flops * visit.times);
     for (id, nanoseconds) in trainer.session().times() {
         let node = graph.node(id);
-        let flops = node.op.flops(&graph.types(&node.inputs), &graph.types(&node.outputs));
+        let flops = flops_of[id.0 as usize];
         let entry = kinds.entry(format!("{} {}", node.op.name(), node.stage.name())).or_default();
         entry.0 += nanoseconds;
         entry.1 += 1;
@@ -103,12 +105,11 @@ fn profile(trainer: &Trainer, steps: usize) {
     let mut rows: Vec<_> = kinds.into_iter().collect();
     rows.sort_by_key(|(_, (nanoseconds, _, _))| std::cmp::Reverse(*nanoseconds));
     let total: u64 = rows.iter().map(|(_, (nanoseconds, _, _))| nanoseconds).sum();
-    let grains = trainer.job().grains as f64;
     println!("{:<34} {:>5} {:>10} {:>6} {:>9}", "op", "nodes", "ms/step", "%", "GFLOP/s");
     for (name, (nanoseconds, nodes, flops)) in rows {
         let ms = nanoseconds as f64 / 1e6 / steps as f64;
         let percent = nanoseconds as f64 * 100.0 / total as f64;
-        let rate = flops as f64 * grains / (ms * 1e6);
+        let rate = flops as f64 / (ms * 1e6);
         println!("{name:<34} {nodes:>5} {ms:>10.3} {percent:>6.1} {rate:>9.1}");
     }
 }

@@ -74,7 +74,7 @@ struct Lane {
     scratch: Memory,
     _activations: Memory,
     _batch: Memory,
-    /// Partial sums: level `l` holds the sum of a run of `2^l` or more grains.
+    /// Partial sums of runs of grains; level 0 holds the longest and, at the end, the whole.
     levels: Vec<Memory>,
 }
 
@@ -218,6 +218,11 @@ impl Session {
     pub fn new(graph: Graph, store: &Store, options: Options) -> Self {
         let Options { threads, lanes: lane_count, grains } = options;
         assert!(lane_count.is_power_of_two() && grains % lane_count == 0, "{lane_count} lanes for {grains} grains");
+        if let Err(problem) = kolo_graph::verify::verify(&graph) {
+            panic!("the graph is not sound: {problem}");
+        }
+        let sums = graph.nodes.iter().any(|node| node.op.is::<GrainSum>());
+        assert!(grains == 1 || sums || graph.updates.is_empty(), "grains without a sum cannot share one update");
         let layout = layout::plan(&graph);
         let step = Memory::new(layout.step_bytes);
         let step_batch = Memory::new(layout.step_input_bytes);
@@ -397,7 +402,7 @@ impl Session {
         times.into_iter().enumerate().filter(|(_, ns)| *ns > 0).map(|(at, ns)| (NodeId(at as u32), ns)).collect()
     }
 
-    /// Runs one grain call by call and names the first node whose result is not finite although its inputs were.
+    /// Runs one grain call by call and names the first node with a result that is not finite.
     pub fn find_nonfinite(&mut self, grain: usize, feed: impl Fn(usize, &mut Feed<'_>)) -> Option<NodeId> {
         let lane = &mut self.lanes[0];
         feed(grain, &mut Feed { inputs: &lane.inputs });

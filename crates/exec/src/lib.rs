@@ -2,6 +2,7 @@
 
 pub mod cpu;
 pub mod memory;
+pub mod null;
 pub mod reference;
 pub mod store;
 

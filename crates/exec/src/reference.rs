@@ -2,7 +2,7 @@
 //! means; the others are compared with it.
 
 use kolo_graph::sources::{Input, Param, State};
-use kolo_graph::{Dense, Graph, ValueId};
+use kolo_graph::{Dense, Graph};
 
 /// Evaluates every value of the graph. `source` supplies inputs, parameters and state by name.
 pub fn evaluate(graph: &Graph, source: impl Fn(&str) -> Option<Dense>) -> Result<Vec<Dense>, String> {
@@ -31,9 +31,4 @@ pub fn evaluate(graph: &Graph, source: impl Fn(&str) -> Option<Dense>) -> Result
         values.extend(made);
     }
     Ok(values)
-}
-
-/// Evaluates one value.
-pub fn evaluate_one(graph: &Graph, id: ValueId, source: impl Fn(&str) -> Option<Dense>) -> Result<Dense, String> {
-    evaluate(graph, source).map(|mut values| values.swap_remove(id.0 as usize))
 }

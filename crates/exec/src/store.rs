@@ -7,8 +7,12 @@ use crate::memory::Memory;
 use kolo_graph::layout::align;
 use kolo_graph::rng::Stream;
 use kolo_graph::sources::{Init, Param, State};
-use kolo_graph::{DType, Graph, Type};
+use kolo_graph::{DType, Graph, Team, Type};
+use kolo_ops::tiles::Address;
 use std::sync::Arc;
+
+/// A multiple of four, as one draw of the initial values makes four.
+const ELEMENTS_PER_TASK: usize = 1 << 16;
 
 #[derive(Clone, Debug)]
 pub struct Entry {
@@ -60,14 +64,16 @@ impl Store {
     }
 
     fn initialise(&self, seed: u64) {
+        let team = Team::new(std::thread::available_parallelism().map_or(1, usize::from));
         for entry in &self.entries {
             let stream = Stream::new(seed, &format!("init.{}", entry.name));
             // SAFETY: nothing else refers to the memory yet.
             let values = unsafe { self.slice_mut(entry) };
-            match entry.init {
-                Init::Constant(value) => values.fill(value as f32),
-                init => values.iter_mut().enumerate().for_each(|(at, out)| *out = init.value(&stream, at as u64)),
-            }
+            let address = Address(values.as_mut_ptr());
+            team.chunks(values.len(), ELEMENTS_PER_TASK, |range, _| {
+                // SAFETY: tasks own disjoint ranges of the tensor.
+                entry.init.fill(&stream, range.start, unsafe { address.slice(range.start, range.len()) });
+            });
         }
     }
 

@@ -7,12 +7,17 @@ use kolo_graph::rng::Stream;
 use kolo_graph::{Builder, DType, Graph, Tensor, Type, ValueId};
 use kolo_ops::prelude::*;
 use kolo_ops::simd::{self, Level};
-use std::sync::Mutex;
+use std::sync::{PoisonError, RwLock};
 
-/// The vector width is a process-wide choice; tests that change it take turns.
-static WIDTH: Mutex<()> = Mutex::new(());
+/// The vector width is a process-wide choice: whoever changes it must be alone, everybody else only reads it.
+static WIDTH: RwLock<()> = RwLock::new(());
 
 fn for_each_case(check: impl Fn(&str, &Case, &[Dense])) {
+    let _shared = WIDTH.read().unwrap_or_else(PoisonError::into_inner);
+    for_each_case_alone(check);
+}
+
+fn for_each_case_alone(check: impl Fn(&str, &Case, &[Dense])) {
     let mut failures = Vec::new();
     let mut tried = 0;
     let filter = std::env::var("OP").ok();
@@ -187,13 +192,15 @@ fn threads_and_reruns_give_the_same_bits() {
 
 #[test]
 fn vector_widths_give_the_same_bits() {
-    let _turn = WIDTH.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    for_each_case(|_, case, inputs| {
+    let _alone = WIDTH.write().unwrap_or_else(PoisonError::into_inner);
+    for_each_case_alone(|_, case, inputs| {
         let best = computed(case, inputs, 1);
         for level in [Level::Portable, Level::Avx2] {
-            simd::limit(Some(level));
+            // SAFETY: the lock keeps every other test's kernels out.
+            unsafe { simd::limit(Some(level)) };
             let got = computed(case, inputs, 1);
-            simd::limit(None);
+            // SAFETY: as above.
+            unsafe { simd::limit(None) };
             assert_eq!(best, got, "{level:?} differs");
         }
     });

@@ -20,7 +20,7 @@ impl fmt::Display for Attr {
             Attr::Int(value) => write!(f, "{value}"),
             // Debug keeps a point or an exponent in every float, which is how the parser tells it from a whole number.
             Attr::Float(value) => write!(f, "{value:?}"),
-            Attr::Text(value) => write!(f, "{value:?}"),
+            Attr::Text(value) => write!(f, "{}", crate::text::quote(value)),
             Attr::List(values) => {
                 write!(f, "[")?;
                 for (at, value) in values.iter().enumerate() {

@@ -124,6 +124,14 @@ impl Graph {
             message,
             hint: format!("its inputs are {}", list(&types)),
         })?;
+        if let Some(ty) = outputs.iter().find(|ty| !ty.fits()) {
+            return Err(GraphError {
+                op: op.signature(),
+                scope: scope.to_string(),
+                message: format!("{ty} is larger than any memory"),
+                hint: "check the sizes in the job file".into(),
+            });
+        }
         Ok(self.push_typed(op, inputs, outputs, scope, stage))
     }
 

@@ -74,12 +74,21 @@ impl Stream {
         ((u128::from(self.bits(high, low)) * u128::from(bound)) >> 64) as u64
     }
 
-    /// Standard normal, by Box and Muller in f64.
+    /// Standard normal number `low` of row `high`.
     pub fn normal(&self, high: u64, low: u64) -> f32 {
-        let block = self.block(high, low);
-        let u = (f64::from(block[0]) + 0.5) / 4_294_967_296.0;
-        let v = f64::from(block[1]) / 4_294_967_296.0;
-        ((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
+        self.normals(high, low / 4)[(low % 4) as usize]
+    }
+
+    /// Standard normal numbers `4·quad .. 4·quad + 4`, by Box and Muller in f64: each pair of words gives two.
+    pub fn normals(&self, high: u64, quad: u64) -> [f32; 4] {
+        let block = self.block(high, quad);
+        let pair = |a: u32, b: u32| {
+            let radius = (-2.0 * ((f64::from(a) + 0.5) / 4_294_967_296.0).ln()).sqrt();
+            let (sin, cos) = (std::f64::consts::TAU * (f64::from(b) / 4_294_967_296.0)).sin_cos();
+            ((radius * cos) as f32, (radius * sin) as f32)
+        };
+        let ((a, b), (c, d)) = (pair(block[0], block[1]), pair(block[2], block[3]));
+        [a, b, c, d]
     }
 }
 

@@ -91,6 +91,11 @@ impl Settings {
         self.entries.iter().find(|entry| entry.key == key).map(|entry| &entry.value)
     }
 
+    /// Where `key` was written.
+    pub fn place_of(&self, key: &str) -> Option<&str> {
+        self.entries.iter().find(|entry| entry.key == key).map(|entry| entry.place.as_str())
+    }
+
     /// Mutable access to a table value, created empty if absent.
     pub fn table_mut(&mut self, key: &str, place: &str) -> Option<&mut Settings> {
         if self.peek(key).is_none() {

@@ -4,7 +4,7 @@
 use crate::attr::{Attr, AttrValue};
 use crate::op;
 use crate::op::{Case, Cases, CpuCx, Dense, GradCx, Op};
-use crate::rng::Stream;
+use crate::rng::{Stream, unit};
 use crate::types::{DType, Type};
 
 /// How a parameter or state starts.
@@ -24,12 +24,20 @@ impl Init {
         Init::Uniform { bound: 1.0 / (fan_in.max(1) as f64).sqrt() }
     }
 
-    /// Element `at` of the tensor called `name`: it depends on nothing else, so a shard can be initialised alone.
-    pub fn value(&self, stream: &Stream, at: u64) -> f32 {
-        match self {
-            Init::Constant(value) => *value as f32,
-            Init::Normal { deviation } => (f64::from(stream.normal(0, at)) * deviation) as f32,
-            Init::Uniform { bound } => ((f64::from(stream.uniform(0, at)) * 2.0 - 1.0) * bound) as f32,
+    /// Elements `first..` of a tensor. Each depends on its own number and the stream alone, so a shard can be
+    /// initialised by itself; four share a draw, so `first` is a multiple of four.
+    pub fn fill(&self, stream: &Stream, first: usize, out: &mut [f32]) {
+        assert!(first % 4 == 0, "a draw makes four elements");
+        for (at, quad) in out.chunks_mut(4).enumerate() {
+            let draw = (first / 4 + at) as u64;
+            let values = match self {
+                Init::Constant(value) => [*value as f32; 4],
+                Init::Normal { deviation } => stream.normals(0, draw).map(|x| (f64::from(x) * deviation) as f32),
+                Init::Uniform { bound } => {
+                    stream.block(0, draw).map(|word| ((f64::from(unit(word)) * 2.0 - 1.0) * bound) as f32)
+                }
+            };
+            quad.copy_from_slice(&values[..quad.len()]);
         }
     }
 }

@@ -14,13 +14,33 @@ impl fmt::Display for Graph {
             writeln!(f, "  {}", line(self, node))?;
         }
         for (name, id) in &self.outputs {
-            writeln!(f, "  output {name:?} = %{}", id.0)?;
+            writeln!(f, "  output {} = %{}", quote(name), id.0)?;
         }
         for (state, value) in &self.updates {
             writeln!(f, "  update %{} = %{}", state.0, value.0)?;
         }
         writeln!(f, "}}")
     }
+}
+
+/// Text in quotes, with the three escapes the parser knows.
+pub fn quote(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
+}
+
+/// The line without its comment; two slashes inside quotes are text.
+fn without_comment(line: &str) -> &str {
+    let (mut quoted, mut escaped, mut slash) = (false, false, false);
+    for (at, c) in line.char_indices() {
+        match c {
+            '/' if slash && !quoted => return &line[..at - 1],
+            '"' if !escaped => quoted = !quoted,
+            _ => {}
+        }
+        slash = c == '/' && !quoted;
+        escaped = quoted && c == '\\' && !escaped;
+    }
+    line
 }
 
 /// One node as text.
@@ -50,7 +70,7 @@ pub fn parse(text: &str, registry: &[OpKind]) -> Result<Graph, ParseError> {
     let mut graph = Graph::default();
     let mut depth = 0;
     for (at, raw) in text.lines().enumerate() {
-        let content = raw.split("//").next().unwrap_or("").trim();
+        let content = without_comment(raw).trim();
         let result = match content {
             "" => Ok(()),
             "graph {" if depth == 0 => {
@@ -217,7 +237,8 @@ impl<'a> Cursor<'a> {
                 }
                 '\\' => match chars.next() {
                     Some((_, escaped @ ('"' | '\\'))) => out.push(escaped),
-                    _ => return Err("only \\\" and \\\\ are escapes".into()),
+                    Some((_, 'n')) => out.push('\n'),
+                    _ => return Err("only \\\", \\\\ and \\n are escapes".into()),
                 },
                 _ => out.push(c),
             }

@@ -56,6 +56,9 @@ impl DType {
     }
 }
 
+/// Elements of one tensor: 2⁴⁴ of f32 are 64 TiB.
+pub const ELEMENTS_MAX: usize = 1 << 44;
+
 /// Element type and shape of one value. `f32[]` is a scalar.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Type {
@@ -86,6 +89,12 @@ impl Type {
 
     pub fn bytes(&self) -> usize {
         self.elements() * self.dtype.bytes()
+    }
+
+    /// Whether its bytes can be counted and are fewer than any machine could hold.
+    pub fn fits(&self) -> bool {
+        let elements = self.shape.iter().try_fold(1usize, |total, size| total.checked_mul((*size).max(1)));
+        elements.is_some_and(|elements| elements <= ELEMENTS_MAX)
     }
 
     /// The size of the last dim; 1 for a scalar.

@@ -50,7 +50,13 @@ fn verify_ends(graph: &Graph) -> Result<(), String> {
     let phases = graph.phases();
     let phase = |id: crate::graph::ValueId| phases[graph.value(id).node.0 as usize];
     let has_sums = graph.nodes.iter().any(|node| node.op.is::<GrainSum>());
-    for (state, value) in &graph.updates {
+    for (at, (state, value)) in graph.updates.iter().enumerate() {
+        if graph.updates[..at].iter().any(|(other, _)| other == state) {
+            return Err(format!("%{} is updated twice", state.0));
+        }
+        if graph.maker(*value).inputs.is_empty() || graph.maker(*value).op.view() {
+            return Err(format!("%{} is updated with %{}, which is not computed; copy it with an op", state.0, value.0));
+        }
         let op = &graph.maker(*state).op;
         if !op.is::<Param>() && !op.is::<State>() {
             return Err(format!("%{} is updated, but is no parameter or state", state.0));
@@ -60,6 +66,11 @@ fn verify_ends(graph: &Graph) -> Result<(), String> {
         }
         if has_sums && phase(*value) == Phase::Grain {
             return Err(format!("%{} is updated with a value of one grain; sum it over the grains first", state.0));
+        }
+    }
+    for node in graph.nodes.iter().filter(|node| node.op.is::<GrainSum>()) {
+        if phase(node.inputs[0]) == Phase::After {
+            return Err(format!("%{} is summed over the grains twice", node.inputs[0].0));
         }
     }
     for node in graph.nodes.iter().filter(|node| !node.op.is::<GrainSum>()) {

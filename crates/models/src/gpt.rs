@@ -1,15 +1,12 @@
 //! GPT-2 with Hugging Face's names and layouts.
 
 use crate::{Build, Model, ModelKind, Outputs, data_classes, data_shape};
-use kolo_graph::field::Field;
+use kolo_graph::field::{Field, IGNORED};
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_ops::prelude::*;
 
 pub const KIND: ModelKind =
     ModelKind { name: "gpt", doc: "GPT-2: layers width heads context vocab dropout", make };
-
-/// Targets below zero are not part of the loss.
-const IGNORED: i64 = -1;
 
 #[derive(Debug)]
 struct Gpt {
@@ -77,14 +74,14 @@ impl Model for Gpt {
         }
         let x = cx.layer_norm("ln_f", x);
         let logits = x.linear(words, None);
-        let ignored = cx.builder.full(IGNORED as f64, targets.ty());
+        let ignored = cx.builder.full(f64::from(IGNORED), targets.ty());
         let counted = targets.not_equal(ignored).cast(DType::F32);
         let right = logits.argmax(2).equal(targets).cast(DType::F32).mul(counted);
         // A sample is exactly right when as many targets are right as are counted.
         let exact = right.sum(&[1]).at_least(counted.sum(&[1])).mean_all();
         let accuracy = right.sum_all().div(counted.sum_all());
         Outputs {
-            loss: logits.cross_entropy_with(targets, IGNORED, 0.0),
+            loss: logits.cross_entropy_with(targets, i64::from(IGNORED), 0.0),
             metrics: vec![("accuracy", accuracy), ("exact_match", exact)],
             predictions: logits,
         }

@@ -12,7 +12,7 @@ pub mod lstm;
 pub mod mlp;
 pub mod resnet;
 
-use kolo_graph::field::{Field, Kind};
+use kolo_graph::field::{Field, IGNORED, Kind};
 use kolo_graph::settings::{SettingError, Settings, nearest};
 use kolo_graph::{Builder, DType, Tensor, Type};
 use std::fmt::Debug;
@@ -134,7 +134,7 @@ pub fn classify<'b>(logits: Tensor<'b>, labels: Tensor<'b>, smoothing: f32) -> O
     let last = logits.rank().saturating_sub(1);
     let correct = logits.argmax(last).equal(labels).cast(DType::F32).mean_all();
     Outputs {
-        loss: logits.cross_entropy_with(labels, -1, smoothing),
+        loss: logits.cross_entropy_with(labels, i64::from(IGNORED), smoothing),
         metrics: vec![("accuracy", correct)],
         predictions: logits,
     }

@@ -52,7 +52,10 @@ fn detected() -> Level {
 }
 
 /// Lowers the level, so that tests can try every version; `None` returns to what the machine has.
-pub fn limit(level: Option<Level>) {
+///
+/// # Safety
+/// No kernel runs meanwhile: an operand packed for one level must not meet another level's kernel.
+pub unsafe fn limit(level: Option<Level>) {
     let level = level.map_or_else(detected, |level| level.min(detected()));
     LEVEL.store(level as u8, Ordering::Relaxed);
 }

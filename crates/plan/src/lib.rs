@@ -9,10 +9,9 @@ pub mod run;
 pub use rates::Rates;
 pub use run::{Fleet, RunCost};
 
-use kolo_exec::Options;
 use kolo_exec::cpu::planned_bytes;
-use kolo_graph::sources::GrainSum;
-use kolo_graph::{Graph, Node, Phase, Stage, Type, layout};
+use kolo_exec::{Options, null};
+use kolo_graph::{Graph, Node, Stage, layout};
 
 /// Numbers by stage: forward, backward, update.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -76,19 +75,6 @@ pub fn is_product(node: &Node) -> bool {
     PRODUCTS.iter().any(|prefix| name.starts_with(prefix)) || RECURRENT.iter().any(|prefix| name.starts_with(prefix))
 }
 
-fn moved(types: &[Type]) -> u64 {
-    types.iter().map(|ty| ty.bytes() as u64).sum()
-}
-
-/// FLOPs and bytes of one call of a node; nothing for views and sources.
-fn node_cost(graph: &Graph, node: &Node) -> Option<(u64, u64)> {
-    if node.op.view() || node.inputs.is_empty() {
-        return None;
-    }
-    let (inputs, outputs) = (graph.types(&node.inputs), graph.types(&node.outputs));
-    Some((node.op.flops(&inputs, &outputs), moved(&inputs) + moved(&outputs)))
-}
-
 /// Counts a step of `graph` as the executor will run it with these options.
 pub fn cost(graph: &Graph, options: Options) -> Cost {
     let layout = layout::plan(graph);
@@ -106,33 +92,23 @@ pub fn cost(graph: &Graph, options: Options) -> Cost {
         memory: MemoryPlan { weights: stored(true), gradients, optimizer: stored(false), activations, scratch },
         calls: 0,
     };
-    let phases = graph.phases();
-    for (node, phase) in graph.nodes.iter().zip(&phases) {
-        let Some((flops, bytes)) = node_cost(graph, node) else { continue };
-        let times = if *phase == Phase::Grain || node.op.is::<GrainSum>() { options.grains as u64 } else { 1 };
-        cost.calls += times;
-        cost.flops.add(node.stage, flops * times);
-        cost.bytes.add(node.stage, bytes * times);
-        if is_product(node) {
-            cost.product_flops.add(node.stage, flops * times);
+    null::walk(graph, options, |visit| {
+        cost.calls += visit.times;
+        cost.flops.add(visit.node.stage, visit.flops * visit.times);
+        cost.bytes.add(visit.node.stage, visit.bytes * visit.times);
+        if is_product(visit.node) {
+            cost.product_flops.add(visit.node.stage, visit.flops * visit.times);
         }
-    }
+    });
     cost
 }
 
 /// Predicted seconds per step: each call takes as long as its multiply-adds or its bytes, whichever is more.
 pub fn predict_seconds(graph: &Graph, options: Options, rates: &Rates) -> f64 {
-    let phases = graph.phases();
-    let lane_threads = (options.threads / options.lanes).max(1) as f64;
     let mut total = 0.0;
-    for (node, phase) in graph.nodes.iter().zip(&phases) {
-        let Some((flops, bytes)) = node_cost(graph, node) else { continue };
-        let grain = *phase == Phase::Grain || node.op.is::<GrainSum>();
-        let (times, threads) = match grain {
-            true => ((options.grains / options.lanes) as f64, lane_threads),
-            false => (1.0, options.threads as f64),
-        };
-        total += times * rates.seconds(flops, bytes, is_product(node), threads);
-    }
+    null::walk(graph, options, |visit| {
+        let one = rates.seconds(visit.flops, visit.bytes, is_product(visit.node), visit.threads as f64);
+        total += one * (visit.times / visit.lanes) as f64;
+    });
     total
 }

@@ -1,4 +1,4 @@
-//! Ctrl-C: a run is asked to stop, finishes its step and saves; a second Ctrl-C leaves at once.
+//! Ctrl-C: a run is asked to stop, finishes its step and reports; a second Ctrl-C leaves at once.
 
 use std::io;
 use std::sync::Arc;

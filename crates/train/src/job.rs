@@ -8,6 +8,9 @@ use kolo_data::{Field, Kind, Source, Split};
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_models::{Model, ModelKind};
 
+/// Steps of one run: a million a day for three years.
+const STEPS_MAX: usize = 1_000_000_000;
+
 const SECTIONS: [&str; 5] = ["job", "model", "data", "train", "parallel"];
 
 /// When to stop before the end.
@@ -107,6 +110,10 @@ impl Job {
             eval_every: train.count("eval_every", 1, 1)?,
             early_stop: read_early_stop(&train)?,
         };
+        if job.early_stop.is_some() && job.split.held_out_len() == 0 {
+            let hint = "give `data.holdout` a part of the data, or leave `early_stop` out";
+            return Err(train.wrong("early_stop", "has nothing to watch: no sample is held out", hint).into());
+        }
         read_precision(&train)?;
         train.finish()?;
         Ok(job)
@@ -187,15 +194,21 @@ fn read_split(data: &Settings, samples: usize, seed: u64) -> Result<Split, Setti
     Ok(Split::fold(samples, folds, fold, seed))
 }
 
+/// Steps of the whole run. A length given on the command line wins over one in the file.
 fn read_length(train: &Settings, steps_per_epoch: usize) -> Result<usize, SettingError> {
-    let (steps, epochs) = (train.count("steps", 0, 0)?, train.count("epochs", 10, 1)?);
-    if train.has("steps") && train.has("epochs") {
-        return Err(train.wrong("steps", "stands beside `epochs`", "keep one of the two"));
-    }
-    match (train.has("steps"), steps) {
-        (true, 0) => Err(train.wrong("steps", "must be at least 1, but is 0", "write `steps = 100`")),
-        (true, steps) => Ok(steps),
-        (false, _) => Ok(epochs * steps_per_epoch),
+    let (steps, epochs) = (train.count("steps", 1, 1)?, train.count("epochs", 10, 1)?);
+    let overridden = |key: &str| train.place_of(key).is_some_and(|place| place.starts_with("--set"));
+    let by_steps = match (train.has("steps"), train.has("epochs")) {
+        (true, true) if overridden("steps") == overridden("epochs") => {
+            return Err(train.wrong("steps", "stands beside `epochs`", "keep one of the two"));
+        }
+        (true, true) => overridden("steps"),
+        (by_steps, _) => by_steps,
+    };
+    let (key, total) = if by_steps { ("steps", Some(steps)) } else { ("epochs", epochs.checked_mul(steps_per_epoch)) };
+    match total.filter(|total| *total <= STEPS_MAX) {
+        Some(total) => Ok(total),
+        None => Err(train.wrong(key, "is more than any run could take", format!("stay below {STEPS_MAX} steps"))),
     }
 }
 

@@ -99,7 +99,7 @@ pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> 
     let grains = Options::for_grains(job.grains, options.threads);
     let mut trainer = Trainer::new(Arc::clone(&job), grains)?;
     let mut files = options.out.as_deref().map(Files::create).transpose()?;
-    let mut times = Vec::with_capacity(job.total_steps);
+    let mut times = Vec::with_capacity(job.total_steps.min(1 << 16));
     let mut watch = Watch { best: None, since: 0 };
     let mut last: Option<Evaluation> = None;
     let (mut loss_sum, mut loss_count, mut mean_loss) = (0.0f64, 0usize, f64::NAN);

@@ -7,7 +7,7 @@ use kolo_train::step::{optimise, training_graph};
 
 fn cost(model: &str, source: &str, batch: usize) -> Cost {
     let text = format!(
-        "[model]\n{model}\n[data]\nsource = \"{source}\"\nbatch = {batch}\ngrains = 1\nsamples = 64\n[train]\nsteps = 1\n"
+        "[model]\n{model}\n[data]\nsource = \"{source}\"\nbatch = {batch}\ngrains = 1\nsamples = 64\n[train]\nsteps = 1\noptimizer = {{ kind = \"adamw\" }}\n"
     );
     let job = job(&text);
     let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains).unwrap();

@@ -1,0 +1,49 @@
+//! The null executor: walks a step as the CPU executor would run it, calls no kernel, and tells what each call would cost.
+//! The planner adds these up; nothing is allocated.
+
+use crate::cpu::Options;
+use kolo_graph::sources::GrainSum;
+use kolo_graph::{Graph, Node, NodeId, Phase};
+
+/// One node of a step that would run.
+#[derive(Debug)]
+pub struct Visit<'g> {
+    pub id: NodeId,
+    pub node: &'g Node,
+    /// Floating-point operations of one call.
+    pub flops: u64,
+    /// Bytes one call reads and writes, as if nothing were cached.
+    pub bytes: u64,
+    /// Calls per step, over all lanes.
+    pub times: u64,
+    /// Calls that run at the same time.
+    pub lanes: u64,
+    /// Threads of one call.
+    pub threads: usize,
+}
+
+/// Visits every node that runs, in order. Views and sources run nothing.
+pub fn walk(graph: &Graph, options: Options, mut visit: impl FnMut(Visit<'_>)) {
+    let phases = graph.phases();
+    for id in graph.ids() {
+        let node = graph.node(id);
+        if node.op.view() || node.inputs.is_empty() {
+            continue;
+        }
+        let (inputs, outputs) = (graph.types(&node.inputs), graph.types(&node.outputs));
+        let per_grain = phases[id.0 as usize] == Phase::Grain || node.op.is::<GrainSum>();
+        let (times, lanes, threads) = match per_grain {
+            true => (options.grains, options.lanes, (options.threads / options.lanes).max(1)),
+            false => (1, 1, options.threads),
+        };
+        visit(Visit {
+            id,
+            node,
+            flops: node.op.flops(&inputs, &outputs),
+            bytes: inputs.iter().chain(&outputs).map(|ty| ty.bytes() as u64).sum(),
+            times: times as u64,
+            lanes: lanes as u64,
+            threads,
+        });
+    }
+}
