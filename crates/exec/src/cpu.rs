@@ -209,7 +209,10 @@ pub fn planned_bytes(graph: &Graph, layout: &Layout, options: Options) -> [usize
     [
         (layout.grain_bytes + layout.grain_input_bytes) * options.lanes,
         layout.sum_bytes * sum_levels(per_lane) * options.lanes,
-        layout.step_bytes + lane_scratch * options.lanes + scratch_bytes(graph, &rest, options.threads),
+        layout.step_bytes
+            + layout.step_input_bytes
+            + lane_scratch * options.lanes
+            + scratch_bytes(graph, &rest, options.threads),
     ]
 }
 

@@ -178,15 +178,36 @@ fn bias_row<'a>(bias: Option<(&'a [f32], &[usize])>, s: &Sizes, batch: usize, he
     Some(&data[start..start + s.keys])
 }
 
+/// An operand packed once per head and used by every block of queries.
+type PackedHead<'a> = Right<'a, Strided<'a>>;
+
 /// Raw scores of a block of queries: `scores[i, ..keys] = q_i · k_j`.
-fn raw_scores(q: &Head, k: &Head, rows: std::ops::Range<usize>, keys: usize, scores: &mut [f32], scratch: &mut [f32]) {
+fn raw_scores(q: &Head, k: PackedHead<'_>, rows: std::ops::Range<usize>, keys: usize, scores: &mut [f32], scratch: &mut [f32]) {
     let sink = Rows { data: Address(scores.as_mut_ptr()), stride: keys };
-    gemm::block(0..rows.len(), 0..keys, q.dim, &q.by_row(rows.start), Right::Fresh(&k.by_row(0)), &sink, Start::Zero, scratch);
+    gemm::block(0..rows.len(), 0..keys, q.dim, &q.by_row(rows.start), k, &sink, Start::Zero, scratch);
 }
 
-/// Floats of scratch per thread: `tiles` blocks of scores and a product's own.
+/// Packs a head's rows as columns of a product over its dim.
+fn pack_rows<'a>(head: &Head, out: &'a mut [f32]) -> PackedHead<'a> {
+    Right::Packed(gemm::prepack(&head.by_row(0), head.rows, head.dim, out))
+}
+
+/// Packs a head's dims as columns of a product over its rows.
+fn pack_dims<'a>(head: &Head, out: &'a mut [f32]) -> PackedHead<'a> {
+    Right::Packed(gemm::prepack(&head.by_dim(0), head.dim, head.rows, out))
+}
+
+fn rows_len(s: &Sizes) -> usize {
+    gemm::prepacked_len(s.keys, s.dim)
+}
+
+fn dims_len(s: &Sizes) -> usize {
+    gemm::prepacked_len(s.dim, s.keys)
+}
+
+/// Floats of scratch per thread: `tiles` blocks of scores, a product's own, and packed operands.
 fn thread_scratch(s: &Sizes, tiles: usize) -> usize {
-    gemm::SCRATCH + tiles * BLOCK * s.keys.next_multiple_of(16)
+    gemm::SCRATCH + tiles * BLOCK * s.keys.next_multiple_of(16) + 2 * rows_len(s) + dims_len(s)
 }
 
 impl Attention {
@@ -271,11 +292,14 @@ impl Op for Attention {
             let [q, k, v] = heads_of(cx, &s, self.packed, batch, head);
             // SAFETY: each thread has its own scratch.
             let lent = unsafe { lent.slice(thread * per_thread, per_thread) };
-            let (product, scores) = lent.split_at_mut(gemm::SCRATCH);
+            let (product, rest) = lent.split_at_mut(gemm::SCRATCH);
+            let (packed_k, rest) = rest.split_at_mut(rows_len(&s));
+            let (packed_v, scores) = rest.split_at_mut(dims_len(&s));
+            let (k, v) = (pack_rows(&k, packed_k), pack_dims(&v, packed_v));
             for start in (0..s.queries).step_by(BLOCK) {
                 let rows = start..(start + BLOCK).min(s.queries);
                 let keys = s.visible(rows.end, self.causal);
-                raw_scores(&q, &k, rows.clone(), keys, scores, product);
+                raw_scores(&q, k, rows.clone(), keys, scores, product);
                 for (line, at) in rows.clone().enumerate() {
                     let row = &mut scores[line * keys..(line + 1) * keys];
                     let bias = bias_row(bias, &s, batch, head, at).map(|bias| &bias[..keys]);
@@ -290,7 +314,7 @@ impl Op for Attention {
                 // SAFETY: every task owns its head's columns.
                 let sink = Rows { data: Address(unsafe { out.get().add(data) }), stride: s.width() };
                 let p = Strided { data: scores, line_stride: keys, k_stride: 1 };
-                gemm::block(0..rows.len(), 0..s.dim, keys, &p, Right::Fresh(&v.by_dim(0)), &sink, Start::Zero, product);
+                gemm::block(0..rows.len(), 0..s.dim, keys, &p, v, &sink, Start::Zero, product);
             }
         });
     }
@@ -441,8 +465,12 @@ impl Op for AttentionGrad {
             let [q, k, v] = heads_of(cx, &s, packed, batch, head);
             // SAFETY: each thread has its own scratch.
             let lent = unsafe { lent.slice(thread * per_thread, per_thread) };
-            let (product, tiles) = lent.split_at_mut(gemm::SCRATCH);
+            let (product, rest) = lent.split_at_mut(gemm::SCRATCH);
+            let (packed_k, rest) = rest.split_at_mut(rows_len(&s));
+            let (packed_v, rest) = rest.split_at_mut(rows_len(&s));
+            let (packed_k_dims, tiles) = rest.split_at_mut(dims_len(&s));
             let (p, dp) = tiles.split_at_mut(BLOCK * s.keys.next_multiple_of(16));
+            let (k_rows, k_dims, v) = (pack_rows(&k, packed_k), pack_dims(&k, packed_k_dims), pack_rows(&v, packed_v));
             let rows_of = |which: usize| if which == 0 { s.queries } else { s.keys };
             let target = |which: usize, row: usize| {
                 let shift = if packed { which * width } else { 0 };
@@ -462,7 +490,7 @@ impl Op for AttentionGrad {
             for start in (0..s.queries).step_by(BLOCK) {
                 let rows = start..(start + BLOCK).min(s.queries);
                 let (count, keys) = (rows.len(), s.visible(rows.end, self.causal));
-                raw_scores(&q, &k, rows.clone(), keys, p, product);
+                raw_scores(&q, k_rows, rows.clone(), keys, p, product);
                 for (line, at) in rows.clone().enumerate() {
                     let row = &mut p[line * keys..(line + 1) * keys];
                     let bias = bias_row(bias, &s, batch, head, at).map(|bias| &bias[..keys]);
@@ -473,15 +501,14 @@ impl Op for AttentionGrad {
                 let (a, b) = (both_ways(p, keys).0, g.by_dim(start));
                 gemm::block(0..keys, 0..s.dim, count, &a, Right::Fresh(&b), &target(2, 0), Start::Add, product);
                 // dp = g·vᵀ, then ds in place
-                raw_scores(&g, &v, rows.clone(), keys, dp, product);
+                raw_scores(&g, v, rows.clone(), keys, dp, product);
                 for (line, at) in rows.clone().enumerate() {
                     let delta = simd::dot(o.row(at), g.row(at));
                     score_gradient(&mut dp[line * keys..(line + 1) * keys], &p[line * keys..(line + 1) * keys], delta, s.scale());
                 }
                 // dq = ds·k, dk += dsᵀ·q
                 let (transposed, straight) = both_ways(dp, keys);
-                let b = k.by_dim(0);
-                gemm::block(0..count, 0..s.dim, keys, &straight, Right::Fresh(&b), &target(0, start), Start::Zero, product);
+                gemm::block(0..count, 0..s.dim, keys, &straight, k_dims, &target(0, start), Start::Zero, product);
                 let b = q.by_dim(start);
                 gemm::block(0..keys, 0..s.dim, count, &transposed, Right::Fresh(&b), &target(1, 0), Start::Add, product);
             }
@@ -534,15 +561,18 @@ impl Op for AttentionBiasGrad {
                 let part = s.queries * s.keys;
                 (lent.slice(thread * per_thread, per_thread), grad.slice(task * part, part))
             };
-            let (product, tiles) = lent.split_at_mut(gemm::SCRATCH);
+            let (product, rest) = lent.split_at_mut(gemm::SCRATCH);
+            let (packed_k, rest) = rest.split_at_mut(rows_len(&s));
+            let (packed_v, tiles) = rest.split_at_mut(rows_len(&s));
             let (p, dp) = tiles.split_at_mut(BLOCK * s.keys.next_multiple_of(16));
+            let (k, v) = (pack_rows(&k, packed_k), pack_rows(&v, packed_v));
             let from = batch * s.queries * s.width() + head * s.dim;
             let view = |data: &[f32]| Head { data: data[from..].as_ptr(), stride: s.width(), rows: s.queries, dim: s.dim };
             let (o, g) = (view(out), view(g));
             for start in (0..s.queries).step_by(BLOCK) {
                 let rows = start..(start + BLOCK).min(s.queries);
-                raw_scores(&q, &k, rows.clone(), s.keys, p, product);
-                raw_scores(&g, &v, rows.clone(), s.keys, dp, product);
+                raw_scores(&q, k, rows.clone(), s.keys, p, product);
+                raw_scores(&g, v, rows.clone(), s.keys, dp, product);
                 for (line, at) in rows.enumerate() {
                     let row = &mut p[line * s.keys..(line + 1) * s.keys];
                     let visible = s.visible(at + 1, self.causal);

@@ -243,11 +243,8 @@ pub fn prepack<'a>(b: &impl Operand, columns: usize, ks: usize, out: &'a mut [f3
     let padded = columns.next_multiple_of(width);
     for start in (0..ks).step_by(K_BLOCK) {
         let range = start..(start + K_BLOCK).min(ks);
-        for first in (0..columns).step_by(width) {
-            let at = padded * start + first * range.len();
-            let count = width.min(columns - first);
-            b.pack(first, count, range.clone(), width, &mut out[at..at + width * range.len()]);
-        }
+        let out = &mut out[padded * start..padded * range.end];
+        b.pack_slivers(0, columns, range, width, out);
     }
     Packed { data: out, lines: padded, ks }
 }
@@ -329,15 +326,16 @@ pub fn block<A: Operand, B: Operand, C: Sink>(
         for k_start in (0..ks).step_by(K_BLOCK) {
             let range = k_start..(k_start + K_BLOCK).min(ks);
             let depth = range.len();
-            let slivers: &[f32] = match b {
+            // Slivers are as far apart as they were packed; of one packed for more terms the first are used.
+            let (slivers, packed_depth): (&[f32], usize) = match b {
                 Right::Packed(packed) => {
-                    debug_assert_eq!(packed.ks, ks);
-                    let at = packed.lines * k_start + left * depth;
-                    &packed.data[at..at + (right - left).next_multiple_of(tile.columns) * depth]
+                    assert!(packed.ks >= ks && packed.lines >= columns.end, "the operand was packed for a smaller product");
+                    let packed_depth = K_BLOCK.min(packed.ks - k_start);
+                    (&packed.data[packed.lines * k_start + left * packed_depth..], packed_depth)
                 }
                 Right::Fresh(b) => {
                     b.pack_slivers(left, right - left, range.clone(), tile.columns, packed_b);
-                    packed_b
+                    (packed_b, depth)
                 }
             };
             let begin = if k_start == 0 { start } else { Start::Add };
@@ -350,7 +348,7 @@ pub fn block<A: Operand, B: Operand, C: Sink>(
                     a.pack(top + whole, count, range.clone(), count, &mut packed_a[whole * depth..(whole + count) * depth]);
                 }
                 for column in (left..right).step_by(tile.columns) {
-                    let sliver = &slivers[(column - left) * depth..(column - left + tile.columns) * depth];
+                    let sliver = &slivers[(column - left) * packed_depth..][..tile.columns * depth];
                     let width = tile.columns.min(right - column);
                     for row in (top..bottom).step_by(height) {
                         let count = height.min(bottom - row);

@@ -90,7 +90,7 @@ impl Op for MatMul {
         };
         // SAFETY: product `at` owns its own part of the output.
         let sink = |at: usize| Rows { data: Address(unsafe { c.get().add(at * m * n) }), stride: n };
-        if batch < cx.team.threads() {
+        if batch == 1 || batch < cx.team.threads() {
             for at in 0..batch {
                 let (a, b) = (left(at), right(at));
                 gemm::multiply(cx.team, m, n, k, &a, Right::Fresh(&b), &sink(at), Start::Zero, scratch);
