@@ -4,7 +4,11 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
 #[derive(Debug, Parser)]
-#[command(name = "kolo", version, about = "Plans, trains and serves neural networks: the same weights to the bit, however many workers ran it")]
+#[command(
+    name = "kolo",
+    version,
+    about = "Plans, trains and serves neural networks: the same weights to the bit, however many workers ran it"
+)]
 pub struct Args {
     #[command(subcommand)]
     pub command: Command,

@@ -1,7 +1,7 @@
 //! `kolo bench train`: times whole steps.
 
 use crate::args::BenchTrain;
-use crate::fail::{Failure, write_file};
+use crate::fail::{Failure, check_writable, write_file};
 use crate::load;
 use kolo_exec::Options;
 use kolo_models::ModelKind;
@@ -25,6 +25,10 @@ pub fn train(models: &[ModelKind], args: &BenchTrain) -> Result<(), Failure> {
         }
         options.lanes = lanes;
     }
+    if args.steps == 0 {
+        return Err(Failure::usage("--steps 0 measures nothing", "time at least one step"));
+    }
+    args.report.as_deref().map_or(Ok(()), check_writable)?;
     let mut trainer = Trainer::new(job, options)?;
     trainer.step()?;
     let startup_ms = begin.elapsed().as_secs_f64() * 1e3;
@@ -93,7 +97,9 @@ fn profile(trainer: &Trainer, steps: usize) {
     let graph = trainer.session().graph();
     let mut kinds: BTreeMap<String, (u64, u64, u64)> = BTreeMap::new();
     let mut flops_of = vec![0; graph.nodes.len()];
-    kolo_exec::null::walk(graph, trainer.session().options(), |visit| flops_of[visit.id.0 as usize] = visit.flops * visit.times);
+    kolo_exec::null::walk(graph, trainer.session().options(), |visit| {
+        flops_of[visit.id.0 as usize] = visit.flops * visit.times
+    });
     for (id, nanoseconds) in trainer.session().times() {
         let node = graph.node(id);
         let flops = flops_of[id.0 as usize];

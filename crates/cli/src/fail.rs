@@ -1,6 +1,8 @@
 //! How a command fails: a message with a hint, and an honest exit code.
 
 use kolo_graph::settings::SettingError;
+use std::fs::OpenOptions;
+use std::path::Path;
 use std::process::ExitCode;
 
 #[derive(Debug)]
@@ -44,8 +46,21 @@ impl From<kolo_graph::GraphError> for Failure {
     }
 }
 
+/// Says before a long run that its result could not be written. A file that stands there already is left as it is.
+pub fn check_writable(path: &Path) -> Result<(), Failure> {
+    let existed = path.exists();
+    OpenOptions::new().append(true).create(true).open(path).map_err(|error| cannot_write(path, &error))?;
+    if !existed {
+        let _ = std::fs::remove_file(path);
+    }
+    Ok(())
+}
+
 /// Writes a file, or says why not.
-pub fn write_file(path: &std::path::Path, contents: impl AsRef<[u8]>) -> Result<(), Failure> {
-    std::fs::write(path, contents)
-        .map_err(|error| Failure::job(format!("{}: {error}", path.display()), "choose a place that can be written"))
+pub fn write_file(path: &Path, contents: impl AsRef<[u8]>) -> Result<(), Failure> {
+    std::fs::write(path, contents).map_err(|error| cannot_write(path, &error))
+}
+
+fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::job(format!("{}: {error}", path.display()), "choose a place that can be written")
 }

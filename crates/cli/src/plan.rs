@@ -25,11 +25,32 @@ struct Prediction {
 pub fn plan(models: &[ModelKind], args: &Plan) -> Result<(), Failure> {
     let job = load::job(models, &args.job)?;
     let threads = load::threads(&args.job)?;
+    check(args)?;
     let prediction = predict(&job, threads, args)?;
     if args.json {
         println!("{}", as_json(&job, &prediction));
     } else {
         print(&job, threads, &prediction);
+    }
+    Ok(())
+}
+
+/// Refuses flags that would make the run's cost no number.
+fn check(args: &Plan) -> Result<(), Failure> {
+    if !(args.utilisation > 0.0 && args.utilisation <= 1.0) {
+        return Err(Failure::usage("--utilisation is a part of the peak", "give a number above 0, up to 1"));
+    }
+    let positive = [
+        ("--samples", args.samples),
+        ("--epochs", args.epochs),
+        ("--devices", Some(args.devices as f64)),
+        ("--tflops", args.tflops),
+        ("--price", args.price),
+    ];
+    for (flag, value) in positive {
+        if let Some(value) = value.filter(|value| !(value.is_finite() && *value > 0.0)) {
+            return Err(Failure::usage(format!("{flag} {value} describes no run"), "give a number above 0"));
+        }
     }
     Ok(())
 }
@@ -40,9 +61,6 @@ fn predict(job: &Job, threads: usize, args: &Plan) -> Result<Prediction, Failure
     let options = Options::for_grains(job.grains, threads);
     let cost = kolo_plan::cost(&graph, options);
     let rates = Rates::measure();
-    if !(args.utilisation > 0.0 && args.utilisation <= 1.0) {
-        return Err(Failure::usage("--utilisation is a part of the peak", "give a number above 0, up to 1"));
-    }
     // The update happens once per step, not per sample: over a whole run it is part of what a sample costs.
     let per_sample = cost.flops.total() as f64 / job.batch as f64;
     let samples = args.samples.unwrap_or(job.split.train_len() as f64);

@@ -1,7 +1,7 @@
 //! `kolo train`.
 
 use crate::args::Train;
-use crate::fail::{Failure, write_file};
+use crate::fail::{Failure, check_writable, write_file};
 use crate::load;
 use crate::progress::Progress;
 use kolo_exec::Options;
@@ -20,6 +20,7 @@ const MAP_PIXELS: usize = 480;
 pub fn train(models: &[ModelKind], args: &Train) -> Result<(), Failure> {
     let job = load::job(models, &args.job)?;
     let threads = load::threads(&args.job)?;
+    args.report.as_deref().map_or(Ok(()), check_writable)?;
     let interrupt = interrupt::install()
         .map_err(|error| Failure::job(format!("cannot listen for Ctrl-C: {error}"), "check the process's limits"))?;
     if !args.quiet {

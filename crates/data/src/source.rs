@@ -5,8 +5,8 @@ use std::path::Path;
 
 use kolo_graph::settings::{SettingError, Settings, nearest};
 
-use kolo_graph::field::{Column, Field};
 use crate::sources::{addition, digits, playground, synthetic, waves};
+use kolo_graph::field::{Column, Field};
 
 /// A set of samples with random access.
 pub trait Source: Send + Sync + fmt::Debug {

@@ -226,7 +226,7 @@ impl Session {
         }
         let sums = graph.nodes.iter().any(|node| node.op.is::<GrainSum>());
         assert!(grains == 1 || sums || graph.updates.is_empty(), "grains without a sum cannot share one update");
-        let layout = layout::plan(&graph);
+        let layout = layout::plan(&graph, grains == lane_count);
         let step = Memory::new(layout.step_bytes);
         let step_batch = Memory::new(layout.step_input_bytes);
         let lane_threads = (threads / lane_count).max(1);
@@ -457,8 +457,12 @@ fn compile(
     threads: usize,
 ) -> Vec<Call> {
     let runs = |id: &&NodeId| {
-        let op = &graph.node(**id).op;
-        !(op.view() || op.is::<Input>() || op.is::<Param>() || op.is::<State>())
+        let node = graph.node(**id);
+        let op = &node.op;
+        // A sum of one term was made in its place.
+        let made = op.is::<GrainSum>()
+            && layout.places[node.inputs[0].0 as usize] == layout.places[node.outputs[0].0 as usize];
+        !(made || op.view() || op.is::<Input>() || op.is::<Param>() || op.is::<State>())
     };
     let call = |id: &NodeId| {
         let node = graph.node(*id);

@@ -62,11 +62,12 @@ struct Block {
     offset: usize,
 }
 
-/// Plans the memory of a graph.
-pub fn plan(graph: &Graph) -> Layout {
+/// Plans the memory of a graph. With `one_grain`, a lane runs a single grain, so that a sum over grains starts and ends
+/// with one term: whoever makes the term writes it straight into the sum's place.
+pub fn plan(graph: &Graph, one_grain: bool) -> Layout {
     let mut layout = Layout { places: vec![None; graph.values.len()], ..Layout::default() };
     schedule(graph, &mut layout);
-    let mut planner = Planner::new(graph, &layout);
+    let mut planner = Planner::new(graph, &layout, one_grain);
     for position in 0..planner.order.len() {
         planner.visit(position, &mut layout);
     }
@@ -110,6 +111,20 @@ fn schedule(graph: &Graph, layout: &mut Layout) {
     }
 }
 
+/// For each value whose only reader is a sum over grains, that sum.
+fn only_sums(graph: &Graph) -> Vec<Option<ValueId>> {
+    let readers = graph.readers();
+    let kept = |id: ValueId| graph.outputs.iter().any(|(_, output)| *output == id);
+    let sum = |at: usize| match readers[at][..] {
+        [reader] if graph.node(reader).op.is::<GrainSum>() && !kept(ValueId(at as u32)) => {
+            let maker = graph.maker(ValueId(at as u32));
+            (!maker.inputs.is_empty() && !maker.op.view()).then_some(graph.node(reader).outputs[0])
+        }
+        _ => None,
+    };
+    (0..graph.values.len()).map(sum).collect()
+}
+
 struct Planner<'g> {
     graph: &'g Graph,
     order: Vec<NodeId>,
@@ -119,10 +134,12 @@ struct Planner<'g> {
     last_read: Vec<usize>,
     blocks: Vec<Block>,
     block_of: Vec<Option<usize>>,
+    /// For each value, the sum that is its only reader and in whose place it can be made.
+    sum_of: Vec<Option<ValueId>>,
 }
 
 impl<'g> Planner<'g> {
-    fn new(graph: &'g Graph, layout: &Layout) -> Self {
+    fn new(graph: &'g Graph, layout: &Layout, one_grain: bool) -> Self {
         let order: Vec<NodeId> =
             [&layout.before, &layout.grain, &layout.after].into_iter().flatten().copied().collect();
         let mut last_read = vec![0; graph.values.len()];
@@ -148,6 +165,7 @@ impl<'g> Planner<'g> {
             last_read,
             blocks: Vec::new(),
             block_of: vec![None; graph.values.len()],
+            sum_of: if one_grain { only_sums(graph) } else { vec![None; graph.values.len()] },
         }
     }
 
@@ -176,6 +194,9 @@ impl<'g> Planner<'g> {
             *size += bytes;
             Some(Place { arena, offset: *size - bytes })
         } else if op.is::<GrainSum>() {
+            if layout.places[output.0 as usize].is_some() {
+                return;
+            }
             layout.sum_bytes += bytes;
             Some(Place { arena: Arena::Sum, offset: layout.sum_bytes - bytes })
         } else {
@@ -191,6 +212,13 @@ impl<'g> Planner<'g> {
         }
         let mut taken = Vec::new();
         for (slot, output) in node.outputs.iter().enumerate() {
+            if let Some(sum) = self.sum_of[output.0 as usize] {
+                let place = Some(Place { arena: Arena::Sum, offset: layout.sum_bytes });
+                layout.sum_bytes += align(self.graph.ty(*output).bytes());
+                layout.places[output.0 as usize] = place;
+                layout.places[sum.0 as usize] = place;
+                continue;
+            }
             let heir = op.in_place().into_iter().find_map(|(input, to)| {
                 let input = *node.inputs.get(input).filter(|_| to == slot)?;
                 self.can_take(input, *output, position, layout).filter(|_| !taken.contains(&input)).map(|_| input)

@@ -55,7 +55,10 @@ fn verify_ends(graph: &Graph) -> Result<(), String> {
             return Err(format!("%{} is updated twice", state.0));
         }
         if graph.maker(*value).inputs.is_empty() || graph.maker(*value).op.view() {
-            return Err(format!("%{} is updated with %{}, which is not computed; copy it with an op", state.0, value.0));
+            return Err(format!(
+                "%{} is updated with %{}, which is not computed; copy it with an op",
+                state.0, value.0
+            ));
         }
         let op = &graph.maker(*state).op;
         if !op.is::<Param>() && !op.is::<State>() {

@@ -19,7 +19,11 @@ struct Cnn {
 }
 
 /// `image = [channels, height, width]`, from the settings or the data.
-pub(crate) fn image(settings: &Settings, data: Option<&[Field]>, default: [usize; 3]) -> Result<Vec<usize>, SettingError> {
+pub(crate) fn image(
+    settings: &Settings,
+    data: Option<&[Field]>,
+    default: [usize; 3],
+) -> Result<Vec<usize>, SettingError> {
     let given = data_shape(data, "x").filter(|shape| shape.len() == 3);
     let image = settings.counts("image", &given.unwrap_or(default.to_vec()))?;
     if image.len() == 3 {

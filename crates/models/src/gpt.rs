@@ -5,8 +5,7 @@ use kolo_graph::field::{Field, IGNORED};
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_ops::prelude::*;
 
-pub const KIND: ModelKind =
-    ModelKind { name: "gpt", doc: "GPT-2: layers width heads context vocab dropout", make };
+pub const KIND: ModelKind = ModelKind { name: "gpt", doc: "GPT-2: layers width heads context vocab dropout", make };
 
 #[derive(Debug)]
 struct Gpt {

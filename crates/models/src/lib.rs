@@ -93,11 +93,7 @@ pub const MODELS: &[ModelKind] = &[
 ];
 
 /// Makes the model that `settings` (the `[model]` section) names.
-pub fn make(
-    kinds: &[ModelKind],
-    settings: &Settings,
-    data: Option<&[Field]>,
-) -> Result<Box<dyn Model>, SettingError> {
+pub fn make(kinds: &[ModelKind], settings: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, SettingError> {
     let names: Vec<&str> = kinds.iter().map(|kind| kind.name).collect();
     if !settings.has("kind") {
         return Err(settings.wrong("kind", "is missing", format!("write `kind = \"…\"`, one of {}", names.join(", "))));

@@ -40,7 +40,8 @@ impl Model for Lstm {
         let mut hidden = x;
         for layer in 0..self.layers {
             let param = |name: &str, shape: &[usize]| {
-                cx.builder.scope("lstm", || cx.builder.param(&format!("{name}_l{layer}"), shape, Init::fan_in(self.width)))
+                cx.builder
+                    .scope("lstm", || cx.builder.param(&format!("{name}_l{layer}"), shape, Init::fan_in(self.width)))
             };
             let gates = 4 * self.width;
             let w_ih = param("weight_ih", &[gates, hidden.dim(2)]);

@@ -5,7 +5,8 @@ use kolo_graph::field::Field;
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_ops::prelude::*;
 
-pub const KIND: ModelKind = ModelKind { name: "mlp", doc: "multi-layer perceptron: inputs hidden classes activation dropout", make };
+pub const KIND: ModelKind =
+    ModelKind { name: "mlp", doc: "multi-layer perceptron: inputs hidden classes activation dropout", make };
 
 #[derive(Debug)]
 struct Mlp {

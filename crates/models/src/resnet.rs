@@ -7,12 +7,21 @@ use kolo_graph::field::Field;
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_ops::prelude::*;
 
-pub const RESNET18: ModelKind =
-    ModelKind { name: "resnet18", doc: "ResNet-18: image classes smoothing", make: |s, d| make(s, d, false, [2, 2, 2, 2]) };
-pub const RESNET50: ModelKind =
-    ModelKind { name: "resnet50", doc: "ResNet-50: image classes smoothing", make: |s, d| make(s, d, true, [3, 4, 6, 3]) };
-pub const RESNET152: ModelKind =
-    ModelKind { name: "resnet152", doc: "ResNet-152: image classes smoothing", make: |s, d| make(s, d, true, [3, 8, 36, 3]) };
+pub const RESNET18: ModelKind = ModelKind {
+    name: "resnet18",
+    doc: "ResNet-18: image classes smoothing",
+    make: |s, d| make(s, d, false, [2, 2, 2, 2]),
+};
+pub const RESNET50: ModelKind = ModelKind {
+    name: "resnet50",
+    doc: "ResNet-50: image classes smoothing",
+    make: |s, d| make(s, d, true, [3, 4, 6, 3]),
+};
+pub const RESNET152: ModelKind = ModelKind {
+    name: "resnet152",
+    doc: "ResNet-152: image classes smoothing",
+    make: |s, d| make(s, d, true, [3, 8, 36, 3]),
+};
 
 const SMALL_IMAGE: usize = 64;
 

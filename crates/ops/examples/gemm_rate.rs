@@ -12,7 +12,8 @@ const SETS: usize = 12;
 /// Median GFLOP/s of one thread over `m × n × k` products in one of the forms nn, nt, tn.
 fn rate(m: usize, n: usize, k: usize, form: usize) -> f64 {
     let team = Team::solo();
-    let mut sets: Vec<_> = (0..SETS).map(|_| (vec![0.5f32; m * k], vec![0.25f32; k * n], vec![0.0f32; m * n])).collect();
+    let mut sets: Vec<_> =
+        (0..SETS).map(|_| (vec![0.5f32; m * k], vec![0.25f32; k * n], vec![0.0f32; m * n])).collect();
     let mut scratch = vec![0.0; SCRATCH];
     let mut times: Vec<f64> = (0..6 * SETS)
         .map(|round| {
@@ -33,8 +34,15 @@ fn rate(m: usize, n: usize, k: usize, form: usize) -> f64 {
 }
 
 fn main() {
-    let sizes =
-        [(512, 1024, 256), (512, 256, 1024), (512, 768, 256), (256, 1024, 512), (1024, 256, 512), (64, 512, 784), (512, 784, 64)];
+    let sizes = [
+        (512, 1024, 256),
+        (512, 256, 1024),
+        (512, 768, 256),
+        (256, 1024, 512),
+        (1024, 256, 512),
+        (64, 512, 784),
+        (512, 784, 64),
+    ];
     for (m, n, k) in sizes {
         let rates: Vec<f64> = (0..3)
             .map(|form| {

@@ -6,11 +6,11 @@
 //! Operands are `[b, t, h·d]`, as linear layers leave them: heads are columns, and nothing is transposed in memory.
 
 use crate::gemm::{self, Right, Rows, Start, Strided};
+use crate::real::Real;
 use crate::reduce::ReduceMethods;
 use crate::simd;
 use crate::tiles::Address;
 use crate::vectorized;
-use crate::real::Real;
 use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Tensor, Type, op};
 
@@ -84,7 +84,9 @@ fn check_bias(bias: &Type, s: &Sizes) -> Result<(), String> {
     let fits = |size: usize, full: usize| size == 1 || size == full;
     match bias.shape[..] {
         [b, h, q, k] if fits(b, s.batch) && fits(h, s.heads) && q == s.queries && k == s.keys => Ok(()),
-        _ => Err(format!("the bias must be [1 or {}, 1 or {}, {}, {}], not {bias}", s.batch, s.heads, s.queries, s.keys)),
+        _ => {
+            Err(format!("the bias must be [1 or {}, 1 or {}, {}, {}], not {bias}", s.batch, s.heads, s.queries, s.keys))
+        }
     }
 }
 
@@ -171,7 +173,13 @@ vectorized! {
     }
 }
 
-fn bias_row<'a>(bias: Option<(&'a [f32], &[usize])>, s: &Sizes, batch: usize, head: usize, q: usize) -> Option<&'a [f32]> {
+fn bias_row<'a>(
+    bias: Option<(&'a [f32], &[usize])>,
+    s: &Sizes,
+    batch: usize,
+    head: usize,
+    q: usize,
+) -> Option<&'a [f32]> {
     let (data, shape) = bias?;
     let (b, h) = (if shape[0] == 1 { 0 } else { batch }, if shape[1] == 1 { 0 } else { head });
     let start = ((b * shape[1] + h) * s.queries + q) * s.keys;
@@ -182,7 +190,14 @@ fn bias_row<'a>(bias: Option<(&'a [f32], &[usize])>, s: &Sizes, batch: usize, he
 type PackedHead<'a> = Right<'a, Strided<'a>>;
 
 /// Raw scores of a block of queries: `scores[i, ..keys] = q_i · k_j`.
-fn raw_scores(q: &Head, k: PackedHead<'_>, rows: std::ops::Range<usize>, keys: usize, scores: &mut [f32], scratch: &mut [f32]) {
+fn raw_scores(
+    q: &Head,
+    k: PackedHead<'_>,
+    rows: std::ops::Range<usize>,
+    keys: usize,
+    scores: &mut [f32],
+    scratch: &mut [f32],
+) {
     let sink = Rows { data: Address(scores.as_mut_ptr()), stride: keys };
     gemm::block(0..rows.len(), 0..keys, q.dim, &q.by_row(rows.start), k, &sink, Start::Zero, scratch);
 }
@@ -237,7 +252,8 @@ impl Op for Attention {
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
         let Attention { heads, causal, packed, bias } = *self;
-        let rest: Vec<Tensor<'b>> = cx.inputs[1..].iter().copied().chain([cx.output(0), cx.output(1), cx.grad()]).collect();
+        let rest: Vec<Tensor<'b>> =
+            cx.inputs[1..].iter().copied().chain([cx.output(0), cx.output(1), cx.grad()]).collect();
         let builder = cx.input(0).builder();
         let operands = if packed { 1 } else { 3 };
         let all: Vec<Tensor<'b>> = [cx.input(0)].into_iter().chain(rest).collect();
@@ -342,7 +358,16 @@ fn for_each_row(s: &Sizes, mut f: impl FnMut(usize, usize, usize)) {
 
 /// Element of q (0), k (1) or v (2).
 #[allow(clippy::too_many_arguments)]
-fn reference_entry(inputs: &[&Dense], s: &Sizes, packed: bool, which: usize, b: usize, t: usize, h: usize, d: usize) -> f64 {
+fn reference_entry(
+    inputs: &[&Dense],
+    s: &Sizes,
+    packed: bool,
+    which: usize,
+    b: usize,
+    t: usize,
+    h: usize,
+    d: usize,
+) -> f64 {
     match packed {
         true => inputs[0].get(&[b, t, which * s.width() + h * s.dim + d]),
         false => inputs[which].get(&[b, t, h * s.dim + d]),
@@ -416,7 +441,8 @@ impl Op for AttentionGrad {
         Ok(inputs[..if packed { 1 } else { 3 }].to_vec())
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
-        sizes(inputs, self.heads, self.packed).map_or(0, |s| (10 * s.batch * s.heads * s.queries * s.keys * s.dim) as u64)
+        sizes(inputs, self.heads, self.packed)
+            .map_or(0, |s| (10 * s.batch * s.heads * s.queries * s.keys * s.dim) as u64)
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let s = reference_sizes(inputs, self.heads, self.packed);
@@ -432,7 +458,10 @@ impl Op for AttentionGrad {
                     let mut add = |which: usize, t: usize, value: f64| {
                         let rows = if which == 0 { s.queries } else { s.keys };
                         match self.packed {
-                            true => grads[0].data[(b * rows + t) * 3 * s.width() + which * s.width() + h * s.dim + d] += value,
+                            true => {
+                                grads[0].data[(b * rows + t) * 3 * s.width() + which * s.width() + h * s.dim + d] +=
+                                    value
+                            }
                             false => grads[which].data[(b * rows + t) * s.width() + h * s.dim + d] += value,
                         }
                     };
@@ -504,13 +533,27 @@ impl Op for AttentionGrad {
                 raw_scores(&g, v, rows.clone(), keys, dp, product);
                 for (line, at) in rows.clone().enumerate() {
                     let delta = simd::dot(o.row(at), g.row(at));
-                    score_gradient(&mut dp[line * keys..(line + 1) * keys], &p[line * keys..(line + 1) * keys], delta, s.scale());
+                    score_gradient(
+                        &mut dp[line * keys..(line + 1) * keys],
+                        &p[line * keys..(line + 1) * keys],
+                        delta,
+                        s.scale(),
+                    );
                 }
                 // dq = ds·k, dk += dsᵀ·q
                 let (transposed, straight) = both_ways(dp, keys);
                 gemm::block(0..count, 0..s.dim, keys, &straight, k_dims, &target(0, start), Start::Zero, product);
                 let b = q.by_dim(start);
-                gemm::block(0..keys, 0..s.dim, count, &transposed, Right::Fresh(&b), &target(1, 0), Start::Add, product);
+                gemm::block(
+                    0..keys,
+                    0..s.dim,
+                    count,
+                    &transposed,
+                    Right::Fresh(&b),
+                    &target(1, 0),
+                    Start::Add,
+                    product,
+                );
             }
         });
     }
@@ -528,7 +571,8 @@ impl Op for AttentionBiasGrad {
         Ok(vec![Type::f32([s.batch, s.heads, s.queries, s.keys])])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
-        sizes(inputs, self.heads, self.packed).map_or(0, |s| (4 * s.batch * s.heads * s.queries * s.keys * s.dim) as u64)
+        sizes(inputs, self.heads, self.packed)
+            .map_or(0, |s| (4 * s.batch * s.heads * s.queries * s.keys * s.dim) as u64)
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let s = reference_sizes(inputs, self.heads, self.packed);
@@ -567,7 +611,8 @@ impl Op for AttentionBiasGrad {
             let (p, dp) = tiles.split_at_mut(BLOCK * s.keys.next_multiple_of(16));
             let (k, v) = (pack_rows(&k, packed_k), pack_rows(&v, packed_v));
             let from = batch * s.queries * s.width() + head * s.dim;
-            let view = |data: &[f32]| Head { data: data[from..].as_ptr(), stride: s.width(), rows: s.queries, dim: s.dim };
+            let view =
+                |data: &[f32]| Head { data: data[from..].as_ptr(), stride: s.width(), rows: s.queries, dim: s.dim };
             let (o, g) = (view(out), view(g));
             for start in (0..s.queries).step_by(BLOCK) {
                 let rows = start..(start + BLOCK).min(s.queries);
@@ -592,7 +637,9 @@ fn forward_args(s: [usize; 4], packed: bool, bias: Option<[usize; 2]>, constant:
     let [batch, queries, keys, width] = s;
     let mut args = match packed {
         true => vec![Arg::real([batch, queries, 3 * width])],
-        false => vec![Arg::real([batch, queries, width]), Arg::real([batch, keys, width]), Arg::real([batch, keys, width])],
+        false => {
+            vec![Arg::real([batch, queries, width]), Arg::real([batch, keys, width]), Arg::real([batch, keys, width])]
+        }
     };
     if let Some([b, h]) = bias {
         args.push(Arg::real([b, h, queries, keys]));
@@ -646,7 +693,8 @@ impl Cases for AttentionGrad {
 impl Cases for AttentionBiasGrad {
     fn cases() -> Vec<Case> {
         let case = |heads, causal, packed, s, bias| {
-            Case::new(AttentionBiasGrad { heads, causal, packed }, backward_args(heads, s, packed, Some(bias))).tolerance(5e-5)
+            Case::new(AttentionBiasGrad { heads, causal, packed }, backward_args(heads, s, packed, Some(bias)))
+                .tolerance(5e-5)
         };
         vec![case(2, false, false, [1, 3, 5, 4], [1, 2]), case(2, true, true, [1, 70, 70, 4], [1, 1])]
     }

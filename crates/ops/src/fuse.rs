@@ -65,9 +65,12 @@ impl Declared for Fused {
         for step in text.split("; ").filter(|step| !step.is_empty()) {
             let (op, rest) = kolo_graph::text::parse_op(step, &registry)?;
             op.elementwise().ok_or_else(|| format!("{} is not elementwise", op.name()))?;
-            let operands = rest.strip_prefix('(').and_then(|rest| rest.strip_suffix(')')).ok_or("a step needs operands")?;
-            let operands: Result<Vec<usize>, String> =
-                operands.split(',').map(|number| number.parse().map_err(|_| format!("no register `{number}`"))).collect();
+            let operands =
+                rest.strip_prefix('(').and_then(|rest| rest.strip_suffix(')')).ok_or("a step needs operands")?;
+            let operands: Result<Vec<usize>, String> = operands
+                .split(',')
+                .map(|number| number.parse().map_err(|_| format!("no register `{number}`")))
+                .collect();
             let operands = operands?;
             if operands.len() > OPERANDS_MAX || operands.iter().any(|register| *register >= inputs + steps.len()) {
                 return Err(format!("`{step}` reads a register that is not filled yet, or too many"));
@@ -272,9 +275,11 @@ fn rebuild(graph: &Graph, groups: &[Group], group_of: &[Option<usize>], readers:
                 || graph.outputs.iter().any(|(_, id)| id == value)
                 || graph.updates.iter().any(|(_, id)| id == value)
         };
-        let outputs: Vec<ValueId> = group.members.iter().map(|member| graph.node(*member).outputs[0]).filter(leaves).collect();
+        let outputs: Vec<ValueId> =
+            group.members.iter().map(|member| graph.node(*member).outputs[0]).filter(leaves).collect();
         let registers = outputs.iter().map(|value| register(*value)).collect();
-        let op = Fused::new(group.inputs.len(), group.members.iter().map(step).collect(), registers, group.shape.clone());
+        let op =
+            Fused::new(group.inputs.len(), group.members.iter().map(step).collect(), registers, group.shape.clone());
         let inputs = group.inputs.iter().map(|value| rebuild.get(*value)).collect();
         let types = vec![Type::f32(group.shape.clone()); outputs.len()];
         let fused = rebuild.new.push_typed(Arc::new(op), inputs, types, node.scope.clone(), node.stage);

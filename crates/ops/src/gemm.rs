@@ -329,7 +329,10 @@ pub fn block<A: Operand, B: Operand, C: Sink>(
             // Slivers are as far apart as they were packed; of one packed for more terms the first are used.
             let (slivers, packed_depth): (&[f32], usize) = match b {
                 Right::Packed(packed) => {
-                    assert!(packed.ks >= ks && packed.lines >= columns.end, "the operand was packed for a smaller product");
+                    assert!(
+                        packed.ks >= ks && packed.lines >= columns.end,
+                        "the operand was packed for a smaller product"
+                    );
                     let packed_depth = K_BLOCK.min(packed.ks - k_start);
                     (&packed.data[packed.lines * k_start + left * packed_depth..], packed_depth)
                 }
@@ -345,7 +348,13 @@ pub fn block<A: Operand, B: Operand, C: Sink>(
                 a.pack_slivers(top, whole, range.clone(), height, packed_a);
                 if top + whole < bottom {
                     let count = bottom - top - whole;
-                    a.pack(top + whole, count, range.clone(), count, &mut packed_a[whole * depth..(whole + count) * depth]);
+                    a.pack(
+                        top + whole,
+                        count,
+                        range.clone(),
+                        count,
+                        &mut packed_a[whole * depth..(whole + count) * depth],
+                    );
                 }
                 for column in (left..right).step_by(tile.columns) {
                     let sliver = &slivers[(column - left) * packed_depth..][..tile.columns * depth];
@@ -571,7 +580,8 @@ unsafe fn kernel_portable<const ROWS: usize>(
         for k in 0..depth {
             for row in 0..ROWS {
                 for column in 0..COLUMNS {
-                    sums[row][column] = (*a.add(k * ROWS + row)).mul_add(*b.add(k * COLUMNS + column), sums[row][column]);
+                    sums[row][column] =
+                        (*a.add(k * ROWS + row)).mul_add(*b.add(k * COLUMNS + column), sums[row][column]);
                 }
             }
         }
@@ -648,7 +658,9 @@ mod tests {
 
     #[test]
     fn matches_the_definition_in_every_form() {
-        for (m, n, k) in [(1, 1, 1), (5, 7, 3), (12, 32, 256), (13, 33, 257), (16, 100, 600), (400, 40, 20), (3, 1100, 5), (2, 3, 0)] {
+        for (m, n, k) in
+            [(1, 1, 1), (5, 7, 3), (12, 32, 256), (13, 33, 257), (16, 100, 600), (400, 40, 20), (3, 1100, 5), (2, 3, 0)]
+        {
             for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
                 let got = product(m, n, k, 1, ta, tb, false);
                 let (a, b) = (numbers(m * k, 1), numbers(k * n, 2));

@@ -20,12 +20,12 @@ pub mod gather;
 pub mod gemm;
 pub mod group_norm;
 pub mod layer_norm;
-pub mod movement;
-pub mod optim;
 pub mod losses;
 pub mod matmul;
 pub mod max_pool;
+pub mod movement;
 pub mod norm;
+pub mod optim;
 pub mod pad;
 pub mod pool;
 pub mod real;
@@ -53,8 +53,40 @@ pub fn registry() -> Vec<OpKind> {
         OpKind::of::<Full>(),
         OpKind::of::<GrainSum>(),
     ];
-    [sources, elementwise::KINDS,
-        fuse::KINDS, matmul::KINDS, attention::KINDS, cast::KINDS, recurrent::KINDS, reduce::KINDS, softmax::KINDS, cross_entropy::KINDS, extremes::KINDS, compare::KINDS, optim::KINDS, layer_norm::KINDS, rms_norm::KINDS, batch_norm::KINDS, group_norm::KINDS, dropout::KINDS, rotary::KINDS, transpose::KINDS, slice::KINDS, concat::KINDS, conv::KINDS, pad::KINDS, repeat::KINDS, gather::KINDS, scatter::KINDS, embedding::KINDS, max_pool::KINDS, avg_pool::KINDS, adaptive_pool::KINDS].concat()
+    [
+        sources,
+        elementwise::KINDS,
+        fuse::KINDS,
+        matmul::KINDS,
+        attention::KINDS,
+        cast::KINDS,
+        recurrent::KINDS,
+        reduce::KINDS,
+        softmax::KINDS,
+        cross_entropy::KINDS,
+        extremes::KINDS,
+        compare::KINDS,
+        optim::KINDS,
+        layer_norm::KINDS,
+        rms_norm::KINDS,
+        batch_norm::KINDS,
+        group_norm::KINDS,
+        dropout::KINDS,
+        rotary::KINDS,
+        transpose::KINDS,
+        slice::KINDS,
+        concat::KINDS,
+        conv::KINDS,
+        pad::KINDS,
+        repeat::KINDS,
+        gather::KINDS,
+        scatter::KINDS,
+        embedding::KINDS,
+        max_pool::KINDS,
+        avg_pool::KINDS,
+        adaptive_pool::KINDS,
+    ]
+    .concat()
 }
 
 /// The methods of every op, for `use kolo_ops::prelude::*`.
@@ -64,20 +96,20 @@ pub mod prelude {
     pub use crate::avg_pool::AvgPoolMethods;
     pub use crate::batch_norm::BatchNormMethods;
     pub use crate::cast::CastMethods;
+    pub use crate::compare::CompareMethods;
     pub use crate::concat::ConcatMethods;
     pub use crate::conv::ConvMethods;
-    pub use crate::embedding::EmbeddingMethods;
-    pub use crate::gather::GatherMethods;
-    pub use crate::matmul::MatMulMethods;
-    pub use crate::max_pool::MaxPoolMethods;
-    pub use crate::compare::CompareMethods;
     pub use crate::cross_entropy::CrossEntropyMethods;
     pub use crate::dropout::DropoutMethods;
     pub use crate::elementwise::ElementwiseMethods;
+    pub use crate::embedding::EmbeddingMethods;
     pub use crate::extremes::ExtremeMethods;
+    pub use crate::gather::GatherMethods;
     pub use crate::group_norm::GroupNormMethods;
     pub use crate::layer_norm::LayerNormMethods;
     pub use crate::losses::LossMethods;
+    pub use crate::matmul::MatMulMethods;
+    pub use crate::max_pool::MaxPoolMethods;
     pub use crate::optim::OptimMethods;
     pub use crate::pad::PadMethods;
     pub use crate::recurrent::RecurrentMethods;

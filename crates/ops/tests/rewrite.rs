@@ -34,7 +34,8 @@ fn check(path: &Path) {
     let (intro, before, middle, after) =
         (parts.next().unwrap(), parts.next().unwrap(), parts.next().unwrap(), parts.next().unwrap_or(""));
     let name = middle.split('`').nth(1).expect("the rewrite's name in backquotes");
-    let graph = text::parse(before, &kolo_ops::registry()).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let graph =
+        text::parse(before, &kolo_ops::registry()).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     verify::verify(&graph).unwrap();
     let rewritten = apply(name, graph);
     verify::verify(&rewritten).unwrap_or_else(|problem| panic!("{}: {problem}", path.display()));

@@ -50,11 +50,7 @@ impl Rates {
         });
         let (mut y, x) = (vec![1.0f32; STREAM_FLOATS], vec![1.0f32; STREAM_FLOATS]);
         let stream = best(|| simd::add_into(&mut y, &x));
-        Self {
-            flops: 2.0 * (size as f64).powi(3) / product,
-            bytes: 12.0 * STREAM_FLOATS as f64 / stream,
-            call: 0.4e-6,
-        }
+        Self { flops: 2.0 * (size as f64).powi(3) / product, bytes: 12.0 * STREAM_FLOATS as f64 / stream, call: 0.4e-6 }
     }
 
     /// Seconds of one call on this many threads.

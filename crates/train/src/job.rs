@@ -91,6 +91,7 @@ impl Job {
         let total_steps = read_length(&train, steps_per_epoch)?;
         let optimizer = Optimizer::read(&train.table("optimizer")?)?;
         let schedule = Schedule::read(&train.table("schedule")?, total_steps)?;
+        let early_stop = read_early_stop(&train, &*model)?;
         let job = Self {
             name,
             seed,
@@ -108,7 +109,7 @@ impl Job {
             schedule,
             clip: read_clip(&train)?,
             eval_every: train.count("eval_every", 1, 1)?,
-            early_stop: read_early_stop(&train)?,
+            early_stop,
         };
         if job.early_stop.is_some() && job.split.held_out_len() == 0 {
             let hint = "give `data.holdout` a part of the data, or leave `early_stop` out";
@@ -141,7 +142,11 @@ fn match_fields(wanted: &[Field], given: &[Field], source: &str, data: &Settings
         at.ok_or_else(|| {
             let has = given.iter().map(Field::to_string).collect::<Vec<_>>().join("; ");
             let message = format!("is \"{source}\", which has {has}, but the model wants {field}");
-            data.wrong("source", message, "leave the model's size keys out so that the data sets them, or change the model")
+            data.wrong(
+                "source",
+                message,
+                "leave the model's size keys out so that the data sets them, or change the model",
+            )
         })
     };
     wanted.iter().map(find).collect()
@@ -215,19 +220,38 @@ fn read_length(train: &Settings, steps_per_epoch: usize) -> Result<usize, Settin
 fn read_clip(train: &Settings) -> Result<Option<f32>, SettingError> {
     let clip = train.float("clip", 0.0)?;
     if train.has("clip") && (clip <= 0.0 || !clip.is_finite()) {
-        return Err(train.wrong("clip", format!("is {clip}"), "write a positive norm such as `clip = 1.0`, or leave it out"));
+        return Err(train.wrong(
+            "clip",
+            format!("is {clip}"),
+            "write a positive norm such as `clip = 1.0`, or leave it out",
+        ));
     }
     Ok(train.has("clip").then_some(clip as f32))
 }
 
-fn read_early_stop(train: &Settings) -> Result<Option<EarlyStop>, SettingError> {
+fn read_early_stop(train: &Settings, model: &dyn Model) -> Result<Option<EarlyStop>, Error> {
     if !train.has("early_stop") {
         return Ok(None);
     }
     let table = train.table("early_stop")?;
     let stop = EarlyStop { metric: table.text("metric", "loss")?, patience: table.count("patience", 3, 1)? };
     table.finish()?;
+    let known = metric_names(model)?;
+    if !known.contains(&stop.metric) {
+        let message = format!("is \"{}\", which this model does not measure", stop.metric);
+        return Err(table.wrong("metric", message, format!("the metrics are {}", known.join(", "))).into());
+    }
     Ok(Some(stop))
+}
+
+/// What an evaluation of the model yields.
+fn metric_names(model: &dyn Model) -> Result<Vec<String>, Error> {
+    let graph = crate::step::evaluation_graph(model, 1)?;
+    let outputs =
+        graph.outputs.iter().map(|(name, _)| name.clone()).filter(|name| name != "predictions" && name != "loss");
+    let mut metrics: Vec<(String, f64)> = outputs.map(|name| (name, 1.0)).collect();
+    model.derive(1.0, &mut metrics);
+    Ok(["loss".to_string()].into_iter().chain(metrics.into_iter().map(|(name, _)| name)).collect())
 }
 
 fn read_precision(train: &Settings) -> Result<(), SettingError> {

@@ -74,23 +74,16 @@ struct Watch {
 
 impl Watch {
     /// Whether the run should end.
-    fn stale(&mut self, job: &Job, evaluation: &Evaluation) -> Result<bool, Error> {
-        let Some(stop) = &job.early_stop else { return Ok(false) };
-        let Some(value) = evaluation.get(&stop.metric) else {
-            let known: Vec<&str> = evaluation.metrics.iter().map(|(name, _)| name.as_str()).collect();
-            let error = kolo_graph::settings::SettingError {
-                place: "train.early_stop".into(),
-                message: format!("there is no metric `{}`", stop.metric),
-                hint: format!("the metrics are loss, {}", known.join(", ")),
-            };
-            return Err(error.into());
-        };
+    fn stale(&mut self, job: &Job, evaluation: &Evaluation) -> bool {
+        let Some(stop) = &job.early_stop else { return false };
+        // The job was read with the metric's name checked.
+        let Some(value) = evaluation.get(&stop.metric) else { return false };
         if self.best.is_none_or(|best| stop.improves(value, best)) {
             (self.best, self.since) = (Some(value), 0);
         } else {
             self.since += 1;
         }
-        Ok(self.since >= stop.patience)
+        self.since >= stop.patience
     }
 }
 
@@ -119,21 +112,26 @@ pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> 
         if due || interrupted || step == job.total_steps {
             mean_loss = loss_sum / loss_count as f64;
             (loss_sum, loss_count) = (0.0, 0);
-            last = if interrupted { last } else { trainer.evaluate()? };
-            observer.evaluated(step, epoch, mean_loss, last.as_ref());
+            // An interrupted run ends at once: its last evaluation stays the last, but it was not made here.
+            let made = if interrupted { None } else { trainer.evaluate()? };
+            observer.evaluated(step, epoch, mean_loss, made.as_ref());
             if let Some(files) = &mut files {
                 let rate = job.schedule.rate(job.optimizer.lr(), step - 1);
                 let mut values = vec![("train/loss", mean_loss), ("train/lr", rate)];
-                let names: Vec<(String, f64)> = last.iter().flat_map(evaluation_values).collect();
+                let names: Vec<(String, f64)> = made.iter().flat_map(evaluation_values).collect();
                 values.extend(names.iter().map(|(name, value)| (name.as_str(), *value)));
                 files.write(step, epoch, &values)?;
             }
+            last = made.or(last);
         }
         if interrupted {
             ended = "interrupted";
             break;
         }
-        if due && let Some(evaluation) = &last && watch.stale(&job, evaluation)? {
+        if due
+            && let Some(evaluation) = &last
+            && watch.stale(&job, evaluation)
+        {
             ended = "early stop";
             break;
         }

@@ -30,7 +30,9 @@ pub fn training_graph(
             .iter()
             .zip(&params)
             .zip(&grads)
-            .filter_map(|(((_, name), param), grad)| Some((name.as_str(), *param, grad.as_ref()?.then(GrainSum {}, &[]))))
+            .filter_map(|(((_, name), param), grad)| {
+                Some((name.as_str(), *param, grad.as_ref()?.then(GrainSum {}, &[])))
+            })
             .collect();
         let lr = builder.step_input("lr", Type::f32([]));
         let step = builder.step_input("step", Type::f32([]));

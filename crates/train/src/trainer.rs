@@ -145,7 +145,9 @@ impl Trainer {
             step: self.step,
             epoch: self.epoch(),
             culprit,
-            hint: format!("lower the learning rate (it is {rate:e} here), set `train.clip`, or look at the data of this step"),
+            hint: format!(
+                "lower the learning rate (it is {rate:e} here), set `train.clip`, or look at the data of this step"
+            ),
         }
     }
 
@@ -178,13 +180,22 @@ impl Trainer {
     }
 
     /// Loss and metrics of one batch.
-    fn evaluate_batch(&mut self, batch: usize, feed: impl Fn(&mut Feed<'_>) + Sync) -> Result<Vec<(String, f32)>, Error> {
+    fn evaluate_batch(
+        &mut self,
+        batch: usize,
+        feed: impl Fn(&mut Feed<'_>) + Sync,
+    ) -> Result<Vec<(String, f32)>, Error> {
         let at = self.evaluator(batch)?;
         let session = &mut self.evaluators[at].1;
         session.run(&mut self.store, |_| {}, |_, inputs| feed(inputs));
         let names: Vec<String> = session.graph().outputs.iter().map(|(name, _)| name.clone()).collect();
         let scalars = names.into_iter().filter(|name| name != "predictions");
-        Ok(scalars.map(|name| { let value = session.output(&name).map_or(f32::NAN, |value| value[0]); (name, value) }).collect())
+        Ok(scalars
+            .map(|name| {
+                let value = session.output(&name).map_or(f32::NAN, |value| value[0]);
+                (name, value)
+            })
+            .collect())
     }
 
     /// The model's predictions for inputs from elsewhere.

@@ -5,9 +5,9 @@
 
 use kolo_graph::settings::Settings;
 
-use kolo_graph::field::{Column, Field, IGNORED};
 use crate::source::{Opened, Source, SourceKind};
 use crate::split::Permutation;
+use kolo_graph::field::{Column, Field, IGNORED};
 
 pub const KIND: SourceKind = SourceKind {
     name: "builtin:addition",

@@ -5,8 +5,8 @@
 
 use kolo_graph::settings::Settings;
 
-use kolo_graph::field::{Column, Field};
 use crate::source::{Opened, Source, SourceKind};
+use kolo_graph::field::{Column, Field};
 
 pub const KIND: SourceKind =
     SourceKind { name: "builtin:digits", doc: "1,797 handwritten digits of 8×8 pixels", shaped_by_model: false, make };

@@ -7,9 +7,9 @@ use std::f32::consts::TAU;
 use kolo_graph::rng::Stream;
 use kolo_graph::settings::Settings;
 
-use kolo_graph::field::{Column, Field};
 use crate::noise::between;
 use crate::source::{Opened, Source, SourceKind};
+use kolo_graph::field::{Column, Field};
 
 pub const KIND: SourceKind = SourceKind {
     name: "builtin:playground",

@@ -10,10 +10,10 @@ mod response;
 use kolo_graph::rng::Stream;
 use kolo_graph::settings::{SettingError, Settings};
 
-use kolo_graph::field::{Column, Field, Kind};
 use crate::noise::{below_of_word, fill_normal};
 use crate::source::{Opened, Source, SourceKind};
 use chain::Chain;
+use kolo_graph::field::{Column, Field, Kind};
 use pattern::Pattern;
 use response::Response;
 

@@ -2,7 +2,7 @@
 
 use super::cases;
 use super::shape::{Shape, Window};
-use super::{correlate, definition, weights};
+use super::{definition, passes};
 use crate::reduce::ReduceMethods;
 use kolo_graph::index::Index;
 use kolo_graph::{Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
@@ -98,10 +98,10 @@ impl Op for Conv2d {
     fn cpu(&self, cx: &mut CpuCx<'_>) {
         let shape = types(cx, |[x, weight]| Shape::forward(self.window(), x, weight));
         let bias = (cx.inputs.len() > 2).then(|| cx.f32(2));
-        correlate::forward(&shape, cx, cx.f32(0), cx.f32(1), bias, cx.out_f32(0));
+        passes::forward(&shape, cx, cx.f32(0), cx.f32(1), bias, cx.out_f32(0));
     }
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
-        correlate::forward_scratch(&accepted(self.shape(inputs)), threads)
+        passes::forward_scratch(&accepted(self.shape(inputs)), threads)
     }
 }
 
@@ -157,10 +157,10 @@ impl Op for Conv2dInputGrad {
     fn cpu(&self, cx: &mut CpuCx<'_>) {
         let shape =
             types(cx, |[weight, grad]| Shape::input_grad(self.window(), weight, grad, [self.height, self.width]));
-        correlate::input_grad(&shape, cx, cx.f32(0), cx.f32(1), None, cx.out_f32(0));
+        passes::input_grad(&shape, cx, cx.f32(0), cx.f32(1), None, cx.out_f32(0));
     }
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
-        correlate::input_grad_scratch(&accepted(self.shape(inputs)), threads)
+        passes::input_grad_scratch(&accepted(self.shape(inputs)), threads)
     }
 }
 
@@ -178,6 +178,8 @@ impl Conv2dWeightGrad {
 impl Op for Conv2dWeightGrad {
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse(match self.groups {
+            // Whether the transforms are used depends on the channels, so a part of them need not give the same bits.
+            1 if self.kernel == [3, 3] && self.stride == [1, 1] => "n c! h! w!, n o! oh! ow! -> o! c! kh! kw!",
             1 => "n c h! w!, n o oh! ow! -> o c kh! kw!",
             _ => "n c! h! w!, n o! oh! ow! -> o! i! kh! kw!",
         }))
@@ -201,10 +203,10 @@ impl Op for Conv2dWeightGrad {
     }
     fn cpu(&self, cx: &mut CpuCx<'_>) {
         let shape = types(cx, |[x, grad]| Shape::weight_grad(self.window(), x, grad, self.kernel));
-        weights::weight_grad(&shape, cx, cx.f32(0), cx.f32(1), cx.out_f32(0));
+        passes::weight_grad(&shape, cx, cx.f32(0), cx.f32(1), cx.out_f32(0));
     }
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
-        weights::weight_grad_scratch(&accepted(self.shape(inputs)), threads)
+        passes::weight_grad_scratch(&accepted(self.shape(inputs)), threads)
     }
 }
 

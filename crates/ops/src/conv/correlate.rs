@@ -11,7 +11,7 @@ use super::taps::Taps;
 use crate::gemm::{self, Operand, Right, Rows, Sink, Start};
 use crate::tiles::Address;
 use crate::vectorized;
-use kolo_graph::{CpuCx, Team};
+use kolo_graph::Team;
 use std::ops::Range;
 
 /// Output pixels that share a canvas, per thread.
@@ -139,11 +139,18 @@ fn spread_bias(bias: Option<&[f32]>, planes: &Planes, images: usize, rows: Range
 }
 
 /// `y[n, o] = bias[o] + Σ weight[o, c, tap] · x[n, c, …]`.
-pub fn forward(shape: &Shape, cx: &CpuCx<'_>, x: &[f32], weight: &[f32], bias: Option<&[f32]>, y: &mut [f32]) {
-    let scratch = cx.scratch();
+pub fn forward(
+    shape: &Shape,
+    team: &Team,
+    scratch: &mut [f32],
+    x: &[f32],
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    y: &mut [f32],
+) {
     let taps = forward_taps(shape);
     let (outputs, pixels) = (shape.outputs, shape.grid_pixels());
-    let step = images_per_canvas(shape.images, pixels, cx.team.threads());
+    let step = images_per_canvas(shape.images, pixels, team.threads());
     let image_stride = shape.window.groups * outputs * pixels;
     let address = Address(y.as_mut_ptr());
     for group in 0..shape.window.groups {
@@ -158,7 +165,7 @@ pub fn forward(shape: &Shape, cx: &CpuCx<'_>, x: &[f32], weight: &[f32], bias: O
             let c = Planes { data: Address(unsafe { address.get().add(offset) }), image_stride, pixels };
             let start = spread_bias(bias, &c, images.len(), group * outputs..(group + 1) * outputs);
             let clean = group == 0 && first == 0;
-            correlation.run(cx.team, images, outputs, &a, &c, start, clean, scratch);
+            correlation.run(team, images, outputs, &a, &c, start, clean, scratch);
         }
     }
 }
@@ -203,12 +210,19 @@ pub fn input_grad_scratch(shape: &Shape, threads: usize) -> usize {
 }
 
 /// `dx[n, c] = bias[c] + Σ weight[o, c, tap] · grad[n, o, …]` over the outputs that read the pixel.
-pub fn input_grad(shape: &Shape, cx: &CpuCx<'_>, weight: &[f32], grad: &[f32], bias: Option<&[f32]>, dx: &mut [f32]) {
+pub fn input_grad(
+    shape: &Shape,
+    team: &Team,
+    scratch: &mut [f32],
+    weight: &[f32],
+    grad: &[f32],
+    bias: Option<&[f32]>,
+    dx: &mut [f32],
+) {
     let (inputs, pixels, taps) = (shape.inputs, shape.image_pixels(), shape.taps());
-    let step = images_per_canvas(shape.images, phase_pixels(shape), cx.team.threads());
+    let step = images_per_canvas(shape.images, phase_pixels(shape), team.threads());
     let image_stride = shape.window.groups * inputs * pixels;
     let address = Address(dx.as_mut_ptr());
-    let scratch = cx.scratch();
     for group in 0..shape.window.groups {
         let kernels = &weight[group * shape.outputs * inputs * taps..(group + 1) * shape.outputs * inputs * taps];
         let source = grid_source(shape, grad, group);
@@ -219,13 +233,13 @@ pub fn input_grad(shape: &Shape, cx: &CpuCx<'_>, weight: &[f32], grad: &[f32], b
             let c = Planes { data: Address(unsafe { address.get().add(offset) }), image_stride, pixels };
             let bias = bias.map(|bias| &bias[group * inputs..(group + 1) * inputs]);
             if strided(shape) {
-                by_phases(shape, cx.team, source, kernels, bias, &c, images, scratch);
+                by_phases(shape, team, source, kernels, bias, &c, images, scratch);
                 continue;
             }
             let start = spread_bias(bias, &c, images.len(), 0..inputs);
             let a = Runs { data: kernels, line_stride: taps, run: taps, jump: inputs * taps };
             let correlation = Correlation::new(source, phase_taps(shape, [0, 0]));
-            correlation.run(cx.team, images, inputs, &a, &c, start, group == 0 && first == 0, scratch);
+            correlation.run(team, images, inputs, &a, &c, start, group == 0 && first == 0, scratch);
         }
     }
 }

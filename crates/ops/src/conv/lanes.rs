@@ -97,31 +97,37 @@ mod x86 {
 
         #[inline(always)]
         unsafe fn load(from: *const f32) -> Self {
-            // SAFETY: here and below, by the caller's promise.
+            // SAFETY: by the caller's promise.
             unsafe { _mm512_loadu_ps(from) }
         }
         #[inline(always)]
         unsafe fn store(self, to: *mut f32) {
+            // SAFETY: by the caller's promise.
             unsafe { _mm512_storeu_ps(to, self) }
         }
         #[inline(always)]
         unsafe fn splat(value: f32) -> Self {
+            // SAFETY: by the caller's promise.
             unsafe { _mm512_set1_ps(value) }
         }
         #[inline(always)]
         unsafe fn add(self, other: Self) -> Self {
+            // SAFETY: by the caller's promise.
             unsafe { _mm512_add_ps(self, other) }
         }
         #[inline(always)]
         unsafe fn sub(self, other: Self) -> Self {
+            // SAFETY: by the caller's promise.
             unsafe { _mm512_sub_ps(self, other) }
         }
         #[inline(always)]
         unsafe fn mul(self, other: Self) -> Self {
+            // SAFETY: by the caller's promise.
             unsafe { _mm512_mul_ps(self, other) }
         }
         #[inline(always)]
         unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
+            // SAFETY: by the caller's promise.
             unsafe { _mm512_fmadd_ps(self, factor, term) }
         }
     }
@@ -135,11 +141,12 @@ mod x86 {
 
         #[inline(always)]
         unsafe fn load(from: *const f32) -> Self {
-            // SAFETY: here and below, by the caller's promise.
+            // SAFETY: by the caller's promise.
             unsafe { Self(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))) }
         }
         #[inline(always)]
         unsafe fn store(self, to: *mut f32) {
+            // SAFETY: by the caller's promise.
             unsafe {
                 _mm256_storeu_ps(to, self.0);
                 _mm256_storeu_ps(to.add(8), self.1);
@@ -147,25 +154,28 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn splat(value: f32) -> Self {
+            // SAFETY: by the caller's promise.
             unsafe { Self(_mm256_set1_ps(value), _mm256_set1_ps(value)) }
         }
         #[inline(always)]
         unsafe fn add(self, other: Self) -> Self {
+            // SAFETY: by the caller's promise.
             unsafe { Self(_mm256_add_ps(self.0, other.0), _mm256_add_ps(self.1, other.1)) }
         }
         #[inline(always)]
         unsafe fn sub(self, other: Self) -> Self {
+            // SAFETY: by the caller's promise.
             unsafe { Self(_mm256_sub_ps(self.0, other.0), _mm256_sub_ps(self.1, other.1)) }
         }
         #[inline(always)]
         unsafe fn mul(self, other: Self) -> Self {
+            // SAFETY: by the caller's promise.
             unsafe { Self(_mm256_mul_ps(self.0, other.0), _mm256_mul_ps(self.1, other.1)) }
         }
         #[inline(always)]
         unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
-            unsafe {
-                Self(_mm256_fmadd_ps(self.0, factor.0, term.0), _mm256_fmadd_ps(self.1, factor.1, term.1))
-            }
+            // SAFETY: by the caller's promise.
+            unsafe { Self(_mm256_fmadd_ps(self.0, factor.0, term.0), _mm256_fmadd_ps(self.1, factor.1, term.1)) }
         }
     }
 }

@@ -3,19 +3,23 @@
 //!
 //! The parts: [`shape`] checks sizes; `definition` says what the results are; `taps` brings the forward pass and each
 //! phase of the input gradient to one form; `canvas` puts padding around images; `operands` pack patches and kernels;
-//! `correlate` and `weights` are the kernels; `conv2d` and `transposed` are the ops.
+//! `correlate` and `weights` are the direct kernels, `winograd` has fewer multiplications where it suits, `passes` chooses;
+//! `conv2d` and `transposed` are the ops.
 
 mod canvas;
 mod cases;
 pub mod conv2d;
 mod correlate;
 mod definition;
+mod lanes;
 mod operands;
+mod passes;
 pub mod shape;
 mod taps;
 mod transpose;
 pub mod transposed;
 mod weights;
+mod winograd;
 
 pub use conv2d::{Conv2d, Conv2dInputGrad, Conv2dWeightGrad};
 use kolo_graph::{OpKind, Tensor};

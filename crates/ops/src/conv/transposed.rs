@@ -3,7 +3,7 @@
 
 use super::conv2d::{Conv2d, check_bias, weight_grad};
 use super::shape::{Shape, Window};
-use super::{cases, correlate, definition};
+use super::{cases, definition, passes};
 use crate::reduce::ReduceMethods;
 use kolo_graph::index::Index;
 use kolo_graph::{Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
@@ -72,10 +72,10 @@ impl Op for ConvTranspose2d {
     fn cpu(&self, cx: &mut CpuCx<'_>) {
         let shape = self.accepted(&cx.inputs[0].ty, &cx.inputs[1].ty);
         let bias = (cx.inputs.len() > 2).then(|| cx.f32(2));
-        correlate::input_grad(&shape, cx, cx.f32(1), cx.f32(0), bias, cx.out_f32(0));
+        passes::input_grad(&shape, cx, cx.f32(1), cx.f32(0), bias, cx.out_f32(0));
     }
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
-        correlate::input_grad_scratch(&self.accepted(&inputs[0], &inputs[1]), threads)
+        passes::input_grad_scratch(&self.accepted(&inputs[0], &inputs[1]), threads)
     }
 }
 

@@ -11,7 +11,7 @@ use super::shape::Shape;
 use super::transpose::transpose;
 use crate::gemm::{self, Right, Rows, Start};
 use crate::tiles::Address;
-use kolo_graph::{CpuCx, Team};
+use kolo_graph::Team;
 use std::ops::Range;
 
 /// Columns of the product to aim at.
@@ -65,10 +65,9 @@ pub fn weight_grad_scratch(shape: &Shape, threads: usize) -> usize {
 }
 
 /// `dw[o, c, tap] = Σ grad[n, o, pixel] · x[n, c, pixel through tap]`.
-pub fn weight_grad(shape: &Shape, cx: &CpuCx<'_>, x: &[f32], grad: &[f32], dw: &mut [f32]) {
-    let cut = Cut::new(shape, cx.team.threads());
+pub fn weight_grad(shape: &Shape, team: &Team, mut scratch: &mut [f32], x: &[f32], grad: &[f32], dw: &mut [f32]) {
+    let cut = Cut::new(shape, team.threads());
     let [canvas, sums, columns, pixels, places] = lens(shape, &cut);
-    let mut scratch = cx.scratch();
     let canvas = lend(&mut scratch, canvas);
     let sums = lend(&mut scratch, sums);
     let columns = table(lend(&mut scratch, columns));
@@ -82,8 +81,8 @@ pub fn weight_grad(shape: &Shape, cx: &CpuCx<'_>, x: &[f32], grad: &[f32], dw: &
             let part = Part { shape, cut: &cut, group, channels };
             part.list(columns, pixels, places);
             canvas.fill(0.0);
-            part.multiply(cx.team, x, grad, canvas, sums, columns, pixels, places, dw, scratch);
-            part.put_right(cx.team, sums, dw);
+            part.multiply(team, x, grad, canvas, sums, columns, pixels, places, dw, scratch);
+            part.put_right(team, sums, dw);
         }
     }
 }

@@ -16,7 +16,11 @@ fn cost(model: &str, source: &str, batch: usize) -> Cost {
 
 #[test]
 fn gpt2_has_its_parameters() {
-    let gpt2 = cost("kind = \"gpt\"\nlayers = 12\nwidth = 768\nheads = 12\ncontext = 1024\nvocab = 50257", "synthetic:tokens", 1);
+    let gpt2 = cost(
+        "kind = \"gpt\"\nlayers = 12\nwidth = 768\nheads = 12\ncontext = 1024\nvocab = 50257",
+        "synthetic:tokens",
+        1,
+    );
     assert_eq!(gpt2.parameters, 124_439_808);
 }
 

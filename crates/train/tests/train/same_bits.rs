@@ -17,9 +17,20 @@ fn jobs() -> [(&'static str, String); 5] {
     [
         ("cnn", text("kind = \"cnn\"\ndropout = 0.3", "builtin:digits", 32, "{ kind = \"adamw\" }")),
         ("mlp", text("kind = \"mlp\"\nhidden = [33, 17]", "builtin:playground", 32, "{ kind = \"lamb\" }")),
-        ("gpt", text("kind = \"gpt\"\nlayers = 2\nwidth = 24\nheads = 3\ndropout = 0.1", "builtin:addition", 16, "{ kind = \"adam\" }")),
+        (
+            "gpt",
+            text(
+                "kind = \"gpt\"\nlayers = 2\nwidth = 24\nheads = 3\ndropout = 0.1",
+                "builtin:addition",
+                16,
+                "{ kind = \"adam\" }",
+            ),
+        ),
         ("lstm", text("kind = \"lstm\"\nlayers = 2\nwidth = 20", "builtin:waves", 16, "{ kind = \"rmsprop\" }")),
-        ("resnet18", text("kind = \"resnet18\"\nimage = [3, 8, 8]", "synthetic:images", 8, "{ kind = \"lars\", lr = 0.1 }")),
+        (
+            "resnet18",
+            text("kind = \"resnet18\"\nimage = [3, 8, 8]", "synthetic:images", 8, "{ kind = \"lars\", lr = 0.1 }"),
+        ),
     ]
 }
 

@@ -4,6 +4,8 @@
 //! element is one chain of fused multiply-adds over the channels in order; a block that goes on where another stopped
 //! reads the sums back, so the bits do not depend on blocks.
 
+#![allow(clippy::needless_range_loop)]
+
 use super::transforms::{PLACES, Panels};
 use crate::conv::lanes::{LANES, Lanes, by_level};
 

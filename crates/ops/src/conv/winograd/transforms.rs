@@ -4,6 +4,8 @@
 //! 4 × 4 pixels, `U = G g Gᵀ` of a kernel, `Aᵀ M A` of their products is the tile of 2 × 2 outputs. For the weight
 //! gradient the same matrices serve transposed: `A y Aᵀ` of a tile of gradients, `Gᵀ M G` of the summed products.
 
+#![allow(clippy::needless_range_loop)]
+
 use crate::conv::lanes::{LANES, Lanes, by_level};
 
 /// Places of a patch.
@@ -12,13 +14,14 @@ pub const PLACES: usize = 16;
 /// `Bᵀ d`.
 #[inline(always)]
 unsafe fn patch<V: Lanes>(d: [V; 4]) -> [V; 4] {
-    // SAFETY: by the caller's promise, here and in the other transforms.
+    // SAFETY: by the caller's promise.
     unsafe { [d[0].sub(d[2]), d[1].add(d[2]), d[2].sub(d[1]), d[1].sub(d[3])] }
 }
 
 /// `G g`.
 #[inline(always)]
 unsafe fn kernel<V: Lanes>(g: [V; 3]) -> [V; 4] {
+    // SAFETY: by the caller's promise.
     unsafe {
         let half = V::splat(0.5);
         let outer = g[0].add(g[2]);
@@ -29,18 +32,21 @@ unsafe fn kernel<V: Lanes>(g: [V; 3]) -> [V; 4] {
 /// `Aᵀ m`.
 #[inline(always)]
 unsafe fn tile<V: Lanes>(m: [V; 4]) -> [V; 2] {
+    // SAFETY: by the caller's promise.
     unsafe { [m[0].add(m[1]).add(m[2]), m[1].sub(m[2]).sub(m[3])] }
 }
 
 /// `A y`.
 #[inline(always)]
 unsafe fn tile_grad<V: Lanes>(y: [V; 2]) -> [V; 4] {
+    // SAFETY: by the caller's promise.
     unsafe { [y[0], y[0].add(y[1]), y[0].sub(y[1]), V::splat(0.0).sub(y[1])] }
 }
 
 /// `Gᵀ m`.
 #[inline(always)]
 unsafe fn kernel_grad<V: Lanes>(m: [V; 4]) -> [V; 3] {
+    // SAFETY: by the caller's promise.
     unsafe {
         let half = V::splat(0.5);
         let (sum, difference) = (m[1].add(m[2]).mul(half), m[1].sub(m[2]).mul(half));
@@ -124,6 +130,7 @@ unsafe fn patches_kernel<V: Lanes>(
 
 #[inline(always)]
 unsafe fn one_patch<V: Lanes>(from: *const f32, pitch: usize, to: *mut f32, stride: usize) {
+    // SAFETY: by the caller's promise.
     unsafe {
         let mut half = [[V::splat(0.0); 4]; 4];
         for x in 0..4 {
@@ -238,6 +245,7 @@ unsafe fn tiles_kernel<V: Lanes>(
 
 #[inline(always)]
 unsafe fn one_tile<V: Lanes>(from: *const f32, stride: usize) -> [[V; 2]; 2] {
+    // SAFETY: by the caller's promise.
     unsafe {
         let mut half = [[V::splat(0.0); 4]; 2];
         for x in 0..4 {
@@ -253,5 +261,69 @@ unsafe fn one_tile<V: Lanes>(from: *const f32, stride: usize) -> [[V; 2]; 2] {
             }
         }
         [tile(half[0]), tile(half[1])]
+    }
+}
+
+by_level! {
+    /// `to[place, tile] = A y Aᵀ` of every tile of the canvas `[row, column, 16]`; tiles are `pitch` apart, places
+    /// `stride`.
+    /// # Safety
+    /// Both sides hold every number.
+    pub unsafe fn tile_grads_in(canvas: *const f32, field: &Field, to: *mut f32, pitch: usize, stride: usize) =
+        tile_grads_kernel
+}
+
+#[inline(always)]
+unsafe fn tile_grads_kernel<V: Lanes>(canvas: *const f32, field: &Field, to: *mut f32, pitch: usize, stride: usize) {
+    let row = field.pitch * LANES;
+    for y in 0..field.rows {
+        for x in 0..field.columns {
+            // SAFETY: by the caller's promise.
+            unsafe {
+                let from = canvas.add(2 * y * row + 2 * x * LANES);
+                let to = to.add((field.first + y * field.columns + x) * pitch);
+                let left = tile_grad([V::load(from), V::load(from.add(row))]);
+                let right = tile_grad([V::load(from.add(LANES)), V::load(from.add(row + LANES))]);
+                for y in 0..4 {
+                    let places = tile_grad([left[y], right[y]]);
+                    for x in 0..4 {
+                        places[x].store(to.add((y * 4 + x) * stride));
+                    }
+                }
+            }
+        }
+    }
+}
+
+by_level! {
+    /// `to[tap, 16] = Gᵀ M G` of places `stride` apart.
+    /// # Safety
+    /// Both sides hold every number.
+    pub unsafe fn kernel_grads_out(from: *const f32, stride: usize, to: *mut f32) = kernel_grads_kernel
+}
+
+#[inline(always)]
+unsafe fn kernel_grads_kernel<V: Lanes>(from: *const f32, stride: usize, to: *mut f32) {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let mut half = [[V::splat(0.0); 4]; 3];
+        for x in 0..4 {
+            let at = from.add(x * stride);
+            let column = kernel_grad([
+                V::load(at),
+                V::load(at.add(4 * stride)),
+                V::load(at.add(8 * stride)),
+                V::load(at.add(12 * stride)),
+            ]);
+            for y in 0..3 {
+                half[y][x] = column[y];
+            }
+        }
+        for y in 0..3 {
+            let row = kernel_grad(half[y]);
+            for x in 0..3 {
+                row[x].store(to.add((y * 3 + x) * LANES));
+            }
+        }
     }
 }

@@ -1,0 +1,296 @@
+//! The binary from outside: what it says to bad input, and the shape of all it prints and writes.
+//!
+//! `tests/cli/*.txt` are transcripts: a job file, a command line, then the exit code and standard error as they must be.
+//! A file there is a test. `KOLO_BLESS=1 cargo test -p kolo --test cli` writes the answers anew; read the diff.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const KOLO: &str = env!("CARGO_BIN_EXE_kolo");
+/// How long a started process may take to do what a test waits for.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An example job's file.
+fn example(name: &str) -> String {
+    format!("{}/../../examples/{name}.toml", env!("CARGO_MANIFEST_DIR"))
+}
+
+fn run_in(dir: &Path, args: &[&str]) -> Output {
+    Command::new(KOLO).current_dir(dir).args(args).output().expect("the binary runs")
+}
+
+/// Standard output of a command that must succeed.
+fn stdout_of(dir: &Path, args: &[&str]) -> String {
+    let output = run_in(dir, args);
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+fn json_at(path: &Path) -> Value {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// Trains an example quietly and reads its report.
+fn train(dir: &Path, job: &str, args: &[&str]) -> Value {
+    let mut all = vec!["train", job, "--quiet", "--report", "report.json"];
+    all.extend(args);
+    assert_eq!(stdout_of(dir, &all), "", "--quiet prints nothing");
+    json_at(&dir.join("report.json"))
+}
+
+fn tempdir() -> TempDir {
+    tempfile::tempdir().expect("a directory")
+}
+
+/// One transcript, in the words of its file.
+struct Transcript {
+    job: String,
+    command: String,
+    answer: String,
+}
+
+impl Transcript {
+    const JOB: &str = "$ cat job.toml\n";
+    const KOLO: &str = "$ kolo ";
+
+    /// The job may be left out; what follows the command line is the answer.
+    fn parse(text: &str) -> Option<Self> {
+        let (before, after) = text.split_once(Self::KOLO)?;
+        let (command, answer) = after.split_once('\n')?;
+        let job = before.strip_prefix(Self::JOB).unwrap_or_default();
+        Some(Self { job: job.into(), command: command.into(), answer: answer.into() })
+    }
+
+    fn print(&self) -> String {
+        let job = if self.job.is_empty() { String::new() } else { format!("{}{}", Self::JOB, self.job) };
+        format!("{job}{}{}\n{}", Self::KOLO, self.command, self.answer)
+    }
+
+    /// What the binary answers now, in a directory that holds nothing but the job file.
+    fn replay(&self) -> String {
+        let dir = tempdir();
+        if !self.job.is_empty() {
+            std::fs::write(dir.path().join("job.toml"), &self.job).expect("a job file");
+        }
+        let words: Vec<&str> = self.command.split(' ').collect();
+        let output = run_in(dir.path(), &words);
+        let code = output.status.code().map_or("a signal".into(), |code| code.to_string());
+        format!("exit code {code}\n{}", String::from_utf8_lossy(&output.stderr))
+    }
+}
+
+#[test]
+fn bad_input_is_answered_as_written() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cli");
+    let entries = std::fs::read_dir(&dir).expect("the transcripts");
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry").path()).collect();
+    files.sort();
+    assert!(files.len() >= 25, "only {} transcripts", files.len());
+    let mut wrong = Vec::new();
+    for file in files {
+        let text = std::fs::read_to_string(&file).expect("a transcript");
+        let mut transcript = Transcript::parse(&text).unwrap_or_else(|| panic!("{}: no command", file.display()));
+        let answer = transcript.replay();
+        if answer == transcript.answer {
+            continue;
+        }
+        if std::env::var_os("KOLO_BLESS").is_some() {
+            transcript.answer = answer;
+            std::fs::write(&file, transcript.print()).expect("a transcript");
+        } else {
+            wrong.push(format!("{}\n--- expected\n{}--- answered\n{answer}", file.display(), transcript.answer));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_refused_before_training() {
+    let dir = tempdir();
+    let begin = Instant::now();
+    let output = run_in(dir.path(), &["train", &example("cifar-like"), "--quiet", "--report", "nowhere/report.json"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(begin.elapsed() < PATIENCE / 6, "it trained first");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("nowhere/report.json"));
+}
+
+#[test]
+fn a_plan_names_parameters_work_and_memory() {
+    let dir = tempdir();
+    let text = stdout_of(dir.path(), &["plan", &example("digits"), "--price", "2"]);
+    for word in
+        ["parameters", "multiply-adds", "FLOP", "memory", "weights", "gradients", "optimizer", "GFLOP/s", "cost"]
+    {
+        assert!(text.contains(word), "no {word} in\n{text}");
+    }
+}
+
+#[test]
+fn the_plan_agrees_with_the_report_and_fits_the_process() {
+    let dir = tempdir();
+    let short = ["--set", "train.epochs=1", "--threads", "2"];
+    let mut args = vec!["plan", "--json"];
+    args.extend(short);
+    let plan: Value = serde_json::from_str(&stdout_of(dir.path(), &args)).expect("JSON");
+    let job = example("digits");
+    let report = train(dir.path(), &job, &short);
+    let flops: u64 = ["forward", "backward", "update"].iter().map(|stage| plan["flops"][stage].as_u64().unwrap()).sum();
+    assert_eq!(report["planned"]["flops"], flops);
+    assert_eq!(report["planned"]["bytes"], plan["memory"]["total"]);
+    let parts = ["weights", "gradients", "optimizer", "activations", "scratch"];
+    let total: u64 = parts.iter().map(|part| plan["memory"][part].as_u64().unwrap()).sum();
+    assert_eq!(plan["memory"]["total"], total);
+    let rss = report["peak_bytes"]["rss"].as_u64().unwrap();
+    assert!(total <= rss, "{total} bytes planned, {rss} bytes were the most resident");
+    assert!(report["planned"]["step_ms"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn a_printed_graph_parses_verifies_and_prints_the_same() {
+    let dir = tempdir();
+    for job in ["digits", "playground", "addition", "waves", "cifar-like"] {
+        for flags in [&[][..], &["--raw"], &["--evaluation"], &["--raw", "--evaluation"]] {
+            let job = example(job);
+            let mut args = vec!["graph", job.as_str()];
+            args.extend(flags);
+            let text = stdout_of(dir.path(), &args);
+            let graph = kolo::graph_ir::text::parse(&text, &kolo::ops::registry())
+                .unwrap_or_else(|error| panic!("{args:?}: {error:?}"));
+            kolo::graph_ir::verify::verify(&graph).unwrap_or_else(|error| panic!("{args:?}: {error}"));
+            assert_eq!(graph.to_string(), text, "{args:?}");
+        }
+    }
+}
+
+#[test]
+fn lists_name_what_a_job_can_name() {
+    let dir = tempdir();
+    for (what, name) in [("models", "resnet18"), ("sources", "builtin:digits"), ("ops", "matmul")] {
+        let text = stdout_of(dir.path(), &["list", what]);
+        assert!(text.lines().any(|line| line.split_whitespace().next() == Some(name)), "{text}");
+    }
+}
+
+#[test]
+fn the_report_has_every_key() {
+    let dir = tempdir();
+    let small = ["--set", "model.width=16", "--set", "train.epochs=1", "--threads", "2"];
+    let report = train(dir.path(), &example("addition"), &small);
+    let numbers = "/steps /epochs /loss /metrics/exact_match /metrics/perplexity /metrics/eval_loss /step_ms/median /step_ms/p95 \
+                   /samples_per_s /tokens_per_s /workers /layout/data /layout/tensor /layout/pipeline /layout/zero /threads \
+                   /peak_bytes/rss /peak_bytes/device /planned/step_ms /planned/bytes /planned/flops /grains /seed";
+    for key in numbers.split_whitespace() {
+        assert!(report.pointer(key).is_some_and(Value::is_number), "{key} in {report:#}");
+    }
+    for (key, text) in
+        [("job", "addition"), ("device", "cpu"), ("version", env!("CARGO_PKG_VERSION")), ("ended", "done")]
+    {
+        assert_eq!(report[key], text, "{key}");
+    }
+    let digest = report["weights"].as_str().unwrap().strip_prefix("blake3:").expect("blake3");
+    assert!(digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()), "{digest}");
+    assert_eq!((&report["workers"], &report["threads"], &report["seed"]), (&1.into(), &2.into(), &1.into()));
+}
+
+#[test]
+fn the_out_directory_gets_metrics_events_and_a_picture() {
+    let dir = tempdir();
+    let every_other = ["--set", "train.epochs=4", "--set", "train.eval_every=2", "--out", "deep/out"];
+    let report = train(dir.path(), &example("playground"), &every_other);
+    let out = dir.path().join("deep/out");
+    let text = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(lines.iter().map(|line| line["epoch"].as_u64().unwrap()).collect::<Vec<_>>(), [2, 4]);
+    assert_eq!(lines[1]["step"], report["steps"]);
+    assert_eq!(lines[1]["eval/accuracy"], report["metrics"]["accuracy"]);
+    assert_eq!(lines[1]["train/loss"], report["loss"]);
+    assert!(lines[1]["train/lr"].is_number() && lines[1]["eval/loss"].is_number());
+    let names = std::fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let events: Vec<String> = names.filter(|name| name.starts_with("events.out.tfevents.")).collect();
+    assert_eq!(events.len(), 1);
+    assert!(std::fs::metadata(out.join(&events[0])).unwrap().len() > 0);
+    assert!(std::fs::read(out.join("decision.png")).unwrap().starts_with(b"\x89PNG\r\n\x1a\n"));
+}
+
+#[test]
+#[cfg(unix)]
+fn an_interrupt_ends_the_run_in_order() {
+    let dir = tempdir();
+    let job = example("playground");
+    let mut child = Command::new(KOLO)
+        .current_dir(dir.path())
+        .args(["train", &job, "--quiet", "--set", "train.epochs=1000000", "--out", "out", "--report", "report.json"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    // The first line of metrics says that training is under way.
+    let metrics = dir.path().join("out/metrics.jsonl");
+    let begin = Instant::now();
+    while std::fs::metadata(&metrics).map_or(0, |file| file.len()) == 0 && begin.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let kill = Command::new("sh").args(["-c", &format!("kill -INT {}", child.id())]).status().expect("a shell");
+    assert!(kill.success());
+    let begin = Instant::now();
+    let status = loop {
+        match child.try_wait().expect("a child") {
+            Some(status) => break status,
+            None if begin.elapsed() > PATIENCE => {
+                let _ = child.kill();
+                panic!("the run went on after an interrupt");
+            }
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    assert_eq!(status.code(), Some(0));
+    let report = json_at(&dir.path().join("report.json"));
+    assert_eq!(report["ended"], "interrupted");
+    assert!(report["steps"].as_u64().unwrap() > 0);
+    assert!(report["loss"].is_number());
+    let text = std::fs::read_to_string(&metrics).unwrap();
+    assert!(text.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()));
+}
+
+#[test]
+fn threads_do_not_change_the_weights() {
+    let dir = tempdir();
+    let digest = |threads| {
+        let report = train(dir.path(), &example("digits"), &["--set", "train.epochs=1", "--threads", threads]);
+        report["weights"].as_str().unwrap().to_string()
+    };
+    let alone = digest("1");
+    assert_eq!(digest("2"), alone);
+    assert_eq!(digest("3"), alone);
+}
+
+/// `cargo test` builds the examples beside the binary; a narrower command may not have.
+fn rust_example(name: &str) -> Option<PathBuf> {
+    let path = Path::new(KOLO).with_file_name("examples").join(name);
+    path.exists().then_some(path)
+}
+
+#[test]
+fn the_library_example_finds_its_line() {
+    let Some(path) = rust_example("library") else { return };
+    let output = Command::new(path).output().expect("the example runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8_lossy(&output.stdout).ends_with("y = 3.000 x + 0.500\n"));
+}
+
+#[test]
+fn a_model_of_ones_own_trains_like_any_other() {
+    let Some(path) = rust_example("own_model") else { return };
+    let dir = tempdir();
+    let job = "[model]\nkind = \"two-tower\"\n[data]\nsource = \"builtin:digits\"\n[train]\nepochs = 10\n\
+               optimizer = { kind = \"adamw\", lr = 3e-3 }\n";
+    std::fs::write(dir.path().join("job.toml"), job).unwrap();
+    let args = ["train", "job.toml", "--quiet", "--report", "report.json"];
+    let output = Command::new(path).current_dir(dir.path()).args(args).output().expect("the example runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let accuracy = json_at(&dir.path().join("report.json"))["metrics"]["accuracy"].as_f64().unwrap();
+    assert!(accuracy > 0.93, "{accuracy}");
+}
