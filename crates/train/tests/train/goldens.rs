@@ -143,12 +143,13 @@ fn lstm_trains_as_in_pytorch() {
     check("lstm", include_str!("../goldens/lstm.txt"));
 }
 
-/// The first gradient is what SGD's velocity holds after one step, less the weight decay. Tensors are compared as wholes:
-/// among a million relus a few inputs lie so close to zero that rounding decides whether they pass, and each that is
-/// decided otherwise moves single elements far more than rounding would.
+/// The first gradient is what SGD's velocity holds after one step, less the weight decay.
+///
+/// From the end back to layer 3 it agrees tightly. Before that, one relu at the end of layer 2 has an input so close to
+/// zero that rounding decides whether it passes; decided otherwise than in float64, it alone moves the gradients in front
+/// of it by some 1e-3 of a tensor, so they are compared as wholes and with room for it.
 #[test]
 fn resnet18_has_the_gradients_of_pytorch() {
-    const GRADIENT_TOLERANCE: f64 = 2e-3;
     let mut trainer = crate::trainer(&job_text("resnet18", 1), 2, 1);
     set_weights(&mut trainer);
     let before = trainer.state();
@@ -175,7 +176,9 @@ fn resnet18_has_the_gradients_of_pytorch() {
     assert!(tensors.len() > 60, "{} tensors compared", tensors.len());
     for (name, _, error, size) in tensors {
         let relative = (error / size).sqrt();
-        assert!(relative < GRADIENT_TOLERANCE, "the gradient of {name} is off by {relative:e}");
+        let behind = ["layer3", "layer4", "fc"].iter().any(|layer| name.starts_with(layer));
+        let tolerance = if behind { TOLERANCE } else { 1e-2 };
+        assert!(relative < tolerance, "the gradient of {name} is off by {relative:e}");
     }
 }
 
