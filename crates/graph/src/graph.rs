@@ -122,7 +122,7 @@ impl Graph {
             op: op.signature(),
             scope: scope.to_string(),
             message,
-            hint: format!("its inputs are {}", list(&types)),
+            hint: format!("its inputs are {}; change the sizes under [model] or the data", list(&types)),
         })?;
         if let Some(ty) = outputs.iter().find(|ty| !ty.fits()) {
             return Err(GraphError {
