@@ -65,7 +65,8 @@ impl Store {
 
     fn initialise(&self, seed: u64) {
         let team = Team::new(std::thread::available_parallelism().map_or(1, usize::from));
-        for entry in &self.entries {
+        // The memory starts as zeros, so whatever starts at zero need not be touched.
+        for entry in self.entries.iter().filter(|entry| entry.init != Init::ZEROS) {
             let stream = Stream::new(seed, &format!("init.{}", entry.name));
             // SAFETY: nothing else refers to the memory yet.
             let values = unsafe { self.slice_mut(entry) };

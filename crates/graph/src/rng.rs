@@ -79,16 +79,44 @@ impl Stream {
         self.normals(high, low / 4)[(low % 4) as usize]
     }
 
-    /// Standard normal numbers `4·quad .. 4·quad + 4`, by Box and Muller in f64: each pair of words gives two.
+    /// Standard normal numbers `4·quad .. 4·quad + 4`, by Box and Muller: each pair of words gives two. The arithmetic is
+    /// our own, so that initial weights do not depend on the system's library.
     pub fn normals(&self, high: u64, quad: u64) -> [f32; 4] {
         let block = self.block(high, quad);
         let pair = |a: u32, b: u32| {
-            let radius = (-2.0 * ((f64::from(a) + 0.5) / 4_294_967_296.0).ln()).sqrt();
-            let (sin, cos) = (std::f64::consts::TAU * (f64::from(b) / 4_294_967_296.0)).sin_cos();
+            let radius = (-2.0 * ln((f64::from(a) + 0.5) / 4_294_967_296.0)).sqrt();
+            let (sin, cos) = sin_cos(f64::from(b) / 4_294_967_296.0);
             ((radius * cos) as f32, (radius * sin) as f32)
         };
         let ((a, b), (c, d)) = (pair(block[0], block[1]), pair(block[2], block[3]));
         [a, b, c, d]
+    }
+}
+
+/// Natural logarithm of a normal number, within 2e-12: the exponent, and the series of the inverse hyperbolic tangent.
+fn ln(x: f64) -> f64 {
+    let bits = x.to_bits();
+    let exponent = (bits >> 52) as i64 - 1022;
+    let half = f64::from_bits(bits & ((1 << 52) - 1) | 1022 << 52);
+    let small = half < std::f64::consts::FRAC_1_SQRT_2;
+    let m = if small { half * 2.0 } else { half };
+    let s = (m - 1.0) / (m + 1.0);
+    let series = [11.0, 9.0, 7.0, 5.0, 3.0, 1.0].iter().fold(1.0 / 13.0, |sum, odd| sum * (s * s) + 1.0 / odd);
+    (exponent - i64::from(small)) as f64 * std::f64::consts::LN_2 + 2.0 * s * series
+}
+
+/// Sine and cosine of a number of turns in `[0, 1)`, within 1e-11: Taylor's series around the nearest quarter.
+fn sin_cos(turns: f64) -> (f64, f64) {
+    let quarter = (turns * 4.0 + 0.5) as i64;
+    let x = (turns - quarter as f64 * 0.25) * std::f64::consts::TAU;
+    let series = |steps: &[f64]| steps.iter().fold(1.0, |sum, step| 1.0 - sum * (x * x * (1.0 / step)));
+    let sin = x * series(&[10.0 * 11.0, 8.0 * 9.0, 6.0 * 7.0, 4.0 * 5.0, 2.0 * 3.0]);
+    let cos = series(&[11.0 * 12.0, 9.0 * 10.0, 7.0 * 8.0, 5.0 * 6.0, 3.0 * 4.0, 1.0 * 2.0]);
+    match quarter & 3 {
+        0 => (sin, cos),
+        1 => (cos, -sin),
+        2 => (-sin, -cos),
+        _ => (-cos, sin),
     }
 }
 
@@ -107,6 +135,16 @@ mod tests {
     fn philox_known_answers() {
         assert_eq!(Stream::from_key([0, 0]).block(0, 0), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
         assert_eq!(Stream::from_key([!0, !0]).block(!0, !0), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+    }
+
+    #[test]
+    fn logarithm_and_sine_are_accurate() {
+        for at in 0..100_000 {
+            let x = (f64::from(at) * 42_949.0 + 0.5) / 4_294_967_296.0;
+            assert!((ln(x) / x.ln() - 1.0).abs() < 2e-12, "ln {x}");
+            let ((sin, cos), want) = (sin_cos(x), (x * std::f64::consts::TAU).sin_cos());
+            assert!((sin - want.0).abs() < 1e-11 && (cos - want.1).abs() < 1e-11, "turns {x}");
+        }
     }
 
     #[test]
