@@ -101,7 +101,14 @@ fn ln(x: f64) -> f64 {
     let small = half < std::f64::consts::FRAC_1_SQRT_2;
     let m = if small { half * 2.0 } else { half };
     let s = (m - 1.0) / (m + 1.0);
-    let series = [11.0, 9.0, 7.0, 5.0, 3.0, 1.0].iter().fold(1.0 / 13.0, |sum, odd| sum * (s * s) + 1.0 / odd);
+    let z = s * s;
+    let mut series = 1.0 / 13.0;
+    series = series * z + 1.0 / 11.0;
+    series = series * z + 1.0 / 9.0;
+    series = series * z + 1.0 / 7.0;
+    series = series * z + 1.0 / 5.0;
+    series = series * z + 1.0 / 3.0;
+    series = series * z + 1.0;
     (exponent - i64::from(small)) as f64 * std::f64::consts::LN_2 + 2.0 * s * series
 }
 
@@ -109,9 +116,19 @@ fn ln(x: f64) -> f64 {
 fn sin_cos(turns: f64) -> (f64, f64) {
     let quarter = (turns * 4.0 + 0.5) as i64;
     let x = (turns - quarter as f64 * 0.25) * std::f64::consts::TAU;
-    let series = |steps: &[f64]| steps.iter().fold(1.0, |sum, step| 1.0 - sum * (x * x * (1.0 / step)));
-    let sin = x * series(&[10.0 * 11.0, 8.0 * 9.0, 6.0 * 7.0, 4.0 * 5.0, 2.0 * 3.0]);
-    let cos = series(&[11.0 * 12.0, 9.0 * 10.0, 7.0 * 8.0, 5.0 * 6.0, 3.0 * 4.0, 1.0 * 2.0]);
+    let z = x * x;
+    let mut sin = 1.0 - z * (1.0 / 110.0);
+    sin = 1.0 - sin * (z * (1.0 / 72.0));
+    sin = 1.0 - sin * (z * (1.0 / 42.0));
+    sin = 1.0 - sin * (z * (1.0 / 20.0));
+    sin = 1.0 - sin * (z * (1.0 / 6.0));
+    sin *= x;
+    let mut cos = 1.0 - z * (1.0 / 132.0);
+    cos = 1.0 - cos * (z * (1.0 / 90.0));
+    cos = 1.0 - cos * (z * (1.0 / 56.0));
+    cos = 1.0 - cos * (z * (1.0 / 30.0));
+    cos = 1.0 - cos * (z * (1.0 / 12.0));
+    cos = 1.0 - cos * (z * (1.0 / 2.0));
     match quarter & 3 {
         0 => (sin, cos),
         1 => (cos, -sin),
