@@ -25,6 +25,8 @@ struct Shared {
     job: AtomicPtr<Job>,
     next: AtomicUsize,
     busy: AtomicUsize,
+    /// Helpers that have started.
+    up: AtomicUsize,
     stop: AtomicBool,
     panicked: AtomicBool,
     asleep: Vec<AtomicBool>,
@@ -53,6 +55,7 @@ impl Team {
             job: AtomicPtr::new(std::ptr::null_mut()),
             next: AtomicUsize::new(0),
             busy: AtomicUsize::new(0),
+            up: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
             asleep: (0..helpers).map(|_| AtomicBool::new(false)).collect(),
@@ -66,6 +69,10 @@ impl Team {
                     .expect("the system refused a thread")
             })
             .collect();
+        // A thread allocates as it starts: wait for all, so that no later loop does.
+        while shared.up.load(Ordering::Acquire) != helpers {
+            std::thread::yield_now();
+        }
         let sleepers = handles.iter().map(|handle| handle.thread().clone()).collect();
         Self { shared, sleepers, handles, in_use: Mutex::new(()) }
     }
@@ -138,6 +145,9 @@ fn drain(shared: &Shared, job: &Job, thread: usize) {
 }
 
 fn work(shared: &Shared, helper: usize) {
+    // The first wait sets up what every later one uses.
+    std::thread::park_timeout(std::time::Duration::ZERO);
+    shared.up.fetch_add(1, Ordering::AcqRel);
     let mut seen = 0;
     loop {
         let mut spins = 0;
