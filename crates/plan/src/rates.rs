@@ -13,7 +13,7 @@ pub struct Rates {
     pub flops: f64,
     /// Bytes per second, read and written, on data of the size of a layer.
     pub bytes: f64,
-    /// Seconds per kernel call beyond its work.
+    /// Seconds per kernel call beyond its work. Assumed, not measured: it matters only to very small layers.
     pub call: f64,
 }
 
