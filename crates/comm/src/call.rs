@@ -1,0 +1,166 @@
+//! What a rank calls, and the fixed-size fingerprint that all ranks must agree on.
+
+use crate::element::{Element, Reduction};
+use std::fmt;
+
+/// The collectives of the MPI set, and the two ends of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    Barrier = 0,
+    Broadcast = 1,
+    Reduce = 2,
+    AllReduce = 3,
+    ReduceScatter = 4,
+    Gather = 5,
+    AllGather = 6,
+    Scatter = 7,
+    AllToAll = 8,
+    Scan = 9,
+    ExclusiveScan = 10,
+    Send = 11,
+    Recv = 12,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 13] = [
+        Kind::Barrier,
+        Kind::Broadcast,
+        Kind::Reduce,
+        Kind::AllReduce,
+        Kind::ReduceScatter,
+        Kind::Gather,
+        Kind::AllGather,
+        Kind::Scatter,
+        Kind::AllToAll,
+        Kind::Scan,
+        Kind::ExclusiveScan,
+        Kind::Send,
+        Kind::Recv,
+    ];
+
+    pub fn name(self) -> &'static str {
+        [
+            "barrier",
+            "broadcast",
+            "reduce",
+            "all_reduce",
+            "reduce_scatter",
+            "gather",
+            "all_gather",
+            "scatter",
+            "all_to_all",
+            "scan",
+            "exclusive_scan",
+            "send",
+            "recv",
+        ][self as usize]
+    }
+
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(code)).copied()
+    }
+
+    /// A message between two ranks, which the others know nothing of.
+    pub fn is_message(self) -> bool {
+        matches!(self, Kind::Send | Kind::Recv)
+    }
+}
+
+/// Bytes of a call's name that travel with it.
+pub const NAME_BYTES: usize = 24;
+/// Bytes of an encoded [`Fingerprint`].
+pub const FINGERPRINT_BYTES: usize = 56;
+
+/// Everything about a call on which the ranks of a communicator must agree.
+///
+/// `count` is the number of elements: of the whole vector for broadcast, reductions and scans, and the sum over ranks for
+/// the collectives with parts. For all-to-all, whose counts differ by rank, it is 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fingerprint {
+    pub communicator: u32,
+    pub kind: Kind,
+    pub element: Element,
+    pub reduction: Reduction,
+    /// The root, or 0 for collectives without one; for a message, the receiver.
+    pub root: u32,
+    /// The number of this call on its communicator, from 0. Messages have a sequence per pair of ranks.
+    pub sequence: u64,
+    pub count: u64,
+    pub name: [u8; NAME_BYTES],
+}
+
+/// Cuts a name to what travels.
+pub fn short_name(name: &str) -> [u8; NAME_BYTES] {
+    let mut short = [0; NAME_BYTES];
+    let mut end = name.len().min(NAME_BYTES);
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    short[..end].copy_from_slice(&name.as_bytes()[..end]);
+    short
+}
+
+impl Fingerprint {
+    pub fn encode(&self) -> [u8; FINGERPRINT_BYTES] {
+        let mut bytes = [0; FINGERPRINT_BYTES];
+        bytes[0..4].copy_from_slice(&self.communicator.to_le_bytes());
+        bytes[4] = self.kind as u8;
+        bytes[5] = self.element as u8;
+        bytes[6] = self.reduction as u8;
+        bytes[8..12].copy_from_slice(&self.root.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.count.to_le_bytes());
+        bytes[32..56].copy_from_slice(&self.name);
+        bytes
+    }
+
+    /// `None` if a code is unknown.
+    pub fn decode(bytes: &[u8; FINGERPRINT_BYTES]) -> Option<Self> {
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        let mut name = [0; NAME_BYTES];
+        name.copy_from_slice(&bytes[32..56]);
+        Some(Self {
+            communicator: word(0),
+            kind: Kind::from_code(bytes[4])?,
+            element: Element::from_code(bytes[5])?,
+            reduction: Reduction::from_code(bytes[6])?,
+            root: word(8),
+            sequence: long(16),
+            count: long(24),
+            name,
+        })
+    }
+
+    pub fn name(&self) -> &str {
+        let end = self.name.iter().position(|byte| *byte == 0).unwrap_or(NAME_BYTES);
+        std::str::from_utf8(&self.name[..end]).unwrap_or("?")
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    /// Such as `all_reduce(sum) of 1024 f32 "bucket 3", call 17`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.kind.name())?;
+        match self.kind {
+            Kind::Reduce | Kind::AllReduce | Kind::ReduceScatter | Kind::Scan | Kind::ExclusiveScan => {
+                write!(f, "({})", self.reduction.name())?
+            }
+            _ => {}
+        }
+        if self.kind != Kind::Barrier && self.kind != Kind::AllToAll {
+            write!(f, " of {} {}", self.count, self.element.name())?;
+        }
+        if matches!(self.kind, Kind::Broadcast | Kind::Scatter) {
+            write!(f, " from rank {}", self.root)?;
+        }
+        if matches!(self.kind, Kind::Reduce | Kind::Gather | Kind::Send) {
+            write!(f, " to rank {}", self.root)?;
+        }
+        if !self.name().is_empty() {
+            write!(f, " \"{}\"", self.name())?;
+        }
+        write!(f, ", call {}", self.sequence)
+    }
+}

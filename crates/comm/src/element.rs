@@ -1,0 +1,78 @@
+//! Element types and reductions.
+
+/// The type of the elements a collective moves or combines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Element {
+    F32 = 0,
+    F64 = 1,
+    Bf16 = 2,
+    F16 = 3,
+    I32 = 4,
+    I64 = 5,
+    U8 = 6,
+}
+
+impl Element {
+    pub const ALL: [Element; 7] =
+        [Element::F32, Element::F64, Element::Bf16, Element::F16, Element::I32, Element::I64, Element::U8];
+
+    pub fn bytes(self) -> usize {
+        match self {
+            Element::F64 | Element::I64 => 8,
+            Element::F32 | Element::I32 => 4,
+            Element::Bf16 | Element::F16 => 2,
+            Element::U8 => 1,
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        ["f32", "f64", "bf16", "f16", "i32", "i64", "u8"][self as usize]
+    }
+
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(code)).copied()
+    }
+}
+
+/// How elements of different ranks become one. `Mean` is the sum divided by the number of ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Reduction {
+    Sum = 0,
+    Mean = 1,
+    Min = 2,
+    Max = 3,
+    Product = 4,
+}
+
+impl Reduction {
+    pub const ALL: [Reduction; 5] =
+        [Reduction::Sum, Reduction::Mean, Reduction::Min, Reduction::Max, Reduction::Product];
+
+    pub fn name(self) -> &'static str {
+        ["sum", "mean", "min", "max", "product"][self as usize]
+    }
+
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(code)).copied()
+    }
+}
+
+/// A Rust type that is an [`Element`].
+///
+/// # Safety
+/// Every bit pattern is a value, and the size is that of `ELEMENT`.
+pub unsafe trait Scalar: Copy + Send + Sync + 'static {
+    const ELEMENT: Element;
+}
+
+macro_rules! scalar {
+    ($($ty:ty => $element:ident),+) => {$(
+        // SAFETY: plain numbers of the named size.
+        unsafe impl Scalar for $ty {
+            const ELEMENT: Element = Element::$element;
+        }
+    )+};
+}
+scalar!(f32 => F32, f64 => F64, half::bf16 => Bf16, half::f16 => F16, i32 => I32, i64 => I64, u8 => U8);

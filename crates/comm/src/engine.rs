@@ -1,0 +1,136 @@
+//! The thread on which a communicator runs started calls, in order.
+
+use crate::call::Fingerprint;
+use crate::communicator::{Request, Shared};
+use crate::fault::Fault;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+pub(crate) struct Engine {
+    state: Arc<State>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct State {
+    queue: Mutex<Queue>,
+    /// Work came, or the end.
+    work: Condvar,
+    /// Something finished.
+    finished: Condvar,
+    /// Tickets up to here are done; written under the lock, read without.
+    done: AtomicU64,
+}
+
+struct Queue {
+    waiting: VecDeque<(Request, Fingerprint)>,
+    pushed: u64,
+    fault: Option<Fault>,
+    closed: bool,
+}
+
+/// Turns to spin for a finished call before sleeping.
+const SPINS: u32 = 2000;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Engine {
+    pub fn new(shared: Arc<Shared>) -> Self {
+        let queue = Queue { waiting: VecDeque::with_capacity(64), pushed: 0, fault: None, closed: false };
+        let state = Arc::new(State {
+            queue: Mutex::new(queue),
+            work: Condvar::new(),
+            finished: Condvar::new(),
+            done: AtomicU64::new(0),
+        });
+        let theirs = Arc::clone(&state);
+        let thread = std::thread::Builder::new().name("comm".into()).spawn(move || theirs.serve(&shared));
+        Self { state, thread: thread.ok() }
+    }
+
+    /// Queues a request; its ticket.
+    pub fn push(&self, request: Request, fingerprint: Fingerprint) -> u64 {
+        let mut queue = lock(&self.state.queue);
+        if self.thread.is_none() {
+            let why = "the thread for collectives could not be started; raise the limit on threads";
+            queue.fault.get_or_insert(Fault::BadCall(why.into()));
+        }
+        queue.waiting.push_back((request, fingerprint));
+        queue.pushed += 1;
+        let ticket = queue.pushed;
+        drop(queue);
+        self.state.work.notify_one();
+        ticket
+    }
+
+    pub fn done(&self, ticket: u64) -> bool {
+        self.state.done.load(Ordering::Acquire) >= ticket
+    }
+
+    pub fn wait(&self, ticket: u64) -> Result<(), Fault> {
+        for _ in 0..SPINS {
+            if self.done(ticket) {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        let mut queue = lock(&self.state.queue);
+        while !self.done(ticket) && queue.fault.is_none() {
+            queue = self.state.finished.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+        match &queue.fault {
+            Some(fault) if !self.done(ticket) => Err(fault.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    pub fn drain(&self) -> Result<(), Fault> {
+        let pushed = lock(&self.state.queue).pushed;
+        self.wait(pushed)
+    }
+}
+
+impl State {
+    fn serve(&self, shared: &Shared) {
+        loop {
+            let mut queue = lock(&self.queue);
+            while queue.waiting.is_empty() && !queue.closed {
+                queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            }
+            if queue.closed {
+                return;
+            }
+            let Some((request, fingerprint)) = queue.waiting.pop_front() else { continue };
+            drop(queue);
+            // SAFETY: whoever started the request promised its buffers until the ticket is done.
+            let outcome = unsafe { shared.run(&request, fingerprint) };
+            let mut queue = lock(&self.queue);
+            match outcome {
+                Ok(()) => {
+                    self.done.fetch_add(1, Ordering::Release);
+                }
+                Err(fault) => {
+                    // What comes after a failed call has no meaning: nobody will wait for it in vain.
+                    queue.fault.get_or_insert(fault);
+                    queue.waiting.clear();
+                    queue.closed = true;
+                }
+            }
+            drop(queue);
+            self.finished.notify_all();
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        lock(&self.state.queue).closed = true;
+        self.state.work.notify_all();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

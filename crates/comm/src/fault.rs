@@ -1,0 +1,59 @@
+//! How a collective fails. Every fault names the rank and the call, and says what to do.
+
+use crate::call::Fingerprint;
+
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Fault {
+    /// Two ranks made different calls at the same place.
+    #[error(
+        "ranks disagree: {} called {mine}; {} called {theirs}\n  hint: all ranks must make the same calls in the same order with the same sizes",
+        place(*rank, host), place(*peer, peer_host)
+    )]
+    Mismatch {
+        rank: usize,
+        host: String,
+        mine: Box<Fingerprint>,
+        peer: usize,
+        peer_host: String,
+        theirs: Box<Fingerprint>,
+    },
+    /// A peer is gone.
+    #[error("{} is gone during {during}: {why}\n  hint: look at the end of that rank's log", place(*peer, host))]
+    Lost { peer: usize, host: String, during: String, why: String },
+    /// A call took longer than the deadline.
+    #[error("{} did not come to {during} within {waited_ms} ms\n  hint: that rank is stuck or far slower than the others; its log says where it is", place(*peer, host))]
+    Stalled { peer: usize, host: String, during: String, waited_ms: u64 },
+    /// The job was ended from outside this rank; the text is the coordinator's.
+    #[error("{0}")]
+    Aborted(String),
+    /// Something unauthentic or malformed came over a link.
+    #[error(
+        "a message from {from} was rejected: {why}\n  hint: something other than this job speaks on its links, or a link corrupts data"
+    )]
+    Rejected { from: String, why: String },
+    /// The caller's arguments make no sense.
+    #[error("{0}")]
+    BadCall(String),
+    /// The operating system refused.
+    #[error("{what}: {error}")]
+    System { what: String, error: String },
+}
+
+/// `rank 3 on node7`.
+pub fn place(rank: usize, host: &str) -> String {
+    if host.is_empty() { format!("rank {rank}") } else { format!("rank {rank} on {host}") }
+}
+
+impl Fault {
+    pub fn system(what: impl Into<String>, error: &std::io::Error) -> Self {
+        Fault::System { what: what.into(), error: error.to_string() }
+    }
+
+    /// The rank that is to blame, if the fault names one.
+    pub fn culprit(&self) -> Option<usize> {
+        match self {
+            Fault::Mismatch { peer, .. } | Fault::Lost { peer, .. } | Fault::Stalled { peer, .. } => Some(*peer),
+            _ => None,
+        }
+    }
+}

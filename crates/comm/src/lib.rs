@@ -1,0 +1,24 @@
+//! Collectives over threads, shared memory, TCP, MPI and a simulator.
+//!
+//! A [`Communicator`] is a rank's view of a group. It numbers and checks calls and hands them to a [`Transport`]. Most
+//! transports only move bytes between two ranks (a [`wire::Wire`]); for them a collective is a [`program::Program`], which an
+//! algorithm writes as data. Nothing waits for ever: every wait goes through [`watch::Patience`].
+
+pub mod call;
+pub mod communicator;
+pub mod element;
+mod engine;
+pub mod fault;
+pub mod memory;
+pub mod program;
+pub mod task;
+pub mod transport;
+pub mod watch;
+pub mod wire;
+
+pub use call::{Fingerprint, Kind};
+pub use communicator::{Communicator, Request, Ticket};
+pub use element::{Element, Reduction, Scalar};
+pub use fault::Fault;
+pub use transport::Transport;
+pub use watch::Watch;

@@ -1,0 +1,194 @@
+//! The board between a rank's collectives and whoever watches over the job.
+//!
+//! Collectives write what they are doing and read whether the job was ended; a monitor reads the first, sends it with its
+//! heartbeats, and writes the second. Every wait of every transport goes through [`Patience`], so that nothing waits
+//! for ever and an abort is seen within a millisecond.
+
+use crate::call::{FINGERPRINT_BYTES, Fingerprint};
+use crate::fault::Fault;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// From one number, the heartbeat, all deadlines derive.
+pub const STALL_HEARTBEATS: u32 = 60;
+
+#[derive(Debug)]
+pub struct Watch {
+    hosts: Vec<String>,
+    stall: Duration,
+    aborted: AtomicBool,
+    reason: Mutex<Option<Fault>>,
+    /// The training step, for heartbeats.
+    step: AtomicU64,
+    /// Grows with every op and every call: a rank whose count stands still is stuck.
+    progress: AtomicU64,
+    /// Version counter of `call`, odd while it is written.
+    version: AtomicU32,
+    call: [AtomicU64; FINGERPRINT_BYTES / 8],
+    in_call: AtomicBool,
+}
+
+/// What a rank was doing when asked.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Activity {
+    pub step: u64,
+    pub progress: u64,
+    /// The last call begun, and whether it still runs.
+    pub call: Option<Fingerprint>,
+    pub in_call: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Watch {
+    /// `hosts[rank]` is used in messages; it may be empty.
+    pub fn new(hosts: Vec<String>, heartbeat: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            hosts,
+            stall: heartbeat * STALL_HEARTBEATS,
+            aborted: AtomicBool::new(false),
+            reason: Mutex::new(None),
+            step: AtomicU64::new(0),
+            progress: AtomicU64::new(0),
+            version: AtomicU32::new(0),
+            call: Default::default(),
+            in_call: AtomicBool::new(false),
+        })
+    }
+
+    /// A watch for tests and single processes: nobody aborts, and a stall is a minute.
+    pub fn alone() -> Arc<Self> {
+        Self::new(Vec::new(), Duration::from_secs(1))
+    }
+
+    pub fn host(&self, rank: usize) -> String {
+        self.hosts.get(rank).cloned().unwrap_or_default()
+    }
+
+    /// How long a call may wait for a peer that shows no sign of life in it.
+    pub fn stall(&self) -> Duration {
+        self.stall
+    }
+
+    /// Ends the job for this rank: every wait returns this fault. The first one stays.
+    pub fn abort(&self, fault: Fault) {
+        lock(&self.reason).get_or_insert(fault);
+        self.aborted.store(true, Ordering::Release);
+    }
+
+    /// The fault that ended the job, if one did.
+    pub fn check(&self) -> Result<(), Fault> {
+        if !self.aborted.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        Err(lock(&self.reason).clone().unwrap_or_else(|| Fault::Aborted("the job was ended".into())))
+    }
+
+    pub fn set_step(&self, step: u64) {
+        self.step.store(step, Ordering::Relaxed);
+        self.touch();
+    }
+
+    /// A sign of life from compute.
+    pub fn touch(&self) {
+        self.progress.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A call begins. One writer at a time per watch; a torn read is retried by the reader.
+    pub fn enter(&self, fingerprint: &Fingerprint) {
+        self.version.fetch_add(1, Ordering::AcqRel);
+        for (slot, word) in self.call.iter().zip(fingerprint.encode().chunks_exact(8)) {
+            slot.store(u64::from_le_bytes(word.try_into().unwrap_or_default()), Ordering::Relaxed);
+        }
+        self.in_call.store(true, Ordering::Relaxed);
+        self.version.fetch_add(1, Ordering::AcqRel);
+        self.touch();
+    }
+
+    pub fn leave(&self) {
+        self.in_call.store(false, Ordering::Relaxed);
+        self.touch();
+    }
+
+    pub fn activity(&self) -> Activity {
+        let mut bytes = [0; FINGERPRINT_BYTES];
+        let call = loop {
+            let before = self.version.load(Ordering::Acquire);
+            for (slot, word) in self.call.iter().zip(bytes.chunks_exact_mut(8)) {
+                word.copy_from_slice(&slot.load(Ordering::Relaxed).to_le_bytes());
+            }
+            let after = self.version.load(Ordering::Acquire);
+            if before == after && before % 2 == 0 {
+                break (before > 0).then(|| Fingerprint::decode(&bytes)).flatten();
+            }
+            std::thread::yield_now();
+        };
+        Activity {
+            step: self.step.load(Ordering::Relaxed),
+            progress: self.progress.load(Ordering::Relaxed),
+            call,
+            in_call: self.in_call.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// A wait that looks up now and then. First it spins, then it yields, then it lets the caller sleep.
+#[derive(Debug)]
+pub struct Patience<'w> {
+    watch: &'w Watch,
+    turns: u32,
+    since: Option<Instant>,
+}
+
+/// What to do before looking again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pause {
+    Spin,
+    Yield,
+    /// Block for at most this long, on whatever the transport can block on.
+    Sleep(Duration),
+}
+
+/// Turns spun before yielding. Short, as there may be more ranks than cores.
+const SPINS: u32 = 200;
+const YIELDS: u32 = 50;
+/// How often a sleeper looks up.
+const LOOK_UP: Duration = Duration::from_micros(500);
+
+impl<'w> Patience<'w> {
+    pub fn new(watch: &'w Watch) -> Self {
+        Self { watch, turns: 0, since: None }
+    }
+
+    /// Forget the time waited: something moved.
+    pub fn reset(&mut self) {
+        (self.turns, self.since) = (0, None);
+    }
+
+    pub fn waited(&self) -> Duration {
+        self.since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    /// One more turn without news. An aborted job or a stall ends the wait; `stalled` names whom we wait for.
+    pub fn turn(&mut self, stalled: impl FnOnce(u64) -> Fault) -> Result<Pause, Fault> {
+        self.turns += 1;
+        if self.turns <= SPINS {
+            std::hint::spin_loop();
+            return Ok(Pause::Spin);
+        }
+        self.watch.check()?;
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if self.turns <= SPINS + YIELDS {
+            std::thread::yield_now();
+            return Ok(Pause::Yield);
+        }
+        let waited = since.elapsed();
+        if waited > self.watch.stall {
+            return Err(stalled(waited.as_millis() as u64));
+        }
+        Ok(Pause::Sleep(LOOK_UP))
+    }
+}
