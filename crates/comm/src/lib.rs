@@ -20,5 +20,5 @@ pub use call::{Fingerprint, Kind};
 pub use communicator::{Communicator, Request, Ticket};
 pub use element::{Element, Reduction, Scalar};
 pub use fault::Fault;
-pub use transport::Transport;
+pub use transport::{Bootstrap, Transport};
 pub use watch::Watch;

@@ -28,3 +28,12 @@ pub trait Transport: Send {
         SharedMemory::private(bytes)
     }
 }
+
+/// How ranks find each other before they have links: each gives some bytes and gets those of all, in rank order. The
+/// cluster's coordinator offers it, and so does MPI.
+pub trait Bootstrap {
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Fault>;
+}
+
+/// Largest blob a rank may give.
+pub const BOOTSTRAP_BYTES_MAX: usize = 64 << 10;
