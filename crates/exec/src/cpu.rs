@@ -7,8 +7,11 @@
 //! lanes, each lane runs its own grains on its share of the threads, so that nothing is shared until the grains are
 //! summed. Either way grain gradients are added as one balanced tree over the grain index, so the bits are the same.
 
+use crate::exchange::{Collectives, ExchangeError};
 use crate::memory::Memory;
+use crate::overlap::{self, Overlap};
 use crate::store::Store;
+use kolo_graph::collective::is_collective;
 use kolo_graph::layout::{self, Arena, Layout, align};
 use kolo_graph::op::{Buffer, CpuCx};
 use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
@@ -47,6 +50,8 @@ struct Call {
     inputs: Vec<Buffer>,
     outputs: Vec<Buffer>,
     kind: CallKind,
+    /// Exchanges that must be done before.
+    needs: Vec<usize>,
     nanoseconds: u64,
 }
 
@@ -63,6 +68,8 @@ enum CallKind {
         offset: usize,
         elements: usize,
     },
+    /// Start this exchange.
+    Exchange(usize),
 }
 
 /// What one lane owns.
@@ -76,6 +83,8 @@ struct Lane {
     _batch: Memory,
     /// Partial sums of runs of grains; level 0 holds the longest and, at the end, the whole.
     levels: Vec<Memory>,
+    /// (call, exchange): after this call of the last grain, the lane's part of the exchange's sums is closed.
+    closes: Vec<(usize, usize)>,
 }
 
 /// A graph compiled for the CPU.
@@ -94,7 +103,10 @@ pub struct Session {
     scratch: Memory,
     _step: Memory,
     _step_batch: Memory,
-    _store: Arc<Memory>,
+    _store: [Arc<Memory>; 2],
+    /// Each lane's sums.
+    sums: Vec<Address>,
+    overlap: Option<Overlap>,
     profile: bool,
 }
 
@@ -167,7 +179,7 @@ impl Bases<'_> {
         let name = name.expect("only parameters and states are stored");
         let entry = self.store.entry(name).unwrap_or_else(|| panic!("the store has no `{name}`"));
         assert_eq!(entry.ty, *graph.ty(id), "`{name}` has another type in the store");
-        self.store.memory().at(entry.offset)
+        self.store.address(entry)
     }
 }
 
@@ -217,8 +229,27 @@ pub fn planned_bytes(graph: &Graph, layout: &Layout, options: Options) -> [usize
 }
 
 impl Session {
-    /// Compiles `graph` on the tensors of `store`.
+    /// Compiles `graph` on the tensors of `store`. Collectives in it are those of one worker: they do nothing.
     pub fn new(graph: Graph, store: &Store, options: Options) -> Self {
+        Self::build(graph, store, options, None).expect("nothing to exchange, nothing to fail")
+    }
+
+    /// Compiles `graph` with somebody to run its collectives. All ranks call it together.
+    pub fn with_collectives(
+        graph: Graph,
+        store: &Store,
+        options: Options,
+        collectives: Arc<dyn Collectives>,
+    ) -> Result<Self, ExchangeError> {
+        Self::build(graph, store, options, Some(collectives))
+    }
+
+    fn build(
+        graph: Graph,
+        store: &Store,
+        options: Options,
+        collectives: Option<Arc<dyn Collectives>>,
+    ) -> Result<Self, ExchangeError> {
         let Options { threads, lanes: lane_count, grains } = options;
         assert!(lane_count.is_power_of_two() && grains % lane_count == 0, "{lane_count} lanes for {grains} grains");
         if let Err(problem) = kolo_graph::verify::verify(&graph) {
@@ -239,15 +270,21 @@ impl Session {
             step: step.at(0),
             sum: sum.at(0),
         };
+        let mut shared_sums = match &collectives {
+            Some(collectives) if layout.sum_bytes > 0 => Some(collectives.memory(layout.sum_bytes)?),
+            _ => None,
+        };
         let mut outputs: Vec<(String, Vec<Buffer>)> = graph.outputs.iter().map(|(n, _)| (n.clone(), vec![])).collect();
         let mut shared: Option<Bases<'_>> = None;
-        let lanes: Vec<Lane> = (0..lane_count)
+        let mut lanes: Vec<Lane> = (0..lane_count)
             .map(|_| {
                 let activations = Memory::new(layout.grain_bytes);
                 let batch = Memory::new(layout.grain_input_bytes);
                 let scratch = Memory::new(lane_scratch);
-                let levels: Vec<Memory> =
-                    (0..sum_levels(grains / lane_count)).map(|_| Memory::new(layout.sum_bytes)).collect();
+                let own = |_| Memory::new(layout.sum_bytes);
+                let whole = shared_sums.take().unwrap_or_else(|| own(0));
+                let rest = (1..sum_levels(grains / lane_count)).map(own);
+                let levels: Vec<Memory> = std::iter::once(whole).chain(rest).collect();
                 let bases = bases(&batch, &activations, &levels[0]);
                 let calls = compile(&graph, &layout, &layout.grain, &bases, &scratch, lane_threads);
                 let inputs = input_buffers(&graph, &layout, &bases, false);
@@ -256,18 +293,28 @@ impl Session {
                 }
                 shared.get_or_insert(bases);
                 let team = Team::new(lane_threads);
-                Lane { calls, inputs, team, scratch, _activations: activations, _batch: batch, levels }
+                let closes = Vec::new();
+                Lane { calls, inputs, team, scratch, _activations: activations, _batch: batch, levels, closes }
             })
             .collect();
         let shared = shared.expect("there is at least one lane");
         let rest = [&layout.before[..], &layout.after[..]].concat();
         let scratch = Memory::new(scratch_bytes(&graph, &rest, threads));
         let before = compile(&graph, &layout, &layout.before, &shared, &scratch, threads);
-        let after = compile(&graph, &layout, &layout.after, &shared, &scratch, threads);
+        let mut after = compile(&graph, &layout, &layout.after, &shared, &scratch, threads);
         let buffer = |id: ValueId| shared.buffer(&graph, &layout, id);
+        let sums = sum_addresses(&lanes);
+        let overlap = match collectives {
+            Some(collectives) => Overlap::new(&graph, &layout, collectives, buffer, sums.clone())?,
+            None => None,
+        };
+        match &overlap {
+            Some(overlap) => place_exchanges(&graph, &layout, overlap, &mut lanes, &mut after),
+            None => after.retain(|call| !is_collective(&*call.op)),
+        }
         let copies = layout.copies.iter().map(|(from, to)| (buffer(*from), buffer(*to))).collect();
         let step_inputs = input_buffers(&graph, &layout, &shared, true);
-        Self {
+        Ok(Self {
             options,
             team: Team::new(threads),
             lanes,
@@ -279,11 +326,13 @@ impl Session {
             scratch,
             _step: step,
             _step_batch: step_batch,
-            _store: Arc::clone(store.memory()),
+            _store: store.memories().map(Arc::clone),
+            sums,
+            overlap,
             profile: false,
             graph: Arc::new(graph),
             layout,
-        }
+        })
     }
 
     pub fn graph(&self) -> &Graph {
@@ -305,9 +354,9 @@ impl Session {
         store: &mut Store,
         step: impl Fn(&mut Feed<'_>),
         grain: impl Fn(usize, &mut Feed<'_>) + Sync,
-    ) {
-        self.run_grains(store, step, grain);
-        self.finish(store);
+    ) -> Result<(), ExchangeError> {
+        self.run_grains(store, step, grain)?;
+        self.finish(store)
     }
 
     /// The part before the update: parameters and state are not touched yet.
@@ -316,57 +365,56 @@ impl Session {
         store: &mut Store,
         step: impl Fn(&mut Feed<'_>),
         grain: impl Fn(usize, &mut Feed<'_>) + Sync,
-    ) {
-        assert!(Arc::ptr_eq(store.memory(), &self._store), "the session was compiled for another store");
+    ) -> Result<(), ExchangeError> {
+        let same = store.memories().iter().zip(&self._store).all(|(one, other)| Arc::ptr_eq(one, other));
+        assert!(same, "the session was compiled for another store");
         step(&mut Feed { inputs: &self.step_inputs });
         run_calls(&mut self.before, &self.team, &self.scratch, self.profile);
         let per_lane = self.options.grains / self.options.lanes;
         let profile = self.profile;
+        let overlap = self.overlap.as_ref();
         let lanes = LanePointer(self.lanes.as_mut_ptr());
         self.team.run(self.lanes.len(), |at, _| {
             // SAFETY: every task has a lane of its own.
             let lane = unsafe { &mut *lanes.get().add(at) };
             for local in 0..per_lane {
                 grain(at * per_lane + local, &mut Feed { inputs: &lane.inputs });
-                lane.run(local, profile);
+                lane.run(local, profile, overlap.filter(|_| local + 1 == per_lane));
+                overlap.inspect(|overlap| overlap.alive());
             }
         });
-        self.join_lanes();
+        match overlap {
+            Some(overlap) => overlap.wait_outputs(),
+            None => {
+                self.join_lanes();
+                Ok(())
+            }
+        }
     }
 
     /// The part after the grains: the update.
-    pub fn finish(&mut self, _store: &mut Store) {
-        run_calls(&mut self.after, &self.team, &self.scratch, self.profile);
+    pub fn finish(&mut self, _store: &mut Store) -> Result<(), ExchangeError> {
+        match &self.overlap {
+            Some(overlap) => run_overlapped(&mut self.after, overlap, &self.team, &self.scratch, self.profile)?,
+            None => run_calls(&mut self.after, &self.team, &self.scratch, self.profile),
+        }
         for (from, to) in &self.copies {
             // SAFETY: two different places of the same type.
             unsafe { std::ptr::copy_nonoverlapping(from.data, to.data, to.ty.bytes()) };
         }
+        Ok(())
     }
 
-    /// Adds the lanes' sums as a balanced tree, into lane 0.
     fn join_lanes(&self) {
-        let count = self.lanes.len();
         let elements = self.layout.sum_bytes / 4;
-        if count == 1 || elements == 0 {
-            return;
+        if self.lanes.len() > 1 && elements > 0 {
+            overlap::join(&self.sums, 0..elements, &self.team);
         }
-        let level = |lane: usize| Address(self.lanes[lane].levels[0].at(0).cast());
-        kolo_ops::tiles::for_each_task(&self.team, elements, |range, _| {
-            let mut stride = 1;
-            while stride < count {
-                for lane in (0..count).step_by(2 * stride) {
-                    // SAFETY: tasks own disjoint ranges, and the two lanes' memories are distinct.
-                    let (to, from) = unsafe {
-                        (
-                            level(lane).slice(range.start, range.len()),
-                            level(lane + stride).slice(range.start, range.len()),
-                        )
-                    };
-                    simd::add_into(to, from);
-                }
-                stride *= 2;
-            }
-        });
+    }
+
+    /// Nanoseconds that steps have waited for collectives since this was last asked.
+    pub fn take_waited(&self) -> u64 {
+        self.overlap.as_ref().map_or(0, Overlap::take_waited)
     }
 
     /// A named output, as f32: the sum over grains or step value; for a value of one grain, that of lane 0's last grain.
@@ -431,6 +479,51 @@ fn is_finite(buffer: &Buffer) -> bool {
     values.iter().all(|value| value.is_finite())
 }
 
+fn sum_addresses(lanes: &[Lane]) -> Vec<Address> {
+    lanes.iter().map(|lane| Address(lane.levels[0].at(0).cast())).collect()
+}
+
+/// Tells each lane which of its calls close the sums of an exchange, and each later call which exchanges it needs.
+fn place_exchanges(graph: &Graph, layout: &Layout, overlap: &Overlap, lanes: &mut [Lane], after: &mut [Call]) {
+    let position = |node: NodeId| layout.grain.iter().position(|id| *id == node);
+    for lane in lanes {
+        let positions: Vec<Option<usize>> = lane.calls.iter().map(|call| position(call.node)).collect();
+        let last_call = |sum: usize| positions.iter().rposition(|at| at.is_some_and(|at| at <= sum));
+        let closes = overlap.last_sums(graph, layout).into_iter();
+        lane.closes = closes.map(|(sum, plan)| (last_call(sum).unwrap_or(0), plan)).collect();
+        lane.closes.sort_unstable();
+    }
+    for call in after {
+        let node = graph.node(call.node);
+        let mut needs: Vec<usize> = node.inputs.iter().filter_map(|id| overlap.makes(graph, *id)).collect();
+        needs.sort_unstable();
+        needs.dedup();
+        call.needs = needs;
+        if let Some(plan) = overlap.at(call.node) {
+            call.kind = CallKind::Exchange(plan);
+        }
+    }
+}
+
+fn run_overlapped(
+    calls: &mut [Call],
+    overlap: &Overlap,
+    team: &Team,
+    scratch: &Memory,
+    profile: bool,
+) -> Result<(), ExchangeError> {
+    for call in calls {
+        call.needs.iter().try_for_each(|plan| overlap.wait(*plan))?;
+        match call.kind {
+            CallKind::Exchange(plan) if overlap.is_of_sums(plan) => {}
+            CallKind::Exchange(plan) => overlap.start(plan),
+            _ => run_calls(std::slice::from_mut(call), team, scratch, profile),
+        }
+    }
+    overlap.alive();
+    overlap.wait_all()
+}
+
 struct LanePointer(*mut Lane);
 // SAFETY: every task uses another lane.
 unsafe impl Sync for LanePointer {}
@@ -474,7 +567,7 @@ fn compile(
         } else {
             conversion(&*node.op, &inputs, &outputs, scratch, threads)
         };
-        Call { node: *id, op: Arc::clone(&node.op), inputs, outputs, kind, nanoseconds: 0 }
+        Call { node: *id, op: Arc::clone(&node.op), inputs, outputs, kind, needs: Vec::new(), nanoseconds: 0 }
     };
     nodes.iter().filter(runs).map(call).collect()
 }
@@ -524,7 +617,7 @@ fn run_call(call: &Call, team: &Team, scratch: &Memory) {
             kernel(inputs, outputs);
             outputs.iter().zip(&call.outputs).for_each(|(from, to)| convert(from, to));
         }
-        CallKind::Accumulate { .. } => unreachable!("a lane adds its own sums"),
+        CallKind::Accumulate { .. } | CallKind::Exchange(_) => unreachable!("lanes add sums, exchanges are started"),
     }
 }
 
@@ -537,8 +630,9 @@ fn convert(from: &Buffer, to: &Buffer) {
 }
 
 impl Lane {
-    /// Runs one grain; `local` is its number within the lane.
-    fn run(&mut self, local: usize, profile: bool) {
+    /// Runs one grain; `local` is its number within the lane. In the lane's last grain, its sums are closed for `overlap`.
+    fn run(&mut self, local: usize, profile: bool, overlap: Option<&Overlap>) {
+        let mut closes = 0;
         for at in 0..self.calls.len() {
             let start = profile.then(Instant::now);
             let call = &self.calls[at];
@@ -550,6 +644,11 @@ impl Lane {
             }
             if let Some(start) = start {
                 self.calls[at].nanoseconds += start.elapsed().as_nanos() as u64;
+            }
+            let Some(overlap) = overlap else { continue };
+            while let Some((_, plan)) = self.closes.get(closes).filter(|(call, _)| *call == at) {
+                overlap.close(*plan, &self.team);
+                closes += 1;
             }
         }
     }

@@ -1,10 +1,14 @@
 //! Executors: `reference` is the definition, `null` runs nothing and counts, `cpu` is fast.
 
 pub mod cpu;
+pub mod exchange;
 pub mod memory;
 pub mod null;
+mod overlap;
 pub mod reference;
 pub mod store;
 
 pub use cpu::{Feed, Options, Session};
+pub use exchange::{Collectives, Exchange, ExchangeError, ExchangeKind};
+pub use memory::Memory;
 pub use store::Store;

@@ -2,6 +2,7 @@
 
 use kolo_graph::layout::ALIGNMENT;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::any::Any;
 
 /// From this size on, ask for large pages: a step walks its arenas end to end, and page walks would cost more than the data.
 const LARGE_PAGE_BYTES: usize = 2 << 20;
@@ -9,7 +10,23 @@ const LARGE_PAGE_BYTES: usize = 2 << 20;
 #[derive(Debug)]
 pub struct Memory {
     data: *mut u8,
-    layout: Layout,
+    bytes: usize,
+    owner: Owner,
+}
+
+enum Owner {
+    Allocator(Layout),
+    /// Whoever made the memory; it is given back when this is dropped.
+    Keeper(#[allow(dead_code)] Box<dyn Any + Send + Sync>),
+}
+
+impl std::fmt::Debug for Owner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Owner::Allocator(_) => "allocator",
+            Owner::Keeper(_) => "keeper",
+        })
+    }
 }
 
 // SAFETY: the memory is plain bytes; who writes what when is the executor's business.
@@ -32,16 +49,25 @@ impl Memory {
             // SAFETY: advice on our own memory; failure is harmless and ignored.
             unsafe { libc::madvise(data.cast(), bytes, libc::MADV_HUGEPAGE) };
         }
-        Self { data, layout }
+        Self { data, bytes: layout.size(), owner: Owner::Allocator(layout) }
+    }
+
+    /// Memory that somebody else made and keeps until `keeper` is dropped.
+    ///
+    /// # Safety
+    /// `data` points to `bytes` zeroed bytes on an aligned address, valid as long as `keeper` lives.
+    pub unsafe fn kept(data: *mut u8, bytes: usize, keeper: Box<dyn Any + Send + Sync>) -> Self {
+        assert!(data as usize % ALIGNMENT == 0, "memory for an executor starts on a cache line");
+        Self { data, bytes, owner: Owner::Keeper(keeper) }
     }
 
     pub fn bytes(&self) -> usize {
-        self.layout.size()
+        self.bytes
     }
 
     /// The address of `offset`.
     pub fn at(&self, offset: usize) -> *mut u8 {
-        assert!(offset <= self.layout.size(), "offset {offset} is outside {} bytes", self.layout.size());
+        assert!(offset <= self.bytes, "offset {offset} is outside {} bytes", self.bytes);
         // SAFETY: checked above.
         unsafe { self.data.add(offset) }
     }
@@ -49,7 +75,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
-        unsafe { dealloc(self.data, self.layout) };
+        if let Owner::Allocator(layout) = &self.owner {
+            // SAFETY: allocated with this layout.
+            unsafe { dealloc(self.data, *layout) };
+        }
     }
 }

@@ -1,7 +1,7 @@
-//! What outlives a step: parameters, then state, in one flat memory.
+//! What outlives a step: parameters in one flat memory, state in another.
 //!
-//! Each tensor starts on a cache line. Parameters come first and in the order in which their gradients become ready, so
-//! that a bucket or a shard is a slice.
+//! Each tensor starts on a cache line. Parameters lie in the order in which their gradients become ready, so that a bucket
+//! or a shard is a slice.
 
 use crate::memory::Memory;
 use kolo_graph::layout::align;
@@ -27,19 +27,34 @@ pub struct Entry {
 #[derive(Debug)]
 pub struct Store {
     entries: Vec<Entry>,
-    memory: Arc<Memory>,
-    bytes: usize,
+    params: Arc<Memory>,
+    states: Arc<Memory>,
+    params_bytes: usize,
+    states_bytes: usize,
 }
 
 /// A copy of everything a store holds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot {
-    bytes: Vec<u8>,
+    params: Vec<u8>,
+    states: Vec<u8>,
 }
 
 impl Store {
     /// Room for every parameter and state of the graph, initialised from the seed.
     pub fn new(graph: &Graph, seed: u64) -> Self {
+        let store = Self::in_memory(graph, Memory::new(Self::params_bytes(graph)));
+        store.initialise(seed);
+        store
+    }
+
+    /// Bytes that the parameters of a graph take.
+    pub fn params_bytes(graph: &Graph) -> usize {
+        graph.params().map(|(id, _)| align(graph.ty(id).bytes())).sum()
+    }
+
+    /// Room for every parameter in `params`, and for every state; all as it is, not initialised.
+    pub fn in_memory(graph: &Graph, params: Memory) -> Self {
         let mut entries: Vec<Entry> = Vec::new();
         for node in graph.nodes.iter().rev() {
             if let Some(Param { name, shape, init }) = node.op.downcast() {
@@ -53,20 +68,27 @@ impl Store {
                 entries.push(Entry { name: name.clone(), ty, init: *init, trained: false, offset: 0 });
             }
         }
-        let mut bytes = 0;
+        let (mut params_bytes, mut states_bytes) = (0, 0);
         for entry in &mut entries {
-            entry.offset = bytes;
-            bytes += align(entry.ty.bytes());
+            let bytes = if entry.trained { &mut params_bytes } else { &mut states_bytes };
+            entry.offset = *bytes;
+            *bytes += align(entry.ty.bytes());
         }
-        let store = Self { entries, memory: Arc::new(Memory::new(bytes)), bytes };
-        store.initialise(seed);
-        store
+        assert!(params.bytes() >= params_bytes, "{} bytes for {params_bytes} bytes of parameters", params.bytes());
+        let states = Arc::new(Memory::new(states_bytes));
+        Self { entries, params: Arc::new(params), states, params_bytes, states_bytes }
     }
 
-    fn initialise(&self, seed: u64) {
+    /// Gives every tensor its first values.
+    pub fn initialise(&self, seed: u64) {
+        self.initialise_where(seed, |_| true);
+    }
+
+    /// Gives the chosen tensors their first values.
+    pub fn initialise_where(&self, seed: u64, chosen: impl Fn(&Entry) -> bool) {
         let team = Team::new(std::thread::available_parallelism().map_or(1, usize::from));
         // The memory starts as zeros, so whatever starts at zero need not be touched.
-        for entry in self.entries.iter().filter(|entry| entry.init != Init::ZEROS) {
+        for entry in self.entries.iter().filter(|entry| entry.init != Init::ZEROS && chosen(entry)) {
             let stream = Stream::new(seed, &format!("init.{}", entry.name));
             // SAFETY: nothing else refers to the memory yet.
             let values = unsafe { self.slice_mut(entry) };
@@ -86,12 +108,18 @@ impl Store {
         self.entries.iter().find(|entry| entry.name == name)
     }
 
-    pub(crate) fn memory(&self) -> &Arc<Memory> {
-        &self.memory
+    /// The memories of parameters and of states.
+    pub(crate) fn memories(&self) -> [&Arc<Memory>; 2] {
+        [&self.params, &self.states]
+    }
+
+    pub(crate) fn address(&self, entry: &Entry) -> *mut u8 {
+        let memory = if entry.trained { &self.params } else { &self.states };
+        memory.at(entry.offset)
     }
 
     pub fn bytes(&self) -> usize {
-        self.bytes
+        self.params_bytes + self.states_bytes
     }
 
     /// # Safety
@@ -100,7 +128,7 @@ impl Store {
     unsafe fn slice_mut(&self, entry: &Entry) -> &mut [f32] {
         assert_eq!(entry.ty.dtype, DType::F32, "`{}` is not f32", entry.name);
         // SAFETY: the entry lies inside the memory; exclusivity by the contract.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.at(entry.offset).cast(), entry.ty.elements()) }
+        unsafe { std::slice::from_raw_parts_mut(self.address(entry).cast(), entry.ty.elements()) }
     }
 
     /// The values of one tensor.
@@ -126,7 +154,7 @@ impl Store {
             hasher.update(entry.ty.to_string().as_bytes());
             hasher.update(&[0]);
             // SAFETY: the entry lies inside the memory, and nothing writes it while `self` is borrowed.
-            let bytes = unsafe { std::slice::from_raw_parts(self.memory.at(entry.offset), entry.ty.bytes()) };
+            let bytes = unsafe { std::slice::from_raw_parts(self.address(entry), entry.ty.bytes()) };
             if cfg!(target_endian = "little") {
                 hasher.update(bytes);
             } else {
@@ -139,14 +167,19 @@ impl Store {
     }
 
     pub fn snapshot(&self) -> Snapshot {
-        // SAFETY: nothing writes the memory while `self` is borrowed.
-        Snapshot { bytes: unsafe { std::slice::from_raw_parts(self.memory.at(0), self.bytes) }.to_vec() }
+        // SAFETY: nothing writes the memories while `self` is borrowed.
+        let copy = |memory: &Memory, bytes| unsafe { std::slice::from_raw_parts(memory.at(0), bytes) }.to_vec();
+        Snapshot { params: copy(&self.params, self.params_bytes), states: copy(&self.states, self.states_bytes) }
     }
 
     /// Returns to a snapshot of a store of the same graph.
     pub fn restore(&mut self, snapshot: &Snapshot) {
-        assert_eq!(snapshot.bytes.len(), self.bytes, "the snapshot is of another model");
-        // SAFETY: `&mut self` is exclusive, and the sizes are equal.
-        unsafe { std::ptr::copy_nonoverlapping(snapshot.bytes.as_ptr(), self.memory.at(0), self.bytes) };
+        for (memory, bytes, saved) in
+            [(&self.params, self.params_bytes, &snapshot.params), (&self.states, self.states_bytes, &snapshot.states)]
+        {
+            assert_eq!(saved.len(), bytes, "the snapshot is of another model");
+            // SAFETY: `&mut self` is exclusive, and the sizes are equal.
+            unsafe { std::ptr::copy_nonoverlapping(saved.as_ptr(), memory.at(0), bytes) };
+        }
     }
 }

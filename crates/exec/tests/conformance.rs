@@ -103,7 +103,7 @@ fn computed(case: &Case, inputs: &[Dense], threads: usize) -> Vec<(Type, Vec<u8>
 fn run_graph(graph: &Graph, inputs: &[Dense], threads: usize) -> Vec<(Type, Vec<u8>)> {
     let mut store = Store::new(graph, 0);
     let mut session = Session::new(graph.clone(), &store, Options::single(threads));
-    session.run(&mut store, |_| {}, |_, feed| fill(feed, inputs));
+    session.run(&mut store, |_| {}, |_, feed| fill(feed, inputs)).unwrap();
     graph
         .outputs
         .iter()

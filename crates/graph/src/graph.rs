@@ -3,6 +3,7 @@
 //! Nodes are only ever appended, and a node's inputs exist before it, so the order of the list is an order to run in.
 //! A rewrite builds a new graph.
 
+use crate::collective::is_collective;
 use crate::op::Op;
 use crate::sources::{GrainSum, Input, Param, State};
 use crate::types::Type;
@@ -187,7 +188,8 @@ impl Graph {
             };
             let latest =
                 node.inputs.iter().map(|id| phases[self.value(*id).node.0 as usize]).fold(own, |a, b| a.max(b));
-            phases.push(if node.op.is::<GrainSum>() { Phase::After } else { latest });
+            let last = node.op.is::<GrainSum>() || is_collective(&*node.op);
+            phases.push(if last { Phase::After } else { latest });
         }
         phases
     }

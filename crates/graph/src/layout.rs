@@ -5,6 +5,7 @@
 
 use crate::graph::{Graph, NodeId, Phase, ValueId};
 use crate::sources::{GrainSum, Input, Param, State};
+use std::collections::HashMap;
 
 /// Every place starts on a cache line, which is also the widest vector.
 pub const ALIGNMENT: usize = 64;
@@ -67,7 +68,8 @@ struct Block {
 pub fn plan(graph: &Graph, one_grain: bool) -> Layout {
     let mut layout = Layout { places: vec![None; graph.values.len()], ..Layout::default() };
     schedule(graph, &mut layout);
-    let mut planner = Planner::new(graph, &layout, one_grain);
+    let sum_places = place_sums(graph, &mut layout);
+    let mut planner = Planner::new(graph, &layout, one_grain, sum_places);
     for position in 0..planner.order.len() {
         planner.visit(position, &mut layout);
     }
@@ -125,6 +127,47 @@ fn only_sums(graph: &Graph) -> Vec<Option<ValueId>> {
     (0..graph.values.len()).map(sum).collect()
 }
 
+/// Sums of gradients lie in the order in which a store holds their parameters, the last made first, which is about the
+/// order in which they become ready: a run of parameters and the run of their gradients correspond. Other sums follow.
+fn place_sums(graph: &Graph, layout: &mut Layout) -> Vec<Option<usize>> {
+    let mut places = vec![None; graph.values.len()];
+    for id in sorted_sums(graph, &layout.grain) {
+        places[id.0 as usize] = Some(layout.sum_bytes);
+        layout.sum_bytes += align(graph.ty(id).bytes());
+    }
+    places
+}
+
+fn sorted_sums(graph: &Graph, grain: &[NodeId]) -> Vec<ValueId> {
+    let order: HashMap<&str, usize> = graph.params().enumerate().map(|(at, (_, op))| (op.name.as_str(), at)).collect();
+    let sum = |id: &NodeId| Some((graph.node(*id).outputs[0], graph.node(*id).op.downcast::<GrainSum>()?));
+    let mut sums: Vec<(ValueId, &GrainSum)> = grain.iter().filter_map(sum).collect();
+    // A stable sort: sums that belong to no parameter keep the order in which they become ready.
+    sums.sort_by_key(|(_, sum)| order.get(sum.of.as_str()).map_or((1, 0), |at| (0, order.len() - at)));
+    sums.into_iter().map(|(id, _)| id).collect()
+}
+
+/// All sums over grains that run, in the order in which they lie in memory.
+pub fn sum_order(graph: &Graph) -> Vec<ValueId> {
+    let mut layout = Layout::default();
+    schedule(graph, &mut layout);
+    sorted_sums(graph, &layout.grain)
+}
+
+/// For each value, the state that it becomes, seen through ops that only alias.
+fn becoming(graph: &Graph) -> Vec<Option<ValueId>> {
+    let mut becomes = vec![None; graph.values.len()];
+    for (state, value) in &graph.updates {
+        let mut at = *value;
+        becomes[at.0 as usize] = Some(*state);
+        while graph.maker(at).op.aliases() {
+            at = graph.maker(at).inputs[graph.value(at).slot];
+            becomes[at.0 as usize] = Some(*state);
+        }
+    }
+    becomes
+}
+
 struct Planner<'g> {
     graph: &'g Graph,
     order: Vec<NodeId>,
@@ -136,10 +179,14 @@ struct Planner<'g> {
     block_of: Vec<Option<usize>>,
     /// For each value, the sum that is its only reader and in whose place it can be made.
     sum_of: Vec<Option<ValueId>>,
+    /// Where each sum over grains lies.
+    sum_places: Vec<Option<usize>>,
+    /// The state that a value becomes, also through ops that only alias.
+    becomes: Vec<Option<ValueId>>,
 }
 
 impl<'g> Planner<'g> {
-    fn new(graph: &'g Graph, layout: &Layout, one_grain: bool) -> Self {
+    fn new(graph: &'g Graph, layout: &Layout, one_grain: bool, sum_places: Vec<Option<usize>>) -> Self {
         let order: Vec<NodeId> =
             [&layout.before, &layout.grain, &layout.after].into_iter().flatten().copied().collect();
         let mut last_read = vec![0; graph.values.len()];
@@ -148,11 +195,13 @@ impl<'g> Planner<'g> {
                 last_read[input.0 as usize] = position;
             }
         }
-        // Whoever reads a view reads what it shows.
-        for node in order.iter().rev().map(|id| graph.node(*id)).filter(|node| node.op.view()) {
-            let through = last_read[node.outputs[0].0 as usize];
-            let read = &mut last_read[node.inputs[0].0 as usize];
-            *read = through.max(*read);
+        // Whoever reads an alias reads what it shows.
+        for node in order.iter().rev().map(|id| graph.node(*id)).filter(|node| node.op.aliases()) {
+            for (output, input) in node.outputs.iter().zip(&node.inputs) {
+                let through = last_read[output.0 as usize];
+                let read = &mut last_read[input.0 as usize];
+                *read = through.max(*read);
+            }
         }
         let end = order.len();
         graph.outputs.iter().for_each(|(_, id)| last_read[id.0 as usize] = end);
@@ -166,7 +215,14 @@ impl<'g> Planner<'g> {
             blocks: Vec::new(),
             block_of: vec![None; graph.values.len()],
             sum_of: if one_grain { only_sums(graph) } else { vec![None; graph.values.len()] },
+            sum_places,
+            becomes: becoming(graph),
         }
+    }
+
+    fn sum_place(&self, sum: ValueId) -> Place {
+        let offset = self.sum_places[sum.0 as usize].expect("every sum that runs has its place");
+        Place { arena: Arena::Sum, offset }
     }
 
     fn arena(&self, position: usize) -> Arena {
@@ -194,11 +250,7 @@ impl<'g> Planner<'g> {
             *size += bytes;
             Some(Place { arena, offset: *size - bytes })
         } else if op.is::<GrainSum>() {
-            if layout.places[output.0 as usize].is_some() {
-                return;
-            }
-            layout.sum_bytes += bytes;
-            Some(Place { arena: Arena::Sum, offset: layout.sum_bytes - bytes })
+            Some(self.sum_place(output))
         } else {
             None
         };
@@ -206,17 +258,16 @@ impl<'g> Planner<'g> {
             layout.places[output.0 as usize] = fixed;
             return;
         }
-        if op.view() {
-            self.alias(node.inputs[0], output, position, layout);
+        if op.aliases() {
+            for (input, output) in node.inputs.iter().zip(&node.outputs) {
+                self.alias(*input, *output, position, layout);
+            }
             return;
         }
         let mut taken = Vec::new();
         for (slot, output) in node.outputs.iter().enumerate() {
             if let Some(sum) = self.sum_of[output.0 as usize] {
-                let place = Some(Place { arena: Arena::Sum, offset: layout.sum_bytes });
-                layout.sum_bytes += align(self.graph.ty(*output).bytes());
-                layout.places[output.0 as usize] = place;
-                layout.places[sum.0 as usize] = place;
+                layout.places[output.0 as usize] = Some(self.sum_place(sum));
                 continue;
             }
             let heir = op.in_place().into_iter().find_map(|(input, to)| {
@@ -240,7 +291,7 @@ impl<'g> Planner<'g> {
         if graph.ty(input).bytes() != graph.ty(output).bytes() || graph.ty(input).dtype != graph.ty(output).dtype {
             return None;
         }
-        let becomes = graph.updates.iter().find(|(_, value)| *value == output).map(|(state, _)| *state);
+        let becomes = self.becomes[output.0 as usize];
         if becomes == Some(input) {
             return (self.last_read[input.0 as usize] == position).then_some(());
         }

@@ -7,6 +7,7 @@
 pub mod attr;
 pub mod autodiff;
 pub mod builder;
+pub mod collective;
 pub mod field;
 pub mod graph;
 pub mod index;

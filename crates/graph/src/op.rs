@@ -75,6 +75,11 @@ pub trait Op: Describe + Any + Debug + Send + Sync {
         false
     }
 
+    /// Every output is the memory of the input of the same number.
+    fn aliases(&self) -> bool {
+        self.view()
+    }
+
     /// An op with an effect outside the graph's values, or whose result changes between calls, is never merged.
     fn pure(&self) -> bool {
         true

@@ -47,9 +47,9 @@ impl<'g> Rebuild<'g> {
     }
 }
 
-/// Which nodes lead to an output or an update.
+/// Which nodes lead to an output or an update, or do something outside the graph.
 pub fn live_nodes(graph: &Graph) -> Vec<bool> {
-    let mut live = vec![false; graph.nodes.len()];
+    let mut live: Vec<bool> = graph.nodes.iter().map(|node| !node.op.pure()).collect();
     let mut mark = |id: ValueId| live[graph.value(id).node.0 as usize] = true;
     graph.outputs.iter().for_each(|(_, id)| mark(*id));
     graph.updates.iter().for_each(|(state, value)| {

@@ -82,8 +82,9 @@ op! {
 }
 op! {
     /// The sum over all grains of the step, as one balanced binary tree over the grain index. What comes before runs
-    /// once per grain, what comes after once per step.
-    pub struct GrainSum = "grain_sum" { }
+    /// once per grain, what comes after once per step. `of` names the parameter whose gradient it is; sums of gradients
+    /// lie in memory in the order of their parameters. It is empty for any other sum.
+    pub struct GrainSum = "grain_sum" { of: String }
 }
 
 macro_rules! source {
@@ -172,6 +173,6 @@ impl Op for GrainSum {
 
 impl Cases for GrainSum {
     fn cases() -> Vec<Case> {
-        vec![Case::new(GrainSum {}, [crate::op::Arg::real([3, 2]).constant()])]
+        vec![Case::new(GrainSum { of: String::new() }, [crate::op::Arg::real([3, 2]).constant()])]
     }
 }

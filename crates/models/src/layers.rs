@@ -46,7 +46,8 @@ impl<'b> Build<'b> {
             let (y, grain_mean, grain_variance) = x.batch_norm(weight, bias, EPSILON);
             self.builder.stage(Stage::Update, || {
                 for (running, grain, factor) in [(mean, grain_mean, 1.0), (variance, grain_variance, unbiased)] {
-                    let average = grain.then(GrainSum {}, &[]).scale(factor * MOMENTUM / self.grains as f32);
+                    let average =
+                        grain.then(GrainSum { of: String::new() }, &[]).scale(factor * MOMENTUM / self.grains as f32);
                     self.builder.update(running, running.scale(1.0 - MOMENTUM).add(average));
                 }
             });

@@ -41,6 +41,7 @@ pub mod softmax;
 pub mod tiles;
 pub mod transpose;
 
+use kolo_graph::collective::{AllGather, AllReduce, Barrier, ReduceScatter};
 use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
 use kolo_graph::{Builder, OpKind, Tensor};
 
@@ -52,6 +53,10 @@ pub fn registry() -> Vec<OpKind> {
         OpKind::of::<State>(),
         OpKind::of::<Full>(),
         OpKind::of::<GrainSum>(),
+        OpKind::of::<AllReduce>(),
+        OpKind::of::<ReduceScatter>(),
+        OpKind::of::<AllGather>(),
+        OpKind::of::<Barrier>(),
     ];
     [
         sources,

@@ -24,14 +24,14 @@ pub fn training_graph(
     let ids: Vec<_> = builder.graph().params().map(|(id, op)| (id, op.name.clone())).collect();
     let params: Vec<Tensor<'_>> = ids.iter().map(|(id, _)| builder.tensor(*id)).collect();
     let grads = kolo_ops::gradients(&builder, outputs.loss, share, &params);
-    builder.output("loss", outputs.loss.scale(share as f32).then(GrainSum {}, &[]));
+    builder.output("loss", outputs.loss.scale(share as f32).then(GrainSum { of: String::new() }, &[]));
     builder.stage(Stage::Update, || {
         let trained: Vec<(&str, Tensor<'_>, Tensor<'_>)> = ids
             .iter()
             .zip(&params)
             .zip(&grads)
             .filter_map(|(((_, name), param), grad)| {
-                Some((name.as_str(), *param, grad.as_ref()?.then(GrainSum {}, &[])))
+                Some((name.as_str(), *param, grad.as_ref()?.then(GrainSum { of: name.clone() }, &[])))
             })
             .collect();
         let lr = builder.step_input("lr", Type::f32([]));

@@ -105,7 +105,7 @@ fn rewrites_do_not_matter() {
                 }
             };
             for _ in 0..3 {
-                session.run(&mut store, fill, |_, feed| fill(feed));
+                session.run(&mut store, fill, |_, feed| fill(feed)).unwrap();
             }
             store.digest()
         };

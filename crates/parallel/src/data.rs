@@ -1,0 +1,95 @@
+//! Data parallelism: every rank computes its own grains, and sums over grains become sums over all ranks' grains.
+//!
+//! Sums are exchanged in buckets. A bucket is a run of the memory in which the sums lie, so that nothing is copied, and
+//! its exchange starts when the last of its sums is closed, while the rest of the backward pass goes on.
+
+use crate::mesh::DATA;
+use kolo_graph::collective::AllReduce;
+use kolo_graph::graph::Phase;
+use kolo_graph::rewrite::Rebuild;
+use kolo_graph::sources::GrainSum;
+use kolo_graph::{Graph, Node, Op, Stage, ValueId, layout};
+use std::sync::Arc;
+
+/// Bytes of one bucket, unless the job says otherwise.
+pub const BUCKET_BYTES: usize = 4 << 20;
+
+/// Sums over grains that are exchanged as one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    pub name: String,
+    pub sums: Vec<ValueId>,
+    /// Gradients of parameters, as opposed to the loss and statistics.
+    pub gradients: bool,
+}
+
+fn sum_of(graph: &Graph, id: ValueId) -> Option<&GrainSum> {
+    graph.maker(id).op.downcast()
+}
+
+/// The name of the parameter whose gradient a sum is.
+pub(crate) fn param_of(graph: &Graph, id: ValueId) -> &str {
+    sum_of(graph, id).map_or("", |sum| &sum.of)
+}
+
+/// Cuts the sums, in the order of memory, into buckets of at least `bytes`. What is no gradient is a bucket of its own: it
+/// is small and ready early.
+pub fn buckets(graph: &Graph, bytes: usize) -> Vec<Bucket> {
+    let (gradients, others): (Vec<ValueId>, Vec<ValueId>) =
+        layout::sum_order(graph).into_iter().partition(|id| !param_of(graph, *id).is_empty());
+    let mut buckets: Vec<Bucket> = Vec::new();
+    let mut size = usize::MAX;
+    for id in gradients {
+        if size >= bytes {
+            buckets.push(Bucket { name: format!("bucket {}", buckets.len()), sums: Vec::new(), gradients: true });
+            size = 0;
+        }
+        size += graph.ty(id).bytes();
+        let last = buckets.len() - 1;
+        buckets[last].sums.push(id);
+    }
+    if !others.is_empty() {
+        buckets.push(Bucket { name: "loss".into(), sums: others, gradients: false });
+    }
+    buckets
+}
+
+/// Starts a rewrite: copies what runs up to and including the sums over grains.
+pub(crate) fn copy_grains<'g>(graph: &'g Graph) -> (Rebuild<'g>, Vec<&'g Node>) {
+    let mut rebuild = Rebuild::new(graph);
+    let mut after = Vec::new();
+    for (node, phase) in graph.nodes.iter().zip(graph.phases()) {
+        if phase == Phase::After && !node.op.is::<GrainSum>() {
+            after.push(node);
+        } else {
+            rebuild.copy(node);
+        }
+    }
+    (rebuild, after)
+}
+
+/// Appends a collective on these new values; its outputs.
+pub(crate) fn push_collective(graph: &mut Graph, op: impl Op, inputs: Vec<ValueId>, name: &str) -> Vec<ValueId> {
+    let types = graph.types(&inputs);
+    let id = graph.push_typed(Arc::new(op), inputs, types, name.into(), Stage::Update);
+    graph.node(id).outputs.clone()
+}
+
+/// Appends a collective on a bucket and lets readers of its sums read the outputs.
+pub(crate) fn exchange_bucket(rebuild: &mut Rebuild<'_>, op: impl Op, bucket: &Bucket) {
+    let inputs = bucket.sums.iter().map(|id| rebuild.get(*id)).collect();
+    let outputs = push_collective(&mut rebuild.new, op, inputs, &bucket.name);
+    bucket.sums.iter().zip(outputs).for_each(|(old, new)| rebuild.set(*old, new));
+}
+
+/// Sums over grains become sums over the grains of all ranks.
+pub fn sum_over_ranks(graph: &Graph, bucket_bytes: usize) -> Graph {
+    let (mut rebuild, after) = copy_grains(graph);
+    for bucket in buckets(graph, bucket_bytes) {
+        exchange_bucket(&mut rebuild, AllReduce { axis: DATA.into() }, &bucket);
+    }
+    after.into_iter().for_each(|node| {
+        rebuild.copy(node);
+    });
+    rebuild.finish()
+}

@@ -1,0 +1,18 @@
+//! Parallel strategies as rewrites of one graph, and the lane on which their collectives run.
+//!
+//! | file | strategy |
+//! |---|---|
+//! | [`data`] | data parallelism: sums over grains become sums over all ranks' grains |
+//! | [`zero`] | ZeRO stage 1: each rank keeps and runs its share of the optimizer |
+//! | [`central`] | central storage: the ranks of a host share one copy of the weights |
+//!
+//! None of them is a training loop; each emits ordinary nodes.
+
+pub mod central;
+pub mod data;
+pub mod lane;
+pub mod mesh;
+pub mod zero;
+
+pub use lane::CommLane;
+pub use mesh::{Mesh, Placement};
