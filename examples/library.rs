@@ -22,17 +22,19 @@ fn main() {
     let mut store = Store::new(&graph, 1);
     let mut session = Session::new(graph, &store, Options::single(1));
     for step in 0..200 {
-        session.run(
-            &mut store,
-            |_| {},
-            |_, feed| {
-                for at in 0..8 {
-                    let value = at as f32 / 4.0 - 1.0;
-                    feed.f32("x").expect("an input")[at] = value;
-                    feed.f32("y").expect("an input")[at] = 3.0 * value + 0.5;
-                }
-            },
-        );
+        session
+            .run(
+                &mut store,
+                |_| {},
+                |_, feed| {
+                    for at in 0..8 {
+                        let value = at as f32 / 4.0 - 1.0;
+                        feed.f32("x").expect("an input")[at] = value;
+                        feed.f32("y").expect("an input")[at] = 3.0 * value + 0.5;
+                    }
+                },
+            )
+            .expect("nothing to exchange");
         if step % 50 == 0 {
             println!("step {step}: loss {:.6}", session.output("loss").expect("an output")[0]);
         }

@@ -35,7 +35,14 @@ pub fn train(models: &[ModelKind], args: &Train) -> Result<(), Failure> {
         );
     }
     let mut progress = Progress::new(job.total_steps, args.quiet);
-    let options = RunOptions { threads, out: args.out.clone(), interrupt, planned: Planned::default() };
+    let options = RunOptions {
+        threads,
+        out: args.out.clone(),
+        interrupt,
+        planned: Planned::default(),
+        world: None,
+        timeline: None,
+    };
     let outcome = kolo_train::run(job, &options, &mut progress);
     progress.finish();
     let (mut trainer, mut report) = outcome?;

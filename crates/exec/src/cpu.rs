@@ -107,7 +107,38 @@ pub struct Session {
     /// Each lane's sums.
     sums: Vec<Address>,
     overlap: Option<Overlap>,
+    probe: Probe,
+}
+
+/// Sees every call of a session: its lane, node, start and end. The step's own calls are on the lane after the last.
+pub type Tracer = Arc<dyn Fn(usize, NodeId, Instant, Instant) + Send + Sync>;
+
+/// Who watches the calls.
+#[derive(Clone, Default)]
+struct Probe {
     profile: bool,
+    tracer: Option<Tracer>,
+}
+
+impl std::fmt::Debug for Probe {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Probe {{ profile: {}, tracer: {} }}", self.profile, self.tracer.is_some())
+    }
+}
+
+impl Probe {
+    fn start(&self) -> Option<Instant> {
+        (self.profile || self.tracer.is_some()).then(Instant::now)
+    }
+
+    fn end(&self, lane: usize, call: &mut Call, start: Option<Instant>) {
+        let Some(start) = start else { return };
+        let end = Instant::now();
+        call.nanoseconds += end.duration_since(start).as_nanos() as u64;
+        if let Some(tracer) = &self.tracer {
+            tracer(lane, call.node, start, end);
+        }
+    }
 }
 
 /// Where a step's inputs are written.
@@ -329,7 +360,7 @@ impl Session {
             _store: store.memories().map(Arc::clone),
             sums,
             overlap,
-            profile: false,
+            probe: Probe::default(),
             graph: Arc::new(graph),
             layout,
         })
@@ -369,9 +400,9 @@ impl Session {
         let same = store.memories().iter().zip(&self._store).all(|(one, other)| Arc::ptr_eq(one, other));
         assert!(same, "the session was compiled for another store");
         step(&mut Feed { inputs: &self.step_inputs });
-        run_calls(&mut self.before, &self.team, &self.scratch, self.profile);
+        run_calls(&mut self.before, self.lanes.len(), &self.team, &self.scratch, &self.probe);
         let per_lane = self.options.grains / self.options.lanes;
-        let profile = self.profile;
+        let probe = &self.probe;
         let overlap = self.overlap.as_ref();
         let lanes = LanePointer(self.lanes.as_mut_ptr());
         self.team.run(self.lanes.len(), |at, _| {
@@ -379,7 +410,7 @@ impl Session {
             let lane = unsafe { &mut *lanes.get().add(at) };
             for local in 0..per_lane {
                 grain(at * per_lane + local, &mut Feed { inputs: &lane.inputs });
-                lane.run(local, profile, overlap.filter(|_| local + 1 == per_lane));
+                lane.run(at, local, probe, overlap.filter(|_| local + 1 == per_lane));
                 overlap.inspect(|overlap| overlap.alive());
             }
         });
@@ -395,8 +426,10 @@ impl Session {
     /// The part after the grains: the update.
     pub fn finish(&mut self, _store: &mut Store) -> Result<(), ExchangeError> {
         match &self.overlap {
-            Some(overlap) => run_overlapped(&mut self.after, overlap, &self.team, &self.scratch, self.profile)?,
-            None => run_calls(&mut self.after, &self.team, &self.scratch, self.profile),
+            Some(overlap) => {
+                run_overlapped(&mut self.after, overlap, self.lanes.len(), &self.team, &self.scratch, &self.probe)?
+            }
+            None => run_calls(&mut self.after, self.lanes.len(), &self.team, &self.scratch, &self.probe),
         }
         for (from, to) in &self.copies {
             // SAFETY: two different places of the same type.
@@ -434,8 +467,13 @@ impl Session {
 
     /// Starts or stops timing every call.
     pub fn set_profile(&mut self, profile: bool) {
-        self.profile = profile;
+        self.probe.profile = profile;
         self.calls_mut().for_each(|call| call.nanoseconds = 0);
+    }
+
+    /// Lets `tracer` see every call from now on.
+    pub fn set_tracer(&mut self, tracer: Option<Tracer>) {
+        self.probe.tracer = tracer;
     }
 
     fn calls_mut(&mut self) -> impl Iterator<Item = &mut Call> {
@@ -508,16 +546,17 @@ fn place_exchanges(graph: &Graph, layout: &Layout, overlap: &Overlap, lanes: &mu
 fn run_overlapped(
     calls: &mut [Call],
     overlap: &Overlap,
+    lane: usize,
     team: &Team,
     scratch: &Memory,
-    profile: bool,
+    probe: &Probe,
 ) -> Result<(), ExchangeError> {
     for call in calls {
         call.needs.iter().try_for_each(|plan| overlap.wait(*plan))?;
         match call.kind {
             CallKind::Exchange(plan) if overlap.is_of_sums(plan) => {}
             CallKind::Exchange(plan) => overlap.start(plan),
-            _ => run_calls(std::slice::from_mut(call), team, scratch, profile),
+            _ => run_calls(std::slice::from_mut(call), lane, team, scratch, probe),
         }
     }
     overlap.alive();
@@ -594,13 +633,11 @@ fn conversion(op: &dyn Op, inputs: &[Buffer], outputs: &[Buffer], scratch: &Memo
     }
 }
 
-fn run_calls(calls: &mut [Call], team: &Team, scratch: &Memory, profile: bool) {
+fn run_calls(calls: &mut [Call], lane: usize, team: &Team, scratch: &Memory, probe: &Probe) {
     for call in calls {
-        let start = profile.then(Instant::now);
+        let start = probe.start();
         run_call(call, team, scratch);
-        if let Some(start) = start {
-            call.nanoseconds += start.elapsed().as_nanos() as u64;
-        }
+        probe.end(lane, call, start);
     }
 }
 
@@ -630,11 +667,11 @@ fn convert(from: &Buffer, to: &Buffer) {
 }
 
 impl Lane {
-    /// Runs one grain; `local` is its number within the lane. In the lane's last grain, its sums are closed for `overlap`.
-    fn run(&mut self, local: usize, profile: bool, overlap: Option<&Overlap>) {
+    /// Runs one grain; `number` is the lane's, `local` the grain's within the lane. In the lane's last grain, its sums are closed for `overlap`.
+    fn run(&mut self, number: usize, local: usize, probe: &Probe, overlap: Option<&Overlap>) {
         let mut closes = 0;
         for at in 0..self.calls.len() {
-            let start = profile.then(Instant::now);
+            let start = probe.start();
             let call = &self.calls[at];
             match call.kind {
                 CallKind::Accumulate { offset, elements } => {
@@ -642,9 +679,7 @@ impl Lane {
                 }
                 _ => run_call(call, &self.team, &self.scratch),
             }
-            if let Some(start) = start {
-                self.calls[at].nanoseconds += start.elapsed().as_nanos() as u64;
-            }
+            probe.end(number, &mut self.calls[at], start);
             let Some(overlap) = overlap else { continue };
             while let Some((_, plan)) = self.closes.get(closes).filter(|(call, _)| *call == at) {
                 overlap.close(*plan, &self.team);

@@ -17,14 +17,35 @@ pub enum Error {
          first not finite: {culprit}\n  hint: {hint}"
     )]
     NotFinite { loss: f32, step: usize, epoch: usize, culprit: String, hint: String },
+    /// This many workers cannot share the job.
+    #[error("{workers} workers: {message}\n  hint: {hint}")]
+    Workers { workers: usize, message: String, hint: String },
+    /// Another rank found a number that is not finite, and reports it.
+    #[error("the loss is not finite at step {step}; rank {rank} reports why")]
+    ReportedElsewhere { step: usize, rank: usize },
+    /// Working together failed.
+    #[error("{0}")]
+    Together(String),
     /// A file could not be written.
     #[error("{path}: {message}\n  hint: choose another --out directory or make room there")]
     Write { path: String, message: String },
 }
 
+impl From<kolo_comm::Fault> for Error {
+    fn from(fault: kolo_comm::Fault) -> Self {
+        Error::Together(fault.to_string())
+    }
+}
+
+impl From<kolo_exec::ExchangeError> for Error {
+    fn from(error: kolo_exec::ExchangeError) -> Self {
+        Error::Together(error.to_string())
+    }
+}
+
 impl Error {
     /// Whether the command was wrong, as opposed to the job failing.
     pub fn is_usage(&self) -> bool {
-        matches!(self, Error::Setting(_) | Error::Graph(_))
+        matches!(self, Error::Setting(_) | Error::Graph(_) | Error::Workers { .. })
     }
 }

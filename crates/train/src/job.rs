@@ -29,6 +29,16 @@ impl EarlyStop {
     }
 }
 
+/// How the work is split among the workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parallel {
+    /// The stage of ZeRO: 0, or 1 for a sharded optimizer.
+    pub zero: usize,
+    /// One copy of the weights per host.
+    pub central: bool,
+    pub bucket_bytes: usize,
+}
+
 #[derive(Debug)]
 pub struct Job {
     pub name: String,
@@ -49,6 +59,7 @@ pub struct Job {
     pub clip: Option<f32>,
     pub eval_every: usize,
     pub early_stop: Option<EarlyStop>,
+    pub parallel: Parallel,
 }
 
 impl Job {
@@ -87,7 +98,7 @@ impl Job {
             let message = format!("is {batch}, but only {} samples are for training", split.train_len());
             return Err(data.wrong("batch", message, "make the batch smaller or give more samples").into());
         }
-        read_parallel(&parallel)?;
+        let parallel = read_parallel(&parallel)?;
         let total_steps = read_length(&train, steps_per_epoch)?;
         let optimizer = Optimizer::read(&train.table("optimizer")?)?;
         let schedule = Schedule::read(&train.table("schedule")?, total_steps)?;
@@ -110,6 +121,7 @@ impl Job {
             clip: read_clip(&train)?,
             eval_every: train.count("eval_every", 1, 1)?,
             early_stop,
+            parallel,
         };
         if job.early_stop.is_some() && job.split.held_out_len() == 0 {
             let hint = "give `data.holdout` a part of the data, or leave `early_stop` out";
@@ -118,6 +130,33 @@ impl Job {
         read_precision(&train)?;
         train.finish()?;
         Ok(job)
+    }
+
+    /// Fits the grains to this many workers. A job that promises its bits keeps its grains, so the workers must share them
+    /// evenly.
+    pub fn fit_to(&mut self, workers: usize) -> Result<(), Error> {
+        if self.grains % workers == 0 && workers.is_power_of_two() {
+            return Ok(());
+        }
+        if self.reproducible {
+            let fitting: Vec<String> = (0..=self.grains.ilog2()).map(|power| (1usize << power).to_string()).collect();
+            return Err(Error::Workers {
+                workers,
+                message: format!("does not share {} grains evenly", self.grains),
+                hint: format!("use {} workers, more `data.grains`, or `job.reproducible = false`", fitting.join(", ")),
+            });
+        }
+        let per_worker = (self.grains / workers).max(1);
+        let grains = workers * (1 << per_worker.ilog2());
+        if self.batch % grains != 0 {
+            return Err(Error::Workers {
+                workers,
+                message: format!("does not share a batch of {} evenly", self.batch),
+                hint: format!("make `data.batch` a multiple of {grains}"),
+            });
+        }
+        self.grains = grains;
+        Ok(())
     }
 
     /// Samples per grain.
@@ -265,13 +304,29 @@ fn read_precision(train: &Settings) -> Result<(), SettingError> {
     }
 }
 
-fn read_parallel(parallel: &Settings) -> Result<(), SettingError> {
-    for (key, alone) in [("zero", 0), ("tensor", 1), ("pipeline", 1)] {
-        let value = parallel.count(key, alone, alone)?;
-        if value != alone {
-            let message = format!("is {value}, but there is one worker and nothing to split");
-            return Err(parallel.wrong(key, message, format!("write `{key} = {alone}` or leave it out")));
+/// Largest bucket of an exchange.
+const BUCKET_MIB_MAX: f64 = 4096.0;
+
+fn read_parallel(parallel: &Settings) -> Result<Parallel, SettingError> {
+    for key in ["tensor", "pipeline"] {
+        let value = parallel.count(key, 1, 1)?;
+        if value != 1 {
+            let message = format!("is {value}, which is not built yet: workers split the batch");
+            return Err(parallel.wrong(key, message, format!("write `{key} = 1` or leave it out")));
         }
     }
-    parallel.finish()
+    let zero = parallel.count("zero", 0, 0)?;
+    if zero > 1 {
+        let message = format!("is {zero}, but only stages 0 and 1 are built");
+        return Err(parallel.wrong("zero", message, "write `zero = 1` to shard the optimizer"));
+    }
+    let central = parallel.bool("central", false)?;
+    if central && zero == 1 {
+        let hint = "keep one of the two: central storage shards the optimizer already";
+        return Err(parallel.wrong("central", "stands beside `zero = 1`", hint));
+    }
+    let default_mib = kolo_parallel::data::BUCKET_BYTES as f64 / f64::from(1 << 20);
+    let mib = parallel.float_in("bucket_mib", default_mib, 0.0, BUCKET_MIB_MAX)?;
+    parallel.finish()?;
+    Ok(Parallel { zero, central, bucket_bytes: (mib * f64::from(1 << 20)) as usize })
 }

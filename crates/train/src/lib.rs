@@ -19,6 +19,8 @@ pub mod report;
 pub mod schedule;
 pub mod session;
 pub mod step;
+pub mod timeline;
+pub mod together;
 pub mod trainer;
 
 pub use error::Error;

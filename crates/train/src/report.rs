@@ -41,6 +41,31 @@ pub struct Planned {
     pub flops: u64,
 }
 
+/// How the workers got on together. Times are of one step, medians over the steps.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Communication {
+    pub transport: String,
+    /// The mean over ranks of the time spent in collectives.
+    pub busy_ms: f64,
+    /// The mean over ranks of the time for which compute stood still and waited.
+    pub exposed_ms: f64,
+    /// The part of `busy_ms` that was hidden behind compute, from 0 to 1.
+    pub hidden: f64,
+    pub slowest_rank: usize,
+    pub ranks: Vec<RankTimes>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RankTimes {
+    pub rank: usize,
+    pub host: String,
+    /// A step without the time for which it waited.
+    pub compute_ms: f64,
+    pub busy_ms: f64,
+    pub exposed_ms: f64,
+    pub peak_rss: u64,
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     pub job: String,
@@ -63,4 +88,7 @@ pub struct Report {
     pub version: String,
     /// Why the run ended: done, early stop, interrupted.
     pub ended: String,
+    /// With several workers only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub communication: Option<Communication>,
 }

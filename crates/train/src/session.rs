@@ -7,7 +7,10 @@ use crate::job::Job;
 use crate::machine::peak_rss_bytes;
 use crate::metrics::MetricsFile;
 use crate::report::{Layout, PeakBytes, Planned, Report, StepTimes};
+use crate::timeline::Timeline;
+use crate::together::{self, Meter};
 use crate::trainer::{Evaluation, Trainer};
+use kolo_comm::Communicator;
 use kolo_exec::Options;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,6 +35,28 @@ pub struct RunOptions {
     pub out: Option<PathBuf>,
     pub interrupt: Interrupt,
     pub planned: Planned,
+    /// All workers of the job; `None` if there is one.
+    pub world: Option<Arc<Communicator>>,
+    /// Where this rank's events go.
+    pub timeline: Option<Arc<Timeline>>,
+}
+
+impl RunOptions {
+    /// Whether this rank writes and speaks for all.
+    fn chief(&self) -> bool {
+        self.world.as_ref().is_none_or(|world| world.rank() == 0)
+    }
+
+    fn trainer(&self, job: &Arc<Job>) -> Result<Trainer, Error> {
+        let mut trainer = match &self.world {
+            Some(world) => Trainer::among(Arc::clone(job), self.threads, Arc::clone(world))?,
+            None => Trainer::new(Arc::clone(job), Options::for_grains(job.grains, self.threads))?,
+        };
+        if let Some(timeline) = &self.timeline {
+            trainer.trace(Arc::clone(timeline));
+        }
+        Ok(trainer)
+    }
 }
 
 /// Metrics on disk: JSON lines and TensorBoard events.
@@ -89,9 +114,12 @@ impl Watch {
 
 /// Trains a job to its end. The trainer comes back with the trained weights.
 pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> Result<(Trainer, Report), Error> {
-    let grains = Options::for_grains(job.grains, options.threads);
-    let mut trainer = Trainer::new(Arc::clone(&job), grains)?;
-    let mut files = options.out.as_deref().map(Files::create).transpose()?;
+    let mut trainer = options.trainer(&job)?;
+    let mut meter = Meter::default();
+    if let Some(world) = &options.world {
+        meter.attach(world, options.timeline.clone());
+    }
+    let mut files = options.out.as_deref().filter(|_| options.chief()).map(Files::create).transpose()?;
     let mut times = Vec::with_capacity(job.total_steps.min(1 << 16));
     let mut watch = Watch { best: None, since: 0 };
     let mut last: Option<Evaluation> = None;
@@ -105,7 +133,8 @@ pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> 
         observer.step(step, loss, times[times.len() - 1]);
         loss_sum += f64::from(loss);
         loss_count += 1;
-        let interrupted = options.interrupt.requested();
+        meter.step(times[times.len() - 1], trainer.session().take_waited());
+        let interrupted = together::any(options.world.as_ref(), options.interrupt.requested())?;
         let epoch_done = step % job.steps_per_epoch == 0;
         let epoch = step.div_ceil(job.steps_per_epoch);
         let due = epoch_done && epoch % job.eval_every == 0;
@@ -136,7 +165,11 @@ pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> 
             break;
         }
     }
-    let report = report(&trainer, options, &times, mean_loss, last.as_ref(), ended);
+    let mut report = report(&trainer, options, &times, mean_loss, last.as_ref(), ended);
+    if let Some(world) = &options.world {
+        together::same_weights(world, &report.weights)?;
+        report.communication = Some(meter.gather(world)?);
+    }
     Ok((trainer, report))
 }
 
@@ -154,6 +187,7 @@ fn report(
     ended: &str,
 ) -> Report {
     let job = trainer.job();
+    let workers = options.world.as_ref().map_or(1, |world| world.size());
     let step_ms = StepTimes::of(times);
     let samples_per_s = if step_ms.median > 0.0 { job.batch as f64 / step_ms.median * 1e3 } else { 0.0 };
     let mut metrics: std::collections::BTreeMap<String, f64> =
@@ -171,8 +205,8 @@ fn report(
         samples_per_s,
         tokens_per_s: job.model.tokens_per_sample().map(|tokens| tokens as f64 * samples_per_s),
         weights: trainer.store().digest(),
-        workers: 1,
-        layout: Layout { data: 1, tensor: 1, pipeline: 1, zero: 0 },
+        workers,
+        layout: Layout { data: workers, tensor: 1, pipeline: 1, zero: job.parallel.zero },
         device: "cpu".into(),
         threads: options.threads,
         peak_bytes: PeakBytes { rss: peak_rss_bytes().unwrap_or(0), device: 0 },
@@ -181,5 +215,6 @@ fn report(
         seed: job.seed,
         version: env!("CARGO_PKG_VERSION").into(),
         ended: ended.into(),
+        communication: None,
     }
 }

@@ -4,11 +4,15 @@
 use crate::error::Error;
 use crate::job::Job;
 use crate::step::{evaluation_graph, optimise, training_graph};
+use crate::timeline::Timeline;
+use kolo_comm::{Communicator, Reduction};
 use kolo_data::{Column, Kind, Permutation, epoch_order};
 use kolo_exec::store::Snapshot;
-use kolo_exec::{Feed, Options, Session, Store};
+use kolo_exec::{Collectives, Feed, Memory, Options, Session, Store};
 use kolo_graph::rng::Stream;
+use kolo_graph::verify::debug_verify;
 use kolo_graph::{Graph, NodeId};
+use kolo_parallel::{CommLane, Mesh, central, data, zero};
 use std::sync::Arc;
 
 /// Everything needed to go on from where a trainer stood.
@@ -44,6 +48,10 @@ pub struct Trainer {
     /// Sessions by batch size; a last, smaller batch needs its own.
     evaluators: Vec<(usize, Session)>,
     dropout_key: u64,
+    /// The other workers, if there are any.
+    world: Option<Arc<Communicator>>,
+    /// The first of this rank's grains.
+    first_grain: usize,
 }
 
 /// Largest batch of an evaluation.
@@ -56,8 +64,65 @@ impl Trainer {
         let graph = optimise(&graph);
         let store = Store::new(&graph, job.seed);
         let session = Session::new(graph, &store, options);
+        Ok(Self::with_session(job, store, session, options, None))
+    }
+
+    fn with_session(
+        job: Arc<Job>,
+        store: Store,
+        session: Session,
+        options: Options,
+        world: Option<Arc<Communicator>>,
+    ) -> Self {
         let dropout_key = Stream::new(job.seed, "dropout").key();
-        Ok(Self { job, store, session, threads: options.threads, step: 0, evaluators: Vec::new(), dropout_key })
+        let first_grain = world.as_ref().map_or(0, |world| world.rank() * options.grains);
+        let evaluators = Vec::new();
+        Self { job, store, session, threads: options.threads, step: 0, evaluators, dropout_key, world, first_grain }
+    }
+
+    /// One of several workers. Each compiles the job's step for its own share of the grains, with the exchange in it.
+    pub fn among(job: Arc<Job>, threads: usize, world: Arc<Communicator>) -> Result<Self, Error> {
+        let options = Options::for_grains(job.grains / world.size(), threads);
+        let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?;
+        let graph = optimise(&graph);
+        let mesh = Mesh::data(world.size(), world.rank()).expect("a rank is below the size");
+        let parallel = job.parallel;
+        let graph = match (parallel.zero, parallel.central) {
+            (_, true) => central::share_weights(&graph, &mesh, parallel.bucket_bytes),
+            (0, _) => data::sum_over_ranks(&graph, parallel.bucket_bytes),
+            _ => zero::shard_optimizer(&graph, &mesh, parallel.bucket_bytes),
+        };
+        debug_verify(&graph, "parallel");
+        let lane = CommLane::new(Arc::clone(&world));
+        let bytes = Store::params_bytes(&graph);
+        let memory = match (parallel.zero, parallel.central) {
+            (_, true) => central_memory(&world, bytes)?,
+            (0, _) => Memory::new(bytes),
+            _ => lane.memory(bytes)?,
+        };
+        let store = Store::in_memory(&graph, memory);
+        store.initialise_where(job.seed, |entry| !(parallel.central && entry.trained && world.rank() > 0));
+        world.barrier()?;
+        let session = Session::with_collectives(graph, &store, options, Arc::new(lane))?;
+        Ok(Self::with_session(job, store, session, options, Some(world)))
+    }
+
+    /// Shows every call on a timeline, by layer and pass.
+    pub fn trace(&mut self, timeline: Arc<Timeline>) {
+        let graph = self.session.graph();
+        let name = |node: &kolo_graph::Node| match node.scope.is_empty() {
+            true => node.stage.name().to_string(),
+            false => format!("{} {}", node.stage.name(), node.scope),
+        };
+        let names: Vec<String> = graph.nodes.iter().map(name).collect();
+        self.session.set_tracer(Some(Arc::new(move |lane, node, start, end| {
+            timeline.add(lane, &names[node.0 as usize], start, end, 0);
+        })));
+    }
+
+    /// The other workers, if there are any.
+    pub fn world(&self) -> Option<&Arc<Communicator>> {
+        self.world.as_ref()
     }
 
     pub fn job(&self) -> &Arc<Job> {
@@ -111,7 +176,9 @@ impl Trainer {
         let job = Arc::clone(&self.job);
         let rate = job.schedule.rate(job.optimizer.lr(), self.step) as f32;
         let (step, key) = (self.step, self.dropout_key);
-        let feed = |grain: usize, feed: &mut Feed<'_>| {
+        let first = self.first_grain;
+        let feed = |local: usize, feed: &mut Feed<'_>| {
+            let grain = first + local;
             if let Some(words) = feed.i32("rng") {
                 let sample = (grain * job.grain_batch()) as i32;
                 words.copy_from_slice(&[key as i32, (key >> 32) as i32, step as i32, sample]);
@@ -125,19 +192,34 @@ impl Trainer {
                 }
             }
         };
-        self.session.run_grains(&mut self.store, scalars, feed);
+        if let Some(world) = &self.world {
+            world.watch().set_step(step as u64);
+        }
+        self.session.run_grains(&mut self.store, scalars, feed)?;
         let loss = self.session.output("loss").map_or(f32::NAN, |loss| loss[0]);
         if !loss.is_finite() {
             return Err(self.explain(loss, rate, feed));
         }
-        self.session.finish(&mut self.store);
+        self.session.finish(&mut self.store)?;
         self.step += 1;
         Ok(loss)
     }
 
     /// Names the first op that produced a number that is not finite. The update has not run, so the weights are whole.
     fn explain(&mut self, loss: f32, rate: f32, feed: impl Fn(usize, &mut Feed<'_>)) -> Error {
-        let culprit = (0..self.job.grains).find_map(|grain| self.session.find_nonfinite(grain, &feed));
+        let grains = self.session.options().grains;
+        let culprit = (0..grains).find_map(|grain| self.session.find_nonfinite(grain, &feed));
+        if let Some(world) = &self.world {
+            // The first rank that has the culprit speaks; if none has, the first.
+            let mut reporter = [if culprit.is_some() { world.rank() as i64 } else { i64::MAX }];
+            if let Err(fault) = world.all_reduce(&mut reporter, Reduction::Min) {
+                return fault.into();
+            }
+            let rank = if reporter[0] == i64::MAX { 0 } else { reporter[0] as usize };
+            if rank != world.rank() {
+                return Error::ReportedElsewhere { step: self.step, rank };
+            }
+        }
         let graph = self.session.graph();
         let culprit = culprit.map_or("only the sum over grains".into(), |node| describe(graph, node));
         Error::NotFinite {
@@ -159,50 +241,53 @@ impl Trainer {
             return Ok(None);
         }
         let whole = total.min(EVALUATION_BATCH_MAX);
-        let mut sums: Vec<(String, f64)> = Vec::new();
-        let mut start = 0;
-        while start < total {
+        let starts: Vec<usize> = (0..total).step_by(whole).collect();
+        let names = self.metric_names(whole)?;
+        let (rank, ranks) = self.world.as_ref().map_or((0, 1), |world| (world.rank(), world.size()));
+        // Workers take turns; every batch is computed by one of them, and its means are the same whoever did it.
+        let mut means = vec![0.0f32; starts.len() * names.len()];
+        for (at, start) in starts.iter().enumerate().filter(|(at, _)| at % ranks == rank) {
             let batch = whole.min(total - start);
             let sample = |at: usize| job.split.held_out(start + at);
             let results = self.evaluate_batch(batch, |feed| feed_samples(&job, batch, sample, feed))?;
-            for (at, (name, mean)) in results.into_iter().enumerate() {
-                if sums.len() <= at {
-                    sums.push((name, 0.0));
-                }
-                sums[at].1 += f64::from(mean) * batch as f64;
-            }
-            start += batch;
+            means[at * names.len()..][..names.len()].copy_from_slice(&results);
         }
-        let mut metrics: Vec<(String, f64)> = sums.into_iter().map(|(name, sum)| (name, sum / total as f64)).collect();
+        if let Some(world) = &self.world {
+            means = gather_turns(world, &means, names.len())?;
+        }
+        let mut sums = vec![0.0f64; names.len()];
+        for (start, means) in starts.iter().zip(means.chunks(names.len())) {
+            let batch = whole.min(total - start) as f64;
+            sums.iter_mut().zip(means).for_each(|(sum, mean)| *sum += f64::from(*mean) * batch);
+        }
+        let mut metrics: Vec<(String, f64)> =
+            names.into_iter().zip(sums).map(|(name, sum)| (name, sum / total as f64)).collect();
         let loss = metrics.remove(0).1;
         job.model.derive(loss, &mut metrics);
         Ok(Some(Evaluation { loss, metrics }))
     }
 
     /// Loss and metrics of one batch.
-    fn evaluate_batch(
-        &mut self,
-        batch: usize,
-        feed: impl Fn(&mut Feed<'_>) + Sync,
-    ) -> Result<Vec<(String, f32)>, Error> {
+    fn evaluate_batch(&mut self, batch: usize, feed: impl Fn(&mut Feed<'_>) + Sync) -> Result<Vec<f32>, Error> {
+        let names = self.metric_names(batch)?;
         let at = self.evaluator(batch)?;
         let session = &mut self.evaluators[at].1;
-        session.run(&mut self.store, |_| {}, |_, inputs| feed(inputs));
-        let names: Vec<String> = session.graph().outputs.iter().map(|(name, _)| name.clone()).collect();
-        let scalars = names.into_iter().filter(|name| name != "predictions");
-        Ok(scalars
-            .map(|name| {
-                let value = session.output(&name).map_or(f32::NAN, |value| value[0]);
-                (name, value)
-            })
-            .collect())
+        session.run(&mut self.store, |_| {}, |_, inputs| feed(inputs))?;
+        Ok(names.iter().map(|name| session.output(name).map_or(f32::NAN, |value| value[0])).collect())
+    }
+
+    /// Names of what an evaluation measures, the loss first.
+    fn metric_names(&mut self, batch: usize) -> Result<Vec<String>, Error> {
+        let at = self.evaluator(batch)?;
+        let outputs = self.evaluators[at].1.graph().outputs.iter();
+        Ok(outputs.map(|(name, _)| name.clone()).filter(|name| name != "predictions").collect())
     }
 
     /// The model's predictions for inputs from elsewhere.
     pub fn predict(&mut self, batch: usize, feed: impl Fn(&mut Feed<'_>) + Sync) -> Result<Vec<f32>, Error> {
         let at = self.evaluator(batch)?;
         let session = &mut self.evaluators[at].1;
-        session.run(&mut self.store, |_| {}, |_, inputs| feed(inputs));
+        session.run(&mut self.store, |_| {}, |_, inputs| feed(inputs))?;
         Ok(session.output("predictions").map(<[f32]>::to_vec).unwrap_or_default())
     }
 
@@ -215,6 +300,30 @@ impl Trainer {
         self.evaluators.push((batch, session));
         Ok(self.evaluators.len() - 1)
     }
+}
+
+/// The parameters of all ranks of a host in the memory of the first.
+fn central_memory(world: &Communicator, bytes: usize) -> Result<Memory, Error> {
+    let shared = world.allocate(bytes)?;
+    let Some(first) = shared.peer(0, 0) else {
+        return Err(Error::Together(format!(
+            "central storage needs all workers on one host, but they talk over {}\n  hint: write `zero = 1` instead of `central = true`",
+            world.transport()
+        )));
+    };
+    // SAFETY: a zeroed, page-aligned mapping of at least `bytes` bytes that lives as long as its keeper.
+    Ok(unsafe { Memory::kept(first, shared.bytes(), Box::new(shared)) })
+}
+
+/// Each rank filled the rows of its own turns; all get all.
+fn gather_turns(world: &Communicator, rows: &[f32], width: usize) -> Result<Vec<f32>, Error> {
+    let mut all = vec![0.0; rows.len() * world.size()];
+    world.all_gather(rows, &mut all)?;
+    let row = |at: usize| {
+        let from = at % world.size() * rows.len() + at * width;
+        &all[from..from + width]
+    };
+    Ok((0..rows.len() / width).flat_map(row).copied().collect())
 }
 
 fn describe(graph: &Graph, node: NodeId) -> String {

@@ -1,0 +1,112 @@
+//! What several workers must agree on, and how they got on.
+
+use crate::error::Error;
+use crate::machine::peak_rss_bytes;
+use crate::report::{Communication, RankTimes};
+use crate::timeline::{COMMUNICATION, Timeline};
+use kolo_comm::communicator::Span;
+use kolo_comm::{Communicator, Reduction};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// This rank's times, step by step.
+#[derive(Debug, Default)]
+pub struct Meter {
+    busy_ns: Arc<AtomicU64>,
+    steps: Vec<Times>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    compute_ms: f64,
+    busy_ms: f64,
+    exposed_ms: f64,
+}
+
+impl Meter {
+    /// Watches a communicator, and shows its calls on the timeline if there is one.
+    pub fn attach(&self, world: &Communicator, timeline: Option<Arc<Timeline>>) {
+        let busy = Arc::clone(&self.busy_ns);
+        world.record(Some(Arc::new(move |span: &Span| {
+            busy.fetch_add(span.end.duration_since(span.start).as_nanos() as u64, Ordering::Relaxed);
+            if let Some(timeline) = &timeline {
+                let name = format!("{} {}", span.call.kind.name(), span.call.name());
+                timeline.add(COMMUNICATION, name.trim_end(), span.start, span.end, span.bytes);
+            }
+        })));
+    }
+
+    /// One step is over.
+    pub fn step(&mut self, step_ms: f64, exposed_ns: u64) {
+        let exposed_ms = exposed_ns as f64 / 1e6;
+        let busy_ms = self.busy_ns.swap(0, Ordering::Relaxed) as f64 / 1e6;
+        self.steps.push(Times { compute_ms: step_ms - exposed_ms, busy_ms, exposed_ms });
+    }
+
+    fn median(&self, of: impl Fn(&Times) -> f64) -> f64 {
+        let mut values: Vec<f64> = self.steps.iter().skip(usize::from(self.steps.len() > 1)).map(of).collect();
+        values.sort_by(f64::total_cmp);
+        values.get(values.len() / 2).copied().unwrap_or(0.0)
+    }
+
+    /// Brings all ranks' times together. All ranks call it.
+    pub fn gather(&self, world: &Communicator) -> Result<Communication, Error> {
+        let rss = peak_rss_bytes().unwrap_or(0);
+        let own = [
+            self.median(|times| times.compute_ms),
+            self.median(|times| times.busy_ms),
+            self.median(|times| times.exposed_ms),
+            rss as f64,
+        ];
+        let mut all = vec![0.0f64; own.len() * world.size()];
+        world.all_gather(&own, &mut all)?;
+        let rank = |(rank, times): (usize, &[f64])| RankTimes {
+            rank,
+            host: world.watch().host(rank),
+            compute_ms: times[0],
+            busy_ms: times[1],
+            exposed_ms: times[2],
+            peak_rss: times[3] as u64,
+        };
+        let ranks: Vec<RankTimes> = all.chunks(own.len()).enumerate().map(rank).collect();
+        let mean = |of: fn(&RankTimes) -> f64| ranks.iter().map(of).sum::<f64>() / ranks.len() as f64;
+        let (busy_ms, exposed_ms) = (mean(|rank| rank.busy_ms), mean(|rank| rank.exposed_ms));
+        let slowest = ranks.iter().max_by(|a, b| a.compute_ms.total_cmp(&b.compute_ms)).map_or(0, |rank| rank.rank);
+        Ok(Communication {
+            transport: world.transport().into(),
+            busy_ms,
+            exposed_ms,
+            hidden: if busy_ms > 0.0 { (1.0 - exposed_ms / busy_ms).clamp(0.0, 1.0) } else { 0.0 },
+            slowest_rank: slowest,
+            ranks,
+        })
+    }
+}
+
+/// Whether any rank was asked to stop: then all do, after the same step.
+pub fn any(world: Option<&Arc<Communicator>>, mine: bool) -> Result<bool, Error> {
+    let Some(world) = world else { return Ok(mine) };
+    let mut flag = [i32::from(mine)];
+    world.all_reduce(&mut flag, Reduction::Max)?;
+    Ok(flag[0] > 0)
+}
+
+/// All ranks must have come to the same weights; if not, the ranks that differ from the first are named.
+pub fn same_weights(world: &Communicator, digest: &str) -> Result<(), Error> {
+    let own = digest.as_bytes();
+    let mut all = vec![0u8; own.len() * world.size()];
+    world.all_gather(own, &mut all)?;
+    let differ: Vec<String> = all
+        .chunks(own.len())
+        .enumerate()
+        .filter(|(_, other)| *other != &all[..own.len()])
+        .map(|(rank, _)| kolo_comm::fault::place(rank, &world.watch().host(rank)))
+        .collect();
+    if differ.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Together(format!(
+        "the weights of {} differ from those of rank 0\n  hint: a memory or a processor is faulty, or the workers are not of the same kind",
+        differ.join(", ")
+    )))
+}
