@@ -445,6 +445,12 @@ impl Session {
         }
     }
 
+    /// All sums over grains with the padding between them, in the order of memory.
+    pub fn sums_mut(&mut self) -> &mut [f32] {
+        // SAFETY: `&mut self` is exclusive, and the first lane's sums have this size.
+        unsafe { std::slice::from_raw_parts_mut(self.lanes[0].levels[0].at(0).cast(), self.layout.sum_bytes / 4) }
+    }
+
     /// Nanoseconds that steps have waited for collectives since this was last asked.
     pub fn take_waited(&self) -> u64 {
         self.overlap.as_ref().map_or(0, Overlap::take_waited)

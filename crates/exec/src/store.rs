@@ -143,6 +143,12 @@ impl Store {
         Some(unsafe { self.slice_mut(entry) })
     }
 
+    /// All parameters with the padding between them, in the order of memory.
+    pub fn params_mut(&mut self) -> &mut [f32] {
+        // SAFETY: `&mut self` is exclusive, and the memory holds that many bytes.
+        unsafe { std::slice::from_raw_parts_mut(self.params.at(0).cast(), self.params_bytes / 4) }
+    }
+
     /// BLAKE3 over all parameters in name order: name, dtype, shape, then the values, little-endian.
     pub fn digest(&self) -> String {
         let mut trained: Vec<&Entry> = self.entries.iter().filter(|entry| entry.trained).collect();

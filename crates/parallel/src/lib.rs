@@ -5,6 +5,7 @@
 //! | [`data`] | data parallelism: sums over grains become sums over all ranks' grains |
 //! | [`zero`] | ZeRO stage 1: each rank keeps and runs its share of the optimizer |
 //! | [`central`] | central storage: the ranks of a host share one copy of the weights |
+//! | [`servers`] | parameter servers: workers push gradients, servers update and hand weights back |
 //!
 //! None of them is a training loop; each emits ordinary nodes.
 
@@ -12,6 +13,7 @@ pub mod central;
 pub mod data;
 pub mod lane;
 pub mod mesh;
+pub mod servers;
 pub mod zero;
 
 pub use lane::CommLane;

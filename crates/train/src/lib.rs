@@ -3,6 +3,7 @@
 //! A [`job::Job`] is read from the file; [`step`] turns its model into one graph of forward, backward and update;
 //! [`trainer::Trainer`] runs steps of it; [`session`] is the loop around it with metrics, evaluation and reports.
 
+pub mod asynchronous;
 mod crc;
 pub mod decision;
 pub mod error;

@@ -12,7 +12,7 @@ use kolo_exec::{Collectives, Feed, Memory, Options, Session, Store};
 use kolo_graph::rng::Stream;
 use kolo_graph::verify::debug_verify;
 use kolo_graph::{Graph, NodeId};
-use kolo_parallel::{CommLane, Mesh, central, data, zero};
+use kolo_parallel::{CommLane, Mesh, central, data, servers, zero};
 use std::sync::Arc;
 
 /// Everything needed to go on from where a trainer stood.
@@ -107,6 +107,19 @@ impl Trainer {
         Ok(Self::with_session(job, store, session, options, Some(world)))
     }
 
+    /// A worker of parameter servers: gradients go out and weights come in between a step's grains and its end.
+    pub fn served(job: Arc<Job>, threads: usize, workers: usize, worker: usize) -> Result<Self, Error> {
+        let options = Options::for_grains(job.grains / workers, threads);
+        let graph = training_graph(&*job.model, &job.optimizer, None, job.grain_batch(), job.grains)?;
+        let graph = servers::worker_graph(&optimise(&graph));
+        debug_verify(&graph, "worker_graph");
+        let store = Store::new(&graph, job.seed);
+        let session = Session::new(graph, &store, options);
+        let mut trainer = Self::with_session(job, store, session, options, None);
+        trainer.first_grain = worker * options.grains;
+        Ok(trainer)
+    }
+
     /// Shows every call on a timeline, by layer and pass.
     pub fn trace(&mut self, timeline: Arc<Timeline>) {
         let graph = self.session.graph();
@@ -165,14 +178,30 @@ impl Trainer {
 
     /// One step on the job's own data; its loss.
     pub fn step(&mut self) -> Result<f32, Error> {
+        self.step_through(|_, _, _| Ok(()))
+    }
+
+    /// One step on the job's own data, with `between` after the gradients and before the update.
+    pub fn step_through(
+        &mut self,
+        between: impl FnOnce(usize, &mut Session, &mut Store) -> Result<(), Error>,
+    ) -> Result<f32, Error> {
         let job = Arc::clone(&self.job);
         let order = epoch_order(job.seed, self.epoch(), job.split.train_len());
         let first = self.step % job.steps_per_epoch * job.batch;
-        self.step_with(|grain, feed| feed_grain(&job, &order, first, grain, feed))
+        self.run_step(|grain, feed| feed_grain(&job, &order, first, grain, feed), between)
     }
 
     /// One step on data from elsewhere.
     pub fn step_with(&mut self, data: impl Fn(usize, &mut Feed<'_>) + Sync) -> Result<f32, Error> {
+        self.run_step(data, |_, _, _| Ok(()))
+    }
+
+    fn run_step(
+        &mut self,
+        data: impl Fn(usize, &mut Feed<'_>) + Sync,
+        between: impl FnOnce(usize, &mut Session, &mut Store) -> Result<(), Error>,
+    ) -> Result<f32, Error> {
         let job = Arc::clone(&self.job);
         let rate = job.schedule.rate(job.optimizer.lr(), self.step) as f32;
         let (step, key) = (self.step, self.dropout_key);
@@ -200,6 +229,8 @@ impl Trainer {
         if !loss.is_finite() {
             return Err(self.explain(loss, rate, feed));
         }
+        between(step, &mut self.session, &mut self.store)?;
+        let loss = self.session.output("loss").map_or(f32::NAN, |loss| loss[0]);
         self.session.finish(&mut self.store)?;
         self.step += 1;
         Ok(loss)

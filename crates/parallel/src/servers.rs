@@ -1,0 +1,198 @@
+//! Parameter servers: the step cut in two. Workers run forward and backward and push the sums of their grains; servers run
+//! the update, each on its own run of the parameters, and hand the new ones back.
+//!
+//! How far workers may drift apart is the staleness bound. With 0 a server adds all workers' sums in the order of the
+//! balanced tree and updates once per step, which gives the bits of synchronous training. With more, it applies each
+//! worker's gradient as it comes.
+
+use crate::data::{buckets, copy_grains, param_of};
+use crate::mesh::Mesh;
+use crate::zero::{owners, shard_optimizer};
+use kolo_graph::collective::{AllGather, AllReduce, ReduceScatter};
+use kolo_graph::graph::Phase;
+use kolo_graph::rewrite::{Rebuild, eliminate_dead};
+use kolo_graph::sources::{GrainSum, Input, Param, State};
+use kolo_graph::{Graph, Stage, ValueId};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The worker's part: everything up to the sums, and the statistics that belong to no optimizer.
+pub fn worker_graph(graph: &Graph) -> Graph {
+    let (mut rebuild, after) = copy_grains(graph);
+    after.into_iter().for_each(|node| {
+        rebuild.copy(node);
+    });
+    let optimizer = |state: ValueId| {
+        let op = &graph.maker(state).op;
+        op.is::<Param>() || op.downcast::<State>().is_some_and(|op| op.name.starts_with("optim."))
+    };
+    let updates = graph.updates.iter().filter(|(state, _)| !optimizer(*state));
+    let updates = updates.map(|(state, value)| (rebuild.get(*state), rebuild.get(*value))).collect();
+    let mut outputs: Vec<(String, ValueId)> =
+        graph.outputs.iter().map(|(name, id)| (name.clone(), rebuild.get(*id))).collect();
+    for (id, sum) in graph.sources::<GrainSum>() {
+        if !sum.of.is_empty() {
+            outputs.push((gradient_name(&sum.of), rebuild.get(id)));
+        }
+    }
+    (rebuild.new.outputs, rebuild.new.updates) = (outputs, updates);
+    eliminate_dead(&rebuild.new)
+}
+
+/// The name of the input through which a server takes a parameter's gradient.
+pub fn gradient_name(param: &str) -> String {
+    format!("grad.{param}")
+}
+
+/// The part of server `server` of `servers`: the update of its parameters from gradients that come as inputs.
+pub fn server_graph(graph: &Graph, servers: usize, server: usize) -> Graph {
+    let mesh = Mesh::data(servers, server).expect("a server is one of the servers");
+    let sharded = shard_optimizer(graph, &mesh, usize::MAX);
+    let mut rebuild = Rebuild::new(&sharded);
+    let mut known = vec![false; sharded.values.len()];
+    for (node, phase) in sharded.nodes.iter().zip(sharded.phases()) {
+        if node.op.is::<GrainSum>() || phase == Phase::Grain || node.op.is::<AllReduce>() {
+            continue;
+        }
+        if let Some(op) = node.op.downcast::<ReduceScatter>() {
+            for ((sum, output), owner) in node.inputs.iter().zip(&node.outputs).zip(&op.owners) {
+                if *owner == server {
+                    let new = gradient_input(&mut rebuild, &sharded, *sum);
+                    rebuild.set(*output, new);
+                    known[output.0 as usize] = true;
+                }
+            }
+            continue;
+        }
+        if !node.inputs.iter().all(|id| known[id.0 as usize]) {
+            continue;
+        }
+        if node.op.is::<AllGather>() && updates_params(&sharded, &node.outputs) {
+            for (input, output) in node.inputs.iter().zip(&node.outputs) {
+                let new = rebuild.get(*input);
+                rebuild.set(*output, new);
+                known[output.0 as usize] = true;
+            }
+            continue;
+        }
+        rebuild.copy(node);
+        node.outputs.iter().for_each(|id| known[id.0 as usize] = true);
+    }
+    let own = |value: &ValueId| known[value.0 as usize];
+    let pairs = sharded.updates.iter().filter(|(_, value)| own(value));
+    let pairs: Vec<(ValueId, ValueId)> =
+        pairs.map(|(state, value)| (rebuild.get(*state), rebuild.get(*value))).collect();
+    // A parameter of another server became itself: no update.
+    rebuild.new.updates = pairs.into_iter().filter(|(state, value)| state != value).collect();
+    eliminate_dead(&rebuild.new)
+}
+
+fn gradient_input(rebuild: &mut Rebuild<'_>, graph: &Graph, sum: ValueId) -> ValueId {
+    let ty = graph.ty(sum).clone();
+    let name = gradient_name(param_of(graph, sum));
+    let input = Input { name, dtype: ty.dtype, shape: ty.shape.clone(), per_step: true };
+    let node = rebuild.new.push_typed(Arc::new(input), Vec::new(), vec![ty], "".into(), Stage::Update);
+    rebuild.new.node(node).outputs[0]
+}
+
+fn updates_params(graph: &Graph, outputs: &[ValueId]) -> bool {
+    graph.updates.iter().any(|(state, value)| outputs.contains(value) && graph.maker(*state).op.is::<Param>())
+}
+
+/// The runs of elements, in the memory of sums and in that of parameters alike, that each server has; then the sums that
+/// are no gradients.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shares {
+    pub servers: Vec<Range<usize>>,
+    pub others: Range<usize>,
+}
+
+/// Elements of a tensor with its padding.
+fn padded(graph: &Graph, id: ValueId) -> usize {
+    kolo_graph::layout::align(graph.ty(id).bytes()) / 4
+}
+
+pub fn shares(graph: &Graph, servers: usize) -> Shares {
+    let owners = owners(graph, servers);
+    let mut shares = Shares { servers: vec![0..0; servers], others: 0..0 };
+    let mut at = 0;
+    for bucket in buckets(graph, usize::MAX) {
+        for id in &bucket.sums {
+            let next = at + padded(graph, *id);
+            let share = match bucket.gradients {
+                true => &mut shares.servers[owners[param_of(graph, *id)]],
+                false => &mut shares.others,
+            };
+            *share = if share.start == share.end { at..next } else { share.start..next };
+            at = next;
+        }
+    }
+    shares
+}
+
+/// The bound on how far workers drift apart, as a server keeps it. Clocks count the steps a worker has pushed.
+#[derive(Clone, Debug)]
+pub struct Clocks {
+    clocks: Vec<u64>,
+    /// `None`: no bound.
+    staleness: Option<u64>,
+}
+
+impl Clocks {
+    pub fn new(workers: usize, staleness: Option<u64>) -> Self {
+        Self { clocks: vec![0; workers], staleness }
+    }
+
+    /// A worker has pushed one more step.
+    pub fn push(&mut self, worker: usize) {
+        self.clocks[worker] += 1;
+    }
+
+    /// A worker is done and holds nobody back.
+    pub fn leave(&mut self, worker: usize) {
+        self.clocks[worker] = u64::MAX;
+    }
+
+    /// Whether this worker may start its next step: nobody is more than the bound behind.
+    pub fn may_go_on(&self, worker: usize) -> bool {
+        let slowest = self.clocks.iter().copied().min().unwrap_or(0);
+        self.staleness.is_none_or(|bound| self.clocks[worker].saturating_sub(slowest) <= bound)
+    }
+
+    /// How far this worker is ahead of the slowest.
+    pub fn ahead(&self, worker: usize) -> u64 {
+        self.clocks[worker].saturating_sub(self.clocks.iter().copied().min().unwrap_or(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_runs_ahead_of_the_bound() {
+        let mut clocks = Clocks::new(2, Some(1));
+        clocks.push(0);
+        assert!(clocks.may_go_on(0));
+        clocks.push(0);
+        assert!(!clocks.may_go_on(0) && clocks.may_go_on(1) && clocks.ahead(0) == 2);
+        clocks.push(1);
+        assert!(clocks.may_go_on(0));
+        clocks.push(0);
+        clocks.leave(1);
+        assert!(clocks.may_go_on(0));
+        let mut free = Clocks::new(2, None);
+        (0..100).for_each(|_| free.push(0));
+        assert!(free.may_go_on(0));
+    }
+
+    #[test]
+    fn without_slack_all_wait_for_all() {
+        let mut clocks = Clocks::new(3, Some(0));
+        clocks.push(0);
+        clocks.push(1);
+        assert!(!clocks.may_go_on(0) && !clocks.may_go_on(1));
+        clocks.push(2);
+        assert!((0..3).all(|worker| clocks.may_go_on(worker)));
+    }
+}

@@ -1,0 +1,335 @@
+//! Training with parameter servers: workers push the sums of their grains and take the weights back; servers update.
+//!
+//! The first ranks are workers, the rest servers. A worker and a server talk over a communicator of their own, and a server
+//! has a thread for each worker. With staleness 0 the run is synchronous and has its bits; otherwise each push is an update
+//! of its own, on the mean gradient of that worker's share of the batch, clipped by the worker.
+
+use crate::error::Error;
+use crate::job::Job;
+use crate::step::{optimise, training_graph};
+use kolo_comm::element::{Element, Reduction};
+use kolo_comm::{Communicator, combine};
+use kolo_exec::{Feed, Options, Session, Store};
+use kolo_graph::Graph;
+use kolo_parallel::CommLane;
+use kolo_parallel::servers::{Clocks, Shares, gradient_name, server_graph, shares};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Who does what, and how far workers may drift apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Roles {
+    pub workers: usize,
+    pub servers: usize,
+    /// `None`: no bound.
+    pub staleness: Option<u64>,
+}
+
+impl Roles {
+    pub fn synchronous(&self) -> bool {
+        self.staleness == Some(0)
+    }
+}
+
+/// What a message from a worker begins with.
+const PUSH: i64 = 1;
+const DONE: i64 = 2;
+/// How often a waiting server looks up.
+const LOOK_UP: Duration = Duration::from_millis(20);
+
+/// The step before any cut. Servers clip only where they see the whole gradient.
+fn whole_graph(job: &Job, roles: Roles) -> Result<Graph, Error> {
+    let clip = job.clip.filter(|_| roles.synchronous());
+    Ok(optimise(&training_graph(&*job.model, &job.optimizer, clip, job.grain_batch(), job.grains)?))
+}
+
+/// A communicator for every pair of worker and server that this rank is in, by the other's number.
+fn pairs(world: &Communicator, roles: Roles) -> Result<Vec<Communicator>, Error> {
+    let mut own = Vec::new();
+    for worker in 0..roles.workers {
+        for server in 0..roles.servers {
+            let member = world.rank() == worker || world.rank() == roles.workers + server;
+            let pair = world.split(i64::from(member), world.rank() as i64)?;
+            if member {
+                own.push(pair);
+            }
+        }
+    }
+    Ok(own)
+}
+
+/// A worker's end of the links to all servers.
+#[derive(Debug)]
+pub struct Links {
+    roles: Roles,
+    pairs: Vec<Communicator>,
+    shares: Shares,
+    clip: Option<f32>,
+    received: Vec<f32>,
+}
+
+impl Links {
+    /// All ranks call this together, servers in [`serve`].
+    pub fn connect(job: &Job, world: &Communicator, roles: Roles) -> Result<Self, Error> {
+        let shares = shares(&whole_graph(job, roles)?, roles.servers);
+        let clip = job.clip.filter(|_| !roles.synchronous());
+        let pairs = pairs(world, roles)?;
+        // The servers form a group of their own, which all ranks take part in making.
+        world.split(0, world.rank() as i64)?;
+        Ok(Self { roles, pairs, shares, clip, received: Vec::new() })
+    }
+
+    /// Pushes the sums and takes the weights. In a synchronous run the sums that are no gradients come back as those of all
+    /// workers; otherwise this worker's are scaled to stand for all.
+    pub fn exchange(&mut self, step: usize, sums: &mut [f32], params: &mut [f32]) -> Result<(), Error> {
+        if !self.roles.synchronous() {
+            sums.iter_mut().for_each(|sum| *sum *= self.roles.workers as f32);
+            clip_gradients(&mut sums[..self.shares.others.start], self.clip);
+        }
+        for (server, (pair, share)) in self.pairs.iter().zip(&self.shares.servers).enumerate() {
+            pair.send(&[PUSH, step as i64], 1)?;
+            pair.send(&sums[share.clone()], 1)?;
+            if server == 0 && self.roles.synchronous() {
+                pair.send(&sums[self.shares.others.clone()], 1)?;
+            }
+        }
+        for (server, (pair, share)) in self.pairs.iter().zip(&self.shares.servers).enumerate() {
+            pair.recv(&mut params[share.clone()], 1)?;
+            if server == 0 && self.roles.synchronous() {
+                self.received.resize(self.shares.others.len(), 0.0);
+                pair.recv(&mut self.received, 1)?;
+                sums[self.shares.others.clone()].copy_from_slice(&self.received);
+            }
+        }
+        Ok(())
+    }
+
+    /// This worker is done; the weights it gets are those after the last push of all.
+    pub fn finish(&self, params: &mut [f32]) -> Result<(), Error> {
+        self.pairs.iter().try_for_each(|pair| pair.send(&[DONE, 0], 1))?;
+        for (pair, share) in self.pairs.iter().zip(&self.shares.servers) {
+            pair.recv(&mut params[share.clone()], 1)?;
+        }
+        Ok(())
+    }
+}
+
+/// Scales a worker's gradient down to the largest norm allowed.
+fn clip_gradients(gradients: &mut [f32], clip: Option<f32>) {
+    let Some(limit) = clip else { return };
+    let norm = gradients.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>().sqrt();
+    let scale = f64::from(limit) / (norm + 1e-6);
+    if scale < 1.0 {
+        gradients.iter_mut().for_each(|g| *g *= scale as f32);
+    }
+}
+
+/// What a server saw.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Served {
+    pub pushes: u64,
+    /// The furthest that a worker was ahead of the slowest when its push was applied.
+    pub ahead_max: u64,
+    pub ahead_sum: u64,
+}
+
+struct Server<'j> {
+    job: &'j Job,
+    roles: Roles,
+    store: Store,
+    session: Session,
+    /// (input, elements with padding) of every gradient, in the order of memory.
+    gradients: Vec<(String, usize)>,
+    clocks: Clocks,
+    /// Workers whose push of the current step is here (synchronous only).
+    arrived: usize,
+    /// Workers that are done.
+    left: usize,
+    version: u64,
+    inbox: Vec<Vec<f32>>,
+    others: Vec<Vec<f32>>,
+    total: Vec<f32>,
+    total_others: Vec<f32>,
+    served: Served,
+}
+
+/// Serves until all workers are done. `world` has the workers first, then the servers.
+pub fn serve(job: &Job, threads: usize, world: &Communicator, roles: Roles) -> Result<Served, Error> {
+    let number = world.rank() - roles.workers;
+    let whole = whole_graph(job, roles)?;
+    let shares = shares(&whole, roles.servers);
+    let links = pairs(world, roles)?;
+    let among_servers = Arc::new(world.split(1, world.rank() as i64)?);
+    let graph = server_graph(&whole, roles.servers, number);
+    let store = Store::new(&graph, job.seed);
+    let session = Session::with_collectives(graph, &store, Options::single(threads), Arc::new(CommLane::new(among_servers)))?;
+    let gradients = gradient_inputs(&session);
+    let (share, others) = (shares.servers[number].len(), if number == 0 { shares.others.len() } else { 0 });
+    let server = Server {
+        job,
+        roles,
+        store,
+        session,
+        gradients,
+        clocks: Clocks::new(roles.workers, roles.staleness),
+        arrived: 0,
+        left: 0,
+        version: 0,
+        inbox: vec![vec![0.0; share]; roles.workers],
+        others: vec![vec![0.0; others]; roles.workers],
+        total: vec![0.0; share],
+        total_others: vec![0.0; others],
+        served: Served::default(),
+    };
+    let (server, changed) = (Mutex::new(server), Condvar::new());
+    std::thread::scope(|scope| {
+        let handle = |(worker, link): (usize, &'_ Communicator)| attend(&server, &changed, worker, link, number);
+        let handle = &handle;
+        let threads: Vec<_> =
+            links.iter().enumerate().map(|(worker, link)| scope.spawn(move || handle((worker, link)))).collect();
+        let outcomes: Vec<Result<(), Error>> = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err(Error::Together("a server thread panicked".into()))))
+            .collect();
+        outcomes.into_iter().collect::<Result<(), Error>>()
+    })?;
+    let served = lock(&server).served;
+    Ok(served)
+}
+
+fn lock<'a, T>(mutex: &'a Mutex<T>) -> MutexGuard<'a, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A server's gradients in the order of memory: that of its parameters.
+fn gradient_inputs(session: &Session) -> Vec<(String, usize)> {
+    let graph = session.graph();
+    let trained = graph.params().map(|(id, op)| (gradient_name(&op.name), graph.ty(id)));
+    let has_input = |name: &str| graph.inputs().any(|(_, input)| input.name == name);
+    let mut list: Vec<(String, usize)> = trained
+        .filter(|(name, _)| has_input(name))
+        .map(|(name, ty)| (name, kolo_graph::layout::align(ty.bytes()) / 4))
+        .collect();
+    list.reverse();
+    list
+}
+
+/// Serves one worker.
+fn attend(
+    server: &Mutex<Server<'_>>,
+    changed: &Condvar,
+    worker: usize,
+    link: &Communicator,
+    number: usize,
+) -> Result<(), Error> {
+    let share = lock(server).total.len();
+    let with_others = number == 0 && lock(server).roles.synchronous();
+    let mut params = vec![0.0f32; share];
+    loop {
+        let mut header = [0i64; 2];
+        link.recv(&mut header, 0)?;
+        if header[0] == DONE {
+            let mut state = lock(server);
+            state.clocks.leave(worker);
+            state.left += 1;
+            changed.notify_all();
+            state = wait_until(state, changed, link, |state| state.left == state.roles.workers)?;
+            params.copy_from_slice(&state.store.params_mut()[..share]);
+            drop(state);
+            return Ok(link.send(&params, 0)?);
+        }
+        // The buffers belong to this thread between its worker's pushes.
+        let (mut push, mut others) = {
+            let mut state = lock(server);
+            (std::mem::take(&mut state.inbox[worker]), std::mem::take(&mut state.others[worker]))
+        };
+        link.recv(&mut push, 0)?;
+        if with_others {
+            link.recv(&mut others, 0)?;
+        }
+        let mut state = lock(server);
+        (state.inbox[worker], state.others[worker]) = (push, others);
+        let before = state.version;
+        state.push(worker, header[1] as usize)?;
+        changed.notify_all();
+        if state.roles.synchronous() {
+            state = wait_until(state, changed, link, |state| state.version > before)?;
+        }
+        state = wait_until(state, changed, link, |state| state.clocks.may_go_on(worker))?;
+        params.copy_from_slice(&state.store.params_mut()[..share]);
+        let totals = with_others.then(|| state.total_others.clone());
+        drop(state);
+        link.send(&params, 0)?;
+        if let Some(totals) = totals {
+            link.send(&totals, 0)?;
+        }
+    }
+}
+
+/// Waits for a change of the server's state; an ended job ends the wait.
+fn wait_until<'a, 'j>(
+    mut state: MutexGuard<'a, Server<'j>>,
+    changed: &Condvar,
+    link: &Communicator,
+    ready: impl Fn(&Server<'j>) -> bool,
+) -> Result<MutexGuard<'a, Server<'j>>, Error> {
+    while !ready(&state) {
+        link.watch().check()?;
+        state = changed.wait_timeout(state, LOOK_UP).unwrap_or_else(PoisonError::into_inner).0;
+    }
+    Ok(state)
+}
+
+impl Server<'_> {
+    /// A worker's push is in its inbox.
+    fn push(&mut self, worker: usize, step: usize) -> Result<(), Error> {
+        self.clocks.push(worker);
+        self.served.pushes += 1;
+        if self.roles.synchronous() {
+            self.arrived += 1;
+            if self.arrived < self.roles.workers {
+                return Ok(());
+            }
+            self.arrived = 0;
+            add_up(&self.inbox, &mut self.total);
+            add_up(&self.others, &mut self.total_others);
+            self.version += 1;
+            return self.update(step, step + 1);
+        }
+        let ahead = self.clocks.ahead(worker);
+        self.served.ahead_max = self.served.ahead_max.max(ahead);
+        self.served.ahead_sum += ahead;
+        std::mem::swap(&mut self.total, &mut self.inbox[worker]);
+        let outcome = self.update(step, self.served.pushes as usize);
+        std::mem::swap(&mut self.total, &mut self.inbox[worker]);
+        outcome
+    }
+
+    /// Updates the parameters with the gradients in `total`: at the rate of `step`, as the update number `number`.
+    fn update(&mut self, step: usize, number: usize) -> Result<(), Error> {
+        let rate = self.job.schedule.rate(self.job.optimizer.lr(), step) as f32;
+        let (total, gradients) = (&self.total, &self.gradients);
+        let feed = |feed: &mut Feed<'_>| {
+            for (name, value) in [("lr", rate), ("step", number as f32)] {
+                if let Some(slot) = feed.f32(name) {
+                    slot[0] = value;
+                }
+            }
+            let mut at = 0;
+            for (name, elements) in gradients {
+                if let Some(slot) = feed.f32(name) {
+                    slot.copy_from_slice(&total[at..at + slot.len()]);
+                }
+                at += elements;
+            }
+        };
+        Ok(self.session.run(&mut self.store, feed, |_, _| {})?)
+    }
+}
+
+/// Adds the workers' sums in the order of the balanced tree over their ranks.
+fn add_up(terms: &[Vec<f32>], total: &mut [f32]) {
+    let inputs: Vec<*const u8> = terms.iter().map(|term| term.as_ptr().cast()).collect();
+    // SAFETY: every term and the total have as many elements, and the total is no term.
+    unsafe { combine::combine_tree(Element::F32, Reduction::Sum, &inputs, total.as_mut_ptr().cast(), total.len()) };
+}
