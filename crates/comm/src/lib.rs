@@ -5,6 +5,7 @@
 //! algorithm writes as data. Nothing waits for ever: every wait goes through [`watch::Patience`].
 
 pub mod call;
+pub mod combine;
 pub mod communicator;
 pub mod element;
 mod engine;

@@ -1,0 +1,460 @@
+//! Element-wise reductions on raw bytes: what makes one vector of two, or of the vectors of all ranks in tree order.
+//!
+//! Every element is combined alone and in a fixed order, so a result does not depend on vector width, block size or
+//! whether it is computed in place. Sixteen-bit floats are widened to f32, combined, and rounded to nearest even after
+//! each step, so that a partial result may travel at any point of the tree. For minimum and maximum a NaN wins. Integers
+//! wrap. The tree is balanced by doubling strides: `x[i] ⊕= x[i + 1]`, then `x[i] ⊕= x[i + 2]`, and so on, where the right
+//! one exists.
+
+use crate::element::{Element, Reduction};
+
+/// Elements handled at once: loads of a chunk come before its store, which allows any operand to be the target.
+const LANES: usize = 32;
+/// A block of each input; partial results of a block stay in the nearest cache.
+const BLOCK_BYTES: usize = 4096;
+/// Inputs combined in registers.
+const LEAVES: usize = 4;
+
+/// `into = left ⊕ right`. A mean adds; [`divide`] ends it.
+///
+/// # Safety
+/// The three places hold `count` elements each; `into` is one of the others or does not overlap them.
+pub unsafe fn combine(
+    element: Element,
+    reduction: Reduction,
+    left: *const u8,
+    right: *const u8,
+    into: *mut u8,
+    count: usize,
+) {
+    // SAFETY: the caller's promise, passed on.
+    unsafe { combine_tree(element, reduction, &[left, right], into, count) }
+}
+
+/// Combines all inputs in tree order, each read once. One input is copied.
+///
+/// # Safety
+/// All places hold `count` elements; `into` is one of the inputs or does not overlap them.
+pub unsafe fn combine_tree(element: Element, reduction: Reduction, inputs: &[*const u8], into: *mut u8, count: usize) {
+    macro_rules! reductions {
+        ($number:ty) => {
+            match reduction {
+                // SAFETY: the caller's promise, passed on with the type that `element` names.
+                Reduction::Sum | Reduction::Mean => unsafe { dispatch::<$number, Sum>(inputs, into, count) },
+                // SAFETY: as above.
+                Reduction::Min => unsafe { dispatch::<$number, Min>(inputs, into, count) },
+                // SAFETY: as above.
+                Reduction::Max => unsafe { dispatch::<$number, Max>(inputs, into, count) },
+                // SAFETY: as above.
+                Reduction::Product => unsafe { dispatch::<$number, Product>(inputs, into, count) },
+            }
+        };
+    }
+    match element {
+        Element::F32 => reductions!(f32),
+        Element::F64 => reductions!(f64),
+        Element::Bf16 => reductions!(Bf16),
+        Element::F16 => reductions!(F16),
+        Element::I32 => reductions!(i32),
+        Element::I64 => reductions!(i64),
+        Element::U8 => reductions!(u8),
+    }
+}
+
+/// Divides by the number of ranks, in place; integers truncate.
+///
+/// # Safety
+/// `data` holds `count` elements that nobody else uses.
+pub unsafe fn divide(element: Element, data: *mut u8, ranks: usize, count: usize) {
+    macro_rules! each {
+        ($number:ty, $quotient:expr) => {
+            for at in 0..count {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let place = data.cast::<$number>().add(at);
+                    let quotient: fn($number, usize) -> $number = $quotient;
+                    place.write_unaligned(quotient(place.read_unaligned(), ranks));
+                }
+            }
+        };
+    }
+    match element {
+        Element::F32 => each!(f32, |value, ranks| value / ranks as f32),
+        Element::F64 => each!(f64, |value, ranks| value / ranks as f64),
+        Element::Bf16 => each!(Bf16, |value, ranks| Bf16::narrow(value.widen() / ranks as f32)),
+        Element::F16 => each!(F16, |value, ranks| F16::narrow(value.widen() / ranks as f32)),
+        Element::I32 => each!(i32, |value, ranks| (i64::from(value) / ranks as i64) as i32),
+        Element::I64 => each!(i64, |value, ranks| value / ranks as i64),
+        Element::U8 => each!(u8, |value, ranks| (usize::from(value) / ranks) as u8),
+    }
+}
+
+/// An element as stored, and the number in which it is combined.
+trait Number: Copy {
+    type Wide: Arithmetic;
+    fn widen(self) -> Self::Wide;
+    fn narrow(wide: Self::Wide) -> Self;
+}
+
+trait Arithmetic: Copy {
+    const ZERO: Self;
+    fn sum(self, other: Self) -> Self;
+    fn product(self, other: Self) -> Self;
+    fn min(self, other: Self) -> Self;
+    fn max(self, other: Self) -> Self;
+}
+
+macro_rules! plain {
+    ($($ty:ty),+) => {$(
+        impl Number for $ty {
+            type Wide = $ty;
+            #[inline(always)]
+            fn widen(self) -> $ty {
+                self
+            }
+            #[inline(always)]
+            fn narrow(wide: $ty) -> $ty {
+                wide
+            }
+        }
+    )+};
+}
+plain!(f32, f64, i32, i64, u8);
+
+macro_rules! float {
+    ($($ty:ty),+) => {$(
+        impl Arithmetic for $ty {
+            const ZERO: Self = 0.0;
+            #[inline(always)]
+            fn sum(self, other: Self) -> Self {
+                self + other
+            }
+            #[inline(always)]
+            fn product(self, other: Self) -> Self {
+                self * other
+            }
+            #[inline(always)]
+            fn min(self, other: Self) -> Self {
+                if self < other || self.is_nan() { self } else { other }
+            }
+            #[inline(always)]
+            fn max(self, other: Self) -> Self {
+                if self > other || self.is_nan() { self } else { other }
+            }
+        }
+    )+};
+}
+float!(f32, f64);
+
+macro_rules! integer {
+    ($($ty:ty),+) => {$(
+        impl Arithmetic for $ty {
+            const ZERO: Self = 0;
+            #[inline(always)]
+            fn sum(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+            #[inline(always)]
+            fn product(self, other: Self) -> Self {
+                self.wrapping_mul(other)
+            }
+            #[inline(always)]
+            fn min(self, other: Self) -> Self {
+                if self < other { self } else { other }
+            }
+            #[inline(always)]
+            fn max(self, other: Self) -> Self {
+                if self > other { self } else { other }
+            }
+        }
+    )+};
+}
+integer!(i32, i64, u8);
+
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Bf16(u16);
+
+impl Number for Bf16 {
+    type Wide = f32;
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.0) << 16)
+    }
+
+    #[inline(always)]
+    fn narrow(wide: f32) -> Self {
+        let bits = wide.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+        let quiet = bits >> 16 | 0x40;
+        Self(if wide.is_nan() { quiet } else { rounded } as u16)
+    }
+}
+
+/// Half precision by integer arithmetic without branches, which vectorises on every machine to the same bits.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct F16(u16);
+
+impl Number for F16 {
+    type Wide = f32;
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        let magnitude = u32::from(self.0 & 0x7fff) << 13;
+        // The exponent bias differs by 112. A subnormal half is the difference of two normal numbers: arithmetic on
+        // subnormal ones would be a hundred times slower.
+        let normal = magnitude + (112 << 23);
+        let subnormal = (f32::from_bits(magnitude + (113 << 23)) - f32::from_bits(113 << 23)).to_bits();
+        let finite = if magnitude < 0x400 << 13 { subnormal } else { normal };
+        let bits = if magnitude < 0x7c00 << 13 { finite } else { magnitude | 0x7f80_0000 };
+        f32::from_bits(bits | u32::from(self.0 & 0x8000) << 16)
+    }
+
+    #[inline(always)]
+    fn narrow(wide: f32) -> Self {
+        let bits = wide.to_bits();
+        let magnitude = bits & 0x7fff_ffff;
+        // Rounds to even; what rounds up to 65536 carries into infinity.
+        let normal = magnitude.wrapping_add(0xc800_0fff + (magnitude >> 13 & 1)) >> 13;
+        // Adding one half moves the last bit of a subnormal half to the last bit of the sum.
+        let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
+        let large = if magnitude > 0x7f80_0000 { 0x7e00 | magnitude >> 13 & 0x3ff } else { 0x7c00 };
+        let small = if magnitude < 0x3880_0000 { subnormal } else { normal };
+        let half = if magnitude >= 0x4780_0000 { large } else { small };
+        Self((half | bits >> 16 & 0x8000) as u16)
+    }
+}
+
+trait Operation {
+    fn apply<A: Arithmetic>(left: A, right: A) -> A;
+}
+
+macro_rules! operation {
+    ($($name:ident => $method:ident),+) => {$(
+        struct $name;
+        impl Operation for $name {
+            #[inline(always)]
+            fn apply<A: Arithmetic>(left: A, right: A) -> A {
+                left.$method(right)
+            }
+        }
+    )+};
+}
+operation!(Sum => sum, Product => product, Min => min, Max => max);
+
+#[inline(always)]
+fn node<N: Number, O: Operation>(left: N::Wide, right: N::Wide) -> N::Wide {
+    N::narrow(O::apply(left, right)).widen()
+}
+
+/// Up to [`LEAVES`] inputs, in tree order, in registers.
+///
+/// # Safety
+/// As [`combine_tree`], and there are `LEAVES_HERE` inputs.
+#[inline(always)]
+unsafe fn leaves<N: Number, O: Operation, const LEAVES_HERE: usize>(
+    inputs: &[*const u8],
+    start: usize,
+    into: *mut u8,
+    count: usize,
+) {
+    let place = |leaf: usize, at: usize| inputs[leaf].cast::<N>().wrapping_add(start + at);
+    let tree = |values: [N::Wide; LEAVES_HERE]| match LEAVES_HERE {
+        2 => node::<N, O>(values[0], values[1]),
+        3 => node::<N, O>(node::<N, O>(values[0], values[1]), values[2]),
+        4 => node::<N, O>(node::<N, O>(values[0], values[1]), node::<N, O>(values[2], values[3])),
+        _ => values[0],
+    };
+    let into = into.cast::<N>();
+    let mut at = 0;
+    while at + LANES <= count {
+        // SAFETY: inside `count` elements; all loads come before the store.
+        unsafe {
+            let mut chunk = [[N::Wide::ZERO; LANES]; LEAVES_HERE];
+            for (leaf, values) in chunk.iter_mut().enumerate() {
+                let loaded = place(leaf, at).cast::<[N; LANES]>().read_unaligned();
+                for lane in 0..LANES {
+                    values[lane] = loaded[lane].widen();
+                }
+            }
+            let mut out = [N::narrow(N::Wide::ZERO); LANES];
+            for lane in 0..LANES {
+                out[lane] = N::narrow(tree(std::array::from_fn(|leaf| chunk[leaf][lane])));
+            }
+            into.add(at).cast::<[N; LANES]>().write_unaligned(out);
+        }
+        at += LANES;
+    }
+    for at in at..count {
+        // SAFETY: inside `count` elements.
+        unsafe {
+            let values = std::array::from_fn(|leaf| place(leaf, at).read_unaligned().widen());
+            into.add(at).write_unaligned(N::narrow(tree(values)));
+        }
+    }
+}
+
+/// One block of all inputs. The target is written after everything was read, as it may be one of them.
+///
+/// # Safety
+/// As [`combine_tree`]; `count` elements fit a block if there are more than [`LEAVES`] inputs.
+#[inline(always)]
+unsafe fn few<N: Number, O: Operation>(inputs: &[*const u8], start: usize, into: *mut u8, count: usize) {
+    // SAFETY: the caller's promise, passed on.
+    unsafe {
+        match inputs.len() {
+            1 => std::ptr::copy(inputs[0].cast::<N>().add(start), into.cast::<N>(), count),
+            2 => leaves::<N, O, 2>(inputs, start, into, count),
+            3 => leaves::<N, O, 3>(inputs, start, into, count),
+            _ => leaves::<N, O, 4>(inputs, start, into, count),
+        }
+    }
+}
+
+macro_rules! versions {
+    ($few:ident, $many:ident $(, #[$feature:meta])?) => {
+        /// # Safety
+        /// As [`few`], on a machine that has the features.
+        $(#[$feature])?
+        unsafe fn $few<N: Number, O: Operation>(inputs: &[*const u8], start: usize, into: *mut u8, count: usize) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { few::<N, O>(inputs, start, into, count) }
+        }
+
+        /// # Safety
+        /// As [`few`], on a machine that has the features; `count` elements fit a block.
+        $(#[$feature])?
+        unsafe fn $many<N: Number, O: Operation>(inputs: &[*const u8], start: usize, into: *mut u8, count: usize) {
+            if inputs.len() <= LEAVES {
+                // SAFETY: the caller's promise, passed on.
+                return unsafe { $few::<N, O>(inputs, start, into, count) };
+            }
+            let middle = inputs.len().next_power_of_two() / 2;
+            let mut halves = [[0u64; BLOCK_BYTES / 8]; 2];
+            let [left, right] = &mut halves;
+            let (left, right) = (left.as_mut_ptr().cast::<u8>(), right.as_mut_ptr().cast::<u8>());
+            // SAFETY: both halves hold a block.
+            unsafe {
+                $many::<N, O>(&inputs[..middle], start, left, count);
+                $many::<N, O>(&inputs[middle..], start, right, count);
+                $few::<N, O>(&[left, right], 0, into, count);
+            }
+        }
+    };
+}
+versions!(few_plain, many_plain);
+#[cfg(target_arch = "x86_64")]
+versions!(few_avx2, many_avx2, #[target_feature(enable = "avx2")]);
+
+/// # Safety
+/// As [`combine_tree`].
+unsafe fn dispatch<N: Number, O: Operation>(inputs: &[*const u8], into: *mut u8, count: usize) {
+    type Kernel = unsafe fn(&[*const u8], usize, *mut u8, usize);
+    if inputs.is_empty() || count == 0 {
+        return;
+    }
+    #[allow(unused_mut, reason = "other machines have one version")]
+    let (mut few, mut many): (Kernel, Kernel) = (few_plain::<N, O>, many_plain::<N, O>);
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        (few, many) = (few_avx2::<N, O>, many_avx2::<N, O>);
+    }
+    if inputs.len() <= LEAVES {
+        // SAFETY: the caller's promise; the features were detected.
+        return unsafe { few(inputs, 0, into, count) };
+    }
+    let block = BLOCK_BYTES / size_of::<N>();
+    for start in (0..count).step_by(block) {
+        let here = block.min(count - start);
+        // SAFETY: as above; `here` elements fit a block.
+        unsafe { many(inputs, start, into.cast::<N>().add(start).cast(), here) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sixteen_bit_floats_agree_with_the_definition() {
+        for bits in 0..=u16::MAX {
+            let half = half::f16::from_bits(bits);
+            assert!(F16(bits).widen() == half.to_f32() || half.is_nan() && F16(bits).widen().is_nan(), "{bits:x}");
+        }
+        for step in 0..=u32::MAX / 997 {
+            let value = f32::from_bits(step * 997);
+            let (half, brain) = (half::f16::from_f32(value), half::bf16::from_f32(value));
+            let same = |ours: u16, theirs: u16| ours == theirs || value.is_nan();
+            assert!(same(F16::narrow(value).0, half.to_bits()), "{value}");
+            assert!(same(Bf16::narrow(value).0, brain.to_bits()), "{value}");
+            assert_eq!(F16::narrow(value).widen().is_nan(), value.is_nan());
+            assert_eq!(Bf16::narrow(value).widen().is_nan(), value.is_nan());
+        }
+    }
+
+    fn values(seed: usize, count: usize) -> Vec<f32> {
+        (0..count).map(|at| ((at * 7919 + seed * 104_729) % 1_000_003) as f32 * 1.37e-3 - 500.0).collect()
+    }
+
+    /// Stride doubling, as the module says it.
+    fn doubling(mut inputs: Vec<Vec<f32>>) -> Vec<f32> {
+        let mut stride = 1;
+        while stride < inputs.len() {
+            for at in (0..inputs.len() - stride).step_by(2 * stride) {
+                let right = inputs[at + stride].clone();
+                inputs[at].iter_mut().zip(&right).for_each(|(left, right)| *left += right);
+            }
+            stride *= 2;
+        }
+        inputs.swap_remove(0)
+    }
+
+    #[test]
+    fn tree_order_for_every_number_of_inputs() {
+        for ranks in 1..=19 {
+            for count in [0, 1, 31, 32, 33, 1024, 3001] {
+                let inputs: Vec<Vec<f32>> = (0..ranks).map(|rank| values(rank, count)).collect();
+                let expected = doubling(inputs.clone());
+                let places: Vec<*const u8> = inputs.iter().map(|input| input.as_ptr().cast()).collect();
+                let mut out = vec![0f32; count];
+                // SAFETY: all have `count` elements.
+                unsafe {
+                    combine_tree(Element::F32, Reduction::Sum, &places, out.as_mut_ptr().cast(), count);
+                    assert_eq!(out, expected, "{ranks} ranks, {count} elements");
+                    // In place in each input in turn.
+                    for own in 0..ranks {
+                        let mut own_data = inputs[own].clone();
+                        let mut places = places.clone();
+                        places[own] = own_data.as_ptr().cast();
+                        combine_tree(Element::F32, Reduction::Sum, &places, own_data.as_mut_ptr().cast(), count);
+                        assert_eq!(own_data, expected, "{ranks} ranks, {count} elements, in place of {own}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn narrow_integers_nan_and_mean() {
+        let (left, right) = ([250u8, 3, 7], [10u8, 4, 6]);
+        let mut out = [0u8; 3];
+        let mut floats = [1.0f32, f32::NAN];
+        let others = [f32::NAN, 2.0f32];
+        let mut means = [-7i32, 7, i32::MAX];
+        // SAFETY: sizes as given.
+        unsafe {
+            combine(Element::U8, Reduction::Sum, left.as_ptr(), right.as_ptr(), out.as_mut_ptr(), 3);
+            assert_eq!(out, [4, 7, 13]);
+            for reduction in [Reduction::Min, Reduction::Max] {
+                let into = floats.as_mut_ptr().cast::<u8>();
+                combine(Element::F32, reduction, into, others.as_ptr().cast(), into, 2);
+                assert!(floats.iter().all(|value| value.is_nan()));
+                floats = [1.0, f32::NAN];
+            }
+            divide(Element::I32, means.as_mut_ptr().cast(), 2, 3);
+        }
+        assert_eq!(means, [-3, 3, i32::MAX / 2]);
+    }
+}
