@@ -162,7 +162,8 @@ pub fn serve(job: &Job, threads: usize, world: &Communicator, roles: Roles) -> R
     let among_servers = Arc::new(world.split(1, world.rank() as i64)?);
     let graph = server_graph(&whole, roles.servers, number);
     let store = Store::new(&graph, job.seed);
-    let session = Session::with_collectives(graph, &store, Options::single(threads), Arc::new(CommLane::new(among_servers)))?;
+    let session =
+        Session::with_collectives(graph, &store, Options::single(threads), Arc::new(CommLane::new(among_servers)))?;
     let gradients = gradient_inputs(&session);
     let (share, others) = (shares.servers[number].len(), if number == 0 { shares.others.len() } else { 0 });
     let server = Server {
@@ -182,15 +183,13 @@ pub fn serve(job: &Job, threads: usize, world: &Communicator, roles: Roles) -> R
         served: Served::default(),
     };
     let (server, changed) = (Mutex::new(server), Condvar::new());
+    let (state, changed) = (&server, &changed);
     std::thread::scope(|scope| {
-        let handle = |(worker, link): (usize, &'_ Communicator)| attend(&server, &changed, worker, link, number);
-        let handle = &handle;
-        let threads: Vec<_> =
-            links.iter().enumerate().map(|(worker, link)| scope.spawn(move || handle((worker, link)))).collect();
-        let outcomes: Vec<Result<(), Error>> = threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|_| Err(Error::Together("a server thread panicked".into()))))
-            .collect();
+        let spawn = |(worker, link)| scope.spawn(move || attend(state, changed, worker, link, number));
+        let threads: Vec<_> = links.iter().enumerate().map(spawn).collect();
+        let panicked = |_| Err(Error::Together("a thread of the server panicked".into()));
+        let outcomes: Vec<Result<(), Error>> =
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect();
         outcomes.into_iter().collect::<Result<(), Error>>()
     })?;
     let served = lock(&server).served;
