@@ -22,8 +22,7 @@ pub fn share_weights(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph {
             && let Some((_, lr)) = reads
         {
             let new = rebuild.get(lr);
-            let outputs =
-                push_collective(&mut rebuild.new, Barrier { axis: DATA.into() }, vec![new], "weights are read");
+            let outputs = push_collective(&mut rebuild.new, Barrier { axis: DATA.into() }, vec![new], "weights.read");
             rebuild.set(lr, outputs[0]);
         }
         let gathers = node.op.is::<AllGather>() && node.inputs.iter().any(|id| becomes_param(&sharded, *id));

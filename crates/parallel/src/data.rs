@@ -41,7 +41,7 @@ pub fn buckets(graph: &Graph, bytes: usize) -> Vec<Bucket> {
     let mut size = usize::MAX;
     for id in gradients {
         if size >= bytes {
-            buckets.push(Bucket { name: format!("bucket {}", buckets.len()), sums: Vec::new(), gradients: true });
+            buckets.push(Bucket { name: format!("bucket.{}", buckets.len()), sums: Vec::new(), gradients: true });
             size = 0;
         }
         size += graph.ty(id).bytes();

@@ -182,7 +182,7 @@ impl<'g> Plan<'g> {
                 None => rebuild.get(*id),
             };
             let inputs = ids.iter().zip(&owners).map(own).collect();
-            let name = format!("parameters of {}", bucket.name);
+            let name = bucket.name.replace("bucket", "parameters");
             let outputs = push_collective(&mut rebuild.new, AllGather { axis: DATA.into(), owners }, inputs, &name);
             updates.extend(ids.iter().map(|id| rebuild.get(*id)).zip(outputs));
         }
