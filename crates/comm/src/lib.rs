@@ -4,19 +4,23 @@
 //! transports only move bytes between two ranks (a [`wire::Wire`]); for them a collective is a [`program::Program`], which an
 //! algorithm writes as data. Nothing waits for ever: every wait goes through [`watch::Patience`].
 
+pub mod auth;
 pub mod call;
 pub mod combine;
 pub mod communicator;
 pub mod element;
 mod engine;
 pub mod fault;
+pub mod link;
 pub mod memory;
 pub mod program;
+pub mod record;
 pub mod task;
 pub mod transport;
 pub mod watch;
 pub mod wire;
 
+pub use auth::{Identity, JobKey, Role};
 pub use call::{Fingerprint, Kind};
 pub use communicator::{Communicator, Request, Ticket};
 pub use element::{Element, Reduction, Scalar};

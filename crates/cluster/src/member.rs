@@ -1,0 +1,221 @@
+//! A worker's side of the job.
+//!
+//! [`Member::join`] introduces this process to the coordinator and returns once all ranks are there. From then on a thread
+//! of its own gives signs of life with what the rank is doing, and ends every wait of this rank if the job ends or the
+//! coordinator is lost. A member that goes without [`Member::finish`] is a fault of the job.
+
+use crate::launcher::{Launcher, Place};
+use crate::line::{self, Line};
+use crate::membership::Pace;
+use crate::message::{EVENT_BYTES_MAX, Envelope, Hello, Key, Message, Peer};
+use crate::monitor::{Monitor, Shared};
+use crate::rendezvous::JOIN_HEARTBEATS;
+use kolo_comm::transport::BOOTSTRAP_BYTES_MAX;
+use kolo_comm::watch::Activity;
+use kolo_comm::{Bootstrap, Fault, Watch};
+use std::os::fd::{FromRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long the first word of whoever started us may take.
+const WELCOME_MS: u64 = 10_000;
+
+/// This process as a rank of a job.
+#[derive(Debug)]
+pub struct Member {
+    pub rank: usize,
+    pub world: usize,
+    pub local_rank: usize,
+    pub local_world: usize,
+    pub launcher: Launcher,
+    /// Number of the job, for names of files and the like; not secret.
+    pub job: u64,
+    /// The secret of this launch.
+    pub key: Key,
+    pub heartbeat: Duration,
+    /// Host and process of every rank.
+    pub roster: Vec<Peer>,
+    /// To be given to the communicators, and told about steps.
+    pub watch: Arc<Watch>,
+    round: u64,
+    monitor: Monitor,
+}
+
+impl Member {
+    /// Joins the job this process was started for; `None` if it was started alone. The environment comes through
+    /// `lookup`.
+    pub fn join(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Option<Self>, Fault> {
+        match crate::launcher::detect(lookup)? {
+            Some(place) => Self::take(&place).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Joins at a place that was found before.
+    pub fn take(place: &Place) -> Result<Self, Fault> {
+        let Some(descriptor) = place.control else {
+            return Err(Fault::BadCall(format!("{} gave this process no control link", place.launcher.name())));
+        };
+        Self::over(place, inherited(descriptor)?)
+    }
+
+    /// Joins over a stream to the coordinator, which speaks first.
+    pub fn over(place: &Place, stream: UnixStream) -> Result<Self, Fault> {
+        let mut line = Line::new(stream)?;
+        let deadline = Instant::now() + Duration::from_millis(WELCOME_MS);
+        let welcome = first(&mut line, deadline)?;
+        let Message::Welcome { heartbeat_ms, key } = welcome.message else {
+            return Err(lost("its first word was no welcome"));
+        };
+        let pace = Pace { heartbeat_ms };
+        let (job, generation) = (welcome.job, welcome.generation);
+        let envelope = |message| Envelope { job, generation, message };
+        let hello = Hello {
+            rank: place.rank,
+            world: place.world,
+            host: crate::host_name(),
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").into(),
+        };
+        line.send(&envelope(Message::Hello(hello)));
+        let roster = await_roster(&mut line, place.world, pace, &envelope)?;
+        let hosts = roster.iter().map(|peer| peer.host.clone()).collect();
+        let heartbeat = Duration::from_millis(heartbeat_ms);
+        let watch = Watch::new(hosts, heartbeat);
+        let shared = Shared::new(line, job, generation, pace, Arc::clone(&watch), place.launcher == Launcher::Local);
+        let monitor = Monitor::start(shared)?;
+        let Place { rank, world, local_rank, local_world, launcher, .. } = *place;
+        Ok(Self {
+            rank,
+            world,
+            local_rank,
+            local_world,
+            launcher,
+            job,
+            key,
+            heartbeat,
+            roster,
+            watch,
+            round: 0,
+            monitor,
+        })
+    }
+
+    pub fn host(&self) -> &str {
+        &self.roster[self.rank].host
+    }
+
+    /// Sends bytes to the observer of the job. If the observer does not keep up, they are dropped.
+    pub fn event(&self, bytes: &[u8]) {
+        if bytes.len() <= EVENT_BYTES_MAX {
+            self.monitor.shared.tell_if_idle(Message::Event(bytes.to_vec()));
+        }
+    }
+
+    /// Says why this rank gives up. The coordinator shows it, with rank, host and step, and ends the job; this process
+    /// should print nothing and exit.
+    pub fn fail(&self, text: &str) {
+        self.monitor.shared.tell_and_flush(Message::Fail { text: text.into(), culprit: None });
+    }
+
+    /// As [`Member::fail`]; a fault of another rank is passed on as what this rank heard.
+    pub fn fail_with(&self, fault: &Fault) {
+        let culprit = fault.culprit().filter(|culprit| *culprit != self.rank);
+        self.monitor.shared.tell_and_flush(Message::Fail { text: fault.to_string(), culprit });
+    }
+
+    /// Ends well: returns when all ranks have come here, or with the fault that ended the job before.
+    pub fn finish(self) -> Result<(), Fault> {
+        self.monitor.shared.tell_and_flush(Message::Finish);
+        self.monitor.shared.await_release()
+    }
+}
+
+impl Bootstrap for Member {
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
+        if mine.len() > BOOTSTRAP_BYTES_MAX {
+            let bytes = mine.len();
+            return Err(Fault::BadCall(format!("an exchange of {bytes} bytes, at most {BOOTSTRAP_BYTES_MAX}")));
+        }
+        let round = self.round;
+        self.round += 1;
+        self.monitor.shared.tell(Message::Blob { round, rank: self.rank, bytes: mine.to_vec() });
+        self.monitor.shared.await_blobs(round, self.world)
+    }
+}
+
+pub(crate) fn lost(why: &str) -> Fault {
+    let hint = "the job has ended; its first message says why";
+    Fault::Aborted(format!("the coordinator of the job is lost: {why}\n  hint: {hint}"))
+}
+
+/// The socket that our parent left open for us. It is taken once, and no process started from here inherits it.
+fn inherited(descriptor: RawFd) -> Result<UnixStream, Fault> {
+    static TAKEN: AtomicBool = AtomicBool::new(false);
+    // SAFETY: a zeroed `stat` is a valid place for the answer.
+    let mut status: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: only asks; any number may be asked about.
+    let answer = unsafe { libc::fstat(descriptor, &mut status) };
+    let is_socket = answer == 0 && status.st_mode & libc::S_IFMT == libc::S_IFSOCK;
+    if descriptor <= 2 || !is_socket || TAKEN.swap(true, Ordering::Relaxed) {
+        return Err(Fault::BadCall(format!(
+            "the control link (descriptor {descriptor}) is not there\n  hint: this process inherited the variables of another job; unset KOLO_RANK, KOLO_WORLD and KOLO_CONTROL_FD"
+        )));
+    }
+    // SAFETY: a flag of a descriptor that is ours.
+    unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) };
+    // SAFETY: it is a socket, our parent meant it for us, and nobody took it before.
+    Ok(unsafe { UnixStream::from_raw_fd(descriptor) })
+}
+
+/// The first message.
+fn first(line: &mut Line, deadline: Instant) -> Result<Envelope, Fault> {
+    loop {
+        // Exactly one message comes before we speak.
+        if let Some(envelope) = line.receive()?.into_iter().next() {
+            return Ok(envelope);
+        }
+        if !line.open() {
+            return Err(lost("it closed the link before a word"));
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(lost("it did not say a word"));
+        }
+        line::wait(&[line], left.as_millis() as u64 + 1);
+    }
+}
+
+/// Gives signs of life until all ranks have joined.
+fn await_roster(
+    line: &mut Line,
+    world: usize,
+    pace: Pace,
+    envelope: &dyn Fn(Message) -> Envelope,
+) -> Result<Vec<Peer>, Fault> {
+    let mut roster = Vec::new();
+    // The coordinator's own deadline comes first and names who is missing; this one is for a mute coordinator.
+    let deadline = Instant::now() + Duration::from_millis(pace.heartbeat_ms * (JOIN_HEARTBEATS + 10));
+    while roster.len() < world {
+        line::wait(&[line], pace.beat_ms());
+        for received in line.receive()? {
+            match received.message {
+                Message::Roster { rank, peer } if rank == roster.len() => roster.push(peer),
+                Message::Abort { text } => return Err(Fault::Aborted(text)),
+                _ => {}
+            }
+        }
+        if !line.open() {
+            return Err(lost("it closed the link before all ranks had joined"));
+        }
+        if Instant::now() > deadline {
+            return Err(lost("it said nothing while the ranks joined"));
+        }
+        if !line.busy() {
+            line.send(&envelope(Message::Beat(Activity { step: 0, progress: 0, call: None, in_call: false })));
+        }
+    }
+    Ok(roster)
+}

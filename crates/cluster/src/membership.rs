@@ -1,0 +1,462 @@
+//! Who is alive, who is at fault, and when it is over.
+//!
+//! A pure core: `step(now, event) -> actions`. The first fault wins; after it everyone is told to end, then killed, and
+//! the job is over when all are gone. All deadlines are fractions or multiples of the heartbeat.
+//!
+//! Evidence at first hand (a signal, a failure of its own, silence, calls that differ) decides at once. A bare exit code, a
+//! closed link, or one rank's word about another may be the echo of something else: for a moment, stronger evidence may
+//! still come.
+
+use crate::seat::{Exit, Lag, Seat};
+use kolo_comm::watch::{Activity, STALL_HEARTBEATS};
+use kolo_comm::{Fault, Fingerprint};
+
+/// Calls remembered for comparison.
+const CALLS: usize = 256;
+
+/// Deadlines, all from one number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    pub heartbeat_ms: u64,
+}
+
+impl Pace {
+    /// How often a member gives a sign of life.
+    pub fn beat_ms(self) -> u64 {
+        (self.heartbeat_ms / 4).max(1)
+    }
+
+    /// How often the coordinator looks up.
+    pub fn tick_ms(self) -> u64 {
+        (self.heartbeat_ms / 20).max(1)
+    }
+
+    /// Silence after which a rank counts as stopped.
+    pub fn silence_ms(self) -> u64 {
+        self.heartbeat_ms * 3 / 2
+    }
+
+    /// Silence of the coordinator after which a member gives up.
+    pub fn orphan_ms(self) -> u64 {
+        self.heartbeat_ms * 2
+    }
+
+    /// Time for stronger evidence to come.
+    pub fn settle_ms(self) -> u64 {
+        (self.heartbeat_ms / 20).max(1)
+    }
+
+    /// Between being told to end and being killed.
+    pub fn grace_ms(self) -> u64 {
+        (self.heartbeat_ms / 5).max(1)
+    }
+
+    pub fn stall_ms(self) -> u64 {
+        self.heartbeat_ms * u64::from(STALL_HEARTBEATS)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    Joined {
+        rank: usize,
+        host: String,
+    },
+    Beat {
+        rank: usize,
+        activity: Activity,
+    },
+    /// A rank gives up; `culprit` is the rank it blames.
+    Failed {
+        rank: usize,
+        text: String,
+        culprit: Option<usize>,
+    },
+    Finished {
+        rank: usize,
+    },
+    /// Its link is closed.
+    Closed {
+        rank: usize,
+    },
+    /// Its process is gone.
+    Exited {
+        rank: usize,
+        exit: Exit,
+    },
+    /// Its process was stopped by a signal.
+    Stopped {
+        rank: usize,
+    },
+    Continued {
+        rank: usize,
+    },
+    /// A fault found elsewhere.
+    Fault(Fault),
+    /// Somebody asks the job to end.
+    Interrupt {
+        signal: i32,
+    },
+    Tick,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Pass a signal on to a rank.
+    Signal { rank: usize, signal: i32 },
+    /// Tell everyone to end.
+    Abort { text: String },
+    /// End this rank by force.
+    Kill { rank: usize },
+    /// All have finished: let them go.
+    Release,
+    /// The job is over.
+    Ended(Verdict),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    /// 0 only if all ended well.
+    pub exit_code: i32,
+    pub fault: Option<Fault>,
+    /// The rank whose log tells more.
+    pub culprit: Option<usize>,
+    pub interrupted: Option<i32>,
+    /// Ranks that could not be seen to end.
+    pub left: Vec<usize>,
+}
+
+#[derive(Clone, Debug, PartialEq, PartialOrd)]
+enum Weight {
+    Hearsay,
+    Closed,
+    Exited,
+    Certain,
+}
+
+#[derive(Clone, Debug)]
+struct Suspicion {
+    weight: Weight,
+    fault: Fault,
+    culprit: Option<usize>,
+    exit_code: i32,
+    deadline_ms: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Phase {
+    Running,
+    /// All have finished; their processes may take this long to end.
+    Released {
+        deadline_ms: u64,
+    },
+    /// Told to end.
+    Ending {
+        since_ms: u64,
+        killed: bool,
+    },
+    Ended,
+}
+
+#[derive(Debug)]
+pub struct Membership {
+    pace: Pace,
+    /// Whether exits are reported; otherwise a closed link is all that is seen of an end.
+    supervised: bool,
+    seats: Vec<Seat>,
+    /// The first who reported a call, by sequence.
+    calls: Vec<Option<(usize, Fingerprint)>>,
+    suspicion: Option<Suspicion>,
+    verdict: Verdict,
+    phase: Phase,
+    last_ms: u64,
+}
+
+impl Membership {
+    pub fn new(world: usize, pace: Pace, supervised: bool, now_ms: u64) -> Self {
+        Self {
+            pace,
+            supervised,
+            seats: (0..world).map(|rank| Seat::new(rank, now_ms)).collect(),
+            calls: vec![None; CALLS],
+            suspicion: None,
+            verdict: Verdict { exit_code: 0, fault: None, culprit: None, interrupted: None, left: Vec::new() },
+            phase: Phase::Running,
+            last_ms: now_ms,
+        }
+    }
+
+    pub fn seat(&self, rank: usize) -> &Seat {
+        &self.seats[rank]
+    }
+
+    /// Whether no fault was found and nobody asked to end.
+    pub fn running(&self) -> bool {
+        self.phase == Phase::Running
+    }
+
+    /// The slowest rank, if it is behind.
+    pub fn lag(&self) -> Option<Lag> {
+        let first = self.seats.iter().map(|seat| seat.activity.step).max()?;
+        let slow = self.seats.iter().filter(|seat| seat.joined && !seat.finished).min_by_key(|s| s.activity.step)?;
+        let behind = first - slow.activity.step;
+        let lag = Lag { rank: slow.rank, host: slow.host.clone(), step: slow.activity.step, behind };
+        (behind > 0).then_some(lag)
+    }
+
+    pub fn step(&mut self, now_ms: u64, event: Event) -> Vec<Action> {
+        self.forgive(now_ms);
+        let mut actions = Vec::new();
+        self.note(now_ms, event, &mut actions);
+        self.settle(now_ms, &mut actions);
+        self.end(now_ms, &mut actions);
+        actions
+    }
+
+    /// If this core itself did not run for a while, its own absence is no sign of anybody's death.
+    fn forgive(&mut self, now_ms: u64) {
+        let absent = now_ms.saturating_sub(self.last_ms);
+        if absent > self.pace.beat_ms() {
+            self.seats.iter_mut().for_each(|seat| seat.forgive(absent - self.pace.tick_ms()));
+        }
+        self.last_ms = now_ms;
+    }
+
+    fn note(&mut self, now_ms: u64, event: Event, actions: &mut Vec<Action>) {
+        match event {
+            Event::Joined { rank, host } => {
+                let seat = &mut self.seats[rank];
+                (seat.joined, seat.host) = (true, host);
+                (seat.heard_ms, seat.moved_ms) = (now_ms, now_ms);
+            }
+            Event::Beat { rank, activity } => self.beat(now_ms, rank, activity),
+            Event::Failed { rank, text, culprit } => self.failed(now_ms, rank, text, culprit),
+            Event::Finished { rank } => {
+                self.seats[rank].finished = true;
+                self.seats[rank].heard_ms = now_ms;
+            }
+            Event::Closed { rank } => self.closed(now_ms, rank),
+            Event::Exited { rank, exit } => self.exited(now_ms, rank, exit),
+            Event::Stopped { rank } => self.seats[rank].stopped_ms = Some(now_ms),
+            Event::Continued { rank } => {
+                let seat = &mut self.seats[rank];
+                (seat.stopped_ms, seat.heard_ms) = (None, now_ms);
+            }
+            Event::Fault(fault) => self.suspect(now_ms, Weight::Certain, fault.culprit(), 1, fault),
+            Event::Interrupt { signal } => self.interrupt(now_ms, signal, actions),
+            Event::Tick => self.look(now_ms),
+        }
+    }
+
+    fn beat(&mut self, now_ms: u64, rank: usize, activity: Activity) {
+        let seat = &mut self.seats[rank];
+        seat.heard_ms = now_ms;
+        if activity.progress != seat.activity.progress || activity.step != seat.activity.step {
+            seat.moved_ms = now_ms;
+        }
+        seat.activity = activity;
+        let Some(call) = seat.world_call().copied() else { return };
+        match &mut self.calls[call.sequence as usize % CALLS] {
+            Some((other, first)) if first.sequence == call.sequence => {
+                if *first != call {
+                    let (other, theirs) = (*other, *first);
+                    self.mismatch(now_ms, rank, call, other, theirs);
+                }
+            }
+            Some((_, later)) if later.sequence > call.sequence => {}
+            slot => *slot = Some((rank, call)),
+        }
+    }
+
+    fn mismatch(&mut self, now_ms: u64, rank: usize, mine: Fingerprint, peer: usize, theirs: Fingerprint) {
+        let fault = Fault::Mismatch {
+            rank,
+            host: self.seats[rank].host.clone(),
+            mine: Box::new(mine),
+            peer,
+            peer_host: self.seats[peer].host.clone(),
+            theirs: Box::new(theirs),
+        };
+        self.suspect(now_ms, Weight::Certain, Some(peer), 1, fault);
+    }
+
+    fn failed(&mut self, now_ms: u64, rank: usize, text: String, culprit: Option<usize>) {
+        let culprit = culprit.filter(|culprit| *culprit != rank && *culprit < self.seats.len());
+        let seat = &mut self.seats[rank];
+        seat.reported = true;
+        // A fault that already names a rank and its call needs no frame around it.
+        let text = match culprit {
+            Some(_) => text,
+            None => format!("{} failed at {}: {text}", seat.place(), seat.during()),
+        };
+        let weight = if culprit.is_some() { Weight::Hearsay } else { Weight::Certain };
+        self.suspect(now_ms, weight, culprit.or(Some(rank)), 1, Fault::Aborted(text));
+    }
+
+    fn closed(&mut self, now_ms: u64, rank: usize) {
+        let seat = &mut self.seats[rank];
+        seat.closed = true;
+        if !seat.finished && !seat.reported && seat.exit.is_none() {
+            let fault = self.lost(rank, "it closed its control link".into());
+            self.suspect(now_ms, Weight::Closed, Some(rank), 1, fault);
+        }
+    }
+
+    fn exited(&mut self, now_ms: u64, rank: usize, exit: Exit) {
+        let seat = &mut self.seats[rank];
+        seat.exit = Some(exit);
+        if seat.reported || (seat.finished && exit == Exit::Code(0)) {
+            return;
+        }
+        let (weight, code) = match exit {
+            Exit::Code(0) => (Weight::Exited, 1),
+            Exit::Code(code) => (Weight::Exited, code),
+            Exit::Signal(_) | Exit::Unknown => (Weight::Certain, 1),
+        };
+        let why = if seat.joined { exit.to_string() } else { format!("{exit} before it joined the job") };
+        let fault = self.lost(rank, why);
+        self.suspect(now_ms, weight, Some(rank), code, fault);
+    }
+
+    fn lost(&self, rank: usize, why: String) -> Fault {
+        let seat = &self.seats[rank];
+        Fault::Lost { peer: rank, host: seat.host.clone(), during: seat.during(), why }
+    }
+
+    fn interrupt(&mut self, now_ms: u64, signal: i32, actions: &mut Vec<Action>) {
+        if self.verdict.interrupted.is_none() && matches!(self.phase, Phase::Running | Phase::Released { .. }) {
+            self.verdict.interrupted = Some(signal);
+            let here = self.seats.iter().filter(|seat| seat.exit.is_none());
+            actions.extend(here.map(|seat| Action::Signal { rank: seat.rank, signal }));
+            return;
+        }
+        // Asked twice: no more patience.
+        self.verdict.interrupted.get_or_insert(signal);
+        let since_ms = now_ms.saturating_sub(self.pace.grace_ms());
+        if !matches!(self.phase, Phase::Ending { killed: true, .. } | Phase::Ended) {
+            self.phase = Phase::Ending { since_ms, killed: false };
+        }
+    }
+
+    /// Looks for what shows by its absence.
+    fn look(&mut self, now_ms: u64) {
+        if self.phase != Phase::Running {
+            return;
+        }
+        let silence_ms = self.pace.silence_ms();
+        let since = |seat: &Seat| match seat.stopped_ms {
+            Some(stopped_ms) => stopped_ms,
+            None if seat.joined => seat.heard_ms,
+            None => now_ms,
+        };
+        let silent =
+            self.seats.iter().filter(|seat| seat.exit.is_none() && !seat.closed).min_by_key(|seat| since(seat));
+        if let Some(seat) = silent.filter(|seat| now_ms.saturating_sub(since(seat)) >= silence_ms) {
+            let why = match seat.stopped_ms {
+                Some(_) => format!("its process was stopped for {silence_ms} ms"),
+                None => format!("no sign of life for {silence_ms} ms; its process is stopped or its host is gone"),
+            };
+            let (rank, fault) = (seat.rank, self.lost(seat.rank, why));
+            return self.suspect(now_ms, Weight::Certain, Some(rank), 1, fault);
+        }
+        if let Some((rank, fault)) = self.stalled(now_ms) {
+            self.suspect(now_ms, Weight::Certain, Some(rank), 1, fault);
+        }
+    }
+
+    /// A rank that does not move while another waits in a call it has not reached.
+    fn stalled(&self, now_ms: u64) -> Option<(usize, Fault)> {
+        let reached = |seat: &Seat| seat.world_call().map_or(0, |call| call.sequence + 1);
+        let waits = |seat: &&Seat| seat.finished || (seat.activity.in_call && seat.world_call().is_some());
+        let ahead = |seat: &Seat| if seat.finished { u64::MAX } else { reached(seat) };
+        let first = self.seats.iter().filter(waits).max_by_key(|seat| ahead(seat))?;
+        let comparable = |seat: &Seat| seat.activity.call.is_none() || seat.world_call().is_some();
+        let waited_ms = |seat: &Seat| now_ms.saturating_sub(seat.moved_ms);
+        let stuck = |seat: &&Seat| {
+            seat.joined && comparable(seat) && reached(seat) < ahead(first) && waited_ms(seat) >= self.pace.stall_ms()
+        };
+        let slow = self.seats.iter().filter(|seat| !seat.finished).filter(stuck).min_by_key(|seat| reached(seat))?;
+        let target = match first.world_call() {
+            Some(call) if !first.finished => format!("{call}, where {} waits", first.place()),
+            _ => format!("the end of the job, where {} waits", first.place()),
+        };
+        let during = format!("{target}; it is at {} and", slow.during());
+        let fault = Fault::Stalled { peer: slow.rank, host: slow.host.clone(), during, waited_ms: waited_ms(slow) };
+        Some((slow.rank, fault))
+    }
+
+    fn suspect(&mut self, now_ms: u64, weight: Weight, culprit: Option<usize>, exit_code: i32, fault: Fault) {
+        if !matches!(self.phase, Phase::Running | Phase::Released { .. }) {
+            return;
+        }
+        let deadline_ms = match &self.suspicion {
+            Some(earlier) if earlier.weight >= weight => return,
+            Some(earlier) => earlier.deadline_ms,
+            None => now_ms + self.pace.settle_ms(),
+        };
+        self.suspicion = Some(Suspicion { weight, fault, culprit, exit_code, deadline_ms });
+    }
+
+    /// Turns a suspicion into the verdict once it is certain or old enough.
+    fn settle(&mut self, now_ms: u64, actions: &mut Vec<Action>) {
+        let decided =
+            |suspicion: &mut Suspicion| suspicion.weight == Weight::Certain || now_ms >= suspicion.deadline_ms;
+        let Some(suspicion) = self.suspicion.take_if(decided) else { return };
+        let text = if let Some(signal) = self.verdict.interrupted {
+            // Whoever was asked to end and did so is not at fault.
+            format!("the job was interrupted by signal {signal}")
+        } else {
+            let text = suspicion.fault.to_string();
+            self.verdict.culprit = suspicion.culprit;
+            self.verdict.exit_code = suspicion.exit_code;
+            self.verdict.fault = Some(suspicion.fault);
+            text
+        };
+        self.phase = Phase::Ending { since_ms: now_ms, killed: false };
+        actions.push(Action::Abort { text });
+    }
+
+    fn gone(&self, seat: &Seat) -> bool {
+        if self.supervised { seat.exit.is_some() } else { seat.closed || !seat.joined }
+    }
+
+    /// Moves towards the end.
+    fn end(&mut self, now_ms: u64, actions: &mut Vec<Action>) {
+        match self.phase {
+            Phase::Running if self.suspicion.is_none() && self.seats.iter().all(|seat| seat.finished) => {
+                self.phase = Phase::Released { deadline_ms: now_ms + self.pace.stall_ms() };
+                actions.push(Action::Release);
+            }
+            Phase::Released { deadline_ms } if now_ms >= deadline_ms => {
+                if let Some(seat) = self.seats.iter().find(|seat| !self.gone(seat)) {
+                    let (rank, waited) = (seat.rank, self.pace.stall_ms());
+                    let fault = self.lost(rank, format!("its process did not end within {waited} ms"));
+                    self.suspect(now_ms, Weight::Certain, Some(rank), 1, fault);
+                    self.settle(now_ms, actions);
+                }
+            }
+            Phase::Ending { since_ms, killed: false } if now_ms >= since_ms + self.pace.grace_ms() => {
+                let here = self.seats.iter().filter(|seat| !self.gone(seat));
+                actions.extend(here.map(|seat| Action::Kill { rank: seat.rank }));
+                self.phase = Phase::Ending { since_ms: now_ms, killed: true };
+            }
+            _ => {}
+        }
+        let left: Vec<usize> = self.seats.iter().filter(|seat| !self.gone(seat)).map(|seat| seat.rank).collect();
+        let over = match self.phase {
+            Phase::Released { .. } => left.is_empty() && self.suspicion.is_none(),
+            Phase::Ending { since_ms, killed } => {
+                left.is_empty() || (killed && now_ms >= since_ms + self.pace.heartbeat_ms)
+            }
+            Phase::Running | Phase::Ended => false,
+        };
+        if over {
+            self.phase = Phase::Ended;
+            self.verdict.left = left;
+            if let Some(signal) = self.verdict.interrupted {
+                self.verdict.exit_code = 128 + signal;
+            }
+            actions.push(Action::Ended(self.verdict.clone()));
+        }
+    }
+}

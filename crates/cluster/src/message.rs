@@ -1,0 +1,368 @@
+//! What members and coordinator say to each other, as bytes.
+//!
+//! A frame is `length u32 | kind u8 | job u64 | generation u32 | body`, little-endian; `length` counts what follows it.
+//! What is longer than [`FRAME_BYTES_MAX`], or does not fill its frame exactly, is malformed. Nothing is allocated from a
+//! length before it was checked.
+
+use kolo_comm::call::FINGERPRINT_BYTES;
+use kolo_comm::transport::BOOTSTRAP_BYTES_MAX;
+use kolo_comm::watch::Activity;
+use kolo_comm::{Fault, Fingerprint};
+
+/// The secret of one launch, known to its members only.
+pub const KEY_BYTES: usize = 32;
+pub type Key = [u8; KEY_BYTES];
+
+/// Longest text in a message.
+pub const TEXT_BYTES_MAX: usize = 16 << 10;
+/// Longest event a member may send.
+pub const EVENT_BYTES_MAX: usize = 64 << 10;
+/// Bytes of a frame before its body, the length itself included.
+pub const HEADER_BYTES: usize = 17;
+/// Longest frame, the length itself included.
+pub const FRAME_BYTES_MAX: usize = HEADER_BYTES + 32 + BOOTSTRAP_BYTES_MAX;
+/// Most ranks of a job.
+pub const WORLD_MAX: usize = 1 << 16;
+
+/// A member as it introduces itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    pub rank: usize,
+    /// The number of ranks it believes in.
+    pub world: usize,
+    pub host: String,
+    pub pid: u32,
+    pub version: String,
+}
+
+/// One line of the roster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    pub host: String,
+    pub pid: u32,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Message {
+    /// The first word of whoever started the process, over the inherited socket.
+    Welcome {
+        heartbeat_ms: u64,
+        key: Key,
+    },
+    /// Instead of a welcome: the coordinator is there.
+    Redirect {
+        heartbeat_ms: u64,
+        key: Key,
+        address: String,
+    },
+    Hello(Hello),
+    /// One line of the roster; all lines, in rank order, are the roster.
+    Roster {
+        rank: usize,
+        peer: Peer,
+    },
+    /// A part of a bootstrap all-gather: a member's own, or any rank's on the way back.
+    Blob {
+        round: u64,
+        rank: usize,
+        bytes: Vec<u8>,
+    },
+    Beat(Activity),
+    /// The coordinator lives.
+    Pulse,
+    /// For the observer of the job.
+    Event(Vec<u8>),
+    /// A member gives up. `culprit` is the rank it blames, if that is another one.
+    Fail {
+        text: String,
+        culprit: Option<usize>,
+    },
+    Finish,
+    /// All have finished.
+    Release,
+    Abort {
+        text: String,
+    },
+}
+
+/// A message of a job. What comes from another job or an older generation has no effect.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Envelope {
+    pub job: u64,
+    pub generation: u32,
+    pub message: Message,
+}
+
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn word(&mut self, value: u32) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    fn long(&mut self, value: u64) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.word(bytes.len() as u32);
+        self.0.extend_from_slice(bytes);
+    }
+
+    fn text(&mut self, text: &str) {
+        let mut end = text.len().min(TEXT_BYTES_MAX);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        self.bytes(&text.as_bytes()[..end]);
+    }
+}
+
+/// Reads a body; every method is `None` past its end.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let (head, rest) = self.0.split_at_checked(count)?;
+        self.0 = rest;
+        Some(head)
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        self.take(1).map(|bytes| bytes[0])
+    }
+
+    fn word(&mut self) -> Option<u32> {
+        self.take(4)?.try_into().ok().map(u32::from_le_bytes)
+    }
+
+    fn long(&mut self) -> Option<u64> {
+        self.take(8)?.try_into().ok().map(u64::from_le_bytes)
+    }
+
+    fn rank(&mut self) -> Option<usize> {
+        self.word().map(|rank| rank as usize).filter(|rank| *rank < WORLD_MAX)
+    }
+
+    fn bytes(&mut self, most: usize) -> Option<Vec<u8>> {
+        let count = self.word()? as usize;
+        if count > most { None } else { self.take(count).map(<[u8]>::to_vec) }
+    }
+
+    fn text(&mut self) -> Option<String> {
+        String::from_utf8(self.bytes(TEXT_BYTES_MAX)?).ok()
+    }
+
+    fn key(&mut self) -> Option<Key> {
+        self.take(KEY_BYTES)?.try_into().ok()
+    }
+}
+
+fn write_activity(out: &mut Writer, activity: &Activity) {
+    out.long(activity.step);
+    out.long(activity.progress);
+    out.0.push(u8::from(activity.in_call) | u8::from(activity.call.is_some()) << 1);
+    if let Some(call) = &activity.call {
+        out.0.extend_from_slice(&call.encode());
+    }
+}
+
+fn read_activity(body: &mut Reader<'_>) -> Option<Activity> {
+    let (step, progress, flags) = (body.long()?, body.long()?, body.byte()?);
+    let call = match flags {
+        0 | 1 => None,
+        2 | 3 => Some(Fingerprint::decode(body.take(FINGERPRINT_BYTES)?.try_into().ok()?)?),
+        _ => return None,
+    };
+    Some(Activity { step, progress, call, in_call: flags & 1 == 1 })
+}
+
+impl Message {
+    fn code(&self) -> u8 {
+        match self {
+            Message::Welcome { .. } => 0,
+            Message::Redirect { .. } => 1,
+            Message::Hello(_) => 2,
+            Message::Roster { .. } => 3,
+            Message::Blob { .. } => 4,
+            Message::Beat(_) => 5,
+            Message::Pulse => 6,
+            Message::Event(_) => 7,
+            Message::Fail { .. } => 8,
+            Message::Finish => 9,
+            Message::Release => 10,
+            Message::Abort { .. } => 11,
+        }
+    }
+
+    fn write(&self, out: &mut Writer) {
+        match self {
+            Message::Welcome { heartbeat_ms, key } => {
+                out.long(*heartbeat_ms);
+                out.0.extend_from_slice(key);
+            }
+            Message::Redirect { heartbeat_ms, key, address } => {
+                out.long(*heartbeat_ms);
+                out.0.extend_from_slice(key);
+                out.text(address);
+            }
+            Message::Hello(hello) => {
+                out.word(hello.rank as u32);
+                out.word(hello.world as u32);
+                out.word(hello.pid);
+                out.text(&hello.host);
+                out.text(&hello.version);
+            }
+            Message::Roster { rank, peer } => {
+                out.word(*rank as u32);
+                out.word(peer.pid);
+                out.text(&peer.host);
+            }
+            Message::Blob { round, rank, bytes } => {
+                out.long(*round);
+                out.word(*rank as u32);
+                out.bytes(bytes);
+            }
+            Message::Beat(activity) => write_activity(out, activity),
+            Message::Event(bytes) => out.bytes(bytes),
+            Message::Fail { text, culprit } => {
+                out.word(culprit.map_or(u32::MAX, |rank| rank as u32));
+                out.text(text);
+            }
+            Message::Abort { text } => out.text(text),
+            Message::Pulse | Message::Finish | Message::Release => {}
+        }
+    }
+
+    fn read(code: u8, body: &mut Reader<'_>) -> Option<Self> {
+        Some(match code {
+            0 => Message::Welcome { heartbeat_ms: body.long()?, key: body.key()? },
+            1 => Message::Redirect { heartbeat_ms: body.long()?, key: body.key()?, address: body.text()? },
+            2 => {
+                let (rank, world, pid) = (body.rank()?, body.word()? as usize, body.word()?);
+                Message::Hello(Hello { rank, world, pid, host: body.text()?, version: body.text()? })
+            }
+            3 => {
+                let (rank, pid) = (body.rank()?, body.word()?);
+                Message::Roster { rank, peer: Peer { pid, host: body.text()? } }
+            }
+            4 => Message::Blob { round: body.long()?, rank: body.rank()?, bytes: body.bytes(BOOTSTRAP_BYTES_MAX)? },
+            5 => Message::Beat(read_activity(body)?),
+            6 => Message::Pulse,
+            7 => Message::Event(body.bytes(EVENT_BYTES_MAX)?),
+            8 => {
+                let culprit = Some(body.word()?).filter(|rank| *rank != u32::MAX);
+                Message::Fail { culprit: culprit.map(|rank| rank as usize), text: body.text()? }
+            }
+            9 => Message::Finish,
+            10 => Message::Release,
+            11 => Message::Abort { text: body.text()? },
+            _ => return None,
+        })
+    }
+}
+
+impl Envelope {
+    /// The whole frame.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Writer(vec![0; 4]);
+        out.0.push(self.message.code());
+        out.long(self.job);
+        out.word(self.generation);
+        self.message.write(&mut out);
+        let length = (out.0.len() - 4) as u32;
+        out.0[..4].copy_from_slice(&length.to_le_bytes());
+        out.0
+    }
+
+    /// The frame at the start of `bytes` and its length; `None` if it is not whole yet.
+    pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, Fault> {
+        let rejected = |why: &str| Fault::Rejected { from: "a control link".into(), why: why.into() };
+        let Some(length) = bytes.first_chunk::<4>() else { return Ok(None) };
+        let end = (u32::from_le_bytes(*length) as usize).saturating_add(4);
+        if !(HEADER_BYTES..=FRAME_BYTES_MAX).contains(&end) {
+            return Err(rejected("a frame of impossible length"));
+        }
+        let Some(frame) = bytes.get(4..end) else { return Ok(None) };
+        let mut body = Reader(frame);
+        let parsed = (|| {
+            let (code, job, generation) = (body.byte()?, body.long()?, body.word()?);
+            Some(Envelope { job, generation, message: Message::read(code, &mut body)? })
+        })();
+        match parsed {
+            Some(envelope) if body.0.is_empty() => Ok(Some((envelope, end))),
+            _ => Err(rejected("a malformed frame")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kolo_comm::{Element, Kind, Reduction};
+
+    fn samples() -> Vec<Message> {
+        let call = Fingerprint {
+            communicator: 0,
+            kind: Kind::AllReduce,
+            element: Element::F32,
+            reduction: Reduction::Sum,
+            root: 0,
+            sequence: 17,
+            count: 1024,
+            name: [b'a'; 24],
+        };
+        let hello = Hello { rank: 3, world: 4, host: "node7".into(), pid: 77, version: "0.1.0".into() };
+        vec![
+            Message::Welcome { heartbeat_ms: 1000, key: [7; KEY_BYTES] },
+            Message::Redirect { heartbeat_ms: 1000, key: [7; KEY_BYTES], address: "127.0.0.1:9".into() },
+            Message::Hello(hello),
+            Message::Roster { rank: 1, peer: Peer { host: "a".into(), pid: 5 } },
+            Message::Blob { round: 2, rank: 1, bytes: vec![1; 300] },
+            Message::Beat(Activity { step: 1, progress: 2, call: Some(call), in_call: true }),
+            Message::Beat(Activity { step: 1, progress: 2, call: None, in_call: false }),
+            Message::Pulse,
+            Message::Event(vec![9; 10]),
+            Message::Fail { text: "no".into(), culprit: Some(2) },
+            Message::Fail { text: "no".into(), culprit: None },
+            Message::Finish,
+            Message::Release,
+            Message::Abort { text: "x".into() },
+        ]
+    }
+
+    #[test]
+    fn every_message_comes_back() {
+        for message in samples() {
+            let envelope = Envelope { job: 5, generation: 2, message };
+            let bytes = envelope.encode();
+            for end in 0..bytes.len() {
+                assert_eq!(Envelope::decode(&bytes[..end]).unwrap(), None);
+            }
+            assert_eq!(Envelope::decode(&bytes).unwrap(), Some((envelope, bytes.len())));
+        }
+    }
+
+    #[test]
+    fn damaged_frames_never_panic_and_never_grow() {
+        let mut state = 1u64;
+        let mut random = move || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as usize
+        };
+        for turn in 0..200_000 {
+            let all = samples();
+            let message = all[turn % all.len()].clone();
+            let mut bytes = Envelope { job: 5, generation: 2, message }.encode();
+            for _ in 0..1 + random() % 4 {
+                let at = random() % bytes.len();
+                bytes[at] = random() as u8;
+            }
+            bytes.truncate(1 + random() % bytes.len());
+            if let Ok(Some((envelope, used))) = Envelope::decode(&bytes) {
+                assert!(used <= bytes.len());
+                assert_eq!(Envelope::decode(&envelope.encode()).unwrap().unwrap().0, envelope);
+            }
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! The thread in every worker that gives signs of life and hears when the job ends.
+
+use crate::line::{self, Line};
+use crate::member::lost;
+use crate::membership::Pace;
+use crate::message::{Envelope, Message};
+use kolo_comm::{Fault, Watch};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Exit code of a process that had to be ended because its job has ended.
+pub const ABORTED_EXIT_CODE: i32 = 1;
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    line: Mutex<Line>,
+    inbox: Mutex<Inbox>,
+    news: Condvar,
+    watch: Arc<Watch>,
+    job: u64,
+    generation: u32,
+    pace: Pace,
+    /// Whether somebody else ends this process, if it must be.
+    supervised: bool,
+    closing: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Inbox {
+    /// Blobs of the current exchange, in rank order.
+    blobs: Vec<(u64, Vec<u8>)>,
+    released: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub fn new(line: Line, job: u64, generation: u32, pace: Pace, watch: Arc<Watch>, supervised: bool) -> Arc<Self> {
+        Arc::new(Self {
+            line: Mutex::new(line),
+            inbox: Mutex::default(),
+            news: Condvar::new(),
+            watch,
+            job,
+            generation,
+            pace,
+            supervised,
+            closing: AtomicBool::new(false),
+        })
+    }
+
+    fn envelope(&self, message: Message) -> Envelope {
+        Envelope { job: self.job, generation: self.generation, message }
+    }
+
+    pub fn tell(&self, message: Message) {
+        lock(&self.line).send(&self.envelope(message));
+    }
+
+    pub fn tell_if_idle(&self, message: Message) {
+        let mut line = lock(&self.line);
+        if !line.busy() {
+            line.send(&self.envelope(message));
+        }
+    }
+
+    /// Tells where this rank is and then this, and waits a moment until it has left this process.
+    pub fn tell_and_flush(&self, message: Message) {
+        self.tell(Message::Beat(self.watch.activity()));
+        self.tell(message);
+        let deadline = Instant::now() + Duration::from_millis(self.pace.grace_ms());
+        while lock(&self.line).busy() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+            lock(&self.line).flush();
+        }
+    }
+
+    /// Waits for news until `ready` has an answer, the job ends, or the deadline passes.
+    fn await_news<T>(&self, what: &str, mut ready: impl FnMut(&mut Inbox) -> Option<T>) -> Result<T, Fault> {
+        // The coordinator names whoever does not come; this deadline is for a mute coordinator.
+        let patience = Duration::from_millis(2 * self.pace.stall_ms());
+        let since = Instant::now();
+        let mut inbox = lock(&self.inbox);
+        loop {
+            if let Some(answer) = ready(&mut inbox) {
+                return Ok(answer);
+            }
+            self.watch.check()?;
+            if since.elapsed() > patience && what != RELEASE {
+                return Err(lost(&format!("no answer in {what}")));
+            }
+            let pause = Duration::from_millis(self.pace.beat_ms());
+            inbox = self.news.wait_timeout(inbox, pause).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    pub fn await_blobs(&self, round: u64, world: usize) -> Result<Vec<Vec<u8>>, Fault> {
+        self.await_news("an exchange", |inbox| {
+            inbox.blobs.retain(|(of, _)| *of == round);
+            (inbox.blobs.len() == world).then(|| inbox.blobs.drain(..).map(|(_, bytes)| bytes).collect())
+        })
+    }
+
+    pub fn await_release(&self) -> Result<(), Fault> {
+        self.await_news(RELEASE, |inbox| inbox.released.then_some(()))
+    }
+
+    fn abort(&self, fault: Fault) {
+        self.watch.abort(fault);
+        self.news.notify_all();
+    }
+
+    fn receive(&self, message: Message) {
+        match message {
+            Message::Blob { round, bytes, .. } => lock(&self.inbox).blobs.push((round, bytes)),
+            Message::Release => lock(&self.inbox).released = true,
+            Message::Abort { text } => self.watch.abort(Fault::Aborted(text)),
+            _ => {}
+        }
+        self.news.notify_all();
+    }
+
+    /// Reads what came; whether the coordinator was heard.
+    fn listen(&self) -> bool {
+        let mut line = lock(&self.line);
+        let received = line.receive();
+        let open = line.open();
+        line.flush();
+        drop(line);
+        let heard = matches!(&received, Ok(envelopes) if !envelopes.is_empty());
+        match received {
+            Ok(envelopes) => {
+                let current = envelopes.into_iter().filter(|e| e.job == self.job && e.generation == self.generation);
+                current.for_each(|envelope| self.receive(envelope.message));
+            }
+            Err(fault) => self.abort(fault),
+        }
+        if !open && !lock(&self.inbox).released && !self.closing.load(Ordering::Acquire) {
+            self.abort(lost("it closed the link"));
+        }
+        heard
+    }
+
+    fn serve(&self, wake: &UnixStream) {
+        let mut heard = Instant::now();
+        let mut beaten = Instant::now();
+        let beat = Duration::from_millis(self.pace.beat_ms());
+        let tick = Duration::from_millis(self.pace.tick_ms());
+        let orphan = Duration::from_millis(self.pace.orphan_ms());
+        let mut aborted: Option<Instant> = None;
+        while !self.closing.load(Ordering::Acquire) {
+            if self.listen() {
+                heard = Instant::now();
+            }
+            if !self.supervised && heard.elapsed() > orphan {
+                let waited = orphan.as_millis();
+                self.abort(lost(&format!("no sign of life for {waited} ms")));
+            }
+            if beaten.elapsed() >= beat {
+                beaten = Instant::now();
+                self.tell_if_idle(Message::Beat(self.watch.activity()));
+            }
+            if self.watch.check().is_err() {
+                self.ended(*aborted.get_or_insert_with(Instant::now));
+            }
+            let at_most = if aborted.is_some() { tick } else { beat.saturating_sub(beaten.elapsed()) };
+            self.pause(wake, at_most);
+        }
+    }
+
+    /// The job is over for this process: if nobody else sees to it that it ends, it ends itself.
+    fn ended(&self, since: Instant) {
+        if !self.supervised && since.elapsed() > Duration::from_millis(self.pace.grace_ms()) {
+            // SAFETY: ends the process at once; whatever the other threads do has no meaning any more.
+            unsafe { libc::_exit(ABORTED_EXIT_CODE) };
+        }
+    }
+
+    fn pause(&self, wake: &UnixStream, at_most: Duration) {
+        let interest = lock(&self.line).interest();
+        line::poll(&[interest, (wake.as_raw_fd(), libc::POLLIN)], at_most.as_millis() as u64 + 1);
+    }
+}
+
+const RELEASE: &str = "the end";
+
+/// Owns the thread; dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct Monitor {
+    pub shared: Arc<Shared>,
+    wake: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Monitor {
+    pub fn start(shared: Arc<Shared>) -> Result<Self, Fault> {
+        let (wake, woken) = UnixStream::pair().map_err(|error| Fault::system("starting the monitor", &error))?;
+        let theirs = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("monitor".into())
+            .spawn(move || theirs.serve(&woken))
+            .map_err(|error| Fault::system("starting the monitor", &error))?;
+        Ok(Self { shared, wake, thread: Some(thread) })
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        self.shared.closing.store(true, Ordering::Release);
+        let _ = self.wake.shutdown(std::net::Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        lock(&self.shared.line).flush();
+    }
+}

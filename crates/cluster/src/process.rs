@@ -1,0 +1,143 @@
+//! A worker process on this host: started so that it cannot outlive us, ended with all it started.
+
+use crate::seat::Exit;
+use kolo_comm::Fault;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
+
+/// A started process and the group it leads.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    exit: Option<Exit>,
+}
+
+/// What became of a process since we last asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    Exited(Exit),
+    Stopped,
+    Continued,
+}
+
+/// Where a process's output goes.
+#[derive(Debug)]
+pub enum Output {
+    File(File),
+    Pipes,
+}
+
+impl Process {
+    /// Starts `command` as leader of its own group, with `control` inherited, its end bound to that of this thread.
+    pub fn start(mut command: Command, control: OwnedFd, output: Output) -> Result<Self, Fault> {
+        let program = command.get_program().to_string_lossy().into_owned();
+        let refused = |error: std::io::Error| {
+            let hint = "see that the program is there, may be executed, and that the limit on processes is not reached";
+            Fault::System { what: format!("starting {program}"), error: format!("{error}\n  hint: {hint}") }
+        };
+        let (out, err) = match output {
+            Output::File(file) => (Stdio::from(file.try_clone().map_err(refused)?), Stdio::from(file)),
+            Output::Pipes => (Stdio::piped(), Stdio::piped()),
+        };
+        command.stdin(Stdio::null()).stdout(out).stderr(err).process_group(0);
+        let (descriptor, parent) = (control.as_raw_fd(), std::process::id() as libc::pid_t);
+        // SAFETY: between fork and exec it makes system calls only, and allocates nothing.
+        unsafe { command.pre_exec(move || prepare(descriptor, parent)) };
+        let child = command.spawn().map_err(refused)?;
+        Ok(Self { child, exit: None })
+    }
+
+    pub fn take_pipes(&mut self) -> Option<(ChildStdout, ChildStderr)> {
+        self.child.stdout.take().zip(self.child.stderr.take())
+    }
+
+    fn id(&self) -> libc::pid_t {
+        self.child.id() as libc::pid_t
+    }
+
+    /// Sends a signal to the process and all of its group.
+    pub fn signal(&self, signal: i32) {
+        if self.exit.is_none() {
+            // SAFETY: the leader is not reaped yet, so its number still names our group.
+            unsafe { libc::kill(-self.id(), signal) };
+        }
+    }
+
+    /// What became of it, without waiting. What is left of the group of an ended process is ended too.
+    pub fn look(&mut self) -> Option<Change> {
+        if self.exit.is_some() {
+            return None;
+        }
+        // SAFETY: a zeroed `siginfo_t` is a valid place for the answer.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        let ended = libc::WEXITED | libc::WNOWAIT | libc::WNOHANG;
+        // SAFETY: asks about our own child and leaves it as it is.
+        let answer = unsafe { libc::waitid(libc::P_PID, self.child.id(), &mut info, ended) };
+        // SAFETY: `waitid` has filled it, or left it zeroed.
+        if answer == 0 && unsafe { info.si_pid() } == self.id() {
+            self.signal(libc::SIGKILL);
+        }
+        let mut status = 0;
+        let flags = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED;
+        // SAFETY: our own child, not yet reaped.
+        match unsafe { libc::waitpid(self.id(), &mut status, flags) } {
+            0 => None,
+            id if id == self.id() => Some(self.change(status)),
+            // Somebody else reaped it: it is gone, and nobody can tell how.
+            _ if std::io::Error::last_os_error().raw_os_error() == Some(libc::ECHILD) => {
+                self.exit = Some(Exit::Unknown);
+                Some(Change::Exited(Exit::Unknown))
+            }
+            _ => None,
+        }
+    }
+
+    fn change(&mut self, status: i32) -> Change {
+        if libc::WIFSTOPPED(status) {
+            return Change::Stopped;
+        }
+        if libc::WIFCONTINUED(status) {
+            return Change::Continued;
+        }
+        let signalled = libc::WIFSIGNALED(status);
+        let exit = if signalled { Exit::Signal(libc::WTERMSIG(status)) } else { Exit::Code(libc::WEXITSTATUS(status)) };
+        self.exit = Some(exit);
+        Change::Exited(exit)
+    }
+}
+
+/// Runs in the new process before the program does.
+fn prepare(control: i32, parent: libc::pid_t) -> std::io::Result<()> {
+    // SAFETY: plain system calls on this process.
+    unsafe {
+        if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // The parent may have died before that; then nobody would ever end us.
+        if libc::getppid() != parent {
+            libc::_exit(1);
+        }
+        if libc::fcntl(control, libc::F_SETFD, 0) != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.exit.is_none() {
+            self.signal(libc::SIGKILL);
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Two ends of a control link.
+pub fn control_pair() -> Result<(UnixStream, OwnedFd), Fault> {
+    let (ours, theirs) = UnixStream::pair().map_err(|error| Fault::system("making a control link", &error))?;
+    Ok((ours, theirs.into()))
+}

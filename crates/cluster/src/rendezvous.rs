@@ -1,0 +1,271 @@
+//! How the ranks of a job come together: hello of every rank, then the roster, then any number of all-gathers of small
+//! blobs.
+//!
+//! A pure core: `step(now, event) -> actions`. It keeps one member per rank, all of one version and of one opinion about
+//! the number of ranks; whoever is missing at the deadline is named.
+
+use crate::message::{Hello, Peer};
+use kolo_comm::Fault;
+use kolo_comm::fault::place;
+use kolo_comm::transport::BOOTSTRAP_BYTES_MAX;
+
+/// Heartbeats that ranks may take to join.
+pub const JOIN_HEARTBEATS: u64 = 60;
+/// Missing ranks named in a message.
+const NAMED_MAX: usize = 8;
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// Somebody introduced itself on this link.
+    Hello {
+        link: usize,
+        hello: Hello,
+    },
+    Blob {
+        rank: usize,
+        round: u64,
+        bytes: Vec<u8>,
+    },
+    Tick,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// The link belongs to this rank from now on.
+    Accept {
+        link: usize,
+        rank: usize,
+    },
+    /// All are here: send everyone the roster.
+    Roster(Vec<Peer>),
+    /// An all-gather is complete: send everyone the blobs.
+    Blobs {
+        round: u64,
+        blobs: Vec<Vec<u8>>,
+    },
+    Fault(Fault),
+}
+
+#[derive(Debug)]
+pub struct Rendezvous {
+    world: usize,
+    deadline_ms: u64,
+    waited_ms: u64,
+    members: Vec<Option<Hello>>,
+    joined: usize,
+    round: u64,
+    blobs: Vec<Option<Vec<u8>>>,
+    /// When the first blob of this round came.
+    round_since_ms: Option<u64>,
+    failed: bool,
+}
+
+/// `ranks 1, 2 and 5`, cut if long.
+pub fn name_ranks(ranks: &[usize]) -> String {
+    let mut names: Vec<String> = ranks.iter().take(NAMED_MAX).map(usize::to_string).collect();
+    if ranks.len() > NAMED_MAX {
+        names.push(format!("{} more", ranks.len() - NAMED_MAX));
+    }
+    match names.as_slice() {
+        [] => "no rank".into(),
+        [one] => format!("rank {one}"),
+        [some @ .., last] => format!("ranks {} and {last}", some.join(", ")),
+    }
+}
+
+impl Rendezvous {
+    pub fn new(world: usize, heartbeat_ms: u64, now_ms: u64) -> Self {
+        let waited_ms = heartbeat_ms * JOIN_HEARTBEATS;
+        Self {
+            world,
+            deadline_ms: now_ms + waited_ms,
+            waited_ms,
+            members: vec![None; world],
+            joined: 0,
+            round: 0,
+            blobs: vec![None; world],
+            round_since_ms: None,
+            failed: false,
+        }
+    }
+
+    pub fn complete(&self) -> bool {
+        self.joined == self.world
+    }
+
+    pub fn host(&self, rank: usize) -> &str {
+        self.members.get(rank).and_then(Option::as_ref).map_or("", |hello| &hello.host)
+    }
+
+    /// Ranks that have not joined.
+    pub fn missing(&self) -> Vec<usize> {
+        (0..self.world).filter(|rank| self.members[*rank].is_none()).collect()
+    }
+
+    /// The all-gather some wait in: since when, its number, and who has not come.
+    pub fn waiting(&self) -> Option<(u64, u64, Vec<usize>)> {
+        let since = self.round_since_ms?;
+        Some((since, self.round, (0..self.world).filter(|rank| self.blobs[*rank].is_none()).collect()))
+    }
+
+    pub fn step(&mut self, now_ms: u64, event: Event) -> Vec<Action> {
+        if self.failed {
+            return Vec::new();
+        }
+        let outcome = match event {
+            Event::Hello { link, hello } => self.hello(link, hello),
+            Event::Blob { rank, round, bytes } => self.blob(now_ms, rank, round, bytes),
+            Event::Tick => self.tick(now_ms),
+        };
+        outcome.unwrap_or_else(|fault| {
+            self.failed = true;
+            vec![Action::Fault(fault)]
+        })
+    }
+
+    fn tick(&mut self, now_ms: u64) -> Result<Vec<Action>, Fault> {
+        if self.complete() || now_ms < self.deadline_ms {
+            return Ok(Vec::new());
+        }
+        let who = name_ranks(&self.missing());
+        let (joined, world, waited) = (self.joined, self.world, self.waited_ms);
+        Err(Fault::Aborted(format!(
+            "{who} did not join within {waited} ms; {joined} of {world} ranks are here\n  hint: see whether those processes were started and can reach this host"
+        )))
+    }
+
+    fn hello(&mut self, link: usize, hello: Hello) -> Result<Vec<Action>, Fault> {
+        self.check(&hello)?;
+        let rank = hello.rank;
+        self.members[rank] = Some(hello);
+        self.joined += 1;
+        let mut actions = vec![Action::Accept { link, rank }];
+        if self.complete() {
+            let peer = |hello: &Hello| Peer { host: hello.host.clone(), pid: hello.pid };
+            actions.push(Action::Roster(self.members.iter().flatten().map(peer).collect()));
+        }
+        Ok(actions)
+    }
+
+    fn check(&self, hello: &Hello) -> Result<(), Fault> {
+        let name = format!("{} (pid {})", place(hello.rank, &hello.host), hello.pid);
+        if hello.world != self.world || hello.rank >= self.world {
+            return Err(Fault::Aborted(format!(
+                "{name} believes in {} ranks, but this job has {}\n  hint: the launcher started processes of different jobs, or variables of another launcher are left in the environment",
+                hello.world, self.world
+            )));
+        }
+        if let Some(other) = &self.members[hello.rank] {
+            return Err(Fault::Aborted(format!(
+                "two processes say they are rank {}: pid {} on {} and pid {} on {}\n  hint: the launcher gave each process its own world; start the job with one launcher only",
+                hello.rank, other.pid, other.host, hello.pid, hello.host
+            )));
+        }
+        match self.members.iter().flatten().find(|other| other.version != hello.version) {
+            Some(other) => Err(Fault::Aborted(format!(
+                "{name} runs version {}, but {} runs {}\n  hint: install the same version on all hosts",
+                hello.version,
+                place(other.rank, &other.host),
+                other.version
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    fn blob(&mut self, now_ms: u64, rank: usize, round: u64, bytes: Vec<u8>) -> Result<Vec<Action>, Fault> {
+        let rejected = |why: String| Fault::Rejected { from: place(rank, self.host(rank)), why };
+        if !self.complete() || rank >= self.world {
+            return Err(rejected("an exchange before the roster".into()));
+        }
+        if bytes.len() > BOOTSTRAP_BYTES_MAX {
+            return Err(rejected(format!("{} bytes in an exchange, at most {BOOTSTRAP_BYTES_MAX}", bytes.len())));
+        }
+        if round != self.round || self.blobs[rank].is_some() {
+            return Err(rejected(format!("a part of exchange {round} during exchange {}", self.round)));
+        }
+        self.blobs[rank] = Some(bytes);
+        self.round_since_ms.get_or_insert(now_ms);
+        if self.blobs.iter().any(Option::is_none) {
+            return Ok(Vec::new());
+        }
+        self.round_since_ms = None;
+        self.round += 1;
+        let blobs = self.blobs.iter_mut().map(|blob| blob.take().unwrap_or_default()).collect();
+        Ok(vec![Action::Blobs { round, blobs }])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello(rank: usize, world: usize) -> Event {
+        let hello = Hello { rank, world, host: format!("n{rank}"), pid: 10 + rank as u32, version: "1".into() };
+        Event::Hello { link: rank + 100, hello }
+    }
+
+    fn fault(actions: &[Action]) -> String {
+        match actions {
+            [Action::Fault(fault)] => fault.to_string(),
+            other => panic!("no fault: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn roster_comes_with_the_last_hello_and_exchanges_follow() {
+        let mut core = Rendezvous::new(2, 1000, 0);
+        assert_eq!(core.step(1, hello(1, 2)), [Action::Accept { link: 101, rank: 1 }]);
+        let actions = core.step(2, hello(0, 2));
+        let peers = vec![Peer { host: "n0".into(), pid: 10 }, Peer { host: "n1".into(), pid: 11 }];
+        assert_eq!(actions, [Action::Accept { link: 100, rank: 0 }, Action::Roster(peers)]);
+        for round in 0..3 {
+            assert_eq!(core.step(3, Event::Blob { rank: 1, round, bytes: vec![1] }), []);
+            assert_eq!(core.waiting(), Some((3, round, vec![0])));
+            let blobs = vec![vec![], vec![1]];
+            let done = core.step(3, Event::Blob { rank: 0, round, bytes: vec![] });
+            assert_eq!(done, [Action::Blobs { round, blobs }]);
+        }
+        assert_eq!(core.step(1_000_000, Event::Tick), []);
+    }
+
+    #[test]
+    fn who_does_not_come_is_named() {
+        let mut core = Rendezvous::new(3, 1000, 0);
+        core.step(5, hello(1, 3));
+        assert_eq!(core.step(59_999, Event::Tick), []);
+        let text = fault(&core.step(60_000, Event::Tick));
+        assert!(text.starts_with("ranks 0 and 2 did not join within 60000 ms; 1 of 3 ranks are here"), "{text}");
+    }
+
+    #[test]
+    fn twins_strangers_and_other_versions_are_named() {
+        let mut core = Rendezvous::new(2, 1000, 0);
+        core.step(1, hello(0, 2));
+        let text = fault(&core.step(2, hello(0, 2)));
+        assert!(text.starts_with("two processes say they are rank 0: pid 10 on n0 and pid 10 on n0"), "{text}");
+        let text = fault(&Rendezvous::new(2, 1000, 0).step(2, hello(0, 1)));
+        assert!(text.starts_with("rank 0 on n0 (pid 10) believes in 1 ranks, but this job has 2"), "{text}");
+        let mut core = Rendezvous::new(2, 1000, 0);
+        core.step(1, hello(0, 2));
+        let Event::Hello { link, hello } = hello(1, 2) else { unreachable!() };
+        let other = Event::Hello { link, hello: Hello { version: "2".into(), ..hello } };
+        let text = fault(&core.step(2, other));
+        assert!(text.starts_with("rank 1 on n1 (pid 11) runs version 2, but rank 0 on n0 runs 1"), "{text}");
+    }
+
+    #[test]
+    fn an_exchange_out_of_turn_is_rejected() {
+        let mut core = Rendezvous::new(1, 1000, 0);
+        let early = core.step(0, Event::Blob { rank: 0, round: 0, bytes: vec![] });
+        assert!(fault(&early).contains("before the roster"));
+        let mut core = Rendezvous::new(1, 1000, 0);
+        core.step(0, hello(0, 1));
+        assert!(fault(&core.step(0, Event::Blob { rank: 0, round: 7, bytes: vec![] })).contains("exchange 7"));
+    }
+
+    #[test]
+    fn names_are_cut() {
+        assert_eq!(name_ranks(&[4]), "rank 4");
+        assert_eq!(name_ranks(&(0..20).collect::<Vec<_>>()), "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more");
+    }
+}

@@ -1,0 +1,133 @@
+//! What the coordinator knows of one rank, and how it says so.
+
+use kolo_comm::call::Fingerprint;
+use kolo_comm::fault::place;
+use kolo_comm::watch::Activity;
+use std::fmt;
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    Code(i32),
+    Signal(i32),
+    /// Nobody can tell, as with a host that is gone.
+    Unknown,
+}
+
+/// The number of the communicator of all ranks; only its calls can be compared between any two ranks.
+const WORLD_COMMUNICATOR: u32 = 0;
+
+#[derive(Clone, Debug)]
+pub struct Seat {
+    pub rank: usize,
+    pub host: String,
+    pub joined: bool,
+    /// When it last gave a sign of life.
+    pub heard_ms: u64,
+    /// When its count of progress last changed.
+    pub moved_ms: u64,
+    pub activity: Activity,
+    /// Since when its process is stopped.
+    pub stopped_ms: Option<u64>,
+    pub finished: bool,
+    /// It told why it gives up; its end needs no other explanation.
+    pub reported: bool,
+    pub closed: bool,
+    pub exit: Option<Exit>,
+}
+
+/// A rank that is behind the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lag {
+    pub rank: usize,
+    pub host: String,
+    pub step: u64,
+    /// Steps behind the first.
+    pub behind: u64,
+}
+
+impl fmt::Display for Lag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let who = place(self.rank, &self.host);
+        let steps = if self.behind == 1 { "step" } else { "steps" };
+        write!(f, "{who} is at step {}, {} {steps} behind", self.step, self.behind)
+    }
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Exit::Code(101) => write!(f, "it panicked (exit code 101)"),
+            Exit::Code(code) => write!(f, "it exited with code {code}"),
+            Exit::Signal(libc::SIGKILL) => {
+                write!(f, "it was killed by signal 9 (SIGKILL), by somebody or for want of memory")
+            }
+            Exit::Signal(signal) => write!(f, "it was killed by signal {signal} ({})", signal_name(*signal)),
+            Exit::Unknown => write!(f, "its end was not seen"),
+        }
+    }
+}
+
+fn signal_name(signal: i32) -> &'static str {
+    match signal {
+        libc::SIGHUP => "SIGHUP",
+        libc::SIGINT => "SIGINT",
+        libc::SIGQUIT => "SIGQUIT",
+        libc::SIGILL => "SIGILL",
+        libc::SIGABRT => "SIGABRT",
+        libc::SIGBUS => "SIGBUS",
+        libc::SIGFPE => "SIGFPE",
+        libc::SIGSEGV => "SIGSEGV",
+        libc::SIGPIPE => "SIGPIPE",
+        libc::SIGTERM => "SIGTERM",
+        libc::SIGXCPU => "SIGXCPU",
+        _ => "see `kill -l`",
+    }
+}
+
+impl Seat {
+    pub fn new(rank: usize, now_ms: u64) -> Self {
+        Self {
+            rank,
+            host: String::new(),
+            joined: false,
+            heard_ms: now_ms,
+            moved_ms: now_ms,
+            activity: Activity { step: 0, progress: 0, call: None, in_call: false },
+            stopped_ms: None,
+            finished: false,
+            reported: false,
+            closed: false,
+            exit: None,
+        }
+    }
+
+    pub fn place(&self) -> String {
+        place(self.rank, &self.host)
+    }
+
+    /// Where it was last: `step 12, all_reduce(sum) of 1024 f32 "bucket 3", call 17`.
+    pub fn during(&self) -> String {
+        let step = self.activity.step;
+        match (self.joined, &self.activity.call) {
+            (false, _) => "its start".into(),
+            _ if self.finished => format!("its end after step {step}"),
+            (true, Some(call)) if self.activity.in_call => format!("step {step}, {call}"),
+            (true, Some(call)) => format!("step {step}, after {call}"),
+            (true, None) => format!("step {step}, before its first call"),
+        }
+    }
+
+    /// Its last call, if it can be compared with those of other ranks. Messages count per pair, and communicators of one
+    /// split share a number.
+    pub fn world_call(&self) -> Option<&Fingerprint> {
+        self.activity.call.as_ref().filter(|call| call.communicator == WORLD_COMMUNICATOR && !call.kind.is_message())
+    }
+
+    /// Time that passed without anybody watching counts for nobody.
+    pub fn forgive(&mut self, ms: u64) {
+        self.heard_ms += ms;
+        self.moved_ms += ms;
+        self.stopped_ms = self.stopped_ms.map(|since| since + ms);
+    }
+}

@@ -1,0 +1,302 @@
+//! Real processes: this binary starts itself as workers, and as the supervisor of workers, and does them harm.
+
+mod worker;
+
+use kolo_cluster::local::{self, Options};
+use kolo_cluster::{Notice, Outcome};
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    match arguments.get(1).map(String::as_str) {
+        Some("worker") => worker::run(&arguments[2..]),
+        Some("supervisor") => supervise(&arguments[2..]),
+        filter => run_tests(filter.filter(|name| !name.starts_with('-')).unwrap_or("")),
+    }
+}
+
+const TESTS: &[(&str, fn())] = &[
+    ("all_end_well", all_end_well),
+    ("killed_rank", killed_rank),
+    ("stopped_rank", stopped_rank),
+    ("stopped_before_it_joins", stopped_before_it_joins),
+    ("exit_codes", exit_codes),
+    ("failure_is_told_once", failure_is_told_once),
+    ("different_calls", different_calls),
+    ("deaf_workers_are_killed", deaf_workers_are_killed),
+    ("killed_supervisor", killed_supervisor),
+    ("interrupts", interrupts),
+    ("grandchildren_go_too", grandchildren_go_too),
+    ("logs_and_echo", logs_and_echo),
+    ("program_that_is_not_there", program_that_is_not_there),
+];
+
+fn run_tests(filter: &str) {
+    let chosen: Vec<_> = TESTS.iter().filter(|(name, _)| name.contains(filter)).collect();
+    println!("running {} tests", chosen.len());
+    for (name, test) in &chosen {
+        let start = Instant::now();
+        test();
+        println!("test {name} ... ok ({} ms)", start.elapsed().as_millis());
+    }
+    println!("test result: ok. {} passed", chosen.len());
+}
+
+/// A supervisor as a process of its own: `supervisor WORLD OUT BEHAVIOUR…`.
+fn supervise(arguments: &[String]) {
+    let mut options = options(arguments[0].parse().unwrap(), &arguments[2..]);
+    options.out = Some(PathBuf::from(&arguments[1]));
+    options.echo = Some(kolo_cluster::logs::terminal());
+    let outcome = local::run(&options, &mut |notice| match notice {
+        Notice::Joined { world } => println!("joined {world}"),
+        Notice::Event { rank, bytes } => println!("event {rank} {}", String::from_utf8_lossy(bytes)),
+        Notice::Slow(lag) => println!("slow {lag}"),
+    })
+    .unwrap();
+    if let Some(message) = outcome.message() {
+        eprintln!("FAULT {message}");
+    }
+    std::process::exit(outcome.exit_code());
+}
+
+fn options(world: usize, behaviour: &[String]) -> Options {
+    let mut arguments: Vec<OsString> = vec!["worker".into()];
+    arguments.extend(behaviour.iter().map(OsString::from));
+    let mut options = Options::new(world, std::env::current_exe().unwrap(), arguments);
+    options.echo = None;
+    options
+}
+
+/// Runs workers in this process; calls `harm` once with their pids when all have said "here".
+fn run_with(world: usize, behaviour: &[&str], out: &Path, harm: impl Fn(&[i32])) -> (Outcome, Vec<i32>, Duration) {
+    let behaviour: Vec<String> = behaviour.iter().map(|word| word.to_string()).collect();
+    let options = Options { out: Some(out.into()), ..options(world, &behaviour) };
+    let mut pids = vec![0; world];
+    let here = AtomicUsize::new(0);
+    let mut since = Instant::now();
+    let outcome = local::run(&options, &mut |notice| {
+        let Notice::Event { rank, bytes } = notice else { return };
+        let Some(pid) = std::str::from_utf8(bytes).unwrap().strip_prefix("here ") else { return };
+        pids[*rank] = pid.parse().unwrap();
+        if here.fetch_add(1, Ordering::Relaxed) + 1 == world {
+            harm(&pids);
+            since = Instant::now();
+        }
+    })
+    .unwrap();
+    (outcome, pids, since.elapsed())
+}
+
+fn signal(pid: i32, signal: i32) {
+    // SAFETY: a process that this test started.
+    let answer = unsafe { libc::kill(pid, signal) };
+    assert_eq!(answer, 0, "signal {signal} to {pid}");
+}
+
+/// Whether a process is there and no zombie.
+fn alive(pid: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    status.rsplit(')').next().is_some_and(|rest| !rest.trim().is_empty() && !rest.trim_start().starts_with('Z'))
+}
+
+fn all_gone(pids: &[i32]) {
+    assert!(pids.iter().all(|pid| *pid > 0), "{pids:?}");
+    let left: Vec<_> = pids.iter().filter(|pid| alive(**pid)).collect();
+    assert!(left.is_empty(), "still there: {left:?}");
+}
+
+fn temporary() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+fn all_end_well() {
+    let out = temporary();
+    let (outcome, pids, _) = run_with(4, &["train", "20"], out.path(), |_| {});
+    assert_eq!((outcome.exit_code(), outcome.message()), (0, None));
+    all_gone(&pids);
+}
+
+fn killed_rank() {
+    for victim in 0..4 {
+        let out = temporary();
+        let (outcome, pids, took) = run_with(4, &["train", "100000"], out.path(), |pids| signal(pids[victim], 9));
+        assert!(took < Duration::from_secs(1), "{took:?}");
+        all_gone(&pids);
+        let message = outcome.message().unwrap();
+        assert!(message.starts_with(&format!("rank {victim} on ")), "{message}");
+        assert!(message.contains("is gone during step ") && message.contains("signal 9"), "{message}");
+        assert_eq!((outcome.exit_code(), outcome.verdict.culprit), (1, Some(victim)));
+    }
+}
+
+fn stopped_rank() {
+    let out = temporary();
+    let (outcome, pids, took) = run_with(4, &["train", "100000"], out.path(), |pids| signal(pids[2], libc::SIGSTOP));
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    all_gone(&pids);
+    let message = outcome.message().unwrap();
+    assert!(message.starts_with("rank 2 on ") && message.contains("its process was stopped"), "{message}");
+}
+
+fn stopped_before_it_joins() {
+    let out = temporary();
+    let behaviour = ["stop_early".to_string()];
+    let start = Instant::now();
+    let options = Options { out: Some(out.path().into()), heartbeat_ms: 400, ..options(2, &behaviour) };
+    let outcome = local::run(&options, &mut |_| {}).unwrap();
+    assert!(start.elapsed() < Duration::from_millis(1500), "{:?}", start.elapsed());
+    let message = outcome.message().unwrap();
+    assert!(message.starts_with("rank 1 is gone during its start: its process was stopped"), "{message}");
+}
+
+fn exit_codes() {
+    let out = temporary();
+    let (outcome, pids, took) = run_with(3, &["exit", "1", "7"], out.path(), |_| {});
+    let message = outcome.message().unwrap();
+    assert!(message.starts_with("rank 1 on ") && message.contains("it exited with code 7"), "{message}");
+    assert_eq!(outcome.exit_code(), 7);
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    all_gone(&pids);
+    // Going without a word is no good end, whatever the code.
+    let (outcome, ..) = run_with(3, &["exit", "2", "0"], out.path(), |_| {});
+    assert!(outcome.message().unwrap().contains("it exited with code 0"));
+    assert_eq!(outcome.exit_code(), 1);
+    let (outcome, ..) = run_with(3, &["panic", "2"], out.path(), |_| {});
+    let message = outcome.message().unwrap();
+    assert!(message.contains("it panicked (exit code 101)"), "{message}");
+    assert!(message.contains("rank-2.log:") && message.contains("this rank panics"), "{message}");
+}
+
+fn failure_is_told_once() {
+    let out = temporary();
+    let (outcome, pids, _) = run_with(4, &["fail", "3"], out.path(), |_| {});
+    all_gone(&pids);
+    let message = outcome.message().unwrap();
+    let host = kolo_cluster::host_name();
+    let expected =
+        format!("rank 3 on {host} failed at step 5, after all_reduce(sum) of 64 f32, call 5: the disk is full");
+    assert!(message.starts_with(&expected), "{message}");
+    // The others blame rank 3, whose own death says more.
+    let (outcome, ..) = run_with(4, &["blame", "3"], out.path(), |_| {});
+    assert_eq!(outcome.verdict.culprit, Some(3));
+    assert!(outcome.message().unwrap().contains("signal 6 (SIGABRT)"), "{:?}", outcome.message());
+}
+
+fn different_calls() {
+    let out = temporary();
+    let (outcome, pids, took) = run_with(4, &["differ", "2"], out.path(), |_| {});
+    all_gone(&pids);
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    let message = outcome.message().unwrap();
+    assert!(message.contains("ranks disagree: rank ") && message.contains("rank 2 on "), "{message}");
+    assert!(message.contains("all_reduce(sum) of 64 f32, call 3"), "{message}");
+    assert!(message.contains("broadcast of 8 f32 from rank 0, call 3"), "{message}");
+}
+
+fn deaf_workers_are_killed() {
+    let out = temporary();
+    let (outcome, pids, took) = run_with(4, &["deaf"], out.path(), |pids| signal(pids[1], 9));
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert_eq!(outcome.verdict.culprit, Some(1));
+    all_gone(&pids);
+}
+
+/// A supervisor in its own process, its lines, and the pids of its workers once all are here.
+fn start_supervisor(world: usize, behaviour: &[&str], out: &Path) -> (std::process::Child, Vec<i32>) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.arg("supervisor").arg(world.to_string()).arg(out).args(behaviour);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut pids = Vec::new();
+    let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+    while pids.len() < world {
+        let line = lines.next().expect("supervisor ended early").unwrap();
+        if let Some((_, pid)) = line.split_once(" here ") {
+            pids.push(pid.parse().unwrap());
+        }
+    }
+    (child, pids)
+}
+
+fn killed_supervisor() {
+    let out = temporary();
+    let (mut child, pids) = start_supervisor(4, &["deaf"], out.path());
+    signal(child.id() as i32, 9);
+    child.wait().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(1);
+    while pids.iter().any(|pid| alive(*pid)) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    all_gone(&pids);
+}
+
+fn interrupts() {
+    let out = temporary();
+    // Workers that take no notice of the signal themselves end by it.
+    let (child, pids) = start_supervisor(3, &["train", "100000"], out.path());
+    signal(child.id() as i32, libc::SIGINT);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    assert_eq!(String::from_utf8_lossy(&output.stderr).matches("FAULT").count(), 1);
+    all_gone(&pids);
+    // Polite ones get the time they need.
+    let (child, pids) = start_supervisor(3, &["polite"], out.path());
+    signal(child.id() as i32, libc::SIGTERM);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(143));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "saved\n");
+    assert!(std::fs::read_to_string(out.path().join("rank-2.log")).unwrap().contains("saved"), "no polite end");
+    all_gone(&pids);
+    // Stubborn ones are killed at the second.
+    let (child, pids) = start_supervisor(3, &["stubborn"], out.path());
+    signal(child.id() as i32, libc::SIGINT);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(pids.iter().all(|pid| alive(*pid)));
+    signal(child.id() as i32, libc::SIGINT);
+    let start = Instant::now();
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
+    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+    all_gone(&pids);
+}
+
+fn grandchildren_go_too() {
+    let out = temporary();
+    let (_, pids, _) = run_with(2, &["parent"], out.path(), |_| {});
+    all_gone(&pids);
+    let text = std::fs::read_to_string(out.path().join("rank-1.log")).unwrap();
+    let grandchild = text.lines().find_map(|line| line.strip_prefix("grandchild ")).unwrap().parse().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(1);
+    while alive(grandchild) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    all_gone(&[grandchild]);
+}
+
+fn logs_and_echo() {
+    let out = temporary();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["supervisor", "3"]).arg(out.path()).args(["print"]);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    for rank in 0..3 {
+        let log = std::fs::read_to_string(out.path().join(format!("rank-{rank}.log"))).unwrap();
+        let lines: Vec<&str> = log.lines().collect();
+        assert_eq!(lines.len(), 2 * worker::PRINTED, "rank {rank}");
+        assert!(lines.contains(&format!("out {rank} line 0").as_str()), "{lines:?}");
+        assert!(lines.contains(&format!("err {rank} line 9").as_str()), "{lines:?}");
+    }
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(stdout.matches("out 0 line").count(), worker::PRINTED);
+    assert_eq!(stderr.matches("err 0 line").count(), worker::PRINTED);
+    assert!(!stdout.contains("out 1") && !stderr.contains("err 1") && stdout.contains("event 0 hello"));
+}
+
+fn program_that_is_not_there() {
+    let options = Options::new(2, "/nowhere/kolo", Vec::new());
+    let text = local::run(&options, &mut |_| {}).unwrap_err().to_string();
+    assert!(text.starts_with("starting /nowhere/kolo: No such file"), "{text}");
+}

@@ -1,0 +1,138 @@
+//! Workers of many characters.
+
+use kolo_cluster::Member;
+use kolo_comm::call::short_name;
+use kolo_comm::{Bootstrap, Element, Fault, Fingerprint, Kind, Reduction};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+pub const PRINTED: usize = 10;
+
+fn call(sequence: u64) -> Fingerprint {
+    Fingerprint {
+        communicator: 0,
+        kind: Kind::AllReduce,
+        element: Element::F32,
+        reduction: Reduction::Sum,
+        root: 0,
+        sequence,
+        count: 64,
+        name: short_name(""),
+    }
+}
+
+/// One step: a call that is an exchange.
+fn step(member: &mut Member, number: u64) -> Result<(), Fault> {
+    member.watch.set_step(number);
+    member.watch.enter(&call(number));
+    let mine = [member.rank as u8; 9];
+    let all = member.all_gather(&mine)?;
+    assert!(all.iter().enumerate().all(|(rank, blob)| *blob == [rank as u8; 9]) && all.len() == member.world);
+    member.watch.leave();
+    std::thread::sleep(Duration::from_millis(1));
+    Ok(())
+}
+
+fn steps(member: &mut Member, count: u64) -> Result<(), Fault> {
+    (0..count).try_for_each(|number| step(member, number))
+}
+
+pub fn run(arguments: &[String]) {
+    let number = |at: usize| arguments[at].parse::<u64>().unwrap();
+    let behaviour = arguments[0].as_str();
+    if behaviour == "stop_early" && std::env::var("KOLO_RANK").unwrap() == "1" {
+        // SAFETY: stops this process.
+        unsafe { libc::raise(libc::SIGSTOP) };
+    }
+    let mut member = Member::join(&|name| std::env::var(name).ok()).unwrap().expect("started by a supervisor");
+    assert_eq!(member.roster.len(), member.world);
+    assert_eq!(member.roster[member.rank].pid, std::process::id());
+    let keys = member.all_gather(&member.key.clone()).unwrap();
+    assert!(keys.iter().all(|key| *key == member.key) && member.key != [0; 32]);
+    let asked = Arc::new(AtomicBool::new(false));
+    if matches!(behaviour, "polite" | "stubborn") {
+        for signal in [libc::SIGTERM, libc::SIGINT] {
+            signal_hook::flag::register(signal, Arc::clone(&asked)).unwrap();
+        }
+    }
+    member.event(format!("here {}", std::process::id()).as_bytes());
+    let chosen = arguments.get(1).is_some_and(|rank| *rank == member.rank.to_string());
+    let outcome = match behaviour {
+        "exit" => steps(&mut member, 5).and_then(|()| {
+            if chosen {
+                std::process::exit(number(2) as i32);
+            }
+            steps(&mut member, 1)
+        }),
+        "panic" => steps(&mut member, 5).and_then(|()| {
+            assert!(!chosen, "this rank panics");
+            step(&mut member, 5)
+        }),
+        "fail" => steps(&mut member, 6).and_then(|()| {
+            if chosen {
+                member.fail("the disk is full");
+                std::process::exit(1);
+            }
+            step(&mut member, 6)
+        }),
+        "blame" => blame(&mut member, number(1) as usize),
+        "differ" => differ(&mut member, chosen),
+        "deaf" | "stubborn" => loop {
+            std::hint::spin_loop();
+        },
+        "polite" => {
+            while !asked.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            std::thread::sleep(Duration::from_millis(100 * member.rank as u64));
+            println!("saved");
+            Ok(())
+        }
+        "parent" => {
+            #[expect(clippy::zombie_processes, reason = "left behind on purpose")]
+            let child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+            println!("grandchild {}", child.id());
+            Ok(())
+        }
+        "print" => {
+            for line in 0..PRINTED {
+                println!("out {} line {line}", member.rank);
+                eprintln!("err {} line {line}", member.rank);
+            }
+            member.event(b"hello");
+            Ok(())
+        }
+        "stop_early" => steps(&mut member, 100_000),
+        "train" => steps(&mut member, number(1)),
+        other => panic!("no such behaviour: {other}"),
+    };
+    let outcome = match outcome {
+        Ok(()) => member.finish(),
+        Err(fault) => {
+            member.fail_with(&fault);
+            Err(fault)
+        }
+    };
+    std::process::exit(i32::from(outcome.is_err()));
+}
+
+/// One rank dies; the others have heard of it from their own links before the coordinator has.
+fn blame(member: &mut Member, victim: usize) -> Result<(), Fault> {
+    steps(member, 3)?;
+    if member.rank == victim {
+        std::thread::sleep(Duration::from_millis(20));
+        std::process::abort();
+    }
+    Err(Fault::Lost { peer: victim, host: String::new(), during: "a call".into(), why: "its link closed".into() })
+}
+
+fn differ(member: &mut Member, chosen: bool) -> Result<(), Fault> {
+    steps(member, 3)?;
+    let next = if chosen { Fingerprint { kind: Kind::Broadcast, count: 8, ..call(3) } } else { call(3) };
+    member.watch.enter(&next);
+    loop {
+        member.watch.check()?;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
