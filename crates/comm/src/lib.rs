@@ -4,6 +4,7 @@
 //! transports only move bytes between two ranks (a [`wire::Wire`]); for them a collective is a [`program::Program`], which an
 //! algorithm writes as data. Nothing waits for ever: every wait goes through [`watch::Patience`].
 
+pub mod bench;
 pub mod call;
 pub mod combine;
 pub mod communicator;
@@ -12,6 +13,7 @@ mod engine;
 pub mod fault;
 pub mod memory;
 pub mod program;
+pub mod shm;
 pub mod task;
 pub mod transport;
 pub mod watch;
