@@ -62,9 +62,31 @@ pub struct JobArgs {
     /// Where to compute
     #[arg(long, value_enum, default_value = "auto")]
     pub device: Device,
-    /// Workers
+    #[command(flatten)]
+    pub workers: Workers,
+}
+
+/// How workers are started and reach each other.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Workers {
+    /// Workers on this host; under mpirun or srun they are found, not started
     #[arg(short = 'n', long = "workers", default_value_t = 1)]
-    pub workers: usize,
+    pub count: usize,
+    /// How workers exchange data
+    #[arg(long, value_enum, default_value = "auto")]
+    pub transport: TransportKind,
+    /// The number that all deadlines derive from, in milliseconds
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(20..=3_600_000))]
+    pub heartbeat_ms: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TransportKind {
+    /// Shared memory on one host, TCP across hosts, MPI under mpirun
+    Auto,
+    Shm,
+    Tcp,
+    Mpi,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -80,6 +102,21 @@ pub struct Train {
     /// Print only errors
     #[arg(long)]
     pub quiet: bool,
+    /// Write a timeline of compute and communication of all ranks, for Perfetto or Chrome's tracing page
+    #[arg(long)]
+    pub trace: Option<PathBuf>,
+    /// Train asynchronously with parameter servers
+    #[arg(long = "async")]
+    pub asynchronous: bool,
+    /// Parameter servers, beside the workers
+    #[arg(long, default_value_t = 1, requires = "asynchronous")]
+    pub servers: usize,
+    /// Steps that a worker may be ahead of the slowest: 0 is synchronous, `none` is no bound
+    #[arg(long, default_value = "4", requires = "asynchronous")]
+    pub staleness: String,
+    /// Train synchronously first, and show both
+    #[arg(long, requires = "asynchronous")]
+    pub compare: bool,
 }
 
 #[derive(Debug, ClapArgs)]

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 pub fn train(models: &[ModelKind], args: &BenchTrain) -> Result<(), Failure> {
     let begin = Instant::now();
-    let job = load::job(models, &args.job)?;
+    let job = load::job(models, &args.job, args.job.workers.count)?;
     let threads = load::threads(&args.job)?;
     let mut options = Options::for_grains(job.grains, threads);
     if let Some(lanes) = args.lanes {

@@ -8,29 +8,53 @@ use std::process::ExitCode;
 #[derive(Debug)]
 pub struct Failure {
     message: String,
-    usage: bool,
+    code: u8,
 }
+
+const JOB_FAILED: u8 = 1;
+const COMMAND_WRONG: u8 = 2;
 
 impl Failure {
     /// The command was wrong.
     pub fn usage(message: impl Into<String>, hint: &str) -> Self {
-        Self { message: format!("{}\n  hint: {hint}", message.into()), usage: true }
+        Self { message: format!("{}\n  hint: {hint}", message.into()), code: COMMAND_WRONG }
     }
 
     /// The job failed.
     pub fn job(message: impl Into<String>, hint: &str) -> Self {
-        Self { message: format!("{}\n  hint: {hint}", message.into()), usage: false }
+        Self { message: format!("{}\n  hint: {hint}", message.into()), code: JOB_FAILED }
+    }
+
+    /// Working together failed; the message has its own hint.
+    pub fn together(message: String) -> Self {
+        Self { message, code: JOB_FAILED }
+    }
+
+    /// The workers ended like this.
+    pub fn ended(message: String, code: i32) -> Self {
+        Self { message, code: u8::try_from(code).unwrap_or(JOB_FAILED) }
+    }
+
+    /// Somebody else has shown why.
+    pub fn reported() -> Self {
+        Self { message: String::new(), code: JOB_FAILED }
+    }
+
+    pub fn message(&self) -> &str {
+        &self.message
     }
 
     pub fn report(self) -> ExitCode {
-        eprintln!("error: {}", self.message);
-        ExitCode::from(if self.usage { 2 } else { 1 })
+        if !self.message.is_empty() {
+            eprintln!("error: {}", self.message);
+        }
+        ExitCode::from(self.code)
     }
 }
 
 impl From<kolo_train::Error> for Failure {
     fn from(error: kolo_train::Error) -> Self {
-        Self { usage: error.is_usage(), message: error.to_string() }
+        Self { code: if error.is_usage() { COMMAND_WRONG } else { JOB_FAILED }, message: error.to_string() }
     }
 }
 

@@ -7,7 +7,7 @@ use kolo_models::ModelKind;
 use kolo_train::step::{evaluation_graph, optimise, training_graph};
 
 pub fn graph(models: &[ModelKind], args: &GraphArgs) -> Result<(), Failure> {
-    let job = load::job(models, &args.job)?;
+    let job = load::job(models, &args.job, args.job.workers.count)?;
     let graph = match args.evaluation {
         true => evaluation_graph(&*job.model, job.grain_batch())?,
         false => training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?,

@@ -19,6 +19,7 @@ mod load;
 mod plan;
 mod progress;
 mod train;
+mod workers;
 
 use clap::Parser;
 use kolo_models::{MODELS, Make, ModelKind};

@@ -8,16 +8,13 @@ use std::sync::Arc;
 
 /// The job that runs when no file is given.
 const DEFAULT_JOB: &str = include_str!("../../../examples/digits.toml");
+const WORKERS_MAX: usize = 1024;
 const THREADS_MAX: usize = 1024;
 
-/// Reads the job file with the overrides applied.
-pub fn job(models: &[ModelKind], args: &JobArgs) -> Result<Arc<Job>, Failure> {
+/// Reads the job file with the overrides applied, for this many workers.
+pub fn job(models: &[ModelKind], args: &JobArgs, workers: usize) -> Result<Arc<Job>, Failure> {
     if args.device == Device::Cuda {
         return Err(Failure::usage("--device cuda: this build runs on the CPU only", "leave --device out"));
-    }
-    if args.workers != 1 {
-        let message = format!("-n {}: this build trains with one worker", args.workers);
-        return Err(Failure::usage(message, "use --threads to use more cores"));
     }
     let mut root = match &args.job {
         Some(path) => job_file::read(path)?,
@@ -26,7 +23,12 @@ pub fn job(models: &[ModelKind], args: &JobArgs) -> Result<Arc<Job>, Failure> {
     for assignment in &args.set {
         job_file::override_with(&mut root, assignment)?;
     }
-    Ok(Arc::new(Job::read(&root, models)?))
+    let mut job = Job::read(&root, models)?;
+    if workers == 0 || workers > WORKERS_MAX {
+        return Err(Failure::usage(format!("-n {workers} is out of range"), "use a number from 1 to 1024"));
+    }
+    job.fit_to(workers)?;
+    Ok(Arc::new(job))
 }
 
 /// The number of threads to use.

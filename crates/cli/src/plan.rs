@@ -23,7 +23,7 @@ struct Prediction {
 }
 
 pub fn plan(models: &[ModelKind], args: &Plan) -> Result<(), Failure> {
-    let job = load::job(models, &args.job)?;
+    let job = load::job(models, &args.job, args.job.workers.count)?;
     let threads = load::threads(&args.job)?;
     check(args)?;
     let prediction = predict(&job, threads, args)?;

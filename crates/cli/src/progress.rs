@@ -5,7 +5,7 @@ use kolo_train::Observer;
 use kolo_train::trainer::Evaluation;
 use std::io::IsTerminal;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Progress {
     bar: Option<ProgressBar>,
     quiet: bool,
@@ -25,6 +25,28 @@ impl Progress {
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
+        }
+    }
+
+    /// A view without a bar, for a worker whose steps are shown elsewhere.
+    pub fn plain(quiet: bool) -> Self {
+        Self { bar: None, quiet, smooth_loss: None }
+    }
+
+    /// Runs `print` with the bar out of the way.
+    pub fn suspend(&self, print: impl FnOnce()) {
+        match &self.bar {
+            Some(bar) => bar.suspend(print),
+            None => print(),
+        }
+    }
+
+    /// A word beside the run's own.
+    pub fn note(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(text),
+            None if !self.quiet => eprintln!("{text}"),
+            None => {}
         }
     }
 

@@ -4,65 +4,214 @@ use crate::args::Train;
 use crate::fail::{Failure, check_writable, write_file};
 use crate::load;
 use crate::progress::Progress;
+use crate::workers::{self, RemoteView, Worker};
+use kolo_cluster::Place;
 use kolo_exec::Options;
 use kolo_models::ModelKind;
 use kolo_plan::Rates;
+use kolo_train::asynchronous::{self, Roles};
 use kolo_train::decision::decision_map;
+use kolo_train::interrupt::{self, Interrupt};
 use kolo_train::machine::{format_bytes, format_count};
-use kolo_train::report::{Planned, Report};
-use kolo_train::session::RunOptions;
-use kolo_train::{Trainer, interrupt};
+use kolo_train::report::{Communication, Planned, Report};
+use kolo_train::session::{Company, RunOptions};
+use kolo_train::timeline::Timeline;
+use kolo_train::{Job, Observer, Trainer};
+use std::sync::Arc;
 
 const MAP_COLUMNS: usize = 60;
 const MAP_ROWS: usize = 28;
 const MAP_PIXELS: usize = 480;
+const SERVERS_MAX: usize = 64;
 
 pub fn train(models: &[ModelKind], args: &Train) -> Result<(), Failure> {
-    let job = load::job(models, &args.job)?;
-    let threads = load::threads(&args.job)?;
-    args.report.as_deref().map_or(Ok(()), check_writable)?;
-    let interrupt = interrupt::install()
-        .map_err(|error| Failure::job(format!("cannot listen for Ctrl-C: {error}"), "check the process's limits"))?;
-    if !args.quiet {
-        println!("{}: {}", job.name, job.source.describe());
-        println!(
-            "{} steps, batch {} in {} grains, {threads} threads, {} samples to train on, {} held out",
-            job.total_steps,
-            job.batch,
-            job.grains,
-            job.split.train_len(),
-            job.split.held_out_len()
-        );
+    let place = workers::place()?;
+    let started = place.as_ref().map_or(args.job.workers.count, |place| place.world);
+    let roles = roles(args, started, place.is_some())?;
+    let count = roles.map_or(started, |roles| roles.workers);
+    let job = load::job(models, &args.job, count)?;
+    if roles.is_some() && job.early_stop.is_some() {
+        let message = "`train.early_stop` with --async: workers do not end together";
+        return Err(Failure::usage(message, "leave early_stop out, or train synchronously"));
     }
-    let mut progress = Progress::new(job.total_steps, args.quiet);
-    let options = RunOptions {
-        threads,
-        out: args.out.clone(),
-        interrupt,
-        planned: Planned::default(),
-        world: None,
-        timeline: None,
+    for path in [&args.report, &args.trace].into_iter().flatten() {
+        check_writable(path)?;
+    }
+    match place {
+        Some(place) => work(&job, args, &place, roles),
+        None if count + roles.map_or(0, |roles| roles.servers) > 1 => {
+            let threads = args.job.threads.map_or("its share of the".into(), |threads| threads.to_string());
+            introduce(&job, args, &format!("{count} workers with {threads} threads each"));
+            let world = count + roles.map_or(0, |roles| roles.servers);
+            workers::supervise(&args.job, world, args.out.as_deref(), Progress::new(job.total_steps, args.quiet))
+        }
+        None => alone(&job, args),
+    }
+}
+
+/// Who does what in asynchronous training. Workers that we start are those of `-n`, and servers come on top; those that
+/// another launcher started are divided.
+fn roles(args: &Train, started: usize, found: bool) -> Result<Option<Roles>, Failure> {
+    if !args.asynchronous {
+        return Ok(None);
+    }
+    let servers = args.servers;
+    if servers == 0 || servers > SERVERS_MAX || (found && servers >= started) {
+        let message = format!("--servers {servers} is out of range");
+        return Err(Failure::usage(message, "use at least one server, and leave at least one worker"));
+    }
+    let staleness = match args.staleness.as_str() {
+        "none" => None,
+        text => Some(text.parse().map_err(|_| {
+            Failure::usage(format!("--staleness {text} is no number of steps"), "write 0, 4 or `none`")
+        })?),
     };
-    let outcome = kolo_train::run(job, &options, &mut progress);
+    Ok(Some(Roles { workers: if found { started - servers } else { started }, servers, staleness }))
+}
+
+fn introduce(job: &Job, args: &Train, who: &str) {
+    if args.quiet {
+        return;
+    }
+    println!("{}: {}", job.name, job.source.describe());
+    println!(
+        "{} steps, batch {} in {} grains, {who}, {} samples to train on, {} held out",
+        job.total_steps,
+        job.batch,
+        job.grains,
+        job.split.train_len(),
+        job.split.held_out_len()
+    );
+}
+
+fn listen() -> Result<Interrupt, Failure> {
+    interrupt::install()
+        .map_err(|error| Failure::job(format!("cannot listen for Ctrl-C: {error}"), "check the process's limits"))
+}
+
+fn alone(job: &Arc<Job>, args: &Train) -> Result<(), Failure> {
+    let threads = load::threads(&args.job)?;
+    introduce(job, args, &format!("{threads} threads"));
+    let mut progress = Progress::new(job.total_steps, args.quiet);
+    let options = run_options(args, threads, listen()?, Company::Alone);
+    let outcome = run(job, args, &options, &mut progress, None);
     progress.finish();
-    let (mut trainer, mut report) = outcome?;
-    report.planned = planned(&trainer, threads);
+    outcome
+}
+
+fn run_options(args: &Train, threads: usize, interrupt: Interrupt, company: Company) -> RunOptions {
+    let timeline = args.trace.as_ref().map(|_| Arc::new(Timeline::default()));
+    RunOptions { threads, out: args.out.clone(), interrupt, planned: Planned::default(), company, timeline }
+}
+
+/// This process is one of several.
+fn work(job: &Arc<Job>, args: &Train, place: &Place, roles: Option<Roles>) -> Result<(), Failure> {
+    let interrupt = listen()?;
+    let threads = workers::threads(&args.job, place)?;
+    let worker = Worker::join(place, &args.job.workers, job.reproducible)?;
+    let outcome = take_part(job, args, &worker, threads, interrupt, roles);
+    worker.finish(outcome)
+}
+
+fn take_part(
+    job: &Arc<Job>,
+    args: &Train,
+    worker: &Worker,
+    threads: usize,
+    interrupt: Interrupt,
+    roles: Option<Roles>,
+) -> Result<(), Failure> {
+    let quiet = args.quiet || worker.member.rank > 0;
+    let mut view = RemoteView::new(Arc::clone(&worker.member), Progress::plain(quiet));
+    let world = Arc::clone(&worker.world);
+    let Some(roles) = roles else {
+        let options = run_options(args, threads, interrupt, Company::Workers(world));
+        return run(job, args, &options, &mut view, None);
+    };
+    let serves = world.rank() >= roles.workers;
+    let mut beside = None;
+    if args.compare {
+        let group = Arc::new(world.split(i64::from(serves), world.rank() as i64)?);
+        if !serves {
+            let options = run_options(args, threads, interrupt.clone(), Company::Workers(group));
+            let options = RunOptions { out: None, timeline: None, ..options };
+            beside = Some(kolo_train::run(Arc::clone(job), &options, &mut view)?.1);
+        }
+    }
+    if serves {
+        asynchronous::serve(job, threads, &world, roles)?;
+        return Ok(());
+    }
+    let options = run_options(args, threads, interrupt, Company::Served(world, roles));
+    run(job, args, &options, &mut view, beside)
+}
+
+/// Trains, and writes and prints what came of it; of several workers, the first does.
+fn run(
+    job: &Arc<Job>,
+    args: &Train,
+    options: &RunOptions,
+    observer: &mut dyn Observer,
+    beside: Option<Report>,
+) -> Result<(), Failure> {
+    let (mut trainer, mut report) = kolo_train::run(Arc::clone(job), options, observer)?;
+    let (world, chief) = match &options.company {
+        Company::Alone => (None, true),
+        Company::Workers(world) => (Some(world), world.rank() == 0),
+        // Timelines of asynchronous runs show the first worker alone: the servers have none.
+        Company::Served(world, _) => (None, world.rank() == 0),
+    };
+    if let (Some(timeline), Some(path)) = (&options.timeline, &args.trace) {
+        let hosts: Vec<String> =
+            world.map_or(Vec::new(), |world| (0..world.size()).map(|rank| world.watch().host(rank)).collect());
+        let text = timeline.gather(world.map(|world| &**world), &hosts)?;
+        if let Some(text) = text.filter(|_| chief) {
+            write_file(path, text)?;
+        }
+    }
+    if !chief {
+        return Ok(());
+    }
+    report.planned = planned(&trainer, options.threads);
     if let Some(path) = &args.report {
-        let text = serde_json::to_string_pretty(&report)
+        let mut value = serde_json::to_value(&report)
             .map_err(|error| Failure::job(format!("the report: {error}"), "this is a bug; please report it"))?;
-        write_file(path, text + "\n")?;
+        if let Some(beside) = &beside {
+            value["synchronous"] = serde_json::to_value(beside).unwrap_or_default();
+        }
+        write_file(path, format!("{value:#}\n"))?;
     }
     show_map(&mut trainer, args)?;
     if !args.quiet {
+        if let Some(beside) = &beside {
+            compare(beside, &report);
+        }
         summary(&report);
     }
     Ok(())
 }
 
+/// Synchronous and asynchronous training side by side, epoch by epoch.
+fn compare(sync: &Report, free: &Report) {
+    let metric = sync.metrics.keys().find(|name| *name != "eval_loss").cloned().unwrap_or("eval_loss".into());
+    println!("{:>5}  {:^29}  {:^29}", "", "synchronous", "asynchronous");
+    let head = format!("{:>8} {:>9} {metric:>10}", "seconds", "loss");
+    println!("{:>5}  {head}  {head}", "epoch");
+    for (one, other) in sync.history.iter().zip(&free.history) {
+        let row = |row: &kolo_train::report::EpochRow| {
+            let value = row.metrics.get(&metric).copied().unwrap_or(f64::NAN);
+            format!("{:>8.2} {:>9.4} {value:>10.4}", row.seconds, row.loss)
+        };
+        println!("{:>5}  {}  {}", one.epoch, row(one), row(other));
+    }
+    let (a, b) = (sync.epochs_per_s, free.epochs_per_s);
+    println!("epochs/s {a:>10.3} synchronous, {b:.3} asynchronous ({:.2} times)", b / a);
+}
+
 /// The planner's word on the graph that just ran.
 fn planned(trainer: &Trainer, threads: usize) -> Planned {
     let graph = trainer.session().graph();
-    let options = Options::for_grains(trainer.job().grains, threads);
+    let options = Options { threads, ..trainer.session().options() };
     let cost = kolo_plan::cost(graph, options);
     Planned {
         step_ms: kolo_plan::predict_seconds(graph, options, &Rates::measure()) * 1e3,
@@ -99,5 +248,20 @@ fn summary(report: &Report) {
     println!("  FLOP/step   {:<10}  at {rate:.1} GFLOP/s", format_count(report.planned.flops));
     let (plan, peak) = (format_bytes(report.planned.bytes), format_bytes(report.peak_bytes.rss));
     println!("  memory      {plan:<10}  {peak} peak of the whole process");
+    if let Some(communication) = &report.communication {
+        show_communication(communication);
+    }
     println!("  weights     {}", report.weights);
+}
+
+fn show_communication(communication: &Communication) {
+    let Communication { transport, busy_ms, exposed_ms, hidden, slowest_rank, ranks } = communication;
+    println!(
+        "  together    {} workers over {transport}: {busy_ms:.2} ms/step in collectives, {:.0} % hidden behind compute, {exposed_ms:.2} ms waited",
+        ranks.len(),
+        hidden * 100.0
+    );
+    let compute = ranks.get(*slowest_rank).map_or(0.0, |rank| rank.compute_ms);
+    let fastest = ranks.iter().map(|rank| rank.compute_ms).fold(f64::MAX, f64::min);
+    println!("  slowest     rank {slowest_rank} computes {compute:.2} ms/step, the fastest {fastest:.2}");
 }

@@ -17,7 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Who does what, and how far workers may drift apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Roles {
     pub workers: usize,
     pub servers: usize,
@@ -66,6 +66,8 @@ pub struct Links {
     shares: Shares,
     clip: Option<f32>,
     received: Vec<f32>,
+    /// All workers, without the servers.
+    workers: Communicator,
 }
 
 impl Links {
@@ -74,9 +76,17 @@ impl Links {
         let shares = shares(&whole_graph(job, roles)?, roles.servers);
         let clip = job.clip.filter(|_| !roles.synchronous());
         let pairs = pairs(world, roles)?;
-        // The servers form a group of their own, which all ranks take part in making.
-        world.split(0, world.rank() as i64)?;
-        Ok(Self { roles, pairs, shares, clip, received: Vec::new() })
+        // The servers form a group of their own, and so do the workers.
+        let workers = world.split(0, world.rank() as i64)?;
+        Ok(Self { roles, pairs, shares, clip, received: Vec::new(), workers })
+    }
+
+    pub fn workers(&self) -> &Communicator {
+        &self.workers
+    }
+
+    pub fn pairs(&self) -> &[Communicator] {
+        &self.pairs
     }
 
     /// Pushes the sums and takes the weights. In a synchronous run the sums that are no gradients come back as those of all

@@ -1,7 +1,10 @@
 //! The report of a run, as JSON. Keys may be added, none renamed.
 
+use crate::asynchronous::Roles;
+use crate::trainer::Evaluation;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct StepTimes {
@@ -39,6 +42,27 @@ pub struct Planned {
     pub step_ms: f64,
     pub bytes: u64,
     pub flops: u64,
+}
+
+/// Where a run stood after an epoch.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EpochRow {
+    pub epoch: usize,
+    /// Since training began.
+    pub seconds: f64,
+    /// The mean over the steps since the row before.
+    pub loss: f64,
+    pub metrics: BTreeMap<String, f64>,
+}
+
+impl EpochRow {
+    pub fn new(epoch: usize, since: Duration, loss: f64, evaluation: Option<&Evaluation>) -> Self {
+        let mut metrics: BTreeMap<String, f64> = evaluation.iter().flat_map(|e| e.metrics.iter().cloned()).collect();
+        if let Some(evaluation) = evaluation {
+            metrics.insert("eval_loss".into(), evaluation.loss);
+        }
+        Self { epoch, seconds: since.as_secs_f64(), loss, metrics }
+    }
 }
 
 /// How the workers got on together. Times are of one step, medians over the steps.
@@ -88,6 +112,12 @@ pub struct Report {
     pub version: String,
     /// Why the run ended: done, early stop, interrupted.
     pub ended: String,
+    pub epochs_per_s: f64,
+    /// Each evaluation of the run.
+    pub history: Vec<EpochRow>,
+    /// With parameter servers only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub asynchronous: Option<Roles>,
     /// With several workers only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub communication: Option<Communication>,

@@ -1,12 +1,13 @@
 //! The loop: steps, evaluation each epoch, metrics to files and to an observer, an honest end.
 
+use crate::asynchronous::{Links, Roles};
 use crate::error::Error;
 use crate::events::EventWriter;
 use crate::interrupt::Interrupt;
 use crate::job::Job;
 use crate::machine::peak_rss_bytes;
 use crate::metrics::MetricsFile;
-use crate::report::{Layout, PeakBytes, Planned, Report, StepTimes};
+use crate::report::{Communication, EpochRow, Layout, PeakBytes, Planned, Report, StepTimes};
 use crate::timeline::Timeline;
 use crate::together::{self, Meter};
 use crate::trainer::{Evaluation, Trainer};
@@ -35,27 +36,106 @@ pub struct RunOptions {
     pub out: Option<PathBuf>,
     pub interrupt: Interrupt,
     pub planned: Planned,
-    /// All workers of the job; `None` if there is one.
-    pub world: Option<Arc<Communicator>>,
+    pub company: Company,
     /// Where this rank's events go.
     pub timeline: Option<Arc<Timeline>>,
+}
+
+/// Who trains together.
+#[derive(Clone, Debug)]
+pub enum Company {
+    Alone,
+    /// Workers that exchange their gradients.
+    Workers(Arc<Communicator>),
+    /// A worker with parameter servers; the communicator has the workers first.
+    Served(Arc<Communicator>, Roles),
 }
 
 impl RunOptions {
     /// Whether this rank writes and speaks for all.
     fn chief(&self) -> bool {
-        self.world.as_ref().is_none_or(|world| world.rank() == 0)
+        match &self.company {
+            Company::Alone => true,
+            Company::Workers(world) | Company::Served(world, _) => world.rank() == 0,
+        }
+    }
+
+    fn workers(&self) -> usize {
+        match &self.company {
+            Company::Alone => 1,
+            Company::Workers(world) => world.size(),
+            Company::Served(_, roles) => roles.workers,
+        }
     }
 
     fn trainer(&self, job: &Arc<Job>) -> Result<Trainer, Error> {
-        let mut trainer = match &self.world {
-            Some(world) => Trainer::among(Arc::clone(job), self.threads, Arc::clone(world))?,
-            None => Trainer::new(Arc::clone(job), Options::for_grains(job.grains, self.threads))?,
+        let mut trainer = match &self.company {
+            Company::Alone => Trainer::new(Arc::clone(job), Options::for_grains(job.grains, self.threads))?,
+            Company::Workers(world) => Trainer::among(Arc::clone(job), self.threads, Arc::clone(world))?,
+            Company::Served(world, roles) => {
+                Trainer::served(Arc::clone(job), self.threads, roles.workers, world.rank())?
+            }
         };
         if let Some(timeline) = &self.timeline {
             trainer.trace(Arc::clone(timeline));
         }
         Ok(trainer)
+    }
+}
+
+/// A run's links to the other ranks, and its times on them.
+struct Ties {
+    links: Option<Links>,
+    world: Option<Arc<Communicator>>,
+    meter: Meter,
+}
+
+impl Ties {
+    fn make(job: &Job, options: &RunOptions) -> Result<Self, Error> {
+        let mut ties = Self { links: None, world: None, meter: Meter::default() };
+        match &options.company {
+            Company::Alone => {}
+            Company::Workers(world) => {
+                ties.meter.attach(world, options.timeline.clone());
+                ties.world = Some(Arc::clone(world));
+            }
+            Company::Served(world, roles) => {
+                let links = Links::connect(job, world, *roles)?;
+                links.pairs().iter().for_each(|pair| ties.meter.attach(pair, options.timeline.clone()));
+                ties.links = Some(links);
+            }
+        }
+        Ok(ties)
+    }
+
+    fn step(&mut self, trainer: &mut Trainer) -> Result<f32, Error> {
+        let start = Instant::now();
+        let mut exchange_ns = 0;
+        let loss = match &mut self.links {
+            None => trainer.step()?,
+            Some(links) => trainer.step_through(|step, session, store| {
+                let start = Instant::now();
+                let outcome = links.exchange(step, session.sums_mut(), store.params_mut());
+                exchange_ns = start.elapsed().as_nanos() as u64;
+                outcome
+            })?,
+        };
+        let exposed_ns = exchange_ns + trainer.session().take_waited();
+        self.meter.step(start.elapsed().as_secs_f64() * 1e3, exposed_ns);
+        Ok(loss)
+    }
+
+    /// After the last step: the weights as all workers left them.
+    fn last_weights(&self, trainer: &mut Trainer) -> Result<(), Error> {
+        self.links.as_ref().map_or(Ok(()), |links| links.finish(trainer.store_mut().params_mut()))
+    }
+
+    /// All ranks have the same weights; how they got on.
+    fn close(&self, weights: &str) -> Result<Option<Communication>, Error> {
+        let workers = self.links.as_ref().map(Links::workers).or(self.world.as_deref());
+        let Some(workers) = workers else { return Ok(None) };
+        together::same_weights(workers, weights)?;
+        self.meter.gather(workers).map(Some)
     }
 }
 
@@ -115,10 +195,8 @@ impl Watch {
 /// Trains a job to its end. The trainer comes back with the trained weights.
 pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> Result<(Trainer, Report), Error> {
     let mut trainer = options.trainer(&job)?;
-    let mut meter = Meter::default();
-    if let Some(world) = &options.world {
-        meter.attach(world, options.timeline.clone());
-    }
+    let mut ties = Ties::make(&job, options)?;
+    let (begin, mut history) = (Instant::now(), Vec::new());
     let mut files = options.out.as_deref().filter(|_| options.chief()).map(Files::create).transpose()?;
     let mut times = Vec::with_capacity(job.total_steps.min(1 << 16));
     let mut watch = Watch { best: None, since: 0 };
@@ -127,22 +205,26 @@ pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> 
     let mut ended = "done";
     while trainer.next_step() < job.total_steps {
         let start = Instant::now();
-        let loss = trainer.step()?;
+        let loss = ties.step(&mut trainer)?;
         times.push(start.elapsed().as_secs_f64() * 1e3);
         let step = trainer.next_step();
         observer.step(step, loss, times[times.len() - 1]);
         loss_sum += f64::from(loss);
         loss_count += 1;
-        meter.step(times[times.len() - 1], trainer.session().take_waited());
-        let interrupted = together::any(options.world.as_ref(), options.interrupt.requested())?;
+        let interrupted = together::any(ties.world.as_ref(), options.interrupt.requested())?;
         let epoch_done = step % job.steps_per_epoch == 0;
         let epoch = step.div_ceil(job.steps_per_epoch);
         let due = epoch_done && epoch % job.eval_every == 0;
+        if interrupted || step == job.total_steps {
+            ties.last_weights(&mut trainer)?;
+        }
         if due || interrupted || step == job.total_steps {
             mean_loss = loss_sum / loss_count as f64;
             (loss_sum, loss_count) = (0.0, 0);
             // An interrupted run ends at once: its last evaluation stays the last, but it was not made here.
-            let made = if interrupted { None } else { trainer.evaluate()? };
+            let evaluates = !interrupted && (ties.links.is_none() || options.chief());
+            let made = if evaluates { trainer.evaluate()? } else { None };
+            history.push(EpochRow::new(epoch, begin.elapsed(), mean_loss, made.as_ref()));
             observer.evaluated(step, epoch, mean_loss, made.as_ref());
             if let Some(files) = &mut files {
                 let rate = job.schedule.rate(job.optimizer.lr(), step - 1);
@@ -166,10 +248,9 @@ pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> 
         }
     }
     let mut report = report(&trainer, options, &times, mean_loss, last.as_ref(), ended);
-    if let Some(world) = &options.world {
-        together::same_weights(world, &report.weights)?;
-        report.communication = Some(meter.gather(world)?);
-    }
+    report.epochs_per_s = report.epochs / begin.elapsed().as_secs_f64().max(1e-9);
+    report.history = history;
+    report.communication = ties.close(&report.weights)?;
     Ok((trainer, report))
 }
 
@@ -187,7 +268,7 @@ fn report(
     ended: &str,
 ) -> Report {
     let job = trainer.job();
-    let workers = options.world.as_ref().map_or(1, |world| world.size());
+    let workers = options.workers();
     let step_ms = StepTimes::of(times);
     let samples_per_s = if step_ms.median > 0.0 { job.batch as f64 / step_ms.median * 1e3 } else { 0.0 };
     let mut metrics: std::collections::BTreeMap<String, f64> =
@@ -215,6 +296,12 @@ fn report(
         seed: job.seed,
         version: env!("CARGO_PKG_VERSION").into(),
         ended: ended.into(),
+        epochs_per_s: 0.0,
+        history: Vec::new(),
         communication: None,
+        asynchronous: match &options.company {
+            Company::Served(_, roles) => Some(*roles),
+            _ => None,
+        },
     }
 }

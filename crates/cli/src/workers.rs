@@ -1,0 +1,172 @@
+//! Several workers: whether this process starts them or is one of them, and how they reach each other.
+
+use crate::args::{JobArgs, TransportKind, Workers};
+use crate::fail::Failure;
+use crate::progress::Progress;
+use kolo_cluster::coordinator::Notice;
+use kolo_cluster::logs::Source;
+use kolo_cluster::{Member, Options, Outcome, Place, local};
+use kolo_comm::{Communicator, Fault, Transport, shm};
+use kolo_train::Observer;
+use kolo_train::trainer::Evaluation;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often the view of a run is told of steps.
+const VIEW_PAUSE: Duration = Duration::from_millis(50);
+
+fn environment(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+impl From<Fault> for Failure {
+    fn from(fault: Fault) -> Self {
+        Failure::together(fault.to_string())
+    }
+}
+
+/// Where this process stands, if a launcher started it as one of several.
+pub fn place() -> Result<Option<Place>, Failure> {
+    Ok(kolo_cluster::detect(&environment)?.filter(|place| place.world > 1))
+}
+
+/// This process as one of several workers.
+pub struct Worker {
+    pub member: Arc<Member>,
+    pub world: Arc<Communicator>,
+}
+
+impl Worker {
+    /// Joins the job and links up with the other ranks.
+    pub fn join(place: &Place, workers: &Workers, reproducible: bool) -> Result<Self, Failure> {
+        let mut member = Member::take(place)?;
+        let transport = match connect(&mut member, workers) {
+            Ok(transport) => transport,
+            Err(fault) => {
+                member.fail_with(&fault);
+                return Err(Failure::reported());
+            }
+        };
+        let world = Communicator::new(transport, Arc::clone(&member.watch), reproducible);
+        Ok(Self { member: Arc::new(member), world: Arc::new(world) })
+    }
+
+    /// Ends with all others, or tells them why not. What went wrong is shown once, by whoever watches over the job.
+    pub fn finish(self, outcome: Result<(), Failure>) -> Result<(), Failure> {
+        let Self { member, world } = self;
+        if let Err(failure) = outcome {
+            match member.watch.check() {
+                // The job was ended from outside: whoever did it has said why.
+                Err(_) => {}
+                Ok(()) => member.fail(failure.message()),
+            }
+            return Err(Failure::reported());
+        }
+        drop(world);
+        match Arc::try_unwrap(member) {
+            Ok(member) => member.finish().map_err(|_| Failure::reported()),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+/// Links this rank with all others.
+fn connect(member: &mut Member, workers: &Workers) -> Result<Box<dyn Transport>, Fault> {
+    let (rank, world, watch) = (member.rank, member.world, Arc::clone(&member.watch));
+    let one_host = member.roster.iter().all(|peer| peer.host == member.roster[0].host);
+    match workers.transport {
+        TransportKind::Auto | TransportKind::Shm if one_host => shm::connect(rank, world, watch, member),
+        TransportKind::Shm => Err(Fault::BadCall(
+            "--transport shm, but the workers are on several hosts\n  hint: leave --transport out".into(),
+        )),
+        _ => Err(Fault::BadCall("this transport is not there".into())),
+    }
+}
+
+/// Sends a run's steps to whoever shows them.
+pub struct RemoteView {
+    pub member: Arc<Member>,
+    pub inner: Progress,
+    last: Option<Instant>,
+}
+
+impl RemoteView {
+    pub fn new(member: Arc<Member>, inner: Progress) -> Self {
+        Self { member, inner, last: None }
+    }
+}
+
+impl Observer for RemoteView {
+    fn step(&mut self, step: usize, loss: f32, milliseconds: f64) {
+        if self.last.is_some_and(|last| last.elapsed() < VIEW_PAUSE) {
+            return;
+        }
+        self.last = Some(Instant::now());
+        self.member.event(format!("step {step} {loss} {milliseconds}").as_bytes());
+    }
+
+    fn evaluated(&mut self, step: usize, epoch: usize, loss: f64, evaluation: Option<&Evaluation>) {
+        self.inner.evaluated(step, epoch, loss, evaluation);
+    }
+}
+
+/// Starts this many workers of this very command on this host, shows one view of them, and ends when all are gone.
+pub fn supervise(args: &JobArgs, world: usize, out: Option<&Path>, view: Progress) -> Result<(), Failure> {
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::job(format!("cannot find this program: {error}"), "start it by its full path"))?;
+    let mut options = Options::new(world, program, std::env::args_os().skip(1).collect());
+    options.out = out.map(Path::to_path_buf);
+    options.heartbeat_ms = args.workers.heartbeat_ms;
+    let printer = view.clone();
+    options.echo = Some(Arc::new(move |source, bytes: &[u8]| {
+        printer.suspend(|| {
+            // A terminal that went away is no reason to end the job.
+            let _ = match source {
+                Source::Out => std::io::stdout().write_all(bytes).and_then(|()| std::io::stdout().flush()),
+                Source::Err => std::io::stderr().write_all(bytes),
+            };
+        })
+    }));
+    let mut shown = view.clone();
+    let outcome = local::run(&options, &mut |notice| show(&mut shown, notice))?;
+    view.finish();
+    end(&outcome)
+}
+
+/// The supervisor's last word.
+fn end(outcome: &Outcome) -> Result<(), Failure> {
+    match outcome.message() {
+        Some(message) => Err(Failure::ended(message, outcome.exit_code())),
+        None if outcome.exit_code() == 0 => Ok(()),
+        None => Err(Failure::ended(String::new(), outcome.exit_code())),
+    }
+}
+
+fn show(view: &mut Progress, notice: &Notice) {
+    match notice {
+        Notice::Event { rank: 0, bytes } => {
+            let text = String::from_utf8_lossy(bytes);
+            let words: Vec<&str> = text.split(' ').collect();
+            if let ["step", step, loss, milliseconds] = words[..]
+                && let (Ok(step), Ok(loss), Ok(milliseconds)) = (step.parse(), loss.parse(), milliseconds.parse())
+            {
+                view.step(step, loss, milliseconds);
+            }
+        }
+        Notice::Slow(lag) => view.note(&lag.to_string()),
+        _ => {}
+    }
+}
+
+/// Threads of one worker: its share of the host's cores.
+pub fn threads(args: &JobArgs, place: &Place) -> Result<usize, Failure> {
+    match args.threads {
+        Some(_) => crate::load::threads(args),
+        None => {
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            Ok((cores / place.local_world.max(1)).max(1))
+        }
+    }
+}
