@@ -335,10 +335,7 @@ impl Session {
         let mut after = compile(&graph, &layout, &layout.after, &shared, &scratch, threads);
         let buffer = |id: ValueId| shared.buffer(&graph, &layout, id);
         let sums = sum_addresses(&lanes);
-        let overlap = match collectives {
-            Some(collectives) => Overlap::new(&graph, &layout, collectives, buffer, sums.clone())?,
-            None => None,
-        };
+        let overlap = collectives.and_then(|them| Overlap::new(&graph, &layout, them, buffer, sums.clone()));
         match &overlap {
             Some(overlap) => place_exchanges(&graph, &layout, overlap, &mut lanes, &mut after),
             None => after.retain(|call| !is_collective(&*call.op)),

@@ -8,7 +8,7 @@
 use crate::exchange::{Collectives, Exchange, ExchangeError, ExchangeKind};
 use crate::memory::Memory;
 use kolo_graph::collective::{AllGather, Barrier, ReduceScatter, is_collective};
-use kolo_graph::layout::{ALIGNMENT, Layout, align};
+use kolo_graph::layout::{Layout, align};
 use kolo_graph::op::Buffer;
 use kolo_graph::sources::GrainSum;
 use kolo_graph::{Graph, NodeId, Team, ValueId};
@@ -81,11 +81,11 @@ impl Overlap {
         collectives: Arc<dyn Collectives>,
         buffer: impl Fn(ValueId) -> Buffer,
         lanes: Vec<Address>,
-    ) -> Result<Option<Self>, ExchangeError> {
+    ) -> Option<Self> {
         let nodes: Vec<NodeId> =
             layout.after.iter().copied().filter(|id| is_collective(&*graph.node(*id).op)).collect();
         if nodes.is_empty() {
-            return Ok(None);
+            return None;
         }
         let (mut plans, mut exchanges) = (Vec::new(), Vec::new());
         for (number, id) in nodes.iter().enumerate() {
@@ -93,7 +93,7 @@ impl Overlap {
             let buffers: Vec<Buffer> = node.outputs.iter().map(|id| buffer(*id)).collect();
             let span = match node.op.is::<Barrier>() {
                 true => Span { data: buffers[0].data, bytes: 0, staging: None, offsets: vec![0; buffers.len()] },
-                false => span(&buffers, &*collectives)?,
+                false => span(&buffers),
             };
             exchanges.push(Exchange {
                 kind: kind(graph, *id),
@@ -121,7 +121,7 @@ impl Overlap {
         }
         let outputs = graph.outputs.iter().filter_map(|(_, id)| plan_of(graph, &plans, *id)).collect();
         let first = collectives.prepare(exchanges);
-        Ok(Some(Self { collectives, first, plans, sums: lanes, outputs, waited: AtomicU64::new(0) }))
+        Some(Self { collectives, first, plans, sums: lanes, outputs, waited: AtomicU64::new(0) })
     }
 
     /// The exchange that makes this value, seen through views.
@@ -230,7 +230,7 @@ fn kind(graph: &Graph, id: NodeId) -> ExchangeKind {
 }
 
 /// The memory of these tensors if they lie side by side in order; otherwise a copy of them.
-fn span(buffers: &[Buffer], collectives: &dyn Collectives) -> Result<Span, ExchangeError> {
+fn span(buffers: &[Buffer]) -> Span {
     let mut offsets = Vec::with_capacity(buffers.len());
     let mut bytes = 0;
     for buffer in buffers {
@@ -240,12 +240,13 @@ fn span(buffers: &[Buffer], collectives: &dyn Collectives) -> Result<Span, Excha
     let data = buffers[0].data;
     let together = buffers.iter().zip(&offsets).all(|(buffer, at)| buffer.data as usize == data as usize + at);
     if together {
-        return Ok(Span { data, bytes, staging: None, offsets });
+        return Span { data, bytes, staging: None, offsets };
     }
-    let memory = collectives.memory(bytes.max(ALIGNMENT))?;
+    // Memory of this rank alone: whether tensors lie side by side may differ between ranks.
+    let memory = Memory::new(bytes);
     let data = memory.at(0);
     let tensors = buffers.iter().cloned().zip(offsets.iter().copied()).collect();
-    Ok(Span { data, bytes, staging: Some(Staging { memory, tensors }), offsets })
+    Span { data, bytes, staging: Some(Staging { memory, tensors }), offsets }
 }
 
 /// Each rank's run of elements; the tensors of one owner lie side by side.
