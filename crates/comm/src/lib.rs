@@ -4,15 +4,20 @@
 //! transports only move bytes between two ranks (a [`wire::Wire`]); for them a collective is a [`program::Program`], which an
 //! algorithm writes as data. Nothing waits for ever: every wait goes through [`watch::Patience`].
 
+pub mod algorithms;
 pub mod call;
+pub mod choose;
 pub mod combine;
 pub mod communicator;
 pub mod element;
 mod engine;
+pub mod execution;
 pub mod fault;
 pub mod memory;
 pub mod program;
+pub mod run;
 pub mod task;
+pub mod thread;
 pub mod transport;
 pub mod watch;
 pub mod wire;
