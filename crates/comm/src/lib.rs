@@ -6,18 +6,23 @@
 
 pub mod auth;
 pub mod bench;
+pub mod algorithms;
 pub mod call;
+pub mod choose;
 pub mod combine;
 pub mod communicator;
 pub mod element;
 mod engine;
+pub mod execution;
 pub mod fault;
 pub mod link;
 pub mod memory;
 pub mod program;
 pub mod record;
 pub mod shm;
+pub mod run;
 pub mod task;
+pub mod thread;
 pub mod transport;
 pub mod watch;
 pub mod wire;

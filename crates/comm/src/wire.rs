@@ -42,3 +42,18 @@ pub trait Wire: Send {
     /// Forgets all that was queued: the call failed and its buffers go away.
     fn cancel(&mut self);
 }
+
+/// A wire that can be cut down to fewer ranks: what [`crate::run::Programs`] stands on.
+pub trait SplitWire: Wire + Sized + 'static {
+    /// Such as `tcp`.
+    fn name(&self) -> &'static str;
+
+    /// The number of each rank's host. Ranks with the same number reach each other without a network.
+    fn hosts(&self) -> &[usize];
+
+    /// A rank's number in the whole job, for messages.
+    fn job_rank(&self, rank: usize) -> usize;
+
+    /// As [`crate::Transport::split`].
+    fn split(&mut self, members: &[usize], communicator: u32) -> Result<Self, Fault>;
+}

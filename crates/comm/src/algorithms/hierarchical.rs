@@ -1,0 +1,125 @@
+//! Within each host first, then across hosts: little crosses the network, however many ranks a host has.
+//!
+//! With equally many ranks on each host, every rank carries its share across; otherwise one rank of each host does.
+
+use super::builder::Builder;
+use super::{Cost, Group, Plan, binomial, direct};
+use crate::call::Kind;
+use std::collections::BTreeMap;
+
+/// Ranks by host; hosts in the order of their first rank.
+fn by_host(hosts: &[usize]) -> Vec<Vec<usize>> {
+    let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for (rank, host) in hosts.iter().enumerate() {
+        groups.entry(*host).or_default().push(rank);
+    }
+    let mut groups: Vec<Vec<usize>> = groups.into_values().collect();
+    groups.sort_by_key(|group| group[0]);
+    groups
+}
+
+/// If hosts hold equal runs of ranks, a power of two long, the sum of sums is the tree's.
+pub(super) fn keeps_order(hosts: &[usize]) -> bool {
+    let groups = by_host(hosts);
+    let len = groups[0].len();
+    len.is_power_of_two()
+        && groups.iter().enumerate().all(|(host, group)| group.iter().copied().eq(host * len..(host + 1) * len))
+}
+
+fn group_of(rank: usize, ranks: Vec<usize>) -> Option<Group> {
+    ranks.iter().position(|member| *member == rank).map(|me| Group { ranks, me })
+}
+
+pub(super) fn write(builder: &mut Builder, plan: &Plan<'_>) {
+    let hosts = by_host(plan.hosts);
+    match plan.kind {
+        Kind::Broadcast => broadcast(builder, plan, &hosts),
+        _ if hosts.iter().all(|host| host.len() == hosts[0].len()) => all_reduce_shares(builder, plan, &hosts),
+        _ => all_reduce_leaders(builder, plan, &hosts),
+    }
+}
+
+/// This rank's group on its host.
+fn local(plan: &Plan<'_>, hosts: &[Vec<usize>]) -> Option<Group> {
+    hosts.iter().find_map(|host| group_of(plan.rank, host.clone()))
+}
+
+fn all_reduce_shares(builder: &mut Builder, plan: &Plan<'_>, hosts: &[Vec<usize>]) {
+    let Some(inside) = local(plan, hosts) else { return };
+    let Some(across) = group_of(plan.rank, hosts.iter().map(|host| host[inside.me]).collect()) else { return };
+    let inputs = Plan::even(plan.input(), inside.len());
+    let outputs = Plan::even(plan.output(), inside.len());
+    let share = outputs[inside.me];
+    direct::reduce_scatter(builder, &inside, &inputs, share, false);
+    let pieces = Plan::even(share, across.len());
+    direct::reduce_scatter(builder, &across, &pieces, pieces[across.me], false);
+    if plan.mean {
+        builder.divide(pieces[across.me]);
+    }
+    direct::all_gather(builder, &across, &pieces);
+    direct::all_gather(builder, &inside, &outputs);
+}
+
+fn all_reduce_leaders(builder: &mut Builder, plan: &Plan<'_>, hosts: &[Vec<usize>]) {
+    let Some(inside) = local(plan, hosts) else { return };
+    let output = plan.output();
+    binomial::reduce(builder, &inside, 0, plan.input(), output, false);
+    if let Some(leaders) = group_of(plan.rank, hosts.iter().map(|host| host[0]).collect()) {
+        let pieces = Plan::even(output, leaders.len());
+        direct::reduce_scatter(builder, &leaders, &pieces, pieces[leaders.me], false);
+        if plan.mean {
+            builder.divide(pieces[leaders.me]);
+        }
+        direct::all_gather(builder, &leaders, &pieces);
+    }
+    binomial::broadcast(builder, &inside, 0, output);
+}
+
+/// The root speaks for its host; elsewhere the first rank does.
+fn broadcast(builder: &mut Builder, plan: &Plan<'_>, hosts: &[Vec<usize>]) {
+    let Some(inside) = local(plan, hosts) else { return };
+    let leader = |host: &Vec<usize>| if host.contains(&plan.root) { plan.root } else { host[0] };
+    let leaders: Vec<usize> = hosts.iter().map(leader).collect();
+    let root = leaders.iter().position(|rank| *rank == plan.root).unwrap_or(0);
+    let mine = leader(&inside.ranks);
+    if let Some(across) = group_of(plan.rank, leaders) {
+        binomial::broadcast(builder, &across, root, plan.output());
+    }
+    let first = inside.ranks.iter().position(|rank| *rank == mine).unwrap_or(0);
+    binomial::broadcast(builder, &inside, first, plan.output());
+}
+
+pub(super) fn cost(plan: &Plan<'_>) -> Cost {
+    let (_, count) = plan.numbers();
+    let groups = by_host(plan.hosts);
+    let hosts = groups.len() as f64;
+    let local = groups.iter().map(Vec::len).max().unwrap_or(1) as f64;
+    let even = groups.iter().all(|group| group.len() == groups[0].len());
+    let (up, across) = (local.log2().ceil(), hosts.log2().ceil());
+    let stage = |ranks: f64| if ranks > 1.0 { 2.0 } else { 0.0 };
+    let share = |count: f64, ranks: f64| count * (ranks - 1.0) / ranks;
+    match plan.kind {
+        Kind::Broadcast => {
+            let rounds = up + across;
+            let leaving = plan.leaving_by(1.0, across * count);
+            Cost { rounds, messages: rounds, sent: rounds * count, combined: 0.0, leaving }
+        }
+        _ if even => {
+            let crossing = 2.0 * share(count / local, hosts);
+            Cost {
+                rounds: stage(local) + stage(hosts),
+                messages: 2.0 * (local - 1.0) + 2.0 * (hosts - 1.0),
+                sent: 2.0 * share(count, local) + crossing,
+                combined: share(count, local) + share(count / local, hosts),
+                leaving: local * crossing,
+            }
+        }
+        _ => Cost {
+            rounds: 2.0 * up + stage(hosts),
+            messages: up + 2.0 * (hosts - 1.0),
+            sent: up * count + 2.0 * share(count, hosts),
+            combined: up * count + share(count, hosts),
+            leaving: 2.0 * share(count, hosts),
+        },
+    }
+}

@@ -1,0 +1,215 @@
+//! Collectives as programs. An algorithm is a pure function from a [`Plan`] to this rank's [`Program`]; all ranks that run
+//! the same algorithm on the same plan fit together.
+//!
+//! Costs are formulas in the number of ranks and the size of the vector, written down in `docs/collectives.md`; the tests
+//! walk the programs of all ranks and find the same numbers, and no schedule in which they wait for each other for ever.
+
+mod binomial;
+mod builder;
+mod direct;
+mod halving_doubling;
+mod hierarchical;
+mod ring;
+#[cfg(test)]
+mod walk;
+
+use crate::call::Kind;
+use crate::program::{Place, Program, Region};
+use crate::task::{Part, even_parts};
+use builder::{Builder, place};
+
+/// What a program depends on. Counts and offsets are in elements.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan<'a> {
+    pub kind: Kind,
+    pub rank: usize,
+    pub size: usize,
+    pub root: usize,
+    pub count: usize,
+    /// The reduction ends with a division.
+    pub mean: bool,
+    /// Input and output are one memory, as [`crate::task::Task`] allows.
+    pub in_place: bool,
+    pub send: &'a [Part],
+    pub recv: &'a [Part],
+    /// The other end of a message.
+    pub peer: usize,
+    /// Each rank's host.
+    pub hosts: &'a [usize],
+    /// Elements of one message at most.
+    pub segment: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Algorithm {
+    Exchange,
+    Direct,
+    Ring,
+    Doubling,
+    HalvingDoubling,
+    Binomial,
+    Hierarchical,
+}
+
+/// What an algorithm costs the busiest rank if parts are even. Counts are in elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// Messages one behind the other on the longest way.
+    pub rounds: f64,
+    /// Messages sent by one rank, before they are cut to segments.
+    pub messages: f64,
+    pub sent: f64,
+    pub combined: f64,
+    /// Of all that the ranks of one host send, what leaves the host.
+    pub leaving: f64,
+}
+
+impl Algorithm {
+    pub const ALL: [Algorithm; 7] = [
+        Algorithm::Exchange,
+        Algorithm::Direct,
+        Algorithm::Ring,
+        Algorithm::Doubling,
+        Algorithm::HalvingDoubling,
+        Algorithm::Binomial,
+        Algorithm::Hierarchical,
+    ];
+
+    pub fn name(self) -> &'static str {
+        ["exchange", "direct", "ring", "doubling", "halving_doubling", "binomial", "hierarchical"][self as usize]
+    }
+
+    /// Whether it can do this kind of call with this number of ranks.
+    pub fn applies(self, kind: Kind, size: usize) -> bool {
+        use Kind::*;
+        match self {
+            Algorithm::Exchange => kind == AllReduce,
+            Algorithm::Direct => !matches!(kind, Barrier | Scan | ExclusiveScan),
+            Algorithm::Ring => matches!(kind, AllReduce | ReduceScatter | AllGather),
+            Algorithm::Doubling => {
+                matches!(kind, Barrier | AllReduce | Scan | ExclusiveScan)
+                    || kind == AllGather && size.is_power_of_two()
+            }
+            Algorithm::HalvingDoubling => kind == AllReduce || kind == ReduceScatter && size.is_power_of_two(),
+            Algorithm::Binomial => matches!(kind, Broadcast | Reduce | AllReduce | Gather | Scatter),
+            Algorithm::Hierarchical => matches!(kind, AllReduce | Broadcast),
+        }
+    }
+
+    /// Whether it combines in tree order over ranks, which gives the promised bits.
+    pub fn keeps_order(self, kind: Kind, hosts: &[usize]) -> bool {
+        if !matches!(kind, Kind::AllReduce | Kind::ReduceScatter) {
+            return true;
+        }
+        match self {
+            Algorithm::Ring => hosts.len() == 1,
+            Algorithm::HalvingDoubling => hosts.len().is_power_of_two(),
+            Algorithm::Hierarchical => hierarchical::keeps_order(hosts),
+            _ => true,
+        }
+    }
+
+    /// This rank's program. The algorithm must apply.
+    pub fn program(self, plan: &Plan<'_>) -> Program {
+        let mut builder = Builder::new(plan);
+        match self {
+            Algorithm::Exchange => direct::exchange(&mut builder, plan),
+            Algorithm::Direct => direct::write(&mut builder, plan),
+            Algorithm::Ring => ring::write(&mut builder, plan),
+            Algorithm::Doubling => halving_doubling::doubling(&mut builder, plan),
+            Algorithm::HalvingDoubling => halving_doubling::write(&mut builder, plan),
+            Algorithm::Binomial => binomial::write(&mut builder, plan),
+            Algorithm::Hierarchical => hierarchical::write(&mut builder, plan),
+        }
+        builder.finish()
+    }
+
+    /// What it costs; 0 for one rank.
+    pub fn cost(self, plan: &Plan<'_>) -> Cost {
+        if plan.size == 1 {
+            return Cost::default();
+        }
+        match self {
+            Algorithm::Exchange => direct::exchange_cost(plan),
+            Algorithm::Direct => direct::cost(plan),
+            Algorithm::Ring => ring::cost(plan),
+            Algorithm::Doubling => halving_doubling::doubling_cost(plan),
+            Algorithm::HalvingDoubling => halving_doubling::cost(plan),
+            Algorithm::Binomial => binomial::cost(plan),
+            Algorithm::Hierarchical => hierarchical::cost(plan),
+        }
+    }
+}
+
+/// Ranks among which a part of an algorithm runs, in order, this rank among them.
+#[derive(Clone, Debug)]
+struct Group {
+    ranks: Vec<usize>,
+    me: usize,
+}
+
+impl Group {
+    fn all(plan: &Plan<'_>) -> Self {
+        Self { ranks: (0..plan.size).collect(), me: plan.rank }
+    }
+
+    fn len(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// The others' numbers in the group, from the next one round: so not all send to the same one first.
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let (me, len) = (self.me, self.len());
+        (1..len).map(move |step| (me + step) % len)
+    }
+}
+
+impl Plan<'_> {
+    fn input(&self) -> Place {
+        place(Region::Input, Part { offset: 0, count: self.count })
+    }
+
+    fn output(&self) -> Place {
+        place(Region::Output, Part { offset: 0, count: self.count })
+    }
+
+    /// An equal part of a place for each of `ranks`.
+    fn even(whole: Place, ranks: usize) -> Vec<Place> {
+        let part = |part: &Part| Place { offset: whole.offset + part.offset, count: part.count, ..whole };
+        even_parts(whole.count, ranks).iter().map(part).collect()
+    }
+
+    /// The parts of all ranks in a region.
+    fn parts(&self, region: Region) -> Vec<Place> {
+        self.recv.iter().map(|part| place(region, *part)).collect()
+    }
+
+    /// This rank's part in a buffer that holds nothing else.
+    fn own(&self, region: Region) -> Place {
+        Place { region, offset: 0, count: self.recv[self.rank].count }
+    }
+
+    /// Ranks and elements as numbers for formulas.
+    fn numbers(&self) -> (f64, f64) {
+        (self.size as f64, self.count as f64)
+    }
+
+    /// Ranks of the fullest host, and whether there is more than one host.
+    fn per_host(&self) -> (f64, bool) {
+        let most = self.hosts.iter().map(|host| self.hosts.iter().filter(|other| *other == host).count()).max();
+        let most = most.unwrap_or(self.size);
+        (most as f64, most < self.size)
+    }
+
+    /// Of what each rank sends evenly to all others, what leaves the fullest host.
+    fn leaving_evenly(&self, sent: f64) -> f64 {
+        let (ranks, _) = self.numbers();
+        let (local, _) = self.per_host();
+        sent * local * (ranks - local) / (ranks - 1.0)
+    }
+
+    /// If `crossing` ranks of a host send all they send to other hosts.
+    fn leaving_by(&self, crossing: f64, sent: f64) -> f64 {
+        if self.per_host().1 { sent * crossing } else { 0.0 }
+    }
+}

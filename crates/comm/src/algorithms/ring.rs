@@ -1,0 +1,72 @@
+//! Ring: every rank speaks to its two neighbours only. Each part travels once round, growing, and once more to be known
+//! by all. The order of additions rotates with the part, so the bits are not those of the tree.
+
+use super::builder::{Builder, slice};
+use super::{Cost, Group, Plan};
+use crate::call::Kind;
+use crate::program::{Place, Region};
+
+pub(super) fn write(builder: &mut Builder, plan: &Plan<'_>) {
+    let group = Group::all(plan);
+    match plan.kind {
+        Kind::ReduceScatter => {
+            reduce_scatter(builder, &group, &plan.parts(Region::Input), plan.own(Region::Output), plan.mean);
+        }
+        Kind::AllGather => {
+            let parts = plan.parts(Region::Output);
+            builder.copy(plan.own(Region::Input), parts[plan.rank]);
+            all_gather(builder, &group, &parts);
+        }
+        _ => {
+            let output = Plan::even(plan.output(), plan.size);
+            reduce_scatter(builder, &group, &Plan::even(plan.input(), plan.size), output[plan.rank], plan.mean);
+            all_gather(builder, &group, &output);
+        }
+    }
+}
+
+fn reduce_scatter(builder: &mut Builder, group: &Group, parts: &[Place], into: Place, mean: bool) {
+    let (len, me) = (group.len(), group.me);
+    if len == 1 {
+        return builder.copy(parts[0], into);
+    }
+    let (next, previous) = (group.ranks[(me + 1) % len], group.ranks[(me + len - 1) % len]);
+    let longest = parts.iter().map(|part| part.count).max().unwrap_or(0);
+    // Two, so that one is sent while the other is filled.
+    let buffers = [builder.scratch(longest), builder.scratch(longest)];
+    let mut outgoing = parts[(me + len - 1) % len];
+    for step in 0..len - 1 {
+        let own = parts[(me + 2 * len - 2 - step) % len];
+        let incoming = slice(buffers[step % 2], 0, own.count);
+        let target = if step == len - 2 { into } else { incoming };
+        builder.send(next, outgoing);
+        builder.recv(previous, incoming);
+        builder.combine_all(incoming, own, target);
+        outgoing = incoming;
+    }
+    if mean {
+        builder.divide(into);
+    }
+}
+
+fn all_gather(builder: &mut Builder, group: &Group, parts: &[Place]) {
+    let (len, me) = (group.len(), group.me);
+    let (next, previous) = (group.ranks[(me + 1) % len], group.ranks[(me + len - 1) % len]);
+    for step in 0..len - 1 {
+        builder.send(next, parts[(me + len - step) % len]);
+        builder.recv(previous, parts[(me + 2 * len - 1 - step) % len]);
+    }
+}
+
+pub(super) fn cost(plan: &Plan<'_>) -> Cost {
+    let (ranks, count) = plan.numbers();
+    let share = count * (ranks - 1.0) / ranks;
+    let (turns, combined) = match plan.kind {
+        Kind::AllReduce => (2.0, share),
+        Kind::ReduceScatter => (1.0, share),
+        _ => (1.0, 0.0),
+    };
+    let steps = turns * (ranks - 1.0);
+    let sent = turns * share;
+    Cost { rounds: steps, messages: steps, sent, combined, leaving: plan.leaving_by(1.0, sent) }
+}
