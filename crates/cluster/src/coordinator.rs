@@ -80,6 +80,8 @@ pub enum Notice {
     Event { rank: usize, bytes: Vec<u8> },
     /// A rank fell behind.
     Slow(Lag),
+    /// The job ends before its time, for this reason. The verdict, which follows when all are gone, has it too.
+    Ending { text: String },
 }
 
 /// Steps a rank may be behind before it is worth a word; heartbeats of ranks in step show one or two.
@@ -209,7 +211,10 @@ impl Coordinator {
         for action in self.membership.step(now_ms, event) {
             match action {
                 membership::Action::Signal { rank, signal } => actions.push(Action::Signal { rank, signal }),
-                membership::Action::Abort { text } => self.tell_all(&Message::Abort { text }, actions),
+                membership::Action::Abort { text } => {
+                    self.tell_all(&Message::Abort { text: text.clone() }, actions);
+                    actions.push(Action::Notice(Notice::Ending { text }));
+                }
                 membership::Action::Kill { rank } => actions.push(Action::Kill { rank, link: self.links[rank] }),
                 membership::Action::Release => self.tell_all(&Message::Release, actions),
                 membership::Action::Ended(verdict) => actions.push(Action::Ended(verdict)),

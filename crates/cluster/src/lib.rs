@@ -5,10 +5,15 @@
 //! [`member`] is a worker's side.
 
 pub mod coordinator;
+mod driver;
+mod hall;
+pub mod hostlist;
+pub mod interface;
 pub mod launcher;
 mod line;
 pub mod local;
 pub mod logs;
+pub mod meet;
 pub mod member;
 pub mod membership;
 pub mod message;

@@ -1,10 +1,14 @@
 //! Whole messages over a byte stream, without ever blocking.
 //!
-//! What cannot be written at once waits in memory, up to a limit; what has been read in part waits for the rest.
+//! What cannot be written at once waits in memory, up to a limit; what has been read in part waits for the rest. Over an
+//! inherited socket messages travel as they are; over a network each is a sealed record of an authenticated session.
 
 use crate::message::{Envelope, FRAME_BYTES_MAX};
 use kolo_comm::Fault;
+use kolo_comm::auth::Session;
+use kolo_comm::record::{RecordKind, RecordReader, Sealer, seal_record};
 use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 
@@ -14,10 +18,48 @@ const READ_BYTES: usize = 16 << 10;
 /// Messages read at a time, so that nobody can keep a reader for itself.
 const BATCH: usize = 256;
 
+/// What a line runs over.
+#[derive(Debug)]
+pub(crate) enum Socket {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Socket {
+    fn descriptor(&self) -> RawFd {
+        match self {
+            Socket::Unix(stream) => stream.as_raw_fd(),
+            Socket::Tcp(stream) => stream.as_raw_fd(),
+        }
+    }
+
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        match self {
+            Socket::Unix(stream) => stream.read(bytes),
+            Socket::Tcp(stream) => stream.read(bytes),
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        match self {
+            Socket::Unix(stream) => stream.write(bytes),
+            Socket::Tcp(stream) => stream.write(bytes),
+        }
+    }
+}
+
+/// The two directions of an authenticated session.
+#[derive(Debug)]
+struct Seal {
+    sealer: Sealer,
+    reader: RecordReader,
+}
+
 /// A link that carries [`Envelope`]s.
 #[derive(Debug)]
-pub struct Line {
-    stream: UnixStream,
+pub(crate) struct Line {
+    socket: Socket,
+    seal: Option<Seal>,
     incoming: Vec<u8>,
     pending: Vec<u8>,
     /// Bytes of `pending` already sent.
@@ -26,14 +68,27 @@ pub struct Line {
 }
 
 impl Line {
-    pub fn new(stream: UnixStream) -> Result<Self, Fault> {
+    /// Over a socket that only the two ends can reach.
+    pub fn plain(stream: UnixStream) -> Result<Self, Fault> {
         stream.set_nonblocking(true).map_err(|error| Fault::system("preparing a control link", &error))?;
-        Ok(Self { stream, incoming: Vec::new(), pending: Vec::new(), sent: 0, open: true })
+        Ok(Self::new(Socket::Unix(stream), None))
+    }
+
+    /// Over a network, after both ends have proved who they are.
+    pub fn sealed(stream: TcpStream, session: Session) -> Result<Self, Fault> {
+        let prepared = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
+        prepared.map_err(|error| Fault::system("preparing a control link", &error))?;
+        let seal = Seal { sealer: session.sealer, reader: RecordReader::new(session.opener) };
+        Ok(Self::new(Socket::Tcp(stream), Some(seal)))
+    }
+
+    fn new(socket: Socket, seal: Option<Seal>) -> Self {
+        Self { socket, seal, incoming: Vec::new(), pending: Vec::new(), sent: 0, open: true }
     }
 
     /// What to poll for; nothing once it is closed.
     pub fn interest(&self) -> (RawFd, i16) {
-        let descriptor = if self.open { self.stream.as_raw_fd() } else { -1 };
+        let descriptor = if self.open { self.socket.descriptor() } else { -1 };
         (descriptor, if self.busy() { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN })
     }
 
@@ -44,7 +99,10 @@ impl Line {
 
     pub fn close(&mut self) {
         self.open = false;
-        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        let _ = match &self.socket {
+            Socket::Unix(stream) => stream.shutdown(Shutdown::Both),
+            Socket::Tcp(stream) => stream.shutdown(Shutdown::Both),
+        };
     }
 
     /// Whether something waits to be written.
@@ -60,13 +118,17 @@ impl Line {
         if self.pending.len() - self.sent > PENDING_BYTES_MAX {
             return self.close();
         }
-        self.pending.extend_from_slice(&envelope.encode());
+        let frame = envelope.encode();
+        match &mut self.seal {
+            None => self.pending.extend_from_slice(&frame),
+            Some(seal) => seal_record(&mut seal.sealer, RecordKind::Data, &frame, &mut self.pending),
+        }
         self.flush();
     }
 
     pub fn flush(&mut self) {
         while self.busy() {
-            match self.stream.write(&self.pending[self.sent..]) {
+            match self.socket.write(&self.pending[self.sent..]) {
                 Ok(0) => self.open = false,
                 Ok(count) => self.sent += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
@@ -82,13 +144,16 @@ impl Line {
     /// Reads what is there. The messages that are whole; a fault closes the link. After the end, `open` is false.
     pub fn receive(&mut self) -> Result<Vec<Envelope>, Fault> {
         let mut envelopes = Vec::new();
-        let mut buffer = [0; READ_BYTES];
         while self.open && envelopes.len() < BATCH && self.incoming.len() < FRAME_BYTES_MAX {
-            match self.stream.read(&mut buffer) {
-                Ok(0) => self.open = false,
-                Ok(count) => {
-                    self.incoming.extend_from_slice(&buffer[..count]);
-                    self.parse(&mut envelopes)?;
+            let outcome = match self.seal.is_some() {
+                true => self.receive_record(&mut envelopes),
+                false => self.receive_plain(&mut envelopes),
+            };
+            match outcome {
+                Ok(Ok(())) => {}
+                Ok(Err(fault)) => {
+                    self.close();
+                    return Err(fault);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -98,7 +163,11 @@ impl Line {
         Ok(envelopes)
     }
 
-    fn parse(&mut self, envelopes: &mut Vec<Envelope>) -> Result<(), Fault> {
+    fn receive_plain(&mut self, envelopes: &mut Vec<Envelope>) -> std::io::Result<Result<(), Fault>> {
+        let mut buffer = [0; READ_BYTES];
+        let count = self.socket.read(&mut buffer)?;
+        self.open = count > 0;
+        self.incoming.extend_from_slice(&buffer[..count]);
         let mut used = 0;
         loop {
             match Envelope::decode(&self.incoming[used..]) {
@@ -107,25 +176,47 @@ impl Line {
                     used += length;
                 }
                 Ok(None) => break,
-                Err(fault) => {
-                    self.close();
-                    return Err(fault);
-                }
+                Err(fault) => return Ok(Err(fault)),
             }
         }
         self.incoming.drain(..used);
-        Ok(())
+        Ok(Ok(()))
+    }
+
+    fn receive_record(&mut self, envelopes: &mut Vec<Envelope>) -> std::io::Result<Result<(), Fault>> {
+        let Some(seal) = &mut self.seal else { return Ok(Ok(())) };
+        let count = self.socket.read(seal.reader.space())?;
+        if count == 0 {
+            self.open = false;
+            return Ok(Ok(()));
+        }
+        let rejected = |why: String| Fault::Rejected { from: "a control link".into(), why };
+        match seal.reader.filled(count, &mut self.incoming) {
+            Ok(Some(RecordKind::Data)) => {
+                let decoded = Envelope::decode(&self.incoming);
+                let length = self.incoming.len();
+                self.incoming.clear();
+                match decoded {
+                    Ok(Some((envelope, used))) if used == length => envelopes.push(envelope),
+                    Ok(_) => return Ok(Err(rejected("a record that is not one frame".into()))),
+                    Err(fault) => return Ok(Err(fault)),
+                }
+            }
+            Ok(Some(RecordKind::Goodbye)) => self.open = false,
+            Ok(None) => {}
+            Err(forged) => return Ok(Err(rejected(forged.to_string()))),
+        }
+        Ok(Ok(()))
     }
 }
 
 /// Waits until one of the lines can be read or, if busy, written; at most this long.
-pub fn wait(lines: &[&Line], at_most_ms: u64) {
-    let entries: Vec<_> = lines.iter().filter(|line| line.open()).map(|line| line.interest()).collect();
-    poll(&entries, at_most_ms);
+pub(crate) fn wait(line: &Line, at_most_ms: u64) {
+    poll(&[line.interest()], at_most_ms);
 }
 
 /// Waits until one of these descriptors is ready; at most this long. A negative one is passed over.
-pub fn poll(entries: &[(RawFd, i16)], at_most_ms: u64) {
+pub(crate) fn poll(entries: &[(RawFd, i16)], at_most_ms: u64) {
     let entry = |(fd, events): &(RawFd, i16)| libc::pollfd { fd: *fd, events: *events, revents: 0 };
     let mut entries: Vec<libc::pollfd> = entries.iter().map(entry).collect();
     let timeout = i32::try_from(at_most_ms).unwrap_or(i32::MAX);

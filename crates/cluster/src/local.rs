@@ -2,19 +2,21 @@
 //!
 //! Invariant: when [`run`] returns, no worker is left; and if this process dies, however it dies, the kernel ends them.
 
-use crate::coordinator::{Action, Coordinator, Event, Notice, Terms};
+use crate::coordinator::{Notice, Terms};
+use crate::driver::{Driver, Hands};
 use crate::launcher;
-use crate::line::{self, Line};
+use crate::line::Line;
 use crate::logs::{self, Echo, Source};
 use crate::membership::{Pace, Verdict};
 use crate::message::{Envelope, Key, Message};
 use crate::process::{self, Change, Output, Process};
-use kolo_comm::Fault;
+use kolo_comm::{Fault, JobKey};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::os::fd::{AsRawFd, RawFd};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Most workers on one host.
 pub const WORKERS_MAX: usize = 1024;
@@ -93,20 +95,6 @@ impl Outcome {
     }
 }
 
-struct Worker {
-    process: Process,
-    line: Line,
-    closed: bool,
-}
-
-struct Supervisor<'o> {
-    workers: Vec<Worker>,
-    coordinator: Coordinator,
-    start: Instant,
-    observer: &'o mut dyn FnMut(&Notice),
-    verdict: Option<Verdict>,
-}
-
 /// Starts the workers and returns when all are gone. The observer sees what happens meanwhile.
 pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outcome, Fault> {
     if options.world == 0 || options.world > WORKERS_MAX {
@@ -130,12 +118,14 @@ pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outco
     let pace = Pace { heartbeat_ms: options.heartbeat_ms };
     let job = u64::from_le_bytes(crate::random()?);
     let terms = Terms { world: options.world, job, generation: 0, pace, supervised: true, bound: true };
-    let (workers, copies) = start_all(options, &out, job)?;
-    let start = Instant::now();
-    let coordinator = Coordinator::new(terms, 0);
-    let mut supervisor = Supervisor { workers, coordinator, start, observer, verdict: None };
-    let verdict = supervisor.watch(&mut signals, pace);
-    drop(supervisor);
+    let (workers, lines, copies) = start_all(options, &out, job)?;
+    let mut driver = Driver::new(terms, lines, None, workers, observer);
+    let verdict = loop {
+        if let Some(verdict) = driver.turn(signals.pending()) {
+            break verdict;
+        }
+    };
+    drop(driver);
     logs::join(copies, Duration::from_millis(options.heartbeat_ms));
     if verdict.exit_code != 0
         && let Some(directory) = temporary
@@ -145,10 +135,11 @@ pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outco
     Ok(Outcome { verdict, out })
 }
 
-fn start_all(options: &Options, out: &std::path::Path, job: u64) -> Result<(Vec<Worker>, Vec<JoinHandle<()>>), Fault> {
-    let key: Key = crate::random()?;
-    let mut workers = Vec::with_capacity(options.world);
-    let mut copies = Vec::new();
+type Started = (Workers, Vec<Line>, Vec<JoinHandle<()>>);
+
+fn start_all(options: &Options, out: &Path, job: u64) -> Result<Started, Fault> {
+    let key = JobKey::fresh()?;
+    let (mut workers, mut lines, mut copies) = (Vec::new(), Vec::new(), Vec::new());
     for rank in 0..options.world {
         let log = logs::create(out, rank)?;
         let (ours, theirs) = process::control_pair()?;
@@ -159,7 +150,7 @@ fn start_all(options: &Options, out: &std::path::Path, job: u64) -> Result<(Vec<
             (launcher::WORLD, options.world),
             (launcher::LOCAL_RANK, rank),
             (launcher::LOCAL_WORLD, options.world),
-            (launcher::CONTROL_FD, std::os::fd::AsRawFd::as_raw_fd(&theirs) as usize),
+            (launcher::CONTROL_FD, theirs.as_raw_fd() as usize),
         ];
         command.envs(numbers.map(|(name, value)| (name, value.to_string())));
         let echo = options.echo.as_ref().filter(|_| rank == 0);
@@ -173,72 +164,33 @@ fn start_all(options: &Options, out: &std::path::Path, job: u64) -> Result<(Vec<
             copies.extend(logs::tee(stdout, again, Source::Out, echo.clone()));
             copies.extend(logs::tee(stderr, log, Source::Err, echo.clone()));
         }
-        let mut line = Line::new(ours)?;
-        let message = Message::Welcome { heartbeat_ms: options.heartbeat_ms, key };
+        let mut line = Line::plain(ours)?;
+        let message = Message::Welcome { heartbeat_ms: options.heartbeat_ms, key: Key(*key.expose()) };
         line.send(&Envelope { job, generation: 0, message });
-        workers.push(Worker { process, line, closed: false });
+        lines.push(line);
+        workers.push(process);
     }
-    Ok((workers, copies))
+    Ok((Workers(workers), lines, copies))
 }
 
-impl Supervisor<'_> {
-    fn watch(&mut self, signals: &mut signal_hook::iterator::Signals, pace: Pace) -> Verdict {
-        loop {
-            let lines: Vec<&Line> = self.workers.iter().map(|worker| &worker.line).collect();
-            line::wait(&lines, pace.tick_ms());
-            for rank in 0..self.workers.len() {
-                self.listen(rank);
-            }
-            for rank in 0..self.workers.len() {
-                match self.workers[rank].process.look() {
-                    Some(Change::Exited(exit)) => {
-                        self.listen(rank);
-                        self.step(Event::Exited { rank, exit });
-                    }
-                    Some(Change::Stopped) => self.step(Event::Stopped { rank }),
-                    Some(Change::Continued) => self.step(Event::Continued { rank }),
-                    None => {}
-                }
-            }
-            for signal in signals.pending() {
-                self.step(Event::Interrupt { signal });
-            }
-            self.step(Event::Tick);
-            if let Some(verdict) = self.verdict.take() {
-                return verdict;
-            }
-        }
+/// The processes themselves.
+struct Workers(Vec<Process>);
+
+impl Hands for Workers {
+    fn changes(&mut self) -> Vec<(usize, Change)> {
+        let look = |(rank, process): (usize, &mut Process)| process.look().map(|change| (rank, change));
+        self.0.iter_mut().enumerate().filter_map(look).collect()
     }
 
-    /// Takes in what a worker said.
-    fn listen(&mut self, rank: usize) {
-        let worker = &mut self.workers[rank];
-        worker.line.flush();
-        let received = worker.line.receive();
-        let closed = !worker.line.open() && !std::mem::replace(&mut worker.closed, !worker.line.open());
-        match received {
-            Ok(envelopes) => {
-                for envelope in envelopes {
-                    self.step(Event::Message { link: rank, envelope });
-                }
-            }
-            Err(fault) => self.step(Event::Rejected { link: rank, fault }),
-        }
-        if closed {
-            self.step(Event::Closed { link: rank });
-        }
+    fn signal(&mut self, rank: usize, signal: i32) {
+        self.0[rank].signal(signal);
     }
 
-    fn step(&mut self, event: Event) {
-        let now_ms = self.start.elapsed().as_millis() as u64;
-        for action in self.coordinator.step(now_ms, event) {
-            match action {
-                Action::Send { link, envelope } => self.workers[link].line.send(&envelope),
-                Action::Signal { rank, signal } => self.workers[rank].process.signal(signal),
-                Action::Kill { rank, .. } => self.workers[rank].process.signal(libc::SIGKILL),
-                Action::Notice(notice) => (self.observer)(&notice),
-                Action::Ended(verdict) => self.verdict = Some(verdict),
-            }
-        }
+    fn kill(&mut self, rank: usize) -> bool {
+        self.0[rank].signal(libc::SIGKILL);
+        true
     }
+
+    /// A process that ends closes its control link, which wakes the driver.
+    fn interests(&self, _: &mut Vec<(RawFd, i16)>) {}
 }

@@ -4,15 +4,17 @@
 //! of its own gives signs of life with what the rank is doing, and ends every wait of this rank if the job ends or the
 //! coordinator is lost. A member that goes without [`Member::finish`] is a fault of the job.
 
-use crate::launcher::{Launcher, Place};
+use crate::launcher::{Launcher, Lookup, Place};
 use crate::line::{self, Line};
+use crate::meet::{self, Hosting, Observer};
 use crate::membership::Pace;
-use crate::message::{EVENT_BYTES_MAX, Envelope, Hello, Key, Message, Peer};
+use crate::message::{EVENT_BYTES_MAX, Envelope, Hello, Message, Peer};
 use crate::monitor::{Monitor, Shared};
 use crate::rendezvous::JOIN_HEARTBEATS;
 use kolo_comm::transport::BOOTSTRAP_BYTES_MAX;
 use kolo_comm::watch::Activity;
-use kolo_comm::{Bootstrap, Fault, Watch};
+use kolo_comm::{Bootstrap, Fault, JobKey, Watch};
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -33,44 +35,70 @@ pub struct Member {
     /// Number of the job, for names of files and the like; not secret.
     pub job: u64,
     /// The secret of this launch.
-    pub key: Key,
+    pub key: JobKey,
     pub heartbeat: Duration,
     /// Host and process of every rank.
     pub roster: Vec<Peer>,
+    /// This host's address on the network that the job uses.
+    pub address: IpAddr,
     /// To be given to the communicators, and told about steps.
     pub watch: Arc<Watch>,
     round: u64,
     monitor: Monitor,
+    /// Dropped after the monitor: the coordinator outlives this rank's own link.
+    hosting: Option<Hosting>,
+}
+
+/// What a member must know of its job.
+pub(crate) struct Invitation {
+    pub job: u64,
+    pub generation: u32,
+    pub heartbeat_ms: u64,
+    pub key: JobKey,
+}
+
+/// How a member came to the coordinator.
+pub(crate) struct Entry {
+    pub line: Line,
+    /// Whether somebody else ends this process, if it must be.
+    pub supervised: bool,
+    pub address: IpAddr,
+    pub hosting: Option<Hosting>,
+    /// To be told if the coordinator is lost.
+    pub observer: Option<Observer>,
 }
 
 impl Member {
-    /// Joins the job this process was started for; `None` if it was started alone. The environment comes through
-    /// `lookup`.
-    pub fn join(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Option<Self>, Fault> {
-        match crate::launcher::detect(lookup)? {
-            Some(place) => Self::take(&place).map(Some),
-            None => Ok(None),
-        }
+    /// Joins the job this process was started for, by whatever launcher; `None` if it was started alone. The environment
+    /// comes through `lookup`.
+    pub fn join(lookup: Lookup<'_>) -> Result<Option<Self>, Fault> {
+        meet::join(lookup)
     }
 
-    /// Joins at a place that was found before.
+    /// Joins at a place that our own launcher made.
     pub fn take(place: &Place) -> Result<Self, Fault> {
         let Some(descriptor) = place.control else {
             return Err(Fault::BadCall(format!("{} gave this process no control link", place.launcher.name())));
         };
-        Self::over(place, inherited(descriptor)?)
-    }
-
-    /// Joins over a stream to the coordinator, which speaks first.
-    pub fn over(place: &Place, stream: UnixStream) -> Result<Self, Fault> {
-        let mut line = Line::new(stream)?;
-        let deadline = Instant::now() + Duration::from_millis(WELCOME_MS);
-        let welcome = first(&mut line, deadline)?;
-        let Message::Welcome { heartbeat_ms, key } = welcome.message else {
+        let mut line = Line::plain(inherited(descriptor)?)?;
+        let first = first(&mut line, Instant::now() + Duration::from_millis(WELCOME_MS))?;
+        if let Some((address, invitation)) = meet::redirected(&first) {
+            let deadline = Instant::now() + Duration::from_millis(invitation.heartbeat_ms * JOIN_HEARTBEATS);
+            return meet::follow(place, address, invitation, None, deadline);
+        }
+        let Message::Welcome { heartbeat_ms, key } = first.message else {
             return Err(lost("its first word was no welcome"));
         };
+        let (job, generation) = (first.job, first.generation);
+        let invitation = Invitation { job, generation, heartbeat_ms, key: JobKey::from_bytes(key.0) };
+        let address = Ipv4Addr::LOCALHOST.into();
+        Self::enter(place, invitation, Entry { line, supervised: true, address, hosting: None, observer: None })
+    }
+
+    /// Introduces this process and waits until all ranks are there.
+    pub(crate) fn enter(place: &Place, invitation: Invitation, mut entry: Entry) -> Result<Self, Fault> {
+        let Invitation { job, generation, heartbeat_ms, key } = invitation;
         let pace = Pace { heartbeat_ms };
-        let (job, generation) = (welcome.job, welcome.generation);
         let envelope = |message| Envelope { job, generation, message };
         let hello = Hello {
             rank: place.rank,
@@ -79,12 +107,14 @@ impl Member {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").into(),
         };
-        line.send(&envelope(Message::Hello(hello)));
-        let roster = await_roster(&mut line, place.world, pace, &envelope)?;
+        entry.line.send(&envelope(Message::Hello(hello)));
+        let roster = await_roster(&mut entry.line, place.world, pace, &envelope)?;
         let hosts = roster.iter().map(|peer| peer.host.clone()).collect();
         let heartbeat = Duration::from_millis(heartbeat_ms);
         let watch = Watch::new(hosts, heartbeat);
-        let shared = Shared::new(line, job, generation, pace, Arc::clone(&watch), place.launcher == Launcher::Local);
+        let Entry { line, supervised, address, hosting, observer } = entry;
+        let mut shared = Shared::new(line, job, generation, pace, Arc::clone(&watch));
+        (shared.supervised, shared.observer) = (supervised, observer);
         let monitor = Monitor::start(shared)?;
         let Place { rank, world, local_rank, local_world, launcher, .. } = *place;
         Ok(Self {
@@ -97,9 +127,11 @@ impl Member {
             key,
             heartbeat,
             roster,
+            address,
             watch,
             round: 0,
             monitor,
+            hosting,
         })
     }
 
@@ -117,13 +149,20 @@ impl Member {
     /// Says why this rank gives up. The coordinator shows it, with rank, host and step, and ends the job; this process
     /// should print nothing and exit.
     pub fn fail(&self, text: &str) {
-        self.monitor.shared.tell_and_flush(Message::Fail { text: text.into(), culprit: None });
+        self.give_up(Message::Fail { text: text.into(), culprit: None });
     }
 
     /// As [`Member::fail`]; a fault of another rank is passed on as what this rank heard.
     pub fn fail_with(&self, fault: &Fault) {
         let culprit = fault.culprit().filter(|culprit| *culprit != self.rank);
-        self.monitor.shared.tell_and_flush(Message::Fail { text: fault.to_string(), culprit });
+        self.give_up(Message::Fail { text: fault.to_string(), culprit });
+    }
+
+    fn give_up(&self, message: Message) {
+        self.monitor.shared.tell_and_flush(message);
+        if let Some(hosting) = &self.hosting {
+            hosting.await_ending();
+        }
     }
 
     /// Ends well: returns when all ranks have come here, or with the fault that ended the job before.
@@ -184,7 +223,7 @@ fn first(line: &mut Line, deadline: Instant) -> Result<Envelope, Fault> {
         if left.is_zero() {
             return Err(lost("it did not say a word"));
         }
-        line::wait(&[line], left.as_millis() as u64 + 1);
+        line::wait(line, left.as_millis() as u64 + 1);
     }
 }
 
@@ -199,7 +238,7 @@ fn await_roster(
     // The coordinator's own deadline comes first and names who is missing; this one is for a mute coordinator.
     let deadline = Instant::now() + Duration::from_millis(pace.heartbeat_ms * (JOIN_HEARTBEATS + 10));
     while roster.len() < world {
-        line::wait(&[line], pace.beat_ms());
+        line::wait(line, pace.beat_ms());
         for received in line.receive()? {
             match received.message {
                 Message::Roster { rank, peer } if rank == roster.len() => roster.push(peer),

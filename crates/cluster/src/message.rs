@@ -4,14 +4,21 @@
 //! What is longer than [`FRAME_BYTES_MAX`], or does not fill its frame exactly, is malformed. Nothing is allocated from a
 //! length before it was checked.
 
+use kolo_comm::auth::KEY_BYTES;
 use kolo_comm::call::FINGERPRINT_BYTES;
 use kolo_comm::transport::BOOTSTRAP_BYTES_MAX;
 use kolo_comm::watch::Activity;
 use kolo_comm::{Fault, Fingerprint};
 
-/// The secret of one launch, known to its members only.
-pub const KEY_BYTES: usize = 32;
-pub type Key = [u8; KEY_BYTES];
+/// The job's key on its way to a member. It does not show in messages.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Key(pub [u8; KEY_BYTES]);
+
+impl std::fmt::Debug for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Key")
+    }
+}
 
 /// Longest text in a message.
 pub const TEXT_BYTES_MAX: usize = 16 << 10;
@@ -154,7 +161,7 @@ impl<'a> Reader<'a> {
     }
 
     fn key(&mut self) -> Option<Key> {
-        self.take(KEY_BYTES)?.try_into().ok()
+        self.take(KEY_BYTES)?.try_into().ok().map(Key)
     }
 }
 
@@ -199,11 +206,11 @@ impl Message {
         match self {
             Message::Welcome { heartbeat_ms, key } => {
                 out.long(*heartbeat_ms);
-                out.0.extend_from_slice(key);
+                out.0.extend_from_slice(&key.0);
             }
             Message::Redirect { heartbeat_ms, key, address } => {
                 out.long(*heartbeat_ms);
-                out.0.extend_from_slice(key);
+                out.0.extend_from_slice(&key.0);
                 out.text(address);
             }
             Message::Hello(hello) => {
@@ -314,8 +321,8 @@ mod tests {
         };
         let hello = Hello { rank: 3, world: 4, host: "node7".into(), pid: 77, version: "0.1.0".into() };
         vec![
-            Message::Welcome { heartbeat_ms: 1000, key: [7; KEY_BYTES] },
-            Message::Redirect { heartbeat_ms: 1000, key: [7; KEY_BYTES], address: "127.0.0.1:9".into() },
+            Message::Welcome { heartbeat_ms: 1000, key: Key([7; KEY_BYTES]) },
+            Message::Redirect { heartbeat_ms: 1000, key: Key([7; KEY_BYTES]), address: "127.0.0.1:9".into() },
             Message::Hello(hello),
             Message::Roster { rank: 1, peer: Peer { host: "a".into(), pid: 5 } },
             Message::Blob { round: 2, rank: 1, bytes: vec![1; 300] },

@@ -1,6 +1,8 @@
 //! The thread in every worker that gives signs of life and hears when the job ends.
 
+use crate::coordinator::Notice;
 use crate::line::{self, Line};
+use crate::meet::Observer;
 use crate::member::lost;
 use crate::membership::Pace;
 use crate::message::{Envelope, Message};
@@ -15,7 +17,6 @@ use std::time::{Duration, Instant};
 /// Exit code of a process that had to be ended because its job has ended.
 pub const ABORTED_EXIT_CODE: i32 = 1;
 
-#[derive(Debug)]
 pub(crate) struct Shared {
     line: Mutex<Line>,
     inbox: Mutex<Inbox>,
@@ -25,8 +26,16 @@ pub(crate) struct Shared {
     generation: u32,
     pace: Pace,
     /// Whether somebody else ends this process, if it must be.
-    supervised: bool,
+    pub supervised: bool,
+    /// To be told if the coordinator is lost.
+    pub observer: Option<Observer>,
     closing: AtomicBool,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Shared of job {}", self.job)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -41,8 +50,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    pub fn new(line: Line, job: u64, generation: u32, pace: Pace, watch: Arc<Watch>, supervised: bool) -> Arc<Self> {
-        Arc::new(Self {
+    pub fn new(line: Line, job: u64, generation: u32, pace: Pace, watch: Arc<Watch>) -> Self {
+        Self {
             line: Mutex::new(line),
             inbox: Mutex::default(),
             news: Condvar::new(),
@@ -50,9 +59,10 @@ impl Shared {
             job,
             generation,
             pace,
-            supervised,
+            supervised: true,
+            observer: None,
             closing: AtomicBool::new(false),
-        })
+        }
     }
 
     fn envelope(&self, message: Message) -> Envelope {
@@ -111,7 +121,13 @@ impl Shared {
         self.await_news(RELEASE, |inbox| inbox.released.then_some(()))
     }
 
-    fn abort(&self, fault: Fault) {
+    /// The coordinator itself is at fault: nobody else will tell.
+    fn abandon(&self, fault: Fault) {
+        if self.watch.check().is_ok()
+            && let Some(observer) = &self.observer
+        {
+            observer(&Notice::Ending { text: fault.to_string() });
+        }
         self.watch.abort(fault);
         self.news.notify_all();
     }
@@ -139,10 +155,10 @@ impl Shared {
                 let current = envelopes.into_iter().filter(|e| e.job == self.job && e.generation == self.generation);
                 current.for_each(|envelope| self.receive(envelope.message));
             }
-            Err(fault) => self.abort(fault),
+            Err(fault) => self.abandon(fault),
         }
-        if !open && !lock(&self.inbox).released && !self.closing.load(Ordering::Acquire) {
-            self.abort(lost("it closed the link"));
+        if !open && self.watch.check().is_ok() && !lock(&self.inbox).released && !self.closing.load(Ordering::Acquire) {
+            self.abandon(lost("it closed the link"));
         }
         heard
     }
@@ -160,7 +176,7 @@ impl Shared {
             }
             if !self.supervised && heard.elapsed() > orphan {
                 let waited = orphan.as_millis();
-                self.abort(lost(&format!("no sign of life for {waited} ms")));
+                self.abandon(lost(&format!("no sign of life for {waited} ms")));
             }
             if beaten.elapsed() >= beat {
                 beaten = Instant::now();
@@ -199,7 +215,8 @@ pub(crate) struct Monitor {
 }
 
 impl Monitor {
-    pub fn start(shared: Arc<Shared>) -> Result<Self, Fault> {
+    pub fn start(shared: Shared) -> Result<Self, Fault> {
+        let shared = Arc::new(shared);
         let (wake, woken) = UnixStream::pair().map_err(|error| Fault::system("starting the monitor", &error))?;
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new()

@@ -56,6 +56,7 @@ fn supervise(arguments: &[String]) {
         Notice::Joined { world } => println!("joined {world}"),
         Notice::Event { rank, bytes } => println!("event {rank} {}", String::from_utf8_lossy(bytes)),
         Notice::Slow(lag) => println!("slow {lag}"),
+        Notice::Ending { .. } => {}
     })
     .unwrap();
     if let Some(message) = outcome.message() {

@@ -48,8 +48,8 @@ pub fn run(arguments: &[String]) {
     let mut member = Member::join(&|name| std::env::var(name).ok()).unwrap().expect("started by a supervisor");
     assert_eq!(member.roster.len(), member.world);
     assert_eq!(member.roster[member.rank].pid, std::process::id());
-    let keys = member.all_gather(&member.key.clone()).unwrap();
-    assert!(keys.iter().all(|key| *key == member.key) && member.key != [0; 32]);
+    let keys = member.all_gather(&member.key.clone().expose()[..]).unwrap();
+    assert!(keys.iter().all(|key| *key == member.key.expose()) && *member.key.expose() != [0; 32]);
     let asked = Arc::new(AtomicBool::new(false));
     if matches!(behaviour, "polite" | "stubborn") {
         for signal in [libc::SIGTERM, libc::SIGINT] {

@@ -1,0 +1,46 @@
+//! Which of this host's addresses the other hosts of a job can reach.
+
+use kolo_comm::Fault;
+use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs, UdpSocket};
+
+/// The address of this host on the way to that one. Nothing is sent.
+pub fn toward(host: &str) -> Option<IpAddr> {
+    const DISCARD_PORT: u16 = 9;
+    let targets = (host, DISCARD_PORT).to_socket_addrs().ok()?;
+    targets.into_iter().find_map(|target| {
+        let any: IpAddr = if target.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { [0u16; 8].into() };
+        let socket = UdpSocket::bind((any, 0)).ok()?;
+        socket.connect(target).ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    })
+}
+
+/// The address to listen on: loopback if the job has one host, else the one on the way to the first host that can be
+/// resolved.
+pub fn choose(one_host: bool, hosts: &[String]) -> Result<IpAddr, Fault> {
+    if one_host {
+        return Ok(Ipv4Addr::LOCALHOST.into());
+    }
+    let found: Vec<IpAddr> = hosts.iter().filter_map(|host| toward(host)).collect();
+    // A host's own name often stands for its loopback address: only if nothing else is there, it is meant.
+    let chosen = found.iter().find(|address| !address.is_loopback()).or(found.first());
+    chosen.copied().ok_or_else(|| {
+        let names = if hosts.is_empty() { "no host is named".into() } else { format!("tried {}", hosts.join(", ")) };
+        Fault::BadCall(format!(
+            "no address of this host that the others could reach was found: {names}\n  hint: see that the names of the hosts resolve, or give the address of the network to use"
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_host_stays_inside_and_names_that_do_not_resolve_are_told() {
+        assert!(choose(true, &[]).unwrap().is_loopback());
+        assert_eq!(choose(false, &["127.0.0.1".into()]).unwrap(), Ipv4Addr::LOCALHOST);
+        let text = choose(false, &["no.such.host.invalid".into()]).unwrap_err().to_string();
+        assert!(text.contains("tried no.such.host.invalid"), "{text}");
+    }
+}

@@ -1,0 +1,315 @@
+//! Joining a job that somebody else started (`mpirun`, `srun`, `torchrun`): rank 0 hosts the coordinator in a thread, and
+//! the others learn its address and the job's key through an engine that connects them already, or through a file.
+//!
+//! The file is readable by its owner only, lies in a directory of its owner, appears whole, and is gone once all have
+//! joined.
+
+use crate::coordinator::{Notice, Terms};
+use crate::driver::{Driver, Hands};
+use crate::hall::{self, Hall};
+use crate::interface;
+use crate::launcher::{Launcher, Lookup, Place};
+use crate::line::Line;
+use crate::local::HEARTBEAT_MS;
+use crate::member::{Entry, Invitation, Member};
+use crate::membership::Pace;
+use crate::message::{Envelope, Key, Message};
+use crate::process::Change;
+use crate::rendezvous::JOIN_HEARTBEATS;
+use kolo_comm::{Bootstrap, Fault, JobKey};
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::RawFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How often a rank looks for the file.
+const LOOK: Duration = Duration::from_millis(20);
+/// Largest invitation.
+const INVITATION_BYTES_MAX: u64 = 1 << 10;
+
+/// Sees what happens in the job: at rank 0, and at rank 1 when rank 0 is lost.
+pub type Observer = Arc<dyn Fn(&Notice) + Send + Sync>;
+
+/// How the ranks learn of the coordinator.
+pub enum Way<'a> {
+    /// Through an engine that connects all ranks already.
+    Bootstrap(&'a mut dyn Bootstrap),
+    /// Through this file, which all hosts see.
+    File(PathBuf),
+}
+
+pub struct Meeting<'a> {
+    pub way: Way<'a>,
+    pub heartbeat_ms: u64,
+    /// Where rank 0 listens; by default the address on the way to the other hosts.
+    pub address: Option<IpAddr>,
+    pub observer: Observer,
+}
+
+impl std::fmt::Debug for Way<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Way::Bootstrap(_) => f.write_str("through an engine"),
+            Way::File(path) => write!(f, "through {}", path.display()),
+        }
+    }
+}
+
+impl std::fmt::Debug for Meeting<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Meeting {:?}", self.way)
+    }
+}
+
+impl<'a> Meeting<'a> {
+    /// With the usual heartbeat; the reason of an early end goes to standard error.
+    pub fn new(way: Way<'a>) -> Self {
+        let observer: Observer = Arc::new(|notice| {
+            if let Notice::Ending { text } = notice {
+                eprintln!("error: {text}");
+            }
+        });
+        Self { way, heartbeat_ms: HEARTBEAT_MS, address: None, observer }
+    }
+}
+
+/// The file by which the ranks of this job find each other, in the user's home.
+pub fn usual_file(place: &Place, lookup: Lookup<'_>) -> Result<PathBuf, Fault> {
+    let why = |what: &str| Fault::BadCall(format!("{} gives {what}", place.launcher.name()));
+    let job = place.job.as_ref().ok_or_else(|| {
+        why("the job no name by which its ranks could find each other\n  hint: use the transport `mpi`, or srun")
+    })?;
+    let home = lookup("HOME").ok_or_else(|| why("no HOME, where the ranks could find each other"))?;
+    Ok(Path::new(&home).join(".kolo").join("run").join(job))
+}
+
+/// Joins the job at this place. All ranks call it.
+pub fn meet(place: &Place, mut meeting: Meeting<'_>) -> Result<Member, Fault> {
+    let hosts = match &mut meeting.way {
+        Way::File(_) => place.hosts.clone(),
+        Way::Bootstrap(engine) => {
+            let names = engine.all_gather(crate::host_name().as_bytes())?;
+            names.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect()
+        }
+    };
+    if place.rank == 0 { host(place, meeting, &hosts) } else { visit(place, meeting) }
+}
+
+/// Rank 0: opens the hall, starts the coordinator's thread, tells the others, and joins.
+fn host(place: &Place, meeting: Meeting<'_>, hosts: &[String]) -> Result<Member, Fault> {
+    let one_host = place.local_world == place.world;
+    let others: Vec<String> = hosts.iter().filter(|host| **host != crate::host_name()).cloned().collect();
+    let others = if others.is_empty() { hosts.to_vec() } else { others };
+    let address = meeting.address.map_or_else(|| interface::choose(one_host, &others), Ok)?;
+    let pace = Pace { heartbeat_ms: meeting.heartbeat_ms };
+    let job = u64::from_le_bytes(crate::random()?);
+    let key = JobKey::fresh()?;
+    let terms = Terms { world: place.world, job, generation: 0, pace, supervised: false, bound: false };
+    let (hall, socket) = Hall::open(address, key.clone(), hall::coordinator(job, 0), place.world)?;
+    let (ours, theirs) = UnixStream::pair().map_err(|error| Fault::system("making a control link", &error))?;
+    let file = match &meeting.way {
+        Way::File(path) => Some(path.clone()),
+        Way::Bootstrap(_) => None,
+    };
+    let hosting = Hosting::start(terms, hall, Line::plain(theirs)?, Arc::clone(&meeting.observer), file)?;
+    let redirect =
+        Message::Redirect { heartbeat_ms: meeting.heartbeat_ms, key: Key(*key.expose()), address: socket.to_string() };
+    let bytes = Envelope { job, generation: 0, message: redirect }.encode();
+    match meeting.way {
+        Way::Bootstrap(engine) => drop(engine.all_gather(&bytes)?),
+        Way::File(path) => publish(&path, &bytes)?,
+    }
+    let invitation = Invitation { job, generation: 0, heartbeat_ms: meeting.heartbeat_ms, key };
+    let entry = Entry { line: Line::plain(ours)?, supervised: false, address, hosting: Some(hosting), observer: None };
+    Member::enter(place, invitation, entry)
+}
+
+fn visit(place: &Place, meeting: Meeting<'_>) -> Result<Member, Fault> {
+    let deadline = Instant::now() + Duration::from_millis(meeting.heartbeat_ms * JOIN_HEARTBEATS);
+    let observer = (place.rank == 1).then(|| Arc::clone(&meeting.observer));
+    match meeting.way {
+        Way::Bootstrap(engine) => {
+            let blobs = engine.all_gather(&[])?;
+            let bytes = blobs.first().map(Vec::as_slice).unwrap_or_default();
+            let envelope = Envelope::decode(bytes)?.map(|(envelope, _)| envelope);
+            let (address, invitation) = envelope.as_ref().and_then(redirected).ok_or_else(|| unreadable("rank 0"))?;
+            follow(place, address, invitation, observer, deadline)
+        }
+        Way::File(path) => {
+            let mut last = None;
+            loop {
+                // What lies there may be left over from an earlier job: then nobody answers, and a new one will come.
+                if let Some((address, invitation)) = read(&path)? {
+                    let soon = deadline.min(Instant::now() + Duration::from_secs(1));
+                    match follow(place, address, invitation, observer.clone(), soon) {
+                        Err(fault @ Fault::System { .. }) => last = Some(fault),
+                        joined => return joined,
+                    }
+                }
+                if Instant::now() > deadline {
+                    return Err(last.unwrap_or_else(|| missing(place, &path, meeting.heartbeat_ms)));
+                }
+                std::thread::sleep(LOOK);
+            }
+        }
+    }
+}
+
+fn missing(place: &Place, path: &Path, heartbeat_ms: u64) -> Fault {
+    let waited = heartbeat_ms * JOIN_HEARTBEATS;
+    Fault::Aborted(format!(
+        "{}: rank 0 did not write {} within {waited} ms\n  hint: rank 0 did not start, or the hosts do not share that file system",
+        kolo_comm::fault::place(place.rank, &crate::host_name()),
+        path.display()
+    ))
+}
+
+fn unreadable(from: &str) -> Fault {
+    Fault::Rejected { from: from.into(), why: "it is no invitation to a job".into() }
+}
+
+/// What a redirection says.
+pub(crate) fn redirected(envelope: &Envelope) -> Option<(SocketAddr, Invitation)> {
+    let Message::Redirect { heartbeat_ms, key, address } = &envelope.message else { return None };
+    let Envelope { job, generation, .. } = *envelope;
+    let invitation = Invitation { job, generation, heartbeat_ms: *heartbeat_ms, key: JobKey::from_bytes(key.0) };
+    Some((address.parse().ok()?, invitation))
+}
+
+/// Goes where an invitation says.
+pub(crate) fn follow(
+    place: &Place,
+    address: SocketAddr,
+    invitation: Invitation,
+    observer: Option<Observer>,
+    deadline: Instant,
+) -> Result<Member, Fault> {
+    let Invitation { job, generation, .. } = invitation;
+    let (stream, session) = hall::enter(address, &invitation.key, job, generation, place.rank, deadline)?;
+    let local = stream.local_addr().map_err(|error| Fault::system("asking for a link's address", &error))?;
+    let line = Line::sealed(stream, session)?;
+    let entry = Entry { line, supervised: false, address: local.ip(), hosting: None, observer };
+    Member::enter(place, invitation, entry)
+}
+
+/// Writes the file beside its place and moves it there, so that nobody sees half of it.
+fn publish(path: &Path, bytes: &[u8]) -> Result<(), Fault> {
+    let refused = |error: std::io::Error| Fault::system(format!("writing {}", path.display()), &error);
+    let directory = path.parent().unwrap_or(Path::new("."));
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(refused)?;
+    let temporary = path.with_extension(format!("{}.new", std::process::id()));
+    let _ = std::fs::remove_file(&temporary);
+    let mut file =
+        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary).map_err(refused)?;
+    let written = file.write_all(bytes).and_then(|()| file.sync_all()).and_then(|()| std::fs::rename(&temporary, path));
+    written.map_err(|error| {
+        let _ = std::fs::remove_file(&temporary);
+        refused(error)
+    })
+}
+
+/// The invitation, if the file is there. A file of somebody else is refused.
+fn read(path: &Path) -> Result<Option<(SocketAddr, Invitation)>, Fault> {
+    // On a network file system, listing the directory makes a client look again.
+    let _ = path.parent().map(std::fs::read_dir);
+    let refused = |error: std::io::Error| Fault::system(format!("reading {}", path.display()), &error);
+    let file = match std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(refused(error)),
+    };
+    let about = file.metadata().map_err(refused)?;
+    // SAFETY: asks for this process's user.
+    let me = unsafe { libc::geteuid() };
+    let from = path.display().to_string();
+    if about.uid() != me || about.mode() & 0o077 != 0 || !about.is_file() {
+        return Err(Fault::Rejected { from, why: "it is not this user's alone".into() });
+    }
+    let mut bytes = Vec::new();
+    file.take(INVITATION_BYTES_MAX).read_to_end(&mut bytes).map_err(refused)?;
+    let envelope = Envelope::decode(&bytes)?.map(|(envelope, _)| envelope);
+    envelope.as_ref().and_then(redirected).map(Some).ok_or_else(|| unreadable(&from))
+}
+
+/// The coordinator's thread in rank 0.
+#[derive(Debug)]
+pub(crate) struct Hosting {
+    thread: JoinHandle<()>,
+    ending: Arc<AtomicBool>,
+    pace: Pace,
+}
+
+/// Without processes to watch, links are all there is.
+struct LinksOnly;
+
+impl Hands for LinksOnly {
+    fn changes(&mut self) -> Vec<(usize, Change)> {
+        Vec::new()
+    }
+
+    fn signal(&mut self, _: usize, _: i32) {}
+
+    fn kill(&mut self, _: usize) -> bool {
+        false
+    }
+
+    fn interests(&self, _: &mut Vec<(RawFd, i16)>) {}
+}
+
+impl Hosting {
+    fn start(terms: Terms, hall: Hall, own: Line, observer: Observer, file: Option<PathBuf>) -> Result<Self, Fault> {
+        let ending = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&ending);
+        let serve = move || {
+            let mut observe = |notice: &Notice| {
+                if let (Notice::Joined { .. } | Notice::Ending { .. }, Some(file)) = (notice, &file) {
+                    let _ = std::fs::remove_file(file);
+                }
+                observer(notice);
+                if matches!(notice, Notice::Ending { .. }) {
+                    flag.store(true, Ordering::Release);
+                }
+            };
+            let mut driver = Driver::new(terms, vec![own], Some(hall), LinksOnly, &mut observe);
+            while driver.turn([]).is_none() {}
+        };
+        let thread = std::thread::Builder::new().name("coordinator".into()).spawn(serve);
+        let thread = thread.map_err(|error| Fault::system("starting the coordinator", &error))?;
+        Ok(Self { thread, ending, pace: terms.pace })
+    }
+
+    /// Waits a moment until the end of the job was told to all.
+    pub fn await_ending(&self) {
+        let deadline = Instant::now() + Duration::from_millis(self.pace.settle_ms() + self.pace.grace_ms());
+        while !self.ending.load(Ordering::Acquire) && !self.thread.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Hosting {
+    /// The others hear the end of the job from this thread: it may take them a moment to leave.
+    fn drop(&mut self) {
+        let deadline = Instant::now() + Duration::from_millis(self.pace.orphan_ms());
+        while !self.thread.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Joins the job this process was started for; `None` if it was started alone. Without our own launcher, the ranks meet
+/// through [`usual_file`].
+pub fn join(lookup: Lookup<'_>) -> Result<Option<Member>, Fault> {
+    let Some(place) = crate::launcher::detect(lookup)? else { return Ok(None) };
+    if place.launcher == Launcher::Kolo {
+        return Member::take(&place).map(Some);
+    }
+    let way = Way::File(usual_file(&place, lookup)?);
+    meet(&place, Meeting::new(way)).map(Some)
+}
