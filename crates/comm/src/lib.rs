@@ -4,9 +4,9 @@
 //! transports only move bytes between two ranks (a [`wire::Wire`]); for them a collective is a [`program::Program`], which an
 //! algorithm writes as data. Nothing waits for ever: every wait goes through [`watch::Patience`].
 
+pub mod algorithms;
 pub mod auth;
 pub mod bench;
-pub mod algorithms;
 pub mod call;
 pub mod choose;
 pub mod combine;
@@ -19,8 +19,8 @@ pub mod link;
 pub mod memory;
 pub mod program;
 pub mod record;
-pub mod shm;
 pub mod run;
+pub mod shm;
 pub mod task;
 pub mod thread;
 pub mod transport;

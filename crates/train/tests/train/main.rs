@@ -3,6 +3,7 @@
 mod counts;
 mod goldens;
 mod same_bits;
+mod workers;
 mod wrong;
 
 use kolo_exec::Options;

@@ -4,10 +4,10 @@
 use crate::trainer;
 use kolo_train::Trainer;
 
-const STEPS: usize = 6;
+pub const STEPS: usize = 6;
 
 /// Small versions of every family, with dropout and clipping so that random numbers and global norms take part.
-fn jobs() -> [(&'static str, String); 5] {
+pub fn jobs() -> [(&'static str, String); 5] {
     let text = |model: &str, source: &str, batch: usize, optimizer: &str| {
         format!(
             "[job]\nseed = 7\n[model]\n{model}\n[data]\nsource = \"{source}\"\nbatch = {batch}\ngrains = 8\n\

@@ -1,0 +1,158 @@
+//! However many workers share a job, and however they share it, the weights are the same to the bit.
+
+use crate::same_bits::{STEPS, jobs};
+use kolo_comm::{Communicator, Watch, thread};
+use kolo_train::asynchronous::Roles;
+use kolo_train::session::{Company, RunOptions, Silent};
+use kolo_train::{Error, Job, Report, Trainer, asynchronous};
+use std::sync::Arc;
+
+/// Runs `body` on every rank of a world of threads.
+fn on_ranks<T: Send>(size: usize, body: impl Fn(Arc<Communicator>) -> T + Sync) -> Vec<T> {
+    let watches: Vec<Arc<Watch>> = (0..size).map(|_| Watch::alone()).collect();
+    let transports = thread::world(&watches);
+    std::thread::scope(|scope| {
+        let body = &body;
+        let spawn = |(transport, watch): (_, &Arc<Watch>)| {
+            let world = Communicator::new(transport, Arc::clone(watch), true);
+            scope.spawn(move || body(Arc::new(world)))
+        };
+        let threads: Vec<_> = transports.into_iter().zip(&watches).map(spawn).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn options(company: Company) -> RunOptions {
+    RunOptions {
+        threads: 1,
+        out: None,
+        interrupt: Default::default(),
+        planned: Default::default(),
+        company,
+        timeline: None,
+    }
+}
+
+fn report(job: &Arc<Job>, company: Company) -> Report {
+    kolo_train::run(Arc::clone(job), &options(company), &mut Silent).unwrap_or_else(|error| panic!("{error}")).1
+}
+
+/// The job with `[parallel]` settings.
+fn job(text: &str, parallel: &str) -> Arc<Job> {
+    crate::job(&format!("{text}[parallel]\n{parallel}\n"))
+}
+
+/// The same evaluation, too: every worker measured its turns.
+fn assert_same(name: &str, one: &Report, other: &Report) {
+    assert_eq!(one.weights, other.weights, "{name}");
+    assert_eq!(one.loss.to_bits(), other.loss.to_bits(), "{name}: the loss");
+    assert_eq!(one.metrics, other.metrics, "{name}: the evaluation");
+}
+
+#[test]
+fn the_number_of_workers_does_not_matter() {
+    for (name, text) in jobs() {
+        let alone = report(&job(&text, ""), Company::Alone);
+        assert_eq!(alone.steps, STEPS);
+        for workers in [2, 4, 8] {
+            for parallel in ["zero = 0", "zero = 1", "zero = 1\nbucket_mib = 0", "bucket_mib = 0.001"] {
+                let job = job(&text, parallel);
+                let reports = on_ranks(workers, |world| report(&job, Company::Workers(world)));
+                let name = format!("{name}, {workers} workers, {parallel}");
+                reports.iter().for_each(|other| assert_same(&name, &alone, other));
+            }
+        }
+    }
+}
+
+#[test]
+fn servers_without_slack_give_the_synchronous_bits() {
+    for (name, text) in jobs() {
+        let job = job(&text, "");
+        let alone = report(&job, Company::Alone);
+        for (workers, servers) in [(1, 1), (2, 1), (4, 2), (2, 3)] {
+            let roles = Roles { workers, servers, staleness: Some(0) };
+            let reports = on_ranks(workers + servers, |world| {
+                if world.rank() < workers {
+                    return Some(report(&job, Company::Served(world, roles)));
+                }
+                let served = asynchronous::serve(&job, 1, &world, roles).unwrap_or_else(|error| panic!("{error}"));
+                assert_eq!(served.pushes, (workers * STEPS) as u64);
+                None
+            });
+            let name = format!("{name}, {workers} workers, {servers} servers");
+            reports.iter().flatten().for_each(|other| assert_eq!(alone.weights, other.weights, "{name}"));
+            assert_same(&name, &alone, reports[0].as_ref().unwrap());
+        }
+    }
+}
+
+#[test]
+fn free_workers_stay_within_the_bound_and_learn() {
+    let text = "[model]\nkind = \"mlp\"\nhidden = [16]\n[data]\nsource = \"builtin:playground\"\nbatch = 32\ngrains = 8\n\
+                [train]\nepochs = 8\noptimizer = { kind = \"adamw\", lr = 0.01 }\nclip = 1.0\n";
+    let job = crate::job(text);
+    for staleness in [Some(2), None] {
+        let roles = Roles { workers: 4, servers: 1, staleness };
+        let outcomes = on_ranks(5, |world| match world.rank() {
+            4 => Err(asynchronous::serve(&job, 1, &world, roles).unwrap()),
+            _ => Ok(report(&job, Company::Served(world, roles))),
+        });
+        let served = outcomes[4].as_ref().unwrap_err();
+        assert_eq!(served.pushes as usize, 4 * job.total_steps);
+        if let Some(bound) = staleness {
+            // A push may come one step after the bound was checked.
+            assert!(served.ahead_max <= bound + 1, "{served:?}");
+        }
+        let chief = outcomes[0].as_ref().unwrap();
+        assert!(chief.metrics["accuracy"] > 0.85, "{:?}", chief.metrics);
+        outcomes[..4].iter().flatten().for_each(|other| assert_eq!(other.weights, chief.weights));
+    }
+}
+
+#[test]
+fn zero_keeps_only_its_share_of_the_moments() {
+    let (_, text) = &jobs()[2];
+    let states = |parallel: &str| {
+        let job = job(text, parallel);
+        on_ranks(4, |world| {
+            let trainer = Trainer::among(Arc::clone(&job), 1, world).unwrap();
+            let moments = trainer.store().entries().iter().filter(|entry| !entry.trained);
+            moments.map(|entry| entry.ty.bytes()).sum::<usize>()
+        })
+    };
+    let (whole, shares) = (states("zero = 0"), states("zero = 1"));
+    assert_eq!(shares.iter().sum::<usize>(), whole[0], "together the shards are the whole");
+    assert!(shares.iter().all(|share| *share < whole[0] / 2), "{shares:?} of {}", whole[0]);
+}
+
+#[test]
+fn a_number_that_is_not_finite_is_explained_by_one_rank() {
+    let text = "[model]\nkind = \"mlp\"\n[data]\nsource = \"builtin:playground\"\nbatch = 32\ngrains = 8\n\
+                [train]\nsteps = 60\noptimizer = { kind = \"sgd\", lr = 1000.0 }\n";
+    let job = crate::job(text);
+    let errors = on_ranks(4, |world| {
+        kolo_train::run(Arc::clone(&job), &options(Company::Workers(world)), &mut Silent).unwrap_err()
+    });
+    let explained = errors.iter().filter(|error| matches!(error, Error::NotFinite { .. })).count();
+    let passed_on = errors.iter().filter(|error| matches!(error, Error::ReportedElsewhere { .. })).count();
+    assert_eq!((explained, passed_on), (1, 3), "{errors:?}");
+}
+
+#[test]
+fn workers_that_do_not_share_the_grains_are_told_which_would() {
+    let root = kolo_train::job_file::parse(
+        "[model]\nkind = \"mlp\"\n[data]\nsource = \"builtin:playground\"\nbatch = 48\ngrains = 8\n",
+        "test.toml",
+    )
+    .unwrap();
+    let mut job = Job::read(&root, kolo_models::MODELS).unwrap();
+    let error = job.fit_to(3).unwrap_err().to_string();
+    assert!(error.contains("1, 2, 4, 8 workers"), "{error}");
+    job.reproducible = false;
+    job.fit_to(3).unwrap();
+    assert_eq!(job.grains, 6);
+    let job = Arc::new(job);
+    let reports = on_ranks(3, |world| report(&job, Company::Workers(world)));
+    assert!(reports.iter().all(|report| report.weights == reports[0].weights));
+}
