@@ -9,7 +9,7 @@ use crate::mesh::{DATA, Mesh};
 use kolo_graph::collective::{AllGather, AllReduce, ReduceScatter};
 use kolo_graph::graph::Phase;
 use kolo_graph::rewrite::Rebuild;
-use kolo_graph::sources::{Full, Param, State};
+use kolo_graph::sources::{Full, GrainSum, Param, State};
 use kolo_graph::{Graph, Node, Stage, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -113,7 +113,8 @@ impl<'g> Plan<'g> {
                 continue;
             }
             let maker = self.graph.maker(*input);
-            if maker.inputs.iter().all(|id| self.graph.ty(*id).elements() == 1) && !param_like(maker) {
+            let number = |id: &ValueId| self.graph.ty(*id).elements() == 1 && !is_tensor(self.graph.maker(*id));
+            if maker.inputs.iter().all(number) {
                 self.need_everywhere(maker);
             } else {
                 self.gathered.insert(*input);
@@ -201,7 +202,7 @@ impl<'g> Plan<'g> {
     }
 }
 
-/// Whether a node is a source that only its owner may read.
-fn param_like(node: &Node) -> bool {
-    node.op.is::<Param>() || node.op.is::<State>()
+/// Whether a node makes a tensor that lives at its owner, however small.
+fn is_tensor(node: &Node) -> bool {
+    node.op.is::<Param>() || node.op.is::<State>() || node.op.is::<GrainSum>()
 }

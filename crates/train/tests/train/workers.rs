@@ -54,13 +54,18 @@ fn the_number_of_workers_does_not_matter() {
     for (name, text) in jobs() {
         let alone = report(&job(&text, ""), Company::Alone);
         assert_eq!(alone.steps, STEPS);
-        for workers in [2, 4, 8] {
-            for parallel in ["zero = 0", "zero = 1", "zero = 1\nbucket_mib = 0", "bucket_mib = 0.001"] {
-                let job = job(&text, parallel);
-                let reports = on_ranks(workers, |world| report(&job, Company::Workers(world)));
-                let name = format!("{name}, {workers} workers, {parallel}");
-                reports.iter().for_each(|other| assert_same(&name, &alone, other));
-            }
+        let layouts = [
+            (2, "zero = 1\nbucket_mib = 0"),
+            (2, "bucket_mib = 0.001"),
+            (4, "zero = 1"),
+            (8, "zero = 0"),
+            (8, "zero = 1"),
+        ];
+        for (workers, parallel) in layouts {
+            let job = job(&text, parallel);
+            let reports = on_ranks(workers, |world| report(&job, Company::Workers(world)));
+            let name = format!("{name}, {workers} workers, {parallel}");
+            reports.iter().for_each(|other| assert_same(&name, &alone, other));
         }
     }
 }
@@ -70,7 +75,7 @@ fn servers_without_slack_give_the_synchronous_bits() {
     for (name, text) in jobs() {
         let job = job(&text, "");
         let alone = report(&job, Company::Alone);
-        for (workers, servers) in [(1, 1), (2, 1), (4, 2), (2, 3)] {
+        for (workers, servers) in [(2, 1), (4, 2)] {
             let roles = Roles { workers, servers, staleness: Some(0) };
             let reports = on_ranks(workers + servers, |world| {
                 if world.rank() < workers {
