@@ -170,6 +170,7 @@ impl Case {
             Kind::AllReduce => output = combined(0, self.size(), whole),
             Kind::Scan => output = combined(0, rank + 1, whole),
             Kind::ExclusiveScan if rank > 0 => output = combined(0, rank, whole),
+            Kind::ExclusiveScan if self.in_place => output = all[0].input.clone(),
             Kind::ReduceScatter => output = combined(0, self.size(), recv[rank]),
             Kind::Gather if rank != self.root => {}
             Kind::Gather | Kind::AllGather => {
