@@ -13,6 +13,7 @@ pub mod element;
 mod engine;
 pub mod execution;
 pub mod fault;
+mod measure;
 pub mod memory;
 pub mod program;
 pub mod run;
