@@ -16,6 +16,7 @@ mod engine;
 pub mod execution;
 pub mod fault;
 pub mod link;
+mod measure;
 pub mod memory;
 pub mod program;
 pub mod record;

@@ -75,6 +75,12 @@ impl<W: SplitWire> Programs<W> {
         self
     }
 
+    /// The same in place; the old value. Programs are written anew.
+    pub(crate) fn replace_segment_bytes(&mut self, bytes: usize) -> usize {
+        self.kept.clear();
+        std::mem::replace(&mut self.segment_bytes, bytes)
+    }
+
     /// Uses this algorithm wherever it applies. All ranks must say the same.
     pub fn force(mut self, algorithm: Option<Algorithm>) -> Self {
         self.forced = algorithm;

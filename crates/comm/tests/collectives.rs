@@ -5,7 +5,7 @@ use kolo_comm::call::NAME_BYTES;
 use kolo_comm::combine;
 use kolo_comm::run::Programs;
 use kolo_comm::task::{Part, Task};
-use kolo_comm::thread::{ThreadWire, wires};
+use kolo_comm::thread::{ThreadWire, wires, world};
 use kolo_comm::{Communicator, Element, Fault, Fingerprint, Kind, Reduction, Request, Transport, Watch};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -170,6 +170,7 @@ impl Case {
             Kind::AllReduce => output = combined(0, self.size(), whole),
             Kind::Scan => output = combined(0, rank + 1, whole),
             Kind::ExclusiveScan if rank > 0 => output = combined(0, rank, whole),
+            Kind::ExclusiveScan if self.in_place => output = all[0].input.clone(),
             Kind::ReduceScatter => output = combined(0, self.size(), recv[rank]),
             Kind::Gather if rank != self.root => {}
             Kind::Gather | Kind::AllGather => {
@@ -356,4 +357,201 @@ fn every_kind_by_every_algorithm_is_what_it_means() {
             }
         }
     }
+}
+
+/// One thread per rank with a communicator over the default transport.
+fn communicators<R: Send>(size: usize, body: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
+    let watches: Vec<Arc<Watch>> = (0..size).map(|_| Watch::alone()).collect();
+    let body = &body;
+    std::thread::scope(|scope| {
+        let start = |(transport, watch): (Box<dyn Transport>, &Arc<Watch>)| {
+            let watch = Arc::clone(watch);
+            scope.spawn(move || body(Communicator::new(transport, watch, true)))
+        };
+        let threads: Vec<_> = world(&watches).into_iter().zip(&watches).map(start).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a rank panicked")).collect()
+    })
+}
+
+fn numbers(rank: usize, count: usize) -> Vec<f32> {
+    as_numbers(Element::F32, &fill(Element::F32, count, 77 + rank as u64)).iter().map(|value| *value as f32).collect()
+}
+
+#[test]
+fn one_tree_whatever_the_collective() {
+    for size in [2, 3, 5, 8] {
+        for count in [5, 3000, 400_000] {
+            let sums = communicators(size, |comm| {
+                let (rank, input) = (comm.rank(), numbers(comm.rank(), count));
+                let mut all = input.clone();
+                comm.all_reduce(&mut all, Reduction::Sum).unwrap();
+                let mut one = vec![0.0; count];
+                comm.reduce(&input, &mut one, Reduction::Sum, size - 1).unwrap();
+                let mut part = vec![0.0; count / size + usize::from(rank < count % size)];
+                comm.reduce_scatter(&input, &mut part, Reduction::Sum).unwrap();
+                let counts: Vec<usize> = (0..size).map(|r| count / size + usize::from(r < count % size)).collect();
+                let mut gathered = vec![0.0; count];
+                comm.all_gather_v(&part, &mut gathered, &counts).unwrap();
+                let mut scanned = input.clone();
+                comm.scan(&mut scanned, Reduction::Sum).unwrap();
+                (all, one, gathered, scanned)
+            });
+            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            let expected = bits(&sums[0].0);
+            for (all, _, gathered, _) in &sums {
+                assert_eq!(bits(all), expected);
+                assert_eq!(bits(gathered), expected);
+            }
+            assert_eq!(bits(&sums[size - 1].1), expected);
+            assert_eq!(bits(&sums[size - 1].3), expected);
+        }
+    }
+}
+
+#[test]
+fn started_calls_run_in_order() {
+    const CALLS: usize = 40;
+    communicators(3, |comm| {
+        let mut buffers: Vec<Vec<i64>> =
+            (0..CALLS).map(|call| vec![(call * 10 + comm.rank()) as i64; 50 * call]).collect();
+        let mut tickets = Vec::new();
+        for buffer in &mut buffers {
+            let mut request = Request::new(Kind::AllReduce, Element::I64).named("bucket");
+            request.count = buffer.len();
+            (request.input, request.output) = (buffer.as_ptr().cast(), buffer.as_mut_ptr().cast());
+            (request.input_bytes, request.output_bytes) = (8 * buffer.len(), 8 * buffer.len());
+            // SAFETY: the buffers live until all calls are waited for.
+            tickets.push(unsafe { comm.start(request).unwrap() });
+        }
+        comm.wait(tickets[CALLS / 2]).unwrap();
+        assert!(tickets[..=CALLS / 2].iter().all(|ticket| comm.done(*ticket)));
+        // A call made now comes after all that were started.
+        let mut last = [1i32];
+        comm.all_reduce(&mut last, Reduction::Sum).unwrap();
+        assert!(tickets.iter().all(|ticket| comm.done(*ticket)));
+        assert_eq!(last, [3]);
+        for (call, buffer) in buffers.iter().enumerate() {
+            assert!(buffer.iter().all(|value| *value == (30 * call + 3) as i64), "call {call}");
+        }
+    });
+}
+
+#[test]
+fn halves_and_reversed_order() {
+    communicators(6, |comm| {
+        let half = comm.split((comm.rank() / 3) as i64, -(comm.rank() as i64)).unwrap();
+        assert_eq!((half.size(), half.rank()), (3, 2 - comm.rank() % 3));
+        let mut all = vec![0i32; 3];
+        half.all_gather(&[comm.rank() as i32], &mut all).unwrap();
+        let base = (comm.rank() / 3 * 3) as i32;
+        assert_eq!(all, [base + 2, base + 1, base]);
+        // Both live on side by side, and a part of a part works too.
+        let pair = half.split((half.rank() == 0).into(), 0).unwrap();
+        let mut sum = [1i32];
+        pair.all_reduce(&mut sum, Reduction::Sum).unwrap();
+        assert_eq!(sum[0] as usize, pair.size());
+        comm.all_reduce(&mut sum, Reduction::Sum).unwrap();
+        assert_eq!(sum, [10]);
+        comm.barrier().unwrap();
+        let next = [comm.rank() as u8];
+        let mut previous = [9u8];
+        if comm.rank() % 2 == 0 {
+            comm.send(&next, comm.rank() + 1).unwrap();
+        } else {
+            comm.recv(&mut previous, comm.rank() - 1).unwrap();
+            assert_eq!(usize::from(previous[0]), comm.rank() - 1);
+        }
+    });
+}
+
+/// The last rank makes another call than the others: everyone learns who, what and what else, at once.
+fn disagree(size: usize, odd: impl Fn(&Communicator) -> Result<(), Fault> + Sync, words: &[&str]) {
+    let start = Instant::now();
+    let usual = |comm: &Communicator| {
+        let mut data = numbers(comm.rank(), 1000);
+        let mut request = Request { count: 1000, ..Request::new(Kind::AllReduce, Element::F32).named("bucket 3") };
+        (request.input, request.output) = (data.as_ptr().cast(), data.as_mut_ptr().cast());
+        (request.input_bytes, request.output_bytes) = (4000, 4000);
+        // SAFETY: a thousand numbers that live here.
+        unsafe { comm.call(&request) }
+    };
+    let faults = communicators(size, |comm| {
+        // Who is still in the barrier when others already disagree learns of it there.
+        let outcome = comm.barrier().and_then(|()| if comm.rank() == size - 1 { odd(&comm) } else { usual(&comm) });
+        (comm.rank(), outcome.expect_err("the ranks disagree"))
+    });
+    assert!(start.elapsed() < Duration::from_secs(1));
+    for (rank, fault) in faults {
+        let text = fault.to_string();
+        let Fault::Mismatch { rank: mine, peer, .. } = fault else { panic!("rank {rank}: {text}") };
+        assert!(mine == size - 1 || peer == size - 1, "{text}");
+        for word in words.iter().chain(&["all_reduce(sum) of 1000 f32 \"bucket 3\", call 1"]) {
+            assert!(text.contains(word), "rank {rank}: {text} lacks {word}");
+        }
+    }
+}
+
+#[test]
+fn disagreement_is_named_on_all_ranks() {
+    for size in [2, 4] {
+        disagree(size, |comm| comm.barrier(), &["barrier", "call 1"]);
+        disagree(
+            size,
+            |comm| comm.all_reduce(&mut [0f32; 1000], Reduction::Sum),
+            &["all_reduce(sum) of 1000 f32, call 1"],
+        );
+        disagree(size, |comm| comm.all_reduce(&mut [0f32; 999], Reduction::Sum), &["of 999 f32"]);
+        disagree(size, |comm| comm.all_reduce(&mut [0f64; 1000], Reduction::Sum), &["of 1000 f64"]);
+        disagree(size, |comm| comm.all_reduce(&mut [0f32; 1000], Reduction::Max), &["all_reduce(max)"]);
+        disagree(size, |comm| comm.broadcast(&mut [0f32; 1000], 0), &["broadcast", "from rank 0"]);
+        disagree(size, |comm| comm.recv(&mut [0f32; 1000], 0), &["send of 1000 f32 to rank"]);
+    }
+}
+
+#[test]
+fn a_rank_that_ends_is_lost_to_all() {
+    let faults = communicators(4, |comm| {
+        comm.barrier().unwrap();
+        if comm.rank() == 2 {
+            return None;
+        }
+        Some(comm.all_reduce(&mut [1f32; 10], Reduction::Sum).unwrap_err())
+    });
+    for fault in faults.into_iter().flatten() {
+        assert!(matches!(fault, Fault::Lost { peer: 2, .. }), "{fault}");
+        assert!(fault.to_string().contains("all_reduce(sum) of 10 f32, call 1"), "{fault}");
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named() {
+    let wires = wires(vec![0; 3], None);
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for (rank, wire) in wires.into_iter().enumerate() {
+            scope.spawn(move || {
+                let watch = Watch::new(Vec::new(), Duration::from_millis(5));
+                let comm = Communicator::new(Box::new(Programs::new(wire, Arc::clone(&watch))), watch, true);
+                if rank == 1 {
+                    std::thread::sleep(Duration::from_millis(900));
+                    return;
+                }
+                let fault = comm.all_reduce(&mut [1f32; 10], Reduction::Sum).unwrap_err();
+                assert!(matches!(fault, Fault::Stalled { peer: 1, .. } | Fault::Lost { .. }), "{fault}");
+            });
+        }
+    });
+    assert!(start.elapsed() < Duration::from_secs(2));
+}
+
+#[test]
+fn measured_costs_are_agreed_and_plausible() {
+    let start = Instant::now();
+    let costs = ranks(&[0, 0, 1, 1, 1], None, |transport| transport.measure().unwrap());
+    assert!(costs.iter().all(|cost| *cost == costs[0]));
+    for link in [costs[0].inside, costs[0].across] {
+        assert!(link.latency_s > 0.0 && link.latency_s < 0.1 && link.byte_s < 1e-6, "{link:?}");
+    }
+    assert!(costs[0].combine_byte_s > 1e-12 && costs[0].combine_byte_s < 1e-7);
+    assert!(start.elapsed() < Duration::from_secs(2));
 }

@@ -168,7 +168,7 @@ pub(super) fn cost(plan: &Plan<'_>) -> Cost {
             (rounds, 1.0, count * most / ranks, 0.0)
         }
         Kind::Scatter => (rounds, rounds, count * (ranks - 1.0) / ranks, 0.0),
-        _ => (2.0 * rounds, rounds.max(2.0), rounds.max(2.0) * count, rounds * count),
+        _ => (2.0 * rounds, rounds, rounds * count, rounds * count),
     };
     Cost { rounds, messages, sent, combined, leaving: plan.leaving_by(1.0, sent) }
 }

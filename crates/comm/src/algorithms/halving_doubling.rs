@@ -70,24 +70,33 @@ fn all_reduce_whole(builder: &mut Builder, plan: &Plan<'_>) {
     }
 }
 
+fn widths(from: usize, size: usize) -> impl Iterator<Item = usize> {
+    std::iter::successors(Some(from), |width| width.checked_mul(2)).take_while(move |width| *width < size)
+}
+
+/// Whether a rank sends its block's sum at this distance or a larger one: to a rank above, or to one below that will.
+fn gives(rank: usize, from: usize, size: usize) -> bool {
+    widths(from, size).any(|width| match rank & width {
+        0 => rank + width < size,
+        _ => gives(rank ^ width, 2 * width, size),
+    })
+}
+
 /// Block sums go round by doubling; a rank adds those of the blocks before it, nearest first, which is the order of the
 /// tree over the ranks up to it.
 fn scan(builder: &mut Builder, plan: &Plan<'_>) {
     let (rank, size) = (plan.rank, plan.size);
-    let widths = || (0..usize::BITS).map(|bit| 1usize << bit).take_while(move |width| *width < size);
-    let serves_from =
-        |rank: usize, from: usize| widths().any(|width| width >= from && rank & width == 0 && rank + width < size);
     let (input, output) = (plan.input(), plan.output());
     let total = builder.scratch(plan.count);
-    if serves_from(rank, 1) || rank > 0 {
+    if gives(rank, 1, size) {
         builder.copy(input, total);
     }
     let mut prefix = plan.kind == Kind::Scan;
     if prefix {
         builder.copy(input, output);
     }
-    for width in widths() {
-        let (partner, later) = (rank ^ width, serves_from(rank, 2 * width));
+    for width in widths(1, size) {
+        let (partner, later) = (rank ^ width, gives(rank, 2 * width, size));
         if rank & width == 0 {
             if partner < size {
                 builder.send(partner, total);
@@ -99,7 +108,7 @@ fn scan(builder: &mut Builder, plan: &Plan<'_>) {
             }
             continue;
         }
-        if serves_from(partner, 2 * width) {
+        if gives(partner, 2 * width, size) {
             builder.send(partner, total);
         }
         let slot = builder.scratch(plan.count);
