@@ -5,6 +5,7 @@
 //! algorithm writes as data. Nothing waits for ever: every wait goes through [`watch::Patience`].
 
 pub mod auth;
+pub mod bench;
 pub mod call;
 pub mod combine;
 pub mod communicator;
@@ -15,6 +16,7 @@ pub mod link;
 pub mod memory;
 pub mod program;
 pub mod record;
+pub mod shm;
 pub mod task;
 pub mod transport;
 pub mod watch;

@@ -163,6 +163,11 @@ impl<'w> Patience<'w> {
         Self { watch, turns: 0, since: None }
     }
 
+    /// Yield at once: whoever is waited for may need this processor.
+    pub fn skip_spinning(&mut self) {
+        self.turns = self.turns.max(SPINS);
+    }
+
     /// Forget the time waited: something moved.
     pub fn reset(&mut self) {
         (self.turns, self.since) = (0, None);

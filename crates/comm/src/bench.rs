@@ -1,0 +1,145 @@
+//! How fast a communicator is: one row per size, as the OSU and NCCL tests print them.
+//!
+//! Each sample starts at a barrier; its time is that of the slowest rank; the row is the median over the samples. Short
+//! calls are timed several at a time, as the clock would weigh more than they do.
+
+use crate::call::Kind;
+use crate::communicator::{Communicator, Request};
+use crate::element::{Element, Reduction};
+use crate::fault::Fault;
+use crate::memory::SharedMemory;
+use crate::task::even_parts;
+use std::sync::Arc;
+use std::time::Instant;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    pub op: &'static str,
+    pub bytes: usize,
+    pub ranks: usize,
+    pub transport: &'static str,
+    pub us_median: f64,
+    /// Bytes that each rank's link must carry in the best algorithm, per time: comparable between numbers of ranks.
+    pub busbw_gbps: f64,
+}
+
+impl Row {
+    pub fn json(&self) -> String {
+        format!(
+            r#"{{"op":"{}","bytes":{},"ranks":{},"transport":"{}","us_median":{:.3},"busbw_gbps":{:.4}}}"#,
+            self.op, self.bytes, self.ranks, self.transport, self.us_median, self.busbw_gbps
+        )
+    }
+}
+
+/// Bytes moved per size, however few samples that leaves.
+const BYTES_PER_SIZE: usize = 512 << 20;
+const SAMPLES_MIN: usize = 15;
+/// Calls up to this size are timed in batches.
+const BATCH_BYTES_MAX: usize = 4096;
+const BATCH: usize = 50;
+
+/// Measures a kind of call on f32. `bytes` is the whole vector: for the collectives with parts, that of all ranks together.
+/// All ranks call it with the same arguments; all get the rows.
+pub fn sweep(comm: &Communicator, kind: Kind, sizes: &[usize], iterations: usize) -> Result<Vec<Row>, Fault> {
+    let largest = sizes.iter().copied().max().unwrap_or(0);
+    rows(comm, kind, sizes, iterations, &[comm.allocate(largest)?, comm.allocate(largest)?])
+}
+
+/// As [`sweep`], on buffers that the transport did not allocate.
+pub fn sweep_private(comm: &Communicator, kind: Kind, sizes: &[usize], iterations: usize) -> Result<Vec<Row>, Fault> {
+    let largest = sizes.iter().copied().max().unwrap_or(0);
+    rows(comm, kind, sizes, iterations, &[SharedMemory::private(largest)?, SharedMemory::private(largest)?])
+}
+
+fn rows(
+    comm: &Communicator,
+    kind: Kind,
+    sizes: &[usize],
+    iterations: usize,
+    buffers: &[Arc<SharedMemory>; 2],
+) -> Result<Vec<Row>, Fault> {
+    sizes.iter().map(|bytes| measure(comm, kind, *bytes, iterations, buffers)).collect()
+}
+
+fn measure(
+    comm: &Communicator,
+    kind: Kind,
+    bytes: usize,
+    iterations: usize,
+    buffers: &[Arc<SharedMemory>; 2],
+) -> Result<Row, Fault> {
+    let request = request(comm, kind, bytes, buffers);
+    let batch = if bytes <= BATCH_BYTES_MAX { BATCH } else { 1 };
+    let calls = iterations.min((BYTES_PER_SIZE / bytes.max(1)).max(SAMPLES_MIN));
+    let samples = (calls / batch).max(1);
+    let mut times = Vec::with_capacity(samples);
+    for sample in 0..samples + samples / 10 + 1 {
+        comm.barrier()?;
+        let begin = Instant::now();
+        for _ in 0..batch {
+            once(comm, &request)?;
+        }
+        let mut slowest = [begin.elapsed().as_secs_f64() * 1e6 / batch as f64];
+        comm.all_reduce(&mut slowest, Reduction::Max)?;
+        if sample > samples / 10 {
+            times.push(slowest[0]);
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    let us_median = times[times.len() / 2];
+    let busbw_gbps = bytes as f64 / us_median / 1e3 * bus_factor(kind, comm.size() as f64);
+    Ok(Row { op: kind.name(), bytes, ranks: comm.size(), transport: comm.transport(), us_median, busbw_gbps })
+}
+
+/// One call; for messages, there and back between the first two ranks.
+fn once(comm: &Communicator, request: &Request) -> Result<(), Fault> {
+    let turn = |kind: Kind| {
+        let request = Request { kind, peer: 1 - comm.rank(), ..request.clone() };
+        // SAFETY: the buffers live through the measurement, and only this call uses them.
+        unsafe { comm.call(&request) }
+    };
+    match (request.kind, comm.rank()) {
+        (Kind::Send | Kind::Recv, 0) => turn(Kind::Send).and_then(|()| turn(Kind::Recv)),
+        (Kind::Send | Kind::Recv, 1) => turn(Kind::Recv).and_then(|()| turn(Kind::Send)),
+        (Kind::Send | Kind::Recv, _) => Ok(()),
+        // SAFETY: as above.
+        _ => unsafe { comm.call(request) },
+    }
+}
+
+/// In place where that is usual.
+fn request(comm: &Communicator, kind: Kind, bytes: usize, buffers: &[Arc<SharedMemory>; 2]) -> Request {
+    let count = bytes / Element::F32.bytes();
+    let parts = even_parts(count, comm.size());
+    let own = parts[comm.rank()].offset * Element::F32.bytes();
+    let (input, output) = match kind {
+        Kind::AllGather | Kind::Gather => (buffers[0].at(own), buffers[0].at(0)),
+        Kind::ReduceScatter | Kind::Scatter => (buffers[0].at(0), buffers[0].at(own)),
+        Kind::AllToAll => (buffers[0].at(0), buffers[1].at(0)),
+        _ => (buffers[0].at(0), buffers[0].at(0)),
+    };
+    let whole = |address: *const u8| {
+        buffers.iter().find_map(|buffer| buffer.offset_of(address, 0).map(|offset| buffer.bytes() - offset))
+    };
+    Request {
+        count: if matches!(kind, Kind::Barrier | Kind::AllToAll) { 0 } else { count },
+        input,
+        output,
+        input_bytes: whole(input).unwrap_or(0),
+        output_bytes: whole(output).unwrap_or(0),
+        send: parts.clone().into(),
+        recv: parts.into(),
+        ..Request::new(kind, Element::F32)
+    }
+}
+
+fn bus_factor(kind: Kind, ranks: f64) -> f64 {
+    match kind {
+        Kind::AllReduce => 2.0 * (ranks - 1.0) / ranks,
+        Kind::ReduceScatter | Kind::AllGather | Kind::Gather | Kind::Scatter | Kind::AllToAll => (ranks - 1.0) / ranks,
+        // There and back.
+        Kind::Send | Kind::Recv => 2.0,
+        _ => 1.0,
+    }
+}

@@ -1,0 +1,266 @@
+//! Collectives through the mails: every rank copies what others need of its input into its mail, all meet, and each takes
+//! from the others' mails. Small calls are one round; larger ones go chunk by chunk through the two mails in turn.
+
+use super::Shm;
+use super::layout::{LINE_BYTES, MAIL_BYTES};
+use crate::call::Kind;
+use crate::combine::{combine_tree, divide};
+use crate::element::Reduction;
+use crate::fault::Fault;
+use crate::task::{Part, Task};
+
+/// A chunk of a call in which every rank reads all of every mail: four of them fit the second cache of a processor.
+const CHUNK_BYTES: usize = 128 << 10;
+/// With more than two ranks, up to this size each combines everything alone, and above it each its slice.
+const ALONE_BYTES: usize = 8 << 10;
+
+/// The `step`-th piece of a part that goes `most` elements at a time.
+fn piece(part: Part, step: usize, most: usize) -> Part {
+    let done = (step * most).min(part.count);
+    Part { offset: part.offset + done, count: most.min(part.count - done) }
+}
+
+/// How many steps the longest part takes; at least one, as every call is at least one round.
+fn steps(longest: usize, most: usize) -> usize {
+    longest.div_ceil(most).max(1)
+}
+
+impl Shm {
+    /// # Safety
+    /// As [`crate::Transport::run`].
+    pub(super) unsafe fn exchange(&mut self, task: &Task<'_>) -> Result<(), Fault> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            match task.kind() {
+                Kind::AllReduce if self.room.size > 2 && task.count() * task.width() > ALONE_BYTES => {
+                    self.exchange_sliced(task)
+                }
+                Kind::AllReduce | Kind::Reduce | Kind::Scan | Kind::ExclusiveScan => self.exchange_whole(task),
+                Kind::ReduceScatter | Kind::Scatter => self.exchange_areas(task),
+                Kind::AllGather | Kind::Gather | Kind::Broadcast => self.exchange_parts(task),
+                Kind::AllToAll => self.exchange_pairs(task),
+                Kind::Barrier | Kind::Send | Kind::Recv => self.round(task),
+            }
+        }
+    }
+
+    /// A round whose mail is already written.
+    pub(super) fn round(&mut self, task: &Task<'_>) -> Result<(), Fault> {
+        self.room.publish();
+        self.room.meet(&task.fingerprint)
+    }
+
+    /// Combines `self.sources`, elements `count`, into `output`.
+    ///
+    /// # Safety
+    /// All sources and the output hold that many elements.
+    pub(super) unsafe fn combine(&self, task: &Task<'_>, output: *mut u8, count: usize) {
+        let (element, reduction) = (task.fingerprint.element, task.fingerprint.reduction);
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            combine_tree(element, reduction, &self.sources, output, count);
+            if reduction == Reduction::Mean {
+                divide(element, output, self.room.size, count);
+            }
+        }
+    }
+
+    /// Every rank's whole vector goes to all.
+    unsafe fn exchange_whole(&mut self, task: &Task<'_>) -> Result<(), Fault> {
+        let (width, rank) = (task.width(), self.room.rank);
+        let most = CHUNK_BYTES / width;
+        let whole = Part { offset: 0, count: task.count() };
+        let ranks = match task.kind() {
+            Kind::AllReduce => 0..self.room.size,
+            Kind::Reduce if rank == task.root() => 0..self.room.size,
+            Kind::Scan => 0..rank + 1,
+            Kind::ExclusiveScan => 0..rank,
+            _ => 0..0,
+        };
+        for step in 0..steps(whole.count, most) {
+            let here = piece(whole, step, most);
+            let bytes = here.count * width;
+            // SAFETY: the caller's promise; a chunk fits a mail.
+            unsafe {
+                let input = task.input.wrapping_add(here.offset * width);
+                copy(input, self.room.outbox().payload(bytes), bytes);
+                self.round(task)?;
+                self.sources.clear();
+                for other in ranks.clone() {
+                    let mail = self.room.mail(other).payload(bytes).cast_const();
+                    self.sources.push(if other == rank { input } else { mail });
+                }
+                if !self.sources.is_empty() {
+                    self.combine(task, task.output.wrapping_add(here.offset * width), here.count);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All-reduce in slices: in each round a chunk of the input goes out and the results of the one before come back.
+    unsafe fn exchange_sliced(&mut self, task: &Task<'_>) -> Result<(), Fault> {
+        let (width, rank, size) = (task.width(), self.room.rank, self.room.size);
+        // Behind the chunk, a mail holds a slice of results.
+        let chunk = MAIL_BYTES / 2;
+        let most = chunk / width;
+        let whole = Part { offset: 0, count: task.count() };
+        let last = steps(whole.count, most);
+        for step in 0..=last {
+            let (here, before) = (piece(whole, step, most), piece(whole, step.max(1) - 1, most));
+            // SAFETY: the caller's promise; chunk and results fit a mail.
+            unsafe {
+                let input = task.input.wrapping_add(here.offset * width);
+                copy(input, self.room.outbox().payload(MAIL_BYTES), here.count * width);
+                self.round(task)?;
+                for owner in (0..size).filter(|_| step > 0) {
+                    let part = slice(before.count, width, size, owner);
+                    let result = self.room.mail(owner).payload(MAIL_BYTES).add(chunk);
+                    let output = task.output.wrapping_add((before.offset + part.offset) * width);
+                    copy(result, output, part.count * width);
+                }
+                let part = slice(here.count, width, size, rank);
+                self.sources.clear();
+                for other in 0..size {
+                    self.sources.push(self.room.mail(other).payload(MAIL_BYTES).add(part.offset * width));
+                }
+                self.combine(task, self.room.outbox().payload(MAIL_BYTES).add(chunk), part.count);
+            }
+        }
+        Ok(())
+    }
+
+    /// Every rank's mail has an area for each reader: reduce-scatter, and scatter from the root.
+    unsafe fn exchange_areas(&mut self, task: &Task<'_>) -> Result<(), Fault> {
+        let (width, rank, size) = (task.width(), self.room.rank, self.room.size);
+        let area = self.room.area_bytes();
+        let most = area / width;
+        let own = task.recv[rank];
+        let scatter = task.kind() == Kind::Scatter;
+        let writes = !scatter || rank == task.root();
+        let longest = task.recv.iter().map(|part| part.count).max().unwrap_or(0);
+        for step in 0..steps(longest, most) {
+            // SAFETY: the caller's promise; an area holds a piece.
+            unsafe {
+                let outbox = self.room.outbox().payload(MAIL_BYTES);
+                for other in (0..size).filter(|other| writes && *other != rank) {
+                    let here = piece(task.recv[other], step, most);
+                    copy(task.input.wrapping_add(here.offset * width), outbox.add(other * area), here.count * width);
+                }
+                self.round(task)?;
+                let here = piece(own, step, most);
+                let input = task.input.wrapping_add(here.offset * width);
+                let output = task.output.wrapping_add((here.offset - own.offset) * width);
+                self.sources.clear();
+                for other in (0..size).filter(|other| !scatter || *other == task.root()) {
+                    let mail = self.room.mail(other).payload(MAIL_BYTES).add(rank * area).cast_const();
+                    self.sources.push(if other == rank { input } else { mail });
+                }
+                match scatter {
+                    true => copy(self.sources[0], output, here.count * width),
+                    false => self.combine(task, output, here.count),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Every rank's part, or the root's whole vector, goes to all or to the root.
+    unsafe fn exchange_parts(&mut self, task: &Task<'_>) -> Result<(), Fault> {
+        let (width, rank) = (task.width(), self.room.rank);
+        let most = CHUNK_BYTES / width;
+        let whole = Part { offset: 0, count: task.count() };
+        let broadcast = task.kind() == Kind::Broadcast;
+        let part_of = |other: usize| match broadcast {
+            true if other == task.root() => whole,
+            true => Part::default(),
+            false => task.recv[other],
+        };
+        let input = if broadcast { task.output.cast_const() } else { task.input };
+        let own = part_of(rank);
+        let reads = task.kind() != Kind::Gather || rank == task.root();
+        let longest = (0..self.room.size).map(|other| part_of(other).count).max().unwrap_or(0);
+        for step in 0..steps(longest, most) {
+            // SAFETY: the caller's promise; a chunk fits a mail.
+            unsafe {
+                let here = piece(own, step, most);
+                let input = input.wrapping_add((here.offset - own.offset) * width);
+                copy(input, self.room.outbox().payload(here.count * width), here.count * width);
+                self.round(task)?;
+                for other in (0..self.room.size).filter(|_| reads) {
+                    let here = piece(part_of(other), step, most);
+                    let mail = self.room.mail(other).payload(here.count * width).cast_const();
+                    let output = task.output.wrapping_add(here.offset * width);
+                    copy(if other == rank { input } else { mail }, output, here.count * width);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All-to-all: as areas, but only sender and receiver know a part's size, so the first round carries the table.
+    unsafe fn exchange_pairs(&mut self, task: &Task<'_>) -> Result<(), Fault> {
+        let (width, rank, size) = (task.width(), self.room.rank, self.room.size);
+        let area = self.room.area_bytes();
+        let most = area / width;
+        let table = |mail: *mut u8, to: usize| mail.cast::<u64>().wrapping_add(to);
+        let mut longest = 0;
+        // SAFETY: the table fits a mail, as there are at most `RANKS_MAX` ranks; the rest is the caller's promise.
+        unsafe {
+            for (other, part) in task.send.iter().enumerate() {
+                table(self.room.outbox().payload(MAIL_BYTES), other).write(part.count as u64);
+            }
+            self.round(task)?;
+            for other in 0..size {
+                let sent = |to: usize| table(self.room.mail(other).payload(MAIL_BYTES), to).read();
+                longest = (0..size).map(sent).max().unwrap_or(0).max(longest);
+                let (theirs, mine) = (sent(rank), task.recv[other].count as u64);
+                if theirs != mine {
+                    return Err(self.uneven(task, other, theirs, mine));
+                }
+            }
+            for step in 0..steps(longest as usize, most) {
+                let outbox = self.room.outbox().payload(MAIL_BYTES);
+                for other in (0..size).filter(|other| *other != rank) {
+                    let here = piece(task.send[other], step, most);
+                    copy(task.input.wrapping_add(here.offset * width), outbox.add(other * area), here.count * width);
+                }
+                self.round(task)?;
+                for other in 0..size {
+                    let (from, here) = (piece(task.send[rank], step, most), piece(task.recv[other], step, most));
+                    let own = task.input.wrapping_add(from.offset * width);
+                    let mail = self.room.mail(other).payload(MAIL_BYTES).add(rank * area).cast_const();
+                    let output = task.output.wrapping_add(here.offset * width);
+                    copy(if other == rank { own } else { mail }, output, here.count * width);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn uneven(&self, task: &Task<'_>, peer: usize, theirs: u64, mine: u64) -> Fault {
+        let count =
+            |count| crate::Fingerprint { kind: Kind::Send, count, root: self.room.rank as u32, ..task.fingerprint };
+        self.room.disagree(peer, &count(mine), Some(count(theirs)))
+    }
+}
+
+/// Whole cache lines of a vector for each rank.
+pub(super) fn slice(count: usize, width: usize, size: usize, rank: usize) -> Part {
+    let per_line = LINE_BYTES / width;
+    let lines = count.div_ceil(per_line);
+    let at = |rank: usize| (lines * rank / size * per_line).min(count);
+    Part { offset: at(rank), count: at(rank + 1) - at(rank) }
+}
+
+/// Copies, unless it is in place already.
+///
+/// # Safety
+/// Both places hold that many bytes.
+#[inline]
+pub(super) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    if bytes > 0 && !std::ptr::eq(from, to) {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy(from, to, bytes) };
+    }
+}

@@ -1,0 +1,162 @@
+//! What lies where in the control segment that the ranks of one communicator share.
+//!
+//! Each rank has a slot that only it writes, and a ring to each other rank. A slot has two mails used in turn: a rank
+//! writes mail `n % 2` for round `n` only after it saw all others in round `n − 1`, and they went there only when they
+//! had read everything of round `n − 2`.
+
+use crate::call::FINGERPRINT_BYTES;
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+/// Ranks of one communicator on one host.
+pub const RANKS_MAX: usize = 512;
+/// Payload of one mail.
+pub const MAIL_BYTES: usize = 256 << 10;
+/// Payload that travels in the cache line of the round's number.
+pub const TINY_BYTES: usize = 48;
+/// Bytes on their way between two ranks.
+pub const RING_BYTES: usize = 128 << 10;
+/// Text of a fault that the others can read.
+pub const REASON_BYTES: usize = 480;
+/// Random bytes at the head of every segment, by which it is recognised.
+pub const NONCE_BYTES: usize = 16;
+/// What caches exchange.
+pub const LINE_BYTES: usize = 64;
+
+#[repr(C, align(128))]
+pub struct Mail {
+    /// The round this mail is for; written last.
+    pub round: AtomicU64,
+    /// Of the call's fingerprint.
+    pub digest: AtomicU64,
+    /// Small words of the round, or the payload if it is tiny.
+    pub words: [AtomicU64; TINY_BYTES / 8],
+    payload: UnsafeCell<[u8; MAIL_BYTES]>,
+}
+
+impl Mail {
+    /// Where a payload of this size lies.
+    pub fn payload(&self, bytes: usize) -> *mut u8 {
+        if bytes <= TINY_BYTES { self.words[0].as_ptr().cast() } else { self.payload.get().cast() }
+    }
+}
+
+/// A call as its rank made it, read by others only if the digests differ.
+#[repr(C, align(64))]
+pub struct Record(pub [AtomicU64; FINGERPRINT_BYTES / 8]);
+
+/// How a rank ended, if it did.
+#[repr(C, align(64))]
+pub struct Status {
+    /// One of the `STATUS_` values; written last.
+    pub code: AtomicU32,
+    /// The rank to blame.
+    pub culprit: AtomicU32,
+    pub reason_bytes: AtomicU32,
+    pub reason: UnsafeCell<[u8; REASON_BYTES]>,
+}
+
+pub const STATUS_WELL: u32 = 0;
+/// The rank let go of the communicator.
+pub const STATUS_LEFT: u32 = 1;
+pub const STATUS_LOST_PEER: u32 = 2;
+pub const STATUS_MISMATCH: u32 = 3;
+pub const STATUS_FAILED: u32 = 4;
+
+#[repr(C, align(4096))]
+pub struct Slot {
+    pub mail: [Mail; 2],
+    pub record: [Record; 2],
+    pub status: Status,
+}
+
+#[repr(C, align(128))]
+pub struct Position(pub AtomicU64);
+
+/// Bytes from one rank to another, in order.
+#[repr(C, align(4096))]
+pub struct Ring {
+    /// Bytes ever read, by the receiver.
+    pub read: Position,
+    /// Bytes ever written, by the sender.
+    pub written: Position,
+    data: UnsafeCell<[u8; RING_BYTES]>,
+}
+
+impl Ring {
+    /// The bytes at a position, and how many there are before the ring's end.
+    pub fn at(&self, position: u64) -> (*mut u8, usize) {
+        let offset = position as usize % RING_BYTES;
+        // SAFETY: inside the ring.
+        (unsafe { self.data.get().cast::<u8>().add(offset) }, RING_BYTES - offset)
+    }
+}
+
+/// The start of the segment.
+#[repr(C, align(4096))]
+struct Head {
+    _nonce: UnsafeCell<[u8; NONCE_BYTES]>,
+    /// Ranks that mapped the segment.
+    mapped: AtomicU32,
+    /// 1 while the rank sleeps.
+    bells: [AtomicU32; RANKS_MAX],
+}
+
+/// A mapped control segment.
+pub struct Control {
+    base: *mut u8,
+    bytes: usize,
+    size: usize,
+}
+
+// SAFETY: everything in it is atomic or guarded by the rounds.
+unsafe impl Send for Control {}
+// SAFETY: as above.
+unsafe impl Sync for Control {}
+
+impl Control {
+    pub fn bytes_for(size: usize) -> usize {
+        size_of::<Head>() + size * size_of::<Slot>() + size * size * size_of::<Ring>()
+    }
+
+    /// Takes over a mapping. A fresh one is all zeros but for its nonce, which is its first state.
+    ///
+    /// # Safety
+    /// `base` is a mapping of `bytes_for(size)` bytes that nobody else unmaps.
+    pub unsafe fn new(base: *mut u8, size: usize) -> Self {
+        Self { base, bytes: Self::bytes_for(size), size }
+    }
+
+    fn head(&self) -> &Head {
+        // SAFETY: the mapping starts with it, page-aligned, and any bits are valid.
+        unsafe { &*self.base.cast() }
+    }
+
+    pub fn mapped(&self) -> &AtomicU32 {
+        &self.head().mapped
+    }
+
+    pub fn bells(&self) -> &[AtomicU32] {
+        &self.head().bells[..self.size]
+    }
+
+    pub fn slot(&self, rank: usize) -> &Slot {
+        debug_assert!(rank < self.size);
+        // SAFETY: the mapping holds `size` slots behind its head.
+        unsafe { &*self.base.add(size_of::<Head>()).cast::<Slot>().add(rank) }
+    }
+
+    pub fn ring(&self, from: usize, to: usize) -> &Ring {
+        debug_assert!(from < self.size && to < self.size);
+        let rings = size_of::<Head>() + self.size * size_of::<Slot>();
+        // SAFETY: the mapping holds `size²` rings behind the slots.
+        unsafe { &*self.base.add(rings).cast::<Ring>().add(from * self.size + to) }
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        // SAFETY: mapped with this size by us; the last user is gone.
+        unsafe { libc::munmap(self.base.cast(), self.bytes) };
+    }
+}

@@ -1,0 +1,341 @@
+//! The ranks of one host over memory they all map.
+//!
+//! Memory comes from `memfd_create`: it has no name in any file system, and is gone with the last process that maps it,
+//! however that ends. A rank tells the others process and descriptor; they open it through `/proc` and recognise it by
+//! a random nonce. Collectives go in rounds ([`room`]): small calls and private buffers through mails ([`exchange`]), large
+//! ones on memory from [`Transport::allocate`] straight in each other's buffers ([`direct`]).
+
+mod direct;
+mod exchange;
+mod layout;
+mod message;
+mod registry;
+mod room;
+mod system;
+
+use crate::call::{Fingerprint, Kind, short_name};
+use crate::element::{Element, Reduction};
+use crate::fault::{Fault, place};
+use crate::memory::SharedMemory;
+use crate::task::Task;
+use crate::transport::{Bootstrap, Transport};
+use crate::watch::Watch;
+use layout::{Control, NONCE_BYTES, RANKS_MAX};
+use registry::{OFFER_BYTES, Offer, Registry};
+use room::{Neighbours, Room};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use system::{PROCESSOR_WORDS, Process};
+
+/// Up to this size a call goes through the mails, wherever its buffers are.
+const MAIL_CALL_BYTES: usize = 4 << 10;
+/// Largest allocation of one rank.
+const ALLOCATION_BYTES_MAX: usize = 1 << 40;
+const PAGE_BYTES: usize = 4096;
+
+struct Shm {
+    room: Room,
+    registry: Registry,
+    communicator: u32,
+    /// Allocations made so far.
+    allocations: u32,
+    /// Room for the addresses of one call.
+    sources: Vec<*const u8>,
+    /// A failed communicator stays failed.
+    fault: Option<Fault>,
+}
+
+// SAFETY: the addresses are only used during one call.
+unsafe impl Send for Shm {}
+
+/// Joins the ranks of one host. All call it together.
+pub fn connect(
+    rank: usize,
+    size: usize,
+    watch: Arc<Watch>,
+    bootstrap: &mut dyn Bootstrap,
+) -> Result<Box<dyn Transport>, Fault> {
+    if size > RANKS_MAX {
+        return Err(Fault::BadCall(format!("{size} ranks on one host, but shared memory serves at most {RANKS_MAX}")));
+    }
+    let made = if rank == 0 { Some(Offer::make(Control::bytes_for(size))?) } else { None };
+    let offer = made.as_ref().map_or([0; OFFER_BYTES], |(offer, ..)| offer.encode());
+    let hello = bootstrap.all_gather(&Hello::mine(offer).encode())?;
+    let hellos = hello.iter().map(|bytes| Hello::decode(bytes)).collect::<Option<Vec<Hello>>>();
+    let Some(hellos) = hellos.filter(|hellos| hellos.len() == size) else {
+        return Err(Fault::Rejected { from: "the bootstrap".into(), why: "an answer has another size".into() });
+    };
+    let control = map_control(&Offer::decode(&hellos[0].offer), size);
+    let said = control.as_ref().err().map_or(String::new(), |fault| fault.to_string());
+    let said = bootstrap.all_gather(said.as_bytes())?;
+    let control = control?;
+    if let Some(failed) = said.iter().position(|text| !text.is_empty()) {
+        let text = String::from_utf8_lossy(&said[failed]).into_owned();
+        return Err(Fault::Aborted(format!("{}: {text}", place(failed, &watch.host(failed)))));
+    }
+    if let Some((offer, _, data)) = made {
+        // SAFETY: this first mapping served for the nonce only.
+        unsafe { libc::munmap(data.cast(), offer.bytes) };
+    }
+    let neighbours = Neighbours {
+        processes: hellos.iter().map(|hello| Arc::new(Process::new(hello.pid))).collect(),
+        origins: (0..size).collect(),
+        crowded: size > processors(&hellos),
+        barrier: hellos.iter().all(|hello| hello.barrier),
+    };
+    Ok(Box::new(Shm::new(Room::new(control, rank, watch, neighbours), Registry::default(), 0)))
+}
+
+/// What a rank says of itself on joining.
+struct Hello {
+    pid: u32,
+    barrier: bool,
+    /// Processors that its share of time amounts to, if that is less than those it may run on.
+    quota: u32,
+    processors: [u64; PROCESSOR_WORDS],
+    offer: [u8; OFFER_BYTES],
+}
+
+const HELLO_BYTES: usize = 16 + 8 * PROCESSOR_WORDS + OFFER_BYTES;
+
+impl Hello {
+    fn mine(offer: [u8; OFFER_BYTES]) -> Self {
+        let processors = system::processors();
+        let allowed: u32 = processors.iter().map(|word| word.count_ones()).sum();
+        let usable = std::thread::available_parallelism().map_or(u32::MAX, |number| number.get() as u32);
+        let quota = if usable < allowed { usable } else { u32::MAX };
+        Self { pid: std::process::id(), barrier: system::register_barrier(), quota, processors, offer }
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(HELLO_BYTES);
+        bytes.extend(self.pid.to_le_bytes());
+        bytes.extend(u32::from(self.barrier).to_le_bytes());
+        bytes.extend(self.quota.to_le_bytes());
+        bytes.extend([0; 4]);
+        self.processors.iter().for_each(|word| bytes.extend(word.to_le_bytes()));
+        bytes.extend(self.offer);
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; HELLO_BYTES] = bytes.try_into().ok()?;
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        let offer = bytes[HELLO_BYTES - OFFER_BYTES..].try_into().ok()?;
+        let processors = std::array::from_fn(|at| long(16 + 8 * at));
+        Some(Self { pid: word(0), barrier: word(4) != 0, quota: word(8), processors, offer })
+    }
+}
+
+/// Processors that the ranks have together.
+fn processors(hellos: &[Hello]) -> usize {
+    let union = (0..PROCESSOR_WORDS).map(|at| hellos.iter().fold(0, |all, hello| all | hello.processors[at]));
+    let together = union.map(u64::count_ones).sum::<u32>();
+    hellos.iter().map(|hello| hello.quota).fold(together, u32::min) as usize
+}
+
+/// Maps the control segment that another rank, or this one, offered.
+fn map_control(offer: &Offer, size: usize) -> Result<Control, Fault> {
+    let refused = |why: String| Fault::System {
+        what: "mapping the memory of the ranks of this host (all must run on one host, in one container, as one user)"
+            .into(),
+        error: why,
+    };
+    if offer.bytes != Control::bytes_for(size) {
+        return Err(refused(format!("it has {} bytes, not {}", offer.bytes, Control::bytes_for(size))));
+    }
+    // SAFETY: mapped with this size just now.
+    offer.accept().map(|data| unsafe { Control::new(data, size) }).map_err(refused)
+}
+
+impl Shm {
+    fn new(room: Room, registry: Registry, communicator: u32) -> Self {
+        let sources = Vec::with_capacity(room.size);
+        Self { room, registry, communicator, allocations: 0, sources, fault: None }
+    }
+
+    /// # Safety
+    /// As [`Transport::run`].
+    unsafe fn collective(&mut self, task: &Task<'_>) -> Result<(), Fault> {
+        self.room.enter(&task.fingerprint);
+        let large = task.count() * task.width() > MAIL_CALL_BYTES;
+        let direct = matches!(
+            task.kind(),
+            Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter | Kind::AllGather | Kind::Gather | Kind::Broadcast
+        );
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            if large && direct && self.direct(task)? {
+                return Ok(());
+            }
+            self.exchange(task)
+        }
+    }
+
+    /// Tells the others of a failure, and remembers it.
+    fn settle<T>(&mut self, outcome: Result<T, Fault>) -> Result<T, Fault> {
+        if let Err(fault) = &outcome {
+            self.room.fail(fault);
+            self.fault = Some(fault.clone());
+        }
+        outcome
+    }
+
+    /// A call of our own, so that ranks which do something else at this place are told apart.
+    fn own_call(&self, name: &str, count: usize) -> Fingerprint {
+        Fingerprint {
+            communicator: self.communicator,
+            kind: Kind::AllGather,
+            element: Element::U8,
+            reduction: Reduction::Sum,
+            root: 0,
+            sequence: u64::from(self.allocations),
+            count: count as u64,
+            name: short_name(name),
+        }
+    }
+
+    /// One round with a small payload; the others' are then in their mails.
+    fn tell<const BYTES: usize>(&mut self, call: &Fingerprint, mine: [u8; BYTES]) -> Result<Vec<[u8; BYTES]>, Fault> {
+        self.room.enter(call);
+        // SAFETY: a mail holds it.
+        unsafe { self.room.outbox().payload(BYTES).cast::<[u8; BYTES]>().write(mine) };
+        self.room.publish();
+        self.room.meet(call)?;
+        // SAFETY: all wrote as many bytes.
+        Ok((0..self.room.size)
+            .map(|rank| unsafe { self.room.mail(rank).payload(BYTES).cast::<[u8; BYTES]>().read() })
+            .collect())
+    }
+
+    /// Maps the memory that each rank offers; which rank's could not be mapped, and why.
+    fn map_offers(&self, own: *mut u8, offers: &[[u8; OFFER_BYTES]]) -> (Vec<*mut u8>, Option<(usize, String)>) {
+        let mut mappings = Vec::with_capacity(offers.len());
+        for (rank, offer) in offers.iter().map(Offer::decode).enumerate() {
+            match if rank == self.room.rank { Ok(own) } else { offer.accept() } {
+                Ok(data) => mappings.push(data),
+                Err(why) => return (mappings, Some((rank, why))),
+            }
+        }
+        (mappings, None)
+    }
+
+    fn allocate_together(&mut self, bytes: usize) -> Result<Arc<SharedMemory>, Fault> {
+        if bytes > ALLOCATION_BYTES_MAX {
+            return Err(Fault::BadCall(format!("an allocation of {bytes} bytes is more than {ALLOCATION_BYTES_MAX}")));
+        }
+        let call = self.own_call("allocate", bytes);
+        let bytes = bytes.max(NONCE_BYTES).next_multiple_of(PAGE_BYTES);
+        let (offer, file, own) = Offer::make(bytes)?;
+        // SAFETY: mapped just now.
+        let populated = unsafe { system::populate(own, bytes) };
+        let offers = self.tell(&call, offer.encode())?;
+        let (mappings, refused) = self.map_offers(own, &offers);
+        let failed = populated.is_err() || refused.is_some();
+        let failures = self.tell(&call, [u8::from(failed)])?;
+        // SAFETY: all have compared the nonce, and nobody uses the memory yet.
+        unsafe { own.cast::<[u8; NONCE_BYTES]>().write([0; NONCE_BYTES]) };
+        drop(file);
+        self.tell(&call, [0])?;
+        if let Some(rank) = failures.iter().position(|failed| *failed != [0]) {
+            for data in mappings {
+                // SAFETY: mapped above with this size, and handed to nobody.
+                unsafe { libc::munmap(data.cast(), bytes) };
+            }
+            populated?;
+            let why =
+                refused.map_or_else(|| format!("rank {rank} failed"), |(rank, why)| format!("of rank {rank}: {why}"));
+            return Err(Fault::System { what: format!("sharing {bytes} bytes of memory"), error: why });
+        }
+        self.allocations += 1;
+        // SAFETY: all are mappings of this size that only the result will unmap.
+        let memory = unsafe { SharedMemory::from_mappings(own, bytes, mappings) };
+        let id = u64::from(self.communicator) << 32 | u64::from(self.allocations);
+        self.registry.add(id, &memory, self.room.neighbours.origins.clone());
+        Ok(memory)
+    }
+
+    /// Member 0 makes a segment and tells the others through their rings.
+    fn split_control(&mut self, members: &[usize], communicator: u32) -> Result<Control, Fault> {
+        let size = members.len();
+        let call = Fingerprint { communicator, kind: Kind::Send, ..self.own_call("split", size) };
+        if members[0] != self.room.rank {
+            let mut offer = [0; OFFER_BYTES];
+            // SAFETY: the buffer has this length.
+            unsafe { self.recv_bytes(members[0], &call, offer.as_mut_ptr(), OFFER_BYTES)? };
+            let control = map_control(&Offer::decode(&offer), size)?;
+            control.mapped().fetch_add(1, Ordering::Release);
+            self.room.wake(members[0]);
+            return Ok(control);
+        }
+        let (offer, file, data) = Offer::make(Control::bytes_for(size))?;
+        // SAFETY: mapped with this size just now.
+        let control = unsafe { Control::new(data, size) };
+        for member in &members[1..] {
+            // SAFETY: the buffer has this length.
+            unsafe { self.send_bytes(*member, &call, offer.encode().as_ptr(), OFFER_BYTES)? };
+        }
+        for member in &members[1..] {
+            let all = || control.mapped().load(Ordering::Acquire) as usize == size - 1;
+            self.room.until(*member, &call, all)?;
+        }
+        drop(file);
+        Ok(control)
+    }
+}
+
+impl Transport for Shm {
+    fn name(&self) -> &'static str {
+        "shm"
+    }
+
+    fn rank(&self) -> usize {
+        self.room.rank
+    }
+
+    fn size(&self) -> usize {
+        self.room.size
+    }
+
+    unsafe fn run(&mut self, task: &Task<'_>) -> Result<(), Fault> {
+        if let Some(fault) = &self.fault {
+            return Err(fault.clone());
+        }
+        // SAFETY: the caller's promise, passed on.
+        let outcome = unsafe {
+            match task.kind().is_message() {
+                true => self.message(task),
+                false => self.collective(task),
+            }
+        };
+        self.settle(outcome)
+    }
+
+    fn split(&mut self, members: &[usize], communicator: u32) -> Result<Box<dyn Transport>, Fault> {
+        let Some(rank) = members.iter().position(|member| *member == self.room.rank) else {
+            return Err(Fault::BadCall(format!("rank {} splits off a group it is not in", self.room.rank)));
+        };
+        let control = self.split_control(members, communicator);
+        let control = self.settle(control)?;
+        let mine = &self.room.neighbours;
+        let neighbours = Neighbours {
+            processes: members.iter().map(|member| Arc::clone(&mine.processes[*member])).collect(),
+            origins: members.iter().map(|member| mine.origins[*member]).collect(),
+            ..*mine
+        };
+        let room = Room::new(control, rank, Arc::clone(&self.room.watch), neighbours);
+        Ok(Box::new(Shm::new(room, self.registry.clone(), communicator)))
+    }
+
+    fn allocate(&mut self, bytes: usize) -> Result<Arc<SharedMemory>, Fault> {
+        let outcome = self.allocate_together(bytes);
+        self.settle(outcome)
+    }
+}
+
+impl Drop for Shm {
+    fn drop(&mut self) {
+        self.room.leave();
+    }
+}

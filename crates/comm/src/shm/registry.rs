@@ -1,0 +1,117 @@
+//! The memory that ranks allocated together, and how a call finds out that its buffers lie in it.
+
+use crate::fault::Fault;
+use crate::memory::{self, SharedMemory};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::layout::NONCE_BYTES;
+use super::system;
+
+/// A communicator's allocations and those of its relatives: a buffer from the parent works directly in a child.
+#[derive(Clone, Default)]
+pub struct Registry(Arc<Mutex<Vec<Entry>>>);
+
+struct Entry {
+    id: u64,
+    memory: Weak<SharedMemory>,
+    /// The allocation's ranks by the numbers they had when the job connected.
+    origins: Vec<usize>,
+}
+
+/// A buffer inside an allocation.
+pub struct Found {
+    pub id: u64,
+    pub offset: usize,
+    memory: Arc<SharedMemory>,
+    /// Of each rank of the communicator that asked, its place in the allocation.
+    places: Vec<usize>,
+}
+
+impl Found {
+    /// The buffer of a rank that has it at this offset; `None` if it would not fit.
+    pub fn of(&self, rank: usize, offset: u64, bytes: usize) -> Option<*mut u8> {
+        let offset = usize::try_from(offset).ok()?;
+        if offset.checked_add(bytes)? > self.memory.bytes() {
+            return None;
+        }
+        self.memory.peer(self.places[rank], offset)
+    }
+}
+
+impl Registry {
+    fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn add(&self, id: u64, memory: &Arc<SharedMemory>, origins: Vec<usize>) {
+        let mut entries = self.entries();
+        entries.retain(|entry| entry.memory.strong_count() > 0);
+        entries.push(Entry { id, memory: Arc::downgrade(memory), origins });
+    }
+
+    /// The allocation around a buffer, if all ranks of `origins` take part in it.
+    pub fn find(&self, address: *const u8, bytes: usize, origins: &[usize]) -> Option<Found> {
+        self.entries().iter().find_map(|entry| {
+            let memory = entry.memory.upgrade()?;
+            let offset = memory.offset_of(address, bytes)?;
+            let place = |origin: &usize| entry.origins.iter().position(|other| other == origin);
+            let places = origins.iter().map(place).collect::<Option<Vec<usize>>>()?;
+            Some(Found { id: entry.id, offset, memory, places })
+        })
+    }
+}
+
+/// How a segment is described to those who shall map it.
+#[derive(Clone, Copy, Debug)]
+pub struct Offer {
+    pub pid: u32,
+    pub fd: RawFd,
+    pub bytes: usize,
+    pub nonce: [u8; NONCE_BYTES],
+}
+
+/// Bytes of an encoded [`Offer`].
+pub const OFFER_BYTES: usize = 32;
+
+impl Offer {
+    pub fn encode(&self) -> [u8; OFFER_BYTES] {
+        let mut bytes = [0; OFFER_BYTES];
+        bytes[0..4].copy_from_slice(&self.pid.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.fd.to_le_bytes());
+        bytes[8..16].copy_from_slice(&(self.bytes as u64).to_le_bytes());
+        bytes[16..32].copy_from_slice(&self.nonce);
+        bytes
+    }
+
+    pub fn decode(bytes: &[u8; OFFER_BYTES]) -> Self {
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let mut nonce = [0; NONCE_BYTES];
+        nonce.copy_from_slice(&bytes[16..32]);
+        let size = u64::from(word(8)) | u64::from(word(12)) << 32;
+        Self { pid: word(0), fd: word(4) as RawFd, bytes: size as usize, nonce }
+    }
+
+    /// Makes memory of this size and writes a fresh nonce at its head.
+    pub fn make(bytes: usize) -> Result<(Self, OwnedFd, *mut u8), Fault> {
+        let file = system::anonymous_file(bytes)?;
+        let data = memory::map(bytes, Some(file.as_raw_fd()))?;
+        let nonce = system::random()?;
+        // SAFETY: the mapping is fresh, page-aligned and larger than a nonce.
+        unsafe { data.cast::<[u8; NONCE_BYTES]>().write(nonce) };
+        Ok((Self { pid: std::process::id(), fd: file.as_raw_fd(), bytes, nonce }, file, data))
+    }
+
+    /// Maps what another process offered, if it is still that.
+    pub fn accept(&self) -> Result<*mut u8, String> {
+        let file = system::open_of_process(self.pid, self.fd, self.bytes)?;
+        let data = memory::map(self.bytes, Some(file.as_raw_fd())).map_err(|fault| fault.to_string())?;
+        // SAFETY: the mapping is page-aligned and larger than a nonce.
+        if unsafe { data.cast::<[u8; NONCE_BYTES]>().read() } == self.nonce {
+            return Ok(data);
+        }
+        // SAFETY: mapped just above, used by nobody.
+        unsafe { libc::munmap(data.cast(), self.bytes) };
+        Err(format!("descriptor {} of process {} is not the memory that was offered", self.fd, self.pid))
+    }
+}

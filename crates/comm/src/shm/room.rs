@@ -1,0 +1,264 @@
+//! Where the ranks of a communicator meet: rounds, waiting, and noticing that somebody is gone.
+//!
+//! A round is one message from each rank to all others: a rank writes its mail, then the round's number, and waits for
+//! the numbers of the others. Nothing but loads and stores happens in a round unless somebody sleeps.
+
+use super::layout::{
+    Control, LINE_BYTES, Mail, REASON_BYTES, STATUS_FAILED, STATUS_LEFT, STATUS_LOST_PEER, STATUS_MISMATCH, STATUS_WELL,
+};
+use super::system::{self, Process};
+use crate::call::{FINGERPRINT_BYTES, Fingerprint, Kind};
+use crate::fault::{Fault, place};
+use crate::watch::{Patience, Pause, Watch};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering, compiler_fence, fence};
+use std::time::Duration;
+
+/// Looks before the first pause for breath, when every rank has a processor.
+const LOOKS: u32 = 2000;
+
+/// What the ranks of a host know of each other.
+#[derive(Clone)]
+pub struct Neighbours {
+    /// By rank.
+    pub processes: Vec<Arc<Process>>,
+    /// The rank that each had when the job connected: allocations are known by it.
+    pub origins: Vec<usize>,
+    /// More ranks than processors: a rank that spins keeps another from running.
+    pub crowded: bool,
+    /// Whether sleepers make everybody's stores visible, so that others need no fence.
+    pub barrier: bool,
+}
+
+pub struct Room {
+    pub control: Control,
+    pub rank: usize,
+    pub size: usize,
+    pub watch: Arc<Watch>,
+    pub neighbours: Neighbours,
+    /// The last round begun.
+    round: u64,
+    /// Digest of the call in progress.
+    digest: u64,
+}
+
+/// One number for a fingerprint; different calls have different ones but for an accident of one in 2⁶⁴.
+fn digest(words: &[u64; FINGERPRINT_BYTES / 8]) -> u64 {
+    let mix = |(at, word): (usize, &u64)| {
+        let key = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(2 * at as u64 + 1);
+        let wide = u128::from(word ^ key) * u128::from(key | 1);
+        (wide as u64) ^ (wide >> 64) as u64
+    };
+    words.iter().enumerate().map(mix).fold(0, u64::wrapping_add)
+}
+
+impl Room {
+    pub fn new(control: Control, rank: usize, watch: Arc<Watch>, neighbours: Neighbours) -> Self {
+        let size = neighbours.processes.len();
+        Self { control, rank, size, watch, neighbours, round: 0, digest: 0 }
+    }
+
+    /// A call begins: notes it where the others can read it.
+    pub fn enter(&mut self, call: &Fingerprint) {
+        let bytes = call.encode();
+        let mut words = [0; FINGERPRINT_BYTES / 8];
+        for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+            *word = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
+        }
+        self.digest = digest(&words);
+        let record = &self.control.slot(self.rank).record[(self.round + 1) as usize % 2];
+        for (slot, word) in record.0.iter().zip(words) {
+            slot.store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// This rank's mail of the next round, to be written before `publish`.
+    pub fn outbox(&self) -> &Mail {
+        &self.control.slot(self.rank).mail[(self.round + 1) as usize % 2]
+    }
+
+    /// A rank's mail of the current round.
+    pub fn mail(&self, rank: usize) -> &Mail {
+        &self.control.slot(rank).mail[self.round as usize % 2]
+    }
+
+    /// Lets the others see the outbox: this rank is in the next round.
+    pub fn publish(&mut self) {
+        let mail = self.outbox();
+        mail.digest.store(self.digest, Ordering::Relaxed);
+        mail.round.store(self.round + 1, Ordering::Release);
+        self.round += 1;
+        self.wake_all();
+    }
+
+    /// Waits until all others are in this round too, and made the same call.
+    pub fn meet(&self, call: &Fingerprint) -> Result<(), Fault> {
+        for peer in (0..self.size).filter(|peer| *peer != self.rank) {
+            let mail = self.mail(peer);
+            self.until(peer, call, || mail.round.load(Ordering::Acquire) == self.round)?;
+            if mail.digest.load(Ordering::Relaxed) != self.digest {
+                return Err(self.mismatch(peer, call));
+            }
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn mismatch(&self, peer: usize, call: &Fingerprint) -> Fault {
+        let mut bytes = [0; FINGERPRINT_BYTES];
+        let record = &self.control.slot(peer).record[self.round as usize % 2];
+        for (word, bytes) in record.0.iter().zip(bytes.chunks_exact_mut(8)) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
+        }
+        self.disagree(peer, call, Fingerprint::decode(&bytes))
+    }
+
+    pub fn disagree(&self, peer: usize, mine: &Fingerprint, theirs: Option<Fingerprint>) -> Fault {
+        let Some(theirs) = theirs else {
+            let why = "it is not a call that this version knows".into();
+            return Fault::Rejected { from: place(peer, &self.watch.host(peer)), why };
+        };
+        let (host, peer_host) = (self.watch.host(self.rank), self.watch.host(peer));
+        let mine = Fingerprint { kind: if mine.kind == Kind::Recv { Kind::Send } else { mine.kind }, ..*mine };
+        Fault::Mismatch { rank: self.rank, host, mine: Box::new(mine), peer, peer_host, theirs: Box::new(theirs) }
+    }
+
+    /// Waits until `ready`, which only `peer` can bring about.
+    #[inline]
+    pub fn until(&self, peer: usize, call: &Fingerprint, ready: impl Fn() -> bool) -> Result<(), Fault> {
+        let looks = if self.neighbours.crowded { 1 } else { LOOKS };
+        for _ in 0..looks {
+            if ready() {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        self.linger(peer, call, &ready)
+    }
+
+    #[cold]
+    fn linger(&self, peer: usize, call: &Fingerprint, ready: &dyn Fn() -> bool) -> Result<(), Fault> {
+        let mut patience = Patience::new(&self.watch);
+        if self.neighbours.crowded {
+            patience.skip_spinning();
+        }
+        while !ready() {
+            let host = self.watch.host(peer);
+            let stalled = |waited_ms| Fault::Stalled { peer, host, during: call.to_string(), waited_ms };
+            if let Pause::Sleep(at_most) = patience.turn(stalled)? {
+                self.doze(at_most, ready);
+                self.health(peer, call, ready)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sleeps until somebody rings, at most this long.
+    fn doze(&self, at_most: Duration, ready: &dyn Fn() -> bool) {
+        let bell = &self.control.bells()[self.rank];
+        bell.store(1, Ordering::Relaxed);
+        // Either the others see the bell after what they publish, or we see what they published.
+        if self.neighbours.barrier {
+            system::barrier_everywhere();
+        } else {
+            fence(Ordering::SeqCst);
+        }
+        if !ready() {
+            system::futex_wait(bell, 1, at_most);
+        }
+        bell.store(0, Ordering::Relaxed);
+    }
+
+    /// Wakes those who sleep, after something was published to all.
+    #[inline]
+    pub fn wake_all(&self) {
+        self.order_bells();
+        for bell in self.control.bells() {
+            ring(bell);
+        }
+    }
+
+    /// Wakes a rank if it sleeps, after something was published to it.
+    #[inline]
+    pub fn wake(&self, rank: usize) {
+        self.order_bells();
+        ring(&self.control.bells()[rank]);
+    }
+
+    #[inline]
+    fn order_bells(&self) {
+        if self.neighbours.barrier { compiler_fence(Ordering::SeqCst) } else { fence(Ordering::SeqCst) }
+    }
+
+    /// Why `peer` will not come any more, if it will not.
+    fn health(&self, peer: usize, call: &Fingerprint, ready: &dyn Fn() -> bool) -> Result<(), Fault> {
+        let status = &self.control.slot(peer).status;
+        let code = status.code.load(Ordering::Acquire);
+        if code == STATUS_WELL && !self.neighbours.processes[peer].is_gone() {
+            return Ok(());
+        }
+        // What it published before its end counts.
+        if ready() {
+            return Ok(());
+        }
+        let lost = |peer: usize, why: &str| {
+            Err(Fault::Lost { peer, host: self.watch.host(peer), during: call.to_string(), why: why.into() })
+        };
+        let culprit = status.culprit.load(Ordering::Relaxed) as usize;
+        match code {
+            STATUS_WELL => lost(peer, "its process ended"),
+            STATUS_LEFT => lost(peer, "it left the communicator"),
+            STATUS_LOST_PEER if culprit != self.rank => lost(culprit, "its process ended or it left the communicator"),
+            STATUS_MISMATCH if call.kind.is_message() => Err(Fault::Aborted(self.reason(peer))),
+            _ => Err(Fault::Aborted(format!("{} failed: {}", place(peer, &self.watch.host(peer)), self.reason(peer)))),
+        }
+    }
+
+    fn reason(&self, peer: usize) -> String {
+        let status = &self.control.slot(peer).status;
+        let length = (status.reason_bytes.load(Ordering::Relaxed) as usize).min(REASON_BYTES);
+        // SAFETY: written before the status code that the caller has seen, and never again.
+        let bytes = unsafe { std::slice::from_raw_parts(status.reason.get().cast::<u8>(), length) };
+        String::from_utf8_lossy(bytes).into_owned()
+    }
+
+    /// Tells the others why this rank will not come any more.
+    pub fn fail(&self, fault: &Fault) {
+        let code = match fault {
+            Fault::Lost { .. } => STATUS_LOST_PEER,
+            Fault::Mismatch { .. } => STATUS_MISMATCH,
+            _ => STATUS_FAILED,
+        };
+        let status = &self.control.slot(self.rank).status;
+        let text = fault.to_string();
+        let mut end = text.len().min(REASON_BYTES);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        // SAFETY: only this rank writes its status, once, and others read it after the code.
+        unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), status.reason.get().cast::<u8>(), end) };
+        status.reason_bytes.store(end as u32, Ordering::Relaxed);
+        status.culprit.store(fault.culprit().unwrap_or(self.rank) as u32, Ordering::Relaxed);
+        status.code.store(code, Ordering::Release);
+        self.wake_all();
+    }
+
+    /// This rank lets go of the communicator.
+    pub fn leave(&self) {
+        let code = &self.control.slot(self.rank).status.code;
+        let _ = code.compare_exchange(STATUS_WELL, STATUS_LEFT, Ordering::Release, Ordering::Relaxed);
+        self.wake_all();
+    }
+
+    /// Bytes of a mail that each of `size` readers has for itself, in whole cache lines.
+    pub fn area_bytes(&self) -> usize {
+        super::layout::MAIL_BYTES / self.size / LINE_BYTES * LINE_BYTES
+    }
+}
+
+#[inline]
+fn ring(bell: &AtomicU32) {
+    if bell.load(Ordering::Relaxed) != 0 && bell.swap(0, Ordering::Relaxed) != 0 {
+        system::futex_wake(bell);
+    }
+}
