@@ -32,18 +32,19 @@ fn together<R: Send>(size: usize, work: impl Fn(Communicator) -> R + Sync) -> Ve
 /// A rank's values: sums stay exact in no type by accident, and none overflows.
 fn values(rank: usize, element: Element, count: usize) -> Vec<u8> {
     let number = |at: usize| ((at * 7919 + rank * 104_729) % 1009) as f32 * 0.037 - 17.0;
-    let bytes = |at: usize| -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(count * element.bytes());
+    for at in 0..count {
         match element {
-            Element::F32 => number(at).to_le_bytes().to_vec(),
-            Element::F64 => (f64::from(number(at)) / 3.0).to_le_bytes().to_vec(),
-            Element::Bf16 => half::bf16::from_f32(number(at)).to_le_bytes().to_vec(),
-            Element::F16 => half::f16::from_f32(number(at)).to_le_bytes().to_vec(),
-            Element::I32 => (number(at) as i32).to_le_bytes().to_vec(),
-            Element::I64 => (number(at) as i64 * 1_000_003).to_le_bytes().to_vec(),
-            Element::U8 => vec![(at * 31 + rank * 7) as u8],
+            Element::F32 => bytes.extend(number(at).to_le_bytes()),
+            Element::F64 => bytes.extend((f64::from(number(at)) / 3.0).to_le_bytes()),
+            Element::Bf16 => bytes.extend(half::bf16::from_f32(number(at)).to_le_bytes()),
+            Element::F16 => bytes.extend(half::f16::from_f32(number(at)).to_le_bytes()),
+            Element::I32 => bytes.extend((number(at) as i32).to_le_bytes()),
+            Element::I64 => bytes.extend((number(at) as i64 * 1_000_003).to_le_bytes()),
+            Element::U8 => bytes.push((at * 31 + rank * 7) as u8),
         }
-    };
-    (0..count).flat_map(bytes).collect()
+    }
+    bytes
 }
 
 /// The definition: strides double, left with right.

@@ -3,7 +3,7 @@
  * Each iteration starts at a barrier and is timed alone; its time is that of the slowest rank. The row is the median over
  * the iterations.
  *
- *     mpicc -O2 -o mpi_all_reduce open_mpi.c && mpirun -n 2 ./mpi_all_reduce 4 1024 1048576
+ *     mpicc -O2 -o mpi_all_reduce mpi_all_reduce.c && mpirun -n 2 ./mpi_all_reduce 4 1024 1048576
  */
 #include <mpi.h>
 #include <stdio.h>
