@@ -52,6 +52,29 @@ pub fn sweep_private(comm: &Communicator, kind: Kind, sizes: &[usize], iteration
     rows(comm, kind, sizes, iterations, &[SharedMemory::private(largest)?, SharedMemory::private(largest)?])
 }
 
+<<<<<<< HEAD
+=======
+/// What the memory allows: all ranks at once copy as many bytes as an all-reduce of this size reads and writes.
+pub fn copy_limit(comm: &Communicator, sizes: &[usize], iterations: usize) -> Result<Vec<Row>, Fault> {
+    let memory = comm.allocate(sizes.iter().copied().max().unwrap_or(0))?;
+    let row = |bytes: &usize| {
+        let (low, high) = (memory.at(0), memory.at(bytes / 2));
+        let us_median = median_us(comm, *bytes, iterations, || {
+            // SAFETY: two halves of memory that only this rank uses.
+            unsafe {
+                std::ptr::copy_nonoverlapping(low, high, bytes / 2);
+                std::ptr::copy_nonoverlapping(high, low, bytes / 2);
+            }
+            std::hint::black_box(low);
+            Ok(())
+        })?;
+        let busbw_gbps = *bytes as f64 / us_median / 1e3;
+        Ok(Row { op: "copy", bytes: *bytes, ranks: comm.size(), transport: comm.transport(), us_median, busbw_gbps })
+    };
+    sizes.iter().map(row).collect()
+}
+
+>>>>>>> shm
 fn rows(
     comm: &Communicator,
     kind: Kind,
@@ -70,6 +93,21 @@ fn measure(
     buffers: &[Arc<SharedMemory>; 2],
 ) -> Result<Row, Fault> {
     let request = request(comm, kind, bytes, buffers);
+<<<<<<< HEAD
+=======
+    let us_median = median_us(comm, bytes, iterations, || once(comm, &request))?;
+    let busbw_gbps = bytes as f64 / us_median / 1e3 * bus_factor(kind, comm.size() as f64);
+    Ok(Row { op: kind.name(), bytes, ranks: comm.size(), transport: comm.transport(), us_median, busbw_gbps })
+}
+
+/// The median over the samples of the slowest rank's time.
+fn median_us(
+    comm: &Communicator,
+    bytes: usize,
+    iterations: usize,
+    work: impl Fn() -> Result<(), Fault>,
+) -> Result<f64, Fault> {
+>>>>>>> shm
     let batch = if bytes <= BATCH_BYTES_MAX { BATCH } else { 1 };
     let calls = iterations.min((BYTES_PER_SIZE / bytes.max(1)).max(SAMPLES_MIN));
     let samples = (calls / batch).max(1);
@@ -78,7 +116,11 @@ fn measure(
         comm.barrier()?;
         let begin = Instant::now();
         for _ in 0..batch {
+<<<<<<< HEAD
             once(comm, &request)?;
+=======
+            work()?;
+>>>>>>> shm
         }
         let mut slowest = [begin.elapsed().as_secs_f64() * 1e6 / batch as f64];
         comm.all_reduce(&mut slowest, Reduction::Max)?;
@@ -87,9 +129,13 @@ fn measure(
         }
     }
     times.sort_by(f64::total_cmp);
+<<<<<<< HEAD
     let us_median = times[times.len() / 2];
     let busbw_gbps = bytes as f64 / us_median / 1e3 * bus_factor(kind, comm.size() as f64);
     Ok(Row { op: kind.name(), bytes, ranks: comm.size(), transport: comm.transport(), us_median, busbw_gbps })
+=======
+    Ok(times[times.len() / 2])
+>>>>>>> shm
 }
 
 /// One call; for messages, there and back between the first two ranks.

@@ -1,7 +1,15 @@
 //! How the ranks of a test find each other: through a folder for processes, through a table for threads.
 
+<<<<<<< HEAD
 use kolo_comm::{Bootstrap, Fault};
 use std::path::{Path, PathBuf};
+=======
+#![allow(dead_code, reason = "each user needs a part")]
+
+use kolo_comm::{Bootstrap, Fault};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex};
+>>>>>>> shm
 use std::time::{Duration, Instant};
 
 /// Each rank writes its bytes into a file of a folder and waits for those of the others.
@@ -39,3 +47,37 @@ impl Bootstrap for Folder {
         all
     }
 }
+<<<<<<< HEAD
+=======
+
+/// What the ranks have laid on the table, by round and rank.
+type Laid = Vec<Vec<Option<Vec<u8>>>>;
+
+/// The ranks are threads: each puts its bytes on a table and waits until it is laid for all.
+#[derive(Debug)]
+pub struct Table {
+    rank: usize,
+    round: usize,
+    laid: Arc<(Mutex<Laid>, Condvar)>,
+}
+
+impl Table {
+    pub fn for_ranks(size: usize) -> Vec<Self> {
+        let laid = Arc::new((Mutex::new(vec![vec![None; size]; 4]), Condvar::new()));
+        (0..size).map(|rank| Self { rank, round: 0, laid: Arc::clone(&laid) }).collect()
+    }
+}
+
+impl Bootstrap for Table {
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
+        let (table, changed) = &*self.laid;
+        let mut rounds = table.lock().expect("no panic");
+        rounds[self.round][self.rank] = Some(mine.to_vec());
+        changed.notify_all();
+        let rounds = changed.wait_while(rounds, |rounds| rounds[self.round].iter().any(Option::is_none));
+        let all = rounds.expect("no panic")[self.round].iter().flatten().cloned().collect();
+        self.round += 1;
+        Ok(all)
+    }
+}
+>>>>>>> shm

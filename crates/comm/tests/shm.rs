@@ -1,0 +1,508 @@
+//! The shared-memory transport: every collective on every path against its definition, to the bit; failures between real
+//! processes.
+
+mod support;
+
+use kolo_comm::call::Kind;
+use kolo_comm::combine::{combine, divide};
+use kolo_comm::memory::SharedMemory;
+use kolo_comm::task::{Part, packed_parts};
+use kolo_comm::{Communicator, Element, Fault, Reduction, Request, Watch, shm};
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Runs `work` on `size` threads, each a rank.
+fn together<R: Send>(size: usize, work: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let start = |(rank, mut table): (usize, support::Table)| {
+            let work = &work;
+            scope.spawn(move || {
+                let watch = Watch::alone();
+                let transport = shm::connect(rank, size, Arc::clone(&watch), &mut table).expect("connects");
+                work(Communicator::new(transport, watch, true))
+            })
+        };
+        let threads: Vec<_> = support::Table::for_ranks(size).into_iter().enumerate().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    })
+}
+
+/// A rank's values: sums stay exact in no type by accident, and none overflows.
+fn values(rank: usize, element: Element, count: usize) -> Vec<u8> {
+    let number = |at: usize| ((at * 7919 + rank * 104_729) % 1009) as f32 * 0.037 - 17.0;
+    let mut bytes = Vec::with_capacity(count * element.bytes());
+    for at in 0..count {
+        match element {
+            Element::F32 => bytes.extend(number(at).to_le_bytes()),
+            Element::F64 => bytes.extend((f64::from(number(at)) / 3.0).to_le_bytes()),
+            Element::Bf16 => bytes.extend(half::bf16::from_f32(number(at)).to_le_bytes()),
+            Element::F16 => bytes.extend(half::f16::from_f32(number(at)).to_le_bytes()),
+            Element::I32 => bytes.extend((number(at) as i32).to_le_bytes()),
+            Element::I64 => bytes.extend((number(at) as i64 * 1_000_003).to_le_bytes()),
+            Element::U8 => bytes.push((at * 31 + rank * 7) as u8),
+        }
+    }
+    bytes
+}
+
+/// The definition: strides double, left with right.
+fn tree(element: Element, reduction: Reduction, mut inputs: Vec<Vec<u8>>) -> Vec<u8> {
+    let (size, mut stride) = (inputs.len(), 1);
+    let count = inputs[0].len() / element.bytes();
+    while stride < size {
+        for left in (0..size - stride).step_by(2 * stride) {
+            let right = inputs[left + stride].clone();
+            let into = inputs[left].as_mut_ptr();
+            // SAFETY: both have `count` elements.
+            unsafe { combine(element, reduction, into, right.as_ptr(), into, count) };
+        }
+        stride *= 2;
+    }
+    inputs.swap_remove(0)
+}
+
+fn mean(element: Element, reduction: Reduction, ranks: usize, mut data: Vec<u8>) -> Vec<u8> {
+    if reduction == Reduction::Mean {
+        let count = data.len() / element.bytes();
+        // SAFETY: it has `count` elements.
+        unsafe { divide(element, data.as_mut_ptr(), ranks, count) };
+    }
+    data
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    kind: Kind,
+    element: Element,
+    reduction: Reduction,
+    /// Elements of the whole.
+    count: usize,
+    size: usize,
+    root: usize,
+    in_place: bool,
+}
+
+impl Case {
+    /// Uneven parts, some of them empty, not in the order of the ranks.
+    fn parts(&self) -> Vec<Part> {
+        let weights: Vec<usize> = (0..self.size).map(|rank| (rank + 1) % 4).collect();
+        let all: usize = weights.iter().sum();
+        let mut counts: Vec<usize> = weights.iter().map(|weight| self.count * weight / all).collect();
+        counts[0] += self.count - counts.iter().sum::<usize>();
+        counts.reverse();
+        let mut parts = packed_parts(&counts);
+        parts.reverse();
+        parts
+    }
+
+    /// What rank `from` sends to `to` in all-to-all.
+    fn pair(&self, from: usize, to: usize) -> usize {
+        self.count * ((from * 3 + to * 5) % 7) / 7 / self.size
+    }
+
+    fn send(&self, rank: usize) -> Vec<Part> {
+        packed_parts(&(0..self.size).map(|to| self.pair(rank, to)).collect::<Vec<_>>())
+    }
+
+    fn recv(&self, rank: usize) -> Vec<Part> {
+        match self.kind {
+            Kind::AllToAll => packed_parts(&(0..self.size).map(|from| self.pair(from, rank)).collect::<Vec<_>>()),
+            _ => self.parts(),
+        }
+    }
+
+    fn input_count(&self, rank: usize) -> usize {
+        match self.kind {
+            Kind::AllGather | Kind::Gather => self.parts()[rank].count,
+            Kind::AllToAll => self.send(rank).iter().map(|part| part.count).sum(),
+            _ => self.count,
+        }
+    }
+
+    fn inputs(&self) -> Vec<Vec<u8>> {
+        (0..self.size).map(|rank| values(rank, self.element, self.input_count(rank))).collect()
+    }
+
+    fn slice(&self, data: &[u8], part: Part) -> Vec<u8> {
+        let width = self.element.bytes();
+        data[part.offset * width..(part.offset + part.count) * width].to_vec()
+    }
+
+    /// What the call leaves in the rank's output; `None` if that is not defined.
+    fn expected(&self, rank: usize) -> Option<Vec<u8>> {
+        let inputs = self.inputs();
+        let parts = self.parts();
+        let combined = |inputs: &[Vec<u8>]| {
+            mean(self.element, self.reduction, self.size, tree(self.element, self.reduction, inputs.to_vec()))
+        };
+        let gathered = || {
+            let mut all = vec![0; self.count * self.element.bytes()];
+            for (part, input) in parts.iter().zip(&inputs) {
+                all[part.offset * self.element.bytes()..][..input.len()].copy_from_slice(input);
+            }
+            all
+        };
+        match self.kind {
+            Kind::Broadcast => Some(inputs[self.root].clone()),
+            Kind::AllReduce => Some(combined(&inputs)),
+            Kind::Reduce => (rank == self.root).then(|| combined(&inputs)),
+            Kind::ReduceScatter => Some(self.slice(&combined(&inputs), parts[rank])),
+            Kind::AllGather => Some(gathered()),
+            Kind::Gather => (rank == self.root).then(gathered),
+            Kind::Scatter => Some(self.slice(&inputs[self.root], parts[rank])),
+            Kind::Scan => Some(combined(&inputs[..=rank])),
+            Kind::ExclusiveScan => (rank > 0).then(|| combined(&inputs[..rank])),
+            Kind::AllToAll => {
+                let to = |from: usize| self.slice(&inputs[from], self.send(from)[rank]);
+                Some((0..self.size).flat_map(to).collect())
+            }
+            Kind::Barrier | Kind::Send | Kind::Recv => None,
+        }
+    }
+
+    fn output_bytes(&self, rank: usize) -> usize {
+        let count = match self.kind {
+            Kind::ReduceScatter | Kind::Scatter => self.parts()[rank].count,
+            Kind::AllToAll => self.recv(rank).iter().map(|part| part.count).sum(),
+            _ => self.count,
+        };
+        count * self.element.bytes()
+    }
+
+    /// Where in one memory input and output begin.
+    fn offsets(&self, rank: usize, memory: &SharedMemory) -> (usize, usize) {
+        let own = self.parts()[rank].offset * self.element.bytes();
+        // Offsets that differ between ranks, and are no multiple of a cache line.
+        let start = 8 * rank;
+        match self.kind {
+            Kind::Broadcast => (start, start),
+            _ if !self.in_place => (start, memory.bytes() / 2 + start),
+            Kind::AllGather | Kind::Gather => (start + own, start),
+            Kind::ReduceScatter | Kind::Scatter => (start, start + own),
+            _ => (start, start),
+        }
+    }
+
+    fn run(&self, comm: &Communicator, memory: &SharedMemory) {
+        let rank = comm.rank();
+        let (input, output) = self.offsets(rank, memory);
+        let data = values(rank, self.element, self.input_count(rank));
+        // SAFETY: the memory is large enough for both halves, and no other rank uses it between calls.
+        let outcome = unsafe {
+            std::ptr::copy_nonoverlapping(data.as_ptr(), memory.at(input), data.len());
+            comm.call(&Request {
+                reduction: self.reduction,
+                root: self.root,
+                count: if self.kind == Kind::AllToAll { 0 } else { self.count },
+                input: memory.at(input),
+                output: memory.at(output),
+                input_bytes: data.len(),
+                output_bytes: self.output_bytes(rank),
+                send: self.send(rank).into(),
+                recv: self.recv(rank).into(),
+                ..Request::new(self.kind, self.element)
+            })
+        };
+        outcome.unwrap_or_else(|fault| panic!("{self:?}: {fault}"));
+        if let Some(expected) = self.expected(rank) {
+            // SAFETY: as above.
+            let got = unsafe { std::slice::from_raw_parts(memory.at(output), expected.len()) };
+            assert!(got == expected, "rank {rank}, {self:?}");
+        }
+    }
+}
+
+const KINDS: [Kind; 10] = [
+    Kind::Broadcast,
+    Kind::Reduce,
+    Kind::AllReduce,
+    Kind::ReduceScatter,
+    Kind::Gather,
+    Kind::AllGather,
+    Kind::Scatter,
+    Kind::AllToAll,
+    Kind::Scan,
+    Kind::ExclusiveScan,
+];
+
+/// All kinds on memory of the transport and on private memory, in place and not.
+fn sweep(size: usize, counts: &[usize], mixes: &[(Element, Reduction)]) {
+    let most = counts.iter().max().expect("counts") * 8 + 4096;
+    together(size, |comm| {
+        let memories = [comm.allocate(2 * most).expect("allocates"), SharedMemory::private(2 * most).expect("maps")];
+        for kind in KINDS {
+            for (number, count) in counts.iter().enumerate() {
+                for (element, reduction) in mixes.iter().copied() {
+                    let mean_of_scan = matches!(kind, Kind::Scan | Kind::ExclusiveScan) && reduction == Reduction::Mean;
+                    for at in (0..4).filter(|_| !mean_of_scan) {
+                        let (shared, in_place) = (at % 2 == 0, at / 2 == 0 && kind != Kind::AllToAll);
+                        let (count, root) = (*count, (number + at) % size);
+                        let case = Case { kind, element, reduction, count, size, root, in_place };
+                        case.run(&comm, &memories[usize::from(!shared)]);
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn every_collective_keeps_to_its_definition() {
+    for size in [1, 2, 3, 4, 8] {
+        sweep(size, &[0, 1, 12, 13, 250, 1000, 5003], &[(Element::F32, Reduction::Sum)]);
+    }
+}
+
+#[test]
+fn large_calls_go_in_many_pieces() {
+    for size in [2, 3, 4] {
+        sweep(size, &[70_001, 200_003], &[(Element::F32, Reduction::Mean)]);
+    }
+}
+
+#[test]
+fn every_element_and_reduction() {
+    let mixes: Vec<(Element, Reduction)> = Element::ALL
+        .into_iter()
+        .flat_map(|element| Reduction::ALL.into_iter().map(move |reduction| (element, reduction)))
+        .collect();
+    sweep(3, &[11, 2100], &mixes);
+}
+
+#[test]
+fn ranks_may_disagree_about_where_their_buffers_are() {
+    together(3, |comm| {
+        let [first, second] = [(); 2].map(|()| comm.allocate(1 << 17).expect("allocates"));
+        let private = SharedMemory::private(1 << 17).expect("maps");
+        let memory = [&first, &second, &private][comm.rank()];
+        for kind in KINDS {
+            let (element, reduction) = (Element::F32, Reduction::Sum);
+            let in_place = kind != Kind::AllToAll;
+            Case { kind, element, reduction, count: 9001, size: 3, root: 1, in_place }.run(&comm, memory);
+        }
+    });
+}
+
+#[test]
+fn memory_of_the_parent_serves_its_parts() {
+    together(4, |comm| {
+        let memory = comm.allocate(1 << 17).expect("allocates");
+        let color = [7, 3, 7, 3][comm.rank()];
+        // The order within a part is turned round.
+        let part = comm.split(color, -(comm.rank() as i64)).expect("splits");
+        assert_eq!((part.size(), part.rank()), (2, 1 - comm.rank() / 2));
+        for kind in KINDS {
+            let (element, reduction) = (Element::F64, Reduction::Sum);
+            let in_place = kind != Kind::AllToAll;
+            Case { kind, element, reduction, count: 5000, size: 2, root: 1, in_place }.run(&part, &memory);
+        }
+        let alone = part.split(comm.rank() as i64, 0).expect("splits again");
+        let mut data = [3.0f32];
+        alone.all_reduce(&mut data, Reduction::Sum).expect("one rank");
+        assert_eq!((alone.size(), data), (1, [3.0]));
+        drop((part, alone));
+        comm.barrier().expect("the parent lives on");
+    });
+}
+
+#[test]
+fn messages_between_any_two_ranks() {
+    together(4, |comm| {
+        let rank = comm.rank();
+        for count in [0usize, 1, 15, 16, 17, 5000, 100_000] {
+            let word = |from: usize, at: usize| (from * 1_000_003 + at) as i64;
+            // Ranks 0 and 1 talk while 2 and 3 do.
+            let peer = rank ^ 1;
+            let data: Vec<i64> = (0..count).map(|at| word(rank, at)).collect();
+            let mut got = vec![0i64; count];
+            if rank < peer {
+                comm.send(&data, peer).expect("sends");
+                comm.recv(&mut got, peer).expect("receives");
+            } else {
+                comm.recv(&mut got, peer).expect("receives");
+                comm.send(&data, peer).expect("sends");
+            }
+            assert!(got.iter().enumerate().all(|(at, got)| *got == word(peer, at)));
+        }
+        // A short message does not wait for its receiver.
+        comm.send(&[rank as i32], (rank + 1) % 4).expect("sends");
+        comm.barrier().expect("meets");
+        let mut got = [0i32];
+        comm.recv(&mut got, (rank + 3) % 4).expect("receives");
+        assert_eq!(got, [(rank as i32 + 3) % 4]);
+    });
+}
+
+#[test]
+fn different_calls_are_told_apart_on_every_rank() {
+    let differ: [fn(&Communicator) -> Result<(), Fault>; 3] = [
+        |comm| comm.all_reduce(&mut [0f32; 4], Reduction::Sum),
+        |comm| comm.all_reduce(&mut vec![0f32; 4000], Reduction::Sum),
+        |comm| comm.barrier(),
+    ];
+    for odd in differ {
+        let faults = together(3, |comm| {
+            let outcome = match comm.rank() {
+                1 => odd(&comm),
+                _ => comm.broadcast(&mut [0f64; 5], 0),
+            };
+            let fault = outcome.expect_err("the calls differ");
+            assert_eq!(comm.barrier().expect_err("a failed communicator stays failed"), fault);
+            fault
+        });
+        for (rank, fault) in faults.iter().enumerate() {
+            let Fault::Mismatch { mine, peer, theirs, .. } = fault else { panic!("rank {rank}: {fault}") };
+            assert!(rank == 1 || (*peer, mine.kind) == (1, Kind::Broadcast), "rank {rank}: {fault}");
+            assert!(rank != 1 || theirs.kind == Kind::Broadcast, "{fault}");
+        }
+    }
+}
+
+#[test]
+fn a_message_of_another_size_is_a_mismatch() {
+    let faults = together(2, |comm| match comm.rank() {
+        0 => comm.send(&[1f32, 2.0], 1).and_then(|()| comm.recv(&mut [0f32], 1)),
+        _ => comm.recv(&mut [0f32; 3], 0),
+    });
+    assert!(
+        matches!(&faults[1], Err(Fault::Mismatch { peer: 0, mine, theirs, .. }) if (mine.count, theirs.count) == (3, 2))
+    );
+    assert!(faults[0].is_err(), "the sender learns of it with its next call");
+}
+
+#[test]
+fn whoever_leaves_or_ends_the_job_is_noticed() {
+    let outcomes = together(3, |comm| {
+        if comm.rank() == 1 {
+            return Ok(());
+        }
+        comm.barrier()
+    });
+    for rank in [0, 2] {
+        assert!(matches!(outcomes[rank], Err(Fault::Lost { peer: 1, .. })), "{:?}", outcomes[rank]);
+    }
+    let took = together(2, |comm| {
+        if comm.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(300));
+            return Duration::ZERO;
+        }
+        let watch = Arc::clone(comm.watch());
+        let ended = Instant::now() + Duration::from_millis(50);
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            watch.abort(Fault::Aborted("the coordinator says so".into()));
+        });
+        let fault = comm.barrier().expect_err("nobody else comes");
+        assert_eq!(fault, Fault::Aborted("the coordinator says so".into()));
+        Instant::now().duration_since(ended)
+    });
+    assert!(took[0] < Duration::from_millis(100), "{took:?}");
+}
+
+const FOLDER: &str = "KOLO_TEST_SHM_FOLDER";
+const RANK: &str = "KOLO_TEST_SHM_RANK";
+const PROCESSES: usize = 4;
+
+/// Not a test of its own: a rank of the tests below, in its own process.
+#[test]
+fn rank_in_a_process() {
+    let (Ok(folder), Ok(rank)) = (std::env::var(FOLDER), std::env::var(RANK)) else { return };
+    let rank: usize = rank.parse().expect("a rank");
+    let watch = Watch::alone();
+    let before = descriptors();
+    let mut bootstrap = support::Folder::new(folder.as_ref(), rank, PROCESSES);
+    let transport = shm::connect(rank, PROCESSES, Arc::clone(&watch), &mut bootstrap).expect("connects");
+    let comm = Communicator::new(transport, watch, true);
+    let memory = comm.allocate(1 << 20).expect("allocates");
+    for kind in KINDS {
+        let (element, reduction) = (Element::F32, Reduction::Sum);
+        let in_place = kind != Kind::AllToAll;
+        for count in [5, 50_000] {
+            Case { kind, element, reduction, count, size: PROCESSES, root: 2, in_place }.run(&comm, &memory);
+        }
+    }
+    let half = comm.split(rank as i64 % 2, 0).expect("splits");
+    half.barrier().expect("meets");
+    drop(half);
+    println!("ready");
+    let fault = if std::env::var("KOLO_TEST_SHM_END").is_ok() {
+        comm.barrier().err()
+    } else {
+        // Until somebody dies.
+        let mut data = vec![1f32; 3000];
+        std::iter::repeat_with(|| comm.all_reduce(&mut data, Reduction::Max)).find_map(Result::err)
+    };
+    drop((comm, memory));
+    assert_eq!(descriptors(), before, "descriptors stay open");
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("readable");
+    assert!(!maps.contains("memfd:kolo"), "{maps}");
+    println!("{}", fault.map_or("fine".into(), |fault| fault.to_string()));
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("readable").count()
+}
+
+fn start(folder: &std::path::Path, end: bool) -> Vec<Child> {
+    let start = |rank: usize| {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["--exact", "rank_in_a_process", "--nocapture", "--test-threads", "1"]);
+        command.env(FOLDER, folder).env(RANK, rank.to_string()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if end {
+            command.env("KOLO_TEST_SHM_END", "1");
+        }
+        command.spawn().expect("starts")
+    };
+    (0..PROCESSES).map(start).collect()
+}
+
+fn output(child: &mut Child) -> String {
+    let mut text = String::new();
+    child.stdout.take().expect("piped").read_to_string(&mut text).expect("text");
+    child.stderr.take().expect("piped").read_to_string(&mut text).expect("text");
+    child.wait().expect("ends");
+    text
+}
+
+fn named_segments() -> usize {
+    std::fs::read_dir("/dev/shm").map_or(0, |entries| {
+        entries.flatten().filter(|entry| entry.file_name().to_string_lossy().contains("kolo")).count()
+    })
+}
+
+#[test]
+fn processes_agree_and_leave_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for mut child in start(folder.path(), true) {
+        let text = output(&mut child);
+        assert!(text.contains("fine"), "{text}");
+    }
+    assert_eq!(named_segments(), 0);
+}
+
+#[test]
+fn a_killed_process_is_noticed_by_all() {
+    for victim in [0, 3] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut children = start(folder.path(), false);
+        let mut first = [0; 64];
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let mut said = String::new();
+        while !said.contains("ready") && Instant::now() < deadline {
+            let read = children[victim].stdout.as_mut().expect("piped").read(&mut first).expect("readable");
+            said.push_str(&String::from_utf8_lossy(&first[..read]));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        children[victim].kill().expect("killed");
+        let killed = Instant::now();
+        for (rank, child) in children.iter_mut().enumerate().filter(|(rank, _)| *rank != victim) {
+            let text = output(child);
+            assert!(text.contains(&format!("rank {victim} is gone during all_reduce")), "rank {rank}: {text}");
+        }
+        let took = killed.elapsed();
+        assert!(took < Duration::from_secs(1), "{took:?}");
+        children[victim].wait().expect("reaped");
+    }
+}
