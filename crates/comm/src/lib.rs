@@ -23,6 +23,7 @@ pub mod record;
 pub mod shm;
 pub mod run;
 pub mod task;
+pub mod tcp;
 pub mod thread;
 pub mod transport;
 pub mod watch;
