@@ -138,7 +138,11 @@ fn who_leaves_in_order_is_no_loss_until_needed() {
         }
         let mut value = [comm.rank() as f32];
         // The two that stay can still talk.
-        if comm.rank() == 0 { comm.send(&value, 1).unwrap() } else { comm.recv(&mut value, 0).unwrap() }
+        if comm.rank() == 0 {
+            comm.send(&value, 1).unwrap()
+        } else {
+            comm.recv(&mut value, 0).unwrap()
+        }
         Some(comm.barrier().unwrap_err())
     });
     for fault in faults.into_iter().flatten() {

@@ -28,6 +28,8 @@ pub enum FrameKind {
     Goodbye = 2,
     /// The sender's call failed; the payload says how.
     Failed = 3,
+    /// The sender has waited for a while in this call.
+    Notice = 4,
 }
 
 /// The job and generation that all frames of a link carry.
@@ -48,7 +50,7 @@ pub struct Frame {
     pub offset: usize,
     /// Bytes of this part.
     pub part: usize,
-    /// The call; only messages have one.
+    /// The call of a message or a notice.
     pub call: Option<Fingerprint>,
 }
 
@@ -95,6 +97,7 @@ impl Frame {
             1 => FrameKind::Message,
             2 => FrameKind::Goodbye,
             3 => FrameKind::Failed,
+            4 => FrameKind::Notice,
             _ => return Err(Malformed::Nonsense("its kind is unknown")),
         };
         let (message, total, offset, part) = (long(24), long(32), long(40), u64::from(word(4)));
@@ -108,8 +111,10 @@ impl Frame {
         let mut call = [0; FINGERPRINT_BYTES];
         call.copy_from_slice(&bytes[FINGERPRINT_AT..]);
         let call = match kind {
-            FrameKind::Message => Some(Fingerprint::decode(&call).ok_or(Malformed::Nonsense("its call is unknown"))?),
-            _ => None,
+            FrameKind::Goodbye | FrameKind::Failed => None,
+            FrameKind::Message | FrameKind::Notice => {
+                Some(Fingerprint::decode(&call).ok_or(Malformed::Nonsense("its call is unknown"))?)
+            }
         };
         Ok(Self { kind, message, total: total as usize, offset: offset as usize, part: part as usize, call })
     }

@@ -47,6 +47,8 @@ pub struct Inbox {
     held: BTreeMap<u64, Held>,
     held_bytes: usize,
     held_bytes_max: usize,
+    /// The call in which the peer waits, by its last notice.
+    notice: Option<Fingerprint>,
 }
 
 /// What to do with a part.
@@ -65,7 +67,8 @@ const HELD_BYTES_MIN: usize = 256;
 
 impl Inbox {
     pub fn new(held_bytes_max: usize) -> Self {
-        Self { posted: VecDeque::new(), first: 0, held: BTreeMap::new(), held_bytes: 0, held_bytes_max }
+        let (posted, held) = (VecDeque::new(), BTreeMap::new());
+        Self { posted, first: 0, held, held_bytes: 0, held_bytes_max, notice: None }
     }
 
     /// Names the place for the next message; its number, or the other call that came.
@@ -88,6 +91,14 @@ impl Inbox {
     /// The first call that still waits for this peer.
     pub fn waiting(&self) -> Option<&Fingerprint> {
         self.posted.iter().find(|posted| !posted.done).map(|posted| &posted.call)
+    }
+
+    pub fn notice(&self) -> Option<&Fingerprint> {
+        self.notice.as_ref()
+    }
+
+    pub fn set_notice(&mut self, call: Option<Fingerprint>) {
+        self.notice = call;
     }
 
     /// Bytes of the store in use.

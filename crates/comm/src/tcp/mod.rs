@@ -13,7 +13,8 @@ pub mod writer;
 
 use crate::auth::JobKey;
 use crate::fault::Fault;
-use crate::transport::Bootstrap;
+use crate::run::Programs;
+use crate::transport::{Bootstrap, Transport};
 use crate::watch::Watch;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -85,7 +86,19 @@ impl TcpOptions {
     }
 }
 
-/// Joins all ranks. All of them call it with the same job, generation and number of streams.
+/// Collectives over TCP. All ranks call it with the same job, generation and number of streams.
+pub fn connect(
+    rank: usize,
+    size: usize,
+    options: TcpOptions,
+    watch: Arc<Watch>,
+    bootstrap: &mut dyn Bootstrap,
+) -> Result<Box<dyn Transport>, Fault> {
+    let wire = join(rank, size, options, Arc::clone(&watch), bootstrap)?;
+    Ok(Box::new(Programs::new(wire, watch)))
+}
+
+/// The wire under [`connect`]. All of them call it with the same job, generation and number of streams.
 pub fn join(
     rank: usize,
     size: usize,

@@ -186,7 +186,7 @@ impl FrameReader {
     fn home(&mut self, frame: &Frame, inbox: &mut Inbox) -> Result<Option<*mut u8>, Stop> {
         match frame.kind {
             FrameKind::Goodbye => Err(Stop::Goodbye),
-            FrameKind::Failed => Ok(Some(self.account.as_mut_ptr())),
+            FrameKind::Failed | FrameKind::Notice => Ok(Some(self.account.as_mut_ptr())),
             FrameKind::Message => match inbox.place(frame).map_err(Malformed::Nonsense)? {
                 Placing::Here(place) => Ok(Some(place)),
                 Placing::Later => Ok(None),
@@ -225,10 +225,12 @@ impl FrameReader {
 
     fn finish(&mut self, frame: &Frame, inbox: &mut Inbox) -> Result<(), Stop> {
         self.state = State::Header;
-        if frame.kind == FrameKind::Failed {
-            return Err(Stop::Failed(self.account[..frame.part].to_vec()));
+        match frame.kind {
+            FrameKind::Message => inbox.arrived(frame),
+            FrameKind::Notice => inbox.set_notice(frame.call),
+            FrameKind::Goodbye => return Err(Stop::Goodbye),
+            FrameKind::Failed => return Err(Stop::Failed(self.account[..frame.part].to_vec())),
         }
-        inbox.arrived(frame);
         Ok(())
     }
 }

@@ -12,7 +12,7 @@ use crate::element::{Element, Reduction};
 use crate::fault::{Fault, place};
 use crate::transport::Bootstrap;
 use crate::watch::{Patience, Pause, Watch};
-use crate::wire::Wire;
+use crate::wire::{SplitWire, Wire};
 use std::io::{ErrorKind, Read};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
@@ -26,6 +26,8 @@ const TRIED_MAX: usize = 2;
 /// How long a leaving rank may take to say goodbye to peers that do not read.
 const GOODBYE_LIMIT: Duration = Duration::from_millis(500);
 
+/// A rank that waits longer than this says in which call.
+const NOTICE_AFTER: Duration = Duration::from_millis(100);
 /// How long a failing rank may take to say why.
 const ACCOUNT_LIMIT: Duration = Duration::from_millis(100);
 
@@ -55,6 +57,14 @@ pub struct TcpWire {
     fault: Option<Fault>,
     /// Of all peers together.
     streams: usize,
+    /// Each rank's host, by number.
+    hosts: Vec<usize>,
+    /// The call whose messages came last.
+    call: Option<Fingerprint>,
+    /// Since when nothing has moved, if anything is awaited.
+    idle: Option<Instant>,
+    /// The call of which the peers were told.
+    told: Option<Fingerprint>,
 }
 
 impl std::fmt::Debug for TcpWire {
@@ -132,7 +142,10 @@ impl TcpWire {
             joined.into_iter().map(|joined| Peer::new(joined, &options, watch.stall())).collect();
         let peers = peers?;
         let streams = peers.iter().map(|peer| peer.streams.len()).sum();
-        Ok(Self { place, options, watch, peers, sockets: Vec::new(), fault: None, streams })
+        let names: Vec<String> = place.world.iter().map(|rank| watch.host(*rank)).collect();
+        let hosts = names.iter().map(|name| names.iter().position(|other| other == name).unwrap_or(0)).collect();
+        let (sockets, fault, call, idle, told) = (Vec::new(), None, None, None, None);
+        Ok(Self { place, options, watch, peers, sockets, fault, streams, hosts, call, idle, told })
     }
 
     /// The rank of the job that `peer` is.
@@ -175,6 +188,37 @@ impl TcpWire {
         };
         let (mine, theirs) = (shown(mine, theirs.0), shown(theirs, mine.0));
         Fault::Mismatch { rank, host, mine, peer, peer_host, theirs }
+    }
+
+    /// A peer that waits in another call of the same number will wait for ever.
+    fn compare_notices(&mut self) -> Result<(), Fault> {
+        let Some(mine) = self.call.filter(|call| !call.kind.is_message()) else { return Ok(()) };
+        let other = |peer: &Peer| {
+            peer.inbox.notice().copied().filter(|theirs| !theirs.kind.is_message() && theirs.sequence == mine.sequence)
+        };
+        for peer in 0..self.peers.len() {
+            if let Some(theirs) = other(&self.peers[peer])
+                && theirs != mine
+            {
+                let fault = self.mismatch(peer, (mine, 0), (theirs, 0));
+                return Err(self.fail(fault));
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells all peers where this rank waits, once per call.
+    fn notify(&mut self) {
+        let Some(call) = self.call.filter(|call| self.told != Some(*call)) else { return };
+        if self.idle.get_or_insert_with(Instant::now).elapsed() > NOTICE_AFTER {
+            self.told = Some(call);
+            self.peers.iter_mut().filter(|peer| !peer.gone()).for_each(|peer| peer.outbox.set_notice(call));
+        }
+    }
+
+    /// Bytes kept of messages that nobody has asked for.
+    pub fn held_bytes(&self) -> usize {
+        self.peers.iter().map(|peer| peer.inbox.held_bytes()).sum()
     }
 
     /// Keeps the first fault: whatever comes after it is a consequence.
@@ -245,16 +289,6 @@ impl TcpWire {
             open.retain(|_| !sockets.next().is_some_and(broken));
         }
     }
-
-    /// A mesh of its own for these members, met through this one.
-    pub fn split(&mut self, members: &[usize], communicator: u32) -> Result<Self, Fault> {
-        let rank = members.iter().position(|member| *member == self.place.rank);
-        let rank = rank.ok_or_else(|| Fault::BadCall("a split without the rank that calls it".into()))?;
-        let world = members.iter().map(|member| self.place.world[*member]).collect();
-        let place = Place { rank, communicator, world };
-        let (options, watch) = (self.options.clone(), Arc::clone(&self.watch));
-        Self::join(place, options, watch, &mut Through { wire: self, members, communicator })
-    }
 }
 
 /// Members find each other through the wire they already share.
@@ -312,6 +346,30 @@ impl Bootstrap for Through<'_> {
     }
 }
 
+impl SplitWire for TcpWire {
+    fn name(&self) -> &'static str {
+        "tcp"
+    }
+
+    fn hosts(&self) -> &[usize] {
+        &self.hosts
+    }
+
+    fn job_rank(&self, rank: usize) -> usize {
+        self.place.world[rank]
+    }
+
+    /// A mesh of its own for these members, met through this one.
+    fn split(&mut self, members: &[usize], communicator: u32) -> Result<Self, Fault> {
+        let rank = members.iter().position(|member| *member == self.place.rank);
+        let rank = rank.ok_or_else(|| Fault::BadCall("a split without the rank that calls it".into()))?;
+        let world = members.iter().map(|member| self.place.world[*member]).collect();
+        let place = Place { rank, communicator, world };
+        let (options, watch) = (self.options.clone(), Arc::clone(&self.watch));
+        Self::join(place, options, watch, &mut Through { wire: self, members, communicator })
+    }
+}
+
 /// Both ends of a message have one call.
 fn common(call: &Fingerprint) -> Fingerprint {
     Fingerprint { kind: if call.kind == Kind::Recv { Kind::Send } else { call.kind }, ..*call }
@@ -332,6 +390,7 @@ impl Wire for TcpWire {
             let fault = self.explain(to, Stop::Goodbye);
             return Err(self.fail(fault));
         }
+        self.call = Some(common(call));
         let message = self.peers[to].outbox.push(&common(call), data, bytes);
         Ok((to as u64) << MESSAGE_BITS | message)
     }
@@ -339,6 +398,7 @@ impl Wire for TcpWire {
     unsafe fn recv(&mut self, from: usize, call: &Fingerprint, data: *mut u8, bytes: usize) -> Result<u64, Fault> {
         self.refuse_broken()?;
         let call = common(call);
+        self.call = Some(call);
         match self.peers[from].inbox.post(&call, data, bytes) {
             Ok(message) => Ok((from as u64) << MESSAGE_BITS | message),
             Err(theirs) => {
@@ -359,6 +419,10 @@ impl Wire for TcpWire {
             moved |= self.pump(peer, at, looked)?;
             at += self.peers[peer].streams.len();
         }
+        if moved {
+            self.idle = None;
+            self.compare_notices()?;
+        }
         Ok(moved)
     }
 
@@ -371,14 +435,17 @@ impl Wire for TcpWire {
     }
 
     fn wait(&mut self, at_most: Duration) {
+        self.notify();
         self.look(at_most);
     }
 
     /// Tells the others what went wrong, so that all name the same culprit; the wire is of no more use.
     fn cancel(&mut self) {
         let fault = self.fault.clone().or_else(|| self.watch.check().err()).unwrap_or_else(|| {
-            let (rank, host) = self.named(self.place.rank);
-            Fault::Aborted(format!("{} gave up on its call", place(rank, &host)))
+            let waits = (0..self.peers.len()).find(|peer| self.peers[*peer].inbox.waiting().is_some());
+            let (peer, host) = self.named(waits.unwrap_or(self.place.rank));
+            let waited_ms = self.idle.map_or(0, |idle| idle.elapsed().as_millis() as u64);
+            Fault::Stalled { peer, host, during: "a call".into(), waited_ms }
         });
         self.leave(FrameKind::Failed, &encode_account(&fault), ACCOUNT_LIMIT);
         self.fail(fault);

@@ -11,6 +11,7 @@ use std::io::{ErrorKind, Write};
 
 /// Room for small frames beside a large one.
 const SPARE_BYTES: usize = 4 << 10;
+const _: () = assert!(SPARE_BYTES >= HEADER_BYTES, "a notice fits beside any frame");
 /// Room that is kept for a farewell.
 const FAREWELL_BYTES: usize = HEADER_BYTES + ACCOUNT_BYTES_MAX + TAG_BYTES;
 
@@ -36,11 +37,13 @@ pub struct Outbox {
     /// Messages before this index are all in frames.
     next: usize,
     segment_bytes: usize,
+    /// A call to tell the peer of.
+    notice: Option<Fingerprint>,
 }
 
 impl Outbox {
     pub fn new(segment_bytes: usize) -> Self {
-        Self { leaving: VecDeque::new(), first: 0, next: 0, segment_bytes }
+        Self { leaving: VecDeque::new(), first: 0, next: 0, segment_bytes, notice: None }
     }
 
     /// Queues a message; its number.
@@ -55,7 +58,12 @@ impl Outbox {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.leaving.is_empty()
+        self.leaving.is_empty() && self.notice.is_none()
+    }
+
+    /// Tells the peer in which call this end waits, with the next frames.
+    pub fn set_notice(&mut self, call: Fingerprint) {
+        self.notice = Some(call);
     }
 
     /// The first call that is still on its way.
@@ -154,6 +162,9 @@ impl FrameWriter {
     /// The messages in `outbox` are valid.
     unsafe fn pack(&mut self, outbox: &mut Outbox) {
         (self.start, self.end) = (0, 0);
+        if let Some(call) = outbox.notice.take() {
+            self.seal(&Frame { call: Some(call), ..Frame::bare(FrameKind::Notice, 0) }, &[]);
+        }
         while let Some((frame, data)) = outbox.peek() {
             if self.buffer.len() - self.end < HEADER_BYTES + frame.part + TAG_BYTES + FAREWELL_BYTES {
                 return;

@@ -154,7 +154,9 @@ fn lying_headers_do_no_harm() {
             let mut stream = vec![0; 16 * (PLAIN_BYTES + 16)];
             for slot in stream.chunks_exact_mut(PLAIN_BYTES + 16) {
                 let mut plain = [0; PLAIN_BYTES];
-                plain[4..56].iter_mut().for_each(|byte| *byte = if random.below(3) == 0 { random.next() as u8 } else { 0 });
+                plain[4..56]
+                    .iter_mut()
+                    .for_each(|byte| *byte = if random.below(3) == 0 { random.next() as u8 } else { 0 });
                 plain[0] = random.below(5) as u8;
                 plain[8..24].copy_from_slice(&era_bytes);
                 plain[56..].copy_from_slice(&call(0).encode());
@@ -215,7 +217,10 @@ fn damaged_records_are_never_taken_for_whole_ones() {
                     Err(_) => break,
                 }
             }
-            assert!(usize::from(taken) <= ends.iter().filter(|end| **end <= whole).count(), "a damaged record was taken");
+            assert!(
+                usize::from(taken) <= ends.iter().filter(|end| **end <= whole).count(),
+                "a damaged record was taken"
+            );
         }
     });
     assert!(most < 1 << 20, "{most} bytes");
