@@ -236,6 +236,10 @@ impl Initiator {
         Ok(Self { keys, hello, me, expected })
     }
 
+    pub fn expected(&self) -> Option<&Identity> {
+        self.expected.as_ref()
+    }
+
     /// What to send first.
     pub fn hello(&self) -> &[u8; HELLO_BYTES] {
         &self.hello
@@ -275,6 +279,15 @@ impl Responder {
 
     /// Checks a hello; the reply to send. A refused hello gets no answer.
     pub fn reply(&mut self, hello: &[u8; HELLO_BYTES]) -> Result<[u8; HELLO_BYTES], Refused> {
+        self.reply_if(hello, |_| true)
+    }
+
+    /// As [`Responder::reply`], to none but those whom `admit` wants.
+    pub fn reply_if(
+        &mut self,
+        hello: &[u8; HELLO_BYTES],
+        admit: impl FnOnce(&Identity) -> bool,
+    ) -> Result<[u8; HELLO_BYTES], Refused> {
         if !authentic(&self.keys.hello, &[], hello) {
             return Err(Refused("it does not hold this job's key".into()));
         }
@@ -284,6 +297,9 @@ impl Responder {
         }
         if to != ANYBODY && to != self.me.rank {
             return Err(Refused(format!("it looks for rank {to}, this is rank {}", self.me.rank)));
+        }
+        if !admit(&peer) {
+            return Err(Refused(format!("nobody waits for {peer:?}")));
         }
         let nonce = random().map_err(|fault| Refused(fault.to_string()))?;
         // The streams of a link are numbered by who connects.

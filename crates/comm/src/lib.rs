@@ -7,6 +7,8 @@
 pub mod algorithms;
 pub mod auth;
 pub mod bench;
+pub mod algorithms;
+pub mod auth;
 pub mod call;
 pub mod choose;
 pub mod combine;
@@ -23,6 +25,7 @@ pub mod record;
 pub mod run;
 pub mod shm;
 pub mod task;
+pub mod tcp;
 pub mod thread;
 pub mod transport;
 pub mod watch;

@@ -1,0 +1,226 @@
+//! What crosses a stream: frames of a sealed header of fixed size and at most one sealed payload. `docs/wire.md` has the bytes.
+//!
+//! A message travels as one or more frames, each complete in itself: any stream may carry any of them.
+
+use crate::call::{FINGERPRINT_BYTES, Fingerprint};
+use crate::communicator::CALL_BYTES_MAX;
+use crate::fault::{Fault, place};
+use crate::record::{Forged, TAG_BYTES};
+use crate::watch::Watch;
+
+/// Largest payload of a frame.
+pub const SEGMENT_BYTES_MAX: usize = 1 << 20;
+/// Largest account of a failure.
+pub const ACCOUNT_BYTES_MAX: usize = 1024;
+/// Bytes of a header before sealing.
+pub const PLAIN_BYTES: usize = 112;
+/// Bytes of a sealed header.
+pub const HEADER_BYTES: usize = PLAIN_BYTES + TAG_BYTES;
+
+const FINGERPRINT_AT: usize = PLAIN_BYTES - FINGERPRINT_BYTES;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum FrameKind {
+    /// A part of a message, or all of it.
+    Message = 1,
+    /// The sender is done and leaves.
+    Goodbye = 2,
+    /// The sender's call failed; the payload says how.
+    Failed = 3,
+    /// The sender has waited for a while in this call.
+    Notice = 4,
+}
+
+/// The job and generation that all frames of a link carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Era {
+    pub job: u64,
+    pub generation: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame {
+    pub kind: FrameKind,
+    /// The number of the message between these two ranks, in this direction.
+    pub message: u64,
+    /// Bytes of the whole message.
+    pub total: usize,
+    /// Where this part belongs.
+    pub offset: usize,
+    /// Bytes of this part.
+    pub part: usize,
+    /// The call of a message or a notice.
+    pub call: Option<Fingerprint>,
+}
+
+/// Why a stream cannot be believed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    #[error(transparent)]
+    Forged(#[from] Forged),
+    #[error("a frame of job {0}, generation {1}")]
+    Era(u64, u64),
+    #[error("a frame that makes no sense: {0}")]
+    Nonsense(&'static str),
+}
+
+impl Frame {
+    /// A frame without a message.
+    pub fn bare(kind: FrameKind, part: usize) -> Self {
+        Self { kind, message: 0, total: part, offset: 0, part, call: None }
+    }
+
+    pub fn encode(&self, era: Era) -> [u8; PLAIN_BYTES] {
+        let mut bytes = [0; PLAIN_BYTES];
+        bytes[0] = self.kind as u8;
+        bytes[4..8].copy_from_slice(&(self.part as u32).to_le_bytes());
+        let longs = [era.job, era.generation, self.message, self.total as u64, self.offset as u64];
+        for (slot, long) in bytes[8..48].chunks_exact_mut(8).zip(longs) {
+            slot.copy_from_slice(&long.to_le_bytes());
+        }
+        if let Some(call) = &self.call {
+            bytes[FINGERPRINT_AT..].copy_from_slice(&call.encode());
+        }
+        bytes
+    }
+
+    /// Reads an opened header.
+    pub fn decode(bytes: &[u8; PLAIN_BYTES], era: Era) -> Result<Self, Malformed> {
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        let (job, generation) = (long(8), long(16));
+        if (Era { job, generation }) != era {
+            return Err(Malformed::Era(job, generation));
+        }
+        let kind = match bytes[0] {
+            1 => FrameKind::Message,
+            2 => FrameKind::Goodbye,
+            3 => FrameKind::Failed,
+            4 => FrameKind::Notice,
+            _ => return Err(Malformed::Nonsense("its kind is unknown")),
+        };
+        let (message, total, offset, part) = (long(24), long(32), long(40), u64::from(word(4)));
+        let part_max = if kind == FrameKind::Message { SEGMENT_BYTES_MAX } else { ACCOUNT_BYTES_MAX };
+        if part > part_max as u64 || total > CALL_BYTES_MAX as u64 {
+            return Err(Malformed::Nonsense("it is too long"));
+        }
+        if offset > total || part > total - offset || (part == 0 && total > 0) {
+            return Err(Malformed::Nonsense("its part lies outside its message"));
+        }
+        let mut call = [0; FINGERPRINT_BYTES];
+        call.copy_from_slice(&bytes[FINGERPRINT_AT..]);
+        let call = match kind {
+            FrameKind::Goodbye | FrameKind::Failed => None,
+            FrameKind::Message | FrameKind::Notice => {
+                Some(Fingerprint::decode(&call).ok_or(Malformed::Nonsense("its call is unknown"))?)
+            }
+        };
+        Ok(Self { kind, message, total: total as usize, offset: offset as usize, part: part as usize, call })
+    }
+}
+
+/// How a failure travels to the other ranks, so that all of them name the same culprit.
+///
+/// A byte for the sort, then two ranks, then two fingerprints for a mismatch or text for the others.
+pub fn encode_account(fault: &Fault) -> Vec<u8> {
+    let (sort, ranks, rest) = match fault {
+        Fault::Mismatch { rank, mine, peer, theirs, .. } => {
+            (1, (*rank, *peer), [mine.encode(), theirs.encode()].concat())
+        }
+        Fault::Lost { peer, why, .. } => (2, (*peer, 0), why.as_bytes().to_vec()),
+        Fault::Stalled { peer, waited_ms, .. } => (3, (*peer, 0), waited_ms.to_le_bytes().to_vec()),
+        Fault::Aborted(text) | Fault::BadCall(text) => (4, (0, 0), text.as_bytes().to_vec()),
+        Fault::Rejected { .. } | Fault::System { .. } => (4, (0, 0), fault.to_string().into_bytes()),
+    };
+    let mut bytes = vec![sort];
+    bytes.extend_from_slice(&(ranks.0 as u32).to_le_bytes());
+    bytes.extend_from_slice(&(ranks.1 as u32).to_le_bytes());
+    bytes.extend_from_slice(&rest);
+    bytes.truncate(ACCOUNT_BYTES_MAX);
+    bytes
+}
+
+/// The fault that rank `from` told of, for this rank's user.
+pub fn decode_account(bytes: &[u8], from: usize, watch: &Watch) -> Result<Fault, Malformed> {
+    const RANKS_BYTES: usize = 9;
+    let nonsense = Malformed::Nonsense("its account of a failure");
+    let (head, rest) = bytes.split_at_checked(RANKS_BYTES).ok_or(nonsense.clone())?;
+    let rank = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]) as usize;
+    let text = || String::from_utf8_lossy(rest).into_owned();
+    let during = format!("a call that {} told of", place(from, &watch.host(from)));
+    let (first, second) = (rank(1), rank(5));
+    Ok(match head[0] {
+        1 => {
+            let mut calls =
+                rest.chunks_exact(FINGERPRINT_BYTES).filter_map(|call| Fingerprint::decode(call.try_into().ok()?));
+            let (mine, theirs) = calls.next().zip(calls.next()).ok_or(nonsense)?;
+            Fault::Mismatch {
+                rank: first,
+                host: watch.host(first),
+                mine: Box::new(mine),
+                peer: second,
+                peer_host: watch.host(second),
+                theirs: Box::new(theirs),
+            }
+        }
+        2 => Fault::Lost { peer: first, host: watch.host(first), during, why: text() },
+        3 => {
+            let waited_ms = rest.try_into().map(u64::from_le_bytes).map_err(|_| nonsense)?;
+            Fault::Stalled { peer: first, host: watch.host(first), during, waited_ms }
+        }
+        4 => Fault::Aborted(format!("{} failed: {}", place(from, &watch.host(from)), text())),
+        _ => return Err(nonsense),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::{Kind, short_name};
+    use crate::element::{Element, Reduction};
+
+    fn call() -> Fingerprint {
+        Fingerprint {
+            communicator: 3,
+            kind: Kind::AllReduce,
+            element: Element::Bf16,
+            reduction: Reduction::Max,
+            root: 2,
+            sequence: 1 << 40,
+            count: 77,
+            name: short_name("bucket 3"),
+        }
+    }
+
+    #[test]
+    fn frames_survive_the_journey() {
+        let era = Era { job: 5, generation: 9 };
+        let frame =
+            Frame { kind: FrameKind::Message, message: 8, total: 1000, offset: 600, part: 400, call: Some(call()) };
+        assert_eq!(Frame::decode(&frame.encode(era), era), Ok(frame));
+        let older = Era { generation: 8, ..era };
+        assert_eq!(Frame::decode(&frame.encode(older), era), Err(Malformed::Era(5, 8)));
+        for wrong in [
+            Frame { part: 401, ..frame },
+            Frame { total: CALL_BYTES_MAX + 1, ..frame },
+            Frame { part: SEGMENT_BYTES_MAX + 1, total: 4 << 20, ..frame },
+            Frame { part: 0, ..frame },
+        ] {
+            assert!(Frame::decode(&wrong.encode(era), era).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn accounts_name_the_culprit() {
+        let watch = Watch::new(["a", "b", "c"].map(String::from).to_vec(), std::time::Duration::from_secs(1));
+        let (mine, theirs) = (Box::new(call()), Box::new(Fingerprint { count: 78, ..call() }));
+        let mismatch = Fault::Mismatch { rank: 0, host: "a".into(), mine, peer: 2, peer_host: "c".into(), theirs };
+        assert_eq!(decode_account(&encode_account(&mismatch), 0, &watch), Ok(mismatch));
+        let lost = Fault::Lost { peer: 2, host: "c".into(), during: String::new(), why: "x".repeat(5000) };
+        let told = decode_account(&encode_account(&lost), 0, &watch).unwrap();
+        assert_eq!(told.culprit(), Some(2));
+        assert!(told.to_string().contains("rank 2 on c is gone during a call that rank 0 on a told of"), "{told}");
+        assert!(decode_account(&[1; 30], 0, &watch).is_err());
+    }
+}

@@ -1,0 +1,467 @@
+//! The wire over the streams of a mesh.
+
+use super::TcpOptions;
+use super::frame::{Era, FrameKind, decode_account, encode_account};
+use super::inbox::Inbox;
+use super::mesh::{self, Joined, Place};
+use super::poll;
+use super::reader::{FrameReader, Stop};
+use super::writer::{FrameWriter, Outbox};
+use crate::call::{Fingerprint, Kind, short_name};
+use crate::element::{Element, Reduction};
+use crate::fault::{Fault, place};
+use crate::transport::Bootstrap;
+use crate::watch::{Patience, Pause, Watch};
+use crate::wire::{SplitWire, Wire};
+use std::io::{ErrorKind, Read};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Bits of a number that are the message; the rest is the peer.
+const MESSAGE_BITS: u32 = 40;
+/// With more streams than this, one look at all of them is cheaper than trying each.
+const TRIED_MAX: usize = 2;
+/// How long a leaving rank may take to say goodbye to peers that do not read.
+const GOODBYE_LIMIT: Duration = Duration::from_millis(500);
+
+/// A rank that waits longer than this says in which call.
+const NOTICE_AFTER: Duration = Duration::from_millis(100);
+/// How long a failing rank may take to say why.
+const ACCOUNT_LIMIT: Duration = Duration::from_millis(100);
+
+struct Stream {
+    socket: TcpStream,
+    reader: FrameReader,
+    writer: FrameWriter,
+    /// The peer said goodbye on it.
+    ended: bool,
+}
+
+struct Peer {
+    streams: Vec<Stream>,
+    inbox: Inbox,
+    outbox: Outbox,
+}
+
+/// One rank's end of a mesh of TCP streams.
+pub struct TcpWire {
+    place: Place,
+    options: TcpOptions,
+    watch: Arc<Watch>,
+    /// By rank; this rank's own is empty.
+    peers: Vec<Peer>,
+    sockets: Vec<libc::pollfd>,
+    /// After a fault the wire is of no more use.
+    fault: Option<Fault>,
+    /// Of all peers together.
+    streams: usize,
+    /// Each rank's host, by number.
+    hosts: Vec<usize>,
+    /// The call whose messages came last.
+    call: Option<Fingerprint>,
+    /// Since when nothing has moved, if anything is awaited.
+    idle: Option<Instant>,
+    /// The call of which the peers were told.
+    told: Option<Fingerprint>,
+}
+
+impl std::fmt::Debug for TcpWire {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "TcpWire of rank {} of {}", self.place.rank, self.peers.len())
+    }
+}
+
+// SAFETY: the pointers in the queues are promised by `send` and `recv` to be valid wherever the wire is used.
+unsafe impl Send for TcpWire {}
+
+impl Peer {
+    fn new(joined: Vec<Joined>, options: &TcpOptions, stall: Duration) -> Result<Self, Fault> {
+        let era = Era { job: options.job, generation: options.generation };
+        let stream = |(socket, session): Joined| {
+            mesh::tune(&socket, options.socket_bytes, stall)
+                .map_err(|error| Fault::system("setting up a link", &error))?;
+            let reader = FrameReader::new(session.opener, era);
+            Ok(Stream {
+                socket,
+                reader,
+                writer: FrameWriter::new(session.sealer, era, options.segment_bytes),
+                ended: false,
+            })
+        };
+        Ok(Self {
+            streams: joined.into_iter().map(stream).collect::<Result<_, Fault>>()?,
+            inbox: Inbox::new(options.held_bytes_max),
+            outbox: Outbox::new(options.segment_bytes),
+        })
+    }
+
+    /// Whether the peer has left for good.
+    fn gone(&self) -> bool {
+        !self.streams.is_empty() && self.streams.iter().all(|stream| stream.ended)
+    }
+}
+
+impl Stream {
+    /// # Safety
+    /// As [`FrameWriter::pump`] and [`FrameReader::pump`].
+    unsafe fn pump(&mut self, inbox: &mut Inbox, outbox: &mut Outbox) -> Result<bool, Stop> {
+        // SAFETY: the caller's promise.
+        let written = unsafe { self.writer.pump(&mut &self.socket, outbox) };
+        if self.ended {
+            return written.map_err(Stop::System);
+        }
+        // SAFETY: the caller's promise.
+        let read = match (written, unsafe { self.reader.pump(&mut &self.socket, inbox) }) {
+            (Ok(written), Ok(read)) => return Ok(written | read),
+            (_, Err(stop)) => stop,
+            // A peer that fails says why before it closes: that is what counts, and not our broken pipe.
+            (Err(error), Ok(true)) if error.kind() != ErrorKind::WouldBlock => return Ok(true),
+            (Err(error), Ok(_)) => Stop::System(error),
+        };
+        match read {
+            Stop::Goodbye => {
+                self.ended = true;
+                Ok(true)
+            }
+            stop => Err(stop),
+        }
+    }
+}
+
+impl TcpWire {
+    pub(super) fn join(
+        place: Place,
+        options: TcpOptions,
+        watch: Arc<Watch>,
+        bootstrap: &mut dyn Bootstrap,
+    ) -> Result<Self, Fault> {
+        let joined = mesh::meet(&options, &place, &watch, bootstrap)?;
+        let peers: Result<Vec<Peer>, Fault> =
+            joined.into_iter().map(|joined| Peer::new(joined, &options, watch.stall())).collect();
+        let peers = peers?;
+        let streams = peers.iter().map(|peer| peer.streams.len()).sum();
+        let names: Vec<String> = place.world.iter().map(|rank| watch.host(*rank)).collect();
+        let hosts = names.iter().map(|name| names.iter().position(|other| other == name).unwrap_or(0)).collect();
+        let (sockets, fault, call, idle, told) = (Vec::new(), None, None, None, None);
+        Ok(Self { place, options, watch, peers, sockets, fault, streams, hosts, call, idle, told })
+    }
+
+    /// The rank of the job that `peer` is.
+    fn named(&self, peer: usize) -> (usize, String) {
+        let rank = self.place.world[peer];
+        (rank, self.watch.host(rank))
+    }
+
+    fn lost(&self, peer: usize, why: impl Into<String>) -> Fault {
+        let (rank, host) = self.named(peer);
+        let waiting = |peer: &Peer| peer.inbox.waiting().or(peer.outbox.waiting()).map(ToString::to_string);
+        let during = waiting(&self.peers[peer]).or_else(|| self.peers.iter().find_map(waiting));
+        Fault::Lost { peer: rank, host, during: during.unwrap_or_else(|| "a call".into()), why: why.into() }
+    }
+
+    /// What a stopped stream means for the caller.
+    fn explain(&self, peer: usize, stop: Stop) -> Fault {
+        let (rank, host) = self.named(peer);
+        let rejected = |why: String| Fault::Rejected { from: place(rank, &host), why };
+        match stop {
+            Stop::End => self.lost(peer, "its end of the link closed"),
+            Stop::Goodbye => self.lost(peer, "it left the job"),
+            Stop::System(error) => self.lost(peer, error.to_string()),
+            Stop::Malformed(malformed) => rejected(malformed.to_string()),
+            Stop::Failed(account) => {
+                decode_account(&account, rank, &self.watch).unwrap_or_else(|malformed| rejected(malformed.to_string()))
+            }
+            Stop::Mismatch { mine, mine_bytes, theirs, theirs_bytes } => {
+                self.mismatch(peer, (*mine, mine_bytes), (*theirs, theirs_bytes))
+            }
+        }
+    }
+
+    fn mismatch(&self, peer: usize, mine: (Fingerprint, usize), theirs: (Fingerprint, usize)) -> Fault {
+        let ((rank, host), (peer, peer_host)) = (self.named(self.place.rank), self.named(peer));
+        // Calls that agree in all but the bytes of a part: the part is what to show.
+        let shown = |(call, bytes): (Fingerprint, usize), other: Fingerprint| {
+            let part = Fingerprint { count: (bytes / call.element.bytes()) as u64, ..call };
+            Box::new(if call == other { part } else { call })
+        };
+        let (mine, theirs) = (shown(mine, theirs.0), shown(theirs, mine.0));
+        Fault::Mismatch { rank, host, mine, peer, peer_host, theirs }
+    }
+
+    /// A peer that waits in another call of the same number will wait for ever.
+    fn compare_notices(&mut self) -> Result<(), Fault> {
+        let Some(mine) = self.call.filter(|call| !call.kind.is_message()) else { return Ok(()) };
+        let other = |peer: &Peer| {
+            peer.inbox.notice().copied().filter(|theirs| !theirs.kind.is_message() && theirs.sequence == mine.sequence)
+        };
+        for peer in 0..self.peers.len() {
+            if let Some(theirs) = other(&self.peers[peer])
+                && theirs != mine
+            {
+                let fault = self.mismatch(peer, (mine, 0), (theirs, 0));
+                return Err(self.fail(fault));
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells all peers where this rank waits, once per call.
+    fn notify(&mut self) {
+        let Some(call) = self.call.filter(|call| self.told != Some(*call)) else { return };
+        if self.idle.get_or_insert_with(Instant::now).elapsed() > NOTICE_AFTER {
+            self.told = Some(call);
+            self.peers.iter_mut().filter(|peer| !peer.gone()).for_each(|peer| peer.outbox.set_notice(call));
+        }
+    }
+
+    /// Bytes kept of messages that nobody has asked for.
+    pub fn held_bytes(&self) -> usize {
+        self.peers.iter().map(|peer| peer.inbox.held_bytes()).sum()
+    }
+
+    /// Keeps the first fault: whatever comes after it is a consequence.
+    fn fail(&mut self, fault: Fault) -> Fault {
+        self.fault.get_or_insert(fault).clone()
+    }
+
+    /// Asks for what each stream needs, in the order of peers and streams.
+    fn look(&mut self, at_most: Duration) -> bool {
+        self.sockets.clear();
+        for peer in &self.peers {
+            let busy = !peer.outbox.is_empty();
+            self.sockets.extend(peer.streams.iter().map(|stream| {
+                let socket = if stream.ended && !busy { -1 } else { stream.socket.as_raw_fd() };
+                poll::interest(socket, !stream.reader.homeless() && !stream.ended, busy || stream.writer.pending())
+            }));
+        }
+        poll::wait(&mut self.sockets, at_most)
+    }
+
+    /// Lets every stream of `peer` move.
+    fn pump(&mut self, peer: usize, at: usize, looked: bool) -> Result<bool, Fault> {
+        let Peer { streams, inbox, outbox } = &mut self.peers[peer];
+        let mut moved = false;
+        for (index, stream) in streams.iter_mut().enumerate() {
+            // A stream that waits for a receive may have got it since.
+            if looked && self.sockets[at + index].revents == 0 && !stream.reader.homeless() {
+                continue;
+            }
+            // SAFETY: `send` and `recv` took the promise that the buffers are valid, and `cancel` ends all pumping.
+            match unsafe { stream.pump(inbox, outbox) } {
+                Ok(some) => moved |= some,
+                Err(stop) => {
+                    let fault = self.explain(peer, stop);
+                    return Err(self.fail(fault));
+                }
+            }
+        }
+        let peer_state = &self.peers[peer];
+        if moved && peer_state.gone() && peer_state.inbox.waiting().is_some() {
+            let fault = self.explain(peer, Stop::Goodbye);
+            return Err(self.fail(fault));
+        }
+        Ok(moved)
+    }
+
+    fn refuse_broken(&self) -> Result<(), Fault> {
+        self.fault.clone().map_or(Ok(()), Err)
+    }
+
+    /// Says a last word to all peers, and waits a little until it has left.
+    fn leave(&mut self, kind: FrameKind, payload: &[u8], at_most: Duration) {
+        let streams = self.peers.iter_mut().flat_map(|peer| &mut peer.streams);
+        let mut open: Vec<&mut Stream> = streams.filter(|stream| !stream.ended).collect();
+        open.iter_mut().for_each(|stream| stream.writer.farewell(kind, payload));
+        let start = Instant::now();
+        loop {
+            open.retain_mut(|stream| !stream.writer.drain(&mut &stream.socket));
+            let left = at_most.saturating_sub(start.elapsed());
+            if open.is_empty() || left.is_zero() {
+                return;
+            }
+            let interest = |stream: &&mut Stream| poll::interest(stream.socket.as_raw_fd(), false, true);
+            let mut sockets: Vec<_> = open.iter().map(interest).collect();
+            poll::wait(&mut sockets, left);
+            let broken = |socket: &libc::pollfd| socket.revents & (libc::POLLERR | libc::POLLHUP) != 0;
+            let mut sockets = sockets.iter();
+            open.retain(|_| !sockets.next().is_some_and(broken));
+        }
+    }
+}
+
+/// Members find each other through the wire they already share.
+struct Through<'a> {
+    wire: &'a mut TcpWire,
+    members: &'a [usize],
+    communicator: u32,
+}
+
+impl Bootstrap for Through<'_> {
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
+        let me = self.wire.place.rank;
+        let call = Fingerprint {
+            communicator: self.wire.place.communicator,
+            kind: Kind::AllGather,
+            element: Element::U8,
+            reduction: Reduction::Sum,
+            root: 0,
+            sequence: u64::from(self.communicator),
+            count: mine.len() as u64,
+            name: short_name("split"),
+        };
+        let mut all: Vec<Vec<u8>> = self.members.iter().map(|_| mine.to_vec()).collect();
+        let mut pending = Vec::new();
+        for (member, theirs) in self.members.iter().zip(&mut all).filter(|(member, _)| **member != me) {
+            // SAFETY: `mine` and `all` outlive the waiting below; on a fault the wire moves nothing any more.
+            let sent = unsafe { self.wire.send(*member, &call, mine.as_ptr(), mine.len()) }?;
+            // SAFETY: as above.
+            let received = unsafe { self.wire.recv(*member, &call, theirs.as_mut_ptr(), theirs.len()) }?;
+            pending.push((*member, sent, received));
+        }
+        let watch = Arc::clone(&self.wire.watch);
+        let mut patience = Patience::new(&watch);
+        while let Some((member, ..)) = {
+            pending.retain(|(_, sent, received)| !self.wire.sent(*sent) || !self.wire.received(*received));
+            pending.first()
+        } {
+            if self.wire.progress()? {
+                patience.reset();
+                continue;
+            }
+            let (peer, host) = self.wire.named(*member);
+            let stalled = |waited_ms| Fault::Stalled { peer, host, during: "a split".into(), waited_ms };
+            match patience.turn(stalled) {
+                Ok(Pause::Sleep(at_most)) => self.wire.wait(at_most),
+                Ok(_) => {}
+                Err(fault) => {
+                    let fault = self.wire.fail(fault);
+                    self.wire.cancel();
+                    return Err(fault);
+                }
+            }
+        }
+        Ok(all)
+    }
+}
+
+impl SplitWire for TcpWire {
+    fn name(&self) -> &'static str {
+        "tcp"
+    }
+
+    fn hosts(&self) -> &[usize] {
+        &self.hosts
+    }
+
+    fn job_rank(&self, rank: usize) -> usize {
+        self.place.world[rank]
+    }
+
+    /// A mesh of its own for these members, met through this one.
+    fn split(&mut self, members: &[usize], communicator: u32) -> Result<Self, Fault> {
+        let rank = members.iter().position(|member| *member == self.place.rank);
+        let rank = rank.ok_or_else(|| Fault::BadCall("a split without the rank that calls it".into()))?;
+        let world = members.iter().map(|member| self.place.world[*member]).collect();
+        let place = Place { rank, communicator, world };
+        let (options, watch) = (self.options.clone(), Arc::clone(&self.watch));
+        Self::join(place, options, watch, &mut Through { wire: self, members, communicator })
+    }
+}
+
+/// Both ends of a message have one call.
+fn common(call: &Fingerprint) -> Fingerprint {
+    Fingerprint { kind: if call.kind == Kind::Recv { Kind::Send } else { call.kind }, ..*call }
+}
+
+impl Wire for TcpWire {
+    fn rank(&self) -> usize {
+        self.place.rank
+    }
+
+    fn size(&self) -> usize {
+        self.peers.len()
+    }
+
+    unsafe fn send(&mut self, to: usize, call: &Fingerprint, data: *const u8, bytes: usize) -> Result<u64, Fault> {
+        self.refuse_broken()?;
+        if self.peers[to].gone() {
+            let fault = self.explain(to, Stop::Goodbye);
+            return Err(self.fail(fault));
+        }
+        self.call = Some(common(call));
+        let message = self.peers[to].outbox.push(&common(call), data, bytes);
+        Ok((to as u64) << MESSAGE_BITS | message)
+    }
+
+    unsafe fn recv(&mut self, from: usize, call: &Fingerprint, data: *mut u8, bytes: usize) -> Result<u64, Fault> {
+        self.refuse_broken()?;
+        let call = common(call);
+        self.call = Some(call);
+        match self.peers[from].inbox.post(&call, data, bytes) {
+            Ok(message) => Ok((from as u64) << MESSAGE_BITS | message),
+            Err(theirs) => {
+                let fault = self.mismatch(from, (call, bytes), theirs);
+                Err(self.fail(fault))
+            }
+        }
+    }
+
+    fn progress(&mut self) -> Result<bool, Fault> {
+        self.refuse_broken()?;
+        let looked = self.streams > TRIED_MAX;
+        if looked {
+            self.look(Duration::ZERO);
+        }
+        let (mut moved, mut at) = (false, 0);
+        for peer in 0..self.peers.len() {
+            moved |= self.pump(peer, at, looked)?;
+            at += self.peers[peer].streams.len();
+        }
+        if moved {
+            self.idle = None;
+            self.compare_notices()?;
+        }
+        Ok(moved)
+    }
+
+    fn sent(&mut self, number: u64) -> bool {
+        self.peers[(number >> MESSAGE_BITS) as usize].outbox.done(number & ((1 << MESSAGE_BITS) - 1))
+    }
+
+    fn received(&mut self, number: u64) -> bool {
+        self.peers[(number >> MESSAGE_BITS) as usize].inbox.done(number & ((1 << MESSAGE_BITS) - 1))
+    }
+
+    fn wait(&mut self, at_most: Duration) {
+        self.notify();
+        self.look(at_most);
+    }
+
+    /// Tells the others what went wrong, so that all name the same culprit; the wire is of no more use.
+    fn cancel(&mut self) {
+        let fault = self.fault.clone().or_else(|| self.watch.check().err()).unwrap_or_else(|| {
+            let waits = (0..self.peers.len()).find(|peer| self.peers[*peer].inbox.waiting().is_some());
+            let (peer, host) = self.named(waits.unwrap_or(self.place.rank));
+            let waited_ms = self.idle.map_or(0, |idle| idle.elapsed().as_millis() as u64);
+            Fault::Stalled { peer, host, during: "a call".into(), waited_ms }
+        });
+        self.leave(FrameKind::Failed, &encode_account(&fault), ACCOUNT_LIMIT);
+        self.fail(fault);
+    }
+}
+
+impl Drop for TcpWire {
+    /// Unread bytes would make the operating system reset the link, and a reset overtakes our goodbye.
+    fn drop(&mut self) {
+        if self.fault.is_none() {
+            self.leave(FrameKind::Goodbye, &[], GOODBYE_LIMIT);
+        }
+        let mut rest = [0; 4096];
+        for stream in self.peers.iter().flat_map(|peer| &peer.streams) {
+            let _ = stream.socket.shutdown(Shutdown::Write);
+            while (&stream.socket).read(&mut rest).is_ok_and(|count| count > 0) {}
+        }
+    }
+}
