@@ -97,6 +97,8 @@ pub struct Coordinator {
     pulsed_ms: u64,
     /// The rank last told to be slow.
     slow: Option<usize>,
+    /// Why the job ends, for those who come too late.
+    ending: Option<String>,
 }
 
 impl Coordinator {
@@ -109,6 +111,7 @@ impl Coordinator {
             links: vec![None; terms.world],
             pulsed_ms: now_ms,
             slow: None,
+            ending: None,
         }
     }
 
@@ -149,6 +152,10 @@ impl Coordinator {
     }
 
     fn hello(&mut self, now_ms: u64, link: usize, hello: Hello, actions: &mut Vec<Action>) {
+        if let Some(text) = self.ending.clone() {
+            let envelope = self.envelope(Message::Abort { text });
+            return actions.push(Action::Send { link, envelope });
+        }
         if self.terms.bound && hello.rank != link {
             let why = format!("rank {link} says that it is rank {}", hello.rank);
             return self.fault(now_ms, Fault::Rejected { from: format!("rank {link}"), why }, actions);
@@ -213,6 +220,7 @@ impl Coordinator {
                 membership::Action::Signal { rank, signal } => actions.push(Action::Signal { rank, signal }),
                 membership::Action::Abort { text } => {
                     self.tell_all(&Message::Abort { text: text.clone() }, actions);
+                    self.ending = Some(text.clone());
                     actions.push(Action::Notice(Notice::Ending { text }));
                 }
                 membership::Action::Kill { rank } => actions.push(Action::Kill { rank, link: self.links[rank] }),
@@ -222,9 +230,12 @@ impl Coordinator {
         }
     }
 
+    fn envelope(&self, message: Message) -> Envelope {
+        Envelope { job: self.terms.job, generation: self.terms.generation, message }
+    }
+
     fn tell_all(&self, message: &Message, actions: &mut Vec<Action>) {
-        let envelope = |message| Envelope { job: self.terms.job, generation: self.terms.generation, message };
-        let send = |link: &usize| Action::Send { link: *link, envelope: envelope(message.clone()) };
+        let send = |link: &usize| Action::Send { link: *link, envelope: self.envelope(message.clone()) };
         actions.extend(self.links.iter().flatten().map(send));
     }
 

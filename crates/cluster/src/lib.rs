@@ -21,6 +21,8 @@ mod monitor;
 mod process;
 pub mod rendezvous;
 pub mod seat;
+#[cfg(test)]
+mod simulation;
 
 pub use coordinator::Notice;
 pub use launcher::{Launcher, Place, detect};

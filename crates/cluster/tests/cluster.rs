@@ -1,5 +1,6 @@
 //! Real processes: this binary starts itself as workers, and as the supervisor of workers, and does them harm.
 
+mod foreign;
 mod worker;
 
 use kolo_cluster::local::{self, Options};
@@ -34,6 +35,11 @@ const TESTS: &[(&str, fn())] = &[
     ("grandchildren_go_too", grandchildren_go_too),
     ("logs_and_echo", logs_and_echo),
     ("program_that_is_not_there", program_that_is_not_there),
+    ("meets_through_a_file", foreign::meets_through_a_file),
+    ("a_lost_rank_is_told_once", foreign::a_lost_rank_is_told_once),
+    ("a_stopped_rank_and_a_deaf_one", foreign::a_stopped_rank_and_a_deaf_one),
+    ("a_failing_first_rank_is_told_once", foreign::a_failing_first_rank_is_told_once),
+    ("under_mpirun", foreign::under_mpirun),
 ];
 
 fn run_tests(filter: &str) {

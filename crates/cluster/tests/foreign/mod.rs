@@ -1,0 +1,120 @@
+//! Jobs that somebody else started: no supervisor of ours, rank 0 hosts the coordinator.
+
+use super::{alive, signal, temporary};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Starts ranks as torchrun would, each on its own.
+fn start(world: usize, ranks: impl Iterator<Item = usize>, home: &Path, behaviour: &[&str]) -> Vec<Child> {
+    let rank = |rank: usize| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.arg("worker").args(behaviour).env("HOME", home);
+        command.env("RANK", rank.to_string()).env("WORLD_SIZE", world.to_string());
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "29500");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    ranks.map(rank).collect()
+}
+
+/// Exit codes and everything printed to standard error.
+fn end(children: Vec<Child>) -> (Vec<Option<i32>>, String) {
+    let outputs: Vec<_> = children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+    let text = outputs.iter().map(|output| String::from_utf8_lossy(&output.stderr)).collect();
+    (outputs.iter().map(|output| output.status.code()).collect(), text)
+}
+
+fn file(home: &Path) -> std::path::PathBuf {
+    home.join(".kolo/run/torch-.127.0.0.1.29500")
+}
+
+fn errors(text: &str) -> usize {
+    text.matches("error: ").count()
+}
+
+pub fn meets_through_a_file() {
+    let home = temporary();
+    let (codes, text) = end(start(4, 0..4, home.path(), &["train", "30"]));
+    assert_eq!((codes, text.as_str()), (vec![Some(0); 4], ""));
+    assert!(!file(home.path()).exists());
+    // What an earlier job left behind does no harm.
+    std::fs::create_dir_all(file(home.path()).parent().unwrap()).unwrap();
+    let mut children = start(2, 0..1, home.path(), &["train", "30"]);
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while !file(home.path()).exists() {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    children[0].kill().unwrap();
+    children[0].wait().unwrap();
+    assert!(file(home.path()).exists());
+    let late = start(2, 1..2, home.path(), &["train", "30"]);
+    std::thread::sleep(Duration::from_millis(100));
+    let mut both = start(2, 0..1, home.path(), &["train", "30"]);
+    both.extend(late);
+    let (codes, text) = end(both);
+    assert_eq!(codes, [Some(0); 2], "{text}");
+    // A file of anybody's is refused.
+    std::fs::write(file(home.path()), b"anything").unwrap();
+    let (codes, text) = end(start(2, 1..2, home.path(), &["train", "30"]));
+    assert!(codes == [Some(101)] && text.contains("not this user's alone"), "{codes:?} {text}");
+}
+
+pub fn a_lost_rank_is_told_once() {
+    for victim in [0, 1, 3] {
+        let home = temporary();
+        let children = start(4, 0..4, home.path(), &["train", "100000"]);
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while file(home.path()).exists() || Instant::now() < deadline - Duration::from_millis(4700) {
+            assert!(Instant::now() < deadline);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let pids: Vec<i32> = children.iter().map(|child| child.id() as i32).collect();
+        signal(pids[victim], 9);
+        let start = Instant::now();
+        let (codes, text) = end(children);
+        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+        assert!(!pids.iter().any(|pid| alive(*pid)));
+        assert!(codes.iter().enumerate().all(|(rank, code)| *code == (rank != victim).then_some(1)), "{codes:?}");
+        assert_eq!(errors(&text), 1, "{text}");
+        match victim {
+            0 => assert!(text.contains("the coordinator of the job is lost: it closed the link"), "{text}"),
+            _ => assert!(text.contains(&format!("error: rank {victim} on ")) && text.contains("step"), "{text}"),
+        }
+    }
+}
+
+pub fn a_stopped_rank_and_a_deaf_one() {
+    let home = temporary();
+    let children = start(3, 0..3, home.path(), &["deaf"]);
+    std::thread::sleep(Duration::from_millis(500));
+    let pids: Vec<i32> = children.iter().map(|child| child.id() as i32).collect();
+    signal(pids[2], libc::SIGSTOP);
+    let begin = Instant::now();
+    while alive(pids[0]) || alive(pids[1]) {
+        assert!(begin.elapsed() < Duration::from_secs(2), "still there");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Nobody but its launcher can end a stopped process; when it wakes, it goes by itself.
+    signal(pids[2], libc::SIGCONT);
+    let (codes, text) = end(children);
+    assert_eq!(codes, [Some(1); 3]);
+    assert!(errors(&text) == 1 && text.contains("rank 2 on ") && text.contains("no sign of life"), "{text}");
+}
+
+pub fn a_failing_first_rank_is_told_once() {
+    let home = temporary();
+    let (codes, text) = end(start(3, 0..3, home.path(), &["fail", "0"]));
+    assert_eq!(codes, [Some(1); 3]);
+    assert!(errors(&text) == 1 && text.contains("failed at step 5") && text.contains("the disk is full"), "{text}");
+}
+
+/// Both MPIs, as far as they are installed, without MPI in this process.
+pub fn under_mpirun() {
+    let home = temporary();
+    let mut command = Command::new("mpirun.openmpi");
+    command.args(["--allow-run-as-root", "--oversubscribe", "-n", "3"]).arg(std::env::current_exe().unwrap());
+    command.args(["worker", "train", "20"]).env("HOME", home.path());
+    let Ok(output) = command.output() else { return };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
