@@ -5,11 +5,7 @@
 #[path = "../tests/support/mod.rs"]
 mod support;
 
-<<<<<<< HEAD
-use kolo_comm::{Communicator, Kind, Watch, bench, shm};
-=======
 use kolo_comm::{Communicator, Fault, Kind, Watch, bench, shm};
->>>>>>> shm
 use std::process::Command;
 
 struct Options {
@@ -63,23 +59,14 @@ fn main() {
     let mut bootstrap = support::Folder::new(&options.folder, rank, options.ranks);
     let transport = shm::connect(rank, options.ranks, watch.clone(), &mut bootstrap).expect("ranks of one host");
     let comm = Communicator::new(transport, watch, true);
-<<<<<<< HEAD
-    let kind = Kind::ALL.into_iter().find(|kind| kind.name() == options.op).expect("a collective's name");
-    let sizes: Vec<usize> = options.bytes.split(',').map(|size| size.parse().expect("bytes")).collect();
-    let sweep = if options.private { bench::sweep_private } else { bench::sweep };
-    for row in sweep(&comm, kind, &sizes, options.iterations).expect("the measurement") {
-=======
     let sizes: Vec<usize> = options.bytes.split(',').map(|size| size.parse().expect("bytes")).collect();
     for row in rows(&comm, &options, &sizes).expect("the measurement") {
->>>>>>> shm
         if rank == 0 {
             println!("{}", row.json());
         }
     }
 }
 
-<<<<<<< HEAD
-=======
 fn rows(comm: &Communicator, options: &Options, sizes: &[usize]) -> Result<Vec<bench::Row>, Fault> {
     if options.op == "copy" {
         return bench::copy_limit(comm, sizes, options.iterations);
@@ -89,7 +76,6 @@ fn rows(comm: &Communicator, options: &Options, sizes: &[usize]) -> Result<Vec<b
     sweep(comm, kind, sizes, options.iterations)
 }
 
->>>>>>> shm
 fn launch(options: &Options) {
     std::fs::create_dir_all(&options.folder).expect("a temporary folder");
     let program = std::env::current_exe().expect("this program");

@@ -52,8 +52,6 @@ pub fn sweep_private(comm: &Communicator, kind: Kind, sizes: &[usize], iteration
     rows(comm, kind, sizes, iterations, &[SharedMemory::private(largest)?, SharedMemory::private(largest)?])
 }
 
-<<<<<<< HEAD
-=======
 /// What the memory allows: all ranks at once copy as many bytes as an all-reduce of this size reads and writes.
 pub fn copy_limit(comm: &Communicator, sizes: &[usize], iterations: usize) -> Result<Vec<Row>, Fault> {
     let memory = comm.allocate(sizes.iter().copied().max().unwrap_or(0))?;
@@ -74,7 +72,6 @@ pub fn copy_limit(comm: &Communicator, sizes: &[usize], iterations: usize) -> Re
     sizes.iter().map(row).collect()
 }
 
->>>>>>> shm
 fn rows(
     comm: &Communicator,
     kind: Kind,
@@ -93,8 +90,6 @@ fn measure(
     buffers: &[Arc<SharedMemory>; 2],
 ) -> Result<Row, Fault> {
     let request = request(comm, kind, bytes, buffers);
-<<<<<<< HEAD
-=======
     let us_median = median_us(comm, bytes, iterations, || once(comm, &request))?;
     let busbw_gbps = bytes as f64 / us_median / 1e3 * bus_factor(kind, comm.size() as f64);
     Ok(Row { op: kind.name(), bytes, ranks: comm.size(), transport: comm.transport(), us_median, busbw_gbps })
@@ -107,7 +102,6 @@ fn median_us(
     iterations: usize,
     work: impl Fn() -> Result<(), Fault>,
 ) -> Result<f64, Fault> {
->>>>>>> shm
     let batch = if bytes <= BATCH_BYTES_MAX { BATCH } else { 1 };
     let calls = iterations.min((BYTES_PER_SIZE / bytes.max(1)).max(SAMPLES_MIN));
     let samples = (calls / batch).max(1);
@@ -116,11 +110,7 @@ fn median_us(
         comm.barrier()?;
         let begin = Instant::now();
         for _ in 0..batch {
-<<<<<<< HEAD
-            once(comm, &request)?;
-=======
             work()?;
->>>>>>> shm
         }
         let mut slowest = [begin.elapsed().as_secs_f64() * 1e6 / batch as f64];
         comm.all_reduce(&mut slowest, Reduction::Max)?;
@@ -129,13 +119,7 @@ fn median_us(
         }
     }
     times.sort_by(f64::total_cmp);
-<<<<<<< HEAD
-    let us_median = times[times.len() / 2];
-    let busbw_gbps = bytes as f64 / us_median / 1e3 * bus_factor(kind, comm.size() as f64);
-    Ok(Row { op: kind.name(), bytes, ranks: comm.size(), transport: comm.transport(), us_median, busbw_gbps })
-=======
     Ok(times[times.len() / 2])
->>>>>>> shm
 }
 
 /// One call; for messages, there and back between the first two ranks.

@@ -7,8 +7,6 @@
 pub mod algorithms;
 pub mod auth;
 pub mod bench;
-pub mod algorithms;
-pub mod auth;
 pub mod call;
 pub mod choose;
 pub mod combine;

@@ -1,15 +1,10 @@
 //! How the ranks of a test find each other: through a folder for processes, through a table for threads.
 
-<<<<<<< HEAD
-use kolo_comm::{Bootstrap, Fault};
-use std::path::{Path, PathBuf};
-=======
 #![allow(dead_code, reason = "each user needs a part")]
 
 use kolo_comm::{Bootstrap, Fault};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex};
->>>>>>> shm
 use std::time::{Duration, Instant};
 
 /// Each rank writes its bytes into a file of a folder and waits for those of the others.
@@ -47,8 +42,6 @@ impl Bootstrap for Folder {
         all
     }
 }
-<<<<<<< HEAD
-=======
 
 /// What the ranks have laid on the table, by round and rank.
 type Laid = Vec<Vec<Option<Vec<u8>>>>;
@@ -80,4 +73,3 @@ impl Bootstrap for Table {
         Ok(all)
     }
 }
->>>>>>> shm
