@@ -75,6 +75,9 @@ pub struct Workers {
     /// How workers exchange data
     #[arg(long, value_enum, default_value = "auto")]
     pub transport: TransportKind,
+    /// TCP streams between two workers, for networks that one stream does not fill
+    #[arg(long, default_value_t = 1, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=8))]
+    pub streams: usize,
     /// The number that all deadlines derive from, in milliseconds
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(20..=3_600_000))]
     pub heartbeat_ms: u64,
@@ -162,6 +165,29 @@ pub struct GraphArgs {
 pub enum Bench {
     /// Time whole training steps
     Train(BenchTrain),
+    /// Time every collective on every transport
+    Comm(BenchComm),
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct BenchComm {
+    #[command(flatten)]
+    pub workers: Workers,
+    /// Collectives, such as all_reduce,broadcast; all by default
+    #[arg(long, value_delimiter = ',')]
+    pub op: Vec<String>,
+    /// Sizes in bytes, with K, M or G behind them
+    #[arg(long, value_delimiter = ',', default_value = "4,256,2K,16K,128K,1M,8M,64M")]
+    pub bytes: Vec<String>,
+    /// Calls per size; fewer for large ones
+    #[arg(long, default_value_t = 200)]
+    pub iterations: usize,
+    /// Use the caller's own memory instead of memory that the ranks share
+    #[arg(long)]
+    pub private: bool,
+    /// Write the rows (JSON) to this file
+    #[arg(long)]
+    pub report: Option<PathBuf>,
 }
 
 #[derive(Debug, ClapArgs)]

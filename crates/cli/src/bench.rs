@@ -3,19 +3,75 @@
 use crate::args::BenchTrain;
 use crate::fail::{Failure, check_writable, write_file};
 use crate::load;
+use crate::progress::Progress;
+use crate::workers::{self, Worker};
 use kolo_exec::Options;
 use kolo_models::ModelKind;
-use kolo_train::Trainer;
 use kolo_train::machine::peak_rss_bytes;
 use kolo_train::report::StepTimes;
-use serde_json::json;
+use kolo_train::together::Meter;
+use kolo_train::{Job, Trainer};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
+use std::sync::Arc;
 use std::time::Instant;
 
 pub fn train(models: &[ModelKind], args: &BenchTrain) -> Result<(), Failure> {
     let begin = Instant::now();
-    let job = load::job(models, &args.job, args.job.workers.count)?;
+    let place = workers::place()?;
+    let count = place.as_ref().map_or(args.job.workers.count, |place| place.world);
+    let job = load::job(models, &args.job, count)?;
+    if args.steps == 0 {
+        return Err(Failure::usage("--steps 0 measures nothing", "time at least one step"));
+    }
+    if count > 1 && (args.serve || args.lanes.is_some()) {
+        return Err(Failure::usage("--serve and --lanes are for one worker", "leave them or -n out"));
+    }
+    args.report.as_deref().map_or(Ok(()), check_writable)?;
+    match place {
+        Some(place) => {
+            let threads = workers::threads(&args.job, &place)?;
+            let worker = Worker::join(&place, &args.job.workers, job.reproducible)?;
+            let outcome = together(job, args, &worker, threads, begin);
+            worker.finish(outcome)
+        }
+        None if count > 1 => workers::supervise(&args.job.workers, count, None, Progress::plain(false)),
+        None => alone(job, args, begin),
+    }
+}
+
+/// Several workers: every rank runs the same steps, and the first reports.
+fn together(job: Arc<Job>, args: &BenchTrain, worker: &Worker, threads: usize, begin: Instant) -> Result<(), Failure> {
+    let world = &worker.world;
+    let mut trainer = Trainer::among(job, threads, Arc::clone(world))?;
+    let ready_ms = begin.elapsed().as_secs_f64() * 1e3;
+    run(&mut trainer, args.warmup.max(1))?;
+    trainer.session().take_waited();
+    let mut meter = Meter::default();
+    meter.attach(world, None);
+    let mut times = Vec::with_capacity(args.steps);
+    for _ in 0..args.steps {
+        times.extend(run(&mut trainer, 1)?);
+        meter.step(times[times.len() - 1], trainer.session().take_waited());
+    }
+    let communication = meter.gather(world)?;
+    if world.rank() > 0 {
+        return Ok(());
+    }
+    let extra = json!({ "workers": world.size(), "communication": communication });
+    println!(
+        "{} workers over {}: {:.3} ms/step in collectives, {:.3} ms waited ({:.1} % of the step)",
+        world.size(),
+        communication.transport,
+        communication.busy_ms,
+        communication.exposed_ms,
+        communication.exposed_ms / StepTimes::of(&times).median * 100.0
+    );
+    report(&trainer, args, threads, &times, ready_ms, ready_ms, extra)
+}
+
+fn alone(job: Arc<Job>, args: &BenchTrain, begin: Instant) -> Result<(), Failure> {
     let threads = load::threads(&args.job)?;
     let mut options = Options::for_grains(job.grains, threads);
     if let Some(lanes) = args.lanes {
@@ -25,10 +81,6 @@ pub fn train(models: &[ModelKind], args: &BenchTrain) -> Result<(), Failure> {
         }
         options.lanes = lanes;
     }
-    if args.steps == 0 {
-        return Err(Failure::usage("--steps 0 measures nothing", "time at least one step"));
-    }
-    args.report.as_deref().map_or(Ok(()), check_writable)?;
     let mut trainer = Trainer::new(job, options)?;
     let ready_ms = begin.elapsed().as_secs_f64() * 1e3;
     trainer.step()?;
@@ -42,7 +94,21 @@ pub fn train(models: &[ModelKind], args: &BenchTrain) -> Result<(), Failure> {
     if args.profile {
         profile(&trainer, args.steps);
     }
-    let spread = StepTimes::of(&times);
+    report(&trainer, args, threads, &times, ready_ms, startup_ms, json!({}))
+}
+
+/// Prints and writes the times of the steps.
+fn report(
+    trainer: &Trainer,
+    args: &BenchTrain,
+    threads: usize,
+    times: &[f64],
+    ready_ms: f64,
+    startup_ms: f64,
+    extra: Value,
+) -> Result<(), Failure> {
+    let options = trainer.session().options();
+    let spread = StepTimes::of(times);
     let (low, high) = times.iter().fold((f64::MAX, 0.0f64), |(low, high), t| (low.min(*t), high.max(*t)));
     let rss = peak_rss_bytes().unwrap_or(0);
     println!(
@@ -55,11 +121,14 @@ pub fn train(models: &[ModelKind], args: &BenchTrain) -> Result<(), Failure> {
         rss as f64 / (1 << 20) as f64
     );
     let Some(path) = &args.report else { return Ok(()) };
-    let report = json!({
+    let mut report = json!({
         "job": trainer.job().name, "step_ms": {"median": spread.median, "p95": spread.p95, "min": low, "max": high},
         "samples_ms": times, "threads": threads, "lanes": options.lanes, "grains": options.grains,
         "peak_rss_bytes": rss, "ready_ms": ready_ms, "startup_ms": startup_ms,
     });
+    if let (Some(report), Value::Object(extra)) = (report.as_object_mut(), extra) {
+        report.extend(extra);
+    }
     write_file(path, format!("{report:#}\n"))
 }
 

@@ -13,6 +13,7 @@
 
 mod args;
 mod bench;
+mod bench_comm;
 mod fail;
 mod graph;
 mod load;
@@ -81,6 +82,7 @@ impl App {
             args::Command::Plan(args) => plan::plan(&self.models, &args),
             args::Command::Graph(args) => graph::graph(&self.models, &args),
             args::Command::Bench { command: args::Bench::Train(args) } => bench::train(&self.models, &args),
+            args::Command::Bench { command: args::Bench::Comm(args) } => bench_comm::comm(&args),
             args::Command::List { what } => graph::list(&self.models, what),
         };
         match outcome {

@@ -43,7 +43,12 @@ pub fn train(models: &[ModelKind], args: &Train) -> Result<(), Failure> {
             let threads = args.job.threads.map_or("its share of the".into(), |threads| threads.to_string());
             introduce(&job, args, &format!("{count} workers with {threads} threads each"));
             let world = count + roles.map_or(0, |roles| roles.servers);
-            workers::supervise(&args.job, world, args.out.as_deref(), Progress::new(job.total_steps, args.quiet))
+            workers::supervise(
+                &args.job.workers,
+                world,
+                args.out.as_deref(),
+                Progress::new(job.total_steps, args.quiet),
+            )
         }
         None => alone(&job, args),
     }

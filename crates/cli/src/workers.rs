@@ -5,7 +5,9 @@ use crate::fail::Failure;
 use crate::progress::Progress;
 use kolo_cluster::coordinator::Notice;
 use kolo_cluster::logs::Source;
-use kolo_cluster::{Member, Options, Outcome, Place, local};
+use kolo_cluster::meet::{self, Meeting, Way};
+use kolo_cluster::{Launcher, Member, Options, Outcome, Place, local};
+use kolo_comm::tcp::{self, TcpOptions};
 use kolo_comm::{Communicator, Fault, Transport, shm};
 use kolo_train::Observer;
 use kolo_train::trainer::Evaluation;
@@ -41,14 +43,8 @@ pub struct Worker {
 impl Worker {
     /// Joins the job and links up with the other ranks.
     pub fn join(place: &Place, workers: &Workers, reproducible: bool) -> Result<Self, Failure> {
-        let mut member = Member::take(place)?;
-        let transport = match connect(&mut member, workers) {
-            Ok(transport) => transport,
-            Err(fault) => {
-                member.fail_with(&fault);
-                return Err(Failure::reported());
-            }
-        };
+        let mut member = meet(place, workers)?;
+        let transport = or_tell(connect(&mut member, workers, workers.transport), &member)?;
         let world = Communicator::new(transport, Arc::clone(&member.watch), reproducible);
         Ok(Self { member: Arc::new(member), world: Arc::new(world) })
     }
@@ -72,16 +68,38 @@ impl Worker {
     }
 }
 
+/// Joins the other ranks, whoever started them.
+pub fn meet(place: &Place, workers: &Workers) -> Result<Member, Failure> {
+    if place.launcher == Launcher::Kolo {
+        return Ok(Member::take(place)?);
+    }
+    let way = Way::File(meet::usual_file(place, &environment)?);
+    Ok(meet::meet(place, Meeting { heartbeat_ms: workers.heartbeat_ms, ..Meeting::new(way) })?)
+}
+
+/// A failure of this rank, which the others hear of.
+pub fn or_tell<T>(outcome: Result<T, Fault>, member: &Member) -> Result<T, Failure> {
+    outcome.map_err(|fault| {
+        member.fail_with(&fault);
+        Failure::reported()
+    })
+}
+
 /// Links this rank with all others.
-fn connect(member: &mut Member, workers: &Workers) -> Result<Box<dyn Transport>, Fault> {
+pub fn connect(member: &mut Member, workers: &Workers, kind: TransportKind) -> Result<Box<dyn Transport>, Fault> {
     let (rank, world, watch) = (member.rank, member.world, Arc::clone(&member.watch));
     let one_host = member.roster.iter().all(|peer| peer.host == member.roster[0].host);
-    match workers.transport {
+    match kind {
         TransportKind::Auto | TransportKind::Shm if one_host => shm::connect(rank, world, watch, member),
+        TransportKind::Auto | TransportKind::Tcp => {
+            let local = TcpOptions::local(member.key.clone(), member.job);
+            let options = TcpOptions { listen: member.address, streams: workers.streams, ..local };
+            tcp::connect(rank, world, options, watch, member)
+        }
         TransportKind::Shm => Err(Fault::BadCall(
             "--transport shm, but the workers are on several hosts\n  hint: leave --transport out".into(),
         )),
-        _ => Err(Fault::BadCall("this transport is not there".into())),
+        TransportKind::Mpi => Err(Fault::BadCall("this transport is not there".into())),
     }
 }
 
@@ -113,12 +131,12 @@ impl Observer for RemoteView {
 }
 
 /// Starts this many workers of this very command on this host, shows one view of them, and ends when all are gone.
-pub fn supervise(args: &JobArgs, world: usize, out: Option<&Path>, view: Progress) -> Result<(), Failure> {
+pub fn supervise(workers: &Workers, world: usize, out: Option<&Path>, view: Progress) -> Result<(), Failure> {
     let program = std::env::current_exe()
         .map_err(|error| Failure::job(format!("cannot find this program: {error}"), "start it by its full path"))?;
     let mut options = Options::new(world, program, std::env::args_os().skip(1).collect());
     options.out = out.map(Path::to_path_buf);
-    options.heartbeat_ms = args.workers.heartbeat_ms;
+    options.heartbeat_ms = workers.heartbeat_ms;
     let printer = view.clone();
     options.echo = Some(Arc::new(move |source, bytes: &[u8]| {
         printer.suspend(|| {

@@ -1,0 +1,102 @@
+//! `kolo bench comm`: times collectives, one row per size, as the OSU and NCCL tests do.
+
+use crate::args::{BenchComm, TransportKind};
+use crate::fail::{Failure, check_writable, write_file};
+use crate::progress::Progress;
+use crate::workers;
+use kolo_cluster::{Launcher, Member, Place};
+use kolo_comm::bench::{self, Row};
+use kolo_comm::{Communicator, Fault, Kind};
+use std::sync::Arc;
+
+const BYTES_MAX: usize = 16 << 30;
+
+pub fn comm(args: &BenchComm) -> Result<(), Failure> {
+    let (kinds, sizes) = (kinds(&args.op)?, sizes(&args.bytes)?);
+    args.report.as_deref().map_or(Ok(()), check_writable)?;
+    let Some(place) = workers::place()? else {
+        if args.workers.count < 2 {
+            return Err(Failure::usage("a collective needs at least two workers", "write -n 2"));
+        }
+        return workers::supervise(&args.workers, args.workers.count, None, Progress::plain(false));
+    };
+    let mut member = workers::meet(&place, &args.workers)?;
+    let outcome = measure(args, &place, &mut member, &kinds, &sizes);
+    let rows = workers::or_tell(outcome, &member)?;
+    if member.rank == 0 {
+        print(&rows);
+        if let Some(path) = &args.report {
+            let list: Vec<String> = rows.iter().map(Row::json).collect();
+            write_file(path, format!("[\n  {}\n]\n", list.join(",\n  ")))?;
+        }
+    }
+    Ok(member.finish()?)
+}
+
+fn measure(
+    args: &BenchComm,
+    place: &Place,
+    member: &mut Member,
+    kinds: &[Kind],
+    sizes: &[usize],
+) -> Result<Vec<Row>, Fault> {
+    let transports: &[TransportKind] = match args.workers.transport {
+        TransportKind::Auto if place.launcher == Launcher::Kolo => &[TransportKind::Shm, TransportKind::Tcp],
+        _ => &[args.workers.transport],
+    };
+    let mut rows = Vec::new();
+    for transport in transports {
+        let transport = workers::connect(member, &args.workers, *transport)?;
+        let world = Communicator::new(transport, Arc::clone(&member.watch), true);
+        for kind in kinds {
+            // A barrier has no size.
+            let sizes = if *kind == Kind::Barrier { &[0][..] } else { sizes };
+            rows.extend(match args.private {
+                true => bench::sweep_private(&world, *kind, sizes, args.iterations)?,
+                false => bench::sweep(&world, *kind, sizes, args.iterations)?,
+            });
+        }
+        world.barrier()?;
+    }
+    Ok(rows)
+}
+
+fn print(rows: &[Row]) {
+    println!("{:<16} {:<9} {:>5} {:>12} {:>14} {:>12}", "op", "transport", "ranks", "bytes", "median µs", "bus GB/s");
+    for row in rows {
+        println!(
+            "{:<16} {:<9} {:>5} {:>12} {:>14.2} {:>12.3}",
+            row.op, row.transport, row.ranks, row.bytes, row.us_median, row.busbw_gbps
+        );
+    }
+}
+
+fn kinds(names: &[String]) -> Result<Vec<Kind>, Failure> {
+    let all = || Kind::ALL.into_iter().filter(|kind| *kind != Kind::Recv);
+    if names.is_empty() {
+        return Ok(all().collect());
+    }
+    let find = |name: &String| {
+        all().find(|kind| kind.name() == name).ok_or_else(|| {
+            let known: Vec<&str> = all().map(Kind::name).collect();
+            Failure::usage(format!("--op {name} is no collective"), &format!("use one of {}", known.join(", ")))
+        })
+    };
+    names.iter().map(find).collect()
+}
+
+fn sizes(texts: &[String]) -> Result<Vec<usize>, Failure> {
+    let read = |text: &String| {
+        let (digits, unit) = match text.chars().last() {
+            Some('K' | 'k') => (&text[..text.len() - 1], 1 << 10),
+            Some('M' | 'm') => (&text[..text.len() - 1], 1 << 20),
+            Some('G' | 'g') => (&text[..text.len() - 1], 1 << 30),
+            _ => (&text[..], 1),
+        };
+        let bytes = digits.parse().ok().and_then(|count: usize| count.checked_mul(unit));
+        bytes.filter(|bytes| *bytes >= 4 && *bytes <= BYTES_MAX && bytes % 4 == 0).ok_or_else(|| {
+            Failure::usage(format!("--bytes {text} is no size"), "write multiples of 4 such as 4, 16K or 64M")
+        })
+    };
+    texts.iter().map(read).collect()
+}
