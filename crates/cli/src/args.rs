@@ -159,6 +159,9 @@ pub struct GraphArgs {
     /// The evaluation graph instead of the training step
     #[arg(long)]
     pub evaluation: bool,
+    /// With several workers, whose graph to print
+    #[arg(long, default_value_t = 0)]
+    pub rank: usize,
 }
 
 #[derive(Debug, Subcommand)]

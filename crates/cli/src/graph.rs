@@ -4,7 +4,8 @@ use crate::args::{GraphArgs, Listing};
 use crate::fail::Failure;
 use crate::load;
 use kolo_models::ModelKind;
-use kolo_train::step::{evaluation_graph, optimise, training_graph};
+use kolo_parallel::Mesh;
+use kolo_train::step::{evaluation_graph, optimise, spread, training_graph};
 
 pub fn graph(models: &[ModelKind], args: &GraphArgs) -> Result<(), Failure> {
     let job = load::job(models, &args.job, args.job.workers.count)?;
@@ -12,7 +13,15 @@ pub fn graph(models: &[ModelKind], args: &GraphArgs) -> Result<(), Failure> {
         true => evaluation_graph(&*job.model, job.grain_batch())?,
         false => training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?,
     };
-    print!("{}", if args.raw { graph } else { optimise(&graph) });
+    if args.raw || args.evaluation {
+        print!("{}", if args.raw { graph } else { optimise(&graph) });
+        return Ok(());
+    }
+    let workers = args.job.workers.count;
+    let Some(mesh) = Mesh::data(workers, args.rank) else {
+        return Err(Failure::usage(format!("--rank {} of {workers} workers", args.rank), "ranks count from 0"));
+    };
+    print!("{}", spread(&optimise(&graph), &job.parallel, &mesh));
     Ok(())
 }
 

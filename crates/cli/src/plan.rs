@@ -5,10 +5,11 @@ use crate::fail::Failure;
 use crate::load;
 use kolo_exec::Options;
 use kolo_models::ModelKind;
+use kolo_parallel::Mesh;
 use kolo_plan::{Cost, Fleet, Rates, RunCost};
 use kolo_train::Job;
 use kolo_train::machine::{format_bytes, format_count};
-use kolo_train::step::{optimise, training_graph};
+use kolo_train::step::{optimise, spread, training_graph};
 use serde_json::json;
 
 /// Everything the plan says.
@@ -24,7 +25,10 @@ struct Prediction {
 
 pub fn plan(models: &[ModelKind], args: &Plan) -> Result<(), Failure> {
     let job = load::job(models, &args.job, args.job.workers.count)?;
-    let threads = load::threads(&args.job)?;
+    let threads = match args.job.threads {
+        None => (load::threads(&args.job)? / args.job.workers.count).max(1),
+        Some(_) => load::threads(&args.job)?,
+    };
     check(args)?;
     let prediction = predict(&job, threads, args)?;
     if args.json {
@@ -57,12 +61,15 @@ fn check(args: &Plan) -> Result<(), Failure> {
 
 fn predict(job: &Job, threads: usize, args: &Plan) -> Result<Prediction, Failure> {
     let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?;
-    let graph = optimise(&graph);
-    let options = Options::for_grains(job.grains, threads);
+    // With several workers, the plan is that of the first: its grains, its share of the optimizer.
+    let workers = args.job.workers.count;
+    let mesh = Mesh::data(workers, 0).expect("there is a first worker");
+    let graph = spread(&optimise(&graph), &job.parallel, &mesh);
+    let options = Options::for_grains(job.grains / workers, threads);
     let cost = kolo_plan::cost(&graph, options);
     let rates = Rates::measure();
     // The update happens once per step, not per sample: over a whole run it is part of what a sample costs.
-    let per_sample = cost.flops.total() as f64 / job.batch as f64;
+    let per_sample = cost.flops.total() as f64 * workers as f64 / job.batch as f64;
     let samples = args.samples.unwrap_or(job.split.train_len() as f64);
     let epochs = args.epochs.unwrap_or(job.total_steps as f64 / job.steps_per_epoch as f64);
     Ok(Prediction {

@@ -6,50 +6,60 @@
 use crate::data::push_collective;
 use crate::mesh::{DATA, Mesh};
 use crate::zero::shard_optimizer;
-use kolo_graph::Graph;
 use kolo_graph::collective::{AllGather, Barrier};
 use kolo_graph::rewrite::Rebuild;
-use kolo_graph::sources::{Input, Param};
+use kolo_graph::sources::{Full, Param};
+use kolo_graph::{Graph, Node, Stage, Type, ValueId};
+use std::sync::Arc;
 
 /// Shards the optimizer over ranks that share their parameters' memory.
 pub fn share_weights(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph {
     let sharded = shard_optimizer(graph, mesh, bucket_bytes);
+    let gathers = |node: &Node| node.op.is::<AllGather>() && node.inputs.iter().any(|id| becomes_param(&sharded, *id));
+    let lr = sharded.inputs().find(|(_, input)| input.name == "lr").map(|(id, _)| id);
+    let reads_lr = |node: &Node| lr.is_some_and(|lr| node.inputs.contains(&lr));
     let mut rebuild = Rebuild::new(&sharded);
-    let reads = read_barrier(&sharded);
-    for (at, node) in sharded.nodes.iter().enumerate() {
+    let mut waited = false;
+    for node in &sharded.nodes {
         // Every update of a parameter reads the learning rate, so it comes after all ranks have computed their gradients.
-        if Some(at) == reads.map(|(at, _)| at)
-            && let Some((_, lr)) = reads
-        {
-            let new = rebuild.get(lr);
-            let outputs = push_collective(&mut rebuild.new, Barrier { axis: DATA.into() }, vec![new], "weights.read");
-            rebuild.set(lr, outputs[0]);
-        }
-        let gathers = node.op.is::<AllGather>() && node.inputs.iter().any(|id| becomes_param(&sharded, *id));
-        match gathers {
-            false => {
-                rebuild.copy(node);
-            }
-            true => {
-                let inputs = node.inputs.iter().map(|id| rebuild.get(*id)).collect();
-                let outputs = push_collective(&mut rebuild.new, Barrier { axis: DATA.into() }, inputs, &node.scope);
-                node.outputs.iter().zip(outputs).for_each(|(old, new)| rebuild.set(*old, new));
+        // A rank that updates nothing waits all the same.
+        if !waited && (reads_lr(node) || gathers(node)) {
+            waited = true;
+            let old = lr.filter(|_| reads_lr(node));
+            let input = match old {
+                Some(lr) => rebuild.get(lr),
+                None => zero(&mut rebuild.new),
+            };
+            let outputs = push_barrier(&mut rebuild.new, vec![input], "weights.read");
+            if let Some(lr) = old {
+                rebuild.set(lr, outputs[0]);
             }
         }
+        if !gathers(node) {
+            rebuild.copy(node);
+            continue;
+        }
+        let inputs = node.inputs.iter().map(|id| rebuild.get(*id)).collect();
+        let outputs = push_barrier(&mut rebuild.new, inputs, &node.scope);
+        node.outputs.iter().zip(outputs).for_each(|(old, new)| rebuild.set(*old, new));
     }
     rebuild.finish()
 }
 
-/// The first node of the update that reads the learning rate, and that rate.
-fn read_barrier(graph: &Graph) -> Option<(usize, kolo_graph::ValueId)> {
-    let lr = graph.inputs().find(|(_, input): &(_, &Input)| input.name == "lr").map(|(id, _)| id)?;
-    graph.nodes.iter().position(|node| node.inputs.contains(&lr)).map(|at| (at, lr))
+fn push_barrier(graph: &mut Graph, inputs: Vec<ValueId>, name: &str) -> Vec<ValueId> {
+    push_collective(graph, Barrier { axis: DATA.into() }, inputs, name)
+}
+
+fn zero(graph: &mut Graph) -> ValueId {
+    let ty = Type::f32([]);
+    let full = Full { value: 0.0, dtype: ty.dtype, shape: Vec::new() };
+    let node = graph.push_typed(Arc::new(full), Vec::new(), vec![ty], "".into(), Stage::Update);
+    graph.node(node).outputs[0]
 }
 
 /// Whether a value is a parameter, or what one becomes.
-fn becomes_param(graph: &Graph, id: kolo_graph::ValueId) -> bool {
-    let output =
-        |node: &kolo_graph::Node| node.outputs.iter().any(|out| graph.updates.iter().any(|(_, new)| new == out));
+fn becomes_param(graph: &Graph, id: ValueId) -> bool {
+    let output = |node: &Node| node.outputs.iter().any(|out| graph.updates.iter().any(|(_, new)| new == out));
     graph.maker(id).op.is::<Param>()
         || graph.nodes.iter().any(|node| node.op.is::<AllGather>() && node.inputs.contains(&id) && output(node))
 }

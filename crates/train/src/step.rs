@@ -1,5 +1,6 @@
 //! The step as one graph: forward, backward, sum over grains, clipping, update.
 
+use crate::job::Parallel;
 use crate::optimizer::Optimizer;
 use kolo_graph::rewrite::{eliminate_dead, merge_common};
 use kolo_graph::sources::GrainSum;
@@ -8,6 +9,7 @@ use kolo_graph::{GraphError, Stage};
 use kolo_models::{Build, Model};
 use kolo_ops::fuse::fuse_elementwise;
 use kolo_ops::prelude::*;
+use kolo_parallel::{Mesh, central, data, zero};
 
 /// The training step of a model, before any rewrite.
 pub fn training_graph(
@@ -51,6 +53,21 @@ fn clipping<'b>(builder: &'b Builder, trained: &[(&str, Tensor<'b>, Tensor<'b>)]
         (Some(limit), Some(total)) => total.clip_scale(f64::from(limit)),
         _ => builder.scalar(1.0),
     }
+}
+
+/// A step as one of the workers of a mesh runs it.
+pub fn spread(graph: &Graph, parallel: &Parallel, mesh: &Mesh) -> Graph {
+    if mesh.ranks() == 1 {
+        return graph.clone();
+    }
+    let bytes = parallel.bucket_bytes;
+    let graph = match (parallel.zero, parallel.central) {
+        (_, true) => central::share_weights(graph, mesh, bytes),
+        (0, _) => data::sum_over_ranks(graph, bytes),
+        _ => zero::shard_optimizer(graph, mesh, bytes),
+    };
+    debug_verify(&graph, "spread");
+    graph
 }
 
 /// The model's forward pass in evaluation mode: loss, metrics and predictions of one batch.

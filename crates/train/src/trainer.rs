@@ -3,7 +3,7 @@
 
 use crate::error::Error;
 use crate::job::Job;
-use crate::step::{evaluation_graph, optimise, training_graph};
+use crate::step::{evaluation_graph, optimise, spread, training_graph};
 use crate::timeline::Timeline;
 use kolo_comm::{Communicator, Reduction};
 use kolo_data::{Column, Kind, Permutation, epoch_order};
@@ -12,7 +12,7 @@ use kolo_exec::{Collectives, Feed, Memory, Options, Session, Store};
 use kolo_graph::rng::Stream;
 use kolo_graph::verify::debug_verify;
 use kolo_graph::{Graph, NodeId};
-use kolo_parallel::{CommLane, Mesh, central, data, servers, zero};
+use kolo_parallel::{CommLane, Mesh, servers};
 use std::sync::Arc;
 
 /// Everything needed to go on from where a trainer stood.
@@ -87,12 +87,7 @@ impl Trainer {
         let graph = optimise(&graph);
         let mesh = Mesh::data(world.size(), world.rank()).expect("a rank is below the size");
         let parallel = job.parallel;
-        let graph = match (parallel.zero, parallel.central) {
-            (_, true) => central::share_weights(&graph, &mesh, parallel.bucket_bytes),
-            (0, _) => data::sum_over_ranks(&graph, parallel.bucket_bytes),
-            _ => zero::shard_optimizer(&graph, &mesh, parallel.bucket_bytes),
-        };
-        debug_verify(&graph, "parallel");
+        let graph = spread(&graph, &parallel, &mesh);
         let lane = CommLane::new(Arc::clone(&world));
         let bytes = Store::params_bytes(&graph);
         let memory = match (parallel.zero, parallel.central) {
