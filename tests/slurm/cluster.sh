@@ -84,6 +84,7 @@ SlurmctldPort=${ports[0]}
 SlurmdPort=${ports[1]}
 StateSaveLocation=$dir/state
 SlurmdSpoolDir=$dir/spool/%n
+TmpFS=$dir/tmp/%n
 SlurmctldPidFile=$dir/slurmctld.pid
 SlurmdPidFile=$dir/slurmd-%n.pid
 SlurmctldLogFile=$dir/slurmctld.log
@@ -122,13 +123,13 @@ is_ready() {
 }
 
 try_start() {
-    rm -rf "$dir/state" "$dir/spool" "$dir/processes" "$dir"/*.log "$dir"/*.out "$dir"/*.pid
+    rm -rf "$dir/state" "$dir/spool" "$dir/tmp" "$dir/processes" "$dir"/*.log "$dir"/*.out "$dir"/*.pid
     mkdir -p "$dir/state" "$dir/spool"
     write_configuration
     launch slurmctld slurmctld -D
     local node status until
     for node in "${nodes[@]}"; do
-        mkdir -p "$dir/spool/$node"
+        mkdir -p "$dir/spool/$node" "$dir/tmp/$node"
         launch "slurmd-$node" slurmd -D -N "$node"
     done
     until=$((SECONDS + ready_seconds))

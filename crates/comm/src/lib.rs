@@ -18,6 +18,7 @@ pub mod fault;
 pub mod link;
 mod measure;
 pub mod memory;
+pub mod mpi;
 pub mod program;
 pub mod record;
 pub mod run;

@@ -1,0 +1,66 @@
+//! One rank of a communicator over MPI.
+
+use super::agree::Form;
+use super::group::Group;
+use super::native::{self, Native};
+use super::wire::MpiWire;
+use crate::fault::Fault;
+use crate::run::Programs;
+use crate::task::Task;
+use crate::transport::Transport;
+use crate::watch::Watch;
+use crate::wire::SplitWire;
+use std::sync::Arc;
+
+pub(super) struct MpiTransport {
+    group: Arc<Group>,
+    programs: Programs<MpiWire>,
+    watch: Arc<Watch>,
+    piece_bytes: usize,
+}
+
+impl MpiTransport {
+    /// Takes over a group of its own. Longer vectors and messages than `piece_bytes` go in pieces.
+    pub fn boxed(group: Group, watch: Arc<Watch>, piece_bytes: usize) -> Box<dyn Transport> {
+        Self::over(MpiWire::new(Arc::new(group), Arc::clone(&watch), piece_bytes), watch, piece_bytes)
+    }
+
+    fn over(wire: MpiWire, watch: Arc<Watch>, piece_bytes: usize) -> Box<dyn Transport> {
+        let group = Arc::clone(&wire.group);
+        let programs = Programs::new(wire, Arc::clone(&watch));
+        Box::new(Self { group, programs, watch, piece_bytes })
+    }
+}
+
+impl Transport for MpiTransport {
+    fn name(&self) -> &'static str {
+        "mpi"
+    }
+
+    fn rank(&self) -> usize {
+        self.group.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.group.size()
+    }
+
+    unsafe fn run(&mut self, task: &Task<'_>) -> Result<(), Fault> {
+        let mut form = native::form(task);
+        if !task.kind().is_message() {
+            form = self.group.agree(task, form, &self.watch)?;
+        }
+        if form == Form::Program {
+            // SAFETY: the caller's promise, passed on.
+            return unsafe { self.programs.run(task) };
+        }
+        let native = Native { group: &self.group, task, watch: &self.watch, piece_bytes: self.piece_bytes };
+        // SAFETY: the caller's promise, passed on.
+        unsafe { native.run(form) }
+    }
+
+    fn split(&mut self, members: &[usize], communicator: u32) -> Result<Box<dyn Transport>, Fault> {
+        let wire = self.programs.wire.split(members, communicator)?;
+        Ok(Self::over(wire, Arc::clone(&self.watch), self.piece_bytes))
+    }
+}
