@@ -78,6 +78,9 @@ pub struct Workers {
     /// TCP streams between two workers, for networks that one stream does not fill
     #[arg(long, default_value_t = 1, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=8))]
     pub streams: usize,
+    /// The MPI library to load, instead of that of the launcher
+    #[arg(long, value_name = "FILE")]
+    pub mpi_library: Option<PathBuf>,
     /// The number that all deadlines derive from, in milliseconds
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(20..=3_600_000))]
     pub heartbeat_ms: u64,

@@ -3,9 +3,10 @@
 use crate::args::{BenchComm, TransportKind};
 use crate::fail::{Failure, check_writable, write_file};
 use crate::progress::Progress;
-use crate::workers;
-use kolo_cluster::{Launcher, Member, Place};
+use crate::workers::{self, Seat};
+use kolo_cluster::{Launcher, Place};
 use kolo_comm::bench::{self, Row};
+use kolo_comm::mpi::World;
 use kolo_comm::{Communicator, Fault, Kind};
 use std::sync::Arc;
 
@@ -20,8 +21,9 @@ pub fn comm(args: &BenchComm) -> Result<(), Failure> {
         }
         return workers::supervise(&args.workers, args.workers.count, None, Progress::plain(false));
     };
-    let mut member = workers::meet(&place, &args.workers)?;
-    let outcome = measure(args, &place, &mut member, &kinds, &sizes);
+    let mut seat = workers::meet(&place, &args.workers)?;
+    let outcome = measure(args, &place, &mut seat, &kinds, &sizes);
+    let Seat { member, mpi } = seat;
     let rows = workers::or_tell(outcome, &member)?;
     if member.rank == 0 {
         print(&rows);
@@ -30,13 +32,14 @@ pub fn comm(args: &BenchComm) -> Result<(), Failure> {
             write_file(path, format!("[\n  {}\n]\n", list.join(",\n  ")))?;
         }
     }
-    Ok(member.finish()?)
+    member.finish()?;
+    Ok(mpi.map_or(Ok(()), World::finish)?)
 }
 
 fn measure(
     args: &BenchComm,
     place: &Place,
-    member: &mut Member,
+    seat: &mut Seat,
     kinds: &[Kind],
     sizes: &[usize],
 ) -> Result<Vec<Row>, Fault> {
@@ -44,9 +47,10 @@ fn measure(
         TransportKind::Auto if place.launcher == Launcher::Kolo => &[TransportKind::Shm, TransportKind::Tcp],
         _ => &[args.workers.transport],
     };
+    let Seat { member, mpi } = seat;
     let mut rows = Vec::new();
     for transport in transports {
-        let transport = workers::connect(member, &args.workers, *transport)?;
+        let transport = workers::connect(member, mpi.as_ref(), &args.workers, *transport)?;
         let world = Communicator::new(transport, Arc::clone(&member.watch), true);
         for kind in kinds {
             // A barrier has no size.

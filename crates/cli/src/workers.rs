@@ -8,7 +8,7 @@ use kolo_cluster::logs::Source;
 use kolo_cluster::meet::{self, Meeting, Way};
 use kolo_cluster::{Launcher, Member, Options, Outcome, Place, local};
 use kolo_comm::tcp::{self, TcpOptions};
-use kolo_comm::{Communicator, Fault, Transport, shm};
+use kolo_comm::{Communicator, Fault, Transport, mpi, shm};
 use kolo_train::Observer;
 use kolo_train::trainer::Evaluation;
 use std::io::Write;
@@ -38,20 +38,21 @@ pub fn place() -> Result<Option<Place>, Failure> {
 pub struct Worker {
     pub member: Arc<Member>,
     pub world: Arc<Communicator>,
+    mpi: Option<mpi::World>,
 }
 
 impl Worker {
     /// Joins the job and links up with the other ranks.
     pub fn join(place: &Place, workers: &Workers, reproducible: bool) -> Result<Self, Failure> {
-        let mut member = meet(place, workers)?;
-        let transport = or_tell(connect(&mut member, workers, workers.transport), &member)?;
+        let Seat { mut member, mpi } = meet(place, workers)?;
+        let transport = or_tell(connect(&mut member, mpi.as_ref(), workers, workers.transport), &member)?;
         let world = Communicator::new(transport, Arc::clone(&member.watch), reproducible);
-        Ok(Self { member: Arc::new(member), world: Arc::new(world) })
+        Ok(Self { member: Arc::new(member), world: Arc::new(world), mpi })
     }
 
     /// Ends with all others, or tells them why not. What went wrong is shown once, by whoever watches over the job.
     pub fn finish(self, outcome: Result<(), Failure>) -> Result<(), Failure> {
-        let Self { member, world } = self;
+        let Self { member, world, mpi } = self;
         if let Err(failure) = outcome {
             match member.watch.check() {
                 // The job was ended from outside: whoever did it has said why.
@@ -61,20 +62,35 @@ impl Worker {
             return Err(Failure::reported());
         }
         drop(world);
-        match Arc::try_unwrap(member) {
-            Ok(member) => member.finish().map_err(|_| Failure::reported()),
-            Err(_) => Ok(()),
+        if let Ok(member) = Arc::try_unwrap(member) {
+            member.finish().map_err(|_| Failure::reported())?;
         }
+        Ok(mpi.map_or(Ok(()), mpi::World::finish)?)
     }
 }
 
+/// A joined process, with the engine through which it joined if that is MPI.
+pub struct Seat {
+    pub member: Member,
+    pub mpi: Option<mpi::World>,
+}
+
 /// Joins the other ranks, whoever started them.
-pub fn meet(place: &Place, workers: &Workers) -> Result<Member, Failure> {
+pub fn meet(place: &Place, workers: &Workers) -> Result<Seat, Failure> {
     if place.launcher == Launcher::Kolo {
-        return Ok(Member::take(place)?);
+        return Ok(Seat { member: Member::take(place)?, mpi: None });
     }
-    let way = Way::File(meet::usual_file(place, &environment)?);
-    Ok(meet::meet(place, Meeting { heartbeat_ms: workers.heartbeat_ms, ..Meeting::new(way) })?)
+    let by_mpi = matches!(place.launcher, Launcher::OpenMpi | Launcher::Mpich);
+    let mut mpi = match by_mpi || workers.transport == TransportKind::Mpi {
+        true => Some(mpi::World::init(&environment, workers.mpi_library.as_deref())?),
+        false => None,
+    };
+    let way = match &mut mpi {
+        Some(world) => Way::Bootstrap(world),
+        None => Way::File(meet::usual_file(place, &environment)?),
+    };
+    let member = meet::meet(place, Meeting { heartbeat_ms: workers.heartbeat_ms, ..Meeting::new(way) })?;
+    Ok(Seat { member, mpi })
 }
 
 /// A failure of this rank, which the others hear of.
@@ -86,10 +102,16 @@ pub fn or_tell<T>(outcome: Result<T, Fault>, member: &Member) -> Result<T, Failu
 }
 
 /// Links this rank with all others.
-pub fn connect(member: &mut Member, workers: &Workers, kind: TransportKind) -> Result<Box<dyn Transport>, Fault> {
+pub fn connect(
+    member: &mut Member,
+    mpi: Option<&mpi::World>,
+    workers: &Workers,
+    kind: TransportKind,
+) -> Result<Box<dyn Transport>, Fault> {
     let (rank, world, watch) = (member.rank, member.world, Arc::clone(&member.watch));
     let one_host = member.roster.iter().all(|peer| peer.host == member.roster[0].host);
     match kind {
+        TransportKind::Auto | TransportKind::Mpi if let Some(mpi) = mpi => mpi.transport(watch),
         TransportKind::Auto | TransportKind::Shm if one_host => shm::connect(rank, world, watch, member),
         TransportKind::Auto | TransportKind::Tcp => {
             let local = TcpOptions::local(member.key.clone(), member.job);
@@ -99,7 +121,10 @@ pub fn connect(member: &mut Member, workers: &Workers, kind: TransportKind) -> R
         TransportKind::Shm => Err(Fault::BadCall(
             "--transport shm, but the workers are on several hosts\n  hint: leave --transport out".into(),
         )),
-        TransportKind::Mpi => Err(Fault::BadCall("this transport is not there".into())),
+        TransportKind::Mpi => Err(Fault::BadCall(
+            "--transport mpi, but no MPI launcher started this process\n  hint: start it with mpirun or srun --mpi"
+                .into(),
+        )),
     }
 }
 
