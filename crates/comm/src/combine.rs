@@ -8,8 +8,11 @@
 
 use crate::element::{Element, Reduction};
 
-/// Elements handled at once: loads of a chunk come before its store, which allows any operand to be the target.
+/// Elements handled at once: loads of a chunk come before its store, which allows any operand to be the target. Few
+/// stay in registers.
 const LANES: usize = 32;
+/// For elements that are widened: a loop long enough that the compiler vectorises it instead of unrolling it.
+const LANES_WIDENED: usize = 256;
 /// A block of each input; partial results of a block stay in the nearest cache.
 const BLOCK_BYTES: usize = 4096;
 /// Inputs combined in registers.
@@ -92,12 +95,12 @@ pub unsafe fn divide(element: Element, data: *mut u8, ranks: usize, count: usize
 /// An element as stored, and the number in which it is combined.
 trait Number: Copy {
     type Wide: Arithmetic;
+    type Chunk: Copy + AsRef<[Self]> + AsMut<[Self]>;
     fn widen(self) -> Self::Wide;
     fn narrow(wide: Self::Wide) -> Self;
 }
 
 trait Arithmetic: Copy {
-    const ZERO: Self;
     fn sum(self, other: Self) -> Self;
     fn product(self, other: Self) -> Self;
     fn min(self, other: Self) -> Self;
@@ -108,6 +111,7 @@ macro_rules! plain {
     ($($ty:ty),+) => {$(
         impl Number for $ty {
             type Wide = $ty;
+            type Chunk = [$ty; LANES];
             #[inline(always)]
             fn widen(self) -> $ty {
                 self
@@ -124,7 +128,6 @@ plain!(f32, f64, i32, i64, u8);
 macro_rules! float {
     ($($ty:ty),+) => {$(
         impl Arithmetic for $ty {
-            const ZERO: Self = 0.0;
             #[inline(always)]
             fn sum(self, other: Self) -> Self {
                 self + other
@@ -149,7 +152,6 @@ float!(f32, f64);
 macro_rules! integer {
     ($($ty:ty),+) => {$(
         impl Arithmetic for $ty {
-            const ZERO: Self = 0;
             #[inline(always)]
             fn sum(self, other: Self) -> Self {
                 self.wrapping_add(other)
@@ -177,6 +179,7 @@ struct Bf16(u16);
 
 impl Number for Bf16 {
     type Wide = f32;
+    type Chunk = [Self; LANES_WIDENED];
 
     #[inline(always)]
     fn widen(self) -> f32 {
@@ -199,6 +202,7 @@ struct F16(u16);
 
 impl Number for F16 {
     type Wide = f32;
+    type Chunk = [Self; LANES_WIDENED];
 
     #[inline(always)]
     fn widen(self) -> f32 {
@@ -245,11 +249,11 @@ macro_rules! operation {
 operation!(Sum => sum, Product => product, Min => min, Max => max);
 
 #[inline(always)]
-fn node<N: Number, O: Operation>(left: N::Wide, right: N::Wide) -> N::Wide {
-    N::narrow(O::apply(left, right)).widen()
+fn node<N: Number, O: Operation>(left: N, right: N) -> N {
+    N::narrow(O::apply(left.widen(), right.widen()))
 }
 
-/// Up to [`LEAVES`] inputs, in tree order, in registers.
+/// Two to [`LEAVES`] inputs, in tree order, in registers.
 ///
 /// # Safety
 /// As [`combine_tree`], and there are `LEAVES_HERE` inputs.
@@ -260,38 +264,48 @@ unsafe fn leaves<N: Number, O: Operation, const LEAVES_HERE: usize>(
     into: *mut u8,
     count: usize,
 ) {
-    let place = |leaf: usize, at: usize| inputs[leaf].cast::<N>().wrapping_add(start + at);
-    let tree = |values: [N::Wide; LEAVES_HERE]| match LEAVES_HERE {
-        2 => node::<N, O>(values[0], values[1]),
-        3 => node::<N, O>(node::<N, O>(values[0], values[1]), values[2]),
-        4 => node::<N, O>(node::<N, O>(values[0], values[1]), node::<N, O>(values[2], values[3])),
-        _ => values[0],
-    };
+    // Leaves beyond those there are stand for the first and are not used.
+    let place = |leaf: usize| inputs[if leaf < LEAVES_HERE { leaf } else { 0 }].cast::<N>().wrapping_add(start);
+    let places: [*const N; LEAVES] = [place(0), place(1), place(2), place(3)];
     let into = into.cast::<N>();
+    let lanes = size_of::<N::Chunk>() / size_of::<N>();
     let mut at = 0;
-    while at + LANES <= count {
+    while at + lanes <= count {
         // SAFETY: inside `count` elements; all loads come before the store.
         unsafe {
-            let mut chunk = [[N::Wide::ZERO; LANES]; LEAVES_HERE];
-            for (leaf, values) in chunk.iter_mut().enumerate() {
-                let loaded = place(leaf, at).cast::<[N; LANES]>().read_unaligned();
-                for lane in 0..LANES {
-                    values[lane] = loaded[lane].widen();
+            let load = |leaf: usize| places[leaf].add(at).cast::<N::Chunk>().read_unaligned();
+            let [a, b] = [load(0), load(1)];
+            let (mut out, [a, b]) = (a, [a.as_ref(), b.as_ref()]);
+            let lanes = out.as_mut();
+            match LEAVES_HERE {
+                2 => lanes.iter_mut().enumerate().for_each(|(at, out)| *out = node::<N, O>(a[at], b[at])),
+                3 => {
+                    let c = load(2);
+                    let c = c.as_ref();
+                    let tree = |at: usize| node::<N, O>(node::<N, O>(a[at], b[at]), c[at]);
+                    lanes.iter_mut().enumerate().for_each(|(at, out)| *out = tree(at));
+                }
+                _ => {
+                    let [c, d] = [load(2), load(3)];
+                    let [c, d] = [c.as_ref(), d.as_ref()];
+                    let tree = |at: usize| node::<N, O>(node::<N, O>(a[at], b[at]), node::<N, O>(c[at], d[at]));
+                    lanes.iter_mut().enumerate().for_each(|(at, out)| *out = tree(at));
                 }
             }
-            let mut out = [N::narrow(N::Wide::ZERO); LANES];
-            for lane in 0..LANES {
-                out[lane] = N::narrow(tree(std::array::from_fn(|leaf| chunk[leaf][lane])));
-            }
-            into.add(at).cast::<[N; LANES]>().write_unaligned(out);
+            into.add(at).cast::<N::Chunk>().write_unaligned(out);
         }
-        at += LANES;
+        at += lanes;
     }
     for at in at..count {
         // SAFETY: inside `count` elements.
         unsafe {
-            let values = std::array::from_fn(|leaf| place(leaf, at).read_unaligned().widen());
-            into.add(at).write_unaligned(N::narrow(tree(values)));
+            let load = |leaf: usize| places[leaf].add(at).read_unaligned();
+            let pair = node::<N, O>(load(0), load(1));
+            into.add(at).write_unaligned(match LEAVES_HERE {
+                2 => pair,
+                3 => node::<N, O>(pair, load(2)),
+                _ => node::<N, O>(pair, node::<N, O>(load(2), load(3))),
+            });
         }
     }
 }

@@ -95,8 +95,8 @@ impl Request {
             output: std::ptr::null_mut(),
             input_bytes: 0,
             output_bytes: 0,
-            send: Arc::new([]),
-            recv: Arc::new([]),
+            send: Arc::default(),
+            recv: Arc::default(),
             peer: 0,
             name: [0; crate::call::NAME_BYTES],
         }

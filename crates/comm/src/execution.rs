@@ -199,8 +199,8 @@ impl<'p> Execution<'p> {
         let mut moved = false;
         while let Some(number) = self.prepared.state.messages.pop_front() {
             let number = number as usize;
-            // SAFETY: places lie in their buffers by the promise made to `new`; the program orders their use.
             let name = match self.prepared.program.instructions[number].action {
+                // SAFETY: places lie in their buffers by the promise made to `new`; the program orders their use.
                 Action::Send { to, from } => unsafe {
                     wire.send(to, &self.call, self.address(from), from.count * self.width)?
                 },

@@ -15,7 +15,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 /// Bytes of one message at most, unless the caller says otherwise.
-pub const SEGMENT_BYTES: usize = 256 << 10;
+pub const SEGMENT_BYTES: usize = 128 << 10;
 /// Programs kept. A training step makes far fewer different calls; beyond this, all are forgotten.
 const PROGRAMS_MAX: usize = 1024;
 

@@ -94,8 +94,10 @@ struct Hub {
     troubled: AtomicBool,
     trouble: Mutex<Option<Trouble>>,
     /// Sub-communicators under construction, by number and members; how many members have yet to come.
-    children: Mutex<BTreeMap<(u32, Vec<usize>), (Arc<Hub>, usize)>>,
+    children: Mutex<BTreeMap<(u32, Vec<usize>), Child>>,
 }
+
+type Child = (Arc<Hub>, usize);
 
 impl Hub {
     fn new(ranks: Vec<usize>, hosts: Vec<usize>, names: Option<Arc<Watch>>) -> Arc<Self> {
