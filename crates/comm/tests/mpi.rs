@@ -4,7 +4,9 @@
 #[path = "mpi/ranks.rs"]
 mod ranks;
 
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// How to start four ranks, and the library that belongs to the launcher.
 struct Launcher {
@@ -25,6 +27,7 @@ const LAUNCHERS: [Launcher; 2] = [
 /// What four ranks printed, and whether they all ended well.
 struct Outcome {
     good: bool,
+    code: Option<i32>,
     text: String,
 }
 
@@ -35,23 +38,33 @@ impl Outcome {
     }
 }
 
-fn start(launcher: &Launcher, task: &str, library: Option<&str>) -> Option<Outcome> {
-    if Command::new(launcher.program).arg("--version").stdout(Stdio::null()).status().is_err() {
+fn is_missing(launcher: &Launcher) -> bool {
+    let missing = Command::new(launcher.program).arg("--version").stdout(Stdio::null()).status().is_err();
+    if missing {
         println!("skipped: no MPI ({} not found)", launcher.program);
-        return None;
     }
-    let exe = std::env::current_exe().unwrap();
-    let output = Command::new("timeout")
+    missing
+}
+
+fn command(launcher: &Launcher, task: &str, library: Option<&str>) -> Command {
+    let mut command = Command::new("timeout");
+    command
         .args(["-k", "1", "60", launcher.program])
         .args(launcher.arguments)
-        .arg(exe)
+        .arg(std::env::current_exe().unwrap())
         .args(["--exact", "one_rank", "--ignored", "--nocapture", "--test-threads", "1"])
         .env("KOLO_TEST_MPI_TASK", task)
-        .env("KOLO_TEST_MPI_LIBRARY", library.unwrap_or_default())
-        .output()
-        .unwrap();
+        .env("KOLO_TEST_MPI_LIBRARY", library.unwrap_or_default());
+    command
+}
+
+fn start(launcher: &Launcher, task: &str, library: Option<&str>) -> Option<Outcome> {
+    if is_missing(launcher) {
+        return None;
+    }
+    let output = command(launcher, task, library).output().unwrap();
     let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    Some(Outcome { good: output.status.success(), text })
+    Some(Outcome { good: output.status.success(), code: output.status.code(), text })
 }
 
 /// Runs a task under every launcher there is.
@@ -83,10 +96,12 @@ fn every_collective_is_as_defined() {
 }
 
 #[test]
-fn started_calls_of_two_communicators_run_beside_each_other() {
-    under_all("threads", |launcher, outcome| {
-        assert!(outcome.good && outcome.lines("good:").len() == 4, "{}: {}", launcher.program, outcome.text);
-    });
+fn started_calls_of_several_communicators_run_beside_each_other() {
+    for task in ["threads", "threads one at a time"] {
+        under_all(task, |launcher, outcome| {
+            assert!(outcome.good && outcome.lines("good:").len() == 4, "{}: {}", launcher.program, outcome.text);
+        });
+    }
 }
 
 #[test]
@@ -152,6 +167,34 @@ fn the_wrong_library_is_explained() {
         for part in ["alone in its MPI world", "4 ranks", other.library, "--mpi-library PATH"] {
             assert!(faults.iter().all(|fault| fault.contains(part)), "{}: {part}: {faults:?}", launcher.program);
         }
+    }
+}
+
+#[test]
+fn abort_ends_all_ranks_with_its_code() {
+    under_all("abort", |launcher, outcome| {
+        assert_eq!(outcome.code, Some(7), "{}: {}", launcher.program, outcome.text);
+    });
+}
+
+#[test]
+fn a_killed_rank_ends_the_job() {
+    for launcher in LAUNCHERS.iter().filter(|launcher| !is_missing(launcher)) {
+        let mut job = command(launcher, "endless", None).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let lines = BufReader::new(job.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let process = |line: String| line.strip_prefix("process: ").and_then(|number| number.parse::<i32>().ok());
+        let ranks: Vec<i32> = lines.filter_map(process).take(4).collect();
+        assert_eq!(ranks.len(), 4, "{}", launcher.program);
+        // SAFETY: a process that this test started.
+        unsafe { libc::kill(ranks[2], libc::SIGKILL) };
+        let killed = Instant::now();
+        assert!(!job.wait().unwrap().success(), "{}", launcher.program);
+        // SAFETY: asks whether a process exists.
+        while ranks.iter().any(|rank| unsafe { libc::kill(*rank, 0) } == 0) {
+            assert!(killed.elapsed() < Duration::from_secs(10), "{}: a rank outlived the job", launcher.program);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        println!("{}: all gone after {} ms", launcher.program, killed.elapsed().as_millis());
     }
 }
 

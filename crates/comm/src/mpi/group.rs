@@ -156,17 +156,25 @@ impl Group {
         let eager = EAGER + Duration::from_millis((wait.bytes / EAGER_BYTES_PER_MS) as u64);
         let mut patience = Patience::new(wait.watch);
         let mut report = None;
-        while !self.test(&mut request).map_err(|fault| self.explain(fault, wait))? {
+        let mut turn = || {
+            if self.test(&mut request)? {
+                return Ok(true);
+            }
             if report.is_none() && patience.waited() > wait.watch.stall() / 2 {
                 report = Some(self.report()?);
             }
-            let pause = patience.turn(|waited_ms| self.stalled(wait, waited_ms));
-            match pause.inspect_err(|_| self.library().give_up())? {
+            match patience.turn(|waited_ms| self.stalled(wait, waited_ms))? {
                 Pause::Sleep(_) if patience.waited() > eager => std::thread::sleep(NAP),
                 Pause::Sleep(_) => std::thread::yield_now(),
                 Pause::Spin | Pause::Yield => {}
             }
-        }
+            Ok(false)
+        };
+        let given_up = |fault| {
+            self.library().give_up();
+            self.explain(fault, wait)
+        };
+        while !turn().map_err(given_up)? {}
         report.into_iter().for_each(|report| self.retract(report));
         Ok(())
     }

@@ -129,6 +129,12 @@ impl World {
         Ok(MpiTransport::boxed(self.all.duplicate(&watch)?, watch, piece_bytes))
     }
 
+    /// For tests: as with a library whose calls must go one at a time.
+    #[doc(hidden)]
+    pub fn serialize(&self) {
+        self.all.library().serialize();
+    }
+
     /// The end of a job that went well: waits for all ranks. MPI is finalised with the last communicator on it. A world
     /// that is dropped without it does the same if the others are there, but waits only a moment.
     pub fn finish(self) -> Result<(), Fault> {

@@ -21,6 +21,15 @@ pub fn run(task: &str, library: Option<&str>) {
     let outcome = match task {
         "collectives" => collectives(world),
         "threads" => threads(world),
+        "threads one at a time" => {
+            world.serialize();
+            threads(world)
+        }
+        "endless" => endless(world),
+        "abort" => {
+            let _ = world.transport(Watch::alone());
+            if world.rank() == 1 { world.abort(7) } else { endless(world) }
+        }
         "nothing" => world.finish(),
         "absent" | "ended" => absent(world, task == "ended"),
         "other message" => other_message(world),
@@ -343,6 +352,15 @@ fn threads(world: World) -> Result<(), Fault> {
     })?;
     print(&format!("good: rank {}", world.rank()));
     world.finish()
+}
+
+/// Calls until somebody ends it.
+fn endless(world: World) -> Result<(), Fault> {
+    let comm = communicator(&world, &Watch::alone(), true)?;
+    print(&format!("process: {}", std::process::id()));
+    loop {
+        comm.all_reduce(&mut [1f32; LONG], Reduction::Sum)?;
+    }
 }
 
 /// Rank 2 does something else; it and all others learn of it, and soon.
