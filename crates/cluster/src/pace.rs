@@ -16,7 +16,7 @@ impl Pace {
 
     /// How often the coordinator looks up.
     pub fn tick_ms(self) -> u64 {
-        (self.heartbeat_ms / 20).max(1)
+        (self.heartbeat_ms / 50).max(1)
     }
 
     /// Silence after which a rank counts as stopped.
