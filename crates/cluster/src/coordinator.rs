@@ -3,8 +3,9 @@
 //! A pure core that whoever moves the bytes drives: the local supervisor, the thread in rank 0 of a job that somebody else
 //! started, and the simulator. Messages of another job or generation have no effect.
 
-use crate::membership::{self, Membership, Pace, Verdict};
+use crate::membership::{self, Membership, Verdict};
 use crate::message::{Envelope, Hello, Message};
+use crate::pace::Pace;
 use crate::rendezvous::{self, Rendezvous};
 use crate::seat::{Exit, Lag};
 use kolo_comm::Fault;
@@ -45,6 +46,11 @@ pub enum Event {
     },
     Continued {
         rank: usize,
+    },
+    /// A rank's process cannot be reached or watched any more.
+    Trouble {
+        rank: usize,
+        why: String,
     },
     Interrupt {
         signal: i32,
@@ -132,6 +138,7 @@ impl Coordinator {
             Event::Exited { rank, exit } => self.watch(now_ms, membership::Event::Exited { rank, exit }, &mut actions),
             Event::Stopped { rank } => self.watch(now_ms, membership::Event::Stopped { rank }, &mut actions),
             Event::Continued { rank } => self.watch(now_ms, membership::Event::Continued { rank }, &mut actions),
+            Event::Trouble { rank, why } => self.watch(now_ms, membership::Event::Trouble { rank, why }, &mut actions),
             Event::Interrupt { signal } => self.watch(now_ms, membership::Event::Interrupt { signal }, &mut actions),
             Event::Tick => self.tick(now_ms, &mut actions),
         }

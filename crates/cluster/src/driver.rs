@@ -9,10 +9,18 @@ use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 use std::time::Instant;
 
+/// What became of a rank's process.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum News {
+    Change(Change),
+    /// It cannot be reached or watched any more, for this reason.
+    Trouble(String),
+}
+
 /// What the driver's owner knows of the processes, and can do to them.
 pub(crate) trait Hands {
     /// What became of processes since the last time.
-    fn changes(&mut self) -> Vec<(usize, Change)>;
+    fn news(&mut self) -> Vec<(usize, News)>;
     fn signal(&mut self, rank: usize, signal: i32);
     /// Ends a rank by force; false if only its link can be closed.
     fn kill(&mut self, rank: usize) -> bool;
@@ -57,16 +65,17 @@ impl<'o, H: Hands> Driver<'o, H> {
         line::poll(&entries, self.terms.pace.tick_ms());
         self.welcome();
         self.listen();
-        let changes = self.hands.changes();
-        if !changes.is_empty() {
+        let news = self.hands.news();
+        if !news.is_empty() {
             // The last words of a process come before its end.
             self.listen();
         }
-        for (rank, change) in changes {
-            self.step(match change {
-                Change::Exited(exit) => Event::Exited { rank, exit },
-                Change::Stopped => Event::Stopped { rank },
-                Change::Continued => Event::Continued { rank },
+        for (rank, news) in news {
+            self.step(match news {
+                News::Change(Change::Exited(exit)) => Event::Exited { rank, exit },
+                News::Change(Change::Stopped) => Event::Stopped { rank },
+                News::Change(Change::Continued) => Event::Continued { rank },
+                News::Trouble(why) => Event::Trouble { rank, why },
             });
         }
         for signal in signals {

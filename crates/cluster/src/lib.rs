@@ -4,10 +4,13 @@
 //! [`coordinator`]. Real processes and a seeded simulation drive the same code. [`local`] runs workers on this host;
 //! [`member`] is a worker's side.
 
+pub mod agent;
+mod codec;
 pub mod coordinator;
 mod driver;
 mod hall;
 pub mod hostlist;
+pub mod hosts;
 pub mod interface;
 pub mod launcher;
 mod line;
@@ -18,11 +21,15 @@ pub mod member;
 pub mod membership;
 pub mod message;
 mod monitor;
+mod order;
+pub mod pace;
+mod pipe;
 mod process;
 pub mod rendezvous;
 pub mod seat;
 #[cfg(test)]
 mod simulation;
+pub mod slurm;
 
 pub use coordinator::Notice;
 pub use launcher::{Launcher, Place, detect};

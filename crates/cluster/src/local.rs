@@ -3,14 +3,16 @@
 //! Invariant: when [`run`] returns, no worker is left; and if this process dies, however it dies, the kernel ends them.
 
 use crate::coordinator::{Notice, Terms};
-use crate::driver::{Driver, Hands};
+use crate::driver::{Driver, Hands, News};
 use crate::launcher;
 use crate::line::Line;
 use crate::logs::{self, Echo, Source};
-use crate::membership::{Pace, Verdict};
+use crate::membership::Verdict;
 use crate::message::{Envelope, Key, Message};
-use crate::process::{self, Change, Output, Process};
+use crate::pace::Pace;
+use crate::process::{self, Output, Process};
 use kolo_comm::{Fault, JobKey};
+use signal_hook::iterator::Signals;
 use std::ffi::OsString;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -100,25 +102,12 @@ pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outco
     if options.world == 0 || options.world > WORKERS_MAX {
         return Err(Fault::BadCall(format!("{} workers; from 1 to {WORKERS_MAX} run on one host", options.world)));
     }
-    let mut signals = signal_hook::iterator::Signals::new([libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
-        .map_err(|error| Fault::system("watching for signals", &error))?;
-    let temporary = match options.out {
-        Some(_) => None,
-        None => Some(
-            tempfile::Builder::new()
-                .prefix("kolo-")
-                .tempdir()
-                .map_err(|error| Fault::system("making a directory for logs", &error))?,
-        ),
-    };
-    let out = match (&options.out, &temporary) {
-        (Some(out), _) => out.clone(),
-        (None, temporary) => temporary.as_ref().map(|dir| dir.path().to_path_buf()).unwrap_or_default(),
-    };
+    let mut signals = watch_signals()?;
+    let directory = LogDirectory::new(options.out.as_ref())?;
     let pace = Pace { heartbeat_ms: options.heartbeat_ms };
     let job = u64::from_le_bytes(crate::random()?);
     let terms = Terms { world: options.world, job, generation: 0, pace, supervised: true, bound: true };
-    let (workers, lines, copies) = start_all(options, &out, job)?;
+    let (workers, lines, copies) = start_all(options, directory.path(), job)?;
     let mut driver = Driver::new(terms, lines, None, workers, observer);
     let verdict = loop {
         if let Some(verdict) = driver.turn(signals.pending()) {
@@ -127,12 +116,40 @@ pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outco
     };
     drop(driver);
     logs::join(copies, Duration::from_millis(options.heartbeat_ms));
-    if verdict.exit_code != 0
-        && let Some(directory) = temporary
-    {
-        let _ = directory.keep();
+    Ok(Outcome { out: directory.close(verdict.exit_code != 0), verdict })
+}
+
+pub(crate) fn watch_signals() -> Result<Signals, Fault> {
+    Signals::new([libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
+        .map_err(|error| Fault::system("watching for signals", &error))
+}
+
+/// Where logs go: as the user said, or a directory that is removed if all ends well.
+pub(crate) struct LogDirectory {
+    path: PathBuf,
+    temporary: Option<tempfile::TempDir>,
+}
+
+impl LogDirectory {
+    pub fn new(out: Option<&PathBuf>) -> Result<Self, Fault> {
+        if let Some(path) = out {
+            return Ok(Self { path: path.clone(), temporary: None });
+        }
+        let made = tempfile::Builder::new().prefix("kolo-").tempdir();
+        let temporary = made.map_err(|error| Fault::system("making a directory for logs", &error))?;
+        Ok(Self { path: temporary.path().to_path_buf(), temporary: Some(temporary) })
     }
-    Ok(Outcome { verdict, out })
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn close(self, keep: bool) -> PathBuf {
+        if keep {
+            let _ = self.temporary.map(tempfile::TempDir::keep);
+        }
+        self.path
+    }
 }
 
 type Started = (Workers, Vec<Line>, Vec<JoinHandle<()>>);
@@ -177,8 +194,8 @@ fn start_all(options: &Options, out: &Path, job: u64) -> Result<Started, Fault> 
 struct Workers(Vec<Process>);
 
 impl Hands for Workers {
-    fn changes(&mut self) -> Vec<(usize, Change)> {
-        let look = |(rank, process): (usize, &mut Process)| process.look().map(|change| (rank, change));
+    fn news(&mut self) -> Vec<(usize, News)> {
+        let look = |(rank, process): (usize, &mut Process)| process.look().map(|change| (rank, News::Change(change)));
         self.0.iter_mut().enumerate().filter_map(look).collect()
     }
 

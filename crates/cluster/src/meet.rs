@@ -5,16 +5,15 @@
 //! joined.
 
 use crate::coordinator::{Notice, Terms};
-use crate::driver::{Driver, Hands};
+use crate::driver::{Driver, Hands, News};
 use crate::hall::{self, Hall};
 use crate::interface;
 use crate::launcher::{Launcher, Lookup, Place};
 use crate::line::Line;
 use crate::local::HEARTBEAT_MS;
 use crate::member::{Entry, Invitation, Member};
-use crate::membership::Pace;
 use crate::message::{Envelope, Key, Message};
-use crate::process::Change;
+use crate::pace::Pace;
 use crate::rendezvous::JOIN_HEARTBEATS;
 use kolo_comm::{Bootstrap, Fault, JobKey};
 use std::io::{Read, Write};
@@ -249,7 +248,7 @@ pub(crate) struct Hosting {
 struct LinksOnly;
 
 impl Hands for LinksOnly {
-    fn changes(&mut self) -> Vec<(usize, Change)> {
+    fn news(&mut self) -> Vec<(usize, News)> {
         Vec::new()
     }
 

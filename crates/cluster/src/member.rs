@@ -7,9 +7,9 @@
 use crate::launcher::{Launcher, Lookup, Place};
 use crate::line::{self, Line};
 use crate::meet::{self, Hosting, Observer};
-use crate::membership::Pace;
 use crate::message::{EVENT_BYTES_MAX, Envelope, Hello, Message, Peer};
 use crate::monitor::{Monitor, Shared};
+use crate::pace::Pace;
 use crate::rendezvous::JOIN_HEARTBEATS;
 use kolo_comm::transport::BOOTSTRAP_BYTES_MAX;
 use kolo_comm::watch::Activity;

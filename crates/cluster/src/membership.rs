@@ -7,54 +7,13 @@
 //! closed link, or one rank's word about another may be the echo of something else: for a moment, stronger evidence may
 //! still come.
 
+use crate::pace::Pace;
 use crate::seat::{Exit, Lag, Seat};
-use kolo_comm::watch::{Activity, STALL_HEARTBEATS};
+use kolo_comm::watch::Activity;
 use kolo_comm::{Fault, Fingerprint};
 
 /// Calls remembered for comparison.
 const CALLS: usize = 256;
-
-/// Deadlines, all from one number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
-    pub heartbeat_ms: u64,
-}
-
-impl Pace {
-    /// How often a member gives a sign of life.
-    pub fn beat_ms(self) -> u64 {
-        (self.heartbeat_ms / 4).max(1)
-    }
-
-    /// How often the coordinator looks up.
-    pub fn tick_ms(self) -> u64 {
-        (self.heartbeat_ms / 20).max(1)
-    }
-
-    /// Silence after which a rank counts as stopped.
-    pub fn silence_ms(self) -> u64 {
-        self.heartbeat_ms * 3 / 2
-    }
-
-    /// Silence of the coordinator after which a member gives up.
-    pub fn orphan_ms(self) -> u64 {
-        self.heartbeat_ms * 2
-    }
-
-    /// Time for stronger evidence to come.
-    pub fn settle_ms(self) -> u64 {
-        (self.heartbeat_ms / 20).max(1)
-    }
-
-    /// Between being told to end and being killed.
-    pub fn grace_ms(self) -> u64 {
-        (self.heartbeat_ms / 5).max(1)
-    }
-
-    pub fn stall_ms(self) -> u64 {
-        self.heartbeat_ms * u64::from(STALL_HEARTBEATS)
-    }
-}
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
@@ -90,6 +49,11 @@ pub enum Event {
     },
     Continued {
         rank: usize,
+    },
+    /// Its process cannot be reached or watched any more.
+    Trouble {
+        rank: usize,
+        why: String,
     },
     /// A fault found elsewhere.
     Fault(Fault),
@@ -241,6 +205,10 @@ impl Membership {
             Event::Continued { rank } => {
                 let seat = &mut self.seats[rank];
                 (seat.stopped_ms, seat.heard_ms) = (None, now_ms);
+            }
+            Event::Trouble { rank, why } => {
+                let fault = self.lost(rank, why);
+                self.suspect(now_ms, Weight::Certain, Some(rank), 1, fault);
             }
             Event::Fault(fault) => self.suspect(now_ms, Weight::Certain, fault.culprit(), 1, fault),
             Event::Interrupt { signal } => self.interrupt(now_ms, signal, actions),

@@ -4,6 +4,7 @@
 //! What is longer than [`FRAME_BYTES_MAX`], or does not fill its frame exactly, is malformed. Nothing is allocated from a
 //! length before it was checked.
 
+use crate::codec::{Reader, Writer};
 use kolo_comm::auth::KEY_BYTES;
 use kolo_comm::call::FINGERPRINT_BYTES;
 use kolo_comm::transport::BOOTSTRAP_BYTES_MAX;
@@ -20,17 +21,12 @@ impl std::fmt::Debug for Key {
     }
 }
 
-/// Longest text in a message.
-pub const TEXT_BYTES_MAX: usize = 16 << 10;
 /// Longest event a member may send.
 pub const EVENT_BYTES_MAX: usize = 64 << 10;
 /// Bytes of a frame before its body, the length itself included.
 pub const HEADER_BYTES: usize = 17;
 /// Longest frame, the length itself included.
 pub const FRAME_BYTES_MAX: usize = HEADER_BYTES + 32 + BOOTSTRAP_BYTES_MAX;
-/// Most ranks of a job.
-pub const WORLD_MAX: usize = 1 << 16;
-
 /// A member as it introduces itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
@@ -98,71 +94,6 @@ pub struct Envelope {
     pub job: u64,
     pub generation: u32,
     pub message: Message,
-}
-
-struct Writer(Vec<u8>);
-
-impl Writer {
-    fn word(&mut self, value: u32) {
-        self.0.extend_from_slice(&value.to_le_bytes());
-    }
-
-    fn long(&mut self, value: u64) {
-        self.0.extend_from_slice(&value.to_le_bytes());
-    }
-
-    fn bytes(&mut self, bytes: &[u8]) {
-        self.word(bytes.len() as u32);
-        self.0.extend_from_slice(bytes);
-    }
-
-    fn text(&mut self, text: &str) {
-        let mut end = text.len().min(TEXT_BYTES_MAX);
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        self.bytes(&text.as_bytes()[..end]);
-    }
-}
-
-/// Reads a body; every method is `None` past its end.
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
-        let (head, rest) = self.0.split_at_checked(count)?;
-        self.0 = rest;
-        Some(head)
-    }
-
-    fn byte(&mut self) -> Option<u8> {
-        self.take(1).map(|bytes| bytes[0])
-    }
-
-    fn word(&mut self) -> Option<u32> {
-        self.take(4)?.try_into().ok().map(u32::from_le_bytes)
-    }
-
-    fn long(&mut self) -> Option<u64> {
-        self.take(8)?.try_into().ok().map(u64::from_le_bytes)
-    }
-
-    fn rank(&mut self) -> Option<usize> {
-        self.word().map(|rank| rank as usize).filter(|rank| *rank < WORLD_MAX)
-    }
-
-    fn bytes(&mut self, most: usize) -> Option<Vec<u8>> {
-        let count = self.word()? as usize;
-        if count > most { None } else { self.take(count).map(<[u8]>::to_vec) }
-    }
-
-    fn text(&mut self) -> Option<String> {
-        String::from_utf8(self.bytes(TEXT_BYTES_MAX)?).ok()
-    }
-
-    fn key(&mut self) -> Option<Key> {
-        self.take(KEY_BYTES)?.try_into().ok().map(Key)
-    }
 }
 
 fn write_activity(out: &mut Writer, activity: &Activity) {
@@ -291,13 +222,13 @@ impl Envelope {
             return Err(rejected("a frame of impossible length"));
         }
         let Some(frame) = bytes.get(4..end) else { return Ok(None) };
-        let mut body = Reader(frame);
+        let mut body = Reader::new(frame);
         let parsed = (|| {
             let (code, job, generation) = (body.byte()?, body.long()?, body.word()?);
             Some(Envelope { job, generation, message: Message::read(code, &mut body)? })
         })();
         match parsed {
-            Some(envelope) if body.0.is_empty() => Ok(Some((envelope, end))),
+            Some(envelope) if body.done() => Ok(Some((envelope, end))),
             _ => Err(rejected("a malformed frame")),
         }
     }

@@ -31,23 +31,36 @@ pub enum Output {
 }
 
 impl Process {
-    /// Starts `command` as leader of its own group, with `control` inherited, its end bound to that of this thread.
+    /// Starts a worker, with `control` inherited.
     pub fn start(mut command: Command, control: OwnedFd, output: Output) -> Result<Self, Fault> {
-        let program = command.get_program().to_string_lossy().into_owned();
-        let refused = |error: std::io::Error| {
-            let hint = "see that the program is there, may be executed, and that the limit on processes is not reached";
-            Fault::System { what: format!("starting {program}"), error: format!("{error}\n  hint: {hint}") }
-        };
         let (out, err) = match output {
-            Output::File(file) => (Stdio::from(file.try_clone().map_err(refused)?), Stdio::from(file)),
+            Output::File(file) => {
+                let again = file.try_clone().map_err(|error| Fault::system("sharing a log", &error))?;
+                (Stdio::from(again), Stdio::from(file))
+            }
             Output::Pipes => (Stdio::piped(), Stdio::piped()),
         };
-        command.stdin(Stdio::null()).stdout(out).stderr(err).process_group(0);
-        let (descriptor, parent) = (control.as_raw_fd(), std::process::id() as libc::pid_t);
+        command.stdin(Stdio::null()).stdout(out).stderr(err);
+        Self::spawn(command, Some(control))
+    }
+
+    /// Starts `command` as leader of its own group, its end bound to that of this thread.
+    pub fn spawn(mut command: Command, control: Option<OwnedFd>) -> Result<Self, Fault> {
+        let descriptor = control.as_ref().map(AsRawFd::as_raw_fd);
+        let parent = std::process::id() as libc::pid_t;
+        command.process_group(0);
         // SAFETY: between fork and exec it makes system calls only, and allocates nothing.
         unsafe { command.pre_exec(move || prepare(descriptor, parent)) };
-        let child = command.spawn().map_err(refused)?;
+        let child = command.spawn().map_err(|error| {
+            let hint = "see that the program is there, may be executed, and that the limit on processes is not reached";
+            let program = command.get_program().to_string_lossy().into_owned();
+            Fault::System { what: format!("starting {program}"), error: format!("{error}\n  hint: {hint}") }
+        })?;
         Ok(Self { child, exit: None })
+    }
+
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.child
     }
 
     pub fn take_pipes(&mut self) -> Option<(ChildStdout, ChildStderr)> {
@@ -110,7 +123,7 @@ impl Process {
 }
 
 /// Runs in the new process before the program does.
-fn prepare(control: i32, parent: libc::pid_t) -> std::io::Result<()> {
+fn prepare(control: Option<i32>, parent: libc::pid_t) -> std::io::Result<()> {
     // SAFETY: plain system calls on this process.
     unsafe {
         if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
@@ -120,7 +133,9 @@ fn prepare(control: i32, parent: libc::pid_t) -> std::io::Result<()> {
         if libc::getppid() != parent {
             libc::_exit(1);
         }
-        if libc::fcntl(control, libc::F_SETFD, 0) != 0 {
+        if let Some(control) = control
+            && libc::fcntl(control, libc::F_SETFD, 0) != 0
+        {
             return Err(std::io::Error::last_os_error());
         }
     }

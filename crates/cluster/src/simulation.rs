@@ -4,8 +4,9 @@
 //! and all must be gone within the stated bound. A failing seed is printed and replays exactly.
 
 use crate::coordinator::{Action, Coordinator, Event, Notice, Terms};
-use crate::membership::{Pace, Verdict};
+use crate::membership::Verdict;
 use crate::message::{Envelope, Hello, Message};
+use crate::pace::Pace;
 use crate::seat::Exit;
 use kolo_comm::call::short_name;
 use kolo_comm::watch::Activity;

@@ -1,6 +1,7 @@
 //! Real processes: this binary starts itself as workers, and as the supervisor of workers, and does them harm.
 
 mod foreign;
+mod remote;
 mod worker;
 
 use kolo_cluster::local::{self, Options};
@@ -17,6 +18,10 @@ fn main() {
     match arguments.get(1).map(String::as_str) {
         Some("worker") => worker::run(&arguments[2..]),
         Some("supervisor") => supervise(&arguments[2..]),
+        Some("agent") => std::process::exit(kolo_cluster::agent::run()),
+        Some("launcher") => remote::launch(&arguments[2..]),
+        Some("relay") => remote::relay(&arguments[2..]),
+        Some("relay-server") => remote::relay_server(),
         filter => run_tests(filter.filter(|name| !name.starts_with('-')).unwrap_or("")),
     }
 }
@@ -40,6 +45,12 @@ const TESTS: &[(&str, fn())] = &[
     ("a_stopped_rank_and_a_deaf_one", foreign::a_stopped_rank_and_a_deaf_one),
     ("a_failing_first_rank_is_told_once", foreign::a_failing_first_rank_is_told_once),
     ("under_mpirun", foreign::under_mpirun),
+    ("hosts_end_well", remote::hosts_end_well),
+    ("hosts_lose_a_rank", remote::hosts_lose_a_rank),
+    ("hosts_lose_an_agent", remote::hosts_lose_an_agent),
+    ("hosts_lose_the_launcher", remote::hosts_lose_the_launcher),
+    ("a_host_that_cannot_be_reached", remote::a_host_that_cannot_be_reached),
+    ("a_link_goes_down", remote::a_link_goes_down),
 ];
 
 fn run_tests(filter: &str) {
@@ -217,11 +228,19 @@ fn deaf_workers_are_killed() {
 fn start_supervisor(world: usize, behaviour: &[&str], out: &Path) -> (std::process::Child, Vec<i32>) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.arg("supervisor").arg(world.to_string()).arg(out).args(behaviour);
+    started(command, world)
+}
+
+fn started(mut command: Command, world: usize) -> (std::process::Child, Vec<i32>) {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut pids = Vec::new();
     let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
     while pids.len() < world {
-        let line = lines.next().expect("supervisor ended early").unwrap();
+        let Some(line) = lines.next() else {
+            let output = child.wait_with_output().unwrap();
+            panic!("ended early: {}", String::from_utf8_lossy(&output.stderr));
+        };
+        let line = line.unwrap();
         if let Some((_, pid)) = line.split_once(" here ") {
             pids.push(pid.parse().unwrap());
         }

@@ -86,7 +86,7 @@ pub fn a_lost_rank_is_told_once() {
 
 pub fn a_stopped_rank_and_a_deaf_one() {
     let home = temporary();
-    let children = start(3, 0..3, home.path(), &["deaf"]);
+    let children = start(3, 0..3, home.path(), &["idle"]);
     std::thread::sleep(Duration::from_millis(500));
     let pids: Vec<i32> = children.iter().map(|child| child.id() as i32).collect();
     signal(pids[2], libc::SIGSTOP);

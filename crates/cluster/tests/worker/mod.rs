@@ -81,6 +81,9 @@ pub fn run(arguments: &[String]) {
         "deaf" | "stubborn" => loop {
             std::hint::spin_loop();
         },
+        "idle" => loop {
+            std::thread::sleep(Duration::from_secs(1));
+        },
         "polite" => {
             while !asked.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_millis(1));

@@ -1,0 +1,345 @@
+//! Runs a job on several hosts: an agent on each, started through a remote shell, and the coordinator in this process.
+//!
+//! The key goes to the agents through their standard input, and from there to the workers through a socket. When a host can
+//! no longer be reached, both sides end: this one says so, and the agent there ends its workers.
+
+use crate::coordinator::{Notice, Terms};
+use crate::driver::{Driver, Hands, News};
+use crate::hall::{self, Hall};
+use crate::hostlist::Slots;
+use crate::interface;
+use crate::local::{HEARTBEAT_MS, LogDirectory, Outcome, watch_signals};
+use crate::logs::{self, Echo, Source};
+use crate::message::Key;
+use crate::order::{Order, Start};
+use crate::pace::Pace;
+use crate::pipe::Pipe;
+use crate::process::{Change, Process};
+use crate::seat::Exit;
+use kolo_comm::{Fault, JobKey};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::IpAddr;
+use std::os::fd::{OwnedFd, RawFd};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Pieces of rank 0's output that may wait for a slow terminal; more are in the log only.
+const ECHO_PIECES_MAX: usize = 1024;
+/// Bytes of a remote shell's complaints that a message shows.
+const COMPLAINT_BYTES_MAX: usize = 2 << 10;
+const COMPLAINT_WAIT: Duration = Duration::from_millis(50);
+
+/// Where pieces of output go.
+type Pieces = SyncSender<(Source, Vec<u8>)>;
+
+/// What to run where.
+#[derive(Clone)]
+pub struct Options {
+    pub slots: Vec<Slots>,
+    /// The program on the hosts, by its full name there.
+    pub program: String,
+    pub arguments: Vec<String>,
+    /// Further variables for the workers, as `name=value`.
+    pub environment: Vec<String>,
+    /// Where the workers run, on each host.
+    pub directory: String,
+    /// What starts a command on a host: it gets the host and the command line as its last arguments.
+    pub shell: Vec<String>,
+    /// The command line that starts the agent.
+    pub agent: String,
+    pub heartbeat_ms: u64,
+    pub out: Option<PathBuf>,
+    pub echo: Option<Echo>,
+    /// Where the coordinator listens; by default the address on the way to the hosts.
+    pub address: Option<IpAddr>,
+}
+
+impl Options {
+    /// Over ssh, with the agent in the same program.
+    pub fn new(slots: Vec<Slots>, program: &str, arguments: Vec<String>) -> Self {
+        let directory = std::env::current_dir().unwrap_or_default().to_string_lossy().into_owned();
+        Self {
+            slots,
+            program: program.into(),
+            arguments,
+            environment: Vec::new(),
+            directory,
+            shell: ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"].map(String::from).to_vec(),
+            agent: format!("exec {} agent", quoted(program)),
+            heartbeat_ms: HEARTBEAT_MS,
+            out: None,
+            echo: Some(logs::terminal()),
+            address: None,
+        }
+    }
+}
+
+impl std::fmt::Debug for Options {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {:?} on {:?}", self.program, self.arguments, self.slots)
+    }
+}
+
+/// A word that a shell takes as it is.
+pub fn quoted(word: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./=:,@%+".contains(&byte);
+    if !word.is_empty() && word.bytes().all(plain) { word.into() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+}
+
+struct Remote {
+    host: String,
+    first_rank: usize,
+    /// By local rank.
+    ended: Vec<bool>,
+    process: Process,
+    pipe: Pipe,
+    start: Option<Start>,
+    complaints: Arc<Mutex<Vec<u8>>>,
+    listener: JoinHandle<()>,
+    heard: Instant,
+    lost: bool,
+}
+
+struct Remotes {
+    remotes: Vec<Remote>,
+    logs: Vec<File>,
+    echo: Option<Pieces>,
+    pace: Pace,
+    pulsed: Instant,
+}
+
+/// Starts the agents and returns when all workers are gone. The observer sees what happens meanwhile.
+pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outcome, Fault> {
+    let world: usize = options.slots.iter().map(|slots| slots.count).sum();
+    let Some((shell, words)) = options.shell.split_first().filter(|_| world > 0) else {
+        return Err(Fault::BadCall("neither the list of hosts nor the remote shell may be empty".into()));
+    };
+    let mut signals = watch_signals()?;
+    let directory = LogDirectory::new(options.out.as_ref())?;
+    let names: Vec<String> = options.slots.iter().map(|slots| bare(&slots.host).to_string()).collect();
+    let address = options.address.map_or_else(|| interface::choose(false, &names), Ok)?;
+    let pace = Pace { heartbeat_ms: options.heartbeat_ms };
+    let (job, key) = (u64::from_le_bytes(crate::random()?), JobKey::fresh()?);
+    let terms = Terms { world, job, generation: 0, pace, supervised: true, bound: false };
+    let (hall, socket) = Hall::open(address, key.clone(), hall::coordinator(job, 0), world)?;
+    let logs = (0..world).map(|rank| logs::create(directory.path(), rank)).collect::<Result<_, _>>()?;
+    let mut remotes = Remotes { remotes: Vec::new(), logs, echo: echo(options)?, pace, pulsed: Instant::now() };
+    let mut first_rank = 0;
+    for slots in &options.slots {
+        let start = Start {
+            job,
+            generation: 0,
+            heartbeat_ms: options.heartbeat_ms,
+            key: Key(*key.expose()),
+            address: socket.to_string(),
+            world,
+            first_rank,
+            count: slots.count,
+            directory: options.directory.clone(),
+            program: options.program.clone(),
+            arguments: options.arguments.clone(),
+            environment: options.environment.clone(),
+        };
+        let mut command = Command::new(shell);
+        command.args(words).arg(&slots.host).arg(&options.agent);
+        remotes.remotes.push(Remote::open(command, &slots.host, start)?);
+        first_rank += slots.count;
+    }
+    let mut driver = Driver::new(terms, Vec::new(), Some(hall), remotes, observer);
+    let verdict = loop {
+        if let Some(verdict) = driver.turn(signals.pending()) {
+            break verdict;
+        }
+    };
+    driver.hands.last_words();
+    Ok(Outcome { out: directory.close(verdict.exit_code != 0), verdict })
+}
+
+/// A host without the user's name before it.
+fn bare(host: &str) -> &str {
+    host.rsplit_once('@').map_or(host, |(_, host)| host)
+}
+
+/// A thread that writes to the terminal, so that a slow one does not hold up the watch.
+fn echo(options: &Options) -> Result<Option<Pieces>, Fault> {
+    let Some(echo) = options.echo.clone() else { return Ok(None) };
+    let (sender, receiver) = sync_channel::<(Source, Vec<u8>)>(ECHO_PIECES_MAX);
+    let copy = move || receiver.into_iter().for_each(|(source, bytes)| echo(source, &bytes));
+    let started = std::thread::Builder::new().name("echo".into()).spawn(copy);
+    started.map_err(|error| Fault::system("starting a thread for output", &error))?;
+    Ok(Some(sender))
+}
+
+impl Remote {
+    fn open(mut command: Command, host: &str, start: Start) -> Result<Self, Fault> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut process = Process::spawn(command, None)?;
+        let child = process.child();
+        let streams = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let (Some(input), Some(output), Some(mut errors)) = streams else {
+            return Err(Fault::BadCall("a remote shell without standard streams".into()));
+        };
+        let complaints = Arc::new(Mutex::new(Vec::new()));
+        let ours = Arc::clone(&complaints);
+        let listen = move || {
+            let mut buffer = [0; 1024];
+            while let Ok(count) = errors.read(&mut buffer) {
+                let mut all = ours.lock().unwrap_or_else(PoisonError::into_inner);
+                if count == 0 {
+                    break;
+                }
+                all.extend_from_slice(&buffer[..count]);
+                let extra = all.len().saturating_sub(COMPLAINT_BYTES_MAX);
+                all.drain(..extra);
+            }
+        };
+        let started = std::thread::Builder::new().name("complaints".into()).spawn(listen);
+        let listener = started.map_err(|error| Fault::system("starting a thread for output", &error))?;
+        let pipe = Pipe::new(OwnedFd::from(output), OwnedFd::from(input), false)?;
+        let (first_rank, ended) = (start.first_rank, vec![false; start.count]);
+        let (host, start, heard) = (host.to_string(), Some(start), Instant::now());
+        Ok(Self { host, first_rank, ended, process, pipe, start, complaints, listener, heard, lost: false })
+    }
+
+    /// What the remote shell said last, in one line. What it said before its end may take a moment to come through.
+    fn complaint(&self) -> String {
+        let deadline = Instant::now() + COMPLAINT_WAIT;
+        while !self.listener.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let bytes = self.complaints.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let text = String::from_utf8_lossy(&bytes).trim().replace('\n', "; ");
+        if text.is_empty() { String::new() } else { format!(": {text}") }
+    }
+
+    /// Nobody there can be reached any more.
+    fn lose(&mut self, why: String, news: &mut Vec<(usize, News)>) {
+        self.lost = true;
+        self.pipe.open = false;
+        self.process.signal(libc::SIGKILL);
+        let open = self.ended.iter().enumerate().filter(|(_, ended)| !**ended);
+        let ranks: Vec<usize> = open.map(|(local, _)| self.first_rank + local).collect();
+        if let Some(first) = ranks.first() {
+            news.push((*first, News::Trouble(why)));
+        }
+        news.extend(ranks.iter().map(|rank| (*rank, News::Change(Change::Exited(Exit::Unknown)))));
+    }
+
+    fn check(&mut self, pace: Pace, news: &mut Vec<(usize, News)>) {
+        if self.lost || self.ended.iter().all(|ended| *ended) {
+            return;
+        }
+        let exit = match self.process.look() {
+            Some(Change::Exited(exit)) => Some(exit),
+            _ => None,
+        };
+        if exit.is_some() || !self.pipe.open {
+            let why =
+                exit.map_or_else(|| "its agent closed the link".into(), |exit| format!("its remote shell: {exit}"));
+            let why = format!("host {}: {why}{}", self.host, self.complaint());
+            self.lose(why, news);
+        } else if self.pipe.greeted && self.heard.elapsed() > Duration::from_millis(pace.orphan_ms()) {
+            let why = format!("host {} gave no sign of life for {} ms", self.host, pace.orphan_ms());
+            self.lose(why, news);
+        }
+    }
+}
+
+impl Remotes {
+    fn remote(&mut self, rank: usize) -> Option<&mut Remote> {
+        self.remotes.iter_mut().find(|remote| (remote.first_rank..).take(remote.ended.len()).any(|own| own == rank))
+    }
+
+    fn receive(&mut self, at: usize, news: &mut Vec<(usize, News)>) {
+        let remote = &mut self.remotes[at];
+        remote.pipe.flush();
+        let received = remote.pipe.receive();
+        if remote.pipe.greeted
+            && let Some(start) = remote.start.take()
+        {
+            remote.heard = Instant::now();
+            remote.pipe.send(&Order::Start(Box::new(start)));
+        }
+        let orders = match received {
+            Ok(orders) => orders,
+            Err(fault) => return remote.lose(fault.to_string(), news),
+        };
+        for order in orders {
+            self.remotes[at].heard = Instant::now();
+            self.take(at, order, news);
+        }
+    }
+
+    fn take(&mut self, at: usize, order: Order, news: &mut Vec<(usize, News)>) {
+        let remote = &mut self.remotes[at];
+        let own = |rank: usize| rank.checked_sub(remote.first_rank).filter(|local| *local < remote.ended.len());
+        match order {
+            Order::Changed { rank, change } => {
+                if let Some(local) = own(rank) {
+                    remote.ended[local] |= matches!(change, Change::Exited(_));
+                    news.push((rank, News::Change(change)));
+                }
+            }
+            Order::Output { rank, source, bytes } if own(rank).is_some() => {
+                let _ = self.logs[rank].write_all(&bytes);
+                if let Some(echo) = self.echo.as_ref().filter(|_| rank == 0) {
+                    let _ = echo.try_send((source, bytes));
+                }
+            }
+            Order::Unable { text } => {
+                let why = format!("host {}: {text}", remote.host);
+                remote.lose(why, news);
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes in what agents still have to say after the end.
+    fn last_words(&mut self) {
+        let deadline = Instant::now() + Duration::from_millis(self.pace.heartbeat_ms);
+        while Instant::now() < deadline && self.remotes.iter().any(|remote| remote.pipe.open && !remote.lost) {
+            let mut entries = Vec::new();
+            self.interests(&mut entries);
+            crate::line::poll(&entries, self.pace.tick_ms());
+            (0..self.remotes.len()).for_each(|at| self.receive(at, &mut Vec::new()));
+        }
+    }
+}
+
+impl Hands for Remotes {
+    fn news(&mut self) -> Vec<(usize, News)> {
+        let mut news = Vec::new();
+        let pulse = self.pulsed.elapsed() >= Duration::from_millis(self.pace.beat_ms());
+        if pulse {
+            self.pulsed = Instant::now();
+        }
+        for at in 0..self.remotes.len() {
+            self.receive(at, &mut news);
+            if pulse && self.remotes[at].pipe.greeted {
+                self.remotes[at].pipe.send(&Order::Pulse);
+            }
+            self.remotes[at].check(self.pace, &mut news);
+        }
+        news
+    }
+
+    fn signal(&mut self, rank: usize, signal: i32) {
+        if let Some(remote) = self.remote(rank) {
+            remote.pipe.send(&Order::Signal { rank, signal });
+        }
+    }
+
+    fn kill(&mut self, rank: usize) -> bool {
+        self.signal(rank, libc::SIGKILL);
+        true
+    }
+
+    fn interests(&self, entries: &mut Vec<(RawFd, i16)>) {
+        entries.extend(self.remotes.iter().flat_map(|remote| remote.pipe.interests()));
+    }
+}

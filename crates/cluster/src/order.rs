@@ -1,0 +1,259 @@
+//! What a launcher and the agent on another host say to each other, over the agent's standard streams.
+//!
+//! Frames are `length u32 | kind u8 | body`. The agent's first bytes are [`GREETING`], since a login may print something
+//! before it. The key of the job comes with the first order, and is in no argument or variable.
+
+use crate::codec::{Reader, Writer};
+use crate::logs::Source;
+use crate::message::Key;
+use crate::process::Change;
+use crate::seat::Exit;
+use kolo_comm::Fault;
+
+pub(crate) const GREETING: &[u8] = b"\nkolo agent 1\n";
+/// Longest frame.
+pub(crate) const FRAME_BYTES_MAX: usize = 4 << 20;
+/// Most arguments and variables of a worker.
+const STRINGS_MAX: usize = 1 << 16;
+const OUTPUT_BYTES_MAX: usize = 64 << 10;
+
+/// What to start on a host.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Start {
+    pub job: u64,
+    pub generation: u32,
+    pub heartbeat_ms: u64,
+    pub key: Key,
+    /// Where the coordinator listens.
+    pub address: String,
+    pub world: usize,
+    /// The ranks of this host follow each other.
+    pub first_rank: usize,
+    pub count: usize,
+    pub directory: String,
+    pub program: String,
+    pub arguments: Vec<String>,
+    pub environment: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Order {
+    Start(Box<Start>),
+    Signal {
+        rank: usize,
+        signal: i32,
+    },
+    Pulse,
+    // Back from the agent.
+    Changed {
+        rank: usize,
+        change: Change,
+    },
+    Output {
+        rank: usize,
+        source: Source,
+        bytes: Vec<u8>,
+    },
+    /// The agent cannot do what it was told.
+    Unable {
+        text: String,
+    },
+}
+
+fn write_strings(out: &mut Writer, strings: &[String]) {
+    out.word(strings.len() as u32);
+    strings.iter().for_each(|text| out.bytes(text.as_bytes()));
+}
+
+fn read_string(body: &mut Reader<'_>) -> Option<String> {
+    String::from_utf8(body.bytes(FRAME_BYTES_MAX)?).ok()
+}
+
+fn read_strings(body: &mut Reader<'_>) -> Option<Vec<String>> {
+    let count = body.word()? as usize;
+    if count > STRINGS_MAX { None } else { (0..count).map(|_| read_string(body)).collect() }
+}
+
+fn change_code(change: Change) -> (u8, i32) {
+    match change {
+        Change::Exited(Exit::Code(code)) => (0, code),
+        Change::Exited(Exit::Signal(signal)) => (1, signal),
+        Change::Exited(Exit::Unknown) => (2, 0),
+        Change::Stopped => (3, 0),
+        Change::Continued => (4, 0),
+    }
+}
+
+fn change_from(code: u8, value: i32) -> Option<Change> {
+    Some(match code {
+        0 => Change::Exited(Exit::Code(value)),
+        1 => Change::Exited(Exit::Signal(value)),
+        2 => Change::Exited(Exit::Unknown),
+        3 => Change::Stopped,
+        4 => Change::Continued,
+        _ => return None,
+    })
+}
+
+impl Start {
+    fn write(&self, out: &mut Writer) {
+        out.long(self.job);
+        out.word(self.generation);
+        out.long(self.heartbeat_ms);
+        out.0.extend_from_slice(&self.key.0);
+        for number in [self.world, self.first_rank, self.count] {
+            out.word(number as u32);
+        }
+        for text in [&self.address, &self.directory, &self.program] {
+            out.bytes(text.as_bytes());
+        }
+        write_strings(out, &self.arguments);
+        write_strings(out, &self.environment);
+    }
+
+    fn read(body: &mut Reader<'_>) -> Option<Self> {
+        let (job, generation, heartbeat_ms, key) = (body.long()?, body.word()?, body.long()?, body.key()?);
+        let (world, first_rank, count) = (body.word()? as usize, body.rank()?, body.rank()?);
+        let (address, directory, program) = (read_string(body)?, read_string(body)?, read_string(body)?);
+        let (arguments, environment) = (read_strings(body)?, read_strings(body)?);
+        let last = first_rank + count;
+        (heartbeat_ms > 0 && count > 0 && last <= world).then_some(Self {
+            job,
+            generation,
+            heartbeat_ms,
+            key,
+            address,
+            world,
+            first_rank,
+            count,
+            directory,
+            program,
+            arguments,
+            environment,
+        })
+    }
+}
+
+impl Order {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Writer(vec![0; 4]);
+        match self {
+            Order::Start(start) => {
+                out.0.push(0);
+                start.write(&mut out);
+            }
+            Order::Signal { rank, signal } => {
+                out.0.push(1);
+                out.word(*rank as u32);
+                out.word(*signal as u32);
+            }
+            Order::Pulse => out.0.push(2),
+            Order::Changed { rank, change } => {
+                let (code, value) = change_code(*change);
+                out.0.extend_from_slice(&[3, code]);
+                out.word(*rank as u32);
+                out.word(value as u32);
+            }
+            Order::Output { rank, source, bytes } => {
+                out.0.extend_from_slice(&[4, u8::from(*source == Source::Err)]);
+                out.word(*rank as u32);
+                out.bytes(bytes);
+            }
+            Order::Unable { text } => {
+                out.0.push(5);
+                out.text(text);
+            }
+        }
+        let length = (out.0.len() - 4) as u32;
+        out.0[..4].copy_from_slice(&length.to_le_bytes());
+        out.0
+    }
+
+    fn read(body: &mut Reader<'_>) -> Option<Self> {
+        Some(match body.byte()? {
+            0 => Order::Start(Box::new(Start::read(body)?)),
+            1 => Order::Signal { rank: body.rank()?, signal: body.word()? as i32 },
+            2 => Order::Pulse,
+            3 => {
+                let code = body.byte()?;
+                Order::Changed { rank: body.rank()?, change: change_from(code, body.word()? as i32)? }
+            }
+            4 => {
+                let source = if body.byte()? == 0 { Source::Out } else { Source::Err };
+                Order::Output { rank: body.rank()?, source, bytes: body.bytes(OUTPUT_BYTES_MAX)? }
+            }
+            5 => Order::Unable { text: body.text()? },
+            _ => return None,
+        })
+    }
+
+    /// The frame at the start of `bytes` and its length; `None` if it is not whole yet.
+    pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, Fault> {
+        let rejected = |why: &str| Fault::Rejected { from: "a host's agent".into(), why: why.into() };
+        let Some(length) = bytes.first_chunk::<4>() else { return Ok(None) };
+        let length = u32::from_le_bytes(*length) as usize;
+        if !(1..=FRAME_BYTES_MAX).contains(&length) {
+            return Err(rejected("a frame of impossible length"));
+        }
+        let Some(frame) = bytes.get(4..4 + length) else { return Ok(None) };
+        let mut body = Reader::new(frame);
+        match Self::read(&mut body) {
+            Some(order) if body.done() => Ok(Some((order, 4 + length))),
+            _ => Err(rejected("a malformed frame")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples() -> Vec<Order> {
+        let start = Start {
+            job: 1,
+            generation: 2,
+            heartbeat_ms: 1000,
+            key: Key([3; 32]),
+            address: "127.0.0.1:5".into(),
+            world: 8,
+            first_rank: 4,
+            count: 4,
+            directory: "/tmp".into(),
+            program: "kolo".into(),
+            arguments: vec!["train".into(), "".into()],
+            environment: vec!["A=b".into()],
+        };
+        vec![
+            Order::Start(Box::new(start)),
+            Order::Signal { rank: 3, signal: 15 },
+            Order::Pulse,
+            Order::Changed { rank: 1, change: Change::Exited(Exit::Code(-1)) },
+            Order::Changed { rank: 1, change: Change::Exited(Exit::Signal(9)) },
+            Order::Changed { rank: 1, change: Change::Stopped },
+            Order::Output { rank: 2, source: Source::Err, bytes: b"text".to_vec() },
+            Order::Unable { text: "no".into() },
+        ]
+    }
+
+    #[test]
+    fn orders_come_back_whole_and_damaged_ones_do_no_harm() {
+        let mut state = 3u64;
+        let mut random = move || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as usize
+        };
+        for order in samples() {
+            let bytes = order.encode();
+            assert_eq!(Order::decode(&bytes[..bytes.len() - 1]).unwrap(), None);
+            assert_eq!(Order::decode(&bytes).unwrap(), Some((order, bytes.len())));
+            for _ in 0..20_000 {
+                let mut bytes = bytes.clone();
+                for _ in 0..1 + random() % 3 {
+                    let at = random() % bytes.len();
+                    bytes[at] = random() as u8;
+                }
+                let _ = Order::decode(&bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! All deadlines, from one number.
+
+use kolo_comm::watch::STALL_HEARTBEATS;
+
+/// Every deadline is a fraction or a multiple of the heartbeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    pub heartbeat_ms: u64,
+}
+
+impl Pace {
+    /// How often a member gives a sign of life.
+    pub fn beat_ms(self) -> u64 {
+        (self.heartbeat_ms / 4).max(1)
+    }
+
+    /// How often the coordinator looks up.
+    pub fn tick_ms(self) -> u64 {
+        (self.heartbeat_ms / 50).max(1)
+    }
+
+    /// Silence after which a rank counts as stopped.
+    pub fn silence_ms(self) -> u64 {
+        self.heartbeat_ms * 3 / 2
+    }
+
+    /// Silence of the coordinator after which a member gives up.
+    pub fn orphan_ms(self) -> u64 {
+        self.heartbeat_ms * 2
+    }
+
+    /// Time for stronger evidence to come.
+    pub fn settle_ms(self) -> u64 {
+        (self.heartbeat_ms / 20).max(1)
+    }
+
+    /// Between being told to end and being killed.
+    pub fn grace_ms(self) -> u64 {
+        (self.heartbeat_ms / 5).max(1)
+    }
+
+    pub fn stall_ms(self) -> u64 {
+        self.heartbeat_ms * u64::from(STALL_HEARTBEATS)
+    }
+}

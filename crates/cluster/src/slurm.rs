@@ -1,0 +1,132 @@
+//! A batch script for Slurm, and its submission.
+
+use crate::hosts::quoted;
+use kolo_comm::Fault;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+/// What to ask of Slurm.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    pub name: String,
+    pub nodes: usize,
+    pub tasks_per_node: usize,
+    pub cpus_per_task: Option<usize>,
+    /// As Slurm writes it: `30`, `2:00:00`, `1-12`.
+    pub time: Option<String>,
+    pub partition: Option<String>,
+    /// Further options for `sbatch`, such as `--gres=gpu:4`.
+    pub options: Vec<String>,
+    /// Where the workers run.
+    pub directory: String,
+    /// The command of every task.
+    pub command: Vec<String>,
+}
+
+/// The text of the script. The shell takes every word as it is; options of `sbatch` may not span lines.
+pub fn script(batch: &Batch) -> Result<String, Fault> {
+    if batch.nodes == 0 || batch.tasks_per_node == 0 || batch.command.is_empty() {
+        return Err(Fault::BadCall("a batch job needs a node, a task and a command".into()));
+    }
+    let mut text = String::from("#!/bin/bash\n");
+    let mut option = |name: &str, value: &str| -> Result<(), Fault> {
+        if value.chars().any(|character| character.is_control()) {
+            return Err(Fault::BadCall(format!("{name} {value:?} has a control character in it")));
+        }
+        let _ = writeln!(text, "#SBATCH {name}{value}");
+        Ok(())
+    };
+    option("--job-name=", &quoted(&batch.name))?;
+    option("--nodes=", &batch.nodes.to_string())?;
+    option("--ntasks-per-node=", &batch.tasks_per_node.to_string())?;
+    if let Some(cpus) = batch.cpus_per_task {
+        option("--cpus-per-task=", &cpus.to_string())?;
+    }
+    if let Some(time) = &batch.time {
+        option("--time=", &quoted(time))?;
+    }
+    if let Some(partition) = &batch.partition {
+        option("--partition=", &quoted(partition))?;
+    }
+    for further in &batch.options {
+        option("", further)?;
+    }
+    // Asked to end, the tasks hear of it before the time is over.
+    option("--signal=", "TERM@60")?;
+    let words: Vec<String> = batch.command.iter().map(|word| quoted(word)).collect();
+    let directory = quoted(&batch.directory);
+    // One task that fails ends the step, and the step's code is the job's.
+    let _ = write!(
+        text,
+        "\nset -euo pipefail\ncd {directory}\nexec srun --kill-on-bad-exit=1 --wait=60 {}\n",
+        words.join(" ")
+    );
+    Ok(text)
+}
+
+/// Hands a script to `sbatch`; the number of the job.
+pub fn submit(script: &str) -> Result<String, Fault> {
+    let refused = |error: std::io::Error| Fault::System {
+        what: "running sbatch".into(),
+        error: format!(
+            "{error}\n  hint: submit from a host where Slurm is installed, or write the script and submit it there"
+        ),
+    };
+    let mut command = Command::new("sbatch");
+    command.arg("--parsable").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(refused)?;
+    if let Some(mut input) = child.stdin.take() {
+        input.write_all(script.as_bytes()).map_err(refused)?;
+    }
+    let output = child.wait_with_output().map_err(refused)?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    // On a federation it is `number;cluster`.
+    let number = text.trim().split(';').next().unwrap_or_default();
+    if !output.status.success() || number.is_empty() || !number.bytes().all(|byte| byte.is_ascii_digit()) {
+        let why = String::from_utf8_lossy(&output.stderr);
+        return Err(Fault::System { what: "sbatch refused the job".into(), error: why.trim().to_string() });
+    }
+    Ok(number.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch() -> Batch {
+        Batch {
+            name: "digits".into(),
+            nodes: 2,
+            tasks_per_node: 4,
+            cpus_per_task: Some(2),
+            time: Some("2:00:00".into()),
+            partition: Some("all".into()),
+            options: vec!["--gres=gpu:4".into()],
+            directory: "/home/a b".into(),
+            command: ["kolo", "train", "it's.toml"].map(String::from).to_vec(),
+        }
+    }
+
+    #[test]
+    fn the_script_says_what_was_asked() {
+        let expected = "#!/bin/bash\n#SBATCH --job-name=digits\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n\
+            #SBATCH --cpus-per-task=2\n#SBATCH --time=2:00:00\n#SBATCH --partition=all\n#SBATCH --gres=gpu:4\n\
+            #SBATCH --signal=TERM@60\n\nset -euo pipefail\ncd '/home/a b'\n\
+            exec srun --kill-on-bad-exit=1 --wait=60 kolo train 'it'\\''s.toml'\n";
+        assert_eq!(script(&batch()).unwrap(), expected);
+    }
+
+    #[test]
+    fn nothing_breaks_out_of_its_line() {
+        let bad = [
+            Batch { name: "a\n#SBATCH --uid=0".into(), ..batch() },
+            Batch { options: vec!["--x\nrm -rf".into()], ..batch() },
+            Batch { nodes: 0, ..batch() },
+            Batch { command: vec![], ..batch() },
+        ];
+        assert!(bad.iter().all(|batch| script(batch).is_err()));
+        assert_eq!(quoted("$(x)"), "'$(x)'");
+        assert_eq!(quoted(""), "''");
+    }
+}
