@@ -27,6 +27,11 @@ pub enum Command {
         #[command(subcommand)]
         command: Bench,
     },
+    /// Write a batch script for Slurm that trains a job
+    Slurm(Slurm),
+    /// Run the workers of one host; `--hosts` starts it there
+    #[command(hide = true)]
+    Agent,
     /// List what a job file can name
     List {
         /// What to list
@@ -72,6 +77,15 @@ pub struct Workers {
     /// Workers on this host; under mpirun or srun they are found, not started
     #[arg(short = 'n', long = "workers", default_value_t = 1)]
     pub count: usize,
+    /// Start workers on several hosts over ssh, such as a:2,b:2 or node[01-04]:8
+    #[arg(long, value_name = "LIST", conflicts_with = "count")]
+    pub hosts: Option<String>,
+    /// The remote shell of --hosts, with its options
+    #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes -o ConnectTimeout=10")]
+    pub ssh: String,
+    /// This host's address on the network to use; found by itself by default
+    #[arg(long, value_name = "ADDRESS")]
+    pub interface: Option<std::net::IpAddr>,
     /// How workers exchange data
     #[arg(long, value_enum, default_value = "auto")]
     pub transport: TransportKind,
@@ -123,6 +137,37 @@ pub struct Train {
     /// Train synchronously first, and show both
     #[arg(long, requires = "asynchronous")]
     pub compare: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct Slurm {
+    /// The job file (TOML)
+    pub job: Option<PathBuf>,
+    #[arg(long, default_value_t = 1)]
+    pub nodes: usize,
+    /// Workers per node
+    #[arg(long, default_value_t = 1)]
+    pub tasks_per_node: usize,
+    /// Cores, and threads, of each worker
+    #[arg(long)]
+    pub cpus_per_task: Option<usize>,
+    /// The time limit, such as 2:00:00
+    #[arg(long)]
+    pub time: Option<String>,
+    #[arg(long)]
+    pub partition: Option<String>,
+    /// A further option for sbatch, such as --sbatch=--gres=gpu:4
+    #[arg(long = "sbatch", value_name = "OPTION", allow_hyphen_values = true)]
+    pub options: Vec<String>,
+    /// Submit the script instead of printing it
+    #[arg(long)]
+    pub submit: bool,
+    /// Write the script to this file instead of printing it
+    #[arg(short, long)]
+    pub output: Option<PathBuf>,
+    /// What follows goes to `kolo train` as it is
+    #[arg(last = true)]
+    pub train: Vec<String>,
 }
 
 #[derive(Debug, ClapArgs)]

@@ -20,7 +20,7 @@ use std::time::Instant;
 pub fn train(models: &[ModelKind], args: &BenchTrain) -> Result<(), Failure> {
     let begin = Instant::now();
     let place = workers::place()?;
-    let count = place.as_ref().map_or(args.job.workers.count, |place| place.world);
+    let count = place.as_ref().map_or_else(|| workers::asked(&args.job.workers), |place| Ok(place.world))?;
     let job = load::job(models, &args.job, count)?;
     if args.steps == 0 {
         return Err(Failure::usage("--steps 0 measures nothing", "time at least one step"));

@@ -16,10 +16,11 @@ pub fn comm(args: &BenchComm) -> Result<(), Failure> {
     let (kinds, sizes) = (kinds(&args.op)?, sizes(&args.bytes)?);
     args.report.as_deref().map_or(Ok(()), check_writable)?;
     let Some(place) = workers::place()? else {
-        if args.workers.count < 2 {
+        let count = workers::asked(&args.workers)?;
+        if count < 2 {
             return Err(Failure::usage("a collective needs at least two workers", "write -n 2"));
         }
-        return workers::supervise(&args.workers, args.workers.count, None, Progress::plain(false));
+        return workers::supervise(&args.workers, count, None, Progress::plain(false));
     };
     let mut seat = workers::meet(&place, &args.workers)?;
     let outcome = measure(args, &place, &mut seat, &kinds, &sizes);

@@ -19,6 +19,7 @@ mod graph;
 mod load;
 mod plan;
 mod progress;
+mod slurm;
 mod train;
 mod workers;
 
@@ -83,6 +84,10 @@ impl App {
             args::Command::Graph(args) => graph::graph(&self.models, &args),
             args::Command::Bench { command: args::Bench::Train(args) } => bench::train(&self.models, &args),
             args::Command::Bench { command: args::Bench::Comm(args) } => bench_comm::comm(&args),
+            args::Command::Slurm(args) => slurm::slurm(&self.models, &args),
+            args::Command::Agent => {
+                return ExitCode::from(u8::try_from(kolo_cluster::agent::run()).unwrap_or(1));
+            }
             args::Command::List { what } => graph::list(&self.models, what),
         };
         match outcome {

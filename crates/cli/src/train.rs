@@ -26,8 +26,8 @@ const SERVERS_MAX: usize = 64;
 
 pub fn train(models: &[ModelKind], args: &Train) -> Result<(), Failure> {
     let place = workers::place()?;
-    let started = place.as_ref().map_or(args.job.workers.count, |place| place.world);
-    let roles = roles(args, started, place.is_some())?;
+    let started = place.as_ref().map_or_else(|| workers::asked(&args.job.workers), |place| Ok(place.world))?;
+    let roles = roles(args, started, place.is_some() || args.job.workers.hosts.is_some())?;
     let count = roles.map_or(started, |roles| roles.workers);
     let job = load::job(models, &args.job, count)?;
     if roles.is_some() && job.early_stop.is_some() {
@@ -54,8 +54,8 @@ pub fn train(models: &[ModelKind], args: &Train) -> Result<(), Failure> {
     }
 }
 
-/// Who does what in asynchronous training. Workers that we start are those of `-n`, and servers come on top; those that
-/// another launcher started are divided.
+/// Who does what in asynchronous training. Servers come on top of the workers of `-n`; where the number of processes is
+/// given, by a list of hosts or another launcher, they are among them.
 fn roles(args: &Train, started: usize, found: bool) -> Result<Option<Roles>, Failure> {
     if !args.asynchronous {
         return Ok(None);

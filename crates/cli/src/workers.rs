@@ -4,9 +4,9 @@ use crate::args::{JobArgs, TransportKind, Workers};
 use crate::fail::Failure;
 use crate::progress::Progress;
 use kolo_cluster::coordinator::Notice;
-use kolo_cluster::logs::Source;
+use kolo_cluster::logs::{Echo, Source};
 use kolo_cluster::meet::{self, Meeting, Way};
-use kolo_cluster::{Launcher, Member, Options, Outcome, Place, local};
+use kolo_cluster::{Launcher, Member, Outcome, Place, hostlist, hosts, local};
 use kolo_comm::tcp::{self, TcpOptions};
 use kolo_comm::{Communicator, Fault, Transport, mpi, shm};
 use kolo_train::Observer;
@@ -89,7 +89,10 @@ pub fn meet(place: &Place, workers: &Workers) -> Result<Seat, Failure> {
         Some(world) => Way::Bootstrap(world),
         None => Way::File(meet::usual_file(place, &environment)?),
     };
-    let member = meet::meet(place, Meeting { heartbeat_ms: workers.heartbeat_ms, ..Meeting::new(way) })?;
+    let member = meet::meet(
+        place,
+        Meeting { heartbeat_ms: workers.heartbeat_ms, address: workers.interface, ..Meeting::new(way) },
+    )?;
     Ok(Seat { member, mpi })
 }
 
@@ -155,27 +158,64 @@ impl Observer for RemoteView {
     }
 }
 
-/// Starts this many workers of this very command on this host, shows one view of them, and ends when all are gone.
+/// How many workers this command asks for.
+pub fn asked(workers: &Workers) -> Result<usize, Failure> {
+    match &workers.hosts {
+        None => Ok(workers.count),
+        Some(list) => Ok(hostlist::slots(list).map_err(wrong_list)?.iter().map(|slots| slots.count).sum()),
+    }
+}
+
+fn wrong_list(fault: Fault) -> Failure {
+    Failure::usage(format!("--hosts: {fault}"), "write a:2,b:2 or node[01-04]:8")
+}
+
+/// Starts this many workers of this very command, on this host or on those named, shows one view of them, and ends when all
+/// are gone.
 pub fn supervise(workers: &Workers, world: usize, out: Option<&Path>, view: Progress) -> Result<(), Failure> {
     let program = std::env::current_exe()
         .map_err(|error| Failure::job(format!("cannot find this program: {error}"), "start it by its full path"))?;
-    let mut options = Options::new(world, program, std::env::args_os().skip(1).collect());
-    options.out = out.map(Path::to_path_buf);
-    options.heartbeat_ms = workers.heartbeat_ms;
-    let printer = view.clone();
-    options.echo = Some(Arc::new(move |source, bytes: &[u8]| {
-        printer.suspend(|| {
+    let mut shown = view.clone();
+    let mut observer = |notice: &Notice| show(&mut shown, notice);
+    let outcome = match &workers.hosts {
+        None => {
+            let mut options = local::Options::new(world, program, std::env::args_os().skip(1).collect());
+            options.out = out.map(Path::to_path_buf);
+            options.heartbeat_ms = workers.heartbeat_ms;
+            options.echo = Some(echo(view.clone()));
+            local::run(&options, &mut observer)?
+        }
+        Some(list) => {
+            let slots = hostlist::slots(list).map_err(wrong_list)?;
+            if slots.iter().map(|slots| slots.count).sum::<usize>() != world {
+                let hint = "name as many workers in --hosts as workers and servers together";
+                return Err(Failure::usage(format!("--hosts {list} does not have {world} places"), hint));
+            }
+            let arguments = std::env::args().skip(1).collect();
+            let mut options = hosts::Options::new(slots, &program.to_string_lossy(), arguments);
+            options.shell = workers.ssh.split_whitespace().map(String::from).collect();
+            options.out = out.map(Path::to_path_buf);
+            options.heartbeat_ms = workers.heartbeat_ms;
+            options.address = workers.interface;
+            options.echo = Some(echo(view.clone()));
+            hosts::run(&options, &mut observer)?
+        }
+    };
+    view.finish();
+    end(&outcome)
+}
+
+/// What rank 0 prints, above the view.
+fn echo(view: Progress) -> Echo {
+    Arc::new(move |source, bytes: &[u8]| {
+        view.suspend(|| {
             // A terminal that went away is no reason to end the job.
             let _ = match source {
                 Source::Out => std::io::stdout().write_all(bytes).and_then(|()| std::io::stdout().flush()),
                 Source::Err => std::io::stderr().write_all(bytes),
             };
         })
-    }));
-    let mut shown = view.clone();
-    let outcome = local::run(&options, &mut |notice| show(&mut shown, notice))?;
-    view.finish();
-    end(&outcome)
+    })
 }
 
 /// The supervisor's last word.

@@ -207,6 +207,9 @@ fn slurm(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
     let tasks = tasks.map(|text| hostlist::tasks_per_node(&text)).transpose()?.unwrap_or_default();
     let list = lookup("SLURM_STEP_NODELIST").or_else(|| lookup("SLURM_JOB_NODELIST"));
     let local_rank = number(lookup, "SLURM_LOCALID")?.unwrap_or(0);
+    let mut hosts = list.map(|list| hostlist::hosts(&list)).transpose()?.unwrap_or_default();
+    // Where names of nodes do not resolve, the network on which `srun` was called does.
+    hosts.extend(lookup("SLURM_LAUNCH_NODE_IPADDR"));
     let name = |name: &str| lookup(name).unwrap_or_default();
     let job = format!("{}.{step}.{}", name("SLURM_JOB_ID"), name("SLURM_RESTART_COUNT"));
     Ok(Some(Place {
@@ -217,7 +220,7 @@ fn slurm(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
         launcher: Launcher::Slurm,
         control: None,
         job: Some(file_name("slurm", &job)),
-        hosts: list.map(|list| hostlist::hosts(&list)).transpose()?.unwrap_or_default(),
+        hosts,
     }))
 }
 
