@@ -8,7 +8,7 @@ use crate::memory::SharedMemory;
 use crate::task::{Part, Task, even_parts, packed_parts};
 use crate::transport::Transport;
 use crate::watch::Watch;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -39,6 +39,8 @@ pub(crate) struct Shared {
     counters: Mutex<Counters>,
     pub watch: Arc<Watch>,
     recorder: Mutex<Option<Recorder>>,
+    /// Whether there is a recorder: short calls shall not pay for looking.
+    recording: AtomicBool,
     name: &'static str,
     id: u32,
     rank: usize,
@@ -175,7 +177,7 @@ impl Shared {
             reproducible: self.reproducible,
         };
         let mut transport = lock(&self.transport);
-        let recorder = lock(&self.recorder).clone();
+        let recorder = if self.recording.load(Ordering::Acquire) { lock(&self.recorder).clone() } else { None };
         let start = recorder.as_ref().map(|_| Instant::now());
         self.watch.enter(&fingerprint);
         task.fingerprint.kind = request.kind;
@@ -207,6 +209,7 @@ impl Communicator {
             counters: Mutex::new(Counters { calls: 0, sent: vec![0; size], received: vec![0; size] }),
             watch,
             recorder: Mutex::new(None),
+            recording: AtomicBool::new(false),
             reproducible,
             children: AtomicU32::new(0),
         };
@@ -236,6 +239,7 @@ impl Communicator {
 
     /// Lets `recorder` see every call from now on.
     pub fn record(&self, recorder: Option<Recorder>) {
+        self.shared.recording.store(recorder.is_some(), Ordering::Release);
         *lock(&self.shared.recorder) = recorder;
     }
 

@@ -6,7 +6,7 @@
 
 use crate::call::{FINGERPRINT_BYTES, Fingerprint};
 use crate::fault::Fault;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -99,12 +99,15 @@ impl Watch {
 
     /// A call begins. One writer at a time per watch; a torn read is retried by the reader.
     pub fn enter(&self, fingerprint: &Fingerprint) {
-        self.version.fetch_add(1, Ordering::AcqRel);
+        // Plain stores, as there is one writer: a short call would feel locked instructions.
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
         for (slot, word) in self.call.iter().zip(fingerprint.encode().chunks_exact(8)) {
             slot.store(u64::from_le_bytes(word.try_into().unwrap_or_default()), Ordering::Relaxed);
         }
         self.in_call.store(true, Ordering::Relaxed);
-        self.version.fetch_add(1, Ordering::AcqRel);
+        self.version.store(version.wrapping_add(2), Ordering::Release);
         self.touch();
     }
 
@@ -120,8 +123,9 @@ impl Watch {
             for (slot, word) in self.call.iter().zip(bytes.chunks_exact_mut(8)) {
                 word.copy_from_slice(&slot.load(Ordering::Relaxed).to_le_bytes());
             }
-            let after = self.version.load(Ordering::Acquire);
-            if before == after && before % 2 == 0 {
+            fence(Ordering::Acquire);
+            let after = self.version.load(Ordering::Relaxed);
+            if before == after && before.is_multiple_of(2) {
                 break (before > 0).then(|| Fingerprint::decode(&bytes)).flatten();
             }
             std::thread::yield_now();

@@ -337,7 +337,8 @@ fn messages_between_any_two_ranks() {
 
 #[test]
 fn different_calls_are_told_apart_on_every_rank() {
-    let differ: [fn(&Communicator) -> Result<(), Fault>; 3] = [
+    type Call = fn(&Communicator) -> Result<(), Fault>;
+    let differ: [Call; 3] = [
         |comm| comm.all_reduce(&mut [0f32; 4], Reduction::Sum),
         |comm| comm.all_reduce(&mut vec![0f32; 4000], Reduction::Sum),
         |comm| comm.barrier(),

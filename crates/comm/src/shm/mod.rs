@@ -28,7 +28,7 @@ use std::sync::atomic::Ordering;
 use system::{PROCESSOR_WORDS, Process};
 
 /// Up to this size a call goes through the mails, wherever its buffers are.
-const MAIL_CALL_BYTES: usize = 4 << 10;
+const MAIL_CALL_BYTES: usize = 2 << 10;
 /// Largest allocation of one rank.
 const ALLOCATION_BYTES_MAX: usize = 1 << 40;
 const PAGE_BYTES: usize = 4096;

@@ -14,8 +14,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, compiler_fence, fence};
 use std::time::Duration;
 
-/// Looks before the first pause for breath, when every rank has a processor.
+/// Looks before a rank yields, when every rank has a processor.
 const LOOKS: u32 = 2000;
+/// The first of them without a pause between: whoever comes at the same time is seen at once.
+const LOOKS_AT_ONCE: u32 = 40;
 
 /// What the ranks of a host know of each other.
 #[derive(Clone)]
@@ -127,11 +129,13 @@ impl Room {
     #[inline]
     pub fn until(&self, peer: usize, call: &Fingerprint, ready: impl Fn() -> bool) -> Result<(), Fault> {
         let looks = if self.neighbours.crowded { 1 } else { LOOKS };
-        for _ in 0..looks {
+        for look in 0..looks {
             if ready() {
                 return Ok(());
             }
-            std::hint::spin_loop();
+            if look >= LOOKS_AT_ONCE {
+                std::hint::spin_loop();
+            }
         }
         self.linger(peer, call, &ready)
     }
