@@ -126,7 +126,7 @@ impl World {
     /// For tests: longer vectors and messages than this go in pieces.
     #[doc(hidden)]
     pub fn transport_in_pieces(&self, watch: Arc<Watch>, piece_bytes: usize) -> Result<Box<dyn Transport>, Fault> {
-        Ok(MpiTransport::boxed(self.all.duplicate(&watch)?, watch, piece_bytes))
+        MpiTransport::boxed(self.all.duplicate(&watch)?, watch, piece_bytes)
     }
 
     /// For tests: as with a library whose calls must go one at a time.

@@ -21,14 +21,17 @@ pub(super) struct MpiTransport {
 
 impl MpiTransport {
     /// Takes over a group of its own. Longer vectors and messages than `piece_bytes` go in pieces.
-    pub fn boxed(group: Group, watch: Arc<Watch>, piece_bytes: usize) -> Box<dyn Transport> {
-        Self::over(MpiWire::new(Arc::new(group), Arc::clone(&watch), piece_bytes), watch, piece_bytes)
+    pub fn boxed(group: Group, watch: Arc<Watch>, piece_bytes: usize) -> Result<Box<dyn Transport>, Fault> {
+        let wire = MpiWire::new(Arc::new(group), Arc::clone(&watch), piece_bytes);
+        let mut transport = Self::over(wire, watch, piece_bytes);
+        transport.programs.measure()?;
+        Ok(Box::new(transport))
     }
 
-    fn over(wire: MpiWire, watch: Arc<Watch>, piece_bytes: usize) -> Box<dyn Transport> {
+    fn over(wire: MpiWire, watch: Arc<Watch>, piece_bytes: usize) -> Self {
         let group = Arc::clone(&wire.group);
         let programs = Programs::new(wire, Arc::clone(&watch));
-        Box::new(Self { group, programs, watch, piece_bytes })
+        Self { group, programs, watch, piece_bytes }
     }
 }
 
@@ -61,6 +64,8 @@ impl Transport for MpiTransport {
 
     fn split(&mut self, members: &[usize], communicator: u32) -> Result<Box<dyn Transport>, Fault> {
         let wire = self.programs.wire.split(members, communicator)?;
-        Ok(Self::over(wire, Arc::clone(&self.watch), self.piece_bytes))
+        let mut child = Self::over(wire, Arc::clone(&self.watch), self.piece_bytes);
+        child.programs.set_costs(self.programs.costs());
+        Ok(Box::new(child))
     }
 }
