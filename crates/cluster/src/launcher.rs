@@ -54,6 +54,8 @@ pub struct Place {
     pub job: Option<String>,
     /// All hosts of the job, if the launcher names them.
     pub hosts: Vec<String>,
+    /// The host the job was started from, if the launcher names it.
+    pub origin: Option<String>,
 }
 
 /// The environment.
@@ -138,7 +140,7 @@ fn within_slurm(mpi: Place, slurm: Place) -> Result<Place, Fault> {
             mpi.world
         )));
     }
-    Ok(Place { hosts: slurm.hosts, ..mpi })
+    Ok(Place { hosts: slurm.hosts, origin: slurm.origin, ..mpi })
 }
 
 fn kolo(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
@@ -161,6 +163,7 @@ fn kolo(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
         control: RawFd::try_from(control).ok(),
         job: None,
         hosts: Vec::new(),
+        origin: None,
     }))
 }
 
@@ -177,6 +180,7 @@ fn open_mpi(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
         control: None,
         job: names.iter().find_map(|name| lookup(name)).map(|name| file_name("mpi", &name)),
         hosts: Vec::new(),
+        origin: None,
     }))
 }
 
@@ -193,6 +197,7 @@ fn mpich(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
         control: None,
         job: None,
         hosts: Vec::new(),
+        origin: None,
     }))
 }
 
@@ -207,9 +212,6 @@ fn slurm(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
     let tasks = tasks.map(|text| hostlist::tasks_per_node(&text)).transpose()?.unwrap_or_default();
     let list = lookup("SLURM_STEP_NODELIST").or_else(|| lookup("SLURM_JOB_NODELIST"));
     let local_rank = number(lookup, "SLURM_LOCALID")?.unwrap_or(0);
-    let mut hosts = list.map(|list| hostlist::hosts(&list)).transpose()?.unwrap_or_default();
-    // Where names of nodes do not resolve, the network on which `srun` was called does.
-    hosts.extend(lookup("SLURM_LAUNCH_NODE_IPADDR"));
     let name = |name: &str| lookup(name).unwrap_or_default();
     let job = format!("{}.{step}.{}", name("SLURM_JOB_ID"), name("SLURM_RESTART_COUNT"));
     Ok(Some(Place {
@@ -220,7 +222,8 @@ fn slurm(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
         launcher: Launcher::Slurm,
         control: None,
         job: Some(file_name("slurm", &job)),
-        hosts,
+        hosts: list.map(|list| hostlist::hosts(&list)).transpose()?.unwrap_or_default(),
+        origin: lookup("SLURM_LAUNCH_NODE_IPADDR"),
     }))
 }
 
@@ -245,7 +248,8 @@ fn torchrun(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
         launcher: Launcher::Torchrun,
         control: None,
         job: lookup("MASTER_PORT").map(|_| file_name("torch", &job)),
-        hosts: lookup("MASTER_ADDR").into_iter().collect(),
+        hosts: Vec::new(),
+        origin: lookup("MASTER_ADDR"),
     }))
 }
 

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 /// How often a rank looks for the file.
 const LOOK: Duration = Duration::from_millis(20);
 /// Largest invitation.
-const INVITATION_BYTES_MAX: u64 = 1 << 10;
+const INVITATION_BYTES_MAX: u64 = 32 << 10;
 
 /// Sees what happens in the job: at rank 0, and at rank 1 when rank 0 is lost.
 pub type Observer = Arc<dyn Fn(&Notice) + Send + Sync>;
@@ -97,20 +97,63 @@ pub fn meet(place: &Place, mut meeting: Meeting<'_>) -> Result<Member, Fault> {
             names.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect()
         }
     };
-    if place.rank == 0 { host(place, meeting, &hosts) } else { visit(place, meeting) }
+    if place.rank != 0 {
+        return visit(place, meeting);
+    }
+    match open(place, &meeting, hosts) {
+        Ok(opened) => host(place, meeting, opened),
+        Err(fault) => {
+            tell_failure(&fault, meeting);
+            Err(fault)
+        }
+    }
 }
 
-/// Rank 0: opens the hall, starts the coordinator's thread, tells the others, and joins.
-fn host(place: &Place, meeting: Meeting<'_>, hosts: &[String]) -> Result<Member, Fault> {
+/// What rank 0 offers.
+struct Opened {
+    hall: Hall,
+    key: JobKey,
+    terms: Terms,
+    socket: SocketAddr,
+}
+
+/// Rank 0: finds an address that the others can reach, and listens there.
+fn open(place: &Place, meeting: &Meeting<'_>, hosts: Vec<String>) -> Result<Opened, Fault> {
     let one_host = place.local_world == place.world;
-    let others: Vec<String> = hosts.iter().filter(|host| **host != crate::host_name()).cloned().collect();
-    let others = if others.is_empty() { hosts.to_vec() } else { others };
-    let address = meeting.address.map_or_else(|| interface::choose(one_host, &others), Ok)?;
+    let own = crate::host_name();
+    // A host's own name says little about the network; the others' come first.
+    let (own, mut names): (Vec<_>, Vec<_>) = hosts.into_iter().partition(|host| *host == own);
+    names.extend(own.into_iter().take(1));
+    names.dedup();
+    names.extend(place.origin.clone());
+    let address = meeting.address.map_or_else(|| interface::choose(one_host, &names), Ok)?;
     let pace = Pace { heartbeat_ms: meeting.heartbeat_ms };
     let job = u64::from_le_bytes(crate::random()?);
     let key = JobKey::fresh()?;
     let terms = Terms { world: place.world, job, generation: 0, pace, supervised: false, bound: false };
     let (hall, socket) = Hall::open(address, key.clone(), hall::coordinator(job, 0), place.world)?;
+    Ok(Opened { hall, key, terms, socket })
+}
+
+/// The others need not wait for a coordinator that does not come.
+fn tell_failure(fault: &Fault, meeting: Meeting<'_>) {
+    let message = Message::Abort { text: format!("rank 0 could not start: {fault}") };
+    let bytes = Envelope { job: 0, generation: 0, message }.encode();
+    match meeting.way {
+        Way::Bootstrap(engine) => drop(engine.all_gather(&bytes)),
+        Way::File(path) => {
+            if publish(&path, &bytes).is_ok() {
+                std::thread::sleep(Duration::from_millis(meeting.heartbeat_ms));
+                let _ = std::fs::remove_file(&path);
+            }
+        }
+    }
+}
+
+/// Rank 0: starts the coordinator's thread, tells the others, and joins.
+fn host(place: &Place, meeting: Meeting<'_>, opened: Opened) -> Result<Member, Fault> {
+    let Opened { hall, key, terms, socket } = opened;
+    let job = terms.job;
     let (ours, theirs) = UnixStream::pair().map_err(|error| Fault::system("making a control link", &error))?;
     let file = match &meeting.way {
         Way::File(path) => Some(path.clone()),
@@ -125,6 +168,7 @@ fn host(place: &Place, meeting: Meeting<'_>, hosts: &[String]) -> Result<Member,
         Way::File(path) => publish(&path, &bytes)?,
     }
     let invitation = Invitation { job, generation: 0, heartbeat_ms: meeting.heartbeat_ms, key };
+    let address = socket.ip();
     let entry = Entry { line: Line::plain(ours)?, supervised: false, address, hosting: Some(hosting), observer: None };
     Member::enter(place, invitation, entry)
 }
@@ -136,8 +180,7 @@ fn visit(place: &Place, meeting: Meeting<'_>) -> Result<Member, Fault> {
         Way::Bootstrap(engine) => {
             let blobs = engine.all_gather(&[])?;
             let bytes = blobs.first().map(Vec::as_slice).unwrap_or_default();
-            let envelope = Envelope::decode(bytes)?.map(|(envelope, _)| envelope);
-            let (address, invitation) = envelope.as_ref().and_then(redirected).ok_or_else(|| unreadable("rank 0"))?;
+            let (address, invitation) = invited(bytes, "rank 0")?;
             follow(place, address, invitation, observer, deadline)
         }
         Way::File(path) => {
@@ -169,8 +212,14 @@ fn missing(place: &Place, path: &Path, heartbeat_ms: u64) -> Fault {
     ))
 }
 
-fn unreadable(from: &str) -> Fault {
-    Fault::Rejected { from: from.into(), why: "it is no invitation to a job".into() }
+/// Reads what rank 0 published.
+fn invited(bytes: &[u8], from: &str) -> Result<(SocketAddr, Invitation), Fault> {
+    let envelope = Envelope::decode(bytes)?.map(|(envelope, _)| envelope);
+    if let Some(Envelope { message: Message::Abort { text }, .. }) = envelope {
+        return Err(Fault::Aborted(text));
+    }
+    let unreadable = || Fault::Rejected { from: from.into(), why: "it is no invitation to a job".into() };
+    envelope.as_ref().and_then(redirected).ok_or_else(unreadable)
 }
 
 /// What a redirection says.
@@ -232,8 +281,7 @@ fn read(path: &Path) -> Result<Option<(SocketAddr, Invitation)>, Fault> {
     }
     let mut bytes = Vec::new();
     file.take(INVITATION_BYTES_MAX).read_to_end(&mut bytes).map_err(refused)?;
-    let envelope = Envelope::decode(&bytes)?.map(|(envelope, _)| envelope);
-    envelope.as_ref().and_then(redirected).map(Some).ok_or_else(|| unreadable(&from))
+    invited(&bytes, &from).map(Some)
 }
 
 /// The coordinator's thread in rank 0.

@@ -2,6 +2,7 @@
 
 mod foreign;
 mod remote;
+mod slurm;
 mod worker;
 
 use kolo_cluster::local::{self, Options};
@@ -19,6 +20,7 @@ fn main() {
         Some("worker") => worker::run(&arguments[2..]),
         Some("supervisor") => supervise(&arguments[2..]),
         Some("agent") => std::process::exit(kolo_cluster::agent::run()),
+        Some("submit") => slurm::submit_here(&arguments[2..]),
         Some("launcher") => remote::launch(&arguments[2..]),
         Some("relay") => remote::relay(&arguments[2..]),
         Some("relay-server") => remote::relay_server(),
@@ -51,6 +53,7 @@ const TESTS: &[(&str, fn())] = &[
     ("hosts_lose_the_launcher", remote::hosts_lose_the_launcher),
     ("a_host_that_cannot_be_reached", remote::a_host_that_cannot_be_reached),
     ("a_link_goes_down", remote::a_link_goes_down),
+    ("under_slurm", slurm::under_slurm),
 ];
 
 fn run_tests(filter: &str) {
