@@ -40,8 +40,11 @@ pub fn train(models: &[ModelKind], args: &Train) -> Result<(), Failure> {
     match place {
         Some(place) => work(&job, args, &place, roles),
         None if count + roles.map_or(0, |roles| roles.servers) > 1 => {
-            let threads = args.job.threads.map_or("its share of the".into(), |threads| threads.to_string());
-            introduce(&job, args, &format!("{count} workers with {threads} threads each"));
+            let who = match args.job.threads {
+                Some(threads) => format!("{count} workers with {threads} threads each"),
+                None => format!("{count} workers that share the cores"),
+            };
+            introduce(&job, args, &who);
             let world = count + roles.map_or(0, |roles| roles.servers);
             workers::supervise(
                 &args.job.workers,
