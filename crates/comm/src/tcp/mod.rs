@@ -95,7 +95,9 @@ pub fn connect(
     bootstrap: &mut dyn Bootstrap,
 ) -> Result<Box<dyn Transport>, Fault> {
     let wire = join(rank, size, options, Arc::clone(&watch), bootstrap)?;
-    Ok(Box::new(Programs::new(wire, watch)))
+    let mut programs = Programs::new(wire, watch);
+    programs.measure()?;
+    Ok(Box::new(programs))
 }
 
 /// The wire under [`connect`]. All of them call it with the same job, generation and number of streams.
