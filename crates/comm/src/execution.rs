@@ -10,6 +10,7 @@ use crate::fault::Fault;
 use crate::program::{Action, Place, Program, Region};
 use crate::task::Task;
 use crate::wire::Wire;
+use std::borrow::BorrowMut;
 use std::collections::VecDeque;
 
 /// A program with what follows from it, and room for the state of one run.
@@ -142,10 +143,10 @@ pub enum Step {
     Idle,
 }
 
-/// One run of a program on the buffers of a task.
+/// One run of a program, its own or a borrowed one, on the buffers of a task.
 #[derive(Debug)]
-pub struct Execution<'p> {
-    prepared: &'p mut Prepared,
+pub struct Execution<P> {
+    prepared: P,
     call: Fingerprint,
     width: usize,
     ranks: usize,
@@ -157,12 +158,12 @@ pub struct Execution<'p> {
 /// Bytes computed before the wire is looked after again.
 const COMPUTE_BYTES: usize = 1 << 20;
 
-impl<'p> Execution<'p> {
+impl<P: BorrowMut<Prepared>> Execution<P> {
     /// # Safety
     /// The program was made for this task, whose buffers and `prepared.scratch()` elements at `scratch` stay valid and
     /// unused by others until the run is done, or failed and the wire was told to cancel.
-    pub unsafe fn new(prepared: &'p mut Prepared, task: &Task<'_>, ranks: usize, scratch: *mut u8) -> Self {
-        prepared.reset();
+    pub unsafe fn new(mut prepared: P, task: &Task<'_>, ranks: usize, scratch: *mut u8) -> Self {
+        prepared.borrow_mut().reset();
         let mut call = task.fingerprint;
         // Both ends of a message have one fingerprint.
         if call.kind == Kind::Recv {
@@ -187,7 +188,7 @@ impl<'p> Execution<'p> {
         moved |= self.collect(wire);
         moved |= self.hand_over(wire)?;
         moved |= self.compute();
-        Ok(match (self.prepared.state.left, moved) {
+        Ok(match (self.prepared.borrow().state.left, moved) {
             (0, _) => Step::Done,
             (_, true) => Step::Moved,
             _ => Step::Idle,
@@ -197,9 +198,10 @@ impl<'p> Execution<'p> {
     /// Gives ready messages to the wire.
     fn hand_over<W: Wire + ?Sized>(&mut self, wire: &mut W) -> Result<bool, Fault> {
         let mut moved = false;
-        while let Some(number) = self.prepared.state.messages.pop_front() {
+        while let Some(number) = self.prepared.borrow_mut().state.messages.pop_front() {
             let number = number as usize;
-            let name = match self.prepared.program.instructions[number].action {
+            let action = self.prepared.borrow().program.instructions[number].action;
+            let name = match action {
                 // SAFETY: places lie in their buffers by the promise made to `new`; the program orders their use.
                 Action::Send { to, from } => unsafe {
                     wire.send(to, &self.call, self.address(from), from.count * self.width)?
@@ -210,9 +212,10 @@ impl<'p> Execution<'p> {
                 },
                 _ => continue,
             };
-            self.prepared.state.numbers[number] = Some(name);
-            if let Some(next) = self.prepared.next[number] {
-                self.prepared.relieve(next as usize);
+            let prepared = self.prepared.borrow_mut();
+            prepared.state.numbers[number] = Some(name);
+            if let Some(next) = prepared.next[number] {
+                prepared.relieve(next as usize);
             }
             moved = true;
         }
@@ -221,20 +224,21 @@ impl<'p> Execution<'p> {
 
     /// Takes note of messages that are done; those of one chain finish in order.
     fn collect<W: Wire + ?Sized>(&mut self, wire: &mut W) -> bool {
+        let prepared = self.prepared.borrow_mut();
         let mut moved = false;
-        for chain in 0..self.prepared.state.heads.len() {
-            while let Some(head) = self.prepared.state.heads[chain] {
+        for chain in 0..prepared.state.heads.len() {
+            while let Some(head) = prepared.state.heads[chain] {
                 let head = head as usize;
-                let Some(name) = self.prepared.state.numbers[head] else { break };
-                let done = match self.prepared.program.instructions[head].action {
+                let Some(name) = prepared.state.numbers[head] else { break };
+                let done = match prepared.program.instructions[head].action {
                     Action::Send { .. } => wire.sent(name),
                     _ => wire.received(name),
                 };
                 if !done {
                     break;
                 }
-                self.prepared.finish(head);
-                self.prepared.state.heads[chain] = self.prepared.next[head];
+                prepared.finish(head);
+                prepared.state.heads[chain] = prepared.next[head];
                 moved = true;
             }
         }
@@ -244,9 +248,10 @@ impl<'p> Execution<'p> {
     fn compute(&mut self) -> bool {
         let mut bytes = 0;
         while bytes < COMPUTE_BYTES {
-            let Some(number) = self.prepared.state.computations.pop_front() else { break };
-            bytes += self.run(self.prepared.program.instructions[number as usize].action).max(1);
-            self.prepared.finish(number as usize);
+            let Some(number) = self.prepared.borrow_mut().state.computations.pop_front() else { break };
+            let action = self.prepared.borrow().program.instructions[number as usize].action;
+            bytes += self.run(action).max(1);
+            self.prepared.borrow_mut().finish(number as usize);
         }
         bytes > 0
     }
@@ -279,19 +284,17 @@ impl<'p> Execution<'p> {
         &self.call
     }
 
-    /// A rank whose message is awaited, or if none is, one that does not take ours.
+    /// The rank whose message is awaited since longest, or if none is, one that does not take ours. Later messages may be
+    /// missing only because that one is.
     pub fn waits_for(&self) -> Option<usize> {
-        let prepared = &*self.prepared;
-        let heads = || prepared.state.heads.iter().flatten().map(|head| *head as usize);
-        let open = heads().filter(|head| prepared.state.numbers[*head].is_some());
-        let mut receiver = None;
-        for head in open {
-            match prepared.program.instructions[head].action {
-                Action::Recv { from, .. } => return Some(from),
-                Action::Send { to, .. } => receiver = receiver.or(Some(to)),
-                _ => {}
-            }
-        }
-        receiver
+        let prepared = self.prepared.borrow();
+        let heads = prepared.state.heads.iter().flatten().map(|head| *head as usize);
+        let open = heads.filter(|head| prepared.state.numbers[*head].is_some());
+        let peer = |head: usize| match prepared.program.instructions[head].action {
+            Action::Recv { from, .. } => Some((false, head, from)),
+            Action::Send { to, .. } => Some((true, head, to)),
+            _ => None,
+        };
+        open.filter_map(peer).min().map(|(_, _, rank)| rank)
     }
 }

@@ -23,6 +23,7 @@ pub mod program;
 pub mod record;
 pub mod run;
 pub mod shm;
+pub mod sim;
 pub mod task;
 pub mod tcp;
 pub mod thread;

@@ -1,0 +1,294 @@
+//! A call with its meaning: buffers before it, and what they must hold after.
+
+use kolo_comm::call::NAME_BYTES;
+use kolo_comm::combine;
+use kolo_comm::task::{Part, Task};
+use kolo_comm::{Element, Fingerprint, Kind, Reduction};
+
+/// One call as all ranks make it.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub kind: Kind,
+    pub element: Element,
+    pub reduction: Reduction,
+    pub root: usize,
+    pub count: usize,
+    /// Counts of the parts, by rank; for all-to-all, `counts[from][to]`.
+    pub counts: Vec<Vec<usize>>,
+    pub in_place: bool,
+    /// Elements between parts.
+    pub gap: usize,
+}
+
+/// A rank's buffers before or after a call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Buffers {
+    pub input: Vec<u8>,
+    pub output: Vec<u8>,
+}
+
+pub fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+/// Numbers of moderate size in any element.
+pub fn fill(element: Element, count: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(count * element.bytes());
+    for _ in 0..count {
+        let value = (random(&mut state) % 4001) as f64 / 1000.0 - 2.0;
+        match element {
+            Element::F32 => bytes.extend((value as f32).to_le_bytes()),
+            Element::F64 => bytes.extend(value.to_le_bytes()),
+            Element::Bf16 => bytes.extend(half::bf16::from_f64(value).to_le_bytes()),
+            Element::F16 => bytes.extend(half::f16::from_f64(value).to_le_bytes()),
+            Element::I32 => bytes.extend(((value * 1e6) as i32).to_le_bytes()),
+            Element::I64 => bytes.extend(((value * 1e6) as i64).to_le_bytes()),
+            Element::U8 => bytes.push((value * 60.0) as i32 as u8),
+        }
+    }
+    bytes
+}
+
+pub fn as_numbers(element: Element, bytes: &[u8]) -> Vec<f64> {
+    let number = |chunk: &[u8]| match element {
+        Element::F32 => f64::from(f32::from_le_bytes(chunk.try_into().unwrap())),
+        Element::F64 => f64::from_le_bytes(chunk.try_into().unwrap()),
+        Element::Bf16 => half::bf16::from_le_bytes(chunk.try_into().unwrap()).to_f64(),
+        Element::F16 => half::f16::from_le_bytes(chunk.try_into().unwrap()).to_f64(),
+        Element::I32 => f64::from(i32::from_le_bytes(chunk.try_into().unwrap())),
+        Element::I64 => i64::from_le_bytes(chunk.try_into().unwrap()) as f64,
+        Element::U8 => f64::from(chunk[0]),
+    };
+    bytes.chunks_exact(element.bytes()).map(number).collect()
+}
+
+/// The tree over these vectors, pair by pair.
+fn tree(element: Element, reduction: Reduction, mut vectors: Vec<Vec<u8>>, mean_over: usize) -> Vec<u8> {
+    let count = vectors[0].len() / element.bytes();
+    let mut stride = 1;
+    while stride < vectors.len() {
+        for at in (0..vectors.len() - stride).step_by(2 * stride) {
+            let right = vectors[at + stride].clone();
+            let left = vectors[at].as_mut_ptr();
+            // SAFETY: both have `count` elements.
+            unsafe { combine::combine(element, reduction, left, right.as_ptr(), left, count) };
+        }
+        stride *= 2;
+    }
+    let mut sum = vectors.swap_remove(0);
+    if reduction == Reduction::Mean {
+        // SAFETY: it has `count` elements.
+        unsafe { combine::divide(element, sum.as_mut_ptr(), mean_over, count) };
+    }
+    sum
+}
+
+impl Case {
+    pub fn size(&self) -> usize {
+        self.counts.len()
+    }
+
+    fn parts(&self, counts: &[usize]) -> Vec<Part> {
+        let mut offset = 0;
+        // The last rank's part comes first, so that the order of parts is not that of ranks.
+        let mut parts = vec![Part::default(); counts.len()];
+        for rank in (0..counts.len()).rev() {
+            parts[rank] = Part { offset, count: counts[rank] };
+            offset += counts[rank] + self.gap;
+        }
+        parts
+    }
+
+    fn send(&self, rank: usize) -> Vec<Part> {
+        self.parts(&self.counts[rank])
+    }
+
+    fn recv(&self, rank: usize) -> Vec<Part> {
+        if self.kind == Kind::AllToAll {
+            return self.parts(&self.counts.iter().map(|row| row[rank]).collect::<Vec<_>>());
+        }
+        self.parts(&self.counts[0])
+    }
+
+    fn span(parts: &[Part]) -> usize {
+        parts.iter().map(|part| part.offset + part.count).max().unwrap_or(0)
+    }
+
+    /// Elements of input and output of a rank.
+    fn lengths(&self, rank: usize) -> (usize, usize) {
+        let (recv, root) = (self.recv(rank), rank == self.root);
+        let (whole, own) = (Self::span(&recv), recv[rank].count);
+        match self.kind {
+            Kind::Barrier => (0, 0),
+            Kind::Broadcast => (0, self.count),
+            Kind::Reduce => (self.count, if root { self.count } else { 0 }),
+            Kind::AllReduce | Kind::Scan | Kind::ExclusiveScan => (self.count, self.count),
+            Kind::ReduceScatter => (whole, own),
+            Kind::Gather => (own, if root { whole } else { 0 }),
+            Kind::AllGather => (own, whole),
+            Kind::Scatter => (if root { whole } else { 0 }, own),
+            Kind::AllToAll => (Self::span(&self.send(rank)), whole),
+            Kind::Send | Kind::Recv => (0, 0),
+        }
+    }
+
+    pub fn before(&self, rank: usize) -> Buffers {
+        let (input, output) = self.lengths(rank);
+        Buffers {
+            input: fill(self.element, input, 1 + rank as u64),
+            output: fill(self.element, output, 1001 + rank as u64),
+        }
+    }
+
+    /// What the call means.
+    pub fn after(&self, rank: usize) -> Vec<u8> {
+        let width = self.element.bytes();
+        let all: Vec<Buffers> = (0..self.size()).map(|rank| self.before(rank)).collect();
+        let mut output = all[rank].output.clone();
+        let bytes = |part: Part| part.offset * width..(part.offset + part.count) * width;
+        let combined = |from: usize, to: usize, part: Part| {
+            let vectors = all[from..to].iter().map(|buffers| buffers.input[bytes(part)].to_vec()).collect();
+            tree(self.element, self.reduction, vectors, self.size())
+        };
+        let whole = Part { offset: 0, count: self.count };
+        let recv = self.recv(rank);
+        match self.kind {
+            Kind::Broadcast => output = all[self.root].output.clone(),
+            Kind::Reduce if rank == self.root => output = combined(0, self.size(), whole),
+            Kind::AllReduce => output = combined(0, self.size(), whole),
+            Kind::Scan => output = combined(0, rank + 1, whole),
+            Kind::ExclusiveScan if rank > 0 => output = combined(0, rank, whole),
+            Kind::ExclusiveScan if self.in_place => output = all[0].input.clone(),
+            Kind::ReduceScatter => output = combined(0, self.size(), recv[rank]),
+            Kind::Gather if rank != self.root => {}
+            Kind::Gather | Kind::AllGather => {
+                for (from, part) in recv.iter().enumerate() {
+                    output[bytes(*part)].copy_from_slice(&all[from].input);
+                }
+            }
+            Kind::Scatter => output = all[self.root].input[bytes(recv[rank])].to_vec(),
+            Kind::AllToAll => {
+                for (from, part) in recv.iter().enumerate() {
+                    output[bytes(*part)].copy_from_slice(&all[from].input[bytes(self.send(from)[rank])]);
+                }
+            }
+            _ => {}
+        }
+        output
+    }
+
+    /// In-place calls: where the input and the output lie in their common memory.
+    fn shifts(&self, rank: usize) -> (usize, usize) {
+        let own = self.recv(rank)[rank].offset;
+        match self.kind {
+            Kind::Gather | Kind::AllGather => (own, 0),
+            Kind::ReduceScatter | Kind::Scatter => (0, own),
+            _ => (0, 0),
+        }
+    }
+
+    fn can_be_in_place(&self) -> bool {
+        !matches!(self.kind, Kind::Barrier | Kind::Broadcast | Kind::AllToAll)
+    }
+
+    pub fn fingerprint(&self) -> Fingerprint {
+        let count = match self.kind {
+            Kind::Barrier | Kind::AllToAll => 0,
+            Kind::ReduceScatter | Kind::Gather | Kind::AllGather | Kind::Scatter => self.counts[0].iter().sum(),
+            _ => self.count,
+        };
+        Fingerprint {
+            communicator: 0,
+            kind: self.kind,
+            element: self.element,
+            reduction: self.reduction,
+            root: self.root as u32,
+            sequence: 0,
+            count: count as u64,
+            name: [0; NAME_BYTES],
+        }
+    }
+
+    /// The call of one rank with its buffers.
+    pub fn begin(&self, rank: usize, sequence: u64) -> Running {
+        let width = self.element.bytes();
+        let Buffers { input, output } = self.before(rank);
+        let (shift_input, shift_output) = self.shifts(rank);
+        let (shift_input, shift_output) = (shift_input * width, shift_output * width);
+        let both = !input.is_empty() && !output.is_empty();
+        let in_place = self.in_place && self.can_be_in_place() && both;
+        let mut common = vec![0; (shift_input + input.len()).max(shift_output + output.len())];
+        common[shift_output..][..output.len()].copy_from_slice(&output);
+        common[shift_input..][..input.len()].copy_from_slice(&input);
+        Running {
+            fingerprint: Fingerprint { sequence, ..self.fingerprint() },
+            untouched: input.clone(),
+            input,
+            output,
+            common: in_place.then_some((common, shift_input, shift_output)),
+            send: self.send(rank),
+            recv: self.recv(rank),
+        }
+    }
+}
+
+/// A call in progress.
+pub struct Running {
+    pub fingerprint: Fingerprint,
+    input: Vec<u8>,
+    untouched: Vec<u8>,
+    output: Vec<u8>,
+    /// The memory of an in-place call, and where input and output begin in it.
+    common: Option<(Vec<u8>, usize, usize)>,
+    send: Vec<Part>,
+    recv: Vec<Part>,
+}
+
+impl Running {
+    pub fn task(&mut self) -> Task<'_> {
+        let (input_bytes, output_bytes) = (self.input.len(), self.output.len());
+        let (input, output) = match &mut self.common {
+            Some((common, input, output)) => {
+                let base = common.as_mut_ptr();
+                (base.wrapping_add(*input).cast_const(), base.wrapping_add(*output))
+            }
+            None => (self.input.as_ptr(), self.output.as_mut_ptr()),
+        };
+        let (fingerprint, send, recv) = (self.fingerprint, &self.send[..], &self.recv[..]);
+        Task { fingerprint, input, output, input_bytes, output_bytes, send, recv, peer: 0, reproducible: true }
+    }
+
+    pub fn in_place(&self) -> bool {
+        self.common.is_some()
+    }
+
+    /// The output, when the call is done.
+    pub fn end(self) -> Vec<u8> {
+        assert_eq!(self.input, self.untouched, "the input was changed");
+        match self.common {
+            Some((common, _, output)) => common[output..][..self.output.len()].to_vec(),
+            None => self.output,
+        }
+    }
+}
+
+/// Exact where the order of additions is the tree's; otherwise near.
+pub fn agree(case: &Case, exact: bool, ours: &[u8], expected: &[u8]) -> bool {
+    if exact {
+        return ours == expected;
+    }
+    let tolerance = match case.element {
+        Element::F32 => 1e-5,
+        Element::F64 => 1e-13,
+        Element::Bf16 => 6e-2,
+        Element::F16 => 8e-3,
+        _ => return ours == expected,
+    };
+    let close = |a: &f64, b: &f64| (a - b).abs() <= tolerance * (4.0 + b.abs());
+    let (ours, expected) = (as_numbers(case.element, ours), as_numbers(case.element, expected));
+    ours.len() == expected.len() && ours.iter().zip(&expected).all(|(a, b)| close(a, b))
+}
