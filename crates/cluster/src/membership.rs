@@ -419,6 +419,10 @@ impl Membership {
             Phase::Running | Phase::Ended => false,
         };
         if over {
+            // Asked to end, all ranks came to their end in order: the job is done.
+            if matches!(self.phase, Phase::Released { .. }) {
+                self.verdict.interrupted = None;
+            }
             self.phase = Phase::Ended;
             self.verdict.left = left;
             if let Some(signal) = self.verdict.interrupted {
