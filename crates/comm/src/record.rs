@@ -1,10 +1,10 @@
 //! What travels on an authenticated link: sealed pieces, and records made of them.
 //!
-//! A piece is encrypted and authenticated with AEGIS-128X2 under its direction's key; its number, which never travels, is the
+//! A piece is encrypted and authenticated with AEGIS-128X4 under its direction's key; its number, which never travels, is the
 //! nonce. A piece that was changed, replayed, left out or put elsewhere does not open. A record is a sealed header of
 //! fixed size and, if it has a payload, the sealed payload: the length is believed only after the header has opened.
 
-use aegis::aegis128x2::Aegis128X2;
+use aegis::aegis128x4::Aegis128X4;
 use zeroize::Zeroizing;
 
 /// Bytes of a piece's authenticator.
@@ -29,10 +29,10 @@ pub enum Forged {
     Broken,
 }
 
-fn cipher(key: &[u8; 16], number: u64) -> Aegis128X2<TAG_BYTES> {
+fn cipher(key: &[u8; 16], number: u64) -> Aegis128X4<TAG_BYTES> {
     let mut nonce = [0; 16];
     nonce[..8].copy_from_slice(&number.to_le_bytes());
-    Aegis128X2::new(key, &nonce)
+    Aegis128X4::new(key, &nonce)
 }
 
 /// Seals the pieces of one direction, in order.
@@ -52,7 +52,7 @@ impl Sealer {
         Self { key: Zeroizing::new(key), number: 0 }
     }
 
-    fn next(&mut self) -> Aegis128X2<TAG_BYTES> {
+    fn next(&mut self) -> Aegis128X4<TAG_BYTES> {
         let cipher = cipher(&self.key, self.number);
         self.number += 1;
         cipher

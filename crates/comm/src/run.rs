@@ -179,6 +179,7 @@ impl<W: SplitWire> Programs<W> {
                 Step::Done => return Ok(()),
                 Step::Moved => patience.reset(),
                 Step::Idle => {
+                    patience.sleep_after(wire.turns());
                     let pause = patience.turn(|waited_ms| {
                         let peer = wire.job_rank(execution.waits_for().unwrap_or(0));
                         let during = execution.call().to_string();

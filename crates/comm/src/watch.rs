@@ -172,6 +172,13 @@ impl<'w> Patience<'w> {
         self.turns = self.turns.max(SPINS);
     }
 
+    /// After so many turns, sleep without yielding first: for those to whom looking costs more than a spin.
+    pub fn sleep_after(&mut self, turns: u32) {
+        if self.turns >= turns {
+            self.turns = self.turns.max(SPINS + YIELDS);
+        }
+    }
+
     /// Forget the time waited: something moved.
     pub fn reset(&mut self) {
         (self.turns, self.since) = (0, None);

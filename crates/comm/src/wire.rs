@@ -39,6 +39,11 @@ pub trait Wire: Send {
         std::thread::sleep(at_most.min(Duration::from_micros(50)));
     }
 
+    /// Turns without progress after which `wait` is better than looking again.
+    fn turns(&self) -> u32 {
+        u32::MAX
+    }
+
     /// Forgets all that was queued: the call failed and its buffers go away.
     fn cancel(&mut self);
 }

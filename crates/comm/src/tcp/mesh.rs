@@ -345,8 +345,14 @@ impl Attempt {
 
 /// Settings of a stream that stands.
 pub fn tune(socket: &TcpStream, socket_bytes: usize, stall: Duration) -> std::io::Result<()> {
+    let local = socket.peer_addr()?.ip() == socket.local_addr()?.ip();
     let socket = socket2::SockRef::from(socket);
     socket.set_tcp_nodelay(true)?;
+    if local {
+        // Within a host nothing is lost, and pacing by a model of a network only slows down. If it is not to be had, the
+        // system's choice does.
+        let _ = socket.set_tcp_congestion(b"cubic");
+    }
     if socket_bytes > 0 {
         socket.set_send_buffer_size(socket_bytes)?;
         socket.set_recv_buffer_size(socket_bytes)?;

@@ -94,8 +94,9 @@ pub fn connect(
     watch: Arc<Watch>,
     bootstrap: &mut dyn Bootstrap,
 ) -> Result<Box<dyn Transport>, Fault> {
+    let segment_bytes = options.segment_bytes;
     let wire = join(rank, size, options, Arc::clone(&watch), bootstrap)?;
-    let mut programs = Programs::new(wire, watch);
+    let mut programs = Programs::new(wire, watch).segment_bytes(segment_bytes);
     programs.measure()?;
     Ok(Box::new(programs))
 }

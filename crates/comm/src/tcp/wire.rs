@@ -23,6 +23,8 @@ use std::time::{Duration, Instant};
 const MESSAGE_BITS: u32 = 40;
 /// With more streams than this, one look at all of them is cheaper than trying each.
 const TRIED_MAX: usize = 2;
+/// Looks at the streams before waiting for them: about as long as waking up takes.
+const TURNS: u32 = 40;
 /// How long a leaving rank may take to say goodbye to peers that do not read.
 const GOODBYE_LIMIT: Duration = Duration::from_millis(500);
 
@@ -332,6 +334,7 @@ impl Bootstrap for Through<'_> {
             }
             let (peer, host) = self.wire.named(*member);
             let stalled = |waited_ms| Fault::Stalled { peer, host, during: "a split".into(), waited_ms };
+            patience.sleep_after(TURNS);
             match patience.turn(stalled) {
                 Ok(Pause::Sleep(at_most)) => self.wire.wait(at_most),
                 Ok(_) => {}
@@ -437,6 +440,10 @@ impl Wire for TcpWire {
     fn wait(&mut self, at_most: Duration) {
         self.notify();
         self.look(at_most);
+    }
+
+    fn turns(&self) -> u32 {
+        TURNS
     }
 
     /// Tells the others what went wrong, so that all name the same culprit; the wire is of no more use.
