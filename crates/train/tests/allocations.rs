@@ -1,11 +1,13 @@
-//! A step in steady state allocates nothing, on one thread and on two, with one lane and with two.
+//! A step in steady state allocates nothing, on one thread and on two, with one lane and with two, alone and as one of
+//! two workers.
 
+use kolo_comm::{Bootstrap, Communicator, Fault, Watch, shm};
 use kolo_exec::Options;
 use kolo_models::MODELS;
 use kolo_train::{Job, Trainer, job_file};
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
 
 struct Counting;
 
@@ -14,7 +16,11 @@ static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 // SAFETY: hands everything to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // The first thread is the test harness, which has its own reasons to allocate.
+        // SAFETY: asks for two numbers.
+        if unsafe { libc::gettid() != libc::getpid() } {
+            ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        }
         // SAFETY: the caller's contract is the system's.
         unsafe { System.alloc(layout) }
     }
@@ -27,8 +33,12 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+/// The counter is that of the whole process.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
 #[test]
 fn a_steady_step_allocates_nothing() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let jobs = [
         ("kind = \"cnn\"\ndropout = 0.2", "builtin:digits", "adamw"),
         ("kind = \"mlp\"\nhidden = [16, 16]", "builtin:playground", "sgd"),
@@ -54,5 +64,58 @@ fn a_steady_step_allocates_nothing() {
             let made = ALLOCATIONS.load(Ordering::Relaxed) - before;
             assert_eq!(made, 0, "{model}: {made} allocations in three steps on {threads} threads, {lanes} lanes");
         }
+    }
+}
+
+/// Two threads of this process that show each other their bytes.
+struct Pair {
+    rank: usize,
+    table: Arc<(Mutex<[Vec<u8>; 2]>, Barrier)>,
+}
+
+impl Bootstrap for Pair {
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
+        let (table, barrier) = &*self.table;
+        table.lock().unwrap()[self.rank] = mine.to_vec();
+        barrier.wait();
+        let all = table.lock().unwrap().to_vec();
+        barrier.wait();
+        Ok(all)
+    }
+}
+
+#[test]
+fn a_steady_step_of_two_workers_allocates_nothing() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let text = "[model]\nkind = \"gpt\"\nlayers = 2\nwidth = 32\nheads = 4\n[data]\nsource = \"builtin:addition\"\nbatch = 8\n\
+                grains = 4\n[train]\nsteps = 8\noptimizer = { kind = \"adamw\" }\nclip = 1.0\n[parallel]\nbucket_mib = 0.01\n";
+    for zero in [0, 1] {
+        let text = format!("{text}zero = {zero}\n");
+        let root = job_file::parse(&text, "test.toml").unwrap();
+        let job = Arc::new(Job::read(&root, MODELS).unwrap());
+        let table = Arc::new((Mutex::new([Vec::new(), Vec::new()]), Barrier::new(2)));
+        let both = Barrier::new(2);
+        std::thread::scope(|scope| {
+            for rank in 0..2 {
+                let (job, table, both) = (Arc::clone(&job), Arc::clone(&table), &both);
+                scope.spawn(move || {
+                    let watch = Watch::alone();
+                    let transport = shm::connect(rank, 2, Arc::clone(&watch), &mut Pair { rank, table }).unwrap();
+                    let world = Arc::new(Communicator::new(transport, watch, true));
+                    let mut trainer = Trainer::among(job, 1, world).unwrap();
+                    trainer.step().unwrap();
+                    both.wait();
+                    let before = ALLOCATIONS.load(Ordering::Relaxed);
+                    both.wait();
+                    for _ in 0..3 {
+                        trainer.step().unwrap();
+                    }
+                    both.wait();
+                    let made = ALLOCATIONS.load(Ordering::Relaxed) - before;
+                    both.wait();
+                    assert_eq!(made, 0, "zero = {zero}: {made} allocations in three steps of two workers");
+                });
+            }
+        });
     }
 }
