@@ -28,7 +28,7 @@ impl CommLane {
 }
 
 /// The call that an exchange is for this rank.
-fn request(exchange: &Exchange, rank: usize) -> Request {
+pub(crate) fn request(exchange: &Exchange, rank: usize) -> Request {
     let parts: Vec<kolo_comm::task::Part> =
         exchange.parts.iter().map(|(offset, count)| kolo_comm::task::Part { offset: *offset, count: *count }).collect();
     let kind = match exchange.kind {
@@ -59,15 +59,20 @@ fn request(exchange: &Exchange, rank: usize) -> Request {
     }
 }
 
+/// Memory that collectives reach directly. All ranks call it together.
+pub(crate) fn shared_memory(world: &Communicator, bytes: usize) -> Result<Memory, ExchangeError> {
+    let shared = world.allocate(bytes)?;
+    // SAFETY: a page-aligned, zeroed mapping of at least `bytes`, alive as long as its keeper.
+    Ok(unsafe { Memory::kept(shared.at(0), shared.bytes(), Box::new(shared)) })
+}
+
 impl Collectives for CommLane {
     fn size(&self) -> usize {
         self.communicator.size()
     }
 
     fn memory(&self, bytes: usize) -> Result<Memory, ExchangeError> {
-        let shared = self.communicator.allocate(bytes)?;
-        // SAFETY: a page-aligned, zeroed mapping of at least `bytes`, alive as long as its keeper.
-        Ok(unsafe { Memory::kept(shared.at(0), shared.bytes(), Box::new(shared)) })
+        shared_memory(&self.communicator, bytes)
     }
 
     fn prepare(&self, exchanges: Vec<Exchange>) -> usize {

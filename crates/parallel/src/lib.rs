@@ -13,8 +13,10 @@ pub mod central;
 pub mod data;
 pub mod lane;
 pub mod mesh;
+pub mod narrow;
 pub mod servers;
 pub mod zero;
 
 pub use lane::CommLane;
 pub use mesh::{Mesh, Placement};
+pub use narrow::NarrowLane;

@@ -37,6 +37,8 @@ pub struct Parallel {
     /// One copy of the weights per host.
     pub central: bool,
     pub bucket_bytes: usize,
+    /// Gradients travel as bf16.
+    pub narrow: bool,
 }
 
 #[derive(Debug)]
@@ -98,7 +100,7 @@ impl Job {
             let message = format!("is {batch}, but only {} samples are for training", split.train_len());
             return Err(data.wrong("batch", message, "make the batch smaller or give more samples").into());
         }
-        let parallel = read_parallel(&parallel)?;
+        let parallel = read_parallel(&parallel, reproducible)?;
         let total_steps = read_length(&train, steps_per_epoch)?;
         let optimizer = Optimizer::read(&train.table("optimizer")?)?;
         let schedule = Schedule::read(&train.table("schedule")?, total_steps)?;
@@ -307,7 +309,7 @@ fn read_precision(train: &Settings) -> Result<(), SettingError> {
 /// Largest bucket of an exchange.
 const BUCKET_MIB_MAX: f64 = 4096.0;
 
-fn read_parallel(parallel: &Settings) -> Result<Parallel, SettingError> {
+fn read_parallel(parallel: &Settings, reproducible: bool) -> Result<Parallel, SettingError> {
     for key in ["tensor", "pipeline"] {
         let value = parallel.count(key, 1, 1)?;
         if value != 1 {
@@ -327,6 +329,15 @@ fn read_parallel(parallel: &Settings) -> Result<Parallel, SettingError> {
     }
     let default_mib = kolo_parallel::data::BUCKET_BYTES as f64 / f64::from(1 << 20);
     let mib = parallel.float_in("bucket_mib", default_mib, 0.0, BUCKET_MIB_MAX)?;
+    let narrow = parallel.choice("wire", &["f32", "bf16"])? == "bf16";
+    if narrow && reproducible {
+        let hint = "write `reproducible = false` under [job], or `wire = \"f32\"`";
+        return Err(parallel.wrong("wire", "is \"bf16\", which changes the bits of the sums", hint));
+    }
+    if narrow && (zero > 0 || central) {
+        let hint = "keep one of the two";
+        return Err(parallel.wrong("wire", "is \"bf16\" beside a sharded optimizer", hint));
+    }
     parallel.finish()?;
-    Ok(Parallel { zero, central, bucket_bytes: (mib * f64::from(1 << 20)) as usize })
+    Ok(Parallel { zero, central, bucket_bytes: (mib * f64::from(1 << 20)) as usize, narrow })
 }

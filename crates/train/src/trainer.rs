@@ -12,7 +12,7 @@ use kolo_exec::{Collectives, Feed, Memory, Options, Session, Store};
 use kolo_graph::rng::Stream;
 use kolo_graph::verify::debug_verify;
 use kolo_graph::{Graph, NodeId};
-use kolo_parallel::{CommLane, Mesh, servers};
+use kolo_parallel::{CommLane, Mesh, NarrowLane, servers};
 use std::sync::Arc;
 
 /// Everything needed to go on from where a trainer stood.
@@ -88,7 +88,10 @@ impl Trainer {
         let mesh = Mesh::data(world.size(), world.rank()).expect("a rank is below the size");
         let parallel = job.parallel;
         let graph = spread(&graph, &parallel, &mesh);
-        let lane = CommLane::new(Arc::clone(&world));
+        let lane: Arc<dyn Collectives> = match parallel.narrow {
+            true => Arc::new(NarrowLane::new(Arc::clone(&world))?),
+            false => Arc::new(CommLane::new(Arc::clone(&world))),
+        };
         let bytes = Store::params_bytes(&graph);
         let memory = match (parallel.zero, parallel.central) {
             (_, true) => central_memory(&world, bytes)?,
@@ -98,7 +101,7 @@ impl Trainer {
         let store = Store::in_memory(&graph, memory);
         store.initialise_where(job.seed, |entry| !(parallel.central && entry.trained && world.rank() > 0));
         world.barrier()?;
-        let session = Session::with_collectives(graph, &store, options, Arc::new(lane))?;
+        let session = Session::with_collectives(graph, &store, options, lane)?;
         Ok(Self::with_session(job, store, session, options, Some(world)))
     }
 

@@ -1,0 +1,149 @@
+//! A communication lane that sends gradients as bf16, for jobs that do not ask for the promised bits.
+//!
+//! Half the bytes travel; what rounding takes away is kept and added in the next step (error feedback). Whatever is no
+//! gradient travels as it is. Exchanges run in order on a thread with a communicator of its own.
+
+use crate::lane::{request, shared_memory};
+use kolo_comm::compress::{self, Feedback};
+use kolo_comm::{Communicator, Fault, Reduction};
+use kolo_exec::{Collectives, Exchange, ExchangeError, ExchangeKind, Memory};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+#[derive(Debug)]
+pub struct NarrowLane {
+    world: Arc<Communicator>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    exchanges: Vec<Exchange>,
+    queue: VecDeque<usize>,
+    /// For each exchange, how many were started up to and with it.
+    started_at: Vec<u64>,
+    started: u64,
+    finished: u64,
+    fault: Option<Fault>,
+    closed: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn serve(&self, own: &Communicator) {
+        let mut feedback: Vec<Feedback> = Vec::new();
+        let mut state = self.lock();
+        loop {
+            let Some(number) = state.queue.pop_front() else {
+                if state.closed {
+                    return;
+                }
+                state = self.wait(state);
+                continue;
+            };
+            let exchange = state.exchanges[number].clone();
+            feedback.resize_with(state.exchanges.len(), Feedback::new);
+            drop(state);
+            let outcome = run(own, &exchange, &mut feedback[number]);
+            state = self.lock();
+            match outcome {
+                Ok(()) => state.finished += 1,
+                Err(fault) => {
+                    state.fault.get_or_insert(fault);
+                    state.queue.clear();
+                    state.closed = true;
+                }
+            }
+            self.changed.notify_all();
+        }
+    }
+}
+
+fn run(own: &Communicator, exchange: &Exchange, feedback: &mut Feedback) -> Result<(), Fault> {
+    if exchange.kind == ExchangeKind::AllReduce && exchange.name.starts_with("bucket") {
+        // SAFETY: the session lends the memory until `wait` on this exchange returns.
+        let data = unsafe { std::slice::from_raw_parts_mut(exchange.data, exchange.elements) };
+        return compress::all_reduce(own, data, Reduction::Sum, feedback);
+    }
+    // SAFETY: as above.
+    unsafe { own.call(&request(exchange, own.rank())) }
+}
+
+impl NarrowLane {
+    /// All ranks call it together.
+    pub fn new(world: Arc<Communicator>) -> Result<Self, Fault> {
+        let own = world.split(0, world.rank() as i64)?;
+        let shared = Arc::new(Shared::default());
+        let theirs = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("comm".into()).spawn(move || theirs.serve(&own));
+        let thread = thread.map_err(|error| Fault::system("starting the thread for collectives", &error))?;
+        Ok(Self { world, shared, thread: Some(thread) })
+    }
+}
+
+impl Collectives for NarrowLane {
+    fn size(&self) -> usize {
+        self.world.size()
+    }
+
+    fn memory(&self, bytes: usize) -> Result<Memory, ExchangeError> {
+        shared_memory(&self.world, bytes)
+    }
+
+    fn prepare(&self, exchanges: Vec<Exchange>) -> usize {
+        let mut state = self.shared.lock();
+        let first = state.exchanges.len();
+        state.exchanges.extend(exchanges);
+        let count = state.exchanges.len();
+        state.started_at.resize(count, 0);
+        first
+    }
+
+    fn start(&self, number: usize) {
+        let mut state = self.shared.lock();
+        state.started += 1;
+        state.started_at[number] = state.started;
+        state.queue.push_back(number);
+        self.shared.changed.notify_all();
+    }
+
+    fn wait(&self, number: usize) -> Result<(), ExchangeError> {
+        let mut state = self.shared.lock();
+        while state.finished < state.started_at[number] {
+            if let Some(fault) = &state.fault {
+                return Err(fault.clone().into());
+            }
+            state = self.shared.wait(state);
+        }
+        Ok(())
+    }
+
+    fn alive(&self) {
+        self.world.watch().touch();
+    }
+}
+
+impl Drop for NarrowLane {
+    fn drop(&mut self) {
+        self.shared.lock().closed = true;
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
