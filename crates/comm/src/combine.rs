@@ -93,14 +93,14 @@ pub unsafe fn divide(element: Element, data: *mut u8, ranks: usize, count: usize
 }
 
 /// An element as stored, and the number in which it is combined.
-trait Number: Copy {
+pub(crate) trait Number: Copy {
     type Wide: Arithmetic;
     type Chunk: Copy + AsRef<[Self]> + AsMut<[Self]>;
     fn widen(self) -> Self::Wide;
     fn narrow(wide: Self::Wide) -> Self;
 }
 
-trait Arithmetic: Copy {
+pub(crate) trait Arithmetic: Copy {
     fn sum(self, other: Self) -> Self;
     fn product(self, other: Self) -> Self;
     fn min(self, other: Self) -> Self;
@@ -175,7 +175,7 @@ integer!(i32, i64, u8);
 
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-struct Bf16(u16);
+pub(crate) struct Bf16(pub u16);
 
 impl Number for Bf16 {
     type Wide = f32;

@@ -228,6 +228,11 @@ impl Communicator {
         self.shared.size
     }
 
+    /// Whether sums have the promised bits.
+    pub fn reproducible(&self) -> bool {
+        self.shared.reproducible
+    }
+
     /// The transport's name.
     pub fn transport(&self) -> &'static str {
         self.shared.name

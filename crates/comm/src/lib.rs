@@ -11,6 +11,7 @@ pub mod call;
 pub mod choose;
 pub mod combine;
 pub mod communicator;
+pub mod compress;
 pub mod element;
 mod engine;
 pub mod execution;

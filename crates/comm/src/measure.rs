@@ -13,11 +13,11 @@ use crate::wire::SplitWire;
 use std::time::Instant;
 
 /// Round trips; the fastest counts.
-const TRIPS: u32 = 24;
+const TRIPS: u32 = 12;
 /// One-byte messages sent at once.
 const BURST: usize = 16;
-const BURSTS: u32 = 4;
-const LARGE_BYTES: usize = 512 << 10;
+const BURSTS: u32 = 3;
+const LARGE_BYTES: usize = 256 << 10;
 const LARGE_TRIPS: u32 = 3;
 /// Apart from every real communicator.
 const COMMUNICATOR: u32 = u32::MAX;

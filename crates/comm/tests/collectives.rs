@@ -8,6 +8,7 @@ mod sim;
 
 use case::{Case, agree, as_numbers, fill};
 use kolo_comm::algorithms::Algorithm;
+use kolo_comm::compress::{self, Feedback};
 use kolo_comm::run::Programs;
 use kolo_comm::thread::{ThreadWire, wires, world};
 use kolo_comm::{Communicator, Element, Fault, Kind, Reduction, Request, Transport, Watch};
@@ -127,12 +128,16 @@ fn every_kind_by_every_algorithm_is_what_it_means() {
 
 /// One thread per rank with a communicator over the default transport.
 fn communicators<R: Send>(size: usize, body: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
+    communicators_with(true, size, body)
+}
+
+fn communicators_with<R: Send>(reproducible: bool, size: usize, body: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
     let watches: Vec<Arc<Watch>> = (0..size).map(|_| Watch::alone()).collect();
     let body = &body;
     std::thread::scope(|scope| {
         let start = |(transport, watch): (Box<dyn Transport>, &Arc<Watch>)| {
             let watch = Arc::clone(watch);
-            scope.spawn(move || body(Communicator::new(transport, watch, true)))
+            scope.spawn(move || body(Communicator::new(transport, watch, reproducible)))
         };
         let threads: Vec<_> = world(&watches).into_iter().zip(&watches).map(start).collect();
         threads.into_iter().map(|thread| thread.join().expect("a rank panicked")).collect()
@@ -338,4 +343,45 @@ fn a_repeated_call_allocates_nothing() {
         let allocated = ALLOCATIONS.with(Cell::get) - before;
         assert_eq!(allocated, 0);
     });
+}
+
+#[test]
+fn what_rounding_takes_comes_back() {
+    const STEPS: usize = 300;
+    for size in [1, 2, 3] {
+        for (count, reduction) in
+            [(1001, Reduction::Sum), (64, Reduction::Mean), (2, Reduction::Sum), (0, Reduction::Sum)]
+        {
+            let results = communicators_with(false, size, |comm| {
+                let mut feedback = Feedback::new();
+                let mut sum = vec![0f64; count];
+                // Gradients too fine for bf16, the same every step: plain rounding would err the same way every time.
+                let gradient: Vec<f32> =
+                    (0..count).map(|at| 1.0 + 1e-3 * at as f32 + 3e-4 * comm.rank() as f32).collect();
+                for _ in 0..STEPS {
+                    let mut data = gradient.clone();
+                    compress::all_reduce(&comm, &mut data, reduction, &mut feedback).unwrap();
+                    sum.iter_mut().zip(&data).for_each(|(sum, value)| *sum += f64::from(*value));
+                }
+                (sum, gradient)
+            });
+            let share = if reduction == Reduction::Mean { size as f64 } else { 1.0 };
+            for at in 0..count {
+                let step: f64 = results.iter().map(|(_, gradient)| f64::from(gradient[at])).sum::<f64>() / share;
+                for (sum, _) in &results {
+                    assert_eq!(sum[at].to_bits(), results[0].0[at].to_bits());
+                    let roundings = (sum[at] - STEPS as f64 * step).abs() / (step / 256.0);
+                    assert!(roundings < 4.0, "{size} ranks, element {at}: off by {roundings} roundings");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sixteen_bits_on_the_wire_are_refused_where_bits_are_promised() {
+    let refused = communicators(2, |comm| {
+        compress::all_reduce(&comm, &mut [1.0], Reduction::Sum, &mut Feedback::new()).unwrap_err()
+    });
+    assert!(refused[0].to_string().contains("reproducible = false"), "{}", refused[0]);
 }

@@ -1,6 +1,7 @@
 //! Ranks as threads with real sockets between them.
 
 use kolo_comm::call::{Fingerprint, Kind, short_name};
+use kolo_comm::run::Programs;
 use kolo_comm::tcp::{TcpOptions, TcpWire, join};
 use kolo_comm::wire::Wire;
 use kolo_comm::{Bootstrap, Communicator, Element, Fault, JobKey, Reduction, Watch};
@@ -96,7 +97,9 @@ pub fn communicator(
     meeting: &mut dyn Bootstrap,
 ) -> Result<Communicator, Fault> {
     let watch = watch(size);
-    let transport = kolo_comm::tcp::connect(rank, size, options, Arc::clone(&watch), meeting)?;
+    // Not `connect`: a rank that still measures the links may hear there that others' first calls differ.
+    let wire = join(rank, size, options, Arc::clone(&watch), meeting)?;
+    let transport = Box::new(Programs::new(wire, Arc::clone(&watch)));
     Ok(Communicator::new(transport, watch, true))
 }
 
