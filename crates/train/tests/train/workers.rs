@@ -161,3 +161,26 @@ fn workers_that_do_not_share_the_grains_are_told_which_would() {
     let reports = on_ranks(3, |world| report(&job, Company::Workers(world)));
     assert!(reports.iter().all(|report| report.weights == reports[0].weights));
 }
+
+/// Gradients in half the bytes: other bits, the same on all ranks, and it learns as well.
+#[test]
+fn narrow_gradients_learn_too() {
+    let text = "[job]\nreproducible = false\n[model]\nkind = \"mlp\"\nhidden = [16]\n[data]\nsource = \"builtin:playground\"\n\
+                batch = 32\ngrains = 8\n[train]\nepochs = 20\noptimizer = { kind = \"adamw\", lr = 0.01 }\n";
+    let (wide, narrow) = (job(text, ""), job(text, "wire = \"bf16\""));
+    let whole = report(&wide, Company::Alone);
+    let watches: Vec<Arc<Watch>> = (0..2).map(|_| Watch::alone()).collect();
+    let reports: Vec<Report> = std::thread::scope(|scope| {
+        let narrow = &narrow;
+        let spawn = |(transport, watch): (_, &Arc<Watch>)| {
+            let world = Arc::new(Communicator::new(transport, Arc::clone(watch), false));
+            scope.spawn(move || report(narrow, Company::Workers(world)))
+        };
+        let threads: Vec<_> = thread::world(&watches).into_iter().zip(&watches).map(spawn).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(reports[0].weights, reports[1].weights);
+    assert_ne!(reports[0].weights, whole.weights, "nothing was rounded");
+    let (one, other) = (whole.metrics["accuracy"], reports[0].metrics["accuracy"]);
+    assert!(other > one - 0.03 && other > 0.9, "{one} alone, {other} with bf16 on the wire");
+}
