@@ -4,6 +4,8 @@
  * the iterations.
  *
  *     mpicc -O2 -o mpi_all_reduce mpi_all_reduce.c && mpirun -n 2 ./mpi_all_reduce 4 1024 1048576
+ *
+ * With `copy` before the sizes, all ranks at once copy as many bytes as an all-reduce must read and write at the least.
  */
 #include <mpi.h>
 #include <stdio.h>
@@ -23,6 +25,17 @@ static int iterations_for(long bytes) {
     return iterations > ITERATIONS_MAX ? ITERATIONS_MAX : (int)iterations;
 }
 
+static int copying;
+
+static void work(float *data, int count) {
+    if (!copying) {
+        MPI_Allreduce(MPI_IN_PLACE, data, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        return;
+    }
+    memcpy(data + count / 2, data, count / 2 * 4);
+    memcpy(data, data + count / 2, count / 2 * 4);
+}
+
 /* Short calls are timed in batches, as the clock and the barrier would weigh more than they do. */
 static double median_us(float *data, long bytes) {
     int count = (int)(bytes / 4), iterations = iterations_for(bytes), batch = bytes <= BATCH_BYTES_MAX ? BATCH : 1;
@@ -31,7 +44,7 @@ static double median_us(float *data, long bytes) {
     for (int sample = -samples / 10 - 1; sample < samples; sample++) {
         MPI_Barrier(MPI_COMM_WORLD);
         double begin = MPI_Wtime();
-        for (int i = 0; i < batch; i++) MPI_Allreduce(MPI_IN_PLACE, data, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        for (int i = 0; i < batch; i++) work(data, count);
         double mine = (MPI_Wtime() - begin) / batch, slowest;
         MPI_Allreduce(&mine, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
         if (sample >= 0) times[sample] = slowest * 1e6;
@@ -47,15 +60,16 @@ int main(int argc, char **argv) {
     int rank, ranks;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    for (int i = 1; i < argc; i++) {
+    copying = argc > 1 && strcmp(argv[1], "copy") == 0;
+    for (int i = 1 + copying; i < argc; i++) {
         long bytes = atol(argv[i]);
         float *data = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
         memset(data, 0, bytes);
         double us = median_us(data, bytes);
         if (rank == 0) {
             double bus = bytes / us / 1e3 * 2 * (ranks - 1) / ranks;
-            printf("{\"op\":\"all_reduce\",\"bytes\":%ld,\"ranks\":%d,\"transport\":\"openmpi\",\"us_median\":%.3f,\"busbw_gbps\":%.4f}\n",
-                   bytes, ranks, us, bus);
+            printf("{\"op\":\"%s\",\"bytes\":%ld,\"ranks\":%d,\"transport\":\"openmpi\",\"us_median\":%.3f,\"busbw_gbps\":%.4f}\n",
+                   copying ? "copy" : "all_reduce", bytes, ranks, us, bus);
             fflush(stdout);
         }
         free(data);

@@ -4,7 +4,7 @@ Each round starts every contestant once, over all sizes, with one rank per proce
 median over the rounds. Gloo runs under the interpreter that runs this script, if that has PyTorch. `copy` is what the
 memory allows: all ranks copy as many bytes as the all-reduce reads and writes, at the same time.
 
-    cargo build --release -p kolo-comm --example shm_bench && python bench/comm/run.py --ranks 2,4
+    cargo build --release && python bench/comm/run.py --ranks 2,4
 """
 
 import argparse
@@ -19,12 +19,15 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SIZES = "4,64,512,2048,16384,65536,262144,1048576,4194304,16777216,67108864"
-OURS = f"{HERE.parent.parent}/target/release/examples/shm_bench --ranks {{ranks}} --op {{op}} --bytes {{bytes}}"
+OURS = (
+    f"{HERE.parent.parent}/target/release/kolo bench comm --transport shm --op all_reduce --bytes {{bytes}} -n {{ranks}}"
+    " --iterations 4000 --report {report}"
+)
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ours", default=OURS, help="command that prints a JSON row per size; {ranks}, {op}, {bytes} are filled in")
+    parser.add_argument("--ours", default=OURS, help="command that writes JSON rows to {report}, or to its standard output; {ranks} and {bytes} are filled in")
     parser.add_argument("--private", default="--private", help="added to it for buffers the transport did not allocate; empty: left out")
     parser.add_argument("--ranks", default="2", help="comma-separated")
     parser.add_argument("--bytes", default=SIZES, help="comma-separated")
@@ -35,19 +38,23 @@ def arguments():
     return parser.parse_args()
 
 
-def rows_of(command):
-    """Runs a contestant; its rows by size, in microseconds and GB/s."""
+def rows_of(command, report):
+    """Runs a contestant; its rows by size."""
+    Path(report).unlink(missing_ok=True)
     variables = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=600)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if Path(report).exists():
+        rows = json.loads(Path(report).read_text())
+    else:
+        rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {row["bytes"]: row for row in rows}
 
 
 def contestants(options, ranks, folder):
     sizes = options.bytes
-    ours = options.ours.format(ranks=ranks, op="all_reduce", bytes=sizes).split()
+    ours = options.ours.format(ranks=ranks, bytes=sizes, report=f"{folder}/report.json").split()
     found = {"kolo": ours}
     if options.private:
         found["kolo, private memory"] = [*ours, *options.private.split()]
@@ -55,10 +62,11 @@ def contestants(options, ranks, folder):
         program = f"{folder}/mpi_all_reduce"
         subprocess.run([options.mpicc, "-O2", "-o", program, str(HERE / "mpi_all_reduce.c")], check=True)
         place = ["--bind-to", "core"] if ranks <= (os.cpu_count() or 1) else ["--oversubscribe", "--bind-to", "none"]
-        found["Open MPI"] = [options.mpirun, *place, "-n", str(ranks), program, *sizes.split(",")]
+        mpi = [options.mpirun, *place, "-n", str(ranks), program]
+        found["Open MPI"] = [*mpi, *sizes.split(",")]
+        found["copy"] = [*mpi, "copy", *sizes.split(",")]
     if subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode == 0:
         found["Gloo"] = [sys.executable, str(HERE / "gloo_all_reduce.py"), "--ranks", str(ranks), "--bytes", sizes]
-    found["copy"] = options.ours.format(ranks=ranks, op="copy", bytes=sizes).split()
     return found
 
 
@@ -67,7 +75,7 @@ def compete(options, ranks, folder):
     samples = {name: {} for name in commands}
     for turn in range(options.rounds):
         for name, command in commands.items():
-            for size, row in rows_of(command).items():
+            for size, row in rows_of(command, f"{folder}/report.json").items():
                 samples[name].setdefault(size, []).append(row["us_median"])
         print(f"{ranks} ranks: round {turn + 1} of {options.rounds}", file=sys.stderr)
     return samples
@@ -78,7 +86,8 @@ def table(ranks, samples):
     names = [name for name in us if name != "copy"]
     peers = [name for name in names if not name.startswith("kolo")]
     columns = ["bytes", *(f"{name} µs" for name in names), "kolo GB/s", *(f"kolo / {peer}" for peer in peers)]
-    columns += [f"private / {peer}" for peer in peers if "kolo, private memory" in us] + ["of copy limit"]
+    columns += [f"private / {peer}" for peer in peers if "kolo, private memory" in us]
+    columns += ["of the copy"] if "copy" in us else []
     lines = [f"**{ranks} ranks**\n", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for size in us["kolo"]:
         mine = us["kolo"][size]
@@ -87,7 +96,8 @@ def table(ranks, samples):
         cells += [f"{us[peer][size] / mine:.1f}×" for peer in peers]
         if "kolo, private memory" in us:
             cells += [f"{us[peer][size] / us['kolo, private memory'][size]:.1f}×" for peer in peers]
-        cells.append(f"{100 * us['copy'][size] / mine:.0f} %")
+        if "copy" in us:
+            cells.append(f"{100 * us['copy'][size] / mine:.0f} %")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

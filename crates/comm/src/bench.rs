@@ -40,6 +40,7 @@ const BATCH_BYTES_MAX: usize = 4096;
 const BATCH: usize = 50;
 
 /// Measures a kind of call on f32. `bytes` is the whole vector: for the collectives with parts, that of all ranks together.
+/// A message goes to the next rank and back; the row has one way.
 /// All ranks call it with the same arguments; all get the rows.
 pub fn sweep(comm: &Communicator, kind: Kind, sizes: &[usize], iterations: usize) -> Result<Vec<Row>, Fault> {
     let largest = sizes.iter().copied().max().unwrap_or(0);
@@ -50,26 +51,6 @@ pub fn sweep(comm: &Communicator, kind: Kind, sizes: &[usize], iterations: usize
 pub fn sweep_private(comm: &Communicator, kind: Kind, sizes: &[usize], iterations: usize) -> Result<Vec<Row>, Fault> {
     let largest = sizes.iter().copied().max().unwrap_or(0);
     rows(comm, kind, sizes, iterations, &[SharedMemory::private(largest)?, SharedMemory::private(largest)?])
-}
-
-/// What the memory allows: all ranks at once copy as many bytes as an all-reduce of this size reads and writes.
-pub fn copy_limit(comm: &Communicator, sizes: &[usize], iterations: usize) -> Result<Vec<Row>, Fault> {
-    let memory = comm.allocate(sizes.iter().copied().max().unwrap_or(0))?;
-    let row = |bytes: &usize| {
-        let (low, high) = (memory.at(0), memory.at(bytes / 2));
-        let us_median = median_us(comm, *bytes, iterations, || {
-            // SAFETY: two halves of memory that only this rank uses.
-            unsafe {
-                std::ptr::copy_nonoverlapping(low, high, bytes / 2);
-                std::ptr::copy_nonoverlapping(high, low, bytes / 2);
-            }
-            std::hint::black_box(low);
-            Ok(())
-        })?;
-        let busbw_gbps = *bytes as f64 / us_median / 1e3;
-        Ok(Row { op: "copy", bytes: *bytes, ranks: comm.size(), transport: comm.transport(), us_median, busbw_gbps })
-    };
-    sizes.iter().map(row).collect()
 }
 
 fn rows(
@@ -90,7 +71,8 @@ fn measure(
     buffers: &[Arc<SharedMemory>; 2],
 ) -> Result<Row, Fault> {
     let request = request(comm, kind, bytes, buffers);
-    let us_median = median_us(comm, bytes, iterations, || once(comm, &request))?;
+    let ways = if kind.is_message() { 2.0 } else { 1.0 };
+    let us_median = median_us(comm, bytes, iterations, || once(comm, &request))? / ways;
     let busbw_gbps = bytes as f64 / us_median / 1e3 * bus_factor(kind, comm.size() as f64);
     Ok(Row { op: kind.name(), bytes, ranks: comm.size(), transport: comm.transport(), us_median, busbw_gbps })
 }
@@ -141,7 +123,8 @@ fn once(comm: &Communicator, request: &Request) -> Result<(), Fault> {
 /// In place where that is usual.
 fn request(comm: &Communicator, kind: Kind, bytes: usize, buffers: &[Arc<SharedMemory>; 2]) -> Request {
     let count = bytes / Element::F32.bytes();
-    let parts = even_parts(count, comm.size());
+    let equal = kind == Kind::AllToAll;
+    let parts = even_parts(if equal { count / comm.size() * comm.size() } else { count }, comm.size());
     let own = parts[comm.rank()].offset * Element::F32.bytes();
     let (input, output) = match kind {
         Kind::AllGather | Kind::Gather => (buffers[0].at(own), buffers[0].at(0)),
@@ -168,8 +151,6 @@ fn bus_factor(kind: Kind, ranks: f64) -> f64 {
     match kind {
         Kind::AllReduce => 2.0 * (ranks - 1.0) / ranks,
         Kind::ReduceScatter | Kind::AllGather | Kind::Gather | Kind::Scatter | Kind::AllToAll => (ranks - 1.0) / ranks,
-        // There and back.
-        Kind::Send | Kind::Recv => 2.0,
         _ => 1.0,
     }
 }

@@ -468,8 +468,14 @@ impl Communicator {
         self.now(Request { root, count: counts.iter().sum(), recv: packed_parts(counts).into(), ..request })
     }
 
-    /// Part `j` of rank `i`'s input becomes part `i` of rank `j`'s output.
+    /// Part `j` of rank `i`'s input becomes part `i` of rank `j`'s output. All parts have one size.
     pub fn all_to_all<T: Scalar>(&self, input: &[T], output: &mut [T]) -> Result<(), Fault> {
+        if !input.len().is_multiple_of(self.size()) {
+            let (count, size) = (input.len(), self.size());
+            return Err(Fault::BadCall(format!(
+                "all_to_all of {count} elements, which is no multiple of {size} ranks"
+            )));
+        }
         let counts = self.equal(input.len());
         self.all_to_all_v(input, &counts, output, &counts)
     }

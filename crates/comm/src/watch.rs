@@ -167,9 +167,9 @@ impl<'w> Patience<'w> {
         Self { watch, turns: 0, since: None }
     }
 
-    /// Yield at once: whoever is waited for may need this processor.
-    pub fn skip_spinning(&mut self) {
-        self.turns = self.turns.max(SPINS);
+    /// The caller has spun and yielded as long as it thought fit: sleep from now on.
+    pub fn sleep_at_once(&mut self) {
+        self.turns = self.turns.max(SPINS + YIELDS);
     }
 
     /// After so many turns, sleep without yielding first: for those to whom looking costs more than a spin.

@@ -98,7 +98,7 @@ struct Head {
     _nonce: UnsafeCell<[u8; NONCE_BYTES]>,
     /// Ranks that mapped the segment.
     mapped: AtomicU32,
-    /// 1 while the rank sleeps.
+    /// Whom each rank waits for while it sleeps.
     bells: [AtomicU32; RANKS_MAX],
 }
 

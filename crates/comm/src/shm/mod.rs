@@ -9,6 +9,7 @@ mod direct;
 mod exchange;
 mod layout;
 mod message;
+mod pace;
 mod registry;
 mod room;
 mod system;
@@ -77,11 +78,13 @@ pub fn connect(
         // SAFETY: this first mapping served for the nonce only.
         unsafe { libc::munmap(data.cast(), offer.bytes) };
     }
+    let crowded = size > processors(&hellos);
     let neighbours = Neighbours {
         processes: hellos.iter().map(|hello| Arc::new(Process::new(hello.pid))).collect(),
         origins: (0..size).collect(),
-        crowded: size > processors(&hellos),
-        barrier: hellos.iter().all(|hello| hello.barrier),
+        crowded,
+        // Where ranks sleep often, a fence for each round is cheaper than one for all at each sleep.
+        barrier: !crowded && hellos.iter().all(|hello| hello.barrier),
     };
     Ok(Box::new(Shm::new(Room::new(control, rank, watch, neighbours), Registry::default(), 0)))
 }

@@ -6,6 +6,7 @@
 use super::layout::{
     Control, LINE_BYTES, Mail, REASON_BYTES, STATUS_FAILED, STATUS_LEFT, STATUS_LOST_PEER, STATUS_MISMATCH, STATUS_WELL,
 };
+use super::pace::Pace;
 use super::system::{self, Process};
 use crate::call::{FINGERPRINT_BYTES, Fingerprint, Kind};
 use crate::fault::{Fault, place};
@@ -15,9 +16,20 @@ use std::sync::atomic::{AtomicU32, Ordering, compiler_fence, fence};
 use std::time::Duration;
 
 /// Looks before a rank yields, when every rank has a processor.
-const LOOKS: u32 = 2000;
+const LOOKS: u32 = 300;
 /// The first of them without a pause between: whoever comes at the same time is seen at once.
 const LOOKS_AT_ONCE: u32 = 40;
+
+/// Times that a rank gives way to others before it sleeps.
+const YIELDS: u32 = 50;
+
+/// A bell that nobody listens to.
+const SILENT: u32 = 0;
+
+/// The bell of a rank that sleeps until `peer` did something.
+fn awaits(peer: usize) -> u32 {
+    peer as u32 + 1
+}
 
 /// What the ranks of a host know of each other.
 #[derive(Clone)]
@@ -38,6 +50,7 @@ pub struct Room {
     pub size: usize,
     pub watch: Arc<Watch>,
     pub neighbours: Neighbours,
+    pace: Pace,
     /// The last round begun.
     round: u64,
     /// Digest of the call in progress.
@@ -57,7 +70,7 @@ fn digest(words: &[u64; FINGERPRINT_BYTES / 8]) -> u64 {
 impl Room {
     pub fn new(control: Control, rank: usize, watch: Arc<Watch>, neighbours: Neighbours) -> Self {
         let size = neighbours.processes.len();
-        Self { control, rank, size, watch, neighbours, round: 0, digest: 0 }
+        Self { control, rank, size, watch, neighbours, pace: Pace::default(), round: 0, digest: 0 }
     }
 
     /// A call begins: notes it where the others can read it.
@@ -142,25 +155,32 @@ impl Room {
 
     #[cold]
     fn linger(&self, peer: usize, call: &Fingerprint, ready: &dyn Fn() -> bool) -> Result<(), Fault> {
-        let mut patience = Patience::new(&self.watch);
-        if self.neighbours.crowded {
-            patience.skip_spinning();
+        for _ in 0..YIELDS {
+            self.watch.check()?;
+            if ready() {
+                return Ok(());
+            }
+            if !self.pace.give_way() {
+                break;
+            }
         }
+        let mut patience = Patience::new(&self.watch);
+        patience.sleep_at_once();
         while !ready() {
             let host = self.watch.host(peer);
             let stalled = |waited_ms| Fault::Stalled { peer, host, during: call.to_string(), waited_ms };
             if let Pause::Sleep(at_most) = patience.turn(stalled)? {
-                self.doze(at_most, ready);
+                self.doze(peer, at_most, ready);
                 self.health(peer, call, ready)?;
             }
         }
         Ok(())
     }
 
-    /// Sleeps until somebody rings, at most this long.
-    fn doze(&self, at_most: Duration, ready: &dyn Fn() -> bool) {
+    /// Sleeps until `peer` rings, at most this long.
+    fn doze(&self, peer: usize, at_most: Duration, ready: &dyn Fn() -> bool) {
         let bell = &self.control.bells()[self.rank];
-        bell.store(1, Ordering::Relaxed);
+        bell.store(awaits(peer), Ordering::Relaxed);
         // Either the others see the bell after what they publish, or we see what they published.
         if self.neighbours.barrier {
             system::barrier_everywhere();
@@ -168,25 +188,34 @@ impl Room {
             fence(Ordering::SeqCst);
         }
         if !ready() {
-            system::futex_wait(bell, 1, at_most);
+            system::futex_wait(bell, awaits(peer), at_most);
         }
-        bell.store(0, Ordering::Relaxed);
+        bell.store(SILENT, Ordering::Relaxed);
     }
 
-    /// Wakes those who sleep, after something was published to all.
+    /// Wakes those who wait for this rank, after something was published to all.
     #[inline]
     pub fn wake_all(&self) {
         self.order_bells();
         for bell in self.control.bells() {
-            ring(bell);
+            self.ring(bell);
         }
     }
 
-    /// Wakes a rank if it sleeps, after something was published to it.
+    /// Wakes a rank if it waits for this one, after something was published to it.
     #[inline]
     pub fn wake(&self, rank: usize) {
         self.order_bells();
-        ring(&self.control.bells()[rank]);
+        self.ring(&self.control.bells()[rank]);
+    }
+
+    #[inline]
+    fn ring(&self, bell: &AtomicU32) {
+        let mine = awaits(self.rank);
+        let listens = bell.load(Ordering::Relaxed) == mine;
+        if listens && bell.compare_exchange(mine, SILENT, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            system::futex_wake(bell);
+        }
     }
 
     #[inline]
@@ -257,12 +286,5 @@ impl Room {
     /// Bytes of a mail that each of `size` readers has for itself, in whole cache lines.
     pub fn area_bytes(&self) -> usize {
         super::layout::MAIL_BYTES / self.size / LINE_BYTES * LINE_BYTES
-    }
-}
-
-#[inline]
-fn ring(bell: &AtomicU32) {
-    if bell.load(Ordering::Relaxed) != 0 && bell.swap(0, Ordering::Relaxed) != 0 {
-        system::futex_wake(bell);
     }
 }
