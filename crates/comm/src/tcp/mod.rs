@@ -6,8 +6,10 @@
 pub mod frame;
 pub mod inbox;
 mod mesh;
+mod peer;
 mod poll;
 pub mod reader;
+mod split;
 mod wire;
 pub mod writer;
 

@@ -1,20 +1,18 @@
 //! The wire over the streams of a mesh.
 
 use super::TcpOptions;
-use super::frame::{Era, FrameKind, decode_account, encode_account};
-use super::inbox::Inbox;
-use super::mesh::{self, Joined, Place};
+use super::frame::{FrameKind, decode_account, encode_account};
+use super::mesh::{self, Place};
+use super::peer::{Peer, State, Stream};
 use super::poll;
-use super::reader::{FrameReader, Stop};
-use super::writer::{FrameWriter, Outbox};
-use crate::call::{Fingerprint, Kind, short_name};
-use crate::element::{Element, Reduction};
+use super::reader::Stop;
+use crate::call::{Fingerprint, Kind};
 use crate::fault::{Fault, place};
 use crate::transport::Bootstrap;
-use crate::watch::{Patience, Pause, Watch};
-use crate::wire::{SplitWire, Wire};
-use std::io::{ErrorKind, Read};
-use std::net::{Shutdown, TcpStream};
+use crate::watch::Watch;
+use crate::wire::Wire;
+use std::io::Read;
+use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,43 +22,37 @@ const MESSAGE_BITS: u32 = 40;
 /// With more streams than this, one look at all of them is cheaper than trying each.
 const TRIED_MAX: usize = 2;
 /// Looks at the streams before waiting for them: about as long as waking up takes.
-const TURNS: u32 = 40;
+pub(super) const TURNS: u32 = 40;
 /// How long a leaving rank may take to say goodbye to peers that do not read.
 const GOODBYE_LIMIT: Duration = Duration::from_millis(500);
-
+/// Turns in which nothing moves, and time at most, before a loss is reported: what arrived before it may be all that the
+/// call needs.
+const DOOM_TURNS: u32 = 2;
+const DOOM_LIMIT: Duration = Duration::from_millis(10);
 /// A rank that waits longer than this says in which call.
 const NOTICE_AFTER: Duration = Duration::from_millis(100);
 /// How long a failing rank may take to say why.
 const ACCOUNT_LIMIT: Duration = Duration::from_millis(100);
 
-struct Stream {
-    socket: TcpStream,
-    reader: FrameReader,
-    writer: FrameWriter,
-    /// The peer said goodbye on it.
-    ended: bool,
-}
-
-struct Peer {
-    streams: Vec<Stream>,
-    inbox: Inbox,
-    outbox: Outbox,
-}
-
 /// One rank's end of a mesh of TCP streams.
 pub struct TcpWire {
-    place: Place,
-    options: TcpOptions,
-    watch: Arc<Watch>,
+    pub(super) place: Place,
+    pub(super) options: TcpOptions,
+    pub(super) watch: Arc<Watch>,
     /// By rank; this rank's own is empty.
     peers: Vec<Peer>,
     sockets: Vec<libc::pollfd>,
     /// After a fault the wire is of no more use.
     fault: Option<Fault>,
+    /// A fault that waits until all that came before it was worked off, and since when.
+    doom: Option<(Fault, Instant)>,
+    /// Something came at once from what was held, or else how many turns nothing has moved.
+    settled: bool,
+    still: u32,
     /// Of all peers together.
     streams: usize,
     /// Each rank's host, by number.
-    hosts: Vec<usize>,
+    pub(super) hosts: Vec<usize>,
     /// The call whose messages came last.
     call: Option<Fingerprint>,
     /// Since when nothing has moved, if anything is awaited.
@@ -78,60 +70,6 @@ impl std::fmt::Debug for TcpWire {
 // SAFETY: the pointers in the queues are promised by `send` and `recv` to be valid wherever the wire is used.
 unsafe impl Send for TcpWire {}
 
-impl Peer {
-    fn new(joined: Vec<Joined>, options: &TcpOptions, stall: Duration) -> Result<Self, Fault> {
-        let era = Era { job: options.job, generation: options.generation };
-        let stream = |(socket, session): Joined| {
-            mesh::tune(&socket, options.socket_bytes, stall)
-                .map_err(|error| Fault::system("setting up a link", &error))?;
-            let reader = FrameReader::new(session.opener, era);
-            Ok(Stream {
-                socket,
-                reader,
-                writer: FrameWriter::new(session.sealer, era, options.segment_bytes),
-                ended: false,
-            })
-        };
-        Ok(Self {
-            streams: joined.into_iter().map(stream).collect::<Result<_, Fault>>()?,
-            inbox: Inbox::new(options.held_bytes_max),
-            outbox: Outbox::new(options.segment_bytes),
-        })
-    }
-
-    /// Whether the peer has left for good.
-    fn gone(&self) -> bool {
-        !self.streams.is_empty() && self.streams.iter().all(|stream| stream.ended)
-    }
-}
-
-impl Stream {
-    /// # Safety
-    /// As [`FrameWriter::pump`] and [`FrameReader::pump`].
-    unsafe fn pump(&mut self, inbox: &mut Inbox, outbox: &mut Outbox) -> Result<bool, Stop> {
-        // SAFETY: the caller's promise.
-        let written = unsafe { self.writer.pump(&mut &self.socket, outbox) };
-        if self.ended {
-            return written.map_err(Stop::System);
-        }
-        // SAFETY: the caller's promise.
-        let read = match (written, unsafe { self.reader.pump(&mut &self.socket, inbox) }) {
-            (Ok(written), Ok(read)) => return Ok(written | read),
-            (_, Err(stop)) => stop,
-            // A peer that fails says why before it closes: that is what counts, and not our broken pipe.
-            (Err(error), Ok(true)) if error.kind() != ErrorKind::WouldBlock => return Ok(true),
-            (Err(error), Ok(_)) => Stop::System(error),
-        };
-        match read {
-            Stop::Goodbye => {
-                self.ended = true;
-                Ok(true)
-            }
-            stop => Err(stop),
-        }
-    }
-}
-
 impl TcpWire {
     pub(super) fn join(
         place: Place,
@@ -146,12 +84,26 @@ impl TcpWire {
         let streams = peers.iter().map(|peer| peer.streams.len()).sum();
         let names: Vec<String> = place.world.iter().map(|rank| watch.host(*rank)).collect();
         let hosts = names.iter().map(|name| names.iter().position(|other| other == name).unwrap_or(0)).collect();
-        let (sockets, fault, call, idle, told) = (Vec::new(), None, None, None, None);
-        Ok(Self { place, options, watch, peers, sockets, fault, streams, hosts, call, idle, told })
+        Ok(Self {
+            place,
+            options,
+            watch,
+            peers,
+            streams,
+            hosts,
+            sockets: Vec::new(),
+            fault: None,
+            doom: None,
+            settled: false,
+            still: 0,
+            call: None,
+            idle: None,
+            told: None,
+        })
     }
 
     /// The rank of the job that `peer` is.
-    fn named(&self, peer: usize) -> (usize, String) {
+    pub(super) fn named(&self, peer: usize) -> (usize, String) {
         let rank = self.place.world[peer];
         (rank, self.watch.host(rank))
     }
@@ -196,7 +148,8 @@ impl TcpWire {
     fn compare_notices(&mut self) -> Result<(), Fault> {
         let Some(mine) = self.call.filter(|call| !call.kind.is_message()) else { return Ok(()) };
         let other = |peer: &Peer| {
-            peer.inbox.notice().copied().filter(|theirs| !theirs.kind.is_message() && theirs.sequence == mine.sequence)
+            let number = |call: &Fingerprint| (call.communicator, call.kind.is_message(), call.sequence);
+            peer.inbox.notice().copied().filter(|theirs| number(theirs) == number(&mine))
         };
         for peer in 0..self.peers.len() {
             if let Some(theirs) = other(&self.peers[peer])
@@ -224,7 +177,7 @@ impl TcpWire {
     }
 
     /// Keeps the first fault: whatever comes after it is a consequence.
-    fn fail(&mut self, fault: Fault) -> Fault {
+    pub(super) fn fail(&mut self, fault: Fault) -> Fault {
         self.fault.get_or_insert(fault).clone()
     }
 
@@ -234,8 +187,12 @@ impl TcpWire {
         for peer in &self.peers {
             let busy = !peer.outbox.is_empty();
             self.sockets.extend(peer.streams.iter().map(|stream| {
-                let socket = if stream.ended && !busy { -1 } else { stream.socket.as_raw_fd() };
-                poll::interest(socket, !stream.reader.homeless() && !stream.ended, busy || stream.writer.pending())
+                let (write, read) = (busy || stream.writer.pending(), !stream.reader.homeless());
+                match stream.state {
+                    State::Open => poll::interest(stream.socket.as_raw_fd(), read, write),
+                    State::Ended if write => poll::interest(stream.socket.as_raw_fd(), false, true),
+                    _ => poll::interest(-1, false, false),
+                }
             }));
         }
         poll::wait(&mut self.sockets, at_most)
@@ -244,7 +201,7 @@ impl TcpWire {
     /// Lets every stream of `peer` move.
     fn pump(&mut self, peer: usize, at: usize, looked: bool) -> Result<bool, Fault> {
         let Peer { streams, inbox, outbox } = &mut self.peers[peer];
-        let mut moved = false;
+        let (mut moved, mut stopped) = (false, None);
         for (index, stream) in streams.iter_mut().enumerate() {
             // A stream that waits for a receive may have got it since.
             if looked && self.sockets[at + index].revents == 0 && !stream.reader.homeless() {
@@ -253,18 +210,38 @@ impl TcpWire {
             // SAFETY: `send` and `recv` took the promise that the buffers are valid, and `cancel` ends all pumping.
             match unsafe { stream.pump(inbox, outbox) } {
                 Ok(some) => moved |= some,
+                // Something may have come before the end.
+                Err(stop @ (Stop::End | Stop::System(_) | Stop::Failed(_))) => (moved, stopped) = (true, Some(stop)),
                 Err(stop) => {
                     let fault = self.explain(peer, stop);
                     return Err(self.fail(fault));
                 }
             }
         }
-        let peer_state = &self.peers[peer];
-        if moved && peer_state.gone() && peer_state.inbox.waiting().is_some() {
-            let fault = self.explain(peer, Stop::Goodbye);
-            return Err(self.fail(fault));
+        if stopped.is_none() && moved && self.peers[peer].gone() && self.peers[peer].inbox.waiting().is_some() {
+            stopped = Some(Stop::Goodbye);
+        }
+        if let Some(stop) = stopped {
+            let fault = self.explain(peer, stop);
+            self.doom.get_or_insert_with(|| (fault, Instant::now()));
         }
         Ok(moved)
+    }
+
+    /// After a turn: whether a fault is due.
+    fn judge(&mut self, moved: bool) -> Result<(), Fault> {
+        self.still = if moved { 0 } else { self.still + 1 };
+        if let Some((fault, since)) = &self.doom
+            && (self.still >= DOOM_TURNS || since.elapsed() > DOOM_LIMIT)
+        {
+            let fault = fault.clone();
+            return Err(self.fail(fault));
+        }
+        if moved {
+            self.idle = None;
+            self.compare_notices()?;
+        }
+        Ok(())
     }
 
     fn refuse_broken(&self) -> Result<(), Fault> {
@@ -274,7 +251,7 @@ impl TcpWire {
     /// Says a last word to all peers, and waits a little until it has left.
     fn leave(&mut self, kind: FrameKind, payload: &[u8], at_most: Duration) {
         let streams = self.peers.iter_mut().flat_map(|peer| &mut peer.streams);
-        let mut open: Vec<&mut Stream> = streams.filter(|stream| !stream.ended).collect();
+        let mut open: Vec<&mut Stream> = streams.filter(|stream| stream.state == State::Open).collect();
         open.iter_mut().for_each(|stream| stream.writer.farewell(kind, payload));
         let start = Instant::now();
         loop {
@@ -290,86 +267,6 @@ impl TcpWire {
             let mut sockets = sockets.iter();
             open.retain(|_| !sockets.next().is_some_and(broken));
         }
-    }
-}
-
-/// Members find each other through the wire they already share.
-struct Through<'a> {
-    wire: &'a mut TcpWire,
-    members: &'a [usize],
-    communicator: u32,
-}
-
-impl Bootstrap for Through<'_> {
-    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
-        let me = self.wire.place.rank;
-        let call = Fingerprint {
-            communicator: self.wire.place.communicator,
-            kind: Kind::AllGather,
-            element: Element::U8,
-            reduction: Reduction::Sum,
-            root: 0,
-            sequence: u64::from(self.communicator),
-            count: mine.len() as u64,
-            name: short_name("split"),
-        };
-        let mut all: Vec<Vec<u8>> = self.members.iter().map(|_| mine.to_vec()).collect();
-        let mut pending = Vec::new();
-        for (member, theirs) in self.members.iter().zip(&mut all).filter(|(member, _)| **member != me) {
-            // SAFETY: `mine` and `all` outlive the waiting below; on a fault the wire moves nothing any more.
-            let sent = unsafe { self.wire.send(*member, &call, mine.as_ptr(), mine.len()) }?;
-            // SAFETY: as above.
-            let received = unsafe { self.wire.recv(*member, &call, theirs.as_mut_ptr(), theirs.len()) }?;
-            pending.push((*member, sent, received));
-        }
-        let watch = Arc::clone(&self.wire.watch);
-        let mut patience = Patience::new(&watch);
-        while let Some((member, ..)) = {
-            pending.retain(|(_, sent, received)| !self.wire.sent(*sent) || !self.wire.received(*received));
-            pending.first()
-        } {
-            if self.wire.progress()? {
-                patience.reset();
-                continue;
-            }
-            let (peer, host) = self.wire.named(*member);
-            let stalled = |waited_ms| Fault::Stalled { peer, host, during: "a split".into(), waited_ms };
-            patience.sleep_after(TURNS);
-            match patience.turn(stalled) {
-                Ok(Pause::Sleep(at_most)) => self.wire.wait(at_most),
-                Ok(_) => {}
-                Err(fault) => {
-                    let fault = self.wire.fail(fault);
-                    self.wire.cancel();
-                    return Err(fault);
-                }
-            }
-        }
-        Ok(all)
-    }
-}
-
-impl SplitWire for TcpWire {
-    fn name(&self) -> &'static str {
-        "tcp"
-    }
-
-    fn hosts(&self) -> &[usize] {
-        &self.hosts
-    }
-
-    fn job_rank(&self, rank: usize) -> usize {
-        self.place.world[rank]
-    }
-
-    /// A mesh of its own for these members, met through this one.
-    fn split(&mut self, members: &[usize], communicator: u32) -> Result<Self, Fault> {
-        let rank = members.iter().position(|member| *member == self.place.rank);
-        let rank = rank.ok_or_else(|| Fault::BadCall("a split without the rank that calls it".into()))?;
-        let world = members.iter().map(|member| self.place.world[*member]).collect();
-        let place = Place { rank, communicator, world };
-        let (options, watch) = (self.options.clone(), Arc::clone(&self.watch));
-        Self::join(place, options, watch, &mut Through { wire: self, members, communicator })
     }
 }
 
@@ -403,7 +300,10 @@ impl Wire for TcpWire {
         let call = common(call);
         self.call = Some(call);
         match self.peers[from].inbox.post(&call, data, bytes) {
-            Ok(message) => Ok((from as u64) << MESSAGE_BITS | message),
+            Ok(message) => {
+                self.settled |= self.peers[from].inbox.done(message);
+                Ok((from as u64) << MESSAGE_BITS | message)
+            }
             Err(theirs) => {
                 let fault = self.mismatch(from, (call, bytes), theirs);
                 Err(self.fail(fault))
@@ -417,15 +317,12 @@ impl Wire for TcpWire {
         if looked {
             self.look(Duration::ZERO);
         }
-        let (mut moved, mut at) = (false, 0);
+        let (mut moved, mut at) = (std::mem::take(&mut self.settled), 0);
         for peer in 0..self.peers.len() {
             moved |= self.pump(peer, at, looked)?;
             at += self.peers[peer].streams.len();
         }
-        if moved {
-            self.idle = None;
-            self.compare_notices()?;
-        }
+        self.judge(moved)?;
         Ok(moved)
     }
 

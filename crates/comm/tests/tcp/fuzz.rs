@@ -168,8 +168,8 @@ fn lying_headers_do_no_harm() {
             let mut place = vec![0; 300];
             inbox.post(&call(0), place.as_mut_ptr(), place.len()).unwrap();
             let mut source = &stream[..];
-            // SAFETY: the place outlives the inbox's work.
             let stop = loop {
+                // SAFETY: the place outlives the inbox's work.
                 match unsafe { reader.pump(&mut source, &mut inbox) } {
                     Ok(_) if reader.homeless() => break None,
                     Ok(_) => {}

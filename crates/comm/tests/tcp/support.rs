@@ -12,10 +12,12 @@ pub fn options() -> TcpOptions {
     TcpOptions { meet_limit: Duration::from_secs(20), ..TcpOptions::local(JobKey::fresh().unwrap(), 7) }
 }
 
+type Blobs = Vec<Option<Vec<u8>>>;
+
 /// How threads find each other. Each rank may be shown another address than the others give.
 #[derive(Clone)]
 pub struct Meeting {
-    blobs: Arc<(Mutex<Vec<Option<Vec<u8>>>>, Condvar)>,
+    blobs: Arc<(Mutex<Blobs>, Condvar)>,
     /// The port shown instead of rank 0's.
     detour: Option<u16>,
     rank: usize,

@@ -1,0 +1,92 @@
+//! Fewer ranks under another number: a mesh of its own, met through the one that is there.
+
+use super::mesh::Place;
+use super::wire::{TURNS, TcpWire};
+use crate::call::{Fingerprint, Kind, short_name};
+use crate::element::{Element, Reduction};
+use crate::fault::Fault;
+use crate::transport::Bootstrap;
+use crate::watch::{Patience, Pause};
+use crate::wire::{SplitWire, Wire};
+use std::sync::Arc;
+
+/// Members find each other through the wire they already share.
+struct Through<'a> {
+    wire: &'a mut TcpWire,
+    members: &'a [usize],
+    communicator: u32,
+}
+
+impl Bootstrap for Through<'_> {
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
+        let me = self.wire.place.rank;
+        let call = Fingerprint {
+            communicator: self.wire.place.communicator,
+            // A message's number means nothing to ranks outside the split.
+            kind: Kind::Send,
+            element: Element::U8,
+            reduction: Reduction::Sum,
+            root: 0,
+            sequence: u64::from(self.communicator),
+            count: mine.len() as u64,
+            name: short_name("split"),
+        };
+        let mut all: Vec<Vec<u8>> = self.members.iter().map(|_| mine.to_vec()).collect();
+        let mut pending = Vec::new();
+        for (member, theirs) in self.members.iter().zip(&mut all).filter(|(member, _)| **member != me) {
+            // SAFETY: `mine` and `all` outlive the waiting below; on a fault the wire moves nothing any more.
+            let sent = unsafe { self.wire.send(*member, &call, mine.as_ptr(), mine.len()) }?;
+            // SAFETY: as above.
+            let received = unsafe { self.wire.recv(*member, &call, theirs.as_mut_ptr(), theirs.len()) }?;
+            pending.push((*member, sent, received));
+        }
+        let watch = Arc::clone(&self.wire.watch);
+        let mut patience = Patience::new(&watch);
+        while let Some((member, ..)) = {
+            pending.retain(|(_, sent, received)| !self.wire.sent(*sent) || !self.wire.received(*received));
+            pending.first()
+        } {
+            if self.wire.progress()? {
+                patience.reset();
+                continue;
+            }
+            let (peer, host) = self.wire.named(*member);
+            let stalled = |waited_ms| Fault::Stalled { peer, host, during: "a split".into(), waited_ms };
+            patience.sleep_after(TURNS);
+            match patience.turn(stalled) {
+                Ok(Pause::Sleep(at_most)) => self.wire.wait(at_most),
+                Ok(_) => {}
+                Err(fault) => {
+                    let fault = self.wire.fail(fault);
+                    self.wire.cancel();
+                    return Err(fault);
+                }
+            }
+        }
+        Ok(all)
+    }
+}
+
+impl SplitWire for TcpWire {
+    fn name(&self) -> &'static str {
+        "tcp"
+    }
+
+    fn hosts(&self) -> &[usize] {
+        &self.hosts
+    }
+
+    fn job_rank(&self, rank: usize) -> usize {
+        self.place.world[rank]
+    }
+
+    /// A mesh of its own for these members, met through this one.
+    fn split(&mut self, members: &[usize], communicator: u32) -> Result<Self, Fault> {
+        let rank = members.iter().position(|member| *member == self.place.rank);
+        let rank = rank.ok_or_else(|| Fault::BadCall("a split without the rank that calls it".into()))?;
+        let world = members.iter().map(|member| self.place.world[*member]).collect();
+        let place = Place { rank, communicator, world };
+        let (options, watch) = (self.options.clone(), Arc::clone(&self.watch));
+        Self::join(place, options, watch, &mut Through { wire: self, members, communicator })
+    }
+}
