@@ -116,9 +116,9 @@ struct Remotes {
 /// Starts the agents and returns when all workers are gone. The observer sees what happens meanwhile.
 pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outcome, Fault> {
     let world: usize = options.slots.iter().map(|slots| slots.count).sum();
-    let Some((shell, words)) = options.shell.split_first().filter(|_| world > 0) else {
-        return Err(Fault::BadCall("neither the list of hosts nor the remote shell may be empty".into()));
-    };
+    if world == 0 {
+        return Err(Fault::BadCall("the list of hosts is empty".into()));
+    }
     let mut signals = watch_signals()?;
     let directory = LogDirectory::new(options.out.as_ref())?;
     let names: Vec<String> = options.slots.iter().map(|slots| bare(&slots.host).to_string()).collect();
@@ -129,27 +129,21 @@ pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outco
     let (hall, socket) = Hall::open(address, key.clone(), hall::coordinator(job, 0), world)?;
     let logs = (0..world).map(|rank| logs::create(directory.path(), rank)).collect::<Result<_, _>>()?;
     let mut remotes = Remotes { remotes: Vec::new(), logs, echo: echo(options)?, pace, pulsed: Instant::now() };
-    let mut first_rank = 0;
-    for slots in &options.slots {
-        let start = Start {
-            job,
-            generation: 0,
-            heartbeat_ms: options.heartbeat_ms,
-            key: Key(*key.expose()),
-            address: socket.to_string(),
-            world,
-            first_rank,
-            count: slots.count,
-            directory: options.directory.clone(),
-            program: options.program.clone(),
-            arguments: options.arguments.clone(),
-            environment: options.environment.clone(),
-        };
-        let mut command = Command::new(shell);
-        command.args(words).arg(&slots.host).arg(&options.agent);
-        remotes.remotes.push(Remote::open(command, &slots.host, start)?);
-        first_rank += slots.count;
-    }
+    let order = Start {
+        job,
+        generation: 0,
+        heartbeat_ms: options.heartbeat_ms,
+        key: Key(*key.expose()),
+        address: socket.to_string(),
+        world,
+        first_rank: 0,
+        count: 0,
+        directory: options.directory.clone(),
+        program: options.program.clone(),
+        arguments: options.arguments.clone(),
+        environment: options.environment.clone(),
+    };
+    remotes.start(options, &order)?;
     let mut driver = Driver::new(terms, Vec::new(), Some(hall), remotes, observer);
     let verdict = loop {
         if let Some(verdict) = driver.turn(signals.pending()) {
@@ -251,6 +245,22 @@ impl Remote {
 }
 
 impl Remotes {
+    /// An agent on each host; each gets the order with its own ranks in it.
+    fn start(&mut self, options: &Options, order: &Start) -> Result<(), Fault> {
+        let Some((shell, words)) = options.shell.split_first() else {
+            return Err(Fault::BadCall("no remote shell is named".into()));
+        };
+        let mut first_rank = 0;
+        for slots in &options.slots {
+            let mut command = Command::new(shell);
+            command.args(words).arg(&slots.host).arg(&options.agent);
+            let start = Start { first_rank, count: slots.count, ..order.clone() };
+            self.remotes.push(Remote::open(command, &slots.host, start)?);
+            first_rank += slots.count;
+        }
+        Ok(())
+    }
+
     fn remote(&mut self, rank: usize) -> Option<&mut Remote> {
         self.remotes.iter_mut().find(|remote| (remote.first_rank..).take(remote.ended.len()).any(|own| own == rank))
     }
