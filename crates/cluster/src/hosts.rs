@@ -9,7 +9,7 @@ use crate::hall::{self, Hall};
 use crate::hostlist::Slots;
 use crate::interface;
 use crate::local::{HEARTBEAT_MS, LogDirectory, Outcome, watch_signals};
-use crate::logs::{self, Echo, Source};
+use crate::logs::{self, Echo, Scribe};
 use crate::message::Key;
 use crate::order::{Order, Start};
 use crate::pace::Pace;
@@ -17,25 +17,18 @@ use crate::pipe::Pipe;
 use crate::process::{Change, Process};
 use crate::seat::Exit;
 use kolo_comm::{Fault, JobKey};
-use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::net::IpAddr;
 use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Pieces of rank 0's output that may wait for a slow terminal; more are in the log only.
-const ECHO_PIECES_MAX: usize = 1024;
 /// Bytes of a remote shell's complaints that a message shows.
 const COMPLAINT_BYTES_MAX: usize = 2 << 10;
 const COMPLAINT_WAIT: Duration = Duration::from_millis(50);
-
-/// Where pieces of output go.
-type Pieces = SyncSender<(Source, Vec<u8>)>;
 
 /// What to run where.
 #[derive(Clone)]
@@ -107,8 +100,7 @@ struct Remote {
 
 struct Remotes {
     remotes: Vec<Remote>,
-    logs: Vec<File>,
-    echo: Option<Pieces>,
+    scribe: Scribe,
     pace: Pace,
     pulsed: Instant,
 }
@@ -128,7 +120,8 @@ pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outco
     let terms = Terms { world, job, generation: 0, pace, supervised: true, bound: false };
     let (hall, socket) = Hall::open(address, key.clone(), hall::coordinator(job, 0), world)?;
     let logs = (0..world).map(|rank| logs::create(directory.path(), rank)).collect::<Result<_, _>>()?;
-    let mut remotes = Remotes { remotes: Vec::new(), logs, echo: echo(options)?, pace, pulsed: Instant::now() };
+    let scribe = Scribe::start(logs, options.echo.clone())?;
+    let mut remotes = Remotes { remotes: Vec::new(), scribe, pace, pulsed: Instant::now() };
     let order = Start {
         job,
         generation: 0,
@@ -157,16 +150,6 @@ pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outco
 /// A host without the user's name before it.
 fn bare(host: &str) -> &str {
     host.rsplit_once('@').map_or(host, |(_, host)| host)
-}
-
-/// A thread that writes to the terminal, so that a slow one does not hold up the watch.
-fn echo(options: &Options) -> Result<Option<Pieces>, Fault> {
-    let Some(echo) = options.echo.clone() else { return Ok(None) };
-    let (sender, receiver) = sync_channel::<(Source, Vec<u8>)>(ECHO_PIECES_MAX);
-    let copy = move || receiver.into_iter().for_each(|(source, bytes)| echo(source, &bytes));
-    let started = std::thread::Builder::new().name("echo".into()).spawn(copy);
-    started.map_err(|error| Fault::system("starting a thread for output", &error))?;
-    Ok(Some(sender))
 }
 
 impl Remote {
@@ -200,12 +183,15 @@ impl Remote {
         Ok(Self { host, first_rank, ended, process, pipe, start, complaints, listener, heard, lost: false })
     }
 
-    /// What the remote shell said last, in one line. What it said before its end may take a moment to come through.
-    fn complaint(&self) -> String {
-        let deadline = Instant::now() + COMPLAINT_WAIT;
-        while !self.listener.is_finished() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(1));
+    fn exit(&mut self) -> Option<Exit> {
+        match self.process.look() {
+            Some(Change::Exited(exit)) => Some(exit),
+            _ => None,
         }
+    }
+
+    /// What the remote shell said last, in one line.
+    fn complaint(&self) -> String {
         let bytes = self.complaints.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let text = String::from_utf8_lossy(&bytes).trim().replace('\n', "; ");
         if text.is_empty() { String::new() } else { format!(": {text}") }
@@ -228,15 +214,19 @@ impl Remote {
         if self.lost || self.ended.iter().all(|ended| *ended) {
             return;
         }
-        let exit = match self.process.look() {
-            Some(Change::Exited(exit)) => Some(exit),
-            _ => None,
-        };
+        let mut exit = self.exit();
         if exit.is_some() || !self.pipe.open {
-            let why =
-                exit.map_or_else(|| "its agent closed the link".into(), |exit| format!("its remote shell: {exit}"));
-            let why = format!("host {}: {why}{}", self.host, self.complaint());
-            self.lose(why, news);
+            // What the remote shell said, and how it ended, may take a moment to come through.
+            let deadline = Instant::now() + COMPLAINT_WAIT;
+            while (exit.is_none() || !self.listener.is_finished()) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+                exit = exit.or_else(|| self.exit());
+            }
+            let why = match exit {
+                Some(exit) => format!("its remote shell: {exit}"),
+                None => "its agent closed the link".into(),
+            };
+            self.lose(format!("host {}: {why}{}", self.host, self.complaint()), news);
         } else if self.pipe.greeted && self.heard.elapsed() > Duration::from_millis(pace.orphan_ms()) {
             let why = format!("host {} gave no sign of life for {} ms", self.host, pace.orphan_ms());
             self.lose(why, news);
@@ -296,10 +286,7 @@ impl Remotes {
                 }
             }
             Order::Output { rank, source, bytes } if own(rank).is_some() => {
-                let _ = self.logs[rank].write_all(&bytes);
-                if let Some(echo) = self.echo.as_ref().filter(|_| rank == 0) {
-                    let _ = echo.try_send((source, bytes));
-                }
+                self.scribe.write(rank, source, bytes);
             }
             Order::Unable { text } => {
                 let why = format!("host {}: {text}", remote.host);
@@ -318,6 +305,7 @@ impl Remotes {
             crate::line::poll(&entries, self.pace.tick_ms());
             (0..self.remotes.len()).for_each(|at| self.receive(at, &mut Vec::new()));
         }
+        self.scribe.finish(deadline);
     }
 }
 
