@@ -5,7 +5,7 @@
 
 use crate::launcher;
 use crate::line::{self, Line};
-use crate::logs::Source;
+use crate::logs::{self, Source};
 use crate::message::{Envelope, Message};
 use crate::order::{GREETING, Order, Start};
 use crate::pace::Pace;
@@ -22,7 +22,6 @@ use std::time::{Duration, Instant};
 const START_LIMIT: Duration = Duration::from_secs(30);
 /// Pieces of output that may wait; then the workers wait.
 const OUTPUT_PIECES_MAX: usize = 64;
-const OUTPUT_BYTES: usize = 16 << 10;
 /// Unsent bytes from which on no more output is taken.
 const BACKLOG_BYTES_MAX: usize = 1 << 20;
 
@@ -138,18 +137,10 @@ fn start_all(start: &Start, sender: &SyncSender<Piece>) -> Result<(Vec<Process>,
 fn forward(
     rank: usize,
     source: Source,
-    mut from: impl Read + Send + 'static,
+    from: impl Read + AsRawFd + Send + 'static,
     to: SyncSender<Piece>,
 ) -> Result<(), Fault> {
-    let copy = move || {
-        let mut buffer = [0; OUTPUT_BYTES];
-        while let Ok(count) = from.read(&mut buffer) {
-            let bytes = buffer[..count].to_vec();
-            if count == 0 || to.send(Piece { rank, source, bytes }).is_err() {
-                break;
-            }
-        }
-    };
+    let copy = move || logs::copy_lines(from, |bytes| to.send(Piece { rank, source, bytes: bytes.to_vec() }).is_ok());
     let started = std::thread::Builder::new().name("output".into()).spawn(copy);
     started.map(drop).map_err(|error| Fault::system("starting a thread for output", &error))
 }

@@ -163,3 +163,44 @@ fn knock(
     stream.write_all(&proof).map_err(text)?;
     Ok((stream, session))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn strangers_get_no_byte_and_do_not_keep_members_out() {
+        let key = JobKey::fresh().unwrap();
+        let (mut hall, address) = Hall::open(Ipv4Addr::LOCALHOST.into(), key.clone(), coordinator(7, 0), 1).unwrap();
+        let mut silent = Vec::new();
+        for _ in 0..GUESTS_MAX + 40 {
+            silent.push(TcpStream::connect(address).unwrap());
+            assert!(hall.accept().is_empty());
+        }
+        let mut loud = TcpStream::connect(address).unwrap();
+        loud.write_all(&[7; HELLO_BYTES + 50]).unwrap();
+        let other = JobKey::fresh().unwrap();
+        let mut wrong = TcpStream::connect(address).unwrap();
+        let me = Identity::new(Role::Member, 0, 7, 0);
+        wrong.write_all(Initiator::new(&other, me, None).unwrap().hello()).unwrap();
+        let member = std::thread::spawn(move || {
+            enter(address, &key, 7, 0, 0, Instant::now() + Duration::from_secs(5)).map(|(_, session)| session.peer)
+        });
+        let mut entered = Vec::new();
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while entered.is_empty() && Instant::now() < deadline {
+            entered.extend(hall.accept());
+            assert!(hall.guests.len() <= hall.guests_max);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!((entered.len(), entered[0].1.peer), (1, me));
+        assert_eq!(member.join().unwrap().unwrap(), coordinator(7, 0));
+        for mut stranger in [loud, wrong] {
+            let mut answer = Vec::new();
+            let _ = stranger.read_to_end(&mut answer);
+            assert!(answer.is_empty());
+        }
+        drop(silent);
+    }
+}

@@ -9,7 +9,7 @@ use crate::hall::{self, Hall};
 use crate::hostlist::Slots;
 use crate::interface;
 use crate::local::{HEARTBEAT_MS, LogDirectory, Outcome, watch_signals};
-use crate::logs::{self, Echo, Source};
+use crate::logs::{self, Echo, Scribe};
 use crate::message::Key;
 use crate::order::{Order, Start};
 use crate::pace::Pace;
@@ -17,25 +17,18 @@ use crate::pipe::Pipe;
 use crate::process::{Change, Process};
 use crate::seat::Exit;
 use kolo_comm::{Fault, JobKey};
-use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::net::IpAddr;
 use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Pieces of rank 0's output that may wait for a slow terminal; more are in the log only.
-const ECHO_PIECES_MAX: usize = 1024;
 /// Bytes of a remote shell's complaints that a message shows.
 const COMPLAINT_BYTES_MAX: usize = 2 << 10;
 const COMPLAINT_WAIT: Duration = Duration::from_millis(50);
-
-/// Where pieces of output go.
-type Pieces = SyncSender<(Source, Vec<u8>)>;
 
 /// What to run where.
 #[derive(Clone)]
@@ -107,8 +100,7 @@ struct Remote {
 
 struct Remotes {
     remotes: Vec<Remote>,
-    logs: Vec<File>,
-    echo: Option<Pieces>,
+    scribe: Scribe,
     pace: Pace,
     pulsed: Instant,
 }
@@ -116,9 +108,9 @@ struct Remotes {
 /// Starts the agents and returns when all workers are gone. The observer sees what happens meanwhile.
 pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outcome, Fault> {
     let world: usize = options.slots.iter().map(|slots| slots.count).sum();
-    let Some((shell, words)) = options.shell.split_first().filter(|_| world > 0) else {
-        return Err(Fault::BadCall("neither the list of hosts nor the remote shell may be empty".into()));
-    };
+    if world == 0 {
+        return Err(Fault::BadCall("the list of hosts is empty".into()));
+    }
     let mut signals = watch_signals()?;
     let directory = LogDirectory::new(options.out.as_ref())?;
     let names: Vec<String> = options.slots.iter().map(|slots| bare(&slots.host).to_string()).collect();
@@ -128,28 +120,23 @@ pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outco
     let terms = Terms { world, job, generation: 0, pace, supervised: true, bound: false };
     let (hall, socket) = Hall::open(address, key.clone(), hall::coordinator(job, 0), world)?;
     let logs = (0..world).map(|rank| logs::create(directory.path(), rank)).collect::<Result<_, _>>()?;
-    let mut remotes = Remotes { remotes: Vec::new(), logs, echo: echo(options)?, pace, pulsed: Instant::now() };
-    let mut first_rank = 0;
-    for slots in &options.slots {
-        let start = Start {
-            job,
-            generation: 0,
-            heartbeat_ms: options.heartbeat_ms,
-            key: Key(*key.expose()),
-            address: socket.to_string(),
-            world,
-            first_rank,
-            count: slots.count,
-            directory: options.directory.clone(),
-            program: options.program.clone(),
-            arguments: options.arguments.clone(),
-            environment: options.environment.clone(),
-        };
-        let mut command = Command::new(shell);
-        command.args(words).arg(&slots.host).arg(&options.agent);
-        remotes.remotes.push(Remote::open(command, &slots.host, start)?);
-        first_rank += slots.count;
-    }
+    let scribe = Scribe::start(logs, options.echo.clone())?;
+    let mut remotes = Remotes { remotes: Vec::new(), scribe, pace, pulsed: Instant::now() };
+    let order = Start {
+        job,
+        generation: 0,
+        heartbeat_ms: options.heartbeat_ms,
+        key: Key(*key.expose()),
+        address: socket.to_string(),
+        world,
+        first_rank: 0,
+        count: 0,
+        directory: options.directory.clone(),
+        program: options.program.clone(),
+        arguments: options.arguments.clone(),
+        environment: options.environment.clone(),
+    };
+    remotes.start(options, &order)?;
     let mut driver = Driver::new(terms, Vec::new(), Some(hall), remotes, observer);
     let verdict = loop {
         if let Some(verdict) = driver.turn(signals.pending()) {
@@ -163,16 +150,6 @@ pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outco
 /// A host without the user's name before it.
 fn bare(host: &str) -> &str {
     host.rsplit_once('@').map_or(host, |(_, host)| host)
-}
-
-/// A thread that writes to the terminal, so that a slow one does not hold up the watch.
-fn echo(options: &Options) -> Result<Option<Pieces>, Fault> {
-    let Some(echo) = options.echo.clone() else { return Ok(None) };
-    let (sender, receiver) = sync_channel::<(Source, Vec<u8>)>(ECHO_PIECES_MAX);
-    let copy = move || receiver.into_iter().for_each(|(source, bytes)| echo(source, &bytes));
-    let started = std::thread::Builder::new().name("echo".into()).spawn(copy);
-    started.map_err(|error| Fault::system("starting a thread for output", &error))?;
-    Ok(Some(sender))
 }
 
 impl Remote {
@@ -206,12 +183,15 @@ impl Remote {
         Ok(Self { host, first_rank, ended, process, pipe, start, complaints, listener, heard, lost: false })
     }
 
-    /// What the remote shell said last, in one line. What it said before its end may take a moment to come through.
-    fn complaint(&self) -> String {
-        let deadline = Instant::now() + COMPLAINT_WAIT;
-        while !self.listener.is_finished() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(1));
+    fn exit(&mut self) -> Option<Exit> {
+        match self.process.look() {
+            Some(Change::Exited(exit)) => Some(exit),
+            _ => None,
         }
+    }
+
+    /// What the remote shell said last, in one line.
+    fn complaint(&self) -> String {
         let bytes = self.complaints.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let text = String::from_utf8_lossy(&bytes).trim().replace('\n', "; ");
         if text.is_empty() { String::new() } else { format!(": {text}") }
@@ -234,15 +214,19 @@ impl Remote {
         if self.lost || self.ended.iter().all(|ended| *ended) {
             return;
         }
-        let exit = match self.process.look() {
-            Some(Change::Exited(exit)) => Some(exit),
-            _ => None,
-        };
+        let mut exit = self.exit();
         if exit.is_some() || !self.pipe.open {
-            let why =
-                exit.map_or_else(|| "its agent closed the link".into(), |exit| format!("its remote shell: {exit}"));
-            let why = format!("host {}: {why}{}", self.host, self.complaint());
-            self.lose(why, news);
+            // What the remote shell said, and how it ended, may take a moment to come through.
+            let deadline = Instant::now() + COMPLAINT_WAIT;
+            while (exit.is_none() || !self.listener.is_finished()) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+                exit = exit.or_else(|| self.exit());
+            }
+            let why = match exit {
+                Some(exit) => format!("its remote shell: {exit}"),
+                None => "its agent closed the link".into(),
+            };
+            self.lose(format!("host {}: {why}{}", self.host, self.complaint()), news);
         } else if self.pipe.greeted && self.heard.elapsed() > Duration::from_millis(pace.orphan_ms()) {
             let why = format!("host {} gave no sign of life for {} ms", self.host, pace.orphan_ms());
             self.lose(why, news);
@@ -251,6 +235,22 @@ impl Remote {
 }
 
 impl Remotes {
+    /// An agent on each host; each gets the order with its own ranks in it.
+    fn start(&mut self, options: &Options, order: &Start) -> Result<(), Fault> {
+        let Some((shell, words)) = options.shell.split_first() else {
+            return Err(Fault::BadCall("no remote shell is named".into()));
+        };
+        let mut first_rank = 0;
+        for slots in &options.slots {
+            let mut command = Command::new(shell);
+            command.args(words).arg(&slots.host).arg(&options.agent);
+            let start = Start { first_rank, count: slots.count, ..order.clone() };
+            self.remotes.push(Remote::open(command, &slots.host, start)?);
+            first_rank += slots.count;
+        }
+        Ok(())
+    }
+
     fn remote(&mut self, rank: usize) -> Option<&mut Remote> {
         self.remotes.iter_mut().find(|remote| (remote.first_rank..).take(remote.ended.len()).any(|own| own == rank))
     }
@@ -286,10 +286,7 @@ impl Remotes {
                 }
             }
             Order::Output { rank, source, bytes } if own(rank).is_some() => {
-                let _ = self.logs[rank].write_all(&bytes);
-                if let Some(echo) = self.echo.as_ref().filter(|_| rank == 0) {
-                    let _ = echo.try_send((source, bytes));
-                }
+                self.scribe.write(rank, source, bytes);
             }
             Order::Unable { text } => {
                 let why = format!("host {}: {text}", remote.host);
@@ -308,6 +305,7 @@ impl Remotes {
             crate::line::poll(&entries, self.pace.tick_ms());
             (0..self.remotes.len()).for_each(|at| self.receive(at, &mut Vec::new()));
         }
+        self.scribe.finish(deadline);
     }
 }
 

@@ -1,8 +1,4 @@
-//! How the ranks of a job are started, find each other, and are watched over.
-//!
-//! The decisions are pure cores, `step(now, event) -> actions`: [`rendezvous`], [`membership`], and both together as
-//! [`coordinator`]. Real processes and a seeded simulation drive the same code. [`local`] runs workers on this host;
-//! [`member`] is a worker's side.
+#![doc = include_str!("../README.md")]
 
 pub mod agent;
 mod codec;

@@ -11,6 +11,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 /// Unsent bytes that may pile up before a link counts as dead.
 const PENDING_BYTES_MAX: usize = 64 << 20;
@@ -215,11 +216,16 @@ pub(crate) fn wait(line: &Line, at_most_ms: u64) {
     poll(&[line.interest()], at_most_ms);
 }
 
-/// Waits until one of these descriptors is ready; at most this long. A negative one is passed over.
-pub(crate) fn poll(entries: &[(RawFd, i16)], at_most_ms: u64) {
+/// Whether a descriptor can be read, or has ended, within this time.
+pub(crate) fn readable(descriptor: RawFd, at_most: Duration) -> bool {
+    poll(&[(descriptor, libc::POLLIN)], at_most.as_millis() as u64) > 0
+}
+
+/// Waits until one of these descriptors is ready; at most this long. A negative one is passed over. How many are ready.
+pub(crate) fn poll(entries: &[(RawFd, i16)], at_most_ms: u64) -> i32 {
     let entry = |(fd, events): &(RawFd, i16)| libc::pollfd { fd: *fd, events: *events, revents: 0 };
     let mut entries: Vec<libc::pollfd> = entries.iter().map(entry).collect();
     let timeout = i32::try_from(at_most_ms).unwrap_or(i32::MAX);
     // SAFETY: the array is ours and has this many entries. Failure is an early return, which callers expect.
-    unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, timeout) };
+    unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, timeout) }
 }

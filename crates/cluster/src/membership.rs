@@ -114,9 +114,9 @@ enum Phase {
     Released {
         deadline_ms: u64,
     },
-    /// Told to end.
+    /// Told to end; at the deadline those still here are killed, and at the next one given up.
     Ending {
-        since_ms: u64,
+        deadline_ms: u64,
         killed: bool,
     },
     Ended,
@@ -177,13 +177,15 @@ impl Membership {
         actions
     }
 
-    /// If this core itself did not run for a while, its own absence is no sign of anybody's death.
+    /// If this core itself did not run for a while, its own absence is no sign of anybody's death: signs of life may wait
+    /// to be read, and everyone has time for another.
     fn forgive(&mut self, now_ms: u64) {
-        let absent = now_ms.saturating_sub(self.last_ms);
-        if absent > self.pace.beat_ms() {
-            self.seats.iter_mut().for_each(|seat| seat.forgive(absent - self.pace.tick_ms()));
-        }
+        let absent_ms = now_ms.saturating_sub(self.last_ms);
         self.last_ms = now_ms;
+        if absent_ms > self.pace.beat_ms() {
+            let latest_ms = (now_ms + 2 * self.pace.beat_ms()).saturating_sub(self.pace.silence_ms());
+            self.seats.iter_mut().for_each(|seat| seat.forgive(absent_ms, latest_ms));
+        }
     }
 
     fn note(&mut self, now_ms: u64, event: Event, actions: &mut Vec<Action>) {
@@ -300,9 +302,8 @@ impl Membership {
         }
         // Asked twice: no more patience.
         self.verdict.interrupted.get_or_insert(signal);
-        let since_ms = now_ms.saturating_sub(self.pace.grace_ms());
         if !matches!(self.phase, Phase::Ending { killed: true, .. } | Phase::Ended) {
-            self.phase = Phase::Ending { since_ms, killed: false };
+            self.phase = Phase::Ending { deadline_ms: now_ms, killed: false };
         }
     }
 
@@ -312,10 +313,9 @@ impl Membership {
             return;
         }
         let silence_ms = self.pace.silence_ms();
-        let since = |seat: &Seat| match seat.stopped_ms {
-            Some(stopped_ms) => stopped_ms,
-            None if seat.joined => seat.heard_ms,
-            None => now_ms,
+        let since = |seat: &Seat| {
+            let heard_ms = if seat.joined { seat.heard_ms } else { now_ms };
+            seat.stopped_ms.map_or(heard_ms, |stopped_ms| stopped_ms.min(heard_ms))
         };
         let silent =
             self.seats.iter().filter(|seat| seat.exit.is_none() && !seat.closed).min_by_key(|seat| since(seat));
@@ -345,10 +345,10 @@ impl Membership {
         };
         let slow = self.seats.iter().filter(|seat| !seat.finished).filter(stuck).min_by_key(|seat| reached(seat))?;
         let target = match first.world_call() {
-            Some(call) if !first.finished => format!("{call}, where {} waits", first.place()),
-            _ => format!("the end of the job, where {} waits", first.place()),
+            Some(call) if !first.finished => call.to_string(),
+            _ => "the end of the job".into(),
         };
-        let during = format!("{target}; it is at {} and", slow.during());
+        let during = format!("{target} ({} waits there; this one is at {})", first.place(), slow.during());
         let fault = Fault::Stalled { peer: slow.rank, host: slow.host.clone(), during, waited_ms: waited_ms(slow) };
         Some((slow.rank, fault))
     }
@@ -380,7 +380,7 @@ impl Membership {
             self.verdict.fault = Some(suspicion.fault);
             text
         };
-        self.phase = Phase::Ending { since_ms: now_ms, killed: false };
+        self.phase = Phase::Ending { deadline_ms: now_ms + self.pace.grace_ms(), killed: false };
         actions.push(Action::Abort { text });
     }
 
@@ -403,19 +403,17 @@ impl Membership {
                     self.settle(now_ms, actions);
                 }
             }
-            Phase::Ending { since_ms, killed: false } if now_ms >= since_ms + self.pace.grace_ms() => {
+            Phase::Ending { deadline_ms, killed: false } if now_ms >= deadline_ms => {
                 let here = self.seats.iter().filter(|seat| !self.gone(seat));
                 actions.extend(here.map(|seat| Action::Kill { rank: seat.rank }));
-                self.phase = Phase::Ending { since_ms: now_ms, killed: true };
+                self.phase = Phase::Ending { deadline_ms: now_ms + self.pace.heartbeat_ms, killed: true };
             }
             _ => {}
         }
         let left: Vec<usize> = self.seats.iter().filter(|seat| !self.gone(seat)).map(|seat| seat.rank).collect();
         let over = match self.phase {
             Phase::Released { .. } => left.is_empty() && self.suspicion.is_none(),
-            Phase::Ending { since_ms, killed } => {
-                left.is_empty() || (killed && now_ms >= since_ms + self.pace.heartbeat_ms)
-            }
+            Phase::Ending { deadline_ms, killed } => left.is_empty() || (killed && now_ms >= deadline_ms),
             Phase::Running | Phase::Ended => false,
         };
         if over {
@@ -430,5 +428,105 @@ impl Membership {
             }
             actions.push(Action::Ended(self.verdict.clone()));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kolo_comm::call::short_name;
+    use kolo_comm::{Element, Kind, Reduction};
+
+    const PACE: Pace = Pace { heartbeat_ms: 1000 };
+
+    fn call(sequence: u64) -> Fingerprint {
+        Fingerprint {
+            communicator: 0,
+            kind: Kind::AllReduce,
+            element: Element::F32,
+            reduction: Reduction::Sum,
+            root: 0,
+            sequence,
+            count: 8,
+            name: short_name("bucket 3"),
+        }
+    }
+
+    fn joined(world: usize) -> Membership {
+        let mut core = Membership::new(world, PACE, true, 0);
+        for rank in 0..world {
+            core.step(0, Event::Joined { rank, host: format!("node{rank}") });
+        }
+        core
+    }
+
+    fn at(step: u64, call: Option<Fingerprint>, in_call: bool) -> Activity {
+        Activity { step, progress: step * 2 + u64::from(in_call), call, in_call }
+    }
+
+    /// Beats of all until this time; the first actions that are not nothing.
+    fn run(core: &mut Membership, end_ms: u64, activities: &[Activity]) -> Vec<Action> {
+        for now_ms in (0..=end_ms).step_by(250) {
+            for (rank, activity) in activities.iter().enumerate() {
+                let actions = core.step(now_ms, Event::Beat { rank, activity: *activity });
+                if !actions.is_empty() {
+                    return actions;
+                }
+            }
+            let actions = core.step(now_ms, Event::Tick);
+            if !actions.is_empty() {
+                return actions;
+            }
+        }
+        Vec::new()
+    }
+
+    fn text(actions: &[Action]) -> &str {
+        match actions {
+            [Action::Abort { text }] => text,
+            other => panic!("no abort: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_rank_that_others_wait_for_is_named() {
+        let mut core = joined(3);
+        let waits = at(7, Some(call(7)), true);
+        let actions = run(&mut core, 100_000, &[waits, at(7, Some(call(6)), false), waits]);
+        let expected = "rank 1 on node1 did not come to all_reduce(sum) of 8 f32 \"bucket 3\", call 7 (rank 2 on node2 \
+            waits there; this one is at step 7, after all_reduce(sum) of 8 f32 \"bucket 3\", call 6) within 60000 ms";
+        assert!(text(&actions).starts_with(expected), "{}", text(&actions));
+    }
+
+    #[test]
+    fn all_in_one_call_is_the_business_of_their_links() {
+        let waits = at(7, Some(call(7)), true);
+        assert_eq!(run(&mut joined(2), 100_000, &[waits, waits]), []);
+        // Messages count per pair, and groups of a split share a number: they say nothing about each other.
+        let message = Fingerprint { kind: Kind::Send, count: 3, ..call(7) };
+        let group = Fingerprint { communicator: 5, count: 9, ..call(7) };
+        assert_eq!(run(&mut joined(3), 100_000, &[waits, at(7, Some(message), true), at(7, Some(group), true)]), []);
+    }
+
+    #[test]
+    fn the_slowest_is_known() {
+        let mut core = joined(4);
+        for (rank, step) in [124, 124, 123, 120].into_iter().enumerate() {
+            core.step(0, Event::Beat { rank, activity: at(step, None, false) });
+        }
+        assert_eq!(core.lag().unwrap().to_string(), "rank 3 on node3 is at step 120, 4 steps behind");
+    }
+
+    #[test]
+    fn an_interrupt_is_passed_on_once_and_then_meant() {
+        let mut core = joined(2);
+        let first = core.step(10, Event::Interrupt { signal: 2 });
+        assert_eq!(first, [Action::Signal { rank: 0, signal: 2 }, Action::Signal { rank: 1, signal: 2 }]);
+        let second = core.step(20, Event::Interrupt { signal: 2 });
+        assert_eq!(second, [Action::Kill { rank: 0 }, Action::Kill { rank: 1 }]);
+        core.step(21, Event::Exited { rank: 0, exit: Exit::Signal(9) });
+        let last = core.step(22, Event::Exited { rank: 1, exit: Exit::Signal(9) });
+        let [Action::Ended(verdict)] = &last[..] else { panic!("{last:?}") };
+        assert_eq!((verdict.exit_code, &verdict.fault, &verdict.left), (130, &None, &vec![]));
     }
 }

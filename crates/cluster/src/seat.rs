@@ -124,10 +124,11 @@ impl Seat {
         self.activity.call.as_ref().filter(|call| call.communicator == WORLD_COMMUNICATOR && !call.kind.is_message())
     }
 
-    /// Time that passed without anybody watching counts for nobody.
-    pub fn forgive(&mut self, ms: u64) {
-        self.heard_ms += ms;
-        self.moved_ms += ms;
-        self.stopped_ms = self.stopped_ms.map(|since| since + ms);
+    /// Time that passed without anybody watching counts for nobody; silence is forgiven up to this moment.
+    pub fn forgive(&mut self, absent_ms: u64, latest_ms: u64) {
+        for since_ms in std::iter::once(&mut self.heard_ms).chain(&mut self.stopped_ms) {
+            *since_ms = (*since_ms).max((*since_ms + absent_ms).min(latest_ms));
+        }
+        self.moved_ms += absent_ms;
     }
 }

@@ -106,6 +106,24 @@ struct Model {
     arrival_ms: [u64; 2],
 }
 
+impl Model {
+    fn new(deaf: bool) -> Self {
+        Self {
+            alive: false,
+            stopped: false,
+            hung: false,
+            finished: false,
+            roster: 0,
+            blobs: 0,
+            step: 0,
+            progress: 0,
+            in_call: false,
+            deaf,
+            arrival_ms: [0; 2],
+        }
+    }
+}
+
 struct World {
     random: Random,
     world: usize,
@@ -119,7 +137,7 @@ struct World {
     coordinator_until_ms: u64,
     models: Vec<Model>,
     entered: BTreeMap<u64, BTreeSet<usize>>,
-    queue: std::collections::BinaryHeap<Reverse<(u64, u64, usize)>>,
+    queue: std::collections::BinaryHeap<Reverse<(u64, usize)>>,
     moments: Vec<Option<Moment>>,
     now_ms: u64,
     verdict: Option<(u64, Verdict)>,
@@ -146,20 +164,7 @@ impl World {
         let world = 2 + random.below(7) as usize;
         let supervised = random.below(2) == 0;
         let delay_max_ms = [1, 20, 300, DELAY_MAX_MS][random.below(4) as usize];
-        let model = |random: &mut Random| Model {
-            alive: false,
-            stopped: false,
-            hung: false,
-            finished: false,
-            roster: 0,
-            blobs: 0,
-            step: 0,
-            progress: 0,
-            in_call: false,
-            deaf: random.below(3) == 0,
-            arrival_ms: [0; 2],
-        };
-        let models: Vec<Model> = (0..world).map(|_| model(&mut random)).collect();
+        let models: Vec<Model> = (0..world).map(|_| Model::new(random.below(3) == 0)).collect();
         let terms = Terms { world, job: JOB, generation: GENERATION, pace: PACE, supervised, bound: false };
         let mut this = Self {
             victim: random.below(world as u64) as usize,
@@ -193,7 +198,7 @@ impl World {
     fn at(&mut self, ms: u64, moment: Moment) {
         let number = self.moments.len();
         self.moments.push(Some(moment));
-        self.queue.push(Reverse((ms.max(self.now_ms), number as u64, number)));
+        self.queue.push(Reverse((ms.max(self.now_ms), number)));
     }
 
     fn partitioned(&self, rank: usize) -> bool {
@@ -227,10 +232,17 @@ impl World {
 
     fn run(&mut self) -> (u64, Verdict) {
         while self.verdict.is_none() {
-            let Reverse((ms, _, number)) = self.queue.pop().expect("the coordinator always ticks");
+            let Reverse((ms, number)) = self.queue.pop().expect("the coordinator always ticks");
             assert!(ms < HORIZON_MS, "the job did not end");
             self.now_ms = ms;
             let moment = self.moments[number].take().expect("once");
+            let deferred = matches!(moment, Moment::Tick | Moment::ToCoordinator(_)) && ms < self.coordinator_until_ms;
+            if deferred {
+                // What waits keeps its order.
+                self.moments[number] = Some(moment);
+                self.queue.push(Reverse((self.coordinator_until_ms, number)));
+                continue;
+            }
             self.happen(moment);
         }
         self.verdict.clone().expect("just seen")
@@ -239,9 +251,6 @@ impl World {
     fn happen(&mut self, moment: Moment) {
         match moment {
             Moment::Start(rank) => self.start(rank),
-            Moment::Tick | Moment::ToCoordinator(_) if self.now_ms < self.coordinator_until_ms => {
-                self.at(self.coordinator_until_ms, moment);
-            }
             Moment::Tick => {
                 self.coordinate(Event::Tick);
                 self.at(self.now_ms + PACE.tick_ms(), Moment::Tick);
@@ -433,16 +442,20 @@ impl World {
                 self.say(victim, Message::Fail { text: "no space".into(), culprit: None });
                 self.end(victim, Exit::Code(1));
             }
-            Harm::Twin => {
-                let hello = Hello { rank: victim, world: self.world, host: "x".into(), pid: 1, version: "1".into() };
-                let envelope = Envelope { job: JOB, generation: GENERATION, message: Message::Hello(hello) };
-                self.at(self.now_ms, Moment::ToCoordinator(Event::Message { link: 999, envelope }));
-            }
+            Harm::Twin => self.twin(),
             Harm::Garbage => {
                 let fault = Fault::Rejected { from: format!("rank {victim}"), why: "noise".into() };
                 self.at(self.now_ms, Moment::ToCoordinator(Event::Rejected { link: victim + 100, fault }));
             }
         }
+    }
+
+    /// A second process says that it is the victim's rank.
+    fn twin(&mut self) {
+        let (rank, world) = (self.victim, self.world);
+        let hello = Hello { rank, world, host: "x".into(), pid: 1, version: "1".into() };
+        let envelope = Envelope { job: JOB, generation: GENERATION, message: Message::Hello(hello) };
+        self.at(self.now_ms, Moment::ToCoordinator(Event::Message { link: 999, envelope }));
     }
 
     /// Words of an older generation and of another job.
@@ -485,6 +498,25 @@ fn expected_left(world: &World, rank: usize) -> bool {
     !world.supervised && rank == world.victim && matches!(world.harm, Harm::Stop | Harm::Partition)
 }
 
+/// Whether the verdict says what happened.
+fn rightly_blamed(world: &World, verdict: &Verdict, fault: &Fault) -> bool {
+    let text = fault.to_string();
+    match world.harm {
+        Harm::NeverJoins => text.contains("did not join") && text.contains(&world.victim.to_string()),
+        Harm::Twin => text.contains(&format!("two processes say they are rank {}", world.victim)),
+        Harm::OtherCall => {
+            matches!(fault, Fault::Mismatch { rank, peer, .. } if *rank == world.victim || *peer == world.victim)
+        }
+        // Where the evidence comes in time, it speaks for itself.
+        Harm::CrashHeardByOthers if world.supervised && world.delay_max_ms <= 20 => {
+            matches!(fault, Fault::Lost { peer, why, .. } if *peer == world.victim && why.contains("signal 9"))
+        }
+        Harm::Garbage => matches!(fault, Fault::Rejected { .. }),
+        Harm::Hang => matches!(fault, Fault::Stalled { .. }) && verdict.culprit == Some(world.victim),
+        _ => verdict.culprit == Some(world.victim),
+    }
+}
+
 fn check(seed: u64) {
     let mut world = World::new(seed);
     let (ended_ms, verdict) = world.run();
@@ -502,21 +534,7 @@ fn check(seed: u64) {
     }
     let fault = verdict.fault.as_ref().unwrap_or_else(|| panic!("not found, {about}"));
     assert!(verdict.exit_code != 0 && world.endings == 1, "{about}");
-    let text = fault.to_string();
-    let right = match world.harm {
-        Harm::NeverJoins => text.contains("did not join") && text.contains(&world.victim.to_string()),
-        Harm::Twin => text.contains(&format!("two processes say they are rank {}", world.victim)),
-        Harm::OtherCall => {
-            matches!(fault, Fault::Mismatch { rank, peer, .. } if *rank == world.victim || *peer == world.victim)
-        }
-        // Where the evidence comes in time, it speaks for itself.
-        Harm::CrashHeardByOthers if world.supervised && world.delay_max_ms <= 20 => {
-            matches!(fault, Fault::Lost { peer, why, .. } if *peer == world.victim && why.contains("signal 9"))
-        }
-        Harm::Garbage => matches!(fault, Fault::Rejected { .. }),
-        Harm::Hang => matches!(fault, Fault::Stalled { .. }) && verdict.culprit == Some(world.victim),
-        _ => verdict.culprit == Some(world.victim),
-    };
+    let right = rightly_blamed(&world, &verdict, fault);
     assert!(right, "wrong culprit, {about}");
     if world.harm == Harm::ExitCode(7) && world.supervised {
         assert_eq!(verdict.exit_code, 7, "{about}");

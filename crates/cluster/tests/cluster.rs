@@ -1,6 +1,7 @@
 //! Real processes: this binary starts itself as workers, and as the supervisor of workers, and does them harm.
 
 mod foreign;
+mod measure;
 mod remote;
 mod slurm;
 mod worker;
@@ -20,6 +21,8 @@ fn main() {
         Some("worker") => worker::run(&arguments[2..]),
         Some("supervisor") => supervise(&arguments[2..]),
         Some("agent") => std::process::exit(kolo_cluster::agent::run()),
+        Some("faults") => measure::faults(),
+        Some("soak") => measure::soak(&arguments[2..]),
         Some("submit") => slurm::submit_here(&arguments[2..]),
         Some("launcher") => remote::launch(&arguments[2..]),
         Some("relay") => remote::relay(&arguments[2..]),

@@ -5,7 +5,7 @@ use kolo_comm::call::short_name;
 use kolo_comm::{Bootstrap, Element, Fault, Fingerprint, Kind, Reduction};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub const PRINTED: usize = 10;
 
@@ -108,6 +108,7 @@ pub fn run(arguments: &[String]) {
         }
         "stop_early" => steps(&mut member, 100_000),
         "train" => steps(&mut member, number(1)),
+        "compute" => compute(&mut member, Duration::from_secs(number(1))),
         other => panic!("no such behaviour: {other}"),
     };
     let outcome = match outcome {
@@ -118,6 +119,26 @@ pub fn run(arguments: &[String]) {
         }
     };
     std::process::exit(i32::from(outcome.is_err()));
+}
+
+/// Steps with work in them, until rank 0 says that the time is over.
+fn compute(member: &mut Member, time: Duration) -> Result<(), Fault> {
+    let start = Instant::now();
+    let mut number = 0;
+    loop {
+        member.watch.set_step(number);
+        let work = Instant::now();
+        while work.elapsed() < Duration::from_millis(50) {
+            std::hint::spin_loop();
+        }
+        member.watch.enter(&call(number));
+        let over = member.all_gather(&[u8::from(start.elapsed() > time)])?[0][0] == 1;
+        member.watch.leave();
+        number += 1;
+        if over {
+            return Ok(());
+        }
+    }
 }
 
 /// One rank dies; the others have heard of it from their own links before the coordinator has.
