@@ -18,7 +18,8 @@ const BLOCK_BYTES: usize = 16 << 10;
 const PRIVATE: u64 = 0;
 
 /// Where all ranks have their inputs and, if wanted, their outputs.
-struct Places {
+#[derive(Default)]
+pub(super) struct Places {
     inputs: Vec<*mut u8>,
     outputs: Vec<*mut u8>,
 }
@@ -29,7 +30,11 @@ impl Shm {
     /// # Safety
     /// As [`crate::Transport::run`].
     pub(super) unsafe fn direct(&mut self, task: &Task<'_>) -> Result<bool, Fault> {
-        let Some(places) = self.agree(task)? else { return Ok(false) };
+        let mut places = std::mem::take(&mut self.places);
+        if !self.agree(task, &mut places)? {
+            self.places = places;
+            return Ok(false);
+        }
         // SAFETY: the caller's promise; all ranks' buffers hold what the same call needs.
         unsafe {
             match task.kind() {
@@ -37,6 +42,7 @@ impl Shm {
                 _ => self.pull(task, &places),
             }
         }
+        self.places = places;
         self.round(task)?;
         Ok(true)
     }
@@ -56,8 +62,8 @@ impl Shm {
         }
     }
 
-    /// One round in which all learn where all buffers are.
-    fn agree(&mut self, task: &Task<'_>) -> Result<Option<Places>, Fault> {
+    /// One round in which all learn where all buffers are; whether all lie in one allocation.
+    fn agree(&mut self, task: &Task<'_>, places: &mut Places) -> Result<bool, Fault> {
         let origins = &self.room.neighbours.origins;
         let (input, input_bytes, output) = self.shown(task);
         let input = self.registry.find(input, input_bytes, origins);
@@ -70,22 +76,21 @@ impl Shm {
             slot.store(word, Ordering::Relaxed);
         }
         self.round(task)?;
-        let Some(inputs) = self.gather_places(task, input.as_ref(), 0) else { return Ok(None) };
-        match output {
-            None => Ok(Some(Places { inputs, outputs: Vec::new() })),
-            Some(output) => Ok(self.gather_places(task, output.as_ref(), 2).map(|outputs| Places { inputs, outputs })),
-        }
+        let found = self.gather_places(task, input.as_ref(), 0, &mut places.inputs);
+        Ok(found && output.is_none_or(|output| self.gather_places(task, output.as_ref(), 2, &mut places.outputs)))
     }
 
     /// All ranks' buffers, if they are in the allocation in which ours is.
-    fn gather_places(&self, task: &Task<'_>, own: Option<&Found>, word: usize) -> Option<Vec<*mut u8>> {
+    fn gather_places(&self, task: &Task<'_>, own: Option<&Found>, word: usize, places: &mut Vec<*mut u8>) -> bool {
         let of = |rank: usize| {
             let words = &self.room.mail(rank).words;
             let (id, offset) = (words[word].load(Ordering::Relaxed), words[word + 1].load(Ordering::Relaxed));
             let own = own.filter(|own| own.id == id)?;
-            own.of(rank, offset, self.reach(task, rank))
+            own.of(self.room.neighbours.origins[rank], offset, self.reach(task, rank))
         };
-        (0..self.room.size).map(of).collect()
+        places.clear();
+        places.extend((0..self.room.size).map_while(of));
+        places.len() == self.room.size
     }
 
     /// Bytes that others touch behind a rank's shown address.

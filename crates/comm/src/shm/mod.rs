@@ -42,6 +42,8 @@ struct Shm {
     allocations: u32,
     /// Room for the addresses of one call.
     sources: Vec<*const u8>,
+    /// Room for the addresses of all ranks' buffers, so that a call allocates nothing.
+    places: direct::Places,
     /// A failed communicator stays failed.
     fault: Option<Fault>,
 }
@@ -155,7 +157,7 @@ fn map_control(offer: &Offer, size: usize) -> Result<Control, Fault> {
 impl Shm {
     fn new(room: Room, registry: Registry, communicator: u32) -> Self {
         let sources = Vec::with_capacity(room.size);
-        Self { room, registry, communicator, allocations: 0, sources, fault: None }
+        Self { room, registry, communicator, allocations: 0, sources, places: direct::Places::default(), fault: None }
     }
 
     /// # Safety
@@ -255,7 +257,7 @@ impl Shm {
         // SAFETY: all are mappings of this size that only the result will unmap.
         let memory = unsafe { SharedMemory::from_mappings(own, bytes, mappings) };
         let id = u64::from(self.communicator) << 32 | u64::from(self.allocations);
-        self.registry.add(id, &memory, self.room.neighbours.origins.clone());
+        self.registry.add(id, &memory, &self.room.neighbours.origins);
         Ok(memory)
     }
 
