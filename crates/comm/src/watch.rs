@@ -97,7 +97,7 @@ impl Watch {
         self.progress.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A call begins. One writer at a time per watch; a torn read is retried by the reader.
+    /// A call of the communicator of all ranks begins. One writer at a time; a torn read is retried by the reader.
     pub fn enter(&self, fingerprint: &Fingerprint) {
         // Plain stores, as there is one writer: a short call would feel locked instructions.
         let version = self.version.load(Ordering::Relaxed);

@@ -407,8 +407,7 @@ impl Session {
             let lane = unsafe { &mut *lanes.get().add(at) };
             for local in 0..per_lane {
                 grain(at * per_lane + local, &mut Feed { inputs: &lane.inputs });
-                lane.run(at, local, probe, overlap.filter(|_| local + 1 == per_lane));
-                overlap.inspect(|overlap| overlap.alive());
+                lane.run(at, local, probe, overlap, local + 1 == per_lane);
             }
         });
         match overlap {
@@ -670,8 +669,9 @@ fn convert(from: &Buffer, to: &Buffer) {
 }
 
 impl Lane {
-    /// Runs one grain; `number` is the lane's, `local` the grain's within the lane. In the lane's last grain, its sums are closed for `overlap`.
-    fn run(&mut self, number: usize, local: usize, probe: &Probe, overlap: Option<&Overlap>) {
+    /// Runs one grain; `number` is the lane's, `local` the grain's within the lane. In the lane's `last` grain its sums are
+    /// closed for `overlap`.
+    fn run(&mut self, number: usize, local: usize, probe: &Probe, overlap: Option<&Overlap>, last: bool) {
         let mut closes = 0;
         for at in 0..self.calls.len() {
             let start = probe.start();
@@ -684,6 +684,10 @@ impl Lane {
             }
             probe.end(number, &mut self.calls[at], start);
             let Some(overlap) = overlap else { continue };
+            overlap.alive();
+            if !last {
+                continue;
+            }
             while let Some((_, plan)) = self.closes.get(closes).filter(|(call, _)| *call == at) {
                 overlap.close(*plan, &self.team);
                 closes += 1;

@@ -280,6 +280,9 @@ impl Trainer {
             let sample = |at: usize| job.split.held_out(start + at);
             let results = self.evaluate_batch(batch, |feed| feed_samples(&job, batch, sample, feed))?;
             means[at * names.len()..][..names.len()].copy_from_slice(&results);
+            if let Some(world) = &self.world {
+                world.watch().touch();
+            }
         }
         if let Some(world) = &self.world {
             means = gather_turns(world, &means, names.len())?;
