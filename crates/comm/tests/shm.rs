@@ -374,6 +374,48 @@ fn a_message_of_another_size_is_a_mismatch() {
 }
 
 #[test]
+fn a_message_is_no_collective() {
+    let messages: [fn(&Communicator) -> Result<(), Fault>; 2] =
+        [|comm| comm.recv(&mut [0i32], 0), |comm| comm.send(&vec![0i64; 1 << 20], 0)];
+    for message in messages {
+        let began = Instant::now();
+        let faults = together(3, |comm| {
+            // What was sent before is no reason to complain.
+            match comm.rank() {
+                0 => comm.send(&[5u8], 1).expect("sends"),
+                1 => comm.recv(&mut [0u8], 0).expect("receives"),
+                _ => {}
+            }
+            match comm.rank() {
+                1 => message(&comm),
+                _ => comm.all_reduce(&mut [0f64; 5], Reduction::Sum),
+            }
+        });
+        for (rank, fault) in faults.iter().enumerate() {
+            let Err(Fault::Mismatch { mine, peer, theirs, .. }) = fault else { panic!("rank {rank}: {fault:?}") };
+            let (own, other) = if rank == 1 { (theirs, mine) } else { (mine, theirs) };
+            assert_eq!((own.kind, other.kind), (Kind::AllReduce, Kind::Send), "rank {rank}");
+            assert!(rank == 1 || *peer == 1, "rank {rank}");
+        }
+        assert!(began.elapsed() < Duration::from_secs(1));
+    }
+}
+
+#[test]
+fn parts_of_another_size_are_a_mismatch() {
+    let outcomes = together(3, |comm| {
+        let sends = [[1, 1, 1], [1, 1, 4], [1, 1, 1]][comm.rank()];
+        let total = sends.iter().sum();
+        let outcome = comm.all_to_all_v(&vec![0f32; total], &sends, &mut [0f32; 3], &[1, 1, 1]);
+        // The others find out when they need it again.
+        outcome.and_then(|()| comm.barrier())
+    });
+    for (rank, outcome) in outcomes.iter().enumerate() {
+        assert!(matches!(outcome, Err(Fault::Mismatch { .. })), "rank {rank}: {outcome:?}");
+    }
+}
+
+#[test]
 fn whoever_leaves_or_ends_the_job_is_noticed() {
     let outcomes = together(3, |comm| {
         if comm.rank() == 1 {

@@ -238,9 +238,10 @@ impl Shm {
         Ok(())
     }
 
-    fn uneven(&self, task: &Task<'_>, peer: usize, theirs: u64, mine: u64) -> Fault {
-        let count =
-            |count| crate::Fingerprint { kind: Kind::Send, count, root: self.room.rank as u32, ..task.fingerprint };
+    fn uneven(&mut self, task: &Task<'_>, peer: usize, theirs: u64, mine: u64) -> Fault {
+        let root = self.room.rank as u32;
+        let count = |count| crate::Fingerprint { kind: Kind::Send, count, root, ..task.fingerprint };
+        self.room.enter(&count(mine));
         self.room.disagree(peer, &count(mine), Some(count(theirs)))
     }
 }

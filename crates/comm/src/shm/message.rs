@@ -125,6 +125,7 @@ impl Shm {
     pub(super) unsafe fn message(&mut self, task: &Task<'_>) -> Result<(), Fault> {
         let call = Fingerprint { kind: Kind::Send, ..task.fingerprint };
         let bytes = task.count() * task.width();
+        self.room.enter(&call);
         // SAFETY: the caller's promise, passed on.
         unsafe {
             match task.kind() {

@@ -283,7 +283,7 @@ impl Shm {
         }
         for member in &members[1..] {
             let all = || control.mapped().load(Ordering::Acquire) as usize == size - 1;
-            self.room.until(*member, &call, all)?;
+            self.room.until(*member, &self.own_call("split", size), all)?;
         }
         drop(file);
         Ok(control)

@@ -73,7 +73,7 @@ impl Room {
         Self { control, rank, size, watch, neighbours, pace: Pace::default(), round: 0, digest: 0 }
     }
 
-    /// A call begins: notes it where the others can read it.
+    /// A call begins: notes it where others look who find that it is not theirs.
     pub fn enter(&mut self, call: &Fingerprint) {
         let bytes = call.encode();
         let mut words = [0; FINGERPRINT_BYTES / 8];
@@ -112,16 +112,17 @@ impl Room {
             let mail = self.mail(peer);
             self.until(peer, call, || mail.round.load(Ordering::Acquire) == self.round)?;
             if mail.digest.load(Ordering::Relaxed) != self.digest {
-                return Err(self.mismatch(peer, call));
+                return Err(self.mismatch(peer, self.round, call));
             }
         }
         Ok(())
     }
 
+    /// What `peer` called in or before this round is not what this rank called.
     #[cold]
-    fn mismatch(&self, peer: usize, call: &Fingerprint) -> Fault {
+    fn mismatch(&self, peer: usize, round: u64, call: &Fingerprint) -> Fault {
         let mut bytes = [0; FINGERPRINT_BYTES];
-        let record = &self.control.slot(peer).record[self.round as usize % 2];
+        let record = &self.control.slot(peer).record[round as usize % 2];
         for (word, bytes) in record.0.iter().zip(bytes.chunks_exact_mut(8)) {
             bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
         }
@@ -225,6 +226,12 @@ impl Room {
 
     /// Why `peer` will not come any more, if it will not.
     fn health(&self, peer: usize, call: &Fingerprint, ready: &dyn Fn() -> bool) -> Result<(), Fault> {
+        // In a collective it can neither send nor receive what this rank waits for.
+        let next = self.round + 1;
+        let elsewhere = || self.control.slot(peer).mail[next as usize % 2].round.load(Ordering::Acquire) == next;
+        if call.kind.is_message() && elsewhere() && !ready() {
+            return Err(self.mismatch(peer, next, call));
+        }
         let status = &self.control.slot(peer).status;
         let code = status.code.load(Ordering::Acquire);
         if code == STATUS_WELL && !self.neighbours.processes[peer].is_gone() {
@@ -243,6 +250,7 @@ impl Room {
             STATUS_LEFT => lost(peer, "it left the communicator"),
             STATUS_LOST_PEER if culprit != self.rank => lost(culprit, "its process ended or it left the communicator"),
             STATUS_MISMATCH if call.kind.is_message() => Err(Fault::Aborted(self.reason(peer))),
+            STATUS_MISMATCH => Err(self.mismatch(peer, self.round, call)),
             _ => Err(Fault::Aborted(format!("{} failed: {}", place(peer, &self.watch.host(peer)), self.reason(peer)))),
         }
     }
