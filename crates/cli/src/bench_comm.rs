@@ -44,11 +44,13 @@ fn measure(
     kinds: &[Kind],
     sizes: &[usize],
 ) -> Result<Vec<Row>, Fault> {
+    let Seat { member, mpi } = seat;
     let transports: &[TransportKind] = match args.workers.transport {
-        TransportKind::Auto if place.launcher == Launcher::Kolo => &[TransportKind::Shm, TransportKind::Tcp],
+        TransportKind::Auto if place.launcher == Launcher::Kolo && workers::can_share_memory(member)? => {
+            &[TransportKind::Shm, TransportKind::Tcp]
+        }
         _ => &[args.workers.transport],
     };
-    let Seat { member, mpi } = seat;
     let mut rows = Vec::new();
     for transport in transports {
         let transport = workers::connect(member, mpi.as_ref(), &args.workers, *transport)?;

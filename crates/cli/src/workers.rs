@@ -8,7 +8,7 @@ use kolo_cluster::logs::{Echo, Source};
 use kolo_cluster::meet::{self, Meeting, Way};
 use kolo_cluster::{Launcher, Member, Outcome, Place, hostlist, hosts, local};
 use kolo_comm::tcp::{self, TcpOptions};
-use kolo_comm::{Communicator, Fault, Transport, mpi, shm};
+use kolo_comm::{Bootstrap, Communicator, Fault, Transport, mpi, shm};
 use kolo_train::Observer;
 use kolo_train::trainer::Evaluation;
 use std::io::Write;
@@ -104,6 +104,18 @@ pub fn or_tell<T>(outcome: Result<T, Fault>, member: &Member) -> Result<T, Failu
     })
 }
 
+/// Whether all ranks run under one kernel and see each other's processes. Names of hosts would not tell: containers of one
+/// host have different ones, and hosts made from one image may have the same. All ranks call it.
+pub fn can_share_memory(member: &mut Member) -> Result<bool, Fault> {
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let processes = std::fs::read_link("/proc/self/ns/pid");
+    let mine = match (kernel, processes) {
+        (Ok(kernel), Ok(processes)) => format!("{} {}", kernel.trim(), processes.display()),
+        _ => member.host().to_string(),
+    };
+    Ok(member.all_gather(mine.as_bytes())?.iter().all(|theirs| theirs == mine.as_bytes()))
+}
+
 /// Links this rank with all others.
 pub fn connect(
     member: &mut Member,
@@ -112,17 +124,19 @@ pub fn connect(
     kind: TransportKind,
 ) -> Result<Box<dyn Transport>, Fault> {
     let (rank, world, watch) = (member.rank, member.world, Arc::clone(&member.watch));
-    let one_host = member.roster.iter().all(|peer| peer.host == member.roster[0].host);
+    let asks = kind == TransportKind::Shm || (kind == TransportKind::Auto && mpi.is_none());
+    let shares = asks && can_share_memory(member)?;
     match kind {
         TransportKind::Auto | TransportKind::Mpi if let Some(mpi) = mpi => mpi.transport(watch),
-        TransportKind::Auto | TransportKind::Shm if one_host => shm::connect(rank, world, watch, member),
+        TransportKind::Auto | TransportKind::Shm if shares => shm::connect(rank, world, watch, member),
         TransportKind::Auto | TransportKind::Tcp => {
             let local = TcpOptions::local(member.key.clone(), member.job);
             let options = TcpOptions { listen: member.address, streams: workers.streams, ..local };
             tcp::connect(rank, world, options, watch, member)
         }
         TransportKind::Shm => Err(Fault::BadCall(
-            "--transport shm, but the workers are on several hosts\n  hint: leave --transport out".into(),
+            "--transport shm, but the workers are on several hosts or in several containers\n  hint: leave --transport out"
+                .into(),
         )),
         TransportKind::Mpi => Err(Fault::BadCall(
             "--transport mpi, but no MPI launcher started this process\n  hint: start it with mpirun or srun --mpi"
