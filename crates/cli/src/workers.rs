@@ -23,12 +23,6 @@ fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-impl From<Fault> for Failure {
-    fn from(fault: Fault) -> Self {
-        Failure::together(fault.to_string())
-    }
-}
-
 /// Where this process stands, if a launcher started it as one of several.
 pub fn place() -> Result<Option<Place>, Failure> {
     Ok(kolo_cluster::detect(&environment)?.filter(|place| place.world > 1))
@@ -54,10 +48,13 @@ impl Worker {
     pub fn finish(self, outcome: Result<(), Failure>) -> Result<(), Failure> {
         let Self { member, world, mpi } = self;
         if let Err(failure) = outcome {
+            if failure.told_by_culprit() {
+                member.await_end();
+            }
             match member.watch.check() {
                 // The job was ended from outside: whoever did it has said why.
                 Err(_) => {}
-                Ok(()) => member.fail(failure.message()),
+                Ok(()) => member.fail(failure.message(), failure.culprit()),
             }
             return Err(Failure::reported());
         }
@@ -69,14 +66,34 @@ impl Worker {
     }
 }
 
+/// What a rank found out before it joined. If it cannot go on, it joins to say so: all ranks that failed for one reason show
+/// it once, and none waits for one that will not come.
+pub fn or_tell_all<T>(outcome: Result<T, Failure>, place: Option<&Place>, workers: &Workers) -> Result<T, Failure> {
+    outcome.map_err(|failure| match place.map(|place| sit_down(place, workers)) {
+        Some(Ok(seat)) => {
+            seat.member.fail(failure.message(), None);
+            failure.silent()
+        }
+        Some(Err(Fault::Aborted(_))) => failure.silent(),
+        _ => failure,
+    })
+}
+
 /// A joined process, with the engine through which it joined if that is MPI.
 pub struct Seat {
     pub member: Member,
     pub mpi: Option<mpi::World>,
 }
 
-/// Joins the other ranks, whoever started them.
+/// Joins the other ranks, whoever started them. If the job has ended before it began, whoever ended it has said why.
 pub fn meet(place: &Place, workers: &Workers) -> Result<Seat, Failure> {
+    sit_down(place, workers).map_err(|fault| match fault {
+        Fault::Aborted(_) => Failure::reported(),
+        fault => fault.into(),
+    })
+}
+
+fn sit_down(place: &Place, workers: &Workers) -> Result<Seat, Fault> {
     if place.launcher == Launcher::Kolo {
         return Ok(Seat { member: Member::take(place)?, mpi: None });
     }
