@@ -204,6 +204,13 @@ fn wrong_list(fault: Fault) -> Failure {
 /// Starts this many workers of this very command, on this host or on those named, shows one view of them, and ends when all
 /// are gone.
 pub fn supervise(workers: &Workers, world: usize, out: Option<&Path>, view: Progress) -> Result<(), Failure> {
+    if workers.transport == TransportKind::Mpi {
+        let message = "--transport mpi, but no MPI launcher started this process";
+        return Err(Failure::usage(
+            message,
+            "start it with mpirun or srun --mpi, without -n, or leave --transport out",
+        ));
+    }
     let program = std::env::current_exe()
         .map_err(|error| Failure::job(format!("cannot find this program: {error}"), "start it by its full path"))?;
     let mut shown = view.clone();
