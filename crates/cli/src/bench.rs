@@ -5,6 +5,7 @@ use crate::fail::{Failure, check_writable, write_file};
 use crate::load;
 use crate::progress::Progress;
 use crate::workers::{self, Worker};
+use kolo_cluster::Place;
 use kolo_exec::Options;
 use kolo_models::ModelKind;
 use kolo_train::machine::peak_rss_bytes;
@@ -20,15 +21,8 @@ use std::time::Instant;
 pub fn train(models: &[ModelKind], args: &BenchTrain) -> Result<(), Failure> {
     let begin = Instant::now();
     let place = workers::place()?;
-    let count = place.as_ref().map_or_else(|| workers::asked(&args.job.workers), |place| Ok(place.world))?;
-    let job = load::job(models, &args.job, count)?;
-    if args.steps == 0 {
-        return Err(Failure::usage("--steps 0 measures nothing", "time at least one step"));
-    }
-    if count > 1 && (args.serve || args.lanes.is_some()) {
-        return Err(Failure::usage("--serve and --lanes are for one worker", "leave them or -n out"));
-    }
-    args.report.as_deref().map_or(Ok(()), check_writable)?;
+    let prepared = prepare(models, args, place.as_ref());
+    let (job, count) = workers::or_tell_all(prepared, place.as_ref(), &args.job.workers)?;
     match place {
         Some(place) => {
             let threads = workers::threads(&args.job, &place)?;
@@ -39,6 +33,22 @@ pub fn train(models: &[ModelKind], args: &BenchTrain) -> Result<(), Failure> {
         None if count > 1 => workers::supervise(&args.job.workers, count, None, Progress::plain(false)),
         None => alone(job, args, begin),
     }
+}
+
+/// The job, and how many workers run it.
+fn prepare(models: &[ModelKind], args: &BenchTrain, place: Option<&Place>) -> Result<(Arc<Job>, usize), Failure> {
+    let count = place.map_or_else(|| workers::asked(&args.job.workers), |place| Ok(place.world))?;
+    let job = load::job(models, &args.job, count)?;
+    if args.steps == 0 {
+        return Err(Failure::usage("--steps 0 measures nothing", "time at least one step"));
+    }
+    if count > 1 && (args.serve || args.lanes.is_some()) {
+        return Err(Failure::usage("--serve and --lanes are for one worker", "leave them or -n out"));
+    }
+    if place.is_none_or(|place| place.rank == 0) {
+        args.report.as_deref().map_or(Ok(()), check_writable)?;
+    }
+    Ok((job, count))
 }
 
 /// Several workers: every rank runs the same steps, and the first reports.

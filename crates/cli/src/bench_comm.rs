@@ -13,9 +13,10 @@ use std::sync::Arc;
 const BYTES_MAX: usize = 16 << 30;
 
 pub fn comm(args: &BenchComm) -> Result<(), Failure> {
-    let (kinds, sizes) = (kinds(&args.op)?, sizes(&args.bytes)?);
-    args.report.as_deref().map_or(Ok(()), check_writable)?;
-    let Some(place) = workers::place()? else {
+    let place = workers::place()?;
+    let prepared = prepare(args, place.as_ref());
+    let (kinds, sizes) = workers::or_tell_all(prepared, place.as_ref(), &args.workers)?;
+    let Some(place) = place else {
         let count = workers::asked(&args.workers)?;
         if count < 2 {
             return Err(Failure::usage("a collective needs at least two workers", "write -n 2"));
@@ -37,6 +38,14 @@ pub fn comm(args: &BenchComm) -> Result<(), Failure> {
     Ok(mpi.map_or(Ok(()), World::finish)?)
 }
 
+/// What to measure.
+fn prepare(args: &BenchComm, place: Option<&Place>) -> Result<(Vec<Kind>, Vec<usize>), Failure> {
+    if place.is_none_or(|place| place.rank == 0) {
+        args.report.as_deref().map_or(Ok(()), check_writable)?;
+    }
+    Ok((kinds(&args.op)?, sizes(&args.bytes)?))
+}
+
 fn measure(
     args: &BenchComm,
     place: &Place,
@@ -44,11 +53,13 @@ fn measure(
     kinds: &[Kind],
     sizes: &[usize],
 ) -> Result<Vec<Row>, Fault> {
+    let Seat { member, mpi } = seat;
     let transports: &[TransportKind] = match args.workers.transport {
-        TransportKind::Auto if place.launcher == Launcher::Kolo => &[TransportKind::Shm, TransportKind::Tcp],
+        TransportKind::Auto if place.launcher == Launcher::Kolo && workers::can_share_memory(member)? => {
+            &[TransportKind::Shm, TransportKind::Tcp]
+        }
         _ => &[args.workers.transport],
     };
-    let Seat { member, mpi } = seat;
     let mut rows = Vec::new();
     for transport in transports {
         let transport = workers::connect(member, mpi.as_ref(), &args.workers, *transport)?;

@@ -1,5 +1,6 @@
 //! How a command fails: a message with a hint, and an honest exit code.
 
+use kolo_comm::Fault;
 use kolo_graph::settings::SettingError;
 use std::fs::OpenOptions;
 use std::path::Path;
@@ -9,39 +10,55 @@ use std::process::ExitCode;
 pub struct Failure {
     message: String,
     code: u8,
+    /// The rank that is to blame, if it is another one.
+    culprit: Option<usize>,
+    /// That rank says more than this one knows.
+    told_by_culprit: bool,
 }
 
 const JOB_FAILED: u8 = 1;
 const COMMAND_WRONG: u8 = 2;
 
+const NOTHING: Failure = Failure { message: String::new(), code: JOB_FAILED, culprit: None, told_by_culprit: false };
+
 impl Failure {
     /// The command was wrong.
     pub fn usage(message: impl Into<String>, hint: &str) -> Self {
-        Self { message: format!("{}\n  hint: {hint}", message.into()), code: COMMAND_WRONG }
+        Self { message: format!("{}\n  hint: {hint}", message.into()), code: COMMAND_WRONG, ..NOTHING }
     }
 
     /// The job failed.
     pub fn job(message: impl Into<String>, hint: &str) -> Self {
-        Self { message: format!("{}\n  hint: {hint}", message.into()), code: JOB_FAILED }
-    }
-
-    /// Working together failed; the message has its own hint.
-    pub fn together(message: String) -> Self {
-        Self { message, code: JOB_FAILED }
+        Self { message: format!("{}\n  hint: {hint}", message.into()), ..NOTHING }
     }
 
     /// The workers ended like this.
     pub fn ended(message: String, code: i32) -> Self {
-        Self { message, code: u8::try_from(code).unwrap_or(JOB_FAILED) }
+        Self { message, code: u8::try_from(code).unwrap_or(JOB_FAILED), ..NOTHING }
     }
 
     /// Somebody else has shown why.
     pub fn reported() -> Self {
-        Self { message: String::new(), code: JOB_FAILED }
+        NOTHING
     }
 
     pub fn message(&self) -> &str {
         &self.message
+    }
+
+    /// The rank that is to blame, if it is another one.
+    pub fn culprit(&self) -> Option<usize> {
+        self.culprit
+    }
+
+    /// Whether that rank says more than this one knows.
+    pub fn told_by_culprit(&self) -> bool {
+        self.told_by_culprit
+    }
+
+    /// The same end, with nothing to say.
+    pub fn silent(self) -> Self {
+        Self { message: String::new(), ..self }
     }
 
     pub fn report(self) -> ExitCode {
@@ -54,7 +71,16 @@ impl Failure {
 
 impl From<kolo_train::Error> for Failure {
     fn from(error: kolo_train::Error) -> Self {
-        Self { code: if error.is_usage() { COMMAND_WRONG } else { JOB_FAILED }, message: error.to_string() }
+        let code = if error.is_usage() { COMMAND_WRONG } else { JOB_FAILED };
+        let told_by_culprit = matches!(error, kolo_train::Error::ReportedElsewhere { .. });
+        Self { message: error.to_string(), code, culprit: error.culprit(), told_by_culprit }
+    }
+}
+
+/// Working together failed; the message has its own hint.
+impl From<Fault> for Failure {
+    fn from(fault: Fault) -> Self {
+        kolo_train::Error::from(fault).into()
     }
 }
 

@@ -25,7 +25,7 @@ pub fn job(models: &[ModelKind], args: &JobArgs, workers: usize) -> Result<Arc<J
     }
     let mut job = Job::read(&root, models)?;
     if workers == 0 || workers > WORKERS_MAX {
-        return Err(Failure::usage(format!("-n {workers} is out of range"), "use a number from 1 to 1024"));
+        return Err(Failure::usage(format!("{workers} workers are out of range"), "use a number from 1 to 1024"));
     }
     job.fit_to(workers)?;
     Ok(Arc::new(job))

@@ -22,7 +22,11 @@ pub fn slurm(models: &[ModelKind], args: &Slurm) -> Result<(), Failure> {
     let train = match Args::try_parse_from(&command) {
         Ok(Args { command: Command::Train(train) }) => train,
         Ok(_) => return Err(Failure::usage("what follows `--` is for `kolo train`", "write its options only")),
-        Err(error) => return Err(Failure::usage(error.to_string().trim().to_string(), "see `kolo train --help`")),
+        Err(error) => {
+            let text = error.to_string();
+            let first = text.lines().next().unwrap_or_default();
+            return Err(Failure::usage(first.trim_start_matches("error: "), "see `kolo train --help`"));
+        }
     };
     let servers = if train.asynchronous { train.servers } else { 0 };
     let job = load::job(models, &train.job, workers.saturating_sub(servers))?;

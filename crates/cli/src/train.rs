@@ -5,7 +5,7 @@ use crate::fail::{Failure, check_writable, write_file};
 use crate::load;
 use crate::progress::Progress;
 use crate::workers::{self, RemoteView, Worker};
-use kolo_cluster::Place;
+use kolo_cluster::{Launcher, Place};
 use kolo_exec::Options;
 use kolo_models::ModelKind;
 use kolo_plan::Rates;
@@ -26,35 +26,48 @@ const SERVERS_MAX: usize = 64;
 
 pub fn train(models: &[ModelKind], args: &Train) -> Result<(), Failure> {
     let place = workers::place()?;
-    let started = place.as_ref().map_or_else(|| workers::asked(&args.job.workers), |place| Ok(place.world))?;
+    let prepared = prepare(models, args, place.as_ref());
+    let Prepared { job, world, roles } = workers::or_tell_all(prepared, place.as_ref(), &args.job.workers)?;
+    match place {
+        Some(place) => {
+            if place.launcher != Launcher::Kolo && place.rank == 0 {
+                introduce_all(&job, args, world, roles);
+            }
+            work(&job, args, &place, roles)
+        }
+        None if world > 1 => {
+            introduce_all(&job, args, world, roles);
+            let view = Progress::new(job.total_steps, args.quiet);
+            workers::supervise(&args.job.workers, world, args.out.as_deref(), view)
+        }
+        None => alone(&job, args),
+    }
+}
+
+/// What can be known before anybody is started.
+struct Prepared {
+    job: Arc<Job>,
+    /// Processes, servers among them.
+    world: usize,
+    roles: Option<Roles>,
+}
+
+fn prepare(models: &[ModelKind], args: &Train, place: Option<&Place>) -> Result<Prepared, Failure> {
+    let started = place.map_or_else(|| workers::asked(&args.job.workers), |place| Ok(place.world))?;
     let roles = roles(args, started, place.is_some() || args.job.workers.hosts.is_some())?;
-    let count = roles.map_or(started, |roles| roles.workers);
-    let job = load::job(models, &args.job, count)?;
+    let job = load::job(models, &args.job, roles.map_or(started, |roles| roles.workers))?;
     if roles.is_some() && job.early_stop.is_some() {
         let message = "`train.early_stop` with --async: workers do not end together";
         return Err(Failure::usage(message, "leave early_stop out, or train synchronously"));
     }
-    for path in [&args.report, &args.trace].into_iter().flatten() {
-        check_writable(path)?;
+    if args.job.threads.is_some() {
+        load::threads(&args.job)?;
     }
-    match place {
-        Some(place) => work(&job, args, &place, roles),
-        None if count + roles.map_or(0, |roles| roles.servers) > 1 => {
-            let who = match args.job.threads {
-                Some(threads) => format!("{count} workers with {threads} threads each"),
-                None => format!("{count} workers that share the cores"),
-            };
-            introduce(&job, args, &who);
-            let world = count + roles.map_or(0, |roles| roles.servers);
-            workers::supervise(
-                &args.job.workers,
-                world,
-                args.out.as_deref(),
-                Progress::new(job.total_steps, args.quiet),
-            )
-        }
-        None => alone(&job, args),
+    // The first rank writes, wherever it runs.
+    if place.map_or(args.job.workers.hosts.is_none(), |place| place.rank == 0) {
+        [&args.report, &args.trace].into_iter().flatten().try_for_each(|path| check_writable(path))?;
     }
+    Ok(Prepared { job, world: roles.map_or(started, |roles| roles.workers + roles.servers), roles })
 }
 
 /// Who does what in asynchronous training. Servers come on top of the workers of `-n`; where the number of processes is
@@ -75,6 +88,16 @@ fn roles(args: &Train, started: usize, found: bool) -> Result<Option<Roles>, Fai
         })?),
     };
     Ok(Some(Roles { workers: if found { started - servers } else { started }, servers, staleness }))
+}
+
+fn introduce_all(job: &Job, args: &Train, world: usize, roles: Option<Roles>) {
+    let workers = roles.map_or(world, |roles| roles.workers);
+    let servers = roles.map_or(String::new(), |roles| format!(" and {} servers", roles.servers));
+    let share = match args.job.threads {
+        Some(threads) => format!("with {threads} threads each"),
+        None => "that share the cores".into(),
+    };
+    introduce(job, args, &format!("{workers} workers{servers} {share}"));
 }
 
 fn introduce(job: &Job, args: &Train, who: &str) {

@@ -8,7 +8,7 @@ use kolo_cluster::logs::{Echo, Source};
 use kolo_cluster::meet::{self, Meeting, Way};
 use kolo_cluster::{Launcher, Member, Outcome, Place, hostlist, hosts, local};
 use kolo_comm::tcp::{self, TcpOptions};
-use kolo_comm::{Communicator, Fault, Transport, mpi, shm};
+use kolo_comm::{Bootstrap, Communicator, Fault, Transport, mpi, shm};
 use kolo_train::Observer;
 use kolo_train::trainer::Evaluation;
 use std::io::Write;
@@ -21,12 +21,6 @@ const VIEW_PAUSE: Duration = Duration::from_millis(50);
 
 fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
-}
-
-impl From<Fault> for Failure {
-    fn from(fault: Fault) -> Self {
-        Failure::together(fault.to_string())
-    }
 }
 
 /// Where this process stands, if a launcher started it as one of several.
@@ -54,10 +48,13 @@ impl Worker {
     pub fn finish(self, outcome: Result<(), Failure>) -> Result<(), Failure> {
         let Self { member, world, mpi } = self;
         if let Err(failure) = outcome {
+            if failure.told_by_culprit() {
+                member.await_end();
+            }
             match member.watch.check() {
                 // The job was ended from outside: whoever did it has said why.
                 Err(_) => {}
-                Ok(()) => member.fail(failure.message()),
+                Ok(()) => member.fail(failure.message(), failure.culprit()),
             }
             return Err(Failure::reported());
         }
@@ -69,14 +66,34 @@ impl Worker {
     }
 }
 
+/// What a rank found out before it joined. If it cannot go on, it joins to say so: all ranks that failed for one reason show
+/// it once, and none waits for one that will not come.
+pub fn or_tell_all<T>(outcome: Result<T, Failure>, place: Option<&Place>, workers: &Workers) -> Result<T, Failure> {
+    outcome.map_err(|failure| match place.map(|place| sit_down(place, workers)) {
+        Some(Ok(seat)) => {
+            seat.member.fail(failure.message(), None);
+            failure.silent()
+        }
+        Some(Err(Fault::Aborted(_))) => failure.silent(),
+        _ => failure,
+    })
+}
+
 /// A joined process, with the engine through which it joined if that is MPI.
 pub struct Seat {
     pub member: Member,
     pub mpi: Option<mpi::World>,
 }
 
-/// Joins the other ranks, whoever started them.
+/// Joins the other ranks, whoever started them. If the job has ended before it began, whoever ended it has said why.
 pub fn meet(place: &Place, workers: &Workers) -> Result<Seat, Failure> {
+    sit_down(place, workers).map_err(|fault| match fault {
+        Fault::Aborted(_) => Failure::reported(),
+        fault => fault.into(),
+    })
+}
+
+fn sit_down(place: &Place, workers: &Workers) -> Result<Seat, Fault> {
     if place.launcher == Launcher::Kolo {
         return Ok(Seat { member: Member::take(place)?, mpi: None });
     }
@@ -104,6 +121,18 @@ pub fn or_tell<T>(outcome: Result<T, Fault>, member: &Member) -> Result<T, Failu
     })
 }
 
+/// Whether all ranks run under one kernel and see each other's processes. Names of hosts would not tell: containers of one
+/// host have different ones, and hosts made from one image may have the same. All ranks call it.
+pub fn can_share_memory(member: &mut Member) -> Result<bool, Fault> {
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let processes = std::fs::read_link("/proc/self/ns/pid");
+    let mine = match (kernel, processes) {
+        (Ok(kernel), Ok(processes)) => format!("{} {}", kernel.trim(), processes.display()),
+        _ => member.host().to_string(),
+    };
+    Ok(member.all_gather(mine.as_bytes())?.iter().all(|theirs| theirs == mine.as_bytes()))
+}
+
 /// Links this rank with all others.
 pub fn connect(
     member: &mut Member,
@@ -112,17 +141,19 @@ pub fn connect(
     kind: TransportKind,
 ) -> Result<Box<dyn Transport>, Fault> {
     let (rank, world, watch) = (member.rank, member.world, Arc::clone(&member.watch));
-    let one_host = member.roster.iter().all(|peer| peer.host == member.roster[0].host);
+    let asks = kind == TransportKind::Shm || (kind == TransportKind::Auto && mpi.is_none());
+    let shares = asks && can_share_memory(member)?;
     match kind {
         TransportKind::Auto | TransportKind::Mpi if let Some(mpi) = mpi => mpi.transport(watch),
-        TransportKind::Auto | TransportKind::Shm if one_host => shm::connect(rank, world, watch, member),
+        TransportKind::Auto | TransportKind::Shm if shares => shm::connect(rank, world, watch, member),
         TransportKind::Auto | TransportKind::Tcp => {
             let local = TcpOptions::local(member.key.clone(), member.job);
             let options = TcpOptions { listen: member.address, streams: workers.streams, ..local };
             tcp::connect(rank, world, options, watch, member)
         }
         TransportKind::Shm => Err(Fault::BadCall(
-            "--transport shm, but the workers are on several hosts\n  hint: leave --transport out".into(),
+            "--transport shm, but the workers are on several hosts or in several containers\n  hint: leave --transport out"
+                .into(),
         )),
         TransportKind::Mpi => Err(Fault::BadCall(
             "--transport mpi, but no MPI launcher started this process\n  hint: start it with mpirun or srun --mpi"
@@ -173,6 +204,13 @@ fn wrong_list(fault: Fault) -> Failure {
 /// Starts this many workers of this very command, on this host or on those named, shows one view of them, and ends when all
 /// are gone.
 pub fn supervise(workers: &Workers, world: usize, out: Option<&Path>, view: Progress) -> Result<(), Failure> {
+    if workers.transport == TransportKind::Mpi {
+        let message = "--transport mpi, but no MPI launcher started this process";
+        return Err(Failure::usage(
+            message,
+            "start it with mpirun or srun --mpi, without -n, or leave --transport out",
+        ));
+    }
     let program = std::env::current_exe()
         .map_err(|error| Failure::job(format!("cannot find this program: {error}"), "start it by its full path"))?;
     let mut shown = view.clone();

@@ -27,7 +27,7 @@ pub fn choose(one_host: bool, hosts: &[String]) -> Result<IpAddr, Fault> {
     chosen.copied().ok_or_else(|| {
         let names = if hosts.is_empty() { "no host is named".into() } else { format!("tried {}", hosts.join(", ")) };
         Fault::BadCall(format!(
-            "no address of this host that the others could reach was found: {names}\n  hint: see that the names of the hosts resolve, or give the address of the network to use"
+            "no address of this host that the others could reach was found: {names}\n  hint: see that the names of the hosts resolve, or give this host's address on the network to use (--interface)"
         ))
     })
 }

@@ -189,9 +189,10 @@ fn visit(place: &Place, meeting: Meeting<'_>) -> Result<Member, Fault> {
                 // What lies there may be left over from an earlier job: then nobody answers, and a new one will come.
                 if let Some((address, invitation)) = read(&path)? {
                     let soon = deadline.min(Instant::now() + Duration::from_secs(1));
-                    match follow(place, address, invitation, observer.clone(), soon) {
+                    match reach(place, address, &invitation, observer.clone(), soon) {
+                        Ok(entry) => return Member::enter(place, invitation, entry),
                         Err(fault @ Fault::System { .. }) => last = Some(fault),
-                        joined => return joined,
+                        Err(fault) => return Err(fault),
                     }
                 }
                 if Instant::now() > deadline {
@@ -205,11 +206,11 @@ fn visit(place: &Place, meeting: Meeting<'_>) -> Result<Member, Fault> {
 
 fn missing(place: &Place, path: &Path, heartbeat_ms: u64) -> Fault {
     let waited = heartbeat_ms * JOIN_HEARTBEATS;
-    Fault::Aborted(format!(
-        "{}: rank 0 did not write {} within {waited} ms\n  hint: rank 0 did not start, or the hosts do not share that file system",
-        kolo_comm::fault::place(place.rank, &crate::host_name()),
+    let error = format!(
+        "rank 0 did not write {} within {waited} ms\n  hint: rank 0 did not start, or the hosts do not share that file system",
         path.display()
-    ))
+    );
+    Fault::System { what: kolo_comm::fault::place(place.rank, &crate::host_name()), error }
 }
 
 /// Reads what rank 0 published.
@@ -238,12 +239,23 @@ pub(crate) fn follow(
     observer: Option<Observer>,
     deadline: Instant,
 ) -> Result<Member, Fault> {
-    let Invitation { job, generation, .. } = invitation;
+    let entry = reach(place, address, &invitation, observer, deadline)?;
+    Member::enter(place, invitation, entry)
+}
+
+/// A link to the coordinator.
+fn reach(
+    place: &Place,
+    address: SocketAddr,
+    invitation: &Invitation,
+    observer: Option<Observer>,
+    deadline: Instant,
+) -> Result<Entry, Fault> {
+    let Invitation { job, generation, .. } = *invitation;
     let (stream, session) = hall::enter(address, &invitation.key, job, generation, place.rank, deadline)?;
     let local = stream.local_addr().map_err(|error| Fault::system("asking for a link's address", &error))?;
     let line = Line::sealed(stream, session)?;
-    let entry = Entry { line, supervised: false, address: local.ip(), hosting: None, observer };
-    Member::enter(place, invitation, entry)
+    Ok(Entry { line, supervised: false, address: local.ip(), hosting: None, observer })
 }
 
 /// Writes the file beside its place and moves it there, so that nobody sees half of it.

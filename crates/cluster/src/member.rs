@@ -147,22 +147,26 @@ impl Member {
     }
 
     /// Says why this rank gives up. The coordinator shows it, with rank, host and step, and ends the job; this process
-    /// should print nothing and exit.
-    pub fn fail(&self, text: &str) {
-        self.give_up(Message::Fail { text: text.into(), culprit: None });
-    }
-
-    /// As [`Member::fail`]; a fault of another rank is passed on as what this rank heard.
-    pub fn fail_with(&self, fault: &Fault) {
-        let culprit = fault.culprit().filter(|culprit| *culprit != self.rank);
-        self.give_up(Message::Fail { text: fault.to_string(), culprit });
-    }
-
-    fn give_up(&self, message: Message) {
-        self.monitor.shared.tell_and_flush(message);
+    /// should print nothing and exit. Where another rank is to blame, that one's own word counts for more.
+    pub fn fail(&self, text: &str, culprit: Option<usize>) {
+        let culprit = culprit.filter(|culprit| *culprit != self.rank);
+        self.monitor.shared.tell_and_flush(Message::Fail { text: text.into(), culprit });
         if let Some(hosting) = &self.hosting {
             hosting.await_ending();
         }
+    }
+
+    /// Waits a moment for the end of the job, where another rank brings it about.
+    pub fn await_end(&self) {
+        let deadline = Instant::now() + self.heartbeat;
+        while self.watch.check().is_ok() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// As [`Member::fail`], with this fault.
+    pub fn fail_with(&self, fault: &Fault) {
+        self.fail(&fault.to_string(), fault.culprit());
     }
 
     /// Ends well: returns when all ranks have come here, or with the fault that ended the job before.
@@ -186,8 +190,8 @@ impl Bootstrap for Member {
 }
 
 pub(crate) fn lost(why: &str) -> Fault {
-    let hint = "the job has ended; its first message says why";
-    Fault::Aborted(format!("the coordinator of the job is lost: {why}\n  hint: {hint}"))
+    let error = format!("{why}\n  hint: the job has ended; its first message says why");
+    Fault::System { what: "the coordinator of the job is lost".into(), error }
 }
 
 /// The socket that our parent left open for us. It is taken once, and no process started from here inherits it.

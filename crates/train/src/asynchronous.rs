@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::job::Job;
 use crate::step::{optimise, training_graph};
 use kolo_comm::element::{Element, Reduction};
-use kolo_comm::{Communicator, combine};
+use kolo_comm::{Communicator, Fault, combine};
 use kolo_exec::{Feed, Options, Session, Store};
 use kolo_graph::Graph;
 use kolo_parallel::CommLane;
@@ -197,7 +197,7 @@ pub fn serve(job: &Job, threads: usize, world: &Communicator, roles: Roles) -> R
     std::thread::scope(|scope| {
         let spawn = |(worker, link)| scope.spawn(move || attend(state, changed, worker, link, number));
         let threads: Vec<_> = links.iter().enumerate().map(spawn).collect();
-        let panicked = |_| Err(Error::Together("a thread of the server panicked".into()));
+        let panicked = |_| Err(Error::Together(Fault::BadCall("a thread of the server panicked".into())));
         let outcomes: Vec<Result<(), Error>> =
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect();
         outcomes.into_iter().collect::<Result<(), Error>>()

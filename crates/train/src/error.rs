@@ -1,5 +1,6 @@
 //! What can go wrong with a job. Each error says what, where, and what to do.
 
+use kolo_comm::Fault;
 use kolo_graph::GraphError;
 use kolo_graph::settings::SettingError;
 
@@ -18,28 +19,31 @@ pub enum Error {
     )]
     NotFinite { loss: f32, step: usize, epoch: usize, culprit: String, hint: String },
     /// This many workers cannot share the job.
-    #[error("{workers} workers: {message}\n  hint: {hint}")]
+    #[error("{workers} workers {message}\n  hint: {hint}")]
     Workers { workers: usize, message: String, hint: String },
     /// Another rank found a number that is not finite, and reports it.
     #[error("the loss is not finite at step {step}; rank {rank} reports why")]
     ReportedElsewhere { step: usize, rank: usize },
     /// Working together failed.
     #[error("{0}")]
-    Together(String),
+    Together(Fault),
     /// A file could not be written.
     #[error("{path}: {message}\n  hint: choose another --out directory or make room there")]
     Write { path: String, message: String },
 }
 
-impl From<kolo_comm::Fault> for Error {
-    fn from(fault: kolo_comm::Fault) -> Self {
-        Error::Together(fault.to_string())
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        Error::Together(fault)
     }
 }
 
 impl From<kolo_exec::ExchangeError> for Error {
     fn from(error: kolo_exec::ExchangeError) -> Self {
-        Error::Together(error.to_string())
+        match error.downcast::<Fault>() {
+            Ok(fault) => Error::Together(*fault),
+            Err(error) => Error::Together(Fault::BadCall(error.to_string())),
+        }
     }
 }
 
@@ -47,5 +51,14 @@ impl Error {
     /// Whether the command was wrong, as opposed to the job failing.
     pub fn is_usage(&self) -> bool {
         matches!(self, Error::Setting(_) | Error::Graph(_) | Error::Workers { .. })
+    }
+
+    /// The rank that is to blame, if it is another one: its own word says more.
+    pub fn culprit(&self) -> Option<usize> {
+        match self {
+            Error::ReportedElsewhere { rank, .. } => Some(*rank),
+            Error::Together(fault) => fault.culprit(),
+            _ => None,
+        }
     }
 }

@@ -144,7 +144,7 @@ impl Job {
             let fitting: Vec<String> = (0..=self.grains.ilog2()).map(|power| (1usize << power).to_string()).collect();
             return Err(Error::Workers {
                 workers,
-                message: format!("does not share {} grains evenly", self.grains),
+                message: format!("do not share {} grains evenly", self.grains),
                 hint: format!("use {} workers, more `data.grains`, or `job.reproducible = false`", fitting.join(", ")),
             });
         }
@@ -153,7 +153,7 @@ impl Job {
         if self.batch % grains != 0 {
             return Err(Error::Workers {
                 workers,
-                message: format!("does not share a batch of {} evenly", self.batch),
+                message: format!("do not share a batch of {} evenly", self.batch),
                 hint: format!("make `data.batch` a multiple of {grains}"),
             });
         }

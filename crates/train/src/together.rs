@@ -5,7 +5,7 @@ use crate::machine::peak_rss_bytes;
 use crate::report::{Communication, RankTimes};
 use crate::timeline::{COMMUNICATION, Timeline};
 use kolo_comm::communicator::Span;
-use kolo_comm::{Communicator, Reduction};
+use kolo_comm::{Communicator, Fault, Reduction};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -105,8 +105,8 @@ pub fn same_weights(world: &Communicator, digest: &str) -> Result<(), Error> {
     if differ.is_empty() {
         return Ok(());
     }
-    Err(Error::Together(format!(
+    Err(Error::Together(Fault::BadCall(format!(
         "the weights of {} differ from those of rank 0\n  hint: a memory or a processor is faulty, or the workers are not of the same kind",
         differ.join(", ")
-    )))
+    ))))
 }

@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::job::Job;
 use crate::step::{evaluation_graph, optimise, spread, training_graph};
 use crate::timeline::Timeline;
-use kolo_comm::{Communicator, Reduction};
+use kolo_comm::{Communicator, Fault, Reduction};
 use kolo_data::{Column, Kind, Permutation, epoch_order};
 use kolo_exec::store::Snapshot;
 use kolo_exec::{Collectives, Feed, Memory, Options, Session, Store};
@@ -338,10 +338,10 @@ impl Trainer {
 fn central_memory(world: &Communicator, bytes: usize) -> Result<Memory, Error> {
     let shared = world.allocate(bytes)?;
     let Some(first) = shared.peer(0, 0) else {
-        return Err(Error::Together(format!(
+        return Err(Error::Together(Fault::BadCall(format!(
             "central storage needs all workers on one host, but they talk over {}\n  hint: write `zero = 1` instead of `central = true`",
             world.transport()
-        )));
+        ))));
     };
     // SAFETY: a zeroed, page-aligned mapping of at least `bytes` bytes that lives as long as its keeper.
     Ok(unsafe { Memory::kept(first, shared.bytes(), Box::new(shared)) })

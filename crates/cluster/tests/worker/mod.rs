@@ -71,7 +71,7 @@ pub fn run(arguments: &[String]) {
         }),
         "fail" => steps(&mut member, 6).and_then(|()| {
             if chosen {
-                member.fail("the disk is full");
+                member.fail("the disk is full", None);
                 std::process::exit(1);
             }
             step(&mut member, 6)

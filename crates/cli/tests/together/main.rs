@@ -1,0 +1,10 @@
+//! Workers together, from outside: real processes over every transport and under every launcher end in the same weights,
+//! show one view, and fail with one message.
+
+mod digests;
+mod hosts;
+mod job;
+mod mpi;
+mod process;
+mod slurm;
+mod view;

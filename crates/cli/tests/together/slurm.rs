@@ -1,0 +1,140 @@
+//! Under a real Slurm of two nodes on this machine.
+
+use crate::job::{Job, KOLO, LIMIT, fails, kolo, report, tempdir, transport, under, weights};
+use crate::process::{installed, run};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// A cluster; gone when dropped, whatever happened.
+struct Cluster {
+    dir: TempDir,
+}
+
+impl Cluster {
+    fn script(word: &str, dir: &Path) -> Command {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/slurm/cluster.sh");
+        let mut command = Command::new("bash");
+        command.arg(script).arg(word).arg(dir);
+        command
+    }
+
+    fn start() -> Self {
+        let cluster = Self { dir: tempdir() };
+        // The daemons live on, so this is not for `run`, which would miss nothing of them.
+        let output = Self::script("start", cluster.dir.path()).output().expect("bash");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        cluster
+    }
+
+    /// A command line that speaks to this cluster.
+    fn command(&self, words: &[&str], dir: &Path) -> Command {
+        let mut command = under(words, dir);
+        command.env("SLURM_CONF", self.dir.path().join("slurm.conf"));
+        command
+    }
+
+    /// What Slurm knows of a batch job, once it is over.
+    fn ended(&self, number: &str) -> String {
+        let begin = Instant::now();
+        loop {
+            let shown = run(&mut self.command(&["scontrol", "show", "job", number], Path::new("/")), LIMIT).well();
+            let over = ["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"];
+            if over.iter().any(|state| shown.stdout.contains(&format!("JobState={state}"))) {
+                return shown.stdout;
+            }
+            assert!(begin.elapsed() < LIMIT, "{shown}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let _ = Self::script("stop", self.dir.path()).output();
+    }
+}
+
+const SRUN: [&str; 6] = ["srun", "-N", "2", "-n", "4", KOLO];
+
+#[test]
+fn a_cluster_trains_like_one_process() {
+    if !installed("slurmctld", "Slurm") || !installed("slurmd", "slurmd") || !installed("srun", "srun") {
+        return;
+    }
+    let cluster = Cluster::start();
+    steps(&cluster);
+    a_step_that_fails_says_so_once(&cluster);
+    a_batch_job(&cluster);
+}
+
+fn steps(cluster: &Cluster) {
+    // Two nodes of one machine share its memory.
+    for (flags, way) in [(&[][..], "shm"), (&["--transport", "tcp"], "tcp")] {
+        let dir = tempdir();
+        let mut command = cluster.command(&SRUN, dir.path());
+        command.args(Job::Digits.quiet()).args(["--threads", "1"]).args(flags);
+        let report = Job::Digits.agrees(&mut command, dir.path());
+        assert_eq!((transport(&report), report["workers"].as_u64()), (way, Some(4)));
+        let left = std::fs::read_dir(dir.path().join(".kolo/run")).expect("where the ranks met").count();
+        assert_eq!(left, 0, "the file by which the ranks met is still there");
+    }
+    if installed("mpirun.mpich", "MPICH") {
+        let dir = tempdir();
+        let words = ["srun", "--mpi=pmi2", "-N", "2", "-n", "4", KOLO];
+        let mut command = cluster.command(&words, dir.path());
+        let library = ["--transport", "mpi", "--mpi-library", "libmpich.so.12"];
+        command.args(Job::Digits.quiet()).args(["--threads", "1"]).args(library);
+        assert_eq!(transport(&Job::Digits.agrees(&mut command, dir.path())), "mpi");
+    }
+}
+
+fn a_step_that_fails_says_so_once(cluster: &Cluster) {
+    let dir = tempdir();
+    let ended = fails(&mut cluster.command(&SRUN, dir.path()), dir.path(), &[]);
+    assert!(ended.code.is_some_and(|code| code != 0), "{ended}");
+    let ours = ended.stderr.replace("srun: error: ", "srun: ");
+    assert_eq!(ours.matches("error: ").count(), 1, "{ended}");
+    assert!(ours.contains("the loss is NaN at step "), "{ended}");
+}
+
+fn a_batch_job(cluster: &Cluster) {
+    let dir = tempdir();
+    let words = Job::Addition.quiet();
+    let mut command = cluster.command(&[KOLO, "slurm", &words[1]], dir.path());
+    command.args(["--nodes", "2", "--tasks-per-node", "2", "--cpus-per-task", "1", "--submit", "--"]).args(&words[2..]);
+    let submitted = run(&mut command, LIMIT).well();
+    let number = submitted.stdout.trim().strip_prefix("submitted batch job ").expect("a number");
+    let job = cluster.ended(number);
+    let printed = std::fs::read_to_string(dir.path().join(format!("slurm-{number}.out"))).unwrap_or_default();
+    assert!(job.contains("JobState=COMPLETED") && job.contains("JobName=addition"), "{job}\n{printed}");
+    let report = report(dir.path());
+    assert_eq!((weights(&report), report["workers"].as_u64()), (Job::Addition.digest(), Some(4)), "{printed}");
+}
+
+#[test]
+fn a_batch_script_is_printed_or_written() {
+    let dir = tempdir();
+    let folder = dir.path().canonicalize().expect("a directory").to_string_lossy().into_owned();
+    let words = [
+        "--nodes=2",
+        "--tasks-per-node=4",
+        "--cpus-per-task=2",
+        "--time=2:00:00",
+        "--partition=all",
+        "--sbatch=--exclusive",
+    ];
+    let after = ["--", "--set", "train.epochs=5", "--report", "my report.json"];
+    let printed = run(kolo(dir.path()).arg("slurm").args(words).args(after), LIMIT).well().stdout;
+    let expected = format!(
+        "#!/bin/bash\n#SBATCH --job-name=digits\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n\
+         #SBATCH --cpus-per-task=2\n#SBATCH --time=2:00:00\n#SBATCH --partition=all\n#SBATCH --exclusive\n\
+         #SBATCH --signal=TERM@60\n\nset -euo pipefail\ncd {folder}\n\
+         exec srun --kill-on-bad-exit=1 --wait=60 {KOLO} train --threads=2 --set train.epochs=5 --report 'my report.json'\n"
+    );
+    assert_eq!(printed, expected);
+    let written = run(kolo(dir.path()).args(["slurm", "--output", "job.sh"]).args(words).args(after), LIMIT).well();
+    assert_eq!(written.stdout, "");
+    assert_eq!(std::fs::read_to_string(dir.path().join("job.sh")).expect("a script"), expected);
+}

@@ -1,0 +1,108 @@
+//! What several workers show and write: one view, a log per rank, one timeline.
+
+use crate::job::{Job, LIMIT, fails, kolo, report, tempdir};
+use crate::process::run;
+use serde_json::Value;
+
+/// How far two clocks may be apart, in microseconds.
+const CLOCK_ERROR_US: f64 = 1000.0;
+
+#[test]
+fn workers_show_one_view_and_keep_a_log_each() {
+    let dir = tempdir();
+    let mut command = kolo(dir.path());
+    command.args(Job::Digits.command()).args(["-n", "2", "--threads", "1", "--out", "out", "--report", "report.json"]);
+    let ended = run(&mut command, LIMIT).well();
+    let lines = [
+        "digits: builtin:digits",
+        "4 steps, batch 64 in 8 grains, 2 workers with 1 threads each",
+        "epoch   1",
+        "done after 4 steps",
+        "  together    2 workers over shm: ",
+        "  slowest     rank ",
+        "  weights     blake3:",
+    ];
+    for line in lines {
+        assert_eq!(ended.stdout.matches(line).count(), 1, "{line}: {ended}");
+    }
+    assert_eq!(ended.stderr, "", "{ended}");
+    let log = |rank| std::fs::read_to_string(dir.path().join(format!("out/rank-{rank}.log"))).expect("a log");
+    assert!(log(0).contains("done after 4 steps") && ended.stdout.ends_with(&log(0)), "{}", log(0));
+    assert_eq!(log(1), "");
+    assert!(dir.path().join("out/metrics.jsonl").exists());
+    let report = report(dir.path());
+    let communication = &report["communication"];
+    let ranks = communication["ranks"].as_array().expect("ranks");
+    assert!(communication["slowest_rank"].as_u64().is_some_and(|rank| rank < 2), "{report:#}");
+    assert!(communication["hidden"].as_f64().is_some_and(|part| (0.0..=1.0).contains(&part)), "{report:#}");
+    assert!(communication["busy_ms"].as_f64().is_some_and(|busy| busy > 0.0), "{report:#}");
+    for (number, rank) in ranks.iter().enumerate() {
+        assert_eq!(rank["rank"].as_u64(), Some(number as u64), "{report:#}");
+        assert!(rank["host"].as_str().is_some_and(|host| !host.is_empty()), "{report:#}");
+        for key in ["compute_ms", "busy_ms", "exposed_ms", "peak_rss"] {
+            assert!(rank[key].as_f64().is_some_and(|value| value >= 0.0), "{key} in {report:#}");
+        }
+    }
+    assert_eq!(ranks.len(), 2);
+}
+
+#[test]
+fn workers_that_fail_say_so_once() {
+    for flags in [&["-n", "4"][..], &["-n", "4", "--transport", "tcp"]] {
+        let dir = tempdir();
+        let ended = fails(&mut kolo(dir.path()), dir.path(), flags);
+        assert_eq!(ended.code, Some(1), "{ended}");
+        let message = ended.only_error();
+        assert!(message.starts_with("error: rank ") && message.contains("the loss is NaN at step 3"), "{ended}");
+        assert!(message.contains("first not finite: ") && message.contains("hint: lower the learning rate"), "{ended}");
+    }
+}
+
+/// A span of the timeline.
+struct Span {
+    name: String,
+    begin_us: f64,
+    end_us: f64,
+}
+
+fn spans(events: &[Value], rank: u64, kind: &str) -> Vec<Span> {
+    let of = |event: &&Value| event["ph"] == "X" && event["pid"] == rank && event["cat"] == kind;
+    let read = |event: &Value| {
+        let begin_us = event["ts"].as_f64().expect("a time");
+        let end_us = begin_us + event["dur"].as_f64().expect("a duration");
+        Span { name: event["name"].as_str().expect("a name").into(), begin_us, end_us }
+    };
+    let mut spans: Vec<Span> = events.iter().filter(of).map(read).collect();
+    spans.sort_by(|one, other| one.begin_us.total_cmp(&other.begin_us));
+    spans
+}
+
+#[test]
+fn the_timeline_has_all_ranks_on_one_clock() {
+    let dir = tempdir();
+    let mut command = kolo(dir.path());
+    command.args(Job::Digits.quiet()).args(["-n", "2", "--threads", "1", "--trace", "trace.json"]);
+    Job::Digits.agrees(&mut command, dir.path());
+    let text = std::fs::read_to_string(dir.path().join("trace.json")).expect("a timeline");
+    let document: Value = serde_json::from_str(&text).expect("JSON");
+    let events = document["traceEvents"].as_array().expect("events");
+    for rank in [0, 1] {
+        let named = |event: &Value| {
+            event["name"] == "process_name"
+                && event["pid"] == rank
+                && event["args"]["name"].as_str().is_some_and(|name| name.starts_with(&format!("rank {rank} on ")))
+        };
+        assert!(events.iter().any(named), "rank {rank} has no name");
+        let compute = spans(events, rank, "compute");
+        assert!(compute.len() > 4, "rank {rank} computed {} times", compute.len());
+    }
+    // Nobody leaves a collective before all have come: at that moment, all are in it.
+    let (one, other) = (spans(events, 0, "communication"), spans(events, 1, "communication"));
+    let names = |spans: &[Span]| spans.iter().map(|span| span.name.clone()).collect::<Vec<_>>();
+    assert!(one.iter().filter(|span| span.name.starts_with("all_reduce")).count() >= 4, "{:?}", names(&one));
+    assert_eq!(names(&one), names(&other));
+    for (one, other) in one.iter().zip(&other) {
+        let apart = one.begin_us.max(other.begin_us) - one.end_us.min(other.end_us);
+        assert!(apart < CLOCK_ERROR_US, "{} is {apart} µs apart", one.name);
+    }
+}
