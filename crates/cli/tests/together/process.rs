@@ -67,8 +67,8 @@ pub fn run(command: &mut Command, limit: Duration) -> Ended {
     if code.is_none() || !left.is_empty() {
         kill(&[format!("-{}", child.id())]);
         kill(&marked(&mark));
-        let _ = child.wait();
     }
+    let _ = child.wait();
     let ended = Ended {
         code: code.and_then(|status| status.code()),
         stdout: stdout.text(),
