@@ -21,6 +21,7 @@ use crate::memory::SharedMemory;
 use crate::task::Task;
 use crate::transport::{Bootstrap, Transport};
 use crate::watch::Watch;
+use direct::Places;
 use layout::{Control, NONCE_BYTES, RANKS_MAX};
 use registry::{OFFER_BYTES, Offer, Registry};
 use room::{Neighbours, Room};
@@ -42,6 +43,7 @@ struct Shm {
     allocations: u32,
     /// Room for the addresses of one call.
     sources: Vec<*const u8>,
+    places: Places,
     /// A failed communicator stays failed.
     fault: Option<Fault>,
 }
@@ -155,7 +157,7 @@ fn map_control(offer: &Offer, size: usize) -> Result<Control, Fault> {
 impl Shm {
     fn new(room: Room, registry: Registry, communicator: u32) -> Self {
         let sources = Vec::with_capacity(room.size);
-        Self { room, registry, communicator, allocations: 0, sources, fault: None }
+        Self { room, registry, communicator, allocations: 0, sources, places: Places::default(), fault: None }
     }
 
     /// # Safety
@@ -163,10 +165,8 @@ impl Shm {
     unsafe fn collective(&mut self, task: &Task<'_>) -> Result<(), Fault> {
         self.room.enter(&task.fingerprint);
         let large = task.count() * task.width() > MAIL_CALL_BYTES;
-        let direct = matches!(
-            task.kind(),
-            Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter | Kind::AllGather | Kind::Gather | Kind::Broadcast
-        );
+        // A scan in place would overwrite what later ranks still read.
+        let direct = !matches!(task.kind(), Kind::Scan | Kind::ExclusiveScan | Kind::AllToAll | Kind::Barrier);
         // SAFETY: the caller's promise, passed on.
         unsafe {
             if large && direct && self.direct(task)? {
@@ -255,7 +255,7 @@ impl Shm {
         // SAFETY: all are mappings of this size that only the result will unmap.
         let memory = unsafe { SharedMemory::from_mappings(own, bytes, mappings) };
         let id = u64::from(self.communicator) << 32 | u64::from(self.allocations);
-        self.registry.add(id, &memory, self.room.neighbours.origins.clone());
+        self.registry.add(id, &memory, &self.room.neighbours.origins);
         Ok(memory)
     }
 

@@ -16,7 +16,7 @@ struct Entry {
     id: u64,
     memory: Weak<SharedMemory>,
     /// The allocation's ranks by the numbers they had when the job connected.
-    origins: Vec<usize>,
+    origins: Arc<[usize]>,
 }
 
 /// A buffer inside an allocation.
@@ -24,18 +24,26 @@ pub struct Found {
     pub id: u64,
     pub offset: usize,
     memory: Arc<SharedMemory>,
-    /// Of each rank of the communicator that asked, its place in the allocation.
-    places: Vec<usize>,
+    origins: Arc<[usize]>,
 }
 
 impl Found {
-    /// The buffer of a rank that has it at this offset; `None` if it would not fit.
-    pub fn of(&self, rank: usize, offset: u64, bytes: usize) -> Option<*mut u8> {
+    /// The buffer of a rank, by its number of now and that of the beginning, which has it at this offset; `None` if it
+    /// would not fit.
+    pub fn of(&self, rank: usize, origin: usize, offset: u64, bytes: usize) -> Option<*mut u8> {
         let offset = usize::try_from(offset).ok()?;
         if offset.checked_add(bytes)? > self.memory.bytes() {
             return None;
         }
-        self.memory.peer(self.places[rank], offset)
+        self.memory.peer(place(&self.origins, rank, origin)?, offset)
+    }
+}
+
+/// Where a rank stands in an allocation: mostly where it stands in the communicator.
+fn place(origins: &[usize], rank: usize, origin: usize) -> Option<usize> {
+    match origins.get(rank) {
+        Some(here) if *here == origin => Some(rank),
+        _ => origins.iter().position(|other| *other == origin),
     }
 }
 
@@ -44,10 +52,10 @@ impl Registry {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn add(&self, id: u64, memory: &Arc<SharedMemory>, origins: Vec<usize>) {
+    pub fn add(&self, id: u64, memory: &Arc<SharedMemory>, origins: &[usize]) {
         let mut entries = self.entries();
         entries.retain(|entry| entry.memory.strong_count() > 0);
-        entries.push(Entry { id, memory: Arc::downgrade(memory), origins });
+        entries.push(Entry { id, memory: Arc::downgrade(memory), origins: origins.into() });
     }
 
     /// The allocation around a buffer, if all ranks of `origins` take part in it.
@@ -55,9 +63,9 @@ impl Registry {
         self.entries().iter().find_map(|entry| {
             let memory = entry.memory.upgrade()?;
             let offset = memory.offset_of(address, bytes)?;
-            let place = |origin: &usize| entry.origins.iter().position(|other| other == origin);
-            let places = origins.iter().map(place).collect::<Option<Vec<usize>>>()?;
-            Some(Found { id: entry.id, offset, memory, places })
+            let takes_part = |(rank, origin): (usize, &usize)| place(&entry.origins, rank, *origin).is_some();
+            let all = origins.iter().enumerate().all(takes_part);
+            all.then(|| Found { id: entry.id, offset, memory, origins: Arc::clone(&entry.origins) })
         })
     }
 }
