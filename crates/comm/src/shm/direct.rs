@@ -17,11 +17,38 @@ const BLOCK_BYTES: usize = 16 << 10;
 /// A buffer of no allocation.
 const PRIVATE: u64 = 0;
 
-/// Where all ranks have their inputs and, if wanted, their outputs.
+/// Where all ranks have their inputs and, if others write there, their outputs. Kept between calls for its memory.
 #[derive(Default)]
 pub(super) struct Places {
-    inputs: Vec<*mut u8>,
+    pub inputs: Vec<*mut u8>,
     outputs: Vec<*mut u8>,
+}
+
+/// The end of the last part, in bytes.
+fn end(parts: &[Part], width: usize) -> usize {
+    parts.iter().map(|part| (part.offset + part.count) * width).max().unwrap_or(0)
+}
+
+/// Where others find what they need of this rank, and how many bytes of it. A rank of which they need nothing shows another
+/// buffer, so that it is no reason to go through the mails.
+fn shown(task: &Task<'_>, rank: usize) -> (*const u8, usize) {
+    let bytes = reach(task, rank);
+    match task.kind() {
+        Kind::Broadcast => (task.output, bytes),
+        _ if bytes == 0 => (task.output, 0),
+        _ => (task.input, bytes),
+    }
+}
+
+/// Bytes that others need behind the address that a rank shows.
+fn reach(task: &Task<'_>, rank: usize) -> usize {
+    match task.kind() {
+        Kind::AllGather | Kind::Gather => task.recv[rank].count * task.width(),
+        Kind::Broadcast | Kind::Scatter if rank != task.root() => 0,
+        Kind::ReduceScatter | Kind::Scatter => end(task.recv, task.width()),
+        Kind::AllToAll => end(task.send, task.width()),
+        _ => task.count() * task.width(),
+    }
 }
 
 impl Shm {
@@ -31,132 +58,136 @@ impl Shm {
     /// As [`crate::Transport::run`].
     pub(super) unsafe fn direct(&mut self, task: &Task<'_>) -> Result<bool, Fault> {
         let mut places = std::mem::take(&mut self.places);
-        if !self.agree(task, &mut places)? {
-            self.places = places;
-            return Ok(false);
-        }
-        // SAFETY: the caller's promise; all ranks' buffers hold what the same call needs.
-        unsafe {
-            match task.kind() {
-                Kind::AllReduce => self.reduce_into_all(task, &places),
-                _ => self.pull(task, &places),
+        let agreed = self.agree(task, &mut places);
+        if let Ok(true) = agreed {
+            // SAFETY: the caller's promise; all ranks' buffers hold what the same call needs.
+            unsafe {
+                match task.kind() {
+                    Kind::AllReduce => self.reduce_into_all(task, &places),
+                    _ => self.pull(task, &places),
+                }
             }
         }
         self.places = places;
-        self.round(task)?;
-        Ok(true)
-    }
-
-    /// What this rank must show of its input, and of its output if others write there.
-    fn shown(&self, task: &Task<'_>) -> (*const u8, usize, Option<(*const u8, usize)>) {
-        let (width, own) = (task.width(), self.room.rank);
-        let whole = task.count() * width;
-        let end = |parts: &[Part]| parts.iter().map(|part| part.offset + part.count).max().unwrap_or(0) * width;
-        match task.kind() {
-            Kind::AllReduce => (task.input, whole, Some((task.output.cast_const(), whole))),
-            Kind::ReduceScatter => (task.input, end(task.recv), None),
-            Kind::AllGather | Kind::Gather if task.recv[own].count == 0 => (task.output, 0, None),
-            Kind::AllGather | Kind::Gather => (task.input, task.recv[own].count * width, None),
-            Kind::Broadcast => (task.output, whole, None),
-            _ => (task.input, whole, None),
+        let agreed = agreed?;
+        if agreed {
+            self.round(task)?;
         }
+        Ok(agreed)
     }
 
-    /// One round in which all learn where all buffers are; whether all lie in one allocation.
-    fn agree(&mut self, task: &Task<'_>, places: &mut Places) -> Result<bool, Fault> {
+    /// Writes into the outbox where this rank's buffers are.
+    pub(super) fn show(&self, task: &Task<'_>) -> [Option<Found>; 2] {
         let origins = &self.room.neighbours.origins;
-        let (input, input_bytes, output) = self.shown(task);
-        let input = self.registry.find(input, input_bytes, origins);
-        let output = output.map(|(output, bytes)| self.registry.find(output, bytes, origins));
-        let words =
-            |found: &Option<Found>| found.as_ref().map_or((PRIVATE, 0), |found| (found.id, found.offset as u64));
-        let (input_words, output_words) = (words(&input), output.as_ref().map_or((PRIVATE, 0), words));
-        let mail = self.room.outbox();
-        for (slot, word) in mail.words.iter().zip([input_words.0, input_words.1, output_words.0, output_words.1]) {
-            slot.store(word, Ordering::Relaxed);
+        let (input, bytes) = shown(task, self.room.rank);
+        let input = self.registry.find(input, bytes, origins);
+        let output = match task.kind() {
+            Kind::AllReduce => self.registry.find(task.output, task.count() * task.width(), origins),
+            _ => None,
+        };
+        let found = [input, output];
+        for (words, found) in self.room.outbox().words.chunks_exact(2).zip(&found) {
+            words[0].store(found.as_ref().map_or(PRIVATE, |found| found.id), Ordering::Relaxed);
+            words[1].store(found.as_ref().map_or(0, |found| found.offset as u64), Ordering::Relaxed);
         }
-        self.round(task)?;
-        let found = self.gather_places(task, input.as_ref(), 0, &mut places.inputs);
-        Ok(found && output.is_none_or(|output| self.gather_places(task, output.as_ref(), 2, &mut places.outputs)))
+        found
     }
 
-    /// All ranks' buffers, if they are in the allocation in which ours is.
-    fn gather_places(&self, task: &Task<'_>, own: Option<&Found>, word: usize, places: &mut Vec<*mut u8>) -> bool {
-        let of = |rank: usize| {
+    /// One round in which all learn where all buffers are, and whether they serve.
+    fn agree(&mut self, task: &Task<'_>, places: &mut Places) -> Result<bool, Fault> {
+        let [input, output] = self.show(task);
+        self.round(task)?;
+        let reach = |rank: usize| reach(task, rank);
+        Ok(self.locate(input.as_ref(), 0, reach, &mut places.inputs)
+            && (task.kind() != Kind::AllReduce || self.locate(output.as_ref(), 2, reach, &mut places.outputs)))
+    }
+
+    /// All ranks' buffers as they showed them in this round; `false` if they are not all in the allocation of ours.
+    pub(super) fn locate(
+        &self,
+        own: Option<&Found>,
+        word: usize,
+        reach: impl Fn(usize) -> usize,
+        found: &mut Vec<*mut u8>,
+    ) -> bool {
+        found.clear();
+        for rank in 0..self.room.size {
             let words = &self.room.mail(rank).words;
             let (id, offset) = (words[word].load(Ordering::Relaxed), words[word + 1].load(Ordering::Relaxed));
-            let own = own.filter(|own| own.id == id)?;
-            own.of(self.room.neighbours.origins[rank], offset, self.reach(task, rank))
-        };
-        places.clear();
-        places.extend((0..self.room.size).map_while(of));
-        places.len() == self.room.size
-    }
-
-    /// Bytes that others touch behind a rank's shown address.
-    fn reach(&self, task: &Task<'_>, rank: usize) -> usize {
-        match task.kind() {
-            Kind::AllGather | Kind::Gather => task.recv[rank].count * task.width(),
-            Kind::ReduceScatter => {
-                task.recv.iter().map(|part| part.offset + part.count).max().unwrap_or(0) * task.width()
+            let place = own.filter(|own| own.id == id);
+            let origins = &self.room.neighbours.origins;
+            match place.and_then(|own| own.of(rank, origins[rank], offset, reach(rank))) {
+                Some(address) => found.push(address),
+                None => return false,
             }
-            _ => task.count() * task.width(),
         }
+        true
     }
 
     /// Combines this rank's slice and writes it into everybody's output.
     unsafe fn reduce_into_all(&mut self, task: &Task<'_>, places: &Places) {
         let (width, rank, size) = (task.width(), self.room.rank, self.room.size);
-        let own = slice(task.count(), width, size, rank);
-        let block = BLOCK_BYTES / width;
-        let mut done = 0;
-        while done < own.count {
-            let here = block.min(own.count - done);
-            let at = (own.offset + done) * width;
-            self.sources.clear();
-            self.sources.extend(places.inputs.iter().map(|input| input.wrapping_add(at).cast_const()));
+        for block in blocks(slice(task.count(), width, size, rank), width) {
+            let at = block.offset * width;
             // SAFETY: inside all ranks' buffers; nobody else touches this slice until all have met.
             unsafe {
                 let output = places.outputs[rank].add(at);
-                self.combine(task, output, here);
+                self.combine_block(task, places, block, output);
                 for other in (0..size).filter(|other| *other != rank) {
-                    copy(output, places.outputs[other].add(at), here * width);
+                    copy(output, places.outputs[other].add(at), block.count * width);
                 }
             }
-            done += here;
         }
     }
 
     /// Takes what this rank needs from the others' inputs into its own output, which may be private.
     unsafe fn pull(&mut self, task: &Task<'_>, places: &Places) {
-        let (width, rank, size) = (task.width(), self.room.rank, self.room.size);
-        let root = task.root();
+        let (width, rank, root) = (task.width(), self.room.rank, task.root());
+        let own = task.recv.get(rank).copied().unwrap_or_default();
+        let whole = Part { offset: 0, count: task.count() };
         // SAFETY: inside all ranks' buffers, which only their readers touch until all have met.
         unsafe {
             match task.kind() {
-                Kind::Broadcast if rank != root => copy(places.inputs[root], task.output, task.count() * width),
-                Kind::Gather if rank != root => {}
-                Kind::AllGather | Kind::Gather => {
-                    // Everybody starts at another rank, so that they do not all read the same memory.
-                    for other in (0..size).map(|step| (rank + step) % size) {
-                        let part = task.recv[other];
-                        copy(places.inputs[other], task.output.wrapping_add(part.offset * width), part.count * width);
-                    }
-                }
-                Kind::ReduceScatter => self.pull_combined(task, places, task.recv[rank]),
-                Kind::Reduce if rank == root => {
-                    self.pull_combined(task, places, Part { offset: 0, count: task.count() });
-                }
+                Kind::Broadcast if rank != root => copy(places.inputs[root], task.output, whole.count * width),
+                Kind::Scatter => copy(places.inputs[root].add(own.offset * width), task.output, own.count * width),
+                Kind::AllGather => self.pull_parts(task, places),
+                Kind::Gather if rank == root => self.pull_parts(task, places),
+                Kind::ReduceScatter => self.pull_combined(task, places, own),
+                Kind::Reduce if rank == root => self.pull_combined(task, places, whole),
                 _ => {}
             }
         }
     }
 
+    unsafe fn pull_parts(&self, task: &Task<'_>, places: &Places) {
+        let (width, rank, size) = (task.width(), self.room.rank, self.room.size);
+        // Everybody starts at another rank, so that they do not all read the same memory.
+        for other in (0..size).map(|step| (rank + step) % size) {
+            let part = task.recv[other];
+            // SAFETY: the caller's promise.
+            unsafe { copy(places.inputs[other], task.output.wrapping_add(part.offset * width), part.count * width) };
+        }
+    }
+
     unsafe fn pull_combined(&mut self, task: &Task<'_>, places: &Places, part: Part) {
-        let at = part.offset * task.width();
+        for block in blocks(part, task.width()) {
+            let output = task.output.wrapping_add((block.offset - part.offset) * task.width());
+            // SAFETY: the caller's promise.
+            unsafe { self.combine_block(task, places, block, output) };
+        }
+    }
+
+    unsafe fn combine_block(&mut self, task: &Task<'_>, places: &Places, block: Part, output: *mut u8) {
+        let at = block.offset * task.width();
         self.sources.clear();
         self.sources.extend(places.inputs.iter().map(|input| input.wrapping_add(at).cast_const()));
         // SAFETY: the caller's promise.
-        unsafe { self.combine(task, task.output, part.count) };
+        unsafe { self.combine(task, output, block.count) };
     }
+}
+
+/// A part in blocks that the nearest cache holds.
+fn blocks(part: Part, width: usize) -> impl Iterator<Item = Part> {
+    let (most, end) = (BLOCK_BYTES / width, part.offset + part.count);
+    (part.offset..end).step_by(most).map(move |offset| Part { offset, count: most.min(end - offset) })
 }

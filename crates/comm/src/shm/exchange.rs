@@ -14,6 +14,14 @@ const CHUNK_BYTES: usize = 128 << 10;
 /// With more than two ranks, up to this size each combines everything alone, and above it each its slice.
 const ALONE_BYTES: usize = 8 << 10;
 
+/// A part of an all-to-all as its sender tells it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Entry {
+    offset: u64,
+    count: u64,
+}
+
 /// The `step`-th piece of a part that goes `most` elements at a time.
 fn piece(part: Part, step: usize, most: usize) -> Part {
     let done = (step * most).min(part.count);
@@ -198,28 +206,57 @@ impl Shm {
         Ok(())
     }
 
-    /// All-to-all: as areas, but only sender and receiver know a part's size, so the first round carries the table.
+    /// All-to-all: only sender and receiver know a part's size, so the first round carries a table of parts. Then it goes
+    /// as with areas, or directly.
     unsafe fn exchange_pairs(&mut self, task: &Task<'_>) -> Result<(), Fault> {
+        let (rank, size, width) = (self.room.rank, self.room.size, task.width());
+        let input = self.show(task).into_iter().next().flatten();
+        // SAFETY: the table fits a mail, as there are at most `RANKS_MAX` ranks.
+        let table =
+            unsafe { std::slice::from_raw_parts_mut(self.room.outbox().payload(MAIL_BYTES).cast::<Entry>(), size) };
+        for (entry, part) in table.iter_mut().zip(task.send) {
+            *entry = Entry { offset: part.offset as u64, count: part.count as u64 };
+        }
+        self.round(task)?;
+        let mut longest = 0;
+        for other in 0..size {
+            longest = self.table(other).iter().map(|entry| entry.count).max().unwrap_or(0).max(longest);
+            let (theirs, mine) = (self.table(other)[rank].count, task.recv[other].count as u64);
+            if theirs != mine {
+                return Err(self.uneven(task, other, theirs, mine));
+            }
+        }
+        let mut places = std::mem::take(&mut self.places);
+        let end = |entry: &Entry| (entry.offset.saturating_add(entry.count) as usize).saturating_mul(width);
+        let reach = |other: usize| self.table(other).iter().map(end).max().unwrap_or(0);
+        let direct = self.locate(input.as_ref(), 0, reach, &mut places.inputs);
+        for other in (0..size).filter(|_| direct) {
+            let (from, part) = (self.table(other)[rank].offset as usize, task.recv[other]);
+            let output = task.output.wrapping_add(part.offset * width);
+            // SAFETY: inside the other's input, as its table says.
+            unsafe { copy(places.inputs[other].add(from * width), output, part.count * width) };
+        }
+        self.places = places;
+        match direct {
+            true => self.round(task),
+            // SAFETY: the caller's promise, passed on.
+            false => unsafe { self.exchange_pair_areas(task, longest as usize) },
+        }
+    }
+
+    /// The table of parts in a rank's mail.
+    fn table(&self, rank: usize) -> &[Entry] {
+        // SAFETY: written before the round that the caller has seen, and not again before the next but one.
+        unsafe { std::slice::from_raw_parts(self.room.mail(rank).payload(MAIL_BYTES).cast::<Entry>(), self.room.size) }
+    }
+
+    unsafe fn exchange_pair_areas(&mut self, task: &Task<'_>, longest: usize) -> Result<(), Fault> {
         let (width, rank, size) = (task.width(), self.room.rank, self.room.size);
         let area = self.room.area_bytes();
         let most = area / width;
-        let table = |mail: *mut u8, to: usize| mail.cast::<u64>().wrapping_add(to);
-        let mut longest = 0;
-        // SAFETY: the table fits a mail, as there are at most `RANKS_MAX` ranks; the rest is the caller's promise.
-        unsafe {
-            for (other, part) in task.send.iter().enumerate() {
-                table(self.room.outbox().payload(MAIL_BYTES), other).write(part.count as u64);
-            }
-            self.round(task)?;
-            for other in 0..size {
-                let sent = |to: usize| table(self.room.mail(other).payload(MAIL_BYTES), to).read();
-                longest = (0..size).map(sent).max().unwrap_or(0).max(longest);
-                let (theirs, mine) = (sent(rank), task.recv[other].count as u64);
-                if theirs != mine {
-                    return Err(self.uneven(task, other, theirs, mine));
-                }
-            }
-            for step in 0..steps(longest as usize, most) {
+        for step in 0..steps(longest, most) {
+            // SAFETY: the caller's promise; an area holds a piece.
+            unsafe {
                 let outbox = self.room.outbox().payload(MAIL_BYTES);
                 for other in (0..size).filter(|other| *other != rank) {
                     let here = piece(task.send[other], step, most);

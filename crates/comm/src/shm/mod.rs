@@ -21,6 +21,7 @@ use crate::memory::SharedMemory;
 use crate::task::Task;
 use crate::transport::{Bootstrap, Transport};
 use crate::watch::Watch;
+use direct::Places;
 use layout::{Control, NONCE_BYTES, RANKS_MAX};
 use registry::{OFFER_BYTES, Offer, Registry};
 use room::{Neighbours, Room};
@@ -42,8 +43,7 @@ struct Shm {
     allocations: u32,
     /// Room for the addresses of one call.
     sources: Vec<*const u8>,
-    /// Room for the addresses of all ranks' buffers, so that a call allocates nothing.
-    places: direct::Places,
+    places: Places,
     /// A failed communicator stays failed.
     fault: Option<Fault>,
 }
@@ -157,7 +157,7 @@ fn map_control(offer: &Offer, size: usize) -> Result<Control, Fault> {
 impl Shm {
     fn new(room: Room, registry: Registry, communicator: u32) -> Self {
         let sources = Vec::with_capacity(room.size);
-        Self { room, registry, communicator, allocations: 0, sources, places: direct::Places::default(), fault: None }
+        Self { room, registry, communicator, allocations: 0, sources, places: Places::default(), fault: None }
     }
 
     /// # Safety
@@ -165,10 +165,8 @@ impl Shm {
     unsafe fn collective(&mut self, task: &Task<'_>) -> Result<(), Fault> {
         self.room.enter(&task.fingerprint);
         let large = task.count() * task.width() > MAIL_CALL_BYTES;
-        let direct = matches!(
-            task.kind(),
-            Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter | Kind::AllGather | Kind::Gather | Kind::Broadcast
-        );
+        // A scan in place would overwrite what later ranks still read.
+        let direct = !matches!(task.kind(), Kind::Scan | Kind::ExclusiveScan | Kind::AllToAll | Kind::Barrier);
         // SAFETY: the caller's promise, passed on.
         unsafe {
             if large && direct && self.direct(task)? {

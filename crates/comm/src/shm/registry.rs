@@ -28,14 +28,22 @@ pub struct Found {
 }
 
 impl Found {
-    /// The buffer at this offset of the rank that had this number at first; `None` if it would not fit.
-    pub fn of(&self, origin: usize, offset: u64, bytes: usize) -> Option<*mut u8> {
+    /// The buffer of a rank, by its number of now and that of the beginning, which has it at this offset; `None` if it
+    /// would not fit.
+    pub fn of(&self, rank: usize, origin: usize, offset: u64, bytes: usize) -> Option<*mut u8> {
         let offset = usize::try_from(offset).ok()?;
         if offset.checked_add(bytes)? > self.memory.bytes() {
             return None;
         }
-        let place = self.origins.iter().position(|other| *other == origin)?;
-        self.memory.peer(place, offset)
+        self.memory.peer(place(&self.origins, rank, origin)?, offset)
+    }
+}
+
+/// Where a rank stands in an allocation: mostly where it stands in the communicator.
+fn place(origins: &[usize], rank: usize, origin: usize) -> Option<usize> {
+    match origins.get(rank) {
+        Some(here) if *here == origin => Some(rank),
+        _ => origins.iter().position(|other| *other == origin),
     }
 }
 
@@ -55,7 +63,8 @@ impl Registry {
         self.entries().iter().find_map(|entry| {
             let memory = entry.memory.upgrade()?;
             let offset = memory.offset_of(address, bytes)?;
-            let all = origins.iter().all(|origin| entry.origins.contains(origin));
+            let takes_part = |(rank, origin): (usize, &usize)| place(&entry.origins, rank, *origin).is_some();
+            let all = origins.iter().enumerate().all(takes_part);
             all.then(|| Found { id: entry.id, offset, memory, origins: Arc::clone(&entry.origins) })
         })
     }

@@ -168,8 +168,10 @@ impl Room {
         let mut patience = Patience::new(&self.watch);
         patience.sleep_at_once();
         while !ready() {
-            let host = self.watch.host(peer);
-            let stalled = |waited_ms| Fault::Stalled { peer, host, during: call.to_string(), waited_ms };
+            let stalled = |waited_ms| {
+                let (host, during) = (self.watch.host(peer), call.to_string());
+                Fault::Stalled { peer, host, during, waited_ms }
+            };
             if let Pause::Sleep(at_most) = patience.turn(stalled)? {
                 self.doze(peer, at_most, ready);
                 self.health(peer, call, ready)?;
