@@ -1,7 +1,7 @@
 //! Fewer ranks under another number: a mesh of its own, met through the one that is there.
 
 use super::mesh::Place;
-use super::wire::{TURNS, TcpWire};
+use super::wire::TcpWire;
 use crate::call::{Fingerprint, Kind, short_name};
 use crate::element::{Element, Reduction};
 use crate::fault::Fault;
@@ -52,7 +52,7 @@ impl Bootstrap for Through<'_> {
             }
             let (peer, host) = self.wire.named(*member);
             let stalled = |waited_ms| Fault::Stalled { peer, host, during: "a split".into(), waited_ms };
-            patience.sleep_after(TURNS);
+            patience.sleep_after(self.wire.turns());
             match patience.turn(stalled) {
                 Ok(Pause::Sleep(at_most)) => self.wire.wait(at_most),
                 Ok(_) => {}

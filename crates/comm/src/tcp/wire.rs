@@ -21,8 +21,10 @@ use std::time::{Duration, Instant};
 const MESSAGE_BITS: u32 = 40;
 /// With more streams than this, one look at all of them is cheaper than trying each.
 const TRIED_MAX: usize = 2;
-/// Looks at the streams before waiting for them: about as long as waking up takes.
-pub(super) const TURNS: u32 = 40;
+/// Looks at the streams before waiting for them: a little longer than waking up takes.
+const TURNS: u32 = 200;
+/// The same where the ranks of a host have no processor each, and a peer may need this one.
+const TURNS_CROWDED: u32 = 2;
 /// How long a leaving rank may take to say goodbye to peers that do not read.
 const GOODBYE_LIMIT: Duration = Duration::from_millis(500);
 /// Turns in which nothing moves, and time at most, before a loss is reported: what arrived before it may be all that the
@@ -53,6 +55,7 @@ pub struct TcpWire {
     streams: usize,
     /// Each rank's host, by number.
     pub(super) hosts: Vec<usize>,
+    turns: u32,
     /// The call whose messages came last.
     call: Option<Fingerprint>,
     /// Since when nothing has moved, if anything is awaited.
@@ -83,7 +86,11 @@ impl TcpWire {
         let peers = peers?;
         let streams = peers.iter().map(|peer| peer.streams.len()).sum();
         let names: Vec<String> = place.world.iter().map(|rank| watch.host(*rank)).collect();
-        let hosts = names.iter().map(|name| names.iter().position(|other| other == name).unwrap_or(0)).collect();
+        let host = |name: &String| names.iter().position(|other| other == name).unwrap_or(0);
+        let hosts: Vec<usize> = names.iter().map(host).collect();
+        let neighbours = hosts.iter().filter(|other| **other == hosts[place.rank]).count();
+        let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
+        let turns = if neighbours > processors { TURNS_CROWDED } else { TURNS };
         Ok(Self {
             place,
             options,
@@ -91,6 +98,7 @@ impl TcpWire {
             peers,
             streams,
             hosts,
+            turns,
             sockets: Vec::new(),
             fault: None,
             doom: None,
@@ -340,7 +348,7 @@ impl Wire for TcpWire {
     }
 
     fn turns(&self) -> u32 {
-        TURNS
+        self.turns
     }
 
     /// Tells the others what went wrong, so that all name the same culprit; the wire is of no more use.
