@@ -13,7 +13,7 @@ use crate::task::{Part, Task};
 use std::sync::atomic::Ordering;
 
 /// A block is combined into one rank's memory and copied to the others while it is in the nearest cache.
-const BLOCK_BYTES: usize = 16 << 10;
+const BLOCK_BYTES: usize = 8 << 10;
 /// A buffer of no allocation.
 const PRIVATE: u64 = 0;
 
