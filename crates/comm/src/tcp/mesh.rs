@@ -209,9 +209,10 @@ impl Meeting<'_> {
         Ok(())
     }
 
-    /// Takes in who knocks.
+    /// Takes in who knocks: never so many at once that one of them would have to leave unheard.
     fn accept(&mut self) {
-        while let Ok((socket, _)) = self.listener.accept() {
+        for _ in 0..STRANGERS_MAX {
+            let Ok((socket, _)) = self.listener.accept() else { return };
             let strangers = self.attempts.iter().filter(|attempt| attempt.stranger()).count();
             if strangers >= STRANGERS_MAX
                 && let Some(oldest) = self.attempts.iter().position(Attempt::stranger)

@@ -67,8 +67,8 @@ impl Random {
 /// A seed of its own for each run, printed so that a failure can be repeated.
 fn seed(name: &str) -> Random {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
-    let seed = option_env!("KOLO_FUZZ_SEED").and_then(|seed| seed.parse().ok()).unwrap_or(now);
-    println!("{name}: seed {seed} (KOLO_FUZZ_SEED when building repeats it)");
+    let seed = std::env::var("KOLO_FUZZ_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(now);
+    println!("{name}: KOLO_FUZZ_SEED={seed} repeats it");
     Random(seed)
 }
 
