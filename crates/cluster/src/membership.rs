@@ -161,9 +161,9 @@ impl Membership {
 
     /// The slowest rank, if it is behind.
     pub fn lag(&self) -> Option<Lag> {
-        let first = self.seats.iter().map(|seat| seat.activity.step).max()?;
-        let slow = self.seats.iter().filter(|seat| seat.joined && !seat.finished).min_by_key(|s| s.activity.step)?;
-        let behind = first - slow.activity.step;
+        let behind = |slow: &Seat| self.seats.iter().map(|other| slow.behind(other, self.pace.tick_ms())).max();
+        let open = self.seats.iter().filter(|seat| seat.joined && !seat.finished);
+        let (behind, slow) = open.filter_map(|seat| Some((behind(seat)?, seat))).max_by_key(|(behind, _)| *behind)?;
         let lag = Lag { rank: slow.rank, host: slow.host.clone(), step: slow.activity.step, behind };
         (behind > 0).then_some(lag)
     }
@@ -220,11 +220,7 @@ impl Membership {
 
     fn beat(&mut self, now_ms: u64, rank: usize, activity: Activity) {
         let seat = &mut self.seats[rank];
-        seat.heard_ms = now_ms;
-        if activity.progress != seat.activity.progress || activity.step != seat.activity.step {
-            seat.moved_ms = now_ms;
-        }
-        seat.activity = activity;
+        seat.hear(now_ms, activity);
         let Some(call) = seat.world_call().copied() else { return };
         match &mut self.calls[call.sequence as usize % CALLS] {
             Some((other, first)) if first.sequence == call.sequence => {
@@ -511,10 +507,17 @@ mod tests {
     #[test]
     fn the_slowest_is_known() {
         let mut core = joined(4);
-        for (rank, step) in [124, 124, 123, 120].into_iter().enumerate() {
-            core.step(0, Event::Beat { rank, activity: at(step, None, false) });
-        }
-        assert_eq!(core.lag().unwrap().to_string(), "rank 3 on node3 is at step 120, 4 steps behind");
+        let mut beat = |now_ms: u64, steps: [u64; 4]| {
+            for (rank, step) in steps.into_iter().enumerate() {
+                core.step(now_ms, Event::Beat { rank, activity: at(step, None, false) });
+            }
+            core.lag()
+        };
+        // Quick steps between two beats are no lag.
+        assert_eq!(beat(250, [124, 900, 123, 120]), None);
+        assert_eq!(beat(500, [1824, 900, 1700, 1650]), None);
+        let lag = beat(750, [1824, 1824, 1823, 1820]).unwrap();
+        assert_eq!(lag.to_string(), "rank 3 on node3 is at step 1820, 4 steps behind");
     }
 
     #[test]

@@ -27,6 +27,10 @@ pub struct Seat {
     /// When its count of progress last changed.
     pub moved_ms: u64,
     pub activity: Activity,
+    /// When `activity` was heard.
+    beat_ms: u64,
+    /// The step that was heard before it, and when.
+    earlier: (u64, u64),
     /// Since when its process is stopped.
     pub stopped_ms: Option<u64>,
     pub finished: bool,
@@ -94,6 +98,8 @@ impl Seat {
             heard_ms: now_ms,
             moved_ms: now_ms,
             activity: Activity { step: 0, progress: 0, call: None, in_call: false },
+            beat_ms: now_ms,
+            earlier: (0, now_ms),
             stopped_ms: None,
             finished: false,
             reported: false,
@@ -116,6 +122,30 @@ impl Seat {
             (true, Some(call)) => format!("step {step}, after {call}"),
             (true, None) => format!("step {step}, before its first call"),
         }
+    }
+
+    /// Where it says it is now.
+    pub fn hear(&mut self, now_ms: u64, activity: Activity) {
+        self.heard_ms = now_ms;
+        if activity.progress != self.activity.progress || activity.step != self.activity.step {
+            self.moved_ms = now_ms;
+        }
+        if now_ms > self.beat_ms {
+            (self.earlier, self.beat_ms) = ((self.activity.step, self.beat_ms), now_ms);
+        }
+        self.activity = activity;
+    }
+
+    /// Steps by which it is behind another for certain: what is known of the other is older by more than `margin_ms`, the
+    /// time that news may take. Steps are shorter than the time between two beats.
+    pub fn behind(&self, other: &Seat, margin_ms: u64) -> u64 {
+        let before = |at_ms: u64| at_ms + margin_ms < self.beat_ms;
+        let known = match (before(other.beat_ms), before(other.earlier.1)) {
+            (true, _) => other.activity.step,
+            (false, true) => other.earlier.0,
+            (false, false) => 0,
+        };
+        known.saturating_sub(self.activity.step)
     }
 
     /// Its last call, if it can be compared with those of other ranks. Messages count per pair, and communicators of one
