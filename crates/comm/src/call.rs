@@ -161,6 +161,8 @@ impl fmt::Display for Fingerprint {
         if !self.name().is_empty() {
             write!(f, " \"{}\"", self.name())?;
         }
-        write!(f, ", call {}", self.sequence)
+        write!(f, ", call {}", self.sequence)?;
+        // Its ranks are numbers in that communicator.
+        if self.communicator != 0 { write!(f, " of communicator {}", self.communicator) } else { Ok(()) }
     }
 }

@@ -247,6 +247,7 @@ fn attend(
             drop(state);
             return Ok(link.send(&params, 0)?);
         }
+        link.watch().set_step(header[1] as u64);
         // The buffers belong to this thread between its worker's pushes.
         let (mut push, mut others) = {
             let mut state = lock(server);

@@ -109,6 +109,9 @@ impl Ties {
     }
 
     fn step(&mut self, trainer: &mut Trainer) -> Result<f32, Error> {
+        if let Some(links) = &self.links {
+            links.workers().watch().set_step(trainer.next_step() as u64);
+        }
         let start = Instant::now();
         let mut exchange_ns = 0;
         let loss = match &mut self.links {

@@ -1,0 +1,309 @@
+//! Harm done to running jobs at seeded moments: each must end in time, with one message that names rank, host, step and
+//! operation, with the right exit code, and leave no process and no file behind. `bench/faults.py` does the same many times.
+//!
+//! For ranks that make other calls than the rest, this binary is also the example program `together`.
+
+#[path = "../../../examples/together.rs"]
+#[allow(dead_code, reason = "its own entry")]
+mod together;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+use tempfile::TempDir;
+
+const KOLO: &str = env!("CARGO_BIN_EXE_kolo");
+const WORKERS: usize = 4;
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// Longer than any bound: what is still there then is left over.
+const GONE_LIMIT: Duration = Duration::from_secs(15);
+/// By this variable all processes of a job are known.
+const TAG: &str = "FAULTS_TAG";
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if words.first().is_some_and(|word| word == "together") {
+        return together::run(&words[1..], &["together"]);
+    }
+    let filter = words.iter().find(|word| !word.starts_with('-')).map_or("", String::as_str);
+    for (name, test) in TESTS.iter().filter(|(name, _)| name.contains(filter)) {
+        let start = Instant::now();
+        test();
+        println!("test {name} ... ok ({} ms)", start.elapsed().as_millis());
+    }
+    ExitCode::SUCCESS
+}
+
+const TESTS: &[(&str, fn())] = &[
+    ("a_killed_rank", a_killed_rank),
+    ("a_stopped_rank", a_stopped_rank),
+    ("a_killed_launcher", a_killed_launcher),
+    ("another_call", another_call),
+    ("a_rank_that_leaves", a_rank_that_leaves),
+    ("an_interrupt", an_interrupt),
+    ("a_second_interrupt", a_second_interrupt),
+];
+
+/// Numbers from a seed, which a failure shows.
+#[derive(Clone, Copy, Debug)]
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+}
+
+/// A started command and all processes that come from it.
+struct Job {
+    child: Child,
+    tag: String,
+    folder: TempDir,
+    about: String,
+}
+
+/// How a job ended.
+struct End {
+    took: Duration,
+    code: Option<i32>,
+    error: String,
+    about: String,
+}
+
+impl Job {
+    fn start(program: &Path, arguments: &[&str], about: String) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let tag = folder.path().to_string_lossy().into_owned();
+        let file = |name: &str| Stdio::from(File::create(folder.path().join(name)).unwrap());
+        for name in ["tmp", "home"] {
+            std::fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        let mut command = Command::new(program);
+        command.args(arguments).current_dir(folder.path()).env(TAG, &tag);
+        command.env("TMPDIR", folder.path().join("tmp")).env("HOME", folder.path().join("home"));
+        let child = command.stdin(Stdio::null()).stdout(file("stdout")).stderr(file("stderr")).spawn().unwrap();
+        Self { child, tag, folder, about }
+    }
+
+    fn train(options: &[&str], about: String) -> Self {
+        let job = format!("{}/../../examples/digits.toml", env!("CARGO_MANIFEST_DIR"));
+        let workers = WORKERS.to_string();
+        let mut arguments = vec!["train", &job, "-n", &workers, "--set", "train.epochs=100000"];
+        arguments.extend(options);
+        Self::start(Path::new(KOLO), &arguments, about)
+    }
+
+    /// All live processes, and the rank of those that have one.
+    fn processes(&self) -> Vec<(i32, Option<usize>)> {
+        let mark = format!("{TAG}={}", self.tag);
+        let numbers = std::fs::read_dir("/proc").unwrap().flatten();
+        let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        let look = |pid: i32| {
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+            let variables: Vec<&[u8]> = environment.split(|byte| *byte == 0).collect();
+            let rank = variables.iter().find_map(|word| word.strip_prefix(b"KOLO_RANK="));
+            let rank = rank.and_then(|rank| std::str::from_utf8(rank).ok()?.parse().ok());
+            (variables.contains(&mark.as_bytes()) && alive(pid)).then_some((pid, rank))
+        };
+        numbers.filter_map(look).collect()
+    }
+
+    /// The processes by rank, once all are there.
+    fn workers(&mut self) -> BTreeMap<usize, i32> {
+        let start = Instant::now();
+        loop {
+            let ranks: BTreeMap<usize, i32> =
+                self.processes().into_iter().filter_map(|(pid, rank)| Some((rank?, pid))).collect();
+            if ranks.len() == WORKERS {
+                return ranks;
+            }
+            let early = self.child.try_wait().unwrap();
+            assert!(early.is_none() && start.elapsed() < START_LIMIT, "{}: no workers ({early:?})", self.about);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until all are gone since `harm`, and looks for what is left.
+    fn end(mut self, harm: impl FnOnce(&mut Self) -> Instant) -> End {
+        let processes = self.processes();
+        let since = harm(&mut self);
+        let mut last = Instant::now();
+        while processes.iter().any(|(pid, _)| alive(*pid)) && since.elapsed() < GONE_LIMIT {
+            let _ = self.child.try_wait();
+            std::thread::sleep(Duration::from_millis(2));
+            last = Instant::now();
+        }
+        let left = self.processes();
+        left.iter().for_each(|(pid, _)| signal(*pid, libc::SIGKILL));
+        assert!(left.is_empty(), "{}: still there: {left:?}", self.about);
+        let home: Vec<_> = std::fs::read_dir(self.folder.path().join("home")).unwrap().flatten().collect();
+        assert!(home.is_empty(), "{}: left behind: {home:?}", self.about);
+        let read = |name: &str| std::fs::read_to_string(self.folder.path().join(name)).unwrap();
+        let about = format!("{}\n{}{}", self.about, read("stdout"), read("stderr"));
+        End { took: last.duration_since(since), code: self.child.wait().unwrap().code(), error: read("stderr"), about }
+    }
+}
+
+impl End {
+    /// One message, that says all of this, in time.
+    fn check(&self, limit: Duration, code: i32, says: &[&str]) {
+        let Self { took, about, .. } = self;
+        assert!(*took <= limit, "{took:?} until all were gone, {about}");
+        assert_eq!(self.code, Some(code), "{about}");
+        let mut lines = self.error.lines();
+        let one =
+            lines.next().is_some_and(|line| line.starts_with("error: ")) && lines.all(|line| line.starts_with("  "));
+        assert!(one, "not one message, {about}");
+        for text in says {
+            assert!(self.error.contains(text), "the message does not say {text:?}, {about}");
+        }
+    }
+
+    /// Step and operation, or that it was not at work yet.
+    fn tells_where(&self) {
+        let at_work = self.error.contains("during step ") && self.error.contains(" call");
+        assert!(at_work || self.error.contains("during its start"), "{}", self.about);
+    }
+}
+
+fn alive(pid: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    status.rsplit(')').next().is_some_and(|rest| !rest.trim().is_empty() && !rest.trim_start().starts_with(['Z', 'X']))
+}
+
+fn signal(pid: i32, signal: i32) {
+    // SAFETY: a process that this test started.
+    unsafe { libc::kill(pid, signal) };
+}
+
+fn host() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().into()
+}
+
+/// A job in which a rank gets a signal at some moment; the rank, and how it ended.
+fn signalled(number: i32, seed: u64, options: &[&str]) -> (usize, End) {
+    let mut chance = Chance(seed);
+    let about = format!("signal {number}, seed {seed}, {options:?}");
+    let mut job = Job::train(options, about);
+    let workers = job.workers();
+    std::thread::sleep(Duration::from_millis(chance.below(1500)));
+    let rank = chance.below(WORKERS as u64) as usize;
+    let harm = |_: &mut Job| {
+        signal(workers[&rank], number);
+        Instant::now()
+    };
+    (rank, job.end(harm))
+}
+
+fn a_killed_rank() {
+    for (seed, transport) in [(1, "shm"), (2, "shm"), (3, "tcp"), (4, "tcp")] {
+        let (rank, end) = signalled(libc::SIGKILL, seed, &["--transport", transport]);
+        let start = format!("error: rank {rank} on {} is gone during ", host());
+        end.check(Duration::from_secs(1), 1, &[&start, ": it was killed by signal 9 (SIGKILL)"]);
+        end.tells_where();
+    }
+}
+
+fn a_stopped_rank() {
+    for (seed, transport) in [(5, "shm"), (6, "tcp")] {
+        let (rank, end) = signalled(libc::SIGSTOP, seed, &["--transport", transport]);
+        let start = format!("error: rank {rank} on {} is gone during ", host());
+        end.check(Duration::from_secs(2), 1, &[&start, ": its process was stopped for 1000 ms"]);
+        end.tells_where();
+    }
+}
+
+fn a_killed_launcher() {
+    for (seed, transport) in [(7, "shm"), (8, "tcp")] {
+        let mut chance = Chance(seed);
+        let mut job = Job::train(&["--transport", transport], format!("killed launcher, seed {seed}"));
+        job.workers();
+        std::thread::sleep(Duration::from_millis(chance.below(1500)));
+        let end = job.end(|job| {
+            signal(job.child.id() as i32, libc::SIGKILL);
+            Instant::now()
+        });
+        assert!(end.took <= Duration::from_secs(1), "{:?}, {}", end.took, end.about);
+    }
+}
+
+/// The example program with a rank that goes wrong, and when it did.
+fn wrong(how: &str, transport: &str, seed: u64) -> (usize, End) {
+    let mut chance = Chance(seed);
+    let (rank, after) = (chance.below(WORKERS as u64) as usize, 100 + chance.below(500));
+    let (count, about) = ([1, 1000, 300_000][chance.below(3) as usize], format!("{how}, {transport}, seed {seed}"));
+    let words = format!(
+        "together {WORKERS} --transport {transport} --seconds 60 --wrong {rank} --how {how} --count {count} --after {after} --out out"
+    );
+    let words: Vec<&str> = words.split(' ').collect();
+    let mut job = Job::start(&std::env::current_exe().unwrap(), &words, about);
+    job.workers();
+    let end = job.end(|job| {
+        let log = job.folder.path().join("out").join(format!("rank-{rank}.log"));
+        let start = Instant::now();
+        loop {
+            let text = std::fs::read_to_string(&log).unwrap_or_default();
+            if let Some((_, seconds)) = text.lines().next().and_then(|line| line.rsplit_once(' ')) {
+                let moment = SystemTime::UNIX_EPOCH + Duration::from_secs_f64(seconds.parse().unwrap());
+                return Instant::now() - moment.elapsed().unwrap_or_default();
+            }
+            assert!(start.elapsed() < START_LIMIT, "{}: nothing went wrong", job.about);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    (rank, end)
+}
+
+fn another_call() {
+    let ways = ["kind", "size", "type", "reduction", "message"];
+    for (seed, how) in ways.into_iter().enumerate() {
+        let transport = ["shm", "tcp"][seed % 2];
+        let (rank, end) = wrong(how, transport, 20 + seed as u64);
+        let place = format!("rank {rank} on {} called ", host());
+        end.check(Duration::from_secs(1), 1, &["error: ranks disagree: rank ", &place, "; rank ", ", call ", " step "]);
+    }
+}
+
+fn a_rank_that_leaves() {
+    let (rank, end) = wrong("exit", "shm", 30);
+    let start = format!("error: rank {rank} on {} is gone during step ", host());
+    end.check(Duration::from_secs(1), 7, &[&start, ", call ", ": it exited with code 7"]);
+    let (rank, end) = wrong("fail", "tcp", 31);
+    let start = format!("error: rank {rank} on {} failed at step ", host());
+    end.check(Duration::from_secs(1), 1, &[&start, ", call ", ": this rank has had enough"]);
+}
+
+fn an_interrupt() {
+    let mut job = Job::train(&["--report", "report.json"], "one interrupt".into());
+    job.workers();
+    std::thread::sleep(Duration::from_secs(2));
+    let kept = job.folder.path().join("report.json");
+    let mut report = String::new();
+    let end = job.end(|job| {
+        let since = Instant::now();
+        signal(job.child.id() as i32, libc::SIGINT);
+        job.child.wait().unwrap();
+        report = std::fs::read_to_string(&kept).unwrap_or_default();
+        since
+    });
+    assert_eq!((end.code, end.error.as_str()), (Some(0), ""), "{}", end.about);
+    assert!(report.contains("\"ended\": \"interrupted\""), "{report}{}", end.about);
+    assert!(end.took <= Duration::from_secs(3), "{:?}", end.took);
+}
+
+fn a_second_interrupt() {
+    let mut job = Job::train(&[], "two interrupts".into());
+    let workers = job.workers();
+    // A rank that cannot answer keeps the others from ending in order.
+    signal(workers[&1], libc::SIGSTOP);
+    signal(job.child.id() as i32, libc::SIGINT);
+    std::thread::sleep(Duration::from_millis(200));
+    let end = job.end(|job| {
+        signal(job.child.id() as i32, libc::SIGINT);
+        Instant::now()
+    });
+    end.check(Duration::from_secs(1), 130, &["error: interrupted by signal 2"]);
+}
