@@ -18,6 +18,27 @@ const BLOCK_BYTES: usize = 4096;
 /// Inputs combined in registers.
 const LEAVES: usize = 4;
 
+/// Evaluates an expression with the types that an element and a reduction stand for.
+macro_rules! with_types {
+    ($element:expr, $reduction:expr, $number:ident, $operation:ident => $body:expr) => {
+        with_types!(@element $element, $reduction, $number, $operation, $body,
+            F32 f32, F64 f64, Bf16 self::Bf16, F16 self::F16, I32 i32, I64 i64, U8 u8)
+    };
+    (@element $element:expr, $reduction:expr, $number:ident, $operation:ident, $body:expr, $($name:ident $type:ty),+) => {
+        match $element {
+            $(Element::$name => {
+                type $number = $type;
+                match $reduction {
+                    Reduction::Sum | Reduction::Mean => { type $operation = Sum; $body }
+                    Reduction::Min => { type $operation = Min; $body }
+                    Reduction::Max => { type $operation = Max; $body }
+                    Reduction::Product => { type $operation = Product; $body }
+                }
+            })+
+        }
+    };
+}
+
 /// `into = left ⊕ right`. A mean adds; [`divide`] ends it.
 ///
 /// # Safety
@@ -39,29 +60,23 @@ pub unsafe fn combine(
 /// # Safety
 /// All places hold `count` elements; `into` is one of the inputs or does not overlap them.
 pub unsafe fn combine_tree(element: Element, reduction: Reduction, inputs: &[*const u8], into: *mut u8, count: usize) {
-    macro_rules! reductions {
-        ($number:ty) => {
-            match reduction {
-                // SAFETY: the caller's promise, passed on with the type that `element` names.
-                Reduction::Sum | Reduction::Mean => unsafe { dispatch::<$number, Sum>(inputs, into, count) },
-                // SAFETY: as above.
-                Reduction::Min => unsafe { dispatch::<$number, Min>(inputs, into, count) },
-                // SAFETY: as above.
-                Reduction::Max => unsafe { dispatch::<$number, Max>(inputs, into, count) },
-                // SAFETY: as above.
-                Reduction::Product => unsafe { dispatch::<$number, Product>(inputs, into, count) },
-            }
-        };
-    }
-    match element {
-        Element::F32 => reductions!(f32),
-        Element::F64 => reductions!(f64),
-        Element::Bf16 => reductions!(Bf16),
-        Element::F16 => reductions!(F16),
-        Element::I32 => reductions!(i32),
-        Element::I64 => reductions!(i64),
-        Element::U8 => reductions!(u8),
-    }
+    // SAFETY: the caller's promise, passed on.
+    with_types!(element, reduction, Stored, Join => unsafe { dispatch::<Stored, Join>(inputs, into, count) })
+}
+
+/// `left ⊕ right` into two places, each input read once.
+///
+/// # Safety
+/// All places hold `count` elements; each of `into` is one of the inputs or does not overlap them.
+pub unsafe fn combine_twins(
+    element: Element,
+    reduction: Reduction,
+    inputs: &[*const u8; 2],
+    into: [*mut u8; 2],
+    count: usize,
+) {
+    // SAFETY: the caller's promise, passed on.
+    with_types!(element, reduction, Stored, Join => unsafe { dispatch_twins::<Stored, Join>(inputs, into, count) })
 }
 
 /// Divides by the number of ranks, in place; integers truncate.
@@ -262,16 +277,17 @@ unsafe fn leaves<N: Number, O: Operation, const LEAVES_HERE: usize>(
     inputs: &[*const u8],
     start: usize,
     into: *mut u8,
+    twin: Option<*mut u8>,
     count: usize,
 ) {
     // Leaves beyond those there are stand for the first and are not used.
     let place = |leaf: usize| inputs[if leaf < LEAVES_HERE { leaf } else { 0 }].cast::<N>().wrapping_add(start);
     let places: [*const N; LEAVES] = [place(0), place(1), place(2), place(3)];
-    let into = into.cast::<N>();
+    let (into, twin) = (into.cast::<N>(), twin.map(|twin| twin.cast::<N>()));
     let lanes = size_of::<N::Chunk>() / size_of::<N>();
     let mut at = 0;
     while at + lanes <= count {
-        // SAFETY: inside `count` elements; all loads come before the store.
+        // SAFETY: inside `count` elements; all loads come before the stores.
         unsafe {
             let load = |leaf: usize| places[leaf].add(at).cast::<N::Chunk>().read_unaligned();
             let [a, b] = [load(0), load(1)];
@@ -293,6 +309,9 @@ unsafe fn leaves<N: Number, O: Operation, const LEAVES_HERE: usize>(
                 }
             }
             into.add(at).cast::<N::Chunk>().write_unaligned(out);
+            if let Some(twin) = twin {
+                twin.add(at).cast::<N::Chunk>().write_unaligned(out);
+            }
         }
         at += lanes;
     }
@@ -301,11 +320,15 @@ unsafe fn leaves<N: Number, O: Operation, const LEAVES_HERE: usize>(
         unsafe {
             let load = |leaf: usize| places[leaf].add(at).read_unaligned();
             let pair = node::<N, O>(load(0), load(1));
-            into.add(at).write_unaligned(match LEAVES_HERE {
+            let out = match LEAVES_HERE {
                 2 => pair,
                 3 => node::<N, O>(pair, load(2)),
                 _ => node::<N, O>(pair, node::<N, O>(load(2), load(3))),
-            });
+            };
+            into.add(at).write_unaligned(out);
+            if let Some(twin) = twin {
+                twin.add(at).write_unaligned(out);
+            }
         }
     }
 }
@@ -320,15 +343,23 @@ unsafe fn few<N: Number, O: Operation>(inputs: &[*const u8], start: usize, into:
     unsafe {
         match inputs.len() {
             1 => std::ptr::copy(inputs[0].cast::<N>().add(start), into.cast::<N>(), count),
-            2 => leaves::<N, O, 2>(inputs, start, into, count),
-            3 => leaves::<N, O, 3>(inputs, start, into, count),
-            _ => leaves::<N, O, 4>(inputs, start, into, count),
+            2 => leaves::<N, O, 2>(inputs, start, into, None, count),
+            3 => leaves::<N, O, 3>(inputs, start, into, None, count),
+            _ => leaves::<N, O, 4>(inputs, start, into, None, count),
         }
     }
 }
 
 macro_rules! versions {
-    ($few:ident, $many:ident $(, #[$feature:meta])?) => {
+    ($few:ident, $many:ident, $twins:ident $(, #[$feature:meta])?) => {
+        /// # Safety
+        /// As [`combine_twins`], on a machine that has the features.
+        $(#[$feature])?
+        unsafe fn $twins<N: Number, O: Operation>(inputs: &[*const u8; 2], into: [*mut u8; 2], count: usize) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { leaves::<N, O, 2>(inputs, 0, into[0], Some(into[1]), count) }
+        }
+
         /// # Safety
         /// As [`few`], on a machine that has the features.
         $(#[$feature])?
@@ -358,9 +389,9 @@ macro_rules! versions {
         }
     };
 }
-versions!(few_plain, many_plain);
+versions!(few_plain, many_plain, twins_plain);
 #[cfg(target_arch = "x86_64")]
-versions!(few_avx2, many_avx2, #[target_feature(enable = "avx2")]);
+versions!(few_avx2, many_avx2, twins_avx2, #[target_feature(enable = "avx2")]);
 
 /// # Safety
 /// As [`combine_tree`].
@@ -385,6 +416,18 @@ unsafe fn dispatch<N: Number, O: Operation>(inputs: &[*const u8], into: *mut u8,
         // SAFETY: as above; `here` elements fit a block.
         unsafe { many(inputs, start, into.cast::<N>().add(start).cast(), here) };
     }
+}
+
+/// # Safety
+/// As [`combine_twins`].
+unsafe fn dispatch_twins<N: Number, O: Operation>(inputs: &[*const u8; 2], into: [*mut u8; 2], count: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: the caller's promise; the features were detected.
+        return unsafe { twins_avx2::<N, O>(inputs, into, count) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { twins_plain::<N, O>(inputs, into, count) }
 }
 
 #[cfg(test)]
@@ -447,6 +490,20 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn twins_are_what_a_pair_is() {
+        for count in [0, 1, 31, 33, 3001] {
+            let inputs = [values(0, count), values(1, count)];
+            let expected = doubling(inputs.to_vec());
+            let [mut left, mut right] = inputs;
+            let places = [left.as_ptr().cast(), right.as_ptr().cast()];
+            let into = [right.as_mut_ptr().cast(), left.as_mut_ptr().cast()];
+            // SAFETY: all have `count` elements.
+            unsafe { combine_twins(Element::F32, Reduction::Sum, &places, into, count) };
+            assert!(left == expected && right == expected, "{count} elements");
         }
     }
 

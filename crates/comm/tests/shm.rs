@@ -375,8 +375,8 @@ fn a_message_of_another_size_is_a_mismatch() {
 
 #[test]
 fn a_message_is_no_collective() {
-    let messages: [fn(&Communicator) -> Result<(), Fault>; 2] =
-        [|comm| comm.recv(&mut [0i32], 0), |comm| comm.send(&vec![0i64; 1 << 20], 0)];
+    type Call = fn(&Communicator) -> Result<(), Fault>;
+    let messages: [Call; 2] = [|comm| comm.recv(&mut [0i32], 0), |comm| comm.send(&vec![0i64; 1 << 20], 0)];
     for message in messages {
         let began = Instant::now();
         let faults = together(3, |comm| {

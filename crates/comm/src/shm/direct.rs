@@ -8,6 +8,8 @@ use super::Shm;
 use super::exchange::{copy, slice};
 use super::registry::Found;
 use crate::call::Kind;
+use crate::combine::combine_twins;
+use crate::element::Reduction;
 use crate::fault::Fault;
 use crate::task::{Part, Task};
 use std::sync::atomic::Ordering;
@@ -131,7 +133,13 @@ impl Shm {
             let at = block.offset * width;
             // SAFETY: inside all ranks' buffers; nobody else touches this slice until all have met.
             unsafe {
-                let output = places.outputs[rank].add(at);
+                let (call, output) = (task.fingerprint, places.outputs[rank].add(at));
+                if size == 2 && call.reduction != Reduction::Mean {
+                    let inputs = [places.inputs[0].add(at).cast_const(), places.inputs[1].add(at).cast_const()];
+                    let outputs = [output, places.outputs[1 - rank].add(at)];
+                    combine_twins(call.element, call.reduction, &inputs, outputs, block.count);
+                    continue;
+                }
                 self.combine_block(task, places, block, output);
                 for other in (0..size).filter(|other| *other != rank) {
                     copy(output, places.outputs[other].add(at), block.count * width);
