@@ -211,7 +211,7 @@ fn a_stopped_rank() {
     for (seed, transport) in [(5, "shm"), (6, "tcp")] {
         let (rank, end) = signalled(libc::SIGSTOP, seed, &["--transport", transport]);
         let start = format!("error: rank {rank} on {} is gone during ", host());
-        end.check(Duration::from_secs(2), 1, &[&start, ": its process was stopped for 1000 ms"]);
+        end.check(Duration::from_secs(2), 1, &[&start, ": its process was stopped for "]);
         end.tells_where();
     }
 }
