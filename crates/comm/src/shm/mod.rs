@@ -25,6 +25,7 @@ use direct::Places;
 use layout::{Control, NONCE_BYTES, RANKS_MAX};
 use registry::{OFFER_BYTES, Offer, Registry};
 use room::{Neighbours, Room};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use system::{PROCESSOR_WORDS, Process};
@@ -61,24 +62,24 @@ pub fn connect(
     if size > RANKS_MAX {
         return Err(Fault::BadCall(format!("{size} ranks on one host, but shared memory serves at most {RANKS_MAX}")));
     }
-    let made = if rank == 0 { Some(Offer::make(Control::bytes_for(size))?) } else { None };
+    let made = if rank == 0 { Some(make_control(size)?) } else { None };
     let offer = made.as_ref().map_or([0; OFFER_BYTES], |(offer, ..)| offer.encode());
     let hello = bootstrap.all_gather(&Hello::mine(offer).encode())?;
     let hellos = hello.iter().map(|bytes| Hello::decode(bytes)).collect::<Option<Vec<Hello>>>();
     let Some(hellos) = hellos.filter(|hellos| hellos.len() == size) else {
         return Err(Fault::Rejected { from: "the bootstrap".into(), why: "an answer has another size".into() });
     };
-    let control = map_control(&Offer::decode(&hellos[0].offer), size);
+    // The descriptor stays open until all have mapped what is behind it.
+    let (_file, control) = match made {
+        Some((_, file, control)) => (Some(file), Ok(control)),
+        None => (None, map_control(&Offer::decode(&hellos[0].offer), size)),
+    };
     let said = control.as_ref().err().map_or(String::new(), |fault| fault.to_string());
     let said = bootstrap.all_gather(said.as_bytes())?;
     let control = control?;
     if let Some(failed) = said.iter().position(|text| !text.is_empty()) {
         let text = String::from_utf8_lossy(&said[failed]).into_owned();
         return Err(Fault::Aborted(format!("{}: {text}", place(failed, &watch.host(failed)))));
-    }
-    if let Some((offer, _, data)) = made {
-        // SAFETY: this first mapping served for the nonce only.
-        unsafe { libc::munmap(data.cast(), offer.bytes) };
     }
     let crowded = size > processors(&hellos);
     let neighbours = Neighbours {
@@ -140,7 +141,14 @@ fn processors(hellos: &[Hello]) -> usize {
     hellos.iter().map(|hello| hello.quota).fold(together, u32::min) as usize
 }
 
-/// Maps the control segment that another rank, or this one, offered.
+/// Makes a control segment for others to map.
+fn make_control(size: usize) -> Result<(Offer, OwnedFd, Control), Fault> {
+    let (offer, file, data) = Offer::make(Control::bytes_for(size))?;
+    // SAFETY: mapped with this size just now.
+    Ok((offer, file, unsafe { Control::new(data, size) }))
+}
+
+/// Maps the control segment that another rank offered.
 fn map_control(offer: &Offer, size: usize) -> Result<Control, Fault> {
     let refused = |why: String| Fault::System {
         what: "mapping the memory of the ranks of this host (all must run on one host, in one container, as one user)"
@@ -272,9 +280,7 @@ impl Shm {
             self.room.wake(members[0]);
             return Ok(control);
         }
-        let (offer, file, data) = Offer::make(Control::bytes_for(size))?;
-        // SAFETY: mapped with this size just now.
-        let control = unsafe { Control::new(data, size) };
+        let (offer, file, control) = make_control(size)?;
         for member in &members[1..] {
             // SAFETY: the buffer has this length.
             unsafe { self.send_bytes(*member, &call, offer.encode().as_ptr(), OFFER_BYTES)? };

@@ -101,23 +101,34 @@ pub fn barrier_everywhere() {
     }
 }
 
-/// A process that can be asked whether it still runs. Without a descriptor (an old kernel, or ourselves) it always does.
+/// A process that can be asked whether it still runs.
 #[derive(Debug)]
-pub struct Process(Option<OwnedFd>);
+pub enum Process {
+    /// Ourselves, or one that this kernel cannot watch.
+    Unwatched,
+    Watched(OwnedFd),
+    Gone,
+}
 
 impl Process {
     pub fn new(pid: u32) -> Self {
-        let open = || {
-            // SAFETY: takes two numbers; the descriptor returned is ours.
-            let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0) } as RawFd;
+        if pid == std::process::id() {
+            return Process::Unwatched;
+        }
+        // SAFETY: takes two numbers; the descriptor returned is ours.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0) } as RawFd;
+        if fd >= 0 {
             // SAFETY: just opened, owned by nobody else.
-            (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
-        };
-        Self(if pid == std::process::id() { None } else { open() })
+            return Process::Watched(unsafe { OwnedFd::from_raw_fd(fd) });
+        }
+        match std::io::Error::last_os_error().raw_os_error() {
+            Some(libc::ESRCH) => Process::Gone,
+            _ => Process::Unwatched,
+        }
     }
 
     pub fn is_gone(&self) -> bool {
-        let Some(descriptor) = &self.0 else { return false };
+        let Process::Watched(descriptor) = self else { return matches!(self, Process::Gone) };
         let mut poll = libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one valid entry.
         unsafe { libc::poll(&mut poll, 1, 0) == 1 }
