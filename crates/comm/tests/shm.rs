@@ -416,6 +416,21 @@ fn parts_of_another_size_are_a_mismatch() {
 }
 
 #[test]
+fn a_group_names_ranks_as_the_job_does() {
+    let outcomes = together(4, |comm| {
+        let half = comm.split(comm.rank() as i64 / 2, 0).expect("splits");
+        match comm.rank() {
+            1 => half.all_reduce(&mut [0i32; 2], Reduction::Sum),
+            0 => half.all_reduce(&mut [0i32], Reduction::Sum),
+            3 => Ok(()),
+            _ => half.barrier(),
+        }
+    });
+    assert!(matches!(outcomes[2], Err(Fault::Lost { peer: 3, .. })), "{:?}", outcomes[2]);
+    assert!(matches!(outcomes[1], Err(Fault::Mismatch { rank: 1, peer: 0, .. })), "{:?}", outcomes[1]);
+}
+
+#[test]
 fn whoever_leaves_or_ends_the_job_is_noticed() {
     let outcomes = together(3, |comm| {
         if comm.rank() == 1 {

@@ -118,6 +118,15 @@ impl Room {
         Ok(())
     }
 
+    /// The rank in the job, by which messages name a rank.
+    fn origin(&self, rank: usize) -> usize {
+        self.neighbours.origins[rank]
+    }
+
+    fn place(&self, rank: usize) -> String {
+        place(self.origin(rank), &self.watch.host(self.origin(rank)))
+    }
+
     /// What `peer` called in or before this round is not what this rank called.
     #[cold]
     fn mismatch(&self, peer: usize, round: u64, call: &Fingerprint) -> Fault {
@@ -132,11 +141,12 @@ impl Room {
     pub fn disagree(&self, peer: usize, mine: &Fingerprint, theirs: Option<Fingerprint>) -> Fault {
         let Some(theirs) = theirs else {
             let why = "it is not a call that this version knows".into();
-            return Fault::Rejected { from: place(peer, &self.watch.host(peer)), why };
+            return Fault::Rejected { from: self.place(peer), why };
         };
-        let (host, peer_host) = (self.watch.host(self.rank), self.watch.host(peer));
+        let (rank, peer) = (self.origin(self.rank), self.origin(peer));
+        let (host, peer_host) = (self.watch.host(rank), self.watch.host(peer));
         let mine = Fingerprint { kind: if mine.kind == Kind::Recv { Kind::Send } else { mine.kind }, ..*mine };
-        Fault::Mismatch { rank: self.rank, host, mine: Box::new(mine), peer, peer_host, theirs: Box::new(theirs) }
+        Fault::Mismatch { rank, host, mine: Box::new(mine), peer, peer_host, theirs: Box::new(theirs) }
     }
 
     /// Waits until `ready`, which only `peer` can bring about.
@@ -243,17 +253,20 @@ impl Room {
         if ready() {
             return Ok(());
         }
+        // The culprit and whoever is lost go by their ranks in the job.
         let lost = |peer: usize, why: &str| {
             Err(Fault::Lost { peer, host: self.watch.host(peer), during: call.to_string(), why: why.into() })
         };
         let culprit = status.culprit.load(Ordering::Relaxed) as usize;
         match code {
-            STATUS_WELL => lost(peer, "its process ended"),
-            STATUS_LEFT => lost(peer, "it left the communicator"),
-            STATUS_LOST_PEER if culprit != self.rank => lost(culprit, "its process ended or it left the communicator"),
+            STATUS_WELL => lost(self.origin(peer), "its process ended"),
+            STATUS_LEFT => lost(self.origin(peer), "it left the communicator"),
+            STATUS_LOST_PEER if culprit != self.origin(self.rank) => {
+                lost(culprit, "its process ended or it left the communicator")
+            }
             STATUS_MISMATCH if call.kind.is_message() => Err(Fault::Aborted(self.reason(peer))),
             STATUS_MISMATCH => Err(self.mismatch(peer, self.round, call)),
-            _ => Err(Fault::Aborted(format!("{} failed: {}", place(peer, &self.watch.host(peer)), self.reason(peer)))),
+            _ => Err(Fault::Aborted(format!("{} failed: {}", self.place(peer), self.reason(peer)))),
         }
     }
 
@@ -281,7 +294,7 @@ impl Room {
         // SAFETY: only this rank writes its status, once, and others read it after the code.
         unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), status.reason.get().cast::<u8>(), end) };
         status.reason_bytes.store(end as u32, Ordering::Relaxed);
-        status.culprit.store(fault.culprit().unwrap_or(self.rank) as u32, Ordering::Relaxed);
+        status.culprit.store(fault.culprit().unwrap_or(self.origin(self.rank)) as u32, Ordering::Relaxed);
         status.code.store(code, Ordering::Release);
         self.wake_all();
     }
