@@ -18,11 +18,14 @@ pub enum Fault {
         theirs: Box<Fingerprint>,
     },
     /// A peer is gone.
-    #[error("{} is gone during {during}: {why}\n  hint: look at the end of that rank's log", place(*peer, host))]
+    #[error("{} is gone during {during}: {why}\n  hint: its log may say why, or the system's (dmesg) if memory ran out", place(*peer, host))]
     Lost { peer: usize, host: String, during: String, why: String },
     /// A call took longer than the deadline.
     #[error("{} did not come to {during} within {waited_ms} ms\n  hint: that rank is stuck or far slower than the others; its log says where it is", place(*peer, host))]
     Stalled { peer: usize, host: String, during: String, waited_ms: u64 },
+    /// A peer told that it failed, for a reason of its own.
+    #[error("{} failed: {why}", place(*peer, host))]
+    Failed { peer: usize, host: String, why: String },
     /// The job was ended from outside this rank; the text is the coordinator's.
     #[error("{0}")]
     Aborted(String),
@@ -52,7 +55,10 @@ impl Fault {
     /// The rank that is to blame, if the fault names one.
     pub fn culprit(&self) -> Option<usize> {
         match self {
-            Fault::Mismatch { peer, .. } | Fault::Lost { peer, .. } | Fault::Stalled { peer, .. } => Some(*peer),
+            Fault::Mismatch { peer, .. }
+            | Fault::Lost { peer, .. }
+            | Fault::Stalled { peer, .. }
+            | Fault::Failed { peer, .. } => Some(*peer),
             _ => None,
         }
     }

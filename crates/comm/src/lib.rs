@@ -4,6 +4,7 @@
 //! transports only move bytes between two ranks (a [`wire::Wire`]); for them a collective is a [`program::Program`], which an
 //! algorithm writes as data. Nothing waits for ever: every wait goes through [`watch::Patience`].
 
+mod account;
 pub mod algorithms;
 pub mod auth;
 pub mod bench;

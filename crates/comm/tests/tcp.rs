@@ -99,6 +99,17 @@ fn ranks_that_wait_for_each_other_in_different_calls_find_out() {
 }
 
 #[test]
+fn who_sent_what_the_other_did_not_expect_learns_why() {
+    let faults = group(3, options(), |comm| match comm.rank() {
+        0 => comm.send(&[1i32; 4], 1).and_then(|()| comm.barrier()).unwrap_err(),
+        1 => comm.recv(&mut [0i64; 4], 0).unwrap_err(),
+        _ => comm.barrier().unwrap_err(),
+    });
+    assert!(faults.iter().all(|fault| matches!(fault, Fault::Mismatch { .. })), "{faults:?}");
+    assert!(matches!(&faults[0], Fault::Mismatch { rank: 0, peer: 1, .. }), "{}", faults[0]);
+}
+
+#[test]
 fn what_nobody_asked_for_stays_within_its_limit() {
     let mut options = options();
     options.held_bytes_max = 100_000;

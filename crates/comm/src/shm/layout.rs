@@ -4,6 +4,7 @@
 //! writes mail `n % 2` for round `n` only after it saw all others in round `n − 1`, and they went there only when they
 //! had read everything of round `n − 2`.
 
+use crate::account::ACCOUNT_BYTES_MAX;
 use crate::call::FINGERPRINT_BYTES;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -16,8 +17,6 @@ pub const MAIL_BYTES: usize = 256 << 10;
 pub const TINY_BYTES: usize = 48;
 /// Bytes on their way between two ranks.
 pub const RING_BYTES: usize = 128 << 10;
-/// Text of a fault that the others can read.
-pub const REASON_BYTES: usize = 480;
 /// Random bytes at the head of every segment, by which it is recognised.
 pub const NONCE_BYTES: usize = 16;
 /// What caches exchange.
@@ -50,18 +49,15 @@ pub struct Record(pub [AtomicU64; FINGERPRINT_BYTES / 8]);
 pub struct Status {
     /// One of the `STATUS_` values; written last.
     pub code: AtomicU32,
-    /// The rank to blame.
-    pub culprit: AtomicU32,
-    pub reason_bytes: AtomicU32,
-    pub reason: UnsafeCell<[u8; REASON_BYTES]>,
+    pub account_bytes: AtomicU32,
+    pub account: UnsafeCell<[u8; ACCOUNT_BYTES_MAX]>,
 }
 
 pub const STATUS_WELL: u32 = 0;
 /// The rank let go of the communicator.
 pub const STATUS_LEFT: u32 = 1;
-pub const STATUS_LOST_PEER: u32 = 2;
-pub const STATUS_MISMATCH: u32 = 3;
-pub const STATUS_FAILED: u32 = 4;
+/// A call failed; the account says how.
+pub const STATUS_FAILED: u32 = 2;
 
 #[repr(C, align(4096))]
 pub struct Slot {

@@ -16,7 +16,7 @@ mod system;
 
 use crate::call::{Fingerprint, Kind, short_name};
 use crate::element::{Element, Reduction};
-use crate::fault::{Fault, place};
+use crate::fault::Fault;
 use crate::memory::SharedMemory;
 use crate::task::Task;
 use crate::transport::{Bootstrap, Transport};
@@ -78,8 +78,8 @@ pub fn connect(
     let said = bootstrap.all_gather(said.as_bytes())?;
     let control = control?;
     if let Some(failed) = said.iter().position(|text| !text.is_empty()) {
-        let text = String::from_utf8_lossy(&said[failed]).into_owned();
-        return Err(Fault::Aborted(format!("{}: {text}", place(failed, &watch.host(failed)))));
+        let why = String::from_utf8_lossy(&said[failed]).into_owned();
+        return Err(Fault::Failed { peer: failed, host: watch.host(failed), why });
     }
     let crowded = size > processors(&hellos);
     let neighbours = Neighbours {

@@ -3,11 +3,10 @@
 //! A round is one message from each rank to all others: a rank writes its mail, then the round's number, and waits for
 //! the numbers of the others. Nothing but loads and stores happens in a round unless somebody sleeps.
 
-use super::layout::{
-    Control, LINE_BYTES, Mail, REASON_BYTES, STATUS_FAILED, STATUS_LEFT, STATUS_LOST_PEER, STATUS_MISMATCH, STATUS_WELL,
-};
+use super::layout::{Control, LINE_BYTES, Mail, STATUS_FAILED, STATUS_LEFT, STATUS_WELL};
 use super::pace::Pace;
 use super::system::{self, Process};
+use crate::account::{self, ACCOUNT_BYTES_MAX};
 use crate::call::{FINGERPRINT_BYTES, Fingerprint, Kind};
 use crate::fault::{Fault, place};
 use crate::watch::{Patience, Pause, Watch};
@@ -118,13 +117,10 @@ impl Room {
         Ok(())
     }
 
-    /// The rank in the job, by which messages name a rank.
-    fn origin(&self, rank: usize) -> usize {
-        self.neighbours.origins[rank]
-    }
-
-    fn place(&self, rank: usize) -> String {
-        place(self.origin(rank), &self.watch.host(self.origin(rank)))
+    /// The rank of the job that `peer` is, and its host.
+    fn named(&self, peer: usize) -> (usize, String) {
+        let rank = self.neighbours.origins[peer];
+        (rank, self.watch.host(rank))
     }
 
     /// What `peer` called in or before this round is not what this rank called.
@@ -139,12 +135,11 @@ impl Room {
     }
 
     pub fn disagree(&self, peer: usize, mine: &Fingerprint, theirs: Option<Fingerprint>) -> Fault {
+        let ((rank, host), (peer, peer_host)) = (self.named(self.rank), self.named(peer));
         let Some(theirs) = theirs else {
             let why = "it is not a call that this version knows".into();
-            return Fault::Rejected { from: self.place(peer), why };
+            return Fault::Rejected { from: place(peer, &peer_host), why };
         };
-        let (rank, peer) = (self.origin(self.rank), self.origin(peer));
-        let (host, peer_host) = (self.watch.host(rank), self.watch.host(peer));
         let mine = Fingerprint { kind: if mine.kind == Kind::Recv { Kind::Send } else { mine.kind }, ..*mine };
         Fault::Mismatch { rank, host, mine: Box::new(mine), peer, peer_host, theirs: Box::new(theirs) }
     }
@@ -179,8 +174,8 @@ impl Room {
         patience.sleep_at_once();
         while !ready() {
             let stalled = |waited_ms| {
-                let (host, during) = (self.watch.host(peer), call.to_string());
-                Fault::Stalled { peer, host, during, waited_ms }
+                let (peer, host) = self.named(peer);
+                Fault::Stalled { peer, host, during: call.to_string(), waited_ms }
             };
             if let Pause::Sleep(at_most) = patience.turn(stalled)? {
                 self.doze(peer, at_most, ready);
@@ -253,49 +248,31 @@ impl Room {
         if ready() {
             return Ok(());
         }
-        // The culprit and whoever is lost go by their ranks in the job.
-        let lost = |peer: usize, why: &str| {
-            Err(Fault::Lost { peer, host: self.watch.host(peer), during: call.to_string(), why: why.into() })
-        };
-        let culprit = status.culprit.load(Ordering::Relaxed) as usize;
-        match code {
-            STATUS_WELL => lost(self.origin(peer), "its process ended"),
-            STATUS_LEFT => lost(self.origin(peer), "it left the communicator"),
-            STATUS_LOST_PEER if culprit != self.origin(self.rank) => {
-                lost(culprit, "its process ended or it left the communicator")
-            }
-            STATUS_MISMATCH if call.kind.is_message() => Err(Fault::Aborted(self.reason(peer))),
-            STATUS_MISMATCH => Err(self.mismatch(peer, self.round, call)),
-            _ => Err(Fault::Aborted(format!("{} failed: {}", self.place(peer), self.reason(peer)))),
-        }
+        let (rank, host) = self.named(peer);
+        let lost = |why: &str| Fault::Lost { peer: rank, host, during: call.to_string(), why: why.into() };
+        Err(match code {
+            STATUS_WELL => lost("its process ended"),
+            STATUS_LEFT => lost("it left the communicator"),
+            _ => account::decode(&self.account(peer), rank, self.named(self.rank).0, Some(call), &self.watch)
+                .unwrap_or_else(|| lost("it failed")),
+        })
     }
 
-    fn reason(&self, peer: usize) -> String {
+    fn account(&self, peer: usize) -> Vec<u8> {
         let status = &self.control.slot(peer).status;
-        let length = (status.reason_bytes.load(Ordering::Relaxed) as usize).min(REASON_BYTES);
+        let length = (status.account_bytes.load(Ordering::Relaxed) as usize).min(ACCOUNT_BYTES_MAX);
         // SAFETY: written before the status code that the caller has seen, and never again.
-        let bytes = unsafe { std::slice::from_raw_parts(status.reason.get().cast::<u8>(), length) };
-        String::from_utf8_lossy(bytes).into_owned()
+        unsafe { std::slice::from_raw_parts(status.account.get().cast::<u8>(), length) }.to_vec()
     }
 
     /// Tells the others why this rank will not come any more.
     pub fn fail(&self, fault: &Fault) {
-        let code = match fault {
-            Fault::Lost { .. } => STATUS_LOST_PEER,
-            Fault::Mismatch { .. } => STATUS_MISMATCH,
-            _ => STATUS_FAILED,
-        };
         let status = &self.control.slot(self.rank).status;
-        let text = fault.to_string();
-        let mut end = text.len().min(REASON_BYTES);
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
+        let account = account::encode(fault);
         // SAFETY: only this rank writes its status, once, and others read it after the code.
-        unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), status.reason.get().cast::<u8>(), end) };
-        status.reason_bytes.store(end as u32, Ordering::Relaxed);
-        status.culprit.store(fault.culprit().unwrap_or(self.origin(self.rank)) as u32, Ordering::Relaxed);
-        status.code.store(code, Ordering::Release);
+        unsafe { std::ptr::copy_nonoverlapping(account.as_ptr(), status.account.get().cast::<u8>(), account.len()) };
+        status.account_bytes.store(account.len() as u32, Ordering::Relaxed);
+        status.code.store(STATUS_FAILED, Ordering::Release);
         self.wake_all();
     }
 

@@ -2,16 +2,13 @@
 //!
 //! A message travels as one or more frames, each complete in itself: any stream may carry any of them.
 
+use crate::account::ACCOUNT_BYTES_MAX;
 use crate::call::{FINGERPRINT_BYTES, Fingerprint};
 use crate::communicator::CALL_BYTES_MAX;
-use crate::fault::{Fault, place};
 use crate::record::{Forged, TAG_BYTES};
-use crate::watch::Watch;
 
 /// Largest payload of a frame.
 pub const SEGMENT_BYTES_MAX: usize = 1 << 20;
-/// Largest account of a failure.
-pub const ACCOUNT_BYTES_MAX: usize = 1024;
 /// Bytes of a header before sealing.
 pub const PLAIN_BYTES: usize = 112;
 /// Bytes of a sealed header.
@@ -120,60 +117,6 @@ impl Frame {
     }
 }
 
-/// How a failure travels to the other ranks, so that all of them name the same culprit.
-///
-/// A byte for the sort, then two ranks, then two fingerprints for a mismatch or text for the others.
-pub fn encode_account(fault: &Fault) -> Vec<u8> {
-    let (sort, ranks, rest) = match fault {
-        Fault::Mismatch { rank, mine, peer, theirs, .. } => {
-            (1, (*rank, *peer), [mine.encode(), theirs.encode()].concat())
-        }
-        Fault::Lost { peer, why, .. } => (2, (*peer, 0), why.as_bytes().to_vec()),
-        Fault::Stalled { peer, waited_ms, .. } => (3, (*peer, 0), waited_ms.to_le_bytes().to_vec()),
-        Fault::Aborted(text) | Fault::BadCall(text) => (4, (0, 0), text.as_bytes().to_vec()),
-        Fault::Rejected { .. } | Fault::System { .. } => (4, (0, 0), fault.to_string().into_bytes()),
-    };
-    let mut bytes = vec![sort];
-    bytes.extend_from_slice(&(ranks.0 as u32).to_le_bytes());
-    bytes.extend_from_slice(&(ranks.1 as u32).to_le_bytes());
-    bytes.extend_from_slice(&rest);
-    bytes.truncate(ACCOUNT_BYTES_MAX);
-    bytes
-}
-
-/// The fault that rank `from` told of, for this rank's user.
-pub fn decode_account(bytes: &[u8], from: usize, watch: &Watch) -> Result<Fault, Malformed> {
-    const RANKS_BYTES: usize = 9;
-    let nonsense = Malformed::Nonsense("its account of a failure");
-    let (head, rest) = bytes.split_at_checked(RANKS_BYTES).ok_or(nonsense.clone())?;
-    let rank = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]) as usize;
-    let text = || String::from_utf8_lossy(rest).into_owned();
-    let during = format!("a call that {} told of", place(from, &watch.host(from)));
-    let (first, second) = (rank(1), rank(5));
-    Ok(match head[0] {
-        1 => {
-            let mut calls =
-                rest.chunks_exact(FINGERPRINT_BYTES).filter_map(|call| Fingerprint::decode(call.try_into().ok()?));
-            let (mine, theirs) = calls.next().zip(calls.next()).ok_or(nonsense)?;
-            Fault::Mismatch {
-                rank: first,
-                host: watch.host(first),
-                mine: Box::new(mine),
-                peer: second,
-                peer_host: watch.host(second),
-                theirs: Box::new(theirs),
-            }
-        }
-        2 => Fault::Lost { peer: first, host: watch.host(first), during, why: text() },
-        3 => {
-            let waited_ms = rest.try_into().map(u64::from_le_bytes).map_err(|_| nonsense)?;
-            Fault::Stalled { peer: first, host: watch.host(first), during, waited_ms }
-        }
-        4 => Fault::Aborted(format!("{} failed: {}", place(from, &watch.host(from)), text())),
-        _ => return Err(nonsense),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -209,18 +152,5 @@ mod tests {
         ] {
             assert!(Frame::decode(&wrong.encode(era), era).is_err(), "{wrong:?}");
         }
-    }
-
-    #[test]
-    fn accounts_name_the_culprit() {
-        let watch = Watch::new(["a", "b", "c"].map(String::from).to_vec(), std::time::Duration::from_secs(1));
-        let (mine, theirs) = (Box::new(call()), Box::new(Fingerprint { count: 78, ..call() }));
-        let mismatch = Fault::Mismatch { rank: 0, host: "a".into(), mine, peer: 2, peer_host: "c".into(), theirs };
-        assert_eq!(decode_account(&encode_account(&mismatch), 0, &watch), Ok(mismatch));
-        let lost = Fault::Lost { peer: 2, host: "c".into(), during: String::new(), why: "x".repeat(5000) };
-        let told = decode_account(&encode_account(&lost), 0, &watch).unwrap();
-        assert_eq!(told.culprit(), Some(2));
-        assert!(told.to_string().contains("rank 2 on c is gone during a call that rank 0 on a told of"), "{told}");
-        assert!(decode_account(&[1; 30], 0, &watch).is_err());
     }
 }

@@ -86,6 +86,8 @@ impl Stream {
                 self.state = State::Ended;
                 Ok(true)
             }
+            // A peer that disagrees still hears what we have to say about it.
+            stop @ Stop::Mismatch { .. } => Err(stop),
             stop => {
                 self.state = State::Broken;
                 Err(stop)

@@ -3,8 +3,9 @@
 //! Headers pass through a small buffer of fixed size; payloads are read straight into their place and opened there. Nothing
 //! counts as arrived before it is authentic, and no length is believed before its header is.
 
-use super::frame::{ACCOUNT_BYTES_MAX, Era, Frame, FrameKind, HEADER_BYTES, Malformed, PLAIN_BYTES};
+use super::frame::{Era, Frame, FrameKind, HEADER_BYTES, Malformed, PLAIN_BYTES};
 use super::inbox::{Inbox, Placing};
+use crate::account::ACCOUNT_BYTES_MAX;
 use crate::call::Fingerprint;
 use crate::record::{Opener, TAG_BYTES};
 use std::io::{ErrorKind, IoSliceMut, Read};

@@ -1,11 +1,12 @@
 //! The wire over the streams of a mesh.
 
 use super::TcpOptions;
-use super::frame::{FrameKind, decode_account, encode_account};
+use super::frame::FrameKind;
 use super::mesh::{self, Place};
 use super::peer::{Peer, State, Stream};
 use super::poll;
 use super::reader::Stop;
+use crate::account;
 use crate::call::{Fingerprint, Kind};
 use crate::fault::{Fault, place};
 use crate::transport::Bootstrap;
@@ -116,11 +117,16 @@ impl TcpWire {
         (rank, self.watch.host(rank))
     }
 
+    /// The call in which this rank waits, for that peer if it does.
+    fn waits(&self, peer: usize) -> Option<Fingerprint> {
+        let waiting = |peer: &Peer| peer.inbox.waiting().or(peer.outbox.waiting()).copied();
+        waiting(&self.peers[peer]).or_else(|| self.peers.iter().find_map(waiting))
+    }
+
     fn lost(&self, peer: usize, why: impl Into<String>) -> Fault {
         let (rank, host) = self.named(peer);
-        let waiting = |peer: &Peer| peer.inbox.waiting().or(peer.outbox.waiting()).map(ToString::to_string);
-        let during = waiting(&self.peers[peer]).or_else(|| self.peers.iter().find_map(waiting));
-        Fault::Lost { peer: rank, host, during: during.unwrap_or_else(|| "a call".into()), why: why.into() }
+        let during = self.waits(peer).map_or_else(|| "a call".into(), |call| call.to_string());
+        Fault::Lost { peer: rank, host, during, why: why.into() }
     }
 
     /// What a stopped stream means for the caller.
@@ -133,7 +139,9 @@ impl TcpWire {
             Stop::System(error) => self.lost(peer, error.to_string()),
             Stop::Malformed(malformed) => rejected(malformed.to_string()),
             Stop::Failed(account) => {
-                decode_account(&account, rank, &self.watch).unwrap_or_else(|malformed| rejected(malformed.to_string()))
+                let (own, call) = (self.place.world[self.place.rank], self.waits(peer));
+                let told = account::decode(&account, rank, own, call.as_ref(), &self.watch);
+                told.unwrap_or_else(|| rejected("its account of a failure makes no sense".into()))
             }
             Stop::Mismatch { mine, mine_bytes, theirs, theirs_bytes } => {
                 self.mismatch(peer, (*mine, mine_bytes), (*theirs, theirs_bytes))
@@ -359,7 +367,7 @@ impl Wire for TcpWire {
             let waited_ms = self.idle.map_or(0, |idle| idle.elapsed().as_millis() as u64);
             Fault::Stalled { peer, host, during: "a call".into(), waited_ms }
         });
-        self.leave(FrameKind::Failed, &encode_account(&fault), ACCOUNT_LIMIT);
+        self.leave(FrameKind::Failed, &account::encode(&fault), ACCOUNT_LIMIT);
         self.fail(fault);
     }
 }

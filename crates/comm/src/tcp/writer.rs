@@ -3,7 +3,8 @@
 //! A stream holds at most one buffer of sealed frames. A message has left when all of its frames were taken by the
 //! operating system.
 
-use super::frame::{ACCOUNT_BYTES_MAX, Era, Frame, FrameKind, HEADER_BYTES};
+use super::frame::{Era, Frame, FrameKind, HEADER_BYTES};
+use crate::account::ACCOUNT_BYTES_MAX;
 use crate::call::Fingerprint;
 use crate::record::{Sealer, TAG_BYTES};
 use std::collections::VecDeque;
