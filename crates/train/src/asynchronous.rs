@@ -156,6 +156,8 @@ struct Server<'j> {
     /// Workers that are done.
     left: usize,
     version: u64,
+    /// The step of the worker that is ahead.
+    furthest: u64,
     inbox: Vec<Vec<f32>>,
     others: Vec<Vec<f32>>,
     total: Vec<f32>,
@@ -186,6 +188,7 @@ pub fn serve(job: &Job, threads: usize, world: &Communicator, roles: Roles) -> R
         arrived: 0,
         left: 0,
         version: 0,
+        furthest: 0,
         inbox: vec![vec![0.0; share]; roles.workers],
         others: vec![vec![0.0; others]; roles.workers],
         total: vec![0.0; share],
@@ -247,7 +250,6 @@ fn attend(
             drop(state);
             return Ok(link.send(&params, 0)?);
         }
-        link.watch().set_step(header[1] as u64);
         // The buffers belong to this thread between its worker's pushes.
         let (mut push, mut others) = {
             let mut state = lock(server);
@@ -260,6 +262,8 @@ fn attend(
         let mut state = lock(server);
         (state.inbox[worker], state.others[worker]) = (push, others);
         let before = state.version;
+        state.furthest = state.furthest.max(header[1] as u64);
+        link.watch().set_step(state.furthest);
         state.push(worker, header[1] as usize)?;
         changed.notify_all();
         if state.roles.synchronous() {
