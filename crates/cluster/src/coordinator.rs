@@ -121,6 +121,11 @@ impl Coordinator {
         }
     }
 
+    /// The host of each rank, as far as it is known before they come.
+    pub fn expect(&mut self, hosts: &[String]) {
+        self.membership.expect(hosts);
+    }
+
     pub fn step(&mut self, now_ms: u64, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
         match event {

@@ -57,6 +57,11 @@ impl<'o, H: Hands> Driver<'o, H> {
         Self { hands, terms, coordinator, lines, hall, next_link, start, observer, verdict: None }
     }
 
+    /// The host of each rank, as far as it is known before they come.
+    pub fn expect(&mut self, hosts: &[String]) {
+        self.coordinator.expect(hosts);
+    }
+
     /// Waits a moment, takes in what happened and acts on it. The verdict, once the job is over.
     pub fn turn(&mut self, signals: impl IntoIterator<Item = i32>) -> Option<Verdict> {
         let mut entries: Vec<_> = self.lines.values().map(Line::interest).collect();

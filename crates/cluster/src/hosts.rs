@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 /// Bytes of a remote shell's complaints that a message shows.
 const COMPLAINT_BYTES_MAX: usize = 2 << 10;
-const COMPLAINT_WAIT: Duration = Duration::from_millis(50);
+const COMPLAINT_WAIT: Duration = Duration::from_millis(250);
 
 /// What to run where.
 #[derive(Clone)]
@@ -138,13 +138,16 @@ pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outco
     };
     remotes.start(options, &order)?;
     let mut driver = Driver::new(terms, Vec::new(), Some(hall), remotes, observer);
+    let places = options.slots.iter().flat_map(|slots| std::iter::repeat_n(bare(&slots.host).to_string(), slots.count));
+    driver.expect(&places.collect::<Vec<_>>());
     let verdict = loop {
         if let Some(verdict) = driver.turn(signals.pending()) {
             break verdict;
         }
     };
     driver.hands.last_words();
-    Ok(Outcome { out: directory.close(verdict.exit_code != 0), verdict })
+    let out = directory.close(verdict.exit_code != 0, options.echo.is_some());
+    Ok(Outcome { out, verdict })
 }
 
 /// A host without the user's name before it.
@@ -228,7 +231,7 @@ impl Remote {
             };
             self.lose(format!("host {}: {why}{}", self.host, self.complaint()), news);
         } else if self.pipe.greeted && self.heard.elapsed() > Duration::from_millis(pace.orphan_ms()) {
-            let why = format!("host {} gave no sign of life for {} ms", self.host, pace.orphan_ms());
+            let why = format!("host {}: its agent gave no sign of life for {} ms", self.host, pace.orphan_ms());
             self.lose(why, news);
         }
     }

@@ -34,7 +34,7 @@ pub struct Options {
     /// Further variables for the workers.
     pub environment: Vec<(String, String)>,
     pub heartbeat_ms: u64,
-    /// Where the logs go; by default a directory that is removed if all ends well.
+    /// Where the logs go; by default a directory that is removed if all ends well or there is nothing in it.
     pub out: Option<PathBuf>,
     /// Gets what rank 0 prints; `None` for nobody.
     pub echo: Option<Echo>,
@@ -76,8 +76,8 @@ impl Outcome {
 
     /// The one message to show if the job did not end well.
     pub fn message(&self) -> Option<String> {
-        let mut text = match (&self.verdict.fault, self.verdict.interrupted) {
-            (Some(fault), _) => fault.to_string(),
+        let mut text = match (self.verdict.text(), self.verdict.interrupted) {
+            (Some(text), _) => text,
             (None, Some(signal)) => format!("interrupted by signal {signal}"),
             (None, None) => return None,
         };
@@ -109,6 +109,7 @@ pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outco
     let terms = Terms { world: options.world, job, generation: 0, pace, supervised: true, bound: true };
     let (workers, lines, copies) = start_all(options, directory.path(), job)?;
     let mut driver = Driver::new(terms, lines, None, workers, observer);
+    driver.expect(&vec![crate::host_name(); options.world]);
     let verdict = loop {
         if let Some(verdict) = driver.turn(signals.pending()) {
             break verdict;
@@ -116,7 +117,8 @@ pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outco
     };
     drop(driver);
     logs::join(copies, Duration::from_millis(options.heartbeat_ms));
-    Ok(Outcome { out: directory.close(verdict.exit_code != 0), verdict })
+    let out = directory.close(verdict.exit_code != 0, options.echo.is_some());
+    Ok(Outcome { out, verdict })
 }
 
 pub(crate) fn watch_signals() -> Result<Signals, Fault> {
@@ -124,7 +126,7 @@ pub(crate) fn watch_signals() -> Result<Signals, Fault> {
         .map_err(|error| Fault::system("watching for signals", &error))
 }
 
-/// Where logs go: as the user said, or a directory that is removed if all ends well.
+/// Where logs go: as the user said, or a directory that is removed if all ends well or there is nothing to read in it.
 pub(crate) struct LogDirectory {
     path: PathBuf,
     temporary: Option<tempfile::TempDir>,
@@ -144,8 +146,12 @@ impl LogDirectory {
         &self.path
     }
 
-    pub fn close(self, keep: bool) -> PathBuf {
-        if keep {
+    /// Leaves the logs of a failed job. What the first rank printed was seen if there is an echo.
+    pub fn close(self, failed: bool, echoed: bool) -> PathBuf {
+        let files = std::fs::read_dir(&self.path).into_iter().flatten().flatten();
+        let seen = logs::log_path(&self.path, 0);
+        let mut unseen = files.filter(|file| !echoed || file.path() != seen);
+        if failed && unseen.any(|file| file.metadata().is_ok_and(|data| data.len() > 0)) {
             let _ = self.temporary.map(tempfile::TempDir::keep);
         }
         self.path

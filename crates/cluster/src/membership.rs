@@ -85,9 +85,23 @@ pub struct Verdict {
     pub fault: Option<Fault>,
     /// The rank whose log tells more.
     pub culprit: Option<usize>,
+    /// Who told, and at which step that was, where the fault itself does not say.
+    pub told: Option<String>,
     pub interrupted: Option<i32>,
     /// Ranks that could not be seen to end.
     pub left: Vec<usize>,
+}
+
+impl Verdict {
+    /// Why the job did not end well: what happened, where, and a hint.
+    pub fn text(&self) -> Option<String> {
+        let text = self.fault.as_ref()?.to_string();
+        Some(match (&self.told, text.split_once('\n')) {
+            (None, _) => text,
+            (Some(told), None) => format!("{text}\n  {told}"),
+            (Some(told), Some((what, hint))) => format!("{what}\n  {told}\n{hint}"),
+        })
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, PartialOrd)]
@@ -103,6 +117,7 @@ struct Suspicion {
     weight: Weight,
     fault: Fault,
     culprit: Option<usize>,
+    told: Option<String>,
     exit_code: i32,
     deadline_ms: u64,
 }
@@ -144,10 +159,22 @@ impl Membership {
             seats: (0..world).map(|rank| Seat::new(rank, now_ms)).collect(),
             calls: vec![None; CALLS],
             suspicion: None,
-            verdict: Verdict { exit_code: 0, fault: None, culprit: None, interrupted: None, left: Vec::new() },
+            verdict: Verdict {
+                exit_code: 0,
+                fault: None,
+                culprit: None,
+                told: None,
+                interrupted: None,
+                left: Vec::new(),
+            },
             phase: Phase::Running,
             last_ms: now_ms,
         }
+    }
+
+    /// Where ranks are expected, for messages about those who never come.
+    pub fn expect(&mut self, hosts: &[String]) {
+        self.seats.iter_mut().zip(hosts).for_each(|(seat, host)| seat.host.clone_from(host));
     }
 
     pub fn seat(&self, rank: usize) -> &Seat {
@@ -159,11 +186,13 @@ impl Membership {
         self.phase == Phase::Running
     }
 
-    /// The slowest rank, if it is behind.
+    /// The slowest rank, if it is not even where another was a heartbeat before. Signs of life come at different moments:
+    /// to compare the last ones would accuse whoever spoke first. And ranks that may drift apart may be a few steps apart.
     pub fn lag(&self) -> Option<Lag> {
-        let behind = |slow: &Seat| self.seats.iter().map(|other| slow.behind(other, self.pace.tick_ms())).max();
-        let open = self.seats.iter().filter(|seat| seat.joined && !seat.finished);
-        let (behind, slow) = open.filter_map(|seat| Some((behind(seat)?, seat))).max_by_key(|(behind, _)| *behind)?;
+        let [before, since] = self.seats.iter().map(|seat| seat.marks).max_by_key(|marks| marks[0].1)?;
+        let later = |seat: &&Seat| seat.joined && !seat.finished && seat.spoke_ms >= since.0;
+        let slow = self.seats.iter().filter(later).min_by_key(|seat| seat.activity.step)?;
+        let behind = before.1.saturating_sub(slow.activity.step);
         let lag = Lag { rank: slow.rank, host: slow.host.clone(), step: slow.activity.step, behind };
         (behind > 0).then_some(lag)
     }
@@ -184,7 +213,9 @@ impl Membership {
         self.last_ms = now_ms;
         if absent_ms > self.pace.beat_ms() {
             let latest_ms = (now_ms + 2 * self.pace.beat_ms()).saturating_sub(self.pace.silence_ms());
-            self.seats.iter_mut().for_each(|seat| seat.forgive(absent_ms, latest_ms));
+            // A core that only waited its turn has not missed that a process was stopped, or that it goes on.
+            let stops = absent_ms > self.pace.heartbeat_ms;
+            self.seats.iter_mut().for_each(|seat| seat.forgive(absent_ms, latest_ms, stops));
         }
     }
 
@@ -210,9 +241,9 @@ impl Membership {
             }
             Event::Trouble { rank, why } => {
                 let fault = self.lost(rank, why);
-                self.suspect(now_ms, Weight::Certain, Some(rank), 1, fault);
+                self.suspect(now_ms, Weight::Certain, Some(rank), 1, fault, None);
             }
-            Event::Fault(fault) => self.suspect(now_ms, Weight::Certain, fault.culprit(), 1, fault),
+            Event::Fault(fault) => self.suspect(now_ms, Weight::Certain, fault.culprit(), 1, fault, None),
             Event::Interrupt { signal } => self.interrupt(now_ms, signal, actions),
             Event::Tick => self.look(now_ms),
         }
@@ -220,7 +251,7 @@ impl Membership {
 
     fn beat(&mut self, now_ms: u64, rank: usize, activity: Activity) {
         let seat = &mut self.seats[rank];
-        seat.hear(now_ms, activity);
+        seat.hear(now_ms, activity, self.pace.heartbeat_ms);
         let Some(call) = seat.world_call().copied() else { return };
         match &mut self.calls[call.sequence as usize % CALLS] {
             Some((other, first)) if first.sequence == call.sequence => {
@@ -243,20 +274,26 @@ impl Membership {
             peer_host: self.seats[peer].host.clone(),
             theirs: Box::new(theirs),
         };
-        self.suspect(now_ms, Weight::Certain, Some(peer), 1, fault);
+        let told = format!("{} was at step {}", self.seats[rank].place(), self.seats[rank].activity.step);
+        self.suspect(now_ms, Weight::Certain, Some(peer), 1, fault, Some(told));
     }
 
     fn failed(&mut self, now_ms: u64, rank: usize, text: String, culprit: Option<usize>) {
         let culprit = culprit.filter(|culprit| *culprit != rank && *culprit < self.seats.len());
+        // Whoever is accused knows better.
+        let accused = |earlier: &mut Suspicion| earlier.weight == Weight::Hearsay && earlier.culprit == Some(rank);
+        self.suspicion.take_if(accused);
         let seat = &mut self.seats[rank];
         seat.reported = true;
         // A fault that already names a rank and its call needs no frame around it.
-        let text = match culprit {
-            Some(_) => text,
-            None => format!("{} failed at {}: {text}", seat.place(), seat.during()),
+        let (weight, text, told) = match culprit {
+            Some(_) => {
+                let told = format!("told by {} at step {}", seat.place(), seat.activity.step);
+                (Weight::Hearsay, text, Some(told))
+            }
+            None => (Weight::Certain, format!("{} failed at {}: {text}", seat.place(), seat.during()), None),
         };
-        let weight = if culprit.is_some() { Weight::Hearsay } else { Weight::Certain };
-        self.suspect(now_ms, weight, culprit.or(Some(rank)), 1, Fault::Aborted(text));
+        self.suspect(now_ms, weight, culprit.or(Some(rank)), 1, Fault::Aborted(text), told);
     }
 
     fn closed(&mut self, now_ms: u64, rank: usize) {
@@ -264,7 +301,7 @@ impl Membership {
         seat.closed = true;
         if !seat.finished && !seat.reported && seat.exit.is_none() {
             let fault = self.lost(rank, "it closed its control link".into());
-            self.suspect(now_ms, Weight::Closed, Some(rank), 1, fault);
+            self.suspect(now_ms, Weight::Closed, Some(rank), 1, fault, None);
         }
     }
 
@@ -281,7 +318,7 @@ impl Membership {
         };
         let why = if seat.joined { exit.to_string() } else { format!("{exit} before it joined the job") };
         let fault = self.lost(rank, why);
-        self.suspect(now_ms, weight, Some(rank), code, fault);
+        self.suspect(now_ms, weight, Some(rank), code, fault, None);
     }
 
     fn lost(&self, rank: usize, why: String) -> Fault {
@@ -308,23 +345,24 @@ impl Membership {
         if self.phase != Phase::Running {
             return;
         }
-        let silence_ms = self.pace.silence_ms();
-        let since = |seat: &Seat| {
-            let heard_ms = if seat.joined { seat.heard_ms } else { now_ms };
-            seat.stopped_ms.map_or(heard_ms, |stopped_ms| stopped_ms.min(heard_ms))
+        let (stopped_ms, silence_ms) = (self.pace.stopped_ms(), self.pace.silence_ms());
+        let deadline = |seat: &Seat| match seat.stopped_ms {
+            Some(since_ms) => since_ms + stopped_ms,
+            None if seat.joined => seat.heard_ms + silence_ms,
+            None => u64::MAX,
         };
         let silent =
-            self.seats.iter().filter(|seat| seat.exit.is_none() && !seat.closed).min_by_key(|seat| since(seat));
-        if let Some(seat) = silent.filter(|seat| now_ms.saturating_sub(since(seat)) >= silence_ms) {
+            self.seats.iter().filter(|seat| seat.exit.is_none() && !seat.closed).min_by_key(|seat| deadline(seat));
+        if let Some(seat) = silent.filter(|seat| now_ms >= deadline(seat)) {
             let why = match seat.stopped_ms {
-                Some(_) => format!("its process was stopped for {silence_ms} ms"),
+                Some(_) => format!("its process was stopped for {stopped_ms} ms"),
                 None => format!("no sign of life for {silence_ms} ms; its process is stopped or its host is gone"),
             };
             let (rank, fault) = (seat.rank, self.lost(seat.rank, why));
-            return self.suspect(now_ms, Weight::Certain, Some(rank), 1, fault);
+            return self.suspect(now_ms, Weight::Certain, Some(rank), 1, fault, None);
         }
         if let Some((rank, fault)) = self.stalled(now_ms) {
-            self.suspect(now_ms, Weight::Certain, Some(rank), 1, fault);
+            self.suspect(now_ms, Weight::Certain, Some(rank), 1, fault, None);
         }
     }
 
@@ -349,7 +387,15 @@ impl Membership {
         Some((slow.rank, fault))
     }
 
-    fn suspect(&mut self, now_ms: u64, weight: Weight, culprit: Option<usize>, exit_code: i32, fault: Fault) {
+    fn suspect(
+        &mut self,
+        now_ms: u64,
+        weight: Weight,
+        culprit: Option<usize>,
+        exit_code: i32,
+        fault: Fault,
+        told: Option<String>,
+    ) {
         if !matches!(self.phase, Phase::Running | Phase::Released { .. }) {
             return;
         }
@@ -358,26 +404,33 @@ impl Membership {
             Some(earlier) => earlier.deadline_ms,
             None => now_ms + self.pace.settle_ms(),
         };
-        self.suspicion = Some(Suspicion { weight, fault, culprit, exit_code, deadline_ms });
+        self.suspicion = Some(Suspicion { weight, fault, culprit, told, exit_code, deadline_ms });
     }
 
     /// Turns a suspicion into the verdict once it is certain or old enough.
     fn settle(&mut self, now_ms: u64, actions: &mut Vec<Action>) {
+        // The exit of a process whose link closed tells more than its link, and is on its way.
+        let ends = |rank: usize| self.supervised && self.seats[rank].closed && self.seats[rank].exit.is_none();
+        let deadline_ms = |suspicion: &Suspicion| match suspicion.culprit {
+            Some(rank) if ends(rank) => suspicion.deadline_ms + self.pace.exit_ms(),
+            _ => suspicion.deadline_ms,
+        };
         let decided =
-            |suspicion: &mut Suspicion| suspicion.weight == Weight::Certain || now_ms >= suspicion.deadline_ms;
+            |suspicion: &mut Suspicion| suspicion.weight == Weight::Certain || now_ms >= deadline_ms(suspicion);
         let Some(suspicion) = self.suspicion.take_if(decided) else { return };
         let text = if let Some(signal) = self.verdict.interrupted {
             // Whoever was asked to end and did so is not at fault.
             format!("the job was interrupted by signal {signal}")
         } else {
-            let text = suspicion.fault.to_string();
-            self.verdict.culprit = suspicion.culprit;
-            self.verdict.exit_code = suspicion.exit_code;
-            self.verdict.fault = Some(suspicion.fault);
-            text
+            let Suspicion { fault, culprit, told, exit_code, .. } = suspicion;
+            self.verdict = Verdict { exit_code, fault: Some(fault), culprit, told, ..self.verdict.clone() };
+            self.verdict.text().unwrap_or_default()
         };
         self.phase = Phase::Ending { deadline_ms: now_ms + self.pace.grace_ms(), killed: false };
         actions.push(Action::Abort { text });
+        // Whoever is stopped can end only by force.
+        let stopped = self.seats.iter().filter(|seat| seat.stopped_ms.is_some() && !self.gone(seat));
+        actions.extend(stopped.map(|seat| Action::Kill { rank: seat.rank }));
     }
 
     fn gone(&self, seat: &Seat) -> bool {
@@ -395,7 +448,7 @@ impl Membership {
                 if let Some(seat) = self.seats.iter().find(|seat| !self.gone(seat)) {
                     let (rank, waited) = (seat.rank, self.pace.stall_ms());
                     let fault = self.lost(rank, format!("its process did not end within {waited} ms"));
-                    self.suspect(now_ms, Weight::Certain, Some(rank), 1, fault);
+                    self.suspect(now_ms, Weight::Certain, Some(rank), 1, fault, None);
                     self.settle(now_ms, actions);
                 }
             }
@@ -505,6 +558,38 @@ mod tests {
     }
 
     #[test]
+    fn whoever_is_accused_has_the_word() {
+        let mut core = joined(3);
+        let fail =
+            |rank: usize, text: &str, culprit: usize| Event::Failed { rank, text: text.into(), culprit: Some(culprit) };
+        core.step(10, fail(0, "rank 1 is gone", 1));
+        core.step(12, fail(1, "ranks disagree", 0));
+        core.step(14, fail(2, "rank 1 is gone", 1));
+        let actions = core.step(100, Event::Tick);
+        assert_eq!(text(&actions), "ranks disagree\n  told by rank 1 on node1 at step 0");
+    }
+
+    #[test]
+    fn an_exit_is_awaited_where_a_link_closed() {
+        let mut core = joined(2);
+        core.step(10, Event::Closed { rank: 1 });
+        assert_eq!(core.step(200, Event::Tick), []);
+        let actions = core.step(250, Event::Exited { rank: 1, exit: Exit::Signal(9) });
+        assert!(text(&actions).contains("signal 9"), "{actions:?}");
+        let mut core = joined(2);
+        core.step(10, Event::Closed { rank: 1 });
+        assert!(text(&core.step(400, Event::Tick)).contains("closed its control link"));
+    }
+
+    #[test]
+    fn a_stopped_rank_gets_no_grace() {
+        let mut core = joined(2);
+        core.step(10, Event::Stopped { rank: 1 });
+        let actions = (1..=10).flat_map(|turn| core.step(10 + 100 * turn, Event::Tick)).collect::<Vec<_>>();
+        assert!(matches!(&actions[..], [Action::Abort { text }, Action::Kill { rank: 1 }] if text.contains("stopped")));
+    }
+
+    #[test]
     fn the_slowest_is_known() {
         let mut core = joined(4);
         let mut beat = |now_ms: u64, steps: [u64; 4]| {
@@ -514,9 +599,10 @@ mod tests {
             core.lag()
         };
         // Quick steps between two beats are no lag.
-        assert_eq!(beat(250, [124, 900, 123, 120]), None);
-        assert_eq!(beat(500, [1824, 900, 1700, 1650]), None);
-        let lag = beat(750, [1824, 1824, 1823, 1820]).unwrap();
+        assert_eq!(beat(1000, [124, 900, 123, 120]), None);
+        assert_eq!(beat(1250, [1824, 900, 1700, 1650]), None);
+        assert_eq!(beat(2000, [1824, 1824, 1823, 1820]), None);
+        let lag = beat(3000, [2824, 2824, 2823, 1820]).unwrap();
         assert_eq!(lag.to_string(), "rank 3 on node3 is at step 1820, 4 steps behind");
     }
 

@@ -24,6 +24,11 @@ impl Pace {
         self.heartbeat_ms * 3 / 2
     }
 
+    /// How long a rank's process may be stopped. It is seen at once, and whoever does it has a reason: no doubt needs time.
+    pub fn stopped_ms(self) -> u64 {
+        self.heartbeat_ms
+    }
+
     /// Silence of the coordinator after which a member gives up.
     pub fn orphan_ms(self) -> u64 {
         self.heartbeat_ms * 2
@@ -32,6 +37,11 @@ impl Pace {
     /// Time for stronger evidence to come.
     pub fn settle_ms(self) -> u64 {
         (self.heartbeat_ms / 20).max(1)
+    }
+
+    /// Time for the end of a process whose link is closed to be seen; on a crowded host it may take a while.
+    pub fn exit_ms(self) -> u64 {
+        (self.heartbeat_ms / 4).max(1)
     }
 
     /// Between being told to end and being killed.

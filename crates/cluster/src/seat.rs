@@ -28,9 +28,9 @@ pub struct Seat {
     pub moved_ms: u64,
     pub activity: Activity,
     /// When `activity` was heard.
-    beat_ms: u64,
-    /// The step that was heard before it, and when.
-    earlier: (u64, u64),
+    pub spoke_ms: u64,
+    /// When it was at which step: two moments, at least a heartbeat apart.
+    pub marks: [(u64, u64); 2],
     /// Since when its process is stopped.
     pub stopped_ms: Option<u64>,
     pub finished: bool,
@@ -98,8 +98,8 @@ impl Seat {
             heard_ms: now_ms,
             moved_ms: now_ms,
             activity: Activity { step: 0, progress: 0, call: None, in_call: false },
-            beat_ms: now_ms,
-            earlier: (0, now_ms),
+            spoke_ms: now_ms,
+            marks: [(now_ms, 0); 2],
             stopped_ms: None,
             finished: false,
             reported: false,
@@ -125,27 +125,15 @@ impl Seat {
     }
 
     /// Where it says it is now.
-    pub fn hear(&mut self, now_ms: u64, activity: Activity) {
+    pub fn hear(&mut self, now_ms: u64, activity: Activity, heartbeat_ms: u64) {
         self.heard_ms = now_ms;
         if activity.progress != self.activity.progress || activity.step != self.activity.step {
             self.moved_ms = now_ms;
         }
-        if now_ms > self.beat_ms {
-            (self.earlier, self.beat_ms) = ((self.activity.step, self.beat_ms), now_ms);
+        if now_ms >= self.marks[1].0 + heartbeat_ms {
+            self.marks = [self.marks[1], (now_ms, activity.step)];
         }
-        self.activity = activity;
-    }
-
-    /// Steps by which it is behind another for certain: what is known of the other is older by more than `margin_ms`, the
-    /// time that news may take. Steps are shorter than the time between two beats.
-    pub fn behind(&self, other: &Seat, margin_ms: u64) -> u64 {
-        let before = |at_ms: u64| at_ms + margin_ms < self.beat_ms;
-        let known = match (before(other.beat_ms), before(other.earlier.1)) {
-            (true, _) => other.activity.step,
-            (false, true) => other.earlier.0,
-            (false, false) => 0,
-        };
-        known.saturating_sub(self.activity.step)
+        (self.spoke_ms, self.activity) = (now_ms, activity);
     }
 
     /// Its last call, if it can be compared with those of other ranks. Messages count per pair, and communicators of one
@@ -154,11 +142,11 @@ impl Seat {
         self.activity.call.as_ref().filter(|call| call.communicator == WORLD_COMMUNICATOR && !call.kind.is_message())
     }
 
-    /// Time that passed without anybody watching counts for nobody; silence is forgiven up to this moment.
-    pub fn forgive(&mut self, absent_ms: u64, latest_ms: u64) {
-        for since_ms in std::iter::once(&mut self.heard_ms).chain(&mut self.stopped_ms) {
-            *since_ms = (*since_ms).max((*since_ms + absent_ms).min(latest_ms));
-        }
+    /// Time that passed without anybody watching counts for nobody; silence is forgiven up to this moment, and whole stops
+    /// if `stops`.
+    pub fn forgive(&mut self, absent_ms: u64, latest_ms: u64, stops: bool) {
+        self.heard_ms = self.heard_ms.max((self.heard_ms + absent_ms).min(latest_ms));
+        self.stopped_ms = self.stopped_ms.map(|since_ms| if stops { since_ms + absent_ms } else { since_ms });
         self.moved_ms += absent_ms;
     }
 }

@@ -98,7 +98,10 @@ pub fn a_host_that_cannot_be_reached() {
     options.shell =
         ["sh", "-c", "test $0 = a && exec sh -c \"$1\"; echo no route to $0 >&2; exit 255"].map(String::from).to_vec();
     let message = hosts::run(&options, &mut |_| {}).unwrap().message().unwrap();
-    assert!(message.starts_with("rank 1 is gone during its start: host b: its remote shell: it exited"), "{message}");
+    assert!(
+        message.starts_with("rank 1 on b is gone during its start: host b: its remote shell: it exited"),
+        "{message}"
+    );
     assert!(message.contains("code 255: no route to b"), "{message}");
     options.shell = vec!["/nowhere/ssh".into()];
     assert!(hosts::run(&options, &mut |_| {}).unwrap_err().to_string().contains("/nowhere/ssh"));
