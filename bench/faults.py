@@ -99,7 +99,8 @@ class Job:
         poll, open_handles = select.poll(), set(handles)
         for handle in handles:
             poll.register(handle, select.POLLIN)
-        since = harm() or time.monotonic()
+        before = time.monotonic()
+        since = harm() or before
         last, deadline = since, since + GONE_LIMIT_S
         while open_handles and time.monotonic() < deadline:
             for handle, _ in poll.poll(100):
