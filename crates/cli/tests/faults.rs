@@ -162,6 +162,11 @@ impl End {
         }
     }
 
+    /// The call, as its last sign of life told it; a rank that went before its first was in none.
+    fn tells_call(&self) {
+        assert!(self.error.contains(", call ") || self.error.contains("before its first call"), "{}", self.about);
+    }
+
     /// Step and operation, or that it was not at work yet.
     fn tells_where(&self) {
         let at_work = self.error.contains("during step ") && self.error.contains(" call");
@@ -270,10 +275,12 @@ fn another_call() {
 fn a_rank_that_leaves() {
     let (rank, end) = wrong("exit", "shm", 30);
     let start = format!("error: rank {rank} on {} is gone during step ", host());
-    end.check(Duration::from_secs(1), 7, &[&start, ", call ", ": it exited with code 7"]);
+    end.check(Duration::from_secs(1), 7, &[&start, ": it exited with code 7"]);
+    end.tells_call();
     let (rank, end) = wrong("fail", "tcp", 31);
     let start = format!("error: rank {rank} on {} failed at step ", host());
-    end.check(Duration::from_secs(1), 1, &[&start, ", call ", ": this rank has had enough"]);
+    end.check(Duration::from_secs(1), 1, &[&start, ": this rank has had enough"]);
+    end.tells_call();
 }
 
 fn an_interrupt() {

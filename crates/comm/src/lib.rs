@@ -17,7 +17,6 @@ pub mod element;
 mod engine;
 pub mod execution;
 pub mod fault;
-pub mod link;
 mod measure;
 pub mod memory;
 pub mod mpi;

@@ -2,8 +2,8 @@
 //!
 //! Memory comes from `memfd_create`: it has no name in any file system, and is gone with the last process that maps it,
 //! however that ends. A rank tells the others process and descriptor; they open it through `/proc` and recognise it by
-//! a random nonce. Collectives go in rounds ([`room`]): small calls and private buffers through mails ([`exchange`]), large
-//! ones on memory from [`Transport::allocate`] straight in each other's buffers ([`direct`]).
+//! a random nonce. Collectives go in rounds (`room`): small calls and private buffers through mails (`exchange`), large
+//! ones on memory from [`Transport::allocate`] straight in each other's buffers (`direct`).
 
 mod direct;
 mod exchange;

@@ -352,7 +352,7 @@ pub fn tune(socket: &TcpStream, socket_bytes: usize, stall: Duration) -> std::io
     if local {
         // Within a host nothing is lost, and pacing by a model of a network only slows down. If it is not to be had, the
         // system's choice does.
-        let _ = socket.set_tcp_congestion(b"cubic");
+        let _ = socket.set_tcp_congestion(b"reno");
     }
     if socket_bytes > 0 {
         socket.set_send_buffer_size(socket_bytes)?;
