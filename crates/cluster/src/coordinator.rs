@@ -101,8 +101,8 @@ pub struct Coordinator {
     ranks: BTreeMap<usize, usize>,
     links: Vec<Option<usize>>,
     pulsed_ms: u64,
-    /// The rank last told to be slow.
-    slow: Option<usize>,
+    /// The rank that is slow, since when, and whether that was told.
+    slow: Option<(usize, u64, bool)>,
     /// Why the job ends, for those who come too late.
     ending: Option<String>,
 }
@@ -260,7 +260,7 @@ impl Coordinator {
         if now_ms >= self.pulsed_ms + self.terms.pace.beat_ms() {
             self.pulsed_ms = now_ms;
             self.tell_all(&Message::Pulse, actions);
-            self.tell_slow(actions);
+            self.tell_slow(now_ms, actions);
         }
         self.watch(now_ms, membership::Event::Tick, actions);
     }
@@ -278,12 +278,16 @@ impl Coordinator {
         }
     }
 
-    fn tell_slow(&mut self, actions: &mut Vec<Action>) {
+    /// A rank that stays behind is worth a word, once. Until it is known that nobody is silent, it may only wait for one
+    /// who is gone.
+    fn tell_slow(&mut self, now_ms: u64, actions: &mut Vec<Action>) {
         let lag = self.membership.lag().filter(|lag| lag.behind >= LAG_STEPS);
-        let rank = lag.as_ref().map(|lag| lag.rank);
-        if let Some(lag) = lag.filter(|_| rank != self.slow) {
+        let Some(lag) = lag else { return self.slow = None };
+        let (rank, since_ms, told) = self.slow.filter(|slow| slow.0 == lag.rank).unwrap_or((lag.rank, now_ms, false));
+        let due = now_ms >= since_ms + self.terms.pace.orphan_ms();
+        if due && !told {
             actions.push(Action::Notice(Notice::Slow(lag)));
         }
-        self.slow = rank;
+        self.slow = Some((rank, since_ms, told || due));
     }
 }

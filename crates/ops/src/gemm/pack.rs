@@ -1,0 +1,113 @@
+//! Copies of operands in the order in which the kernel reads them.
+
+use crate::simd::{Level, level};
+
+/// Rows of memory dealt out together.
+const DEAL: usize = 8;
+
+/// Deals rows of memory out to slivers: a few rows at a time, read from end to end as the memory likes it, and written in
+/// runs of several pieces. The width is a constant so that a piece is a register or two, not a call.
+#[inline(always)]
+pub(super) fn deal<const WIDTH: usize>(source: &[f32], k_stride: usize, slivers: usize, depth: usize, out: &mut [f32]) {
+    let (slots, _) = out.as_chunks_mut::<WIDTH>();
+    for k in (0..depth).step_by(DEAL) {
+        let rows = DEAL.min(depth - k);
+        for sliver in 0..slivers {
+            let slots = &mut slots[sliver * depth + k..sliver * depth + k + rows];
+            for (row, slot) in slots.iter_mut().enumerate() {
+                let start = (k + row) * k_stride + sliver * WIDTH;
+                hint(&source[start..], DEAL * k_stride);
+                slot.copy_from_slice(&source[start..start + WIDTH]);
+            }
+        }
+    }
+}
+
+/// Asks for the cache line this many floats further on. A hint may point anywhere; past the end it does nothing.
+#[inline(always)]
+fn hint(at: &[f32], ahead: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch reads nothing.
+    unsafe {
+        use std::arch::x86_64::*;
+        _mm_prefetch::<_MM_HINT_T0>(at.as_ptr().wrapping_add(ahead).cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (at, ahead);
+}
+
+/// Lines lie next to each other: each `k` is one copy.
+pub(super) fn pack_lines(source: &[f32], k_stride: usize, count: usize, ks: usize, width: usize, out: &mut [f32]) {
+    for k in 0..ks {
+        let row = &mut out[k * width..(k + 1) * width];
+        row[..count].copy_from_slice(&source[k * k_stride..k * k_stride + count]);
+        row[count..].fill(0.0);
+    }
+}
+
+/// Each line lies along `k`: transpose in blocks of eight.
+pub(super) fn pack_transposed(source: &[f32], stride: usize, count: usize, ks: usize, width: usize, out: &mut [f32]) {
+    if count < width {
+        for k in 0..ks {
+            out[k * width + count..(k + 1) * width].fill(0.0);
+        }
+    }
+    transpose(source, stride, count, ks, width, out);
+}
+
+/// `out[k, line] = source[line, k]` for rows of memory `stride` and `width` apart.
+pub(super) fn transpose(source: &[f32], stride: usize, count: usize, ks: usize, width: usize, out: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if level() != Level::Portable && count >= 8 && ks >= 8 {
+        // The last block of a side overlaps the one before, which writes some numbers twice and needs no remainder.
+        for line in (0..count).step_by(8).map(|line| line.min(count - 8)) {
+            for k in (0..ks).step_by(8).map(|k| k.min(ks - 8)) {
+                // SAFETY: the level has AVX2; eight lines of eight numbers are inside both slices.
+                unsafe { transpose_8x8(&source[line * stride + k..], stride, &mut out[k * width + line..], width) };
+            }
+        }
+        return;
+    }
+    for line in 0..count {
+        for k in 0..ks {
+            out[k * width + line] = source[line * stride + k];
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn transpose_8x8(source: &[f32], stride: usize, out: &mut [f32], width: usize) {
+    use std::arch::x86_64::*;
+    assert!(source.len() >= 7 * stride + 8 && out.len() >= 7 * width + 8, "eight lines of eight");
+    // SAFETY: checked above.
+    unsafe {
+        let row = |at: usize| {
+            let line = source.as_ptr().add(at * stride);
+            // The same place of the next eight lines: they are next.
+            _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(8 * stride).cast());
+            _mm256_loadu_ps(line)
+        };
+        let pair = |a: usize, b: usize| {
+            let (x, y) = (row(a), row(b));
+            (_mm256_unpacklo_ps(x, y), _mm256_unpackhi_ps(x, y))
+        };
+        let ((a, b), (c, d), (e, f), (g, h)) = (pair(0, 1), pair(2, 3), pair(4, 5), pair(6, 7));
+        let quads = [
+            _mm256_shuffle_ps::<0x44>(a, c),
+            _mm256_shuffle_ps::<0xee>(a, c),
+            _mm256_shuffle_ps::<0x44>(b, d),
+            _mm256_shuffle_ps::<0xee>(b, d),
+            _mm256_shuffle_ps::<0x44>(e, g),
+            _mm256_shuffle_ps::<0xee>(e, g),
+            _mm256_shuffle_ps::<0x44>(f, h),
+            _mm256_shuffle_ps::<0xee>(f, h),
+        ];
+        for at in 0..4 {
+            let low = _mm256_permute2f128_ps::<0x20>(quads[at], quads[at + 4]);
+            let high = _mm256_permute2f128_ps::<0x31>(quads[at], quads[at + 4]);
+            _mm256_storeu_ps(out.as_mut_ptr().add(at * width), low);
+            _mm256_storeu_ps(out.as_mut_ptr().add((at + 4) * width), high);
+        }
+    }
+}

@@ -1,0 +1,79 @@
+use super::*;
+
+fn numbers(count: usize, salt: u32) -> Vec<f32> {
+    (0..count as u32).map(|at| ((at.wrapping_mul(2_654_435_761) ^ salt) >> 16) as f32 / 65536.0 - 0.5).collect()
+}
+
+fn product(m: usize, n: usize, k: usize, threads: usize, ta: bool, tb: bool, prepacked: bool) -> Vec<f32> {
+    let (a, b) = (numbers(m * k, 1), numbers(k * n, 2));
+    let team = Team::new(threads);
+    let mut c = vec![0.0; m * n];
+    let mut scratch = vec![0.0; SCRATCH * threads];
+    let a = Strided { data: &a, line_stride: if ta { 1 } else { k }, k_stride: if ta { m } else { 1 } };
+    let b = Strided { data: &b, line_stride: if tb { k } else { 1 }, k_stride: if tb { 1 } else { n } };
+    let sink = Rows { data: Address(c.as_mut_ptr()), stride: n };
+    let mut room = vec![0.0; prepacked_len(n, k)];
+    let right = match prepacked {
+        true => Right::Packed(prepack(&b, n, k, &mut room)),
+        false => Right::Fresh(&b),
+    };
+    let bias: Vec<f32> = (0..n).map(bias).collect();
+    multiply(&team, m, n, k, &a, right, &sink, Start::Bias(&bias), &mut scratch);
+    c
+}
+
+/// Term after term, as the kernel promises.
+fn plain(m: usize, n: usize, k: usize, ta: bool, tb: bool) -> Vec<f32> {
+    let (a, b) = (numbers(m * k, 1), numbers(k * n, 2));
+    let term = |row: usize, column: usize, at: usize| {
+        let x = if ta { a[at * m + row] } else { a[row * k + at] };
+        (x, if tb { b[column * k + at] } else { b[at * n + column] })
+    };
+    let chain = |row: usize, column: usize| {
+        (0..k).map(|at| term(row, column, at)).fold(bias(column), |sum, (x, y)| x.mul_add(y, sum))
+    };
+    (0..m * n).map(|at| chain(at / n, at % n)).collect()
+}
+
+fn bias(column: usize) -> f32 {
+    (column % 7) as f32 * 0.125
+}
+
+#[test]
+fn matches_the_definition_in_every_form() {
+    for (m, n, k) in [
+        (1, 1, 1),
+        (5, 7, 3),
+        (12, 32, 256),
+        (13, 33, 257),
+        (16, 100, 600),
+        (400, 40, 20),
+        (3, 1100, 5),
+        (2, 3, 0),
+        (64, 131, 70),
+        (30, 200, 1100),
+    ] {
+        for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
+            let got = product(m, n, k, 1, ta, tb, false);
+            let (a, b) = (numbers(m * k, 1), numbers(k * n, 2));
+            for row in 0..m {
+                for column in 0..n {
+                    let want = (0..k)
+                        .map(|at| {
+                            let x = if ta { a[at * m + row] } else { a[row * k + at] };
+                            let y = if tb { b[column * k + at] } else { b[at * n + column] };
+                            f64::from(x) * f64::from(y)
+                        })
+                        .sum::<f64>()
+                        + f64::from(bias(column));
+                    let got = f64::from(got[row * n + column]);
+                    assert!((got - want).abs() < 1e-4, "{m}x{n}x{k} {ta} {tb} at {row},{column}: {got} {want}");
+                }
+            }
+            // The bits are those of one chain, whatever way the product went.
+            assert_eq!(got, plain(m, n, k, ta, tb), "{m}x{n}x{k} {ta} {tb}: another order of terms");
+            assert_eq!(got, product(m, n, k, 2, ta, tb, false), "two threads differ");
+            assert_eq!(got, product(m, n, k, 1, ta, tb, true), "prepacked differs");
+        }
+    }
+}
