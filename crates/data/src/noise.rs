@@ -19,12 +19,7 @@ pub fn normal_of_word(word: u32) -> f32 {
 
 /// The nearly normal numbers of `sample`, in order, `out.len()` of them.
 pub fn fill_normal(stream: &Stream, sample: usize, out: &mut [f32]) {
-    for (block, values) in out.chunks_mut(4).enumerate() {
-        let words = stream.block(sample as u64, block as u64);
-        for (value, word) in values.iter_mut().zip(words) {
-            *value = normal_of_word(word);
-        }
-    }
+    stream.fill(sample as u64, 0, out, normal_of_word);
 }
 
 /// The top bits of `word` as a whole number in `0..bound`.

@@ -16,6 +16,7 @@ pub mod op;
 pub mod rewrite;
 pub mod rng;
 pub mod settings;
+pub mod simd;
 pub mod sources;
 pub mod team;
 pub mod text;

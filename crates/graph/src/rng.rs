@@ -3,6 +3,8 @@
 //! A number depends only on (seed, stream name, counter), never on how many were drawn before it, by whom, or on which
 //! thread. That is what lets a shard be initialised alone and a dropped activation be dropped again in the backward pass.
 
+use crate::vectorized;
+
 /// A named stream of random numbers. Two counters address a block of four words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream {
@@ -40,20 +42,57 @@ impl Stream {
     /// The four words at counter (`high`, `low`).
     #[inline(always)]
     pub fn block(&self, high: u64, low: u64) -> [u32; 4] {
-        let mut counter = [low as u32, (low >> 32) as u32, high as u32, (high >> 32) as u32];
+        self.blocks::<1>(high, low).map(|[word]| word)
+    }
+
+    /// The words of `COUNT` blocks from (`high`, `low`) on: first the first of each. A compiler that knows the machine works
+    /// many out at the same time.
+    #[inline(always)]
+    fn blocks<const COUNT: usize>(&self, high: u64, low: u64) -> [[u32; COUNT]; 4] {
+        let mut counter = [[0; COUNT], [0; COUNT], [high as u32; COUNT], [(high >> 32) as u32; COUNT]];
+        for at in 0..COUNT {
+            let low = low.wrapping_add(at as u64);
+            (counter[0][at], counter[1][at]) = (low as u32, (low >> 32) as u32);
+        }
         let mut key = self.key;
         for _ in 0..ROUNDS {
-            let product0 = u64::from(MULTIPLIER[0]) * u64::from(counter[0]);
-            let product1 = u64::from(MULTIPLIER[1]) * u64::from(counter[2]);
-            counter = [
-                (product1 >> 32) as u32 ^ counter[1] ^ key[0],
-                product1 as u32,
-                (product0 >> 32) as u32 ^ counter[3] ^ key[1],
-                product0 as u32,
-            ];
+            for at in 0..COUNT {
+                let product0 = u64::from(MULTIPLIER[0]) * u64::from(counter[0][at]);
+                let product1 = u64::from(MULTIPLIER[1]) * u64::from(counter[2][at]);
+                counter[0][at] = (product1 >> 32) as u32 ^ counter[1][at] ^ key[0];
+                counter[1][at] = product1 as u32;
+                counter[2][at] = (product0 >> 32) as u32 ^ counter[3][at] ^ key[1];
+                counter[3][at] = product0 as u32;
+            }
             key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
         }
         counter
+    }
+
+    /// Fills `out` with a number for each word from block (`high`, `low`) on. The last block may be used in part.
+    pub fn fill(&self, high: u64, low: u64, out: &mut [f32], number: impl Fn(u32) -> f32) {
+        let mut words = [[0; BATCH]; 4];
+        for (batch, out) in out.chunks_mut(4 * BATCH).enumerate() {
+            words_of_batch(*self, high, low.wrapping_add((batch * BATCH) as u64), &mut words);
+            for (at, values) in out.chunks_mut(4).enumerate() {
+                for (value, words) in values.iter_mut().zip(&words) {
+                    *value = number(words[at]);
+                }
+            }
+        }
+    }
+
+    /// Fills `out` with standard normal numbers `4·quad ..` of row `high`, each made smaller or larger by `deviation`.
+    pub fn fill_normals(&self, high: u64, quad: u64, deviation: f64, out: &mut [f32]) {
+        let mut numbers = [[0.0; BATCH]; 4];
+        for (batch, out) in out.chunks_mut(4 * BATCH).enumerate() {
+            normals_of_batch(*self, high, quad.wrapping_add((batch * BATCH) as u64), deviation, &mut numbers);
+            for (at, values) in out.chunks_mut(4).enumerate() {
+                for (value, numbers) in values.iter_mut().zip(&numbers) {
+                    *value = numbers[at];
+                }
+            }
+        }
     }
 
     /// 64 random bits.
@@ -79,24 +118,50 @@ impl Stream {
         self.normals(high, low / 4)[(low % 4) as usize]
     }
 
-    /// Standard normal numbers `4·quad .. 4·quad + 4`, by Box and Muller: each pair of words gives two. The arithmetic is
-    /// our own, so that initial weights do not depend on the system's library.
+    /// Standard normal numbers `4·quad .. 4·quad + 4`.
     pub fn normals(&self, high: u64, quad: u64) -> [f32; 4] {
-        let block = self.block(high, quad);
-        let pair = |a: u32, b: u32| {
-            let radius = (-2.0 * ln((f64::from(a) + 0.5) / 4_294_967_296.0)).sqrt();
-            let (sin, cos) = sin_cos(f64::from(b) / 4_294_967_296.0);
-            ((radius * cos) as f32, (radius * sin) as f32)
-        };
-        let ((a, b), (c, d)) = (pair(block[0], block[1]), pair(block[2], block[3]));
-        [a, b, c, d]
+        let [a, b, c, d] = self.block(high, quad);
+        let (first, second) = (normal_pair(a, b), normal_pair(c, d));
+        [first.0, first.1, second.0, second.1]
     }
 }
 
+/// Blocks worked out together.
+const BATCH: usize = 16;
+
+vectorized! {
+    fn words_of_batch(stream: Stream, high: u64, low: u64, out: &mut [[u32; BATCH]; 4]) {
+        *out = stream.blocks(high, low);
+    }
+}
+
+vectorized! {
+    fn normals_of_batch(stream: Stream, high: u64, quad: u64, deviation: f64, out: &mut [[f32; BATCH]; 4]) {
+        let words = stream.blocks::<BATCH>(high, quad);
+        for pair in 0..2 {
+            for at in 0..BATCH {
+                let (first, second) = normal_pair(words[2 * pair][at], words[2 * pair + 1][at]);
+                out[2 * pair][at] = (f64::from(first) * deviation) as f32;
+                out[2 * pair + 1][at] = (f64::from(second) * deviation) as f32;
+            }
+        }
+    }
+}
+
+/// Two normal numbers of two words, by Box and Muller. The arithmetic is our own, so that initial weights do not depend on
+/// the system's library, and has no branches, so that many can be worked out at the same time.
+#[inline(always)]
+fn normal_pair(a: u32, b: u32) -> (f32, f32) {
+    let radius = (-2.0 * ln((f64::from(a) + 0.5) / 4_294_967_296.0)).sqrt();
+    let (sin, cos) = sin_cos(f64::from(b) / 4_294_967_296.0);
+    ((radius * cos) as f32, (radius * sin) as f32)
+}
+
 /// Natural logarithm of a normal number, within 2e-12: the exponent, and the series of the inverse hyperbolic tangent.
+#[inline(always)]
 fn ln(x: f64) -> f64 {
     let bits = x.to_bits();
-    let exponent = (bits >> 52) as i64 - 1022;
+    let exponent = (bits >> 52) as i32 - 1022;
     let half = f64::from_bits(bits & ((1 << 52) - 1) | 1022 << 52);
     let small = half < std::f64::consts::FRAC_1_SQRT_2;
     let m = if small { half * 2.0 } else { half };
@@ -109,13 +174,14 @@ fn ln(x: f64) -> f64 {
     series = series * z + 1.0 / 5.0;
     series = series * z + 1.0 / 3.0;
     series = series * z + 1.0;
-    (exponent - i64::from(small)) as f64 * std::f64::consts::LN_2 + 2.0 * s * series
+    f64::from(exponent - i32::from(small)) * std::f64::consts::LN_2 + 2.0 * s * series
 }
 
 /// Sine and cosine of a number of turns in `[0, 1)`, within 1e-11: Taylor's series around the nearest quarter.
+#[inline(always)]
 fn sin_cos(turns: f64) -> (f64, f64) {
-    let quarter = (turns * 4.0 + 0.5) as i64;
-    let x = (turns - quarter as f64 * 0.25) * std::f64::consts::TAU;
+    let quarter = (turns * 4.0 + 0.5) as i32;
+    let x = (turns - f64::from(quarter) * 0.25) * std::f64::consts::TAU;
     let z = x * x;
     let mut sin = 1.0 - z * (1.0 / 110.0);
     sin = 1.0 - sin * (z * (1.0 / 72.0));
@@ -129,12 +195,10 @@ fn sin_cos(turns: f64) -> (f64, f64) {
     cos = 1.0 - cos * (z * (1.0 / 30.0));
     cos = 1.0 - cos * (z * (1.0 / 12.0));
     cos = 1.0 - cos * (z * (1.0 / 2.0));
-    match quarter & 3 {
-        0 => (sin, cos),
-        1 => (cos, -sin),
-        2 => (-sin, -cos),
-        _ => (-cos, sin),
-    }
+    let turned = quarter & 1 == 1;
+    let (first, second) = if turned { (cos, sin) } else { (sin, cos) };
+    let sign = |negative: bool| if negative { -1.0 } else { 1.0 };
+    (first * sign(quarter & 2 == 2), second * sign((quarter + 1) & 2 == 2))
 }
 
 /// The top 24 bits of `word` as a number in `[0, 1)`.
@@ -152,6 +216,21 @@ mod tests {
     fn philox_known_answers() {
         assert_eq!(Stream::from_key([0, 0]).block(0, 0), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
         assert_eq!(Stream::from_key([!0, !0]).block(!0, !0), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+    }
+
+    #[test]
+    fn many_at_a_time_are_the_same() {
+        let stream = Stream::new(7, "test");
+        for (low, len) in [(0, 1), (5, 64), (u64::from(u32::MAX) - 3, 203)] {
+            let (mut words, mut numbers) = (vec![0.0; len], vec![0.0; len]);
+            stream.fill(3, low, &mut words, unit);
+            stream.fill_normals(3, low, 0.5, &mut numbers);
+            for at in 0..len {
+                let (block, word) = (low + at as u64 / 4, at % 4);
+                assert_eq!(words[at], unit(stream.block(3, block)[word]));
+                assert_eq!(numbers[at], stream.normals(3, block)[word] * 0.5);
+            }
+        }
     }
 
     #[test]

@@ -28,16 +28,13 @@ impl Init {
     /// initialised by itself; four share a draw, so `first` is a multiple of four.
     pub fn fill(&self, stream: &Stream, first: usize, out: &mut [f32]) {
         assert!(first % 4 == 0, "a draw makes four elements");
-        for (at, quad) in out.chunks_mut(4).enumerate() {
-            let draw = (first / 4 + at) as u64;
-            let values = match self {
-                Init::Constant(value) => [*value as f32; 4],
-                Init::Normal { deviation } => stream.normals(0, draw).map(|x| (f64::from(x) * deviation) as f32),
-                Init::Uniform { bound } => {
-                    stream.block(0, draw).map(|word| ((f64::from(unit(word)) * 2.0 - 1.0) * bound) as f32)
-                }
-            };
-            quad.copy_from_slice(&values[..quad.len()]);
+        let draw = first as u64 / 4;
+        match self {
+            Init::Constant(value) => out.fill(*value as f32),
+            Init::Normal { deviation } => stream.fill_normals(0, draw, *deviation, out),
+            Init::Uniform { bound } => {
+                stream.fill(0, draw, out, |word| ((f64::from(unit(word)) * 2.0 - 1.0) * bound) as f32);
+            }
         }
     }
 }

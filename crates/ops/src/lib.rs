@@ -41,6 +41,8 @@ pub mod softmax;
 pub mod tiles;
 pub mod transpose;
 
+pub use kolo_graph::vectorized;
+
 use kolo_graph::collective::{AllGather, AllReduce, Barrier, ReduceScatter};
 use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
 use kolo_graph::{Builder, OpKind, Tensor};
