@@ -9,22 +9,40 @@ use std::time::Instant;
 /// Sets of operands walked in turn, so that each is cold when its turn comes.
 const SETS: usize = 12;
 
+/// A cache line, so that memory starts where one does, as the executor's does.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line(#[allow(dead_code)] [f32; 16]);
+
+fn lines(len: usize, value: f32) -> Memory {
+    Memory(vec![Line([value; 16]); len.div_ceil(16)])
+}
+
+struct Memory(Vec<Line>);
+
+impl Memory {
+    fn floats(&mut self) -> &mut [f32] {
+        // SAFETY: a line is sixteen floats and nothing else.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * 16) }
+    }
+}
+
 /// Median GFLOP/s of one thread over `m × n × k` products in one of the forms nn, nt, tn.
 fn rate(m: usize, n: usize, k: usize, form: usize) -> f64 {
     let team = Team::solo();
-    let mut sets: Vec<_> =
-        (0..SETS).map(|_| (vec![0.5f32; m * k], vec![0.25f32; k * n], vec![0.0f32; m * n])).collect();
-    let mut scratch = vec![0.0; SCRATCH];
+    let mut sets: Vec<_> = (0..SETS).map(|_| (lines(m * k, 0.5), lines(k * n, 0.25), lines(m * n, 0.0))).collect();
+    let mut scratch = lines(SCRATCH, 0.0);
     let mut times: Vec<f64> = (0..6 * SETS)
         .map(|round| {
             let (a, b, c) = &mut sets[round % SETS];
+            let [a, b, c, scratch] = [a, b, c, &mut scratch].map(|lines| lines.floats());
             let (a_line, a_k) = if form == 2 { (1, m) } else { (k, 1) };
             let (b_line, b_k) = if form == 1 { (k, 1) } else { (1, n) };
             let a = Strided { data: a, line_stride: a_line, k_stride: a_k };
             let b = Strided { data: b, line_stride: b_line, k_stride: b_k };
             let sink = Rows { data: Address(c.as_mut_ptr()), stride: n };
             let start = Instant::now();
-            multiply(&team, m, n, k, &a, Right::Fresh(&b), &sink, Start::Zero, &mut scratch);
+            multiply(&team, m, n, k, &a, Right::Fresh(&b), &sink, Start::Zero, scratch);
             start.elapsed().as_secs_f64()
         })
         .skip(SETS)
