@@ -57,6 +57,9 @@ impl Default for App {
     }
 }
 
+/// Time for rank 0 to say something.
+const SPEAKING: std::time::Duration = std::time::Duration::from_millis(300);
+
 impl App {
     pub fn new() -> Self {
         Self { models: MODELS.to_vec() }
@@ -74,7 +77,11 @@ impl App {
         let command = match args::Args::try_parse() {
             Ok(args) => args.command,
             Err(error) => {
-                let _ = error.print();
+                // Of many workers with the same wrong command line one says so, before its launcher sees others end.
+                match kolo_cluster::launcher::detect(&|name| std::env::var(name).ok()) {
+                    Ok(Some(place)) if place.rank > 0 => std::thread::sleep(SPEAKING),
+                    _ => _ = error.print(),
+                }
                 return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
             }
         };

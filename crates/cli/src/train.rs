@@ -6,6 +6,7 @@ use crate::load;
 use crate::progress::Progress;
 use crate::workers::{self, RemoteView, Worker};
 use kolo_cluster::{Launcher, Place};
+use kolo_comm::Communicator;
 use kolo_exec::Options;
 use kolo_models::ModelKind;
 use kolo_plan::Rates;
@@ -170,8 +171,9 @@ fn take_part(
         }
     }
     if serves {
-        asynchronous::serve(job, threads, &world, roles)?;
-        return Ok(());
+        let options = run_options(args, threads, interrupt, Company::Served(Arc::clone(&world), roles));
+        asynchronous::serve(job, threads, &world, roles, options.timeline.as_ref())?;
+        return write_timeline(args, &options, Some(&world));
     }
     let options = run_options(args, threads, interrupt, Company::Served(world, roles));
     run(job, args, &options, &mut view, beside)
@@ -186,20 +188,12 @@ fn run(
     beside: Option<Report>,
 ) -> Result<(), Failure> {
     let (mut trainer, mut report) = kolo_train::run(Arc::clone(job), options, observer)?;
-    let (world, chief) = match &options.company {
-        Company::Alone => (None, true),
-        Company::Workers(world) => (Some(world), world.rank() == 0),
-        // Timelines of asynchronous runs show the first worker alone: the servers have none.
-        Company::Served(world, _) => (None, world.rank() == 0),
+    let world = match &options.company {
+        Company::Alone => None,
+        Company::Workers(world) | Company::Served(world, _) => Some(world),
     };
-    if let (Some(timeline), Some(path)) = (&options.timeline, &args.trace) {
-        let hosts: Vec<String> =
-            world.map_or(Vec::new(), |world| (0..world.size()).map(|rank| world.watch().host(rank)).collect());
-        let text = timeline.gather(world.map(|world| &**world), &hosts)?;
-        if let Some(text) = text.filter(|_| chief) {
-            write_file(path, text)?;
-        }
-    }
+    write_timeline(args, options, world)?;
+    let chief = world.is_none_or(|world| world.rank() == 0);
     if !chief {
         return Ok(());
     }
@@ -220,6 +214,17 @@ fn run(
         summary(&report);
     }
     Ok(())
+}
+
+/// Writes the timeline if one was asked for. All ranks come here, servers too, and the first writes.
+fn write_timeline(args: &Train, options: &RunOptions, world: Option<&Arc<Communicator>>) -> Result<(), Failure> {
+    let (Some(timeline), Some(path)) = (&options.timeline, &args.trace) else { return Ok(()) };
+    let hosts: Vec<String> =
+        world.map_or(Vec::new(), |world| (0..world.size()).map(|rank| world.watch().host(rank)).collect());
+    match timeline.gather(world.map(|world| &**world), &hosts)? {
+        Some(text) => write_file(path, text),
+        None => Ok(()),
+    }
 }
 
 /// Synchronous and asynchronous training side by side, epoch by epoch.

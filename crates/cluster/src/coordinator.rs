@@ -7,7 +7,7 @@ use crate::membership::{self, Membership, Verdict};
 use crate::message::{Envelope, Hello, Message};
 use crate::pace::Pace;
 use crate::rendezvous::{self, Rendezvous};
-use crate::seat::{Exit, Lag};
+use crate::seat::{Exit, Lag, Laggard};
 use kolo_comm::Fault;
 use std::collections::BTreeMap;
 
@@ -101,8 +101,7 @@ pub struct Coordinator {
     ranks: BTreeMap<usize, usize>,
     links: Vec<Option<usize>>,
     pulsed_ms: u64,
-    /// The rank that is slow, since when, and whether that was told.
-    slow: Option<(usize, u64, bool)>,
+    laggard: Laggard,
     /// Why the job ends, for those who come too late.
     ending: Option<String>,
 }
@@ -116,7 +115,7 @@ impl Coordinator {
             ranks: BTreeMap::new(),
             links: vec![None; terms.world],
             pulsed_ms: now_ms,
-            slow: None,
+            laggard: Laggard::default(),
             ending: None,
         }
     }
@@ -278,16 +277,9 @@ impl Coordinator {
         }
     }
 
-    /// A rank that stays behind is worth a word, once. Until it is known that nobody is silent, it may only wait for one
-    /// who is gone.
     fn tell_slow(&mut self, now_ms: u64, actions: &mut Vec<Action>) {
         let lag = self.membership.lag().filter(|lag| lag.behind >= LAG_STEPS);
-        let Some(lag) = lag else { return self.slow = None };
-        let (rank, since_ms, told) = self.slow.filter(|slow| slow.0 == lag.rank).unwrap_or((lag.rank, now_ms, false));
-        let due = now_ms >= since_ms + self.terms.pace.orphan_ms();
-        if due && !told {
-            actions.push(Action::Notice(Notice::Slow(lag)));
-        }
-        self.slow = Some((rank, since_ms, told || due));
+        let told = self.laggard.tell(now_ms, self.terms.pace.orphan_ms(), lag);
+        actions.extend(told.map(|lag| Action::Notice(Notice::Slow(lag))));
     }
 }

@@ -58,6 +58,27 @@ impl fmt::Display for Lag {
     }
 }
 
+/// Decides when a rank that is behind is worth a word: once, and only if it stays behind. Until it is known that nobody
+/// is silent, it may only wait for one who is gone.
+#[derive(Debug, Default)]
+pub struct Laggard {
+    /// The rank, since when, and whether it was told.
+    slow: Option<(usize, u64, bool)>,
+}
+
+impl Laggard {
+    pub fn tell(&mut self, now_ms: u64, patience_ms: u64, lag: Option<Lag>) -> Option<Lag> {
+        let Some(lag) = lag else {
+            self.slow = None;
+            return None;
+        };
+        let (rank, since_ms, told) = self.slow.filter(|slow| slow.0 == lag.rank).unwrap_or((lag.rank, now_ms, false));
+        let due = now_ms >= since_ms + patience_ms;
+        self.slow = Some((rank, since_ms, told || due));
+        (due && !told).then_some(lag)
+    }
+}
+
 impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -148,5 +169,21 @@ impl Seat {
         self.heard_ms = self.heard_ms.max((self.heard_ms + absent_ms).min(latest_ms));
         self.stopped_ms = self.stopped_ms.map(|since_ms| if stops { since_ms + absent_ms } else { since_ms });
         self.moved_ms += absent_ms;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_stays_behind_is_told_once() {
+        let mut laggard = Laggard::default();
+        let lag = |rank: usize| Some(Lag { rank, host: "a".into(), step: 7, behind: 3 });
+        let mut tell = |now_ms: u64, lag: Option<Lag>| laggard.tell(now_ms, 2000, lag).map(|lag| lag.rank);
+        assert_eq!([tell(0, lag(1)), tell(1000, lag(1)), tell(1500, None)], [None; 3], "it caught up");
+        assert_eq!([tell(2000, lag(1)), tell(3000, lag(2)), tell(4000, lag(1))], [None; 3], "they take turns");
+        assert_eq!([tell(6000, lag(1)), tell(9000, lag(1))], [Some(1), None]);
+        assert_eq!([tell(9500, None), tell(10_000, lag(1)), tell(12_000, lag(1))], [None, None, Some(1)], "again");
     }
 }

@@ -7,6 +7,8 @@
 use crate::error::Error;
 use crate::job::Job;
 use crate::step::{optimise, training_graph};
+use crate::timeline::{COMMUNICATION, Timeline};
+use kolo_comm::communicator::Span;
 use kolo_comm::element::{Element, Reduction};
 use kolo_comm::{Communicator, Fault, combine};
 use kolo_exec::{Feed, Options, Session, Store};
@@ -166,7 +168,13 @@ struct Server<'j> {
 }
 
 /// Serves until all workers are done. `world` has the workers first, then the servers.
-pub fn serve(job: &Job, threads: usize, world: &Communicator, roles: Roles) -> Result<Served, Error> {
+pub fn serve(
+    job: &Job,
+    threads: usize,
+    world: &Communicator,
+    roles: Roles,
+    timeline: Option<&Arc<Timeline>>,
+) -> Result<Served, Error> {
     let number = world.rank() - roles.workers;
     let whole = whole_graph(job, roles)?;
     let shares = shares(&whole, roles.servers);
@@ -174,8 +182,15 @@ pub fn serve(job: &Job, threads: usize, world: &Communicator, roles: Roles) -> R
     let among_servers = Arc::new(world.split(1, world.rank() as i64)?);
     let graph = server_graph(&whole, roles.servers, number);
     let store = Store::new(&graph, job.seed);
-    let session =
+    let mut session =
         Session::with_collectives(graph, &store, Options::single(threads), Arc::new(CommLane::new(among_servers)))?;
+    if let Some(timeline) = timeline {
+        timeline.trace(&mut session);
+        for (worker, link) in links.iter().enumerate() {
+            let timeline = Arc::clone(timeline);
+            link.record(Some(Arc::new(move |span: &Span| timeline.add_call(COMMUNICATION + 1 + worker, span))));
+        }
+    }
     let gradients = gradient_inputs(&session);
     let (share, others) = (shares.servers[number].len(), if number == 0 { shares.others.len() } else { 0 });
     let server = Server {

@@ -77,7 +77,7 @@ impl RunOptions {
             }
         };
         if let Some(timeline) = &self.timeline {
-            trainer.trace(Arc::clone(timeline));
+            trainer.trace(timeline);
         }
         Ok(trainer)
     }

@@ -1,8 +1,10 @@
 //! What every lane of every rank did when, on one clock, as a file for Chrome's tracing page or Perfetto.
 
+use kolo_comm::communicator::Span;
 use kolo_comm::{Communicator, Fault};
+use kolo_exec::Session;
 use serde_json::{Value, json};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Events one rank keeps; what comes later is left out and counted.
@@ -35,7 +37,7 @@ struct Events {
     left_out: usize,
 }
 
-/// The lane that collectives are shown on.
+/// The lane that collectives are shown on; those with one peer of several have lanes after it.
 pub const COMMUNICATION: usize = 1000;
 
 impl Default for Timeline {
@@ -63,6 +65,25 @@ impl Timeline {
             return;
         }
         events.list.push(Event { lane, name: name.into(), start_ns: since(start), end_ns: since(end), bytes });
+    }
+
+    /// Shows every call of a session, by layer and pass.
+    pub fn trace(self: &Arc<Self>, session: &mut Session) {
+        let name = |node: &kolo_graph::Node| match node.scope.is_empty() {
+            true => node.stage.name().to_string(),
+            false => format!("{} {}", node.stage.name(), node.scope),
+        };
+        let names: Vec<String> = session.graph().nodes.iter().map(name).collect();
+        let timeline = Arc::clone(self);
+        session.set_tracer(Some(Arc::new(move |lane, node, start, end| {
+            timeline.add(lane, &names[node.0 as usize], start, end, 0);
+        })));
+    }
+
+    /// Shows a call of a communicator on this lane.
+    pub fn add_call(&self, lane: usize, span: &Span) {
+        let name = format!("{} {}", span.call.kind.name(), span.call.name());
+        self.add(lane, name.trim_end(), span.start, span.end, span.bytes);
     }
 
     /// Brings all ranks' events together: rank 0 gets the file's contents, the others nothing. All ranks call it.
@@ -120,7 +141,7 @@ impl Timeline {
             json!({
                 "name": event.name, "ph": "X", "pid": 0, "tid": event.lane,
                 "ts": micros(event.start_ns), "dur": (event.end_ns - event.start_ns) as f64 / 1e3,
-                "cat": if event.lane == COMMUNICATION { "communication" } else { "compute" },
+                "cat": if event.lane >= COMMUNICATION { "communication" } else { "compute" },
                 "args": { "bytes": event.bytes },
             })
         };
@@ -157,7 +178,11 @@ fn document(ranks: Vec<(usize, String, Vec<Value>)>) -> String {
         lanes.sort_unstable();
         lanes.dedup();
         for lane in lanes {
-            let name = if lane == COMMUNICATION as u64 { "communication".into() } else { format!("compute {lane}") };
+            let name = match lane.checked_sub(COMMUNICATION as u64) {
+                None => format!("compute {lane}"),
+                Some(0) => "communication".into(),
+                Some(peer) => format!("communication with rank {}", peer - 1),
+            };
             all.push(json!({ "name": "thread_name", "ph": "M", "pid": rank, "tid": lane, "args": { "name": name } }));
         }
         all.extend(events);

@@ -30,8 +30,7 @@ impl Meter {
         world.record(Some(Arc::new(move |span: &Span| {
             busy.fetch_add(span.end.duration_since(span.start).as_nanos() as u64, Ordering::Relaxed);
             if let Some(timeline) = &timeline {
-                let name = format!("{} {}", span.call.kind.name(), span.call.name());
-                timeline.add(COMMUNICATION, name.trim_end(), span.start, span.end, span.bytes);
+                timeline.add_call(COMMUNICATION, span);
             }
         })));
     }

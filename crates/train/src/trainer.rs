@@ -118,17 +118,9 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// Shows every call on a timeline, by layer and pass.
-    pub fn trace(&mut self, timeline: Arc<Timeline>) {
-        let graph = self.session.graph();
-        let name = |node: &kolo_graph::Node| match node.scope.is_empty() {
-            true => node.stage.name().to_string(),
-            false => format!("{} {}", node.stage.name(), node.scope),
-        };
-        let names: Vec<String> = graph.nodes.iter().map(name).collect();
-        self.session.set_tracer(Some(Arc::new(move |lane, node, start, end| {
-            timeline.add(lane, &names[node.0 as usize], start, end, 0);
-        })));
+    /// Shows every call on a timeline.
+    pub fn trace(&mut self, timeline: &Arc<Timeline>) {
+        timeline.trace(&mut self.session);
     }
 
     /// The other workers, if there are any.

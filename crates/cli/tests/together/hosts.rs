@@ -2,9 +2,11 @@
 
 use crate::job::{Job, KOLO, LIMIT, kolo, tempdir, transport, under};
 use crate::process::{run, skip};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// Two namespaces on a bridge, each with an address of its own; gone when dropped.
 struct Network {
@@ -102,4 +104,77 @@ fn a_host_that_cannot_be_reached_is_named() {
         message.contains("host here: its remote shell") || message.contains("host there: its remote shell"),
         "{ended}"
     );
+}
+
+/// An SSH daemon of our own for two addresses of this machine; gone when dropped.
+struct Daemon {
+    process: Child,
+    port: u16,
+}
+
+impl Daemon {
+    /// `None` where there is none.
+    fn new(dir: &Path) -> Option<Self> {
+        if !Path::new("/usr/sbin/sshd").exists() {
+            skip("no sshd");
+            return None;
+        }
+        // Of its own accord the daemon makes this only as a service.
+        let _ = std::fs::create_dir("/run/sshd");
+        for key in ["key", "host-key"] {
+            let made =
+                Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(dir.join(key)).status();
+            assert!(made.is_ok_and(|status| status.success()), "no key");
+        }
+        std::fs::copy(dir.join("key.pub"), dir.join("authorized")).expect("a copy");
+        let port = TcpListener::bind("127.0.0.2:0").and_then(|socket| socket.local_addr()).expect("a port").port();
+        let text = format!(
+            "Port {port}\nListenAddress 127.0.0.2\nListenAddress 127.0.0.3\nHostKey {0}/host-key\nAuthorizedKeysFile {0}/authorized\n\
+             StrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin prohibit-password\nPidFile none\n",
+            dir.display()
+        );
+        std::fs::write(dir.join("config"), text).expect("a file");
+        let mut daemon = Command::new("/usr/sbin/sshd");
+        daemon.args(["-D", "-e", "-f"]).arg(dir.join("config")).stderr(Stdio::null());
+        let daemon = Self { process: daemon.spawn().expect("a daemon"), port };
+        let start = Instant::now();
+        while TcpStream::connect(("127.0.0.3", port)).is_err() {
+            assert!(start.elapsed() < LIMIT, "the daemon does not answer");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Some(daemon)
+    }
+
+    fn shell(&self, dir: &Path) -> String {
+        let known = "-o UserKnownHostsFile=/dev/null -o StrictHostKeyChecking=no -o LogLevel=ERROR";
+        format!("ssh -p {} -i {}/key -o BatchMode=yes {known}", self.port, dir.display())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn workers_start_over_ssh() {
+    let keys = tempdir();
+    let Some(daemon) = Daemon::new(keys.path()) else { return };
+    let dir = tempdir();
+    let hosts = ["--hosts", "127.0.0.2:1,127.0.0.3:3", "--ssh", &daemon.shell(keys.path())];
+    let mut command = kolo(dir.path());
+    // A name that a remote shell would tear apart.
+    command.args(Job::Digits.quiet()).args(["--threads", "1", "--out", "it's $HOME"]).args(hosts);
+    let report = Job::Digits.agrees(&mut command, dir.path());
+    assert_eq!(report["workers"].as_u64(), Some(4));
+    // A host that does not let us in.
+    let refused = daemon.shell(keys.path()).replace("/key", "/host-key");
+    let mut command = kolo(dir.path());
+    command.args(Job::Digits.quiet()).args(["--hosts", "127.0.0.2:1,127.0.0.3:3", "--ssh", &refused]);
+    let ended = run(&mut command, LIMIT);
+    assert_eq!(ended.code, Some(1), "{ended}");
+    let message = ended.only_error();
+    assert!(message.contains("host 127.0.0.") && message.contains("Permission denied"), "{ended}");
 }

@@ -87,6 +87,9 @@ fn a_wrong_job_under_mpirun_is_told_once() {
         let ended = run(under(&mpi.start("4"), dir.path()).args(["train", "nowhere.toml"]), LIMIT);
         assert!(ended.code.is_some_and(|code| code != 0), "{mpi:?}: {ended}");
         assert!(ended.only_error().contains("nowhere.toml"), "{mpi:?}: {ended}");
+        let ended = run(under(&mpi.start("4"), dir.path()).args(["train", "--nowhere"]), LIMIT);
+        assert!(ended.code.is_some_and(|code| code != 0), "{mpi:?}: {ended}");
+        assert_eq!(ended.stderr.matches("unexpected argument '--nowhere'").count(), 1, "{mpi:?}: {ended}");
     }
 }
 

@@ -121,3 +121,31 @@ fn the_timeline_has_all_ranks_on_one_clock() {
         assert!(apart < CLOCK_ERROR_US, "{} is {apart} µs apart", one.name);
     }
 }
+
+#[test]
+fn the_timeline_has_servers_too() {
+    let dir = tempdir();
+    let mut command = kolo(dir.path());
+    command.args(Job::Digits.quiet()).args(["-n", "2", "--threads", "1", "--trace", "trace.json"]);
+    command.args(["--async", "--servers", "1", "--staleness", "2"]);
+    run(&mut command, LIMIT).well();
+    let text = std::fs::read_to_string(dir.path().join("trace.json")).expect("a timeline");
+    let document: Value = serde_json::from_str(&text).expect("JSON");
+    let events = document["traceEvents"].as_array().expect("events");
+    for rank in 0..3 {
+        for category in ["compute", "communication"] {
+            let count = spans(events, rank, category).len();
+            assert!(count >= 4, "rank {rank} has {count} spans of {category}");
+        }
+    }
+    // The server has a lane for each worker, and was in a call with it whenever it pushed.
+    let server = spans(events, 2, "communication");
+    for worker in 0..2 {
+        let lane = format!("communication with rank {worker}");
+        assert!(events.iter().any(|event| event["pid"] == 2 && event["args"]["name"] == lane.as_str()), "no {lane}");
+        for push in spans(events, worker, "communication").iter().filter(|span| span.name == "send") {
+            let met = |span: &&Span| span.begin_us.max(push.begin_us) - span.end_us.min(push.end_us) < CLOCK_ERROR_US;
+            assert!(server.iter().any(|span| met(&span)), "a push at {} µs met nobody", push.begin_us);
+        }
+    }
+}

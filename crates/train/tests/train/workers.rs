@@ -81,7 +81,8 @@ fn servers_without_slack_give_the_synchronous_bits() {
                 if world.rank() < workers {
                     return Some(report(&job, Company::Served(world, roles)));
                 }
-                let served = asynchronous::serve(&job, 1, &world, roles).unwrap_or_else(|error| panic!("{error}"));
+                let served =
+                    asynchronous::serve(&job, 1, &world, roles, None).unwrap_or_else(|error| panic!("{error}"));
                 assert_eq!(served.pushes, (workers * STEPS) as u64);
                 None
             });
@@ -100,7 +101,7 @@ fn free_workers_stay_within_the_bound_and_learn() {
     for staleness in [Some(2), None] {
         let roles = Roles { workers: 4, servers: 1, staleness };
         let outcomes = on_ranks(5, |world| match world.rank() {
-            4 => Err(asynchronous::serve(&job, 1, &world, roles).unwrap()),
+            4 => Err(asynchronous::serve(&job, 1, &world, roles, None).unwrap()),
             _ => Ok(report(&job, Company::Served(world, roles))),
         });
         let served = outcomes[4].as_ref().unwrap_err();
