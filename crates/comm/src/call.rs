@@ -152,17 +152,18 @@ impl fmt::Display for Fingerprint {
         if self.kind != Kind::Barrier && self.kind != Kind::AllToAll {
             write!(f, " of {} {}", self.count, self.element.name())?;
         }
+        // Of the communicator of all ranks the numbers are the job's.
+        let who = if self.communicator == 0 { "rank" } else { "member" };
         if matches!(self.kind, Kind::Broadcast | Kind::Scatter) {
-            write!(f, " from rank {}", self.root)?;
+            write!(f, " from {who} {}", self.root)?;
         }
         if matches!(self.kind, Kind::Reduce | Kind::Gather | Kind::Send) {
-            write!(f, " to rank {}", self.root)?;
+            write!(f, " to {who} {}", self.root)?;
         }
         if !self.name().is_empty() {
             write!(f, " \"{}\"", self.name())?;
         }
         write!(f, ", call {}", self.sequence)?;
-        // Its ranks are numbers in that communicator.
         if self.communicator != 0 { write!(f, " of communicator {}", self.communicator) } else { Ok(()) }
     }
 }

@@ -5,6 +5,7 @@ use crate::element::{Element, Reduction, Scalar};
 use crate::engine::Engine;
 use crate::fault::Fault;
 use crate::memory::SharedMemory;
+use crate::run::in_place;
 use crate::task::{Part, Task, even_parts, packed_parts};
 use crate::transport::Transport;
 use crate::watch::Watch;
@@ -130,6 +131,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Elements of all parts; more than there is memory for is refused later.
+fn total(counts: &[usize]) -> usize {
+    counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
+}
+
 impl Shared {
     /// Gives a request its number.
     pub(crate) fn number(&self, request: &Request) -> Fingerprint {
@@ -141,6 +147,11 @@ impl Shared {
         };
         let sequence = *counter;
         *counter += 1;
+        drop(counters);
+        self.fingerprint(request, sequence)
+    }
+
+    fn fingerprint(&self, request: &Request, sequence: u64) -> Fingerprint {
         let root = match request.kind {
             Kind::Send => request.peer,
             Kind::Recv => self.rank,
@@ -159,13 +170,8 @@ impl Shared {
         }
     }
 
-    /// Runs a numbered request to its end.
-    ///
-    /// # Safety
-    /// As [`Communicator::call`].
-    pub(crate) unsafe fn run(&self, request: &Request, fingerprint: Fingerprint) -> Result<(), Fault> {
-        self.watch.check()?;
-        let mut task = Task {
+    fn task<'r>(&self, request: &'r Request, fingerprint: Fingerprint) -> Task<'r> {
+        Task {
             fingerprint,
             input: request.input,
             output: request.output,
@@ -175,7 +181,16 @@ impl Shared {
             recv: &request.recv,
             peer: request.peer,
             reproducible: self.reproducible,
-        };
+        }
+    }
+
+    /// Runs a numbered request to its end.
+    ///
+    /// # Safety
+    /// As [`Communicator::call`].
+    pub(crate) unsafe fn run(&self, request: &Request, fingerprint: Fingerprint) -> Result<(), Fault> {
+        self.watch.check()?;
+        let mut task = self.task(request, fingerprint);
         let mut transport = lock(&self.transport);
         let recorder = if self.recording.load(Ordering::Acquire) { lock(&self.recorder).clone() } else { None };
         let start = recorder.as_ref().map(|_| Instant::now());
@@ -344,21 +359,22 @@ impl Communicator {
         }
         let (input, output) = self.spans(request);
         let width = request.element.bytes();
-        if input * width > request.input_bytes {
+        if input.saturating_mul(width) > request.input_bytes {
             return bad(format!(
                 "{} reads {input} elements, but the input has {}",
                 request.kind.name(),
                 request.input_bytes / width
             ));
         }
-        if output * width > request.output_bytes {
+        if output.saturating_mul(width) > request.output_bytes {
             return bad(format!(
                 "{} writes {output} elements, but the output has {}",
                 request.kind.name(),
                 request.output_bytes / width
             ));
         }
-        Ok(())
+        let fingerprint = self.shared.fingerprint(request, 0);
+        in_place(&self.shared.task(request, fingerprint), self.rank(), size).map(|_| ())
     }
 
     /// Elements the request reaches of its input and output.
@@ -429,7 +445,7 @@ impl Communicator {
         reduction: Reduction,
     ) -> Result<(), Fault> {
         let request = Request::new(Kind::ReduceScatter, T::ELEMENT).input(input).output(output);
-        self.now(Request { reduction, count: counts.iter().sum(), recv: packed_parts(counts).into(), ..request })
+        self.now(Request { reduction, count: total(counts), recv: packed_parts(counts).into(), ..request })
     }
 
     /// Equal parts of all ranks, to the root.
@@ -445,7 +461,7 @@ impl Communicator {
         root: usize,
     ) -> Result<(), Fault> {
         let request = Request::new(Kind::Gather, T::ELEMENT).input(input).output(output);
-        self.now(Request { root, count: counts.iter().sum(), recv: packed_parts(counts).into(), ..request })
+        self.now(Request { root, count: total(counts), recv: packed_parts(counts).into(), ..request })
     }
 
     /// Equal parts of all ranks, to all.
@@ -455,7 +471,7 @@ impl Communicator {
 
     pub fn all_gather_v<T: Scalar>(&self, input: &[T], output: &mut [T], counts: &[usize]) -> Result<(), Fault> {
         let request = Request::new(Kind::AllGather, T::ELEMENT).input(input).output(output);
-        self.now(Request { count: counts.iter().sum(), recv: packed_parts(counts).into(), ..request })
+        self.now(Request { count: total(counts), recv: packed_parts(counts).into(), ..request })
     }
 
     /// The root's input, an equal part to each.
@@ -471,7 +487,7 @@ impl Communicator {
         root: usize,
     ) -> Result<(), Fault> {
         let request = Request::new(Kind::Scatter, T::ELEMENT).input(input).output(output);
-        self.now(Request { root, count: counts.iter().sum(), recv: packed_parts(counts).into(), ..request })
+        self.now(Request { root, count: total(counts), recv: packed_parts(counts).into(), ..request })
     }
 
     /// Part `j` of rank `i`'s input becomes part `i` of rank `j`'s output. All parts have one size.

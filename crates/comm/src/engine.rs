@@ -4,6 +4,7 @@ use crate::call::Fingerprint;
 use crate::communicator::{Request, Shared};
 use crate::fault::Fault;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -106,7 +107,10 @@ impl State {
             let Some((request, fingerprint)) = queue.waiting.pop_front() else { continue };
             drop(queue);
             // SAFETY: whoever started the request promised its buffers until the ticket is done.
-            let outcome = unsafe { shared.run(&request, fingerprint) };
+            let run = AssertUnwindSafe(|| unsafe { shared.run(&request, fingerprint) });
+            // Nobody may wait for a thread that is gone.
+            let panicked = |_| Err(Fault::BadCall(format!("the thread for collectives panicked in {fingerprint}")));
+            let outcome = catch_unwind(run).unwrap_or_else(panicked);
             let mut queue = lock(&self.queue);
             match outcome {
                 Ok(()) => {

@@ -29,9 +29,10 @@ impl<W: SplitWire> Programs<W> {
         let rank = self.wire.rank();
         let mut buffer = vec![0u8; LARGE_BYTES];
         let mut figures = [0.0f64; 7];
-        let mut sequence = 0;
         for (class, partner) in [partner_inside(&hosts, rank), partner_across(&hosts, rank)].into_iter().enumerate() {
             let Some(partner) = partner else { continue };
+            // Each pair counts for itself: the other one may have had no partner before.
+            let mut sequence = 0;
             let cost = self.measure_link(partner, &mut buffer, &mut sequence)?;
             figures[3 * class..3 * class + 3].copy_from_slice(&[cost.latency_s, cost.message_s, cost.byte_s]);
         }

@@ -195,7 +195,7 @@ impl<W: SplitWire> Programs<W> {
 }
 
 /// Whether input and output are one memory in the way a call's kind allows.
-fn in_place(task: &Task<'_>, rank: usize, size: usize) -> Result<bool, Fault> {
+pub(crate) fn in_place(task: &Task<'_>, rank: usize, size: usize) -> Result<bool, Fault> {
     if task.input_bytes == 0 || task.output_bytes == 0 {
         return Ok(false);
     }
@@ -246,7 +246,7 @@ impl<W: SplitWire> Transport for Programs<W> {
         }
         // SAFETY: the caller's promise, passed on.
         unsafe { self.attempt(task) }.inspect_err(|fault| {
-            self.wire.cancel();
+            self.wire.cancel(fault);
             self.failed = Some(fault.clone());
         })
     }

@@ -330,7 +330,7 @@ impl Wire for SimWire {
         network.link((number % size) as usize, self.rank).filled >= number / size
     }
 
-    fn cancel(&mut self) {
+    fn cancel(&mut self, _: &Fault) {
         lock(&self.network).forget(self.rank);
     }
 }
@@ -471,7 +471,7 @@ fn take_turn<A: Actor>(rank: &mut Rank<'_, A>, network: &Mutex<Network>, number:
         Ok(Step::Done) => Ok(()),
         Err(fault) => Err(fault),
     };
-    rank.wire.cancel();
+    lock(network).forget(number);
     let last = match &outcome {
         Ok(()) => LastWord::Done,
         Err(Fault::Stalled { .. }) => LastWord::Stalled,

@@ -26,8 +26,9 @@ pub fn even_parts(count: usize, ranks: usize) -> Vec<Part> {
 pub fn packed_parts(counts: &[usize]) -> Vec<Part> {
     let mut offset = 0;
     let place = |count: &usize| {
-        offset += count;
-        Part { offset: offset - count, count: *count }
+        let part = Part { offset, count: *count };
+        offset = offset.saturating_add(*count);
+        part
     };
     counts.iter().map(place).collect()
 }

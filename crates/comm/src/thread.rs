@@ -293,7 +293,13 @@ impl Wire for ThreadWire {
         }
     }
 
-    fn cancel(&mut self) {
+    fn cancel(&mut self, _: &Fault) {
+        self.forget();
+    }
+}
+
+impl ThreadWire {
+    fn forget(&mut self) {
         let size = self.hub.size();
         for peer in 0..size {
             lock(&self.hub.links[self.rank * size + peer].ends)[SENDS].clear();
@@ -336,7 +342,7 @@ impl SplitWire for ThreadWire {
 
 impl Drop for ThreadWire {
     fn drop(&mut self) {
-        self.cancel();
+        self.forget();
         self.hub.gone[self.rank].store(true, Ordering::Release);
         self.hub.ring_all();
     }

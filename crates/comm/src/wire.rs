@@ -44,8 +44,8 @@ pub trait Wire: Send {
         u32::MAX
     }
 
-    /// Forgets all that was queued: the call failed and its buffers go away.
-    fn cancel(&mut self);
+    /// Forgets all that was queued: the call failed, for this reason, and its buffers go away.
+    fn cancel(&mut self, fault: &Fault);
 }
 
 /// A wire that can be cut down to fewer ranks: what [`crate::run::Programs`] stands on.

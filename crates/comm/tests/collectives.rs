@@ -280,6 +280,25 @@ fn disagreement_is_named_on_all_ranks() {
 }
 
 #[test]
+fn what_no_transport_could_do_is_refused() {
+    communicators(2, |comm| {
+        for counts in [[1 << 62, 0], [0, 1 << 62], [usize::MAX, usize::MAX]] {
+            let refused = comm.all_gather_v(&[0f32; 0], &mut [], &counts).unwrap_err();
+            assert!(matches!(refused, Fault::BadCall(_)), "{refused}");
+        }
+        let mut memory = vec![1f32; 101];
+        let mut request = Request { count: 100, ..Request::new(Kind::AllReduce, Element::F32) };
+        (request.input, request.output) = (memory.as_ptr().cast(), memory[1..].as_mut_ptr().cast());
+        (request.input_bytes, request.output_bytes) = (400, 400);
+        // SAFETY: both lie in the memory.
+        let refused = unsafe { comm.call(&request) }.unwrap_err();
+        assert!(refused.to_string().contains("overlap"), "{refused}");
+        // Nothing has happened: the communicator is as good as before.
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
 fn a_rank_that_ends_is_lost_to_all() {
     let faults = communicators(4, |comm| {
         let outcome = comm.barrier();
@@ -320,12 +339,14 @@ fn a_rank_that_does_not_come_is_named() {
 #[test]
 fn measured_costs_are_agreed_and_plausible() {
     let start = Instant::now();
-    let costs = ranks(&[0, 0, 1, 1, 1], None, |transport| transport.measure().unwrap());
-    assert!(costs.iter().all(|cost| *cost == costs[0]));
-    for link in [costs[0].inside, costs[0].across] {
-        assert!(link.latency_s > 0.0 && link.latency_s < 0.1 && link.byte_s < 1e-6, "{link:?}");
+    for hosts in [&[0, 0, 1, 1, 1][..], &[0, 0, 1], &[0, 1, 1, 2]] {
+        let costs = ranks(hosts, None, |transport| transport.measure().unwrap());
+        assert!(costs.iter().all(|cost| *cost == costs[0]));
+        for link in [costs[0].inside, costs[0].across] {
+            assert!(link.latency_s > 0.0 && link.latency_s < 0.1 && link.byte_s < 1e-6, "{link:?}");
+        }
+        assert!(costs[0].combine_byte_s > 1e-12 && costs[0].combine_byte_s < 1e-7);
     }
-    assert!(costs[0].combine_byte_s > 1e-12 && costs[0].combine_byte_s < 1e-7);
     assert!(start.elapsed() < Duration::from_secs(2));
 }
 

@@ -416,6 +416,21 @@ fn parts_of_another_size_are_a_mismatch() {
 }
 
 #[test]
+fn parts_that_are_not_those_of_all_ranks_are_named() {
+    for large in [1, 4000] {
+        let faults = together(2, |comm| {
+            let counts = if comm.rank() == 0 { [large, 3 * large] } else { [3 * large, large] };
+            let mut all = vec![0f32; 4 * large];
+            comm.all_gather_v(&vec![1f32; counts[comm.rank()]], &mut all, &counts).unwrap_err()
+        });
+        for (rank, fault) in faults.into_iter().enumerate() {
+            let text = fault.to_string();
+            assert!(fault.culprit() == Some(1 - rank) && text.contains("its parts in all_gather"), "{text}");
+        }
+    }
+}
+
+#[test]
 fn a_group_names_ranks_as_the_job_does() {
     let outcomes = together(4, |comm| {
         let half = comm.split(comm.rank() as i64 / 2, 0).expect("splits");

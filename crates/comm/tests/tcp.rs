@@ -164,3 +164,41 @@ fn who_leaves_in_order_is_no_loss_until_needed() {
         assert!(matches!(fault, Fault::Lost { peer: 2, .. }), "{fault}");
     }
 }
+
+#[test]
+fn nothing_is_awaited_from_one_who_left() {
+    let start = Instant::now();
+    group(2, options(), |comm| {
+        comm.barrier().unwrap();
+        if comm.rank() == 1 {
+            // Its goodbye comes in the next call of the other.
+            comm.send(&[1u8], 0).unwrap();
+            return;
+        }
+        comm.recv(&mut [0u8], 1).unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        // Whether the goodbye is read before the place is named or after.
+        for _ in 0..2 {
+            let fault = comm.recv(&mut [0u8], 1).unwrap_err();
+            assert!(matches!(fault, Fault::Lost { peer: 1, .. }), "{fault}");
+        }
+    });
+    assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn all_blame_the_one_who_does_not_come() {
+    let mut options = options();
+    options.segment_bytes = 1000;
+    let faults = group(4, options, |comm| {
+        if comm.rank() == 1 {
+            // Longer than the others' patience.
+            std::thread::sleep(Duration::from_secs(8));
+            return None;
+        }
+        Some(comm.all_reduce(&mut [1f32; 3000], Reduction::Sum).unwrap_err())
+    });
+    for fault in faults.into_iter().flatten() {
+        assert_eq!(fault.culprit(), Some(1), "{fault}");
+    }
+}

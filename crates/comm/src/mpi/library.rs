@@ -160,8 +160,9 @@ impl Library {
         let guard =
             self.serialized.load(Ordering::Acquire).then(|| self.lock.lock().unwrap_or_else(PoisonError::into_inner));
         let code = call(&self.functions);
+        let outcome = if code == 0 { Ok(()) } else { Err(self.fault(name, code)) };
         drop(guard);
-        if code == 0 { Ok(()) } else { Err(self.fault(name, code)) }
+        outcome
     }
 
     /// The one call that is made even when the library was given up: it ends all ranks and does not return.

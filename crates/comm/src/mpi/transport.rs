@@ -17,6 +17,8 @@ pub(super) struct MpiTransport {
     programs: Programs<MpiWire>,
     watch: Arc<Watch>,
     piece_bytes: usize,
+    /// A failed communicator stays failed.
+    failed: Option<Fault>,
 }
 
 impl MpiTransport {
@@ -31,7 +33,25 @@ impl MpiTransport {
     fn over(wire: MpiWire, watch: Arc<Watch>, piece_bytes: usize) -> Self {
         let group = Arc::clone(&wire.group);
         let programs = Programs::new(wire, Arc::clone(&watch));
-        Self { group, programs, watch, piece_bytes }
+        Self { group, programs, watch, piece_bytes, failed: None }
+    }
+}
+
+impl MpiTransport {
+    /// # Safety
+    /// As [`Transport::run`].
+    unsafe fn attempt(&mut self, task: &Task<'_>) -> Result<(), Fault> {
+        let mut form = native::form(task);
+        if !task.kind().is_message() {
+            form = self.group.agree(task, form, &self.watch)?;
+        }
+        if form == Form::Program {
+            // SAFETY: the caller's promise, passed on.
+            return unsafe { self.programs.run(task) };
+        }
+        let native = Native { group: &self.group, task, watch: &self.watch, piece_bytes: self.piece_bytes };
+        // SAFETY: the caller's promise, passed on.
+        unsafe { native.run(form) }
     }
 }
 
@@ -49,17 +69,11 @@ impl Transport for MpiTransport {
     }
 
     unsafe fn run(&mut self, task: &Task<'_>) -> Result<(), Fault> {
-        let mut form = native::form(task);
-        if !task.kind().is_message() {
-            form = self.group.agree(task, form, &self.watch)?;
+        if let Some(fault) = &self.failed {
+            return Err(fault.clone());
         }
-        if form == Form::Program {
-            // SAFETY: the caller's promise, passed on.
-            return unsafe { self.programs.run(task) };
-        }
-        let native = Native { group: &self.group, task, watch: &self.watch, piece_bytes: self.piece_bytes };
         // SAFETY: the caller's promise, passed on.
-        unsafe { native.run(form) }
+        unsafe { self.attempt(task) }.inspect_err(|fault| self.failed = Some(fault.clone()))
     }
 
     fn split(&mut self, members: &[usize], communicator: u32) -> Result<Box<dyn Transport>, Fault> {

@@ -358,7 +358,13 @@ impl Wire for MpiWire {
         }
     }
 
-    fn cancel(&mut self) {
+    fn cancel(&mut self, _: &Fault) {
+        self.forget();
+    }
+}
+
+impl MpiWire {
+    fn forget(&mut self) {
         if self.group.library().is_given_up() || !self.settle().unwrap_or(false) {
             // What is still under way knows buffers that their owners take back now.
             self.group.library().give_up();
@@ -390,7 +396,7 @@ impl SplitWire for MpiWire {
 impl Drop for MpiWire {
     fn drop(&mut self) {
         if !self.sending.is_empty() || !self.receiving.is_empty() {
-            self.cancel();
+            self.forget();
         }
         self.slots.drain(..).for_each(|slot| drop(ManuallyDrop::into_inner(slot)));
     }

@@ -92,8 +92,6 @@ impl Ring {
 #[repr(C, align(4096))]
 struct Head {
     _nonce: UnsafeCell<[u8; NONCE_BYTES]>,
-    /// Ranks that mapped the segment.
-    mapped: AtomicU32,
     /// Whom each rank waits for while it sleeps.
     bells: [AtomicU32; RANKS_MAX],
 }
@@ -126,10 +124,6 @@ impl Control {
     fn head(&self) -> &Head {
         // SAFETY: the mapping starts with it, page-aligned, and any bits are valid.
         unsafe { &*self.base.cast() }
-    }
-
-    pub fn mapped(&self) -> &AtomicU32 {
-        &self.head().mapped
     }
 
     pub fn bells(&self) -> &[AtomicU32] {

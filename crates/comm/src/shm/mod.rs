@@ -27,7 +27,6 @@ use registry::{OFFER_BYTES, Offer, Registry};
 use room::{Neighbours, Room};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use system::{PROCESSOR_WORDS, Process};
 
 /// Up to this size a call goes through the mails, wherever its buffers are.
@@ -162,6 +161,21 @@ fn map_control(offer: &Offer, size: usize) -> Result<Control, Fault> {
     offer.accept().map(|data| unsafe { Control::new(data, size) }).map_err(refused)
 }
 
+/// Mappings of one size, by rank, of which nobody else knows yet; null where there is none.
+struct Mappings {
+    list: Vec<*mut u8>,
+    bytes: usize,
+}
+
+impl Drop for Mappings {
+    fn drop(&mut self) {
+        for data in self.list.iter().filter(|data| !data.is_null()) {
+            // SAFETY: mapped with this size, and handed to nobody.
+            unsafe { libc::munmap(data.cast(), self.bytes) };
+        }
+    }
+}
+
 impl Shm {
     fn new(room: Room, registry: Registry, communicator: u32) -> Self {
         let sources = Vec::with_capacity(room.size);
@@ -171,7 +185,16 @@ impl Shm {
     /// # Safety
     /// As [`Transport::run`].
     unsafe fn collective(&mut self, task: &Task<'_>) -> Result<(), Fault> {
-        self.room.enter(&task.fingerprint);
+        let counts = task.recv.iter().map(|part| part.count);
+        // What all read of one input, they must read at the same place.
+        let offsets = task.recv.iter().map(|part| part.offset);
+        match task.kind() {
+            Kind::Gather | Kind::AllGather => self.room.enter_with_parts(&task.fingerprint, counts),
+            Kind::Scatter | Kind::ReduceScatter => {
+                self.room.enter_with_parts(&task.fingerprint, counts.chain(offsets));
+            }
+            _ => self.room.enter(&task.fingerprint),
+        }
         let large = task.count() * task.width() > MAIL_CALL_BYTES;
         // A scan in place would overwrite what later ranks still read.
         let direct = !matches!(task.kind(), Kind::Scan | Kind::ExclusiveScan | Kind::AllToAll | Kind::Barrier);
@@ -220,16 +243,15 @@ impl Shm {
             .collect())
     }
 
-    /// Maps the memory that each rank offers; which rank's could not be mapped, and why.
-    fn map_offers(&self, own: *mut u8, offers: &[[u8; OFFER_BYTES]]) -> (Vec<*mut u8>, Option<(usize, String)>) {
-        let mut mappings = Vec::with_capacity(offers.len());
-        for (rank, offer) in offers.iter().map(Offer::decode).enumerate() {
-            match if rank == self.room.rank { Ok(own) } else { offer.accept() } {
-                Ok(data) => mappings.push(data),
-                Err(why) => return (mappings, Some((rank, why))),
+    /// Maps the memory that each other rank offers; which rank of the job's could not be mapped, and why.
+    fn map_offers(&self, offers: &[[u8; OFFER_BYTES]], mappings: &mut Mappings) -> Option<(usize, String)> {
+        for (rank, offer) in offers.iter().map(Offer::decode).enumerate().filter(|(rank, _)| *rank != self.room.rank) {
+            match offer.accept() {
+                Ok(data) => mappings.list[rank] = data,
+                Err(why) => return Some((self.room.neighbours.origins[rank], why)),
             }
         }
-        (mappings, None)
+        None
     }
 
     fn allocate_together(&mut self, bytes: usize) -> Result<Arc<SharedMemory>, Fault> {
@@ -239,10 +261,12 @@ impl Shm {
         let call = self.own_call("allocate", bytes);
         let bytes = bytes.max(NONCE_BYTES).next_multiple_of(PAGE_BYTES);
         let (offer, file, own) = Offer::make(bytes)?;
+        let mut mappings = Mappings { list: vec![std::ptr::null_mut(); self.room.size], bytes };
+        mappings.list[self.room.rank] = own;
         // SAFETY: mapped just now.
         let populated = unsafe { system::populate(own, bytes) };
         let offers = self.tell(&call, offer.encode())?;
-        let (mappings, refused) = self.map_offers(own, &offers);
+        let refused = self.map_offers(&offers, &mut mappings);
         let failed = populated.is_err() || refused.is_some();
         let failures = self.tell(&call, [u8::from(failed)])?;
         // SAFETY: all have compared the nonce, and nobody uses the memory yet.
@@ -250,18 +274,15 @@ impl Shm {
         drop(file);
         self.tell(&call, [0])?;
         if let Some(rank) = failures.iter().position(|failed| *failed != [0]) {
-            for data in mappings {
-                // SAFETY: mapped above with this size, and handed to nobody.
-                unsafe { libc::munmap(data.cast(), bytes) };
-            }
             populated?;
+            let rank = self.room.neighbours.origins[rank];
             let why =
                 refused.map_or_else(|| format!("rank {rank} failed"), |(rank, why)| format!("of rank {rank}: {why}"));
             return Err(Fault::System { what: format!("sharing {bytes} bytes of memory"), error: why });
         }
         self.allocations += 1;
         // SAFETY: all are mappings of this size that only the result will unmap.
-        let memory = unsafe { SharedMemory::from_mappings(own, bytes, mappings) };
+        let memory = unsafe { SharedMemory::from_mappings(own, bytes, std::mem::take(&mut mappings.list)) };
         let id = u64::from(self.communicator) << 32 | u64::from(self.allocations);
         self.registry.add(id, &memory, &self.room.neighbours.origins);
         Ok(memory)
@@ -276,8 +297,8 @@ impl Shm {
             // SAFETY: the buffer has this length.
             unsafe { self.recv_bytes(members[0], &call, offer.as_mut_ptr(), OFFER_BYTES)? };
             let control = map_control(&Offer::decode(&offer), size)?;
-            control.mapped().fetch_add(1, Ordering::Release);
-            self.room.wake(members[0]);
+            // SAFETY: of no bytes.
+            unsafe { self.send_bytes(members[0], &call, std::ptr::null(), 0)? };
             return Ok(control);
         }
         let (offer, file, control) = make_control(size)?;
@@ -286,8 +307,8 @@ impl Shm {
             unsafe { self.send_bytes(*member, &call, offer.encode().as_ptr(), OFFER_BYTES)? };
         }
         for member in &members[1..] {
-            let all = || control.mapped().load(Ordering::Acquire) as usize == size - 1;
-            self.room.until(*member, &self.own_call("split", size), all)?;
+            // SAFETY: as above.
+            unsafe { self.recv_bytes(*member, &call, std::ptr::null_mut(), 0)? };
         }
         drop(file);
         Ok(control)
@@ -338,6 +359,9 @@ impl Transport for Shm {
     }
 
     fn allocate(&mut self, bytes: usize) -> Result<Arc<SharedMemory>, Fault> {
+        if let Some(fault) = &self.fault {
+            return Err(fault.clone());
+        }
         let outcome = self.allocate_together(bytes);
         self.settle(outcome)
     }

@@ -74,12 +74,18 @@ impl Room {
 
     /// A call begins: notes it where others look who find that it is not theirs.
     pub fn enter(&mut self, call: &Fingerprint) {
+        self.enter_with_parts(call, []);
+    }
+
+    /// The same for a call whose parts must be those of all ranks.
+    pub fn enter_with_parts(&mut self, call: &Fingerprint, parts: impl IntoIterator<Item = usize>) {
         let bytes = call.encode();
         let mut words = [0; FINGERPRINT_BYTES / 8];
         for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
             *word = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
         }
-        self.digest = digest(&words);
+        let mix = |sum: u64, number: usize| (sum ^ number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+        self.digest = digest(&words).wrapping_add(parts.into_iter().fold(0, mix));
         let record = &self.control.slot(self.rank).record[(self.round + 1) as usize % 2];
         for (slot, word) in record.0.iter().zip(words) {
             slot.store(word, Ordering::Relaxed);
@@ -141,6 +147,10 @@ impl Room {
             return Fault::Rejected { from: place(peer, &peer_host), why };
         };
         let mine = Fingerprint { kind: if mine.kind == Kind::Recv { Kind::Send } else { mine.kind }, ..*mine };
+        if mine == theirs {
+            let why = format!("its parts in {theirs} are not those of {}", place(rank, &host));
+            return Fault::Failed { peer, host: peer_host, why };
+        }
         Fault::Mismatch { rank, host, mine: Box::new(mine), peer, peer_host, theirs: Box::new(theirs) }
     }
 

@@ -57,9 +57,8 @@ impl Bootstrap for Through<'_> {
                 Ok(Pause::Sleep(at_most)) => self.wire.wait(at_most),
                 Ok(_) => {}
                 Err(fault) => {
-                    let fault = self.wire.fail(fault);
-                    self.wire.cancel();
-                    return Err(fault);
+                    self.wire.cancel(&fault);
+                    return Err(self.wire.fail(fault));
                 }
             }
         }

@@ -317,7 +317,12 @@ impl Wire for TcpWire {
         self.call = Some(call);
         match self.peers[from].inbox.post(&call, data, bytes) {
             Ok(message) => {
-                self.settled |= self.peers[from].inbox.done(message);
+                let done = self.peers[from].inbox.done(message);
+                if !done && self.peers[from].gone() {
+                    let fault = self.explain(from, Stop::Goodbye);
+                    return Err(self.fail(fault));
+                }
+                self.settled |= done;
                 Ok((from as u64) << MESSAGE_BITS | message)
             }
             Err(theirs) => {
@@ -360,15 +365,9 @@ impl Wire for TcpWire {
     }
 
     /// Tells the others what went wrong, so that all name the same culprit; the wire is of no more use.
-    fn cancel(&mut self) {
-        let fault = self.fault.clone().or_else(|| self.watch.check().err()).unwrap_or_else(|| {
-            let waits = (0..self.peers.len()).find(|peer| self.peers[*peer].inbox.waiting().is_some());
-            let (peer, host) = self.named(waits.unwrap_or(self.place.rank));
-            let waited_ms = self.idle.map_or(0, |idle| idle.elapsed().as_millis() as u64);
-            Fault::Stalled { peer, host, during: "a call".into(), waited_ms }
-        });
+    fn cancel(&mut self, fault: &Fault) {
+        let fault = self.fail(fault.clone());
         self.leave(FrameKind::Failed, &account::encode(&fault), ACCOUNT_LIMIT);
-        self.fail(fault);
     }
 }
 
