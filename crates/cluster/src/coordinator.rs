@@ -257,8 +257,9 @@ impl Coordinator {
             self.late(now_ms, actions);
         }
         if now_ms >= self.pulsed_ms + self.terms.pace.beat_ms() {
+            let moved = (0..self.terms.world).any(|rank| self.membership.seat(rank).moved_ms >= self.pulsed_ms);
             self.pulsed_ms = now_ms;
-            self.tell_all(&Message::Pulse, actions);
+            self.tell_all(&Message::Pulse { moved }, actions);
             self.tell_slow(now_ms, actions);
         }
         self.watch(now_ms, membership::Event::Tick, actions);

@@ -190,7 +190,9 @@ impl Membership {
     /// to compare the last ones would accuse whoever spoke first. And ranks that may drift apart may be a few steps apart.
     pub fn lag(&self) -> Option<Lag> {
         let [before, since] = self.seats.iter().map(|seat| seat.marks).max_by_key(|marks| marks[0].1)?;
-        let later = |seat: &&Seat| seat.joined && !seat.finished && seat.spoke_ms >= since.0;
+        // Who waits in a call of all is not slow, whatever step it is at.
+        let busy = |seat: &Seat| seat.joined && !seat.finished && !seat.activity.in_call;
+        let later = |seat: &&Seat| busy(seat) && seat.spoke_ms >= since.0;
         let slow = self.seats.iter().filter(later).min_by_key(|seat| seat.activity.step)?;
         let behind = before.1.saturating_sub(slow.activity.step);
         let lag = Lag { rank: slow.rank, host: slow.host.clone(), step: slow.activity.step, behind };
@@ -373,7 +375,8 @@ impl Membership {
         let ahead = |seat: &Seat| if seat.finished { u64::MAX } else { reached(seat) };
         let first = self.seats.iter().filter(waits).max_by_key(|seat| ahead(seat))?;
         let comparable = |seat: &Seat| seat.activity.call.is_none() || seat.world_call().is_some();
-        let waited_ms = |seat: &Seat| now_ms.saturating_sub(seat.moved_ms);
+        // One that itself waited for long, and rightly, may not have said yet that it is over.
+        let waited_ms = |seat: &Seat| now_ms.saturating_sub(seat.moved_ms.max(first.moved_ms));
         let stuck = |seat: &&Seat| {
             seat.joined && comparable(seat) && reached(seat) < ahead(first) && waited_ms(seat) >= self.pace.stall_ms()
         };
@@ -587,6 +590,33 @@ mod tests {
         core.step(10, Event::Stopped { rank: 1 });
         let actions = (1..=10).flat_map(|turn| core.step(10 + 100 * turn, Event::Tick)).collect::<Vec<_>>();
         assert!(matches!(&actions[..], [Action::Abort { text }, Action::Kill { rank: 1 }] if text.contains("stopped")));
+    }
+
+    #[test]
+    fn a_long_wait_that_ends_is_no_stall() {
+        let mut core = joined(2);
+        let stall_ms = core.pace.stall_ms();
+        let mut beat = |now_ms: u64, rank: usize, sequence: u64| {
+            // Out of its first call, rank 0 computes, and gets on.
+            let (in_call, progress) = if sequence == 0 { (false, now_ms) } else { (true, u64::MAX - sequence) };
+            let activity = Activity { progress, ..at(3, Some(call(sequence)), in_call) };
+            core.step(now_ms, Event::Beat { rank, activity });
+            core.step(now_ms, Event::Tick)
+        };
+        // Rank 1 is in call 1 for long, as rank 0 computes; both say now and then that they live.
+        for now_ms in (0..2 * stall_ms).step_by(200) {
+            assert_eq!(beat(now_ms, 1, 1), []);
+            assert_eq!(beat(now_ms, 0, 0), []);
+        }
+        // Rank 0 comes, both go on, and rank 0 says so first.
+        assert_eq!(beat(2 * stall_ms, 0, 2), []);
+        for now_ms in (2 * stall_ms..3 * stall_ms).step_by(200) {
+            assert_eq!(beat(now_ms, 1, 1), []);
+            assert_eq!(beat(now_ms, 0, 2), []);
+        }
+        // If rank 1 does not come even then, it is stuck.
+        let actions = [beat(3 * stall_ms, 0, 2), beat(3 * stall_ms + 200, 1, 1)].concat();
+        assert!(text(&actions).contains("rank 1 on node1 did not come"), "{actions:?}");
     }
 
     #[test]

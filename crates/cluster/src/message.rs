@@ -10,10 +10,17 @@ use kolo_comm::call::FINGERPRINT_BYTES;
 use kolo_comm::transport::BOOTSTRAP_BYTES_MAX;
 use kolo_comm::watch::Activity;
 use kolo_comm::{Fault, Fingerprint};
+use zeroize::Zeroize;
 
-/// The job's key on its way to a member. It does not show in messages.
+/// The job's key on its way to a member. It does not show in messages, and is wiped when dropped.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Key(pub [u8; KEY_BYTES]);
+
+impl Drop for Key {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
 
 impl std::fmt::Debug for Key {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -71,8 +78,10 @@ pub enum Message {
         bytes: Vec<u8>,
     },
     Beat(Activity),
-    /// The coordinator lives.
-    Pulse,
+    /// The coordinator lives, and some rank got on since its last pulse, or none did.
+    Pulse {
+        moved: bool,
+    },
     /// For the observer of the job.
     Event(Vec<u8>),
     /// A member gives up. `culprit` is the rank it blames, if that is another one.
@@ -124,7 +133,7 @@ impl Message {
             Message::Roster { .. } => 3,
             Message::Blob { .. } => 4,
             Message::Beat(_) => 5,
-            Message::Pulse => 6,
+            Message::Pulse { .. } => 6,
             Message::Event(_) => 7,
             Message::Fail { .. } => 8,
             Message::Finish => 9,
@@ -168,7 +177,8 @@ impl Message {
                 out.text(text);
             }
             Message::Abort { text } => out.text(text),
-            Message::Pulse | Message::Finish | Message::Release => {}
+            Message::Pulse { moved } => out.0.push(u8::from(*moved)),
+            Message::Finish | Message::Release => {}
         }
     }
 
@@ -186,7 +196,7 @@ impl Message {
             }
             4 => Message::Blob { round: body.long()?, rank: body.rank()?, bytes: body.bytes(BOOTSTRAP_BYTES_MAX)? },
             5 => Message::Beat(read_activity(body)?),
-            6 => Message::Pulse,
+            6 => Message::Pulse { moved: body.byte()? != 0 },
             7 => Message::Event(body.bytes(EVENT_BYTES_MAX)?),
             8 => {
                 let culprit = Some(body.word()?).filter(|rank| *rank != u32::MAX);
@@ -259,7 +269,7 @@ mod tests {
             Message::Blob { round: 2, rank: 1, bytes: vec![1; 300] },
             Message::Beat(Activity { step: 1, progress: 2, call: Some(call), in_call: true }),
             Message::Beat(Activity { step: 1, progress: 2, call: None, in_call: false }),
-            Message::Pulse,
+            Message::Pulse { moved: true },
             Message::Event(vec![9; 10]),
             Message::Fail { text: "no".into(), culprit: Some(2) },
             Message::Fail { text: "no".into(), culprit: None },

@@ -137,6 +137,7 @@ impl Shared {
             Message::Blob { round, bytes, .. } => lock(&self.inbox).blobs.push((round, bytes)),
             Message::Release => lock(&self.inbox).released = true,
             Message::Abort { text } => self.watch.abort(Fault::Aborted(text)),
+            Message::Pulse { moved: true } => self.watch.others_moved(),
             _ => {}
         }
         self.news.notify_all();

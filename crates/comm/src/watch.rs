@@ -27,6 +27,9 @@ pub struct Watch {
     version: AtomicU32,
     call: [AtomicU64; FINGERPRINT_BYTES / 8],
     in_call: AtomicBool,
+    origin: Instant,
+    /// Milliseconds from `origin` to when some rank of the job was last known to get on.
+    moved_ms: AtomicU64,
 }
 
 /// What a rank was doing when asked.
@@ -56,6 +59,8 @@ impl Watch {
             version: AtomicU32::new(0),
             call: Default::default(),
             in_call: AtomicBool::new(false),
+            origin: Instant::now(),
+            moved_ms: AtomicU64::new(0),
         })
     }
 
@@ -68,7 +73,18 @@ impl Watch {
         self.hosts.get(rank).cloned().unwrap_or_default()
     }
 
-    /// How long a call may wait for a peer that shows no sign of life in it.
+    /// Some rank of the job got on, says whoever watches over all.
+    pub fn others_moved(&self) {
+        self.moved_ms.store(self.origin.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// For how long no rank is known to have got on.
+    fn still(&self) -> Duration {
+        self.origin.elapsed().saturating_sub(Duration::from_millis(self.moved_ms.load(Ordering::Relaxed)))
+    }
+
+    /// How long a call may wait for a peer while nobody gets on. As long as somebody does, waiting may be meant: for a
+    /// worker in a long step, or for the slowest at the end.
     pub fn stall(&self) -> Duration {
         self.stall
     }
@@ -145,6 +161,7 @@ pub struct Patience<'w> {
     watch: &'w Watch,
     turns: u32,
     since: Option<Instant>,
+    looked: Option<Instant>,
 }
 
 /// What to do before looking again.
@@ -164,7 +181,7 @@ const LOOK_UP: Duration = Duration::from_micros(500);
 
 impl<'w> Patience<'w> {
     pub fn new(watch: &'w Watch) -> Self {
-        Self { watch, turns: 0, since: None }
+        Self { watch, turns: 0, since: None, looked: None }
     }
 
     /// The caller has spun and yielded as long as it thought fit: sleep from now on.
@@ -181,7 +198,7 @@ impl<'w> Patience<'w> {
 
     /// Forget the time waited: something moved.
     pub fn reset(&mut self) {
-        (self.turns, self.since) = (0, None);
+        (self.turns, self.since, self.looked) = (0, None, None);
     }
 
     pub fn waited(&self) -> Duration {
@@ -196,13 +213,19 @@ impl<'w> Patience<'w> {
             return Ok(Pause::Spin);
         }
         self.watch.check()?;
-        let since = *self.since.get_or_insert_with(Instant::now);
+        let since = self.since.get_or_insert_with(Instant::now);
         if self.turns <= SPINS + YIELDS {
             std::thread::yield_now();
             return Ok(Pause::Yield);
         }
-        let waited = since.elapsed();
-        if waited > self.watch.stall {
+        let now = Instant::now();
+        // Time in which this process was stopped is no time that it waited.
+        let gap = self.looked.replace(now).map_or(Duration::ZERO, |looked| now - looked);
+        if gap > self.watch.stall / 8 {
+            *since += gap;
+        }
+        let waited = now.saturating_duration_since(*since);
+        if waited > self.watch.stall && self.watch.still() > self.watch.stall {
             return Err(stalled(waited.as_millis() as u64));
         }
         Ok(Pause::Sleep(LOOK_UP))

@@ -83,6 +83,10 @@ impl Links {
         Ok(Self { roles, pairs, shares, clip, received: Vec::new(), workers })
     }
 
+    pub fn synchronous(&self) -> bool {
+        self.roles.synchronous()
+    }
+
     pub fn workers(&self) -> &Communicator {
         &self.workers
     }

@@ -76,6 +76,9 @@ impl RunOptions {
                 Trainer::served(Arc::clone(job), self.threads, roles.workers, world.rank())?
             }
         };
+        if let Company::Served(world, _) = &self.company {
+            trainer.watched_by(world.watch());
+        }
         if let Some(timeline) = &self.timeline {
             trainer.trace(timeline);
         }
@@ -108,10 +111,15 @@ impl Ties {
         Ok(ties)
     }
 
-    fn step(&mut self, trainer: &mut Trainer) -> Result<f32, Error> {
-        if let Some(links) = &self.links {
-            links.workers().watch().set_step(trainer.next_step() as u64);
+    /// Those who make every step together, and so end after the same one.
+    fn in_step(&self) -> Option<&Communicator> {
+        match &self.links {
+            Some(links) => links.synchronous().then(|| links.workers()),
+            None => self.world.as_deref(),
         }
+    }
+
+    fn step(&mut self, trainer: &mut Trainer) -> Result<f32, Error> {
         let start = Instant::now();
         let mut exchange_ns = 0;
         let loss = match &mut self.links {
@@ -214,7 +222,7 @@ pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> 
         observer.step(step, loss, times[times.len() - 1]);
         loss_sum += f64::from(loss);
         loss_count += 1;
-        let interrupted = together::any(ties.world.as_ref(), options.interrupt.requested())?;
+        let interrupted = together::any(ties.in_step(), options.interrupt.requested())?;
         let epoch_done = step % job.steps_per_epoch == 0;
         let epoch = step.div_ceil(job.steps_per_epoch);
         let due = epoch_done && epoch % job.eval_every == 0;

@@ -83,7 +83,7 @@ impl Meter {
 }
 
 /// Whether any rank was asked to stop: then all do, after the same step.
-pub fn any(world: Option<&Arc<Communicator>>, mine: bool) -> Result<bool, Error> {
+pub fn any(world: Option<&Communicator>, mine: bool) -> Result<bool, Error> {
     let Some(world) = world else { return Ok(mine) };
     let mut flag = [i32::from(mine)];
     world.all_reduce(&mut flag, Reduction::Max)?;

@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::job::Job;
 use crate::step::{evaluation_graph, optimise, spread, training_graph};
 use crate::timeline::Timeline;
-use kolo_comm::{Communicator, Fault, Reduction};
+use kolo_comm::{Communicator, Fault, Reduction, Watch};
 use kolo_data::{Column, Kind, Permutation, epoch_order};
 use kolo_exec::store::Snapshot;
 use kolo_exec::{Collectives, Feed, Memory, Options, Session, Store};
@@ -50,6 +50,8 @@ pub struct Trainer {
     dropout_key: u64,
     /// The other workers, if there are any.
     world: Option<Arc<Communicator>>,
+    /// Who wants to know that this rank gets on.
+    watch: Option<Arc<Watch>>,
     /// The first of this rank's grains.
     first_grain: usize,
 }
@@ -77,7 +79,9 @@ impl Trainer {
         let dropout_key = Stream::new(job.seed, "dropout").key();
         let first_grain = world.as_ref().map_or(0, |world| world.rank() * options.grains);
         let evaluators = Vec::new();
-        Self { job, store, session, threads: options.threads, step: 0, evaluators, dropout_key, world, first_grain }
+        let watch = world.as_ref().map(|world| Arc::clone(world.watch()));
+        let threads = options.threads;
+        Self { job, store, session, threads, step: 0, evaluators, dropout_key, world, watch, first_grain }
     }
 
     /// One of several workers. Each compiles the job's step for its own share of the grains, with the exchange in it.
@@ -116,6 +120,11 @@ impl Trainer {
         let mut trainer = Self::with_session(job, store, session, options, None);
         trainer.first_grain = worker * options.grains;
         Ok(trainer)
+    }
+
+    /// Lets `watch` see signs of life.
+    pub fn watched_by(&mut self, watch: &Arc<Watch>) {
+        self.watch = Some(Arc::clone(watch));
     }
 
     /// Shows every call on a timeline.
@@ -195,9 +204,12 @@ impl Trainer {
         let job = Arc::clone(&self.job);
         let rate = job.schedule.rate(job.optimizer.lr(), self.step) as f32;
         let (step, key) = (self.step, self.dropout_key);
-        let first = self.first_grain;
+        let (first, watch) = (self.first_grain, self.watch.clone());
         let feed = |local: usize, feed: &mut Feed<'_>| {
             let grain = first + local;
+            if let Some(watch) = &watch {
+                watch.touch();
+            }
             if let Some(words) = feed.i32("rng") {
                 let sample = (grain * job.grain_batch()) as i32;
                 words.copy_from_slice(&[key as i32, (key >> 32) as i32, step as i32, sample]);
@@ -211,8 +223,8 @@ impl Trainer {
                 }
             }
         };
-        if let Some(world) = &self.world {
-            world.watch().set_step(step as u64);
+        if let Some(watch) = &self.watch {
+            watch.set_step(step as u64);
         }
         self.session.run_grains(&mut self.store, scalars, feed)?;
         let loss = self.session.output("loss").map_or(f32::NAN, |loss| loss[0]);
@@ -272,8 +284,8 @@ impl Trainer {
             let sample = |at: usize| job.split.held_out(start + at);
             let results = self.evaluate_batch(batch, |feed| feed_samples(&job, batch, sample, feed))?;
             means[at * names.len()..][..names.len()].copy_from_slice(&results);
-            if let Some(world) = &self.world {
-                world.watch().touch();
+            if let Some(watch) = &self.watch {
+                watch.touch();
             }
         }
         if let Some(world) = &self.world {
