@@ -44,7 +44,6 @@ const TESTS: &[(&str, fn())] = &[
     ("a_rank_that_leaves", a_rank_that_leaves),
     ("an_interrupt", an_interrupt),
     ("a_second_interrupt", a_second_interrupt),
-    ("a_long_wait", a_long_wait),
 ];
 
 /// Numbers from a seed, which a failure shows.
@@ -311,19 +310,6 @@ fn interrupted(options: &[&str]) {
     assert_eq!((end.code, end.error.as_str()), (Some(0), ""), "{}", end.about);
     assert!(report.contains("\"ended\": \"interrupted\""), "{report}{}", end.about);
     assert!(end.took <= Duration::from_secs(3), "{:?}", end.took);
-}
-
-/// While somebody gets on, others may wait for longer than any stall: servers for the synchronous run before theirs.
-fn a_long_wait() {
-    let patient = ["--async", "--servers", "1", "--staleness", "2", "--compare", "--heartbeat-ms", "20"];
-    let mut job = Job::train(&[&patient[..], &["--set", "train.epochs=40"]].concat(), "a long wait".into());
-    job.ranks(WORKERS + 1);
-    let end = job.end(|job| {
-        job.child.wait().unwrap();
-        Instant::now()
-    });
-    // At such a pace, notes that a rank is behind may come.
-    assert!(end.code == Some(0) && !end.error.contains("error"), "{}\n{}", end.error, end.about);
 }
 
 fn a_second_interrupt() {

@@ -337,6 +337,30 @@ fn a_rank_that_does_not_come_is_named() {
 }
 
 #[test]
+fn one_may_wait_for_long_while_somebody_gets_on() {
+    let wires = wires(vec![0; 2], None);
+    std::thread::scope(|scope| {
+        for (rank, wire) in wires.into_iter().enumerate() {
+            let watch = Watch::new(Vec::new(), Duration::from_millis(5));
+            let told = Arc::clone(&watch);
+            scope.spawn(move || {
+                let comm = Communicator::new(Box::new(Programs::new(wire, Arc::clone(&watch))), watch, true);
+                if rank == 1 {
+                    std::thread::sleep(Duration::from_millis(900));
+                }
+                comm.barrier().unwrap();
+            });
+            scope.spawn(move || {
+                for _ in 0..18 {
+                    told.others_moved();
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+            });
+        }
+    });
+}
+
+#[test]
 fn measured_costs_are_agreed_and_plausible() {
     let start = Instant::now();
     for hosts in [&[0, 0, 1, 1, 1][..], &[0, 0, 1], &[0, 1, 1, 2]] {
