@@ -70,8 +70,9 @@ impl JobKey {
     }
 }
 
-fn random() -> Result<[u8; 32], Fault> {
-    let mut bytes = [0; 32];
+/// Random bytes from the operating system.
+pub fn random<const BYTES: usize>() -> Result<[u8; BYTES], Fault> {
+    let mut bytes = [0; BYTES];
     let failed = |error: getrandom::Error| Fault::System { what: "random numbers".into(), error: error.to_string() };
     getrandom::fill(&mut bytes).map_err(failed)?;
     Ok(bytes)

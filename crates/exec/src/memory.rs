@@ -57,7 +57,7 @@ impl Memory {
     /// # Safety
     /// `data` points to `bytes` zeroed bytes on an aligned address, valid as long as `keeper` lives.
     pub unsafe fn kept(data: *mut u8, bytes: usize, keeper: Box<dyn Any + Send + Sync>) -> Self {
-        assert!(data as usize % ALIGNMENT == 0, "memory for an executor starts on a cache line");
+        assert!((data as usize).is_multiple_of(ALIGNMENT), "memory for an executor starts on a cache line");
         Self { data, bytes, owner: Owner::Keeper(keeper) }
     }
 

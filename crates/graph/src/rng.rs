@@ -48,6 +48,7 @@ impl Stream {
     /// The words of `COUNT` blocks from (`high`, `low`) on: first the first of each. A compiler that knows the machine works
     /// many out at the same time.
     #[inline(always)]
+    #[allow(clippy::needless_range_loop, reason = "four arrays in step")]
     fn blocks<const COUNT: usize>(&self, high: u64, low: u64) -> [[u32; COUNT]; 4] {
         let mut counter = [[0; COUNT], [0; COUNT], [high as u32; COUNT], [(high >> 32) as u32; COUNT]];
         for at in 0..COUNT {

@@ -27,7 +27,7 @@ impl Init {
     /// Elements `first..` of a tensor. Each depends on its own number and the stream alone, so a shard can be
     /// initialised by itself; four share a draw, so `first` is a multiple of four.
     pub fn fill(&self, stream: &Stream, first: usize, out: &mut [f32]) {
-        assert!(first % 4 == 0, "a draw makes four elements");
+        assert!(first.is_multiple_of(4), "a draw makes four elements");
         let draw = first as u64 / 4;
         match self {
             Init::Constant(value) => out.fill(*value as f32),

@@ -99,8 +99,8 @@ impl Team {
         };
         let erased: *const Task<'_> = &task;
         // SAFETY: only the lifetime changes; the helpers drop the pointer before `busy` falls to zero, which is awaited.
-        let mut job =
-            Job { task: unsafe { std::mem::transmute::<*const Task<'_>, *const Task<'static>>(erased) }, tasks };
+        let task = unsafe { std::mem::transmute::<*const Task<'_>, *const Task<'static>>(erased) };
+        let mut job = Job { task, tasks };
         let shared = &*self.shared;
         shared.next.store(0, Ordering::Relaxed);
         shared.busy.store(self.sleepers.len(), Ordering::Relaxed);

@@ -27,7 +27,7 @@ fn make(settings: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, S
         vocab: settings.count("vocab", data_classes(data, "x").unwrap_or(1024), 1)?,
         dropout: settings.float_in("dropout", 0.0, 0.0, 0.99)? as f32,
     };
-    if gpt.width % gpt.heads != 0 {
+    if !gpt.width.is_multiple_of(gpt.heads) {
         let message = format!("is {}, which does not divide the width {}", gpt.heads, gpt.width);
         return Err(settings.wrong("heads", message, "choose a number of heads that divides the width"));
     }

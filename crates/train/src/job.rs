@@ -137,7 +137,7 @@ impl Job {
     /// Fits the grains to this many workers. A job that promises its bits keeps its grains, so the workers must share them
     /// evenly.
     pub fn fit_to(&mut self, workers: usize) -> Result<(), Error> {
-        if self.grains % workers == 0 && workers.is_power_of_two() {
+        if self.grains.is_multiple_of(workers) && workers.is_power_of_two() {
             return Ok(());
         }
         if self.reproducible {
@@ -150,7 +150,7 @@ impl Job {
         }
         let per_worker = (self.grains / workers).max(1);
         let grains = workers * (1 << per_worker.ilog2());
-        if self.batch % grains != 0 {
+        if !self.batch.is_multiple_of(grains) {
             return Err(Error::Workers {
                 workers,
                 message: format!("do not share a batch of {} evenly", self.batch),

@@ -104,7 +104,7 @@ impl Offer {
     pub fn make(bytes: usize) -> Result<(Self, OwnedFd, *mut u8), Fault> {
         let file = system::anonymous_file(bytes)?;
         let data = memory::map(bytes, Some(file.as_raw_fd()))?;
-        let nonce = system::random()?;
+        let nonce = crate::auth::random()?;
         // SAFETY: the mapping is fresh, page-aligned and larger than a nonce.
         unsafe { data.cast::<[u8; NONCE_BYTES]>().write(nonce) };
         Ok((Self { pid: std::process::id(), fd: file.as_raw_fd(), bytes, nonce }, file, data))

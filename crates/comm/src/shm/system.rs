@@ -56,15 +56,6 @@ pub unsafe fn populate(data: *mut u8, bytes: usize) -> Result<(), Fault> {
     }
 }
 
-pub fn random<const BYTES: usize>() -> Result<[u8; BYTES], Fault> {
-    let mut bytes = [0; BYTES];
-    // SAFETY: the buffer has this length.
-    match unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), BYTES, 0) } {
-        got if got == BYTES as isize => Ok(bytes),
-        _ => Err(refused("asking for random bytes")),
-    }
-}
-
 /// Sleeps while the word is `value`, at most this long. May return early.
 pub fn futex_wait(word: &AtomicU32, value: u32, at_most: Duration) {
     let time = libc::timespec {

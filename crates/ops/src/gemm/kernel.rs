@@ -50,20 +50,20 @@ pub(super) struct Target {
 /// them; `target` has `rows` rows of tile columns.
 pub(super) unsafe fn kernel(rows: usize, depth: usize, left: Left, right: Sliver, target: Target) {
     macro_rules! by_rows {
-        ($kernel:ident: $($n:literal)+) => {
-            match rows {
-                $($n => match (left.stride > 0, !right.copy.is_null()) {
-                    (false, false) => unsafe { $kernel::<$n, false, false>(depth, left, right, target) },
-                    (false, true) => unsafe { $kernel::<$n, false, true>(depth, left, right, target) },
-                    (true, false) => unsafe { $kernel::<$n, true, false>(depth, left, right, target) },
-                    (true, true) => unsafe { $kernel::<$n, true, true>(depth, left, right, target) },
-                },)+
-                _ => unreachable!("a panel has at most {TILE_ROWS_MAX} rows"),
+        ($kernel:ident: $($n:literal)+) => {{
+            // SAFETY: by the caller's contract and the detected level.
+            unsafe {
+                match (rows, left.stride > 0, !right.copy.is_null()) {
+                    $(($n, false, false) => $kernel::<$n, false, false>(depth, left, right, target),
+                    ($n, false, true) => $kernel::<$n, false, true>(depth, left, right, target),
+                    ($n, true, false) => $kernel::<$n, true, false>(depth, left, right, target),
+                    ($n, true, true) => $kernel::<$n, true, true>(depth, left, right, target),)+
+                    _ => unreachable!("a panel has at most {TILE_ROWS_MAX} rows"),
+                }
             }
-        };
+        }};
     }
     match level() {
-        // SAFETY: by the caller's contract and the detected level.
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 => by_rows!(kernel_avx512: 1 2 3 4 5 6 7 8 9 10 11 12),
         #[cfg(target_arch = "x86_64")]
@@ -83,6 +83,7 @@ const LINE: usize = 16;
 macro_rules! x86_kernel {
     ($name:ident, $features:literal, $lanes:literal, $reg:ident, $load:ident, $store:ident, $set:ident, $zero:ident, $fma:ident) => {
         #[target_feature(enable = $features)]
+        #[allow(clippy::needless_range_loop, reason = "rows of several arrays")]
         unsafe fn $name<const ROWS: usize, const STRAIGHT: bool, const PACK: bool>(
             depth: usize,
             left: Left,
@@ -113,9 +114,10 @@ macro_rules! x86_kernel {
                 }
                 let mut bases = [left.data; TILE_ROWS_MAX / ROWS_PER_BASE];
                 for (at, base) in bases.iter_mut().enumerate() {
-                    *base = base.wrapping_add(at * ROWS_PER_BASE * left.stride);
+                    let mut address = base.wrapping_add(at * ROWS_PER_BASE * left.stride) as usize;
                     // Keep them in registers: the compiler would rather work them out again and again.
-                    asm!("/* {0} */", inout(reg) * base, options(pure, nomem, nostack, preserves_flags));
+                    asm!("/* {0} */", inout(reg) address, options(pure, nomem, nostack, preserves_flags));
+                    *base = address as *const f32;
                 }
                 let stride_bytes = left.stride * 4;
                 let (mut b, mut copy, mut ahead) = (right.data, right.copy, right.ahead);
@@ -248,6 +250,7 @@ x86_kernel!(
 ///
 /// # Safety
 /// As for `kernel`.
+#[allow(clippy::needless_range_loop, reason = "rows and columns of several arrays")]
 unsafe fn kernel_portable<const ROWS: usize, const STRAIGHT: bool, const PACK: bool>(
     depth: usize,
     left: Left,
