@@ -72,27 +72,19 @@ impl Stream {
 
     /// Fills `out` with a number for each word from block (`high`, `low`) on. The last block may be used in part.
     pub fn fill(&self, high: u64, low: u64, out: &mut [f32], number: impl Fn(u32) -> f32) {
-        let mut words = [[0; BATCH]; 4];
+        let mut words = [[0; 4]; BATCH];
         for (batch, out) in out.chunks_mut(4 * BATCH).enumerate() {
             words_of_batch(*self, high, low.wrapping_add((batch * BATCH) as u64), &mut words);
-            for (at, values) in out.chunks_mut(4).enumerate() {
-                for (value, words) in values.iter_mut().zip(&words) {
-                    *value = number(words[at]);
-                }
-            }
+            out.iter_mut().zip(words.as_flattened()).for_each(|(value, word)| *value = number(*word));
         }
     }
 
     /// Fills `out` with standard normal numbers `4·quad ..` of row `high`, each made smaller or larger by `deviation`.
     pub fn fill_normals(&self, high: u64, quad: u64, deviation: f64, out: &mut [f32]) {
-        let mut numbers = [[0.0; BATCH]; 4];
+        let mut numbers = [[0.0; 4]; BATCH];
         for (batch, out) in out.chunks_mut(4 * BATCH).enumerate() {
             normals_of_batch(*self, high, quad.wrapping_add((batch * BATCH) as u64), deviation, &mut numbers);
-            for (at, values) in out.chunks_mut(4).enumerate() {
-                for (value, numbers) in values.iter_mut().zip(&numbers) {
-                    *value = numbers[at];
-                }
-            }
+            out.copy_from_slice(&numbers.as_flattened()[..out.len()]);
         }
     }
 
@@ -131,20 +123,27 @@ impl Stream {
 const BATCH: usize = 16;
 
 vectorized! {
-    fn words_of_batch(stream: Stream, high: u64, low: u64, out: &mut [[u32; BATCH]; 4]) {
-        *out = stream.blocks(high, low);
+    fn words_of_batch(stream: Stream, high: u64, low: u64, out: &mut [[u32; 4]; BATCH]) {
+        let [a, b, c, d] = stream.blocks::<BATCH>(high, low);
+        for at in 0..BATCH {
+            out[at] = [a[at], b[at], c[at], d[at]];
+        }
     }
 }
 
 vectorized! {
-    fn normals_of_batch(stream: Stream, high: u64, quad: u64, deviation: f64, out: &mut [[f32; BATCH]; 4]) {
+    fn normals_of_batch(stream: Stream, high: u64, quad: u64, deviation: f64, out: &mut [[f32; 4]; BATCH]) {
         let words = stream.blocks::<BATCH>(high, quad);
+        let mut numbers = [[0.0; BATCH]; 4];
         for pair in 0..2 {
             for at in 0..BATCH {
                 let (first, second) = normal_pair(words[2 * pair][at], words[2 * pair + 1][at]);
-                out[2 * pair][at] = (f64::from(first) * deviation) as f32;
-                out[2 * pair + 1][at] = (f64::from(second) * deviation) as f32;
+                numbers[2 * pair][at] = (f64::from(first) * deviation) as f32;
+                numbers[2 * pair + 1][at] = (f64::from(second) * deviation) as f32;
             }
+        }
+        for at in 0..BATCH {
+            out[at] = std::array::from_fn(|word| numbers[word][at]);
         }
     }
 }

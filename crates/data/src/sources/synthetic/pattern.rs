@@ -7,6 +7,7 @@
 use std::f64::consts::{PI, SQRT_2};
 
 use kolo_graph::rng::Stream;
+use kolo_graph::vectorized;
 
 use crate::noise::{below_of_word, between, fill_normal};
 
@@ -65,15 +66,12 @@ impl Pattern {
     /// [`FREQUENCIES`] products per element instead of their square.
     fn add_row(&self, coefficients: &[[f32; FREQUENCIES]; FREQUENCIES], row: usize, values: &mut [f32]) {
         let mut weights = [0.0; FREQUENCIES];
-        for (down, coefficients) in self.rows.at(row).iter().zip(coefficients) {
+        for (down, coefficients) in self.rows.values.iter().map(|values| values[row]).zip(coefficients) {
             for (weight, coefficient) in weights.iter_mut().zip(coefficients) {
                 *weight += down * coefficient;
             }
         }
-        for (value, across) in values.iter_mut().zip(&self.columns.values) {
-            let [a, b, c, d] = [0, 1, 2, 3].map(|at| across[at] * weights[at]);
-            *value = *value * self.noise + ((a + b) + (c + d));
-        }
+        add_waves(values, self.noise, &self.columns.values, &weights);
     }
 
     /// Row by column frequency. Scaled so that the pattern's root mean square is [`AMPLITUDE`] in the mean over
@@ -88,12 +86,24 @@ impl Pattern {
     }
 }
 
+vectorized! {
+    /// `values = values · noise + Σ waves · weights`.
+    fn add_waves(values: &mut [f32], noise: f32, waves: &[Vec<f32>; FREQUENCIES], weights: &[f32; FREQUENCIES]) {
+        let [a, b, c, d] = waves.each_ref().map(|wave| &wave[..values.len()]);
+        for at in 0..values.len() {
+            let low = a[at] * weights[0] + b[at] * weights[1];
+            values[at] = values[at] * noise + (low + (c[at] * weights[2] + d[at] * weights[3]));
+        }
+    }
+}
+
 /// The first cosines of a dim of `len` positions, orthogonal and of mean square 1. A dim shorter than [`FREQUENCIES`]
 /// has only as many; the others are zero.
 #[derive(Debug)]
 struct Cosines {
     len: usize,
-    values: Vec<[f32; FREQUENCIES]>,
+    /// By frequency, then position.
+    values: [Vec<f32>; FREQUENCIES],
 }
 
 impl Cosines {
@@ -103,16 +113,12 @@ impl Cosines {
             _ if frequency >= len => 0.0,
             _ => (SQRT_2 * (PI * frequency as f64 * (position as f64 + 0.5) / len as f64).cos()) as f32,
         };
-        let values = (0..len).map(|position| std::array::from_fn(|frequency| cosine(position, frequency))).collect();
+        let values = std::array::from_fn(|frequency| (0..len).map(|position| cosine(position, frequency)).collect());
         Self { len, values }
     }
 
     fn frequencies(&self) -> usize {
         self.len.clamp(1, FREQUENCIES)
-    }
-
-    fn at(&self, position: usize) -> &[f32; FREQUENCIES] {
-        &self.values[position]
     }
 }
 
