@@ -11,6 +11,7 @@ use crate::order::{GREETING, Order, Start};
 use crate::pace::Pace;
 use crate::pipe::Pipe;
 use crate::process::{self, Change, Output, Process};
+use crate::silence::Silence;
 use kolo_comm::Fault;
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -40,7 +41,7 @@ struct Agent {
     /// Kept open: a worker's end shows here too.
     _controls: Vec<Line>,
     pieces: Receiver<Piece>,
-    heard: Instant,
+    silence: Silence,
     pulsed: Instant,
 }
 
@@ -83,8 +84,8 @@ fn serve(mut pipe: Pipe) -> Result<(), Fault> {
     drop(sender);
     let pace = Pace { heartbeat_ms: start.heartbeat_ms };
     let now = Instant::now();
-    let first_rank = start.first_rank;
-    let mut agent = Agent { pipe, pace, first_rank, workers, _controls: controls, pieces, heard: now, pulsed: now };
+    let (first_rank, silence) = (start.first_rank, Silence::new(now, pace.orphan_ms()));
+    let mut agent = Agent { pipe, pace, first_rank, workers, _controls: controls, pieces, silence, pulsed: now };
     later.into_iter().for_each(|order| agent.obey(order));
     agent.watch();
     Ok(())
@@ -147,9 +148,8 @@ fn forward(
 
 impl Agent {
     fn watch(&mut self) {
-        let silence = Duration::from_millis(self.pace.orphan_ms());
         let mut left = self.workers.len();
-        while left > 0 && self.pipe.open && self.heard.elapsed() < silence {
+        while left > 0 && self.pipe.open && !self.silence.too_long(Instant::now()) {
             self.turn(self.pace.tick_ms());
             for local in 0..self.workers.len() {
                 while let Some(change) = self.workers[local].look() {
@@ -179,7 +179,7 @@ impl Agent {
         }
         self.pipe.flush();
         for order in self.pipe.receive().unwrap_or_default() {
-            self.heard = Instant::now();
+            self.silence.hear(Instant::now());
             self.obey(order);
         }
     }
