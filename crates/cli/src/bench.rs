@@ -30,7 +30,9 @@ pub fn train(models: &[ModelKind], args: &BenchTrain) -> Result<(), Failure> {
             let outcome = together(job, args, &worker, threads, begin);
             worker.finish(outcome)
         }
-        None if count > 1 => workers::supervise(&args.job.workers, count, None, Progress::plain(false)),
+        None if workers::are_started(&args.job.workers, count) => {
+            workers::supervise(&args.job.workers, count, None, Progress::plain(false))
+        }
         None => alone(job, args, begin),
     }
 }

@@ -36,7 +36,7 @@ pub fn train(models: &[ModelKind], args: &Train) -> Result<(), Failure> {
             }
             work(&job, args, &place, roles)
         }
-        None if world > 1 => {
+        None if workers::are_started(&args.job.workers, world) => {
             introduce_all(&job, args, world, roles);
             let view = Progress::new(job.total_steps, args.quiet);
             workers::supervise(&args.job.workers, world, args.out.as_deref(), view)

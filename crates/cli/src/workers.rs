@@ -23,9 +23,10 @@ fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// Where this process stands, if a launcher started it as one of several.
+/// Where this process stands, if a launcher started it as one of several. A worker of our own launcher never starts workers,
+/// even if it is the only one.
 pub fn place() -> Result<Option<Place>, Failure> {
-    Ok(kolo_cluster::detect(&environment)?.filter(|place| place.world > 1))
+    Ok(kolo_cluster::detect(&environment)?.filter(|place| place.world > 1 || place.launcher == Launcher::Kolo))
 }
 
 /// This process as one of several workers.
@@ -195,6 +196,11 @@ pub fn asked(workers: &Workers) -> Result<usize, Failure> {
         None => Ok(workers.count),
         Some(list) => Ok(hostlist::slots(list).map_err(wrong_list)?.iter().map(|slots| slots.count).sum()),
     }
+}
+
+/// Whether workers must be started for this many: one worker is this process itself, unless another host is named.
+pub fn are_started(workers: &Workers, count: usize) -> bool {
+    count > 1 || workers.hosts.is_some()
 }
 
 fn wrong_list(fault: Fault) -> Failure {
