@@ -46,16 +46,26 @@ pub fn train(models: &[ModelKind], args: &Train) -> Result<(), Failure> {
 }
 
 /// What can be known before anybody is started.
-struct Prepared {
-    job: Arc<Job>,
+pub struct Prepared {
+    pub job: Arc<Job>,
     /// Processes, servers among them.
     world: usize,
     roles: Option<Roles>,
 }
 
 fn prepare(models: &[ModelKind], args: &Train, place: Option<&Place>) -> Result<Prepared, Failure> {
-    let started = place.map_or_else(|| workers::asked(&args.job.workers), |place| Ok(place.world))?;
-    let roles = roles(args, started, place.is_some() || args.job.workers.hosts.is_some())?;
+    let prepared = check(models, args, place.map(|place| place.world))?;
+    // The first rank writes, wherever it runs.
+    if place.map_or(args.job.workers.hosts.is_none(), |place| place.rank == 0) {
+        [&args.report, &args.trace].into_iter().flatten().try_for_each(|path| check_writable(path))?;
+    }
+    Ok(prepared)
+}
+
+/// All that can be wrong with a command, whoever runs it: `found` is the number of processes that a launcher starts.
+pub fn check(models: &[ModelKind], args: &Train, found: Option<usize>) -> Result<Prepared, Failure> {
+    let started = found.map_or_else(|| workers::asked(&args.job.workers), Ok)?;
+    let roles = roles(args, started, found.is_some() || args.job.workers.hosts.is_some())?;
     let job = load::job(models, &args.job, roles.map_or(started, |roles| roles.workers))?;
     if roles.is_some() && job.early_stop.is_some() {
         let message = "`train.early_stop` with --async: workers do not end together";
@@ -63,10 +73,6 @@ fn prepare(models: &[ModelKind], args: &Train, place: Option<&Place>) -> Result<
     }
     if args.job.threads.is_some() {
         load::threads(&args.job)?;
-    }
-    // The first rank writes, wherever it runs.
-    if place.map_or(args.job.workers.hosts.is_none(), |place| place.rank == 0) {
-        [&args.report, &args.trace].into_iter().flatten().try_for_each(|path| check_writable(path))?;
     }
     Ok(Prepared { job, world: roles.map_or(started, |roles| roles.workers + roles.servers), roles })
 }
