@@ -13,6 +13,7 @@ use kolo_plan::Rates;
 use kolo_train::asynchronous::{self, Roles};
 use kolo_train::decision::decision_map;
 use kolo_train::interrupt::{self, Interrupt};
+use kolo_train::job::Parallel;
 use kolo_train::machine::{format_bytes, format_count};
 use kolo_train::report::{Communication, Planned, Report};
 use kolo_train::session::{Company, RunOptions};
@@ -67,14 +68,31 @@ pub fn check(models: &[ModelKind], args: &Train, found: Option<usize>) -> Result
     let started = found.map_or_else(|| workers::asked(&args.job.workers), Ok)?;
     let roles = roles(args, started, found.is_some() || args.job.workers.hosts.is_some())?;
     let job = load::job(models, &args.job, roles.map_or(started, |roles| roles.workers))?;
-    if roles.is_some() && job.early_stop.is_some() {
-        let message = "`train.early_stop` with --async: workers do not end together";
-        return Err(Failure::usage(message, "leave early_stop out, or train synchronously"));
+    if roles.is_some() {
+        check_asynchronous(&job)?;
     }
     if args.job.threads.is_some() {
         load::threads(&args.job)?;
     }
     Ok(Prepared { job, world: roles.map_or(started, |roles| roles.workers + roles.servers), roles })
+}
+
+/// Refuses settings that mean nothing to workers with servers.
+fn check_asynchronous(job: &Job) -> Result<(), Failure> {
+    let Parallel { zero, central, narrow, .. } = job.parallel;
+    let settings = [
+        (job.early_stop.is_some(), "train.early_stop", "early_stop", "workers do not end together"),
+        (zero > 0, "parallel.zero = 1", "zero", "the servers keep the optimizer, and no worker has a share of it"),
+        (central, "parallel.central = true", "central", "the servers keep the weights, and each worker a copy"),
+        (narrow, "parallel.wire = \"bf16\"", "wire", "gradients travel to the servers as f32"),
+    ];
+    match settings.into_iter().find(|(given, ..)| *given) {
+        Some((_, setting, key, why)) => Err(Failure::usage(
+            format!("`{setting}` with --async: {why}"),
+            &format!("leave {key} out, or train synchronously"),
+        )),
+        None => Ok(()),
+    }
 }
 
 /// Who does what in asynchronous training. Servers come on top of the workers of `-n`; where the number of processes is
