@@ -52,6 +52,7 @@ const TESTS: &[(&str, fn())] = &[
     ("a_failing_first_rank_is_told_once", foreign::a_failing_first_rank_is_told_once),
     ("under_mpirun", foreign::under_mpirun),
     ("hosts_end_well", remote::hosts_end_well),
+    ("hosts_keep_last_words", remote::hosts_keep_last_words),
     ("hosts_lose_a_rank", remote::hosts_lose_a_rank),
     ("hosts_lose_an_agent", remote::hosts_lose_an_agent),
     ("hosts_lose_the_launcher", remote::hosts_lose_the_launcher),

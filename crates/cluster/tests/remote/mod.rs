@@ -64,6 +64,15 @@ pub fn hosts_end_well() {
     }
 }
 
+/// What comes when the rank itself is gone already.
+pub fn hosts_keep_last_words() {
+    let out = temporary();
+    let (outcome, ..) = run_with(&options("a:1,b:1", out.path(), &["whisper", "1"]), |_| {});
+    assert!(outcome.message().unwrap().contains("rank 1 on "), "{:?}", outcome.message());
+    let log = std::fs::read_to_string(out.path().join("rank-1.log")).unwrap();
+    assert_eq!(log, "the last word\n");
+}
+
 pub fn hosts_lose_a_rank() {
     let out = temporary();
     let (outcome, pids, took) = run_with(&options("a:2,b:2", out.path(), &["train", "100000"]), |p| signal(p[3], 9));
