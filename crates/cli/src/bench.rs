@@ -44,8 +44,10 @@ fn prepare(models: &[ModelKind], args: &BenchTrain, place: Option<&Place>) -> Re
     if args.steps == 0 {
         return Err(Failure::usage("--steps 0 measures nothing", "time at least one step"));
     }
-    if count > 1 && (args.serve || args.lanes.is_some()) {
-        return Err(Failure::usage("--serve and --lanes are for one worker", "leave them or -n out"));
+    let together = place.is_some() || workers::are_started(&args.job.workers, count);
+    if together && (args.serve || args.lanes.is_some() || args.profile) {
+        let message = "--serve, --lanes and --profile are for a single process";
+        return Err(Failure::usage(message, "leave them out, or -n, --hosts and other launchers"));
     }
     if place.is_none_or(|place| place.rank == 0) {
         args.report.as_deref().map_or(Ok(()), check_writable)?;

@@ -192,9 +192,14 @@ impl Observer for RemoteView {
 
 /// How many workers this command asks for.
 pub fn asked(workers: &Workers) -> Result<usize, Failure> {
+    Ok(asked_by_host(workers)?.iter().sum())
+}
+
+/// How many workers this command asks for on each host.
+pub fn asked_by_host(workers: &Workers) -> Result<Vec<usize>, Failure> {
     match &workers.hosts {
-        None => Ok(workers.count),
-        Some(list) => Ok(hostlist::slots(list).map_err(wrong_list)?.iter().map(|slots| slots.count).sum()),
+        None => Ok(vec![workers.count]),
+        Some(list) => Ok(hostlist::slots(list).map_err(wrong_list)?.iter().map(|slots| slots.count).collect()),
     }
 }
 
