@@ -163,9 +163,8 @@ fn run_options(args: &Train, threads: usize, interrupt: Interrupt, company: Comp
 /// This process is one of several.
 fn work(job: &Arc<Job>, args: &Train, place: &Place, roles: Option<Roles>) -> Result<(), Failure> {
     let interrupt = listen()?;
-    let threads = workers::threads(&args.job, place)?;
     let worker = Worker::join(place, &args.job.workers, job.reproducible)?;
-    let outcome = take_part(job, args, &worker, threads, interrupt, roles);
+    let outcome = take_part(job, args, &worker, interrupt, roles);
     worker.finish(outcome)
 }
 
@@ -173,11 +172,11 @@ fn take_part(
     job: &Arc<Job>,
     args: &Train,
     worker: &Worker,
-    threads: usize,
     interrupt: Interrupt,
     roles: Option<Roles>,
 ) -> Result<(), Failure> {
     let quiet = args.quiet || worker.member.rank > 0;
+    let threads = worker.threads(&args.job);
     let mut view = RemoteView::new(Arc::clone(&worker.member), Progress::plain(quiet));
     let world = Arc::clone(&worker.world);
     let Some(roles) = roles else {
