@@ -159,10 +159,10 @@ pub struct Slurm {
     /// A further option for sbatch, such as --sbatch=--gres=gpu:4
     #[arg(long = "sbatch", value_name = "OPTION", allow_hyphen_values = true)]
     pub options: Vec<String>,
-    /// Submit the script instead of printing it
+    /// Submit the script; it is printed only if neither this nor --output is given
     #[arg(long)]
     pub submit: bool,
-    /// Write the script to this file instead of printing it
+    /// Write the script to this file
     #[arg(short, long)]
     pub output: Option<PathBuf>,
     /// What follows goes to `kolo train` as it is

@@ -25,12 +25,13 @@ pub fn train(models: &[ModelKind], args: &BenchTrain) -> Result<(), Failure> {
     let (job, count) = workers::or_tell_all(prepared, place.as_ref(), &args.job.workers)?;
     match place {
         Some(place) => {
-            let threads = workers::threads(&args.job, &place)?;
             let worker = Worker::join(&place, &args.job.workers, job.reproducible)?;
-            let outcome = together(job, args, &worker, threads, begin);
+            let outcome = together(job, args, &worker, begin);
             worker.finish(outcome)
         }
-        None if count > 1 => workers::supervise(&args.job.workers, count, None, Progress::plain(false)),
+        None if workers::are_started(&args.job.workers, count) => {
+            workers::supervise(&args.job.workers, count, None, Progress::plain(false))
+        }
         None => alone(job, args, begin),
     }
 }
@@ -42,8 +43,13 @@ fn prepare(models: &[ModelKind], args: &BenchTrain, place: Option<&Place>) -> Re
     if args.steps == 0 {
         return Err(Failure::usage("--steps 0 measures nothing", "time at least one step"));
     }
-    if count > 1 && (args.serve || args.lanes.is_some()) {
-        return Err(Failure::usage("--serve and --lanes are for one worker", "leave them or -n out"));
+    if args.job.threads.is_some() {
+        load::threads(&args.job)?;
+    }
+    let together = place.is_some() || workers::are_started(&args.job.workers, count);
+    if together && (args.serve || args.lanes.is_some() || args.profile) {
+        let message = "--serve, --lanes and --profile are for a single process";
+        return Err(Failure::usage(message, "leave them out, or -n, --hosts and other launchers"));
     }
     if place.is_none_or(|place| place.rank == 0) {
         args.report.as_deref().map_or(Ok(()), check_writable)?;
@@ -52,8 +58,8 @@ fn prepare(models: &[ModelKind], args: &BenchTrain, place: Option<&Place>) -> Re
 }
 
 /// Several workers: every rank runs the same steps, and the first reports.
-fn together(job: Arc<Job>, args: &BenchTrain, worker: &Worker, threads: usize, begin: Instant) -> Result<(), Failure> {
-    let world = &worker.world;
+fn together(job: Arc<Job>, args: &BenchTrain, worker: &Worker, begin: Instant) -> Result<(), Failure> {
+    let (world, threads) = (&worker.world, worker.threads(&args.job));
     let mut trainer = Trainer::among(job, threads, Arc::clone(world))?;
     let ready_ms = begin.elapsed().as_secs_f64() * 1e3;
     run(&mut trainer, args.warmup.max(1))?;

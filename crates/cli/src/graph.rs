@@ -2,13 +2,14 @@
 
 use crate::args::{GraphArgs, Listing};
 use crate::fail::Failure;
-use crate::load;
+use crate::{load, workers};
 use kolo_models::ModelKind;
 use kolo_parallel::Mesh;
 use kolo_train::step::{evaluation_graph, optimise, spread, training_graph};
 
 pub fn graph(models: &[ModelKind], args: &GraphArgs) -> Result<(), Failure> {
-    let job = load::job(models, &args.job, args.job.workers.count)?;
+    let workers = workers::asked(&args.job.workers)?;
+    let job = load::job(models, &args.job, workers)?;
     let graph = match args.evaluation {
         true => evaluation_graph(&*job.model, job.grain_batch())?,
         false => training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?,
@@ -17,7 +18,6 @@ pub fn graph(models: &[ModelKind], args: &GraphArgs) -> Result<(), Failure> {
         print!("{}", if args.raw { graph } else { optimise(&graph) });
         return Ok(());
     }
-    let workers = args.job.workers.count;
     let Some(mesh) = Mesh::data(workers, args.rank) else {
         return Err(Failure::usage(format!("--rank {} of {workers} workers", args.rank), "ranks count from 0"));
     };

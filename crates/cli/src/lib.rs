@@ -14,6 +14,7 @@
 mod args;
 mod bench;
 mod bench_comm;
+mod cores;
 mod fail;
 mod graph;
 mod load;

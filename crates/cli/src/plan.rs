@@ -2,7 +2,7 @@
 
 use crate::args::Plan;
 use crate::fail::Failure;
-use crate::load;
+use crate::{load, workers};
 use kolo_exec::Options;
 use kolo_models::ModelKind;
 use kolo_parallel::Mesh;
@@ -24,13 +24,17 @@ struct Prediction {
 }
 
 pub fn plan(models: &[ModelKind], args: &Plan) -> Result<(), Failure> {
-    let job = load::job(models, &args.job, args.job.workers.count)?;
+    let by_host = workers::asked_by_host(&args.job.workers)?;
+    let workers = by_host.iter().sum();
+    let job = load::job(models, &args.job, workers)?;
+    // Every host is taken to be like this one.
+    let crowd = by_host.into_iter().max().unwrap_or(1);
     let threads = match args.job.threads {
-        None => (load::threads(&args.job)? / args.job.workers.count).max(1),
+        None => (load::threads(&args.job)? / crowd).max(1),
         Some(_) => load::threads(&args.job)?,
     };
     check(args)?;
-    let prediction = predict(&job, threads, args)?;
+    let prediction = predict(&job, workers, threads, args)?;
     if args.json {
         println!("{}", as_json(&job, &prediction));
     } else {
@@ -59,10 +63,9 @@ fn check(args: &Plan) -> Result<(), Failure> {
     Ok(())
 }
 
-fn predict(job: &Job, threads: usize, args: &Plan) -> Result<Prediction, Failure> {
+fn predict(job: &Job, workers: usize, threads: usize, args: &Plan) -> Result<Prediction, Failure> {
     let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?;
     // With several workers, the plan is that of the first: its grains, its share of the optimizer.
-    let workers = args.job.workers.count;
     let mesh = Mesh::data(workers, 0).expect("there is a first worker");
     let graph = spread(&optimise(&graph), &job.parallel, &mesh);
     let options = Options::for_grains(job.grains / workers, threads);

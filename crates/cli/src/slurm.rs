@@ -2,14 +2,14 @@
 
 use crate::args::{Args, Command, Slurm};
 use crate::fail::{Failure, write_file};
-use crate::load;
+use crate::{train, workers};
 use clap::Parser;
 use kolo_cluster::slurm::{Batch, script, submit};
 use kolo_models::ModelKind;
 
 pub fn slurm(models: &[ModelKind], args: &Slurm) -> Result<(), Failure> {
-    let workers = args.nodes.saturating_mul(args.tasks_per_node);
-    if workers == 0 {
+    let count = args.nodes.saturating_mul(args.tasks_per_node);
+    if count == 0 {
         return Err(Failure::usage("a batch job needs a node and a task", "write --nodes 1 --tasks-per-node 1"));
     }
     let mut command: Vec<String> = vec![program()?, "train".into()];
@@ -28,8 +28,11 @@ pub fn slurm(models: &[ModelKind], args: &Slurm) -> Result<(), Failure> {
             return Err(Failure::usage(first.trim_start_matches("error: "), "see `kolo train --help`"));
         }
     };
-    let servers = if train.asynchronous { train.servers } else { 0 };
-    let job = load::job(models, &train.job, workers.saturating_sub(servers))?;
+    if count > 1 && workers::are_started(&train.job.workers, train.job.workers.count) {
+        return Err(Failure::usage("-n and --hosts after `--`: srun starts the workers", "leave them out"));
+    }
+    // A single task may start workers of its own.
+    let job = train::check(models, &train, (count > 1).then_some(count))?.job;
     let directory = std::env::current_dir()
         .map_err(|error| Failure::job(format!("the current directory: {error}"), "change to one that exists"))?;
     let text = script(&Batch {
@@ -43,17 +46,15 @@ pub fn slurm(models: &[ModelKind], args: &Slurm) -> Result<(), Failure> {
         directory: directory.to_string_lossy().into_owned(),
         command,
     })?;
+    if let Some(path) = &args.output {
+        write_file(path, &text)?;
+    }
     if args.submit {
         println!("submitted batch job {}", submit(&text)?);
-        return Ok(());
+    } else if args.output.is_none() {
+        print!("{text}");
     }
-    match &args.output {
-        Some(path) => write_file(path, text),
-        None => {
-            print!("{text}");
-            Ok(())
-        }
-    }
+    Ok(())
 }
 
 fn program() -> Result<String, Failure> {

@@ -13,6 +13,7 @@ use kolo_plan::Rates;
 use kolo_train::asynchronous::{self, Roles};
 use kolo_train::decision::decision_map;
 use kolo_train::interrupt::{self, Interrupt};
+use kolo_train::job::Parallel;
 use kolo_train::machine::{format_bytes, format_count};
 use kolo_train::report::{Communication, Planned, Report};
 use kolo_train::session::{Company, RunOptions};
@@ -36,7 +37,7 @@ pub fn train(models: &[ModelKind], args: &Train) -> Result<(), Failure> {
             }
             work(&job, args, &place, roles)
         }
-        None if world > 1 => {
+        None if workers::are_started(&args.job.workers, world) => {
             introduce_all(&job, args, world, roles);
             let view = Progress::new(job.total_steps, args.quiet);
             workers::supervise(&args.job.workers, world, args.out.as_deref(), view)
@@ -46,29 +47,52 @@ pub fn train(models: &[ModelKind], args: &Train) -> Result<(), Failure> {
 }
 
 /// What can be known before anybody is started.
-struct Prepared {
-    job: Arc<Job>,
+pub struct Prepared {
+    pub job: Arc<Job>,
     /// Processes, servers among them.
     world: usize,
     roles: Option<Roles>,
 }
 
 fn prepare(models: &[ModelKind], args: &Train, place: Option<&Place>) -> Result<Prepared, Failure> {
-    let started = place.map_or_else(|| workers::asked(&args.job.workers), |place| Ok(place.world))?;
-    let roles = roles(args, started, place.is_some() || args.job.workers.hosts.is_some())?;
-    let job = load::job(models, &args.job, roles.map_or(started, |roles| roles.workers))?;
-    if roles.is_some() && job.early_stop.is_some() {
-        let message = "`train.early_stop` with --async: workers do not end together";
-        return Err(Failure::usage(message, "leave early_stop out, or train synchronously"));
-    }
-    if args.job.threads.is_some() {
-        load::threads(&args.job)?;
-    }
+    let prepared = check(models, args, place.map(|place| place.world))?;
     // The first rank writes, wherever it runs.
     if place.map_or(args.job.workers.hosts.is_none(), |place| place.rank == 0) {
         [&args.report, &args.trace].into_iter().flatten().try_for_each(|path| check_writable(path))?;
     }
+    Ok(prepared)
+}
+
+/// All that can be wrong with a command, whoever runs it: `found` is the number of processes that a launcher starts.
+pub fn check(models: &[ModelKind], args: &Train, found: Option<usize>) -> Result<Prepared, Failure> {
+    let started = found.map_or_else(|| workers::asked(&args.job.workers), Ok)?;
+    let roles = roles(args, started, found.is_some() || args.job.workers.hosts.is_some())?;
+    let job = load::job(models, &args.job, roles.map_or(started, |roles| roles.workers))?;
+    if roles.is_some() {
+        check_asynchronous(&job)?;
+    }
+    if args.job.threads.is_some() {
+        load::threads(&args.job)?;
+    }
     Ok(Prepared { job, world: roles.map_or(started, |roles| roles.workers + roles.servers), roles })
+}
+
+/// Refuses settings that mean nothing to workers with servers.
+fn check_asynchronous(job: &Job) -> Result<(), Failure> {
+    let Parallel { zero, central, narrow, .. } = job.parallel;
+    let settings = [
+        (job.early_stop.is_some(), "train.early_stop", "early_stop", "workers do not end together"),
+        (zero > 0, "parallel.zero = 1", "zero", "the servers keep the optimizer, and no worker has a share of it"),
+        (central, "parallel.central = true", "central", "the servers keep the weights, and each worker a copy"),
+        (narrow, "parallel.wire = \"bf16\"", "wire", "gradients travel to the servers as f32"),
+    ];
+    match settings.into_iter().find(|(given, ..)| *given) {
+        Some((_, setting, key, why)) => Err(Failure::usage(
+            format!("`{setting}` with --async: {why}"),
+            &format!("leave {key} out, or train synchronously"),
+        )),
+        None => Ok(()),
+    }
 }
 
 /// Who does what in asynchronous training. Servers come on top of the workers of `-n`; where the number of processes is
@@ -139,9 +163,8 @@ fn run_options(args: &Train, threads: usize, interrupt: Interrupt, company: Comp
 /// This process is one of several.
 fn work(job: &Arc<Job>, args: &Train, place: &Place, roles: Option<Roles>) -> Result<(), Failure> {
     let interrupt = listen()?;
-    let threads = workers::threads(&args.job, place)?;
     let worker = Worker::join(place, &args.job.workers, job.reproducible)?;
-    let outcome = take_part(job, args, &worker, threads, interrupt, roles);
+    let outcome = take_part(job, args, &worker, interrupt, roles);
     worker.finish(outcome)
 }
 
@@ -149,11 +172,11 @@ fn take_part(
     job: &Arc<Job>,
     args: &Train,
     worker: &Worker,
-    threads: usize,
     interrupt: Interrupt,
     roles: Option<Roles>,
 ) -> Result<(), Failure> {
     let quiet = args.quiet || worker.member.rank > 0;
+    let threads = worker.threads(&args.job);
     let mut view = RemoteView::new(Arc::clone(&worker.member), Progress::plain(quiet));
     let world = Arc::clone(&worker.world);
     let Some(roles) = roles else {

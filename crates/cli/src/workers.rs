@@ -1,6 +1,7 @@
 //! Several workers: whether this process starts them or is one of them, and how they reach each other.
 
 use crate::args::{JobArgs, TransportKind, Workers};
+use crate::cores;
 use crate::fail::Failure;
 use crate::progress::Progress;
 use kolo_cluster::coordinator::Notice;
@@ -23,15 +24,18 @@ fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// Where this process stands, if a launcher started it as one of several.
+/// Where this process stands, if a launcher started it as one of several. A worker of our own launcher never starts workers,
+/// even if it is the only one.
 pub fn place() -> Result<Option<Place>, Failure> {
-    Ok(kolo_cluster::detect(&environment)?.filter(|place| place.world > 1))
+    Ok(kolo_cluster::detect(&environment)?.filter(|place| place.world > 1 || place.launcher == Launcher::Kolo))
 }
 
 /// This process as one of several workers.
 pub struct Worker {
     pub member: Arc<Member>,
     pub world: Arc<Communicator>,
+    /// Its share of its host's.
+    cores: usize,
     mpi: Option<mpi::World>,
 }
 
@@ -39,14 +43,20 @@ impl Worker {
     /// Joins the job and links up with the other ranks.
     pub fn join(place: &Place, workers: &Workers, reproducible: bool) -> Result<Self, Failure> {
         let Seat { mut member, mpi } = meet(place, workers)?;
+        let cores = or_tell(cores::own(&mut member), &member)?;
         let transport = or_tell(connect(&mut member, mpi.as_ref(), workers, workers.transport), &member)?;
         let world = Communicator::new(transport, Arc::clone(&member.watch), reproducible);
-        Ok(Self { member: Arc::new(member), world: Arc::new(world), mpi })
+        Ok(Self { member: Arc::new(member), world: Arc::new(world), cores, mpi })
+    }
+
+    /// As many as were asked for, or one for each of its cores.
+    pub fn threads(&self, args: &JobArgs) -> usize {
+        args.threads.unwrap_or(self.cores)
     }
 
     /// Ends with all others, or tells them why not. What went wrong is shown once, by whoever watches over the job.
     pub fn finish(self, outcome: Result<(), Failure>) -> Result<(), Failure> {
-        let Self { member, world, mpi } = self;
+        let Self { member, world, mpi, .. } = self;
         if let Err(failure) = outcome {
             if failure.told_by_culprit() {
                 member.await_end();
@@ -191,10 +201,20 @@ impl Observer for RemoteView {
 
 /// How many workers this command asks for.
 pub fn asked(workers: &Workers) -> Result<usize, Failure> {
+    Ok(asked_by_host(workers)?.iter().sum())
+}
+
+/// How many workers this command asks for on each host.
+pub fn asked_by_host(workers: &Workers) -> Result<Vec<usize>, Failure> {
     match &workers.hosts {
-        None => Ok(workers.count),
-        Some(list) => Ok(hostlist::slots(list).map_err(wrong_list)?.iter().map(|slots| slots.count).sum()),
+        None => Ok(vec![workers.count]),
+        Some(list) => Ok(hostlist::slots(list).map_err(wrong_list)?.iter().map(|slots| slots.count).collect()),
     }
+}
+
+/// Whether workers must be started for this many: one worker is this process itself, unless another host is named.
+pub fn are_started(workers: &Workers, count: usize) -> bool {
+    count > 1 || workers.hosts.is_some()
 }
 
 fn wrong_list(fault: Fault) -> Failure {
@@ -278,16 +298,5 @@ fn show(view: &mut Progress, notice: &Notice) {
         }
         Notice::Slow(lag) => view.note(&lag.to_string()),
         _ => {}
-    }
-}
-
-/// Threads of one worker: its share of the host's cores.
-pub fn threads(args: &JobArgs, place: &Place) -> Result<usize, Failure> {
-    match args.threads {
-        Some(_) => crate::load::threads(args),
-        None => {
-            let cores = std::thread::available_parallelism().map_or(1, usize::from);
-            Ok((cores / place.local_world.max(1)).max(1))
-        }
     }
 }

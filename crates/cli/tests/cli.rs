@@ -130,6 +130,18 @@ fn a_plan_names_parameters_work_and_memory() {
 }
 
 #[test]
+fn places_on_hosts_count_like_workers_here() {
+    let dir = tempdir();
+    let [hosts, here] = [["--hosts", "a:1,b:3"], ["-n", "4"]].map(|flags| {
+        let graph = stdout_of(dir.path(), &[&["graph", "--rank", "3"], &flags[..]].concat());
+        let plan = stdout_of(dir.path(), &[&["plan", "--json", "--threads", "1"], &flags[..]].concat());
+        let plan: Value = serde_json::from_str(&plan).expect("JSON");
+        (graph, plan["flops"].clone(), plan["memory"].clone())
+    });
+    assert!(hosts == here, "{hosts:?}\n{here:?}");
+}
+
+#[test]
 fn the_plan_agrees_with_the_report_and_fits_the_process() {
     let dir = tempdir();
     let short = ["--set", "train.epochs=1", "--threads", "2"];

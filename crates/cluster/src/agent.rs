@@ -11,11 +11,12 @@ use crate::order::{GREETING, Order, Start};
 use crate::pace::Pace;
 use crate::pipe::Pipe;
 use crate::process::{self, Change, Output, Process};
+use crate::silence::Silence;
 use kolo_comm::Fault;
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
 /// How long the first order may take.
@@ -40,7 +41,9 @@ struct Agent {
     /// Kept open: a worker's end shows here too.
     _controls: Vec<Line>,
     pieces: Receiver<Piece>,
-    heard: Instant,
+    /// All that workers printed has been taken.
+    drained: bool,
+    silence: Silence,
     pulsed: Instant,
 }
 
@@ -83,8 +86,9 @@ fn serve(mut pipe: Pipe) -> Result<(), Fault> {
     drop(sender);
     let pace = Pace { heartbeat_ms: start.heartbeat_ms };
     let now = Instant::now();
-    let first_rank = start.first_rank;
-    let mut agent = Agent { pipe, pace, first_rank, workers, _controls: controls, pieces, heard: now, pulsed: now };
+    let (first_rank, silence) = (start.first_rank, Silence::new(now, pace.orphan_ms()));
+    let mut agent =
+        Agent { pipe, pace, first_rank, workers, _controls: controls, pieces, drained: false, silence, pulsed: now };
     later.into_iter().for_each(|order| agent.obey(order));
     agent.watch();
     Ok(())
@@ -147,9 +151,8 @@ fn forward(
 
 impl Agent {
     fn watch(&mut self) {
-        let silence = Duration::from_millis(self.pace.orphan_ms());
         let mut left = self.workers.len();
-        while left > 0 && self.pipe.open && self.heard.elapsed() < silence {
+        while left > 0 && self.pipe.open && !self.silence.too_long(Instant::now()) {
             self.turn(self.pace.tick_ms());
             for local in 0..self.workers.len() {
                 while let Some(change) = self.workers[local].look() {
@@ -162,10 +165,8 @@ impl Agent {
         // Whoever is left goes with us.
         self.workers.clear();
         let deadline = Instant::now() + Duration::from_millis(self.pace.heartbeat_ms);
-        let mut quiet = false;
-        while self.pipe.open && Instant::now() < deadline && !(quiet && self.pipe.backlog() == 0) {
-            // Output that was still on its way in.
-            quiet = !self.drain();
+        // Last words may still be on their way.
+        while self.pipe.open && Instant::now() < deadline && !(self.drained && self.pipe.backlog() == 0) {
             self.turn(1);
         }
     }
@@ -179,20 +180,23 @@ impl Agent {
         }
         self.pipe.flush();
         for order in self.pipe.receive().unwrap_or_default() {
-            self.heard = Instant::now();
+            self.silence.hear(Instant::now());
             self.obey(order);
         }
     }
 
-    /// Sends on what workers printed; whether there was anything.
-    fn drain(&mut self) -> bool {
-        let mut any = false;
+    /// Sends on what workers printed.
+    fn drain(&mut self) {
         while self.pipe.backlog() < BACKLOG_BYTES_MAX {
-            let Ok(Piece { rank, source, bytes }) = self.pieces.try_recv() else { break };
-            self.pipe.send(&Order::Output { rank, source, bytes });
-            any = true;
+            match self.pieces.try_recv() {
+                Ok(Piece { rank, source, bytes }) => self.pipe.send(&Order::Output { rank, source, bytes }),
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => {
+                    self.drained = true;
+                    return;
+                }
+            }
         }
-        any
     }
 
     fn obey(&mut self, order: Order) {

@@ -16,6 +16,7 @@ use crate::pace::Pace;
 use crate::pipe::Pipe;
 use crate::process::{Change, Process};
 use crate::seat::Exit;
+use crate::silence::Silence;
 use kolo_comm::{Fault, JobKey};
 use std::io::Read;
 use std::net::IpAddr;
@@ -94,7 +95,7 @@ struct Remote {
     start: Option<Start>,
     complaints: Arc<Mutex<Vec<u8>>>,
     listener: JoinHandle<()>,
-    heard: Instant,
+    silence: Silence,
     lost: bool,
 }
 
@@ -156,7 +157,7 @@ fn bare(host: &str) -> &str {
 }
 
 impl Remote {
-    fn open(mut command: Command, host: &str, start: Start) -> Result<Self, Fault> {
+    fn open(mut command: Command, host: &str, start: Start, pace: Pace) -> Result<Self, Fault> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = Process::spawn(command, None)?;
         let child = process.child();
@@ -182,8 +183,9 @@ impl Remote {
         let listener = started.map_err(|error| Fault::system("starting a thread for output", &error))?;
         let pipe = Pipe::new(OwnedFd::from(output), OwnedFd::from(input), false)?;
         let (first_rank, ended) = (start.first_rank, vec![false; start.count]);
-        let (host, start, heard) = (host.to_string(), Some(start), Instant::now());
-        Ok(Self { host, first_rank, ended, process, pipe, start, complaints, listener, heard, lost: false })
+        let (host, start) = (host.to_string(), Some(start));
+        let silence = Silence::new(Instant::now(), pace.orphan_ms());
+        Ok(Self { host, first_rank, ended, process, pipe, start, complaints, listener, silence, lost: false })
     }
 
     fn exit(&mut self) -> Option<Exit> {
@@ -230,7 +232,7 @@ impl Remote {
                 None => "its agent closed the link".into(),
             };
             self.lose(format!("host {}: {why}{}", self.host, self.complaint()), news);
-        } else if self.pipe.greeted && self.heard.elapsed() > Duration::from_millis(pace.orphan_ms()) {
+        } else if self.pipe.greeted && self.silence.too_long(Instant::now()) {
             let why = format!("host {}: its agent gave no sign of life for {} ms", self.host, pace.orphan_ms());
             self.lose(why, news);
         }
@@ -248,7 +250,7 @@ impl Remotes {
             let mut command = Command::new(shell);
             command.args(words).arg(&slots.host).arg(&options.agent);
             let start = Start { first_rank, count: slots.count, ..order.clone() };
-            self.remotes.push(Remote::open(command, &slots.host, start)?);
+            self.remotes.push(Remote::open(command, &slots.host, start, self.pace)?);
             first_rank += slots.count;
         }
         Ok(())
@@ -265,7 +267,7 @@ impl Remotes {
         if remote.pipe.greeted
             && let Some(start) = remote.start.take()
         {
-            remote.heard = Instant::now();
+            remote.silence.hear(Instant::now());
             remote.pipe.send(&Order::Start(Box::new(start)));
         }
         let orders = match received {
@@ -273,7 +275,7 @@ impl Remotes {
             Err(fault) => return remote.lose(fault.to_string(), news),
         };
         for order in orders {
-            self.remotes[at].heard = Instant::now();
+            self.remotes[at].silence.hear(Instant::now());
             self.take(at, order, news);
         }
     }

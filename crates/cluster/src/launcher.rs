@@ -85,6 +85,8 @@ pub fn detect(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
     let (open_mpi, mpich) = (open_mpi(lookup)?, mpich(lookup)?);
     let (slurm, torchrun) = (slurm(lookup)?, torchrun(lookup)?);
     let mpi = match (open_mpi, mpich) {
+        // A lone task of `srun --mpi=pmi2`, in which mpirun was called.
+        (Some(open_mpi), Some(mpich)) if mpich.world == 1 && open_mpi.world > 1 => Some(open_mpi),
         (Some(open_mpi), Some(mpich)) => Some(agreed(open_mpi, &mpich)?),
         (open_mpi, mpich) => open_mpi.or(mpich),
     };
@@ -311,6 +313,9 @@ mod tests {
         // mpirun's helper on another node runs as a task of a step.
         let helper = STEP.replace("=4", "=2").replace("PROCID=3", "PROCID=1");
         assert_eq!(place(&format!("{helper} {OPEN_MPI}")), (Launcher::OpenMpi, 1, 4, 1, 2));
+        // mpirun in a shell that is the only task of a step.
+        let shell = "SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1 PMI_RANK=0 PMI_SIZE=1";
+        assert_eq!(place(&format!("{shell} {OPEN_MPI}")), (Launcher::OpenMpi, 1, 4, 1, 2));
         let torch = "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=1";
         let elastic = format!("{helper} {torch} TORCHELASTIC_RUN_ID=x");
         assert_eq!(place(&elastic), (Launcher::Torchrun, 5, 8, 1, 4));
@@ -321,7 +326,7 @@ mod tests {
         let error = |variables: &str| find(variables).unwrap_err().to_string();
         let text = error(&format!("{STEP} RANK=0 WORLD_SIZE=1"));
         assert!(text.starts_with("this process is rank 3 of 4 by the variables of srun, and rank 0 of 1 by"), "{text}");
-        let text = error(&format!("{OPEN_MPI} PMI_RANK=0 PMI_SIZE=1"));
+        let text = error(&format!("{OPEN_MPI} PMI_RANK=0 PMI_SIZE=2"));
         assert!(text.contains("mpirun of Open MPI") && text.contains("mpirun of MPICH"), "{text}");
         let alone = OPEN_MPI.replace("LOCAL_SIZE=2", "LOCAL_SIZE=4");
         let text = error(&format!("{STEP} {alone}"));

@@ -23,6 +23,7 @@ mod pipe;
 mod process;
 pub mod rendezvous;
 pub mod seat;
+mod silence;
 #[cfg(test)]
 mod simulation;
 pub mod slurm;

@@ -122,8 +122,20 @@ pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outco
 }
 
 pub(crate) fn watch_signals() -> Result<Signals, Fault> {
-    Signals::new([libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
-        .map_err(|error| Fault::system("watching for signals", &error))
+    let mut signals = vec![libc::SIGINT, libc::SIGTERM];
+    // Under `nohup` a job outlives its terminal.
+    if !ignores(libc::SIGHUP) {
+        signals.push(libc::SIGHUP);
+    }
+    Signals::new(signals).map_err(|error| Fault::system("watching for signals", &error))
+}
+
+fn ignores(signal: i32) -> bool {
+    // SAFETY: a zeroed `sigaction` is a valid place for the answer.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: asks, and changes nothing.
+    let answer = unsafe { libc::sigaction(signal, std::ptr::null(), &mut action) };
+    answer == 0 && action.sa_sigaction == libc::SIG_IGN
 }
 
 /// Where logs go: as the user said, or a directory that is removed if all ends well or there is nothing to read in it.

@@ -6,6 +6,7 @@ use crate::meet::Observer;
 use crate::member::lost;
 use crate::message::{Envelope, Message};
 use crate::pace::Pace;
+use crate::silence::Silence;
 use kolo_comm::{Fault, Watch};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -94,15 +95,14 @@ impl Shared {
     /// Waits for news until `ready` has an answer, the job ends, or the deadline passes.
     fn await_news<T>(&self, what: &str, mut ready: impl FnMut(&mut Inbox) -> Option<T>) -> Result<T, Fault> {
         // The coordinator names whoever does not come; this deadline is for a mute coordinator.
-        let patience = Duration::from_millis(2 * self.pace.stall_ms());
-        let since = Instant::now();
+        let mut silence = Silence::new(Instant::now(), 2 * self.pace.stall_ms());
         let mut inbox = lock(&self.inbox);
         loop {
             if let Some(answer) = ready(&mut inbox) {
                 return Ok(answer);
             }
             self.watch.check()?;
-            if since.elapsed() > patience && what != RELEASE {
+            if silence.too_long(Instant::now()) && what != RELEASE {
                 return Err(lost(&format!("no answer in {what}")));
             }
             let pause = Duration::from_millis(self.pace.beat_ms());
@@ -165,19 +165,17 @@ impl Shared {
     }
 
     fn serve(&self, wake: &UnixStream) {
-        let mut heard = Instant::now();
+        let mut silence = Silence::new(Instant::now(), self.pace.orphan_ms());
         let mut beaten = Instant::now();
         let beat = Duration::from_millis(self.pace.beat_ms());
         let tick = Duration::from_millis(self.pace.tick_ms());
-        let orphan = Duration::from_millis(self.pace.orphan_ms());
         let mut aborted: Option<Instant> = None;
         while !self.closing.load(Ordering::Acquire) {
             if self.listen() {
-                heard = Instant::now();
+                silence.hear(Instant::now());
             }
-            if !self.supervised && heard.elapsed() > orphan {
-                let waited = orphan.as_millis();
-                self.abandon(lost(&format!("no sign of life for {waited} ms")));
+            if !self.supervised && silence.too_long(Instant::now()) {
+                self.abandon(lost(&format!("no sign of life for {} ms", self.pace.orphan_ms())));
             }
             if beaten.elapsed() >= beat {
                 beaten = Instant::now();

@@ -24,6 +24,9 @@ pub struct Batch {
     pub command: Vec<String>,
 }
 
+/// Since Slurm 22.05, `srun` does not take the cores of a task from the batch job by itself.
+const CPUS_PER_TASK: &str = "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}";
+
 /// The text of the script. The shell takes every word as it is; options of `sbatch` may not span lines.
 pub fn script(batch: &Batch) -> Result<String, Fault> {
     if batch.nodes == 0 || batch.tasks_per_node == 0 || batch.command.is_empty() {
@@ -49,17 +52,18 @@ pub fn script(batch: &Batch) -> Result<String, Fault> {
     if let Some(partition) = &batch.partition {
         option("--partition=", &quoted(partition))?;
     }
+    // Asked to end, the tasks hear of it before the time is over.
+    option("--signal=", "TERM@60")?;
+    // Of an option that stands twice, the last counts: the user's.
     for further in &batch.options {
         option("", further)?;
     }
-    // Asked to end, the tasks hear of it before the time is over.
-    option("--signal=", "TERM@60")?;
     let words: Vec<String> = batch.command.iter().map(|word| quoted(word)).collect();
     let directory = quoted(&batch.directory);
     // One task that fails ends the step, and the step's code is the job's.
     let _ = write!(
         text,
-        "\nset -euo pipefail\ncd {directory}\nexec srun --kill-on-bad-exit=1 --wait=60 {}\n",
+        "\nset -euo pipefail\ncd {directory}\nexec srun --kill-on-bad-exit=1 --wait=60 {CPUS_PER_TASK} {}\n",
         words.join(" ")
     );
     Ok(text)
@@ -111,9 +115,10 @@ mod tests {
     #[test]
     fn the_script_says_what_was_asked() {
         let expected = "#!/bin/bash\n#SBATCH --job-name=digits\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n\
-            #SBATCH --cpus-per-task=2\n#SBATCH --time=2:00:00\n#SBATCH --partition=all\n#SBATCH --gres=gpu:4\n\
-            #SBATCH --signal=TERM@60\n\nset -euo pipefail\ncd '/home/a b'\n\
-            exec srun --kill-on-bad-exit=1 --wait=60 kolo train 'it'\\''s.toml'\n";
+            #SBATCH --cpus-per-task=2\n#SBATCH --time=2:00:00\n#SBATCH --partition=all\n#SBATCH --signal=TERM@60\n\
+            #SBATCH --gres=gpu:4\n\nset -euo pipefail\ncd '/home/a b'\n\
+            exec srun --kill-on-bad-exit=1 --wait=60 \
+            ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} kolo train 'it'\\''s.toml'\n";
         assert_eq!(script(&batch()).unwrap(), expected);
     }
 

@@ -48,13 +48,16 @@ const TESTS: &[(&str, fn())] = &[
     ("meets_through_a_file", foreign::meets_through_a_file),
     ("a_lost_rank_is_told_once", foreign::a_lost_rank_is_told_once),
     ("a_stopped_rank_and_a_deaf_one", foreign::a_stopped_rank_and_a_deaf_one),
+    ("all_are_suspended", foreign::all_are_suspended),
     ("a_failing_first_rank_is_told_once", foreign::a_failing_first_rank_is_told_once),
     ("under_mpirun", foreign::under_mpirun),
     ("hosts_end_well", remote::hosts_end_well),
+    ("hosts_keep_last_words", remote::hosts_keep_last_words),
     ("hosts_lose_a_rank", remote::hosts_lose_a_rank),
     ("hosts_lose_an_agent", remote::hosts_lose_an_agent),
     ("hosts_lose_the_launcher", remote::hosts_lose_the_launcher),
     ("a_host_that_cannot_be_reached", remote::a_host_that_cannot_be_reached),
+    ("hosts_are_suspended", remote::hosts_are_suspended),
     ("a_link_goes_down", remote::a_link_goes_down),
     ("under_slurm", slurm::under_slurm),
 ];
@@ -120,6 +123,14 @@ fn signal(pid: i32, signal: i32) {
     // SAFETY: a process that this test started.
     let answer = unsafe { libc::kill(pid, signal) };
     assert_eq!(answer, 0, "signal {signal} to {pid}");
+}
+
+/// Stops all of them for a while, as a batch system does to make room.
+fn suspend(pids: &[i32], time: Duration) {
+    assert!(pids.iter().all(|pid| alive(*pid)), "{pids:?}");
+    pids.iter().for_each(|pid| signal(*pid, libc::SIGSTOP));
+    std::thread::sleep(time);
+    pids.iter().for_each(|pid| signal(*pid, libc::SIGCONT));
 }
 
 /// Whether a process is there and no zombie.

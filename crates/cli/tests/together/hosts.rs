@@ -104,6 +104,26 @@ fn a_host_that_cannot_be_reached_is_named() {
         message.contains("host here: its remote shell") || message.contains("host there: its remote shell"),
         "{ended}"
     );
+    for words in [&["train", "--quiet"][..], &["bench", "train", "--steps", "1"]] {
+        let mut command = kolo(dir.path());
+        let ended = run(command.args(words).args(["--hosts", "no.such.host.invalid"]), LIMIT);
+        assert_eq!(ended.code, Some(1), "{ended}");
+        assert!(ended.only_error().contains("no.such.host.invalid"), "{ended}");
+    }
+}
+
+/// It is reached over the remote shell too, and is not mistaken for this one.
+#[test]
+fn a_single_place_is_on_its_host() {
+    let dir = tempdir();
+    let path = dir.path().join("shell");
+    std::fs::write(&path, "#!/bin/sh\necho $1 >> called\nexec sh -c \"$2\"\n").expect("a script");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).expect("a script");
+    let mut command = kolo(dir.path());
+    command.args(Job::Digits.quiet()).args(["--threads", "1", "--hosts", "there", "--interface", "127.0.0.1"]);
+    let report = Job::Digits.agrees(command.arg("--ssh").arg(&path), dir.path());
+    assert_eq!(report["workers"].as_u64(), Some(1));
+    assert_eq!(std::fs::read_to_string(dir.path().join("called")).expect("a call"), "there\n");
 }
 
 /// An SSH daemon of our own for two addresses of this machine; gone when dropped.

@@ -103,9 +103,11 @@ fn a_batch_job(cluster: &Cluster) {
     let dir = tempdir();
     let words = Job::Addition.quiet();
     let mut command = cluster.command(&[KOLO, "slurm", &words[1]], dir.path());
-    command.args(["--nodes", "2", "--tasks-per-node", "2", "--cpus-per-task", "1", "--submit", "--"]).args(&words[2..]);
+    command.args(["--nodes", "2", "--tasks-per-node", "2", "--cpus-per-task", "1", "--submit", "--output", "job.sh"]);
+    command.arg("--").args(&words[2..]);
     let submitted = run(&mut command, LIMIT).well();
     let number = submitted.stdout.trim().strip_prefix("submitted batch job ").expect("a number");
+    assert!(dir.path().join("job.sh").exists(), "what was submitted can be read");
     let job = cluster.ended(number);
     let printed = std::fs::read_to_string(dir.path().join(format!("slurm-{number}.out"))).unwrap_or_default();
     assert!(job.contains("JobState=COMPLETED") && job.contains("JobName=addition"), "{job}\n{printed}");
@@ -129,9 +131,10 @@ fn a_batch_script_is_printed_or_written() {
     let printed = run(kolo(dir.path()).arg("slurm").args(words).args(after), LIMIT).well().stdout;
     let expected = format!(
         "#!/bin/bash\n#SBATCH --job-name=digits\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n\
-         #SBATCH --cpus-per-task=2\n#SBATCH --time=2:00:00\n#SBATCH --partition=all\n#SBATCH --exclusive\n\
-         #SBATCH --signal=TERM@60\n\nset -euo pipefail\ncd {folder}\n\
-         exec srun --kill-on-bad-exit=1 --wait=60 {KOLO} train --threads=2 --set train.epochs=5 --report 'my report.json'\n"
+         #SBATCH --cpus-per-task=2\n#SBATCH --time=2:00:00\n#SBATCH --partition=all\n#SBATCH --signal=TERM@60\n\
+         #SBATCH --exclusive\n\nset -euo pipefail\ncd {folder}\n\
+         exec srun --kill-on-bad-exit=1 --wait=60 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} \
+         {KOLO} train --threads=2 --set train.epochs=5 --report 'my report.json'\n"
     );
     assert_eq!(printed, expected);
     let written = run(kolo(dir.path()).args(["slurm", "--output", "job.sh"]).args(words).args(after), LIMIT).well();

@@ -1,6 +1,6 @@
 //! What several workers show and write: one view, a log per rank, one timeline.
 
-use crate::job::{Job, LIMIT, fails, kolo, report, tempdir};
+use crate::job::{Job, KOLO, LIMIT, fails, kolo, report, tempdir, under};
 use crate::process::run;
 use serde_json::Value;
 
@@ -44,6 +44,25 @@ fn workers_show_one_view_and_keep_a_log_each() {
         }
     }
     assert_eq!(ranks.len(), 2);
+}
+
+/// As under `nohup`, and without.
+#[test]
+fn a_hangup_that_is_ignored_ends_nobody() {
+    for (ignored, code) in [(true, Some(0)), (false, Some(129))] {
+        let dir = tempdir();
+        let words = Job::Digits.command().join(" ");
+        let first = if ignored { "trap '' HUP; " } else { "" };
+        // The first epoch is written while many are still to come.
+        let script = format!(
+            "{first}'{KOLO}' {words} --set train.steps=300 -n 2 --threads 1 --out out --quiet & \
+             while ! test -s out/metrics.jsonl; do sleep 0.02; done; kill -HUP $!; wait $!"
+        );
+        let ended = run(&mut under(&["sh", "-c", &script], dir.path()), LIMIT);
+        assert_eq!(ended.code, code, "{ended}");
+        let metrics = std::fs::read_to_string(dir.path().join("out/metrics.jsonl")).expect("metrics");
+        assert_eq!(metrics.contains("\"step\":300,"), ignored, "{metrics}");
+    }
 }
 
 /// Workers whose steps are quicker than their signs of life.

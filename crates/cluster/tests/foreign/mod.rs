@@ -102,6 +102,17 @@ pub fn a_stopped_rank_and_a_deaf_one() {
     assert!(errors(&text) == 1 && text.contains("rank 2 on ") && text.contains("no sign of life"), "{text}");
 }
 
+/// Longer than anybody's patience; then they go on.
+pub fn all_are_suspended() {
+    let home = temporary();
+    let children = start(3, 0..3, home.path(), &["train", "1000"]);
+    std::thread::sleep(Duration::from_millis(700));
+    let pids: Vec<i32> = children.iter().map(|child| child.id() as i32).collect();
+    super::suspend(&pids, Duration::from_secs(3));
+    let (codes, text) = end(children);
+    assert_eq!((codes, text.as_str()), (vec![Some(0); 3], ""));
+}
+
 pub fn a_failing_first_rank_is_told_once() {
     let home = temporary();
     let (codes, text) = end(start(3, 0..3, home.path(), &["fail", "0"]));

@@ -4,6 +4,7 @@ use super::{alive, all_gone, signal, temporary};
 use kolo_cluster::hostlist;
 use kolo_cluster::hosts::{self, Options};
 use kolo_cluster::{Notice, Outcome};
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -61,6 +62,15 @@ pub fn hosts_end_well() {
         assert_eq!(log.lines().count(), 2 * super::worker::PRINTED, "{log}");
         assert!(log.contains(&format!("err {rank} line 9")), "{log}");
     }
+}
+
+/// What comes when the rank itself is gone already.
+pub fn hosts_keep_last_words() {
+    let out = temporary();
+    let (outcome, ..) = run_with(&options("a:1,b:1", out.path(), &["whisper", "1"]), |_| {});
+    assert!(outcome.message().unwrap().contains("rank 1 on "), "{:?}", outcome.message());
+    let log = std::fs::read_to_string(out.path().join("rank-1.log")).unwrap();
+    assert_eq!(log, "the last word\n");
 }
 
 pub fn hosts_lose_a_rank() {
@@ -146,6 +156,19 @@ pub fn hosts_lose_the_launcher() {
         std::thread::sleep(Duration::from_millis(1));
     }
     all_gone(&pids);
+}
+
+/// The launcher, its agents and their workers, longer than anybody's patience.
+pub fn hosts_are_suspended() {
+    let out = temporary();
+    let words = [&out.path().to_string_lossy(), "a:2,b:2", "127.0.0.1", "local", "train", "1000"];
+    let (mut child, mut pids) = start_launcher(&words);
+    let agents: BTreeSet<i32> = pids.iter().map(|pid| parent(*pid)).collect();
+    assert_eq!(agents.len(), 2);
+    pids.extend(agents);
+    pids.push(child.id() as i32);
+    super::suspend(&pids, Duration::from_secs(3));
+    assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
 /// Two hosts as network namespaces on one bridge; gone when dropped.

@@ -65,6 +65,16 @@ pub fn run(arguments: &[String]) {
             }
             steps(&mut member, 1)
         }),
+        "whisper" => steps(&mut member, 5).and_then(|()| {
+            if chosen {
+                let words = ["sh", "-c", "sleep 0.2; echo the last word"];
+                std::process::Command::new("setsid").args(words).spawn().unwrap();
+                // Once it is out of this process's group, it outlives it.
+                std::thread::sleep(Duration::from_millis(50));
+                std::process::exit(3);
+            }
+            step(&mut member, 5)
+        }),
         "panic" => steps(&mut member, 5).and_then(|()| {
             assert!(!chosen, "this rank panics");
             step(&mut member, 5)
