@@ -158,6 +158,7 @@ pub fn connect(
         TransportKind::Auto | TransportKind::Shm if shares => shm::connect(rank, world, watch, member),
         TransportKind::Auto | TransportKind::Tcp => {
             let local = TcpOptions::local(member.key.clone(), member.job);
+            let local = TcpOptions { generation: member.generation.into(), ..local };
             let options = TcpOptions { listen: member.address, streams: workers.streams, ..local };
             tcp::connect(rank, world, options, watch, member)
         }

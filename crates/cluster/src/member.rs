@@ -34,6 +34,8 @@ pub struct Member {
     pub launcher: Launcher,
     /// Number of the job, for names of files and the like; not secret.
     pub job: u64,
+    /// How often the job was started before.
+    pub generation: u32,
     /// The secret of this launch.
     pub key: JobKey,
     pub heartbeat: Duration,
@@ -124,6 +126,7 @@ impl Member {
             local_world,
             launcher,
             job,
+            generation,
             key,
             heartbeat,
             roster,
