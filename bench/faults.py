@@ -81,7 +81,7 @@ class Job:
         """Waits until so many ranks are there; their processes by rank."""
         while True:
             ranks = {rank: pid for pid, rank in self.processes().items() if rank is not None}
-            if len(ranks) == count or self.child.poll() is not None or self.age() > limit:
+            if len(ranks) >= count or self.child.poll() is not None or self.age() > limit:
                 return ranks
             time.sleep(0.01)
 

@@ -1,0 +1,351 @@
+//! The ways in which a product is computed, by how its operands lie in memory.
+
+use super::kernel::{Begin, Left, Sliver, Target, kernel};
+use super::pack::transpose;
+use super::{K_BLOCK, M_BLOCK, N_BLOCK, Operand, Packed, Rows, Sink, Start, Strided, TILE_COLUMNS_MAX, tile_shape};
+use std::ops::Range;
+
+/// Floats between rows of `a` up to which they are read where they lie: rows further apart share too few sets of the
+/// first-level cache.
+pub(super) const STRAIGHT_STRIDE_MAX: usize = 256;
+/// Rows of `a` read where they lie, at a time: half of a second-level cache.
+const M_BLOCK_STRAIGHT: usize = 1024;
+/// Rows of `a` up to which it is the operand that is packed if both lie along `k`, and `k` per block then.
+const TURNED_ROWS_MAX: usize = 256;
+const TURNED_K_BLOCK: usize = 1024;
+
+/// What a product is, but for its operands.
+pub(super) struct Product<'a, C> {
+    pub rows: Range<usize>,
+    pub columns: Range<usize>,
+    pub ks: usize,
+    pub c: &'a C,
+    pub start: Start<'a>,
+}
+
+/// Cuts into blocks of equal length, as far as they go.
+fn blocks(ks: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let size = ks.div_ceil(ks.div_ceil(most).max(1)).next_multiple_of(4).clamp(1, most);
+    (0..ks).step_by(size).map(move |start| start..(start + size).min(ks))
+}
+
+impl<C: Sink> Product<'_, C> {
+    /// Rows of a panel. Panels of equal height waste less than full ones and a remainder: 16 rows are 8 + 8, not 12 + 4.
+    fn height(&self) -> usize {
+        self.rows.len().div_ceil(self.rows.len().div_ceil(tile_shape().rows).max(1)).max(1)
+    }
+
+    /// What tiles of a block of `k` start from.
+    fn begin(&self, k_start: usize) -> Start<'_> {
+        if k_start == 0 { self.start } else { Start::Add }
+    }
+
+    /// Packs rows of `a` in panels, the last of which may be lower.
+    fn pack_left<A: Operand>(&self, a: &A, rows: Range<usize>, ks: Range<usize>, height: usize, out: &mut [f32]) {
+        let whole = rows.len() / height * height;
+        a.pack_slivers(rows.start, whole, ks.clone(), height, out);
+        let count = rows.len() - whole;
+        if count > 0 {
+            let out = &mut out[whole * ks.len()..(whole + count) * ks.len()];
+            a.pack(rows.start + whole, count, ks, count, out);
+        }
+    }
+
+    /// `b` packs itself, many slivers at a time.
+    pub fn packing<A: Operand, B: Operand>(
+        &self,
+        a: &A,
+        b: &B,
+        packed_a: &mut [f32],
+        packed_b: &mut [f32],
+        spill: &mut [f32],
+    ) {
+        let (tile, height) = (tile_shape(), self.height());
+        let m_block = M_BLOCK / height * height;
+        for left in self.columns.clone().step_by(N_BLOCK) {
+            let right = (left + N_BLOCK).min(self.columns.end);
+            for range in blocks(self.ks, K_BLOCK) {
+                let depth = range.len();
+                b.pack_slivers(left, right - left, range.clone(), tile.columns, packed_b);
+                for top in self.rows.clone().step_by(m_block) {
+                    let bottom = (top + m_block).min(self.rows.end);
+                    self.pack_left(a, top..bottom, range.clone(), height, packed_a);
+                    for column in (left..right).step_by(tile.columns) {
+                        let sliver = &packed_b[(column - left) * depth..][..tile.columns * depth];
+                        let width = tile.columns.min(right - column);
+                        for row in (top..bottom).step_by(height) {
+                            let count = height.min(bottom - row);
+                            let panel = &packed_a[(row - top) * depth..(row - top + count) * depth];
+                            let left = Left { data: panel.as_ptr(), stride: 0 };
+                            let at = Area { row, column, rows: count, columns: width };
+                            // SAFETY: panel and sliver hold `count` rows and a tile's columns of `depth` terms.
+                            unsafe {
+                                self.tile(at, depth, left, Sliver::packed(sliver), self.begin(range.start), spill)
+                            };
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// `b` was packed beforehand.
+    pub fn prepacked<A: Operand>(
+        &self,
+        a: &A,
+        straight: Option<Strided<'_>>,
+        b: Packed<'_>,
+        packed_a: &mut [f32],
+        spill: &mut [f32],
+    ) {
+        assert!(b.ks >= self.ks && b.lines >= self.columns.end, "the operand was packed for a smaller product");
+        let (tile, height) = (tile_shape(), self.height());
+        let m_block = if straight.is_some() { M_BLOCK_STRAIGHT } else { M_BLOCK } / height * height;
+        for k_start in (0..self.ks).step_by(K_BLOCK) {
+            let range = k_start..(k_start + K_BLOCK).min(self.ks);
+            let depth = range.len();
+            // Slivers are as far apart as they were packed; of one packed for more terms the first are used.
+            let packed_depth = K_BLOCK.min(b.ks - k_start);
+            let slivers = &b.data[b.lines * k_start..];
+            for top in self.rows.clone().step_by(m_block) {
+                let bottom = (top + m_block).min(self.rows.end);
+                if straight.is_none() {
+                    self.pack_left(a, top..bottom, range.clone(), height, packed_a);
+                }
+                for column in self.columns.clone().step_by(tile.columns) {
+                    let sliver = &slivers[column * packed_depth..][..tile.columns * depth];
+                    let width = tile.columns.min(self.columns.end - column);
+                    for row in (top..bottom).step_by(height) {
+                        let count = height.min(bottom - row);
+                        let left = left_of(straight, row..row + count, &range, top, packed_a);
+                        let at = Area { row, column, rows: count, columns: width };
+                        // SAFETY: `left_of` checked the rows; the sliver holds a tile's columns of `depth` terms.
+                        unsafe { self.tile(at, depth, left, Sliver::packed(sliver), self.begin(k_start), spill) };
+                    }
+                }
+            }
+        }
+    }
+
+    /// `b` lies in memory: a sliver at a time is packed into one place, by the kernel itself if its columns lie side by
+    /// side.
+    pub fn fresh<A: Operand>(
+        &self,
+        a: &A,
+        straight: Option<Strided<'_>>,
+        b: Strided<'_>,
+        packed_a: &mut [f32],
+        packed_b: &mut [f32],
+        spill: &mut [f32],
+    ) {
+        let (tile, height) = (tile_shape(), self.height());
+        let m_block = if straight.is_some() { M_BLOCK_STRAIGHT } else { M_BLOCK } / height * height;
+        for range in blocks(self.ks, K_BLOCK) {
+            let depth = range.len();
+            for top in self.rows.clone().step_by(m_block) {
+                let bottom = (top + m_block).min(self.rows.end);
+                if straight.is_none() {
+                    self.pack_left(a, top..bottom, range.clone(), height, packed_a);
+                }
+                for column in self.columns.clone().step_by(tile.columns) {
+                    let width = tile.columns.min(self.columns.end - column);
+                    let by_kernel = b.line_stride == 1 && width == tile.columns;
+                    if !by_kernel {
+                        b.pack(column, width, range.clone(), tile.columns, packed_b);
+                    }
+                    let here = &b.data[column * b.line_stride + range.start * b.k_stride..];
+                    let room = &mut packed_b[..tile.columns * depth];
+                    for (panel, row) in (top..bottom).step_by(height).enumerate() {
+                        let count = height.min(bottom - row);
+                        let left = left_of(straight, row..row + count, &range, top, packed_a);
+                        let mut sliver = Sliver::packed(room);
+                        if by_kernel && panel == 0 {
+                            assert!(here.len() >= (depth - 1) * b.k_stride + tile.columns, "a sliver is cut short");
+                            (sliver.data, sliver.stride, sliver.copy) = (here.as_ptr(), b.k_stride, room.as_mut_ptr());
+                        }
+                        (sliver.ahead, sliver.ahead_stride) = next_lines(&b, here, panel, tile.columns);
+                        let at = Area { row, column, rows: count, columns: width };
+                        // SAFETY: `left_of` checked the rows; the sliver was checked above, or packed.
+                        unsafe { self.tile(at, depth, left, sliver, self.begin(range.start), spill) };
+                    }
+                }
+            }
+        }
+    }
+
+    /// Few rows and many columns, in whole slivers or nearly.
+    pub fn is_flat(&self) -> bool {
+        let (rows, width) = (self.rows.len(), tile_shape().columns);
+        let used = rows as f64 / rows.next_multiple_of(width) as f64;
+        rows <= TURNED_ROWS_MAX && used > 0.8 && self.columns.len() >= 2 * rows
+    }
+
+    /// Both operands lie along `k`: `cᵀ` is computed, with `b`'s lines as rows, read where they are, once.
+    pub fn turned(&self, a: Strided<'_>, b: Strided<'_>, c: Rows, packed: &mut [f32], spill: &mut [f32]) {
+        let start = match self.start {
+            Start::Bias(bias) => Start::RowBias(bias),
+            Start::RowBias(bias) => Start::Bias(bias),
+            same => same,
+        };
+        let (rows, columns) = (self.columns.clone(), self.rows.clone());
+        let turned = Product { rows, columns, ks: self.ks, c: &Turned(c), start };
+        let (tile, height) = (tile_shape(), turned.height());
+        for range in blocks(self.ks, TURNED_K_BLOCK) {
+            let depth = range.len();
+            a.pack_slivers(turned.columns.start, turned.columns.len(), range.clone(), tile.columns, packed);
+            for row in turned.rows.clone().step_by(height) {
+                let count = height.min(turned.rows.end - row);
+                let left = left_of(Some(b), row..row + count, &range, 0, &[]);
+                for (number, column) in turned.columns.clone().step_by(tile.columns).enumerate() {
+                    let sliver = &packed[number * tile.columns * depth..][..tile.columns * depth];
+                    let width = tile.columns.min(turned.columns.end - column);
+                    let at = Area { row, column, rows: count, columns: width };
+                    // SAFETY: `left_of` checked the rows; the sliver holds a tile's columns of `depth` terms.
+                    unsafe { turned.tile(at, depth, left, Sliver::packed(sliver), turned.begin(range.start), spill) };
+                }
+            }
+        }
+    }
+
+    /// No terms: every element is what it starts from.
+    pub fn without_terms(&self, spill: &mut [f32]) {
+        let tile = tile_shape();
+        for row in self.rows.clone().step_by(tile.rows) {
+            for column in self.columns.clone().step_by(tile.columns) {
+                let (rows, columns) = (tile.rows.min(self.rows.end - row), tile.columns.min(self.columns.end - column));
+                let left = Left { data: std::ptr::null(), stride: 0 };
+                let at = Area { row, column, rows, columns };
+                // SAFETY: of no terms nothing is read.
+                unsafe { self.tile(at, 0, left, Sliver::packed(&[]), self.start, spill) };
+            }
+        }
+    }
+
+    /// One tile, in place if it is whole and lies straight, else by way of the spill.
+    ///
+    /// # Safety
+    /// The operands hold what [`kernel`] asks for.
+    #[inline]
+    unsafe fn tile(&self, at: Area, depth: usize, left: Left, right: Sliver, start: Start<'_>, spill: &mut [f32]) {
+        let Area { row, column, rows, columns } = at;
+        let (c, width) = (self.c, tile_shape().columns);
+        if columns == width
+            && let Some((data, stride)) = c.place(row, column, rows, columns)
+            && let Some(begin) = match start {
+                Start::Bias(bias) => Some(Begin::Bias(bias[column..column + columns].as_ptr())),
+                Start::RowBias(_) => None,
+                Start::Zero => Some(Begin::Zero),
+                Start::Add => Some(Begin::Add),
+            }
+        {
+            // SAFETY: the sink vouches for the tile, the caller for the operands.
+            return unsafe { kernel(rows, depth, left, right, Target { data, stride, begin }) };
+        }
+        let spill = &mut spill[..rows * width];
+        let mut padded = [0.0; TILE_COLUMNS_MAX];
+        let begin = match start {
+            Start::Bias(bias) => {
+                padded[..columns].copy_from_slice(&bias[column..column + columns]);
+                Begin::Bias(padded.as_ptr())
+            }
+            Start::RowBias(bias) => {
+                spill.chunks_mut(width).zip(&bias[row..row + rows]).for_each(|(line, bias)| line.fill(*bias));
+                Begin::Add
+            }
+            Start::Zero => Begin::Zero,
+            Start::Add => {
+                move_tile(row, column, rows, columns, c, spill, width, true);
+                Begin::Add
+            }
+        };
+        // SAFETY: the spill holds the whole tile; the caller vouches for the operands.
+        unsafe { kernel(rows, depth, left, right, Target { data: spill.as_mut_ptr(), stride: width, begin }) };
+        move_tile(row, column, rows, columns, c, spill, width, false);
+    }
+}
+
+/// A tile's place in the product.
+#[derive(Clone, Copy)]
+struct Area {
+    row: usize,
+    column: usize,
+    rows: usize,
+    columns: usize,
+}
+
+impl Sliver {
+    fn packed(data: &[f32]) -> Self {
+        let data = data.as_ptr();
+        Self { data, copy: std::ptr::null_mut(), stride: 0, ahead: data, ahead_stride: 0 }
+    }
+}
+
+/// Rows of the left operand where they lie, or else from `panels`, packed from row `top` on.
+fn left_of(straight: Option<Strided<'_>>, rows: Range<usize>, ks: &Range<usize>, top: usize, panels: &[f32]) -> Left {
+    match straight {
+        Some(a) => {
+            let data = &a.data[rows.start * a.line_stride + ks.start..(rows.end - 1) * a.line_stride + ks.end];
+            Left { data: data.as_ptr(), stride: a.line_stride.max(1) }
+        }
+        None => {
+            let data = &panels[(rows.start - top) * ks.len()..(rows.end - top) * ks.len()];
+            Left { data: data.as_ptr(), stride: 0 }
+        }
+    }
+}
+
+/// Lines of the next sliver that the kernel asks for during a panel: each panel for a part of them, those first in need
+/// first. May point past the end, where nothing is read.
+fn next_lines(b: &Strided<'_>, here: &[f32], panel: usize, columns: usize) -> (*const f32, usize) {
+    let next = here.as_ptr().wrapping_add(columns * b.line_stride);
+    if b.line_stride == 1 {
+        // Every second term, the left or the right half of its columns.
+        let at = panel % 2 * b.k_stride + panel / 2 % 2 * (columns / 2);
+        if panel < 4 { (next.wrapping_add(at), 2 * b.k_stride) } else { (here.as_ptr(), 0) }
+    } else if panel < columns {
+        (next.wrapping_add(panel * b.line_stride), 2)
+    } else {
+        (here.as_ptr(), 0)
+    }
+}
+
+/// Rows in memory seen as columns.
+struct Turned(Rows);
+
+impl Sink for Turned {
+    fn place(&self, _: usize, _: usize, _: usize, _: usize) -> Option<(*mut f32, usize)> {
+        None
+    }
+    fn transfer(&self, row: usize, column: usize, rows: usize, columns: usize, tile: &mut [f32], load: bool) {
+        let (width, stride) = (tile_shape().columns, self.0.stride);
+        // SAFETY: the caller made the matrix large enough for every tile of the product.
+        let lines = unsafe { self.0.data.slice(column * stride + row, (columns - 1) * stride + rows) };
+        match load {
+            true => transpose(lines, stride, columns, rows, width, tile),
+            false => transpose(tile, width, rows, columns, stride, lines),
+        }
+    }
+}
+
+/// Copies a partial or scattered tile between `c` and the spill.
+#[allow(clippy::too_many_arguments)]
+fn move_tile<C: Sink>(
+    row: usize,
+    column: usize,
+    rows: usize,
+    columns: usize,
+    c: &C,
+    spill: &mut [f32],
+    width: usize,
+    load: bool,
+) {
+    let Some((data, stride)) = c.place(row, column, rows, columns) else {
+        return c.transfer(row, column, rows, columns, spill, load);
+    };
+    for at in 0..rows {
+        // SAFETY: the sink vouches for `rows` × `columns` at this place.
+        let line = unsafe { std::slice::from_raw_parts_mut(data.add(at * stride), columns) };
+        let kept = &mut spill[at * width..at * width + columns];
+        if load { kept.copy_from_slice(line) } else { line.copy_from_slice(kept) }
+    }
+}
