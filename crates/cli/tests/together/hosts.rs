@@ -162,6 +162,14 @@ impl Daemon {
             assert!(start.elapsed() < LIMIT, "the daemon does not answer");
             std::thread::sleep(Duration::from_millis(20));
         }
+        // An account without a shell, or a locked one, lets nobody in.
+        let shell = daemon.shell(dir);
+        let mut words = shell.split(' ').chain(["127.0.0.2", "true"]);
+        let ended = run(Command::new(words.next()?).args(words), LIMIT);
+        if ended.code != Some(0) {
+            skip(&format!("sshd lets this account not in: {}", ended.stderr.trim()));
+            return None;
+        }
         Some(daemon)
     }
 
