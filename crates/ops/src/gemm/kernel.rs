@@ -124,19 +124,19 @@ macro_rules! x86_kernel {
                 // Loads that the compiler must leave where they are: it would do all of them first, and for lack of
                 // registers put them aside.
                 macro_rules! straight {
-                            ($at:literal, $row:literal, $place:literal) => {{
-                                let factor;
-                                asm!(
-                                    concat!("vbroadcastss {factor}, dword ptr [{base} ", $place, " + {shift}]"),
-                                    factor = lateout($reg) factor,
-                                    base = in(reg) bases[$row / ROWS_PER_BASE],
-                                    stride = in(reg) stride_bytes,
-                                    shift = const 4 * $at,
-                                    options(readonly, nostack, preserves_flags)
-                                );
-                                factor
-                            }};
-                        }
+                    ($at:literal, $row:literal, $place:literal) => {{
+                        let factor;
+                        asm!(
+                            concat!("vbroadcastss {factor}, dword ptr [{base} ", $place, " + {shift}]"),
+                            factor = lateout($reg) factor,
+                            base = in(reg) bases[$row / ROWS_PER_BASE],
+                            stride = in(reg) stride_bytes,
+                            shift = const 4 * $at,
+                            options(readonly, nostack, preserves_flags)
+                        );
+                        factor
+                    }};
+                }
                 macro_rules! row {
                     ($at:literal, $row:literal, $low:ident, $high:ident) => {
                         if $row < ROWS {
@@ -152,32 +152,32 @@ macro_rules! x86_kernel {
                     };
                 }
                 macro_rules! term {
-                            ($at:literal) => {
-                                let (low, high) = match PACK {
-                                    true => {
-                                        let from = b.add($at * right.stride);
-                                        let (low, high) = ($load(from), $load(from.add($lanes)));
-                                        $store(copy.add($at * 2 * $lanes), low);
-                                        $store(copy.add($at * 2 * $lanes + $lanes), high);
-                                        (low, high)
-                                    }
-                                    false => ($load(b.add($at * 2 * $lanes)), $load(b.add($at * 2 * $lanes + $lanes))),
-                                };
-                                // Written out: the compiler does not unroll a loop with loads that it must leave where they are.
-                                row!($at, 0, low, high);
-                                row!($at, 1, low, high);
-                                row!($at, 2, low, high);
-                                row!($at, 3, low, high);
-                                row!($at, 4, low, high);
-                                row!($at, 5, low, high);
-                                row!($at, 6, low, high);
-                                row!($at, 7, low, high);
-                                row!($at, 8, low, high);
-                                row!($at, 9, low, high);
-                                row!($at, 10, low, high);
-                                row!($at, 11, low, high);
-                            };
-                        }
+                    ($at:literal) => {
+                        let (low, high) = match PACK {
+                            true => {
+                                let from = b.add($at * right.stride);
+                                let (low, high) = ($load(from), $load(from.add($lanes)));
+                                $store(copy.add($at * 2 * $lanes), low);
+                                $store(copy.add($at * 2 * $lanes + $lanes), high);
+                                (low, high)
+                            }
+                            false => ($load(b.add($at * 2 * $lanes)), $load(b.add($at * 2 * $lanes + $lanes))),
+                        };
+                        // Written out: the compiler does not unroll a loop with loads that it must leave where they are.
+                        row!($at, 0, low, high);
+                        row!($at, 1, low, high);
+                        row!($at, 2, low, high);
+                        row!($at, 3, low, high);
+                        row!($at, 4, low, high);
+                        row!($at, 5, low, high);
+                        row!($at, 6, low, high);
+                        row!($at, 7, low, high);
+                        row!($at, 8, low, high);
+                        row!($at, 9, low, high);
+                        row!($at, 10, low, high);
+                        row!($at, 11, low, high);
+                    };
+                }
                 macro_rules! advance {
                     ($terms:literal) => {
                         let used = if STRAIGHT { $terms } else { $terms * ROWS };
