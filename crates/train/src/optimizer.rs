@@ -1,6 +1,6 @@
 //! Optimizers: data read from `[train] optimizer`, and the nodes that update one parameter.
 //!
-//! [`KINDS`] lists them. Each kind has the keys it uses, with PyTorch's defaults where PyTorch has the kind. The learning
+//! `KINDS` lists them. Each kind has the keys it uses, with PyTorch's defaults where PyTorch has the kind. The learning
 //! rate, the gradient's scale and the step are tensors: a schedule moves them without another graph.
 //!
 //! Vectors and scalars (biases, the gains of norms) have no weight decay, and LARS and LAMB do not adapt their rate.
