@@ -4,13 +4,14 @@ use crate::call::{Fingerprint, Kind, short_name};
 use crate::element::{Element, Reduction, Scalar};
 use crate::engine::Engine;
 use crate::fault::Fault;
+use crate::lock;
 use crate::memory::SharedMemory;
 use crate::run::in_place;
 use crate::task::{Part, Task, even_parts, packed_parts};
 use crate::transport::Transport;
 use crate::watch::Watch;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 /// A finished call, for timelines.
@@ -125,10 +126,6 @@ impl Request {
         let input = data.as_ptr().cast();
         Self { input, input_bytes: size_of_val(data), ..self.output(data) }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Elements of all parts; more than there is memory for is refused later.

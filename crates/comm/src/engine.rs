@@ -3,10 +3,11 @@
 use crate::call::Fingerprint;
 use crate::communicator::{Request, Shared};
 use crate::fault::Fault;
+use crate::lock;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 pub(crate) struct Engine {
@@ -33,10 +34,6 @@ struct Queue {
 
 /// Turns to spin for a finished call before sleeping.
 const SPINS: u32 = 2000;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Engine {
     pub fn new(shared: Arc<Shared>) -> Self {
@@ -109,7 +106,11 @@ impl State {
             // SAFETY: whoever started the request promised its buffers until the ticket is done.
             let run = AssertUnwindSafe(|| unsafe { shared.run(&request, fingerprint) });
             // Nobody may wait for a thread that is gone.
-            let panicked = |_| Err(Fault::BadCall(format!("the thread for collectives panicked in {fingerprint}")));
+            let panicked = |_| {
+                Err(Fault::BadCall(format!(
+                    "the thread for collectives panicked in {fingerprint}\n  hint: this is a bug; please report it with the log"
+                )))
+            };
             let outcome = catch_unwind(run).unwrap_or_else(panicked);
             let mut queue = lock(&self.queue);
             match outcome {

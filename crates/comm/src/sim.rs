@@ -7,9 +7,10 @@
 use crate::call::Fingerprint;
 use crate::execution::Step;
 use crate::fault::Fault;
+use crate::lock;
 use crate::wire::Wire;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// What goes wrong, at a virtual time in nanoseconds.
 #[derive(Clone, Debug, PartialEq)]
@@ -271,10 +272,6 @@ fn mismatch(rank: usize, mine: Fingerprint, peer: usize, theirs: Fingerprint) ->
 pub struct SimWire {
     network: Arc<Mutex<Network>>,
     rank: usize,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Wire for SimWire {

@@ -6,13 +6,14 @@
 
 use crate::call::Fingerprint;
 use crate::fault::Fault;
+use crate::lock;
 use crate::run::Programs;
 use crate::transport::Transport;
 use crate::watch::Watch;
 use crate::wire::{SplitWire, Wire};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 /// Transports of ranks that are threads of this process, one watch each.
@@ -30,10 +31,6 @@ pub fn wires(hosts: Vec<usize>, names: Option<&Arc<Watch>>) -> Vec<ThreadWire> {
     let ranks = (0..hosts.len()).collect();
     let hub = Hub::new(ranks, hosts, names.cloned());
     (0..hub.size()).map(|rank| ThreadWire::new(Arc::clone(&hub), rank)).collect()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// One end of a message that waits for the other.

@@ -6,8 +6,9 @@
 
 use crate::call::{FINGERPRINT_BYTES, Fingerprint};
 use crate::fault::Fault;
+use crate::lock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// From one number, the heartbeat, all deadlines derive.
@@ -40,10 +41,6 @@ pub struct Activity {
     /// The last call begun, and whether it still runs.
     pub call: Option<Fingerprint>,
     pub in_call: bool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Watch {

@@ -121,7 +121,13 @@ impl Cases for MatMul {
             cases.push(Case::new(MatMul { ta, tb }, [Arg::real(a), Arg::real(b)]));
         }
         let big = |a: [usize; 2], b: [usize; 2]| [Arg::real(a).constant(), Arg::real(b).constant()];
-        cases.push(Case::new(MatMul { ta: false, tb: false }, big([70, 300], [300, 130])));
+        // Every way that a product can go: operands read where they lie, packed by the kernel, exchanged, with remainders.
+        for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
+            for (m, n, k) in [(70, 130, 300), (30, 140, 270), (64, 131, 70)] {
+                let (a, b) = (if ta { [k, m] } else { [m, k] }, if tb { [n, k] } else { [k, n] });
+                cases.push(Case::new(MatMul { ta, tb }, big(a, b)));
+            }
+        }
         cases.push(Case::new(MatMul { ta: false, tb: false }, big([3, 0], [0, 2])));
         cases
     }
@@ -208,6 +214,10 @@ impl Cases for Linear {
             case(true, &[2, 3, 5], 17),
             case(false, &[1, 1], 1),
             case(true, &[7], 3),
+            Case::new(
+                Linear { transposed: true },
+                [Arg::real([64, 70]).constant(), Arg::real([131, 70]).constant(), Arg::real([131]).constant()],
+            ),
         ]
     }
 }

@@ -148,7 +148,10 @@ impl Room {
         };
         let mine = Fingerprint { kind: if mine.kind == Kind::Recv { Kind::Send } else { mine.kind }, ..*mine };
         if mine == theirs {
-            let why = format!("its parts in {theirs} are not those of {}", place(rank, &host));
+            let why = format!(
+                "its parts in {theirs} are not those of {}\n  hint: all ranks must pass the same counts and offsets",
+                place(rank, &host)
+            );
             return Fault::Failed { peer, host: peer_host, why };
         }
         Fault::Mismatch { rank, host, mine: Box::new(mine), peer, peer_host, theirs: Box::new(theirs) }
