@@ -4,7 +4,8 @@ use kolo_graph::layout::ALIGNMENT;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
 
-/// From this size on, ask for large pages: a step walks its arenas end to end, and page walks would cost more than the data.
+/// From this size on, memory is mapped and large pages are asked for: a step walks its arenas end to end, and page walks
+/// would cost more than the data.
 const LARGE_PAGE_BYTES: usize = 2 << 20;
 
 #[derive(Debug)]
@@ -16,6 +17,8 @@ pub struct Memory {
 
 enum Owner {
     Allocator(Layout),
+    /// A mapping of this start and length, which holds the memory.
+    Mapping(usize, usize),
     /// Whoever made the memory; it is given back when this is dropped.
     Keeper(#[allow(dead_code)] Box<dyn Any + Send + Sync>),
 }
@@ -24,6 +27,7 @@ impl std::fmt::Debug for Owner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Owner::Allocator(_) => "allocator",
+            Owner::Mapping(..) => "mapping",
             Owner::Keeper(_) => "keeper",
         })
     }
@@ -36,20 +40,40 @@ unsafe impl Sync for Memory {}
 
 impl Memory {
     pub fn new(bytes: usize) -> Self {
-        let alignment = if bytes >= LARGE_PAGE_BYTES { LARGE_PAGE_BYTES } else { ALIGNMENT };
+        if bytes >= LARGE_PAGE_BYTES
+            && let Some(mapped) = Self::mapped(bytes)
+        {
+            return mapped;
+        }
         let layout =
-            Layout::from_size_align(bytes.max(ALIGNMENT), alignment).expect("a size the address space can hold");
+            Layout::from_size_align(bytes.max(ALIGNMENT), ALIGNMENT).expect("a size the address space can hold");
         // SAFETY: the layout is not empty.
         let data = unsafe { alloc_zeroed(layout) };
         if data.is_null() {
             handle_alloc_error(layout);
         }
-        #[cfg(target_os = "linux")]
-        if bytes >= LARGE_PAGE_BYTES {
-            // SAFETY: advice on our own memory; failure is harmless and ignored.
-            unsafe { libc::madvise(data.cast(), bytes, libc::MADV_HUGEPAGE) };
-        }
         Self { data, bytes: layout.size(), owner: Owner::Allocator(layout) }
+    }
+
+    /// Fresh pages on a large page's border. An allocator would zero memory that is aligned like this by writing to it,
+    /// before large pages could be asked for.
+    fn mapped(bytes: usize) -> Option<Self> {
+        let reserved = bytes.checked_add(LARGE_PAGE_BYTES)?;
+        let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), reserved, access, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return None;
+        }
+        let skipped = start.cast::<u8>().align_offset(LARGE_PAGE_BYTES);
+        // SAFETY: at most a large page is skipped, and one more than needed was mapped.
+        let data = unsafe { start.cast::<u8>().add(skipped) };
+        #[cfg(target_os = "linux")]
+        // SAFETY: advice on our own memory; failure is harmless and ignored.
+        unsafe {
+            libc::madvise(data.cast(), bytes, libc::MADV_HUGEPAGE)
+        };
+        Some(Self { data, bytes, owner: Owner::Mapping(start as usize, reserved) })
     }
 
     /// Memory that somebody else made and keeps until `keeper` is dropped.
@@ -75,9 +99,14 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Owner::Allocator(layout) = &self.owner {
+        match &self.owner {
             // SAFETY: allocated with this layout.
-            unsafe { dealloc(self.data, *layout) };
+            Owner::Allocator(layout) => unsafe { dealloc(self.data, *layout) },
+            // SAFETY: mapped by us with this length, and nobody holds it any more.
+            Owner::Mapping(start, bytes) => unsafe {
+                libc::munmap(*start as *mut libc::c_void, *bytes);
+            },
+            Owner::Keeper(_) => {}
         }
     }
 }
