@@ -13,6 +13,9 @@ pub enum Level {
     Avx512 = 3,
 }
 
+/// The environment variable that keeps wider instructions from being used: `avx2` or `portable`. The bits stay the same.
+pub const LIMIT: &str = "KOLO_VECTORS";
+
 static LEVEL: AtomicU8 = AtomicU8::new(0);
 
 /// The level in use, found on first call.
@@ -27,7 +30,12 @@ pub fn level() -> Level {
 }
 
 fn detect() -> Level {
-    let level = detected();
+    let wanted = match std::env::var(LIMIT).as_deref() {
+        Ok("avx2") => Level::Avx2,
+        Ok("portable") => Level::Portable,
+        _ => Level::Avx512,
+    };
+    let level = detected().min(wanted);
     LEVEL.store(level as u8, Ordering::Relaxed);
     level
 }

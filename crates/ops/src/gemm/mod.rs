@@ -17,12 +17,14 @@
 mod kernel;
 mod pack;
 mod product;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 use crate::simd::{Level, level};
 use crate::tiles::Address;
 use kolo_graph::Team;
 use pack::{deal, pack_lines, pack_transposed};
-use product::{Product, STRAIGHT_STRIDE_MAX};
+use product::{Product, Slivers};
 use std::ops::Range;
 
 /// `k` per block: a sliver of `b` this long fits the first-level cache.
@@ -114,21 +116,7 @@ impl Operand for Strided<'_> {
         let whole = if self.line_stride == 1 { count / width } else { 0 };
         if whole > 0 {
             let source = &self.data[first + ks.start * self.k_stride..];
-            match width {
-                32 => deal::<32>(source, self.k_stride, whole, depth, out),
-                16 => deal::<16>(source, self.k_stride, whole, depth, out),
-                12 => deal::<12>(source, self.k_stride, whole, depth, out),
-                11 => deal::<11>(source, self.k_stride, whole, depth, out),
-                10 => deal::<10>(source, self.k_stride, whole, depth, out),
-                8 => deal::<8>(source, self.k_stride, whole, depth, out),
-                6 => deal::<6>(source, self.k_stride, whole, depth, out),
-                _ => {
-                    for sliver in 0..whole {
-                        let out = &mut out[sliver * width * depth..(sliver + 1) * width * depth];
-                        pack_lines(&source[sliver * width..], self.k_stride, width, depth, width, out);
-                    }
-                }
-            }
+            deal(width, source, self.k_stride, whole, depth, out);
         }
         for sliver in whole..count.div_ceil(width) {
             let skip = sliver * width;
@@ -215,8 +203,10 @@ pub enum Start<'a> {
 }
 
 /// Floats of scratch one thread needs.
-pub const SCRATCH: usize =
-    K_BLOCK * (M_BLOCK + TILE_ROWS_MAX) + K_BLOCK * (N_BLOCK + TILE_COLUMNS_MAX) + TILE_ROWS_MAX * TILE_COLUMNS_MAX;
+pub const SCRATCH: usize = PANELS + K_BLOCK * (N_BLOCK + TILE_COLUMNS_MAX) + TILE_ROWS_MAX * TILE_COLUMNS_MAX;
+
+/// Floats for a block of `a`, whose rows may lie a cache line or two further apart than they are long.
+const PANELS: usize = (K_BLOCK + kernel::LINE) * (M_BLOCK + TILE_ROWS_MAX);
 
 /// Bytes of scratch a product on this many threads needs.
 pub fn scratch_bytes(threads: usize) -> usize {
@@ -235,21 +225,26 @@ pub fn block<A: Operand, B: Operand, C: Sink>(
     start: Start<'_>,
     scratch: &mut [f32],
 ) {
-    let (packed_a, rest) = scratch.split_at_mut(K_BLOCK * (M_BLOCK + TILE_ROWS_MAX));
+    let (packed_a, rest) = scratch.split_at_mut(PANELS);
     let (packed_b, spill) = rest.split_at_mut(K_BLOCK * (N_BLOCK + TILE_COLUMNS_MAX));
     let product = Product { rows, columns, ks, c, start };
     if ks == 0 {
         return product.without_terms(spill);
     }
     let along = a.strided().filter(|a| a.k_stride == 1);
-    let left = along.filter(|a| a.line_stride <= STRAIGHT_STRIDE_MAX);
     let b = match b {
-        Right::Packed(packed) => return product.prepacked(a, left, packed, packed_a, spill),
+        Right::Packed(packed) => {
+            assert!(
+                packed.ks >= ks && packed.lines >= product.columns.end,
+                "the operand was packed for a smaller product"
+            );
+            return product.slivers(a, Slivers::Packed(packed), packed_a, packed_b, spill);
+        }
         Right::Fresh(b) => b,
     };
     match (b.strided(), along, c.rows()) {
         (Some(b), Some(a), Some(c)) if b.k_stride == 1 && product.is_flat() => product.turned(a, b, c, packed_b, spill),
-        (Some(b), ..) => product.fresh(a, left, b, packed_a, packed_b, spill),
+        (Some(b), ..) => product.slivers(a, Slivers::Strided(b), packed_a, packed_b, spill),
         _ => product.packing(a, b, packed_a, packed_b, spill),
     }
 }

@@ -1,14 +1,36 @@
 //! Copies of operands in the order in which the kernel reads them.
 
 use crate::simd::{Level, level};
+use kolo_graph::vectorized;
 
 /// Rows of memory dealt out together.
 const DEAL: usize = 8;
 
-/// Deals rows of memory out to slivers: a few rows at a time, read from end to end as the memory likes it, and written in
-/// runs of several pieces. The width is a constant so that a piece is a register or two, not a call.
+vectorized! {
+    /// Deals rows of memory out to slivers of some width.
+    pub(super) fn deal(width: usize, source: &[f32], k_stride: usize, slivers: usize, depth: usize, out: &mut [f32]) {
+        match width {
+            32 => deal_pieces::<32>(source, k_stride, slivers, depth, out),
+            16 => deal_pieces::<16>(source, k_stride, slivers, depth, out),
+            12 => deal_pieces::<12>(source, k_stride, slivers, depth, out),
+            11 => deal_pieces::<11>(source, k_stride, slivers, depth, out),
+            10 => deal_pieces::<10>(source, k_stride, slivers, depth, out),
+            8 => deal_pieces::<8>(source, k_stride, slivers, depth, out),
+            6 => deal_pieces::<6>(source, k_stride, slivers, depth, out),
+            _ => {
+                for sliver in 0..slivers {
+                    let out = &mut out[sliver * width * depth..(sliver + 1) * width * depth];
+                    pack_lines(&source[sliver * width..], k_stride, width, depth, width, out);
+                }
+            }
+        }
+    }
+}
+
+/// A few rows at a time, read from end to end as the memory likes it, and written in runs of several pieces. The width is a
+/// constant so that a piece is a register or two, not a call.
 #[inline(always)]
-pub(super) fn deal<const WIDTH: usize>(source: &[f32], k_stride: usize, slivers: usize, depth: usize, out: &mut [f32]) {
+fn deal_pieces<const WIDTH: usize>(source: &[f32], k_stride: usize, slivers: usize, depth: usize, out: &mut [f32]) {
     let (slots, _) = out.as_chunks_mut::<WIDTH>();
     for k in (0..depth).step_by(DEAL) {
         let rows = DEAL.min(depth - k);

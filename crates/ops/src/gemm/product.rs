@@ -1,6 +1,6 @@
 //! The ways in which a product is computed, by how its operands lie in memory.
 
-use super::kernel::{Begin, Left, Sliver, Target, kernel};
+use super::kernel::{Ahead, Begin, LINE, Left, Sliver, Target, kernel};
 use super::pack::transpose;
 use super::{K_BLOCK, M_BLOCK, N_BLOCK, Operand, Packed, Rows, Sink, Start, Strided, TILE_COLUMNS_MAX, tile_shape};
 use std::ops::Range;
@@ -23,9 +23,14 @@ pub(super) struct Product<'a, C> {
     pub start: Start<'a>,
 }
 
-/// Cuts into blocks of equal length, as far as they go.
+/// The size of blocks of equal length, as far as they go.
+fn block_size(ks: usize, most: usize) -> usize {
+    ks.div_ceil(ks.div_ceil(most).max(1)).next_multiple_of(4).clamp(1, most)
+}
+
+/// Cuts into blocks of equal length.
 fn blocks(ks: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
-    let size = ks.div_ceil(ks.div_ceil(most).max(1)).next_multiple_of(4).clamp(1, most);
+    let size = block_size(ks, most);
     (0..ks).step_by(size).map(move |start| start..(start + size).min(ks))
 }
 
@@ -76,8 +81,8 @@ impl<C: Sink> Product<'_, C> {
                         for row in (top..bottom).step_by(height) {
                             let count = height.min(bottom - row);
                             let panel = &packed_a[(row - top) * depth..(row - top + count) * depth];
-                            let left = Left { data: panel.as_ptr(), stride: 0 };
-                            let at = Area { row, column, rows: count, columns: width };
+                            let left = Left::packed(panel);
+                            let at = Area { row, column, rows: count, columns: width, next: (row, column) };
                             // SAFETY: panel and sliver hold `count` rows and a tile's columns of `depth` terms.
                             unsafe {
                                 self.tile(at, depth, left, Sliver::packed(sliver), self.begin(range.start), spill)
@@ -89,83 +94,45 @@ impl<C: Sink> Product<'_, C> {
         }
     }
 
-    /// `b` was packed beforehand.
-    pub fn prepacked<A: Operand>(
+    /// `b` was packed beforehand, or lies in memory: then a sliver at a time is packed into one place, by the kernel itself if
+    /// its columns lie side by side.
+    pub fn slivers<A: Operand>(
         &self,
         a: &A,
-        straight: Option<Strided<'_>>,
-        b: Packed<'_>,
-        packed_a: &mut [f32],
-        spill: &mut [f32],
-    ) {
-        assert!(b.ks >= self.ks && b.lines >= self.columns.end, "the operand was packed for a smaller product");
-        let (tile, height) = (tile_shape(), self.height());
-        let m_block = if straight.is_some() { M_BLOCK_STRAIGHT } else { M_BLOCK } / height * height;
-        for k_start in (0..self.ks).step_by(K_BLOCK) {
-            let range = k_start..(k_start + K_BLOCK).min(self.ks);
-            let depth = range.len();
-            // Slivers are as far apart as they were packed; of one packed for more terms the first are used.
-            let packed_depth = K_BLOCK.min(b.ks - k_start);
-            let slivers = &b.data[b.lines * k_start..];
-            for top in self.rows.clone().step_by(m_block) {
-                let bottom = (top + m_block).min(self.rows.end);
-                if straight.is_none() {
-                    self.pack_left(a, top..bottom, range.clone(), height, packed_a);
-                }
-                for column in self.columns.clone().step_by(tile.columns) {
-                    let sliver = &slivers[column * packed_depth..][..tile.columns * depth];
-                    let width = tile.columns.min(self.columns.end - column);
-                    for row in (top..bottom).step_by(height) {
-                        let count = height.min(bottom - row);
-                        let left = left_of(straight, row..row + count, &range, top, packed_a);
-                        let at = Area { row, column, rows: count, columns: width };
-                        // SAFETY: `left_of` checked the rows; the sliver holds a tile's columns of `depth` terms.
-                        unsafe { self.tile(at, depth, left, Sliver::packed(sliver), self.begin(k_start), spill) };
-                    }
-                }
-            }
-        }
-    }
-
-    /// `b` lies in memory: a sliver at a time is packed into one place, by the kernel itself if its columns lie side by
-    /// side.
-    pub fn fresh<A: Operand>(
-        &self,
-        a: &A,
-        straight: Option<Strided<'_>>,
-        b: Strided<'_>,
+        b: Slivers<'_>,
         packed_a: &mut [f32],
         packed_b: &mut [f32],
         spill: &mut [f32],
     ) {
-        let (tile, height) = (tile_shape(), self.height());
-        let m_block = if straight.is_some() { M_BLOCK_STRAIGHT } else { M_BLOCK } / height * height;
-        for range in blocks(self.ks, K_BLOCK) {
+        let (tile, height, form) = (tile_shape(), self.height(), Form::of(a));
+        let m_block = if matches!(form, Form::Near(_)) { M_BLOCK_STRAIGHT } else { M_BLOCK } / height * height;
+        for range in b.blocks(self.ks) {
             let depth = range.len();
             for top in self.rows.clone().step_by(m_block) {
                 let bottom = (top + m_block).min(self.rows.end);
-                if straight.is_none() {
+                if let Form::Other = form {
                     self.pack_left(a, top..bottom, range.clone(), height, packed_a);
                 }
-                for column in self.columns.clone().step_by(tile.columns) {
+                for (number, column) in self.columns.clone().step_by(tile.columns).enumerate() {
                     let width = tile.columns.min(self.columns.end - column);
-                    let by_kernel = b.line_stride == 1 && width == tile.columns;
-                    if !by_kernel {
-                        b.pack(column, width, range.clone(), tile.columns, packed_b);
-                    }
-                    let here = &b.data[column * b.line_stride + range.start * b.k_stride..];
-                    let room = &mut packed_b[..tile.columns * depth];
+                    let (first, rest) = b.sliver(column, width, &range, packed_b);
                     for (panel, row) in (top..bottom).step_by(height).enumerate() {
-                        let count = height.min(bottom - row);
-                        let left = left_of(straight, row..row + count, &range, top, packed_a);
-                        let mut sliver = Sliver::packed(room);
-                        if by_kernel && panel == 0 {
-                            assert!(here.len() >= (depth - 1) * b.k_stride + tile.columns, "a sliver is cut short");
-                            (sliver.data, sliver.stride, sliver.copy) = (here.as_ptr(), b.k_stride, room.as_mut_ptr());
+                        let rows = row..(row + height).min(bottom);
+                        if number == 0 {
+                            form.fetch(rows.clone(), &range, top, packed_a);
                         }
-                        (sliver.ahead, sliver.ahead_stride) = next_lines(&b, here, panel, tile.columns);
-                        let at = Area { row, column, rows: count, columns: width };
-                        // SAFETY: `left_of` checked the rows; the sliver was checked above, or packed.
+                        let mut left = form.rows(rows.clone(), &range, top, packed_a);
+                        if number == 0 {
+                            left.ahead = form.below(rows.clone(), &range);
+                        }
+                        let mut sliver = if panel == 0 { first } else { rest };
+                        (sliver.ahead, sliver.ahead_stride) = b.next_lines(column, &range, panel);
+                        let next = match rows.end < bottom {
+                            true => (rows.end, column),
+                            false => (top, (column + tile.columns).min(self.columns.end - 1)),
+                        };
+                        let at = Area { row, column, rows: rows.len(), columns: width, next };
+                        // SAFETY: the operands' slices were checked where they were taken.
                         unsafe { self.tile(at, depth, left, sliver, self.begin(range.start), spill) };
                     }
                 }
@@ -195,12 +162,16 @@ impl<C: Sink> Product<'_, C> {
             a.pack_slivers(turned.columns.start, turned.columns.len(), range.clone(), tile.columns, packed);
             for row in turned.rows.clone().step_by(height) {
                 let count = height.min(turned.rows.end - row);
-                let left = left_of(Some(b), row..row + count, &range, 0, &[]);
+                let form = Form::Near(b);
                 for (number, column) in turned.columns.clone().step_by(tile.columns).enumerate() {
                     let sliver = &packed[number * tile.columns * depth..][..tile.columns * depth];
                     let width = tile.columns.min(turned.columns.end - column);
-                    let at = Area { row, column, rows: count, columns: width };
-                    // SAFETY: `left_of` checked the rows; the sliver holds a tile's columns of `depth` terms.
+                    let mut left = form.rows(row..row + count, &range, 0, &[]);
+                    if number == 0 {
+                        left.ahead = form.below(row..row + count, &range);
+                    }
+                    let at = Area { row, column, rows: count, columns: width, next: (row, column) };
+                    // SAFETY: the rows were checked as they were taken; the sliver holds a tile's columns of `depth` terms.
                     unsafe { turned.tile(at, depth, left, Sliver::packed(sliver), turned.begin(range.start), spill) };
                 }
             }
@@ -213,10 +184,9 @@ impl<C: Sink> Product<'_, C> {
         for row in self.rows.clone().step_by(tile.rows) {
             for column in self.columns.clone().step_by(tile.columns) {
                 let (rows, columns) = (tile.rows.min(self.rows.end - row), tile.columns.min(self.columns.end - column));
-                let left = Left { data: std::ptr::null(), stride: 0 };
-                let at = Area { row, column, rows, columns };
+                let at = Area { row, column, rows, columns, next: (row, column) };
                 // SAFETY: of no terms nothing is read.
-                unsafe { self.tile(at, 0, left, Sliver::packed(&[]), self.start, spill) };
+                unsafe { self.tile(at, 0, Left::packed(&[]), Sliver::packed(&[]), self.start, spill) };
             }
         }
     }
@@ -227,7 +197,7 @@ impl<C: Sink> Product<'_, C> {
     /// The operands hold what [`kernel`] asks for.
     #[inline]
     unsafe fn tile(&self, at: Area, depth: usize, left: Left, right: Sliver, start: Start<'_>, spill: &mut [f32]) {
-        let Area { row, column, rows, columns } = at;
+        let Area { row, column, rows, columns, next } = at;
         let (c, width) = (self.c, tile_shape().columns);
         if columns == width
             && let Some((data, stride)) = c.place(row, column, rows, columns)
@@ -238,8 +208,9 @@ impl<C: Sink> Product<'_, C> {
                 Start::Add => Some(Begin::Add),
             }
         {
+            let next = c.place(next.0, next.1, 1, 1).map_or(data, |(next, _)| next);
             // SAFETY: the sink vouches for the tile, the caller for the operands.
-            return unsafe { kernel(rows, depth, left, right, Target { data, stride, begin }) };
+            return unsafe { kernel(rows, depth, left, right, Target { data, stride, begin, next }) };
         }
         let spill = &mut spill[..rows * width];
         let mut padded = [0.0; TILE_COLUMNS_MAX];
@@ -258,8 +229,9 @@ impl<C: Sink> Product<'_, C> {
                 Begin::Add
             }
         };
+        let data = spill.as_mut_ptr();
         // SAFETY: the spill holds the whole tile; the caller vouches for the operands.
-        unsafe { kernel(rows, depth, left, right, Target { data: spill.as_mut_ptr(), stride: width, begin }) };
+        unsafe { kernel(rows, depth, left, right, Target { data, stride: width, begin, next: data }) };
         move_tile(row, column, rows, columns, c, spill, width, false);
     }
 }
@@ -271,6 +243,15 @@ struct Area {
     column: usize,
     rows: usize,
     columns: usize,
+    /// The row and column of the tile after it.
+    next: (usize, usize),
+}
+
+impl Left {
+    /// Rows of a packed panel.
+    fn packed(panel: &[f32]) -> Self {
+        Self { data: panel.as_ptr(), stride: 0, ahead: Ahead::NOTHING }
+    }
 }
 
 impl Sliver {
@@ -280,32 +261,125 @@ impl Sliver {
     }
 }
 
-/// Rows of the left operand where they lie, or else from `panels`, packed from row `top` on.
-fn left_of(straight: Option<Strided<'_>>, rows: Range<usize>, ks: &Range<usize>, top: usize, panels: &[f32]) -> Left {
-    match straight {
-        Some(a) => {
-            let data = &a.data[rows.start * a.line_stride + ks.start..(rows.end - 1) * a.line_stride + ks.end];
-            Left { data: data.as_ptr(), stride: a.line_stride.max(1) }
+/// How the left operand lies in memory, and so how the kernel gets at its rows.
+#[derive(Clone, Copy)]
+enum Form<'a> {
+    /// Along `k`, rows not far apart: they are read where they lie, and asked for one panel ahead.
+    Near(Strided<'a>),
+    /// Along `k`, rows so far apart that they share too few sets of the first-level cache: they are moved closer, a
+    /// panel at a time, during the first sliver.
+    Far(Strided<'a>),
+    /// Whatever it is, it packs itself, a block at a time.
+    Other,
+}
+
+impl<'a> Form<'a> {
+    fn of<A: Operand>(a: &'a A) -> Self {
+        match a.strided() {
+            Some(a) if a.k_stride == 1 && a.line_stride <= STRAIGHT_STRIDE_MAX => Form::Near(a),
+            Some(a) if a.k_stride == 1 => Form::Far(a),
+            _ => Form::Other,
         }
-        None => {
-            let data = &panels[(rows.start - top) * ks.len()..(rows.end - top) * ks.len()];
-            Left { data: data.as_ptr(), stride: 0 }
+    }
+
+    /// Floats between rows that were moved closer: not a power of two.
+    fn moved_stride(depth: usize) -> usize {
+        depth.next_multiple_of(LINE) + LINE
+    }
+
+    /// Moves or packs one panel.
+    fn fetch(self, rows: Range<usize>, ks: &Range<usize>, top: usize, panels: &mut [f32]) {
+        match self {
+            Form::Near(_) | Form::Other => {}
+            Form::Far(a) => {
+                let stride = Self::moved_stride(ks.len());
+                for row in rows {
+                    let from = row * a.line_stride + ks.start;
+                    panels[(row - top) * stride..][..ks.len()].copy_from_slice(&a.data[from..from + ks.len()]);
+                }
+            }
+        }
+    }
+
+    /// The rows of one panel, fetched before if they are not read where they lie.
+    fn rows(self, rows: Range<usize>, ks: &Range<usize>, top: usize, panels: &[f32]) -> Left {
+        let (data, stride) = match self {
+            Form::Near(a) => {
+                let (start, end) = (rows.start * a.line_stride + ks.start, (rows.end - 1) * a.line_stride + ks.end);
+                (&a.data[start..end], a.line_stride.max(1))
+            }
+            Form::Far(_) => {
+                let stride = Self::moved_stride(ks.len());
+                (&panels[(rows.start - top) * stride..][..(rows.len() - 1) * stride + ks.len()], stride)
+            }
+            Form::Other => (&panels[(rows.start - top) * ks.len()..(rows.end - top) * ks.len()], 0),
+        };
+        Left { data: data.as_ptr(), stride, ahead: Ahead::NOTHING }
+    }
+
+    /// The rows below a panel. May point past the end, where nothing is read.
+    fn below(self, rows: Range<usize>, ks: &Range<usize>) -> Ahead {
+        match self {
+            Form::Near(a) | Form::Far(a) => {
+                Ahead { rows: a.data.as_ptr().wrapping_add(rows.end * a.line_stride + ks.start), stride: a.line_stride }
+            }
+            Form::Other => Ahead::NOTHING,
         }
     }
 }
 
-/// Lines of the next sliver that the kernel asks for during a panel: each panel for a part of them, those first in need
-/// first. May point past the end, where nothing is read.
-fn next_lines(b: &Strided<'_>, here: &[f32], panel: usize, columns: usize) -> (*const f32, usize) {
-    let next = here.as_ptr().wrapping_add(columns * b.line_stride);
-    if b.line_stride == 1 {
-        // Every second term, the left or the right half of its columns.
-        let at = panel % 2 * b.k_stride + panel / 2 % 2 * (columns / 2);
-        if panel < 4 { (next.wrapping_add(at), 2 * b.k_stride) } else { (here.as_ptr(), 0) }
-    } else if panel < columns {
-        (next.wrapping_add(panel * b.line_stride), 2)
-    } else {
-        (here.as_ptr(), 0)
+/// The right operand, of which the kernel takes slivers.
+#[derive(Clone, Copy)]
+pub(super) enum Slivers<'a> {
+    Packed(Packed<'a>),
+    Strided(Strided<'a>),
+}
+
+impl Slivers<'_> {
+    fn blocks(&self, ks: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        // What is packed was cut into whole blocks.
+        let whole = matches!(self, Slivers::Packed(_));
+        let size = if whole { K_BLOCK } else { block_size(ks, K_BLOCK) };
+        (0..ks).step_by(size).map(move |start| start..(start + size).min(ks))
+    }
+
+    /// A sliver, as the first panel finds it and as the others do.
+    fn sliver(&self, column: usize, width: usize, ks: &Range<usize>, room: &mut [f32]) -> (Sliver, Sliver) {
+        let (tile, depth) = (tile_shape(), ks.len());
+        match self {
+            Slivers::Packed(b) => {
+                // Slivers are as far apart as they were packed; of one packed for more terms the first are used.
+                let packed_depth = K_BLOCK.min(b.ks - ks.start);
+                let sliver = &b.data[b.lines * ks.start + column * packed_depth..][..tile.columns * depth];
+                (Sliver::packed(sliver), Sliver::packed(sliver))
+            }
+            Slivers::Strided(b) => {
+                let room = &mut room[..tile.columns * depth];
+                if b.line_stride != 1 || width < tile.columns {
+                    b.pack(column, width, ks.clone(), tile.columns, room);
+                    return (Sliver::packed(room), Sliver::packed(room));
+                }
+                let here = &b.data[column + ks.start * b.k_stride..][..(depth - 1) * b.k_stride + tile.columns];
+                let copy = room.as_mut_ptr();
+                (Sliver { data: here.as_ptr(), stride: b.k_stride, copy, ..Sliver::packed(room) }, Sliver::packed(room))
+            }
+        }
+    }
+
+    /// Lines of the next sliver that the kernel asks for during a panel: each panel for a part of them, those first in need
+    /// first. May point past the end, where nothing is read.
+    fn next_lines(&self, column: usize, ks: &Range<usize>, panel: usize) -> (*const f32, usize) {
+        let Slivers::Strided(b) = self else { return (std::ptr::null(), 0) };
+        let columns = tile_shape().columns;
+        let next = b.data.as_ptr().wrapping_add((column + columns) * b.line_stride + ks.start * b.k_stride);
+        if b.line_stride == 1 && panel < 4 {
+            // Every second term, the left or the right half of its columns.
+            (next.wrapping_add(panel % 2 * b.k_stride + panel / 2 % 2 * (columns / 2)), 2 * b.k_stride)
+        } else if b.line_stride != 1 && panel < columns {
+            (next.wrapping_add(panel * b.line_stride), 2)
+        } else {
+            (next, 0)
+        }
     }
 }
 
