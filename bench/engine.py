@@ -54,7 +54,7 @@ def arguments():
 def commands(model, options):
     """Contestant name to command line."""
     job = BENCH / "jobs" / f"{model}.toml"
-    found = {"kolo": [options.kolo, "bench", "train", str(job), "--serve", "--threads", str(THREADS)]}
+    found = {"kolo": [options.kolo, "bench", "train", str(job), "--serve", "--hold-batch", "--threads", str(THREADS)]}
     peer = [sys.executable, str(BENCH / "peers/torch_train.py"), "--serve", "--model", model, "--threads", str(THREADS)]
     for mode in options.modes.split(","):
         found[f"{mode} contiguous"] = [*peer, "--mode", mode]

@@ -252,6 +252,9 @@ pub struct BenchTrain {
     /// Grains computed at the same time; as many as threads by default
     #[arg(long)]
     pub lanes: Option<usize>,
+    /// Keep the first batch and train on it again and again, so that making data is not timed
+    #[arg(long)]
+    pub hold_batch: bool,
     /// Write the result (JSON) to this file
     #[arg(long)]
     pub report: Option<PathBuf>,

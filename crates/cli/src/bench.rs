@@ -11,7 +11,7 @@ use kolo_models::ModelKind;
 use kolo_train::machine::peak_rss_bytes;
 use kolo_train::report::StepTimes;
 use kolo_train::together::Meter;
-use kolo_train::{Job, Trainer};
+use kolo_train::{HeldBatch, Job, Trainer};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
@@ -60,15 +60,16 @@ fn prepare(models: &[ModelKind], args: &BenchTrain, place: Option<&Place>) -> Re
 /// Several workers: every rank runs the same steps, and the first reports.
 fn together(job: Arc<Job>, args: &BenchTrain, worker: &Worker, begin: Instant) -> Result<(), Failure> {
     let (world, threads) = (&worker.world, worker.threads(&args.job));
+    let held = args.hold_batch.then(|| HeldBatch::new(&job));
     let mut trainer = Trainer::among(job, threads, Arc::clone(world))?;
     let ready_ms = begin.elapsed().as_secs_f64() * 1e3;
-    run(&mut trainer, args.warmup.max(1))?;
+    run(&mut trainer, held.as_ref(), args.warmup.max(1))?;
     trainer.session().take_waited();
     let mut meter = Meter::default();
     meter.attach(world, None);
     let mut times = Vec::with_capacity(args.steps);
     for _ in 0..args.steps {
-        times.extend(run(&mut trainer, 1)?);
+        times.extend(run(&mut trainer, held.as_ref(), 1)?);
         meter.step(times[times.len() - 1], trainer.session().take_waited());
     }
     let communication = meter.gather(world)?;
@@ -97,16 +98,17 @@ fn alone(job: Arc<Job>, args: &BenchTrain, begin: Instant) -> Result<(), Failure
         }
         options.lanes = lanes;
     }
+    let held = args.hold_batch.then(|| HeldBatch::new(&job));
     let mut trainer = Trainer::new(job, options)?;
     let ready_ms = begin.elapsed().as_secs_f64() * 1e3;
-    trainer.step()?;
+    run(&mut trainer, held.as_ref(), 1)?;
     let startup_ms = begin.elapsed().as_secs_f64() * 1e3;
     if args.serve {
-        return serve(&mut trainer, startup_ms);
+        return serve(&mut trainer, held.as_ref(), startup_ms);
     }
-    run(&mut trainer, args.warmup.saturating_sub(1))?;
+    run(&mut trainer, held.as_ref(), args.warmup.saturating_sub(1))?;
     trainer.session_mut().set_profile(args.profile);
-    let times = run(&mut trainer, args.steps)?;
+    let times = run(&mut trainer, held.as_ref(), args.steps)?;
     if args.profile {
         profile(&trainer, args.steps);
     }
@@ -149,18 +151,21 @@ fn report(
 }
 
 /// Milliseconds of each of `count` steps.
-fn run(trainer: &mut Trainer, count: usize) -> Result<Vec<f64>, Failure> {
+fn run(trainer: &mut Trainer, held: Option<&HeldBatch>, count: usize) -> Result<Vec<f64>, Failure> {
     (0..count)
         .map(|_| {
             let start = Instant::now();
-            trainer.step()?;
+            match held {
+                Some(held) => trainer.step_on(held)?,
+                None => trainer.step()?,
+            };
             Ok(start.elapsed().as_secs_f64() * 1e3)
         })
         .collect()
 }
 
 /// Answers `run K` lines, so that a driver can let contestants take turns.
-fn serve(trainer: &mut Trainer, startup_ms: f64) -> Result<(), Failure> {
+fn serve(trainer: &mut Trainer, held: Option<&HeldBatch>, startup_ms: f64) -> Result<(), Failure> {
     let mut out = std::io::stdout();
     for line in std::io::stdin().lock().lines() {
         let line = line.map_err(|error| Failure::job(format!("standard input: {error}"), "keep it open"))?;
@@ -168,7 +173,7 @@ fn serve(trainer: &mut Trainer, startup_ms: f64) -> Result<(), Failure> {
         let Some(count) = count else {
             return Err(Failure::usage(format!("`{line}` is not understood"), "write `run K`"));
         };
-        let times = run(trainer, count)?;
+        let times = run(trainer, held, count)?;
         let answer = json!({
             "step_ms": times, "peak_rss_bytes": peak_rss_bytes().unwrap_or(0), "startup_ms": startup_ms,
         });

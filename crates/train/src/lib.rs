@@ -8,6 +8,7 @@ mod crc;
 pub mod decision;
 pub mod error;
 pub mod events;
+mod held;
 pub mod interrupt;
 pub mod job;
 pub mod job_file;
@@ -25,6 +26,7 @@ pub mod together;
 pub mod trainer;
 
 pub use error::Error;
+pub use held::HeldBatch;
 pub use job::Job;
 pub use report::Report;
 pub use session::{Observer, run};

@@ -2,6 +2,7 @@
 //! again anywhere.
 
 use crate::error::Error;
+use crate::held::HeldBatch;
 use crate::job::Job;
 use crate::step::{evaluation_graph, optimise, spread, training_graph};
 use crate::timeline::Timeline;
@@ -189,6 +190,17 @@ impl Trainer {
         let order = epoch_order(job.seed, self.epoch(), job.split.train_len());
         let first = self.step % job.steps_per_epoch * job.batch;
         self.run_step(|grain, feed| feed_grain(&job, &order, first, grain, feed), between)
+    }
+
+    /// One step on a batch that is kept: the job's next one the first time, and the same ever after.
+    pub fn step_on(&mut self, held: &HeldBatch) -> Result<f32, Error> {
+        let job = Arc::clone(&self.job);
+        let order = epoch_order(job.seed, self.epoch(), job.split.train_len());
+        let first = self.step % job.steps_per_epoch * job.batch;
+        let data = |grain: usize, feed: &mut Feed<'_>| {
+            held.feed(&job, grain, feed, |feed| feed_grain(&job, &order, first, grain, feed));
+        };
+        self.run_step(data, |_, _, _| Ok(()))
     }
 
     /// One step on data from elsewhere.
