@@ -260,7 +260,13 @@ fn await_roster(
             return Err(lost("it said nothing while the ranks joined"));
         }
         if !line.busy() {
-            line.send(&envelope(Message::Beat(Activity { step: 0, progress: 0, call: None, in_call: false })));
+            line.send(&envelope(Message::Beat(Activity {
+                step: 0,
+                progress: 0,
+                call: None,
+                in_call: false,
+                waits: false,
+            })));
         }
     }
     Ok(roster)

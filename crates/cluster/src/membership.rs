@@ -14,6 +14,8 @@ use kolo_comm::{Fault, Fingerprint};
 
 /// Calls remembered for comparison.
 const CALLS: usize = 256;
+/// Steps that another rank must be ahead of one that does not move, before that one is held to hang.
+const HUNG_STEPS: u64 = 4;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
@@ -363,7 +365,7 @@ impl Membership {
             let (rank, fault) = (seat.rank, self.lost(seat.rank, why));
             return self.suspect(now_ms, Weight::Certain, Some(rank), 1, fault, None);
         }
-        if let Some((rank, fault)) = self.stalled(now_ms) {
+        if let Some((rank, fault)) = self.stalled(now_ms).or_else(|| self.hung(now_ms)) {
             self.suspect(now_ms, Weight::Certain, Some(rank), 1, fault, None);
         }
     }
@@ -388,6 +390,28 @@ impl Membership {
         let during = format!("{target} ({} waits there; this one is at {})", first.place(), slow.during());
         let fault = Fault::Stalled { peer: slow.rank, host: slow.host.clone(), during, waited_ms: waited_ms(slow) };
         Some((slow.rank, fault))
+    }
+
+    /// A rank that computes and does not move, while others that do not wait for it get on. As long as none of them took
+    /// several steps meanwhile, its work may just be long.
+    fn hung(&self, now_ms: u64) -> Option<(usize, Fault)> {
+        let waited_ms = |seat: &Seat| now_ms.saturating_sub(seat.moved_ms);
+        let still = |seat: &&Seat| seat.joined && !seat.finished && !seat.activity.waits;
+        let seat = self.seats.iter().filter(still).max_by_key(|seat| waited_ms(seat))?;
+        let ahead = self.seats.iter().max_by_key(|seat| seat.activity.step)?;
+        let gets_on =
+            waited_ms(ahead) < self.pace.heartbeat_ms && ahead.activity.step >= seat.activity.step + HUNG_STEPS;
+        if waited_ms(seat) < self.pace.stall_ms() || !gets_on {
+            return None;
+        }
+        let during = format!(
+            "its next step ({} is at step {}; this one is at {})",
+            ahead.place(),
+            ahead.activity.step,
+            seat.during()
+        );
+        let fault = Fault::Stalled { peer: seat.rank, host: seat.host.clone(), during, waited_ms: waited_ms(seat) };
+        Some((seat.rank, fault))
     }
 
     fn suspect(
@@ -513,7 +537,7 @@ mod tests {
     }
 
     fn at(step: u64, call: Option<Fingerprint>, in_call: bool) -> Activity {
-        Activity { step, progress: step * 2 + u64::from(in_call), call, in_call }
+        Activity { step, progress: step * 2 + u64::from(in_call), call, in_call, waits: in_call }
     }
 
     /// Beats of all until this time; the first actions that are not nothing.
@@ -617,6 +641,31 @@ mod tests {
         // If rank 1 does not come even then, it is stuck.
         let actions = [beat(3 * stall_ms, 0, 2), beat(3 * stall_ms + 200, 1, 1)].concat();
         assert!(text(&actions).contains("rank 1 on node1 did not come"), "{actions:?}");
+    }
+
+    #[test]
+    fn who_hangs_while_others_get_on_is_found() {
+        let mut core = joined(3);
+        let stall_ms = core.pace.stall_ms();
+        let mut run = |from_ms: u64, to_ms: u64, others: fn(u64) -> u64, waits: bool| {
+            let mut seen = Vec::new();
+            for now_ms in (from_ms..to_ms).step_by(200) {
+                for rank in 0..2 {
+                    core.step(now_ms, Event::Beat { rank, activity: at(others(now_ms), None, false) });
+                }
+                let activity = Activity { waits, ..at(4, None, false) };
+                core.step(now_ms, Event::Beat { rank: 2, activity });
+                seen.extend(core.step(now_ms, Event::Tick));
+            }
+            seen
+        };
+        // Everyone's steps are long; or this one waits for a server that others keep busy.
+        assert_eq!(run(0, 3 * stall_ms, |now_ms| 4 + now_ms / 200 % 2, false), []);
+        assert_eq!(run(3 * stall_ms, 6 * stall_ms, |now_ms| now_ms / 100, true), []);
+        let actions = run(6 * stall_ms, 8 * stall_ms, |now_ms| now_ms / 100, false);
+        let told = text(&actions);
+        assert!(told.contains("rank 2 on node2 did not come to its next step (rank 1"), "{told}");
+        assert!(told.contains("this one is at step 4, before its first call"), "{told}");
     }
 
     #[test]

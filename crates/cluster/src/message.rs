@@ -108,7 +108,8 @@ pub struct Envelope {
 fn write_activity(out: &mut Writer, activity: &Activity) {
     out.long(activity.step);
     out.long(activity.progress);
-    out.0.push(u8::from(activity.in_call) | u8::from(activity.call.is_some()) << 1);
+    let flags = [activity.in_call, activity.call.is_some(), activity.waits];
+    out.0.push(flags.iter().enumerate().map(|(bit, flag)| u8::from(*flag) << bit).sum());
     if let Some(call) = &activity.call {
         out.0.extend_from_slice(&call.encode());
     }
@@ -116,12 +117,15 @@ fn write_activity(out: &mut Writer, activity: &Activity) {
 
 fn read_activity(body: &mut Reader<'_>) -> Option<Activity> {
     let (step, progress, flags) = (body.long()?, body.long()?, body.byte()?);
-    let call = match flags {
-        0 | 1 => None,
-        2 | 3 => Some(Fingerprint::decode(body.take(FINGERPRINT_BYTES)?.try_into().ok()?)?),
-        _ => return None,
+    if flags > 7 {
+        return None;
+    }
+    let [in_call, called, waits] = [0, 1, 2].map(|bit| flags >> bit & 1 == 1);
+    let call = match called {
+        true => Some(Fingerprint::decode(body.take(FINGERPRINT_BYTES)?.try_into().ok()?)?),
+        false => None,
     };
-    Some(Activity { step, progress, call, in_call: flags & 1 == 1 })
+    Some(Activity { step, progress, call, in_call, waits })
 }
 
 impl Message {
@@ -267,8 +271,8 @@ mod tests {
             Message::Hello(hello),
             Message::Roster { rank: 1, peer: Peer { host: "a".into(), pid: 5 } },
             Message::Blob { round: 2, rank: 1, bytes: vec![1; 300] },
-            Message::Beat(Activity { step: 1, progress: 2, call: Some(call), in_call: true }),
-            Message::Beat(Activity { step: 1, progress: 2, call: None, in_call: false }),
+            Message::Beat(Activity { step: 1, progress: 2, call: Some(call), in_call: true, waits: true }),
+            Message::Beat(Activity { step: 1, progress: 2, call: None, in_call: false, waits: true }),
             Message::Pulse { moved: true },
             Message::Event(vec![9; 10]),
             Message::Fail { text: "no".into(), culprit: Some(2) },

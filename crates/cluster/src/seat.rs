@@ -118,7 +118,7 @@ impl Seat {
             joined: false,
             heard_ms: now_ms,
             moved_ms: now_ms,
-            activity: Activity { step: 0, progress: 0, call: None, in_call: false },
+            activity: Activity { step: 0, progress: 0, call: None, in_call: false, waits: false },
             spoke_ms: now_ms,
             marks: [(now_ms, 0); 2],
             stopped_ms: None,

@@ -194,14 +194,14 @@ impl Shared {
         // The board has one writer: the communicator of all ranks, whose calls can be compared between them.
         match self.id {
             0 => self.watch.enter(&fingerprint),
-            _ => self.watch.touch(),
+            _ => self.watch.enter_group(),
         }
         task.fingerprint.kind = request.kind;
         // SAFETY: the caller's promise, passed on.
         let outcome = unsafe { transport.run(&task) };
         match self.id {
             0 => self.watch.leave(),
-            _ => self.watch.touch(),
+            _ => self.watch.leave_group(),
         }
         if let (Some(recorder), Some(start)) = (recorder, start) {
             let bytes = request.input_bytes.max(request.output_bytes);

@@ -28,6 +28,8 @@ pub struct Watch {
     version: AtomicU32,
     call: [AtomicU64; FINGERPRINT_BYTES / 8],
     in_call: AtomicBool,
+    /// Calls of other communicators that run now.
+    group_calls: AtomicU32,
     origin: Instant,
     /// Milliseconds from `origin` to when some rank of the job was last known to get on.
     moved_ms: AtomicU64,
@@ -41,6 +43,8 @@ pub struct Activity {
     /// The last call begun, and whether it still runs.
     pub call: Option<Fingerprint>,
     pub in_call: bool,
+    /// Whether it is in any call, of this communicator or another: it waits for others, or moves data.
+    pub waits: bool,
 }
 
 impl Watch {
@@ -56,6 +60,7 @@ impl Watch {
             version: AtomicU32::new(0),
             call: Default::default(),
             in_call: AtomicBool::new(false),
+            group_calls: AtomicU32::new(0),
             origin: Instant::now(),
             moved_ms: AtomicU64::new(0),
         })
@@ -129,6 +134,17 @@ impl Watch {
         self.touch();
     }
 
+    /// A call of a communicator of some ranks begins.
+    pub fn enter_group(&self) {
+        self.group_calls.fetch_add(1, Ordering::Relaxed);
+        self.touch();
+    }
+
+    pub fn leave_group(&self) {
+        self.group_calls.fetch_sub(1, Ordering::Relaxed);
+        self.touch();
+    }
+
     pub fn activity(&self) -> Activity {
         let mut bytes = [0; FINGERPRINT_BYTES];
         let call = loop {
@@ -143,11 +159,13 @@ impl Watch {
             }
             std::thread::yield_now();
         };
+        let in_call = self.in_call.load(Ordering::Relaxed);
         Activity {
             step: self.step.load(Ordering::Relaxed),
             progress: self.progress.load(Ordering::Relaxed),
             call,
-            in_call: self.in_call.load(Ordering::Relaxed),
+            in_call,
+            waits: in_call || self.group_calls.load(Ordering::Relaxed) > 0,
         }
     }
 }

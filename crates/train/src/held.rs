@@ -19,7 +19,8 @@ impl HeldBatch {
     pub(crate) fn feed(&self, job: &Job, grain: usize, feed: &mut Feed<'_>, make: impl FnOnce(&mut Feed<'_>)) {
         let Some(fields) = self.grains[grain].get() else {
             make(feed);
-            let fields = job.fields.iter().map(|field| feed.bytes(&field.name).map_or(Vec::new(), |bytes| bytes.to_vec()));
+            let fields =
+                job.fields.iter().map(|field| feed.bytes(&field.name).map_or(Vec::new(), |bytes| bytes.to_vec()));
             let _ = self.grains[grain].set(fields.collect());
             return;
         };
