@@ -22,7 +22,7 @@ JOB = str(HERE / "jobs" / "gpt.toml")
 def kolo(options, *arguments):
     def measure():
         with tempfile.NamedTemporaryFile(suffix=".json") as file:
-            command = [options.kolo, "bench", "train", JOB, "--steps", str(options.steps), "--warmup", "5", "--report", file.name, *arguments]
+            command = [options.kolo, "bench", "train", JOB, "--steps", str(options.steps), "--warmup", "5", "--hold-batch", "--report", file.name, *arguments]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             report = json.load(open(file.name))
         return report["samples_ms"], report.get("communication", {}).get("exposed_ms", 0.0)

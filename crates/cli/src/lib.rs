@@ -25,6 +25,7 @@ mod train;
 mod workers;
 
 use clap::Parser;
+use kolo_graph::simd;
 use kolo_models::{MODELS, Make, ModelKind};
 use std::process::ExitCode;
 
@@ -86,6 +87,9 @@ impl App {
                 return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
             }
         };
+        if let Err(failure) = check_vectors() {
+            return failure.report();
+        }
         let outcome = match command {
             args::Command::Train(args) => train::train(&self.models, &args),
             args::Command::Plan(args) => plan::plan(&self.models, &args),
@@ -103,6 +107,16 @@ impl App {
             Err(failure) => failure.report(),
         }
     }
+}
+
+/// A limit that is misspelt would silently be none.
+fn check_vectors() -> Result<(), fail::Failure> {
+    let Ok(name) = std::env::var(simd::LIMIT) else { return Ok(()) };
+    if simd::Level::named(&name).is_some() {
+        return Ok(());
+    }
+    let names = simd::Level::NAMES.map(|(name, _)| name).join(", ");
+    Err(fail::Failure::usage(format!("{}={name} names no vector width", simd::LIMIT), &format!("write one of {names}")))
 }
 
 /// The `kolo` binary.

@@ -279,6 +279,28 @@ fn threads_do_not_change_the_weights() {
     assert_eq!(digest("3"), alone);
 }
 
+#[test]
+fn vector_widths_do_not_change_the_weights() {
+    let dir = tempdir();
+    let run = |vectors: &str| {
+        let job = example("digits");
+        let args = ["train", &job, "--quiet", "--report", "report.json", "--set", "train.epochs=1"];
+        Command::new(KOLO).current_dir(dir.path()).env("KOLO_VECTORS", vectors).args(args).output().expect("it runs")
+    };
+    let digest = |vectors: &str| {
+        let output = run(vectors);
+        assert!(output.status.success(), "{vectors}: {}", String::from_utf8_lossy(&output.stderr));
+        json_at(&dir.path().join("report.json"))["weights"].as_str().unwrap().to_string()
+    };
+    let widest = digest("avx512");
+    assert_eq!(digest("avx2"), widest);
+    assert_eq!(digest("portable"), widest);
+    let refused = run("avx");
+    assert_eq!(refused.status.code(), Some(2));
+    let told = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(told, "error: KOLO_VECTORS=avx names no vector width\n  hint: write one of portable, avx2, avx512\n");
+}
+
 /// `cargo test` builds the examples beside the binary; a narrower command may not have.
 fn rust_example(name: &str) -> Option<PathBuf> {
     let path = Path::new(KOLO).with_file_name("examples").join(name);

@@ -13,8 +13,18 @@ pub enum Level {
     Avx512 = 3,
 }
 
-/// The environment variable that keeps wider instructions from being used: `avx2` or `portable`. The bits stay the same.
+/// The environment variable that names the widest instructions to use. The bits stay the same.
 pub const LIMIT: &str = "KOLO_VECTORS";
+
+impl Level {
+    /// The names that [`LIMIT`] takes.
+    pub const NAMES: [(&'static str, Level); 3] =
+        [("portable", Level::Portable), ("avx2", Level::Avx2), ("avx512", Level::Avx512)];
+
+    pub fn named(name: &str) -> Option<Self> {
+        Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, level)| *level)
+    }
+}
 
 static LEVEL: AtomicU8 = AtomicU8::new(0);
 
@@ -30,12 +40,8 @@ pub fn level() -> Level {
 }
 
 fn detect() -> Level {
-    let wanted = match std::env::var(LIMIT).as_deref() {
-        Ok("avx2") => Level::Avx2,
-        Ok("portable") => Level::Portable,
-        _ => Level::Avx512,
-    };
-    let level = detected().min(wanted);
+    let wanted = std::env::var(LIMIT).ok().and_then(|name| Level::named(&name));
+    let level = detected().min(wanted.unwrap_or(Level::Avx512));
     LEVEL.store(level as u8, Ordering::Relaxed);
     level
 }
