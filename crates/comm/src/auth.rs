@@ -6,7 +6,7 @@
 //! any input or output; `docs/wire.md` has the bytes.
 
 use crate::fault::Fault;
-use crate::record::{Opener, Sealer};
+use crate::record::{LinkKey, Opener, Sealer};
 use std::io::{Read, Write};
 use zeroize::Zeroizing;
 
@@ -184,10 +184,10 @@ impl Keys {
     }
 
     /// The keys from initiator to responder, and back.
-    fn directions(&self, hello: &[u8], reply: &[u8]) -> ([u8; 16], [u8; 16]) {
+    fn directions(&self, hello: &[u8], reply: &[u8]) -> (LinkKey, LinkKey) {
         let mut keys = Secret::default();
         blake3::Hasher::new_keyed(&self.session).update(hello).update(reply).finalize_xof().fill(&mut *keys);
-        let (mut out, mut back) = ([0; 16], [0; 16]);
+        let (mut out, mut back) = (LinkKey::default(), LinkKey::default());
         out.copy_from_slice(&keys[..16]);
         back.copy_from_slice(&keys[16..]);
         (out, back)

@@ -29,6 +29,9 @@ pub enum Forged {
     Broken,
 }
 
+/// The key of one direction of a link, wiped when it is dropped.
+pub type LinkKey = Zeroizing<[u8; 16]>;
+
 fn cipher(key: &[u8; 16], number: u64) -> Aegis128X4<TAG_BYTES> {
     let mut nonce = [0; 16];
     nonce[..8].copy_from_slice(&number.to_le_bytes());
@@ -37,7 +40,7 @@ fn cipher(key: &[u8; 16], number: u64) -> Aegis128X4<TAG_BYTES> {
 
 /// Seals the pieces of one direction, in order.
 pub struct Sealer {
-    key: Zeroizing<[u8; 16]>,
+    key: LinkKey,
     number: u64,
 }
 
@@ -48,8 +51,8 @@ impl std::fmt::Debug for Sealer {
 }
 
 impl Sealer {
-    pub fn new(key: [u8; 16]) -> Self {
-        Self { key: Zeroizing::new(key), number: 0 }
+    pub fn new(key: impl Into<LinkKey>) -> Self {
+        Self { key: key.into(), number: 0 }
     }
 
     fn next(&mut self) -> Aegis128X4<TAG_BYTES> {
@@ -74,7 +77,7 @@ impl Sealer {
 
 /// Opens the pieces of one direction, in order.
 pub struct Opener {
-    key: Zeroizing<[u8; 16]>,
+    key: LinkKey,
     number: u64,
 }
 
@@ -85,8 +88,8 @@ impl std::fmt::Debug for Opener {
 }
 
 impl Opener {
-    pub fn new(key: [u8; 16]) -> Self {
-        Self { key: Zeroizing::new(key), number: 0 }
+    pub fn new(key: impl Into<LinkKey>) -> Self {
+        Self { key: key.into(), number: 0 }
     }
 
     /// Opens a piece in place; what does not open is wiped.
