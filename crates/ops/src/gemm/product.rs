@@ -45,6 +45,14 @@ impl<C: Sink> Product<'_, C> {
         if k_start == 0 { self.start } else { Start::Add }
     }
 
+    /// The tile below, or the first of the next sliver.
+    fn next_tile(&self, below: usize, column: usize, block: Range<usize>) -> (usize, usize) {
+        if below < block.end {
+            return (below, column);
+        }
+        (block.start, (column + tile_shape().columns).min(self.columns.end - 1))
+    }
+
     /// Packs rows of `a` in panels, the last of which may be lower.
     fn pack_left<A: Operand>(&self, a: &A, rows: Range<usize>, ks: Range<usize>, height: usize, out: &mut [f32]) {
         let whole = rows.len() / height * height;
@@ -82,7 +90,8 @@ impl<C: Sink> Product<'_, C> {
                             let count = height.min(bottom - row);
                             let panel = &packed_a[(row - top) * depth..(row - top + count) * depth];
                             let left = Left::packed(panel);
-                            let at = Area { row, column, rows: count, columns: width, next: (row, column) };
+                            let next = self.next_tile(row + count, column, top..bottom);
+                            let at = Area { row, column, rows: count, columns: width, next };
                             // SAFETY: panel and sliver hold `count` rows and a tile's columns of `depth` terms.
                             unsafe {
                                 self.tile(at, depth, left, Sliver::packed(sliver), self.begin(range.start), spill)
@@ -127,10 +136,7 @@ impl<C: Sink> Product<'_, C> {
                         }
                         let mut sliver = if panel == 0 { first } else { rest };
                         (sliver.ahead, sliver.ahead_stride) = b.next_lines(column, &range, panel);
-                        let next = match rows.end < bottom {
-                            true => (rows.end, column),
-                            false => (top, (column + tile.columns).min(self.columns.end - 1)),
-                        };
+                        let next = self.next_tile(rows.end, column, top..bottom);
                         let at = Area { row, column, rows: rows.len(), columns: width, next };
                         // SAFETY: the operands' slices were checked where they were taken.
                         unsafe { self.tile(at, depth, left, sliver, self.begin(range.start), spill) };

@@ -48,7 +48,8 @@ impl GateGrads<'_> {
         state: Option<Factor<'_>>,
     ) {
         let depth = |data, grid, delay| Depth { data, grid, batch: sizes.batch, delay };
-        let gates = depth(self.data.get(columns.start..).unwrap_or(&[]), sizes.by_step(self.stride), 0);
+        let gates = self.data.get(columns.start..).unwrap_or(&[]);
+        let gates = Strided { data: gates, line_stride: 1, k_stride: self.stride };
         let (x, left) = open(input, sizes.input);
         let (y, right) = open(state, sizes.hidden);
         let (cut, ks) = (left.stride, sizes.steps * sizes.batch);
