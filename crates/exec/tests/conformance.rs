@@ -173,7 +173,9 @@ fn nan_and_infinity_come_through() {
                     continue;
                 }
                 for (at, (got, want)) in numbers(got).iter().zip(&want.data).enumerate() {
-                    assert!(got.is_nan() == want.is_nan(), "with {special}: element {at} is {got}, must be {want}");
+                    let left_out = case.leaves_out_zeros && want.is_nan();
+                    let same = got.is_nan() == want.is_nan() || left_out;
+                    assert!(same, "with {special}: element {at} is {got}, must be {want}");
                 }
             }
         }

@@ -143,15 +143,22 @@ pub struct Case {
     pub args: Vec<Arg>,
     /// Relative tolerance of the f32 kernel against the f64 reference.
     pub tolerance: f64,
+    /// Whether the kernel may leave out products with zeros of the definition, and with them what is not finite there.
+    pub leaves_out_zeros: bool,
 }
 
 impl Case {
     pub fn new(op: impl Op, args: impl Into<Vec<Arg>>) -> Self {
-        Self { op: Arc::new(op), args: args.into(), tolerance: 2e-5 }
+        Self { op: Arc::new(op), args: args.into(), tolerance: 2e-5, leaves_out_zeros: false }
     }
 
     pub fn tolerance(mut self, tolerance: f64) -> Self {
         self.tolerance = tolerance;
+        self
+    }
+
+    pub fn leaves_out_zeros(mut self) -> Self {
+        self.leaves_out_zeros = true;
         self
     }
 }

@@ -7,22 +7,43 @@ use crate::vectorized;
 /// Independent partial results of a reduction. Fixed, so that the order of additions is the same on every machine.
 pub const LANES: usize = 16;
 
+/// Asks for lines of memory that are needed soon, though not at once.
+#[inline(always)]
+pub fn ask_for(values: &[f32]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..values.len()).step_by(16) {
+        // SAFETY: a prefetch reads nothing.
+        unsafe {
+            use std::arch::x86_64::*;
+            _mm_prefetch::<_MM_HINT_T1>(values.as_ptr().wrapping_add(line).cast());
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = values;
+}
+
 vectorized! {
     /// Sum in a fixed order: 16 interleaved partial sums, joined as a balanced tree.
     pub fn sum(values: &[f32]) -> f32 {
-        let mut lanes = [0.0f32; LANES];
-        let mut chunks = values.chunks_exact(LANES);
-        for chunk in &mut chunks {
-            for lane in 0..LANES {
-                lanes[lane] += chunk[lane];
-            }
-        }
-        let rest = padded(chunks.remainder(), 0.0);
-        for lane in 0..LANES {
-            lanes[lane] += rest[lane];
-        }
-        fold(lanes)
+        sum_of(values)
     }
+}
+
+/// [`sum`] within a kernel that is vectorised itself.
+#[inline(always)]
+pub fn sum_of(values: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    let mut chunks = values.chunks_exact(LANES);
+    for chunk in &mut chunks {
+        for lane in 0..LANES {
+            lanes[lane] += chunk[lane];
+        }
+    }
+    let rest = padded(chunks.remainder(), 0.0);
+    for lane in 0..LANES {
+        lanes[lane] += rest[lane];
+    }
+    fold(lanes)
 }
 
 vectorized! {
@@ -47,18 +68,24 @@ vectorized! {
 vectorized! {
     /// Largest value; NaN wins over everything, so that it cannot hide.
     pub fn max(values: &[f32]) -> f32 {
-        // As whole numbers in the order of floats the maximum may be taken in any order, so the compiler picks the best.
-        let (mut largest, mut nan) = (i32::MIN, 0u32);
-        for value in values {
-            let bits = value.to_bits() as i32;
-            largest = largest.max(bits ^ ((bits >> 31) & i32::MAX));
-            nan |= u32::from(value.is_nan());
-        }
-        match (nan, largest) {
-            (0, i32::MIN) => f32::NEG_INFINITY,
-            (0, _) => f32::from_bits((largest ^ ((largest >> 31) & i32::MAX)) as u32),
-            _ => f32::NAN,
-        }
+        max_of(values)
+    }
+}
+
+/// [`max`] within a kernel that is vectorised itself.
+#[inline(always)]
+pub fn max_of(values: &[f32]) -> f32 {
+    // As whole numbers in the order of floats the maximum may be taken in any order, so the compiler picks the best.
+    let (mut largest, mut nan) = (i32::MIN, 0u32);
+    for value in values {
+        let bits = value.to_bits() as i32;
+        largest = largest.max(bits ^ ((bits >> 31) & i32::MAX));
+        nan |= u32::from(value.is_nan());
+    }
+    match (nan, largest) {
+        (0, i32::MIN) => f32::NEG_INFINITY,
+        (0, _) => f32::from_bits((largest ^ ((largest >> 31) & i32::MAX)) as u32),
+        _ => f32::NAN,
     }
 }
 
