@@ -215,10 +215,17 @@ pub fn run_stretched(op: Elementwise, cx: &CpuCx<'_>) {
         let mut start = range.start;
         while start < range.end {
             let len = TILE.min(range.end - start);
-            for (at, input) in cx.inputs.iter().enumerate() {
-                load(input.data.cast(), &walks[at], shape, start, &mut tiles[at][..len]);
+            let mut operands: [&[f32]; 4] = [&[]; 4];
+            let places = cx.inputs.iter().zip(&walks).zip(&mut tiles);
+            for (((input, walk), tile), operand) in places.zip(&mut operands) {
+                *operand = if *walk == Walk::Same && input.data != cx.outputs[0].data {
+                    // SAFETY: the operand has the output's shape, and nothing overwrites it.
+                    unsafe { std::slice::from_raw_parts(input.data.cast::<f32>().add(start), len) }
+                } else {
+                    load(input.data.cast(), walk, shape, start, &mut tile[..len]);
+                    &tile[..len]
+                };
             }
-            let operands: [&[f32]; 4] = std::array::from_fn(|at| &tiles[at][..len]);
             // SAFETY: tasks own disjoint ranges, and the tile was loaded before it is overwritten.
             let out = unsafe { output.slice(start, len) };
             (op.kernel)(&operands[..cx.inputs.len()], out, op.constant);

@@ -29,8 +29,8 @@ use std::ops::Range;
 
 /// `k` per block: a sliver of `b` this long fits the first-level cache.
 pub const K_BLOCK: usize = 256;
-/// Rows of `a` packed at a time: with `K_BLOCK` they take a fifth of a second-level cache.
-const M_BLOCK: usize = 384;
+/// Rows of `a` packed or moved at a time: with `K_BLOCK` they take a quarter of a second-level cache.
+const M_BLOCK: usize = 528;
 /// Columns of `b` packed at a time.
 const N_BLOCK: usize = 1024;
 /// Widest tile of any level.
