@@ -76,6 +76,7 @@ impl App {
 
     /// Reads the command line and does what it says. Exit code 0: done, 1: the job failed, 2: the command was wrong.
     pub fn run(self) -> ExitCode {
+        end_with_the_reader();
         let command = match args::Args::try_parse() {
             Ok(args) => args.command,
             Err(error) => {
@@ -107,6 +108,21 @@ impl App {
             Err(failure) => failure.report(),
         }
     }
+}
+
+/// Whoever reads our output may have enough of it, as `head` does: that ends the program, without a word. The signal that
+/// would do so stays ignored, as a peer that closes a link must not end a worker.
+fn end_with_the_reader() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if info
+            .payload_as_str()
+            .is_some_and(|text| text.starts_with("failed printing to") && text.contains("Broken pipe"))
+        {
+            std::process::exit(128 + 13);
+        }
+        usual(info);
+    }));
 }
 
 /// A limit that is misspelt would silently be none.

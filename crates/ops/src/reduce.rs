@@ -246,7 +246,7 @@ impl Op for Expand {
     }
     fn cpu(&self, cx: &mut CpuCx<'_>) {
         let copy = self.elementwise().expect("an elementwise op");
-        crate::tiles::run_stretched(copy, cx);
+        crate::tiles::run_one(copy, cx);
     }
     fn elementwise(&self) -> Option<kolo_graph::op::Elementwise> {
         fn kernel(inputs: &[&[f32]], out: &mut [f32], _: f32) {

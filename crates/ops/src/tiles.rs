@@ -3,6 +3,7 @@
 //! A program is a list of steps over registers, each register one tile of numbers. A chain of ten ops costs one pass over
 //! memory. The result of an element depends on that element alone, so cutting differently changes nothing.
 
+use crate::simd;
 use kolo_graph::op::{Buffer, Elementwise};
 use kolo_graph::types::Type;
 use kolo_graph::{CpuCx, Team};
@@ -194,18 +195,9 @@ pub fn for_each_task(team: &Team, count: usize, task: impl Fn(std::ops::Range<us
     team.chunks(count, ELEMENTS_PER_TASK, task);
 }
 
-/// Runs one elementwise op.
+/// Runs one elementwise op. An operand that stretches, or whose buffer is the output's, is copied tile by tile; others are
+/// read where they lie.
 pub fn run_one(op: Elementwise, cx: &CpuCx<'_>) {
-    let same = cx.inputs.iter().all(|input| input.ty.elements() == cx.outputs[0].ty.elements());
-    let apart = cx.inputs.iter().all(|input| input.data != cx.outputs[0].data);
-    if same && apart {
-        return run_direct(op, cx);
-    }
-    run_stretched(op, cx);
-}
-
-/// Runs one op whose operands may stretch or share the output's buffer.
-pub fn run_stretched(op: Elementwise, cx: &CpuCx<'_>) {
     let shape = cx.out_shape(0);
     let walks: [Walk; 4] = std::array::from_fn(|at| cx.inputs.get(at).map_or(Walk::Scalar, |i| walk_of(i, shape)));
     let count: usize = shape.iter().product();
@@ -226,24 +218,20 @@ pub fn run_stretched(op: Elementwise, cx: &CpuCx<'_>) {
                     &tile[..len]
                 };
             }
+            // What the next tile needs may come while this one is computed.
+            for (input, walk) in cx.inputs.iter().zip(&walks) {
+                if *walk == Walk::Same {
+                    let next = TILE.min(count - start - len);
+                    // SAFETY: inside the operand, which has the output's shape.
+                    simd::ask_for(unsafe {
+                        std::slice::from_raw_parts(input.data.cast::<f32>().add(start + len), next)
+                    });
+                }
+            }
             // SAFETY: tasks own disjoint ranges, and the tile was loaded before it is overwritten.
             let out = unsafe { output.slice(start, len) };
             (op.kernel)(&operands[..cx.inputs.len()], out, op.constant);
             start += len;
         }
-    });
-}
-
-/// Every operand has the output's shape and none is overwritten: no tiles are needed.
-fn run_direct(op: Elementwise, cx: &CpuCx<'_>) {
-    let output = Address(cx.outputs[0].data.cast());
-    for_each_task(cx.team, cx.outputs[0].ty.elements(), |range, _| {
-        let mut operands: [&[f32]; 4] = [&[]; 4];
-        for (at, operand) in operands.iter_mut().enumerate().take(cx.inputs.len()) {
-            *operand = &cx.f32(at)[range.clone()];
-        }
-        // SAFETY: tasks own disjoint ranges.
-        let out = unsafe { output.slice(range.start, range.len()) };
-        (op.kernel)(&operands[..cx.inputs.len()], out, op.constant);
     });
 }
