@@ -24,8 +24,9 @@ pub struct Seat {
     pub joined: bool,
     /// When it last gave a sign of life.
     pub heard_ms: u64,
-    /// When its count of progress last changed.
+    /// When its count of progress last changed, and the furthest step of any rank then.
     pub moved_ms: u64,
+    pub furthest: u64,
     pub activity: Activity,
     /// When `activity` was heard.
     pub spoke_ms: u64,
@@ -118,6 +119,7 @@ impl Seat {
             joined: false,
             heard_ms: now_ms,
             moved_ms: now_ms,
+            furthest: 0,
             activity: Activity { step: 0, progress: 0, call: None, in_call: false, waits: false },
             spoke_ms: now_ms,
             marks: [(now_ms, 0); 2],
@@ -146,10 +148,10 @@ impl Seat {
     }
 
     /// Where it says it is now.
-    pub fn hear(&mut self, now_ms: u64, activity: Activity, heartbeat_ms: u64) {
+    pub fn hear(&mut self, now_ms: u64, activity: Activity, furthest: u64, heartbeat_ms: u64) {
         self.heard_ms = now_ms;
         if activity.progress != self.activity.progress || activity.step != self.activity.step {
-            self.moved_ms = now_ms;
+            (self.moved_ms, self.furthest) = (now_ms, furthest.max(activity.step));
         }
         if now_ms >= self.marks[1].0 + heartbeat_ms {
             self.marks = [self.marks[1], (now_ms, activity.step)];

@@ -133,6 +133,28 @@ fn total(counts: &[usize]) -> usize {
     counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
 }
 
+/// That a call runs, on the board: until this is dropped, whatever happens.
+struct Stay<'a>(&'a Watch, u32);
+
+impl<'a> Stay<'a> {
+    fn enter(watch: &'a Watch, communicator: u32, fingerprint: &Fingerprint) -> Self {
+        match communicator {
+            0 => watch.enter(fingerprint),
+            _ => watch.enter_group(),
+        }
+        Self(watch, communicator)
+    }
+}
+
+impl Drop for Stay<'_> {
+    fn drop(&mut self) {
+        match self.1 {
+            0 => self.0.leave(),
+            _ => self.0.leave_group(),
+        }
+    }
+}
+
 impl Shared {
     /// Gives a request its number.
     pub(crate) fn number(&self, request: &Request) -> Fingerprint {
@@ -192,17 +214,11 @@ impl Shared {
         let recorder = if self.recording.load(Ordering::Acquire) { lock(&self.recorder).clone() } else { None };
         let start = recorder.as_ref().map(|_| Instant::now());
         // The board has one writer: the communicator of all ranks, whose calls can be compared between them.
-        match self.id {
-            0 => self.watch.enter(&fingerprint),
-            _ => self.watch.enter_group(),
-        }
+        let stay = Stay::enter(&self.watch, self.id, &fingerprint);
         task.fingerprint.kind = request.kind;
         // SAFETY: the caller's promise, passed on.
         let outcome = unsafe { transport.run(&task) };
-        match self.id {
-            0 => self.watch.leave(),
-            _ => self.watch.leave_group(),
-        }
+        drop(stay);
         if let (Some(recorder), Some(start)) = (recorder, start) {
             let bytes = request.input_bytes.max(request.output_bytes);
             recorder(&Span { call: fingerprint, bytes, start, end: Instant::now() });

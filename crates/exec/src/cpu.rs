@@ -113,11 +113,15 @@ pub struct Session {
 /// Sees every call of a session: its lane, node, start and end. The step's own calls are on the lane after the last.
 pub type Tracer = Arc<dyn Fn(usize, NodeId, Instant, Instant) + Send + Sync>;
 
+/// Told after every call of a session that it gets on.
+pub type Alive = Arc<dyn Fn() + Send + Sync>;
+
 /// Who watches the calls.
 #[derive(Clone, Default)]
 struct Probe {
     profile: bool,
     tracer: Option<Tracer>,
+    alive: Option<Alive>,
 }
 
 impl std::fmt::Debug for Probe {
@@ -132,6 +136,9 @@ impl Probe {
     }
 
     fn end(&self, lane: usize, call: &mut Call, start: Option<Instant>) {
+        if let Some(alive) = &self.alive {
+            alive();
+        }
         let Some(start) = start else { return };
         let end = Instant::now();
         call.nanoseconds += end.duration_since(start).as_nanos() as u64;
@@ -471,6 +478,11 @@ impl Session {
     pub fn set_profile(&mut self, profile: bool) {
         self.probe.profile = profile;
         self.calls_mut().for_each(|call| call.nanoseconds = 0);
+    }
+
+    /// Tells `alive` after every call from now on.
+    pub fn set_alive(&mut self, alive: Option<Alive>) {
+        self.probe.alive = alive;
     }
 
     /// Lets `tracer` see every call from now on.

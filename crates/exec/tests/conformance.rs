@@ -182,6 +182,26 @@ fn nan_and_infinity_come_through() {
     });
 }
 
+/// Of several blocks of queries some keys are left out, but never one that a query sees.
+#[test]
+fn what_a_query_sees_reaches_it() {
+    let (time, width, seen) = (100, 16, 50);
+    let case = Case::new(
+        kolo_ops::attention::Attention { heads: 2, causal: true, packed: true, bias: false },
+        [kolo_graph::Arg::real([1, time, 3 * width])],
+    );
+    let inputs = vec![draw(&case.args[0], 7)];
+    for (column, reaches) in [(2 * width + 3, 3..4), (width + 3, 0..width / 2)] {
+        let mut poisoned = inputs.clone();
+        poisoned[0].data[seen * 3 * width + column] = f64::NAN;
+        let out = numbers(&computed(&case, &poisoned, 1)[0]);
+        for (row, values) in out.chunks(width).enumerate().skip(seen) {
+            assert!(values[reaches.clone()].iter().all(|x| x.is_nan()), "row {row}, column {column}: {values:?}");
+        }
+        assert!(out[..32 * width].iter().all(|x| x.is_finite()), "an earlier block sees a later key");
+    }
+}
+
 #[test]
 fn threads_and_reruns_give_the_same_bits() {
     for_each_case(|_, case, inputs| {

@@ -221,11 +221,8 @@ pub fn run_one(op: Elementwise, cx: &CpuCx<'_>) {
             // What the next tile needs may come while this one is computed.
             for (input, walk) in cx.inputs.iter().zip(&walks) {
                 if *walk == Walk::Same {
-                    let next = TILE.min(count - start - len);
-                    // SAFETY: inside the operand, which has the output's shape.
-                    simd::ask_for(unsafe {
-                        std::slice::from_raw_parts(input.data.cast::<f32>().add(start + len), next)
-                    });
+                    let next = TILE.min(range.end - start - len);
+                    simd::ask_for(input.data.cast::<f32>().wrapping_add(start + len), next);
                 }
             }
             // SAFETY: tasks own disjoint ranges, and the tile was loaded before it is overwritten.

@@ -9,7 +9,7 @@ use crate::timeline::Timeline;
 use kolo_comm::{Communicator, Fault, Reduction, Watch};
 use kolo_data::{Column, Kind, Permutation, epoch_order};
 use kolo_exec::store::Snapshot;
-use kolo_exec::{Collectives, Feed, Memory, Options, Session, Store};
+use kolo_exec::{Alive, Collectives, Feed, Memory, Options, Session, Store};
 use kolo_graph::rng::Stream;
 use kolo_graph::verify::debug_verify;
 use kolo_graph::{Graph, NodeId};
@@ -126,6 +126,15 @@ impl Trainer {
     /// Lets `watch` see signs of life.
     pub fn watched_by(&mut self, watch: &Arc<Watch>) {
         self.watch = Some(Arc::clone(watch));
+        self.session.set_alive(self.alive());
+        let alive = self.alive();
+        self.evaluators.iter_mut().for_each(|(_, session)| session.set_alive(alive.clone()));
+    }
+
+    /// What a session tells after every op.
+    fn alive(&self) -> Option<Alive> {
+        let watch = self.watch.clone()?;
+        Some(Arc::new(move || watch.touch()))
     }
 
     /// Shows every call on a timeline.
@@ -344,7 +353,8 @@ impl Trainer {
             return Ok(at);
         }
         let graph = optimise(&evaluation_graph(&*self.job.model, batch)?);
-        let session = Session::new(graph, &self.store, Options::single(self.threads));
+        let mut session = Session::new(graph, &self.store, Options::single(self.threads));
+        session.set_alive(self.alive());
         self.evaluators.push((batch, session));
         Ok(self.evaluators.len() - 1)
     }

@@ -44,7 +44,7 @@ pub(super) struct Target {
     pub data: *mut f32,
     pub stride: usize,
     pub begin: Begin,
-    /// The tile after this one, which has the same stride. May be anywhere.
+    /// The tile after this one, of which rows at the same stride are asked for. May be anywhere.
     pub next: *const f32,
 }
 

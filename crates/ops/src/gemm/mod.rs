@@ -3,7 +3,7 @@
 //! `c[m, n] = Σ_k a[m, k] · b[k, n]`, blocked as Goto and van de Geijn do it: a sliver of `b` that fits the first-level
 //! cache meets one panel of rows of `a` after the other, and a tile of `c` stays in registers for a whole block of `k`.
 //! Operands are packed where they do not lie in the order in which the kernel reads them; three ways around that:
-//! - rows of `a` that lie along `k` are read where they are;
+//! - rows of `a` that lie along `k` are read where they are, or moved closer if they are far apart;
 //! - a sliver of `b` whose columns lie side by side is packed by the kernel, during the first tile it is used for;
 //! - if both lie along `k` and `a` has few rows, `cᵀ = bᵀ·aᵀ` is computed, so that the small operand is the one packed.
 //!

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 /// Floats between rows of `a` up to which they are read where they lie: rows further apart share too few sets of the
 /// first-level cache.
-pub(super) const STRAIGHT_STRIDE_MAX: usize = 256;
+const STRAIGHT_STRIDE_MAX: usize = 256;
 /// Rows of `a` read where they lie, at a time: half of a second-level cache.
 const M_BLOCK_STRAIGHT: usize = 1024;
 /// Rows of `a` up to which it is the operand that is packed if both lie along `k`, and `k` per block then.
@@ -135,7 +135,9 @@ impl<C: Sink> Product<'_, C> {
                             left.ahead = form.below(rows.clone(), &range);
                         }
                         let mut sliver = if panel == 0 { first } else { rest };
-                        (sliver.ahead, sliver.ahead_stride) = b.next_lines(column, &range, panel);
+                        if let Some(next) = b.next_lines(column, &range, panel) {
+                            (sliver.ahead, sliver.ahead_stride) = next;
+                        }
                         let next = self.next_tile(rows.end, column, top..bottom);
                         let at = Area { row, column, rows: rows.len(), columns: width, next };
                         // SAFETY: the operands' slices were checked where they were taken.
@@ -293,7 +295,7 @@ impl<'a> Form<'a> {
         depth.next_multiple_of(LINE) + LINE
     }
 
-    /// Moves or packs one panel.
+    /// Moves the rows of one panel closer, if they are to be.
     fn fetch(self, rows: Range<usize>, ks: &Range<usize>, top: usize, panels: &mut [f32]) {
         match self {
             Form::Near(_) | Form::Other => {}
@@ -366,25 +368,27 @@ impl Slivers<'_> {
                     return (Sliver::packed(room), Sliver::packed(room));
                 }
                 let here = &b.data[column + ks.start * b.k_stride..][..(depth - 1) * b.k_stride + tile.columns];
+                // Both from one pointer: what the first panel writes there, the others read.
                 let copy = room.as_mut_ptr();
-                (Sliver { data: here.as_ptr(), stride: b.k_stride, copy, ..Sliver::packed(room) }, Sliver::packed(room))
+                let rest = Sliver { data: copy, copy: std::ptr::null_mut(), stride: 0, ahead: copy, ahead_stride: 0 };
+                (Sliver { data: here.as_ptr(), stride: b.k_stride, copy, ..rest }, rest)
             }
         }
     }
 
     /// Lines of the next sliver that the kernel asks for during a panel: each panel for a part of them, those first in need
     /// first. May point past the end, where nothing is read.
-    fn next_lines(&self, column: usize, ks: &Range<usize>, panel: usize) -> (*const f32, usize) {
-        let Slivers::Strided(b) = self else { return (std::ptr::null(), 0) };
+    fn next_lines(&self, column: usize, ks: &Range<usize>, panel: usize) -> Option<(*const f32, usize)> {
+        let Slivers::Strided(b) = self else { return None };
         let columns = tile_shape().columns;
         let next = b.data.as_ptr().wrapping_add((column + columns) * b.line_stride + ks.start * b.k_stride);
         if b.line_stride == 1 && panel < 4 {
             // Every second term, the left or the right half of its columns.
-            (next.wrapping_add(panel % 2 * b.k_stride + panel / 2 % 2 * (columns / 2)), 2 * b.k_stride)
+            Some((next.wrapping_add(panel % 2 * b.k_stride + panel / 2 % 2 * (columns / 2)), 2 * b.k_stride))
         } else if b.line_stride != 1 && panel < columns {
-            (next.wrapping_add(panel * b.line_stride), 2)
+            Some((next.wrapping_add(panel * b.line_stride), 2))
         } else {
-            (next, 0)
+            None
         }
     }
 }

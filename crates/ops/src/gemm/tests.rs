@@ -52,6 +52,9 @@ fn matches_the_definition_in_every_form() {
         (2, 3, 0),
         (64, 131, 70),
         (30, 200, 1100),
+        // More rows than a block of packed or moved ones, and than one of rows read where they lie.
+        (1100, 33, 300),
+        (1100, 33, 40),
     ] {
         for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
             let got = product(m, n, k, 1, ta, tb, false);

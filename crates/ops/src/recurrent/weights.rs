@@ -117,7 +117,7 @@ impl Operand for Depth<'_> {
     fn pack(&self, first: usize, count: usize, ks: Range<usize>, width: usize, out: &mut [f32]) {
         // The sizes of whole tiles: a copy of known length is a few moves, of any length a call.
         match (count, width) {
-            (12, 12) => return self.copy((first, 12), ks, 12, 0, out),
+            (16, 16) => return self.copy((first, 16), ks, 16, 0, out),
             (32, 32) => return self.copy((first, 32), ks, 32, 0, out),
             _ => {}
         }
