@@ -157,14 +157,14 @@ fn the_timeline_has_servers_too() {
             assert!(count >= 4, "rank {rank} has {count} spans of {category}");
         }
     }
-    // The server has a lane for each worker, and was in a call with it whenever it pushed.
+    // The server has a lane for each worker, and took what was pushed: at once, or later, as a short message waits in its ring.
     let server = spans(events, 2, "communication");
     for worker in 0..2 {
         let lane = format!("communication with rank {worker}");
         assert!(events.iter().any(|event| event["pid"] == 2 && event["args"]["name"] == lane.as_str()), "no {lane}");
         for push in spans(events, worker, "communication").iter().filter(|span| span.name == "send") {
-            let met = |span: &&Span| span.begin_us.max(push.begin_us) - span.end_us.min(push.end_us) < CLOCK_ERROR_US;
-            assert!(server.iter().any(|span| met(&span)), "a push at {} µs met nobody", push.begin_us);
+            let took = |span: &Span| span.end_us + CLOCK_ERROR_US > push.begin_us;
+            assert!(server.iter().any(took), "nobody took the push at {} µs", push.begin_us);
         }
     }
 }
