@@ -573,7 +573,6 @@ fn run_overlapped(
             _ => run_calls(std::slice::from_mut(call), lane, team, scratch, probe),
         }
     }
-    overlap.alive();
     overlap.wait_all()
 }
 
@@ -695,11 +694,7 @@ impl Lane {
                 _ => run_call(call, &self.team, &self.scratch),
             }
             probe.end(number, &mut self.calls[at], start);
-            let Some(overlap) = overlap else { continue };
-            overlap.alive();
-            if !last {
-                continue;
-            }
+            let Some(overlap) = overlap.filter(|_| last) else { continue };
             while let Some((_, plan)) = self.closes.get(closes).filter(|(call, _)| *call == at) {
                 overlap.close(*plan, &self.team);
                 closes += 1;

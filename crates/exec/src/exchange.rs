@@ -49,7 +49,4 @@ pub trait Collectives: Send + Sync + std::fmt::Debug {
 
     /// Waits until a started exchange is done.
     fn wait(&self, number: usize) -> Result<(), ExchangeError>;
-
-    /// A sign of life: a kernel or a grain was finished.
-    fn alive(&self) {}
 }

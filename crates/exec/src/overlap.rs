@@ -193,10 +193,6 @@ impl Overlap {
         (0..self.plans.len()).try_for_each(|plan| self.wait(plan))
     }
 
-    pub fn alive(&self) {
-        self.collectives.alive();
-    }
-
     /// Nanoseconds that steps have waited for exchanges since this was last asked.
     pub fn take_waited(&self) -> u64 {
         self.waited.swap(0, Ordering::Relaxed)

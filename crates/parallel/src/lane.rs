@@ -98,8 +98,4 @@ impl Collectives for CommLane {
             None => Ok(()),
         }
     }
-
-    fn alive(&self) {
-        self.communicator.watch().touch();
-    }
 }

@@ -132,10 +132,6 @@ impl Collectives for NarrowLane {
         }
         Ok(())
     }
-
-    fn alive(&self) {
-        self.world.watch().touch();
-    }
 }
 
 impl Drop for NarrowLane {

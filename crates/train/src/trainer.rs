@@ -80,9 +80,14 @@ impl Trainer {
         let dropout_key = Stream::new(job.seed, "dropout").key();
         let first_grain = world.as_ref().map_or(0, |world| world.rank() * options.grains);
         let evaluators = Vec::new();
-        let watch = world.as_ref().map(|world| Arc::clone(world.watch()));
-        let threads = options.threads;
-        Self { job, store, session, threads, step: 0, evaluators, dropout_key, world, watch, first_grain }
+        let (watch, threads) = (None, options.threads);
+        let watched = world.as_ref().map(|world| Arc::clone(world.watch()));
+        let mut trainer =
+            Self { job, store, session, threads, step: 0, evaluators, dropout_key, world, watch, first_grain };
+        if let Some(watch) = watched {
+            trainer.watched_by(&watch);
+        }
+        trainer
     }
 
     /// One of several workers. Each compiles the job's step for its own share of the grains, with the exchange in it.
@@ -126,9 +131,9 @@ impl Trainer {
     /// Lets `watch` see signs of life.
     pub fn watched_by(&mut self, watch: &Arc<Watch>) {
         self.watch = Some(Arc::clone(watch));
-        self.session.set_alive(self.alive());
         let alive = self.alive();
         self.evaluators.iter_mut().for_each(|(_, session)| session.set_alive(alive.clone()));
+        self.session.set_alive(alive);
     }
 
     /// What a session tells after every op.
