@@ -6,7 +6,7 @@
 //! Operands are `[b, t, h·d]`, as linear layers leave them: heads are columns, and nothing is transposed in memory.
 
 use crate::gemm::{self, Right, Rows, Start, Strided};
-use crate::real::Real;
+use crate::real::{Real, exp_of_negative};
 use crate::reduce::ReduceMethods;
 use crate::simd;
 use crate::tiles::Address;
@@ -166,7 +166,7 @@ vectorized! {
         // Of the whole row, not of its visible part: whole vectors.
         let largest = simd::max_of(row);
         for x in row.iter_mut() {
-            *x = Real::exp(*x - largest);
+            *x = exp_of_negative(*x - largest);
         }
         let total = simd::sum_of(row);
         let share = 1.0 / total;
@@ -182,9 +182,9 @@ vectorized! {
     fn soften_again(row: &mut [f32], scale: f32, bias: Option<&[f32]>, visible: usize, sum: f32) {
         scaled(row, scale, bias);
         for x in row.iter_mut() {
-            *x = Real::exp(*x - sum);
+            *x = exp_of_negative(*x - sum);
         }
-        row[visible..].fill(Real::exp(f32::NEG_INFINITY - sum));
+        row[visible..].fill(exp_of_negative(f32::NEG_INFINITY - sum));
     }
 }
 

@@ -335,7 +335,7 @@ elementwise! {
     /// Gelu in the tanh form of GPT-2. `½(1 + tanh u)` is written as the logistic function of `2u`: one exponential.
     GeluTanh = "gelu_tanh"(x) => {
         let inner = x * (R::of(2.0 * GELU_SCALE) + R::of(2.0 * GELU_SCALE * GELU_CUBE) * x * x);
-        x / (R::of(1.0) + (-inner).exp())
+        x * inner.sigmoid()
     },
     grad |cx, g| vec![Some(cx.input(0).then(GeluTanhGrad {}, &[g]))],
     cases unary(|| GeluTanh {}, -4.0, 4.0);
@@ -344,7 +344,7 @@ elementwise! {
     GeluTanhGrad = "gelu_tanh_grad"(x, g) => {
         let square = x * x;
         let inner = x * (R::of(2.0 * GELU_SCALE) + R::of(2.0 * GELU_SCALE * GELU_CUBE) * square);
-        let gate = R::of(1.0) / (R::of(1.0) + (-inner).exp());
+        let gate = inner.sigmoid();
         let slope = R::of(2.0 * GELU_SCALE) + R::of(6.0 * GELU_SCALE * GELU_CUBE) * square;
         g * gate * (R::of(1.0) + x * (R::of(1.0) - gate) * slope)
     },

@@ -107,35 +107,65 @@ impl Real for f64 {
     }
 }
 
+/// `eˣ` as a number near one and a power of two: `2ⁿ · eʳ` with `|r| ≤ ln 2 / 2`; the coefficients are Cephes'.
+#[inline(always)]
+fn exp_parts(x: f32) -> (f32, i32) {
+    const ROUND: f32 = 12_582_912.0; // 1.5 · 2²³: adding it rounds to a whole number
+    let rounded = x.mul_add(std::f32::consts::LOG2_E, ROUND);
+    let n = rounded - ROUND;
+    let r = n.mul_add(-0.693_359_4, x);
+    let r = n.mul_add(2.121_944_4e-4, r);
+    let mut p = 1.987_569_1e-4f32;
+    p = p.mul_add(r, 1.398_199_9e-3);
+    p = p.mul_add(r, 8.333_452e-3);
+    p = p.mul_add(r, 4.166_579_6e-2);
+    p = p.mul_add(r, 0.166_666_65);
+    p = p.mul_add(r, 0.5);
+    // The whole number is in the low bits already; a checked cast would leave the vector registers.
+    (p.mul_add(r * r, r) + 1.0, (rounded.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32))
+}
+
+#[inline(always)]
+fn power_of_two(n: i32) -> f32 {
+    f32::from_bits(((n + 127) << 23) as u32)
+}
+
+/// `eˣ` where nothing overflows: `x` is not above zero, but for roundings. Where the result would lose digits it is 0.
+#[inline(always)]
+pub fn exp_of_negative(x: f32) -> f32 {
+    const LEAST: f32 = -87.0;
+    let (y, n) = exp_parts(if x < LEAST { LEAST } else { x });
+    let y = y * power_of_two(n);
+    if x < LEAST { 0.0 } else { y }
+}
+
+/// `1 / x` for `x` from 1 to 2. Dividing sixteen numbers takes a processor longer than all the rest of a sigmoid.
+#[inline(always)]
+fn reciprocal(x: f32) -> f32 {
+    // What is left of 1 by the best cubic polynomial is at most 1/577, its cube is less than a rounding.
+    let mut y = -128.0 / 577.0;
+    y = f32::mul_add(y, x, 768.0 / 577.0);
+    y = y.mul_add(x, -1696.0 / 577.0);
+    y = y.mul_add(x, 1632.0 / 577.0);
+    let left = y.mul_add(-x, 1.0);
+    y.mul_add(left.mul_add(left, left), y)
+}
+
 impl Real for f32 {
     #[inline(always)]
     fn of(value: f64) -> Self {
         value as f32
     }
 
-    /// Splits into `2ⁿ · eʳ` with `|r| ≤ ln 2 / 2`; the coefficients are Cephes'.
     #[inline(always)]
     fn exp(self) -> Self {
-        const ROUND: f32 = 12_582_912.0; // 1.5 · 2²³: adding it rounds to a whole number
         let x = if self > 88.722_83 { 88.722_83 } else { self };
         // Not the nearest number in the range: its result is so small that processors take a hundred cycles over it.
         let x = if x < -103.972_08 { 0.0 } else { x };
-        let rounded = x.mul_add(std::f32::consts::LOG2_E, ROUND);
-        let n = rounded - ROUND;
-        let r = n.mul_add(-0.693_359_4, x);
-        let r = n.mul_add(2.121_944_4e-4, r);
-        let mut p = 1.987_569_1e-4f32;
-        p = p.mul_add(r, 1.398_199_9e-3);
-        p = p.mul_add(r, 8.333_452e-3);
-        p = p.mul_add(r, 4.166_579_6e-2);
-        p = p.mul_add(r, 0.166_666_65);
-        p = p.mul_add(r, 0.5);
-        let y = p.mul_add(r * r, r) + 1.0;
+        let (y, n) = exp_parts(x);
         // Two halves of the exponent, so that neither end of the range overflows on the way.
-        // The whole number is in the low bits already; a checked cast would leave the vector registers.
-        let n = (rounded.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
         let half = n >> 1;
-        let y = y * f32::from_bits(((half + 127) << 23) as u32) * f32::from_bits(((n - half + 127) << 23) as u32);
+        let y = y * power_of_two(half) * power_of_two(n - half);
         let y = if self > 88.722_83 { f32::INFINITY } else { y };
         if self < -103.972_08 { 0.0 } else { y }
     }
@@ -180,7 +210,15 @@ impl Real for f32 {
         self.abs()
     }
 
-    /// A polynomial near zero, where `1 − 2/(e²ˣ+1)` would cancel.
+    /// By way of `e⁻|ˣ|`, which cannot overflow.
+    #[inline(always)]
+    fn sigmoid(self) -> Self {
+        let e = exp_of_negative(-self.abs());
+        let right = reciprocal(1.0 + e);
+        if self < 0.0 { e * right } else { right }
+    }
+
+    /// A polynomial near zero, where `(1 − e⁻²ˣ) / (1 + e⁻²ˣ)` would cancel.
     #[inline(always)]
     fn tanh(self) -> Self {
         let a = self.abs();
@@ -191,8 +229,8 @@ impl Real for f32 {
         p = p.mul_add(z, 0.133_314_42);
         p = p.mul_add(z, -0.333_332_8);
         let near = p.mul_add(z * self, self);
-        let far = 1.0 - 2.0 / (Real::exp(a + a) + 1.0);
-        let far = far.copysign(self);
+        let e = exp_of_negative(-(a + a));
+        let far = ((1.0 - e) * reciprocal(1.0 + e)).copysign(self);
         if a < 0.625 { near } else { far }
     }
 
@@ -249,10 +287,12 @@ mod tests {
     #[test]
     fn functions_are_accurate() {
         assert!(worst(-87.0..88.0, Real::exp, f64::exp, 1e-37) < 2e-7);
+        assert!(worst(-87.0..0.01, exp_of_negative, f64::exp, 1e-38) < 2e-7);
         assert!(worst(1e-6..100.0, Real::ln, f64::ln, 1e-3) < 2e-6);
         assert!(worst(-10.0..10.0, Real::tanh, f64::tanh, 1e-30) < 4e-7);
         assert!(worst(-4.0..4.0, Real::erf, Real::erf, 0.05) < 1e-6);
-        assert!(worst(-20.0..20.0, Real::sigmoid, Real::sigmoid, 1e-30) < 4e-7);
+        assert!(worst(-86.0..20.0, Real::sigmoid, Real::sigmoid, 1e-38) < 4e-7);
+        assert!(worst(1.0..2.0, reciprocal, |x| 1.0 / x, 1.0) < 1e-7);
         assert!((Real::erf(1.0f64) - 0.842_700_792_949_714_9).abs() < 1e-15);
         assert!((Real::erf(3.0f64) - 0.999_977_909_503_001_4).abs() < 1e-14);
     }
@@ -261,10 +301,14 @@ mod tests {
     fn edges_are_right() {
         assert_eq!(Real::exp(f32::NEG_INFINITY), 0.0);
         assert_eq!(Real::exp(f32::INFINITY), f32::INFINITY);
+        assert_eq!([f32::NEG_INFINITY, -1e30, -87.1, 0.0].map(exp_of_negative), [0.0, 0.0, 0.0, 1.0]);
         assert!(Real::exp(f32::NAN).is_nan() && Real::ln(f32::NAN).is_nan() && Real::ln(-1.0f32).is_nan());
         assert_eq!(Real::ln(0.0f32), f32::NEG_INFINITY);
         assert_eq!(Real::ln(f32::INFINITY), f32::INFINITY);
-        assert_eq!(Real::tanh(f32::INFINITY), 1.0);
+        assert_eq!([f32::INFINITY, f32::NEG_INFINITY, 0.0].map(Real::tanh), [1.0, -1.0, 0.0]);
+        assert_eq!([f32::INFINITY, f32::NEG_INFINITY, 0.0].map(Real::sigmoid), [1.0, 0.0, 0.5]);
+        assert!(exp_of_negative(f32::NAN).is_nan());
+        assert!(Real::tanh(f32::NAN).is_nan() && Real::sigmoid(f32::NAN).is_nan());
         assert!(f32::NAN.larger(1.0).is_nan() && 1.0f32.larger(f32::NAN).is_nan());
     }
 }

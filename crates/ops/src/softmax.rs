@@ -2,7 +2,7 @@
 //! length alone. Backward works from the output, so the input need not be kept.
 
 use crate::elementwise::ElementwiseMethods;
-use crate::real::Real;
+use crate::real::{Real, exp_of_negative};
 use crate::reduce::ReduceMethods;
 use crate::simd;
 use crate::tiles::{Address, TILE};
@@ -272,7 +272,7 @@ fn dot_long(a: &[f32], b: &[f32]) -> f32 {
 vectorized! {
     fn exp_tile(tile: &mut [f32], shift: f32) {
         for x in tile {
-            *x = Real::exp(*x - shift);
+            *x = exp_of_negative(*x - shift);
         }
     }
 }
