@@ -8,6 +8,7 @@ use super::{
 };
 use crate::gemm::{self, Rows, Start, Strided};
 use crate::real::Real;
+use crate::simd;
 use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
@@ -21,12 +22,17 @@ op! {
     pub struct Lstm = "lstm" {}
 }
 
-/// One element: activated gates, cell and state, from what the gates sum up to and the cell before.
+/// One element: activated gates and cell, from what the gates sum up to and the cell before.
 #[inline(always)]
-fn cell<R: Real>(sums: [R; 4], before: R) -> ([R; 4], R, R) {
+fn cell<R: Real>(sums: [R; 4], before: R) -> ([R; 4], R) {
     let gates = [sums[0].sigmoid(), sums[1].sigmoid(), sums[2].tanh(), sums[3].sigmoid()];
-    let cell = gates[1] * before + gates[0] * gates[2];
-    (gates, cell, gates[3] * cell.tanh())
+    (gates, gates[1] * before + gates[0] * gates[2])
+}
+
+/// The state, from the output gate and the cell.
+#[inline(always)]
+fn state<R: Real>(o: R, cell: R) -> R {
+    o * cell.tanh()
 }
 
 /// Its gradient: of the gates' sums and of the cell before, given those of the state and of the cell after.
@@ -53,10 +59,13 @@ vectorized! {
         let (f, g, o, before) = (&mut f[..width], &mut g[..width], &mut o[..width], &before[..width]);
         let (cells, states) = (&mut cells[..width], &mut states[..width]);
         for at in 0..width {
-            let (gates, cell, state) = cell([i[at], f[at], g[at], o[at]], before[at]);
+            let (gates, cell) = cell([i[at], f[at], g[at], o[at]], before[at]);
             [i[at], f[at], g[at], o[at]] = gates;
             cells[at] = cell;
-            states[at] = state;
+        }
+        // In a loop of its own: in one, each element's two long chains of operations would be waited for end to end.
+        for at in 0..width {
+            states[at] = state(o[at], cells[at]);
         }
     }
 }
@@ -111,13 +120,13 @@ impl Op for Lstm {
                 plain::add(&mut sums, &plain::affine(w_hh, before, b_hh));
                 for unit in 0..hidden {
                     let before = if step > 0 { cells.get(&[step - 1, sample, unit]) } else { 0.0 };
-                    let ([i, f, g, o], cell, state) = cell([0, 1, 2, 3].map(|gate| sums[gate * hidden + unit]), before);
+                    let ([i, f, g, o], cell) = cell([0, 1, 2, 3].map(|gate| sums[gate * hidden + unit]), before);
                     let row = (step * batch + sample) * hidden;
                     for (gate, value) in [i, f, g, o].into_iter().enumerate() {
                         gates.data[row * GATES + gate * hidden + unit] = value;
                     }
                     cells.data[row + unit] = cell;
-                    y.data[(sample * steps + step) * hidden + unit] = state;
+                    y.data[(sample * steps + step) * hidden + unit] = state(o, cell);
                 }
             }
         }
@@ -302,9 +311,17 @@ fn back_through_steps(
                 let d_row = &mut d_gates[at * stride..][..all_gates];
                 let [di, df, dg, d_o] = parts_mut(d_row);
                 let (d_next, d_cells) = (&d_next[here.clone()], &mut d_cells[here]);
+                if step > 0 {
+                    // The step before comes next, and nothing but this code knows.
+                    simd::ask_for(gates[(row - batch) * all_gates..].as_ptr(), all_gates);
+                    simd::ask_for(g[(sample * steps + step - 1) * hidden..].as_ptr(), hidden);
+                }
+                if step > 1 {
+                    simd::ask_for(cells[(row - 2 * batch) * hidden..].as_ptr(), hidden);
+                }
                 let cells = &cells[row * hidden..(row + 1) * hidden];
                 cell_grad_row(i, f, g_, o, before, cells, d_out, d_next, d_cells, di, df, dg, d_o);
-                crate::simd::add_into(&mut d_bias[at * all_gates..(at + 1) * all_gates], d_row);
+                simd::add_into(&mut d_bias[at * all_gates..(at + 1) * all_gates], d_row);
             }
         }
     });
