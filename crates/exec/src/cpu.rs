@@ -18,6 +18,7 @@ use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
 use kolo_graph::{DType, Graph, NodeId, Op, Team, Type, ValueId};
 use kolo_ops::simd;
 use kolo_ops::tiles::Address;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -49,6 +50,8 @@ struct Call {
     op: Arc<dyn Op>,
     inputs: Vec<Buffer>,
     outputs: Vec<Buffer>,
+    /// An input that the kernel adds up itself, from each lane's sum over grains.
+    terms: Vec<Buffer>,
     kind: CallKind,
     /// Exchanges that must be done before.
     needs: Vec<usize>,
@@ -106,6 +109,8 @@ pub struct Session {
     _store: [Arc<Memory>; 2],
     /// Each lane's sums.
     sums: Vec<Address>,
+    /// Elements of the sums that are added over lanes before the update; what is not here, the update adds itself.
+    joined: Vec<Range<usize>>,
     overlap: Option<Overlap>,
     probe: Probe,
 }
@@ -343,9 +348,15 @@ impl Session {
         let buffer = |id: ValueId| shared.buffer(&graph, &layout, id);
         let sums = sum_addresses(&lanes);
         let overlap = collectives.and_then(|them| Overlap::new(&graph, &layout, them, buffer, sums.clone()));
+        let mut joined = Vec::new();
         match &overlap {
             Some(overlap) => place_exchanges(&graph, &layout, overlap, &mut lanes, &mut after),
-            None => after.retain(|call| !is_collective(&*call.op)),
+            None => {
+                after.retain(|call| !is_collective(&*call.op));
+                if lane_count > 1 {
+                    joined = leave_terms(&graph, &layout, &sums, &mut after);
+                }
+            }
         }
         let copies = layout.copies.iter().map(|(from, to)| (buffer(*from), buffer(*to))).collect();
         let step_inputs = input_buffers(&graph, &layout, &shared, true);
@@ -363,6 +374,7 @@ impl Session {
             _step_batch: step_batch,
             _store: store.memories().map(Arc::clone),
             sums,
+            joined,
             overlap,
             probe: Probe::default(),
             graph: Arc::new(graph),
@@ -442,10 +454,7 @@ impl Session {
     }
 
     fn join_lanes(&self) {
-        let elements = self.layout.sum_bytes / 4;
-        if self.lanes.len() > 1 && elements > 0 {
-            overlap::join(&self.sums, 0..elements, &self.team);
-        }
+        self.joined.iter().for_each(|range| overlap::join(&self.sums, range.clone(), &self.team));
     }
 
     /// All sums over grains with the padding between them, in the order of memory.
@@ -557,6 +566,38 @@ fn place_exchanges(graph: &Graph, layout: &Layout, overlap: &Overlap, lanes: &mu
     }
 }
 
+/// Gives each update the lanes' terms of its gradient, if nothing else wants their sum: added up as they are used, they
+/// pass through memory once. Returns the elements of all other sums.
+fn leave_terms(graph: &Graph, layout: &Layout, sums: &[Address], after: &mut [Call]) -> Vec<Range<usize>> {
+    let readers = graph.readers();
+    let mut joined: Vec<Range<usize>> = Vec::new();
+    for id in layout::sum_order(graph) {
+        let start = layout.places[id.0 as usize].expect("a sum has a place").offset / 4;
+        let output = graph.outputs.iter().any(|(_, output)| *output == id);
+        let reader = match readers[id.0 as usize][..] {
+            [reader] if !output => after.iter_mut().find(|call| call.node == reader),
+            _ => None,
+        };
+        let takes = |call: &&mut Call| {
+            let taken = call.op.takes_terms().map(|input| graph.node(call.node).inputs[input]);
+            taken == Some(id) && matches!(call.kind, CallKind::Kernel)
+        };
+        if let Some(call) = reader.filter(takes) {
+            // SAFETY: every lane's sums have this place.
+            let term = |lane: &Address| unsafe { lane.get().add(start) };
+            let buffer = |lane| Buffer { data: term(lane).cast(), ty: graph.ty(id).clone() };
+            call.terms = sums.iter().map(buffer).collect();
+            continue;
+        }
+        let end = start + align(graph.ty(id).bytes()) / 4;
+        match joined.last_mut() {
+            Some(last) if last.end == start => last.end = end,
+            _ => joined.push(start..end),
+        }
+    }
+    joined
+}
+
 fn run_overlapped(
     calls: &mut [Call],
     overlap: &Overlap,
@@ -619,7 +660,8 @@ fn compile(
         } else {
             conversion(&*node.op, &inputs, &outputs, scratch, threads)
         };
-        Call { node: *id, op: Arc::clone(&node.op), inputs, outputs, kind, needs: Vec::new(), nanoseconds: 0 }
+        let (op, terms, needs) = (Arc::clone(&node.op), Vec::new(), Vec::new());
+        Call { node: *id, op, inputs, outputs, terms, kind, needs, nanoseconds: 0 }
     };
     nodes.iter().filter(runs).map(call).collect()
 }
@@ -658,6 +700,7 @@ fn run_call(call: &Call, team: &Team, scratch: &Memory) {
     let kernel = |inputs: &[Buffer], outputs: &[Buffer]| {
         // SAFETY: buffers were resolved by the layout; the scratch belongs to this lane or to the step.
         let mut cx = unsafe { CpuCx::new(inputs, outputs, team, (scratch.at(0), scratch.bytes())) };
+        cx.terms = &call.terms;
         call.op.cpu(&mut cx);
     };
     match &call.kind {

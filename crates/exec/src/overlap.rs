@@ -264,17 +264,12 @@ fn parts(graph: &Graph, id: NodeId, buffers: &[Buffer], offsets: &[usize], size:
 
 /// Adds the lanes' sums as a balanced tree, into lane 0's.
 pub(crate) fn join(lanes: &[Address], range: Range<usize>, team: &Team) {
+    if lanes.len() < 2 {
+        return;
+    }
     kolo_ops::tiles::for_each_task(team, range.len(), |task, _| {
-        let mut stride = 1;
-        while stride < lanes.len() {
-            for lane in (0..lanes.len()).step_by(2 * stride) {
-                let at = range.start + task.start;
-                // SAFETY: tasks own disjoint ranges, and the two lanes' memories are distinct.
-                let (to, from) =
-                    unsafe { (lanes[lane].slice(at, task.len()), lanes[lane + stride].slice(at, task.len())) };
-                simd::add_into(to, from);
-            }
-            stride *= 2;
-        }
+        // SAFETY: tasks own disjoint ranges, and the lanes' memories are distinct.
+        let sum = |lane: usize| unsafe { lanes[lane].slice(range.start + task.start, task.len()) };
+        kolo_ops::tiles::add_as_tree(lanes.len(), sum, simd::add_into);
     });
 }

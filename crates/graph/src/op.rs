@@ -70,6 +70,11 @@ pub trait Op: Describe + Any + Debug + Send + Sync {
         Vec::new()
     }
 
+    /// An f32 input that may come as several terms, which the kernel adds up as it goes: see [`CpuCx::terms`].
+    fn takes_terms(&self) -> Option<usize> {
+        None
+    }
+
     /// Output 0 is input 0's bytes under another type: no kernel runs.
     fn view(&self) -> bool {
         false
@@ -320,6 +325,9 @@ unsafe impl Sync for Buffer {}
 pub struct CpuCx<'a> {
     pub inputs: &'a [Buffer],
     pub outputs: &'a [Buffer],
+    /// If not empty: the terms of the input that [`Op::takes_terms`] names, a power of two, to be added up as a balanced
+    /// tree. The first is where the input is. The kernel may write there.
+    pub terms: &'a [Buffer],
     pub team: &'a Team,
     scratch: (*mut u8, usize),
     lifetime: PhantomData<&'a mut [u8]>,
@@ -352,7 +360,7 @@ impl<'a> CpuCx<'a> {
     /// `scratch` points to that many bytes, aligned to 64, that nothing else uses during the call; every buffer points
     /// to its type's bytes.
     pub unsafe fn new(inputs: &'a [Buffer], outputs: &'a [Buffer], team: &'a Team, scratch: (*mut u8, usize)) -> Self {
-        Self { inputs, outputs, team, scratch, lifetime: PhantomData }
+        Self { inputs, outputs, terms: &[], team, scratch, lifetime: PhantomData }
     }
 
     accessors!(f32 out_f32 f32, i32 out_i32 i32, i64 out_i64 i64, u8 out_u8 u8, u16 out_u16 u16);

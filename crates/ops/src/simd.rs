@@ -105,6 +105,15 @@ vectorized! {
     }
 }
 
+vectorized! {
+    /// `out = x + y`.
+    pub fn add(out: &mut [f32], x: &[f32], y: &[f32]) {
+        for ((out, x), y) in out.iter_mut().zip(x).zip(y) {
+            *out = *x + *y;
+        }
+    }
+}
+
 /// Joins the lanes as a balanced tree.
 // Not inlined: seen together with the loop that fills the lanes, the tree leads the compiler to scatter them.
 #[inline(never)]

@@ -150,6 +150,16 @@ impl Address {
     }
 }
 
+/// Adds up a power of two of terms as a balanced tree: in place, but the last two are left to `last`.
+pub fn add_as_tree<'a>(terms: usize, term: impl Fn(usize) -> &'a mut [f32], last: impl FnOnce(&mut [f32], &[f32])) {
+    let mut stride = 1;
+    while 2 * stride < terms {
+        (0..terms).step_by(2 * stride).for_each(|at| simd::add_into(term(at), term(at + stride)));
+        stride *= 2;
+    }
+    last(term(0), term(stride));
+}
+
 /// Runs the program on the node's operands; an output may share an input's buffer.
 pub fn run(program: &Program, cx: &CpuCx<'_>) {
     let shape = cx.out_shape(0);

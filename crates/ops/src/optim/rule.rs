@@ -5,7 +5,8 @@
 //! copies a block of the input there, so that the kernel knows the one case alone. Operands are addresses, never slices.
 
 use crate::real::Real;
-use crate::tiles::Address;
+use crate::simd;
+use crate::tiles::{Address, add_as_tree};
 use kolo_graph::{Arg, Case, CpuCx, Dense, Domain, Op, Type};
 use std::array::from_fn;
 
@@ -64,7 +65,13 @@ macro_rules! update {
                     }
                 }
                 let numbers = self.numbers($crate::optim::rule::scalars::<$t, $s>(cx));
-                $crate::optim::rule::run(cx, Self::OUTPUTS, |rows, count| block(rows, count, numbers));
+                $crate::optim::rule::run(cx, self.takes_terms(), Self::OUTPUTS, |rows, count| {
+                    block(rows, count, numbers)
+                });
+            }
+            fn takes_terms(&self) -> Option<usize> {
+                let grad = Self::TENSORS.iter().position(|name| *name == "grad")?;
+                (!Self::OUTPUTS.contains(&grad)).then_some(grad)
             }
             fn in_place(&self) -> Vec<(usize, usize)> {
                 Self::OUTPUTS.iter().enumerate().map(|(output, input)| (*input, output)).collect()
@@ -109,14 +116,18 @@ pub fn scalars<const T: usize, const S: usize>(cx: &CpuCx<'_>) -> [f64; S] {
 }
 
 /// Runs `update` block by block. Its rows are the tensors; row `outputs[i]` is output `i` and holds the tensor already.
+/// The terms of row `summed`, if it comes as several, are added up on the way.
 pub fn run<const T: usize, const O: usize>(
     cx: &CpuCx<'_>,
+    summed: Option<usize>,
     outputs: [usize; O],
     update: impl Fn([Address; T], usize) + Sync,
 ) {
     let from: [Address; T] = from_fn(|at| Address(cx.inputs[at].data.cast()));
     let to: [Address; O] = from_fn(|at| Address(cx.outputs[at].data.cast()));
+    let summed = summed.filter(|_| !cx.terms.is_empty());
     cx.team.chunks(cx.outputs[0].ty.elements(), ELEMENTS_PER_TASK, |range, _| {
+        let mut sum = [0.0; BLOCK];
         for start in range.clone().step_by(BLOCK) {
             let count = BLOCK.min(range.end - start);
             // SAFETY: every tensor and output has as many elements as the first output.
@@ -128,6 +139,12 @@ pub fn run<const T: usize, const O: usize>(
                     unsafe { std::ptr::copy_nonoverlapping(rows[row].get(), to.get(), count) };
                     rows[row] = to;
                 }
+            }
+            if let Some(row) = summed {
+                // SAFETY: terms are buffers of their own, and tasks own disjoint ranges of them.
+                let term = |at: usize| unsafe { Address(cx.terms[at].data.cast()).slice(start, count) };
+                add_as_tree(cx.terms.len(), term, |a, b| simd::add(&mut sum, a, b));
+                rows[row] = Address(sum.as_mut_ptr());
             }
             update(rows, count);
         }

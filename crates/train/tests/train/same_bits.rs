@@ -57,6 +57,21 @@ fn threads_and_grains_per_pass_do_not_matter() {
     }
 }
 
+/// Without clipping nobody but the update wants a gradient, and then the update adds up the lanes' sums itself.
+#[test]
+fn whoever_adds_up_the_gradients_does_not_matter() {
+    for kind in ["sgd", "adam", "adamw", "rmsprop", "adagrad", "lars", "lamb"] {
+        let text = format!(
+            "[model]\nkind = \"mlp\"\nhidden = [70, 40]\n[data]\nsource = \"builtin:playground\"\nbatch = 32\n\
+             grains = 8\n[train]\nsteps = {STEPS}\noptimizer = {{ kind = \"{kind}\", lr = 0.01 }}\n"
+        );
+        let one = digest(&text, 1, 1);
+        for (threads, lanes) in [(2, 2), (4, 4), (8, 8)] {
+            assert_eq!(one, digest(&text, threads, lanes), "{kind}: {threads} threads, {lanes} grains at a time");
+        }
+    }
+}
+
 #[test]
 fn a_run_can_be_stopped_anywhere() {
     for (name, text) in jobs() {
