@@ -80,7 +80,7 @@ enum CallKind {
 struct Lane {
     calls: Vec<Call>,
     inputs: Vec<(String, Buffer)>,
-    team: Team,
+    team: Arc<Team>,
     scratch: Memory,
     _activations: Memory,
     _batch: Memory,
@@ -96,7 +96,7 @@ pub struct Session {
     graph: Arc<Graph>,
     layout: Layout,
     options: Options,
-    team: Team,
+    team: Arc<Team>,
     lanes: Vec<Lane>,
     before: Vec<Call>,
     after: Vec<Call>,
@@ -313,6 +313,7 @@ impl Session {
             step: step.at(0),
             sum: sum.at(0),
         };
+        let team = Arc::new(Team::new(threads));
         let mut shared_sums = match &collectives {
             Some(collectives) if layout.sum_bytes > 0 => Some(collectives.memory(layout.sum_bytes)?),
             _ => None,
@@ -335,7 +336,8 @@ impl Session {
                     buffers.push(bases.buffer(&graph, &layout, *id));
                 }
                 shared.get_or_insert(bases);
-                let team = Team::new(lane_threads);
+                // A lone lane shares the step's threads: another team's would fight with them for the cores.
+                let team = if lane_count == 1 { Arc::clone(&team) } else { Arc::new(Team::new(lane_threads)) };
                 let closes = Vec::new();
                 Lane { calls, inputs, team, scratch, _activations: activations, _batch: batch, levels, closes }
             })
@@ -362,7 +364,7 @@ impl Session {
         let step_inputs = input_buffers(&graph, &layout, &shared, true);
         Ok(Self {
             options,
-            team: Team::new(threads),
+            team,
             lanes,
             before,
             after,
