@@ -18,7 +18,7 @@ const KOLO: &str = env!("CARGO_BIN_EXE_kolo");
 const WORKERS: usize = 4;
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// Longer than any bound: what is still there then is left over.
-const GONE_LIMIT: Duration = Duration::from_secs(15);
+const GONE_LIMIT: Duration = Duration::from_secs(20);
 /// By this variable all processes of a job are known.
 const TAG: &str = "FAULTS_TAG";
 
@@ -39,6 +39,7 @@ fn main() -> ExitCode {
 const TESTS: &[(&str, fn())] = &[
     ("a_killed_rank", a_killed_rank),
     ("a_stopped_rank", a_stopped_rank),
+    ("a_hung_rank", a_hung_rank),
     ("a_killed_launcher", a_killed_launcher),
     ("another_call", another_call),
     ("a_rank_that_leaves", a_rank_that_leaves),
@@ -63,6 +64,8 @@ struct Job {
     tag: String,
     folder: TempDir,
     about: String,
+    /// The process of which this test has halted a thread.
+    halted: Option<i32>,
 }
 
 /// How a job ended.
@@ -85,7 +88,7 @@ impl Job {
         command.args(arguments).current_dir(folder.path()).env(TAG, &tag);
         command.env("TMPDIR", folder.path().join("tmp")).env("HOME", folder.path().join("home"));
         let child = command.stdin(Stdio::null()).stdout(file("stdout")).stderr(file("stderr")).spawn().unwrap();
-        Self { child, tag, folder, about }
+        Self { child, tag, folder, about, halted: None }
     }
 
     fn train(options: &[&str], about: String) -> Self {
@@ -137,6 +140,10 @@ impl Job {
         let mut last = Instant::now();
         while processes.iter().any(|(pid, _)| alive(*pid)) && since.elapsed() < GONE_LIMIT {
             let _ = self.child.try_wait();
+            if let Some(pid) = self.halted {
+                // SAFETY: no status is asked for. Until its tracer has seen its end, its parent does not.
+                unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG | libc::__WALL) };
+            }
             std::thread::sleep(Duration::from_millis(2));
             last = Instant::now();
         }
@@ -222,6 +229,44 @@ fn a_stopped_rank() {
         let start = format!("error: rank {rank} on {} is gone during ", host());
         end.check(Duration::from_secs(2), 1, &[&start, ": its process was stopped for "]);
         end.tells_where();
+    }
+}
+
+/// Halts the first thread of a process, the one that computes; its others go on, and with them its signs of life.
+fn halt(pid: i32) {
+    for request in [libc::PTRACE_SEIZE, libc::PTRACE_INTERRUPT] {
+        let null = std::ptr::null_mut::<libc::c_void>();
+        // SAFETY: a process that this test started; both requests take no data.
+        let done = unsafe { libc::ptrace(request, pid, null, null) };
+        assert_eq!(done, 0, "cannot trace {pid}: {}", std::io::Error::last_os_error());
+    }
+}
+
+/// While the others wait for it, and while they do not: then by how far they get without it.
+fn a_hung_rank() {
+    let heartbeat = ["--heartbeat-ms", "200"];
+    let stall = Duration::from_millis(200 * 60);
+    for (seed, options, at) in [
+        (40, &[][..], "within 12"),
+        (41, &["--async", "--servers", "1", "--staleness", "none"], "did not come to its next step ("),
+    ] {
+        let mut chance = Chance(seed);
+        let options = [&heartbeat[..], options].concat();
+        let mut job = Job::train(&options, format!("a halted thread, seed {seed}, {options:?}"));
+        let workers = job.ranks(WORKERS + usize::from(options.len() > heartbeat.len()));
+        std::thread::sleep(Duration::from_millis(1000 + chance.below(1000)));
+        let rank = chance.below(WORKERS as u64) as usize;
+        let mut end = job.end(|job| {
+            halt(workers[&rank]);
+            job.halted = Some(workers[&rank]);
+            Instant::now()
+        });
+        // Before it is given up, it is told to be slow.
+        let slow = format!("rank {rank} on {} is at step ", host());
+        end.error = end.error.lines().filter(|line| !line.starts_with(&slow)).map(|line| format!("{line}\n")).collect();
+        let start = format!("error: rank {rank} on {} did not ", host());
+        end.check(stall + Duration::from_secs(3), 1, &[&start, at]);
+        assert!(end.took >= stall, "{:?}, {}", end.took, end.about);
     }
 }
 

@@ -31,6 +31,8 @@ pub struct Watch {
     /// Calls of other communicators that run now.
     group_calls: AtomicU32,
     origin: Instant,
+    /// Milliseconds from `origin` to when a call of this rank last looked whether it may go on.
+    looked_ms: AtomicU64,
     /// Milliseconds from `origin` to when some rank of the job was last known to get on.
     moved_ms: AtomicU64,
 }
@@ -43,7 +45,8 @@ pub struct Activity {
     /// The last call begun, and whether it still runs.
     pub call: Option<Fingerprint>,
     pub in_call: bool,
-    /// Whether it is in any call, of this communicator or another: it waits for others, or moves data.
+    /// Whether it is in any call, of this communicator or another, and looks now and then whether it may go on: it is
+    /// alive, and waits for others.
     pub waits: bool,
 }
 
@@ -62,6 +65,7 @@ impl Watch {
             in_call: AtomicBool::new(false),
             group_calls: AtomicU32::new(0),
             origin: Instant::now(),
+            looked_ms: AtomicU64::new(0),
             moved_ms: AtomicU64::new(0),
         })
     }
@@ -75,14 +79,27 @@ impl Watch {
         self.hosts.get(rank).cloned().unwrap_or_default()
     }
 
+    fn mark(&self, moment_ms: &AtomicU64) {
+        moment_ms.store(self.origin.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    fn since(&self, moment_ms: &AtomicU64) -> Duration {
+        self.origin.elapsed().saturating_sub(Duration::from_millis(moment_ms.load(Ordering::Relaxed)))
+    }
+
     /// Some rank of the job got on, says whoever watches over all.
     pub fn others_moved(&self) {
-        self.moved_ms.store(self.origin.elapsed().as_millis() as u64, Ordering::Relaxed);
+        self.mark(&self.moved_ms);
     }
 
     /// For how long no rank is known to have got on.
     fn still(&self) -> Duration {
-        self.origin.elapsed().saturating_sub(Duration::from_millis(self.moved_ms.load(Ordering::Relaxed)))
+        self.since(&self.moved_ms)
+    }
+
+    /// Longer than a sleeper sleeps, and than a busy machine keeps it from looking.
+    fn long(&self) -> Duration {
+        self.stall / 8
     }
 
     /// How long a call may wait for a peer while nobody gets on. As long as somebody does, waiting may be meant: for a
@@ -160,12 +177,13 @@ impl Watch {
             std::thread::yield_now();
         };
         let in_call = self.in_call.load(Ordering::Relaxed);
+        let called = in_call || self.group_calls.load(Ordering::Relaxed) > 0;
         Activity {
             step: self.step.load(Ordering::Relaxed),
             progress: self.progress.load(Ordering::Relaxed),
             call,
             in_call,
-            waits: in_call || self.group_calls.load(Ordering::Relaxed) > 0,
+            waits: called && self.since(&self.looked_ms) <= self.long(),
         }
     }
 }
@@ -234,9 +252,10 @@ impl<'w> Patience<'w> {
             return Ok(Pause::Yield);
         }
         let now = Instant::now();
+        self.watch.mark(&self.watch.looked_ms);
         // Time in which this process was stopped is no time that it waited.
         let gap = self.looked.replace(now).map_or(Duration::ZERO, |looked| now - looked);
-        if gap > self.watch.stall / 8 {
+        if gap > self.watch.long() {
             *since += gap;
         }
         let waited = now.saturating_duration_since(*since);
@@ -244,5 +263,29 @@ impl<'w> Patience<'w> {
             return Err(stalled(waited.as_millis() as u64));
         }
         Ok(Pause::Sleep(LOOK_UP))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_no_longer_looks_does_not_wait() {
+        let watch = Watch::new(Vec::new(), Duration::from_millis(10));
+        let mut patience = Patience::new(&watch);
+        patience.sleep_at_once();
+        let mut look = || patience.turn(|_| unreachable!("nobody waits that long")).unwrap();
+        look();
+        assert!(!watch.activity().waits, "in no call");
+        watch.enter_group();
+        assert_eq!(look(), Pause::Sleep(LOOK_UP));
+        assert!(watch.activity().waits);
+        std::thread::sleep(2 * watch.long());
+        assert!(!watch.activity().waits, "halted in the call");
+        look();
+        assert!(watch.activity().waits);
+        watch.leave_group();
+        assert!(!watch.activity().waits);
     }
 }
