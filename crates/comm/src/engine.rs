@@ -139,3 +139,80 @@ impl Drop for Engine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::Kind;
+    use crate::communicator::Communicator;
+    use crate::element::Element;
+    use crate::run::Programs;
+    use crate::watch::Watch;
+    use crate::wire::{SplitWire, Wire};
+
+    /// A wire with a bug.
+    struct Broken;
+
+    impl Wire for Broken {
+        fn rank(&self) -> usize {
+            0
+        }
+        fn size(&self) -> usize {
+            2
+        }
+        unsafe fn send(&mut self, _: usize, _: &Fingerprint, _: *const u8, _: usize) -> Result<u64, Fault> {
+            panic!("a bug")
+        }
+        unsafe fn recv(&mut self, _: usize, _: &Fingerprint, _: *mut u8, _: usize) -> Result<u64, Fault> {
+            panic!("a bug")
+        }
+        fn progress(&mut self) -> Result<bool, Fault> {
+            panic!("a bug")
+        }
+        fn sent(&mut self, _: u64) -> bool {
+            false
+        }
+        fn received(&mut self, _: u64) -> bool {
+            false
+        }
+        fn cancel(&mut self, _: &Fault) {}
+    }
+
+    impl SplitWire for Broken {
+        fn name(&self) -> &'static str {
+            "broken"
+        }
+        fn hosts(&self) -> &[usize] {
+            &[0, 0]
+        }
+        fn job_rank(&self, rank: usize) -> usize {
+            rank
+        }
+        fn split(&mut self, _: &[usize], _: u32) -> Result<Self, Fault> {
+            Ok(Self)
+        }
+    }
+
+    #[test]
+    fn nobody_waits_for_an_engine_that_panicked() {
+        let watch = Watch::alone();
+        let communicator = Communicator::new(Box::new(Programs::new(Broken, Arc::clone(&watch))), watch, true);
+        let mut data = [1.0f32; 8];
+        for _ in 0..2 {
+            let (at, bytes) = (data.as_mut_ptr().cast::<u8>(), size_of_val(&data));
+            let request = Request {
+                count: data.len(),
+                input: at,
+                input_bytes: bytes,
+                output: at,
+                output_bytes: bytes,
+                ..Request::new(Kind::AllReduce, Element::F32)
+            };
+            // SAFETY: the data outlives the call, which is waited for.
+            let outcome = unsafe { communicator.start(request) }.and_then(|ticket| communicator.wait(ticket));
+            let message = outcome.unwrap_err().to_string();
+            let wanted = "the thread for collectives panicked in all_reduce(sum) of 8 f32";
+            assert!(message.contains(wanted), "{message}");
+        }
+    }
+}
