@@ -50,6 +50,7 @@ def main():
     contestants = {
         "kolo, 2 workers x 1 thread": kolo(options, "-n", "2", "--threads", "1"),
         "kolo, 2 workers x 1 thread, ZeRO-1": kolo(options, "-n", "2", "--threads", "1", "--set", "parallel.zero=1"),
+        "kolo, 2 workers x 1 thread, central storage": kolo(options, "-n", "2", "--threads", "1", "--set", "parallel.central=true"),
         "kolo, 2 workers x 1 thread, TCP": kolo(options, "-n", "2", "--threads", "1", "--transport", "tcp"),
         "kolo, 1 process x 2 threads": kolo(options, "--threads", "2"),
         "PyTorch DDP over Gloo, 2 x 1": ddp(options),

@@ -393,15 +393,15 @@ impl Membership {
         Some((slow.rank, fault))
     }
 
-    /// A rank that computes and does not move, while others that do not wait for it get on. As long as none of them took
-    /// many steps meanwhile, its work may just be long.
+    /// A rank that neither moves nor waits, while others that do not wait for it get on: it is stuck in its work or halted in
+    /// a call. As long as none of them took many steps meanwhile, its work may just be long.
     fn hung(&self, now_ms: u64) -> Option<(usize, Fault)> {
         let ahead = self.seats.iter().max_by_key(|seat| seat.activity.step)?;
         let waited_ms = |seat: &Seat| now_ms.saturating_sub(seat.moved_ms);
-        let computes = |seat: &Seat| seat.joined && !seat.finished && !seat.activity.waits;
+        let works = |seat: &Seat| seat.joined && !seat.finished && !seat.activity.waits;
         let hangs = |seat: &&Seat| {
             let passed = ahead.activity.step >= seat.furthest + HUNG_STEPS;
-            computes(seat) && passed && waited_ms(seat) >= self.pace.stall_ms()
+            works(seat) && passed && waited_ms(seat) >= self.pace.stall_ms()
         };
         let seat = self.seats.iter().filter(hangs).max_by_key(|seat| waited_ms(seat))?;
         let (first, step, here) = (ahead.place(), ahead.activity.step, seat.during());

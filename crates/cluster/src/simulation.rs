@@ -227,7 +227,8 @@ impl World {
         let begun = model.in_call || model.step > 0;
         let sequence = if model.in_call { model.step } else { model.step.saturating_sub(1) };
         let call = begun.then(|| call(sequence, kind));
-        Activity { step: model.step, progress: model.progress, call, in_call: model.in_call, waits: model.in_call }
+        let waits = model.in_call && !model.hung;
+        Activity { step: model.step, progress: model.progress, call, in_call: model.in_call, waits }
     }
 
     fn run(&mut self) -> (u64, Verdict) {

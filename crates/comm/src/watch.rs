@@ -46,7 +46,7 @@ pub struct Activity {
     pub call: Option<Fingerprint>,
     pub in_call: bool,
     /// Whether it is in any call, of this communicator or another, and looks now and then whether it may go on: it is
-    /// alive, and waits for others.
+    /// alive, and waits for others. Of several calls at a time, one that looks speaks for all.
     pub waits: bool,
 }
 
@@ -231,6 +231,9 @@ impl<'w> Patience<'w> {
 
     /// Forget the time waited: something moved.
     pub fn reset(&mut self) {
+        if self.since.is_some() {
+            self.watch.mark(&self.watch.looked_ms);
+        }
         (self.turns, self.since, self.looked) = (0, None, None);
     }
 
@@ -272,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_call_that_no_longer_looks_does_not_wait() {
-        let watch = Watch::new(Vec::new(), Duration::from_millis(10));
+        let watch = Watch::new(Vec::new(), Duration::from_millis(100));
         let mut patience = Patience::new(&watch);
         patience.sleep_at_once();
         let mut look = || patience.turn(|_| unreachable!("nobody waits that long")).unwrap();

@@ -576,13 +576,16 @@ fn leave_terms(graph: &Graph, layout: &Layout, sums: &[Address], after: &mut [Ca
     for id in layout::sum_order(graph) {
         let start = layout.places[id.0 as usize].expect("a sum has a place").offset / 4;
         let output = graph.outputs.iter().any(|(_, output)| *output == id);
+        let kept = output || graph.updates.iter().any(|(_, value)| *value == id);
         let reader = match readers[id.0 as usize][..] {
-            [reader] if !output => after.iter_mut().find(|call| call.node == reader),
+            [reader] if !kept => after.iter_mut().find(|call| call.node == reader),
             _ => None,
         };
+        // As that input and no other.
         let takes = |call: &&mut Call| {
-            let taken = call.op.takes_terms().map(|input| graph.node(call.node).inputs[input]);
-            taken == Some(id) && matches!(call.kind, CallKind::Kernel)
+            let inputs = graph.node(call.node).inputs.iter().enumerate();
+            let mut places = inputs.filter(|(_, input)| **input == id).map(|(at, _)| at);
+            matches!(call.kind, CallKind::Kernel) && places.next() == call.op.takes_terms() && places.next().is_none()
         };
         if let Some(call) = reader.filter(takes) {
             // SAFETY: every lane's sums have this place.
@@ -769,5 +772,54 @@ impl Lane {
                 }
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kolo_graph::Builder;
+    use kolo_graph::sources::Init;
+    use kolo_ops::optim::sgd::SgdPlain;
+
+    /// Longer than a task of an update.
+    const ELEMENTS: usize = 40_003;
+
+    /// Trains a step on a gradient that is its input; whether the lanes' sums are left to the update, and all state after.
+    fn step(lanes: usize, wanted: &str) -> (bool, Vec<f32>) {
+        let builder = Builder::new();
+        let w = builder.param("w", [ELEMENTS], Init::Constant(1.0));
+        let sum = builder.input("x", Type::f32([ELEMENTS])).then(GrainSum { of: "w".into() }, &[]);
+        let (lr, scale) = (builder.scalar(0.1), builder.scalar(1.0));
+        builder.update(w, w.then(SgdPlain { weight_decay: 0.0 }, &[sum, lr, scale]));
+        match wanted {
+            "output" => builder.output("sum", sum),
+            "state" => builder.update(builder.state("last", sum.ty(), Init::Constant(0.0)), sum),
+            _ => {}
+        }
+        let graph = builder.finish().unwrap();
+        let mut store = Store::new(&graph, 1);
+        let mut session = Session::new(graph, &store, Options { threads: lanes, lanes, grains: 4 });
+        let fill = |grain: usize, feed: &mut Feed<'_>| {
+            let x = feed.f32("x").unwrap();
+            x.iter_mut().enumerate().for_each(|(at, x)| *x = 0.1 + (grain * at) as f32 * 1e-5);
+        };
+        session.run(&mut store, |_| {}, fill).unwrap();
+        let names = ["w", "last"].into_iter().filter_map(|name| store.values(name));
+        let all = names.chain(session.output("sum")).flatten().copied().collect();
+        (session.after.iter().any(|call| !call.terms.is_empty()), all)
+    }
+
+    #[test]
+    fn lanes_are_added_by_the_update_if_it_is_alone() {
+        for wanted in ["nothing", "output", "state"] {
+            let (left, one) = step(1, wanted);
+            assert!(!left, "one lane has one sum");
+            for lanes in [2, 4] {
+                let (left, several) = step(lanes, wanted);
+                assert_eq!(left, wanted == "nothing", "{lanes} lanes, {wanted} wanted");
+                assert!(several == one, "{lanes} lanes, {wanted} wanted");
+            }
+        }
     }
 }

@@ -264,9 +264,6 @@ fn parts(graph: &Graph, id: NodeId, buffers: &[Buffer], offsets: &[usize], size:
 
 /// Adds the lanes' sums as a balanced tree, into lane 0's.
 pub(crate) fn join(lanes: &[Address], range: Range<usize>, team: &Team) {
-    if lanes.len() < 2 {
-        return;
-    }
     kolo_ops::tiles::for_each_task(team, range.len(), |task, _| {
         // SAFETY: tasks own disjoint ranges, and the lanes' memories are distinct.
         let sum = |lane: usize| unsafe { lanes[lane].slice(range.start + task.start, task.len()) };

@@ -325,8 +325,8 @@ unsafe impl Sync for Buffer {}
 pub struct CpuCx<'a> {
     pub inputs: &'a [Buffer],
     pub outputs: &'a [Buffer],
-    /// If not empty: the terms of the input that [`Op::takes_terms`] names, a power of two, to be added up as a balanced
-    /// tree. The first is where the input is. The kernel may write there.
+    /// If not empty: the terms of the input that [`Op::takes_terms`] names, two or a higher power of two, to be added up as
+    /// a balanced tree. The first is where the input is. They are the kernel's to write while it runs.
     pub terms: &'a [Buffer],
     pub team: &'a Team,
     scratch: (*mut u8, usize),

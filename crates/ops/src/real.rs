@@ -130,7 +130,7 @@ fn power_of_two(n: i32) -> f32 {
     f32::from_bits(((n + 127) << 23) as u32)
 }
 
-/// `eˣ` where nothing overflows: `x` is not above zero, but for roundings. Where the result would lose digits it is 0.
+/// `eˣ` where nothing overflows: `x` is not above zero, but for roundings. Where the result would lose digits, or nearly, it is 0.
 #[inline(always)]
 pub fn exp_of_negative(x: f32) -> f32 {
     const LEAST: f32 = -87.0;

@@ -150,7 +150,7 @@ impl Address {
     }
 }
 
-/// Adds up a power of two of terms as a balanced tree: in place, but the last two are left to `last`.
+/// Adds up two terms, or a higher power of two, as a balanced tree: in place, but the last two are left to `last`.
 pub fn add_as_tree<'a>(terms: usize, term: impl Fn(usize) -> &'a mut [f32], last: impl FnOnce(&mut [f32], &[f32])) {
     let mut stride = 1;
     while 2 * stride < terms {

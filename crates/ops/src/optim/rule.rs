@@ -70,8 +70,8 @@ macro_rules! update {
                 });
             }
             fn takes_terms(&self) -> Option<usize> {
-                let grad = Self::TENSORS.iter().position(|name| *name == "grad")?;
-                (!Self::OUTPUTS.contains(&grad)).then_some(grad)
+                // If its place is not that of an output.
+                Self::TENSORS.iter().position(|name| *name == "grad").filter(|grad| !Self::OUTPUTS.contains(grad))
             }
             fn in_place(&self) -> Vec<(usize, usize)> {
                 Self::OUTPUTS.iter().enumerate().map(|(output, input)| (*input, output)).collect()

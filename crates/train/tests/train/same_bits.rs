@@ -62,7 +62,7 @@ fn threads_and_grains_per_pass_do_not_matter() {
 fn whoever_adds_up_the_gradients_does_not_matter() {
     for kind in ["sgd", "adam", "adamw", "rmsprop", "adagrad", "lars", "lamb"] {
         let text = format!(
-            "[model]\nkind = \"mlp\"\nhidden = [70, 40]\n[data]\nsource = \"builtin:playground\"\nbatch = 32\n\
+            "[model]\nkind = \"mlp\"\nhidden = [200, 150]\n[data]\nsource = \"builtin:playground\"\nbatch = 32\n\
              grains = 8\n[train]\nsteps = {STEPS}\noptimizer = {{ kind = \"{kind}\", lr = 0.01 }}\n"
         );
         let one = digest(&text, 1, 1);
