@@ -182,9 +182,9 @@ vectorized! {
     fn soften_again(row: &mut [f32], scale: f32, bias: Option<&[f32]>, visible: usize, sum: f32) {
         scaled(row, scale, bias);
         for x in row.iter_mut() {
-            *x = exp_of_negative(*x - sum);
+            *x = Real::exp(*x - sum);
         }
-        row[visible..].fill(exp_of_negative(f32::NEG_INFINITY - sum));
+        row[visible..].fill(Real::exp(f32::NEG_INFINITY - sum));
     }
 }
 

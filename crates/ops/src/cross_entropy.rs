@@ -1,7 +1,7 @@
 //! Cross-entropy of logits against whole-number targets, without ever holding the softmax: forward keeps one number per
 //! row (the logarithm of the sum of exponentials), backward makes the gradient of the logits from it in one pass.
 
-use crate::real::{Real, exp_of_negative};
+use crate::real::Real;
 use crate::simd;
 use crate::softmax::{bring, define_sum_exp, rows_per_task, sum_exp};
 use crate::tiles::{Address, TILE};
@@ -234,7 +234,7 @@ impl CrossEntropyGrad {
             bring(&cx.inputs[0], start + at * TILE, tile);
             // The target's probability must be taken before its tile is overwritten.
             let hit = class.checked_sub(at * TILE).filter(|hit| *hit < tile.len());
-            let wanted = hit.map(|hit| (hit, exp_of_negative(tile[hit] - lse) - (1.0 - self.smoothing + floor)));
+            let wanted = hit.map(|hit| (hit, Real::exp(tile[hit] - lse) - (1.0 - self.smoothing + floor)));
             gradient_tile(tile, lse, floor, scale);
             if let Some((hit, difference)) = wanted {
                 tile[hit] = difference * scale;
@@ -247,7 +247,7 @@ vectorized! {
     /// `x ← (e^(x − lse) − floor)·scale`.
     fn gradient_tile(tile: &mut [f32], lse: f32, floor: f32, scale: f32) {
         for x in tile {
-            *x = (exp_of_negative(*x - lse) - floor) * scale;
+            *x = (Real::exp(*x - lse) - floor) * scale;
         }
     }
 }
