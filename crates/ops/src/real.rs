@@ -50,6 +50,13 @@ pub trait Real:
     fn sigmoid(self) -> Self {
         Self::of(1.0) / (Self::of(1.0) + (-self).exp())
     }
+    /// `self · by + plus` with one rounding.
+    fn mul_add(self, by: Self, plus: Self) -> Self;
+    /// `self / by` for `by` above zero.
+    #[inline(always)]
+    fn over(self, by: Self) -> Self {
+        self / by
+    }
     /// `ln(1 + eˣ)` without overflow.
     #[inline(always)]
     fn softplus(self) -> Self {
@@ -101,6 +108,9 @@ impl Real for f64 {
     }
     fn floor(self) -> Self {
         self.floor()
+    }
+    fn mul_add(self, by: Self, plus: Self) -> Self {
+        self.mul_add(by, plus)
     }
     fn pow(self, exponent: Self) -> Self {
         self.powf(exponent)
@@ -218,6 +228,25 @@ impl Real for f32 {
         if self < 0.0 { e * right } else { right }
     }
 
+    #[inline(always)]
+    fn mul_add(self, by: Self, plus: Self) -> Self {
+        self.mul_add(by, plus)
+    }
+
+    /// By multiplications, to within a rounding. A processor divides sixteen numbers in the time of thirty of them.
+    #[inline(always)]
+    fn over(self, by: Self) -> Self {
+        // Past this the reciprocal loses digits. What is divided by it vanishes, unless it is not finite.
+        const MOST: f32 = 8.507_059e37;
+        // Turning the exponent around gives the reciprocal to one part in 19; what is left of 1 is then cubed and squared.
+        let near = f32::from_bits(0x7ef1_27ea_u32.wrapping_sub(by.to_bits()));
+        let left = near.mul_add(-by, 1.0);
+        let near = near.mul_add(left.mul_add(left, left), near);
+        let quotient = self * near;
+        let quotient = quotient.mul_add(-by, self).mul_add(near, quotient);
+        if by > MOST { self * 0.0 } else { quotient }
+    }
+
     /// A polynomial near zero, where `(1 − e⁻²ˣ) / (1 + e⁻²ˣ)` would cancel.
     #[inline(always)]
     fn tanh(self) -> Self {
@@ -292,6 +321,11 @@ mod tests {
         assert!(worst(-10.0..10.0, Real::tanh, f64::tanh, 1e-30) < 4e-7);
         assert!(worst(-4.0..4.0, Real::erf, Real::erf, 0.05) < 1e-6);
         assert!(worst(-86.0..20.0, Real::sigmoid, Real::sigmoid, 1e-38) < 4e-7);
+        assert!(worst(1.0..4.0, |x| 1.0.over(x), |x| 1.0 / x, 1e-3) < 1e-7);
+        for power in -120..125 {
+            let scale = f64::from(power).exp2();
+            assert!(worst(scale..2.0 * scale, |x| 3.0.over(x), |x| 3.0 / x, 1e-37) < 1e-7, "2^{power}");
+        }
         assert!(worst(1.0..2.0, reciprocal, |x| 1.0 / x, 1.0) < 1e-7);
         assert!((Real::erf(1.0f64) - 0.842_700_792_949_714_9).abs() < 1e-15);
         assert!((Real::erf(3.0f64) - 0.999_977_909_503_001_4).abs() < 1e-14);
@@ -308,6 +342,10 @@ mod tests {
         assert_eq!([f32::INFINITY, f32::NEG_INFINITY, 0.0].map(Real::tanh), [1.0, -1.0, 0.0]);
         assert_eq!([f32::INFINITY, f32::NEG_INFINITY, 0.0].map(Real::sigmoid), [1.0, 0.0, 0.5]);
         assert!(exp_of_negative(f32::NAN).is_nan());
+        assert_eq!([2.0f32.over(f32::INFINITY), 0.0f32.over(1e-8), (-3.0f32).over(1e38)], [0.0; 3]);
+        assert!(
+            f32::NAN.over(1.0).is_nan() && 1.0.over(f32::NAN).is_nan() && f32::INFINITY.over(f32::INFINITY).is_nan()
+        );
         assert!(Real::tanh(f32::NAN).is_nan() && Real::sigmoid(f32::NAN).is_nan());
         assert!(f32::NAN.larger(1.0).is_nan() && 1.0f32.larger(f32::NAN).is_nan());
     }

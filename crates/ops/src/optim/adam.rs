@@ -49,10 +49,10 @@ impl Update<4, 3, 3> for Adam {
     #[inline(always)]
     fn element<R: Real>([param, grad, m, v]: [R; 4], n: &AdamNumbers) -> [R; 3] {
         let grad = decayed(grad, n.scale, param, n.penalty);
-        let m = m + (grad - m) * R::of(1.0 - n.beta1);
-        let v = v * R::of(n.beta2) + grad * grad * R::of(1.0 - n.beta2);
-        let denominator = v.sqrt() * R::of(n.spread) + R::of(n.eps);
-        [param * R::of(n.kept) - m * R::of(n.rate) / denominator, m, v]
+        let m = (grad - m).mul_add(R::of(1.0 - n.beta1), m);
+        let v = (grad * grad).mul_add(R::of(1.0 - n.beta2), v * R::of(n.beta2));
+        let denominator = v.sqrt().mul_add(R::of(n.spread), R::of(n.eps));
+        [param.mul_add(R::of(n.kept), -(m * R::of(n.rate)).over(denominator)), m, v]
     }
 }
 
