@@ -15,11 +15,12 @@ use kolo_graph::collective::is_collective;
 use kolo_graph::layout::{self, Arena, Layout, align};
 use kolo_graph::op::{Buffer, CpuCx};
 use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
-use kolo_graph::{DType, Graph, NodeId, Op, Team, Type, ValueId};
+use kolo_graph::{DType, Graph, NodeId, Op, Taker, Team, Tile, Type, ValueId};
 use kolo_ops::simd;
 use kolo_ops::tiles::Address;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +53,8 @@ struct Call {
     outputs: Vec<Buffer>,
     /// An input that the kernel adds up itself, from each lane's sum over grains.
     terms: Vec<Buffer>,
+    /// The call that makes an input, which this one takes as it is made.
+    maker: Option<Box<Call>>,
     kind: CallKind,
     /// Exchanges that must be done before.
     needs: Vec<usize>,
@@ -81,7 +84,7 @@ struct Lane {
     calls: Vec<Call>,
     inputs: Vec<(String, Buffer)>,
     team: Arc<Team>,
-    scratch: Memory,
+    scratch: Arc<Memory>,
     _activations: Memory,
     _batch: Memory,
     /// Partial sums of runs of grains; level 0 holds the longest and, at the end, the whole.
@@ -103,7 +106,7 @@ pub struct Session {
     copies: Vec<(Buffer, Buffer)>,
     step_inputs: Vec<(String, Buffer)>,
     outputs: Vec<(String, Vec<Buffer>)>,
-    scratch: Memory,
+    scratch: Arc<Memory>,
     _step: Memory,
     _step_batch: Memory,
     _store: [Arc<Memory>; 2],
@@ -201,7 +204,10 @@ struct Bases<'a> {
 impl Bases<'_> {
     fn buffer(&self, graph: &Graph, layout: &Layout, id: ValueId) -> Buffer {
         let ty = graph.ty(id).clone();
-        let place = layout.places[id.0 as usize].expect("a live value has a place");
+        let Some(place) = layout.places[id.0 as usize] else {
+            assert!(layout.is_unstored(graph, id), "a live value has a place");
+            return Buffer { data: std::ptr::null_mut(), ty };
+        };
         // SAFETY: the layout sized every arena to hold its places.
         let data = unsafe {
             match place.arena {
@@ -258,17 +264,21 @@ pub fn sum_levels(grains: usize) -> usize {
 /// Bytes a session of this graph allocates, by kind: (activations and inputs, gradient sums, temporaries and scratch).
 pub fn planned_bytes(graph: &Graph, layout: &Layout, options: Options) -> [usize; 3] {
     let per_lane = options.grains / options.lanes;
-    let lane_threads = (options.threads / options.lanes).max(1);
-    let lane_scratch = scratch_bytes(graph, &layout.grain, lane_threads);
-    let rest = [&layout.before[..], &layout.after[..]].concat();
+    let (lane_scratch, scratch) = scratches(graph, layout, options);
+    let lanes_scratch = if options.lanes == 1 { 0 } else { lane_scratch * options.lanes };
     [
         (layout.grain_bytes + layout.grain_input_bytes) * options.lanes,
         layout.sum_bytes * sum_levels(per_lane) * options.lanes,
-        layout.step_bytes
-            + layout.step_input_bytes
-            + lane_scratch * options.lanes
-            + scratch_bytes(graph, &rest, options.threads),
+        layout.step_bytes + layout.step_input_bytes + lanes_scratch + scratch,
     ]
+}
+
+/// Bytes of scratch for each lane and for the step. A lone lane uses the step's.
+fn scratches(graph: &Graph, layout: &Layout, options: Options) -> (usize, usize) {
+    let lane = scratch_bytes(graph, &layout.grain, (options.threads / options.lanes).max(1));
+    let rest = [&layout.before[..], &layout.after[..]].concat();
+    let step = scratch_bytes(graph, &rest, options.threads);
+    (lane, if options.lanes == 1 { step.max(lane) } else { step })
 }
 
 impl Session {
@@ -300,11 +310,12 @@ impl Session {
         }
         let sums = graph.nodes.iter().any(|node| node.op.is::<GrainSum>());
         assert!(grains == 1 || sums || graph.updates.is_empty(), "grains without a sum cannot share one update");
-        let layout = layout::plan(&graph, grains == lane_count);
+        let layout = layout::plan(&graph, grains, lane_count);
         let step = Memory::new(layout.step_bytes);
         let step_batch = Memory::new(layout.step_input_bytes);
         let lane_threads = (threads / lane_count).max(1);
-        let lane_scratch = scratch_bytes(&graph, &layout.grain, lane_threads);
+        let (lane_scratch, step_scratch) = scratches(&graph, &layout, options);
+        let scratch = Arc::new(Memory::new(step_scratch));
         let bases = |grain_input: &Memory, grain: &Memory, sum: &Memory| Bases {
             store,
             grain_input: grain_input.at(0),
@@ -324,7 +335,10 @@ impl Session {
             .map(|_| {
                 let activations = Memory::new(layout.grain_bytes);
                 let batch = Memory::new(layout.grain_input_bytes);
-                let scratch = Memory::new(lane_scratch);
+                let scratch = match lane_count {
+                    1 => Arc::clone(&scratch),
+                    _ => Arc::new(Memory::new(lane_scratch)),
+                };
                 let own = |_| Memory::new(layout.sum_bytes);
                 let whole = shared_sums.take().unwrap_or_else(|| own(0));
                 let rest = (1..sum_levels(grains / lane_count)).map(own);
@@ -343,8 +357,6 @@ impl Session {
             })
             .collect();
         let shared = shared.expect("there is at least one lane");
-        let rest = [&layout.before[..], &layout.after[..]].concat();
-        let scratch = Memory::new(scratch_bytes(&graph, &rest, threads));
         let before = compile(&graph, &layout, &layout.before, &shared, &scratch, threads);
         let mut after = compile(&graph, &layout, &layout.after, &shared, &scratch, threads);
         let buffer = |id: ValueId| shared.buffer(&graph, &layout, id);
@@ -529,7 +541,26 @@ impl Session {
                 return Some(call.node);
             }
         }
-        None
+        // What an update would take is not made before; here it is, for nobody.
+        let makers = self.after.iter().filter_map(|call| call.maker.as_deref());
+        makers.into_iter().find_map(|maker| {
+            let seen = Finite(AtomicBool::new(true));
+            run_maker(maker, &self.team, &self.scratch, &seen);
+            (!seen.0.into_inner()).then_some(maker.node)
+        })
+    }
+}
+
+/// Takes a result to see whether it is finite.
+#[derive(Debug)]
+struct Finite(AtomicBool);
+
+impl Taker for Finite {
+    fn take(&self, tile: Tile<'_>) {
+        let row = |at: usize| &tile.data[at * tile.width..at * tile.width + tile.columns];
+        if !(0..tile.rows).all(|at| row(at).iter().all(|value| value.is_finite())) {
+            self.0.store(false, Ordering::Relaxed);
+        }
     }
 }
 
@@ -666,9 +697,17 @@ fn compile(
             conversion(&*node.op, &inputs, &outputs, scratch, threads)
         };
         let (op, terms, needs) = (Arc::clone(&node.op), Vec::new(), Vec::new());
-        Call { node: *id, op, inputs, outputs, terms, kind, needs, nanoseconds: 0 }
+        Call { node: *id, op, inputs, outputs, terms, maker: None, kind, needs, nanoseconds: 0 }
     };
-    nodes.iter().filter(runs).map(call).collect()
+    let mut calls: Vec<Call> = Vec::new();
+    for mut next in nodes.iter().filter(runs).map(call) {
+        // A product that is taken stands right before its taker.
+        if layout.unstored.iter().any(|taken| taken.update == next.node) {
+            next.maker = calls.pop().map(Box::new);
+        }
+        calls.push(next);
+    }
+    calls
 }
 
 /// Lays f32 copies of half-precision operands behind the op's own scratch.
@@ -706,7 +745,8 @@ fn run_call(call: &Call, team: &Team, scratch: &Memory) {
         // SAFETY: buffers were resolved by the layout; the scratch belongs to this lane or to the step.
         let mut cx = unsafe { CpuCx::new(inputs, outputs, team, (scratch.at(0), scratch.bytes())) };
         cx.terms = &call.terms;
-        call.op.cpu(&mut cx);
+        let Some(maker) = &call.maker else { return call.op.cpu(&mut cx) };
+        call.op.cpu_taking(&mut cx, &mut |taker| run_maker(maker, team, scratch, taker));
     };
     match &call.kind {
         CallKind::Kernel => kernel(&call.inputs, &call.outputs),
@@ -717,6 +757,14 @@ fn run_call(call: &Call, team: &Team, scratch: &Memory) {
         }
         CallKind::Accumulate { .. } | CallKind::Exchange(_) => unreachable!("lanes add sums, exchanges are started"),
     }
+}
+
+/// Runs a call whose output goes to `taker` and nowhere else.
+fn run_maker(call: &Call, team: &Team, scratch: &Memory, taker: &dyn Taker) {
+    // SAFETY: as in `run_call`; the output has no place and is not written.
+    let mut cx = unsafe { CpuCx::new(&call.inputs, &call.outputs, team, (scratch.at(0), scratch.bytes())) };
+    cx.taker = Some(taker);
+    call.op.cpu(&mut cx);
 }
 
 /// Copies between half precision and f32; same type means same buffer.
@@ -780,6 +828,8 @@ mod tests {
     use super::*;
     use kolo_graph::Builder;
     use kolo_graph::sources::Init;
+    use kolo_ops::matmul::MatMul;
+    use kolo_ops::optim::adam::Adam;
     use kolo_ops::optim::sgd::SgdPlain;
 
     /// Longer than a task of an update.
@@ -808,6 +858,64 @@ mod tests {
         let names = ["w", "last"].into_iter().filter_map(|name| store.values(name));
         let all = names.chain(session.output("sum")).flatten().copied().collect();
         (session.after.iter().any(|call| !call.terms.is_empty()), all)
+    }
+
+    /// Trains three steps on a gradient that is a product; whether it is stored, and all state after.
+    fn product_step(
+        [rows, columns, terms]: [usize; 3],
+        threads: usize,
+        as_output: bool,
+        scale: f32,
+    ) -> (bool, Vec<f32>, Option<String>) {
+        let builder = Builder::new();
+        let ty = Type::f32([rows, columns]);
+        let w = builder.param("w", [rows, columns], Init::Constant(1.0));
+        let [m, v] = ["m", "v"].map(|name| builder.state(name, ty.clone(), Init::Constant(0.01)));
+        let (x, y) = (builder.input("x", Type::f32([terms, rows])), builder.input("y", Type::f32([terms, columns])));
+        let sum = x.then(MatMul { ta: true, tb: false }, &[y]).then(GrainSum { of: "w".into() }, &[]);
+        let numbers = [0.1, 0.5, 3.0].map(|value| builder.scalar(value));
+        let adam = Adam { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, decoupled: true };
+        let updated = builder.apply_all(adam, &[w, sum, m, v, numbers[0], numbers[1], numbers[2]]);
+        [w, m, v].into_iter().zip(updated).for_each(|(state, value)| builder.update(state, value));
+        if as_output {
+            builder.output("sum", sum);
+        }
+        let graph = builder.finish().unwrap();
+        let mut store = Store::new(&graph, 1);
+        let mut session = Session::new(graph, &store, Options::single(threads));
+        let fill = |_: usize, feed: &mut Feed<'_>| {
+            for (name, step) in [("x", 0.37f32), ("y", 0.61)] {
+                let values = feed.f32(name).unwrap();
+                values.iter_mut().enumerate().for_each(|(at, value)| *value = scale * (at as f32 * step).sin());
+            }
+        };
+        for _ in 0..3 {
+            session.run(&mut store, |_| {}, fill).unwrap();
+        }
+        let stored = session.layout.unstored.is_empty();
+        let bad = session.find_nonfinite(0, fill).map(|node| session.graph().node(node).op.name().to_owned());
+        (stored, ["w", "m", "v"].into_iter().flat_map(|name| store.values(name).unwrap()).copied().collect(), bad)
+    }
+
+    #[test]
+    fn an_update_takes_a_large_product_as_it_is_made() {
+        // Whole tiles and remainders; one sum is no larger than what it is the sum of, one has too many terms.
+        let shapes = [([96, 128, 8], false), ([531, 217, 100], false), ([50, 37, 3], false), ([64, 64, 33], true)];
+        for (shape, too_small) in shapes.into_iter().chain([([700, 700, 300], true)]) {
+            let (stored, wanted, bad) = product_step(shape, 1, true, 1.0);
+            assert!(stored && bad.is_none(), "{shape:?}: an output is stored");
+            for threads in [1, 2, 3] {
+                let (stored, state, bad) = product_step(shape, threads, false, 1.0);
+                assert_eq!((stored, bad), (too_small, None), "{shape:?}");
+                assert!(state == wanted, "{shape:?} on {threads} threads");
+            }
+        }
+    }
+
+    #[test]
+    fn a_product_that_nobody_stores_is_looked_at_too() {
+        let (stored, _, bad) = product_step([96, 128, 8], 1, false, 1e20);
+        assert_eq!((stored, bad.as_deref()), (false, Some("matmul")));
     }
 
     #[test]

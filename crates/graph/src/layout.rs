@@ -5,6 +5,7 @@
 
 use crate::graph::{Graph, NodeId, Phase, ValueId};
 use crate::sources::{GrainSum, Input, Param, State};
+use crate::types::DType;
 use std::collections::HashMap;
 
 /// Every place starts on a cache line, which is also the widest vector.
@@ -51,6 +52,24 @@ pub struct Layout {
     pub sum_bytes: usize,
     /// (from, to): updates that could not be done in place, copied when the step ends.
     pub copies: Vec<(ValueId, ValueId)>,
+    /// Gradients that are made by their update and stored nowhere.
+    pub unstored: Vec<Unstored>,
+}
+
+/// A gradient that its update takes tile by tile, as a product makes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unstored {
+    pub product: NodeId,
+    pub sum: NodeId,
+    pub update: NodeId,
+}
+
+impl Layout {
+    /// Whether a value that runs has no place, because its taker takes it as it is made.
+    pub fn is_unstored(&self, graph: &Graph, id: ValueId) -> bool {
+        let node = graph.value(id).node;
+        self.unstored.iter().any(|taken| node == taken.product || node == taken.sum)
+    }
 }
 
 /// A run of values that share one place.
@@ -63,13 +82,19 @@ struct Block {
     offset: usize,
 }
 
-/// Plans the memory of a graph. With `one_grain`, a lane runs a single grain, so that a sum over grains starts and ends
-/// with one term: whoever makes the term writes it straight into the sum's place.
-pub fn plan(graph: &Graph, one_grain: bool) -> Layout {
+/// Plans the memory of a graph that is run with this many grains on this many lanes.
+///
+/// If a lane runs a single grain, a sum over grains starts and ends with one term: whoever makes the term writes it straight
+/// into the sum's place. If there is one grain in all, the sum is its term, and a gradient that is a product of smaller
+/// tensors need not be kept at all: the product waits for the update, which takes it tile by tile.
+pub fn plan(graph: &Graph, grains: usize, lanes: usize) -> Layout {
     let mut layout = Layout { places: vec![None; graph.values.len()], ..Layout::default() };
+    if grains == 1 {
+        layout.unstored = unstored(graph);
+    }
     schedule(graph, &mut layout);
     let sum_places = place_sums(graph, &mut layout);
-    let mut planner = Planner::new(graph, &layout, one_grain, sum_places);
+    let mut planner = Planner::new(graph, &layout, grains == lanes, sum_places);
     for position in 0..planner.order.len() {
         planner.visit(position, &mut layout);
     }
@@ -80,14 +105,46 @@ pub fn plan(graph: &Graph, one_grain: bool) -> Layout {
     layout
 }
 
+/// The gradients that nobody but their update reads and that take more memory than what they are the product of.
+fn unstored(graph: &Graph) -> Vec<Unstored> {
+    let (live, phases, readers) = (crate::rewrite::live_nodes(graph), graph.phases(), graph.readers());
+    let kept = |id: ValueId| {
+        let updated = graph.updates.iter().any(|(_, value)| *value == id);
+        updated || graph.outputs.iter().any(|(_, output)| *output == id)
+    };
+    let only_reader = |id: ValueId| match readers[id.0 as usize][..] {
+        [reader] if !kept(id) && live[reader.0 as usize] => Some(reader),
+        _ => None,
+    };
+    let bytes = |ids: &[ValueId]| ids.iter().map(|id| graph.ty(*id).bytes()).sum::<usize>();
+    let taken = |product: NodeId| {
+        let node = graph.node(product);
+        let all_f32 = node.inputs.iter().chain(&node.outputs).all(|id| graph.ty(*id).dtype == DType::F32);
+        if phases[product.0 as usize] != Phase::Grain || !all_f32 || !node.op.gives_tiles(&graph.types(&node.inputs)) {
+            return None;
+        }
+        let sum = only_reader(node.outputs[0]).filter(|sum| graph.node(*sum).op.is::<GrainSum>())?;
+        let gradient = graph.node(sum).outputs[0];
+        let update = only_reader(gradient)?;
+        let inputs = graph.node(update).inputs.iter().enumerate();
+        let mut places = inputs.filter(|(_, input)| **input == gradient).map(|(at, _)| at);
+        let takes = places.next() == graph.node(update).op.takes_tiles() && places.next().is_none();
+        (takes && bytes(&node.inputs) <= bytes(&node.outputs)).then_some(Unstored { product, sum, update })
+    };
+    graph.ids().filter(|id| live[id.0 as usize]).filter_map(taken).collect()
+}
+
 /// The order to run in: each phase in graph order, but a sum over grains right after its term, so that the term's memory
 /// is free again at once. The order of the sums is the order in which gradients become ready.
 fn schedule(graph: &Graph, layout: &mut Layout) {
     let live = crate::rewrite::live_nodes(graph);
     let phases = graph.phases();
     let readers = graph.readers();
-    for id in graph.ids().filter(|id| live[id.0 as usize]) {
+    let waits = |id: NodeId| layout.unstored.iter().any(|taken| id == taken.product || id == taken.sum);
+    let ids: Vec<NodeId> = graph.ids().filter(|id| live[id.0 as usize] && !waits(*id)).collect();
+    for id in ids {
         let node = graph.node(id);
+        layout.after.extend(layout.unstored.iter().filter(|taken| taken.update == id).map(|taken| taken.product));
         if node.op.is::<GrainSum>() {
             let made = phases[graph.value(node.inputs[0]).node.0 as usize];
             let source = graph.maker(node.inputs[0]).inputs.is_empty();
@@ -262,6 +319,9 @@ impl<'g> Planner<'g> {
             for (input, output) in node.inputs.iter().zip(&node.outputs) {
                 self.alias(*input, *output, position, layout);
             }
+            return;
+        }
+        if layout.is_unstored(self.graph, output) {
             return;
         }
         let mut taken = Vec::new();

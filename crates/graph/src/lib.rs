@@ -25,7 +25,7 @@ pub mod verify;
 
 pub use builder::{Builder, Tensor};
 pub use graph::{Graph, GraphError, Node, NodeId, Phase, Stage, ValueId};
-pub use op::{Arg, Case, Cases, CpuCx, Declared, Dense, Describe, Domain, GradCx, Op, OpKind};
+pub use op::{Arg, Case, Cases, CpuCx, Declared, Dense, Describe, Domain, GradCx, Op, OpKind, Taker, Tile};
 pub use sources::Init;
 pub use team::Team;
 pub use types::{DType, Type};

@@ -75,6 +75,21 @@ pub trait Op: Describe + Any + Debug + Send + Sync {
         None
     }
 
+    /// An f32 input that may come tile by tile as it is made, so that it is never stored: see [`Op::cpu_taking`].
+    fn takes_tiles(&self) -> Option<usize> {
+        None
+    }
+
+    /// Runs with the input that [`Op::takes_tiles`] names made by `make`, which hands each element of it to the taker once.
+    fn cpu_taking(&self, _cx: &mut CpuCx<'_>, _make: &mut dyn FnMut(&dyn Taker)) {
+        unreachable!("{} takes no tiles", self.name())
+    }
+
+    /// Whether `cpu` hands its only output to [`CpuCx::taker`] if there is one, and stores nothing then.
+    fn gives_tiles(&self, _inputs: &[Type]) -> bool {
+        false
+    }
+
     /// Output 0 is input 0's bytes under another type: no kernel runs.
     fn view(&self) -> bool {
         false
@@ -320,6 +335,32 @@ unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}
 
+/// A part of a matrix, whose rows are `width` apart in `data`.
+#[derive(Clone, Copy, Debug)]
+pub struct Tile<'a> {
+    /// The first element's place in the whole matrix, and from there to the next row's.
+    pub start: usize,
+    pub stride: usize,
+    pub rows: usize,
+    pub columns: usize,
+    pub data: &'a [f32],
+    pub width: usize,
+}
+
+/// Whoever uses a result while it is still in the nearest cache. Several threads may give it tiles at a time.
+pub trait Taker: Debug + Sync {
+    fn take(&self, tile: Tile<'_>);
+
+    /// What it reads and writes beside the result, element for element; a hint of what to bring nearer before a tile is
+    /// given. Null where there is nothing.
+    fn beside(&self) -> [*const f32; BESIDE_MAX] {
+        [std::ptr::null(); BESIDE_MAX]
+    }
+}
+
+/// Tensors beside a result that a taker can name.
+pub const BESIDE_MAX: usize = 3;
+
 /// What a CPU kernel sees: its operands, scratch, and the threads it may use.
 #[derive(Debug)]
 pub struct CpuCx<'a> {
@@ -328,6 +369,8 @@ pub struct CpuCx<'a> {
     /// If not empty: the terms of the input that [`Op::takes_terms`] names, two or a higher power of two, to be added up as
     /// a balanced tree. The first is where the input is. They are the kernel's to write while it runs.
     pub terms: &'a [Buffer],
+    /// Who takes the output of an op that [gives tiles](Op::gives_tiles), which then has no place of its own.
+    pub taker: Option<&'a dyn Taker>,
     pub team: &'a Team,
     scratch: (*mut u8, usize),
     lifetime: PhantomData<&'a mut [u8]>,
@@ -360,7 +403,7 @@ impl<'a> CpuCx<'a> {
     /// `scratch` points to that many bytes, aligned to 64, that nothing else uses during the call; every buffer points
     /// to its type's bytes.
     pub unsafe fn new(inputs: &'a [Buffer], outputs: &'a [Buffer], team: &'a Team, scratch: (*mut u8, usize)) -> Self {
-        Self { inputs, outputs, terms: &[], team, scratch, lifetime: PhantomData }
+        Self { inputs, outputs, terms: &[], taker: None, team, scratch, lifetime: PhantomData }
     }
 
     accessors!(f32 out_f32 f32, i32 out_i32 i32, i64 out_i64 i64, u8 out_u8 u8, u16 out_u16 u16);

@@ -1,7 +1,7 @@
 //! Matrix product and the linear layer.
 
 use crate::elementwise::ElementwiseMethods;
-use crate::gemm::{self, Right, Rows, Start, Strided};
+use crate::gemm::{self, Right, Rows, Start, Strided, Taken};
 use crate::reduce::ReduceMethods;
 use crate::tiles::Address;
 use kolo_graph::index::Index;
@@ -70,12 +70,15 @@ impl Op for MatMul {
     fn scratch_bytes(&self, _: &[Type], _: &[Type], threads: usize) -> usize {
         gemm::scratch_bytes(threads)
     }
+    fn gives_tiles(&self, inputs: &[Type]) -> bool {
+        inputs[0].rank() == 2 && inputs[0].shape[if self.ta { 0 } else { 1 }] <= gemm::K_BLOCK
+    }
     fn cpu(&self, cx: &mut CpuCx<'_>) {
         let out = cx.out_shape(0);
         let (m, n) = (out[out.len() - 2], out[out.len() - 1]);
         let shape = cx.shape(0);
         let k = shape[shape.len() - if self.ta { 2 } else { 1 }];
-        let (a, b, c) = (cx.f32(0), cx.f32(1), Address(cx.out_f32(0).as_mut_ptr()));
+        let (a, b) = (cx.f32(0), cx.f32(1));
         let batch: usize = out[..out.len() - 2].iter().product();
         let scratch = cx.scratch();
         let left = |at: usize| Strided {
@@ -88,6 +91,12 @@ impl Op for MatMul {
             line_stride: if self.tb { k } else { 1 },
             k_stride: if self.tb { 1 } else { n },
         };
+        if let Some(taker) = cx.taker {
+            let sink = Taken { taker, stride: n };
+            let (a, b) = (left(0), right(0));
+            return gemm::multiply(cx.team, m, n, k, &a, Right::Fresh(&b), &sink, Start::Zero, scratch);
+        }
+        let c = Address(cx.out_f32(0).as_mut_ptr());
         // SAFETY: product `at` owns its own part of the output.
         let sink = |at: usize| Rows { data: Address(unsafe { c.get().add(at * m * n) }), stride: n };
         if batch == 1 || batch < cx.team.threads() {

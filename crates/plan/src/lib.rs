@@ -77,7 +77,7 @@ pub fn is_product(node: &Node) -> bool {
 
 /// Counts a step of `graph` as the executor will run it with these options.
 pub fn cost(graph: &Graph, options: Options) -> Cost {
-    let layout = layout::plan(graph, options.grains == options.lanes);
+    let layout = layout::plan(graph, options.grains, options.lanes);
     let [activations, gradients, scratch] = planned_bytes(graph, &layout, options);
     let stored = |trained: bool| -> usize {
         let params = graph.params().map(|(id, _)| graph.ty(id).bytes());

@@ -8,6 +8,7 @@
 
 use super::TILE_ROWS_MAX;
 use crate::simd::{Level, level};
+use kolo_graph::op::BESIDE_MAX;
 
 /// What the sums of a tile start from.
 #[derive(Clone, Copy)]
@@ -44,8 +45,22 @@ pub(super) struct Target {
     pub data: *mut f32,
     pub stride: usize,
     pub begin: Begin,
-    /// The tile after this one, of which rows at the same stride are asked for. May be anywhere.
-    pub next: *const f32,
+    pub next: Next,
+}
+
+/// What is read or written when the tile after this one is done: rows of a tile's columns, some floats apart, of one or
+/// several matrices. They are asked for; they may be anywhere.
+#[derive(Clone, Copy)]
+pub(super) struct Next {
+    pub at: [*const f32; BESIDE_MAX],
+    pub count: usize,
+    pub stride: usize,
+}
+
+impl Next {
+    pub fn of((at, stride): ([*const f32; BESIDE_MAX], usize)) -> Self {
+        Self { at, count: at.iter().take_while(|at| !at.is_null()).count(), stride }
+    }
 }
 
 /// Floats of a cache line.

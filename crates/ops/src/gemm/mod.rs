@@ -22,7 +22,8 @@ mod x86;
 
 use crate::simd::{Level, level};
 use crate::tiles::Address;
-use kolo_graph::Team;
+use kolo_graph::op::BESIDE_MAX;
+use kolo_graph::{Taker, Team, Tile};
 use pack::{deal, pack_lines, pack_transposed};
 use product::{Product, Slivers};
 use std::ops::Range;
@@ -81,6 +82,12 @@ pub trait Sink: Sync {
     /// The matrix in memory, if it is one.
     fn rows(&self) -> Option<Rows> {
         None
+    }
+    /// What to bring near while the tile `at` is computed, and the floats from row to row there; null where there is nothing.
+    /// By default that is the `next` tile of the result.
+    fn beside(&self, _at: (usize, usize), next: (usize, usize)) -> ([*const f32; BESIDE_MAX], usize) {
+        let (data, stride) = self.place(next.0, next.1, 1, 1).unwrap_or((std::ptr::null_mut(), 0));
+        ([data.cast_const(), std::ptr::null(), std::ptr::null()], stride)
     }
 }
 
@@ -190,6 +197,28 @@ impl Sink for Rows {
     }
 }
 
+/// A matrix of which each tile is taken as it is made. It has room for nothing: a product into it has one block of terms.
+#[derive(Clone, Copy, Debug)]
+pub struct Taken<'a> {
+    pub taker: &'a dyn Taker,
+    pub stride: usize,
+}
+
+impl Sink for Taken<'_> {
+    fn place(&self, _: usize, _: usize, _: usize, _: usize) -> Option<(*mut f32, usize)> {
+        None
+    }
+    fn transfer(&self, row: usize, column: usize, rows: usize, columns: usize, tile: &mut [f32], load: bool) {
+        assert!(!load, "what was taken does not come back");
+        let (start, stride, width) = (row * self.stride + column, self.stride, tile_shape().columns);
+        self.taker.take(Tile { start, stride, rows, columns, data: tile, width });
+    }
+    fn beside(&self, (row, column): (usize, usize), _: (usize, usize)) -> ([*const f32; BESIDE_MAX], usize) {
+        let at = |base: *const f32| base.wrapping_add(row * self.stride + column);
+        (self.taker.beside().map(|base| if base.is_null() { base } else { at(base) }), self.stride)
+    }
+}
+
 /// What a tile starts from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Start<'a> {
@@ -243,7 +272,9 @@ pub fn block<A: Operand, B: Operand, C: Sink>(
         Right::Fresh(b) => b,
     };
     match (b.strided(), along, c.rows()) {
-        (Some(b), Some(a), Some(c)) if b.k_stride == 1 && product.is_flat() => product.turned(a, b, c, packed_b, spill),
+        (Some(b), Some(a), Some(c)) if b.k_stride == 1 && product.is_better_turned() => {
+            product.turned(a, b, c, packed_b, spill)
+        }
         (Some(b), ..) => product.slivers(a, Slivers::Strided(b), packed_a, packed_b, spill),
         _ => product.packing(a, b, packed_a, packed_b, spill),
     }
@@ -274,7 +305,8 @@ pub fn multiply<A: Operand, B: Operand, C: Sink>(
     // Cut the longer side, on tile borders: the bits are the same, but a whole tile is faster.
     let tile = tile_shape();
     let by_rows = rows * tile.columns >= columns * tile.rows;
-    let (total, unit) = if by_rows { (rows, tile.rows) } else { (columns, tile.columns) };
+    let row_unit = if product::is_narrow(columns) { tile.columns } else { tile.rows };
+    let (total, unit) = if by_rows { (rows, row_unit) } else { (columns, tile.columns) };
     let size = total.div_ceil(wanted).next_multiple_of(unit);
     team.run(total.div_ceil(size), |at, thread| {
         let cut = at * size..((at + 1) * size).min(total);

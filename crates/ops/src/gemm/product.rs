@@ -1,6 +1,6 @@
 //! The ways in which a product is computed, by how its operands lie in memory.
 
-use super::kernel::{Ahead, Begin, LINE, Left, Sliver, Target, kernel};
+use super::kernel::{Ahead, Begin, LINE, Left, Next, Sliver, Target, kernel};
 use super::pack::transpose;
 use super::{K_BLOCK, M_BLOCK, N_BLOCK, Operand, Packed, Rows, Sink, Start, Strided, TILE_COLUMNS_MAX, tile_shape};
 use std::ops::Range;
@@ -148,11 +148,13 @@ impl<C: Sink> Product<'_, C> {
         }
     }
 
-    /// Few rows and many columns, in whole slivers or nearly.
-    pub fn is_flat(&self) -> bool {
+    /// Whether `cᵀ` is computed if both operands lie along `k`: there are few rows and many columns, or so few columns that
+    /// a sliver of them would be half empty; and the rows are whole slivers or nearly.
+    pub fn is_better_turned(&self) -> bool {
         let (rows, width) = (self.rows.len(), tile_shape().columns);
         let used = rows as f64 / rows.next_multiple_of(width) as f64;
-        rows <= TURNED_ROWS_MAX && used > 0.8 && self.columns.len() >= 2 * rows
+        let flat = rows <= TURNED_ROWS_MAX && self.columns.len() >= 2 * rows;
+        used > 0.8 && (flat || is_narrow(self.columns.len()))
     }
 
     /// Both operands lie along `k`: `cᵀ` is computed, with `b`'s lines as rows, read where they are, once.
@@ -162,8 +164,23 @@ impl<C: Sink> Product<'_, C> {
             Start::RowBias(bias) => Start::Bias(bias),
             same => same,
         };
-        let (rows, columns) = (self.columns.clone(), self.rows.clone());
-        let turned = Product { rows, columns, ks: self.ks, c: &Turned(c), start };
+        for top in self.rows.clone().step_by(TURNED_ROWS_MAX) {
+            let (rows, columns) = (self.columns.clone(), top..(top + TURNED_ROWS_MAX).min(self.rows.end));
+            let turned = Product { rows, columns, ks: self.ks, c: &Turned(c), start };
+            turned.as_turned(a, b, packed, spill);
+        }
+    }
+}
+
+/// So few columns that most of a sliver would be empty.
+pub(super) fn is_narrow(columns: usize) -> bool {
+    2 * columns <= tile_shape().columns
+}
+
+impl Product<'_, Turned> {
+    /// The product of the turned operands: `a`'s lines are columns now, and packed.
+    fn as_turned(&self, a: Strided<'_>, b: Strided<'_>, packed: &mut [f32], spill: &mut [f32]) {
+        let turned = self;
         let (tile, height) = (tile_shape(), turned.height());
         for range in blocks(self.ks, TURNED_K_BLOCK) {
             let depth = range.len();
@@ -185,7 +202,9 @@ impl<C: Sink> Product<'_, C> {
             }
         }
     }
+}
 
+impl<C: Sink> Product<'_, C> {
     /// No terms: every element is what it starts from.
     pub fn without_terms(&self, spill: &mut [f32]) {
         let tile = tile_shape();
@@ -207,6 +226,7 @@ impl<C: Sink> Product<'_, C> {
     unsafe fn tile(&self, at: Area, depth: usize, left: Left, right: Sliver, start: Start<'_>, spill: &mut [f32]) {
         let Area { row, column, rows, columns, next } = at;
         let (c, width) = (self.c, tile_shape().columns);
+        let next = Next::of(c.beside((row, column), next));
         if columns == width
             && let Some((data, stride)) = c.place(row, column, rows, columns)
             && let Some(begin) = match start {
@@ -216,7 +236,6 @@ impl<C: Sink> Product<'_, C> {
                 Start::Add => Some(Begin::Add),
             }
         {
-            let next = c.place(next.0, next.1, 1, 1).map_or(data, |(next, _)| next);
             // SAFETY: the sink vouches for the tile, the caller for the operands.
             return unsafe { kernel(rows, depth, left, right, Target { data, stride, begin, next }) };
         }
@@ -239,7 +258,7 @@ impl<C: Sink> Product<'_, C> {
         };
         let data = spill.as_mut_ptr();
         // SAFETY: the spill holds the whole tile; the caller vouches for the operands.
-        unsafe { kernel(rows, depth, left, right, Target { data, stride: width, begin, next: data }) };
+        unsafe { kernel(rows, depth, left, right, Target { data, stride: width, begin, next }) };
         move_tile(row, column, rows, columns, c, spill, width, false);
     }
 }

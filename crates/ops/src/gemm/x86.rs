@@ -247,7 +247,8 @@ macro_rules! tiles {
                         }
                     };
                 }
-                let (mut ahead_b, mut ahead_c) = (right.ahead, next);
+                let mut ahead_b = right.ahead;
+                let mut ahead_c = next.at;
                 for pass in 0..depth / PASS {
                     _mm_prefetch::<_MM_HINT_T1>(ahead_b.cast());
                     _mm_prefetch::<_MM_HINT_T1>(ahead_b.wrapping_add(right.ahead_stride).cast());
@@ -261,9 +262,11 @@ macro_rules! tiles {
                         }
                     }
                     if pass < ROWS {
-                        _mm_prefetch::<_MM_HINT_ET0>(ahead_c.cast());
-                        _mm_prefetch::<_MM_HINT_ET0>(ahead_c.wrapping_add($lanes).cast());
-                        ahead_c = ahead_c.wrapping_add(c_stride);
+                        for at in &mut ahead_c[..next.count] {
+                            _mm_prefetch::<_MM_HINT_ET0>(at.cast());
+                            _mm_prefetch::<_MM_HINT_ET0>(at.wrapping_add($lanes).cast());
+                            *at = at.wrapping_add(next.stride);
+                        }
                     }
                     terms!(4, [0 1 2 3]);
                 }

@@ -7,7 +7,8 @@
 use crate::real::Real;
 use crate::simd;
 use crate::tiles::{Address, add_as_tree};
-use kolo_graph::{Arg, Case, CpuCx, Dense, Domain, Op, Type};
+use kolo_graph::op::BESIDE_MAX;
+use kolo_graph::{Arg, Case, CpuCx, Dense, Domain, Op, Taker, Tile, Type};
 use std::array::from_fn;
 
 /// Elements of one task.
@@ -68,6 +69,35 @@ macro_rules! update {
                 $crate::optim::rule::run(cx, self.takes_terms(), Self::OUTPUTS, |rows, count| {
                     block(rows, count, numbers)
                 });
+            }
+            fn cpu_taking(&self, cx: &mut kolo_graph::CpuCx<'_>, make: &mut dyn FnMut(&dyn kolo_graph::Taker)) {
+                use $crate::tiles::Address;
+                type Numbers = <$op as Update<$t, $s, $o>>::Numbers;
+                use $crate::optim::rule::{PIECE, take, update_tile};
+                $crate::vectorized! {
+                    fn pieces(rows: [Address; $t], tile: kolo_graph::Tile<'_>, numbers: Numbers) {
+                        // SAFETY: `take` gives whole tensors, and the tile belongs to this thread.
+                        unsafe { update_tile::<$op, PIECE, $t, $s, $o>(rows, tile, 0, &numbers) };
+                    }
+                }
+                $crate::vectorized! {
+                    fn rest(rows: [Address; $t], tile: kolo_graph::Tile<'_>, numbers: Numbers) {
+                        let start = tile.columns - tile.columns % PIECE;
+                        // SAFETY: as above.
+                        unsafe { update_tile::<$op, 1, $t, $s, $o>(rows, tile, start, &numbers) };
+                    }
+                }
+                let numbers = self.numbers($crate::optim::rule::scalars::<$t, $s>(cx));
+                let grad = self.takes_tiles().expect("an update that takes tiles");
+                take(cx, grad, Self::OUTPUTS, make, |rows, tile| {
+                    pieces(rows, tile, numbers);
+                    if tile.columns % PIECE > 0 {
+                        rest(rows, tile, numbers);
+                    }
+                });
+            }
+            fn takes_tiles(&self) -> Option<usize> {
+                self.takes_terms()
             }
             fn takes_terms(&self) -> Option<usize> {
                 // If its place is not that of an output.
@@ -149,6 +179,105 @@ pub fn run<const T: usize, const O: usize>(
             update(rows, count);
         }
     });
+}
+
+/// Runs an update whose row `grad` is made by `make`, a tile at a time.
+pub fn take<const T: usize, const O: usize>(
+    cx: &CpuCx<'_>,
+    grad: usize,
+    outputs: [usize; O],
+    make: &mut dyn FnMut(&dyn Taker),
+    update: impl Fn([Address; T], Tile<'_>) + Sync,
+) {
+    let mut rows: [Address; T] = from_fn(|at| Address(cx.inputs[at].data.cast()));
+    for (to, row) in cx.outputs.iter().zip(outputs) {
+        let from = std::mem::replace(&mut rows[row], Address(to.data.cast()));
+        if from.get() != rows[row].get() {
+            // SAFETY: two buffers of their own, of one type.
+            unsafe { std::ptr::copy_nonoverlapping(from.get(), rows[row].get(), to.ty.elements()) };
+        }
+    }
+    let mut beside = (0..T).filter(|row| *row != grad).map(|row| rows[row].get().cast_const());
+    let beside = from_fn(|_| beside.next().unwrap_or(std::ptr::null()));
+    make(&Takes { rows, beside: beside.map(|row| Address(row.cast_mut())), update });
+}
+
+/// An update that takes its gradient tile by tile.
+struct Takes<const T: usize, F> {
+    rows: [Address; T],
+    beside: [Address; BESIDE_MAX],
+    update: F,
+}
+
+impl<const T: usize, F> std::fmt::Debug for Takes<T, F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Takes {{ rows: {:?} }}", self.rows)
+    }
+}
+
+impl<const T: usize, F: Fn([Address; T], Tile<'_>) + Sync> Taker for Takes<T, F> {
+    fn take(&self, tile: Tile<'_>) {
+        (self.update)(self.rows, tile);
+    }
+    fn beside(&self) -> [*const f32; BESIDE_MAX] {
+        self.beside.map(|row| row.get().cast_const())
+    }
+}
+
+/// Where a name stands; past the end if it does not.
+const fn place_of(name: &str, names: &[&str]) -> usize {
+    let mut at = 0;
+    while at < names.len() && !same(names[at].as_bytes(), name.as_bytes()) {
+        at += 1;
+    }
+    at
+}
+
+const fn same(a: &[u8], b: &[u8]) -> bool {
+    let mut at = 0;
+    while at < a.len() && at < b.len() && a[at] == b[at] {
+        at += 1;
+    }
+    at == a.len() && at == b.len()
+}
+
+/// Elements of a row that are updated together: whole vectors on every machine.
+pub const PIECE: usize = 16;
+
+/// Updates where a tile of the gradient lies, `N` columns at a time; columns from `start` on, as far as they make whole
+/// pieces.
+///
+/// # Safety
+/// Every row but that of the gradient is a tensor of its size, of which nobody else uses the tile's part.
+#[inline(always)]
+pub unsafe fn update_tile<U, const N: usize, const T: usize, const S: usize, const O: usize>(
+    rows: [Address; T],
+    tile: Tile<'_>,
+    start: usize,
+    numbers: &U::Numbers,
+) where
+    U: Update<T, S, O>,
+{
+    let grad = const { place_of("grad", &U::TENSORS) };
+    for line in 0..tile.rows {
+        let given = tile.data[line * tile.width..][..tile.columns].as_ptr().cast_mut();
+        // SAFETY: by the caller's contract.
+        let row = |row: usize| unsafe { rows[row].get().add(tile.start + line * tile.stride) };
+        let lines: [*mut f32; T] = from_fn(|at| if at == grad { given } else { row(at) });
+        for piece in 0..(tile.columns - start) / N {
+            // SAFETY: a piece is inside the tile, whose part of every row is this call's.
+            unsafe {
+                let address = |row: usize| lines[row].add(start + piece * N).cast::<[f32; N]>();
+                let values: [[f32; N]; T] = from_fn(|row| *address(row));
+                let mut updated = [[0.0; N]; O];
+                for at in 0..N {
+                    let element = U::element(from_fn(|row| values[row][at]), numbers);
+                    (0..O).for_each(|output| updated[output][at] = element[output]);
+                }
+                (0..O).for_each(|output| *address(U::OUTPUTS[output]) = updated[output]);
+            }
+        }
+    }
 }
 
 /// The gradient as a rule sees it: scaled, and with the weight decay of the L2 penalty. Without decay the parameter is
