@@ -48,19 +48,13 @@ pub(super) struct Target {
     pub next: Next,
 }
 
-/// What is read or written when the tile after this one is done: rows of a tile's columns, some floats apart, of one or
-/// several matrices. They are asked for; they may be anywhere.
+/// What is asked for while a tile is computed: rows of a tile's columns, `stride` floats apart. They may be anywhere.
 #[derive(Clone, Copy)]
-pub(super) struct Next {
-    pub at: [*const f32; BESIDE_MAX],
-    pub count: usize,
-    pub stride: usize,
-}
-
-impl Next {
-    pub fn of((at, stride): ([*const f32; BESIDE_MAX], usize)) -> Self {
-        Self { at, count: at.iter().take_while(|at| !at.is_null()).count(), stride }
-    }
+pub(super) enum Next {
+    /// The tile after this one, whose rows are as far apart as this one's.
+    Tile(*const f32),
+    /// What is read and written when this one is done.
+    Beside([*const f32; BESIDE_MAX], usize),
 }
 
 /// Floats of a cache line.
@@ -84,16 +78,19 @@ impl Ahead {
 /// `left` holds `rows` rows and `right` the level's tile columns of `depth` terms; `copy`, if there is one, has room for
 /// them; `target` has `rows` rows of tile columns.
 pub(super) unsafe fn kernel(rows: usize, depth: usize, left: Left, right: Sliver, target: Target) {
+    let beside = matches!(target.next, Next::Beside(..));
     macro_rules! by_rows {
         ($kernel:path: $($n:literal)+) => {{
             use $kernel as tile;
             // SAFETY: by the caller's contract and the detected level.
             unsafe {
                 match (rows, left.stride > 0, !right.copy.is_null()) {
-                    $(($n, false, false) => tile::<$n, false, false>(depth, left, right, target),
-                    ($n, false, true) => tile::<$n, false, true>(depth, left, right, target),
-                    ($n, true, false) => tile::<$n, true, false>(depth, left, right, target),
-                    ($n, true, true) => tile::<$n, true, true>(depth, left, right, target),)+
+                    $(($n, false, false) if beside => tile::<$n, false, false, true>(depth, left, right, target),
+                    ($n, false, true) if beside => tile::<$n, false, true, true>(depth, left, right, target),
+                    ($n, false, false) => tile::<$n, false, false, false>(depth, left, right, target),
+                    ($n, false, true) => tile::<$n, false, true, false>(depth, left, right, target),
+                    ($n, true, false) => tile::<$n, true, false, false>(depth, left, right, target),
+                    ($n, true, true) => tile::<$n, true, true, false>(depth, left, right, target),)+
                     _ => unreachable!("a panel has at most {TILE_ROWS_MAX} rows"),
                 }
             }
@@ -113,7 +110,7 @@ pub(super) unsafe fn kernel(rows: usize, depth: usize, left: Left, right: Sliver
 /// # Safety
 /// As for `kernel`.
 #[allow(clippy::needless_range_loop, reason = "rows and columns of several arrays")]
-unsafe fn tile_portable<const ROWS: usize, const STRAIGHT: bool, const PACK: bool>(
+unsafe fn tile_portable<const ROWS: usize, const STRAIGHT: bool, const PACK: bool, const BESIDE: bool>(
     depth: usize,
     left: Left,
     right: Sliver,

@@ -83,11 +83,9 @@ pub trait Sink: Sync {
     fn rows(&self) -> Option<Rows> {
         None
     }
-    /// What to bring near while the tile `at` is computed, and the floats from row to row there; null where there is nothing.
-    /// By default that is the `next` tile of the result.
-    fn beside(&self, _at: (usize, usize), next: (usize, usize)) -> ([*const f32; BESIDE_MAX], usize) {
-        let (data, stride) = self.place(next.0, next.1, 1, 1).unwrap_or((std::ptr::null_mut(), 0));
-        ([data.cast_const(), std::ptr::null(), std::ptr::null()], stride)
+    /// What is read and written when a tile that does not lie straight is done, and the floats from row to row there.
+    fn beside(&self, _row: usize, _column: usize) -> Option<([*const f32; BESIDE_MAX], usize)> {
+        None
     }
 }
 
@@ -213,9 +211,9 @@ impl Sink for Taken<'_> {
         let (start, stride, width) = (row * self.stride + column, self.stride, tile_shape().columns);
         self.taker.take(Tile { start, stride, rows, columns, data: tile, width });
     }
-    fn beside(&self, (row, column): (usize, usize), _: (usize, usize)) -> ([*const f32; BESIDE_MAX], usize) {
+    fn beside(&self, row: usize, column: usize) -> Option<([*const f32; BESIDE_MAX], usize)> {
         let at = |base: *const f32| base.wrapping_add(row * self.stride + column);
-        (self.taker.beside().map(|base| if base.is_null() { base } else { at(base) }), self.stride)
+        Some((self.taker.beside().map(at), self.stride))
     }
 }
 

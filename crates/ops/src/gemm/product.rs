@@ -226,7 +226,6 @@ impl<C: Sink> Product<'_, C> {
     unsafe fn tile(&self, at: Area, depth: usize, left: Left, right: Sliver, start: Start<'_>, spill: &mut [f32]) {
         let Area { row, column, rows, columns, next } = at;
         let (c, width) = (self.c, tile_shape().columns);
-        let next = Next::of(c.beside((row, column), next));
         if columns == width
             && let Some((data, stride)) = c.place(row, column, rows, columns)
             && let Some(begin) = match start {
@@ -236,6 +235,7 @@ impl<C: Sink> Product<'_, C> {
                 Start::Add => Some(Begin::Add),
             }
         {
+            let next = Next::Tile(c.place(next.0, next.1, 1, 1).map_or(data, |(next, _)| next));
             // SAFETY: the sink vouches for the tile, the caller for the operands.
             return unsafe { kernel(rows, depth, left, right, Target { data, stride, begin, next }) };
         }
@@ -257,6 +257,7 @@ impl<C: Sink> Product<'_, C> {
             }
         };
         let data = spill.as_mut_ptr();
+        let next = c.beside(row, column).map_or(Next::Tile(data), |(beside, stride)| Next::Beside(beside, stride));
         // SAFETY: the spill holds the whole tile; the caller vouches for the operands.
         unsafe { kernel(rows, depth, left, right, Target { data, stride: width, begin, next }) };
         move_tile(row, column, rows, columns, c, spill, width, false);

@@ -4,7 +4,8 @@
 //! moves loads or puts an address aside in memory makes it half as fast.
 
 use super::TILE_ROWS_MAX;
-use super::kernel::{Ahead, Begin, LINE, Left, Sliver, Target};
+use super::kernel::{Ahead, Begin, LINE, Left, Next, Sliver, Target};
+use kolo_graph::op::BESIDE_MAX;
 use std::arch::asm;
 use std::arch::x86_64::*;
 
@@ -201,7 +202,7 @@ macro_rules! tiles {
         /// As for `kernel`, on a machine with the instructions.
         #[target_feature(enable = $features)]
         #[allow(clippy::needless_range_loop, reason = "rows of several arrays")]
-        pub(super) unsafe fn $name<const ROWS: usize, const STRAIGHT: bool, const PACK: bool>(
+        pub(super) unsafe fn $name<const ROWS: usize, const STRAIGHT: bool, const PACK: bool, const BESIDE: bool>(
             depth: usize,
             left: Left,
             right: Sliver,
@@ -248,7 +249,11 @@ macro_rules! tiles {
                     };
                 }
                 let mut ahead_b = right.ahead;
-                let mut ahead_c = next.at;
+                // Beside a tile lie rows of several matrices, next is one.
+                let (mut ahead_c, mut beside, ahead_stride) = match next {
+                    Next::Tile(next) => (next, [std::ptr::null(); BESIDE_MAX], c_stride),
+                    Next::Beside(beside, stride) => (std::ptr::null(), beside, stride),
+                };
                 for pass in 0..depth / PASS {
                     _mm_prefetch::<_MM_HINT_T1>(ahead_b.cast());
                     _mm_prefetch::<_MM_HINT_T1>(ahead_b.wrapping_add(right.ahead_stride).cast());
@@ -261,12 +266,17 @@ macro_rules! tiles {
                             _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(row * stride).cast());
                         }
                     }
-                    if pass < ROWS {
-                        for at in &mut ahead_c[..next.count] {
+                    if BESIDE && pass < ROWS {
+                        for at in &mut beside {
                             _mm_prefetch::<_MM_HINT_ET0>(at.cast());
                             _mm_prefetch::<_MM_HINT_ET0>(at.wrapping_add($lanes).cast());
-                            *at = at.wrapping_add(next.stride);
+                            *at = at.wrapping_add(ahead_stride);
                         }
+                    }
+                    if !BESIDE && pass < ROWS {
+                        _mm_prefetch::<_MM_HINT_ET0>(ahead_c.cast());
+                        _mm_prefetch::<_MM_HINT_ET0>(ahead_c.wrapping_add($lanes).cast());
+                        ahead_c = ahead_c.wrapping_add(ahead_stride);
                     }
                     terms!(4, [0 1 2 3]);
                 }
