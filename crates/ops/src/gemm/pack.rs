@@ -81,14 +81,8 @@ pub(super) fn pack_transposed(source: &[f32], stride: usize, count: usize, ks: u
 pub(super) fn transpose(source: &[f32], stride: usize, count: usize, ks: usize, width: usize, out: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     if level() != Level::Portable && count >= 8 && ks >= 8 {
-        // The last block of a side overlaps the one before, which writes some numbers twice and needs no remainder.
-        for line in (0..count).step_by(8).map(|line| line.min(count - 8)) {
-            for k in (0..ks).step_by(8).map(|k| k.min(ks - 8)) {
-                // SAFETY: the level has AVX2; eight lines of eight numbers are inside both slices.
-                unsafe { transpose_8x8(&source[line * stride + k..], stride, &mut out[k * width + line..], width) };
-            }
-        }
-        return;
+        // SAFETY: the level has AVX2.
+        return unsafe { transpose_blocks(source, stride, count, ks, width, out) };
     }
     for line in 0..count {
         for k in 0..ks {
@@ -97,19 +91,39 @@ pub(super) fn transpose(source: &[f32], stride: usize, count: usize, ks: usize, 
     }
 }
 
+/// In blocks of eight by eight. The last block of a side overlaps the one before, which writes some numbers twice and needs no
+/// remainder.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-unsafe fn transpose_8x8(source: &[f32], stride: usize, out: &mut [f32], width: usize) {
+unsafe fn transpose_blocks(source: &[f32], stride: usize, count: usize, ks: usize, width: usize, out: &mut [f32]) {
+    assert!(source.len() >= (count - 1) * stride + ks && out.len() >= (ks - 1) * width + count, "lines of numbers");
+    // Two blocks along `k`, which are a cache line of every source row, for all lines: then what is written is whole.
+    for pair in (0..ks).step_by(16) {
+        for line in (0..count).step_by(8).map(|line| line.min(count - 8)) {
+            for row in line..line + 8 {
+                hint(&source[row * stride + pair..], 16);
+            }
+            for k in (pair..ks.min(pair + 16)).step_by(8).map(|k| k.min(ks - 8)) {
+                // SAFETY: checked above.
+                unsafe {
+                    let (from, to) = (source.as_ptr().add(line * stride + k), out.as_mut_ptr().add(k * width + line));
+                    transpose_8x8(from, stride, to, width);
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// Eight lines of eight numbers are at both places.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+#[inline]
+unsafe fn transpose_8x8(source: *const f32, stride: usize, out: *mut f32, width: usize) {
     use std::arch::x86_64::*;
-    assert!(source.len() >= 7 * stride + 8 && out.len() >= 7 * width + 8, "eight lines of eight");
-    // SAFETY: checked above.
+    // SAFETY: by the contract above.
     unsafe {
-        let row = |at: usize| {
-            let line = source.as_ptr().add(at * stride);
-            // The same place of the next eight lines: they are next.
-            _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(8 * stride).cast());
-            _mm256_loadu_ps(line)
-        };
+        let row = |at: usize| _mm256_loadu_ps(source.add(at * stride));
         let pair = |a: usize, b: usize| {
             let (x, y) = (row(a), row(b));
             (_mm256_unpacklo_ps(x, y), _mm256_unpackhi_ps(x, y))
@@ -128,8 +142,8 @@ unsafe fn transpose_8x8(source: &[f32], stride: usize, out: &mut [f32], width: u
         for at in 0..4 {
             let low = _mm256_permute2f128_ps::<0x20>(quads[at], quads[at + 4]);
             let high = _mm256_permute2f128_ps::<0x31>(quads[at], quads[at + 4]);
-            _mm256_storeu_ps(out.as_mut_ptr().add(at * width), low);
-            _mm256_storeu_ps(out.as_mut_ptr().add((at + 4) * width), high);
+            _mm256_storeu_ps(out.add(at * width), low);
+            _mm256_storeu_ps(out.add((at + 4) * width), high);
         }
     }
 }
