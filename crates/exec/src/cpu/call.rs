@@ -1,0 +1,202 @@
+//! Kernel calls with their operands resolved.
+
+use super::bases::Bases;
+use super::probe::Probe;
+use crate::memory::Memory;
+use kolo_graph::layout::{Layout, align};
+use kolo_graph::op::{Buffer, CpuCx};
+use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
+use kolo_graph::{DType, Graph, NodeId, Op, Taker, Team, Tile, Type, ValueId};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// One kernel call with its operands resolved.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub node: NodeId,
+    pub op: Arc<dyn Op>,
+    pub inputs: Vec<Buffer>,
+    pub outputs: Vec<Buffer>,
+    /// An input that the kernel adds up itself, from each lane's sum over grains.
+    pub terms: Vec<Buffer>,
+    /// The call that makes an input, which this one takes as it is made.
+    pub maker: Option<Box<Call>>,
+    pub kind: CallKind,
+    /// Exchanges that must be done before.
+    pub needs: Vec<usize>,
+    pub nanoseconds: u64,
+}
+
+#[derive(Debug)]
+pub(super) enum CallKind {
+    Kernel,
+    /// Operands in half precision pass through f32 copies.
+    Converted {
+        inputs: Vec<Buffer>,
+        outputs: Vec<Buffer>,
+    },
+    /// Add to the sum over grains at this element offset.
+    Accumulate {
+        offset: usize,
+        elements: usize,
+    },
+    /// Start this exchange.
+    Exchange(usize),
+}
+
+/// Half-precision operands that the op does not handle itself.
+pub(super) fn needs_conversion(op: &dyn Op, types: &[Type]) -> bool {
+    !op.is::<Full>() && op.name() != "cast" && types.iter().any(|ty| matches!(ty.dtype, DType::BF16 | DType::F16))
+}
+
+/// Bytes of f32 copies a converted call needs.
+pub(super) fn conversion_bytes(op: &dyn Op, types: &[Type]) -> usize {
+    if !needs_conversion(op, types) {
+        return 0;
+    }
+    types.iter().filter(|ty| ty.dtype.is_float()).map(|ty| align(ty.elements() * 4)).sum()
+}
+
+/// Scratch that any of these nodes wants, with its conversions.
+pub(super) fn scratch_bytes(graph: &Graph, nodes: &[NodeId], threads: usize) -> usize {
+    let need = |id: &NodeId| {
+        let node = graph.node(*id);
+        let (inputs, outputs) = (graph.types(&node.inputs), graph.types(&node.outputs));
+        let all: Vec<Type> = inputs.iter().chain(&outputs).cloned().collect();
+        align(node.op.scratch_bytes(&inputs, &outputs, threads)) + conversion_bytes(&*node.op, &all)
+    };
+    nodes.iter().map(need).max().unwrap_or(0)
+}
+
+pub(super) fn compile(
+    graph: &Graph,
+    layout: &Layout,
+    nodes: &[NodeId],
+    bases: &Bases<'_>,
+    scratch: &Memory,
+    threads: usize,
+) -> Vec<Call> {
+    let runs = |id: &&NodeId| {
+        let node = graph.node(**id);
+        let op = &node.op;
+        // A sum of one term was made in its place.
+        let made = op.is::<GrainSum>()
+            && layout.places[node.inputs[0].0 as usize] == layout.places[node.outputs[0].0 as usize];
+        !(made || op.view() || op.is::<Input>() || op.is::<Param>() || op.is::<State>())
+    };
+    let call = |id: &NodeId| {
+        let node = graph.node(*id);
+        let buffers = |ids: &[ValueId]| ids.iter().map(|id| bases.buffer(graph, layout, *id)).collect::<Vec<_>>();
+        let (inputs, outputs) = (buffers(&node.inputs), buffers(&node.outputs));
+        let kind = if node.op.is::<GrainSum>() {
+            let place = layout.places[node.outputs[0].0 as usize].expect("a sum has a place");
+            CallKind::Accumulate { offset: place.offset / 4, elements: outputs[0].ty.elements() }
+        } else {
+            conversion(&*node.op, &inputs, &outputs, scratch, threads)
+        };
+        let (op, terms, needs) = (Arc::clone(&node.op), Vec::new(), Vec::new());
+        Call { node: *id, op, inputs, outputs, terms, maker: None, kind, needs, nanoseconds: 0 }
+    };
+    let mut calls: Vec<Call> = Vec::new();
+    for mut next in nodes.iter().filter(runs).map(call) {
+        // A product that is taken stands right before its taker.
+        if layout.unstored.iter().any(|taken| taken.update == next.node) {
+            next.maker = calls.pop().map(Box::new);
+        }
+        calls.push(next);
+    }
+    calls
+}
+
+/// Lays f32 copies of half-precision operands behind the op's own scratch.
+pub(super) fn conversion(
+    op: &dyn Op,
+    inputs: &[Buffer],
+    outputs: &[Buffer],
+    scratch: &Memory,
+    threads: usize,
+) -> CallKind {
+    let types = |buffers: &[Buffer]| buffers.iter().map(|buffer| buffer.ty.clone()).collect::<Vec<_>>();
+    let all = [types(inputs), types(outputs)].concat();
+    if !needs_conversion(op, &all) {
+        return CallKind::Kernel;
+    }
+    let mut offset = align(op.scratch_bytes(&types(inputs), &types(outputs), threads));
+    let mut copy = |buffer: &Buffer| {
+        if !matches!(buffer.ty.dtype, DType::BF16 | DType::F16) {
+            return buffer.clone();
+        }
+        let copy = Buffer { data: scratch.at(offset), ty: Type::f32(buffer.ty.shape.clone()) };
+        offset += align(copy.ty.bytes());
+        copy
+    };
+    CallKind::Converted {
+        inputs: inputs.iter().map(&mut copy).collect(),
+        outputs: outputs.iter().map(&mut copy).collect(),
+    }
+}
+
+pub(super) fn run_calls(calls: &mut [Call], lane: usize, team: &Team, scratch: &Memory, probe: &Probe) {
+    for call in calls {
+        let start = probe.start();
+        run_call(call, team, scratch);
+        probe.end(lane, call, start);
+    }
+}
+
+pub(super) fn run_call(call: &Call, team: &Team, scratch: &Memory) {
+    let kernel = |inputs: &[Buffer], outputs: &[Buffer]| {
+        // SAFETY: buffers were resolved by the layout; the scratch belongs to this lane or to the step.
+        let mut cx = unsafe { CpuCx::new(inputs, outputs, team, (scratch.at(0), scratch.bytes())) };
+        cx.terms = &call.terms;
+        let Some(maker) = &call.maker else { return call.op.cpu(&mut cx) };
+        call.op.cpu_taking(&mut cx, &mut |taker| run_maker(maker, team, scratch, taker));
+    };
+    match &call.kind {
+        CallKind::Kernel => kernel(&call.inputs, &call.outputs),
+        CallKind::Converted { inputs, outputs } => {
+            call.inputs.iter().zip(inputs).for_each(|(from, to)| convert(from, to));
+            kernel(inputs, outputs);
+            outputs.iter().zip(&call.outputs).for_each(|(from, to)| convert(from, to));
+        }
+        CallKind::Accumulate { .. } | CallKind::Exchange(_) => unreachable!("lanes add sums, exchanges are started"),
+    }
+}
+
+/// Runs a call whose output goes to `taker` and nowhere else.
+pub(super) fn run_maker(call: &Call, team: &Team, scratch: &Memory, taker: &dyn Taker) {
+    // SAFETY: as in `run_call`; the output has no place and is not written.
+    let mut cx = unsafe { CpuCx::new(&call.inputs, &call.outputs, team, (scratch.at(0), scratch.bytes())) };
+    cx.taker = Some(taker);
+    call.op.cpu(&mut cx);
+}
+
+/// Copies between half precision and f32; same type means same buffer.
+pub(super) fn convert(from: &Buffer, to: &Buffer) {
+    if from.data == to.data {
+        return;
+    }
+    kolo_ops::cast::convert(from, to);
+}
+
+/// Takes a result to see whether it is finite.
+#[derive(Debug)]
+pub(super) struct Finite(pub AtomicBool);
+
+impl Taker for Finite {
+    fn take(&self, tile: Tile<'_>) {
+        let row = |at: usize| &tile.data[at * tile.width..at * tile.width + tile.columns];
+        if !(0..tile.rows).all(|at| row(at).iter().all(|value| value.is_finite())) {
+            self.0.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+pub(super) fn is_finite(buffer: &Buffer) -> bool {
+    if buffer.ty.dtype != DType::F32 {
+        return true;
+    }
+    // SAFETY: the buffer holds that many values.
+    let values: &[f32] = unsafe { std::slice::from_raw_parts(buffer.data.cast(), buffer.ty.elements()) };
+    values.iter().all(|value| value.is_finite())
+}

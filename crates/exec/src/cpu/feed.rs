@@ -1,0 +1,40 @@
+//! Where a step's inputs are written.
+
+use kolo_graph::op::Buffer;
+use kolo_graph::{DType, Type};
+
+/// Where a step's inputs are written.
+#[derive(Debug)]
+pub struct Feed<'a> {
+    pub(super) inputs: &'a [(String, Buffer)],
+}
+
+impl Feed<'_> {
+    pub fn names(&self) -> impl Iterator<Item = (&str, &Type)> {
+        self.inputs.iter().map(|(name, buffer)| (name.as_str(), &buffer.ty))
+    }
+
+    fn buffer(&self, name: &str, dtype: DType) -> Option<&Buffer> {
+        let (_, buffer) = self.inputs.iter().find(|(key, _)| key == name)?;
+        assert_eq!(buffer.ty.dtype, dtype, "input `{name}` is {}", buffer.ty);
+        Some(buffer)
+    }
+
+    pub fn f32(&mut self, name: &str) -> Option<&mut [f32]> {
+        let buffer = self.buffer(name, DType::F32)?;
+        // SAFETY: the buffer is the input's own place, borrowed with `self`.
+        Some(unsafe { std::slice::from_raw_parts_mut(buffer.data.cast(), buffer.ty.elements()) })
+    }
+
+    pub fn i32(&mut self, name: &str) -> Option<&mut [i32]> {
+        let buffer = self.buffer(name, DType::I32)?;
+        // SAFETY: as above.
+        Some(unsafe { std::slice::from_raw_parts_mut(buffer.data.cast(), buffer.ty.elements()) })
+    }
+
+    pub fn bytes(&mut self, name: &str) -> Option<&mut [u8]> {
+        let (_, buffer) = self.inputs.iter().find(|(key, _)| key == name)?;
+        // SAFETY: as above.
+        Some(unsafe { std::slice::from_raw_parts_mut(buffer.data, buffer.ty.bytes()) })
+    }
+}

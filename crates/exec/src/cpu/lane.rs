@@ -1,0 +1,148 @@
+//! A lane: its memory, its calls, and the sums of its grains.
+
+use super::call::{Call, CallKind, run_call};
+use super::probe::Probe;
+use crate::memory::Memory;
+use crate::overlap::Overlap;
+use kolo_graph::layout::{self, Layout, align};
+use kolo_graph::op::Buffer;
+use kolo_graph::{Graph, NodeId, Team};
+use kolo_ops::simd;
+use kolo_ops::tiles::Address;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What one lane owns.
+#[derive(Debug)]
+pub(super) struct Lane {
+    pub calls: Vec<Call>,
+    pub inputs: Vec<(String, Buffer)>,
+    pub team: Arc<Team>,
+    pub scratch: Arc<Memory>,
+    pub _activations: Memory,
+    pub _batch: Memory,
+    /// Partial sums of runs of grains; level 0 holds the longest and, at the end, the whole.
+    pub levels: Vec<Memory>,
+    /// (call, exchange): after this call of the last grain, the lane's part of the exchange's sums is closed.
+    pub closes: Vec<(usize, usize)>,
+}
+
+/// Levels of partial sums that a lane of this many grains needs.
+pub fn sum_levels(grains: usize) -> usize {
+    (grains.max(2)).ilog2() as usize
+}
+
+impl Lane {
+    /// Runs one grain; `number` is the lane's, `local` the grain's within the lane. In the lane's `last` grain its sums are
+    /// closed for `overlap`.
+    pub fn run(&mut self, number: usize, local: usize, probe: &Probe, overlap: Option<&Overlap>, last: bool) {
+        let mut closes = 0;
+        for at in 0..self.calls.len() {
+            let start = probe.start();
+            let call = &self.calls[at];
+            match call.kind {
+                CallKind::Accumulate { offset, elements } => {
+                    self.accumulate(local, Address(call.inputs[0].data.cast()), offset, elements);
+                }
+                _ => run_call(call, &self.team, &self.scratch),
+            }
+            probe.end(number, &mut self.calls[at], start);
+            let Some(overlap) = overlap.filter(|_| last) else { continue };
+            while let Some((_, plan)) = self.closes.get(closes).filter(|(call, _)| *call == at) {
+                overlap.close(*plan, &self.team);
+                closes += 1;
+            }
+        }
+    }
+
+    /// A binary counter of partial sums. Grain `local` closes as many runs as it has trailing one bits; the sum lands in
+    /// the level given by the ones above them, so that runs of equal length are always added left to right.
+    fn accumulate(&self, local: usize, term: Address, offset: usize, elements: usize) {
+        let closes = local.trailing_ones() as usize;
+        let depth = local.count_ones() as usize;
+        let level = |at: usize| Address(self.levels[at].at(offset * 4).cast());
+        kolo_ops::tiles::for_each_task(&self.team, elements, |range, _| {
+            // SAFETY: tasks own disjoint ranges; a term and the levels are distinct memories.
+            unsafe {
+                let term = term.slice(range.start, range.len());
+                if closes == 0 {
+                    level(depth).slice(range.start, range.len()).copy_from_slice(term);
+                    return;
+                }
+                let mut carry: &mut [f32] = term;
+                for close in 0..closes {
+                    let sum = level(depth - 1 - close).slice(range.start, range.len());
+                    simd::add_into(sum, carry);
+                    carry = sum;
+                }
+            }
+        });
+    }
+}
+
+pub(super) fn sum_addresses(lanes: &[Lane]) -> Vec<Address> {
+    lanes.iter().map(|lane| Address(lane.levels[0].at(0).cast())).collect()
+}
+
+/// Tells each lane which of its calls close the sums of an exchange, and each later call which exchanges it needs.
+pub(super) fn place_exchanges(
+    graph: &Graph,
+    layout: &Layout,
+    overlap: &Overlap,
+    lanes: &mut [Lane],
+    after: &mut [Call],
+) {
+    let position = |node: NodeId| layout.grain.iter().position(|id| *id == node);
+    for lane in lanes {
+        let positions: Vec<Option<usize>> = lane.calls.iter().map(|call| position(call.node)).collect();
+        let last_call = |sum: usize| positions.iter().rposition(|at| at.is_some_and(|at| at <= sum));
+        let closes = overlap.last_sums(graph, layout).into_iter();
+        lane.closes = closes.map(|(sum, plan)| (last_call(sum).unwrap_or(0), plan)).collect();
+        lane.closes.sort_unstable();
+    }
+    for call in after {
+        let node = graph.node(call.node);
+        let mut needs: Vec<usize> = node.inputs.iter().filter_map(|id| overlap.makes(graph, *id)).collect();
+        needs.sort_unstable();
+        needs.dedup();
+        call.needs = needs;
+        if let Some(plan) = overlap.at(call.node) {
+            call.kind = CallKind::Exchange(plan);
+        }
+    }
+}
+
+/// Gives each update the lanes' terms of its gradient, if nothing else wants their sum: added up as they are used, they
+/// pass through memory once. Returns the elements of all other sums.
+pub(super) fn leave_terms(graph: &Graph, layout: &Layout, sums: &[Address], after: &mut [Call]) -> Vec<Range<usize>> {
+    let readers = graph.readers();
+    let mut joined: Vec<Range<usize>> = Vec::new();
+    for id in layout::sum_order(graph) {
+        let start = layout.places[id.0 as usize].expect("a sum has a place").offset / 4;
+        let output = graph.outputs.iter().any(|(_, output)| *output == id);
+        let kept = output || graph.updates.iter().any(|(_, value)| *value == id);
+        let reader = match readers[id.0 as usize][..] {
+            [reader] if !kept => after.iter_mut().find(|call| call.node == reader),
+            _ => None,
+        };
+        // As that input and no other.
+        let takes = |call: &&mut Call| {
+            let inputs = graph.node(call.node).inputs.iter().enumerate();
+            let mut places = inputs.filter(|(_, input)| **input == id).map(|(at, _)| at);
+            matches!(call.kind, CallKind::Kernel) && places.next() == call.op.takes_terms() && places.next().is_none()
+        };
+        if let Some(call) = reader.filter(takes) {
+            // SAFETY: every lane's sums have this place.
+            let term = |lane: &Address| unsafe { lane.get().add(start) };
+            let buffer = |lane| Buffer { data: term(lane).cast(), ty: graph.ty(id).clone() };
+            call.terms = sums.iter().map(buffer).collect();
+            continue;
+        }
+        let end = start + align(graph.ty(id).bytes()) / 4;
+        match joined.last_mut() {
+            Some(last) if last.end == start => last.end = end,
+            _ => joined.push(start..end),
+        }
+    }
+    joined
+}
