@@ -185,6 +185,7 @@ fn nan_and_infinity_come_through() {
 /// Of several blocks of queries some keys are left out, but never one that a query sees.
 #[test]
 fn what_a_query_sees_reaches_it() {
+    let _shared = WIDTH.read().unwrap_or_else(PoisonError::into_inner);
     let (time, width, seen) = (100, 16, 50);
     let case = Case::new(
         kolo_ops::attention::Attention { heads: 2, causal: true, packed: true, bias: false },

@@ -351,10 +351,9 @@ pub struct Tile<'a> {
 pub trait Taker: Debug + Sync {
     fn take(&self, tile: Tile<'_>);
 
-    /// What it reads and writes beside the result, element for element; a hint of what to bring nearer before a tile is
-    /// given. Null where there is nothing.
-    fn beside(&self) -> [*const f32; BESIDE_MAX] {
-        [std::ptr::null(); BESIDE_MAX]
+    /// What it reads and writes beside the result, element for element: to be brought nearer before a tile is given.
+    fn beside(&self) -> Option<[*const f32; BESIDE_MAX]> {
+        None
     }
 }
 

@@ -52,19 +52,29 @@ fn a_steady_step_allocates_nothing() {
             "[model]\n{model}\n[data]\nsource = \"{source}\"\nbatch = 8\ngrains = 4\n[train]\nsteps = 8\n\
              optimizer = {{ kind = \"{optimizer}\", lr = 1e-4 }}\nclip = 1.0\n"
         );
-        let root = job_file::parse(&text, "test.toml").unwrap();
         for (threads, lanes) in [(1, 1), (2, 1), (2, 2)] {
-            let job = Arc::new(Job::read(&root, MODELS).unwrap());
-            let mut trainer = Trainer::new(job, Options { threads, lanes, grains: 4 }).unwrap();
-            trainer.step().unwrap();
-            let before = ALLOCATIONS.load(Ordering::Relaxed);
-            for _ in 0..3 {
-                trainer.step().unwrap();
-            }
-            let made = ALLOCATIONS.load(Ordering::Relaxed) - before;
-            assert_eq!(made, 0, "{model}: {made} allocations in three steps on {threads} threads, {lanes} lanes");
+            expect_none(&text, Options { threads, lanes, grains: 4 });
         }
     }
+    // One grain and no clipping: updates take gradients as they are made.
+    let text = "[model]\nkind = \"mlp\"\nhidden = [64, 64]\n[data]\nsource = \"synthetic:features\"\nbatch = 8\ngrains = 1\n\
+        [train]\nsteps = 8\n";
+    expect_none(text, Options::single(1));
+    expect_none(text, Options::single(2));
+}
+
+/// Of memory, in steps of this job after the first.
+fn expect_none(text: &str, options: Options) {
+    let root = job_file::parse(text, "test.toml").unwrap();
+    let job = Arc::new(Job::read(&root, MODELS).unwrap());
+    let mut trainer = Trainer::new(job, options).unwrap();
+    trainer.step().unwrap();
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    for _ in 0..3 {
+        trainer.step().unwrap();
+    }
+    let made = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    assert_eq!(made, 0, "{made} allocations in three steps with {options:?} of\n{text}");
 }
 
 /// Two threads of this process that show each other their bytes.

@@ -213,7 +213,7 @@ impl Sink for Taken<'_> {
     }
     fn beside(&self, row: usize, column: usize) -> Option<([*const f32; BESIDE_MAX], usize)> {
         let at = |base: *const f32| base.wrapping_add(row * self.stride + column);
-        Some((self.taker.beside().map(at), self.stride))
+        Some((self.taker.beside()?.map(at), self.stride))
     }
 }
 

@@ -180,24 +180,23 @@ pub(super) fn is_narrow(columns: usize) -> bool {
 impl Product<'_, Turned> {
     /// The product of the turned operands: `a`'s lines are columns now, and packed.
     fn as_turned(&self, a: Strided<'_>, b: Strided<'_>, packed: &mut [f32], spill: &mut [f32]) {
-        let turned = self;
-        let (tile, height) = (tile_shape(), turned.height());
+        let (tile, height) = (tile_shape(), self.height());
         for range in blocks(self.ks, TURNED_K_BLOCK) {
             let depth = range.len();
-            a.pack_slivers(turned.columns.start, turned.columns.len(), range.clone(), tile.columns, packed);
-            for row in turned.rows.clone().step_by(height) {
-                let count = height.min(turned.rows.end - row);
+            a.pack_slivers(self.columns.start, self.columns.len(), range.clone(), tile.columns, packed);
+            for row in self.rows.clone().step_by(height) {
+                let count = height.min(self.rows.end - row);
                 let form = Form::Near(b);
-                for (number, column) in turned.columns.clone().step_by(tile.columns).enumerate() {
+                for (number, column) in self.columns.clone().step_by(tile.columns).enumerate() {
                     let sliver = &packed[number * tile.columns * depth..][..tile.columns * depth];
-                    let width = tile.columns.min(turned.columns.end - column);
+                    let width = tile.columns.min(self.columns.end - column);
                     let mut left = form.rows(row..row + count, &range, 0, &[]);
                     if number == 0 {
                         left.ahead = form.below(row..row + count, &range);
                     }
                     let at = Area { row, column, rows: count, columns: width, next: (row, column) };
                     // SAFETY: the rows were checked as they were taken; the sliver holds a tile's columns of `depth` terms.
-                    unsafe { turned.tile(at, depth, left, Sliver::packed(sliver), turned.begin(range.start), spill) };
+                    unsafe { self.tile(at, depth, left, Sliver::packed(sliver), self.begin(range.start), spill) };
                 }
             }
         }

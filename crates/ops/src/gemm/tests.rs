@@ -55,6 +55,9 @@ fn matches_the_definition_in_every_form() {
         // More rows than a block of packed or moved ones, and than one of rows read where they lie.
         (1100, 33, 300),
         (1100, 33, 40),
+        // Few columns: turned, in several parts, one of them with several blocks of terms.
+        (600, 10, 40),
+        (64, 5, 1100),
     ] {
         for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
             let got = product(m, n, k, 1, ta, tb, false);

@@ -197,9 +197,9 @@ pub fn take<const T: usize, const O: usize>(
             unsafe { std::ptr::copy_nonoverlapping(from.get(), rows[row].get(), to.ty.elements()) };
         }
     }
-    let mut beside = (0..T).filter(|row| *row != grad).map(|row| rows[row].get().cast_const());
-    let beside = from_fn(|_| beside.next().unwrap_or(std::ptr::null()));
-    make(&Takes { rows, beside: beside.map(|row| Address(row.cast_mut())), update });
+    let mut beside = (0..T).filter(|row| *row != grad).map(|row| rows[row]).cycle();
+    let beside = from_fn(|_| beside.next().expect("an update has a parameter"));
+    make(&Takes { rows, beside, update });
 }
 
 /// An update that takes its gradient tile by tile.
@@ -219,8 +219,8 @@ impl<const T: usize, F: Fn([Address; T], Tile<'_>) + Sync> Taker for Takes<T, F>
     fn take(&self, tile: Tile<'_>) {
         (self.update)(self.rows, tile);
     }
-    fn beside(&self) -> [*const f32; BESIDE_MAX] {
-        self.beside.map(|row| row.get().cast_const())
+    fn beside(&self) -> Option<[*const f32; BESIDE_MAX]> {
+        Some(self.beside.map(|row| row.get().cast_const()))
     }
 }
 
