@@ -193,8 +193,13 @@ fn profile(trainer: &Trainer, steps: usize) {
     });
     for (id, nanoseconds) in trainer.session().times() {
         let node = graph.node(id);
-        let flops = flops_of[id.0 as usize];
-        let entry = kinds.entry(format!("{} {}", node.op.name(), node.stage.name())).or_default();
+        let mut flops = flops_of[id.0 as usize];
+        let mut name = format!("{} {}", node.op.name(), node.stage.name());
+        if let Some(maker) = trainer.session().maker_of(id) {
+            flops += flops_of[maker.0 as usize];
+            name = format!("{} into {name}", graph.node(maker).op.name());
+        }
+        let entry = kinds.entry(name).or_default();
         entry.0 += nanoseconds;
         entry.1 += 1;
         entry.2 += flops;

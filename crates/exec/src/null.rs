@@ -3,7 +3,7 @@
 
 use crate::cpu::Options;
 use kolo_graph::sources::GrainSum;
-use kolo_graph::{Graph, Node, NodeId, Phase};
+use kolo_graph::{Graph, Node, NodeId, Phase, ValueId, layout};
 
 /// One node of a step that would run.
 #[derive(Debug)]
@@ -12,7 +12,7 @@ pub struct Visit<'g> {
     pub node: &'g Node,
     /// Floating-point operations of one call.
     pub flops: u64,
-    /// Bytes one call reads and writes, as if nothing were cached.
+    /// Bytes one call reads and writes, as if nothing were cached; a gradient that is never stored has none.
     pub bytes: u64,
     /// Calls per step, over all lanes.
     pub times: u64,
@@ -25,11 +25,17 @@ pub struct Visit<'g> {
 /// Visits every node that runs, in order. Views and sources run nothing.
 pub fn walk(graph: &Graph, options: Options, mut visit: impl FnMut(Visit<'_>)) {
     let phases = graph.phases();
+    let unstored = if options.grains == 1 { layout::unstored(graph) } else { Vec::new() };
+    let is_stored = |id: &ValueId| {
+        let node = graph.value(*id).node;
+        unstored.iter().all(|taken| node != taken.product && node != taken.sum)
+    };
     for id in graph.ids() {
         let node = graph.node(id);
-        if node.op.view() || node.inputs.is_empty() {
+        if node.op.view() || node.inputs.is_empty() || unstored.iter().any(|taken| taken.sum == id) {
             continue;
         }
+        let stored = node.inputs.iter().chain(&node.outputs).filter(|id| is_stored(id));
         let (inputs, outputs) = (graph.types(&node.inputs), graph.types(&node.outputs));
         let per_grain = phases[id.0 as usize] == Phase::Grain || node.op.is::<GrainSum>();
         let (times, lanes, threads) = match per_grain {
@@ -40,7 +46,7 @@ pub fn walk(graph: &Graph, options: Options, mut visit: impl FnMut(Visit<'_>)) {
             id,
             node,
             flops: node.op.flops(&inputs, &outputs),
-            bytes: inputs.iter().chain(&outputs).map(|ty| ty.bytes() as u64).sum(),
+            bytes: stored.map(|id| graph.ty(*id).bytes() as u64).sum(),
             times: times as u64,
             lanes: lanes as u64,
             threads,

@@ -43,7 +43,7 @@ pub struct Layout {
     pub before: Vec<NodeId>,
     pub grain: Vec<NodeId>,
     pub after: Vec<NodeId>,
-    /// By value; `None` for values of dead nodes.
+    /// By value; `None` for values of dead nodes and for those that are never stored.
     pub places: Vec<Option<Place>>,
     pub grain_input_bytes: usize,
     pub step_input_bytes: usize,
@@ -105,8 +105,9 @@ pub fn plan(graph: &Graph, grains: usize, lanes: usize) -> Layout {
     layout
 }
 
-/// The gradients that nobody but their update reads and that take more memory than what they are the product of.
-fn unstored(graph: &Graph) -> Vec<Unstored> {
+/// The gradients, with a single grain, that nobody but their update reads and that take at least as much memory as what
+/// they are the product of.
+pub fn unstored(graph: &Graph) -> Vec<Unstored> {
     let (live, phases, readers) = (crate::rewrite::live_nodes(graph), graph.phases(), graph.readers());
     let kept = |id: ValueId| {
         let updated = graph.updates.iter().any(|(_, value)| *value == id);
@@ -129,9 +130,22 @@ fn unstored(graph: &Graph) -> Vec<Unstored> {
         let inputs = graph.node(update).inputs.iter().enumerate();
         let mut places = inputs.filter(|(_, input)| **input == gradient).map(|(at, _)| at);
         let takes = places.next() == graph.node(update).op.takes_tiles() && places.next().is_none();
-        (takes && bytes(&node.inputs) <= bytes(&node.outputs)).then_some(Unstored { product, sum, update })
+        // What an update changes where it is must not be read meanwhile.
+        let shown = |id: &ValueId| shown_by(graph, *id);
+        let changed: Vec<ValueId> = graph.node(update).inputs.iter().map(shown).collect();
+        let apart = node.inputs.iter().all(|id| !changed.contains(&shown(id)));
+        let smaller = bytes(&node.inputs) <= bytes(&node.outputs);
+        (takes && apart && smaller).then_some(Unstored { product, sum, update })
     };
     graph.ids().filter(|id| live[id.0 as usize]).filter_map(taken).collect()
+}
+
+/// What a value shows, seen through views.
+fn shown_by(graph: &Graph, mut id: ValueId) -> ValueId {
+    while graph.maker(id).op.view() {
+        id = graph.maker(id).inputs[0];
+    }
+    id
 }
 
 /// The order to run in: each phase in graph order, but a sum over grains right after its term, so that the term's memory
@@ -204,7 +218,7 @@ fn sorted_sums(graph: &Graph, grain: &[NodeId]) -> Vec<ValueId> {
     sums.into_iter().map(|(id, _)| id).collect()
 }
 
-/// All sums over grains that run, in the order in which they lie in memory.
+/// All sums over grains that run, in the order in which they lie in memory if all are stored.
 pub fn sum_order(graph: &Graph) -> Vec<ValueId> {
     let mut layout = Layout::default();
     schedule(graph, &mut layout);

@@ -81,6 +81,7 @@ pub trait Op: Describe + Any + Debug + Send + Sync {
     }
 
     /// Runs with the input that [`Op::takes_tiles`] names made by `make`, which hands each element of it to the taker once.
+    /// That input has no place of its own, and the scratch is `make`'s.
     fn cpu_taking(&self, _cx: &mut CpuCx<'_>, _make: &mut dyn FnMut(&dyn Taker)) {
         unreachable!("{} takes no tiles", self.name())
     }
@@ -349,7 +350,11 @@ pub struct Tile<'a> {
 
 /// Whoever uses a result while it is still in the nearest cache. Several threads may give it tiles at a time.
 pub trait Taker: Debug + Sync {
-    fn take(&self, tile: Tile<'_>);
+    /// Uses a tile.
+    ///
+    /// # Safety
+    /// The tile lies inside the result that the taker was made for, and nobody else gives it any element of the tile.
+    unsafe fn take(&self, tile: Tile<'_>);
 
     /// What it reads and writes beside the result, element for element: to be brought nearer before a tile is given.
     fn beside(&self) -> Option<[*const f32; BESIDE_MAX]> {
@@ -383,6 +388,7 @@ macro_rules! accessors {
         pub fn $input(&self, at: usize) -> &'a [$t] {
             let buffer = &self.inputs[at];
             debug_assert_eq!(buffer.ty.dtype.bytes(), size_of::<$t>());
+            assert!(!buffer.data.is_null(), "input {at} is taken as it is made, it has no place");
             // SAFETY: the executor lays out `elements` values there, aligned to 64 bytes, and nothing writes an input
             // while a kernel runs, except through an `in_place` pair, whose kernels use raw pointers.
             unsafe { std::slice::from_raw_parts(buffer.data.cast(), buffer.ty.elements()) }
@@ -391,6 +397,7 @@ macro_rules! accessors {
         pub fn $output(&self, at: usize) -> &'a mut [$t] {
             let buffer = &self.outputs[at];
             debug_assert_eq!(buffer.ty.dtype.bytes(), size_of::<$t>());
+            assert!(!buffer.data.is_null(), "output {at} is taken as it is made, it has no place");
             // SAFETY: outputs of one node are disjoint, and the kernel calls this once per output.
             unsafe { std::slice::from_raw_parts_mut(buffer.data.cast(), buffer.ty.elements()) }
         }
@@ -400,7 +407,7 @@ macro_rules! accessors {
 impl<'a> CpuCx<'a> {
     /// # Safety
     /// `scratch` points to that many bytes, aligned to 64, that nothing else uses during the call; every buffer points
-    /// to its type's bytes.
+    /// to its type's bytes, or is null if it is taken as it is made and has no place.
     pub unsafe fn new(inputs: &'a [Buffer], outputs: &'a [Buffer], team: &'a Team, scratch: (*mut u8, usize)) -> Self {
         Self { inputs, outputs, terms: &[], taker: None, team, scratch, lifetime: PhantomData }
     }

@@ -52,7 +52,8 @@ pub trait Real:
     }
     /// `self · by + plus` with one rounding.
     fn mul_add(self, by: Self, plus: Self) -> Self;
-    /// `self / by` for `by` above zero.
+    /// `self / by` for `by` not below zero, which counts as the smallest normal number if it is less. Quotients that are
+    /// too large, and dividends as large as a `by` past 2¹²⁶, need not be right.
     #[inline(always)]
     fn over(self, by: Self) -> Self {
         self / by
@@ -236,8 +237,9 @@ impl Real for f32 {
     /// By multiplications, to within a rounding. A processor divides sixteen numbers in the time of thirty of them.
     #[inline(always)]
     fn over(self, by: Self) -> Self {
-        // Past this the reciprocal loses digits. What is divided by it vanishes, unless it is not finite.
+        // Past this the reciprocal loses digits. What one divides by it vanishes, unless it is not finite.
         const MOST: f32 = 8.507_059e37;
+        let by = if by < f32::MIN_POSITIVE { f32::MIN_POSITIVE } else { by };
         // Turning the exponent around gives the reciprocal to one part in 19; what is left of 1 is then cubed and squared.
         let near = f32::from_bits(0x7ef1_27ea_u32.wrapping_sub(by.to_bits()));
         let left = near.mul_add(-by, 1.0);
@@ -343,6 +345,8 @@ mod tests {
         assert_eq!([f32::INFINITY, f32::NEG_INFINITY, 0.0].map(Real::sigmoid), [1.0, 0.0, 0.5]);
         assert!(exp_of_negative(f32::NAN).is_nan());
         assert_eq!([2.0f32.over(f32::INFINITY), 0.0f32.over(1e-8), (-3.0f32).over(1e38)], [0.0; 3]);
+        assert_eq!([0.0, 1e-45, f32::MIN_POSITIVE].map(|by| 0.0f32.over(by)), [0.0; 3]);
+        assert!((1e-3f32.over(f32::MIN_POSITIVE) * f32::MIN_POSITIVE - 1e-3).abs() < 1e-9);
         assert!(
             f32::NAN.over(1.0).is_nan() && 1.0.over(f32::NAN).is_nan() && f32::INFINITY.over(f32::INFINITY).is_nan()
         );

@@ -285,8 +285,10 @@ mod tests {
             let states: Vec<&str> = graph.sources::<State>().map(|(_, state)| state.name.as_str()).collect();
             assert!(states.iter().all(|name| name.starts_with("optim.")), "{}: {states:?}", kind.name);
             assert_eq!(graph.updates.len(), 2 + states.len(), "{}", kind.name);
-            let layout = kolo_graph::layout::plan(&graph, 2, 1);
-            assert!(layout.copies.is_empty(), "{}: {:?} are not updated in place", kind.name, layout.copies);
+            for grains in [1, 2] {
+                let layout = kolo_graph::layout::plan(&graph, grains, 1);
+                assert!(layout.copies.is_empty(), "{}: {:?} are not updated in place", kind.name, layout.copies);
+            }
         }
     }
 

@@ -45,12 +45,12 @@ pub(super) enum CallKind {
 }
 
 /// Half-precision operands that the op does not handle itself.
-pub(super) fn needs_conversion(op: &dyn Op, types: &[Type]) -> bool {
+fn needs_conversion(op: &dyn Op, types: &[Type]) -> bool {
     !op.is::<Full>() && op.name() != "cast" && types.iter().any(|ty| matches!(ty.dtype, DType::BF16 | DType::F16))
 }
 
 /// Bytes of f32 copies a converted call needs.
-pub(super) fn conversion_bytes(op: &dyn Op, types: &[Type]) -> usize {
+fn conversion_bytes(op: &dyn Op, types: &[Type]) -> usize {
     if !needs_conversion(op, types) {
         return 0;
     }
@@ -100,8 +100,10 @@ pub(super) fn compile(
     let mut calls: Vec<Call> = Vec::new();
     for mut next in nodes.iter().filter(runs).map(call) {
         // A product that is taken stands right before its taker.
-        if layout.unstored.iter().any(|taken| taken.update == next.node) {
-            next.maker = calls.pop().map(Box::new);
+        if let Some(taken) = layout.unstored.iter().find(|taken| taken.update == next.node) {
+            let maker =
+                calls.pop().filter(|call| call.node == taken.product).expect("a product stands before its update");
+            next.maker = Some(Box::new(maker));
         }
         calls.push(next);
     }
@@ -109,13 +111,7 @@ pub(super) fn compile(
 }
 
 /// Lays f32 copies of half-precision operands behind the op's own scratch.
-pub(super) fn conversion(
-    op: &dyn Op,
-    inputs: &[Buffer],
-    outputs: &[Buffer],
-    scratch: &Memory,
-    threads: usize,
-) -> CallKind {
+fn conversion(op: &dyn Op, inputs: &[Buffer], outputs: &[Buffer], scratch: &Memory, threads: usize) -> CallKind {
     let types = |buffers: &[Buffer]| buffers.iter().map(|buffer| buffer.ty.clone()).collect::<Vec<_>>();
     let all = [types(inputs), types(outputs)].concat();
     if !needs_conversion(op, &all) {
@@ -165,14 +161,14 @@ pub(super) fn run_call(call: &Call, team: &Team, scratch: &Memory) {
 
 /// Runs a call whose output goes to `taker` and nowhere else.
 pub(super) fn run_maker(call: &Call, team: &Team, scratch: &Memory, taker: &dyn Taker) {
-    // SAFETY: as in `run_call`; the output has no place and is not written.
+    // SAFETY: as in `run_call`; the output has no place and is not written, and who takes it leaves the scratch to the maker.
     let mut cx = unsafe { CpuCx::new(&call.inputs, &call.outputs, team, (scratch.at(0), scratch.bytes())) };
     cx.taker = Some(taker);
     call.op.cpu(&mut cx);
 }
 
 /// Copies between half precision and f32; same type means same buffer.
-pub(super) fn convert(from: &Buffer, to: &Buffer) {
+fn convert(from: &Buffer, to: &Buffer) {
     if from.data == to.data {
         return;
     }
@@ -184,7 +180,7 @@ pub(super) fn convert(from: &Buffer, to: &Buffer) {
 pub(super) struct Finite(pub AtomicBool);
 
 impl Taker for Finite {
-    fn take(&self, tile: Tile<'_>) {
+    unsafe fn take(&self, tile: Tile<'_>) {
         let row = |at: usize| &tile.data[at * tile.width..at * tile.width + tile.columns];
         if !(0..tile.rows).all(|at| row(at).iter().all(|value| value.is_finite())) {
             self.0.store(false, Ordering::Relaxed);

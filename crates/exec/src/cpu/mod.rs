@@ -221,6 +221,11 @@ impl Session {
         &self.graph
     }
 
+    /// The product whose result a node takes as it is made; their time is measured together, as the node's.
+    pub fn maker_of(&self, node: NodeId) -> Option<NodeId> {
+        self.layout.unstored.iter().find(|taken| taken.update == node).map(|taken| taken.product)
+    }
+
     pub fn options(&self) -> Options {
         self.options
     }

@@ -1,9 +1,11 @@
 use super::*;
 use kolo_graph::sources::Init;
-use kolo_graph::{Builder, Type};
+use kolo_graph::{Builder, Op, Type};
 use kolo_ops::matmul::MatMul;
+use kolo_ops::optim::adagrad::Adagrad;
 use kolo_ops::optim::adam::Adam;
-use kolo_ops::optim::sgd::SgdPlain;
+use kolo_ops::optim::rmsprop::Rmsprop;
+use kolo_ops::optim::sgd::{Sgd, SgdPlain};
 
 /// Longer than a task of an update.
 const ELEMENTS: usize = 40_003;
@@ -33,61 +35,107 @@ fn step(lanes: usize, wanted: &str) -> (bool, Vec<f32>) {
     (session.after.iter().any(|call| !call.terms.is_empty()), all)
 }
 
-/// Trains three steps on a gradient that is a product; whether it is stored, and all state after.
-fn product_step(
-    [rows, columns, terms]: [usize; 3],
-    threads: usize,
-    as_output: bool,
+/// Steps on a gradient that is a product.
+#[derive(Clone)]
+struct Trial {
+    /// Rows and columns of the gradient, and terms of the product.
+    shape: [usize; 3],
+    /// Whether the left factor is stored transposed.
+    transposed: bool,
+    /// The update with the numbers of its states and scalars.
+    rule: (Arc<dyn Op>, usize, usize),
+    /// What is an output too: the gradient, or the parameter before the step, so that it is not updated where it is.
+    output: &'static str,
     scale: f32,
-) -> (bool, Vec<f32>, Option<String>) {
-    let builder = Builder::new();
-    let ty = Type::f32([rows, columns]);
-    let w = builder.param("w", [rows, columns], Init::Constant(1.0));
-    let [m, v] = ["m", "v"].map(|name| builder.state(name, ty.clone(), Init::Constant(0.01)));
-    let (x, y) = (builder.input("x", Type::f32([terms, rows])), builder.input("y", Type::f32([terms, columns])));
-    let sum = x.then(MatMul { ta: true, tb: false }, &[y]).then(GrainSum { of: "w".into() }, &[]);
-    let numbers = [0.1, 0.5, 3.0].map(|value| builder.scalar(value));
-    let adam = Adam { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, decoupled: true };
-    let updated = builder.apply_all(adam, &[w, sum, m, v, numbers[0], numbers[1], numbers[2]]);
-    [w, m, v].into_iter().zip(updated).for_each(|(state, value)| builder.update(state, value));
-    if as_output {
-        builder.output("sum", sum);
+}
+
+impl Trial {
+    fn of(shape: [usize; 3]) -> Self {
+        let adam = Adam { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, decoupled: true };
+        Self { shape, transposed: true, rule: (Arc::new(adam), 2, 3), output: "nothing", scale: 1.0 }
     }
-    let graph = builder.finish().unwrap();
-    let mut store = Store::new(&graph, 1);
-    let mut session = Session::new(graph, &store, Options::single(threads));
-    let fill = |_: usize, feed: &mut Feed<'_>| {
-        for (name, step) in [("x", 0.37f32), ("y", 0.61)] {
-            let values = feed.f32(name).unwrap();
-            values.iter_mut().enumerate().for_each(|(at, value)| *value = scale * (at as f32 * step).sin());
+
+    /// Whether the gradient is stored, all state after three steps, and the op that is found to make what is not finite.
+    fn run(&self, threads: usize) -> (bool, Vec<f32>, Option<String>) {
+        let [rows, columns, terms] = self.shape;
+        let (op, states, scalars) = &self.rule;
+        let builder = Builder::new();
+        let ty = Type::f32([rows, columns]);
+        let w = builder.param("w", [rows, columns], Init::Constant(1.0));
+        let names = ["m", "v"].into_iter().take(*states);
+        let states: Vec<_> = names.map(|name| builder.state(name, ty.clone(), Init::Constant(0.01))).collect();
+        let x = builder.input("x", Type::f32(if self.transposed { [terms, rows] } else { [rows, terms] }));
+        let y = builder.input("y", Type::f32([terms, columns]));
+        let sum = x.then(MatMul { ta: self.transposed, tb: false }, &[y]).then(GrainSum { of: "w".into() }, &[]);
+        let scalars: Vec<_> = [0.1, 0.5, 3.0].iter().take(*scalars).map(|value| builder.scalar(*value)).collect();
+        let inputs: Vec<_> = [w, sum].into_iter().chain(states.clone()).chain(scalars).collect();
+        let updated = builder.apply_arc(Arc::clone(op), &inputs);
+        [w].into_iter().chain(states).zip(updated).for_each(|(state, value)| builder.update(state, value));
+        match self.output {
+            "gradient" => builder.output("gradient", sum),
+            "parameter" => builder.output("parameter", w),
+            _ => {}
         }
-    };
-    for _ in 0..3 {
-        session.run(&mut store, |_| {}, fill).unwrap();
+        let graph = builder.finish().unwrap();
+        let mut store = Store::new(&graph, 1);
+        let mut session = Session::new(graph, &store, Options::single(threads));
+        let fill = |_: usize, feed: &mut Feed<'_>| {
+            for (name, step) in [("x", 0.37f32), ("y", 0.61)] {
+                let values = feed.f32(name).unwrap();
+                values.iter_mut().enumerate().for_each(|(at, value)| *value = self.scale * (at as f32 * step).sin());
+            }
+        };
+        for _ in 0..3 {
+            session.run(&mut store, |_| {}, fill).unwrap();
+        }
+        let bad = session.find_nonfinite(0, fill).map(|node| session.graph().node(node).op.name().to_owned());
+        let state = ["w", "m", "v"].into_iter().filter_map(|name| store.values(name)).flatten().copied().collect();
+        (session.layout.unstored.is_empty(), state, bad)
     }
-    let stored = session.layout.unstored.is_empty();
-    let bad = session.find_nonfinite(0, fill).map(|node| session.graph().node(node).op.name().to_owned());
-    (stored, ["w", "m", "v"].into_iter().flat_map(|name| store.values(name).unwrap()).copied().collect(), bad)
+
+    /// The same weights as if the gradient were stored, and whether it is.
+    fn expect(&self, is_stored: bool) {
+        let (stored, wanted, bad) = Trial { output: "gradient", ..self.clone() }.run(1);
+        assert!(stored && bad.is_none(), "an output is stored");
+        let case = format!("{} {:?} {}", self.rule.0.name(), self.shape, self.output);
+        for threads in [1, 2, 3] {
+            let (stored, state, bad) = self.run(threads);
+            assert_eq!((stored, bad), (is_stored, None), "{case}");
+            assert!(state == wanted, "{case} on {threads} threads");
+        }
+    }
 }
 
 #[test]
 fn an_update_takes_a_large_product_as_it_is_made() {
-    // Whole tiles and remainders; one sum is no larger than what it is the sum of, one has too many terms.
-    let shapes = [([96, 128, 8], false), ([531, 217, 100], false), ([50, 37, 3], false), ([64, 64, 33], true)];
-    for (shape, too_small) in shapes.into_iter().chain([([700, 700, 300], true)]) {
-        let (stored, wanted, bad) = product_step(shape, 1, true, 1.0);
-        assert!(stored && bad.is_none(), "{shape:?}: an output is stored");
-        for threads in [1, 2, 3] {
-            let (stored, state, bad) = product_step(shape, threads, false, 1.0);
-            assert_eq!((stored, bad), (too_small, None), "{shape:?}");
-            assert!(state == wanted, "{shape:?} on {threads} threads");
-        }
+    // Whole tiles and remainders, and so few terms that the update is most of the work.
+    for shape in [[96, 128, 8], [531, 217, 100], [50, 37, 3], [300, 500, 1]] {
+        Trial::of(shape).expect(false);
+        Trial { transposed: false, ..Trial::of(shape) }.expect(false);
+    }
+    // No larger than what it is the product of; too many terms.
+    Trial::of([64, 64, 33]).expect(true);
+    Trial::of([700, 700, 300]).expect(true);
+    // Not where the parameter is.
+    Trial { output: "parameter", ..Trial::of([96, 130, 8]) }.expect(false);
+}
+
+#[test]
+fn every_elementwise_update_takes_products() {
+    let rules: [(Arc<dyn Op>, usize, usize); 4] = [
+        (Arc::new(SgdPlain { weight_decay: 0.1 }), 0, 2),
+        (Arc::new(Sgd { momentum: 0.9, nesterov: true, weight_decay: 0.1 }), 1, 2),
+        (Arc::new(Rmsprop { alpha: 0.9, eps: 1e-8, momentum: 0.5, weight_decay: 0.0 }), 2, 2),
+        (Arc::new(Adagrad { eps: 1e-8, weight_decay: 0.0, lr_decay: 0.01 }), 1, 3),
+    ];
+    for rule in rules {
+        Trial { rule, ..Trial::of([70, 83, 9]) }.expect(false);
     }
 }
 
 #[test]
 fn a_product_that_nobody_stores_is_looked_at_too() {
-    let (stored, _, bad) = product_step([96, 128, 8], 1, false, 1e20);
+    let (stored, _, bad) = Trial { scale: 1e20, ..Trial::of([96, 128, 8]) }.run(1);
     assert_eq!((stored, bad.as_deref()), (false, Some("matmul")));
 }
 

@@ -53,7 +53,7 @@ pub(super) struct Target {
 pub(super) enum Next {
     /// The tile after this one, whose rows are as far apart as this one's.
     Tile(*const f32),
-    /// What is read and written when this one is done.
+    /// What is read and written when this one is done. Not with straight rows, which are asked for ahead themselves.
     Beside([*const f32; BESIDE_MAX], usize),
 }
 

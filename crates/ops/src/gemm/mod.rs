@@ -5,7 +5,8 @@
 //! Operands are packed where they do not lie in the order in which the kernel reads them; three ways around that:
 //! - rows of `a` that lie along `k` are read where they are, or moved closer if they are far apart;
 //! - a sliver of `b` whose columns lie side by side is packed by the kernel, during the first tile it is used for;
-//! - if both lie along `k` and `a` has few rows, `cᵀ = bᵀ·aᵀ` is computed, so that the small operand is the one packed.
+//! - if both lie along `k`, and `a` has few rows or `b` few columns, `cᵀ = bᵀ·aᵀ` is computed: `a` is packed, `b` read where
+//!   it lies, and no sliver is half empty.
 //!
 //! What differs from a library's product, and why this is ours:
 //! - operands are packed by a trait, so a convolution packs its patches straight from the image and never stores them;
@@ -82,6 +83,10 @@ pub trait Sink: Sync {
     /// The matrix in memory, if it is one.
     fn rows(&self) -> Option<Rows> {
         None
+    }
+    /// Work on an element once it is whole, in multiply-adds.
+    fn work(&self) -> usize {
+        0
     }
     /// What is read and written when a tile that does not lie straight is done, and the floats from row to row there.
     fn beside(&self, _row: usize, _column: usize) -> Option<([*const f32; BESIDE_MAX], usize)> {
@@ -209,13 +214,20 @@ impl Sink for Taken<'_> {
     fn transfer(&self, row: usize, column: usize, rows: usize, columns: usize, tile: &mut [f32], load: bool) {
         assert!(!load, "what was taken does not come back");
         let (start, stride, width) = (row * self.stride + column, self.stride, tile_shape().columns);
-        self.taker.take(Tile { start, stride, rows, columns, data: tile, width });
+        // SAFETY: a product makes each of its tiles once.
+        unsafe { self.taker.take(Tile { start, stride, rows, columns, data: tile, width }) };
+    }
+    fn work(&self) -> usize {
+        WORK_OF_TAKER
     }
     fn beside(&self, row: usize, column: usize) -> Option<([*const f32; BESIDE_MAX], usize)> {
         let at = |base: *const f32| base.wrapping_add(row * self.stride + column);
         Some((self.taker.beside()?.map(at), self.stride))
     }
 }
+
+/// An update takes as long per element as this many multiply-adds.
+const WORK_OF_TAKER: usize = 32;
 
 /// What a tile starts from.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -278,6 +290,12 @@ pub fn block<A: Operand, B: Operand, C: Sink>(
     }
 }
 
+/// Whether both operands lie along `k`, so that the product can be turned.
+fn both_along<A: Operand, B: Operand>(a: &A, b: &Right<'_, B>) -> bool {
+    let Right::Fresh(b) = b else { return false };
+    [a.strided(), b.strided()].iter().all(|operand| operand.is_some_and(|operand| operand.k_stride == 1))
+}
+
 /// Multiply-adds below which a second thread costs more than it saves.
 const WORK_PER_TASK: usize = 1 << 18;
 
@@ -294,7 +312,7 @@ pub fn multiply<A: Operand, B: Operand, C: Sink>(
     start: Start<'_>,
     scratch: &mut [f32],
 ) {
-    let work = rows * columns * ks.max(1);
+    let work = rows * columns * (ks + c.work()).max(1);
     let wanted = team.threads().min(work / WORK_PER_TASK).max(1);
     if wanted == 1 {
         return block(0..rows, 0..columns, ks, a, b, c, start, scratch);
@@ -303,7 +321,7 @@ pub fn multiply<A: Operand, B: Operand, C: Sink>(
     // Cut the longer side, on tile borders: the bits are the same, but a whole tile is faster.
     let tile = tile_shape();
     let by_rows = rows * tile.columns >= columns * tile.rows;
-    let row_unit = if product::is_narrow(columns) { tile.columns } else { tile.rows };
+    let row_unit = if product::is_narrow(columns) && both_along(a, &b) { tile.columns } else { tile.rows };
     let (total, unit) = if by_rows { (rows, row_unit) } else { (columns, tile.columns) };
     let size = total.div_ceil(wanted).next_multiple_of(unit);
     team.run(total.div_ceil(size), |at, thread| {

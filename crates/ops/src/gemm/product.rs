@@ -10,7 +10,7 @@ use std::ops::Range;
 const STRAIGHT_STRIDE_MAX: usize = 256;
 /// Rows of `a` read where they lie, at a time: half of a second-level cache.
 const M_BLOCK_STRAIGHT: usize = 1024;
-/// Rows of `a` up to which it is the operand that is packed if both lie along `k`, and `k` per block then.
+/// Rows of `a` that are packed at a time if both operands lie along `k` and the product is turned, and `k` per block then.
 const TURNED_ROWS_MAX: usize = 256;
 const TURNED_K_BLOCK: usize = 1024;
 
@@ -256,7 +256,10 @@ impl<C: Sink> Product<'_, C> {
             }
         };
         let data = spill.as_mut_ptr();
-        let next = c.beside(row, column).map_or(Next::Tile(data), |(beside, stride)| Next::Beside(beside, stride));
+        let next = match c.beside(row, column) {
+            Some((beside, stride)) if left.stride == 0 => Next::Beside(beside, stride),
+            _ => Next::Tile(data),
+        };
         // SAFETY: the spill holds the whole tile; the caller vouches for the operands.
         unsafe { kernel(rows, depth, left, right, Target { data, stride: width, begin, next }) };
         move_tile(row, column, rows, columns, c, spill, width, false);

@@ -58,6 +58,7 @@ fn matches_the_definition_in_every_form() {
         // Few columns: turned, in several parts, one of them with several blocks of terms.
         (600, 10, 40),
         (64, 5, 1100),
+        (3000, 10, 40),
     ] {
         for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
             let got = product(m, n, k, 1, ta, tb, false);

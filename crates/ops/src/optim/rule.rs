@@ -216,7 +216,7 @@ impl<const T: usize, F> std::fmt::Debug for Takes<T, F> {
 }
 
 impl<const T: usize, F: Fn([Address; T], Tile<'_>) + Sync> Taker for Takes<T, F> {
-    fn take(&self, tile: Tile<'_>) {
+    unsafe fn take(&self, tile: Tile<'_>) {
         (self.update)(self.rows, tile);
     }
     fn beside(&self) -> Option<[*const f32; BESIDE_MAX]> {
