@@ -91,6 +91,8 @@ struct Remote {
     /// By local rank.
     ended: Vec<bool>,
     process: Process,
+    /// How the remote shell ended, and when that was seen.
+    exit: Option<(Exit, Instant)>,
     pipe: Pipe,
     start: Option<Start>,
     complaints: Arc<Mutex<Vec<u8>>>,
@@ -185,13 +187,24 @@ impl Remote {
         let (first_rank, ended) = (start.first_rank, vec![false; start.count]);
         let (host, start) = (host.to_string(), Some(start));
         let silence = Silence::new(Instant::now(), pace.orphan_ms());
-        Ok(Self { host, first_rank, ended, process, pipe, start, complaints, listener, silence, lost: false })
+        Ok(Self {
+            host,
+            first_rank,
+            ended,
+            process,
+            exit: None,
+            pipe,
+            start,
+            complaints,
+            listener,
+            silence,
+            lost: false,
+        })
     }
 
-    fn exit(&mut self) -> Option<Exit> {
-        match self.process.look() {
-            Some(Change::Exited(exit)) => Some(exit),
-            _ => None,
+    fn note_exit(&mut self) {
+        if let Some(Change::Exited(exit)) = self.process.look() {
+            self.exit = Some((exit, Instant::now()));
         }
     }
 
@@ -219,16 +232,18 @@ impl Remote {
         if self.lost || self.ended.iter().all(|ended| *ended) {
             return;
         }
-        let mut exit = self.exit();
-        if exit.is_some() || !self.pipe.open {
+        self.note_exit();
+        // The last words of an agent that ended are read first: they may say that its ranks ended well.
+        let read = self.exit.as_ref().is_some_and(|(_, since)| since.elapsed() > COMPLAINT_WAIT);
+        if read || !self.pipe.open {
             // What the remote shell said, and how it ended, may take a moment to come through.
             let deadline = Instant::now() + COMPLAINT_WAIT;
-            while (exit.is_none() || !self.listener.is_finished()) && Instant::now() < deadline {
+            while (self.exit.is_none() || !self.listener.is_finished()) && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(1));
-                exit = exit.or_else(|| self.exit());
+                self.note_exit();
             }
-            let why = match exit {
-                Some(exit) => format!("its remote shell: {exit}"),
+            let why = match &self.exit {
+                Some((exit, _)) => format!("its remote shell: {exit}"),
                 None => "its agent closed the link".into(),
             };
             self.lose(format!("host {}: {why}{}", self.host, self.complaint()), news);
