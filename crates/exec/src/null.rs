@@ -26,10 +26,7 @@ pub struct Visit<'g> {
 pub fn walk(graph: &Graph, options: Options, mut visit: impl FnMut(Visit<'_>)) {
     let phases = graph.phases();
     let unstored = if options.grains == 1 { layout::unstored(graph) } else { Vec::new() };
-    let is_stored = |id: &ValueId| {
-        let node = graph.value(*id).node;
-        unstored.iter().all(|taken| node != taken.product && node != taken.sum)
-    };
+    let is_stored = |id: &ValueId| !unstored.iter().any(|taken| taken.makes(graph.value(*id).node));
     for id in graph.ids() {
         let node = graph.node(id);
         if node.op.view() || node.inputs.is_empty() || unstored.iter().any(|taken| taken.sum == id) {

@@ -64,11 +64,17 @@ pub struct Unstored {
     pub update: NodeId,
 }
 
+impl Unstored {
+    /// Whether this node's result is what is stored nowhere.
+    pub fn makes(&self, node: NodeId) -> bool {
+        node == self.product || node == self.sum
+    }
+}
+
 impl Layout {
     /// Whether a value that runs has no place, because its taker takes it as it is made.
     pub fn is_unstored(&self, graph: &Graph, id: ValueId) -> bool {
-        let node = graph.value(id).node;
-        self.unstored.iter().any(|taken| node == taken.product || node == taken.sum)
+        self.unstored.iter().any(|taken| taken.makes(graph.value(id).node))
     }
 }
 
@@ -154,7 +160,7 @@ fn schedule(graph: &Graph, layout: &mut Layout) {
     let live = crate::rewrite::live_nodes(graph);
     let phases = graph.phases();
     let readers = graph.readers();
-    let waits = |id: NodeId| layout.unstored.iter().any(|taken| id == taken.product || id == taken.sum);
+    let waits = |id: NodeId| layout.unstored.iter().any(|taken| taken.makes(id));
     let ids: Vec<NodeId> = graph.ids().filter(|id| live[id.0 as usize] && !waits(*id)).collect();
     for id in ids {
         let node = graph.node(id);
