@@ -2,6 +2,7 @@
 //! The planner adds these up; nothing is allocated.
 
 use crate::cpu::Options;
+use kolo_graph::piece::Join;
 use kolo_graph::sources::GrainSum;
 use kolo_graph::{Graph, Node, NodeId, Phase, ValueId, layout};
 
@@ -22,14 +23,16 @@ pub struct Visit<'g> {
     pub threads: usize,
 }
 
-/// Visits every node that runs, in order. Views and sources run nothing.
+/// Visits every node that runs, in order. Views and sources run nothing; of a join nothing is left to do once its pieces were
+/// made where they belong.
 pub fn walk(graph: &Graph, options: Options, mut visit: impl FnMut(Visit<'_>)) {
     let phases = graph.phases();
     let unstored = if options.grains == 1 { layout::unstored(graph) } else { Vec::new() };
     let is_stored = |id: &ValueId| !unstored.iter().any(|taken| taken.makes(graph.value(*id).node));
     for id in graph.ids() {
         let node = graph.node(id);
-        if node.op.view() || node.inputs.is_empty() || unstored.iter().any(|taken| taken.sum == id) {
+        let silent = node.op.view() || node.op.is::<Join>() || node.inputs.is_empty();
+        if silent || unstored.iter().any(|taken| taken.sum == id) {
             continue;
         }
         let stored = node.inputs.iter().chain(&node.outputs).filter(|id| is_stored(id));

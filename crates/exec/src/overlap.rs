@@ -8,7 +8,7 @@
 use crate::exchange::{Collectives, Exchange, ExchangeError, ExchangeKind};
 use crate::memory::Memory;
 use kolo_graph::collective::{AllGather, Barrier, ReduceScatter, is_collective};
-use kolo_graph::layout::{Layout, align};
+use kolo_graph::layout::{Layout, align, shown_by};
 use kolo_graph::op::Buffer;
 use kolo_graph::sources::GrainSum;
 use kolo_graph::{Graph, NodeId, Team, ValueId};
@@ -106,9 +106,9 @@ impl Overlap {
                 elements: span.bytes / 4,
                 parts: parts(graph, *id, &buffers, &span.offsets, collectives.size()),
             });
-            let of_sums = node.inputs.iter().all(|id| graph.maker(*id).op.is::<GrainSum>());
-            let start =
-                node.inputs.iter().filter_map(|id| layout.places[id.0 as usize]).map(|place| place.offset).min();
+            let of_sums = node.inputs.iter().all(|id| graph.maker(shown_by(graph, *id)).op.is::<GrainSum>());
+            let places = node.inputs.iter().filter_map(|id| layout.places[id.0 as usize]);
+            let start = places.map(|place| place.offset + place.within).min();
             let sums = start.filter(|_| of_sums && span.staging.is_none()).map(|at| at / 4..(at + span.bytes) / 4);
             assert!(sums.is_some() || !of_sums, "the sums of an exchange lie side by side");
             plans.push(Plan {
@@ -143,7 +143,7 @@ impl Overlap {
         let position = |node: NodeId| layout.grain.iter().position(|id| *id == node);
         let last = |plan: &Plan| {
             let inputs = &graph.node(plan.node).inputs;
-            inputs.iter().filter_map(|id| position(graph.value(*id).node)).max()
+            inputs.iter().filter_map(|id| position(graph.value(shown_by(graph, *id)).node)).max()
         };
         let of_sums = self.plans.iter().enumerate().filter(|(_, plan)| plan.sums.is_some());
         of_sums.filter_map(|(at, plan)| Some((last(plan)?, at))).collect()

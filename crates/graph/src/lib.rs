@@ -13,6 +13,7 @@ pub mod graph;
 pub mod index;
 pub mod layout;
 pub mod op;
+pub mod piece;
 pub mod rewrite;
 pub mod rng;
 pub mod settings;

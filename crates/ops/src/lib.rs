@@ -44,6 +44,7 @@ pub mod transpose;
 pub use kolo_graph::vectorized;
 
 use kolo_graph::collective::{AllGather, AllReduce, Barrier, ReduceScatter};
+use kolo_graph::piece::{Join, Piece};
 use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
 use kolo_graph::{Builder, OpKind, Tensor};
 
@@ -59,6 +60,8 @@ pub fn registry() -> Vec<OpKind> {
         OpKind::of::<ReduceScatter>(),
         OpKind::of::<AllGather>(),
         OpKind::of::<Barrier>(),
+        OpKind::of::<Piece>(),
+        OpKind::of::<Join>(),
     ];
     [
         sources,

@@ -7,15 +7,16 @@ use crate::data::push_collective;
 use crate::mesh::{DATA, Mesh};
 use crate::zero::shard_optimizer;
 use kolo_graph::collective::{AllGather, Barrier};
+use kolo_graph::piece::Join;
 use kolo_graph::rewrite::Rebuild;
-use kolo_graph::sources::{Full, Param};
+use kolo_graph::sources::Full;
 use kolo_graph::{Graph, Node, Stage, Type, ValueId};
 use std::sync::Arc;
 
 /// Shards the optimizer over ranks that share their parameters' memory.
 pub fn share_weights(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph {
     let sharded = shard_optimizer(graph, mesh, bucket_bytes);
-    let gathers = |node: &Node| node.op.is::<AllGather>() && node.inputs.iter().any(|id| becomes_param(&sharded, *id));
+    let gathers = |node: &Node| node.op.is::<AllGather>() && node.outputs.iter().any(|id| is_update(&sharded, *id));
     let lr = sharded.inputs().find(|(_, input)| input.name == "lr").map(|(id, _)| id);
     let reads_lr = |node: &Node| lr.is_some_and(|lr| node.inputs.contains(&lr));
     let mut rebuild = Rebuild::new(&sharded);
@@ -57,9 +58,8 @@ fn zero(graph: &mut Graph) -> ValueId {
     graph.node(node).outputs[0]
 }
 
-/// Whether a value is a parameter, or what one becomes.
-fn becomes_param(graph: &Graph, id: ValueId) -> bool {
-    let output = |node: &Node| node.outputs.iter().any(|out| graph.updates.iter().any(|(_, new)| new == out));
-    graph.maker(id).op.is::<Param>()
-        || graph.nodes.iter().any(|node| node.op.is::<AllGather>() && node.inputs.contains(&id) && output(node))
+/// Whether a value is what a parameter becomes, or a piece of that.
+fn is_update(graph: &Graph, id: ValueId) -> bool {
+    let joined = |value: &ValueId| graph.maker(*value).op.is::<Join>() && graph.maker(*value).inputs.contains(&id);
+    graph.updates.iter().any(|(_, value)| *value == id || joined(value))
 }

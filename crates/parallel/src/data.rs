@@ -3,6 +3,7 @@
 //! Sums are exchanged in buckets. A bucket is a run of the memory in which the sums lie, so that nothing is copied, and
 //! its exchange starts when the last of its sums is closed, while the rest of the backward pass goes on.
 
+use crate::cut::is_piece_of_sum;
 use crate::mesh::DATA;
 use kolo_graph::collective::AllReduce;
 use kolo_graph::graph::Phase;
@@ -59,7 +60,7 @@ pub(crate) fn copy_grains<'g>(graph: &'g Graph) -> (Rebuild<'g>, Vec<&'g Node>) 
     let mut rebuild = Rebuild::new(graph);
     let mut after = Vec::new();
     for (node, phase) in graph.nodes.iter().zip(graph.phases()) {
-        if phase == Phase::After && !node.op.is::<GrainSum>() {
+        if phase == Phase::After && !node.op.is::<GrainSum>() && !is_piece_of_sum(graph, node) {
             after.push(node);
         } else {
             rebuild.copy(node);

@@ -10,6 +10,7 @@
 //! None of them is a training loop; each emits ordinary nodes.
 
 pub mod central;
+mod cut;
 pub mod data;
 pub mod lane;
 pub mod mesh;

@@ -1,13 +1,14 @@
 //! Parameter servers: the step cut in two. Workers run forward and backward and push the sums of their grains; servers run
-//! the update, each on its own run of the parameters, and hand the new ones back.
+//! the update, each on its own run of whole parameters, and hand the new ones back.
 //!
 //! How far workers may drift apart is the staleness bound. With 0 a server adds all workers' sums in the order of the
 //! balanced tree and updates once per step, which gives the bits of synchronous training. With more, it applies each
 //! worker's gradient as it comes.
 
+use crate::cut::owners;
 use crate::data::{buckets, copy_grains, param_of};
 use crate::mesh::Mesh;
-use crate::zero::{owners, shard_optimizer};
+use crate::zero::shard_tensors;
 use kolo_graph::collective::{AllGather, AllReduce, ReduceScatter};
 use kolo_graph::graph::Phase;
 use kolo_graph::rewrite::{Rebuild, eliminate_dead};
@@ -47,7 +48,7 @@ pub fn gradient_name(param: &str) -> String {
 /// The part of server `server` of `servers`: the update of its parameters from gradients that come as inputs.
 pub fn server_graph(graph: &Graph, servers: usize, server: usize) -> Graph {
     let mesh = Mesh::data(servers, server).expect("a server is one of the servers");
-    let sharded = shard_optimizer(graph, &mesh, usize::MAX);
+    let sharded = shard_tensors(graph, &mesh, usize::MAX);
     let mut rebuild = Rebuild::new(&sharded);
     let mut known = vec![false; sharded.values.len()];
     for (node, phase) in sharded.nodes.iter().zip(sharded.phases()) {

@@ -1,74 +1,90 @@
 //! ZeRO stage 1: every rank keeps the optimizer's state of its own run of parameters, updates those, and passes them on.
 //!
-//! A tensor belongs to one rank. Its gradient is summed at its owner alone, the owner's update runs as it would have run
-//! anywhere, so the bits are the same, and the new parameters are gathered. Numbers that are needed everywhere though they
-//! come from one owner's tensor, such as the squares under a global norm, are gathered too.
+//! A run is a share of the memory of all parameters and may begin and end inside a tensor. A gradient is summed at its owner
+//! alone, the owner's update runs as it would have run anywhere, so the bits are the same, and the new parameters are
+//! gathered. Numbers that are needed everywhere though they come from one owner's share, such as the squares under a global
+//! norm, are gathered too.
 
-use crate::data::{Bucket, buckets, copy_grains, exchange_bucket, param_of, push_collective};
+use crate::cut::{Owned, Unit, is_piece_of_sum, join};
+use crate::data::{Bucket, buckets, copy_grains, exchange_bucket, push_collective};
 use crate::mesh::{DATA, Mesh};
 use kolo_graph::collective::{AllGather, AllReduce, ReduceScatter};
 use kolo_graph::graph::Phase;
+use kolo_graph::layout::shown_by;
+use kolo_graph::piece::Join;
 use kolo_graph::rewrite::Rebuild;
 use kolo_graph::sources::{Full, GrainSum, Param, State};
 use kolo_graph::{Graph, Node, Stage, ValueId};
+use kolo_ops::optim::RunSquares;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-/// The owner of each parameter that has a gradient, by name: runs of the arena, cut nearest to equal sizes.
-pub fn owners(graph: &Graph, ranks: usize) -> BTreeMap<String, usize> {
-    let sums: Vec<ValueId> =
-        buckets(graph, usize::MAX).into_iter().filter(|b| b.gradients).flat_map(|b| b.sums).collect();
-    let total: usize = sums.iter().map(|id| graph.ty(*id).bytes()).sum();
-    let mut offset = 0;
-    let owner = |id: ValueId| {
-        let bytes = graph.ty(id).bytes();
-        let middle = offset + bytes / 2;
-        offset += bytes;
-        (param_of(graph, id).to_string(), (middle * ranks / total.max(1)).min(ranks - 1))
-    };
-    sums.into_iter().map(owner).collect()
-}
 
 /// Where a value is right: everywhere, or at one rank only.
 type Place = Option<usize>;
 
-/// Shards the optimizer along the data axis; the result is this rank's graph.
+/// Shards the optimizer along the data axis, in equal shares; the result is this rank's graph.
 pub fn shard_optimizer(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph {
-    let plan = Plan::new(graph, mesh);
-    let (mut rebuild, after) = copy_grains(graph);
-    let all = buckets(graph, bucket_bytes);
+    shard(&Owned::cut(graph, mesh.size(DATA)), mesh, bucket_bytes)
+}
+
+/// The same with tensors that stay whole.
+pub fn shard_tensors(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph {
+    shard(&Owned::whole(graph, mesh.size(DATA)), mesh, bucket_bytes)
+}
+
+fn shard(owned: &Owned, mesh: &Mesh, bucket_bytes: usize) -> Graph {
+    let plan = Plan::new(owned, mesh);
+    let (mut rebuild, after) = copy_grains(plan.graph);
+    let all = buckets(plan.graph, bucket_bytes);
     for bucket in &all {
-        match bucket.gradients {
-            true => exchange_bucket(&mut rebuild, ReduceScatter { axis: DATA.into(), owners: plan.of(bucket) }, bucket),
-            false => exchange_bucket(&mut rebuild, AllReduce { axis: DATA.into() }, bucket),
+        if !bucket.gradients {
+            exchange_bucket(&mut rebuild, AllReduce { axis: DATA.into() }, bucket);
+            continue;
         }
+        let units = plan.units(bucket);
+        let inputs = units.iter().map(|unit| rebuild.get(unit.sum)).collect();
+        let op = ReduceScatter { axis: DATA.into(), owners: owners(&units) };
+        let outputs = push_collective(&mut rebuild.new, op, inputs, &bucket.name);
+        units.iter().zip(outputs).for_each(|(unit, new)| rebuild.set(unit.sum, new));
     }
-    let early = plan.before_gather(&after);
-    let copy = |rebuild: &mut Rebuild<'_>, first: bool| {
-        for node in after.iter().filter(|node| early.contains(&node.outputs[0]) == first && plan.runs_here(node)) {
-            rebuild.copy(node);
+    // What others' numbers follow from comes first, then the numbers, and so on.
+    let mut done: BTreeSet<ValueId> = BTreeSet::new();
+    for numbers in plan.rounds() {
+        let before = plan.before(&after, &numbers);
+        for node in after.iter().filter(|node| before.contains(&node.outputs[0]) && plan.runs_here(node)) {
+            if done.insert(node.outputs[0]) {
+                rebuild.copy(node);
+            }
         }
-    };
-    copy(&mut rebuild, true);
-    plan.gather_numbers(&mut rebuild);
-    copy(&mut rebuild, false);
+        plan.gather_numbers(&mut rebuild, numbers);
+    }
+    for node in after.iter().filter(|node| !done.contains(&node.outputs[0]) && plan.runs_here(node)) {
+        rebuild.copy(node);
+    }
     plan.finish(rebuild, &all)
+}
+
+fn owners(units: &[&Unit]) -> Vec<usize> {
+    units.iter().map(|unit| unit.owner).collect()
 }
 
 struct Plan<'g> {
     graph: &'g Graph,
+    units: &'g [Unit],
     rank: usize,
-    owners: BTreeMap<String, usize>,
+    /// The owner of each sum, or piece of a sum.
+    owners: BTreeMap<ValueId, usize>,
     places: Vec<Place>,
     /// Values of one owner that every rank needs.
     gathered: BTreeSet<ValueId>,
 }
 
 impl<'g> Plan<'g> {
-    fn new(graph: &'g Graph, mesh: &Mesh) -> Self {
-        let owners = owners(graph, mesh.size(DATA));
-        let rank = mesh.coordinate(DATA);
-        let mut plan = Self { graph, rank, owners, places: Vec::new(), gathered: BTreeSet::new() };
+    fn new(owned: &'g Owned, mesh: &Mesh) -> Self {
+        let Owned { graph, units } = owned;
+        let owners = units.iter().map(|unit| (unit.sum, unit.owner)).collect();
+        let (rank, places, gathered) = (mesh.coordinate(DATA), Vec::new(), BTreeSet::new());
+        let mut plan = Self { graph, units, rank, owners, places, gathered };
         // Each round gathers the numbers that the first conflict needs; a graph has few.
         while let Some(conflict) = plan.propagate() {
             let before = plan.gathered.len();
@@ -78,8 +94,8 @@ impl<'g> Plan<'g> {
         plan
     }
 
-    fn of(&self, bucket: &Bucket) -> Vec<usize> {
-        bucket.sums.iter().map(|id| self.owners[param_of(self.graph, *id)]).collect()
+    fn units(&self, bucket: &Bucket) -> Vec<&'g Unit> {
+        self.units.iter().filter(|unit| bucket.sums.contains(&shown_by(self.graph, unit.sum))).collect()
     }
 
     /// Gives every value its place; a node that reads values of two owners, if there is one.
@@ -87,10 +103,11 @@ impl<'g> Plan<'g> {
         self.places = vec![None; self.graph.values.len()];
         let graph = self.graph;
         for (node, phase) in graph.nodes.iter().zip(graph.phases()) {
-            if phase != Phase::After {
+            // Pieces of several owners are joined after they were gathered.
+            if phase != Phase::After || node.op.is::<Join>() {
                 continue;
             }
-            let mut place = self.owners.get(param_of(graph, node.outputs[0])).copied();
+            let mut place = self.owners.get(&node.outputs[0]).copied();
             for input in &node.inputs {
                 let other = self.places[input.0 as usize];
                 if place.is_some() && other.is_some() && place != other {
@@ -109,11 +126,12 @@ impl<'g> Plan<'g> {
     /// from a tensor are gathered.
     fn need_everywhere(&mut self, node: &Node) {
         for input in &node.inputs {
-            if self.places[input.0 as usize].is_none() || self.graph.ty(*input).elements() > 1 {
+            let maker = self.graph.maker(*input);
+            let numbers = self.graph.ty(*input).elements() == 1 || maker.op.is::<RunSquares>();
+            if self.places[input.0 as usize].is_none() || !numbers {
                 continue;
             }
-            let maker = self.graph.maker(*input);
-            let number = |id: &ValueId| self.graph.ty(*id).elements() == 1 && !is_tensor(self.graph.maker(*id));
+            let number = |id: &ValueId| self.graph.ty(*id).elements() == 1 && !self.is_tensor(self.graph.maker(*id));
             if maker.inputs.iter().all(number) {
                 self.need_everywhere(maker);
             } else {
@@ -122,33 +140,55 @@ impl<'g> Plan<'g> {
         }
     }
 
+    /// Whether a node makes a tensor that lives at its owner, however small.
+    fn is_tensor(&self, node: &Node) -> bool {
+        let source = node.op.is::<Param>() || node.op.is::<State>() || node.op.is::<GrainSum>();
+        source || is_piece_of_sum(self.graph, node)
+    }
+
     fn runs_here(&self, node: &Node) -> bool {
+        if node.op.is::<Join>() {
+            return false;
+        }
         let place = node.inputs.iter().find_map(|id| self.places[id.0 as usize]);
         place.is_none_or(|owner| owner == self.rank)
     }
 
-    /// The nodes, by first output, that gathered numbers are computed from.
-    fn before_gather(&self, after: &[&Node]) -> BTreeSet<ValueId> {
-        let mut early: BTreeSet<ValueId> = BTreeSet::new();
-        for node in after.iter().rev() {
-            let wanted = node.outputs.iter().any(|id| self.gathered.contains(id)) || early.contains(&node.outputs[0]);
-            if wanted {
-                early.insert(node.outputs[0]);
-                early.extend(node.inputs.iter().map(|id| self.graph.maker(*id).outputs[0]));
+    /// The values to gather, in rounds: those of one follow from those of earlier ones.
+    fn rounds(&self) -> Vec<Vec<ValueId>> {
+        let mut rounds: Vec<Vec<ValueId>> = Vec::new();
+        let mut round = vec![0; self.graph.values.len()];
+        for node in &self.graph.nodes {
+            let after = |id: &ValueId| round[id.0 as usize] + usize::from(self.gathered.contains(id));
+            let own = node.inputs.iter().map(after).max().unwrap_or(0);
+            for output in &node.outputs {
+                round[output.0 as usize] = own;
+                if self.gathered.contains(output) {
+                    rounds.resize_with(rounds.len().max(own + 1), Vec::new);
+                    rounds[own].push(*output);
+                }
             }
         }
-        early
+        rounds
     }
 
-    fn gather_numbers(&self, rebuild: &mut Rebuild<'_>) {
-        if self.gathered.is_empty() {
-            return;
+    /// The nodes, by first output, that these numbers are computed from.
+    fn before(&self, after: &[&Node], numbers: &[ValueId]) -> BTreeSet<ValueId> {
+        let mut before: BTreeSet<ValueId> = BTreeSet::new();
+        for node in after.iter().rev() {
+            let wanted = node.outputs.iter().any(|id| numbers.contains(id)) || before.contains(&node.outputs[0]);
+            if wanted {
+                before.insert(node.outputs[0]);
+                before.extend(node.inputs.iter().map(|id| self.graph.maker(*id).outputs[0]));
+            }
         }
-        let mut owners = Vec::new();
-        let mut sorted: Vec<ValueId> = self.gathered.iter().copied().collect();
-        sorted.sort_by_key(|id| (self.owner_of_number(*id), *id));
-        let mut inputs = Vec::new();
-        for id in &sorted {
+        before
+    }
+
+    fn gather_numbers(&self, rebuild: &mut Rebuild<'_>, mut numbers: Vec<ValueId>) {
+        numbers.sort_by_key(|id| (self.owner_of_number(*id), *id));
+        let (mut owners, mut inputs) = (Vec::new(), Vec::new());
+        for id in &numbers {
             let owner = self.owner_of_number(*id);
             owners.push(owner);
             if owner == self.rank {
@@ -161,7 +201,7 @@ impl<'g> Plan<'g> {
             inputs.push(rebuild.new.node(node).outputs[0]);
         }
         let outputs = push_collective(&mut rebuild.new, AllGather { axis: DATA.into(), owners }, inputs, "norms");
-        sorted.into_iter().zip(outputs).for_each(|(old, new)| rebuild.set(old, new));
+        numbers.into_iter().zip(outputs).for_each(|(old, new)| rebuild.set(old, new));
     }
 
     fn owner_of_number(&self, id: ValueId) -> usize {
@@ -172,26 +212,33 @@ impl<'g> Plan<'g> {
     /// Gathers the parameters bucket by bucket, keeps the updates of this rank and of what belongs to nobody.
     fn finish(&self, mut rebuild: Rebuild<'_>, all: &[Bucket]) -> Graph {
         let graph = self.graph;
-        let mut updates: Vec<(ValueId, ValueId)> = Vec::new();
-        let params: BTreeMap<&str, ValueId> = graph.params().map(|(id, op)| (op.name.as_str(), id)).collect();
-        let new_value = |id: ValueId| graph.updates.iter().find(|(param, _)| *param == id).map(|(_, value)| *value);
+        // The new values of each parameter, whole or in pieces, in the order of memory.
+        let mut gathered: Vec<(ValueId, Vec<ValueId>)> = Vec::new();
         for bucket in all.iter().filter(|bucket| bucket.gradients) {
-            let ids: Vec<ValueId> = bucket.sums.iter().map(|id| params[param_of(graph, *id)]).collect();
-            let owners = self.of(bucket);
-            let own = |(id, owner): (&ValueId, &usize)| match new_value(*id).filter(|_| *owner == self.rank) {
-                Some(value) => rebuild.get(value),
-                None => rebuild.get(*id),
-            };
-            let inputs = ids.iter().zip(&owners).map(own).collect();
-            let name = bucket.name.replace("bucket", "parameters");
+            let units = self.units(bucket);
+            let own = |unit: &&Unit| rebuild.get(if unit.owner == self.rank { unit.updated } else { unit.param });
+            let inputs = units.iter().map(own).collect();
+            let (name, owners) = (bucket.name.replace("bucket", "parameters"), owners(&units));
             let outputs = push_collective(&mut rebuild.new, AllGather { axis: DATA.into(), owners }, inputs, &name);
-            updates.extend(ids.iter().map(|id| rebuild.get(*id)).zip(outputs));
+            for (unit, output) in units.into_iter().zip(outputs) {
+                let param = shown_by(graph, unit.param);
+                match gathered.last_mut() {
+                    Some((last, values)) if *last == param => values.push(output),
+                    _ => gathered.push((param, vec![output])),
+                }
+            }
+        }
+        let mut updates: Vec<(ValueId, ValueId)> = Vec::new();
+        for (param, values) in &gathered {
+            let value = match values[..] {
+                [whole] => whole,
+                _ => join(&mut rebuild.new, &graph.ty(*param).shape, values.clone()),
+            };
+            updates.push((rebuild.get(*param), value));
         }
         for (state, value) in &graph.updates {
-            let op = &graph.maker(*state).op;
-            let gathered = op.downcast::<Param>().is_some_and(|op| self.owners.contains_key(&op.name));
             let elsewhere = self.places[value.0 as usize].is_some_and(|owner| owner != self.rank);
-            if !gathered && !elsewhere {
+            if !elsewhere && !gathered.iter().any(|(param, _)| param == state) {
                 updates.push((rebuild.get(*state), rebuild.get(*value)));
             }
         }
@@ -200,9 +247,4 @@ impl<'g> Plan<'g> {
         // States of other ranks' tensors have no reader left.
         kolo_graph::rewrite::eliminate_dead(&rebuild.new)
     }
-}
-
-/// Whether a node makes a tensor that lives at its owner, however small.
-fn is_tensor(node: &Node) -> bool {
-    node.op.is::<Param>() || node.op.is::<State>() || node.op.is::<GrainSum>()
 }

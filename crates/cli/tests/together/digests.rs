@@ -1,6 +1,6 @@
 //! One digest per job, however it is laid out: workers, threads, sharding, transport, launcher.
 
-use crate::job::{Job, KOLO, kolo, tempdir, transport, under};
+use crate::job::{Job, KOLO, kolo, report, tempdir, transport, under, weights};
 use crate::mpi::Mpi;
 use crate::process::run;
 use serde_json::Value;
@@ -141,6 +141,27 @@ fn with_weights_in_one_place() {
     let ended = run(command.args(["--set", "parallel.central=true", "--quiet"]), crate::job::LIMIT);
     assert_eq!(ended.code, Some(1), "{ended}");
     assert!(ended.only_error().contains("central storage needs all workers on one host, but they talk over tcp"));
+}
+
+/// Tensors so large that a worker's share ends inside of one, with norms of whole tensors.
+const WIDE: &str = "[model]\nkind = \"mlp\"\nhidden = [300, 200]\n[data]\nsource = \"builtin:digits\"\nbatch = 32\ngrains = 8\n\
+                    [train]\nsteps = 4\nclip = 0.5\noptimizer = { kind = \"lamb\" }\n";
+
+#[test]
+fn with_tensors_in_pieces() {
+    let dir = tempdir();
+    std::fs::write(dir.path().join("wide.toml"), WIDE).unwrap();
+    let digest = |workers: &str, setting: &str| {
+        let mut command = kolo(dir.path());
+        command.args(["train", "wide.toml", "--quiet", "--report", "report.json"]);
+        run(command.args(["-n", workers, "--threads", "1", "--set", setting]), crate::job::LIMIT).well();
+        weights(&report(dir.path())).to_owned()
+    };
+    let alone = digest("1", "parallel.zero=0");
+    for (workers, setting) in [("2", "parallel.central=true"), ("4", "parallel.central=true"), ("4", "parallel.zero=1")]
+    {
+        assert_eq!(digest(workers, setting), alone, "{workers} workers, {setting}");
+    }
 }
 
 #[test]

@@ -32,6 +32,7 @@ impl Bases<'_> {
                 Arena::Step => self.step.add(place.offset),
                 Arena::Sum => self.sum.add(place.offset),
             }
+            .add(place.within)
         };
         Buffer { data, ty }
     }

@@ -5,6 +5,7 @@ use super::probe::Probe;
 use crate::memory::Memory;
 use kolo_graph::layout::{Layout, align};
 use kolo_graph::op::{Buffer, CpuCx};
+use kolo_graph::piece::Join;
 use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
 use kolo_graph::{DType, Graph, NodeId, Op, Taker, Team, Tile, Type, ValueId};
 use std::sync::Arc;
@@ -79,8 +80,8 @@ pub(super) fn compile(
     let runs = |id: &&NodeId| {
         let node = graph.node(**id);
         let op = &node.op;
-        // A sum of one term was made in its place.
-        let made = op.is::<GrainSum>()
+        // A sum of one term was made in its place, and so were pieces that lie side by side.
+        let made = (op.is::<GrainSum>() || op.is::<Join>())
             && layout.places[node.inputs[0].0 as usize] == layout.places[node.outputs[0].0 as usize];
         !(made || op.view() || op.is::<Input>() || op.is::<Param>() || op.is::<State>())
     };

@@ -1,6 +1,9 @@
 use super::*;
-use kolo_graph::sources::Init;
+use kolo_graph::collective::AllGather;
+use kolo_graph::piece::{Join, Piece};
+use kolo_graph::sources::{Full, Init};
 use kolo_graph::{Builder, Op, Type};
+use kolo_ops::elementwise::ElementwiseMethods;
 use kolo_ops::matmul::MatMul;
 use kolo_ops::optim::adagrad::Adagrad;
 use kolo_ops::optim::adam::Adam;
@@ -148,6 +151,75 @@ fn lanes_are_added_by_the_update_if_it_is_alone() {
             let (left, several) = step(lanes, wanted);
             assert_eq!(left, wanted == "nothing", "{lanes} lanes, {wanted} wanted");
             assert!(several == one, "{lanes} lanes, {wanted} wanted");
+        }
+    }
+}
+
+/// Where the second piece starts.
+const CUT: usize = 16_384;
+
+/// Two steps of an update in one piece or in two; how many joins had something to do, and the parameter after.
+fn in_pieces(cut: bool, output: bool) -> (usize, Vec<f32>) {
+    let builder = Builder::new();
+    let w = builder.param("w", [ELEMENTS], Init::Normal { deviation: 1.0 });
+    let sum = builder.input("x", Type::f32([ELEMENTS])).then(GrainSum { of: "w".into() }, &[]);
+    let (lr, scale) = (builder.scalar(0.1), builder.scalar(1.0));
+    let updated = match cut {
+        false => w.then(SgdPlain { weight_decay: 0.1 }, &[sum, lr, scale]),
+        true => {
+            let pieces = [(0, CUT), (CUT, ELEMENTS - CUT)].map(|(start, len)| Piece { start, len });
+            let [first, second] = pieces.map(|piece| {
+                let [w, sum] = [w, sum].map(|whole| whole.then(piece.clone(), &[]));
+                w.then(SgdPlain { weight_decay: 0.1 }, &[sum, lr, scale])
+            });
+            first.then(Join { shape: vec![ELEMENTS] }, &[second])
+        }
+    };
+    builder.update(w, updated);
+    if output {
+        builder.output("before", w);
+    }
+    let graph = builder.finish().unwrap();
+    let mut store = Store::new(&graph, 1);
+    let mut session = Session::new(graph, &store, Options { threads: 2, lanes: 2, grains: 4 });
+    for _ in 0..2 {
+        let fill = |grain: usize, feed: &mut Feed<'_>| feed.f32("x").unwrap().fill(0.1 + grain as f32);
+        session.run(&mut store, |_| {}, fill).unwrap();
+    }
+    let joins = session.after.iter().filter(|call| call.op.is::<Join>()).count();
+    (joins, store.values("w").unwrap().to_vec())
+}
+
+#[test]
+fn pieces_are_updated_where_they_are() {
+    let (_, whole) = in_pieces(false, false);
+    let (joins, pieces) = in_pieces(true, false);
+    assert!(joins == 0 && pieces == whole, "{joins} joins");
+    // Not if the parameter is wanted as it was.
+    let (joins, pieces) = in_pieces(true, true);
+    assert!(joins == 1 && pieces == whole, "{joins} joins");
+}
+
+#[test]
+fn what_is_exchanged_is_used_for_nothing_else_meanwhile() {
+    // Nobody reads what is gathered, or one of the two, and only at the end: then it is waited for.
+    for read in [false, true] {
+        let builder = Builder::new();
+        let x = builder.input("x", Type::f32([16])).then(GrainSum { of: String::new() }, &[]);
+        let zeros = || builder.apply(Full { value: 0.0, dtype: DType::F32, shape: vec![16] }, &[]);
+        let op = AllGather { axis: "data".into(), owners: vec![0, 1] };
+        let gathered = builder.apply_all(op, &[zeros(), zeros()]);
+        let (double, square) = (x.add(x), x.mul(x));
+        let last = double.add(square);
+        builder.output("last", if read { last.add(gathered[0]) } else { last });
+        let [gathered, later] = [&gathered[..], &[double, square, last]]
+            .map(|values| values.iter().map(|value| value.id()).collect::<Vec<ValueId>>());
+        let graph = builder.finish().unwrap();
+        let layout = layout::plan(&graph, 1, 1);
+        let place = |id: ValueId| layout.places[id.0 as usize].expect("a live value has a place");
+        for value in &later {
+            let apart = gathered.iter().all(|id| place(*id) != place(*value));
+            assert!(apart, "{value:?} lies where {gathered:?} are, read: {read}");
         }
     }
 }

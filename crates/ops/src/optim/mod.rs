@@ -18,7 +18,7 @@ pub use adagrad::Adagrad;
 pub use adam::Adam;
 pub use lamb::{LambApply, LambDirection};
 pub use lars::Lars;
-pub use norm::{ClipScale, OptimMethods, SumSquares};
+pub use norm::{ClipScale, OptimMethods, RUN, RunSquares, SumRuns, SumSquares};
 pub use rmsprop::Rmsprop;
 pub use sgd::{Sgd, SgdPlain};
 
@@ -35,5 +35,7 @@ pub const KINDS: &[OpKind] = &[
     OpKind::of::<LambDirection>(),
     OpKind::of::<LambApply>(),
     OpKind::of::<SumSquares>(),
+    OpKind::of::<RunSquares>(),
+    OpKind::of::<SumRuns>(),
     OpKind::of::<ClipScale>(),
 ];

@@ -5,15 +5,25 @@ use crate::real::Real;
 use crate::simd;
 use crate::tiles::Address;
 use kolo_graph::index::Index;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, Op, Team, Tensor, Type, op};
 
 op! {
     /// `Σ x²` over all elements, in an order that depends on the shape alone.
     pub struct SumSquares = "sum_squares" { }
 }
 
+op! {
+    /// `Σ x²` of each run of [`RUN`] elements, the last of which may be shorter.
+    pub struct RunSquares = "run_squares" { }
+}
+op! {
+    /// The sum of all elements of all inputs, in order: of a tensor's `run_squares`, or of those of its pieces, the bits of
+    /// its `sum_squares`.
+    pub struct SumRuns = "sum_runs" { }
+}
+
 /// Elements summed in f32; the sums of such runs are added in order, in f64.
-const RUN: usize = 4096;
+pub const RUN: usize = 4096;
 const RUNS_PER_TASK: usize = 4;
 
 impl Op for SumSquares {
@@ -36,21 +46,82 @@ impl Op for SumSquares {
     }
     fn cpu(&self, cx: &mut CpuCx<'_>) {
         let (x, out) = (cx.f32(0), cx.out_f32(0));
-        let runs = x.len().div_ceil(RUN);
-        let sums = &mut cx.scratch()[..runs];
-        let address = Address(sums.as_mut_ptr());
-        cx.team.chunks(runs, RUNS_PER_TASK, |range, _| {
-            // SAFETY: tasks own disjoint runs.
-            let sums = unsafe { address.slice(range.start, range.len()) };
-            for (sum, run) in sums.iter_mut().zip(range) {
-                let run = &x[run * RUN..x.len().min((run + 1) * RUN)];
-                *sum = simd::dot(run, run);
-            }
-        });
-        out[0] = sums.iter().fold(0.0, |total, sum| total + f64::from(*sum)) as f32;
+        let sums = &mut cx.scratch()[..x.len().div_ceil(RUN)];
+        square_runs(cx.team, x, sums);
+        out[0] = add_runs(0.0, sums) as f32;
     }
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], _: usize) -> usize {
         inputs[0].elements().div_ceil(RUN) * size_of::<f32>()
+    }
+}
+
+/// The sum of squares of each run of elements.
+fn square_runs(team: &Team, x: &[f32], sums: &mut [f32]) {
+    let address = Address(sums.as_mut_ptr());
+    team.chunks(sums.len(), RUNS_PER_TASK, |range, _| {
+        // SAFETY: tasks own disjoint runs.
+        let sums = unsafe { address.slice(range.start, range.len()) };
+        for (sum, run) in sums.iter_mut().zip(range) {
+            let run = &x[run * RUN..x.len().min((run + 1) * RUN)];
+            *sum = simd::dot(run, run);
+        }
+    });
+}
+
+fn add_runs(total: f64, sums: &[f32]) -> f64 {
+    sums.iter().fold(total, |total, sum| total + f64::from(*sum))
+}
+
+impl Op for RunSquares {
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        SumSquares {}.infer(inputs)?;
+        Ok(vec![Type::f32([inputs[0].elements().div_ceil(RUN)])])
+    }
+    fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
+        2 * inputs[0].elements() as u64
+    }
+    fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
+        let runs = inputs[0].data.chunks(RUN).map(|run| run.iter().map(|x| x * x).sum());
+        vec![Dense::new(outputs[0].shape.clone(), runs.collect())]
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        square_runs(cx.team, cx.f32(0), cx.out_f32(0));
+    }
+}
+
+impl Cases for RunSquares {
+    fn cases() -> Vec<Case> {
+        let shapes: [&[usize]; 4] = [&[], &[37], &[4097], &[3, 13_669]];
+        shapes.map(|shape| Case::new(RunSquares {}, [Arg::real(shape).constant()])).into()
+    }
+}
+
+impl Op for SumRuns {
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        match inputs.iter().find(|ty| ty.dtype != DType::F32) {
+            Some(other) => Err(format!("sums f32, not {other}")),
+            None => Ok(vec![Type::f32([])]),
+        }
+    }
+    fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
+        inputs.iter().map(|ty| ty.elements() as u64).sum()
+    }
+    fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
+        vec![Dense::new([], vec![inputs.iter().flat_map(|input| &input.data).sum()])]
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        let total = (0..cx.inputs.len()).fold(0.0, |total, at| add_runs(total, cx.f32(at)));
+        cx.out_f32(0)[0] = total as f32;
+    }
+}
+
+impl Cases for SumRuns {
+    fn cases() -> Vec<Case> {
+        let case = |sizes: &[usize]| {
+            let args: Vec<Arg> = sizes.iter().map(|size| Arg::positive([*size]).constant()).collect();
+            Case::new(SumRuns {}, args)
+        };
+        vec![case(&[5]), case(&[3, 1, 40])]
     }
 }
 

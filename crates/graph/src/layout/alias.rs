@@ -1,0 +1,110 @@
+//! Whose memory a value is, and who reads it when.
+
+use crate::graph::{Graph, Node, NodeId, ValueId};
+use crate::op::Op;
+use crate::piece::{Join, Piece};
+use crate::sources::{Param, State};
+use std::collections::HashMap;
+use std::ops::Range;
+
+/// What a value shows, seen through views.
+pub fn shown_by(graph: &Graph, mut id: ValueId) -> ValueId {
+    while graph.maker(id).op.view() {
+        id = graph.maker(id).inputs[0];
+    }
+    id
+}
+
+/// Bytes from the start of what a node aliases to its output.
+pub(super) fn shift(graph: &Graph, node: &Node) -> usize {
+    let piece = node.op.downcast::<Piece>();
+    piece.map_or(0, |piece| piece.start * graph.ty(node.outputs[0]).dtype.bytes())
+}
+
+/// Bytes of a value, from the start of the value whose memory it is.
+pub(super) struct Part {
+    pub of: ValueId,
+    pub start: usize,
+    pub end: usize,
+}
+
+impl Part {
+    /// Seen through ops that only alias.
+    pub(super) fn of(graph: &Graph, id: ValueId) -> Self {
+        let (mut of, mut start) = (id, 0);
+        while graph.maker(of).op.aliases() {
+            start += shift(graph, graph.maker(of));
+            of = graph.maker(of).inputs[graph.value(of).slot];
+        }
+        Self { of, start, end: start + graph.ty(id).bytes() }
+    }
+}
+
+/// Who reads which part of each parameter and state, and when.
+#[derive(Debug, Default)]
+pub(super) struct Reads(HashMap<ValueId, Vec<(Range<usize>, usize)>>);
+
+impl Reads {
+    pub(super) fn new(graph: &Graph, order: &[NodeId]) -> Self {
+        let mut reads = Self::default();
+        let mut add = |id: ValueId, position: usize| {
+            let part = Part::of(graph, id);
+            if is_stored(&*graph.maker(part.of).op) {
+                reads.0.entry(part.of).or_default().push((part.start..part.end, position));
+            }
+        };
+        for (position, id) in order.iter().enumerate().filter(|(_, id)| !graph.node(**id).op.view()) {
+            graph.node(*id).inputs.iter().for_each(|input| add(*input, position));
+        }
+        let kept = graph.outputs.iter().map(|(_, id)| id).chain(graph.updates.iter().map(|(_, value)| value));
+        kept.for_each(|id| add(*id, order.len()));
+        reads
+    }
+
+    /// Whether anybody reads a part of a state after this position, or, there, another part that it overlaps with.
+    pub(super) fn is_read_after(&self, state: ValueId, part: Range<usize>, position: usize) -> bool {
+        let reads = self.0.get(&state).into_iter().flatten();
+        let mut overlapping = reads.filter(|(other, _)| other.start < part.end && part.start < other.end);
+        overlapping.any(|(other, at)| *at > position || *at == position && *other != part)
+    }
+}
+
+/// Whether an op's result outlives the step.
+pub(super) fn is_stored(op: &dyn Op) -> bool {
+    op.is::<Param>() || op.is::<State>()
+}
+
+/// For each value, the state that it becomes a part of, and the bytes before that part, seen through ops that only alias and
+/// joins.
+pub(super) fn becoming(graph: &Graph) -> Vec<Option<(ValueId, usize)>> {
+    let mut becomes = vec![None; graph.values.len()];
+    let mut todo: Vec<(ValueId, ValueId, usize)> =
+        graph.updates.iter().map(|(state, value)| (*value, *state, 0)).collect();
+    while let Some((value, state, mut at)) = todo.pop() {
+        becomes[value.0 as usize] = Some((state, at));
+        let node = graph.maker(value);
+        if node.op.is::<Join>() {
+            for input in &node.inputs {
+                todo.push((*input, state, at));
+                at += graph.ty(*input).bytes();
+            }
+        } else if node.op.aliases() && !node.op.is::<Piece>() {
+            todo.push((node.inputs[graph.value(value).slot], state, at));
+        }
+    }
+    becomes
+}
+
+/// For some values, the first position at which one of them is read, also through views; the end if none is.
+pub(super) fn first_reads(graph: &Graph, order: &[NodeId]) -> impl Fn(&[ValueId]) -> usize + use<> {
+    let mut first = vec![order.len(); graph.values.len()];
+    for (position, id) in order.iter().enumerate().rev() {
+        let node = graph.node(*id);
+        let read = if node.op.view() { first[node.outputs[0].0 as usize] } else { position };
+        node.inputs.iter().for_each(|input| {
+            let slot = &mut first[input.0 as usize];
+            *slot = read.min(*slot);
+        });
+    }
+    move |values| values.iter().map(|id| first[id.0 as usize]).min().unwrap_or(0)
+}

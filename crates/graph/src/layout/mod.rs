@@ -1,0 +1,228 @@
+//! The memory plan: where every value lives, decided before anything runs.
+//!
+//! Values whose lives do not overlap share memory; an output may take over a dying input's place; a view is its input's
+//! place, or a piece of it. The plan is what the executor allocates and what the planner predicts, so the two cannot differ.
+
+mod alias;
+mod planner;
+
+pub use alias::shown_by;
+
+use crate::graph::{Graph, NodeId, Phase, ValueId};
+use crate::sources::GrainSum;
+use crate::types::DType;
+use planner::Planner;
+use std::collections::HashMap;
+
+/// Every place starts on a cache line, which is also the widest vector.
+pub const ALIGNMENT: usize = 64;
+
+/// Rounds up to the alignment.
+pub fn align(bytes: usize) -> usize {
+    bytes.next_multiple_of(ALIGNMENT)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Arena {
+    /// Parameters and state, which outlive the step; the offset is the value's number.
+    Store,
+    /// Inputs of one grain, one copy per lane.
+    GrainInput,
+    /// Inputs of the step.
+    StepInput,
+    /// Values of one grain, one copy per lane.
+    Grain,
+    /// Values computed once per step.
+    Step,
+    /// Sums over grains.
+    Sum,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub arena: Arena,
+    pub offset: usize,
+    /// Bytes further on, if it is a piece of what lies there.
+    pub within: usize,
+}
+
+impl Place {
+    fn at(arena: Arena, offset: usize) -> Self {
+        Self { arena, offset, within: 0 }
+    }
+
+    fn further(self, bytes: usize) -> Self {
+        Self { within: self.within + bytes, ..self }
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Layout {
+    pub before: Vec<NodeId>,
+    pub grain: Vec<NodeId>,
+    pub after: Vec<NodeId>,
+    /// By value; `None` for values of dead nodes and for those that are never stored.
+    pub places: Vec<Option<Place>>,
+    pub grain_input_bytes: usize,
+    pub step_input_bytes: usize,
+    pub grain_bytes: usize,
+    pub step_bytes: usize,
+    pub sum_bytes: usize,
+    /// (from, to): updates that could not be done in place, copied when the step ends.
+    pub copies: Vec<(ValueId, ValueId)>,
+    /// Gradients that are made by their update and stored nowhere.
+    pub unstored: Vec<Unstored>,
+}
+
+/// A gradient that its update takes tile by tile, as a product makes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unstored {
+    pub product: NodeId,
+    pub sum: NodeId,
+    pub update: NodeId,
+}
+
+impl Unstored {
+    /// Whether this node's result is what is stored nowhere.
+    pub fn makes(&self, node: NodeId) -> bool {
+        node == self.product || node == self.sum
+    }
+}
+
+impl Layout {
+    /// Whether a value that runs has no place, because its taker takes it as it is made.
+    pub fn is_unstored(&self, graph: &Graph, id: ValueId) -> bool {
+        self.unstored.iter().any(|taken| taken.makes(graph.value(id).node))
+    }
+}
+
+/// Plans the memory of a graph that is run with this many grains on this many lanes.
+///
+/// If a lane runs a single grain, a sum over grains starts and ends with one term: whoever makes the term writes it straight
+/// into the sum's place. If there is one grain in all, the sum is its term, and a gradient that is a product of smaller
+/// tensors need not be kept at all: the product waits for the update, which takes it tile by tile.
+pub fn plan(graph: &Graph, grains: usize, lanes: usize) -> Layout {
+    let mut layout = Layout { places: vec![None; graph.values.len()], ..Layout::default() };
+    if grains == 1 {
+        layout.unstored = unstored(graph);
+    }
+    schedule(graph, &mut layout);
+    let sum_places = place_sums(graph, &mut layout);
+    Planner::new(graph, &layout, grains == lanes, sum_places).place_all(&mut layout);
+    let place = |id: ValueId| layout.places[id.0 as usize];
+    let apart = graph.updates.iter().filter(|(state, value)| place(*state) != place(*value));
+    layout.copies = apart.map(|(state, value)| (*value, *state)).collect();
+    layout
+}
+
+/// The gradients, with a single grain, that nobody but their update reads and that take at least as much memory as what
+/// they are the product of.
+pub fn unstored(graph: &Graph) -> Vec<Unstored> {
+    let (live, phases, readers) = (crate::rewrite::live_nodes(graph), graph.phases(), graph.readers());
+    let kept = |id: ValueId| {
+        let updated = graph.updates.iter().any(|(_, value)| *value == id);
+        updated || graph.outputs.iter().any(|(_, output)| *output == id)
+    };
+    let only_reader = |id: ValueId| match readers[id.0 as usize][..] {
+        [reader] if !kept(id) && live[reader.0 as usize] => Some(reader),
+        _ => None,
+    };
+    let bytes = |ids: &[ValueId]| ids.iter().map(|id| graph.ty(*id).bytes()).sum::<usize>();
+    let taken = |product: NodeId| {
+        let node = graph.node(product);
+        let all_f32 = node.inputs.iter().chain(&node.outputs).all(|id| graph.ty(*id).dtype == DType::F32);
+        if phases[product.0 as usize] != Phase::Grain || !all_f32 || !node.op.gives_tiles(&graph.types(&node.inputs)) {
+            return None;
+        }
+        let sum = only_reader(node.outputs[0]).filter(|sum| graph.node(*sum).op.is::<GrainSum>())?;
+        let gradient = graph.node(sum).outputs[0];
+        let update = only_reader(gradient)?;
+        let inputs = graph.node(update).inputs.iter().enumerate();
+        let mut places = inputs.filter(|(_, input)| **input == gradient).map(|(at, _)| at);
+        let takes = places.next() == graph.node(update).op.takes_tiles() && places.next().is_none();
+        // What an update changes where it is must not be read meanwhile.
+        let shown = |id: &ValueId| shown_by(graph, *id);
+        let changed: Vec<ValueId> = graph.node(update).inputs.iter().map(shown).collect();
+        let apart = node.inputs.iter().all(|id| !changed.contains(&shown(id)));
+        let smaller = bytes(&node.inputs) <= bytes(&node.outputs);
+        (takes && apart && smaller).then_some(Unstored { product, sum, update })
+    };
+    graph.ids().filter(|id| live[id.0 as usize]).filter_map(taken).collect()
+}
+
+/// The order to run in: each phase in graph order, but a sum over grains right after its term, so that the term's memory
+/// is free again at once. The order of the sums is the order in which gradients become ready.
+fn schedule(graph: &Graph, layout: &mut Layout) {
+    let live = crate::rewrite::live_nodes(graph);
+    let phases = graph.phases();
+    let readers = graph.readers();
+    let waits = |id: NodeId| layout.unstored.iter().any(|taken| taken.makes(id));
+    let ids: Vec<NodeId> = graph.ids().filter(|id| live[id.0 as usize] && !waits(*id)).collect();
+    for id in ids {
+        let node = graph.node(id);
+        layout.after.extend(layout.unstored.iter().filter(|taken| taken.update == id).map(|taken| taken.product));
+        if node.op.is::<GrainSum>() {
+            let made = phases[graph.value(node.inputs[0]).node.0 as usize];
+            let source = graph.maker(node.inputs[0]).inputs.is_empty();
+            if made != Phase::Grain || source {
+                layout.grain.push(id);
+            }
+            continue;
+        }
+        match phases[id.0 as usize] {
+            Phase::Before => layout.before.push(id),
+            Phase::After => layout.after.push(id),
+            Phase::Grain => {
+                layout.grain.push(id);
+                if node.inputs.is_empty() {
+                    continue;
+                }
+                let sums = node.outputs.iter().flat_map(|output| &readers[output.0 as usize]);
+                layout
+                    .grain
+                    .extend(sums.filter(|reader| live[reader.0 as usize] && graph.node(**reader).op.is::<GrainSum>()));
+            }
+        }
+    }
+}
+
+/// For each value whose only reader is a sum over grains, that sum.
+fn only_sums(graph: &Graph) -> Vec<Option<ValueId>> {
+    let readers = graph.readers();
+    let kept = |id: ValueId| graph.outputs.iter().any(|(_, output)| *output == id);
+    let sum = |at: usize| match readers[at][..] {
+        [reader] if graph.node(reader).op.is::<GrainSum>() && !kept(ValueId(at as u32)) => {
+            let maker = graph.maker(ValueId(at as u32));
+            (!maker.inputs.is_empty() && !maker.op.view()).then_some(graph.node(reader).outputs[0])
+        }
+        _ => None,
+    };
+    (0..graph.values.len()).map(sum).collect()
+}
+
+/// Sums of gradients lie in the order in which a store holds their parameters, the last made first, which is about the
+/// order in which they become ready: a run of parameters and the run of their gradients correspond. Other sums follow.
+fn place_sums(graph: &Graph, layout: &mut Layout) -> Vec<Option<usize>> {
+    let mut places = vec![None; graph.values.len()];
+    for id in sorted_sums(graph, &layout.grain) {
+        places[id.0 as usize] = Some(layout.sum_bytes);
+        layout.sum_bytes += align(graph.ty(id).bytes());
+    }
+    places
+}
+
+fn sorted_sums(graph: &Graph, grain: &[NodeId]) -> Vec<ValueId> {
+    let order: HashMap<&str, usize> = graph.params().enumerate().map(|(at, (_, op))| (op.name.as_str(), at)).collect();
+    let sum = |id: &NodeId| Some((graph.node(*id).outputs[0], graph.node(*id).op.downcast::<GrainSum>()?));
+    let mut sums: Vec<(ValueId, &GrainSum)> = grain.iter().filter_map(sum).collect();
+    // A stable sort: sums that belong to no parameter keep the order in which they become ready.
+    sums.sort_by_key(|(_, sum)| order.get(sum.of.as_str()).map_or((1, 0), |at| (0, order.len() - at)));
+    sums.into_iter().map(|(id, _)| id).collect()
+}
+
+/// All sums over grains that run, in the order in which they lie in memory if all are stored.
+pub fn sum_order(graph: &Graph) -> Vec<ValueId> {
+    let mut layout = Layout::default();
+    schedule(graph, &mut layout);
+    sorted_sums(graph, &layout.grain)
+}

@@ -1,0 +1,263 @@
+//! Gives every value its place, one node after the other.
+
+use super::alias::{Part, Reads, becoming, first_reads, is_stored, shift};
+use super::{Arena, Layout, Place, align, only_sums};
+use crate::collective::is_collective;
+use crate::graph::{Graph, Node, NodeId, ValueId};
+use crate::piece::Join;
+use crate::sources::{GrainSum, Input};
+use std::ops::Range;
+
+/// A run of values that share one place.
+#[derive(Clone, Debug)]
+struct Block {
+    bytes: usize,
+    birth: usize,
+    death: usize,
+    arena: Arena,
+    offset: usize,
+}
+
+pub(super) struct Planner<'g> {
+    graph: &'g Graph,
+    order: Vec<NodeId>,
+    /// Where the grain phase starts and ends in `order`.
+    grain: Range<usize>,
+    /// The last position that reads each value.
+    last_read: Vec<usize>,
+    blocks: Vec<Block>,
+    block_of: Vec<Option<usize>>,
+    /// For each value, the sum that is its only reader and in whose place it can be made.
+    sum_of: Vec<Option<ValueId>>,
+    /// Where each sum over grains lies.
+    sum_places: Vec<Option<usize>>,
+    /// The state that a value becomes a part of, also through ops that only alias, and the bytes before it.
+    becomes: Vec<Option<(ValueId, usize)>>,
+    reads: Reads,
+    /// Bytes before each value in its block.
+    shifts: Vec<usize>,
+}
+
+impl<'g> Planner<'g> {
+    pub(super) fn new(graph: &'g Graph, layout: &Layout, one_grain: bool, sum_places: Vec<Option<usize>>) -> Self {
+        let order: Vec<NodeId> =
+            [&layout.before, &layout.grain, &layout.after].into_iter().flatten().copied().collect();
+        let mut last_read = vec![0; graph.values.len()];
+        for (position, id) in order.iter().enumerate() {
+            for input in &graph.node(*id).inputs {
+                last_read[input.0 as usize] = position;
+            }
+        }
+        // Whoever reads an alias reads what it shows. What is exchanged is in use until somebody waits for the exchange.
+        let waits = first_reads(graph, &order);
+        for node in order.iter().rev().map(|id| graph.node(*id)).filter(|node| node.op.aliases()) {
+            let exchanged = if is_collective(&*node.op) { waits(&node.outputs) } else { 0 };
+            for (output, input) in node.outputs.iter().zip(&node.inputs) {
+                let through = last_read[output.0 as usize].max(exchanged);
+                last_read[output.0 as usize] = through;
+                let read = &mut last_read[input.0 as usize];
+                *read = through.max(*read);
+            }
+        }
+        let end = order.len();
+        graph.outputs.iter().for_each(|(_, id)| last_read[id.0 as usize] = end);
+        graph.updates.iter().for_each(|(_, id)| last_read[id.0 as usize] = end);
+        let start = layout.before.len();
+        let reads = Reads::new(graph, &order);
+        Self {
+            graph,
+            grain: start..start + layout.grain.len(),
+            order,
+            last_read,
+            blocks: Vec::new(),
+            block_of: vec![None; graph.values.len()],
+            sum_of: if one_grain { only_sums(graph) } else { vec![None; graph.values.len()] },
+            sum_places,
+            becomes: becoming(graph),
+            reads,
+            shifts: vec![0; graph.values.len()],
+        }
+    }
+
+    pub(super) fn place_all(mut self, layout: &mut Layout) {
+        for position in 0..self.order.len() {
+            self.visit(position, layout);
+        }
+        self.place(layout);
+    }
+
+    fn sum_place(&self, sum: ValueId) -> Place {
+        let offset = self.sum_places[sum.0 as usize].expect("every sum that runs has its place");
+        Place::at(Arena::Sum, offset)
+    }
+
+    fn arena(&self, position: usize) -> Arena {
+        if self.grain.contains(&position) { Arena::Grain } else { Arena::Step }
+    }
+
+    /// A value computed before the grains and read by them lives until the last grain is done.
+    fn death(&self, id: ValueId, position: usize) -> usize {
+        let last = self.last_read[id.0 as usize];
+        if !self.grain.contains(&position) && self.grain.contains(&last) { self.grain.end } else { last }
+    }
+
+    fn visit(&mut self, position: usize, layout: &mut Layout) {
+        let node = self.graph.node(self.order[position]);
+        let op = &node.op;
+        let output = node.outputs[0];
+        let bytes = align(self.graph.ty(output).bytes());
+        let fixed = if is_stored(&**op) {
+            Some(Place::at(Arena::Store, output.0 as usize))
+        } else if let Some(input) = op.downcast::<Input>() {
+            let (arena, size) = match input.per_step {
+                true => (Arena::StepInput, &mut layout.step_input_bytes),
+                false => (Arena::GrainInput, &mut layout.grain_input_bytes),
+            };
+            *size += bytes;
+            Some(Place::at(arena, *size - bytes))
+        } else if op.is::<GrainSum>() {
+            Some(self.sum_place(output))
+        } else {
+            None
+        };
+        if fixed.is_some() {
+            layout.places[output.0 as usize] = fixed;
+            return;
+        }
+        if op.aliases() {
+            for (input, output) in node.inputs.iter().zip(&node.outputs) {
+                self.alias(*input, *output, shift(self.graph, node), position, layout);
+            }
+            return;
+        }
+        if op.is::<Join>()
+            && let Some(place) = self.joined(node, layout)
+        {
+            layout.places[output.0 as usize] = Some(place);
+            return;
+        }
+        if layout.is_unstored(self.graph, output) {
+            return;
+        }
+        let mut taken = Vec::new();
+        for (slot, output) in node.outputs.iter().enumerate() {
+            if let Some(sum) = self.sum_of[output.0 as usize] {
+                layout.places[output.0 as usize] = Some(self.sum_place(sum));
+                continue;
+            }
+            let heir = op.in_place().into_iter().find_map(|(input, to)| {
+                let input = *node.inputs.get(input).filter(|_| to == slot)?;
+                self.can_take(input, *output, position, layout).filter(|_| !taken.contains(&input)).map(|_| input)
+            });
+            match heir {
+                Some(input) => {
+                    taken.push(input);
+                    self.alias(input, *output, 0, position, layout);
+                }
+                None => self.fresh(*output, position),
+            }
+        }
+    }
+
+    /// Whether `output` may overwrite `input` here: nobody reads the input later, and it is not a source, or it is the
+    /// very state that the output becomes.
+    fn can_take(&self, input: ValueId, output: ValueId, position: usize, layout: &Layout) -> Option<()> {
+        let graph = self.graph;
+        if graph.ty(input).bytes() != graph.ty(output).bytes() || graph.ty(input).dtype != graph.ty(output).dtype {
+            return None;
+        }
+        let becomes = self.becomes[output.0 as usize];
+        if let Some((state, at)) = becomes {
+            // A value that becomes a state goes straight into the state's place if it can; never into a temporary of its own.
+            let part = Part::of(graph, input);
+            let same = (part.of, part.start) == (state, at) && layout.places[input.0 as usize].is_some();
+            return (same && !self.reads.is_read_after(state, part.start..part.end, position)).then_some(());
+        }
+        if layout.places[input.0 as usize].is_some() {
+            return None;
+        }
+        let block = &self.blocks[self.block_of[input.0 as usize]?];
+        let inputs = &graph.node(self.order[position]).inputs;
+        let once_read = inputs.iter().filter(|id| **id == input).count() == 1;
+        // Not if another piece of the same memory is read here too.
+        let apart = |id: &ValueId| {
+            let [at, place] = [id, &input].map(|id| (self.block_of[id.0 as usize], self.shifts[id.0 as usize]));
+            at.0 != place.0 || at.1 == place.1
+        };
+        let free = once_read && inputs.iter().all(apart);
+        (block.death == position && block.arena == self.arena(position) && free).then_some(())
+    }
+
+    /// Where all inputs of a join lie, if they lie side by side where they stay.
+    fn joined(&self, node: &Node, layout: &Layout) -> Option<Place> {
+        let start = layout.places[node.inputs.first()?.0 as usize]?;
+        let mut bytes = 0;
+        for input in &node.inputs {
+            if layout.places[input.0 as usize] != Some(start.further(bytes)) {
+                return None;
+            }
+            bytes += self.graph.ty(*input).bytes();
+        }
+        Some(start)
+    }
+
+    /// `output` is `input`'s memory, from some bytes on.
+    fn alias(&mut self, input: ValueId, output: ValueId, shift: usize, position: usize, layout: &mut Layout) {
+        layout.places[output.0 as usize] = layout.places[input.0 as usize].map(|place| place.further(shift));
+        self.shifts[output.0 as usize] = self.shifts[input.0 as usize] + shift;
+        if let Some(block) = self.block_of[input.0 as usize] {
+            self.block_of[output.0 as usize] = Some(block);
+            let mut death = self.death(output, position).max(position);
+            if self.blocks[block].arena == Arena::Step && self.grain.contains(&death) {
+                death = self.grain.end;
+            }
+            self.blocks[block].death = self.blocks[block].death.max(death);
+        }
+    }
+
+    fn fresh(&mut self, output: ValueId, position: usize) {
+        let block = Block {
+            bytes: align(self.graph.ty(output).bytes()),
+            birth: position,
+            death: self.death(output, position).max(position),
+            arena: self.arena(position),
+            offset: 0,
+        };
+        self.block_of[output.0 as usize] = Some(self.blocks.len());
+        self.blocks.push(block);
+    }
+
+    /// Places the largest blocks first, each at the lowest offset that no overlapping life holds.
+    fn place(&mut self, layout: &mut Layout) {
+        for arena in [Arena::Grain, Arena::Step] {
+            let mut todo: Vec<usize> = (0..self.blocks.len()).filter(|at| self.blocks[*at].arena == arena).collect();
+            todo.sort_by_key(|at| (std::cmp::Reverse(self.blocks[*at].bytes), self.blocks[*at].birth));
+            let mut placed: Vec<usize> = Vec::new();
+            let mut size = 0;
+            for at in todo {
+                let (bytes, birth, death) = (self.blocks[at].bytes, self.blocks[at].birth, self.blocks[at].death);
+                let mut offset = 0;
+                for other in placed.iter().map(|other| &self.blocks[*other]) {
+                    let together = other.birth <= death && birth <= other.death;
+                    if together && other.offset < offset + bytes && offset < other.offset + other.bytes {
+                        offset = other.offset + other.bytes;
+                    }
+                }
+                self.blocks[at].offset = offset;
+                size = size.max(offset + bytes);
+                let slot = placed.partition_point(|other| self.blocks[*other].offset <= offset);
+                placed.insert(slot, at);
+            }
+            match arena {
+                Arena::Grain => layout.grain_bytes = size,
+                _ => layout.step_bytes = size,
+            }
+        }
+        for (value, block) in self.block_of.iter().enumerate() {
+            if let Some(block) = block {
+                let block = &self.blocks[*block];
+                layout.places[value] = Some(Place::at(block.arena, block.offset).further(self.shifts[value]));
+            }
+        }
+    }
+}

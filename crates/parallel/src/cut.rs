@@ -1,0 +1,293 @@
+//! Who owns what: the parameters that have a gradient, in the order of memory, cut into equal shares.
+//!
+//! A share may end inside a tensor. Then the tensor is cut in pieces: what follows from its gradient element by element is
+//! computed piece by piece, with a piece of every state, and sums of squares are added up from the runs they consist of. So
+//! the bits do not depend on where it is cut. A tensor whose update needs it whole belongs to whoever owns its middle.
+
+use crate::data::{buckets, param_of};
+use kolo_graph::graph::Phase;
+use kolo_graph::layout::shown_by;
+use kolo_graph::piece::{Join, Piece};
+use kolo_graph::rewrite::Rebuild;
+use kolo_graph::sources::{GrainSum, Init, Param, State};
+use kolo_graph::{Graph, Node, NodeId, Op, Stage, Type, ValueId};
+use kolo_ops::optim::{RUN, RunSquares, SumRuns, SumSquares};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A parameter or a piece of one, with its gradient and what it becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Unit {
+    pub sum: ValueId,
+    pub param: ValueId,
+    pub updated: ValueId,
+    pub owner: usize,
+}
+
+/// A step whose parameters are owned.
+#[derive(Debug)]
+pub(crate) struct Owned {
+    pub graph: Graph,
+    /// In the order of memory.
+    pub units: Vec<Unit>,
+}
+
+/// The owner of each parameter that has a gradient, by name, if tensors stay whole: runs of memory, cut nearest to equal sizes.
+pub fn owners(graph: &Graph, ranks: usize) -> BTreeMap<String, usize> {
+    let shares = Shares::new(graph, ranks);
+    let owner = |(id, start): (ValueId, usize)| {
+        (param_of(graph, id).to_string(), shares.owner(start..start + graph.ty(id).bytes()))
+    };
+    shares.sums.iter().copied().map(owner).collect()
+}
+
+impl Owned {
+    /// Tensors stay whole.
+    pub fn whole(graph: &Graph, ranks: usize) -> Self {
+        Self::with(graph, ranks, |_, _| Vec::new())
+    }
+
+    /// Tensors are cut where shares end, if they can be.
+    pub fn cut(graph: &Graph, ranks: usize) -> Self {
+        Self::with(graph, ranks, |shares, sum| shares.cuts(graph, sum))
+    }
+
+    /// `cuts` gives the elements of a gradient, by its place among the sums, at which it is cut.
+    fn with(graph: &Graph, ranks: usize, cuts: impl Fn(&Shares, usize) -> Vec<usize>) -> Self {
+        let shares = Shares::new(graph, ranks);
+        let mut rewrite = Rewrite { rebuild: Rebuild::new(graph), families: Vec::new(), pieces: BTreeMap::new() };
+        for (number, (sum, _)) in shares.sums.iter().enumerate() {
+            let cuts = cuts(&shares, number);
+            if let Some(family) = Some(cuts).filter(|cuts| !cuts.is_empty()).and_then(|c| Family::of(graph, *sum, c)) {
+                rewrite.families.push(family);
+            }
+        }
+        graph.nodes.iter().for_each(|node| rewrite.node(node));
+        rewrite.finish(&shares)
+    }
+}
+
+/// The sums of gradients, in the order of memory, each with the bytes before it.
+struct Shares {
+    sums: Vec<(ValueId, usize)>,
+    total: usize,
+    ranks: usize,
+}
+
+impl Shares {
+    fn new(graph: &Graph, ranks: usize) -> Self {
+        let gradients = buckets(graph, usize::MAX).into_iter().filter(|bucket| bucket.gradients);
+        let (mut sums, mut total) = (Vec::new(), 0);
+        for id in gradients.flat_map(|bucket| bucket.sums) {
+            sums.push((id, total));
+            total += graph.ty(id).bytes();
+        }
+        Self { sums, total, ranks }
+    }
+
+    /// Who owns the middle of these bytes.
+    fn owner(&self, bytes: Range<usize>) -> usize {
+        let middle = bytes.start + bytes.len() / 2;
+        (middle * self.ranks / self.total.max(1)).min(self.ranks - 1)
+    }
+
+    /// The elements of a sum at which it is cut: where shares end, moved to the nearest end of a run. What is on both sides
+    /// belongs to different ranks.
+    fn cuts(&self, graph: &Graph, number: usize) -> Vec<usize> {
+        let (id, start) = self.sums[number];
+        let elements = graph.ty(id).elements();
+        let mut cuts: Vec<usize> = Vec::new();
+        let mut open = 0;
+        for end in (1..self.ranks).map(|rank| self.total * rank / self.ranks) {
+            let cut = (end.saturating_sub(start) / 4 + RUN / 2) / RUN * RUN;
+            let owner = |part: Range<usize>| self.owner(start + part.start * 4..start + part.end * 4);
+            if cut > open && cut < elements && owner(open..cut) != owner(cut..elements) {
+                cuts.push(cut);
+                open = cut;
+            }
+        }
+        cuts
+    }
+}
+
+/// All that follows from one gradient element by element.
+struct Family {
+    pieces: Vec<Range<usize>>,
+    /// Tensors of the gradient's shape.
+    values: BTreeSet<ValueId>,
+    nodes: BTreeSet<NodeId>,
+    /// Sums of squares of them.
+    squares: BTreeSet<NodeId>,
+}
+
+impl Family {
+    /// `None` if the tensor cannot be cut.
+    fn of(graph: &Graph, sum: ValueId, cuts: Vec<usize>) -> Option<Self> {
+        let ends = cuts.iter().copied().chain([graph.ty(sum).elements()]);
+        let starts = [0].into_iter().chain(cuts.iter().copied());
+        let pieces = starts.zip(ends).map(|(start, end)| start..end).collect();
+        let mut family = Self { pieces, values: [sum].into(), nodes: BTreeSet::new(), squares: BTreeSet::new() };
+        let (readers, phases) = (graph.readers(), graph.phases());
+        let mut todo = vec![sum];
+        while let Some(value) = todo.pop() {
+            for reader in &readers[value.0 as usize] {
+                let node = graph.node(*reader);
+                if phases[reader.0 as usize] != Phase::After {
+                    // A parameter is read by the model, and whole.
+                    graph.maker(value).op.downcast::<Param>()?;
+                } else if node.op.is::<SumSquares>() {
+                    family.squares.insert(*reader);
+                } else {
+                    is_elementwise(graph, node, &graph.ty(sum).shape).then_some(())?;
+                    family.nodes.insert(*reader);
+                    let tensors = node.inputs.iter().filter(|id| graph.ty(**id).elements() > 1);
+                    todo.extend(tensors.chain(&node.outputs).filter(|id| family.values.insert(**id)));
+                }
+            }
+        }
+        family.can_be_cut(graph, sum).then_some(family)
+    }
+
+    /// Whether all tensors come from this gradient, from one parameter and from states, and stay inside.
+    fn can_be_cut(&self, graph: &Graph, sum: ValueId) -> bool {
+        let source = |id: &ValueId| {
+            let op = &graph.maker(*id).op;
+            let state = op.downcast::<State>().is_some_and(|state| matches!(state.init, Init::Constant(_)));
+            *id == sum || state || op.is::<Param>() || self.nodes.contains(&graph.value(*id).node)
+        };
+        let params: Vec<ValueId> = self.values.iter().copied().filter(|id| graph.maker(*id).op.is::<Param>()).collect();
+        let [param] = params[..] else { return false };
+        let inside = |id: &ValueId| self.values.contains(id);
+        let updates_inside = graph.updates.iter().all(|(state, value)| inside(state) == inside(value));
+        let Some((_, updated)) = graph.updates.iter().find(|(state, _)| *state == param) else { return false };
+        // So that pieces are updated where they are.
+        let last = graph.value(*updated).node;
+        let read_later = graph.ids().any(|id| id > last && graph.node(id).inputs.contains(&param));
+        self.values.iter().all(source)
+            && updates_inside
+            && !read_later
+            && !graph.outputs.iter().any(|(_, id)| inside(id))
+    }
+}
+
+/// Whether each element of a node's outputs follows from the elements of its inputs with the same number, and from inputs that
+/// are one number.
+fn is_elementwise(graph: &Graph, node: &Node, shape: &[usize]) -> bool {
+    let Some(index) = node.op.index(&graph.types(&node.inputs)) else { return false };
+    let same = |ids: &[ValueId], axes: &[Vec<String>], numbers: bool| {
+        let fits = |(id, axes): (&ValueId, &Vec<String>)| {
+            let ty = graph.ty(*id);
+            numbers && ty.elements() == 1 || ty.shape == *shape && *axes == index.outputs[0]
+        };
+        ids.len() == axes.len() && ids.iter().zip(axes).all(fits)
+    };
+    index.whole.is_empty() && same(&node.inputs, &index.inputs, true) && same(&node.outputs, &index.outputs, false)
+}
+
+struct Rewrite<'g> {
+    rebuild: Rebuild<'g>,
+    families: Vec<Family>,
+    /// The pieces of each tensor that is cut.
+    pieces: BTreeMap<ValueId, Vec<ValueId>>,
+}
+
+impl Rewrite<'_> {
+    fn node(&mut self, node: &Node) {
+        let output = node.outputs[0];
+        let id = self.rebuild.old.value(output).node;
+        let of = |family: &Family| family.values.contains(&output) || family.squares.contains(&id);
+        let Some(at) = self.families.iter().position(of) else {
+            self.rebuild.copy(node);
+            return;
+        };
+        let (is_square, ranges) = (self.families[at].squares.contains(&id), self.families[at].pieces.clone());
+        if is_square {
+            let pieces = self.pieces[&node.inputs[0]].clone();
+            let runs = pieces.iter().map(|piece| self.push(Arc::new(RunSquares {}), vec![*piece], node)[0]).collect();
+            let total = self.push(Arc::new(SumRuns {}), runs, node)[0];
+            return self.rebuild.set(output, total);
+        }
+        if node.op.is::<GrainSum>() || node.op.is::<Param>() {
+            self.rebuild.copy(node);
+        }
+        for (number, range) in ranges.into_iter().enumerate() {
+            let (op, inputs): (Arc<dyn Op>, Vec<ValueId>) = match node.op.downcast::<State>() {
+                Some(state) => (Arc::new(piece_of(state, &range)), Vec::new()),
+                None if node.op.is::<GrainSum>() || node.op.is::<Param>() => {
+                    (Arc::new(Piece { start: range.start, len: range.len() }), vec![self.rebuild.get(output)])
+                }
+                None => {
+                    let input = |id: &ValueId| self.pieces.get(id).map_or_else(|| self.rebuild.get(*id), |p| p[number]);
+                    (Arc::clone(&node.op), node.inputs.iter().map(input).collect())
+                }
+            };
+            let outputs = self.push(op, inputs, node);
+            for (old, new) in node.outputs.iter().zip(outputs) {
+                self.pieces.entry(*old).or_default().push(new);
+            }
+        }
+    }
+
+    /// Appends a node like another one.
+    fn push(&mut self, op: Arc<dyn Op>, inputs: Vec<ValueId>, like: &Node) -> Vec<ValueId> {
+        push(&mut self.rebuild.new, op, inputs, like.scope.clone(), like.stage)
+    }
+
+    fn finish(mut self, shares: &Shares) -> Owned {
+        let old = self.rebuild.old;
+        let (mut updates, mut units) = (Vec::new(), Vec::new());
+        for (state, value) in &old.updates {
+            let is_param = old.maker(*state).op.is::<Param>();
+            match (self.pieces.get(state), self.pieces.get(value)) {
+                (Some(_), Some(values)) if is_param => {
+                    let join = join(&mut self.rebuild.new, &old.ty(*state).shape, values.clone());
+                    updates.push((self.rebuild.get(*state), join));
+                }
+                (Some(states), Some(values)) => updates.extend(states.iter().copied().zip(values.iter().copied())),
+                _ => updates.push((self.rebuild.get(*state), self.rebuild.get(*value))),
+            }
+        }
+        let params: BTreeMap<&str, ValueId> = old.params().map(|(id, op)| (op.name.as_str(), id)).collect();
+        for (sum, start) in &shares.sums {
+            let param = params[param_of(old, *sum)];
+            let updated = old.updates.iter().find(|(state, _)| *state == param).map_or(param, |(_, value)| *value);
+            let [sums, params, values] = [*sum, param, updated].map(|id| self.parts(id));
+            let mut at = *start;
+            for ((sum, param), updated) in sums.into_iter().zip(params).zip(values) {
+                let end = at + self.rebuild.new.ty(sum).bytes();
+                units.push(Unit { sum, param, updated, owner: shares.owner(at..end) });
+                at = end;
+            }
+        }
+        self.rebuild.new.outputs = old.outputs.iter().map(|(name, id)| (name.clone(), self.rebuild.get(*id))).collect();
+        self.rebuild.new.updates = updates;
+        Owned { graph: self.rebuild.new, units }
+    }
+
+    /// What an old value has become: its pieces, or one value.
+    fn parts(&self, id: ValueId) -> Vec<ValueId> {
+        self.pieces.get(&id).cloned().unwrap_or_else(|| vec![self.rebuild.get(id)])
+    }
+}
+
+/// The state of a piece, under a name that says where it starts.
+fn piece_of(state: &State, range: &Range<usize>) -> State {
+    State { name: format!("{}@{}", state.name, range.start), shape: vec![range.len()], ..state.clone() }
+}
+
+/// Appends the join of these values.
+pub(crate) fn join(graph: &mut Graph, shape: &[usize], pieces: Vec<ValueId>) -> ValueId {
+    push(graph, Arc::new(Join { shape: shape.to_vec() }), pieces, "".into(), Stage::Update)[0]
+}
+
+fn push(graph: &mut Graph, op: Arc<dyn Op>, inputs: Vec<ValueId>, scope: Arc<str>, stage: Stage) -> Vec<ValueId> {
+    let types: Vec<Type> = op.infer(&graph.types(&inputs)).expect("a piece fits where its tensor did");
+    let id = graph.push_typed(op, inputs, types, scope, stage);
+    graph.node(id).outputs.clone()
+}
+
+/// Whether a value is a piece of a sum over grains.
+pub(crate) fn is_piece_of_sum(graph: &Graph, node: &Node) -> bool {
+    node.op.is::<Piece>() && graph.maker(shown_by(graph, node.outputs[0])).op.is::<GrainSum>()
+}
