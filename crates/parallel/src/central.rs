@@ -3,11 +3,11 @@
 //! The optimizer is sharded as in ZeRO stage 1. The weights of all ranks being the same memory, gathering them is only
 //! waiting: nobody writes before all have read their last, and nobody reads before all have written.
 
+use crate::cut::is_update;
 use crate::data::push_collective;
 use crate::mesh::{DATA, Mesh};
 use crate::zero::shard_optimizer;
 use kolo_graph::collective::{AllGather, Barrier};
-use kolo_graph::piece::Join;
 use kolo_graph::rewrite::Rebuild;
 use kolo_graph::sources::Full;
 use kolo_graph::{Graph, Node, Stage, Type, ValueId};
@@ -56,10 +56,4 @@ fn zero(graph: &mut Graph) -> ValueId {
     let full = Full { value: 0.0, dtype: ty.dtype, shape: Vec::new() };
     let node = graph.push_typed(Arc::new(full), Vec::new(), vec![ty], "".into(), Stage::Update);
     graph.node(node).outputs[0]
-}
-
-/// Whether a value is what a parameter becomes, or a piece of that.
-fn is_update(graph: &Graph, id: ValueId) -> bool {
-    let joined = |value: &ValueId| graph.maker(*value).op.is::<Join>() && graph.maker(*value).inputs.contains(&id);
-    graph.updates.iter().any(|(_, value)| *value == id || joined(value))
 }

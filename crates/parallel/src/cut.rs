@@ -33,34 +33,24 @@ pub(crate) struct Owned {
     pub units: Vec<Unit>,
 }
 
-/// The owner of each parameter that has a gradient, by name, if tensors stay whole: runs of memory, cut nearest to equal sizes.
-pub fn owners(graph: &Graph, ranks: usize) -> BTreeMap<String, usize> {
-    let shares = Shares::new(graph, ranks);
-    let owner = |(id, start): (ValueId, usize)| {
-        (param_of(graph, id).to_string(), shares.owner(start..start + graph.ty(id).bytes()))
-    };
-    shares.sums.iter().copied().map(owner).collect()
+/// What a rank knows of others' parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Others {
+    /// All as they are after the last step.
+    Known,
+    /// Nothing: what needs a whole parameter needs an owner of all of it.
+    Unknown,
 }
 
 impl Owned {
-    /// Tensors stay whole.
-    pub fn whole(graph: &Graph, ranks: usize) -> Self {
-        Self::with(graph, ranks, |_, _| Vec::new())
-    }
-
     /// Tensors are cut where shares end, if they can be.
-    pub fn cut(graph: &Graph, ranks: usize) -> Self {
-        Self::with(graph, ranks, |shares, sum| shares.cuts(graph, sum))
-    }
-
-    /// `cuts` gives the elements of a gradient, by its place among the sums, at which it is cut.
-    fn with(graph: &Graph, ranks: usize, cuts: impl Fn(&Shares, usize) -> Vec<usize>) -> Self {
+    pub fn cut(graph: &Graph, ranks: usize, others: Others) -> Self {
         let shares = Shares::new(graph, ranks);
         let mut rewrite = Rewrite { rebuild: Rebuild::new(graph), families: Vec::new(), pieces: BTreeMap::new() };
-        for (number, (sum, _)) in shares.sums.iter().enumerate() {
-            let cuts = cuts(&shares, number);
-            if let Some(family) = Some(cuts).filter(|cuts| !cuts.is_empty()).and_then(|c| Family::of(graph, *sum, c)) {
-                rewrite.families.push(family);
+        for number in 0..shares.sums.len() {
+            let cuts = shares.cuts(graph, number);
+            if !cuts.is_empty() {
+                rewrite.families.extend(Family::of(graph, shares.sums[number].0, cuts, others));
             }
         }
         graph.nodes.iter().for_each(|node| rewrite.node(node));
@@ -123,7 +113,7 @@ struct Family {
 
 impl Family {
     /// `None` if the tensor cannot be cut.
-    fn of(graph: &Graph, sum: ValueId, cuts: Vec<usize>) -> Option<Self> {
+    fn of(graph: &Graph, sum: ValueId, cuts: Vec<usize>, others: Others) -> Option<Self> {
         let ends = cuts.iter().copied().chain([graph.ty(sum).elements()]);
         let starts = [0].into_iter().chain(cuts.iter().copied());
         let pieces = starts.zip(ends).map(|(start, end)| start..end).collect();
@@ -133,9 +123,11 @@ impl Family {
         while let Some(value) = todo.pop() {
             for reader in &readers[value.0 as usize] {
                 let node = graph.node(*reader);
-                if phases[reader.0 as usize] != Phase::After {
-                    // A parameter is read by the model, and whole.
+                let phase = phases[reader.0 as usize];
+                if phase != Phase::After {
+                    // A parameter is read by the model, and whole; maybe its norm is wanted, too.
                     graph.maker(value).op.downcast::<Param>()?;
+                    (phase == Phase::Grain || others == Others::Known).then_some(())?;
                 } else if node.op.is::<SumSquares>() {
                     family.squares.insert(*reader);
                 } else {
@@ -290,4 +282,10 @@ fn push(graph: &mut Graph, op: Arc<dyn Op>, inputs: Vec<ValueId>, scope: Arc<str
 /// Whether a value is a piece of a sum over grains.
 pub(crate) fn is_piece_of_sum(graph: &Graph, node: &Node) -> bool {
     node.op.is::<Piece>() && graph.maker(shown_by(graph, node.outputs[0])).op.is::<GrainSum>()
+}
+
+/// Whether a value is what a parameter or state becomes, or a piece of that.
+pub(crate) fn is_update(graph: &Graph, id: ValueId) -> bool {
+    let joined = |value: &ValueId| graph.maker(*value).op.is::<Join>() && graph.maker(*value).inputs.contains(&id);
+    graph.updates.iter().any(|(_, value)| *value == id || joined(value))
 }

@@ -7,6 +7,8 @@
 //! | [`central`] | central storage: the ranks of a host share one copy of the weights |
 //! | [`servers`] | parameter servers: workers push gradients, servers update and hand weights back |
 //!
+//! The last three share the parameters out in equal runs: `cut`.
+//!
 //! None of them is a training loop; each emits ordinary nodes.
 
 pub mod central;

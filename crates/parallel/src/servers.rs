@@ -1,16 +1,18 @@
 //! Parameter servers: the step cut in two. Workers run forward and backward and push the sums of their grains; servers run
-//! the update, each on its own run of whole parameters, and hand the new ones back.
+//! the update, each on its own run of the parameters, and hand the new ones back.
 //!
 //! How far workers may drift apart is the staleness bound. With 0 a server adds all workers' sums in the order of the
 //! balanced tree and updates once per step, which gives the bits of synchronous training. With more, it applies each
 //! worker's gradient as it comes.
 
-use crate::cut::owners;
+use crate::cut::{Others, Owned, is_update};
 use crate::data::{buckets, copy_grains, param_of};
 use crate::mesh::Mesh;
-use crate::zero::shard_tensors;
+use crate::zero::shard;
 use kolo_graph::collective::{AllGather, AllReduce, ReduceScatter};
 use kolo_graph::graph::Phase;
+use kolo_graph::layout::shown_by;
+use kolo_graph::piece::{Join, Piece};
 use kolo_graph::rewrite::{Rebuild, eliminate_dead};
 use kolo_graph::sources::{GrainSum, Input, Param, State};
 use kolo_graph::{Graph, Stage, ValueId};
@@ -48,7 +50,7 @@ pub fn gradient_name(param: &str) -> String {
 /// The part of server `server` of `servers`: the update of its parameters from gradients that come as inputs.
 pub fn server_graph(graph: &Graph, servers: usize, server: usize) -> Graph {
     let mesh = Mesh::data(servers, server).expect("a server is one of the servers");
-    let sharded = shard_tensors(graph, &mesh, usize::MAX);
+    let sharded = shard(&Owned::cut(graph, servers, Others::Unknown), &mesh, usize::MAX);
     let mut rebuild = Rebuild::new(&sharded);
     let mut known = vec![false; sharded.values.len()];
     for (node, phase) in sharded.nodes.iter().zip(sharded.phases()) {
@@ -68,7 +70,7 @@ pub fn server_graph(graph: &Graph, servers: usize, server: usize) -> Graph {
         if !node.inputs.iter().all(|id| known[id.0 as usize]) {
             continue;
         }
-        if node.op.is::<AllGather>() && updates_params(&sharded, &node.outputs) {
+        if node.op.is::<AllGather>() && node.outputs.iter().any(|id| is_update(&sharded, *id)) {
             for (input, output) in node.inputs.iter().zip(&node.outputs) {
                 let new = rebuild.get(*input);
                 rebuild.set(*output, new);
@@ -83,21 +85,22 @@ pub fn server_graph(graph: &Graph, servers: usize, server: usize) -> Graph {
     let pairs = sharded.updates.iter().filter(|(_, value)| own(value));
     let pairs: Vec<(ValueId, ValueId)> =
         pairs.map(|(state, value)| (rebuild.get(*state), rebuild.get(*value))).collect();
-    // A parameter of another server became itself: no update.
-    rebuild.new.updates = pairs.into_iter().filter(|(state, value)| state != value).collect();
+    // A parameter of another server became itself, or a join of its own pieces: no update.
+    let same = |state: ValueId, value: ValueId| {
+        let node = rebuild.new.maker(value);
+        let pieces = if node.op.is::<Join>() { &node.inputs[..] } else { &[value] };
+        pieces.iter().all(|piece| shown_by(&rebuild.new, *piece) == state)
+    };
+    rebuild.new.updates = pairs.into_iter().filter(|(state, value)| !same(*state, *value)).collect();
     eliminate_dead(&rebuild.new)
 }
 
 fn gradient_input(rebuild: &mut Rebuild<'_>, graph: &Graph, sum: ValueId) -> ValueId {
     let ty = graph.ty(sum).clone();
-    let name = gradient_name(param_of(graph, sum));
+    let name = gradient_name(param_of(graph, shown_by(graph, sum)));
     let input = Input { name, dtype: ty.dtype, shape: ty.shape.clone(), per_step: true };
     let node = rebuild.new.push_typed(Arc::new(input), Vec::new(), vec![ty], "".into(), Stage::Update);
     rebuild.new.node(node).outputs[0]
-}
-
-fn updates_params(graph: &Graph, outputs: &[ValueId]) -> bool {
-    graph.updates.iter().any(|(state, value)| outputs.contains(value) && graph.maker(*state).op.is::<Param>())
 }
 
 /// The runs of elements, in the memory of sums and in that of parameters alike, that each server has; then the sums that
@@ -106,6 +109,8 @@ fn updates_params(graph: &Graph, outputs: &[ValueId]) -> bool {
 pub struct Shares {
     pub servers: Vec<Range<usize>>,
     pub others: Range<usize>,
+    /// For each server, the elements of its first tensor that are before its run.
+    pub skipped: Vec<usize>,
 }
 
 /// Elements of a tensor with its padding.
@@ -114,20 +119,22 @@ fn padded(graph: &Graph, id: ValueId) -> usize {
 }
 
 pub fn shares(graph: &Graph, servers: usize) -> Shares {
-    let owners = owners(graph, servers);
-    let mut shares = Shares { servers: vec![0..0; servers], others: 0..0 };
+    let Owned { graph, units } = Owned::cut(graph, servers, Others::Unknown);
+    let mut shares = Shares { servers: vec![0..0; servers], others: 0..0, skipped: vec![0; servers] };
     let mut at = 0;
-    for bucket in buckets(graph, usize::MAX) {
-        for id in &bucket.sums {
-            let next = at + padded(graph, *id);
-            let share = match bucket.gradients {
-                true => &mut shares.servers[owners[param_of(graph, *id)]],
-                false => &mut shares.others,
-            };
-            *share = if share.start == share.end { at..next } else { share.start..next };
-            at = next;
+    for unit in units {
+        let next = at + padded(&graph, unit.sum);
+        let share = &mut shares.servers[unit.owner];
+        if share.start == share.end {
+            let piece = graph.maker(unit.sum).op.downcast::<Piece>();
+            shares.skipped[unit.owner] = piece.map_or(0, |piece| piece.start);
+            share.start = at;
         }
+        share.end = next;
+        at = next;
     }
+    let others = buckets(&graph, usize::MAX).into_iter().filter(|bucket| !bucket.gradients);
+    shares.others = at..at + others.flat_map(|bucket| bucket.sums).map(|id| padded(&graph, id)).sum::<usize>();
     shares
 }
 

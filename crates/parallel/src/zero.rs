@@ -5,7 +5,7 @@
 //! gathered. Numbers that are needed everywhere though they come from one owner's share, such as the squares under a global
 //! norm, are gathered too.
 
-use crate::cut::{Owned, Unit, is_piece_of_sum, join};
+use crate::cut::{Others, Owned, Unit, is_piece_of_sum, join};
 use crate::data::{Bucket, buckets, copy_grains, exchange_bucket, push_collective};
 use crate::mesh::{DATA, Mesh};
 use kolo_graph::collective::{AllGather, AllReduce, ReduceScatter};
@@ -24,15 +24,10 @@ type Place = Option<usize>;
 
 /// Shards the optimizer along the data axis, in equal shares; the result is this rank's graph.
 pub fn shard_optimizer(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph {
-    shard(&Owned::cut(graph, mesh.size(DATA)), mesh, bucket_bytes)
+    shard(&Owned::cut(graph, mesh.size(DATA), Others::Known), mesh, bucket_bytes)
 }
 
-/// The same with tensors that stay whole.
-pub fn shard_tensors(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph {
-    shard(&Owned::whole(graph, mesh.size(DATA)), mesh, bucket_bytes)
-}
-
-fn shard(owned: &Owned, mesh: &Mesh, bucket_bytes: usize) -> Graph {
+pub(crate) fn shard(owned: &Owned, mesh: &Mesh, bucket_bytes: usize) -> Graph {
     let plan = Plan::new(owned, mesh);
     let (mut rebuild, after) = copy_grains(plan.graph);
     let all = buckets(plan.graph, bucket_bytes);

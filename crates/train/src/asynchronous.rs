@@ -15,6 +15,7 @@ use kolo_exec::{Feed, Options, Session, Store};
 use kolo_graph::Graph;
 use kolo_parallel::CommLane;
 use kolo_parallel::servers::{Clocks, Shares, gradient_name, server_graph, shares};
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -156,6 +157,8 @@ struct Server<'j> {
     session: Session,
     /// (input, elements with padding) of every gradient, in the order of memory.
     gradients: Vec<(String, usize)>,
+    /// The elements that it has of its parameters' memory.
+    own: Range<usize>,
     clocks: Clocks,
     /// Workers whose push of the current step is here (synchronous only).
     arrived: usize,
@@ -197,12 +200,14 @@ pub fn serve(
     }
     let gradients = gradient_inputs(&session);
     let (share, others) = (shares.servers[number].len(), if number == 0 { shares.others.len() } else { 0 });
+    let own = shares.skipped[number]..shares.skipped[number] + share;
     let server = Server {
         job,
         roles,
         store,
         session,
         gradients,
+        own,
         clocks: Clocks::new(roles.workers, roles.staleness),
         arrived: 0,
         left: 0,
@@ -235,12 +240,12 @@ fn lock<'a, T>(mutex: &'a Mutex<T>) -> MutexGuard<'a, T> {
 /// A server's gradients in the order of memory: that of its parameters.
 fn gradient_inputs(session: &Session) -> Vec<(String, usize)> {
     let graph = session.graph();
-    let trained = graph.params().map(|(id, op)| (gradient_name(&op.name), graph.ty(id)));
-    let has_input = |name: &str| graph.inputs().any(|(_, input)| input.name == name);
-    let mut list: Vec<(String, usize)> = trained
-        .filter(|(name, _)| has_input(name))
-        .map(|(name, ty)| (name, kolo_graph::layout::align(ty.bytes()) / 4))
-        .collect();
+    let input = |name: String| {
+        let (id, _) = graph.inputs().find(|(_, input)| input.name == name)?;
+        Some((name, kolo_graph::layout::align(graph.ty(id).bytes()) / 4))
+    };
+    let mut list: Vec<(String, usize)> =
+        graph.params().filter_map(|(_, param)| input(gradient_name(&param.name))).collect();
     list.reverse();
     list
 }
@@ -265,7 +270,7 @@ fn attend(
             state.left += 1;
             changed.notify_all();
             state = wait_until(state, changed, link, |state| state.left == state.roles.workers)?;
-            params.copy_from_slice(&state.store.params_mut()[..share]);
+            state.copy_params(&mut params);
             drop(state);
             return Ok(link.send(&params, 0)?);
         }
@@ -289,7 +294,7 @@ fn attend(
             state = wait_until(state, changed, link, |state| state.version > before)?;
         }
         state = wait_until(state, changed, link, |state| state.clocks.may_go_on(worker))?;
-        params.copy_from_slice(&state.store.params_mut()[..share]);
+        state.copy_params(&mut params);
         let totals = with_others.then(|| state.total_others.clone());
         drop(state);
         link.send(&params, 0)?;
@@ -314,6 +319,11 @@ fn wait_until<'a, 'j>(
 }
 
 impl Server<'_> {
+    /// Copies its run of the parameters.
+    fn copy_params(&mut self, to: &mut [f32]) {
+        to.copy_from_slice(&self.store.params_mut()[self.own.clone()]);
+    }
+
     /// A worker's push is in its inbox.
     fn push(&mut self, worker: usize, step: usize) -> Result<(), Error> {
         self.clocks.push(worker);

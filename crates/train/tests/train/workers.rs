@@ -114,6 +114,27 @@ fn servers_without_slack_give_the_synchronous_bits() {
     }
 }
 
+/// Servers whose shares end inside of tensors, if nobody needs a norm of the whole parameter.
+#[test]
+fn servers_have_pieces() {
+    for optimizer in ["adamw", "lamb"] {
+        let job = wide(optimizer, "");
+        let alone = report(&job, Company::Alone);
+        for (workers, servers) in [(2, 2), (2, 3)] {
+            let roles = Roles { workers, servers, staleness: Some(0) };
+            let reports = on_ranks(workers + servers, |world| {
+                if world.rank() < workers {
+                    return Some(report(&job, Company::Served(world, roles)));
+                }
+                asynchronous::serve(&job, 1, &world, roles, None).unwrap_or_else(|error| panic!("{error}"));
+                None
+            });
+            let name = format!("{optimizer}, {servers} servers");
+            reports.iter().flatten().for_each(|other| assert_eq!(alone.weights, other.weights, "{name}"));
+        }
+    }
+}
+
 #[test]
 fn free_workers_stay_within_the_bound_and_learn() {
     let text = "[model]\nkind = \"mlp\"\nhidden = [16]\n[data]\nsource = \"builtin:playground\"\nbatch = 32\ngrains = 8\n\
