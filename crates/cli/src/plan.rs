@@ -10,6 +10,7 @@ use kolo_plan::{Cost, Fleet, Rates, RunCost};
 use kolo_train::Job;
 use kolo_train::machine::{format_bytes, format_count};
 use kolo_train::step::{optimise, spread, training_graph};
+use kolo_train::trainer::evaluation_bytes;
 use serde_json::json;
 
 /// Everything the plan says.
@@ -69,7 +70,8 @@ fn predict(job: &Job, workers: usize, threads: usize, args: &Plan) -> Result<Pre
     let mesh = Mesh::data(workers, 0).expect("there is a first worker");
     let graph = spread(&optimise(&graph), &job.parallel, &mesh);
     let options = Options::for_grains(job.grains / workers, threads);
-    let cost = kolo_plan::cost(&graph, options);
+    let mut cost = kolo_plan::cost(&graph, options);
+    cost.memory.evaluation = evaluation_bytes(job, threads, 0, workers)?;
     let rates = Rates::measure();
     // The update happens once per step, not per sample: over a whole run it is part of what a sample costs.
     let per_sample = cost.flops.total() as f64 * workers as f64 / job.batch as f64;
@@ -112,6 +114,7 @@ fn print(job: &Job, threads: usize, p: &Prediction) {
         ("optimizer", memory.optimizer),
         ("activations", memory.activations),
         ("scratch", memory.scratch),
+        ("evaluation", memory.evaluation),
     ] {
         println!("    {name:<15} {}", size(bytes));
     }
@@ -156,7 +159,7 @@ fn as_json(job: &Job, p: &Prediction) -> String {
         "bytes": by_stage(&p.cost.bytes),
         "memory": {
             "weights": m.weights, "gradients": m.gradients, "optimizer": m.optimizer,
-            "activations": m.activations, "scratch": m.scratch, "total": m.total(),
+            "activations": m.activations, "scratch": m.scratch, "evaluation": m.evaluation, "total": m.total(),
         },
         "step_ms": p.step_seconds * 1e3,
         "rates": {"flops": p.rates.flops, "bytes": p.rates.bytes},

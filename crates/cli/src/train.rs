@@ -220,7 +220,7 @@ fn run(
     if !chief {
         return Ok(());
     }
-    report.planned = planned(&trainer, options.threads);
+    report.planned = planned(&trainer, options.threads)?;
     if let Some(path) = &args.report {
         let mut value = serde_json::to_value(&report)
             .map_err(|error| Failure::job(format!("the report: {error}"), "this is a bug; please report it"))?;
@@ -268,15 +268,16 @@ fn compare(sync: &Report, free: &Report) {
 }
 
 /// The planner's word on the graph that just ran.
-fn planned(trainer: &Trainer, threads: usize) -> Planned {
+fn planned(trainer: &Trainer, threads: usize) -> Result<Planned, Failure> {
     let graph = trainer.session().graph();
     let options = Options { threads, ..trainer.session().options() };
-    let cost = kolo_plan::cost(graph, options);
-    Planned {
+    let mut cost = kolo_plan::cost(graph, options);
+    cost.memory.evaluation = trainer.evaluation_bytes()?;
+    Ok(Planned {
         step_ms: kolo_plan::predict_seconds(graph, options, &Rates::measure()) * 1e3,
         bytes: cost.memory.total() as u64,
         flops: cost.flops.total(),
-    }
+    })
 }
 
 fn show_map(trainer: &mut Trainer, args: &Train) -> Result<(), Failure> {

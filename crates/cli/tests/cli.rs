@@ -153,7 +153,7 @@ fn the_plan_agrees_with_the_report_and_fits_the_process() {
     let flops: u64 = ["forward", "backward", "update"].iter().map(|stage| plan["flops"][stage].as_u64().unwrap()).sum();
     assert_eq!(report["planned"]["flops"], flops);
     assert_eq!(report["planned"]["bytes"], plan["memory"]["total"]);
-    let parts = ["weights", "gradients", "optimizer", "activations", "scratch"];
+    let parts = ["weights", "gradients", "optimizer", "activations", "scratch", "evaluation"];
     let total: u64 = parts.iter().map(|part| plan["memory"][part].as_u64().unwrap()).sum();
     assert_eq!(plan["memory"]["total"], total);
     let rss = report["peak_bytes"]["rss"].as_u64().unwrap();

@@ -44,11 +44,13 @@ pub struct MemoryPlan {
     pub activations: usize,
     /// Temporaries of the update, packing space of products.
     pub scratch: usize,
+    /// What evaluations between epochs take; not part of a step.
+    pub evaluation: usize,
 }
 
 impl MemoryPlan {
     pub fn total(&self) -> usize {
-        self.weights + self.gradients + self.optimizer + self.activations + self.scratch
+        self.weights + self.gradients + self.optimizer + self.activations + self.scratch + self.evaluation
     }
 }
 
@@ -89,7 +91,14 @@ pub fn cost(graph: &Graph, options: Options) -> Cost {
         flops: ByStage::default(),
         product_flops: ByStage::default(),
         bytes: ByStage::default(),
-        memory: MemoryPlan { weights: stored(true), gradients, optimizer: stored(false), activations, scratch },
+        memory: MemoryPlan {
+            weights: stored(true),
+            gradients,
+            optimizer: stored(false),
+            activations,
+            scratch,
+            evaluation: 0,
+        },
         calls: 0,
     };
     null::walk(graph, options, |visit| {

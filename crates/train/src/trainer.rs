@@ -1,10 +1,14 @@
 //! Runs steps of a job. Its whole state is the store and the number of the next step, so a run can be stopped and taken up
 //! again anywhere.
 
+mod evaluation;
+
+pub use evaluation::{Evaluation, evaluation_bytes};
+
 use crate::error::Error;
 use crate::held::HeldBatch;
 use crate::job::Job;
-use crate::step::{evaluation_graph, optimise, spread, training_graph};
+use crate::step::{optimise, spread, training_graph};
 use crate::timeline::Timeline;
 use kolo_comm::{Communicator, Fault, Reduction, Watch};
 use kolo_data::{Column, Kind, Permutation, epoch_order};
@@ -21,22 +25,6 @@ use std::sync::Arc;
 pub struct TrainerState {
     pub step: usize,
     pub store: Snapshot,
-}
-
-/// Means over the held-out samples.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Evaluation {
-    pub loss: f64,
-    pub metrics: Vec<(String, f64)>,
-}
-
-impl Evaluation {
-    pub fn get(&self, name: &str) -> Option<f64> {
-        if name == "loss" {
-            return Some(self.loss);
-        }
-        self.metrics.iter().find(|(key, _)| key == name).map(|(_, value)| *value)
-    }
 }
 
 #[derive(Debug)]
@@ -56,9 +44,6 @@ pub struct Trainer {
     /// The first of this rank's grains.
     first_grain: usize,
 }
-
-/// Largest batch of an evaluation.
-const EVALUATION_BATCH_MAX: usize = 256;
 
 impl Trainer {
     /// Compiles the job's step for these options (`options.grains` must be the job's).
@@ -291,78 +276,6 @@ impl Trainer {
             ),
         }
     }
-
-    /// Evaluates on the held-out samples; `None` if there are none.
-    pub fn evaluate(&mut self) -> Result<Option<Evaluation>, Error> {
-        let job = Arc::clone(&self.job);
-        let total = job.split.held_out_len();
-        if total == 0 {
-            return Ok(None);
-        }
-        let whole = total.min(EVALUATION_BATCH_MAX);
-        let starts: Vec<usize> = (0..total).step_by(whole).collect();
-        let names = self.metric_names(whole)?;
-        let (rank, ranks) = self.world.as_ref().map_or((0, 1), |world| (world.rank(), world.size()));
-        // Workers take turns; every batch is computed by one of them, and its means are the same whoever did it.
-        let mut means = vec![0.0f32; starts.len() * names.len()];
-        for (at, start) in starts.iter().enumerate().filter(|(at, _)| at % ranks == rank) {
-            let batch = whole.min(total - start);
-            let sample = |at: usize| job.split.held_out(start + at);
-            let results = self.evaluate_batch(batch, |feed| feed_samples(&job, batch, sample, feed))?;
-            means[at * names.len()..][..names.len()].copy_from_slice(&results);
-            if let Some(watch) = &self.watch {
-                watch.touch();
-            }
-        }
-        if let Some(world) = &self.world {
-            means = gather_turns(world, &means, names.len())?;
-        }
-        let mut sums = vec![0.0f64; names.len()];
-        for (start, means) in starts.iter().zip(means.chunks(names.len())) {
-            let batch = whole.min(total - start) as f64;
-            sums.iter_mut().zip(means).for_each(|(sum, mean)| *sum += f64::from(*mean) * batch);
-        }
-        let mut metrics: Vec<(String, f64)> =
-            names.into_iter().zip(sums).map(|(name, sum)| (name, sum / total as f64)).collect();
-        let loss = metrics.remove(0).1;
-        job.model.derive(loss, &mut metrics);
-        Ok(Some(Evaluation { loss, metrics }))
-    }
-
-    /// Loss and metrics of one batch.
-    fn evaluate_batch(&mut self, batch: usize, feed: impl Fn(&mut Feed<'_>) + Sync) -> Result<Vec<f32>, Error> {
-        let names = self.metric_names(batch)?;
-        let at = self.evaluator(batch)?;
-        let session = &mut self.evaluators[at].1;
-        session.run(&mut self.store, |_| {}, |_, inputs| feed(inputs))?;
-        Ok(names.iter().map(|name| session.output(name).map_or(f32::NAN, |value| value[0])).collect())
-    }
-
-    /// Names of what an evaluation measures, the loss first.
-    fn metric_names(&mut self, batch: usize) -> Result<Vec<String>, Error> {
-        let at = self.evaluator(batch)?;
-        let outputs = self.evaluators[at].1.graph().outputs.iter();
-        Ok(outputs.map(|(name, _)| name.clone()).filter(|name| name != "predictions").collect())
-    }
-
-    /// The model's predictions for inputs from elsewhere.
-    pub fn predict(&mut self, batch: usize, feed: impl Fn(&mut Feed<'_>) + Sync) -> Result<Vec<f32>, Error> {
-        let at = self.evaluator(batch)?;
-        let session = &mut self.evaluators[at].1;
-        session.run(&mut self.store, |_| {}, |_, inputs| feed(inputs))?;
-        Ok(session.output("predictions").map(<[f32]>::to_vec).unwrap_or_default())
-    }
-
-    fn evaluator(&mut self, batch: usize) -> Result<usize, Error> {
-        if let Some(at) = self.evaluators.iter().position(|(size, _)| *size == batch) {
-            return Ok(at);
-        }
-        let graph = optimise(&evaluation_graph(&*self.job.model, batch)?);
-        let mut session = Session::new(graph, &self.store, Options::single(self.threads));
-        session.set_alive(self.alive());
-        self.evaluators.push((batch, session));
-        Ok(self.evaluators.len() - 1)
-    }
 }
 
 /// The parameters of all ranks of a host in the memory of the first.
@@ -376,17 +289,6 @@ fn central_memory(world: &Communicator, bytes: usize) -> Result<Memory, Error> {
     };
     // SAFETY: a zeroed, page-aligned mapping of at least `bytes` bytes that lives as long as its keeper.
     Ok(unsafe { Memory::kept(first, shared.bytes(), Box::new(shared)) })
-}
-
-/// Each rank filled the rows of its own turns; all get all.
-fn gather_turns(world: &Communicator, rows: &[f32], width: usize) -> Result<Vec<f32>, Error> {
-    let mut all = vec![0.0; rows.len() * world.size()];
-    world.all_gather(rows, &mut all)?;
-    let row = |at: usize| {
-        let from = at % world.size() * rows.len() + at * width;
-        &all[from..from + width]
-    };
-    Ok((0..rows.len() / width).flat_map(row).copied().collect())
 }
 
 fn describe(graph: &Graph, node: NodeId) -> String {

@@ -4,6 +4,7 @@ use crate::job;
 use kolo_exec::Options;
 use kolo_plan::{Cost, RunCost};
 use kolo_train::step::{optimise, training_graph};
+use kolo_train::trainer::evaluation_bytes;
 
 fn cost(model: &str, source: &str, batch: usize) -> Cost {
     let text = format!(
@@ -60,4 +61,23 @@ fn a_linear_layer_is_two_flops_per_weight_and_sample() {
     assert_eq!(mlp.product_flops.backward, 2 * 4 * (weights + 50 * 10));
     assert_eq!(mlp.memory.weights, 4 * (weights as usize + 60));
     assert_eq!(mlp.memory.optimizer, 2 * mlp.memory.weights);
+}
+
+#[test]
+fn evaluations_take_little_memory() {
+    let bytes = |model: &str, source: &str, samples: usize, rank: usize| {
+        let data = format!("[data]\nsource = \"{source}\"\nbatch = 4\ngrains = 2\nsamples = {samples}\nholdout = 0.5\n");
+        let job = job(&format!("[model]\n{model}\n{data}[train]\nsteps = 1\noptimizer = {{ kind = \"sgd\" }}\n"));
+        evaluation_bytes(&job, 1, rank, 2).unwrap()
+    };
+    // The predictions of one sample take 8 MiB: four samples at a time, not 256.
+    let gpt = "kind = \"gpt\"\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 128\nvocab = 16384";
+    let large = bytes(gpt, "synthetic:tokens", 1024, 0);
+    assert!((16 << 20..80 << 20).contains(&large), "{large}");
+    // As many at a time as there are, however many; a rest is another batch, and one rank's turn.
+    let mlp = "kind = \"mlp\"\ninputs = 8\nhidden = [2000]\nclasses = 2";
+    let few = bytes(mlp, "synthetic:features", 128, 0);
+    assert_eq!(few, bytes(mlp, "synthetic:features", 128, 1));
+    assert_eq!(bytes(mlp, "synthetic:features", 512, 0), bytes(mlp, "synthetic:features", 1024, 0));
+    assert!(bytes(mlp, "synthetic:features", 512 + 128, 0) < bytes(mlp, "synthetic:features", 512 + 128, 1));
 }

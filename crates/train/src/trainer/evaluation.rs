@@ -1,0 +1,154 @@
+//! Evaluation on the held-out samples, in batches of bounded memory.
+
+use super::{Trainer, feed_samples};
+use crate::error::Error;
+use crate::job::Job;
+use crate::step::{evaluation_graph, optimise};
+use kolo_comm::Communicator;
+use kolo_exec::cpu::planned_bytes;
+use kolo_exec::{Feed, Options, Session};
+use kolo_graph::{Graph, layout};
+use std::sync::Arc;
+
+/// Means over the held-out samples.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Evaluation {
+    pub loss: f64,
+    pub metrics: Vec<(String, f64)>,
+}
+
+impl Evaluation {
+    pub fn get(&self, name: &str) -> Option<f64> {
+        if name == "loss" {
+            return Some(self.loss);
+        }
+        self.metrics.iter().find(|(key, _)| key == name).map(|(_, value)| *value)
+    }
+}
+
+/// Samples and bytes of activations of an evaluation's batch, at most; but one sample at least.
+const SAMPLES_MAX: usize = 256;
+const ACTIVATION_BYTES_MAX: usize = 64 << 20;
+
+fn graph(job: &Job, batch: usize) -> Result<Graph, Error> {
+    Ok(optimise(&evaluation_graph(&*job.model, batch)?))
+}
+
+/// Samples of an evaluation's batch. They depend on the job alone, and so do the means.
+fn batch(job: &Job) -> Result<usize, Error> {
+    let layout = layout::plan(&graph(job, 1)?, 1, 1);
+    let one = layout.grain_bytes + layout.grain_input_bytes;
+    let most = (ACTIVATION_BYTES_MAX / one.max(1)).clamp(1, SAMPLES_MAX);
+    Ok(job.split.held_out_len().min(1 << most.ilog2()))
+}
+
+/// Bytes that evaluations take at one of several workers, beside the weights.
+pub fn evaluation_bytes(job: &Job, threads: usize, rank: usize, ranks: usize) -> Result<usize, Error> {
+    let total = job.split.held_out_len();
+    if total == 0 {
+        return Ok(0);
+    }
+    let whole = batch(job)?;
+    // The last batch, if it is smaller, is one rank's turn.
+    let rest = Some(total % whole).filter(|rest| *rest > 0 && total / whole % ranks == rank);
+    let bytes = |batch: usize| {
+        let (graph, options) = (graph(job, batch)?, Options::single(threads));
+        Ok(planned_bytes(&graph, &layout::plan(&graph, 1, 1), options).iter().sum::<usize>())
+    };
+    [whole].into_iter().chain(rest).map(bytes).sum()
+}
+
+impl Trainer {
+    /// Bytes that this worker's evaluations take.
+    pub fn evaluation_bytes(&self) -> Result<usize, Error> {
+        let (rank, ranks) = self.place();
+        evaluation_bytes(&self.job, self.threads, rank, ranks)
+    }
+
+    /// This worker's rank, and the number of workers who evaluate.
+    fn place(&self) -> (usize, usize) {
+        self.world.as_ref().map_or((0, 1), |world| (world.rank(), world.size()))
+    }
+
+    /// Evaluates on the held-out samples; `None` if there are none.
+    pub fn evaluate(&mut self) -> Result<Option<Evaluation>, Error> {
+        let job = Arc::clone(&self.job);
+        let total = job.split.held_out_len();
+        if total == 0 {
+            return Ok(None);
+        }
+        let whole = batch(&job)?;
+        let starts: Vec<usize> = (0..total).step_by(whole).collect();
+        let names = self.metric_names(whole)?;
+        let (rank, ranks) = self.place();
+        // Workers take turns; every batch is computed by one of them, and its means are the same whoever did it.
+        let mut means = vec![0.0f32; starts.len() * names.len()];
+        for (at, start) in starts.iter().enumerate().filter(|(at, _)| at % ranks == rank) {
+            let batch = whole.min(total - start);
+            let sample = |at: usize| job.split.held_out(start + at);
+            let results = self.evaluate_batch(batch, |feed| feed_samples(&job, batch, sample, feed))?;
+            means[at * names.len()..][..names.len()].copy_from_slice(&results);
+            if let Some(watch) = &self.watch {
+                watch.touch();
+            }
+        }
+        if let Some(world) = &self.world {
+            means = gather_turns(world, &means, names.len())?;
+        }
+        let mut sums = vec![0.0f64; names.len()];
+        for (start, means) in starts.iter().zip(means.chunks(names.len())) {
+            let batch = whole.min(total - start) as f64;
+            sums.iter_mut().zip(means).for_each(|(sum, mean)| *sum += f64::from(*mean) * batch);
+        }
+        let mut metrics: Vec<(String, f64)> =
+            names.into_iter().zip(sums).map(|(name, sum)| (name, sum / total as f64)).collect();
+        let loss = metrics.remove(0).1;
+        job.model.derive(loss, &mut metrics);
+        Ok(Some(Evaluation { loss, metrics }))
+    }
+
+    /// Loss and metrics of one batch.
+    fn evaluate_batch(&mut self, batch: usize, feed: impl Fn(&mut Feed<'_>) + Sync) -> Result<Vec<f32>, Error> {
+        let names = self.metric_names(batch)?;
+        let at = self.evaluator(batch)?;
+        let session = &mut self.evaluators[at].1;
+        session.run(&mut self.store, |_| {}, |_, inputs| feed(inputs))?;
+        Ok(names.iter().map(|name| session.output(name).map_or(f32::NAN, |value| value[0])).collect())
+    }
+
+    /// Names of what an evaluation measures, the loss first.
+    fn metric_names(&mut self, batch: usize) -> Result<Vec<String>, Error> {
+        let at = self.evaluator(batch)?;
+        let outputs = self.evaluators[at].1.graph().outputs.iter();
+        Ok(outputs.map(|(name, _)| name.clone()).filter(|name| name != "predictions").collect())
+    }
+
+    /// The model's predictions for inputs from elsewhere.
+    pub fn predict(&mut self, batch: usize, feed: impl Fn(&mut Feed<'_>) + Sync) -> Result<Vec<f32>, Error> {
+        let at = self.evaluator(batch)?;
+        let session = &mut self.evaluators[at].1;
+        session.run(&mut self.store, |_| {}, |_, inputs| feed(inputs))?;
+        Ok(session.output("predictions").map(<[f32]>::to_vec).unwrap_or_default())
+    }
+
+    fn evaluator(&mut self, batch: usize) -> Result<usize, Error> {
+        if let Some(at) = self.evaluators.iter().position(|(size, _)| *size == batch) {
+            return Ok(at);
+        }
+        let mut session = Session::new(graph(&self.job, batch)?, &self.store, Options::single(self.threads));
+        session.set_alive(self.alive());
+        self.evaluators.push((batch, session));
+        Ok(self.evaluators.len() - 1)
+    }
+}
+
+/// Each rank filled the rows of its own turns; all get all.
+fn gather_turns(world: &Communicator, rows: &[f32], width: usize) -> Result<Vec<f32>, Error> {
+    let mut all = vec![0.0; rows.len() * world.size()];
+    world.all_gather(rows, &mut all)?;
+    let row = |at: usize| {
+        let from = at % world.size() * rows.len() + at * width;
+        &all[from..from + width]
+    };
+    Ok((0..rows.len() / width).flat_map(row).copied().collect())
+}
