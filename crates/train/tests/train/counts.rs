@@ -66,7 +66,8 @@ fn a_linear_layer_is_two_flops_per_weight_and_sample() {
 #[test]
 fn evaluations_take_little_memory() {
     let bytes = |model: &str, source: &str, samples: usize, rank: usize| {
-        let data = format!("[data]\nsource = \"{source}\"\nbatch = 4\ngrains = 2\nsamples = {samples}\nholdout = 0.5\n");
+        let data =
+            format!("[data]\nsource = \"{source}\"\nbatch = 4\ngrains = 2\nsamples = {samples}\nholdout = 0.5\n");
         let job = job(&format!("[model]\n{model}\n{data}[train]\nsteps = 1\noptimizer = {{ kind = \"sgd\" }}\n"));
         evaluation_bytes(&job, 1, rank, 2).unwrap()
     };
