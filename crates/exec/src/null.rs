@@ -23,15 +23,16 @@ pub struct Visit<'g> {
     pub threads: usize,
 }
 
-/// Visits every node that runs, in order. Views and sources run nothing; of a join nothing is left to do once its pieces were
-/// made where they belong.
+/// Visits every node that runs, in order. Views and sources run nothing; what a parameter becomes needs no joining if its
+/// pieces were updated where they are.
 pub fn walk(graph: &Graph, options: Options, mut visit: impl FnMut(Visit<'_>)) {
     let phases = graph.phases();
     let unstored = if options.grains == 1 { layout::unstored(graph) } else { Vec::new() };
     let is_stored = |id: &ValueId| !unstored.iter().any(|taken| taken.makes(graph.value(*id).node));
     for id in graph.ids() {
         let node = graph.node(id);
-        let silent = node.op.view() || node.op.is::<Join>() || node.inputs.is_empty();
+        let joined = node.op.is::<Join>() && graph.updates.iter().any(|(_, value)| *value == node.outputs[0]);
+        let silent = node.op.view() || joined || node.inputs.is_empty();
         if silent || unstored.iter().any(|taken| taken.sum == id) {
             continue;
         }

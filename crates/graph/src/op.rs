@@ -91,12 +91,12 @@ pub trait Op: Describe + Any + Debug + Send + Sync {
         false
     }
 
-    /// Output 0 is input 0's bytes under another type: no kernel runs.
+    /// Output 0 is input 0's bytes, or a run of them, under another type: no kernel runs.
     fn view(&self) -> bool {
         false
     }
 
-    /// Every output is the memory of the input of the same number.
+    /// Every output is the memory of the input of the same number, or a run of it.
     fn aliases(&self) -> bool {
         self.view()
     }

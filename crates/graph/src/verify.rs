@@ -1,7 +1,7 @@
 //! The verifier: every invariant of a graph, checked from scratch. It runs after every rewrite in tests and debug builds.
 
 use crate::graph::{Graph, Phase};
-use crate::sources::{GrainSum, Param, State};
+use crate::sources::{GrainSum, Input, Param, State};
 
 /// Panics in debug builds if `rewrite` broke the graph.
 pub fn debug_verify(graph: &Graph, rewrite: &str) {
@@ -15,7 +15,7 @@ pub fn debug_verify(graph: &Graph, rewrite: &str) {
 /// What is wrong with the graph, if anything.
 pub fn verify(graph: &Graph) -> Result<(), String> {
     let mut made = 0u32;
-    let mut names: Vec<&str> = Vec::new();
+    let (mut names, mut inputs): (Vec<&str>, Vec<&str>) = (Vec::new(), Vec::new());
     for id in graph.ids() {
         let node = graph.node(id);
         let context = || format!("node {} ({})", id.0, node.op.signature());
@@ -35,13 +35,16 @@ pub fn verify(graph: &Graph) -> Result<(), String> {
         }
         let name = node.op.downcast::<Param>().map(|op| op.name.as_str());
         names.extend(name.or(node.op.downcast::<State>().map(|op| op.name.as_str())));
+        inputs.extend(node.op.downcast::<Input>().map(|op| op.name.as_str()));
     }
     if made as usize != graph.values.len() {
         return Err(format!("{} values, but nodes make {made}", graph.values.len()));
     }
-    names.sort_unstable();
-    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(format!("two sources are called `{}`", pair[0]));
+    for (what, names) in [("parameters or states", &mut names), ("inputs", &mut inputs)] {
+        names.sort_unstable();
+        if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(format!("two {what} are called `{}`", pair[0]));
+        }
     }
     verify_ends(graph)
 }

@@ -45,27 +45,27 @@ pub(crate) enum Others {
 impl Owned {
     /// Tensors are cut where shares end, if they can be.
     pub fn cut(graph: &Graph, ranks: usize, others: Others) -> Self {
-        let shares = Shares::new(graph, ranks);
+        let runs = Runs::new(graph, ranks);
         let mut rewrite = Rewrite { rebuild: Rebuild::new(graph), families: Vec::new(), pieces: BTreeMap::new() };
-        for number in 0..shares.sums.len() {
-            let cuts = shares.cuts(graph, number);
+        for number in 0..runs.sums.len() {
+            let cuts = runs.cuts(graph, number);
             if !cuts.is_empty() {
-                rewrite.families.extend(Family::of(graph, shares.sums[number].0, cuts, others));
+                rewrite.families.extend(Family::of(graph, runs.sums[number].0, cuts, others));
             }
         }
         graph.nodes.iter().for_each(|node| rewrite.node(node));
-        rewrite.finish(&shares)
+        rewrite.finish(&runs)
     }
 }
 
-/// The sums of gradients, in the order of memory, each with the bytes before it.
-struct Shares {
+/// The sums of gradients, in the order of memory, each with the bytes before it, and how many ranks share them.
+struct Runs {
     sums: Vec<(ValueId, usize)>,
     total: usize,
     ranks: usize,
 }
 
-impl Shares {
+impl Runs {
     fn new(graph: &Graph, ranks: usize) -> Self {
         let gradients = buckets(graph, usize::MAX).into_iter().filter(|bucket| bucket.gradients);
         let (mut sums, mut total) = (Vec::new(), 0);
@@ -82,23 +82,28 @@ impl Shares {
         (middle * self.ranks / self.total.max(1)).min(self.ranks - 1)
     }
 
-    /// The elements of a sum at which it is cut: where shares end, moved to the nearest end of a run. What is on both sides
-    /// belongs to different ranks.
+    /// The elements of a sum at which it is cut: where shares end, moved to the nearest end of a run of squares. What is on
+    /// both sides belongs to different ranks.
     fn cuts(&self, graph: &Graph, number: usize) -> Vec<usize> {
         let (id, start) = self.sums[number];
-        let elements = graph.ty(id).elements();
-        let mut cuts: Vec<usize> = Vec::new();
-        let mut open = 0;
-        for end in (1..self.ranks).map(|rank| self.total * rank / self.ranks) {
-            let cut = (end.saturating_sub(start) / 4 + RUN / 2) / RUN * RUN;
-            let owner = |part: Range<usize>| self.owner(start + part.start * 4..start + part.end * 4);
-            if cut > open && cut < elements && owner(open..cut) != owner(cut..elements) {
-                cuts.push(cut);
-                open = cut;
-            }
+        let (ty, size) = (graph.ty(id), graph.ty(id).dtype.bytes());
+        let ends = (1..self.ranks).map(|rank| self.total * rank / self.ranks);
+        let moved = ends.map(|end| (end.saturating_sub(start) / size + RUN / 2) / RUN * RUN);
+        let mut cuts: Vec<usize> = moved.filter(|cut| *cut > 0 && *cut < ty.elements()).collect();
+        cuts.dedup();
+        loop {
+            let pieces = pieces(&cuts, ty.elements());
+            let owner = |piece: &Range<usize>| self.owner(start + piece.start * size..start + piece.end * size);
+            let Some(same) = pieces.windows(2).position(|pair| owner(&pair[0]) == owner(&pair[1])) else { return cuts };
+            cuts.remove(same);
         }
-        cuts
     }
+}
+
+/// The pieces of a tensor that is cut at these elements.
+fn pieces(cuts: &[usize], elements: usize) -> Vec<Range<usize>> {
+    let starts = [0].into_iter().chain(cuts.iter().copied());
+    starts.zip(cuts.iter().copied().chain([elements])).map(|(start, end)| start..end).collect()
 }
 
 /// All that follows from one gradient element by element.
@@ -114,9 +119,7 @@ struct Family {
 impl Family {
     /// `None` if the tensor cannot be cut.
     fn of(graph: &Graph, sum: ValueId, cuts: Vec<usize>, others: Others) -> Option<Self> {
-        let ends = cuts.iter().copied().chain([graph.ty(sum).elements()]);
-        let starts = [0].into_iter().chain(cuts.iter().copied());
-        let pieces = starts.zip(ends).map(|(start, end)| start..end).collect();
+        let pieces = pieces(&cuts, graph.ty(sum).elements());
         let mut family = Self { pieces, values: [sum].into(), nodes: BTreeSet::new(), squares: BTreeSet::new() };
         let (readers, phases) = (graph.readers(), graph.phases());
         let mut todo = vec![sum];
@@ -155,7 +158,10 @@ impl Family {
         let Some((_, updated)) = graph.updates.iter().find(|(state, _)| *state == param) else { return false };
         // So that pieces are updated where they are.
         let last = graph.value(*updated).node;
-        let read_later = graph.ids().any(|id| id > last && graph.node(id).inputs.contains(&param));
+        let phases = graph.phases();
+        let reads = |id: NodeId| graph.node(id).inputs.iter().any(|input| shown_by(graph, *input) == param);
+        let later = |id: &NodeId| *id > last && phases[id.0 as usize] == Phase::After;
+        let read_later = graph.ids().filter(later).any(reads);
         self.values.iter().all(source)
             && updates_inside
             && !read_later
@@ -170,7 +176,7 @@ fn is_elementwise(graph: &Graph, node: &Node, shape: &[usize]) -> bool {
     let same = |ids: &[ValueId], axes: &[Vec<String>], numbers: bool| {
         let fits = |(id, axes): (&ValueId, &Vec<String>)| {
             let ty = graph.ty(*id);
-            numbers && ty.elements() == 1 || ty.shape == *shape && *axes == index.outputs[0]
+            numbers && ty.elements() == 1 && ty.rank() <= 1 || ty.shape == *shape && *axes == index.outputs[0]
         };
         ids.len() == axes.len() && ids.iter().zip(axes).all(fits)
     };
@@ -226,7 +232,7 @@ impl Rewrite<'_> {
         push(&mut self.rebuild.new, op, inputs, like.scope.clone(), like.stage)
     }
 
-    fn finish(mut self, shares: &Shares) -> Owned {
+    fn finish(mut self, runs: &Runs) -> Owned {
         let old = self.rebuild.old;
         let (mut updates, mut units) = (Vec::new(), Vec::new());
         for (state, value) in &old.updates {
@@ -241,14 +247,14 @@ impl Rewrite<'_> {
             }
         }
         let params: BTreeMap<&str, ValueId> = old.params().map(|(id, op)| (op.name.as_str(), id)).collect();
-        for (sum, start) in &shares.sums {
+        for (sum, start) in &runs.sums {
             let param = params[param_of(old, *sum)];
             let updated = old.updates.iter().find(|(state, _)| *state == param).map_or(param, |(_, value)| *value);
             let [sums, params, values] = [*sum, param, updated].map(|id| self.parts(id));
             let mut at = *start;
             for ((sum, param), updated) in sums.into_iter().zip(params).zip(values) {
                 let end = at + self.rebuild.new.ty(sum).bytes();
-                units.push(Unit { sum, param, updated, owner: shares.owner(at..end) });
+                units.push(Unit { sum, param, updated, owner: runs.owner(at..end) });
                 at = end;
             }
         }
@@ -284,8 +290,105 @@ pub(crate) fn is_piece_of_sum(graph: &Graph, node: &Node) -> bool {
     node.op.is::<Piece>() && graph.maker(shown_by(graph, node.outputs[0])).op.is::<GrainSum>()
 }
 
-/// Whether a value is what a parameter or state becomes, or a piece of that.
+/// Whether a value is what a parameter becomes, or a piece of that.
 pub(crate) fn is_update(graph: &Graph, id: ValueId) -> bool {
+    let params = graph.updates.iter().filter(|(state, _)| graph.maker(*state).op.is::<Param>());
     let joined = |value: &ValueId| graph.maker(*value).op.is::<Join>() && graph.maker(*value).inputs.contains(&id);
-    graph.updates.iter().any(|(_, value)| *value == id || joined(value))
+    params.into_iter().any(|(_, value)| *value == id || joined(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kolo_graph::Builder;
+    use kolo_graph::rng::Stream;
+    use kolo_ops::optim::Sgd;
+    use kolo_ops::prelude::*;
+
+    /// A step of momentum on tensors of these sizes, and what `also` adds to it, given (parameter, sum, state, updated).
+    fn step(sizes: &[usize], init: Init, also: impl Fn(&Builder, [Tensor<'_>; 4])) -> Graph {
+        let builder = Builder::new();
+        let (lr, scale) = (builder.scalar(0.1), builder.scalar(1.0));
+        for (number, size) in sizes.iter().enumerate() {
+            let name = format!("p{number}");
+            let param = builder.param(&name, [*size], Init::ZEROS);
+            let loss = builder.input(&format!("x{number}"), Type::f32([*size])).mul(param);
+            let sum = loss.then(GrainSum { of: name.clone() }, &[]);
+            let state = builder.state(&format!("optim.{name}"), sum.ty(), init);
+            let op = Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
+            let updated = builder.apply_all(op, &[param, sum, state, lr, scale]);
+            builder.update(param, updated[0]);
+            builder.update(state, updated[1]);
+            also(&builder, [param, sum, state, updated[0]]);
+        }
+        builder.finish().unwrap()
+    }
+
+    fn plain(sizes: &[usize]) -> Graph {
+        step(sizes, Init::ZEROS, |_, _| {})
+    }
+
+    /// Elements of each unit with its owner.
+    fn owned(graph: &Graph, ranks: usize) -> Vec<(usize, usize)> {
+        let Owned { graph, units } = Owned::cut(graph, ranks, Others::Known);
+        kolo_graph::verify::verify(&graph).unwrap();
+        units.iter().map(|unit| (graph.ty(unit.sum).elements(), unit.owner)).collect()
+    }
+
+    #[test]
+    fn shares_are_even_and_neighbours_differ() {
+        let stream = Stream::new(1, "cut");
+        for case in 0..300 {
+            let mut draws = [0.0f32; 8];
+            stream.fill(0, case * 2, &mut draws, kolo_graph::rng::unit);
+            let sizes: Vec<usize> =
+                draws[..1 + case as usize % 4].iter().map(|draw| 1 + (draw * 60_000.0) as usize).collect();
+            let ranks = 2 + (draws[5] * 7.0) as usize;
+            let graph = plain(&sizes);
+            let total: usize = sizes.iter().sum();
+            let mut shares = vec![0; ranks];
+            for (elements, owner) in owned(&graph, ranks) {
+                shares[owner] += elements;
+            }
+            // Where a share begins and where it ends is moved by half a run at most.
+            let most = total / ranks + RUN + 1;
+            assert!(shares.iter().all(|share| *share <= most), "{sizes:?} on {ranks} ranks: {shares:?}");
+            let Owned { graph, units } = Owned::cut(&graph, ranks, Others::Known);
+            let of = |unit: &Unit| shown_by(&graph, unit.sum);
+            let divided = units.windows(2).any(|pair| of(&pair[0]) == of(&pair[1]) && pair[0].owner == pair[1].owner);
+            assert!(!divided, "{sizes:?} on {ranks} ranks: {units:?}");
+            assert!(units.is_sorted_by_key(|unit| unit.owner));
+        }
+    }
+
+    #[test]
+    fn a_rest_of_one_element_is_a_piece() {
+        assert_eq!(owned(&plain(&[4097]), 2), [(4096, 0), (1, 1)]);
+        assert_eq!(owned(&plain(&[8193]), 2), [(4096, 0), (4097, 1)]);
+        assert_eq!(owned(&plain(&[8200, 8193]), 2), [(8193, 0), (8200, 1)]);
+        assert_eq!(owned(&plain(&[12_288, 4097]), 4), [(4096, 0), (1, 1), (4096, 1), (4096, 2), (4096, 3)]);
+    }
+
+    #[test]
+    fn what_needs_the_whole_is_not_cut() {
+        let size = [5 * RUN];
+        let count = |graph: &Graph| owned(graph, 2).len();
+        assert_eq!(count(&plain(&size)), 2);
+        assert_eq!(count(&step(&size, Init::Normal { deviation: 1.0 }, |_, _| {})), 1, "a state of random numbers");
+        let also = |add: fn(&Builder, [Tensor<'_>; 4])| count(&step(&size, Init::ZEROS, add));
+        assert_eq!(also(|builder, [_, _, _, updated]| builder.output("new", updated)), 1);
+        assert_eq!(also(|builder, [_, sum, ..]| builder.output("gradient", sum)), 1);
+        assert_eq!(also(|builder, [_, sum, ..]| builder.output("mean", sum.mean_all())), 1, "a sum in another order");
+        assert_eq!(also(|builder, [.., state, _]| builder.output("state", state)), 1);
+        assert_eq!(also(|builder, [param, ..]| builder.output("later", param.scale(2.0))), 2, "before the grains");
+        let later = |builder: &Builder, [param, sum, ..]: [Tensor<'_>; 4]| {
+            builder.output("later", param.add(sum).sum_squares())
+        };
+        assert_eq!(also(later), 1, "read after it was updated");
+        assert_eq!(
+            also(|builder, [_, sum, ..]| builder.output("norm", sum.sum_squares())),
+            2,
+            "a norm is a sum of runs"
+        );
+    }
 }

@@ -118,7 +118,17 @@ fn padded(graph: &Graph, id: ValueId) -> usize {
     kolo_graph::layout::align(graph.ty(id).bytes()) / 4
 }
 
-pub fn shares(graph: &Graph, servers: usize) -> Shares {
+/// Who has what. Refuses a step with a parameter that is not trained: it would lie between others in the memory of
+/// parameters, but not in that of sums.
+pub fn shares(graph: &Graph, servers: usize) -> Result<Shares, String> {
+    let has_gradient = |name: &str| graph.sources::<GrainSum>().any(|(_, sum)| sum.of == name);
+    let is_updated = |id: ValueId| graph.updates.iter().any(|(state, _)| *state == id);
+    if let Some((_, param)) = graph.params().find(|(id, param)| !has_gradient(&param.name) || !is_updated(*id)) {
+        return Err(format!(
+            "parameter `{}` is not trained, and parameter servers have trained parameters only\n  hint: train without `--async`, or make it a constant",
+            param.name
+        ));
+    }
     let Owned { graph, units } = Owned::cut(graph, servers, Others::Unknown);
     let mut shares = Shares { servers: vec![0..0; servers], others: 0..0, skipped: vec![0; servers] };
     let mut at = 0;
@@ -135,7 +145,7 @@ pub fn shares(graph: &Graph, servers: usize) -> Shares {
     }
     let others = buckets(&graph, usize::MAX).into_iter().filter(|bucket| !bucket.gradients);
     shares.others = at..at + others.flat_map(|bucket| bucket.sums).map(|id| padded(&graph, id)).sum::<usize>();
-    shares
+    Ok(shares)
 }
 
 /// The bound on how far workers drift apart, as a server keeps it. Clocks count the steps a worker has pushed.

@@ -123,7 +123,7 @@ impl<'g> Plan<'g> {
         for input in &node.inputs {
             let maker = self.graph.maker(*input);
             let numbers = self.graph.ty(*input).elements() == 1 || maker.op.is::<RunSquares>();
-            if self.places[input.0 as usize].is_none() || !numbers {
+            if self.places[input.0 as usize].is_none() || !numbers || self.is_tensor(maker) {
                 continue;
             }
             let number = |id: &ValueId| self.graph.ty(*id).elements() == 1 && !self.is_tensor(self.graph.maker(*id));
@@ -201,7 +201,7 @@ impl<'g> Plan<'g> {
 
     fn owner_of_number(&self, id: ValueId) -> usize {
         let inputs = &self.graph.maker(id).inputs;
-        inputs.iter().find_map(|id| self.places[id.0 as usize]).unwrap_or(0)
+        inputs.iter().find_map(|id| self.places[id.0 as usize]).expect("what is gathered has an owner")
     }
 
     /// Gathers the parameters bucket by bucket, keeps the updates of this rank and of what belongs to nobody.

@@ -13,6 +13,7 @@ use kolo_comm::element::{Element, Reduction};
 use kolo_comm::{Communicator, Fault, combine};
 use kolo_exec::{Feed, Options, Session, Store};
 use kolo_graph::Graph;
+use kolo_graph::collective::is_collective;
 use kolo_parallel::CommLane;
 use kolo_parallel::servers::{Clocks, Shares, gradient_name, server_graph, shares};
 use std::ops::Range;
@@ -76,7 +77,7 @@ pub struct Links {
 impl Links {
     /// All ranks call this together, servers in [`serve`].
     pub fn connect(job: &Job, world: &Communicator, roles: Roles) -> Result<Self, Error> {
-        let shares = shares(&whole_graph(job, roles)?, roles.servers);
+        let shares = shares(&whole_graph(job, roles)?, roles.servers).map_err(refused)?;
         let clip = job.clip.filter(|_| !roles.synchronous());
         let pairs = pairs(world, roles)?;
         // The servers form a group of their own, and so do the workers.
@@ -129,6 +130,10 @@ impl Links {
         }
         Ok(())
     }
+}
+
+fn refused(message: String) -> Error {
+    Error::Together(Fault::BadCall(message))
 }
 
 /// Scales a worker's gradient down to the largest norm allowed.
@@ -184,10 +189,15 @@ pub fn serve(
 ) -> Result<Served, Error> {
     let number = world.rank() - roles.workers;
     let whole = whole_graph(job, roles)?;
-    let shares = shares(&whole, roles.servers);
+    let shares = shares(&whole, roles.servers).map_err(refused)?;
     let links = pairs(world, roles)?;
     let among_servers = Arc::new(world.split(1, world.rank() as i64)?);
     let graph = server_graph(&whole, roles.servers, number);
+    if !roles.synchronous() && graph.nodes.iter().any(|node| is_collective(&*node.op)) {
+        return Err(refused(
+            "the update needs numbers of all servers' gradients, and those of different pushes do not go together\n  hint: use `--servers 1` or `--staleness 0`".into(),
+        ));
+    }
     let store = Store::new(&graph, job.seed);
     let mut session =
         Session::with_collectives(graph, &store, Options::single(threads), Arc::new(CommLane::new(among_servers)))?;
@@ -224,7 +234,7 @@ pub fn serve(
     std::thread::scope(|scope| {
         let spawn = |(worker, link)| scope.spawn(move || attend(state, changed, worker, link, number));
         let threads: Vec<_> = links.iter().enumerate().map(spawn).collect();
-        let panicked = |_| Err(Error::Together(Fault::BadCall("a thread of the server panicked".into())));
+        let panicked = |_| Err(refused("a thread of the server panicked".into()));
         let outcomes: Vec<Result<(), Error>> =
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect();
         outcomes.into_iter().collect::<Result<(), Error>>()

@@ -36,6 +36,8 @@ pub struct Trainer {
     step: usize,
     /// Sessions by batch size; a last, smaller batch needs its own.
     evaluators: Vec<(usize, Session)>,
+    /// Samples of an evaluation's batch, once it is known.
+    evaluation_batch: Option<usize>,
     dropout_key: u64,
     /// The other workers, if there are any.
     world: Option<Arc<Communicator>>,
@@ -64,11 +66,22 @@ impl Trainer {
     ) -> Self {
         let dropout_key = Stream::new(job.seed, "dropout").key();
         let first_grain = world.as_ref().map_or(0, |world| world.rank() * options.grains);
-        let evaluators = Vec::new();
+        let (evaluators, evaluation_batch) = (Vec::new(), None);
         let (watch, threads) = (None, options.threads);
         let watched = world.as_ref().map(|world| Arc::clone(world.watch()));
-        let mut trainer =
-            Self { job, store, session, threads, step: 0, evaluators, dropout_key, world, watch, first_grain };
+        let mut trainer = Self {
+            job,
+            store,
+            session,
+            threads,
+            step: 0,
+            evaluators,
+            evaluation_batch,
+            dropout_key,
+            world,
+            watch,
+            first_grain,
+        };
         if let Some(watch) = watched {
             trainer.watched_by(&watch);
         }
@@ -97,6 +110,12 @@ impl Trainer {
         store.initialise_where(job.seed, |entry| !(parallel.central && entry.trained && world.rank() > 0));
         world.barrier()?;
         let session = Session::with_collectives(graph, &store, options, lane)?;
+        if parallel.central && !session.updates_params_in_place() {
+            let message =
+                "central storage needs every parameter to be updated where it is, and this model reads one later";
+            let hint = "write `zero = 1` instead of `central = true`";
+            return Err(Error::Together(Fault::BadCall(format!("{message}\n  hint: {hint}"))));
+        }
         Ok(Self::with_session(job, store, session, options, Some(world)))
     }
 

@@ -25,7 +25,7 @@ pub use feed::Feed;
 use kolo_graph::collective::is_collective;
 use kolo_graph::layout::{self, Layout};
 use kolo_graph::op::Buffer;
-use kolo_graph::sources::GrainSum;
+use kolo_graph::sources::{GrainSum, Param};
 use kolo_graph::{DType, Graph, NodeId, Team, ValueId};
 use kolo_ops::tiles::Address;
 pub use lane::sum_levels;
@@ -291,6 +291,11 @@ impl Session {
             unsafe { std::ptr::copy_nonoverlapping(from.data, to.data, to.ty.bytes()) };
         }
         Ok(())
+    }
+
+    /// Whether the step changes every parameter where it is, and copies none at its end.
+    pub fn updates_params_in_place(&self) -> bool {
+        self.layout.copies.iter().all(|(_, state)| !self.graph.maker(*state).op.is::<Param>())
     }
 
     fn join_lanes(&self) {

@@ -201,6 +201,22 @@ fn pieces_are_updated_where_they_are() {
 }
 
 #[test]
+fn a_join_that_is_read_is_a_copy() {
+    let builder = Builder::new();
+    let w = builder.param("w", [32], Init::Constant(1.0));
+    let pieces = [0, 16].map(|start| w.then(Piece { start, len: 16 }, &[]));
+    builder.output("old", pieces[0].then(Join { shape: vec![32] }, &[pieces[1]]));
+    let sum = builder.input("x", Type::f32([32])).then(GrainSum { of: "w".into() }, &[]);
+    let (lr, scale) = (builder.scalar(1.0), builder.scalar(1.0));
+    builder.update(w, w.then(SgdPlain { weight_decay: 0.0 }, &[sum, lr, scale]));
+    let graph = builder.finish().unwrap();
+    let mut store = Store::new(&graph, 1);
+    let mut session = Session::new(graph, &store, Options::single(1));
+    session.run(&mut store, |_| {}, |_, feed: &mut Feed<'_>| feed.f32("x").unwrap().fill(5.0)).unwrap();
+    assert_eq!((session.output("old").unwrap()[31], store.values("w").unwrap()[31]), (1.0, -4.0));
+}
+
+#[test]
 fn what_is_exchanged_is_used_for_nothing_else_meanwhile() {
     // Nobody reads what is gathered, or one of the two, and only at the end: then it is waited for.
     for read in [false, true] {

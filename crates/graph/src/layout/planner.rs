@@ -188,9 +188,14 @@ impl<'g> Planner<'g> {
         (block.death == position && block.arena == self.arena(position) && free).then_some(())
     }
 
-    /// Where all inputs of a join lie, if they lie side by side where they stay.
+    /// Where all inputs of a join lie, if it is what a state becomes and nobody else reads it, and they lie side by side
+    /// where that state is.
     fn joined(&self, node: &Node, layout: &Layout) -> Option<Place> {
-        let start = layout.places[node.inputs.first()?.0 as usize]?;
+        let output = node.outputs[0];
+        let is_read = self.order.iter().any(|id| self.graph.node(*id).inputs.contains(&output));
+        let is_output = self.graph.outputs.iter().any(|(_, id)| *id == output);
+        let (state, _) = self.becomes[output.0 as usize].filter(|(_, at)| *at == 0 && !is_read && !is_output)?;
+        let start = Place::at(Arena::Store, state.0 as usize);
         let mut bytes = 0;
         for input in &node.inputs {
             if layout.places[input.0 as usize] != Some(start.further(bytes)) {

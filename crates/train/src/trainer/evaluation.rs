@@ -30,13 +30,13 @@ impl Evaluation {
 const SAMPLES_MAX: usize = 256;
 const ACTIVATION_BYTES_MAX: usize = 64 << 20;
 
-fn graph(job: &Job, batch: usize) -> Result<Graph, Error> {
+fn graph_of(job: &Job, batch: usize) -> Result<Graph, Error> {
     Ok(optimise(&evaluation_graph(&*job.model, batch)?))
 }
 
 /// Samples of an evaluation's batch. They depend on the job alone, and so do the means.
-fn batch(job: &Job) -> Result<usize, Error> {
-    let layout = layout::plan(&graph(job, 1)?, 1, 1);
+fn samples_of_batch(job: &Job) -> Result<usize, Error> {
+    let layout = layout::plan(&graph_of(job, 1)?, 1, 1);
     let one = layout.grain_bytes + layout.grain_input_bytes;
     let most = (ACTIVATION_BYTES_MAX / one.max(1)).clamp(1, SAMPLES_MAX);
     Ok(job.split.held_out_len().min(1 << most.ilog2()))
@@ -48,11 +48,11 @@ pub fn evaluation_bytes(job: &Job, threads: usize, rank: usize, ranks: usize) ->
     if total == 0 {
         return Ok(0);
     }
-    let whole = batch(job)?;
+    let whole = samples_of_batch(job)?;
     // The last batch, if it is smaller, is one rank's turn.
     let rest = Some(total % whole).filter(|rest| *rest > 0 && total / whole % ranks == rank);
     let bytes = |batch: usize| {
-        let (graph, options) = (graph(job, batch)?, Options::single(threads));
+        let (graph, options) = (graph_of(job, batch)?, Options::single(threads));
         Ok(planned_bytes(&graph, &layout::plan(&graph, 1, 1), options).iter().sum::<usize>())
     };
     [whole].into_iter().chain(rest).map(bytes).sum()
@@ -77,7 +77,10 @@ impl Trainer {
         if total == 0 {
             return Ok(None);
         }
-        let whole = batch(&job)?;
+        let whole = match self.evaluation_batch {
+            Some(known) => known,
+            None => *self.evaluation_batch.insert(samples_of_batch(&job)?),
+        };
         let starts: Vec<usize> = (0..total).step_by(whole).collect();
         let names = self.metric_names(whole)?;
         let (rank, ranks) = self.place();
@@ -135,7 +138,7 @@ impl Trainer {
         if let Some(at) = self.evaluators.iter().position(|(size, _)| *size == batch) {
             return Ok(at);
         }
-        let mut session = Session::new(graph(&self.job, batch)?, &self.store, Options::single(self.threads));
+        let mut session = Session::new(graph_of(&self.job, batch)?, &self.store, Options::single(self.threads));
         session.set_alive(self.alive());
         self.evaluators.push((batch, session));
         Ok(self.evaluators.len() - 1)

@@ -72,10 +72,17 @@ fn the_number_of_workers_does_not_matter() {
 
 /// Tensors so large that a share of the optimizer ends inside of one.
 fn wide(optimizer: &str, parallel: &str) -> Arc<Job> {
-    let text = "[model]\nkind = \"mlp\"\nhidden = [300, 200]\n[data]\nsource = \"builtin:digits\"\nbatch = 32\ngrains = 8\n\
-                [train]\nsteps = 4\nclip = 0.5\n";
-    job(&format!("{text}optimizer = {{ kind = \"{optimizer}\" }}\n"), parallel)
+    layered("inputs = 64\nhidden = [300, 200]\nclasses = 10", optimizer, parallel)
 }
+
+fn layered(sizes: &str, optimizer: &str, parallel: &str) -> Arc<Job> {
+    let data = "source = \"synthetic:features\"\nbatch = 32\ngrains = 8\nsamples = 256";
+    let train = format!("steps = 4\nclip = 0.5\noptimizer = {{ kind = \"{optimizer}\" }}");
+    job(&format!("[model]\nkind = \"mlp\"\n{sizes}\n[data]\n{data}\n[train]\n{train}\n"), parallel)
+}
+
+/// Layers where a cut, or what is left after it, is one element long, and where two cuts come near each other.
+const ODD: [&str; 2] = ["inputs = 17\nhidden = [241]\nclasses = 3", "inputs = 45\nhidden = [268]\nclasses = 10"];
 
 #[test]
 fn where_tensors_are_cut_does_not_matter() {
@@ -87,6 +94,18 @@ fn where_tensors_are_cut_does_not_matter() {
             let reports = on_ranks(workers, |world| report(&job, Company::Workers(world)));
             let name = format!("{optimizer}, {workers} workers, {parallel}");
             reports.iter().for_each(|other| assert_same(&name, &alone, other));
+        }
+    }
+}
+
+#[test]
+fn odd_pieces_do_not_matter() {
+    for (sizes, optimizer) in ODD.into_iter().zip(["lamb", "adamw"]) {
+        let alone = report(&layered(sizes, optimizer, ""), Company::Alone);
+        let job = layered(sizes, optimizer, "zero = 1");
+        for workers in [2, 4, 8] {
+            let reports = on_ranks(workers, |world| report(&job, Company::Workers(world)));
+            reports.iter().for_each(|other| assert_same(&format!("{sizes}, {workers} workers"), &alone, other));
         }
     }
 }
@@ -117,8 +136,8 @@ fn servers_without_slack_give_the_synchronous_bits() {
 /// Servers whose shares end inside of tensors, if nobody needs a norm of the whole parameter.
 #[test]
 fn servers_have_pieces() {
-    for optimizer in ["adamw", "lamb"] {
-        let job = wide(optimizer, "");
+    let jobs = [wide("adamw", ""), wide("lamb", "")].into_iter().chain(ODD.map(|sizes| layered(sizes, "adamw", "")));
+    for (number, job) in jobs.enumerate() {
         let alone = report(&job, Company::Alone);
         for (workers, servers) in [(2, 2), (2, 3)] {
             let roles = Roles { workers, servers, staleness: Some(0) };
@@ -129,7 +148,7 @@ fn servers_have_pieces() {
                 asynchronous::serve(&job, 1, &world, roles, None).unwrap_or_else(|error| panic!("{error}"));
                 None
             });
-            let name = format!("{optimizer}, {servers} servers");
+            let name = format!("job {number}, {servers} servers");
             reports.iter().flatten().for_each(|other| assert_eq!(alone.weights, other.weights, "{name}"));
         }
     }
