@@ -422,7 +422,8 @@ fn absent(world: World, ended: bool) -> Result<(), Fault> {
         ended.then(|| scope.spawn(end));
         comm.all_reduce(&mut [0f32; 5], Reduction::Sum)
     });
-    let most = if ended { 500 } else { 2000 };
+    // Long before rank 3 goes, also on a busy machine.
+    let most = if ended { 1500 } else { 2000 };
     assert!(start.elapsed() < Duration::from_millis(most), "took {:?}", start.elapsed());
     say(&outcome.unwrap_err());
     // The ranks go one by one; the launcher must not end the others before they have spoken.
