@@ -1,0 +1,262 @@
+//! Backward: the probabilities once more, then the gradients of queries, keys and values, or of the bias.
+
+use super::forward::forward_args;
+use super::head::*;
+use super::reference::*;
+use super::sizes::{BLOCK, Sizes, cpu_sizes, sizes};
+use super::{Attention, AttentionBiasGrad, AttentionGrad};
+use crate::gemm::{self, Right, Rows, Start, Strided};
+use crate::simd;
+use crate::tiles::Address;
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, Op, Type};
+
+/// Checks the operands of a backward op: those of the forward, then its outputs and the gradient.
+fn infer_backward(inputs: &[Type], forward: &Attention) -> Result<Sizes, String> {
+    let count = inputs.len().checked_sub(3).ok_or("takes the forward's operands, its two outputs and a gradient")?;
+    let outputs = forward.infer(&inputs[..count])?;
+    if inputs[count..count + 2] != outputs[..] || inputs[count + 2] != outputs[0] {
+        return Err(format!("the forward's outputs are {} and {}", outputs[0], outputs[1]));
+    }
+    forward.sizes(&inputs[..count])
+}
+
+impl Op for AttentionGrad {
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        let AttentionGrad { heads, causal, packed, bias } = *self;
+        infer_backward(inputs, &Attention { heads, causal, packed, bias })?;
+        Ok(inputs[..if packed { 1 } else { 3 }].to_vec())
+    }
+    fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
+        sizes(inputs, self.heads, self.packed)
+            .map_or(0, |s| (10 * s.batch * s.heads * s.queries * s.keys * s.dim) as u64)
+    }
+    fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
+        let s = reference_sizes(inputs, self.heads, self.packed);
+        let bias = self.bias.then(|| inputs[inputs.len() - 4]);
+        let g = inputs[inputs.len() - 1];
+        let mut grads: Vec<Dense> = outputs.iter().map(|ty| Dense::zeros(ty.shape.clone())).collect();
+        let scale = 1.0 / (s.dim as f64).sqrt();
+        for_each_row(&s, |b, h, q| {
+            let (p, ds) = reference_row(inputs, &s, self.packed, self.causal, bias, b, h, q);
+            for k in 0..s.keys {
+                for d in 0..s.dim {
+                    let entry = |which, t| reference_entry(inputs, &s, self.packed, which, b, t, h, d);
+                    let mut add = |which: usize, t: usize, value: f64| {
+                        let rows = if which == 0 { s.queries } else { s.keys };
+                        match self.packed {
+                            true => {
+                                grads[0].data[(b * rows + t) * 3 * s.width() + which * s.width() + h * s.dim + d] +=
+                                    value
+                            }
+                            false => grads[which].data[(b * rows + t) * s.width() + h * s.dim + d] += value,
+                        }
+                    };
+                    add(0, q, ds[k] * scale * entry(1, k));
+                    add(1, k, ds[k] * scale * entry(0, q));
+                    add(2, k, p[k] * g.get(&[b, q, h * s.dim + d]));
+                }
+            }
+        });
+        grads
+    }
+    fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
+        sizes(inputs, self.heads, self.packed).map_or(0, |s| thread_scratch(&s, 2) * 4 * threads)
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        let s = cpu_sizes(cx, self.heads, self.packed);
+        let count = cx.inputs.len();
+        let bias = self.bias.then(|| (cx.f32(count - 4), cx.shape(count - 4)));
+        let (out, sums, g) = (cx.f32(count - 3), cx.f32(count - 2), cx.f32(count - 1));
+        let width = s.width();
+        let packed = self.packed;
+        let stride = if packed { 3 * width } else { width };
+        let grads: [Address; 3] =
+            std::array::from_fn(|which| Address(cx.outputs[if packed { 0 } else { which }].data.cast()));
+        let lent = Address(cx.scratch().as_mut_ptr());
+        let per_thread = thread_scratch(&s, 2);
+        let cx = &*cx;
+        cx.team.run(s.batch * s.heads, |task, thread| {
+            let (batch, head) = (task / s.heads, task % s.heads);
+            let [q, k, v] = heads_of(cx, &s, packed, batch, head);
+            // SAFETY: each thread has its own scratch.
+            let lent = unsafe { lent.slice(thread * per_thread, per_thread) };
+            let (product, rest) = lent.split_at_mut(gemm::SCRATCH);
+            let (packed_k, rest) = rest.split_at_mut(rows_len(&s));
+            let (packed_v, rest) = rest.split_at_mut(rows_len(&s));
+            let (packed_k_dims, tiles) = rest.split_at_mut(dims_len(&s));
+            let (p, dp) = tiles.split_at_mut(BLOCK * s.keys.next_multiple_of(16));
+            let (k_rows, k_dims, v) = (pack_rows(&k, packed_k), pack_dims(&k, packed_k_dims), pack_rows(&v, packed_v));
+            let rows_of = |which: usize| if which == 0 { s.queries } else { s.keys };
+            let target = |which: usize, row: usize| {
+                let shift = if packed { which * width } else { 0 };
+                let offset = (batch * rows_of(which) + row) * stride + shift + head * s.dim;
+                // SAFETY: inside the gradient; every task owns its head's columns.
+                Rows { data: Address(unsafe { grads[which].get().add(offset) }), stride }
+            };
+            for which in 1..3 {
+                for row in 0..s.keys {
+                    // SAFETY: as above.
+                    unsafe { target(which, row).data.slice(0, s.dim) }.fill(0.0);
+                }
+            }
+            let view = |data: &[f32], batch: usize, head: usize| {
+                let from = batch * s.queries * width + head * s.dim;
+                Head { data: data[from..].as_ptr(), stride: width, rows: s.queries, dim: s.dim }
+            };
+            let next = (task + 1).min(s.batch * s.heads - 1);
+            let (next_batch, next_head) = (next / s.heads, next % s.heads);
+            let next = heads_of(cx, &s, packed, next_batch, next_head);
+            let next_rows = [out, g].map(|data| view(data, next_batch, next_head));
+            let (o, g) = (view(out, batch, head), view(g, batch, head));
+            for rows in s.blocks(self.causal) {
+                let start = rows.start;
+                let (count, keys) = (rows.len(), s.visible(rows.end, self.causal));
+                raw_scores(&q, k_rows, rows.clone(), keys, p, product);
+                for (line, at) in rows.clone().enumerate() {
+                    let row = &mut p[line * keys..(line + 1) * keys];
+                    let bias = bias_row(bias, &s, batch, head, at).map(|bias| &bias[..keys]);
+                    next.iter().chain(&next_rows).for_each(|head| head.ask_for(at));
+                    let visible = s.visible(at + 1, self.causal);
+                    soften_again(row, s.scale(), bias, visible, sums[task * s.queries + at]);
+                }
+                // dv += pᵀ·g
+                let (a, b) = (both_ways(p, keys).0, g.by_dim(start));
+                gemm::block(0..keys, 0..s.dim, count, &a, Right::Fresh(&b), &target(2, 0), Start::Add, product);
+                // dp = g·vᵀ, then ds in place
+                raw_scores(&g, v, rows.clone(), keys, dp, product);
+                for (line, at) in rows.clone().enumerate() {
+                    let delta = simd::dot(o.row(at), g.row(at));
+                    score_gradient(
+                        &mut dp[line * keys..(line + 1) * keys],
+                        &p[line * keys..(line + 1) * keys],
+                        delta,
+                        s.scale(),
+                    );
+                }
+                // dq = ds·k, dk += dsᵀ·q
+                let (transposed, straight) = both_ways(dp, keys);
+                gemm::block(0..count, 0..s.dim, keys, &straight, k_dims, &target(0, start), Start::Zero, product);
+                let b = q.by_dim(start);
+                gemm::block(
+                    0..keys,
+                    0..s.dim,
+                    count,
+                    &transposed,
+                    Right::Fresh(&b),
+                    &target(1, 0),
+                    Start::Add,
+                    product,
+                );
+            }
+        });
+    }
+}
+
+/// A tile of scores as (keys as lines, queries as lines).
+fn both_ways(data: &[f32], keys: usize) -> (Strided<'_>, Strided<'_>) {
+    (Strided { data, line_stride: 1, k_stride: keys }, Strided { data, line_stride: keys, k_stride: 1 })
+}
+
+impl Op for AttentionBiasGrad {
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        let AttentionBiasGrad { heads, causal, packed } = *self;
+        let s = infer_backward(inputs, &Attention { heads, causal, packed, bias: true })?;
+        Ok(vec![Type::f32([s.batch, s.heads, s.queries, s.keys])])
+    }
+    fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
+        sizes(inputs, self.heads, self.packed)
+            .map_or(0, |s| (4 * s.batch * s.heads * s.queries * s.keys * s.dim) as u64)
+    }
+    fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
+        let s = reference_sizes(inputs, self.heads, self.packed);
+        let bias = Some(inputs[inputs.len() - 4]);
+        let mut grad = Dense::zeros(outputs[0].shape.clone());
+        for_each_row(&s, |b, h, q| {
+            let (_, ds) = reference_row(inputs, &s, self.packed, self.causal, bias, b, h, q);
+            let start = ((b * s.heads + h) * s.queries + q) * s.keys;
+            grad.data[start..start + s.keys].copy_from_slice(&ds);
+        });
+        vec![grad]
+    }
+    fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
+        sizes(inputs, self.heads, self.packed).map_or(0, |s| thread_scratch(&s, 2) * 4 * threads)
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        let s = cpu_sizes(cx, self.heads, self.packed);
+        let count = cx.inputs.len();
+        let bias = Some((cx.f32(count - 4), cx.shape(count - 4)));
+        let (out, sums, g) = (cx.f32(count - 3), cx.f32(count - 2), cx.f32(count - 1));
+        let grad = Address(cx.out_f32(0).as_mut_ptr());
+        let lent = Address(cx.scratch().as_mut_ptr());
+        let per_thread = thread_scratch(&s, 2);
+        let cx = &*cx;
+        cx.team.run(s.batch * s.heads, |task, thread| {
+            let (batch, head) = (task / s.heads, task % s.heads);
+            let [q, k, v] = heads_of(cx, &s, self.packed, batch, head);
+            // SAFETY: each thread has its own scratch, each task its own part of the gradient.
+            let (lent, grad) = unsafe {
+                let part = s.queries * s.keys;
+                (lent.slice(thread * per_thread, per_thread), grad.slice(task * part, part))
+            };
+            let (product, rest) = lent.split_at_mut(gemm::SCRATCH);
+            let (packed_k, rest) = rest.split_at_mut(rows_len(&s));
+            let (packed_v, tiles) = rest.split_at_mut(rows_len(&s));
+            let (p, dp) = tiles.split_at_mut(BLOCK * s.keys.next_multiple_of(16));
+            let (k, v) = (pack_rows(&k, packed_k), pack_rows(&v, packed_v));
+            let from = batch * s.queries * s.width() + head * s.dim;
+            let view =
+                |data: &[f32]| Head { data: data[from..].as_ptr(), stride: s.width(), rows: s.queries, dim: s.dim };
+            let (o, g) = (view(out), view(g));
+            for start in (0..s.queries).step_by(BLOCK) {
+                let rows = start..(start + BLOCK).min(s.queries);
+                raw_scores(&q, k, rows.clone(), s.keys, p, product);
+                raw_scores(&g, v, rows.clone(), s.keys, dp, product);
+                for (line, at) in rows.enumerate() {
+                    let row = &mut p[line * s.keys..(line + 1) * s.keys];
+                    let visible = s.visible(at + 1, self.causal);
+                    let bias = bias_row(bias, &s, batch, head, at);
+                    soften_again(row, s.scale(), bias, visible, sums[task * s.queries + at]);
+                    let delta = simd::dot(o.row(at), g.row(at));
+                    let dp = &mut dp[line * s.keys..(line + 1) * s.keys];
+                    score_gradient(dp, row, delta, 1.0);
+                    grad[at * s.keys..(at + 1) * s.keys].copy_from_slice(dp);
+                }
+            }
+        });
+    }
+}
+
+/// The forward's operands followed by plausible outputs: the suite needs the op right for any numbers.
+fn backward_args(heads: usize, s: [usize; 4], packed: bool, bias: Option<[usize; 2]>) -> Vec<Arg> {
+    let [batch, queries, _, width] = s;
+    let mut args = forward_args(s, packed, bias, true);
+    args.push(Arg::real([batch, queries, width]).constant());
+    args.push(Arg::real([batch, heads, queries]).constant());
+    args.push(Arg::real([batch, queries, width]).constant());
+    args
+}
+
+impl Cases for AttentionGrad {
+    fn cases() -> Vec<Case> {
+        let case = |heads, causal, packed, s, bias: Option<[usize; 2]>| {
+            let op = AttentionGrad { heads, causal, packed, bias: bias.is_some() };
+            Case::new(op, backward_args(heads, s, packed, bias)).tolerance(5e-5)
+        };
+        vec![
+            case(2, true, true, [2, 5, 5, 4], None),
+            case(2, false, false, [1, 3, 5, 4], Some([1, 2])),
+            // Of several blocks, those after a query are not computed, and keys that it may not see do not reach it.
+            case(2, true, true, [1, 100, 100, 16], None).leaves_out_zeros(),
+        ]
+    }
+}
+
+impl Cases for AttentionBiasGrad {
+    fn cases() -> Vec<Case> {
+        let case = |heads, causal, packed, s, bias| {
+            Case::new(AttentionBiasGrad { heads, causal, packed }, backward_args(heads, s, packed, Some(bias)))
+                .tolerance(5e-5)
+        };
+        vec![case(2, false, false, [1, 3, 5, 4], [1, 2]), case(2, true, true, [1, 70, 70, 4], [1, 1])]
+    }
+}

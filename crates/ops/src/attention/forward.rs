@@ -1,0 +1,154 @@
+//! Attention: scores, probabilities and the result, block by block.
+
+use super::head::*;
+use super::reference::*;
+use super::sizes::{Sizes, check_bias, cpu_sizes, sizes};
+use super::{Attention, AttentionBiasGrad, AttentionGrad};
+use crate::gemm::{self, Rows, Start, Strided};
+use crate::reduce::ReduceMethods;
+use crate::tiles::Address;
+use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Tensor, Type};
+
+impl Attention {
+    pub(super) fn sizes(&self, inputs: &[Type]) -> Result<Sizes, String> {
+        sizes(inputs, self.heads, self.packed)
+    }
+}
+
+impl Op for Attention {
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        let s = self.sizes(inputs)?;
+        let operands = if self.packed { 1 } else { 3 };
+        if inputs.len() != operands + usize::from(self.bias) {
+            return Err(format!("takes {operands} operands{}", if self.bias { " and a bias" } else { "" }));
+        }
+        if self.bias {
+            check_bias(&inputs[operands], &s)?;
+        }
+        let dtype = inputs[0].dtype;
+        Ok(vec![
+            Type::new(dtype, [s.batch, s.queries, s.width()]),
+            Type::new(DType::F32, [s.batch, s.heads, s.queries]),
+        ])
+    }
+    fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
+        self.sizes(inputs).map_or(0, |s| (4 * s.batch * s.heads * s.queries * s.keys * s.dim) as u64)
+    }
+    fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
+        let Attention { heads, causal, packed, bias } = *self;
+        let rest: Vec<Tensor<'b>> =
+            cx.inputs[1..].iter().copied().chain([cx.output(0), cx.output(1), cx.grad()]).collect();
+        let builder = cx.input(0).builder();
+        let operands = if packed { 1 } else { 3 };
+        let all: Vec<Tensor<'b>> = [cx.input(0)].into_iter().chain(rest).collect();
+        let mut grads: Vec<Option<Tensor<'b>>> = Vec::new();
+        if (0..operands).any(|at| cx.needs(at)) {
+            let made = builder.apply_all(AttentionGrad { heads, causal, packed, bias }, &all);
+            grads.extend(made.into_iter().take(operands).map(Some));
+        } else {
+            grads.extend(vec![None; operands]);
+        }
+        if bias {
+            let whole = || {
+                let per_item = builder.apply(AttentionBiasGrad { heads, causal, packed }, &all);
+                let target = cx.input(operands).shape();
+                let dims: Vec<usize> = (0..2).filter(|dim| target[*dim] == 1).collect();
+                if dims.is_empty() { per_item } else { per_item.sum_keep(&dims) }
+            };
+            grads.push(cx.needs(operands).then(whole));
+        }
+        grads
+    }
+    fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
+        let s = reference_sizes(inputs, self.heads, self.packed);
+        let mut out = Dense::zeros(outputs[0].shape.clone());
+        let mut sums = Dense::zeros(outputs[1].shape.clone());
+        let bias = self.bias.then(|| inputs[inputs.len() - 1]);
+        for_each_row(&s, |b, h, q| {
+            let scores = reference_scores(inputs, &s, self.packed, self.causal, bias, b, h, q);
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, |a, x| if x.is_nan() { x } else { a.max(x) });
+            let total: f64 = scores.iter().map(|x| (x - max).exp()).sum();
+            sums.data[(b * s.heads + h) * s.queries + q] = max + total.ln();
+            for d in 0..s.dim {
+                out.data[(b * s.queries + q) * s.width() + h * s.dim + d] = (0..s.keys)
+                    .map(|k| (scores[k] - max).exp() / total * reference_entry(inputs, &s, self.packed, 2, b, k, h, d))
+                    .sum();
+            }
+        });
+        vec![out, sums]
+    }
+    fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
+        self.sizes(inputs).map_or(0, |s| thread_scratch(&s, 1) * 4 * threads)
+    }
+    fn cpu(&self, cx: &mut CpuCx<'_>) {
+        let s = cpu_sizes(cx, self.heads, self.packed);
+        let bias = self.bias.then(|| (cx.f32(cx.inputs.len() - 1), cx.shape(cx.inputs.len() - 1)));
+        let (out, sums) = (Address(cx.out_f32(0).as_mut_ptr()), Address(cx.out_f32(1).as_mut_ptr()));
+        let lent = Address(cx.scratch().as_mut_ptr());
+        let per_thread = thread_scratch(&s, 1);
+        let cx = &*cx;
+        cx.team.run(s.batch * s.heads, |task, thread| {
+            let (batch, head) = (task / s.heads, task % s.heads);
+            let [q, k, v] = heads_of(cx, &s, self.packed, batch, head);
+            // SAFETY: each thread has its own scratch.
+            let lent = unsafe { lent.slice(thread * per_thread, per_thread) };
+            let (product, rest) = lent.split_at_mut(gemm::SCRATCH);
+            let (packed_k, rest) = rest.split_at_mut(rows_len(&s));
+            let (packed_v, scores) = rest.split_at_mut(dims_len(&s));
+            let (k, v) = (pack_rows(&k, packed_k), pack_dims(&v, packed_v));
+            let next = (task + 1).min(s.batch * s.heads - 1);
+            let next = heads_of(cx, &s, self.packed, next / s.heads, next % s.heads);
+            for rows in s.blocks(self.causal) {
+                let start = rows.start;
+                let keys = s.visible(rows.end, self.causal);
+                raw_scores(&q, k, rows.clone(), keys, scores, product);
+                for (line, at) in rows.clone().enumerate() {
+                    let row = &mut scores[line * keys..(line + 1) * keys];
+                    let bias = bias_row(bias, &s, batch, head, at).map(|bias| &bias[..keys]);
+                    next.iter().for_each(|head| head.ask_for(at));
+                    let sum = soften(row, s.scale(), bias, s.visible(at + 1, self.causal));
+                    // SAFETY: every task writes its own rows.
+                    unsafe { *sums.get().add(task * s.queries + at) = sum };
+                }
+                let data = batch * s.queries * s.width() + start * s.width() + head * s.dim;
+                // SAFETY: every task owns its head's columns.
+                let sink = Rows { data: Address(unsafe { out.get().add(data) }), stride: s.width() };
+                let p = Strided { data: scores, line_stride: keys, k_stride: 1 };
+                gemm::block(0..rows.len(), 0..s.dim, keys, &p, v, &sink, Start::Zero, product);
+            }
+        });
+    }
+}
+
+pub(super) fn forward_args(s: [usize; 4], packed: bool, bias: Option<[usize; 2]>, constant: bool) -> Vec<Arg> {
+    let [batch, queries, keys, width] = s;
+    let mut args = match packed {
+        true => vec![Arg::real([batch, queries, 3 * width])],
+        false => {
+            vec![Arg::real([batch, queries, width]), Arg::real([batch, keys, width]), Arg::real([batch, keys, width])]
+        }
+    };
+    if let Some([b, h]) = bias {
+        args.push(Arg::real([b, h, queries, keys]));
+    }
+    if constant { args.into_iter().map(Arg::constant).collect() } else { args }
+}
+
+impl Cases for Attention {
+    fn cases() -> Vec<Case> {
+        let case = |heads, causal, packed, s, bias: Option<[usize; 2]>, constant| {
+            let op = Attention { heads, causal, packed, bias: bias.is_some() };
+            Case::new(op, forward_args(s, packed, bias, constant)).tolerance(5e-5)
+        };
+        vec![
+            case(1, false, false, [1, 3, 3, 4], None, false),
+            case(2, true, false, [2, 4, 4, 4], None, false),
+            case(2, false, false, [1, 3, 5, 4], Some([1, 2]), false),
+            case(2, true, true, [2, 5, 5, 4], None, false),
+            case(2, true, true, [2, 3, 3, 4], Some([2, 1]), false),
+            case(1, true, false, [1, 2, 4, 2], None, false),
+            case(2, true, true, [2, 150, 150, 48], None, true).leaves_out_zeros(),
+            case(2, false, false, [1, 70, 33, 24], Some([1, 1]), true),
+        ]
+    }
+}

@@ -1,0 +1,78 @@
+//! The sizes of an attention, and the blocks in which it is computed.
+
+use kolo_graph::{CpuCx, Type};
+
+/// Queries per block.
+pub(super) const BLOCK: usize = 64;
+/// The same if there are several blocks and later keys are hidden: a smaller one computes fewer of those in vain.
+pub(super) const CAUSAL_BLOCK: usize = 32;
+
+/// The sizes of one attention.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub batch: usize,
+    pub queries: usize,
+    pub keys: usize,
+    pub heads: usize,
+    pub dim: usize,
+}
+
+impl Sizes {
+    pub(super) fn width(&self) -> usize {
+        self.heads * self.dim
+    }
+    pub(super) fn scale(&self) -> f32 {
+        1.0 / (self.dim as f32).sqrt()
+    }
+    /// Keys that any query below `end` may see.
+    pub(super) fn visible(&self, end: usize, causal: bool) -> usize {
+        if causal { (end + self.keys).saturating_sub(self.queries).min(self.keys) } else { self.keys }
+    }
+    /// The blocks of queries.
+    pub(super) fn blocks(&self, causal: bool) -> impl Iterator<Item = std::ops::Range<usize>> + use<> {
+        let queries = self.queries;
+        let size = if causal && queries > BLOCK { CAUSAL_BLOCK } else { BLOCK };
+        (0..queries).step_by(size).map(move |start| start..(start + size).min(queries))
+    }
+    /// Whether query `q` may not see key `k`.
+    pub(super) fn hidden(&self, q: usize, k: usize, causal: bool) -> bool {
+        causal && k + self.queries > q + self.keys
+    }
+}
+
+/// Sizes from the operand types; with `packed`, one operand, else three.
+pub(super) fn sizes(inputs: &[Type], heads: usize, packed: bool) -> Result<Sizes, String> {
+    let q = inputs.first().ok_or("takes q, k and v")?;
+    if q.rank() != 3 || heads == 0 {
+        return Err(format!("needs [batch, time, width] and at least one head, not {q} and {heads} heads"));
+    }
+    let width = q.shape[2] / if packed { 3 } else { 1 };
+    if width % heads != 0 || (packed && q.shape[2] % 3 != 0) {
+        return Err(format!("width {width} cannot be cut into {heads} heads"));
+    }
+    let keys = if packed { q.shape[1] } else { inputs.get(1).ok_or("takes q, k and v")?.shape[1] };
+    if !packed {
+        let kv = Type::new(q.dtype, [q.shape[0], keys, width]);
+        if inputs.get(1) != Some(&kv) || inputs.get(2) != Some(&kv) {
+            return Err(format!("k and v must both be {kv}"));
+        }
+    }
+    Ok(Sizes { batch: q.shape[0], queries: q.shape[1], keys, heads, dim: width / heads })
+}
+
+pub(super) fn check_bias(bias: &Type, s: &Sizes) -> Result<(), String> {
+    let fits = |size: usize, full: usize| size == 1 || size == full;
+    match bias.shape[..] {
+        [b, h, q, k] if fits(b, s.batch) && fits(h, s.heads) && q == s.queries && k == s.keys => Ok(()),
+        _ => {
+            Err(format!("the bias must be [1 or {}, 1 or {}, {}, {}], not {bias}", s.batch, s.heads, s.queries, s.keys))
+        }
+    }
+}
+
+pub(super) fn cpu_sizes(cx: &CpuCx<'_>, heads: usize, packed: bool) -> Sizes {
+    let shape = cx.shape(0);
+    let width = shape[2] / if packed { 3 } else { 1 };
+    let keys = if packed { shape[1] } else { cx.shape(1)[1] };
+    Sizes { batch: shape[0], queries: shape[1], keys, heads, dim: width / heads }
+}
