@@ -161,6 +161,24 @@ fn the_plan_agrees_with_the_report_and_fits_the_process() {
     assert!(report["planned"]["step_ms"].as_f64().unwrap() > 0.0);
 }
 
+/// Weights of 4 TB: more than any machine that runs tests.
+const HUGE: &str = "[model]\nkind = \"mlp\"\nhidden = [1000000, 1000000]\n[data]\nsource = \"builtin:digits\"\nbatch = 64\n[train]\nsteps = 1\n";
+
+#[test]
+fn a_job_that_does_not_fit_is_refused_before_it_takes_memory() {
+    let dir = tempdir();
+    std::fs::write(dir.path().join("huge.toml"), HUGE).unwrap();
+    for (workers, code) in [("1", 2), ("2", 1)] {
+        let output = run_in(dir.path(), &["train", "huge.toml", "-n", workers, "--threads", "1"]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{error}");
+        assert_eq!(error.matches("error: ").count(), 1, "{error}");
+        assert!(error.contains("TiB of memory, and ") && error.contains("weights 3.64 TiB"), "{error}");
+    }
+    let output = run_in(dir.path(), &["plan", "huge.toml"]);
+    assert!(output.status.success(), "planning takes nothing");
+}
+
 #[test]
 fn a_printed_graph_parses_verifies_and_prints_the_same() {
     let dir = tempdir();

@@ -77,8 +77,8 @@ pub fn is_product(node: &Node) -> bool {
     PRODUCTS.iter().any(|prefix| name.starts_with(prefix)) || RECURRENT.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Counts a step of `graph` as the executor will run it with these options.
-pub fn cost(graph: &Graph, options: Options) -> Cost {
+/// Bytes that a step takes as the executor will run it with these options.
+pub fn memory(graph: &Graph, options: Options) -> MemoryPlan {
     let layout = layout::plan(graph, options.grains, options.lanes);
     let [activations, gradients, scratch] = planned_bytes(graph, &layout, options);
     let stored = |trained: bool| -> usize {
@@ -86,19 +86,17 @@ pub fn cost(graph: &Graph, options: Options) -> Cost {
         let states = graph.states().map(|(id, _)| graph.ty(id).bytes());
         if trained { params.sum() } else { states.sum() }
     };
+    MemoryPlan { weights: stored(true), gradients, optimizer: stored(false), activations, scratch, evaluation: 0 }
+}
+
+/// Counts a step of `graph` as the executor will run it with these options.
+pub fn cost(graph: &Graph, options: Options) -> Cost {
     let mut cost = Cost {
         parameters: graph.parameter_count(),
         flops: ByStage::default(),
         product_flops: ByStage::default(),
         bytes: ByStage::default(),
-        memory: MemoryPlan {
-            weights: stored(true),
-            gradients,
-            optimizer: stored(false),
-            activations,
-            scratch,
-            evaluation: 0,
-        },
+        memory: memory(graph, options),
         calls: 0,
     };
     null::walk(graph, options, |visit| {

@@ -6,6 +6,7 @@
 
 use crate::error::Error;
 use crate::job::Job;
+use crate::room::{self, Tenants};
 use crate::step::{optimise, training_graph};
 use crate::timeline::{COMMUNICATION, Timeline};
 use kolo_comm::communicator::Span;
@@ -198,6 +199,7 @@ pub fn serve(
             "the update needs numbers of all servers' gradients, and those of different pushes do not go together\n  hint: use `--servers 1` or `--staleness 0`".into(),
         ));
     }
+    room::check(&graph, Options::single(threads), Tenants::ALONE)?;
     let store = Store::new(&graph, job.seed);
     let mut session =
         Session::with_collectives(graph, &store, Options::single(threads), Arc::new(CommLane::new(among_servers)))?;

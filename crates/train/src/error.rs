@@ -24,6 +24,9 @@ pub enum Error {
     /// Another rank found a number that is not finite, and reports it.
     #[error("the loss is not finite at step {step}; rank {rank} reports why")]
     ReportedElsewhere { step: usize, rank: usize },
+    /// There is not enough memory.
+    #[error("{0}")]
+    Memory(String),
     /// Working together failed.
     #[error("{0}")]
     Together(Fault),
@@ -50,7 +53,7 @@ impl From<kolo_exec::ExchangeError> for Error {
 impl Error {
     /// Whether the command was wrong, as opposed to the job failing.
     pub fn is_usage(&self) -> bool {
-        matches!(self, Error::Setting(_) | Error::Graph(_) | Error::Workers { .. })
+        matches!(self, Error::Setting(_) | Error::Graph(_) | Error::Workers { .. } | Error::Memory(_))
     }
 
     /// The rank that is to blame, if it is another one: its own word says more.

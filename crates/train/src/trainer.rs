@@ -8,6 +8,7 @@ pub use evaluation::{Evaluation, evaluation_bytes};
 use crate::error::Error;
 use crate::held::HeldBatch;
 use crate::job::Job;
+use crate::room::{self, Tenants};
 use crate::step::{optimise, spread, training_graph};
 use crate::timeline::Timeline;
 use kolo_comm::{Communicator, Fault, Reduction, Watch};
@@ -52,6 +53,7 @@ impl Trainer {
     pub fn new(job: Arc<Job>, options: Options) -> Result<Self, Error> {
         let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?;
         let graph = optimise(&graph);
+        room::check(&graph, options, Tenants::ALONE)?;
         let store = Store::new(&graph, job.seed);
         let session = Session::new(graph, &store, options);
         Ok(Self::with_session(job, store, session, options, None))
@@ -96,6 +98,9 @@ impl Trainer {
         let mesh = Mesh::data(world.size(), world.rank()).expect("a rank is below the size");
         let parallel = job.parallel;
         let graph = spread(&graph, &parallel, &mesh);
+        // Over anything but shared memory, the others may be on other hosts.
+        let processes = if world.transport() == "shm" { world.size() } else { 1 };
+        room::check(&graph, options, Tenants { processes, share_weights: parallel.central })?;
         let lane: Arc<dyn Collectives> = match parallel.narrow {
             true => Arc::new(NarrowLane::new(Arc::clone(&world))?),
             false => Arc::new(CommLane::new(Arc::clone(&world))),
@@ -125,6 +130,7 @@ impl Trainer {
         let graph = training_graph(&*job.model, &job.optimizer, None, job.grain_batch(), job.grains)?;
         let graph = servers::worker_graph(&optimise(&graph));
         debug_verify(&graph, "worker_graph");
+        room::check(&graph, options, Tenants::ALONE)?;
         let store = Store::new(&graph, job.seed);
         let session = Session::new(graph, &store, options);
         let mut trainer = Self::with_session(job, store, session, options, None);

@@ -1,0 +1,179 @@
+//! Whether a job fits into the memory there is, before any of it is taken. A job that does not would be ended by the kernel,
+//! at any step and without a word.
+
+use crate::error::Error;
+use crate::machine::format_bytes;
+use kolo_exec::Options;
+use kolo_graph::Graph;
+use kolo_plan::MemoryPlan;
+use std::path::{Path, PathBuf};
+
+/// How many processes share a machine's memory, and what they have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tenants {
+    pub processes: usize,
+    /// All have one copy of the weights.
+    pub share_weights: bool,
+}
+
+impl Tenants {
+    pub const ALONE: Self = Self { processes: 1, share_weights: false };
+
+    /// Bytes that all processes take together.
+    fn bytes(&self, one: &MemoryPlan) -> usize {
+        let again = if self.share_weights { one.total() - one.weights } else { one.total() };
+        one.total() + (self.processes - 1) * again
+    }
+}
+
+/// Refuses a step that needs more memory than there is.
+pub fn check(graph: &Graph, options: Options, tenants: Tenants) -> Result<(), Error> {
+    match Limits::read().refuse(&kolo_plan::memory(graph, options), tenants) {
+        Some(message) => Err(Error::Memory(message)),
+        None => Ok(()),
+    }
+}
+
+/// What there is, as far as it is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Limits {
+    /// Memory and swap space.
+    machine: Option<u64>,
+    /// What the control group may use.
+    group: Option<u64>,
+    /// What one process may map.
+    process: Option<u64>,
+}
+
+impl Limits {
+    fn read() -> Self {
+        let text = |path: &Path| std::fs::read_to_string(path).ok();
+        let file = |path: &str| text(Path::new(path)).unwrap_or_default();
+        let groups = group_files(&file("/proc/self/cgroup"));
+        Self {
+            machine: machine(&file("/proc/meminfo")),
+            group: groups.iter().filter_map(|path| text(path)?.trim().parse().ok()).min(),
+            process: process(&file("/proc/self/limits")),
+        }
+    }
+
+    /// Why this much memory cannot be had.
+    fn refuse(&self, one: &MemoryPlan, tenants: Tenants) -> Option<String> {
+        let all = tenants.bytes(one) as u64;
+        let shared = [(self.machine, "this machine has"), (self.group, "the control group may use")];
+        let tight = shared.into_iter().filter_map(|(limit, whose)| Some((all, limit?, whose)));
+        let own = self.process.map(|limit| (one.total() as u64, limit, "a process may map"));
+        let (needed, limit, whose) =
+            tight.chain(own).filter(|(needed, limit, _)| needed > limit).min_by_key(|l| l.1)?;
+        let kinds = [
+            ("weights", one.weights),
+            ("gradients", one.gradients),
+            ("optimizer", one.optimizer),
+            ("activations", one.activations),
+            ("scratch", one.scratch),
+        ];
+        let kinds: Vec<String> = kinds.iter().map(|(name, b)| format!("{name} {}", format_bytes(*b as u64))).collect();
+        let each = match tenants.processes {
+            1 => String::new(),
+            count => format!(" for each of {count} workers here"),
+        };
+        Some(format!(
+            "the job needs {} of memory, and {whose} {}\n  {}{each}\n  hint: a smaller `data.batch`, more `data.grains`, fewer threads \
+             or fewer workers on a host take less; `kolo plan` tells how much",
+            format_bytes(needed),
+            format_bytes(limit),
+            kinds.join(", ")
+        ))
+    }
+}
+
+/// Bytes of memory and swap space, from `/proc/meminfo`.
+fn machine(text: &str) -> Option<u64> {
+    let kib = |name: &str| -> Option<u64> {
+        let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
+        rest.split_whitespace().next()?.parse().ok()
+    };
+    Some((kib("MemTotal:")? + kib("SwapTotal:").unwrap_or(0)) * 1024)
+}
+
+/// The files that may hold limits of this process's control groups and of those around them, from `/proc/self/cgroup`.
+fn group_files(text: &str) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for line in text.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let (root, file) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max"),
+            list if list.split(',').any(|name| name == "memory") => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            _ => continue,
+        };
+        for around in Path::new(path).ancestors() {
+            files.push(Path::new(root).join(around.strip_prefix("/").unwrap_or(around)).join(file));
+        }
+    }
+    files
+}
+
+/// Bytes of address space, from `/proc/self/limits`.
+fn process(text: &str) -> Option<u64> {
+    let rest = text.lines().find_map(|line| line.strip_prefix("Max address space"))?;
+    rest.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAN: MemoryPlan = MemoryPlan {
+        weights: 1 << 30,
+        gradients: 1 << 30,
+        optimizer: 2 << 30,
+        activations: 4 << 30,
+        scratch: 0,
+        evaluation: 0,
+    };
+
+    fn refused(limits: Limits, processes: usize, share_weights: bool) -> Option<String> {
+        limits.refuse(&PLAN, Tenants { processes, share_weights })
+    }
+
+    #[test]
+    fn the_smallest_limit_is_named() {
+        let machine = Limits { machine: Some(16 << 30), ..Limits::default() };
+        assert_eq!(refused(machine, 1, false), None);
+        assert_eq!(refused(machine, 2, false), None, "just fits");
+        let message = refused(machine, 3, false).unwrap();
+        assert!(message.starts_with("the job needs 24.0 GiB of memory, and this machine has 16.0 GiB\n"), "{message}");
+        assert!(message.contains("activations 4.00 GiB, scratch 0 B for each of 3 workers here"), "{message}");
+        let both = Limits { group: Some(6 << 30), ..machine };
+        assert!(refused(both, 3, false).unwrap().contains("the control group may use 6.00 GiB"));
+        let own = Limits { process: Some(7 << 30), ..machine };
+        assert!(refused(own, 1, false).unwrap().contains("needs 8.00 GiB of memory, and a process may map 7.00 GiB"));
+        assert_eq!(refused(Limits::default(), 99, false), None, "nothing is known");
+    }
+
+    #[test]
+    fn weights_that_are_shared_count_once() {
+        let limits = Limits { machine: Some(22 << 30), ..Limits::default() };
+        assert_eq!(refused(limits, 3, true), None);
+        assert!(refused(limits, 3, false).is_some());
+    }
+
+    #[test]
+    fn limits_are_read_from_the_kernels_words() {
+        assert_eq!(machine("MemTotal:       1000 kB\nMemFree: 1 kB\nSwapTotal:  24 kB\n"), Some(1024 * 1024));
+        assert_eq!(machine(""), None);
+        assert_eq!(
+            process("Limit  Soft Limit\nMax address space         300000000            unlimited            bytes\n"),
+            Some(300_000_000)
+        );
+        assert_eq!(process("Max address space         unlimited            unlimited            bytes\n"), None);
+        let files = |text: &str| group_files(text).iter().map(|path| path.display().to_string()).collect::<Vec<_>>();
+        assert_eq!(
+            files("0::/a/b\n"),
+            ["/sys/fs/cgroup/a/b/memory.max", "/sys/fs/cgroup/a/memory.max", "/sys/fs/cgroup/memory.max"]
+        );
+        assert_eq!(files("5:cpu,cpuacct:/x\n4:memory:/\n"), ["/sys/fs/cgroup/memory/memory.limit_in_bytes"]);
+        assert!(machine(&std::fs::read_to_string("/proc/meminfo").unwrap()).unwrap() > 1 << 20);
+    }
+}
