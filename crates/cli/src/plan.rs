@@ -9,6 +9,7 @@ use kolo_parallel::Mesh;
 use kolo_plan::{Cost, Fleet, Rates, RunCost};
 use kolo_train::Job;
 use kolo_train::machine::{format_bytes, format_count};
+use kolo_train::room::{self, Shortage, Tenants};
 use kolo_train::step::{optimise, spread, training_graph};
 use kolo_train::trainer::evaluation_bytes;
 use serde_json::json;
@@ -22,6 +23,8 @@ struct Prediction {
     samples: f64,
     epochs: f64,
     fleet: Fleet,
+    /// If it does not fit into this machine.
+    shortage: Option<Shortage>,
 }
 
 pub fn plan(models: &[ModelKind], args: &Plan) -> Result<(), Failure> {
@@ -35,7 +38,9 @@ pub fn plan(models: &[ModelKind], args: &Plan) -> Result<(), Failure> {
         Some(_) => load::threads(&args.job)?,
     };
     check(args)?;
-    let prediction = predict(&job, workers, threads, args)?;
+    let mut prediction = predict(&job, workers, threads, args)?;
+    let tenants = Tenants { processes: crowd, share_weights: job.parallel.central };
+    prediction.shortage = room::shortage(&prediction.cost.memory, tenants);
     if args.json {
         println!("{}", as_json(&job, &prediction));
     } else {
@@ -90,6 +95,7 @@ fn predict(job: &Job, workers: usize, threads: usize, args: &Plan) -> Result<Pre
         },
         cost,
         rates,
+        shortage: None,
     })
 }
 
@@ -117,6 +123,9 @@ fn print(job: &Job, threads: usize, p: &Prediction) {
         ("evaluation", memory.evaluation),
     ] {
         println!("    {name:<15} {}", size(bytes));
+    }
+    if let Some(shortage) = &p.shortage {
+        println!("  does not fit      {shortage}");
     }
     println!(
         "  time              {:.2} ms on {threads} threads of {:.0} GFLOP/s and {:.1} GB/s (measured now)",
@@ -160,6 +169,7 @@ fn as_json(job: &Job, p: &Prediction) -> String {
         "memory": {
             "weights": m.weights, "gradients": m.gradients, "optimizer": m.optimizer,
             "activations": m.activations, "scratch": m.scratch, "evaluation": m.evaluation, "total": m.total(),
+            "fits": p.shortage.is_none(),
         },
         "step_ms": p.step_seconds * 1e3,
         "rates": {"flops": p.rates.flops, "bytes": p.rates.bytes},

@@ -18,7 +18,7 @@ pub mod optimizer;
 pub mod picture;
 mod png;
 pub mod report;
-mod room;
+pub mod room;
 pub mod schedule;
 pub mod session;
 pub mod step;

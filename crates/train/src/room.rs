@@ -27,10 +27,55 @@ impl Tenants {
 }
 
 /// Refuses a step that needs more memory than there is.
-pub fn check(graph: &Graph, options: Options, tenants: Tenants) -> Result<(), Error> {
-    match Limits::read().refuse(&kolo_plan::memory(graph, options), tenants) {
-        Some(message) => Err(Error::Memory(message)),
+pub(crate) fn check(graph: &Graph, options: Options, tenants: Tenants) -> Result<(), Error> {
+    let plan = kolo_plan::memory(graph, options);
+    match shortage(&plan, tenants) {
+        Some(shortage) => Err(Error::Memory(shortage.explain(&plan, tenants))),
         None => Ok(()),
+    }
+}
+
+/// What is missing of the memory that processes with this plan take on this machine.
+pub fn shortage(plan: &MemoryPlan, tenants: Tenants) -> Option<Shortage> {
+    Limits::read().shortage(plan, tenants)
+}
+
+/// More memory is needed than there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shortage {
+    pub needed: u64,
+    pub limit: u64,
+    /// Whose limit it is.
+    pub whose: &'static str,
+}
+
+impl std::fmt::Display for Shortage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.whose, format_bytes(self.limit))
+    }
+}
+
+impl Shortage {
+    /// What needs it, and what to do.
+    fn explain(&self, one: &MemoryPlan, tenants: Tenants) -> String {
+        let kinds = [
+            ("weights", one.weights),
+            ("gradients", one.gradients),
+            ("optimizer", one.optimizer),
+            ("activations", one.activations),
+            ("scratch", one.scratch),
+        ];
+        let kinds: Vec<String> = kinds.iter().map(|(name, b)| format!("{name} {}", format_bytes(*b as u64))).collect();
+        let each = match tenants.processes {
+            1 => String::new(),
+            count => format!(" for each of {count} workers here"),
+        };
+        format!(
+            "the job needs {} of memory, and {self}\n  {}{each}\n  hint: a smaller `data.batch`, more `data.grains`, fewer threads \
+             or fewer workers on a host take less; `kolo plan` tells how much",
+            format_bytes(self.needed),
+            kinds.join(", ")
+        )
     }
 }
 
@@ -57,33 +102,17 @@ impl Limits {
         }
     }
 
-    /// Why this much memory cannot be had.
-    fn refuse(&self, one: &MemoryPlan, tenants: Tenants) -> Option<String> {
-        let all = tenants.bytes(one) as u64;
-        let shared = [(self.machine, "this machine has"), (self.group, "the control group may use")];
-        let tight = shared.into_iter().filter_map(|(limit, whose)| Some((all, limit?, whose)));
-        let own = self.process.map(|limit| (one.total() as u64, limit, "a process may map"));
-        let (needed, limit, whose) =
-            tight.chain(own).filter(|(needed, limit, _)| needed > limit).min_by_key(|l| l.1)?;
-        let kinds = [
-            ("weights", one.weights),
-            ("gradients", one.gradients),
-            ("optimizer", one.optimizer),
-            ("activations", one.activations),
-            ("scratch", one.scratch),
+    /// The smallest limit that is not enough.
+    fn shortage(&self, one: &MemoryPlan, tenants: Tenants) -> Option<Shortage> {
+        let (all, one) = (tenants.bytes(one) as u64, one.total() as u64);
+        let limits = [
+            (all, self.machine, "this machine has"),
+            (all, self.group, "the control group may use"),
+            (one, self.process, "a process may map"),
         ];
-        let kinds: Vec<String> = kinds.iter().map(|(name, b)| format!("{name} {}", format_bytes(*b as u64))).collect();
-        let each = match tenants.processes {
-            1 => String::new(),
-            count => format!(" for each of {count} workers here"),
-        };
-        Some(format!(
-            "the job needs {} of memory, and {whose} {}\n  {}{each}\n  hint: a smaller `data.batch`, more `data.grains`, fewer threads \
-             or fewer workers on a host take less; `kolo plan` tells how much",
-            format_bytes(needed),
-            format_bytes(limit),
-            kinds.join(", ")
-        ))
+        let known =
+            limits.into_iter().filter_map(|(needed, limit, whose)| Some(Shortage { needed, limit: limit?, whose }));
+        known.filter(|shortage| shortage.needed > shortage.limit).min_by_key(|shortage| shortage.limit)
     }
 }
 
@@ -134,7 +163,8 @@ mod tests {
     };
 
     fn refused(limits: Limits, processes: usize, share_weights: bool) -> Option<String> {
-        limits.refuse(&PLAN, Tenants { processes, share_weights })
+        let tenants = Tenants { processes, share_weights };
+        Some(limits.shortage(&PLAN, tenants)?.explain(&PLAN, tenants))
     }
 
     #[test]
