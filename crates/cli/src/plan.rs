@@ -125,7 +125,7 @@ fn print(job: &Job, threads: usize, p: &Prediction) {
         println!("    {name:<15} {}", size(bytes));
     }
     if let Some(shortage) = &p.shortage {
-        println!("  does not fit      {shortage}");
+        println!("  does not fit      {} on a host, and {shortage}", format_bytes(shortage.needed));
     }
     println!(
         "  time              {:.2} ms on {threads} threads of {:.0} GFLOP/s and {:.1} GB/s (measured now)",
