@@ -289,6 +289,12 @@ impl Communicator {
         lock(&self.shared.transport).allocate(bytes)
     }
 
+    /// The same, but only rank 0's memory will be used, by all ranks: the others' takes none as long as nobody touches it.
+    pub fn allocate_at_first(&self, bytes: usize) -> Result<Arc<SharedMemory>, Fault> {
+        self.drain()?;
+        lock(&self.shared.transport).allocate_at_first(bytes)
+    }
+
     /// Ranks that name the same `color` form a new communicator, ordered by `key`, then by rank. All ranks call it.
     pub fn split(&self, color: i64, key: i64) -> Result<Communicator, Fault> {
         let mut all = vec![0i64; 2 * self.size()];

@@ -27,6 +27,11 @@ pub trait Transport: Send {
     fn allocate(&mut self, bytes: usize) -> Result<Arc<SharedMemory>, Fault> {
         SharedMemory::private(bytes)
     }
+
+    /// The same, but only rank 0's memory will be used, by all ranks: the others' takes none as long as nobody touches it.
+    fn allocate_at_first(&mut self, bytes: usize) -> Result<Arc<SharedMemory>, Fault> {
+        self.allocate(bytes)
+    }
 }
 
 /// How ranks find each other before they have links: each gives some bytes and gets those of all, in rank order. The

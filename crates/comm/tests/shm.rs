@@ -285,6 +285,35 @@ fn ranks_may_disagree_about_where_their_buffers_are() {
     });
 }
 
+/// Pages of a memory that take room.
+fn resident_pages(memory: &SharedMemory) -> usize {
+    let mut pages = vec![0u8; memory.bytes() / 4096];
+    // SAFETY: the memory is mapped, and there is a byte for each of its pages.
+    assert_eq!(unsafe { libc::mincore(memory.at(0).cast(), memory.bytes(), pages.as_mut_ptr()) }, 0);
+    pages.iter().filter(|page| **page & 1 == 1).count()
+}
+
+#[test]
+fn memory_at_the_first_rank_takes_room_there_alone() {
+    const BYTES: usize = 1 << 23;
+    together(3, |comm| {
+        let memory = comm.allocate_at_first(BYTES).expect("allocates");
+        comm.barrier().expect("a barrier");
+        if comm.rank() == 0 {
+            // SAFETY: nobody else uses it before the next barrier.
+            unsafe { memory.at(BYTES - 1).write(7) };
+        } else {
+            // What the ranks told each other lies in the first page or two.
+            assert!(resident_pages(&memory) <= BYTES / 4096 / 4, "{} pages", resident_pages(&memory));
+        }
+        comm.barrier().expect("a barrier");
+        let first = memory.peer(0, 0).expect("mapped");
+        // SAFETY: written before the barrier.
+        assert_eq!(unsafe { first.add(BYTES - 1).read() }, 7);
+        comm.barrier().expect("a barrier");
+    });
+}
+
 #[test]
 fn memory_of_the_parent_serves_its_parts() {
     together(4, |comm| {

@@ -205,6 +205,41 @@ mod tests {
     }
 
     #[test]
+    fn a_parameter_that_is_not_trained_is_refused() {
+        use kolo_graph::{Builder, Init, Type};
+        use kolo_ops::optim::SgdPlain;
+        use kolo_ops::prelude::*;
+        let step = |frozen: bool| {
+            let builder = Builder::new();
+            let x = builder.input("x", Type::f32([4]));
+            for name in ["a", "b", "c"] {
+                let param = builder.param(name, [4], Init::ZEROS);
+                let term = x.mul(param);
+                if frozen && name == "b" {
+                    builder.output("b", term);
+                    continue;
+                }
+                let sum = term.then(GrainSum { of: name.into() }, &[]);
+                let scalar = builder.scalar(0.1);
+                builder.update(param, param.then(SgdPlain { weight_decay: 0.0 }, &[sum, scalar, scalar]));
+            }
+            builder.finish().unwrap()
+        };
+        assert_eq!(shares(&step(false), 2).unwrap().servers, [0..16, 16..48]);
+        let refused = shares(&step(true), 2).unwrap_err();
+        assert!(refused.starts_with("parameter `b` is not trained"), "{refused}");
+    }
+
+    #[test]
+    fn two_inputs_of_one_name_are_found() {
+        let text = "graph {\n  %0 = input{name=\"x\", dtype=f32, shape=[2], per_step=false}() : f32[2]\n  \
+                    %1 = input{name=\"x\", dtype=f32, shape=[3], per_step=false}() : f32[3]\n}\n";
+        let graph = kolo_graph::text::parse(text, &kolo_ops::registry());
+        let problem = graph.map_err(|error| error.to_string()).and_then(|graph| kolo_graph::verify::verify(&graph));
+        assert!(problem.unwrap_err().contains("two inputs are called `x`"));
+    }
+
+    #[test]
     fn without_slack_all_wait_for_all() {
         let mut clocks = Clocks::new(3, Some(0));
         clocks.push(0);

@@ -201,7 +201,8 @@ impl<'g> Plan<'g> {
 
     fn owner_of_number(&self, id: ValueId) -> usize {
         let inputs = &self.graph.maker(id).inputs;
-        inputs.iter().find_map(|id| self.places[id.0 as usize]).expect("what is gathered has an owner")
+        // What every rank can compute may as well come from the first.
+        inputs.iter().find_map(|id| self.places[id.0 as usize]).unwrap_or(0)
     }
 
     /// Gathers the parameters bucket by bucket, keeps the updates of this rank and of what belongs to nobody.

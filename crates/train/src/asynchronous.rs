@@ -199,7 +199,11 @@ pub fn serve(
             "the update needs numbers of all servers' gradients, and those of different pushes do not go together\n  hint: use `--servers 1` or `--staleness 0`".into(),
         ));
     }
-    room::check(&graph, Options::single(threads), Tenants::ALONE)?;
+    // What comes from each worker, its copy of the parameters, and the sum.
+    let buffers = (2 * roles.workers + 1) * shares.servers[number].len() * size_of::<f32>();
+    let mut plan = kolo_plan::memory(&graph, Options::single(threads));
+    plan.scratch += buffers;
+    room::check(&plan, Tenants::ALONE)?;
     let store = Store::new(&graph, job.seed);
     let mut session =
         Session::with_collectives(graph, &store, Options::single(threads), Arc::new(CommLane::new(among_servers)))?;

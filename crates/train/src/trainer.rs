@@ -19,6 +19,7 @@ use kolo_graph::rng::Stream;
 use kolo_graph::verify::debug_verify;
 use kolo_graph::{Graph, NodeId};
 use kolo_parallel::{CommLane, Mesh, NarrowLane, servers};
+use kolo_plan::MemoryPlan;
 use std::sync::Arc;
 
 /// Everything needed to go on from where a trainer stood.
@@ -53,7 +54,8 @@ impl Trainer {
     pub fn new(job: Arc<Job>, options: Options) -> Result<Self, Error> {
         let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?;
         let graph = optimise(&graph);
-        room::check(&graph, options, Tenants::ALONE)?;
+        let plan = planned(&graph, options, evaluation_bytes(&job, options.threads, 0, 1)?);
+        room::check(&plan, Tenants::ALONE)?;
         let store = Store::new(&graph, job.seed);
         let session = Session::new(graph, &store, options);
         Ok(Self::with_session(job, store, session, options, None))
@@ -100,7 +102,9 @@ impl Trainer {
         let graph = spread(&graph, &parallel, &mesh);
         // Over anything but shared memory, the others may be on other hosts.
         let processes = if world.transport() == "shm" { world.size() } else { 1 };
-        room::check(&graph, options, Tenants { processes, share_weights: parallel.central })?;
+        let evaluation = evaluation_bytes(&job, threads, world.rank(), world.size())?;
+        let tenants = Tenants { processes, share_weights: parallel.central };
+        room::check(&planned(&graph, options, evaluation), tenants)?;
         let lane: Arc<dyn Collectives> = match parallel.narrow {
             true => Arc::new(NarrowLane::new(Arc::clone(&world))?),
             false => Arc::new(CommLane::new(Arc::clone(&world))),
@@ -130,7 +134,9 @@ impl Trainer {
         let graph = training_graph(&*job.model, &job.optimizer, None, job.grain_batch(), job.grains)?;
         let graph = servers::worker_graph(&optimise(&graph));
         debug_verify(&graph, "worker_graph");
-        room::check(&graph, options, Tenants::ALONE)?;
+        // The first worker evaluates.
+        let evaluation = if worker == 0 { evaluation_bytes(&job, threads, 0, 1)? } else { 0 };
+        room::check(&planned(&graph, options, evaluation), Tenants::ALONE)?;
         let store = Store::new(&graph, job.seed);
         let session = Session::new(graph, &store, options);
         let mut trainer = Self::with_session(job, store, session, options, None);
@@ -303,9 +309,13 @@ impl Trainer {
     }
 }
 
+fn planned(graph: &Graph, options: Options, evaluation: usize) -> MemoryPlan {
+    MemoryPlan { evaluation, ..kolo_plan::memory(graph, options) }
+}
+
 /// The parameters of all ranks of a host in the memory of the first.
 fn central_memory(world: &Communicator, bytes: usize) -> Result<Memory, Error> {
-    let shared = world.allocate(bytes)?;
+    let shared = world.allocate_at_first(bytes)?;
     let Some(first) = shared.peer(0, 0) else {
         return Err(Error::Together(Fault::BadCall(format!(
             "central storage needs all workers on one host, but they talk over {}\n  hint: write `zero = 1` instead of `central = true`",

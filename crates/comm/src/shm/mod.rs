@@ -254,7 +254,7 @@ impl Shm {
         None
     }
 
-    fn allocate_together(&mut self, bytes: usize) -> Result<Arc<SharedMemory>, Fault> {
+    fn allocate_together(&mut self, bytes: usize, populate: bool) -> Result<Arc<SharedMemory>, Fault> {
         if bytes > ALLOCATION_BYTES_MAX {
             return Err(Fault::BadCall(format!("an allocation of {bytes} bytes is more than {ALLOCATION_BYTES_MAX}")));
         }
@@ -264,7 +264,7 @@ impl Shm {
         let mut mappings = Mappings { list: vec![std::ptr::null_mut(); self.room.size], bytes };
         mappings.list[self.room.rank] = own;
         // SAFETY: mapped just now.
-        let populated = unsafe { system::populate(own, bytes) };
+        let populated = if populate { unsafe { system::populate(own, bytes) } } else { Ok(()) };
         let offers = self.tell(&call, offer.encode())?;
         let refused = self.map_offers(&offers, &mut mappings);
         let failed = populated.is_err() || refused.is_some();
@@ -286,6 +286,14 @@ impl Shm {
         let id = u64::from(self.communicator) << 32 | u64::from(self.allocations);
         self.registry.add(id, &memory, &self.room.neighbours.origins);
         Ok(memory)
+    }
+
+    fn allocate_settled(&mut self, bytes: usize, populate: bool) -> Result<Arc<SharedMemory>, Fault> {
+        if let Some(fault) = &self.fault {
+            return Err(fault.clone());
+        }
+        let outcome = self.allocate_together(bytes, populate);
+        self.settle(outcome)
     }
 
     /// Member 0 makes a segment and tells the others through their rings.
@@ -359,11 +367,11 @@ impl Transport for Shm {
     }
 
     fn allocate(&mut self, bytes: usize) -> Result<Arc<SharedMemory>, Fault> {
-        if let Some(fault) = &self.fault {
-            return Err(fault.clone());
-        }
-        let outcome = self.allocate_together(bytes);
-        self.settle(outcome)
+        self.allocate_settled(bytes, true)
+    }
+
+    fn allocate_at_first(&mut self, bytes: usize) -> Result<Arc<SharedMemory>, Fault> {
+        self.allocate_settled(bytes, self.room.rank == 0)
     }
 }
 
