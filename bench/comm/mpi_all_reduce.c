@@ -5,6 +5,7 @@
  *
  *     mpicc -O2 -o mpi_all_reduce mpi_all_reduce.c && mpirun -n 2 ./mpi_all_reduce 4 1024 1048576
  *
+ * With `fresh` before the sizes, each rank writes its vector anew before every call, outside the measured time.
  * With `copy` before the sizes, all ranks at once copy as many bytes as an all-reduce must read and write at the least.
  */
 #include <mpi.h>
@@ -25,7 +26,7 @@ static int iterations_for(long bytes) {
     return iterations > ITERATIONS_MAX ? ITERATIONS_MAX : (int)iterations;
 }
 
-static int copying;
+static int copying, fresh;
 
 static void work(float *data, int count) {
     if (!copying) {
@@ -38,10 +39,11 @@ static void work(float *data, int count) {
 
 /* Short calls are timed in batches, as the clock and the barrier would weigh more than they do. */
 static double median_us(float *data, long bytes) {
-    int count = (int)(bytes / 4), iterations = iterations_for(bytes), batch = bytes <= BATCH_BYTES_MAX ? BATCH : 1;
+    int count = (int)(bytes / 4), iterations = iterations_for(bytes), batch = bytes <= BATCH_BYTES_MAX && !fresh ? BATCH : 1;
     int samples = iterations / batch;
     double *times = malloc(sizeof(double) * samples);
     for (int sample = -samples / 10 - 1; sample < samples; sample++) {
+        if (fresh) memset(data, 0, bytes);
         MPI_Barrier(MPI_COMM_WORLD);
         double begin = MPI_Wtime();
         for (int i = 0; i < batch; i++) work(data, count);
@@ -61,7 +63,8 @@ int main(int argc, char **argv) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     copying = argc > 1 && strcmp(argv[1], "copy") == 0;
-    for (int i = 1 + copying; i < argc; i++) {
+    fresh = argc > 1 && strcmp(argv[1], "fresh") == 0;
+    for (int i = 1 + (copying || fresh); i < argc; i++) {
         long bytes = atol(argv[i]);
         float *data = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
         memset(data, 0, bytes);

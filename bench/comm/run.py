@@ -31,6 +31,7 @@ def arguments():
     parser.add_argument("--private", default="--private", help="added to it for buffers the transport did not allocate; empty: left out")
     parser.add_argument("--ranks", default="2", help="comma-separated")
     parser.add_argument("--bytes", default=SIZES, help="comma-separated")
+    parser.add_argument("--fresh", action="store_true", help="every rank writes its vector anew before each call, outside the time, as a trainer does with gradients")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mpirun", default=shutil.which("mpirun.openmpi") or shutil.which("mpirun"))
     parser.add_argument("--mpicc", default=shutil.which("mpicc.openmpi") or shutil.which("mpicc"))
@@ -55,6 +56,8 @@ def rows_of(command, report):
 def contestants(options, ranks, folder):
     sizes = options.bytes
     ours = options.ours.format(ranks=ranks, bytes=sizes, report=f"{folder}/report.json").split()
+    fresh = ["--fresh"] if options.fresh else []
+    ours += fresh
     found = {"kolo": ours}
     if options.private:
         found["kolo, private memory"] = [*ours, *options.private.split()]
@@ -63,10 +66,10 @@ def contestants(options, ranks, folder):
         subprocess.run([options.mpicc, "-O2", "-o", program, str(HERE / "mpi_all_reduce.c")], check=True)
         place = ["--bind-to", "core"] if ranks <= (os.cpu_count() or 1) else ["--oversubscribe", "--bind-to", "none"]
         mpi = [options.mpirun, *place, "-n", str(ranks), program]
-        found["Open MPI"] = [*mpi, *sizes.split(",")]
+        found["Open MPI"] = [*mpi, *(["fresh"] if options.fresh else []), *sizes.split(",")]
         found["copy"] = [*mpi, "copy", *sizes.split(",")]
     if subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode == 0:
-        found["Gloo"] = [sys.executable, str(HERE / "gloo_all_reduce.py"), "--ranks", str(ranks), "--bytes", sizes]
+        found["Gloo"] = [sys.executable, str(HERE / "gloo_all_reduce.py"), "--ranks", str(ranks), "--bytes", sizes, *fresh]
     return found
 
 

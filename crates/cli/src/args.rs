@@ -236,6 +236,9 @@ pub struct BenchComm {
     /// Use the caller's own memory instead of memory that the ranks share
     #[arg(long)]
     pub private: bool,
+    /// Each worker writes its buffer anew before every call, outside the measured time, as a trainer does
+    #[arg(long)]
+    pub fresh: bool,
     /// Write the rows (JSON) to this file
     #[arg(long)]
     pub report: Option<PathBuf>,

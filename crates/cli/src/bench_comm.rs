@@ -5,7 +5,7 @@ use crate::fail::{Failure, check_writable, write_file};
 use crate::progress::Progress;
 use crate::workers::{self, Seat};
 use kolo_cluster::{Launcher, Place};
-use kolo_comm::bench::{self, Row};
+use kolo_comm::bench::{self, Method, Row};
 use kolo_comm::mpi::World;
 use kolo_comm::{Communicator, Fault, Kind};
 use std::sync::Arc;
@@ -67,10 +67,8 @@ fn measure(
         for kind in kinds {
             // A barrier has no size.
             let sizes = if *kind == Kind::Barrier { &[0][..] } else { sizes };
-            rows.extend(match args.private {
-                true => bench::sweep_private(&world, *kind, sizes, args.iterations)?,
-                false => bench::sweep(&world, *kind, sizes, args.iterations)?,
-            });
+            let method = Method { iterations: args.iterations, private: args.private, fresh: args.fresh };
+            rows.extend(bench::sweep(&world, *kind, sizes, method)?);
         }
         world.barrier()?;
     }

@@ -2,6 +2,9 @@
 //!
 //! Each sample starts at a barrier; its time is that of the slowest rank; the row is the median over the samples. Short
 //! calls are timed several at a time, as the clock would weigh more than they do.
+//!
+//! Where ranks work in each other's memory, a call that follows another of its kind finds much of it in its own cache: each
+//! rank had the same slice before. [`Method::fresh`] is what a trainer sees, where each rank has just written its gradients.
 
 use crate::call::Kind;
 use crate::communicator::{Communicator, Request};
@@ -39,40 +42,39 @@ const SAMPLES_MIN: usize = 15;
 const BATCH_BYTES_MAX: usize = 4096;
 const BATCH: usize = 50;
 
+/// How to measure.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Method {
+    /// Calls for each size, unless it is so large that fewer do.
+    pub iterations: usize,
+    /// On buffers that the transport did not allocate.
+    pub private: bool,
+    /// Each rank writes its buffer anew before every call, outside the measured time.
+    pub fresh: bool,
+}
+
 /// Measures a kind of call on f32. `bytes` is the whole vector: for the collectives with parts, that of all ranks together.
 /// A message goes to the next rank and back; the row has one way.
 /// All ranks call it with the same arguments; all get the rows.
-pub fn sweep(comm: &Communicator, kind: Kind, sizes: &[usize], iterations: usize) -> Result<Vec<Row>, Fault> {
+pub fn sweep(comm: &Communicator, kind: Kind, sizes: &[usize], method: Method) -> Result<Vec<Row>, Fault> {
     let largest = sizes.iter().copied().max().unwrap_or(0);
-    rows(comm, kind, sizes, iterations, &[comm.allocate(largest)?, comm.allocate(largest)?])
-}
-
-/// As [`sweep`], on buffers that the transport did not allocate.
-pub fn sweep_private(comm: &Communicator, kind: Kind, sizes: &[usize], iterations: usize) -> Result<Vec<Row>, Fault> {
-    let largest = sizes.iter().copied().max().unwrap_or(0);
-    rows(comm, kind, sizes, iterations, &[SharedMemory::private(largest)?, SharedMemory::private(largest)?])
-}
-
-fn rows(
-    comm: &Communicator,
-    kind: Kind,
-    sizes: &[usize],
-    iterations: usize,
-    buffers: &[Arc<SharedMemory>; 2],
-) -> Result<Vec<Row>, Fault> {
-    sizes.iter().map(|bytes| measure(comm, kind, *bytes, iterations, buffers)).collect()
+    let allocate = || if method.private { SharedMemory::private(largest) } else { comm.allocate(largest) };
+    let buffers = [allocate()?, allocate()?];
+    sizes.iter().map(|bytes| measure(comm, kind, *bytes, method, &buffers)).collect()
 }
 
 fn measure(
     comm: &Communicator,
     kind: Kind,
     bytes: usize,
-    iterations: usize,
+    method: Method,
     buffers: &[Arc<SharedMemory>; 2],
 ) -> Result<Row, Fault> {
     let request = request(comm, kind, bytes, buffers);
     let ways = if kind.is_message() { 2.0 } else { 1.0 };
-    let us_median = median_us(comm, bytes, iterations, || once(comm, &request))? / ways;
+    // SAFETY: inside the buffer, which no other rank uses while this one is between two calls.
+    let write = || unsafe { std::ptr::write_bytes(buffers[0].at(0), 0, bytes) };
+    let us_median = median_us(comm, bytes, method, write, || once(comm, &request))? / ways;
     let busbw_gbps = bytes as f64 / us_median / 1e3 * bus_factor(kind, comm.size() as f64);
     Ok(Row { op: kind.name(), bytes, ranks: comm.size(), transport: comm.transport(), us_median, busbw_gbps })
 }
@@ -81,14 +83,18 @@ fn measure(
 fn median_us(
     comm: &Communicator,
     bytes: usize,
-    iterations: usize,
+    method: Method,
+    write: impl Fn(),
     work: impl Fn() -> Result<(), Fault>,
 ) -> Result<f64, Fault> {
-    let batch = if bytes <= BATCH_BYTES_MAX { BATCH } else { 1 };
-    let calls = iterations.min((BYTES_PER_SIZE / bytes.max(1)).max(SAMPLES_MIN));
+    let batch = if bytes <= BATCH_BYTES_MAX && !method.fresh { BATCH } else { 1 };
+    let calls = method.iterations.min((BYTES_PER_SIZE / bytes.max(1)).max(SAMPLES_MIN));
     let samples = (calls / batch).max(1);
     let mut times = Vec::with_capacity(samples);
     for sample in 0..samples + samples / 10 + 1 {
+        if method.fresh {
+            write();
+        }
         comm.barrier()?;
         let begin = Instant::now();
         for _ in 0..batch {

@@ -195,7 +195,7 @@ impl Shm {
 }
 
 /// A part in blocks that the nearest cache holds.
-fn blocks(part: Part, width: usize) -> impl Iterator<Item = Part> {
+pub(super) fn blocks(part: Part, width: usize) -> impl Iterator<Item = Part> {
     let (most, end) = (BLOCK_BYTES / width, part.offset + part.count);
     (part.offset..end).step_by(most).map(move |offset| Part { offset, count: most.min(end - offset) })
 }

@@ -2,16 +2,17 @@
 //! from the others' mails. Small calls are one round; larger ones go chunk by chunk through the two mails in turn.
 
 use super::Shm;
+use super::direct::blocks;
 use super::layout::{LINE_BYTES, MAIL_BYTES};
 use crate::call::Kind;
-use crate::combine::{combine_tree, divide};
+use crate::combine::{combine_tree, combine_twins, divide};
 use crate::element::Reduction;
 use crate::fault::Fault;
 use crate::task::{Part, Task};
 
 /// A chunk of a call in which every rank reads all of every mail: four of them fit the second cache of a processor.
 const CHUNK_BYTES: usize = 128 << 10;
-/// With more than two ranks, up to this size each combines everything alone, and above it each its slice.
+/// Up to this size each rank combines everything alone, and above it each its slice.
 const ALONE_BYTES: usize = 8 << 10;
 
 /// A part of an all-to-all as its sender tells it.
@@ -40,9 +41,7 @@ impl Shm {
         // SAFETY: the caller's promise, passed on.
         unsafe {
             match task.kind() {
-                Kind::AllReduce if self.room.size > 2 && task.count() * task.width() > ALONE_BYTES => {
-                    self.exchange_sliced(task)
-                }
+                Kind::AllReduce if task.count() * task.width() > ALONE_BYTES => self.exchange_sliced(task),
                 Kind::AllReduce | Kind::Reduce | Kind::Scan | Kind::ExclusiveScan => self.exchange_whole(task),
                 Kind::ReduceScatter | Kind::Scatter => self.exchange_areas(task),
                 Kind::AllGather | Kind::Gather | Kind::Broadcast => self.exchange_parts(task),
@@ -106,36 +105,62 @@ impl Shm {
         Ok(())
     }
 
-    /// All-reduce in slices: in each round a chunk of the input goes out and the results of the one before come back.
+    /// All-reduce in slices. A rank's mail carries the others' slices to them and comes back with their results: a line of
+    /// it only ever travels between its writer and the owner of its slice, once there and once back.
     unsafe fn exchange_sliced(&mut self, task: &Task<'_>) -> Result<(), Fault> {
         let (width, rank, size) = (task.width(), self.room.rank, self.room.size);
-        // Behind the chunk, a mail holds a slice of results.
-        let chunk = MAIL_BYTES / 2;
-        let most = chunk / width;
+        let most = MAIL_BYTES / width;
         let whole = Part { offset: 0, count: task.count() };
-        let last = steps(whole.count, most);
-        for step in 0..=last {
-            let (here, before) = (piece(whole, step, most), piece(whole, step.max(1) - 1, most));
-            // SAFETY: the caller's promise; chunk and results fit a mail.
+        for step in 0..steps(whole.count, most) {
+            let here = piece(whole, step, most);
+            let input = task.input.wrapping_add(here.offset * width);
+            let output = task.output.wrapping_add(here.offset * width);
+            let bytes_of = |owner: usize| {
+                let part = slice(here.count, width, size, owner);
+                (part.offset * width, part.count * width)
+            };
+            let others = || (1..size).map(|distance| bytes_of((rank + distance) % size));
+            let outbox = self.room.outbox().payload(MAIL_BYTES);
+            // SAFETY: the caller's promise; a chunk fits a mail. Between the two rounds only the owner of a slice touches it.
             unsafe {
-                let input = task.input.wrapping_add(here.offset * width);
-                copy(input, self.room.outbox().payload(MAIL_BYTES), here.count * width);
+                for (at, bytes) in others() {
+                    copy(input.wrapping_add(at), outbox.add(at), bytes);
+                }
                 self.round(task)?;
-                for owner in (0..size).filter(|_| step > 0) {
-                    let part = slice(before.count, width, size, owner);
-                    let result = self.room.mail(owner).payload(MAIL_BYTES).add(chunk);
-                    let output = task.output.wrapping_add((before.offset + part.offset) * width);
-                    copy(result, output, part.count * width);
+                self.combine_in_mails(task, input, output, slice(here.count, width, size, rank));
+                self.round(task)?;
+                for (at, bytes) in others() {
+                    copy(outbox.add(at), output.wrapping_add(at), bytes);
                 }
-                let part = slice(here.count, width, size, rank);
-                self.sources.clear();
-                for other in 0..size {
-                    self.sources.push(self.room.mail(other).payload(MAIL_BYTES).add(part.offset * width));
-                }
-                self.combine(task, self.room.outbox().payload(MAIL_BYTES).add(chunk), part.count);
             }
         }
         Ok(())
+    }
+
+    /// Combines this rank's slice of a chunk into its output and, in place, into the others' mails.
+    unsafe fn combine_in_mails(&mut self, task: &Task<'_>, input: *const u8, output: *mut u8, own: Part) {
+        let (width, rank, size) = (task.width(), self.room.rank, self.room.size);
+        for block in blocks(own, width) {
+            let (at, bytes) = (block.offset * width, block.count * width);
+            let (input, output) = (input.wrapping_add(at), output.wrapping_add(at));
+            // SAFETY: the caller's promise.
+            unsafe {
+                let mail = |other: usize| self.room.mail(other).payload(MAIL_BYTES).add(at);
+                let source = |other: usize| if other == rank { input } else { mail(other).cast_const() };
+                let (element, reduction) = (task.fingerprint.element, task.fingerprint.reduction);
+                if size == 2 && reduction != Reduction::Mean {
+                    let outputs = [output, mail(1 - rank)];
+                    combine_twins(element, reduction, &[source(0), source(1)], outputs, block.count);
+                    continue;
+                }
+                self.sources.clear();
+                self.sources.extend((0..size).map(source));
+                self.combine(task, output, block.count);
+                for other in (0..size).filter(|other| *other != rank) {
+                    copy(output, mail(other), bytes);
+                }
+            }
+        }
     }
 
     /// Every rank's mail has an area for each reader: reduce-scatter, and scatter from the root.

@@ -1,8 +1,9 @@
 //! What lies where in the control segment that the ranks of one communicator share.
 //!
-//! Each rank has a slot that only it writes, and a ring to each other rank. A slot has two mails used in turn: a rank
+//! Each rank has a slot, and a ring to each other rank. A slot has two mails used in turn: a rank
 //! writes mail `n % 2` for round `n` only after it saw all others in round `n − 1`, and they went there only when they
-//! had read everything of round `n − 2`.
+//! had read everything of round `n − 2`. Others write a slot only where a call says so: into the payload of a mail that
+//! its rank has sent in this round, for it to read in the next.
 
 use crate::account::ACCOUNT_BYTES_MAX;
 use crate::call::FINGERPRINT_BYTES;
