@@ -4,7 +4,7 @@
 //! a rank which of these it was, so all tell each other: every core is shared evenly among the ranks that may use it.
 
 use kolo_cluster::Member;
-use kolo_comm::{Bootstrap, Fault};
+use kolo_comm::{Bootstrap, Fault, host};
 use std::collections::BTreeSet;
 
 /// The most cores of a machine that are told apart.
@@ -18,8 +18,7 @@ pub fn own(member: &mut Member) -> Result<usize, Fault> {
     let available = std::thread::available_parallelism().map_or(1, usize::from);
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default().trim();
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
-    let kernel = kernel.unwrap_or_else(|_| member.host().into()).trim().to_string();
+    let kernel = host::kernel().unwrap_or_else(|| member.host().into());
     let blobs = member.all_gather(format!("{kernel} {list}").as_bytes())?;
     let told = blobs.iter().filter_map(|blob| std::str::from_utf8(blob).ok()?.split_once(' '));
     let here: Vec<Cores> = told.filter(|(theirs, _)| *theirs == kernel).map(|(_, list)| cores(list)).collect();

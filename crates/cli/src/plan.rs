@@ -39,8 +39,8 @@ pub fn plan(models: &[ModelKind], args: &Plan) -> Result<(), Failure> {
     };
     check(args)?;
     let mut prediction = predict(&job, workers, threads, args)?;
-    let tenants = Tenants { processes: crowd, share_weights: job.parallel.central };
-    prediction.shortage = room::shortage(&prediction.cost.memory, tenants);
+    let memory = &prediction.cost.memory;
+    prediction.shortage = room::shortage(memory, Tenants::alike(memory, crowd, job.parallel.central));
     if args.json {
         println!("{}", as_json(&job, &prediction));
     } else {

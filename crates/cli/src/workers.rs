@@ -9,7 +9,7 @@ use kolo_cluster::logs::{Echo, Source};
 use kolo_cluster::meet::{self, Meeting, Way};
 use kolo_cluster::{Launcher, Member, Outcome, Place, hostlist, hosts, local};
 use kolo_comm::tcp::{self, TcpOptions};
-use kolo_comm::{Bootstrap, Communicator, Fault, Transport, mpi, shm};
+use kolo_comm::{Bootstrap, Communicator, Fault, Transport, host, mpi, shm};
 use kolo_train::Observer;
 use kolo_train::trainer::Evaluation;
 use std::io::Write;
@@ -131,13 +131,11 @@ pub fn or_tell<T>(outcome: Result<T, Fault>, member: &Member) -> Result<T, Failu
     })
 }
 
-/// Whether all ranks run under one kernel and see each other's processes. Names of hosts would not tell: containers of one
-/// host have different ones, and hosts made from one image may have the same. All ranks call it.
+/// Whether all ranks run under one kernel and see each other's processes. All ranks call it.
 pub fn can_share_memory(member: &mut Member) -> Result<bool, Fault> {
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
-    let processes = std::fs::read_link("/proc/self/ns/pid");
-    let mine = match (kernel, processes) {
-        (Ok(kernel), Ok(processes)) => format!("{} {}", kernel.trim(), processes.display()),
+    let processes = std::fs::read_link("/proc/self/ns/pid").ok();
+    let mine = match (host::kernel(), processes) {
+        (Some(kernel), Some(processes)) => format!("{kernel} {}", processes.display()),
         _ => member.host().to_string(),
     };
     Ok(member.all_gather(mine.as_bytes())?.iter().all(|theirs| theirs == mine.as_bytes()))

@@ -17,6 +17,7 @@ pub mod element;
 mod engine;
 pub mod execution;
 pub mod fault;
+pub mod host;
 mod measure;
 pub mod memory;
 pub mod mpi;

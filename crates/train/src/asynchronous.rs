@@ -6,7 +6,7 @@
 
 use crate::error::Error;
 use crate::job::Job;
-use crate::room::{self, Tenants};
+use crate::room;
 use crate::step::{optimise, training_graph};
 use crate::timeline::{COMMUNICATION, Timeline};
 use kolo_comm::communicator::Span;
@@ -191,8 +191,6 @@ pub fn serve(
     let number = world.rank() - roles.workers;
     let whole = whole_graph(job, roles)?;
     let shares = shares(&whole, roles.servers).map_err(refused)?;
-    let links = pairs(world, roles)?;
-    let among_servers = Arc::new(world.split(1, world.rank() as i64)?);
     let graph = server_graph(&whole, roles.servers, number);
     if !roles.synchronous() && graph.nodes.iter().any(|node| is_collective(&*node.op)) {
         return Err(refused(
@@ -203,7 +201,9 @@ pub fn serve(
     let buffers = (2 * roles.workers + 1) * shares.servers[number].len() * size_of::<f32>();
     let mut plan = kolo_plan::memory(&graph, Options::single(threads));
     plan.scratch += buffers;
-    room::check(&plan, Tenants::ALONE)?;
+    room::check_among(&plan, false, world)?;
+    let links = pairs(world, roles)?;
+    let among_servers = Arc::new(world.split(1, world.rank() as i64)?);
     let store = Store::new(&graph, job.seed);
     let mut session =
         Session::with_collectives(graph, &store, Options::single(threads), Arc::new(CommLane::new(among_servers)))?;

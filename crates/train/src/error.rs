@@ -53,7 +53,7 @@ impl From<kolo_exec::ExchangeError> for Error {
 impl Error {
     /// Whether the command was wrong, as opposed to the job failing.
     pub fn is_usage(&self) -> bool {
-        matches!(self, Error::Setting(_) | Error::Graph(_) | Error::Workers { .. } | Error::Memory(_))
+        matches!(self, Error::Setting(_) | Error::Graph(_) | Error::Workers { .. })
     }
 
     /// The rank that is to blame, if it is another one: its own word says more.

@@ -3,25 +3,72 @@
 
 use crate::error::Error;
 use crate::machine::format_bytes;
+use kolo_comm::{Communicator, host};
 use kolo_plan::MemoryPlan;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
-/// How many processes share a machine's memory, and what they have in common.
+/// The processes that share a machine's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tenants {
     pub processes: usize,
-    /// All have one copy of the weights.
-    pub share_weights: bool,
+    /// Bytes that all take together.
+    pub bytes: u64,
 }
 
 impl Tenants {
-    pub const ALONE: Self = Self { processes: 1, share_weights: false };
-
-    /// Bytes that all processes take together.
-    fn bytes(&self, one: &MemoryPlan) -> usize {
-        let again = if self.share_weights { one.total() - one.weights } else { one.total() };
-        again.saturating_mul(self.processes - 1).saturating_add(one.total())
+    /// One process.
+    pub fn alone(plan: &MemoryPlan) -> Self {
+        Self::alike(plan, 1, false)
     }
+
+    /// Processes with one plan; they may have one copy of the weights.
+    pub fn alike(plan: &MemoryPlan, processes: usize, share_weights: bool) -> Self {
+        Self::of(&vec![Needs::of(plan, share_weights); processes])
+    }
+
+    /// All ranks of a communicator that run on this machine. All of them call it.
+    fn among(plan: &MemoryPlan, share_weights: bool, world: &Communicator) -> Result<Self, Error> {
+        let host = number_of(&host::kernel().unwrap_or_else(|| world.watch().host(world.rank())));
+        let needs = Needs::of(plan, share_weights);
+        let mut told = vec![0; 3 * world.size()];
+        world.all_gather(&[host, needs.own as i64, needs.shared as i64], &mut told)?;
+        let here = told.chunks_exact(3).filter(|rank| rank[0] == host);
+        let here: Vec<Needs> = here.map(|rank| Needs { own: rank[1] as u64, shared: rank[2] as u64 }).collect();
+        Ok(Self::of(&here))
+    }
+
+    fn of(all: &[Needs]) -> Self {
+        let own = all.iter().fold(0u64, |sum, needs| sum.saturating_add(needs.own));
+        let shared = all.iter().map(|needs| needs.shared).max().unwrap_or(0);
+        Self { processes: all.len(), bytes: own.saturating_add(shared) }
+    }
+}
+
+/// What a process takes for itself, and what once with others.
+#[derive(Clone, Copy)]
+struct Needs {
+    own: u64,
+    shared: u64,
+}
+
+impl Needs {
+    fn of(plan: &MemoryPlan, share_weights: bool) -> Self {
+        let shared = if share_weights { plan.weights } else { 0 };
+        Self { own: (plan.total() - shared) as u64, shared: shared as u64 }
+    }
+}
+
+/// The same number for the same text, in all processes of a job.
+fn number_of(text: &str) -> i64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish() as i64
+}
+
+/// Refuses a plan that needs more memory than there is, with what all other ranks on this machine need. All ranks call it.
+pub(crate) fn check_among(plan: &MemoryPlan, share_weights: bool, world: &Communicator) -> Result<(), Error> {
+    check(plan, Tenants::among(plan, share_weights, world)?)
 }
 
 /// Refuses a plan that needs more memory than there is.
@@ -75,7 +122,10 @@ impl Shortage {
             kinds.iter().map(|(name, b, _)| format!("{name} {}", format_bytes(*b as u64))).collect();
         let mut each = String::new();
         if tenants.processes > 1 {
-            each = format!(" for each of {} workers here", tenants.processes);
+            each = match tenants.bytes == Tenants::alike(one, tenants.processes, false).bytes {
+                true => format!(" for each of {} workers here", tenants.processes),
+                false => format!(" for this one of {} processes here", tenants.processes),
+            };
             hint = "take fewer workers on a host; `kolo plan` tells what one needs";
         }
         format!(
@@ -116,7 +166,7 @@ impl Limits {
 
     /// The smallest limit that is not enough.
     fn shortage(&self, one: &MemoryPlan, tenants: Tenants) -> Option<Shortage> {
-        let (all, one) = (tenants.bytes(one) as u64, one.total() as u64);
+        let (all, one) = (tenants.bytes, one.total() as u64);
         let limits = [
             (all, self.machine, "this machine has"),
             (all, self.group, "the control group may use"),
@@ -161,6 +211,8 @@ fn process(text: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kolo_comm::{Transport, Watch, thread};
+    use std::sync::Arc;
 
     const PLAN: MemoryPlan = MemoryPlan {
         weights: 1 << 30,
@@ -172,7 +224,7 @@ mod tests {
     };
 
     fn refused(limits: Limits, processes: usize, share_weights: bool) -> Option<String> {
-        let tenants = Tenants { processes, share_weights };
+        let tenants = Tenants::alike(&PLAN, processes, share_weights);
         Some(limits.shortage(&PLAN, tenants)?.explain(&PLAN, tenants))
     }
 
@@ -203,6 +255,24 @@ mod tests {
         let limits = Limits { machine: Some(22 << 30), ..Limits::default() };
         assert_eq!(refused(limits, 3, true), None);
         assert!(refused(limits, 3, false).is_some());
+    }
+
+    #[test]
+    fn ranks_of_a_machine_count_together_whatever_each_needs() {
+        let watches = [Watch::alone(), Watch::alone()];
+        let count = |(transport, watch): (Box<dyn Transport>, &Arc<Watch>)| {
+            let world = Communicator::new(transport, Arc::clone(watch), true);
+            std::thread::spawn(move || {
+                let plan = MemoryPlan { scratch: world.rank() << 30, ..PLAN };
+                [false, true].map(|share_weights| Tenants::among(&plan, share_weights, &world).unwrap())
+            })
+        };
+        let threads: Vec<_> = thread::world(&watches).into_iter().zip(&watches).map(count).collect();
+        let apart = Tenants { processes: 2, bytes: 17 << 30 };
+        let sharing = Tenants { processes: 2, bytes: 16 << 30 };
+        for thread in threads {
+            assert_eq!(thread.join().unwrap(), [apart, sharing]);
+        }
     }
 
     #[test]

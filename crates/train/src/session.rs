@@ -72,9 +72,7 @@ impl RunOptions {
         let mut trainer = match &self.company {
             Company::Alone => Trainer::new(Arc::clone(job), Options::for_grains(job.grains, self.threads))?,
             Company::Workers(world) => Trainer::among(Arc::clone(job), self.threads, Arc::clone(world))?,
-            Company::Served(world, roles) => {
-                Trainer::served(Arc::clone(job), self.threads, roles.workers, world.rank())?
-            }
+            Company::Served(world, roles) => Trainer::served(Arc::clone(job), self.threads, roles.workers, world)?,
         };
         if let Company::Served(world, _) = &self.company {
             trainer.watched_by(world.watch());

@@ -55,7 +55,7 @@ impl Trainer {
         let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?;
         let graph = optimise(&graph);
         let plan = planned(&graph, options, evaluation_bytes(&job, options.threads, 0, 1)?);
-        room::check(&plan, Tenants::ALONE)?;
+        room::check(&plan, Tenants::alone(&plan))?;
         let store = Store::new(&graph, job.seed);
         let session = Session::new(graph, &store, options);
         Ok(Self::with_session(job, store, session, options, None))
@@ -100,11 +100,8 @@ impl Trainer {
         let mesh = Mesh::data(world.size(), world.rank()).expect("a rank is below the size");
         let parallel = job.parallel;
         let graph = spread(&graph, &parallel, &mesh);
-        // Over anything but shared memory, the others may be on other hosts.
-        let processes = if world.transport() == "shm" { world.size() } else { 1 };
         let evaluation = evaluation_bytes(&job, threads, world.rank(), world.size())?;
-        let tenants = Tenants { processes, share_weights: parallel.central };
-        room::check(&planned(&graph, options, evaluation), tenants)?;
+        room::check_among(&planned(&graph, options, evaluation), parallel.central, &world)?;
         let lane: Arc<dyn Collectives> = match parallel.narrow {
             true => Arc::new(NarrowLane::new(Arc::clone(&world))?),
             false => Arc::new(CommLane::new(Arc::clone(&world))),
@@ -128,15 +125,16 @@ impl Trainer {
         Ok(Self::with_session(job, store, session, options, Some(world)))
     }
 
-    /// A worker of parameter servers: gradients go out and weights come in between a step's grains and its end.
-    pub fn served(job: Arc<Job>, threads: usize, workers: usize, worker: usize) -> Result<Self, Error> {
-        let options = Options::for_grains(job.grains / workers, threads);
+    /// A worker of parameter servers: gradients go out and weights come in between a step's grains and its end. `world` has
+    /// the workers first; all of its ranks call this together, servers in [`crate::asynchronous::serve`].
+    pub fn served(job: Arc<Job>, threads: usize, workers: usize, world: &Communicator) -> Result<Self, Error> {
+        let (options, worker) = (Options::for_grains(job.grains / workers, threads), world.rank());
         let graph = training_graph(&*job.model, &job.optimizer, None, job.grain_batch(), job.grains)?;
         let graph = servers::worker_graph(&optimise(&graph));
         debug_verify(&graph, "worker_graph");
         // The first worker evaluates.
         let evaluation = if worker == 0 { evaluation_bytes(&job, threads, 0, 1)? } else { 0 };
-        room::check(&planned(&graph, options, evaluation), Tenants::ALONE)?;
+        room::check_among(&planned(&graph, options, evaluation), false, world)?;
         let store = Store::new(&graph, job.seed);
         let session = Session::new(graph, &store, options);
         let mut trainer = Self::with_session(job, store, session, options, None);
