@@ -2,7 +2,7 @@
 
 use crate::same_bits::{STEPS, jobs};
 use kolo_comm::{Communicator, Watch, thread};
-use kolo_train::asynchronous::Roles;
+use kolo_train::asynchronous::{Roles, Served};
 use kolo_train::session::{Company, RunOptions, Silent};
 use kolo_train::{Error, Job, Report, Trainer, asynchronous};
 use std::sync::Arc;
@@ -110,25 +110,27 @@ fn odd_pieces_do_not_matter() {
     }
 }
 
+/// What every worker reports, and what every server saw.
+fn with_servers(job: &Arc<Job>, roles: Roles) -> (Vec<Report>, Vec<Served>) {
+    let outcomes = on_ranks(roles.workers + roles.servers, |world| match world.rank() < roles.workers {
+        true => Ok(report(job, Company::Served(world, roles))),
+        false => Err(asynchronous::serve(job, 1, &world, roles, None).unwrap_or_else(|error| panic!("{error}"))),
+    });
+    let (workers, servers) = outcomes.into_iter().partition::<Vec<_>, _>(Result::is_ok);
+    (workers.into_iter().flatten().collect(), servers.into_iter().filter_map(Result::err).collect())
+}
+
 #[test]
 fn servers_without_slack_give_the_synchronous_bits() {
     for (name, text) in jobs() {
         let job = job(&text, "");
         let alone = report(&job, Company::Alone);
         for (workers, servers) in [(2, 1), (4, 2)] {
-            let roles = Roles { workers, servers, staleness: Some(0) };
-            let reports = on_ranks(workers + servers, |world| {
-                if world.rank() < workers {
-                    return Some(report(&job, Company::Served(world, roles)));
-                }
-                let served =
-                    asynchronous::serve(&job, 1, &world, roles, None).unwrap_or_else(|error| panic!("{error}"));
-                assert_eq!(served.pushes, (workers * STEPS) as u64);
-                None
-            });
+            let (reports, served) = with_servers(&job, Roles { workers, servers, staleness: Some(0) });
             let name = format!("{name}, {workers} workers, {servers} servers");
-            reports.iter().flatten().for_each(|other| assert_eq!(alone.weights, other.weights, "{name}"));
-            assert_same(&name, &alone, reports[0].as_ref().unwrap());
+            reports.iter().for_each(|other| assert_eq!(alone.weights, other.weights, "{name}"));
+            served.iter().for_each(|served| assert_eq!(served.pushes, (workers * STEPS) as u64, "{name}"));
+            assert_same(&name, &alone, &reports[0]);
         }
     }
 }
@@ -140,16 +142,9 @@ fn servers_have_pieces() {
     for (number, job) in jobs.enumerate() {
         let alone = report(&job, Company::Alone);
         for (workers, servers) in [(2, 2), (2, 3)] {
-            let roles = Roles { workers, servers, staleness: Some(0) };
-            let reports = on_ranks(workers + servers, |world| {
-                if world.rank() < workers {
-                    return Some(report(&job, Company::Served(world, roles)));
-                }
-                asynchronous::serve(&job, 1, &world, roles, None).unwrap_or_else(|error| panic!("{error}"));
-                None
-            });
+            let (reports, _) = with_servers(&job, Roles { workers, servers, staleness: Some(0) });
             let name = format!("job {number}, {servers} servers");
-            reports.iter().flatten().for_each(|other| assert_eq!(alone.weights, other.weights, "{name}"));
+            reports.iter().for_each(|other| assert_eq!(alone.weights, other.weights, "{name}"));
         }
     }
 }
@@ -160,20 +155,15 @@ fn free_workers_stay_within_the_bound_and_learn() {
                 [train]\nepochs = 8\noptimizer = { kind = \"adamw\", lr = 0.01 }\nclip = 1.0\n";
     let job = crate::job(text);
     for staleness in [Some(2), None] {
-        let roles = Roles { workers: 4, servers: 1, staleness };
-        let outcomes = on_ranks(5, |world| match world.rank() {
-            4 => Err(asynchronous::serve(&job, 1, &world, roles, None).unwrap()),
-            _ => Ok(report(&job, Company::Served(world, roles))),
-        });
-        let served = outcomes[4].as_ref().unwrap_err();
+        let (reports, served) = with_servers(&job, Roles { workers: 4, servers: 1, staleness });
+        let (chief, served) = (&reports[0], &served[0]);
         assert_eq!(served.pushes as usize, 4 * job.total_steps);
         if let Some(bound) = staleness {
             // A push may come one step after the bound was checked.
             assert!(served.ahead_max <= bound + 1, "{served:?}");
         }
-        let chief = outcomes[0].as_ref().unwrap();
         assert!(chief.metrics["accuracy"] > 0.85, "{:?}", chief.metrics);
-        outcomes[..4].iter().flatten().for_each(|other| assert_eq!(other.weights, chief.weights));
+        reports.iter().for_each(|other| assert_eq!(other.weights, chief.weights));
     }
 }
 
