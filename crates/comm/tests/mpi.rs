@@ -114,6 +114,7 @@ fn different_calls_are_named_on_all_ranks() {
     ] {
         under_all(task, |launcher, outcome| {
             let faults = outcome.lines("fault:");
+            assert!(outcome.good, "{task} under {}: {}", launcher.program, outcome.text);
             assert_eq!(faults.len(), 4, "{task} under {}: {}", launcher.program, outcome.text);
             for fault in faults {
                 for part in parts {

@@ -386,7 +386,10 @@ fn disagree(world: World, task: &str) -> Result<(), Fault> {
         _ => panic!("unknown task {task}"),
     };
     assert!(start.elapsed() < Duration::from_secs(1), "{task} took {:?}", start.elapsed());
-    say(&outcome.unwrap_err());
+    let fault = outcome.unwrap_err();
+    say(&fault);
+    // A communicator that failed stays so: no rank waits for one that has given up.
+    assert_eq!(comm.barrier().unwrap_err().to_string(), fault.to_string());
     // Nothing is under way after a disagreement: the end is an orderly one.
     drop(comm);
     world.finish()
