@@ -159,14 +159,23 @@ fn the_timeline_has_servers_too() {
             assert!(count >= 4, "rank {rank} has {count} spans of {category}");
         }
     }
-    // The server has a lane for each worker, and took what was pushed: at once, or later, as a short message waits in its ring.
-    let server = spans(events, 2, "communication");
+    // The server has a lane for each worker. Messages come in order, so those of both ends belong together one by one: a
+    // step's are two to the server and one back, and at the end there is one each way. Nobody has one before it is sent.
     for worker in 0..2 {
         let lane = format!("communication with rank {worker}");
-        assert!(events.iter().any(|event| event["pid"] == 2 && event["args"]["name"] == lane.as_str()), "no {lane}");
-        for push in spans(events, worker, "communication").iter().filter(|span| span.name == "send") {
-            let took = |span: &Span| span.end_us + CLOCK_ERROR_US > push.begin_us;
-            assert!(server.iter().any(took), "nobody took the push at {} µs", push.begin_us);
+        let named = |event: &&Value| event["pid"] == 2 && event["args"]["name"] == lane.as_str();
+        let number = events.iter().find(named).unwrap_or_else(|| panic!("no {lane}"))["tid"].clone();
+        let in_lane = |event: &&Value| event["pid"] != 2 || event["tid"] == number;
+        let of_lane: Vec<Value> = events.iter().filter(in_lane).cloned().collect();
+        let (mine, servers) = (spans(&of_lane, worker, "communication"), spans(&of_lane, 2, "communication"));
+        assert_eq!(mine.len(), servers.len(), "messages of worker {worker}");
+        let last = mine.len() - 1;
+        assert_eq!(last % 3, 1, "{last} messages before the last");
+        for (at, (mine, servers)) in mine.iter().zip(&servers).enumerate() {
+            let back = at == last || at % 3 == 2;
+            let (sent, taken) = if back { (servers, mine) } else { (mine, servers) };
+            let early = sent.begin_us - taken.end_us;
+            assert!(early < CLOCK_ERROR_US, "message {at} of worker {worker} was there {early} µs before it was sent");
         }
     }
 }
