@@ -5,7 +5,7 @@
  *
  *     mpicc -O2 -o mpi_all_reduce mpi_all_reduce.c && mpirun -n 2 ./mpi_all_reduce 4 1024 1048576
  *
- * With `fresh` before the sizes, each rank writes its vector anew before every call, outside the measured time.
+ * With `fresh` first, each rank writes its vector anew before every call, outside the measured time.
  * With `copy` before the sizes, all ranks at once copy as many bytes as an all-reduce must read and write at the least.
  */
 #include <mpi.h>
@@ -62,9 +62,9 @@ int main(int argc, char **argv) {
     int rank, ranks;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    copying = argc > 1 && strcmp(argv[1], "copy") == 0;
     fresh = argc > 1 && strcmp(argv[1], "fresh") == 0;
-    for (int i = 1 + (copying || fresh); i < argc; i++) {
+    copying = argc > 1 + fresh && strcmp(argv[1 + fresh], "copy") == 0;
+    for (int i = 1 + fresh + copying; i < argc; i++) {
         long bytes = atol(argv[i]);
         float *data = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
         memset(data, 0, bytes);

@@ -65,8 +65,8 @@ def contestants(options, ranks, folder):
         program = f"{folder}/mpi_all_reduce"
         subprocess.run([options.mpicc, "-O2", "-o", program, str(HERE / "mpi_all_reduce.c")], check=True)
         place = ["--bind-to", "core"] if ranks <= (os.cpu_count() or 1) else ["--oversubscribe", "--bind-to", "none"]
-        mpi = [options.mpirun, *place, "-n", str(ranks), program]
-        found["Open MPI"] = [*mpi, *(["fresh"] if options.fresh else []), *sizes.split(",")]
+        mpi = [options.mpirun, *place, "-n", str(ranks), program, *(["fresh"] if options.fresh else [])]
+        found["Open MPI"] = [*mpi, *sizes.split(",")]
         found["copy"] = [*mpi, "copy", *sizes.split(",")]
     if subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode == 0:
         found["Gloo"] = [sys.executable, str(HERE / "gloo_all_reduce.py"), "--ranks", str(ranks), "--bytes", sizes, *fresh]

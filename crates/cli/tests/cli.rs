@@ -173,6 +173,7 @@ fn a_job_that_does_not_fit_is_refused_before_it_takes_memory() {
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{error}");
         assert_eq!(error.matches("error: ").count(), 1, "{error}");
+        assert_eq!(error.contains(" of 2 "), workers[1] == "2", "{error}");
         assert!(error.contains("TiB of memory, and ") && error.contains("weights 3.64 TiB"), "{error}");
     }
     assert!(stdout_of(dir.path(), &["plan", "huge.toml"]).contains("  does not fit      "), "planning takes nothing");

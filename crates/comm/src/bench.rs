@@ -1,7 +1,7 @@
 //! How fast a communicator is: one row per size, as the OSU and NCCL tests print them.
 //!
 //! Each sample starts at a barrier; its time is that of the slowest rank; the row is the median over the samples. Short
-//! calls are timed several at a time, as the clock would weigh more than they do.
+//! calls are timed several at a time, as the clock would weigh more than they do; but not where each has a fresh buffer.
 //!
 //! Where ranks work in each other's memory, a call that follows another of its kind finds much of it in its own cache: each
 //! rank had the same slice before. [`Method::fresh`] is what a trainer sees, where each rank has just written its gradients.
@@ -21,6 +21,8 @@ pub struct Row {
     pub bytes: usize,
     pub ranks: usize,
     pub transport: &'static str,
+    /// On what.
+    pub method: Method,
     pub us_median: f64,
     /// Bytes that each rank's link must carry in the best algorithm, per time: comparable between numbers of ranks.
     pub busbw_gbps: f64,
@@ -29,8 +31,15 @@ pub struct Row {
 impl Row {
     pub fn json(&self) -> String {
         format!(
-            r#"{{"op":"{}","bytes":{},"ranks":{},"transport":"{}","us_median":{:.3},"busbw_gbps":{:.4}}}"#,
-            self.op, self.bytes, self.ranks, self.transport, self.us_median, self.busbw_gbps
+            r#"{{"op":"{}","bytes":{},"ranks":{},"transport":"{}","private":{},"fresh":{},"us_median":{:.3},"busbw_gbps":{:.4}}}"#,
+            self.op,
+            self.bytes,
+            self.ranks,
+            self.transport,
+            self.method.private,
+            self.method.fresh,
+            self.us_median,
+            self.busbw_gbps
         )
     }
 }
@@ -43,7 +52,7 @@ const BATCH_BYTES_MAX: usize = 4096;
 const BATCH: usize = 50;
 
 /// How to measure.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Method {
     /// Calls for each size, unless it is so large that fewer do.
     pub iterations: usize,
@@ -76,7 +85,8 @@ fn measure(
     let write = || unsafe { std::ptr::write_bytes(buffers[0].at(0), 0, bytes) };
     let us_median = median_us(comm, bytes, method, write, || once(comm, &request))? / ways;
     let busbw_gbps = bytes as f64 / us_median / 1e3 * bus_factor(kind, comm.size() as f64);
-    Ok(Row { op: kind.name(), bytes, ranks: comm.size(), transport: comm.transport(), us_median, busbw_gbps })
+    let (op, ranks, transport) = (kind.name(), comm.size(), comm.transport());
+    Ok(Row { op, bytes, ranks, transport, method, us_median, busbw_gbps })
 }
 
 /// The median over the samples of the slowest rank's time.

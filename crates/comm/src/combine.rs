@@ -342,7 +342,8 @@ unsafe fn few<N: Number, O: Operation>(inputs: &[*const u8], start: usize, into:
     // SAFETY: the caller's promise, passed on.
     unsafe {
         match inputs.len() {
-            1 => std::ptr::copy(inputs[0].cast::<N>().add(start), into.cast::<N>(), count),
+            // As bytes: buffers may lie anywhere.
+            1 => std::ptr::copy(inputs[0].add(start * size_of::<N>()), into, count * size_of::<N>()),
             2 => leaves::<N, O, 2>(inputs, start, into, None, count),
             3 => leaves::<N, O, 3>(inputs, start, into, None, count),
             _ => leaves::<N, O, 4>(inputs, start, into, None, count),

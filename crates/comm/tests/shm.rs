@@ -191,6 +191,8 @@ impl Case {
         let data = values(rank, self.element, self.input_count(rank));
         // SAFETY: the memory is large enough for both halves, and no other rank uses it between calls.
         let outcome = unsafe {
+            // What an earlier call left there must not pass for a result.
+            std::ptr::write_bytes(memory.at(output), 0xA5, self.output_bytes(rank));
             std::ptr::copy_nonoverlapping(data.as_ptr(), memory.at(input), data.len());
             comm.call(&Request {
                 reduction: self.reduction,
@@ -229,10 +231,14 @@ const KINDS: [Kind; 10] = [
 
 /// All kinds on memory of the transport and on private memory, in place and not.
 fn sweep(size: usize, counts: &[usize], mixes: &[(Element, Reduction)]) {
+    sweep_kinds(&KINDS, size, counts, mixes);
+}
+
+fn sweep_kinds(kinds: &[Kind], size: usize, counts: &[usize], mixes: &[(Element, Reduction)]) {
     let most = counts.iter().max().expect("counts") * 8 + 4096;
     together(size, |comm| {
         let memories = [comm.allocate(2 * most).expect("allocates"), SharedMemory::private(2 * most).expect("maps")];
-        for kind in KINDS {
+        for kind in kinds.iter().copied() {
             for (number, count) in counts.iter().enumerate() {
                 for (element, reduction) in mixes.iter().copied() {
                     let mean_of_scan = matches!(kind, Kind::Scan | Kind::ExclusiveScan) && reduction == Reduction::Mean;
@@ -269,6 +275,42 @@ fn every_element_and_reduction() {
         .flat_map(|element| Reduction::ALL.into_iter().map(move |reduction| (element, reduction)))
         .collect();
     sweep(3, &[11, 2100], &mixes);
+    // Through mails, from the size on where each rank combines its slice; on two ranks in a way of their own.
+    for size in [2, 3] {
+        sweep_kinds(&[Kind::AllReduce], size, &[9001, 300_001], &mixes);
+    }
+}
+
+/// Calls that use the mails in different ways, on any memory, with nothing between them that would keep ranks in step.
+#[test]
+fn calls_may_follow_each_other_at_once() {
+    const CALLS: usize = 30;
+    for size in [2, 3] {
+        together(size, |comm| {
+            let (rank, number) =
+                (comm.rank() as i64, |rank: i64, call: usize, at: usize| (rank + 1) * (call + at) as i64);
+            let vector = |rank: i64, call: usize| (0..40_003).map(|at| number(rank, call, at)).collect::<Vec<i64>>();
+            let short = |rank: i64, call: usize| vec![number(rank, call, 0); 3000];
+            let mut sums: Vec<Vec<i64>> = (0..CALLS).map(|call| vector(rank, call)).collect();
+            let mut gathered = vec![vec![0; 3000 * size]; CALLS];
+            let mut swapped = vec![vec![0; 3000 * size]; CALLS];
+            for call in 0..CALLS {
+                comm.all_reduce(&mut sums[call], Reduction::Sum).unwrap();
+                comm.all_gather(&short(rank, call), &mut gathered[call]).unwrap();
+                if call % 3 == 0 {
+                    comm.barrier().unwrap();
+                }
+                comm.all_to_all(&short(rank, call).repeat(size), &mut swapped[call]).unwrap();
+            }
+            for call in 0..CALLS {
+                let factor: i64 = (1..=size as i64).sum();
+                let right = |(at, sum): (usize, &i64)| *sum == factor * (call + at) as i64;
+                assert!(sums[call].iter().enumerate().all(right), "rank {rank}, call {call}");
+                let all: Vec<i64> = (0..size as i64).flat_map(|other| short(other, call)).collect();
+                assert!(gathered[call] == all && swapped[call] == all, "rank {rank}, call {call}");
+            }
+        });
+    }
 }
 
 #[test]

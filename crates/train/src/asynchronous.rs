@@ -133,6 +133,11 @@ impl Links {
     }
 }
 
+/// Whether servers can share this job's parameters.
+pub(crate) fn check(job: &Job, roles: Roles) -> Result<(), Error> {
+    shares(&whole_graph(job, roles)?, roles.servers).map(drop).map_err(refused)
+}
+
 fn refused(message: String) -> Error {
     Error::Together(Fault::BadCall(message))
 }

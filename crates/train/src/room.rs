@@ -14,6 +14,10 @@ pub struct Tenants {
     pub processes: usize,
     /// Bytes that all take together.
     pub bytes: u64,
+    /// Of these, what those in the control group of this process take.
+    group_bytes: u64,
+    /// All need as much.
+    alike: bool,
 }
 
 impl Tenants {
@@ -24,38 +28,61 @@ impl Tenants {
 
     /// Processes with one plan; they may have one copy of the weights.
     pub fn alike(plan: &MemoryPlan, processes: usize, share_weights: bool) -> Self {
-        Self::of(&vec![Needs::of(plan, share_weights); processes])
+        let one = Needs::of(plan, share_weights, [0, 0]);
+        Self::of(&one, &vec![one; processes])
     }
 
     /// All ranks of a communicator that run on this machine. All of them call it.
     fn among(plan: &MemoryPlan, share_weights: bool, world: &Communicator) -> Result<Self, Error> {
-        let host = number_of(&host::kernel().unwrap_or_else(|| world.watch().host(world.rank())));
-        let needs = Needs::of(plan, share_weights);
-        let mut told = vec![0; 3 * world.size()];
-        world.all_gather(&[host, needs.own as i64, needs.shared as i64], &mut told)?;
-        let here = told.chunks_exact(3).filter(|rank| rank[0] == host);
-        let here: Vec<Needs> = here.map(|rank| Needs { own: rank[1] as u64, shared: rank[2] as u64 }).collect();
-        Ok(Self::of(&here))
+        let kernel = host::kernel().unwrap_or_else(|| format!("that of rank {}", world.rank()));
+        let group = std::fs::read_link("/proc/self/ns/cgroup").unwrap_or_default();
+        let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let places = [number_of(&kernel), number_of(&format!("{kernel} {} {groups}", group.display()))];
+        let mine = Needs::of(plan, share_weights, places);
+        let mut told = vec![0; 4 * world.size()];
+        world.all_gather(&mine.encode(), &mut told)?;
+        Ok(Self::of(&mine, &told.as_chunks().0.iter().map(Needs::decode).collect::<Vec<_>>()))
     }
 
-    fn of(all: &[Needs]) -> Self {
-        let own = all.iter().fold(0u64, |sum, needs| sum.saturating_add(needs.own));
-        let shared = all.iter().map(|needs| needs.shared).max().unwrap_or(0);
-        Self { processes: all.len(), bytes: own.saturating_add(shared) }
+    /// Those of `all` that are where `mine` is.
+    fn of(mine: &Needs, all: &[Needs]) -> Self {
+        let [host, group] = mine.places;
+        let here = || all.iter().filter(|needs| needs.places[0] == host);
+        Self {
+            processes: here().count(),
+            bytes: Needs::total(here()),
+            group_bytes: Needs::total(here().filter(|needs| needs.places[1] == group)),
+            alike: here().all(|needs| needs == mine),
+        }
     }
 }
 
-/// What a process takes for itself, and what once with others.
-#[derive(Clone, Copy)]
+/// What a process takes for itself and what once with others, and the numbers of its machine and its control group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Needs {
     own: u64,
     shared: u64,
+    places: [i64; 2],
 }
 
 impl Needs {
-    fn of(plan: &MemoryPlan, share_weights: bool) -> Self {
+    fn of(plan: &MemoryPlan, share_weights: bool, places: [i64; 2]) -> Self {
         let shared = if share_weights { plan.weights } else { 0 };
-        Self { own: (plan.total() - shared) as u64, shared: shared as u64 }
+        Self { own: (plan.total() - shared) as u64, shared: shared as u64, places }
+    }
+
+    fn encode(&self) -> [i64; 4] {
+        [self.own as i64, self.shared as i64, self.places[0], self.places[1]]
+    }
+
+    fn decode(words: &[i64; 4]) -> Self {
+        let [own, shared, host, group] = *words;
+        Self { own: own as u64, shared: shared as u64, places: [host, group] }
+    }
+
+    fn total<'a>(all: impl Iterator<Item = &'a Self> + Clone) -> u64 {
+        let shared = all.clone().map(|needs| needs.shared).max().unwrap_or(0);
+        all.fold(shared, |sum, needs| sum.saturating_add(needs.own))
     }
 }
 
@@ -120,12 +147,12 @@ impl Shortage {
         let (.., mut hint) = *kinds.iter().max_by_key(|(_, bytes, _)| *bytes).expect("there are kinds");
         let kinds: Vec<String> =
             kinds.iter().map(|(name, b, _)| format!("{name} {}", format_bytes(*b as u64))).collect();
-        let mut each = String::new();
-        if tenants.processes > 1 {
-            each = match tenants.bytes == Tenants::alike(one, tenants.processes, false).bytes {
-                true => format!(" for each of {} workers here", tenants.processes),
-                false => format!(" for this one of {} processes here", tenants.processes),
-            };
+        let each = match (tenants.processes, tenants.alike) {
+            (1, _) => String::new(),
+            (count, true) => format!(" for each of {count} workers here"),
+            (count, false) => format!(" for this one of {count} processes here"),
+        };
+        if one.total() as u64 <= self.limit {
             hint = "take fewer workers on a host; `kolo plan` tells what one needs";
         }
         format!(
@@ -166,11 +193,10 @@ impl Limits {
 
     /// The smallest limit that is not enough.
     fn shortage(&self, one: &MemoryPlan, tenants: Tenants) -> Option<Shortage> {
-        let (all, one) = (tenants.bytes, one.total() as u64);
         let limits = [
-            (all, self.machine, "this machine has"),
-            (all, self.group, "the control group may use"),
-            (one, self.process, "a process may map"),
+            (tenants.bytes, self.machine, "this machine has"),
+            (tenants.group_bytes, self.group, "the control group may use"),
+            (one.total() as u64, self.process, "a process may map"),
         ];
         let known =
             limits.into_iter().filter_map(|(needed, limit, whose)| Some(Shortage { needed, limit: limit?, whose }));
@@ -239,8 +265,14 @@ mod tests {
             message.contains("activations 4.00 GiB, scratch 0 B, evaluation 0 B for each of 3 workers here"),
             "{message}"
         );
+        assert!(message.contains("hint: take fewer workers on a host"), "{message}");
         let both = Limits { group: Some(6 << 30), ..machine };
-        assert!(refused(both, 3, false).unwrap().contains("the control group may use 6.00 GiB"));
+        let message = refused(both, 3, true).unwrap();
+        assert!(
+            message.contains("the control group may use 6.00 GiB") && message.contains(" for each of 3"),
+            "{message}"
+        );
+        assert!(message.contains("hint: take a smaller `data.batch`"), "one alone is too large: {message}");
         let own = Limits { process: Some(7 << 30), ..machine };
         assert!(
             refused(own, 1, false).unwrap().contains("hint: take a smaller `data.batch`"),
@@ -258,7 +290,19 @@ mod tests {
     }
 
     #[test]
-    fn ranks_of_a_machine_count_together_whatever_each_needs() {
+    fn only_ranks_of_the_same_place_count() {
+        let needs = |own, shared, places| Needs { own, shared, places };
+        let all = [needs(5, 0, [1, 1]), needs(6, 0, [1, 1]), needs(7, 0, [1, 2]), needs(9, 0, [2, 1])];
+        let tenants = |processes, bytes, group_bytes, alike| Tenants { processes, bytes, group_bytes, alike };
+        assert_eq!(Tenants::of(&all[0], &all), tenants(3, 18, 11, false));
+        assert_eq!(Tenants::of(&all[2], &all), tenants(3, 18, 7, false));
+        assert_eq!(Tenants::of(&all[3], &all), tenants(1, 9, 9, true));
+        let sharing = [needs(5, 3, [1, 1]); 2];
+        assert_eq!(Tenants::of(&sharing[0], &sharing), tenants(2, 13, 13, true));
+    }
+
+    #[test]
+    fn ranks_tell_each_other_what_they_need() {
         let watches = [Watch::alone(), Watch::alone()];
         let count = |(transport, watch): (Box<dyn Transport>, &Arc<Watch>)| {
             let world = Communicator::new(transport, Arc::clone(watch), true);
@@ -268,10 +312,9 @@ mod tests {
             })
         };
         let threads: Vec<_> = thread::world(&watches).into_iter().zip(&watches).map(count).collect();
-        let apart = Tenants { processes: 2, bytes: 17 << 30 };
-        let sharing = Tenants { processes: 2, bytes: 16 << 30 };
+        let both = |bytes| Tenants { processes: 2, bytes, group_bytes: bytes, alike: false };
         for thread in threads {
-            assert_eq!(thread.join().unwrap(), [apart, sharing]);
+            assert_eq!(thread.join().unwrap(), [both(17 << 30), both(16 << 30)]);
         }
     }
 

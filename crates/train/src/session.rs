@@ -1,6 +1,6 @@
 //! The loop: steps, evaluation each epoch, metrics to files and to an observer, an honest end.
 
-use crate::asynchronous::{Links, Roles};
+use crate::asynchronous::{self, Links, Roles};
 use crate::error::Error;
 use crate::events::EventWriter;
 use crate::interrupt::Interrupt;
@@ -72,7 +72,11 @@ impl RunOptions {
         let mut trainer = match &self.company {
             Company::Alone => Trainer::new(Arc::clone(job), Options::for_grains(job.grains, self.threads))?,
             Company::Workers(world) => Trainer::among(Arc::clone(job), self.threads, Arc::clone(world))?,
-            Company::Served(world, roles) => Trainer::served(Arc::clone(job), self.threads, roles.workers, world)?,
+            Company::Served(world, roles) => {
+                // What servers would refuse, workers refuse as well, before anybody waits for another.
+                asynchronous::check(job, *roles)?;
+                Trainer::served(Arc::clone(job), self.threads, roles.workers, world)?
+            }
         };
         if let Company::Served(world, _) = &self.company {
             trainer.watched_by(world.watch());

@@ -1,5 +1,6 @@
 //! Collectives through the mails: every rank copies what others need of its input into its mail, all meet, and each takes
-//! from the others' mails. Small calls are one round; larger ones go chunk by chunk through the two mails in turn.
+//! from the others' mails. Small calls are one round; larger ones go chunk by chunk through the two mails in turn. A large
+//! all-reduce takes two rounds for a chunk: others write into a mail between them, and its rank reads what they wrote.
 
 use super::Shm;
 use super::direct::blocks;

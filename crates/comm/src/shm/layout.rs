@@ -2,8 +2,8 @@
 //!
 //! Each rank has a slot, and a ring to each other rank. A slot has two mails used in turn: a rank
 //! writes mail `n % 2` for round `n` only after it saw all others in round `n − 1`, and they went there only when they
-//! had read everything of round `n − 2`. Others write a slot only where a call says so: into the payload of a mail that
-//! its rank has sent in this round, for it to read in the next.
+//! were done with everything of round `n − 2`. Others write a slot only in a large all-reduce: into the payload of a mail that
+//! its rank has sent in this round, for it to read after one more.
 
 use crate::account::ACCOUNT_BYTES_MAX;
 use crate::call::FINGERPRINT_BYTES;
