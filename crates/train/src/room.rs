@@ -14,7 +14,7 @@ pub struct Tenants {
     pub processes: usize,
     /// Bytes that all take together.
     pub bytes: u64,
-    /// Of these, what those in the control group of this process take.
+    /// Of these, what those take whom the same control group limits.
     group_bytes: u64,
     /// All need as much.
     alike: bool,
@@ -35,9 +35,11 @@ impl Tenants {
     /// All ranks of a communicator that run on this machine. All of them call it.
     fn among(plan: &MemoryPlan, share_weights: bool, world: &Communicator) -> Result<Self, Error> {
         let kernel = host::kernel().unwrap_or_else(|| format!("that of rank {}", world.rank()));
-        let group = std::fs::read_link("/proc/self/ns/cgroup").unwrap_or_default();
-        let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let places = [number_of(&kernel), number_of(&format!("{kernel} {} {groups}", group.display()))];
+        // In a container, paths of groups start from its own.
+        let root = std::fs::read_link("/proc/self/ns/cgroup").unwrap_or_default();
+        let group = group_limit().map_or(PathBuf::new(), |(_, file)| file);
+        let group = number_of(&format!("{kernel} {} {}", root.display(), group.display()));
+        let places = [number_of(&kernel), group];
         let mine = Needs::of(plan, share_weights, places);
         let mut told = vec![0; 4 * world.size()];
         world.all_gather(&mine.encode(), &mut told)?;
@@ -176,17 +178,14 @@ struct Limits {
 
 impl Limits {
     fn read() -> Self {
-        let text = |path: &Path| std::fs::read_to_string(path).ok();
-        let file = |path: &str| text(Path::new(path)).unwrap_or_default();
-        let groups = group_files(&file("/proc/self/cgroup"));
+        let file = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let machine = file("/proc/meminfo");
-        let group: Option<u64> = groups.iter().filter_map(|path| text(path)?.trim().parse().ok()).min();
         Self {
             machine: Some(kib(&machine, "MemTotal:"))
                 .filter(|bytes| *bytes > 0)
                 .map(|bytes| bytes + kib(&machine, "SwapTotal:")),
             // What it may swap is another limit; at most all there is.
-            group: group.map(|bytes| bytes.saturating_add(kib(&machine, "SwapTotal:"))),
+            group: group_limit().map(|(bytes, _)| bytes.saturating_add(kib(&machine, "SwapTotal:"))),
             process: process(&file("/proc/self/limits")),
         }
     }
@@ -208,6 +207,13 @@ impl Limits {
 fn kib(text: &str, name: &str) -> u64 {
     let number = |line: &str| line.strip_prefix(name)?.split_whitespace().next()?.parse::<u64>().ok();
     text.lines().find_map(number).map_or(0, |kib| kib.saturating_mul(1024))
+}
+
+/// The smallest limit of the control groups that this process is in, and the file that sets it.
+fn group_limit() -> Option<(u64, PathBuf)> {
+    let groups = group_files(&std::fs::read_to_string("/proc/self/cgroup").ok()?);
+    let limit = |path: PathBuf| Some((std::fs::read_to_string(&path).ok()?.trim().parse().ok()?, path));
+    groups.into_iter().filter_map(limit).min_by_key(|(bytes, _)| *bytes)
 }
 
 /// The files that may hold limits of this process's control groups and of those around them, from `/proc/self/cgroup`.
