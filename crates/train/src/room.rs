@@ -213,7 +213,8 @@ fn kib(text: &str, name: &str) -> u64 {
 fn group_limit() -> Option<(u64, PathBuf)> {
     let groups = group_files(&std::fs::read_to_string("/proc/self/cgroup").ok()?);
     let limit = |path: PathBuf| Some((std::fs::read_to_string(&path).ok()?.trim().parse().ok()?, path));
-    groups.into_iter().filter_map(limit).min_by_key(|(bytes, _)| *bytes)
+    // Of equal ones that of the outermost, which the most processes share.
+    groups.into_iter().filter_map(limit).min_by_key(|(bytes, path)| (*bytes, path.components().count()))
 }
 
 /// The files that may hold limits of this process's control groups and of those around them, from `/proc/self/cgroup`.
