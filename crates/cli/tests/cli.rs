@@ -179,6 +179,23 @@ fn a_job_that_does_not_fit_is_refused_before_it_takes_memory() {
     assert!(stdout_of(dir.path(), &["plan", "huge.toml"]).contains("  does not fit      "), "planning takes nothing");
 }
 
+/// Job files as the documents print them can be copied.
+#[test]
+fn job_files_in_documents_are_jobs() {
+    let dir = tempdir();
+    let documents = [include_str!("../../../README.md"), include_str!("../../../docs/guide.md")];
+    let blocks = |document: &'static str, start: &'static str, end: &'static str| {
+        document.split(start).skip(1).map(move |rest| rest.split(end).next().unwrap())
+    };
+    let mut jobs: Vec<&str> = documents.into_iter().flat_map(|document| blocks(document, "```toml\n", "```")).collect();
+    jobs.extend(documents.into_iter().flat_map(|document| blocks(document, ".toml <<'END'\n", "END\n")));
+    assert!(jobs.len() >= 3, "{} jobs", jobs.len());
+    for job in jobs {
+        std::fs::write(dir.path().join("job.toml"), job).unwrap();
+        assert!(stdout_of(dir.path(), &["plan", "job.toml"]).contains("parameters"), "{job}");
+    }
+}
+
 #[test]
 fn a_printed_graph_parses_verifies_and_prints_the_same() {
     let dir = tempdir();

@@ -21,7 +21,7 @@ pub struct Row {
     pub bytes: usize,
     pub ranks: usize,
     pub transport: &'static str,
-    /// On what.
+    /// How it was measured.
     pub method: Method,
     pub us_median: f64,
     /// Bytes that each rank's link must carry in the best algorithm, per time: comparable between numbers of ranks.

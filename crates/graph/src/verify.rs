@@ -87,3 +87,17 @@ fn verify_ends(graph: &Graph) -> Result<(), String> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::OpKind;
+
+    #[test]
+    fn two_inputs_of_one_name_are_found() {
+        let text = "graph {\n  %0 = input{name=\"x\", dtype=f32, shape=[2], per_step=false}() : f32[2]\n  \
+                    %1 = input{name=\"x\", dtype=f32, shape=[3], per_step=false}() : f32[3]\n}\n";
+        let graph = crate::text::parse(text, &[OpKind::of::<Input>()]).unwrap();
+        assert_eq!(verify(&graph).unwrap_err(), "two inputs are called `x`");
+    }
+}

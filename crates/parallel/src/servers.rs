@@ -231,15 +231,6 @@ mod tests {
     }
 
     #[test]
-    fn two_inputs_of_one_name_are_found() {
-        let text = "graph {\n  %0 = input{name=\"x\", dtype=f32, shape=[2], per_step=false}() : f32[2]\n  \
-                    %1 = input{name=\"x\", dtype=f32, shape=[3], per_step=false}() : f32[3]\n}\n";
-        let graph = kolo_graph::text::parse(text, &kolo_ops::registry());
-        let problem = graph.map_err(|error| error.to_string()).and_then(|graph| kolo_graph::verify::verify(&graph));
-        assert!(problem.unwrap_err().contains("two inputs are called `x`"));
-    }
-
-    #[test]
     fn without_slack_all_wait_for_all() {
         let mut clocks = Clocks::new(3, Some(0));
         clocks.push(0);

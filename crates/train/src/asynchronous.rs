@@ -133,11 +133,6 @@ impl Links {
     }
 }
 
-/// Whether servers can share this job's parameters.
-pub(crate) fn check(job: &Job, roles: Roles) -> Result<(), Error> {
-    shares(&whole_graph(job, roles)?, roles.servers).map(drop).map_err(refused)
-}
-
 fn refused(message: String) -> Error {
     Error::Together(Fault::BadCall(message))
 }
@@ -206,9 +201,9 @@ pub fn serve(
     let buffers = (2 * roles.workers + 1) * shares.servers[number].len() * size_of::<f32>();
     let mut plan = kolo_plan::memory(&graph, Options::single(threads));
     plan.scratch += buffers;
-    room::check_among(&plan, false, world)?;
     let links = pairs(world, roles)?;
     let among_servers = Arc::new(world.split(1, world.rank() as i64)?);
+    room::check_among(&plan, false, world)?;
     let store = Store::new(&graph, job.seed);
     let mut session =
         Session::with_collectives(graph, &store, Options::single(threads), Arc::new(CommLane::new(among_servers)))?;

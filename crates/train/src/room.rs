@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 /// The processes that share a machine's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tenants {
-    pub processes: usize,
+    processes: usize,
     /// Bytes that all take together.
-    pub bytes: u64,
+    bytes: u64,
     /// Of these, what those take whom the same control group limits.
     group_bytes: u64,
     /// All need as much.

@@ -1,6 +1,6 @@
 //! The loop: steps, evaluation each epoch, metrics to files and to an observer, an honest end.
 
-use crate::asynchronous::{self, Links, Roles};
+use crate::asynchronous::{Links, Roles};
 use crate::error::Error;
 use crate::events::EventWriter;
 use crate::interrupt::Interrupt;
@@ -72,11 +72,7 @@ impl RunOptions {
         let mut trainer = match &self.company {
             Company::Alone => Trainer::new(Arc::clone(job), Options::for_grains(job.grains, self.threads))?,
             Company::Workers(world) => Trainer::among(Arc::clone(job), self.threads, Arc::clone(world))?,
-            Company::Served(world, roles) => {
-                // What servers would refuse, workers refuse as well, before anybody waits for another.
-                asynchronous::check(job, *roles)?;
-                Trainer::served(Arc::clone(job), self.threads, roles.workers, world)?
-            }
+            Company::Served(world, roles) => Trainer::served(Arc::clone(job), self.threads, roles.workers, world)?,
         };
         if let Company::Served(world, _) = &self.company {
             trainer.watched_by(world.watch());
@@ -85,6 +81,14 @@ impl RunOptions {
             trainer.trace(timeline);
         }
         Ok(trainer)
+    }
+
+    /// Meets the parameter servers, if there are any.
+    fn links(&self, job: &Job) -> Result<Option<Links>, Error> {
+        match &self.company {
+            Company::Served(world, roles) => Ok(Some(Links::connect(job, world, *roles)?)),
+            Company::Alone | Company::Workers(_) => Ok(None),
+        }
     }
 }
 
@@ -96,21 +100,16 @@ struct Ties {
 }
 
 impl Ties {
-    fn make(job: &Job, options: &RunOptions) -> Result<Self, Error> {
-        let mut ties = Self { links: None, world: None, meter: Meter::default() };
-        match &options.company {
-            Company::Alone => {}
-            Company::Workers(world) => {
-                ties.meter.attach(world, options.timeline.clone());
-                ties.world = Some(Arc::clone(world));
-            }
-            Company::Served(world, roles) => {
-                let links = Links::connect(job, world, *roles)?;
-                links.pairs().iter().for_each(|pair| ties.meter.attach(pair, options.timeline.clone()));
-                ties.links = Some(links);
-            }
+    fn new(links: Option<Links>, options: &RunOptions) -> Self {
+        let mut ties = Self { links, world: None, meter: Meter::default() };
+        if let Company::Workers(world) = &options.company {
+            ties.meter.attach(world, options.timeline.clone());
+            ties.world = Some(Arc::clone(world));
         }
-        Ok(ties)
+        for pair in ties.links.iter().flat_map(Links::pairs) {
+            ties.meter.attach(pair, options.timeline.clone());
+        }
+        ties
     }
 
     /// Those who make every step together, and so end after the same one.
@@ -207,8 +206,9 @@ impl Watch {
 
 /// Trains a job to its end. The trainer comes back with the trained weights.
 pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> Result<(Trainer, Report), Error> {
+    let links = options.links(&job)?;
     let mut trainer = options.trainer(&job)?;
-    let mut ties = Ties::make(&job, options)?;
+    let mut ties = Ties::new(links, options);
     let (begin, mut history) = (Instant::now(), Vec::new());
     let mut files = options.out.as_deref().filter(|_| options.chief()).map(Files::create).transpose()?;
     let mut times = Vec::with_capacity(job.total_steps.min(1 << 16));

@@ -2,7 +2,7 @@
 
 use super::forward::forward_args;
 use super::head::*;
-use super::reference::*;
+use super::reference::Reference;
 use super::sizes::{BLOCK, Sizes, cpu_sizes, sizes};
 use super::{Attention, AttentionBiasGrad, AttentionGrad};
 use crate::gemm::{self, Right, Rows, Start, Strided};
@@ -31,16 +31,17 @@ impl Op for AttentionGrad {
             .map_or(0, |s| (10 * s.batch * s.heads * s.queries * s.keys * s.dim) as u64)
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
-        let s = reference_sizes(inputs, self.heads, self.packed);
-        let bias = self.bias.then(|| inputs[inputs.len() - 4]);
+        let bias = self.bias.then(|| inputs.len() - 4);
+        let reference = Reference::new(inputs, self.heads, self.packed, self.causal, bias);
+        let s = reference.s;
         let g = inputs[inputs.len() - 1];
         let mut grads: Vec<Dense> = outputs.iter().map(|ty| Dense::zeros(ty.shape.clone())).collect();
         let scale = 1.0 / (s.dim as f64).sqrt();
-        for_each_row(&s, |b, h, q| {
-            let (p, ds) = reference_row(inputs, &s, self.packed, self.causal, bias, b, h, q);
+        reference.for_each_row(|[b, h, q]| {
+            let (p, ds) = reference.row([b, h, q]);
             for k in 0..s.keys {
                 for d in 0..s.dim {
-                    let entry = |which, t| reference_entry(inputs, &s, self.packed, which, b, t, h, d);
+                    let entry = |which, t| reference.entry(which, [b, h, t], d);
                     let mut add = |which: usize, t: usize, value: f64| {
                         let rows = if which == 0 { s.queries } else { s.keys };
                         match self.packed {
@@ -168,11 +169,11 @@ impl Op for AttentionBiasGrad {
             .map_or(0, |s| (4 * s.batch * s.heads * s.queries * s.keys * s.dim) as u64)
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
-        let s = reference_sizes(inputs, self.heads, self.packed);
-        let bias = Some(inputs[inputs.len() - 4]);
+        let reference = Reference::new(inputs, self.heads, self.packed, self.causal, Some(inputs.len() - 4));
+        let s = reference.s;
         let mut grad = Dense::zeros(outputs[0].shape.clone());
-        for_each_row(&s, |b, h, q| {
-            let (_, ds) = reference_row(inputs, &s, self.packed, self.causal, bias, b, h, q);
+        reference.for_each_row(|[b, h, q]| {
+            let (_, ds) = reference.row([b, h, q]);
             let start = ((b * s.heads + h) * s.queries + q) * s.keys;
             grad.data[start..start + s.keys].copy_from_slice(&ds);
         });

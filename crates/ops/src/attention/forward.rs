@@ -1,7 +1,7 @@
 //! Attention: scores, probabilities and the result, block by block.
 
 use super::head::*;
-use super::reference::*;
+use super::reference::Reference;
 use super::sizes::{Sizes, check_bias, cpu_sizes, sizes};
 use super::{Attention, AttentionBiasGrad, AttentionGrad};
 use crate::gemm::{self, Rows, Start, Strided};
@@ -60,19 +60,19 @@ impl Op for Attention {
         grads
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
-        let s = reference_sizes(inputs, self.heads, self.packed);
+        let bias = self.bias.then(|| inputs.len() - 1);
+        let reference = Reference::new(inputs, self.heads, self.packed, self.causal, bias);
+        let s = reference.s;
         let mut out = Dense::zeros(outputs[0].shape.clone());
         let mut sums = Dense::zeros(outputs[1].shape.clone());
-        let bias = self.bias.then(|| inputs[inputs.len() - 1]);
-        for_each_row(&s, |b, h, q| {
-            let scores = reference_scores(inputs, &s, self.packed, self.causal, bias, b, h, q);
+        reference.for_each_row(|[b, h, q]| {
+            let scores = reference.scores([b, h, q]);
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, |a, x| if x.is_nan() { x } else { a.max(x) });
             let total: f64 = scores.iter().map(|x| (x - max).exp()).sum();
             sums.data[(b * s.heads + h) * s.queries + q] = max + total.ln();
             for d in 0..s.dim {
-                out.data[(b * s.queries + q) * s.width() + h * s.dim + d] = (0..s.keys)
-                    .map(|k| (scores[k] - max).exp() / total * reference_entry(inputs, &s, self.packed, 2, b, k, h, d))
-                    .sum();
+                out.data[(b * s.queries + q) * s.width() + h * s.dim + d] =
+                    (0..s.keys).map(|k| (scores[k] - max).exp() / total * reference.entry(2, [b, h, k], d)).sum();
             }
         });
         vec![out, sums]
