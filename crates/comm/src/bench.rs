@@ -13,7 +13,7 @@ use crate::fault::Fault;
 use crate::memory::SharedMemory;
 use crate::task::even_parts;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
@@ -50,6 +50,8 @@ const SAMPLES_MIN: usize = 15;
 /// Calls up to this size are timed in batches.
 const BATCH_BYTES_MAX: usize = 4096;
 const BATCH: usize = 50;
+/// Some turns of a processor.
+const SETTLE: Duration = Duration::from_millis(30);
 
 /// How to measure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,7 +71,18 @@ pub fn sweep(comm: &Communicator, kind: Kind, sizes: &[usize], method: Method) -
     let largest = sizes.iter().copied().max().unwrap_or(0);
     let allocate = || if method.private { SharedMemory::private(largest) } else { comm.allocate(largest) };
     let buffers = [allocate()?, allocate()?];
+    settle(comm)?;
     sizes.iter().map(|bytes| measure(comm, kind, *bytes, method, &buffers)).collect()
+}
+
+/// Keeps the processors busy until the system has given each rank one of its own. Ranks that were just started may share one,
+/// and as long as they only wait for each other nothing is seen to be wrong with that.
+fn settle(comm: &Communicator) -> Result<(), Fault> {
+    let begin = Instant::now();
+    while begin.elapsed() < SETTLE {
+        std::hint::spin_loop();
+    }
+    comm.barrier()
 }
 
 fn measure(
