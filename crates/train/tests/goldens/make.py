@@ -31,6 +31,11 @@ The ResNet takes SGD instead: lr 2e-5, momentum 0.9, the same weight decay. With
 first steps keep little but the sign of a gradient, and float32 rounding grows from 1e-7 of the first loss to 1e-2 of the
 tenth, in PyTorch itself.
 
+The other optimizers train the mlp, in files of their own: `mlp_nesterov`, `mlp_rmsprop`, `mlp_adagrad` are PyTorch's, and
+`mlp_lars`, `mlp_lamb` follow the algorithms of their papers, written down here from the papers. Their numbers stand under
+OPTIMIZERS. Weight decay is 0.01 on parameters of two or more dims and none on the rest, and LARS and LAMB adapt the rate of
+the former only.
+
 The goldens are a float64 run, which leaves the whole of a difference to whoever is compared with it; the same run in
 float32 is made only to print how far it strays. Files, one line each:
 
@@ -80,6 +85,59 @@ BATCHES = {
 }
 
 
+class Lars(torch.optim.Optimizer):
+    """You, Gitman, Ginsburg 2017, algorithm 1: a local rate for each layer, and the rate inside the momentum."""
+
+    def __init__(self, groups, lr, momentum, trust):
+        super().__init__(groups, {"lr": lr, "momentum": momentum, "trust": trust, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for w in group["params"]:
+                g, decay = w.grad, group["weight_decay"]
+                local = group["trust"] * w.norm() / (g.norm() + decay * w.norm()) if w.ndim >= 2 else 1.0
+                v = self.state[w].get("v", torch.zeros_like(w))
+                v = group["momentum"] * v + group["lr"] * local * (g + decay * w)
+                self.state[w]["v"] = v
+                w.sub_(v)
+
+
+class Lamb(torch.optim.Optimizer):
+    """You et al. 2019, algorithm 2: Adam's direction plus the decay, as long as the weights are, layer by layer."""
+
+    def __init__(self, groups, lr, betas, eps):
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for w in group["params"]:
+                state = self.state[w]
+                t = state["t"] = state.get("t", 0) + 1
+                m = state["m"] = first * state.get("m", 0.0) + (1 - first) * w.grad
+                v = state["v"] = second * state.get("v", 0.0) + (1 - second) * w.grad**2
+                r = m / (1 - first**t) / ((v / (1 - second**t)).sqrt() + group["eps"])
+                r = r + group["weight_decay"] * w
+                ratio = w.norm() / r.norm() if w.ndim >= 2 else 1.0
+                w.sub_(group["lr"] * ratio * r)
+
+
+ADAMW = lambda groups: torch.optim.AdamW(  # noqa: E731
+    groups, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, foreach=False, fused=False
+)
+OPTIMIZERS = {
+    "resnet18": lambda groups: torch.optim.SGD(groups, lr=2e-5, momentum=0.9, foreach=False),
+    "mlp_nesterov": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True, foreach=False),
+    "mlp_rmsprop": lambda groups: torch.optim.RMSprop(groups, lr=2e-3, alpha=0.9, eps=1e-6, momentum=0.5, foreach=False),
+    "mlp_adagrad": lambda groups: torch.optim.Adagrad(groups, lr=0.02, lr_decay=0.1, eps=1e-10, foreach=False),
+    "mlp_lars": lambda groups: Lars(groups, lr=0.5, momentum=0.9, trust=0.02),
+    "mlp_lamb": lambda groups: Lamb(groups, lr=0.01, betas=(0.9, 0.99), eps=1e-6),
+}
+RUNS = list(MODELS) + [name for name in OPTIMIZERS if name not in MODELS]
+
+
 def uniform(name, count):
     """u of every index below `count`, as float64."""
     fnv = 0xCBF29CE484222325
@@ -124,7 +182,8 @@ def tensors_of(model):
 
 def train(kind, dtype):
     """The losses, the tensors before, the tensors after and the gradients of the first step."""
-    model = MODELS[kind]().to(dtype)
+    family = kind.split("_")[0]
+    model = MODELS[family]().to(dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(starting_weight(name, tuple(parameter.shape)))
@@ -133,13 +192,10 @@ def train(kind, dtype):
         {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": 0.01},
         {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
     ]
-    if kind == "resnet18":
-        optimizer = torch.optim.SGD(groups, lr=2e-5, momentum=0.9, foreach=False)
-    else:
-        optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, foreach=False, fused=False)
+    optimizer = OPTIMIZERS.get(kind, ADAMW)(groups)
     losses = []
     for step in range(STEPS):
-        x, y = (batch_tensor(f"{letter}{step}", *spec, dtype) for letter, spec in zip("xy", BATCHES[kind]))
+        x, y = (batch_tensor(f"{letter}{step}", *spec, dtype) for letter, spec in zip("xy", BATCHES[family]))
         optimizer.zero_grad(set_to_none=True)
         loss = models.loss_of(model, x, y)
         loss.backward()
@@ -215,7 +271,7 @@ def compare(kind, single, double):
 def main():
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    for kind in sys.argv[1:] or MODELS:
+    for kind in sys.argv[1:] or RUNS:
         double = train(kind, torch.float64)
         compare(kind, train(kind, torch.float32), double)
         write_run(kind, *double[:3])

@@ -8,7 +8,7 @@ use kolo_train::Trainer;
 const TOLERANCE: f64 = 1e-4;
 
 /// The uniform number of (name, index), as the goldens' script defines it.
-fn uniform(name: &str, index: u64) -> f64 {
+pub fn uniform(name: &str, index: u64) -> f64 {
     let hash =
         name.bytes().fold(0xCBF2_9CE4_8422_2325u64, |h, byte| (h ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3));
     let mut z = hash.wrapping_add((index + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
@@ -106,27 +106,47 @@ fn check(model: &str, golden: &str) {
     assert!(tensors >= trained, "{tensors} tensors compared, {trained} trained");
 }
 
-fn job_text(model: &str, grains: usize) -> String {
-    let adam = r#"{ kind = "adamw", lr = 1e-3, weight_decay = 0.01 }"#;
-    let (keys, source, batch, optimizer) = match model {
-        "mlp" => ("inputs = 20\nhidden = [16, 16]\nclasses = 5", "features", 8, adam),
-        "cnn" => ("image = [1, 8, 8]\nclasses = 10", "images", 8, adam),
-        "resnet18" => {
-            let sgd = r#"{ kind = "sgd", lr = 2e-5, momentum = 0.9, weight_decay = 0.01 }"#;
-            ("image = [3, 32, 32]\nclasses = 10", "images", 4, sgd)
-        }
-        "gpt" => ("layers = 2\nwidth = 32\nheads = 2\ncontext = 16\nvocab = 50", "tokens", 4, adam),
-        _ => ("layers = 2\nwidth = 16\ncontext = 12\nfeatures = 3\noutputs = 1", "series", 4, adam),
+/// The optimizer of a golden's run, as the script names it.
+fn optimizer_text(run: &str) -> &'static str {
+    match run {
+        "resnet18" => r#"kind = "sgd", lr = 2e-5, momentum = 0.9"#,
+        "mlp_nesterov" => r#"kind = "sgd", lr = 0.05, momentum = 0.9, nesterov = true"#,
+        "mlp_rmsprop" => r#"kind = "rmsprop", lr = 2e-3, alpha = 0.9, eps = 1e-6, momentum = 0.5"#,
+        "mlp_adagrad" => r#"kind = "adagrad", lr = 0.02, lr_decay = 0.1"#,
+        "mlp_lars" => r#"kind = "lars", lr = 0.5, trust = 0.02, eps = 0"#,
+        "mlp_lamb" => r#"kind = "lamb", lr = 0.01, beta2 = 0.99"#,
+        _ => r#"kind = "adamw", lr = 1e-3"#,
+    }
+}
+
+fn job_text(run: &str, grains: usize) -> String {
+    let model = run.split('_').next().unwrap_or(run);
+    let (keys, source, batch) = match model {
+        "mlp" => ("inputs = 20\nhidden = [16, 16]\nclasses = 5", "features", 8),
+        "cnn" => ("image = [1, 8, 8]\nclasses = 10", "images", 8),
+        "resnet18" => ("image = [3, 32, 32]\nclasses = 10", "images", 4),
+        "gpt" => ("layers = 2\nwidth = 32\nheads = 2\ncontext = 16\nvocab = 50", "tokens", 4),
+        _ => ("layers = 2\nwidth = 16\ncontext = 12\nfeatures = 3\noutputs = 1", "series", 4),
     };
+    let optimizer = format!("{{ {}, weight_decay = 0.01 }}", optimizer_text(run));
     format!(
         "[model]\nkind = \"{model}\"\n{keys}\n[data]\nsource = \"synthetic:{source}\"\nbatch = {batch}\ngrains = {grains}\n\
-         samples = 64\n[train]\nsteps = 10\noptimizer = {optimizer}\n"
+         samples = 64\n[train]\nsteps = 10\noptimizer = {optimizer}\nschedule = {{ kind = \"constant\" }}\n"
     )
 }
 
 #[test]
 fn mlp_trains_as_in_pytorch() {
     check("mlp", include_str!("../goldens/mlp.txt"));
+}
+
+#[test]
+fn optimizers_step_as_in_pytorch_and_in_their_papers() {
+    check("mlp_nesterov", include_str!("../goldens/mlp_nesterov.txt"));
+    check("mlp_rmsprop", include_str!("../goldens/mlp_rmsprop.txt"));
+    check("mlp_adagrad", include_str!("../goldens/mlp_adagrad.txt"));
+    check("mlp_lars", include_str!("../goldens/mlp_lars.txt"));
+    check("mlp_lamb", include_str!("../goldens/mlp_lamb.txt"));
 }
 
 #[test]
