@@ -1,7 +1,6 @@
 //! A call with its meaning: buffers before it, and what they must hold after.
 
 use kolo_comm::call::NAME_BYTES;
-use kolo_comm::combine;
 use kolo_comm::task::{Part, Task};
 use kolo_comm::{Element, Fingerprint, Kind, Reduction};
 
@@ -66,25 +65,92 @@ pub fn as_numbers(element: Element, bytes: &[u8]) -> Vec<f64> {
     bytes.chunks_exact(element.bytes()).map(number).collect()
 }
 
-/// The tree over these vectors, pair by pair.
-fn tree(element: Element, reduction: Reduction, mut vectors: Vec<Vec<u8>>, mean_over: usize) -> Vec<u8> {
-    let count = vectors[0].len() / element.bytes();
-    let mut stride = 1;
-    while stride < vectors.len() {
-        for at in (0..vectors.len() - stride).step_by(2 * stride) {
-            let right = vectors[at + stride].clone();
-            let left = vectors[at].as_mut_ptr();
-            // SAFETY: both have `count` elements.
-            unsafe { combine::combine(element, reduction, left, right.as_ptr(), left, count) };
+/// One element of `left ⊕ right`, as the documents define it; nothing here is shared with what is tested. Elements are
+/// their bits.
+fn join(element: Element, reduction: Reduction, left: u64, right: u64) -> u64 {
+    macro_rules! wrapping {
+        ($int:ty) => {{
+            let (a, b) = (left as $int, right as $int);
+            let joined = match reduction {
+                Reduction::Sum | Reduction::Mean => a.wrapping_add(b),
+                Reduction::Product => a.wrapping_mul(b),
+                Reduction::Min => a.min(b),
+                Reduction::Max => a.max(b),
+            };
+            joined as u64
+        }};
+    }
+    // Sums and products of two f32, bf16 or f16 are exact or rounded once in f64, and rounding on to the element rounds
+    // to nearest as in its own arithmetic: f64 has more than twice their digits.
+    let float = |a: f64, b: f64| match reduction {
+        Reduction::Sum | Reduction::Mean => a + b,
+        Reduction::Product => a * b,
+        _ if a.is_nan() || b.is_nan() => f64::NAN,
+        Reduction::Min => a.min(b),
+        Reduction::Max => a.max(b),
+    };
+    match element {
+        Element::I32 => wrapping!(i32),
+        Element::I64 => wrapping!(i64),
+        Element::U8 => wrapping!(u8),
+        _ => store(element, float(load(element, left), load(element, right))),
+    }
+}
+
+fn load(element: Element, bits: u64) -> f64 {
+    match element {
+        Element::F64 => f64::from_bits(bits),
+        Element::F32 => f64::from(f32::from_bits(bits as u32)),
+        Element::Bf16 => half::bf16::from_bits(bits as u16).to_f64(),
+        _ => half::f16::from_bits(bits as u16).to_f64(),
+    }
+}
+
+/// A float rounded to the element: halves from f32, as they are combined.
+fn store(element: Element, value: f64) -> u64 {
+    match element {
+        Element::F64 => value.to_bits(),
+        Element::F32 => u64::from((value as f32).to_bits()),
+        Element::Bf16 => u64::from(half::bf16::from_f32(value as f32).to_bits()),
+        _ => u64::from(half::f16::from_f32(value as f32).to_bits()),
+    }
+}
+
+/// The balanced tree over these elements: a left half of the largest power of two that leaves something for the right.
+fn tree_of(element: Element, reduction: Reduction, values: &[u64]) -> u64 {
+    if let [one] = values {
+        return *one;
+    }
+    let (left, right) = values.split_at(values.len().next_power_of_two() / 2);
+    join(element, reduction, tree_of(element, reduction, left), tree_of(element, reduction, right))
+}
+
+fn mean(element: Element, sum: u64, ranks: usize) -> u64 {
+    match element {
+        Element::F64 => (f64::from_bits(sum) / ranks as f64).to_bits(),
+        Element::I32 => (sum as i32 / ranks as i32) as u64,
+        Element::I64 => (sum as i64 / ranks as i64) as u64,
+        Element::U8 => sum / ranks as u64,
+        _ => store(element, f64::from(load(element, sum) as f32 / ranks as f32)),
+    }
+}
+
+/// The tree over these vectors, element by element.
+fn tree(element: Element, reduction: Reduction, vectors: Vec<Vec<u8>>, mean_over: usize) -> Vec<u8> {
+    let bytes = element.bytes();
+    let mut values = vec![0; vectors.len()];
+    let mut result = Vec::with_capacity(vectors[0].len());
+    for at in (0..vectors[0].len()).step_by(bytes) {
+        for (value, vector) in values.iter_mut().zip(&vectors) {
+            let mut bits = [0; 8];
+            bits[..bytes].copy_from_slice(&vector[at..at + bytes]);
+            *value = u64::from_le_bytes(bits);
         }
-        stride *= 2;
+        let sum = tree_of(element, reduction, &values);
+        let whole = if reduction == Reduction::Mean { mean(element, sum, mean_over) } else { sum };
+        result.extend_from_slice(&whole.to_le_bytes()[..bytes]);
     }
-    let mut sum = vectors.swap_remove(0);
-    if reduction == Reduction::Mean {
-        // SAFETY: it has `count` elements.
-        unsafe { combine::divide(element, sum.as_mut_ptr(), mean_over, count) };
-    }
-    sum
+    result
 }
 
 impl Case {
