@@ -109,8 +109,8 @@ impl AttrReader<'_> {
 /// ```
 #[macro_export]
 macro_rules! op {
-    ($(#[$doc:meta])* pub struct $op:ident = $name:literal { $($(#[$fdoc:meta])* $field:ident : $t:ty),* $(,)? }) => {
-        $(#[$doc])*
+    ($(#[doc = $doc:literal])* pub struct $op:ident = $name:literal { $($(#[$fdoc:meta])* $field:ident : $t:ty),* $(,)? }) => {
+        $(#[doc = $doc])*
         #[derive(Clone, Debug, PartialEq)]
         pub struct $op { $($(#[$fdoc])* pub $field: $t),* }
 
@@ -123,6 +123,8 @@ macro_rules! op {
 
         impl $crate::op::Declared for $op {
             const NAME: &'static str = $name;
+            const DOC: &'static str = concat!($($doc, "\n"),*);
+            const ATTRIBUTES: &'static [(&'static str, &'static str)] = &[$((stringify!($field), stringify!($t))),*];
             fn read(attrs: &$crate::attr::AttrReader<'_>) -> Result<Self, String> {
                 attrs.expect_only(&[$(stringify!($field)),*])?;
                 Ok(Self { $($field: attrs.get(stringify!($field))?),* })

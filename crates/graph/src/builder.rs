@@ -126,7 +126,7 @@ impl Builder {
         };
         let outputs = match pushed {
             Some(node) => inner.graph.node(node).outputs.clone(),
-            None => vec![inner.placeholder(); OUTPUTS_MAX],
+            None => vec![inner.placeholder(); OUTPUTS_MAX.max(inputs.len())],
         };
         drop(inner);
         outputs.into_iter().map(|id| self.tensor(id)).collect()

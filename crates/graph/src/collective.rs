@@ -5,7 +5,8 @@
 
 use crate::op;
 use crate::op::{Arg, Case, Cases, CpuCx, Dense, Op};
-use crate::types::{DType, Type};
+use crate::operand::{Operand, Operands};
+use crate::types::Type;
 
 op! {
     /// Each tensor becomes its sum over the ranks, in the order of the balanced tree.
@@ -31,14 +32,8 @@ pub fn is_collective(op: &dyn Op) -> bool {
 }
 
 fn infer(inputs: &[Type], owners: Option<&[usize]>) -> Result<Vec<Type>, String> {
-    if inputs.is_empty() {
-        return Err("takes at least one input".into());
-    }
     if let Some(owners) = owners.filter(|owners| owners.len() != inputs.len()) {
         return Err(format!("names {} owners of {} tensors", owners.len(), inputs.len()));
-    }
-    if let Some(other) = inputs.iter().find(|ty| ty.dtype != DType::F32) {
-        return Err(format!("exchanges f32, not {other}"));
     }
     Ok(inputs.to_vec())
 }
@@ -46,6 +41,9 @@ fn infer(inputs: &[Type], owners: Option<&[usize]>) -> Result<Vec<Type>, String>
 macro_rules! collective {
     ($op:ty, |$self:ident| $owners:expr, $case:expr) => {
         impl Op for $op {
+            fn operands(&self) -> Operands {
+                Operands::without_rules([Operand::f32("tensor").many()], &["tensor"])
+            }
             fn infer(&$self, inputs: &[Type]) -> Result<Vec<Type>, String> {
                 infer(inputs, $owners)
             }

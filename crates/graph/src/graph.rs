@@ -5,6 +5,7 @@
 
 use crate::collective::is_collective;
 use crate::op::Op;
+use crate::operand::checked_types;
 use crate::sources::{GrainSum, Input, Param, State};
 use crate::types::Type;
 use std::sync::Arc;
@@ -119,20 +120,12 @@ impl Graph {
         stage: Stage,
     ) -> Result<NodeId, GraphError> {
         let types = self.types(&inputs);
-        let outputs = op.infer(&types).map_err(|message| GraphError {
+        let outputs = checked_types(&*op, &types).map_err(|message| GraphError {
             op: op.signature(),
             scope: scope.to_string(),
             message,
-            hint: format!("its inputs are {}; change the sizes under [model] or the data", list(&types)),
+            hint: format!("its inputs are {}; check their shapes and types", list(&types)),
         })?;
-        if let Some(ty) = outputs.iter().find(|ty| !ty.fits()) {
-            return Err(GraphError {
-                op: op.signature(),
-                scope: scope.to_string(),
-                message: format!("{ty} is larger than any memory"),
-                hint: "check the sizes in the job file".into(),
-            });
-        }
         Ok(self.push_typed(op, inputs, outputs, scope, stage))
     }
 

@@ -94,6 +94,16 @@ impl Index {
 
     /// How many points the expression walks: the product of all axis sizes.
     pub fn points(&self, inputs: &[Type]) -> u64 {
-        self.sizes(inputs).map_or(0, |sizes| sizes.iter().map(|(_, size)| *size as u64).product())
+        self.sizes(inputs)
+            .map_or(0, |sizes| sizes.iter().fold(1u64, |total, (_, size)| total.saturating_mul(*size as u64)))
+    }
+}
+
+impl std::fmt::Display for Index {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let axis = |axis: &String| if self.whole.contains(axis) { format!("{axis}!") } else { axis.clone() };
+        let operand = |axes: &Vec<String>| axes.iter().map(axis).collect::<Vec<_>>().join(" ");
+        let side = |operands: &[Vec<String>]| operands.iter().map(operand).collect::<Vec<_>>().join(", ");
+        write!(f, "{} -> {}", side(&self.inputs), side(&self.outputs))
     }
 }

@@ -6,6 +6,7 @@
 use crate::attr::{AttrReader, Attrs};
 use crate::builder::Tensor;
 use crate::index::Index;
+use crate::operand::Operands;
 use crate::team::Team;
 use crate::types::Type;
 use std::any::Any;
@@ -22,16 +23,25 @@ pub trait Describe {
 /// What the parser needs of an op kind; implemented by the `op!` macro.
 pub trait Declared: Sized {
     const NAME: &'static str;
+    /// The doc comment of its declaration.
+    const DOC: &'static str;
+    /// Names and Rust types of its attributes.
+    const ATTRIBUTES: &'static [(&'static str, &'static str)];
     fn read(attrs: &AttrReader<'_>) -> Result<Self, String>;
 }
 
 pub trait Op: Describe + Any + Debug + Send + Sync {
+    /// The inputs with their element types and gradients, and the outputs. [`checked_types`](crate::checked_types) holds
+    /// every use of the op to it.
+    fn operands(&self) -> Operands;
+
     /// The index expression for these inputs; `None` for the odd ops that infer by hand.
     fn index(&self, _inputs: &[Type]) -> Option<Index> {
         None
     }
 
-    /// Output types, or what is wrong with the inputs. By default the outputs have the first input's dtype.
+    /// Output types, or what is wrong with the inputs' shapes: [`checked_types`](crate::checked_types) has compared their
+    /// number and element types with `operands` before. By default the outputs have the first input's dtype.
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let index = self.index(inputs).ok_or("has no index expression and no infer of its own")?;
         let shapes = index.output_shapes(inputs)?;
@@ -44,12 +54,13 @@ pub trait Op: Describe + Any + Debug + Send + Sync {
 
     fn flops(&self, inputs: &[Type], outputs: &[Type]) -> u64 {
         match self.index(inputs) {
-            Some(index) => index.points(inputs) * self.flops_per_point(),
-            None => outputs.iter().map(|ty| ty.elements() as u64).sum::<u64>() * self.flops_per_point(),
+            Some(index) => index.points(inputs).saturating_mul(self.flops_per_point()),
+            None => outputs.iter().map(|ty| ty.elements() as u64).sum::<u64>().saturating_mul(self.flops_per_point()),
         }
     }
 
-    /// Gradients of the inputs, `None` where there is none. May build only what `cx.needs` asks for.
+    /// Gradients of the inputs, `None` where there is none. May build only what `cx.needs` asks for. It must give one for
+    /// every input that `cx.needs` names and `operands` promises a rule for: the walk refuses to drop a gradient.
     fn grad<'b>(&self, _cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
         Vec::new()
     }
@@ -142,13 +153,23 @@ pub struct Elementwise {
 #[derive(Clone, Copy, Debug)]
 pub struct OpKind {
     pub name: &'static str,
+    /// What it does, as its declaration says.
+    pub doc: &'static str,
+    /// Names and Rust types of its attributes.
+    pub attributes: &'static [(&'static str, &'static str)],
     pub read: fn(&AttrReader<'_>) -> Result<Arc<dyn Op>, String>,
     pub cases: fn() -> Vec<Case>,
 }
 
 impl OpKind {
     pub const fn of<T: Op + Declared + Cases>() -> Self {
-        Self { name: T::NAME, read: |attrs| Ok(Arc::new(T::read(attrs)?)), cases: T::cases }
+        Self {
+            name: T::NAME,
+            doc: T::DOC,
+            attributes: T::ATTRIBUTES,
+            read: |attrs| Ok(Arc::new(T::read(attrs)?)),
+            cases: T::cases,
+        }
     }
 }
 
@@ -314,9 +335,9 @@ impl<'b> GradCx<'b> {
         self.outputs[at]
     }
 
-    /// The gradient of the first output.
+    /// The gradient of the first output; zeros if only others have one.
     pub fn grad(&self) -> Tensor<'b> {
-        self.grads[0].expect("the walk calls a rule only when its first output has a gradient")
+        self.grads[0].expect("the walk gives the first output a gradient")
     }
 
     pub fn needs(&self, at: usize) -> bool {

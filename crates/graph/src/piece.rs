@@ -5,7 +5,8 @@
 
 use crate::op;
 use crate::op::{Arg, Case, Cases, CpuCx, Dense, Op};
-use crate::types::{DType, Type};
+use crate::operand::{Operand, Operands};
+use crate::types::Type;
 
 op! {
     /// Elements `start..start + len`, in the order of memory.
@@ -17,6 +18,9 @@ op! {
 }
 
 impl Op for Piece {
+    fn operands(&self) -> Operands {
+        Operands::without_rules([Operand::any("x")], &["piece"])
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err(format!("takes one input, but got {}", inputs.len())) };
         let (end, elements) = (self.start.saturating_add(self.len), input.elements());
@@ -47,11 +51,11 @@ impl Cases for Piece {
 }
 
 impl Op for Join {
+    fn operands(&self) -> Operands {
+        Operands::without_rules([Operand::f32("piece").many()], &["whole"])
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let output = Type::f32(self.shape.clone());
-        if let Some(other) = inputs.iter().find(|ty| ty.dtype != DType::F32) {
-            return Err(format!("joins f32, not {other}"));
-        }
         let elements: usize = inputs.iter().map(Type::elements).sum();
         if elements != output.elements() {
             return Err(format!("the pieces have {elements} elements, {output} has {}", output.elements()));

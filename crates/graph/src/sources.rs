@@ -4,6 +4,7 @@
 use crate::attr::{Attr, AttrValue};
 use crate::op;
 use crate::op::{Case, Cases, CpuCx, Dense, GradCx, Op};
+use crate::operand::{Operand, Operands};
 use crate::rng::{Stream, unit};
 use crate::types::{DType, Type};
 
@@ -87,10 +88,10 @@ op! {
 macro_rules! source {
     ($op:ty, |$self:ident| $ty:expr) => {
         impl Op for $op {
-            fn infer(&$self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-                if !inputs.is_empty() {
-                    return Err(format!("takes no inputs, but got {}", inputs.len()));
-                }
+            fn operands(&self) -> Operands {
+                Operands::new([], &["value"])
+            }
+            fn infer(&$self, _: &[Type]) -> Result<Vec<Type>, String> {
                 Ok(vec![$ty])
             }
             fn flops(&self, _: &[Type], _: &[Type]) -> u64 {
@@ -116,10 +117,10 @@ source!(Param, |self| Type::f32(self.shape.clone()));
 source!(State, |self| Type::new(self.dtype, self.shape.clone()));
 
 impl Op for Full {
-    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        if !inputs.is_empty() {
-            return Err(format!("takes no inputs, but got {}", inputs.len()));
-        }
+    fn operands(&self) -> Operands {
+        Operands::new([], &["value"])
+    }
+    fn infer(&self, _: &[Type]) -> Result<Vec<Type>, String> {
         Ok(vec![Type::new(self.dtype, self.shape.clone())])
     }
     fn flops(&self, _: &[Type], _: &[Type]) -> u64 {
@@ -150,11 +151,11 @@ impl Cases for Full {
 }
 
 impl Op for GrainSum {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::f32("x")], &["sum"])
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        match inputs {
-            [ty] if ty.dtype == DType::F32 => Ok(vec![ty.clone()]),
-            _ => Err("takes one f32 input".into()),
-        }
+        Ok(inputs.to_vec())
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<crate::builder::Tensor<'b>>> {
         vec![Some(cx.grad())]

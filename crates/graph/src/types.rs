@@ -56,6 +56,9 @@ impl DType {
     }
 }
 
+/// Dims of one tensor. Kernels keep shapes of this length on the stack: a running step allocates nothing.
+pub const DIMS_MAX: usize = 8;
+
 /// Elements of one tensor: 2⁴⁴ of f32 are 64 TiB.
 pub const ELEMENTS_MAX: usize = 1 << 44;
 
@@ -83,12 +86,13 @@ impl Type {
         self.shape.len()
     }
 
+    /// Of a type that does not [fit](Self::fits), `usize::MAX`.
     pub fn elements(&self) -> usize {
-        self.shape.iter().product()
+        count(&self.shape)
     }
 
     pub fn bytes(&self) -> usize {
-        self.elements() * self.dtype.bytes()
+        self.elements().saturating_mul(self.dtype.bytes())
     }
 
     /// Whether its bytes can be counted and are fewer than any machine could hold.
@@ -111,6 +115,11 @@ impl fmt::Display for Type {
         }
         write!(f, "]")
     }
+}
+
+/// Elements of a shape, or `usize::MAX` if they cannot be counted.
+pub fn count(shape: &[usize]) -> usize {
+    if shape.contains(&0) { 0 } else { shape.iter().fold(1, |total, size| total.saturating_mul(*size)) }
 }
 
 /// Row-major strides, in elements.

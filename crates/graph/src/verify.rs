@@ -22,7 +22,8 @@ pub fn verify(graph: &Graph) -> Result<(), String> {
         if let Some(input) = node.inputs.iter().find(|input| input.0 >= made) {
             return Err(format!("{} reads %{} before it is made", context(), input.0));
         }
-        let types = node.op.infer(&graph.types(&node.inputs)).map_err(|problem| format!("{}: {problem}", context()))?;
+        let types = crate::checked_types(&*node.op, &graph.types(&node.inputs))
+            .map_err(|problem| format!("{}: {problem}", context()))?;
         if types != graph.types(&node.outputs) {
             return Err(format!("{} says {types:?}, the graph {:?}", context(), graph.types(&node.outputs)));
         }

@@ -7,7 +7,7 @@ use crate::pool::{define_planes, for_each_plane, plane_size, with_planes};
 use crate::simd;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 use std::ops::Range;
 
 op! {
@@ -50,6 +50,9 @@ fn check_bins(bins: Bins) -> Result<(), String> {
 }
 
 impl Op for AdaptiveAvgPool2d {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::f32("x")], &["y"])
+    }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c h! w! -> n c p! q!"))
     }
@@ -119,6 +122,9 @@ op! {
 }
 
 impl Op for AdaptiveAvgPool2dGrad {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::f32("g")], &["dx"])
+    }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c p! q! -> n c h! w!"))
     }

@@ -6,7 +6,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// The mean under each window. Padding counts as zeros.
@@ -14,6 +14,9 @@ op! {
 }
 
 impl Op for AvgPool2d {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::f32("x")], &["y"])
+    }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c h! w! -> n c p! q!"))
     }
@@ -103,6 +106,9 @@ op! {
 }
 
 impl Op for AvgPool2dGrad {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::f32("g")], &["dx"])
+    }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c p! q! -> n c h! w!"))
     }

@@ -11,7 +11,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 use std::ops::Range;
 
 /// Channels of one task: their partial sums stay on the stack.
@@ -64,6 +64,12 @@ op! {
 }
 
 impl Op for BatchNorm {
+    fn operands(&self) -> Operands {
+        Operands::new(
+            [Operand::float("x"), Operand::float("weight"), Operand::float("bias")],
+            &["y", "mean", "rstd", "variance"],
+        )
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         planes_index(inputs, "x, c, c -> x, c, c, c")
     }
@@ -77,7 +83,11 @@ impl Op for BatchNorm {
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
         let inputs = [cx.input(0), cx.input(1), cx.output(1), cx.output(2), cx.grad()];
         let grads = cx.input(0).builder().apply_all(BatchNormGrad {}, &inputs);
-        (0..3).map(|at| cx.needs(at).then_some(grads[at])).collect()
+        let mut grads: Vec<Option<Tensor<'b>>> = (0..3).map(|at| cx.needs(at).then_some(grads[at])).collect();
+        if let (Some(dx), Some(more)) = (grads[0], statistics_grad(cx)) {
+            grads[0] = Some(dx.add(more));
+        }
+        grads
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let (x, weight, bias) = (inputs[0], inputs[1], inputs[2]);
@@ -121,6 +131,32 @@ impl Op for BatchNorm {
                 scale_planes(y, &x[part], mean, scale, bias);
             }
         });
+    }
+}
+
+/// `[c]` as a shape that stretches over `x`, `[n, c, …]`.
+fn per_channel(x: &Tensor<'_>) -> Vec<usize> {
+    x.shape()[1..].iter().enumerate().map(|(at, size)| if at == 0 { *size } else { 1 }).collect()
+}
+
+/// What the gradients of the statistics add to that of `x`, if they have any. With `d = x − mean` and `n` elements to a
+/// channel, `mean` moves by `1/n`, the variance by `2d/n` and `rstd` by `−rstd³·d/n`.
+fn statistics_grad<'b>(cx: &GradCx<'b>) -> Option<Tensor<'b>> {
+    let x = cx.input(0);
+    let share = 1.0 / Planes::of(&x.shape()).population() as f32;
+    let (mean, rstd) = (cx.output(1), cx.output(2));
+    let stretch = |channels: Tensor<'b>| channels.scale(share).reshape_to(per_channel(&x));
+    let by_rstd = cx.grads[2].map(|g| g.mul(rstd.mul(rstd).mul(rstd)).neg());
+    let by_variance = cx.grads[3].map(|g| g.scale(2.0));
+    let slope = match (by_rstd, by_variance) {
+        (Some(a), Some(b)) => Some(a.add(b)),
+        (a, b) => a.or(b),
+    };
+    let by_slope = slope.map(|slope| x.sub(mean.reshape_to(per_channel(&x))).mul(stretch(slope)));
+    let by_mean = cx.grads[1].map(|g| stretch(g).expand(x.shape()));
+    match (by_mean, by_slope) {
+        (Some(a), Some(b)) => Some(a.add(b)),
+        (a, b) => a.or(b),
     }
 }
 
@@ -198,6 +234,18 @@ op! {
 }
 
 impl Op for BatchNormGrad {
+    fn operands(&self) -> Operands {
+        Operands::without_rules(
+            [
+                Operand::float("x"),
+                Operand::float("weight"),
+                Operand::float("mean"),
+                Operand::float("rstd"),
+                Operand::float("g"),
+            ],
+            &["dx", "dweight", "dbias"],
+        )
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         planes_index(inputs, "x, c, c, c, x -> x, c, c")
     }
@@ -305,6 +353,18 @@ op! {
 }
 
 impl Op for BatchNormEval {
+    fn operands(&self) -> Operands {
+        Operands::new(
+            [
+                Operand::float("x"),
+                Operand::float("weight"),
+                Operand::float("bias"),
+                Operand::float("mean"),
+                Operand::float("variance"),
+            ],
+            &["y"],
+        )
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let spatial = norm::axes(inputs.first()?.rank().checked_sub(2)?, false);
         Some(Index::parse(&format!("n c {spatial}, c, c, c, c -> n c {spatial}")))
@@ -316,22 +376,22 @@ impl Op for BatchNormEval {
     fn flops_per_point(&self) -> u64 {
         3
     }
-    /// The statistics are constants: they have no gradient.
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
-        let (x, g) = (cx.input(0), cx.grad());
-        let per_channel: Vec<usize> =
-            x.shape()[1..].iter().enumerate().map(|(at, size)| if at == 0 { *size } else { 1 }).collect();
+        let (x, weight, g) = (cx.input(0), cx.input(1), cx.grad());
+        let stretch = |channels: Tensor<'b>| channels.reshape_to(per_channel(&x));
         let others: Vec<usize> = (0..x.rank()).filter(|dim| *dim != 1).collect();
         let rstd = || cx.input(4).shift(self.eps).rsqrt();
+        // `Σ g·(x − mean)` of each channel.
+        let slope = || g.mul(x.sub(stretch(cx.input(3)))).sum(&others);
         vec![
-            cx.needs(0).then(|| g.mul(rstd().mul(cx.input(1)).reshape_to(per_channel.clone()))),
-            cx.needs(1).then(|| {
-                let distance = x.sub(cx.input(3).reshape_to(per_channel.clone()));
-                g.mul(distance).sum(&others).mul(rstd())
-            }),
+            cx.needs(0).then(|| g.mul(stretch(rstd().mul(weight)))),
+            cx.needs(1).then(|| slope().mul(rstd())),
             cx.needs(2).then(|| g.sum(&others)),
-            None,
-            None,
+            cx.needs(3).then(|| g.sum(&others).mul(rstd().mul(weight)).neg()),
+            cx.needs(4).then(|| {
+                let rstd = rstd();
+                slope().mul(weight).mul(rstd.mul(rstd).mul(rstd)).scale(-0.5)
+            }),
         ]
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
@@ -366,7 +426,7 @@ impl Cases for BatchNormEval {
     fn cases() -> Vec<Case> {
         let args = |shape: &[usize]| {
             let c = [shape[1]];
-            [Arg::real(shape), Arg::real(c), Arg::real(c), Arg::real(c).constant(), Arg::positive(c).constant()]
+            [Arg::real(shape), Arg::real(c), Arg::real(c), Arg::real(c), Arg::positive(c)]
         };
         let case = |shape: &[usize]| Case::new(BatchNormEval { eps: 1e-3 }, args(shape));
         let large = |shape: &[usize]| Case::new(BatchNormEval { eps: 1e-5 }, args(shape).map(Arg::constant));

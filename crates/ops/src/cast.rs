@@ -1,7 +1,7 @@
 //! Conversion between element types.
 
 use kolo_graph::op::{Buffer, OpKind};
-use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// The same values in another element type. Floats become whole numbers by dropping the fraction.
@@ -9,6 +9,9 @@ op! {
 }
 
 impl Op for Cast {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::any("x")], &["y"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<kolo_graph::index::Index> {
         kolo_graph::index::Index::elementwise(inputs, 1).ok()
     }

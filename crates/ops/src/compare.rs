@@ -6,20 +6,16 @@ use crate::tiles::{self, Address, DIMS_MAX, TILE, Walk};
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::{Buffer, OpKind};
-use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+
+/// What a selection can choose between.
+const CHOSEN: &[DType] = &[DType::F32, DType::BF16, DType::F16, DType::I32];
 
 /// The broadcast of the inputs, as bools.
-fn infer(inputs: &[Type], arity: usize, allowed: &[DType]) -> Result<Vec<Type>, String> {
-    if inputs.len() != arity {
-        return Err(format!("takes {arity} inputs, but got {}", inputs.len()));
-    }
+fn infer(inputs: &[Type]) -> Result<Vec<Type>, String> {
     let dtype = inputs[0].dtype;
     if let Some(other) = inputs.iter().find(|ty| ty.dtype != dtype) {
         return Err(format!("mixes {} with {}; cast one", dtype.name(), other.dtype.name()));
-    }
-    if !allowed.contains(&dtype) {
-        let names: Vec<&str> = allowed.iter().map(|dtype| dtype.name()).collect();
-        return Err(format!("works on {}, not on {}; cast it", names.join(" or "), dtype.name()));
     }
     let shapes = Index::elementwise(inputs, 1)?.output_shapes(inputs)?;
     Ok(vec![Type::new(DType::Bool, shapes[0].clone())])
@@ -40,21 +36,25 @@ fn truth<T: Default + PartialEq>(value: T) -> bool {
 /// Declares ops on two operands of one type with a bool for every element.
 macro_rules! pairs {
     ($(
-        $(#[$doc:meta])*
+        $(#[doc = $doc:literal])*
         $op:ident = $name:literal on [$($dtype:ident $t:ty),+] ($a:ident, $b:ident) => $value:expr,
         cases $cases:expr;
     )*) => {$(
         op! {
-            $(#[$doc])*
+            $(#[doc = $doc])*
             pub struct $op = $name {}
         }
 
         impl Op for $op {
+            fn operands(&self) -> Operands {
+                let dtypes = &[$(DType::$dtype),+];
+                Operands::new([Operand::of("a", dtypes).constant(), Operand::of("b", dtypes).constant()], &["y"])
+            }
             fn index(&self, inputs: &[Type]) -> Option<Index> {
                 Index::elementwise(inputs, 1).ok()
             }
             fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-                infer(inputs, 2, &[$(DType::$dtype),+])
+                infer(inputs)
             }
             fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
                 define(inputs, &outputs[0], |operands| {
@@ -120,11 +120,14 @@ op! {
 }
 
 impl Op for Not {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::bool("x")], &["y"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         Index::elementwise(inputs, 1).ok()
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        infer(inputs, 1, &[DType::Bool])
+        infer(inputs)
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         define(inputs, &outputs[0], |operands| f64::from(u8::from(!truth(operands[0]))))
@@ -149,16 +152,16 @@ op! {
 }
 
 impl Op for Select {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::bool("condition"), Operand::of("a", CHOSEN), Operand::of("b", CHOSEN)], &["y"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         Index::elementwise(inputs, 1).ok()
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        let [condition, a, b] = inputs else { return Err("takes three inputs: condition, a, b".into()) };
-        if condition.dtype != DType::Bool {
-            return Err(format!("the condition must be bool, but is {condition}; compare it with something"));
-        }
-        if a.dtype != b.dtype || !(a.dtype.is_float() || a.dtype == DType::I32) {
-            return Err(format!("chooses between floats or i32 of one type, not {a} and {b}; cast them"));
+        let [_, a, b] = inputs else { return Err("takes three inputs: condition, a, b".into()) };
+        if a.dtype != b.dtype {
+            return Err(format!("chooses between values of one type, not {a} and {b}; cast one"));
         }
         let shapes = Index::elementwise(inputs, 1)?.output_shapes(inputs)?;
         Ok(vec![Type::new(a.dtype, shapes[0].clone())])
@@ -284,6 +287,9 @@ op! {
 }
 
 impl Op for OneHot {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::i32("indices")], &["y"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let input: Vec<String> = (0..inputs.first()?.rank()).map(|dim| format!("d{dim}")).collect();
         let output = [&input[..], &["classes".to_string()]].concat();

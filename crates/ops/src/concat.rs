@@ -4,7 +4,7 @@ use crate::movement::{around, axes_but, check_dim, copy_rows};
 use crate::slice::SliceMethods;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// The inputs one after the other along `dim`; their other dims are equal.
@@ -12,6 +12,9 @@ op! {
 }
 
 impl Op for Concat {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::any("part").many()], &["y"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rank = inputs.first()?.rank();
         let parts: Vec<String> = (0..inputs.len()).map(|at| format!("part{at}")).collect();

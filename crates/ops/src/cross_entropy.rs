@@ -8,7 +8,7 @@ use crate::tiles::{Address, TILE};
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// Mean over the rows whose target is not `ignore` of `lse(x) − (1 − smoothing)·x[target] − smoothing·mean(x)`;
@@ -72,6 +72,9 @@ fn check(logits: &Type, targets: &Type, smoothing: f32) -> Result<(), String> {
 }
 
 impl Op for CrossEntropy {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::float("logits"), Operand::i32("targets")], &["loss"]).saved(&["lse"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let parts = |axes: &[String], rows: &[String]| (vec![axes.into(), rows.into()], vec![vec![], rows.into()]);
         Some(index(inputs.first()?, parts))
@@ -169,6 +172,12 @@ vectorized! {
 }
 
 impl Op for CrossEntropyGrad {
+    fn operands(&self) -> Operands {
+        Operands::without_rules(
+            [Operand::float("logits"), Operand::i32("targets"), Operand::f32("lse"), Operand::f32("g")],
+            &["dlogits"],
+        )
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let parts =
             |axes: &[String], rows: &[String]| (vec![axes.into(), rows.into(), rows.into(), vec![]], vec![axes.into()]);

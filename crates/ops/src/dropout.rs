@@ -7,7 +7,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::op::OpKind;
 use kolo_graph::rng::{Stream, unit};
-use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// Drops each element of x with probability `p` and scales the rest by `1/(1 − p)`. The second input is
@@ -46,6 +46,9 @@ impl Mask {
 }
 
 impl Op for Dropout {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::float("x"), Operand::i32("rng")], &["y"])
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [x, rng] = inputs else { return Err("takes x and rng".into()) };
         if !(0.0..1.0).contains(&self.p) {

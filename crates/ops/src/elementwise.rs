@@ -7,18 +7,12 @@ use crate::tiles;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::{Elementwise, OpKind};
-use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
-/// All inputs f32; the output is their broadcast.
-fn infer(name: &str, arity: usize, inputs: &[Type]) -> Result<Vec<Type>, String> {
-    if inputs.len() != arity {
-        return Err(format!("{name} takes {arity} inputs, but got {}", inputs.len()));
-    }
+/// All inputs of one float type; the output is their broadcast.
+fn infer(name: &str, inputs: &[Type]) -> Result<Vec<Type>, String> {
     if let Some(other) = inputs.iter().find(|ty| ty.dtype != inputs[0].dtype) {
         return Err(format!("{name} mixes {} with {}; cast one", inputs[0].dtype.name(), other.dtype.name()));
-    }
-    if !inputs[0].dtype.is_float() {
-        return Err(format!("{name} works on floats, not on {}; cast it", inputs[0].dtype.name()));
     }
     let shapes = Index::elementwise(inputs, 1)?.output_shapes(inputs)?;
     Ok(vec![Type::new(inputs[0].dtype, shapes[0].clone())])
@@ -38,14 +32,15 @@ fn define(inputs: &[&Dense], output: &Type, f: impl Fn(&[f64]) -> f64) -> Vec<De
 /// Declares elementwise ops. `c` is the op's constant (0 if it has none).
 macro_rules! elementwise {
     ($(
-        $(#[$doc:meta])*
+        $(#[doc = $doc:literal])*
         $op:ident = $name:literal ($($x:ident),+ $(; $c:ident)?) => $value:expr,
         grad |$cx:ident, $g:ident| $grad:expr,
+        $(constant $($fixed:ident)+,)?
         cases $cases:expr;
     )*) => {
         $(
             op! {
-                $(#[$doc])*
+                $(#[doc = $doc])*
                 pub struct $op = $name { $($c: f32)? }
             }
 
@@ -62,11 +57,19 @@ macro_rules! elementwise {
             }
 
             impl Op for $op {
+                fn operands(&self) -> Operands {
+                    let constants: &[&str] = &[$($(stringify!($fixed)),+)?];
+                    let operand = |name| match constants.contains(&name) {
+                        true => Operand::float(name).constant(),
+                        false => Operand::float(name),
+                    };
+                    Operands::new([$(operand(stringify!($x))),+], &["y"])
+                }
                 fn index(&self, inputs: &[Type]) -> Option<Index> {
                     Index::elementwise(inputs, 1).ok()
                 }
                 fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-                    infer($name, [$(stringify!($x)),+].len(), inputs)
+                    infer($name, inputs)
                 }
                 #[allow(unused_variables)]
                 fn grad<'b>(&self, $cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
@@ -132,10 +135,28 @@ fn binary<T: Op>(op: fn() -> T, arg: fn(Vec<usize>) -> Arg) -> [Case; 6] {
     .map(|(a, b)| Case::new(op(), [arg(a), arg(b)]))
 }
 
-/// A derivative op `d(x)·g`: linear in `g`; the second derivative is not defined.
-fn derivative<T: Op>(op: fn() -> T, low: f64, high: f64) -> [Case; 2] {
-    [vec![7], vec![2, 9]]
-        .map(|shape| Case::new(op(), [Arg::real(shape.clone()).within(low, high).constant(), Arg::real(shape)]))
+/// A derivative op `d(x)·g`, also with broadcasting.
+fn derivative<T: Op>(op: fn() -> T, low: f64, high: f64) -> [Case; 3] {
+    [(vec![7], vec![7]), (vec![2, 9], vec![2, 9]), (vec![3, 1], vec![4])]
+        .map(|(x, g)| Case::new(op(), [Arg::real(x).within(low, high), Arg::real(g)]))
+}
+
+/// The same where `d` is piecewise constant.
+fn steps<T: Op>(op: fn() -> T, low: f64, high: f64) -> [Case; 3] {
+    derivative(op, low, high).map(|mut case| {
+        case.args[0].differentiate = false;
+        case
+    })
+}
+
+/// The rule of a derivative op `d(x)·g`, from `d` itself as an op and from its own derivative.
+fn backward<'b>(
+    cx: &GradCx<'b>,
+    op: impl Op,
+    second: impl FnOnce(Tensor<'b>) -> Tensor<'b>,
+) -> Vec<Option<Tensor<'b>>> {
+    let (x, g, w) = (cx.input(0), cx.input(1), cx.grad());
+    vec![cx.needs(0).then(|| w.mul(g).mul(second(x)).sum_to(&x)), cx.needs(1).then(|| x.then(op, &[w]).sum_to(&g))]
 }
 
 fn at_least_half(shape: Vec<usize>) -> Arg {
@@ -209,6 +230,7 @@ elementwise! {
     /// 1 where `a ≥ b`, else 0, as a number; its gradient is zero.
     AtLeast = "at_least"(a, b) => R::select(a >= b, R::of(1.0), R::of(0.0)),
     grad |cx, g| vec![None, None],
+    constant a b,
     cases [Case::new(AtLeast {}, [Arg::spread([3, 4]).constant(), Arg::spread([4]).constant()])];
 
     /// `aᵇ` for positive `a`.
@@ -272,12 +294,20 @@ elementwise! {
     /// −1, 0 or 1; its gradient is zero.
     Sign = "sign"(x) => R::select(x > R::of(0.0), R::of(1.0), R::select(x < R::of(0.0), R::of(-1.0), x)),
     grad |cx, g| vec![None],
+    constant x,
     cases [Case::new(Sign {}, [Arg::spread([9]).constant()])];
 
     /// The largest whole number not above; its gradient is zero.
     Floor = "floor"(x) => x.floor(),
     grad |cx, g| vec![None],
+    constant x,
     cases [Case::new(Floor {}, [Arg::real([9]).constant()])];
+
+    /// The same value, through which no gradient passes.
+    StopGradient = "stop_gradient"(x) => x,
+    grad |cx, g| vec![None],
+    constant x,
+    cases [Case::new(StopGradient {}, [Arg::real([9]).constant()])];
 
     /// Sine.
     Sin = "sin"(x) => x.sin(),
@@ -296,8 +326,9 @@ elementwise! {
 
     /// `g` where the output of relu is positive.
     ReluGrad = "relu_grad"(y, g) => R::select(y > R::of(0.0), g, R::of(0.0)),
-    grad |cx, g| vec![None, Some(cx.input(0).then(ReluGrad {}, &[g]))],
-    cases derivative(|| ReluGrad {}, 0.1, 2.0);
+    grad |cx, g| vec![None, Some(cx.input(0).then(ReluGrad {}, &[g]).sum_to(&cx.input(1)))],
+    constant y,
+    cases steps(|| ReluGrad {}, 0.1, 2.0);
 
     /// `x` or `slope·x` below zero.
     LeakyRelu = "leaky_relu"(x; slope) => R::select(x > R::of(0.0), x, slope * x),
@@ -306,8 +337,9 @@ elementwise! {
 
     /// Backward of leaky relu.
     LeakyReluGrad = "leaky_relu_grad"(x, g; slope) => R::select(x > R::of(0.0), g, slope * g),
-    grad |cx, g| vec![None, Some(cx.input(0).then(LeakyReluGrad { slope }, &[g]))],
-    cases derivative(|| LeakyReluGrad { slope: 0.1 }, -2.0, 2.0);
+    grad |cx, g| vec![None, Some(cx.input(0).then(LeakyReluGrad { slope }, &[g]).sum_to(&cx.input(1)))],
+    constant x,
+    cases steps(|| LeakyReluGrad { slope: 0.1 }, -2.0, 2.0);
 
     /// `x` above zero, `α(eˣ − 1)` below.
     Elu = "elu"(x; alpha) => R::select(x > R::of(0.0), x, alpha * (x.exp() - R::of(1.0))),
@@ -316,7 +348,11 @@ elementwise! {
 
     /// Backward of elu.
     EluGrad = "elu_grad"(x, g; alpha) => R::select(x > R::of(0.0), g, g * alpha * x.exp()),
-    grad |cx, g| vec![None, Some(cx.input(0).then(EluGrad { alpha }, &[g]))],
+    grad |cx, g| backward(cx, EluGrad { alpha }, |x| {
+        // `α·eˣ` below zero, and nothing above.
+        let one = x.builder().full(1.0, x.ty());
+        x.then(EluGrad { alpha }, &[one]).sub(x.then(ReluGrad {}, &[one]))
+    }),
     cases derivative(|| EluGrad { alpha: 0.7 }, -2.0, 2.0);
 
     /// Gelu in its exact form, `x·Φ(x)`.
@@ -329,7 +365,11 @@ elementwise! {
         let cumulative = R::of(0.5) * (R::of(1.0) + (x / R::of(SQRT_2)).erf());
         g * (cumulative + x * R::of(NORMAL_PEAK) * (x * x * R::of(-0.5)).exp())
     },
-    grad |cx, g| vec![None, Some(cx.input(0).then(GeluGrad {}, &[g]))],
+    grad |cx, g| backward(cx, GeluGrad {}, |x| {
+        // `φ(x)·(2 − x²)`.
+        let square = x.square();
+        square.scale(-0.5).exp().scale(NORMAL_PEAK as f32).mul(square.neg().shift(2.0))
+    }),
     cases derivative(|| GeluGrad {}, -3.0, 3.0);
 
     /// Gelu in the tanh form of GPT-2. `½(1 + tanh u)` is written as the logistic function of `2u`: one exponential.
@@ -348,7 +388,16 @@ elementwise! {
         let slope = R::of(2.0 * GELU_SCALE) + R::of(6.0 * GELU_SCALE * GELU_CUBE) * square;
         g * gate * (R::of(1.0) + x * (R::of(1.0) - gate) * slope)
     },
-    grad |cx, g| vec![None, Some(cx.input(0).then(GeluTanhGrad {}, &[g]))],
+    grad |cx, g| backward(cx, GeluTanhGrad {}, |x| {
+        // With `u = x·(a + b·x²)` and `s = sigmoid(u)`: `2·s′·u′ + x·(s″·u′² + s′·u″)`.
+        let (a, b) = (2.0 * GELU_SCALE as f32, (2.0 * GELU_SCALE * GELU_CUBE) as f32);
+        let square = x.square();
+        let gate = x.mul(square.scale(b).shift(a)).sigmoid();
+        let gate_slope = gate.mul(gate.neg().shift(1.0));
+        let slope = square.scale(3.0 * b).shift(a);
+        let bend = gate.scale(-2.0).shift(1.0).mul(slope.square()).add(x.scale(6.0 * b));
+        gate_slope.mul(slope.scale(2.0).add(x.mul(bend)))
+    }),
     cases derivative(|| GeluTanhGrad {}, -3.0, 3.0);
 
     /// Logistic function.
@@ -358,7 +407,10 @@ elementwise! {
 
     /// Backward of the logistic function, from its output.
     SigmoidGrad = "sigmoid_grad"(y, g) => g * y * (R::of(1.0) - y),
-    grad |cx, g| vec![None, Some(cx.input(0).then(SigmoidGrad {}, &[g]))],
+    grad |cx, g| backward(cx, SigmoidGrad {}, |x| {
+        // `y·(1 − y)` grows by `1 − 2y`.
+        x.scale(-2.0).shift(1.0)
+    }),
     cases derivative(|| SigmoidGrad {}, 0.1, 0.9);
 
     /// Hyperbolic tangent.
@@ -368,7 +420,10 @@ elementwise! {
 
     /// Backward of tanh, from its output.
     TanhGrad = "tanh_grad"(y, g) => g * (R::of(1.0) - y * y),
-    grad |cx, g| vec![None, Some(cx.input(0).then(TanhGrad {}, &[g]))],
+    grad |cx, g| backward(cx, TanhGrad {}, |x| {
+        // `1 − y²` grows by `−2y`.
+        x.scale(-2.0)
+    }),
     cases derivative(|| TanhGrad {}, -0.9, 0.9);
 
     /// `x·sigmoid(x)`, also called swish.
@@ -381,7 +436,12 @@ elementwise! {
         let gate = x.sigmoid();
         g * gate * (R::of(1.0) + x * (R::of(1.0) - gate))
     },
-    grad |cx, g| vec![None, Some(cx.input(0).then(SiluGrad {}, &[g]))],
+    grad |cx, g| backward(cx, SiluGrad {}, |x| {
+        // `s′·(2 + x·(1 − 2s))` with `s = sigmoid(x)`.
+        let gate = x.sigmoid();
+        let gate_slope = gate.mul(gate.neg().shift(1.0));
+        gate_slope.mul(x.mul(gate.scale(-2.0).shift(1.0)).shift(2.0))
+    }),
     cases derivative(|| SiluGrad {}, -3.0, 3.0);
 
     /// `ln(1 + eˣ)`.
@@ -422,6 +482,8 @@ kolo_graph::methods! {
         fn abs(self) -> Tensor<'b> { self.then(Abs {}, &[]) }
         fn sign(self) -> Tensor<'b> { self.then(Sign {}, &[]) }
         fn floor(self) -> Tensor<'b> { self.then(Floor {}, &[]) }
+        /// The same value as a constant: no gradient passes through.
+        fn stop_gradient(self) -> Tensor<'b> { self.then(StopGradient {}, &[]) }
         fn sin(self) -> Tensor<'b> { self.then(Sin {}, &[]) }
         fn cos(self) -> Tensor<'b> { self.then(Cos {}, &[]) }
         fn relu(self) -> Tensor<'b> { self.then(Relu {}, &[]) }

@@ -9,7 +9,7 @@ use crate::reduce::ReduceMethods;
 use crate::scatter::{SegmentSumGrad, add_rows_by_id, define_row_sums};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// The rows of a table `[vocab, width]` at ids `[…]` (i32): `[…, width]`. An id outside gives a row of NaN.
@@ -28,6 +28,9 @@ fn table_axes() -> Vec<String> {
 }
 
 impl Op for Embedding {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::float("table"), Operand::i32("ids")], &["rows"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let (ids, rows) = id_axes(inputs.get(1)?);
         Some(Index { inputs: vec![table_axes(), ids], outputs: vec![rows], whole: vec!["vocab".into()] })
@@ -108,6 +111,9 @@ op! {
 }
 
 impl Op for EmbeddingGrad {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::i32("ids"), Operand::f32("g")], &["dtable"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let (ids, rows) = id_axes(inputs.first()?);
         Some(Index { inputs: vec![ids, rows], outputs: vec![table_axes()], whole: vec!["vocab".into()] })

@@ -3,13 +3,14 @@
 
 use crate::elementwise::ElementwiseMethods;
 use crate::reduce::ReduceMethods;
+use crate::scatter::ScatterAddGrad;
 use crate::simd;
 use crate::softmax::rows_per_task;
 use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// The largest value along `dim`, which becomes size one (`keep`) or vanishes, and its i32 index.
@@ -95,6 +96,9 @@ fn define(input: &Dense, dim: usize) -> Vec<usize> {
 }
 
 impl Op for Max {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::float("x")], &["values"]).saved(&["indices"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         index(inputs.first()?, self.dim, self.keep, 2)
     }
@@ -131,6 +135,9 @@ impl Op for Max {
 }
 
 impl Op for Argmax {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::float("x").constant()], &["indices"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         index(inputs.first()?, self.dim, false, 1)
     }
@@ -217,6 +224,9 @@ vectorized! {
 }
 
 impl Op for TopK {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::float("x")], &["values"]).saved(&["indices"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let mut axes: Vec<String> = (0..inputs.first()?.rank()).map(|dim| format!("d{dim}")).collect();
         let input = axes.clone();
@@ -300,6 +310,9 @@ fn keep_largest(row: &[f32], values: &mut [f32], places: &mut [i32]) {
 }
 
 impl Op for Place {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::i32("indices"), Operand::float("values")], &["y"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let mut axes: Vec<String> = (0..inputs.first()?.rank()).map(|dim| format!("d{dim}")).collect();
         let input = axes.clone();
@@ -318,6 +331,10 @@ impl Op for Place {
         let mut shape = values.shape.clone();
         shape[self.dim] = self.size;
         Ok(vec![Type::new(values.dtype, shape)])
+    }
+    /// What stands where each value was added; zero for one that was dropped.
+    fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
+        vec![None, Some(cx.input(0).then(ScatterAddGrad { dim: self.dim }, &[cx.grad()]))]
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let mut out = Dense::zeros(outputs[0].shape.clone());

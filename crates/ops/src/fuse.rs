@@ -8,7 +8,9 @@ use crate::tiles::{self, Program, REGISTERS_MAX, Step};
 use kolo_graph::attr::{Attr, AttrReader, AttrValue, Attrs};
 use kolo_graph::op::{Declared, Describe, OpKind};
 use kolo_graph::rewrite::Rebuild;
-use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, Graph, NodeId, Op, Phase, Type, ValueId};
+use kolo_graph::{
+    Arg, Case, Cases, CpuCx, DType, Dense, Graph, NodeId, Op, Operand, Operands, Phase, Type, ValueId, checked_types,
+};
 use std::sync::Arc;
 
 /// Operands of one step; the tile interpreter keeps them in an array.
@@ -57,6 +59,10 @@ impl Describe for Fused {
 
 impl Declared for Fused {
     const NAME: &'static str = "fused";
+    const DOC: &'static str = "A chain of elementwise ops in one pass over memory. Registers `0..inputs` are the inputs, each step fills \
+                               the next one, `outputs` names those that are kept.";
+    const ATTRIBUTES: &'static [(&'static str, &'static str)] =
+        &[("inputs", "usize"), ("steps", "String"), ("outputs", "Vec<usize>"), ("shape", "Vec<usize>")];
     fn read(attrs: &AttrReader<'_>) -> Result<Self, String> {
         attrs.expect_only(&["inputs", "steps", "outputs", "shape"])?;
         let registry = crate::registry();
@@ -72,17 +78,21 @@ impl Declared for Fused {
                 .map(|number| number.parse().map_err(|_| format!("no register `{number}`")))
                 .collect();
             let operands = operands?;
-            if operands.len() > OPERANDS_MAX || operands.iter().any(|register| *register >= inputs + steps.len()) {
+            let filled = inputs.saturating_add(steps.len());
+            if operands.len() > OPERANDS_MAX || operands.iter().any(|register| *register >= filled) {
                 return Err(format!("`{step}` reads a register that is not filled yet, or too many"));
             }
             let types = vec![Type::f32([]); operands.len()];
-            if op.name() != "expand" {
-                op.infer(&types)?;
+            // Registers have the fused op's shape already, whatever an expansion among the steps says.
+            match op.name() {
+                "expand" => op.operands().check(&types)?,
+                _ => checked_types(&*op, &types).map(|_| ())?,
             }
             steps.push((op, operands));
         }
         let outputs: Vec<usize> = attrs.get("outputs")?;
-        if inputs + steps.len() > REGISTERS_MAX || outputs.iter().any(|register| *register >= inputs + steps.len()) {
+        let filled = inputs.saturating_add(steps.len());
+        if filled > REGISTERS_MAX || outputs.iter().any(|register| *register >= filled) {
             return Err(format!("a fused op has at most {REGISTERS_MAX} registers, and its outputs are among them"));
         }
         Ok(Self::new(inputs, steps, outputs, attrs.get("shape")?))
@@ -90,6 +100,9 @@ impl Declared for Fused {
 }
 
 impl Op for Fused {
+    fn operands(&self) -> Operands {
+        Operands::without_rules([Operand::f32("x").many()], &["y"])
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         if inputs.len() != self.program.inputs {
             return Err(format!("takes {} inputs, but got {}", self.program.inputs, inputs.len()));

@@ -10,7 +10,7 @@ use crate::movement::{
 use crate::scatter::ScatterMethods;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// `out[…, i, …] = x[…, index[…, i, …], …]` along `dim`, from inputs `x` and `index` (i32, of `x`'s shape but for
@@ -19,6 +19,9 @@ op! {
 }
 
 impl Op for Gather {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::any("x"), Operand::i32("index")], &["y"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rank = inputs.first()?.rank();
         let (from, to) = (axes_but(rank, self.dim, "from"), axes_but(rank, self.dim, "to"));

@@ -7,7 +7,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 /// `[n, c]` and the elements of a plane.
 fn planes(shape: &[usize]) -> (usize, usize, usize) {
@@ -26,6 +26,10 @@ op! {
 }
 
 impl Op for GroupNorm {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::float("x"), Operand::float("weight"), Operand::float("bias")], &["y"])
+            .saved(&["mean", "rstd"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         images_index(inputs, "x, c, c -> x, n g!, n g")
     }
@@ -122,6 +126,18 @@ op! {
 }
 
 impl Op for GroupNormGrad {
+    fn operands(&self) -> Operands {
+        Operands::without_rules(
+            [
+                Operand::float("x"),
+                Operand::float("weight"),
+                Operand::float("mean"),
+                Operand::float("rstd"),
+                Operand::float("g"),
+            ],
+            &["dx", "dweight", "dbias"],
+        )
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         images_index(inputs, "x, c, n g!, n g, x -> x, c, c")
     }

@@ -8,7 +8,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// `(x − mean)/√(variance + eps)·weight + bias` over the last dim; also each row's mean and `1/√(variance + eps)`.
@@ -16,6 +16,10 @@ op! {
 }
 
 impl Op for LayerNorm {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::float("x"), Operand::float("weight"), Operand::float("bias")], &["y"])
+            .saved(&["mean", "rstd"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rows = norm::axes(inputs.first()?.rank().checked_sub(1)?, false);
         Some(Index::parse(&format!("{rows} n!, n, n -> {rows} n, {rows}, {rows}")))
@@ -110,6 +114,18 @@ op! {
 }
 
 impl Op for LayerNormGrad {
+    fn operands(&self) -> Operands {
+        Operands::without_rules(
+            [
+                Operand::float("x"),
+                Operand::float("weight"),
+                Operand::float("mean"),
+                Operand::float("rstd"),
+                Operand::float("g"),
+            ],
+            &["dx", "dweight", "dbias"],
+        )
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rows = norm::axes(inputs.first()?.rank().checked_sub(1)?, false);
         Some(Index::parse(&format!("{rows} n!, n, {rows}, {rows}, {rows} n -> {rows} n, n, n")))

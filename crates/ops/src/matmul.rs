@@ -6,7 +6,7 @@ use crate::reduce::ReduceMethods;
 use crate::tiles::Address;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// `c[…, m, n] = Σ_k a[…, m, k] · b[…, k, n]`; `ta` and `tb` say that an operand is stored transposed. The leading
@@ -31,6 +31,9 @@ fn expect_f32(inputs: &[Type]) -> Result<(), String> {
 }
 
 impl Op for MatMul {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::float("a"), Operand::float("b")], &["c"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         Some(self.expression(inputs.first()?.rank()))
     }
@@ -156,6 +159,9 @@ impl Linear {
 }
 
 impl Op for Linear {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::float("x"), Operand::float("weight"), Operand::float("bias")], &["y"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         Some(self.expression(inputs.first()?.rank()))
     }

@@ -9,7 +9,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::{Domain, OpKind};
-use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// The largest value under each window, and its place in the plane (`y·w + x`, i32) as second output. Of equal
@@ -18,6 +18,9 @@ op! {
 }
 
 impl Op for MaxPool2d {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::f32("x")], &["y"]).saved(&["places"])
+    }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c h! w! -> n c p! q!, n c p! q!"))
     }
@@ -173,6 +176,9 @@ op! {
 }
 
 impl Op for MaxPool2dGrad {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::i32("places"), Operand::f32("g")], &["dx"])
+    }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c p! q!, n c p! q! -> n c h! w!"))
     }

@@ -5,7 +5,7 @@ use crate::slice::SliceMethods;
 use crate::tiles::DIMS_MAX;
 use kolo_graph::index::Index;
 use kolo_graph::op::{OpKind, advance};
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// `before[dim]` elements of `value` before and `after[dim]` after the tensor, along every dim.
@@ -19,6 +19,9 @@ impl Pad {
 }
 
 impl Op for Pad {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::any("x")], &["y"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let from = axes(inputs.first()?.rank());
         let grown = |(dim, axis): (usize, &String)| if self.pads(dim) { format!("{axis}p") } else { axis.clone() };

@@ -6,7 +6,7 @@ use crate::tiles::{Address, DIMS_MAX};
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::{OpKind, advance};
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// Sum over `dims`, which become size one (`keep`) or vanish.
@@ -17,6 +17,9 @@ op! {
 const RUN: usize = 4096;
 
 impl Op for Sum {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::float("x")], &["y"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rank = inputs.first()?.rank();
         let axes: Vec<String> = (0..rank).map(|dim| format!("d{dim}")).collect();
@@ -231,6 +234,9 @@ op! {
 }
 
 impl Op for Expand {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::float("x")], &["y"])
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err("takes one input".into()) };
         match kolo_graph::types::broadcast(&input.shape, &self.shape) {
@@ -275,6 +281,9 @@ op! {
 }
 
 impl Op for Reshape {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::any("x")], &["y"])
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err("takes one input".into()) };
         let output = Type::new(input.dtype, self.shape.clone());

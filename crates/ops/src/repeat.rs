@@ -4,7 +4,7 @@ use crate::movement::{around, axes_but, check_dim, copy_rows};
 use crate::reduce::ReduceMethods;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// The whole tensor `times` times along `dim`: `a b` becomes `a b a b`.
@@ -12,6 +12,9 @@ op! {
 }
 
 impl Op for Repeat {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::any("x")], &["y"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rank = inputs.first()?.rank();
         Some(Index {

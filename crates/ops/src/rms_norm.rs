@@ -5,7 +5,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// `x/√(mean of x² + eps)·weight` over the last dim; also each row's `1/√(mean of x² + eps)`.
@@ -13,6 +13,9 @@ op! {
 }
 
 impl Op for RmsNorm {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::float("x"), Operand::float("weight")], &["y"]).saved(&["rstd"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rows = norm::axes(inputs.first()?.rank().checked_sub(1)?, false);
         Some(Index::parse(&format!("{rows} n!, n -> {rows} n, {rows}")))
@@ -99,6 +102,12 @@ op! {
 }
 
 impl Op for RmsNormGrad {
+    fn operands(&self) -> Operands {
+        Operands::without_rules(
+            [Operand::float("x"), Operand::float("weight"), Operand::float("rstd"), Operand::float("g")],
+            &["dx", "dweight"],
+        )
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rows = norm::axes(inputs.first()?.rank().checked_sub(1)?, false);
         Some(Index::parse(&format!("{rows} n!, n, {rows}, {rows} n -> {rows} n, n")))

@@ -9,7 +9,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// Turns the pair `(i, i + dim/2)` at position `p` of `[batch, heads, seq, dim]` by `p·base^(−2i/dim)`; the other way
@@ -18,6 +18,9 @@ op! {
 }
 
 impl Op for Rotary {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::float("x")], &["y"])
+    }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("b h s! d! -> b h s d"))
     }

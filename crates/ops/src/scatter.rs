@@ -9,7 +9,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 use std::ops::Range;
 
 op! {
@@ -19,6 +19,9 @@ op! {
 }
 
 impl Op for ScatterAdd {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::f32("base"), Operand::i32("index"), Operand::f32("source")], &["y"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rank = inputs.first()?.rank();
         let (to, from) = (axes_but(rank, self.dim, "to"), axes_but(rank, self.dim, "from"));
@@ -120,6 +123,9 @@ op! {
 }
 
 impl Op for ScatterAddGrad {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::i32("index"), Operand::f32("g")], &["dsource"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rank = inputs.first()?.rank();
         let (from, to) = (axes_but(rank, self.dim, "from"), axes_but(rank, self.dim, "to"));
@@ -164,6 +170,9 @@ op! {
 }
 
 impl Op for SegmentSum {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::f32("values"), Operand::i32("segments")], &["sums"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rank = inputs.first()?.rank();
         Some(Index {
@@ -282,6 +291,9 @@ op! {
 }
 
 impl Op for SegmentSumGrad {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::i32("segments"), Operand::f32("g")], &["dvalues"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rank = inputs.get(1)?.rank();
         Some(Index {

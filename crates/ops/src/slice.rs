@@ -4,7 +4,7 @@ use crate::movement::{around, axes_but, check_dim, copy_rows};
 use crate::pad::PadMethods;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 use std::ops::Range;
 
 op! {
@@ -13,6 +13,9 @@ op! {
 }
 
 impl Op for Slice {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::any("x")], &["y"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rank = inputs.first()?.rank();
         Some(Index {

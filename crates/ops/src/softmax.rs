@@ -9,7 +9,7 @@ use crate::tiles::{Address, TILE};
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::{Buffer, OpKind};
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// `eˣ / Σeˣ` over the last dim.
@@ -81,6 +81,9 @@ pub(crate) fn define_sum_exp(row: &[f64]) -> (f64, f64) {
 }
 
 impl Op for Softmax {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::float("x")], &["y"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         index(inputs)
     }
@@ -111,6 +114,9 @@ impl Op for Softmax {
 }
 
 impl Op for SoftmaxGrad {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::float("y"), Operand::float("g")], &["dx"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         index(inputs)
     }
@@ -150,6 +156,9 @@ impl Op for SoftmaxGrad {
 }
 
 impl Op for LogSoftmax {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::float("x")], &["y"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         index(inputs)
     }
@@ -181,6 +190,9 @@ impl Op for LogSoftmax {
 }
 
 impl Op for LogSoftmaxGrad {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::float("y"), Operand::float("g")], &["dx"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         index(inputs)
     }

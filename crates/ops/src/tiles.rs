@@ -8,8 +8,8 @@ use kolo_graph::op::{Buffer, Elementwise};
 use kolo_graph::types::Type;
 use kolo_graph::{CpuCx, Team};
 
-/// Dims of any tensor a kernel sees. Fixed, so that kernels keep shapes on the stack: a running step allocates nothing.
-pub const DIMS_MAX: usize = 8;
+pub use kolo_graph::types::DIMS_MAX;
+
 /// Elements per tile: twelve registers of it fit 24 KiB.
 pub const TILE: usize = 512;
 /// Below this many elements a second thread costs more than it saves.

@@ -7,7 +7,7 @@ use crate::movement::{BYTES_PER_TASK, Element, Target, axes, by_width, check_ran
 use crate::tiles::DIMS_MAX;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// Dim `i` of the output is dim `perm[i]` of the input.
@@ -15,6 +15,9 @@ op! {
 }
 
 impl Op for Transpose {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::any("x")], &["y"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let axes = axes(inputs.first()?.rank());
         let moved: Option<Vec<String>> = self.perm.iter().map(|dim| axes.get(*dim).cloned()).collect();

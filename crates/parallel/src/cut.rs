@@ -280,7 +280,8 @@ pub(crate) fn join(graph: &mut Graph, shape: &[usize], pieces: Vec<ValueId>) -> 
 }
 
 fn push(graph: &mut Graph, op: Arc<dyn Op>, inputs: Vec<ValueId>, scope: Arc<str>, stage: Stage) -> Vec<ValueId> {
-    let types: Vec<Type> = op.infer(&graph.types(&inputs)).expect("a piece fits where its tensor did");
+    let types: Vec<Type> =
+        kolo_graph::checked_types(&*op, &graph.types(&inputs)).expect("a piece fits where its tensor did");
     let id = graph.push_typed(op, inputs, types, scope, stage);
     graph.node(id).outputs.clone()
 }

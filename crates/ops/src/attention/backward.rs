@@ -1,6 +1,6 @@
 //! Backward: the probabilities once more, then the gradients of queries, keys and values, or of the bias.
 
-use super::forward::forward_args;
+use super::forward::{self, forward_args};
 use super::head::*;
 use super::reference::Reference;
 use super::sizes::{BLOCK, Sizes, cpu_sizes, sizes};
@@ -8,11 +8,11 @@ use super::{Attention, AttentionBiasGrad, AttentionGrad};
 use crate::gemm::{self, Right, Rows, Start, Strided};
 use crate::simd;
 use crate::tiles::Address;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, Op, Type};
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, Op, Operand, Operands, Type};
 
 /// Checks the operands of a backward op: those of the forward, then its outputs and the gradient.
 fn infer_backward(inputs: &[Type], forward: &Attention) -> Result<Sizes, String> {
-    let count = inputs.len().checked_sub(3).ok_or("takes the forward's operands, its two outputs and a gradient")?;
+    let count = inputs.len() - 3;
     let outputs = forward.infer(&inputs[..count])?;
     if inputs[count..count + 2] != outputs[..] || inputs[count + 2] != outputs[0] {
         return Err(format!("the forward's outputs are {} and {}", outputs[0], outputs[1]));
@@ -20,7 +20,16 @@ fn infer_backward(inputs: &[Type], forward: &Attention) -> Result<Sizes, String>
     forward.sizes(&inputs[..count])
 }
 
+/// The forward's operands, its outputs and the gradient.
+fn inputs(packed: bool, bias: bool) -> Vec<Operand> {
+    [forward::inputs(packed, bias), vec![Operand::float("y"), Operand::f32("lse"), Operand::float("g")]].concat()
+}
+
 impl Op for AttentionGrad {
+    fn operands(&self) -> Operands {
+        let outputs: &[&str] = if self.packed { &["dqkv"] } else { &["dq", "dk", "dv"] };
+        Operands::without_rules(inputs(self.packed, self.bias), outputs)
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let AttentionGrad { heads, causal, packed, bias } = *self;
         infer_backward(inputs, &Attention { heads, causal, packed, bias })?;
@@ -159,6 +168,9 @@ fn both_ways(data: &[f32], keys: usize) -> (Strided<'_>, Strided<'_>) {
 }
 
 impl Op for AttentionBiasGrad {
+    fn operands(&self) -> Operands {
+        Operands::without_rules(inputs(self.packed, true), &["dbias"])
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let AttentionBiasGrad { heads, causal, packed } = *self;
         let s = infer_backward(inputs, &Attention { heads, causal, packed, bias: true })?;

@@ -7,7 +7,7 @@ use super::{Attention, AttentionBiasGrad, AttentionGrad};
 use crate::gemm::{self, Rows, Start, Strided};
 use crate::reduce::ReduceMethods;
 use crate::tiles::Address;
-use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Tensor, Type};
+use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type};
 
 impl Attention {
     pub(super) fn sizes(&self, inputs: &[Type]) -> Result<Sizes, String> {
@@ -15,15 +15,20 @@ impl Attention {
     }
 }
 
+/// The packed operand, or queries, keys and values; then the bias, if there is one.
+pub(super) fn inputs(packed: bool, bias: bool) -> Vec<Operand> {
+    let operands: &[&'static str] = if packed { &["qkv"] } else { &["q", "k", "v"] };
+    operands.iter().copied().chain(bias.then_some("bias")).map(Operand::float).collect()
+}
+
 impl Op for Attention {
+    fn operands(&self) -> Operands {
+        Operands::new(inputs(self.packed, self.bias), &["y"]).saved(&["lse"])
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let s = self.sizes(inputs)?;
-        let operands = if self.packed { 1 } else { 3 };
-        if inputs.len() != operands + usize::from(self.bias) {
-            return Err(format!("takes {operands} operands{}", if self.bias { " and a bias" } else { "" }));
-        }
         if self.bias {
-            check_bias(&inputs[operands], &s)?;
+            check_bias(&inputs[inputs.len() - 1], &s)?;
         }
         let dtype = inputs[0].dtype;
         Ok(vec![

@@ -50,7 +50,10 @@ pub(super) fn sizes(inputs: &[Type], heads: usize, packed: bool) -> Result<Sizes
     if width % heads != 0 || (packed && q.shape[2] % 3 != 0) {
         return Err(format!("width {width} cannot be cut into {heads} heads"));
     }
-    let keys = if packed { q.shape[1] } else { inputs.get(1).ok_or("takes q, k and v")?.shape[1] };
+    let keys = match packed {
+        true => q.shape[1],
+        false => *inputs.get(1).and_then(|k| k.shape.get(1)).ok_or("k and v must be [batch, time, width] like q")?,
+    };
     if !packed {
         let kv = Type::new(q.dtype, [q.shape[0], keys, width]);
         if inputs.get(1) != Some(&kv) || inputs.get(2) != Some(&kv) {

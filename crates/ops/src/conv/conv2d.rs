@@ -5,7 +5,7 @@ use super::shape::{Shape, Window};
 use super::{definition, passes};
 use crate::reduce::ReduceMethods;
 use kolo_graph::index::Index;
-use kolo_graph::{Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// Image `[n, c, h, w]`, weight `[o, c / groups, kh, kw]` and perhaps bias `[o]` to `[n, o, oh, ow]`.
@@ -64,6 +64,9 @@ fn types<const COUNT: usize>(cx: &CpuCx<'_>, check: impl Fn([&Type; COUNT]) -> R
 }
 
 impl Op for Conv2d {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::f32("image"), Operand::f32("weight"), Operand::f32("bias").optional()], &["y"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let text = match (self.groups, inputs.len()) {
             (1, 2) => "n c h! w!, o c kh! kw! -> n o oh! ow!",
@@ -131,6 +134,9 @@ impl Conv2dInputGrad {
 }
 
 impl Op for Conv2dInputGrad {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::f32("weight"), Operand::f32("g")], &["dimage"])
+    }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse(match self.groups {
             1 => "o c kh! kw!, n o oh! ow! -> n c h! w!",
@@ -176,6 +182,9 @@ impl Conv2dWeightGrad {
 }
 
 impl Op for Conv2dWeightGrad {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::f32("image"), Operand::f32("g")], &["dweight"])
+    }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse(match self.groups {
             // Whether the transforms are used depends on the channels, so a part of them need not give the same bits.

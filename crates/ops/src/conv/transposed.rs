@@ -6,7 +6,7 @@ use super::shape::{Shape, Window};
 use super::{cases, definition, passes};
 use crate::reduce::ReduceMethods;
 use kolo_graph::index::Index;
-use kolo_graph::{Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// Image `[n, c, h, w]`, weight `[c, o / groups, kh, kw]` and perhaps bias `[o]` to `[n, o, oh, ow]`.
@@ -35,6 +35,9 @@ impl ConvTranspose2d {
 }
 
 impl Op for ConvTranspose2d {
+    fn operands(&self) -> Operands {
+        Operands::new([Operand::f32("image"), Operand::f32("weight"), Operand::f32("bias").optional()], &["y"])
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let text = match (self.groups, inputs.len()) {
             (1, 2) => "n c h! w!, c o kh! kw! -> n o oh! ow!",

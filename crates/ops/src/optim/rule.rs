@@ -8,7 +8,7 @@ use crate::real::Real;
 use crate::simd;
 use crate::tiles::{Address, add_as_tree};
 use kolo_graph::op::BESIDE_MAX;
-use kolo_graph::{Arg, Case, CpuCx, Dense, Domain, Op, Taker, Tile, Type};
+use kolo_graph::{Arg, Case, CpuCx, Dense, Domain, Op, Operand, Operands, Taker, Tile, Type};
 use std::array::from_fn;
 
 /// Elements of one task.
@@ -37,6 +37,9 @@ pub trait Update<const T: usize, const S: usize, const O: usize>: Op {
 macro_rules! update {
     ($op:ident: $t:literal tensors, $s:literal scalars, $o:literal outputs) => {
         impl kolo_graph::Op for $op {
+            fn operands(&self) -> kolo_graph::Operands {
+                $crate::optim::rule::operands(&[&Self::TENSORS[..], &Self::SCALARS[..]].concat(), &Self::OUTPUTS)
+            }
             fn index(&self, inputs: &[kolo_graph::Type]) -> Option<kolo_graph::index::Index> {
                 kolo_graph::index::Index::elementwise(inputs, $o).ok()
             }
@@ -111,11 +114,15 @@ macro_rules! update {
 }
 pub(crate) use update;
 
+/// All inputs are f32, and none has a rule; outputs are named as the inputs whose places they may take.
+pub fn operands(names: &[&'static str], outputs: &[usize]) -> Operands {
+    let inputs: Vec<Operand> = names.iter().map(|name| Operand::f32(name)).collect();
+    let outputs: Vec<&'static str> = outputs.iter().map(|at| names[*at]).collect();
+    Operands::without_rules(inputs, &outputs)
+}
+
 pub fn infer(tensors: &[&str], scalars: &[&str], outputs: usize, inputs: &[Type]) -> Result<Vec<Type>, String> {
     let names = [tensors, scalars].concat();
-    if inputs.len() != names.len() {
-        return Err(format!("takes {} inputs ({}), but got {}", names.len(), names.join(", "), inputs.len()));
-    }
     let tensor = Type::f32(inputs[0].shape.clone());
     for (at, (name, input)) in names.iter().zip(inputs).enumerate() {
         let wanted = if at < tensors.len() { &tensor } else { &Type::f32([]) };

@@ -12,7 +12,7 @@ use crate::simd;
 use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 const GATES: usize = 4;
 
@@ -91,6 +91,19 @@ vectorized! {
 }
 
 impl Op for Lstm {
+    fn operands(&self) -> Operands {
+        Operands::new(
+            [
+                Operand::float("x"),
+                Operand::float("w_ih"),
+                Operand::float("w_hh"),
+                Operand::float("b_ih"),
+                Operand::float("b_hh"),
+            ],
+            &["y"],
+        )
+        .saved(&["gates", "cells"])
+    }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("b t! i!, g! i, g h!, g, g -> b t h, t b g, t b h"))
     }
@@ -193,6 +206,20 @@ op! {
 }
 
 impl Op for LstmGrad {
+    fn operands(&self) -> Operands {
+        Operands::without_rules(
+            [
+                Operand::float("x"),
+                Operand::float("w_ih"),
+                Operand::float("w_hh"),
+                Operand::float("y"),
+                Operand::float("gates"),
+                Operand::float("cells"),
+                Operand::float("g"),
+            ],
+            &["dw_ih", "dw_hh", "db", "dx"],
+        )
+    }
     fn index(&self, _: &[Type]) -> Option<Index> {
         let dx = if self.need_dx { ", b t i" } else { "" };
         Some(Index::parse(&format!("b t! i!, g! i, g h!, b t h, t b g, t b h, b t h -> g i, g h, g{dx}")))

@@ -7,7 +7,7 @@ use crate::real::Real;
 use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// Recurrent layer: `(x[b,t,i], w_ih[h,i], w_hh[h,h], b_ih[h], b_hh[h])` to the states `[b,t,h]`; relu, or else tanh.
@@ -52,6 +52,18 @@ vectorized! {
 }
 
 impl Op for Rnn {
+    fn operands(&self) -> Operands {
+        Operands::new(
+            [
+                Operand::float("x"),
+                Operand::float("w_ih"),
+                Operand::float("w_hh"),
+                Operand::float("b_ih"),
+                Operand::float("b_hh"),
+            ],
+            &["y"],
+        )
+    }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("b t! i!, h! i, h h, h, h -> b t h"))
     }
@@ -130,6 +142,18 @@ op! {
 }
 
 impl Op for RnnGrad {
+    fn operands(&self) -> Operands {
+        Operands::without_rules(
+            [
+                Operand::float("x"),
+                Operand::float("w_ih"),
+                Operand::float("w_hh"),
+                Operand::float("y"),
+                Operand::float("g"),
+            ],
+            &["dw_ih", "dw_hh", "db", "dx"],
+        )
+    }
     fn index(&self, _: &[Type]) -> Option<Index> {
         let dx = if self.need_dx { ", b t i" } else { "" };
         Some(Index::parse(&format!("b t! i!, h! i, h h, b t h, b t h -> h i, h h, h{dx}")))
