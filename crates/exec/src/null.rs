@@ -2,9 +2,11 @@
 //! The planner adds these up; nothing is allocated.
 
 use crate::cpu::Options;
+use kolo_graph::layout::UnstoredGradients;
 use kolo_graph::piece::Join;
 use kolo_graph::sources::GrainSum;
 use kolo_graph::{Graph, Node, NodeId, Phase, ValueId, layout};
+use std::collections::HashSet;
 
 /// One node of a step that would run.
 #[derive(Debug)]
@@ -27,13 +29,14 @@ pub struct Visit<'g> {
 /// pieces were updated where they are.
 pub fn walk(graph: &Graph, options: Options, mut visit: impl FnMut(Visit<'_>)) {
     let phases = graph.phases();
-    let unstored = if options.grains == 1 { layout::unstored(graph) } else { Vec::new() };
-    let is_stored = |id: &ValueId| !unstored.iter().any(|taken| taken.makes(graph.value(*id).node));
+    let unstored = if options.grains == 1 { layout::unstored(graph) } else { UnstoredGradients::default() };
+    let is_stored = |id: &ValueId| !unstored.makes(graph.value(*id).node);
+    let new_states: HashSet<ValueId> = graph.updates.iter().map(|(_, value)| *value).collect();
     for id in graph.ids() {
         let node = graph.node(id);
-        let joined = node.op.is::<Join>() && graph.updates.iter().any(|(_, value)| *value == node.outputs[0]);
+        let joined = node.op.is::<Join>() && new_states.contains(&node.outputs[0]);
         let silent = node.op.view() || joined || node.inputs.is_empty();
-        if silent || unstored.iter().any(|taken| taken.sum == id) {
+        if silent || node.op.is::<GrainSum>() && unstored.makes(id) {
             continue;
         }
         let stored = node.inputs.iter().chain(&node.outputs).filter(|id| is_stored(id));

@@ -14,6 +14,7 @@ use kolo_graph::sources::GrainSum;
 use kolo_graph::{Graph, NodeId, Team, ValueId};
 use kolo_ops::simd;
 use kolo_ops::tiles::Address;
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -25,6 +26,8 @@ pub(crate) struct Overlap {
     /// The number of the first exchange.
     first: usize,
     plans: Vec<Plan>,
+    /// The plan of each collective.
+    numbers: HashMap<NodeId, usize>,
     /// Each lane's sums.
     sums: Vec<Address>,
     /// Plans whose results are outputs of the graph.
@@ -119,19 +122,20 @@ impl Overlap {
                 staging: span.staging,
             });
         }
-        let outputs = graph.outputs.iter().filter_map(|(_, id)| plan_of(graph, &plans, *id)).collect();
+        let numbers: HashMap<NodeId, usize> = nodes.into_iter().enumerate().map(|(at, id)| (id, at)).collect();
+        let outputs = graph.outputs.iter().filter_map(|(_, id)| plan_of(graph, &numbers, *id)).collect();
         let first = collectives.prepare(exchanges);
-        Some(Self { collectives, first, plans, sums: lanes, outputs, waited: AtomicU64::new(0) })
+        Some(Self { collectives, first, plans, numbers, sums: lanes, outputs, waited: AtomicU64::new(0) })
     }
 
     /// The exchange that makes this value, seen through views.
     pub fn makes(&self, graph: &Graph, id: ValueId) -> Option<usize> {
-        plan_of(graph, &self.plans, id)
+        plan_of(graph, &self.numbers, id)
     }
 
     /// The exchange that a node is.
     pub fn at(&self, node: NodeId) -> Option<usize> {
-        self.plans.iter().position(|plan| plan.node == node)
+        self.numbers.get(&node).copied()
     }
 
     pub fn is_of_sums(&self, plan: usize) -> bool {
@@ -139,8 +143,8 @@ impl Overlap {
     }
 
     /// For each exchange of sums, the last of its sums in the order of the grain phase.
-    pub fn last_sums(&self, graph: &Graph, layout: &Layout) -> Vec<(usize, usize)> {
-        let position = |node: NodeId| layout.grain.iter().position(|id| *id == node);
+    pub fn last_sums(&self, graph: &Graph, positions: &HashMap<NodeId, usize>) -> Vec<(usize, usize)> {
+        let position = |node: NodeId| positions.get(&node).copied();
         let last = |plan: &Plan| {
             let inputs = &graph.node(plan.node).inputs;
             inputs.iter().filter_map(|id| position(graph.value(shown_by(graph, *id)).node)).max()
@@ -199,11 +203,11 @@ impl Overlap {
     }
 }
 
-fn plan_of(graph: &Graph, plans: &[Plan], mut id: ValueId) -> Option<usize> {
+fn plan_of(graph: &Graph, numbers: &HashMap<NodeId, usize>, mut id: ValueId) -> Option<usize> {
     loop {
         let node = graph.value(id).node;
-        if let Some(at) = plans.iter().position(|plan| plan.node == node) {
-            return Some(at);
+        if let Some(at) = numbers.get(&node) {
+            return Some(*at);
         }
         if !graph.node(node).op.view() {
             return None;

@@ -9,6 +9,7 @@ use kolo_graph::rng::Stream;
 use kolo_graph::sources::{Init, Param, State};
 use kolo_graph::{DType, Graph, Team, Type};
 use kolo_ops::tiles::Address;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// A multiple of four, as one draw of the initial values makes four.
@@ -27,6 +28,8 @@ pub struct Entry {
 #[derive(Debug)]
 pub struct Store {
     entries: Vec<Entry>,
+    /// Where each name is in `entries`.
+    numbers: HashMap<String, usize>,
     params: Arc<Memory>,
     states: Arc<Memory>,
     params_bytes: usize,
@@ -76,7 +79,8 @@ impl Store {
         }
         assert!(params.bytes() >= params_bytes, "{} bytes for {params_bytes} bytes of parameters", params.bytes());
         let states = Arc::new(Memory::new(states_bytes));
-        Self { entries, params: Arc::new(params), states, params_bytes, states_bytes }
+        let numbers = entries.iter().enumerate().map(|(at, entry)| (entry.name.clone(), at)).collect();
+        Self { entries, numbers, params: Arc::new(params), states, params_bytes, states_bytes }
     }
 
     /// Gives every tensor its first values.
@@ -105,7 +109,7 @@ impl Store {
     }
 
     pub fn entry(&self, name: &str) -> Option<&Entry> {
-        self.entries.iter().find(|entry| entry.name == name)
+        self.numbers.get(name).map(|at| &self.entries[*at])
     }
 
     /// The memories of parameters and of states.
@@ -138,7 +142,7 @@ impl Store {
     }
 
     pub fn values_mut(&mut self, name: &str) -> Option<&mut [f32]> {
-        let entry = self.entries.iter().find(|entry| entry.name == name)?;
+        let entry = self.entry(name)?;
         // SAFETY: `&mut self` is exclusive.
         Some(unsafe { self.slice_mut(entry) })
     }

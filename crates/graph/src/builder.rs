@@ -7,7 +7,9 @@ use crate::graph::{Graph, GraphError, Stage, ValueId};
 use crate::op::Op;
 use crate::sources::{Full, Init, Input, Param, State};
 use crate::types::{DType, Type};
+use std::any::TypeId;
 use std::cell::{Ref, RefCell};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -17,6 +19,8 @@ struct Inner {
     scopes: Vec<String>,
     stage: Stage,
     error: Option<GraphError>,
+    /// Inputs, parameters and states by kind and name.
+    named: HashMap<(TypeId, String), ValueId>,
 }
 
 /// A graph under construction.
@@ -45,7 +49,15 @@ impl Builder {
 
     /// Goes on building a finished graph.
     pub fn resume(graph: Graph) -> Self {
-        Self { inner: RefCell::new(Inner { graph, ..Inner::default() }) }
+        let mut named = HashMap::new();
+        // The first of a name, should there be two.
+        let mut add = |kind: TypeId, name: &str, id: ValueId| {
+            named.entry((kind, name.to_string())).or_insert(id);
+        };
+        graph.inputs().for_each(|(id, op)| add(TypeId::of::<Input>(), &op.name, id));
+        graph.params().for_each(|(id, op)| add(TypeId::of::<Param>(), &op.name, id));
+        graph.states().for_each(|(id, op)| add(TypeId::of::<State>(), &op.name, id));
+        Self { inner: RefCell::new(Inner { graph, named, ..Inner::default() }) }
     }
 
     /// The graph, or the first thing that was wrong with it.
@@ -134,26 +146,19 @@ impl Builder {
 
     /// A per-grain input.
     pub fn input(&self, name: &str, ty: Type) -> Tensor<'_> {
-        self.find_or(
-            |op: &Input| op.name == name,
-            Input { name: name.into(), dtype: ty.dtype, shape: ty.shape, per_step: false },
-        )
+        self.find_or(name, Input { name: name.into(), dtype: ty.dtype, shape: ty.shape, per_step: false })
     }
 
     /// An input that is the same for all grains of a step.
     pub fn step_input(&self, name: &str, ty: Type) -> Tensor<'_> {
-        self.find_or(
-            |op: &Input| op.name == name,
-            Input { name: name.into(), dtype: ty.dtype, shape: ty.shape, per_step: true },
-        )
+        self.find_or(name, Input { name: name.into(), dtype: ty.dtype, shape: ty.shape, per_step: true })
     }
 
     /// A parameter under the current scope. Asking again for the same name gives the same tensor, which ties weights.
     pub fn param(&self, name: &str, shape: impl Into<Vec<usize>>, init: Init) -> Tensor<'_> {
         let name = self.qualify(name);
         let shape = shape.into();
-        let tensor =
-            self.find_or(|op: &Param| op.name == name, Param { name: name.clone(), shape: shape.clone(), init });
+        let tensor = self.find_or(&name, Param { name: name.clone(), shape: shape.clone(), init });
         if !self.failed() && tensor.shape() != shape {
             self.fail("param", format!("`{name}` is {:?} here, but {shape:?} elsewhere", tensor.shape()), "rename one");
         }
@@ -163,7 +168,7 @@ impl Builder {
     /// A state tensor under the current scope.
     pub fn state(&self, name: &str, ty: Type, init: Init) -> Tensor<'_> {
         let name = self.qualify(name);
-        self.find_or(|op: &State| op.name == name, State { name: name.clone(), dtype: ty.dtype, shape: ty.shape, init })
+        self.find_or(&name, State { name: name.clone(), dtype: ty.dtype, shape: ty.shape, init })
     }
 
     pub fn full(&self, value: f64, ty: Type) -> Tensor<'_> {
@@ -188,12 +193,18 @@ impl Builder {
         self.inner.borrow_mut().graph.updates.push((state.id, value.id));
     }
 
-    fn find_or<T: Op>(&self, same: impl Fn(&T) -> bool, op: T) -> Tensor<'_> {
-        let found = self.graph().sources::<T>().find(|(_, known)| same(known)).map(|(id, _)| id);
-        match found {
-            Some(id) => self.tensor(id),
-            None => self.apply(op, &[]),
+    /// The source of this kind and name; `op` if there is none yet.
+    fn find_or<T: Op>(&self, name: &str, op: T) -> Tensor<'_> {
+        let key = (TypeId::of::<T>(), name.to_string());
+        let found = self.inner.borrow().named.get(&key).copied();
+        if let Some(id) = found {
+            return self.tensor(id);
         }
+        let tensor = self.apply(op, &[]);
+        if !self.failed() {
+            self.inner.borrow_mut().named.insert(key, tensor.id);
+        }
+        tensor
     }
 }
 

@@ -7,14 +7,34 @@ use crate::collective::is_collective;
 use crate::op::Op;
 use crate::operand::checked_types;
 use crate::sources::{GrainSum, Input, Param, State};
+use crate::steps;
 use crate::types::Type;
 use std::sync::Arc;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Eq, PartialOrd, Ord, Hash)]
+#[allow(clippy::derived_hash_with_manual_eq)]
 pub struct ValueId(pub u32);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Eq, PartialOrd, Ord, Hash)]
+#[allow(clippy::derived_hash_with_manual_eq)]
 pub struct NodeId(pub u32);
+
+// Written out, so that a search through a list of ids counts as the many steps it is.
+impl PartialEq for ValueId {
+    #[inline(always)]
+    fn eq(&self, other: &Self) -> bool {
+        steps::count(1);
+        self.0 == other.0
+    }
+}
+
+impl PartialEq for NodeId {
+    #[inline(always)]
+    fn eq(&self, other: &Self) -> bool {
+        steps::count(1);
+        self.0 == other.0
+    }
+}
 
 /// Which part of a training step a node belongs to; costs are reported by it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -87,6 +107,7 @@ pub struct GraphError {
 
 impl Graph {
     pub fn value(&self, id: ValueId) -> &Value {
+        steps::count(1);
         &self.values[id.0 as usize]
     }
 
@@ -95,6 +116,7 @@ impl Graph {
     }
 
     pub fn node(&self, id: NodeId) -> &Node {
+        steps::count(1);
         &self.nodes[id.0 as usize]
     }
 
@@ -148,7 +170,10 @@ impl Graph {
 
     /// Every source of kind `T` with its value, in order.
     pub fn sources<T: Op>(&self) -> impl Iterator<Item = (ValueId, &T)> {
-        self.nodes.iter().filter_map(|node| Some((node.outputs[0], node.op.downcast::<T>()?)))
+        self.nodes.iter().filter_map(|node| {
+            steps::count(1);
+            Some((node.outputs[0], node.op.downcast::<T>()?))
+        })
     }
 
     pub fn params(&self) -> impl Iterator<Item = (ValueId, &Param)> {
@@ -185,6 +210,29 @@ impl Graph {
             phases.push(if last { Phase::After } else { latest });
         }
         phases
+    }
+
+    /// For each value, whether it is a named result.
+    pub fn output_mask(&self) -> Vec<bool> {
+        self.mask(self.outputs.iter().map(|(_, id)| *id))
+    }
+
+    /// For each value, whether the step leaves it behind: as a named result or as the new value of a state.
+    pub fn kept_mask(&self) -> Vec<bool> {
+        self.mask(self.outputs.iter().map(|(_, id)| *id).chain(self.updates.iter().map(|(_, value)| *value)))
+    }
+
+    fn mask(&self, ids: impl Iterator<Item = ValueId>) -> Vec<bool> {
+        let mut mask = vec![false; self.values.len()];
+        ids.for_each(|id| mask[id.0 as usize] = true);
+        mask
+    }
+
+    /// For each value, what it becomes if it is a state that the step updates.
+    pub fn updated_values(&self) -> Vec<Option<ValueId>> {
+        let mut updated = vec![None; self.values.len()];
+        self.updates.iter().for_each(|(state, value)| updated[state.0 as usize] = Some(*value));
+        updated
     }
 
     /// For each value, the nodes that read it.

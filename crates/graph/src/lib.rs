@@ -20,6 +20,7 @@ pub mod rng;
 pub mod settings;
 pub mod simd;
 pub mod sources;
+pub mod steps;
 pub mod team;
 pub mod text;
 pub mod types;

@@ -54,8 +54,9 @@ fn verify_ends(graph: &Graph) -> Result<(), String> {
     let phases = graph.phases();
     let phase = |id: crate::graph::ValueId| phases[graph.value(id).node.0 as usize];
     let has_sums = graph.nodes.iter().any(|node| node.op.is::<GrainSum>());
-    for (at, (state, value)) in graph.updates.iter().enumerate() {
-        if graph.updates[..at].iter().any(|(other, _)| other == state) {
+    let mut updated = vec![false; graph.values.len()];
+    for (state, value) in &graph.updates {
+        if std::mem::replace(&mut updated[state.0 as usize], true) {
             return Err(format!("%{} is updated twice", state.0));
         }
         if graph.maker(*value).inputs.is_empty() || graph.maker(*value).op.view() {

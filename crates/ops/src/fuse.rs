@@ -255,13 +255,16 @@ fn may_join(
     let registers = group.inputs.len() + extra + group.members.len() + 1;
     let nobody_waits = group.members.iter().all(|member| {
         let value = graph.node(*member).outputs[0];
-        readers[value.0 as usize].iter().all(|reader| *reader >= id || group_of[reader.0 as usize] == Some(at))
+        // Those before this node; all of them are members, of whom there are few, or the first that is none ends the search.
+        let mut earlier = readers[value.0 as usize].iter().take_while(|reader| **reader < id);
+        earlier.all(|reader| group_of[reader.0 as usize] == Some(at))
     });
     group.phase == phase && group.shape == *shape && registers <= REGISTERS_MAX && nobody_waits
 }
 
 fn rebuild(graph: &Graph, groups: &[Group], group_of: &[Option<usize>], readers: &[Vec<NodeId>]) -> Graph {
     let mut rebuild = Rebuild::new(graph);
+    let is_kept = graph.kept_mask();
     for id in graph.ids() {
         let node = graph.node(id);
         let Some(at) = group_of[id.0 as usize].filter(|at| groups[*at].members.len() > 1) else {
@@ -284,9 +287,8 @@ fn rebuild(graph: &Graph, groups: &[Group], group_of: &[Option<usize>], readers:
             (Arc::clone(&node.op), node.inputs.iter().map(|value| register(*value)).collect::<Vec<_>>())
         };
         let leaves = |value: &ValueId| {
-            readers[value.0 as usize].iter().any(|reader| group_of[reader.0 as usize] != Some(at))
-                || graph.outputs.iter().any(|(_, id)| id == value)
-                || graph.updates.iter().any(|(_, id)| id == value)
+            is_kept[value.0 as usize]
+                || readers[value.0 as usize].iter().any(|reader| group_of[reader.0 as usize] != Some(at))
         };
         let outputs: Vec<ValueId> =
             group.members.iter().map(|member| graph.node(*member).outputs[0]).filter(leaves).collect();

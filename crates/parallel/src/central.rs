@@ -3,7 +3,7 @@
 //! The optimizer is sharded as in ZeRO stage 1. The weights of all ranks being the same memory, gathering them is only
 //! waiting: nobody writes before all have read their last, and nobody reads before all have written.
 
-use crate::cut::is_update;
+use crate::cut::param_updates;
 use crate::data::push_collective;
 use crate::mesh::{DATA, Mesh};
 use crate::zero::shard_optimizer;
@@ -16,7 +16,8 @@ use std::sync::Arc;
 /// Shards the optimizer over ranks that share their parameters' memory.
 pub fn share_weights(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph {
     let sharded = shard_optimizer(graph, mesh, bucket_bytes);
-    let gathers = |node: &Node| node.op.is::<AllGather>() && node.outputs.iter().any(|id| is_update(&sharded, *id));
+    let updates = param_updates(&sharded);
+    let gathers = |node: &Node| node.op.is::<AllGather>() && node.outputs.iter().any(|id| updates.contains(id));
     let lr = sharded.inputs().find(|(_, input)| input.name == "lr").map(|(id, _)| id);
     let reads_lr = |node: &Node| lr.is_some_and(|lr| node.inputs.contains(&lr));
     let mut rebuild = Rebuild::new(&sharded);

@@ -6,7 +6,7 @@
 
 use crate::data::{buckets, param_of};
 use kolo_graph::graph::Phase;
-use kolo_graph::layout::shown_by;
+use kolo_graph::layout::{all_shown_by, shown_by};
 use kolo_graph::piece::{Join, Piece};
 use kolo_graph::rewrite::Rebuild;
 use kolo_graph::sources::{GrainSum, Init, Param, State};
@@ -46,11 +46,12 @@ impl Owned {
     /// Tensors are cut where shares end, if they can be.
     pub fn cut(graph: &Graph, ranks: usize, others: Others) -> Self {
         let runs = Runs::new(graph, ranks);
-        let mut rewrite = Rewrite { rebuild: Rebuild::new(graph), families: Vec::new(), pieces: BTreeMap::new() };
+        let known = Known::new(graph, others);
+        let mut rewrite = Rewrite::new(graph);
         for number in 0..runs.sums.len() {
             let cuts = runs.cuts(graph, number);
             if !cuts.is_empty() {
-                rewrite.families.extend(Family::of(graph, runs.sums[number].0, cuts, others));
+                Family::of(&known, runs.sums[number].0, cuts).into_iter().for_each(|family| rewrite.add(family));
             }
         }
         graph.nodes.iter().for_each(|node| rewrite.node(node));
@@ -106,6 +107,43 @@ fn pieces(cuts: &[usize], elements: usize) -> Vec<Range<usize>> {
     starts.zip(cuts.iter().copied().chain([elements])).map(|(start, end)| start..end).collect()
 }
 
+/// What is asked of a graph for every tensor that may be cut.
+struct Known<'g> {
+    graph: &'g Graph,
+    others: Others,
+    readers: Vec<Vec<NodeId>>,
+    phases: Vec<Phase>,
+    updated: Vec<Option<ValueId>>,
+    is_output: Vec<bool>,
+    /// The states that each value is the new one of.
+    states: BTreeMap<ValueId, Vec<ValueId>>,
+    /// The last node after the grains that reads each value, also through views.
+    last_reader: BTreeMap<ValueId, NodeId>,
+}
+
+impl<'g> Known<'g> {
+    fn new(graph: &'g Graph, others: Others) -> Self {
+        let (phases, shown) = (graph.phases(), all_shown_by(graph));
+        let mut last_reader = BTreeMap::new();
+        for id in graph.ids().filter(|id| phases[id.0 as usize] == Phase::After) {
+            let read = graph.node(id).inputs.iter().map(|input| shown[input.0 as usize]);
+            last_reader.extend(read.map(|value| (value, id)));
+        }
+        let mut states: BTreeMap<ValueId, Vec<ValueId>> = BTreeMap::new();
+        graph.updates.iter().for_each(|(state, value)| states.entry(*value).or_default().push(*state));
+        Self {
+            graph,
+            others,
+            readers: graph.readers(),
+            phases,
+            updated: graph.updated_values(),
+            is_output: graph.output_mask(),
+            states,
+            last_reader,
+        }
+    }
+}
+
 /// All that follows from one gradient element by element.
 struct Family {
     pieces: Vec<Range<usize>>,
@@ -118,19 +156,19 @@ struct Family {
 
 impl Family {
     /// `None` if the tensor cannot be cut.
-    fn of(graph: &Graph, sum: ValueId, cuts: Vec<usize>, others: Others) -> Option<Self> {
+    fn of(known: &Known<'_>, sum: ValueId, cuts: Vec<usize>) -> Option<Self> {
+        let graph = known.graph;
         let pieces = pieces(&cuts, graph.ty(sum).elements());
         let mut family = Self { pieces, values: [sum].into(), nodes: BTreeSet::new(), squares: BTreeSet::new() };
-        let (readers, phases) = (graph.readers(), graph.phases());
         let mut todo = vec![sum];
         while let Some(value) = todo.pop() {
-            for reader in &readers[value.0 as usize] {
+            for reader in &known.readers[value.0 as usize] {
                 let node = graph.node(*reader);
-                let phase = phases[reader.0 as usize];
+                let phase = known.phases[reader.0 as usize];
                 if phase != Phase::After {
                     // A parameter is read by the model, and whole; maybe its norm is wanted, too.
                     graph.maker(value).op.downcast::<Param>()?;
-                    (phase == Phase::Grain || others == Others::Known).then_some(())?;
+                    (phase == Phase::Grain || known.others == Others::Known).then_some(())?;
                 } else if node.op.is::<SumSquares>() {
                     family.squares.insert(*reader);
                 } else {
@@ -141,11 +179,12 @@ impl Family {
                 }
             }
         }
-        family.can_be_cut(graph, sum).then_some(family)
+        family.can_be_cut(known, sum).then_some(family)
     }
 
     /// Whether all tensors come from this gradient, from one parameter and from states, and stay inside.
-    fn can_be_cut(&self, graph: &Graph, sum: ValueId) -> bool {
+    fn can_be_cut(&self, known: &Known<'_>, sum: ValueId) -> bool {
+        let graph = known.graph;
         let source = |id: &ValueId| {
             let op = &graph.maker(*id).op;
             let state = op.downcast::<State>().is_some_and(|state| matches!(state.init, Init::Constant(_)));
@@ -153,19 +192,16 @@ impl Family {
         };
         let params: Vec<ValueId> = self.values.iter().copied().filter(|id| graph.maker(*id).op.is::<Param>()).collect();
         let [param] = params[..] else { return false };
-        let inside = |id: &ValueId| self.values.contains(id);
-        let updates_inside = graph.updates.iter().all(|(state, value)| inside(state) == inside(value));
-        let Some((_, updated)) = graph.updates.iter().find(|(state, _)| *state == param) else { return false };
+        let Some(updated) = known.updated[param.0 as usize] else { return false };
         // So that pieces are updated where they are.
-        let last = graph.value(*updated).node;
-        let phases = graph.phases();
-        let reads = |id: NodeId| graph.node(id).inputs.iter().any(|input| shown_by(graph, *input) == param);
-        let later = |id: &NodeId| *id > last && phases[id.0 as usize] == Phase::After;
-        let read_later = graph.ids().filter(later).any(reads);
-        self.values.iter().all(source)
-            && updates_inside
-            && !read_later
-            && !graph.outputs.iter().any(|(_, id)| inside(id))
+        let last = graph.value(updated).node;
+        let read_later = known.last_reader.get(&param).is_some_and(|reader| *reader > last);
+        // A state inside becomes a value inside, and a value inside becomes a state inside.
+        let stays = |id: &ValueId| {
+            let mut ends = known.updated[id.0 as usize].iter().chain(known.states.get(id).into_iter().flatten());
+            ends.all(|other| self.values.contains(other)) && !known.is_output[id.0 as usize]
+        };
+        self.values.iter().all(|id| source(id) && stays(id)) && !read_later
     }
 }
 
@@ -186,16 +222,31 @@ fn is_elementwise(graph: &Graph, node: &Node, shape: &[usize]) -> bool {
 struct Rewrite<'g> {
     rebuild: Rebuild<'g>,
     families: Vec<Family>,
+    /// The family of each value, and of each sum of squares by its result.
+    family_of: BTreeMap<ValueId, usize>,
     /// The pieces of each tensor that is cut.
     pieces: BTreeMap<ValueId, Vec<ValueId>>,
 }
 
-impl Rewrite<'_> {
+impl<'g> Rewrite<'g> {
+    fn new(graph: &'g Graph) -> Self {
+        let rebuild = Rebuild::new(graph);
+        Self { rebuild, families: Vec::new(), family_of: BTreeMap::new(), pieces: BTreeMap::new() }
+    }
+
+    fn add(&mut self, family: Family) {
+        let at = self.families.len();
+        let squares = family.squares.iter().map(|id| self.rebuild.old.node(*id).outputs[0]);
+        for value in family.values.iter().copied().chain(squares) {
+            self.family_of.entry(value).or_insert(at);
+        }
+        self.families.push(family);
+    }
+
     fn node(&mut self, node: &Node) {
         let output = node.outputs[0];
         let id = self.rebuild.old.value(output).node;
-        let of = |family: &Family| family.values.contains(&output) || family.squares.contains(&id);
-        let Some(at) = self.families.iter().position(of) else {
+        let Some(at) = self.family_of.get(&output).copied() else {
             self.rebuild.copy(node);
             return;
         };
@@ -247,9 +298,10 @@ impl Rewrite<'_> {
             }
         }
         let params: BTreeMap<&str, ValueId> = old.params().map(|(id, op)| (op.name.as_str(), id)).collect();
+        let updated_values = old.updated_values();
         for (sum, start) in &runs.sums {
             let param = params[param_of(old, *sum)];
-            let updated = old.updates.iter().find(|(state, _)| *state == param).map_or(param, |(_, value)| *value);
+            let updated = updated_values[param.0 as usize].unwrap_or(param);
             let [sums, params, values] = [*sum, param, updated].map(|id| self.parts(id));
             let mut at = *start;
             for ((sum, param), updated) in sums.into_iter().zip(params).zip(values) {
@@ -291,11 +343,17 @@ pub(crate) fn is_piece_of_sum(graph: &Graph, node: &Node) -> bool {
     node.op.is::<Piece>() && graph.maker(shown_by(graph, node.outputs[0])).op.is::<GrainSum>()
 }
 
-/// Whether a value is what a parameter becomes, or a piece of that.
-pub(crate) fn is_update(graph: &Graph, id: ValueId) -> bool {
-    let params = graph.updates.iter().filter(|(state, _)| graph.maker(*state).op.is::<Param>());
-    let joined = |value: &ValueId| graph.maker(*value).op.is::<Join>() && graph.maker(*value).inputs.contains(&id);
-    params.into_iter().any(|(_, value)| *value == id || joined(value))
+/// All values that a parameter becomes, and the pieces of those that are joined.
+pub(crate) fn param_updates(graph: &Graph) -> BTreeSet<ValueId> {
+    let mut all = BTreeSet::new();
+    for (_, value) in graph.updates.iter().filter(|(state, _)| graph.maker(*state).op.is::<Param>()) {
+        all.insert(*value);
+        let maker = graph.maker(*value);
+        if maker.op.is::<Join>() {
+            all.extend(&maker.inputs);
+        }
+    }
+    all
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! balanced tree and updates once per step, which gives the bits of synchronous training. With more, it applies each
 //! worker's gradient as it comes.
 
-use crate::cut::{Others, Owned, is_update};
+use crate::cut::{Others, Owned, param_updates};
 use crate::data::{buckets, copy_grains, param_of};
 use crate::mesh::Mesh;
 use crate::zero::shard;
@@ -16,6 +16,7 @@ use kolo_graph::piece::{Join, Piece};
 use kolo_graph::rewrite::{Rebuild, eliminate_dead};
 use kolo_graph::sources::{GrainSum, Input, Param, State};
 use kolo_graph::{Graph, Stage, ValueId};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -52,6 +53,7 @@ pub fn server_graph(graph: &Graph, servers: usize, server: usize) -> Graph {
     let mesh = Mesh::data(servers, server).expect("a server is one of the servers");
     let sharded = shard(&Owned::cut(graph, servers, Others::Unknown), &mesh, usize::MAX);
     let mut rebuild = Rebuild::new(&sharded);
+    let updates = param_updates(&sharded);
     let mut known = vec![false; sharded.values.len()];
     for (node, phase) in sharded.nodes.iter().zip(sharded.phases()) {
         if node.op.is::<GrainSum>() || phase == Phase::Grain || node.op.is::<AllReduce>() {
@@ -70,7 +72,7 @@ pub fn server_graph(graph: &Graph, servers: usize, server: usize) -> Graph {
         if !node.inputs.iter().all(|id| known[id.0 as usize]) {
             continue;
         }
-        if node.op.is::<AllGather>() && node.outputs.iter().any(|id| is_update(&sharded, *id)) {
+        if node.op.is::<AllGather>() && node.outputs.iter().any(|id| updates.contains(id)) {
             for (input, output) in node.inputs.iter().zip(&node.outputs) {
                 let new = rebuild.get(*input);
                 rebuild.set(*output, new);
@@ -121,9 +123,10 @@ fn padded(graph: &Graph, id: ValueId) -> usize {
 /// Who has what. Refuses a step with a parameter that is not trained: it would lie between others in the memory of
 /// parameters, but not in that of sums.
 pub fn shares(graph: &Graph, servers: usize) -> Result<Shares, String> {
-    let has_gradient = |name: &str| graph.sources::<GrainSum>().any(|(_, sum)| sum.of == name);
-    let is_updated = |id: ValueId| graph.updates.iter().any(|(state, _)| *state == id);
-    if let Some((_, param)) = graph.params().find(|(id, param)| !has_gradient(&param.name) || !is_updated(*id)) {
+    let gradients: BTreeSet<&str> = graph.sources::<GrainSum>().map(|(_, sum)| sum.of.as_str()).collect();
+    let updated = graph.updated_values();
+    let is_trained = |id: ValueId, name: &str| gradients.contains(name) && updated[id.0 as usize].is_some();
+    if let Some((_, param)) = graph.params().find(|(id, param)| !is_trained(*id, &param.name)) {
         return Err(format!(
             "parameter `{}` is not trained, and parameter servers have trained parameters only\n  hint: train without `--async`, or make it a constant",
             param.name

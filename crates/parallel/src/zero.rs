@@ -31,14 +31,14 @@ pub(crate) fn shard(owned: &Owned, mesh: &Mesh, bucket_bytes: usize) -> Graph {
     let plan = Plan::new(owned, mesh);
     let (mut rebuild, after) = copy_grains(plan.graph);
     let all = buckets(plan.graph, bucket_bytes);
-    for bucket in &all {
+    let units_of = plan.units(&all);
+    for (bucket, units) in all.iter().zip(&units_of) {
         if !bucket.gradients {
             exchange_bucket(&mut rebuild, AllReduce { axis: DATA.into() }, bucket);
             continue;
         }
-        let units = plan.units(bucket);
         let inputs = units.iter().map(|unit| rebuild.get(unit.sum)).collect();
-        let op = ReduceScatter { axis: DATA.into(), owners: owners(&units) };
+        let op = ReduceScatter { axis: DATA.into(), owners: owners(units) };
         let outputs = push_collective(&mut rebuild.new, op, inputs, &bucket.name);
         units.iter().zip(outputs).for_each(|(unit, new)| rebuild.set(unit.sum, new));
     }
@@ -56,7 +56,7 @@ pub(crate) fn shard(owned: &Owned, mesh: &Mesh, bucket_bytes: usize) -> Graph {
     for node in after.iter().filter(|node| !done.contains(&node.outputs[0]) && plan.runs_here(node)) {
         rebuild.copy(node);
     }
-    plan.finish(rebuild, &all)
+    plan.finish(rebuild, &all, units_of)
 }
 
 fn owners(units: &[&Unit]) -> Vec<usize> {
@@ -89,8 +89,17 @@ impl<'g> Plan<'g> {
         plan
     }
 
-    fn units(&self, bucket: &Bucket) -> Vec<&'g Unit> {
-        self.units.iter().filter(|unit| bucket.sums.contains(&shown_by(self.graph, unit.sum))).collect()
+    /// The units of each bucket.
+    fn units(&self, buckets: &[Bucket]) -> Vec<Vec<&'g Unit>> {
+        let sums = buckets.iter().enumerate().flat_map(|(at, bucket)| bucket.sums.iter().map(move |sum| (*sum, at)));
+        let bucket_of: BTreeMap<ValueId, usize> = sums.collect();
+        let mut units: Vec<Vec<&'g Unit>> = vec![Vec::new(); buckets.len()];
+        for unit in self.units {
+            if let Some(at) = bucket_of.get(&shown_by(self.graph, unit.sum)) {
+                units[*at].push(unit);
+            }
+        }
+        units
     }
 
     /// Gives every value its place; a node that reads values of two owners, if there is one.
@@ -169,6 +178,7 @@ impl<'g> Plan<'g> {
 
     /// The nodes, by first output, that these numbers are computed from.
     fn before(&self, after: &[&Node], numbers: &[ValueId]) -> BTreeSet<ValueId> {
+        let numbers: BTreeSet<ValueId> = numbers.iter().copied().collect();
         let mut before: BTreeSet<ValueId> = BTreeSet::new();
         for node in after.iter().rev() {
             let wanted = node.outputs.iter().any(|id| numbers.contains(id)) || before.contains(&node.outputs[0]);
@@ -206,12 +216,11 @@ impl<'g> Plan<'g> {
     }
 
     /// Gathers the parameters bucket by bucket, keeps the updates of this rank and of what belongs to nobody.
-    fn finish(&self, mut rebuild: Rebuild<'_>, all: &[Bucket]) -> Graph {
+    fn finish(&self, mut rebuild: Rebuild<'_>, all: &[Bucket], units_of: Vec<Vec<&Unit>>) -> Graph {
         let graph = self.graph;
         // The new values of each parameter, whole or in pieces, in the order of memory.
         let mut gathered: Vec<(ValueId, Vec<ValueId>)> = Vec::new();
-        for bucket in all.iter().filter(|bucket| bucket.gradients) {
-            let units = self.units(bucket);
+        for (bucket, units) in all.iter().zip(units_of).filter(|(bucket, _)| bucket.gradients) {
             let own = |unit: &&Unit| rebuild.get(if unit.owner == self.rank { unit.updated } else { unit.param });
             let inputs = units.iter().map(own).collect();
             let (name, owners) = (bucket.name.replace("bucket", "parameters"), owners(&units));
@@ -232,9 +241,10 @@ impl<'g> Plan<'g> {
             };
             updates.push((rebuild.get(*param), value));
         }
+        let params: BTreeSet<ValueId> = gathered.iter().map(|(param, _)| *param).collect();
         for (state, value) in &graph.updates {
             let elsewhere = self.places[value.0 as usize].is_some_and(|owner| owner != self.rank);
-            if !elsewhere && !gathered.iter().any(|(param, _)| param == state) {
+            if !elsewhere && !params.contains(state) {
                 updates.push((rebuild.get(*state), rebuild.get(*value)));
             }
         }

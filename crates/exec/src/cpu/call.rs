@@ -101,7 +101,7 @@ pub(super) fn compile(
     let mut calls: Vec<Call> = Vec::new();
     for mut next in nodes.iter().filter(runs).map(call) {
         // A product that is taken stands right before its taker.
-        if let Some(taken) = layout.unstored.iter().find(|taken| taken.update == next.node) {
+        if let Some(taken) = layout.unstored.taken_by(next.node) {
             let maker =
                 calls.pop().filter(|call| call.node == taken.product).expect("a product stands before its update");
             next.maker = Some(Box::new(maker));

@@ -9,6 +9,7 @@ use kolo_graph::op::Buffer;
 use kolo_graph::{Graph, NodeId, Team};
 use kolo_ops::simd;
 use kolo_ops::tiles::Address;
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -84,6 +85,11 @@ pub(super) fn sum_addresses(lanes: &[Lane]) -> Vec<Address> {
     lanes.iter().map(|lane| Address(lane.levels[0].at(0).cast())).collect()
 }
 
+/// The position of each node of the grain phase.
+fn grain_positions(layout: &Layout) -> HashMap<NodeId, usize> {
+    layout.grain.iter().enumerate().map(|(at, id)| (*id, at)).collect()
+}
+
 /// Tells each lane which of its calls close the sums of an exchange, and each later call which exchanges it needs.
 pub(super) fn place_exchanges(
     graph: &Graph,
@@ -92,12 +98,13 @@ pub(super) fn place_exchanges(
     lanes: &mut [Lane],
     after: &mut [Call],
 ) {
-    let position = |node: NodeId| layout.grain.iter().position(|id| *id == node);
+    let positions = grain_positions(layout);
+    let last_sums = overlap.last_sums(graph, &positions);
     for lane in lanes {
-        let positions: Vec<Option<usize>> = lane.calls.iter().map(|call| position(call.node)).collect();
-        let last_call = |sum: usize| positions.iter().rposition(|at| at.is_some_and(|at| at <= sum));
-        let closes = overlap.last_sums(graph, layout).into_iter();
-        lane.closes = closes.map(|(sum, plan)| (last_call(sum).unwrap_or(0), plan)).collect();
+        // Calls are in the order of the grain phase.
+        let called: Vec<usize> = lane.calls.iter().map(|call| positions[&call.node]).collect();
+        let last_call = |sum: usize| called.partition_point(|at| *at <= sum).saturating_sub(1);
+        lane.closes = last_sums.iter().map(|(sum, plan)| (last_call(*sum), *plan)).collect();
         lane.closes.sort_unstable();
     }
     for call in after {
@@ -115,14 +122,13 @@ pub(super) fn place_exchanges(
 /// Gives each update the lanes' terms of its gradient, if nothing else wants their sum: added up as they are used, they
 /// pass through memory once. Returns the elements of all other sums.
 pub(super) fn leave_terms(graph: &Graph, layout: &Layout, sums: &[Address], after: &mut [Call]) -> Vec<Range<usize>> {
-    let readers = graph.readers();
+    let (readers, is_kept) = (graph.readers(), graph.kept_mask());
+    let calls: HashMap<NodeId, usize> = after.iter().enumerate().map(|(at, call)| (call.node, at)).collect();
     let mut joined: Vec<Range<usize>> = Vec::new();
     for id in layout::sum_order(graph) {
         let start = layout.places[id.0 as usize].expect("a sum has a place").offset / 4;
-        let output = graph.outputs.iter().any(|(_, output)| *output == id);
-        let kept = output || graph.updates.iter().any(|(_, value)| *value == id);
         let reader = match readers[id.0 as usize][..] {
-            [reader] if !kept => after.iter_mut().find(|call| call.node == reader),
+            [reader] if !is_kept[id.0 as usize] => calls.get(&reader).map(|at| &mut after[*at]),
             _ => None,
         };
         // As that input and no other.

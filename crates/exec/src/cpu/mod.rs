@@ -223,7 +223,7 @@ impl Session {
 
     /// The product whose result a node takes as it is made; their time is measured together, as the node's.
     pub fn maker_of(&self, node: NodeId) -> Option<NodeId> {
-        self.layout.unstored.iter().find(|taken| taken.update == node).map(|taken| taken.product)
+        self.layout.unstored.taken_by(node).map(|taken| taken.product)
     }
 
     pub fn options(&self) -> Options {

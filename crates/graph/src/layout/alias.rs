@@ -1,18 +1,27 @@
 //! Whose memory a value is, and who reads it when.
 
-use crate::graph::{Graph, Node, NodeId, ValueId};
+use crate::graph::{Graph, Node, NodeId, Value, ValueId};
 use crate::op::Op;
 use crate::piece::{Join, Piece};
 use crate::sources::{Param, State};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// What a value shows, seen through views.
+/// What a value shows, seen through views. Whoever asks for many values asks [`all_shown_by`] once.
 pub fn shown_by(graph: &Graph, mut id: ValueId) -> ValueId {
     while graph.maker(id).op.view() {
         id = graph.maker(id).inputs[0];
     }
     id
+}
+
+/// What each value shows, seen through views.
+pub fn all_shown_by(graph: &Graph) -> Vec<ValueId> {
+    let mut shown: Vec<ValueId> = (0..graph.values.len() as u32).map(ValueId).collect();
+    for node in graph.nodes.iter().filter(|node| node.op.view()) {
+        shown[node.outputs[0].0 as usize] = shown[node.inputs[0].0 as usize];
+    }
+    shown
 }
 
 /// Bytes from the start of what a node aliases to its output.
@@ -22,22 +31,26 @@ pub(super) fn shift(graph: &Graph, node: &Node) -> usize {
 }
 
 /// Bytes of a value, from the start of the value whose memory it is.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
     pub of: ValueId,
     pub start: usize,
     pub end: usize,
 }
 
-impl Part {
-    /// Seen through ops that only alias.
-    pub(super) fn of(graph: &Graph, id: ValueId) -> Self {
-        let (mut of, mut start) = (id, 0);
-        while graph.maker(of).op.aliases() {
-            start += shift(graph, graph.maker(of));
-            of = graph.maker(of).inputs[graph.value(of).slot];
+/// For each value, the part that it is, seen through ops that only alias.
+pub(super) fn parts(graph: &Graph) -> Vec<Part> {
+    let whole = |(at, value): (usize, &Value)| Part { of: ValueId(at as u32), start: 0, end: value.ty.bytes() };
+    let mut parts: Vec<Part> = graph.values.iter().enumerate().map(whole).collect();
+    for node in graph.nodes.iter().filter(|node| node.op.aliases()) {
+        let shift = shift(graph, node);
+        for (input, output) in node.inputs.iter().zip(&node.outputs) {
+            let Part { of, start, .. } = parts[input.0 as usize];
+            let start = start + shift;
+            parts[output.0 as usize] = Part { of, start, end: start + graph.ty(*output).bytes() };
         }
-        Self { of, start, end: start + graph.ty(id).bytes() }
     }
+    parts
 }
 
 /// Who reads which part of each parameter and state, and when.
@@ -45,10 +58,10 @@ impl Part {
 pub(super) struct Reads(HashMap<ValueId, Vec<(Range<usize>, usize)>>);
 
 impl Reads {
-    pub(super) fn new(graph: &Graph, order: &[NodeId]) -> Self {
+    pub(super) fn new(graph: &Graph, order: &[NodeId], parts: &[Part]) -> Self {
         let mut reads = Self::default();
         let mut add = |id: ValueId, position: usize| {
-            let part = Part::of(graph, id);
+            let part = parts[id.0 as usize];
             if is_stored(&*graph.maker(part.of).op) {
                 reads.0.entry(part.of).or_default().push((part.start..part.end, position));
             }

@@ -4,13 +4,15 @@
 //! place, or a piece of it. The plan is what the executor allocates and what the planner predicts, so the two cannot differ.
 
 mod alias;
+mod fit;
 mod planner;
+mod unstored;
 
-pub use alias::shown_by;
+pub use alias::{all_shown_by, shown_by};
+pub use unstored::{Unstored, UnstoredGradients, unstored};
 
 use crate::graph::{Graph, NodeId, Phase, ValueId};
 use crate::sources::GrainSum;
-use crate::types::DType;
 use planner::Planner;
 use std::collections::HashMap;
 
@@ -71,28 +73,13 @@ pub struct Layout {
     /// (from, to): updates that could not be done in place, copied when the step ends.
     pub copies: Vec<(ValueId, ValueId)>,
     /// Gradients that are made by their update and stored nowhere.
-    pub unstored: Vec<Unstored>,
-}
-
-/// A gradient that its update takes tile by tile, as a product makes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unstored {
-    pub product: NodeId,
-    pub sum: NodeId,
-    pub update: NodeId,
-}
-
-impl Unstored {
-    /// Whether this node's result is what is stored nowhere.
-    pub fn makes(&self, node: NodeId) -> bool {
-        node == self.product || node == self.sum
-    }
+    pub unstored: UnstoredGradients,
 }
 
 impl Layout {
     /// Whether a value that runs has no place, because its taker takes it as it is made.
     pub fn is_unstored(&self, graph: &Graph, id: ValueId) -> bool {
-        self.unstored.iter().any(|taken| taken.makes(graph.value(id).node))
+        self.unstored.makes(graph.value(id).node)
     }
 }
 
@@ -115,52 +102,16 @@ pub fn plan(graph: &Graph, grains: usize, lanes: usize) -> Layout {
     layout
 }
 
-/// The gradients, with a single grain, that nobody but their update reads and that take at least as much memory as what
-/// they are the product of.
-pub fn unstored(graph: &Graph) -> Vec<Unstored> {
-    let (live, phases, readers) = (crate::rewrite::live_nodes(graph), graph.phases(), graph.readers());
-    let kept = |id: ValueId| {
-        let updated = graph.updates.iter().any(|(_, value)| *value == id);
-        updated || graph.outputs.iter().any(|(_, output)| *output == id)
-    };
-    let only_reader = |id: ValueId| match readers[id.0 as usize][..] {
-        [reader] if !kept(id) && live[reader.0 as usize] => Some(reader),
-        _ => None,
-    };
-    let bytes = |ids: &[ValueId]| ids.iter().map(|id| graph.ty(*id).bytes()).sum::<usize>();
-    let taken = |product: NodeId| {
-        let node = graph.node(product);
-        let all_f32 = node.inputs.iter().chain(&node.outputs).all(|id| graph.ty(*id).dtype == DType::F32);
-        if phases[product.0 as usize] != Phase::Grain || !all_f32 || !node.op.gives_tiles(&graph.types(&node.inputs)) {
-            return None;
-        }
-        let sum = only_reader(node.outputs[0]).filter(|sum| graph.node(*sum).op.is::<GrainSum>())?;
-        let gradient = graph.node(sum).outputs[0];
-        let update = only_reader(gradient)?;
-        let inputs = graph.node(update).inputs.iter().enumerate();
-        let mut places = inputs.filter(|(_, input)| **input == gradient).map(|(at, _)| at);
-        let takes = places.next() == graph.node(update).op.takes_tiles() && places.next().is_none();
-        // What an update changes where it is must not be read meanwhile.
-        let shown = |id: &ValueId| shown_by(graph, *id);
-        let changed: Vec<ValueId> = graph.node(update).inputs.iter().map(shown).collect();
-        let apart = node.inputs.iter().all(|id| !changed.contains(&shown(id)));
-        let smaller = bytes(&node.inputs) <= bytes(&node.outputs);
-        (takes && apart && smaller).then_some(Unstored { product, sum, update })
-    };
-    graph.ids().filter(|id| live[id.0 as usize]).filter_map(taken).collect()
-}
-
 /// The order to run in: each phase in graph order, but a sum over grains right after its term, so that the term's memory
 /// is free again at once. The order of the sums is the order in which gradients become ready.
 fn schedule(graph: &Graph, layout: &mut Layout) {
     let live = crate::rewrite::live_nodes(graph);
     let phases = graph.phases();
     let readers = graph.readers();
-    let waits = |id: NodeId| layout.unstored.iter().any(|taken| taken.makes(id));
-    let ids: Vec<NodeId> = graph.ids().filter(|id| live[id.0 as usize] && !waits(*id)).collect();
+    let ids: Vec<NodeId> = graph.ids().filter(|id| live[id.0 as usize] && !layout.unstored.makes(*id)).collect();
     for id in ids {
         let node = graph.node(id);
-        layout.after.extend(layout.unstored.iter().filter(|taken| taken.update == id).map(|taken| taken.product));
+        layout.after.extend(layout.unstored.taken_by(id).map(|taken| taken.product));
         if node.op.is::<GrainSum>() {
             let made = phases[graph.value(node.inputs[0]).node.0 as usize];
             let source = graph.maker(node.inputs[0]).inputs.is_empty();
@@ -188,10 +139,9 @@ fn schedule(graph: &Graph, layout: &mut Layout) {
 
 /// For each value whose only reader is a sum over grains, that sum.
 fn only_sums(graph: &Graph) -> Vec<Option<ValueId>> {
-    let readers = graph.readers();
-    let kept = |id: ValueId| graph.outputs.iter().any(|(_, output)| *output == id);
+    let (readers, is_output) = (graph.readers(), graph.output_mask());
     let sum = |at: usize| match readers[at][..] {
-        [reader] if graph.node(reader).op.is::<GrainSum>() && !kept(ValueId(at as u32)) => {
+        [reader] if graph.node(reader).op.is::<GrainSum>() && !is_output[at] => {
             let maker = graph.maker(ValueId(at as u32));
             (!maker.inputs.is_empty() && !maker.op.view()).then_some(graph.node(reader).outputs[0])
         }

@@ -1,6 +1,7 @@
 //! Gives every value its place, one node after the other.
 
-use super::alias::{Part, Reads, becoming, first_reads, is_stored, shift};
+use super::alias::{Part, Reads, becoming, first_reads, is_stored, parts, shift};
+use super::fit::{Life, first_fit};
 use super::{Arena, Layout, Place, align, only_sums};
 use crate::collective::is_collective;
 use crate::graph::{Graph, Node, NodeId, ValueId};
@@ -11,9 +12,7 @@ use std::ops::Range;
 /// A run of values that share one place.
 #[derive(Clone, Debug)]
 struct Block {
-    bytes: usize,
-    birth: usize,
-    death: usize,
+    life: Life,
     arena: Arena,
     offset: usize,
 }
@@ -34,6 +33,10 @@ pub(super) struct Planner<'g> {
     /// The state that a value becomes a part of, also through ops that only alias, and the bytes before it.
     becomes: Vec<Option<(ValueId, usize)>>,
     reads: Reads,
+    /// The part of another value's memory that each is.
+    parts: Vec<Part>,
+    /// Whether a node reads a value, or it is an output.
+    is_wanted: Vec<bool>,
     /// Bytes before each value in its block.
     shifts: Vec<usize>,
 }
@@ -43,9 +46,11 @@ impl<'g> Planner<'g> {
         let order: Vec<NodeId> =
             [&layout.before, &layout.grain, &layout.after].into_iter().flatten().copied().collect();
         let mut last_read = vec![0; graph.values.len()];
+        let mut is_wanted = graph.output_mask();
         for (position, id) in order.iter().enumerate() {
             for input in &graph.node(*id).inputs {
                 last_read[input.0 as usize] = position;
+                is_wanted[input.0 as usize] = true;
             }
         }
         // Whoever reads an alias reads what it shows. What is exchanged is in use until somebody waits for the exchange.
@@ -63,7 +68,8 @@ impl<'g> Planner<'g> {
         graph.outputs.iter().for_each(|(_, id)| last_read[id.0 as usize] = end);
         graph.updates.iter().for_each(|(_, id)| last_read[id.0 as usize] = end);
         let start = layout.before.len();
-        let reads = Reads::new(graph, &order);
+        let parts = parts(graph);
+        let reads = Reads::new(graph, &order, &parts);
         Self {
             graph,
             grain: start..start + layout.grain.len(),
@@ -75,6 +81,8 @@ impl<'g> Planner<'g> {
             sum_places,
             becomes: becoming(graph),
             reads,
+            parts,
+            is_wanted,
             shifts: vec![0; graph.values.len()],
         }
     }
@@ -169,7 +177,7 @@ impl<'g> Planner<'g> {
         let becomes = self.becomes[output.0 as usize];
         if let Some((state, at)) = becomes {
             // A value that becomes a state goes straight into the state's place if it can; never into a temporary of its own.
-            let part = Part::of(graph, input);
+            let part = self.parts[input.0 as usize];
             let same = (part.of, part.start) == (state, at) && layout.places[input.0 as usize].is_some();
             return (same && !self.reads.is_read_after(state, part.start..part.end, position)).then_some(());
         }
@@ -185,16 +193,15 @@ impl<'g> Planner<'g> {
             at.0 != place.0 || at.1 == place.1
         };
         let free = once_read && inputs.iter().all(apart);
-        (block.death == position && block.arena == self.arena(position) && free).then_some(())
+        (block.life.death == position && block.arena == self.arena(position) && free).then_some(())
     }
 
     /// Where all inputs of a join lie, if it is what a state becomes and nobody else reads it, and they lie side by side
     /// where that state is.
     fn joined(&self, node: &Node, layout: &Layout) -> Option<Place> {
         let output = node.outputs[0];
-        let is_read = self.order.iter().any(|id| self.graph.node(*id).inputs.contains(&output));
-        let is_output = self.graph.outputs.iter().any(|(_, id)| *id == output);
-        let (state, _) = self.becomes[output.0 as usize].filter(|(_, at)| *at == 0 && !is_read && !is_output)?;
+        let is_wanted = self.is_wanted[output.0 as usize];
+        let (state, _) = self.becomes[output.0 as usize].filter(|(_, at)| *at == 0 && !is_wanted)?;
         let start = Place::at(Arena::Store, state.0 as usize);
         let mut bytes = 0;
         for input in &node.inputs {
@@ -216,43 +223,29 @@ impl<'g> Planner<'g> {
             if self.blocks[block].arena == Arena::Step && self.grain.contains(&death) {
                 death = self.grain.end;
             }
-            self.blocks[block].death = self.blocks[block].death.max(death);
+            let life = &mut self.blocks[block].life;
+            life.death = life.death.max(death);
         }
     }
 
     fn fresh(&mut self, output: ValueId, position: usize) {
-        let block = Block {
+        let life = Life {
             bytes: align(self.graph.ty(output).bytes()),
             birth: position,
             death: self.death(output, position).max(position),
-            arena: self.arena(position),
-            offset: 0,
         };
+        let block = Block { life, arena: self.arena(position), offset: 0 };
         self.block_of[output.0 as usize] = Some(self.blocks.len());
         self.blocks.push(block);
     }
 
-    /// Places the largest blocks first, each at the lowest offset that no overlapping life holds.
+    /// Places the blocks of each arena.
     fn place(&mut self, layout: &mut Layout) {
         for arena in [Arena::Grain, Arena::Step] {
-            let mut todo: Vec<usize> = (0..self.blocks.len()).filter(|at| self.blocks[*at].arena == arena).collect();
-            todo.sort_by_key(|at| (std::cmp::Reverse(self.blocks[*at].bytes), self.blocks[*at].birth));
-            let mut placed: Vec<usize> = Vec::new();
-            let mut size = 0;
-            for at in todo {
-                let (bytes, birth, death) = (self.blocks[at].bytes, self.blocks[at].birth, self.blocks[at].death);
-                let mut offset = 0;
-                for other in placed.iter().map(|other| &self.blocks[*other]) {
-                    let together = other.birth <= death && birth <= other.death;
-                    if together && other.offset < offset + bytes && offset < other.offset + other.bytes {
-                        offset = other.offset + other.bytes;
-                    }
-                }
-                self.blocks[at].offset = offset;
-                size = size.max(offset + bytes);
-                let slot = placed.partition_point(|other| self.blocks[*other].offset <= offset);
-                placed.insert(slot, at);
-            }
+            let own: Vec<usize> = (0..self.blocks.len()).filter(|at| self.blocks[*at].arena == arena).collect();
+            let lives: Vec<Life> = own.iter().map(|at| self.blocks[*at].life).collect();
+            let (offsets, size) = first_fit(&lives);
+            own.into_iter().zip(offsets).for_each(|(at, offset)| self.blocks[at].offset = offset);
             match arena {
                 Arena::Grain => layout.grain_bytes = size,
                 _ => layout.step_bytes = size,
