@@ -79,18 +79,22 @@ fn unknown(source: &str, settings: &Settings) -> SettingError {
         return settings.wrong("source", format!("is \"{source}\", which is not known"), hint);
     }
     let message = match source.split_once(':') {
-        _ if Path::new(source).exists() => {
-            format!("names the file \"{source}\", but this version does not read files")
-        }
+        _ if is_path(source) => format!("names the file \"{source}\", but this version does not read files"),
         Some((scheme, _)) => format!("is \"{source}\", and there is no `{scheme}:` source of that name"),
-        None => format!("is \"{source}\": no such source, and file not found"),
+        None => format!("is \"{source}\", and there is no source of that name"),
     };
     settings.wrong("source", message, list)
 }
 
+/// Whether this is no name but a file, there or not.
+fn is_path(source: &str) -> bool {
+    let scheme = SOURCES.iter().any(|kind| kind.name.split(':').next() == source.split(':').next());
+    Path::new(source).exists() || (!scheme && source.contains(['/', '.', '\\']))
+}
+
 /// The source meant by a name with a typing error, or by a name without its scheme.
 fn suggestion(source: &str) -> Option<&'static str> {
-    if Path::new(source).exists() {
+    if is_path(source) {
         return None;
     }
     let short = |name: &'static str| name.split_once(':').map_or(name, |(_, short)| short);

@@ -8,7 +8,7 @@ mod overlap;
 pub mod reference;
 pub mod store;
 
-pub use cpu::{Alive, Feed, Options, Session};
+pub use cpu::{Alive, Feed, Options, Session, Stop};
 pub use exchange::{Collectives, Exchange, ExchangeError, ExchangeKind};
 pub use memory::Memory;
 pub use store::Store;

@@ -3,6 +3,7 @@
 use kolo_graph::layout::ALIGNMENT;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
+use std::io;
 
 /// From this size on, memory is mapped and large pages are asked for: a step walks its arenas end to end, and page walks
 /// would cost more than the data.
@@ -39,20 +40,26 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
+    /// Ends the program if the system refuses so much; see [`Memory::try_new`].
     pub fn new(bytes: usize) -> Self {
+        let asked = Layout::from_size_align(bytes, ALIGNMENT).unwrap_or(Layout::new::<u8>());
+        Self::try_new(bytes).unwrap_or_else(|_| handle_alloc_error(asked))
+    }
+
+    pub fn try_new(bytes: usize) -> io::Result<Self> {
         if bytes >= LARGE_PAGE_BYTES
             && let Some(mapped) = Self::mapped(bytes)
         {
-            return mapped;
+            return Ok(mapped);
         }
-        let layout =
-            Layout::from_size_align(bytes.max(ALIGNMENT), ALIGNMENT).expect("a size the address space can hold");
+        let refused = || io::Error::new(io::ErrorKind::OutOfMemory, format!("{bytes} bytes of memory"));
+        let layout = Layout::from_size_align(bytes.max(ALIGNMENT), ALIGNMENT).map_err(|_| refused())?;
         // SAFETY: the layout is not empty.
         let data = unsafe { alloc_zeroed(layout) };
         if data.is_null() {
-            handle_alloc_error(layout);
+            return Err(refused());
         }
-        Self { data, bytes: layout.size(), owner: Owner::Allocator(layout) }
+        Ok(Self { data, bytes: layout.size(), owner: Owner::Allocator(layout) })
     }
 
     /// Fresh pages on a large page's border. An allocator would zero memory that is aligned like this by writing to it,

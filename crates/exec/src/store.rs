@@ -90,7 +90,8 @@ impl Store {
 
     /// Gives the chosen tensors their first values.
     pub fn initialise_where(&self, seed: u64, chosen: impl Fn(&Entry) -> bool) {
-        let team = Team::new(std::thread::available_parallelism().map_or(1, usize::from));
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let team = Team::try_new(threads).unwrap_or_else(|_| Team::solo());
         // The memory starts as zeros, so whatever starts at zero need not be touched.
         for entry in self.entries.iter().filter(|entry| entry.init != Init::ZEROS && chosen(entry)) {
             let stream = Stream::new(seed, &format!("init.{}", entry.name));

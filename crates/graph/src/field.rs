@@ -35,7 +35,7 @@ impl Field {
 
     /// The number of values one sample holds.
     pub fn elements(&self) -> usize {
-        self.shape.iter().product()
+        self.shape.iter().fold(1, |count, dim| count.saturating_mul(*dim))
     }
 }
 

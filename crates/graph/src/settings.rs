@@ -156,6 +156,15 @@ impl Settings {
         }
     }
 
+    /// A whole number from `least` to `most`.
+    pub fn count_in(&self, key: &str, default: usize, least: usize, most: usize) -> Result<usize, SettingError> {
+        let value = self.count(key, default, least)?;
+        if value <= most {
+            return Ok(value);
+        }
+        Err(self.wrong(key, format!("must be at most {most}, but is {value}"), format!("write `{key} = {default}`")))
+    }
+
     pub fn float(&self, key: &str, default: f64) -> Result<f64, SettingError> {
         match self.entry(key).map(|entry| &entry.value) {
             None => Ok(default),
@@ -208,7 +217,14 @@ impl Settings {
                 .iter()
                 .map(|value| match value {
                     Setting::Int(value) if *value > 0 => Ok(*value as usize),
-                    other => Err(self.mismatch(key, other, "a list of positive whole numbers", &example)),
+                    other => {
+                        let found = match other {
+                            Setting::Int(value) => value.to_string(),
+                            other => other.kind().into(),
+                        };
+                        let message = format!("must be a list of positive whole numbers, but {found} is in it");
+                        Err(self.wrong(key, message, format!("write `{key} = {example}`")))
+                    }
                 })
                 .collect(),
             Some(other) => Err(self.mismatch(key, other, "a list of whole numbers", &example)),
@@ -217,10 +233,15 @@ impl Settings {
 
     /// A nested table; empty if absent.
     pub fn table(&self, key: &str) -> Result<Settings, SettingError> {
+        self.table_like(key, "{ kind = \"…\" }")
+    }
+
+    /// A nested table; empty if absent. The `example` is for whoever wrote something else.
+    pub fn table_like(&self, key: &str, example: &str) -> Result<Settings, SettingError> {
         match self.entry(key).map(|entry| &entry.value) {
             None => Ok(Settings::new(&self.path(key), &self.place)),
             Some(Setting::Table(table)) => Ok(table.clone()),
-            Some(other) => Err(self.mismatch(key, other, "a table", "{ kind = \"…\" }")),
+            Some(other) => Err(self.mismatch(key, other, "a table", example)),
         }
     }
 

@@ -5,6 +5,7 @@
 //! must not depend on it.
 
 use std::fmt;
+use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
@@ -48,7 +49,15 @@ impl fmt::Debug for Team {
 }
 
 impl Team {
+    /// # Panics
+    ///
+    /// If the system refuses a thread; see [`Team::try_new`].
     pub fn new(threads: usize) -> Self {
+        Self::try_new(threads).expect("the system gives the threads that were asked for")
+    }
+
+    /// A team of so many threads, if the system has them.
+    pub fn try_new(threads: usize) -> io::Result<Self> {
         let helpers = threads.max(1) - 1;
         let shared = Arc::new(Shared {
             epoch: AtomicU32::new(0),
@@ -60,21 +69,20 @@ impl Team {
             panicked: AtomicBool::new(false),
             asleep: (0..helpers).map(|_| AtomicBool::new(false)).collect(),
         });
-        let handles: Vec<JoinHandle<()>> = (0..helpers)
-            .map(|helper| {
-                let shared = Arc::clone(&shared);
-                std::thread::Builder::new()
-                    .name(format!("kolo-{}", helper + 1))
-                    .spawn(move || work(&shared, helper))
-                    .expect("the system refused a thread")
-            })
-            .collect();
+        // Dropping it ends those that have started.
+        let mut team = Self { shared, sleepers: Vec::new(), handles: Vec::new(), in_use: Mutex::new(()) };
+        for helper in 0..helpers {
+            let shared = Arc::clone(&team.shared);
+            let named = std::thread::Builder::new().name(format!("kolo-{}", helper + 1));
+            let handle = named.spawn(move || work(&shared, helper))?;
+            team.sleepers.push(handle.thread().clone());
+            team.handles.push(handle);
+        }
         // A thread allocates as it starts: wait for all, so that no later loop does.
-        while shared.up.load(Ordering::Acquire) != helpers {
+        while team.shared.up.load(Ordering::Acquire) != helpers {
             std::thread::yield_now();
         }
-        let sleepers = handles.iter().map(|handle| handle.thread().clone()).collect();
-        Self { shared, sleepers, handles, in_use: Mutex::new(()) }
+        Ok(team)
     }
 
     /// A team of the calling thread alone.

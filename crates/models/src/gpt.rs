@@ -1,6 +1,6 @@
 //! GPT-2 with Hugging Face's names and layouts.
 
-use crate::{Build, Model, ModelKind, Outputs, data_classes, data_shape};
+use crate::{Build, LAYERS_MAX, Model, ModelKind, Outputs, data_classes, data_shape};
 use kolo_graph::field::{Field, IGNORED};
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_ops::prelude::*;
@@ -20,7 +20,7 @@ struct Gpt {
 fn make(settings: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, SettingError> {
     let context = data_shape(data, "x").map_or(128, |shape| shape.iter().product());
     let gpt = Gpt {
-        layers: settings.count("layers", 4, 1)?,
+        layers: settings.count_in("layers", 4, 1, LAYERS_MAX)?,
         width: settings.count("width", 256, 1)?,
         heads: settings.count("heads", 4, 1)?,
         context: settings.count("context", context, 1)?,

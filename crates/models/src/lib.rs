@@ -80,6 +80,9 @@ pub struct ModelKind {
     pub make: Make,
 }
 
+/// Layers of a model, at most: each is built and compiled by itself.
+pub const LAYERS_MAX: usize = 10_000;
+
 /// The zoo.
 pub const MODELS: &[ModelKind] = &[
     mlp::KIND,

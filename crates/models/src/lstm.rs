@@ -1,6 +1,6 @@
 //! Stacked LSTM layers and a linear head on the last step: forecasting.
 
-use crate::{Build, Model, ModelKind, Outputs, data_shape};
+use crate::{Build, LAYERS_MAX, Model, ModelKind, Outputs, data_shape};
 use kolo_graph::field::Field;
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_ops::prelude::*;
@@ -21,7 +21,7 @@ fn make(settings: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, S
     let x = data_shape(data, "x").filter(|shape| shape.len() == 2).unwrap_or(vec![64, 1]);
     let y = data_shape(data, "y").map_or(1, |shape| shape.iter().product());
     Ok(Box::new(Lstm {
-        layers: settings.count("layers", 2, 1)?,
+        layers: settings.count_in("layers", 2, 1, LAYERS_MAX)?,
         width: settings.count("width", 64, 1)?,
         context: settings.count("context", x[0], 1)?,
         features: settings.count("features", x[1], 1)?,

@@ -135,6 +135,9 @@ fn conversion(op: &dyn Op, inputs: &[Buffer], outputs: &[Buffer], scratch: &Memo
 
 pub(super) fn run_calls(calls: &mut [Call], lane: usize, team: &Team, scratch: &Memory, probe: &Probe) {
     for call in calls {
+        if probe.stops() {
+            return;
+        }
         let start = probe.start();
         run_call(call, team, scratch);
         probe.end(lane, call, start);

@@ -39,6 +39,9 @@ impl Lane {
     pub fn run(&mut self, number: usize, local: usize, probe: &Probe, overlap: Option<&Overlap>, last: bool) {
         let mut closes = 0;
         for at in 0..self.calls.len() {
+            if probe.stops() {
+                return;
+            }
             let start = probe.start();
             let call = &self.calls[at];
             match call.kind {

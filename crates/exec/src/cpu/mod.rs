@@ -31,7 +31,7 @@ use kolo_ops::tiles::Address;
 pub use lane::sum_levels;
 use lane::{Lane, leave_terms, place_exchanges, sum_addresses};
 use probe::Probe;
-pub use probe::{Alive, Tracer};
+pub use probe::{Alive, Stop, Tracer};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -104,8 +104,17 @@ fn scratches(graph: &Graph, layout: &Layout, options: Options) -> (usize, usize)
 
 impl Session {
     /// Compiles `graph` on the tensors of `store`. Collectives in it are those of one worker: they do nothing.
+    ///
+    /// # Panics
+    ///
+    /// If the system refuses a thread or memory; see [`Session::try_new`].
     pub fn new(graph: Graph, store: &Store, options: Options) -> Self {
-        Self::build(graph, store, options, None).expect("nothing to exchange, nothing to fail")
+        Self::try_new(graph, store, options).expect("the system gives what was asked for")
+    }
+
+    /// As [`Session::new`]; an [`std::io::Error`] if the system refuses a thread or memory.
+    pub fn try_new(graph: Graph, store: &Store, options: Options) -> Result<Self, ExchangeError> {
+        Self::build(graph, store, options, None)
     }
 
     /// Compiles `graph` with somebody to run its collectives. All ranks call it together.
@@ -132,11 +141,11 @@ impl Session {
         let sums = graph.nodes.iter().any(|node| node.op.is::<GrainSum>());
         assert!(grains == 1 || sums || graph.updates.is_empty(), "grains without a sum cannot share one update");
         let layout = layout::plan(&graph, grains, lane_count);
-        let step = Memory::new(layout.step_bytes);
-        let step_batch = Memory::new(layout.step_input_bytes);
+        let step = Memory::try_new(layout.step_bytes)?;
+        let step_batch = Memory::try_new(layout.step_input_bytes)?;
         let lane_threads = (threads / lane_count).max(1);
         let (lane_scratch, step_scratch) = scratches(&graph, &layout, options);
-        let scratch = Arc::new(Memory::new(step_scratch));
+        let scratch = Arc::new(Memory::try_new(step_scratch)?);
         let bases = |grain_input: &Memory, grain: &Memory, sum: &Memory| Bases {
             store,
             grain_input: grain_input.at(0),
@@ -145,25 +154,29 @@ impl Session {
             step: step.at(0),
             sum: sum.at(0),
         };
-        let team = Arc::new(Team::new(threads));
+        let team = Arc::new(Team::try_new(threads)?);
+        // A lone lane shares the step's threads: another team's would fight with them for the cores.
+        let lane_team =
+            |_| if lane_count == 1 { Ok(Arc::clone(&team)) } else { Team::try_new(lane_threads).map(Arc::new) };
+        let lane_teams = (0..lane_count).map(lane_team).collect::<std::io::Result<Vec<_>>>()?.into_iter();
         let mut shared_sums = match &collectives {
             Some(collectives) if layout.sum_bytes > 0 => Some(collectives.memory(layout.sum_bytes)?),
             _ => None,
         };
         let mut outputs: Vec<(String, Vec<Buffer>)> = graph.outputs.iter().map(|(n, _)| (n.clone(), vec![])).collect();
         let mut shared: Option<Bases<'_>> = None;
-        let mut lanes: Vec<Lane> = (0..lane_count)
-            .map(|_| {
-                let activations = Memory::new(layout.grain_bytes);
-                let batch = Memory::new(layout.grain_input_bytes);
+        let mut lanes: Vec<Lane> = lane_teams
+            .map(|team| {
+                let activations = Memory::try_new(layout.grain_bytes)?;
+                let batch = Memory::try_new(layout.grain_input_bytes)?;
                 let scratch = match lane_count {
                     1 => Arc::clone(&scratch),
-                    _ => Arc::new(Memory::new(lane_scratch)),
+                    _ => Arc::new(Memory::try_new(lane_scratch)?),
                 };
-                let own = |_| Memory::new(layout.sum_bytes);
-                let whole = shared_sums.take().unwrap_or_else(|| own(0));
+                let own = |_| Memory::try_new(layout.sum_bytes);
+                let whole = shared_sums.take().map_or_else(|| own(0), Ok);
                 let rest = (1..sum_levels(grains / lane_count)).map(own);
-                let levels: Vec<Memory> = std::iter::once(whole).chain(rest).collect();
+                let levels = std::iter::once(whole).chain(rest).collect::<std::io::Result<Vec<Memory>>>()?;
                 let bases = bases(&batch, &activations, &levels[0]);
                 let calls = compile(&graph, &layout, &layout.grain, &bases, &scratch, lane_threads);
                 let inputs = input_buffers(&graph, &layout, &bases, false);
@@ -171,12 +184,10 @@ impl Session {
                     buffers.push(bases.buffer(&graph, &layout, *id));
                 }
                 shared.get_or_insert(bases);
-                // A lone lane shares the step's threads: another team's would fight with them for the cores.
-                let team = if lane_count == 1 { Arc::clone(&team) } else { Arc::new(Team::new(lane_threads)) };
                 let closes = Vec::new();
-                Lane { calls, inputs, team, scratch, _activations: activations, _batch: batch, levels, closes }
+                Ok(Lane { calls, inputs, team, scratch, _activations: activations, _batch: batch, levels, closes })
             })
-            .collect();
+            .collect::<std::io::Result<_>>()?;
         let shared = shared.expect("there is at least one lane");
         let before = compile(&graph, &layout, &layout.before, &shared, &scratch, threads);
         let mut after = compile(&graph, &layout, &layout.after, &shared, &scratch, threads);
@@ -337,6 +348,13 @@ impl Session {
     /// Tells `alive` after every call from now on.
     pub fn set_alive(&mut self, alive: Option<Alive>) {
         self.probe.alive = alive;
+    }
+
+    /// From now on, a run leaves out all calls from the moment that `stop` is true; what it left undone is for the caller to
+    /// know. Not for a session with collectives, whose other ranks would wait.
+    pub fn set_stop(&mut self, stop: Option<Stop>) {
+        assert!(stop.is_none() || self.overlap.is_none(), "other ranks would wait for a run that stops");
+        self.probe.stop = stop;
     }
 
     /// Lets `tracer` see every call from now on.

@@ -11,12 +11,16 @@ pub type Tracer = Arc<dyn Fn(usize, NodeId, Instant, Instant) + Send + Sync>;
 /// Told after every call of a session that it gets on.
 pub type Alive = Arc<dyn Fn() + Send + Sync>;
 
+/// Asked before every call of a session whether to leave out the rest.
+pub type Stop = Arc<dyn Fn() -> bool + Send + Sync>;
+
 /// Who watches the calls.
 #[derive(Clone, Default)]
 pub(super) struct Probe {
     pub profile: bool,
     pub tracer: Option<Tracer>,
     pub alive: Option<Alive>,
+    pub stop: Option<Stop>,
 }
 
 impl std::fmt::Debug for Probe {
@@ -26,6 +30,10 @@ impl std::fmt::Debug for Probe {
 }
 
 impl Probe {
+    pub fn stops(&self) -> bool {
+        self.stop.as_ref().is_some_and(|stop| stop())
+    }
+
     pub fn start(&self) -> Option<Instant> {
         (self.profile || self.tracer.is_some()).then(Instant::now)
     }

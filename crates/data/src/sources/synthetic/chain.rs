@@ -2,6 +2,8 @@
 //!
 //! A model that has learnt the successors reaches a loss of about `0.38 + 0.125 · ln(classes)` nats per token.
 
+use std::sync::OnceLock;
+
 use kolo_graph::rng::Stream;
 
 use crate::noise::below_of_word;
@@ -13,7 +15,9 @@ const SURPRISE_BITS: u32 = 3;
 #[derive(Debug)]
 pub struct Chain {
     stream: Stream,
-    successors: Vec<u32>,
+    successor: Permutation,
+    /// The permutation as a table. It is made with the first sample, when the job is known to fit into memory.
+    table: OnceLock<Vec<u32>>,
     /// Targets are counted modulo this.
     targets: usize,
     /// The chain's position of the first target.
@@ -23,8 +27,13 @@ pub struct Chain {
 impl Chain {
     pub fn new(seed: u64, classes: usize, targets: usize, target_start: usize) -> Self {
         let successor = Permutation::new(seed, "data.synthetic.successor", classes);
-        let successors = (0..classes).map(|token| successor.at(token) as u32).collect();
-        Self { stream: Stream::new(seed, "data.synthetic.chain"), successors, targets, target_start }
+        let (stream, table) = (Stream::new(seed, "data.synthetic.chain"), OnceLock::new());
+        Self { stream, successor, table, targets, target_start }
+    }
+
+    fn successors(&self) -> &[u32] {
+        let make = || (0..self.successor.len()).map(|token| self.successor.at(token) as u32).collect();
+        self.table.get_or_init(make)
     }
 
     pub fn fill_input(&self, sample: usize, out: &mut [i32]) {
@@ -41,11 +50,11 @@ impl Chain {
 
     /// The tokens of a sample, without end. The first is always a surprise.
     fn walk(&self, sample: usize) -> impl Iterator<Item = u32> {
-        let mut token = None;
+        let (mut token, successors) = (None, self.successors());
         (0_u64..).flat_map(move |block| self.stream.block(sample as u64, block)).map(move |word| {
             let next = match token {
-                Some(token) if !word.is_multiple_of(1 << SURPRISE_BITS) => self.successors[token as usize],
-                _ => below_of_word(word, self.successors.len()) as u32,
+                Some(token) if !word.is_multiple_of(1 << SURPRISE_BITS) => successors[token as usize],
+                _ => below_of_word(word, successors.len()) as u32,
             };
             token = Some(next);
             next
@@ -88,7 +97,7 @@ mod tests {
             let (x, y) = sample(&chain, number, 32, 32);
             x.into_iter().zip(y)
         });
-        let hits = pairs.filter(|(x, y)| chain.successors[*x as usize] as i32 == *y).count() as f64;
+        let hits = pairs.filter(|(x, y)| chain.successors()[*x as usize] as i32 == *y).count() as f64;
         let share = hits / (200.0 * 32.0);
         assert!((0.85..0.91).contains(&share), "{share}");
     }

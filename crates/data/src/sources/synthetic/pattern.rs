@@ -5,6 +5,7 @@
 //! images.
 
 use std::f64::consts::{PI, SQRT_2};
+use std::sync::OnceLock;
 
 use kolo_graph::rng::Stream;
 use kolo_graph::vectorized;
@@ -66,12 +67,12 @@ impl Pattern {
     /// [`FREQUENCIES`] products per element instead of their square.
     fn add_row(&self, coefficients: &[[f32; FREQUENCIES]; FREQUENCIES], row: usize, values: &mut [f32]) {
         let mut weights = [0.0; FREQUENCIES];
-        for (down, coefficients) in self.rows.values.iter().map(|values| values[row]).zip(coefficients) {
+        for (down, coefficients) in self.rows.values().iter().map(|values| values[row]).zip(coefficients) {
             for (weight, coefficient) in weights.iter_mut().zip(coefficients) {
                 *weight += down * coefficient;
             }
         }
-        add_waves(values, self.noise, &self.columns.values, &weights);
+        add_waves(values, self.noise, self.columns.values(), &weights);
     }
 
     /// Row by column frequency. Scaled so that the pattern's root mean square is [`AMPLITUDE`] in the mean over
@@ -102,19 +103,24 @@ vectorized! {
 #[derive(Debug)]
 struct Cosines {
     len: usize,
-    /// By frequency, then position.
-    values: [Vec<f32>; FREQUENCIES],
+    /// By frequency, then position. Made with the first sample, when the job is known to fit into memory.
+    table: OnceLock<[Vec<f32>; FREQUENCIES]>,
 }
 
 impl Cosines {
     fn new(len: usize) -> Self {
+        Self { len, table: OnceLock::new() }
+    }
+
+    fn values(&self) -> &[Vec<f32>; FREQUENCIES] {
+        let len = self.len;
         let cosine = |position: usize, frequency: usize| match frequency {
             0 => 1.0,
             _ if frequency >= len => 0.0,
             _ => (SQRT_2 * (PI * frequency as f64 * (position as f64 + 0.5) / len as f64).cos()) as f32,
         };
-        let values = std::array::from_fn(|frequency| (0..len).map(|position| cosine(position, frequency)).collect());
-        Self { len, values }
+        let wave = |frequency: usize| (0..len).map(|position| cosine(position, frequency)).collect();
+        self.table.get_or_init(|| std::array::from_fn(wave))
     }
 
     fn frequencies(&self) -> usize {

@@ -1,6 +1,8 @@
 //! A fixed smooth function of noise: what a regression can learn. It is a small network with random weights,
 //! `y = A · tanh(W · x)`, with normal `x`.
 
+use std::sync::OnceLock;
+
 use kolo_graph::rng::Stream;
 
 use crate::noise::{between, fill_normal, normal_of_word};
@@ -11,6 +13,15 @@ const HIDDEN: usize = 4;
 #[derive(Debug)]
 pub struct Response {
     inputs: Stream,
+    seed: u64,
+    /// Elements of `x` and of `y`.
+    sizes: [usize; 2],
+    /// Made with the first sample, when the job is known to fit into memory.
+    network: OnceLock<Network>,
+}
+
+#[derive(Debug)]
+struct Network {
     /// Per element of `x`, scaled so that each hidden unit sees a variance of 1.
     inward: Vec<[f32; HIDDEN]>,
     /// Per element of `y`.
@@ -19,12 +30,17 @@ pub struct Response {
 
 impl Response {
     pub fn new(seed: u64, inputs: usize, outputs: usize) -> Self {
-        let inward = (3.0 / inputs.max(1) as f32).sqrt();
-        Self {
-            inputs: Stream::new(seed, "data.synthetic.input"),
-            inward: weights(seed, "data.synthetic.inward", inputs, |word| between(word, -inward, inward)),
-            outward: weights(seed, "data.synthetic.outward", outputs, away_from_zero),
-        }
+        let (sizes, network) = ([inputs, outputs], OnceLock::new());
+        Self { inputs: Stream::new(seed, "data.synthetic.input"), seed, sizes, network }
+    }
+
+    fn network(&self) -> &Network {
+        self.network.get_or_init(|| {
+            let [inputs, outputs] = self.sizes;
+            let bound = (3.0 / inputs.max(1) as f32).sqrt();
+            let inward = weights(self.seed, "data.synthetic.inward", inputs, |word| between(word, -bound, bound));
+            Network { inward, outward: weights(self.seed, "data.synthetic.outward", outputs, away_from_zero) }
+        })
     }
 
     pub fn fill_input(&self, sample: usize, out: &mut [f32]) {
@@ -33,7 +49,7 @@ impl Response {
 
     pub fn fill_target(&self, sample: usize, out: &mut [f32]) {
         let hidden = self.hidden(sample).map(|sum| f64::from(sum).tanh() as f32);
-        for (value, weights) in out.iter_mut().zip(&self.outward) {
+        for (value, weights) in out.iter_mut().zip(&self.network().outward) {
             *value = (0..HIDDEN).map(|unit| weights[unit] * hidden[unit]).sum();
         }
     }
@@ -41,7 +57,7 @@ impl Response {
     /// `W · x`, drawing `x` again while it is summed.
     fn hidden(&self, sample: usize) -> [f32; HIDDEN] {
         let mut sums = [0.0; HIDDEN];
-        for (block, weights) in self.inward.chunks(4).enumerate() {
+        for (block, weights) in self.network().inward.chunks(4).enumerate() {
             let words = self.inputs.block(sample as u64, block as u64);
             for (weights, word) in weights.iter().zip(words) {
                 let x = normal_of_word(word);
