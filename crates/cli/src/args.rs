@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[command(
     name = "kolo",
     version,
-    about = "Plans, trains and serves neural networks: the same weights to the bit, however many workers ran it"
+    about = "Plans and trains neural networks: the same weights to the bit, however many workers ran it"
 )]
 pub struct Args {
     #[command(subcommand)]

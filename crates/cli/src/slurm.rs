@@ -2,6 +2,7 @@
 
 use crate::args::{Args, Command, Slurm};
 use crate::fail::{Failure, write_file};
+use crate::output::{print, println};
 use crate::{train, workers};
 use clap::Parser;
 use kolo_cluster::slurm::{Batch, script, submit};
@@ -12,6 +13,7 @@ pub fn slurm(models: &[ModelKind], args: &Slurm) -> Result<(), Failure> {
     if count == 0 {
         return Err(Failure::usage("a batch job needs a node and a task", "write --nodes 1 --tasks-per-node 1"));
     }
+    check_lines(args)?;
     let mut command: Vec<String> = vec![program()?, "train".into()];
     command.extend(args.job.iter().map(|path| path.display().to_string()));
     if let Some(cpus) = args.cpus_per_task {
@@ -55,6 +57,20 @@ pub fn slurm(models: &[ModelKind], args: &Slurm) -> Result<(), Failure> {
         print!("{text}");
     }
     Ok(())
+}
+
+/// What stands in a line of the script must not end it.
+fn check_lines(args: &Slurm) -> Result<(), Failure> {
+    let named = [("--time", &args.time), ("--partition", &args.partition)];
+    let named = named.into_iter().filter_map(|(flag, value)| Some((flag, value.as_ref()?)));
+    let mut values = named.chain(args.options.iter().map(|option| ("--sbatch", option)));
+    match values.find(|(_, value)| value.chars().any(char::is_control)) {
+        Some((flag, value)) => {
+            let message = format!("{flag} {value:?} holds control characters");
+            Err(Failure::usage(message, "write it in one line; each option of sbatch takes a --sbatch of its own"))
+        }
+        None => Ok(()),
+    }
 }
 
 fn program() -> Result<String, Failure> {

@@ -5,6 +5,9 @@
 
 use std::cell::RefCell;
 
+/// The largest size of a dim: a few of them multiplied can still be counted, and no machine holds more.
+pub const SIZE_MAX: usize = i32::MAX as usize;
+
 /// One setting's value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Setting {
@@ -156,6 +159,11 @@ impl Settings {
         }
     }
 
+    /// The size of a dim: a whole number from 1 to [`SIZE_MAX`].
+    pub fn size(&self, key: &str, default: usize) -> Result<usize, SettingError> {
+        self.count_in(key, default, 1, SIZE_MAX)
+    }
+
     /// A whole number from `least` to `most`.
     pub fn count_in(&self, key: &str, default: usize, least: usize, most: usize) -> Result<usize, SettingError> {
         let value = self.count(key, default, least)?;
@@ -208,7 +216,7 @@ impl Settings {
         Err(self.wrong(key, format!("is \"{value}\", which is not known"), hint))
     }
 
-    /// A list of whole numbers.
+    /// A list of whole numbers from 1 to [`SIZE_MAX`].
     pub fn counts(&self, key: &str, default: &[usize]) -> Result<Vec<usize>, SettingError> {
         let example = format!("{default:?}");
         match self.entry(key).map(|entry| &entry.value) {
@@ -216,13 +224,14 @@ impl Settings {
             Some(Setting::List(values)) => values
                 .iter()
                 .map(|value| match value {
-                    Setting::Int(value) if *value > 0 => Ok(*value as usize),
+                    Setting::Int(value) if (1..=SIZE_MAX as i64).contains(value) => Ok(*value as usize),
                     other => {
                         let found = match other {
                             Setting::Int(value) => value.to_string(),
                             other => other.kind().into(),
                         };
-                        let message = format!("must be a list of positive whole numbers, but {found} is in it");
+                        let message =
+                            format!("must be a list of whole numbers from 1 to {SIZE_MAX}, but {found} is in it");
                         Err(self.wrong(key, message, format!("write `{key} = {example}`")))
                     }
                 })

@@ -27,7 +27,7 @@ struct AlexNet {
 fn make(settings: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, SettingError> {
     Ok(Box::new(AlexNet {
         image: crate::cnn::image(settings, data, [3, 224, 224])?,
-        classes: settings.count("classes", data_classes(data, "y").unwrap_or(1000), 1)?,
+        classes: settings.size("classes", data_classes(data, "y").unwrap_or(1000))?,
         dropout: settings.float_in("dropout", 0.5, 0.0, 0.99)? as f32,
     }))
 }

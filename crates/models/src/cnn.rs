@@ -36,8 +36,8 @@ fn make(settings: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, S
     Ok(Box::new(Cnn {
         image: image(settings, data, [1, 8, 8])?,
         channels: settings.counts("channels", &[16, 32])?,
-        hidden: settings.count("hidden", 64, 1)?,
-        classes: settings.count("classes", data_classes(data, "y").unwrap_or(10), 1)?,
+        hidden: settings.size("hidden", 64)?,
+        classes: settings.size("classes", data_classes(data, "y").unwrap_or(10))?,
         dropout: settings.float_in("dropout", 0.0, 0.0, 0.99)? as f32,
     }))
 }

@@ -21,10 +21,10 @@ fn make(settings: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, S
     let context = data_shape(data, "x").map_or(128, |shape| shape.iter().product());
     let gpt = Gpt {
         layers: settings.count_in("layers", 4, 1, LAYERS_MAX)?,
-        width: settings.count("width", 256, 1)?,
-        heads: settings.count("heads", 4, 1)?,
-        context: settings.count("context", context, 1)?,
-        vocab: settings.count("vocab", data_classes(data, "x").unwrap_or(1024), 1)?,
+        width: settings.size("width", 256)?,
+        heads: settings.size("heads", 4)?,
+        context: settings.size("context", context)?,
+        vocab: settings.size("vocab", data_classes(data, "x").unwrap_or(1024))?,
         dropout: settings.float_in("dropout", 0.0, 0.0, 0.99)? as f32,
     };
     if !gpt.width.is_multiple_of(gpt.heads) {

@@ -22,10 +22,10 @@ fn make(settings: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, S
     let y = data_shape(data, "y").map_or(1, |shape| shape.iter().product());
     Ok(Box::new(Lstm {
         layers: settings.count_in("layers", 2, 1, LAYERS_MAX)?,
-        width: settings.count("width", 64, 1)?,
-        context: settings.count("context", x[0], 1)?,
-        features: settings.count("features", x[1], 1)?,
-        outputs: settings.count("outputs", y, 1)?,
+        width: settings.size("width", 64)?,
+        context: settings.size("context", x[0])?,
+        features: settings.size("features", x[1])?,
+        outputs: settings.size("outputs", y)?,
     }))
 }
 

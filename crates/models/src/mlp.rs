@@ -19,11 +19,11 @@ struct Mlp {
 
 fn make(settings: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, SettingError> {
     let given = data_shape(data, "x");
-    let inputs = settings.count("inputs", given.as_ref().map_or(784, |shape| shape.iter().product()), 1)?;
+    let inputs = settings.size("inputs", given.as_ref().map_or(784, |shape| shape.iter().product()))?;
     Ok(Box::new(Mlp {
         input: given.filter(|shape| shape.iter().product::<usize>() == inputs).unwrap_or(vec![inputs]),
         hidden: settings.counts("hidden", &[512, 512])?,
-        classes: settings.count("classes", data_classes(data, "y").unwrap_or(10), 1)?,
+        classes: settings.size("classes", data_classes(data, "y").unwrap_or(10))?,
         activation: settings.choice("activation", &["relu", "tanh", "gelu", "sigmoid", "silu"])?,
         dropout: settings.float_in("dropout", 0.0, 0.0, 0.99)? as f32,
     }))

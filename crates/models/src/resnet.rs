@@ -44,7 +44,7 @@ fn make(
     let classes = data_classes(data, "y").unwrap_or(if default[1] == 224 { 1000 } else { 10 });
     Ok(Box::new(ResNet {
         image: crate::cnn::image(settings, data, default)?,
-        classes: settings.count("classes", classes, 1)?,
+        classes: settings.size("classes", classes)?,
         smoothing: settings.float_in("smoothing", 0.0, 0.0, 0.9)? as f32,
         bottleneck,
         depths,

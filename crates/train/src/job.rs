@@ -70,7 +70,7 @@ impl Job {
         let [job, model, data, train, parallel] = SECTIONS.map(|section| root.table(section));
         let (job, model, data, train, parallel) = (job?, model?, data?, train?, parallel?);
 
-        let name = job.text("name", "job")?;
+        let name = read_name(&job)?;
         let seed = job.count("seed", 1, 0)? as u64;
         let reproducible = job.bool("reproducible", true)?;
         job.finish()?;
@@ -83,12 +83,12 @@ impl Job {
         // A synthetic source takes its shape from the model; any other gives the model its defaults.
         let synthetic = source_name.starts_with("synthetic:");
         let (model, source) = if synthetic {
-            let model = kolo_models::make(models, &model, None)?;
+            let model = make_model(models, &model, None)?;
             let source = kolo_data::open(&source_name, &data, seed, Some(&model.fields()))?;
             (model, source)
         } else {
             let source = kolo_data::open(&source_name, &data, seed, None)?;
-            (kolo_models::make(models, &model, Some(source.fields()))?, source)
+            (make_model(models, &model, Some(source.fields()))?, source)
         };
         let fields = model.fields();
         let columns = match_fields(&fields, source.fields(), &source_name, &data)?;
@@ -102,8 +102,8 @@ impl Job {
         }
         let parallel = read_parallel(&parallel, reproducible)?;
         let total_steps = read_length(&train, steps_per_epoch)?;
-        let optimizer = Optimizer::read(&train.table("optimizer")?)?;
-        let schedule = Schedule::read(&train.table("schedule")?, total_steps)?;
+        let optimizer = Optimizer::read(&train.table_like("optimizer", "{ kind = \"adamw\" }")?)?;
+        let schedule = Schedule::read(&train.table_like("schedule", "{ kind = \"cosine\" }")?, total_steps)?;
         let early_stop = read_early_stop(&train, &*model)?;
         let job = Self {
             name,
@@ -149,14 +149,19 @@ impl Job {
             });
         }
         let per_worker = (self.grains / workers).max(1);
-        let grains = workers * (1 << per_worker.ilog2());
-        if !self.batch.is_multiple_of(grains) {
+        // As many grains as before, or fewer if the batch has no more in it.
+        let fitting = (0..=per_worker.ilog2()).rev().map(|power| workers << power);
+        let Some(grains) = fitting.into_iter().find(|grains| self.batch.is_multiple_of(*grains)) else {
+            // Of both, so that it fits whether the grains are given or not.
+            let shared = self.grains.trailing_zeros().min(workers.trailing_zeros());
+            let unit = workers.saturating_mul(self.grains >> shared);
+            let near = self.batch.div_ceil(unit).saturating_mul(unit);
             return Err(Error::Workers {
                 workers,
                 message: format!("do not share a batch of {} evenly", self.batch),
-                hint: format!("make `data.batch` a multiple of {grains}"),
+                hint: format!("make `data.batch` a multiple of {workers}, such as {near}"),
             });
-        }
+        };
         self.grains = grains;
         Ok(())
     }
@@ -174,6 +179,29 @@ impl Job {
     pub fn input_bytes_per_sample(&self) -> usize {
         self.fields.iter().filter(|field| field.name == "x").map(|field| field.elements() * 4).sum()
     }
+}
+
+/// The name is shown, and goes into scripts.
+fn read_name(job: &Settings) -> Result<String, SettingError> {
+    let name = job.text("name", "job")?;
+    if name.chars().any(char::is_control) {
+        let message = format!("is {name:?}, which holds control characters");
+        return Err(job.wrong("name", message, "write a name of one line"));
+    }
+    Ok(name)
+}
+
+/// The model, with inputs that can be held.
+fn make_model(kinds: &[ModelKind], model: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, SettingError> {
+    let made = kolo_models::make(kinds, model, data)?;
+    for field in made.fields() {
+        let indices = matches!(field.kind, Kind::Index { classes } if classes > i32::MAX as usize);
+        if indices || field.elements() > isize::MAX as usize / 8 {
+            let message = format!("wants {field}, which is more than can be told apart or held");
+            return Err(model.wrong("kind", message, "make its sizes smaller"));
+        }
+    }
+    Ok(made)
 }
 
 /// Finds each of the model's fields among the source's.
@@ -274,7 +302,7 @@ fn read_early_stop(train: &Settings, model: &dyn Model) -> Result<Option<EarlySt
     if !train.has("early_stop") {
         return Ok(None);
     }
-    let table = train.table("early_stop")?;
+    let table = train.table_like("early_stop", "{ metric = \"loss\", patience = 3 }")?;
     let stop = EarlyStop { metric: table.text("metric", "loss")?, patience: table.count("patience", 3, 1)? };
     table.finish()?;
     let known = metric_names(model)?;

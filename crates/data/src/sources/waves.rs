@@ -83,8 +83,8 @@ impl Waves {
 }
 
 fn make(settings: &Settings, seed: u64, _: &[Field]) -> Opened {
-    let context = settings.count("context", 64, 1)?;
-    let waves = settings.count("waves", 3, 1)?;
+    let context = settings.size("context", 64)?;
+    let waves = settings.size("waves", 3)?;
     let noise = settings.float_in("noise", 0.05, 0.0, NOISE_MAX)? as f32;
     let samples = settings.count("samples", 4096, 1)?;
     Ok(Box::new(Waves::new(context, waves, noise, samples, seed)))
