@@ -18,7 +18,10 @@ const KOLO: &str = env!("CARGO_BIN_EXE_kolo");
 const WORKERS: usize = 4;
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// Longer than any bound: what is still there then is left over.
-const GONE_LIMIT: Duration = Duration::from_secs(20);
+const GONE_LIMIT: Duration = Duration::from_secs(120);
+/// Half of the time after which any wait ends by itself, at the usual heartbeat: who is done before saw the reason. A busy
+/// machine may need much of it; `bench/faults.py` measures how long it really takes.
+const SOON: Duration = Duration::from_secs(30);
 /// By this variable all processes of a job are known.
 const TAG: &str = "FAULTS_TAG";
 
@@ -74,6 +77,8 @@ struct End {
     code: Option<i32>,
     error: String,
     about: String,
+    /// Entries that are left in the directory for temporary files.
+    temporary: usize,
 }
 
 impl Job {
@@ -163,7 +168,9 @@ impl Job {
         assert!(home.is_empty(), "{}: left behind: {home:?}", self.about);
         let read = |name: &str| std::fs::read_to_string(self.folder.path().join(name)).unwrap();
         let about = format!("{}\n{}{}", self.about, read("stdout"), read("stderr"));
-        End { took: last.duration_since(since), code: self.child.wait().unwrap().code(), error: read("stderr"), about }
+        let temporary = std::fs::read_dir(self.folder.path().join("tmp")).unwrap().count();
+        let (took, code) = (last.duration_since(since), self.child.wait().unwrap().code());
+        End { took, code, error: read("stderr"), about, temporary }
     }
 }
 
@@ -234,7 +241,7 @@ fn a_killed_rank() {
     for (seed, transport) in [(1, "shm"), (2, "shm"), (3, "tcp"), (4, "tcp")] {
         let (rank, end) = signalled(libc::SIGKILL, seed, &["--transport", transport]);
         let start = format!("error: rank {rank} on {} is gone during ", host());
-        end.check(Duration::from_secs(1), 1, &[&start, ": it was killed by signal 9 (SIGKILL)"]);
+        end.check(SOON, 1, &[&start, ": it was killed by signal 9 (SIGKILL)"]);
         end.tells_where();
     }
 }
@@ -243,7 +250,7 @@ fn a_stopped_rank() {
     for (seed, transport) in [(5, "shm"), (6, "tcp")] {
         let (rank, end) = signalled(libc::SIGSTOP, seed, &["--transport", transport]);
         let start = format!("error: rank {rank} on {} is gone during ", host());
-        end.check(Duration::from_secs(2), 1, &[&start, ": its process was stopped for "]);
+        end.check(SOON, 1, &[&start, ": its process was stopped for "]);
         end.tells_where();
     }
 }
@@ -260,12 +267,14 @@ fn halt(pid: i32) {
 
 /// While the others wait for it, and while they do not: then by how far they get without it.
 fn a_hung_rank() {
-    let heartbeat = ["--heartbeat-ms", "200"];
-    let stall = Duration::from_millis(200 * 60);
-    for (seed, options, at) in [
-        (40, &[][..], "within 12"),
+    // Short, as all is over after sixty; but not so short that a busy machine would keep a rank from giving a sign of life.
+    let heartbeat = ["--heartbeat-ms", "500"];
+    let stall = Duration::from_millis(500 * 60);
+    let cases = [
+        (40, &[][..], " within 3"),
         (41, &["--async", "--servers", "1", "--staleness", "none"], "did not come to its next step ("),
-    ] {
+    ];
+    let test = |(seed, options, at): (u64, &[&str], &str)| {
         let mut chance = Chance(seed);
         let options = [&heartbeat[..], options].concat();
         let mut job = Job::train(&options, format!("a halted thread, seed {seed}, {options:?}"));
@@ -282,22 +291,27 @@ fn a_hung_rank() {
         let note = |line: &&str| line.starts_with("rank ") && line.contains(" is at step ");
         end.error = end.error.lines().filter(|line| !note(line)).map(|line| format!("{line}\n")).collect();
         let start = format!("error: rank {rank} on {} did not ", host());
-        end.check(stall + Duration::from_secs(3), 1, &[&start, at]);
+        end.check(stall + SOON, 1, &[&start, at]);
         assert!(end.took >= stall, "{:?}, {}", end.took, end.about);
-    }
+    };
+    // Both wait most of the time.
+    std::thread::scope(|scope| cases.map(|case| scope.spawn(move || test(case))).map(|test| test.join().unwrap()));
 }
 
 fn a_killed_launcher() {
-    for (seed, transport) in [(7, "shm"), (8, "tcp")] {
+    let signals =
+        [(7, "shm", libc::SIGKILL), (8, "tcp", libc::SIGKILL), (9, "shm", libc::SIGQUIT), (10, "shm", libc::SIGUSR1)];
+    for (seed, transport, number) in signals {
         let mut chance = Chance(seed);
-        let mut job = Job::train(&["--transport", transport], format!("killed launcher, seed {seed}"));
+        let mut job = Job::train(&["--transport", transport], format!("launcher, signal {number}, seed {seed}"));
         job.workers();
         std::thread::sleep(Duration::from_millis(chance.below(1500)));
         let end = job.end(|job| {
-            signal(job.child.id() as i32, libc::SIGKILL);
+            signal(job.child.id() as i32, number);
             Instant::now()
         });
-        assert!(end.took <= Duration::from_secs(1), "{:?}, {}", end.took, end.about);
+        assert_eq!(end.temporary, 0, "files are left, {}", end.about);
+        assert!(end.took <= SOON, "{:?}, {}", end.took, end.about);
     }
 }
 
@@ -334,18 +348,18 @@ fn another_call() {
         let transport = ["shm", "tcp"][seed % 2];
         let (rank, end) = wrong(how, transport, 20 + seed as u64);
         let place = format!("rank {rank} on {} called ", host());
-        end.check(Duration::from_secs(1), 1, &["error: ranks disagree: rank ", &place, "; rank ", ", call ", " step "]);
+        end.check(SOON, 1, &["error: ranks disagree: rank ", &place, "; rank ", ", call ", " step "]);
     }
 }
 
 fn a_rank_that_leaves() {
     let (rank, end) = wrong("exit", "shm", 30);
     let start = format!("error: rank {rank} on {} is gone during step ", host());
-    end.check(Duration::from_secs(1), 7, &[&start, ": it exited with code 7"]);
+    end.check(SOON, 7, &[&start, ": it exited with code 7"]);
     end.tells_call();
     let (rank, end) = wrong("fail", "tcp", 31);
     let start = format!("error: rank {rank} on {} failed at step ", host());
-    end.check(Duration::from_secs(1), 1, &[&start, ": this rank has had enough"]);
+    end.check(SOON, 1, &[&start, ": this rank has had enough"]);
     end.tells_call();
 }
 
@@ -359,7 +373,7 @@ fn an_interrupt() {
 fn interrupted(options: &[&str]) {
     let mut job = Job::train(&[&["--report", "report.json"], options].concat(), format!("one interrupt {options:?}"));
     job.ranks(WORKERS + usize::from(!options.is_empty()));
-    std::thread::sleep(Duration::from_secs(2));
+    job.wait_for_work();
     let kept = job.folder.path().join("report.json");
     let mut report = String::new();
     let end = job.end(|job| {
@@ -369,9 +383,9 @@ fn interrupted(options: &[&str]) {
         report = std::fs::read_to_string(&kept).unwrap_or_default();
         since
     });
-    assert_eq!((end.code, end.error.as_str()), (Some(0), ""), "{}", end.about);
+    let told = "stopping after this step; press Ctrl-C again to quit at once\n";
+    assert_eq!((end.code, end.error.as_str()), (Some(0), told), "{}", end.about);
     assert!(report.contains("\"ended\": \"interrupted\""), "{report}{}", end.about);
-    assert!(end.took <= Duration::from_secs(3), "{:?}", end.took);
 }
 
 fn a_second_interrupt() {
@@ -381,9 +395,11 @@ fn a_second_interrupt() {
     signal(workers[&1], libc::SIGSTOP);
     signal(job.child.id() as i32, libc::SIGINT);
     std::thread::sleep(Duration::from_millis(200));
-    let end = job.end(|job| {
+    let mut end = job.end(|job| {
         signal(job.child.id() as i32, libc::SIGINT);
         Instant::now()
     });
-    end.check(Duration::from_secs(1), 130, &["error: interrupted by signal 2"]);
+    assert!(end.error.starts_with("stopping after this step; "), "{}", end.about);
+    end.error = end.error.split_once('\n').map(|(_, rest)| rest.to_string()).unwrap_or_default();
+    end.check(SOON, 130, &["error: interrupted by signal 2"]);
 }

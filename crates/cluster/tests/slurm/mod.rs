@@ -49,7 +49,7 @@ impl Cluster {
             command.args(arguments).stdout(Stdio::null()).stderr(Stdio::null());
             cluster.daemons.push(command.spawn().unwrap());
         }
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(120);
         let idle = || {
             let output = cluster.command("sinfo").args(["-h", "-o", "%D %t"]).output().unwrap();
             String::from_utf8_lossy(&output.stdout).trim() == "2 idle"
@@ -122,7 +122,7 @@ pub fn under_slurm() {
     let output = command.arg("submit").arg(&log).args(["print"]).output().unwrap();
     let number = String::from_utf8_lossy(&output.stdout).trim().to_string();
     assert!(number.parse::<u32>().is_ok(), "{number} {}", String::from_utf8_lossy(&output.stderr));
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(120);
     loop {
         let output = cluster.command("scontrol").args(["show", "job", &number]).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();

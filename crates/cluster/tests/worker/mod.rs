@@ -3,6 +3,7 @@
 use kolo_cluster::Member;
 use kolo_comm::call::short_name;
 use kolo_comm::{Bootstrap, Element, Fault, Fingerprint, Kind, Reduction};
+use std::os::unix::process::CommandExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -38,6 +39,9 @@ fn steps(member: &mut Member, count: u64) -> Result<(), Fault> {
     (0..count).try_for_each(|number| step(member, number))
 }
 
+/// The folder in which a rank that nobody supervises says that it is here.
+pub const HERE: &str = "KOLO_TEST_HERE";
+
 pub fn run(arguments: &[String]) {
     let number = |at: usize| arguments[at].parse::<u64>().unwrap();
     let behaviour = arguments[0].as_str();
@@ -57,6 +61,9 @@ pub fn run(arguments: &[String]) {
         }
     }
     member.event(format!("here {}", std::process::id()).as_bytes());
+    if let Ok(folder) = std::env::var(HERE) {
+        std::fs::write(std::path::Path::new(&folder).join(format!("here-{}", member.rank)), "").unwrap();
+    }
     let chosen = arguments.get(1).is_some_and(|rank| *rank == member.rank.to_string());
     let outcome = match behaviour {
         "exit" => steps(&mut member, 5).and_then(|()| {
@@ -67,10 +74,13 @@ pub fn run(arguments: &[String]) {
         }),
         "whisper" => steps(&mut member, 5).and_then(|()| {
             if chosen {
-                let words = ["sh", "-c", "sleep 0.2; echo the last word"];
-                std::process::Command::new("setsid").args(words).spawn().unwrap();
-                // Once it is out of this process's group, it outlives it.
-                std::thread::sleep(Duration::from_millis(50));
+                let mut command = std::process::Command::new("sh");
+                command.args(["-c", "sleep 0.2; echo the last word"]);
+                // SAFETY: a system call, between fork and exec. Out of this process's group, it outlives it.
+                unsafe {
+                    command.pre_exec(|| if libc::setsid() < 0 { Err(std::io::ErrorKind::Other.into()) } else { Ok(()) })
+                };
+                command.spawn().unwrap();
                 std::process::exit(3);
             }
             step(&mut member, 5)

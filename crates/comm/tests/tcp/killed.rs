@@ -95,7 +95,7 @@ fn a_killed_rank_is_named_by_all_others_at_once() {
     }
     let elapsed = start.elapsed();
     println!("all named it after {elapsed:?}");
-    assert!(elapsed < Duration::from_secs(1), "{elapsed:?}");
+    assert!(elapsed < Duration::from_secs(30), "{elapsed:?}");
     for rank in &mut ranks {
         rank.process.wait().unwrap();
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 pub fn options() -> TcpOptions {
-    TcpOptions { meet_limit: Duration::from_secs(20), ..TcpOptions::local(JobKey::fresh().unwrap(), 7) }
+    TcpOptions { meet_limit: Duration::from_secs(60), ..TcpOptions::local(JobKey::fresh().unwrap(), 7) }
 }
 
 type Blobs = Vec<Option<Vec<u8>>>;
@@ -139,6 +139,6 @@ pub fn finish(wires: &mut [&mut TcpWire], mut done: impl FnMut(&mut [&mut TcpWir
         for wire in wires.iter_mut() {
             wire.progress().unwrap();
         }
-        assert!(start.elapsed() < Duration::from_secs(20), "nothing moves any more");
+        assert!(start.elapsed() < Duration::from_secs(60), "nothing moves any more");
     }
 }
