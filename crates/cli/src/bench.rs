@@ -3,6 +3,7 @@
 use crate::args::BenchTrain;
 use crate::fail::{Failure, check_writable, write_file};
 use crate::load;
+use crate::output::println;
 use crate::progress::Progress;
 use crate::workers::{self, Worker};
 use kolo_cluster::Place;
@@ -14,7 +15,7 @@ use kolo_train::together::Meter;
 use kolo_train::{HeldBatch, Job, Trainer};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::io::{BufRead, Write};
+use std::io::BufRead;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -166,7 +167,6 @@ fn run(trainer: &mut Trainer, held: Option<&HeldBatch>, count: usize) -> Result<
 
 /// Answers `run K` lines, so that a driver can let contestants take turns.
 fn serve(trainer: &mut Trainer, held: Option<&HeldBatch>, startup_ms: f64) -> Result<(), Failure> {
-    let mut out = std::io::stdout();
     for line in std::io::stdin().lock().lines() {
         let line = line.map_err(|error| Failure::job(format!("standard input: {error}"), "keep it open"))?;
         let count = line.strip_prefix("run ").and_then(|count| count.trim().parse().ok());
@@ -177,8 +177,7 @@ fn serve(trainer: &mut Trainer, held: Option<&HeldBatch>, startup_ms: f64) -> Re
         let answer = json!({
             "step_ms": times, "peak_rss_bytes": peak_rss_bytes().unwrap_or(0), "startup_ms": startup_ms,
         });
-        let _ = writeln!(out, "{answer}");
-        let _ = out.flush();
+        println!("{answer}");
     }
     Ok(())
 }

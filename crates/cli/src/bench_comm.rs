@@ -2,6 +2,7 @@
 
 use crate::args::{BenchComm, TransportKind};
 use crate::fail::{Failure, check_writable, write_file};
+use crate::output::println;
 use crate::progress::Progress;
 use crate::workers::{self, Seat};
 use kolo_cluster::{Launcher, Place};

@@ -1,5 +1,6 @@
 //! How a command fails: a message with a hint, and an honest exit code.
 
+use crate::output;
 use kolo_comm::Fault;
 use kolo_graph::settings::SettingError;
 use std::fs::OpenOptions;
@@ -63,7 +64,7 @@ impl Failure {
 
     pub fn report(self) -> ExitCode {
         if !self.message.is_empty() {
-            eprintln!("error: {}", self.message);
+            output::complain(&format!("error: {}", self.message));
         }
         ExitCode::from(self.code)
     }

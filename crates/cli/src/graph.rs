@@ -2,6 +2,7 @@
 
 use crate::args::{GraphArgs, Listing};
 use crate::fail::Failure;
+use crate::output::{print, println};
 use crate::{load, workers};
 use kolo_models::ModelKind;
 use kolo_parallel::Mesh;

@@ -18,6 +18,7 @@ mod cores;
 mod fail;
 mod graph;
 mod load;
+mod output;
 mod plan;
 mod progress;
 mod slurm;
@@ -27,6 +28,7 @@ mod workers;
 use clap::Parser;
 use kolo_graph::simd;
 use kolo_models::{MODELS, Make, ModelKind};
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 /// What a program with its own model or its own loop needs.
@@ -83,9 +85,12 @@ impl App {
                 // Of many workers with the same wrong command line one says so, before its launcher sees others end.
                 match kolo_cluster::launcher::detect(&|name| std::env::var(name).ok()) {
                     Ok(Some(place)) if place.rank > 0 => std::thread::sleep(SPEAKING),
-                    _ => _ = error.print(),
+                    _ => show(&error),
                 }
-                return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
+                return match error.use_stderr() {
+                    true => ExitCode::from(2),
+                    false => output::finish().map_or_else(fail::Failure::report, |()| ExitCode::SUCCESS),
+                };
             }
         };
         if let Err(failure) = check_vectors() {
@@ -103,15 +108,25 @@ impl App {
             }
             args::Command::List { what } => graph::list(&self.models, what),
         };
-        match outcome {
+        match outcome.and_then(|()| output::finish()) {
             Ok(()) => ExitCode::SUCCESS,
             Err(failure) => failure.report(),
         }
     }
 }
 
-/// Whoever reads our output may have enough of it, as `head` does: that ends the program, without a word. The signal that
-/// would do so stays ignored, as a peer that closes a link must not end a worker.
+/// What clap has to say, in colour unless the words that it quotes hold codes of their own.
+fn show(error: &clap::Error) {
+    let plain = |word: OsString| kolo_cluster::printable(&word.to_string_lossy()) == word.to_string_lossy();
+    match (std::env::args_os().all(plain), error.use_stderr()) {
+        (true, true) => _ = error.print(),
+        (true, false) => output::keep(error.print()),
+        (false, _) => output::complain(error.render().to_string().trim_end()),
+    }
+}
+
+/// A model of somebody's own may print as well. If the reader has enough, as `head` does, that ends the program without a
+/// word, as [`output`] does. The signal that would do so stays ignored, as a peer that closes a link must not end a worker.
 fn end_with_the_reader() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

@@ -2,6 +2,7 @@
 
 use crate::args::Plan;
 use crate::fail::Failure;
+use crate::output::println;
 use crate::{load, workers};
 use kolo_exec::Options;
 use kolo_models::ModelKind;

@@ -1,13 +1,27 @@
 //! What a run shows: a bar on a terminal, plain lines elsewhere, nothing when quiet.
 
+use crate::output::{self, println};
 use indicatif::{ProgressBar, ProgressStyle};
 use kolo_train::Observer;
+use kolo_train::interrupt;
 use kolo_train::trainer::Evaluation;
 use std::io::IsTerminal;
+
+/// While steps are made, and otherwise: only then is it known how long the rest takes.
+const STEPPING: &str = "{bar:32.cyan/blue} {pos}/{len} steps  {msg}  {eta} left";
+const OTHERWISE: &str = "{bar:32.cyan/blue} {pos}/{len} steps  {msg}";
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
 
 #[derive(Clone, Debug)]
 pub struct Progress {
     bar: Option<ProgressBar>,
+    /// Whether the bar shows steps.
+    stepping: bool,
+    /// Whether it is of a run with steps.
+    of_run: bool,
     quiet: bool,
     /// A loss that leaps from step to step tells little; this one moves smoothly.
     smooth_loss: Option<f32>,
@@ -16,10 +30,11 @@ pub struct Progress {
 impl Progress {
     pub fn new(total_steps: usize, quiet: bool) -> Self {
         let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
-            let style = ProgressStyle::with_template("{bar:32.cyan/blue} {pos}/{len} steps  {msg}  {eta} left");
-            ProgressBar::new(total_steps as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+            let bar = ProgressBar::new(total_steps as u64).with_style(style(OTHERWISE)).with_message("starting");
+            bar.tick();
+            bar
         });
-        Self { bar, quiet, smooth_loss: None }
+        Self { bar, stepping: false, of_run: true, quiet, smooth_loss: None }
     }
 
     pub fn finish(&self) {
@@ -28,13 +43,30 @@ impl Progress {
         }
     }
 
+    /// The workers were asked to end. Those that make no steps of a run do so at once.
+    pub fn interrupted(&self) {
+        if self.of_run {
+            self.note(interrupt::ACKNOWLEDGED);
+        }
+    }
+
     /// A view without a bar, for a worker whose steps are shown elsewhere.
     pub fn plain(quiet: bool) -> Self {
-        Self { bar: None, quiet, smooth_loss: None }
+        Self { bar: None, stepping: false, of_run: false, quiet, smooth_loss: None }
+    }
+
+    /// The bar, in the style for steps or for anything else.
+    fn bar(&mut self, stepping: bool) -> Option<&ProgressBar> {
+        let bar = self.bar.as_ref()?;
+        if self.stepping != stepping {
+            self.stepping = stepping;
+            bar.set_style(style(if stepping { STEPPING } else { OTHERWISE }));
+        }
+        Some(bar)
     }
 
     /// Runs `print` with the bar out of the way.
-    pub fn suspend(&self, print: impl FnOnce()) {
+    pub fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
         match &self.bar {
             Some(bar) => bar.suspend(print),
             None => print(),
@@ -43,18 +75,14 @@ impl Progress {
 
     /// A word beside the run's own.
     pub fn note(&self, text: &str) {
-        match &self.bar {
-            Some(bar) => bar.println(text),
-            None if !self.quiet => eprintln!("{text}"),
-            None => {}
+        if !self.quiet {
+            self.suspend(|| output::complain(text));
         }
     }
 
-    fn line(&self, text: String) {
-        match &self.bar {
-            Some(bar) => bar.println(text),
-            None if !self.quiet => println!("{text}"),
-            None => {}
+    fn line(&self, text: &str) {
+        if !self.quiet {
+            self.suspend(|| println!("{text}"));
         }
     }
 }
@@ -63,9 +91,15 @@ impl Observer for Progress {
     fn step(&mut self, step: usize, loss: f32, milliseconds: f64) {
         let smooth = self.smooth_loss.map_or(loss, |known| known + 0.1 * (loss - known));
         self.smooth_loss = Some(smooth);
-        if let Some(bar) = &self.bar {
+        if let Some(bar) = self.bar(true) {
             bar.set_position(step as u64);
             bar.set_message(format!("loss {smooth:.4}  {milliseconds:.1} ms/step"));
+        }
+    }
+
+    fn evaluating(&mut self, done: usize, total: usize) {
+        if let Some(bar) = self.bar(false) {
+            bar.set_message(format!("evaluating {done}/{total} samples"));
         }
     }
 
@@ -77,6 +111,6 @@ impl Observer for Progress {
                 text += &format!("  {name} {value:.4}");
             }
         }
-        self.line(text);
+        self.line(&text);
     }
 }

@@ -3,6 +3,7 @@
 use crate::args::Train;
 use crate::fail::{Failure, check_writable, write_file};
 use crate::load;
+use crate::output::println;
 use crate::progress::Progress;
 use crate::workers::{self, RemoteView, Worker};
 use kolo_cluster::{Launcher, Place};
@@ -12,7 +13,7 @@ use kolo_models::ModelKind;
 use kolo_plan::Rates;
 use kolo_train::asynchronous::{self, Roles};
 use kolo_train::decision::decision_map;
-use kolo_train::interrupt::{self, Interrupt};
+use kolo_train::interrupt::{self, Interrupt, Phase};
 use kolo_train::job::Parallel;
 use kolo_train::machine::{format_bytes, format_count};
 use kolo_train::report::{Communication, Planned, Report};
@@ -117,12 +118,17 @@ fn roles(args: &Train, started: usize, found: bool) -> Result<Option<Roles>, Fai
 
 fn introduce_all(job: &Job, args: &Train, world: usize, roles: Option<Roles>) {
     let workers = roles.map_or(world, |roles| roles.workers);
-    let servers = roles.map_or(String::new(), |roles| format!(" and {} servers", roles.servers));
+    let servers = roles.map_or(String::new(), |roles| format!(" and {}", counted(roles.servers, "server")));
     let share = match args.job.threads {
-        Some(threads) => format!("with {threads} threads each"),
+        Some(threads) => format!("with {} each", counted(threads, "thread")),
         None => "that share the cores".into(),
     };
-    introduce(job, args, &format!("{workers} workers{servers} {share}"));
+    introduce(job, args, &format!("{}{servers} {share}", counted(workers, "worker")));
+}
+
+/// `1 server`, `2 servers`.
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 fn introduce(job: &Job, args: &Train, who: &str) {
@@ -131,25 +137,27 @@ fn introduce(job: &Job, args: &Train, who: &str) {
     }
     println!("{}: {}", job.name, job.source.describe());
     println!(
-        "{} steps, batch {} in {} grains, {who}, {} samples to train on, {} held out",
-        job.total_steps,
+        "{}, batch {} in {}, {who}, {} to train on, {} held out",
+        counted(job.total_steps, "step"),
         job.batch,
-        job.grains,
-        job.split.train_len(),
+        counted(job.grains, "grain"),
+        counted(job.split.train_len(), "sample"),
         job.split.held_out_len()
     );
 }
 
-fn listen() -> Result<Interrupt, Failure> {
-    interrupt::install()
+/// Hears signals; whether this process `speaks` of them, or another one does.
+fn listen(speaks: bool) -> Result<Interrupt, Failure> {
+    interrupt::install(speaks)
         .map_err(|error| Failure::job(format!("cannot listen for Ctrl-C: {error}"), "check the process's limits"))
 }
 
 fn alone(job: &Arc<Job>, args: &Train) -> Result<(), Failure> {
     let threads = load::threads(&args.job)?;
-    introduce(job, args, &format!("{threads} threads"));
+    introduce(job, args, &counted(threads, "thread"));
+    let interrupt = listen(!args.quiet)?;
     let mut progress = Progress::new(job.total_steps, args.quiet);
-    let options = run_options(args, threads, listen()?, Company::Alone);
+    let options = run_options(args, threads, interrupt, Company::Alone);
     let outcome = run(job, args, &options, &mut progress, None);
     progress.finish();
     outcome
@@ -162,7 +170,8 @@ fn run_options(args: &Train, threads: usize, interrupt: Interrupt, company: Comp
 
 /// This process is one of several.
 fn work(job: &Arc<Job>, args: &Train, place: &Place, roles: Option<Roles>) -> Result<(), Failure> {
-    let interrupt = listen()?;
+    // A launcher of our own says itself what it does.
+    let interrupt = listen(!args.quiet && place.launcher != Launcher::Kolo && place.rank == 0)?;
     let worker = Worker::join(place, &args.job.workers, job.reproducible)?;
     let outcome = take_part(job, args, &worker, interrupt, roles);
     worker.finish(outcome)
@@ -184,6 +193,10 @@ fn take_part(
         return run(job, args, &options, &mut view, None);
     };
     let serves = world.rank() >= roles.workers;
+    if serves {
+        // It ends with the workers, who are asked as well.
+        interrupt.enter(Phase::Training);
+    }
     let mut beside = None;
     if args.compare {
         let group = Arc::new(world.split(i64::from(serves), world.rank() as i64)?);

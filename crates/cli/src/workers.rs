@@ -3,16 +3,16 @@
 use crate::args::{JobArgs, TransportKind, Workers};
 use crate::cores;
 use crate::fail::Failure;
+use crate::output;
 use crate::progress::Progress;
 use kolo_cluster::coordinator::Notice;
-use kolo_cluster::logs::{Echo, Source};
+use kolo_cluster::logs::Echo;
 use kolo_cluster::meet::{self, Meeting, Way};
 use kolo_cluster::{Launcher, Member, Outcome, Place, hostlist, hosts, local};
 use kolo_comm::tcp::{self, TcpOptions};
 use kolo_comm::{Bootstrap, Communicator, Fault, Transport, host, mpi, shm};
 use kolo_train::Observer;
 use kolo_train::trainer::Evaluation;
-use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -193,6 +193,14 @@ impl Observer for RemoteView {
         self.member.event(format!("step {step} {loss} {milliseconds}").as_bytes());
     }
 
+    fn evaluating(&mut self, done: usize, total: usize) {
+        if self.last.is_some_and(|last| last.elapsed() < VIEW_PAUSE) {
+            return;
+        }
+        self.last = Some(Instant::now());
+        self.member.event(format!("evaluating {done} {total}").as_bytes());
+    }
+
     fn evaluated(&mut self, step: usize, epoch: usize, loss: f64, evaluation: Option<&Evaluation>) {
         self.inner.evaluated(step, epoch, loss, evaluation);
     }
@@ -251,6 +259,10 @@ pub fn supervise(workers: &Workers, world: usize, out: Option<&Path>, view: Prog
             let arguments = std::env::args().skip(1).collect();
             let mut options = hosts::Options::new(slots, &program.to_string_lossy(), arguments);
             options.shell = workers.ssh.split_whitespace().map(String::from).collect();
+            if options.shell.is_empty() {
+                let message = format!("--ssh {:?} names no command", workers.ssh);
+                return Err(Failure::usage(message, "name the remote shell, such as --ssh ssh, or leave --ssh out"));
+            }
             options.out = out.map(Path::to_path_buf);
             options.heartbeat_ms = workers.heartbeat_ms;
             options.address = workers.interface;
@@ -264,15 +276,7 @@ pub fn supervise(workers: &Workers, world: usize, out: Option<&Path>, view: Prog
 
 /// What rank 0 prints, above the view.
 fn echo(view: Progress) -> Echo {
-    Arc::new(move |source, bytes: &[u8]| {
-        view.suspend(|| {
-            // A terminal that went away is no reason to end the job.
-            let _ = match source {
-                Source::Out => std::io::stdout().write_all(bytes).and_then(|()| std::io::stdout().flush()),
-                Source::Err => std::io::stderr().write_all(bytes),
-            };
-        })
-    })
+    Arc::new(move |source, bytes: &[u8]| view.suspend(|| output::relay(source, bytes)))
 }
 
 /// The supervisor's last word.
@@ -294,8 +298,14 @@ fn show(view: &mut Progress, notice: &Notice) {
             {
                 view.step(step, loss, milliseconds);
             }
+            if let ["evaluating", done, total] = words[..]
+                && let (Ok(done), Ok(total)) = (done.parse(), total.parse())
+            {
+                view.evaluating(done, total);
+            }
         }
         Notice::Slow(lag) => view.note(&lag.to_string()),
+        Notice::Interrupted => view.interrupted(),
         _ => {}
     }
 }

@@ -44,6 +44,8 @@ struct Agent {
     /// All that workers printed has been taken.
     drained: bool,
     silence: Silence,
+    /// The launcher said that it will be silent.
+    suspended: bool,
     pulsed: Instant,
 }
 
@@ -52,7 +54,7 @@ pub fn run() -> i32 {
     match prepare().and_then(serve) {
         Ok(()) => 0,
         Err(fault) => {
-            eprintln!("{fault}");
+            logs::complain(&fault.to_string());
             1
         }
     }
@@ -87,8 +89,18 @@ fn serve(mut pipe: Pipe) -> Result<(), Fault> {
     let pace = Pace { heartbeat_ms: start.heartbeat_ms };
     let now = Instant::now();
     let (first_rank, silence) = (start.first_rank, Silence::new(now, pace.orphan_ms()));
-    let mut agent =
-        Agent { pipe, pace, first_rank, workers, _controls: controls, pieces, drained: false, silence, pulsed: now };
+    let mut agent = Agent {
+        pipe,
+        pace,
+        first_rank,
+        workers,
+        _controls: controls,
+        pieces,
+        drained: false,
+        silence,
+        suspended: false,
+        pulsed: now,
+    };
     later.into_iter().for_each(|order| agent.obey(order));
     agent.watch();
     Ok(())
@@ -146,13 +158,13 @@ fn forward(
 ) -> Result<(), Fault> {
     let copy = move || logs::copy_lines(from, |bytes| to.send(Piece { rank, source, bytes: bytes.to_vec() }).is_ok());
     let started = std::thread::Builder::new().name("output".into()).spawn(copy);
-    started.map(drop).map_err(|error| Fault::system("starting a thread for output", &error))
+    started.map(drop).map_err(|error| Fault::thread("starting a thread for output", &error))
 }
 
 impl Agent {
     fn watch(&mut self) {
         let mut left = self.workers.len();
-        while left > 0 && self.pipe.open && !self.silence.too_long(Instant::now()) {
+        while left > 0 && self.pipe.open && (self.suspended || !self.silence.too_long(Instant::now())) {
             self.turn(self.pace.tick_ms());
             for local in 0..self.workers.len() {
                 while let Some(change) = self.workers[local].look() {
@@ -200,6 +212,7 @@ impl Agent {
     }
 
     fn obey(&mut self, order: Order) {
+        self.suspended = order == Order::Suspend;
         if let Order::Signal { rank, signal } = order
             && let Some(worker) = rank.checked_sub(self.first_rank).and_then(|local| self.workers.get(local))
         {

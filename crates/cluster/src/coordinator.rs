@@ -86,6 +86,8 @@ pub enum Notice {
     Event { rank: usize, bytes: Vec<u8> },
     /// A rank fell behind.
     Slow(Lag),
+    /// The ranks were asked to end.
+    Interrupted,
     /// The job ends before its time, for this reason. The verdict, which follows when all are gone, has it too.
     Ending { text: String },
 }
@@ -143,7 +145,11 @@ impl Coordinator {
             Event::Stopped { rank } => self.watch(now_ms, membership::Event::Stopped { rank }, &mut actions),
             Event::Continued { rank } => self.watch(now_ms, membership::Event::Continued { rank }, &mut actions),
             Event::Trouble { rank, why } => self.watch(now_ms, membership::Event::Trouble { rank, why }, &mut actions),
-            Event::Interrupt { signal } => self.watch(now_ms, membership::Event::Interrupt { signal }, &mut actions),
+            Event::Interrupt { signal } => {
+                let first = self.membership.running() && !self.membership.interrupted();
+                self.watch(now_ms, membership::Event::Interrupt { signal }, &mut actions);
+                actions.extend(first.then_some(Action::Notice(Notice::Interrupted)));
+            }
             Event::Tick => self.tick(now_ms, &mut actions),
         }
         actions

@@ -4,7 +4,7 @@ use crate::coordinator::{Action, Coordinator, Event, Notice, Terms};
 use crate::hall::Hall;
 use crate::line::{self, Line};
 use crate::membership::Verdict;
-use crate::process::Change;
+use crate::process::{self, Change};
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 use std::time::Instant;
@@ -24,6 +24,9 @@ pub(crate) trait Hands {
     fn signal(&mut self, rank: usize, signal: i32);
     /// Ends a rank by force; false if only its link can be closed.
     fn kill(&mut self, rank: usize) -> bool;
+    /// Stops all ranks, until they are resumed.
+    fn suspend(&mut self) {}
+    fn resume(&mut self) {}
     /// Descriptors that tell of changes.
     fn interests(&self, entries: &mut Vec<(RawFd, i16)>);
 }
@@ -84,10 +87,22 @@ impl<'o, H: Hands> Driver<'o, H> {
             });
         }
         for signal in signals {
-            self.step(Event::Interrupt { signal });
+            match signal {
+                libc::SIGTSTP => self.suspend(),
+                _ => self.step(Event::Interrupt { signal }),
+            }
         }
         self.step(Event::Tick);
         self.verdict.take()
+    }
+
+    /// Ctrl-Z: the ranks stop, then this process; when it goes on, so do they. The time between does not count.
+    fn suspend(&mut self) {
+        let since = Instant::now();
+        self.hands.suspend();
+        process::stop_self();
+        self.hands.resume();
+        self.start += since.elapsed();
     }
 
     fn welcome(&mut self) {

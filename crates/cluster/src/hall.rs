@@ -185,10 +185,10 @@ mod tests {
         let me = Identity::new(Role::Member, 0, 7, 0);
         wrong.write_all(Initiator::new(&other, me, None).unwrap().hello()).unwrap();
         let member = std::thread::spawn(move || {
-            enter(address, &key, 7, 0, 0, Instant::now() + Duration::from_secs(5)).map(|(_, session)| session.peer)
+            enter(address, &key, 7, 0, 0, Instant::now() + Duration::from_secs(60)).map(|(_, session)| session.peer)
         });
         let mut entered = Vec::new();
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while entered.is_empty() && Instant::now() < deadline {
             entered.extend(hall.accept());
             assert!(hall.guests.len() <= hall.guests_max);

@@ -8,8 +8,8 @@ use crate::driver::{Driver, Hands, News};
 use crate::hall::{self, Hall};
 use crate::hostlist::Slots;
 use crate::interface;
-use crate::local::{HEARTBEAT_MS, LogDirectory, Outcome, watch_signals};
-use crate::logs::{self, Echo, Scribe};
+use crate::local::{HEARTBEAT_MS, Outcome, watch_signals};
+use crate::logs::{self, Echo, Logs, Scribe, Unwritten};
 use crate::message::Key;
 use crate::order::{Order, Start};
 use crate::pace::Pace;
@@ -115,15 +115,15 @@ pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outco
         return Err(Fault::BadCall("the list of hosts is empty".into()));
     }
     let mut signals = watch_signals()?;
-    let directory = LogDirectory::new(options.out.as_ref())?;
+    let (logs, unwritten) = (Logs::create(options.out.as_ref(), world)?, Unwritten::default());
     let names: Vec<String> = options.slots.iter().map(|slots| bare(&slots.host).to_string()).collect();
     let address = options.address.map_or_else(|| interface::choose(false, &names), Ok)?;
     let pace = Pace { heartbeat_ms: options.heartbeat_ms };
     let (job, key) = (u64::from_le_bytes(crate::random()?), JobKey::fresh()?);
     let terms = Terms { world, job, generation: 0, pace, supervised: true, bound: false };
     let (hall, socket) = Hall::open(address, key.clone(), hall::coordinator(job, 0), world)?;
-    let logs = (0..world).map(|rank| logs::create(directory.path(), rank)).collect::<Result<_, _>>()?;
-    let scribe = Scribe::start(logs, options.echo.clone())?;
+    let files = (0..world).map(|rank| logs.of(rank)).collect::<Result<_, _>>()?;
+    let scribe = Scribe::start(files, options.echo.clone(), unwritten.clone())?;
     let mut remotes = Remotes { remotes: Vec::new(), scribe, pace, pulsed: Instant::now() };
     let order = Start {
         job,
@@ -149,8 +149,8 @@ pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outco
         }
     };
     driver.hands.last_words();
-    let out = directory.close(verdict.exit_code != 0, options.echo.is_some());
-    Ok(Outcome { out, verdict })
+    let out = logs.close(verdict.exit_code != 0, options.echo.is_some());
+    Ok(Outcome { out, verdict, unwritten: unwritten.take() })
 }
 
 /// A host without the user's name before it.
@@ -182,7 +182,7 @@ impl Remote {
             }
         };
         let started = std::thread::Builder::new().name("complaints".into()).spawn(listen);
-        let listener = started.map_err(|error| Fault::system("starting a thread for output", &error))?;
+        let listener = started.map_err(|error| Fault::thread("starting a thread for output", &error))?;
         let pipe = Pipe::new(OwnedFd::from(output), OwnedFd::from(input), false)?;
         let (first_rank, ended) = (start.first_rank, vec![false; start.count]);
         let (host, start) = (host.to_string(), Some(start));
@@ -316,6 +316,15 @@ impl Remotes {
         }
     }
 
+    fn signal_all(&mut self, signal: i32) {
+        for remote in self.remotes.iter_mut().filter(|remote| remote.pipe.greeted) {
+            let open = remote.ended.iter().enumerate().filter(|(_, ended)| !**ended);
+            for (local, _) in open {
+                remote.pipe.send(&Order::Signal { rank: remote.first_rank + local, signal });
+            }
+        }
+    }
+
     /// Takes in what agents still have to say after the end.
     fn last_words(&mut self) {
         let deadline = Instant::now() + Duration::from_millis(self.pace.heartbeat_ms);
@@ -355,6 +364,27 @@ impl Hands for Remotes {
     fn kill(&mut self, rank: usize) -> bool {
         self.signal(rank, libc::SIGKILL);
         true
+    }
+
+    fn suspend(&mut self) {
+        self.signal_all(libc::SIGSTOP);
+        for remote in self.remotes.iter_mut().filter(|remote| remote.pipe.greeted) {
+            remote.pipe.send(&Order::Suspend);
+        }
+        // This process must not stop before it has said so.
+        let deadline = Instant::now() + Duration::from_millis(self.pace.heartbeat_ms);
+        while self.remotes.iter().any(|remote| remote.pipe.open && remote.pipe.backlog() > 0)
+            && Instant::now() < deadline
+        {
+            let mut entries = Vec::new();
+            self.interests(&mut entries);
+            crate::line::poll(&entries, self.pace.tick_ms());
+            self.remotes.iter_mut().for_each(|remote| remote.pipe.flush());
+        }
+    }
+
+    fn resume(&mut self) {
+        self.signal_all(libc::SIGCONT);
     }
 
     fn interests(&self, entries: &mut Vec<(RawFd, i16)>) {

@@ -20,6 +20,7 @@ mod monitor;
 mod order;
 pub mod pace;
 mod pipe;
+mod printable;
 mod process;
 pub mod rendezvous;
 pub mod seat;
@@ -32,6 +33,7 @@ pub use coordinator::Notice;
 pub use launcher::{Launcher, Place, detect};
 pub use local::{Options, Outcome};
 pub use member::Member;
+pub use printable::printable;
 
 use kolo_comm::Fault;
 

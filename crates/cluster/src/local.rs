@@ -6,16 +6,16 @@ use crate::coordinator::{Notice, Terms};
 use crate::driver::{Driver, Hands, News};
 use crate::launcher;
 use crate::line::Line;
-use crate::logs::{self, Echo, Source};
+use crate::logs::{self, Echo, Logs, Source, Unwritten};
 use crate::membership::Verdict;
 use crate::message::{Envelope, Key, Message};
 use crate::pace::Pace;
 use crate::process::{self, Output, Process};
-use kolo_comm::{Fault, JobKey};
+use kolo_comm::{Fault, JobKey, host};
 use signal_hook::iterator::Signals;
 use std::ffi::OsString;
 use std::os::fd::{AsRawFd, RawFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -64,14 +64,16 @@ impl std::fmt::Debug for Options {
 #[derive(Clone, Debug)]
 pub struct Outcome {
     pub verdict: Verdict,
-    /// Where the logs are, or were.
-    pub out: PathBuf,
+    /// Where the logs are; without a directory of the user's, only those of a failed job are kept.
+    pub out: Option<PathBuf>,
+    /// What of the workers' output could not be written, and why.
+    pub unwritten: Option<String>,
 }
 
 impl Outcome {
     /// 0 only if all ended well.
     pub fn exit_code(&self) -> i32 {
-        self.verdict.exit_code
+        if self.unwritten.is_some() { self.verdict.exit_code.max(1) } else { self.verdict.exit_code }
     }
 
     /// The one message to show if the job did not end well.
@@ -79,15 +81,15 @@ impl Outcome {
         let mut text = match (self.verdict.text(), self.verdict.interrupted) {
             (Some(text), _) => text,
             (None, Some(signal)) => format!("interrupted by signal {signal}"),
-            (None, None) => return None,
+            (None, None) => return self.unwritten.clone(),
         };
         if !self.verdict.left.is_empty() {
             let who = crate::rendezvous::name_ranks(&self.verdict.left);
             text += &format!("\n  {who} could not be seen to end");
         }
         // What rank 0 printed was shown already.
-        if let Some(rank) = self.verdict.culprit.filter(|rank| *rank != 0) {
-            let path = logs::log_path(&self.out, rank);
+        if let Some((rank, out)) = self.verdict.culprit.filter(|rank| *rank != 0).zip(self.out.as_ref()) {
+            let path = logs::log_path(out, rank);
             let tail = logs::tail(&path);
             if !tail.is_empty() {
                 text += &format!("\n  the end of {}:\n    {}", path.display(), tail.replace('\n', "\n    "));
@@ -103,11 +105,11 @@ pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outco
         return Err(Fault::BadCall(format!("{} workers; from 1 to {WORKERS_MAX} run on one host", options.world)));
     }
     let mut signals = watch_signals()?;
-    let directory = LogDirectory::new(options.out.as_ref())?;
+    let (logs, unwritten) = (Logs::create(options.out.as_ref(), options.world)?, Unwritten::default());
     let pace = Pace { heartbeat_ms: options.heartbeat_ms };
     let job = u64::from_le_bytes(crate::random()?);
     let terms = Terms { world: options.world, job, generation: 0, pace, supervised: true, bound: true };
-    let (workers, lines, copies) = start_all(options, directory.path(), job)?;
+    let (workers, lines, copies) = start_all(options, &logs, &unwritten, job)?;
     let mut driver = Driver::new(terms, lines, None, workers, observer);
     driver.expect(&vec![crate::host_name(); options.world]);
     let verdict = loop {
@@ -117,66 +119,24 @@ pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outco
     };
     drop(driver);
     logs::join(copies, Duration::from_millis(options.heartbeat_ms));
-    let out = directory.close(verdict.exit_code != 0, options.echo.is_some());
-    Ok(Outcome { out, verdict })
+    let out = logs.close(verdict.exit_code != 0, options.echo.is_some());
+    Ok(Outcome { out, verdict, unwritten: unwritten.take() })
 }
 
 pub(crate) fn watch_signals() -> Result<Signals, Fault> {
     let mut signals = vec![libc::SIGINT, libc::SIGTERM];
-    // Under `nohup` a job outlives its terminal.
-    if !ignores(libc::SIGHUP) {
-        signals.push(libc::SIGHUP);
-    }
+    // Under `nohup` a job outlives its terminal, and without job control none stops.
+    signals.extend([libc::SIGHUP, libc::SIGTSTP].into_iter().filter(|signal| !host::ignores_signal(*signal)));
     Signals::new(signals).map_err(|error| Fault::system("watching for signals", &error))
-}
-
-fn ignores(signal: i32) -> bool {
-    // SAFETY: a zeroed `sigaction` is a valid place for the answer.
-    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: asks, and changes nothing.
-    let answer = unsafe { libc::sigaction(signal, std::ptr::null(), &mut action) };
-    answer == 0 && action.sa_sigaction == libc::SIG_IGN
-}
-
-/// Where logs go: as the user said, or a directory that is removed if all ends well or there is nothing to read in it.
-pub(crate) struct LogDirectory {
-    path: PathBuf,
-    temporary: Option<tempfile::TempDir>,
-}
-
-impl LogDirectory {
-    pub fn new(out: Option<&PathBuf>) -> Result<Self, Fault> {
-        if let Some(path) = out {
-            return Ok(Self { path: path.clone(), temporary: None });
-        }
-        let made = tempfile::Builder::new().prefix("kolo-").tempdir();
-        let temporary = made.map_err(|error| Fault::system("making a directory for logs", &error))?;
-        Ok(Self { path: temporary.path().to_path_buf(), temporary: Some(temporary) })
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Leaves the logs of a failed job. What the first rank printed was seen if there is an echo.
-    pub fn close(self, failed: bool, echoed: bool) -> PathBuf {
-        let files = std::fs::read_dir(&self.path).into_iter().flatten().flatten();
-        let seen = logs::log_path(&self.path, 0);
-        let mut unseen = files.filter(|file| !echoed || file.path() != seen);
-        if failed && unseen.any(|file| file.metadata().is_ok_and(|data| data.len() > 0)) {
-            let _ = self.temporary.map(tempfile::TempDir::keep);
-        }
-        self.path
-    }
 }
 
 type Started = (Workers, Vec<Line>, Vec<JoinHandle<()>>);
 
-fn start_all(options: &Options, out: &Path, job: u64) -> Result<Started, Fault> {
+fn start_all(options: &Options, logs: &Logs, unwritten: &Unwritten, job: u64) -> Result<Started, Fault> {
     let key = JobKey::fresh()?;
     let (mut workers, mut lines, mut copies) = (Vec::new(), Vec::new(), Vec::new());
     for rank in 0..options.world {
-        let log = logs::create(out, rank)?;
+        let log = logs.of(rank)?;
         let (ours, theirs) = process::control_pair()?;
         let mut command = Command::new(&options.program);
         command.args(&options.arguments).envs(options.environment.iter().map(|(name, value)| (name, value)));
@@ -191,13 +151,12 @@ fn start_all(options: &Options, out: &Path, job: u64) -> Result<Started, Fault> 
         let echo = options.echo.as_ref().filter(|_| rank == 0);
         let output = match echo {
             Some(_) => Output::Pipes,
-            None => Output::File(log.try_clone().map_err(|error| Fault::system("sharing a log", &error))?),
+            None => Output::File(log.share()?.into_file()),
         };
         let mut process = Process::start(command, theirs, output)?;
         if let Some((echo, (stdout, stderr))) = echo.zip(process.take_pipes()) {
-            let again = log.try_clone().map_err(|error| Fault::system("sharing a log", &error))?;
-            copies.extend(logs::tee(stdout, again, Source::Out, echo.clone()));
-            copies.extend(logs::tee(stderr, log, Source::Err, echo.clone()));
+            copies.push(logs::tee(stdout, log.share()?, Source::Out, echo.clone(), unwritten.clone())?);
+            copies.push(logs::tee(stderr, log, Source::Err, echo.clone(), unwritten.clone())?);
         }
         let mut line = Line::plain(ours)?;
         let message = Message::Welcome { heartbeat_ms: options.heartbeat_ms, key: Key(*key.expose()) };
@@ -224,6 +183,14 @@ impl Hands for Workers {
     fn kill(&mut self, rank: usize) -> bool {
         self.0[rank].signal(libc::SIGKILL);
         true
+    }
+
+    fn suspend(&mut self) {
+        self.0.iter().for_each(|process| process.signal(libc::SIGSTOP));
+    }
+
+    fn resume(&mut self) {
+        self.0.iter().for_each(|process| process.signal(libc::SIGCONT));
     }
 
     /// A process that ends closes its control link, which wakes the driver.

@@ -1,14 +1,18 @@
 //! What workers print: a file per rank, the first rank's on the terminal too, and the end of a file for messages.
+//!
+//! Without a directory of the user's, a log has no name while the job runs, so that nothing is left however this process
+//! ends. Logs may hold anything that a program prints: nobody but the user reads them.
 
-use crate::line;
+use crate::{line, printable};
 use kolo_comm::Fault;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,6 +20,9 @@ use std::time::{Duration, Instant};
 const TAIL_LINES: usize = 20;
 const TAIL_BYTES: u64 = 8 << 10;
 const COPY_BYTES: usize = 16 << 10;
+/// For the user alone.
+const LOG_MODE: u32 = 0o600;
+const DIRECTORY_MODE: u32 = 0o700;
 /// How long an unfinished line is held back.
 const LINE_PAUSE: Duration = Duration::from_millis(50);
 /// Output that may wait to be written.
@@ -28,48 +35,152 @@ pub enum Source {
     Err,
 }
 
-/// Gets what the first rank prints.
-pub type Echo = Arc<dyn Fn(Source, &[u8]) + Send + Sync>;
+/// Gets what the first rank prints. If it cannot be written, the job goes on and fails at its end.
+pub type Echo = Arc<dyn Fn(Source, &[u8]) -> std::io::Result<()> + Send + Sync>;
 
 /// An [`Echo`] to this process's own streams.
 pub fn terminal() -> Echo {
-    Arc::new(|source, bytes| {
-        // A terminal that went away is no reason to end the job.
-        let _ = match source {
-            Source::Out => std::io::stdout().write_all(bytes).and_then(|()| std::io::stdout().flush()),
-            Source::Err => std::io::stderr().write_all(bytes),
-        };
+    Arc::new(|source, bytes| match source {
+        Source::Out => std::io::stdout().write_all(bytes).and_then(|()| std::io::stdout().flush()),
+        // Complaints that nobody hears are no reason to fail.
+        Source::Err => std::io::stderr().write_all(bytes).or(Ok(())),
     })
+}
+
+/// A line on standard error, if anybody hears it.
+pub fn complain(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{}", printable(text));
+}
+
+/// The first write that failed, for the end of the job.
+#[derive(Clone, Debug, Default)]
+pub struct Unwritten(Arc<Mutex<Option<String>>>);
+
+impl Unwritten {
+    fn note(&self, what: &str, outcome: std::io::Result<()>) {
+        if let Err(error) = outcome {
+            let mut first = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            first.get_or_insert_with(|| format!("{what}: {error}\n  hint: make room there, or write elsewhere"));
+        }
+    }
+
+    fn note_echo(&self, source: Source, outcome: std::io::Result<()>) {
+        self.note(if source == Source::Out { "standard output" } else { "standard error" }, outcome);
+    }
+
+    pub fn take(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 pub fn log_path(out: &Path, rank: usize) -> PathBuf {
     out.join(format!("rank-{rank}.log"))
 }
 
-/// A fresh log, written at its end by whoever holds it.
-pub fn create(out: &Path, rank: usize) -> Result<File, Fault> {
-    let path = log_path(out, rank);
-    let refused = |error: std::io::Error| Fault::system(format!("writing {}", path.display()), &error);
-    std::fs::create_dir_all(out).map_err(refused)?;
-    File::create(&path).map_err(refused)?;
-    OpenOptions::new().append(true).open(&path).map_err(refused)
+/// The log of a rank, written at its end by whoever holds it.
+#[derive(Debug)]
+pub(crate) struct Log {
+    file: File,
+    /// For messages.
+    name: String,
+}
+
+impl Log {
+    fn named(path: &Path) -> std::io::Result<Self> {
+        let file = OpenOptions::new().create(true).append(true).read(true).mode(LOG_MODE).open(path)?;
+        // One that was there already.
+        file.set_permissions(Permissions::from_mode(LOG_MODE))?;
+        file.set_len(0)?;
+        Ok(Self { file, name: path.display().to_string() })
+    }
+
+    fn unnamed(rank: usize) -> std::io::Result<Self> {
+        let name = format!("the log of rank {rank} in {}", std::env::temp_dir().display());
+        Ok(Self { file: tempfile::tempfile()?, name })
+    }
+
+    pub fn share(&self) -> Result<Self, Fault> {
+        let file = self.file.try_clone().map_err(|error| Fault::system("sharing a log", &error))?;
+        Ok(Self { file, name: self.name.clone() })
+    }
+
+    pub fn into_file(self) -> File {
+        self.file
+    }
+
+    fn write(&mut self, bytes: &[u8], unwritten: &Unwritten) {
+        unwritten.note(&self.name, self.file.write_all(bytes));
+    }
+}
+
+/// The logs of all ranks.
+#[derive(Debug)]
+pub(crate) struct Logs {
+    out: Option<PathBuf>,
+    logs: Vec<Log>,
+}
+
+impl Logs {
+    /// In this directory, or without a name.
+    pub fn create(out: Option<&PathBuf>, world: usize) -> Result<Self, Fault> {
+        let refused = |what: String| move |error: std::io::Error| Fault::system(format!("writing {what}"), &error);
+        if let Some(out) = out {
+            std::fs::create_dir_all(out).map_err(refused(out.display().to_string()))?;
+        }
+        let create = |rank: usize| match out {
+            Some(out) => Log::named(&log_path(out, rank)).map_err(refused(log_path(out, rank).display().to_string())),
+            None => Log::unnamed(rank).map_err(refused(format!("a log in {}", std::env::temp_dir().display()))),
+        };
+        Ok(Self { out: out.cloned(), logs: (0..world).map(create).collect::<Result<_, _>>()? })
+    }
+
+    pub fn of(&self, rank: usize) -> Result<Log, Fault> {
+        self.logs[rank].share()
+    }
+
+    /// Keeps the logs of a failed job if there is something to read in them; what the first rank printed was seen if there is
+    /// an echo. Where they are.
+    pub fn close(mut self, failed: bool, echoed: bool) -> Option<PathBuf> {
+        if self.out.is_some() || !failed {
+            return self.out;
+        }
+        let holds = |log: &Log| log.file.metadata().is_ok_and(|data| data.len() > 0);
+        if !self.logs.iter().skip(usize::from(echoed)).any(holds) {
+            return None;
+        }
+        let mode = Permissions::from_mode(DIRECTORY_MODE);
+        let directory = tempfile::Builder::new().prefix("kolo-").permissions(mode).tempdir().ok()?.keep();
+        for (rank, log) in self.logs.iter_mut().enumerate().filter(|(_, log)| holds(log)) {
+            let mut copy = || -> std::io::Result<()> {
+                let mut named = Log::named(&log_path(&directory, rank))?;
+                log.file.seek(SeekFrom::Start(0))?;
+                std::io::copy(&mut log.file, &mut named.file).map(drop)
+            };
+            if let Err(error) = copy() {
+                complain(&format!("the log of rank {rank} is not complete: {error}"));
+            }
+        }
+        Some(directory)
+    }
 }
 
 /// Copies a stream into a log and to `echo` until it ends.
 pub(crate) fn tee(
     from: impl Read + AsRawFd + Send + 'static,
-    mut log: File,
+    mut log: Log,
     source: Source,
     echo: Echo,
-) -> Option<JoinHandle<()>> {
+    unwritten: Unwritten,
+) -> Result<JoinHandle<()>, Fault> {
     let copy = move || {
         copy_lines(from, |lines| {
-            let _ = log.write_all(lines);
-            echo(source, lines);
+            log.write(lines, &unwritten);
+            unwritten.note_echo(source, echo(source, lines));
             true
         });
     };
-    std::thread::Builder::new().name("echo".into()).spawn(copy).ok()
+    let started = std::thread::Builder::new().name("echo".into()).spawn(copy);
+    started.map_err(|error| Fault::thread("starting a thread for output", &error))
 }
 
 /// Passes on what comes as whole lines, so that two streams of a process do not mix within one. What is long, or not
@@ -100,21 +211,21 @@ pub(crate) struct Scribe {
 }
 
 impl Scribe {
-    pub fn start(mut logs: Vec<File>, echo: Option<Echo>) -> Result<Self, Fault> {
+    pub fn start(mut logs: Vec<Log>, echo: Option<Echo>, unwritten: Unwritten) -> Result<Self, Fault> {
         let (sender, receiver) = channel::<(usize, Source, Vec<u8>)>();
         let waiting = Arc::new(AtomicUsize::new(0));
         let theirs = Arc::clone(&waiting);
         let write = move || {
             for (rank, source, bytes) in receiver {
-                let _ = logs[rank].write_all(&bytes);
+                logs[rank].write(&bytes, &unwritten);
                 if let Some(echo) = echo.as_ref().filter(|_| rank == 0) {
-                    echo(source, &bytes);
+                    unwritten.note_echo(source, echo(source, &bytes));
                 }
                 theirs.fetch_sub(bytes.len(), Ordering::Relaxed);
             }
         };
         let thread = std::thread::Builder::new().name("logs".into()).spawn(write);
-        let thread = thread.map_err(|error| Fault::system("starting a thread for logs", &error))?;
+        let thread = thread.map_err(|error| Fault::thread("starting a thread for logs", &error))?;
         Ok(Self { sender: Some(sender), waiting, thread })
     }
 
@@ -177,16 +288,16 @@ mod tests {
         }
         let mut text = Vec::new();
         while text.len() < 21 {
-            let piece = pieces.recv_timeout(Duration::from_secs(5)).unwrap();
+            let piece = pieces.recv_timeout(Duration::from_secs(60)).unwrap();
             assert!(piece.ends_with(b"\n"), "{piece:?}");
             text.extend(piece);
         }
         assert_eq!(text, b"one line\nand another\n");
         from.write_all(b"a question? ").unwrap();
-        assert_eq!(pieces.recv_timeout(Duration::from_secs(5)).unwrap(), b"a question? ");
+        assert_eq!(pieces.recv_timeout(Duration::from_secs(60)).unwrap(), b"a question? ");
         from.write_all(b"the end").unwrap();
         drop(from);
-        assert_eq!(pieces.recv_timeout(Duration::from_secs(5)).unwrap(), b"the end");
+        assert_eq!(pieces.recv_timeout(Duration::from_secs(60)).unwrap(), b"the end");
         copy.join().unwrap();
     }
 }

@@ -11,6 +11,7 @@ use crate::interface;
 use crate::launcher::{Launcher, Lookup, Place};
 use crate::line::Line;
 use crate::local::HEARTBEAT_MS;
+use crate::logs;
 use crate::member::{Entry, Invitation, Member};
 use crate::message::{Envelope, Key, Message};
 use crate::pace::Pace;
@@ -71,7 +72,7 @@ impl<'a> Meeting<'a> {
     pub fn new(way: Way<'a>) -> Self {
         let observer: Observer = Arc::new(|notice| {
             if let Notice::Ending { text } = notice {
-                eprintln!("error: {text}");
+                logs::complain(&format!("error: {text}"));
             }
         });
         Self { way, heartbeat_ms: HEARTBEAT_MS, address: None, observer }
@@ -339,7 +340,7 @@ impl Hosting {
             while driver.turn([]).is_none() {}
         };
         let thread = std::thread::Builder::new().name("coordinator".into()).spawn(serve);
-        let thread = thread.map_err(|error| Fault::system("starting the coordinator", &error))?;
+        let thread = thread.map_err(|error| Fault::thread("starting the coordinator", &error))?;
         Ok(Self { thread, ending, pace: terms.pace })
     }
 

@@ -188,6 +188,11 @@ impl Membership {
         self.phase == Phase::Running
     }
 
+    /// Whether somebody asked it to end.
+    pub fn interrupted(&self) -> bool {
+        self.verdict.interrupted.is_some()
+    }
+
     /// The slowest rank, if it is not even where another was a heartbeat before. Signs of life come at different moments:
     /// to compare the last ones would accuse whoever spoke first. And ranks that may drift apart may be a few steps apart.
     pub fn lag(&self) -> Option<Lag> {

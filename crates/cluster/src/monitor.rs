@@ -221,7 +221,7 @@ impl Monitor {
         let thread = std::thread::Builder::new()
             .name("monitor".into())
             .spawn(move || theirs.serve(&woken))
-            .map_err(|error| Fault::system("starting the monitor", &error))?;
+            .map_err(|error| Fault::thread("starting the monitor", &error))?;
         Ok(Self { shared, wake, thread: Some(thread) })
     }
 }

@@ -44,6 +44,8 @@ pub(crate) enum Order {
         signal: i32,
     },
     Pulse,
+    /// The launcher is suspended: until its next order, its silence means nothing.
+    Suspend,
     // Back from the agent.
     Changed {
         rank: usize,
@@ -163,6 +165,7 @@ impl Order {
                 out.0.push(5);
                 out.text(text);
             }
+            Order::Suspend => out.0.push(6),
         }
         let length = (out.0.len() - 4) as u32;
         out.0[..4].copy_from_slice(&length.to_le_bytes());
@@ -183,6 +186,7 @@ impl Order {
                 Order::Output { rank: body.rank()?, source, bytes: body.bytes(OUTPUT_BYTES_MAX)? }
             }
             5 => Order::Unable { text: body.text()? },
+            6 => Order::Suspend,
             _ => return None,
         })
     }
@@ -232,6 +236,7 @@ mod tests {
             Order::Changed { rank: 1, change: Change::Stopped },
             Order::Output { rank: 2, source: Source::Err, bytes: b"text".to_vec() },
             Order::Unable { text: "no".into() },
+            Order::Suspend,
         ]
     }
 

@@ -3,6 +3,7 @@
 use crate::seat::Exit;
 use kolo_comm::Fault;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -52,9 +53,14 @@ impl Process {
         // SAFETY: between fork and exec it makes system calls only, and allocates nothing.
         unsafe { command.pre_exec(move || prepare(descriptor, parent)) };
         let child = command.spawn().map_err(|error| {
-            let hint = "see that the program is there, may be executed, and that the limit on processes is not reached";
-            let program = command.get_program().to_string_lossy().into_owned();
-            Fault::System { what: format!("starting {program}"), error: format!("{error}\n  hint: {hint}") }
+            let what = format!("starting {}", command.get_program().to_string_lossy());
+            match error.kind() {
+                ErrorKind::NotFound | ErrorKind::PermissionDenied => {
+                    let hint = "see that the program is there and may be executed";
+                    Fault::System { what, error: format!("{error}\n  hint: {hint}") }
+                }
+                _ => Fault::thread(what, &error),
+            }
         })?;
         Ok(Self { child, exit: None })
     }
@@ -140,6 +146,21 @@ fn prepare(control: Option<i32>, parent: libc::pid_t) -> std::io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Stops this process as Ctrl-Z would, and returns when it goes on. Where no shell could continue it, the system does not
+/// stop it.
+pub fn stop_self() {
+    // SAFETY: zeroed actions are valid ones, `SIG_DFL` among them; the handler that was there comes back, and `raise` returns
+    // after this process was continued.
+    unsafe {
+        let usual: libc::sigaction = std::mem::zeroed();
+        let mut ours: libc::sigaction = std::mem::zeroed();
+        if libc::sigaction(libc::SIGTSTP, &usual, &mut ours) == 0 {
+            libc::raise(libc::SIGTSTP);
+            libc::sigaction(libc::SIGTSTP, &ours, std::ptr::null_mut());
+        }
+    }
 }
 
 impl Drop for Process {

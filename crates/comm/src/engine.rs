@@ -53,7 +53,7 @@ impl Engine {
     pub fn push(&self, request: Request, fingerprint: Fingerprint) -> u64 {
         let mut queue = lock(&self.state.queue);
         if self.thread.is_none() {
-            let why = "the thread for collectives could not be started; raise the limit on threads";
+            let why = "the thread for collectives could not be started\n  hint: raise the limit on processes and threads (`ulimit -u`), or use fewer workers or --threads";
             queue.fault.get_or_insert(Fault::BadCall(why.into()));
         }
         queue.waiting.push_back((request, fingerprint));

@@ -48,8 +48,30 @@ pub fn place(rank: usize, host: &str) -> String {
 }
 
 impl Fault {
+    /// The system refused; with a hint where a limit of it was reached.
     pub fn system(what: impl Into<String>, error: &std::io::Error) -> Self {
-        Fault::System { what: what.into(), error: error.to_string() }
+        let hint = match error.raw_os_error() {
+            Some(libc::EMFILE | libc::ENFILE) => "raise the limit on open files (`ulimit -n`), or use fewer workers",
+            Some(libc::ENOSPC | libc::EDQUOT) => "make room there, or write elsewhere",
+            _ => "",
+        };
+        Self::hinted(what, error, hint)
+    }
+
+    /// The system refused a thread or a process.
+    pub fn thread(what: impl Into<String>, error: &std::io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::ENOMEM) => {
+                let hint = "raise the limit on processes and threads (`ulimit -u`), or use fewer workers or --threads";
+                Self::hinted(what, error, hint)
+            }
+            _ => Self::system(what, error),
+        }
+    }
+
+    fn hinted(what: impl Into<String>, error: &std::io::Error, hint: &str) -> Self {
+        let error = if hint.is_empty() { error.to_string() } else { format!("{error}\n  hint: {hint}") };
+        Fault::System { what: what.into(), error }
     }
 
     /// The rank that is to blame, if the fault names one.

@@ -91,7 +91,7 @@ impl NarrowLane {
         let shared = Arc::new(Shared::default());
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("comm".into()).spawn(move || theirs.serve(&own));
-        let thread = thread.map_err(|error| Fault::system("starting the thread for collectives", &error))?;
+        let thread = thread.map_err(|error| Fault::thread("starting the thread for collectives", &error))?;
         Ok(Self { world, shared, thread: Some(thread) })
     }
 }

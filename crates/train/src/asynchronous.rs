@@ -19,6 +19,7 @@ use kolo_parallel::CommLane;
 use kolo_parallel::servers::{Clocks, Shares, gradient_name, server_graph, shares};
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
 /// Who does what, and how far workers may drift apart.
@@ -238,11 +239,23 @@ pub fn serve(
     let (server, changed) = (Mutex::new(server), Condvar::new());
     let (state, changed) = (&server, &changed);
     std::thread::scope(|scope| {
-        let spawn = |(worker, link)| scope.spawn(move || attend(state, changed, worker, link, number));
-        let threads: Vec<_> = links.iter().enumerate().map(spawn).collect();
+        let threads = links.iter().enumerate().map(|(worker, link)| {
+            let named = std::thread::Builder::new().name(format!("worker {worker}"));
+            let started = named.spawn_scoped(scope, move || attend(state, changed, worker, link, number));
+            started.map_err(|error| {
+                let fault = Fault::thread(format!("starting a thread for worker {worker}"), &error);
+                // The threads that did start would wait for the other workers.
+                link.watch().abort(fault.clone());
+                Error::from(fault)
+            })
+        });
+        // All start before the first is waited for.
+        let threads: Vec<_> = threads.collect();
         let panicked = |_| Err(refused("a thread of the server panicked".into()));
-        let outcomes: Vec<Result<(), Error>> =
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect();
+        let join = |thread: Result<ScopedJoinHandle<'_, Result<(), Error>>, Error>| {
+            thread.and_then(|thread| thread.join().unwrap_or_else(panicked))
+        };
+        let outcomes: Vec<Result<(), Error>> = threads.into_iter().map(join).collect();
         outcomes.into_iter().collect::<Result<(), Error>>()
     })?;
     let served = lock(&server).served;

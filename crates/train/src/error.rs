@@ -30,6 +30,9 @@ pub enum Error {
     /// Working together failed.
     #[error("{0}")]
     Together(Fault),
+    /// An evaluation was interrupted, here or at another rank.
+    #[error("the evaluation was interrupted")]
+    Interrupted,
     /// A file could not be written.
     #[error("{path}: {message}\n  hint: choose another --out directory or make room there")]
     Write { path: String, message: String },
@@ -43,9 +46,16 @@ impl From<Fault> for Error {
 
 impl From<kolo_exec::ExchangeError> for Error {
     fn from(error: kolo_exec::ExchangeError) -> Self {
-        match error.downcast::<Fault>() {
-            Ok(fault) => Error::Together(*fault),
-            Err(error) => Error::Together(Fault::BadCall(error.to_string())),
+        let error = match error.downcast::<Fault>() {
+            Ok(fault) => return Error::Together(*fault),
+            Err(error) => error,
+        };
+        match error.downcast_ref::<std::io::Error>() {
+            Some(refused) if refused.kind() == std::io::ErrorKind::OutOfMemory => Error::Memory(format!(
+                "the system refused {refused}\n  hint: take fewer threads or a smaller `data.batch`, or raise the limit (`ulimit -v`)"
+            )),
+            Some(refused) => Error::Together(Fault::thread("starting a thread", refused)),
+            None => Error::Together(Fault::BadCall(error.to_string())),
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::crc::CRC32C;
@@ -18,6 +18,7 @@ const NAME_ATTEMPTS_MAX: u64 = 1000;
 #[derive(Debug)]
 pub struct EventWriter {
     file: BufWriter<File>,
+    path: PathBuf,
 }
 
 impl EventWriter {
@@ -25,10 +26,15 @@ impl EventWriter {
     pub fn create(dir: &Path) -> io::Result<Self> {
         fs::create_dir_all(dir)?;
         let wall_time_s = wall_time_s();
-        let mut writer = Self { file: BufWriter::new(create_file(dir, wall_time_s as u64)?) };
+        let (file, path) = create_file(dir, wall_time_s as u64)?;
+        let mut writer = Self { file: BufWriter::new(file), path };
         writer.file.write_all(&record(&version_event(wall_time_s)))?;
         writer.flush()?;
         Ok(writer)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Adds a point to the curve `tag`, dated now.
@@ -43,11 +49,11 @@ impl EventWriter {
 }
 
 /// TensorBoard reads a folder's files in the order of their names, so a taken second is followed by a later one.
-fn create_file(dir: &Path, seconds: u64) -> io::Result<File> {
+fn create_file(dir: &Path, seconds: u64) -> io::Result<(File, PathBuf)> {
     let mut result = Err(io::ErrorKind::AlreadyExists.into());
     for attempt in 0..NAME_ATTEMPTS_MAX {
-        let name = format!("events.out.tfevents.{:010}.kolo", seconds + attempt);
-        result = File::create_new(dir.join(name));
+        let path = dir.join(format!("events.out.tfevents.{:010}.kolo", seconds + attempt));
+        result = File::create_new(&path).map(|file| (file, path));
         if !matches!(&result, Err(error) if error.kind() == io::ErrorKind::AlreadyExists) {
             break;
         }

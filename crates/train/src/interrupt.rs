@@ -1,42 +1,101 @@
-//! Ctrl-C: a run is asked to stop, finishes its step and reports; a second Ctrl-C leaves at once.
+//! Ctrl-C and its kin: SIGINT, SIGTERM and SIGHUP.
+//!
+//! Until the first step there is nothing to lose, and a signal ends the process at once. Then it asks the run to end in
+//! order: after its step, or in the midst of an evaluation; a second Ctrl-C ends it at once. What is done is said from the
+//! handler itself, so that it is said however long a step takes.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::flag;
+use kolo_comm::host::ignores_signal;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::low_level;
 
-/// What a shell reports for a process ended by Ctrl-C: 128 + SIGINT.
-const EXIT_INTERRUPTED: i32 = 130;
+/// What a shell adds to a signal for the exit code of a process that it ended.
+const EXIT_SIGNALLED: i32 = 128;
+
+/// Said when the run was asked to stop.
+pub const ACKNOWLEDGED: &str = "stopping after this step; press Ctrl-C again to quit at once";
+const FINISHING: &str = "the results are being written; press Ctrl-C again to quit at once";
+const NOT_BEGUN: &str = "interrupted before the first step";
+
+/// Where a run stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Phase {
+    /// Nothing is trained yet.
+    Starting,
+    Training,
+    /// The last step is done.
+    Finishing,
+}
 
 /// A flag that every part of a run may look at. Clones share it. The default one hears no signal.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt {
-    flag: Arc<AtomicBool>,
+    state: Arc<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    requested: AtomicBool,
+    phase: AtomicU8,
 }
 
 impl Interrupt {
     /// Sets the flag by hand.
     pub fn request(&self) {
-        self.flag.store(true, Ordering::Relaxed);
+        self.state.requested.store(true, Ordering::Relaxed);
     }
 
     /// Whether the run should stop at the next step.
     pub fn requested(&self) -> bool {
-        self.flag.load(Ordering::Relaxed)
+        self.state.requested.load(Ordering::Relaxed)
+    }
+
+    /// Says where the run stands.
+    pub fn enter(&self, phase: Phase) {
+        self.state.phase.store(phase as u8, Ordering::Relaxed);
     }
 }
 
-/// Listens to SIGINT and SIGTERM. Call once per process.
-pub fn install() -> io::Result<Interrupt> {
+/// Listens to SIGINT, SIGTERM and, unless it is ignored as under `nohup`, SIGHUP. Call once per process. Of several workers,
+/// the one that `speaks` says on standard error what it does.
+pub fn install(speaks: bool) -> io::Result<Interrupt> {
     let interrupt = Interrupt::default();
-    // Actions run in the order of registration: the first signal finds the flag unset, then sets it. Only SIGINT
-    // leaves at once, because a scheduler and a launcher may both pass on the same SIGTERM.
-    flag::register_conditional_shutdown(SIGINT, EXIT_INTERRUPTED, Arc::clone(&interrupt.flag))?;
-    flag::register(SIGINT, Arc::clone(&interrupt.flag))?;
-    flag::register(SIGTERM, Arc::clone(&interrupt.flag))?;
+    for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| *signal != SIGHUP || !ignores_signal(SIGHUP)) {
+        let state = Arc::clone(&interrupt.state);
+        // SAFETY: the handler reads and writes atomics, writes to a descriptor and may end the process: all of it is allowed
+        // in a handler, and nothing allocates or locks.
+        unsafe { low_level::register(signal, move || hear(signal, &state, speaks)) }?;
+    }
     Ok(interrupt)
+}
+
+fn hear(signal: i32, state: &State, speaks: bool) {
+    let phase = state.phase.load(Ordering::Relaxed);
+    let text = if phase == Phase::Starting as u8 {
+        NOT_BEGUN
+    } else if phase == Phase::Training as u8 {
+        ACKNOWLEDGED
+    } else {
+        FINISHING
+    };
+    let again = state.requested.swap(true, Ordering::Relaxed);
+    if speaks && !again {
+        // One piece, so that nothing of the bar gets between.
+        let mut line = [0u8; 96];
+        line[0] = b'\n';
+        line[1..=text.len()].copy_from_slice(text.as_bytes());
+        line[text.len() + 1] = b'\n';
+        // SAFETY: our own array. A terminal that is gone is no reason to do otherwise.
+        unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), text.len() + 2) };
+    }
+    // Only Ctrl-C is meant twice, because a scheduler and a launcher may both pass on the same SIGTERM.
+    if phase == Phase::Starting as u8 || (again && signal == SIGINT) {
+        low_level::exit(EXIT_SIGNALLED + signal);
+    }
 }
 
 #[cfg(test)]
@@ -54,13 +113,14 @@ mod tests {
         assert!(clone.requested());
     }
 
-    /// Runs in a process of its own, started by the test below.
+    /// Runs in a process of its own, started by the test below, as does the next one.
     #[test]
     #[ignore = "ends the process"]
     fn raise_signals() {
-        let interrupt = install().unwrap();
+        let interrupt = install(true).unwrap();
+        interrupt.enter(Phase::Training);
         assert!(!interrupt.requested());
-        raise(SIGINT).unwrap();
+        raise(SIGHUP).unwrap();
         assert!(interrupt.requested());
         raise(SIGTERM).unwrap();
         eprintln!("still here");
@@ -68,13 +128,34 @@ mod tests {
     }
 
     #[test]
-    fn the_first_signal_asks_and_the_next_interrupt_leaves() {
+    #[ignore = "ends the process"]
+    fn raise_early() {
+        let _interrupt = install(true).unwrap();
+        raise(SIGTERM).unwrap();
+        eprintln!("still here");
+    }
+
+    /// Exit code and standard error of such a process.
+    fn ends(test: &str) -> (Option<i32>, String) {
         let path = module_path!().split_once("::").unwrap().1;
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", &format!("{path}::raise_signals"), "--ignored", "--nocapture"])
+        let output = Command::new("env")
+            .args(["--default-signal=HUP,INT,TERM".as_ref(), std::env::current_exe().unwrap().as_os_str()])
+            .args(["--exact", &format!("{path}::{test}"), "--ignored", "--nocapture"])
             .output()
             .unwrap();
-        assert!(String::from_utf8_lossy(&output.stderr).contains("still here"));
-        assert_eq!(output.status.code(), Some(EXIT_INTERRUPTED));
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    #[test]
+    fn the_first_signal_asks_and_the_next_interrupt_leaves() {
+        let (code, error) = ends("raise_signals");
+        assert!(error.contains("still here"), "{error}");
+        assert_eq!((code, error.matches(ACKNOWLEDGED).count()), (Some(130), 1), "{error}");
+    }
+
+    #[test]
+    fn a_signal_before_the_first_step_leaves_at_once() {
+        let (code, error) = ends("raise_early");
+        assert_eq!((code, error.trim()), (Some(143), NOT_BEGUN));
     }
 }

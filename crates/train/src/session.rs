@@ -3,7 +3,7 @@
 use crate::asynchronous::{Links, Roles};
 use crate::error::Error;
 use crate::events::EventWriter;
-use crate::interrupt::Interrupt;
+use crate::interrupt::{Interrupt, Phase};
 use crate::job::Job;
 use crate::machine::peak_rss_bytes;
 use crate::metrics::MetricsFile;
@@ -20,6 +20,8 @@ use std::time::Instant;
 /// Whoever watches a run.
 pub trait Observer {
     fn step(&mut self, _step: usize, _loss: f32, _milliseconds: f64) {}
+    /// An evaluation has come to so many of its samples.
+    fn evaluating(&mut self, _done: usize, _total: usize) {}
     fn evaluated(&mut self, _step: usize, _epoch: usize, _loss: f64, _evaluation: Option<&Evaluation>) {}
 }
 
@@ -80,6 +82,7 @@ impl RunOptions {
         if let Some(timeline) = &self.timeline {
             trainer.trace(timeline);
         }
+        trainer.interrupted_by(&self.interrupt);
         Ok(trainer)
     }
 
@@ -170,12 +173,12 @@ impl Files {
     }
 
     fn write(&mut self, step: usize, epoch: usize, values: &[(&str, f64)]) -> Result<(), Error> {
-        let failed = |error: std::io::Error| write_error(&self.dir, &error);
-        self.metrics.write(step as u64, epoch as u64, values).map_err(failed)?;
-        for (tag, value) in values {
-            self.events.scalar(tag, step as u64, *value as f32).map_err(failed)?;
-        }
-        self.events.flush().map_err(failed)
+        let written = self.metrics.write(step as u64, epoch as u64, values);
+        written.map_err(|error| write_error(&self.dir.join("metrics.jsonl"), &error))?;
+        let events = &mut self.events;
+        let mut written = values.iter().try_for_each(|(tag, value)| events.scalar(tag, step as u64, *value as f32));
+        written = written.and_then(|()| events.flush());
+        written.map_err(|error| write_error(events.path(), &error))
     }
 }
 
@@ -216,6 +219,7 @@ pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> 
     let mut last: Option<Evaluation> = None;
     let (mut loss_sum, mut loss_count, mut mean_loss) = (0.0f64, 0usize, f64::NAN);
     let mut ended = "done";
+    options.interrupt.enter(Phase::Training);
     while trainer.next_step() < job.total_steps {
         let start = Instant::now();
         let loss = ties.step(&mut trainer)?;
@@ -224,7 +228,7 @@ pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> 
         observer.step(step, loss, times[times.len() - 1]);
         loss_sum += f64::from(loss);
         loss_count += 1;
-        let interrupted = together::any(ties.in_step(), options.interrupt.requested())?;
+        let mut interrupted = together::any(ties.in_step(), options.interrupt.requested())?;
         let epoch_done = step % job.steps_per_epoch == 0;
         let epoch = step.div_ceil(job.steps_per_epoch);
         let due = epoch_done && epoch % job.eval_every == 0;
@@ -236,7 +240,16 @@ pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> 
             (loss_sum, loss_count) = (0.0, 0);
             // An interrupted run ends at once: its last evaluation stays the last, but it was not made here.
             let evaluates = !interrupted && (ties.links.is_none() || options.chief());
-            let made = if evaluates { trainer.evaluate()? } else { None };
+            let made =
+                match evaluates.then(|| trainer.evaluate_telling(&mut |done, all| observer.evaluating(done, all))) {
+                    // Workers of servers end with all others, after their next step.
+                    Some(Err(Error::Interrupted)) => {
+                        interrupted = ties.links.is_none() || step == job.total_steps;
+                        None
+                    }
+                    Some(made) => made?,
+                    None => None,
+                };
             history.push(EpochRow::new(epoch, begin.elapsed(), mean_loss, made.as_ref()));
             observer.evaluated(step, epoch, mean_loss, made.as_ref());
             if let Some(files) = &mut files {
@@ -260,6 +273,7 @@ pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> 
             break;
         }
     }
+    options.interrupt.enter(Phase::Finishing);
     let mut report = report(&trainer, options, &times, mean_loss, last.as_ref(), ended);
     report.epochs_per_s = report.epochs / begin.elapsed().as_secs_f64().max(1e-9);
     report.history = history;

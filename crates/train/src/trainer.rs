@@ -7,6 +7,7 @@ pub use evaluation::{Evaluation, evaluation_bytes};
 
 use crate::error::Error;
 use crate::held::HeldBatch;
+use crate::interrupt::Interrupt;
 use crate::job::Job;
 use crate::room::{self, Tenants};
 use crate::step::{optimise, spread, training_graph};
@@ -45,6 +46,8 @@ pub struct Trainer {
     world: Option<Arc<Communicator>>,
     /// Who wants to know that this rank gets on.
     watch: Option<Arc<Watch>>,
+    /// Who may stop an evaluation.
+    interrupt: Interrupt,
     /// The first of this rank's grains.
     first_grain: usize,
 }
@@ -57,7 +60,7 @@ impl Trainer {
         let plan = planned(&graph, options, evaluation_bytes(&job, options.threads, 0, 1)?);
         room::check(&plan, Tenants::alone(&plan))?;
         let store = Store::new(&graph, job.seed);
-        let session = Session::new(graph, &store, options);
+        let session = Session::try_new(graph, &store, options)?;
         Ok(Self::with_session(job, store, session, options, None))
     }
 
@@ -84,6 +87,7 @@ impl Trainer {
             dropout_key,
             world,
             watch,
+            interrupt: Interrupt::default(),
             first_grain,
         };
         if let Some(watch) = watched {
@@ -136,7 +140,7 @@ impl Trainer {
         let evaluation = if worker == 0 { evaluation_bytes(&job, threads, 0, 1)? } else { 0 };
         room::check_among(&planned(&graph, options, evaluation), false, world)?;
         let store = Store::new(&graph, job.seed);
-        let session = Session::new(graph, &store, options);
+        let session = Session::try_new(graph, &store, options)?;
         let mut trainer = Self::with_session(job, store, session, options, None);
         trainer.first_grain = worker * options.grains;
         Ok(trainer)
@@ -148,6 +152,11 @@ impl Trainer {
         let alive = self.alive();
         self.evaluators.iter_mut().for_each(|(_, session)| session.set_alive(alive.clone()));
         self.session.set_alive(alive);
+    }
+
+    /// Lets `interrupt` stop evaluations.
+    pub fn interrupted_by(&mut self, interrupt: &Interrupt) {
+        self.interrupt = interrupt.clone();
     }
 
     /// What a session tells after every op.
@@ -298,7 +307,7 @@ impl Trainer {
         Error::NotFinite {
             loss,
             step: self.step,
-            epoch: self.epoch(),
+            epoch: self.epoch() + 1,
             culprit,
             hint: format!(
                 "lower the learning rate (it is {rate:e} here), set `train.clip`, or look at the data of this step"

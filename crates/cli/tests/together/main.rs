@@ -5,6 +5,8 @@ mod digests;
 mod hosts;
 mod job;
 mod mpi;
+mod output;
 mod process;
+mod signals;
 mod slurm;
 mod view;

@@ -15,7 +15,7 @@ fn workers_show_one_view_and_keep_a_log_each() {
     let ended = run(&mut command, LIMIT).well();
     let lines = [
         "digits: builtin:digits",
-        "4 steps, batch 64 in 8 grains, 2 workers with 1 threads each",
+        "4 steps, batch 64 in 8 grains, 2 workers with 1 thread each",
         "epoch   1",
         "done after 4 steps",
         "  together    2 workers over shm: ",
@@ -49,7 +49,7 @@ fn workers_show_one_view_and_keep_a_log_each() {
 /// As under `nohup`, and without.
 #[test]
 fn a_hangup_that_is_ignored_ends_nobody() {
-    for (ignored, code) in [(true, Some(0)), (false, Some(129))] {
+    for ignored in [true, false] {
         let dir = tempdir();
         let words = Job::Digits.command().join(" ");
         let first = if ignored { "trap '' HUP; " } else { "" };
@@ -61,7 +61,7 @@ fn a_hangup_that_is_ignored_ends_nobody() {
         // Whoever runs the tests may ignore hangups too.
         let words = ["env", "--default-signal=HUP", "sh", "-c", &script];
         let ended = run(&mut under(&words, dir.path()), LIMIT);
-        assert_eq!(ended.code, code, "{ended}");
+        assert_eq!(ended.code, Some(0), "{ended}");
         let metrics = std::fs::read_to_string(dir.path().join("out/metrics.jsonl")).expect("metrics");
         assert_eq!(metrics.contains("\"step\":300,"), ignored, "{metrics}");
     }

@@ -4,10 +4,12 @@ use super::{Trainer, feed_samples};
 use crate::error::Error;
 use crate::job::Job;
 use crate::step::{evaluation_graph, optimise};
+use crate::together;
 use kolo_comm::Communicator;
 use kolo_exec::cpu::planned_bytes;
 use kolo_exec::{Feed, Options, Session};
 use kolo_graph::{Graph, layout};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Means over the held-out samples.
@@ -29,6 +31,8 @@ impl Evaluation {
 /// Samples and bytes of activations of an evaluation's batch, at most; but one sample at least.
 const SAMPLES_MAX: usize = 256;
 const ACTIVATION_BYTES_MAX: usize = 64 << 20;
+/// Batches of each worker until all bring their means together: what is held in memory does not grow with the data.
+const BATCHES_PER_ROUND: usize = 64;
 
 fn graph_of(job: &Job, batch: usize) -> Result<Graph, Error> {
     Ok(optimise(&evaluation_graph(&*job.model, batch)?))
@@ -70,8 +74,14 @@ impl Trainer {
         self.world.as_ref().map_or((0, 1), |world| (world.rank(), world.size()))
     }
 
-    /// Evaluates on the held-out samples; `None` if there are none.
+    /// Evaluates on the held-out samples; `None` if there are none. All workers call it. If one of them is interrupted, all end
+    /// with [`Error::Interrupted`].
     pub fn evaluate(&mut self) -> Result<Option<Evaluation>, Error> {
+        self.evaluate_telling(&mut |_, _| {})
+    }
+
+    /// As [`Trainer::evaluate`]; `tell` hears of the samples that are done, and of how many there are.
+    pub fn evaluate_telling(&mut self, tell: &mut dyn FnMut(usize, usize)) -> Result<Option<Evaluation>, Error> {
         let job = Arc::clone(&self.job);
         let total = job.split.held_out_len();
         if total == 0 {
@@ -81,27 +91,17 @@ impl Trainer {
             Some(known) => known,
             None => *self.evaluation_batch.insert(samples_of_batch(&job)?),
         };
-        let starts: Vec<usize> = (0..total).step_by(whole).collect();
         let names = self.metric_names(whole)?;
-        let (rank, ranks) = self.place();
-        // Workers take turns; every batch is computed by one of them, and its means are the same whoever did it.
-        let mut means = vec![0.0f32; starts.len() * names.len()];
-        for (at, start) in starts.iter().enumerate().filter(|(at, _)| at % ranks == rank) {
-            let batch = whole.min(total - start);
-            let sample = |at: usize| job.split.held_out(start + at);
-            let results = self.evaluate_batch(batch, |feed| feed_samples(&job, batch, sample, feed))?;
-            means[at * names.len()..][..names.len()].copy_from_slice(&results);
-            if let Some(watch) = &self.watch {
-                watch.touch();
-            }
-        }
-        if let Some(world) = &self.world {
-            means = gather_turns(world, &means, names.len())?;
-        }
+        let (batches, ranks) = (total.div_ceil(whole), self.place().1);
         let mut sums = vec![0.0f64; names.len()];
-        for (start, means) in starts.iter().zip(means.chunks(names.len())) {
-            let batch = whole.min(total - start) as f64;
-            sums.iter_mut().zip(means).for_each(|(sum, mean)| *sum += f64::from(*mean) * batch);
+        tell(0, total);
+        for first in (0..batches).step_by(ranks * BATCHES_PER_ROUND) {
+            let round = first..batches.min(first + ranks * BATCHES_PER_ROUND);
+            let means = self.evaluate_round(round.clone(), whole, names.len(), tell)?;
+            for (at, means) in round.zip(means.chunks(names.len())) {
+                let batch = whole.min(total - at * whole) as f64;
+                sums.iter_mut().zip(means).for_each(|(sum, mean)| *sum += f64::from(*mean) * batch);
+            }
         }
         let mut metrics: Vec<(String, f64)> =
             names.into_iter().zip(sums).map(|(name, sum)| (name, sum / total as f64)).collect();
@@ -110,12 +110,49 @@ impl Trainer {
         Ok(Some(Evaluation { loss, metrics }))
     }
 
+    /// The means of these batches, `width` of each. Workers take turns; every batch is computed by one of them, and its means
+    /// are the same whoever did it. Whoever is interrupted leaves out the rest of its turns and tells the others.
+    fn evaluate_round(
+        &mut self,
+        round: Range<usize>,
+        whole: usize,
+        width: usize,
+        tell: &mut dyn FnMut(usize, usize),
+    ) -> Result<Vec<f32>, Error> {
+        let job = Arc::clone(&self.job);
+        let total = job.split.held_out_len();
+        let (rank, ranks) = self.place();
+        let mut means = vec![0.0f32; round.len() * width];
+        for (turn, at) in round.clone().enumerate().filter(|(turn, _)| turn % ranks == rank) {
+            if self.interrupt.requested() {
+                break;
+            }
+            let (start, batch) = (at * whole, whole.min(total - at * whole));
+            let sample = |at: usize| job.split.held_out(start + at);
+            let results = self.evaluate_batch(batch, |feed| feed_samples(&job, batch, sample, feed))?;
+            means[turn * width..][..width].copy_from_slice(&results);
+            if let Some(watch) = &self.watch {
+                watch.touch();
+            }
+            tell(start + batch, total);
+        }
+        let mut interrupted = self.interrupt.requested();
+        if let Some(world) = &self.world {
+            means = gather_turns(world, &means, width)?;
+            interrupted = together::any(Some(world), interrupted)?;
+        }
+        if interrupted { Err(Error::Interrupted) } else { Ok(means) }
+    }
+
     /// Loss and metrics of one batch.
     fn evaluate_batch(&mut self, batch: usize, feed: impl Fn(&mut Feed<'_>) + Sync) -> Result<Vec<f32>, Error> {
         let names = self.metric_names(batch)?;
         let at = self.evaluator(batch)?;
-        let session = &mut self.evaluators[at].1;
-        session.run(&mut self.store, |_| {}, |_, inputs| feed(inputs))?;
+        let (session, interrupt) = (&mut self.evaluators[at].1, self.interrupt.clone());
+        session.set_stop(Some(Arc::new(move || interrupt.requested())));
+        let outcome = session.run(&mut self.store, |_| {}, |_, inputs| feed(inputs));
+        session.set_stop(None);
+        outcome?;
         Ok(names.iter().map(|name| session.output(name).map_or(f32::NAN, |value| value[0])).collect())
     }
 
@@ -138,7 +175,7 @@ impl Trainer {
         if let Some(at) = self.evaluators.iter().position(|(size, _)| *size == batch) {
             return Ok(at);
         }
-        let mut session = Session::new(graph_of(&self.job, batch)?, &self.store, Options::single(self.threads));
+        let mut session = Session::try_new(graph_of(&self.job, batch)?, &self.store, Options::single(self.threads))?;
         session.set_alive(self.alive());
         self.evaluators.push((batch, session));
         Ok(self.evaluators.len() - 1)
