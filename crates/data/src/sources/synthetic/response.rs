@@ -89,8 +89,8 @@ mod tests {
         let (mut x, mut y) = ([0.0; 7], [0.0; 3]);
         response.fill_input(5, &mut x);
         response.fill_target(5, &mut y);
-        let hidden = |unit: usize| (0..7).map(|at| response.inward[at][unit] * x[at]).sum::<f32>().tanh();
-        for (value, weights) in y.iter().zip(&response.outward) {
+        let hidden = |unit: usize| (0..7).map(|at| response.network().inward[at][unit] * x[at]).sum::<f32>().tanh();
+        for (value, weights) in y.iter().zip(&response.network().outward) {
             let expected: f32 = (0..HIDDEN).map(|unit| weights[unit] * hidden(unit)).sum();
             assert!((value - expected).abs() < 1e-5, "{value} {expected}");
         }
@@ -105,7 +105,7 @@ mod tests {
             let mut y = [0.0];
             response.fill_target(sample, &mut y);
             let sums = response.hidden(sample);
-            let line: f32 = (0..HIDDEN).map(|unit| 0.6 * response.outward[0][unit] * sums[unit]).sum();
+            let line: f32 = (0..HIDDEN).map(|unit| 0.6 * response.network().outward[0][unit] * sums[unit]).sum();
             total += y[0] * y[0];
             residual += (y[0] - line).powi(2);
         }
