@@ -9,6 +9,11 @@ use kolo_ops::prelude::*;
 use kolo_ops::simd::{self, Level};
 use std::sync::{PoisonError, RwLock};
 
+#[path = "conformance/derivatives.rs"]
+mod derivatives;
+#[path = "conformance/fuzz.rs"]
+mod fuzz;
+
 /// The vector width is a process-wide choice: whoever changes it must be alone, everybody else only reads it.
 static WIDTH: RwLock<()> = RwLock::new(());
 

@@ -50,7 +50,9 @@ impl DType {
             DType::F32 => value,
             DType::BF16 => half::bf16::from_f64(value).to_f64(),
             DType::F16 => half::f16::from_f64(value).to_f64(),
-            DType::I32 | DType::I64 => value.trunc(),
+            // As a conversion in Rust: what is too large becomes the largest, NaN becomes zero.
+            DType::I32 => f64::from(value as i32),
+            DType::I64 => value as i64 as f64,
             DType::Bool => f64::from(value != 0.0),
         }
     }

@@ -26,7 +26,7 @@ impl Op for AvgPool2d {
         Ok(vec![with_planes(input, DType::F32, window.out)])
     }
     fn flops(&self, _: &[Type], outputs: &[Type]) -> u64 {
-        (outputs[0].elements() * self.kernel[0] * self.kernel[1]) as u64
+        crate::pool::flops(&outputs[0], self.kernel)
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
         let size = [cx.input(0).dim(2), cx.input(0).dim(3)];
@@ -124,7 +124,7 @@ impl Op for AvgPool2dGrad {
         Ok(vec![with_planes(grad, DType::F32, self.size)])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
-        (inputs[0].elements() * self.kernel[0] * self.kernel[1]) as u64
+        crate::pool::flops(&inputs[0], self.kernel)
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
         vec![Some(cx.grad().avg_pool2d(self.kernel, self.stride, self.padding))]

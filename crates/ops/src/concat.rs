@@ -46,7 +46,10 @@ impl Op for Concat {
         let part = |(at, input): (usize, &Tensor<'b>)| {
             let end = start + input.dim(self.dim);
             let range = std::mem::replace(&mut start, end)..end;
-            cx.needs(at).then(|| cx.grad().slice(self.dim, range))
+            cx.needs(at).then(|| match range.is_empty() {
+                true => input.builder().full(0.0, input.ty()),
+                false => cx.grad().slice(self.dim, range),
+            })
         };
         cx.inputs.iter().enumerate().map(part).collect()
     }

@@ -75,9 +75,10 @@ pub(crate) fn pick_rows(cx: &CpuCx<'_>, table: usize, ids: usize, missing: f32) 
 }
 
 fn pick<T: Element>(cx: &CpuCx<'_>, table: usize, ids: usize, missing: u64) {
-    let count = cx.shape(table)[0];
+    let (at, count) = (table, cx.shape(table)[0]);
     let (table, ids, target) = (input::<T>(cx, table), cx.i32(ids), Target::<T>::of(cx));
-    let width = table.len() / count.max(1);
+    // Not from the table's length, which says nothing of an empty one.
+    let width = cx.shape(at)[1..].iter().product::<usize>();
     cx.team.chunks(ids.len(), (BYTES_PER_TASK / (width * size_of::<T>()).max(1)).max(1), |range, _| {
         for at in range {
             // SAFETY: tasks own disjoint rows.

@@ -30,7 +30,7 @@ impl Op for MaxPool2d {
         Ok(vec![with_planes(input, DType::F32, window.out), with_planes(input, DType::I32, window.out)])
     }
     fn flops(&self, _: &[Type], outputs: &[Type]) -> u64 {
-        (outputs[0].elements() * self.kernel[0] * self.kernel[1]) as u64
+        crate::pool::flops(&outputs[0], self.kernel)
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
         let size = [cx.input(0).dim(2), cx.input(0).dim(3)];

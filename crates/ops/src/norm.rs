@@ -142,8 +142,13 @@ pub fn axes(count: usize, whole: bool) -> String {
 /// Output types by the index expression. Each output has the dtype of the named input; a statistic (`None`) is f32.
 pub fn infer(index: &Index, inputs: &[Type], dtypes: &[Option<usize>]) -> Result<Vec<Type>, String> {
     let shapes = index.output_shapes(inputs)?;
-    if let Some(other) = inputs.iter().find(|ty| !ty.dtype.is_float()) {
-        return Err(format!("normalises floats, not {}; cast it", other.dtype.name()));
+    if let [_, weight, bias] = inputs
+        && weight.dtype != bias.dtype
+    {
+        return Err(format!("mixes {} with {}; cast one", weight.dtype.name(), bias.dtype.name()));
+    }
+    if let Some(empty) = inputs.iter().find(|ty| ty.elements() == 0) {
+        return Err(format!("has nothing to normalise: an input is {empty}"));
     }
     let dtype = |input: &Option<usize>| input.map_or(DType::F32, |at| inputs[at].dtype);
     Ok(shapes.into_iter().zip(dtypes).map(|(shape, input)| Type::new(dtype(input), shape)).collect())

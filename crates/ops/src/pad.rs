@@ -38,7 +38,7 @@ impl Op for Pad {
                 self.before, self.after
             ));
         }
-        let grown = |dim: usize| self.before[dim] + input.shape[dim] + self.after[dim];
+        let grown = |dim: usize| self.before[dim].saturating_add(input.shape[dim]).saturating_add(self.after[dim]);
         Ok(vec![Type::new(input.dtype, (0..input.rank()).map(grown).collect::<Vec<_>>())])
     }
     fn flops_per_point(&self) -> u64 {

@@ -22,6 +22,7 @@ pub(crate) struct Window {
 
 impl Window {
     pub fn new(kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2], size: [usize; 2]) -> Result<Self, String> {
+        check_window(&[kernel, stride, padding], size)?;
         let mut out = [0; 2];
         for axis in 0..2 {
             if kernel[axis] == 0 || stride[axis] == 0 {
@@ -36,6 +37,8 @@ impl Window {
             })?;
             out[axis] = slack / stride[axis] + 1;
         }
+        // A stride beyond the padded plane leads nowhere: it only must not ask for a line of that length.
+        let stride = std::array::from_fn(|axis| stride[axis].min(size[axis] + 2 * padding[axis]));
         Ok(Self { kernel, stride, padding, size, out })
     }
 
@@ -87,6 +90,22 @@ impl Window {
     pub fn grain(&self) -> usize {
         (ELEMENTS_PER_TASK / (self.outputs() * self.area() + self.inputs()).max(1)).max(1)
     }
+}
+
+/// No number of a window may be larger: sums and products of two cannot overflow then.
+pub(crate) const WINDOW_MAX: usize = 1 << 31;
+
+/// Limits on a window's numbers, and a plane that is not empty.
+fn check_window(numbers: &[[usize; 2]], size: [usize; 2]) -> Result<(), String> {
+    if let Some(large) = numbers.iter().flatten().find(|number| **number > WINDOW_MAX) {
+        return Err(format!("kernel, stride and padding are at most {WINDOW_MAX}, not {large}"));
+    }
+    if size.contains(&0) { Err(format!("a plane of {size:?} is empty")) } else { Ok(()) }
+}
+
+/// One operation for each tap of each window.
+pub(crate) fn flops(windows: &Type, kernel: [usize; 2]) -> u64 {
+    (windows.elements() as u64).saturating_mul(kernel[0] as u64).saturating_mul(kernel[1] as u64)
 }
 
 /// Height and width of `[n, c, h, w]` in f32.

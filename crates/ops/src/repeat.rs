@@ -30,7 +30,7 @@ impl Op for Repeat {
             return Err("repeats zero times, which leaves nothing; repeat at least once".into());
         }
         let mut shape = input.shape.clone();
-        shape[self.dim] *= self.times;
+        shape[self.dim] = shape[self.dim].saturating_mul(self.times);
         Ok(vec![Type::new(input.dtype, shape)])
     }
     fn flops_per_point(&self) -> u64 {

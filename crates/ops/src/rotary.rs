@@ -29,8 +29,8 @@ impl Op for Rotary {
         if x.rank() != 4 || !x.dtype.is_float() {
             return Err(format!("turns floats [batch, heads, seq, dim], not {x}; reshape or cast it"));
         }
-        if x.last() % 2 != 0 {
-            return Err(format!("turns pairs, but the last dim of {x} is odd; pad it"));
+        if x.last() == 0 || x.last() % 2 != 0 {
+            return Err(format!("turns pairs, but the last dim of {x} is odd or empty; pad it"));
         }
         if !self.base.is_finite() || self.base < 1.0 {
             return Err(format!("the base is a number of at least 1, not {}; 10000 is usual", self.base));
@@ -56,6 +56,9 @@ impl Op for Rotary {
     }
     fn cpu(&self, cx: &mut CpuCx<'_>) {
         let x = cx.f32(0);
+        if x.is_empty() {
+            return;
+        }
         let y = Address(cx.out_f32(0).as_mut_ptr());
         let (positions, dim) = (cx.shape(0)[2], cx.shape(0)[3]);
         let half = dim / 2;
@@ -70,8 +73,13 @@ impl Op for Rotary {
         });
     }
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], _: usize) -> usize {
-        inputs[0].shape[2] * inputs[0].shape[3] * size_of::<f32>()
+        table_len(&inputs[0]) * size_of::<f32>()
     }
+}
+
+/// Elements of the table; none if there is nothing to turn, however many positions it has.
+fn table_len(x: &Type) -> usize {
+    if x.elements() == 0 { 0 } else { x.shape[2] * x.shape[3] }
 }
 
 vectorized! {

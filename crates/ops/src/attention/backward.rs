@@ -8,6 +8,7 @@ use super::{Attention, AttentionBiasGrad, AttentionGrad};
 use crate::gemm::{self, Right, Rows, Start, Strided};
 use crate::simd;
 use crate::tiles::Address;
+use kolo_graph::types::count;
 use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, Op, Operand, Operands, Type};
 
 /// Checks the operands of a backward op: those of the forward, then its outputs and the gradient.
@@ -37,7 +38,7 @@ impl Op for AttentionGrad {
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         sizes(inputs, self.heads, self.packed)
-            .map_or(0, |s| (10 * s.batch * s.heads * s.queries * s.keys * s.dim) as u64)
+            .map_or(0, |s| count(&[10, s.batch, s.heads, s.queries, s.keys, s.dim]) as u64)
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let bias = self.bias.then(|| inputs.len() - 4);
@@ -178,7 +179,7 @@ impl Op for AttentionBiasGrad {
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         sizes(inputs, self.heads, self.packed)
-            .map_or(0, |s| (4 * s.batch * s.heads * s.queries * s.keys * s.dim) as u64)
+            .map_or(0, |s| count(&[4, s.batch, s.heads, s.queries, s.keys, s.dim]) as u64)
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let reference = Reference::new(inputs, self.heads, self.packed, self.causal, Some(inputs.len() - 4));

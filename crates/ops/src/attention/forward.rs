@@ -7,6 +7,7 @@ use super::{Attention, AttentionBiasGrad, AttentionGrad};
 use crate::gemm::{self, Rows, Start, Strided};
 use crate::reduce::ReduceMethods;
 use crate::tiles::Address;
+use kolo_graph::types::count;
 use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type};
 
 impl Attention {
@@ -37,7 +38,7 @@ impl Op for Attention {
         ])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
-        self.sizes(inputs).map_or(0, |s| (4 * s.batch * s.heads * s.queries * s.keys * s.dim) as u64)
+        self.sizes(inputs).map_or(0, |s| count(&[4, s.batch, s.heads, s.queries, s.keys, s.dim]) as u64)
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
         let Attention { heads, causal, packed, bias } = *self;

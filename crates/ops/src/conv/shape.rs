@@ -1,5 +1,7 @@
 //! Sizes of a convolution and of its two gradients: the same eleven numbers, whichever of the three tensors is the result.
 
+use crate::pool::WINDOW_MAX;
+use kolo_graph::types::ELEMENTS_MAX;
 use kolo_graph::{DType, Type};
 
 /// How the kernel moves over the image.
@@ -16,12 +18,29 @@ impl Window {
         if self.stride.contains(&0) || self.dilation.contains(&0) || self.groups == 0 {
             return Err("stride, dilation and groups must be at least 1".into());
         }
-        Ok(())
+        let numbers = [self.stride, self.padding, self.dilation, [self.groups; 2]];
+        match numbers.iter().flatten().find(|number| **number > WINDOW_MAX) {
+            Some(large) => Err(format!("stride, padding, dilation and groups are at most {WINDOW_MAX}, not {large}")),
+            None => Ok(()),
+        }
+    }
+
+    /// The same convolution without strides and dilations that lead nowhere: they must not ask for memory.
+    fn within(mut self, image: [usize; 2], kernel: [usize; 2], grid: [usize; 2]) -> Self {
+        for dim in 0..2 {
+            if grid[dim] == 1 {
+                self.stride[dim] = self.stride[dim].min(image[dim] + 2 * self.padding[dim] + 1);
+            }
+            if kernel[dim] == 1 {
+                self.dilation[dim] = 1;
+            }
+        }
+        self
     }
 
     /// Output pixels along `dim` of an image of this size.
     pub fn output(&self, dim: usize, image: usize, kernel: usize) -> Result<usize, String> {
-        let span = self.dilation[dim] * kernel.saturating_sub(1) + 1;
+        let span = self.dilation[dim].saturating_mul(kernel.saturating_sub(1)).saturating_add(1);
         match (image + 2 * self.padding[dim]).checked_sub(span) {
             Some(room) if kernel > 0 => Ok(room / self.stride[dim] + 1),
             _ => Err(format!(
@@ -74,7 +93,12 @@ impl Shape {
         if channels != weight[0] {
             return Err(format!("the gradient has {channels} channels, but the weight makes {}", weight[0]));
         }
-        let image = [images, weight[1] * window.groups, image[0], image[1]];
+        window.check()?;
+        let channels = weight[1].saturating_mul(window.groups);
+        if image.iter().any(|size| *size > ELEMENTS_MAX) || channels > ELEMENTS_MAX {
+            return Err(format!("an image of {channels} channels and {image:?} pixels is larger than any memory"));
+        }
+        let image = [images, channels, image[0], image[1]];
         Self::sized(window, image, weight)?.with_grid(grad)
     }
 
@@ -100,7 +124,11 @@ impl Shape {
             ));
         }
         let outputs = per_group("output", outputs, window.groups)?;
+        if images == 0 || inputs == 0 || outputs == 0 {
+            return Err(format!("an empty batch or no channels: image {image:?}, weight {weight:?}"));
+        }
         let grid = [window.output(0, height, kh)?, window.output(1, width, kw)?];
+        let window = window.within([height, width], [kh, kw], grid);
         Ok(Self { window, images, inputs, outputs, image: [height, width], kernel: [kh, kw], grid })
     }
 
@@ -117,9 +145,10 @@ impl Shape {
                     extra[dim], window.stride[dim]
                 ));
             }
-            let full =
-                image.saturating_sub(1) * window.stride[dim] + window.dilation[dim] * kernel.saturating_sub(1) + 1;
-            (full + extra[dim])
+            let steps = image.saturating_sub(1).saturating_mul(window.stride[dim]);
+            let span = window.dilation[dim].saturating_mul(kernel.saturating_sub(1));
+            let full = steps.saturating_add(span).saturating_add(1);
+            full.saturating_add(extra[dim])
                 .checked_sub(2 * window.padding[dim])
                 .filter(|size| *size > 0 && image > 0)
                 .ok_or_else(|| format!("padding {} leaves nothing of {full} pixels", window.padding[dim]))
@@ -160,6 +189,7 @@ impl Shape {
     }
 
     pub fn flops(&self) -> u64 {
-        2 * (self.images * self.grid_pixels() * self.window.groups * self.outputs * self.inputs * self.taps()) as u64
+        let sizes = [self.images, self.grid_pixels(), self.window.groups, self.outputs, self.inputs, self.taps()];
+        sizes.iter().fold(2, |total: u64, size| total.saturating_mul(*size as u64))
     }
 }

@@ -12,6 +12,7 @@ use crate::real::Real;
 use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
+use kolo_graph::types::count;
 use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 const GATES: usize = 3;
@@ -106,7 +107,7 @@ impl Op for Gru {
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         let sizes = Sizes::of_types(inputs);
-        2 * sizes.work(GATES * sizes.hidden) as u64
+        (sizes.work(GATES * sizes.hidden) as u64).saturating_mul(2)
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
         let inputs = [0, 1, 2].map(|at| cx.input(at));
@@ -227,7 +228,7 @@ impl Op for GruGrad {
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         let sizes = Sizes::of_types(inputs);
         let products = if self.need_dx { 2 } else { 1 } * sizes.input + 2 * sizes.hidden;
-        (2 * sizes.batch * sizes.steps * GATES * sizes.hidden * products) as u64
+        count(&[2, sizes.batch, sizes.steps, GATES, sizes.hidden, products]) as u64
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let [x, w_ih, w_hh, y, gates, shares, g] = inputs else { unreachable!("seven inputs") };

@@ -87,7 +87,7 @@ impl Sizes {
 
     /// Multiply-adds of both forward products.
     fn work(self, gates: usize) -> usize {
-        self.batch * self.steps * gates * (self.input + self.hidden)
+        kolo_graph::types::count(&[self.batch, self.steps, gates, self.input + self.hidden])
     }
 }
 
@@ -106,8 +106,8 @@ fn infer(index: Option<Index>, inputs: &[Type], gates: usize) -> Result<Vec<Type
         let wanted = gates * hidden;
         return Err(format!("input 2, the recurrent weight, is {}: width {hidden} needs {wanted} rows", inputs[2]));
     }
-    if let Some(at) = inputs.iter().position(|input| !input.dtype.is_float()) {
-        return Err(format!("works on floats, but input {at} is {}; cast it", inputs[at]));
+    if let Some(at) = inputs.iter().position(|input| input.elements() == 0) {
+        return Err(format!("none of batch, time, input and width may be empty, but input {at} is {}", inputs[at]));
     }
     Ok(shapes.into_iter().map(|shape| Type::new(inputs[0].dtype, shape)).collect())
 }

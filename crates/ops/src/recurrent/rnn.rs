@@ -7,6 +7,7 @@ use crate::real::Real;
 use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
+use kolo_graph::types::count;
 use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
@@ -72,7 +73,7 @@ impl Op for Rnn {
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         let sizes = Sizes::of_types(inputs);
-        2 * sizes.work(sizes.hidden) as u64
+        (sizes.work(sizes.hidden) as u64).saturating_mul(2)
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
         let inputs = [cx.input(0), cx.input(1), cx.input(2), cx.output(0), cx.grad()];
@@ -164,7 +165,7 @@ impl Op for RnnGrad {
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         let sizes = Sizes::of_types(inputs);
         let products = if self.need_dx { 2 } else { 1 } * sizes.input + 2 * sizes.hidden;
-        (2 * sizes.batch * sizes.steps * sizes.hidden * products) as u64
+        count(&[2, sizes.batch, sizes.steps, sizes.hidden, products]) as u64
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let [x, w_ih, w_hh, y, g] = inputs else { unreachable!("five inputs") };
