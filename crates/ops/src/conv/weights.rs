@@ -21,11 +21,14 @@ const CANVAS: usize = 128 * 1024;
 /// Channels are cut at multiples of a sliver.
 const CHANNELS: usize = 32;
 
-/// How the work is cut. The bits do not depend on it: every sum is one chain over images and pixels in order.
+/// How the work is cut. Sums are made unit by unit, which the shape alone decides; more threads have more units on the
+/// canvas at a time.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     /// Input channels at a time.
     channels: usize,
+    /// Images of one product, whose results are added up in order.
+    unit: usize,
     /// Images at a time.
     images: usize,
     /// The canvas: the image with its padding.
@@ -44,8 +47,9 @@ impl Cut {
         let most = (COLUMNS / shape.taps() / CHANNELS * CHANNELS).max(CHANNELS);
         let parts = shape.inputs.div_ceil(most).max(1);
         let channels = shape.inputs.div_ceil(parts).next_multiple_of(CHANNELS).min(shape.inputs);
-        let images = (CANVAS * threads / (height * width * channels).max(1)).clamp(1, shape.images.max(1));
-        Self { channels, images, height, width }
+        let unit = (CANVAS / (height * width * channels).max(1)).clamp(1, shape.images.max(1));
+        let images = (unit * threads).min(shape.images.max(1));
+        Self { channels, unit, images, height, width }
     }
 
     fn canvas_len(&self) -> usize {
@@ -163,12 +167,16 @@ impl Part<'_> {
         for first in (0..shape.images.max(1)).step_by(self.cut.images) {
             let images = first..(first + self.cut.images).min(shape.images);
             self.paint(team, x, images.clone(), places, canvas);
-            let pixels = &pixels[..images.len() * grid];
-            let data = grad.get(first * image_stride + self.group * shape.outputs * grid..).unwrap_or(&[]);
-            let a = Runs { data, line_stride: grid, run: grid, jump: image_stride };
-            let b = Patches::new(canvas, columns, pixels);
-            let start = if first == 0 { Start::Zero } else { Start::Add };
-            gemm::multiply(team, shape.outputs, columns.len(), pixels.len(), &a, Right::Fresh(&b), &c, start, scratch);
+            // Once, even without images: no terms are zero.
+            for unit in (first..images.end.max(first + 1)).step_by(self.cut.unit) {
+                let ends = [unit, (unit + self.cut.unit).min(images.end)].map(|image| (image - first) * grid);
+                let pixels = &pixels[ends[0]..ends[1]];
+                let data = grad.get(unit * image_stride + self.group * shape.outputs * grid..).unwrap_or(&[]);
+                let a = Runs { data, line_stride: grid, run: grid, jump: image_stride };
+                let b = Right::Fresh(&Patches::new(canvas, columns, pixels));
+                let start = if unit == 0 { Start::Zero } else { Start::Add };
+                gemm::multiply(team, shape.outputs, columns.len(), pixels.len(), &a, b, &c, start, scratch);
+            }
         }
     }
 

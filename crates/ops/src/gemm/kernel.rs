@@ -10,12 +10,14 @@ use super::TILE_ROWS_MAX;
 use crate::simd::{Level, level};
 use kolo_graph::op::BESIDE_MAX;
 
-/// What the sums of a tile start from.
+/// What the sums of a tile are added to. The sums themselves always start from zero.
 #[derive(Clone, Copy)]
-pub(super) enum Begin {
+pub(super) enum Base {
     Zero,
+    /// A number per column.
     Bias(*const f32),
-    Add,
+    /// What the target holds.
+    Target,
 }
 
 /// Rows of the left operand.
@@ -44,7 +46,9 @@ pub(super) struct Sliver {
 pub(super) struct Target {
     pub data: *mut f32,
     pub stride: usize,
-    pub begin: Begin,
+    pub base: Base,
+    /// The most terms of a chain: each starts from zero, and they are added up in order.
+    pub chain: usize,
     pub next: Next,
 }
 
@@ -117,20 +121,15 @@ unsafe fn tile_portable<const ROWS: usize, const STRAIGHT: bool, const PACK: boo
     target: Target,
 ) {
     const COLUMNS: usize = 16;
-    let Target { data: c, stride, begin, .. } = target;
+    let Target { data: c, stride, mut base, .. } = target;
     let mut sums = [[0.0f32; COLUMNS]; ROWS];
     // SAFETY: by the caller's contract.
     unsafe {
-        for row in 0..ROWS {
-            for column in 0..COLUMNS {
-                sums[row][column] = match begin {
-                    Begin::Zero => 0.0,
-                    Begin::Bias(bias) => *bias.add(column),
-                    Begin::Add => *c.add(row * stride + column),
-                };
-            }
-        }
         for k in 0..depth {
+            if k > 0 && k % target.chain == 0 {
+                finish(&sums, c, stride, base);
+                (base, sums) = (Base::Target, [[0.0; COLUMNS]; ROWS]);
+            }
             let b = right.data.add(k * if PACK { right.stride } else { COLUMNS });
             if PACK {
                 std::ptr::copy_nonoverlapping(b, right.copy.add(k * COLUMNS), COLUMNS);
@@ -142,9 +141,25 @@ unsafe fn tile_portable<const ROWS: usize, const STRAIGHT: bool, const PACK: boo
                 }
             }
         }
-        for row in 0..ROWS {
-            for column in 0..COLUMNS {
-                *c.add(row * stride + column) = sums[row][column];
+        finish(&sums, c, stride, base);
+    }
+}
+
+/// Adds the sums of a chain to what they are to be added to.
+///
+/// # Safety
+/// The target has room for them, the bias a number for each column.
+unsafe fn finish<const COLUMNS: usize>(sums: &[[f32; COLUMNS]], c: *mut f32, stride: usize, base: Base) {
+    for (row, sums) in sums.iter().enumerate() {
+        for (column, sum) in sums.iter().enumerate() {
+            // SAFETY: by the caller's contract.
+            unsafe {
+                let at = c.add(row * stride + column);
+                *at = match base {
+                    Base::Zero => *sum,
+                    Base::Bias(bias) => *bias.add(column) + sum,
+                    Base::Target => *at + sum,
+                };
             }
         }
     }

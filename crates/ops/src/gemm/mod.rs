@@ -12,8 +12,10 @@
 //! - operands are packed by a trait, so a convolution packs its patches straight from the image and never stores them;
 //! - an operand can be packed once and used many times, which recurrent layers need;
 //! - nothing is allocated: the caller lends the scratch;
-//! - each element is one chain of fused multiply-adds over `k` in order, so the bits do not depend on threads, on vector
-//!   width, on how the product was cut, or on which way it went.
+//! - the order of additions is fixed: terms are cut into equal blocks of at most 256, each block is one chain of fused
+//!   multiply-adds that starts from zero, and blocks are added in order to what the product starts from. Only the number
+//!   of terms decides where the cuts are, so the bits do not depend on threads, on vector width, on how the product was
+//!   cut, or on which way it went; and rounding errors grow with the blocks' length and number, not with their product.
 
 mod kernel;
 mod pack;
@@ -26,10 +28,10 @@ use crate::tiles::Address;
 use kolo_graph::op::BESIDE_MAX;
 use kolo_graph::{Taker, Team, Tile};
 use pack::{deal, pack_lines, pack_transposed};
-use product::{Product, Slivers};
+use product::{Product, Slivers, chain_len};
 use std::ops::Range;
 
-/// `k` per block: a sliver of `b` this long fits the first-level cache.
+/// The most terms of a block, and so of a chain: a sliver of `b` this long fits the first-level cache.
 pub const K_BLOCK: usize = 256;
 /// Rows of `a` packed or moved at a time: with `K_BLOCK` they take a quarter of a second-level cache.
 const M_BLOCK: usize = 528;
@@ -153,12 +155,14 @@ pub fn prepacked_len(columns: usize, ks: usize) -> usize {
     columns.next_multiple_of(TILE_COLUMNS_MAX) * ks
 }
 
-/// Packs all of `b` once: blocks of `k`, in each the slivers one after the other.
+/// Packs all of `b` once: blocks of `k`, in each the slivers one after the other. A product over the first of these `k`
+/// keeps their cuts.
 pub fn prepack<'a>(b: &impl Operand, columns: usize, ks: usize, out: &'a mut [f32]) -> Packed<'a> {
     let width = tile_shape().columns;
     let padded = columns.next_multiple_of(width);
-    for start in (0..ks).step_by(K_BLOCK) {
-        let range = start..(start + K_BLOCK).min(ks);
+    let chain = chain_len(ks);
+    for start in (0..ks).step_by(chain) {
+        let range = start..(start + chain).min(ks);
         let out = &mut out[padded * start..padded * range.end];
         b.pack_slivers(0, columns, range, width, out);
     }
@@ -229,7 +233,7 @@ impl Sink for Taken<'_> {
 /// An update takes as long per element as this many multiply-adds.
 const WORK_OF_TAKER: usize = 32;
 
-/// What a tile starts from.
+/// What the sums of a tile are added to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Start<'a> {
     Zero,

@@ -1,6 +1,6 @@
 //! The ways in which a product is computed, by how its operands lie in memory.
 
-use super::kernel::{Ahead, Begin, LINE, Left, Next, Sliver, Target, kernel};
+use super::kernel::{Ahead, Base, LINE, Left, Next, Sliver, Target, kernel};
 use super::pack::transpose;
 use super::{K_BLOCK, M_BLOCK, N_BLOCK, Operand, Packed, Rows, Sink, Start, Strided, TILE_COLUMNS_MAX, tile_shape};
 use std::ops::Range;
@@ -10,7 +10,7 @@ use std::ops::Range;
 const STRAIGHT_STRIDE_MAX: usize = 256;
 /// Rows of `a` read where they lie, at a time: half of a second-level cache.
 const M_BLOCK_STRAIGHT: usize = 1024;
-/// Rows of `a` that are packed at a time if both operands lie along `k` and the product is turned, and `k` per block then.
+/// Rows of `a` that are packed at a time if both operands lie along `k` and the product is turned, and the most terms then.
 const TURNED_ROWS_MAX: usize = 256;
 const TURNED_K_BLOCK: usize = 1024;
 
@@ -23,14 +23,14 @@ pub(super) struct Product<'a, C> {
     pub start: Start<'a>,
 }
 
-/// The size of blocks of equal length, as far as they go.
-fn block_size(ks: usize, most: usize) -> usize {
-    ks.div_ceil(ks.div_ceil(most).max(1)).next_multiple_of(4).clamp(1, most)
+/// Terms of a chain: `ks` in blocks of equal length, as far as they go. Every way to compute a product cuts it here, so the
+/// bits do not depend on the way.
+pub(super) fn chain_len(ks: usize) -> usize {
+    ks.div_ceil(ks.div_ceil(K_BLOCK).max(1)).next_multiple_of(4).clamp(1, K_BLOCK)
 }
 
-/// Cuts into blocks of equal length.
-fn blocks(ks: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
-    let size = block_size(ks, most);
+/// Cuts into blocks of some size.
+fn blocks(ks: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
     (0..ks).step_by(size).map(move |start| start..(start + size).min(ks))
 }
 
@@ -77,7 +77,7 @@ impl<C: Sink> Product<'_, C> {
         let m_block = M_BLOCK / height * height;
         for left in self.columns.clone().step_by(N_BLOCK) {
             let right = (left + N_BLOCK).min(self.columns.end);
-            for range in blocks(self.ks, K_BLOCK) {
+            for range in blocks(self.ks, chain_len(self.ks)) {
                 let depth = range.len();
                 b.pack_slivers(left, right - left, range.clone(), tile.columns, packed_b);
                 for top in self.rows.clone().step_by(m_block) {
@@ -91,7 +91,7 @@ impl<C: Sink> Product<'_, C> {
                             let panel = &packed_a[(row - top) * depth..(row - top + count) * depth];
                             let left = Left::packed(panel);
                             let next = self.next_tile(row + count, column, top..bottom);
-                            let at = Area { row, column, rows: count, columns: width, next };
+                            let at = Area { row, column, rows: count, columns: width, chain: depth, next };
                             // SAFETY: panel and sliver hold `count` rows and a tile's columns of `depth` terms.
                             unsafe {
                                 self.tile(at, depth, left, Sliver::packed(sliver), self.begin(range.start), spill)
@@ -115,7 +115,7 @@ impl<C: Sink> Product<'_, C> {
     ) {
         let (tile, height, form) = (tile_shape(), self.height(), Form::of(a));
         let m_block = if matches!(form, Form::Near(_)) { M_BLOCK_STRAIGHT } else { M_BLOCK } / height * height;
-        for range in b.blocks(self.ks) {
+        for range in blocks(self.ks, b.chain_len(self.ks)) {
             let depth = range.len();
             for top in self.rows.clone().step_by(m_block) {
                 let bottom = (top + m_block).min(self.rows.end);
@@ -139,7 +139,7 @@ impl<C: Sink> Product<'_, C> {
                             (sliver.ahead, sliver.ahead_stride) = next;
                         }
                         let next = self.next_tile(rows.end, column, top..bottom);
-                        let at = Area { row, column, rows: rows.len(), columns: width, next };
+                        let at = Area { row, column, rows: rows.len(), columns: width, chain: depth, next };
                         // SAFETY: the operands' slices were checked where they were taken.
                         unsafe { self.tile(at, depth, left, sliver, self.begin(range.start), spill) };
                     }
@@ -181,7 +181,11 @@ impl Product<'_, Turned> {
     /// The product of the turned operands: `a`'s lines are columns now, and packed.
     fn as_turned(&self, a: Strided<'_>, b: Strided<'_>, packed: &mut [f32], spill: &mut [f32]) {
         let (tile, height) = (tile_shape(), self.height());
-        for range in blocks(self.ks, TURNED_K_BLOCK) {
+        let chain = chain_len(self.ks);
+        // Whole chains, as many at a time as fit, in parts of equal length.
+        let (chains, most) = (self.ks.div_ceil(chain), TURNED_K_BLOCK / chain);
+        let together = chains.div_ceil(chains.div_ceil(most).max(1)).max(1);
+        for range in blocks(self.ks, together * chain) {
             let depth = range.len();
             a.pack_slivers(self.columns.start, self.columns.len(), range.clone(), tile.columns, packed);
             for row in self.rows.clone().step_by(height) {
@@ -194,7 +198,7 @@ impl Product<'_, Turned> {
                     if number == 0 {
                         left.ahead = form.below(row..row + count, &range);
                     }
-                    let at = Area { row, column, rows: count, columns: width, next: (row, column) };
+                    let at = Area { row, column, rows: count, columns: width, chain, next: (row, column) };
                     // SAFETY: the rows were checked as they were taken; the sliver holds a tile's columns of `depth` terms.
                     unsafe { self.tile(at, depth, left, Sliver::packed(sliver), self.begin(range.start), spill) };
                 }
@@ -210,7 +214,7 @@ impl<C: Sink> Product<'_, C> {
         for row in self.rows.clone().step_by(tile.rows) {
             for column in self.columns.clone().step_by(tile.columns) {
                 let (rows, columns) = (tile.rows.min(self.rows.end - row), tile.columns.min(self.columns.end - column));
-                let at = Area { row, column, rows, columns, next: (row, column) };
+                let at = Area { row, column, rows, columns, chain: 1, next: (row, column) };
                 // SAFETY: of no terms nothing is read.
                 unsafe { self.tile(at, 0, Left::packed(&[]), Sliver::packed(&[]), self.start, spill) };
             }
@@ -223,36 +227,36 @@ impl<C: Sink> Product<'_, C> {
     /// The operands hold what [`kernel`] asks for.
     #[inline]
     unsafe fn tile(&self, at: Area, depth: usize, left: Left, right: Sliver, start: Start<'_>, spill: &mut [f32]) {
-        let Area { row, column, rows, columns, next } = at;
+        let Area { row, column, rows, columns, chain, next } = at;
         let (c, width) = (self.c, tile_shape().columns);
         if columns == width
             && let Some((data, stride)) = c.place(row, column, rows, columns)
-            && let Some(begin) = match start {
-                Start::Bias(bias) => Some(Begin::Bias(bias[column..column + columns].as_ptr())),
+            && let Some(base) = match start {
+                Start::Bias(bias) => Some(Base::Bias(bias[column..column + columns].as_ptr())),
                 Start::RowBias(_) => None,
-                Start::Zero => Some(Begin::Zero),
-                Start::Add => Some(Begin::Add),
+                Start::Zero => Some(Base::Zero),
+                Start::Add => Some(Base::Target),
             }
         {
             let next = Next::Tile(c.place(next.0, next.1, 1, 1).map_or(data, |(next, _)| next));
             // SAFETY: the sink vouches for the tile, the caller for the operands.
-            return unsafe { kernel(rows, depth, left, right, Target { data, stride, begin, next }) };
+            return unsafe { kernel(rows, depth, left, right, Target { data, stride, base, chain, next }) };
         }
         let spill = &mut spill[..rows * width];
         let mut padded = [0.0; TILE_COLUMNS_MAX];
-        let begin = match start {
+        let base = match start {
             Start::Bias(bias) => {
                 padded[..columns].copy_from_slice(&bias[column..column + columns]);
-                Begin::Bias(padded.as_ptr())
+                Base::Bias(padded.as_ptr())
             }
             Start::RowBias(bias) => {
                 spill.chunks_mut(width).zip(&bias[row..row + rows]).for_each(|(line, bias)| line.fill(*bias));
-                Begin::Add
+                Base::Target
             }
-            Start::Zero => Begin::Zero,
+            Start::Zero => Base::Zero,
             Start::Add => {
                 move_tile(row, column, rows, columns, c, spill, width, true);
-                Begin::Add
+                Base::Target
             }
         };
         let data = spill.as_mut_ptr();
@@ -261,18 +265,19 @@ impl<C: Sink> Product<'_, C> {
             _ => Next::Tile(data),
         };
         // SAFETY: the spill holds the whole tile; the caller vouches for the operands.
-        unsafe { kernel(rows, depth, left, right, Target { data, stride: width, begin, next }) };
+        unsafe { kernel(rows, depth, left, right, Target { data, stride: width, base, chain, next }) };
         move_tile(row, column, rows, columns, c, spill, width, false);
     }
 }
 
-/// A tile's place in the product.
+/// A tile's place in the product, and how long its chains of terms are.
 #[derive(Clone, Copy)]
 struct Area {
     row: usize,
     column: usize,
     rows: usize,
     columns: usize,
+    chain: usize,
     /// The row and column of the tile after it.
     next: (usize, usize),
 }
@@ -366,11 +371,12 @@ pub(super) enum Slivers<'a> {
 }
 
 impl Slivers<'_> {
-    fn blocks(&self, ks: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        // What is packed was cut into whole blocks.
-        let whole = matches!(self, Slivers::Packed(_));
-        let size = if whole { K_BLOCK } else { block_size(ks, K_BLOCK) };
-        (0..ks).step_by(size).map(move |start| start..(start + size).min(ks))
+    /// What is packed was cut by its own number of terms, of which the product may want fewer.
+    fn chain_len(&self, ks: usize) -> usize {
+        match self {
+            Slivers::Packed(b) => chain_len(b.ks),
+            Slivers::Strided(_) => chain_len(ks),
+        }
     }
 
     /// A sliver, as the first panel finds it and as the others do.
@@ -379,7 +385,7 @@ impl Slivers<'_> {
         match self {
             Slivers::Packed(b) => {
                 // Slivers are as far apart as they were packed; of one packed for more terms the first are used.
-                let packed_depth = K_BLOCK.min(b.ks - ks.start);
+                let packed_depth = chain_len(b.ks).min(b.ks - ks.start);
                 let sliver = &b.data[b.lines * ks.start + column * packed_depth..][..tile.columns * depth];
                 (Sliver::packed(sliver), Sliver::packed(sliver))
             }

@@ -22,21 +22,60 @@ fn product(m: usize, n: usize, k: usize, threads: usize, ta: bool, tb: bool, pre
     c
 }
 
-/// Term after term, as the kernel promises.
+/// Block after block, in each term after term, as the kernel promises.
 fn plain(m: usize, n: usize, k: usize, ta: bool, tb: bool) -> Vec<f32> {
     let (a, b) = (numbers(m * k, 1), numbers(k * n, 2));
     let term = |row: usize, column: usize, at: usize| {
         let x = if ta { a[at * m + row] } else { a[row * k + at] };
         (x, if tb { b[column * k + at] } else { b[at * n + column] })
     };
-    let chain = |row: usize, column: usize| {
-        (0..k).map(|at| term(row, column, at)).fold(bias(column), |sum, (x, y)| x.mul_add(y, sum))
+    let blocks = k.div_ceil(256).max(1);
+    let size = k.div_ceil(blocks).next_multiple_of(4).clamp(1, 256);
+    let element = |row: usize, column: usize| {
+        (0..k).step_by(size).fold(bias(column), |total, start| {
+            let terms = (start..(start + size).min(k)).map(|at| term(row, column, at));
+            total + terms.fold(0.0f32, |sum, (x, y)| x.mul_add(y, sum))
+        })
     };
-    (0..m * n).map(|at| chain(at / n, at % n)).collect()
+    (0..m * n).map(|at| element(at / n, at % n)).collect()
 }
 
 fn bias(column: usize) -> f32 {
     (column % 7) as f32 * 0.125
+}
+
+/// A product over the first terms of an operand that was packed for more of them keeps its cuts, on every path: tiles in
+/// place, at the right border, and those that another thread makes.
+#[test]
+fn a_prefix_of_a_packed_operand_keeps_its_cuts() {
+    let (m, n, k, used) = (50, 70, 600, 330);
+    let (a, b) = (numbers(m * k, 1), numbers(k * n, 2));
+    let mut room = vec![0.0; prepacked_len(n, k)];
+    let packed = prepack(&Strided { data: &b, line_stride: 1, k_stride: n }, n, k, &mut room);
+    let run = |columns: Range<usize>, threads: usize| {
+        let mut c = vec![0.0; m * n];
+        let mut scratch = vec![0.0; SCRATCH * threads];
+        let a = Strided { data: &a, line_stride: k, k_stride: 1 };
+        let sink = Rows { data: Address(c.as_mut_ptr()), stride: n };
+        let right = Right::<Strided<'_>>::Packed(packed);
+        match threads {
+            1 => block(0..m, columns, used, &a, right, &sink, Start::Zero, &mut scratch),
+            _ => multiply(&Team::new(threads), m, n, used, &a, right, &sink, Start::Zero, &mut scratch),
+        }
+        c
+    };
+    let whole = run(0..n, 1);
+    let size = 200; // 600 terms are three blocks
+    let element = |row: usize, column: usize| {
+        (0..used).step_by(size).fold(0.0, |total: f32, start| {
+            let terms = start..(start + size).min(used);
+            total + terms.fold(0.0f32, |sum, at| a[row * k + at].mul_add(b[at * n + column], sum))
+        })
+    };
+    assert_eq!(whole, (0..m * n).map(|at| element(at / n, at % n)).collect::<Vec<_>>());
+    assert_eq!(whole, run(0..n, 2));
+    let part = run(0..37.min(n), 1);
+    (0..m).for_each(|row| assert_eq!(whole[row * n..row * n + 37], part[row * n..row * n + 37]));
 }
 
 #[test]
@@ -80,7 +119,7 @@ fn matches_the_definition_in_every_form() {
                     );
                 }
             }
-            // The bits are those of one chain, whatever way the product went.
+            // The bits are those of blocks in order, whatever way the product went.
             assert_eq!(got, plain(m, n, k, ta, tb), "{m}x{n}x{k} {ta} {tb}: another order of terms");
             assert_eq!(got, product(m, n, k, 2, ta, tb, false), "two threads differ");
             assert_eq!(got, product(m, n, k, 1, ta, tb, true), "prepacked differs");

@@ -4,7 +4,7 @@
 //! moves loads or puts an address aside in memory makes it half as fast.
 
 use super::TILE_ROWS_MAX;
-use super::kernel::{Ahead, Begin, LINE, Left, Next, Sliver, Target};
+use super::kernel::{Ahead, Base, LINE, Left, Next, Sliver, Target};
 use kolo_graph::op::BESIDE_MAX;
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -195,7 +195,7 @@ macro_rules! pass {
 /// The tiles of one vector width, for every number of rows.
 macro_rules! tiles {
     (
-        $name:ident, $features:literal, $class:ident, $lanes:literal, $bytes:literal, $load:ident, $store:ident, $zero:ident;
+        $name:ident, $features:literal, $class:ident, $lanes:literal, $bytes:literal, $load:ident, $store:ident, $zero:ident, $add:ident;
         $($count:literal: $rows:tt)+
     ) => {
         /// # Safety
@@ -210,26 +210,16 @@ macro_rules! tiles {
         ) {
             // SAFETY: by the caller's contract; a prefetch may point anywhere.
             unsafe {
-                let Target { data: c, stride: c_stride, begin, next } = target;
-                let base = |at: usize| left.data.wrapping_add(at * ROWS_PER_BASE * left.stride);
+                let Target { data: c, stride: c_stride, base, next, .. } = target;
+                let row_base = |at: usize| left.data.wrapping_add(at * ROWS_PER_BASE * left.stride);
                 let mut on = Registers {
                     sums: [[$zero(); 2]; TILE_ROWS_MAX],
-                    bases: [base(0), base(1), base(2), base(3)],
+                    bases: [row_base(0), row_base(1), row_base(2), row_base(3)],
                     stride: left.stride * 4,
                     b: right.data,
                     b_stride: right.stride * 4,
                     copy: right.copy,
                 };
-                match begin {
-                    Begin::Zero => {}
-                    Begin::Bias(bias) => on.sums = [[$load(bias), $load(bias.add($lanes))]; TILE_ROWS_MAX],
-                    Begin::Add => {
-                        for row in 0..ROWS {
-                            let at = c.add(row * c_stride);
-                            on.sums[row] = [$load(at), $load(at.add($lanes))];
-                        }
-                    }
-                }
                 macro_rules! terms {
                     ($terms:literal, $places:tt) => {
                         match ROWS {
@@ -254,39 +244,62 @@ macro_rules! tiles {
                     Next::Tile(next) => (next, [std::ptr::null(); BESIDE_MAX], c_stride),
                     Next::Beside(beside, stride) => (std::ptr::null(), beside, stride),
                 };
-                for pass in 0..depth / PASS {
-                    _mm_prefetch::<_MM_HINT_T1>(ahead_b.cast());
-                    _mm_prefetch::<_MM_HINT_T1>(ahead_b.wrapping_add(right.ahead_stride).cast());
-                    ahead_b = ahead_b.wrapping_add(2 * right.ahead_stride);
-                    if !left.ahead.rows.is_null() {
-                        let Ahead { rows, stride } = left.ahead;
-                        // Four passes for a line of sixteen rows.
-                        let at = rows.wrapping_add(pass / 4 * LINE + pass % 4 * 4 * stride);
-                        for row in 0..4 {
-                            _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(row * stride).cast());
+                let (mut base, mut passes, mut left_over) = (base, 0, depth);
+                // Once, but for operands that hold the terms of several chains.
+                loop {
+                    let terms = left_over.min(target.chain);
+                    for _ in 0..terms / PASS {
+                        _mm_prefetch::<_MM_HINT_T1>(ahead_b.cast());
+                        _mm_prefetch::<_MM_HINT_T1>(ahead_b.wrapping_add(right.ahead_stride).cast());
+                        ahead_b = ahead_b.wrapping_add(2 * right.ahead_stride);
+                        if !left.ahead.rows.is_null() {
+                            let Ahead { rows, stride } = left.ahead;
+                            // Four passes for a line of sixteen rows.
+                            let at = rows.wrapping_add(passes / 4 * LINE + passes % 4 * 4 * stride);
+                            for row in 0..4 {
+                                _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(row * stride).cast());
+                            }
                         }
-                    }
-                    if BESIDE && pass < ROWS {
-                        for at in &mut beside {
-                            _mm_prefetch::<_MM_HINT_ET0>(at.cast());
-                            _mm_prefetch::<_MM_HINT_ET0>(at.wrapping_add($lanes).cast());
-                            *at = at.wrapping_add(ahead_stride);
+                        if BESIDE && passes < ROWS {
+                            for at in &mut beside {
+                                _mm_prefetch::<_MM_HINT_ET0>(at.cast());
+                                _mm_prefetch::<_MM_HINT_ET0>(at.wrapping_add($lanes).cast());
+                                *at = at.wrapping_add(ahead_stride);
+                            }
                         }
+                        if !BESIDE && passes < ROWS {
+                            _mm_prefetch::<_MM_HINT_ET0>(ahead_c.cast());
+                            _mm_prefetch::<_MM_HINT_ET0>(ahead_c.wrapping_add($lanes).cast());
+                            ahead_c = ahead_c.wrapping_add(ahead_stride);
+                        }
+                        terms!(4, [0 1 2 3]);
+                        passes += 1;
                     }
-                    if !BESIDE && pass < ROWS {
-                        _mm_prefetch::<_MM_HINT_ET0>(ahead_c.cast());
-                        _mm_prefetch::<_MM_HINT_ET0>(ahead_c.wrapping_add($lanes).cast());
-                        ahead_c = ahead_c.wrapping_add(ahead_stride);
+                    for _ in 0..terms % PASS {
+                        terms!(1, [0]);
                     }
-                    terms!(4, [0 1 2 3]);
-                }
-                for _ in 0..depth % PASS {
-                    terms!(1, [0]);
-                }
-                for row in 0..ROWS {
-                    let at = c.add(row * c_stride);
-                    $store(at, on.sums[row][0]);
-                    $store(at.add($lanes), on.sums[row][1]);
+                    // Where the numbers to add to lie, and how far apart those of two rows are.
+                    let (from, step) = match base {
+                        Base::Zero => (std::ptr::null(), 0),
+                        Base::Bias(bias) => (bias, 0),
+                        Base::Target => (c.cast_const(), c_stride),
+                    };
+                    for row in 0..ROWS {
+                        let at = c.add(row * c_stride);
+                        let [mut low, mut high] = on.sums[row];
+                        if !from.is_null() {
+                            let from = from.add(row * step);
+                            (low, high) = ($add($load(from), low), $add($load(from.add($lanes)), high));
+                        }
+                        $store(at, low);
+                        $store(at.add($lanes), high);
+                    }
+                    left_over -= terms;
+                    if left_over == 0 {
+                        return;
+                    }
+                    base = Base::Target;
+                    on.sums = [[$zero(); 2]; TILE_ROWS_MAX];
                 }
             }
         }
@@ -294,7 +307,8 @@ macro_rules! tiles {
 }
 
 tiles! {
-    tile_avx512, "avx512f", zmm_reg, 16, 64, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_setzero_ps;
+    tile_avx512, "avx512f", zmm_reg, 16, 64, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_setzero_ps,
+    _mm512_add_ps;
     1: [0 l0 h0]
     2: [0 l0 h0 1 l1 h1]
     3: [0 l0 h0 1 l1 h1 2 l2 h2]
@@ -310,7 +324,8 @@ tiles! {
 }
 
 tiles! {
-    tile_avx2, "avx2,fma", ymm_reg, 8, 32, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_setzero_ps;
+    tile_avx2, "avx2,fma", ymm_reg, 8, 32, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_setzero_ps,
+    _mm256_add_ps;
     1: [0 l0 h0]
     2: [0 l0 h0 1 l1 h1]
     3: [0 l0 h0 1 l1 h1 2 l2 h2]

@@ -1,8 +1,7 @@
 //! The products between the transforms: for each of the sixteen places, tiles × channels times channels × outputs.
 //!
 //! Both operands come out of the transforms in the order in which the inner kernel reads them, so nothing is packed. An
-//! element is one chain of fused multiply-adds over the channels in order; a block that goes on where another stopped
-//! reads the sums back, so the bits do not depend on blocks.
+//! element is a sum over blocks of channels in order, each of them one chain of fused multiply-adds that starts from zero.
 
 #![allow(clippy::needless_range_loop)]
 
@@ -32,7 +31,7 @@ pub struct Product {
     pub m: *mut f32,
     pub m_stride: usize,
     pub m_pitch: usize,
-    /// Go on from what `m` holds.
+    /// Add to what `m` holds.
     pub add: bool,
 }
 
@@ -106,12 +105,6 @@ unsafe fn register_tile<V: Lanes, const ROWS: usize>(
     // SAFETY: by the caller's promise.
     unsafe {
         let mut sums = [[V::splat(0.0); 2]; ROWS];
-        if add {
-            for row in 0..ROWS {
-                let at = c.add(row * pitch);
-                sums[row] = [V::load(at), V::load(at.add(LANES))];
-            }
-        }
         for _ in 0..groups {
             for k in 0..LANES {
                 let (left, right) = (V::load(b.add(k * SLIVER)), V::load(b.add(k * SLIVER + LANES)));
@@ -126,6 +119,9 @@ unsafe fn register_tile<V: Lanes, const ROWS: usize>(
         }
         for row in 0..ROWS {
             let at = c.add(row * pitch);
+            if add {
+                sums[row] = [V::load(at).add(sums[row][0]), V::load(at.add(LANES)).add(sums[row][1])];
+            }
             sums[row][0].store(at);
             sums[row][1].store(at.add(LANES));
         }

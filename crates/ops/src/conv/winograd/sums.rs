@@ -1,4 +1,5 @@
-//! The products of the weight gradient: for one place, gradients times patches, summed over tiles in order.
+//! The products of the weight gradient: for one place, gradients times patches, summed over tiles. Units of tiles are cut
+//! into equal chains of at most [`CHAIN_MAX`], each a chain of fused multiply-adds from zero; chains are added in order.
 
 #![allow(clippy::needless_range_loop)]
 
@@ -7,11 +8,15 @@ use crate::conv::lanes::{LANES, Lanes, by_level};
 
 /// Outputs side by side.
 pub const BLOCK: usize = 64;
+/// The most tiles of a chain.
+const CHAIN_MAX: usize = 256;
 
 /// `m[output, channel] (+)= Σ_tile y[output, tile] · v[tile, channel]` of one place.
 #[derive(Clone, Copy, Debug)]
 pub struct Sums {
     pub tiles: usize,
+    /// Tiles of a unit: whole units, the last of which may be shorter.
+    pub unit: usize,
     /// Transformed gradients, `[block of outputs][tile][64]`.
     pub y: *const f32,
     pub outputs: usize,
@@ -21,7 +26,7 @@ pub struct Sums {
     /// Results, `[output][channel]`, whole slivers of channels.
     pub m: *mut f32,
     pub m_pitch: usize,
-    /// Go on from what `m` holds.
+    /// Add to what `m` holds.
     pub add: bool,
 }
 
@@ -32,6 +37,15 @@ by_level! {
     pub unsafe fn accumulate(sums: &Sums) = accumulate_kernel
 }
 
+/// Where each chain starts, and its length.
+fn chains(tiles: usize, unit: usize) -> impl Iterator<Item = (usize, usize)> {
+    let chain = unit.div_ceil(unit.div_ceil(CHAIN_MAX).max(1)).max(1);
+    (0..tiles).step_by(unit.max(1)).flat_map(move |first| {
+        let end = (first + unit).min(tiles);
+        (first..end).step_by(chain).map(move |start| (start, chain.min(end - start)))
+    })
+}
+
 #[inline(always)]
 unsafe fn accumulate_kernel<V: Lanes>(sums: &Sums) {
     for channel in (0..sums.channels).step_by(SLIVER) {
@@ -39,15 +53,17 @@ unsafe fn accumulate_kernel<V: Lanes>(sums: &Sums) {
             let outputs = BLOCK.min(sums.outputs - block);
             let height = outputs.div_ceil(outputs.div_ceil(V::ROWS));
             for row in (0..outputs).step_by(height) {
-                // SAFETY: by the caller's promise.
-                unsafe {
-                    let a = sums.y.add(block * sums.tiles + row);
-                    let b = sums.v.add(channel * sums.tiles);
-                    let c = sums.m.add((block + row) * sums.m_pitch + channel);
-                    let rows = height.min(outputs - row);
-                    match sums.channels - channel > LANES {
-                        true => by_rows::<V, 2>(rows, sums.tiles, a, b, c, sums.m_pitch, sums.add),
-                        false => by_rows::<V, 1>(rows, sums.tiles, a, b, c, sums.m_pitch, sums.add),
+                for (start, tiles) in chains(sums.tiles, sums.unit) {
+                    // SAFETY: by the caller's promise.
+                    unsafe {
+                        let a = sums.y.add(block * sums.tiles + start * BLOCK + row);
+                        let b = sums.v.add(channel * sums.tiles + start * SLIVER);
+                        let c = sums.m.add((block + row) * sums.m_pitch + channel);
+                        let (rows, add) = (height.min(outputs - row), sums.add || start > 0);
+                        match sums.channels - channel > LANES {
+                            true => by_rows::<V, 2>(rows, tiles, a, b, c, sums.m_pitch, add),
+                            false => by_rows::<V, 1>(rows, tiles, a, b, c, sums.m_pitch, add),
+                        }
                     }
                 }
             }
@@ -91,13 +107,6 @@ unsafe fn register_tile<V: Lanes, const ROWS: usize, const VECTORS: usize>(
     // SAFETY: by the caller's promise.
     unsafe {
         let mut sums = [[V::splat(0.0); VECTORS]; ROWS];
-        if add {
-            for row in 0..ROWS {
-                for vector in 0..VECTORS {
-                    sums[row][vector] = V::load(c.add(row * pitch + vector * LANES));
-                }
-            }
-        }
         for _ in 0..tiles {
             let mut columns = [V::splat(0.0); VECTORS];
             for vector in 0..VECTORS {
@@ -114,7 +123,11 @@ unsafe fn register_tile<V: Lanes, const ROWS: usize, const VECTORS: usize>(
         }
         for row in 0..ROWS {
             for vector in 0..VECTORS {
-                sums[row][vector].store(c.add(row * pitch + vector * LANES));
+                let at = c.add(row * pitch + vector * LANES);
+                if add {
+                    sums[row][vector] = V::load(at).add(sums[row][vector]);
+                }
+                sums[row][vector].store(at);
             }
         }
     }

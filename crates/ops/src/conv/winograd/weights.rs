@@ -1,7 +1,8 @@
 //! The weight gradient as F(3×3, 2×2): the transforms of the forward pass transposed, with sums over tiles between them.
 //!
-//! Some input channels at a time, so that the sums stay in the second-level cache, and for them all tiles in turn. Each
-//! sum is one chain over images and tiles in order, so the bits do not depend on how the work is cut.
+//! Some input channels at a time, so that the sums stay in the second-level cache, and for them all tiles in turn. Tiles
+//! are cut into units by the shape alone; each unit is summed by itself and the units are added up in order, so the bits
+//! do not depend on threads, which only decide how many units are transformed at a time.
 
 use super::scene::Scene;
 use super::sums::{self, BLOCK, Sums};
@@ -33,6 +34,8 @@ pub struct WeightPlan {
     /// Input channels at a time, a multiple of a sliver.
     channels: usize,
     cut: Cut,
+    /// Tiles of one unit.
+    unit: usize,
 }
 
 impl WeightPlan {
@@ -42,16 +45,22 @@ impl WeightPlan {
             return None;
         }
         let tiles = shape.grid.map(|side| side.div_ceil(2));
-        let image = Scene { channels: shape.inputs, size: shape.image, padding: shape.window.padding, halo: 2, tiles };
+        let image =
+            Scene { channels: shape.inputs, size: shape.image, padding: shape.window.padding, halo: 2, tiles };
         let grad = Scene { channels: shape.outputs, size: shape.grid, padding: [0, 0], halo: 0, tiles };
         let all = shape.inputs.next_multiple_of(SLIVER);
         let most = SUM_BYTES / (PLACES * 4 * shape.outputs.max(1)) / SLIVER * SLIVER;
         let channels = all.min(most.max(SLIVER));
         let wanted = match channels < all {
             true => (GRAD_BYTES / (PLACES * 4 * shape.outputs.next_multiple_of(BLOCK))).max(TILES),
-            false => TILES * threads,
+            false => TILES,
         };
-        Some(Self { images: shape.images, image, grad, channels, cut: Cut::new(tiles, wanted, shape.images) })
+        let mut cut = Cut::new(tiles, wanted, shape.images);
+        let unit = cut.images * cut.rows * tiles[1];
+        if channels == all && cut.parts == 1 {
+            cut.images = (cut.images * threads).min(shape.images);
+        }
+        Some(Self { images: shape.images, image, grad, channels, cut, unit })
     }
 
     fn tiles(&self) -> usize {
@@ -220,6 +229,7 @@ impl Work<'_> {
             unsafe {
                 sums::accumulate(&Sums {
                     tiles: chunk.tiles(),
+                    unit: plan.unit,
                     y: self.grads.get().add(place * plan.grad_stride()),
                     outputs: plan.grad.channels,
                     v: self.patches.get().add(place * plan.patch_stride()),
