@@ -1,10 +1,11 @@
 //! Batch normalisation of `[n, c, …]`: one mean and variance per channel, over the images of this grain and their planes.
 //!
 //! A plane is one channel of one image. Tasks own whole channels and walk images in order, so that a channel's sums are
-//! always added plane after plane, whatever runs beside them.
+//! always added in the same order, whatever runs beside them.
 
 use crate::elementwise::ElementwiseMethods;
 use crate::norm::{self, Lanes};
+use crate::pairwise::Pairwise;
 use crate::reduce::ReduceMethods;
 use crate::simd::{self, LANES};
 use crate::tiles::Address;
@@ -163,20 +164,33 @@ fn statistics_grad<'b>(cx: &GradCx<'b>) -> Option<Tensor<'b>> {
 /// Mean and biased variance of each channel of `range`.
 fn measure(planes: Planes, x: &[f32], range: &Range<usize>, mean: &mut [f32], variance: &mut [f32]) {
     let count = planes.population() as f32;
-    let mut lanes = [[[0.0; LANES]]; CHANNELS_MAX];
+    let sums = sum_parts(planes, range, |lanes, part| add_values(lanes, &x[part]));
+    mean.iter_mut().zip(&sums).for_each(|(mean, [sum])| *mean = sum.total() / count);
+    let sums = sum_parts(planes, range, |lanes, part| add_squares(lanes, &x[part], mean));
+    variance.iter_mut().zip(&sums).for_each(|(variance, [sum])| *variance = sum.total() / count);
+}
+
+/// `K` sums of each channel of `range`: `add` adds one image's planes to the lanes. So many images share a set of lanes
+/// that chains stay short; the sets are then added up as a tree.
+fn sum_parts<const K: usize>(
+    planes: Planes,
+    range: &Range<usize>,
+    add: impl Fn(&mut [Lanes<K>], Range<usize>),
+) -> [[Pairwise; K]; CHANNELS_MAX] {
+    let mut lanes = [[[0.0; LANES]; K]; CHANNELS_MAX];
     let lanes = &mut lanes[..range.len()];
-    for part in planes.parts(range) {
-        add_values(lanes, &x[part]);
+    let mut totals = [[Pairwise::EMPTY; K]; CHANNELS_MAX];
+    let block = norm::slices_per_block(planes.size);
+    for (image, part) in planes.parts(range).enumerate() {
+        add(lanes, part);
+        if (image + 1) % block == 0 || image + 1 == planes.images {
+            for (total, lanes) in totals.iter_mut().zip(lanes.iter_mut()) {
+                let sums = std::mem::replace(lanes, [[0.0; LANES]; K]).map(simd::fold);
+                (0..K).for_each(|k| total[k].add(sums[k]));
+            }
+        }
     }
-    for (mean, lanes) in mean.iter_mut().zip(lanes.iter_mut()) {
-        *mean = simd::fold(std::mem::replace(&mut lanes[0], [0.0; LANES])) / count;
-    }
-    for part in planes.parts(range) {
-        add_squares(lanes, &x[part], mean);
-    }
-    for (variance, lanes) in variance.iter_mut().zip(lanes) {
-        *variance = simd::fold(lanes[0]) / count;
-    }
+    totals
 }
 
 vectorized! {
@@ -286,15 +300,13 @@ impl Op for BatchNormGrad {
             let [dweight, dbias] = [dweight, dbias]
                 // SAFETY: tasks own disjoint channels.
                 .map(|address| unsafe { address.slice(range.start, range.len()) });
-            let mut lanes = [[[0.0; LANES]; 2]; CHANNELS_MAX];
-            let lanes = &mut lanes[..range.len()];
-            for part in planes.parts(&range) {
-                add_gradients(lanes, &x[part.clone()], &g[part], &mean[range.clone()]);
-            }
+            let sums = sum_parts(planes, &range, |lanes, part| {
+                add_gradients(lanes, &x[part.clone()], &g[part], &mean[range.clone()])
+            });
             let mut numbers = [[0.0; 4]; CHANNELS_MAX];
             for (at, channel) in range.clone().enumerate() {
-                dbias[at] = simd::fold(lanes[at][0]);
-                dweight[at] = simd::fold(lanes[at][1]) * rstd[channel];
+                dbias[at] = sums[at][0].total();
+                dweight[at] = sums[at][1].total() * rstd[channel];
                 let slope = dweight[at] * rstd[channel] / count;
                 numbers[at] = [mean[channel], weight[channel] * rstd[channel], dbias[at] / count, slope];
             }

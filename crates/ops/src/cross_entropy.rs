@@ -1,6 +1,7 @@
 //! Cross-entropy of logits against whole-number targets, without ever holding the softmax: forward keeps one number per
 //! row (the logarithm of the sum of exponentials), backward makes the gradient of the logits from it in one pass.
 
+use crate::pairwise::{self, Pairwise};
 use crate::real::Real;
 use crate::simd;
 use crate::softmax::{bring, define_sum_exp, rows_per_task, sum_exp};
@@ -23,9 +24,6 @@ op! {
 
 /// What PyTorch ignores by default.
 pub const IGNORE: i64 = -100;
-
-/// Row losses added in one straight run before runs are joined.
-const RUN: usize = 4096;
 
 /// What a row's target means.
 enum Target {
@@ -127,7 +125,7 @@ impl Op for CrossEntropy {
                 }
             }
         });
-        let total = losses.chunks(RUN).map(simd::sum).fold(0.0, |total, run| total + run);
+        let total = pairwise::sum(losses);
         let counted = count(targets, self.ignore);
         cx.out_f32(0)[0] = if counted == 0 { 0.0 } else { total / counted as f32 };
     }
@@ -154,7 +152,7 @@ impl CrossEntropy {
         if self.smoothing == 0.0 {
             return 0.0;
         }
-        let total = row.chunks(TILE).fold(0.0, |total, tile| total + sum_from(tile, largest));
+        let total = Pairwise::of(row.chunks(TILE).map(|tile| sum_from(tile, largest)));
         self.smoothing / row.len() as f32 * total
     }
 }

@@ -1,16 +1,17 @@
 //! What the normalisations share: sums whose order depends on the length alone, moments of a row, and parameter
 //! gradients summed over blocks of rows.
 
+use crate::pairwise::{self, COLUMNS};
 use crate::simd::{self, LANES};
 use crate::tiles::Address;
 use kolo_graph::index::Index;
 use kolo_graph::{CpuCx, DType, Type};
 
 /// Elements added to one set of partial sums before the sets are joined, so that long sums stay accurate.
-const RUN: usize = 4096;
+const RUN: usize = pairwise::RUN;
 /// Slices up to this length need no partial sums of their own.
 const SHORT: usize = 256;
-/// Rows whose parameter gradients are summed together; the blocks are then added in order.
+/// Rows whose parameter gradients are summed together; the blocks are then added as a tree.
 pub const ROWS_PER_BLOCK: usize = 32;
 /// Below this many elements a second thread costs more than it saves.
 pub const ELEMENTS_PER_TASK: usize = 8 * 1024;
@@ -52,6 +53,12 @@ fn add_run<const M: usize, const K: usize>(
             (0..K).for_each(|k| ends[k][lane] = next[k]);
         }
     }
+}
+
+/// Slices of so many elements that are added to one set of partial sums before it is folded: its lanes take some 128 terms.
+pub fn slices_per_block(len: usize) -> usize {
+    let terms = if len <= SHORT { len.div_ceil(LANES) } else { len.div_ceil(RUN) };
+    (128 / terms.max(1)).max(1)
 }
 
 /// Adds the elements of `M` slices of one length to `K` sums: a short slice straight into the lanes, a long one in runs
@@ -118,18 +125,15 @@ pub fn affine_grad(dx: &mut [f32], x: &[f32], g: &[f32], [mean, scale, shift, sl
     }
 }
 
-/// `out[i] = Σ partials[block·stride + i]`, blocks in order.
+/// `out[i] = Σ partials[block·stride + i]`, as a tree over blocks.
 pub fn join_blocks(cx: &CpuCx<'_>, partials: &[f32], stride: usize, out: &mut [f32]) {
     let blocks = partials.len().div_ceil(stride.max(1));
     let address = Address(out.as_mut_ptr());
-    let columns = rows_per_task(blocks).next_multiple_of(LANES);
+    let columns = rows_per_task(blocks).next_multiple_of(LANES).min(COLUMNS);
     cx.team.chunks(out.len(), columns, |range, _| {
         // SAFETY: tasks own disjoint columns.
         let out = unsafe { address.slice(range.start, range.len()) };
-        out.fill(0.0);
-        for block in 0..blocks {
-            simd::add_into(out, &partials[block * stride + range.start..block * stride + range.end]);
-        }
+        pairwise::sum_rows(out, partials.get(range.start..).unwrap_or(&[]), blocks, stride);
     });
 }
 

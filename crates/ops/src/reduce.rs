@@ -1,9 +1,8 @@
-//! Sums and means over dims. The order of additions depends on the shape alone.
+//! Sums and means over dims. The order of additions depends on the shape alone: trees over short runs.
 
 use crate::elementwise::ElementwiseMethods;
-use crate::simd;
+use crate::pairwise::{self, COLUMNS, Pairwise};
 use crate::tiles::{Address, DIMS_MAX};
-use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::{OpKind, advance};
 use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
@@ -13,8 +12,10 @@ op! {
     pub struct Sum = "sum" { dims: Vec<usize>, keep: bool }
 }
 
-/// Elements summed in one straight run before runs are joined, so that long sums stay accurate and can be split.
-const RUN: usize = 4096;
+/// Elements of work per task.
+const ELEMENTS_PER_TASK: usize = 16 * 1024;
+/// Runs that are added straight where a channel's elements lie in many short ones.
+const RUNS: usize = 16;
 
 impl Op for Sum {
     fn operands(&self) -> Operands {
@@ -67,7 +68,13 @@ impl Op for Sum {
             Shape::Rows { rows, inner } => sum_rows(cx, x, out, rows, inner),
             Shape::Columns { outer, rows, inner } => sum_columns(cx, x, out, outer, rows, inner),
             Shape::Middle { outer, rows, inner } => sum_middle(cx, x, out, outer, rows, inner),
-            Shape::Odd => sum_odd(shape, &self.dims, x, out),
+            Shape::Odd => sum_odd(shape, &self.dims, x, out, &mut cx.scratch()[..out.len()]),
+        }
+    }
+    fn scratch_bytes(&self, inputs: &[Type], outputs: &[Type], _: usize) -> usize {
+        match collapse(&inputs[0].shape, &self.dims) {
+            Shape::Odd => outputs[0].elements() * size_of::<f32>(),
+            _ => 0,
         }
     }
 }
@@ -119,48 +126,16 @@ fn collapse(shape: &[usize], dims: &[usize]) -> Shape {
     }
 }
 
-/// One row: straight runs of `RUN`, joined by adding in order.
-fn sum_long(row: &[f32]) -> f32 {
-    row.chunks(RUN).map(simd::sum).fold(0.0, |total, run| total + run)
-}
-
 fn sum_rows(cx: &CpuCx<'_>, x: &[f32], out: &mut [f32], rows: usize, inner: usize) {
     let address = Address(out.as_mut_ptr());
-    cx.team.chunks(rows, (RUN * 4 / inner.max(1)).max(1), |range, _| {
+    cx.team.chunks(rows, (ELEMENTS_PER_TASK / inner.max(1)).max(1), |range, _| {
         // SAFETY: tasks own disjoint rows.
         let out = unsafe { address.slice(range.start, range.len()) };
         for (out, row) in out.iter_mut().zip(range) {
-            *out = sum_long(&x[row * inner..(row + 1) * inner]);
+            *out = pairwise::sum(&x[row * inner..(row + 1) * inner]);
         }
     });
 }
-
-vectorized! {
-    /// `out[i] = Σ_r x[r·stride + i]`, rows in order.
-    fn add_rows(out: &mut [f32], x: &[f32], rows: usize, stride: usize) {
-        out.fill(0.0);
-        let width = out.len();
-        let mut row = 0;
-        while row + 4 <= rows {
-            let at = |r: usize| &x[(row + r) * stride..(row + r) * stride + width];
-            let (a, b, c, d) = (at(0), at(1), at(2), at(3));
-            for i in 0..width {
-                out[i] = (((out[i] + a[i]) + b[i]) + c[i]) + d[i];
-            }
-            row += 4;
-        }
-        while row < rows {
-            let a = &x[row * stride..row * stride + width];
-            for i in 0..width {
-                out[i] += a[i];
-            }
-            row += 1;
-        }
-    }
-}
-
-/// Columns per task: whole cache lines, few enough that the partial sums stay in the first-level cache.
-const COLUMNS: usize = 256;
 
 fn sum_columns(cx: &CpuCx<'_>, x: &[f32], out: &mut [f32], outer: usize, rows: usize, inner: usize) {
     let strips = inner.div_ceil(COLUMNS);
@@ -171,9 +146,9 @@ fn sum_columns(cx: &CpuCx<'_>, x: &[f32], out: &mut [f32], outer: usize, rows: u
         let width = COLUMNS.min(inner - start);
         // SAFETY: tasks own disjoint strips.
         let out = unsafe { address.slice(block * inner + start, width) };
-        add_rows(out, &x[block * rows * inner + start..(block + 1) * rows * inner], rows, inner);
+        pairwise::sum_rows(out, &x[block * rows * inner + start..(block + 1) * rows * inner], rows, inner);
     };
-    if x.len() < RUN * 4 {
+    if x.len() < ELEMENTS_PER_TASK {
         return (0..outer * strips).for_each(task);
     }
     cx.team.run(outer * strips, |at, _| task(at));
@@ -181,18 +156,20 @@ fn sum_columns(cx: &CpuCx<'_>, x: &[f32], out: &mut [f32], outer: usize, rows: u
 
 fn sum_middle(cx: &CpuCx<'_>, x: &[f32], out: &mut [f32], outer: usize, rows: usize, inner: usize) {
     let address = Address(out.as_mut_ptr());
-    cx.team.chunks(rows, (RUN * 4 / (outer * inner).max(1)).max(1), |range, _| {
+    cx.team.chunks(rows, (ELEMENTS_PER_TASK / (outer * inner).max(1)).max(1), |range, _| {
         // SAFETY: tasks own disjoint rows.
         let out = unsafe { address.slice(range.start, range.len()) };
         for (out, row) in out.iter_mut().zip(range) {
-            let part = |block: usize| sum_long(&x[(block * rows + row) * inner..(block * rows + row + 1) * inner]);
-            *out = (0..outer).map(part).fold(0.0, |total, part| total + part);
+            let part = |block: usize| pairwise::sum(&x[(block * rows + row) * inner..(block * rows + row + 1) * inner]);
+            let parts = |first: usize| (first..(first + RUNS).min(outer)).map(part).fold(0.0, |sum, part| sum + part);
+            *out = Pairwise::of((0..outer).step_by(RUNS).map(parts));
         }
     });
 }
 
-/// Any other pattern, in row-major order of the input.
-fn sum_odd(shape: &[usize], dims: &[usize], x: &[f32], out: &mut [f32]) {
+/// Any other pattern, in row-major order of the input. What rounding takes off each sum is kept in `lost` and added at
+/// the end.
+fn sum_odd(shape: &[usize], dims: &[usize], x: &[f32], out: &mut [f32], lost: &mut [f32]) {
     let mut strides = [0; DIMS_MAX];
     let mut stride = 1;
     for dim in (0..shape.len()).rev().filter(|dim| !dims.contains(dim)) {
@@ -201,10 +178,18 @@ fn sum_odd(shape: &[usize], dims: &[usize], x: &[f32], out: &mut [f32]) {
     }
     let mut at = [0; DIMS_MAX];
     out.fill(0.0);
+    lost.fill(0.0);
     for value in x {
         let offset: usize = (0..shape.len()).map(|dim| at[dim] * strides[dim]).sum();
-        out[offset] += value;
+        let (before, after) = (out[offset], out[offset] + value);
+        let (large, small) = if before.abs() >= value.abs() { (before, *value) } else { (*value, before) };
+        lost[offset] += (large - after) + small;
+        out[offset] = after;
         advance(&mut at[..shape.len()], shape);
+    }
+    for (out, lost) in out.iter_mut().zip(lost) {
+        // A sum that is not finite has lost nothing that counts.
+        *out = if out.is_finite() { *out + *lost } else { *out };
     }
 }
 

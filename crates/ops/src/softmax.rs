@@ -2,6 +2,7 @@
 //! length alone. Backward works from the output, so the input need not be kept.
 
 use crate::elementwise::ElementwiseMethods;
+use crate::pairwise::{self, Pairwise};
 use crate::real::{Real, exp_of_negative};
 use crate::reduce::ReduceMethods;
 use crate::simd;
@@ -221,7 +222,7 @@ impl Op for LogSoftmaxGrad {
     fn cpu(&self, cx: &mut CpuCx<'_>) {
         let (y, width) = (cx.f32(0), cx.outputs[0].ty.last());
         for_each_row(cx, 1, |at, row| {
-            let sum = row.chunks(TILE).map(simd::sum).fold(0.0, |total, part| total + part);
+            let sum = pairwise::sum(row);
             subtract_exp(row, &y[at * width..(at + 1) * width], sum);
         });
     }
@@ -258,27 +259,27 @@ fn for_each_row(cx: &CpuCx<'_>, from: usize, f: impl Fn(usize, &mut [f32]) + Syn
     });
 }
 
-/// `x ← e^(x − shift)`; the sum of the results, tile by tile in order.
+/// `x ← e^(x − shift)`; the sum of the results, as a tree over tiles.
 fn exp_in_place(row: &mut [f32], shift: f32) -> f32 {
-    row.chunks_mut(TILE).fold(0.0, |total, tile| {
+    Pairwise::of(row.chunks_mut(TILE).map(|tile| {
         exp_tile(tile, shift);
-        total + simd::sum(tile)
-    })
+        simd::sum(tile)
+    }))
 }
 
 /// `Σ e^(x − shift)` in the order of `exp_in_place`.
 pub(crate) fn sum_exp(row: &[f32], shift: f32) -> f32 {
     let mut space = [0.0; TILE];
-    row.chunks(TILE).fold(0.0, |total, values| {
+    Pairwise::of(row.chunks(TILE).map(|values| {
         let tile = &mut space[..values.len()];
         tile.copy_from_slice(values);
         exp_tile(tile, shift);
-        total + simd::sum(tile)
-    })
+        simd::sum(tile)
+    }))
 }
 
 fn dot_long(a: &[f32], b: &[f32]) -> f32 {
-    a.chunks(TILE).zip(b.chunks(TILE)).fold(0.0, |total, (a, b)| total + simd::dot(a, b))
+    Pairwise::of(a.chunks(TILE).zip(b.chunks(TILE)).map(|(a, b)| simd::dot(a, b)))
 }
 
 vectorized! {
