@@ -342,7 +342,7 @@ elementwise! {
     cases steps(|| LeakyReluGrad { slope: 0.1 }, -2.0, 2.0);
 
     /// `x` above zero, `α(eˣ − 1)` below.
-    Elu = "elu"(x; alpha) => R::select(x > R::of(0.0), x, alpha * (x.exp() - R::of(1.0))),
+    Elu = "elu"(x; alpha) => R::select(x > R::of(0.0), x, alpha * x.exp_m1()),
     grad |cx, g| vec![Some(cx.input(0).then(EluGrad { alpha }, &[g]))],
     cases [Case::new(Elu { alpha: 0.7 }, [Arg::spread([9])])];
 

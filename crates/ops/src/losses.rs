@@ -32,10 +32,12 @@ kolo_graph::methods! {
         }
         /// Binary cross-entropy of `sigmoid(self)` against targets in `0..=1`.
         ///
-        /// `softplus(x) − x·t` is `max(x, 0) − x·t + ln(1 + e^−|x|)`, and its gradient is right at zero too.
+        /// `t·softplus(−x) + (1 − t)·softplus(x)`: a loss near zero keeps its digits on either side, where
+        /// `softplus(x) − x·t` would cancel.
         fn bce_with_logits(self, target: Tensor<'b>) -> Tensor<'b> {
             same_shape("bce_with_logits", self, target);
-            self.softplus().sub(self.mul(target)).mean_all()
+            let (hit, miss) = (self.neg().softplus(), self.softplus());
+            target.mul(hit).add(target.neg().shift(1.0).mul(miss)).mean_all()
         }
     }
 }

@@ -17,7 +17,11 @@ pub trait Real:
 {
     fn of(value: f64) -> Self;
     fn exp(self) -> Self;
+    /// `eˣ − 1`, which keeps its digits near zero.
+    fn exp_m1(self) -> Self;
     fn ln(self) -> Self;
+    /// `ln(1 + x)` for `x` from 0 to 1, which keeps its digits near zero.
+    fn ln_1p(self) -> Self;
     fn sqrt(self) -> Self;
     fn abs(self) -> Self;
     fn tanh(self) -> Self;
@@ -58,10 +62,10 @@ pub trait Real:
     fn over(self, by: Self) -> Self {
         self / by
     }
-    /// `ln(1 + eˣ)` without overflow.
+    /// `ln(1 + eˣ)` without overflow, and with all digits where it is small.
     #[inline(always)]
     fn softplus(self) -> Self {
-        self.larger(Self::of(0.0)) + (Self::of(1.0) + (-self.abs()).exp()).ln()
+        self.larger(Self::of(0.0)) + (-self.abs()).exp().ln_1p()
     }
 }
 
@@ -72,8 +76,14 @@ impl Real for f64 {
     fn exp(self) -> Self {
         self.exp()
     }
+    fn exp_m1(self) -> Self {
+        self.exp_m1()
+    }
     fn ln(self) -> Self {
         self.ln()
+    }
+    fn ln_1p(self) -> Self {
+        self.ln_1p()
     }
     fn sqrt(self) -> Self {
         self.sqrt()
@@ -118,7 +128,7 @@ impl Real for f64 {
     }
 }
 
-/// `eˣ` as a number near one and a power of two: `2ⁿ · eʳ` with `|r| ≤ ln 2 / 2`; the coefficients are Cephes'.
+/// `eˣ` as `2ⁿ · (1 + q)`, where `1 + q` is `eʳ` with `|r| ≤ ln 2 / 2`; the coefficients are Cephes'.
 #[inline(always)]
 fn exp_parts(x: f32) -> (f32, i32) {
     const ROUND: f32 = 12_582_912.0; // 1.5 · 2²³: adding it rounds to a whole number
@@ -133,7 +143,7 @@ fn exp_parts(x: f32) -> (f32, i32) {
     p = p.mul_add(r, 0.166_666_65);
     p = p.mul_add(r, 0.5);
     // The whole number is in the low bits already; a checked cast would leave the vector registers.
-    (p.mul_add(r * r, r) + 1.0, (rounded.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32))
+    (p.mul_add(r * r, r), (rounded.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32))
 }
 
 #[inline(always)]
@@ -141,13 +151,18 @@ fn power_of_two(n: i32) -> f32 {
     f32::from_bits(((n + 127) << 23) as u32)
 }
 
-/// `eˣ` for `x` up to zero, where nothing overflows. Where the result would lose digits, or nearly, it is 0.
+/// Below this `eˣ` is less than half of the smallest number.
+const EXP_LEAST: f32 = -103.972_08;
+
+/// `eˣ` for `x` up to zero, where nothing overflows. Below −87.3 digits go one by one, as far as there are numbers.
 #[inline(always)]
 pub fn exp_of_negative(x: f32) -> f32 {
-    const LEAST: f32 = -87.0;
-    let (y, n) = exp_parts(if x < LEAST { LEAST } else { x });
-    let y = y * power_of_two(n);
-    if x < LEAST { 0.0 } else { y }
+    const HALF_WAY: i32 = 64;
+    // Not the nearest number in the range: its result is so small that processors take a hundred cycles over it.
+    let (q, n) = exp_parts(if x < EXP_LEAST { 0.0 } else { x });
+    // In two steps, the first of which never underflows.
+    let y = (1.0 + q) * power_of_two(n + HALF_WAY) * power_of_two(-HALF_WAY);
+    if x < EXP_LEAST { 0.0 } else { y }
 }
 
 /// `1 / x` for `x` from 1 to 2. Dividing sixteen numbers takes a processor longer than all the rest of a sigmoid.
@@ -172,13 +187,26 @@ impl Real for f32 {
     fn exp(self) -> Self {
         let x = if self > 88.722_83 { 88.722_83 } else { self };
         // Not the nearest number in the range: its result is so small that processors take a hundred cycles over it.
-        let x = if x < -103.972_08 { 0.0 } else { x };
-        let (y, n) = exp_parts(x);
+        let x = if x < EXP_LEAST { 0.0 } else { x };
+        let (q, n) = exp_parts(x);
         // Two halves of the exponent, so that neither end of the range overflows on the way.
         let half = n >> 1;
-        let y = y * power_of_two(half) * power_of_two(n - half);
+        let y = (1.0 + q) * power_of_two(half) * power_of_two(n - half);
         let y = if self > 88.722_83 { f32::INFINITY } else { y };
-        if self < -103.972_08 { 0.0 } else { y }
+        if self < EXP_LEAST { 0.0 } else { y }
+    }
+
+    /// `2ⁿ·q + (2ⁿ − 1)`: near zero `n` is 0 and `q` is all; elsewhere the two do not cancel.
+    #[inline(always)]
+    fn exp_m1(self) -> Self {
+        // Below this the result is −1.
+        const LEAST: f32 = -20.0;
+        let x = if self > 88.722_83 { 88.722_83 } else { self };
+        let (q, n) = exp_parts(if x < LEAST { LEAST } else { x });
+        // Half of it, so that 2¹²⁸ does not overflow on the way.
+        let half = power_of_two(n - 1);
+        let y = 2.0 * half.mul_add(q, half - 0.5);
+        if self > 88.722_83 { f32::INFINITY } else { y }
     }
 
     /// Splits off the exponent and evaluates Cephes' polynomial on `[√½, √2]`.
@@ -210,6 +238,21 @@ impl Real for f32 {
         let y = if self == 0.0 { f32::NEG_INFINITY } else { y };
         // Written so that NaN fails the test too.
         if self >= 0.0 { y } else { f32::NAN }
+    }
+
+    /// The logarithm of the rounded sum, and what rounding left out of it. That part counts where the sum is near 1; there,
+    /// and at 2, `1 − x/2` is its derivative `1/(1 + x)`.
+    #[inline(always)]
+    fn ln_1p(self) -> Self {
+        let sum = 1.0 + self;
+        let left_out = self - (sum - 1.0);
+        left_out.mul_add(self.mul_add(-0.5, 1.0), Real::ln(sum))
+    }
+
+    /// By way of `e⁻|ˣ|`, which cannot overflow.
+    #[inline(always)]
+    fn softplus(self) -> Self {
+        self.larger(0.0) + Real::ln_1p(exp_of_negative(-self.abs()))
     }
 
     #[inline(always)]
@@ -318,11 +361,22 @@ mod tests {
     #[test]
     fn functions_are_accurate() {
         assert!(worst(-87.0..88.0, Real::exp, f64::exp, 1e-37) < 2e-7);
-        assert!(worst(-87.0..0.0, exp_of_negative, f64::exp, 1e-38) < 2e-7);
+        assert!(worst(-87.3..0.0, exp_of_negative, f64::exp, 1e-38) < 2e-7);
+        // Where numbers lose digits, to within two of the last one.
+        assert!(worst(-104.0..-87.0, exp_of_negative, f64::exp, 1e-38) < 3e-7);
+        assert!(worst(-104.0..-87.0, Real::exp, f64::exp, 1e-38) < 3e-7);
+        for (low, high) in [(-1e-6, 1e-6), (-0.5, 0.5), (-20.0, 0.0), (0.0, 88.0)] {
+            assert!(worst(low..high, Real::exp_m1, f64::exp_m1, 1e-30) < 2e-7, "{low}..{high}");
+        }
+        for high in [1.0, 1e-3, 1e-6, 1e-9, 1e-30] {
+            assert!(worst(0.0..high, Real::ln_1p, f64::ln_1p, 1e-37) < 3e-7, "0..{high}");
+        }
+        assert!(worst(-87.3..40.0, Real::softplus, Real::softplus, 1e-38) < 4e-7);
+        assert!(worst(-104.0..-87.0, Real::softplus, Real::softplus, 1e-38) < 4e-7);
         assert!(worst(1e-6..100.0, Real::ln, f64::ln, 1e-3) < 2e-6);
         assert!(worst(-10.0..10.0, Real::tanh, f64::tanh, 1e-30) < 4e-7);
         assert!(worst(-4.0..4.0, Real::erf, Real::erf, 0.05) < 1e-6);
-        assert!(worst(-86.0..20.0, Real::sigmoid, Real::sigmoid, 1e-38) < 4e-7);
+        assert!(worst(-104.0..20.0, Real::sigmoid, Real::sigmoid, 1e-38) < 4e-7);
         assert!(worst(1.0..4.0, |x| 1.0.over(x), |x| 1.0 / x, 1e-3) < 1e-7);
         for power in -120..125 {
             let scale = f64::from(power).exp2();
@@ -337,7 +391,11 @@ mod tests {
     fn edges_are_right() {
         assert_eq!(Real::exp(f32::NEG_INFINITY), 0.0);
         assert_eq!(Real::exp(f32::INFINITY), f32::INFINITY);
-        assert_eq!([f32::NEG_INFINITY, -1e30, -87.1, 0.0].map(exp_of_negative), [0.0, 0.0, 0.0, 1.0]);
+        assert_eq!([f32::NEG_INFINITY, -1e30, -104.1, 0.0].map(exp_of_negative), [0.0, 0.0, 0.0, 1.0]);
+        assert_eq!([f32::NEG_INFINITY, -1e30, -0.0, f32::INFINITY].map(Real::exp_m1), [-1.0, -1.0, 0.0, f32::INFINITY]);
+        assert_eq!([0.0f32, 1e-45, 1e-40].map(Real::ln_1p), [0.0, 1e-45, 1e-40]);
+        assert_eq!([f32::NEG_INFINITY, f32::INFINITY].map(Real::softplus), [0.0, f32::INFINITY]);
+        assert!(Real::exp_m1(f32::NAN).is_nan() && Real::softplus(f32::NAN).is_nan());
         assert!(Real::exp(f32::NAN).is_nan() && Real::ln(f32::NAN).is_nan() && Real::ln(-1.0f32).is_nan());
         assert_eq!(Real::ln(0.0f32), f32::NEG_INFINITY);
         assert_eq!(Real::ln(f32::INFINITY), f32::INFINITY);
