@@ -1,10 +1,11 @@
 //! The conformance suite: every case of every op in the registry against the definition, finite differences, itself on
 //! other threads and vector widths, itself in pieces, and its own text form.
 
+
 use kolo_exec::{Options, Session, Store, reference};
 use kolo_graph::op::{Case, Dense, Domain};
 use kolo_graph::rng::Stream;
-use kolo_graph::{Builder, DType, Graph, Tensor, Type, ValueId};
+use kolo_graph::{Arg, Builder, DType, Graph, Tensor, Type, ValueId};
 use kolo_ops::prelude::*;
 use kolo_ops::simd::{self, Level};
 use std::sync::{PoisonError, RwLock};
@@ -49,7 +50,7 @@ fn for_each_case_alone(check: impl Fn(&str, &Case, &[Dense])) {
     assert!(failures.is_empty(), "{} of {tried} cases failed:\n{}", failures.len(), failures.join("\n"));
 }
 
-fn draw(arg: &kolo_graph::Arg, salt: usize) -> Dense {
+fn draw(arg: &Arg, salt: usize) -> Dense {
     let stream = Stream::new(salt as u64, "case");
     let count = arg.ty.elements();
     let value = |at: usize| -> f64 {
@@ -193,8 +194,14 @@ fn what_a_query_sees_reaches_it() {
     let _shared = WIDTH.read().unwrap_or_else(PoisonError::into_inner);
     let (time, width, seen) = (100, 16, 50);
     let case = Case::new(
-        kolo_ops::attention::Attention { heads: 2, causal: true, packed: true, bias: false },
-        [kolo_graph::Arg::real([1, time, 3 * width])],
+        kolo_ops::attention::Attention {
+            heads: 2,
+            causal: true,
+            packed: true,
+            bias: false,
+            align: kolo_ops::attention::Alignment::BottomRight,
+        },
+        [Arg::real([1, time, 3 * width])],
     );
     let inputs = vec![draw(&case.args[0], 7)];
     for (column, reaches) in [(2 * width + 3, 3..4), (width + 3, 0..width / 2)] {
@@ -206,6 +213,42 @@ fn what_a_query_sees_reaches_it() {
         }
         assert!(out[..32 * width].iter().all(|x| x.is_finite()), "an earlier block sees a later key");
     }
+}
+
+/// A query that a mask hides from every key gives zero and zero gradients; the others are not touched by it.
+#[test]
+fn a_query_that_sees_no_key_gives_zero() {
+    let _shared = WIDTH.read().unwrap_or_else(PoisonError::into_inner);
+    let (queries, keys, width, heads) = (5, 3, 8, 2);
+    let builder = Builder::new();
+    let shapes = [vec![1, queries, width], vec![1, keys, width], vec![1, keys, width], vec![1, heads, queries, keys]];
+    let args: Vec<Tensor<'_>> =
+        shapes.iter().enumerate().map(|(at, shape)| builder.input(&name(at), Type::f32(shape.clone()))).collect();
+    let weights = builder.input(&name(4), Type::f32([1, queries, width]));
+    let out = args[0].attention(args[1], args[2], Some(args[3]), heads, false);
+    builder.output("out", out);
+    let grads = kolo_ops::gradients(&builder, out.mul(weights).sum_all(), 1.0, &args);
+    grads.iter().enumerate().for_each(|(at, grad)| builder.output(&format!("d{at}"), grad.unwrap()));
+    let graph = builder.finish().unwrap();
+    let mut inputs: Vec<Dense> =
+        shapes.iter().chain([&shapes[0]]).enumerate().map(|(at, shape)| draw(&Arg::real(shape.clone()), at)).collect();
+    // Query 1 sees nothing in both heads, query 4 in head 1; query 2 sees one key.
+    for (head, query, hidden) in [(0, 1, 3), (1, 1, 3), (1, 4, 3), (0, 2, 2)] {
+        let start = (head * queries + query) * keys;
+        inputs[3].data[start..start + hidden].fill(f64::NEG_INFINITY);
+    }
+    let values = reference::evaluate(&graph, source(&inputs)).unwrap();
+    let computed: Vec<Vec<f64>> = run_graph(&graph, &inputs, 1).iter().map(numbers).collect();
+    for ((name, id), got) in graph.outputs.iter().zip(&computed) {
+        assert!(got.iter().all(|x| x.is_finite()), "{name}: {got:?}");
+        assert_close(got, &values[id.0 as usize].data, 1e-6, name);
+    }
+    let zero = |values: &[f64]| values.iter().all(|x| *x == 0.0);
+    for part in [width..2 * width, 4 * width + width / 2..5 * width] {
+        assert!(zero(&computed[0][part.clone()]) && zero(&computed[1][part]), "a query that sees nothing");
+    }
+    assert!(!zero(&computed[0][4 * width..4 * width + width / 2]), "its other head sees something");
+    assert!(zero(&computed[4][keys..2 * keys]), "the mask's own gradient");
 }
 
 #[test]

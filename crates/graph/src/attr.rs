@@ -78,7 +78,7 @@ impl AttrValue for [usize; 2] {
     }
 }
 
-/// Reads an op's attributes out of its text form. Every attribute must be there, and no other.
+/// Reads an op's attributes out of its text form. Every attribute without a default must be there, and no other.
 #[derive(Debug)]
 pub struct AttrReader<'a> {
     pub attrs: &'a [(String, Attr)],
@@ -91,6 +91,11 @@ impl AttrReader<'_> {
         T::from_attr(attr).ok_or_else(|| format!("attribute `{name}` has the wrong type: {attr}"))
     }
 
+    /// An attribute with a default, which the text form leaves out.
+    pub fn get_or<T: AttrValue>(&self, name: &str, default: T) -> Result<T, String> {
+        if self.attrs.iter().any(|(key, _)| key == name) { self.get(name) } else { Ok(default) }
+    }
+
     pub fn expect_only(&self, names: &[&str]) -> Result<(), String> {
         match self.attrs.iter().find(|(key, _)| !names.contains(&key.as_str())) {
             Some((key, _)) => Err(format!("unknown attribute `{key}`; known are {}", names.join(", "))),
@@ -99,7 +104,8 @@ impl AttrReader<'_> {
     }
 }
 
-/// Declares an op: its struct, its name in the text form, and its attributes, each public and in the order printed.
+/// Declares an op: its struct, its name in the text form, and its attributes, each public and in the order printed. One with
+/// a default (`field: type = value`) is printed only if it has another value.
 ///
 /// ```
 /// kolo_graph::op! {
@@ -109,7 +115,11 @@ impl AttrReader<'_> {
 /// ```
 #[macro_export]
 macro_rules! op {
-    ($(#[doc = $doc:literal])* pub struct $op:ident = $name:literal { $($(#[$fdoc:meta])* $field:ident : $t:ty),* $(,)? }) => {
+    (@read $attrs:ident $field:ident) => { $attrs.get(stringify!($field))? };
+    (@read $attrs:ident $field:ident $default:expr) => { $attrs.get_or(stringify!($field), $default)? };
+    ($(#[doc = $doc:literal])* pub struct $op:ident = $name:literal {
+        $($(#[$fdoc:meta])* $field:ident : $t:ty $(= $default:expr)?),* $(,)?
+    }) => {
         $(#[doc = $doc])*
         #[derive(Clone, Debug, PartialEq)]
         pub struct $op { $($(#[$fdoc])* pub $field: $t),* }
@@ -117,7 +127,12 @@ macro_rules! op {
         impl $crate::op::Describe for $op {
             fn name(&self) -> &'static str { $name }
             fn attrs(&self) -> $crate::attr::Attrs {
-                vec![$((stringify!($field), $crate::attr::AttrValue::to_attr(&self.$field))),*]
+                #[allow(unused_mut)]
+                let mut attrs = vec![$((stringify!($field), $crate::attr::AttrValue::to_attr(&self.$field))),*];
+                $($(if self.$field == $default {
+                    attrs.retain(|(name, _): &(&'static str, _)| *name != stringify!($field));
+                })?)*
+                attrs
             }
         }
 
@@ -127,7 +142,7 @@ macro_rules! op {
             const ATTRIBUTES: &'static [(&'static str, &'static str)] = &[$((stringify!($field), stringify!($t))),*];
             fn read(attrs: &$crate::attr::AttrReader<'_>) -> Result<Self, String> {
                 attrs.expect_only(&[$(stringify!($field)),*])?;
-                Ok(Self { $($field: attrs.get(stringify!($field))?),* })
+                Ok(Self { $($field: $crate::op!(@read attrs $field $($default)?)),* })
             }
         }
     };

@@ -3,8 +3,8 @@
 use super::forward::{self, forward_args};
 use super::head::*;
 use super::reference::Reference;
-use super::sizes::{BLOCK, Sizes, cpu_sizes, sizes};
-use super::{Attention, AttentionBiasGrad, AttentionGrad};
+use super::sizes::{BLOCK, Mask, Sizes, cpu_sizes, sizes};
+use super::{Alignment, Attention, AttentionBiasGrad, AttentionGrad};
 use crate::gemm::{self, Right, Rows, Start, Strided};
 use crate::simd;
 use crate::tiles::Address;
@@ -32,8 +32,8 @@ impl Op for AttentionGrad {
         Operands::without_rules(inputs(self.packed, self.bias), outputs)
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        let AttentionGrad { heads, causal, packed, bias } = *self;
-        infer_backward(inputs, &Attention { heads, causal, packed, bias })?;
+        let AttentionGrad { heads, causal, packed, bias, align } = *self;
+        infer_backward(inputs, &Attention { heads, causal, packed, bias, align })?;
         Ok(inputs[..if packed { 1 } else { 3 }].to_vec())
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
@@ -42,7 +42,7 @@ impl Op for AttentionGrad {
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let bias = self.bias.then(|| inputs.len() - 4);
-        let reference = Reference::new(inputs, self.heads, self.packed, self.causal, bias);
+        let reference = Reference::new(inputs, self.heads, self.packed, Mask::new(self.causal, self.align), bias);
         let s = reference.s;
         let g = inputs[inputs.len() - 1];
         let mut grads: Vec<Dense> = outputs.iter().map(|ty| Dense::zeros(ty.shape.clone())).collect();
@@ -74,7 +74,7 @@ impl Op for AttentionGrad {
         sizes(inputs, self.heads, self.packed).map_or(0, |s| thread_scratch(&s, 2) * 4 * threads)
     }
     fn cpu(&self, cx: &mut CpuCx<'_>) {
-        let s = cpu_sizes(cx, self.heads, self.packed);
+        let s = cpu_sizes(cx, self.heads, self.packed).masked(Mask::new(self.causal, self.align));
         let count = cx.inputs.len();
         let bias = self.bias.then(|| (cx.f32(count - 4), cx.shape(count - 4)));
         let (out, sums, g) = (cx.f32(count - 3), cx.f32(count - 2), cx.f32(count - 1));
@@ -119,15 +119,15 @@ impl Op for AttentionGrad {
             let next = heads_of(cx, &s, packed, next_batch, next_head);
             let next_rows = [out, g].map(|data| view(data, next_batch, next_head));
             let (o, g) = (view(out, batch, head), view(g, batch, head));
-            for rows in s.blocks(self.causal) {
+            for rows in s.blocks() {
                 let start = rows.start;
-                let (count, keys) = (rows.len(), s.visible(rows.end, self.causal));
+                let (count, keys) = (rows.len(), s.visible(rows.end));
                 raw_scores(&q, k_rows, rows.clone(), keys, p, product);
                 for (line, at) in rows.clone().enumerate() {
                     let row = &mut p[line * keys..(line + 1) * keys];
                     let bias = bias_row(bias, &s, batch, head, at).map(|bias| &bias[..keys]);
                     next.iter().chain(&next_rows).for_each(|head| head.ask_for(at));
-                    let visible = s.visible(at + 1, self.causal);
+                    let visible = s.visible(at + 1);
                     soften_again(row, s.scale(), bias, visible, sums[task * s.queries + at]);
                 }
                 // dv += pᵀ·g
@@ -173,8 +173,8 @@ impl Op for AttentionBiasGrad {
         Operands::without_rules(inputs(self.packed, true), &["dbias"])
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        let AttentionBiasGrad { heads, causal, packed } = *self;
-        let s = infer_backward(inputs, &Attention { heads, causal, packed, bias: true })?;
+        let AttentionBiasGrad { heads, causal, packed, align } = *self;
+        let s = infer_backward(inputs, &Attention { heads, causal, packed, bias: true, align })?;
         Ok(vec![Type::f32([s.batch, s.heads, s.queries, s.keys])])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
@@ -182,7 +182,8 @@ impl Op for AttentionBiasGrad {
             .map_or(0, |s| count(&[4, s.batch, s.heads, s.queries, s.keys, s.dim]) as u64)
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
-        let reference = Reference::new(inputs, self.heads, self.packed, self.causal, Some(inputs.len() - 4));
+        let reference =
+            Reference::new(inputs, self.heads, self.packed, Mask::new(self.causal, self.align), Some(inputs.len() - 4));
         let s = reference.s;
         let mut grad = Dense::zeros(outputs[0].shape.clone());
         reference.for_each_row(|[b, h, q]| {
@@ -196,7 +197,7 @@ impl Op for AttentionBiasGrad {
         sizes(inputs, self.heads, self.packed).map_or(0, |s| thread_scratch(&s, 2) * 4 * threads)
     }
     fn cpu(&self, cx: &mut CpuCx<'_>) {
-        let s = cpu_sizes(cx, self.heads, self.packed);
+        let s = cpu_sizes(cx, self.heads, self.packed).masked(Mask::new(self.causal, self.align));
         let count = cx.inputs.len();
         let bias = Some((cx.f32(count - 4), cx.shape(count - 4)));
         let (out, sums, g) = (cx.f32(count - 3), cx.f32(count - 2), cx.f32(count - 1));
@@ -227,7 +228,7 @@ impl Op for AttentionBiasGrad {
                 raw_scores(&g, v, rows.clone(), s.keys, dp, product);
                 for (line, at) in rows.enumerate() {
                     let row = &mut p[line * s.keys..(line + 1) * s.keys];
-                    let visible = s.visible(at + 1, self.causal);
+                    let visible = s.visible(at + 1);
                     let bias = bias_row(bias, &s, batch, head, at);
                     soften_again(row, s.scale(), bias, visible, sums[task * s.queries + at]);
                     let delta = simd::dot(o.row(at), g.row(at));
@@ -252,25 +253,34 @@ fn backward_args(heads: usize, s: [usize; 4], packed: bool, bias: Option<[usize;
 
 impl Cases for AttentionGrad {
     fn cases() -> Vec<Case> {
-        let case = |heads, causal, packed, s, bias: Option<[usize; 2]>| {
-            let op = AttentionGrad { heads, causal, packed, bias: bias.is_some() };
+        let aligned = |heads, causal, packed, s, bias: Option<[usize; 2]>, align| {
+            let op = AttentionGrad { heads, causal, packed, bias: bias.is_some(), align };
             Case::new(op, backward_args(heads, s, packed, bias)).tolerance(5e-5)
         };
+        let case = |heads, causal, packed, s, bias| aligned(heads, causal, packed, s, bias, Alignment::BottomRight);
         vec![
             case(2, true, true, [2, 5, 5, 4], None),
             case(2, false, false, [1, 3, 5, 4], Some([1, 2])),
             // Of several blocks, those after a query are not computed, and keys that it may not see do not reach it.
             case(2, true, true, [1, 100, 100, 16], None).leaves_out_zeros(),
+            case(2, true, false, [1, 110, 33, 8], Some([1, 2])).leaves_out_zeros(),
+            aligned(1, true, false, [1, 3, 5, 4], Some([1, 1]), Alignment::TopLeft).leaves_out_zeros(),
+            aligned(2, true, false, [1, 110, 40, 8], None, Alignment::TopLeft).leaves_out_zeros(),
         ]
     }
 }
 
 impl Cases for AttentionBiasGrad {
     fn cases() -> Vec<Case> {
-        let case = |heads, causal, packed, s, bias| {
-            Case::new(AttentionBiasGrad { heads, causal, packed }, backward_args(heads, s, packed, Some(bias)))
-                .tolerance(5e-5)
+        let case = |heads, causal, packed, s, bias, align| {
+            let op = AttentionBiasGrad { heads, causal, packed, align };
+            Case::new(op, backward_args(heads, s, packed, Some(bias))).tolerance(5e-5)
         };
-        vec![case(2, false, false, [1, 3, 5, 4], [1, 2]), case(2, true, true, [1, 70, 70, 4], [1, 1])]
+        vec![
+            case(2, false, false, [1, 3, 5, 4], [1, 2], Alignment::BottomRight),
+            case(2, true, true, [1, 70, 70, 4], [1, 1], Alignment::BottomRight),
+            case(2, true, false, [1, 5, 3, 4], [1, 1], Alignment::BottomRight),
+            case(2, true, false, [1, 3, 5, 4], [1, 2], Alignment::TopLeft),
+        ]
     }
 }

@@ -1,18 +1,22 @@
 //! Attention: scores, probabilities and the result, block by block.
 
 use super::head::*;
-use super::reference::Reference;
-use super::sizes::{Sizes, check_bias, cpu_sizes, sizes};
-use super::{Attention, AttentionBiasGrad, AttentionGrad};
+use super::reference::{Reference, probability};
+use super::sizes::{Mask, Sizes, check_bias, cpu_sizes, sizes};
+use super::{Alignment, Attention, AttentionBiasGrad, AttentionGrad};
 use crate::gemm::{self, Rows, Start, Strided};
+use crate::real::Real;
 use crate::reduce::ReduceMethods;
 use crate::tiles::Address;
 use kolo_graph::types::count;
 use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type};
 
 impl Attention {
+    fn mask(&self) -> Mask {
+        Mask::new(self.causal, self.align)
+    }
     pub(super) fn sizes(&self, inputs: &[Type]) -> Result<Sizes, String> {
-        sizes(inputs, self.heads, self.packed)
+        Ok(sizes(inputs, self.heads, self.packed)?.masked(self.mask()))
     }
 }
 
@@ -41,7 +45,7 @@ impl Op for Attention {
         self.sizes(inputs).map_or(0, |s| count(&[4, s.batch, s.heads, s.queries, s.keys, s.dim]) as u64)
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
-        let Attention { heads, causal, packed, bias } = *self;
+        let Attention { heads, causal, packed, bias, align } = *self;
         let rest: Vec<Tensor<'b>> =
             cx.inputs[1..].iter().copied().chain([cx.output(0), cx.output(1), cx.grad()]).collect();
         let builder = cx.input(0).builder();
@@ -49,14 +53,14 @@ impl Op for Attention {
         let all: Vec<Tensor<'b>> = [cx.input(0)].into_iter().chain(rest).collect();
         let mut grads: Vec<Option<Tensor<'b>>> = Vec::new();
         if (0..operands).any(|at| cx.needs(at)) {
-            let made = builder.apply_all(AttentionGrad { heads, causal, packed, bias }, &all);
+            let made = builder.apply_all(AttentionGrad { heads, causal, packed, bias, align }, &all);
             grads.extend(made.into_iter().take(operands).map(Some));
         } else {
             grads.extend(vec![None; operands]);
         }
         if bias {
             let whole = || {
-                let per_item = builder.apply(AttentionBiasGrad { heads, causal, packed }, &all);
+                let per_item = builder.apply(AttentionBiasGrad { heads, causal, packed, align }, &all);
                 let target = cx.input(operands).shape();
                 let dims: Vec<usize> = (0..2).filter(|dim| target[*dim] == 1).collect();
                 if dims.is_empty() { per_item } else { per_item.sum_keep(&dims) }
@@ -67,18 +71,21 @@ impl Op for Attention {
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let bias = self.bias.then(|| inputs.len() - 1);
-        let reference = Reference::new(inputs, self.heads, self.packed, self.causal, bias);
+        let reference = Reference::new(inputs, self.heads, self.packed, self.mask(), bias);
         let s = reference.s;
         let mut out = Dense::zeros(outputs[0].shape.clone());
         let mut sums = Dense::zeros(outputs[1].shape.clone());
         reference.for_each_row(|[b, h, q]| {
             let scores = reference.scores([b, h, q]);
-            let max = scores.iter().copied().fold(f64::NEG_INFINITY, |a, x| if x.is_nan() { x } else { a.max(x) });
-            let total: f64 = scores.iter().map(|x| (x - max).exp()).sum();
-            sums.data[(b * s.heads + h) * s.queries + q] = max + total.ln();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, Real::larger);
+            let shares: Vec<f64> = scores.iter().map(|x| probability(*x, max)).collect();
+            let total: f64 = shares.iter().sum();
+            let blind = max == f64::NEG_INFINITY;
+            sums.data[(b * s.heads + h) * s.queries + q] = if blind { max } else { max + total.ln() };
+            let share = |k: usize| if blind { 0.0 } else { shares[k] / total };
             for d in 0..s.dim {
                 out.data[(b * s.queries + q) * s.width() + h * s.dim + d] =
-                    (0..s.keys).map(|k| (scores[k] - max).exp() / total * reference.entry(2, [b, h, k], d)).sum();
+                    (0..s.keys).map(|k| share(k) * reference.entry(2, [b, h, k], d)).sum();
             }
         });
         vec![out, sums]
@@ -87,7 +94,7 @@ impl Op for Attention {
         self.sizes(inputs).map_or(0, |s| thread_scratch(&s, 1) * 4 * threads)
     }
     fn cpu(&self, cx: &mut CpuCx<'_>) {
-        let s = cpu_sizes(cx, self.heads, self.packed);
+        let s = cpu_sizes(cx, self.heads, self.packed).masked(self.mask());
         let bias = self.bias.then(|| (cx.f32(cx.inputs.len() - 1), cx.shape(cx.inputs.len() - 1)));
         let (out, sums) = (Address(cx.out_f32(0).as_mut_ptr()), Address(cx.out_f32(1).as_mut_ptr()));
         let lent = Address(cx.scratch().as_mut_ptr());
@@ -104,15 +111,15 @@ impl Op for Attention {
             let (k, v) = (pack_rows(&k, packed_k), pack_dims(&v, packed_v));
             let next = (task + 1).min(s.batch * s.heads - 1);
             let next = heads_of(cx, &s, self.packed, next / s.heads, next % s.heads);
-            for rows in s.blocks(self.causal) {
+            for rows in s.blocks() {
                 let start = rows.start;
-                let keys = s.visible(rows.end, self.causal);
+                let keys = s.visible(rows.end);
                 raw_scores(&q, k, rows.clone(), keys, scores, product);
                 for (line, at) in rows.clone().enumerate() {
                     let row = &mut scores[line * keys..(line + 1) * keys];
                     let bias = bias_row(bias, &s, batch, head, at).map(|bias| &bias[..keys]);
                     next.iter().for_each(|head| head.ask_for(at));
-                    let sum = soften(row, s.scale(), bias, s.visible(at + 1, self.causal));
+                    let sum = soften(row, s.scale(), bias, s.visible(at + 1));
                     // SAFETY: every task writes its own rows.
                     unsafe { *sums.get().add(task * s.queries + at) = sum };
                 }
@@ -142,9 +149,12 @@ pub(super) fn forward_args(s: [usize; 4], packed: bool, bias: Option<[usize; 2]>
 
 impl Cases for Attention {
     fn cases() -> Vec<Case> {
-        let case = |heads, causal, packed, s, bias: Option<[usize; 2]>, constant| {
-            let op = Attention { heads, causal, packed, bias: bias.is_some() };
+        let aligned = |heads, causal, packed, s, bias: Option<[usize; 2]>, constant, align| {
+            let op = Attention { heads, causal, packed, bias: bias.is_some(), align };
             Case::new(op, forward_args(s, packed, bias, constant)).tolerance(5e-5)
+        };
+        let case = |heads, causal, packed, s, bias, constant| {
+            aligned(heads, causal, packed, s, bias, constant, Alignment::BottomRight)
         };
         vec![
             case(1, false, false, [1, 3, 3, 4], None, false),
@@ -155,6 +165,13 @@ impl Cases for Attention {
             case(1, true, false, [1, 2, 4, 2], None, false),
             case(2, true, true, [2, 150, 150, 48], None, true).leaves_out_zeros(),
             case(2, false, false, [1, 70, 33, 24], Some([1, 1]), true),
+            // More queries than keys: the first see none, in a block with others and in blocks of their own.
+            case(1, true, false, [1, 5, 3, 2], None, false).leaves_out_zeros(),
+            case(2, true, false, [1, 110, 33, 8], Some([1, 2]), true).leaves_out_zeros(),
+            aligned(1, true, false, [1, 2, 4, 2], None, false, Alignment::TopLeft).leaves_out_zeros(),
+            aligned(2, true, false, [2, 5, 3, 4], Some([1, 2]), false, Alignment::TopLeft),
+            aligned(2, true, false, [1, 40, 110, 8], None, true, Alignment::TopLeft).leaves_out_zeros(),
+            aligned(2, true, false, [1, 110, 40, 8], None, true, Alignment::TopLeft).leaves_out_zeros(),
         ]
     }
 }

@@ -69,12 +69,18 @@ pub(super) fn scaled(row: &mut [f32], scale: f32, bias: Option<&[f32]>) {
 }
 
 vectorized! {
-    /// Turns a row of raw scores, of which some are visible, into probabilities; returns the log of the sum of exponentials.
+    /// Turns a row of raw scores, of which some are visible, into probabilities; returns the log of the sum of exponentials: −∞
+    /// if none is visible or all scores are −∞, and then all probabilities are zero.
     pub(super) fn soften(row: &mut [f32], scale: f32, bias: Option<&[f32]>, visible: usize) -> f32 {
         scaled(row, scale, bias);
         row[visible..].fill(f32::NEG_INFINITY);
         // Of the whole row, not of its visible part: whole vectors.
         let largest = simd::max_of(row);
+        if largest == f32::NEG_INFINITY {
+            // A query that sees no key: the mean over nothing is taken as zero, not as 0/0.
+            row.fill(0.0);
+            return f32::NEG_INFINITY;
+        }
         for x in row.iter_mut() {
             *x = exp_of_negative(*x - largest);
         }
@@ -90,6 +96,9 @@ vectorized! {
 vectorized! {
     /// The probabilities again, from the log of the sum.
     pub(super) fn soften_again(row: &mut [f32], scale: f32, bias: Option<&[f32]>, visible: usize, sum: f32) {
+        if sum == f32::NEG_INFINITY {
+            return row.fill(0.0);
+        }
         scaled(row, scale, bias);
         for x in row.iter_mut() {
             *x = Real::exp(*x - sum);

@@ -1,23 +1,27 @@
 //! The definition, entry by entry in f64.
 
-use super::sizes::{Sizes, sizes};
+use super::sizes::{Mask, Sizes, sizes};
 use kolo_graph::{Dense, Type};
+
+/// `e^(score − sum)`; of a query that sees no key the sum is −∞, and it gives nothing to any.
+pub(super) fn probability(score: f64, sum: f64) -> f64 {
+    if sum == f64::NEG_INFINITY { 0.0 } else { (score - sum).exp() }
+}
 
 /// The operands of an attention, forward or backward.
 pub(super) struct Reference<'a> {
     inputs: &'a [&'a Dense],
     pub s: Sizes,
     packed: bool,
-    causal: bool,
     bias: Option<&'a Dense>,
 }
 
 impl<'a> Reference<'a> {
     /// `bias` is the place of the bias, if there is one.
-    pub fn new(inputs: &'a [&'a Dense], heads: usize, packed: bool, causal: bool, bias: Option<usize>) -> Self {
+    pub fn new(inputs: &'a [&'a Dense], heads: usize, packed: bool, mask: Mask, bias: Option<usize>) -> Self {
         let types: Vec<Type> = inputs.iter().map(|input| Type::f32(input.shape.clone())).collect();
-        let s = sizes(&types, heads, packed).expect("infer checked the types");
-        Self { inputs, s, packed, causal, bias: bias.map(|at| inputs[at]) }
+        let s = sizes(&types, heads, packed).expect("infer checked the types").masked(mask);
+        Self { inputs, s, packed, bias: bias.map(|at| inputs[at]) }
     }
 
     /// Calls `f` with every batch item, head and query.
@@ -41,7 +45,7 @@ impl<'a> Reference<'a> {
     pub fn scores(&self, row: [usize; 3]) -> Vec<f64> {
         let ([b, h, q], s) = (row, &self.s);
         let score = |k: usize| {
-            if s.hidden(q, k, self.causal) {
+            if s.hidden(q, k) {
                 return f64::NEG_INFINITY;
             }
             let dot: f64 = (0..s.dim).map(|d| self.entry(0, row, d) * self.entry(1, [b, h, k], d)).sum();
@@ -54,7 +58,7 @@ impl<'a> Reference<'a> {
     pub fn row(&self, row: [usize; 3]) -> (Vec<f64>, Vec<f64>) {
         let ([b, h, q], s, count) = (row, &self.s, self.inputs.len());
         let (out, sums, g) = (self.inputs[count - 3], self.inputs[count - 2], self.inputs[count - 1]);
-        let p: Vec<f64> = self.scores(row).iter().map(|x| (x - sums.get(&row)).exp()).collect();
+        let p: Vec<f64> = self.scores(row).iter().map(|x| probability(*x, sums.get(&row))).collect();
         let at = |x: &Dense, d: usize| x.get(&[b, q, h * s.dim + d]);
         let delta: f64 = (0..s.dim).map(|d| at(out, d) * at(g, d)).sum();
         let gradient = |k: usize| {

@@ -1,5 +1,6 @@
 //! The sizes of an attention, and the blocks in which it is computed.
 
+use super::Alignment;
 use kolo_graph::{CpuCx, Type};
 
 /// Queries per block.
@@ -15,9 +16,26 @@ pub(super) struct Sizes {
     pub keys: usize,
     pub heads: usize,
     pub dim: usize,
+    pub mask: Mask,
+}
+
+/// Which keys a query may see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mask {
+    None,
+    Causal(Alignment),
+}
+
+impl Mask {
+    pub(super) fn new(causal: bool, align: Alignment) -> Self {
+        if causal { Mask::Causal(align) } else { Mask::None }
+    }
 }
 
 impl Sizes {
+    pub(super) fn masked(self, mask: Mask) -> Self {
+        Self { mask, ..self }
+    }
     pub(super) fn width(&self) -> usize {
         self.heads * self.dim
     }
@@ -25,18 +43,26 @@ impl Sizes {
         1.0 / (self.dim as f32).sqrt()
     }
     /// Keys that any query below `end` may see.
-    pub(super) fn visible(&self, end: usize, causal: bool) -> usize {
-        if causal { (end + self.keys).saturating_sub(self.queries).min(self.keys) } else { self.keys }
+    pub(super) fn visible(&self, end: usize) -> usize {
+        match self.mask {
+            Mask::None => self.keys,
+            Mask::Causal(Alignment::TopLeft) => end.min(self.keys),
+            Mask::Causal(Alignment::BottomRight) => (end + self.keys).saturating_sub(self.queries).min(self.keys),
+        }
     }
     /// The blocks of queries.
-    pub(super) fn blocks(&self, causal: bool) -> impl Iterator<Item = std::ops::Range<usize>> + use<> {
+    pub(super) fn blocks(&self) -> impl Iterator<Item = std::ops::Range<usize>> + use<> {
         let queries = self.queries;
-        let size = if causal && queries > BLOCK { CAUSAL_BLOCK } else { BLOCK };
+        let size = if self.mask != Mask::None && queries > BLOCK { CAUSAL_BLOCK } else { BLOCK };
         (0..queries).step_by(size).map(move |start| start..(start + size).min(queries))
     }
     /// Whether query `q` may not see key `k`.
-    pub(super) fn hidden(&self, q: usize, k: usize, causal: bool) -> bool {
-        causal && k + self.queries > q + self.keys
+    pub(super) fn hidden(&self, q: usize, k: usize) -> bool {
+        match self.mask {
+            Mask::None => false,
+            Mask::Causal(Alignment::TopLeft) => k > q,
+            Mask::Causal(Alignment::BottomRight) => k + self.queries > q + self.keys,
+        }
     }
 }
 
@@ -60,7 +86,7 @@ pub(super) fn sizes(inputs: &[Type], heads: usize, packed: bool) -> Result<Sizes
             return Err(format!("k and v must both be {kv}"));
         }
     }
-    Ok(Sizes { batch: q.shape[0], queries: q.shape[1], keys, heads, dim: width / heads })
+    Ok(Sizes { batch: q.shape[0], queries: q.shape[1], keys, heads, dim: width / heads, mask: Mask::None })
 }
 
 pub(super) fn check_bias(bias: &Type, s: &Sizes) -> Result<(), String> {
@@ -77,5 +103,5 @@ pub(super) fn cpu_sizes(cx: &CpuCx<'_>, heads: usize, packed: bool) -> Sizes {
     let shape = cx.shape(0);
     let width = shape[2] / if packed { 3 } else { 1 };
     let keys = if packed { shape[1] } else { cx.shape(1)[1] };
-    Sizes { batch: shape[0], queries: shape[1], keys, heads, dim: width / heads }
+    Sizes { batch: shape[0], queries: shape[1], keys, heads, dim: width / heads, mask: Mask::None }
 }
