@@ -9,8 +9,12 @@ use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
-    /// The mean under each window. Padding counts as zeros.
-    pub struct AvgPool2d = "avg_pool2d" { kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2] }
+    /// The mean under each window. Padding counts as zeros, or not at all without `count_include_pad`. With `ceil_mode` a
+    /// last window may reach beyond the padding, where nothing counts.
+    pub struct AvgPool2d = "avg_pool2d" {
+        kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2],
+        ceil_mode: bool = false, count_include_pad: bool = true,
+    }
 }
 
 impl Op for AvgPool2d {
@@ -22,7 +26,7 @@ impl Op for AvgPool2d {
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err("takes one input".into()) };
-        let window = Window::new(self.kernel, self.stride, self.padding, plane_size(input)?)?;
+        let window = Window::new(self.kernel, self.stride, self.padding, plane_size(input)?, self.ceil_mode)?;
         Ok(vec![with_planes(input, DType::F32, window.out)])
     }
     fn flops(&self, _: &[Type], outputs: &[Type]) -> u64 {
@@ -30,14 +34,16 @@ impl Op for AvgPool2d {
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
         let size = [cx.input(0).dim(2), cx.input(0).dim(3)];
-        let (kernel, stride, padding) = (self.kernel, self.stride, self.padding);
-        vec![Some(cx.grad().then(AvgPool2dGrad { kernel, stride, padding, size }, &[]))]
+        let Self { kernel, stride, padding, ceil_mode, count_include_pad } = *self;
+        let backward = AvgPool2dGrad { kernel, stride, padding, size, ceil_mode, count_include_pad };
+        vec![Some(cx.grad().then(backward, &[]))]
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let window = self.window(&inputs[0].shape);
         vec![define_planes(inputs[0], &outputs[0], |plane, out| {
             for (at, out) in out.iter_mut().enumerate() {
-                *out = window.places(at).map(|place| plane[place]).sum::<f64>() / window.area() as f64;
+                let divisor = divisor_of(&window, at, self.count_include_pad);
+                *out = window.places(at).map(|place| plane[place]).sum::<f64>() / divisor;
             }
         })]
     }
@@ -46,7 +52,8 @@ impl Op for AvgPool2d {
         let (line, lines) = (window.line(), Address(cx.scratch().as_mut_ptr()));
         for_each_plane(cx, window.grain(), |plane| {
             // SAFETY: each thread has its own line.
-            mean_plane(window, plane.input, plane.out, unsafe { lines.slice(plane.thread * line, line) });
+            let line = unsafe { lines.slice(plane.thread * line, line) };
+            mean_plane(window, self.count_include_pad, plane.input, plane.out, line);
         });
     }
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
@@ -56,12 +63,19 @@ impl Op for AvgPool2d {
 
 impl AvgPool2d {
     fn window(&self, shape: &[usize]) -> Window {
-        Window::new(self.kernel, self.stride, self.padding, [shape[2], shape[3]]).expect("infer checks the window")
+        Window::new(self.kernel, self.stride, self.padding, [shape[2], shape[3]], self.ceil_mode)
+            .expect("infer checks the window")
     }
 }
 
+/// What the sum under an output is divided by, in the definitions.
+fn divisor_of(window: &Window, at: usize, count_padding: bool) -> f64 {
+    let (row, column) = (at / window.out[1], at % window.out[1]);
+    (window.divisor(0, row, count_padding) * window.divisor(1, column, count_padding)) as f64
+}
+
 vectorized! {
-    fn mean_plane(window: Window, plane: &[f32], out: &mut [f32], line: &mut [f32]) {
+    fn mean_plane(window: Window, count_padding: bool, plane: &[f32], out: &mut [f32], line: &mut [f32]) {
         line.fill(0.0);
         for (row, out) in out.chunks_mut(window.out[1]).enumerate() {
             line[window.middle()].fill(0.0);
@@ -70,31 +84,37 @@ vectorized! {
                 line[window.middle()].iter_mut().zip(own).for_each(|(sum, value)| *sum += *value);
             }
             match window.stride[1] {
-                1 => mean_windows(window, 1, line, out),
-                2 => mean_windows(window, 2, line, out),
-                stride => mean_windows(window, stride, line, out),
+                1 => sum_windows(window, 1, line, out),
+                2 => sum_windows(window, 2, line, out),
+                stride => sum_windows(window, stride, line, out),
+            }
+            let rows = window.divisor(0, row, count_padding);
+            for (column, out) in out.iter_mut().enumerate() {
+                *out /= (rows * window.divisor(1, column, count_padding)) as f32;
             }
         }
     }
 }
 
 #[inline(always)]
-fn mean_windows(window: Window, stride: usize, line: &[f32], out: &mut [f32]) {
-    let area = window.area() as f32;
+fn sum_windows(window: Window, stride: usize, line: &[f32], out: &mut [f32]) {
     for (at, out) in out.chunks_mut(LANES).enumerate() {
         let mut sum: [f32; LANES] = load(line, at * LANES * stride, stride);
         for tap in 1..window.kernel[1] {
             let value: [f32; LANES] = load(line, at * LANES * stride + tap, stride);
             (0..LANES).for_each(|lane| sum[lane] += value[lane]);
         }
-        sum.iter_mut().for_each(|sum| *sum /= area);
         out.copy_from_slice(&sum[..out.len()]);
     }
 }
 
 impl Cases for AvgPool2d {
     fn cases() -> Vec<Case> {
-        pool_cases(|kernel, stride, padding| AvgPool2d { kernel, stride, padding }, Arg::real)
+        let cases = |(ceil_mode, count_include_pad)| {
+            let op = move |kernel, stride, padding| AvgPool2d { kernel, stride, padding, ceil_mode, count_include_pad };
+            pool_cases(op, Arg::real)
+        };
+        [(false, true), (true, true), (false, false), (true, false)].map(cases).into_iter().flatten().collect()
     }
 }
 
@@ -102,6 +122,7 @@ op! {
     /// Backward of [`AvgPool2d`]: each gradient is spread evenly under its window over a plane of `size`.
     pub struct AvgPool2dGrad = "avg_pool2d_grad" {
         kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2], size: [usize; 2],
+        ceil_mode: bool = false, count_include_pad: bool = true,
     }
 }
 
@@ -114,7 +135,7 @@ impl Op for AvgPool2dGrad {
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [grad] = inputs else { return Err("takes one input".into()) };
-        let window = Window::new(self.kernel, self.stride, self.padding, self.size)?;
+        let window = Window::new(self.kernel, self.stride, self.padding, self.size, self.ceil_mode)?;
         if plane_size(grad)? != window.out {
             return Err(format!(
                 "pooling planes of {:?} gives {:?}, but the gradient is {grad}",
@@ -127,13 +148,15 @@ impl Op for AvgPool2dGrad {
         crate::pool::flops(&inputs[0], self.kernel)
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
-        vec![Some(cx.grad().avg_pool2d(self.kernel, self.stride, self.padding))]
+        let Self { kernel, stride, padding, ceil_mode, count_include_pad, .. } = *self;
+        vec![Some(cx.grad().then(AvgPool2d { kernel, stride, padding, ceil_mode, count_include_pad }, &[]))]
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let window = self.window();
         vec![define_planes(inputs[0], &outputs[0], |grads, out| {
             for (at, grad) in grads.iter().enumerate() {
-                window.places(at).for_each(|place| out[place] += grad / window.area() as f64);
+                let divisor = divisor_of(&window, at, self.count_include_pad);
+                window.places(at).for_each(|place| out[place] += grad / divisor);
             }
         })]
     }
@@ -142,7 +165,8 @@ impl Op for AvgPool2dGrad {
         let (line, lines) = (window.line(), Address(cx.scratch().as_mut_ptr()));
         for_each_plane(cx, window.grain(), |plane| {
             // SAFETY: each thread has its own line.
-            spread_plane(window, plane.input, plane.out, unsafe { lines.slice(plane.thread * line, line) });
+            let line = unsafe { lines.slice(plane.thread * line, line) };
+            spread_plane(window, self.count_include_pad, plane.input, plane.out, line);
         });
     }
     fn scratch_bytes(&self, _: &[Type], _: &[Type], threads: usize) -> usize {
@@ -152,18 +176,18 @@ impl Op for AvgPool2dGrad {
 
 impl AvgPool2dGrad {
     fn window(&self) -> Window {
-        Window::new(self.kernel, self.stride, self.padding, self.size).expect("infer checks the window")
+        Window::new(self.kernel, self.stride, self.padding, self.size, self.ceil_mode).expect("infer checks the window")
     }
 }
 
 vectorized! {
-    fn spread_plane(window: Window, grads: &[f32], out: &mut [f32], line: &mut [f32]) {
-        let area = window.area() as f32;
+    fn spread_plane(window: Window, count_padding: bool, grads: &[f32], out: &mut [f32], line: &mut [f32]) {
         out.fill(0.0);
         for (row, grads) in grads.chunks(window.out[1]).enumerate() {
             line.fill(0.0);
+            let rows = window.divisor(0, row, count_padding);
             for (at, grad) in grads.iter().enumerate() {
-                let part = grad / area;
+                let part = grad / (rows * window.divisor(1, at, count_padding)) as f32;
                 let under = &mut line[at * window.stride[1]..][..window.kernel[1]];
                 under.iter_mut().for_each(|sum| *sum += part);
             }
@@ -177,13 +201,17 @@ vectorized! {
 
 impl Cases for AvgPool2dGrad {
     fn cases() -> Vec<Case> {
-        let case = |size: [usize; 2], kernel, stride, padding| {
-            let op = AvgPool2dGrad { kernel, stride, padding, size };
+        let with = |size: [usize; 2], kernel, stride, padding, ceil_mode, count_include_pad| {
+            let op = AvgPool2dGrad { kernel, stride, padding, size, ceil_mode, count_include_pad };
             let arg = Arg::real([&[2, 3], &op.window().out[..]].concat());
             Case::new(op, [if arg.ty.elements() < 200 { arg } else { arg.constant() }])
         };
+        let case = |size, kernel, stride, padding| with(size, kernel, stride, padding, false, true);
         vec![
             case([4, 4], [2, 2], [2, 2], [0, 0]),
+            with([5, 7], [2, 2], [2, 2], [0, 0], true, true),
+            with([6, 4], [3, 3], [2, 2], [1, 1], true, false),
+            with([5, 5], [2, 2], [3, 3], [1, 1], false, false),
             case([5, 7], [3, 3], [2, 2], [1, 1]),
             case([5, 4], [3, 2], [1, 1], [1, 1]),
             case([5, 5], [2, 2], [3, 3], [1, 1]),
@@ -200,7 +228,14 @@ kolo_graph::methods! {
     AvgPoolMethods {
         /// The mean under each window; padding counts as zeros.
         fn avg_pool2d(self, kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2]) -> Tensor<'b> {
-            self.then(AvgPool2d { kernel, stride, padding }, &[])
+            self.avg_pool2d_with(kernel, stride, padding, false, true)
+        }
+        /// The same with PyTorch's other two options: `ceil_mode` rounds the number of windows up, so that the last may
+        /// reach beyond the padding; without `count_include_pad` the mean is over the plane's own places.
+        fn avg_pool2d_with(
+            self, kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2], ceil_mode: bool, count_include_pad: bool,
+        ) -> Tensor<'b> {
+            self.then(AvgPool2d { kernel, stride, padding, ceil_mode, count_include_pad }, &[])
         }
     }
 }

@@ -13,8 +13,11 @@ use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Ope
 
 op! {
     /// The largest value under each window, and its place in the plane (`y·w + x`, i32) as second output. Of equal
-    /// values the first counts; NaN counts as largest. Padding never wins.
-    pub struct MaxPool2d = "max_pool2d" { kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2] }
+    /// values the first counts and gets the gradient; NaN counts as largest. Padding never wins. With `ceil_mode` a last
+    /// window may reach beyond the padding.
+    pub struct MaxPool2d = "max_pool2d" {
+        kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2], ceil_mode: bool = false,
+    }
 }
 
 impl Op for MaxPool2d {
@@ -26,7 +29,7 @@ impl Op for MaxPool2d {
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err("takes one input".into()) };
-        let window = Window::new(self.kernel, self.stride, self.padding, plane_size(input)?)?;
+        let window = Window::new(self.kernel, self.stride, self.padding, plane_size(input)?, self.ceil_mode)?;
         Ok(vec![with_planes(input, DType::F32, window.out), with_planes(input, DType::I32, window.out)])
     }
     fn flops(&self, _: &[Type], outputs: &[Type]) -> u64 {
@@ -76,7 +79,8 @@ impl Op for MaxPool2d {
 
 impl MaxPool2d {
     fn window(&self, shape: &[usize]) -> Window {
-        Window::new(self.kernel, self.stride, self.padding, [shape[2], shape[3]]).expect("infer checks the window")
+        Window::new(self.kernel, self.stride, self.padding, [shape[2], shape[3]], self.ceil_mode)
+            .expect("infer checks the window")
     }
 }
 
@@ -159,8 +163,10 @@ fn max_windows(
 
 impl Cases for MaxPool2d {
     fn cases() -> Vec<Case> {
-        let op = |kernel, stride, padding| MaxPool2d { kernel, stride, padding };
+        let op = |kernel, stride, padding| MaxPool2d { kernel, stride, padding, ceil_mode: false };
         let mut cases = pool_cases(op, Arg::spread);
+        let ceil = |kernel, stride, padding| MaxPool2d { kernel, stride, padding, ceil_mode: true };
+        cases.extend(pool_cases(ceil, Arg::spread));
         // Whole numbers, so that many values under a window are equal.
         let equal = Arg { domain: Domain::Index(0, 3), ..Arg::real([2, 2, 9, 35]).constant() };
         cases.push(Case::new(op([3, 3], [1, 1], [1, 1]), [equal.clone()]));
@@ -250,7 +256,13 @@ kolo_graph::methods! {
     MaxPoolMethods {
         /// The largest value under each window.
         fn max_pool2d(self, kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2]) -> Tensor<'b> {
-            self.then(MaxPool2d { kernel, stride, padding }, &[])
+            self.max_pool2d_with(kernel, stride, padding, false)
+        }
+        /// The same; `ceil_mode` rounds the number of windows up, so that the last may reach beyond the padding.
+        fn max_pool2d_with(
+            self, kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2], ceil_mode: bool,
+        ) -> Tensor<'b> {
+            self.then(MaxPool2d { kernel, stride, padding, ceil_mode }, &[])
         }
     }
 }
@@ -262,7 +274,7 @@ mod tests {
     /// The conformance suite compares special values, but not their places.
     #[test]
     fn the_first_nan_wins_and_padding_loses_to_minus_infinity() {
-        let window = Window::new([3, 3], [2, 2], [1, 1], [3, 3]).unwrap();
+        let window = Window::new([3, 3], [2, 2], [1, 1], [3, 3], false).unwrap();
         let largest = |plane: [f32; 9]| {
             let (mut values, mut places) = ([0.0; 4], [0; 4]);
             let (mut line, mut line_places) = (vec![0.0; window.line()], vec![0; window.line()]);

@@ -21,7 +21,15 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    pub fn new(kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2], size: [usize; 2]) -> Result<Self, String> {
+    /// With `ceil_mode` a last window may reach beyond the plane and its padding, as long as it starts inside the plane
+    /// or the padding before it.
+    pub fn new(
+        kernel: [usize; 2],
+        stride: [usize; 2],
+        padding: [usize; 2],
+        size: [usize; 2],
+        ceil_mode: bool,
+    ) -> Result<Self, String> {
         check_window(&[kernel, stride, padding], size)?;
         let mut out = [0; 2];
         for axis in 0..2 {
@@ -31,11 +39,18 @@ impl Window {
             if padding[axis] * 2 > kernel[axis] {
                 return Err(format!("padding {padding:?} must be at most half the kernel {kernel:?}"));
             }
-            let room = size[axis] + 2 * padding[axis];
+            let beyond = if ceil_mode { stride[axis] - 1 } else { 0 };
+            let room = size[axis] + 2 * padding[axis] + beyond;
             let slack = room.checked_sub(kernel[axis]).ok_or_else(|| {
                 format!("a plane of {size:?} with padding {padding:?} is smaller than the kernel {kernel:?}")
             })?;
             out[axis] = slack / stride[axis] + 1;
+            if ceil_mode && (out[axis] - 1) * stride[axis] >= size[axis] + padding[axis] {
+                out[axis] -= 1;
+            }
+            if out[axis] == 0 {
+                return Err(format!("a plane of {size:?} has room for no window"));
+            }
         }
         // A stride beyond the padded plane leads nowhere: it only must not ask for a line of that length.
         let stride = std::array::from_fn(|axis| stride[axis].min(size[axis] + 2 * padding[axis]));
@@ -46,6 +61,17 @@ impl Window {
     #[inline(always)]
     pub fn place(&self, axis: usize, at: usize, tap: usize) -> Option<usize> {
         (at * self.stride[axis] + tap).checked_sub(self.padding[axis]).filter(|place| *place < self.size[axis])
+    }
+
+    /// What the sum under an output is divided by along one axis: the places of the plane, or with `count_padding` those of
+    /// the padding too, but none beyond it.
+    pub fn divisor(&self, axis: usize, at: usize, count_padding: bool) -> usize {
+        let (start, padding, size) = (at * self.stride[axis], self.padding[axis], self.size[axis]);
+        let end = start + self.kernel[axis];
+        match count_padding {
+            true => end.min(size + 2 * padding) - start,
+            false => end.min(size + padding) - start.max(padding),
+        }
     }
 
     pub fn area(&self) -> usize {
@@ -165,7 +191,7 @@ pub(crate) fn load<T: Copy>(line: &[T], start: usize, stride: usize) -> [T; LANE
 
 /// The usual windows.
 pub(crate) fn pool_cases<T: Op>(
-    op: fn([usize; 2], [usize; 2], [usize; 2]) -> T,
+    op: impl Fn([usize; 2], [usize; 2], [usize; 2]) -> T,
     arg: fn(Vec<usize>) -> Arg,
 ) -> Vec<Case> {
     let case = |shape: [usize; 4], kernel, stride, padding| {
