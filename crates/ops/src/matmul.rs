@@ -6,21 +6,49 @@ use crate::reduce::ReduceMethods;
 use crate::tiles::Address;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
+use kolo_graph::types::broadcast;
 use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// `c[…, m, n] = Σ_k a[…, m, k] · b[…, k, n]`; `ta` and `tb` say that an operand is stored transposed. The leading
-    /// dims must be equal.
+    /// dims broadcast: right-aligned, those of size one or missing stretch, and their gradient is summed.
     pub struct MatMul = "matmul" { ta: bool, tb: bool }
 }
 
 impl MatMul {
-    fn expression(&self, rank: usize) -> Index {
-        let batch: String = (0..rank.saturating_sub(2)).map(|dim| format!("b{dim} ")).collect();
-        let a = if self.ta { "k m" } else { "m k" };
-        let b = if self.tb { "n k" } else { "k n" };
-        Index::parse(&format!("{batch}{a}, {batch}{b} -> {batch}m n"))
+    /// None if the inputs are not two stacks of matrices whose leading dims broadcast.
+    fn expression(&self, inputs: &[Type]) -> Option<Index> {
+        let [a, b] = inputs else { return None };
+        let stacks = [stack(&a.shape)?, stack(&b.shape)?];
+        let batch = broadcast(stacks[0], stacks[1])?;
+        let axes = |own: &[usize]| -> String {
+            let skip = batch.len() - own.len();
+            let axis =
+                |dim: usize| if own[dim] == batch[skip + dim] { format!("b{} ", skip + dim) } else { "_ ".into() };
+            (0..own.len()).map(axis).collect()
+        };
+        let (left, right) = (if self.ta { "k m" } else { "m k" }, if self.tb { "n k" } else { "k n" });
+        let [a, b, c] = [axes(stacks[0]), axes(stacks[1]), axes(&batch)];
+        Some(Index::parse(&format!("{a}{left}, {b}{right} -> {c}m n")))
     }
+}
+
+/// The leading dims of a stack of matrices.
+fn stack(shape: &[usize]) -> Option<&[usize]> {
+    Some(&shape[..shape.len().checked_sub(2)?])
+}
+
+/// Which matrix of a stack of shape `own` meets number `at` of the stack of shape `whole` that it stretches to.
+fn matrix_at(own: &[usize], whole: &[usize], mut at: usize) -> usize {
+    let (mut place, mut stride) = (0, 1);
+    for dim in (0..own.len()).rev() {
+        let size = whole[whole.len() - own.len() + dim];
+        if own[dim] != 1 {
+            place += at % size * stride;
+        }
+        (at, stride) = (at / size, stride * own[dim]);
+    }
+    place
 }
 
 fn expect_f32(inputs: &[Type]) -> Result<(), String> {
@@ -35,15 +63,15 @@ impl Op for MatMul {
         Operands::new([Operand::float("a"), Operand::float("b")], &["c"])
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
-        Some(self.expression(inputs.first()?.rank()))
+        self.expression(inputs)
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [a, b] = inputs else { return Err("takes two inputs".into()) };
-        if a.rank() < 2 || a.rank() != b.rank() {
-            return Err("needs two matrices, or two stacks of them with equal leading dims".into());
-        }
+        let index = self.expression(inputs).ok_or_else(|| {
+            format!("needs two matrices, or stacks of them whose leading dims are equal or broadcast, not {a} and {b}")
+        })?;
         expect_f32(inputs)?;
-        Ok(vec![Type::new(a.dtype, self.expression(a.rank()).output_shapes(inputs)?[0].clone())])
+        Ok(vec![Type::new(a.dtype, index.output_shapes(inputs)?[0].clone())])
     }
     fn flops_per_point(&self) -> u64 {
         2
@@ -53,7 +81,7 @@ impl Op for MatMul {
         let product = |x: Tensor<'b>, y: Tensor<'b>, ta, tb| x.then(MatMul { ta, tb }, &[y]);
         let da = || if self.ta { product(b, g, self.tb, true) } else { product(g, b, false, !self.tb) };
         let db = || if self.tb { product(g, a, true, self.ta) } else { product(a, g, !self.ta, false) };
-        vec![cx.needs(0).then(da), cx.needs(1).then(db)]
+        vec![cx.needs(0).then(|| da().sum_to(&a)), cx.needs(1).then(|| db().sum_to(&b))]
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let (a, b) = (inputs[0], inputs[1]);
@@ -74,7 +102,7 @@ impl Op for MatMul {
         gemm::scratch_bytes(threads)
     }
     fn gives_tiles(&self, inputs: &[Type]) -> bool {
-        inputs[0].rank() == 2 && inputs[0].shape[if self.ta { 0 } else { 1 }] <= gemm::K_BLOCK
+        inputs.iter().all(|ty| ty.rank() == 2) && inputs[0].shape[if self.ta { 0 } else { 1 }] <= gemm::K_BLOCK
     }
     fn cpu(&self, cx: &mut CpuCx<'_>) {
         let out = cx.out_shape(0);
@@ -82,15 +110,20 @@ impl Op for MatMul {
         let shape = cx.shape(0);
         let k = shape[shape.len() - if self.ta { 2 } else { 1 }];
         let (a, b) = (cx.f32(0), cx.f32(1));
-        let batch: usize = out[..out.len() - 2].iter().product();
+        let whole = &out[..out.len() - 2];
+        let batch: usize = whole.iter().product();
         let scratch = cx.scratch();
+        let matrix = |input: usize, at: usize| {
+            let shape = cx.shape(input);
+            matrix_at(&shape[..shape.len() - 2], whole, at)
+        };
         let left = |at: usize| Strided {
-            data: &a[at * m * k..(at + 1) * m * k],
+            data: &a[matrix(0, at) * m * k..][..m * k],
             line_stride: if self.ta { 1 } else { k },
             k_stride: if self.ta { m } else { 1 },
         };
         let right = |at: usize| Strided {
-            data: &b[at * n * k..(at + 1) * n * k],
+            data: &b[matrix(1, at) * n * k..][..n * k],
             line_stride: if self.tb { k } else { 1 },
             k_stride: if self.tb { 1 } else { n },
         };
@@ -141,6 +174,16 @@ impl Cases for MatMul {
             }
         }
         cases.push(Case::new(MatMul { ta: false, tb: false }, big([3, 0], [0, 2])));
+        // Leading dims that stretch: of size one, missing, on either side, on both.
+        let stacks = |ta, tb, a: &[usize], b: &[usize]| Case::new(MatMul { ta, tb }, [Arg::real(a), Arg::real(b)]);
+        cases.extend([
+            stacks(false, false, &[2, 3, 4], &[4, 5]),
+            stacks(false, true, &[3, 4], &[2, 5, 4]),
+            stacks(true, false, &[2, 1, 4, 3], &[3, 4, 2]),
+            stacks(false, false, &[2, 1, 3, 2], &[1, 3, 2, 4]),
+            stacks(true, true, &[1, 4, 3], &[2, 2, 5, 4]),
+            stacks(false, false, &[1, 1, 1], &[3, 1, 2]),
+        ]);
         cases
     }
 }
@@ -242,7 +285,7 @@ pub const KINDS: &[OpKind] = &[OpKind::of::<MatMul>(), OpKind::of::<Linear>()];
 kolo_graph::methods! {
     /// Products.
     MatMulMethods {
-        /// `self · other`; `other` may be a single matrix shared by all leading dims of `self`.
+        /// `self · other`; leading dims broadcast, so `other` may be a single matrix shared by all those of `self`.
         fn matmul(self, other: Tensor<'b>) -> Tensor<'b> {
             if other.rank() != 2 || self.rank() == 2 {
                 return self.then(MatMul { ta: false, tb: false }, &[other]);
@@ -253,7 +296,7 @@ kolo_graph::methods! {
             shape.push(other.dim(1));
             flat.then(MatMul { ta: false, tb: false }, &[other]).reshape_to(shape)
         }
-        /// `self · otherᵀ` for matrices or stacks of them.
+        /// `self · otherᵀ` for matrices or stacks of them, whose leading dims broadcast.
         fn matmul_transposed(self, other: Tensor<'b>) -> Tensor<'b> {
             self.then(MatMul { ta: false, tb: true }, &[other])
         }

@@ -52,8 +52,9 @@ impl Window {
                 return Err(format!("a plane of {size:?} has room for no window"));
             }
         }
-        // A stride beyond the padded plane leads nowhere: it only must not ask for a line of that length.
-        let stride = std::array::from_fn(|axis| stride[axis].min(size[axis] + 2 * padding[axis]));
+        // A stride or a kernel beyond the padded plane leads nowhere: it only must not ask for a line of that length.
+        let [kernel, stride] =
+            [kernel, stride].map(|pair| std::array::from_fn(|axis| pair[axis].min(size[axis] + 2 * padding[axis])));
         Ok(Self { kernel, stride, padding, size, out })
     }
 
