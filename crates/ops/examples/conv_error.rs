@@ -2,7 +2,7 @@
 use kolo_graph::op::{Buffer, CpuCx, Dense};
 use kolo_graph::rng::Stream;
 use kolo_graph::{Op, Team, Type};
-use kolo_ops::conv::{Conv2d, Conv2dInputGrad, Conv2dWeightGrad};
+use kolo_ops::conv::{Conv2d, Conv2dInputGrad, Conv2dWeightGrad, Padding};
 
 fn error(op: &dyn Op, inputs: &[Type], team: &Team) -> String {
     let outputs = op.infer(inputs).expect("a valid shape");
@@ -53,7 +53,7 @@ fn main() {
         (4, 512, 4, 512, 1),
         (8, 16, 8, 32, 1),
     ] {
-        let (stride, padding, dilation, groups) = ([1, 1], [p, p], [1, 1], 1);
+        let (stride, padding, dilation, groups) = ([1, 1], Padding::from([p, p]), [1, 1], 1);
         let (x, weight) = (Type::f32([n, c, side, side]), Type::f32([o, c, 3, 3]));
         let forward = Conv2d { stride, padding, dilation, groups };
         let y = forward.infer(&[x.clone(), weight.clone()]).expect("a valid shape").remove(0);

@@ -1,7 +1,7 @@
 //! Prints the rate of each pass of a convolution at the sizes of a residual network on 32 × 32 images, on one thread.
 use kolo_graph::op::{Buffer, CpuCx};
 use kolo_graph::{Op, Team, Type};
-use kolo_ops::conv::{Conv2d, Conv2dInputGrad, Conv2dWeightGrad};
+use kolo_ops::conv::{Conv2d, Conv2dInputGrad, Conv2dWeightGrad, Padding};
 
 const ROUNDS: usize = 30;
 /// `CLOCK_THREAD_CPUTIME_ID`.
@@ -66,7 +66,7 @@ fn main() {
         (16, 64, 14, 64, 3, 1),
     ];
     for (n, c, side, o, k, s) in shapes {
-        let (stride, padding, dilation, groups) = ([s, s], [k / 2, k / 2], [1, 1], 1);
+        let (stride, padding, dilation, groups) = ([s, s], Padding::from([k / 2, k / 2]), [1, 1], 1);
         let (x, weight) = (Type::f32([n, c, side, side]), Type::f32([o, c, k, k]));
         let forward = Conv2d { stride, padding, dilation, groups };
         let y = forward.infer(&[x.clone(), weight.clone()]).expect("a valid shape").remove(0);

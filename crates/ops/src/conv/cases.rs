@@ -1,6 +1,6 @@
 //! Sizes that every convolution op must try.
 
-use super::shape::{Shape, Window};
+use super::shape::{Padding, Shape, Window};
 use kolo_graph::{Arg, Type};
 
 /// `[images, channels, height, width]`, `[outputs, kernel height, kernel width]`, stride, padding, dilation, groups.
@@ -42,17 +42,33 @@ const LARGE: &[Row] = &[
     ([1, 64, 40, 33], [64, 3, 3], [1, 1], [1, 0], [1, 1], 1),
 ];
 
+/// Padding that differs from side to side, `[top, bottom, left, right]`, in place of the row's own. Some are small enough
+/// for finite differences, the others have channels enough for the transforms.
+const UNEVEN: &[(Row, [usize; 4])] = &[
+    (([1, 2, 5, 4], [2, 3, 3], [1, 1], [0, 0], [1, 1], 1), [1, 0, 0, 2]),
+    (([2, 1, 6, 5], [2, 3, 2], [2, 2], [0, 0], [1, 1], 1), [0, 1, 1, 0]),
+    (([1, 2, 5, 6], [2, 2, 3], [1, 3], [0, 0], [2, 1], 2), [3, 1, 0, 1]),
+    (([1, 1, 3, 3], [1, 2, 2], [1, 1], [0, 0], [1, 1], 1), [0, 4, 5, 0]),
+    (([3, 20, 11, 9], [24, 3, 3], [1, 1], [0, 0], [1, 1], 1), [0, 2, 1, 0]),
+    (([2, 66, 9, 12], [70, 3, 3], [1, 1], [0, 0], [1, 1], 1), [0, 1, 2, 0]),
+    (([2, 64, 10, 7], [64, 3, 3], [1, 1], [0, 0], [1, 1], 1), [2, 0, 0, 2]),
+    // Wider than the transforms take, on one side.
+    (([1, 64, 8, 8], [64, 3, 3], [1, 1], [0, 0], [1, 1], 1), [1, 3, 1, 1]),
+];
+
 /// Every shape, and whether its gradients are small enough to check.
 pub fn all() -> Vec<(Shape, bool)> {
-    let shape = |row: &Row| {
-        let ([images, channels, height, width], [outputs, kh, kw], stride, padding, dilation, groups) = *row;
+    let padded = |row: &Row, padding: Padding| {
+        let ([images, channels, height, width], [outputs, kh, kw], stride, _, dilation, groups) = *row;
         let window = Window { stride, padding, dilation, groups };
         let image = Type::f32([images, channels, height, width]);
         let weight = Type::f32([outputs, channels / groups, kh, kw]);
         Shape::forward(window, &image, &weight).expect("a case is valid")
     };
+    let shape = |row: &Row| padded(row, row.3.into());
     let small = SMALL.iter().map(|row| (shape(row), true));
-    small.chain(LARGE.iter().map(|row| (shape(row), false))).collect()
+    let uneven = UNEVEN.iter().map(|(row, padding)| (padded(row, (*padding).into()), row.0[1] < 10));
+    small.chain(LARGE.iter().map(|row| (shape(row), false))).chain(uneven).collect()
 }
 
 pub fn args(types: &[Type], differentiate: bool) -> Vec<Arg> {

@@ -1,7 +1,7 @@
 //! Convolution and its two gradients as ops. The three are closed under differentiation.
 
 use super::cases;
-use super::shape::{Shape, Window};
+use super::shape::{Padding, Shape, Window};
 use super::{definition, passes};
 use crate::reduce::ReduceMethods;
 use kolo_graph::index::Index;
@@ -9,20 +9,20 @@ use kolo_graph::{Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tenso
 
 op! {
     /// Image `[n, c, h, w]`, weight `[o, c / groups, kh, kw]` and perhaps bias `[o]` to `[n, o, oh, ow]`.
-    pub struct Conv2d = "conv2d" { stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], groups: usize }
+    pub struct Conv2d = "conv2d" { stride: [usize; 2], padding: Padding, dilation: [usize; 2], groups: usize }
 }
 
 op! {
     /// Weight and gradient `[n, o, oh, ow]` to the gradient of the image, `height` × `width` large.
     pub struct Conv2dInputGrad = "conv2d_input_grad" {
-        stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], groups: usize, height: usize, width: usize
+        stride: [usize; 2], padding: Padding, dilation: [usize; 2], groups: usize, height: usize, width: usize
     }
 }
 
 op! {
     /// Image and gradient `[n, o, oh, ow]` to the gradient of the weight, whose kernel has this size.
     pub struct Conv2dWeightGrad = "conv2d_weight_grad" {
-        stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], groups: usize, kernel: [usize; 2]
+        stride: [usize; 2], padding: Padding, dilation: [usize; 2], groups: usize, kernel: [usize; 2]
     }
 }
 

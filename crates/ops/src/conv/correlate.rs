@@ -101,7 +101,7 @@ impl<'a> Correlation<'a> {
 fn forward_taps(shape: &Shape) -> [Taps; 2] {
     let window = &shape.window;
     std::array::from_fn(|dim| {
-        let (stride, padding, dilation) = (window.stride[dim], window.padding[dim], window.dilation[dim]);
+        let (stride, padding, dilation) = (window.stride[dim], window.padding.before[dim], window.dilation[dim]);
         Taps::forward(shape.image[dim], shape.grid[dim], shape.kernel[dim], stride, padding, dilation)
     })
 }
@@ -173,7 +173,7 @@ pub fn forward(
 fn phase_taps(shape: &Shape, phases: [usize; 2]) -> [Taps; 2] {
     let window = &shape.window;
     std::array::from_fn(|dim| {
-        let (stride, padding, dilation) = (window.stride[dim], window.padding[dim], window.dilation[dim]);
+        let (stride, padding, dilation) = (window.stride[dim], window.padding.before[dim], window.dilation[dim]);
         Taps::phase(phases[dim], shape.image[dim], shape.grid[dim], shape.kernel[dim], stride, padding, dilation)
     })
 }

@@ -15,7 +15,7 @@ fn pixel(image: &Dense, at: [usize; 2], y: isize, x: isize) -> f64 {
 /// Where tap `tap` of output `at` reads along `dim`.
 fn source(shape: &Shape, dim: usize, at: usize, tap: usize) -> isize {
     let window = &shape.window;
-    (at * window.stride[dim] + tap * window.dilation[dim]) as isize - window.padding[dim] as isize
+    (at * window.stride[dim] + tap * window.dilation[dim]) as isize - window.padding.before[dim] as isize
 }
 
 pub fn forward(shape: &Shape, x: &Dense, weight: &Dense, bias: Option<&Dense>) -> Dense {
@@ -37,7 +37,7 @@ pub fn forward(shape: &Shape, x: &Dense, weight: &Dense, bias: Option<&Dense>) -
 /// The output pixel that reads image pixel `at` through tap `tap`, if the stride meets it; it may lie outside the grid.
 fn target(shape: &Shape, dim: usize, at: usize, tap: usize) -> Option<isize> {
     let window = &shape.window;
-    let from = (at + window.padding[dim]) as isize - (tap * window.dilation[dim]) as isize;
+    let from = (at + window.padding.before[dim]) as isize - (tap * window.dilation[dim]) as isize;
     (from.rem_euclid(window.stride[dim] as isize) == 0).then(|| from.div_euclid(window.stride[dim] as isize))
 }
 

@@ -23,6 +23,7 @@ mod winograd;
 
 pub use conv2d::{Conv2d, Conv2dInputGrad, Conv2dWeightGrad};
 use kolo_graph::{OpKind, Tensor};
+pub use shape::Padding;
 pub use transposed::ConvTranspose2d;
 
 pub const KINDS: &[OpKind] = &[
@@ -35,31 +36,35 @@ pub const KINDS: &[OpKind] = &[
 kolo_graph::methods! {
     /// Convolutions.
     ConvMethods {
-        /// Image `[n, c, h, w]` with weight `[o, c / groups, kh, kw]` and bias `[o]` to `[n, o, oh, ow]`.
+        /// Image `[n, c, h, w]` with weight `[o, c / groups, kh, kw]` and bias `[o]` to `[n, o, oh, ow]`. Padding is `[y, x]`
+        /// on both sides, or `[top, bottom, left, right]`.
         fn conv2d(
             self,
             weight: Tensor<'b>,
             bias: Option<Tensor<'b>>,
             stride: [usize; 2],
-            padding: [usize; 2],
+            padding: impl Into<Padding>,
             dilation: [usize; 2],
             groups: usize,
         ) -> Tensor<'b> {
             let rest: Vec<Tensor<'b>> = std::iter::once(weight).chain(bias).collect();
+            let padding = padding.into();
             self.then(Conv2d { stride, padding, dilation, groups }, &rest)
         }
-        /// Image `[n, c, h, w]` with weight `[c, o / groups, kh, kw]` and bias `[o]` to `[n, o, oh, ow]`.
+        /// Image `[n, c, h, w]` with weight `[c, o / groups, kh, kw]` and bias `[o]` to `[n, o, oh, ow]`, of which padding cuts
+        /// off `[y, x]` on both sides, or `[top, bottom, left, right]`.
         fn conv_transpose2d(
             self,
             weight: Tensor<'b>,
             bias: Option<Tensor<'b>>,
             stride: [usize; 2],
-            padding: [usize; 2],
+            padding: impl Into<Padding>,
             output_padding: [usize; 2],
             dilation: [usize; 2],
             groups: usize,
         ) -> Tensor<'b> {
             let rest: Vec<Tensor<'b>> = std::iter::once(weight).chain(bias).collect();
+            let padding = padding.into();
             self.then(ConvTranspose2d { stride, padding, output_padding, dilation, groups }, &rest)
         }
     }

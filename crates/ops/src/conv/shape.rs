@@ -1,14 +1,57 @@
 //! Sizes of a convolution and of its two gradients: the same eleven numbers, whichever of the three tensors is the result.
 
 use crate::pool::WINDOW_MAX;
+use kolo_graph::attr::{Attr, AttrValue};
 use kolo_graph::types::ELEMENTS_MAX;
 use kolo_graph::{DType, Type};
+
+/// Zeros around an image, each pair (vertical, horizontal). In the text form `[y, x]` if both sides have as many, else
+/// `[top, bottom, left, right]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Padding {
+    pub before: [usize; 2],
+    pub after: [usize; 2],
+}
+
+impl Padding {
+    pub fn both(&self, dim: usize) -> usize {
+        self.before[dim] + self.after[dim]
+    }
+}
+
+/// As many on both sides.
+impl From<[usize; 2]> for Padding {
+    fn from(sides: [usize; 2]) -> Self {
+        Self { before: sides, after: sides }
+    }
+}
+
+/// Top, bottom, left, right.
+impl From<[usize; 4]> for Padding {
+    fn from([top, bottom, left, right]: [usize; 4]) -> Self {
+        Self { before: [top, left], after: [bottom, right] }
+    }
+}
+
+impl AttrValue for Padding {
+    fn to_attr(&self) -> Attr {
+        let ([top, left], [bottom, right]) = (self.before, self.after);
+        if self.before == self.after { vec![top, left].to_attr() } else { vec![top, bottom, left, right].to_attr() }
+    }
+    fn from_attr(attr: &Attr) -> Option<Self> {
+        match Vec::<usize>::from_attr(attr)?[..] {
+            [y, x] => Some([y, x].into()),
+            [top, bottom, left, right] => Some([top, bottom, left, right].into()),
+            _ => None,
+        }
+    }
+}
 
 /// How the kernel moves over the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     pub stride: [usize; 2],
-    pub padding: [usize; 2],
+    pub padding: Padding,
     pub dilation: [usize; 2],
     pub groups: usize,
 }
@@ -18,7 +61,8 @@ impl Window {
         if self.stride.contains(&0) || self.dilation.contains(&0) || self.groups == 0 {
             return Err("stride, dilation and groups must be at least 1".into());
         }
-        let numbers = [self.stride, self.padding, self.dilation, [self.groups; 2]];
+        let Padding { before, after } = self.padding;
+        let numbers = [self.stride, before, after, self.dilation, [self.groups; 2]];
         match numbers.iter().flatten().find(|number| **number > WINDOW_MAX) {
             Some(large) => Err(format!("stride, padding, dilation and groups are at most {WINDOW_MAX}, not {large}")),
             None => Ok(()),
@@ -29,7 +73,7 @@ impl Window {
     fn within(mut self, image: [usize; 2], kernel: [usize; 2], grid: [usize; 2]) -> Self {
         for dim in 0..2 {
             if grid[dim] == 1 {
-                self.stride[dim] = self.stride[dim].min(image[dim] + 2 * self.padding[dim] + 1);
+                self.stride[dim] = self.stride[dim].min(image[dim] + self.padding.both(dim) + 1);
             }
             if kernel[dim] == 1 {
                 self.dilation[dim] = 1;
@@ -41,12 +85,12 @@ impl Window {
     /// Output pixels along `dim` of an image of this size.
     pub fn output(&self, dim: usize, image: usize, kernel: usize) -> Result<usize, String> {
         let span = self.dilation[dim].saturating_mul(kernel.saturating_sub(1)).saturating_add(1);
-        match (image + 2 * self.padding[dim]).checked_sub(span) {
+        let padded = image + self.padding.both(dim);
+        match padded.checked_sub(span) {
             Some(room) if kernel > 0 => Ok(room / self.stride[dim] + 1),
             _ => Err(format!(
-                "the kernel spans {span} along dim {}, but the padded image has {}; pad more",
-                dim + 2,
-                image + 2 * self.padding[dim]
+                "the kernel spans {span} along dim {}, but the padded image has {padded}; pad more",
+                dim + 2
             )),
         }
     }
@@ -149,9 +193,9 @@ impl Shape {
             let span = window.dilation[dim].saturating_mul(kernel.saturating_sub(1));
             let full = steps.saturating_add(span).saturating_add(1);
             full.saturating_add(extra[dim])
-                .checked_sub(2 * window.padding[dim])
+                .checked_sub(window.padding.both(dim))
                 .filter(|size| *size > 0 && image > 0)
-                .ok_or_else(|| format!("padding {} leaves nothing of {full} pixels", window.padding[dim]))
+                .ok_or_else(|| format!("padding {} leaves nothing of {full} pixels", window.padding.both(dim)))
         };
         Self::input_grad(window, weight, image, [size(0, height, kh)?, size(1, width, kw)?])
     }

@@ -2,7 +2,7 @@
 //! and that convolution's weight gradient with image and gradient in swapped roles.
 
 use super::conv2d::{Conv2d, check_bias, weight_grad};
-use super::shape::{Shape, Window};
+use super::shape::{Padding, Shape, Window};
 use super::{cases, definition, passes};
 use crate::reduce::ReduceMethods;
 use kolo_graph::index::Index;
@@ -12,7 +12,7 @@ op! {
     /// Image `[n, c, h, w]`, weight `[c, o / groups, kh, kw]` and perhaps bias `[o]` to `[n, o, oh, ow]`.
     pub struct ConvTranspose2d = "conv_transpose2d" {
         stride: [usize; 2],
-        padding: [usize; 2],
+        padding: Padding,
         output_padding: [usize; 2],
         dilation: [usize; 2],
         groups: usize
@@ -91,7 +91,7 @@ impl Cases for ConvTranspose2d {
                 // What the forward convolution cut off at the far border.
                 let output_padding = std::array::from_fn(|dim| {
                     let span = dilation[dim] * (shape.kernel[dim] - 1) + 1;
-                    (shape.image[dim] + 2 * padding[dim] - span) % stride[dim]
+                    (shape.image[dim] + padding.both(dim) - span) % stride[dim]
                 });
                 let op = || ConvTranspose2d { stride, padding, output_padding, dilation, groups };
                 let types = [shape.grid_type(), shape.weight_type(), Type::f32([groups * shape.inputs])];

@@ -41,7 +41,7 @@ impl Cut {
         let side = |dim: usize| {
             let window = &shape.window;
             let reach = (shape.grid[dim] - 1) * window.stride[dim] + (shape.kernel[dim] - 1) * window.dilation[dim] + 1;
-            reach.max(window.padding[dim] + shape.image[dim])
+            reach.max(window.padding.before[dim] + shape.image[dim])
         };
         let (height, width) = (side(0), side(1));
         let most = (COLUMNS / shape.taps() / CHANNELS * CHANNELS).max(CHANNELS);
@@ -120,7 +120,7 @@ impl Part<'_> {
             slots.iter_mut().enumerate().for_each(|(x, slot)| *slot = (start + x * step) as u32);
         }
         for (y, slots) in places.chunks_exact_mut(shape.image[1]).enumerate() {
-            let start = place(y + window.padding[0], window.padding[1]);
+            let start = place(y + window.padding.before[0], window.padding.before[1]);
             slots.iter_mut().enumerate().for_each(|(x, slot)| *slot = (start + x * channels) as u32);
         }
     }

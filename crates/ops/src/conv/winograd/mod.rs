@@ -71,5 +71,6 @@ fn suits(shape: &Shape, grid: [usize; 2]) -> bool {
     let tiles = grid[0].div_ceil(2) * grid[1].div_ceil(2);
     // A tile that is mostly beyond the border saves nothing.
     let filled = 27 * grid[0] * grid[1] >= 64 * tiles;
-    plain && filled && shape.kernel == [3, 3] && window.padding.iter().all(|padding| *padding <= 2)
+    let sides = [window.padding.before, window.padding.after];
+    plain && filled && shape.kernel == [3, 3] && sides.as_flattened().iter().all(|padding| *padding <= 2)
 }

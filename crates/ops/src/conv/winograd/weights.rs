@@ -46,7 +46,7 @@ impl WeightPlan {
         }
         let tiles = shape.grid.map(|side| side.div_ceil(2));
         let image =
-            Scene { channels: shape.inputs, size: shape.image, padding: shape.window.padding, halo: 2, tiles };
+            Scene { channels: shape.inputs, size: shape.image, padding: shape.window.padding.before, halo: 2, tiles };
         let grad = Scene { channels: shape.outputs, size: shape.grid, padding: [0, 0], halo: 0, tiles };
         let all = shape.inputs.next_multiple_of(SLIVER);
         let most = SUM_BYTES / (PLACES * 4 * shape.outputs.max(1)) / SLIVER * SLIVER;
