@@ -1,6 +1,8 @@
 //! The conformance suite: every case of every op in the registry against the definition, finite differences, itself on
 //! other threads and vector widths, itself in pieces, and its own text form.
 
+mod sums;
+mod torch;
 
 use kolo_exec::{Options, Session, Store, reference};
 use kolo_graph::op::{Case, Dense, Domain};

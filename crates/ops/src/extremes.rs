@@ -13,7 +13,8 @@ use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
-    /// The largest value along `dim`, which becomes size one (`keep`) or vanishes, and its i32 index.
+    /// The largest value along `dim`, which becomes size one (`keep`) or vanishes, and its i32 index. Of equal values the
+    /// first counts, and all of the gradient goes to it; PyTorch's `amax` shares it out.
     pub struct Max = "max" { dim: usize, keep: bool }
 }
 
