@@ -58,6 +58,15 @@ pub fn sum(values: &[f32]) -> f32 {
     Pairwise::of(values.chunks(RUN).map(simd::sum))
 }
 
+/// [`sum`] within a kernel that is vectorised itself.
+#[inline(always)]
+pub fn sum_of(values: &[f32]) -> f32 {
+    if values.len() <= RUN {
+        return simd::sum_of(values);
+    }
+    Pairwise::of(values.chunks(RUN).map(|run| simd::sum_of(run)))
+}
+
 /// `out[i] = Σ_r x[r·stride + i]` for up to [`COLUMNS`] columns.
 pub fn sum_rows(out: &mut [f32], x: &[f32], rows: usize, stride: usize) {
     if rows <= ROWS {

@@ -2,6 +2,7 @@
 
 use super::sizes::{BLOCK, Sizes};
 use crate::gemm::{self, Right, Rows, Start, Strided};
+use crate::pairwise;
 use crate::real::{Real, exp_of_negative};
 use crate::simd;
 use crate::tiles::Address;
@@ -84,7 +85,7 @@ vectorized! {
         for x in row.iter_mut() {
             *x = exp_of_negative(*x - largest);
         }
-        let total = simd::sum_of(row);
+        let total = pairwise::sum_of(row);
         let share = 1.0 / total;
         for x in row.iter_mut() {
             *x *= share;

@@ -248,7 +248,13 @@ macro_rules! tiles {
                 // Once, but for operands that hold the terms of several chains.
                 loop {
                     let terms = left_over.min(target.chain);
-                    for _ in 0..terms / PASS {
+                    for pass in 0..terms / PASS {
+                        // What the sums are added to at the end, one row at a time; packed terms have pushed it out.
+                        if pass + ROWS >= terms / PASS && !matches!(base, Base::Zero) {
+                            let at = c.wrapping_add((terms / PASS - 1 - pass) * c_stride);
+                            _mm_prefetch::<_MM_HINT_ET0>(at.cast());
+                            _mm_prefetch::<_MM_HINT_ET0>(at.wrapping_add($lanes).cast());
+                        }
                         _mm_prefetch::<_MM_HINT_T1>(ahead_b.cast());
                         _mm_prefetch::<_MM_HINT_T1>(ahead_b.wrapping_add(right.ahead_stride).cast());
                         ahead_b = ahead_b.wrapping_add(2 * right.ahead_stride);
