@@ -88,8 +88,9 @@ pub enum Notice {
     Slow(Lag),
     /// The ranks were asked to end.
     Interrupted,
-    /// The job ends before its time, for this reason. The verdict, which follows when all are gone, has it too.
-    Ending { text: String },
+    /// The job ends before its time, for this reason. The verdict, which follows when all are gone, has it too. `told` if
+    /// another rank has shown it already.
+    Ending { text: String, told: bool },
 }
 
 /// Steps a rank may be behind before it is worth a word; heartbeats of ranks in step show one or two.
@@ -106,6 +107,8 @@ pub struct Coordinator {
     laggard: Laggard,
     /// Why the job ends, for those who come too late.
     ending: Option<String>,
+    /// A member has shown why already.
+    told: bool,
 }
 
 impl Coordinator {
@@ -119,6 +122,7 @@ impl Coordinator {
             pulsed_ms: now_ms,
             laggard: Laggard::default(),
             ending: None,
+            told: false,
         }
     }
 
@@ -191,6 +195,10 @@ impl Coordinator {
             Message::Beat(activity) => membership::Event::Beat { rank, activity },
             Message::Fail { text, culprit } => membership::Event::Failed { rank, text, culprit },
             Message::Finish => membership::Event::Finished { rank },
+            Message::GiveUp { text } => {
+                self.told = true;
+                membership::Event::GivenUp { text }
+            }
             _ => {
                 let from = self.membership.seat(rank).place();
                 let why = "a message that only the coordinator may send".into();
@@ -207,7 +215,7 @@ impl Coordinator {
                 rendezvous::Action::Accept { link, rank } => {
                     self.ranks.insert(link, rank);
                     self.links[rank] = Some(link);
-                    let host = self.rendezvous.host(rank).to_string();
+                    let host = self.rendezvous.label(rank);
                     self.watch(now_ms, membership::Event::Joined { rank, host }, actions);
                 }
                 rendezvous::Action::Roster(peers) => {
@@ -238,7 +246,7 @@ impl Coordinator {
                 membership::Action::Abort { text } => {
                     self.tell_all(&Message::Abort { text: text.clone() }, actions);
                     self.ending = Some(text.clone());
-                    actions.push(Action::Notice(Notice::Ending { text }));
+                    actions.push(Action::Notice(Notice::Ending { text, told: self.told }));
                 }
                 membership::Action::Kill { rank } => actions.push(Action::Kill { rank, link: self.links[rank] }),
                 membership::Action::Release => self.tell_all(&Message::Release, actions),

@@ -136,7 +136,9 @@ pub(crate) fn enter(
         if Instant::now() + RETRY > deadline {
             return Err(Fault::System {
                 what: format!("{}: reaching the coordinator at {address}", place(rank, &crate::host_name())),
-                error: format!("{error}\n  hint: rank 0 has ended, or a firewall stands between the hosts"),
+                error: format!(
+                    "{error}\n  hint: the coordinator has ended, is stopped, or listens on an address that this host cannot reach (--interface); or a firewall stands between the hosts"
+                ),
             });
         }
         std::thread::sleep(RETRY);

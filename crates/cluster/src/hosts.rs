@@ -8,7 +8,7 @@ use crate::driver::{Driver, Hands, News};
 use crate::hall::{self, Hall};
 use crate::hostlist::Slots;
 use crate::interface;
-use crate::local::{HEARTBEAT_MS, Outcome, watch_signals};
+use crate::local::{HEARTBEAT_MS, Outcome, watch_signals, with_roles};
 use crate::logs::{self, Echo, Logs, Scribe, Unwritten};
 use crate::message::Key;
 use crate::order::{Order, Start};
@@ -51,6 +51,8 @@ pub struct Options {
     pub echo: Option<Echo>,
     /// Where the coordinator listens; by default the address on the way to the hosts.
     pub address: Option<IpAddr>,
+    /// What the last ranks are if they are no plain workers, such as `server 0`; for messages.
+    pub roles: Vec<String>,
 }
 
 impl Options {
@@ -69,6 +71,7 @@ impl Options {
             out: None,
             echo: Some(logs::terminal()),
             address: None,
+            roles: Vec::new(),
         }
     }
 }
@@ -117,7 +120,7 @@ pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outco
     let mut signals = watch_signals()?;
     let (logs, unwritten) = (Logs::create(options.out.as_ref(), world)?, Unwritten::default());
     let names: Vec<String> = options.slots.iter().map(|slots| bare(&slots.host).to_string()).collect();
-    let address = options.address.map_or_else(|| interface::choose(false, &names), Ok)?;
+    let address = options.address.map_or_else(|| interface::choose(false, &names), interface::checked)?;
     let pace = Pace { heartbeat_ms: options.heartbeat_ms };
     let (job, key) = (u64::from_le_bytes(crate::random()?), JobKey::fresh()?);
     let terms = Terms { world, job, generation: 0, pace, supervised: true, bound: false };
@@ -142,7 +145,7 @@ pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outco
     remotes.start(options, &order)?;
     let mut driver = Driver::new(terms, Vec::new(), Some(hall), remotes, observer);
     let places = options.slots.iter().flat_map(|slots| std::iter::repeat_n(bare(&slots.host).to_string(), slots.count));
-    driver.expect(&places.collect::<Vec<_>>());
+    driver.expect(&with_roles(places.collect(), &options.roles));
     let verdict = loop {
         if let Some(verdict) = driver.turn(signals.pending()) {
             break verdict;

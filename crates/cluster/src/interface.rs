@@ -15,6 +15,21 @@ pub fn toward(host: &str) -> Option<IpAddr> {
     })
 }
 
+/// An address that was asked for, if one host and no other can have it: listening on all interfaces would open the job to
+/// networks that it does not use.
+pub fn checked(address: IpAddr) -> Result<IpAddr, Fault> {
+    let plain = address.to_canonical();
+    let what = match plain {
+        _ if plain.is_unspecified() => "stands for every interface of the host",
+        _ if plain.is_multicast() => "is a multicast address",
+        IpAddr::V4(v4) if v4.is_broadcast() => "is the broadcast address",
+        _ => return Ok(address),
+    };
+    Err(Fault::BadCall(format!(
+        "--interface {address} {what}\n  hint: give the one address of this host on the network that the job uses (see `ip addr`), or leave it out"
+    )))
+}
+
 /// The address to listen on: loopback if the job has one host, else the one on the way to the first host that can be
 /// resolved.
 pub fn choose(one_host: bool, hosts: &[String]) -> Result<IpAddr, Fault> {
@@ -35,6 +50,17 @@ pub fn choose(one_host: bool, hosts: &[String]) -> Result<IpAddr, Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_that_no_single_host_has_are_refused() {
+        for wrong in ["0.0.0.0", "::", "::ffff:0.0.0.0", "224.0.0.1", "ff02::1", "255.255.255.255"] {
+            let text = checked(wrong.parse().unwrap()).unwrap_err().to_string();
+            assert!(text.starts_with(&format!("--interface {}", wrong.parse::<IpAddr>().unwrap())), "{text}");
+        }
+        for right in ["127.0.0.1", "10.0.0.255", "::1", "fe80::1"] {
+            assert_eq!(checked(right.parse().unwrap()).unwrap(), right.parse::<IpAddr>().unwrap());
+        }
+    }
 
     #[test]
     fn one_host_stays_inside_and_names_that_do_not_resolve_are_told() {

@@ -8,7 +8,7 @@ use crate::launcher;
 use crate::line::Line;
 use crate::logs::{self, Echo, Logs, Source, Unwritten};
 use crate::membership::Verdict;
-use crate::message::{Envelope, Key, Message};
+use crate::message::{self, Envelope, Key, Message};
 use crate::pace::Pace;
 use crate::process::{self, Output, Process};
 use kolo_comm::{Fault, JobKey, host};
@@ -38,6 +38,8 @@ pub struct Options {
     pub out: Option<PathBuf>,
     /// Gets what rank 0 prints; `None` for nobody.
     pub echo: Option<Echo>,
+    /// What the last ranks are if they are no plain workers, such as `server 0`; for messages.
+    pub roles: Vec<String>,
 }
 
 impl Options {
@@ -50,6 +52,7 @@ impl Options {
             heartbeat_ms: HEARTBEAT_MS,
             out: None,
             echo: Some(logs::terminal()),
+            roles: Vec::new(),
         }
     }
 }
@@ -111,7 +114,7 @@ pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outco
     let terms = Terms { world: options.world, job, generation: 0, pace, supervised: true, bound: true };
     let (workers, lines, copies) = start_all(options, &logs, &unwritten, job)?;
     let mut driver = Driver::new(terms, lines, None, workers, observer);
-    driver.expect(&vec![crate::host_name(); options.world]);
+    driver.expect(&with_roles(vec![crate::host_name(); options.world], &options.roles));
     let verdict = loop {
         if let Some(verdict) = driver.turn(signals.pending()) {
             break verdict;
@@ -121,6 +124,14 @@ pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outco
     logs::join(copies, Duration::from_millis(options.heartbeat_ms));
     let out = logs.close(verdict.exit_code != 0, options.echo.is_some());
     Ok(Outcome { out, verdict, unwritten: unwritten.take() })
+}
+
+/// Where ranks run, with what the last of them are.
+pub(crate) fn with_roles(mut hosts: Vec<String>, roles: &[String]) -> Vec<String> {
+    let workers = hosts.len().saturating_sub(roles.len());
+    let last = hosts.iter_mut().skip(workers).zip(roles);
+    last.for_each(|(host, role)| *host = message::label(host, role));
+    hosts
 }
 
 pub(crate) fn watch_signals() -> Result<Signals, Fault> {

@@ -8,6 +8,7 @@ use crate::coordinator::{Notice, Terms};
 use crate::driver::{Driver, Hands, News};
 use crate::hall::{self, Hall};
 use crate::interface;
+use crate::introduction::Introduction;
 use crate::launcher::{Launcher, Lookup, Place};
 use crate::line::Line;
 use crate::local::HEARTBEAT_MS;
@@ -30,6 +31,8 @@ use std::time::{Duration, Instant};
 
 /// How often a rank looks for the file.
 const LOOK: Duration = Duration::from_millis(20);
+/// How long the mark stays by which one rank of many speaks for all.
+const MARK_STAYS: Duration = Duration::from_secs(2);
 /// Largest invitation.
 const INVITATION_BYTES_MAX: u64 = 32 << 10;
 
@@ -50,6 +53,8 @@ pub struct Meeting<'a> {
     /// Where rank 0 listens; by default the address on the way to the other hosts.
     pub address: Option<IpAddr>,
     pub observer: Observer,
+    /// What this rank says of itself.
+    pub introduction: Introduction,
 }
 
 impl std::fmt::Debug for Way<'_> {
@@ -71,11 +76,11 @@ impl<'a> Meeting<'a> {
     /// With the usual heartbeat; the reason of an early end goes to standard error.
     pub fn new(way: Way<'a>) -> Self {
         let observer: Observer = Arc::new(|notice| {
-            if let Notice::Ending { text } = notice {
+            if let Notice::Ending { text, told: false } = notice {
                 logs::complain(&format!("error: {text}"));
             }
         });
-        Self { way, heartbeat_ms: HEARTBEAT_MS, address: None, observer }
+        Self { way, heartbeat_ms: HEARTBEAT_MS, address: None, observer, introduction: Introduction::default() }
     }
 }
 
@@ -127,7 +132,10 @@ fn open(place: &Place, meeting: &Meeting<'_>, hosts: Vec<String>) -> Result<Open
     names.extend(own.into_iter().take(1));
     names.dedup();
     names.extend(place.origin.clone());
-    let address = meeting.address.map_or_else(|| interface::choose(one_host, &names), Ok)?;
+    let address = match meeting.address {
+        Some(address) => interface::checked(address)?,
+        None => interface::choose(one_host, &names)?,
+    };
     let pace = Pace { heartbeat_ms: meeting.heartbeat_ms };
     let job = u64::from_le_bytes(crate::random()?);
     let key = JobKey::fresh()?;
@@ -170,39 +178,79 @@ fn host(place: &Place, meeting: Meeting<'_>, opened: Opened) -> Result<Member, F
     }
     let invitation = Invitation { job, generation: 0, heartbeat_ms: meeting.heartbeat_ms, key };
     let address = socket.ip();
-    let entry = Entry { line: Line::plain(ours)?, supervised: false, address, hosting: Some(hosting), observer: None };
-    Member::enter(place, invitation, entry)
+    let (hosting, observer) = (Some(hosting), None);
+    let entry = Entry { line: Line::plain(ours)?, supervised: false, address, hosting, in_rank_0: true, observer };
+    Member::enter(place, &meeting.introduction, invitation, entry)
 }
 
 fn visit(place: &Place, meeting: Meeting<'_>) -> Result<Member, Fault> {
     let deadline = Instant::now() + Duration::from_millis(meeting.heartbeat_ms * JOIN_HEARTBEATS);
-    let observer = (place.rank == 1).then(|| Arc::clone(&meeting.observer));
-    match meeting.way {
+    let Meeting { way, heartbeat_ms, observer, introduction, .. } = meeting;
+    let enter = |invitation: Invitation, entry: Entry| {
+        let entry = Entry { in_rank_0: true, observer: Some(Arc::clone(&observer)), ..entry };
+        Member::enter(place, &introduction, invitation, entry)
+    };
+    match way {
         Way::Bootstrap(engine) => {
             let blobs = engine.all_gather(&[])?;
             let bytes = blobs.first().map(Vec::as_slice).unwrap_or_default();
             let (address, invitation) = invited(bytes, "rank 0")?;
-            follow(place, address, invitation, observer, deadline)
+            let entered = reach(place, address, &invitation, deadline).and_then(|entry| enter(invitation, entry));
+            entered.map_err(|fault| said_by(fault, place.rank == 1))
         }
         Way::File(path) => {
+            let told = |fault: Fault| speak_once(&path, &observer, fault);
             let mut last = None;
             loop {
                 // What lies there may be left over from an earlier job: then nobody answers, and a new one will come.
                 if let Some((address, invitation)) = read(&path)? {
                     let soon = deadline.min(Instant::now() + Duration::from_secs(1));
-                    match reach(place, address, &invitation, observer.clone(), soon) {
-                        Ok(entry) => return Member::enter(place, invitation, entry),
+                    match reach(place, address, &invitation, soon) {
+                        Ok(entry) => return enter(invitation, entry).map_err(told),
                         Err(fault @ Fault::System { .. }) => last = Some(fault),
                         Err(fault) => return Err(fault),
                     }
                 }
                 if Instant::now() > deadline {
-                    return Err(last.unwrap_or_else(|| missing(place, &path, meeting.heartbeat_ms)));
+                    return Err(told(last.unwrap_or_else(|| missing(place, &path, heartbeat_ms))));
                 }
                 std::thread::sleep(LOOK);
             }
         }
     }
+}
+
+/// Rank 0, and with it the coordinator, is lost before this rank knows where it runs.
+pub(crate) fn first_lost(why: &str) -> Fault {
+    Fault::System { what: "rank 0, which coordinates the job, is lost".into(), error: why.into() }
+}
+
+/// What befell all ranks, as this one says it, or leaves it to another one to say.
+fn said_by(fault: Fault, this: bool) -> Fault {
+    match fault {
+        fault @ Fault::System { .. } if !this => Fault::Aborted(fault.to_string()),
+        fault => fault,
+    }
+}
+
+/// Of all ranks that find rank 0 missing, the first to come here says so: it leaves a mark beside the file by which they
+/// meet, until all had the time to see it.
+fn speak_once(path: &Path, observer: &Observer, fault: Fault) -> Fault {
+    if !matches!(fault, Fault::System { .. }) {
+        return fault;
+    }
+    let (text, mark) = (fault.to_string(), path.with_extension("told"));
+    match std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&mark) {
+        Ok(_) => {
+            observer(&Notice::Ending { text: text.clone(), told: false });
+            std::thread::sleep(MARK_STAYS);
+            let _ = std::fs::remove_file(&mark);
+        }
+        // Whoever speaks must not be ended by a launcher that sees this rank go.
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => std::thread::sleep(MARK_STAYS / 4),
+        Err(_) => return fault,
+    }
+    Fault::Aborted(text)
 }
 
 fn missing(place: &Place, path: &Path, heartbeat_ms: u64) -> Fault {
@@ -232,31 +280,18 @@ pub(crate) fn redirected(envelope: &Envelope) -> Option<(SocketAddr, Invitation)
     Some((address.parse().ok()?, invitation))
 }
 
-/// Goes where an invitation says.
-pub(crate) fn follow(
-    place: &Place,
-    address: SocketAddr,
-    invitation: Invitation,
-    observer: Option<Observer>,
-    deadline: Instant,
-) -> Result<Member, Fault> {
-    let entry = reach(place, address, &invitation, observer, deadline)?;
-    Member::enter(place, invitation, entry)
-}
-
 /// A link to the coordinator.
-fn reach(
+pub(crate) fn reach(
     place: &Place,
     address: SocketAddr,
     invitation: &Invitation,
-    observer: Option<Observer>,
     deadline: Instant,
 ) -> Result<Entry, Fault> {
     let Invitation { job, generation, .. } = *invitation;
     let (stream, session) = hall::enter(address, &invitation.key, job, generation, place.rank, deadline)?;
     let local = stream.local_addr().map_err(|error| Fault::system("asking for a link's address", &error))?;
     let line = Line::sealed(stream, session)?;
-    Ok(Entry { line, supervised: false, address: local.ip(), hosting: None, observer })
+    Ok(Entry { line, supervised: false, address: local.ip(), hosting: None, in_rank_0: false, observer: None })
 }
 
 /// Writes the file beside its place and moves it there, so that nobody sees half of it.
@@ -368,7 +403,7 @@ impl Drop for Hosting {
 pub fn join(lookup: Lookup<'_>) -> Result<Option<Member>, Fault> {
     let Some(place) = crate::launcher::detect(lookup)? else { return Ok(None) };
     if place.launcher == Launcher::Kolo {
-        return Member::take(&place).map(Some);
+        return Member::take(&place, &Introduction::default()).map(Some);
     }
     let way = Way::File(usual_file(&place, lookup)?);
     meet(&place, Meeting::new(way)).map(Some)

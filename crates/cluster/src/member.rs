@@ -4,6 +4,7 @@
 //! of its own gives signs of life with what the rank is doing, and ends every wait of this rank if the job ends or the
 //! coordinator is lost. A member that goes without [`Member::finish`] is a fault of the job.
 
+use crate::introduction::Introduction;
 use crate::launcher::{Launcher, Lookup, Place};
 use crate::line::{self, Line};
 use crate::meet::{self, Hosting, Observer};
@@ -11,6 +12,7 @@ use crate::message::{EVENT_BYTES_MAX, Envelope, Hello, Message, Peer};
 use crate::monitor::{Monitor, Shared};
 use crate::pace::Pace;
 use crate::rendezvous::JOIN_HEARTBEATS;
+use crate::silence::Silence;
 use kolo_comm::transport::BOOTSTRAP_BYTES_MAX;
 use kolo_comm::watch::Activity;
 use kolo_comm::{Bootstrap, Fault, JobKey, Watch};
@@ -21,6 +23,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+/// Heartbeats that reaching a coordinator may take that is known to listen.
+const REACH_HEARTBEATS: u64 = 10;
+/// Heartbeats without a word after which a coordinator is given up while the ranks join.
+const MUTE_HEARTBEATS: u64 = 10;
 /// How long the first word of whoever started us may take.
 const WELCOME_MS: u64 = 10_000;
 
@@ -66,7 +72,9 @@ pub(crate) struct Entry {
     pub supervised: bool,
     pub address: IpAddr,
     pub hosting: Option<Hosting>,
-    /// To be told if the coordinator is lost.
+    /// Whether the coordinator lives in rank 0, and not in a process of its own.
+    pub in_rank_0: bool,
+    /// To be told if the coordinator is lost, and this rank is to say so.
     pub observer: Option<Observer>,
 }
 
@@ -78,15 +86,17 @@ impl Member {
     }
 
     /// Joins at a place that our own launcher made.
-    pub fn take(place: &Place) -> Result<Self, Fault> {
+    pub fn take(place: &Place, introduction: &Introduction) -> Result<Self, Fault> {
         let Some(descriptor) = place.control else {
             return Err(Fault::BadCall(format!("{} gave this process no control link", place.launcher.name())));
         };
         let mut line = Line::plain(inherited(descriptor)?)?;
         let first = first(&mut line, Instant::now() + Duration::from_millis(WELCOME_MS))?;
         if let Some((address, invitation)) = meet::redirected(&first) {
-            let deadline = Instant::now() + Duration::from_millis(invitation.heartbeat_ms * JOIN_HEARTBEATS);
-            return meet::follow(place, address, invitation, None, deadline);
+            // The coordinator listens already: who cannot reach it soon never will, and says so.
+            let deadline = Instant::now() + Duration::from_millis(invitation.heartbeat_ms * REACH_HEARTBEATS);
+            let entry = meet::reach(place, address, &invitation, deadline)?;
+            return Self::enter(place, introduction, invitation, entry);
         }
         let Message::Welcome { heartbeat_ms, key } = first.message else {
             return Err(lost("its first word was no welcome"));
@@ -94,11 +104,18 @@ impl Member {
         let (job, generation) = (first.job, first.generation);
         let invitation = Invitation { job, generation, heartbeat_ms, key: JobKey::from_bytes(key.0) };
         let address = Ipv4Addr::LOCALHOST.into();
-        Self::enter(place, invitation, Entry { line, supervised: true, address, hosting: None, observer: None })
+        let (hosting, in_rank_0, observer) = (None, false, None);
+        let entry = Entry { line, supervised: true, address, hosting, in_rank_0, observer };
+        Self::enter(place, introduction, invitation, entry)
     }
 
     /// Introduces this process and waits until all ranks are there.
-    pub(crate) fn enter(place: &Place, invitation: Invitation, mut entry: Entry) -> Result<Self, Fault> {
+    pub(crate) fn enter(
+        place: &Place,
+        introduction: &Introduction,
+        invitation: Invitation,
+        mut entry: Entry,
+    ) -> Result<Self, Fault> {
         let Invitation { job, generation, heartbeat_ms, key } = invitation;
         let pace = Pace { heartbeat_ms };
         let envelope = |message| Envelope { job, generation, message };
@@ -108,15 +125,21 @@ impl Member {
             host: crate::host_name(),
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").into(),
+            role: introduction.role.clone().unwrap_or_default(),
+            manifest: introduction.manifest.clone(),
         };
         entry.line.send(&envelope(Message::Hello(hello)));
-        let roster = await_roster(&mut entry.line, place.world, pace, &envelope)?;
-        let hosts = roster.iter().map(|peer| peer.host.clone()).collect();
+        if let Some(text) = &introduction.failure {
+            entry.line.send(&envelope(Message::Fail { text: text.clone(), culprit: None }));
+        }
+        let roster = await_roster(&mut entry, place.world, pace, &envelope)?;
+        let hosts = roster.iter().map(Peer::label).collect();
         let heartbeat = Duration::from_millis(heartbeat_ms);
         let watch = Watch::new(hosts, heartbeat);
-        let Entry { line, supervised, address, hosting, observer } = entry;
+        let Entry { line, supervised, address, hosting, in_rank_0, observer } = entry;
         let mut shared = Shared::new(line, job, generation, pace, Arc::clone(&watch));
-        (shared.supervised, shared.observer) = (supervised, observer);
+        (shared.supervised, shared.in_rank_0) = (supervised, in_rank_0);
+        shared.observer = observer.filter(|_| place.rank == teller(&roster));
         let monitor = Monitor::start(shared)?;
         let Place { rank, world, local_rank, local_world, launcher, .. } = *place;
         Ok(Self {
@@ -234,19 +257,29 @@ fn first(line: &mut Line, deadline: Instant) -> Result<Envelope, Fault> {
     }
 }
 
+/// The rank that says so when rank 0 is lost: one on another host, if there is any, as a host may go as a whole.
+fn teller(roster: &[Peer]) -> usize {
+    let elsewhere = roster.iter().position(|peer| peer.host != roster[0].host);
+    elsewhere.unwrap_or(1)
+}
+
 /// Gives signs of life until all ranks have joined.
 fn await_roster(
-    line: &mut Line,
+    entry: &mut Entry,
     world: usize,
     pace: Pace,
     envelope: &dyn Fn(Message) -> Envelope,
 ) -> Result<Vec<Peer>, Fault> {
+    let (in_rank_0, line) = (entry.in_rank_0, &mut entry.line);
+    let lost = |why: &str| if in_rank_0 { meet::first_lost(why) } else { lost(why) };
+    let mut silence = Silence::new(Instant::now(), pace.heartbeat_ms * MUTE_HEARTBEATS);
     let mut roster = Vec::new();
     // The coordinator's own deadline comes first and names who is missing; this one is for a mute coordinator.
     let deadline = Instant::now() + Duration::from_millis(pace.heartbeat_ms * (JOIN_HEARTBEATS + 10));
     while roster.len() < world {
         line::wait(line, pace.beat_ms());
         for received in line.receive()? {
+            silence.hear(Instant::now());
             match received.message {
                 Message::Roster { rank, peer } if rank == roster.len() => roster.push(peer),
                 Message::Abort { text } => return Err(Fault::Aborted(text)),
@@ -256,8 +289,8 @@ fn await_roster(
         if !line.open() {
             return Err(lost("it closed the link before all ranks had joined"));
         }
-        if Instant::now() > deadline {
-            return Err(lost("it said nothing while the ranks joined"));
+        if Instant::now() > deadline || (in_rank_0 && silence.too_long(Instant::now())) {
+            return Err(lost("it fell silent while the ranks joined; its process is stopped or its host is gone"));
         }
         if !line.busy() {
             line.send(&envelope(Message::Beat(Activity {

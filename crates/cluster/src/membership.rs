@@ -57,6 +57,10 @@ pub enum Event {
         rank: usize,
         why: String,
     },
+    /// A rank has given up the coordinator, which was silent for too long, and has said so.
+    GivenUp {
+        text: String,
+    },
     /// A fault found elsewhere.
     Fault(Fault),
     /// Somebody asks the job to end.
@@ -151,6 +155,8 @@ pub struct Membership {
     verdict: Verdict,
     phase: Phase,
     last_ms: u64,
+    /// How long this core itself last did not run, and until when.
+    absence: (u64, u64),
 }
 
 impl Membership {
@@ -171,6 +177,7 @@ impl Membership {
             },
             phase: Phase::Running,
             last_ms: now_ms,
+            absence: (0, now_ms),
         }
     }
 
@@ -221,6 +228,7 @@ impl Membership {
         let absent_ms = now_ms.saturating_sub(self.last_ms);
         self.last_ms = now_ms;
         if absent_ms > self.pace.beat_ms() {
+            self.absence = (absent_ms, now_ms);
             let latest_ms = (now_ms + 2 * self.pace.beat_ms()).saturating_sub(self.pace.silence_ms());
             // A core that only waited its turn has not missed that a process was stopped, or that it goes on.
             let stops = absent_ms > self.pace.heartbeat_ms;
@@ -252,6 +260,7 @@ impl Membership {
                 let fault = self.lost(rank, why);
                 self.suspect(now_ms, Weight::Certain, Some(rank), 1, fault, None);
             }
+            Event::GivenUp { text } => self.given_up(now_ms, text),
             Event::Fault(fault) => self.suspect(now_ms, Weight::Certain, fault.culprit(), 1, fault, None),
             Event::Interrupt { signal } => self.interrupt(now_ms, signal, actions),
             Event::Tick => self.look(now_ms),
@@ -309,10 +318,34 @@ impl Membership {
     fn closed(&mut self, now_ms: u64, rank: usize) {
         let seat = &mut self.seats[rank];
         seat.closed = true;
-        if !seat.finished && !seat.reported && seat.exit.is_none() {
-            let fault = self.lost(rank, "it closed its control link".into());
-            self.suspect(now_ms, Weight::Closed, Some(rank), 1, fault, None);
+        if seat.finished || seat.reported || seat.exit.is_some() {
+            return;
         }
+        // Others left, while this process was suspended, because they did not hear of it: they are not at fault.
+        if let Some(absent_ms) = self.deserted(now_ms) {
+            let place = self.seats[0].place();
+            let text = format!(
+                "{place} was suspended for {absent_ms} ms, and the other ranks have left meanwhile\n  hint: see who stopped its process, or whether its host was overloaded"
+            );
+            return self.given_up(now_ms, text);
+        }
+        let fault = self.lost(rank, "it closed its control link".into());
+        self.suspect(now_ms, Weight::Closed, Some(rank), 1, fault, None);
+    }
+
+    /// How long this core, which lives in rank 0, was absent, if that was too long for the others and all of them are gone.
+    fn deserted(&self, now_ms: u64) -> Option<u64> {
+        let (absent_ms, until_ms) = self.absence;
+        let gone = self.seats.iter().skip(1).all(|seat| seat.closed || !seat.joined);
+        let just_now = now_ms < until_ms + self.pace.heartbeat_ms;
+        (!self.supervised && gone && just_now && absent_ms >= self.pace.heartbeat_ms).then_some(absent_ms)
+    }
+
+    /// The ranks have ended the job without this core: its own links tell it nothing about who is at fault.
+    fn given_up(&mut self, now_ms: u64, text: String) {
+        // What it believed before was about ranks that had already left.
+        self.suspicion.take_if(|earlier| earlier.weight < Weight::Certain);
+        self.suspect(now_ms, Weight::Certain, Some(0), 1, Fault::Aborted(text), None);
     }
 
     fn exited(&mut self, now_ms: u64, rank: usize, exit: Exit) {
@@ -674,6 +707,36 @@ mod tests {
             core.step(now_ms, Event::Beat { rank: 1, activity: at(4, None, false) });
             assert_eq!(core.step(now_ms, Event::Tick), []);
         }
+    }
+
+    /// The core lives in rank 0. While that was suspended, the others gave it up and left.
+    #[test]
+    fn a_core_that_was_suspended_accuses_nobody() {
+        let suspended = |words: &dyn Fn(&mut Membership) -> Vec<Action>| {
+            let mut core = Membership { supervised: false, ..joined(3) };
+            core.step(1000, Event::Beat { rank: 0, activity: at(3, None, false) });
+            let actions = words(&mut core);
+            let [Action::Abort { text }, ..] = &actions[..] else { panic!("{actions:?}") };
+            text.clone()
+        };
+        let text = suspended(&|core| {
+            core.step(9000, Event::Closed { rank: 1 });
+            core.step(9001, Event::GivenUp { text: "rank 0 on node0 is gone".into() })
+        });
+        assert_eq!(text, "rank 0 on node0 is gone");
+        // Its launcher ended them before they could say so.
+        let text = suspended(&|core| {
+            assert_eq!(core.step(9000, Event::Closed { rank: 2 }), []);
+            core.step(9001, Event::Closed { rank: 1 })
+        });
+        assert!(text.starts_with("rank 0 on node0 was suspended for 8000 ms, and the other ranks have left"), "{text}");
+        // All were suspended, and one of them is gone.
+        let text = suspended(&|core| {
+            core.step(9000, Event::Closed { rank: 2 });
+            core.step(9001, Event::Beat { rank: 1, activity: at(3, None, false) });
+            core.step(9100, Event::Tick)
+        });
+        assert!(text.starts_with("rank 2 on node2 is gone") && text.contains("closed its control link"), "{text}");
     }
 
     #[test]

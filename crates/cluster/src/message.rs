@@ -5,6 +5,7 @@
 //! length before it was checked.
 
 use crate::codec::{Reader, Writer};
+use crate::introduction::Manifest;
 use kolo_comm::auth::KEY_BYTES;
 use kolo_comm::call::FINGERPRINT_BYTES;
 use kolo_comm::transport::BOOTSTRAP_BYTES_MAX;
@@ -43,6 +44,22 @@ pub struct Hello {
     pub host: String,
     pub pid: u32,
     pub version: String,
+    /// What it is if it is no plain worker, such as `server 0`; empty otherwise.
+    pub role: String,
+    /// The job it was given.
+    pub manifest: Manifest,
+}
+
+impl Hello {
+    /// Where it runs, and what it is, for messages.
+    pub fn label(&self) -> String {
+        label(&self.host, &self.role)
+    }
+}
+
+/// `node7`, or `node7 (server 0)`.
+pub(crate) fn label(host: &str, role: &str) -> String {
+    if role.is_empty() { host.into() } else { format!("{host} ({role})") }
 }
 
 /// One line of the roster.
@@ -50,6 +67,15 @@ pub struct Hello {
 pub struct Peer {
     pub host: String,
     pub pid: u32,
+    /// What it is if it is no plain worker, such as `server 0`; empty otherwise.
+    pub role: String,
+}
+
+impl Peer {
+    /// Where it runs, and what it is, for messages.
+    pub fn label(&self) -> String {
+        label(&self.host, &self.role)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -93,6 +119,10 @@ pub enum Message {
     /// All have finished.
     Release,
     Abort {
+        text: String,
+    },
+    /// A member has not heard of the coordinator for too long, has said so, and leaves.
+    GiveUp {
         text: String,
     },
 }
@@ -143,6 +173,7 @@ impl Message {
             Message::Finish => 9,
             Message::Release => 10,
             Message::Abort { .. } => 11,
+            Message::GiveUp { .. } => 12,
         }
     }
 
@@ -163,11 +194,14 @@ impl Message {
                 out.word(hello.pid);
                 out.text(&hello.host);
                 out.text(&hello.version);
+                out.text(&hello.role);
+                hello.manifest.write(out);
             }
             Message::Roster { rank, peer } => {
                 out.word(*rank as u32);
                 out.word(peer.pid);
                 out.text(&peer.host);
+                out.text(&peer.role);
             }
             Message::Blob { round, rank, bytes } => {
                 out.long(*round);
@@ -180,7 +214,7 @@ impl Message {
                 out.word(culprit.map_or(u32::MAX, |rank| rank as u32));
                 out.text(text);
             }
-            Message::Abort { text } => out.text(text),
+            Message::Abort { text } | Message::GiveUp { text } => out.text(text),
             Message::Pulse { moved } => out.0.push(u8::from(*moved)),
             Message::Finish | Message::Release => {}
         }
@@ -192,11 +226,17 @@ impl Message {
             1 => Message::Redirect { heartbeat_ms: body.long()?, key: body.key()?, address: body.text()? },
             2 => {
                 let (rank, world, pid) = (body.rank()?, body.word()? as usize, body.word()?);
-                Message::Hello(Hello { rank, world, pid, host: body.text()?, version: body.text()? })
+                let (host, version) = (body.text()?, body.text()?);
+                // An older program says no more; it is refused by its version.
+                let (role, manifest) = match body.done() {
+                    true => (String::new(), Manifest::default()),
+                    false => (body.text()?, Manifest::read(body)?),
+                };
+                Message::Hello(Hello { rank, world, pid, host, version, role, manifest })
             }
             3 => {
                 let (rank, pid) = (body.rank()?, body.word()?);
-                Message::Roster { rank, peer: Peer { pid, host: body.text()? } }
+                Message::Roster { rank, peer: Peer { pid, host: body.text()?, role: body.text()? } }
             }
             4 => Message::Blob { round: body.long()?, rank: body.rank()?, bytes: body.bytes(BOOTSTRAP_BYTES_MAX)? },
             5 => Message::Beat(read_activity(body)?),
@@ -209,6 +249,7 @@ impl Message {
             9 => Message::Finish,
             10 => Message::Release,
             11 => Message::Abort { text: body.text()? },
+            12 => Message::GiveUp { text: body.text()? },
             _ => return None,
         })
     }
@@ -264,12 +305,20 @@ mod tests {
             count: 1024,
             name: [b'a'; 24],
         };
-        let hello = Hello { rank: 3, world: 4, host: "node7".into(), pid: 77, version: "0.1.0".into() };
+        let hello = Hello {
+            rank: 3,
+            world: 4,
+            host: "node7".into(),
+            pid: 77,
+            version: "0.1.0".into(),
+            role: "server 0".into(),
+            manifest: Manifest::new([("job.seed".to_string(), "1".to_string())]),
+        };
         vec![
             Message::Welcome { heartbeat_ms: 1000, key: Key([7; KEY_BYTES]) },
             Message::Redirect { heartbeat_ms: 1000, key: Key([7; KEY_BYTES]), address: "127.0.0.1:9".into() },
             Message::Hello(hello),
-            Message::Roster { rank: 1, peer: Peer { host: "a".into(), pid: 5 } },
+            Message::Roster { rank: 1, peer: Peer { host: "a".into(), pid: 5, role: "server 0".into() } },
             Message::Blob { round: 2, rank: 1, bytes: vec![1; 300] },
             Message::Beat(Activity { step: 1, progress: 2, call: Some(call), in_call: true, waits: true }),
             Message::Beat(Activity { step: 1, progress: 2, call: None, in_call: false, waits: true }),
@@ -280,6 +329,7 @@ mod tests {
             Message::Finish,
             Message::Release,
             Message::Abort { text: "x".into() },
+            Message::GiveUp { text: "x".into() },
         ]
     }
 

@@ -7,6 +7,7 @@ use crate::member::lost;
 use crate::message::{Envelope, Message};
 use crate::pace::Pace;
 use crate::silence::Silence;
+use kolo_comm::watch::Activity;
 use kolo_comm::{Fault, Watch};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -28,6 +29,8 @@ pub(crate) struct Shared {
     pace: Pace,
     /// Whether somebody else ends this process, if it must be.
     pub supervised: bool,
+    /// Whether the coordinator lives in rank 0, and not in a process of its own.
+    pub in_rank_0: bool,
     /// To be told if the coordinator is lost.
     pub observer: Option<Observer>,
     closing: AtomicBool,
@@ -61,6 +64,7 @@ impl Shared {
             generation,
             pace,
             supervised: true,
+            in_rank_0: false,
             observer: None,
             closing: AtomicBool::new(false),
         }
@@ -126,10 +130,25 @@ impl Shared {
         if self.watch.check().is_ok()
             && let Some(observer) = &self.observer
         {
-            observer(&Notice::Ending { text: fault.to_string() });
+            observer(&Notice::Ending { text: fault.to_string(), told: false });
         }
+        // If it was only suspended, it learns that it was given up, and accuses nobody.
+        self.tell(Message::GiveUp { text: fault.to_string() });
         self.watch.abort(fault);
         self.news.notify_all();
+    }
+
+    /// The coordinator is lost, and with it the rank it lives in.
+    fn lost(&self, why: &str) -> Fault {
+        if !self.in_rank_0 {
+            return lost(why);
+        }
+        let Activity { step, call, in_call, .. } = self.watch.activity();
+        let during = match call {
+            Some(call) if in_call => format!("step {step}, {call}"),
+            _ => format!("step {step}"),
+        };
+        Fault::Lost { peer: 0, host: self.watch.host(0), during, why: why.into() }
     }
 
     fn receive(&self, message: Message) {
@@ -159,7 +178,7 @@ impl Shared {
             Err(fault) => self.abandon(fault),
         }
         if !open && self.watch.check().is_ok() && !lock(&self.inbox).released && !self.closing.load(Ordering::Acquire) {
-            self.abandon(lost("it closed the link"));
+            self.abandon(self.lost("it closed the link"));
         }
         heard
     }
@@ -175,7 +194,9 @@ impl Shared {
                 silence.hear(Instant::now());
             }
             if !self.supervised && silence.too_long(Instant::now()) {
-                self.abandon(lost(&format!("no sign of life for {} ms", self.pace.orphan_ms())));
+                let silence_ms = self.pace.orphan_ms();
+                let why = "its process is stopped or its host is gone";
+                self.abandon(self.lost(&format!("no sign of life for {silence_ms} ms; {why}")));
             }
             if beaten.elapsed() >= beat {
                 beaten = Instant::now();

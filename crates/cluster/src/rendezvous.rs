@@ -1,9 +1,10 @@
 //! How the ranks of a job come together: hello of every rank, then the roster, then any number of all-gathers of small
 //! blobs.
 //!
-//! A pure core: `step(now, event) -> actions`. It keeps one member per rank, all of one version and of one opinion about
-//! the number of ranks; whoever is missing at the deadline is named.
+//! A pure core: `step(now, event) -> actions`. It keeps one member per rank, all of one version, of one opinion about the
+//! number of ranks, and with one job; whoever is missing at the deadline is named.
 
+use crate::introduction::Manifest;
 use crate::message::{Hello, Peer};
 use kolo_comm::Fault;
 use kolo_comm::fault::place;
@@ -73,6 +74,19 @@ pub fn name_ranks(ranks: &[usize]) -> String {
     }
 }
 
+/// These ranks, and their host if they have one.
+fn name_group(group: &[&Hello]) -> String {
+    match group {
+        [one] => place(one.rank, &one.label()),
+        _ => {
+            let ranks = name_ranks(&group.iter().map(|hello| hello.rank).collect::<Vec<_>>());
+            let first = group.first().map_or("", |hello| &hello.host);
+            let together = group.iter().all(|hello| hello.host == first);
+            if together { format!("{ranks} on {first}") } else { ranks }
+        }
+    }
+}
+
 impl Rendezvous {
     pub fn new(world: usize, heartbeat_ms: u64, now_ms: u64) -> Self {
         let waited_ms = heartbeat_ms * JOIN_HEARTBEATS;
@@ -93,8 +107,9 @@ impl Rendezvous {
         self.joined == self.world
     }
 
-    pub fn host(&self, rank: usize) -> &str {
-        self.members.get(rank).and_then(Option::as_ref).map_or("", |hello| &hello.host)
+    /// Where a rank runs, and what it is, for messages.
+    pub fn label(&self, rank: usize) -> String {
+        self.members.get(rank).and_then(Option::as_ref).map_or(String::new(), Hello::label)
     }
 
     /// Ranks that have not joined.
@@ -141,14 +156,39 @@ impl Rendezvous {
         self.joined += 1;
         let mut actions = vec![Action::Accept { link, rank }];
         if self.complete() {
-            let peer = |hello: &Hello| Peer { host: hello.host.clone(), pid: hello.pid };
+            self.compare()?;
+            let peer = |hello: &Hello| Peer { host: hello.host.clone(), pid: hello.pid, role: hello.role.clone() };
             actions.push(Action::Roster(self.members.iter().flatten().map(peer).collect()));
         }
         Ok(actions)
     }
 
+    /// Whether all were given the same job. Of several, the one that most ranks have is held against the first other one.
+    fn compare(&self) -> Result<(), Fault> {
+        let mut groups: Vec<(&Manifest, Vec<&Hello>)> = Vec::new();
+        for hello in self.members.iter().flatten().filter(|hello| !hello.manifest.is_empty()) {
+            match groups.iter_mut().find(|(manifest, _)| **manifest == hello.manifest) {
+                Some((_, group)) => group.push(hello),
+                None => groups.push((&hello.manifest, vec![hello])),
+            }
+        }
+        // Of two as large, the one of the lowest rank.
+        let Some(most) = (0..groups.len()).rev().max_by_key(|at| groups[*at].1.len()) else { return Ok(()) };
+        let (usual, those) = groups.remove(most);
+        let Some((odd, these)) = groups.first() else { return Ok(()) };
+        let Some((key, value, other)) = odd.difference(usual) else { return Ok(()) };
+        let shown = |value: Option<&str>| value.map_or("not there".to_string(), |value| format!("`{value}`"));
+        Err(Fault::Aborted(format!(
+            "the ranks were given different jobs: `{key}` is {} at {}, but {} at {}\n  hint: start all ranks with the same program, job file, data and flags",
+            shown(value),
+            name_group(these),
+            shown(other),
+            name_group(&those)
+        )))
+    }
+
     fn check(&self, hello: &Hello) -> Result<(), Fault> {
-        let name = format!("{} (pid {})", place(hello.rank, &hello.host), hello.pid);
+        let name = format!("{} (pid {})", place(hello.rank, &hello.label()), hello.pid);
         if hello.world != self.world || hello.rank >= self.world {
             return Err(Fault::Aborted(format!(
                 "{name} believes in {} ranks, but this job has {}\n  hint: the launcher started processes of different jobs, or variables of another launcher are left in the environment",
@@ -165,7 +205,7 @@ impl Rendezvous {
             Some(other) => Err(Fault::Aborted(format!(
                 "{name} runs version {}, but {} runs {}\n  hint: install the same version on all hosts",
                 hello.version,
-                place(other.rank, &other.host),
+                place(other.rank, &other.label()),
                 other.version
             ))),
             None => Ok(()),
@@ -173,7 +213,7 @@ impl Rendezvous {
     }
 
     fn blob(&mut self, now_ms: u64, rank: usize, round: u64, bytes: Vec<u8>) -> Result<Vec<Action>, Fault> {
-        let rejected = |why: String| Fault::Rejected { from: place(rank, self.host(rank)), why };
+        let rejected = |why: String| Fault::Rejected { from: place(rank, &self.label(rank)), why };
         if !self.complete() || rank >= self.world {
             return Err(rejected("an exchange before the roster".into()));
         }
@@ -200,8 +240,45 @@ mod tests {
     use super::*;
 
     fn hello(rank: usize, world: usize) -> Event {
-        let hello = Hello { rank, world, host: format!("n{rank}"), pid: 10 + rank as u32, version: "1".into() };
+        given(rank, world, &[])
+    }
+
+    fn given(rank: usize, world: usize, job: &[(&str, &str)]) -> Event {
+        let hello = Hello {
+            rank,
+            world,
+            host: format!("n{rank}"),
+            pid: 10 + rank as u32,
+            version: "1".into(),
+            role: if rank == 3 { "server 0".into() } else { String::new() },
+            manifest: Manifest::new(job.iter().map(|(key, value)| (key.to_string(), value.to_string()))),
+        };
         Event::Hello { link: rank + 100, hello }
+    }
+
+    #[test]
+    fn ranks_with_different_jobs_are_named_with_the_key() {
+        let meet = |jobs: &[&[(&str, &str)]]| {
+            let mut core = Rendezvous::new(jobs.len(), 1000, 0);
+            let all = jobs.iter().enumerate().map(|(rank, job)| core.step(1, given(rank, jobs.len(), job)));
+            all.collect::<Vec<_>>().pop().unwrap()
+        };
+        let (usual, odd) =
+            (&[("job.seed", "1"), ("data.holdout", "0.2")], &[("job.seed", "1"), ("data.holdout", "0.21")]);
+        let expected = |text: &str| format!("the ranks were given different jobs: `data.holdout` is {text}\n  hint: ");
+        let text = fault(&meet(&[usual, usual, usual, odd]));
+        assert!(
+            text.starts_with(&expected("`0.21` at rank 3 on n3 (server 0), but `0.2` at ranks 0, 1 and 2")),
+            "{text}"
+        );
+        let text = fault(&meet(&[odd, usual, usual]));
+        assert!(text.starts_with(&expected("`0.21` at rank 0 on n0, but `0.2` at ranks 1 and 2")), "{text}");
+        let text = fault(&meet(&[usual, odd]));
+        assert!(text.starts_with(&expected("`0.21` at rank 1 on n1, but `0.2` at rank 0 on n0")), "{text}");
+        let text = fault(&meet(&[usual, &usual[..1]]));
+        assert!(text.starts_with(&expected("not there at rank 1 on n1, but `0.2` at rank 0 on n0")), "{text}");
+        // Who only comes to say why it cannot take part has no opinion.
+        assert!(matches!(meet(&[usual, &[], usual])[..], [Action::Accept { .. }, Action::Roster(_)]));
     }
 
     fn fault(actions: &[Action]) -> String {
@@ -216,7 +293,10 @@ mod tests {
         let mut core = Rendezvous::new(2, 1000, 0);
         assert_eq!(core.step(1, hello(1, 2)), [Action::Accept { link: 101, rank: 1 }]);
         let actions = core.step(2, hello(0, 2));
-        let peers = vec![Peer { host: "n0".into(), pid: 10 }, Peer { host: "n1".into(), pid: 11 }];
+        let peers = vec![
+            Peer { host: "n0".into(), pid: 10, role: String::new() },
+            Peer { host: "n1".into(), pid: 11, role: String::new() },
+        ];
         assert_eq!(actions, [Action::Accept { link: 100, rank: 0 }, Action::Roster(peers)]);
         for round in 0..3 {
             assert_eq!(core.step(3, Event::Blob { rank: 1, round, bytes: vec![1] }), []);

@@ -4,6 +4,7 @@
 //! and all must be gone within the stated bound. A failing seed is printed and replays exactly.
 
 use crate::coordinator::{Action, Coordinator, Event, Notice, Terms};
+use crate::introduction::Manifest;
 use crate::membership::Verdict;
 use crate::message::{Envelope, Hello, Message};
 use crate::pace::Pace;
@@ -304,7 +305,15 @@ impl World {
             self.harmed_ms = Some(0);
             return;
         }
-        let hello = Hello { rank, world: self.world, host: format!("n{rank}"), pid: rank as u32, version: "1".into() };
+        let hello = Hello {
+            rank,
+            world: self.world,
+            host: format!("n{rank}"),
+            pid: rank as u32,
+            version: "1".into(),
+            role: String::new(),
+            manifest: Manifest::new([("job.seed".to_string(), "1".to_string())]),
+        };
         self.say(rank, Message::Hello(hello));
         self.at(self.now_ms, Moment::Beat(rank));
     }
@@ -454,7 +463,8 @@ impl World {
     /// A second process says that it is the victim's rank.
     fn twin(&mut self) {
         let (rank, world) = (self.victim, self.world);
-        let hello = Hello { rank, world, host: "x".into(), pid: 1, version: "1".into() };
+        let (role, manifest) = (String::new(), Manifest::default());
+        let hello = Hello { rank, world, host: "x".into(), pid: 1, version: "1".into(), role, manifest };
         let envelope = Envelope { job: JOB, generation: GENERATION, message: Message::Hello(hello) };
         self.at(self.now_ms, Moment::ToCoordinator(Event::Message { link: 999, envelope }));
     }

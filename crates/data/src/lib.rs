@@ -15,6 +15,7 @@
 //! # Ok::<(), kolo_graph::settings::SettingError>(())
 //! ```
 
+mod fingerprint;
 mod noise;
 mod source;
 pub mod sources;

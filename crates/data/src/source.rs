@@ -5,6 +5,7 @@ use std::path::Path;
 
 use kolo_graph::settings::{SettingError, Settings, nearest};
 
+use crate::fingerprint;
 use crate::sources::{addition, digits, playground, synthetic, waves};
 use kolo_graph::field::{Column, Field};
 
@@ -26,6 +27,13 @@ pub trait Source: Send + Sync + fmt::Debug {
 
     /// One line for the terminal.
     fn describe(&self) -> String;
+
+    /// What tells these data from others: ranks of one job compare it when they meet. By default a digest of the fields, the
+    /// number of samples, and the contents of a few of them, which is cheap for any source. A source that reads files says
+    /// more: their sizes and digests.
+    fn fingerprint(&self) -> String {
+        fingerprint::sampled(self)
+    }
 }
 
 /// What opening a source gives.

@@ -4,6 +4,7 @@
 //! key. The reader needs no file format: where a key stood travels along as text, for the error alone.
 
 use std::cell::RefCell;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The largest size of a dim: a few of them multiplied can still be counted, and no machine holds more.
 pub const SIZE_MAX: usize = i32::MAX as usize;
@@ -55,6 +56,8 @@ pub struct Settings {
     place: String,
     entries: Vec<Entry>,
     known: RefCell<Vec<String>>,
+    /// What every key came to that was read from here, or from a table taken from here.
+    resolved: Arc<Mutex<Vec<(String, String)>>>,
 }
 
 impl PartialEq for Settings {
@@ -123,6 +126,22 @@ impl Settings {
         self.entries.iter().find(|entry| entry.key == key)
     }
 
+    /// Every key that was read, of nested tables too, with the value that counts: the one written, or the default. In the
+    /// order of reading, which depends on the values only.
+    pub fn resolved(&self) -> Vec<(String, String)> {
+        self.resolved.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn resolve<T: std::fmt::Debug>(&self, key: &str, value: T) -> T {
+        let (path, text) = (self.path(key), format!("{value:?}"));
+        let mut resolved = self.resolved.lock().unwrap_or_else(PoisonError::into_inner);
+        match resolved.iter_mut().find(|(known, _)| *known == path) {
+            Some((_, earlier)) => *earlier = text,
+            None => resolved.push((path, text)),
+        }
+        value
+    }
+
     /// An error about `key`'s value.
     pub fn wrong(&self, key: &str, message: impl Into<String>, hint: impl Into<String>) -> SettingError {
         let place = self.entries.iter().find(|entry| entry.key == key).map_or(&self.place, |entry| &entry.place);
@@ -139,8 +158,8 @@ impl Settings {
 
     pub fn bool(&self, key: &str, default: bool) -> Result<bool, SettingError> {
         match self.entry(key).map(|entry| &entry.value) {
-            None => Ok(default),
-            Some(Setting::Bool(value)) => Ok(*value),
+            None => Ok(self.resolve(key, default)),
+            Some(Setting::Bool(value)) => Ok(self.resolve(key, *value)),
             Some(other) => Err(self.mismatch(key, other, "true or false", "true")),
         }
     }
@@ -148,8 +167,8 @@ impl Settings {
     /// A whole number of at least `least`.
     pub fn count(&self, key: &str, default: usize, least: usize) -> Result<usize, SettingError> {
         match self.entry(key).map(|entry| &entry.value) {
-            None => Ok(default),
-            Some(Setting::Int(value)) if *value >= least as i64 => Ok(*value as usize),
+            None => Ok(self.resolve(key, default)),
+            Some(Setting::Int(value)) if *value >= least as i64 => Ok(self.resolve(key, *value as usize)),
             Some(Setting::Int(value)) => Err(self.wrong(
                 key,
                 format!("must be at least {least}, but is {value}"),
@@ -175,9 +194,9 @@ impl Settings {
 
     pub fn float(&self, key: &str, default: f64) -> Result<f64, SettingError> {
         match self.entry(key).map(|entry| &entry.value) {
-            None => Ok(default),
-            Some(Setting::Float(value)) => Ok(*value),
-            Some(Setting::Int(value)) => Ok(*value as f64),
+            None => Ok(self.resolve(key, default)),
+            Some(Setting::Float(value)) => Ok(self.resolve(key, *value)),
+            Some(Setting::Int(value)) => Ok(self.resolve(key, *value as f64)),
             Some(other) => Err(self.mismatch(key, other, "a number", &default.to_string())),
         }
     }
@@ -197,8 +216,8 @@ impl Settings {
 
     pub fn text(&self, key: &str, default: &str) -> Result<String, SettingError> {
         match self.entry(key).map(|entry| &entry.value) {
-            None => Ok(default.into()),
-            Some(Setting::Text(value)) => Ok(value.clone()),
+            None => Ok(self.resolve(key, default.to_string())),
+            Some(Setting::Text(value)) => Ok(self.resolve(key, value.clone())),
             Some(other) => Err(self.mismatch(key, other, "text", &format!("\"{default}\""))),
         }
     }
@@ -220,7 +239,7 @@ impl Settings {
     pub fn counts(&self, key: &str, default: &[usize]) -> Result<Vec<usize>, SettingError> {
         let example = format!("{default:?}");
         match self.entry(key).map(|entry| &entry.value) {
-            None => Ok(default.to_vec()),
+            None => Ok(self.resolve(key, default.to_vec())),
             Some(Setting::List(values)) => values
                 .iter()
                 .map(|value| match value {
@@ -235,7 +254,8 @@ impl Settings {
                         Err(self.wrong(key, message, format!("write `{key} = {example}`")))
                     }
                 })
-                .collect(),
+                .collect::<Result<_, _>>()
+                .map(|counts: Vec<usize>| self.resolve(key, counts)),
             Some(other) => Err(self.mismatch(key, other, "a list of whole numbers", &example)),
         }
     }
@@ -248,15 +268,18 @@ impl Settings {
     /// A nested table; empty if absent. The `example` is for whoever wrote something else.
     pub fn table_like(&self, key: &str, example: &str) -> Result<Settings, SettingError> {
         match self.entry(key).map(|entry| &entry.value) {
-            None => Ok(Settings::new(&self.path(key), &self.place)),
-            Some(Setting::Table(table)) => Ok(table.clone()),
+            None => {
+                Ok(Settings { resolved: Arc::clone(&self.resolved), ..Settings::new(&self.path(key), &self.place) })
+            }
+            Some(Setting::Table(table)) => Ok(Settings { resolved: Arc::clone(&self.resolved), ..table.clone() }),
             Some(other) => Err(self.mismatch(key, other, "a table", example)),
         }
     }
 
     /// Whether the key was written, marking it as known.
     pub fn has(&self, key: &str) -> bool {
-        self.entry(key).is_some()
+        let written = self.entry(key).is_some();
+        self.resolve(&format!("{key} is written"), written)
     }
 
     /// Call when every key has been read: any other key is an error.
@@ -327,6 +350,32 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "job.toml:4: `data.batch` must be a whole number, but is text\n  hint: write `batch = 64`"
+        );
+    }
+
+    #[test]
+    fn every_key_that_was_read_is_known_with_the_value_that_counts() {
+        let read = |inner: &[(&str, Setting)]| {
+            let mut root = Settings::new("", "job.toml");
+            let mut table = Settings::new("model", "job.toml:1");
+            inner.iter().for_each(|(key, value)| table.set(key, "job.toml:2", value.clone()));
+            if !inner.is_empty() {
+                root.set("model", "job.toml:1", Setting::Table(table));
+            }
+            let model = root.table("model").unwrap();
+            model.count("width", 8, 1).unwrap();
+            model.float("rate", 0.5).unwrap();
+            model.table("deep").unwrap().counts("sizes", &[1, 2]).unwrap();
+            model.has("depth");
+            root.resolved().into_iter().map(|(key, value)| format!("{key} = {value}")).collect::<Vec<_>>().join("; ")
+        };
+        let defaults = "model.width = 8; model.rate = 0.5; model.deep.sizes = [1, 2]; model.depth is written = false";
+        assert_eq!(read(&[]), defaults);
+        assert_eq!(read(&[("width", Setting::Int(8))]), defaults, "a default that is written out is the same job");
+        let other = read(&[("rate", Setting::Int(2)), ("depth", Setting::Int(1))]);
+        assert_eq!(
+            other,
+            "model.width = 8; model.rate = 2.0; model.deep.sizes = [1, 2]; model.depth is written = true"
         );
     }
 

@@ -62,6 +62,8 @@ pub struct Job {
     pub eval_every: usize,
     pub early_stop: Option<EarlyStop>,
     pub parallel: Parallel,
+    /// Every key of the job file with the value that counts, the default where none was written.
+    pub settings: Vec<(String, String)>,
 }
 
 impl Job {
@@ -124,6 +126,7 @@ impl Job {
             eval_every: train.count("eval_every", 1, 1)?,
             early_stop,
             parallel,
+            settings: Vec::new(),
         };
         if job.early_stop.is_some() && job.split.held_out_len() == 0 {
             let hint = "give `data.holdout` a part of the data, or leave `early_stop` out";
@@ -131,7 +134,20 @@ impl Job {
         }
         read_precision(&train)?;
         train.finish()?;
-        Ok(job)
+        Ok(Self { settings: root.resolved(), ..job })
+    }
+
+    /// What two ranks must agree on to train the same job: every key with the value that counts, what follows from several of
+    /// them, and the data. Ranks compare it when they meet.
+    pub fn manifest(&self) -> Vec<(String, String)> {
+        let derived = [
+            ("steps of the whole run", self.total_steps.to_string()),
+            ("grains", self.grains.to_string()),
+            ("samples to train on", self.split.train_len().to_string()),
+            ("fingerprint of the data", self.source.fingerprint()),
+        ];
+        let derived = derived.into_iter().map(|(key, value)| (key.to_string(), value));
+        self.settings.iter().cloned().chain(derived).collect()
     }
 
     /// Fits the grains to this many workers. A job that promises its bits keeps its grains, so the workers must share them
