@@ -1,6 +1,8 @@
 //! The command line as types.
 
-use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args as ClapArgs, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 #[derive(Debug, Parser)]
@@ -12,6 +14,40 @@ use std::path::PathBuf;
 pub struct Args {
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Args {
+    /// Reads a command line, its first word the program, and remembers which flags stand on it.
+    pub fn read(words: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        let matches = Self::command().try_get_matches_from(words)?;
+        let mut args = Self::from_arg_matches(&matches)?;
+        if let Some(workers) = args.command.workers_mut() {
+            workers.given = given(&matches);
+        }
+        Ok(args)
+    }
+}
+
+/// The flags of the innermost command that the user wrote.
+fn given(matches: &ArgMatches) -> Vec<String> {
+    if let Some((_, inner)) = matches.subcommand() {
+        return given(inner);
+    }
+    let written = |id: &&clap::Id| matches.value_source(id.as_str()) == Some(ValueSource::CommandLine);
+    matches.ids().filter(written).map(|id| id.as_str().replace('_', "-")).collect()
+}
+
+impl Command {
+    fn workers_mut(&mut self) -> Option<&mut Workers> {
+        match self {
+            Command::Train(args) => Some(&mut args.job.workers),
+            Command::Plan(args) => Some(&mut args.job.workers),
+            Command::Graph(args) => Some(&mut args.job.workers),
+            Command::Bench { command: Bench::Train(args) } => Some(&mut args.job.workers),
+            Command::Bench { command: Bench::Comm(args) } => Some(&mut args.workers),
+            Command::Slurm(_) | Command::Agent | Command::List { .. } => None,
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -98,6 +134,9 @@ pub struct Workers {
     /// The number that all deadlines derive from, in milliseconds
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(20..=3_600_000))]
     pub heartbeat_ms: u64,
+    /// The flags that stand on the command line, without their dashes.
+    #[arg(skip)]
+    pub given: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

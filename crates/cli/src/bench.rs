@@ -2,11 +2,13 @@
 
 use crate::args::BenchTrain;
 use crate::fail::{Failure, check_writable, write_file};
+use crate::flags;
 use crate::load;
+use crate::manifest::Agreement;
 use crate::output::println;
 use crate::progress::Progress;
 use crate::workers::{self, Worker};
-use kolo_cluster::Place;
+use kolo_cluster::{Introduction, Place};
 use kolo_exec::Options;
 use kolo_models::ModelKind;
 use kolo_train::machine::peak_rss_bytes;
@@ -26,20 +28,27 @@ pub fn train(models: &[ModelKind], args: &BenchTrain) -> Result<(), Failure> {
     let (job, count) = workers::or_tell_all(prepared, place.as_ref(), &args.job.workers)?;
     match place {
         Some(place) => {
-            let worker = Worker::join(&place, &args.job.workers, job.reproducible)?;
+            let worker = Worker::join(&place, &args.job.workers, job.reproducible, introduction(&job, args))?;
             let outcome = together(job, args, &worker, begin);
             worker.finish(outcome)
         }
         None if workers::are_started(&args.job.workers, count) => {
-            workers::supervise(&args.job.workers, count, None, Progress::plain(false))
+            workers::supervise(&args.job.workers, count, 0, None, Progress::plain(false))
         }
         None => alone(job, args, begin),
     }
 }
 
+fn introduction(job: &Job, args: &BenchTrain) -> Introduction {
+    let agreement = Agreement::on("bench train").job(job).workers(&args.job.workers);
+    let agreement = agreement.flag("--steps", args.steps).flag("--warmup", args.warmup);
+    Introduction { manifest: agreement.flag("--hold-batch", args.hold_batch).manifest(), ..Introduction::default() }
+}
+
 /// The job, and how many workers run it.
 fn prepare(models: &[ModelKind], args: &BenchTrain, place: Option<&Place>) -> Result<(Arc<Job>, usize), Failure> {
     let count = place.map_or_else(|| workers::asked(&args.job.workers), |place| Ok(place.world))?;
+    flags::check(&args.job.workers, place, count)?;
     let job = load::job(models, &args.job, count)?;
     if args.steps == 0 {
         return Err(Failure::usage("--steps 0 measures nothing", "time at least one step"));

@@ -2,10 +2,12 @@
 
 use crate::args::{BenchComm, TransportKind};
 use crate::fail::{Failure, check_writable, write_file};
+use crate::flags;
+use crate::manifest::Agreement;
 use crate::output::println;
 use crate::progress::Progress;
 use crate::workers::{self, Seat};
-use kolo_cluster::{Launcher, Place};
+use kolo_cluster::{Introduction, Launcher, Place};
 use kolo_comm::bench::{self, Method, Row};
 use kolo_comm::mpi::World;
 use kolo_comm::{Communicator, Fault, Kind};
@@ -22,9 +24,9 @@ pub fn comm(args: &BenchComm) -> Result<(), Failure> {
         if count < 2 {
             return Err(Failure::usage("a collective needs at least two workers", "write -n 2"));
         }
-        return workers::supervise(&args.workers, count, None, Progress::plain(false));
+        return workers::supervise(&args.workers, count, 0, None, Progress::plain(false));
     };
-    let mut seat = workers::meet(&place, &args.workers)?;
+    let mut seat = workers::meet(&place, &args.workers, introduction(args))?;
     let outcome = measure(args, &place, &mut seat, &kinds, &sizes);
     let Seat { member, mpi } = seat;
     let rows = workers::or_tell(outcome, &member)?;
@@ -39,8 +41,16 @@ pub fn comm(args: &BenchComm) -> Result<(), Failure> {
     Ok(mpi.map_or(Ok(()), World::finish)?)
 }
 
+fn introduction(args: &BenchComm) -> Introduction {
+    let agreement = Agreement::on("bench comm").workers(&args.workers);
+    let agreement = agreement.flag("--op", args.op.join(",")).flag("--bytes", args.bytes.join(","));
+    let agreement = agreement.flag("--iterations", args.iterations).flag("--private", args.private);
+    Introduction { manifest: agreement.flag("--fresh", args.fresh).manifest(), ..Introduction::default() }
+}
+
 /// What to measure.
 fn prepare(args: &BenchComm, place: Option<&Place>) -> Result<(Vec<Kind>, Vec<usize>), Failure> {
+    flags::check(&args.workers, place, workers::asked(&args.workers)?)?;
     if place.is_none_or(|place| place.rank == 0) {
         args.report.as_deref().map_or(Ok(()), check_writable)?;
     }

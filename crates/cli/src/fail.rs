@@ -28,6 +28,11 @@ impl Failure {
         Self { message: format!("{}\n  hint: {hint}", message.into()), code: COMMAND_WRONG, ..NOTHING }
     }
 
+    /// A flag was wrong; the fault has its own hint.
+    pub fn wrong_flag(fault: Fault) -> Self {
+        Self { message: fault.to_string(), code: COMMAND_WRONG, ..NOTHING }
+    }
+
     /// The job failed.
     pub fn job(message: impl Into<String>, hint: &str) -> Self {
         Self { message: format!("{}\n  hint: {hint}", message.into()), ..NOTHING }

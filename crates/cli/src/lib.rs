@@ -16,8 +16,10 @@ mod bench;
 mod bench_comm;
 mod cores;
 mod fail;
+mod flags;
 mod graph;
 mod load;
+mod manifest;
 mod output;
 mod plan;
 mod progress;
@@ -25,7 +27,6 @@ mod slurm;
 mod train;
 mod workers;
 
-use clap::Parser;
 use kolo_graph::simd;
 use kolo_models::{MODELS, Make, ModelKind};
 use std::ffi::OsString;
@@ -79,7 +80,7 @@ impl App {
     /// Reads the command line and does what it says. Exit code 0: done, 1: the job failed, 2: the command was wrong.
     pub fn run(self) -> ExitCode {
         end_with_the_reader();
-        let command = match args::Args::try_parse() {
+        let command = match args::Args::read(std::env::args_os()) {
             Ok(args) => args.command,
             Err(error) => {
                 // Of many workers with the same wrong command line one says so, before its launcher sees others end.
@@ -98,8 +99,12 @@ impl App {
         }
         let outcome = match command {
             args::Command::Train(args) => train::train(&self.models, &args),
-            args::Command::Plan(args) => plan::plan(&self.models, &args),
-            args::Command::Graph(args) => graph::graph(&self.models, &args),
+            args::Command::Plan(args) => {
+                flags::check_planned(&args.job.workers, "plan").and_then(|()| plan::plan(&self.models, &args))
+            }
+            args::Command::Graph(args) => {
+                flags::check_planned(&args.job.workers, "graph").and_then(|()| graph::graph(&self.models, &args))
+            }
             args::Command::Bench { command: args::Bench::Train(args) } => bench::train(&self.models, &args),
             args::Command::Bench { command: args::Bench::Comm(args) } => bench_comm::comm(&args),
             args::Command::Slurm(args) => slurm::slurm(&self.models, &args),

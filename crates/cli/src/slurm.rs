@@ -3,8 +3,8 @@
 use crate::args::{Args, Command, Slurm};
 use crate::fail::{Failure, write_file};
 use crate::output::{print, println};
-use crate::{train, workers};
-use clap::Parser;
+use crate::{flags, train, workers};
+use kolo_cluster::Launcher;
 use kolo_cluster::slurm::{Batch, script, submit};
 use kolo_models::ModelKind;
 
@@ -21,7 +21,7 @@ pub fn slurm(models: &[ModelKind], args: &Slurm) -> Result<(), Failure> {
     }
     command.extend(args.train.iter().cloned());
     // What would fail on the cluster after hours in the queue fails here.
-    let train = match Args::try_parse_from(&command) {
+    let train = match Args::read(command.iter().map(Into::into)) {
         Ok(Args { command: Command::Train(train) }) => train,
         Ok(_) => return Err(Failure::usage("what follows `--` is for `kolo train`", "write its options only")),
         Err(error) => {
@@ -35,6 +35,7 @@ pub fn slurm(models: &[ModelKind], args: &Slurm) -> Result<(), Failure> {
     }
     // A single task may start workers of its own.
     let job = train::check(models, &train, (count > 1).then_some(count))?.job;
+    flags::check_under(&train.job.workers, (count > 1).then_some((Launcher::Slurm, count)), train.job.workers.count)?;
     let directory = std::env::current_dir()
         .map_err(|error| Failure::job(format!("the current directory: {error}"), "change to one that exists"))?;
     let text = script(&Batch {

@@ -2,11 +2,13 @@
 
 use crate::args::Train;
 use crate::fail::{Failure, check_writable, write_file};
+use crate::flags;
 use crate::load;
+use crate::manifest::Agreement;
 use crate::output::println;
 use crate::progress::Progress;
 use crate::workers::{self, RemoteView, Worker};
-use kolo_cluster::{Launcher, Place};
+use kolo_cluster::{Introduction, Launcher, Place};
 use kolo_comm::Communicator;
 use kolo_exec::Options;
 use kolo_models::ModelKind;
@@ -41,7 +43,8 @@ pub fn train(models: &[ModelKind], args: &Train) -> Result<(), Failure> {
         None if workers::are_started(&args.job.workers, world) => {
             introduce_all(&job, args, world, roles);
             let view = Progress::new(job.total_steps, args.quiet);
-            workers::supervise(&args.job.workers, world, args.out.as_deref(), view)
+            let servers = roles.map_or(0, |roles| roles.servers);
+            workers::supervise(&args.job.workers, world, servers, args.out.as_deref(), view)
         }
         None => alone(&job, args),
     }
@@ -57,6 +60,7 @@ pub struct Prepared {
 
 fn prepare(models: &[ModelKind], args: &Train, place: Option<&Place>) -> Result<Prepared, Failure> {
     let prepared = check(models, args, place.map(|place| place.world))?;
+    flags::check(&args.job.workers, place, prepared.world)?;
     // The first rank writes, wherever it runs.
     if place.map_or(args.job.workers.hosts.is_none(), |place| place.rank == 0) {
         [&args.report, &args.trace].into_iter().flatten().try_for_each(|path| check_writable(path))?;
@@ -172,9 +176,22 @@ fn run_options(args: &Train, threads: usize, interrupt: Interrupt, company: Comp
 fn work(job: &Arc<Job>, args: &Train, place: &Place, roles: Option<Roles>) -> Result<(), Failure> {
     // A launcher of our own says itself what it does.
     let interrupt = listen(!args.quiet && place.launcher != Launcher::Kolo && place.rank == 0)?;
-    let worker = Worker::join(place, &args.job.workers, job.reproducible)?;
+    let worker = Worker::join(place, &args.job.workers, job.reproducible, introduction(job, args, place, roles))?;
     let outcome = take_part(job, args, &worker, interrupt, roles);
     worker.finish(outcome)
+}
+
+/// What this rank tells the others when it joins.
+fn introduction(job: &Job, args: &Train, place: &Place, roles: Option<Roles>) -> Introduction {
+    let mut agreement = Agreement::on("train").job(job).workers(&args.job.workers);
+    agreement = agreement.flag("--trace", if args.trace.is_some() { "given" } else { "left out" });
+    agreement = agreement.flag("--async", args.asynchronous);
+    if let Some(Roles { servers, staleness, .. }) = roles {
+        let staleness = staleness.map_or("none".into(), |steps| steps.to_string());
+        agreement = agreement.flag("--servers", servers).flag("--staleness", staleness).flag("--compare", args.compare);
+    }
+    let server = roles.and_then(|roles| place.rank.checked_sub(roles.workers)).map(workers::server);
+    Introduction { manifest: agreement.manifest(), role: server, failure: None }
 }
 
 fn take_part(

@@ -8,7 +8,8 @@ use crate::progress::Progress;
 use kolo_cluster::coordinator::Notice;
 use kolo_cluster::logs::Echo;
 use kolo_cluster::meet::{self, Meeting, Way};
-use kolo_cluster::{Launcher, Member, Outcome, Place, hostlist, hosts, local};
+use kolo_cluster::presence::Presence;
+use kolo_cluster::{Introduction, Launcher, Member, Outcome, Place, hostlist, hosts, local};
 use kolo_comm::tcp::{self, TcpOptions};
 use kolo_comm::{Bootstrap, Communicator, Fault, Transport, host, mpi, shm};
 use kolo_train::Observer;
@@ -41,8 +42,13 @@ pub struct Worker {
 
 impl Worker {
     /// Joins the job and links up with the other ranks.
-    pub fn join(place: &Place, workers: &Workers, reproducible: bool) -> Result<Self, Failure> {
-        let Seat { mut member, mpi } = meet(place, workers)?;
+    pub fn join(
+        place: &Place,
+        workers: &Workers,
+        reproducible: bool,
+        introduction: Introduction,
+    ) -> Result<Self, Failure> {
+        let Seat { mut member, mpi } = meet(place, workers, introduction)?;
         let cores = or_tell(cores::own(&mut member), &member)?;
         let transport = or_tell(connect(&mut member, mpi.as_ref(), workers, workers.transport), &member)?;
         let world = Communicator::new(transport, Arc::clone(&member.watch), reproducible);
@@ -79,13 +85,16 @@ impl Worker {
 /// What a rank found out before it joined. If it cannot go on, it joins to say so: all ranks that failed for one reason show
 /// it once, and none waits for one that will not come.
 pub fn or_tell_all<T>(outcome: Result<T, Failure>, place: Option<&Place>, workers: &Workers) -> Result<T, Failure> {
-    outcome.map_err(|failure| match place.map(|place| sit_down(place, workers)) {
-        Some(Ok(seat)) => {
-            seat.member.fail(failure.message(), None);
-            failure.silent()
+    outcome.map_err(|failure| {
+        let introduction = Introduction { failure: Some(failure.message().into()), ..Introduction::default() };
+        match place.map(|place| sit_down(place, workers, introduction)) {
+            Some(Ok(seat)) => {
+                seat.member.fail(failure.message(), None);
+                failure.silent()
+            }
+            Some(Err(Fault::Aborted(_))) => failure.silent(),
+            _ => failure,
         }
-        Some(Err(Fault::Aborted(_))) => failure.silent(),
-        _ => failure,
     })
 }
 
@@ -96,19 +105,31 @@ pub struct Seat {
 }
 
 /// Joins the other ranks, whoever started them. If the job has ended before it began, whoever ended it has said why.
-pub fn meet(place: &Place, workers: &Workers) -> Result<Seat, Failure> {
-    sit_down(place, workers).map_err(|fault| match fault {
+pub fn meet(place: &Place, workers: &Workers, introduction: Introduction) -> Result<Seat, Failure> {
+    sit_down(place, workers, introduction).map_err(|fault| match fault {
         Fault::Aborted(_) => Failure::reported(),
         fault => fault.into(),
     })
 }
 
-fn sit_down(place: &Place, workers: &Workers) -> Result<Seat, Fault> {
+fn sit_down(place: &Place, workers: &Workers, introduction: Introduction) -> Result<Seat, Fault> {
     if place.launcher == Launcher::Kolo {
-        return Ok(Seat { member: Member::take(place)?, mpi: None });
+        return Ok(Seat { member: Member::take(place, &introduction)?, mpi: None });
     }
     let by_mpi = matches!(place.launcher, Launcher::OpenMpi | Launcher::Mpich);
-    let mut mpi = match by_mpi || workers.transport == TransportKind::Mpi {
+    let by_mpi = by_mpi || workers.transport == TransportKind::Mpi;
+    // The library waits for all ranks, for ever: until they have met, somebody else must see who is missing.
+    let presence = by_mpi.then(|| Presence::begin(place, &environment, workers.heartbeat_ms));
+    let seat = sit_down_among(place, workers, by_mpi, introduction);
+    if let (Err(_), Some(presence)) = (&seat, presence) {
+        presence.abandon();
+    }
+    seat
+}
+
+/// Another launcher started the ranks; `by_mpi`, if its MPI connects them.
+fn sit_down_among(place: &Place, workers: &Workers, by_mpi: bool, introduction: Introduction) -> Result<Seat, Fault> {
+    let mut mpi = match by_mpi {
         true => Some(mpi::World::init(&environment, workers.mpi_library.as_deref())?),
         false => None,
     };
@@ -118,7 +139,7 @@ fn sit_down(place: &Place, workers: &Workers) -> Result<Seat, Fault> {
     };
     let member = meet::meet(
         place,
-        Meeting { heartbeat_ms: workers.heartbeat_ms, address: workers.interface, ..Meeting::new(way) },
+        Meeting { heartbeat_ms: workers.heartbeat_ms, address: workers.interface, introduction, ..Meeting::new(way) },
     )?;
     Ok(Seat { member, mpi })
 }
@@ -206,6 +227,11 @@ impl Observer for RemoteView {
     }
 }
 
+/// What a parameter server is called in messages, beside its rank.
+pub fn server(number: usize) -> String {
+    format!("server {number}")
+}
+
 /// How many workers this command asks for.
 pub fn asked(workers: &Workers) -> Result<usize, Failure> {
     Ok(asked_by_host(workers)?.iter().sum())
@@ -230,14 +256,14 @@ fn wrong_list(fault: Fault) -> Failure {
 
 /// Starts this many workers of this very command, on this host or on those named, shows one view of them, and ends when all
 /// are gone.
-pub fn supervise(workers: &Workers, world: usize, out: Option<&Path>, view: Progress) -> Result<(), Failure> {
-    if workers.transport == TransportKind::Mpi {
-        let message = "--transport mpi, but no MPI launcher started this process";
-        return Err(Failure::usage(
-            message,
-            "start it with mpirun or srun --mpi, without -n, or leave --transport out",
-        ));
-    }
+pub fn supervise(
+    workers: &Workers,
+    world: usize,
+    servers: usize,
+    out: Option<&Path>,
+    view: Progress,
+) -> Result<(), Failure> {
+    let roles = (0..servers).map(server).collect();
     let program = std::env::current_exe()
         .map_err(|error| Failure::job(format!("cannot find this program: {error}"), "start it by its full path"))?;
     let mut shown = view.clone();
@@ -248,6 +274,7 @@ pub fn supervise(workers: &Workers, world: usize, out: Option<&Path>, view: Prog
             options.out = out.map(Path::to_path_buf);
             options.heartbeat_ms = workers.heartbeat_ms;
             options.echo = Some(echo(view.clone()));
+            options.roles = roles;
             local::run(&options, &mut observer)?
         }
         Some(list) => {
@@ -267,6 +294,7 @@ pub fn supervise(workers: &Workers, world: usize, out: Option<&Path>, view: Prog
             options.heartbeat_ms = workers.heartbeat_ms;
             options.address = workers.interface;
             options.echo = Some(echo(view.clone()));
+            options.roles = roles;
             hosts::run(&options, &mut observer)?
         }
     };

@@ -183,6 +183,11 @@ impl Coordinator {
         }
         let done = self.rendezvous.step(now_ms, rendezvous::Event::Hello { link, hello });
         self.meet(now_ms, done, actions);
+        // Whoever was refused hears why.
+        if let (None, Some(text)) = (self.ranks.get(&link), self.ending.clone()) {
+            let envelope = self.envelope(Message::Abort { text });
+            actions.push(Action::Send { link, envelope });
+        }
     }
 
     fn member(&mut self, now_ms: u64, rank: usize, message: Message, actions: &mut Vec<Action>) {

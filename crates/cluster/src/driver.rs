@@ -155,7 +155,9 @@ impl<'o, H: Hands> Driver<'o, H> {
                     }
                 }
                 Action::Notice(notice) => {
-                    if matches!(notice, Notice::Joined { .. } | Notice::Ending { .. }) {
+                    // Those who come late to a job that ends hear why, unless somebody ends them.
+                    let ending = matches!(notice, Notice::Ending { .. }) && self.terms.supervised;
+                    if matches!(notice, Notice::Joined { .. }) || ending {
                         self.hall = None;
                     }
                     (self.observer)(&notice);

@@ -523,7 +523,11 @@ impl Membership {
         let left: Vec<usize> = self.seats.iter().filter(|seat| !self.gone(seat)).map(|seat| seat.rank).collect();
         let over = match self.phase {
             Phase::Released { .. } => left.is_empty() && self.suspicion.is_none(),
-            Phase::Ending { deadline_ms, killed } => left.is_empty() || (killed && now_ms >= deadline_ms),
+            Phase::Ending { deadline_ms, killed } => {
+                // Where nobody ends those who come late, they must hear that it is over.
+                let awaited = !self.supervised && self.seats.iter().any(|seat| !seat.joined);
+                (left.is_empty() && !awaited) || (killed && now_ms >= deadline_ms)
+            }
             Phase::Running | Phase::Ended => false,
         };
         if over {

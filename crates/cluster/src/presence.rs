@@ -24,6 +24,8 @@ const SILENT_HEARTBEATS: u64 = 3;
 const SILENT_ELSEWHERE_HEARTBEATS: u64 = 15;
 /// Heartbeats that the start may take as long as all ranks are seen to live, in units of those they have to come.
 const SLOW_START: u64 = 5;
+/// Heartbeats between two looks of a rank that looks seldom.
+const LOOK_HEARTBEATS: u64 = 4;
 /// Longest file of a rank.
 const FILE_BYTES_MAX: u64 = 512;
 /// The mark of the rank that says what is wrong.
@@ -87,8 +89,15 @@ impl Roll {
         }
     }
 
-    pub fn late(&self, now_ms: u64) -> bool {
+    fn late(&self, now_ms: u64) -> bool {
         now_ms >= self.deadline_ms
+    }
+
+    /// Whether this rank must look at the others. There may be many on one file system: two of them look all the time, the
+    /// others only towards the deadline, and seldom.
+    fn looks(&self, rank: usize, now_ms: u64, turn: u64) -> bool {
+        let soon = now_ms + 2 * LOOK_HEARTBEATS * self.heartbeat_ms >= self.deadline_ms;
+        rank <= 1 || (soon && turn.is_multiple_of(LOOK_HEARTBEATS))
     }
 
     /// What is wrong, if anything is.
@@ -169,10 +178,14 @@ impl Presence {
         let directory = directory(place, lookup).filter(|path| make(path).is_ok());
         let file = directory.as_ref().map(|path| path.join(place.rank.to_string()));
         let (end, ended) = channel();
+        let host = crate::host_name();
+        let mut roll = Roll::new(&host, place.world, place.local_world, heartbeat_ms, 0);
+        // Those who look seldom leave the word to the others.
+        roll.deadline_ms += if place.rank > 1 { LOOK_HEARTBEATS * heartbeat_ms } else { 0 };
         let watcher = Watcher {
             rank: place.rank,
             directory,
-            roll: Roll::new(&crate::host_name(), place.world, place.local_world, heartbeat_ms, 0),
+            roll,
             heartbeat: Duration::from_millis(heartbeat_ms),
             begin: Instant::now(),
             count: 0,
@@ -184,10 +197,24 @@ impl Presence {
     }
 }
 
-impl Drop for Presence {
-    fn drop(&mut self) {
+impl Presence {
+    /// The job does not start. Ranks that its launcher ends now leave their files behind, so all go.
+    pub fn abandon(mut self) {
+        self.end_watch();
+        if let Some(directory) = self.file.take().as_deref().and_then(Path::parent) {
+            let _ = std::fs::remove_dir_all(directory);
+        }
+    }
+
+    fn end_watch(&mut self) {
         drop(self.end.take());
         let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        self.end_watch();
         if let Some(file) = &self.file {
             let _ = std::fs::remove_file(file);
             // The last one takes the directory with it.
@@ -217,8 +244,7 @@ impl Watcher {
                 end();
             }
             let now_ms = self.begin.elapsed().as_millis() as u64;
-            // Many ranks on one file system: two look at all, the others only when it is late.
-            let looks = self.rank <= 1 || self.roll.late(now_ms);
+            let looks = self.roll.looks(self.rank, now_ms, self.count);
             let sights = if looks { self.sights() } else { self.sight(self.rank).into_iter().collect() };
             if let Some(fault) = self.roll.look(now_ms, sights) {
                 self.tell(&fault);
@@ -404,5 +430,7 @@ mod tests {
         assert_eq!(roll.look(90_000, both(1)), None, "it slept");
         assert_eq!(roll.look(92_000, both(2)), None);
         assert!(!roll.late(100_000));
+        let turns = |rank: usize, ms: u64| (0..8).filter(|turn| roll.looks(rank, ms, *turn)).count();
+        assert_eq!([turns(0, 95_000), turns(1, 1), turns(2, 100_000), turns(2, 149_000)], [8, 8, 0, 2]);
     }
 }

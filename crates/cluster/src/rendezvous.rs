@@ -156,7 +156,12 @@ impl Rendezvous {
         self.joined += 1;
         let mut actions = vec![Action::Accept { link, rank }];
         if self.complete() {
-            self.compare()?;
+            // All hear of it, the last one too.
+            if let Err(fault) = self.compare() {
+                self.failed = true;
+                actions.push(Action::Fault(fault));
+                return Ok(actions);
+            }
             let peer = |hello: &Hello| Peer { host: hello.host.clone(), pid: hello.pid, role: hello.role.clone() };
             actions.push(Action::Roster(self.members.iter().flatten().map(peer).collect()));
         }
@@ -283,7 +288,7 @@ mod tests {
 
     fn fault(actions: &[Action]) -> String {
         match actions {
-            [Action::Fault(fault)] => fault.to_string(),
+            [Action::Fault(fault)] | [Action::Accept { .. }, Action::Fault(fault)] => fault.to_string(),
             other => panic!("no fault: {other:?}"),
         }
     }

@@ -1,0 +1,89 @@
+//! Flags that mean nothing where they stand: whoever wrote one expects something of it, so it is an error and not ignored.
+//!
+//! A single process takes `--transport`, `--streams` and `--heartbeat-ms` as it is: one worker exchanges nothing, over whatever
+//! transport, and a script may vary the number of workers alone.
+
+use crate::args::{TransportKind, Workers};
+use crate::fail::Failure;
+use kolo_cluster::{Launcher, Place, interface};
+
+/// Refuses flags that have no meaning for this process: `place` is its place if a launcher started it, `count` the number of
+/// workers that it starts if none did.
+pub fn check(workers: &Workers, place: Option<&Place>, count: usize) -> Result<(), Failure> {
+    check_under(workers, place.map(|place| (place.launcher, place.world)), count)
+}
+
+/// As [`check`], for a process that this launcher starts as one of so many.
+pub fn check_under(workers: &Workers, launcher: Option<(Launcher, usize)>, count: usize) -> Result<(), Failure> {
+    if let Some(address) = workers.interface {
+        interface::checked(address).map_err(Failure::wrong_flag)?;
+    }
+    match launcher {
+        // Whoever started it has checked.
+        Some((Launcher::Kolo, _)) => Ok(()),
+        Some((launcher, world)) => check_found(workers, launcher, world),
+        None => check_started(workers, count),
+    }
+}
+
+fn refuse(workers: &Workers, flags: &[(&str, &str)], why: &str, hint: &str) -> Result<(), Failure> {
+    let given = |flag: &str| workers.given.iter().any(|id| id == flag);
+    match flags.iter().find(|(id, _)| given(id)) {
+        Some((_, shown)) => Err(Failure::usage(format!("{shown}: {why}"), hint)),
+        None => Ok(()),
+    }
+}
+
+/// Another launcher started this process.
+fn check_found(workers: &Workers, launcher: Launcher, world: usize) -> Result<(), Failure> {
+    let name = launcher.name();
+    let count = format!("-n {}", workers.count);
+    let flags = [("count", count.as_str()), ("hosts", "--hosts"), ("ssh", "--ssh")];
+    let why = format!("the workers are started by {name}, {world} of them");
+    refuse(workers, &flags, &why, "leave it out, or start kolo without that launcher")?;
+    let by_mpi = matches!(launcher, Launcher::OpenMpi | Launcher::Mpich);
+    if !by_mpi && workers.transport != TransportKind::Mpi {
+        let why = "MPI is not used";
+        refuse(workers, &[("mpi-library", "--mpi-library")], why, "leave it out, or add --transport mpi")?;
+    }
+    check_streams(workers, if by_mpi { TransportKind::Mpi } else { TransportKind::Tcp })
+}
+
+/// This process is alone, or starts the workers itself.
+fn check_started(workers: &Workers, count: usize) -> Result<(), Failure> {
+    let why = "no MPI launcher started this process";
+    refuse(workers, &[("mpi-library", "--mpi-library")], why, "start it with mpirun or srun --mpi, without -n")?;
+    if workers.transport == TransportKind::Mpi {
+        let hint = "start it with mpirun or srun --mpi, without -n, or leave --transport out";
+        return Err(Failure::usage("--transport mpi, but no MPI launcher started this process", hint));
+    }
+    if workers.hosts.is_none() {
+        let flags = [("ssh", "--ssh"), ("interface", "--interface")];
+        let why = "all workers run on this host, and meet inside it";
+        refuse(workers, &flags, why, "leave it out, or name hosts with --hosts")?;
+    }
+    if count > 1 { check_streams(workers, TransportKind::Tcp) } else { Ok(()) }
+}
+
+/// `usual` is the transport that `auto` may come to.
+fn check_streams(workers: &Workers, usual: TransportKind) -> Result<(), Failure> {
+    let transport = if workers.transport == TransportKind::Auto { usual } else { workers.transport };
+    if transport == TransportKind::Tcp {
+        return Ok(());
+    }
+    let why = "only TCP has streams, and it is not used";
+    refuse(workers, &[("streams", "--streams")], why, "leave it out, or add --transport tcp")
+}
+
+/// A command that starts no workers knows their number, and nothing else of them.
+pub fn check_planned(workers: &Workers, command: &str) -> Result<(), Failure> {
+    let flags = [
+        ("ssh", "--ssh"),
+        ("interface", "--interface"),
+        ("transport", "--transport"),
+        ("streams", "--streams"),
+        ("mpi-library", "--mpi-library"),
+        ("heartbeat-ms", "--heartbeat-ms"),
+    ];
+    refuse(workers, &flags, &format!("`kolo {command}` starts no workers"), "leave it out")
+}

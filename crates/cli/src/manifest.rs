@@ -1,0 +1,132 @@
+//! What the ranks of a job must agree on, as each tells it when it joins: the command, every key of the job, the flags that
+//! change what ranks do together, the data and the program.
+//!
+//! Where results are written, how many threads a rank has, and through which interface it is reached may differ.
+
+use crate::args::{TransportKind, Workers};
+use clap::ValueEnum;
+use kolo_cluster::Manifest;
+use kolo_train::Job;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+
+/// A manifest in the making.
+pub struct Agreement(Vec<(String, String)>);
+
+impl Agreement {
+    pub fn on(command: &str) -> Self {
+        Self(vec![("command".into(), command.into())])
+    }
+
+    pub fn flag(mut self, name: &str, value: impl ToString) -> Self {
+        self.0.push((name.into(), value.to_string()));
+        self
+    }
+
+    pub fn job(mut self, job: &Job) -> Self {
+        self.0.extend(job.manifest());
+        // Another build of the same version may compute other bits; a job that does not promise them may mix builds.
+        if job.reproducible {
+            self.0.push(("build of the program".into(), build().unwrap_or_default()));
+        }
+        self
+    }
+
+    pub fn workers(self, workers: &Workers) -> Self {
+        let name = |kind: TransportKind| kind.to_possible_value().map(|value| value.get_name().to_string());
+        self.flag("--transport", name(workers.transport).unwrap_or_default())
+            .flag("--streams", workers.streams)
+            .flag("--heartbeat-ms", workers.heartbeat_ms)
+    }
+
+    pub fn manifest(self) -> Manifest {
+        Manifest::new(self.0)
+    }
+}
+
+/// What tells this build of the program from others: the linker's build id or, without one, a digest of the whole file.
+fn build() -> Option<String> {
+    let mut file = File::open("/proc/self/exe").ok()?;
+    let id = linked(&mut file).map(|id| id.iter().map(|byte| format!("{byte:02x}")).collect());
+    id.or_else(|| {
+        file.seek(SeekFrom::Start(0)).ok()?;
+        let mut hasher = blake3::Hasher::new();
+        std::io::copy(&mut file, &mut hasher).ok()?;
+        Some(hasher.finalize().to_hex().to_string())
+    })
+}
+
+/// The note `GNU` of type 3 in a 64-bit ELF file of this machine's byte order.
+fn linked(file: &mut (impl Read + Seek)) -> Option<Vec<u8>> {
+    const NOTE_SEGMENT: u32 = 4;
+    const BUILD_ID: u32 = 3;
+    const SEGMENTS_MAX: u16 = 64;
+    const NOTES_BYTES_MAX: u64 = 64 << 10;
+    let header = piece(file, 0, 64)?;
+    if header.get(..5)? != b"\x7fELF\x02" {
+        return None;
+    }
+    let (first, size, count) = (long(&header, 32)?, short(&header, 54)?, short(&header, 56)?);
+    for at in 0..count.min(SEGMENTS_MAX) {
+        let segment = piece(file, first.checked_add(u64::from(at) * u64::from(size))?, 56)?;
+        let (offset, bytes) = (long(&segment, 8)?, long(&segment, 32)?);
+        if word(&segment, 0)? != NOTE_SEGMENT || bytes > NOTES_BYTES_MAX {
+            continue;
+        }
+        let notes = piece(file, offset, bytes)?;
+        let mut rest = &notes[..];
+        while let (Some(name), Some(length), Some(kind)) = (word(rest, 0), word(rest, 4), word(rest, 8)) {
+            let begin = 12 + (name as usize).next_multiple_of(4);
+            let id = rest.get(begin..begin.checked_add(length as usize)?)?;
+            if kind == BUILD_ID && rest.get(12..16) == Some(b"GNU\0") {
+                return Some(id.to_vec());
+            }
+            rest = rest.get(begin + (length as usize).next_multiple_of(4)..)?;
+        }
+    }
+    None
+}
+
+fn piece(file: &mut (impl Read + Seek), offset: u64, bytes: u64) -> Option<Vec<u8>> {
+    file.seek(SeekFrom::Start(offset)).ok()?;
+    let mut piece = vec![0; usize::try_from(bytes).ok()?];
+    file.read_exact(&mut piece).ok()?;
+    Some(piece)
+}
+
+fn short(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn long(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Cursor;
+
+    #[test]
+    fn a_program_knows_its_build_and_no_file_breaks_the_reader() {
+        let id = build().expect("this program");
+        assert!(id.len() >= 16 && id.bytes().all(|byte| byte.is_ascii_hexdigit()), "{id}");
+        assert_eq!(Some(id), build());
+        let mut head = vec![0; 64 << 10];
+        let count = File::open("/proc/self/exe").and_then(|mut file| file.read(&mut head)).expect("this program");
+        head.truncate(count);
+        let mut state = 1u64;
+        for _ in 0..20_000 {
+            let mut bytes = head[..4096].to_vec();
+            for _ in 0..4 {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                bytes[(state >> 33) as usize % 1024] = (state >> 56) as u8;
+            }
+            let _ = linked(&mut Cursor::new(bytes));
+        }
+    }
+}
