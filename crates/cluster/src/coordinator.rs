@@ -200,9 +200,9 @@ impl Coordinator {
             Message::Beat(activity) => membership::Event::Beat { rank, activity },
             Message::Fail { text, culprit } => membership::Event::Failed { rank, text, culprit },
             Message::Finish => membership::Event::Finished { rank },
-            Message::GiveUp { text } => {
-                self.told = true;
-                membership::Event::GivenUp { text }
+            Message::GiveUp { text, told } => {
+                self.told |= told;
+                membership::Event::GivenUp { rank, text, told }
             }
             _ => {
                 let from = self.membership.seat(rank).place();

@@ -17,6 +17,7 @@ use crate::member::{Entry, Invitation, Member};
 use crate::message::{Envelope, Key, Message};
 use crate::pace::Pace;
 use crate::rendezvous::JOIN_HEARTBEATS;
+use crate::silence::Absence;
 use kolo_comm::{Bootstrap, Fault, JobKey};
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -179,15 +180,24 @@ fn host(place: &Place, meeting: Meeting<'_>, opened: Opened) -> Result<Member, F
     let invitation = Invitation { job, generation: 0, heartbeat_ms: meeting.heartbeat_ms, key };
     let address = socket.ip();
     let (hosting, observer) = (Some(hosting), None);
-    let entry = Entry { line: Line::plain(ours)?, supervised: false, address, hosting, in_rank_0: true, observer };
+    let entry = Entry {
+        line: Line::plain(ours)?,
+        supervised: false,
+        address,
+        hosting,
+        in_rank_0: true,
+        speaks: false,
+        observer,
+    };
     Member::enter(place, &meeting.introduction, invitation, entry)
 }
 
 fn visit(place: &Place, meeting: Meeting<'_>) -> Result<Member, Fault> {
     let deadline = Instant::now() + Duration::from_millis(meeting.heartbeat_ms * JOIN_HEARTBEATS);
     let Meeting { way, heartbeat_ms, observer, introduction, .. } = meeting;
+    let speaks = place.rank == 1 || matches!(way, Way::File(_));
     let enter = |invitation: Invitation, entry: Entry| {
-        let entry = Entry { in_rank_0: true, observer: Some(Arc::clone(&observer)), ..entry };
+        let entry = Entry { in_rank_0: true, speaks, observer: Some(Arc::clone(&observer)), ..entry };
         Member::enter(place, &introduction, invitation, entry)
     };
     match way {
@@ -196,23 +206,30 @@ fn visit(place: &Place, meeting: Meeting<'_>) -> Result<Member, Fault> {
             let bytes = blobs.first().map(Vec::as_slice).unwrap_or_default();
             let (address, invitation) = invited(bytes, "rank 0")?;
             let entered = reach(place, address, &invitation, deadline).and_then(|entry| enter(invitation, entry));
-            entered.map_err(|fault| said_by(fault, place.rank == 1))
+            entered.map_err(|fault| said_by(fault, speaks))
         }
         Way::File(path) => {
-            let told = |fault: Fault| speak_once(&path, &observer, fault);
+            let mut absence = Absence::new(Instant::now(), 1000 + 2 * heartbeat_ms);
+            let told = |fault: Fault, absence: &Absence| {
+                let fault = absence.longest().map_or(fault, |absent| left_behind(place.rank, absent));
+                speak_once(&path, &observer, fault)
+            };
             let mut last = None;
             loop {
+                absence.turn(Instant::now());
                 // What lies there may be left over from an earlier job: then nobody answers, and a new one will come.
                 if let Some((address, invitation)) = read(&path)? {
                     let soon = deadline.min(Instant::now() + Duration::from_secs(1));
-                    match reach(place, address, &invitation, soon) {
-                        Ok(entry) => return enter(invitation, entry).map_err(told),
+                    let reached = reach(place, address, &invitation, soon);
+                    absence.turn(Instant::now());
+                    match reached {
+                        Ok(entry) => return enter(invitation, entry).map_err(|fault| told(fault, &absence)),
                         Err(fault @ Fault::System { .. }) => last = Some(fault),
                         Err(fault) => return Err(fault),
                     }
                 }
                 if Instant::now() > deadline {
-                    return Err(told(last.unwrap_or_else(|| missing(place, &path, heartbeat_ms))));
+                    return Err(told(last.unwrap_or_else(|| missing(place, &path, heartbeat_ms)), &absence));
                 }
                 std::thread::sleep(LOOK);
             }
@@ -223,6 +240,15 @@ fn visit(place: &Place, meeting: Meeting<'_>) -> Result<Member, Fault> {
 /// Rank 0, and with it the coordinator, is lost before this rank knows where it runs.
 pub(crate) fn first_lost(why: &str) -> Fault {
     Fault::System { what: "rank 0, which coordinates the job, is lost".into(), error: why.into() }
+}
+
+/// This rank was suspended, and the others did not wait for it.
+pub(crate) fn left_behind(rank: usize, absent: Duration) -> Fault {
+    let error = format!(
+        "it was suspended for {} ms while the ranks joined, and the job is over\n  hint: the message of the job names the rank that was missing",
+        absent.as_millis()
+    );
+    Fault::System { what: kolo_comm::fault::place(rank, &crate::host_name()), error }
 }
 
 /// What befell all ranks, as this one says it, or leaves it to another one to say.
@@ -291,7 +317,15 @@ pub(crate) fn reach(
     let (stream, session) = hall::enter(address, &invitation.key, job, generation, place.rank, deadline)?;
     let local = stream.local_addr().map_err(|error| Fault::system("asking for a link's address", &error))?;
     let line = Line::sealed(stream, session)?;
-    Ok(Entry { line, supervised: false, address: local.ip(), hosting: None, in_rank_0: false, observer: None })
+    Ok(Entry {
+        line,
+        supervised: false,
+        address: local.ip(),
+        hosting: None,
+        in_rank_0: false,
+        speaks: false,
+        observer: None,
+    })
 }
 
 /// Writes the file beside its place and moves it there, so that nobody sees half of it.

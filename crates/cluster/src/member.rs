@@ -12,7 +12,7 @@ use crate::message::{EVENT_BYTES_MAX, Envelope, Hello, Message, Peer};
 use crate::monitor::{Monitor, Shared};
 use crate::pace::Pace;
 use crate::rendezvous::JOIN_HEARTBEATS;
-use crate::silence::Silence;
+use crate::silence::{Absence, Silence};
 use kolo_comm::transport::BOOTSTRAP_BYTES_MAX;
 use kolo_comm::watch::Activity;
 use kolo_comm::{Bootstrap, Fault, JobKey, Watch};
@@ -74,6 +74,8 @@ pub(crate) struct Entry {
     pub hosting: Option<Hosting>,
     /// Whether the coordinator lives in rank 0, and not in a process of its own.
     pub in_rank_0: bool,
+    /// Whether this rank says so if the coordinator falls silent while the ranks join.
+    pub speaks: bool,
     /// To be told if the coordinator is lost, and this rank is to say so.
     pub observer: Option<Observer>,
 }
@@ -104,8 +106,8 @@ impl Member {
         let (job, generation) = (first.job, first.generation);
         let invitation = Invitation { job, generation, heartbeat_ms, key: JobKey::from_bytes(key.0) };
         let address = Ipv4Addr::LOCALHOST.into();
-        let (hosting, in_rank_0, observer) = (None, false, None);
-        let entry = Entry { line, supervised: true, address, hosting, in_rank_0, observer };
+        let (hosting, in_rank_0, speaks, observer) = (None, false, false, None);
+        let entry = Entry { line, supervised: true, address, hosting, in_rank_0, speaks, observer };
         Self::enter(place, introduction, invitation, entry)
     }
 
@@ -132,11 +134,11 @@ impl Member {
         if let Some(text) = &introduction.failure {
             entry.line.send(&envelope(Message::Fail { text: text.clone(), culprit: None }));
         }
-        let roster = await_roster(&mut entry, place.world, pace, &envelope)?;
+        let roster = await_roster(&mut entry, place, pace, &envelope)?;
         let hosts = roster.iter().map(Peer::label).collect();
         let heartbeat = Duration::from_millis(heartbeat_ms);
         let watch = Watch::new(hosts, heartbeat);
-        let Entry { line, supervised, address, hosting, in_rank_0, observer } = entry;
+        let Entry { line, supervised, address, hosting, in_rank_0, observer, .. } = entry;
         let mut shared = Shared::new(line, job, generation, pace, Arc::clone(&watch));
         (shared.supervised, shared.in_rank_0) = (supervised, in_rank_0);
         shared.observer = observer.filter(|_| place.rank == teller(&roster));
@@ -266,18 +268,25 @@ fn teller(roster: &[Peer]) -> usize {
 /// Gives signs of life until all ranks have joined.
 fn await_roster(
     entry: &mut Entry,
-    world: usize,
+    place: &Place,
     pace: Pace,
     envelope: &dyn Fn(Message) -> Envelope,
 ) -> Result<Vec<Peer>, Fault> {
-    let (in_rank_0, line) = (entry.in_rank_0, &mut entry.line);
-    let lost = |why: &str| if in_rank_0 { meet::first_lost(why) } else { lost(why) };
+    let Place { rank, world, .. } = *place;
+    let (in_rank_0, told, line) = (entry.in_rank_0, entry.speaks, &mut entry.line);
+    let mut absence = Absence::new(Instant::now(), 2 * pace.heartbeat_ms);
+    let lost = |why: &str, absence: &Absence| match (in_rank_0, absence.longest()) {
+        (true, Some(absent)) => meet::left_behind(rank, absent),
+        (true, None) => meet::first_lost(why),
+        (false, _) => lost(why),
+    };
     let mut silence = Silence::new(Instant::now(), pace.heartbeat_ms * MUTE_HEARTBEATS);
     let mut roster = Vec::new();
     // The coordinator's own deadline comes first and names who is missing; this one is for a mute coordinator.
     let deadline = Instant::now() + Duration::from_millis(pace.heartbeat_ms * (JOIN_HEARTBEATS + 10));
     while roster.len() < world {
         line::wait(line, pace.beat_ms());
+        absence.turn(Instant::now());
         for received in line.receive()? {
             silence.hear(Instant::now());
             match received.message {
@@ -287,10 +296,13 @@ fn await_roster(
             }
         }
         if !line.open() {
-            return Err(lost("it closed the link before all ranks had joined"));
+            return Err(lost("it closed the link before all ranks had joined", &absence));
         }
         if Instant::now() > deadline || (in_rank_0 && silence.too_long(Instant::now())) {
-            return Err(lost("it fell silent while the ranks joined; its process is stopped or its host is gone"));
+            let why = "it fell silent while the ranks joined; its process is stopped or its host is gone";
+            let fault = lost(why, &absence);
+            line.send(&envelope(Message::GiveUp { text: fault.to_string(), told }));
+            return Err(fault);
         }
         if !line.busy() {
             line.send(&envelope(Message::Beat(Activity {

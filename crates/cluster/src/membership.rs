@@ -57,9 +57,11 @@ pub enum Event {
         rank: usize,
         why: String,
     },
-    /// A rank has given up the coordinator, which was silent for too long, and has said so.
+    /// A rank has given up the coordinator, which was silent for too long; `told` if it has shown that to the user.
     GivenUp {
+        rank: usize,
         text: String,
+        told: bool,
     },
     /// A fault found elsewhere.
     Fault(Fault),
@@ -260,7 +262,10 @@ impl Membership {
                 let fault = self.lost(rank, why);
                 self.suspect(now_ms, Weight::Certain, Some(rank), 1, fault, None);
             }
-            Event::GivenUp { text } => self.given_up(now_ms, text),
+            Event::GivenUp { rank, text, told } => {
+                self.seats[rank].reported = true;
+                self.given_up(now_ms, text, told);
+            }
             Event::Fault(fault) => self.suspect(now_ms, Weight::Certain, fault.culprit(), 1, fault, None),
             Event::Interrupt { signal } => self.interrupt(now_ms, signal, actions),
             Event::Tick => self.look(now_ms),
@@ -327,7 +332,7 @@ impl Membership {
             let text = format!(
                 "{place} was suspended for {absent_ms} ms, and the other ranks have left meanwhile\n  hint: see who stopped its process, or whether its host was overloaded"
             );
-            return self.given_up(now_ms, text);
+            return self.given_up(now_ms, text, false);
         }
         let fault = self.lost(rank, "it closed its control link".into());
         self.suspect(now_ms, Weight::Closed, Some(rank), 1, fault, None);
@@ -341,11 +346,13 @@ impl Membership {
         (!self.supervised && gone && just_now && absent_ms >= self.pace.heartbeat_ms).then_some(absent_ms)
     }
 
-    /// The ranks have ended the job without this core: its own links tell it nothing about who is at fault.
-    fn given_up(&mut self, now_ms: u64, text: String) {
+    /// The ranks have ended the job without this core: its own links tell it nothing about who is at fault. Where nobody has
+    /// shown it yet, another rank may be about to.
+    fn given_up(&mut self, now_ms: u64, text: String, told: bool) {
         // What it believed before was about ranks that had already left.
-        self.suspicion.take_if(|earlier| earlier.weight < Weight::Certain);
-        self.suspect(now_ms, Weight::Certain, Some(0), 1, Fault::Aborted(text), None);
+        self.suspicion.take_if(|earlier| earlier.weight < Weight::Exited);
+        let weight = if told { Weight::Certain } else { Weight::Exited };
+        self.suspect(now_ms, weight, Some(0), 1, Fault::Aborted(text), None);
     }
 
     fn exited(&mut self, now_ms: u64, rank: usize, exit: Exit) {
@@ -725,13 +732,15 @@ mod tests {
         };
         let text = suspended(&|core| {
             core.step(9000, Event::Closed { rank: 1 });
-            core.step(9001, Event::GivenUp { text: "rank 0 on node0 is gone".into() })
+            core.step(9001, Event::GivenUp { rank: 2, text: "rank 0 on node0 fell silent".into(), told: false });
+            core.step(9002, Event::GivenUp { rank: 1, text: "rank 0 on node0 is gone".into(), told: true })
         });
         assert_eq!(text, "rank 0 on node0 is gone");
         // Its launcher ended them before they could say so.
         let text = suspended(&|core| {
             assert_eq!(core.step(9000, Event::Closed { rank: 2 }), []);
-            core.step(9001, Event::Closed { rank: 1 })
+            assert_eq!(core.step(9001, Event::Closed { rank: 1 }), []);
+            core.step(9060, Event::Tick)
         });
         assert!(text.starts_with("rank 0 on node0 was suspended for 8000 ms, and the other ranks have left"), "{text}");
         // All were suspended, and one of them is gone.

@@ -121,9 +121,10 @@ pub enum Message {
     Abort {
         text: String,
     },
-    /// A member has not heard of the coordinator for too long, has said so, and leaves.
+    /// A member has not heard of the coordinator for too long, and leaves. `told` if it has shown this to the user.
     GiveUp {
         text: String,
+        told: bool,
     },
 }
 
@@ -214,7 +215,11 @@ impl Message {
                 out.word(culprit.map_or(u32::MAX, |rank| rank as u32));
                 out.text(text);
             }
-            Message::Abort { text } | Message::GiveUp { text } => out.text(text),
+            Message::Abort { text } => out.text(text),
+            Message::GiveUp { text, told } => {
+                out.0.push(u8::from(*told));
+                out.text(text);
+            }
             Message::Pulse { moved } => out.0.push(u8::from(*moved)),
             Message::Finish | Message::Release => {}
         }
@@ -249,7 +254,7 @@ impl Message {
             9 => Message::Finish,
             10 => Message::Release,
             11 => Message::Abort { text: body.text()? },
-            12 => Message::GiveUp { text: body.text()? },
+            12 => Message::GiveUp { told: body.byte()? != 0, text: body.text()? },
             _ => return None,
         })
     }
@@ -329,7 +334,7 @@ mod tests {
             Message::Finish,
             Message::Release,
             Message::Abort { text: "x".into() },
-            Message::GiveUp { text: "x".into() },
+            Message::GiveUp { text: "x".into(), told: true },
         ]
     }
 

@@ -127,13 +127,13 @@ impl Shared {
 
     /// The coordinator itself is at fault: nobody else will tell.
     fn abandon(&self, fault: Fault) {
-        if self.watch.check().is_ok()
-            && let Some(observer) = &self.observer
-        {
-            observer(&Notice::Ending { text: fault.to_string(), told: false });
+        let text = fault.to_string();
+        let observer = self.observer.as_ref().filter(|_| self.watch.check().is_ok());
+        if let Some(observer) = observer {
+            observer(&Notice::Ending { text: text.clone(), told: false });
         }
         // If it was only suspended, it learns that it was given up, and accuses nobody.
-        self.tell(Message::GiveUp { text: fault.to_string() });
+        self.tell(Message::GiveUp { text, told: observer.is_some() });
         self.watch.abort(fault);
         self.news.notify_all();
     }

@@ -31,6 +31,33 @@ impl Silence {
     }
 }
 
+/// Whether this process itself was suspended, as turns of a loop that come far too late show.
+#[derive(Debug)]
+pub(crate) struct Absence {
+    turned: Instant,
+    limit: Duration,
+    longest: Option<Duration>,
+}
+
+impl Absence {
+    /// A turn of the loop takes less than this.
+    pub fn new(now: Instant, limit_ms: u64) -> Self {
+        Self { turned: now, limit: Duration::from_millis(limit_ms), longest: None }
+    }
+
+    pub fn turn(&mut self, now: Instant) {
+        let gap = now.saturating_duration_since(self.turned);
+        self.turned = now;
+        if gap > self.limit {
+            self.longest = self.longest.max(Some(gap));
+        }
+    }
+
+    pub fn longest(&self) -> Option<Duration> {
+        self.longest
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
