@@ -42,6 +42,7 @@ fn main() -> ExitCode {
 const TESTS: &[(&str, fn())] = &[
     ("a_killed_rank", a_killed_rank),
     ("a_stopped_rank", a_stopped_rank),
+    ("a_killed_server", a_killed_server),
     ("a_hung_rank", a_hung_rank),
     ("a_killed_launcher", a_killed_launcher),
     ("another_call", another_call),
@@ -252,6 +253,24 @@ fn a_stopped_rank() {
         let start = format!("error: rank {rank} on {} is gone during ", host());
         end.check(SOON, 1, &[&start, ": its process was stopped for "]);
         end.tells_where();
+    }
+}
+
+/// A parameter server is called so, at work and before it has said what it is.
+fn a_killed_server() {
+    for works in [false, true] {
+        let mut job = Job::train(&["--async", "--servers", "1"], format!("a killed server, at work: {works}"));
+        let workers = job.ranks(WORKERS + 1);
+        if works {
+            job.wait_for_work();
+        }
+        let end = job.end(|_: &mut Job| {
+            signal(workers[&WORKERS], libc::SIGKILL);
+            Instant::now()
+        });
+        assert_eq!(end.code, Some(1), "{}", end.about);
+        let start = format!("error: rank {WORKERS} on {} (server 0) is gone during ", host());
+        assert!(end.error.starts_with(&start), "{}", end.about);
     }
 }
 

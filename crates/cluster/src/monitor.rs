@@ -134,6 +134,10 @@ impl Shared {
         }
         // If it was only suspended, it learns that it was given up, and accuses nobody.
         self.tell(Message::GiveUp { text, told: observer.is_some() });
+        // A launcher that sees this rank go ends the others: whoever speaks for all comes first, and looks up this often.
+        if self.in_rank_0 && observer.is_none() {
+            std::thread::sleep(Duration::from_millis(2 * self.pace.beat_ms()));
+        }
         self.watch.abort(fault);
         self.news.notify_all();
     }

@@ -56,6 +56,7 @@ const TESTS: &[(&str, fn())] = &[
     ("meets_through_a_file", foreign::meets_through_a_file),
     ("a_lost_rank_is_told_once", foreign::a_lost_rank_is_told_once),
     ("a_stopped_rank_and_a_deaf_one", foreign::a_stopped_rank_and_a_deaf_one),
+    ("a_stopped_first_rank_is_told_once", foreign::a_stopped_first_rank_is_told_once),
     ("all_are_suspended", foreign::all_are_suspended),
     ("a_failing_first_rank_is_told_once", foreign::a_failing_first_rank_is_told_once),
     ("under_mpirun", foreign::under_mpirun),

@@ -112,6 +112,75 @@ fn a_host_that_cannot_be_reached_is_named() {
     }
 }
 
+/// A remote shell for hosts that are this one: `words` run before the command, with the host's name in `$1`.
+fn local_shell(dir: &Path, words: &str) -> String {
+    let path = dir.join("shell");
+    std::fs::write(&path, format!("#!/bin/sh\n{words}\nexec sh -c \"$2\"\n")).expect("a script");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).expect("a script");
+    path.to_string_lossy().into_owned()
+}
+
+/// One path, behind which each host has a file of its own.
+#[test]
+fn hosts_with_different_job_files_are_refused() {
+    let dir = tempdir();
+    let job = |seed: usize| {
+        format!("[job]\nseed = {seed}\n[model]\nkind = \"mlp\"\n[data]\nsource = \"builtin:digits\"\n[train]\nsteps = 3\n")
+    };
+    for (name, seed) in [("a", 1), ("b", 2)] {
+        std::fs::write(dir.path().join(format!("{name}.toml")), job(seed)).expect("a job file");
+    }
+    let shell = local_shell(dir.path(), "exec 9<\"$1.toml\"");
+    for (words, hosts, odd) in [
+        (&["train"][..], "a:1,b:1", "`job.seed` is `2` at rank 1 on "),
+        (&["train", "--async", "--servers", "1"], "a:2,b:1", "`job.seed` is `2` at rank 2 on "),
+        (&["bench", "train", "--steps", "1"], "a:1,b:1", "`job.seed` is `2` at rank 1 on "),
+    ] {
+        let mut command = under(&["sh", "-c", "exec 9<a.toml; exec \"$@\"", "sh", KOLO], dir.path());
+        command.args(words).args(["/dev/fd/9", "--hosts", hosts, "--interface", "127.0.0.1", "--ssh", &shell]);
+        let ended = run(&mut command, LIMIT);
+        assert_eq!(ended.code, Some(1), "{ended}");
+        let message = ended.only_error();
+        assert!(message.starts_with("error: the ranks were given different jobs: "), "{ended}");
+        assert!(message.contains(odd), "{odd}: {ended}");
+        assert_eq!(message.contains("(server 0)"), words.contains(&"--async"), "{ended}");
+    }
+}
+
+#[test]
+fn an_address_of_no_single_host_is_refused() {
+    for (address, what) in [
+        ("0.0.0.0", "stands for every interface"),
+        ("::", "stands for every interface"),
+        ("224.0.0.1", "is a multicast address"),
+        ("255.255.255.255", "is the broadcast address"),
+    ] {
+        let dir = tempdir();
+        let mut command = kolo(dir.path());
+        command.args(Job::Digits.quiet()).args(["--hosts", "a:1,b:1", "--ssh", "false", "--interface", address]);
+        let ended = run(&mut command, LIMIT);
+        assert_eq!(ended.code, Some(2), "{ended}");
+        assert!(ended.only_error().contains(&format!("--interface {address} {what}")), "{ended}");
+    }
+}
+
+/// It says so itself, long before the others have waited for it in vain.
+#[test]
+fn a_worker_that_cannot_reach_the_others_is_noticed() {
+    let dir = tempdir();
+    if !Command::new("unshare").args(["-n", "true"]).status().is_ok_and(|status| status.success()) {
+        return skip("no network namespaces");
+    }
+    let shell = local_shell(dir.path(), "[ \"$1\" = a ] || exec unshare -n sh -c \"$2\"");
+    let mut command = kolo(dir.path());
+    command.args(Job::Digits.quiet()).args(["--hosts", "a:1,b:1", "--interface", "127.0.0.1", "--ssh", &shell]);
+    let ended = run(command.args(["--heartbeat-ms", "300"]), LIMIT);
+    assert_eq!(ended.code, Some(1), "{ended}");
+    let message = ended.only_error_of(2);
+    assert!(message.starts_with("error: rank 1 on b is gone during its start: "), "{ended}");
+    assert!(message.contains("reaching the coordinator at 127.0.0.1:"), "{ended}");
+}
+
 /// It is reached over the remote shell too, and is not mistaken for this one.
 #[test]
 fn a_single_place_is_on_its_host() {

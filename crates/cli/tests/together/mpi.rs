@@ -1,7 +1,9 @@
 //! Under real `mpirun`s.
 
 use crate::job::{Job, KOLO, LIMIT, fails, tempdir, transport, under};
-use crate::process::{installed, run};
+use crate::process::{Ended, harmed, installed, run, signal};
+use std::path::Path;
+use std::time::Duration;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mpi {
@@ -22,6 +24,14 @@ impl Mpi {
         match self {
             Mpi::Open => vec!["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", ranks, KOLO],
             Mpi::Mpich => vec!["mpirun.mpich", "-n", ranks, KOLO],
+        }
+    }
+
+    /// The variable that tells a rank its number.
+    fn rank(self, rank: usize) -> String {
+        match self {
+            Mpi::Open => format!("OMPI_COMM_WORLD_RANK={rank}"),
+            Mpi::Mpich => format!("PMI_RANK={rank}"),
         }
     }
 
@@ -90,6 +100,94 @@ fn a_wrong_job_under_mpirun_is_told_once() {
         let ended = run(under(&mpi.start("4"), dir.path()).args(["train", "--nowhere"]), LIMIT);
         assert!(ended.code.is_some_and(|code| code != 0), "{mpi:?}: {ended}");
         assert_eq!(ended.stderr.matches("unexpected argument '--nowhere'").count(), 1, "{mpi:?}: {ended}");
+    }
+}
+
+/// Two ranks with the same command, but for what is added to the second one's.
+fn differing(mpi: Mpi, first: &[&str], second: &[&str]) -> Ended {
+    let dir = tempdir();
+    let mut command = under(&mpi.start("1"), dir.path());
+    command.args(first).args([":", "-n", "1", KOLO]).args(second);
+    let ended = run(&mut command, LIMIT);
+    assert!(ended.code.is_some_and(|code| code != 0), "{mpi:?}: {ended}");
+    assert_eq!(left(dir.path()), 0, "{mpi:?}: files by which ranks met are still there: {ended}");
+    ended
+}
+
+/// What lies where ranks meet.
+fn left(home: &Path) -> usize {
+    std::fs::read_dir(home.join(".kolo/run")).map_or(0, Iterator::count)
+}
+
+#[test]
+fn ranks_with_different_jobs_are_refused() {
+    let words = Job::Digits.quiet();
+    let usual: Vec<&str> = words.iter().map(String::as_str).collect();
+    let with = |more: &[&'static str]| [&usual[..], more].concat();
+    let bench = [&["bench", "train", usual[1], "--steps"][..], &["1"]].concat();
+    let cases = [
+        (usual.clone(), with(&["--set", "data.holdout=0.21"]), "`data.holdout` is `0.21` at rank 1 on "),
+        (usual.clone(), with(&["--set", "job.seed=2"]), "`job.seed` is `2` at rank 1 on "),
+        (usual.clone(), with(&["--trace", "trace.json"]), "`--trace` is `given` at rank 1 on "),
+        (usual.clone(), bench.clone(), "`command` is `bench train` at rank 1 on "),
+        (bench.clone(), [&bench[..], &["--warmup", "7"]].concat(), "`--warmup` is `7` at rank 1 on "),
+        (
+            with(&["--async", "--staleness", "0"]),
+            with(&["--async", "--staleness", "2"]),
+            "`--staleness` is `2` at rank 1 on ",
+        ),
+    ];
+    for mpi in Mpi::all() {
+        for (first, second, expected) in &cases {
+            let ended = differing(mpi, first, second);
+            let message = ended.only_error();
+            assert!(message.starts_with("error: the ranks were given different jobs: "), "{mpi:?}: {ended}");
+            assert!(message.contains(expected) && message.contains(" at rank 0 on "), "{expected}: {mpi:?}: {ended}");
+        }
+        // A default that is written out is the same job.
+        let dir = tempdir();
+        let mut command = under(&mpi.start("1"), dir.path());
+        command.args(&usual).args([":", "-n", "1", KOLO]).args(with(&["--set", "data.holdout=0.2"]));
+        run(&mut command, LIMIT).well();
+    }
+}
+
+/// Stopped before it has joined, while MPI starts, and at work: whoever it is, it is named, and nobody waits for ever.
+#[test]
+fn a_rank_that_is_stopped_under_mpirun_is_named() {
+    for mpi in Mpi::all() {
+        for (victim, after_ms) in [(0, 0), (2, 30), (1, 150), (0, 2500)] {
+            let dir = tempdir();
+            let mut command = under(&mpi.start("4"), dir.path());
+            command.args(["train", "--quiet", "--threads", "1", "--set", "train.epochs=100000"]);
+            let variable = mpi.rank(victim);
+            let ended = harmed(command.args(["--heartbeat-ms", "400"]), LIMIT, move |processes| {
+                let pid = processes.find(&variable);
+                std::thread::sleep(Duration::from_millis(after_ms));
+                signal(pid, 19);
+            });
+            assert!(ended.code.is_some_and(|code| code != 0), "{mpi:?}: {ended}");
+            let message = ended.only_error();
+            let named = format!("error: rank {victim} ");
+            assert!(message.starts_with(&named), "{mpi:?}, after {after_ms} ms: {ended}");
+            assert_eq!(left(dir.path()), 0, "{mpi:?}: {ended}");
+        }
+    }
+}
+
+#[test]
+fn flags_that_mean_nothing_under_mpirun_are_told_once() {
+    for mpi in Mpi::all() {
+        for (flags, expected) in [
+            (&["-n", "4"][..], "-n 4: the workers are started by mpirun"),
+            (&["--hosts", "a:2"], "--hosts: the workers are started by mpirun"),
+            (&["--streams", "2"], "--streams: only TCP has streams"),
+        ] {
+            let dir = tempdir();
+            let ended = run(under(&mpi.start("2"), dir.path()).args(Job::Digits.quiet()).args(flags), LIMIT);
+            assert!(ended.code.is_some_and(|code| code != 0), "{mpi:?}: {ended}");
+            assert!(ended.only_error().contains(expected), "{mpi:?}: {ended}");
+        }
     }
 }
 

@@ -34,8 +34,13 @@ impl Ended {
 
     /// The messages of kolo's own: there must be one, whoever else complains.
     pub fn only_error(&self) -> &str {
+        self.only_error_of(1)
+    }
+
+    /// As [`Self::only_error`], where the message also quotes what ranks printed.
+    pub fn only_error_of(&self, messages: usize) -> &str {
         let begins: Vec<usize> = self.stderr.match_indices("error: ").map(|(at, _)| at).collect();
-        assert_eq!(begins.len(), 1, "one message, not {}: {self}", begins.len());
+        assert_eq!(begins.len(), messages, "not {} messages: {self}", begins.len());
         &self.stderr[begins[0]..]
     }
 }
@@ -50,6 +55,11 @@ impl std::fmt::Display for Ended {
 /// Runs a program to its end. If it takes longer than the limit, it and all it started is killed, and the test fails with
 /// what was printed until then.
 pub fn run(command: &mut Command, limit: Duration) -> Ended {
+    harmed(command, limit, |_| {})
+}
+
+/// As [`run`], with something done to its processes while they run.
+pub fn harmed(command: &mut Command, limit: Duration, harm: impl FnOnce(&Processes) + Send + 'static) -> Ended {
     static RUNS: AtomicUsize = AtomicUsize::new(0);
     let mark = format!("{MARK}={}.{}", std::process::id(), RUNS.fetch_add(1, Ordering::Relaxed));
     command.env(MARK, &mark[MARK.len() + 1..]).process_group(0);
@@ -58,6 +68,8 @@ pub fn run(command: &mut Command, limit: Duration) -> Ended {
     let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let stdout = collect(child.stdout.take().expect("piped"));
     let stderr = collect(child.stderr.take().expect("piped"));
+    let processes = Processes { mark: mark.clone(), deadline: begin + limit };
+    let harming = std::thread::spawn(move || harm(&processes));
     let mut code = None;
     while code.is_none() && begin.elapsed() < limit {
         std::thread::sleep(LOOK);
@@ -69,15 +81,47 @@ pub fn run(command: &mut Command, limit: Duration) -> Ended {
         kill(&marked(&mark));
     }
     let _ = child.wait();
+    let harmed = harming.join();
     let ended = Ended {
         code: code.and_then(|status| status.code()),
         stdout: stdout.text(),
         stderr: stderr.text(),
         took: begin.elapsed(),
     };
+    assert!(harmed.is_ok(), "{command:?}: {ended}");
     assert!(code.is_some(), "{command:?} went on for more than {limit:?}: {ended}");
     assert!(left.is_empty(), "{command:?} left processes {left:?} behind: {ended}");
     ended
+}
+
+/// The processes of a program that runs.
+pub struct Processes {
+    mark: String,
+    deadline: Instant,
+}
+
+impl Processes {
+    /// The process whose environment says this, as soon as it is there and runs the binary.
+    pub fn find(&self, variable: &str) -> i32 {
+        loop {
+            let says = |pid: &String| {
+                let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+                let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+                program == Path::new(crate::job::KOLO)
+                    && environment.split(|byte| *byte == 0).any(|word| word == variable.as_bytes())
+            };
+            if let Some(pid) = marked(&self.mark).into_iter().find(says) {
+                return pid.parse().expect("a number");
+            }
+            assert!(Instant::now() < self.deadline, "no process with {variable}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Sends a signal to a process that a test started; it may be gone.
+pub fn signal(pid: i32, number: i32) {
+    let _ = Command::new("kill").args([format!("-{number}"), pid.to_string()]).stderr(Stdio::null()).status();
 }
 
 /// A stream that is read as it comes.

@@ -1,7 +1,7 @@
 //! Under a real Slurm of two nodes on this machine.
 
 use crate::job::{Job, KOLO, LIMIT, fails, kolo, report, tempdir, transport, under, weights};
-use crate::process::{installed, run};
+use crate::process::{Ended, harmed, installed, run, signal};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -66,6 +66,8 @@ fn a_cluster_trains_like_one_process() {
     let cluster = Cluster::start();
     steps(&cluster);
     a_step_that_fails_says_so_once(&cluster);
+    a_step_with_different_jobs_is_refused(&cluster);
+    a_stopped_rank_is_named(&cluster);
     a_batch_job(&cluster);
 }
 
@@ -97,6 +99,51 @@ fn a_step_that_fails_says_so_once(cluster: &Cluster) {
     let ours = ended.stderr.replace("srun: error: ", "srun: ");
     assert_eq!(ours.matches("error: ").count(), 1, "{ended}");
     assert!(ours.contains("the loss is NaN at step "), "{ended}");
+}
+
+/// What kolo says, without what `srun` says.
+fn ours(ended: &Ended) -> String {
+    ended.stderr.lines().filter(|line| !line.starts_with("srun: ")).map(|line| format!("{line}\n")).collect()
+}
+
+fn a_step_with_different_jobs_is_refused(cluster: &Cluster) {
+    let dir = tempdir();
+    let words = Job::Digits.quiet().join(" ");
+    let line = format!("exec {KOLO} {words} --set job.seed=$((SLURM_PROCID / 3))");
+    let ended = run(&mut cluster.command(&["srun", "-N", "2", "-n", "4", "sh", "-c", &line], dir.path()), LIMIT);
+    assert!(ended.code.is_some_and(|code| code != 0), "{ended}");
+    let ours = ours(&ended);
+    assert_eq!(ours.matches("error: ").count(), 1, "{ended}");
+    assert!(ours.contains("`job.seed` is `1` at rank 3 on ") && ours.contains("`0` at ranks 0, 1 and 2"), "{ended}");
+    let ended = run(cluster.command(&SRUN, dir.path()).args(Job::Digits.quiet()).args(["--hosts", "a:2"]), LIMIT);
+    assert!(ended.code.is_some_and(|code| code != 0), "{ended}");
+    assert!(ended.stderr.contains("--hosts: the workers are started by srun, 4 of them"), "{ended}");
+}
+
+/// Before it has joined and at work; woken later, the first rank accuses nobody.
+fn a_stopped_rank_is_named(cluster: &Cluster) {
+    for (victim, after_ms) in [(0, 20), (0, 2500), (2, 20)] {
+        let dir = tempdir();
+        let mut command = cluster.command(&SRUN, dir.path());
+        command.args(["train", "--quiet", "--threads", "1", "--set", "train.epochs=100000"]);
+        let ended = harmed(command.args(["--heartbeat-ms", "300"]), LIMIT, move |processes| {
+            let pid = processes.find(&format!("SLURM_PROCID={victim}"));
+            let other = processes.find(&format!("SLURM_PROCID={}", victim + 1));
+            std::thread::sleep(Duration::from_millis(after_ms));
+            signal(pid, 19);
+            // Nobody but its launcher can end a stopped process; when it wakes, it goes by itself.
+            while std::fs::read_to_string(format!("/proc/{other}/stat")).is_ok_and(|stat| !stat.contains(") Z")) {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            signal(pid, 18);
+        });
+        assert!(ended.code.is_some_and(|code| code != 0), "{ended}");
+        let ours = ours(&ended);
+        let accused: Vec<&str> = ours.lines().filter(|line| line.starts_with("error: ")).collect();
+        assert!(!accused.is_empty(), "{ended}");
+        let named = format!("error: rank {victim}");
+        assert!(accused.iter().all(|line| line.starts_with(&named)), "after {after_ms} ms: {ended}");
+    }
 }
 
 fn a_batch_job(cluster: &Cluster) {

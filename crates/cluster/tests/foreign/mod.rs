@@ -84,7 +84,7 @@ pub fn a_lost_rank_is_told_once() {
         assert!(codes.iter().enumerate().all(|(rank, code)| *code == (rank != victim).then_some(1)), "{codes:?}");
         assert_eq!(errors(&text), 1, "{text}");
         match victim {
-            0 => assert!(text.contains("the coordinator of the job is lost: it closed the link"), "{text}"),
+            0 => assert!(text.contains("error: rank 0 on ") && text.contains("it closed the link"), "{text}"),
             _ => assert!(text.contains(&format!("error: rank {victim} on ")) && text.contains("step"), "{text}"),
         }
     }
@@ -106,6 +106,28 @@ pub fn a_stopped_rank_and_a_deaf_one() {
     let (codes, text) = end(children);
     assert_eq!(codes, [Some(1); 3]);
     assert!(errors(&text) == 1 && text.contains("rank 2 on ") && text.contains("no sign of life"), "{text}");
+}
+
+/// The others name it; when it wakes, it knows that it was given up, and accuses nobody.
+pub fn a_stopped_first_rank_is_told_once() {
+    let home = temporary();
+    let children = start(3, 0..3, home.path(), &["train", "1000000"]);
+    let pids: Vec<i32> = children.iter().map(|child| child.id() as i32).collect();
+    let begin = Instant::now();
+    let met = |pid: &i32| std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|tasks| tasks.count() > 1);
+    while !pids.iter().all(met) || file(home.path()).exists() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "the ranks have not met");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    signal(pids[0], libc::SIGSTOP);
+    while alive(pids[1]) || alive(pids[2]) {
+        assert!(begin.elapsed() < Duration::from_secs(120), "still there");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    signal(pids[0], libc::SIGCONT);
+    let (codes, text) = end(children);
+    assert_eq!(codes, [Some(1); 3]);
+    assert!(errors(&text) == 1 && text.contains("error: rank 0 on ") && text.contains("no sign of life"), "{text}");
 }
 
 /// Longer than anybody's patience; then they go on.
