@@ -5,6 +5,7 @@ mod codec;
 pub mod coordinator;
 mod driver;
 mod hall;
+mod hosting;
 pub mod hostlist;
 pub mod hosts;
 pub mod interface;
@@ -25,6 +26,7 @@ pub mod presence;
 mod printable;
 mod process;
 pub mod rendezvous;
+mod roll;
 pub mod seat;
 mod silence;
 #[cfg(test)]

@@ -5,8 +5,8 @@
 //! joined.
 
 use crate::coordinator::{Notice, Terms};
-use crate::driver::{Driver, Hands, News};
 use crate::hall::{self, Hall};
+use crate::hosting::Hosting;
 use crate::interface;
 use crate::introduction::Introduction;
 use crate::launcher::{Launcher, Lookup, Place};
@@ -21,13 +21,10 @@ use crate::silence::Absence;
 use kolo_comm::{Bootstrap, Fault, JobKey};
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::RawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How often a rank looks for the file.
@@ -364,72 +361,6 @@ fn read(path: &Path) -> Result<Option<(SocketAddr, Invitation)>, Fault> {
     let mut bytes = Vec::new();
     file.take(INVITATION_BYTES_MAX).read_to_end(&mut bytes).map_err(refused)?;
     invited(&bytes, &from).map(Some)
-}
-
-/// The coordinator's thread in rank 0.
-#[derive(Debug)]
-pub(crate) struct Hosting {
-    thread: JoinHandle<()>,
-    ending: Arc<AtomicBool>,
-    pace: Pace,
-}
-
-/// Without processes to watch, links are all there is.
-struct LinksOnly;
-
-impl Hands for LinksOnly {
-    fn news(&mut self) -> Vec<(usize, News)> {
-        Vec::new()
-    }
-
-    fn signal(&mut self, _: usize, _: i32) {}
-
-    fn kill(&mut self, _: usize) -> bool {
-        false
-    }
-
-    fn interests(&self, _: &mut Vec<(RawFd, i16)>) {}
-}
-
-impl Hosting {
-    fn start(terms: Terms, hall: Hall, own: Line, observer: Observer, file: Option<PathBuf>) -> Result<Self, Fault> {
-        let ending = Arc::new(AtomicBool::new(false));
-        let flag = Arc::clone(&ending);
-        let serve = move || {
-            let mut observe = |notice: &Notice| {
-                if let (Notice::Joined { .. } | Notice::Ending { .. }, Some(file)) = (notice, &file) {
-                    let _ = std::fs::remove_file(file);
-                }
-                observer(notice);
-                if matches!(notice, Notice::Ending { .. }) {
-                    flag.store(true, Ordering::Release);
-                }
-            };
-            let mut driver = Driver::new(terms, vec![own], Some(hall), LinksOnly, &mut observe);
-            while driver.turn([]).is_none() {}
-        };
-        let thread = std::thread::Builder::new().name("coordinator".into()).spawn(serve);
-        let thread = thread.map_err(|error| Fault::thread("starting the coordinator", &error))?;
-        Ok(Self { thread, ending, pace: terms.pace })
-    }
-
-    /// Waits a moment until the end of the job was told to all.
-    pub fn await_ending(&self) {
-        let deadline = Instant::now() + Duration::from_millis(self.pace.settle_ms() + self.pace.grace_ms());
-        while !self.ending.load(Ordering::Acquire) && !self.thread.is_finished() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-}
-
-impl Drop for Hosting {
-    /// The others hear the end of the job from this thread: it may take them a moment to leave.
-    fn drop(&mut self) {
-        let deadline = Instant::now() + Duration::from_millis(self.pace.orphan_ms());
-        while !self.thread.is_finished() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
 }
 
 /// Joins the job this process was started for; `None` if it was started alone. Without our own launcher, the ranks meet

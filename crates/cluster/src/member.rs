@@ -4,10 +4,11 @@
 //! of its own gives signs of life with what the rank is doing, and ends every wait of this rank if the job ends or the
 //! coordinator is lost. A member that goes without [`Member::finish`] is a fault of the job.
 
+use crate::hosting::Hosting;
 use crate::introduction::Introduction;
 use crate::launcher::{Launcher, Lookup, Place};
 use crate::line::{self, Line};
-use crate::meet::{self, Hosting, Observer};
+use crate::meet::{self, Observer};
 use crate::message::{EVENT_BYTES_MAX, Envelope, Hello, Message, Peer};
 use crate::monitor::{Monitor, Shared};
 use crate::pace::Pace;

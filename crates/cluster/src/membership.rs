@@ -315,7 +315,12 @@ impl Membership {
                 let told = format!("told by {} at step {}", seat.place(), seat.activity.step);
                 (Weight::Hearsay, text, Some(told))
             }
-            None => (Weight::Certain, format!("{} failed at {}: {text}", seat.place(), seat.during()), None),
+            None => {
+                let Activity { step, progress, call, .. } = seat.activity;
+                let began = step > 0 || progress > 0 || call.is_some();
+                let at = if began { seat.during() } else { "its start".into() };
+                (Weight::Certain, format!("{} failed at {at}: {text}", seat.place()), None)
+            }
         };
         self.suspect(now_ms, weight, culprit.or(Some(rank)), 1, Fault::Aborted(text), told);
     }

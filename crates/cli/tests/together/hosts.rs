@@ -125,7 +125,9 @@ fn local_shell(dir: &Path, words: &str) -> String {
 fn hosts_with_different_job_files_are_refused() {
     let dir = tempdir();
     let job = |seed: usize| {
-        format!("[job]\nseed = {seed}\n[model]\nkind = \"mlp\"\n[data]\nsource = \"builtin:digits\"\n[train]\nsteps = 3\n")
+        format!(
+            "[job]\nseed = {seed}\n[model]\nkind = \"mlp\"\n[data]\nsource = \"builtin:digits\"\n[train]\nsteps = 3\n"
+        )
     };
     for (name, seed) in [("a", 1), ("b", 2)] {
         std::fs::write(dir.path().join(format!("{name}.toml")), job(seed)).expect("a job file");

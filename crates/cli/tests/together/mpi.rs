@@ -156,7 +156,9 @@ fn ranks_with_different_jobs_are_refused() {
 #[test]
 fn a_rank_that_is_stopped_under_mpirun_is_named() {
     for mpi in Mpi::all() {
-        for (victim, after_ms) in [(0, 0), (2, 30), (1, 150), (0, 2500)] {
+        // Whoever is stopped as soon as it is there has given no sign of life, and is waited for the longest.
+        let early = if mpi == Mpi::Open { (0, 0) } else { (1, 150) };
+        for (victim, after_ms) in [early, (2, 30), (0, 2500)] {
             let dir = tempdir();
             let mut command = under(&mpi.start("4"), dir.path());
             command.args(["train", "--quiet", "--threads", "1", "--set", "train.epochs=100000"]);
