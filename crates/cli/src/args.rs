@@ -152,9 +152,18 @@ pub enum TransportKind {
 pub struct Train {
     #[command(flatten)]
     pub job: JobArgs,
-    /// Write metrics.jsonl, TensorBoard events and pictures into this directory
+    /// Write metrics.jsonl, report.json, TensorBoard events and pictures into this directory; runs/NAME-NUMBER by default
     #[arg(long)]
     pub out: Option<PathBuf>,
+    /// Replace the files of an earlier run in --out
+    #[arg(long, requires = "out")]
+    pub overwrite: bool,
+    /// Keep no metrics: make no directory for this run
+    #[arg(long, conflicts_with = "out")]
+    pub no_out: bool,
+    /// The directory that the supervisor has made for this run
+    #[arg(long, hide = true, conflicts_with_all = ["out", "no_out"])]
+    pub fresh_out: Option<PathBuf>,
     /// Write the report (JSON) to this file
     #[arg(long)]
     pub report: Option<PathBuf>,

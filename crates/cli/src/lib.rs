@@ -14,12 +14,14 @@
 mod args;
 mod bench;
 mod bench_comm;
+mod classes;
 mod cores;
 mod fail;
 mod flags;
 mod graph;
 mod load;
 mod manifest;
+mod out;
 mod output;
 mod plan;
 mod progress;
@@ -37,7 +39,7 @@ pub mod prelude {
     pub use kolo_exec::{Feed, Options, Session, Store};
     pub use kolo_graph::field::{Field, Kind};
     pub use kolo_graph::settings::{SettingError, Settings};
-    pub use kolo_models::{Build, Model, ModelKind, Outputs, classify, data_classes, data_shape};
+    pub use kolo_models::{Build, Mean, Model, ModelKind, Outputs, classify, data_classes, data_shape};
     pub use kolo_ops::gradients;
     pub use kolo_ops::prelude::*;
 }

@@ -4,8 +4,14 @@ use crate::output::{self, println};
 use indicatif::{ProgressBar, ProgressStyle};
 use kolo_train::Observer;
 use kolo_train::interrupt;
+use kolo_train::log::LogRow;
+use kolo_train::machine::format_count;
 use kolo_train::trainer::Evaluation;
 use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+/// Lines of steps come at least so far apart, unless the job asks for every one of them.
+const LINE_PAUSE: Duration = Duration::from_secs(1);
 
 /// While steps are made, and otherwise: only then is it known how long the rest takes.
 const STEPPING: &str = "{bar:32.cyan/blue} {pos}/{len} steps  {msg}  {eta} left";
@@ -25,6 +31,8 @@ pub struct Progress {
     quiet: bool,
     /// A loss that leaps from step to step tells little; this one moves smoothly.
     smooth_loss: Option<f32>,
+    /// When the last line was printed, or the run began.
+    last_line: Instant,
 }
 
 impl Progress {
@@ -34,7 +42,7 @@ impl Progress {
             bar.tick();
             bar
         });
-        Self { bar, stepping: false, of_run: true, quiet, smooth_loss: None }
+        Self { bar, stepping: false, of_run: true, quiet, smooth_loss: None, last_line: Instant::now() }
     }
 
     pub fn finish(&self) {
@@ -52,7 +60,7 @@ impl Progress {
 
     /// A view without a bar, for a worker whose steps are shown elsewhere.
     pub fn plain(quiet: bool) -> Self {
-        Self { bar: None, stepping: false, of_run: false, quiet, smooth_loss: None }
+        Self { bar: None, stepping: false, of_run: false, quiet, smooth_loss: None, last_line: Instant::now() }
     }
 
     /// The bar, in the style for steps or for anything else.
@@ -80,7 +88,8 @@ impl Progress {
         }
     }
 
-    fn line(&self, text: &str) {
+    fn line(&mut self, text: &str) {
+        self.last_line = Instant::now();
         if !self.quiet {
             self.suspend(|| println!("{text}"));
         }
@@ -112,5 +121,21 @@ impl Observer for Progress {
             }
         }
         self.line(&text);
+    }
+
+    fn note(&mut self, text: &str) {
+        Progress::note(self, text);
+    }
+
+    fn logged(&mut self, row: &LogRow) {
+        if !row.asked && self.last_line.elapsed() < LINE_PAUSE {
+            return;
+        }
+        let norm = row.grad_norm.map_or(String::new(), |norm| format!("  norm {norm:.4}"));
+        let speed = format_count(row.samples_per_s as u64);
+        let (step, epoch, loss, rate) = (row.step, row.epoch, row.loss, row.rate);
+        self.line(&format!(
+            "epoch {epoch:>3}  step {step:>6}  loss {loss:.4}  rate {rate:.2e}{norm}  {speed} samples/s"
+        ));
     }
 }

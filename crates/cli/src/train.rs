@@ -1,10 +1,12 @@
 //! `kolo train`.
 
 use crate::args::Train;
+use crate::classes;
 use crate::fail::{Failure, check_writable, write_file};
 use crate::flags;
 use crate::load;
 use crate::manifest::Agreement;
+use crate::out::{self, Files};
 use crate::output::println;
 use crate::progress::Progress;
 use crate::workers::{self, RemoteView, Worker};
@@ -18,6 +20,7 @@ use kolo_train::decision::decision_map;
 use kolo_train::interrupt::{self, Interrupt, Phase};
 use kolo_train::job::Parallel;
 use kolo_train::machine::{format_bytes, format_count};
+use kolo_train::record::OutDir;
 use kolo_train::report::{Communication, Planned, Report};
 use kolo_train::session::{Company, RunOptions};
 use kolo_train::timeline::Timeline;
@@ -32,22 +35,44 @@ const SERVERS_MAX: usize = 64;
 pub fn train(models: &[ModelKind], args: &Train) -> Result<(), Failure> {
     let place = workers::place()?;
     let prepared = prepare(models, args, place.as_ref());
-    let Prepared { job, world, roles } = workers::or_tell_all(prepared, place.as_ref(), &args.job.workers)?;
-    match place {
+    let claimed = prepared.and_then(|prepared| Ok((claim_out(args, &prepared.job, place.as_ref())?, prepared)));
+    let claimed = workers::or_tell_all(claimed, place.as_ref(), &args.job.workers)?;
+    let (out, Prepared { job, world, roles }) = claimed;
+    let outcome = match place {
         Some(place) => {
             if place.launcher != Launcher::Kolo && place.rank == 0 {
                 introduce_all(&job, args, world, roles);
             }
-            work(&job, args, &place, roles)
+            work(&job, args, &place, roles, out.clone())
         }
         None if workers::are_started(&args.job.workers, world) => {
             introduce_all(&job, args, world, roles);
             let view = Progress::new(job.total_steps, args.quiet);
             let servers = roles.map_or(0, |roles| roles.servers);
-            workers::supervise(&args.job.workers, world, servers, args.out.as_deref(), view)
+            workers::supervise(&args.job.workers, world, servers, out.as_ref(), view)
         }
-        None => alone(&job, args),
+        None => alone(&job, args, out.clone()),
+    };
+    if outcome.is_err() {
+        out::remove_if_empty(out.as_ref());
     }
+    outcome
+}
+
+/// The run's directory, which holds no other run. Whoever is first on this host looks, before anybody is started.
+fn claim_out(args: &Train, job: &Job, place: Option<&Place>) -> Result<Option<OutDir>, Failure> {
+    let started_by_us = place.is_some_and(|place| place.launcher == Launcher::Kolo);
+    if place.is_some_and(|place| place.rank > 0) {
+        return Ok(None);
+    }
+    if let Some(path) = &args.out {
+        out::claim(path, args.overwrite, if started_by_us { Files::OfRankZero } else { Files::All })?;
+        return Ok(Some(OutDir { path: path.clone(), required: true }));
+    }
+    // Over several hosts there is no telling where rank 0 may write.
+    let none = args.no_out || started_by_us || args.job.workers.hosts.is_some();
+    let told = args.fresh_out.clone().map(|path| OutDir { path, required: false });
+    Ok(told.or_else(|| if none { None } else { out::fresh(&job.name, args.quiet) }))
 }
 
 /// What can be known before anybody is started.
@@ -156,12 +181,12 @@ fn listen(speaks: bool) -> Result<Interrupt, Failure> {
         .map_err(|error| Failure::job(format!("cannot listen for Ctrl-C: {error}"), "check the process's limits"))
 }
 
-fn alone(job: &Arc<Job>, args: &Train) -> Result<(), Failure> {
+fn alone(job: &Arc<Job>, args: &Train, out: Option<OutDir>) -> Result<(), Failure> {
     let threads = load::threads(&args.job)?;
     introduce(job, args, &counted(threads, "thread"));
     let interrupt = listen(!args.quiet)?;
     let mut progress = Progress::new(job.total_steps, args.quiet);
-    let options = run_options(args, threads, interrupt, Company::Alone);
+    let options = RunOptions { out, ..run_options(args, threads, interrupt, Company::Alone) };
     let outcome = run(job, args, &options, &mut progress, None);
     progress.finish();
     outcome
@@ -169,15 +194,15 @@ fn alone(job: &Arc<Job>, args: &Train) -> Result<(), Failure> {
 
 fn run_options(args: &Train, threads: usize, interrupt: Interrupt, company: Company) -> RunOptions {
     let timeline = args.trace.as_ref().map(|_| Arc::new(Timeline::default()));
-    RunOptions { threads, out: args.out.clone(), interrupt, planned: Planned::default(), company, timeline }
+    RunOptions { threads, out: None, interrupt, planned: Planned::default(), company, timeline }
 }
 
 /// This process is one of several.
-fn work(job: &Arc<Job>, args: &Train, place: &Place, roles: Option<Roles>) -> Result<(), Failure> {
+fn work(job: &Arc<Job>, args: &Train, place: &Place, roles: Option<Roles>, out: Option<OutDir>) -> Result<(), Failure> {
     // A launcher of our own says itself what it does.
     let interrupt = listen(!args.quiet && place.launcher != Launcher::Kolo && place.rank == 0)?;
     let worker = Worker::join(place, &args.job.workers, job.reproducible, introduction(job, args, place, roles))?;
-    let outcome = take_part(job, args, &worker, interrupt, roles);
+    let outcome = take_part(job, args, &worker, interrupt, roles, out);
     worker.finish(outcome)
 }
 
@@ -200,13 +225,14 @@ fn take_part(
     worker: &Worker,
     interrupt: Interrupt,
     roles: Option<Roles>,
+    out: Option<OutDir>,
 ) -> Result<(), Failure> {
     let quiet = args.quiet || worker.member.rank > 0;
     let threads = worker.threads(&args.job);
     let mut view = RemoteView::new(Arc::clone(&worker.member), Progress::plain(quiet));
     let world = Arc::clone(&worker.world);
     let Some(roles) = roles else {
-        let options = run_options(args, threads, interrupt, Company::Workers(world));
+        let options = RunOptions { out, ..run_options(args, threads, interrupt, Company::Workers(world)) };
         return run(job, args, &options, &mut view, None);
     };
     let serves = world.rank() >= roles.workers;
@@ -219,7 +245,7 @@ fn take_part(
         let group = Arc::new(world.split(i64::from(serves), world.rank() as i64)?);
         if !serves {
             let options = run_options(args, threads, interrupt.clone(), Company::Workers(group));
-            let options = RunOptions { out: None, timeline: None, ..options };
+            let options = RunOptions { timeline: None, ..options };
             beside = Some(kolo_train::run(Arc::clone(job), &options, &mut view)?.1);
         }
     }
@@ -228,7 +254,7 @@ fn take_part(
         asynchronous::serve(job, threads, &world, roles, options.timeline.as_ref())?;
         return write_timeline(args, &options, Some(&world));
     }
-    let options = run_options(args, threads, interrupt, Company::Served(world, roles));
+    let options = RunOptions { out, ..run_options(args, threads, interrupt, Company::Served(world, roles)) };
     run(job, args, &options, &mut view, beside)
 }
 
@@ -251,22 +277,41 @@ fn run(
         return Ok(());
     }
     report.planned = planned(&trainer, options.threads)?;
-    if let Some(path) = &args.report {
-        let mut value = serde_json::to_value(&report)
-            .map_err(|error| Failure::job(format!("the report: {error}"), "this is a bug; please report it"))?;
-        if let Some(beside) = &beside {
-            value["synchronous"] = serde_json::to_value(beside).unwrap_or_default();
-        }
-        write_file(path, format!("{value:#}\n"))?;
-    }
-    show_map(&mut trainer, args)?;
+    write_report(args, options, &report, beside.as_ref())?;
+    show_map(&mut trainer, args, options.out.as_ref())?;
     if !args.quiet {
         if let Some(beside) = &beside {
             compare(beside, &report);
         }
         summary(&report);
+        if let Some(out) = &options.out {
+            println!("  files       {}", out.path.display());
+        }
     }
     Ok(())
+}
+
+/// Writes the report where it was asked for, and into the run's directory.
+fn write_report(args: &Train, options: &RunOptions, report: &Report, beside: Option<&Report>) -> Result<(), Failure> {
+    let failed = |error| Failure::job(format!("the report: {error}"), "this is a bug; please report it");
+    let mut value = serde_json::to_value(report).map_err(failed)?;
+    if let Some(beside) = beside {
+        value["synchronous"] = serde_json::to_value(beside).map_err(failed)?;
+    }
+    let text = format!("{value:#}\n");
+    args.report.as_ref().map_or(Ok(()), |path| write_file(path, &text))?;
+    options.out.as_ref().map_or(Ok(()), |out| write_into(out, "report.json", &text))
+}
+
+/// Writes a file into a run's directory, which the run may be able to do without.
+fn write_into(out: &OutDir, name: &str, contents: impl AsRef<[u8]>) -> Result<(), Failure> {
+    match write_file(&out.path.join(name), contents) {
+        Err(failure) if !out.required => {
+            eprintln!("note: {}", failure.message());
+            Ok(())
+        }
+        outcome => outcome,
+    }
 }
 
 /// Writes the timeline if one was asked for. All ranks come here, servers too, and the first writes.
@@ -310,18 +355,15 @@ fn planned(trainer: &Trainer, threads: usize) -> Result<Planned, Failure> {
     })
 }
 
-fn show_map(trainer: &mut Trainer, args: &Train) -> Result<(), Failure> {
-    if args.quiet && args.out.is_none() {
+fn show_map(trainer: &mut Trainer, args: &Train, out: Option<&OutDir>) -> Result<(), Failure> {
+    if args.quiet && out.is_none() {
         return Ok(());
     }
     let Some(map) = decision_map(trainer)? else { return Ok(()) };
     if !args.quiet {
         println!("{}", map.ascii(MAP_COLUMNS, MAP_ROWS));
     }
-    match &args.out {
-        Some(dir) => write_file(&dir.join("decision.png"), map.picture(MAP_PIXELS, MAP_PIXELS).png()),
-        None => Ok(()),
-    }
+    out.map_or(Ok(()), |out| write_into(out, "decision.png", map.picture(MAP_PIXELS, MAP_PIXELS).png()))
 }
 
 fn summary(report: &Report) {
@@ -330,6 +372,7 @@ fn summary(report: &Report) {
     for (name, value) in &report.metrics {
         println!("  {name:<11} {value:.4}");
     }
+    report.classification.iter().flat_map(classes::lines).for_each(|line| println!("{line}"));
     let tokens = report.tokens_per_s.map_or(String::new(), |rate| format!(", {} tokens/s", format_count(rate as u64)));
     println!("  speed       {} samples/s{tokens}", format_count(report.samples_per_s as u64));
     println!("              planned     measured");

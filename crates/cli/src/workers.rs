@@ -13,8 +13,10 @@ use kolo_cluster::{Introduction, Launcher, Member, Outcome, Place, hostlist, hos
 use kolo_comm::tcp::{self, TcpOptions};
 use kolo_comm::{Bootstrap, Communicator, Fault, Transport, host, mpi, shm};
 use kolo_train::Observer;
+use kolo_train::log::LogRow;
+use kolo_train::record::OutDir;
 use kolo_train::trainer::Evaluation;
-use std::path::Path;
+use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -225,6 +227,14 @@ impl Observer for RemoteView {
     fn evaluated(&mut self, step: usize, epoch: usize, loss: f64, evaluation: Option<&Evaluation>) {
         self.inner.evaluated(step, epoch, loss, evaluation);
     }
+
+    fn logged(&mut self, row: &LogRow) {
+        self.inner.logged(row);
+    }
+
+    fn note(&mut self, text: &str) {
+        Progress::note(&self.inner, text);
+    }
 }
 
 /// What a parameter server is called in messages, beside its rank.
@@ -255,12 +265,12 @@ fn wrong_list(fault: Fault) -> Failure {
 }
 
 /// Starts this many workers of this very command, on this host or on those named, shows one view of them, and ends when all
-/// are gone.
+/// are gone. If this process made their directory, they are told.
 pub fn supervise(
     workers: &Workers,
     world: usize,
     servers: usize,
-    out: Option<&Path>,
+    out: Option<&OutDir>,
     view: Progress,
 ) -> Result<(), Failure> {
     let roles = (0..servers).map(server).collect();
@@ -270,8 +280,13 @@ pub fn supervise(
     let mut observer = |notice: &Notice| show(&mut shown, notice);
     let outcome = match &workers.hosts {
         None => {
-            let mut options = local::Options::new(world, program, std::env::args_os().skip(1).collect());
-            options.out = out.map(Path::to_path_buf);
+            let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+            if let Some(OutDir { path, required: false }) = out {
+                // Right after the command's name: behind a `--` it would be a file.
+                arguments.splice(1..1, ["--fresh-out".into(), path.into()]);
+            }
+            let mut options = local::Options::new(world, program, arguments);
+            options.out = out.map(|out| out.path.clone());
             options.heartbeat_ms = workers.heartbeat_ms;
             options.echo = Some(echo(view.clone()));
             options.roles = roles;
@@ -290,7 +305,7 @@ pub fn supervise(
                 let message = format!("--ssh {:?} names no command", workers.ssh);
                 return Err(Failure::usage(message, "name the remote shell, such as --ssh ssh, or leave --ssh out"));
             }
-            options.out = out.map(Path::to_path_buf);
+            options.out = out.map(|out| out.path.clone());
             options.heartbeat_ms = workers.heartbeat_ms;
             options.address = workers.interface;
             options.echo = Some(echo(view.clone()));

@@ -265,6 +265,19 @@ fn the_out_directory_gets_metrics_events_and_a_picture() {
     let out = dir.path().join("deep/out");
     let text = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let (lines, steps): (Vec<Value>, Vec<Value>) = lines.into_iter().partition(|line| line["train/loss"].is_number());
+    assert_eq!(steps.iter().map(|line| line["step"].as_u64().unwrap()).collect::<Vec<_>>(), [50, 100, 150, 200]);
+    let numbers = ["step/loss", "step/lr", "step/samples_per_s"];
+    assert!(steps.iter().all(|line| numbers.iter().all(|name| line[name].as_f64().is_some_and(|value| value >= 0.0))));
+    assert!(steps.iter().all(|line| line["step/grad_norm"].is_null()), "this job measures no norm");
+    let mean = steps.iter().map(|line| line["step/loss"].as_f64().unwrap()).sum::<f64>() / 4.0;
+    let by_epochs = lines.iter().map(|line| line["train/loss"].as_f64().unwrap()).sum::<f64>() / 2.0;
+    assert!((mean - by_epochs).abs() < 1e-9, "{mean} {by_epochs}");
+    assert_eq!(json_at(&out.join("report.json")), report);
+    let matrix = report["classification"]["confusion"].as_array().expect("a confusion matrix");
+    let counts = |row: &Value| row.as_array().expect("a row").iter().map(|cell| cell.as_i64().unwrap()).sum::<i64>();
+    assert_eq!((matrix.len(), matrix.iter().map(counts).sum::<i64>()), (2, 400));
+    assert_eq!(lines[1]["eval/recall"], report["metrics"]["recall"]);
     assert_eq!(lines.iter().map(|line| line["epoch"].as_u64().unwrap()).collect::<Vec<_>>(), [2, 4]);
     assert_eq!(lines[1]["step"], report["steps"]);
     assert_eq!(lines[1]["eval/accuracy"], report["metrics"]["accuracy"]);
@@ -275,6 +288,72 @@ fn the_out_directory_gets_metrics_events_and_a_picture() {
     assert_eq!(events.len(), 1);
     assert!(std::fs::metadata(out.join(&events[0])).unwrap().len() > 0);
     assert!(std::fs::read(out.join("decision.png")).unwrap().starts_with(b"\x89PNG\r\n\x1a\n"));
+}
+
+#[test]
+fn a_directory_holds_one_run() {
+    let dir = tempdir();
+    let job = example("playground");
+    let words = ["train", &job, "--quiet", "--set", "train.epochs=1", "--out", "out"];
+    stdout_of(dir.path(), &words);
+    let out = dir.path().join("out");
+    let before = std::fs::read(out.join("metrics.jsonl")).unwrap();
+    std::fs::write(out.join("rank-3.log"), "old").unwrap();
+    std::fs::write(out.join("notes.txt"), "mine").unwrap();
+    // One process and several refuse alike, and leave everything as it is.
+    for workers in ["1", "2"] {
+        let refused = run_in(dir.path(), &[&words[..], &["-n", workers]].concat());
+        assert_eq!(refused.status.code(), Some(2));
+        let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(message.contains("--out out holds the files of another run"), "{message}");
+        assert!(message.contains("--overwrite") && message.matches("error:").count() == 1, "{message}");
+        assert_eq!(std::fs::read(out.join("metrics.jsonl")).unwrap(), before);
+    }
+    for workers in ["1", "2"] {
+        stdout_of(dir.path(), &[&words[..], &["--overwrite", "-n", workers]].concat());
+        let names = std::fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let names: Vec<String> = names.collect();
+        assert_eq!(names.iter().filter(|name| name.starts_with("events.out")).count(), 1, "{names:?}");
+        assert!(!names.contains(&"rank-3.log".into()), "{names:?}");
+        assert_eq!(names.contains(&"rank-1.log".into()), workers == "2", "{names:?}");
+    }
+    assert_eq!(std::fs::read_to_string(out.join("notes.txt")).unwrap(), "mine");
+}
+
+#[test]
+fn a_run_without_a_directory_gets_its_own() {
+    let dir = tempdir();
+    let job = example("playground");
+    let words = ["train", &job, "--set", "train.epochs=1", "--set", "job.name=../x"];
+    let said = stdout_of(dir.path(), &words);
+    assert!(said.contains("runs/x-1"), "{said}");
+    stdout_of(dir.path(), &[&words[..], &["-n", "2", "--quiet"]].concat());
+    for name in ["x-1/metrics.jsonl", "x-1/report.json", "x-2/metrics.jsonl", "x-2/report.json", "x-2/rank-1.log"] {
+        assert!(dir.path().join("runs").join(name).exists(), "{name}");
+    }
+    stdout_of(dir.path(), &[&words[..], &["--no-out"]].concat());
+    // A job that does not begin leaves nothing behind.
+    let refused = run_in(dir.path(), &[&words[..], &["--set", "model.inputs=3"]].concat());
+    assert_eq!(refused.status.code(), Some(2));
+    assert_eq!(std::fs::read_dir(dir.path().join("runs")).unwrap().count(), 2);
+    // Where no directory can be made, training goes on.
+    std::fs::remove_dir_all(dir.path().join("runs")).unwrap();
+    std::fs::write(dir.path().join("runs"), "a file").unwrap();
+    let output = run_in(dir.path(), &words);
+    assert!(output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("metrics are not kept"), "{output:?}");
+}
+
+#[test]
+fn steps_are_logged_as_often_as_asked() {
+    let dir = tempdir();
+    let digits = example("digits");
+    let words = ["train", &digits, "--set", "train.epochs=1", "--set", "train.log_every=5", "--no-out"];
+    let said = stdout_of(dir.path(), &words);
+    let rows: Vec<&str> = said.lines().filter(|line| line.contains("samples/s") && line.contains("rate")).collect();
+    assert_eq!(rows.len(), 4, "{said}");
+    assert!(rows.iter().all(|row| row.contains("  norm ") && row.contains("  loss ")), "{said}");
+    assert!(said.contains("confusion") && said.contains("  recall      0."), "{said}");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Every example job reaches the quality that the top of its file states, in a run through the binary.
+//! Every example job reaches the quality that the top of its file states, in a run through the binary; so do the smallest jobs,
+//! which name a model and a source and nothing else, for what docs/guide.md states.
 //!
 //! The jobs take turns: each wants all cores, and its time is measured.
 
@@ -11,14 +12,28 @@ static TURN: Mutex<()> = Mutex::new(());
 
 /// Trains `examples/NAME.toml` with these overrides; `metric` must reach `least`.
 fn reaches(name: &str, overrides: &[&str], metric: &str, least: f64) {
+    let example = format!("{}/../../examples/{name}.toml", env!("CARGO_MANIFEST_DIR"));
+    let job = std::fs::read_to_string(example).expect("an example");
+    learns(name, &job, overrides, metric, least);
+}
+
+/// Trains a job that names a model and a source only.
+fn smallest(kind: &str, source: &str, overrides: &[&str], metric: &str, least: f64) {
+    let job = format!("[model]\nkind = \"{kind}\"\n[data]\nsource = \"{source}\"\n");
+    learns(&format!("{kind} on {source}"), &job, overrides, metric, least);
+}
+
+fn learns(name: &str, job: &str, overrides: &[&str], metric: &str, least: f64) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = tempfile::tempdir().expect("a directory");
-    let report = dir.path().join("report.json");
+    let (report, file) = (dir.path().join("report.json"), dir.path().join("job.toml"));
+    std::fs::write(&file, job).expect("a job file");
     let begin = Instant::now();
     let output = Command::new(env!("CARGO_BIN_EXE_kolo"))
+        .current_dir(dir.path())
         .args(["train", "--quiet", "--report"])
         .arg(&report)
-        .arg(format!("{}/../../examples/{name}.toml", env!("CARGO_MANIFEST_DIR")))
+        .arg(file)
         .args(overrides.iter().flat_map(|assignment| ["--set", assignment]))
         .output()
         .expect("the binary runs");
@@ -55,4 +70,14 @@ fn waves() {
 #[test]
 fn cifar_like() {
     reaches("cifar-like", &[], "accuracy", 0.95);
+}
+
+#[test]
+fn the_smallest_jobs() {
+    smallest("mlp", "builtin:digits", &[], "accuracy", 0.93);
+    smallest("cnn", "builtin:digits", &[], "accuracy", 0.93);
+    smallest("mlp", "builtin:playground", &[], "accuracy", 0.97);
+    smallest("lstm", "builtin:waves", &[], "gain", 3.0);
+    // Three of the ten epochs: this one takes its time.
+    smallest("gpt", "builtin:addition", &["train.epochs=3"], "accuracy", 0.95);
 }

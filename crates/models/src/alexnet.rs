@@ -37,6 +37,10 @@ impl Model for AlexNet {
         vec![Field::real("x", &self.image), Field::index("y", &[], self.classes)]
     }
 
+    fn learning_rate(&self) -> f64 {
+        1e-4
+    }
+
     fn build<'b>(&self, cx: &Build<'b>) -> Outputs<'b> {
         let fields = self.fields();
         let mut x = cx.field(&fields[0]);

@@ -47,6 +47,10 @@ impl Model for Cnn {
         vec![Field::real("x", &self.image), Field::index("y", &[], self.classes)]
     }
 
+    fn learning_rate(&self) -> f64 {
+        3e-3
+    }
+
     fn build<'b>(&self, cx: &Build<'b>) -> Outputs<'b> {
         let fields = self.fields();
         let mut x = cx.field(&fields[0]);

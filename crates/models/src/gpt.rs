@@ -1,6 +1,6 @@
 //! GPT-2 with Hugging Face's names and layouts.
 
-use crate::{Build, LAYERS_MAX, Model, ModelKind, Outputs, data_classes, data_shape};
+use crate::{Build, LAYERS_MAX, Mean, Model, ModelKind, Outputs, data_classes, data_shape};
 use kolo_graph::field::{Field, IGNORED};
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_ops::prelude::*;
@@ -78,12 +78,11 @@ impl Model for Gpt {
         let right = logits.argmax(2).equal(targets).cast(DType::F32).mul(counted);
         // A sample is exactly right when as many targets are right as are counted.
         let exact = right.sum(&[1]).at_least(counted.sum(&[1])).mean_all();
-        let accuracy = right.sum_all().div(counted.sum_all());
-        Outputs {
-            loss: logits.cross_entropy_with(targets, i64::from(IGNORED), 0.0),
-            metrics: vec![("accuracy", accuracy), ("exact_match", exact)],
-            predictions: logits,
-        }
+        let (loss, number) = logits.cross_entropy_sum(targets, i64::from(IGNORED), 0.0);
+        let of = targets.ty().elements();
+        Outputs::new(Mean::counted(loss, number, of), logits)
+            .metric("accuracy", Mean::counted(right.sum_all(), number, of))
+            .metric("exact_match", exact)
     }
 
     fn derive(&self, loss: f64, metrics: &mut Vec<(String, f64)>) {

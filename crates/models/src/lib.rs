@@ -10,9 +10,12 @@ pub mod gpt;
 pub mod layers;
 pub mod lstm;
 pub mod mlp;
+pub mod outputs;
 pub mod resnet;
 
-use kolo_graph::field::{Field, IGNORED, Kind};
+pub use outputs::{Counted, Mean, Outputs, classify};
+
+use kolo_graph::field::{Field, Kind};
 use kolo_graph::settings::{SettingError, Settings, nearest};
 use kolo_graph::{Builder, DType, Tensor, Type};
 use std::fmt::Debug;
@@ -44,15 +47,6 @@ impl<'b> Build<'b> {
     }
 }
 
-/// What a model's graph yields, each a mean over the grain's samples.
-#[derive(Clone, Debug)]
-pub struct Outputs<'b> {
-    pub loss: Tensor<'b>,
-    pub metrics: Vec<(&'static str, Tensor<'b>)>,
-    /// What the model says about each sample: logits or values.
-    pub predictions: Tensor<'b>,
-}
-
 pub trait Model: Debug + Send + Sync {
     /// Inputs and targets of one sample.
     fn fields(&self) -> Vec<Field>;
@@ -62,6 +56,11 @@ pub trait Model: Debug + Send + Sync {
 
     /// Adds metrics that follow from the averaged ones.
     fn derive(&self, _loss: f64, _metrics: &mut Vec<(String, f64)>) {}
+
+    /// The learning rate of Adam and AdamW if the job names none.
+    fn learning_rate(&self) -> f64 {
+        1e-3
+    }
 
     /// Tokens per sample, for models that read text.
     fn tokens_per_sample(&self) -> Option<usize> {
@@ -124,17 +123,5 @@ pub fn data_classes(data: Option<&[Field]>, name: &str) -> Option<usize> {
     match data?.iter().find(|field| field.name == name)?.kind {
         Kind::Index { classes } => Some(classes),
         Kind::Real => None,
-    }
-}
-
-/// Loss, accuracy and logits of a classifier.
-pub fn classify<'b>(logits: Tensor<'b>, labels: Tensor<'b>, smoothing: f32) -> Outputs<'b> {
-    use kolo_ops::prelude::*;
-    let last = logits.rank().saturating_sub(1);
-    let correct = logits.argmax(last).equal(labels).cast(DType::F32).mean_all();
-    Outputs {
-        loss: logits.cross_entropy_with(labels, i64::from(IGNORED), smoothing),
-        metrics: vec![("accuracy", correct)],
-        predictions: logits,
     }
 }

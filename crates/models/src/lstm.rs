@@ -34,6 +34,10 @@ impl Model for Lstm {
         vec![Field::real("x", &[self.context, self.features]), Field::real("y", &[self.outputs])]
     }
 
+    fn learning_rate(&self) -> f64 {
+        3e-3
+    }
+
     fn build<'b>(&self, cx: &Build<'b>) -> Outputs<'b> {
         let fields = self.fields();
         let (x, target) = (cx.field(&fields[0]), cx.field(&fields[1]));
@@ -52,11 +56,11 @@ impl Model for Lstm {
         let last = |t: Tensor<'b>| t.slice(1, self.context - 1..self.context).reshape_to([cx.batch, t.dim(2)]);
         let forecast = cx.linear("head", last(hidden), self.outputs);
         let loss = forecast.mse(target);
-        let mut metrics = vec![("mse", loss)];
-        if self.features == self.outputs {
-            metrics.push(("naive_mse", last(x).mse(target)));
+        let outputs = Outputs::new(loss, forecast).metric("mse", loss);
+        match self.features == self.outputs {
+            true => outputs.metric("naive_mse", last(x).mse(target)),
+            false => outputs,
         }
-        Outputs { loss, metrics, predictions: forecast }
     }
 
     /// `gain`: how many times smaller the error is than that of forecasting the last value again.

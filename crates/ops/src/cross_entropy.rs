@@ -1,8 +1,11 @@
 //! Cross-entropy of logits against whole-number targets, without ever holding the softmax: forward keeps one number per
 //! row (the logarithm of the sum of exponentials), backward makes the gradient of the logits from it in one pass.
 
+use crate::cast::CastMethods;
+use crate::compare::CompareMethods;
 use crate::pairwise::{self, Pairwise};
 use crate::real::Real;
+use crate::reduce::ReduceMethods;
 use crate::simd;
 use crate::softmax::{bring, define_sum_exp, rows_per_task, sum_exp};
 use crate::tiles::{Address, TILE};
@@ -12,14 +15,15 @@ use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
-    /// Mean over the rows whose target is not `ignore` of `lse(x) − (1 − smoothing)·x[target] − smoothing·mean(x)`;
-    /// 0 if there is no such row, NaN if a target is no class. The second output is the log-sum-exp of each row.
-    pub struct CrossEntropy = "cross_entropy" { ignore: i64, smoothing: f32 }
+    /// Mean, or sum, over the rows whose target is not `ignore` of
+    /// `lse(x) − (1 − smoothing)·x[target] − smoothing·mean(x)`; 0 if there is no such row, NaN if a target is no class. The
+    /// second output is the log-sum-exp of each row.
+    pub struct CrossEntropy = "cross_entropy" { ignore: i64, smoothing: f32, mean: bool }
 }
 
 op! {
     /// Backward of cross_entropy from (logits, targets, log-sum-exp, gradient of the loss).
-    pub struct CrossEntropyGrad = "cross_entropy_grad" { ignore: i64, smoothing: f32 }
+    pub struct CrossEntropyGrad = "cross_entropy_grad" { ignore: i64, smoothing: f32, mean: bool }
 }
 
 /// What PyTorch ignores by default.
@@ -41,8 +45,9 @@ fn target(value: i64, ignore: i64, classes: usize) -> Target {
     }
 }
 
-fn count(targets: &[i32], ignore: i64) -> usize {
-    targets.iter().filter(|value| i64::from(**value) != ignore).count()
+/// What a sum is divided by: the number of rows that count, or one.
+fn divisor(targets: impl Iterator<Item = i64>, ignore: i64, mean: bool) -> usize {
+    if mean { targets.filter(|value| *value != ignore).count().max(1) } else { 1 }
 }
 
 /// No axis can be split: the mean is over the rows that count, and a target numbers all classes.
@@ -86,14 +91,14 @@ impl Op for CrossEntropy {
         3
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
-        let op = CrossEntropyGrad { ignore: self.ignore, smoothing: self.smoothing };
+        let op = CrossEntropyGrad { ignore: self.ignore, smoothing: self.smoothing, mean: self.mean };
         vec![Some(cx.input(0).then(op, &[cx.input(1), cx.output(1), cx.grad()])), None]
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let (logits, targets) = (inputs[0], inputs[1]);
         let classes = logits.shape[logits.shape.len() - 1];
         let smoothing = f64::from(self.smoothing);
-        let (mut total, mut counted, mut lse) = (0.0, 0.0, Vec::new());
+        let (mut total, mut lse) = (0.0, Vec::new());
         for (row, value) in logits.data.chunks(classes).zip(&targets.data) {
             let (largest, sum) = define_sum_exp(row);
             lse.push(largest + sum.ln());
@@ -104,11 +109,10 @@ impl Op for CrossEntropy {
                 Target::Class(class) => sum.ln() - (1.0 - smoothing) * (row[class] - largest) - smooth,
                 Target::Outside => f64::NAN,
             };
-            counted += 1.0;
             total += loss;
         }
-        let mean = if counted == 0.0 { 0.0 } else { total / counted };
-        vec![Dense::new([], vec![mean]), Dense::new(outputs[1].shape.clone(), lse)]
+        let loss = total / divisor(targets.data.iter().map(|value| *value as i64), self.ignore, self.mean) as f64;
+        vec![Dense::new([], vec![loss]), Dense::new(outputs[1].shape.clone(), lse)]
     }
     fn cpu(&self, cx: &mut CpuCx<'_>) {
         let (logits, targets) = (cx.f32(0), cx.i32(1));
@@ -126,8 +130,8 @@ impl Op for CrossEntropy {
             }
         });
         let total = pairwise::sum(losses);
-        let counted = count(targets, self.ignore);
-        cx.out_f32(0)[0] = if counted == 0 { 0.0 } else { total / counted as f32 };
+        let divisor = divisor(targets.iter().copied().map(i64::from), self.ignore, self.mean);
+        cx.out_f32(0)[0] = total / divisor as f32;
     }
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], _: usize) -> usize {
         inputs[1].elements() * 4
@@ -198,8 +202,8 @@ impl Op for CrossEntropyGrad {
         let [logits, targets, lse, g] = inputs else { unreachable!("infer checks the arity") };
         let classes = outputs[0].last();
         let smoothing = f64::from(self.smoothing);
-        let counted = targets.data.iter().filter(|value| **value as i64 != self.ignore).count();
-        let scale = g.data[0] / counted.max(1) as f64;
+        let divisor = divisor(targets.data.iter().map(|value| *value as i64), self.ignore, self.mean);
+        let scale = g.data[0] / divisor as f64;
         let mut data = Vec::new();
         for ((row, value), lse) in logits.data.chunks(classes).zip(&targets.data).zip(&lse.data) {
             let wanted = |at, class| smoothing / classes as f64 + if at == class { 1.0 - smoothing } else { 0.0 };
@@ -214,7 +218,7 @@ impl Op for CrossEntropyGrad {
     fn cpu(&self, cx: &mut CpuCx<'_>) {
         let (targets, lse, g) = (cx.i32(1), cx.f32(2), cx.f32(3)[0]);
         let classes = cx.outputs[0].ty.last();
-        let scale = g / count(targets, self.ignore).max(1) as f32;
+        let scale = g / divisor(targets.iter().copied().map(i64::from), self.ignore, self.mean) as f32;
         let address = Address(cx.outputs[0].data.cast());
         cx.team.chunks(targets.len(), rows_per_task(classes), |range, _| {
             for row in range {
@@ -259,20 +263,28 @@ vectorized! {
     }
 }
 
-/// (shape of the logits, lowest target, `ignore`, smoothing); a lowest target of −1 tries targets outside the classes.
-const SHAPES: &[(&[usize], i64, i64, f32)] = &[
-    (&[5, 7], 0, IGNORE, 0.0),
-    (&[5, 7], 0, IGNORE, 0.1),
-    (&[4, 3], 0, 1, 0.0),
-    (&[2, 3, 17], 0, 2, 0.3),
-    (&[9], 0, IGNORE, 0.0),
-    (&[3, 1], 0, IGNORE, 0.2),
-    (&[2, 1], 0, 0, 0.0),
+/// (shape of the logits, lowest target, `ignore`, smoothing, mean); a lowest target of −1 tries targets outside the classes.
+type Shape = (&'static [usize], i64, i64, f32, bool);
+
+const SHAPES: &[Shape] = &[
+    (&[5, 7], 0, IGNORE, 0.0, true),
+    (&[5, 7], 0, IGNORE, 0.1, false),
+    (&[4, 3], 0, 1, 0.0, true),
+    (&[4, 3], 0, 1, 0.0, false),
+    (&[2, 3, 17], 0, 2, 0.3, true),
+    (&[9], 0, IGNORE, 0.0, true),
+    (&[3, 1], 0, IGNORE, 0.2, true),
+    (&[2, 1], 0, 0, 0.0, true),
+    (&[2, 1], 0, 0, 0.0, false),
 ];
 
 /// Long rows, and enough of them for several tasks; too many for finite differences.
-const LONG_SHAPES: &[(&[usize], i64, i64, f32)] =
-    &[(&[21, 1027], 0, 3, 0.1), (&[2, 2, 4099], 0, IGNORE, 0.0), (&[6, 2], -1, IGNORE, 0.0), (&[6, 2], -1, -1, 0.0)];
+const LONG_SHAPES: &[Shape] = &[
+    (&[21, 1027], 0, 3, 0.1, true),
+    (&[2, 2, 4099], 0, IGNORE, 0.0, false),
+    (&[6, 2], -1, IGNORE, 0.0, true),
+    (&[6, 2], -1, -1, 0.0, true),
+];
 
 fn arguments(shape: &[usize], lowest: i64) -> [Arg; 2] {
     let (classes, rows) = shape.split_last().expect("a shape has classes");
@@ -281,8 +293,8 @@ fn arguments(shape: &[usize], lowest: i64) -> [Arg; 2] {
 
 impl Cases for CrossEntropy {
     fn cases() -> Vec<Case> {
-        let case = |&(shape, lowest, ignore, smoothing): &(&[usize], i64, i64, f32)| {
-            Case::new(CrossEntropy { ignore, smoothing }, arguments(shape, lowest))
+        let case = |&(shape, lowest, ignore, smoothing, mean): &Shape| {
+            Case::new(CrossEntropy { ignore, smoothing, mean }, arguments(shape, lowest))
         };
         let constant = |mut case: Case| {
             case.args[0].differentiate = false;
@@ -294,12 +306,12 @@ impl Cases for CrossEntropy {
 
 impl Cases for CrossEntropyGrad {
     fn cases() -> Vec<Case> {
-        let case = |&(shape, lowest, ignore, smoothing): &(&[usize], i64, i64, f32)| {
+        let case = |&(shape, lowest, ignore, smoothing, mean): &Shape| {
             let [logits, targets] = arguments(shape, lowest);
             let rows = targets.ty.shape.clone();
             let lse = Arg::real(rows).within(1.0, 4.0).constant();
             let args = [logits.constant(), targets, lse, Arg::real([]).constant()];
-            Case::new(CrossEntropyGrad { ignore, smoothing }, args)
+            Case::new(CrossEntropyGrad { ignore, smoothing, mean }, args)
         };
         SHAPES.iter().chain(LONG_SHAPES).map(case).collect()
     }
@@ -314,7 +326,13 @@ kolo_graph::methods! {
         fn cross_entropy(self, targets: Tensor<'b>) -> Tensor<'b> { self.cross_entropy_with(targets, IGNORE, 0.0) }
         /// The same with the target to leave out and label smoothing, as PyTorch defines them.
         fn cross_entropy_with(self, targets: Tensor<'b>, ignore: i64, smoothing: f32) -> Tensor<'b> {
-            self.then(CrossEntropy { ignore, smoothing }, &[targets])
+            self.then(CrossEntropy { ignore, smoothing, mean: true }, &[targets])
+        }
+        /// The sum over the rows whose target is not `ignore`, and how many they are (f32).
+        fn cross_entropy_sum(self, targets: Tensor<'b>, ignore: i64, smoothing: f32) -> (Tensor<'b>, Tensor<'b>) {
+            let sum = self.then(CrossEntropy { ignore, smoothing, mean: false }, &[targets]);
+            let ignored = self.builder().full(ignore as f64, targets.ty());
+            (sum, targets.not_equal(ignored).cast(DType::F32).sum_all())
         }
     }
 }

@@ -26,11 +26,7 @@ pub fn worker_graph(graph: &Graph) -> Graph {
     after.into_iter().for_each(|node| {
         rebuild.copy(node);
     });
-    let optimizer = |state: ValueId| {
-        let op = &graph.maker(state).op;
-        op.is::<Param>() || op.downcast::<State>().is_some_and(|op| op.name.starts_with("optim."))
-    };
-    let updates = graph.updates.iter().filter(|(state, _)| !optimizer(*state));
+    let updates = graph.updates.iter().filter(|(state, _)| !is_optimizers(graph, *state));
     let updates = updates.map(|(state, value)| (rebuild.get(*state), rebuild.get(*value))).collect();
     let mut outputs: Vec<(String, ValueId)> =
         graph.outputs.iter().map(|(name, id)| (name.clone(), rebuild.get(*id))).collect();
@@ -52,11 +48,20 @@ pub fn gradient_name(param: &str) -> String {
 pub fn server_graph(graph: &Graph, servers: usize, server: usize) -> Graph {
     let mesh = Mesh::data(servers, server).expect("a server is one of the servers");
     let sharded = shard(&Owned::cut(graph, servers, Others::Unknown), &mesh, usize::MAX);
+    let needed = needed_by_optimizer(&sharded);
     let mut rebuild = Rebuild::new(&sharded);
     let updates = param_updates(&sharded);
     let mut known = vec![false; sharded.values.len()];
     for (node, phase) in sharded.nodes.iter().zip(sharded.phases()) {
-        if node.op.is::<GrainSum>() || phase == Phase::Grain || node.op.is::<AllReduce>() {
+        if node.op.is::<AllReduce>() {
+            for (number, output) in node.outputs.iter().enumerate().filter(|(_, id)| needed[id.0 as usize]) {
+                let new = step_input(&mut rebuild, sum_name(number), &sharded, *output);
+                rebuild.set(*output, new);
+                known[output.0 as usize] = true;
+            }
+            continue;
+        }
+        if node.op.is::<GrainSum>() || phase == Phase::Grain {
             continue;
         }
         if let Some(op) = node.op.downcast::<ReduceScatter>() {
@@ -97,9 +102,43 @@ pub fn server_graph(graph: &Graph, servers: usize, server: usize) -> Graph {
     eliminate_dead(&rebuild.new)
 }
 
+/// The name of the input through which a server takes a sum that is no gradient, by its number among those.
+pub fn sum_name(number: usize) -> String {
+    format!("sum.{number}")
+}
+
+/// Whether a state belongs to the optimizer, and so to the servers.
+fn is_optimizers(graph: &Graph, state: ValueId) -> bool {
+    let op = &graph.maker(state).op;
+    op.is::<Param>() || op.downcast::<State>().is_some_and(|op| op.name.starts_with("optim."))
+}
+
+/// The values that updates of the optimizer's states are computed from.
+fn needed_by_optimizer(graph: &Graph) -> Vec<bool> {
+    let mut needed = vec![false; graph.values.len()];
+    for (_, value) in graph.updates.iter().filter(|(state, _)| is_optimizers(graph, *state)) {
+        needed[value.0 as usize] = true;
+    }
+    for node in graph.nodes.iter().rev() {
+        // An exchange passes values on; it does not mix them.
+        let pairs = node.op.is::<AllReduce>() || node.op.is::<ReduceScatter>();
+        for (at, input) in node.inputs.iter().enumerate() {
+            let wanted = match pairs {
+                true => needed[node.outputs[at].0 as usize],
+                false => node.outputs.iter().any(|id| needed[id.0 as usize]),
+            };
+            needed[input.0 as usize] |= wanted;
+        }
+    }
+    needed
+}
+
 fn gradient_input(rebuild: &mut Rebuild<'_>, graph: &Graph, sum: ValueId) -> ValueId {
-    let ty = graph.ty(sum).clone();
-    let name = gradient_name(param_of(graph, shown_by(graph, sum)));
+    step_input(rebuild, gradient_name(param_of(graph, shown_by(graph, sum))), graph, sum)
+}
+
+fn step_input(rebuild: &mut Rebuild<'_>, name: String, graph: &Graph, like: ValueId) -> ValueId {
+    let ty = graph.ty(like).clone();
     let input = Input { name, dtype: ty.dtype, shape: ty.shape.clone(), per_step: true };
     let node = rebuild.new.push_typed(Arc::new(input), Vec::new(), vec![ty], "".into(), Stage::Update);
     rebuild.new.node(node).outputs[0]
@@ -111,6 +150,8 @@ fn gradient_input(rebuild: &mut Rebuild<'_>, graph: &Graph, sum: ValueId) -> Val
 pub struct Shares {
     pub servers: Vec<Range<usize>>,
     pub others: Range<usize>,
+    /// Those of the others that updates need, by their number among them: every server gets these.
+    pub needed: Vec<(usize, Range<usize>)>,
     /// For each server, the elements of its first tensor that are before its run.
     pub skipped: Vec<usize>,
 }
@@ -133,7 +174,8 @@ pub fn shares(graph: &Graph, servers: usize) -> Result<Shares, String> {
         ));
     }
     let Owned { graph, units } = Owned::cut(graph, servers, Others::Unknown);
-    let mut shares = Shares { servers: vec![0..0; servers], others: 0..0, skipped: vec![0; servers] };
+    let (nobody, skipped) = (vec![0..0; servers], vec![0; servers]);
+    let mut shares = Shares { servers: nobody, others: 0..0, needed: Vec::new(), skipped };
     let mut at = 0;
     for unit in units {
         let next = at + padded(&graph, unit.sum);
@@ -147,7 +189,15 @@ pub fn shares(graph: &Graph, servers: usize) -> Result<Shares, String> {
         at = next;
     }
     let others = buckets(&graph, usize::MAX).into_iter().filter(|bucket| !bucket.gradients);
-    shares.others = at..at + others.flat_map(|bucket| bucket.sums).map(|id| padded(&graph, id)).sum::<usize>();
+    let needed = needed_by_optimizer(&graph);
+    shares.others = at..at;
+    for (number, id) in others.flat_map(|bucket| bucket.sums).enumerate() {
+        let start = shares.others.end;
+        if needed[id.0 as usize] {
+            shares.needed.push((number, start..start + graph.ty(id).elements()));
+        }
+        shares.others.end = start + padded(&graph, id);
+    }
     Ok(shares)
 }
 

@@ -81,7 +81,7 @@ impl<'g> Plan<'g> {
         let (rank, places, gathered) = (mesh.coordinate(DATA), Vec::new(), BTreeSet::new());
         let mut plan = Self { graph, units, rank, owners, places, gathered };
         // Each round gathers the numbers that the first conflict needs; a graph has few.
-        while let Some(conflict) = plan.propagate() {
+        while let Some(conflict) = plan.propagate().or_else(|| plan.output_elsewhere()) {
             let before = plan.gathered.len();
             plan.need_everywhere(conflict);
             assert!(plan.gathered.len() > before, "an update of several owners' tensors cannot be sharded");
@@ -124,6 +124,12 @@ impl<'g> Plan<'g> {
             }
         }
         None
+    }
+
+    /// The node of an output that one rank alone would have.
+    fn output_elsewhere(&self) -> Option<&'g Node> {
+        let outputs = self.graph.outputs.iter().map(|(_, id)| *id);
+        outputs.filter(|id| self.places[id.0 as usize].is_some()).map(|id| self.graph.maker(id)).next()
     }
 
     /// Makes the numbers among a node's inputs known everywhere: those computed from numbers are recomputed, those computed

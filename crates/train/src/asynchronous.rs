@@ -7,7 +7,7 @@
 use crate::error::Error;
 use crate::job::Job;
 use crate::room;
-use crate::step::{optimise, training_graph};
+use crate::step::{self, optimise, training_graph};
 use crate::timeline::{COMMUNICATION, Timeline};
 use kolo_comm::communicator::Span;
 use kolo_comm::element::{Element, Reduction};
@@ -16,7 +16,7 @@ use kolo_exec::{Feed, Options, Session, Store};
 use kolo_graph::Graph;
 use kolo_graph::collective::is_collective;
 use kolo_parallel::CommLane;
-use kolo_parallel::servers::{Clocks, Shares, gradient_name, server_graph, shares};
+use kolo_parallel::servers::{Clocks, Shares, gradient_name, server_graph, shares, sum_name};
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ScopedJoinHandle;
@@ -71,7 +71,11 @@ pub struct Links {
     pairs: Vec<Communicator>,
     shares: Shares,
     clip: Option<f32>,
+    /// Targets of a whole step, if some may not count.
+    targets: Option<usize>,
     received: Vec<f32>,
+    /// What every server gets beside its gradients.
+    needed: Vec<f32>,
     /// All workers, without the servers.
     workers: Communicator,
 }
@@ -81,10 +85,11 @@ impl Links {
     pub fn connect(job: &Job, world: &Communicator, roles: Roles) -> Result<Self, Error> {
         let shares = shares(&whole_graph(job, roles)?, roles.servers).map_err(refused)?;
         let clip = job.clip.filter(|_| !roles.synchronous());
+        let targets = step::targets(&*job.model, job.grain_batch(), job.grains)?;
         let pairs = pairs(world, roles)?;
         // The servers form a group of their own, and so do the workers.
         let workers = world.split(0, world.rank() as i64)?;
-        Ok(Self { roles, pairs, shares, clip, received: Vec::new(), workers })
+        Ok(Self { roles, pairs, shares, clip, targets, received: Vec::new(), needed: Vec::new(), workers })
     }
 
     pub fn synchronous(&self) -> bool {
@@ -104,11 +109,18 @@ impl Links {
     pub fn exchange(&mut self, step: usize, sums: &mut [f32], params: &mut [f32]) -> Result<(), Error> {
         if !self.roles.synchronous() {
             sums.iter_mut().for_each(|sum| *sum *= self.roles.workers as f32);
-            clip_gradients(&mut sums[..self.shares.others.start], self.clip);
+            let counted = self.shares.needed.first().map(|(_, range)| sums[range.start]);
+            let factor = self.targets.zip(counted).map_or(1.0, |(of, counted)| of as f64 / f64::from(counted).max(1.0));
+            clip_gradients(&mut sums[..self.shares.others.start], self.clip, factor);
         }
+        self.needed.clear();
+        self.needed.extend(self.shares.needed.iter().flat_map(|(_, range)| &sums[range.clone()]));
         for (server, (pair, share)) in self.pairs.iter().zip(&self.shares.servers).enumerate() {
             pair.send(&[PUSH, step as i64], 1)?;
             pair.send(&sums[share.clone()], 1)?;
+            if !self.needed.is_empty() {
+                pair.send(&self.needed, 1)?;
+            }
             if server == 0 && self.roles.synchronous() {
                 pair.send(&sums[self.shares.others.clone()], 1)?;
             }
@@ -138,10 +150,10 @@ fn refused(message: String) -> Error {
     Error::Together(Fault::BadCall(message))
 }
 
-/// Scales a worker's gradient down to the largest norm allowed.
-fn clip_gradients(gradients: &mut [f32], clip: Option<f32>) {
+/// Scales a worker's gradient, which the update will multiply with `factor`, down to the largest norm allowed.
+fn clip_gradients(gradients: &mut [f32], clip: Option<f32>, factor: f64) {
     let Some(limit) = clip else { return };
-    let norm = gradients.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>().sqrt();
+    let norm = gradients.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>().sqrt() * factor;
     let scale = f64::from(limit) / (norm + 1e-6);
     if scale < 1.0 {
         gradients.iter_mut().for_each(|g| *g *= scale as f32);
@@ -164,6 +176,8 @@ struct Server<'j> {
     session: Session,
     /// (input, elements with padding) of every gradient, in the order of memory.
     gradients: Vec<(String, usize)>,
+    /// (input, elements) of every other sum that the updates need.
+    numbers: Vec<(String, usize)>,
     /// The elements that it has of its parameters' memory.
     own: Range<usize>,
     clocks: Clocks,
@@ -178,6 +192,9 @@ struct Server<'j> {
     others: Vec<Vec<f32>>,
     total: Vec<f32>,
     total_others: Vec<f32>,
+    /// The other sums that the updates need: each worker's, and their total.
+    needed: Vec<Vec<f32>>,
+    total_needed: Vec<f32>,
     served: Served,
 }
 
@@ -218,12 +235,16 @@ pub fn serve(
     let gradients = gradient_inputs(&session);
     let (share, others) = (shares.servers[number].len(), if number == 0 { shares.others.len() } else { 0 });
     let own = shares.skipped[number]..shares.skipped[number] + share;
+    let numbers: Vec<(String, usize)> =
+        shares.needed.iter().map(|(number, range)| (sum_name(*number), range.len())).collect();
+    let needed: usize = numbers.iter().map(|(_, elements)| elements).sum();
     let server = Server {
         job,
         roles,
         store,
         session,
         gradients,
+        numbers,
         own,
         clocks: Clocks::new(roles.workers, roles.staleness),
         arrived: 0,
@@ -234,6 +255,8 @@ pub fn serve(
         others: vec![vec![0.0; others]; roles.workers],
         total: vec![0.0; share],
         total_others: vec![0.0; others],
+        needed: vec![vec![0.0; needed]; roles.workers],
+        total_needed: vec![0.0; needed],
         served: Served::default(),
     };
     let (server, changed) = (Mutex::new(server), Condvar::new());
@@ -290,6 +313,7 @@ fn attend(
     let share = lock(server).total.len();
     let with_others = number == 0 && lock(server).roles.synchronous();
     let mut params = vec![0.0f32; share];
+    let mut needed = lock(server).total_needed.clone();
     loop {
         let mut header = [0i64; 2];
         link.recv(&mut header, 0)?;
@@ -309,11 +333,15 @@ fn attend(
             (std::mem::take(&mut state.inbox[worker]), std::mem::take(&mut state.others[worker]))
         };
         link.recv(&mut push, 0)?;
+        if !needed.is_empty() {
+            link.recv(&mut needed, 0)?;
+        }
         if with_others {
             link.recv(&mut others, 0)?;
         }
         let mut state = lock(server);
         (state.inbox[worker], state.others[worker]) = (push, others);
+        state.needed[worker].copy_from_slice(&needed);
         let before = state.version;
         state.furthest = state.furthest.max(header[1] as u64);
         link.watch().set_step(state.furthest);
@@ -365,6 +393,7 @@ impl Server<'_> {
             self.arrived = 0;
             add_up(&self.inbox, &mut self.total);
             add_up(&self.others, &mut self.total_others);
+            add_up(&self.needed, &mut self.total_needed);
             self.version += 1;
             return self.update(step, step + 1);
         }
@@ -372,6 +401,7 @@ impl Server<'_> {
         self.served.ahead_max = self.served.ahead_max.max(ahead);
         self.served.ahead_sum += ahead;
         std::mem::swap(&mut self.total, &mut self.inbox[worker]);
+        self.total_needed.copy_from_slice(&self.needed[worker]);
         let outcome = self.update(step, self.served.pushes as usize);
         std::mem::swap(&mut self.total, &mut self.inbox[worker]);
         outcome
@@ -380,19 +410,21 @@ impl Server<'_> {
     /// Updates the parameters with the gradients in `total`: at the rate of `step`, as the update number `number`.
     fn update(&mut self, step: usize, number: usize) -> Result<(), Error> {
         let rate = self.job.schedule.rate(self.job.optimizer.lr(), step) as f32;
-        let (total, gradients) = (&self.total, &self.gradients);
+        let sums = [(&self.total, &self.gradients), (&self.total_needed, &self.numbers)];
         let feed = |feed: &mut Feed<'_>| {
             for (name, value) in [("lr", rate), ("step", number as f32)] {
                 if let Some(slot) = feed.f32(name) {
                     slot[0] = value;
                 }
             }
-            let mut at = 0;
-            for (name, elements) in gradients {
-                if let Some(slot) = feed.f32(name) {
-                    slot.copy_from_slice(&total[at..at + slot.len()]);
+            for (values, inputs) in sums {
+                let mut at = 0;
+                for (name, elements) in inputs {
+                    if let Some(slot) = feed.f32(name) {
+                        slot.copy_from_slice(&values[at..at + slot.len()]);
+                    }
+                    at += elements;
                 }
-                at += elements;
             }
         };
         Ok(self.session.run(&mut self.store, feed, |_, _| {})?)

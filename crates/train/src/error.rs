@@ -18,6 +18,13 @@ pub enum Error {
          first not finite: {culprit}\n  hint: {hint}"
     )]
     NotFinite { loss: f32, step: usize, epoch: usize, culprit: String, hint: String },
+    /// A part of the loss ignores targets, so that the loss is no mean over the batch.
+    #[error(
+        "{targets} targets of step {step} are ignored, but the loss is a formula of means over those that count: over \
+         {grains} grains it would not be the mean of the batch\n  \
+         hint: let the model return a sum and a count as its loss (`Mean::counted`), or write `data.grains = 1`"
+    )]
+    Ignored { targets: usize, step: usize, grains: usize },
     /// This many workers cannot share the job.
     #[error("{workers} workers {message}\n  hint: {hint}")]
     Workers { workers: usize, message: String, hint: String },

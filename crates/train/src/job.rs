@@ -41,6 +41,18 @@ pub struct Parallel {
     pub narrow: bool,
 }
 
+/// Steps from one logged row to the next.
+const LOG_EVERY_STEPS: usize = 50;
+
+/// How often a run is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogEvery {
+    /// 0: never.
+    pub steps: usize,
+    /// The job says so, as opposed to the default.
+    pub asked: bool,
+}
+
 #[derive(Debug)]
 pub struct Job {
     pub name: String,
@@ -58,8 +70,10 @@ pub struct Job {
     pub steps_per_epoch: usize,
     pub optimizer: Optimizer,
     pub schedule: Schedule,
+    /// The largest norm of a gradient; infinite if it is only measured.
     pub clip: Option<f32>,
     pub eval_every: usize,
+    pub log_every: LogEvery,
     pub early_stop: Option<EarlyStop>,
     pub parallel: Parallel,
     /// Every key of the job file with the value that counts, the default where none was written.
@@ -104,8 +118,13 @@ impl Job {
         }
         let parallel = read_parallel(&parallel, reproducible)?;
         let total_steps = read_length(&train, steps_per_epoch)?;
-        let optimizer = Optimizer::read(&train.table_like("optimizer", "{ kind = \"adamw\" }")?)?;
-        let schedule = Schedule::read(&train.table_like("schedule", "{ kind = \"cosine\" }")?, total_steps)?;
+        let optimizer = train.table_like("optimizer", "{ kind = \"adamw\" }")?;
+        let optimizer = Optimizer::read_for(&optimizer, model.learning_rate())?;
+        let schedule = train.table_like("schedule", "{ kind = \"cosine\" }")?;
+        let schedule = match train.has("optimizer") || train.has("schedule") {
+            true => Schedule::read(&schedule, total_steps)?,
+            false => Schedule::recipe(total_steps),
+        };
         let early_stop = read_early_stop(&train, &*model)?;
         let job = Self {
             name,
@@ -124,6 +143,7 @@ impl Job {
             schedule,
             clip: read_clip(&train)?,
             eval_every: train.count("eval_every", 1, 1)?,
+            log_every: LogEvery { steps: train.count("log_every", LOG_EVERY_STEPS, 0)?, asked: train.has("log_every") },
             early_stop,
             parallel,
             settings: Vec::new(),
@@ -311,7 +331,9 @@ fn read_clip(train: &Settings) -> Result<Option<f32>, SettingError> {
             "write a positive norm such as `clip = 1.0`, or leave it out",
         ));
     }
-    Ok(train.has("clip").then_some(clip as f32))
+    // A norm to be measured is one that nothing exceeds.
+    let measured = train.bool("grad_norm", false)?.then_some(f32::INFINITY);
+    Ok(train.has("clip").then_some(clip as f32).or(measured))
 }
 
 fn read_early_stop(train: &Settings, model: &dyn Model) -> Result<Option<EarlyStop>, Error> {
@@ -332,9 +354,12 @@ fn read_early_stop(train: &Settings, model: &dyn Model) -> Result<Option<EarlySt
 /// What an evaluation of the model yields.
 fn metric_names(model: &dyn Model) -> Result<Vec<String>, Error> {
     let graph = crate::step::evaluation_graph(model, 1)?;
-    let outputs =
-        graph.outputs.iter().map(|(name, _)| name.clone()).filter(|name| name != "predictions" && name != "loss");
-    let mut metrics: Vec<(String, f64)> = outputs.map(|name| (name, 1.0)).collect();
+    let names = crate::trainer::metric_names(&graph);
+    let mut metrics: Vec<(String, f64)> =
+        names.into_iter().filter(|name| name != "loss").map(|name| (name, 1.0)).collect();
+    if graph.output(crate::step::CONFUSION).is_some() {
+        metrics.extend(["precision", "recall"].map(|name| (name.to_string(), 1.0)));
+    }
     model.derive(1.0, &mut metrics);
     Ok(["loss".to_string()].into_iter().chain(metrics.into_iter().map(|(name, _)| name)).collect())
 }

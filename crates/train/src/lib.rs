@@ -4,6 +4,7 @@
 //! [`trainer::Trainer`] runs steps of it; [`session`] is the loop around it with metrics, evaluation and reports.
 
 pub mod asynchronous;
+pub mod confusion;
 mod crc;
 pub mod decision;
 pub mod error;
@@ -12,11 +13,13 @@ mod held;
 pub mod interrupt;
 pub mod job;
 pub mod job_file;
+pub mod log;
 pub mod machine;
 pub mod metrics;
 pub mod optimizer;
 pub mod picture;
 mod png;
+pub mod record;
 pub mod report;
 pub mod room;
 pub mod schedule;

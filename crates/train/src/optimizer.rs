@@ -35,11 +35,13 @@ struct Kind {
     read: fn(&Settings) -> Result<Rule, SettingError>,
 }
 
-/// The first is the default.
+const DEFAULT: &str = "adamw";
+const ADAM_RATE: f64 = 1e-3;
+
 const KINDS: [Kind; 7] = [
     Kind { name: "sgd", lr: 1e-3, read: read_sgd },
-    Kind { name: "adam", lr: 1e-3, read: |settings| read_adam(settings, 0.0, false) },
-    Kind { name: "adamw", lr: 1e-3, read: |settings| read_adam(settings, 0.01, true) },
+    Kind { name: "adam", lr: ADAM_RATE, read: |settings| read_adam(settings, 0.0, false) },
+    Kind { name: "adamw", lr: ADAM_RATE, read: |settings| read_adam(settings, 0.01, true) },
     Kind { name: "lars", lr: 1.0, read: read_lars },
     Kind { name: "lamb", lr: 1e-3, read: read_lamb },
     Kind { name: "rmsprop", lr: 0.01, read: read_rmsprop },
@@ -61,9 +63,16 @@ impl Optimizer {
     /// | `rmsprop` | `alpha`, `momentum`, `eps` |
     /// | `adagrad` | `lr_decay`, `eps` |
     pub fn read(settings: &Settings) -> Result<Self, SettingError> {
-        let name = settings.choice("kind", &KINDS.map(|kind| kind.name))?;
+        Self::read_for(settings, ADAM_RATE)
+    }
+
+    /// The same for a model that says which rate suits it under Adam and AdamW.
+    pub fn read_for(settings: &Settings, model_rate: f64) -> Result<Self, SettingError> {
+        let chosen = settings.choice("kind", &KINDS.map(|kind| kind.name))?;
+        let name = if settings.has("kind") { chosen } else { DEFAULT };
         let kind = KINDS.iter().find(|kind| kind.name == name).expect("a choice is one of the choices");
-        let lr = settings.float_in("lr", kind.lr, 0.0, RATE_MAX)?;
+        let rate = if matches!(name, "adam" | "adamw") { model_rate } else { kind.lr };
+        let lr = settings.float_in("lr", rate, 0.0, RATE_MAX)?;
         let rule = (kind.read)(settings)?;
         settings.finish()?;
         Ok(Self { lr, rule })

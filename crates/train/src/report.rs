@@ -1,6 +1,7 @@
 //! The report of a run, as JSON. Keys may be added, none renamed.
 
 use crate::asynchronous::Roles;
+use crate::confusion::Classification;
 use crate::trainer::Evaluation;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -97,6 +98,9 @@ pub struct Report {
     pub epochs: f64,
     pub loss: f64,
     pub metrics: BTreeMap<String, f64>,
+    /// Of a classifier that was evaluated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub classification: Option<Classification>,
     pub step_ms: StepTimes,
     pub samples_per_s: f64,
     pub tokens_per_s: Option<f64>,

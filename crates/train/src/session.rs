@@ -1,19 +1,19 @@
 //! The loop: steps, evaluation each epoch, metrics to files and to an observer, an honest end.
 
 use crate::asynchronous::{Links, Roles};
+use crate::confusion::Confusion;
 use crate::error::Error;
-use crate::events::EventWriter;
 use crate::interrupt::{Interrupt, Phase};
 use crate::job::Job;
+use crate::log::{Log, LogRow};
 use crate::machine::peak_rss_bytes;
-use crate::metrics::MetricsFile;
+use crate::record::{OutDir, Record};
 use crate::report::{Communication, EpochRow, Layout, PeakBytes, Planned, Report, StepTimes};
 use crate::timeline::Timeline;
 use crate::together::{self, Meter};
 use crate::trainer::{Evaluation, Trainer};
 use kolo_comm::Communicator;
 use kolo_exec::Options;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -23,6 +23,10 @@ pub trait Observer {
     /// An evaluation has come to so many of its samples.
     fn evaluating(&mut self, _done: usize, _total: usize) {}
     fn evaluated(&mut self, _step: usize, _epoch: usize, _loss: f64, _evaluation: Option<&Evaluation>) {}
+    /// Every `train.log_every` steps.
+    fn logged(&mut self, _row: &LogRow) {}
+    /// Something the user should know that does not end the run.
+    fn note(&mut self, _text: &str) {}
 }
 
 /// Watches nothing.
@@ -35,7 +39,7 @@ impl Observer for Silent {}
 pub struct RunOptions {
     pub threads: usize,
     /// Where metrics and event files go; nowhere if `None`.
-    pub out: Option<PathBuf>,
+    pub out: Option<OutDir>,
     pub interrupt: Interrupt,
     pub planned: Planned,
     pub company: Company,
@@ -154,38 +158,6 @@ impl Ties {
     }
 }
 
-/// Metrics on disk: JSON lines and TensorBoard events.
-struct Files {
-    dir: PathBuf,
-    metrics: MetricsFile,
-    events: EventWriter,
-}
-
-impl Files {
-    fn create(dir: &Path) -> Result<Self, Error> {
-        let failed = |error: std::io::Error| write_error(dir, &error);
-        std::fs::create_dir_all(dir).map_err(failed)?;
-        Ok(Self {
-            dir: dir.into(),
-            metrics: MetricsFile::create(&dir.join("metrics.jsonl")).map_err(failed)?,
-            events: EventWriter::create(dir).map_err(failed)?,
-        })
-    }
-
-    fn write(&mut self, step: usize, epoch: usize, values: &[(&str, f64)]) -> Result<(), Error> {
-        let written = self.metrics.write(step as u64, epoch as u64, values);
-        written.map_err(|error| write_error(&self.dir.join("metrics.jsonl"), &error))?;
-        let events = &mut self.events;
-        let mut written = values.iter().try_for_each(|(tag, value)| events.scalar(tag, step as u64, *value as f32));
-        written = written.and_then(|()| events.flush());
-        written.map_err(|error| write_error(events.path(), &error))
-    }
-}
-
-fn write_error(path: &Path, error: &std::io::Error) -> Error {
-    Error::Write { path: path.display().to_string(), message: error.to_string() }
-}
-
 /// The best value of the watched metric so far.
 struct Watch {
     best: Option<f64>,
@@ -213,12 +185,13 @@ pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> 
     let mut trainer = options.trainer(&job)?;
     let mut ties = Ties::new(links, options);
     let (begin, mut history) = (Instant::now(), Vec::new());
-    let mut files = options.out.as_deref().filter(|_| options.chief()).map(Files::create).transpose()?;
+    let out = options.out.as_ref().filter(|_| options.chief());
+    let mut record = Record::create(out, &mut |text| observer.note(text))?;
     let mut times = Vec::with_capacity(job.total_steps.min(1 << 16));
     let mut watch = Watch { best: None, since: 0 };
     let mut last: Option<Evaluation> = None;
     let (mut loss_sum, mut loss_count, mut mean_loss) = (0.0f64, 0usize, f64::NAN);
-    let mut ended = "done";
+    let (mut log, mut ended) = (Log::default(), "done");
     options.interrupt.enter(Phase::Training);
     while trainer.next_step() < job.total_steps {
         let start = Instant::now();
@@ -228,6 +201,10 @@ pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> 
         observer.step(step, loss, times[times.len() - 1]);
         loss_sum += f64::from(loss);
         loss_count += 1;
+        if let Some(row) = log.step(&job, &trainer, loss, times[times.len() - 1]) {
+            observer.logged(&row);
+            record.write(row.step, row.epoch, &row.values(), &mut |text| observer.note(text))?;
+        }
         let mut interrupted = together::any(ties.in_step(), options.interrupt.requested())?;
         let epoch_done = step % job.steps_per_epoch == 0;
         let epoch = step.div_ceil(job.steps_per_epoch);
@@ -252,13 +229,11 @@ pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> 
                 };
             history.push(EpochRow::new(epoch, begin.elapsed(), mean_loss, made.as_ref()));
             observer.evaluated(step, epoch, mean_loss, made.as_ref());
-            if let Some(files) = &mut files {
-                let rate = job.schedule.rate(job.optimizer.lr(), step - 1);
-                let mut values = vec![("train/loss", mean_loss), ("train/lr", rate)];
-                let names: Vec<(String, f64)> = made.iter().flat_map(evaluation_values).collect();
-                values.extend(names.iter().map(|(name, value)| (name.as_str(), *value)));
-                files.write(step, epoch, &values)?;
-            }
+            let rate = job.schedule.rate(job.optimizer.lr(), step - 1);
+            let mut values = vec![("train/loss", mean_loss), ("train/lr", rate)];
+            let names: Vec<(String, f64)> = made.iter().flat_map(evaluation_values).collect();
+            values.extend(names.iter().map(|(name, value)| (name.as_str(), *value)));
+            record.write(step, epoch, &values, &mut |text| observer.note(text))?;
             last = made.or(last);
         }
         if interrupted {
@@ -309,6 +284,7 @@ fn report(
         epochs: trainer.next_step() as f64 / job.steps_per_epoch as f64,
         loss,
         metrics,
+        classification: evaluation.and_then(|evaluation| evaluation.confusion.as_ref()).map(Confusion::report),
         step_ms,
         samples_per_s,
         tokens_per_s: job.model.tokens_per_sample().map(|tokens| tokens as f64 * samples_per_s),

@@ -5,13 +5,23 @@ use crate::optimizer::Optimizer;
 use kolo_graph::rewrite::{eliminate_dead, merge_common};
 use kolo_graph::sources::GrainSum;
 use kolo_graph::verify::debug_verify;
-use kolo_graph::{GraphError, Stage};
-use kolo_models::{Build, Model};
+use kolo_graph::{GraphError, Stage, ValueId};
+use kolo_models::{Build, Mean, Model};
+use kolo_ops::cross_entropy::CrossEntropy;
 use kolo_ops::fuse::fuse_elementwise;
 use kolo_ops::prelude::*;
 use kolo_parallel::{Mesh, central, data, zero};
 
-/// The training step of a model, before any rewrite.
+/// The training step of a model, before any rewrite. Its outputs:
+///
+/// | output | |
+/// |---|---|
+/// | `loss` | the mean over the batch; if there is a `counted`, the sum over the targets that count |
+/// | `counted` | how many targets count, where some may not |
+/// | `ignored` | targets that a part of the loss ignores, which then is no mean over the batch |
+/// | `grad_norm` | with `clip`: the norm of the whole gradient, before it is clipped |
+///
+/// An infinite `clip` measures the norm and clips nothing.
 pub fn training_graph(
     model: &dyn Model,
     optimizer: &Optimizer,
@@ -20,13 +30,26 @@ pub fn training_graph(
     grains: usize,
 ) -> Result<Graph, GraphError> {
     let builder = Builder::new();
-    let outputs = model.build(&Build { builder: &builder, batch, grains, training: true });
-    // `grains` is a power of two, so dividing by it is exact: the mean over the batch is the sum of these.
-    let share = 1.0 / grains as f64;
+    let Mean { value, counted } = model.build(&Build { builder: &builder, batch, grains, training: true }).loss;
+    let targets = grains * counted.map_or(1, |counted| counted.of);
+    let share = 1.0 / targets as f64;
     let ids: Vec<_> = builder.graph().params().map(|(id, op)| (id, op.name.clone())).collect();
     let params: Vec<Tensor<'_>> = ids.iter().map(|(id, _)| builder.tensor(*id)).collect();
-    let grads = kolo_ops::gradients(&builder, outputs.loss, share, &params);
-    builder.output("loss", outputs.loss.scale(share as f32).then(GrainSum { of: String::new() }, &[]));
+    let grads = kolo_ops::gradients(&builder, value, share, &params);
+    let counted = counted.map(|counted| sum_over_grains(counted.number));
+    match counted {
+        Some(counted) => {
+            builder.output("loss", sum_over_grains(value));
+            builder.output("counted", counted);
+        }
+        // `grains` is a power of two, so dividing by it is exact: the mean over the batch is the sum of these.
+        None => builder.output("loss", sum_over_grains(value.scale(share as f32))),
+    }
+    if grains > 1
+        && let Some(ignored) = ignored_inside(&builder, value)
+    {
+        builder.output("ignored", sum_over_grains(ignored));
+    }
     builder.stage(Stage::Update, || {
         let trained: Vec<(&str, Tensor<'_>, Tensor<'_>)> = ids
             .iter()
@@ -38,7 +61,7 @@ pub fn training_graph(
             .collect();
         let lr = builder.step_input("lr", Type::f32([]));
         let step = builder.step_input("step", Type::f32([]));
-        let scale = clipping(&builder, &trained, clip);
+        let scale = gradient_scale(&builder, &trained, counted.map(|counted| (counted, targets)), clip);
         for (name, param, grad) in trained {
             optimizer.update(&builder, name, param, grad, lr, scale, step);
         }
@@ -46,13 +69,66 @@ pub fn training_graph(
     builder.finish()
 }
 
-/// The factor every gradient is multiplied with: 1, or less if the global norm exceeds the limit.
-fn clipping<'b>(builder: &'b Builder, trained: &[(&str, Tensor<'b>, Tensor<'b>)], clip: Option<f32>) -> Tensor<'b> {
-    let squares = trained.iter().map(|(_, _, grad)| grad.sum_squares());
-    match (clip, squares.reduce(|total, next| total.add(next))) {
-        (Some(limit), Some(total)) => total.clip_scale(f64::from(limit)),
-        _ => builder.scalar(1.0),
+/// The targets of a whole step, if some of them may not count.
+pub fn targets(model: &dyn Model, batch: usize, grains: usize) -> Result<Option<usize>, GraphError> {
+    let builder = Builder::new();
+    let loss = model.build(&Build { builder: &builder, batch, grains, training: true }).loss;
+    let targets = loss.counted.map(|counted| counted.of * grains);
+    builder.finish().map(|_| targets)
+}
+
+fn sum_over_grains(value: Tensor<'_>) -> Tensor<'_> {
+    value.then(GrainSum { of: String::new() }, &[])
+}
+
+/// The factor every gradient is multiplied with.
+///
+/// Gradients are made as if all targets counted; where fewer do, the factor makes up for it. If all do, it is exactly 1, and
+/// if none does, the gradient is zero whatever it is. Then it is less if the global norm exceeds the limit.
+fn gradient_scale<'b>(
+    builder: &'b Builder,
+    trained: &[(&str, Tensor<'b>, Tensor<'b>)],
+    counted: Option<(Tensor<'b>, usize)>,
+    clip: Option<f32>,
+) -> Tensor<'b> {
+    let factor = counted.map(|(counted, of)| builder.scalar(of as f64).div(counted.maximum(builder.scalar(1.0))));
+    let by_factor = |value: Tensor<'b>| factor.map_or(value, |factor| value.mul(factor));
+    let squares = || trained.iter().map(|(_, _, grad)| grad.sum_squares()).reduce(|total, next| total.add(next));
+    let Some((limit, total)) = clip.and_then(|limit| Some((limit, squares()?))) else {
+        return factor.unwrap_or_else(|| builder.scalar(1.0));
+    };
+    let total = by_factor(by_factor(total));
+    builder.output("grad_norm", total.sqrt());
+    match limit.is_finite() {
+        true => by_factor(total.clip_scale(f64::from(limit))),
+        false => by_factor(builder.scalar(1.0)),
     }
+}
+
+/// Targets that a cross-entropy inside the loss ignores: a mean over one grain's other targets, which says nothing of the
+/// mean over the batch. A loss that *is* a cross-entropy comes as a sum and a count instead.
+fn ignored_inside<'b>(builder: &'b Builder, loss: Tensor<'b>) -> Option<Tensor<'b>> {
+    let means: Vec<(ValueId, i64)> = {
+        let graph = builder.graph();
+        let mut reached = vec![false; graph.values.len()];
+        reached[loss.id().0 as usize] = true;
+        let mut means = Vec::new();
+        for node in graph.nodes.iter().rev() {
+            if !node.outputs.iter().any(|id| reached[id.0 as usize]) {
+                continue;
+            }
+            node.inputs.iter().for_each(|id| reached[id.0 as usize] = true);
+            if let Some(op) = node.op.downcast::<CrossEntropy>().filter(|op| op.mean) {
+                means.push((node.inputs[1], op.ignore));
+            }
+        }
+        means
+    };
+    let ignored = |(targets, ignore): (ValueId, i64)| {
+        let targets = builder.tensor(targets);
+        targets.equal(builder.full(ignore as f64, targets.ty())).cast(DType::F32).sum_all()
+    };
+    means.into_iter().map(ignored).reduce(|total, next| total.add(next))
 }
 
 /// A step as one of the workers of a mesh runs it.
@@ -70,16 +146,43 @@ pub fn spread(graph: &Graph, parallel: &Parallel, mesh: &Mesh) -> Graph {
     graph
 }
 
-/// The model's forward pass in evaluation mode: loss, metrics and predictions of one batch.
+/// The output of an evaluation that counts (class, prediction) pairs: row by row of the confusion matrix.
+pub const CONFUSION: &str = "confusion";
+/// Classes of a confusion matrix, at most: ImageNet's, and some.
+const CLASSES_MAX: usize = 1024;
+
+/// The name of the output that says how much a metric counted.
+pub fn count_name(metric: &str) -> String {
+    format!("{metric}.counted")
+}
+
+/// The model's forward pass in evaluation mode: loss, metrics and predictions of one batch. A metric that does not count
+/// everything is a sum, and the number that counted is an output of its own ([`count_name`]).
 pub fn evaluation_graph(model: &dyn Model, batch: usize) -> Result<Graph, GraphError> {
     let builder = Builder::new();
     let outputs = model.build(&Build { builder: &builder, batch, grains: 1, training: false });
-    builder.output("loss", outputs.loss);
-    for (name, metric) in outputs.metrics {
-        builder.output(name, metric);
+    for (name, mean) in [("loss", outputs.loss)].into_iter().chain(outputs.metrics) {
+        builder.output(name, mean.value);
+        if let Some(counted) = mean.counted {
+            builder.output(&count_name(name), counted.number);
+        }
     }
     builder.output("predictions", outputs.predictions);
+    if let Some(labels) = outputs.labels
+        && let Some(confusion) = confusion(&builder, outputs.predictions, labels)
+    {
+        builder.output(CONFUSION, confusion);
+    }
     builder.finish()
+}
+
+/// How often which class was taken for which. A label that is ignored is negative, and so is its pair's number: nobody counts it.
+fn confusion<'b>(builder: &'b Builder, logits: Tensor<'b>, labels: Tensor<'b>) -> Option<Tensor<'b>> {
+    let classes = logits.ty().shape.last().copied().filter(|classes| (2..=CLASSES_MAX).contains(classes))?;
+    let rows = labels.ty().elements();
+    let guess = logits.argmax(logits.rank() - 1).cast(DType::F32);
+    let pair = labels.cast(DType::F32).scale(classes as f32).add(guess).cast(DType::I32).reshape_to([rows]);
+    Some(builder.full(1.0, Type::f32([rows])).segment_sum(pair, classes * classes))
 }
 
 /// The rewrites every graph goes through before it runs. They change no bit of any result.

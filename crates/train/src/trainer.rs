@@ -3,7 +3,7 @@
 
 mod evaluation;
 
-pub use evaluation::{Evaluation, evaluation_bytes};
+pub use evaluation::{Evaluation, evaluation_bytes, metric_names};
 
 use crate::error::Error;
 use crate::held::HeldBatch;
@@ -276,15 +276,33 @@ impl Trainer {
             watch.set_step(step as u64);
         }
         self.session.run_grains(&mut self.store, scalars, feed)?;
-        let loss = self.session.output("loss").map_or(f32::NAN, |loss| loss[0]);
+        let loss = self.loss();
         if !loss.is_finite() {
             return Err(self.explain(loss, rate, feed));
         }
+        if let Some(ignored) = self.number("ignored").filter(|ignored| *ignored > 0.0) {
+            return Err(Error::Ignored { targets: ignored as usize, step, grains: job.grains });
+        }
         between(step, &mut self.session, &mut self.store)?;
-        let loss = self.session.output("loss").map_or(f32::NAN, |loss| loss[0]);
+        let loss = self.loss();
         self.session.finish(&mut self.store)?;
         self.step += 1;
         Ok(loss)
+    }
+
+    fn number(&self, output: &str) -> Option<f32> {
+        self.session.output(output).map(|values| values[0])
+    }
+
+    /// The loss of the step whose grains have run. Over a batch in which no target counts it is 0.
+    fn loss(&self) -> f32 {
+        let loss = self.number("loss").unwrap_or(f32::NAN);
+        self.number("counted").map_or(loss, |counted| loss / counted.max(1.0))
+    }
+
+    /// The norm of the last step's whole gradient, if it was measured.
+    pub fn gradient_norm(&self) -> Option<f32> {
+        self.number("grad_norm")
     }
 
     /// Names the first op that produced a number that is not finite. The update has not run, so the weights are whole.

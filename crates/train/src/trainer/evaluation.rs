@@ -1,22 +1,25 @@
 //! Evaluation on the held-out samples, in batches of bounded memory.
 
 use super::{Trainer, feed_samples};
+use crate::confusion::Confusion;
 use crate::error::Error;
 use crate::job::Job;
-use crate::step::{evaluation_graph, optimise};
+use crate::step::{CONFUSION, count_name, evaluation_graph, optimise};
 use crate::together;
-use kolo_comm::Communicator;
+use kolo_comm::{Communicator, Reduction};
 use kolo_exec::cpu::planned_bytes;
 use kolo_exec::{Feed, Options, Session};
 use kolo_graph::{Graph, layout};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Means over the held-out samples.
+/// Means over the held-out samples, or over those of their targets that count.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Evaluation {
     pub loss: f64,
     pub metrics: Vec<(String, f64)>,
+    /// Of a classifier.
+    pub confusion: Option<Confusion>,
 }
 
 impl Evaluation {
@@ -93,44 +96,53 @@ impl Trainer {
         };
         let names = self.metric_names(whole)?;
         let (batches, ranks) = (total.div_ceil(whole), self.place().1);
-        let mut sums = vec![0.0f64; names.len()];
+        let is_sum = self.are_sums(whole, &names)?;
+        let mut totals = vec![(0.0f64, 0.0f64); names.len()];
+        let mut pairs: Vec<i64> = vec![0; self.count_of_pairs(whole)?];
         tell(0, total);
         for first in (0..batches).step_by(ranks * BATCHES_PER_ROUND) {
             let round = first..batches.min(first + ranks * BATCHES_PER_ROUND);
-            let means = self.evaluate_round(round.clone(), whole, names.len(), tell)?;
-            for (at, means) in round.zip(means.chunks(names.len())) {
-                let batch = whole.min(total - at * whole) as f64;
-                sums.iter_mut().zip(means).for_each(|(sum, mean)| *sum += f64::from(*mean) * batch);
-            }
+            let rows = self.evaluate_round(round, whole, 2 * names.len(), &mut pairs, tell)?;
+            add_rows(&mut totals, &rows, &is_sum);
         }
-        let mut metrics: Vec<(String, f64)> =
-            names.into_iter().zip(sums).map(|(name, sum)| (name, sum / total as f64)).collect();
+        if let Some(world) = &self.world {
+            world.all_reduce(&mut pairs, Reduction::Sum)?;
+        }
+        // The division comes last; a mean over nothing is 0.
+        let means = totals.into_iter().map(|(sum, number)| sum / number.max(1.0));
+        let mut metrics: Vec<(String, f64)> = names.into_iter().zip(means).collect();
         let loss = metrics.remove(0).1;
+        let confusion = Confusion::new(pairs);
+        if let Some(confusion) = &confusion {
+            let (precision, recall) = confusion.macro_means();
+            metrics.extend([("precision".to_string(), precision), ("recall".to_string(), recall)]);
+        }
         job.model.derive(loss, &mut metrics);
-        Ok(Some(Evaluation { loss, metrics }))
+        Ok(Some(Evaluation { loss, metrics, confusion }))
     }
 
-    /// The means of these batches, `width` of each. Workers take turns; every batch is computed by one of them, and its means
-    /// are the same whoever did it. Whoever is interrupted leaves out the rest of its turns and tells the others.
+    /// The results of these batches, `width` numbers of each. Workers take turns; every batch is computed by one of them, and its
+    /// numbers are the same whoever did it. Whoever is interrupted leaves out the rest of its turns and tells the others.
     fn evaluate_round(
         &mut self,
         round: Range<usize>,
         whole: usize,
         width: usize,
+        pairs: &mut [i64],
         tell: &mut dyn FnMut(usize, usize),
     ) -> Result<Vec<f32>, Error> {
         let job = Arc::clone(&self.job);
         let total = job.split.held_out_len();
         let (rank, ranks) = self.place();
-        let mut means = vec![0.0f32; round.len() * width];
+        let mut rows = vec![0.0f32; round.len() * width];
         for (turn, at) in round.clone().enumerate().filter(|(turn, _)| turn % ranks == rank) {
             if self.interrupt.requested() {
                 break;
             }
             let (start, batch) = (at * whole, whole.min(total - at * whole));
             let sample = |at: usize| job.split.held_out(start + at);
-            let results = self.evaluate_batch(batch, |feed| feed_samples(&job, batch, sample, feed))?;
-            means[turn * width..][..width].copy_from_slice(&results);
+            let results = self.evaluate_batch(batch, pairs, |feed| feed_samples(&job, batch, sample, feed))?;
+            rows[turn * width..][..width].copy_from_slice(&results);
             if let Some(watch) = &self.watch {
                 watch.touch();
             }
@@ -138,14 +150,20 @@ impl Trainer {
         }
         let mut interrupted = self.interrupt.requested();
         if let Some(world) = &self.world {
-            means = gather_turns(world, &means, width)?;
+            rows = gather_turns(world, &rows, width)?;
             interrupted = together::any(Some(world), interrupted)?;
         }
-        if interrupted { Err(Error::Interrupted) } else { Ok(means) }
+        if interrupted { Err(Error::Interrupted) } else { Ok(rows) }
     }
 
-    /// Loss and metrics of one batch.
-    fn evaluate_batch(&mut self, batch: usize, feed: impl Fn(&mut Feed<'_>) + Sync) -> Result<Vec<f32>, Error> {
+    /// Loss and metrics of one batch, each with the number that it is a sum or a mean over; adds to the counts of (class,
+    /// prediction).
+    fn evaluate_batch(
+        &mut self,
+        batch: usize,
+        pairs: &mut [i64],
+        feed: impl Fn(&mut Feed<'_>) + Sync,
+    ) -> Result<Vec<f32>, Error> {
         let names = self.metric_names(batch)?;
         let at = self.evaluator(batch)?;
         let (session, interrupt) = (&mut self.evaluators[at].1, self.interrupt.clone());
@@ -153,14 +171,34 @@ impl Trainer {
         let outcome = session.run(&mut self.store, |_| {}, |_, inputs| feed(inputs));
         session.set_stop(None);
         outcome?;
-        Ok(names.iter().map(|name| session.output(name).map_or(f32::NAN, |value| value[0])).collect())
+        let number = |name: &str| session.output(name).map(|value| value[0]);
+        let row = |name: &String| {
+            let value = number(name).unwrap_or(f32::NAN);
+            [value, number(&count_name(name)).unwrap_or(batch as f32)]
+        };
+        let counts = session.output(CONFUSION).unwrap_or_default();
+        pairs.iter_mut().zip(counts).for_each(|(sum, count)| *sum += *count as i64);
+        Ok(names.iter().flat_map(row).collect())
+    }
+
+    /// How many pairs of (class, prediction) an evaluation counts; none if this is no classifier.
+    fn count_of_pairs(&mut self, batch: usize) -> Result<usize, Error> {
+        let at = self.evaluator(batch)?;
+        let graph = self.evaluators[at].1.graph();
+        Ok(graph.output(CONFUSION).map_or(0, |id| graph.ty(id).elements()))
+    }
+
+    /// Which of the metrics come as a sum with its count, as opposed to a mean over a batch.
+    fn are_sums(&mut self, batch: usize, names: &[String]) -> Result<Vec<bool>, Error> {
+        let at = self.evaluator(batch)?;
+        let graph = self.evaluators[at].1.graph();
+        Ok(names.iter().map(|name| graph.output(&count_name(name)).is_some()).collect())
     }
 
     /// Names of what an evaluation measures, the loss first.
     fn metric_names(&mut self, batch: usize) -> Result<Vec<String>, Error> {
         let at = self.evaluator(batch)?;
-        let outputs = self.evaluators[at].1.graph().outputs.iter();
-        Ok(outputs.map(|(name, _)| name.clone()).filter(|name| name != "predictions").collect())
+        Ok(metric_names(self.evaluators[at].1.graph()))
     }
 
     /// The model's predictions for inputs from elsewhere.
@@ -179,6 +217,25 @@ impl Trainer {
         session.set_alive(self.alive());
         self.evaluators.push((batch, session));
         Ok(self.evaluators.len() - 1)
+    }
+}
+
+/// Names of what an evaluation graph measures, the loss first.
+pub fn metric_names(graph: &Graph) -> Vec<String> {
+    let names: Vec<&String> = graph.outputs.iter().map(|(name, _)| name).collect();
+    let is_count = |name: &str| names.iter().any(|metric| count_name(metric) == name);
+    let measured = |name: &&&String| !is_count(name) && **name != "predictions" && **name != CONFUSION;
+    names.iter().filter(measured).map(|name| name.to_string()).collect()
+}
+
+/// Adds rows of (value, number) to the totals of each metric.
+fn add_rows(totals: &mut [(f64, f64)], rows: &[f32], is_sum: &[bool]) {
+    for row in rows.chunks(2 * totals.len()) {
+        for ((total, pair), is_sum) in totals.iter_mut().zip(row.chunks(2)).zip(is_sum) {
+            let [value, number] = [pair[0], pair[1]].map(f64::from);
+            total.0 += if *is_sum { value } else { value * number };
+            total.1 += number;
+        }
     }
 }
 

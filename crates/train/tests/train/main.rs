@@ -2,6 +2,7 @@
 
 mod counts;
 mod goldens;
+mod ignored;
 mod op_goldens;
 mod same_bits;
 mod workers;

@@ -127,3 +127,38 @@ fn rewrites_do_not_matter() {
         assert_eq!(loss(raw.clone()), loss(optimise(&raw)), "{name}");
     }
 }
+
+/// A norm that is measured and not used changes no weight, and is the same for workers with and without a sharded optimizer.
+#[test]
+fn measuring_the_norm_changes_nothing() {
+    use crate::workers::on_ranks;
+    let text = |more: &str| {
+        format!(
+            "[model]\nkind = \"mlp\"\nhidden = [300]\n[data]\nsource = \"builtin:digits\"\nbatch = 16\ngrains = 4\n\
+             [train]\nsteps = 4\noptimizer = {{ kind = \"adamw\" }}\n{more}"
+        )
+    };
+    let mut plain = trainer(&text(""), 2, 2);
+    run(&mut plain, 4);
+    assert_eq!(plain.gradient_norm(), None);
+    let mut measured = trainer(&text("grad_norm = true\n"), 2, 2);
+    run(&mut measured, 4);
+    assert_eq!(plain.store().digest(), measured.store().digest());
+    let norm = measured.gradient_norm().expect("a norm");
+    assert!(norm > 0.0);
+    let clipped = {
+        let mut trainer = trainer(&text("clip = 1e9\n"), 1, 1);
+        run(&mut trainer, 4);
+        trainer.gradient_norm()
+    };
+    assert_eq!(clipped, Some(norm));
+    for parallel in ["zero = 0", "zero = 1"] {
+        let job = crate::job(&text(&format!("grad_norm = true\n[parallel]\n{parallel}\n")));
+        let norms = on_ranks(4, |world| {
+            let mut trainer = Trainer::among(std::sync::Arc::clone(&job), 1, world).unwrap();
+            run(&mut trainer, 4);
+            (trainer.gradient_norm(), trainer.store().digest())
+        });
+        norms.iter().for_each(|found| assert_eq!(*found, (Some(norm), plain.store().digest()), "{parallel}"));
+    }
+}

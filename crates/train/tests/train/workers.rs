@@ -8,7 +8,7 @@ use kolo_train::{Error, Job, Report, Trainer, asynchronous};
 use std::sync::Arc;
 
 /// Runs `body` on every rank of a world of threads.
-fn on_ranks<T: Send>(size: usize, body: impl Fn(Arc<Communicator>) -> T + Sync) -> Vec<T> {
+pub fn on_ranks<T: Send>(size: usize, body: impl Fn(Arc<Communicator>) -> T + Sync) -> Vec<T> {
     let watches: Vec<Arc<Watch>> = (0..size).map(|_| Watch::alone()).collect();
     let transports = thread::world(&watches);
     std::thread::scope(|scope| {
@@ -33,7 +33,7 @@ fn options(company: Company) -> RunOptions {
     }
 }
 
-fn report(job: &Arc<Job>, company: Company) -> Report {
+pub fn report(job: &Arc<Job>, company: Company) -> Report {
     kolo_train::run(Arc::clone(job), &options(company), &mut Silent).unwrap_or_else(|error| panic!("{error}")).1
 }
 
@@ -43,10 +43,11 @@ fn job(text: &str, parallel: &str) -> Arc<Job> {
 }
 
 /// The same evaluation, too: every worker measured its turns.
-fn assert_same(name: &str, one: &Report, other: &Report) {
+pub fn assert_same(name: &str, one: &Report, other: &Report) {
     assert_eq!(one.weights, other.weights, "{name}");
     assert_eq!(one.loss.to_bits(), other.loss.to_bits(), "{name}: the loss");
     assert_eq!(one.metrics, other.metrics, "{name}: the evaluation");
+    assert_eq!(one.classification, other.classification, "{name}: the confusion matrix");
 }
 
 #[test]
@@ -111,7 +112,7 @@ fn odd_pieces_do_not_matter() {
 }
 
 /// What every worker reports, and what every server saw.
-fn with_servers(job: &Arc<Job>, roles: Roles) -> (Vec<Report>, Vec<Served>) {
+pub fn with_servers(job: &Arc<Job>, roles: Roles) -> (Vec<Report>, Vec<Served>) {
     let outcomes = on_ranks(roles.workers + roles.servers, |world| match world.rank() < roles.workers {
         true => Ok(report(job, Company::Served(world, roles))),
         false => Err(asynchronous::serve(job, 1, &world, roles, None).unwrap_or_else(|error| panic!("{error}"))),

@@ -1,0 +1,69 @@
+//! A confusion matrix on a terminal.
+
+use kolo_train::confusion::Classification;
+
+/// A matrix of more classes is told by its largest mistakes.
+const SHOWN_CLASSES_MAX: usize = 12;
+const SHOWN_MISTAKES_MAX: usize = 5;
+
+/// Lines that show which class was taken for which.
+pub fn lines(classification: &Classification) -> Vec<String> {
+    let Some(matrix) = &classification.confusion else { return Vec::new() };
+    if matrix.len() > SHOWN_CLASSES_MAX {
+        return mistakes(matrix).into_iter().collect();
+    }
+    let largest = matrix.iter().flatten().max().copied().unwrap_or(0).max(matrix.len() as i64 - 1);
+    let width = largest.to_string().len() + 1;
+    let cells =
+        |values: &mut dyn Iterator<Item = i64>| values.map(|value| format!("{value:>width$}")).collect::<String>();
+    let head = format!("  confusion   true \\ said {}   recall", cells(&mut (0..matrix.len() as i64)));
+    let row = |(row, class): (&Vec<i64>, &kolo_train::confusion::ClassRow)| {
+        format!("{:>23}  {}   {:.4}", class.class, cells(&mut row.iter().copied()), class.recall)
+    };
+    let mut lines = vec![head];
+    lines.extend(matrix.iter().zip(&classification.classes).map(row));
+    let precisions = classification.classes.iter().map(|class| format!("{:.4}", class.precision));
+    lines.push(format!("  precision   {}", precisions.collect::<Vec<_>>().join(" ")));
+    lines
+}
+
+fn mistakes(matrix: &[Vec<i64>]) -> Option<String> {
+    let pairs =
+        matrix.iter().enumerate().flat_map(|(class, row)| row.iter().enumerate().map(move |cell| (class, cell)));
+    let mut wrong: Vec<(i64, usize, usize)> = pairs
+        .filter(|(class, (said, count))| class != said && **count > 0)
+        .map(|(class, (said, count))| (-*count, class, said))
+        .collect();
+    wrong.sort_unstable();
+    let shown =
+        wrong.iter().take(SHOWN_MISTAKES_MAX).map(|(count, class, said)| format!("{class} as {said} ({})", -count));
+    let shown = shown.collect::<Vec<_>>().join(", ");
+    (!shown.is_empty()).then(|| format!("  mistakes    {shown}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kolo_train::confusion::Confusion;
+
+    #[test]
+    fn few_classes_are_a_matrix() {
+        let shown = lines(&Confusion::new(vec![10, 2, 0, 4]).unwrap().report());
+        let expected = [
+            "  confusion   true \\ said   0  1   recall",
+            "                      0   10  2   0.8333",
+            "                      1    0  4   1.0000",
+            "  precision   1.0000 0.6667",
+        ];
+        assert_eq!(shown, expected);
+    }
+
+    #[test]
+    fn many_classes_are_their_largest_mistakes() {
+        let mut counts = vec![0; 400];
+        (counts[3], counts[20 * 7 + 2], counts[21]) = (1, 5, 9);
+        let shown = lines(&Confusion::new(counts.clone()).unwrap().report());
+        assert_eq!(shown, ["  mistakes    7 as 2 (5), 0 as 3 (1)"]);
+        assert!(lines(&Confusion::new(vec![0; 400]).unwrap().report()).is_empty());
+    }
+}

@@ -1,0 +1,210 @@
+//! The directory of a run: one run each, so that nothing of an earlier one is overwritten or mixed in.
+//!
+//! Without `--out` a run gets a directory of its own, `runs/NAME-NUMBER`. Making it is what claims the number, so two runs that
+//! start at once get two.
+
+use crate::fail::Failure;
+use kolo_train::record::OutDir;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Where runs go that name no directory.
+const RUNS: &str = "runs";
+const NAME_CHARACTERS_MAX: usize = 64;
+/// Numbers that others take while we look, at most.
+const ATTEMPTS_MAX: u64 = 1000;
+/// Files of an old run that a message names.
+const NAMED_FILES_MAX: usize = 3;
+
+/// Whose files a directory may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Files {
+    /// All that a run writes.
+    All,
+    /// All but the logs of ranks: the supervisor, which writes those, has been here already.
+    OfRankZero,
+}
+
+/// Whether a run writes files of this name.
+fn is_ours(name: &str, files: Files) -> bool {
+    let within = |prefix: &str, suffix: &str| {
+        let middle = name.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(suffix));
+        middle.is_some_and(|middle| !middle.is_empty() && middle.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    let log = files == Files::All && within("rank-", ".log");
+    matches!(name, "metrics.jsonl" | "report.json" | "decision.png") || within("events.out.tfevents.", ".kolo") || log
+}
+
+/// The files of an earlier run.
+fn old_files(dir: &Path, files: Files) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if is_ours(&entry.file_name().to_string_lossy(), files) {
+            found.push(entry.path());
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Makes sure that a directory holds no other run. With `overwrite`, removes what that run wrote, and nothing else.
+pub fn claim(dir: &Path, overwrite: bool, files: Files) -> Result<(), Failure> {
+    let failed = |path: &Path, error: &io::Error| {
+        Failure::job(format!("{}: {error}", path.display()), "choose another --out directory")
+    };
+    let old = old_files(dir, files).map_err(|error| failed(dir, &error))?;
+    if old.is_empty() {
+        return Ok(());
+    }
+    if overwrite {
+        return old.iter().try_for_each(|path| fs::remove_file(path).map_err(|error| failed(path, &error)));
+    }
+    let names = old.iter().filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+    let mut shown = names.take(NAMED_FILES_MAX).collect::<Vec<_>>().join(", ");
+    if old.len() > NAMED_FILES_MAX {
+        shown += ", …";
+    }
+    Err(Failure::usage(
+        format!("--out {} holds the files of another run: {shown}", dir.display()),
+        "name another directory, or add --overwrite to replace that run's files",
+    ))
+}
+
+/// A job's name as a part of a path: no separators, no control characters, and not hidden.
+fn safe_name(name: &str) -> String {
+    let safe = |c: char| if c.is_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '-' };
+    let name: String = name.chars().map(safe).take(NAME_CHARACTERS_MAX).collect();
+    match name.trim_matches(['.', '-']) {
+        "" => "job".into(),
+        name => name.into(),
+    }
+}
+
+/// Makes the directory of the next run of this name under `root`.
+fn make_fresh(root: &Path, name: &str) -> io::Result<PathBuf> {
+    let (root, name) = (root.join(RUNS), safe_name(name));
+    fs::create_dir_all(&root)?;
+    let mut last = 0;
+    for entry in fs::read_dir(&root)? {
+        let file_name = entry?.file_name();
+        let number = file_name.to_str().and_then(|text| text.strip_prefix(&name)?.strip_prefix('-')?.parse().ok());
+        last = last.max(number.unwrap_or(0u64));
+    }
+    for attempt in 1..=ATTEMPTS_MAX {
+        let dir = root.join(format!("{name}-{}", last.saturating_add(attempt)));
+        match fs::create_dir(&dir) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            outcome => return outcome.map(|()| dir),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// A directory for a run that names none. A place that cannot be written is told, and no reason not to train.
+pub fn fresh(name: &str, quiet: bool) -> Option<OutDir> {
+    match make_fresh(Path::new(""), name) {
+        Ok(path) => Some(OutDir { path, required: false }),
+        Err(error) => {
+            if !quiet {
+                eprintln!("note: cannot make a directory under {RUNS}: {error}; this run's metrics are not kept");
+            }
+            None
+        }
+    }
+}
+
+/// After a run that did not come to write anything.
+pub fn remove_if_empty(out: Option<&OutDir>) {
+    if let Some(OutDir { path, required: false }) = out {
+        // Fails if there is something in it, which is what is wanted.
+        let _ = fs::remove_dir(path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(dir: &Path) -> Vec<String> {
+        let mut names: Vec<String> =
+            fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_used_directory_is_refused_or_cleared_of_our_files_alone() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path();
+        claim(&dir.join("new"), false, Files::All).unwrap();
+        let ours = ["metrics.jsonl", "events.out.tfevents.0000000007.kolo", "rank-0.log", "rank-12.log", "report.json"];
+        let theirs = ["notes.txt", "rank-a.log", "events.out.tfevents.7.host", "rank-.log"];
+        for name in theirs {
+            fs::write(dir.join(name), "").unwrap();
+        }
+        claim(dir, false, Files::All).unwrap();
+        for name in ours {
+            fs::write(dir.join(name), "").unwrap();
+        }
+        let refused = claim(dir, false, Files::All).unwrap_err();
+        assert!(refused.message().contains("metrics.jsonl") && refused.message().contains("--overwrite"));
+        claim(dir, true, Files::OfRankZero).unwrap();
+        assert!(names(dir).contains(&"rank-12.log".into()) && !names(dir).contains(&"metrics.jsonl".into()));
+        claim(dir, true, Files::All).unwrap();
+        let mut left = theirs.map(String::from);
+        left.sort();
+        assert_eq!(names(dir), left);
+    }
+
+    #[test]
+    fn runs_are_numbered_and_never_shared() {
+        let temp = tempfile::tempdir().unwrap();
+        let root = temp.path();
+        assert_eq!(make_fresh(root, "digits").unwrap(), root.join("runs/digits-1"));
+        fs::create_dir(root.join("runs/digits-7")).unwrap();
+        fs::create_dir(root.join("runs/digits-large-9")).unwrap();
+        assert_eq!(make_fresh(root, "digits").unwrap(), root.join("runs/digits-8"));
+        let made: Vec<PathBuf> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| make_fresh(root, "at-once").unwrap())).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let distinct: std::collections::BTreeSet<&PathBuf> = made.iter().collect();
+        assert_eq!(distinct.len(), 8, "{made:?}");
+    }
+
+    #[test]
+    fn a_name_cannot_leave_the_directory() {
+        let pairs = [
+            ("digits", "digits"),
+            ("../../etc/passwd", "etc-passwd"),
+            ("a/b\\c", "a-b-c"),
+            ("..", "job"),
+            (".hidden", "hidden"),
+            ("", "job"),
+            ("two words\n\u{1b}[31m", "two-words---31m"),
+            ("größe", "größe"),
+        ];
+        for (name, expected) in pairs {
+            assert_eq!(safe_name(name), expected);
+        }
+        assert_eq!(safe_name(&"x".repeat(1000)).len(), NAME_CHARACTERS_MAX);
+    }
+
+    #[test]
+    fn an_empty_directory_does_not_stay() {
+        let temp = tempfile::tempdir().unwrap();
+        let out = OutDir { path: make_fresh(temp.path(), "a").unwrap(), required: false };
+        fs::write(out.path.join("x"), "").unwrap();
+        remove_if_empty(Some(&out));
+        assert!(out.path.exists());
+        fs::remove_file(out.path.join("x")).unwrap();
+        remove_if_empty(Some(&out));
+        assert!(!out.path.exists());
+    }
+}

@@ -1,0 +1,61 @@
+//! What is written between evaluations: a row every `train.log_every` steps.
+
+use crate::job::Job;
+use crate::trainer::Trainer;
+
+/// Where a run stands after a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LogRow {
+    pub step: usize,
+    pub epoch: usize,
+    /// The mean over the steps since the row before.
+    pub loss: f64,
+    /// The learning rate of this step.
+    pub rate: f64,
+    /// The norm of this step's gradient before it was clipped, if it was measured.
+    pub grad_norm: Option<f64>,
+    /// Since the row before, without evaluations.
+    pub samples_per_s: f64,
+    /// The job names how often it wants rows.
+    pub asked: bool,
+}
+
+impl LogRow {
+    /// As `metrics.jsonl` and TensorBoard name them.
+    pub fn values(&self) -> Vec<(&'static str, f64)> {
+        let norm = self.grad_norm.map(|norm| ("step/grad_norm", norm));
+        let first = [("step/loss", self.loss), ("step/lr", self.rate)];
+        first.into_iter().chain(norm).chain([("step/samples_per_s", self.samples_per_s)]).collect()
+    }
+}
+
+/// Adds up steps until a row is due.
+#[derive(Debug, Default)]
+pub struct Log {
+    loss: f64,
+    milliseconds: f64,
+    steps: usize,
+}
+
+impl Log {
+    /// A step is over; a row if it is time for one. Rows are due at multiples of `log_every`, whatever a run began with.
+    pub fn step(&mut self, job: &Job, trainer: &Trainer, loss: f32, milliseconds: f64) -> Option<LogRow> {
+        self.loss += f64::from(loss);
+        self.milliseconds += milliseconds;
+        self.steps += 1;
+        let step = trainer.next_step();
+        if job.log_every.steps == 0 || !step.is_multiple_of(job.log_every.steps) {
+            return None;
+        }
+        let Self { loss, milliseconds, steps } = std::mem::take(self);
+        Some(LogRow {
+            step,
+            epoch: step.div_ceil(job.steps_per_epoch),
+            loss: loss / steps as f64,
+            rate: job.schedule.rate(job.optimizer.lr(), step - 1),
+            grad_norm: trainer.gradient_norm().map(f64::from),
+            samples_per_s: (steps * job.batch) as f64 / milliseconds.max(1e-6) * 1e3,
+            asked: job.log_every.asked,
+        })
+    }
+}

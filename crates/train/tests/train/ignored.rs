@@ -1,0 +1,301 @@
+//! Targets that do not count: loss, gradient and metrics are means over those that do, of the whole batch, against the formula
+//! in f64; and the same bits in every layout.
+
+use crate::workers::{assert_same, on_ranks, report, with_servers};
+use kolo_data::{Column, Field, Source};
+use kolo_exec::{Feed, Options};
+use kolo_graph::field::IGNORED;
+use kolo_graph::settings::{SettingError, Settings};
+use kolo_models::{Build, MODELS, Model, ModelKind, Outputs, classify};
+use kolo_ops::prelude::*;
+use kolo_train::asynchronous::Roles;
+use kolo_train::session::Company;
+use kolo_train::{Error, Job, Trainer, job_file};
+use std::sync::Arc;
+
+/// A source some of whose targets do not count: of sample `s` the first `s % 5` that counted, which may be all.
+#[derive(Debug)]
+struct Uneven(Box<dyn Source>);
+
+impl Source for Uneven {
+    fn fields(&self) -> &[Field] {
+        self.0.fields()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn fill(&self, sample: usize, field: usize, out: Column<'_>) {
+        if field == 0 {
+            return self.0.fill(sample, field, out);
+        }
+        let targets = out.indices();
+        self.0.fill(sample, field, Column::I32(targets));
+        targets.iter_mut().filter(|target| **target != IGNORED).take(sample % 5).for_each(|target| *target = IGNORED);
+    }
+
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+}
+
+fn read(text: &str, models: &[ModelKind]) -> Job {
+    let root = job_file::parse(text, "test.toml").unwrap();
+    Job::read(&root, models).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn uneven(text: &str) -> Arc<Job> {
+    let job = read(text, MODELS);
+    Arc::new(Job { source: Box::new(Uneven(job.source)), ..job })
+}
+
+fn gpt(parallel: &str) -> Arc<Job> {
+    uneven(&format!(
+        "[model]\nkind = \"gpt\"\nlayers = 1\nwidth = 24\nheads = 3\n[data]\nsource = \"builtin:addition\"\nbatch = 16\n\
+         grains = 8\nholdout = 0.05\n[train]\nsteps = 4\nclip = 0.5\noptimizer = {{ kind = \"lamb\" }}\n{parallel}"
+    ))
+}
+
+#[test]
+fn the_layout_does_not_matter() {
+    let alone = report(&gpt(""), Company::Alone);
+    for (workers, parallel) in [(2, "zero = 0"), (4, "zero = 0\nbucket_mib = 0"), (4, "zero = 1"), (8, "zero = 1")] {
+        let job = gpt(&format!("[parallel]\n{parallel}\n"));
+        let reports = on_ranks(workers, |world| report(&job, Company::Workers(world)));
+        reports.iter().for_each(|other| assert_same(&format!("{workers} workers, {parallel}"), &alone, other));
+    }
+    for (workers, servers) in [(2, 1), (4, 3)] {
+        let (reports, _) = with_servers(&gpt(""), Roles { workers, servers, staleness: Some(0) });
+        reports.iter().for_each(|other| assert_eq!(alone.weights, other.weights, "{workers} and {servers}"));
+        assert_same(&format!("{workers} workers, {servers} servers"), &alone, &reports[0]);
+    }
+    for lanes in [1, 2, 8] {
+        let mut trainer = Trainer::new(gpt(""), Options { threads: lanes, lanes, grains: 8 }).unwrap();
+        (0..4).for_each(|_| _ = trainer.step().unwrap());
+        assert_eq!(alone.weights, trainer.store().digest(), "{lanes} lanes");
+    }
+}
+
+/// Workers that run ahead of each other divide by what they counted themselves. Alone, that is the synchronous run.
+#[test]
+fn a_worker_of_its_own_divides_by_its_own_count() {
+    let text = "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nsource = \"builtin:digits\"\nbatch = 16\ngrains = 4\n\
+                [train]\nsteps = 5\noptimizer = { kind = \"sgd\", lr = 0.1 }\n";
+    let alone = report(&uneven(text), Company::Alone);
+    let (reports, _) = with_servers(&uneven(text), Roles { workers: 1, servers: 2, staleness: Some(3) });
+    assert_same("one worker, two servers", &alone, &reports[0]);
+}
+
+const INPUTS: usize = 5;
+const CLASSES: usize = 3;
+const BATCH: usize = 16;
+const GRAINS: usize = 8;
+
+/// Multinomial regression in f64: weights `[CLASSES, INPUTS]` and biases.
+struct Regression {
+    weights: Vec<f64>,
+    biases: Vec<f64>,
+}
+
+impl Regression {
+    fn of(trainer: &Trainer) -> Self {
+        let values = |name: &str| trainer.store().values(name).unwrap().iter().map(|x| f64::from(*x)).collect();
+        Self { weights: values("layers.0.weight"), biases: values("layers.0.bias") }
+    }
+
+    fn probabilities(&self, x: &[f32]) -> Vec<f64> {
+        let logit = |class: usize| {
+            let row = &self.weights[class * INPUTS..(class + 1) * INPUTS];
+            self.biases[class] + row.iter().zip(x).map(|(w, x)| w * f64::from(*x)).sum::<f64>()
+        };
+        let exponentials: Vec<f64> = (0..CLASSES).map(|class| logit(class).exp()).collect();
+        let sum: f64 = exponentials.iter().sum();
+        exponentials.iter().map(|e| e / sum).collect()
+    }
+
+    /// The mean loss over the samples that count, its gradient by the weights, and how many count.
+    fn loss(&self, samples: &[(Vec<f32>, i32)]) -> (f64, Vec<f64>, usize) {
+        let counted: Vec<_> = samples.iter().filter(|(_, y)| *y != IGNORED).collect();
+        let (mut loss, mut gradient) = (0.0, vec![0.0; CLASSES * INPUTS]);
+        for (x, y) in &counted {
+            let probabilities = self.probabilities(x);
+            loss -= probabilities[*y as usize].ln() / counted.len() as f64;
+            for at in 0..CLASSES * INPUTS {
+                let (class, input) = (at / INPUTS, at % INPUTS);
+                let error = probabilities[class] - f64::from(class == *y as usize);
+                gradient[at] += error * f64::from(x[input]) / counted.len() as f64;
+            }
+        }
+        (loss, gradient, counted.len())
+    }
+}
+
+fn regression(train: &str, grains: usize) -> String {
+    format!(
+        "[model]\nkind = \"mlp\"\nhidden = []\ninputs = {INPUTS}\nclasses = {CLASSES}\n[data]\nsource = \"synthetic:features\"\n\
+         samples = 2000\nbatch = {BATCH}\ngrains = {grains}\nholdout = 0.5\n[train]\nsteps = 2\n{train}\n"
+    )
+}
+
+/// Sixteen samples in grains of two: some grains count none, some one, some both.
+fn batch() -> Vec<(Vec<f32>, i32)> {
+    let x = |sample: usize| (0..INPUTS).map(|at| ((sample * 7 + at * 3) % 11) as f32 / 5.0 - 1.0).collect();
+    let ignored = [0, 1, 2, 5, 6, 7, 8, 12];
+    (0..BATCH).map(|at| (x(at), if ignored.contains(&at) { IGNORED } else { (at % CLASSES) as i32 })).collect()
+}
+
+fn feed(samples: &[(Vec<f32>, i32)], grains: usize) -> impl Fn(usize, &mut Feed<'_>) + Sync {
+    move |grain, feed| {
+        let own = &samples[grain * BATCH / grains..(grain + 1) * BATCH / grains];
+        feed.f32("x").unwrap().copy_from_slice(&own.iter().flat_map(|(x, _)| x.clone()).collect::<Vec<_>>());
+        feed.i32("y").unwrap().copy_from_slice(&own.iter().map(|(_, y)| *y).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn loss_gradient_and_norm_are_those_of_the_formula() {
+    for grains in [1, 2, GRAINS] {
+        let text = regression("optimizer = { kind = \"sgd\", lr = 1.0 }\ngrad_norm = true", grains);
+        let mut trainer = crate::trainer(&text, 1, 1);
+        let samples = batch();
+        let before = Regression::of(&trainer);
+        let (loss, gradient, counted) = before.loss(&samples);
+        assert_eq!(counted, 8);
+        let got = trainer.step_with(feed(&samples, grains)).unwrap();
+        assert!((f64::from(got) - loss).abs() < 1e-6, "{grains} grains: loss {got}, formula {loss}");
+        let after = Regression::of(&trainer);
+        for (at, wanted) in gradient.iter().enumerate() {
+            let got = before.weights[at] - after.weights[at];
+            assert!((got - wanted).abs() < 1e-6, "{grains} grains: gradient {at} is {got}, formula {wanted}");
+        }
+        let biases = before.biases.iter().zip(&after.biases).map(|(before, after)| (before - after).powi(2));
+        let norm = (gradient.iter().map(|g| g * g).sum::<f64>() + biases.sum::<f64>()).sqrt();
+        let got = f64::from(trainer.gradient_norm().unwrap());
+        assert!((got - norm).abs() < 1e-6, "{grains} grains: norm {got}, formula {norm}");
+    }
+}
+
+#[test]
+fn clipping_sees_the_gradient_of_the_targets_that_count() {
+    let norm = |train: &str| {
+        let mut trainer = crate::trainer(&regression(train, GRAINS), 1, 1);
+        let before = Regression::of(&trainer);
+        trainer.step_with(feed(&batch(), GRAINS)).unwrap();
+        let after = Regression::of(&trainer);
+        let moved = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
+        (moved(&before.weights, &after.weights) + moved(&before.biases, &after.biases)).sqrt()
+    };
+    let free = norm("optimizer = { kind = \"sgd\", lr = 1.0 }");
+    let clipped = norm("optimizer = { kind = \"sgd\", lr = 1.0 }\nclip = 0.1");
+    assert!(free > 0.2 && (clipped - 0.1).abs() < 1e-5, "{free} {clipped}");
+}
+
+#[test]
+fn a_batch_in_which_nothing_counts_changes_nothing() {
+    let mut trainer = crate::trainer(&regression("optimizer = { kind = \"sgd\", lr = 1.0 }\nclip = 1.0", 2), 1, 1);
+    let samples: Vec<(Vec<f32>, i32)> = batch().into_iter().map(|(x, _)| (x, IGNORED)).collect();
+    let before = trainer.store().digest();
+    assert_eq!(trainer.step_with(feed(&samples, 2)).unwrap(), 0.0);
+    assert_eq!(before, trainer.store().digest());
+    assert_eq!(trainer.gradient_norm(), Some(0.0));
+}
+
+/// Batches of an evaluation have different counts; the confusion matrix leaves out what does not count.
+#[test]
+fn an_evaluation_divides_once() {
+    let job = uneven(&regression("optimizer = { kind = \"sgd\", lr = 0.5 }", 2));
+    let mut trainer = Trainer::new(Arc::clone(&job), Options { threads: 1, lanes: 1, grains: 2 }).unwrap();
+    (0..2).for_each(|_| _ = trainer.step().unwrap());
+    let sample = |at: usize| {
+        let (mut x, mut y) = (vec![0.0f32; INPUTS], [0i32]);
+        job.source.fill(job.split.held_out(at), 0, Column::F32(&mut x));
+        job.source.fill(job.split.held_out(at), 1, Column::I32(&mut y));
+        (x, y[0])
+    };
+    let samples: Vec<(Vec<f32>, i32)> = (0..job.split.held_out_len()).map(sample).collect();
+    let regression = Regression::of(&trainer);
+    let (loss, _, counted) = regression.loss(&samples);
+    assert!(samples.len() > 900 && counted < samples.len() / 2 && counted > 100, "{counted} of {}", samples.len());
+    let mut pairs = vec![vec![0i64; CLASSES]; CLASSES];
+    for (x, y) in samples.iter().filter(|(_, y)| *y != IGNORED) {
+        let probabilities = regression.probabilities(x);
+        let said = (0..CLASSES).max_by(|a, b| probabilities[*a].total_cmp(&probabilities[*b])).unwrap();
+        pairs[*y as usize][said] += 1;
+    }
+    let right: i64 = (0..CLASSES).map(|class| pairs[class][class]).sum();
+    let evaluation = trainer.evaluate().unwrap().unwrap();
+    assert!((evaluation.loss - loss).abs() < 1e-6, "{} {loss}", evaluation.loss);
+    assert_eq!(evaluation.get("accuracy"), Some(right as f64 / counted as f64));
+    let confusion = evaluation.confusion.clone().unwrap();
+    assert_eq!(confusion.report().confusion, Some(pairs));
+    assert_eq!(evaluation.get("precision"), Some(confusion.macro_means().0));
+}
+
+/// A model whose loss is a formula of a mean over the targets that count.
+#[derive(Debug)]
+struct Squared;
+
+impl Model for Squared {
+    fn fields(&self) -> Vec<Field> {
+        vec![Field::real("x", &[INPUTS]), Field::index("y", &[], CLASSES)]
+    }
+
+    fn build<'b>(&self, cx: &Build<'b>) -> Outputs<'b> {
+        let fields = self.fields();
+        let (logits, labels) = (cx.linear("layers.0", cx.field(&fields[0]), CLASSES), cx.field(&fields[1]));
+        let mean = logits.cross_entropy_with(labels, i64::from(IGNORED), 0.0);
+        Outputs { loss: mean.mul(mean).into(), ..classify(logits, labels, 0.0) }
+    }
+}
+
+/// The same with the cross-entropy itself, which becomes a sum and a count.
+#[derive(Debug)]
+struct Plain;
+
+impl Model for Plain {
+    fn fields(&self) -> Vec<Field> {
+        Squared.fields()
+    }
+
+    fn build<'b>(&self, cx: &Build<'b>) -> Outputs<'b> {
+        let fields = self.fields();
+        let logits = cx.linear("layers.0", cx.field(&fields[0]), CLASSES);
+        Outputs::new(logits.cross_entropy_with(cx.field(&fields[1]), i64::from(IGNORED), 0.0), logits)
+    }
+}
+
+fn squared(_: &Settings, _: Option<&[Field]>) -> Result<Box<dyn Model>, SettingError> {
+    Ok(Box::new(Squared))
+}
+
+fn plain(_: &Settings, _: Option<&[Field]>) -> Result<Box<dyn Model>, SettingError> {
+    Ok(Box::new(Plain))
+}
+
+fn own_model(make: kolo_models::Make, grains: usize) -> Trainer {
+    let models = [ModelKind { name: "own", doc: "", make }];
+    let text = format!(
+        "[model]\nkind = \"own\"\n[data]\nsource = \"synthetic:features\"\nsamples = 100\nbatch = {BATCH}\ngrains = {grains}\n\
+         [train]\nsteps = 2\noptimizer = {{ kind = \"sgd\", lr = 1.0 }}\n"
+    );
+    Trainer::new(Arc::new(read(&text, &models)), Options { threads: 1, lanes: 1, grains }).unwrap()
+}
+
+#[test]
+fn a_formula_of_means_over_grains_is_refused_only_if_something_is_ignored() {
+    let all: Vec<(Vec<f32>, i32)> = batch().into_iter().map(|(x, y)| (x, y.max(0))).collect();
+    let mut trainer = own_model(squared, GRAINS);
+    trainer.step_with(feed(&all, GRAINS)).unwrap();
+    let before = trainer.store().digest();
+    let error = trainer.step_with(feed(&batch(), GRAINS)).unwrap_err();
+    assert!(matches!(error, Error::Ignored { targets: 8, step: 1, grains: GRAINS }), "{error}");
+    assert_eq!(before, trainer.store().digest(), "the weights were left as they were");
+    own_model(squared, 1).step_with(feed(&batch(), 1)).unwrap();
+}
+
+#[test]
+fn a_models_own_cross_entropy_counts_by_itself() {
+    let losses = [1, GRAINS].map(|grains| own_model(plain, grains).step_with(feed(&batch(), grains)).unwrap());
+    assert!((losses[0] - losses[1]).abs() < 1e-6, "{losses:?}");
+}
