@@ -23,7 +23,7 @@ pub fn lines(classification: &Classification) -> Vec<String> {
     let mut lines = vec![head];
     lines.extend(matrix.iter().zip(&classification.classes).map(row));
     let precisions = classification.classes.iter().map(|class| format!("{:.4}", class.precision));
-    lines.push(format!("  precision   {}", precisions.collect::<Vec<_>>().join(" ")));
+    lines.push(format!("  by class    precision {}", precisions.collect::<Vec<_>>().join(" ")));
     lines
 }
 
@@ -53,7 +53,7 @@ mod tests {
             "  confusion   true \\ said   0  1   recall",
             "                      0   10  2   0.8333",
             "                      1    0  4   1.0000",
-            "  precision   1.0000 0.6667",
+            "  by class    precision 1.0000 0.6667",
         ];
         assert_eq!(shown, expected);
     }

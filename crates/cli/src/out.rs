@@ -56,7 +56,7 @@ fn old_files(dir: &Path, files: Files) -> io::Result<Vec<PathBuf>> {
 /// Makes sure that a directory holds no other run. With `overwrite`, removes what that run wrote, and nothing else.
 pub fn claim(dir: &Path, overwrite: bool, files: Files) -> Result<(), Failure> {
     let failed = |path: &Path, error: &io::Error| {
-        Failure::job(format!("{}: {error}", path.display()), "choose another --out directory")
+        Failure::job(format!("{}: {error}", path.display()), "choose another --out directory or make room there")
     };
     let old = old_files(dir, files).map_err(|error| failed(dir, &error))?;
     if old.is_empty() {

@@ -77,7 +77,7 @@ fn the_smallest_jobs() {
     smallest("mlp", "builtin:digits", &[], "accuracy", 0.93);
     smallest("cnn", "builtin:digits", &[], "accuracy", 0.93);
     smallest("mlp", "builtin:playground", &[], "accuracy", 0.97);
-    smallest("lstm", "builtin:waves", &[], "gain", 3.0);
+    smallest("lstm", "builtin:waves", &[], "gain", 4.0);
     // Three of the ten epochs: this one takes its time.
     smallest("gpt", "builtin:addition", &["train.epochs=3"], "accuracy", 0.95);
 }

@@ -61,6 +61,11 @@ impl Model for Gpt {
         vec![Field::index("x", &[self.context], self.vocab), Field::index("y", &[self.context], self.vocab)]
     }
 
+    fn learning_rate(&self) -> f64 {
+        // Wider ones want smaller steps.
+        (0.256 / self.width as f64).clamp(1e-4, 1e-3)
+    }
+
     fn build<'b>(&self, cx: &Build<'b>) -> Outputs<'b> {
         let fields = self.fields();
         let (tokens, targets) = (cx.field(&fields[0]), cx.field(&fields[1]));

@@ -35,7 +35,8 @@ impl Model for Lstm {
     }
 
     fn learning_rate(&self) -> f64 {
-        3e-3
+        // Wider ones want smaller steps.
+        (0.64 / self.width as f64).clamp(1e-3, 1e-2)
     }
 
     fn build<'b>(&self, cx: &Build<'b>) -> Outputs<'b> {
