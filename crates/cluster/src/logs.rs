@@ -88,9 +88,11 @@ pub(crate) struct Log {
 impl Log {
     fn named(path: &Path) -> std::io::Result<Self> {
         let file = OpenOptions::new().create(true).append(true).read(true).mode(LOG_MODE).open(path)?;
-        // One that was there already.
-        file.set_permissions(Permissions::from_mode(LOG_MODE))?;
-        file.set_len(0)?;
+        // One that was there already; but a device is left as it is.
+        if file.metadata()?.is_file() {
+            file.set_permissions(Permissions::from_mode(LOG_MODE))?;
+            file.set_len(0)?;
+        }
         Ok(Self { file, name: path.display().to_string() })
     }
 

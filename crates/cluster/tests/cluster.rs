@@ -421,6 +421,13 @@ fn output_that_cannot_be_written() {
     let message = outcome.message().unwrap();
     assert!(message.starts_with("standard output: No space left on device"), "{message}");
     assert_eq!((outcome.exit_code(), outcome.verdict.exit_code), (1, 0));
+    let out = temporary();
+    let log = out.path().join("rank-0.log");
+    std::os::unix::fs::symlink("/dev/full", &log).unwrap();
+    options.echo = Some(std::sync::Arc::new(|_, _| Ok(())));
+    options.out = Some(out.path().into());
+    let message = local::run(&options, &mut |_| {}).unwrap().message().unwrap();
+    assert!(message.starts_with(&format!("{}: No space left on device", log.display())), "{message}");
 }
 
 fn program_that_is_not_there() {

@@ -4,7 +4,7 @@
 //! order: after its step, or in the midst of an evaluation; a second Ctrl-C ends it at once. What is done is said from the
 //! handler itself, so that it is said however long a step takes.
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
@@ -64,16 +64,37 @@ impl Interrupt {
 /// the one that `speaks` says on standard error what it does.
 pub fn install(speaks: bool) -> io::Result<Interrupt> {
     let interrupt = Interrupt::default();
+    let voice = speaks.then(|| Voice { terminal: io::stderr().is_terminal() });
     for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| *signal != SIGHUP || !ignores_signal(SIGHUP)) {
         let state = Arc::clone(&interrupt.state);
         // SAFETY: the handler reads and writes atomics, writes to a descriptor and may end the process: all of it is allowed
         // in a handler, and nothing allocates or locks.
-        unsafe { low_level::register(signal, move || hear(signal, &state, speaks)) }?;
+        unsafe { low_level::register(signal, move || hear(signal, &state, voice)) }?;
     }
     Ok(interrupt)
 }
 
-fn hear(signal: i32, state: &State, speaks: bool) {
+/// How a signal is answered on standard error.
+#[derive(Clone, Copy, Debug)]
+struct Voice {
+    /// A bar may stand in the line.
+    terminal: bool,
+}
+
+impl Voice {
+    /// In one piece, so that nothing gets between.
+    fn say(self, text: &str) {
+        const LINE_BYTES_MAX: usize = 96;
+        let mut line = [b'\n'; LINE_BYTES_MAX];
+        let length = text.len().min(LINE_BYTES_MAX - 2);
+        line[1..=length].copy_from_slice(&text.as_bytes()[..length]);
+        let line = &line[usize::from(!self.terminal)..length + 2];
+        // SAFETY: our own bytes. A terminal that is gone is no reason to do otherwise.
+        unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
+    }
+}
+
+fn hear(signal: i32, state: &State, voice: Option<Voice>) {
     let phase = state.phase.load(Ordering::Relaxed);
     let text = if phase == Phase::Starting as u8 {
         NOT_BEGUN
@@ -83,14 +104,8 @@ fn hear(signal: i32, state: &State, speaks: bool) {
         FINISHING
     };
     let again = state.requested.swap(true, Ordering::Relaxed);
-    if speaks && !again {
-        // One piece, so that nothing of the bar gets between.
-        let mut line = [0u8; 96];
-        line[0] = b'\n';
-        line[1..=text.len()].copy_from_slice(text.as_bytes());
-        line[text.len() + 1] = b'\n';
-        // SAFETY: our own array. A terminal that is gone is no reason to do otherwise.
-        unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), text.len() + 2) };
+    if let Some(voice) = voice.filter(|_| !again) {
+        voice.say(text);
     }
     // Only Ctrl-C is meant twice, because a scheduler and a launcher may both pass on the same SIGTERM.
     if phase == Phase::Starting as u8 || (again && signal == SIGINT) {
