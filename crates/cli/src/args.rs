@@ -2,6 +2,7 @@
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args as ClapArgs, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use kolo_train::timeline::StepRange;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -173,6 +174,9 @@ pub struct Train {
     /// Write a timeline of compute and communication of all ranks, for Perfetto or Chrome's tracing page
     #[arg(long)]
     pub trace: Option<PathBuf>,
+    /// Steps that the timeline shows, counted from 0 and without the last number: 100..120, 100.. or ..20
+    #[arg(long, value_name = "FIRST..END", requires = "trace")]
+    pub trace_steps: Option<StepRange>,
     /// Train asynchronously with parameter servers
     #[arg(long = "async")]
     pub asynchronous: bool,

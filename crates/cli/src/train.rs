@@ -23,7 +23,7 @@ use kolo_train::machine::{format_bytes, format_count};
 use kolo_train::record::OutDir;
 use kolo_train::report::{Communication, Planned, Report};
 use kolo_train::session::{Company, RunOptions};
-use kolo_train::timeline::Timeline;
+use kolo_train::timeline::{StepRange, Timeline};
 use kolo_train::{Job, Observer, Trainer};
 use std::sync::Arc;
 
@@ -103,6 +103,10 @@ pub fn check(models: &[ModelKind], args: &Train, found: Option<usize>) -> Result
     }
     if args.job.threads.is_some() {
         load::threads(&args.job)?;
+    }
+    if let Some(steps) = args.trace_steps.filter(|steps| steps.first() >= job.total_steps) {
+        let message = format!("--trace-steps starts at step {}, and the job has {}", steps.first(), job.total_steps);
+        return Err(Failure::usage(message, "steps are counted from 0; begin at an earlier one"));
     }
     Ok(Prepared { job, world: roles.map_or(started, |roles| roles.workers + roles.servers), roles })
 }
@@ -186,15 +190,20 @@ fn alone(job: &Arc<Job>, args: &Train, out: Option<OutDir>) -> Result<(), Failur
     introduce(job, args, &counted(threads, "thread"));
     let interrupt = listen(!args.quiet)?;
     let mut progress = Progress::new(job.total_steps, args.quiet);
-    let options = RunOptions { out, ..run_options(args, threads, interrupt, Company::Alone) };
+    let timeline = args.trace.as_deref().map(|path| Timeline::create(path, steps_shown(args))).transpose()?;
+    let timeline = timeline.map(Arc::new);
+    let options = RunOptions { out, timeline, ..run_options(threads, interrupt, Company::Alone) };
     let outcome = run(job, args, &options, &mut progress, None);
     progress.finish();
     outcome
 }
 
-fn run_options(args: &Train, threads: usize, interrupt: Interrupt, company: Company) -> RunOptions {
-    let timeline = args.trace.as_ref().map(|_| Arc::new(Timeline::default()));
-    RunOptions { threads, out: None, interrupt, planned: Planned::default(), company, timeline }
+fn steps_shown(args: &Train) -> StepRange {
+    args.trace_steps.unwrap_or(StepRange::ALL)
+}
+
+fn run_options(threads: usize, interrupt: Interrupt, company: Company) -> RunOptions {
+    RunOptions { threads, out: None, interrupt, planned: Planned::default(), company, timeline: None }
 }
 
 /// This process is one of several.
@@ -231,8 +240,10 @@ fn take_part(
     let threads = worker.threads(&args.job);
     let mut view = RemoteView::new(Arc::clone(&worker.member), Progress::plain(quiet));
     let world = Arc::clone(&worker.world);
+    let timeline = args.trace.as_deref().map(|path| Timeline::among(path, steps_shown(args), &world)).transpose()?;
+    let timeline = timeline.map(Arc::new);
     let Some(roles) = roles else {
-        let options = RunOptions { out, ..run_options(args, threads, interrupt, Company::Workers(world)) };
+        let options = RunOptions { out, timeline, ..run_options(threads, interrupt, Company::Workers(world)) };
         return run(job, args, &options, &mut view, None);
     };
     let serves = world.rank() >= roles.workers;
@@ -244,17 +255,15 @@ fn take_part(
     if args.compare {
         let group = Arc::new(world.split(i64::from(serves), world.rank() as i64)?);
         if !serves {
-            let options = run_options(args, threads, interrupt.clone(), Company::Workers(group));
-            let options = RunOptions { timeline: None, ..options };
+            let options = run_options(threads, interrupt.clone(), Company::Workers(group));
             beside = Some(kolo_train::run(Arc::clone(job), &options, &mut view)?.1);
         }
     }
     if serves {
-        let options = run_options(args, threads, interrupt, Company::Served(Arc::clone(&world), roles));
-        asynchronous::serve(job, threads, &world, roles, options.timeline.as_ref())?;
-        return write_timeline(args, &options, Some(&world));
+        asynchronous::serve(job, threads, &world, roles, timeline.as_ref())?;
+        return finish_timeline(timeline.as_deref(), Some(&world));
     }
-    let options = RunOptions { out, ..run_options(args, threads, interrupt, Company::Served(world, roles)) };
+    let options = RunOptions { out, timeline, ..run_options(threads, interrupt, Company::Served(world, roles)) };
     run(job, args, &options, &mut view, beside)
 }
 
@@ -271,7 +280,7 @@ fn run(
         Company::Alone => None,
         Company::Workers(world) | Company::Served(world, _) => Some(world),
     };
-    write_timeline(args, options, world)?;
+    finish_timeline(options.timeline.as_deref(), world.map(|world| &**world))?;
     let chief = world.is_none_or(|world| world.rank() == 0);
     if !chief {
         return Ok(());
@@ -314,15 +323,9 @@ fn write_into(out: &OutDir, name: &str, contents: impl AsRef<[u8]>) -> Result<()
     }
 }
 
-/// Writes the timeline if one was asked for. All ranks come here, servers too, and the first writes.
-fn write_timeline(args: &Train, options: &RunOptions, world: Option<&Arc<Communicator>>) -> Result<(), Failure> {
-    let (Some(timeline), Some(path)) = (&options.timeline, &args.trace) else { return Ok(()) };
-    let hosts: Vec<String> =
-        world.map_or(Vec::new(), |world| (0..world.size()).map(|rank| world.watch().host(rank)).collect());
-    match timeline.gather(world.map(|world| &**world), &hosts)? {
-        Some(text) => write_file(path, text),
-        None => Ok(()),
-    }
+/// Closes the timeline if one was asked for. All ranks come here, servers too, and the first has the file.
+fn finish_timeline(timeline: Option<&Timeline>, world: Option<&Communicator>) -> Result<(), Failure> {
+    Ok(timeline.map_or(Ok(()), |timeline| timeline.finish(world))?)
 }
 
 /// Synchronous and asynchronous training side by side, epoch by epoch.

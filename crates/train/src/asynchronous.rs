@@ -13,10 +13,11 @@ use kolo_comm::communicator::Span;
 use kolo_comm::element::{Element, Reduction};
 use kolo_comm::{Communicator, Fault, combine};
 use kolo_exec::{Feed, Options, Session, Store};
-use kolo_graph::Graph;
 use kolo_graph::collective::is_collective;
+use kolo_graph::{Graph, ValueId};
 use kolo_parallel::CommLane;
 use kolo_parallel::servers::{Clocks, Shares, gradient_name, server_graph, shares, sum_name};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ScopedJoinHandle;
@@ -196,6 +197,7 @@ struct Server<'j> {
     needed: Vec<Vec<f32>>,
     total_needed: Vec<f32>,
     served: Served,
+    timeline: Option<Arc<Timeline>>,
 }
 
 /// Serves until all workers are done. `world` has the workers first, then the servers.
@@ -258,6 +260,7 @@ pub fn serve(
         needed: vec![vec![0.0; needed]; roles.workers],
         total_needed: vec![0.0; needed],
         served: Served::default(),
+        timeline: timeline.cloned(),
     };
     let (server, changed) = (Mutex::new(server), Condvar::new());
     let (state, changed) = (&server, &changed);
@@ -292,8 +295,9 @@ fn lock<'a, T>(mutex: &'a Mutex<T>) -> MutexGuard<'a, T> {
 /// A server's gradients in the order of memory: that of its parameters.
 fn gradient_inputs(session: &Session) -> Vec<(String, usize)> {
     let graph = session.graph();
+    let inputs: HashMap<&str, ValueId> = graph.inputs().map(|(id, input)| (input.name.as_str(), id)).collect();
     let input = |name: String| {
-        let (id, _) = graph.inputs().find(|(_, input)| input.name == name)?;
+        let id = *inputs.get(name.as_str())?;
         Some((name, kolo_graph::layout::align(graph.ty(id).bytes()) / 4))
     };
     let mut list: Vec<(String, usize)> =
@@ -345,6 +349,9 @@ fn attend(
         let before = state.version;
         state.furthest = state.furthest.max(header[1] as u64);
         link.watch().set_step(state.furthest);
+        if let Some(timeline) = &state.timeline {
+            timeline.begin_step(state.furthest as usize)?;
+        }
         state.push(worker, header[1] as usize)?;
         changed.notify_all();
         if state.roles.synchronous() {

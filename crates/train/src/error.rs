@@ -40,6 +40,11 @@ pub enum Error {
     /// An evaluation was interrupted, here or at another rank.
     #[error("the evaluation was interrupted")]
     Interrupted,
+    /// The timeline could not be written.
+    #[error(
+        "{path}: {message}\n  hint: make room there, choose another file for --trace, or fewer steps with --trace-steps"
+    )]
+    Trace { path: String, message: String },
     /// A file could not be written.
     #[error("{path}: {message}\n  hint: choose another --out directory or make room there")]
     Write { path: String, message: String },

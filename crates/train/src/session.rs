@@ -194,6 +194,9 @@ pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> 
     let (mut log, mut ended) = (Log::default(), "done");
     options.interrupt.enter(Phase::Training);
     while trainer.next_step() < job.total_steps {
+        if let Some(timeline) = &options.timeline {
+            timeline.begin_step(trainer.next_step())?;
+        }
         let start = Instant::now();
         let loss = ties.step(&mut trainer)?;
         times.push(start.elapsed().as_secs_f64() * 1e3);

@@ -47,15 +47,18 @@ impl Bases<'_> {
     }
 }
 
+/// The inputs of a step or a grain, sorted by name.
 pub(super) fn input_buffers(
     graph: &Graph,
     layout: &Layout,
     bases: &Bases<'_>,
     per_step: bool,
 ) -> Vec<(String, Buffer)> {
-    graph
+    let mut inputs: Vec<(String, Buffer)> = graph
         .sources::<Input>()
         .filter(|(id, input)| input.per_step == per_step && layout.places[id.0 as usize].is_some())
         .map(|(id, input)| (input.name.clone(), bases.buffer(graph, layout, id)))
-        .collect()
+        .collect();
+    inputs.sort_by(|one, other| one.0.cmp(&other.0));
+    inputs
 }

@@ -6,6 +6,7 @@ use kolo_graph::{DType, Type};
 /// Where a step's inputs are written.
 #[derive(Debug)]
 pub struct Feed<'a> {
+    /// By name; a parameter server has as many as parameters.
     pub(super) inputs: &'a [(String, Buffer)],
 }
 
@@ -14,8 +15,13 @@ impl Feed<'_> {
         self.inputs.iter().map(|(name, buffer)| (name.as_str(), &buffer.ty))
     }
 
+    fn place(&self, name: &str) -> Option<&Buffer> {
+        let at = self.inputs.binary_search_by(|(key, _)| key.as_str().cmp(name)).ok()?;
+        Some(&self.inputs[at].1)
+    }
+
     fn buffer(&self, name: &str, dtype: DType) -> Option<&Buffer> {
-        let (_, buffer) = self.inputs.iter().find(|(key, _)| key == name)?;
+        let buffer = self.place(name)?;
         assert_eq!(buffer.ty.dtype, dtype, "input `{name}` is {}", buffer.ty);
         Some(buffer)
     }
@@ -33,7 +39,7 @@ impl Feed<'_> {
     }
 
     pub fn bytes(&mut self, name: &str) -> Option<&mut [u8]> {
-        let (_, buffer) = self.inputs.iter().find(|(key, _)| key == name)?;
+        let buffer = self.place(name)?;
         // SAFETY: as above.
         Some(unsafe { std::slice::from_raw_parts_mut(buffer.data, buffer.ty.bytes()) })
     }

@@ -1,0 +1,180 @@
+//! What is done before the first step takes time in proportion to the depth. Steps are counted, not seconds.
+
+use crate::job;
+use kolo_exec::{Collectives, Exchange, ExchangeError, Memory, Options, Session, Store, null};
+use kolo_graph::sources::GrainSum;
+use kolo_graph::{Graph, Init, Type, layout, rewrite, steps, verify};
+use kolo_ops::fuse::fuse_elementwise;
+use kolo_ops::optim::SgdPlain;
+use kolo_ops::prelude::*;
+use kolo_parallel::{Mesh, central, data, servers, zero};
+use kolo_train::step::{evaluation_graph, optimise, training_graph};
+use std::sync::Arc;
+
+/// With twice the depth, twice the steps, and a little for the logarithm.
+const GROWTH_MAX: f64 = 2.35;
+const RANKS: usize = 4;
+
+type Passes = Vec<(&'static str, u64)>;
+
+/// Collectives that nobody starts.
+#[derive(Debug)]
+struct Unstarted;
+
+impl Collectives for Unstarted {
+    fn size(&self) -> usize {
+        RANKS
+    }
+    fn memory(&self, bytes: usize) -> Result<Memory, ExchangeError> {
+        Ok(Memory::new(bytes))
+    }
+    fn prepare(&self, _: Vec<Exchange>) -> usize {
+        0
+    }
+    fn start(&self, _: usize) {}
+    fn wait(&self, _: usize) -> Result<(), ExchangeError> {
+        Ok(())
+    }
+}
+
+fn record<R>(passes: &mut Passes, name: &'static str, work: impl FnOnce() -> R) -> R {
+    let (result, taken) = steps::of(work);
+    passes.push((name, taken));
+    result
+}
+
+/// The steps of every pass that a training graph goes through, whoever runs it.
+fn passes(make: impl Fn() -> Graph) -> Passes {
+    let mut all = Passes::new();
+    let raw = record(&mut all, "building", make);
+    let graph = record(&mut all, "eliminate_dead", || rewrite::eliminate_dead(&raw));
+    let graph = record(&mut all, "merge_common", || rewrite::merge_common(&graph));
+    let graph = record(&mut all, "fuse_elementwise", || fuse_elementwise(&graph));
+    record(&mut all, "verify", || verify::verify(&graph)).unwrap();
+    record(&mut all, "printing", || graph.to_string());
+    for (name, grains, lanes) in [("one grain", 1, 1), ("a grain per lane", 2, 2), ("grains", 4, 2)] {
+        record(&mut all, name, || layout::plan(&graph, grains, lanes));
+        let options = Options { threads: 2, lanes, grains };
+        record(&mut all, "null::walk", || null::walk(&graph, options, |_| {}));
+        record(&mut all, "cost", || kolo_plan::cost(&graph, options));
+        let store = Store::new(&graph, 1);
+        record(&mut all, "session", || Session::new(graph.clone(), &store, options));
+    }
+    let mesh = Mesh::data(RANKS, 1).unwrap();
+    let spread = [
+        ("data", record(&mut all, "sum_over_ranks", || data::sum_over_ranks(&graph, 1 << 12))),
+        ("zero", record(&mut all, "shard_optimizer", || zero::shard_optimizer(&graph, &mesh, 1 << 12))),
+        ("central", record(&mut all, "share_weights", || central::share_weights(&graph, &mesh, usize::MAX))),
+    ];
+    for (name, graph) in &spread {
+        let store = Store::new(graph, 1);
+        let options = Options { threads: 2, lanes: 2, grains: 4 };
+        let session = || Session::with_collectives(graph.clone(), &store, options, Arc::new(Unstarted)).unwrap();
+        record(&mut all, name, session);
+    }
+    let worker = record(&mut all, "worker_graph", || servers::worker_graph(&graph));
+    record(&mut all, "a worker's plan", || layout::plan(&worker, 2, 2));
+    record(&mut all, "shares", || servers::shares(&graph, 2)).unwrap();
+    record(&mut all, "server_graph", || servers::server_graph(&graph, 2, 1));
+    all
+}
+
+/// Compares the steps for a size with those for twice of it.
+fn assert_linear(what: &str, size: usize, make: impl Fn(usize) -> Graph) {
+    if !steps::ARE_COUNTED {
+        return;
+    }
+    let (once, twice) = (passes(|| make(size)), passes(|| make(2 * size)));
+    for ((name, before), (_, after)) in once.iter().zip(&twice) {
+        let growth = *after as f64 / (*before).max(1) as f64;
+        assert!(growth < GROWTH_MAX, "{what}: {name} takes {before} steps for {size} and {after} for twice as many");
+    }
+}
+
+/// A training step on what `model` makes of an input, with plain gradient descent.
+fn training(model: impl Fn(&Builder) -> Tensor<'_>) -> Graph {
+    let builder = Builder::new();
+    let loss = model(&builder);
+    let ids: Vec<_> = builder.graph().params().map(|(id, op)| (id, op.name.clone())).collect();
+    let params: Vec<Tensor<'_>> = ids.iter().map(|(id, _)| builder.tensor(*id)).collect();
+    let grads = kolo_ops::gradients(&builder, loss, 1.0, &params);
+    builder.output("loss", loss.then(GrainSum { of: String::new() }, &[]));
+    let (lr, scale) = (builder.step_input("lr", Type::f32([])), builder.scalar(1.0));
+    for (((_, name), param), grad) in ids.iter().zip(&params).zip(grads) {
+        let sum = grad.unwrap().then(GrainSum { of: name.clone() }, &[]);
+        builder.update(*param, param.then(SgdPlain { weight_decay: 0.0 }, &[sum, lr, scale]));
+    }
+    builder.finish().unwrap()
+}
+
+fn layer<'b>(builder: &'b Builder, name: &str, x: Tensor<'b>) -> Tensor<'b> {
+    x.matmul(builder.param(name, [8, 8], Init::ZEROS)).relu()
+}
+
+#[test]
+fn a_deep_gpt_is_compiled_in_linear_time() {
+    let make = |layers: usize| {
+        let job = job(&format!(
+            "[model]\nkind = \"gpt\"\nlayers = {layers}\nwidth = 8\nheads = 2\ncontext = 4\nvocab = 16\n\
+             [data]\nsource = \"synthetic:tokens\"\nbatch = 8\ngrains = 4\n[train]\nclip = 1.0\n\
+             optimizer = {{ kind = \"adamw\" }}\n"
+        ));
+        training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains).unwrap()
+    };
+    assert_linear("GPT", 24, make);
+    let evaluation = |layers: usize| {
+        let job = job(&format!("[model]\nkind = \"gpt\"\nlayers = {layers}\n[data]\nsource = \"synthetic:tokens\"\n"));
+        steps::of(|| layout::plan(&optimise(&evaluation_graph(&*job.model, 2).unwrap()), 1, 1)).1
+    };
+    assert!(evaluation(32) as f64 <= GROWTH_MAX * evaluation(16) as f64);
+}
+
+#[test]
+fn a_wide_graph_is_compiled_in_linear_time() {
+    assert_linear("branches", 100, |branches| {
+        training(|builder| {
+            let x = builder.input("x", Type::f32([2, 8]));
+            let stem = layer(builder, "stem", x);
+            let all = (0..branches).map(|at| layer(builder, &format!("branch.{at}"), stem).sum_all());
+            all.reduce(|total, next| total.add(next)).unwrap()
+        })
+    });
+}
+
+/// Every level of the way down is read again on the way up.
+#[test]
+fn a_u_net_is_compiled_in_linear_time() {
+    assert_linear("levels", 100, |levels| {
+        training(|builder| {
+            let mut x = builder.input("x", Type::f32([2, 8]));
+            let mut skips = Vec::new();
+            for at in 0..levels {
+                x = layer(builder, &format!("down.{at}"), x);
+                skips.push(x);
+            }
+            for (at, skip) in skips.into_iter().enumerate().rev() {
+                x = layer(builder, &format!("up.{at}"), x.add(skip));
+            }
+            x.sum_all()
+        })
+    });
+}
+
+/// Long chains of views, and one parameter that every layer reads.
+#[test]
+fn shared_weights_and_views_are_compiled_in_linear_time() {
+    assert_linear("views", 200, |depth| {
+        training(|builder| {
+            let mut x = builder.input("x", Type::f32([2, 8]));
+            for at in 0..depth {
+                x = layer(builder, "shared", x).reshape_to([4, 4]).reshape_to([2, 8]);
+                if at == depth / 2 {
+                    for _ in 0..depth {
+                        x = x.reshape_to([16]).reshape_to([2, 8]);
+                    }
+                }
+            }
+            x.sum_all()
+        })
+    });
+}
