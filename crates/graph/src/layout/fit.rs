@@ -14,9 +14,9 @@ pub(super) struct Life {
     pub death: usize,
 }
 
-/// Runs that a stretch of time remembers. With more, the narrowest hole between two is given up, which costs memory, but
-/// never a conflict.
-const RUNS_MAX: usize = 256;
+/// Runs that a stretch of time remembers. With more, the narrowest holes between them are given up, which may cost memory, but
+/// never makes a conflict.
+const RUNS_MAX: usize = 512;
 
 /// An offset for each block, and the bytes that all of them take together.
 pub(super) fn first_fit(lives: &[Life]) -> (Vec<usize>, usize) {
@@ -62,7 +62,7 @@ impl Runs {
         if first == last {
             runs.insert(first, new);
             if runs.len() > RUNS_MAX {
-                self.close_a_hole();
+                self.close_holes();
             }
             return;
         }
@@ -71,13 +71,20 @@ impl Runs {
         runs.drain(first + 1..last);
     }
 
-    fn close_a_hole(&mut self) {
-        steps::count(RUNS_MAX as u64);
-        let narrowest = (1..self.0.len()).min_by_key(|at| self.0[*at].start - self.0[at - 1].end);
-        if let Some(at) = narrowest {
-            self.0[at - 1].end = self.0[at].end;
-            self.0.remove(at);
+    /// Gives up the narrower half of the holes.
+    fn close_holes(&mut self) {
+        steps::count(self.0.len() as u64);
+        let mut widths: Vec<usize> = self.0.windows(2).map(|pair| pair[1].start - pair[0].end).collect();
+        let half = widths.len() / 2;
+        let limit = *widths.select_nth_unstable(half).1;
+        let mut kept: Vec<Run> = Vec::with_capacity(self.0.len());
+        for run in self.0.drain(..) {
+            match kept.last_mut() {
+                Some(last) if run.start - last.end <= limit => last.end = run.end,
+                _ => kept.push(run),
+            }
         }
+        self.0 = kept;
     }
 }
 
@@ -142,11 +149,12 @@ impl Tree {
         loop {
             let before = offset;
             for runs in &mut taken {
-                // What ends below the offset will never be in the way again.
-                while let Some(run) = runs.first().filter(|run| run.start < offset + bytes) {
+                loop {
+                    // What ends below the offset will never be in the way again.
+                    *runs = &runs[runs.partition_point(|run| run.end <= offset)..];
+                    let Some(run) = runs.first().filter(|run| run.start < offset + bytes) else { break };
                     steps::count(1);
-                    offset = offset.max(run.end);
-                    *runs = &runs[1..];
+                    offset = run.end;
                 }
             }
             if offset == before {
