@@ -3,6 +3,7 @@
 //! Each tensor starts on a cache line. Parameters lie in the order in which their gradients become ready, so that a bucket
 //! or a shard is a slice.
 
+use crate::element::View;
 use crate::memory::Memory;
 use kolo_graph::layout::align;
 use kolo_graph::rng::Stream;
@@ -140,6 +141,13 @@ impl Store {
     pub fn values(&self, name: &str) -> Option<&[f32]> {
         // SAFETY: shared borrow; sessions take the store mutably while they run.
         self.entry(name).map(|entry| unsafe { &*self.slice_mut(entry) })
+    }
+
+    /// One tensor with its type and shape.
+    pub fn tensor(&self, name: &str) -> Option<View<'_>> {
+        let entry = self.entry(name)?;
+        // SAFETY: the entry lies inside the memory; sessions take the store mutably while they run.
+        Some(unsafe { View::new(&entry.name, &entry.ty, self.address(entry)) })
     }
 
     pub fn values_mut(&mut self, name: &str) -> Option<&mut [f32]> {

@@ -14,6 +14,7 @@ mod lane;
 mod probe;
 #[cfg(test)]
 mod tests;
+mod whole;
 
 use crate::exchange::{Collectives, ExchangeError};
 use crate::memory::Memory;
@@ -35,6 +36,7 @@ pub use probe::{Alive, Stop, Tracer};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+pub use whole::StepError;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
