@@ -27,6 +27,7 @@ pub mod movement;
 pub mod norm;
 pub mod optim;
 pub mod pad;
+pub mod page;
 pub mod pairwise;
 pub mod pool;
 pub mod real;

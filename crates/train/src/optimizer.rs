@@ -1,13 +1,17 @@
-//! Optimizers: data read from `[train] optimizer`, and the nodes that update one parameter.
+//! Optimizers: data read from `[train] optimizer` or given as a rule ([`Optimizer::new`]), and the nodes that update one
+//! parameter.
 //!
 //! `KINDS` lists them. Each kind has the keys it uses, with PyTorch's defaults where PyTorch has the kind. The learning
 //! rate, the gradient's scale and the step are tensors: a schedule moves them without another graph.
 //!
 //! Vectors and scalars (biases, the gains of norms) have no weight decay, and LARS and LAMB do not adapt their rate.
 
+mod typed;
+
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_graph::{Builder, Init, Op, Stage, Tensor};
 use kolo_ops::optim::{Adagrad, Adam, LambApply, LambDirection, Lars, OptimMethods, Rmsprop, Sgd, SgdPlain};
+pub use typed::OptimizerError;
 
 /// How parameters follow their gradients.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,9 +20,9 @@ pub struct Optimizer {
     rule: Rule,
 }
 
-/// The ops of a kind, with the weight decay that matrices have.
+/// The op of a kind, with the weight decay that matrices have.
 #[derive(Clone, Debug, PartialEq)]
-enum Rule {
+pub enum Rule {
     Sgd(Sgd),
     SgdPlain(SgdPlain),
     Adam(Adam),

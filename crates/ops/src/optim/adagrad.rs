@@ -18,6 +18,13 @@ pub struct AdagradNumbers {
     weight_decay: f64,
 }
 
+/// PyTorch's numbers.
+impl Default for Adagrad {
+    fn default() -> Self {
+        Adagrad { eps: 1e-10, weight_decay: 0.0, lr_decay: 0.0 }
+    }
+}
+
 impl Update<3, 3, 2> for Adagrad {
     const TENSORS: [&'static str; 3] = ["param", "grad", "sum"];
     const SCALARS: [&'static str; 3] = ["lr", "scale", "step"];

@@ -26,6 +26,13 @@ pub struct AdamNumbers {
     spread: f64,
 }
 
+/// Adam as PyTorch has it.
+impl Default for Adam {
+    fn default() -> Self {
+        Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0, decoupled: false }
+    }
+}
+
 impl Update<4, 3, 3> for Adam {
     const TENSORS: [&'static str; 4] = ["param", "grad", "m", "v"];
     const SCALARS: [&'static str; 3] = ["lr", "scale", "step"];

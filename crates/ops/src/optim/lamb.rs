@@ -23,6 +23,13 @@ pub struct LambNumbers {
     spread: f64,
 }
 
+/// The paper's numbers.
+impl Default for LambDirection {
+    fn default() -> Self {
+        LambDirection { beta1: 0.9, beta2: 0.999, eps: 1e-6, weight_decay: 0.01 }
+    }
+}
+
 impl Update<4, 2, 3> for LambDirection {
     const TENSORS: [&'static str; 4] = ["param", "grad", "m", "v"];
     const SCALARS: [&'static str; 2] = ["scale", "step"];

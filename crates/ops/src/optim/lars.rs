@@ -21,6 +21,13 @@ pub struct LarsNumbers {
     weight_decay: f64,
 }
 
+/// The paper's numbers.
+impl Default for Lars {
+    fn default() -> Self {
+        Lars { momentum: 0.9, weight_decay: 1e-4, trust: 1e-3, eps: 1e-8 }
+    }
+}
+
 impl Update<3, 4, 2> for Lars {
     const TENSORS: [&'static str; 3] = ["param", "grad", "velocity"];
     const SCALARS: [&'static str; 4] = ["param_norm", "grad_norm", "lr", "scale"];

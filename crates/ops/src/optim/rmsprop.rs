@@ -19,6 +19,13 @@ pub struct RmspropNumbers {
     weight_decay: f64,
 }
 
+/// PyTorch's numbers.
+impl Default for Rmsprop {
+    fn default() -> Self {
+        Rmsprop { alpha: 0.99, eps: 1e-8, momentum: 0.0, weight_decay: 0.0 }
+    }
+}
+
 impl Update<4, 2, 3> for Rmsprop {
     const TENSORS: [&'static str; 4] = ["param", "grad", "square", "velocity"];
     const SCALARS: [&'static str; 2] = ["lr", "scale"];

@@ -20,6 +20,13 @@ pub struct SgdNumbers {
     weight_decay: f64,
 }
 
+/// The usual momentum.
+impl Default for Sgd {
+    fn default() -> Self {
+        Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 }
+    }
+}
+
 impl Update<3, 2, 2> for Sgd {
     const TENSORS: [&'static str; 3] = ["param", "grad", "velocity"];
     const SCALARS: [&'static str; 2] = ["lr", "scale"];

@@ -1,0 +1,120 @@
+//! The reference of every op, `docs/ops.md`, from the registry: what the declarations say, and nothing by hand.
+
+use kolo_graph::Type;
+use kolo_graph::op::Case;
+use kolo_graph::operand::{Count, FLOATS, Gradient, Operand, Operands, Output};
+use std::fmt::Write;
+
+const HEAD: &str = "\
+# Ops
+
+Every op of a graph, as its declaration says. `crates/ops/src/page.rs` writes this page from the registry, and a test compares them; after a change,
+`UPDATE=1 cargo test -p kolo-ops --lib page` writes it anew. How a graph is written as text is in [ir.md](ir.md).
+
+- **inputs**, in order, with their element types: *float* is f32, bf16 or f16 (kernels compute in f32), *any* is every type. An input with *?* may be
+  left out, one with *…* stands for one or more. After the type: whether the op has a rule for its gradient. *no gradient* means there is none by
+  definition (a comparison, an index, a constant piece); *no rule* means that differentiating through it is an error, never a zero.
+- **outputs**, in order; what is in parentheses is kept for the backward pass or is whole numbers, and a loss cannot depend on it.
+- **attributes** are the op's constants.
+- **index** says which axis each dim walks, for one of the op's own test cases. An axis on both sides can be split; one that is on the left only is summed over; `!` marks one that
+  must stay whole, `_` a dim of size one that stretches.
+";
+
+/// The whole page.
+pub fn markdown() -> String {
+    let mut page = HEAD.to_string();
+    for kind in crate::registry() {
+        let _ = write!(page, "\n## `{}`\n\n{}\n\n", kind.name, sentence(kind.doc));
+        let cases = (kind.cases)();
+        let richest =
+            cases.iter().max_by_key(|case| (case.op.operands().inputs.len(), std::cmp::Reverse(case.args.len())));
+        let operands = richest.map_or_else(|| Operands::new([], &["value"]), |case| case.op.operands());
+        let _ = writeln!(page, "- inputs: {}", or_none(operands.inputs.iter().map(input).collect()));
+        let _ = writeln!(page, "- outputs: {}", or_none(operands.outputs.iter().map(output).collect()));
+        let _ = writeln!(page, "- attributes: {}", or_none(kind.attributes.iter().map(attribute).collect()));
+        if let Some(index) = cases.iter().find_map(index) {
+            let _ = writeln!(page, "- index: `{index}`");
+        }
+    }
+    page
+}
+
+fn or_none(items: Vec<String>) -> String {
+    if items.is_empty() { "none".into() } else { items.join(", ") }
+}
+
+/// A doc comment as one line, without links into the code.
+fn sentence(doc: &str) -> String {
+    let line = doc.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    line.trim().replace("[`", "`").replace("`]", "`")
+}
+
+fn input(operand: &Operand) -> String {
+    let dtypes = match operand.dtypes {
+        dtypes if dtypes == FLOATS => "float".to_string(),
+        dtypes if dtypes.len() == kolo_graph::DType::ALL.len() => "any".to_string(),
+        dtypes => dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(" or "),
+    };
+    let count = match operand.count {
+        Count::One => "",
+        Count::Optional => "?",
+        Count::Many => "…",
+    };
+    let gradient = match operand.gradient {
+        _ if !operand.is_float() => "",
+        Gradient::Rule => ", gradient",
+        Gradient::Zero => ", no gradient",
+        Gradient::Missing => ", no rule",
+    };
+    format!("`{}`{count} {dtypes}{gradient}", operand.name)
+}
+
+fn output(output: &Output) -> String {
+    if output.gradient { format!("`{}`", output.name) } else { format!("(`{}`)", output.name) }
+}
+
+fn attribute((name, rust): &(&'static str, &'static str)) -> String {
+    let ty = match *rust {
+        "bool" => "bool",
+        "usize" => "count",
+        "i64" => "integer",
+        "f32" | "f64" => "number",
+        "String" => "text",
+        "Vec<usize>" => "list of counts",
+        "[usize; 2]" => "pair of counts",
+        "DType" => "element type",
+        "Init" => "initial values",
+        other => other,
+    };
+    format!("`{name}` {ty}")
+}
+
+fn index(case: &Case) -> Option<String> {
+    let types: Vec<Type> = case.args.iter().map(|arg| arg.ty.clone()).collect();
+    Some(case.op.index(&types)?.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_is_what_the_registry_says() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/ops.md");
+        let page = markdown();
+        if std::env::var_os("UPDATE").is_some() {
+            std::fs::write(path, &page).unwrap();
+        }
+        let written = std::fs::read_to_string(path).unwrap();
+        let differs = written.lines().zip(page.lines()).position(|(written, page)| written != page);
+        let hint = "write it anew with `UPDATE=1 cargo test -p kolo-ops --lib page`";
+        assert!(written == page, "docs/ops.md differs from line {:?} on; {hint}", differs.map(|at| at + 1));
+    }
+
+    #[test]
+    fn every_op_says_what_it_does() {
+        for kind in crate::registry() {
+            assert!(sentence(kind.doc).len() > 3, "{} has no doc comment", kind.name);
+        }
+    }
+}
