@@ -1,9 +1,6 @@
 //! The conformance suite: every case of every op in the registry against the definition, finite differences, itself on
 //! other threads and vector widths, itself in pieces, and its own text form.
 
-mod sums;
-mod torch;
-
 use kolo_exec::{Options, Session, Store, reference};
 use kolo_graph::op::{Case, Dense, Domain};
 use kolo_graph::rng::Stream;
@@ -16,6 +13,10 @@ use std::sync::{PoisonError, RwLock};
 mod derivatives;
 #[path = "conformance/fuzz.rs"]
 mod fuzz;
+#[path = "conformance/sums.rs"]
+mod sums;
+#[path = "conformance/torch.rs"]
+mod torch;
 
 /// The vector width is a process-wide choice: whoever changes it must be alone, everybody else only reads it.
 static WIDTH: RwLock<()> = RwLock::new(());

@@ -6,7 +6,7 @@ use kolo_graph::{Builder, Dense, Tensor, Type};
 use kolo_ops::attention::Alignment;
 use kolo_ops::prelude::*;
 
-const GOLDENS: &str = include_str!("goldens.txt");
+const GOLDENS: &str = include_str!("torch.txt");
 
 type Build = Box<dyn for<'b> Fn(&[Tensor<'b>]) -> Tensor<'b>>;
 
@@ -72,7 +72,7 @@ fn tensor(shape: &[usize], salt: usize) -> Dense {
 /// The lines of a case: `out`, then the gradient of each input.
 fn golden(name: &str) -> Vec<Vec<f64>> {
     let mut lines = GOLDENS.lines().skip_while(|line| *line != format!("case {name}"));
-    assert!(lines.next().is_some(), "goldens.txt has no case `{name}`");
+    assert!(lines.next().is_some(), "torch.txt has no case `{name}`");
     let values = |line: &str| line.split(' ').skip(1).map(|word| word.parse().unwrap()).collect();
     lines.take_while(|line| !line.starts_with("case ")).map(values).collect()
 }

@@ -1,7 +1,7 @@
 //! Sums over very many terms. Their error is measured in units of the last place of the sum of magnitudes, against f64.
 //!
-//! One chain of additions over 65,536 positive terms is off by hundreds of units, because each addition rounds a sum that is
-//! already large. Blocks keep it to a few: the bound below leaves room for a factor of two.
+//! One chain of additions over 65,536 positive terms is off by some 50 units and one over a million by a thousand, because
+//! each addition rounds a sum that is already large. Blocks keep it to a few.
 
 use super::{draw, name, numbers, run_graph};
 use kolo_graph::op::Dense;
@@ -11,6 +11,8 @@ use kolo_ops::matmul::MatMul;
 use kolo_ops::prelude::*;
 
 const UNITS_MAX: f64 = 8.0;
+/// Of products over a million terms, whose 4,096 blocks are added one after the other. PyTorch has up to 20.
+const UNITS_MAX_OF_MANY_BLOCKS: f64 = 32.0;
 
 /// The outputs of a graph of these inputs, each drawn from `low` to `low + 1`.
 fn run(
@@ -36,9 +38,13 @@ fn units(got: f64, terms: impl Iterator<Item = f64> + Clone) -> f64 {
 }
 
 fn check(what: &str, low: f64, got: f64, terms: impl Iterator<Item = f64> + Clone) {
+    check_within(UNITS_MAX, what, low, got, terms);
+}
+
+fn check_within(most: f64, what: &str, low: f64, got: f64, terms: impl Iterator<Item = f64> + Clone) {
     let units = units(got, terms);
     println!("{what}, terms from {low}: {units:.2} units");
-    assert!(units < UNITS_MAX, "{what}, terms from {low}: {units:.2} units");
+    assert!(units < most, "{what}, terms from {low}: {units:.2} units");
 }
 
 #[test]
@@ -50,14 +56,15 @@ fn sums_of_many_terms_are_accurate() {
             check(&format!("sum of {count}"), low, made[0][0], x[0].data.iter().copied());
             let (x, made) = run(&[&[count, 3]], low, |x| vec![x[0].sum(&[0])]);
             check(&format!("column of {count}"), low, made[0][1], x[0].data.iter().copied().skip(1).step_by(3));
+            let most = if count > 1 << 16 { UNITS_MAX_OF_MANY_BLOCKS } else { UNITS_MAX };
             // Both forms of gradients of weights and of outputs: terms across and along.
             let (x, made) =
                 run(&[&[count, 3], &[count, 2]], low, |x| vec![x[0].then(MatMul { ta: true, tb: false }, &[x[1]])]);
             let terms = (0..count).map(|k| x[0].data[k * 3 + 1] * x[1].data[k * 2 + 1]);
-            check(&format!("product over {count} rows"), low, made[0][3], terms);
+            check_within(most, &format!("product over {count} rows"), low, made[0][3], terms);
             let (x, made) = run(&[&[2, count], &[40, count]], low, |x| vec![x[0].matmul_transposed(x[1])]);
             let terms = (0..count).map(|k| x[0].data[count + k] * x[1].data[7 * count + k]);
-            check(&format!("product along {count}"), low, made[0][40 + 7], terms);
+            check_within(most, &format!("product along {count}"), low, made[0][40 + 7], terms);
         }
         norms(low);
         convolutions(low);

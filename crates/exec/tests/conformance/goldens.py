@@ -1,6 +1,6 @@
-"""Writes goldens.txt: results and gradients of some ops as PyTorch computes them, in f64. `mod.rs` has the same cases.
+"""Writes torch.txt: results and gradients of some ops as PyTorch computes them, in f64. `torch.rs` has the same cases.
 
-Usage: python goldens.py > goldens.txt
+Usage: python goldens.py > torch.txt
 """
 
 import torch
