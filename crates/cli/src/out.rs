@@ -4,6 +4,7 @@
 //! start at once get two.
 
 use crate::fail::Failure;
+use crate::output::complain;
 use kolo_train::record::OutDir;
 use std::fs;
 use std::io;
@@ -112,7 +113,7 @@ pub fn fresh(name: &str, quiet: bool) -> Option<OutDir> {
         Ok(path) => Some(OutDir { path, required: false }),
         Err(error) => {
             if !quiet {
-                eprintln!("note: cannot make a directory under {RUNS}: {error}; this run's metrics are not kept");
+                complain(&format!("note: no directory under {RUNS}: {error}; this run's metrics are not kept"));
             }
             None
         }

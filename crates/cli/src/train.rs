@@ -7,7 +7,7 @@ use crate::flags;
 use crate::load;
 use crate::manifest::Agreement;
 use crate::out::{self, Files};
-use crate::output::println;
+use crate::output::{complain, println};
 use crate::progress::Progress;
 use crate::workers::{self, RemoteView, Worker};
 use kolo_cluster::{Introduction, Launcher, Place};
@@ -316,7 +316,7 @@ fn write_report(args: &Train, options: &RunOptions, report: &Report, beside: Opt
 fn write_into(out: &OutDir, name: &str, contents: impl AsRef<[u8]>) -> Result<(), Failure> {
     match write_file(&out.path.join(name), contents) {
         Err(failure) if !out.required => {
-            eprintln!("note: {}", failure.message());
+            complain(&format!("note: {}", failure.message()));
             Ok(())
         }
         outcome => outcome,

@@ -276,6 +276,8 @@ pub fn supervise(
     let roles = (0..servers).map(server).collect();
     let program = std::env::current_exe()
         .map_err(|error| Failure::job(format!("cannot find this program: {error}"), "start it by its full path"))?;
+    // Logs that nobody asked for must not fail a job; those of a failed one are kept elsewhere.
+    let logs = out.filter(|out| out.required).map(|out| out.path.clone());
     let mut shown = view.clone();
     let mut observer = |notice: &Notice| show(&mut shown, notice);
     let outcome = match &workers.hosts {
@@ -286,7 +288,7 @@ pub fn supervise(
                 arguments.splice(1..1, ["--fresh-out".into(), path.into()]);
             }
             let mut options = local::Options::new(world, program, arguments);
-            options.out = out.map(|out| out.path.clone());
+            options.out = logs;
             options.heartbeat_ms = workers.heartbeat_ms;
             options.echo = Some(echo(view.clone()));
             options.roles = roles;
@@ -305,7 +307,7 @@ pub fn supervise(
                 let message = format!("--ssh {:?} names no command", workers.ssh);
                 return Err(Failure::usage(message, "name the remote shell, such as --ssh ssh, or leave --ssh out"));
             }
-            options.out = out.map(|out| out.path.clone());
+            options.out = logs;
             options.heartbeat_ms = workers.heartbeat_ms;
             options.address = workers.interface;
             options.echo = Some(echo(view.clone()));

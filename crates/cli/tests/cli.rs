@@ -328,7 +328,7 @@ fn a_run_without_a_directory_gets_its_own() {
     let said = stdout_of(dir.path(), &words);
     assert!(said.contains("runs/x-1"), "{said}");
     stdout_of(dir.path(), &[&words[..], &["-n", "2", "--quiet"]].concat());
-    for name in ["x-1/metrics.jsonl", "x-1/report.json", "x-2/metrics.jsonl", "x-2/report.json", "x-2/rank-1.log"] {
+    for name in ["x-1/metrics.jsonl", "x-1/report.json", "x-2/metrics.jsonl", "x-2/report.json"] {
         assert!(dir.path().join("runs").join(name).exists(), "{name}");
     }
     stdout_of(dir.path(), &[&words[..], &["--no-out"]].concat());

@@ -105,7 +105,7 @@ impl Trainer {
             let rows = self.evaluate_round(round, whole, 2 * names.len(), &mut pairs, tell)?;
             add_rows(&mut totals, &rows, &is_sum);
         }
-        if let Some(world) = &self.world {
+        if let Some(world) = self.world.as_ref().filter(|_| !pairs.is_empty()) {
             world.all_reduce(&mut pairs, Reduction::Sum)?;
         }
         // The division comes last; a mean over nothing is 0.
