@@ -97,7 +97,7 @@ fn unknown(source: &str, settings: &Settings) -> SettingError {
 /// Whether this is no name but a file, there or not.
 fn is_path(source: &str) -> bool {
     let scheme = SOURCES.iter().any(|kind| kind.name.split(':').next() == source.split(':').next());
-    Path::new(source).exists() || (!scheme && source.contains(['/', '.', '\\']))
+    Path::new(source).exists() || (!scheme && !source.contains("://") && source.contains(['/', '.', '\\']))
 }
 
 /// The source meant by a name with a typing error, or by a name without its scheme.
@@ -221,7 +221,8 @@ mod tests {
             (
                 "cats/train.csv",
                 format!(
-                    "{place} is \"cats/train.csv\": no such source, and file not found\n  hint: the sources are {names}"
+                    "{place} names the file \"cats/train.csv\", but this version does not read files\n  \
+                     hint: the sources are {names}"
                 ),
             ),
             (
