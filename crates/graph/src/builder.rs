@@ -81,7 +81,13 @@ impl Builder {
     pub fn fail(&self, op: &str, message: impl Into<String>, hint: impl Into<String>) {
         let scope = self.scope_name();
         let mut inner = self.inner.borrow_mut();
-        inner.error.get_or_insert(GraphError { op: op.into(), scope, message: message.into(), hint: hint.into() });
+        inner.error.get_or_insert(GraphError {
+            op: op.into(),
+            scope,
+            message: message.into(),
+            hint: hint.into(),
+            inputs: None,
+        });
     }
 
     /// Names everything made inside `f` under `name`.

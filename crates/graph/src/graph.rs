@@ -103,6 +103,18 @@ pub struct GraphError {
     pub scope: String,
     pub message: String,
     pub hint: String,
+    /// The types of the op's inputs, if these do not fit it.
+    pub inputs: Option<Vec<Type>>,
+}
+
+impl GraphError {
+    /// Says where inputs that do not fit can be changed; another kind of error stays as it is.
+    pub fn change_inputs(mut self, how: &str) -> Self {
+        if let Some(inputs) = &self.inputs {
+            self.hint = format!("its inputs are {}; {how}", list(inputs));
+        }
+        self
+    }
 }
 
 impl Graph {
@@ -142,11 +154,10 @@ impl Graph {
         stage: Stage,
     ) -> Result<NodeId, GraphError> {
         let types = self.types(&inputs);
-        let outputs = checked_types(&*op, &types).map_err(|message| GraphError {
-            op: op.signature(),
-            scope: scope.to_string(),
-            message,
-            hint: format!("its inputs are {}; check their shapes and types", list(&types)),
+        let outputs = checked_types(&*op, &types).map_err(|message| {
+            let (op, scope, hint) = (op.signature(), scope.to_string(), String::new());
+            let error = GraphError { op, scope, message, hint, inputs: Some(types) };
+            error.change_inputs("change their shapes or types, or the op's attributes")
         })?;
         Ok(self.push_typed(op, inputs, outputs, scope, stage))
     }

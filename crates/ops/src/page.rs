@@ -32,7 +32,7 @@ pub fn markdown() -> String {
         let _ = writeln!(page, "- inputs: {}", or_none(operands.inputs.iter().map(input).collect()));
         let _ = writeln!(page, "- outputs: {}", or_none(operands.outputs.iter().map(output).collect()));
         let _ = writeln!(page, "- attributes: {}", or_none(kind.attributes.iter().map(attribute).collect()));
-        if let Some(index) = cases.iter().find_map(index) {
+        if let Some((_, index)) = cases.iter().filter_map(index).max_by_key(|(axes, _)| *axes) {
             let _ = writeln!(page, "- index: `{index}`");
         }
     }
@@ -40,7 +40,7 @@ pub fn markdown() -> String {
 }
 
 fn or_none(items: Vec<String>) -> String {
-    if items.is_empty() { "none".into() } else { items.join(", ") }
+    if items.is_empty() { "none".into() } else { items.join("; ") }
 }
 
 /// A doc comment as one line, without links into the code.
@@ -89,9 +89,11 @@ fn attribute((name, rust): &(&'static str, &'static str)) -> String {
     format!("`{name}` {ty}")
 }
 
-fn index(case: &Case) -> Option<String> {
+/// The index expression with the number of axes its inputs have: the more, the more it shows.
+fn index(case: &Case) -> Option<(usize, String)> {
     let types: Vec<Type> = case.args.iter().map(|arg| arg.ty.clone()).collect();
-    Some(case.op.index(&types)?.to_string())
+    let index = case.op.index(&types)?;
+    Some((index.inputs.iter().map(Vec::len).sum(), index.to_string()))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ pub enum Error {
     Setting(#[from] SettingError),
     /// The model cannot be built with these settings.
     #[error("the model cannot be built: {0}")]
-    Graph(#[from] GraphError),
+    Graph(GraphError),
     /// The loss stopped being a number.
     #[error(
         "the loss is {loss} at step {step} (epoch {epoch}), and the weights were left as they were before it\n  \
@@ -48,6 +48,12 @@ pub enum Error {
     /// A file could not be written.
     #[error("{path}: {message}\n  hint: choose another --out directory or make room there")]
     Write { path: String, message: String },
+}
+
+impl From<GraphError> for Error {
+    fn from(error: GraphError) -> Self {
+        Error::Graph(error.change_inputs("change the sizes under [model] or the data"))
+    }
 }
 
 impl From<Fault> for Error {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::element::{ValueError, Values};
 use kolo_graph::collective::AllGather;
 use kolo_graph::piece::{Join, Piece};
 use kolo_graph::sources::{Full, Init};
@@ -9,6 +10,7 @@ use kolo_ops::optim::adagrad::Adagrad;
 use kolo_ops::optim::adam::Adam;
 use kolo_ops::optim::rmsprop::Rmsprop;
 use kolo_ops::optim::sgd::{Sgd, SgdPlain};
+use kolo_ops::transpose::TransposeMethods;
 
 /// Longer than a task of an update.
 const ELEMENTS: usize = 40_003;
@@ -238,4 +240,69 @@ fn what_is_exchanged_is_used_for_nothing_else_meanwhile() {
             assert!(apart, "{value:?} lies where {gathered:?} are, read: {read}");
         }
     }
+}
+
+/// One input of every element type, each an output too.
+fn every_type() -> Graph {
+    let builder = Builder::new();
+    for dtype in kolo_graph::DType::ALL {
+        let input = builder.input(dtype.name(), Type::new(dtype, [2, 3]));
+        builder.output(dtype.name(), input.permute(&[1, 0]));
+    }
+    builder.finish().unwrap()
+}
+
+#[test]
+fn feeds_take_every_type_and_outputs_know_theirs() {
+    let graph = every_type();
+    let mut store = Store::new(&graph, 0);
+    let mut session = Session::new(graph, &store, Options::single(1));
+    let floats = [1.0f32, -2.0, 3.0, 0.0, 5.0, 6.0];
+    let (bf16s, f16s) = (floats.map(half::bf16::from_f32), floats.map(half::f16::from_f32));
+    let (i32s, i64s, bools) = (floats.map(|x| x as i32), floats.map(|x| x as i64), floats.map(|x| x > 2.0));
+    let inputs: [(&str, Values<'_>); 6] = [
+        ("f32", (&floats).into()),
+        ("bf16", (&bf16s).into()),
+        ("f16", (&f16s).into()),
+        ("i32", (&i32s).into()),
+        ("i64", (&i64s).into()),
+        ("bool", (&bools).into()),
+    ];
+    session.step(&mut store, &inputs).unwrap();
+    for (name, view) in session.tensors() {
+        assert_eq!((view.shape(), view.dtype().name()), (&[3, 2][..], name));
+        let moved = [1.0, 0.0, -2.0, 5.0, 3.0, 6.0];
+        let want = if name == "bool" { moved.map(|x| f64::from(x > 2.0)) } else { moved };
+        assert_eq!(view.to_f64(), want, "{name}");
+        assert_eq!((view.at(&[1, 1]), view.at(&[3, 0]), view.at(&[1])), (Some(want[3]), None, None));
+    }
+    assert_eq!(session.tensor("i64").unwrap().values::<i64>().unwrap(), [1, 0, -2, 5, 3, 6]);
+    let error = session.tensor("i64").unwrap().values::<f32>().unwrap_err().to_string();
+    assert_eq!(error, "`i64` is i64[3,2], not f32\n  hint: convert the values to i64");
+
+    let error = |inputs: &[(&str, Values<'_>)]| {
+        session.check(inputs).unwrap_err().to_string().lines().next().unwrap_or_default().to_string()
+    };
+    assert_eq!(error(&inputs[1..]), "input `f32` was not given");
+    let with = |name: &'static str, values| [&inputs[1..], &[(name, values)]].concat();
+    assert_eq!(error(&with("f32", (&i32s).into())), "`f32` is f32[2,3], not i32");
+    assert_eq!(error(&with("f32", (&floats[..5]).into())), "`f32` is f32[2,3], which takes 6 values, but there are 5");
+    assert_eq!(error(&with("f23", (&floats).into())), "there is no input `f23`");
+}
+
+#[test]
+fn a_feed_refuses_values_that_do_not_fit() {
+    let graph = every_type();
+    let mut store = Store::new(&graph, 0);
+    let mut session = Session::new(graph, &store, Options::single(1));
+    let feed = |_: usize, feed: &mut Feed<'_>| {
+        feed.set("bool", &[true, false, true, true, false, false]).unwrap();
+        feed.slice::<i64>("i64").unwrap().fill(7);
+        assert!(matches!(feed.set("i32", &[1i64; 6]), Err(ValueError::OtherType { .. })));
+        assert!(matches!(feed.set("i32", &[1i32; 7]), Err(ValueError::OtherLength { wanted: 6, given: 7, .. })));
+        assert!(matches!(feed.slice::<f32>("x"), Err(ValueError::Unknown { .. })));
+    };
+    session.run(&mut store, |_| {}, feed).unwrap();
+    assert_eq!(session.tensor("bool").unwrap().bytes(), [1, 1, 0, 0, 1, 0]);
+    assert_eq!(session.tensor("i64").unwrap().values::<i64>().unwrap(), [7; 6]);
 }

@@ -33,7 +33,7 @@ impl Session {
         Ok(self.run(store, |feed| write(feed, 0, 1), |grain, feed| write(feed, grain, grains))?)
     }
 
-    fn check(&self, inputs: &[(&str, Values<'_>)]) -> Result<(), ValueError> {
+    pub(super) fn check(&self, inputs: &[(&str, Values<'_>)]) -> Result<(), ValueError> {
         let graph = self.graph();
         let known = || graph.inputs().map(|(id, op)| format!("`{}` ({})", op.name, graph.ty(id))).collect::<Vec<_>>();
         if let Some((name, _)) = inputs.iter().find(|(name, _)| graph.inputs().all(|(_, op)| op.name != *name)) {
