@@ -244,6 +244,9 @@ pub struct Plan {
     /// Price of one device for one hour
     #[arg(long)]
     pub price: Option<f64>,
+    /// Predict the time from this machine's rates, without trying any of the job's kernels
+    #[arg(long)]
+    pub by_rates: bool,
     /// Print as JSON
     #[arg(long)]
     pub json: bool,

@@ -10,6 +10,7 @@ use kolo_parallel::Mesh;
 use kolo_plan::{Cost, Fleet, Rates, RunCost};
 use kolo_train::Job;
 use kolo_train::machine::{format_bytes, format_count};
+use kolo_train::rehearsal::{self, Cast, Rehearsed};
 use kolo_train::room::{self, Shortage, Tenants};
 use kolo_train::step::{optimise, spread, training_graph};
 use kolo_train::trainer::evaluation_bytes;
@@ -19,7 +20,12 @@ use serde_json::json;
 struct Prediction {
     cost: Cost,
     rates: Rates,
-    step_seconds: f64,
+    /// Seconds of a step by the machine's rates.
+    modelled_seconds: f64,
+    /// How a little of the step went here, if it could be tried.
+    rehearsed: Option<Rehearsed>,
+    cast: Cast,
+    hosts: usize,
     run: RunCost,
     samples: f64,
     epochs: f64,
@@ -28,24 +34,29 @@ struct Prediction {
     shortage: Option<Shortage>,
 }
 
+impl Prediction {
+    fn step_seconds(&self) -> f64 {
+        self.rehearsed.map_or(self.modelled_seconds, |rehearsed| rehearsed.step_seconds())
+    }
+}
+
 pub fn plan(models: &[ModelKind], args: &Plan) -> Result<(), Failure> {
     let by_host = workers::asked_by_host(&args.job.workers)?;
     let workers = by_host.iter().sum();
     let job = load::job(models, &args.job, workers)?;
     // Every host is taken to be like this one.
+    let hosts = by_host.len();
     let crowd = by_host.into_iter().max().unwrap_or(1);
     let threads = match args.job.threads {
         None => (load::threads(&args.job)? / crowd).max(1),
         Some(_) => load::threads(&args.job)?,
     };
     check(args)?;
-    let mut prediction = predict(&job, workers, threads, args)?;
-    let memory = &prediction.cost.memory;
-    prediction.shortage = room::shortage(memory, Tenants::alike(memory, crowd, job.parallel.central));
+    let prediction = predict(&job, Cast { workers, per_host: crowd, threads }, hosts, args)?;
     if args.json {
         println!("{}", as_json(&job, &prediction));
     } else {
-        print(&job, threads, &prediction);
+        print(&job, &prediction);
     }
     Ok(())
 }
@@ -70,7 +81,8 @@ fn check(args: &Plan) -> Result<(), Failure> {
     Ok(())
 }
 
-fn predict(job: &Job, workers: usize, threads: usize, args: &Plan) -> Result<Prediction, Failure> {
+fn predict(job: &Job, cast: Cast, hosts: usize, args: &Plan) -> Result<Prediction, Failure> {
+    let Cast { workers, per_host, threads } = cast;
     let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?;
     // With several workers, the plan is that of the first: its grains, its share of the optimizer.
     let mesh = Mesh::data(workers, 0).expect("there is a first worker");
@@ -78,13 +90,22 @@ fn predict(job: &Job, workers: usize, threads: usize, args: &Plan) -> Result<Pre
     let options = Options::for_grains(job.grains / workers, threads);
     let mut cost = kolo_plan::cost(&graph, options);
     cost.memory.evaluation = evaluation_bytes(job, threads, 0, workers)?;
+    let shortage = room::shortage(&cost.memory, Tenants::alike(&cost.memory, per_host, job.parallel.central));
     let rates = Rates::measure();
     // The update happens once per step, not per sample: over a whole run it is part of what a sample costs.
     let per_sample = cost.flops.total() as f64 * workers as f64 / job.batch as f64;
     let samples = args.samples.unwrap_or(job.split.train_len() as f64);
     let epochs = args.epochs.unwrap_or(job.total_steps as f64 / job.steps_per_epoch as f64);
+    // What does not fit cannot be tried.
+    let rehearsed = match shortage.is_none() && !args.by_rates {
+        true => Some(rehearsal::rehearse(job, &graph, cast, rehearsal::PATIENCE)?),
+        false => None,
+    };
     Ok(Prediction {
-        step_seconds: kolo_plan::predict_seconds(&graph, options, &rates),
+        modelled_seconds: kolo_plan::predict_seconds(&graph, options, &rates),
+        rehearsed,
+        cast,
+        hosts,
         run: RunCost::new(per_sample, job.input_bytes_per_sample() as f64, samples, epochs),
         samples,
         epochs,
@@ -96,44 +117,47 @@ fn predict(job: &Job, workers: usize, threads: usize, args: &Plan) -> Result<Pre
         },
         cost,
         rates,
-        shortage: None,
+        shortage,
     })
 }
 
-fn print(job: &Job, threads: usize, p: &Prediction) {
-    let Cost { flops, product_flops, bytes, memory, .. } = &p.cost;
-    let forward_macs = product_flops.forward as f64 / 2.0 / job.batch as f64;
+/// Multiply-adds of the forward pass on one sample: a worker has its share of the batch.
+fn forward_macs(job: &Job, p: &Prediction) -> f64 {
+    p.cost.product_flops.forward as f64 / 2.0 * p.cast.workers as f64 / job.batch as f64
+}
+
+fn print(job: &Job, p: &Prediction) {
+    let Cost { flops, product_flops: _, bytes, memory, .. } = &p.cost;
+    let workers = p.cast.workers;
     println!("{}", job.name);
     println!("  parameters        {}", p.cost.parameters);
-    println!("  forward           {} multiply-adds per sample", format_count(forward_macs as u64));
-    println!("per step of {} samples in {} grains", job.batch, job.grains);
-    println!("                    forward     backward    update");
-    let row = |name: &str, f: &dyn Fn(u64) -> String, v: &kolo_plan::ByStage| {
-        println!("  {name:<17} {:<11} {:<11} {}", f(v.forward), f(v.backward), f(v.update));
-    };
-    row("FLOP", &format_count, flops);
-    row("bytes moved", &format_bytes, bytes);
-    let size = |bytes: usize| format_bytes(bytes as u64);
-    println!("  memory            {} in all", size(memory.total()));
-    for (name, bytes) in [
-        ("weights", memory.weights),
-        ("gradients", memory.gradients),
-        ("optimizer", memory.optimizer),
-        ("activations", memory.activations),
-        ("scratch", memory.scratch),
-        ("evaluation", memory.evaluation),
-    ] {
-        println!("    {name:<15} {}", size(bytes));
+    println!("  forward           {} multiply-adds per sample", format_count(forward_macs(job, p) as u64));
+    let each = |what: u64| what / workers as u64;
+    match workers {
+        1 => println!("per step of {} samples in {} grains", job.batch, job.grains),
+        _ => println!(
+            "per step of {} samples in {} grains; each of {workers} workers has {} samples in {} grains",
+            job.batch,
+            job.grains,
+            each(job.batch as u64),
+            each(job.grains as u64)
+        ),
     }
+    println!("                    forward     backward    update");
+    let row = |name: &str, times: u64, f: &dyn Fn(u64) -> String, v: &kolo_plan::ByStage| {
+        println!("  {name:<17} {:<11} {:<11} {}", f(v.forward * times), f(v.backward * times), f(v.update * times));
+    };
+    let scopes: &[(&str, u64)] =
+        if workers == 1 { &[("", 1)] } else { &[(", per worker", 1), (", all workers", workers as u64)] };
+    for (scope, times) in scopes {
+        row(&format!("FLOP{scope}"), *times, &format_count, flops);
+        row(&format!("bytes{scope}"), *times, &format_bytes, bytes);
+    }
+    print_memory(memory, workers);
     if let Some(shortage) = &p.shortage {
         println!("  does not fit      {} on a host, and {shortage}", format_bytes(shortage.needed));
     }
-    println!(
-        "  time              {:.2} ms on {threads} threads of {:.0} GFLOP/s and {:.1} GB/s (measured now)",
-        p.step_seconds * 1e3,
-        p.rates.flops / 1e9,
-        p.rates.bytes / 1e9
-    );
+    print_time(p);
     println!("the whole run: {} samples x {:.1} epochs", format_count(p.samples as u64), p.epochs);
     println!("  FLOP              {:.3e} ({:.3e} PFLOP-days)", p.run.flops, p.run.pflop_days);
     println!("  per input byte    {} FLOP", format_count(p.run.flops_per_input_byte as u64));
@@ -147,6 +171,59 @@ fn print(job: &Job, threads: usize, p: &Prediction) {
     );
     if let Some(price) = p.run.price(fleet) {
         println!("  cost              {price:.2}");
+    }
+}
+
+fn print_memory(memory: &kolo_plan::MemoryPlan, workers: usize) {
+    let size = |bytes: usize| format_bytes(bytes as u64);
+    match workers {
+        1 => println!("  memory            {} in all", size(memory.total())),
+        _ => println!(
+            "  memory            {} per worker, {} for all {workers} workers",
+            size(memory.total()),
+            size(memory.total() * workers)
+        ),
+    }
+    for (name, bytes) in [
+        ("weights", memory.weights),
+        ("gradients", memory.gradients),
+        ("optimizer", memory.optimizer),
+        ("activations", memory.activations),
+        ("scratch", memory.scratch),
+        ("evaluation", memory.evaluation),
+        ("process", memory.process),
+    ] {
+        println!("    {name:<15} {}", size(bytes));
+    }
+}
+
+/// The time of a step, and how it was found.
+fn print_time(p: &Prediction) {
+    let Cast { workers, threads, .. } = p.cast;
+    let who = match workers {
+        1 => format!("{threads} threads"),
+        _ => format!("{workers} workers of {threads} threads"),
+    };
+    let ms = p.step_seconds() * 1e3;
+    match &p.rehearsed {
+        Some(tried) if tried.whole_steps > 0 => {
+            println!("  time              {ms:.2} ms on {who}, measured on {} steps here", tried.whole_steps);
+        }
+        Some(tried) => {
+            println!("  time              {ms:.2} ms on {who}, measured on its {} kinds of calls here", tried.kinds);
+        }
+        None => println!(
+            "  time              {ms:.2} ms on {who} of {:.0} GFLOP/s and {:.1} GB/s, by these rates alone",
+            p.rates.flops / 1e9,
+            p.rates.bytes / 1e9
+        ),
+    }
+    if let Some(tried) = p.rehearsed.filter(|_| workers > 1) {
+        let (compute, exchange) = (tried.compute_seconds * 1e3, tried.exchange_seconds * 1e3);
+        match p.hosts {
+            1 => println!("                    {compute:.2} ms compute, {exchange:.2} ms exchange"),
+            _ => println!("                    compute alone: the network between hosts is not known here"),
+        }
     }
 }
 
@@ -164,15 +241,22 @@ fn as_json(job: &Job, p: &Prediction) -> String {
     let value = json!({
         "job": job.name,
         "parameters": p.cost.parameters,
-        "forward_macs_per_sample": p.cost.product_flops.forward as f64 / 2.0 / job.batch as f64,
+        "workers": p.cast.workers,
+        "per": if p.cast.workers == 1 { "step" } else { "step and worker" },
+        "forward_macs_per_sample": forward_macs(job, p),
         "flops": by_stage(&p.cost.flops),
         "bytes": by_stage(&p.cost.bytes),
         "memory": {
             "weights": m.weights, "gradients": m.gradients, "optimizer": m.optimizer,
-            "activations": m.activations, "scratch": m.scratch, "evaluation": m.evaluation, "total": m.total(),
+            "activations": m.activations, "scratch": m.scratch, "evaluation": m.evaluation, "process": m.process, "total": m.total(),
             "fits": p.shortage.is_none(),
         },
-        "step_ms": p.step_seconds * 1e3,
+        "step_ms": p.step_seconds() * 1e3,
+        "step_ms_by_rates": p.modelled_seconds * 1e3,
+        "measured": p.rehearsed.map(|tried| json!({
+            "compute_ms": tried.compute_seconds * 1e3, "exchange_ms": tried.exchange_seconds * 1e3,
+            "kinds": tried.kinds, "whole_steps": tried.whole_steps,
+        })),
         "rates": {"flops": p.rates.flops, "bytes": p.rates.bytes},
         "run": {
             "samples": p.samples, "epochs": p.epochs, "flops": p.run.flops, "pflop_days": p.run.pflop_days,

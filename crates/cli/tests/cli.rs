@@ -137,9 +137,35 @@ fn a_plan_names_parameters_work_and_memory() {
     let dir = tempdir();
     let text = stdout_of(dir.path(), &["plan", &example("digits"), "--price", "2"]);
     for word in
-        ["parameters", "multiply-adds", "FLOP", "memory", "weights", "gradients", "optimizer", "GFLOP/s", "cost"]
+        ["parameters", "multiply-adds", "FLOP", "memory", "weights", "gradients", "optimizer", "measured on", "cost"]
     {
         assert!(text.contains(word), "no {word} in\n{text}");
+    }
+    let text = stdout_of(dir.path(), &["plan", &example("digits"), "--by-rates"]);
+    assert!(
+        text.contains("GFLOP/s") && text.contains("by these rates alone") && !text.contains("measured on"),
+        "{text}"
+    );
+}
+
+/// What one worker does and what all do is told apart, and a sample costs what it costs, whoever computes it.
+#[test]
+fn a_plan_for_workers_says_whose_numbers_it_has() {
+    let dir = tempdir();
+    let plan = |flags: &[&str]| -> Value {
+        let text = stdout_of(dir.path(), &[&["plan", "--json", "--by-rates", "--threads", "1"], flags].concat());
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let (one, four) = (plan(&[]), plan(&["-n", "4"]));
+    assert_eq!(one["forward_macs_per_sample"], four["forward_macs_per_sample"]);
+    let forward = |plan: &Value| plan["flops"]["forward"].as_u64().unwrap();
+    assert_eq!(forward(&one), 4 * forward(&four), "the numbers are those of a worker");
+    assert_eq!((&one["per"], &four["per"]), (&"step".into(), &"step and worker".into()));
+    assert_eq!((&one["workers"], &four["workers"]), (&1.into(), &4.into()));
+    assert_eq!(one["run"]["flops"].as_f64().unwrap() > 0.0, four["run"]["flops"].as_f64().unwrap() > 0.0);
+    let text = stdout_of(dir.path(), &["plan", "-n", "2", "--threads", "1"]);
+    for words in ["FLOP, per worker", "FLOP, all workers", " per worker, ", "for all 2 workers", "ms exchange"] {
+        assert!(text.contains(words), "no {words} in\n{text}");
     }
 }
 
@@ -167,11 +193,15 @@ fn the_plan_agrees_with_the_report_and_fits_the_process() {
     let flops: u64 = ["forward", "backward", "update"].iter().map(|stage| plan["flops"][stage].as_u64().unwrap()).sum();
     assert_eq!(report["planned"]["flops"], flops);
     assert_eq!(report["planned"]["bytes"], plan["memory"]["total"]);
-    let parts = ["weights", "gradients", "optimizer", "activations", "scratch", "evaluation"];
+    let parts = ["weights", "gradients", "optimizer", "activations", "scratch", "evaluation", "process"];
     let total: u64 = parts.iter().map(|part| plan["memory"][part].as_u64().unwrap()).sum();
     assert_eq!(plan["memory"]["total"], total);
     let rss = report["peak_bytes"]["rss"].as_u64().unwrap();
-    assert!(total <= rss, "{total} bytes planned, {rss} bytes were the most resident");
+    // A debug build has more code, and the allocator keeps what it likes.
+    assert!(
+        total.abs_diff(rss) <= (rss / 20).max(16 << 20),
+        "{total} bytes planned, {rss} bytes were the most resident"
+    );
     assert!(report["planned"]["step_ms"].as_f64().unwrap() > 0.0);
 }
 

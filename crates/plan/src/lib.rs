@@ -6,7 +6,7 @@
 pub mod rates;
 pub mod run;
 
-pub use rates::Rates;
+pub use rates::{Rates, Work};
 pub use run::{Fleet, RunCost};
 
 use kolo_exec::cpu::planned_bytes;
@@ -46,11 +46,20 @@ pub struct MemoryPlan {
     pub scratch: usize,
     /// What evaluations between epochs take; not part of a step.
     pub evaluation: usize,
+    /// The program itself: its code, its threads' stacks, the graph and the list of calls.
+    pub process: usize,
 }
+
+/// Resident memory of a process that trains nothing yet, and what each node of a graph adds to it on its way to a call.
+const PROCESS_BYTES: usize = 6 << 20;
+const BYTES_PER_NODE: usize = 3 << 10;
+/// What a thread touches of its stack.
+const BYTES_PER_THREAD: usize = 64 << 10;
 
 impl MemoryPlan {
     pub fn total(&self) -> usize {
-        self.weights + self.gradients + self.optimizer + self.activations + self.scratch + self.evaluation
+        let step = self.weights + self.gradients + self.optimizer + self.activations + self.scratch;
+        step + self.evaluation + self.process
     }
 }
 
@@ -69,12 +78,20 @@ pub struct Cost {
     pub calls: u64,
 }
 
-/// Whether an op's time is set by its multiply-adds rather than by its bytes.
-pub fn is_product(node: &Node) -> bool {
+/// What sets an op's time: its multiply-adds, or its bytes alone.
+pub fn work_of(node: &Node) -> Work {
     const PRODUCTS: [&str; 4] = ["matmul", "linear", "conv", "attention"];
     const RECURRENT: [&str; 3] = ["lstm", "gru", "rnn"];
     let name = node.op.name();
-    PRODUCTS.iter().any(|prefix| name.starts_with(prefix)) || RECURRENT.iter().any(|prefix| name.starts_with(prefix))
+    if RECURRENT.iter().any(|prefix| name.starts_with(prefix)) {
+        return Work::ThinProducts;
+    }
+    if PRODUCTS.iter().any(|prefix| name.starts_with(prefix)) { Work::Product } else { Work::Stream }
+}
+
+/// Whether an op's time is set by its multiply-adds rather than by its bytes.
+pub fn is_product(node: &Node) -> bool {
+    work_of(node) != Work::Stream
 }
 
 /// Bytes that a step takes as the executor will run it with these options.
@@ -86,7 +103,9 @@ pub fn memory(graph: &Graph, options: Options) -> MemoryPlan {
         let states = graph.states().map(|(id, _)| graph.ty(id).bytes());
         if trained { params.sum() } else { states.sum() }
     };
-    MemoryPlan { weights: stored(true), gradients, optimizer: stored(false), activations, scratch, evaluation: 0 }
+    let process = PROCESS_BYTES + graph.nodes.len() * BYTES_PER_NODE + options.threads * BYTES_PER_THREAD;
+    let (weights, optimizer) = (stored(true), stored(false));
+    MemoryPlan { weights, gradients, optimizer, activations, scratch, evaluation: 0, process }
 }
 
 /// Counts a step of `graph` as the executor will run it with these options.
@@ -114,7 +133,7 @@ pub fn cost(graph: &Graph, options: Options) -> Cost {
 pub fn predict_seconds(graph: &Graph, options: Options, rates: &Rates) -> f64 {
     let mut total = 0.0;
     null::walk(graph, options, |visit| {
-        let one = rates.seconds(visit.flops, visit.bytes, is_product(visit.node), visit.threads as f64);
+        let one = rates.seconds(visit.flops, visit.bytes, work_of(visit.node), visit.threads as f64);
         total += one * (visit.times / visit.lanes) as f64;
     });
     total

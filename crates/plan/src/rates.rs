@@ -1,4 +1,5 @@
-//! Rates of this machine, measured in about a tenth of a second.
+//! Rates of this machine, measured in about a fifth of a second. They say what a job takes on a machine like this one where
+//! none of it can be tried; where it can, `kolo plan` tries it.
 
 use kolo_graph::Team;
 use kolo_ops::gemm::{self, Right, Rows, SCRATCH, Start, Strided};
@@ -9,17 +10,20 @@ use std::time::{Duration, Instant};
 /// What one thread can do.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
-    /// Floating-point operations per second in a matrix product.
+    /// Floating-point operations per second in a large matrix product.
     pub flops: f64,
-    /// Bytes per second, read and written, on data of the size of a layer.
+    /// The same in a product of a few rows, as recurrent layers have one per time step.
+    pub thin_flops: f64,
+    /// Bytes per second, read and written, out of cache.
     pub bytes: f64,
     /// Seconds per kernel call beyond its work. Assumed, not measured: it matters only to very small layers.
     pub call: f64,
 }
 
-/// A layer's worth of data: larger than a first-level cache, smaller than a third.
-const STREAM_FLOATS: usize = 1 << 20;
+/// Twice this many bytes are larger than the caches of most cores' share of a socket.
+const STREAM_FLOATS: usize = 8 << 20;
 const PRODUCT_SIZE: usize = 384;
+const THIN_ROWS: usize = 16;
 const PATIENCE: Duration = Duration::from_millis(40);
 
 /// The shortest time of `work` within the patience.
@@ -42,20 +46,36 @@ impl Rates {
         let mut c = vec![0.0f32; size * size];
         let mut scratch = vec![0.0f32; SCRATCH];
         let team = Team::solo();
-        let product = best(|| {
-            let a = Strided { data: &a, line_stride: size, k_stride: 1 };
-            let b = Strided { data: &b, line_stride: 1, k_stride: size };
-            let sink = Rows { data: Address(c.as_mut_ptr()), stride: size };
-            gemm::multiply(&team, size, size, size, &a, Right::Fresh(&b), &sink, Start::Zero, &mut scratch);
-        });
+        let mut product = |rows: usize| {
+            let seconds = best(|| {
+                let a = Strided { data: &a, line_stride: size, k_stride: 1 };
+                let b = Strided { data: &b, line_stride: 1, k_stride: size };
+                let sink = Rows { data: Address(c.as_mut_ptr()), stride: size };
+                gemm::multiply(&team, rows, size, size, &a, Right::Fresh(&b), &sink, Start::Zero, &mut scratch);
+            });
+            2.0 * (rows * size * size) as f64 / seconds
+        };
+        let (flops, thin_flops) = (product(size), product(THIN_ROWS));
         let (mut y, x) = (vec![1.0f32; STREAM_FLOATS], vec![1.0f32; STREAM_FLOATS]);
         let stream = best(|| simd::add_into(&mut y, &x));
-        Self { flops: 2.0 * (size as f64).powi(3) / product, bytes: 12.0 * STREAM_FLOATS as f64 / stream, call: 0.4e-6 }
+        Self { flops, thin_flops, bytes: 12.0 * STREAM_FLOATS as f64 / stream, call: 0.4e-6 }
     }
 
     /// Seconds of one call on this many threads.
-    pub fn seconds(&self, flops: u64, bytes: u64, product: bool, threads: f64) -> f64 {
-        let compute = if product { flops as f64 / self.flops } else { 0.0 };
+    pub fn seconds(&self, flops: u64, bytes: u64, work: Work, threads: f64) -> f64 {
+        let compute = match work {
+            Work::Product => flops as f64 / self.flops,
+            Work::ThinProducts => flops as f64 / self.thin_flops,
+            Work::Stream => 0.0,
+        };
         self.call + compute.max(bytes as f64 / self.bytes) / threads
     }
+}
+
+/// What sets the time of a call, beside its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    Product,
+    ThinProducts,
+    Stream,
 }

@@ -20,6 +20,7 @@ pub mod optimizer;
 pub mod picture;
 mod png;
 pub mod record;
+pub mod rehearsal;
 pub mod report;
 pub mod room;
 pub mod schedule;

@@ -357,7 +357,7 @@ fn describe(graph: &Graph, node: NodeId) -> String {
     format!("op `{}` in {scope}, {} pass", node.op.name(), node.stage.name())
 }
 
-fn feed_grain(job: &Job, order: &Permutation, first: usize, grain: usize, feed: &mut Feed<'_>) {
+pub(crate) fn feed_grain(job: &Job, order: &Permutation, first: usize, grain: usize, feed: &mut Feed<'_>) {
     let batch = job.grain_batch();
     let start = first + grain * batch;
     feed_samples(job, batch, |at| job.split.train(order.at(start + at)), feed);

@@ -43,19 +43,23 @@ impl Lane {
                 return;
             }
             let start = probe.start();
-            let call = &self.calls[at];
-            match call.kind {
-                CallKind::Accumulate { offset, elements } => {
-                    self.accumulate(local, Address(call.inputs[0].data.cast()), offset, elements);
-                }
-                _ => run_call(call, &self.team, &self.scratch),
-            }
+            self.call(&self.calls[at], local);
             probe.end(number, &mut self.calls[at], start);
             let Some(overlap) = overlap.filter(|_| last) else { continue };
             while let Some((_, plan)) = self.closes.get(closes).filter(|(call, _)| *call == at) {
                 overlap.close(*plan, &self.team);
                 closes += 1;
             }
+        }
+    }
+
+    /// Runs one of the lane's calls for this grain.
+    pub fn call(&self, call: &Call, local: usize) {
+        match call.kind {
+            CallKind::Accumulate { offset, elements } => {
+                self.accumulate(local, Address(call.inputs[0].data.cast()), offset, elements);
+            }
+            _ => run_call(call, &self.team, &self.scratch),
         }
     }
 

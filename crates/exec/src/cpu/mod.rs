@@ -12,6 +12,7 @@ mod call;
 mod feed;
 mod lane;
 mod probe;
+mod rehearse;
 #[cfg(test)]
 mod tests;
 mod whole;
@@ -33,6 +34,7 @@ pub use lane::sum_levels;
 use lane::{Lane, leave_terms, place_exchanges, sum_addresses};
 use probe::Probe;
 pub use probe::{Alive, Stop, Tracer};
+pub use rehearse::Rehearsal;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

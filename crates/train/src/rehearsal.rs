@@ -1,0 +1,189 @@
+//! How long a step of a job takes on this machine, found by running a little of it: the kernels of the graph that will run, on
+//! as many workers and threads as will run it, with the job's own data, and the exchanges between workers of one host.
+
+use crate::error::Error;
+use crate::job::Job;
+use crate::trainer::feed_grain;
+use kolo_comm::bench::{Method, sweep};
+use kolo_comm::{Bootstrap, Communicator, Fault, Kind, Watch, shm};
+use kolo_data::epoch_order;
+use kolo_exec::cpu::Rehearsal;
+use kolo_exec::{Feed, Memory, Options, Session, Store};
+use kolo_graph::collective::{AllGather, AllReduce, Barrier, ReduceScatter};
+use kolo_graph::layout::align;
+use kolo_graph::{Graph, Node};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How long a rehearsal takes, about: planning should not be waited for.
+pub const PATIENCE: Duration = Duration::from_millis(1500);
+/// Calls of each exchange.
+const EXCHANGES: usize = 8;
+
+/// Who will run the step.
+#[derive(Clone, Copy, Debug)]
+pub struct Cast {
+    pub workers: usize,
+    /// Workers on one host.
+    pub per_host: usize,
+    /// Threads of each.
+    pub threads: usize,
+}
+
+/// A step as it was rehearsed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rehearsed {
+    /// What one worker computes, on a machine that all workers of a host share.
+    pub compute_seconds: f64,
+    /// Exchanges between workers of this host that compute does not hide; those across hosts are not known here.
+    pub exchange_seconds: f64,
+    pub kinds: usize,
+    pub whole_steps: usize,
+}
+
+impl Rehearsed {
+    pub fn step_seconds(&self) -> f64 {
+        self.compute_seconds + self.exchange_seconds
+    }
+}
+
+/// Rehearses a step whose first worker runs `graph`. It takes as much memory as the step, at most.
+pub fn rehearse(job: &Job, graph: &Graph, cast: Cast, patience: Duration) -> Result<Rehearsed, Error> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    // More workers than cores wait for each other; only as many as run at a time are rehearsed.
+    let at_once = cast.per_host.min((cores / cast.threads).max(1));
+    let turns = (cast.per_host * cast.threads) as f64 / (at_once * cast.threads) as f64;
+    let options = Options::for_grains(job.grains / cast.workers, cast.threads);
+    let all: Vec<Rehearsal> = std::thread::scope(|scope| {
+        let start = |rank: usize| scope.spawn(move || alone(job, graph, options, rank, patience));
+        let threads: Vec<_> = (0..at_once).map(start).collect();
+        threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
+    });
+    let Some(first) = all.first() else { return Err(Error::Together(Fault::BadCall("a rehearsal failed".into()))) };
+    let slowest = all.iter().map(|one| one.step_seconds).fold(0.0, f64::max);
+    let spare = cores > cast.per_host * cast.threads;
+    let exchange_seconds = if cast.per_host == cast.workers { exchanges(graph, cast, spare)? } else { 0.0 };
+    Ok(Rehearsed {
+        compute_seconds: slowest * turns,
+        exchange_seconds: exchange_seconds * turns,
+        kinds: first.kinds,
+        whole_steps: first.whole_steps,
+    })
+}
+
+/// One worker's step without its exchanges.
+fn alone(job: &Job, graph: &Graph, options: Options, rank: usize, patience: Duration) -> Rehearsal {
+    let store = Store::in_memory(graph, Memory::new(Store::params_bytes(graph)));
+    let mut session = Session::new(graph.clone(), &store, options);
+    let order = epoch_order(job.seed, 0, job.split.train_len());
+    let data = |grain: usize, feed: &mut Feed<'_>| feed_grain(job, &order, 0, rank * options.grains + grain, feed);
+    let scalars = |feed: &mut Feed<'_>| {
+        for name in ["lr", "step"] {
+            if let Some(slot) = feed.f32(name) {
+                slot[0] = 1.0;
+            }
+        }
+    };
+    session.rehearse(scalars, data, patience)
+}
+
+/// Seconds of a step's exchanges among the workers of this host. Where each core has a worker, an exchange takes the time of one
+/// that computes; where cores are spare, all but the last is hidden.
+fn exchanges(graph: &Graph, cast: Cast, spare: bool) -> Result<f64, Error> {
+    let nodes: Vec<(Kind, usize)> = graph.nodes.iter().filter_map(|node| exchange(graph, node)).collect();
+    if nodes.is_empty() || cast.workers == 1 {
+        return Ok(0.0);
+    }
+    let mut sizes: BTreeMap<&str, (Kind, Vec<usize>)> = BTreeMap::new();
+    for (kind, bytes) in &nodes {
+        sizes.entry(kind.name()).or_insert((*kind, Vec::new())).1.push(*bytes);
+    }
+    let table = Arc::new(Table::new(cast.workers));
+    let outcomes: Vec<Result<BTreeMap<(String, usize), f64>, Fault>> = std::thread::scope(|scope| {
+        let start = |rank: usize| {
+            let (table, sizes) = (Arc::clone(&table), &sizes);
+            scope.spawn(move || time_exchanges(rank, cast.workers, table, sizes))
+        };
+        let threads: Vec<_> = (0..cast.workers).map(start).collect();
+        let panicked = |_| Err(Fault::BadCall("a rehearsal of an exchange failed".into()));
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
+    });
+    let times = outcomes.into_iter().next().unwrap_or(Ok(BTreeMap::new()))?;
+    let seconds = |(kind, bytes): &(Kind, usize)| times.get(&(kind.name().into(), *bytes)).copied().unwrap_or(0.0);
+    Ok(if spare { nodes.last().map_or(0.0, seconds) } else { nodes.iter().map(seconds).sum() })
+}
+
+/// The kind of a collective, and its bytes with the padding between tensors.
+fn exchange(graph: &Graph, node: &Node) -> Option<(Kind, usize)> {
+    let op = &node.op;
+    let kinds = [
+        (op.is::<AllReduce>(), Kind::AllReduce),
+        (op.is::<ReduceScatter>(), Kind::ReduceScatter),
+        (op.is::<AllGather>(), Kind::AllGather),
+        (op.is::<Barrier>(), Kind::Barrier),
+    ];
+    let (_, kind) = kinds.into_iter().find(|(is, _)| *is)?;
+    let bytes = node.outputs.iter().map(|id| align(graph.ty(*id).bytes())).sum();
+    Some((kind, if kind == Kind::Barrier { 0 } else { bytes }))
+}
+
+fn time_exchanges(
+    rank: usize,
+    size: usize,
+    table: Arc<Table>,
+    sizes: &BTreeMap<&str, (Kind, Vec<usize>)>,
+) -> Result<BTreeMap<(String, usize), f64>, Fault> {
+    let watch = Watch::alone();
+    let transport = shm::connect(rank, size, Arc::clone(&watch), &mut Chair { table, rank, round: 0 })?;
+    let world = Communicator::new(transport, watch, true);
+    let mut times = BTreeMap::new();
+    for (kind, sizes) in sizes.values() {
+        let mut distinct = sizes.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        let method = Method { iterations: EXCHANGES, private: false, fresh: true };
+        for row in sweep(&world, *kind, &distinct, method)? {
+            times.insert((kind.name().to_string(), row.bytes), row.us_median / 1e6);
+        }
+    }
+    Ok(times)
+}
+
+/// Where the ranks of a rehearsal, which are threads, find each other: what each has laid, round by round.
+#[derive(Debug)]
+struct Table {
+    size: usize,
+    rounds: Mutex<Vec<Vec<Option<Vec<u8>>>>>,
+    changed: Condvar,
+}
+
+impl Table {
+    fn new(size: usize) -> Self {
+        Self { size, rounds: Mutex::default(), changed: Condvar::new() }
+    }
+}
+
+#[derive(Debug)]
+struct Chair {
+    table: Arc<Table>,
+    rank: usize,
+    round: usize,
+}
+
+impl Bootstrap for Chair {
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
+        let round = self.round;
+        self.round += 1;
+        let mut rounds = self.table.rounds.lock().unwrap_or_else(PoisonError::into_inner);
+        if rounds.len() <= round {
+            rounds.resize(round + 1, vec![None; self.table.size]);
+        }
+        rounds[round][self.rank] = Some(mine.to_vec());
+        self.table.changed.notify_all();
+        while rounds[round].iter().any(Option::is_none) {
+            rounds = self.table.changed.wait(rounds).unwrap_or_else(PoisonError::into_inner);
+        }
+        Ok(rounds[round].iter().flatten().cloned().collect())
+    }
+}
