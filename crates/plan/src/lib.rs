@@ -51,8 +51,8 @@ pub struct MemoryPlan {
 }
 
 /// Resident memory of a process that trains nothing yet, and what each node of a graph adds to it on its way to a call.
-const PROCESS_BYTES: usize = 6 << 20;
-const BYTES_PER_NODE: usize = 3 << 10;
+const PROCESS_BYTES: usize = 15 << 19;
+const BYTES_PER_NODE: usize = 3 << 9;
 /// What a thread touches of its stack.
 const BYTES_PER_THREAD: usize = 64 << 10;
 

@@ -146,11 +146,13 @@ impl Session {
         self.touch_calls(extent, &kinds);
         for pass in 0..PASSES_MAX {
             let start = Instant::now();
-            step(&mut Feed { inputs: &self.step_inputs });
-            self.rehearse_pass(&grain, &kinds, extent, &mut book);
+            let seconds = seconds_of(|| {
+                step(&mut Feed { inputs: &self.step_inputs });
+                self.rehearse_pass(&grain, &kinds, extent, &mut book);
+            });
             let taken = start.elapsed().as_secs_f64();
             if extent == Extent::Whole {
-                book.whole.push(taken);
+                book.whole.push(seconds);
             }
             let left = patience.saturating_sub(begin.elapsed()).as_secs_f64();
             if pass == 0 && self.added_up(&book, &kinds) * WHOLE_STEPS_MIN < left {
@@ -213,9 +215,8 @@ impl Session {
         });
         for range in &self.joined {
             let end = if extent == Extent::Whole { range.end } else { range.end.min(range.start + JOINED_MAX) };
-            let start = Instant::now();
-            overlap::join(&self.sums, range.start..end, &self.team);
-            book.join_per_element.push(start.elapsed().as_secs_f64() / (end - range.start).max(1) as f64);
+            let seconds = seconds_of(|| overlap::join(&self.sums, range.start..end, &self.team));
+            book.join_per_element.push(seconds / (end - range.start).max(1) as f64);
         }
         time_calls(&self.after, &kinds.after, &mut turns, &mut book.once, &self.team, &self.scratch);
     }
@@ -248,13 +249,34 @@ struct Book {
     whole: Vec<f64>,
 }
 
-/// Runs and times something if it is its turn.
+/// Runs something if it is its turn. Of a whole step only the whole is timed, since watches would weigh more than short calls.
 fn time(kind: usize, turns: &mut Turns, samples: &mut Samples, work: impl FnOnce()) {
-    if turns.take(kind) {
-        let start = Instant::now();
-        work();
-        samples[kind].push(start.elapsed().as_secs_f64());
+    match (turns.take(kind), turns.extent) {
+        (false, _) => {}
+        (true, Extent::Whole) => work(),
+        (true, Extent::Some) => samples[kind].push(seconds_of(work)),
     }
+}
+
+/// The time that something takes, or the processor's time of this thread if that is less: what the system gave to others
+/// meanwhile is not the job's.
+fn seconds_of(work: impl FnOnce()) -> f64 {
+    let processor = processor_seconds();
+    let start = Instant::now();
+    work();
+    let taken = start.elapsed().as_secs_f64();
+    match (processor, processor_seconds()) {
+        (Some(before), Some(after)) => taken.min(after - before),
+        _ => taken,
+    }
+}
+
+/// The processor's time of this thread.
+fn processor_seconds() -> Option<f64> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the clock of the calling thread, written to a place of our own.
+    let done = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    (done == 0).then_some(time.tv_sec as f64 + time.tv_nsec as f64 / 1e9)
 }
 
 fn time_calls(

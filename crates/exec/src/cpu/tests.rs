@@ -5,11 +5,12 @@ use kolo_graph::piece::{Join, Piece};
 use kolo_graph::sources::{Full, Init};
 use kolo_graph::{Builder, Op, Type};
 use kolo_ops::elementwise::ElementwiseMethods;
-use kolo_ops::matmul::MatMul;
+use kolo_ops::matmul::{MatMul, MatMulMethods};
 use kolo_ops::optim::adagrad::Adagrad;
 use kolo_ops::optim::adam::Adam;
 use kolo_ops::optim::rmsprop::Rmsprop;
 use kolo_ops::optim::sgd::{Sgd, SgdPlain};
+use kolo_ops::reduce::ReduceMethods;
 use kolo_ops::transpose::TransposeMethods;
 
 /// Longer than a task of an update.
@@ -305,4 +306,29 @@ fn a_feed_refuses_values_that_do_not_fit() {
     session.run(&mut store, |_| {}, feed).unwrap();
     assert_eq!(session.tensor("bool").unwrap().bytes(), [1, 1, 0, 0, 1, 0]);
     assert_eq!(session.tensor("i64").unwrap().values::<i64>().unwrap(), [7; 6]);
+}
+
+/// A rehearsal runs whole steps of what is short, some calls of each kind of what is long, and knows both of the same kernels.
+#[test]
+fn a_rehearsal_finds_the_time_of_a_step() {
+    let layers = |count: usize| {
+        let builder = Builder::new();
+        let mut x = builder.input("x", Type::f32([8, 64]));
+        for at in 0..count {
+            x = x.matmul(builder.param(&format!("w{at}"), [64, 64], Init::ZEROS)).relu();
+        }
+        builder.output("loss", x.sum_all().then(GrainSum { of: String::new() }, &[]));
+        builder.finish().unwrap()
+    };
+    let rehearse = |count: usize, patience: std::time::Duration| {
+        let graph = layers(count);
+        let store = Store::new(&graph, 1);
+        let mut session = Session::new(graph, &store, Options { threads: 2, lanes: 2, grains: 4 });
+        session.rehearse(|_| {}, |_, feed| feed.f32("x").unwrap().fill(1.0), patience)
+    };
+    let short = rehearse(2, std::time::Duration::from_secs(5));
+    assert!(short.whole_steps > 4 && short.step_seconds > 0.0, "{short:?}");
+    let long = rehearse(40, std::time::Duration::ZERO);
+    assert_eq!((long.whole_steps, long.kinds), (0, short.kinds));
+    assert!(long.step_seconds > short.step_seconds, "{long:?} {short:?}");
 }
