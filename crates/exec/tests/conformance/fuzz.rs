@@ -15,6 +15,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+/// Trials of each op; `ROUNDS=20000` digs deeper.
 const ROUNDS: u64 = 300;
 /// Elements of all operands together that are computed; of more, only the types are checked.
 const ELEMENTS_MAX: usize = 3000;
@@ -358,11 +359,12 @@ fn any_op_on_anything_is_an_error_or_right() {
     unsafe { libc::signal(libc::SIGSEGV, report as extern "C" fn(libc::c_int) as libc::sighandler_t) };
     let teams = [Team::new(1), Team::new(2)];
     let filter = std::env::var("OP").ok();
+    let rounds = std::env::var("ROUNDS").map_or(ROUNDS, |text| text.parse().unwrap());
     let (mut failures, mut computed, mut tried) = (Vec::new(), 0u64, 0u64);
     for kind in kolo_ops::registry().iter().filter(|kind| filter.as_ref().is_none_or(|name| name == kind.name)) {
         let cases = cases_of(kind);
         let before = (failures.len(), computed);
-        for round in 0..ROUNDS {
+        for round in 0..rounds {
             if failures.len() > before.0 + 3 {
                 break;
             }

@@ -349,15 +349,20 @@ mod tests {
 
     #[test]
     fn wrong_inputs_are_named() {
-        let error = |inputs: &[Type]| infer(&["param", "grad"], &["lr"], 1, inputs).unwrap_err();
-        let param = Type::f32([2, 3]);
-        assert_eq!(error(std::slice::from_ref(&param)), "takes 3 inputs (param, grad, lr), but got 1");
+        let update = crate::optim::LambApply {};
+        let error = |inputs: &[Type]| kolo_graph::checked_types(&update, inputs).unwrap_err();
+        let (param, scalar) = (Type::f32([2, 3]), Type::f32([]));
         assert_eq!(
-            error(&[param.clone(), Type::f32([3, 2]), Type::f32([])]),
-            "`grad` must be f32[2,3], but is f32[3,2]; cast or reshape it"
+            error(std::slice::from_ref(&param)),
+            "takes 5 inputs (param, direction, param_norm, direction_norm, lr), but got 1"
+        );
+        let scalars = [scalar.clone(), scalar.clone(), scalar.clone()];
+        assert_eq!(
+            error(&[&[param.clone(), Type::f32([3, 2])][..], &scalars].concat()),
+            "`direction` must be f32[2,3], but is f32[3,2]; cast or reshape it"
         );
         assert_eq!(
-            error(&[param.clone(), param, Type::f32([1])]),
+            error(&[param.clone(), param, scalar.clone(), scalar, Type::f32([1])]),
             "`lr` must be f32[], but is f32[1]; cast or reshape it"
         );
     }
