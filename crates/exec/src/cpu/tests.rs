@@ -311,6 +311,7 @@ fn a_feed_refuses_values_that_do_not_fit() {
 /// A rehearsal runs whole steps of what is short, some calls of each kind of what is long, and knows both of the same kernels.
 #[test]
 fn a_rehearsal_finds_the_time_of_a_step() {
+    use kolo_ops::prelude::*;
     let layers = |count: usize| {
         let builder = Builder::new();
         let mut x = builder.input("x", Type::f32([8, 64]));
