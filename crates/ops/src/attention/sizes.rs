@@ -86,6 +86,9 @@ pub(super) fn sizes(inputs: &[Type], heads: usize, packed: bool) -> Result<Sizes
             return Err(format!("k and v must both be {kv}"));
         }
     }
+    if q.elements() == 0 || keys == 0 {
+        return Err(format!("none of batch, time and width may be empty, but q is {q} and there are {keys} keys"));
+    }
     Ok(Sizes { batch: q.shape[0], queries: q.shape[1], keys, heads, dim: width / heads, mask: Mask::None })
 }
 

@@ -168,8 +168,8 @@ impl Shape {
             ));
         }
         let outputs = per_group("output", outputs, window.groups)?;
-        if images == 0 || inputs == 0 || outputs == 0 {
-            return Err(format!("an empty batch or no channels: image {image:?}, weight {weight:?}"));
+        if image.contains(&0) || inputs == 0 || outputs == 0 {
+            return Err(format!("nothing may be empty, but the image is {image:?} and the weight {weight:?}"));
         }
         let grid = [window.output(0, height, kh)?, window.output(1, width, kw)?];
         let window = window.within([height, width], [kh, kw], grid);
