@@ -4,8 +4,8 @@ use crate::job::{Job, KOLO, LIMIT, fails, kolo, report, tempdir, under};
 use crate::process::run;
 use serde_json::Value;
 
-/// How far two clocks may be apart, in microseconds.
-const CLOCK_ERROR_US: f64 = 2000.0;
+/// How far two clocks may be apart, in microseconds: on a busy machine, the quickest of several answers may take this long.
+const CLOCK_ERROR_US: f64 = 20_000.0;
 
 #[test]
 fn workers_show_one_view_and_keep_a_log_each() {
@@ -160,7 +160,7 @@ fn the_timeline_has_servers_too() {
         }
     }
     // The server has a lane for each worker. Messages come in order, so those of both ends belong together one by one: a
-    // step's are two to the server and one back, and at the end there is one each way. Nobody has one before it is sent.
+    // step's are three to the server and one back, and at the end there is one each way. Nobody has one before it is sent.
     for worker in 0..2 {
         let lane = format!("communication with rank {worker}");
         let named = |event: &&Value| event["pid"] == 2 && event["args"]["name"] == lane.as_str();
@@ -170,9 +170,9 @@ fn the_timeline_has_servers_too() {
         let (mine, servers) = (spans(&of_lane, worker, "communication"), spans(&of_lane, 2, "communication"));
         assert_eq!(mine.len(), servers.len(), "messages of worker {worker}");
         let last = mine.len() - 1;
-        assert_eq!(last % 3, 1, "{last} messages before the last");
+        assert_eq!(last % 4, 1, "{last} messages before the last");
         for (at, (mine, servers)) in mine.iter().zip(&servers).enumerate() {
-            let back = at == last || at % 3 == 2;
+            let back = at == last || at % 4 == 3;
             let (sent, taken) = if back { (servers, mine) } else { (mine, servers) };
             let early = sent.begin_us - taken.end_us;
             assert!(early < CLOCK_ERROR_US, "message {at} of worker {worker} was there {early} µs before it was sent");
