@@ -16,6 +16,7 @@ use crate::logs;
 use crate::member::{Entry, Invitation, Member};
 use crate::message::{Envelope, Key, Message};
 use crate::pace::Pace;
+use crate::presence;
 use crate::rendezvous::JOIN_HEARTBEATS;
 use crate::silence::Absence;
 use kolo_comm::{Bootstrap, Fault, JobKey};
@@ -104,6 +105,7 @@ pub fn meet(place: &Place, mut meeting: Meeting<'_>) -> Result<Member, Fault> {
     if place.rank != 0 {
         return visit(place, meeting);
     }
+    meeting.observer = excusing(place, meeting.heartbeat_ms, meeting.observer);
     match open(place, &meeting, hosts) {
         Ok(opened) => host(place, meeting, opened),
         Err(fault) => {
@@ -111,6 +113,22 @@ pub fn meet(place: &Place, mut meeting: Meeting<'_>) -> Result<Member, Fault> {
             Err(fault)
         }
     }
+}
+
+/// The same observer; if this process is so old that the others may have given it up, whatever it says about them begins with
+/// that. It was stopped before it could tell them where it is.
+fn excusing(place: &Place, heartbeat_ms: u64, inner: Observer) -> Observer {
+    let Some(age_ms) = presence::age_ms().filter(|age_ms| *age_ms > heartbeat_ms * JOIN_HEARTBEATS / 2) else {
+        return inner;
+    };
+    let who = kolo_comm::fault::place(place.rank, &crate::host_name());
+    Arc::new(move |notice| match notice {
+        Notice::Ending { text, told } => {
+            let text = format!("{who} came {age_ms} ms after its start, when others may have given it up: {text}");
+            inner(&Notice::Ending { text, told: *told });
+        }
+        notice => inner(notice),
+    })
 }
 
 /// What rank 0 offers.
@@ -263,6 +281,8 @@ fn speak_once(path: &Path, observer: &Observer, fault: Fault) -> Fault {
         return fault;
     }
     let (text, mark) = (fault.to_string(), path.with_extension("told"));
+    // Rank 0 would have made it.
+    let _ = path.parent().map(make_directory);
     match std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&mark) {
         Ok(_) => {
             observer(&Notice::Ending { text: text.clone(), told: false });
@@ -278,11 +298,11 @@ fn speak_once(path: &Path, observer: &Observer, fault: Fault) -> Fault {
 
 fn missing(place: &Place, path: &Path, heartbeat_ms: u64) -> Fault {
     let waited = heartbeat_ms * JOIN_HEARTBEATS;
+    let who = kolo_comm::fault::place(place.rank, &crate::host_name());
     let error = format!(
-        "rank 0 did not write {} within {waited} ms\n  hint: rank 0 did not start, or the hosts do not share that file system",
-        path.display()
+        "told by {who}\n  hint: rank 0 did not start or is stopped, or the hosts do not share that file system"
     );
-    Fault::System { what: kolo_comm::fault::place(place.rank, &crate::host_name()), error }
+    Fault::System { what: format!("rank 0 did not write {} within {waited} ms", path.display()), error }
 }
 
 /// Reads what rank 0 published.
@@ -325,11 +345,16 @@ pub(crate) fn reach(
     })
 }
 
+/// A directory of the user's alone.
+pub(crate) fn make_directory(path: &Path) -> std::io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
 /// Writes the file beside its place and moves it there, so that nobody sees half of it.
 fn publish(path: &Path, bytes: &[u8]) -> Result<(), Fault> {
     let refused = |error: std::io::Error| Fault::system(format!("writing {}", path.display()), &error);
     let directory = path.parent().unwrap_or(Path::new("."));
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(refused)?;
+    make_directory(directory).map_err(refused)?;
     let temporary = path.with_extension(format!("{}.new", std::process::id()));
     let _ = std::fs::remove_file(&temporary);
     let mut file =

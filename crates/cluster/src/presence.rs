@@ -9,10 +9,11 @@
 //! `Roll` decides, and is pure; [`Presence`] reads and writes the files.
 
 use crate::launcher::{Launcher, Lookup, Place};
+use crate::meet::make_directory;
 use crate::roll::{LOOK_HEARTBEATS, Process, Roll, Sight};
 use kolo_comm::Fault;
 use std::io::{Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -35,7 +36,7 @@ impl Presence {
     /// From now on until this is dropped, this process ends with a message if a rank is missing. Without a directory that can
     /// be written, only the deadline is left.
     pub fn begin(place: &Place, lookup: Lookup<'_>, heartbeat_ms: u64) -> Self {
-        let directory = directory(place, lookup).filter(|path| make(path).is_ok());
+        let directory = directory(place, lookup).filter(|path| make_directory(path).is_ok());
         let file = directory.as_ref().map(|path| path.join(place.rank.to_string()));
         let (end, ended) = channel();
         let host = crate::host_name();
@@ -161,10 +162,6 @@ fn end() -> ! {
     unsafe { libc::_exit(crate::monitor::ABORTED_EXIT_CODE) }
 }
 
-fn make(path: &Path) -> std::io::Result<()> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
-}
-
 /// The fields of a process after its name: the first is its state.
 fn status(pid: i32) -> Option<(String, Vec<String>)> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -192,11 +189,23 @@ fn directory(place: &Place, lookup: Lookup<'_>) -> Option<PathBuf> {
     Some(Path::new(&lookup("HOME")?).join(".kolo").join("run").join(format!("{job}.start")))
 }
 
+/// Where among those fields the parent stands, and when it began, in ticks since the machine did.
+const PARENT: usize = 1;
+const BEGIN: usize = 19;
+
+/// How long ago this process began.
+pub(crate) fn age_ms() -> Option<u64> {
+    let uptime = std::fs::read_to_string("/proc/uptime").ok()?;
+    let up_ms = uptime.split(' ').next()?.parse::<f64>().ok()? * 1e3;
+    // SAFETY: asks for a constant of the system.
+    let ticks_per_s = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as f64;
+    let begin: f64 = status(std::process::id() as i32)?.1.get(BEGIN)?.parse().ok()?;
+    Some((up_ms - begin * 1e3 / ticks_per_s).max(0.0) as u64)
+}
+
 /// The process of MPICH's launcher above this one, and when it began.
 fn hydra() -> Option<String> {
     const GENERATIONS_MAX: usize = 8;
-    const PARENT: usize = 1;
-    const BEGIN: usize = 19;
     let mut pid = std::process::id() as i32;
     for _ in 0..GENERATIONS_MAX {
         let (_, fields) = status(pid)?;
@@ -207,4 +216,15 @@ fn hydra() -> Option<String> {
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_process_knows_its_age() {
+        let first = super::age_ms().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let later = super::age_ms().unwrap();
+        assert!(later >= first + 30 && later < 3_600_000, "{first} {later}");
+    }
 }

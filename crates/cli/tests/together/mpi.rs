@@ -172,7 +172,8 @@ fn a_rank_that_is_stopped_under_mpirun_is_named() {
             let message = ended.only_error();
             let named = format!("error: rank {victim} ");
             assert!(message.starts_with(&named), "{mpi:?}, after {after_ms} ms: {ended}");
-            assert_eq!(left(dir.path()), 0, "{mpi:?}: {ended}");
+            // A rank that never came may come for a moment while its launcher ends it.
+            assert!(left(dir.path()) == 0 || message.contains("did not start"), "{mpi:?}: {ended}");
         }
     }
 }
