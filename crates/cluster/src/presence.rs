@@ -12,7 +12,7 @@ use crate::launcher::{Launcher, Lookup, Place};
 use crate::meet::make_directory;
 use crate::roll::{LOOK_HEARTBEATS, Process, Roll, Sight};
 use kolo_comm::Fault;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -105,20 +105,23 @@ impl Watcher {
                 end();
             }
             let now_ms = self.begin.elapsed().as_millis() as u64;
-            let looks = self.roll.looks(self.rank, now_ms, self.count);
-            let sights = if looks { self.sights() } else { self.sight(self.rank).into_iter().collect() };
-            if let Some(fault) = self.roll.look(now_ms, sights) {
+            if !self.roll.looks(self.rank, now_ms, self.count) {
+                self.roll.pass(now_ms);
+            } else if let Some(fault) = self.roll.look(now_ms, self.sights()) {
                 self.tell(&fault);
             }
         }
     }
 
     fn write(&self) {
-        let Some(path) = self.directory.as_ref().map(|path| path.join(self.rank.to_string())) else { return };
+        let Some(directory) = &self.directory else { return };
         let text = format!("{} {} {}\n", crate::host_name(), std::process::id(), self.count);
-        let open = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
+        // Renamed when it is whole: whoever looks finds the old line or the new one.
+        let fresh = directory.join(format!("{}.new", self.rank));
+        let open = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh);
+        let written = open.and_then(|mut file| file.write_all(text.as_bytes()));
         // Who cannot write is missed by the others, and says so itself at the deadline.
-        let _ = open.and_then(|mut file| file.write_all(text.as_bytes()));
+        let _ = written.and_then(|()| std::fs::rename(fresh, directory.join(self.rank.to_string())));
     }
 
     fn sights(&self) -> Vec<Sight> {
@@ -129,7 +132,6 @@ impl Watcher {
         let path = self.directory.as_ref()?.join(rank.to_string());
         let mut text = String::new();
         std::fs::File::open(path).ok()?.take(FILE_BYTES_MAX).read_to_string(&mut text).ok()?;
-        // A file that is being written is read again the next time.
         let [host, pid, count] = text.strip_suffix('\n')?.split(' ').collect::<Vec<_>>()[..] else { return None };
         let process = if host == self.roll.host { process(pid.parse().ok()?) } else { Process::Unknown };
         Some(Sight { rank, host: host.to_string(), count: count.parse().ok()?, process })
@@ -141,7 +143,9 @@ impl Watcher {
         let made = mark.map(|mark| std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(mark));
         let first = match made {
             Some(Ok(_)) => true,
-            Some(Err(error)) => error.kind() != std::io::ErrorKind::AlreadyExists && self.rank <= 1,
+            // Whoever told it first has left its mark, or has tidied up already.
+            Some(Err(error)) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => false,
+            Some(Err(_)) => self.rank <= 1,
             None => self.rank <= 1,
         };
         if !first {

@@ -81,7 +81,12 @@ impl Roll {
         rank <= 1 || (soon && turn.is_multiple_of(LOOK_HEARTBEATS))
     }
 
-    /// What is wrong, if anything is.
+    /// Time passes without a look at the others, of whom nothing can be said then.
+    pub fn pass(&mut self, now_ms: u64) {
+        self.forgive(now_ms);
+    }
+
+    /// What a look at all ranks shows to be wrong, if anything is.
     pub fn look(&mut self, now_ms: u64, sights: Vec<Sight>) -> Option<Fault> {
         self.forgive(now_ms);
         for sight in sights.into_iter().filter(|sight| sight.rank < self.world) {
@@ -225,6 +230,9 @@ mod tests {
         assert_eq!(roll.look(90_000, both(1)), None, "it slept");
         assert_eq!(roll.look(92_000, both(2)), None);
         assert!(!roll.late(100_000));
+        // Who looks seldom says nothing of the others in between.
+        (185..190).for_each(|half| roll.pass(half * 500));
+        assert_eq!(roll.look(95_000, both(3)), None);
         let turns = |rank: usize, ms: u64| (0..8).filter(|turn| roll.looks(rank, ms, *turn)).count();
         assert_eq!([turns(0, 95_000), turns(1, 1), turns(2, 100_000), turns(2, 149_000)], [8, 8, 0, 2]);
     }

@@ -351,7 +351,7 @@ fn ctrl_z(launcher: i32, ranks: &[i32]) {
 fn a_suspended_launcher() {
     let out = temporary();
     // Once while the ranks work, and again.
-    let (child, pids) = start_supervisor(3, &["train", "1500"], out.path());
+    let (child, pids) = start_supervisor(3, &["compute", "12"], out.path());
     ctrl_z(child.id() as i32, &pids);
     signal(child.id() as i32, libc::SIGTSTP);
     signal(child.id() as i32, libc::SIGCONT);

@@ -155,7 +155,7 @@ pub fn hosts_lose_the_launcher() {
 /// The launcher, its agents and their workers, longer than anybody's patience.
 pub fn hosts_are_suspended() {
     let out = temporary();
-    let words = [&out.path().to_string_lossy(), "a:2,b:2", "127.0.0.1", "local", "train", "1000"];
+    let words = [&out.path().to_string_lossy(), "a:2,b:2", "127.0.0.1", "local", "compute", "12"];
     let (mut child, mut pids) = start_launcher(&words);
     let agents: BTreeSet<i32> = pids.iter().map(|pid| parent(*pid)).collect();
     assert_eq!(agents.len(), 2);

@@ -144,7 +144,7 @@ mod tests {
             (0.1, Adam::default().into()),
             (0.01, Rmsprop::default().into()),
             (0.5, Adagrad::default().into()),
-            (10.0, Lars { weight_decay: 0.0, ..Lars::default() }.into()),
+            (0.05, Lars { weight_decay: 0.0, trust: 0.05, ..Lars::default() }.into()),
             (0.1, LambDirection { weight_decay: 0.0, ..LambDirection::default() }.into()),
         ];
         for (lr, rule) in rules {
