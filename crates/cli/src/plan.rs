@@ -15,6 +15,8 @@ use kolo_train::room::{self, Shortage, Tenants};
 use kolo_train::step::{optimise, spread, training_graph};
 use kolo_train::trainer::evaluation_bytes;
 use serde_json::json;
+use std::panic::resume_unwind;
+use std::thread::ScopedJoinHandle;
 
 /// Everything the plan says.
 struct Prediction {
@@ -88,8 +90,15 @@ fn predict(job: &Job, cast: Cast, hosts: usize, args: &Plan) -> Result<Predictio
     let mesh = Mesh::data(workers, 0).expect("there is a first worker");
     let graph = spread(&optimise(&graph), &job.parallel, &mesh);
     let options = Options::for_grains(job.grains / workers, threads);
-    let mut cost = kolo_plan::cost(&graph, options);
-    cost.memory.evaluation = evaluation_bytes(job, threads, 0, workers)?;
+    // Neither needs the other, and of a deep model each takes its time.
+    let count_evaluation = || evaluation_bytes(job, threads, 0, workers);
+    let (mut cost, evaluation) = std::thread::scope(|scope| {
+        let beside = std::thread::Builder::new().spawn_scoped(scope, count_evaluation);
+        let cost = kolo_plan::cost(&graph, options);
+        let joined = |beside: ScopedJoinHandle<'_, _>| beside.join().unwrap_or_else(|panic| resume_unwind(panic));
+        (cost, beside.map_or_else(|_| count_evaluation(), joined))
+    });
+    cost.memory.evaluation = evaluation?;
     let shortage = room::shortage(&cost.memory, Tenants::alike(&cost.memory, per_host, job.parallel.central));
     let rates = Rates::measure();
     // The update happens once per step, not per sample: over a whole run it is part of what a sample costs.

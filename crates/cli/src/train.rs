@@ -379,7 +379,8 @@ fn summary(report: &Report) {
     let tokens = report.tokens_per_s.map_or(String::new(), |rate| format!(", {} tokens/s", format_count(rate as u64)));
     println!("  speed       {} samples/s{tokens}", format_count(report.samples_per_s as u64));
     println!("              planned     measured");
-    println!("  step time   {:<10}  {:.2} ms", format!("{:.2} ms", report.planned.step_ms), report.step_ms.median);
+    let (plan, measured) = (format!("{:.2} ms", report.planned.step_ms), report.step_ms.median);
+    println!("  step time   {plan:<10}  {measured:.2} ms (planned from rates alone; `kolo plan` tries the step)");
     let rate = report.planned.flops as f64 / report.step_ms.median / 1e6;
     println!("  FLOP/step   {:<10}  at {rate:.1} GFLOP/s", format_count(report.planned.flops));
     let (plan, peak) = (format_bytes(report.planned.bytes), format_bytes(report.peak_bytes.rss));

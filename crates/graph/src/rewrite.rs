@@ -1,6 +1,7 @@
 //! Rewrites that keep every result to the bit: dead nodes out, equal nodes merged.
 
 use crate::graph::{Graph, Node, NodeId, ValueId};
+use crate::sources::{Input, Param, State};
 use std::collections::HashMap;
 
 /// Maps the values of an old graph to those of the one being built.
@@ -79,10 +80,23 @@ pub fn eliminate_dead(graph: &Graph) -> Graph {
 /// Merges nodes with the same op, attributes and inputs.
 pub fn merge_common(graph: &Graph) -> Graph {
     let mut rebuild = Rebuild::new(graph);
-    let mut seen: HashMap<(String, Vec<ValueId>), NodeId> = HashMap::new();
+    // By op and inputs first: writing attributes down takes longer than all the rest, and few nodes read the same values.
+    let mut seen: HashMap<(&'static str, Vec<ValueId>), Vec<NodeId>> = HashMap::new();
+    let mut constants: HashMap<String, NodeId> = HashMap::new();
     for node in &graph.nodes {
-        let key = (node.op.signature(), node.inputs.iter().map(|id| rebuild.get(*id)).collect::<Vec<_>>());
-        match seen.get(&key).copied().filter(|_| node.op.pure()) {
+        let inputs: Vec<ValueId> = node.inputs.iter().map(|id| rebuild.get(*id)).collect();
+        let twin = match (node.op.pure() && !is_named(node), inputs.is_empty()) {
+            (false, _) => None,
+            (true, true) => constants.get(&node.op.signature()).copied(),
+            (true, false) => {
+                let known = seen.entry((node.op.name(), inputs)).or_default();
+                let same = |id: &&NodeId| rebuild.new.node(**id).op.signature() == node.op.signature();
+                let twin = known.iter().find(same).copied();
+                known.extend(twin.is_none().then_some(NodeId(rebuild.new.nodes.len() as u32)));
+                twin
+            }
+        };
+        match twin {
             Some(twin) => {
                 for (slot, old) in node.outputs.iter().enumerate() {
                     let new = rebuild.new.node(twin).outputs[slot];
@@ -91,9 +105,16 @@ pub fn merge_common(graph: &Graph) -> Graph {
             }
             None => {
                 let id = rebuild.copy(node);
-                seen.insert(key, id);
+                if node.inputs.is_empty() && !is_named(node) {
+                    constants.insert(node.op.signature(), id);
+                }
             }
         }
     }
     rebuild.finish()
+}
+
+/// Inputs, parameters and states: no two of a kind have the same name.
+fn is_named(node: &Node) -> bool {
+    node.op.is::<Input>() || node.op.is::<Param>() || node.op.is::<State>()
 }

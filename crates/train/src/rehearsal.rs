@@ -8,13 +8,15 @@ use kolo_comm::bench::{Method, sweep};
 use kolo_comm::{Bootstrap, Communicator, Fault, Kind, Watch, shm};
 use kolo_data::epoch_order;
 use kolo_exec::cpu::Rehearsal;
-use kolo_exec::{Feed, Memory, Options, Session, Store};
+use kolo_exec::{ExchangeError, Feed, Memory, Options, Session, Store};
 use kolo_graph::collective::{AllGather, AllReduce, Barrier, ReduceScatter};
 use kolo_graph::layout::align;
 use kolo_graph::{Graph, Node};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Duration;
+use std::thread::ScopedJoinHandle;
+use std::time::{Duration, Instant};
 
 /// How long a rehearsal takes, about: planning should not be waited for.
 pub const PATIENCE: Duration = Duration::from_millis(1500);
@@ -55,11 +57,7 @@ pub fn rehearse(job: &Job, graph: &Graph, cast: Cast, patience: Duration) -> Res
     let at_once = cast.per_host.min((cores / cast.threads).max(1));
     let turns = (cast.per_host * cast.threads) as f64 / (at_once * cast.threads) as f64;
     let options = Options::for_grains(job.grains / cast.workers, cast.threads);
-    let all: Vec<Rehearsal> = std::thread::scope(|scope| {
-        let start = |rank: usize| scope.spawn(move || alone(job, graph, options, rank, patience));
-        let threads: Vec<_> = (0..at_once).map(start).collect();
-        threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
-    });
+    let all = together(at_once, || {}, |rank| alone(job, graph, options, rank, patience))?;
     let Some(first) = all.first() else { return Err(Error::Together(Fault::BadCall("a rehearsal failed".into()))) };
     let slowest = all.iter().map(|one| one.step_seconds).fold(0.0, f64::max);
     let spare = cores > cast.per_host * cast.threads;
@@ -72,10 +70,40 @@ pub fn rehearse(job: &Job, graph: &Graph, cast: Cast, patience: Duration) -> Res
     })
 }
 
+/// Runs this on a thread for each rank, and has what all found, or the first error. `give_up` is for those who wait for one
+/// that failed or could not start.
+fn together<T: Send>(
+    ranks: usize,
+    give_up: impl Fn() + Sync,
+    run: impl Fn(usize) -> Result<T, Error> + Sync,
+) -> Result<Vec<T>, Error> {
+    let run = |rank: usize| run(rank).inspect_err(|_| give_up());
+    let run = &run;
+    std::thread::scope(|scope| {
+        let start = |rank: usize| {
+            let named = std::thread::Builder::new().name(format!("rehearsal {rank}"));
+            named.spawn_scoped(scope, move || run(rank))
+        };
+        // All start before the first is waited for.
+        let threads: Vec<_> = (0..ranks).map(start).collect();
+        if threads.iter().any(std::io::Result::is_err) {
+            give_up();
+        }
+        let join = |thread: std::io::Result<ScopedJoinHandle<'_, Result<T, Error>>>| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Err(error) => Err(Fault::thread("starting a thread", &error).into()),
+        };
+        let outcomes: Vec<Result<T, Error>> = threads.into_iter().map(join).collect();
+        outcomes.into_iter().collect()
+    })
+}
+
 /// One worker's step without its exchanges.
-fn alone(job: &Job, graph: &Graph, options: Options, rank: usize, patience: Duration) -> Rehearsal {
-    let store = Store::in_memory(graph, Memory::new(Store::params_bytes(graph)));
-    let mut session = Session::new(graph.clone(), &store, options);
+fn alone(job: &Job, graph: &Graph, options: Options, rank: usize, patience: Duration) -> Result<Rehearsal, Error> {
+    let memory =
+        Memory::try_new(Store::params_bytes(graph)).map_err(|error| Error::from(Box::new(error) as ExchangeError))?;
+    let store = Store::in_memory(graph, memory);
+    let mut session = Session::try_new(graph.clone(), &store, options)?;
     let order = epoch_order(job.seed, 0, job.split.train_len());
     let data = |grain: usize, feed: &mut Feed<'_>| feed_grain(job, &order, 0, rank * options.grains + grain, feed);
     let scalars = |feed: &mut Feed<'_>| {
@@ -85,7 +113,7 @@ fn alone(job: &Job, graph: &Graph, options: Options, rank: usize, patience: Dura
             }
         }
     };
-    session.rehearse(scalars, data, patience)
+    Ok(session.rehearse(scalars, data, patience))
 }
 
 /// Seconds of a step's exchanges among the workers of this host. Where each core has a worker, an exchange takes the time of one
@@ -99,17 +127,10 @@ fn exchanges(graph: &Graph, cast: Cast, spare: bool) -> Result<f64, Error> {
     for (kind, bytes) in &nodes {
         sizes.entry(kind.name()).or_insert((*kind, Vec::new())).1.push(*bytes);
     }
-    let table = Arc::new(Table::new(cast.workers));
-    let outcomes: Vec<Result<BTreeMap<(String, usize), f64>, Fault>> = std::thread::scope(|scope| {
-        let start = |rank: usize| {
-            let (table, sizes) = (Arc::clone(&table), &sizes);
-            scope.spawn(move || time_exchanges(rank, cast.workers, table, sizes))
-        };
-        let threads: Vec<_> = (0..cast.workers).map(start).collect();
-        let panicked = |_| Err(Fault::BadCall("a rehearsal of an exchange failed".into()));
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
-    });
-    let times = outcomes.into_iter().next().unwrap_or(Ok(BTreeMap::new()))?;
+    let table = Table::new(cast.workers);
+    let time = |rank: usize| Ok(time_exchanges(rank, cast.workers, Arc::clone(&table), &sizes)?);
+    let outcomes = together(cast.workers, || table.abandon(), time);
+    let times = outcomes?.into_iter().next().unwrap_or_default();
     let seconds = |(kind, bytes): &(Kind, usize)| times.get(&(kind.name().into(), *bytes)).copied().unwrap_or(0.0);
     Ok(if spare { nodes.last().map_or(0.0, seconds) } else { nodes.iter().map(seconds).sum() })
 }
@@ -156,11 +177,22 @@ struct Table {
     size: usize,
     rounds: Mutex<Vec<Vec<Option<Vec<u8>>>>>,
     changed: Condvar,
+    abandoned: AtomicBool,
 }
 
+/// How long ranks of a rehearsal, which are threads of one process, wait for one that does not come.
+const TABLE_WAIT_MAX: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(100);
+
 impl Table {
-    fn new(size: usize) -> Self {
-        Self { size, rounds: Mutex::default(), changed: Condvar::new() }
+    fn new(size: usize) -> Arc<Self> {
+        let abandoned = AtomicBool::new(false);
+        Arc::new(Self { size, rounds: Mutex::default(), changed: Condvar::new(), abandoned })
+    }
+
+    fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Relaxed);
+        self.changed.notify_all();
     }
 }
 
@@ -181,8 +213,13 @@ impl Bootstrap for Chair {
         }
         rounds[round][self.rank] = Some(mine.to_vec());
         self.table.changed.notify_all();
+        let deadline = Instant::now() + TABLE_WAIT_MAX;
         while rounds[round].iter().any(Option::is_none) {
-            rounds = self.table.changed.wait(rounds).unwrap_or_else(PoisonError::into_inner);
+            if self.table.abandoned.load(Ordering::Relaxed) || Instant::now() > deadline {
+                return Err(Fault::BadCall("another rank of the rehearsal gave up".into()));
+            }
+            let waited = self.table.changed.wait_timeout(rounds, LOOK);
+            rounds = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(rounds[round].iter().flatten().cloned().collect())
     }
