@@ -54,17 +54,25 @@ fn old_files(dir: &Path, files: Files) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Makes sure that a directory holds no other run. With `overwrite`, removes what that run wrote, and nothing else.
-pub fn claim(dir: &Path, overwrite: bool, files: Files) -> Result<(), Failure> {
+/// Makes sure that a directory holds no other run. With `overwrite`, removes that run's logs, and has the rest of what it wrote,
+/// and nothing else, which goes when the new run has begun.
+pub fn claim(dir: &Path, overwrite: bool, files: Files) -> Result<Vec<PathBuf>, Failure> {
     let failed = |path: &Path, error: &io::Error| {
         Failure::job(format!("{}: {error}", path.display()), "choose another --out directory or make room there")
     };
     let old = old_files(dir, files).map_err(|error| failed(dir, &error))?;
     if old.is_empty() {
-        return Ok(());
+        return Ok(Vec::new());
     }
     if overwrite {
-        return old.iter().try_for_each(|path| fs::remove_file(path).map_err(|error| failed(path, &error)));
+        if let Some(path) = old.iter().find(|path| !fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file())) {
+            let message = format!("--overwrite: {} is no regular file, so no run wrote it", path.display());
+            return Err(Failure::usage(message, "name another directory for --out"));
+        }
+        let is_log = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "log");
+        let (logs, rest): (Vec<PathBuf>, Vec<PathBuf>) = old.into_iter().partition(is_log);
+        logs.iter().try_for_each(|path| fs::remove_file(path).map_err(|error| failed(path, &error)))?;
+        return Ok(rest);
     }
     let names = old.iter().filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
     let mut shown = names.take(NAMED_FILES_MAX).collect::<Vec<_>>().join(", ");
@@ -110,7 +118,7 @@ fn make_fresh(root: &Path, name: &str) -> io::Result<PathBuf> {
 /// A directory for a run that names none. A place that cannot be written is told, and no reason not to train.
 pub fn fresh(name: &str, quiet: bool) -> Option<OutDir> {
     match make_fresh(Path::new(""), name) {
-        Ok(path) => Some(OutDir { path, required: false }),
+        Ok(path) => Some(OutDir::new(path, false)),
         Err(error) => {
             if !quiet {
                 complain(&format!("note: no directory under {RUNS}: {error}; this run's metrics are not kept"));
@@ -122,7 +130,7 @@ pub fn fresh(name: &str, quiet: bool) -> Option<OutDir> {
 
 /// After a run that did not come to write anything.
 pub fn remove_if_empty(out: Option<&OutDir>) {
-    if let Some(OutDir { path, required: false }) = out {
+    if let Some(OutDir { path, required: false, .. }) = out {
         // Fails if there is something in it, which is what is wanted.
         let _ = fs::remove_dir(path);
     }
@@ -155,12 +163,24 @@ mod tests {
         }
         let refused = claim(dir, false, Files::All).unwrap_err();
         assert!(refused.message().contains("metrics.jsonl") && refused.message().contains("--overwrite"));
-        claim(dir, true, Files::OfRankZero).unwrap();
-        assert!(names(dir).contains(&"rank-12.log".into()) && !names(dir).contains(&"metrics.jsonl".into()));
-        claim(dir, true, Files::All).unwrap();
-        let mut left = theirs.map(String::from);
+        let stale = claim(dir, true, Files::OfRankZero).unwrap();
+        let stale: Vec<_> = stale.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();
+        assert_eq!(stale, ["events.out.tfevents.0000000007.kolo", "metrics.jsonl", "report.json"]);
+        assert!(
+            names(dir).contains(&"rank-12.log".into()) && names(dir).contains(&"metrics.jsonl".into()),
+            "nothing began"
+        );
+        let out = OutDir { path: dir.into(), required: true, stale: claim(dir, true, Files::All).unwrap() };
+        kolo_train::record::Record::create(Some(&out), &mut |_| {}).unwrap();
+        let mut left: Vec<String> = theirs.map(String::from).into();
+        left.extend(["metrics.jsonl".into()]);
         left.sort();
-        assert_eq!(names(dir), left);
+        let event = |name: &String| name.ends_with(".kolo");
+        assert_eq!(names(dir).into_iter().filter(|name| !event(name)).collect::<Vec<_>>(), left);
+        assert!(!names(dir).contains(&"events.out.tfevents.0000000007.kolo".into()));
+        fs::create_dir(dir.join("report.json")).unwrap();
+        assert!(claim(dir, true, Files::All).unwrap_err().message().contains("is no regular file"));
+        assert!(names(dir).contains(&"metrics.jsonl".into()));
     }
 
     #[test]
@@ -200,7 +220,7 @@ mod tests {
     #[test]
     fn an_empty_directory_does_not_stay() {
         let temp = tempfile::tempdir().unwrap();
-        let out = OutDir { path: make_fresh(temp.path(), "a").unwrap(), required: false };
+        let out = OutDir::new(make_fresh(temp.path(), "a").unwrap(), false);
         fs::write(out.path.join("x"), "").unwrap();
         remove_if_empty(Some(&out));
         assert!(out.path.exists());

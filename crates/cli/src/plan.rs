@@ -18,6 +18,8 @@ use serde_json::json;
 use std::panic::resume_unwind;
 use std::thread::ScopedJoinHandle;
 
+const SECONDS_PER_DAY: f64 = 86_400.0;
+
 /// Everything the plan says.
 struct Prediction {
     cost: Cost,
@@ -32,6 +34,11 @@ struct Prediction {
     samples: f64,
     epochs: f64,
     fleet: Fleet,
+    /// A fleet was named; otherwise the run takes its steps' time.
+    elsewhere: bool,
+    steps: f64,
+    /// Bytes of all workers; those of a host may share weights.
+    all_bytes: u64,
     /// If it does not fit into this machine.
     shortage: Option<Shortage>,
 }
@@ -39,6 +46,18 @@ struct Prediction {
 impl Prediction {
     fn step_seconds(&self) -> f64 {
         self.rehearsed.map_or(self.modelled_seconds, |rehearsed| rehearsed.step_seconds())
+    }
+
+    /// Days of the whole run.
+    fn days(&self) -> f64 {
+        match self.elsewhere {
+            true => self.run.days(&self.fleet),
+            false => self.step_seconds() * self.steps / SECONDS_PER_DAY,
+        }
+    }
+
+    fn price(&self) -> Option<f64> {
+        self.fleet.price_per_hour.map(|price| self.days() * 24.0 * self.fleet.devices as f64 * price)
     }
 }
 
@@ -99,7 +118,9 @@ fn predict(job: &Job, cast: Cast, hosts: usize, args: &Plan) -> Result<Predictio
         (cost, beside.map_or_else(|_| count_evaluation(), joined))
     });
     cost.memory.evaluation = evaluation?;
-    let shortage = room::shortage(&cost.memory, Tenants::alike(&cost.memory, per_host, job.parallel.central));
+    let tenants = Tenants::alike(&cost.memory, per_host, job.parallel.central);
+    let all_bytes = tenants.bytes() * workers.div_ceil(per_host) as u64;
+    let shortage = room::shortage(&cost.memory, tenants);
     let rates = Rates::measure();
     // The update happens once per step, not per sample: over a whole run it is part of what a sample costs.
     let per_sample = cost.flops.total() as f64 * workers as f64 / job.batch as f64;
@@ -118,6 +139,9 @@ fn predict(job: &Job, cast: Cast, hosts: usize, args: &Plan) -> Result<Predictio
         run: RunCost::new(per_sample, job.input_bytes_per_sample() as f64, samples, epochs),
         samples,
         epochs,
+        elsewhere: args.tflops.is_some() || args.devices > 1,
+        steps: samples * epochs / job.batch as f64,
+        all_bytes,
         fleet: Fleet {
             devices: args.devices,
             flops: args.tflops.map_or(rates.flops * threads as f64, |tera| tera * 1e12),
@@ -162,7 +186,7 @@ fn print(job: &Job, p: &Prediction) {
         row(&format!("FLOP{scope}"), *times, &format_count, flops);
         row(&format!("bytes{scope}"), *times, &format_bytes, bytes);
     }
-    print_memory(memory, workers);
+    print_memory(memory, workers, p.all_bytes);
     if let Some(shortage) = &p.shortage {
         println!("  does not fit      {} on a host, and {shortage}", format_bytes(shortage.needed));
     }
@@ -171,26 +195,29 @@ fn print(job: &Job, p: &Prediction) {
     println!("  FLOP              {:.3e} ({:.3e} PFLOP-days)", p.run.flops, p.run.pflop_days);
     println!("  per input byte    {} FLOP", format_count(p.run.flops_per_input_byte as u64));
     let fleet = &p.fleet;
-    println!(
-        "  time              {} on {} x {:.3} TFLOP/s at {:.0} % of the peak",
-        days(p.run.days(fleet)),
-        fleet.devices,
-        fleet.flops / 1e12,
-        fleet.utilisation * 100.0
-    );
-    if let Some(price) = p.run.price(fleet) {
+    let time = days(p.days());
+    match p.elsewhere {
+        true => println!(
+            "  time              {time} on {} x {:.3} TFLOP/s at {:.0} % of the peak",
+            fleet.devices,
+            fleet.flops / 1e12,
+            fleet.utilisation * 100.0
+        ),
+        false => println!("  time              {time}: {} steps of that time", format_count(p.steps as u64)),
+    }
+    if let Some(price) = p.price() {
         println!("  cost              {price:.2}");
     }
 }
 
-fn print_memory(memory: &kolo_plan::MemoryPlan, workers: usize) {
+fn print_memory(memory: &kolo_plan::MemoryPlan, workers: usize, all_bytes: u64) {
     let size = |bytes: usize| format_bytes(bytes as u64);
     match workers {
         1 => println!("  memory            {} in all", size(memory.total())),
         _ => println!(
             "  memory            {} per worker, {} for all {workers} workers",
             size(memory.total()),
-            size(memory.total() * workers)
+            format_bytes(all_bytes)
         ),
     }
     for (name, bytes) in [
@@ -263,14 +290,14 @@ fn as_json(job: &Job, p: &Prediction) -> String {
         "step_ms": p.step_seconds() * 1e3,
         "step_ms_by_rates": p.modelled_seconds * 1e3,
         "measured": p.rehearsed.map(|tried| json!({
-            "compute_ms": tried.compute_seconds * 1e3, "exchange_ms": tried.exchange_seconds * 1e3,
+            "compute_ms": tried.compute_seconds * 1e3, "exchange_ms": (p.hosts == 1).then_some(tried.exchange_seconds * 1e3),
             "kinds": tried.kinds, "whole_steps": tried.whole_steps,
         })),
         "rates": {"flops": p.rates.flops, "bytes": p.rates.bytes},
         "run": {
             "samples": p.samples, "epochs": p.epochs, "flops": p.run.flops, "pflop_days": p.run.pflop_days,
             "flops_per_input_byte": p.run.flops_per_input_byte, "devices": p.fleet.devices,
-            "days": p.run.days(&p.fleet), "cost": p.run.price(&p.fleet),
+            "days": p.days(), "cost": p.price(),
         },
     });
     format!("{value:#}")

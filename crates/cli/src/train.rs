@@ -66,13 +66,19 @@ fn claim_out(args: &Train, job: &Job, place: Option<&Place>) -> Result<Option<Ou
         return Ok(None);
     }
     if let Some(path) = &args.out {
-        out::claim(path, args.overwrite, if started_by_us { Files::OfRankZero } else { Files::All })?;
-        return Ok(Some(OutDir { path: path.clone(), required: true }));
+        let files = if started_by_us { Files::OfRankZero } else { Files::All };
+        let stale = out::claim(path, args.overwrite, files)?;
+        return Ok(Some(OutDir { path: path.clone(), required: true, stale }));
     }
     // Over several hosts there is no telling where rank 0 may write.
     let none = args.no_out || started_by_us || args.job.workers.hosts.is_some();
-    let told = args.fresh_out.clone().map(|path| OutDir { path, required: false });
-    Ok(told.or_else(|| if none { None } else { out::fresh(&job.name, args.quiet) }))
+    if args.fresh_out.is_some() && !started_by_us {
+        return Err(Failure::usage("--fresh-out is for workers that kolo starts itself", "write --out DIR"));
+    }
+    let told = args.fresh_out.clone().map(|path| OutDir::new(path, false));
+    let out = told.or_else(|| if none { None } else { out::fresh(&job.name, args.quiet) });
+    out.iter().for_each(|out| interrupt::leave_no_empty(&out.path));
+    Ok(out)
 }
 
 /// What can be known before anybody is started.
@@ -89,6 +95,13 @@ fn prepare(models: &[ModelKind], args: &Train, place: Option<&Place>) -> Result<
     // The first rank writes, wherever it runs.
     if place.map_or(args.job.workers.hosts.is_none(), |place| place.rank == 0) {
         [&args.report, &args.trace].into_iter().flatten().try_for_each(|path| check_writable(path))?;
+        if let Some(path) = args.trace.as_deref().filter(|path| path.exists() && !path.is_file()) {
+            let message = format!("--trace {} is no regular file", path.display());
+            return Err(Failure::usage(
+                message,
+                "name a file: a timeline is kept whole while it grows, which a pipe cannot be",
+            ));
+        }
     }
     Ok(prepared)
 }
@@ -154,6 +167,7 @@ fn introduce_all(job: &Job, args: &Train, world: usize, roles: Option<Roles>) {
     let servers = roles.map_or(String::new(), |roles| format!(" and {}", counted(roles.servers, "server")));
     let share = match args.job.threads {
         Some(threads) => format!("with {} each", counted(threads, "thread")),
+        None if world == 1 => "on its cores".into(),
         None => "that share the cores".into(),
     };
     introduce(job, args, &format!("{}{servers} {share}", counted(workers, "worker")));
@@ -382,7 +396,8 @@ fn summary(report: &Report) {
     let (plan, measured) = (format!("{:.2} ms", report.planned.step_ms), report.step_ms.median);
     println!("  step time   {plan:<10}  {measured:.2} ms (planned from rates alone; `kolo plan` tries the step)");
     let rate = report.planned.flops as f64 / report.step_ms.median / 1e6;
-    println!("  FLOP/step   {:<10}  at {rate:.1} GFLOP/s", format_count(report.planned.flops));
+    let whose = if report.workers > 1 { ", per worker" } else { "" };
+    println!("  FLOP/step   {:<10}  at {rate:.1} GFLOP/s{whose}", format_count(report.planned.flops));
     let (plan, peak) = (format_bytes(report.planned.bytes), format_bytes(report.peak_bytes.rss));
     println!("  memory      {plan:<10}  {peak} peak of the whole process");
     if let Some(communication) = &report.communication {

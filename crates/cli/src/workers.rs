@@ -283,7 +283,7 @@ pub fn supervise(
     let outcome = match &workers.hosts {
         None => {
             let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-            if let Some(OutDir { path, required: false }) = out {
+            if let Some(OutDir { path, required: false, .. }) = out {
                 // Right after the command's name: behind a `--` it would be a file.
                 arguments.splice(1..1, ["--fresh-out".into(), path.into()]);
             }

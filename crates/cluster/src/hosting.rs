@@ -20,6 +20,8 @@ pub(crate) struct Hosting {
     thread: JoinHandle<()>,
     ending: Arc<AtomicBool>,
     pace: Pace,
+    /// Where the others find this process, until all have.
+    file: Option<PathBuf>,
 }
 
 /// Without processes to watch, links are all there is.
@@ -48,10 +50,11 @@ impl Hosting {
         file: Option<PathBuf>,
     ) -> Result<Self, Fault> {
         let ending = Arc::new(AtomicBool::new(false));
-        let flag = Arc::clone(&ending);
+        let (flag, left) = (Arc::clone(&ending), file.clone());
         let serve = move || {
             let mut observe = |notice: &Notice| {
-                if let (Notice::Joined { .. } | Notice::Ending { .. }, Some(file)) = (notice, &file) {
+                // Who comes after a job that ended before it began still finds its way here, and is told why.
+                if let (Notice::Joined { .. }, Some(file)) = (notice, &file) {
                     let _ = std::fs::remove_file(file);
                 }
                 observer(notice);
@@ -64,7 +67,7 @@ impl Hosting {
         };
         let thread = std::thread::Builder::new().name("coordinator".into()).spawn(serve);
         let thread = thread.map_err(|error| Fault::thread("starting the coordinator", &error))?;
-        Ok(Self { thread, ending, pace: terms.pace })
+        Ok(Self { thread, ending, pace: terms.pace, file: left })
     }
 
     /// Waits a moment until the end of the job was told to all.
@@ -83,5 +86,6 @@ impl Drop for Hosting {
         while !self.thread.is_finished() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
+        let _ = self.file.as_ref().map(std::fs::remove_file);
     }
 }

@@ -26,6 +26,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often a rank looks for the file.
@@ -122,8 +123,14 @@ fn excusing(place: &Place, heartbeat_ms: u64, inner: Observer) -> Observer {
         return inner;
     };
     let who = kolo_comm::fault::place(place.rank, &crate::host_name());
+    let joined = AtomicBool::new(false);
     Arc::new(move |notice| match notice {
-        Notice::Ending { text, told } => {
+        Notice::Joined { .. } => {
+            // All came: nobody had given it up.
+            joined.store(true, Ordering::Relaxed);
+            inner(notice);
+        }
+        Notice::Ending { text, told } if !joined.load(Ordering::Relaxed) => {
             let text = format!("{who} came {age_ms} ms after its start, when others may have given it up: {text}");
             inner(&Notice::Ending { text, told: *told });
         }

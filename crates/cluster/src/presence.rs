@@ -17,12 +17,14 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Longest file of a rank.
 const FILE_BYTES_MAX: u64 = 512;
 /// The mark of the rank that says what is wrong.
 const MARK: &str = "told";
+/// Clocks of file servers differ.
+const MARK_MARGIN: Duration = Duration::from_secs(5);
 
 /// This rank's entry in the list, and the thread that looks at the others'.
 #[derive(Debug)]
@@ -49,6 +51,7 @@ impl Presence {
             roll,
             heartbeat: Duration::from_millis(heartbeat_ms),
             begin: Instant::now(),
+            began: SystemTime::now(),
             count: 0,
         };
         watcher.write();
@@ -90,6 +93,7 @@ struct Watcher {
     roll: Roll,
     heartbeat: Duration,
     begin: Instant,
+    began: SystemTime,
     count: u64,
 }
 
@@ -99,7 +103,7 @@ impl Watcher {
         while wait(self.heartbeat / 2) {
             self.count += 1;
             self.write();
-            if self.directory.as_ref().is_some_and(|path| path.join(MARK).exists()) {
+            if self.is_told() {
                 // Another rank has said what is wrong. It goes first, as it tidies up.
                 std::thread::sleep(3 * self.heartbeat);
                 end();
@@ -111,6 +115,17 @@ impl Watcher {
                 self.tell(&fault);
             }
         }
+    }
+
+    /// Whether a rank of this job has said what is wrong. A mark from before this process is of an earlier job, and goes.
+    fn is_told(&self) -> bool {
+        let Some(mark) = self.directory.as_ref().map(|path| path.join(MARK)) else { return false };
+        let Ok(made) = std::fs::metadata(&mark).and_then(|meta| meta.modified()) else { return false };
+        let earlier = made + MARK_MARGIN < self.began;
+        if earlier {
+            let _ = std::fs::remove_file(mark);
+        }
+        !earlier
     }
 
     fn write(&self) {

@@ -18,7 +18,7 @@ pub(crate) fn sampled<S: Source + ?Sized>(source: &S) -> String {
     }
     let chosen = SAMPLES.min(count);
     for at in 0..chosen {
-        let sample = at * (count - 1) / chosen.saturating_sub(1).max(1);
+        let sample = (at as u128 * (count as u128 - 1) / chosen.saturating_sub(1).max(1) as u128) as usize;
         (0..source.fields().len()).for_each(|field| add(&mut hasher, source, sample, field));
     }
     hasher.finalize().to_hex()[..DIGITS].to_string()

@@ -4,9 +4,12 @@
 //! order: after its step, or in the midst of an evaluation; a second Ctrl-C ends it at once. What is done is said from the
 //! handler itself, so that it is said however long a step takes.
 
+use std::ffi::CString;
 use std::io::{self, IsTerminal};
-use std::sync::Arc;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use kolo_comm::host::ignores_signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -18,7 +21,7 @@ const EXIT_SIGNALLED: i32 = 128;
 /// Said when the run was asked to stop.
 pub const ACKNOWLEDGED: &str = "stopping after this step; press Ctrl-C again to quit at once";
 const FINISHING: &str = "the results are being written; press Ctrl-C again to quit at once";
-const NOT_BEGUN: &str = "interrupted before the first step";
+pub const NOT_BEGUN: &str = "interrupted before the first step";
 
 /// Where a run stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +77,16 @@ pub fn install(speaks: bool) -> io::Result<Interrupt> {
     Ok(interrupt)
 }
 
+/// A directory that goes if a signal ends the process before there is anything in it.
+static UNUSED: OnceLock<CString> = OnceLock::new();
+
+/// If the process is ended before its first step, this directory goes, unless there is something in it.
+pub fn leave_no_empty(directory: &Path) {
+    if let Ok(path) = CString::new(directory.as_os_str().as_bytes()) {
+        let _ = UNUSED.set(path);
+    }
+}
+
 /// How a signal is answered on standard error.
 #[derive(Clone, Copy, Debug)]
 struct Voice {
@@ -109,6 +122,10 @@ fn hear(signal: i32, state: &State, voice: Option<Voice>) {
     }
     // Only Ctrl-C is meant twice, because a scheduler and a launcher may both pass on the same SIGTERM.
     if phase == Phase::Starting as u8 || (again && signal == SIGINT) {
+        if let Some(path) = UNUSED.get() {
+            // SAFETY: a string that is never changed; the call is allowed in a handler, and fails if there is a file in it.
+            unsafe { libc::rmdir(path.as_ptr()) };
+        }
         low_level::exit(EXIT_SIGNALLED + signal);
     }
 }

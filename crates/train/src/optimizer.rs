@@ -32,20 +32,19 @@ pub enum Rule {
     Lamb(LambDirection),
 }
 
-/// One kind of optimizer: its name in a job file, the learning rate if none is given, and its reader.
+/// One kind of optimizer; the first is the default: its name in a job file, the learning rate if none is given, and its reader.
 struct Kind {
     name: &'static str,
     lr: f64,
     read: fn(&Settings) -> Result<Rule, SettingError>,
 }
 
-const DEFAULT: &str = "adamw";
 const ADAM_RATE: f64 = 1e-3;
 
 const KINDS: [Kind; 7] = [
-    Kind { name: "sgd", lr: 1e-3, read: read_sgd },
-    Kind { name: "adam", lr: ADAM_RATE, read: |settings| read_adam(settings, 0.0, false) },
     Kind { name: "adamw", lr: ADAM_RATE, read: |settings| read_adam(settings, 0.01, true) },
+    Kind { name: "adam", lr: ADAM_RATE, read: |settings| read_adam(settings, 0.0, false) },
+    Kind { name: "sgd", lr: 1e-3, read: read_sgd },
     Kind { name: "lars", lr: 1.0, read: read_lars },
     Kind { name: "lamb", lr: 1e-3, read: read_lamb },
     Kind { name: "rmsprop", lr: 0.01, read: read_rmsprop },
@@ -72,8 +71,7 @@ impl Optimizer {
 
     /// The same for a model that says which rate suits it under Adam and AdamW.
     pub fn read_for(settings: &Settings, model_rate: f64) -> Result<Self, SettingError> {
-        let chosen = settings.choice("kind", &KINDS.map(|kind| kind.name))?;
-        let name = if settings.has("kind") { chosen } else { DEFAULT };
+        let name = settings.choice("kind", &KINDS.map(|kind| kind.name))?;
         let kind = KINDS.iter().find(|kind| kind.name == name).expect("a choice is one of the choices");
         let rate = if matches!(name, "adam" | "adamw") { model_rate } else { kind.lr };
         let lr = settings.float_in("lr", rate, 0.0, RATE_MAX)?;
@@ -338,7 +336,7 @@ mod tests {
         assert_eq!(
             error("adma", &[]),
             "job.toml:9: `train.optimizer.kind` is \"adma\", which is not known\n  \
-             hint: did you mean \"adam\"? The choices are sgd, adam, adamw, lars, lamb, rmsprop, adagrad"
+             hint: did you mean \"adam\"? The choices are adamw, adam, sgd, lars, lamb, rmsprop, adagrad"
         );
         assert_eq!(
             error("sgd", &[("nesterov", Setting::Bool(true))]),

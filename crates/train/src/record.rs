@@ -11,6 +11,14 @@ pub struct OutDir {
     pub path: PathBuf,
     /// The user asked for it: a file that cannot be written ends the run. Otherwise the run goes on without.
     pub required: bool,
+    /// Files of an earlier run that this one replaces. They go when it has begun, not before: a job that does not fit loses nothing.
+    pub stale: Vec<PathBuf>,
+}
+
+impl OutDir {
+    pub fn new(path: PathBuf, required: bool) -> Self {
+        Self { path, required, stale: Vec::new() }
+    }
 }
 
 /// The open files of a run, if it has any.
@@ -30,8 +38,10 @@ struct Files {
 impl Record {
     /// Opens the files. What went wrong with files that nobody asked for is told to `note`.
     pub fn create(out: Option<&OutDir>, note: &mut dyn FnMut(&str)) -> Result<Self, Error> {
-        let Some(OutDir { path, required }) = out else { return Ok(Self { files: None, required: false }) };
+        let Some(OutDir { path, required, stale }) = out else { return Ok(Self { files: None, required: false }) };
         let mut record = Self { files: None, required: *required };
+        let remove = |path: &PathBuf| std::fs::remove_file(path).map_err(|error| write_error(path, &error));
+        stale.iter().try_for_each(remove)?;
         let outcome = Files::create(path).map(|files| record.files = Some(files));
         record.settle(outcome, note)?;
         Ok(record)

@@ -64,7 +64,7 @@ pub fn rehearse(job: &Job, graph: &Graph, cast: Cast, patience: Duration) -> Res
     let exchange_seconds = if cast.per_host == cast.workers { exchanges(graph, cast, spare)? } else { 0.0 };
     Ok(Rehearsed {
         compute_seconds: slowest * turns,
-        exchange_seconds: exchange_seconds * turns,
+        exchange_seconds,
         kinds: first.kinds,
         whole_steps: first.whole_steps,
     })

@@ -21,6 +21,11 @@ pub struct Tenants {
 }
 
 impl Tenants {
+    /// Bytes that all take together.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// One process.
     pub fn alone(plan: &MemoryPlan) -> Self {
         Self::alike(plan, 1, false)

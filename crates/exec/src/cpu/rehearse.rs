@@ -48,7 +48,10 @@ impl Kinds {
         let mut numbers: HashMap<String, usize> = HashMap::new();
         let mut kind = |call: &Call| {
             let maker = call.maker.as_ref().map_or(String::new(), |maker| maker.op.signature());
-            let mut key = format!("{maker} {}", call.op.signature());
+            // A sum over grains has its parameter's name among its attributes, and no two would be alike.
+            let sums = matches!(call.kind, CallKind::Accumulate { .. });
+            let own = if sums { call.op.name().to_string() } else { call.op.signature() };
+            let mut key = format!("{maker} {own}");
             for buffer in call.inputs.iter().chain(&call.outputs) {
                 let _ = write!(key, " {}", buffer.ty);
             }
@@ -165,11 +168,11 @@ impl Session {
                 break;
             }
         }
-        let step_seconds = match book.whole.len() {
-            0..4 => self.added_up(&book, &kinds),
-            _ => typical(&book.whole),
+        let (step_seconds, whole_steps) = match book.whole.len() {
+            0..4 => (self.added_up(&book, &kinds), 0),
+            steps => (typical(&book.whole), steps),
         };
-        Rehearsal { step_seconds, kinds: kinds.count, whole_steps: book.whole.len() }
+        Rehearsal { step_seconds, kinds: kinds.count, whole_steps }
     }
 
     fn touch_calls(&self, extent: Extent, kinds: &Kinds) {

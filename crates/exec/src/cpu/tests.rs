@@ -5,12 +5,11 @@ use kolo_graph::piece::{Join, Piece};
 use kolo_graph::sources::{Full, Init};
 use kolo_graph::{Builder, Op, Type};
 use kolo_ops::elementwise::ElementwiseMethods;
-use kolo_ops::matmul::{MatMul, MatMulMethods};
+use kolo_ops::matmul::MatMul;
 use kolo_ops::optim::adagrad::Adagrad;
 use kolo_ops::optim::adam::Adam;
 use kolo_ops::optim::rmsprop::Rmsprop;
 use kolo_ops::optim::sgd::{Sgd, SgdPlain};
-use kolo_ops::reduce::ReduceMethods;
 use kolo_ops::transpose::TransposeMethods;
 
 /// Longer than a task of an update.
