@@ -54,7 +54,7 @@ impl Progress {
     /// The workers were asked to end. Those that make no steps of a run do so at once.
     pub fn interrupted(&self) {
         if self.of_run {
-            self.note(if self.smooth_loss.is_some() { interrupt::ACKNOWLEDGED } else { interrupt::NOT_BEGUN });
+            self.note(interrupt::ACKNOWLEDGED);
         }
     }
 

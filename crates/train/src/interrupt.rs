@@ -21,7 +21,7 @@ const EXIT_SIGNALLED: i32 = 128;
 /// Said when the run was asked to stop.
 pub const ACKNOWLEDGED: &str = "stopping after this step; press Ctrl-C again to quit at once";
 const FINISHING: &str = "the results are being written; press Ctrl-C again to quit at once";
-pub const NOT_BEGUN: &str = "interrupted before the first step";
+const NOT_BEGUN: &str = "interrupted before the first step";
 
 /// Where a run stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
