@@ -25,6 +25,8 @@ use kolo_train::report::{Communication, Planned, Report};
 use kolo_train::session::{Company, RunOptions};
 use kolo_train::timeline::{StepRange, Timeline};
 use kolo_train::{Job, Observer, Trainer};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 use std::sync::Arc;
 
 const MAP_COLUMNS: usize = 60;
@@ -95,8 +97,8 @@ fn prepare(models: &[ModelKind], args: &Train, place: Option<&Place>) -> Result<
     // The first rank writes, wherever it runs.
     if place.map_or(args.job.workers.hosts.is_none(), |place| place.rank == 0) {
         [&args.report, &args.trace].into_iter().flatten().try_for_each(|path| check_writable(path))?;
-        if let Some(path) = args.trace.as_deref().filter(|path| path.exists() && !path.is_file()) {
-            let message = format!("--trace {} is no regular file", path.display());
+        if let Some(path) = args.trace.as_deref().filter(|path| is_pipe(path)) {
+            let message = format!("--trace {} is a pipe", path.display());
             return Err(Failure::usage(
                 message,
                 "name a file: a timeline is kept whole while it grows, which a pipe cannot be",
@@ -104,6 +106,10 @@ fn prepare(models: &[ModelKind], args: &Train, place: Option<&Place>) -> Result<
         }
     }
     Ok(prepared)
+}
+
+fn is_pipe(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_fifo() || meta.file_type().is_socket())
 }
 
 /// All that can be wrong with a command, whoever runs it: `found` is the number of processes that a launcher starts.

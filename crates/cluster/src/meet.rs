@@ -251,7 +251,9 @@ fn visit(place: &Place, meeting: Meeting<'_>) -> Result<Member, Fault> {
                     }
                 }
                 if Instant::now() > deadline {
-                    return Err(told(last.unwrap_or_else(|| missing(place, &path, heartbeat_ms)), &absence));
+                    let silent = |fault: Fault| first_lost(&format!("it does not answer: {fault}"));
+                    let fault = last.map_or_else(|| missing(place, &path, heartbeat_ms), silent);
+                    return Err(told(fault, &absence));
                 }
                 std::thread::sleep(LOOK);
             }
