@@ -25,6 +25,13 @@ pub enum Error {
          hint: let the model return a sum and a count as its loss (`Mean::counted`), or write `data.grains = 1`"
     )]
     Ignored { targets: usize, step: usize, grains: usize },
+    /// As [`Error::Ignored`], of an evaluation.
+    #[error(
+        "{targets} targets of the held-out samples {first}..{end} are ignored, but the loss or a metric is a formula of means \
+         over those that count: over {batches} batches it would not be the mean of the held-out samples\n  \
+         hint: let the model return a sum and a count for it (`Mean::counted`)"
+    )]
+    IgnoredInEvaluation { targets: usize, first: usize, end: usize, batches: usize },
     /// This many workers cannot share the job.
     #[error("{workers} workers {message}\n  hint: {hint}")]
     Workers { workers: usize, message: String, hint: String },

@@ -46,9 +46,9 @@ pub fn training_graph(
         None => builder.output("loss", sum_over_grains(value.scale(share as f32))),
     }
     if grains > 1
-        && let Some(ignored) = ignored_inside(&builder, value)
+        && let Some(ignored) = ignored_inside(&builder, &[value])
     {
-        builder.output("ignored", sum_over_grains(ignored));
+        builder.output(IGNORED, sum_over_grains(ignored));
     }
     builder.stage(Stage::Update, || {
         let trained: Vec<(&str, Tensor<'_>, Tensor<'_>)> = ids
@@ -105,13 +105,13 @@ fn gradient_scale<'b>(
     }
 }
 
-/// Targets that a cross-entropy inside the loss ignores: a mean over one grain's other targets, which says nothing of the
-/// mean over the batch. A loss that *is* a cross-entropy comes as a sum and a count instead.
-fn ignored_inside<'b>(builder: &'b Builder, loss: Tensor<'b>) -> Option<Tensor<'b>> {
+/// Targets that a cross-entropy inside these formulas ignores: a mean over one grain's other targets, which says nothing of
+/// the mean over the batch. A loss that *is* a cross-entropy comes as a sum and a count instead.
+fn ignored_inside<'b>(builder: &'b Builder, formulas: &[Tensor<'b>]) -> Option<Tensor<'b>> {
     let means: Vec<(ValueId, i64)> = {
         let graph = builder.graph();
         let mut reached = vec![false; graph.values.len()];
-        reached[loss.id().0 as usize] = true;
+        formulas.iter().for_each(|formula| reached[formula.id().0 as usize] = true);
         let mut means = Vec::new();
         for node in graph.nodes.iter().rev() {
             if !node.outputs.iter().any(|id| reached[id.0 as usize]) {
@@ -146,6 +146,8 @@ pub fn spread(graph: &Graph, parallel: &Parallel, mesh: &Mesh) -> Graph {
     graph
 }
 
+/// The output that counts the targets which a part of a loss or of a metric ignores.
+pub const IGNORED: &str = "ignored";
 /// The output of an evaluation that counts (class, prediction) pairs: row by row of the confusion matrix.
 pub const CONFUSION: &str = "confusion";
 /// Classes of a confusion matrix, at most: ImageNet's, and some.
@@ -157,15 +159,21 @@ pub fn count_name(metric: &str) -> String {
 }
 
 /// The model's forward pass in evaluation mode: loss, metrics and predictions of one batch. A metric that does not count
-/// everything is a sum, and the number that counted is an output of its own ([`count_name`]).
+/// everything is a sum, and the number that counted is an output of its own ([`count_name`]). [`IGNORED`] counts the targets
+/// that a part of the loss or of a metric ignores: that one is then no mean over several batches.
 pub fn evaluation_graph(model: &dyn Model, batch: usize) -> Result<Graph, GraphError> {
     let builder = Builder::new();
     let outputs = model.build(&Build { builder: &builder, batch, grains: 1, training: false });
+    let mut measured = Vec::new();
     for (name, mean) in [("loss", outputs.loss)].into_iter().chain(outputs.metrics) {
         builder.output(name, mean.value);
         if let Some(counted) = mean.counted {
             builder.output(&count_name(name), counted.number);
         }
+        measured.push(mean.value);
+    }
+    if let Some(ignored) = ignored_inside(&builder, &measured) {
+        builder.output(IGNORED, ignored);
     }
     builder.output("predictions", outputs.predictions);
     if let Some(labels) = outputs.labels

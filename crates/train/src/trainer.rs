@@ -10,7 +10,7 @@ use crate::held::HeldBatch;
 use crate::interrupt::Interrupt;
 use crate::job::Job;
 use crate::room::{self, Tenants};
-use crate::step::{optimise, spread, training_graph};
+use crate::step::{IGNORED, optimise, spread, training_graph};
 use crate::timeline::Timeline;
 use kolo_comm::{Communicator, Fault, Reduction, Watch};
 use kolo_data::{Column, Kind, Permutation, epoch_order};
@@ -280,7 +280,7 @@ impl Trainer {
         if !loss.is_finite() {
             return Err(self.explain(loss, rate, feed));
         }
-        if let Some(ignored) = self.number("ignored").filter(|ignored| *ignored > 0.0) {
+        if let Some(ignored) = self.number(IGNORED).filter(|ignored| *ignored > 0.0) {
             return Err(Error::Ignored { targets: ignored as usize, step, grains: job.grains });
         }
         between(step, &mut self.session, &mut self.store)?;

@@ -139,12 +139,7 @@ impl Session {
     ) -> Rehearsal {
         let begin = Instant::now();
         let kinds = Kinds::new(self);
-        let mut book = Book {
-            lanes: vec![vec![Vec::new(); kinds.feed() + 1]; self.lanes.len()],
-            once: vec![Vec::new(); kinds.count],
-            join_per_element: Vec::new(),
-            whole: Vec::new(),
-        };
+        let mut book = Book::new(&kinds, self.lanes.len());
         let mut extent = Extent::Some;
         self.touch_calls(extent, &kinds);
         for pass in 0..PASSES_MAX {
@@ -250,6 +245,28 @@ struct Book {
     join_per_element: Vec<f64>,
     /// Of whole steps.
     whole: Vec<f64>,
+}
+
+impl Book {
+    fn new(kinds: &Kinds, lanes: usize) -> Self {
+        Self {
+            lanes: vec![vec![Vec::new(); kinds.feed() + 1]; lanes],
+            once: vec![Vec::new(); kinds.count],
+            join_per_element: Vec::new(),
+            whole: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+impl Session {
+    /// Seconds of a step of which every call was seen to take so long, and adding lanes together nothing.
+    pub(super) fn rehearsed_by(&self, seconds: f64) -> f64 {
+        let kinds = Kinds::new(self);
+        let mut book = Book::new(&kinds, self.lanes.len());
+        book.lanes.iter_mut().flatten().chain(&mut book.once).for_each(|samples| *samples = vec![seconds; 3]);
+        self.added_up(&book, &kinds)
+    }
 }
 
 /// Runs something if it is its turn. Of a whole step only the whole is timed, since watches would weigh more than short calls.

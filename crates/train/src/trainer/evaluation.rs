@@ -4,7 +4,7 @@ use super::{Trainer, feed_samples};
 use crate::confusion::Confusion;
 use crate::error::Error;
 use crate::job::Job;
-use crate::step::{CONFUSION, count_name, evaluation_graph, optimise};
+use crate::step::{CONFUSION, IGNORED, count_name, evaluation_graph, optimise};
 use crate::together;
 use kolo_comm::{Communicator, Reduction};
 use kolo_exec::cpu::planned_bytes;
@@ -102,8 +102,15 @@ impl Trainer {
         tell(0, total);
         for first in (0..batches).step_by(ranks * BATCHES_PER_ROUND) {
             let round = first..batches.min(first + ranks * BATCHES_PER_ROUND);
-            let rows = self.evaluate_round(round, whole, 2 * names.len(), &mut pairs, tell)?;
-            add_rows(&mut totals, &rows, &is_sum);
+            let rows = self.evaluate_round(round, whole, 2 * names.len() + 1, &mut pairs, tell)?;
+            for (at, row) in (first..).zip(rows.chunks(2 * names.len() + 1)) {
+                let ignored = row[2 * names.len()];
+                if batches > 1 && ignored > 0.0 {
+                    let (first, end) = (at * whole, total.min((at + 1) * whole));
+                    return Err(Error::IgnoredInEvaluation { targets: ignored as usize, first, end, batches });
+                }
+                add_row(&mut totals, row, &is_sum);
+            }
         }
         if let Some(world) = self.world.as_ref().filter(|_| !pairs.is_empty()) {
             world.all_reduce(&mut pairs, Reduction::Sum)?;
@@ -156,8 +163,8 @@ impl Trainer {
         if interrupted { Err(Error::Interrupted) } else { Ok(rows) }
     }
 
-    /// Loss and metrics of one batch, each with the number that it is a sum or a mean over; adds to the counts of (class,
-    /// prediction).
+    /// Loss and metrics of one batch, each with the number that it is a sum or a mean over, and the targets ignored inside
+    /// them; adds to the counts of (class, prediction).
     fn evaluate_batch(
         &mut self,
         batch: usize,
@@ -178,7 +185,7 @@ impl Trainer {
         };
         let counts = session.output(CONFUSION).unwrap_or_default();
         pairs.iter_mut().zip(counts).for_each(|(sum, count)| *sum += *count as i64);
-        Ok(names.iter().flat_map(row).collect())
+        Ok(names.iter().flat_map(row).chain([number(IGNORED).unwrap_or(0.0)]).collect())
     }
 
     /// How many pairs of (class, prediction) an evaluation counts; none if this is no classifier.
@@ -224,18 +231,16 @@ impl Trainer {
 pub fn metric_names(graph: &Graph) -> Vec<String> {
     let names: Vec<&String> = graph.outputs.iter().map(|(name, _)| name).collect();
     let is_count = |name: &str| names.iter().any(|metric| count_name(metric) == name);
-    let measured = |name: &&&String| !is_count(name) && **name != "predictions" && **name != CONFUSION;
+    let measured = |name: &&&String| !is_count(name) && !["predictions", CONFUSION, IGNORED].contains(&name.as_str());
     names.iter().filter(measured).map(|name| name.to_string()).collect()
 }
 
-/// Adds rows of (value, number) to the totals of each metric.
-fn add_rows(totals: &mut [(f64, f64)], rows: &[f32], is_sum: &[bool]) {
-    for row in rows.chunks(2 * totals.len()) {
-        for ((total, pair), is_sum) in totals.iter_mut().zip(row.chunks(2)).zip(is_sum) {
-            let [value, number] = [pair[0], pair[1]].map(f64::from);
-            total.0 += if *is_sum { value } else { value * number };
-            total.1 += number;
-        }
+/// Adds a row of (value, number) to the totals of each metric.
+fn add_row(totals: &mut [(f64, f64)], row: &[f32], is_sum: &[bool]) {
+    for ((total, pair), is_sum) in totals.iter_mut().zip(row.chunks(2)).zip(is_sum) {
+        let [value, number] = [pair[0], pair[1]].map(f64::from);
+        total.0 += if *is_sum { value } else { value * number };
+        total.1 += number;
     }
 }
 

@@ -273,13 +273,46 @@ fn plain(_: &Settings, _: Option<&[Field]>) -> Result<Box<dyn Model>, SettingErr
     Ok(Box::new(Plain))
 }
 
-fn own_model(make: kolo_models::Make, grains: usize) -> Trainer {
+fn own_job(make: kolo_models::Make, samples: usize, grains: usize) -> Job {
     let models = [ModelKind { name: "own", doc: "", make }];
     let text = format!(
-        "[model]\nkind = \"own\"\n[data]\nsource = \"synthetic:features\"\nsamples = 100\nbatch = {BATCH}\ngrains = {grains}\n\
-         [train]\nsteps = 2\noptimizer = {{ kind = \"sgd\", lr = 1.0 }}\n"
+        "[model]\nkind = \"own\"\n[data]\nsource = \"synthetic:features\"\nsamples = {samples}\nbatch = {BATCH}\n\
+         grains = {grains}\nholdout = 0.5\n[train]\nsteps = 2\noptimizer = {{ kind = \"sgd\", lr = 1.0 }}\n"
     );
-    Trainer::new(Arc::new(read(&text, &models)), Options { threads: 1, lanes: 1, grains }).unwrap()
+    read(&text, &models)
+}
+
+fn own_model(make: kolo_models::Make, grains: usize) -> Trainer {
+    let job = own_job(make, 100, grains);
+    Trainer::new(Arc::new(job), Options { threads: 1, lanes: 1, grains }).unwrap()
+}
+
+/// An evaluation's batch has 256 samples at most. Over several of them a formula of means is no mean, and every rank says so.
+#[test]
+fn a_formula_of_means_over_batches_is_refused_only_if_something_is_ignored() {
+    let job = |make, samples, uneven: bool| {
+        let job = own_job(make, samples, 1);
+        Arc::new(if uneven { Job { source: Box::new(Uneven(job.source)), ..job } } else { job })
+    };
+    let trainer = |job| Trainer::new(job, Options { threads: 1, lanes: 1, grains: 1 }).unwrap();
+    for (name, job) in [
+        ("one batch", job(squared, 300, true)),
+        ("nothing is ignored", job(squared, 2000, false)),
+        ("a sum and a count", job(plain, 2000, true)),
+    ] {
+        let evaluation = trainer(job).evaluate().unwrap_or_else(|error| panic!("{name}: {error}")).unwrap();
+        assert!(evaluation.get("ignored").is_none(), "{evaluation:?}");
+    }
+    let error = trainer(job(squared, 2000, true)).evaluate().unwrap_err();
+    let Error::IgnoredInEvaluation { targets, first: 0, end: 256, batches: 4 } = error else { panic!("{error}") };
+    assert!((1..256).contains(&targets), "{targets}");
+    let (name, wanted) = (error.to_string(), "samples 0..256 are ignored");
+    assert!(name.contains(wanted) && name.contains("Mean::counted"), "{name}");
+    let errors = on_ranks(2, |world| {
+        let job = Arc::new(Job { grains: 2, ..Arc::into_inner(job(squared, 2000, true)).unwrap() });
+        Trainer::among(job, 1, world).unwrap().evaluate().unwrap_err().to_string()
+    });
+    assert_eq!(errors, [name.clone(), name], "all ranks say the same");
 }
 
 #[test]
