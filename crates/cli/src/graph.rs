@@ -16,13 +16,13 @@ pub fn graph(models: &[ModelKind], args: &GraphArgs) -> Result<(), Failure> {
         false => training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?,
     };
     if args.raw || args.evaluation {
-        print!("{}", if args.raw { graph } else { optimise(&graph) });
+        print!("{}", if args.raw { graph } else { optimise(graph) });
         return Ok(());
     }
     let Some(mesh) = Mesh::data(workers, args.rank) else {
         return Err(Failure::usage(format!("--rank {} of {workers} workers", args.rank), "ranks count from 0"));
     };
-    print!("{}", spread(&optimise(&graph), &job.parallel, &mesh));
+    print!("{}", spread(optimise(graph), &job.parallel, &mesh));
     Ok(())
 }
 

@@ -13,10 +13,8 @@ use kolo_train::machine::{format_bytes, format_count};
 use kolo_train::rehearsal::{self, Cast, Rehearsed};
 use kolo_train::room::{self, Shortage, Tenants};
 use kolo_train::step::{optimise, spread, training_graph};
-use kolo_train::trainer::evaluation_bytes;
+use kolo_train::trainer::count_beside;
 use serde_json::json;
-use std::panic::resume_unwind;
-use std::thread::ScopedJoinHandle;
 
 const SECONDS_PER_DAY: f64 = 86_400.0;
 
@@ -104,20 +102,16 @@ fn check(args: &Plan) -> Result<(), Failure> {
 
 fn predict(job: &Job, cast: Cast, hosts: usize, args: &Plan) -> Result<Prediction, Failure> {
     let Cast { workers, per_host, threads } = cast;
-    let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?;
     // With several workers, the plan is that of the first: its grains, its share of the optimizer.
     let mesh = Mesh::data(workers, 0).expect("there is a first worker");
-    let graph = spread(&optimise(&graph), &job.parallel, &mesh);
     let options = Options::for_grains(job.grains / workers, threads);
-    // Neither needs the other, and of a deep model each takes its time.
-    let count_evaluation = || evaluation_bytes(job, threads, 0, workers);
-    let (mut cost, evaluation) = std::thread::scope(|scope| {
-        let beside = std::thread::Builder::new().spawn_scoped(scope, count_evaluation);
+    let ((graph, mut cost), evaluation) = count_beside(job, threads, 0, workers, || {
+        let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?;
+        let graph = spread(optimise(graph), &job.parallel, &mesh);
         let cost = kolo_plan::cost(&graph, options);
-        let joined = |beside: ScopedJoinHandle<'_, _>| beside.join().unwrap_or_else(|panic| resume_unwind(panic));
-        (cost, beside.map_or_else(|_| count_evaluation(), joined))
-    });
-    cost.memory.evaluation = evaluation?;
+        Ok((graph, cost))
+    })?;
+    cost.memory.evaluation = evaluation;
     let tenants = Tenants::alike(&cost.memory, per_host, job.parallel.central);
     let all_bytes = tenants.bytes() * workers.div_ceil(per_host) as u64;
     let shortage = room::shortage(&cost.memory, tenants);

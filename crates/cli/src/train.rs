@@ -369,8 +369,7 @@ fn compare(sync: &Report, free: &Report) {
 fn planned(trainer: &Trainer, threads: usize) -> Result<Planned, Failure> {
     let graph = trainer.session().graph();
     let options = Options { threads, ..trainer.session().options() };
-    let mut cost = kolo_plan::cost(graph, options);
-    cost.memory.evaluation = trainer.evaluation_bytes()?;
+    let cost = kolo_plan::cost_in(graph, options, trainer.memory());
     Ok(Planned {
         step_ms: kolo_plan::predict_seconds(graph, options, &Rates::measure()) * 1e3,
         bytes: cost.memory.total() as u64,

@@ -152,12 +152,12 @@ impl Builder {
 
     /// A per-grain input.
     pub fn input(&self, name: &str, ty: Type) -> Tensor<'_> {
-        self.find_or(name, Input { name: name.into(), dtype: ty.dtype, shape: ty.shape, per_step: false })
+        self.find_or(name, Input { name: name.into(), dtype: ty.dtype, shape: ty.shape.to_vec(), per_step: false })
     }
 
     /// An input that is the same for all grains of a step.
     pub fn step_input(&self, name: &str, ty: Type) -> Tensor<'_> {
-        self.find_or(name, Input { name: name.into(), dtype: ty.dtype, shape: ty.shape, per_step: true })
+        self.find_or(name, Input { name: name.into(), dtype: ty.dtype, shape: ty.shape.to_vec(), per_step: true })
     }
 
     /// A parameter under the current scope. Asking again for the same name gives the same tensor, which ties weights.
@@ -174,11 +174,11 @@ impl Builder {
     /// A state tensor under the current scope.
     pub fn state(&self, name: &str, ty: Type, init: Init) -> Tensor<'_> {
         let name = self.qualify(name);
-        self.find_or(&name, State { name: name.clone(), dtype: ty.dtype, shape: ty.shape, init })
+        self.find_or(&name, State { name: name.clone(), dtype: ty.dtype, shape: ty.shape.to_vec(), init })
     }
 
     pub fn full(&self, value: f64, ty: Type) -> Tensor<'_> {
-        self.apply(Full { value, dtype: ty.dtype, shape: ty.shape }, &[])
+        self.apply(Full { value, dtype: ty.dtype, shape: ty.shape.to_vec() }, &[])
     }
 
     pub fn scalar(&self, value: f64) -> Tensor<'_> {
@@ -239,7 +239,7 @@ impl<'b> Tensor<'b> {
     }
 
     pub fn shape(&self) -> Vec<usize> {
-        self.ty().shape
+        self.ty().shape.to_vec()
     }
 
     pub fn dtype(&self) -> DType {

@@ -32,4 +32,4 @@ pub use op::{Arg, Case, Cases, CpuCx, Declared, Dense, Describe, Domain, GradCx,
 pub use operand::{Operand, Operands, checked_types};
 pub use sources::Init;
 pub use team::Team;
-pub use types::{DType, Type};
+pub use types::{DType, Shape, Type};

@@ -8,7 +8,7 @@ use crate::builder::Tensor;
 use crate::index::Index;
 use crate::operand::Operands;
 use crate::team::Team;
-use crate::types::Type;
+use crate::types::{Shape, Type};
 use std::any::Any;
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -228,15 +228,15 @@ pub enum Domain {
 }
 
 impl Arg {
-    pub fn real(shape: impl Into<Vec<usize>>) -> Self {
+    pub fn real(shape: impl Into<Shape>) -> Self {
         Self { ty: Type::f32(shape), domain: Domain::Real(-2.0, 2.0), differentiate: true }
     }
 
-    pub fn positive(shape: impl Into<Vec<usize>>) -> Self {
+    pub fn positive(shape: impl Into<Shape>) -> Self {
         Self { ty: Type::f32(shape), domain: Domain::Real(0.5, 2.0), differentiate: true }
     }
 
-    pub fn spread(shape: impl Into<Vec<usize>>) -> Self {
+    pub fn spread(shape: impl Into<Shape>) -> Self {
         Self { ty: Type::f32(shape), domain: Domain::Spread, differentiate: true }
     }
 
@@ -251,11 +251,11 @@ impl Arg {
         self
     }
 
-    pub fn index(shape: impl Into<Vec<usize>>, low: i64, high: i64) -> Self {
+    pub fn index(shape: impl Into<Shape>, low: i64, high: i64) -> Self {
         Self { ty: Type::i32(shape), domain: Domain::Index(low, high), differentiate: false }
     }
 
-    pub fn boolean(shape: impl Into<Vec<usize>>) -> Self {
+    pub fn boolean(shape: impl Into<Shape>) -> Self {
         Self { ty: Type::new(crate::types::DType::Bool, shape), domain: Domain::Index(0, 2), differentiate: false }
     }
 
@@ -267,25 +267,25 @@ impl Arg {
 /// A dense array of f64: the reference executor's only kind of value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dense {
-    pub shape: Vec<usize>,
+    pub shape: Shape,
     pub data: Vec<f64>,
 }
 
 impl Dense {
-    pub fn new(shape: impl Into<Vec<usize>>, data: Vec<f64>) -> Self {
+    pub fn new(shape: impl Into<Shape>, data: Vec<f64>) -> Self {
         let shape = shape.into();
         assert_eq!(shape.iter().product::<usize>(), data.len(), "shape {shape:?}");
         Self { shape, data }
     }
 
-    pub fn zeros(shape: impl Into<Vec<usize>>) -> Self {
+    pub fn zeros(shape: impl Into<Shape>) -> Self {
         let shape = shape.into();
         let count = shape.iter().product();
         Self { shape, data: vec![0.0; count] }
     }
 
     /// Builds each element from its multi-index.
-    pub fn from_fn(shape: impl Into<Vec<usize>>, mut f: impl FnMut(&[usize]) -> f64) -> Self {
+    pub fn from_fn(shape: impl Into<Shape>, mut f: impl FnMut(&[usize]) -> f64) -> Self {
         let mut out = Self::zeros(shape);
         let mut at = vec![0; out.shape.len()];
         for slot in 0..out.data.len() {

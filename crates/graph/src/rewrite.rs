@@ -1,6 +1,6 @@
 //! Rewrites that keep every result to the bit: dead nodes out, equal nodes merged.
 
-use crate::graph::{Graph, Node, NodeId, ValueId};
+use crate::graph::{Graph, Node, NodeId, Value, ValueId};
 use crate::sources::{Input, Param, State};
 use std::collections::HashMap;
 
@@ -38,6 +38,20 @@ impl<'g> Rebuild<'g> {
         id
     }
 
+    /// Takes a node as it is.
+    fn take(&mut self, mut node: Node) -> NodeId {
+        let id = NodeId(self.new.nodes.len() as u32);
+        node.inputs.iter_mut().for_each(|input| *input = self.get(*input));
+        for (slot, output) in node.outputs.iter_mut().enumerate() {
+            let new = ValueId(self.new.values.len() as u32);
+            self.new.values.push(Value { ty: self.old.ty(*output).clone(), node: id, slot });
+            self.set(*output, new);
+            *output = new;
+        }
+        self.new.nodes.push(node);
+        id
+    }
+
     /// Carries outputs and updates over.
     pub fn finish(mut self) -> Graph {
         let outputs = self.old.outputs.iter().map(|(name, id)| (name.clone(), self.get(*id))).collect();
@@ -68,24 +82,29 @@ pub fn live_nodes(graph: &Graph) -> Vec<bool> {
 }
 
 /// Drops nodes that lead to nothing.
-pub fn eliminate_dead(graph: &Graph) -> Graph {
-    let live = live_nodes(graph);
-    let mut rebuild = Rebuild::new(graph);
-    for (node, _) in graph.nodes.iter().zip(&live).filter(|(_, live)| **live) {
-        rebuild.copy(node);
+pub fn eliminate_dead(mut graph: Graph) -> Graph {
+    let live = live_nodes(&graph);
+    if live.iter().all(|live| *live) {
+        return graph;
+    }
+    let nodes = std::mem::take(&mut graph.nodes);
+    let mut rebuild = Rebuild::new(&graph);
+    for (node, _) in nodes.into_iter().zip(&live).filter(|(_, live)| **live) {
+        rebuild.take(node);
     }
     rebuild.finish()
 }
 
 /// Merges nodes with the same op, attributes and inputs.
-pub fn merge_common(graph: &Graph) -> Graph {
-    let mut rebuild = Rebuild::new(graph);
+pub fn merge_common(mut graph: Graph) -> Graph {
+    let nodes = std::mem::take(&mut graph.nodes);
+    let mut rebuild = Rebuild::new(&graph);
     // By op and inputs first: writing attributes down takes longer than all the rest, and few nodes read the same values.
     let mut seen: HashMap<(&'static str, Vec<ValueId>), Vec<NodeId>> = HashMap::new();
     let mut constants: HashMap<String, NodeId> = HashMap::new();
-    for node in &graph.nodes {
+    for node in nodes {
         let inputs: Vec<ValueId> = node.inputs.iter().map(|id| rebuild.get(*id)).collect();
-        let twin = match (node.op.pure() && !is_named(node), inputs.is_empty()) {
+        let twin = match (node.op.pure() && !is_named(&node), inputs.is_empty()) {
             (false, _) => None,
             (true, true) => constants.get(&node.op.signature()).copied(),
             (true, false) => {
@@ -104,10 +123,9 @@ pub fn merge_common(graph: &Graph) -> Graph {
                 }
             }
             None => {
-                let id = rebuild.copy(node);
-                if node.inputs.is_empty() && !is_named(node) {
-                    constants.insert(node.op.signature(), id);
-                }
+                let constant = (node.inputs.is_empty() && !is_named(&node)).then(|| node.op.signature());
+                let id = rebuild.take(node);
+                constants.extend(constant.map(|signature| (signature, id)));
             }
         }
     }

@@ -1,6 +1,8 @@
 //! Element types and tensor types. Shapes are static: a graph is built for one batch size.
 
 use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
 /// What an element is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -64,23 +66,104 @@ pub const DIMS_MAX: usize = 8;
 /// Elements of one tensor: 2⁴⁴ of f32 are 64 TiB.
 pub const ELEMENTS_MAX: usize = 1 << 44;
 
+/// Sizes of a tensor's dims. Copies share memory: a rewrite copies the types of thousands of values.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Shape(Arc<[usize]>);
+
+impl Deref for Shape {
+    type Target = [usize];
+
+    fn deref(&self) -> &[usize] {
+        &self.0
+    }
+}
+
+impl DerefMut for Shape {
+    fn deref_mut(&mut self) -> &mut [usize] {
+        Arc::make_mut(&mut self.0)
+    }
+}
+
+impl fmt::Debug for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl From<Vec<usize>> for Shape {
+    fn from(sizes: Vec<usize>) -> Self {
+        Self(sizes.into())
+    }
+}
+
+impl From<&[usize]> for Shape {
+    fn from(sizes: &[usize]) -> Self {
+        Self(sizes.into())
+    }
+}
+
+impl<const N: usize> From<[usize; N]> for Shape {
+    fn from(sizes: [usize; N]) -> Self {
+        Self(sizes.into())
+    }
+}
+
+impl From<&Shape> for Shape {
+    fn from(shape: &Shape) -> Self {
+        shape.clone()
+    }
+}
+
+impl FromIterator<usize> for Shape {
+    fn from_iter<I: IntoIterator<Item = usize>>(sizes: I) -> Self {
+        Self(sizes.into_iter().collect())
+    }
+}
+
+impl<'s> IntoIterator for &'s Shape {
+    type Item = &'s usize;
+    type IntoIter = std::slice::Iter<'s, usize>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl<T: AsRef<[usize]> + ?Sized> PartialEq<T> for Shape {
+    fn eq(&self, other: &T) -> bool {
+        **self == *other.as_ref()
+    }
+}
+
+impl PartialEq<Shape> for [usize] {
+    fn eq(&self, other: &Shape) -> bool {
+        *self == **other
+    }
+}
+
+impl PartialEq<Shape> for Vec<usize> {
+    fn eq(&self, other: &Shape) -> bool {
+        **self == **other
+    }
+}
+
 /// Element type and shape of one value. `f32[]` is a scalar.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Type {
     pub dtype: DType,
-    pub shape: Vec<usize>,
+    pub shape: Shape,
 }
 
 impl Type {
-    pub fn new(dtype: DType, shape: impl Into<Vec<usize>>) -> Self {
+    pub fn new(dtype: DType, shape: impl Into<Shape>) -> Self {
         Self { dtype, shape: shape.into() }
     }
 
-    pub fn f32(shape: impl Into<Vec<usize>>) -> Self {
+    pub fn f32(shape: impl Into<Shape>) -> Self {
         Self::new(DType::F32, shape)
     }
 
-    pub fn i32(shape: impl Into<Vec<usize>>) -> Self {
+    pub fn i32(shape: impl Into<Shape>) -> Self {
         Self::new(DType::I32, shape)
     }
 

@@ -65,7 +65,7 @@ fn check(logits: &Type, targets: &Type, smoothing: f32) -> Result<(), String> {
     if !logits.dtype.is_float() || targets.dtype != DType::I32 {
         return Err(format!("wants float logits and i32 targets, but got {logits} and {targets}; cast them"));
     }
-    if rows != targets.shape {
+    if *rows != targets.shape {
         return Err(format!("logits {logits} have {classes} classes in rows {rows:?}, but targets are {targets}"));
     }
     if *classes == 0 || !(0.0..1.0).contains(&smoothing) {

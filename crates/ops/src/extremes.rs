@@ -67,7 +67,7 @@ fn check(input: &Type, dim: usize) -> Result<(), String> {
 }
 
 fn reduced(input: &Type, dim: usize, keep: bool) -> Vec<usize> {
-    let mut shape = input.shape.clone();
+    let mut shape = input.shape.to_vec();
     if keep {
         shape[dim] = 1;
     } else {

@@ -9,7 +9,8 @@ use kolo_graph::attr::{Attr, AttrReader, AttrValue, Attrs};
 use kolo_graph::op::{Declared, Describe, OpKind};
 use kolo_graph::rewrite::Rebuild;
 use kolo_graph::{
-    Arg, Case, Cases, CpuCx, DType, Dense, Graph, NodeId, Op, Operand, Operands, Phase, Type, ValueId, checked_types,
+    Arg, Case, Cases, CpuCx, DType, Dense, Graph, NodeId, Op, Operand, Operands, Phase, Shape, Type, ValueId,
+    checked_types,
 };
 use std::sync::Arc;
 
@@ -174,7 +175,7 @@ struct Group {
     members: Vec<NodeId>,
     inputs: Vec<ValueId>,
     phase: Phase,
-    shape: Vec<usize>,
+    shape: Shape,
 }
 
 /// Joins chains of elementwise ops.
@@ -294,7 +295,7 @@ fn rebuild(graph: &Graph, groups: &[Group], group_of: &[Option<usize>], readers:
             group.members.iter().map(|member| graph.node(*member).outputs[0]).filter(leaves).collect();
         let registers = outputs.iter().map(|value| register(*value)).collect();
         let op =
-            Fused::new(group.inputs.len(), group.members.iter().map(step).collect(), registers, group.shape.clone());
+            Fused::new(group.inputs.len(), group.members.iter().map(step).collect(), registers, group.shape.to_vec());
         let inputs = group.inputs.iter().map(|value| rebuild.get(*value)).collect();
         let types = vec![Type::f32(group.shape.clone()); outputs.len()];
         let fused = rebuild.new.push_typed(Arc::new(op), inputs, types, node.scope.clone(), node.stage);

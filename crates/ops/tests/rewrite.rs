@@ -8,8 +8,8 @@ use std::path::Path;
 
 fn apply(name: &str, graph: Graph) -> Graph {
     match name {
-        "eliminate_dead" => rewrite::eliminate_dead(&graph),
-        "merge_common" => rewrite::merge_common(&graph),
+        "eliminate_dead" => rewrite::eliminate_dead(graph),
+        "merge_common" => rewrite::merge_common(graph),
         "fuse_elementwise" => fuse_elementwise(&graph),
         "gradients" => differentiate(graph),
         other => panic!("there is no rewrite `{other}`"),

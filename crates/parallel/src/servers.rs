@@ -36,7 +36,7 @@ pub fn worker_graph(graph: &Graph) -> Graph {
         }
     }
     (rebuild.new.outputs, rebuild.new.updates) = (outputs, updates);
-    eliminate_dead(&rebuild.new)
+    eliminate_dead(rebuild.new)
 }
 
 /// The name of the input through which a server takes a parameter's gradient.
@@ -99,7 +99,7 @@ pub fn server_graph(graph: &Graph, servers: usize, server: usize) -> Graph {
         pieces.iter().all(|piece| shown_by(&rebuild.new, *piece) == state)
     };
     rebuild.new.updates = pairs.into_iter().filter(|(state, value)| !same(*state, *value)).collect();
-    eliminate_dead(&rebuild.new)
+    eliminate_dead(rebuild.new)
 }
 
 /// The name of the input through which a server takes a sum that is no gradient, by its number among those.
@@ -139,7 +139,7 @@ fn gradient_input(rebuild: &mut Rebuild<'_>, graph: &Graph, sum: ValueId) -> Val
 
 fn step_input(rebuild: &mut Rebuild<'_>, name: String, graph: &Graph, like: ValueId) -> ValueId {
     let ty = graph.ty(like).clone();
-    let input = Input { name, dtype: ty.dtype, shape: ty.shape.clone(), per_step: true };
+    let input = Input { name, dtype: ty.dtype, shape: ty.shape.to_vec(), per_step: true };
     let node = rebuild.new.push_typed(Arc::new(input), Vec::new(), vec![ty], "".into(), Stage::Update);
     rebuild.new.node(node).outputs[0]
 }

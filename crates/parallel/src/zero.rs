@@ -207,7 +207,7 @@ impl<'g> Plan<'g> {
                 continue;
             }
             let ty = self.graph.ty(*id);
-            let zero = Full { value: 0.0, dtype: ty.dtype, shape: ty.shape.clone() };
+            let zero = Full { value: 0.0, dtype: ty.dtype, shape: ty.shape.to_vec() };
             let node = rebuild.new.push_typed(Arc::new(zero), vec![], vec![ty.clone()], "".into(), Stage::Update);
             inputs.push(rebuild.new.node(node).outputs[0]);
         }
@@ -257,6 +257,6 @@ impl<'g> Plan<'g> {
         rebuild.new.outputs = graph.outputs.iter().map(|(name, id)| (name.clone(), rebuild.get(*id))).collect();
         rebuild.new.updates = updates;
         // States of other ranks' tensors have no reader left.
-        kolo_graph::rewrite::eliminate_dead(&rebuild.new)
+        kolo_graph::rewrite::eliminate_dead(rebuild.new)
     }
 }

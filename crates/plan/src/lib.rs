@@ -110,12 +110,17 @@ pub fn memory(graph: &Graph, options: Options) -> MemoryPlan {
 
 /// Counts a step of `graph` as the executor will run it with these options.
 pub fn cost(graph: &Graph, options: Options) -> Cost {
+    cost_in(graph, options, memory(graph, options))
+}
+
+/// As [`cost`], of a step whose memory is planned already.
+pub fn cost_in(graph: &Graph, options: Options, memory: MemoryPlan) -> Cost {
     let mut cost = Cost {
         parameters: graph.parameter_count(),
         flops: ByStage::default(),
         product_flops: ByStage::default(),
         bytes: ByStage::default(),
-        memory: memory(graph, options),
+        memory,
         calls: 0,
     };
     null::walk(graph, options, |visit| {

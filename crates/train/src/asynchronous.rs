@@ -47,7 +47,7 @@ const LOOK_UP: Duration = Duration::from_millis(20);
 /// The step before any cut. Servers clip only where they see the whole gradient.
 fn whole_graph(job: &Job, roles: Roles) -> Result<Graph, Error> {
     let clip = job.clip.filter(|_| roles.synchronous());
-    Ok(optimise(&training_graph(&*job.model, &job.optimizer, clip, job.grain_batch(), job.grains)?))
+    Ok(optimise(training_graph(&*job.model, &job.optimizer, clip, job.grain_batch(), job.grains)?))
 }
 
 /// A communicator for every pair of worker and server that this rank is in, by the other's number.

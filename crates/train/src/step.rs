@@ -132,15 +132,15 @@ fn ignored_inside<'b>(builder: &'b Builder, formulas: &[Tensor<'b>]) -> Option<T
 }
 
 /// A step as one of the workers of a mesh runs it.
-pub fn spread(graph: &Graph, parallel: &Parallel, mesh: &Mesh) -> Graph {
+pub fn spread(graph: Graph, parallel: &Parallel, mesh: &Mesh) -> Graph {
     if mesh.ranks() == 1 {
-        return graph.clone();
+        return graph;
     }
     let bytes = parallel.bucket_bytes;
     let graph = match (parallel.zero, parallel.central) {
-        (_, true) => central::share_weights(graph, mesh, bytes),
-        (0, _) => data::sum_over_ranks(graph, bytes),
-        _ => zero::shard_optimizer(graph, mesh, bytes),
+        (_, true) => central::share_weights(&graph, mesh, bytes),
+        (0, _) => data::sum_over_ranks(&graph, bytes),
+        _ => zero::shard_optimizer(&graph, mesh, bytes),
     };
     debug_verify(&graph, "spread");
     graph
@@ -194,10 +194,10 @@ fn confusion<'b>(builder: &'b Builder, logits: Tensor<'b>, labels: Tensor<'b>) -
 }
 
 /// The rewrites every graph goes through before it runs. They change no bit of any result.
-pub fn optimise(graph: &Graph) -> Graph {
+pub fn optimise(graph: Graph) -> Graph {
     let graph = eliminate_dead(graph);
     debug_verify(&graph, "eliminate_dead");
-    let graph = merge_common(&graph);
+    let graph = merge_common(graph);
     debug_verify(&graph, "merge_common");
     let graph = fuse_elementwise(&graph);
     debug_verify(&graph, "fuse_elementwise");

@@ -3,7 +3,7 @@
 
 mod evaluation;
 
-pub use evaluation::{Evaluation, evaluation_bytes, metric_names};
+pub use evaluation::{Evaluation, count_beside, evaluation_bytes, metric_names};
 
 use crate::error::Error;
 use crate::held::HeldBatch;
@@ -35,6 +35,8 @@ pub struct Trainer {
     job: Arc<Job>,
     store: Store,
     session: Session,
+    /// What the workers agreed to hold.
+    memory: MemoryPlan,
     threads: usize,
     step: usize,
     /// Sessions by batch size; a last, smaller batch needs its own.
@@ -55,22 +57,27 @@ pub struct Trainer {
 impl Trainer {
     /// Compiles the job's step for these options (`options.grains` must be the job's).
     pub fn new(job: Arc<Job>, options: Options) -> Result<Self, Error> {
-        let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?;
-        let graph = optimise(&graph);
-        let plan = planned(&graph, options, evaluation_bytes(&job, options.threads, 0, 1)?);
-        room::check(&plan, Tenants::alone(&plan))?;
+        let ((graph, memory), evaluation) = count_beside(&job, options.threads, 0, 1, || {
+            let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?;
+            let graph = optimise(graph);
+            let memory = kolo_plan::memory(&graph, options);
+            Ok((graph, memory))
+        })?;
+        let memory = MemoryPlan { evaluation, ..memory };
+        room::check(&memory, Tenants::alone(&memory))?;
         let store = Store::new(&graph, job.seed);
         let session = Session::try_new(graph, &store, options)?;
-        Ok(Self::with_session(job, store, session, options, None))
+        Ok(Self::with_session(job, store, session, memory, None))
     }
 
     fn with_session(
         job: Arc<Job>,
         store: Store,
         session: Session,
-        options: Options,
+        memory: MemoryPlan,
         world: Option<Arc<Communicator>>,
     ) -> Self {
+        let options = session.options();
         let dropout_key = Stream::new(job.seed, "dropout").key();
         let first_grain = world.as_ref().map_or(0, |world| world.rank() * options.grains);
         let (evaluators, evaluation_batch) = (Vec::new(), None);
@@ -81,6 +88,7 @@ impl Trainer {
             store,
             session,
             threads,
+            memory,
             step: 0,
             evaluators,
             evaluation_batch,
@@ -99,24 +107,27 @@ impl Trainer {
     /// One of several workers. Each compiles the job's step for its own share of the grains, with the exchange in it.
     pub fn among(job: Arc<Job>, threads: usize, world: Arc<Communicator>) -> Result<Self, Error> {
         let options = Options::for_grains(job.grains / world.size(), threads);
-        let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?;
-        let graph = optimise(&graph);
         let mesh = Mesh::data(world.size(), world.rank()).expect("a rank is below the size");
         let parallel = job.parallel;
-        let graph = spread(&graph, &parallel, &mesh);
-        let evaluation = evaluation_bytes(&job, threads, world.rank(), world.size())?;
-        room::check_among(&planned(&graph, options, evaluation), parallel.central, &world)?;
+        let ((graph, memory), evaluation) = count_beside(&job, threads, world.rank(), world.size(), || {
+            let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?;
+            let graph = spread(optimise(graph), &parallel, &mesh);
+            let memory = kolo_plan::memory(&graph, options);
+            Ok((graph, memory))
+        })?;
+        let memory = MemoryPlan { evaluation, ..memory };
+        room::check_among(&memory, parallel.central, &world)?;
         let lane: Arc<dyn Collectives> = match parallel.narrow {
             true => Arc::new(NarrowLane::new(Arc::clone(&world))?),
             false => Arc::new(CommLane::new(Arc::clone(&world))),
         };
         let bytes = Store::params_bytes(&graph);
-        let memory = match (parallel.zero, parallel.central) {
+        let weights = match (parallel.zero, parallel.central) {
             (_, true) => central_memory(&world, bytes)?,
             (0, _) => Memory::new(bytes),
             _ => lane.memory(bytes)?,
         };
-        let store = Store::in_memory(&graph, memory);
+        let store = Store::in_memory(&graph, weights);
         store.initialise_where(job.seed, |entry| !(parallel.central && entry.trained && world.rank() > 0));
         world.barrier()?;
         let session = Session::with_collectives(graph, &store, options, lane)?;
@@ -126,7 +137,7 @@ impl Trainer {
             let hint = "write `zero = 1` instead of `central = true`";
             return Err(Error::Together(Fault::BadCall(format!("{message}\n  hint: {hint}"))));
         }
-        Ok(Self::with_session(job, store, session, options, Some(world)))
+        Ok(Self::with_session(job, store, session, memory, Some(world)))
     }
 
     /// A worker of parameter servers: gradients go out and weights come in between a step's grains and its end. `world` has
@@ -134,14 +145,15 @@ impl Trainer {
     pub fn served(job: Arc<Job>, threads: usize, workers: usize, world: &Communicator) -> Result<Self, Error> {
         let (options, worker) = (Options::for_grains(job.grains / workers, threads), world.rank());
         let graph = training_graph(&*job.model, &job.optimizer, None, job.grain_batch(), job.grains)?;
-        let graph = servers::worker_graph(&optimise(&graph));
+        let graph = servers::worker_graph(&optimise(graph));
         debug_verify(&graph, "worker_graph");
         // The first worker evaluates.
         let evaluation = if worker == 0 { evaluation_bytes(&job, threads, 0, 1)? } else { 0 };
-        room::check_among(&planned(&graph, options, evaluation), false, world)?;
+        let memory = MemoryPlan { evaluation, ..kolo_plan::memory(&graph, options) };
+        room::check_among(&memory, false, world)?;
         let store = Store::new(&graph, job.seed);
         let session = Session::try_new(graph, &store, options)?;
-        let mut trainer = Self::with_session(job, store, session, options, None);
+        let mut trainer = Self::with_session(job, store, session, memory, None);
         trainer.first_grain = worker * options.grains;
         Ok(trainer)
     }
@@ -173,6 +185,11 @@ impl Trainer {
     /// The other workers, if there are any.
     pub fn world(&self) -> Option<&Arc<Communicator>> {
         self.world.as_ref()
+    }
+
+    /// Bytes that this worker was planned to take.
+    pub fn memory(&self) -> MemoryPlan {
+        self.memory
     }
 
     pub fn job(&self) -> &Arc<Job> {
@@ -332,10 +349,6 @@ impl Trainer {
             ),
         }
     }
-}
-
-fn planned(graph: &Graph, options: Options, evaluation: usize) -> MemoryPlan {
-    MemoryPlan { evaluation, ..kolo_plan::memory(graph, options) }
 }
 
 /// The parameters of all ranks of a host in the memory of the first.

@@ -76,7 +76,7 @@ fn compare(built: &Built, inputs: &[Dense]) {
     for (id, op) in built.graph.inputs() {
         let slot: usize = op.name[1..].parse().unwrap();
         if slot >= inputs.len() {
-            extra.push((slot, built.graph.ty(id).shape.clone()));
+            extra.push((slot, built.graph.ty(id).shape.to_vec()));
         }
     }
     extra.sort();

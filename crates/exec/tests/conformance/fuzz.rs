@@ -102,8 +102,11 @@ fn change_types(args: &mut Vec<Arg>, dice: &mut Dice) {
                 arg.domain = plain(dtype);
             }
         }
-        3 => args[at].ty.shape.push(dice.pick(&SIZES)),
-        4 => drop(args[at].ty.shape.pop()),
+        3 => {
+            let size = dice.pick(&SIZES);
+            args[at].ty.shape = args[at].ty.shape.iter().copied().chain([size]).collect();
+        }
+        4 => args[at].ty.shape = args[at].ty.shape.split_last().map_or([].into(), |(_, rest)| rest.into()),
         5 if args[at].ty.rank() > 0 => {
             let dim = dice.below(args[at].ty.rank());
             args[at].ty.shape[dim] = if dice.one_in(4) { dice.pick(&HUGE) } else { dice.pick(&SIZES) };

@@ -114,7 +114,7 @@ fn four_dims(what: &str, ty: &Type) -> Result<[usize; 4], String> {
     if ty.dtype != DType::F32 {
         return Err(format!("{what} must be f32, but is {ty}; cast it"));
     }
-    <[usize; 4]>::try_from(ty.shape.as_slice()).map_err(|_| format!("{what} must have 4 dims, but is {ty}; reshape it"))
+    <[usize; 4]>::try_from(&*ty.shape).map_err(|_| format!("{what} must have 4 dims, but is {ty}; reshape it"))
 }
 
 fn per_group(what: &str, channels: usize, groups: usize) -> Result<usize, String> {

@@ -11,6 +11,7 @@ use kolo_exec::cpu::planned_bytes;
 use kolo_exec::{Feed, Options, Session};
 use kolo_graph::{Graph, layout};
 use std::ops::Range;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 
 /// Means over the held-out samples, or over those of their targets that count.
@@ -38,7 +39,7 @@ const ACTIVATION_BYTES_MAX: usize = 64 << 20;
 const BATCHES_PER_ROUND: usize = 64;
 
 fn graph_of(job: &Job, batch: usize) -> Result<Graph, Error> {
-    Ok(optimise(&evaluation_graph(&*job.model, batch)?))
+    Ok(optimise(evaluation_graph(&*job.model, batch)?))
 }
 
 /// Samples of an evaluation's batch. They depend on the job alone, and so do the means.
@@ -65,13 +66,28 @@ pub fn evaluation_bytes(job: &Job, threads: usize, rank: usize, ranks: usize) ->
     [whole].into_iter().chain(rest).map(bytes).sum()
 }
 
-impl Trainer {
-    /// Bytes that this worker's evaluations take.
-    pub fn evaluation_bytes(&self) -> Result<usize, Error> {
-        let (rank, ranks) = self.place();
-        evaluation_bytes(&self.job, self.threads, rank, ranks)
-    }
+/// Counts [`evaluation_bytes`] while `work` is done: neither needs the other, and of a deep model each takes its time.
+pub fn count_beside<T>(
+    job: &Job,
+    threads: usize,
+    rank: usize,
+    ranks: usize,
+    work: impl FnOnce() -> Result<T, Error>,
+) -> Result<(T, usize), Error> {
+    let count = || evaluation_bytes(job, threads, rank, ranks);
+    std::thread::scope(|scope| {
+        let beside = std::thread::Builder::new().spawn_scoped(scope, count);
+        let done = work();
+        // Where no thread is to be had, one after the other.
+        let counted = match beside {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            Err(_) => count(),
+        };
+        Ok((done?, counted?))
+    })
+}
 
+impl Trainer {
     /// This worker's rank, and the number of workers who evaluate.
     fn place(&self) -> (usize, usize) {
         self.world.as_ref().map_or((0, 1), |world| (world.rank(), world.size()))

@@ -12,7 +12,7 @@ fn cost(model: &str, source: &str, batch: usize) -> Cost {
     );
     let job = job(&text);
     let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains).unwrap();
-    kolo_plan::cost(&optimise(&graph), Options::single(1))
+    kolo_plan::cost(&optimise(graph), Options::single(1))
 }
 
 #[test]

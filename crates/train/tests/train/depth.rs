@@ -47,8 +47,8 @@ fn record<R>(passes: &mut Passes, name: &'static str, work: impl FnOnce() -> R) 
 fn passes(make: impl Fn() -> Graph) -> Passes {
     let mut all = Passes::new();
     let raw = record(&mut all, "building", make);
-    let graph = record(&mut all, "eliminate_dead", || rewrite::eliminate_dead(&raw));
-    let graph = record(&mut all, "merge_common", || rewrite::merge_common(&graph));
+    let graph = record(&mut all, "eliminate_dead", || rewrite::eliminate_dead(raw.clone()));
+    let graph = record(&mut all, "merge_common", || rewrite::merge_common(graph));
     let graph = record(&mut all, "fuse_elementwise", || fuse_elementwise(&graph));
     record(&mut all, "verify", || verify::verify(&graph)).unwrap();
     record(&mut all, "printing", || graph.to_string());
@@ -124,7 +124,7 @@ fn a_deep_gpt_is_compiled_in_linear_time() {
     assert_linear("GPT", 24, make);
     let evaluation = |layers: usize| {
         let job = job(&format!("[model]\nkind = \"gpt\"\nlayers = {layers}\n[data]\nsource = \"synthetic:tokens\"\n"));
-        steps::of(|| layout::plan(&optimise(&evaluation_graph(&*job.model, 2).unwrap()), 1, 1)).1
+        steps::of(|| layout::plan(&optimise(evaluation_graph(&*job.model, 2).unwrap()), 1, 1)).1
     };
     assert!(evaluation(32) as f64 <= GROWTH_MAX * evaluation(16) as f64);
 }

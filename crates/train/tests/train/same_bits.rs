@@ -124,7 +124,7 @@ fn rewrites_do_not_matter() {
             }
             store.digest()
         };
-        assert_eq!(loss(raw.clone()), loss(optimise(&raw)), "{name}");
+        assert_eq!(loss(raw.clone()), loss(optimise(raw)), "{name}");
     }
 }
 
