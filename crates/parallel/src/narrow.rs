@@ -3,13 +3,69 @@
 //! Half the bytes travel; what rounding takes away is kept and added in the next step (error feedback). Whatever is no
 //! gradient travels as it is. Exchanges run in order on a thread with a communicator of its own.
 
+use crate::data::{self, param_of};
 use crate::lane::{request, shared_memory};
+use crate::strategy::{Facts, Key, KeyValue, Part, Refusal, Strategy, StrategyKind};
 use kolo_comm::compress::{self, Feedback};
 use kolo_comm::{Communicator, Fault, Reduction};
 use kolo_exec::{Collectives, Exchange, ExchangeError, ExchangeKind, Memory};
-use std::collections::VecDeque;
+use kolo_graph::Graph;
+use kolo_graph::collective::AllReduce;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+
+const WIRE: Key = Key {
+    name: "wire",
+    value: KeyValue::Choice(&["f32", "bf16"]),
+    doc: "bf16: gradients travel in half the bytes, and what rounding takes is added in the next step; needs \
+          `job.reproducible = false`",
+};
+
+pub const KIND: StrategyKind = StrategyKind {
+    name: "narrow",
+    doc: "gradients travel as bf16, and what rounding takes away is added in the next step",
+    keys: &[WIRE],
+    read: |settings| Ok((WIRE.choice(settings)? == "bf16").then(|| Arc::new(Narrow) as Arc<dyn Strategy>)),
+};
+
+/// Gradients travel as bf16.
+#[derive(Clone, Copy, Debug)]
+pub struct Narrow;
+
+impl Strategy for Narrow {
+    fn name(&self) -> &'static str {
+        KIND.name
+    }
+    fn part(&self) -> Part {
+        Part::Transfer
+    }
+    fn written(&self) -> String {
+        "parallel.wire = \"bf16\"".into()
+    }
+    fn check(&self, job: Facts, others: &[&dyn Strategy]) -> Result<(), Refusal> {
+        if job.reproducible {
+            let hint = "write `reproducible = false` under [job], or `wire = \"f32\"`";
+            return Err(Refusal::of_key(&WIRE, "is \"bf16\", which changes the bits of the sums", hint));
+        }
+        // Only whole sums are known to travel; the shares of a sharded optimizer do not.
+        if others.iter().any(|other| other.part() == Part::Update && other.name() != data::KIND.name) {
+            return Err(Refusal::of_key(&WIRE, "is \"bf16\" beside a sharded optimizer", "keep one of the two"));
+        }
+        Ok(())
+    }
+    fn lane(&self, graph: &Graph, world: &Arc<Communicator>) -> Option<Result<Arc<dyn Collectives>, Fault>> {
+        let lane = NarrowLane::new(Arc::clone(world), gradient_exchanges(graph));
+        Some(lane.map(|lane| Arc::new(lane) as Arc<dyn Collectives>))
+    }
+}
+
+/// The exchanges in which nothing but gradients is summed.
+fn gradient_exchanges(graph: &Graph) -> BTreeSet<String> {
+    let sums = graph.nodes.iter().filter(|node| node.op.is::<AllReduce>());
+    let gradients = sums.filter(|node| node.inputs.iter().all(|id| !param_of(graph, *id).is_empty()));
+    gradients.map(|node| node.scope.to_string()).collect()
+}
 
 #[derive(Debug)]
 pub struct NarrowLane {
@@ -22,6 +78,8 @@ pub struct NarrowLane {
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    /// The exchanges that travel as bf16, by name.
+    narrow: BTreeSet<String>,
 }
 
 #[derive(Debug, Default)]
@@ -59,7 +117,7 @@ impl Shared {
             let exchange = state.exchanges[number].clone();
             feedback.resize_with(state.exchanges.len(), Feedback::new);
             drop(state);
-            let outcome = run(own, &exchange, &mut feedback[number]);
+            let outcome = self.run(own, &exchange, &mut feedback[number]);
             state = self.lock();
             match outcome {
                 Ok(()) => state.finished += 1,
@@ -72,23 +130,23 @@ impl Shared {
             self.changed.notify_all();
         }
     }
-}
 
-fn run(own: &Communicator, exchange: &Exchange, feedback: &mut Feedback) -> Result<(), Fault> {
-    if exchange.kind == ExchangeKind::AllReduce && exchange.name.starts_with("bucket") {
-        // SAFETY: the session lends the memory until `wait` on this exchange returns.
-        let data = unsafe { std::slice::from_raw_parts_mut(exchange.data, exchange.elements) };
-        return compress::all_reduce(own, data, Reduction::Sum, feedback);
+    fn run(&self, own: &Communicator, exchange: &Exchange, feedback: &mut Feedback) -> Result<(), Fault> {
+        if exchange.kind == ExchangeKind::AllReduce && self.narrow.contains(&exchange.name) {
+            // SAFETY: the session lends the memory until `wait` on this exchange returns.
+            let data = unsafe { std::slice::from_raw_parts_mut(exchange.data, exchange.elements) };
+            return compress::all_reduce(own, data, Reduction::Sum, feedback);
+        }
+        // SAFETY: as above.
+        unsafe { own.call(&request(exchange, own.rank())) }
     }
-    // SAFETY: as above.
-    unsafe { own.call(&request(exchange, own.rank())) }
 }
 
 impl NarrowLane {
-    /// All ranks call it together.
-    pub fn new(world: Arc<Communicator>) -> Result<Self, Fault> {
+    /// A lane on which the sums of these exchanges travel as bf16. All ranks call it together.
+    pub fn new(world: Arc<Communicator>, narrow: BTreeSet<String>) -> Result<Self, Fault> {
         let own = world.split(0, world.rank() as i64)?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared { narrow, ..Shared::default() });
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("comm".into()).spawn(move || theirs.serve(&own));
         let thread = thread.map_err(|error| Fault::thread("starting the thread for collectives", &error))?;

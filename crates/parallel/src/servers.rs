@@ -7,8 +7,10 @@
 
 use crate::cut::{Others, Owned, param_updates};
 use crate::data::{buckets, copy_grains, param_of};
-use crate::mesh::Mesh;
-use crate::zero::shard;
+use crate::mesh::{DATA, Mesh};
+use crate::strategy::{Facts, Part, Purpose, Refusal, Strategy, StrategyKind};
+use crate::zero::{self, shard};
+use crate::{central, data, narrow};
 use kolo_graph::collective::{AllGather, AllReduce, ReduceScatter};
 use kolo_graph::graph::Phase;
 use kolo_graph::layout::shown_by;
@@ -19,6 +21,83 @@ use kolo_graph::{Graph, Stage, ValueId};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
+
+/// The command line chooses it, as it says how many processes there are.
+pub const KIND: StrategyKind = StrategyKind {
+    name: "servers",
+    doc: "parameter servers (`--async`): workers push gradients, servers update and hand the weights back",
+    keys: &[],
+    read: |_| Ok(None),
+};
+
+/// Who does what, and how far workers may drift apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Roles {
+    pub workers: usize,
+    pub servers: usize,
+    /// `None`: no bound.
+    pub staleness: Option<u64>,
+}
+
+impl Roles {
+    pub fn synchronous(&self) -> bool {
+        self.staleness == Some(0)
+    }
+
+    /// The number of a rank among the servers, who come after the workers.
+    pub fn server(&self, rank: usize) -> Option<usize> {
+        rank.checked_sub(self.workers)
+    }
+}
+
+/// Parameter servers with their number.
+#[derive(Clone, Copy, Debug)]
+pub struct Servers(pub Roles);
+
+impl Strategy for Servers {
+    fn name(&self) -> &'static str {
+        KIND.name
+    }
+    fn part(&self) -> Part {
+        Part::Update
+    }
+    fn written(&self) -> String {
+        "--async".into()
+    }
+    fn check(&self, job: Facts, others: &[&dyn Strategy]) -> Result<(), Refusal> {
+        let refused = |what: String, name: &str, why: &str| {
+            let message = format!("`{what}` with --async: {why}");
+            Err(Refusal::new(message, format!("leave {name} out, or train synchronously")))
+        };
+        if job.early_stop {
+            return refused("train.early_stop".into(), "early_stop", "workers do not end together");
+        }
+        for other in others {
+            let (key, why) = match other.name() {
+                name if name == data::KIND.name => continue,
+                name if name == zero::KIND.name => {
+                    (name, "the servers keep the optimizer, and no worker has a share of it")
+                }
+                name if name == central::KIND.name => (name, "the servers keep the weights, and each worker a copy"),
+                name if name == narrow::KIND.name => ("wire", "gradients travel to the servers as f32"),
+                name => (name, "workers with servers split the batch and nothing else"),
+            };
+            return refused(other.written(), key, why);
+        }
+        Ok(())
+    }
+    /// A worker never clips inside its graph. Servers clip only where they see the whole gradient.
+    fn clip(&self, clip: Option<f32>, purpose: Purpose) -> Option<f32> {
+        clip.filter(|_| purpose == Purpose::Server && self.0.synchronous())
+    }
+    fn rewrite(&self, graph: Graph, purpose: Purpose, mesh: &Mesh) -> Graph {
+        match purpose {
+            Purpose::Training => worker_graph(&graph),
+            Purpose::Server => server_graph(&graph, mesh.size(DATA), mesh.coordinate(DATA)),
+            Purpose::Evaluation { .. } => graph,
+        }
+    }
+}
 
 /// The worker's part: everything up to the sums, and the statistics that belong to no optimizer.
 pub fn worker_graph(graph: &Graph) -> Graph {
