@@ -30,6 +30,6 @@ pub use builder::{Builder, Tensor};
 pub use graph::{Graph, GraphError, Node, NodeId, Phase, Stage, ValueId};
 pub use op::{Arg, Case, Cases, CpuCx, Declared, Dense, Describe, Domain, GradCx, Op, OpKind, Taker, Tile};
 pub use operand::{Operand, Operands, checked_types};
-pub use sources::Init;
+pub use sources::{Init, InputRole};
 pub use team::Team;
 pub use types::{DType, Shape, Type};

@@ -62,7 +62,8 @@ impl Parallel {
             let others: Vec<&dyn Strategy> = others.map(|(_, other)| &**other).collect();
             one.check(job, &others)?;
         }
-        let rivals = strategies.windows(2).find(|pair| pair[0].part() == pair[1].part() && pair[0].part() != Part::Model);
+        let rivals =
+            strategies.windows(2).find(|pair| pair[0].part() == pair[1].part() && pair[0].part() != Part::Model);
         match rivals {
             Some(pair) => {
                 let message = format!("`{}` cannot be combined with `{}`", pair[1].written(), pair[0].written());

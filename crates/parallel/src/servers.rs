@@ -16,7 +16,7 @@ use kolo_graph::graph::Phase;
 use kolo_graph::layout::shown_by;
 use kolo_graph::piece::{Join, Piece};
 use kolo_graph::rewrite::{Rebuild, eliminate_dead};
-use kolo_graph::sources::{GrainSum, Input, Param, State};
+use kolo_graph::sources::{GrainSum, Input, InputRole, Param, State};
 use kolo_graph::{Graph, Stage, ValueId};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -218,7 +218,8 @@ fn gradient_input(rebuild: &mut Rebuild<'_>, graph: &Graph, sum: ValueId) -> Val
 
 fn step_input(rebuild: &mut Rebuild<'_>, name: String, graph: &Graph, like: ValueId) -> ValueId {
     let ty = graph.ty(like).clone();
-    let input = Input { name, dtype: ty.dtype, shape: ty.shape.to_vec(), per_step: true };
+    let (dtype, shape, role) = (ty.dtype, ty.shape.to_vec(), InputRole::Data);
+    let input = Input { name, dtype, shape, per_step: true, role };
     let node = rebuild.new.push_typed(Arc::new(input), Vec::new(), vec![ty], "".into(), Stage::Update);
     rebuild.new.node(node).outputs[0]
 }

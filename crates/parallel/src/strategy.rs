@@ -43,10 +43,20 @@ pub struct Key {
 /// What may be written for a key, and what counts if nothing is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum KeyValue {
-    Flag { default: bool },
+    Flag {
+        default: bool,
+    },
     /// A reader refuses what exceeds `most` in its own words.
-    Count { default: usize, least: usize, most: usize },
-    Number { default: f64, low: f64, high: f64 },
+    Count {
+        default: usize,
+        least: usize,
+        most: usize,
+    },
+    Number {
+        default: f64,
+        low: f64,
+        high: f64,
+    },
     /// The first is the default.
     Choice(&'static [&'static str]),
 }
