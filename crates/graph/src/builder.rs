@@ -194,7 +194,8 @@ impl Builder {
     /// A state tensor under the current scope.
     pub fn state(&self, name: &str, ty: Type, init: Init) -> Tensor<'_> {
         let name = self.qualify(name);
-        self.find_or(&name, State { name: name.clone(), dtype: ty.dtype, shape: ty.shape.to_vec(), init })
+        let (dtype, shape, of) = (ty.dtype, ty.shape.to_vec(), String::new());
+        self.find_or(&name, State { name: name.clone(), dtype, shape, init, of, start: 0 })
     }
 
     pub fn full(&self, value: f64, ty: Type) -> Tensor<'_> {

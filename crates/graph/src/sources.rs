@@ -107,8 +107,11 @@ op! {
     pub struct Param = "param" { name: String, shape: Vec<usize>, init: Init }
 }
 op! {
-    /// A tensor that persists between steps without being trained: a moment, a running average.
-    pub struct State = "state" { name: String, dtype: DType, shape: Vec<usize>, init: Init }
+    /// A tensor that persists between steps without being trained: a moment, a running average. One rank's shard of a tensor is
+    /// a state with a name of its own, which says of which tensor it has the elements from `start` on.
+    pub struct State = "state" {
+        name: String, dtype: DType, shape: Vec<usize>, init: Init, of: String = String::new(), start: usize = 0
+    }
 }
 op! {
     /// A tensor of one repeated number.
@@ -146,6 +149,13 @@ macro_rules! source {
             }
         }
     };
+}
+
+impl State {
+    /// The tensor whose elements it has, and the first of them.
+    pub fn shard(&self) -> (&str, usize) {
+        if self.of.is_empty() { (&self.name, 0) } else { (&self.of, self.start) }
+    }
 }
 
 source!(Input, |self| Type::new(self.dtype, self.shape.clone()));

@@ -64,7 +64,7 @@ impl Strategy for Data {
 }
 
 /// Whether a graph's sums over grains are shared by several ranks.
-pub(crate) fn is_shared(purpose: Purpose, mesh: &Mesh) -> bool {
+pub fn is_shared(purpose: Purpose, mesh: &Mesh) -> bool {
     purpose == Purpose::Training && mesh.size(DATA) > 1
 }
 
@@ -85,7 +85,7 @@ fn sum_of(graph: &Graph, id: ValueId) -> Option<&GrainSum> {
 }
 
 /// The name of the parameter whose gradient a sum is.
-pub(crate) fn param_of(graph: &Graph, id: ValueId) -> &str {
+pub fn param_of(graph: &Graph, id: ValueId) -> &str {
     sum_of(graph, id).map_or("", |sum| &sum.of)
 }
 
@@ -113,7 +113,7 @@ pub fn buckets(graph: &Graph, bytes: usize) -> Vec<Bucket> {
 }
 
 /// Starts a rewrite: copies what runs up to and including the sums over grains.
-pub(crate) fn copy_grains<'g>(graph: &'g Graph) -> (Rebuild<'g>, Vec<&'g Node>) {
+pub fn copy_grains<'g>(graph: &'g Graph) -> (Rebuild<'g>, Vec<&'g Node>) {
     let mut rebuild = Rebuild::new(graph);
     let mut after = Vec::new();
     for (node, phase) in graph.nodes.iter().zip(graph.phases()) {
@@ -127,14 +127,14 @@ pub(crate) fn copy_grains<'g>(graph: &'g Graph) -> (Rebuild<'g>, Vec<&'g Node>) 
 }
 
 /// Appends a collective on these new values; its outputs.
-pub(crate) fn push_collective(graph: &mut Graph, op: impl Op, inputs: Vec<ValueId>, name: &str) -> Vec<ValueId> {
+pub fn push_collective(graph: &mut Graph, op: impl Op, inputs: Vec<ValueId>, name: &str) -> Vec<ValueId> {
     let types = graph.types(&inputs);
     let id = graph.push_typed(Arc::new(op), inputs, types, name.into(), Stage::Update);
     graph.node(id).outputs.clone()
 }
 
 /// Appends a collective on a bucket and lets readers of its sums read the outputs.
-pub(crate) fn exchange_bucket(rebuild: &mut Rebuild<'_>, op: impl Op, bucket: &Bucket) {
+pub fn exchange_bucket(rebuild: &mut Rebuild<'_>, op: impl Op, bucket: &Bucket) {
     let inputs = bucket.sums.iter().map(|id| rebuild.get(*id)).collect();
     let outputs = push_collective(&mut rebuild.new, op, inputs, &bucket.name);
     bucket.sums.iter().zip(outputs).for_each(|(old, new)| rebuild.set(*old, new));

@@ -16,7 +16,7 @@ use kolo_graph::graph::Phase;
 use kolo_graph::layout::shown_by;
 use kolo_graph::piece::{Join, Piece};
 use kolo_graph::rewrite::{Rebuild, eliminate_dead};
-use kolo_graph::sources::{GrainSum, Input, InputRole, Param, State};
+use kolo_graph::sources::{GrainSum, Input, InputRole, Param};
 use kolo_graph::{Graph, Stage, ValueId};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -105,7 +105,8 @@ pub fn worker_graph(graph: &Graph) -> Graph {
     after.into_iter().for_each(|node| {
         rebuild.copy(node);
     });
-    let updates = graph.updates.iter().filter(|(state, _)| !is_optimizers(graph, *state));
+    let servers_own = optimizer_states(graph);
+    let updates = graph.updates.iter().filter(|(state, _)| !servers_own.contains(state));
     let updates = updates.map(|(state, value)| (rebuild.get(*state), rebuild.get(*value))).collect();
     let mut outputs: Vec<(String, ValueId)> =
         graph.outputs.iter().map(|(name, id)| (name.clone(), rebuild.get(*id))).collect();
@@ -186,16 +187,35 @@ pub fn sum_name(number: usize) -> String {
     format!("sum.{number}")
 }
 
-/// Whether a state belongs to the optimizer, and so to the servers.
-fn is_optimizers(graph: &Graph, state: ValueId) -> bool {
-    let op = &graph.maker(state).op;
-    op.is::<Param>() || op.downcast::<State>().is_some_and(|op| op.name.starts_with("optim."))
+/// The parameters and states that belong to the optimizer, and so to the servers: those that follow from a gradient, and those
+/// that a new parameter follows from. What is left are statistics, such as a batch norm's averages.
+fn optimizer_states(graph: &Graph) -> BTreeSet<ValueId> {
+    let mut follows = vec![false; graph.values.len()];
+    for node in &graph.nodes {
+        let is_gradient = node.op.downcast::<GrainSum>().is_some_and(|sum| !sum.of.is_empty());
+        let from_gradient = node.inputs.iter().any(|id| follows[id.0 as usize]);
+        node.outputs.iter().for_each(|id| follows[id.0 as usize] = is_gradient || from_gradient);
+    }
+    let is_param = |id: ValueId| graph.maker(id).op.is::<Param>();
+    let mut leads = vec![false; graph.values.len()];
+    for (_, value) in graph.updates.iter().filter(|(state, _)| is_param(*state)) {
+        leads[value.0 as usize] = true;
+    }
+    // What a grain computes is no part of the update.
+    for node in graph.nodes.iter().rev().filter(|node| !node.op.is::<GrainSum>()) {
+        if node.outputs.iter().any(|id| leads[id.0 as usize]) {
+            node.inputs.iter().for_each(|id| leads[id.0 as usize] = true);
+        }
+    }
+    let own = |state: ValueId, value: ValueId| is_param(state) || leads[state.0 as usize] || follows[value.0 as usize];
+    graph.updates.iter().filter(|(state, value)| own(*state, *value)).map(|(state, _)| *state).collect()
 }
 
 /// The values that updates of the optimizer's states are computed from.
 fn needed_by_optimizer(graph: &Graph) -> Vec<bool> {
     let mut needed = vec![false; graph.values.len()];
-    for (_, value) in graph.updates.iter().filter(|(state, _)| is_optimizers(graph, *state)) {
+    let own = optimizer_states(graph);
+    for (_, value) in graph.updates.iter().filter(|(state, _)| own.contains(state)) {
         needed[value.0 as usize] = true;
     }
     for node in graph.nodes.iter().rev() {
@@ -361,6 +381,33 @@ mod tests {
         assert_eq!(shares(&step(false), 2).unwrap().servers, [0..16, 16..48]);
         let refused = shares(&step(true), 2).unwrap_err();
         assert!(refused.starts_with("parameter `b` is not trained"), "{refused}");
+    }
+
+    /// Names say nothing: what a state follows from, and what follows from it, does.
+    #[test]
+    fn servers_have_the_states_of_the_update() {
+        use kolo_graph::sources::State;
+        use kolo_graph::{Builder, Init, Type};
+        use kolo_ops::optim::Sgd;
+        use kolo_ops::prelude::*;
+        let builder = Builder::new();
+        let x = builder.input("x", Type::f32([4]));
+        let param = builder.param("p", [4], Init::ZEROS);
+        let loss = x.mul(param);
+        let gradient = loss.then(GrainSum { of: "p".into() }, &[]);
+        let speed = builder.state("speed", gradient.ty(), Init::ZEROS);
+        let counter = builder.state("counter", Type::f32([]), Init::ZEROS);
+        let op = Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
+        let moved = builder.apply_all(op, &[param, gradient, speed, counter.shift(1.0), builder.scalar(1.0)]);
+        builder.update(param, moved[0]);
+        builder.update(speed, moved[1]);
+        builder.update(counter, counter.shift(1.0));
+        let mean = loss.then(GrainSum { of: String::new() }, &[]);
+        builder.update(builder.state("optim.mean", mean.ty(), Init::ZEROS), mean);
+        let graph = builder.finish().unwrap();
+        let states = |graph: &Graph| graph.sources::<State>().map(|(_, op)| op.name.clone()).collect::<Vec<_>>();
+        assert_eq!(states(&worker_graph(&graph)), ["optim.mean"]);
+        assert_eq!(states(&server_graph(&graph, 1, 0)), ["speed", "counter"]);
     }
 
     #[test]

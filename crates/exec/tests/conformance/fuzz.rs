@@ -349,7 +349,10 @@ fn cases_of(kind: &OpKind) -> Vec<Case> {
             vec![Case::new(Input { name, dtype: DType::F32, shape, per_step: false, role: InputRole::Data }, [])]
         }
         "param" => vec![Case::new(Param { name, shape, init: Init::ZEROS }, [])],
-        "state" => vec![Case::new(State { name, dtype: DType::I32, shape, init: Init::ZEROS }, [])],
+        "state" => {
+            let state = State { name, dtype: DType::I32, shape, init: Init::ZEROS, of: String::new(), start: 0 };
+            vec![Case::new(state, [])]
+        }
         _ => (kind.cases)(),
     };
     let small = |case: &&Case| case.args.iter().map(|arg| arg.ty.elements()).sum::<usize>() <= ELEMENTS_MAX / 3;
