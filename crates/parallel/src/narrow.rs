@@ -4,6 +4,7 @@
 //! gradient travels as it is. Exchanges run in order on a thread with a communicator of its own.
 
 use crate::lane::{request, shared_memory};
+use crate::mesh::DATA;
 use kolo_comm::compress::{self, Feedback};
 use kolo_comm::{Communicator, Fault, Reduction};
 use kolo_exec::{Collectives, Exchange, ExchangeError, ExchangeKind, Memory};
@@ -75,9 +76,9 @@ impl Shared {
 }
 
 fn run(own: &Communicator, exchange: &Exchange, feedback: &mut Feedback) -> Result<(), Fault> {
-    if exchange.kind == ExchangeKind::AllReduce && exchange.name.starts_with("bucket") {
+    if exchange.kind == ExchangeKind::AllReduce && exchange.of_gradients {
         // SAFETY: the session lends the memory until `wait` on this exchange returns.
-        let data = unsafe { std::slice::from_raw_parts_mut(exchange.data, exchange.elements) };
+        let data = unsafe { std::slice::from_raw_parts_mut(exchange.output.cast::<f32>(), exchange.elements) };
         return compress::all_reduce(own, data, Reduction::Sum, feedback);
     }
     // SAFETY: as above.
@@ -97,21 +98,25 @@ impl NarrowLane {
 }
 
 impl Collectives for NarrowLane {
-    fn size(&self) -> usize {
-        self.world.size()
+    fn size(&self, axis: &str) -> usize {
+        if axis == DATA { self.world.size() } else { 1 }
     }
 
     fn memory(&self, bytes: usize) -> Result<Memory, ExchangeError> {
         shared_memory(&self.world, bytes)
     }
 
-    fn prepare(&self, exchanges: Vec<Exchange>) -> usize {
+    fn prepare(&self, exchanges: Vec<Exchange>, _lanes: usize) -> Result<usize, ExchangeError> {
+        if let Some(other) = exchanges.iter().find(|exchange| exchange.axis != DATA || exchange.lane.is_some()) {
+            let message = format!("`{}` is exchanged inside a grain or along the axis `{}`", other.name, other.axis);
+            return Err(Fault::BadCall(format!("{message}, which compressed gradients do not go with")).into());
+        }
         let mut state = self.shared.lock();
         let first = state.exchanges.len();
         state.exchanges.extend(exchanges);
         let count = state.exchanges.len();
         state.started_at.resize(count, 0);
-        first
+        Ok(first)
     }
 
     fn start(&self, number: usize) {

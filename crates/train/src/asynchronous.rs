@@ -12,8 +12,7 @@ use crate::timeline::{COMMUNICATION, Timeline};
 use kolo_comm::communicator::Span;
 use kolo_comm::element::{Element, Reduction};
 use kolo_comm::{Communicator, Fault, combine};
-use kolo_exec::{Feed, Options, Session, Store};
-use kolo_graph::collective::is_collective;
+use kolo_exec::{Feed, Options, Program, Session, Store};
 use kolo_graph::{Graph, ValueId};
 use kolo_parallel::CommLane;
 use kolo_parallel::servers::{Clocks, Shares, gradient_name, server_graph, shares, sum_name};
@@ -212,21 +211,21 @@ pub fn serve(
     let whole = whole_graph(job, roles)?;
     let shares = shares(&whole, roles.servers).map_err(refused)?;
     let graph = server_graph(&whole, roles.servers, number);
-    if !roles.synchronous() && graph.nodes.iter().any(|node| is_collective(&*node.op)) {
+    if !roles.synchronous() && graph.nodes.iter().any(|node| node.op.collective().is_some()) {
         return Err(refused(
             "the update needs numbers of all servers' gradients, and those of different pushes do not go together\n  hint: use `--servers 1` or `--staleness 0`".into(),
         ));
     }
     // What comes from each worker, its copy of the parameters, and the sum.
     let buffers = (2 * roles.workers + 1) * shares.servers[number].len() * size_of::<f32>();
-    let mut plan = kolo_plan::memory(&graph, Options::single(threads));
+    let program = Program::cpu(graph, Options::single(threads));
+    let mut plan = kolo_plan::memory(&program);
     plan.scratch += buffers;
     let links = pairs(world, roles)?;
     let among_servers = Arc::new(world.split(1, world.rank() as i64)?);
     room::check_among(&plan, false, world)?;
-    let store = Store::new(&graph, job.seed);
-    let mut session =
-        Session::with_collectives(graph, &store, Options::single(threads), Arc::new(CommLane::new(among_servers)))?;
+    let store = Store::new(&program.graph, job.seed);
+    let mut session = Session::compile(program, &store, Some(Arc::new(CommLane::new(among_servers))))?;
     if let Some(timeline) = timeline {
         timeline.trace(&mut session);
         for (worker, link) in links.iter().enumerate() {

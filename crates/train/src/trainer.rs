@@ -15,7 +15,7 @@ use crate::timeline::Timeline;
 use kolo_comm::{Communicator, Fault, Reduction, Watch};
 use kolo_data::{Column, Kind, Permutation, epoch_order};
 use kolo_exec::store::Snapshot;
-use kolo_exec::{Alive, Collectives, Feed, Memory, Options, Session, Store};
+use kolo_exec::{Alive, Collectives, Feed, Memory, Options, Program, Session, Store};
 use kolo_graph::rng::Stream;
 use kolo_graph::verify::debug_verify;
 use kolo_graph::{Graph, NodeId};
@@ -57,16 +57,14 @@ pub struct Trainer {
 impl Trainer {
     /// Compiles the job's step for these options (`options.grains` must be the job's).
     pub fn new(job: Arc<Job>, options: Options) -> Result<Self, Error> {
-        let ((graph, memory), evaluation) = count_beside(&job, options.threads, 0, 1, || {
+        let (program, evaluation) = count_beside(&job, options.threads, 0, 1, || {
             let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?;
-            let graph = optimise(graph);
-            let memory = kolo_plan::memory(&graph, options);
-            Ok((graph, memory))
+            Ok(Program::cpu(optimise(graph), options))
         })?;
-        let memory = MemoryPlan { evaluation, ..memory };
+        let memory = MemoryPlan { evaluation, ..kolo_plan::memory(&program) };
         room::check(&memory, Tenants::alone(&memory))?;
-        let store = Store::new(&graph, job.seed);
-        let session = Session::try_new(graph, &store, options)?;
+        let store = Store::new(&program.graph, job.seed);
+        let session = Session::compile(program, &store, None)?;
         Ok(Self::with_session(job, store, session, memory, None))
     }
 
@@ -109,29 +107,28 @@ impl Trainer {
         let options = Options::for_grains(job.grains / world.size(), threads);
         let mesh = Mesh::data(world.size(), world.rank()).expect("a rank is below the size");
         let parallel = job.parallel;
-        let ((graph, memory), evaluation) = count_beside(&job, threads, world.rank(), world.size(), || {
+        let (program, evaluation) = count_beside(&job, threads, world.rank(), world.size(), || {
             let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?;
-            let graph = spread(optimise(graph), &parallel, &mesh);
-            let memory = kolo_plan::memory(&graph, options);
-            Ok((graph, memory))
+            Ok(Program::cpu(spread(optimise(graph), &parallel, &mesh), options))
         })?;
-        let memory = MemoryPlan { evaluation, ..memory };
+        let memory = MemoryPlan { evaluation, ..kolo_plan::memory(&program) };
         room::check_among(&memory, parallel.central, &world)?;
         let lane: Arc<dyn Collectives> = match parallel.narrow {
             true => Arc::new(NarrowLane::new(Arc::clone(&world))?),
             false => Arc::new(CommLane::new(Arc::clone(&world))),
         };
-        let bytes = Store::params_bytes(&graph);
+        let bytes = Store::params_bytes(&program.graph);
         let weights = match (parallel.zero, parallel.central) {
             (_, true) => central_memory(&world, bytes)?,
             (0, _) => Memory::new(bytes),
             _ => lane.memory(bytes)?,
         };
-        let store = Store::in_memory(&graph, weights);
+        let store = Store::in_memory(&program.graph, weights);
         store.initialise_where(job.seed, |entry| !(parallel.central && entry.trained && world.rank() > 0));
         world.barrier()?;
-        let session = Session::with_collectives(graph, &store, options, lane)?;
-        if parallel.central && !session.updates_params_in_place() {
+        let in_place = program.updates_params_in_place();
+        let session = Session::compile(program, &store, Some(lane))?;
+        if parallel.central && !in_place {
             let message =
                 "central storage needs every parameter to be updated where it is, and this model reads one later";
             let hint = "write `zero = 1` instead of `central = true`";
@@ -149,10 +146,11 @@ impl Trainer {
         debug_verify(&graph, "worker_graph");
         // The first worker evaluates.
         let evaluation = if worker == 0 { evaluation_bytes(&job, threads, 0, 1)? } else { 0 };
-        let memory = MemoryPlan { evaluation, ..kolo_plan::memory(&graph, options) };
+        let program = Program::cpu(graph, options);
+        let memory = MemoryPlan { evaluation, ..kolo_plan::memory(&program) };
         room::check_among(&memory, false, world)?;
-        let store = Store::new(&graph, job.seed);
-        let session = Session::try_new(graph, &store, options)?;
+        let store = Store::new(&program.graph, job.seed);
+        let session = Session::compile(program, &store, None)?;
         let mut trainer = Self::with_session(job, store, session, memory, None);
         trainer.first_grain = worker * options.grains;
         Ok(trainer)

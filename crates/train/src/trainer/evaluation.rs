@@ -7,9 +7,8 @@ use crate::job::Job;
 use crate::step::{CONFUSION, IGNORED, count_name, evaluation_graph, optimise};
 use crate::together;
 use kolo_comm::{Communicator, Reduction};
-use kolo_exec::cpu::planned_bytes;
-use kolo_exec::{Feed, Options, Session};
-use kolo_graph::{Graph, layout};
+use kolo_exec::{Feed, Options, Program, Session};
+use kolo_graph::Graph;
 use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -44,8 +43,7 @@ fn graph_of(job: &Job, batch: usize) -> Result<Graph, Error> {
 
 /// Samples of an evaluation's batch. They depend on the job alone, and so do the means.
 fn samples_of_batch(job: &Job) -> Result<usize, Error> {
-    let layout = layout::plan(&graph_of(job, 1)?, 1, 1);
-    let one = layout.grain_bytes + layout.grain_input_bytes;
+    let one = Program::cpu(graph_of(job, 1)?, Options::single(1)).bytes().activations;
     let most = (ACTIVATION_BYTES_MAX / one.max(1)).clamp(1, SAMPLES_MAX);
     Ok(job.split.held_out_len().min(1 << most.ilog2()))
 }
@@ -59,10 +57,7 @@ pub fn evaluation_bytes(job: &Job, threads: usize, rank: usize, ranks: usize) ->
     let whole = samples_of_batch(job)?;
     // The last batch, if it is smaller, is one rank's turn.
     let rest = Some(total % whole).filter(|rest| *rest > 0 && total / whole % ranks == rank);
-    let bytes = |batch: usize| {
-        let (graph, options) = (graph_of(job, batch)?, Options::single(threads));
-        Ok(planned_bytes(&graph, &layout::plan(&graph, 1, 1), options).iter().sum::<usize>())
-    };
+    let bytes = |batch: usize| Ok(Program::cpu(graph_of(job, batch)?, Options::single(threads)).bytes().total());
     [whole].into_iter().chain(rest).map(bytes).sum()
 }
 
