@@ -196,14 +196,14 @@ fn profile(trainer: &Trainer, steps: usize) {
     let graph = trainer.session().graph();
     let mut kinds: BTreeMap<String, (u64, u64, u64)> = BTreeMap::new();
     let mut flops_of = vec![0; graph.nodes.len()];
-    kolo_exec::null::walk(graph, trainer.session().options(), |visit| {
+    kolo_exec::null::walk(trainer.session().program(), |visit| {
         flops_of[visit.id.0 as usize] = visit.flops * visit.times
     });
     for (id, nanoseconds) in trainer.session().times() {
         let node = graph.node(id);
         let mut flops = flops_of[id.0 as usize];
         let mut name = format!("{} {}", node.op.name(), node.stage.name());
-        if let Some(maker) = trainer.session().maker_of(id) {
+        if let Some(maker) = trainer.session().program().maker_of(id) {
             flops += flops_of[maker.0 as usize];
             name = format!("{} into {name}", graph.node(maker).op.name());
         }

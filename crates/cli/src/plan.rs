@@ -4,7 +4,7 @@ use crate::args::Plan;
 use crate::fail::Failure;
 use crate::output::println;
 use crate::{load, workers};
-use kolo_exec::Options;
+use kolo_exec::{Options, Program};
 use kolo_models::ModelKind;
 use kolo_parallel::Purpose;
 use kolo_parallel::mesh::DATA;
@@ -106,10 +106,10 @@ fn predict(job: &Job, cast: Cast, hosts: usize, args: &Plan) -> Result<Predictio
     // With several workers, the plan is that of the first: its grains, its share of the optimizer.
     let mesh = load::mesh(job, workers, 0)?;
     let options = Options::for_grains(job.grains / mesh.size(DATA), threads);
-    let ((graph, mut cost), evaluation) = count_beside(job, threads, Some(&mesh), || {
-        let graph = graph_of(job, &job.parallel, Purpose::Training, &mesh)?;
-        let cost = kolo_plan::cost(&graph, options);
-        Ok((graph, cost))
+    let ((program, mut cost), evaluation) = count_beside(job, threads, Some(&mesh), || {
+        let program = Program::cpu(graph_of(job, &job.parallel, Purpose::Training, &mesh)?, options);
+        let cost = kolo_plan::cost(&program);
+        Ok((program, cost))
     })?;
     cost.memory.evaluation = evaluation;
     let tenants = Tenants::alike(&cost.memory, per_host, job.parallel.home().is_shared());
@@ -122,11 +122,11 @@ fn predict(job: &Job, cast: Cast, hosts: usize, args: &Plan) -> Result<Predictio
     let epochs = args.epochs.unwrap_or(job.total_steps as f64 / job.steps_per_epoch as f64);
     // What does not fit cannot be tried.
     let rehearsed = match shortage.is_none() && !args.by_rates {
-        true => Some(rehearsal::rehearse(job, &graph, cast, rehearsal::PATIENCE)?),
+        true => Some(rehearsal::rehearse(job, &program.graph, cast, rehearsal::PATIENCE)?),
         false => None,
     };
     Ok(Prediction {
-        modelled_seconds: kolo_plan::predict_seconds(&graph, options, &rates),
+        modelled_seconds: kolo_plan::predict_seconds(&program, &rates),
         rehearsed,
         cast,
         hosts,

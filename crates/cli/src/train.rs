@@ -12,7 +12,6 @@ use crate::progress::Progress;
 use crate::workers::{self, RemoteView, Worker};
 use kolo_cluster::{Introduction, Launcher, Place};
 use kolo_comm::Communicator;
-use kolo_exec::Options;
 use kolo_models::ModelKind;
 use kolo_plan::Rates;
 use kolo_train::asynchronous::{self, Roles};
@@ -288,7 +287,7 @@ fn run(
     if !chief {
         return Ok(());
     }
-    report.planned = planned(&trainer, options.threads)?;
+    report.planned = planned(&trainer)?;
     write_report(args, options, &report, beside.as_ref())?;
     show_map(&mut trainer, args, options.out.as_ref())?;
     if !args.quiet {
@@ -349,13 +348,12 @@ fn compare(sync: &Report, free: &Report) {
 }
 
 /// The planner's word on the graph that just ran.
-fn planned(trainer: &Trainer, threads: usize) -> Result<Planned, Failure> {
-    let graph = trainer.session().graph();
-    let options = Options { threads, ..trainer.session().options() };
-    let cost = kolo_plan::cost_in(graph, options, trainer.memory());
+fn planned(trainer: &Trainer) -> Result<Planned, Failure> {
+    let program = trainer.session().program();
+    let cost = kolo_plan::cost(program);
     Ok(Planned {
-        step_ms: kolo_plan::predict_seconds(graph, options, &Rates::measure()) * 1e3,
-        bytes: cost.memory.total() as u64,
+        step_ms: kolo_plan::predict_seconds(program, &Rates::measure()) * 1e3,
+        bytes: trainer.memory().total() as u64,
         flops: cost.flops.total(),
     })
 }

@@ -1,6 +1,7 @@
 //! What the executor asks of whoever runs the collectives of a graph.
 
 use crate::memory::Memory;
+use kolo_graph::DType;
 
 /// Why a collective failed; the text names rank and call.
 pub type ExchangeError = Box<dyn std::error::Error + Send + Sync>;
@@ -13,38 +14,56 @@ pub enum ExchangeKind {
     ReduceScatter,
     /// Each rank's part, everywhere.
     AllGather,
+    /// Each rank's part for each rank.
+    AllToAll,
     /// Nothing moves; all ranks are here.
     Barrier,
+    /// To this rank of the axis.
+    Send(usize),
+    /// From this rank of the axis.
+    Receive(usize),
 }
 
-/// One collective of a compiled graph: a run of f32 in memory, in place.
+/// One collective of a compiled graph: what it reads and what it writes, which may be the same.
 #[derive(Clone, Debug)]
 pub struct Exchange {
     pub kind: ExchangeKind,
     /// Shown in messages and timelines.
     pub name: String,
-    pub data: *mut f32,
+    /// The axis of the mesh.
+    pub axis: String,
+    /// Whose grains it belongs to; `None` for what happens once per step. Lanes run beside each other, so each has a
+    /// communicator of its own.
+    pub lane: Option<usize>,
+    pub dtype: DType,
+    pub input: *mut u8,
+    pub output: *mut u8,
+    /// Elements of the larger of the two.
     pub elements: usize,
-    /// (offset, count) of each rank's part; empty for an all-reduce.
+    /// (offset, count) of each rank's part in the larger; empty if there are no parts.
     pub parts: Vec<(usize, usize)>,
+    /// It exchanges gradients and nothing else.
+    pub of_gradients: bool,
 }
 
-// SAFETY: an address; the executor lends the memory between `start` and `wait`.
+// SAFETY: addresses; the executor lends the memory between `start` and `wait`.
 unsafe impl Send for Exchange {}
 // SAFETY: as above.
 unsafe impl Sync for Exchange {}
 
 /// Runs collectives beside the kernels of a session. Exchanges are known by their number in the list given to `prepare`.
 pub trait Collectives: Send + Sync + std::fmt::Debug {
-    fn size(&self) -> usize;
+    /// Ranks along an axis.
+    fn size(&self, axis: &str) -> usize;
 
     /// Zeroed memory that collectives reach directly. All ranks call it together.
     fn memory(&self, bytes: usize) -> Result<Memory, ExchangeError>;
 
-    /// Takes the list of a session's exchanges; the first one's number.
-    fn prepare(&self, exchanges: Vec<Exchange>) -> usize;
+    /// Takes the list of a session's exchanges, which runs this many lanes; the first one's number. All ranks call it together.
+    fn prepare(&self, exchanges: Vec<Exchange>, lanes: usize) -> Result<usize, ExchangeError>;
 
-    /// The exchange's memory is ready. Returns at once; all ranks start exchanges in the same order.
+    /// The exchange's memory is ready. Returns at once; all ranks start the exchanges of a step, and those of each lane, in the
+    /// same order.
     fn start(&self, number: usize);
 
     /// Waits until a started exchange is done.

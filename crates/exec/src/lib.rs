@@ -1,17 +1,30 @@
-//! Executors: `reference` is the definition, `null` runs nothing and counts, `cpu` is fast.
+//! Executors: `cpu` is fast, `reference` is the definition in f64, `null` runs nothing and counts.
+//!
+//! An [`Executor`] lays out memory and runs one call; a [`Schedule`](schedule::Schedule) says what runs when; a [`Session`]
+//! drives the one through the other.
 
 pub mod cpu;
 pub mod element;
 pub mod exchange;
+mod exchanges;
+pub mod executor;
+mod feed;
 pub mod memory;
 pub mod null;
-mod overlap;
+mod options;
+mod program;
 pub mod reference;
+pub mod schedule;
+pub mod session;
 pub mod store;
 
-pub use cpu::{Alive, Feed, Options, Session, StepError, Stop};
 pub use element::{Element, Plain, ValueError, Values, View};
 pub use exchange::{Collectives, Exchange, ExchangeError, ExchangeKind};
+pub use executor::{Device, Executor, SessionBytes, executors};
+pub use feed::Feed;
 pub use half::{bf16, f16};
 pub use memory::Memory;
+pub use options::Options;
+pub use program::Program;
+pub use session::{Alive, Session, StepError, Stop};
 pub use store::Store;

@@ -96,6 +96,11 @@ impl Memory {
         self.bytes
     }
 
+    /// Gives this run of it its pages.
+    pub(crate) fn touch(&self, offset: usize, bytes: usize) {
+        touch(self.at(offset), bytes);
+    }
+
     /// The address of `offset`.
     pub fn at(&self, offset: usize) -> *mut u8 {
         assert!(offset <= self.bytes, "offset {offset} is outside {} bytes", self.bytes);
@@ -114,6 +119,22 @@ impl Drop for Memory {
                 libc::munmap(*start as *mut libc::c_void, *bytes);
             },
             Owner::Keeper(_) => {}
+        }
+    }
+}
+
+const PAGE_BYTES: usize = 4096;
+
+/// Gives memory its pages, so that no run is slowed down by it.
+pub(crate) fn touch(data: *mut u8, bytes: usize) {
+    if data.is_null() {
+        return;
+    }
+    for offset in (0..bytes).step_by(PAGE_BYTES) {
+        // SAFETY: inside the memory, which nobody else uses now; what is there stays.
+        unsafe {
+            let byte = data.add(offset);
+            byte.write_volatile(byte.read_volatile());
         }
     }
 }

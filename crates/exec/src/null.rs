@@ -1,11 +1,10 @@
-//! The null executor: walks a step as the CPU executor would run it, calls no kernel, and tells what each call would cost.
+//! The null executor: walks a step as its executor would run it, calls no kernel, and tells what each call would cost.
 //! The planner adds these up; nothing is allocated.
 
-use crate::cpu::Options;
-use kolo_graph::layout::UnstoredGradients;
+use crate::program::Program;
 use kolo_graph::piece::Join;
 use kolo_graph::sources::GrainSum;
-use kolo_graph::{Graph, Node, NodeId, Phase, ValueId, layout};
+use kolo_graph::{Node, NodeId, Phase, ValueId};
 use std::collections::HashSet;
 
 /// One node of a step that would run.
@@ -27,9 +26,10 @@ pub struct Visit<'g> {
 
 /// Visits every node that runs, in order. Views and sources run nothing; what a parameter becomes needs no joining if its
 /// pieces were updated where they are.
-pub fn walk(graph: &Graph, options: Options, mut visit: impl FnMut(Visit<'_>)) {
+pub fn walk(program: &Program, mut visit: impl FnMut(Visit<'_>)) {
+    let Program { graph, options, layout, .. } = program;
     let phases = graph.phases();
-    let unstored = if options.grains == 1 { layout::unstored(graph) } else { UnstoredGradients::default() };
+    let unstored = &layout.unstored;
     let is_stored = |id: &ValueId| !unstored.makes(graph.value(*id).node);
     let new_states: HashSet<ValueId> = graph.updates.iter().map(|(_, value)| *value).collect();
     for id in graph.ids() {
@@ -43,7 +43,7 @@ pub fn walk(graph: &Graph, options: Options, mut visit: impl FnMut(Visit<'_>)) {
         let (inputs, outputs) = (graph.types(&node.inputs), graph.types(&node.outputs));
         let per_grain = phases[id.0 as usize] == Phase::Grain || node.op.is::<GrainSum>();
         let (times, lanes, threads) = match per_grain {
-            true => (options.grains, options.lanes, (options.threads / options.lanes).max(1)),
+            true => (options.grains, options.lanes, options.lane_threads()),
             false => (1, 1, options.threads),
         };
         visit(Visit {

@@ -1,6 +1,10 @@
 //! The reference executor: every value in f64, every op by its definition, one after the other. It *is* what a graph
 //! means; the others are compared with it.
 
+mod device;
+
+pub use device::Reference;
+
 use kolo_graph::sources::{Input, Param, State};
 use kolo_graph::{Dense, Graph};
 

@@ -3,7 +3,7 @@
 //! Nodes are only ever appended, and a node's inputs exist before it, so the order of the list is an order to run in.
 //! A rewrite builds a new graph.
 
-use crate::collective::is_collective;
+use crate::collective::{AfterGrains, Receive};
 use crate::op::Op;
 use crate::operand::checked_types;
 use crate::sources::{GrainSum, Input, Param, State};
@@ -211,13 +211,12 @@ impl Graph {
     pub fn phases(&self) -> Vec<Phase> {
         let mut phases: Vec<Phase> = Vec::with_capacity(self.nodes.len());
         for node in &self.nodes {
-            let own = match node.op.downcast::<Input>() {
-                Some(input) if !input.per_step => Phase::Grain,
-                _ => Phase::Before,
-            };
+            let per_grain = node.op.downcast::<Input>().is_some_and(|input| !input.per_step)
+                || node.op.downcast::<Receive>().is_some_and(|receive| !receive.per_step);
+            let own = if per_grain { Phase::Grain } else { Phase::Before };
             let latest =
                 node.inputs.iter().map(|id| phases[self.value(*id).node.0 as usize]).fold(own, |a, b| a.max(b));
-            let last = node.op.is::<GrainSum>() || is_collective(&*node.op);
+            let last = node.op.is::<GrainSum>() || node.op.is::<AfterGrains>();
             phases.push(if last { Phase::After } else { latest });
         }
         phases

@@ -117,6 +117,11 @@ pub trait Op: Describe + Any + Debug + Send + Sync {
         true
     }
 
+    /// What it exchanges with other ranks, if that is what it does.
+    fn collective(&self) -> Option<crate::collective::Collective<'_>> {
+        None
+    }
+
     /// What an elementwise op computes per element, for fusion.
     fn elementwise(&self) -> Option<Elementwise> {
         None

@@ -1,5 +1,6 @@
 //! The verifier: every invariant of a graph, checked from scratch. It runs after every rewrite in tests and debug builds.
 
+use crate::collective::AfterGrains;
 use crate::graph::{Graph, Phase};
 use crate::sources::{GrainSum, Input, Param, State};
 
@@ -79,6 +80,17 @@ fn verify_ends(graph: &Graph) -> Result<(), String> {
     for node in graph.nodes.iter().filter(|node| node.op.is::<GrainSum>()) {
         if phase(node.inputs[0]) == Phase::After {
             return Err(format!("%{} is summed over the grains twice", node.inputs[0].0));
+        }
+    }
+    for (node, own) in graph.nodes.iter().zip(&phases) {
+        if node.op.is::<AfterGrains>() && phase(node.inputs[0]) == Phase::Grain {
+            return Err(format!("%{} is a value of one grain; sum it over the grains first", node.inputs[0].0));
+        }
+        if *own == Phase::Grain && node.op.collective().is_some() && node.op.aliases() {
+            let op = node.op.signature();
+            return Err(format!(
+                "{op} works in place and cannot stand in a grain; sum over the grains first, or use axis_sum"
+            ));
         }
     }
     for node in graph.nodes.iter().filter(|node| !node.op.is::<GrainSum>()) {

@@ -45,7 +45,10 @@ pub mod transpose;
 
 pub use kolo_graph::vectorized;
 
-use kolo_graph::collective::{AllGather, AllReduce, Barrier, ReduceScatter};
+use kolo_graph::collective::{
+    AfterGrains, AllGather, AllReduce, AllToAll, AxisGather, AxisScatter, AxisSum, Barrier, Receive, ReduceScatter,
+    Send,
+};
 use kolo_graph::piece::{Join, Piece};
 use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
 use kolo_graph::{Builder, OpKind, Tensor};
@@ -62,6 +65,13 @@ pub fn registry() -> Vec<OpKind> {
         OpKind::of::<ReduceScatter>(),
         OpKind::of::<AllGather>(),
         OpKind::of::<Barrier>(),
+        OpKind::of::<AxisSum>(),
+        OpKind::of::<AxisGather>(),
+        OpKind::of::<AxisScatter>(),
+        OpKind::of::<AllToAll>(),
+        OpKind::of::<Send>(),
+        OpKind::of::<Receive>(),
+        OpKind::of::<AfterGrains>(),
         OpKind::of::<Piece>(),
         OpKind::of::<Join>(),
     ];

@@ -10,11 +10,14 @@ use crate::strategy::{Allocation, Facts, Home, Key, KeyValue, Part, Purpose, Ref
 use crate::zero::{self, shard_optimizer};
 use kolo_comm::{Communicator, Fault};
 use kolo_exec::{ExchangeError, Memory};
-use kolo_graph::collective::{AllGather, Barrier};
+use kolo_graph::collective::{AfterGrains, AllGather, Barrier};
+use kolo_graph::graph::Phase;
+use kolo_graph::layout::all_shown_by;
 use kolo_graph::rewrite::Rebuild;
 use kolo_graph::settings::{SettingError, Settings};
-use kolo_graph::sources::Full;
+use kolo_graph::sources::{Full, Param};
 use kolo_graph::{Graph, Node, Stage, Type, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 const CENTRAL: Key = Key {
@@ -100,27 +103,43 @@ pub fn share_weights(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph {
     let sharded = shard_optimizer(graph, mesh, bucket_bytes);
     let updates = param_updates(&sharded);
     let gathers = |node: &Node| node.op.is::<AllGather>() && node.outputs.iter().any(|id| updates.contains(id));
-    let lr = sharded.inputs().find(|(_, input)| input.name == "lr").map(|(id, _)| id);
-    let reads_lr = |node: &Node| lr.is_some_and(|lr| node.inputs.contains(&lr));
+    let phases = sharded.phases();
+    let shown = all_shown_by(&sharded);
+    let is_weight = |id: &ValueId| sharded.maker(shown[id.0 as usize]).op.is::<Param>();
+    let updates_weights = |(node, phase): &(&Node, &Phase)| **phase == Phase::After && !gathers(node);
+    // The weights that this rank writes, as its updates read them.
+    let written: BTreeSet<ValueId> = sharded
+        .nodes
+        .iter()
+        .zip(&phases)
+        .filter(updates_weights)
+        .flat_map(|(node, _)| node.inputs.iter().copied().filter(is_weight))
+        .collect();
+    let mut guarded: BTreeMap<ValueId, ValueId> = BTreeMap::new();
     let mut rebuild = Rebuild::new(&sharded);
     let mut waited = false;
-    for node in &sharded.nodes {
-        // Every update of a parameter reads the learning rate, so it comes after all ranks have computed their gradients.
-        // A rank that updates nothing waits all the same.
-        if !waited && (reads_lr(node) || gathers(node)) {
+    for (node, phase) in sharded.nodes.iter().zip(&phases) {
+        let reads = |id: &ValueId| written.contains(id);
+        // No weight is written before all ranks have run their grains. A rank that writes none waits all the same.
+        if !waited && *phase == Phase::After && (gathers(node) || node.inputs.iter().any(reads)) {
             waited = true;
-            let old = lr.filter(|_| reads_lr(node));
-            let input = match old {
-                Some(lr) => rebuild.get(lr),
-                None => zero(&mut rebuild.new),
+            let known: Vec<ValueId> = written.iter().copied().collect();
+            let late = |graph: &mut Graph, id: ValueId| push_after_grains(graph, id);
+            let inputs: Vec<ValueId> = match known.is_empty() {
+                true => vec![zero(&mut rebuild.new)],
+                false => known.iter().map(|id| rebuild.get(*id)).collect(),
             };
-            let outputs = push_barrier(&mut rebuild.new, vec![input], "weights.read");
-            if let Some(lr) = old {
-                rebuild.set(lr, outputs[0]);
-            }
+            let inputs = inputs.into_iter().map(|id| late(&mut rebuild.new, id)).collect();
+            let outputs = push_barrier(&mut rebuild.new, inputs, "weights.read");
+            guarded = known.into_iter().zip(outputs).collect();
         }
         if !gathers(node) {
-            rebuild.copy(node);
+            let copy = rebuild.copy(node);
+            if *phase == Phase::After {
+                for (input, old) in rebuild.new.nodes[copy.0 as usize].inputs.iter_mut().zip(&node.inputs) {
+                    *input = guarded.get(old).copied().unwrap_or(*input);
+                }
+            }
             continue;
         }
         let inputs = node.inputs.iter().map(|id| rebuild.get(*id)).collect();
@@ -128,6 +147,12 @@ pub fn share_weights(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph {
         node.outputs.iter().zip(outputs).for_each(|(old, new)| rebuild.set(*old, new));
     }
     rebuild.finish()
+}
+
+fn push_after_grains(graph: &mut Graph, id: ValueId) -> ValueId {
+    let ty = graph.ty(id).clone();
+    let node = graph.push_typed(Arc::new(AfterGrains {}), vec![id], vec![ty], "".into(), Stage::Update);
+    graph.node(node).outputs[0]
 }
 
 fn push_barrier(graph: &mut Graph, inputs: Vec<ValueId>, name: &str) -> Vec<ValueId> {

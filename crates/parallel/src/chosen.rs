@@ -134,10 +134,10 @@ impl Parallel {
         self.host().map_or_else(|| Ok(Memory::new(at.bytes)), |host| host.allocate(at))
     }
 
-    /// The lane for the exchanges of this graph. All ranks call it together.
-    pub fn lane(&self, graph: &Graph, world: &Arc<Communicator>) -> Result<Arc<dyn Collectives>, Fault> {
-        let usual = || Ok(Arc::new(CommLane::new(Arc::clone(world))) as Arc<dyn Collectives>);
-        self.strategies().find_map(|one| one.lane(graph, world)).unwrap_or_else(usual)
+    /// The lane for the exchanges along the axes of a mesh. All ranks call it together.
+    pub fn lane(&self, mesh: &Mesh, world: &Arc<Communicator>) -> Result<Arc<dyn Collectives>, Fault> {
+        let usual = || Ok(Arc::new(CommLane::on_mesh(Arc::clone(world), mesh.clone())) as Arc<dyn Collectives>);
+        self.strategies().find_map(|one| one.lane(mesh, world)).unwrap_or_else(usual)
     }
 
     /// Why an executor that does not update every parameter where it is will not do, if so.

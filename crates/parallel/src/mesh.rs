@@ -51,6 +51,12 @@ impl Mesh {
         self.axes.iter().find(|(name, _)| name == axis).map_or(1, |(_, size)| *size)
     }
 
+    /// The number of this rank's group along an axis: all ranks that differ in that coordinate alone have the same.
+    pub fn group(&self, axis: &str) -> usize {
+        let others = self.axes.iter().filter(|(name, _)| name != axis);
+        others.fold(0, |group, (name, size)| group * size + self.coordinate(name))
+    }
+
     /// This rank's place along an axis.
     pub fn coordinate(&self, axis: &str) -> usize {
         let mut rest = self.rank;

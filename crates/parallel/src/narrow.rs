@@ -3,15 +3,14 @@
 //! Half the bytes travel; what rounding takes away is kept and added in the next step (error feedback). Whatever is no
 //! gradient travels as it is. Exchanges run in order on a thread with a communicator of its own.
 
-use crate::data::{self, param_of};
+use crate::data;
 use crate::lane::{request, shared_memory};
+use crate::mesh::{DATA, Mesh};
 use crate::strategy::{Facts, Key, KeyValue, Part, Refusal, Strategy, StrategyKind};
 use kolo_comm::compress::{self, Feedback};
 use kolo_comm::{Communicator, Fault, Reduction};
 use kolo_exec::{Collectives, Exchange, ExchangeError, ExchangeKind, Memory};
-use kolo_graph::Graph;
-use kolo_graph::collective::AllReduce;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -54,17 +53,9 @@ impl Strategy for Narrow {
         }
         Ok(())
     }
-    fn lane(&self, graph: &Graph, world: &Arc<Communicator>) -> Option<Result<Arc<dyn Collectives>, Fault>> {
-        let lane = NarrowLane::new(Arc::clone(world), gradient_exchanges(graph));
-        Some(lane.map(|lane| Arc::new(lane) as Arc<dyn Collectives>))
+    fn lane(&self, _: &Mesh, world: &Arc<Communicator>) -> Option<Result<Arc<dyn Collectives>, Fault>> {
+        Some(NarrowLane::new(Arc::clone(world)).map(|lane| Arc::new(lane) as Arc<dyn Collectives>))
     }
-}
-
-/// The exchanges in which nothing but gradients is summed.
-fn gradient_exchanges(graph: &Graph) -> BTreeSet<String> {
-    let sums = graph.nodes.iter().filter(|node| node.op.is::<AllReduce>());
-    let gradients = sums.filter(|node| node.inputs.iter().all(|id| !param_of(graph, *id).is_empty()));
-    gradients.map(|node| node.scope.to_string()).collect()
 }
 
 #[derive(Debug)]
@@ -78,8 +69,6 @@ pub struct NarrowLane {
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    /// The exchanges that travel as bf16, by name.
-    narrow: BTreeSet<String>,
 }
 
 #[derive(Debug, Default)]
@@ -117,7 +106,7 @@ impl Shared {
             let exchange = state.exchanges[number].clone();
             feedback.resize_with(state.exchanges.len(), Feedback::new);
             drop(state);
-            let outcome = self.run(own, &exchange, &mut feedback[number]);
+            let outcome = run(own, &exchange, &mut feedback[number]);
             state = self.lock();
             match outcome {
                 Ok(()) => state.finished += 1,
@@ -130,23 +119,23 @@ impl Shared {
             self.changed.notify_all();
         }
     }
+}
 
-    fn run(&self, own: &Communicator, exchange: &Exchange, feedback: &mut Feedback) -> Result<(), Fault> {
-        if exchange.kind == ExchangeKind::AllReduce && self.narrow.contains(&exchange.name) {
-            // SAFETY: the session lends the memory until `wait` on this exchange returns.
-            let data = unsafe { std::slice::from_raw_parts_mut(exchange.data, exchange.elements) };
-            return compress::all_reduce(own, data, Reduction::Sum, feedback);
-        }
-        // SAFETY: as above.
-        unsafe { own.call(&request(exchange, own.rank())) }
+fn run(own: &Communicator, exchange: &Exchange, feedback: &mut Feedback) -> Result<(), Fault> {
+    if exchange.kind == ExchangeKind::AllReduce && exchange.of_gradients {
+        // SAFETY: the session lends the memory until `wait` on this exchange returns.
+        let data = unsafe { std::slice::from_raw_parts_mut(exchange.output.cast::<f32>(), exchange.elements) };
+        return compress::all_reduce(own, data, Reduction::Sum, feedback);
     }
+    // SAFETY: as above.
+    unsafe { own.call(&request(exchange, own.rank())) }
 }
 
 impl NarrowLane {
-    /// A lane on which the sums of these exchanges travel as bf16. All ranks call it together.
-    pub fn new(world: Arc<Communicator>, narrow: BTreeSet<String>) -> Result<Self, Fault> {
+    /// All ranks call it together.
+    pub fn new(world: Arc<Communicator>) -> Result<Self, Fault> {
         let own = world.split(0, world.rank() as i64)?;
-        let shared = Arc::new(Shared { narrow, ..Shared::default() });
+        let shared = Arc::new(Shared::default());
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("comm".into()).spawn(move || theirs.serve(&own));
         let thread = thread.map_err(|error| Fault::thread("starting the thread for collectives", &error))?;
@@ -155,21 +144,25 @@ impl NarrowLane {
 }
 
 impl Collectives for NarrowLane {
-    fn size(&self) -> usize {
-        self.world.size()
+    fn size(&self, axis: &str) -> usize {
+        if axis == DATA { self.world.size() } else { 1 }
     }
 
     fn memory(&self, bytes: usize) -> Result<Memory, ExchangeError> {
         shared_memory(&self.world, bytes)
     }
 
-    fn prepare(&self, exchanges: Vec<Exchange>) -> usize {
+    fn prepare(&self, exchanges: Vec<Exchange>, _lanes: usize) -> Result<usize, ExchangeError> {
+        if let Some(other) = exchanges.iter().find(|exchange| exchange.axis != DATA || exchange.lane.is_some()) {
+            let message = format!("`{}` is exchanged inside a grain or along the axis `{}`", other.name, other.axis);
+            return Err(Fault::BadCall(format!("{message}, which compressed gradients do not go with")).into());
+        }
         let mut state = self.shared.lock();
         let first = state.exchanges.len();
         state.exchanges.extend(exchanges);
         let count = state.exchanges.len();
         state.started_at.resize(count, 0);
-        first
+        Ok(first)
     }
 
     fn start(&self, number: usize) {

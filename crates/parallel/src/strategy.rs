@@ -258,8 +258,9 @@ pub trait Strategy: std::fmt::Debug + Send + Sync {
         }
     }
 
-    /// The lane for the exchanges of this graph, if it wants another than [`crate::CommLane`]. All ranks call it together.
-    fn lane(&self, _graph: &Graph, _world: &Arc<Communicator>) -> Option<Result<Arc<dyn Collectives>, Fault>> {
+    /// The lane for the exchanges along the axes of a mesh, if it wants another than [`crate::CommLane`]. All ranks call it
+    /// together.
+    fn lane(&self, _mesh: &Mesh, _world: &Arc<Communicator>) -> Option<Result<Arc<dyn Collectives>, Fault>> {
         None
     }
 

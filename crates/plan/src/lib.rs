@@ -9,9 +9,8 @@ pub mod run;
 pub use rates::{Rates, Work};
 pub use run::{Fleet, RunCost};
 
-use kolo_exec::cpu::planned_bytes;
-use kolo_exec::{Options, null};
-use kolo_graph::{Graph, Node, Stage, layout};
+use kolo_exec::{Program, SessionBytes, null};
+use kolo_graph::{Node, Stage};
 
 /// Numbers by stage: forward, backward, update.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -94,10 +93,10 @@ pub fn is_product(node: &Node) -> bool {
     work_of(node) != Work::Stream
 }
 
-/// Bytes that a step takes as the executor will run it with these options.
-pub fn memory(graph: &Graph, options: Options) -> MemoryPlan {
-    let layout = layout::plan(graph, options.grains, options.lanes);
-    let [activations, gradients, scratch] = planned_bytes(graph, &layout, options);
+/// Bytes that a step takes as its executor will run it.
+pub fn memory(program: &Program) -> MemoryPlan {
+    let Program { graph, options, .. } = program;
+    let SessionBytes { activations, gradients, scratch } = program.bytes();
     let stored = |trained: bool| -> usize {
         let params = graph.params().map(|(id, _)| graph.ty(id).bytes());
         let states = graph.states().map(|(id, _)| graph.ty(id).bytes());
@@ -108,22 +107,17 @@ pub fn memory(graph: &Graph, options: Options) -> MemoryPlan {
     MemoryPlan { weights, gradients, optimizer, activations, scratch, evaluation: 0, process }
 }
 
-/// Counts a step of `graph` as the executor will run it with these options.
-pub fn cost(graph: &Graph, options: Options) -> Cost {
-    cost_in(graph, options, memory(graph, options))
-}
-
-/// As [`cost`], of a step whose memory is planned already.
-pub fn cost_in(graph: &Graph, options: Options, memory: MemoryPlan) -> Cost {
+/// Counts a step as its executor will run it.
+pub fn cost(program: &Program) -> Cost {
     let mut cost = Cost {
-        parameters: graph.parameter_count(),
+        parameters: program.graph.parameter_count(),
         flops: ByStage::default(),
         product_flops: ByStage::default(),
         bytes: ByStage::default(),
-        memory,
+        memory: memory(program),
         calls: 0,
     };
-    null::walk(graph, options, |visit| {
+    null::walk(program, |visit| {
         cost.calls += visit.times;
         cost.flops.add(visit.node.stage, visit.flops * visit.times);
         cost.bytes.add(visit.node.stage, visit.bytes * visit.times);
@@ -135,9 +129,9 @@ pub fn cost_in(graph: &Graph, options: Options, memory: MemoryPlan) -> Cost {
 }
 
 /// Predicted seconds per step: each call takes as long as its multiply-adds or its bytes, whichever is more.
-pub fn predict_seconds(graph: &Graph, options: Options, rates: &Rates) -> f64 {
+pub fn predict_seconds(program: &Program, rates: &Rates) -> f64 {
     let mut total = 0.0;
-    null::walk(graph, options, |visit| {
+    null::walk(program, |visit| {
         let one = rates.seconds(visit.flops, visit.bytes, work_of(visit.node), visit.threads as f64);
         total += one * (visit.times / visit.lanes) as f64;
     });

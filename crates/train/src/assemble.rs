@@ -7,8 +7,7 @@ use crate::room::{self, Tenants};
 use crate::step::graph_of;
 use crate::trainer::count_beside;
 use kolo_comm::{Communicator, Fault};
-use kolo_exec::{Collectives, Options, Session, Store};
-use kolo_graph::Graph;
+use kolo_exec::{Collectives, Options, Program, Session, Store};
 use kolo_parallel::mesh::DATA;
 use kolo_parallel::strategy::Allocation;
 use kolo_parallel::{Mesh, Parallel, Purpose};
@@ -36,21 +35,19 @@ impl Worker {
         let parallel = company.parallel(job)?;
         let mesh = company.mesh(&parallel)?;
         let evaluators = company.evaluators(&mesh);
-        let ((graph, memory), evaluation) = count_beside(job, options.threads, evaluators.as_ref(), || {
-            let graph = graph_of(job, &parallel, Purpose::Training, &mesh)?;
-            let memory = kolo_plan::memory(&graph, options);
-            Ok((graph, memory))
+        let (program, evaluation) = count_beside(job, options.threads, evaluators.as_ref(), || {
+            Ok(Program::cpu(graph_of(job, &parallel, Purpose::Training, &mesh)?, options))
         })?;
-        let memory = MemoryPlan { evaluation, ..memory };
+        let memory = MemoryPlan { evaluation, ..kolo_plan::memory(&program) };
         match company.world() {
             Some(world) => room::check_among(&memory, parallel.home().is_shared(), world)?,
             None => room::check(&memory, Tenants::alone(&memory))?,
         }
         let (store, session) = match company.peers() {
-            Some(world) => compile_among(job, &parallel, graph, options, world)?,
+            Some(world) => compile_among(job, &parallel, program, &mesh, world)?,
             None => {
-                let store = Store::new(&graph, job.seed);
-                let session = Session::try_new(graph, &store, options)?;
+                let store = Store::new(&program.graph, job.seed);
+                let session = Session::compile(program, &store, None)?;
                 (store, session)
             }
         };
@@ -63,20 +60,20 @@ impl Worker {
 fn compile_among(
     job: &Job,
     parallel: &Parallel,
-    graph: Graph,
-    options: Options,
+    program: Program,
+    mesh: &Mesh,
     world: &Arc<Communicator>,
 ) -> Result<(Store, Session), Error> {
-    let lane: Arc<dyn Collectives> = parallel.lane(&graph, world)?;
-    let bytes = Store::params_bytes(&graph);
+    let lane: Arc<dyn Collectives> = parallel.lane(mesh, world)?;
+    let bytes = Store::params_bytes(&program.graph);
     let weights = parallel.allocate(&Allocation { bytes, world, lane: &*lane })?;
-    let store = Store::in_memory(&graph, weights);
+    let store = Store::in_memory(&program.graph, weights);
     let home = parallel.home();
     store.initialise_where(job.seed, |entry| !entry.trained || home.initialises(world.rank()));
     world.barrier()?;
-    let session = Session::with_collectives(graph, &store, options, lane)?;
-    if let Some(refusal) = parallel.needs_updates_in_place().filter(|_| !session.updates_params_in_place()) {
+    if let Some(refusal) = parallel.needs_updates_in_place().filter(|_| !program.updates_params_in_place()) {
         return Err(Error::Together(Fault::BadCall(refusal.to_string())));
     }
+    let session = Session::compile(program, &store, Some(lane))?;
     Ok((store, session))
 }

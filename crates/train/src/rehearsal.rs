@@ -8,7 +8,7 @@ use crate::trainer::feed_grain;
 use kolo_comm::bench::{Method, sweep};
 use kolo_comm::{Bootstrap, Communicator, Fault, Kind, Watch, shm};
 use kolo_data::epoch_order;
-use kolo_exec::cpu::Rehearsal;
+use kolo_exec::session::Rehearsal;
 use kolo_exec::{ExchangeError, Feed, Memory, Options, Session, Store};
 use kolo_graph::collective::{AllGather, AllReduce, Barrier, ReduceScatter};
 use kolo_graph::layout::align;

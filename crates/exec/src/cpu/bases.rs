@@ -37,6 +37,12 @@ impl Bases<'_> {
         Buffer { data, ty }
     }
 
+    /// Where every value is that has a place.
+    pub fn all(&self, graph: &Graph, layout: &Layout) -> Vec<Option<Buffer>> {
+        let ids = (0..graph.values.len() as u32).map(ValueId);
+        ids.map(|id| layout.places[id.0 as usize].map(|_| self.buffer(graph, layout, id))).collect()
+    }
+
     fn stored(&self, graph: &Graph, id: ValueId) -> *mut u8 {
         let op = &graph.maker(id).op;
         let name = op.downcast::<Param>().map(|op| &op.name).or(op.downcast::<State>().map(|op| &op.name));

@@ -1,12 +1,13 @@
 //! Kernel calls with their operands resolved.
 
 use super::bases::Bases;
-use super::probe::Probe;
-use crate::memory::Memory;
-use kolo_graph::layout::{Layout, align};
+use crate::executor::CompileError;
+use crate::memory::{Memory, touch};
+use crate::program::Program;
+use crate::schedule::{Act, Item};
+use kolo_graph::layout::align;
 use kolo_graph::op::{Buffer, CpuCx};
-use kolo_graph::piece::Join;
-use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
+use kolo_graph::sources::Full;
 use kolo_graph::{DType, Graph, NodeId, Op, Taker, Team, Tile, Type, ValueId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,9 +24,6 @@ pub(super) struct Call {
     /// The call that makes an input, which this one takes as it is made.
     pub maker: Option<Box<Call>>,
     pub kind: CallKind,
-    /// Exchanges that must be done before.
-    pub needs: Vec<usize>,
-    pub nanoseconds: u64,
 }
 
 #[derive(Debug)]
@@ -41,8 +39,6 @@ pub(super) enum CallKind {
         offset: usize,
         elements: usize,
     },
-    /// Start this exchange.
-    Exchange(usize),
 }
 
 /// Half-precision operands that the op does not handle itself.
@@ -69,46 +65,34 @@ pub(super) fn scratch_bytes(graph: &Graph, nodes: &[NodeId], threads: usize) -> 
     nodes.iter().map(need).max().unwrap_or(0)
 }
 
+/// The call of each item; of an exchange none.
 pub(super) fn compile(
-    graph: &Graph,
-    layout: &Layout,
-    nodes: &[NodeId],
+    program: &Program,
+    items: &[Item],
     bases: &Bases<'_>,
     scratch: &Memory,
     threads: usize,
-) -> Vec<Call> {
-    let runs = |id: &&NodeId| {
-        let node = graph.node(**id);
-        let op = &node.op;
-        // A sum of one term was made in its place, and so were pieces that lie side by side.
-        let made = (op.is::<GrainSum>() || op.is::<Join>())
-            && layout.places[node.inputs[0].0 as usize] == layout.places[node.outputs[0].0 as usize];
-        !(made || op.view() || op.is::<Input>() || op.is::<Param>() || op.is::<State>())
-    };
-    let call = |id: &NodeId| {
-        let node = graph.node(*id);
+) -> Result<Vec<Option<Call>>, CompileError> {
+    let Program { graph, layout, .. } = program;
+    let call = |id: NodeId, sum: Option<(usize, usize)>| {
+        let node = graph.node(id);
         let buffers = |ids: &[ValueId]| ids.iter().map(|id| bases.buffer(graph, layout, *id)).collect::<Vec<_>>();
         let (inputs, outputs) = (buffers(&node.inputs), buffers(&node.outputs));
-        let kind = if node.op.is::<GrainSum>() {
-            let place = layout.places[node.outputs[0].0 as usize].expect("a sum has a place");
-            CallKind::Accumulate { offset: place.offset / 4, elements: outputs[0].ty.elements() }
-        } else {
-            conversion(&*node.op, &inputs, &outputs, scratch, threads)
+        let kind = match sum {
+            Some((offset, elements)) => CallKind::Accumulate { offset, elements },
+            None => conversion(&*node.op, &inputs, &outputs, scratch, threads),
         };
-        let (op, terms, needs) = (Arc::clone(&node.op), Vec::new(), Vec::new());
-        Call { node: *id, op, inputs, outputs, terms, maker: None, kind, needs, nanoseconds: 0 }
+        Call { node: id, op: Arc::clone(&node.op), inputs, outputs, terms: Vec::new(), maker: None, kind }
     };
-    let mut calls: Vec<Call> = Vec::new();
-    for mut next in nodes.iter().filter(runs).map(call) {
-        // A product that is taken stands right before its taker.
-        if let Some(taken) = layout.unstored.taken_by(next.node) {
-            let maker =
-                calls.pop().filter(|call| call.node == taken.product).expect("a product stands before its update");
-            next.maker = Some(Box::new(maker));
+    let compiled = |item: &Item| match item.act {
+        Act::Start(_) => None,
+        Act::Sum { offset, elements } => Some(call(item.node, Some((offset, elements)))),
+        Act::Kernel => {
+            let maker = item.maker.map(|maker| Box::new(call(maker, None)));
+            Some(Call { maker, ..call(item.node, None) })
         }
-        calls.push(next);
-    }
-    calls
+    };
+    Ok(items.iter().map(compiled).collect())
 }
 
 /// Lays f32 copies of half-precision operands behind the op's own scratch.
@@ -133,17 +117,6 @@ fn conversion(op: &dyn Op, inputs: &[Buffer], outputs: &[Buffer], scratch: &Memo
     }
 }
 
-pub(super) fn run_calls(calls: &mut [Call], lane: usize, team: &Team, scratch: &Memory, probe: &Probe) {
-    for call in calls {
-        if probe.stops() {
-            return;
-        }
-        let start = probe.start();
-        run_call(call, team, scratch);
-        probe.end(lane, call, start);
-    }
-}
-
 pub(super) fn run_call(call: &Call, team: &Team, scratch: &Memory) {
     let kernel = |inputs: &[Buffer], outputs: &[Buffer]| {
         // SAFETY: buffers were resolved by the layout; the scratch belongs to this lane or to the step.
@@ -159,7 +132,7 @@ pub(super) fn run_call(call: &Call, team: &Team, scratch: &Memory) {
             kernel(inputs, outputs);
             outputs.iter().zip(&call.outputs).for_each(|(from, to)| convert(from, to));
         }
-        CallKind::Accumulate { .. } | CallKind::Exchange(_) => unreachable!("lanes add sums, exchanges are started"),
+        CallKind::Accumulate { .. } => unreachable!("lanes add sums"),
     }
 }
 
@@ -177,6 +150,14 @@ fn convert(from: &Buffer, to: &Buffer) {
         return;
     }
     kolo_ops::cast::convert(from, to);
+}
+
+/// Touches the memory of a call's operands.
+pub(super) fn touch_call(call: &Call) {
+    let maker = call.maker.iter().flat_map(|maker| &maker.inputs);
+    for buffer in call.inputs.iter().chain(&call.outputs).chain(&call.terms).chain(maker) {
+        touch(buffer.data, buffer.ty.bytes());
+    }
 }
 
 /// Takes a result to see whether it is finite.

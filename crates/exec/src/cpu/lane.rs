@@ -1,9 +1,10 @@
 //! A lane: its memory, its calls, and the sums of its grains.
 
+use super::bases::Bases;
 use super::call::{Call, CallKind, run_call};
-use super::probe::Probe;
 use crate::memory::Memory;
-use crate::overlap::Overlap;
+use crate::program::Program;
+use crate::store::Store;
 use kolo_graph::layout::{self, Layout, align};
 use kolo_graph::op::Buffer;
 use kolo_graph::{Graph, NodeId, Team};
@@ -16,40 +17,64 @@ use std::sync::Arc;
 /// What one lane owns.
 #[derive(Debug)]
 pub(super) struct Lane {
-    pub calls: Vec<Call>,
+    pub calls: Vec<Option<Call>>,
     pub inputs: Vec<(String, Buffer)>,
     pub team: Arc<Team>,
     pub scratch: Arc<Memory>,
-    pub _activations: Memory,
-    pub _batch: Memory,
+    activations: Memory,
+    batch: Memory,
     /// Partial sums of runs of grains; level 0 holds the longest and, at the end, the whole.
-    pub levels: Vec<Memory>,
-    /// (call, exchange): after this call of the last grain, the lane's part of the exchange's sums is closed.
-    pub closes: Vec<(usize, usize)>,
+    levels: Vec<Memory>,
 }
 
 /// Levels of partial sums that a lane of this many grains needs.
-pub fn sum_levels(grains: usize) -> usize {
+pub(super) fn sum_levels(grains: usize) -> usize {
     (grains.max(2)).ilog2() as usize
 }
 
 impl Lane {
-    /// Runs one grain; `number` is the lane's, `local` the grain's within the lane. In the lane's `last` grain its sums are
-    /// closed for `overlap`.
-    pub fn run(&mut self, number: usize, local: usize, probe: &Probe, overlap: Option<&Overlap>, last: bool) {
-        let mut closes = 0;
-        for at in 0..self.calls.len() {
-            if probe.stops() {
-                return;
-            }
-            let start = probe.start();
-            self.call(&self.calls[at], local);
-            probe.end(number, &mut self.calls[at], start);
-            let Some(overlap) = overlap.filter(|_| last) else { continue };
-            while let Some((_, plan)) = self.closes.get(closes).filter(|(call, _)| *call == at) {
-                overlap.close(*plan, &self.team);
-                closes += 1;
-            }
+    /// A lane's memory, without calls. `sums` is its first level, if that is somebody else's.
+    pub fn new(
+        program: &Program,
+        sums: Option<Memory>,
+        team: Arc<Team>,
+        scratch: Arc<Memory>,
+    ) -> std::io::Result<Self> {
+        let layout = &program.layout;
+        let own = |_| Memory::try_new(layout.sum_bytes);
+        let whole = sums.map_or_else(|| own(0), Ok);
+        let rest = (1..sum_levels(program.options.grains_per_lane())).map(own);
+        Ok(Self {
+            calls: Vec::new(),
+            inputs: Vec::new(),
+            team,
+            scratch,
+            activations: Memory::try_new(layout.grain_bytes)?,
+            batch: Memory::try_new(layout.grain_input_bytes)?,
+            levels: std::iter::once(whole).chain(rest).collect::<std::io::Result<Vec<Memory>>>()?,
+        })
+    }
+
+    /// Where values are, as this lane sees them.
+    pub fn bases<'a>(&self, store: &'a Store, step: &Memory, step_batch: &Memory) -> Bases<'a> {
+        Bases {
+            store,
+            grain_input: self.batch.at(0),
+            step_input: step_batch.at(0),
+            grain: self.activations.at(0),
+            step: step.at(0),
+            sum: self.levels[0].at(0),
+        }
+    }
+
+    pub fn sums(&self) -> Address {
+        Address(self.levels[0].at(0).cast())
+    }
+
+    /// Touches the sums that a call adds to.
+    pub fn touch_sums(&self, call: &Call) {
+        if let CallKind::Accumulate { offset, elements } = call.kind {
+            self.levels.iter().for_each(|level| level.touch(offset * 4, elements * 4));
         }
     }
 
@@ -88,54 +113,22 @@ impl Lane {
     }
 }
 
-pub(super) fn sum_addresses(lanes: &[Lane]) -> Vec<Address> {
-    lanes.iter().map(|lane| Address(lane.levels[0].at(0).cast())).collect()
-}
-
-/// The position of each node of the grain phase.
-fn grain_positions(layout: &Layout) -> HashMap<NodeId, usize> {
-    layout.grain.iter().enumerate().map(|(at, id)| (*id, at)).collect()
-}
-
-/// Tells each lane which of its calls close the sums of an exchange, and each later call which exchanges it needs.
-pub(super) fn place_exchanges(
-    graph: &Graph,
-    layout: &Layout,
-    overlap: &Overlap,
-    lanes: &mut [Lane],
-    after: &mut [Call],
-) {
-    let positions = grain_positions(layout);
-    let last_sums = overlap.last_sums(graph, &positions);
-    for lane in lanes {
-        // Calls are in the order of the grain phase.
-        let called: Vec<usize> = lane.calls.iter().map(|call| positions[&call.node]).collect();
-        let last_call = |sum: usize| called.partition_point(|at| *at <= sum).saturating_sub(1);
-        lane.closes = last_sums.iter().map(|(sum, plan)| (last_call(*sum), *plan)).collect();
-        lane.closes.sort_unstable();
-    }
-    for call in after {
-        let node = graph.node(call.node);
-        let mut needs: Vec<usize> = node.inputs.iter().filter_map(|id| overlap.makes(graph, *id)).collect();
-        needs.sort_unstable();
-        needs.dedup();
-        call.needs = needs;
-        if let Some(plan) = overlap.at(call.node) {
-            call.kind = CallKind::Exchange(plan);
-        }
-    }
-}
-
 /// Gives each update the lanes' terms of its gradient, if nothing else wants their sum: added up as they are used, they
 /// pass through memory once. Returns the elements of all other sums.
-pub(super) fn leave_terms(graph: &Graph, layout: &Layout, sums: &[Address], after: &mut [Call]) -> Vec<Range<usize>> {
+pub(super) fn leave_terms(
+    graph: &Graph,
+    layout: &Layout,
+    sums: &[Address],
+    after: &mut [Option<Call>],
+) -> Vec<Range<usize>> {
     let (readers, is_kept) = (graph.readers(), graph.kept_mask());
-    let calls: HashMap<NodeId, usize> = after.iter().enumerate().map(|(at, call)| (call.node, at)).collect();
+    let calls: HashMap<NodeId, usize> =
+        after.iter().enumerate().filter_map(|(at, call)| Some((call.as_ref()?.node, at))).collect();
     let mut joined: Vec<Range<usize>> = Vec::new();
     for id in layout::sum_order(graph) {
         let start = layout.places[id.0 as usize].expect("a sum has a place").offset / 4;
         let reader = match readers[id.0 as usize][..] {
-            [reader] if !is_kept[id.0 as usize] => calls.get(&reader).map(|at| &mut after[*at]),
+            [reader] if !is_kept[id.0 as usize] => calls.get(&reader).and_then(|at| after[*at].as_mut()),
             _ => None,
         };
         // As that input and no other.

@@ -1,9 +1,11 @@
 use super::*;
 use crate::element::{ValueError, Values};
+use crate::feed::Feed;
+use crate::session::Session;
 use kolo_graph::collective::AllGather;
 use kolo_graph::piece::{Join, Piece};
-use kolo_graph::sources::{Full, Init};
-use kolo_graph::{Builder, Op, Type};
+use kolo_graph::sources::{Full, GrainSum, Init};
+use kolo_graph::{Builder, DType, Op, Type};
 use kolo_ops::elementwise::ElementwiseMethods;
 use kolo_ops::matmul::MatMul;
 use kolo_ops::optim::adagrad::Adagrad;
@@ -11,6 +13,11 @@ use kolo_ops::optim::adam::Adam;
 use kolo_ops::optim::rmsprop::Rmsprop;
 use kolo_ops::optim::sgd::{Sgd, SgdPlain};
 use kolo_ops::transpose::TransposeMethods;
+
+/// The calls after the grains.
+fn after(session: &Session) -> impl Iterator<Item = &Call> {
+    session.device().downcast::<CpuDevice>().unwrap().after.iter().flatten()
+}
 
 /// Longer than a task of an update.
 const ELEMENTS: usize = 40_003;
@@ -37,7 +44,7 @@ fn step(lanes: usize, wanted: &str) -> (bool, Vec<f32>) {
     session.run(&mut store, |_| {}, fill).unwrap();
     let names = ["w", "last"].into_iter().filter_map(|name| store.values(name));
     let all = names.chain(session.output("sum")).flatten().copied().collect();
-    (session.after.iter().any(|call| !call.terms.is_empty()), all)
+    (after(&session).any(|call| !call.terms.is_empty()), all)
 }
 
 /// Steps on a gradient that is a product.
@@ -95,7 +102,7 @@ impl Trial {
         }
         let bad = session.find_nonfinite(0, fill).map(|node| session.graph().node(node).op.name().to_owned());
         let state = ["w", "m", "v"].into_iter().filter_map(|name| store.values(name)).flatten().copied().collect();
-        (session.layout.unstored.is_empty(), state, bad)
+        (session.program().layout.unstored.is_empty(), state, bad)
     }
 
     /// The same weights as if the gradient were stored, and whether it is.
@@ -188,7 +195,7 @@ fn in_pieces(cut: bool, output: bool) -> (usize, Vec<f32>) {
         let fill = |grain: usize, feed: &mut Feed<'_>| feed.f32("x").unwrap().fill(0.1 + grain as f32);
         session.run(&mut store, |_| {}, fill).unwrap();
     }
-    let joins = session.after.iter().filter(|call| call.op.is::<Join>()).count();
+    let joins = after(&session).filter(|call| call.op.is::<Join>()).count();
     (joins, store.values("w").unwrap().to_vec())
 }
 
@@ -336,8 +343,9 @@ fn a_rehearsal_finds_the_time_of_a_step() {
         let graph = layers(count);
         let store = Store::new(&graph, 1);
         let session = Session::new(graph, &store, Options { threads: 2, lanes: 2, grains: 4 });
-        let calls = session.lanes[0].calls.len();
+        let device = session.device().downcast::<CpuDevice>().unwrap();
+        let calls = device.lanes[0].calls.len();
         assert!(calls >= 2 * count, "{calls}");
-        assert_eq!(session.rehearsed_by(1.0), 2.0 * (1 + calls) as f64 + session.after.len() as f64);
+        assert_eq!(session.rehearsed_by(1.0), 2.0 * (1 + calls) as f64 + device.after.len() as f64);
     }
 }

@@ -3,7 +3,6 @@
 use super::alias::{Part, Reads, becoming, first_reads, is_stored, parts, shift};
 use super::fit::{Life, first_fit};
 use super::{Arena, Layout, Place, align, only_sums};
-use crate::collective::is_collective;
 use crate::graph::{Graph, Node, NodeId, ValueId};
 use crate::piece::Join;
 use crate::sources::{GrainSum, Input};
@@ -55,13 +54,20 @@ impl<'g> Planner<'g> {
         }
         // Whoever reads an alias reads what it shows. What is exchanged is in use until somebody waits for the exchange.
         let waits = first_reads(graph, &order);
-        for node in order.iter().rev().map(|id| graph.node(*id)).filter(|node| node.op.aliases()) {
-            let exchanged = if is_collective(&*node.op) { waits(&node.outputs) } else { 0 };
-            for (output, input) in node.outputs.iter().zip(&node.inputs) {
-                let through = last_read[output.0 as usize].max(exchanged);
-                last_read[output.0 as usize] = through;
-                let read = &mut last_read[input.0 as usize];
-                *read = through.max(*read);
+        for node in order.iter().rev().map(|id| graph.node(*id)) {
+            let exchanged = if node.op.collective().is_some() { waits(&node.outputs) } else { 0 };
+            if exchanged > 0 {
+                for id in node.inputs.iter().chain(&node.outputs) {
+                    let read = &mut last_read[id.0 as usize];
+                    *read = exchanged.max(*read);
+                }
+            }
+            if node.op.aliases() {
+                for (output, input) in node.outputs.iter().zip(&node.inputs) {
+                    let through = last_read[output.0 as usize];
+                    let read = &mut last_read[input.0 as usize];
+                    *read = through.max(*read);
+                }
             }
         }
         let end = order.len();

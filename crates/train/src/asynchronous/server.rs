@@ -11,8 +11,7 @@ use crate::timeline::{COMMUNICATION, Timeline};
 use kolo_comm::communicator::Span;
 use kolo_comm::element::{Element, Reduction};
 use kolo_comm::{Communicator, Fault, combine};
-use kolo_exec::{Feed, Options, Session, Store};
-use kolo_graph::collective::is_collective;
+use kolo_exec::{Feed, Options, Program, Session, Store};
 use kolo_graph::{Graph, ValueId};
 use kolo_parallel::servers::{Clocks, Shares, gradient_name, shares, sum_name};
 use kolo_parallel::{CommLane, Mesh, Purpose, Roles};
@@ -48,14 +47,14 @@ pub fn serve(
     let graph = server_graph(job, roles, number, whole)?;
     // What comes from each worker, its copy of the parameters, and the sum.
     let buffers = (2 * roles.workers + 1) * shares.servers[number].len() * size_of::<f32>();
-    let mut plan = kolo_plan::memory(&graph, Options::single(threads));
+    let program = Program::cpu(graph, Options::single(threads));
+    let mut plan = kolo_plan::memory(&program);
     plan.scratch += buffers;
     let links = pairs(world, roles)?;
     let among_servers = Arc::new(world.split(1, world.rank() as i64)?);
     room::check_among(&plan, false, world)?;
-    let store = Store::new(&graph, job.seed);
-    let lane = Arc::new(CommLane::new(among_servers));
-    let mut session = Session::with_collectives(graph, &store, Options::single(threads), lane)?;
+    let store = Store::new(&program.graph, job.seed);
+    let mut session = Session::compile(program, &store, Some(Arc::new(CommLane::new(among_servers))))?;
     if let Some(timeline) = timeline {
         trace(timeline, &mut session, &links);
     }
@@ -67,7 +66,7 @@ pub fn serve(
 fn server_graph(job: &Job, roles: Roles, number: usize, whole: Graph) -> Result<Graph, Error> {
     let mesh = Mesh::data(roles.servers, number).ok_or_else(|| refused(format!("there is no server {number}")))?;
     let graph = served(job, roles)?.spread(whole, Purpose::Server, &mesh);
-    if !roles.synchronous() && graph.nodes.iter().any(|node| is_collective(&*node.op)) {
+    if !roles.synchronous() && graph.nodes.iter().any(|node| node.op.collective().is_some()) {
         return Err(refused(
             "the update needs numbers of all servers' gradients, and those of different pushes do not go together\n  hint: use `--servers 1` or `--staleness 0`".into(),
         ));

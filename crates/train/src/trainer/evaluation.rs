@@ -7,9 +7,8 @@ use crate::job::Job;
 use crate::step::{self, CONFUSION, IGNORED, count_name};
 use crate::together;
 use kolo_comm::{Communicator, Reduction};
-use kolo_exec::cpu::planned_bytes;
-use kolo_exec::{Feed, Options, Session};
-use kolo_graph::{Graph, layout};
+use kolo_exec::{Feed, Options, Program, Session};
+use kolo_graph::Graph;
 use kolo_parallel::mesh::DATA;
 use kolo_parallel::{Mesh, Parallel, Purpose};
 use std::ops::Range;
@@ -46,8 +45,8 @@ fn graph_of(job: &Job, parallel: &Parallel, mesh: &Mesh, batch: usize) -> Result
 
 /// Samples of an evaluation's batch. They depend on the job alone, and so do the means.
 fn samples_of_batch(job: &Job) -> Result<usize, Error> {
-    let layout = layout::plan(&graph_of(job, &job.parallel, &Mesh::alone(), 1)?, 1, 1);
-    let one = layout.grain_bytes + layout.grain_input_bytes;
+    let graph = graph_of(job, &job.parallel, &Mesh::alone(), 1)?;
+    let one = Program::cpu(graph, Options::single(1)).bytes().activations;
     let most = (ACTIVATION_BYTES_MAX / one.max(1)).clamp(1, SAMPLES_MAX);
     Ok(job.split.held_out_len().min(1 << most.ilog2()))
 }
@@ -63,8 +62,8 @@ pub fn evaluation_bytes(job: &Job, threads: usize, mesh: &Mesh) -> Result<usize,
     // The last batch, if it is smaller, is one rank's turn.
     let rest = Some(total % whole).filter(|rest| *rest > 0 && total / whole % ranks == rank);
     let bytes = |batch: usize| {
-        let (graph, options) = (graph_of(job, &job.parallel, mesh, batch)?, Options::single(threads));
-        Ok(planned_bytes(&graph, &layout::plan(&graph, 1, 1), options).iter().sum::<usize>())
+        let graph = graph_of(job, &job.parallel, mesh, batch)?;
+        Ok(Program::cpu(graph, Options::single(threads)).bytes().total())
     };
     [whole].into_iter().chain(rest).map(bytes).sum()
 }

@@ -1,7 +1,7 @@
 //! Counts that can be checked by hand.
 
 use crate::job;
-use kolo_exec::Options;
+use kolo_exec::{Options, Program};
 use kolo_parallel::Mesh;
 use kolo_plan::{Cost, RunCost};
 use kolo_train::step::{optimise, training_graph};
@@ -13,7 +13,7 @@ fn cost(model: &str, source: &str, batch: usize) -> Cost {
     );
     let job = job(&text);
     let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains).unwrap();
-    kolo_plan::cost(&optimise(graph), Options::single(1))
+    kolo_plan::cost(&Program::cpu(optimise(graph), Options::single(1)))
 }
 
 #[test]

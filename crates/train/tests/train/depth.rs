@@ -1,7 +1,7 @@
 //! What is done before the first step takes time in proportion to the depth. Steps are counted, not seconds.
 
 use crate::job;
-use kolo_exec::{Collectives, Exchange, ExchangeError, Memory, Options, Session, Store, null};
+use kolo_exec::{Collectives, Exchange, ExchangeError, Memory, Options, Program, Session, Store, null};
 use kolo_graph::sources::GrainSum;
 use kolo_graph::{Graph, Init, Type, layout, rewrite, steps, verify};
 use kolo_ops::fuse::fuse_elementwise;
@@ -22,14 +22,14 @@ type Passes = Vec<(&'static str, u64)>;
 struct Unstarted;
 
 impl Collectives for Unstarted {
-    fn size(&self) -> usize {
+    fn size(&self, _: &str) -> usize {
         RANKS
     }
     fn memory(&self, bytes: usize) -> Result<Memory, ExchangeError> {
         Ok(Memory::new(bytes))
     }
-    fn prepare(&self, _: Vec<Exchange>) -> usize {
-        0
+    fn prepare(&self, _: Vec<Exchange>, _: usize) -> Result<usize, ExchangeError> {
+        Ok(0)
     }
     fn start(&self, _: usize) {}
     fn wait(&self, _: usize) -> Result<(), ExchangeError> {
@@ -55,8 +55,9 @@ fn passes(make: impl Fn() -> Graph) -> Passes {
     for (name, grains, lanes) in [("one grain", 1, 1), ("a grain per lane", 2, 2), ("grains", 4, 2)] {
         record(&mut all, name, || layout::plan(&graph, grains, lanes));
         let options = Options { threads: 2, lanes, grains };
-        record(&mut all, "null::walk", || null::walk(&graph, options, |_| {}));
-        record(&mut all, "cost", || kolo_plan::cost(&graph, options));
+        let program = Program::cpu(graph.clone(), options);
+        record(&mut all, "null::walk", || null::walk(&program, |_| {}));
+        record(&mut all, "cost", || kolo_plan::cost(&program));
         let store = Store::new(&graph, 1);
         record(&mut all, "session", || Session::new(graph.clone(), &store, options));
     }

@@ -93,7 +93,7 @@ fn plan(text: &str, assignment: &str) -> Result<(), Error> {
     let job = Job::read(&root, MODELS)?;
     let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?;
     let options = Options::for_grains(job.grains, 2);
-    let planned = kolo_plan::memory(&optimise(graph), options).total();
+    let planned = kolo_plan::memory(&kolo_exec::Program::cpu(optimise(graph), options)).total();
     assert!(planned > 0, "{assignment}");
     assert!(job.schedule.rate(job.optimizer.lr(), job.total_steps - 1).is_finite(), "{assignment}");
     // Any sample of any part can be found.

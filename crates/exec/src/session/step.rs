@@ -1,8 +1,9 @@
 //! A step on values that are all at hand, with every input checked before anything runs.
 
-use super::{Feed, Session};
+use super::Session;
 use crate::element::{ValueError, Values, View};
 use crate::exchange::ExchangeError;
+use crate::feed::Feed;
 use crate::store::Store;
 use kolo_graph::sources::Input;
 
@@ -33,7 +34,7 @@ impl Session {
         Ok(self.run(store, |feed| write(feed, 0, 1), |grain, feed| write(feed, grain, grains))?)
     }
 
-    pub(super) fn check(&self, inputs: &[(&str, Values<'_>)]) -> Result<(), ValueError> {
+    pub(crate) fn check(&self, inputs: &[(&str, Values<'_>)]) -> Result<(), ValueError> {
         let graph = self.graph();
         let known = || graph.inputs().map(|(id, op)| format!("`{}` ({})", op.name, graph.ty(id))).collect::<Vec<_>>();
         if let Some((name, _)) = inputs.iter().find(|(name, _)| graph.inputs().all(|(_, op)| op.name != *name)) {
@@ -62,9 +63,9 @@ impl Session {
     /// A named output with its type and shape: the sum over grains or step value; for a value of one grain, that of lane
     /// 0's last grain.
     pub fn tensor(&self, name: &str) -> Option<View<'_>> {
-        let (name, buffers) = self.outputs.iter().find(|(key, _)| key == name)?;
+        let (name, buffer) = self.outputs.iter().find(|(key, _)| key == name)?;
         // SAFETY: the place holds its type's values, and nothing runs while `self` is borrowed.
-        Some(unsafe { View::new(name, &buffers[0].ty, buffers[0].data) })
+        Some(unsafe { View::new(name, &buffer.ty, buffer.data) })
     }
 
     /// Every named output, in the order of the graph.

@@ -1,11 +1,10 @@
 //! How long a step will take, found by running some of its calls: the real kernels, on the places they will have, with all
 //! lanes at once. Calls that are alike are run a few times, however many there are; a step that is short runs whole.
 
-use super::call::{Call, CallKind, run_call};
-use super::{Feed, LanePointer, Session};
-use crate::memory::Memory;
-use crate::overlap;
-use kolo_graph::Team;
+use super::Session;
+use crate::feed::Feed;
+use crate::schedule::{Act, Item};
+use kolo_graph::Phase;
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -26,9 +25,6 @@ const RUNS_PER_PASS: usize = 2;
 const PASSES_MAX: usize = 64;
 /// A step is run whole if so many fit into the time there is.
 const WHOLE_STEPS_MIN: f64 = 6.0;
-/// Sums of lanes that are added to learn how long adding takes.
-const JOINED_MAX: usize = 1 << 20;
-const PAGE_BYTES: usize = 4096;
 
 /// Seconds of the runs of each kind, in the order in which they ran.
 type Samples = Vec<Vec<f64>>;
@@ -46,28 +42,30 @@ struct Kinds {
 impl Kinds {
     fn new(session: &Session) -> Self {
         let mut numbers: HashMap<String, usize> = HashMap::new();
-        let mut kind = |call: &Call| {
-            let maker = call.maker.as_ref().map_or(String::new(), |maker| maker.op.signature());
+        let graph = session.graph();
+        let mut kind = |item: &Item| {
+            let node = graph.node(item.node);
+            let maker = item.maker.map_or(String::new(), |maker| graph.node(maker).op.signature());
             // A sum over grains has its parameter's name among its attributes, and no two would be alike.
-            let sums = matches!(call.kind, CallKind::Accumulate { .. });
-            let own = if sums { call.op.name().to_string() } else { call.op.signature() };
+            let sums = matches!(item.act, Act::Sum { .. });
+            let own = if sums { node.op.name().to_string() } else { node.op.signature() };
             let mut key = format!("{maker} {own}");
-            for buffer in call.inputs.iter().chain(&call.outputs) {
-                let _ = write!(key, " {}", buffer.ty);
+            for id in node.inputs.iter().chain(&node.outputs) {
+                let _ = write!(key, " {}", graph.ty(*id));
             }
             let next = numbers.len();
             *numbers.entry(key).or_insert(next)
         };
-        let lane = session.lanes[0].calls.iter().map(&mut kind).collect();
-        let before = session.before.iter().map(&mut kind).collect();
-        let after = session.after.iter().map(&mut kind).collect();
-        let grains = session.options.grains / session.options.lanes;
+        let lane = session.schedule.grain.iter().map(&mut kind).collect();
+        let before = session.schedule.before.iter().map(&mut kind).collect();
+        let after = session.schedule.after.iter().map(&mut kind).collect();
+        let grains = session.options().grains_per_lane();
         Self { lane, before, after, count: numbers.len(), closes: grains.ilog2() as usize + 1 }
     }
 
     /// Where a lane's times of this call of this grain are.
-    fn slot(&self, kind: usize, call: &Call, local: usize) -> usize {
-        let closed = if matches!(call.kind, CallKind::Accumulate { .. }) { local.trailing_ones() as usize } else { 0 };
+    fn slot(&self, kind: usize, item: &Item, local: usize) -> usize {
+        let closed = if matches!(item.act, Act::Sum { .. }) { local.trailing_ones() as usize } else { 0 };
         kind * self.closes + closed
     }
 
@@ -108,27 +106,6 @@ impl Turns {
     }
 }
 
-/// Gives memory its pages, so that no run is slowed down by it.
-fn touch(data: *mut u8, bytes: usize) {
-    if data.is_null() {
-        return;
-    }
-    for offset in (0..bytes).step_by(PAGE_BYTES) {
-        // SAFETY: inside the memory, which nobody else uses now; what is there stays.
-        unsafe {
-            let byte = data.add(offset);
-            byte.write_volatile(byte.read_volatile());
-        }
-    }
-}
-
-fn touch_call(call: &Call) {
-    let maker = call.maker.iter().flat_map(|maker| &maker.inputs);
-    for buffer in call.inputs.iter().chain(&call.outputs).chain(&call.terms).chain(maker) {
-        touch(buffer.data, buffer.ty.bytes());
-    }
-}
-
 impl Session {
     /// Times a step within about this time. What the store holds afterwards means nothing.
     pub fn rehearse(
@@ -139,13 +116,14 @@ impl Session {
     ) -> Rehearsal {
         let begin = Instant::now();
         let kinds = Kinds::new(self);
-        let mut book = Book::new(&kinds, self.lanes.len());
+        let mut book = Book::new(&kinds, self.options().lanes);
         let mut extent = Extent::Some;
         self.touch_calls(extent, &kinds);
         for pass in 0..PASSES_MAX {
             let start = Instant::now();
             let seconds = seconds_of(|| {
-                step(&mut Feed { inputs: &self.step_inputs });
+                step(&mut Feed { inputs: self.device.inputs(None) });
+                self.device.begin();
                 self.rehearse_pass(&grain, &kinds, extent, &mut book);
             });
             let taken = start.elapsed().as_secs_f64();
@@ -170,69 +148,74 @@ impl Session {
         Rehearsal { step_seconds, kinds: kinds.count, whole_steps }
     }
 
+    /// Gives the memory of all calls that will run its pages, so that no run is slowed down by it.
     fn touch_calls(&self, extent: Extent, kinds: &Kinds) {
-        for lane in &self.lanes {
+        for lane in 0..self.options().lanes {
             let mut turns = Turns::new(extent, kinds.count);
-            for (call, _) in lane.calls.iter().zip(&kinds.lane).filter(|(_, kind)| turns.take(**kind)) {
-                touch_call(call);
-                if let CallKind::Accumulate { offset, elements } = call.kind {
-                    lane.levels.iter().for_each(|level| touch(level.at(offset * 4), elements * 4));
-                }
+            for (at, _) in kinds.lane.iter().enumerate().filter(|(_, kind)| turns.take(**kind)) {
+                self.device.touch(Phase::Grain, Some(at), lane);
             }
-            touch(lane.scratch.at(0), lane.scratch.bytes());
+            self.device.touch(Phase::Grain, None, lane);
         }
         let mut turns = Turns::new(extent, kinds.count);
-        let ends = self.before.iter().zip(&kinds.before).chain(self.after.iter().zip(&kinds.after));
-        ends.filter(|(_, kind)| turns.take(**kind)).for_each(|(call, _)| touch_call(call));
-        touch(self.scratch.at(0), self.scratch.bytes());
+        for (phase, kinds) in [(Phase::Before, &kinds.before), (Phase::After, &kinds.after)] {
+            for (at, _) in kinds.iter().enumerate().filter(|(_, kind)| turns.take(**kind)) {
+                self.device.touch(phase, Some(at), 0);
+            }
+        }
+        self.device.touch(Phase::After, None, 0);
     }
 
     fn rehearse_pass(
-        &mut self,
+        &self,
         grain: &(impl Fn(usize, &mut Feed<'_>) + Sync),
         kinds: &Kinds,
         extent: Extent,
         book: &mut Book,
     ) {
         let mut turns = Turns::new(extent, kinds.count);
-        time_calls(&self.before, &kinds.before, &mut turns, &mut book.once, &self.team, &self.scratch);
-        let per_lane = self.options.grains / self.options.lanes;
-        let lanes = LanePointer(self.lanes.as_mut_ptr());
+        self.time_phase(Phase::Before, &kinds.before, &mut turns, &mut book.once);
+        let per_lane = self.options().grains_per_lane();
         let samples = SamplesPointer(book.lanes.as_mut_ptr());
-        self.team.run(self.lanes.len(), |at, _| {
-            // SAFETY: every task has a lane of its own, and that lane's samples.
-            let (lane, samples) = unsafe { (&mut *lanes.get().add(at), &mut *samples.get().add(at)) };
+        self.device.run_lanes(&|lane| {
+            // SAFETY: every task has a lane's samples of its own.
+            let samples = unsafe { &mut *samples.get().add(lane) };
             let mut turns = Turns::new(extent, samples.len());
-            let feed = |local: usize| grain(at * per_lane + local, &mut Feed { inputs: &lane.inputs });
+            let feed = |local: usize| {
+                grain(lane * per_lane + local, &mut Feed { inputs: self.device.inputs(Some(lane)) });
+            };
             for local in 0..per_lane {
                 time(kinds.feed(), &mut turns, samples, || feed(local));
-                for (call, kind) in lane.calls.iter().zip(&kinds.lane) {
-                    time(kinds.slot(*kind, call, local), &mut turns, samples, || lane.call(call, local));
+                for (at, (item, kind)) in self.schedule.grain.iter().zip(&kinds.lane).enumerate() {
+                    let run = || self.device.run(Phase::Grain, at, lane, local);
+                    time(kinds.slot(*kind, item, local), &mut turns, samples, run);
                 }
             }
         });
-        for range in &self.joined {
-            let end = if extent == Extent::Whole { range.end } else { range.end.min(range.start + JOINED_MAX) };
-            let seconds = seconds_of(|| overlap::join(&self.sums, range.start..end, &self.team));
-            book.join_per_element.push(seconds / (end - range.start).max(1) as f64);
+        let seconds = seconds_of(|| self.device.join_all());
+        book.join.push(seconds);
+        self.time_phase(Phase::After, &kinds.after, &mut turns, &mut book.once);
+    }
+
+    fn time_phase(&self, phase: Phase, kinds: &[usize], turns: &mut Turns, samples: &mut Samples) {
+        for (at, kind) in kinds.iter().enumerate() {
+            time(*kind, turns, samples, || self.device.run(phase, at, 0, 0));
         }
-        time_calls(&self.after, &kinds.after, &mut turns, &mut book.once, &self.team, &self.scratch);
     }
 
     /// Seconds of a step whose calls all take what is typical of their kind.
     fn added_up(&self, book: &Book, kinds: &Kinds) -> f64 {
-        let per_lane = self.options.grains / self.options.lanes;
+        let per_lane = self.options().grains_per_lane();
         let of_lane = |samples: &Samples| -> f64 {
             let typical: Vec<f64> = samples.iter().map(|samples| typical(samples)).collect();
-            let calls = || self.lanes[0].calls.iter().zip(&kinds.lane);
-            let grain = |local| calls().map(|(call, kind)| typical[kinds.slot(*kind, call, local)]).sum::<f64>();
+            let calls = || self.schedule.grain.iter().zip(&kinds.lane);
+            let grain = |local| calls().map(|(item, kind)| typical[kinds.slot(*kind, item, local)]).sum::<f64>();
             (0..per_lane).map(|local| typical[kinds.feed()] + grain(local)).sum()
         };
         let slowest = book.lanes.iter().map(of_lane).fold(0.0, f64::max);
         let once: Vec<f64> = book.once.iter().map(|samples| typical(samples)).collect();
         let ends: f64 = kinds.before.iter().chain(&kinds.after).map(|kind| once[*kind]).sum();
-        let joined: usize = self.joined.iter().map(ExactSizeIterator::len).sum();
-        slowest + ends + joined as f64 * typical(&book.join_per_element)
+        slowest + ends + typical(&book.join)
     }
 }
 
@@ -242,7 +225,8 @@ struct Book {
     lanes: Vec<Samples>,
     /// Of what runs once per step.
     once: Samples,
-    join_per_element: Vec<f64>,
+    /// Of adding lanes up.
+    join: Vec<f64>,
     /// Of whole steps.
     whole: Vec<f64>,
 }
@@ -252,7 +236,7 @@ impl Book {
         Self {
             lanes: vec![vec![Vec::new(); kinds.feed() + 1]; lanes],
             once: vec![Vec::new(); kinds.count],
-            join_per_element: Vec::new(),
+            join: Vec::new(),
             whole: Vec::new(),
         }
     }
@@ -261,9 +245,9 @@ impl Book {
 #[cfg(test)]
 impl Session {
     /// Seconds of a step of which every call was seen to take so long, and adding lanes together nothing.
-    pub(super) fn rehearsed_by(&self, seconds: f64) -> f64 {
+    pub(crate) fn rehearsed_by(&self, seconds: f64) -> f64 {
         let kinds = Kinds::new(self);
-        let mut book = Book::new(&kinds, self.lanes.len());
+        let mut book = Book::new(&kinds, self.options().lanes);
         book.lanes.iter_mut().flatten().chain(&mut book.once).for_each(|samples| *samples = vec![seconds; 3]);
         self.added_up(&book, &kinds)
     }
@@ -297,19 +281,6 @@ fn processor_seconds() -> Option<f64> {
     // SAFETY: the clock of the calling thread, written to a place of our own.
     let done = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     (done == 0).then_some(time.tv_sec as f64 + time.tv_nsec as f64 / 1e9)
-}
-
-fn time_calls(
-    calls: &[Call],
-    kinds: &[usize],
-    turns: &mut Turns,
-    samples: &mut Samples,
-    team: &Team,
-    scratch: &Memory,
-) {
-    for (call, kind) in calls.iter().zip(kinds) {
-        time(*kind, turns, samples, || run_call(call, team, scratch));
-    }
 }
 
 struct SamplesPointer(*mut Samples);

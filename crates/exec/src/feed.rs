@@ -8,7 +8,7 @@ use kolo_graph::{DType, Type};
 #[derive(Debug)]
 pub struct Feed<'a> {
     /// By name; a parameter server has as many as parameters.
-    pub(super) inputs: &'a [(String, Buffer)],
+    pub(crate) inputs: &'a [(String, Buffer)],
 }
 
 impl Feed<'_> {
@@ -48,7 +48,7 @@ impl Feed<'_> {
         self.set_values(name, Values::from(values))
     }
 
-    pub(super) fn set_values(&mut self, name: &str, values: Values<'_>) -> Result<(), ValueError> {
+    pub(crate) fn set_values(&mut self, name: &str, values: Values<'_>) -> Result<(), ValueError> {
         let buffer = self.typed(name, values.dtype())?;
         let (wanted, given) = (buffer.ty.elements(), values.len());
         if wanted != given {

@@ -1,8 +1,8 @@
 //! Who watches the calls of a session.
 
-use super::call::Call;
-use kolo_graph::NodeId;
+use kolo_graph::{Graph, NodeId};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// Sees every call of a session: its lane, node, start and end. The step's own calls are on the lane after the last.
@@ -15,9 +15,10 @@ pub type Alive = Arc<dyn Fn() + Send + Sync>;
 pub type Stop = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Who watches the calls.
-#[derive(Clone, Default)]
 pub(super) struct Probe {
-    pub profile: bool,
+    profile: bool,
+    /// By node.
+    nanoseconds: Vec<AtomicU64>,
     pub tracer: Option<Tracer>,
     pub alive: Option<Alive>,
     pub stop: Option<Stop>,
@@ -30,6 +31,16 @@ impl std::fmt::Debug for Probe {
 }
 
 impl Probe {
+    pub fn new(graph: &Graph) -> Self {
+        let nanoseconds = graph.nodes.iter().map(|_| AtomicU64::new(0)).collect();
+        Self { profile: false, nanoseconds, tracer: None, alive: None, stop: None }
+    }
+
+    pub fn set_profile(&mut self, profile: bool) {
+        self.profile = profile;
+        self.nanoseconds.iter_mut().for_each(|time| *time.get_mut() = 0);
+    }
+
     pub fn stops(&self) -> bool {
         self.stop.as_ref().is_some_and(|stop| stop())
     }
@@ -38,15 +49,22 @@ impl Probe {
         (self.profile || self.tracer.is_some()).then(Instant::now)
     }
 
-    pub fn end(&self, lane: usize, call: &mut Call, start: Option<Instant>) {
+    pub fn end(&self, lane: usize, node: NodeId, start: Option<Instant>) {
         if let Some(alive) = &self.alive {
             alive();
         }
         let Some(start) = start else { return };
         let end = Instant::now();
-        call.nanoseconds += end.duration_since(start).as_nanos() as u64;
+        let taken = end.duration_since(start).as_nanos() as u64;
+        self.nanoseconds[node.0 as usize].fetch_add(taken, Ordering::Relaxed);
         if let Some(tracer) = &self.tracer {
-            tracer(lane, call.node, start, end);
+            tracer(lane, node, start, end);
         }
+    }
+
+    /// Nodes that took time, with it.
+    pub fn times(&self) -> Vec<(NodeId, u64)> {
+        let times = self.nanoseconds.iter().map(|time| time.load(Ordering::Relaxed)).enumerate();
+        times.filter(|(_, time)| *time > 0).map(|(at, time)| (NodeId(at as u32), time)).collect()
     }
 }

@@ -1,0 +1,369 @@
+//! The collectives of a session, beside its kernels.
+//!
+//! An exchange of sums over grains starts when the last lane has closed the last of its sums; any other starts at its
+//! place in the order. Each is waited for where its result is first read, or at the end of its phase. Lanes close sums in
+//! the same order, and the last to close one starts its exchange before it closes the next, so that the exchanges of a step
+//! start in one order on all ranks; those of grains start in the order of their lane.
+
+use crate::exchange::{Collectives, Exchange, ExchangeError, ExchangeKind};
+use crate::executor::Device;
+use crate::memory::Memory;
+use crate::schedule::{ExchangeItem, Schedule};
+use kolo_graph::collective::Movement;
+use kolo_graph::layout::{Layout, align};
+use kolo_graph::op::Buffer;
+use kolo_graph::{Graph, Phase};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+#[derive(Debug)]
+pub(crate) struct Exchanges {
+    collectives: Arc<dyn Collectives>,
+    /// The number of the first exchange.
+    first: usize,
+    /// Of each exchange of the schedule, one for each lane if it belongs to grains.
+    list: Vec<Vec<Running>>,
+    lanes: usize,
+    /// Nanoseconds that the step waited.
+    waited: AtomicU64,
+}
+
+/// An exchange as one lane, or the step, runs it.
+#[derive(Debug)]
+struct Running {
+    /// Its number, counted from `first`.
+    number: usize,
+    /// The elements of the sums it exchanges, if that is what it does.
+    sums: Option<Range<usize>>,
+    /// Lanes that have closed its sums in this step.
+    arrived: AtomicUsize,
+    /// Started and not waited for. Whoever waits holds it, and others wait for him.
+    pending: Mutex<bool>,
+    staging: Staging,
+}
+
+/// Copies before and after an exchange whose tensors do not lie as it needs them, with the memory between.
+#[derive(Debug, Default)]
+struct Staging {
+    before: Vec<Rows>,
+    after: Vec<Rows>,
+    memory: Vec<Memory>,
+}
+
+/// Rows of bytes to be copied.
+#[derive(Clone, Copy, Debug)]
+struct Rows {
+    from: *const u8,
+    to: *mut u8,
+    rows: usize,
+    bytes: usize,
+    /// From a row to the next.
+    from_stride: usize,
+    to_stride: usize,
+}
+
+// SAFETY: addresses inside memory that the session and the staging own.
+unsafe impl Send for Rows {}
+// SAFETY: as above.
+unsafe impl Sync for Rows {}
+
+impl Rows {
+    fn copy(&self) {
+        for row in 0..self.rows {
+            // SAFETY: both places have room for all rows, and the memories are distinct.
+            unsafe {
+                let (from, to) = (self.from.add(row * self.from_stride), self.to.add(row * self.to_stride));
+                std::ptr::copy_nonoverlapping(from, to, self.bytes);
+            }
+        }
+    }
+}
+
+impl Exchanges {
+    /// Prepares the exchanges of a schedule. All ranks call it together.
+    pub fn new(
+        graph: &Graph,
+        layout: &Layout,
+        schedule: &Schedule,
+        device: &dyn Device,
+        lanes: usize,
+        collectives: Arc<dyn Collectives>,
+    ) -> Result<Self, ExchangeError> {
+        let (mut list, mut exchanges) = (Vec::new(), Vec::new());
+        for (at, item) in schedule.exchanges.iter().enumerate() {
+            let own: Vec<Option<usize>> = match item.phase {
+                Phase::Grain => (0..lanes).map(Some).collect(),
+                Phase::Before | Phase::After => vec![None],
+            };
+            let mut running = Vec::new();
+            for lane in own {
+                let (exchange, staging) = plan(graph, at, item, device, lane, &*collectives)?;
+                let sums = item.of_sums.then(|| sums_of(graph, layout, item, &exchange));
+                let (arrived, pending) = (AtomicUsize::new(0), Mutex::new(false));
+                running.push(Running { number: exchanges.len(), sums, arrived, pending, staging });
+                exchanges.push(exchange);
+            }
+            list.push(running);
+        }
+        let first = collectives.prepare(exchanges, lanes)?;
+        Ok(Self { collectives, first, list, lanes, waited: AtomicU64::new(0) })
+    }
+
+    fn of(&self, at: usize, lane: usize) -> &Running {
+        let running = &self.list[at];
+        if running.len() == 1 { &running[0] } else { &running[lane] }
+    }
+
+    /// A lane has closed the sums of an exchange. The last one adds the lanes up and starts it.
+    pub fn close(&self, at: usize, lane: usize, device: &dyn Device) {
+        let running = self.of(at, 0);
+        let Some(range) = &running.sums else { return };
+        if running.arrived.fetch_add(1, Ordering::AcqRel) + 1 < self.lanes {
+            return;
+        }
+        running.arrived.store(0, Ordering::Relaxed);
+        if self.lanes > 1 {
+            device.join(range.clone(), lane);
+        }
+        self.start(at, 0);
+    }
+
+    pub fn start(&self, at: usize, lane: usize) {
+        let running = self.of(at, lane);
+        let mut pending = running.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        running.staging.before.iter().for_each(Rows::copy);
+        *pending = true;
+        self.collectives.start(self.first + running.number);
+    }
+
+    pub fn wait(&self, at: usize, lane: usize) -> Result<(), ExchangeError> {
+        let running = self.of(at, lane);
+        let mut pending = running.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*pending {
+            return Ok(());
+        }
+        let start = Instant::now();
+        self.collectives.wait(self.first + running.number)?;
+        self.waited.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        running.staging.after.iter().for_each(Rows::copy);
+        *pending = false;
+        Ok(())
+    }
+
+    /// Waits for all exchanges that the schedule has in this phase, of this lane if it is the grains'.
+    pub fn wait_phase(&self, schedule: &Schedule, phase: Phase, lane: usize) -> Result<(), ExchangeError> {
+        let own = schedule.exchanges.iter().enumerate().filter(|(_, exchange)| exchange.phase == phase);
+        own.map(|(at, _)| self.wait(at, lane)).collect()
+    }
+
+    /// Nanoseconds that steps have waited for exchanges since this was last asked.
+    pub fn take_waited(&self) -> u64 {
+        self.waited.swap(0, Ordering::Relaxed)
+    }
+}
+
+/// The elements of the sums that an exchange works on in place.
+fn sums_of(graph: &Graph, layout: &Layout, item: &ExchangeItem, exchange: &Exchange) -> Range<usize> {
+    let places = graph.node(item.node).inputs.iter().filter_map(|id| layout.places[id.0 as usize]);
+    let start = places.map(|place| place.offset + place.within).min().expect("a sum has a place") / 4;
+    start..start + exchange.elements
+}
+
+/// An exchange, and the copies it needs.
+fn plan(
+    graph: &Graph,
+    at: usize,
+    item: &ExchangeItem,
+    device: &dyn Device,
+    lane: Option<usize>,
+    collectives: &dyn Collectives,
+) -> Result<(Exchange, Staging), ExchangeError> {
+    let node = graph.node(item.node);
+    let collective = node.op.collective().expect("the schedule lists collectives");
+    let buffer = |id: &kolo_graph::ValueId| device.buffer(*id, lane.unwrap_or(0));
+    let outputs: Vec<Buffer> = node.outputs.iter().map(buffer).collect();
+    let input = node.inputs.first().map(buffer);
+    let ranks = collectives.size(collective.axis);
+    if let Some(other) = collective.ranks.filter(|other| *other != ranks) {
+        let op = node.op.signature();
+        return Err(format!("{op} is for {other} ranks, but the axis `{}` has {ranks}", collective.axis).into());
+    }
+    let name = if node.scope.is_empty() { format!("{} {at}", node.op.name()) } else { node.scope.to_string() };
+    let mut exchange = Exchange {
+        kind: ExchangeKind::Barrier,
+        name,
+        axis: collective.axis.into(),
+        lane,
+        dtype: outputs[0].ty.dtype,
+        input: input.as_ref().unwrap_or(&outputs[0]).data,
+        output: outputs[0].data,
+        elements: 0,
+        parts: Vec::new(),
+        of_gradients: item.of_gradients,
+    };
+    let mut staging = Staging::default();
+    let whole = input.clone().unwrap_or(outputs[0].clone());
+    match collective.movement {
+        Movement::Barrier => {}
+        Movement::SumBucket | Movement::ScatterBucket { .. } | Movement::GatherBucket { .. } => {
+            let offsets = staging.bucket(&outputs, &mut exchange)?;
+            assert!(!item.of_sums || staging.memory.is_empty(), "the sums of an exchange lie side by side");
+            exchange.kind = match collective.movement {
+                Movement::ScatterBucket { owners } => {
+                    exchange.parts = owned_parts(owners, &outputs, &offsets, ranks);
+                    ExchangeKind::ReduceScatter
+                }
+                Movement::GatherBucket { owners } => {
+                    exchange.parts = owned_parts(owners, &outputs, &offsets, ranks);
+                    ExchangeKind::AllGather
+                }
+                _ => ExchangeKind::AllReduce,
+            };
+        }
+        Movement::Sum => {
+            (exchange.kind, exchange.elements) = (ExchangeKind::AllReduce, whole.ty.elements());
+        }
+        Movement::Gather { dim } => {
+            exchange.kind = ExchangeKind::AllGather;
+            exchange.cut(outputs[0].ty.elements(), ranks);
+            staging.unpack(&outputs[0], dim, ranks, &mut exchange)?;
+        }
+        Movement::Scatter { dim } => {
+            exchange.kind = ExchangeKind::ReduceScatter;
+            exchange.cut(whole.ty.elements(), ranks);
+            staging.pack(&whole, dim, ranks, &mut exchange)?;
+        }
+        Movement::AllToAll { split, join } => {
+            exchange.kind = ExchangeKind::AllToAll;
+            exchange.cut(whole.ty.elements(), ranks);
+            staging.pack(&whole, split, ranks, &mut exchange)?;
+            staging.unpack(&outputs[0], join, ranks, &mut exchange)?;
+        }
+        Movement::Send { to } => {
+            (exchange.kind, exchange.elements) = (ExchangeKind::Send(to), whole.ty.elements());
+            exchange.output = exchange.input;
+            let bytes = whole.ty.bytes();
+            let rows = Rows { from: whole.data, to: outputs[0].data, rows: 1, bytes, from_stride: 0, to_stride: 0 };
+            staging.before.push(rows);
+        }
+        Movement::Receive { from } => {
+            (exchange.kind, exchange.elements) = (ExchangeKind::Receive(from), outputs[0].ty.elements());
+        }
+    }
+    Ok((exchange, staging))
+}
+
+impl Exchange {
+    /// Equal parts of this many elements.
+    fn cut(&mut self, elements: usize, ranks: usize) {
+        self.elements = elements;
+        self.parts = (0..ranks).map(|rank| (rank * (elements / ranks), elements / ranks)).collect();
+    }
+}
+
+impl Staging {
+    /// Works on these tensors in place if they lie side by side in order, otherwise on a copy of them; each one's offset in
+    /// bytes.
+    fn bucket(&mut self, buffers: &[Buffer], exchange: &mut Exchange) -> Result<Vec<usize>, ExchangeError> {
+        let mut offsets = Vec::with_capacity(buffers.len());
+        let mut bytes = 0;
+        for buffer in buffers {
+            offsets.push(bytes);
+            bytes += align(buffer.ty.bytes());
+        }
+        let mut data = buffers[0].data;
+        let together = buffers.iter().zip(&offsets).all(|(buffer, at)| buffer.data as usize == data as usize + at);
+        if !together {
+            // Memory of this rank alone: whether tensors lie side by side may differ between ranks.
+            let memory = Memory::try_new(bytes)?;
+            data = memory.at(0);
+            for (buffer, offset) in buffers.iter().zip(&offsets) {
+                let (place, bytes) = (memory.at(*offset), buffer.ty.bytes());
+                let rows = |from, to| Rows { from, to, rows: 1, bytes, from_stride: 0, to_stride: 0 };
+                self.before.push(rows(buffer.data, place));
+                self.after.push(rows(place, buffer.data));
+            }
+            self.memory.push(memory);
+        }
+        (exchange.input, exchange.output, exchange.elements) = (data, data, bytes / 4);
+        Ok(offsets)
+    }
+
+    /// Each rank's part of a tensor along a dim: (its rows in the tensor, its place among the parts).
+    fn parts(buffer: &Buffer, dim: usize, ranks: usize) -> impl Iterator<Item = (usize, usize)> {
+        let bytes = buffer.ty.bytes();
+        let outer: usize = buffer.ty.shape[..dim].iter().product();
+        let row = if outer == 0 { 0 } else { bytes / outer / ranks };
+        (0..ranks).map(move |rank| (rank * row, rank * (bytes / ranks)))
+    }
+
+    /// Rows of a tensor's part along a dim, and the bytes of each.
+    fn rows(buffer: &Buffer, dim: usize, ranks: usize) -> (usize, usize) {
+        let outer: usize = buffer.ty.shape[..dim].iter().product();
+        (outer, if outer == 0 { 0 } else { buffer.ty.bytes() / outer / ranks })
+    }
+
+    /// Lays the parts of the input one behind the other, if they do not lie so already.
+    fn pack(
+        &mut self,
+        buffer: &Buffer,
+        dim: usize,
+        ranks: usize,
+        exchange: &mut Exchange,
+    ) -> Result<(), ExchangeError> {
+        let (rows, bytes) = Self::rows(buffer, dim, ranks);
+        if rows <= 1 || ranks == 1 {
+            return Ok(());
+        }
+        let memory = Memory::try_new(buffer.ty.bytes())?;
+        for (inside, among) in Self::parts(buffer, dim, ranks) {
+            // SAFETY: a part lies inside the tensor.
+            let from = unsafe { buffer.data.add(inside) };
+            let (from_stride, to_stride) = (bytes * ranks, bytes);
+            self.before.push(Rows { from, to: memory.at(among), rows, bytes, from_stride, to_stride });
+        }
+        exchange.input = memory.at(0);
+        self.memory.push(memory);
+        Ok(())
+    }
+
+    /// Takes the output from parts one behind the other, if it does not lie so itself.
+    fn unpack(
+        &mut self,
+        buffer: &Buffer,
+        dim: usize,
+        ranks: usize,
+        exchange: &mut Exchange,
+    ) -> Result<(), ExchangeError> {
+        let (rows, bytes) = Self::rows(buffer, dim, ranks);
+        if rows <= 1 || ranks == 1 {
+            return Ok(());
+        }
+        let memory = Memory::try_new(buffer.ty.bytes())?;
+        for (inside, among) in Self::parts(buffer, dim, ranks) {
+            // SAFETY: a part lies inside the tensor.
+            let to = unsafe { buffer.data.add(inside) };
+            let (from_stride, to_stride) = (bytes, bytes * ranks);
+            self.after.push(Rows { from: memory.at(among), to, rows, bytes, from_stride, to_stride });
+        }
+        exchange.output = memory.at(0);
+        self.memory.push(memory);
+        Ok(())
+    }
+}
+
+/// Each rank's run of elements; the tensors of one owner lie side by side.
+fn owned_parts(owners: &[usize], buffers: &[Buffer], offsets: &[usize], size: usize) -> Vec<(usize, usize)> {
+    let mut parts = vec![(0, 0); size];
+    for ((owner, buffer), offset) in owners.iter().zip(buffers).zip(offsets) {
+        let (start, count) = &mut parts[*owner];
+        if *count == 0 {
+            *start = offset / 4;
+        }
+        assert_eq!(*start + *count, offset / 4, "the tensors of one owner lie side by side");
+        *count += align(buffer.ty.bytes()) / 4;
+    }
+    parts
+}

@@ -1,0 +1,119 @@
+//! What an executor is: a kind of device that graphs can be compiled for.
+//!
+//! An executor brings two things: how memory is laid out and how one call runs. *What runs when* is not its matter: the
+//! order of calls, the grains and their lanes, sums over grains, exchanges and their waits are in [`Schedule`], which is derived
+//! once, and a [`Session`](crate::Session) drives every device through it.
+
+use crate::memory::Memory;
+use crate::options::Options;
+use crate::program::Program;
+use crate::schedule::Schedule;
+use crate::store::Store;
+use kolo_graph::layout::Layout;
+use kolo_graph::op::Buffer;
+use kolo_graph::{Graph, Phase, ValueId};
+use std::any::Any;
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Why a graph could not be compiled.
+pub type CompileError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A kind of device.
+pub trait Executor: Debug + Send + Sync {
+    /// As `--device` has it.
+    fn name(&self) -> &'static str;
+
+    /// What it makes of the options: a device may run fewer lanes than asked for.
+    fn options(&self, asked: Options) -> Options {
+        asked
+    }
+
+    /// Where every value lies and in which order nodes run.
+    fn layout(&self, graph: &Graph, options: Options) -> Layout;
+
+    /// Bytes that a session allocates.
+    fn bytes(&self, graph: &Graph, layout: &Layout, options: Options) -> SessionBytes;
+
+    /// Whether it can run the collectives of several workers.
+    fn has_collectives(&self) -> bool {
+        true
+    }
+
+    /// Resolves every call of the schedule. `sums` is memory for the first lane's sums over grains that collectives reach, if
+    /// there are collectives.
+    fn compile(
+        &self,
+        program: &Program,
+        schedule: &Arc<Schedule>,
+        store: &Store,
+        sums: Option<Memory>,
+    ) -> Result<Box<dyn Device>, CompileError>;
+}
+
+/// Bytes of a session, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SessionBytes {
+    /// Activations and inputs.
+    pub activations: usize,
+    /// Sums over grains.
+    pub gradients: usize,
+    /// Values computed once per step, and scratch of kernels.
+    pub scratch: usize,
+}
+
+impl SessionBytes {
+    pub fn total(&self) -> usize {
+        self.activations + self.gradients + self.scratch
+    }
+}
+
+/// A graph compiled for a device. A session calls it in the order of the schedule; calls are numbered as the items of their
+/// phase are.
+pub trait Device: Any + Debug + Send + Sync {
+    /// Where the inputs of a step (`None`) or of a lane's grain are written, sorted by name.
+    fn inputs(&self, lane: Option<usize>) -> &[(String, Buffer)];
+
+    /// Where a value is, as this lane sees it.
+    fn buffer(&self, id: ValueId, lane: usize) -> Buffer;
+
+    /// The step's inputs are written. Whatever holds the store in a form of its own reads it here.
+    fn begin(&self) {}
+
+    /// Runs `body` once for every lane, all at the same time if it can.
+    fn run_lanes(&self, body: &(dyn Fn(usize) + Sync));
+
+    /// Runs an item of a phase. `lane` and its `grain`, counted within the lane, mean something in the grain phase only.
+    fn run(&self, phase: Phase, item: usize, lane: usize, grain: usize);
+
+    /// Adds the lanes' sums up into the first lane's, on this lane's threads: of these elements.
+    fn join(&self, elements: Range<usize>, lane: usize);
+
+    /// Adds up all lanes' sums that are wanted whole, if no exchange does.
+    fn join_all(&self);
+
+    /// After the last item: what the step changed is in the store.
+    fn end(&self);
+
+    /// Whether all results of an item are finite; of an item that takes a product as it is made, whether that product is.
+    fn is_finite(&self, phase: Phase, item: usize) -> bool;
+
+    /// All sums over grains with the padding between them, in the order of memory.
+    fn sums_mut(&mut self) -> &mut [f32];
+
+    /// Touches the memory of an item (`None`: scratch), so that a measurement does not pay for its pages.
+    fn touch(&self, _phase: Phase, _item: Option<usize>, _lane: usize) {}
+}
+
+impl dyn Device {
+    /// The device as the type it is.
+    pub fn downcast<T: Device>(&self) -> Option<&T> {
+        (self as &dyn Any).downcast_ref::<T>()
+    }
+}
+
+/// All executors, the default first.
+pub fn executors() -> [Arc<dyn Executor>; 2] {
+    [Arc::new(crate::cpu::Cpu), Arc::new(crate::reference::Reference)]
+}

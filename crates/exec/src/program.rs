@@ -1,0 +1,47 @@
+//! A graph with everything that is known of its run before anything is allocated.
+
+use crate::executor::{Executor, SessionBytes};
+use crate::options::Options;
+use kolo_graph::layout::Layout;
+use kolo_graph::sources::Param;
+use kolo_graph::{Graph, NodeId};
+use std::sync::Arc;
+
+/// A graph, who will run it, and its place in memory. The planner counts it, and a session is compiled from it: what was
+/// planned is what is allocated.
+#[derive(Clone, Debug)]
+pub struct Program {
+    pub executor: Arc<dyn Executor>,
+    pub graph: Arc<Graph>,
+    pub layout: Arc<Layout>,
+    pub options: Options,
+}
+
+impl Program {
+    pub fn new(executor: &Arc<dyn Executor>, graph: Graph, options: Options) -> Self {
+        let options = executor.options(options);
+        let layout = executor.layout(&graph, options);
+        Self { executor: Arc::clone(executor), graph: Arc::new(graph), layout: Arc::new(layout), options }
+    }
+
+    /// For the CPU.
+    pub fn cpu(graph: Graph, options: Options) -> Self {
+        let executor: Arc<dyn Executor> = Arc::new(crate::cpu::Cpu);
+        Self::new(&executor, graph, options)
+    }
+
+    /// Bytes that a session of it allocates.
+    pub fn bytes(&self) -> SessionBytes {
+        self.executor.bytes(&self.graph, &self.layout, self.options)
+    }
+
+    /// The product whose result a node takes as it is made; their time is measured together, as the node's.
+    pub fn maker_of(&self, node: NodeId) -> Option<NodeId> {
+        self.layout.unstored.taken_by(node).map(|taken| taken.product)
+    }
+
+    /// Whether the step changes every parameter where it is, and copies none at its end.
+    pub fn updates_params_in_place(&self) -> bool {
+        self.layout.copies.iter().all(|(_, state)| !self.graph.maker(*state).op.is::<Param>())
+    }
+}

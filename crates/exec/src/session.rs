@@ -1,0 +1,303 @@
+//! A compiled graph that runs steps: it drives a device through the schedule.
+//!
+//! A session compiles a graph once: it lays out memory, resolves every operand to an address and sizes the scratch. A
+//! step then only calls kernels; it allocates nothing.
+//!
+//! Grains run on lanes, several at a time if the device can. Either way grain gradients are added as one balanced tree over
+//! the grain index, so the bits are the same.
+
+mod probe;
+mod rehearse;
+mod step;
+
+use crate::exchange::{Collectives, ExchangeError};
+use crate::exchanges::Exchanges;
+use crate::executor::{Device, Executor, SessionBytes};
+use crate::feed::Feed;
+use crate::memory::Memory;
+use crate::options::Options;
+use crate::program::Program;
+use crate::schedule::{Act, Item, Schedule};
+use crate::store::Store;
+use kolo_graph::op::Buffer;
+use kolo_graph::sources::GrainSum;
+use kolo_graph::{DType, Graph, NodeId, Phase};
+use probe::Probe;
+pub use probe::{Alive, Stop, Tracer};
+pub use rehearse::Rehearsal;
+use std::sync::{Arc, Mutex, PoisonError};
+pub use step::StepError;
+
+/// A graph compiled for a device.
+#[derive(Debug)]
+pub struct Session {
+    program: Program,
+    schedule: Arc<Schedule>,
+    device: Box<dyn Device>,
+    exchanges: Option<Exchanges>,
+    /// Named results, as the first lane has them.
+    outputs: Vec<(String, Buffer)>,
+    probe: Probe,
+    store: [Arc<Memory>; 2],
+}
+
+impl Session {
+    /// Compiles `graph` for the CPU on the tensors of `store`. Collectives in it are those of one worker.
+    ///
+    /// # Panics
+    ///
+    /// If the system refuses a thread or memory; see [`Session::try_new`].
+    pub fn new(graph: Graph, store: &Store, options: Options) -> Self {
+        Self::try_new(graph, store, options).expect("the system gives what was asked for")
+    }
+
+    /// As [`Session::new`]; an [`std::io::Error`] if the system refuses a thread or memory.
+    pub fn try_new(graph: Graph, store: &Store, options: Options) -> Result<Self, ExchangeError> {
+        Self::compile(Program::cpu(graph, options), store, None)
+    }
+
+    /// Compiles `graph` for the CPU with somebody to run its collectives. All ranks call it together.
+    pub fn with_collectives(
+        graph: Graph,
+        store: &Store,
+        options: Options,
+        collectives: Arc<dyn Collectives>,
+    ) -> Result<Self, ExchangeError> {
+        Self::compile(Program::cpu(graph, options), store, Some(collectives))
+    }
+
+    /// Compiles a program, with somebody to run its collectives if there are other ranks, who then all call it together.
+    pub fn compile(
+        program: Program,
+        store: &Store,
+        collectives: Option<Arc<dyn Collectives>>,
+    ) -> Result<Self, ExchangeError> {
+        let Program { executor, graph, layout, options } = &program;
+        let Options { lanes, grains, .. } = *options;
+        assert!(lanes.is_power_of_two() && grains % lanes == 0, "{lanes} lanes for {grains} grains");
+        if let Err(problem) = kolo_graph::verify::verify(graph) {
+            panic!("the graph is not sound: {problem}");
+        }
+        let sums = graph.nodes.iter().any(|node| node.op.is::<GrainSum>());
+        assert!(grains == 1 || sums || graph.updates.is_empty(), "grains without a sum cannot share one update");
+        if collectives.is_some() && !executor.has_collectives() {
+            return Err(format!("the {} executor runs one worker only", executor.name()).into());
+        }
+        let schedule = Arc::new(Schedule::new(graph, layout, collectives.is_none()));
+        let shared_sums = match &collectives {
+            Some(collectives) if layout.sum_bytes > 0 => Some(collectives.memory(layout.sum_bytes)?),
+            _ => None,
+        };
+        let device = executor.compile(&program, &schedule, store, shared_sums)?;
+        let exchanges = match collectives.filter(|_| !schedule.exchanges.is_empty()) {
+            Some(them) => Some(Exchanges::new(graph, layout, &schedule, &*device, lanes, them)?),
+            None => None,
+        };
+        let outputs = graph.outputs.iter().map(|(name, id)| (name.clone(), device.buffer(*id, 0))).collect();
+        let (probe, store) = (Probe::new(graph), store.memories().map(Arc::clone));
+        Ok(Self { program, schedule, device, exchanges, outputs, probe, store })
+    }
+
+    pub fn graph(&self) -> &Graph {
+        &self.program.graph
+    }
+
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    pub fn executor(&self) -> &Arc<dyn Executor> {
+        &self.program.executor
+    }
+
+    pub fn options(&self) -> Options {
+        self.program.options
+    }
+
+    /// Bytes planned for it.
+    pub fn planned_bytes(&self) -> SessionBytes {
+        self.program.bytes()
+    }
+
+    /// The device, to look at what it compiled.
+    pub fn device(&self) -> &dyn Device {
+        &*self.device
+    }
+
+    /// One whole step. `step` writes the per-step inputs, `grain` those of one grain.
+    pub fn run(
+        &mut self,
+        store: &mut Store,
+        step: impl Fn(&mut Feed<'_>),
+        grain: impl Fn(usize, &mut Feed<'_>) + Sync,
+    ) -> Result<(), ExchangeError> {
+        self.run_grains(store, step, grain)?;
+        self.finish(store)
+    }
+
+    /// The part before the update: parameters and state are not touched yet.
+    pub fn run_grains(
+        &mut self,
+        store: &mut Store,
+        step: impl Fn(&mut Feed<'_>),
+        grain: impl Fn(usize, &mut Feed<'_>) + Sync,
+    ) -> Result<(), ExchangeError> {
+        let same = store.memories().iter().zip(&self.store).all(|(one, other)| Arc::ptr_eq(one, other));
+        assert!(same, "the session was compiled for another store");
+        step(&mut Feed { inputs: self.device.inputs(None) });
+        self.device.begin();
+        self.run_once(Phase::Before)?;
+        let per_lane = self.options().grains_per_lane();
+        let failed: Mutex<Option<ExchangeError>> = Mutex::new(None);
+        self.device.run_lanes(&|lane| {
+            for local in 0..per_lane {
+                grain(lane * per_lane + local, &mut Feed { inputs: self.device.inputs(Some(lane)) });
+                if let Err(error) = self.run_grain(lane, local) {
+                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                    return;
+                }
+            }
+        });
+        if let Some(error) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(error);
+        }
+        match &self.exchanges {
+            Some(exchanges) => self.schedule.outputs.iter().try_for_each(|at| exchanges.wait(*at, 0)),
+            None => {
+                self.device.join_all();
+                Ok(())
+            }
+        }
+    }
+
+    /// One grain of a lane. In the lane's last, sums are closed for their exchanges.
+    fn run_grain(&self, lane: usize, local: usize) -> Result<(), ExchangeError> {
+        let last = local + 1 == self.options().grains_per_lane();
+        for (at, item) in self.schedule.grain.iter().enumerate() {
+            if self.probe.stops() {
+                return Ok(());
+            }
+            self.run_item(Phase::Grain, at, item, lane, local)?;
+            if let Some(exchanges) = self.exchanges.as_ref().filter(|_| last) {
+                item.closes.iter().for_each(|exchange| exchanges.close(*exchange, lane, &*self.device));
+            }
+        }
+        match &self.exchanges {
+            Some(exchanges) => exchanges.wait_phase(&self.schedule, Phase::Grain, lane),
+            None => Ok(()),
+        }
+    }
+
+    /// A phase that happens once per step.
+    fn run_once(&self, phase: Phase) -> Result<(), ExchangeError> {
+        for (at, item) in self.schedule.items(phase).iter().enumerate() {
+            if self.probe.stops() {
+                return Ok(());
+            }
+            self.run_item(phase, at, item, self.options().lanes, 0)?;
+        }
+        Ok(())
+    }
+
+    /// One item, after what it needs. What happens once per step is shown on the lane after the last.
+    fn run_item(&self, phase: Phase, at: usize, item: &Item, lane: usize, local: usize) -> Result<(), ExchangeError> {
+        let Some(exchanges) = &self.exchanges else {
+            self.timed(phase, at, item, lane, local);
+            return Ok(());
+        };
+        item.needs.iter().try_for_each(|exchange| exchanges.wait(*exchange, lane))?;
+        match item.act {
+            Act::Start(exchange) => exchanges.start(exchange, lane),
+            Act::Kernel | Act::Sum { .. } => self.timed(phase, at, item, lane, local),
+        }
+        Ok(())
+    }
+
+    fn timed(&self, phase: Phase, at: usize, item: &Item, lane: usize, local: usize) {
+        let start = self.probe.start();
+        self.device.run(phase, at, lane, local);
+        self.probe.end(lane, item.node, start);
+    }
+
+    /// The part after the grains: the update.
+    pub fn finish(&mut self, _store: &mut Store) -> Result<(), ExchangeError> {
+        self.run_once(Phase::After)?;
+        if let Some(exchanges) = &self.exchanges {
+            exchanges.wait_phase(&self.schedule, Phase::Before, 0)?;
+            exchanges.wait_phase(&self.schedule, Phase::After, 0)?;
+        }
+        self.device.end();
+        Ok(())
+    }
+
+    /// All sums over grains with the padding between them, in the order of memory.
+    pub fn sums_mut(&mut self) -> &mut [f32] {
+        self.device.sums_mut()
+    }
+
+    /// Nanoseconds that steps have waited for collectives since this was last asked.
+    pub fn take_waited(&self) -> u64 {
+        self.exchanges.as_ref().map_or(0, Exchanges::take_waited)
+    }
+
+    fn found(&self, name: &str) -> Option<&Buffer> {
+        self.outputs.iter().find(|(key, _)| key == name).map(|(_, buffer)| buffer)
+    }
+
+    /// A named output, as f32: the sum over grains or step value; for a value of one grain, that of lane 0's last grain.
+    pub fn output(&self, name: &str) -> Option<&[f32]> {
+        let buffer = self.found(name)?;
+        assert_eq!(buffer.ty.dtype, DType::F32, "output `{name}` is {}", buffer.ty);
+        // SAFETY: the place holds that many values and nothing runs while `self` is borrowed.
+        Some(unsafe { std::slice::from_raw_parts(buffer.data.cast(), buffer.ty.elements()) })
+    }
+
+    /// A named output as raw bytes.
+    pub fn output_bytes(&self, name: &str) -> Option<&[u8]> {
+        let buffer = self.found(name)?;
+        // SAFETY: as above.
+        Some(unsafe { std::slice::from_raw_parts(buffer.data, buffer.ty.bytes()) })
+    }
+
+    /// Starts or stops timing every call.
+    pub fn set_profile(&mut self, profile: bool) {
+        self.probe.set_profile(profile);
+    }
+
+    /// Tells `alive` after every call from now on.
+    pub fn set_alive(&mut self, alive: Option<Alive>) {
+        self.probe.alive = alive;
+    }
+
+    /// From now on, a run leaves out all calls from the moment that `stop` is true; what it left undone is for the caller to
+    /// know. Not for a session with collectives, whose other ranks would wait.
+    pub fn set_stop(&mut self, stop: Option<Stop>) {
+        assert!(stop.is_none() || self.exchanges.is_none(), "other ranks would wait for a run that stops");
+        self.probe.stop = stop;
+    }
+
+    /// Lets `tracer` see every call from now on.
+    pub fn set_tracer(&mut self, tracer: Option<Tracer>) {
+        self.probe.tracer = tracer;
+    }
+
+    /// Nanoseconds spent in each node since profiling started; lanes add up.
+    pub fn times(&self) -> Vec<(NodeId, u64)> {
+        self.probe.times()
+    }
+
+    /// Runs one grain call by call and names the first node with a result that is not finite. Exchanges of a grain are not
+    /// repeated: what the last one brought is looked at again.
+    pub fn find_nonfinite(&mut self, grain: usize, feed: impl Fn(usize, &mut Feed<'_>)) -> Option<NodeId> {
+        feed(grain, &mut Feed { inputs: self.device.inputs(Some(0)) });
+        for (at, item) in self.schedule.grain.iter().enumerate().filter(|(_, item)| item.act == Act::Kernel) {
+            self.device.run(Phase::Grain, at, 0, 0);
+            if !self.device.is_finite(Phase::Grain, at) {
+                return Some(item.node);
+            }
+        }
+        // What an update would take is not made before; the device looks at it as it makes it.
+        let taken = self.schedule.after.iter().enumerate().filter_map(|(at, item)| Some((at, item.maker?)));
+        taken.into_iter().find_map(|(at, maker)| (!self.device.is_finite(Phase::After, at)).then_some(maker))
+    }
+}
