@@ -123,15 +123,13 @@ pub fn share_weights(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph {
         // No weight is written before all ranks have run their grains. A rank that writes none waits all the same.
         if !waited && *phase == Phase::After && (gathers(node) || node.inputs.iter().any(reads)) {
             waited = true;
-            let known: Vec<ValueId> = written.iter().copied().collect();
-            let late = |graph: &mut Graph, id: ValueId| push_after_grains(graph, id);
-            let inputs: Vec<ValueId> = match known.is_empty() {
-                true => vec![zero(&mut rebuild.new)],
-                false => known.iter().map(|id| rebuild.get(*id)).collect(),
-            };
-            let inputs = inputs.into_iter().map(|id| late(&mut rebuild.new, id)).collect();
-            let outputs = push_barrier(&mut rebuild.new, inputs, "weights.read");
-            guarded = known.into_iter().zip(outputs).collect();
+            let mut inputs: Vec<ValueId> = written.iter().map(|id| rebuild.get(*id)).collect();
+            if inputs.is_empty() {
+                inputs.push(zero(&mut rebuild.new));
+            }
+            let late = inputs.into_iter().map(|id| push_after_grains(&mut rebuild.new, id)).collect();
+            let outputs = push_barrier(&mut rebuild.new, late, "weights.read");
+            guarded = written.iter().copied().zip(outputs).collect();
         }
         if !gathers(node) {
             let copy = rebuild.copy(node);
