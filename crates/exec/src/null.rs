@@ -1,7 +1,7 @@
 //! The null executor: walks a step as the CPU executor would run it, calls no kernel, and tells what each call would cost.
 //! The planner adds these up; nothing is allocated.
 
-use crate::cpu::Options;
+use crate::cpu::{CpuAbilities, Options};
 use kolo_graph::layout::UnstoredGradients;
 use kolo_graph::piece::Join;
 use kolo_graph::sources::GrainSum;
@@ -29,7 +29,8 @@ pub struct Visit<'g> {
 /// pieces were updated where they are.
 pub fn walk(graph: &Graph, options: Options, mut visit: impl FnMut(Visit<'_>)) {
     let phases = graph.phases();
-    let unstored = if options.grains == 1 { layout::unstored(graph) } else { UnstoredGradients::default() };
+    let unstored =
+        if options.grains == 1 { layout::unstored(graph, &CpuAbilities) } else { UnstoredGradients::default() };
     let is_stored = |id: &ValueId| !unstored.makes(graph.value(*id).node);
     let new_states: HashSet<ValueId> = graph.updates.iter().map(|(_, value)| *value).collect();
     for id in graph.ids() {

@@ -8,8 +8,8 @@
 use crate::exchange::{Collectives, Exchange, ExchangeError, ExchangeKind};
 use crate::memory::Memory;
 use kolo_graph::collective::{AllGather, Barrier, ReduceScatter, is_collective};
+use kolo_graph::cpu::Buffer;
 use kolo_graph::layout::{Layout, align, shown_by};
-use kolo_graph::op::Buffer;
 use kolo_graph::sources::GrainSum;
 use kolo_graph::{Graph, NodeId, Team, ValueId};
 use kolo_ops::simd;

@@ -4,7 +4,7 @@
 //! own, and waits for it where its outputs are first read.
 
 use crate::op;
-use crate::op::{Arg, Case, Cases, CpuCx, Dense, Op};
+use crate::op::{Arg, Case, Cases, Dense, Op};
 use crate::operand::{Operand, Operands};
 use crate::types::Type;
 
@@ -53,7 +53,6 @@ macro_rules! collective {
             fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
                 inputs.iter().map(|input| (*input).clone()).collect()
             }
-            fn cpu(&self, _: &mut CpuCx<'_>) {}
             fn aliases(&self) -> bool {
                 true
             }

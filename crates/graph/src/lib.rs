@@ -8,6 +8,7 @@ pub mod attr;
 pub mod autodiff;
 pub mod builder;
 pub mod collective;
+pub mod cpu;
 pub mod field;
 pub mod graph;
 pub mod index;
@@ -27,8 +28,9 @@ pub mod types;
 pub mod verify;
 
 pub use builder::{Builder, Tensor};
+pub use cpu::{Cpu, CpuCx, Taker, Tile};
 pub use graph::{Graph, GraphError, Node, NodeId, Phase, Stage, ValueId};
-pub use op::{Arg, Case, Cases, CpuCx, Declared, Dense, Describe, Domain, GradCx, Op, OpKind, Taker, Tile};
+pub use op::{Arg, Case, Cases, Declared, Dense, Describe, Domain, GradCx, Op, OpKind};
 pub use operand::{Operand, Operands, checked_types};
 pub use sources::Init;
 pub use team::Team;

@@ -4,9 +4,10 @@ use crate::reduce::ReduceMethods;
 use crate::softmax::rows_per_task;
 use crate::tiles::{self, Address, DIMS_MAX, TILE, Walk};
 use crate::vectorized;
+use kolo_graph::cpu::Buffer;
 use kolo_graph::index::Index;
-use kolo_graph::op::{Buffer, OpKind};
-use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::op::OpKind;
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 /// What a selection can choose between.
 const CHOSEN: &[DType] = &[DType::F32, DType::BF16, DType::F16, DType::I32];
@@ -62,7 +63,10 @@ macro_rules! pairs {
                     f64::from(u8::from($value))
                 })
             }
-            fn cpu(&self, cx: &mut CpuCx<'_>) {
+        }
+
+        impl Cpu for $op {
+            fn run(&self, cx: &mut CpuCx<'_>) {
                 match cx.inputs[0].ty.dtype {
                     $(DType::$dtype => {
                         vectorized! {
@@ -132,7 +136,10 @@ impl Op for Not {
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         define(inputs, &outputs[0], |operands| f64::from(u8::from(!truth(operands[0]))))
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Not {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         vectorized! {
             fn kernel(x: &[u8], out: &mut [u8]) {
                 for (out, x) in out.iter_mut().zip(x) {
@@ -178,8 +185,11 @@ impl Op for Select {
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         define(inputs, &outputs[0], |operands| if truth(operands[0]) { operands[1] } else { operands[2] })
     }
+}
+
+impl Cpu for Select {
     /// Choosing looks at no number, so one kernel moves the bits of f32 and i32 alike.
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let shape = cx.out_shape(0);
         let walks: [Walk; 3] = std::array::from_fn(|at| tiles::walk(&cx.inputs[at].ty, shape));
         for_each_tile(cx, |start, len| {
@@ -309,7 +319,10 @@ impl Op for OneHot {
         let hot = |at: &[usize]| inputs[0].get(&at[..at.len() - 1]) == at[at.len() - 1] as f64;
         vec![Dense::from_fn(outputs[0].shape.clone(), |at| f64::from(u8::from(hot(at))))]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for OneHot {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let (indices, classes) = (cx.i32(0), self.classes);
         let address = Address(cx.out_f32(0).as_mut_ptr());
         cx.team.chunks(indices.len(), rows_per_task(classes), |range, _| {

@@ -5,9 +5,10 @@ use crate::real::Real;
 use crate::reduce::ReduceMethods;
 use crate::tiles;
 use crate::vectorized;
+use kolo_graph::cpu::TileKernel;
 use kolo_graph::index::Index;
-use kolo_graph::op::{Elementwise, OpKind};
-use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::op::OpKind;
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 /// All inputs of one float type; the output is their broadcast.
 fn infer(name: &str, inputs: &[Type]) -> Result<Vec<Type>, String> {
@@ -84,13 +85,19 @@ macro_rules! elementwise {
                         Self::value($($x,)+ constant)
                     })
                 }
-                fn cpu(&self, cx: &mut CpuCx<'_>) {
-                    tiles::run_one(self.elementwise().expect("an elementwise op"), cx);
+                fn elementwise(&self) -> bool {
+                    true
+                }
+            }
+
+            impl Cpu for $op {
+                fn run(&self, cx: &mut CpuCx<'_>) {
+                    tiles::run_one(self.tile_kernel().expect("an elementwise op"), cx);
                 }
                 fn in_place(&self) -> Vec<(usize, usize)> {
                     [$(stringify!($x)),+].iter().enumerate().map(|(at, _)| (at, 0)).collect()
                 }
-                fn elementwise(&self) -> Option<Elementwise> {
+                fn tile_kernel(&self) -> Option<TileKernel> {
                     vectorized! {
                         fn kernel(inputs: &[&[f32]], out: &mut [f32], constant: f32) {
                             let count = out.len();
@@ -101,7 +108,7 @@ macro_rules! elementwise {
                             }
                         }
                     }
-                    Some(Elementwise { kernel, constant: self.constant_of() })
+                    Some(TileKernel { function: kernel, constant: self.constant_of() })
                 }
             }
 

@@ -9,7 +9,7 @@ pub mod run;
 pub use rates::{Rates, Work};
 pub use run::{Fleet, RunCost};
 
-use kolo_exec::cpu::planned_bytes;
+use kolo_exec::cpu::{CpuAbilities, planned_bytes};
 use kolo_exec::{Options, null};
 use kolo_graph::{Graph, Node, Stage, layout};
 
@@ -96,7 +96,7 @@ pub fn is_product(node: &Node) -> bool {
 
 /// Bytes that a step takes as the executor will run it with these options.
 pub fn memory(graph: &Graph, options: Options) -> MemoryPlan {
-    let layout = layout::plan(graph, options.grains, options.lanes);
+    let layout = layout::plan(graph, options.grains, options.lanes, &CpuAbilities);
     let [activations, gradients, scratch] = planned_bytes(graph, &layout, options);
     let stored = |trained: bool| -> usize {
         let params = graph.params().map(|(id, _)| graph.ty(id).bytes());

@@ -3,11 +3,14 @@
 use super::bases::Bases;
 use super::probe::Probe;
 use crate::memory::Memory;
+use kolo_graph::collective::is_collective;
+use kolo_graph::cpu::{Buffer, CpuCx};
 use kolo_graph::layout::{Layout, align};
-use kolo_graph::op::{Buffer, CpuCx};
+use kolo_graph::op::CpuSide;
 use kolo_graph::piece::Join;
-use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
-use kolo_graph::{DType, Graph, NodeId, Op, Taker, Team, Tile, Type, ValueId};
+use kolo_graph::sources::{GrainSum, Input, Param, State};
+use kolo_graph::{Cpu, DType, Graph, NodeId, Op, Taker, Team, Tile, Type, ValueId};
+use kolo_ops::{cpu_of, cpu_side};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,6 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(super) struct Call {
     pub node: NodeId,
     pub op: Arc<dyn Op>,
+    /// What leads from the op to its kernel; `None` for what lanes and exchanges do.
+    side: Option<CpuSide>,
     pub inputs: Vec<Buffer>,
     pub outputs: Vec<Buffer>,
     /// An input that the kernel adds up itself, from each lane's sum over grains.
@@ -26,6 +31,40 @@ pub(super) struct Call {
     /// Exchanges that must be done before.
     pub needs: Vec<usize>,
     pub nanoseconds: u64,
+}
+
+impl Call {
+    fn cpu(&self) -> &dyn Cpu {
+        self.side.and_then(|side| side(&*self.op)).expect("`check_kernels` found one")
+    }
+}
+
+/// An op that the CPU cannot run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the CPU has no kernel for `{op}`{layer}; implement `Cpu` for the op and register its kind")]
+pub struct MissingKernel {
+    pub op: String,
+    /// Where the op stands, as the message has it; empty if no layer made it.
+    pub layer: String,
+}
+
+/// Whether every node that needs a kernel has one.
+pub(super) fn check_kernels(graph: &Graph, layout: &Layout) -> Result<(), MissingKernel> {
+    for id in [&layout.before, &layout.grain, &layout.after].into_iter().flatten() {
+        let node = graph.node(*id);
+        let op = &*node.op;
+        let by_itself = is_silent(op) || op.is::<GrainSum>() || is_collective(op);
+        if !by_itself && cpu_of(op).is_none() {
+            let layer = if node.scope.is_empty() { String::new() } else { format!(" in layer `{}`", node.scope) };
+            return Err(MissingKernel { op: op.signature(), layer });
+        }
+    }
+    Ok(())
+}
+
+/// Whether an op only names memory: a source or a view.
+fn is_silent(op: &dyn Op) -> bool {
+    op.view() || op.is::<Input>() || op.is::<Param>() || op.is::<State>()
 }
 
 #[derive(Debug)]
@@ -47,7 +86,13 @@ pub(super) enum CallKind {
 
 /// Half-precision operands that the op does not handle itself.
 fn needs_conversion(op: &dyn Op, types: &[Type]) -> bool {
-    !op.is::<Full>() && op.name() != "cast" && types.iter().any(|ty| matches!(ty.dtype, DType::BF16 | DType::F16))
+    let halves = types.iter().any(|ty| matches!(ty.dtype, DType::BF16 | DType::F16));
+    halves && !cpu_of(op).is_some_and(|op| op.takes_halves())
+}
+
+/// Bytes of scratch the kernel wants.
+fn own_scratch(op: &dyn Op, inputs: &[Type], outputs: &[Type], threads: usize) -> usize {
+    align(cpu_of(op).map_or(0, |op| op.scratch_bytes(inputs, outputs, threads)))
 }
 
 /// Bytes of f32 copies a converted call needs.
@@ -64,7 +109,7 @@ pub(super) fn scratch_bytes(graph: &Graph, nodes: &[NodeId], threads: usize) -> 
         let node = graph.node(*id);
         let (inputs, outputs) = (graph.types(&node.inputs), graph.types(&node.outputs));
         let all: Vec<Type> = inputs.iter().chain(&outputs).cloned().collect();
-        align(node.op.scratch_bytes(&inputs, &outputs, threads)) + conversion_bytes(&*node.op, &all)
+        own_scratch(&*node.op, &inputs, &outputs, threads) + conversion_bytes(&*node.op, &all)
     };
     nodes.iter().map(need).max().unwrap_or(0)
 }
@@ -83,7 +128,7 @@ pub(super) fn compile(
         // A sum of one term was made in its place, and so were pieces that lie side by side.
         let made = (op.is::<GrainSum>() || op.is::<Join>())
             && layout.places[node.inputs[0].0 as usize] == layout.places[node.outputs[0].0 as usize];
-        !(made || op.view() || op.is::<Input>() || op.is::<Param>() || op.is::<State>())
+        !(made || is_silent(&**op))
     };
     let call = |id: &NodeId| {
         let node = graph.node(*id);
@@ -95,8 +140,8 @@ pub(super) fn compile(
         } else {
             conversion(&*node.op, &inputs, &outputs, scratch, threads)
         };
-        let (op, terms, needs) = (Arc::clone(&node.op), Vec::new(), Vec::new());
-        Call { node: *id, op, inputs, outputs, terms, maker: None, kind, needs, nanoseconds: 0 }
+        let (op, side, terms, needs) = (Arc::clone(&node.op), cpu_side(&*node.op), Vec::new(), Vec::new());
+        Call { node: *id, op, side, inputs, outputs, terms, maker: None, kind, needs, nanoseconds: 0 }
     };
     let mut calls: Vec<Call> = Vec::new();
     for mut next in nodes.iter().filter(runs).map(call) {
@@ -118,7 +163,7 @@ fn conversion(op: &dyn Op, inputs: &[Buffer], outputs: &[Buffer], scratch: &Memo
     if !needs_conversion(op, &all) {
         return CallKind::Kernel;
     }
-    let mut offset = align(op.scratch_bytes(&types(inputs), &types(outputs), threads));
+    let mut offset = own_scratch(op, &types(inputs), &types(outputs), threads);
     let mut copy = |buffer: &Buffer| {
         if !matches!(buffer.ty.dtype, DType::BF16 | DType::F16) {
             return buffer.clone();
@@ -149,8 +194,8 @@ pub(super) fn run_call(call: &Call, team: &Team, scratch: &Memory) {
         // SAFETY: buffers were resolved by the layout; the scratch belongs to this lane or to the step.
         let mut cx = unsafe { CpuCx::new(inputs, outputs, team, (scratch.at(0), scratch.bytes())) };
         cx.terms = &call.terms;
-        let Some(maker) = &call.maker else { return call.op.cpu(&mut cx) };
-        call.op.cpu_taking(&mut cx, &mut |taker| run_maker(maker, team, scratch, taker));
+        let Some(maker) = &call.maker else { return call.cpu().run(&mut cx) };
+        call.cpu().run_taking(&mut cx, &mut |taker| run_maker(maker, team, scratch, taker));
     };
     match &call.kind {
         CallKind::Kernel => kernel(&call.inputs, &call.outputs),
@@ -168,7 +213,7 @@ pub(super) fn run_maker(call: &Call, team: &Team, scratch: &Memory, taker: &dyn 
     // SAFETY: as in `run_call`; the output has no place and is not written, and who takes it leaves the scratch to the maker.
     let mut cx = unsafe { CpuCx::new(&call.inputs, &call.outputs, team, (scratch.at(0), scratch.bytes())) };
     cx.taker = Some(taker);
-    call.op.cpu(&mut cx);
+    call.cpu().run(&mut cx);
 }
 
 /// Copies between half precision and f32; same type means same buffer.

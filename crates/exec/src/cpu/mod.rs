@@ -7,6 +7,7 @@
 //! lanes, each lane runs its own grains on its share of the threads, so that nothing is shared until the grains are
 //! summed. Either way grain gradients are added as one balanced tree over the grain index, so the bits are the same.
 
+mod abilities;
 mod bases;
 mod call;
 mod feed;
@@ -21,12 +22,14 @@ use crate::exchange::{Collectives, ExchangeError};
 use crate::memory::Memory;
 use crate::overlap::{self, Overlap};
 use crate::store::Store;
+pub use abilities::CpuAbilities;
 use bases::{Bases, input_buffers};
-use call::{Call, CallKind, Finite, compile, is_finite, run_call, run_calls, run_maker, scratch_bytes};
+pub use call::MissingKernel;
+use call::{Call, CallKind, Finite, check_kernels, compile, is_finite, run_call, run_calls, run_maker, scratch_bytes};
 pub use feed::Feed;
 use kolo_graph::collective::is_collective;
+use kolo_graph::cpu::Buffer;
 use kolo_graph::layout::{self, Layout};
-use kolo_graph::op::Buffer;
 use kolo_graph::sources::{GrainSum, Param};
 use kolo_graph::{DType, Graph, NodeId, Team, ValueId};
 use kolo_ops::tiles::Address;
@@ -144,7 +147,8 @@ impl Session {
         }
         let sums = graph.nodes.iter().any(|node| node.op.is::<GrainSum>());
         assert!(grains == 1 || sums || graph.updates.is_empty(), "grains without a sum cannot share one update");
-        let layout = layout::plan(&graph, grains, lane_count);
+        let layout = layout::plan(&graph, grains, lane_count, &CpuAbilities);
+        check_kernels(&graph, &layout)?;
         let step = Memory::try_new(layout.step_bytes)?;
         let step_batch = Memory::try_new(layout.step_input_bytes)?;
         let lane_threads = (threads / lane_count).max(1);

@@ -5,7 +5,7 @@ use super::shape::{Padding, Shape, Window};
 use super::{definition, passes};
 use crate::reduce::ReduceMethods;
 use kolo_graph::index::Index;
-use kolo_graph::{Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// Image `[n, c, h, w]`, weight `[o, c / groups, kh, kw]` and perhaps bias `[o]` to `[n, o, oh, ow]`.
@@ -98,7 +98,10 @@ impl Op for Conv2d {
         let types: Vec<Type> = inputs.iter().map(|input| Type::f32(input.shape.clone())).collect();
         vec![definition::forward(&accepted(self.shape(&types)), inputs[0], inputs[1], inputs.get(2).copied())]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Conv2d {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let shape = types(cx, |[x, weight]| Shape::forward(self.window(), x, weight));
         let bias = (cx.inputs.len() > 2).then(|| cx.f32(2));
         passes::forward(&shape, cx, cx.f32(0), cx.f32(1), bias, cx.out_f32(0));
@@ -160,7 +163,10 @@ impl Op for Conv2dInputGrad {
         let types: Vec<Type> = inputs.iter().map(|input| Type::f32(input.shape.clone())).collect();
         vec![definition::input_grad(&accepted(self.shape(&types)), inputs[0], inputs[1], None)]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Conv2dInputGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let shape =
             types(cx, |[weight, grad]| Shape::input_grad(self.window(), weight, grad, [self.height, self.width]));
         passes::input_grad(&shape, cx, cx.f32(0), cx.f32(1), None, cx.out_f32(0));
@@ -210,7 +216,10 @@ impl Op for Conv2dWeightGrad {
         let types: Vec<Type> = inputs.iter().map(|input| Type::f32(input.shape.clone())).collect();
         vec![definition::weight_grad(&accepted(self.shape(&types)), inputs[0], inputs[1])]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Conv2dWeightGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let shape = types(cx, |[x, grad]| Shape::weight_grad(self.window(), x, grad, self.kernel));
         passes::weight_grad(&shape, cx, cx.f32(0), cx.f32(1), cx.out_f32(0));
     }

@@ -7,7 +7,7 @@
 use crate::real::Real;
 use crate::simd;
 use crate::tiles::{Address, add_as_tree};
-use kolo_graph::op::BESIDE_MAX;
+use kolo_graph::cpu::BESIDE_MAX;
 use kolo_graph::{Arg, Case, CpuCx, Dense, Domain, Op, Operand, Operands, Taker, Tile, Type};
 use std::array::from_fn;
 
@@ -52,7 +52,10 @@ macro_rules! update {
             fn reference(&self, inputs: &[&kolo_graph::Dense], _: &[kolo_graph::Type]) -> Vec<kolo_graph::Dense> {
                 $crate::optim::rule::define(self, inputs)
             }
-            fn cpu(&self, cx: &mut kolo_graph::CpuCx<'_>) {
+        }
+
+        impl kolo_graph::Cpu for $op {
+            fn run(&self, cx: &mut kolo_graph::CpuCx<'_>) {
                 use $crate::tiles::Address;
                 type Numbers = <$op as Update<$t, $s, $o>>::Numbers;
                 $crate::vectorized! {
@@ -73,7 +76,7 @@ macro_rules! update {
                     block(rows, count, numbers)
                 });
             }
-            fn cpu_taking(&self, cx: &mut kolo_graph::CpuCx<'_>, make: &mut dyn FnMut(&dyn kolo_graph::Taker)) {
+            fn run_taking(&self, cx: &mut kolo_graph::CpuCx<'_>, make: &mut dyn FnMut(&dyn kolo_graph::Taker)) {
                 use $crate::tiles::Address;
                 type Numbers = <$op as Update<$t, $s, $o>>::Numbers;
                 use $crate::optim::rule::{PIECE, take, update_tile};

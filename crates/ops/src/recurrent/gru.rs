@@ -13,7 +13,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::types::count;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 const GATES: usize = 3;
 /// Gradients kept per unit: candidate, reset, update, recurrent share of the candidate. In this order both the first three
@@ -140,7 +140,10 @@ impl Op for Gru {
         }
         vec![y, gates, shares]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Gru {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let sizes = Sizes::of(cx.shape(0), cx.shape(2));
         let Sizes { batch, steps, input, hidden } = sizes;
         let all_gates = GATES * hidden;
@@ -264,7 +267,10 @@ impl Op for GruGrad {
         }
         out
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for GruGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let sizes = Sizes::of(cx.shape(0), cx.shape(2));
         let (input, hidden) = (sizes.input, sizes.hidden);
         let width = GRADS * hidden;

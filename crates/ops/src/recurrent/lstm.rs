@@ -13,7 +13,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::types::count;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 const GATES: usize = 4;
 
@@ -146,7 +146,10 @@ impl Op for Lstm {
         }
         vec![y, gates, cells]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Lstm {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let sizes = Sizes::of(cx.shape(0), cx.shape(2));
         let Sizes { batch, steps, input, hidden } = sizes;
         let all_gates = GATES * hidden;
@@ -263,7 +266,10 @@ impl Op for LstmGrad {
         }
         out
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for LstmGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let sizes = Sizes::of(cx.shape(0), cx.shape(2));
         let hidden = sizes.hidden;
         let all_gates = GATES * hidden;

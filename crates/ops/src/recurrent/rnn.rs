@@ -8,7 +8,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::types::count;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// Recurrent layer: `(x[b,t,i], w_ih[h,i], w_hh[h,h], b_ih[h], b_hh[h])` to the states `[b,t,h]`; relu, or else tanh.
@@ -96,7 +96,10 @@ impl Op for Rnn {
         }
         vec![y]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Rnn {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let sizes = Sizes::of(cx.shape(0), cx.shape(2));
         let Sizes { batch, steps, input, hidden } = sizes;
         let (pieces, scratch) = cut(cx.scratch(), lengths(sizes));
@@ -191,7 +194,10 @@ impl Op for RnnGrad {
         }
         out
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for RnnGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let sizes = Sizes::of(cx.shape(0), cx.shape(2));
         let hidden = sizes.hidden;
         let (pieces, scratch) = cut(cx.scratch(), self.lengths(sizes));

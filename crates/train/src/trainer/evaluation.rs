@@ -7,7 +7,7 @@ use crate::job::Job;
 use crate::step::{CONFUSION, IGNORED, count_name, evaluation_graph, optimise};
 use crate::together;
 use kolo_comm::{Communicator, Reduction};
-use kolo_exec::cpu::planned_bytes;
+use kolo_exec::cpu::{CpuAbilities, planned_bytes};
 use kolo_exec::{Feed, Options, Session};
 use kolo_graph::{Graph, layout};
 use std::ops::Range;
@@ -44,7 +44,7 @@ fn graph_of(job: &Job, batch: usize) -> Result<Graph, Error> {
 
 /// Samples of an evaluation's batch. They depend on the job alone, and so do the means.
 fn samples_of_batch(job: &Job) -> Result<usize, Error> {
-    let layout = layout::plan(&graph_of(job, 1)?, 1, 1);
+    let layout = layout::plan(&graph_of(job, 1)?, 1, 1, &CpuAbilities);
     let one = layout.grain_bytes + layout.grain_input_bytes;
     let most = (ACTIVATION_BYTES_MAX / one.max(1)).clamp(1, SAMPLES_MAX);
     Ok(job.split.held_out_len().min(1 << most.ilog2()))
@@ -61,7 +61,7 @@ pub fn evaluation_bytes(job: &Job, threads: usize, rank: usize, ranks: usize) ->
     let rest = Some(total % whole).filter(|rest| *rest > 0 && total / whole % ranks == rank);
     let bytes = |batch: usize| {
         let (graph, options) = (graph_of(job, batch)?, Options::single(threads));
-        Ok(planned_bytes(&graph, &layout::plan(&graph, 1, 1), options).iter().sum::<usize>())
+        Ok(planned_bytes(&graph, &layout::plan(&graph, 1, 1, &CpuAbilities), options).iter().sum::<usize>())
     };
     [whole].into_iter().chain(rest).map(bytes).sum()
 }
