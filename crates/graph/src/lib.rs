@@ -30,7 +30,7 @@ pub mod verify;
 pub use builder::{Builder, Tensor};
 pub use cpu::{Cpu, CpuCx, Taker, Tile};
 pub use graph::{Graph, GraphError, Node, NodeId, Phase, Stage, ValueId};
-pub use op::{Arg, Case, Cases, Declared, Dense, Describe, Domain, GradCx, Op, OpKind};
+pub use op::{Arg, Case, Cases, Declared, Dense, Describe, Domain, GradCx, Op, OpKind, Work};
 pub use operand::{Operand, Operands, checked_types};
 pub use sources::Init;
 pub use team::Team;

@@ -30,6 +30,18 @@ pub trait Declared: Sized {
     fn read(attrs: &AttrReader<'_>) -> Result<Self, String>;
 }
 
+/// What sets the time of a call, beside its bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Work {
+    /// Its bytes alone.
+    #[default]
+    Stream,
+    /// Its multiply-adds: a matrix product or a convolution.
+    Product,
+    /// Multiply-adds in products of a few rows, one after the other, as recurrent layers have one per time step.
+    ThinProducts,
+}
+
 pub trait Op: Describe + Any + Debug + Send + Sync {
     /// The inputs with their element types and gradients, and the outputs. [`checked_types`](crate::checked_types) holds
     /// every use of the op to it.
@@ -57,6 +69,11 @@ pub trait Op: Describe + Any + Debug + Send + Sync {
             Some(index) => index.points(inputs).saturating_mul(self.flops_per_point()),
             None => outputs.iter().map(|ty| ty.elements() as u64).sum::<u64>().saturating_mul(self.flops_per_point()),
         }
+    }
+
+    /// What sets the time of a call, for a device that knows no more than rates.
+    fn work(&self) -> Work {
+        Work::Stream
     }
 
     /// Gradients of the inputs, `None` where there is none. May build only what `cx.needs` asks for. It must give one for

@@ -7,7 +7,7 @@ use crate::tiles::Address;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::types::broadcast;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
 
 op! {
     /// `c[…, m, n] = Σ_k a[…, m, k] · b[…, k, n]`; `ta` and `tb` say that an operand is stored transposed. The leading
@@ -82,6 +82,9 @@ impl Op for MatMul {
         let da = || if self.ta { product(b, g, self.tb, true) } else { product(g, b, false, !self.tb) };
         let db = || if self.tb { product(g, a, true, self.ta) } else { product(a, g, !self.ta, false) };
         vec![cx.needs(0).then(|| da().sum_to(&a)), cx.needs(1).then(|| db().sum_to(&b))]
+    }
+    fn work(&self) -> Work {
+        Work::Product
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let (a, b) = (inputs[0], inputs[1]);
@@ -233,6 +236,9 @@ impl Op for Linear {
             false => flat_x.then(MatMul { ta: true, tb: false }, &[flat_g]),
         };
         vec![cx.needs(0).then(dx), cx.needs(1).then(dw), cx.needs(2).then(|| flat_g.sum(&[0]))]
+    }
+    fn work(&self) -> Work {
+        Work::Product
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let (x, weight, bias) = (inputs[0], inputs[1], inputs[2]);

@@ -9,7 +9,7 @@ use crate::gemm::{self, Right, Rows, Start, Strided};
 use crate::simd;
 use crate::tiles::Address;
 use kolo_graph::types::count;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Op, Operand, Operands, Type};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Op, Operand, Operands, Type, Work};
 
 /// Checks the operands of a backward op: those of the forward, then its outputs and the gradient.
 fn infer_backward(inputs: &[Type], forward: &Attention) -> Result<Sizes, String> {
@@ -39,6 +39,9 @@ impl Op for AttentionGrad {
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         sizes(inputs, self.heads, self.packed)
             .map_or(0, |s| count(&[10, s.batch, s.heads, s.queries, s.keys, s.dim]) as u64)
+    }
+    fn work(&self) -> Work {
+        Work::Product
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let bias = self.bias.then(|| inputs.len() - 4);
@@ -183,6 +186,9 @@ impl Op for AttentionBiasGrad {
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         sizes(inputs, self.heads, self.packed)
             .map_or(0, |s| count(&[4, s.batch, s.heads, s.queries, s.keys, s.dim]) as u64)
+    }
+    fn work(&self) -> Work {
+        Work::Product
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let reference =

@@ -9,7 +9,7 @@ use crate::real::Real;
 use crate::reduce::ReduceMethods;
 use crate::tiles::Address;
 use kolo_graph::types::count;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work};
 
 impl Attention {
     fn mask(&self) -> Mask {
@@ -68,6 +68,9 @@ impl Op for Attention {
             grads.push(cx.needs(operands).then(whole));
         }
         grads
+    }
+    fn work(&self) -> Work {
+        Work::Product
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let bias = self.bias.then(|| inputs.len() - 1);

@@ -5,7 +5,7 @@ use super::shape::{Padding, Shape, Window};
 use super::{definition, passes};
 use crate::reduce::ReduceMethods;
 use kolo_graph::index::Index;
-use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
 
 op! {
     /// Image `[n, c, h, w]`, weight `[o, c / groups, kh, kw]` and perhaps bias `[o]` to `[n, o, oh, ow]`.
@@ -94,6 +94,9 @@ impl Op for Conv2d {
         }
         grads
     }
+    fn work(&self) -> Work {
+        Work::Product
+    }
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         let types: Vec<Type> = inputs.iter().map(|input| Type::f32(input.shape.clone())).collect();
         vec![definition::forward(&accepted(self.shape(&types)), inputs[0], inputs[1], inputs.get(2).copied())]
@@ -159,6 +162,9 @@ impl Op for Conv2dInputGrad {
             cx.needs(1).then(|| image.then(Conv2d::new(self.window()), &[weight])),
         ]
     }
+    fn work(&self) -> Work {
+        Work::Product
+    }
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         let types: Vec<Type> = inputs.iter().map(|input| Type::f32(input.shape.clone())).collect();
         vec![definition::input_grad(&accepted(self.shape(&types)), inputs[0], inputs[1], None)]
@@ -211,6 +217,9 @@ impl Op for Conv2dWeightGrad {
             cx.needs(0).then(|| input_grad(self.window(), weight, grad, x)),
             cx.needs(1).then(|| x.then(Conv2d::new(self.window()), &[weight])),
         ]
+    }
+    fn work(&self) -> Work {
+        Work::Product
     }
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         let types: Vec<Type> = inputs.iter().map(|input| Type::f32(input.shape.clone())).collect();

@@ -6,7 +6,7 @@ use super::shape::{Padding, Shape, Window};
 use super::{cases, definition, passes};
 use crate::reduce::ReduceMethods;
 use kolo_graph::index::Index;
-use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
 
 op! {
     /// Image `[n, c, h, w]`, weight `[c, o / groups, kh, kw]` and perhaps bias `[o]` to `[n, o, oh, ow]`.
@@ -67,6 +67,9 @@ impl Op for ConvTranspose2d {
             grads.push(cx.needs(2).then(|| grad.sum(&[0, 2, 3])));
         }
         grads
+    }
+    fn work(&self) -> Work {
+        Work::Product
     }
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         let ty = |at: usize| Type::f32(inputs[at].shape.clone());

@@ -13,7 +13,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::types::count;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
 
 const GATES: usize = 3;
 /// Gradients kept per unit: candidate, reset, update, recurrent share of the candidate. In this order both the first three
@@ -116,6 +116,9 @@ impl Op for Gru {
         let all = cx.grad().builder().apply_all(op, &[&inputs[..], &saved[..], &[cx.grad()]].concat());
         let dx = cx.needs(0).then(|| all[4]);
         vec![dx, Some(all[0]), Some(all[1]), Some(all[2]), Some(all[3])]
+    }
+    fn work(&self) -> Work {
+        Work::ThinProducts
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let [x, w_ih, w_hh, b_ih, b_hh] = inputs else { unreachable!("five inputs") };
@@ -232,6 +235,9 @@ impl Op for GruGrad {
         let sizes = Sizes::of_types(inputs);
         let products = if self.need_dx { 2 } else { 1 } * sizes.input + 2 * sizes.hidden;
         count(&[2, sizes.batch, sizes.steps, GATES, sizes.hidden, products]) as u64
+    }
+    fn work(&self) -> Work {
+        Work::ThinProducts
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let [x, w_ih, w_hh, y, gates, shares, g] = inputs else { unreachable!("seven inputs") };

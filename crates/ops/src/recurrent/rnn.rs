@@ -8,7 +8,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::types::count;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
 
 op! {
     /// Recurrent layer: `(x[b,t,i], w_ih[h,i], w_hh[h,h], b_ih[h], b_hh[h])` to the states `[b,t,h]`; relu, or else tanh.
@@ -80,6 +80,9 @@ impl Op for Rnn {
         let all = cx.grad().builder().apply_all(RnnGrad { relu: self.relu, need_dx: cx.needs(0) }, &inputs);
         let dx = cx.needs(0).then(|| all[3]);
         vec![dx, Some(all[0]), Some(all[1]), Some(all[2]), Some(all[2])]
+    }
+    fn work(&self) -> Work {
+        Work::ThinProducts
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let [x, w_ih, w_hh, b_ih, b_hh] = inputs else { unreachable!("five inputs") };
@@ -169,6 +172,9 @@ impl Op for RnnGrad {
         let sizes = Sizes::of_types(inputs);
         let products = if self.need_dx { 2 } else { 1 } * sizes.input + 2 * sizes.hidden;
         count(&[2, sizes.batch, sizes.steps, sizes.hidden, products]) as u64
+    }
+    fn work(&self) -> Work {
+        Work::ThinProducts
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let [x, w_ih, w_hh, y, g] = inputs else { unreachable!("five inputs") };
