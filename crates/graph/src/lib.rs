@@ -10,6 +10,7 @@ pub mod builder;
 pub mod collective;
 pub mod cpu;
 pub mod field;
+pub mod formula;
 pub mod graph;
 pub mod index;
 pub mod layout;
@@ -29,6 +30,7 @@ pub mod verify;
 
 pub use builder::{Builder, Tensor};
 pub use cpu::{Cpu, CpuCx, Taker, Tile};
+pub use formula::Formula;
 pub use graph::{Graph, GraphError, Node, NodeId, Phase, Stage, ValueId};
 pub use op::{Arg, Case, Cases, Declared, Dense, Describe, Domain, GradCx, Op, OpKind, Work};
 pub use operand::{Operand, Operands, checked_types};

@@ -7,6 +7,7 @@
 use crate::attr::{AttrReader, Attrs};
 use crate::builder::Tensor;
 use crate::cpu::Cpu;
+use crate::formula::Formula;
 use crate::index::Index;
 use crate::operand::Operands;
 use crate::types::{Shape, Type};
@@ -100,10 +101,14 @@ pub trait Op: Describe + Any + Debug + Send + Sync {
         true
     }
 
-    /// Whether an element of the only output depends on the inputs' elements at its place alone, which lets fusion join it
-    /// with others like it.
-    fn elementwise(&self) -> bool {
-        false
+    /// What an elementwise op computes for one element; `None` for any other op.
+    fn formula(&self) -> Option<Formula> {
+        None
+    }
+
+    /// The numbers of the formula, from the values of the scalar inputs that follow the formula's own.
+    fn formula_numbers(&self, _scalars: &[f64]) -> Vec<f64> {
+        Vec::new()
     }
 }
 

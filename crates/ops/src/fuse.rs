@@ -29,7 +29,7 @@ pub struct Fused {
 
 /// How one tile of an elementwise op is computed.
 fn tile_kernel(op: &dyn Op) -> Option<TileKernel> {
-    crate::cpu_of(op).filter(|_| op.elementwise())?.tile_kernel()
+    crate::cpu_of(op)?.tile_kernel()
 }
 
 impl Fused {

@@ -41,6 +41,7 @@ pub mod scatter;
 pub mod simd;
 pub mod slice;
 pub mod softmax;
+pub mod symbol;
 pub mod tiles;
 pub mod transpose;
 

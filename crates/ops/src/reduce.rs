@@ -2,11 +2,12 @@
 
 use crate::elementwise::ElementwiseMethods;
 use crate::pairwise::{self, COLUMNS, Pairwise};
+use crate::symbol::record;
 use crate::tiles::{Address, DIMS_MAX};
 use kolo_graph::cpu::TileKernel;
 use kolo_graph::index::Index;
 use kolo_graph::op::{OpKind, advance};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Formula, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// Sum over `dims`, which become size one (`keep`) or vanish.
@@ -239,8 +240,8 @@ impl Op for Expand {
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         vec![Dense::from_fn(self.shape.clone(), |at| inputs[0].get(at))]
     }
-    fn elementwise(&self) -> bool {
-        true
+    fn formula(&self) -> Option<Formula> {
+        Some(record(["x"], [], |x, _| x))
     }
 }
 

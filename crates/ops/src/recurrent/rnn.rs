@@ -23,7 +23,11 @@ fn activate<R: Real>(relu: bool, sum: R) -> R {
 /// The gradient of the sum, from the state it became.
 #[inline(always)]
 fn activate_grad<R: Real>(relu: bool, state: R, d_state: R) -> R {
-    if relu { R::select(state > R::of(0.0), d_state, R::of(0.0)) } else { d_state * (R::of(1.0) - state * state) }
+    if relu {
+        R::select(state.is_above(R::of(0.0)), d_state, R::of(0.0))
+    } else {
+        d_state * (R::of(1.0) - state * state)
+    }
 }
 
 vectorized! {
