@@ -4,6 +4,7 @@
 //! lanes, each lane runs its own grains on its share of the threads, so that nothing is shared until the grains are
 //! summed.
 
+mod abilities;
 mod bases;
 mod call;
 mod lane;
@@ -16,10 +17,12 @@ use crate::options::Options;
 use crate::program::Program;
 use crate::schedule::Schedule;
 use crate::store::Store;
+pub use abilities::CpuAbilities;
 use bases::input_buffers;
+pub use call::MissingKernel;
 use call::{Call, Finite, compile, is_finite, run_call, run_maker, scratch_bytes, touch_call};
+use kolo_graph::cpu::Buffer;
 use kolo_graph::layout::{self, Layout};
-use kolo_graph::op::Buffer;
 use kolo_graph::{Graph, Phase, Team, ValueId};
 use kolo_ops::simd;
 use kolo_ops::tiles::Address;
@@ -38,7 +41,7 @@ impl Executor for Cpu {
     }
 
     fn layout(&self, graph: &Graph, options: Options) -> Layout {
-        layout::plan(graph, options.grains, options.lanes)
+        layout::plan(graph, options.grains, options.lanes, &CpuAbilities)
     }
 
     fn bytes(&self, graph: &Graph, layout: &Layout, options: Options) -> SessionBytes {

@@ -1,7 +1,7 @@
 //! Values as Rust sees them: which Rust type an element type is, slices of any of them, and views that know their shape.
 
 use half::{bf16, f16};
-use kolo_graph::op::Buffer;
+use kolo_graph::cpu::Buffer;
 use kolo_graph::{DType, Type};
 
 /// A Rust type that is an element type. There is one for each [`DType`].

@@ -1,7 +1,7 @@
 //! Where a step's inputs are written.
 
 use crate::element::{Element, Plain, ValueError, Values};
-use kolo_graph::op::Buffer;
+use kolo_graph::cpu::Buffer;
 use kolo_graph::{DType, Type};
 
 /// Where a step's inputs are written.

@@ -19,7 +19,7 @@ use crate::options::Options;
 use crate::program::Program;
 use crate::schedule::{Act, Item, Schedule};
 use crate::store::Store;
-use kolo_graph::op::Buffer;
+use kolo_graph::cpu::Buffer;
 use kolo_graph::sources::GrainSum;
 use kolo_graph::{DType, Graph, NodeId, Phase};
 use probe::Probe;

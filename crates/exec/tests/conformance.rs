@@ -125,14 +125,14 @@ fn fill(feed: &mut kolo_exec::Feed<'_>, inputs: &[Dense]) {
         let Some((_, ty)) = feed.names().find(|(key, _)| *key == name(at)) else { continue };
         let ty = ty.clone();
         let bytes = feed.bytes(&name(at)).unwrap();
-        let buffer = kolo_graph::op::Buffer { data: bytes.as_mut_ptr(), ty };
+        let buffer = kolo_graph::cpu::Buffer { data: bytes.as_mut_ptr(), ty };
         input.data.iter().enumerate().for_each(|(slot, value)| kolo_ops::cast::write(&buffer, slot, *value));
     }
 }
 
 fn numbers((ty, bytes): &(Type, Vec<u8>)) -> Vec<f64> {
     let mut bytes = bytes.clone();
-    let buffer = kolo_graph::op::Buffer { data: bytes.as_mut_ptr(), ty: ty.clone() };
+    let buffer = kolo_graph::cpu::Buffer { data: bytes.as_mut_ptr(), ty: ty.clone() };
     (0..ty.elements()).map(|at| kolo_ops::cast::read(&buffer, at)).collect()
 }
 

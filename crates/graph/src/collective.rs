@@ -10,8 +10,9 @@
 //! had the same tensor and this were the first.
 
 use crate::builder::Tensor;
+use crate::cpu::{Cpu, CpuCx};
 use crate::op;
-use crate::op::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, advance};
+use crate::op::{Arg, Case, Cases, Dense, GradCx, Op, advance};
 use crate::operand::{Operand, Operands};
 use crate::types::{DIMS_MAX, DType, Type};
 
@@ -129,7 +130,6 @@ macro_rules! bucket {
             fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
                 inputs.iter().map(|input| (*input).clone()).collect()
             }
-            fn cpu(&self, _: &mut CpuCx<'_>) {}
             fn aliases(&self) -> bool {
                 true
             }
@@ -211,14 +211,16 @@ macro_rules! transfer {
                 let value = |at: &[usize]| inputs[0].get(&mirror.source(at)[..at.len()]) * mirror.factor as f64;
                 vec![Dense::from_fn(outputs[0].shape.clone(), value)]
             }
-            fn cpu(&$self, cx: &mut CpuCx<'_>) {
-                Mirror::new($movement, $self.ranks, &cx.inputs[0].ty.shape).run(cx);
-            }
             fn pure(&self) -> bool {
                 false
             }
             fn collective(&$self) -> Option<Collective<'_>> {
                 Some(Collective { axis: &$self.axis, movement: $movement, ranks: Some($self.ranks) })
+            }
+        }
+        impl Cpu for $op {
+            fn run(&$self, cx: &mut CpuCx<'_>) {
+                Mirror::new($movement, $self.ranks, &cx.inputs[0].ty.shape).run(cx);
             }
         }
         impl Cases for $op {
@@ -345,14 +347,17 @@ impl Op for Send {
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         vec![inputs[0].clone()]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
-        copy(cx);
-    }
     fn pure(&self) -> bool {
         false
     }
     fn collective(&self) -> Option<Collective<'_>> {
         Some(Collective { axis: &self.axis, movement: Movement::Send { to: self.to }, ranks: None })
+    }
+}
+
+impl Cpu for Send {
+    fn run(&self, cx: &mut CpuCx<'_>) {
+        copy(cx);
     }
 }
 
@@ -375,15 +380,18 @@ impl Op for Receive {
     fn reference(&self, _: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         vec![Dense::zeros(outputs[0].shape.clone())]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
-        // SAFETY: the output holds that many bytes.
-        unsafe { std::ptr::write_bytes(cx.outputs[0].data, 0, cx.outputs[0].ty.bytes()) };
-    }
     fn pure(&self) -> bool {
         false
     }
     fn collective(&self) -> Option<Collective<'_>> {
         Some(Collective { axis: &self.axis, movement: Movement::Receive { from: self.from }, ranks: None })
+    }
+}
+
+impl Cpu for Receive {
+    fn run(&self, cx: &mut CpuCx<'_>) {
+        // SAFETY: the output holds that many bytes.
+        unsafe { std::ptr::write_bytes(cx.outputs[0].data, 0, cx.outputs[0].ty.bytes()) };
     }
 }
 
@@ -406,9 +414,6 @@ impl Op for AfterGrains {
     }
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         vec![inputs[0].clone()]
-    }
-    fn cpu(&self, _: &mut CpuCx<'_>) {
-        unreachable!("a view runs no kernel")
     }
     fn view(&self) -> bool {
         true

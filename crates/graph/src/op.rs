@@ -1,17 +1,18 @@
-//! The op trait: everything the system knows about an op, declared once.
+//! The op trait: what an op is, declared once, and apart from any device.
 //!
 //! An op is plain data. The graph holds it behind `Arc<dyn Op>`; a registry slice lists the kinds. Shape, cost and
-//! sharding come from the index expression; an op with none writes `infer` and `flops` by hand.
+//! sharding come from the index expression; an op with none writes `infer` and `flops` by hand. How a device runs it is a
+//! trait of that device ([`Cpu`]), implemented beside the op and reached through its [`OpKind`].
 
 use crate::attr::{AttrReader, Attrs};
 use crate::builder::Tensor;
+use crate::cpu::Cpu;
+use crate::formula::Formula;
 use crate::index::Index;
 use crate::operand::Operands;
-use crate::team::Team;
 use crate::types::{Shape, Type};
 use std::any::Any;
 use std::fmt::Debug;
-use std::marker::PhantomData;
 use std::sync::Arc;
 
 /// Name and attributes; implemented by the `op!` macro.
@@ -28,6 +29,18 @@ pub trait Declared: Sized {
     /// Names and Rust types of its attributes.
     const ATTRIBUTES: &'static [(&'static str, &'static str)];
     fn read(attrs: &AttrReader<'_>) -> Result<Self, String>;
+}
+
+/// What sets the time of a call, beside its bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Work {
+    /// Its bytes alone.
+    #[default]
+    Stream,
+    /// Its multiply-adds: a matrix product or a convolution.
+    Product,
+    /// Multiply-adds in products of a few rows, one after the other, as recurrent layers have one per time step.
+    ThinProducts,
 }
 
 pub trait Op: Describe + Any + Debug + Send + Sync {
@@ -59,6 +72,11 @@ pub trait Op: Describe + Any + Debug + Send + Sync {
         }
     }
 
+    /// What sets the time of a call, for a device that knows no more than rates.
+    fn work(&self) -> Work {
+        Work::Stream
+    }
+
     /// Gradients of the inputs, `None` where there is none. May build only what `cx.needs` asks for. It must give one for
     /// every input that `cx.needs` names and `operands` promises a rule for: the walk refuses to drop a gradient.
     fn grad<'b>(&self, _cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
@@ -67,40 +85,6 @@ pub trait Op: Describe + Any + Debug + Send + Sync {
 
     /// The definition: slow, obvious, in f64.
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense>;
-
-    /// The fast kernel for f32 (and the integer types it names). Results never depend on the number of threads.
-    fn cpu(&self, cx: &mut CpuCx<'_>);
-
-    /// Bytes of scratch `cpu` wants with this many threads.
-    fn scratch_bytes(&self, _inputs: &[Type], _outputs: &[Type], _threads: usize) -> usize {
-        0
-    }
-
-    /// Pairs (input, output) that may share one buffer: the kernel reads every element before it writes it.
-    fn in_place(&self) -> Vec<(usize, usize)> {
-        Vec::new()
-    }
-
-    /// An f32 input that may come as several terms, which the kernel adds up as it goes: see [`CpuCx::terms`].
-    fn takes_terms(&self) -> Option<usize> {
-        None
-    }
-
-    /// An f32 input that may come tile by tile as it is made, so that it is never stored: see [`Op::cpu_taking`].
-    fn takes_tiles(&self) -> Option<usize> {
-        None
-    }
-
-    /// Runs with the input that [`Op::takes_tiles`] names made by `make`, which hands each element of it to the taker once.
-    /// That input has no place of its own, and the scratch is `make`'s.
-    fn cpu_taking(&self, _cx: &mut CpuCx<'_>, _make: &mut dyn FnMut(&dyn Taker)) {
-        unreachable!("{} takes no tiles", self.name())
-    }
-
-    /// Whether `cpu` hands its only output to [`CpuCx::taker`] if there is one, and stores nothing then.
-    fn gives_tiles(&self, _inputs: &[Type]) -> bool {
-        false
-    }
 
     /// Output 0 is input 0's bytes, or a run of them, under another type: no kernel runs.
     fn view(&self) -> bool {
@@ -122,9 +106,14 @@ pub trait Op: Describe + Any + Debug + Send + Sync {
         None
     }
 
-    /// What an elementwise op computes per element, for fusion.
-    fn elementwise(&self) -> Option<Elementwise> {
+    /// What an elementwise op computes for one element; `None` for any other op.
+    fn formula(&self) -> Option<Formula> {
         None
+    }
+
+    /// The numbers of the formula, from the values of the scalar inputs that follow the formula's own.
+    fn formula_numbers(&self, _scalars: &[f64]) -> Vec<f64> {
+        Vec::new()
     }
 }
 
@@ -144,17 +133,13 @@ impl dyn Op {
     }
 }
 
-/// A kernel over one tile: `out[i] = f(inputs[0][i], …)`. `constant` is the op's own number, if it has one.
-pub type TileKernel = fn(inputs: &[&[f32]], out: &mut [f32], constant: f32);
+/// From an op of a kind to how the CPU runs it; `None` for an op of another kind.
+pub type CpuSide = for<'a> fn(&'a dyn Op) -> Option<&'a dyn Cpu>;
 
-/// An elementwise op as the fusion pass sees it.
-#[derive(Clone, Copy, Debug)]
-pub struct Elementwise {
-    pub kernel: TileKernel,
-    pub constant: f32,
-}
-
-/// A kind of op: how to read one from text, and the cases its conformance suite must try.
+/// A kind of op: how to read one from text, the cases its conformance suite must try, and how each device runs it.
+///
+/// Devices stand beside the op, one field each. A second device adds a trait of its own (say `Cuda`), an optional field here
+/// and a `const fn with_cuda` like [`OpKind::with_cpu`]; [`Op`] and the kinds that the device cannot run stay as they are.
 #[derive(Clone, Copy, Debug)]
 pub struct OpKind {
     pub name: &'static str,
@@ -164,17 +149,33 @@ pub struct OpKind {
     pub attributes: &'static [(&'static str, &'static str)],
     pub read: fn(&AttrReader<'_>) -> Result<Arc<dyn Op>, String>,
     pub cases: fn() -> Vec<Case>,
+    /// How the CPU runs it. `None` for what executors do themselves (sources, views, sums over grains, collectives), and for
+    /// an op that the CPU cannot run.
+    pub cpu: Option<CpuSide>,
 }
 
 impl OpKind {
-    pub const fn of<T: Op + Declared + Cases>() -> Self {
+    /// A kind that the CPU runs.
+    pub const fn of<T: Cpu + Declared + Cases>() -> Self {
+        Self::without_kernels::<T>().with_cpu::<T>()
+    }
+
+    /// A kind that no device has a kernel for.
+    pub const fn without_kernels<T: Op + Declared + Cases>() -> Self {
         Self {
             name: T::NAME,
             doc: T::DOC,
             attributes: T::ATTRIBUTES,
             read: |attrs| Ok(Arc::new(T::read(attrs)?)),
             cases: T::cases,
+            cpu: None,
         }
+    }
+
+    /// The same with `T`, the op itself, as its CPU side.
+    pub const fn with_cpu<T: Cpu>(mut self) -> Self {
+        self.cpu = Some(|op| op.downcast::<T>().map(|op| op as &dyn Cpu));
+        self
     }
 }
 
@@ -347,111 +348,5 @@ impl<'b> GradCx<'b> {
 
     pub fn needs(&self, at: usize) -> bool {
         self.needs[at]
-    }
-}
-
-/// One operand of a kernel: where it is and what it is.
-#[derive(Clone, Debug)]
-pub struct Buffer {
-    pub data: *mut u8,
-    pub ty: Type,
-}
-
-// SAFETY: a buffer is an address; the executor guarantees that kernels running at one time write disjoint places.
-unsafe impl Send for Buffer {}
-// SAFETY: as above.
-unsafe impl Sync for Buffer {}
-
-/// A part of a matrix, whose rows are `width` apart in `data`.
-#[derive(Clone, Copy, Debug)]
-pub struct Tile<'a> {
-    /// The first element's place in the whole matrix, and from there to the next row's.
-    pub start: usize,
-    pub stride: usize,
-    pub rows: usize,
-    pub columns: usize,
-    pub data: &'a [f32],
-    pub width: usize,
-}
-
-/// Whoever uses a result while it is still in the nearest cache. Several threads may give it tiles at a time.
-pub trait Taker: Debug + Sync {
-    /// Uses a tile.
-    ///
-    /// # Safety
-    /// The tile lies inside the result that the taker was made for, and nobody else gives it any element of the tile.
-    unsafe fn take(&self, tile: Tile<'_>);
-
-    /// What it reads and writes beside the result, element for element: to be brought nearer before a tile is given.
-    fn beside(&self) -> Option<[*const f32; BESIDE_MAX]> {
-        None
-    }
-}
-
-/// Tensors beside a result that a taker can name.
-pub const BESIDE_MAX: usize = 3;
-
-/// What a CPU kernel sees: its operands, scratch, and the threads it may use.
-#[derive(Debug)]
-pub struct CpuCx<'a> {
-    pub inputs: &'a [Buffer],
-    pub outputs: &'a [Buffer],
-    /// If not empty: the terms of the input that [`Op::takes_terms`] names, two or a higher power of two, to be added up as
-    /// a balanced tree. The first is where the input is. They are the kernel's to write while it runs.
-    pub terms: &'a [Buffer],
-    /// Who takes the output of an op that [gives tiles](Op::gives_tiles), which then has no place of its own.
-    pub taker: Option<&'a dyn Taker>,
-    pub team: &'a Team,
-    scratch: (*mut u8, usize),
-    lifetime: PhantomData<&'a mut [u8]>,
-}
-
-// SAFETY: the context is read-only; what its accessors hand out is guarded by their own contracts.
-unsafe impl Sync for CpuCx<'_> {}
-
-macro_rules! accessors {
-    ($($input:ident $output:ident $t:ty),* $(,)?) => {$(
-        pub fn $input(&self, at: usize) -> &'a [$t] {
-            let buffer = &self.inputs[at];
-            debug_assert_eq!(buffer.ty.dtype.bytes(), size_of::<$t>());
-            assert!(!buffer.data.is_null(), "input {at} is taken as it is made, it has no place");
-            // SAFETY: the executor lays out `elements` values there, aligned to 64 bytes, and nothing writes an input
-            // while a kernel runs, except through an `in_place` pair, whose kernels use raw pointers.
-            unsafe { std::slice::from_raw_parts(buffer.data.cast(), buffer.ty.elements()) }
-        }
-        #[allow(clippy::mut_from_ref)]
-        pub fn $output(&self, at: usize) -> &'a mut [$t] {
-            let buffer = &self.outputs[at];
-            debug_assert_eq!(buffer.ty.dtype.bytes(), size_of::<$t>());
-            assert!(!buffer.data.is_null(), "output {at} is taken as it is made, it has no place");
-            // SAFETY: outputs of one node are disjoint, and the kernel calls this once per output.
-            unsafe { std::slice::from_raw_parts_mut(buffer.data.cast(), buffer.ty.elements()) }
-        }
-    )*};
-}
-
-impl<'a> CpuCx<'a> {
-    /// # Safety
-    /// `scratch` points to that many bytes, aligned to 64, that nothing else uses during the call; every buffer points
-    /// to its type's bytes, or is null if it is taken as it is made and has no place.
-    pub unsafe fn new(inputs: &'a [Buffer], outputs: &'a [Buffer], team: &'a Team, scratch: (*mut u8, usize)) -> Self {
-        Self { inputs, outputs, terms: &[], taker: None, team, scratch, lifetime: PhantomData }
-    }
-
-    accessors!(f32 out_f32 f32, i32 out_i32 i32, i64 out_i64 i64, u8 out_u8 u8, u16 out_u16 u16);
-
-    pub fn shape(&self, at: usize) -> &'a [usize] {
-        &self.inputs[at].ty.shape
-    }
-
-    pub fn out_shape(&self, at: usize) -> &'a [usize] {
-        &self.outputs[at].ty.shape
-    }
-
-    /// The scratch asked for in `scratch_bytes`, as f32. Call once.
-    #[allow(clippy::mut_from_ref)]
-    pub fn scratch(&self) -> &'a mut [f32] {
-        // SAFETY: by the contract of `new`.
-        unsafe { std::slice::from_raw_parts_mut(self.scratch.0.cast(), self.scratch.1 / 4) }
     }
 }

@@ -3,8 +3,9 @@
 //! A rewrite cuts a parameter's update in pieces with these, so that each can run somewhere else. A piece is its tensor's own
 //! memory, and a join of pieces that lie side by side is theirs.
 
+use crate::cpu::{Cpu, CpuCx};
 use crate::op;
-use crate::op::{Arg, Case, Cases, CpuCx, Dense, Op};
+use crate::op::{Arg, Case, Cases, Dense, Op};
 use crate::operand::{Operand, Operands};
 use crate::types::Type;
 
@@ -34,9 +35,6 @@ impl Op for Piece {
     }
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         vec![Dense::new([self.len], inputs[0].data[self.start..self.start + self.len].to_vec())]
-    }
-    fn cpu(&self, _: &mut CpuCx<'_>) {
-        unreachable!("a view runs no kernel")
     }
     fn view(&self) -> bool {
         true
@@ -68,7 +66,10 @@ impl Op for Join {
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         vec![Dense::new(self.shape.clone(), inputs.iter().flat_map(|input| input.data.iter().copied()).collect())]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Join {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let mut rest = cx.out_f32(0);
         for at in 0..cx.inputs.len() {
             let input = cx.f32(at);

@@ -1,9 +1,10 @@
 //! The ops every graph starts from and the one that ends a grain: inputs, parameters, state, constants, the sum over
-//! grains. They have no kernels: the executor owns their memory.
+//! grains. All but constants have no kernels: the executor owns their memory, and adds the grains.
 
 use crate::attr::{Attr, AttrValue};
+use crate::cpu::{Cpu, CpuCx};
 use crate::op;
-use crate::op::{Case, Cases, CpuCx, Dense, GradCx, Op};
+use crate::op::{Case, Cases, Dense, GradCx, Op};
 use crate::operand::{Operand, Operands};
 use crate::rng::{Stream, unit};
 use crate::types::{DType, Type};
@@ -139,9 +140,6 @@ macro_rules! source {
             fn reference(&self, _: &[&Dense], _: &[Type]) -> Vec<Dense> {
                 unreachable!("the executor supplies sources")
             }
-            fn cpu(&self, _: &mut CpuCx<'_>) {
-                unreachable!("the executor supplies sources")
-            }
         }
         impl Cases for $op {
             fn cases() -> Vec<Case> {
@@ -175,7 +173,10 @@ impl Op for Full {
     fn reference(&self, _: &[&Dense], _: &[Type]) -> Vec<Dense> {
         vec![Dense::from_fn(self.shape.clone(), |_| self.value)]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Full {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         match self.dtype {
             DType::F32 => cx.out_f32(0).fill(self.value as f32),
             DType::I32 => cx.out_i32(0).fill(self.value as i32),
@@ -184,6 +185,9 @@ impl Op for Full {
             DType::BF16 => cx.out_u16(0).fill(half::bf16::from_f64(self.value).to_bits()),
             DType::F16 => cx.out_u16(0).fill(half::f16::from_f64(self.value).to_bits()),
         }
+    }
+    fn takes_halves(&self) -> bool {
+        true
     }
 }
 
@@ -208,10 +212,6 @@ impl Op for GrainSum {
     }
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         vec![inputs[0].clone()]
-    }
-    /// With one grain, the sum is its only term; with more, the executor adds them.
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
-        cx.out_f32(0).copy_from_slice(cx.f32(0));
     }
 }
 

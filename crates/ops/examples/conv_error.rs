@@ -1,10 +1,11 @@
 //! Prints how far each pass of a convolution is from the definition in f64, relative to the largest and the mean number.
-use kolo_graph::op::{Buffer, CpuCx, Dense};
+use kolo_graph::cpu::{Buffer, CpuCx};
+use kolo_graph::op::Dense;
 use kolo_graph::rng::Stream;
-use kolo_graph::{Op, Team, Type};
+use kolo_graph::{Cpu, Op, Team, Type};
 use kolo_ops::conv::{Conv2d, Conv2dInputGrad, Conv2dWeightGrad, Padding};
 
-fn error(op: &dyn Op, inputs: &[Type], team: &Team) -> String {
+fn error(op: &dyn Cpu, inputs: &[Type], team: &Team) -> String {
     let outputs = op.infer(inputs).expect("a valid shape");
     let stream = Stream::new(1, "error");
     let mut data: Vec<Vec<f32>> = inputs
@@ -24,7 +25,7 @@ fn error(op: &dyn Op, inputs: &[Type], team: &Team) -> String {
     let at = at.wrapping_add(at.align_offset(64));
     let (ins, outs) = buffers.split_at(inputs.len());
     // SAFETY: every buffer has its type's size and the scratch what was asked for.
-    op.cpu(&mut unsafe { CpuCx::new(ins, outs, team, (at, bytes)) });
+    op.run(&mut unsafe { CpuCx::new(ins, outs, team, (at, bytes)) });
     let dense: Vec<Dense> = inputs
         .iter()
         .zip(&data)

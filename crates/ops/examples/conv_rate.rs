@@ -1,6 +1,6 @@
 //! Prints the rate of each pass of a convolution at the sizes of a residual network on 32 × 32 images, on one thread.
-use kolo_graph::op::{Buffer, CpuCx};
-use kolo_graph::{Op, Team, Type};
+use kolo_graph::cpu::{Buffer, CpuCx};
+use kolo_graph::{Cpu, Op, Team, Type};
 use kolo_ops::conv::{Conv2d, Conv2dInputGrad, Conv2dWeightGrad, Padding};
 
 const ROUNDS: usize = 30;
@@ -31,7 +31,7 @@ fn buffers(types: &[Type]) -> (Vec<Vec<f32>>, Vec<Buffer>) {
 }
 
 /// Best GFLOP/s of many runs.
-fn rate(op: &dyn Op, inputs: &[Type], team: &Team) -> f64 {
+fn rate(op: &dyn Cpu, inputs: &[Type], team: &Team) -> f64 {
     let outputs = op.infer(inputs).expect("a valid shape");
     let (_keep_in, ins) = buffers(inputs);
     let (_keep_out, outs) = buffers(&outputs);
@@ -43,7 +43,7 @@ fn rate(op: &dyn Op, inputs: &[Type], team: &Team) -> f64 {
     for _ in 0..ROUNDS {
         let start = thread_seconds();
         // SAFETY: every buffer has its type's size and the scratch what was asked for.
-        op.cpu(&mut unsafe { CpuCx::new(&ins, &outs, team, (at, bytes)) });
+        op.run(&mut unsafe { CpuCx::new(&ins, &outs, team, (at, bytes)) });
         best = best.min(thread_seconds() - start);
     }
     op.flops(inputs, &outputs) as f64 / best / 1e9

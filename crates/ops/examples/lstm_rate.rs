@@ -1,5 +1,5 @@
 //! Prints the rate of one recurrent layer, forward and backward, at the sizes of the training benchmark.
-use kolo_graph::op::{Buffer, CpuCx, Op};
+use kolo_graph::cpu::{Buffer, Cpu, CpuCx};
 use kolo_graph::{Team, Type};
 use kolo_ops::recurrent::gru::{Gru, GruGrad};
 use kolo_ops::recurrent::lstm::{Lstm, LstmGrad};
@@ -29,7 +29,7 @@ impl Owned {
 }
 
 /// Runs an op `REPEATS` times; its outputs and the best time in seconds.
-fn time(op: &dyn Op, inputs: &[&Owned], team: &Team) -> (Vec<Owned>, f64) {
+fn time(op: &dyn Cpu, inputs: &[&Owned], team: &Team) -> (Vec<Owned>, f64) {
     let types: Vec<Type> = inputs.iter().map(|input| input.ty.clone()).collect();
     let out_types = op.infer(&types).expect("the shapes fit");
     let outputs: Vec<Owned> =
@@ -44,7 +44,7 @@ fn time(op: &dyn Op, inputs: &[&Owned], team: &Team) -> (Vec<Owned>, f64) {
         // SAFETY: every buffer has the memory of its type, and the scratch is as large as the op asked for.
         let mut cx = unsafe { CpuCx::new(&ins, &outs, team, (scratch[aligned..].as_mut_ptr().cast(), bytes)) };
         let start = Instant::now();
-        op.cpu(&mut cx);
+        op.run(&mut cx);
         best = best.min(start.elapsed().as_secs_f64());
     }
     let flops = op.flops(&types, &out_types) as f64;
@@ -52,7 +52,7 @@ fn time(op: &dyn Op, inputs: &[&Owned], team: &Team) -> (Vec<Owned>, f64) {
     (outputs, best)
 }
 
-fn layer(forward: &dyn Op, backward: &dyn Op, gates: usize, team: &Team) {
+fn layer(forward: &dyn Cpu, backward: &dyn Cpu, gates: usize, team: &Team) {
     let rows = gates * WIDTH;
     let x = Owned::random(&[BATCH, STEPS, WIDTH], 1.0);
     let weights = [[rows, WIDTH], [rows, WIDTH]].map(|shape| Owned::random(&shape, 0.06));

@@ -7,7 +7,7 @@ use crate::pool::{define_planes, for_each_plane, plane_size, with_planes};
 use crate::simd;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 use std::ops::Range;
 
 op! {
@@ -78,7 +78,10 @@ impl Op for AdaptiveAvgPool2d {
             }
         })]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for AdaptiveAvgPool2d {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let bins = Bins { size: [cx.shape(0)[2], cx.shape(0)[3]], out: self.out };
         for_each_plane(cx, bins.grain(), |plane| {
             for (at, rows, columns) in bins.each() {
@@ -149,7 +152,10 @@ impl Op for AdaptiveAvgPool2dGrad {
             }
         })]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for AdaptiveAvgPool2dGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let bins = Bins { size: self.size, out: [cx.shape(0)[2], cx.shape(0)[3]] };
         for_each_plane(cx, bins.grain(), |plane| {
             plane.out.fill(0.0);

@@ -6,7 +6,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// The mean under each window. Padding counts as zeros, or not at all without `count_include_pad`. With `ceil_mode` a
@@ -47,7 +47,10 @@ impl Op for AvgPool2d {
             }
         })]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for AvgPool2d {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let window = self.window(cx.shape(0));
         let (line, lines) = (window.line(), Address(cx.scratch().as_mut_ptr()));
         for_each_plane(cx, window.grain(), |plane| {
@@ -160,7 +163,10 @@ impl Op for AvgPool2dGrad {
             }
         })]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for AvgPool2dGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let window = self.window();
         let (line, lines) = (window.line(), Address(cx.scratch().as_mut_ptr()));
         for_each_plane(cx, window.grain(), |plane| {

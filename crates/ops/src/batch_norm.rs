@@ -12,7 +12,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 use std::ops::Range;
 
 /// Channels of one task: their partial sums stay on the stack.
@@ -111,7 +111,10 @@ impl Op for BatchNorm {
         }
         vec![y, mean, rstd, variance]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for BatchNorm {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let (x, weight, bias) = (cx.f32(0), cx.f32(1), cx.f32(2));
         let planes = Planes::of(cx.shape(0));
         let [y, mean, rstd, variance] = [0, 1, 2, 3].map(|at| Address(cx.out_f32(at).as_mut_ptr()));
@@ -291,7 +294,10 @@ impl Op for BatchNormGrad {
         }
         vec![dx, dweight, dbias]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for BatchNormGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let [x, weight, mean, rstd, g] = [0, 1, 2, 3, 4].map(|at| cx.f32(at));
         let planes = Planes::of(cx.shape(0));
         let count = planes.population() as f32;
@@ -415,7 +421,10 @@ impl Op for BatchNormEval {
         };
         vec![Dense::new(outputs[0].shape.clone(), x.iter().enumerate().map(value).collect())]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for BatchNormEval {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let [x, weight, bias, mean, variance] = [0, 1, 2, 3, 4].map(|at| cx.f32(at));
         let planes = Planes::of(cx.shape(0));
         let y = Address(cx.out_f32(0).as_mut_ptr());

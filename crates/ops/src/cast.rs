@@ -1,7 +1,8 @@
 //! Conversion between element types.
 
-use kolo_graph::op::{Buffer, OpKind};
-use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::cpu::Buffer;
+use kolo_graph::op::OpKind;
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// The same values in another element type. Floats become whole numbers by dropping the fraction.
@@ -26,8 +27,14 @@ impl Op for Cast {
         let data = inputs[0].data.iter().map(|value| self.to.round(*value)).collect();
         vec![Dense::new(inputs[0].shape.clone(), data)]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Cast {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         convert(&cx.inputs[0], &cx.outputs[0]);
+    }
+    fn takes_halves(&self) -> bool {
+        true
     }
 }
 

@@ -1,12 +1,17 @@
 //! Comparisons, logic on their results, and choosing by them; all with broadcasting. A bool is one byte, 0 or 1.
 
+use crate::real::Compare;
 use crate::reduce::ReduceMethods;
 use crate::softmax::rows_per_task;
+use crate::symbol::{Symbol, record};
 use crate::tiles::{self, Address, DIMS_MAX, TILE, Walk};
 use crate::vectorized;
+use kolo_graph::cpu::Buffer;
 use kolo_graph::index::Index;
-use kolo_graph::op::{Buffer, OpKind};
-use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::op::OpKind;
+use kolo_graph::{
+    Arg, Case, Cases, Cpu, CpuCx, DType, Dense, Formula, GradCx, Op, Operand, Operands, Tensor, Type, op,
+};
 
 /// What a selection can choose between.
 const CHOSEN: &[DType] = &[DType::F32, DType::BF16, DType::F16, DType::I32];
@@ -27,12 +32,6 @@ fn define(inputs: &[&Dense], output: &Type, f: impl Fn(&[f64]) -> f64) -> Vec<De
     vec![Dense::from_fn(output.shape.clone(), |at| f(&operands(at)))]
 }
 
-/// Any number but zero is true.
-#[inline(always)]
-fn truth<T: Default + PartialEq>(value: T) -> bool {
-    value != T::default()
-}
-
 /// Declares ops on two operands of one type with a bool for every element.
 macro_rules! pairs {
     ($(
@@ -43,6 +42,13 @@ macro_rules! pairs {
         op! {
             $(#[doc = $doc])*
             pub struct $op = $name {}
+        }
+
+        impl $op {
+            #[inline(always)]
+            fn value<R: Compare>($a: R, $b: R) -> R::Mask {
+                $value
+            }
         }
 
         impl Op for $op {
@@ -57,19 +63,21 @@ macro_rules! pairs {
                 infer(inputs)
             }
             fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
-                define(inputs, &outputs[0], |operands| {
-                    let ($a, $b) = (operands[0], operands[1]);
-                    f64::from(u8::from($value))
-                })
+                define(inputs, &outputs[0], |operands| f64::from(u8::from(Self::value(operands[0], operands[1]))))
             }
-            fn cpu(&self, cx: &mut CpuCx<'_>) {
+            fn formula(&self) -> Option<Formula> {
+                Some(record([stringify!($a), stringify!($b)], [], |[$a, $b], _| [Self::value($a, $b)]))
+            }
+        }
+
+        impl Cpu for $op {
+            fn run(&self, cx: &mut CpuCx<'_>) {
                 match cx.inputs[0].ty.dtype {
                     $(DType::$dtype => {
                         vectorized! {
                             fn kernel(a: &[$t], b: &[$t], out: &mut [u8]) {
                                 for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
-                                    let ($a, $b) = (*a, *b);
-                                    *out = u8::from($value);
+                                    *out = u8::from($op::value(*a, *b));
                                 }
                             }
                         }
@@ -90,27 +98,27 @@ macro_rules! pairs {
 
 pairs! {
     /// `a = b`.
-    Equal = "equal" on [F32 f32, I32 i32] (a, b) => a == b,
+    Equal = "equal" on [F32 f32, I32 i32] (a, b) => a.is_equal(b),
     cases comparisons(|| Equal {});
 
     /// `a ≠ b`; NaN differs from everything.
-    NotEqual = "not_equal" on [F32 f32, I32 i32] (a, b) => a != b,
+    NotEqual = "not_equal" on [F32 f32, I32 i32] (a, b) => !a.is_equal(b),
     cases comparisons(|| NotEqual {});
 
     /// `a < b`.
-    Less = "less" on [F32 f32, I32 i32] (a, b) => a < b,
+    Less = "less" on [F32 f32, I32 i32] (a, b) => a.is_less(b),
     cases comparisons(|| Less {});
 
     /// `a ≤ b`.
-    LessEqual = "less_equal" on [F32 f32, I32 i32] (a, b) => a <= b,
+    LessEqual = "less_equal" on [F32 f32, I32 i32] (a, b) => a.is_at_most(b),
     cases comparisons(|| LessEqual {});
 
     /// Both.
-    And = "and" on [Bool u8] (a, b) => truth(a) & truth(b),
+    And = "and" on [Bool u8] (a, b) => a.is_true() & b.is_true(),
     cases logic(|| And {});
 
     /// At least one.
-    Or = "or" on [Bool u8] (a, b) => truth(a) | truth(b),
+    Or = "or" on [Bool u8] (a, b) => a.is_true() | b.is_true(),
     cases logic(|| Or {});
 }
 
@@ -130,13 +138,19 @@ impl Op for Not {
         infer(inputs)
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
-        define(inputs, &outputs[0], |operands| f64::from(u8::from(!truth(operands[0]))))
+        define(inputs, &outputs[0], |operands| f64::from(u8::from(!operands[0].is_true())))
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+    fn formula(&self) -> Option<Formula> {
+        Some(record(["x"], [], |[x], _| [!x.is_true()]))
+    }
+}
+
+impl Cpu for Not {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         vectorized! {
             fn kernel(x: &[u8], out: &mut [u8]) {
                 for (out, x) in out.iter_mut().zip(x) {
-                    *out = u8::from(!truth(*x));
+                    *out = u8::from(!x.is_true());
                 }
             }
         }
@@ -176,10 +190,17 @@ impl Op for Select {
         ]
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
-        define(inputs, &outputs[0], |operands| if truth(operands[0]) { operands[1] } else { operands[2] })
+        define(inputs, &outputs[0], |operands| f64::select(operands[0].is_true(), operands[1], operands[2]))
     }
+    fn formula(&self) -> Option<Formula> {
+        let value = |[condition, a, b]: [Symbol; 3], _| [Symbol::select(condition.is_true(), a, b)];
+        Some(record(["condition", "a", "b"], [], value))
+    }
+}
+
+impl Cpu for Select {
     /// Choosing looks at no number, so one kernel moves the bits of f32 and i32 alike.
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let shape = cx.out_shape(0);
         let walks: [Walk; 3] = std::array::from_fn(|at| tiles::walk(&cx.inputs[at].ty, shape));
         for_each_tile(cx, |start, len| {
@@ -203,7 +224,7 @@ impl Op for Select {
 vectorized! {
     fn choose(condition: &[u8], a: &[u32], b: &[u32], out: &mut [u32]) {
         for (((out, condition), a), b) in out.iter_mut().zip(condition).zip(a).zip(b) {
-            *out = if *condition != 0 { *a } else { *b };
+            *out = u32::select(condition.is_true(), *a, *b);
         }
     }
 }
@@ -309,7 +330,10 @@ impl Op for OneHot {
         let hot = |at: &[usize]| inputs[0].get(&at[..at.len() - 1]) == at[at.len() - 1] as f64;
         vec![Dense::from_fn(outputs[0].shape.clone(), |at| f64::from(u8::from(hot(at))))]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for OneHot {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let (indices, classes) = (cx.i32(0), self.classes);
         let address = Address(cx.out_f32(0).as_mut_ptr());
         cx.team.chunks(indices.len(), rows_per_task(classes), |range, _| {

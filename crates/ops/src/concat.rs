@@ -4,7 +4,7 @@ use crate::movement::{around, axes_but, check_dim, copy_rows};
 use crate::slice::SliceMethods;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// The inputs one after the other along `dim`; their other dims are equal.
@@ -64,7 +64,10 @@ impl Op for Concat {
             inputs[part].get(&at)
         })]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Concat {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let (shape, width) = (cx.out_shape(0), cx.outputs[0].ty.dtype.bytes());
         let (outer, inner) = around(shape, self.dim);
         let step = inner * width;

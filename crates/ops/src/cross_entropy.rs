@@ -12,7 +12,7 @@ use crate::tiles::{Address, TILE};
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// Mean, or sum, over the rows whose target is not `ignore` of
@@ -114,7 +114,10 @@ impl Op for CrossEntropy {
         let loss = total / divisor(targets.data.iter().map(|value| *value as i64), self.ignore, self.mean) as f64;
         vec![Dense::new([], vec![loss]), Dense::new(outputs[1].shape.clone(), lse)]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for CrossEntropy {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let (logits, targets) = (cx.f32(0), cx.i32(1));
         let classes = cx.inputs[0].ty.last();
         let (lse, losses) = (Address(cx.out_f32(1).as_mut_ptr()), &mut cx.scratch()[..targets.len()]);
@@ -215,7 +218,10 @@ impl Op for CrossEntropyGrad {
         }
         vec![Dense::new(outputs[0].shape.clone(), data)]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for CrossEntropyGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let (targets, lse, g) = (cx.i32(1), cx.f32(2), cx.f32(3)[0]);
         let classes = cx.outputs[0].ty.last();
         let scale = g / divisor(targets.iter().copied().map(i64::from), self.ignore, self.mean) as f32;

@@ -7,7 +7,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::op::OpKind;
 use kolo_graph::rng::{Stream, unit};
-use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// Drops each element of x with probability `p` and scales the rest by `1/(1 − p)`. The second input is
@@ -80,7 +80,10 @@ impl Op for Dropout {
         };
         vec![Dense::new(outputs[0].shape.clone(), x.data.iter().enumerate().map(value).collect())]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Dropout {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let (x, y) = (cx.f32(0), Address(cx.out_f32(0).as_mut_ptr()));
         let mask = Mask::new(self, std::array::from_fn(|at| cx.i32(1)[at]));
         let scale = (1.0 / (1.0 - f64::from(self.p))) as f32;

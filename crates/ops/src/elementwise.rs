@@ -1,13 +1,17 @@
 //! Elementwise ops. Each is one entry: name, expression, gradient. The expression over [`Real`] is at once the
-//! definition (in f64) and the kernel (in f32 vectors); the fusion pass joins chains of them into one pass over memory.
+//! definition (in f64), the kernel (in f32 vectors) and a formula (of symbols); the fusion pass joins chains of them into one pass over memory.
 
-use crate::real::Real;
+use crate::real::{Compare, Real};
 use crate::reduce::ReduceMethods;
+use crate::symbol::{Symbol, record};
 use crate::tiles;
 use crate::vectorized;
+use kolo_graph::cpu::TileKernel;
 use kolo_graph::index::Index;
-use kolo_graph::op::{Elementwise, OpKind};
-use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::op::OpKind;
+use kolo_graph::{
+    Arg, Case, Cases, Cpu, CpuCx, DType, Dense, Formula, GradCx, Op, Operand, Operands, Tensor, Type, op,
+};
 
 /// All inputs of one float type; the output is their broadcast.
 fn infer(name: &str, inputs: &[Type]) -> Result<Vec<Type>, String> {
@@ -84,13 +88,27 @@ macro_rules! elementwise {
                         Self::value($($x,)+ constant)
                     })
                 }
-                fn cpu(&self, cx: &mut CpuCx<'_>) {
-                    tiles::run_one(self.elementwise().expect("an elementwise op"), cx);
+                fn formula(&self) -> Option<Formula> {
+                    let constants = [$(stringify!($c))?];
+                    Some(record([$(stringify!($x)),+], constants, |[$($x),+], constants| {
+                        // An op without a constant never looks at it.
+                        let constant = constants.first().copied().unwrap_or_else(|| Symbol::of(0.0));
+                        [Self::value($($x,)+ constant)]
+                    }))
+                }
+                fn formula_numbers(&self, _: &[f64]) -> Vec<f64> {
+                    vec![$(f64::from(self.$c))?]
+                }
+            }
+
+            impl Cpu for $op {
+                fn run(&self, cx: &mut CpuCx<'_>) {
+                    tiles::run_one(self.tile_kernel().expect("an elementwise op"), cx);
                 }
                 fn in_place(&self) -> Vec<(usize, usize)> {
                     [$(stringify!($x)),+].iter().enumerate().map(|(at, _)| (at, 0)).collect()
                 }
-                fn elementwise(&self) -> Option<Elementwise> {
+                fn tile_kernel(&self) -> Option<TileKernel> {
                     vectorized! {
                         fn kernel(inputs: &[&[f32]], out: &mut [f32], constant: f32) {
                             let count = out.len();
@@ -101,7 +119,7 @@ macro_rules! elementwise {
                             }
                         }
                     }
-                    Some(Elementwise { kernel, constant: self.constant_of() })
+                    Some(TileKernel { function: kernel, constant: self.constant_of() })
                 }
             }
 
@@ -228,7 +246,7 @@ elementwise! {
     cases binary(|| Minimum {}, distinct);
 
     /// 1 where `a ≥ b`, else 0, as a number; its gradient is zero.
-    AtLeast = "at_least"(a, b) => R::select(a >= b, R::of(1.0), R::of(0.0)),
+    AtLeast = "at_least"(a, b) => R::select(b.is_at_most(a), R::of(1.0), R::of(0.0)),
     grad |cx, g| vec![None, None],
     constant a b,
     cases [Case::new(AtLeast {}, [Arg::spread([3, 4]).constant(), Arg::spread([4]).constant()])];
@@ -292,7 +310,7 @@ elementwise! {
     cases [Case::new(Abs {}, [Arg::spread([9])])];
 
     /// −1, 0 or 1; its gradient is zero.
-    Sign = "sign"(x) => R::select(x > R::of(0.0), R::of(1.0), R::select(x < R::of(0.0), R::of(-1.0), x)),
+    Sign = "sign"(x) => R::select(x.is_above(R::of(0.0)), R::of(1.0), R::select(x.is_less(R::of(0.0)), R::of(-1.0), x)),
     grad |cx, g| vec![None],
     constant x,
     cases [Case::new(Sign {}, [Arg::spread([9]).constant()])];
@@ -325,29 +343,29 @@ elementwise! {
     cases [Case::new(Relu {}, [Arg::spread([9])]), Case::new(Relu {}, [Arg::spread([3, 40])])];
 
     /// `g` where the output of relu is positive.
-    ReluGrad = "relu_grad"(y, g) => R::select(y > R::of(0.0), g, R::of(0.0)),
+    ReluGrad = "relu_grad"(y, g) => R::select(y.is_above(R::of(0.0)), g, R::of(0.0)),
     grad |cx, g| vec![None, Some(cx.input(0).then(ReluGrad {}, &[g]).sum_to(&cx.input(1)))],
     constant y,
     cases steps(|| ReluGrad {}, 0.1, 2.0);
 
     /// `x` or `slope·x` below zero.
-    LeakyRelu = "leaky_relu"(x; slope) => R::select(x > R::of(0.0), x, slope * x),
+    LeakyRelu = "leaky_relu"(x; slope) => R::select(x.is_above(R::of(0.0)), x, slope * x),
     grad |cx, g| vec![Some(cx.input(0).then(LeakyReluGrad { slope }, &[g]))],
     cases [Case::new(LeakyRelu { slope: 0.1 }, [Arg::spread([9])])];
 
     /// Backward of leaky relu.
-    LeakyReluGrad = "leaky_relu_grad"(x, g; slope) => R::select(x > R::of(0.0), g, slope * g),
+    LeakyReluGrad = "leaky_relu_grad"(x, g; slope) => R::select(x.is_above(R::of(0.0)), g, slope * g),
     grad |cx, g| vec![None, Some(cx.input(0).then(LeakyReluGrad { slope }, &[g]).sum_to(&cx.input(1)))],
     constant x,
     cases steps(|| LeakyReluGrad { slope: 0.1 }, -2.0, 2.0);
 
     /// `x` above zero, `α(eˣ − 1)` below.
-    Elu = "elu"(x; alpha) => R::select(x > R::of(0.0), x, alpha * x.exp_m1()),
+    Elu = "elu"(x; alpha) => R::select(x.is_above(R::of(0.0)), x, alpha * x.exp_m1()),
     grad |cx, g| vec![Some(cx.input(0).then(EluGrad { alpha }, &[g]))],
     cases [Case::new(Elu { alpha: 0.7 }, [Arg::spread([9])])];
 
     /// Backward of elu.
-    EluGrad = "elu_grad"(x, g; alpha) => R::select(x > R::of(0.0), g, g * alpha * x.exp()),
+    EluGrad = "elu_grad"(x, g; alpha) => R::select(x.is_above(R::of(0.0)), g, g * alpha * x.exp()),
     grad |cx, g| backward(cx, EluGrad { alpha }, |x| {
         // `α·eˣ` below zero, and nothing above.
         let one = x.builder().full(1.0, x.ty());
@@ -452,7 +470,7 @@ elementwise! {
     /// Huber's loss of a difference: quadratic within `delta`, linear beyond.
     Huber = "huber"(x; delta) => {
         let size = x.abs();
-        R::select(size < delta, R::of(0.5) * x * x, delta * (size - R::of(0.5) * delta))
+        R::select(size.is_less(delta), R::of(0.5) * x * x, delta * (size - R::of(0.5) * delta))
     },
     grad |cx, g| vec![Some(g.mul(cx.input(0).clamp(-delta, delta)))],
     cases [Case::new(Huber { delta: 0.8 }, [Arg::spread([9])])];

@@ -9,7 +9,7 @@ use crate::reduce::ReduceMethods;
 use crate::scatter::{SegmentSumGrad, add_rows_by_id, define_row_sums};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// The rows of a table `[vocab, width]` at ids `[…]` (i32): `[…, width]`. An id outside gives a row of NaN.
@@ -53,7 +53,10 @@ impl Op for Embedding {
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         vec![define_rows(inputs[0], inputs[1], &outputs[0], f64::NAN)]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Embedding {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         pick_rows(cx, 0, 1, missing(cx.inputs[0].ty.dtype));
     }
 }
@@ -139,7 +142,10 @@ impl Op for EmbeddingGrad {
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         vec![define_row_sums(inputs[1], inputs[0], &outputs[0])]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for EmbeddingGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         add_rows_by_id(cx, cx.f32(1), cx.i32(0), self.vocab);
     }
 }

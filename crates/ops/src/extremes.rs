@@ -10,7 +10,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// The largest value along `dim`, which becomes size one (`keep`) or vanishes, and its i32 index. Of equal values the
@@ -122,7 +122,10 @@ impl Op for Max {
         let places = best.iter().map(|row| *row as f64).collect();
         vec![Dense::new(outputs[0].shape.clone(), values), Dense::new(outputs[1].shape.clone(), places)]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Max {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let values = Address(cx.outputs[0].data.cast());
         let places = Address(cx.outputs[1].data.cast());
         for_each_strip(cx, self.dim, |start, best, at| {
@@ -151,7 +154,10 @@ impl Op for Argmax {
         let places = define(inputs[0], self.dim).into_iter().map(|row| row as f64).collect();
         vec![Dense::new(outputs[0].shape.clone(), places)]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Argmax {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let places = Address(cx.outputs[0].data.cast());
         // SAFETY: strips are disjoint.
         for_each_strip(cx, self.dim, |start, _, at| unsafe {
@@ -261,7 +267,10 @@ impl Op for TopK {
         }
         vec![Dense::new(outputs[0].shape.clone(), values), Dense::new(outputs[1].shape.clone(), places)]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for TopK {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let (x, size, k) = (cx.f32(0), cx.inputs[0].ty.last(), self.k);
         let values = Address(cx.outputs[0].data.cast());
         let places = Address(cx.outputs[1].data.cast());
@@ -348,7 +357,10 @@ impl Op for Place {
         }
         vec![out]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Place {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let (places, values, size) = (cx.i32(0), cx.f32(1), self.size);
         let from = around(cx.shape(1), self.dim);
         let (given, made) = (from.size * from.inner, size * from.inner);

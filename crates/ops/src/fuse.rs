@@ -4,12 +4,14 @@
 //! the group reads any of the group's values before that node: then the whole group can run where its last member stood.
 //! Fusing changes no bit, since every element goes through the same operations in the same order.
 
+use crate::reduce::Expand;
 use crate::tiles::{self, Program, REGISTERS_MAX, Step};
 use kolo_graph::attr::{Attr, AttrReader, AttrValue, Attrs};
+use kolo_graph::cpu::TileKernel;
 use kolo_graph::op::{Declared, Describe, OpKind};
 use kolo_graph::rewrite::Rebuild;
 use kolo_graph::{
-    Arg, Case, Cases, CpuCx, DType, Dense, Graph, NodeId, Op, Operand, Operands, Phase, Shape, Type, ValueId,
+    Arg, Case, Cases, Cpu, CpuCx, DType, Dense, Graph, NodeId, Op, Operand, Operands, Phase, Shape, Type, ValueId,
     checked_types,
 };
 use std::sync::Arc;
@@ -25,12 +27,17 @@ pub struct Fused {
     program: Program,
 }
 
+/// How one tile of an elementwise op is computed.
+fn tile_kernel(op: &dyn Op) -> Option<TileKernel> {
+    crate::cpu_of(op)?.tile_kernel()
+}
+
 impl Fused {
     fn new(inputs: usize, steps: Vec<(Arc<dyn Op>, Vec<usize>)>, outputs: Vec<usize>, shape: Vec<usize>) -> Self {
         let compiled = steps
             .iter()
             .map(|(op, operands)| Step {
-                op: op.elementwise().expect("only elementwise ops are fused"),
+                kernel: tile_kernel(&**op).expect("only ops with a tile kernel are fused"),
                 inputs: operands.clone(),
             })
             .collect();
@@ -71,7 +78,7 @@ impl Declared for Fused {
         let mut steps: Vec<(Arc<dyn Op>, Vec<usize>)> = Vec::new();
         for step in text.split("; ").filter(|step| !step.is_empty()) {
             let (op, rest) = kolo_graph::text::parse_op(step, &registry)?;
-            op.elementwise().ok_or_else(|| format!("{} is not elementwise", op.name()))?;
+            tile_kernel(&*op).ok_or_else(|| format!("{} is not elementwise", op.name()))?;
             let operands =
                 rest.strip_prefix('(').and_then(|rest| rest.strip_suffix(')')).ok_or("a step needs operands")?;
             let operands: Result<Vec<usize>, String> = operands
@@ -85,9 +92,9 @@ impl Declared for Fused {
             }
             let types = vec![Type::f32([]); operands.len()];
             // Registers have the fused op's shape already, whatever an expansion among the steps says.
-            match op.name() {
-                "expand" => op.operands().check(&types)?,
-                _ => checked_types(&*op, &types).map(|_| ())?,
+            match op.is::<Expand>() {
+                true => op.operands().check(&types)?,
+                false => checked_types(&*op, &types).map(|_| ())?,
             }
             steps.push((op, operands));
         }
@@ -130,7 +137,10 @@ impl Op for Fused {
         }
         self.program.outputs.iter().map(|register| registers[*register].clone()).collect()
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Fused {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         tiles::run(&self.program, cx);
     }
     fn scratch_bytes(&self, _: &[Type], _: &[Type], threads: usize) -> usize {
@@ -209,7 +219,7 @@ pub fn fuse_elementwise(graph: &Graph) -> Graph {
 fn fusible(graph: &Graph, id: NodeId) -> bool {
     let node = graph.node(id);
     let floats = node.inputs.iter().chain(&node.outputs).all(|value| graph.ty(*value).dtype == DType::F32);
-    node.op.elementwise().is_some() && floats && node.inputs.len() <= OPERANDS_MAX
+    floats && node.inputs.len() <= OPERANDS_MAX && tile_kernel(&*node.op).is_some()
 }
 
 /// Groups of the producers, latest first.

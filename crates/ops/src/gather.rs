@@ -10,7 +10,7 @@ use crate::movement::{
 use crate::scatter::ScatterMethods;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// `out[…, i, …] = x[…, index[…, i, …], …]` along `dim`, from inputs `x` and `index` (i32, of `x`'s shape but for
@@ -42,7 +42,10 @@ impl Op for Gather {
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         vec![define(inputs[0], inputs[1], self.dim, f64::from(missing(outputs[0].dtype)))]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Gather {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let dtype = cx.inputs[0].ty.dtype;
         by_width!(dtype, take(cx, 0, 1, self.dim, bits(dtype, missing(dtype))));
     }

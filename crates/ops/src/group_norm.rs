@@ -7,7 +7,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 /// `[n, c]` and the elements of a plane.
 fn planes(shape: &[usize]) -> (usize, usize, usize) {
@@ -69,7 +69,10 @@ impl Op for GroupNorm {
         }
         vec![y, means, rstds]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for GroupNorm {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let (x, weight, bias) = (cx.f32(0), cx.f32(1), cx.f32(2));
         let (images, channels, size) = planes(cx.shape(0));
         let members = channels / self.groups;
@@ -178,7 +181,10 @@ impl Op for GroupNormGrad {
         }
         vec![dx, dweight, dbias]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for GroupNormGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let [x, weight, mean, rstd, g] = [0, 1, 2, 3, 4].map(|at| cx.f32(at));
         let (images, channels, size) = planes(cx.shape(0));
         let groups = cx.shape(2)[1];

@@ -8,7 +8,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// `(x − mean)/√(variance + eps)·weight + bias` over the last dim; also each row's mean and `1/√(variance + eps)`.
@@ -51,7 +51,10 @@ impl Op for LayerNorm {
         }
         vec![y, means, rstds]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for LayerNorm {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let (x, weight, bias) = (cx.f32(0), cx.f32(1), cx.f32(2));
         let n = weight.len();
         let [y, mean, rstd] = [0, 1, 2].map(|at| Address(cx.out_f32(at).as_mut_ptr()));
@@ -156,7 +159,10 @@ impl Op for LayerNormGrad {
         }
         vec![dx, dweight, dbias]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for LayerNormGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let [x, weight, mean, rstd, g] = [0, 1, 2, 3, 4].map(|at| cx.f32(at));
         let n = weight.len();
         let blocks = mean.len().div_ceil(ROWS_PER_BLOCK);

@@ -1,5 +1,5 @@
 //! The ops of kolo, one concept per file: attributes, index expression, gradient, definition, CPU kernel and the cases
-//! its conformance suite must try. [`registry`] lists them all; the text form, the documentation table and the tests
+//! its conformance suite must try. [`registry()`] lists them all; the text form, the documentation table and the tests
 //! come from that list.
 
 pub mod adaptive_pool;
@@ -33,6 +33,7 @@ pub mod pool;
 pub mod real;
 pub mod recurrent;
 pub mod reduce;
+mod registry;
 pub mod repeat;
 pub mod rms_norm;
 pub mod rotary;
@@ -40,10 +41,12 @@ pub mod scatter;
 pub mod simd;
 pub mod slice;
 pub mod softmax;
+pub mod symbol;
 pub mod tiles;
 pub mod transpose;
 
 pub use kolo_graph::vectorized;
+pub use registry::{cpu_of, cpu_side, register, registry};
 
 use kolo_graph::collective::{
     AfterGrains, AllGather, AllReduce, AllToAll, AxisGather, AxisScatter, AxisSum, Barrier, Receive, ReduceScatter,
@@ -53,30 +56,32 @@ use kolo_graph::piece::{Join, Piece};
 use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
 use kolo_graph::{Builder, OpKind, Tensor};
 
-/// Every kind of op.
-pub fn registry() -> Vec<OpKind> {
-    let sources: &[OpKind] = &[
-        OpKind::of::<Input>(),
-        OpKind::of::<Param>(),
-        OpKind::of::<State>(),
-        OpKind::of::<Full>(),
-        OpKind::of::<GrainSum>(),
-        OpKind::of::<AllReduce>(),
-        OpKind::of::<ReduceScatter>(),
-        OpKind::of::<AllGather>(),
-        OpKind::of::<Barrier>(),
-        OpKind::of::<AxisSum>(),
-        OpKind::of::<AxisGather>(),
-        OpKind::of::<AxisScatter>(),
-        OpKind::of::<AllToAll>(),
-        OpKind::of::<Send>(),
-        OpKind::of::<Receive>(),
-        OpKind::of::<AfterGrains>(),
-        OpKind::of::<Piece>(),
-        OpKind::of::<Join>(),
-    ];
+/// What every graph is made of, whatever it computes. Executors run all but constants and joins by themselves.
+const SOURCES: &[OpKind] = &[
+    OpKind::without_kernels::<Input>(),
+    OpKind::without_kernels::<Param>(),
+    OpKind::without_kernels::<State>(),
+    OpKind::of::<Full>(),
+    OpKind::without_kernels::<GrainSum>(),
+    OpKind::without_kernels::<AllReduce>(),
+    OpKind::without_kernels::<ReduceScatter>(),
+    OpKind::without_kernels::<AllGather>(),
+    OpKind::without_kernels::<Barrier>(),
+    OpKind::of::<AxisSum>(),
+    OpKind::of::<AxisGather>(),
+    OpKind::of::<AxisScatter>(),
+    OpKind::of::<AllToAll>(),
+    OpKind::of::<Send>(),
+    OpKind::of::<Receive>(),
+    OpKind::without_kernels::<AfterGrains>(),
+    OpKind::without_kernels::<Piece>(),
+    OpKind::of::<Join>(),
+];
+
+/// The kinds of this crate.
+fn built_in() -> Vec<OpKind> {
     [
-        sources,
+        SOURCES,
         elementwise::KINDS,
         fuse::KINDS,
         matmul::KINDS,

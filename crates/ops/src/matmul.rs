@@ -7,7 +7,7 @@ use crate::tiles::Address;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::types::broadcast;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
 
 op! {
     /// `c[…, m, n] = Σ_k a[…, m, k] · b[…, k, n]`; `ta` and `tb` say that an operand is stored transposed. The leading
@@ -83,6 +83,9 @@ impl Op for MatMul {
         let db = || if self.tb { product(g, a, true, self.ta) } else { product(a, g, !self.ta, false) };
         vec![cx.needs(0).then(|| da().sum_to(&a)), cx.needs(1).then(|| db().sum_to(&b))]
     }
+    fn work(&self) -> Work {
+        Work::Product
+    }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let (a, b) = (inputs[0], inputs[1]);
         let depth = a.shape[a.shape.len() - if self.ta { 2 } else { 1 }];
@@ -98,13 +101,10 @@ impl Op for MatMul {
                 .sum()
         })]
     }
-    fn scratch_bytes(&self, _: &[Type], _: &[Type], threads: usize) -> usize {
-        gemm::scratch_bytes(threads)
-    }
-    fn gives_tiles(&self, inputs: &[Type]) -> bool {
-        inputs.iter().all(|ty| ty.rank() == 2) && inputs[0].shape[if self.ta { 0 } else { 1 }] <= gemm::K_BLOCK
-    }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for MatMul {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let out = cx.out_shape(0);
         let (m, n) = (out[out.len() - 2], out[out.len() - 1]);
         let shape = cx.shape(0);
@@ -149,6 +149,12 @@ impl Op for MatMul {
             let (a, b) = (left(at), right(at));
             gemm::block(0..m, 0..n, k, &a, Right::Fresh(&b), &sink(at), Start::Zero, scratch);
         });
+    }
+    fn scratch_bytes(&self, _: &[Type], _: &[Type], threads: usize) -> usize {
+        gemm::scratch_bytes(threads)
+    }
+    fn gives_tiles(&self, inputs: &[Type]) -> bool {
+        inputs.iter().all(|ty| ty.rank() == 2) && inputs[0].shape[if self.ta { 0 } else { 1 }] <= gemm::K_BLOCK
     }
 }
 
@@ -231,6 +237,9 @@ impl Op for Linear {
         };
         vec![cx.needs(0).then(dx), cx.needs(1).then(dw), cx.needs(2).then(|| flat_g.sum(&[0]))]
     }
+    fn work(&self) -> Work {
+        Work::Product
+    }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let (x, weight, bias) = (inputs[0], inputs[1], inputs[2]);
         let depth = x.shape[x.shape.len() - 1];
@@ -240,10 +249,10 @@ impl Op for Linear {
             bias.data[n] + (0..depth).map(|k| x.get(&[row, &[k]].concat()) * entry(k)).sum::<f64>()
         })]
     }
-    fn scratch_bytes(&self, _: &[Type], _: &[Type], threads: usize) -> usize {
-        gemm::scratch_bytes(threads)
-    }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Linear {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let k = cx.inputs[0].ty.last();
         let n = cx.outputs[0].ty.last();
         let m = cx.outputs[0].ty.elements() / n.max(1);
@@ -256,6 +265,9 @@ impl Op for Linear {
         let sink = Rows { data: Address(cx.out_f32(0).as_mut_ptr()), stride: n };
         let start = Start::Bias(cx.f32(2));
         gemm::multiply(cx.team, m, n, k, &x, Right::Fresh(&weight), &sink, start, cx.scratch());
+    }
+    fn scratch_bytes(&self, _: &[Type], _: &[Type], threads: usize) -> usize {
+        gemm::scratch_bytes(threads)
     }
 }
 

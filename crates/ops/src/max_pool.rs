@@ -9,7 +9,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::{Domain, OpKind};
-use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// The largest value under each window, and its place in the plane (`y·w + x`, i32) as second output. Of equal
@@ -54,7 +54,10 @@ impl Op for MaxPool2d {
         });
         vec![values, places]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for MaxPool2d {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let window = self.window(cx.shape(0));
         let (count, line) = (window.outputs(), window.line());
         let (lines, places) = (Address(cx.scratch().as_mut_ptr()), Address(cx.outputs[1].data.cast()));
@@ -218,7 +221,10 @@ impl Op for MaxPool2dGrad {
         }
         vec![out]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for MaxPool2dGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let shape = cx.shape(0);
         let (from, to) = (shape[2] * shape[3], self.size[0] * self.size[1]);
         let (places, grad, target) = (cx.i32(0), cx.f32(1), Address(cx.out_f32(0).as_mut_ptr()));

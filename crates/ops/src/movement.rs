@@ -3,7 +3,7 @@
 //! Moving does not look inside an element, so one kernel per width (1, 2, 4 or 8 bytes) serves every dtype.
 
 use crate::tiles::DIMS_MAX;
-use kolo_graph::op::Buffer;
+use kolo_graph::cpu::Buffer;
 use kolo_graph::{CpuCx, DType, Team, Type};
 
 /// Bytes one task moves; less is not worth a second thread.

@@ -5,7 +5,7 @@ use crate::slice::SliceMethods;
 use crate::tiles::DIMS_MAX;
 use kolo_graph::index::Index;
 use kolo_graph::op::{OpKind, advance};
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// `before[dim]` elements of `value` before and `after[dim]` after the tensor, along every dim.
@@ -56,7 +56,10 @@ impl Op for Pad {
             from.map_or(f64::from(self.value), |from| inputs[0].get(&from))
         })]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Pad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         by_width!(cx.inputs[0].ty.dtype, pad(cx, self));
     }
 }

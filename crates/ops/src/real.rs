@@ -1,21 +1,74 @@
-//! One expression, two precisions: an elementwise op is written once over [`Real`]; in f64 it is the definition, in f32 it
-//! is branch-free arithmetic that the compiler turns into vectors.
+//! One expression, several readings: an elementwise op is written once over [`Real`]; in f64 it is the definition, in f32 it
+//! is branch-free arithmetic that the compiler turns into vectors, and of [symbols](crate::symbol::Symbol) it is a formula
+//! to be printed. So a comparison gives no `bool` but a mask, and one chooses by [`Compare::select`], never by `if`.
 //!
 //! The f32 functions are within a few units in the last place over their whole range (tested below) and call no library,
 //! so their bits are the same on every machine.
 
-use std::ops::{Add, Div, Mul, Neg, Sub};
+use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
+
+/// What a comparison gives: a truth value, or one that is only written down.
+pub trait Mask: Copy + BitAnd<Output = Self> + BitOr<Output = Self> + Not<Output = Self> {}
+
+impl Mask for bool {}
+
+/// Numbers that are compared, and chosen by the outcome.
+pub trait Compare: Copy {
+    type Mask: Mask;
+
+    fn of(value: f64) -> Self;
+    /// NaN equals nothing, and is neither less nor more.
+    fn is_equal(self, other: Self) -> Self::Mask;
+    fn is_less(self, other: Self) -> Self::Mask;
+    fn is_at_most(self, other: Self) -> Self::Mask;
+
+    /// `a` where the mask holds, else `b`, without a branch.
+    fn select(mask: Self::Mask, a: Self, b: Self) -> Self;
+
+    #[inline(always)]
+    fn is_above(self, other: Self) -> Self::Mask {
+        other.is_less(self)
+    }
+    /// Any number but zero is true.
+    #[inline(always)]
+    fn is_true(self) -> Self::Mask {
+        !self.is_equal(Self::of(0.0))
+    }
+}
+
+macro_rules! compare {
+    ($($number:ty),*) => {$(
+        impl Compare for $number {
+            type Mask = bool;
+            #[inline(always)]
+            fn of(value: f64) -> Self {
+                value as $number
+            }
+            #[inline(always)]
+            fn is_equal(self, other: Self) -> bool {
+                self == other
+            }
+            #[inline(always)]
+            fn is_less(self, other: Self) -> bool {
+                self < other
+            }
+            #[inline(always)]
+            fn is_at_most(self, other: Self) -> bool {
+                self <= other
+            }
+            #[inline(always)]
+            fn select(mask: bool, a: Self, b: Self) -> Self {
+                if mask { a } else { b }
+            }
+        }
+    )*};
+}
+
+compare!(f32, f64, i32, u32, u8);
 
 pub trait Real:
-    Copy
-    + PartialOrd
-    + Add<Output = Self>
-    + Sub<Output = Self>
-    + Mul<Output = Self>
-    + Div<Output = Self>
-    + Neg<Output = Self>
+    Compare + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + Neg<Output = Self>
 {
-    fn of(value: f64) -> Self;
     fn exp(self) -> Self;
     /// `eˣ − 1`, which keeps its digits near zero.
     fn exp_m1(self) -> Self;
@@ -31,24 +84,18 @@ pub trait Real:
     fn floor(self) -> Self;
     fn pow(self, exponent: Self) -> Self;
 
-    /// `if condition { a } else { b }` without a branch.
-    #[inline(always)]
-    fn select(condition: bool, a: Self, b: Self) -> Self {
-        if condition { a } else { b }
-    }
     #[inline(always)]
     fn larger(self, other: Self) -> Self {
         // A NaN on either side comes through.
-        Self::select(self > other || self.is_nan(), self, other)
+        Self::select(self.is_above(other) | self.is_nan(), self, other)
     }
     #[inline(always)]
     fn smaller(self, other: Self) -> Self {
-        Self::select(self < other || self.is_nan(), self, other)
+        Self::select(self.is_less(other) | self.is_nan(), self, other)
     }
     #[inline(always)]
-    #[allow(clippy::eq_op)]
-    fn is_nan(self) -> bool {
-        self != self
+    fn is_nan(self) -> Self::Mask {
+        !self.is_equal(self)
     }
     #[inline(always)]
     fn sigmoid(self) -> Self {
@@ -70,9 +117,6 @@ pub trait Real:
 }
 
 impl Real for f64 {
-    fn of(value: f64) -> Self {
-        value
-    }
     fn exp(self) -> Self {
         self.exp()
     }
@@ -178,11 +222,6 @@ fn reciprocal(x: f32) -> f32 {
 }
 
 impl Real for f32 {
-    #[inline(always)]
-    fn of(value: f64) -> Self {
-        value as f32
-    }
-
     #[inline(always)]
     fn exp(self) -> Self {
         let x = if self > 88.722_83 { 88.722_83 } else { self };

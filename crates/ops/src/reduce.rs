@@ -2,10 +2,12 @@
 
 use crate::elementwise::ElementwiseMethods;
 use crate::pairwise::{self, COLUMNS, Pairwise};
+use crate::symbol::record;
 use crate::tiles::{Address, DIMS_MAX};
+use kolo_graph::cpu::TileKernel;
 use kolo_graph::index::Index;
 use kolo_graph::op::{OpKind, advance};
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Formula, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// Sum over `dims`, which become size one (`keep`) or vanish.
@@ -61,7 +63,10 @@ impl Op for Sum {
         }
         vec![out]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Sum {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let (shape, x, out) = (cx.shape(0), cx.f32(0), cx.out_f32(0));
         match collapse(shape, &self.dims) {
             Shape::Copy => out.copy_from_slice(x),
@@ -235,15 +240,21 @@ impl Op for Expand {
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         vec![Dense::from_fn(self.shape.clone(), |at| inputs[0].get(at))]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
-        let copy = self.elementwise().expect("an elementwise op");
+    fn formula(&self) -> Option<Formula> {
+        Some(record(["x"], [], |x, _| x))
+    }
+}
+
+impl Cpu for Expand {
+    fn run(&self, cx: &mut CpuCx<'_>) {
+        let copy = self.tile_kernel().expect("an elementwise op");
         crate::tiles::run_one(copy, cx);
     }
-    fn elementwise(&self) -> Option<kolo_graph::op::Elementwise> {
-        fn kernel(inputs: &[&[f32]], out: &mut [f32], _: f32) {
+    fn tile_kernel(&self) -> Option<TileKernel> {
+        fn copy(inputs: &[&[f32]], out: &mut [f32], _: f32) {
             out.copy_from_slice(inputs[0]);
         }
-        Some(kolo_graph::op::Elementwise { kernel, constant: 0.0 })
+        Some(TileKernel { function: copy, constant: 0.0 })
     }
 }
 
@@ -286,9 +297,6 @@ impl Op for Reshape {
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         vec![Dense::new(self.shape.clone(), inputs[0].data.clone())]
     }
-    fn cpu(&self, _: &mut CpuCx<'_>) {
-        unreachable!("a view runs no kernel")
-    }
     fn view(&self) -> bool {
         true
     }
@@ -301,7 +309,7 @@ impl Cases for Reshape {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<Sum>(), OpKind::of::<Expand>(), OpKind::of::<Reshape>()];
+pub const KINDS: &[OpKind] = &[OpKind::of::<Sum>(), OpKind::of::<Expand>(), OpKind::without_kernels::<Reshape>()];
 
 kolo_graph::methods! {
     /// Sums, means and shapes.

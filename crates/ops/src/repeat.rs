@@ -4,7 +4,7 @@ use crate::movement::{around, axes_but, check_dim, copy_rows};
 use crate::reduce::ReduceMethods;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// The whole tensor `times` times along `dim`: `a b` becomes `a b a b`.
@@ -48,7 +48,10 @@ impl Op for Repeat {
             inputs[0].get(&at)
         })]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Repeat {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let shape = cx.shape(0);
         let (outer, inner) = around(shape, self.dim);
         let row = shape[self.dim] * inner * cx.inputs[0].ty.dtype.bytes();

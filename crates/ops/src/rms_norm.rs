@@ -5,7 +5,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// `x/√(mean of x² + eps)·weight` over the last dim; also each row's `1/√(mean of x² + eps)`.
@@ -45,7 +45,10 @@ impl Op for RmsNorm {
         }
         vec![y, rstds]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for RmsNorm {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let (x, weight) = (cx.f32(0), cx.f32(1));
         let n = weight.len();
         let [y, rstd] = [0, 1].map(|at| Address(cx.out_f32(at).as_mut_ptr()));
@@ -136,7 +139,10 @@ impl Op for RmsNormGrad {
         }
         vec![dx, dweight]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for RmsNormGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let [x, weight, rstd, g] = [0, 1, 2, 3].map(|at| cx.f32(at));
         let n = weight.len();
         let blocks = rstd.len().div_ceil(ROWS_PER_BLOCK);

@@ -9,7 +9,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// Turns the pair `(i, i + dim/2)` at position `p` of `[batch, heads, seq, dim]` by `p·base^(−2i/dim)`; the other way
@@ -54,7 +54,10 @@ impl Op for Rotary {
             if at[3] < half { member(0) * cos - member(1) * sin } else { member(1) * cos + member(0) * sin }
         })]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Rotary {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let x = cx.f32(0);
         if x.is_empty() {
             return;

@@ -9,7 +9,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 use std::ops::Range;
 
 op! {
@@ -62,7 +62,10 @@ impl Op for ScatterAdd {
         });
         vec![out]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for ScatterAdd {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let (size, count) = (cx.shape(0)[self.dim], cx.shape(1)[self.dim]);
         let (outer, inner) = around(cx.shape(0), self.dim);
         let (base, index, source) = (cx.f32(0), cx.i32(1), cx.f32(2));
@@ -147,7 +150,10 @@ impl Op for ScatterAddGrad {
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         vec![define(inputs[1], inputs[0], self.dim, 0.0)]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for ScatterAddGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         by_width!(cx.inputs[1].ty.dtype, take(cx, 1, 0, self.dim, 0));
     }
 }
@@ -201,7 +207,10 @@ impl Op for SegmentSum {
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         vec![define_row_sums(inputs[0], inputs[1], &outputs[0])]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for SegmentSum {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         add_rows_by_id(cx, cx.f32(0), cx.i32(1), self.segments);
     }
 }
@@ -320,7 +329,10 @@ impl Op for SegmentSumGrad {
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         vec![crate::embedding::define_rows(inputs[1], inputs[0], &outputs[0], 0.0)]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for SegmentSumGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         crate::embedding::pick_rows(cx, 1, 0, 0.0);
     }
 }

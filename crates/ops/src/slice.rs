@@ -4,7 +4,7 @@ use crate::movement::{around, axes_but, check_dim, copy_rows};
 use crate::pad::PadMethods;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 use std::ops::Range;
 
 op! {
@@ -54,7 +54,10 @@ impl Op for Slice {
             inputs[0].get(&at)
         })]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Slice {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let (shape, width) = (cx.shape(0), cx.inputs[0].ty.dtype.bytes());
         let (outer, inner) = around(shape, self.dim);
         let step = inner * width;

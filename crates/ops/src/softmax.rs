@@ -8,9 +8,10 @@ use crate::reduce::ReduceMethods;
 use crate::simd;
 use crate::tiles::{Address, TILE};
 use crate::vectorized;
+use kolo_graph::cpu::Buffer;
 use kolo_graph::index::Index;
-use kolo_graph::op::{Buffer, OpKind};
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::op::OpKind;
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// `eˣ / Σeˣ` over the last dim.
@@ -103,7 +104,10 @@ impl Op for Softmax {
             rows[0].iter().map(|x| (x - largest).exp() / sum).collect()
         })
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Softmax {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         for_each_row(cx, 0, |_, row| {
             let sum = exp_in_place(row, simd::max(row));
             scale(row, 1.0 / sum);
@@ -144,7 +148,10 @@ impl Op for SoftmaxGrad {
             y.iter().zip(g).map(|(y, g)| y * (g - dot)).collect()
         })
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for SoftmaxGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let (y, width) = (cx.f32(0), cx.outputs[0].ty.last());
         for_each_row(cx, 1, |at, row| {
             let y = &y[at * width..(at + 1) * width];
@@ -178,7 +185,10 @@ impl Op for LogSoftmax {
             rows[0].iter().map(|x| (x - largest) - sum.ln()).collect()
         })
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for LogSoftmax {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         for_each_row(cx, 0, |_, row| {
             let largest = simd::max(row);
             let log = Real::ln(sum_exp(row, largest));
@@ -219,7 +229,10 @@ impl Op for LogSoftmaxGrad {
             y.iter().zip(g).map(|(y, g)| g - y.exp() * sum).collect()
         })
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for LogSoftmaxGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let (y, width) = (cx.f32(0), cx.outputs[0].ty.last());
         for_each_row(cx, 1, |at, row| {
             let sum = pairwise::sum(row);

@@ -4,7 +4,7 @@
 //! memory. The result of an element depends on that element alone, so cutting differently changes nothing.
 
 use crate::simd;
-use kolo_graph::op::{Buffer, Elementwise};
+use kolo_graph::cpu::{Buffer, TileKernel};
 use kolo_graph::types::Type;
 use kolo_graph::{CpuCx, Team};
 
@@ -20,7 +20,7 @@ pub const REGISTERS_MAX: usize = 24;
 /// One step: registers `inputs` into register `out`.
 #[derive(Clone, Debug)]
 pub struct Step {
-    pub op: Elementwise,
+    pub kernel: TileKernel,
     pub inputs: Vec<usize>,
 }
 
@@ -184,7 +184,7 @@ pub fn run(program: &Program, cx: &CpuCx<'_>) {
                 for (operand, register) in operands.iter_mut().zip(&step.inputs) {
                     *operand = &known[register * TILE..register * TILE + len];
                 }
-                (step.op.kernel)(&operands[..step.inputs.len()], &mut rest[..len], step.op.constant);
+                (step.kernel.function)(&operands[..step.inputs.len()], &mut rest[..len], step.kernel.constant);
             }
             for (output, register) in cx.outputs.iter().zip(&program.outputs) {
                 // SAFETY: tasks own disjoint ranges of every output.
@@ -207,7 +207,7 @@ pub fn for_each_task(team: &Team, count: usize, task: impl Fn(std::ops::Range<us
 
 /// Runs one elementwise op. An operand that stretches, or whose buffer is the output's, is copied tile by tile; others are
 /// read where they lie.
-pub fn run_one(op: Elementwise, cx: &CpuCx<'_>) {
+pub fn run_one(kernel: TileKernel, cx: &CpuCx<'_>) {
     let shape = cx.out_shape(0);
     let walks: [Walk; 4] = std::array::from_fn(|at| cx.inputs.get(at).map_or(Walk::Scalar, |i| walk_of(i, shape)));
     let count: usize = shape.iter().product();
@@ -237,7 +237,7 @@ pub fn run_one(op: Elementwise, cx: &CpuCx<'_>) {
             }
             // SAFETY: tasks own disjoint ranges, and the tile was loaded before it is overwritten.
             let out = unsafe { output.slice(start, len) };
-            (op.kernel)(&operands[..cx.inputs.len()], out, op.constant);
+            (kernel.function)(&operands[..cx.inputs.len()], out, kernel.constant);
             start += len;
         }
     });

@@ -7,7 +7,7 @@ use crate::movement::{BYTES_PER_TASK, Element, Target, axes, by_width, check_ran
 use crate::tiles::DIMS_MAX;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// Dim `i` of the output is dim `perm[i]` of the input.
@@ -47,7 +47,10 @@ impl Op for Transpose {
             inputs[0].get(&from)
         })]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Transpose {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         by_width!(cx.inputs[0].ty.dtype, permute(cx, &self.perm));
     }
 }

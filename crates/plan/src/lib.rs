@@ -6,11 +6,11 @@
 pub mod rates;
 pub mod run;
 
-pub use rates::{Rates, Work};
+pub use rates::Rates;
 pub use run::{Fleet, RunCost};
 
 use kolo_exec::{Program, SessionBytes, null};
-use kolo_graph::{Node, Stage};
+use kolo_graph::{Node, Stage, Work};
 
 /// Numbers by stage: forward, backward, update.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -77,20 +77,9 @@ pub struct Cost {
     pub calls: u64,
 }
 
-/// What sets an op's time: its multiply-adds, or its bytes alone.
-pub fn work_of(node: &Node) -> Work {
-    const PRODUCTS: [&str; 4] = ["matmul", "linear", "conv", "attention"];
-    const RECURRENT: [&str; 3] = ["lstm", "gru", "rnn"];
-    let name = node.op.name();
-    if RECURRENT.iter().any(|prefix| name.starts_with(prefix)) {
-        return Work::ThinProducts;
-    }
-    if PRODUCTS.iter().any(|prefix| name.starts_with(prefix)) { Work::Product } else { Work::Stream }
-}
-
 /// Whether an op's time is set by its multiply-adds rather than by its bytes.
 pub fn is_product(node: &Node) -> bool {
-    work_of(node) != Work::Stream
+    node.op.work() != Work::Stream
 }
 
 /// Bytes that a step takes as its executor will run it.
@@ -132,7 +121,7 @@ pub fn cost(program: &Program) -> Cost {
 pub fn predict_seconds(program: &Program, rates: &Rates) -> f64 {
     let mut total = 0.0;
     null::walk(program, |visit| {
-        let one = rates.seconds(visit.flops, visit.bytes, work_of(visit.node), visit.threads as f64);
+        let one = rates.seconds(visit.flops, visit.bytes, visit.node.op.work(), visit.threads as f64);
         total += one * (visit.times / visit.lanes) as f64;
     });
     total

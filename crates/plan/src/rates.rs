@@ -1,7 +1,7 @@
 //! Rates of this machine, measured in about a fifth of a second. They say what a job takes on a machine like this one where
 //! none of it can be tried; where it can, `kolo plan` tries it.
 
-use kolo_graph::Team;
+use kolo_graph::{Team, Work};
 use kolo_ops::gemm::{self, Right, Rows, SCRATCH, Start, Strided};
 use kolo_ops::simd;
 use kolo_ops::tiles::Address;
@@ -72,10 +72,25 @@ impl Rates {
     }
 }
 
-/// What sets the time of a call, beside its bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
-    Product,
-    ThinProducts,
-    Stream,
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An op says itself what sets its time, so that an op of a program's own is no worse known than ours.
+    #[test]
+    fn the_ops_that_multiply_say_so() {
+        let named = |work: Work| {
+            let is = |kind: &kolo_graph::OpKind| (kind.cases)().first().is_some_and(|case| case.op.work() == work);
+            let mut names: Vec<&str> =
+                kolo_ops::registry().iter().filter(|kind| is(kind)).map(|kind| kind.name).collect();
+            names.sort_unstable();
+            names.join(" ")
+        };
+        assert_eq!(
+            named(Work::Product),
+            "attention attention_bias_grad attention_grad conv2d conv2d_input_grad conv2d_weight_grad conv_transpose2d \
+             linear matmul"
+        );
+        assert_eq!(named(Work::ThinProducts), "gru gru_grad lstm lstm_grad rnn rnn_grad");
+    }
 }

@@ -303,7 +303,7 @@ mod tests {
             assert!(states.iter().all(|name| name.starts_with("optim.")), "{}: {states:?}", kind.name);
             assert_eq!(graph.updates.len(), 2 + states.len(), "{}", kind.name);
             for grains in [1, 2] {
-                let layout = kolo_graph::layout::plan(&graph, grains, 1);
+                let layout = kolo_graph::layout::plan(&graph, grains, 1, &kolo_exec::cpu::CpuAbilities);
                 assert!(layout.copies.is_empty(), "{}: {:?} are not updated in place", kind.name, layout.copies);
             }
         }

@@ -1,8 +1,8 @@
 //! Where the arenas of a session start, and so where every value lies.
 
 use crate::store::Store;
+use kolo_graph::cpu::Buffer;
 use kolo_graph::layout::{Arena, Layout};
-use kolo_graph::op::Buffer;
 use kolo_graph::sources::{Input, Param, State};
 use kolo_graph::{Graph, ValueId};
 

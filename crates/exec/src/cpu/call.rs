@@ -5,10 +5,11 @@ use crate::executor::CompileError;
 use crate::memory::{Memory, touch};
 use crate::program::Program;
 use crate::schedule::{Act, Item};
+use kolo_graph::cpu::{Buffer, CpuCx};
 use kolo_graph::layout::align;
-use kolo_graph::op::{Buffer, CpuCx};
-use kolo_graph::sources::Full;
-use kolo_graph::{DType, Graph, NodeId, Op, Taker, Team, Tile, Type, ValueId};
+use kolo_graph::op::CpuSide;
+use kolo_graph::{Cpu, DType, Graph, Node, NodeId, Op, Taker, Team, Tile, Type, ValueId};
+use kolo_ops::{cpu_of, cpu_side};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,6 +18,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(super) struct Call {
     pub node: NodeId,
     pub op: Arc<dyn Op>,
+    /// What leads from the op to its kernel; `None` for what lanes and exchanges do.
+    side: Option<CpuSide>,
     pub inputs: Vec<Buffer>,
     pub outputs: Vec<Buffer>,
     /// An input that the kernel adds up itself, from each lane's sum over grains.
@@ -24,6 +27,30 @@ pub(super) struct Call {
     /// The call that makes an input, which this one takes as it is made.
     pub maker: Option<Box<Call>>,
     pub kind: CallKind,
+}
+
+impl Call {
+    fn cpu(&self) -> &dyn Cpu {
+        self.side.and_then(|side| side(&*self.op)).expect("`check_kernel` found one")
+    }
+}
+
+/// An op that the CPU cannot run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the CPU has no kernel for `{op}`{layer}; implement `Cpu` for the op and register its kind")]
+pub struct MissingKernel {
+    pub op: String,
+    /// Where the op stands, as the message has it; empty if no layer made it.
+    pub layer: String,
+}
+
+/// Whether a node has a kernel.
+fn check_kernel(node: &Node) -> Result<(), MissingKernel> {
+    if cpu_of(&*node.op).is_some() {
+        return Ok(());
+    }
+    let layer = if node.scope.is_empty() { String::new() } else { format!(" in layer `{}`", node.scope) };
+    Err(MissingKernel { op: node.op.signature(), layer })
 }
 
 #[derive(Debug)]
@@ -43,7 +70,13 @@ pub(super) enum CallKind {
 
 /// Half-precision operands that the op does not handle itself.
 fn needs_conversion(op: &dyn Op, types: &[Type]) -> bool {
-    !op.is::<Full>() && op.name() != "cast" && types.iter().any(|ty| matches!(ty.dtype, DType::BF16 | DType::F16))
+    let halves = types.iter().any(|ty| matches!(ty.dtype, DType::BF16 | DType::F16));
+    halves && !cpu_of(op).is_some_and(|op| op.takes_halves())
+}
+
+/// Bytes of scratch the kernel wants.
+fn own_scratch(op: &dyn Op, inputs: &[Type], outputs: &[Type], threads: usize) -> usize {
+    align(cpu_of(op).map_or(0, |op| op.scratch_bytes(inputs, outputs, threads)))
 }
 
 /// Bytes of f32 copies a converted call needs.
@@ -60,7 +93,7 @@ pub(super) fn scratch_bytes(graph: &Graph, nodes: &[NodeId], threads: usize) -> 
         let node = graph.node(*id);
         let (inputs, outputs) = (graph.types(&node.inputs), graph.types(&node.outputs));
         let all: Vec<Type> = inputs.iter().chain(&outputs).cloned().collect();
-        align(node.op.scratch_bytes(&inputs, &outputs, threads)) + conversion_bytes(&*node.op, &all)
+        own_scratch(&*node.op, &inputs, &outputs, threads) + conversion_bytes(&*node.op, &all)
     };
     nodes.iter().map(need).max().unwrap_or(0)
 }
@@ -82,7 +115,8 @@ pub(super) fn compile(
             Some((offset, elements)) => CallKind::Accumulate { offset, elements },
             None => conversion(&*node.op, &inputs, &outputs, scratch, threads),
         };
-        Call { node: id, op: Arc::clone(&node.op), inputs, outputs, terms: Vec::new(), maker: None, kind }
+        let (op, side, terms) = (Arc::clone(&node.op), cpu_side(&*node.op), Vec::new());
+        Call { node: id, op, side, inputs, outputs, terms, maker: None, kind }
     };
     let compiled = |item: &Item| match item.act {
         Act::Start(_) => None,
@@ -92,6 +126,9 @@ pub(super) fn compile(
             Some(Call { maker, ..call(item.node, None) })
         }
     };
+    for item in items.iter().filter(|item| item.act == Act::Kernel) {
+        check_kernel(graph.node(item.node))?;
+    }
     Ok(items.iter().map(compiled).collect())
 }
 
@@ -102,7 +139,7 @@ fn conversion(op: &dyn Op, inputs: &[Buffer], outputs: &[Buffer], scratch: &Memo
     if !needs_conversion(op, &all) {
         return CallKind::Kernel;
     }
-    let mut offset = align(op.scratch_bytes(&types(inputs), &types(outputs), threads));
+    let mut offset = own_scratch(op, &types(inputs), &types(outputs), threads);
     let mut copy = |buffer: &Buffer| {
         if !matches!(buffer.ty.dtype, DType::BF16 | DType::F16) {
             return buffer.clone();
@@ -122,8 +159,8 @@ pub(super) fn run_call(call: &Call, team: &Team, scratch: &Memory) {
         // SAFETY: buffers were resolved by the layout; the scratch belongs to this lane or to the step.
         let mut cx = unsafe { CpuCx::new(inputs, outputs, team, (scratch.at(0), scratch.bytes())) };
         cx.terms = &call.terms;
-        let Some(maker) = &call.maker else { return call.op.cpu(&mut cx) };
-        call.op.cpu_taking(&mut cx, &mut |taker| run_maker(maker, team, scratch, taker));
+        let Some(maker) = &call.maker else { return call.cpu().run(&mut cx) };
+        call.cpu().run_taking(&mut cx, &mut |taker| run_maker(maker, team, scratch, taker));
     };
     match &call.kind {
         CallKind::Kernel => kernel(&call.inputs, &call.outputs),
@@ -141,7 +178,7 @@ pub(super) fn run_maker(call: &Call, team: &Team, scratch: &Memory, taker: &dyn 
     // SAFETY: as in `run_call`; the output has no place and is not written, and who takes it leaves the scratch to the maker.
     let mut cx = unsafe { CpuCx::new(&call.inputs, &call.outputs, team, (scratch.at(0), scratch.bytes())) };
     cx.taker = Some(taker);
-    call.op.cpu(&mut cx);
+    call.cpu().run(&mut cx);
 }
 
 /// Copies between half precision and f32; same type means same buffer.

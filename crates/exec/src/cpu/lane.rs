@@ -5,8 +5,8 @@ use super::call::{Call, CallKind, run_call};
 use crate::memory::Memory;
 use crate::program::Program;
 use crate::store::Store;
+use kolo_graph::cpu::Buffer;
 use kolo_graph::layout::{self, Layout, align};
-use kolo_graph::op::Buffer;
 use kolo_graph::{Graph, NodeId, Team};
 use kolo_ops::simd;
 use kolo_ops::tiles::Address;
@@ -135,7 +135,8 @@ pub(super) fn leave_terms(
         let takes = |call: &&mut Call| {
             let inputs = graph.node(call.node).inputs.iter().enumerate();
             let mut places = inputs.filter(|(_, input)| **input == id).map(|(at, _)| at);
-            matches!(call.kind, CallKind::Kernel) && places.next() == call.op.takes_terms() && places.next().is_none()
+            let takes_terms = kolo_ops::cpu_of(&*call.op).and_then(|op| op.takes_terms());
+            matches!(call.kind, CallKind::Kernel) && places.next() == takes_terms && places.next().is_none()
         };
         if let Some(call) = reader.filter(takes) {
             // SAFETY: every lane's sums have this place.

@@ -240,13 +240,30 @@ fn what_is_exchanged_is_used_for_nothing_else_meanwhile() {
         let [gathered, later] = [&gathered[..], &[double, square, last]]
             .map(|values| values.iter().map(|value| value.id()).collect::<Vec<ValueId>>());
         let graph = builder.finish().unwrap();
-        let layout = layout::plan(&graph, 1, 1);
+        let layout = layout::plan(&graph, 1, 1, &CpuAbilities);
         let place = |id: ValueId| layout.places[id.0 as usize].expect("a live value has a place");
         for value in &later {
             let apart = gathered.iter().all(|id| place(*id) != place(*value));
             assert!(apart, "{value:?} lies where {gathered:?} are, read: {read}");
         }
     }
+}
+
+#[test]
+fn the_layout_uses_only_what_the_executor_can_do() {
+    let builder = Builder::new();
+    let x = builder.input("x", Type::f32([16]));
+    let double = x.add(x);
+    let square = double.square();
+    builder.output("y", square);
+    let ids = [double.id(), square.id()];
+    let graph = builder.finish().unwrap();
+    let shared = |abilities: &dyn layout::Abilities| {
+        let layout = layout::plan(&graph, 1, 1, abilities);
+        let [double, square] = ids.map(|id| layout.places[id.0 as usize].expect("a live value has a place"));
+        (double == square, layout.grain_bytes)
+    };
+    assert_eq!([shared(&CpuAbilities), shared(&layout::NoAbilities)], [(true, 64), (false, 128)]);
 }
 
 /// One input of every element type, each an output too.
@@ -347,5 +364,107 @@ fn a_rehearsal_finds_the_time_of_a_step() {
         let calls = device.lanes[0].calls.len();
         assert!(calls >= 2 * count, "{calls}");
         assert_eq!(session.rehearsed_by(1.0), 2.0 * (1 + calls) as f64 + device.after.len() as f64);
+    }
+}
+
+/// Ops of a program's own: with a kernel, with none, and with another op's name.
+mod own {
+    use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Op, OpKind, Operand, Operands, Type, op};
+
+    op! {
+        /// Twice the value.
+        pub struct Twice = "twice" {}
+    }
+    op! {
+        /// As [`Twice`], but nobody says how it runs.
+        pub struct Unknown = "unknown" { times: usize }
+    }
+    op! {
+        /// Has the name of another.
+        pub struct Impostor = "relu" {}
+    }
+
+    macro_rules! doubles {
+        ($op:ident) => {
+            impl Op for $op {
+                fn operands(&self) -> Operands {
+                    Operands::without_rules([Operand::float("x")], &["y"])
+                }
+                fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+                    Ok(inputs.to_vec())
+                }
+                fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
+                    let data = inputs[0].data.iter().map(|x| 2.0 * x).collect();
+                    vec![Dense::new(inputs[0].shape.clone(), data)]
+                }
+            }
+        };
+    }
+    doubles!(Twice);
+    doubles!(Unknown);
+    doubles!(Impostor);
+
+    impl Cpu for Twice {
+        fn run(&self, cx: &mut CpuCx<'_>) {
+            cx.out_f32(0).iter_mut().zip(cx.f32(0)).for_each(|(y, x)| *y = 2.0 * x);
+        }
+    }
+
+    impl Cases for Twice {
+        fn cases() -> Vec<Case> {
+            vec![Case::new(Twice {}, [Arg::real([3])])]
+        }
+    }
+
+    pub const KINDS: &[OpKind] = &[OpKind::of::<Twice>()];
+}
+
+/// The graph `y = op(x)` within a layer, for inputs of this type.
+fn in_a_layer(op: impl Op, ty: Type) -> Graph {
+    let builder = Builder::new();
+    let x = builder.input("x", ty);
+    let y = builder.scope("block", || builder.scope("3", || x.then(op, &[])));
+    builder.output("y", y);
+    builder.finish().unwrap()
+}
+
+#[test]
+fn an_op_without_a_kernel_is_an_error_that_names_it_and_its_layer() {
+    let error = |graph: Graph| {
+        let store = Store::new(&graph, 0);
+        Session::try_new(graph, &store, Options::single(1)).unwrap_err().to_string()
+    };
+    assert_eq!(
+        error(in_a_layer(own::Unknown { times: 2 }, Type::f32([3]))),
+        "the CPU has no kernel for `unknown{times=2}` in layer `block.3`; implement `Cpu` for the op and register its kind"
+    );
+    // A name that a kernel is known for is not enough: the op itself must be of that kind.
+    assert!(
+        error(in_a_layer(own::Impostor {}, Type::f32([3]))).starts_with("the CPU has no kernel for `relu` in layer")
+    );
+    // A dead op runs nowhere.
+    let builder = Builder::new();
+    let x = builder.input("x", Type::f32([3]));
+    x.then(own::Unknown { times: 1 }, &[]);
+    builder.output("y", x.relu());
+    let graph = builder.finish().unwrap();
+    assert!(Session::try_new(graph.clone(), &Store::new(&graph, 0), Options::single(1)).is_ok());
+}
+
+#[test]
+fn a_program_registers_its_own_ops() {
+    assert!(kolo_ops::cpu_of(&own::Twice {}).is_none());
+    kolo_ops::register(own::KINDS).unwrap();
+    assert_eq!(kolo_ops::register(own::KINDS).unwrap_err(), "there is an op `twice` already; give yours another name");
+    // Also in half precision, through copies that the executor makes, and from text.
+    let floats = [1.0f32, -2.0, 0.5];
+    let halves = floats.map(half::bf16::from_f32);
+    for (dtype, values) in [(DType::F32, Values::from(&floats)), (DType::BF16, Values::from(&halves))] {
+        let graph = in_a_layer(own::Twice {}, Type::new(dtype, [3]));
+        let graph = kolo_graph::text::parse(&graph.to_string(), &kolo_ops::registry()).unwrap();
+        let mut store = Store::new(&graph, 0);
+        let mut session = Session::new(graph, &store, Options::single(1));
+        session.step(&mut store, &[("x", values)]).unwrap();
+        assert_eq!(session.tensor("y").unwrap().to_f64(), [2.0, -4.0, 1.0]);
     }
 }

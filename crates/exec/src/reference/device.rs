@@ -8,8 +8,8 @@ use crate::program::Program;
 use crate::schedule::{Act, Schedule};
 use crate::store::Store;
 use half::{bf16, f16};
-use kolo_graph::layout::{self, Layout};
-use kolo_graph::op::Buffer;
+use kolo_graph::cpu::Buffer;
+use kolo_graph::layout::{self, Layout, NoAbilities};
 use kolo_graph::sources::{GrainSum, Input, Param, State};
 use kolo_graph::{DType, Dense, Graph, NodeId, Phase, Type, ValueId};
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ impl Executor for Reference {
     }
 
     fn layout(&self, graph: &Graph, options: Options) -> Layout {
-        layout::plan(graph, options.grains, options.lanes)
+        layout::plan(graph, options.grains, options.lanes, &NoAbilities)
     }
 
     fn bytes(&self, graph: &Graph, _: &Layout, _: Options) -> SessionBytes {

@@ -5,7 +5,8 @@
 use super::{draw, name, numbers, run_graph, source};
 use kolo_exec::reference;
 use kolo_graph::attr::{Attr, AttrReader};
-use kolo_graph::op::{Arg, Buffer, Case, CpuCx, Dense, Domain, OpKind};
+use kolo_graph::cpu::{Buffer, Cpu, CpuCx};
+use kolo_graph::op::{Arg, Case, Dense, Domain, OpKind};
 use kolo_graph::rng::Stream;
 use kolo_graph::sources::{Input, InputRole, Param, State};
 use kolo_graph::{Builder, DType, Graph, Op, Team, Tensor, Type, checked_types};
@@ -221,7 +222,7 @@ impl Drop for Guarded {
 }
 
 /// Runs the kernel on guarded memory.
-fn run_guarded(op: &dyn Op, types: &[Type], inputs: &[Dense], outputs: &[Type], team: &Team) -> Vec<(Type, Vec<u8>)> {
+fn run_guarded(op: &dyn Cpu, types: &[Type], inputs: &[Dense], outputs: &[Type], team: &Team) -> Vec<(Type, Vec<u8>)> {
     let guarded = |ty: &Type| Guarded::new(ty.bytes());
     let (ins, outs): (Vec<Guarded>, Vec<Guarded>) =
         (types.iter().map(guarded).collect(), outputs.iter().map(guarded).collect());
@@ -234,7 +235,7 @@ fn run_guarded(op: &dyn Op, types: &[Type], inputs: &[Dense], outputs: &[Type], 
     let before: Vec<Vec<u8>> = ins.iter().map(Guarded::contents).collect();
     // SAFETY: every buffer has its type's bytes on a cache line, and so has the scratch.
     let mut cx = unsafe { CpuCx::new(&input_buffers, &output_buffers, team, (scratch.data, scratch.bytes)) };
-    op.cpu(&mut cx);
+    op.run(&mut cx);
     scratch.check("the scratch");
     ins.iter().for_each(|memory| memory.check("an input"));
     outs.iter().for_each(|memory| memory.check("an output"));
@@ -326,9 +327,9 @@ fn check(trial: &Trial, teams: &[Team; 2], dice: &mut Dice) -> bool {
     assert_eq!(parsed.map(|graph| graph.to_string()), Ok(printed), "the text form differs");
     let values = reference::evaluate(&graph, source(&inputs)).unwrap();
     let halves = types.iter().chain(&outputs).any(|ty| matches!(ty.dtype, DType::BF16 | DType::F16));
-    let got = match halves || trial.op.aliases() {
-        true => run_graph(&graph, &inputs, 1),
-        false => run_guarded(&*trial.op, &types, &inputs, &outputs, &teams[dice.below(2)]),
+    let got = match kolo_ops::cpu_of(&*trial.op).filter(|_| !halves) {
+        Some(op) => run_guarded(op, &types, &inputs, &outputs, &teams[dice.below(2)]),
+        None => run_graph(&graph, &inputs, 1),
     };
     for (at, ((_, id), got)) in graph.outputs.iter().zip(&got).enumerate() {
         if trial.tame {

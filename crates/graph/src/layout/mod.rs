@@ -12,7 +12,9 @@ pub use alias::{all_shown_by, shown_by};
 pub use unstored::{Unstored, UnstoredGradients, unstored};
 
 use crate::graph::{Graph, NodeId, Phase, ValueId};
+use crate::op::Op;
 use crate::sources::GrainSum;
+use crate::types::Type;
 use planner::Planner;
 use std::collections::HashMap;
 
@@ -83,19 +85,43 @@ impl Layout {
     }
 }
 
-/// Plans the memory of a graph that is run with this many grains on this many lanes.
+/// What an executor can do with an op beyond reading stored operands and writing its outputs elsewhere. By default nothing.
+pub trait Abilities {
+    /// Pairs (input, output) that may share one place.
+    fn in_place(&self, _op: &dyn Op) -> Vec<(usize, usize)> {
+        Vec::new()
+    }
+
+    /// Whether it can hand over the op's only output piece by piece as it is made, and store it nowhere.
+    fn gives_tiles(&self, _op: &dyn Op, _inputs: &[Type]) -> bool {
+        false
+    }
+
+    /// The input that it can take in that way.
+    fn takes_tiles(&self, _op: &dyn Op) -> Option<usize> {
+        None
+    }
+}
+
+/// An executor that has none of these abilities.
+#[derive(Clone, Copy, Debug)]
+pub struct NoAbilities;
+
+impl Abilities for NoAbilities {}
+
+/// Plans the memory of a graph that is run with this many grains on this many lanes, by an executor with these abilities.
 ///
 /// If a lane runs a single grain, a sum over grains starts and ends with one term: whoever makes the term writes it straight
 /// into the sum's place. If there is one grain in all, the sum is its term, and a gradient that is a product of smaller
 /// tensors need not be kept at all: the product waits for the update, which takes it tile by tile.
-pub fn plan(graph: &Graph, grains: usize, lanes: usize) -> Layout {
+pub fn plan(graph: &Graph, grains: usize, lanes: usize, abilities: &dyn Abilities) -> Layout {
     let mut layout = Layout { places: vec![None; graph.values.len()], ..Layout::default() };
     if grains == 1 {
-        layout.unstored = unstored(graph);
+        layout.unstored = unstored(graph, abilities);
     }
     schedule(graph, &mut layout);
     let sum_places = place_sums(graph, &mut layout);
-    Planner::new(graph, &layout, grains == lanes, sum_places).place_all(&mut layout);
+    Planner::new(graph, abilities, &layout, grains == lanes, sum_places).place_all(&mut layout);
     let place = |id: ValueId| layout.places[id.0 as usize];
     let apart = graph.updates.iter().filter(|(state, value)| place(*state) != place(*value));
     layout.copies = apart.map(|(state, value)| (*value, *state)).collect();

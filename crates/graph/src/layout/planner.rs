@@ -2,7 +2,7 @@
 
 use super::alias::{Part, Reads, becoming, first_reads, is_stored, parts, shift};
 use super::fit::{Life, first_fit};
-use super::{Arena, Layout, Place, align, only_sums};
+use super::{Abilities, Arena, Layout, Place, align, only_sums};
 use crate::graph::{Graph, Node, NodeId, ValueId};
 use crate::piece::Join;
 use crate::sources::{GrainSum, Input};
@@ -18,6 +18,7 @@ struct Block {
 
 pub(super) struct Planner<'g> {
     graph: &'g Graph,
+    abilities: &'g dyn Abilities,
     order: Vec<NodeId>,
     /// Where the grain phase starts and ends in `order`.
     grain: Range<usize>,
@@ -41,7 +42,13 @@ pub(super) struct Planner<'g> {
 }
 
 impl<'g> Planner<'g> {
-    pub(super) fn new(graph: &'g Graph, layout: &Layout, one_grain: bool, sum_places: Vec<Option<usize>>) -> Self {
+    pub(super) fn new(
+        graph: &'g Graph,
+        abilities: &'g dyn Abilities,
+        layout: &Layout,
+        one_grain: bool,
+        sum_places: Vec<Option<usize>>,
+    ) -> Self {
         let order: Vec<NodeId> =
             [&layout.before, &layout.grain, &layout.after].into_iter().flatten().copied().collect();
         let mut last_read = vec![0; graph.values.len()];
@@ -78,6 +85,7 @@ impl<'g> Planner<'g> {
         let reads = Reads::new(graph, &order, &parts);
         Self {
             graph,
+            abilities,
             grain: start..start + layout.grain.len(),
             order,
             last_read,
@@ -159,7 +167,7 @@ impl<'g> Planner<'g> {
                 layout.places[output.0 as usize] = Some(self.sum_place(sum));
                 continue;
             }
-            let heir = op.in_place().into_iter().find_map(|(input, to)| {
+            let heir = self.abilities.in_place(&**op).into_iter().find_map(|(input, to)| {
                 let input = *node.inputs.get(input).filter(|_| to == slot)?;
                 self.can_take(input, *output, position, layout).filter(|_| !taken.contains(&input)).map(|_| input)
             });

@@ -1,5 +1,6 @@
 //! Gradients that are made by their update and stored nowhere.
 
+use super::Abilities;
 use super::alias::all_shown_by;
 use crate::graph::{Graph, NodeId, Phase, ValueId};
 use crate::sources::GrainSum;
@@ -54,7 +55,7 @@ impl FromIterator<Unstored> for UnstoredGradients {
 
 /// The gradients, with a single grain, that nobody but their update reads and that take at least as much memory as what
 /// they are the product of.
-pub fn unstored(graph: &Graph) -> UnstoredGradients {
+pub fn unstored(graph: &Graph, abilities: &dyn Abilities) -> UnstoredGradients {
     let (live, phases, readers) = (crate::rewrite::live_nodes(graph), graph.phases(), graph.readers());
     let (is_kept, shown) = (graph.kept_mask(), all_shown_by(graph));
     let only_reader = |id: ValueId| match readers[id.0 as usize][..] {
@@ -65,7 +66,8 @@ pub fn unstored(graph: &Graph) -> UnstoredGradients {
     let taken = |product: NodeId| {
         let node = graph.node(product);
         let all_f32 = node.inputs.iter().chain(&node.outputs).all(|id| graph.ty(*id).dtype == DType::F32);
-        if phases[product.0 as usize] != Phase::Grain || !all_f32 || !node.op.gives_tiles(&graph.types(&node.inputs)) {
+        let gives = || abilities.gives_tiles(&*node.op, &graph.types(&node.inputs));
+        if phases[product.0 as usize] != Phase::Grain || !all_f32 || !gives() {
             return None;
         }
         let sum = only_reader(node.outputs[0]).filter(|sum| graph.node(*sum).op.is::<GrainSum>())?;
@@ -73,7 +75,7 @@ pub fn unstored(graph: &Graph) -> UnstoredGradients {
         let update = only_reader(gradient)?;
         let inputs = graph.node(update).inputs.iter().enumerate();
         let mut places = inputs.filter(|(_, input)| **input == gradient).map(|(at, _)| at);
-        let takes = places.next() == graph.node(update).op.takes_tiles() && places.next().is_none();
+        let takes = places.next() == abilities.takes_tiles(&*graph.node(update).op) && places.next().is_none();
         // What an update changes where it is must not be read meanwhile.
         let shown = |id: &ValueId| shown[id.0 as usize];
         let changed: Vec<ValueId> = graph.node(update).inputs.iter().map(shown).collect();

@@ -9,7 +9,7 @@ use crate::gemm::{self, Right, Rows, Start, Strided};
 use crate::simd;
 use crate::tiles::Address;
 use kolo_graph::types::count;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, Op, Operand, Operands, Type};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Op, Operand, Operands, Type, Work};
 
 /// Checks the operands of a backward op: those of the forward, then its outputs and the gradient.
 fn infer_backward(inputs: &[Type], forward: &Attention) -> Result<Sizes, String> {
@@ -39,6 +39,9 @@ impl Op for AttentionGrad {
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         sizes(inputs, self.heads, self.packed)
             .map_or(0, |s| count(&[10, s.batch, s.heads, s.queries, s.keys, s.dim]) as u64)
+    }
+    fn work(&self) -> Work {
+        Work::Product
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let bias = self.bias.then(|| inputs.len() - 4);
@@ -70,10 +73,10 @@ impl Op for AttentionGrad {
         });
         grads
     }
-    fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
-        sizes(inputs, self.heads, self.packed).map_or(0, |s| thread_scratch(&s, 2) * 4 * threads)
-    }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for AttentionGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let s = cpu_sizes(cx, self.heads, self.packed).masked(Mask::new(self.causal, self.align));
         let count = cx.inputs.len();
         let bias = self.bias.then(|| (cx.f32(count - 4), cx.shape(count - 4)));
@@ -161,6 +164,9 @@ impl Op for AttentionGrad {
             }
         });
     }
+    fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
+        sizes(inputs, self.heads, self.packed).map_or(0, |s| thread_scratch(&s, 2) * 4 * threads)
+    }
 }
 
 /// A tile of scores as (keys as lines, queries as lines).
@@ -181,6 +187,9 @@ impl Op for AttentionBiasGrad {
         sizes(inputs, self.heads, self.packed)
             .map_or(0, |s| count(&[4, s.batch, s.heads, s.queries, s.keys, s.dim]) as u64)
     }
+    fn work(&self) -> Work {
+        Work::Product
+    }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let reference =
             Reference::new(inputs, self.heads, self.packed, Mask::new(self.causal, self.align), Some(inputs.len() - 4));
@@ -193,10 +202,10 @@ impl Op for AttentionBiasGrad {
         });
         vec![grad]
     }
-    fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
-        sizes(inputs, self.heads, self.packed).map_or(0, |s| thread_scratch(&s, 2) * 4 * threads)
-    }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for AttentionBiasGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let s = cpu_sizes(cx, self.heads, self.packed).masked(Mask::new(self.causal, self.align));
         let count = cx.inputs.len();
         let bias = Some((cx.f32(count - 4), cx.shape(count - 4)));
@@ -238,6 +247,9 @@ impl Op for AttentionBiasGrad {
                 }
             }
         });
+    }
+    fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
+        sizes(inputs, self.heads, self.packed).map_or(0, |s| thread_scratch(&s, 2) * 4 * threads)
     }
 }
 

@@ -9,7 +9,7 @@ use crate::real::Real;
 use crate::reduce::ReduceMethods;
 use crate::tiles::Address;
 use kolo_graph::types::count;
-use kolo_graph::{Arg, Case, Cases, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work};
 
 impl Attention {
     fn mask(&self) -> Mask {
@@ -69,6 +69,9 @@ impl Op for Attention {
         }
         grads
     }
+    fn work(&self) -> Work {
+        Work::Product
+    }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let bias = self.bias.then(|| inputs.len() - 1);
         let reference = Reference::new(inputs, self.heads, self.packed, self.mask(), bias);
@@ -90,10 +93,10 @@ impl Op for Attention {
         });
         vec![out, sums]
     }
-    fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
-        self.sizes(inputs).map_or(0, |s| thread_scratch(&s, 1) * 4 * threads)
-    }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Attention {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let s = cpu_sizes(cx, self.heads, self.packed).masked(self.mask());
         let bias = self.bias.then(|| (cx.f32(cx.inputs.len() - 1), cx.shape(cx.inputs.len() - 1)));
         let (out, sums) = (Address(cx.out_f32(0).as_mut_ptr()), Address(cx.out_f32(1).as_mut_ptr()));
@@ -130,6 +133,9 @@ impl Op for Attention {
                 gemm::block(0..rows.len(), 0..s.dim, keys, &p, v, &sink, Start::Zero, product);
             }
         });
+    }
+    fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
+        self.sizes(inputs).map_or(0, |s| thread_scratch(&s, 1) * 4 * threads)
     }
 }
 

@@ -5,7 +5,7 @@ use super::shape::{Padding, Shape, Window};
 use super::{definition, passes};
 use crate::reduce::ReduceMethods;
 use kolo_graph::index::Index;
-use kolo_graph::{Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
 
 op! {
     /// Image `[n, c, h, w]`, weight `[o, c / groups, kh, kw]` and perhaps bias `[o]` to `[n, o, oh, ow]`.
@@ -94,11 +94,17 @@ impl Op for Conv2d {
         }
         grads
     }
+    fn work(&self) -> Work {
+        Work::Product
+    }
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         let types: Vec<Type> = inputs.iter().map(|input| Type::f32(input.shape.clone())).collect();
         vec![definition::forward(&accepted(self.shape(&types)), inputs[0], inputs[1], inputs.get(2).copied())]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Conv2d {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let shape = types(cx, |[x, weight]| Shape::forward(self.window(), x, weight));
         let bias = (cx.inputs.len() > 2).then(|| cx.f32(2));
         passes::forward(&shape, cx, cx.f32(0), cx.f32(1), bias, cx.out_f32(0));
@@ -156,11 +162,17 @@ impl Op for Conv2dInputGrad {
             cx.needs(1).then(|| image.then(Conv2d::new(self.window()), &[weight])),
         ]
     }
+    fn work(&self) -> Work {
+        Work::Product
+    }
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         let types: Vec<Type> = inputs.iter().map(|input| Type::f32(input.shape.clone())).collect();
         vec![definition::input_grad(&accepted(self.shape(&types)), inputs[0], inputs[1], None)]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Conv2dInputGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let shape =
             types(cx, |[weight, grad]| Shape::input_grad(self.window(), weight, grad, [self.height, self.width]));
         passes::input_grad(&shape, cx, cx.f32(0), cx.f32(1), None, cx.out_f32(0));
@@ -206,11 +218,17 @@ impl Op for Conv2dWeightGrad {
             cx.needs(1).then(|| x.then(Conv2d::new(self.window()), &[weight])),
         ]
     }
+    fn work(&self) -> Work {
+        Work::Product
+    }
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         let types: Vec<Type> = inputs.iter().map(|input| Type::f32(input.shape.clone())).collect();
         vec![definition::weight_grad(&accepted(self.shape(&types)), inputs[0], inputs[1])]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Conv2dWeightGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let shape = types(cx, |[x, grad]| Shape::weight_grad(self.window(), x, grad, self.kernel));
         passes::weight_grad(&shape, cx, cx.f32(0), cx.f32(1), cx.out_f32(0));
     }

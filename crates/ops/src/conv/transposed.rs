@@ -6,7 +6,7 @@ use super::shape::{Padding, Shape, Window};
 use super::{cases, definition, passes};
 use crate::reduce::ReduceMethods;
 use kolo_graph::index::Index;
-use kolo_graph::{Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
 
 op! {
     /// Image `[n, c, h, w]`, weight `[c, o / groups, kh, kw]` and perhaps bias `[o]` to `[n, o, oh, ow]`.
@@ -68,11 +68,17 @@ impl Op for ConvTranspose2d {
         }
         grads
     }
+    fn work(&self) -> Work {
+        Work::Product
+    }
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         let ty = |at: usize| Type::f32(inputs[at].shape.clone());
         vec![definition::input_grad(&self.accepted(&ty(0), &ty(1)), inputs[1], inputs[0], inputs.get(2).copied())]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for ConvTranspose2d {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let shape = self.accepted(&cx.inputs[0].ty, &cx.inputs[1].ty);
         let bias = (cx.inputs.len() > 2).then(|| cx.f32(2));
         passes::input_grad(&shape, cx, cx.f32(1), cx.f32(0), bias, cx.out_f32(0));

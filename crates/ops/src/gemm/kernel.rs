@@ -8,7 +8,7 @@
 
 use super::TILE_ROWS_MAX;
 use crate::simd::{Level, level};
-use kolo_graph::op::BESIDE_MAX;
+use kolo_graph::cpu::BESIDE_MAX;
 
 /// What the sums of a tile are added to. The sums themselves always start from zero.
 #[derive(Clone, Copy)]

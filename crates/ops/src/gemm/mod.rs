@@ -25,7 +25,7 @@ mod x86;
 
 use crate::simd::{Level, level};
 use crate::tiles::Address;
-use kolo_graph::op::BESIDE_MAX;
+use kolo_graph::cpu::BESIDE_MAX;
 use kolo_graph::{Taker, Team, Tile};
 use pack::{deal, pack_lines, pack_transposed};
 use product::{Product, Slivers, chain_len};

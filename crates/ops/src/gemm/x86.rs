@@ -5,7 +5,7 @@
 
 use super::TILE_ROWS_MAX;
 use super::kernel::{Ahead, Base, LINE, Left, Next, Sliver, Target};
-use kolo_graph::op::BESIDE_MAX;
+use kolo_graph::cpu::BESIDE_MAX;
 use std::arch::asm;
 use std::arch::x86_64::*;
 

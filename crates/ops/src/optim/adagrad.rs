@@ -9,15 +9,6 @@ op! {
     pub struct Adagrad = "adagrad" { eps: f64, weight_decay: f64, lr_decay: f64 }
 }
 
-#[derive(Clone, Copy, Debug)]
-pub struct AdagradNumbers {
-    /// The learning rate after its decay.
-    rate: f64,
-    scale: f64,
-    eps: f64,
-    weight_decay: f64,
-}
-
 /// PyTorch's numbers.
 impl Default for Adagrad {
     fn default() -> Self {
@@ -25,26 +16,26 @@ impl Default for Adagrad {
     }
 }
 
-impl Update<3, 3, 2> for Adagrad {
+impl Update<3, 3, 2, 2> for Adagrad {
     const TENSORS: [&'static str; 3] = ["param", "grad", "sum"];
     const SCALARS: [&'static str; 3] = ["lr", "scale", "step"];
+    /// The learning rate after its decay.
+    const NUMBERS: [&'static str; 2] = ["rate", "scale"];
     const OUTPUTS: [usize; 2] = [0, 2];
     const FLOPS_PER_ELEMENT: u64 = 10;
-    type Numbers = AdagradNumbers;
 
-    fn numbers(&self, [lr, scale, step]: [f64; 3]) -> AdagradNumbers {
-        let Adagrad { eps, weight_decay, lr_decay } = *self;
-        AdagradNumbers { rate: lr / (1.0 + (step - 1.0) * lr_decay), scale, eps, weight_decay }
+    fn numbers(&self, [lr, scale, step]: [f64; 3]) -> [f64; 2] {
+        [lr / (1.0 + (step - 1.0) * self.lr_decay), scale]
     }
     #[inline(always)]
-    fn element<R: Real>([param, grad, sum]: [R; 3], n: &AdagradNumbers) -> [R; 2] {
-        let grad = decayed(grad, n.scale, param, n.weight_decay);
+    fn element<R: Real>(&self, [param, grad, sum]: [R; 3], [rate, scale]: [R; 2]) -> [R; 2] {
+        let grad = decayed(grad, scale, param, self.weight_decay);
         let sum = sum + grad * grad;
-        [param - grad * R::of(n.rate) / (sum.sqrt() + R::of(n.eps)), sum]
+        [param - grad * rate / (sum.sqrt() + R::of(self.eps)), sum]
     }
 }
 
-update! { Adagrad: 3 tensors, 3 scalars, 2 outputs }
+update! { Adagrad: 3 tensors, 3 scalars, 2 numbers, 2 outputs }
 
 impl Cases for Adagrad {
     fn cases() -> Vec<Case> {

@@ -10,19 +10,6 @@ op! {
     pub struct LambDirection = "lamb_direction" { beta1: f64, beta2: f64, eps: f64, weight_decay: f64 }
 }
 
-#[derive(Clone, Copy, Debug)]
-pub struct LambNumbers {
-    scale: f64,
-    beta1: f64,
-    beta2: f64,
-    eps: f64,
-    weight_decay: f64,
-    /// One over the bias correction of `m`.
-    lift: f64,
-    /// One over the square root of the bias correction of `v`.
-    spread: f64,
-}
-
 /// The paper's numbers.
 impl Default for LambDirection {
     fn default() -> Self {
@@ -30,29 +17,28 @@ impl Default for LambDirection {
     }
 }
 
-impl Update<4, 2, 3> for LambDirection {
+impl Update<4, 2, 3, 3> for LambDirection {
     const TENSORS: [&'static str; 4] = ["param", "grad", "m", "v"];
     const SCALARS: [&'static str; 2] = ["scale", "step"];
+    /// One over the bias correction of `m`; one over the square root of that of `v`.
+    const NUMBERS: [&'static str; 3] = ["scale", "lift", "spread"];
     const OUTPUTS: [usize; 3] = [1, 2, 3];
     const FLOPS_PER_ELEMENT: u64 = 15;
-    type Numbers = LambNumbers;
 
-    fn numbers(&self, [scale, step]: [f64; 2]) -> LambNumbers {
-        let LambDirection { beta1, beta2, eps, weight_decay } = *self;
-        let (lift, spread) = (1.0 / bias_correction(beta1, step), 1.0 / bias_correction(beta2, step).sqrt());
-        LambNumbers { scale, beta1, beta2, eps, weight_decay, lift, spread }
+    fn numbers(&self, [scale, step]: [f64; 2]) -> [f64; 3] {
+        [scale, 1.0 / bias_correction(self.beta1, step), 1.0 / bias_correction(self.beta2, step).sqrt()]
     }
     #[inline(always)]
-    fn element<R: Real>([param, grad, m, v]: [R; 4], n: &LambNumbers) -> [R; 3] {
-        let grad = grad * R::of(n.scale);
-        let m = m + (grad - m) * R::of(1.0 - n.beta1);
-        let v = v * R::of(n.beta2) + grad * grad * R::of(1.0 - n.beta2);
-        let step = m * R::of(n.lift) / (v.sqrt() * R::of(n.spread) + R::of(n.eps));
-        [step + param * R::of(n.weight_decay), m, v]
+    fn element<R: Real>(&self, [param, grad, m, v]: [R; 4], [scale, lift, spread]: [R; 3]) -> [R; 3] {
+        let grad = grad * scale;
+        let m = m + (grad - m) * R::of(1.0 - self.beta1);
+        let v = v * R::of(self.beta2) + grad * grad * R::of(1.0 - self.beta2);
+        let step = m * lift / (v.sqrt() * spread + R::of(self.eps));
+        [step + param * R::of(self.weight_decay), m, v]
     }
 }
 
-update! { LambDirection: 4 tensors, 2 scalars, 3 outputs }
+update! { LambDirection: 4 tensors, 2 scalars, 3 numbers, 3 outputs }
 
 impl Cases for LambDirection {
     fn cases() -> Vec<Case> {
@@ -66,25 +52,25 @@ op! {
     pub struct LambApply = "lamb_apply" { }
 }
 
-impl Update<2, 3, 1> for LambApply {
+impl Update<2, 3, 1, 1> for LambApply {
     const TENSORS: [&'static str; 2] = ["param", "direction"];
     const SCALARS: [&'static str; 3] = ["param_norm", "direction_norm", "lr"];
+    /// The learning rate times the trust ratio.
+    const NUMBERS: [&'static str; 1] = ["rate"];
     const OUTPUTS: [usize; 1] = [0];
     const FLOPS_PER_ELEMENT: u64 = 2;
-    /// The learning rate times the trust ratio.
-    type Numbers = f64;
 
-    fn numbers(&self, [param_norm, direction_norm, lr]: [f64; 3]) -> f64 {
+    fn numbers(&self, [param_norm, direction_norm, lr]: [f64; 3]) -> [f64; 1] {
         let one = param_norm == 0.0 || direction_norm == 0.0;
-        lr * if one { 1.0 } else { param_norm / direction_norm }
+        [lr * if one { 1.0 } else { param_norm / direction_norm }]
     }
     #[inline(always)]
-    fn element<R: Real>([param, direction]: [R; 2], rate: &f64) -> [R; 1] {
-        [param - direction * R::of(*rate)]
+    fn element<R: Real>(&self, [param, direction]: [R; 2], [rate]: [R; 1]) -> [R; 1] {
+        [param - direction * rate]
     }
 }
 
-update! { LambApply: 2 tensors, 3 scalars, 1 outputs }
+update! { LambApply: 2 tensors, 3 scalars, 1 numbers, 1 outputs }
 
 impl Cases for LambApply {
     fn cases() -> Vec<Case> {

@@ -12,15 +12,6 @@ op! {
     pub struct Lars = "lars" { momentum: f64, weight_decay: f64, trust: f64, eps: f64 }
 }
 
-#[derive(Clone, Copy, Debug)]
-pub struct LarsNumbers {
-    /// The global times the local learning rate.
-    rate: f64,
-    scale: f64,
-    momentum: f64,
-    weight_decay: f64,
-}
-
 /// The paper's numbers.
 impl Default for Lars {
     fn default() -> Self {
@@ -28,31 +19,32 @@ impl Default for Lars {
     }
 }
 
-impl Update<3, 4, 2> for Lars {
+impl Update<3, 4, 2, 2> for Lars {
     const TENSORS: [&'static str; 3] = ["param", "grad", "velocity"];
     const SCALARS: [&'static str; 4] = ["param_norm", "grad_norm", "lr", "scale"];
+    /// The global times the local learning rate.
+    const NUMBERS: [&'static str; 2] = ["rate", "scale"];
     const OUTPUTS: [usize; 2] = [0, 2];
     const FLOPS_PER_ELEMENT: u64 = 7;
-    type Numbers = LarsNumbers;
 
-    fn numbers(&self, [param_norm, grad_norm, lr, scale]: [f64; 4]) -> LarsNumbers {
-        let Lars { momentum, weight_decay, trust, eps } = *self;
+    fn numbers(&self, [param_norm, grad_norm, lr, scale]: [f64; 4]) -> [f64; 2] {
+        let Lars { weight_decay, trust, eps, .. } = *self;
         let grad_norm = grad_norm * scale;
         let local = match param_norm == 0.0 || grad_norm == 0.0 {
             true => 1.0,
             false => trust * param_norm / (grad_norm + weight_decay * param_norm + eps),
         };
-        LarsNumbers { rate: lr * local, scale, momentum, weight_decay }
+        [lr * local, scale]
     }
     #[inline(always)]
-    fn element<R: Real>([param, grad, velocity]: [R; 3], n: &LarsNumbers) -> [R; 2] {
-        let grad = decayed(grad, n.scale, param, n.weight_decay);
-        let velocity = velocity * R::of(n.momentum) + grad * R::of(n.rate);
+    fn element<R: Real>(&self, [param, grad, velocity]: [R; 3], [rate, scale]: [R; 2]) -> [R; 2] {
+        let grad = decayed(grad, scale, param, self.weight_decay);
+        let velocity = velocity * R::of(self.momentum) + grad * rate;
         [param - velocity, velocity]
     }
 }
 
-update! { Lars: 3 tensors, 4 scalars, 2 outputs }
+update! { Lars: 3 tensors, 4 scalars, 2 numbers, 2 outputs }
 
 impl Cases for Lars {
     fn cases() -> Vec<Case> {

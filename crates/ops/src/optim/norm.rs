@@ -5,7 +5,7 @@ use crate::real::Real;
 use crate::simd;
 use crate::tiles::Address;
 use kolo_graph::index::Index;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Team, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Team, Tensor, Type, op};
 
 op! {
     /// `Σ x²` over all elements, in an order that depends on the shape alone.
@@ -46,7 +46,10 @@ impl Op for SumSquares {
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         vec![Dense::new([], vec![inputs[0].data.iter().map(|x| x * x).sum()])]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for SumSquares {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let (x, out) = (cx.f32(0), cx.out_f32(0));
         let sums = &mut cx.scratch()[..x.len().div_ceil(RUN)];
         square_runs(cx.team, x, sums);
@@ -88,7 +91,10 @@ impl Op for RunSquares {
         let runs = inputs[0].data.chunks(RUN).map(|run| run.iter().map(|x| x * x).sum());
         vec![Dense::new(outputs[0].shape.clone(), runs.collect())]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for RunSquares {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         square_runs(cx.team, cx.f32(0), cx.out_f32(0));
     }
 }
@@ -113,7 +119,10 @@ impl Op for SumRuns {
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         vec![Dense::new([], vec![inputs.iter().flat_map(|input| &input.data).sum()])]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for SumRuns {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let total = (0..cx.inputs.len()).fold(0.0, |total, at| add_runs(total, cx.f32(at)));
         cx.out_f32(0)[0] = total as f32;
     }
@@ -168,7 +177,10 @@ impl Op for ClipScale {
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         vec![Dense::new([], vec![self.value(inputs[0].data[0])])]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for ClipScale {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let total = f64::from(cx.f32(0)[0]);
         cx.out_f32(0)[0] = self.value(total) as f32;
     }

@@ -9,16 +9,6 @@ op! {
     pub struct Rmsprop = "rmsprop" { alpha: f64, eps: f64, momentum: f64, weight_decay: f64 }
 }
 
-#[derive(Clone, Copy, Debug)]
-pub struct RmspropNumbers {
-    lr: f64,
-    scale: f64,
-    alpha: f64,
-    eps: f64,
-    momentum: f64,
-    weight_decay: f64,
-}
-
 /// PyTorch's numbers.
 impl Default for Rmsprop {
     fn default() -> Self {
@@ -26,27 +16,26 @@ impl Default for Rmsprop {
     }
 }
 
-impl Update<4, 2, 3> for Rmsprop {
+impl Update<4, 2, 2, 3> for Rmsprop {
     const TENSORS: [&'static str; 4] = ["param", "grad", "square", "velocity"];
     const SCALARS: [&'static str; 2] = ["lr", "scale"];
+    const NUMBERS: [&'static str; 2] = Self::SCALARS;
     const OUTPUTS: [usize; 3] = [0, 2, 3];
     const FLOPS_PER_ELEMENT: u64 = 14;
-    type Numbers = RmspropNumbers;
 
-    fn numbers(&self, [lr, scale]: [f64; 2]) -> RmspropNumbers {
-        let Rmsprop { alpha, eps, momentum, weight_decay } = *self;
-        RmspropNumbers { lr, scale, alpha, eps, momentum, weight_decay }
+    fn numbers(&self, scalars: [f64; 2]) -> [f64; 2] {
+        scalars
     }
     #[inline(always)]
-    fn element<R: Real>([param, grad, square, velocity]: [R; 4], n: &RmspropNumbers) -> [R; 3] {
-        let grad = decayed(grad, n.scale, param, n.weight_decay);
-        let square = square * R::of(n.alpha) + grad * grad * R::of(1.0 - n.alpha);
-        let velocity = velocity * R::of(n.momentum) + grad / (square.sqrt() + R::of(n.eps));
-        [param - velocity * R::of(n.lr), square, velocity]
+    fn element<R: Real>(&self, [param, grad, square, velocity]: [R; 4], [lr, scale]: [R; 2]) -> [R; 3] {
+        let grad = decayed(grad, scale, param, self.weight_decay);
+        let square = square * R::of(self.alpha) + grad * grad * R::of(1.0 - self.alpha);
+        let velocity = velocity * R::of(self.momentum) + grad / (square.sqrt() + R::of(self.eps));
+        [param - velocity * lr, square, velocity]
     }
 }
 
-update! { Rmsprop: 4 tensors, 2 scalars, 3 outputs }
+update! { Rmsprop: 4 tensors, 2 scalars, 2 numbers, 3 outputs }
 
 impl Cases for Rmsprop {
     fn cases() -> Vec<Case> {

@@ -7,7 +7,7 @@
 use crate::real::Real;
 use crate::simd;
 use crate::tiles::{Address, add_as_tree};
-use kolo_graph::op::BESIDE_MAX;
+use kolo_graph::cpu::BESIDE_MAX;
 use kolo_graph::{Arg, Case, CpuCx, Dense, Domain, Op, Operand, Operands, Taker, Tile, Type};
 use std::array::from_fn;
 
@@ -16,8 +16,8 @@ const ELEMENTS_PER_TASK: usize = 16 * 1024;
 /// Elements updated at a time; the blocks of all operands stay in the first-level cache.
 const BLOCK: usize = 1024;
 
-/// An update of `T` tensors with `S` scalars into `O` outputs.
-pub trait Update<const T: usize, const S: usize, const O: usize>: Op {
+/// An update of `T` tensors with `S` scalars, by way of `N` numbers, into `O` outputs.
+pub trait Update<const T: usize, const S: usize, const N: usize, const O: usize>: Op {
     /// The first inputs, all of the shape of the first.
     const TENSORS: [&'static str; T];
     /// The inputs after them, each one number.
@@ -26,16 +26,16 @@ pub trait Update<const T: usize, const S: usize, const O: usize>: Op {
     const OUTPUTS: [usize; O];
     const FLOPS_PER_ELEMENT: u64;
 
-    /// What is the same for every element.
-    type Numbers: Copy + Sync;
-    fn numbers(&self, scalars: [f64; S]) -> Self::Numbers;
+    /// What changes from step to step, but not from element to element, as [`Update::element`] wants it.
+    const NUMBERS: [&'static str; N];
+    fn numbers(&self, scalars: [f64; S]) -> [f64; N];
 
-    fn element<R: Real>(values: [R; T], numbers: &Self::Numbers) -> [R; O];
+    fn element<R: Real>(&self, values: [R; T], numbers: [R; N]) -> [R; O];
 }
 
 /// Makes an op of an [`Update`].
 macro_rules! update {
-    ($op:ident: $t:literal tensors, $s:literal scalars, $o:literal outputs) => {
+    ($op:ident: $t:literal tensors, $s:literal scalars, $n:literal numbers, $o:literal outputs) => {
         impl kolo_graph::Op for $op {
             fn operands(&self) -> kolo_graph::Operands {
                 $crate::optim::rule::operands(&[&Self::TENSORS[..], &Self::SCALARS[..]].concat(), &Self::OUTPUTS)
@@ -52,15 +52,24 @@ macro_rules! update {
             fn reference(&self, inputs: &[&kolo_graph::Dense], _: &[kolo_graph::Type]) -> Vec<kolo_graph::Dense> {
                 $crate::optim::rule::define(self, inputs)
             }
-            fn cpu(&self, cx: &mut kolo_graph::CpuCx<'_>) {
+            fn formula(&self) -> Option<kolo_graph::Formula> {
+                let element = |values, numbers| self.element(values, numbers);
+                Some($crate::symbol::record(Self::TENSORS, Self::NUMBERS, element))
+            }
+            fn formula_numbers(&self, scalars: &[f64]) -> Vec<f64> {
+                self.numbers(std::array::from_fn(|at| scalars[at])).to_vec()
+            }
+        }
+
+        impl kolo_graph::Cpu for $op {
+            fn run(&self, cx: &mut kolo_graph::CpuCx<'_>) {
                 use $crate::tiles::Address;
-                type Numbers = <$op as Update<$t, $s, $o>>::Numbers;
                 $crate::vectorized! {
-                    fn block(rows: [Address; $t], count: usize, numbers: Numbers) {
+                    fn block(op: &$op, rows: [Address; $t], count: usize, numbers: [f32; $n]) {
                         for at in 0..count {
                             // SAFETY: `run` gives rows of at least `count` elements.
                             let values = std::array::from_fn(|row| unsafe { *rows[row].get().add(at) });
-                            let updated = $op::element(values, &numbers);
+                            let updated = op.element(values, numbers);
                             for output in 0..$o {
                                 // SAFETY: as above, and the rows of outputs belong to this task.
                                 unsafe { *rows[$op::OUTPUTS[output]].get().add(at) = updated[output] };
@@ -68,34 +77,33 @@ macro_rules! update {
                         }
                     }
                 }
-                let numbers = self.numbers($crate::optim::rule::scalars::<$t, $s>(cx));
+                let numbers = self.numbers($crate::optim::rule::scalars::<$t, $s>(cx)).map(|number| number as f32);
                 $crate::optim::rule::run(cx, self.takes_terms(), Self::OUTPUTS, |rows, count| {
-                    block(rows, count, numbers)
+                    block(self, rows, count, numbers)
                 });
             }
-            fn cpu_taking(&self, cx: &mut kolo_graph::CpuCx<'_>, make: &mut dyn FnMut(&dyn kolo_graph::Taker)) {
-                use $crate::tiles::Address;
-                type Numbers = <$op as Update<$t, $s, $o>>::Numbers;
+            fn run_taking(&self, cx: &mut kolo_graph::CpuCx<'_>, make: &mut dyn FnMut(&dyn kolo_graph::Taker)) {
                 use $crate::optim::rule::{PIECE, take, update_tile};
+                use $crate::tiles::Address;
                 $crate::vectorized! {
-                    fn pieces(rows: [Address; $t], tile: kolo_graph::Tile<'_>, numbers: Numbers) {
+                    fn pieces(op: &$op, rows: [Address; $t], tile: kolo_graph::Tile<'_>, numbers: [f32; $n]) {
                         // SAFETY: `take` gives whole tensors, and the tile belongs to this thread.
-                        unsafe { update_tile::<$op, PIECE, $t, $s, $o>(rows, tile, 0, &numbers) };
+                        unsafe { update_tile::<$op, PIECE, $t, $s, $n, $o>(op, rows, tile, 0, numbers) };
                     }
                 }
                 $crate::vectorized! {
-                    fn rest(rows: [Address; $t], tile: kolo_graph::Tile<'_>, numbers: Numbers) {
+                    fn rest(op: &$op, rows: [Address; $t], tile: kolo_graph::Tile<'_>, numbers: [f32; $n]) {
                         let start = tile.columns - tile.columns % PIECE;
                         // SAFETY: as above.
-                        unsafe { update_tile::<$op, 1, $t, $s, $o>(rows, tile, start, &numbers) };
+                        unsafe { update_tile::<$op, 1, $t, $s, $n, $o>(op, rows, tile, start, numbers) };
                     }
                 }
-                let numbers = self.numbers($crate::optim::rule::scalars::<$t, $s>(cx));
+                let numbers = self.numbers($crate::optim::rule::scalars::<$t, $s>(cx)).map(|number| number as f32);
                 let grad = self.takes_tiles().expect("an update that takes tiles");
                 take(cx, grad, Self::OUTPUTS, make, |rows, tile| {
-                    pieces(rows, tile, numbers);
+                    pieces(self, rows, tile, numbers);
                     if tile.columns % PIECE > 0 {
-                        rest(rows, tile, numbers);
+                        rest(self, rows, tile, numbers);
                     }
                 });
             }
@@ -134,14 +142,17 @@ pub fn infer(tensors: &[&str], scalars: &[&str], outputs: usize, inputs: &[Type]
 }
 
 /// The definition, element by element in f64.
-pub fn define<U, const T: usize, const S: usize, const O: usize>(update: &U, inputs: &[&Dense]) -> Vec<Dense>
+pub fn define<U, const T: usize, const S: usize, const N: usize, const O: usize>(
+    update: &U,
+    inputs: &[&Dense],
+) -> Vec<Dense>
 where
-    U: Update<T, S, O>,
+    U: Update<T, S, N, O>,
 {
     let numbers = update.numbers(from_fn(|at| inputs[T + at].data[0]));
     let mut outputs = vec![Dense::zeros(inputs[0].shape.clone()); O];
     for at in 0..inputs[0].data.len() {
-        let updated = U::element(from_fn(|input| inputs[input].data[at]), &numbers);
+        let updated = update.element(from_fn(|input| inputs[input].data[at]), numbers);
         outputs.iter_mut().zip(updated).for_each(|(output, value)| output.data[at] = value);
     }
     outputs
@@ -251,19 +262,20 @@ const fn same(a: &[u8], b: &[u8]) -> bool {
 /// Elements of a row that are updated together: whole vectors on every machine.
 pub const PIECE: usize = 16;
 
-/// Updates where a tile of the gradient lies, `N` columns at a time; columns from `start` on, as far as they make whole
+/// Updates where a tile of the gradient lies, `W` columns at a time; columns from `start` on, as far as they make whole
 /// pieces.
 ///
 /// # Safety
 /// Every row but that of the gradient is a tensor of its size, of which nobody else uses the tile's part.
 #[inline(always)]
-pub unsafe fn update_tile<U, const N: usize, const T: usize, const S: usize, const O: usize>(
+pub unsafe fn update_tile<U, const W: usize, const T: usize, const S: usize, const N: usize, const O: usize>(
+    update: &U,
     rows: [Address; T],
     tile: Tile<'_>,
     start: usize,
-    numbers: &U::Numbers,
+    numbers: [f32; N],
 ) where
-    U: Update<T, S, O>,
+    U: Update<T, S, N, O>,
 {
     let grad = const { place_of("grad", &U::TENSORS) };
     for line in 0..tile.rows {
@@ -271,14 +283,14 @@ pub unsafe fn update_tile<U, const N: usize, const T: usize, const S: usize, con
         // SAFETY: by the caller's contract.
         let row = |row: usize| unsafe { rows[row].get().add(tile.start + line * tile.stride) };
         let lines: [*mut f32; T] = from_fn(|at| if at == grad { given } else { row(at) });
-        for piece in 0..(tile.columns - start) / N {
+        for piece in 0..(tile.columns - start) / W {
             // SAFETY: a piece is inside the tile, whose part of every row is this call's.
             unsafe {
-                let address = |row: usize| lines[row].add(start + piece * N).cast::<[f32; N]>();
-                let values: [[f32; N]; T] = from_fn(|row| *address(row));
-                let mut updated = [[0.0; N]; O];
-                for at in 0..N {
-                    let element = U::element(from_fn(|row| values[row][at]), numbers);
+                let address = |row: usize| lines[row].add(start + piece * W).cast::<[f32; W]>();
+                let values: [[f32; W]; T] = from_fn(|row| *address(row));
+                let mut updated = [[0.0; W]; O];
+                for at in 0..W {
+                    let element = update.element(from_fn(|row| values[row][at]), numbers);
                     (0..O).for_each(|output| updated[output][at] = element[output]);
                 }
                 (0..O).for_each(|output| *address(U::OUTPUTS[output]) = updated[output]);
@@ -290,8 +302,8 @@ pub unsafe fn update_tile<U, const N: usize, const T: usize, const S: usize, con
 /// The gradient as a rule sees it: scaled, and with the weight decay of the L2 penalty. Without decay the parameter is
 /// left out of it, so that one that is not finite does not reach the moments.
 #[inline(always)]
-pub fn decayed<R: Real>(grad: R, scale: f64, param: R, weight_decay: f64) -> R {
-    let grad = grad * R::of(scale);
+pub fn decayed<R: Real>(grad: R, scale: R, param: R, weight_decay: f64) -> R {
+    let grad = grad * scale;
     if weight_decay == 0.0 { grad } else { grad + param * R::of(weight_decay) }
 }
 
@@ -309,9 +321,9 @@ pub fn bias_correction(beta: f64, step: f64) -> f64 {
 }
 
 /// The usual cases of each of `ops`.
-pub fn cases<U, const T: usize, const S: usize, const O: usize>(ops: &[U]) -> Vec<Case>
+pub fn cases<U, const T: usize, const S: usize, const N: usize, const O: usize>(ops: &[U]) -> Vec<Case>
 where
-    U: Update<T, S, O> + Clone,
+    U: Update<T, S, N, O> + Clone,
 {
     // The last is several tasks long and ends inside a block.
     let shapes: [&[usize]; 5] = [&[], &[1], &[37], &[3, 5], &[41_003]];
@@ -319,9 +331,9 @@ where
 }
 
 /// Arguments in the range that training has: squares and norms are positive, steps count from one.
-pub fn args<U, const T: usize, const S: usize, const O: usize>(_: &U, shape: &[usize]) -> Vec<Arg>
+pub fn args<U, const T: usize, const S: usize, const N: usize, const O: usize>(_: &U, shape: &[usize]) -> Vec<Arg>
 where
-    U: Update<T, S, O>,
+    U: Update<T, S, N, O>,
 {
     let tensor = |name: &str| match name {
         "v" | "square" | "sum" => Arg::positive(shape),

@@ -11,15 +11,6 @@ op! {
     pub struct Sgd = "sgd" { momentum: f64, nesterov: bool, weight_decay: f64 }
 }
 
-#[derive(Clone, Copy, Debug)]
-pub struct SgdNumbers {
-    lr: f64,
-    scale: f64,
-    momentum: f64,
-    nesterov: bool,
-    weight_decay: f64,
-}
-
 /// The usual momentum.
 impl Default for Sgd {
     fn default() -> Self {
@@ -27,27 +18,27 @@ impl Default for Sgd {
     }
 }
 
-impl Update<3, 2, 2> for Sgd {
+impl Update<3, 2, 2, 2> for Sgd {
     const TENSORS: [&'static str; 3] = ["param", "grad", "velocity"];
     const SCALARS: [&'static str; 2] = ["lr", "scale"];
+    const NUMBERS: [&'static str; 2] = Self::SCALARS;
     const OUTPUTS: [usize; 2] = [0, 2];
     const FLOPS_PER_ELEMENT: u64 = 7;
-    type Numbers = SgdNumbers;
 
-    fn numbers(&self, [lr, scale]: [f64; 2]) -> SgdNumbers {
-        let Sgd { momentum, nesterov, weight_decay } = *self;
-        SgdNumbers { lr, scale, momentum, nesterov, weight_decay }
+    fn numbers(&self, scalars: [f64; 2]) -> [f64; 2] {
+        scalars
     }
     #[inline(always)]
-    fn element<R: Real>([param, grad, velocity]: [R; 3], n: &SgdNumbers) -> [R; 2] {
-        let grad = decayed(grad, n.scale, param, n.weight_decay);
-        let velocity = velocity * R::of(n.momentum) + grad;
-        let direction = if n.nesterov { grad + velocity * R::of(n.momentum) } else { velocity };
-        [param - direction * R::of(n.lr), velocity]
+    fn element<R: Real>(&self, [param, grad, velocity]: [R; 3], [lr, scale]: [R; 2]) -> [R; 2] {
+        let momentum = R::of(self.momentum);
+        let grad = decayed(grad, scale, param, self.weight_decay);
+        let velocity = velocity * momentum + grad;
+        let direction = if self.nesterov { grad + velocity * momentum } else { velocity };
+        [param - direction * lr, velocity]
     }
 }
 
-update! { Sgd: 3 tensors, 2 scalars, 2 outputs }
+update! { Sgd: 3 tensors, 2 scalars, 2 numbers, 2 outputs }
 
 impl Cases for Sgd {
     fn cases() -> Vec<Case> {
@@ -63,30 +54,23 @@ op! {
     pub struct SgdPlain = "sgd_plain" { weight_decay: f64 }
 }
 
-#[derive(Clone, Copy, Debug)]
-pub struct SgdPlainNumbers {
-    lr: f64,
-    scale: f64,
-    weight_decay: f64,
-}
-
-impl Update<2, 2, 1> for SgdPlain {
+impl Update<2, 2, 2, 1> for SgdPlain {
     const TENSORS: [&'static str; 2] = ["param", "grad"];
     const SCALARS: [&'static str; 2] = ["lr", "scale"];
+    const NUMBERS: [&'static str; 2] = Self::SCALARS;
     const OUTPUTS: [usize; 1] = [0];
     const FLOPS_PER_ELEMENT: u64 = 5;
-    type Numbers = SgdPlainNumbers;
 
-    fn numbers(&self, [lr, scale]: [f64; 2]) -> SgdPlainNumbers {
-        SgdPlainNumbers { lr, scale, weight_decay: self.weight_decay }
+    fn numbers(&self, scalars: [f64; 2]) -> [f64; 2] {
+        scalars
     }
     #[inline(always)]
-    fn element<R: Real>([param, grad]: [R; 2], n: &SgdPlainNumbers) -> [R; 1] {
-        [param - decayed(grad, n.scale, param, n.weight_decay) * R::of(n.lr)]
+    fn element<R: Real>(&self, [param, grad]: [R; 2], [lr, scale]: [R; 2]) -> [R; 1] {
+        [param - decayed(grad, scale, param, self.weight_decay) * lr]
     }
 }
 
-update! { SgdPlain: 2 tensors, 2 scalars, 1 outputs }
+update! { SgdPlain: 2 tensors, 2 scalars, 2 numbers, 1 outputs }
 
 impl Cases for SgdPlain {
     fn cases() -> Vec<Case> {

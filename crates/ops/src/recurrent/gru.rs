@@ -13,7 +13,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::types::count;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
 
 const GATES: usize = 3;
 /// Gradients kept per unit: candidate, reset, update, recurrent share of the candidate. In this order both the first three
@@ -117,6 +117,9 @@ impl Op for Gru {
         let dx = cx.needs(0).then(|| all[4]);
         vec![dx, Some(all[0]), Some(all[1]), Some(all[2]), Some(all[3])]
     }
+    fn work(&self) -> Work {
+        Work::ThinProducts
+    }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let [x, w_ih, w_hh, b_ih, b_hh] = inputs else { unreachable!("five inputs") };
         let Sizes { batch, steps, hidden, .. } = Sizes::of(&x.shape, &w_hh.shape);
@@ -140,7 +143,10 @@ impl Op for Gru {
         }
         vec![y, gates, shares]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Gru {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let sizes = Sizes::of(cx.shape(0), cx.shape(2));
         let Sizes { batch, steps, input, hidden } = sizes;
         let all_gates = GATES * hidden;
@@ -230,6 +236,9 @@ impl Op for GruGrad {
         let products = if self.need_dx { 2 } else { 1 } * sizes.input + 2 * sizes.hidden;
         count(&[2, sizes.batch, sizes.steps, GATES, sizes.hidden, products]) as u64
     }
+    fn work(&self) -> Work {
+        Work::ThinProducts
+    }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let [x, w_ih, w_hh, y, gates, shares, g] = inputs else { unreachable!("seven inputs") };
         let Sizes { batch, steps, hidden, .. } = Sizes::of(&x.shape, &w_hh.shape);
@@ -264,7 +273,10 @@ impl Op for GruGrad {
         }
         out
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for GruGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let sizes = Sizes::of(cx.shape(0), cx.shape(2));
         let (input, hidden) = (sizes.input, sizes.hidden);
         let width = GRADS * hidden;

@@ -8,7 +8,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::types::count;
-use kolo_graph::{Arg, Case, Cases, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
 
 op! {
     /// Recurrent layer: `(x[b,t,i], w_ih[h,i], w_hh[h,h], b_ih[h], b_hh[h])` to the states `[b,t,h]`; relu, or else tanh.
@@ -23,7 +23,11 @@ fn activate<R: Real>(relu: bool, sum: R) -> R {
 /// The gradient of the sum, from the state it became.
 #[inline(always)]
 fn activate_grad<R: Real>(relu: bool, state: R, d_state: R) -> R {
-    if relu { R::select(state > R::of(0.0), d_state, R::of(0.0)) } else { d_state * (R::of(1.0) - state * state) }
+    if relu {
+        R::select(state.is_above(R::of(0.0)), d_state, R::of(0.0))
+    } else {
+        d_state * (R::of(1.0) - state * state)
+    }
 }
 
 vectorized! {
@@ -81,6 +85,9 @@ impl Op for Rnn {
         let dx = cx.needs(0).then(|| all[3]);
         vec![dx, Some(all[0]), Some(all[1]), Some(all[2]), Some(all[2])]
     }
+    fn work(&self) -> Work {
+        Work::ThinProducts
+    }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let [x, w_ih, w_hh, b_ih, b_hh] = inputs else { unreachable!("five inputs") };
         let Sizes { batch, steps, .. } = Sizes::of(&x.shape, &w_hh.shape);
@@ -96,7 +103,10 @@ impl Op for Rnn {
         }
         vec![y]
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for Rnn {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let sizes = Sizes::of(cx.shape(0), cx.shape(2));
         let Sizes { batch, steps, input, hidden } = sizes;
         let (pieces, scratch) = cut(cx.scratch(), lengths(sizes));
@@ -167,6 +177,9 @@ impl Op for RnnGrad {
         let products = if self.need_dx { 2 } else { 1 } * sizes.input + 2 * sizes.hidden;
         count(&[2, sizes.batch, sizes.steps, sizes.hidden, products]) as u64
     }
+    fn work(&self) -> Work {
+        Work::ThinProducts
+    }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let [x, w_ih, w_hh, y, g] = inputs else { unreachable!("five inputs") };
         let Sizes { batch, steps, hidden, .. } = Sizes::of(&x.shape, &w_hh.shape);
@@ -191,7 +204,10 @@ impl Op for RnnGrad {
         }
         out
     }
-    fn cpu(&self, cx: &mut CpuCx<'_>) {
+}
+
+impl Cpu for RnnGrad {
+    fn run(&self, cx: &mut CpuCx<'_>) {
         let sizes = Sizes::of(cx.shape(0), cx.shape(2));
         let hidden = sizes.hidden;
         let (pieces, scratch) = cut(cx.scratch(), self.lengths(sizes));

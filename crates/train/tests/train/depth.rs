@@ -1,6 +1,7 @@
 //! What is done before the first step takes time in proportion to the depth. Steps are counted, not seconds.
 
 use crate::job;
+use kolo_exec::cpu::CpuAbilities;
 use kolo_exec::{Collectives, Exchange, ExchangeError, Memory, Options, Program, Session, Store, null};
 use kolo_graph::sources::GrainSum;
 use kolo_graph::{Graph, Init, Type, layout, rewrite, steps, verify};
@@ -53,7 +54,7 @@ fn passes(make: impl Fn() -> Graph) -> Passes {
     record(&mut all, "verify", || verify::verify(&graph)).unwrap();
     record(&mut all, "printing", || graph.to_string());
     for (name, grains, lanes) in [("one grain", 1, 1), ("a grain per lane", 2, 2), ("grains", 4, 2)] {
-        record(&mut all, name, || layout::plan(&graph, grains, lanes));
+        record(&mut all, name, || layout::plan(&graph, grains, lanes, &CpuAbilities));
         let options = Options { threads: 2, lanes, grains };
         let program = Program::cpu(graph.clone(), options);
         record(&mut all, "null::walk", || null::walk(&program, |_| {}));
@@ -74,7 +75,7 @@ fn passes(make: impl Fn() -> Graph) -> Passes {
         record(&mut all, name, session);
     }
     let worker = record(&mut all, "worker_graph", || servers::worker_graph(&graph));
-    record(&mut all, "a worker's plan", || layout::plan(&worker, 2, 2));
+    record(&mut all, "a worker's plan", || layout::plan(&worker, 2, 2, &CpuAbilities));
     record(&mut all, "shares", || servers::shares(&graph, 2)).unwrap();
     record(&mut all, "server_graph", || servers::server_graph(&graph, 2, 1));
     all
@@ -125,7 +126,7 @@ fn a_deep_gpt_is_compiled_in_linear_time() {
     assert_linear("GPT", 24, make);
     let evaluation = |layers: usize| {
         let job = job(&format!("[model]\nkind = \"gpt\"\nlayers = {layers}\n[data]\nsource = \"synthetic:tokens\"\n"));
-        steps::of(|| layout::plan(&optimise(evaluation_graph(&*job.model, 2).unwrap()), 1, 1)).1
+        steps::of(|| layout::plan(&optimise(evaluation_graph(&*job.model, 2).unwrap()), 1, 1, &CpuAbilities)).1
     };
     assert!(evaluation(32) as f64 <= GROWTH_MAX * evaluation(16) as f64);
 }

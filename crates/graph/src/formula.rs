@@ -1,0 +1,175 @@
+//! What an elementwise op computes for one element, as data: from it come the text of a kernel in C or CUDA, and, one day, a
+//! kernel of several ops at once. Who writes an op writes the expression once; recording it is the op crate's part.
+
+use crate::types::DType;
+use std::fmt::Write;
+
+/// One function of its inputs' elements at one place, with one result or several.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Formula {
+    /// The op's first inputs. Those after them are scalars, which [`Op::formula_numbers`](crate::Op::formula_numbers) reads.
+    pub inputs: Vec<&'static str>,
+    /// What is the same for every element.
+    pub numbers: Vec<&'static str>,
+    /// Each refers to earlier ones alone.
+    pub terms: Vec<Term>,
+    /// The terms that the op's outputs are.
+    pub results: Vec<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Term {
+    Input(usize),
+    Number(usize),
+    Literal(f64),
+    /// A function of as many earlier terms as it takes.
+    Apply(Function, [usize; 3]),
+}
+
+/// What terms are made of. A comparison gives a mask; logic and selection take masks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Function {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Neg,
+    /// `a · b + c` with one rounding.
+    MulAdd,
+    Exp,
+    ExpM1,
+    Ln,
+    Ln1p,
+    Sqrt,
+    Abs,
+    Tanh,
+    Erf,
+    Sin,
+    Cos,
+    Floor,
+    Pow,
+    Equal,
+    Less,
+    AtMost,
+    And,
+    Or,
+    Not,
+    /// The second where the first holds, else the third.
+    Select,
+}
+
+impl Function {
+    /// How it is called on f32 in C: `#` stands for its operands, one after the other.
+    fn pattern(self) -> &'static str {
+        match self {
+            Function::Add => "# + #",
+            Function::Sub => "# - #",
+            Function::Mul => "# * #",
+            Function::Div => "# / #",
+            Function::Neg => "-#",
+            Function::MulAdd => "fmaf(#, #, #)",
+            Function::Exp => "expf(#)",
+            Function::ExpM1 => "expm1f(#)",
+            Function::Ln => "logf(#)",
+            Function::Ln1p => "log1pf(#)",
+            Function::Sqrt => "sqrtf(#)",
+            Function::Abs => "fabsf(#)",
+            Function::Tanh => "tanhf(#)",
+            Function::Erf => "erff(#)",
+            Function::Sin => "sinf(#)",
+            Function::Cos => "cosf(#)",
+            Function::Floor => "floorf(#)",
+            Function::Pow => "powf(#, #)",
+            Function::Equal => "# == #",
+            Function::Less => "# < #",
+            Function::AtMost => "# <= #",
+            Function::And => "# && #",
+            Function::Or => "# || #",
+            Function::Not => "!#",
+            Function::Select => "# ? # : #",
+        }
+    }
+
+    fn gives_a_mask(self) -> bool {
+        use Function::*;
+        matches!(self, Equal | Less | AtMost | And | Or | Not)
+    }
+}
+
+/// The C type that one element is computed in; halves are converted on the way.
+fn c_type(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 | DType::BF16 | DType::F16 => "float",
+        DType::I32 => "int",
+        DType::I64 => "long long",
+        DType::Bool => "unsigned char",
+    }
+}
+
+impl Formula {
+    /// A function of C, which is one of CUDA too with `__device__` among the qualifiers. Its parameters are the inputs, of
+    /// these element types, then the numbers; one result is returned, several are written to `results`. It needs `math.h`
+    /// and `stdbool.h`, which CUDA knows by itself.
+    pub fn to_c(&self, qualifiers: &str, name: &str, inputs: &[DType]) -> String {
+        let types = self.c_types(inputs);
+        let given = self.inputs.iter().zip(inputs).map(|(name, dtype)| format!("{} {name}", c_type(*dtype)));
+        let numbers = self.numbers.iter().map(|name| format!("float {name}"));
+        let several = (self.results.len() > 1).then(|| "float *results".to_string());
+        let parameters: Vec<String> = given.chain(numbers).chain(several).collect();
+        let returned = if self.results.len() > 1 { "void" } else { types[self.results[0]] };
+        let mut text = format!("{qualifiers} {returned} {name}({}) {{\n", parameters.join(", "));
+        for (at, term) in self.terms.iter().enumerate() {
+            if let Term::Apply(function, operands) = term {
+                let mut operands = operands.iter();
+                let parts: Vec<&str> = function.pattern().split('#').collect();
+                let mut call = parts[0].to_string();
+                for part in &parts[1..] {
+                    let operand = operands.next().map(|term| self.operand(*term)).unwrap_or_default();
+                    let _ = write!(call, "{operand}{part}");
+                }
+                let _ = writeln!(text, "    const {} t{at} = {call};", types[at]);
+            }
+        }
+        match &self.results[..] {
+            [result] => {
+                let _ = writeln!(text, "    return {};", self.operand(*result));
+            }
+            results => results.iter().enumerate().for_each(|(at, result)| {
+                let _ = writeln!(text, "    results[{at}] = {};", self.operand(*result));
+            }),
+        }
+        text + "}\n"
+    }
+
+    fn operand(&self, term: usize) -> String {
+        match self.terms[term] {
+            Term::Input(at) => self.inputs[at].into(),
+            Term::Number(at) => self.numbers[at].into(),
+            Term::Literal(value) => literal(value as f32),
+            Term::Apply(..) => format!("t{term}"),
+        }
+    }
+
+    fn c_types(&self, inputs: &[DType]) -> Vec<&'static str> {
+        let mut types: Vec<&'static str> = Vec::with_capacity(self.terms.len());
+        for term in &self.terms {
+            types.push(match term {
+                Term::Input(at) => c_type(inputs[*at]),
+                Term::Apply(Function::Select, [_, a, b]) if types[*a] == types[*b] => types[*a],
+                Term::Apply(function, _) if function.gives_a_mask() => "bool",
+                _ => "float",
+            });
+        }
+        types
+    }
+}
+
+/// A number as C writes it, to the last digit.
+fn literal(value: f32) -> String {
+    match value {
+        value if value.is_nan() => "NAN".into(),
+        value if value.is_infinite() => if value > 0.0 { "INFINITY" } else { "(-INFINITY)" }.into(),
+        value if value.is_sign_negative() => format!("({value:?}f)"),
+        value => format!("{value:?}f"),
+    }
+}
