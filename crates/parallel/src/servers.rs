@@ -189,7 +189,7 @@ pub fn sum_name(number: usize) -> String {
 
 /// The parameters and states that belong to the optimizer, and so to the servers: those that follow from a gradient, and those
 /// that a new parameter follows from. What is left are statistics, such as a batch norm's averages.
-fn optimizer_states(graph: &Graph) -> BTreeSet<ValueId> {
+pub fn optimizer_states(graph: &Graph) -> BTreeSet<ValueId> {
     let mut follows = vec![false; graph.values.len()];
     for node in &graph.nodes {
         let is_gradient = node.op.downcast::<GrainSum>().is_some_and(|sum| !sum.of.is_empty());

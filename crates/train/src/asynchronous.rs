@@ -5,8 +5,10 @@
 //! of its own, on the mean gradient of that worker's share of the batch, clipped by the worker.
 
 mod server;
+mod state;
 
 use crate::company::served;
+use crate::entries::Entry;
 use crate::error::Error;
 use crate::job::Job;
 use crate::step::{self, optimise, raw_graph};
@@ -20,6 +22,8 @@ pub use server::{Served, serve};
 /// What a message from a worker begins with.
 const PUSH: i64 = 1;
 const DONE: i64 = 2;
+const SAVE: i64 = 3;
+const RESTORE: i64 = 4;
 
 /// The step before it is cut among servers.
 fn whole_graph(job: &Job, roles: Roles) -> Result<Graph, Error> {
@@ -109,6 +113,26 @@ impl Links {
                 pair.recv(&mut self.received, 1)?;
                 sums[self.shares.others.clone()].copy_from_slice(&self.received);
             }
+        }
+        Ok(())
+    }
+
+    /// What the servers keep, by entry: parameters and moments. In a synchronous run, between two steps of this worker, it is
+    /// what the last step left.
+    pub fn save(&self) -> Result<Vec<Entry>, Error> {
+        let mut all = Vec::new();
+        for pair in &self.pairs {
+            pair.send(&[SAVE, 0], 1)?;
+            all.extend(state::receive(pair, 1)?);
+        }
+        Ok(all)
+    }
+
+    /// Gives the servers what was saved, by whatever company. One worker does, before its next step.
+    pub fn restore(&self, saved: &[Entry]) -> Result<(), Error> {
+        for pair in &self.pairs {
+            pair.send(&[RESTORE, 0], 1)?;
+            state::send(pair, 1, saved)?;
         }
         Ok(())
     }

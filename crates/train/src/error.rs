@@ -39,6 +39,9 @@ pub enum Error {
     /// Another rank found a number that is not finite, and reports it.
     #[error("the loss is not finite at step {step}; rank {rank} reports why")]
     ReportedElsewhere { step: usize, rank: usize },
+    /// What was saved is not of this job.
+    #[error("{0}\n  hint: go on with the job that saved it: the same model and the same optimizer")]
+    Saved(String),
     /// There is not enough memory.
     #[error("{0}")]
     Memory(String),

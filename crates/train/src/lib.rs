@@ -9,6 +9,7 @@ pub mod company;
 pub mod confusion;
 mod crc;
 pub mod decision;
+pub mod entries;
 pub mod error;
 pub mod events;
 mod held;

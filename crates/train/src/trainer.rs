@@ -7,6 +7,7 @@ pub use evaluation::{Evaluation, count_beside, evaluation_bytes, metric_names};
 
 use crate::assemble::Worker;
 use crate::company::Company;
+use crate::entries::{self, Entry};
 use crate::error::Error;
 use crate::held::HeldBatch;
 use crate::interrupt::Interrupt;
@@ -175,6 +176,18 @@ impl Trainer {
     pub fn resume(&mut self, state: &TrainerState) {
         self.step = state.step;
         self.store.restore(&state.store);
+    }
+
+    /// What this worker keeps, by entry. With parameter servers, moments are at the servers ([`crate::asynchronous::Links`]).
+    pub fn entries(&self) -> Vec<Entry> {
+        entries::save(&self.store, self.session.graph(), None)
+    }
+
+    /// Goes on before `step` from what was saved, by whatever company. Nothing changes if a tensor is missing.
+    pub fn resume_from(&mut self, step: usize, saved: &[Entry]) -> Result<(), Error> {
+        entries::restore(&mut self.store, self.session.graph(), None, saved).map_err(Error::Saved)?;
+        self.step = step;
+        Ok(())
     }
 
     /// One step on the job's own data; its loss.

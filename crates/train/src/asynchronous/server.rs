@@ -1,8 +1,9 @@
 //! A parameter server: it takes each worker's push on a thread of that worker's own, updates its run of the parameters and hands
 //! them back.
 
-use super::{DONE, pairs, refused, whole_graph};
+use super::{DONE, RESTORE, SAVE, pairs, refused, state, whole_graph};
 use crate::company::served;
+use crate::entries::{self, Entry};
 use crate::error::Error;
 use crate::job::Job;
 use crate::room;
@@ -175,6 +176,16 @@ impl<'j> Server<'j> {
         }
     }
 
+    /// What this server keeps: its run of the parameters and their moments.
+    fn save(&self) -> Vec<Entry> {
+        entries::save(&self.store, self.session.graph(), Some(&self.own))
+    }
+
+    fn restore(&mut self, saved: &[Entry]) -> Result<(), Error> {
+        let own = self.own.clone();
+        entries::restore(&mut self.store, self.session.graph(), Some(&own), saved).map_err(Error::Saved)
+    }
+
     /// Copies its run of the parameters.
     fn copy_params(&mut self, to: &mut [f32]) {
         to.copy_from_slice(&self.store.params_mut()[self.own.clone()]);
@@ -283,8 +294,19 @@ impl<'j> Desk<'j> {
         loop {
             let mut header = [0i64; 2];
             link.recv(&mut header, 0)?;
-            if header[0] == DONE {
-                return self.part(worker, link, &mut params);
+            match header[0] {
+                DONE => return self.part(worker, link, &mut params),
+                SAVE => {
+                    let saved = self.lock().save();
+                    state::send(link, 0, &saved)?;
+                    continue;
+                }
+                RESTORE => {
+                    let saved = state::receive(link, 0)?;
+                    self.lock().restore(&saved)?;
+                    continue;
+                }
+                _ => {}
             }
             let totals = self.take_push(worker, link, header[1] as usize, &mut params)?;
             link.send(&params, 0)?;

@@ -2,9 +2,12 @@
 
 use crate::same_bits::{STEPS, jobs};
 use kolo_comm::{Communicator, Watch, thread};
-use kolo_train::asynchronous::{Roles, Served};
+use kolo_exec::Options;
+use kolo_train::asynchronous::{Links, Roles, Served};
+use kolo_train::entries::{Entry, Role};
 use kolo_train::session::{Company, RunOptions, Silent};
 use kolo_train::{Error, Job, Report, Trainer, asynchronous};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Runs `body` on every rank of a world of threads.
@@ -148,6 +151,111 @@ fn servers_have_pieces() {
             reports.iter().for_each(|other| assert_eq!(alone.weights, other.weights, "{name}"));
         }
     }
+}
+
+/// Steps of a worker with servers that begins where `from` left off; what all of them keep then, and the digest.
+fn served_steps(job: &Arc<Job>, roles: Roles, from: &[Entry], steps: Range<usize>) -> (Vec<Entry>, String) {
+    let worker = |world: Arc<Communicator>| {
+        let company = Company::Served(Arc::clone(&world), roles);
+        let mut links = Links::connect(job, &world, roles)?;
+        let mut trainer = Trainer::in_company(Arc::clone(job), &company, company.options(job, 1)?)?;
+        if steps.start > 0 {
+            trainer.resume_from(steps.start, from)?;
+            if world.rank() == 0 {
+                links.restore(from)?;
+            }
+        }
+        for _ in steps.clone() {
+            trainer
+                .step_through(|step, session, store| links.exchange(step, session.sums_mut(), store.params_mut()))?;
+        }
+        let mut saved = Vec::new();
+        if world.rank() == 0 {
+            saved = links.save()?;
+            assert!(saved.iter().all(|entry| entry.role != Role::Statistic));
+            saved.extend(trainer.entries().into_iter().filter(|entry| entry.role == Role::Statistic));
+        }
+        links.finish(trainer.store_mut().params_mut())?;
+        Ok::<_, Error>((saved, trainer.store().digest()))
+    };
+    let outcomes = on_ranks(roles.workers + roles.servers, |world| match world.rank() < roles.workers {
+        true => Some(worker(world).unwrap_or_else(|error| panic!("{error}"))),
+        false => {
+            asynchronous::serve(job, 1, &world, roles, None).map(|_| None).unwrap_or_else(|error| panic!("{error}"))
+        }
+    });
+    outcomes.into_iter().flatten().next().unwrap()
+}
+
+fn run(trainer: &mut Trainer, steps: usize) {
+    for _ in 0..steps {
+        trainer.step().unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+/// Whole tensors, put together from wherever their elements were.
+fn whole(mut entries: Vec<Entry>) -> Vec<(String, Role, Vec<f32>)> {
+    entries.sort_by(|a, b| (&a.tensor, a.start).cmp(&(&b.tensor, b.start)));
+    let mut whole: Vec<(String, Role, Vec<f32>)> = Vec::new();
+    for entry in entries {
+        match whole.last_mut().filter(|(tensor, ..)| *tensor == entry.tensor) {
+            Some((tensor, _, values)) => {
+                assert_eq!(entry.start, values.len(), "{tensor}");
+                values.extend(entry.values);
+            }
+            None => whole.push((entry.tensor, entry.role, entry.values)),
+        }
+    }
+    whole
+}
+
+/// A run is stopped, what everybody keeps is taken by entry, and another company goes on with the same bits.
+#[test]
+fn what_is_kept_goes_from_company_to_company() {
+    const HALF: usize = 2;
+    let alone = |job: &Arc<Job>| Trainer::new(Arc::clone(job), Options::for_grains(job.grains, 1)).unwrap();
+    let jobs = [wide("adamw", ""), crate::job(&jobs()[4].1), layered(ODD[0], "lamb", "")];
+    for (number, job) in jobs.iter().enumerate() {
+        let steps = job.total_steps;
+        let mut trainer = alone(job);
+        run(&mut trainer, HALF);
+        let saved = trainer.entries();
+        assert!(saved.iter().any(|entry| entry.role == Role::Moment), "job {number}");
+        assert_eq!(saved.iter().any(|entry| entry.role == Role::Statistic), number == 1, "job {number}");
+        run(&mut trainer, steps - HALF);
+        let digest = trainer.store().digest();
+        let roles = Roles { workers: 2, servers: 2, staleness: Some(0) };
+        let (from_servers, _) = served_steps(job, roles, &[], 0..HALF);
+        assert_eq!(whole(from_servers.clone()), whole(saved.clone()), "job {number}: what is kept");
+        let mut resumed = alone(job);
+        resumed.resume_from(HALF, &from_servers).unwrap();
+        run(&mut resumed, steps - HALF);
+        assert_eq!(resumed.store().digest(), digest, "job {number}: from servers to one worker");
+        for servers in [1, 3] {
+            let (_, other) = served_steps(job, Roles { servers, ..roles }, &from_servers, HALF..steps);
+            assert_eq!(other, digest, "job {number}: from two servers to {servers}");
+        }
+        let (_, other) = served_steps(job, roles, &saved, HALF..steps);
+        assert_eq!(other, digest, "job {number}: from one worker to servers");
+        let missing = alone(job).resume_from(HALF, &from_servers[1..]).unwrap_err().to_string();
+        assert!(missing.contains("has no element 0 in what was saved"), "{missing}");
+    }
+}
+
+/// The shards of a sharded optimizer know of which tensor they are.
+#[test]
+fn shards_together_are_the_whole() {
+    let (text, sharded) = (wide("adamw", ""), wide("adamw", "zero = 1"));
+    let mut alone = Trainer::new(Arc::clone(&text), Options::for_grains(8, 1)).unwrap();
+    run(&mut alone, 2);
+    let parts = on_ranks(4, |world| {
+        let (rank, mut trainer) = (world.rank(), Trainer::among(Arc::clone(&sharded), 1, world).unwrap());
+        run(&mut trainer, 2);
+        let mut entries = trainer.entries();
+        entries.retain(|entry| rank == 0 || entry.role == Role::Moment);
+        entries
+    });
+    assert_eq!(whole(parts.into_iter().flatten().collect()), whole(alone.entries()));
 }
 
 #[test]
