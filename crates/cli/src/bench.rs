@@ -8,7 +8,7 @@ use crate::manifest::Agreement;
 use crate::output::println;
 use crate::progress::Progress;
 use crate::workers::{self, Worker};
-use kolo_cluster::{Introduction, Place};
+use kolo_cluster::{Introduction, RankInfo};
 use kolo_exec::Options;
 use kolo_models::ModelKind;
 use kolo_train::machine::peak_rss_bytes;
@@ -25,7 +25,7 @@ pub fn train(models: &[ModelKind], args: &BenchTrain) -> Result<(), Failure> {
     let begin = Instant::now();
     let place = workers::place()?;
     let prepared = prepare(models, args, place.as_ref());
-    let (job, count) = workers::or_tell_all(prepared, place.as_ref(), &args.job.workers)?;
+    let (job, count) = workers::or_fail_all(prepared, place.as_ref(), &args.job.workers)?;
     match place {
         Some(place) => {
             let worker = Worker::join(&place, &args.job.workers, job.reproducible, introduction(&job, args))?;
@@ -46,7 +46,7 @@ fn introduction(job: &Job, args: &BenchTrain) -> Introduction {
 }
 
 /// The job, and how many workers run it.
-fn prepare(models: &[ModelKind], args: &BenchTrain, place: Option<&Place>) -> Result<(Arc<Job>, usize), Failure> {
+fn prepare(models: &[ModelKind], args: &BenchTrain, place: Option<&RankInfo>) -> Result<(Arc<Job>, usize), Failure> {
     let count = place.map_or_else(|| workers::asked(&args.job.workers), |place| Ok(place.world))?;
     flags::check(&args.job.workers, place, count)?;
     let job = load::job(models, &args.job, count)?;

@@ -6,8 +6,8 @@ use crate::flags;
 use crate::manifest::Agreement;
 use crate::output::println;
 use crate::progress::Progress;
-use crate::workers::{self, Seat};
-use kolo_cluster::{Introduction, Launcher, Place};
+use crate::workers::{self, Joined};
+use kolo_cluster::{Introduction, Launcher, RankInfo};
 use kolo_comm::bench::{self, Method, Row};
 use kolo_comm::mpi::World;
 use kolo_comm::{Communicator, Fault, Kind};
@@ -18,7 +18,7 @@ const BYTES_MAX: usize = 16 << 30;
 pub fn comm(args: &BenchComm) -> Result<(), Failure> {
     let place = workers::place()?;
     let prepared = prepare(args, place.as_ref());
-    let (kinds, sizes) = workers::or_tell_all(prepared, place.as_ref(), &args.workers)?;
+    let (kinds, sizes) = workers::or_fail_all(prepared, place.as_ref(), &args.workers)?;
     let Some(place) = place else {
         let count = workers::asked(&args.workers)?;
         if count < 2 {
@@ -26,10 +26,10 @@ pub fn comm(args: &BenchComm) -> Result<(), Failure> {
         }
         return workers::supervise(&args.workers, count, 0, None, Progress::plain(false));
     };
-    let mut seat = workers::meet(&place, &args.workers, introduction(args))?;
-    let outcome = measure(args, &place, &mut seat, &kinds, &sizes);
-    let Seat { member, mpi } = seat;
-    let rows = workers::or_tell(outcome, &member)?;
+    let mut joined = workers::join(&place, &args.workers, introduction(args))?;
+    let outcome = measure(args, &place, &mut joined, &kinds, &sizes);
+    let Joined { member, mpi } = joined;
+    let rows = workers::or_fail(outcome, &member)?;
     if member.rank == 0 {
         print(&rows);
         if let Some(path) = &args.report {
@@ -49,7 +49,7 @@ fn introduction(args: &BenchComm) -> Introduction {
 }
 
 /// What to measure.
-fn prepare(args: &BenchComm, place: Option<&Place>) -> Result<(Vec<Kind>, Vec<usize>), Failure> {
+fn prepare(args: &BenchComm, place: Option<&RankInfo>) -> Result<(Vec<Kind>, Vec<usize>), Failure> {
     flags::check(&args.workers, place, workers::asked(&args.workers)?)?;
     if place.is_none_or(|place| place.rank == 0) {
         args.report.as_deref().map_or(Ok(()), check_writable)?;
@@ -59,12 +59,12 @@ fn prepare(args: &BenchComm, place: Option<&Place>) -> Result<(Vec<Kind>, Vec<us
 
 fn measure(
     args: &BenchComm,
-    place: &Place,
-    seat: &mut Seat,
+    place: &RankInfo,
+    joined: &mut Joined,
     kinds: &[Kind],
     sizes: &[usize],
 ) -> Result<Vec<Row>, Fault> {
-    let Seat { member, mpi } = seat;
+    let Joined { member, mpi } = joined;
     let transports: &[TransportKind] = match args.workers.transport {
         TransportKind::Auto if place.launcher == Launcher::Kolo && workers::can_share_memory(member)? => {
             &[TransportKind::Shm, TransportKind::Tcp]

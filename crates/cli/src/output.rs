@@ -5,7 +5,7 @@
 //! word. What is printed may quote names from anywhere: codes that a terminal would obey are shown, not passed on.
 
 use crate::fail::Failure;
-use kolo_cluster::logs::Source;
+use kolo_cluster::logs::OutputStream;
 use kolo_cluster::printable;
 use std::fmt::Arguments;
 use std::io::{Error, ErrorKind, Result, Write};
@@ -49,15 +49,15 @@ pub fn write(text: Arguments<'_>) {
 
 /// A line on standard error, if anybody hears it.
 pub fn complain(text: &str) {
-    kolo_cluster::logs::complain(text);
+    kolo_cluster::logs::print_error(text);
 }
 
 /// Passes on what a worker printed, as it is.
-pub fn relay(source: Source, bytes: &[u8]) -> Result<()> {
+pub fn relay(source: OutputStream, bytes: &[u8]) -> Result<()> {
     match source {
-        Source::Out => write_out(bytes).and_then(|()| std::io::stdout().flush()).map_err(end_with_reader),
+        OutputStream::Out => write_out(bytes).and_then(|()| std::io::stdout().flush()).map_err(end_with_reader),
         // Complaints that nobody hears are no reason to fail.
-        Source::Err => std::io::stderr().write_all(bytes).or(Ok(())),
+        OutputStream::Err => std::io::stderr().write_all(bytes).or(Ok(())),
     }
 }
 

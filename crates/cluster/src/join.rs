@@ -4,21 +4,21 @@
 //! The file is readable by its owner only, lies in a directory of its owner, appears whole, and is gone once all have
 //! joined.
 
-use crate::coordinator::{Notice, Terms};
-use crate::hall::{self, Hall};
-use crate::hosting::Hosting;
+use crate::control_link::ControlLink;
+use crate::coordinator::{CoordinatorConfig, Notice};
+use crate::coordinator_thread::CoordinatorThread;
+use crate::deadlines::Deadlines;
 use crate::interface;
 use crate::introduction::Introduction;
-use crate::launcher::{Launcher, Lookup, Place};
-use crate::line::Line;
+use crate::launcher::{Launcher, Lookup, RankInfo};
+use crate::listener::{self, Listener};
 use crate::local::HEARTBEAT_MS;
 use crate::logs;
-use crate::member::{Entry, Invitation, Member};
-use crate::message::{Envelope, Key, Message};
-use crate::pace::Pace;
-use crate::presence;
+use crate::member::{Connected, JobCredentials, Member};
+use crate::message::{Envelope, KeyBytes, Message};
 use crate::rendezvous::JOIN_HEARTBEATS;
-use crate::silence::Absence;
+use crate::startup_watch;
+use crate::timeout::SuspensionDetector;
 use kolo_comm::{Bootstrap, Fault, JobKey};
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -31,24 +31,24 @@ use std::time::{Duration, Instant};
 
 /// How often a rank looks for the file.
 const LOOK: Duration = Duration::from_millis(20);
-/// How long the mark stays by which one rank of many speaks for all.
+/// How long the mark stays by which one rank of many reports for all.
 const MARK_STAYS: Duration = Duration::from_secs(2);
-/// Largest invitation.
-const INVITATION_BYTES_MAX: u64 = 32 << 10;
+/// Largest credentials.
+const CREDENTIALS_BYTES_MAX: u64 = 32 << 10;
 
 /// Sees what happens in the job: at rank 0, and at rank 1 when rank 0 is lost.
 pub type Observer = Arc<dyn Fn(&Notice) + Send + Sync>;
 
 /// How the ranks learn of the coordinator.
-pub enum Way<'a> {
+pub enum Discovery<'a> {
     /// Through an engine that connects all ranks already.
     Bootstrap(&'a mut dyn Bootstrap),
     /// Through this file, which all hosts see.
     File(PathBuf),
 }
 
-pub struct Meeting<'a> {
-    pub way: Way<'a>,
+pub struct JoinOptions<'a> {
+    pub way: Discovery<'a>,
     pub heartbeat_ms: u64,
     /// Where rank 0 listens; by default the address on the way to the other hosts.
     pub address: Option<IpAddr>,
@@ -57,27 +57,27 @@ pub struct Meeting<'a> {
     pub introduction: Introduction,
 }
 
-impl std::fmt::Debug for Way<'_> {
+impl std::fmt::Debug for Discovery<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Way::Bootstrap(_) => f.write_str("through an engine"),
-            Way::File(path) => write!(f, "through {}", path.display()),
+            Discovery::Bootstrap(_) => f.write_str("through an engine"),
+            Discovery::File(path) => write!(f, "through {}", path.display()),
         }
     }
 }
 
-impl std::fmt::Debug for Meeting<'_> {
+impl std::fmt::Debug for JoinOptions<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Meeting {:?}", self.way)
+        write!(f, "JoinOptions {:?}", self.way)
     }
 }
 
-impl<'a> Meeting<'a> {
+impl<'a> JoinOptions<'a> {
     /// With the usual heartbeat; the reason of an early end goes to standard error.
-    pub fn new(way: Way<'a>) -> Self {
+    pub fn new(way: Discovery<'a>) -> Self {
         let observer: Observer = Arc::new(|notice| {
-            if let Notice::Ending { text, told: false } = notice {
-                logs::complain(&format!("error: {text}"));
+            if let Notice::Ending { text, shown: false } = notice {
+                logs::print_error(&format!("error: {text}"));
             }
         });
         Self { way, heartbeat_ms: HEARTBEAT_MS, address: None, observer, introduction: Introduction::default() }
@@ -85,32 +85,32 @@ impl<'a> Meeting<'a> {
 }
 
 /// The file by which the ranks of this job find each other, in the user's home.
-pub fn usual_file(place: &Place, lookup: Lookup<'_>) -> Result<PathBuf, Fault> {
-    let why = |what: &str| Fault::BadCall(format!("{} gives {what}", place.launcher.name()));
-    let job = place.job.as_ref().ok_or_else(|| {
+pub fn default_file(rank_info: &RankInfo, lookup: Lookup<'_>) -> Result<PathBuf, Fault> {
+    let why = |what: &str| Fault::BadCall(format!("{} gives {what}", rank_info.launcher.name()));
+    let job = rank_info.job.as_ref().ok_or_else(|| {
         why("the job no name by which its ranks could find each other\n  hint: use the transport `mpi`, or srun")
     })?;
     let home = lookup("HOME").ok_or_else(|| why("no HOME, where the ranks could find each other"))?;
     Ok(Path::new(&home).join(".kolo").join("run").join(job))
 }
 
-/// Joins the job at this place. All ranks call it.
-pub fn meet(place: &Place, mut meeting: Meeting<'_>) -> Result<Member, Fault> {
-    let hosts = match &mut meeting.way {
-        Way::File(_) => place.hosts.clone(),
-        Way::Bootstrap(engine) => {
+/// Joins the job at this rank_info. All ranks call it.
+pub fn join_rank(rank_info: &RankInfo, mut options: JoinOptions<'_>) -> Result<Member, Fault> {
+    let hosts = match &mut options.way {
+        Discovery::File(_) => rank_info.hosts.clone(),
+        Discovery::Bootstrap(engine) => {
             let names = engine.all_gather(crate::host_name().as_bytes())?;
             names.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect()
         }
     };
-    if place.rank != 0 {
-        return visit(place, meeting);
+    if rank_info.rank != 0 {
+        return visit(rank_info, options);
     }
-    meeting.observer = excusing(place, meeting.heartbeat_ms, meeting.observer);
-    match open(place, &meeting, hosts) {
-        Ok(opened) => host(place, meeting, opened),
+    options.observer = excusing(rank_info, options.heartbeat_ms, options.observer);
+    match open(rank_info, &options, hosts) {
+        Ok(opened) => host(rank_info, options, opened),
         Err(fault) => {
-            tell_failure(&fault, meeting);
+            tell_failure(&fault, options);
             Err(fault)
         }
     }
@@ -118,11 +118,11 @@ pub fn meet(place: &Place, mut meeting: Meeting<'_>) -> Result<Member, Fault> {
 
 /// The same observer; if this process is so old that the others may have given it up, whatever it says about them begins with
 /// that. It was stopped before it could tell them where it is.
-fn excusing(place: &Place, heartbeat_ms: u64, inner: Observer) -> Observer {
-    let Some(age_ms) = presence::age_ms().filter(|age_ms| *age_ms > heartbeat_ms * JOIN_HEARTBEATS / 2) else {
+fn excusing(rank_info: &RankInfo, heartbeat_ms: u64, inner: Observer) -> Observer {
+    let Some(age_ms) = startup_watch::age_ms().filter(|age_ms| *age_ms > heartbeat_ms * JOIN_HEARTBEATS / 2) else {
         return inner;
     };
-    let who = kolo_comm::fault::place(place.rank, &crate::host_name());
+    let who = kolo_comm::fault::rank_name(rank_info.rank, &crate::host_name());
     let joined = AtomicBool::new(false);
     Arc::new(move |notice| match notice {
         Notice::Joined { .. } => {
@@ -130,9 +130,9 @@ fn excusing(place: &Place, heartbeat_ms: u64, inner: Observer) -> Observer {
             joined.store(true, Ordering::Relaxed);
             inner(notice);
         }
-        Notice::Ending { text, told } if !joined.load(Ordering::Relaxed) => {
+        Notice::Ending { text, shown } if !joined.load(Ordering::Relaxed) => {
             let text = format!("{who} came {age_ms} ms after its start, when others may have given it up: {text}");
-            inner(&Notice::Ending { text, told: *told });
+            inner(&Notice::Ending { text, shown: *shown });
         }
         notice => inner(notice),
     })
@@ -140,42 +140,44 @@ fn excusing(place: &Place, heartbeat_ms: u64, inner: Observer) -> Observer {
 
 /// What rank 0 offers.
 struct Opened {
-    hall: Hall,
+    listener: Listener,
     key: JobKey,
-    terms: Terms,
+    config: CoordinatorConfig,
     socket: SocketAddr,
 }
 
 /// Rank 0: finds an address that the others can reach, and listens there.
-fn open(place: &Place, meeting: &Meeting<'_>, hosts: Vec<String>) -> Result<Opened, Fault> {
-    let one_host = place.local_world == place.world;
+fn open(rank_info: &RankInfo, options: &JoinOptions<'_>, hosts: Vec<String>) -> Result<Opened, Fault> {
+    let one_host = rank_info.local_world == rank_info.world;
     let own = crate::host_name();
     // A host's own name says little about the network; the others' come first.
     let (own, mut names): (Vec<_>, Vec<_>) = hosts.into_iter().partition(|host| *host == own);
     names.extend(own.into_iter().take(1));
     names.dedup();
-    names.extend(place.origin.clone());
-    let address = match meeting.address {
+    names.extend(rank_info.origin.clone());
+    let address = match options.address {
         Some(address) => interface::checked(address)?,
         None => interface::choose(one_host, &names)?,
     };
-    let pace = Pace { heartbeat_ms: meeting.heartbeat_ms };
-    let job = u64::from_le_bytes(crate::random()?);
+    let deadlines = Deadlines { heartbeat_ms: options.heartbeat_ms };
+    let job = u64::from_le_bytes(kolo_comm::auth::random()?);
     let key = JobKey::fresh()?;
-    let terms = Terms { world: place.world, job, generation: 0, pace, supervised: false, bound: false };
-    let (hall, socket) = Hall::open(address, key.clone(), hall::coordinator(job, 0), place.world)?;
-    Ok(Opened { hall, key, terms, socket })
+    let config =
+        CoordinatorConfig { world: rank_info.world, job, generation: 0, deadlines, supervised: false, bound: false };
+    let (listener, socket) =
+        Listener::open(address, key.clone(), listener::coordinator_identity(job, 0), rank_info.world)?;
+    Ok(Opened { listener, key, config, socket })
 }
 
 /// The others need not wait for a coordinator that does not come.
-fn tell_failure(fault: &Fault, meeting: Meeting<'_>) {
+fn tell_failure(fault: &Fault, options: JoinOptions<'_>) {
     let message = Message::Abort { text: format!("rank 0 could not start: {fault}") };
     let bytes = Envelope { job: 0, generation: 0, message }.encode();
-    match meeting.way {
-        Way::Bootstrap(engine) => drop(engine.all_gather(&bytes)),
-        Way::File(path) => {
+    match options.way {
+        Discovery::Bootstrap(engine) => drop(engine.all_gather(&bytes)),
+        Discovery::File(path) => {
             if publish(&path, &bytes).is_ok() {
-                std::thread::sleep(Duration::from_millis(meeting.heartbeat_ms));
+                std::thread::sleep(Duration::from_millis(options.heartbeat_ms));
                 let _ = std::fs::remove_file(&path);
             }
         }
@@ -183,77 +185,84 @@ fn tell_failure(fault: &Fault, meeting: Meeting<'_>) {
 }
 
 /// Rank 0: starts the coordinator's thread, tells the others, and joins.
-fn host(place: &Place, meeting: Meeting<'_>, opened: Opened) -> Result<Member, Fault> {
-    let Opened { hall, key, terms, socket } = opened;
-    let job = terms.job;
+fn host(rank_info: &RankInfo, options: JoinOptions<'_>, opened: Opened) -> Result<Member, Fault> {
+    let Opened { listener, key, config, socket } = opened;
+    let job = config.job;
     let (ours, theirs) = UnixStream::pair().map_err(|error| Fault::system("making a control link", &error))?;
-    let file = match &meeting.way {
-        Way::File(path) => Some(path.clone()),
-        Way::Bootstrap(_) => None,
+    let file = match &options.way {
+        Discovery::File(path) => Some(path.clone()),
+        Discovery::Bootstrap(_) => None,
     };
-    let hosting = Hosting::start(terms, hall, Line::plain(theirs)?, Arc::clone(&meeting.observer), file)?;
-    let redirect =
-        Message::Redirect { heartbeat_ms: meeting.heartbeat_ms, key: Key(*key.expose()), address: socket.to_string() };
+    let coordinator_thread =
+        CoordinatorThread::start(config, listener, ControlLink::plain(theirs)?, Arc::clone(&options.observer), file)?;
+    let redirect = Message::Redirect {
+        heartbeat_ms: options.heartbeat_ms,
+        key: KeyBytes(*key.expose()),
+        address: socket.to_string(),
+    };
     let bytes = Envelope { job, generation: 0, message: redirect }.encode();
-    match meeting.way {
-        Way::Bootstrap(engine) => drop(engine.all_gather(&bytes)?),
-        Way::File(path) => publish(&path, &bytes)?,
+    match options.way {
+        Discovery::Bootstrap(engine) => drop(engine.all_gather(&bytes)?),
+        Discovery::File(path) => publish(&path, &bytes)?,
     }
-    let invitation = Invitation { job, generation: 0, heartbeat_ms: meeting.heartbeat_ms, key };
+    let credentials = JobCredentials { job, generation: 0, heartbeat_ms: options.heartbeat_ms, key };
     let address = socket.ip();
-    let (hosting, observer) = (Some(hosting), None);
-    let entry = Entry {
-        line: Line::plain(ours)?,
+    let (coordinator_thread, observer) = (Some(coordinator_thread), None);
+    let connected = Connected {
+        link: ControlLink::plain(ours)?,
         supervised: false,
         address,
-        hosting,
+        coordinator_thread,
         in_rank_0: true,
-        speaks: false,
+        reports: false,
         observer,
     };
-    Member::enter(place, &meeting.introduction, invitation, entry)
+    Member::enter(rank_info, &options.introduction, credentials, connected)
 }
 
-fn visit(place: &Place, meeting: Meeting<'_>) -> Result<Member, Fault> {
-    let deadline = Instant::now() + Duration::from_millis(meeting.heartbeat_ms * JOIN_HEARTBEATS);
-    let Meeting { way, heartbeat_ms, observer, introduction, .. } = meeting;
-    let speaks = place.rank == 1 || matches!(way, Way::File(_));
-    let enter = |invitation: Invitation, entry: Entry| {
-        let entry = Entry { in_rank_0: true, speaks, observer: Some(Arc::clone(&observer)), ..entry };
-        Member::enter(place, &introduction, invitation, entry)
+fn visit(rank_info: &RankInfo, options: JoinOptions<'_>) -> Result<Member, Fault> {
+    let deadline = Instant::now() + Duration::from_millis(options.heartbeat_ms * JOIN_HEARTBEATS);
+    let JoinOptions { way, heartbeat_ms, observer, introduction, .. } = options;
+    let reports = rank_info.rank == 1 || matches!(way, Discovery::File(_));
+    let enter = |credentials: JobCredentials, connected: Connected| {
+        let connected = Connected { in_rank_0: true, reports, observer: Some(Arc::clone(&observer)), ..connected };
+        Member::enter(rank_info, &introduction, credentials, connected)
     };
     match way {
-        Way::Bootstrap(engine) => {
+        Discovery::Bootstrap(engine) => {
             let blobs = engine.all_gather(&[])?;
             let bytes = blobs.first().map(Vec::as_slice).unwrap_or_default();
-            let (address, invitation) = invited(bytes, "rank 0")?;
-            let entered = reach(place, address, &invitation, deadline).and_then(|entry| enter(invitation, entry));
-            entered.map_err(|fault| said_by(fault, speaks))
+            let (address, credentials) = invited(bytes, "rank 0")?;
+            let entered =
+                reach(rank_info, address, &credentials, deadline).and_then(|connected| enter(credentials, connected));
+            entered.map_err(|fault| said_by(fault, reports))
         }
-        Way::File(path) => {
-            let mut absence = Absence::new(Instant::now(), 1000 + 2 * heartbeat_ms);
-            let told = |fault: Fault, absence: &Absence| {
-                let fault = absence.longest().map_or(fault, |absent| left_behind(place.rank, absent));
+        Discovery::File(path) => {
+            let mut suspension = SuspensionDetector::new(Instant::now(), 1000 + 2 * heartbeat_ms);
+            let told = |fault: Fault, suspension: &SuspensionDetector| {
+                let fault = suspension.longest().map_or(fault, |absent| left_behind(rank_info.rank, absent));
                 speak_once(&path, &observer, fault)
             };
             let mut last = None;
             loop {
-                absence.turn(Instant::now());
+                suspension.tick(Instant::now());
                 // What lies there may be left over from an earlier job: then nobody answers, and a new one will come.
-                if let Some((address, invitation)) = read(&path)? {
+                if let Some((address, credentials)) = read(&path)? {
                     let soon = deadline.min(Instant::now() + Duration::from_secs(1));
-                    let reached = reach(place, address, &invitation, soon);
-                    absence.turn(Instant::now());
+                    let reached = reach(rank_info, address, &credentials, soon);
+                    suspension.tick(Instant::now());
                     match reached {
-                        Ok(entry) => return enter(invitation, entry).map_err(|fault| told(fault, &absence)),
+                        Ok(connected) => {
+                            return enter(credentials, connected).map_err(|fault| told(fault, &suspension));
+                        }
                         Err(fault @ Fault::System { .. }) => last = Some(fault),
                         Err(fault) => return Err(fault),
                     }
                 }
                 if Instant::now() > deadline {
                     let silent = |fault: Fault| first_lost(&format!("it does not answer: {fault}"));
-                    let fault = last.map_or_else(|| missing(place, &path, heartbeat_ms), silent);
-                    return Err(told(fault, &absence));
+                    let fault = last.map_or_else(|| missing(rank_info, &path, heartbeat_ms), silent);
+                    return Err(told(fault, &suspension));
                 }
                 std::thread::sleep(LOOK);
             }
@@ -272,7 +281,7 @@ pub(crate) fn left_behind(rank: usize, absent: Duration) -> Fault {
         "it was suspended for {} ms while the ranks joined, and the job is over\n  hint: the message of the job names the rank that was missing",
         absent.as_millis()
     );
-    Fault::System { what: kolo_comm::fault::place(rank, &crate::host_name()), error }
+    Fault::System { what: kolo_comm::fault::rank_name(rank, &crate::host_name()), error }
 }
 
 /// What befell all ranks, as this one says it, or leaves it to another one to say.
@@ -294,20 +303,20 @@ fn speak_once(path: &Path, observer: &Observer, fault: Fault) -> Fault {
     let _ = path.parent().map(make_directory);
     match std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&mark) {
         Ok(_) => {
-            observer(&Notice::Ending { text: text.clone(), told: false });
+            observer(&Notice::Ending { text: text.clone(), shown: false });
             std::thread::sleep(MARK_STAYS);
             let _ = std::fs::remove_file(&mark);
         }
-        // Whoever speaks must not be ended by a launcher that sees this rank go.
+        // Whoever reports must not be ended by a launcher that sees this rank go.
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => std::thread::sleep(MARK_STAYS / 4),
         Err(_) => return fault,
     }
     Fault::Aborted(text)
 }
 
-fn missing(place: &Place, path: &Path, heartbeat_ms: u64) -> Fault {
+fn missing(rank_info: &RankInfo, path: &Path, heartbeat_ms: u64) -> Fault {
     let waited = heartbeat_ms * JOIN_HEARTBEATS;
-    let who = kolo_comm::fault::place(place.rank, &crate::host_name());
+    let who = kolo_comm::fault::rank_name(rank_info.rank, &crate::host_name());
     let error = format!(
         "told by {who}\n  hint: rank 0 did not start or is stopped, or the hosts do not share that file system"
     );
@@ -315,41 +324,41 @@ fn missing(place: &Place, path: &Path, heartbeat_ms: u64) -> Fault {
 }
 
 /// Reads what rank 0 published.
-fn invited(bytes: &[u8], from: &str) -> Result<(SocketAddr, Invitation), Fault> {
+fn invited(bytes: &[u8], from: &str) -> Result<(SocketAddr, JobCredentials), Fault> {
     let envelope = Envelope::decode(bytes)?.map(|(envelope, _)| envelope);
     if let Some(Envelope { message: Message::Abort { text }, .. }) = envelope {
         return Err(Fault::Aborted(text));
     }
-    let unreadable = || Fault::Rejected { from: from.into(), why: "it is no invitation to a job".into() };
+    let unreadable = || Fault::Rejected { from: from.into(), why: "it is no credentials to a job".into() };
     envelope.as_ref().and_then(redirected).ok_or_else(unreadable)
 }
 
 /// What a redirection says.
-pub(crate) fn redirected(envelope: &Envelope) -> Option<(SocketAddr, Invitation)> {
+pub(crate) fn redirected(envelope: &Envelope) -> Option<(SocketAddr, JobCredentials)> {
     let Message::Redirect { heartbeat_ms, key, address } = &envelope.message else { return None };
     let Envelope { job, generation, .. } = *envelope;
-    let invitation = Invitation { job, generation, heartbeat_ms: *heartbeat_ms, key: JobKey::from_bytes(key.0) };
-    Some((address.parse().ok()?, invitation))
+    let credentials = JobCredentials { job, generation, heartbeat_ms: *heartbeat_ms, key: JobKey::from_bytes(key.0) };
+    Some((address.parse().ok()?, credentials))
 }
 
 /// A link to the coordinator.
 pub(crate) fn reach(
-    place: &Place,
+    rank_info: &RankInfo,
     address: SocketAddr,
-    invitation: &Invitation,
+    credentials: &JobCredentials,
     deadline: Instant,
-) -> Result<Entry, Fault> {
-    let Invitation { job, generation, .. } = *invitation;
-    let (stream, session) = hall::enter(address, &invitation.key, job, generation, place.rank, deadline)?;
+) -> Result<Connected, Fault> {
+    let JobCredentials { job, generation, .. } = *credentials;
+    let (stream, session) = listener::connect(address, &credentials.key, job, generation, rank_info.rank, deadline)?;
     let local = stream.local_addr().map_err(|error| Fault::system("asking for a link's address", &error))?;
-    let line = Line::sealed(stream, session)?;
-    Ok(Entry {
-        line,
+    let link = ControlLink::sealed(stream, session)?;
+    Ok(Connected {
+        link,
         supervised: false,
         address: local.ip(),
-        hosting: None,
+        coordinator_thread: None,
         in_rank_0: false,
-        speaks: false,
+        reports: false,
         observer: None,
     })
 }
@@ -359,7 +368,7 @@ pub(crate) fn make_directory(path: &Path) -> std::io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// Writes the file beside its place and moves it there, so that nobody sees half of it.
+/// Writes the file beside its rank_info and moves it there, so that nobody sees half of it.
 fn publish(path: &Path, bytes: &[u8]) -> Result<(), Fault> {
     let refused = |error: std::io::Error| Fault::system(format!("writing {}", path.display()), &error);
     let directory = path.parent().unwrap_or(Path::new("."));
@@ -375,8 +384,8 @@ fn publish(path: &Path, bytes: &[u8]) -> Result<(), Fault> {
     })
 }
 
-/// The invitation, if the file is there. A file of somebody else is refused.
-fn read(path: &Path) -> Result<Option<(SocketAddr, Invitation)>, Fault> {
+/// The credentials, if the file is there. A file of somebody else is refused.
+fn read(path: &Path) -> Result<Option<(SocketAddr, JobCredentials)>, Fault> {
     // On a network file system, listing the directory makes a client look again.
     let _ = path.parent().map(std::fs::read_dir);
     let refused = |error: std::io::Error| Fault::system(format!("reading {}", path.display()), &error);
@@ -393,17 +402,17 @@ fn read(path: &Path) -> Result<Option<(SocketAddr, Invitation)>, Fault> {
         return Err(Fault::Rejected { from, why: "it is not this user's alone".into() });
     }
     let mut bytes = Vec::new();
-    file.take(INVITATION_BYTES_MAX).read_to_end(&mut bytes).map_err(refused)?;
+    file.take(CREDENTIALS_BYTES_MAX).read_to_end(&mut bytes).map_err(refused)?;
     invited(&bytes, &from).map(Some)
 }
 
 /// Joins the job this process was started for; `None` if it was started alone. Without our own launcher, the ranks meet
-/// through [`usual_file`].
+/// through [`default_file`].
 pub fn join(lookup: Lookup<'_>) -> Result<Option<Member>, Fault> {
-    let Some(place) = crate::launcher::detect(lookup)? else { return Ok(None) };
-    if place.launcher == Launcher::Kolo {
-        return Member::take(&place, &Introduction::default()).map(Some);
+    let Some(rank_info) = crate::launcher::detect(lookup)? else { return Ok(None) };
+    if rank_info.launcher == Launcher::Kolo {
+        return Member::take(&rank_info, &Introduction::default()).map(Some);
     }
-    let way = Way::File(usual_file(&place, lookup)?);
-    meet(&place, Meeting::new(way)).map(Some)
+    let way = Discovery::File(default_file(&rank_info, lookup)?);
+    join_rank(&rank_info, JoinOptions::new(way)).map(Some)
 }

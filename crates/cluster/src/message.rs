@@ -4,8 +4,9 @@
 //! What is longer than [`FRAME_BYTES_MAX`], or does not fill its frame exactly, is malformed. Nothing is allocated from a
 //! length before it was checked.
 
-use crate::codec::{Reader, Writer};
+use crate::codec::{ReadMessage, Writer};
 use crate::introduction::Manifest;
+use kolo_base::ByteReader;
 use kolo_comm::auth::KEY_BYTES;
 use kolo_comm::call::FINGERPRINT_BYTES;
 use kolo_comm::transport::BOOTSTRAP_BYTES_MAX;
@@ -15,17 +16,17 @@ use zeroize::Zeroize;
 
 /// The job's key on its way to a member. It does not show in messages, and is wiped when dropped.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Key(pub [u8; KEY_BYTES]);
+pub struct KeyBytes(pub [u8; KEY_BYTES]);
 
-impl Drop for Key {
+impl Drop for KeyBytes {
     fn drop(&mut self) {
         self.0.zeroize();
     }
 }
 
-impl std::fmt::Debug for Key {
+impl std::fmt::Debug for KeyBytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Key")
+        f.write_str("KeyBytes")
     }
 }
 
@@ -64,14 +65,14 @@ pub(crate) fn label(host: &str, role: &str) -> String {
 
 /// One line of the roster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Peer {
+pub struct RosterEntry {
     pub host: String,
     pub pid: u32,
     /// What it is if it is no plain worker, such as `server 0`; empty otherwise.
     pub role: String,
 }
 
-impl Peer {
+impl RosterEntry {
     /// Where it runs, and what it is, for messages.
     pub fn label(&self) -> String {
         label(&self.host, &self.role)
@@ -83,19 +84,19 @@ pub enum Message {
     /// The first word of whoever started the process, over the inherited socket.
     Welcome {
         heartbeat_ms: u64,
-        key: Key,
+        key: KeyBytes,
     },
     /// Instead of a welcome: the coordinator is there.
     Redirect {
         heartbeat_ms: u64,
-        key: Key,
+        key: KeyBytes,
         address: String,
     },
     Hello(Hello),
     /// One line of the roster; all lines, in rank order, are the roster.
     Roster {
         rank: usize,
-        peer: Peer,
+        peer: RosterEntry,
     },
     /// A part of a bootstrap all-gather: a member's own, or any rank's on the way back.
     Blob {
@@ -103,9 +104,9 @@ pub enum Message {
         rank: usize,
         bytes: Vec<u8>,
     },
-    Beat(Activity),
-    /// The coordinator lives, and some rank got on since its last pulse, or none did.
-    Pulse {
+    Heartbeat(Activity),
+    /// The coordinator is alive; `moved` if some rank made progress since its last heartbeat.
+    CoordinatorHeartbeat {
         moved: bool,
     },
     /// For the observer of the job.
@@ -121,10 +122,10 @@ pub enum Message {
     Abort {
         text: String,
     },
-    /// A member has not heard of the coordinator for too long, and leaves. `told` if it has shown this to the user.
+    /// A member has not heard of the coordinator for too long, and leaves. `shown` if it has shown this to the user.
     GiveUp {
         text: String,
-        told: bool,
+        shown: bool,
     },
 }
 
@@ -137,8 +138,8 @@ pub struct Envelope {
 }
 
 fn write_activity(out: &mut Writer, activity: &Activity) {
-    out.long(activity.step);
-    out.long(activity.progress);
+    out.u64(activity.step);
+    out.u64(activity.progress);
     let flags = [activity.in_call, activity.call.is_some(), activity.waits];
     out.0.push(flags.iter().enumerate().map(|(bit, flag)| u8::from(*flag) << bit).sum());
     if let Some(call) = &activity.call {
@@ -146,8 +147,8 @@ fn write_activity(out: &mut Writer, activity: &Activity) {
     }
 }
 
-fn read_activity(body: &mut Reader<'_>) -> Option<Activity> {
-    let (step, progress, flags) = (body.long()?, body.long()?, body.byte()?);
+fn read_activity(body: &mut ByteReader<'_>) -> Option<Activity> {
+    let (step, progress, flags) = (body.u64()?, body.u64()?, body.u8()?);
     if flags > 7 {
         return None;
     }
@@ -167,8 +168,8 @@ impl Message {
             Message::Hello(_) => 2,
             Message::Roster { .. } => 3,
             Message::Blob { .. } => 4,
-            Message::Beat(_) => 5,
-            Message::Pulse { .. } => 6,
+            Message::Heartbeat(_) => 5,
+            Message::CoordinatorHeartbeat { .. } => 6,
             Message::Event(_) => 7,
             Message::Fail { .. } => 8,
             Message::Finish => 9,
@@ -181,80 +182,80 @@ impl Message {
     fn write(&self, out: &mut Writer) {
         match self {
             Message::Welcome { heartbeat_ms, key } => {
-                out.long(*heartbeat_ms);
+                out.u64(*heartbeat_ms);
                 out.0.extend_from_slice(&key.0);
             }
             Message::Redirect { heartbeat_ms, key, address } => {
-                out.long(*heartbeat_ms);
+                out.u64(*heartbeat_ms);
                 out.0.extend_from_slice(&key.0);
                 out.text(address);
             }
             Message::Hello(hello) => {
-                out.word(hello.rank as u32);
-                out.word(hello.world as u32);
-                out.word(hello.pid);
+                out.u32(hello.rank as u32);
+                out.u32(hello.world as u32);
+                out.u32(hello.pid);
                 out.text(&hello.host);
                 out.text(&hello.version);
                 out.text(&hello.role);
                 hello.manifest.write(out);
             }
             Message::Roster { rank, peer } => {
-                out.word(*rank as u32);
-                out.word(peer.pid);
+                out.u32(*rank as u32);
+                out.u32(peer.pid);
                 out.text(&peer.host);
                 out.text(&peer.role);
             }
             Message::Blob { round, rank, bytes } => {
-                out.long(*round);
-                out.word(*rank as u32);
+                out.u64(*round);
+                out.u32(*rank as u32);
                 out.bytes(bytes);
             }
-            Message::Beat(activity) => write_activity(out, activity),
+            Message::Heartbeat(activity) => write_activity(out, activity),
             Message::Event(bytes) => out.bytes(bytes),
             Message::Fail { text, culprit } => {
-                out.word(culprit.map_or(u32::MAX, |rank| rank as u32));
+                out.u32(culprit.map_or(u32::MAX, |rank| rank as u32));
                 out.text(text);
             }
             Message::Abort { text } => out.text(text),
-            Message::GiveUp { text, told } => {
-                out.0.push(u8::from(*told));
+            Message::GiveUp { text, shown } => {
+                out.0.push(u8::from(*shown));
                 out.text(text);
             }
-            Message::Pulse { moved } => out.0.push(u8::from(*moved)),
+            Message::CoordinatorHeartbeat { moved } => out.0.push(u8::from(*moved)),
             Message::Finish | Message::Release => {}
         }
     }
 
-    fn read(code: u8, body: &mut Reader<'_>) -> Option<Self> {
+    fn read(code: u8, body: &mut ByteReader<'_>) -> Option<Self> {
         Some(match code {
-            0 => Message::Welcome { heartbeat_ms: body.long()?, key: body.key()? },
-            1 => Message::Redirect { heartbeat_ms: body.long()?, key: body.key()?, address: body.text()? },
+            0 => Message::Welcome { heartbeat_ms: body.u64()?, key: body.key()? },
+            1 => Message::Redirect { heartbeat_ms: body.u64()?, key: body.key()?, address: body.text()? },
             2 => {
-                let (rank, world, pid) = (body.rank()?, body.word()? as usize, body.word()?);
+                let (rank, world, pid) = (body.rank()?, body.u32()? as usize, body.u32()?);
                 let (host, version) = (body.text()?, body.text()?);
                 // An older program says no more; it is refused by its version.
-                let (role, manifest) = match body.done() {
+                let (role, manifest) = match body.is_empty() {
                     true => (String::new(), Manifest::default()),
                     false => (body.text()?, Manifest::read(body)?),
                 };
                 Message::Hello(Hello { rank, world, pid, host, version, role, manifest })
             }
             3 => {
-                let (rank, pid) = (body.rank()?, body.word()?);
-                Message::Roster { rank, peer: Peer { pid, host: body.text()?, role: body.text()? } }
+                let (rank, pid) = (body.rank()?, body.u32()?);
+                Message::Roster { rank, peer: RosterEntry { pid, host: body.text()?, role: body.text()? } }
             }
-            4 => Message::Blob { round: body.long()?, rank: body.rank()?, bytes: body.bytes(BOOTSTRAP_BYTES_MAX)? },
-            5 => Message::Beat(read_activity(body)?),
-            6 => Message::Pulse { moved: body.byte()? != 0 },
+            4 => Message::Blob { round: body.u64()?, rank: body.rank()?, bytes: body.bytes(BOOTSTRAP_BYTES_MAX)? },
+            5 => Message::Heartbeat(read_activity(body)?),
+            6 => Message::CoordinatorHeartbeat { moved: body.u8()? != 0 },
             7 => Message::Event(body.bytes(EVENT_BYTES_MAX)?),
             8 => {
-                let culprit = Some(body.word()?).filter(|rank| *rank != u32::MAX);
+                let culprit = Some(body.u32()?).filter(|rank| *rank != u32::MAX);
                 Message::Fail { culprit: culprit.map(|rank| rank as usize), text: body.text()? }
             }
             9 => Message::Finish,
             10 => Message::Release,
             11 => Message::Abort { text: body.text()? },
-            12 => Message::GiveUp { told: body.byte()? != 0, text: body.text()? },
+            12 => Message::GiveUp { shown: body.u8()? != 0, text: body.text()? },
             _ => return None,
         })
     }
@@ -265,8 +266,8 @@ impl Envelope {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Writer(vec![0; 4]);
         out.0.push(self.message.code());
-        out.long(self.job);
-        out.word(self.generation);
+        out.u64(self.job);
+        out.u32(self.generation);
         self.message.write(&mut out);
         let length = (out.0.len() - 4) as u32;
         out.0[..4].copy_from_slice(&length.to_le_bytes());
@@ -282,13 +283,13 @@ impl Envelope {
             return Err(rejected("a frame of impossible length"));
         }
         let Some(frame) = bytes.get(4..end) else { return Ok(None) };
-        let mut body = Reader::new(frame);
+        let mut body = ByteReader::new(frame);
         let parsed = (|| {
-            let (code, job, generation) = (body.byte()?, body.long()?, body.word()?);
+            let (code, job, generation) = (body.u8()?, body.u64()?, body.u32()?);
             Some(Envelope { job, generation, message: Message::read(code, &mut body)? })
         })();
         match parsed {
-            Some(envelope) if body.done() => Ok(Some((envelope, end))),
+            Some(envelope) if body.is_empty() => Ok(Some((envelope, end))),
             _ => Err(rejected("a malformed frame")),
         }
     }
@@ -320,21 +321,21 @@ mod tests {
             manifest: Manifest::new([("job.seed".to_string(), "1".to_string())]),
         };
         vec![
-            Message::Welcome { heartbeat_ms: 1000, key: Key([7; KEY_BYTES]) },
-            Message::Redirect { heartbeat_ms: 1000, key: Key([7; KEY_BYTES]), address: "127.0.0.1:9".into() },
+            Message::Welcome { heartbeat_ms: 1000, key: KeyBytes([7; KEY_BYTES]) },
+            Message::Redirect { heartbeat_ms: 1000, key: KeyBytes([7; KEY_BYTES]), address: "127.0.0.1:9".into() },
             Message::Hello(hello),
-            Message::Roster { rank: 1, peer: Peer { host: "a".into(), pid: 5, role: "server 0".into() } },
+            Message::Roster { rank: 1, peer: RosterEntry { host: "a".into(), pid: 5, role: "server 0".into() } },
             Message::Blob { round: 2, rank: 1, bytes: vec![1; 300] },
-            Message::Beat(Activity { step: 1, progress: 2, call: Some(call), in_call: true, waits: true }),
-            Message::Beat(Activity { step: 1, progress: 2, call: None, in_call: false, waits: true }),
-            Message::Pulse { moved: true },
+            Message::Heartbeat(Activity { step: 1, progress: 2, call: Some(call), in_call: true, waits: true }),
+            Message::Heartbeat(Activity { step: 1, progress: 2, call: None, in_call: false, waits: true }),
+            Message::CoordinatorHeartbeat { moved: true },
             Message::Event(vec![9; 10]),
             Message::Fail { text: "no".into(), culprit: Some(2) },
             Message::Fail { text: "no".into(), culprit: None },
             Message::Finish,
             Message::Release,
             Message::Abort { text: "x".into() },
-            Message::GiveUp { text: "x".into(), told: true },
+            Message::GiveUp { text: "x".into(), shown: true },
         ]
     }
 

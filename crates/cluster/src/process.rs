@@ -1,6 +1,6 @@
 //! A worker process on this host: started so that it cannot outlive us, ended with all it started.
 
-use crate::seat::Exit;
+use crate::rank_state::Exit;
 use kolo_comm::Fault;
 use std::fs::File;
 use std::io::ErrorKind;

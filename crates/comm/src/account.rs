@@ -5,11 +5,10 @@
 use crate::call::{FINGERPRINT_BYTES, Fingerprint};
 use crate::fault::Fault;
 use crate::watch::Watch;
+use kolo_base::ByteReader;
 
 /// Largest account of a failure.
 pub const ACCOUNT_BYTES_MAX: usize = 1024;
-/// Bytes before the text or the fingerprints.
-const HEAD_BYTES: usize = 9;
 
 const MISMATCH: u8 = 1;
 const LOST: u8 = 2;
@@ -41,17 +40,18 @@ pub fn encode(fault: &Fault) -> Vec<u8> {
 
 /// The fault that rank `from` told of, as rank `own` sees it, which is in this call. `None` if it is no account.
 pub fn decode(bytes: &[u8], from: usize, own: usize, call: Option<&Fingerprint>, watch: &Watch) -> Option<Fault> {
-    let (head, rest) = bytes.split_at_checked(HEAD_BYTES)?;
-    let rank = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]) as usize;
+    let mut reader = ByteReader::new(bytes);
+    let (sort, first, second) = (reader.u8()?, reader.u32()?, reader.u32()? as usize);
+    let rest = reader.rest();
     let text = || String::from_utf8_lossy(rest).into_owned();
-    let first = if rank(1) == u32::MAX as usize { from } else { rank(1) };
+    let first = if first == u32::MAX { from } else { first as usize };
     let (peer, host) = (first, watch.host(first));
     let during = call.map_or_else(|| "a call".into(), ToString::to_string);
-    Some(match head[0] {
+    Some(match sort {
         MISMATCH => {
             let mut calls =
                 rest.chunks_exact(FINGERPRINT_BYTES).filter_map(|call| Fingerprint::decode(call.try_into().ok()?));
-            let (one, other) = ((first, calls.next()?), (rank(5), calls.next()?));
+            let (one, other) = ((first, calls.next()?), (second, calls.next()?));
             // On this rank's side is itself, or whoever made the same call: the other one is odd.
             let turned = other.0 == own || (one.0 != own && call == Some(&other.1));
             let ((rank, mine), (peer, theirs)) = if turned { (other, one) } else { (one, other) };
@@ -63,7 +63,7 @@ pub fn decode(bytes: &[u8], from: usize, own: usize, call: Option<&Fingerprint>,
         }
         LOST => Fault::Lost { peer, host, during, why: text() },
         STALLED => {
-            let waited_ms = rest.try_into().map(u64::from_le_bytes).ok()?;
+            let waited_ms = reader.u64()?;
             Fault::Stalled { peer, host, during, waited_ms }
         }
         FAILED => Fault::Failed { peer, host, why: text() },

@@ -3,11 +3,11 @@
 use crate::call::Fingerprint;
 use crate::communicator::{Request, Shared};
 use crate::fault::Fault;
-use crate::lock;
+use kolo_base::{lock, wait};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
 pub(crate) struct Engine {
@@ -77,7 +77,7 @@ impl Engine {
         }
         let mut queue = lock(&self.state.queue);
         while !self.done(ticket) && queue.fault.is_none() {
-            queue = self.state.finished.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            queue = wait(&self.state.finished, queue);
         }
         match &queue.fault {
             Some(fault) if !self.done(ticket) => Err(fault.clone()),
@@ -96,7 +96,7 @@ impl State {
         loop {
             let mut queue = lock(&self.queue);
             while queue.waiting.is_empty() && !queue.closed {
-                queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                queue = wait(&self.work, queue);
             }
             if queue.closed {
                 return;

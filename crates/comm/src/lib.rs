@@ -40,8 +40,3 @@ pub use element::{Element, Reduction, Scalar};
 pub use fault::Fault;
 pub use transport::{Bootstrap, Transport};
 pub use watch::Watch;
-
-/// What a panicking thread left behind a mutex is still whole: nothing here is half-written across a panic.
-fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}

@@ -7,8 +7,8 @@
 use crate::call::Fingerprint;
 use crate::execution::Step;
 use crate::fault::Fault;
-use crate::lock;
 use crate::wire::Wire;
+use kolo_base::lock;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 

@@ -6,11 +6,11 @@
 
 use crate::call::Fingerprint;
 use crate::fault::Fault;
-use crate::lock;
 use crate::run::Programs;
 use crate::transport::Transport;
 use crate::watch::Watch;
 use crate::wire::{SplitWire, Wire};
+use kolo_base::lock;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};

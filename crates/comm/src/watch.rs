@@ -6,7 +6,7 @@
 
 use crate::call::{FINGERPRINT_BYTES, Fingerprint};
 use crate::fault::Fault;
-use crate::lock;
+use kolo_base::lock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

@@ -99,7 +99,7 @@ pub fn same_weights(world: &Communicator, digest: &str) -> Result<(), Error> {
         .chunks(own.len())
         .enumerate()
         .filter(|(_, other)| *other != &all[..own.len()])
-        .map(|(rank, _)| kolo_comm::fault::place(rank, &world.watch().host(rank)))
+        .map(|(rank, _)| kolo_comm::fault::rank_name(rank, &world.watch().host(rank)))
         .collect();
     if differ.is_empty() {
         return Ok(());

@@ -3,7 +3,7 @@
 use super::Session;
 use super::abi::Handle;
 use super::library::{Functions, Library, Status};
-use crate::fault::{Fault, place};
+use crate::fault::{Fault, rank_name};
 use crate::watch::{Patience, Pause, Watch};
 use std::ffi::c_int;
 use std::fmt::Display;
@@ -86,7 +86,7 @@ impl Group {
 
     /// Such as `rank 3 on node7`.
     pub fn place(&self, rank: usize, watch: &Watch) -> String {
-        place(self.world[rank], &watch.host(self.world[rank]))
+        rank_name(self.world[rank], &watch.host(self.world[rank]))
     }
 
     /// The same ranks, with messages of their own. All of them call it.

@@ -5,10 +5,11 @@
 
 use super::abi::{Constants, Handle};
 use crate::fault::Fault;
+use kolo_base::lock;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// Room for what a library says of itself; MPICH's header asks for this much.
 const VERSION_BYTES: usize = 8192;
@@ -157,8 +158,7 @@ impl Library {
             let why = "an earlier call of this rank failed while its messages were under way";
             return Err(Fault::Aborted(format!("MPI_{name} was not called: {why}")));
         }
-        let guard =
-            self.serialized.load(Ordering::Acquire).then(|| self.lock.lock().unwrap_or_else(PoisonError::into_inner));
+        let guard = self.serialized.load(Ordering::Acquire).then(|| lock(&self.lock));
         let code = call(&self.functions);
         let outcome = if code == 0 { Ok(()) } else { Err(self.fault(name, code)) };
         drop(guard);

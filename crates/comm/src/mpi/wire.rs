@@ -8,6 +8,7 @@ use crate::call::{FINGERPRINT_BYTES, Fingerprint};
 use crate::fault::Fault;
 use crate::watch::Watch;
 use crate::wire::{SplitWire, Wire};
+use kolo_base::ByteReader;
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
@@ -144,11 +145,10 @@ impl MpiWire {
 
     /// A header has come: is it the one of our call?
     fn check(&self, receiving: &Receiving) -> Result<(), Fault> {
-        let header = &receiving.slot[..HEADER_BYTES];
-        let theirs = Fingerprint::decode(&std::array::from_fn(|at| header[at]));
-        let bytes = u64::from_le_bytes(std::array::from_fn(|at| header[FINGERPRINT_BYTES + at]));
+        let mut header = ByteReader::new(&receiving.slot[..HEADER_BYTES]);
+        let theirs = header.array().and_then(|call| Fingerprint::decode(&call)).zip(header.u64());
         let (rank, peer) = (self.group.world_rank(self.group.rank()), self.group.world_rank(receiving.from));
-        let Some(theirs) = theirs else {
+        let Some((theirs, bytes)) = theirs else {
             let why = "its header makes no sense".into();
             return Err(Fault::Rejected { from: self.group.place(receiving.from, &self.watch), why });
         };

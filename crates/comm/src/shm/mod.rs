@@ -22,6 +22,7 @@ use crate::task::Task;
 use crate::transport::{Bootstrap, Transport};
 use crate::watch::Watch;
 use direct::Places;
+use kolo_base::ByteReader;
 use layout::{Control, NONCE_BYTES, RANKS_MAX};
 use registry::{OFFER_BYTES, Offer, Registry};
 use room::{Neighbours, Room};
@@ -71,7 +72,7 @@ pub fn connect(
     // The descriptor stays open until all have mapped what is behind it.
     let (_file, control) = match made {
         Some((_, file, control)) => (Some(file), Ok(control)),
-        None => (None, map_control(&Offer::decode(&hellos[0].offer), size)),
+        None => (None, map_control(&hellos[0].offer, size)),
     };
     let said = control.as_ref().err().map_or(String::new(), |fault| fault.to_string());
     let said = bootstrap.all_gather(said.as_bytes())?;
@@ -124,12 +125,15 @@ impl Hello {
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; HELLO_BYTES] = bytes.try_into().ok()?;
-        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
-        let offer = bytes[HELLO_BYTES - OFFER_BYTES..].try_into().ok()?;
-        let processors = std::array::from_fn(|at| long(16 + 8 * at));
-        Some(Self { pid: word(0), barrier: word(4) != 0, quota: word(8), processors, offer })
+        let mut reader = ByteReader::new(bytes);
+        let (pid, barrier, quota) = (reader.u32()?, reader.u32()? != 0, reader.u32()?);
+        reader.skip(4)?;
+        let mut processors = [0; PROCESSOR_WORDS];
+        for word in &mut processors {
+            *word = reader.u64()?;
+        }
+        let offer = reader.array()?;
+        reader.is_empty().then_some(Self { pid, barrier, quota, processors, offer })
     }
 }
 
@@ -148,12 +152,13 @@ fn make_control(size: usize) -> Result<(Offer, OwnedFd, Control), Fault> {
 }
 
 /// Maps the control segment that another rank offered.
-fn map_control(offer: &Offer, size: usize) -> Result<Control, Fault> {
+fn map_control(offer: &[u8; OFFER_BYTES], size: usize) -> Result<Control, Fault> {
     let refused = |why: String| Fault::System {
         what: "mapping the memory of the ranks of this host (all must run on one host, in one container, as one user)"
             .into(),
         error: why,
     };
+    let offer = Offer::decode(offer);
     if offer.bytes != Control::bytes_for(size) {
         return Err(refused(format!("it has {} bytes, not {}", offer.bytes, Control::bytes_for(size))));
     }
@@ -304,7 +309,7 @@ impl Shm {
             let mut offer = [0; OFFER_BYTES];
             // SAFETY: the buffer has this length.
             unsafe { self.recv_bytes(members[0], &call, offer.as_mut_ptr(), OFFER_BYTES)? };
-            let control = map_control(&Offer::decode(&offer), size)?;
+            let control = map_control(&offer, size)?;
             // SAFETY: of no bytes.
             unsafe { self.send_bytes(members[0], &call, std::ptr::null(), 0)? };
             return Ok(control);

@@ -2,8 +2,9 @@
 
 use crate::fault::Fault;
 use crate::memory::{self, SharedMemory};
+use kolo_base::{ByteReader, lock};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use super::layout::NONCE_BYTES;
 use super::system;
@@ -49,7 +50,7 @@ fn place(origins: &[usize], rank: usize, origin: usize) -> Option<usize> {
 
 impl Registry {
     fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     pub fn add(&self, id: u64, memory: &Arc<SharedMemory>, origins: &[usize]) {
@@ -93,11 +94,12 @@ impl Offer {
     }
 
     pub fn decode(bytes: &[u8; OFFER_BYTES]) -> Self {
-        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let mut nonce = [0; NONCE_BYTES];
-        nonce.copy_from_slice(&bytes[16..32]);
-        let size = u64::from(word(8)) | u64::from(word(12)) << 32;
-        Self { pid: word(0), fd: word(4) as RawFd, bytes: size as usize, nonce }
+        let mut reader = ByteReader::new(bytes);
+        let mut fields = || {
+            let (pid, fd, bytes) = (reader.u32()?, reader.u32()? as RawFd, reader.u64()? as usize);
+            Some(Self { pid, fd, bytes, nonce: reader.array()? })
+        };
+        fields().unwrap_or(Self { pid: 0, fd: -1, bytes: 0, nonce: [0; NONCE_BYTES] })
     }
 
     /// Makes memory of this size and writes a fresh nonce at its head.

@@ -8,7 +8,7 @@ use super::pace::Pace;
 use super::system::{self, Process};
 use crate::account::{self, ACCOUNT_BYTES_MAX};
 use crate::call::{FINGERPRINT_BYTES, Fingerprint, Kind};
-use crate::fault::{Fault, place};
+use crate::fault::{Fault, rank_name};
 use crate::watch::{Patience, Pause, Watch};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, compiler_fence, fence};
@@ -144,13 +144,13 @@ impl Room {
         let ((rank, host), (peer, peer_host)) = (self.named(self.rank), self.named(peer));
         let Some(theirs) = theirs else {
             let why = "it is not a call that this version knows".into();
-            return Fault::Rejected { from: place(peer, &peer_host), why };
+            return Fault::Rejected { from: rank_name(peer, &peer_host), why };
         };
         let mine = Fingerprint { kind: if mine.kind == Kind::Recv { Kind::Send } else { mine.kind }, ..*mine };
         if mine == theirs {
             let why = format!(
                 "its parts in {theirs} are not those of {}\n  hint: all ranks must pass the same counts and offsets",
-                place(rank, &host)
+                rank_name(rank, &host)
             );
             return Fault::Failed { peer, host: peer_host, why };
         }

@@ -6,6 +6,7 @@ use crate::account::ACCOUNT_BYTES_MAX;
 use crate::call::{FINGERPRINT_BYTES, Fingerprint};
 use crate::communicator::CALL_BYTES_MAX;
 use crate::record::{Forged, TAG_BYTES};
+use kolo_base::ByteReader;
 
 /// Largest payload of a frame.
 pub const SEGMENT_BYTES_MAX: usize = 1 << 20;
@@ -84,20 +85,25 @@ impl Frame {
 
     /// Reads an opened header.
     pub fn decode(bytes: &[u8; PLAIN_BYTES], era: Era) -> Result<Self, Malformed> {
-        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
-        let (job, generation) = (long(8), long(16));
+        let fields = || {
+            let mut reader = ByteReader::new(bytes);
+            let kind = reader.u8()?;
+            reader.skip(3)?;
+            let part = u64::from(reader.u32()?);
+            Some((kind, part, [reader.u64()?, reader.u64()?, reader.u64()?, reader.u64()?, reader.u64()?]))
+        };
+        let short = Malformed::Nonsense("it is too short");
+        let (kind, part, [job, generation, message, total, offset]) = fields().ok_or(short)?;
         if (Era { job, generation }) != era {
             return Err(Malformed::Era(job, generation));
         }
-        let kind = match bytes[0] {
+        let kind = match kind {
             1 => FrameKind::Message,
             2 => FrameKind::Goodbye,
             3 => FrameKind::Failed,
             4 => FrameKind::Notice,
             _ => return Err(Malformed::Nonsense("its kind is unknown")),
         };
-        let (message, total, offset, part) = (long(24), long(32), long(40), u64::from(word(4)));
         let part_max = if kind == FrameKind::Message { SEGMENT_BYTES_MAX } else { ACCOUNT_BYTES_MAX };
         if part > part_max as u64 || total > CALL_BYTES_MAX as u64 {
             return Err(Malformed::Nonsense("it is too long"));

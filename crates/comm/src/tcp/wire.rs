@@ -8,7 +8,7 @@ use super::poll;
 use super::reader::Stop;
 use crate::account;
 use crate::call::{Fingerprint, Kind};
-use crate::fault::{Fault, place};
+use crate::fault::{Fault, rank_name};
 use crate::transport::Bootstrap;
 use crate::watch::Watch;
 use crate::wire::Wire;
@@ -132,7 +132,7 @@ impl TcpWire {
     /// What a stopped stream means for the caller.
     fn explain(&self, peer: usize, stop: Stop) -> Fault {
         let (rank, host) = self.named(peer);
-        let rejected = |why: String| Fault::Rejected { from: place(rank, &host), why };
+        let rejected = |why: String| Fault::Rejected { from: rank_name(rank, &host), why };
         match stop {
             Stop::End => self.lost(peer, "its end of the link closed"),
             Stop::Goodbye => self.lost(peer, "it left the job"),
