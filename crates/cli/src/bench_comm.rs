@@ -6,10 +6,10 @@ use crate::flags;
 use crate::manifest::Agreement;
 use crate::output::println;
 use crate::progress::Progress;
-use crate::workers::{self, Joined};
+use crate::workers::{self, JoinedRank};
 use kolo_cluster::{Introduction, Launcher, RankInfo};
-use kolo_comm::bench::{self, Method, Row};
-use kolo_comm::mpi::World;
+use kolo_comm::bench::{self, BenchRow, Method};
+use kolo_comm::mpi::MpiWorld;
 use kolo_comm::{Communicator, Fault, Kind};
 use std::sync::Arc;
 
@@ -28,17 +28,17 @@ pub fn comm(args: &BenchComm) -> Result<(), Failure> {
     };
     let mut joined = workers::join(&place, &args.workers, introduction(args))?;
     let outcome = measure(args, &place, &mut joined, &kinds, &sizes);
-    let Joined { member, mpi } = joined;
+    let JoinedRank { member, mpi } = joined;
     let rows = workers::or_fail(outcome, &member)?;
     if member.rank == 0 {
         print(&rows);
         if let Some(path) = &args.report {
-            let list: Vec<String> = rows.iter().map(Row::json).collect();
+            let list: Vec<String> = rows.iter().map(BenchRow::json).collect();
             write_file(path, format!("[\n  {}\n]\n", list.join(",\n  ")))?;
         }
     }
     member.finish()?;
-    Ok(mpi.map_or(Ok(()), World::finish)?)
+    Ok(mpi.map_or(Ok(()), MpiWorld::finish)?)
 }
 
 fn introduction(args: &BenchComm) -> Introduction {
@@ -60,11 +60,11 @@ fn prepare(args: &BenchComm, place: Option<&RankInfo>) -> Result<(Vec<Kind>, Vec
 fn measure(
     args: &BenchComm,
     place: &RankInfo,
-    joined: &mut Joined,
+    joined: &mut JoinedRank,
     kinds: &[Kind],
     sizes: &[usize],
-) -> Result<Vec<Row>, Fault> {
-    let Joined { member, mpi } = joined;
+) -> Result<Vec<BenchRow>, Fault> {
+    let JoinedRank { member, mpi } = joined;
     let transports: &[TransportKind] = match args.workers.transport {
         TransportKind::Auto if place.launcher == Launcher::Kolo && workers::can_share_memory(member)? => {
             &[TransportKind::Shm, TransportKind::Tcp]
@@ -86,7 +86,7 @@ fn measure(
     Ok(rows)
 }
 
-fn print(rows: &[Row]) {
+fn print(rows: &[BenchRow]) {
     println!("{:<16} {:<9} {:>5} {:>12} {:>14} {:>12}", "op", "transport", "ranks", "bytes", "median µs", "bus GB/s");
     for row in rows {
         println!(

@@ -128,7 +128,7 @@ pub fn fresh(name: &str, quiet: bool) -> Option<OutDir> {
     }
 }
 
-/// After a run that did not come to write anything.
+/// After a run that wrote nothing.
 pub fn remove_if_empty(out: Option<&OutDir>) {
     if let Some(OutDir { path, required: false, .. }) = out {
         // Fails if there is something in it, which is what is wanted.

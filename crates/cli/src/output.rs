@@ -72,7 +72,9 @@ pub fn keep(outcome: Result<()>) {
 pub fn finish() -> std::result::Result<(), Failure> {
     keep(std::io::stdout().flush());
     match LOST.lock().unwrap_or_else(PoisonError::into_inner).take() {
-        Some(error) => Err(Failure::job(format!("standard output: {error}"), "make room there, or write elsewhere")),
+        Some(error) => {
+            Err(Failure::job(format!("standard output: {error}"), "free some space there, or write elsewhere"))
+        }
         None => Ok(()),
     }
 }

@@ -39,7 +39,7 @@ pub struct Worker {
     pub world: Arc<Communicator>,
     /// Its share of its host's.
     cores: usize,
-    mpi: Option<mpi::World>,
+    mpi: Option<mpi::MpiWorld>,
 }
 
 impl Worker {
@@ -50,7 +50,7 @@ impl Worker {
         reproducible: bool,
         introduction: Introduction,
     ) -> Result<Self, Failure> {
-        let Joined { mut member, mpi } = join(place, workers, introduction)?;
+        let JoinedRank { mut member, mpi } = join(place, workers, introduction)?;
         let cores = or_fail(cores::own(&mut member), &member)?;
         let transport = or_fail(connect(&mut member, mpi.as_ref(), workers, workers.transport), &member)?;
         let world = Communicator::new(transport, Arc::clone(&member.watch), reproducible);
@@ -80,7 +80,7 @@ impl Worker {
         if let Ok(member) = Arc::try_unwrap(member) {
             member.finish().map_err(|_| Failure::reported())?;
         }
-        Ok(mpi.map_or(Ok(()), mpi::World::finish)?)
+        Ok(mpi.map_or(Ok(()), mpi::MpiWorld::finish)?)
     }
 }
 
@@ -101,22 +101,22 @@ pub fn or_fail_all<T>(outcome: Result<T, Failure>, place: Option<&RankInfo>, wor
 }
 
 /// A joined process, with the engine through which it joined if that is MPI.
-pub struct Joined {
+pub struct JoinedRank {
     pub member: Member,
-    pub mpi: Option<mpi::World>,
+    pub mpi: Option<mpi::MpiWorld>,
 }
 
 /// Joins the other ranks, whoever started them. If the job has ended before it began, whoever ended it has said why.
-pub fn join(place: &RankInfo, workers: &Workers, introduction: Introduction) -> Result<Joined, Failure> {
+pub fn join(place: &RankInfo, workers: &Workers, introduction: Introduction) -> Result<JoinedRank, Failure> {
     join_ranks(place, workers, introduction).map_err(|fault| match fault {
         Fault::Aborted(_) => Failure::reported(),
         fault => fault.into(),
     })
 }
 
-fn join_ranks(place: &RankInfo, workers: &Workers, introduction: Introduction) -> Result<Joined, Fault> {
+fn join_ranks(place: &RankInfo, workers: &Workers, introduction: Introduction) -> Result<JoinedRank, Fault> {
     if place.launcher == Launcher::Kolo {
-        return Ok(Joined { member: Member::take(place, &introduction)?, mpi: None });
+        return Ok(JoinedRank { member: Member::take(place, &introduction)?, mpi: None });
     }
     let by_mpi = matches!(place.launcher, Launcher::OpenMpi | Launcher::Mpich);
     let by_mpi = by_mpi || workers.transport == TransportKind::Mpi;
@@ -135,9 +135,9 @@ fn join_under_launcher(
     workers: &Workers,
     by_mpi: bool,
     introduction: Introduction,
-) -> Result<Joined, Fault> {
+) -> Result<JoinedRank, Fault> {
     let mut mpi = match by_mpi {
-        true => Some(mpi::World::init(&environment, workers.mpi_library.as_deref())?),
+        true => Some(mpi::MpiWorld::init(&environment, workers.mpi_library.as_deref())?),
         false => None,
     };
     let discovery = match &mut mpi {
@@ -153,7 +153,7 @@ fn join_under_launcher(
             ..JoinOptions::new(discovery)
         },
     )?;
-    Ok(Joined { member, mpi })
+    Ok(JoinedRank { member, mpi })
 }
 
 /// A failure of this rank, which the others hear of.
@@ -177,7 +177,7 @@ pub fn can_share_memory(member: &mut Member) -> Result<bool, Fault> {
 /// Links this rank with all others.
 pub fn connect(
     member: &mut Member,
-    mpi: Option<&mpi::World>,
+    mpi: Option<&mpi::MpiWorld>,
     workers: &Workers,
     kind: TransportKind,
 ) -> Result<Box<dyn Transport>, Fault> {

@@ -141,6 +141,14 @@ fn a_plan_names_parameters_work_and_memory() {
     {
         assert!(text.contains(word), "no {word} in\n{text}");
     }
+    assert!(text.starts_with("digits\n  parameters        52,138\n"), "{text}");
+    // A job without a name is called by its file.
+    let nameless = std::fs::read_to_string(example("digits")).unwrap().replace("name = \"digits\"\n", "");
+    std::fs::write(dir.path().join("seven.toml"), nameless).unwrap();
+    let text = stdout_of(dir.path(), &["plan", "seven.toml", "--by-rates"]);
+    assert!(text.starts_with("seven\n"), "{text}");
+    let text = stdout_of(dir.path(), &["plan", "seven.toml", "--by-rates", "--json"]);
+    assert!(text.contains("\"job\": \"job\""), "{text}");
     let text = stdout_of(dir.path(), &["plan", &example("digits"), "--by-rates"]);
     assert!(
         text.contains("GFLOP/s") && text.contains("by these rates alone") && !text.contains("measured on"),
@@ -164,7 +172,9 @@ fn a_plan_for_workers_says_whose_numbers_it_has() {
     assert_eq!((&one["workers"], &four["workers"]), (&1.into(), &4.into()));
     assert_eq!(one["run"]["flops"].as_f64().unwrap() > 0.0, four["run"]["flops"].as_f64().unwrap() > 0.0);
     let text = stdout_of(dir.path(), &["plan", "-n", "2", "--threads", "1"]);
-    for words in ["FLOP, per worker", "FLOP, all workers", " per worker, ", "for all 2 workers", "ms exchange"] {
+    for words in
+        ["FLOP, per worker", "FLOP, all workers", " per worker, ", "for all 2 workers", " exchange, per worker"]
+    {
         assert!(text.contains(words), "no {words} in\n{text}");
     }
 }

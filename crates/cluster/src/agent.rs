@@ -8,9 +8,9 @@ use crate::control_link::ControlLink;
 use crate::deadlines::Deadlines;
 use crate::launcher;
 use crate::logs::{self, OutputStream};
-use crate::message::{Envelope, Message};
+use crate::message::{ControlMessage, Envelope};
 use crate::pipe::Pipe;
-use crate::process::{self, Change, Output, Process};
+use crate::process::{self, Change, Process, ProcessOutput};
 use crate::timeout::HeartbeatTimeout;
 use kolo_comm::Fault;
 use std::io::Read;
@@ -116,7 +116,7 @@ fn await_start(pipe: &mut Pipe) -> Result<(StartWorkers, Vec<AgentMessage>), Fau
             return Ok((*start, messages.collect()));
         }
     }
-    Err(Fault::BadCall("an agent is started by `kolo train --hosts`, which tells it what to do; nobody did".into()))
+    Err(Fault::BadCall("`kolo agent` is started by `kolo train --hosts`, but received no instructions".into()))
 }
 
 fn start_all(
@@ -138,14 +138,14 @@ fn start_all(
             (launcher::CONTROL_FD, theirs.as_raw_fd() as usize),
         ];
         command.envs(numbers.map(|(name, value)| (name, value.to_string())));
-        let mut process = Process::start(command, theirs, Output::Pipes)?;
+        let mut process = Process::start(command, theirs, ProcessOutput::Pipes)?;
         if let Some((stdout, stderr)) = process.take_pipes() {
             forward(rank, OutputStream::Out, stdout, sender.clone())?;
             forward(rank, OutputStream::Err, stderr, sender.clone())?;
         }
         let mut link = ControlLink::plain(ours)?;
         let (heartbeat_ms, key, address) = (start.heartbeat_ms, start.key.clone(), start.address.clone());
-        let message = Message::Redirect { heartbeat_ms, key, address };
+        let message = ControlMessage::Redirect { heartbeat_ms, key, address };
         link.send(&Envelope { job: start.job, generation: start.generation, message });
         workers.push(process);
         controls.push(link);

@@ -6,7 +6,7 @@
 use crate::message::{Envelope, FRAME_BYTES_MAX};
 use crate::poll::poll;
 use kolo_comm::Fault;
-use kolo_comm::auth::Session;
+use kolo_comm::auth::LinkSession;
 use kolo_comm::record::{RecordKind, RecordReader, Sealer, seal_record};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -76,7 +76,7 @@ impl ControlLink {
     }
 
     /// Over a network, after both ends have proved who they are.
-    pub fn sealed(stream: TcpStream, session: Session) -> Result<Self, Fault> {
+    pub fn sealed(stream: TcpStream, session: LinkSession) -> Result<Self, Fault> {
         let prepared = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
         prepared.map_err(|error| Fault::system("preparing a control link", &error))?;
         let seal = Seal { sealer: session.sealer, reader: RecordReader::new(session.opener) };

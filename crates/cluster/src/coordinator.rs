@@ -5,7 +5,7 @@
 
 use crate::deadlines::Deadlines;
 use crate::membership::{Membership, MembershipAction, MembershipEvent, Verdict};
-use crate::message::{Envelope, Hello, Message};
+use crate::message::{ControlMessage, Envelope, Hello};
 use crate::rank_state::{Exit, Lag, Laggard};
 use crate::rendezvous::{Rendezvous, RendezvousAction, RendezvousEvent};
 use kolo_comm::Fault;
@@ -172,43 +172,45 @@ impl Coordinator {
             return;
         }
         let rank = match (self.ranks.get(&link), envelope.message) {
-            (None, Message::Hello(hello)) => return self.hello(now_ms, link, hello, actions),
+            (None, ControlMessage::Hello(hello)) => return self.hello(now_ms, link, hello, actions),
             (Some(rank), message) => return self.member(now_ms, *rank, message, actions),
             (None, _) => format!("link {link}"),
         };
-        let why = "it spoke before it introduced itself".into();
+        let why = "it sent a message before its hello".into();
         self.fault(now_ms, Fault::Rejected { from: rank, why }, actions);
     }
 
     fn hello(&mut self, now_ms: u64, link: usize, hello: Hello, actions: &mut Vec<CoordinatorAction>) {
         if let Some(text) = self.ending.clone() {
-            let envelope = self.envelope(Message::Abort { text });
+            let envelope = self.envelope(ControlMessage::Abort { text });
             return actions.push(CoordinatorAction::Send { link, envelope });
         }
         if self.config.bound && hello.rank != link {
-            let why = format!("rank {link} says that it is rank {}", hello.rank);
+            let why = format!("rank {link} claims to be rank {}", hello.rank);
             return self.fault(now_ms, Fault::Rejected { from: format!("rank {link}"), why }, actions);
         }
         let done = self.rendezvous.step(now_ms, RendezvousEvent::Hello { link, hello });
         self.apply_rendezvous(now_ms, done, actions);
         // Whoever was refused hears why.
         if let (None, Some(text)) = (self.ranks.get(&link), self.ending.clone()) {
-            let envelope = self.envelope(Message::Abort { text });
+            let envelope = self.envelope(ControlMessage::Abort { text });
             actions.push(CoordinatorAction::Send { link, envelope });
         }
     }
 
-    fn member(&mut self, now_ms: u64, rank: usize, message: Message, actions: &mut Vec<CoordinatorAction>) {
+    fn member(&mut self, now_ms: u64, rank: usize, message: ControlMessage, actions: &mut Vec<CoordinatorAction>) {
         let event = match message {
-            Message::Blob { round, bytes, .. } => {
+            ControlMessage::Blob { round, bytes, .. } => {
                 let done = self.rendezvous.step(now_ms, RendezvousEvent::Blob { rank, round, bytes });
                 return self.apply_rendezvous(now_ms, done, actions);
             }
-            Message::Event(bytes) => return actions.push(CoordinatorAction::Notice(Notice::Event { rank, bytes })),
-            Message::Heartbeat(activity) => MembershipEvent::Heartbeat { rank, activity },
-            Message::Fail { text, culprit } => MembershipEvent::Failed { rank, text, culprit },
-            Message::Finish => MembershipEvent::Finished { rank },
-            Message::GiveUp { text, shown } => {
+            ControlMessage::Event(bytes) => {
+                return actions.push(CoordinatorAction::Notice(Notice::Event { rank, bytes }));
+            }
+            ControlMessage::Heartbeat(activity) => MembershipEvent::Heartbeat { rank, activity },
+            ControlMessage::Fail { text, culprit } => MembershipEvent::Failed { rank, text, culprit },
+            ControlMessage::Finish => MembershipEvent::Finished { rank },
+            ControlMessage::GiveUp { text, shown } => {
                 self.shown |= shown;
                 MembershipEvent::GivenUp { rank, text, shown }
             }
@@ -233,13 +235,13 @@ impl Coordinator {
                 }
                 RendezvousAction::Roster(peers) => {
                     for (rank, peer) in peers.into_iter().enumerate() {
-                        self.send_all(&Message::Roster { rank, peer }, actions);
+                        self.send_all(&ControlMessage::Roster { rank, peer }, actions);
                     }
                     actions.push(CoordinatorAction::Notice(Notice::Joined { world: self.config.world }));
                 }
                 RendezvousAction::Blobs { round, blobs } => {
                     for (rank, bytes) in blobs.into_iter().enumerate() {
-                        self.send_all(&Message::Blob { round, rank, bytes }, actions);
+                        self.send_all(&ControlMessage::Blob { round, rank, bytes }, actions);
                     }
                 }
                 RendezvousAction::Fault(fault) => self.fault(now_ms, fault, actions),
@@ -257,24 +259,24 @@ impl Coordinator {
             match action {
                 MembershipAction::Signal { rank, signal } => actions.push(CoordinatorAction::Signal { rank, signal }),
                 MembershipAction::Abort { text } => {
-                    self.send_all(&Message::Abort { text: text.clone() }, actions);
+                    self.send_all(&ControlMessage::Abort { text: text.clone() }, actions);
                     self.ending = Some(text.clone());
                     actions.push(CoordinatorAction::Notice(Notice::Ending { text, shown: self.shown }));
                 }
                 MembershipAction::Kill { rank } => {
                     actions.push(CoordinatorAction::Kill { rank, link: self.links[rank] })
                 }
-                MembershipAction::Release => self.send_all(&Message::Release, actions),
+                MembershipAction::Release => self.send_all(&ControlMessage::Release, actions),
                 MembershipAction::Ended(verdict) => actions.push(CoordinatorAction::Ended(verdict)),
             }
         }
     }
 
-    fn envelope(&self, message: Message) -> Envelope {
+    fn envelope(&self, message: ControlMessage) -> Envelope {
         Envelope { job: self.config.job, generation: self.config.generation, message }
     }
 
-    fn send_all(&self, message: &Message, actions: &mut Vec<CoordinatorAction>) {
+    fn send_all(&self, message: &ControlMessage, actions: &mut Vec<CoordinatorAction>) {
         let send = |link: &usize| CoordinatorAction::Send { link: *link, envelope: self.envelope(message.clone()) };
         actions.extend(self.links.iter().flatten().map(send));
     }
@@ -289,7 +291,7 @@ impl Coordinator {
             let moved =
                 (0..self.config.world).any(|rank| self.membership.rank_state(rank).moved_ms >= self.heartbeat_sent_ms);
             self.heartbeat_sent_ms = now_ms;
-            self.send_all(&Message::CoordinatorHeartbeat { moved }, actions);
+            self.send_all(&ControlMessage::CoordinatorHeartbeat { moved }, actions);
             self.report_slow(now_ms, actions);
         }
         self.update_membership(now_ms, MembershipEvent::Tick, actions);

@@ -4,7 +4,7 @@ use crate::control_link::ControlLink;
 use crate::coordinator::{CoordinatorConfig, Notice};
 use crate::deadlines::Deadlines;
 use crate::driver::{Driver, ProcessControl, ProcessEvent};
-use crate::join::Observer;
+use crate::join::NoticeObserver;
 use crate::listener::Listener;
 use kolo_comm::Fault;
 use std::os::fd::RawFd;
@@ -46,7 +46,7 @@ impl CoordinatorThread {
         config: CoordinatorConfig,
         listener: Listener,
         own: ControlLink,
-        observer: Observer,
+        observer: NoticeObserver,
         file: Option<PathBuf>,
     ) -> Result<Self, Fault> {
         let ending = Arc::new(AtomicBool::new(false));

@@ -241,7 +241,7 @@ impl Remote {
             };
             self.mark_lost(format!("host {}: {why}{}", self.host, self.stderr_text()), events);
         } else if self.pipe.greeted && self.timeout.expired(Instant::now()) {
-            let why = format!("host {}: its agent gave no sign of life for {} ms", self.host, deadlines.orphan_ms());
+            let why = format!("host {}: its agent sent no heartbeat for {} ms", self.host, deadlines.orphan_ms());
             self.mark_lost(why, events);
         }
     }

@@ -10,15 +10,16 @@ use crate::coordinator_thread::CoordinatorThread;
 use crate::deadlines::Deadlines;
 use crate::interface;
 use crate::introduction::Introduction;
-use crate::launcher::{Launcher, Lookup, RankInfo};
+use crate::launcher::{Launcher, RankInfo};
 use crate::listener::{self, Listener};
 use crate::local::HEARTBEAT_MS;
 use crate::logs;
 use crate::member::{Connected, JobCredentials, Member};
-use crate::message::{Envelope, KeyBytes, Message};
+use crate::message::{ControlMessage, Envelope, KeyBytes};
 use crate::rendezvous::JOIN_HEARTBEATS;
 use crate::startup_watch;
 use crate::timeout::SuspensionDetector;
+use kolo_comm::host::EnvLookup;
 use kolo_comm::{Bootstrap, Fault, JobKey};
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -37,7 +38,7 @@ const MARK_STAYS: Duration = Duration::from_secs(2);
 const CREDENTIALS_BYTES_MAX: u64 = 32 << 10;
 
 /// Sees what happens in the job: at rank 0, and at rank 1 when rank 0 is lost.
-pub type Observer = Arc<dyn Fn(&Notice) + Send + Sync>;
+pub type NoticeObserver = Arc<dyn Fn(&Notice) + Send + Sync>;
 
 /// How the ranks learn of the coordinator.
 pub enum Discovery<'a> {
@@ -52,7 +53,7 @@ pub struct JoinOptions<'a> {
     pub heartbeat_ms: u64,
     /// Where rank 0 listens; by default the address on the way to the other hosts.
     pub address: Option<IpAddr>,
-    pub observer: Observer,
+    pub observer: NoticeObserver,
     /// What this rank says of itself.
     pub introduction: Introduction,
 }
@@ -75,7 +76,7 @@ impl std::fmt::Debug for JoinOptions<'_> {
 impl<'a> JoinOptions<'a> {
     /// With the usual heartbeat; the reason of an early end goes to standard error.
     pub fn new(way: Discovery<'a>) -> Self {
-        let observer: Observer = Arc::new(|notice| {
+        let observer: NoticeObserver = Arc::new(|notice| {
             if let Notice::Ending { text, shown: false } = notice {
                 logs::print_error(&format!("error: {text}"));
             }
@@ -85,12 +86,12 @@ impl<'a> JoinOptions<'a> {
 }
 
 /// The file by which the ranks of this job find each other, in the user's home.
-pub fn default_file(rank_info: &RankInfo, lookup: Lookup<'_>) -> Result<PathBuf, Fault> {
+pub fn default_file(rank_info: &RankInfo, lookup: EnvLookup<'_>) -> Result<PathBuf, Fault> {
     let why = |what: &str| Fault::BadCall(format!("{} gives {what}", rank_info.launcher.name()));
     let job = rank_info.job.as_ref().ok_or_else(|| {
-        why("the job no name by which its ranks could find each other\n  hint: use the transport `mpi`, or srun")
+        why("the job no name, so its ranks cannot find each other\n  hint: use the transport `mpi`, or srun")
     })?;
-    let home = lookup("HOME").ok_or_else(|| why("no HOME, where the ranks could find each other"))?;
+    let home = lookup("HOME").ok_or_else(|| why("no HOME, so its ranks cannot find each other"))?;
     Ok(Path::new(&home).join(".kolo").join("run").join(job))
 }
 
@@ -108,7 +109,7 @@ pub fn join_rank(rank_info: &RankInfo, mut options: JoinOptions<'_>) -> Result<M
     }
     options.observer = excusing(rank_info, options.heartbeat_ms, options.observer);
     match open(rank_info, &options, hosts) {
-        Ok(opened) => host(rank_info, options, opened),
+        Ok(coordinator) => host(rank_info, options, coordinator),
         Err(fault) => {
             tell_failure(&fault, options);
             Err(fault)
@@ -118,7 +119,7 @@ pub fn join_rank(rank_info: &RankInfo, mut options: JoinOptions<'_>) -> Result<M
 
 /// The same observer; if this process is so old that the others may have given it up, whatever it says about them begins with
 /// that. It was stopped before it could tell them where it is.
-fn excusing(rank_info: &RankInfo, heartbeat_ms: u64, inner: Observer) -> Observer {
+fn excusing(rank_info: &RankInfo, heartbeat_ms: u64, inner: NoticeObserver) -> NoticeObserver {
     let Some(age_ms) = startup_watch::age_ms().filter(|age_ms| *age_ms > heartbeat_ms * JOIN_HEARTBEATS / 2) else {
         return inner;
     };
@@ -139,7 +140,7 @@ fn excusing(rank_info: &RankInfo, heartbeat_ms: u64, inner: Observer) -> Observe
 }
 
 /// What rank 0 offers.
-struct Opened {
+struct CoordinatorSocket {
     listener: Listener,
     key: JobKey,
     config: CoordinatorConfig,
@@ -147,7 +148,7 @@ struct Opened {
 }
 
 /// Rank 0: finds an address that the others can reach, and listens there.
-fn open(rank_info: &RankInfo, options: &JoinOptions<'_>, hosts: Vec<String>) -> Result<Opened, Fault> {
+fn open(rank_info: &RankInfo, options: &JoinOptions<'_>, hosts: Vec<String>) -> Result<CoordinatorSocket, Fault> {
     let one_host = rank_info.local_world == rank_info.world;
     let own = crate::host_name();
     // A host's own name says little about the network; the others' come first.
@@ -166,12 +167,12 @@ fn open(rank_info: &RankInfo, options: &JoinOptions<'_>, hosts: Vec<String>) -> 
         CoordinatorConfig { world: rank_info.world, job, generation: 0, deadlines, supervised: false, bound: false };
     let (listener, socket) =
         Listener::open(address, key.clone(), listener::coordinator_identity(job, 0), rank_info.world)?;
-    Ok(Opened { listener, key, config, socket })
+    Ok(CoordinatorSocket { listener, key, config, socket })
 }
 
 /// The others need not wait for a coordinator that does not come.
 fn tell_failure(fault: &Fault, options: JoinOptions<'_>) {
-    let message = Message::Abort { text: format!("rank 0 could not start: {fault}") };
+    let message = ControlMessage::Abort { text: format!("rank 0 could not start: {fault}") };
     let bytes = Envelope { job: 0, generation: 0, message }.encode();
     match options.way {
         Discovery::Bootstrap(engine) => drop(engine.all_gather(&bytes)),
@@ -185,8 +186,8 @@ fn tell_failure(fault: &Fault, options: JoinOptions<'_>) {
 }
 
 /// Rank 0: starts the coordinator's thread, tells the others, and joins.
-fn host(rank_info: &RankInfo, options: JoinOptions<'_>, opened: Opened) -> Result<Member, Fault> {
-    let Opened { listener, key, config, socket } = opened;
+fn host(rank_info: &RankInfo, options: JoinOptions<'_>, coordinator: CoordinatorSocket) -> Result<Member, Fault> {
+    let CoordinatorSocket { listener, key, config, socket } = coordinator;
     let job = config.job;
     let (ours, theirs) = UnixStream::pair().map_err(|error| Fault::system("making a control link", &error))?;
     let file = match &options.way {
@@ -195,7 +196,7 @@ fn host(rank_info: &RankInfo, options: JoinOptions<'_>, opened: Opened) -> Resul
     };
     let coordinator_thread =
         CoordinatorThread::start(config, listener, ControlLink::plain(theirs)?, Arc::clone(&options.observer), file)?;
-    let redirect = Message::Redirect {
+    let redirect = ControlMessage::Redirect {
         heartbeat_ms: options.heartbeat_ms,
         key: KeyBytes(*key.expose()),
         address: socket.to_string(),
@@ -272,13 +273,13 @@ fn visit(rank_info: &RankInfo, options: JoinOptions<'_>) -> Result<Member, Fault
 
 /// Rank 0, and with it the coordinator, is lost before this rank knows where it runs.
 pub(crate) fn first_lost(why: &str) -> Fault {
-    Fault::System { what: "rank 0, which coordinates the job, is lost".into(), error: why.into() }
+    Fault::System { what: "rank 0, which coordinates the job, was lost".into(), error: why.into() }
 }
 
 /// This rank was suspended, and the others did not wait for it.
 pub(crate) fn left_behind(rank: usize, absent: Duration) -> Fault {
     let error = format!(
-        "it was suspended for {} ms while the ranks joined, and the job is over\n  hint: the message of the job names the rank that was missing",
+        "it was suspended for {} ms while the ranks joined, and the job has ended\n  hint: the job's own error message names the missing rank",
         absent.as_millis()
     );
     Fault::System { what: kolo_comm::fault::rank_name(rank, &crate::host_name()), error }
@@ -294,7 +295,7 @@ fn said_by(fault: Fault, this: bool) -> Fault {
 
 /// Of all ranks that find rank 0 missing, the first to come here says so: it leaves a mark beside the file by which they
 /// meet, until all had the time to see it.
-fn speak_once(path: &Path, observer: &Observer, fault: Fault) -> Fault {
+fn speak_once(path: &Path, observer: &NoticeObserver, fault: Fault) -> Fault {
     if !matches!(fault, Fault::System { .. }) {
         return fault;
     }
@@ -318,7 +319,7 @@ fn missing(rank_info: &RankInfo, path: &Path, heartbeat_ms: u64) -> Fault {
     let waited = heartbeat_ms * JOIN_HEARTBEATS;
     let who = kolo_comm::fault::rank_name(rank_info.rank, &crate::host_name());
     let error = format!(
-        "told by {who}\n  hint: rank 0 did not start or is stopped, or the hosts do not share that file system"
+        "reported by {who}\n  hint: rank 0 did not start or is stopped, or the hosts do not share that file system"
     );
     Fault::System { what: format!("rank 0 did not write {} within {waited} ms", path.display()), error }
 }
@@ -326,16 +327,16 @@ fn missing(rank_info: &RankInfo, path: &Path, heartbeat_ms: u64) -> Fault {
 /// Reads what rank 0 published.
 fn invited(bytes: &[u8], from: &str) -> Result<(SocketAddr, JobCredentials), Fault> {
     let envelope = Envelope::decode(bytes)?.map(|(envelope, _)| envelope);
-    if let Some(Envelope { message: Message::Abort { text }, .. }) = envelope {
+    if let Some(Envelope { message: ControlMessage::Abort { text }, .. }) = envelope {
         return Err(Fault::Aborted(text));
     }
-    let unreadable = || Fault::Rejected { from: from.into(), why: "it is no credentials to a job".into() };
+    let unreadable = || Fault::Rejected { from: from.into(), why: "it holds no job credentials".into() };
     envelope.as_ref().and_then(redirected).ok_or_else(unreadable)
 }
 
 /// What a redirection says.
 pub(crate) fn redirected(envelope: &Envelope) -> Option<(SocketAddr, JobCredentials)> {
-    let Message::Redirect { heartbeat_ms, key, address } = &envelope.message else { return None };
+    let ControlMessage::Redirect { heartbeat_ms, key, address } = &envelope.message else { return None };
     let Envelope { job, generation, .. } = *envelope;
     let credentials = JobCredentials { job, generation, heartbeat_ms: *heartbeat_ms, key: JobKey::from_bytes(key.0) };
     Some((address.parse().ok()?, credentials))
@@ -399,7 +400,7 @@ fn read(path: &Path) -> Result<Option<(SocketAddr, JobCredentials)>, Fault> {
     let me = unsafe { libc::geteuid() };
     let from = path.display().to_string();
     if about.uid() != me || about.mode() & 0o077 != 0 || !about.is_file() {
-        return Err(Fault::Rejected { from, why: "it is not this user's alone".into() });
+        return Err(Fault::Rejected { from, why: "other users can access it".into() });
     }
     let mut bytes = Vec::new();
     file.take(CREDENTIALS_BYTES_MAX).read_to_end(&mut bytes).map_err(refused)?;
@@ -408,7 +409,7 @@ fn read(path: &Path) -> Result<Option<(SocketAddr, JobCredentials)>, Fault> {
 
 /// Joins the job this process was started for; `None` if it was started alone. Without our own launcher, the ranks meet
 /// through [`default_file`].
-pub fn join(lookup: Lookup<'_>) -> Result<Option<Member>, Fault> {
+pub fn join(lookup: EnvLookup<'_>) -> Result<Option<Member>, Fault> {
     let Some(rank_info) = crate::launcher::detect(lookup)? else { return Ok(None) };
     if rank_info.launcher == Launcher::Kolo {
         return Member::take(&rank_info, &Introduction::default()).map(Some);

@@ -6,6 +6,7 @@
 
 use crate::hostlist;
 use kolo_comm::Fault;
+use kolo_comm::host::EnvLookup;
 use std::os::fd::RawFd;
 
 /// Variables of our own launcher. They hold numbers only, never secrets.
@@ -58,17 +59,14 @@ pub struct RankInfo {
     pub origin: Option<String>,
 }
 
-/// The environment.
-pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
-
-fn number(lookup: Lookup<'_>, name: &str) -> Result<Option<usize>, Fault> {
+fn number(lookup: EnvLookup<'_>, name: &str) -> Result<Option<usize>, Fault> {
     let Some(text) = lookup(name) else { return Ok(None) };
     let parsed = text.trim().parse();
-    parsed.map(Some).map_err(|_| Fault::BadCall(format!("the variable {name} is {text:?}, which is no number")))
+    parsed.map(Some).map_err(|_| Fault::BadCall(format!("the variable {name} is {text:?}, which is not a number")))
 }
 
 /// The first of these variables that is set.
-fn first(lookup: Lookup<'_>, names: &[&str]) -> Result<Option<usize>, Fault> {
+fn first(lookup: EnvLookup<'_>, names: &[&str]) -> Result<Option<usize>, Fault> {
     for name in names {
         if let Some(value) = number(lookup, name)? {
             return Ok(Some(value));
@@ -78,7 +76,7 @@ fn first(lookup: Lookup<'_>, names: &[&str]) -> Result<Option<usize>, Fault> {
 }
 
 /// Finds out who started this process, from its environment; `None` if nobody did.
-pub fn detect(lookup: Lookup<'_>) -> Result<Option<RankInfo>, Fault> {
+pub fn detect(lookup: EnvLookup<'_>) -> Result<Option<RankInfo>, Fault> {
     if let Some(rank_info) = kolo(lookup)? {
         return checked(rank_info).map(Some);
     }
@@ -105,7 +103,7 @@ fn checked(rank_info: RankInfo) -> Result<RankInfo, Fault> {
     let RankInfo { rank, world, local_rank, local_world, launcher, .. } = rank_info;
     if rank >= world || local_rank >= local_world || local_world > world {
         return Err(Fault::BadCall(format!(
-            "{} says rank {rank} of {world} and rank {local_rank} of {local_world} on this host, which cannot be",
+            "{} says rank {rank} of {world} and rank {local_rank} of {local_world} on this host, which is impossible",
             launcher.name()
         )));
     }
@@ -118,7 +116,7 @@ fn agreed(rank_info: RankInfo, other: &RankInfo) -> Result<RankInfo, Fault> {
         return Ok(rank_info);
     }
     Err(Fault::BadCall(format!(
-        "this process is rank {} of {} by the variables of {}, and rank {} of {} by those of {}\n  hint: start the job with one launcher, and unset what is left of the other",
+        "this process is rank {} of {} according to {}, but rank {} of {} according to {}\n  hint: start the job with one launcher, and unset what is left of the other",
         rank_info.rank,
         rank_info.world,
         rank_info.launcher.name(),
@@ -136,7 +134,7 @@ fn within_slurm(mpi: RankInfo, slurm: RankInfo) -> Result<RankInfo, Fault> {
     }
     if slurm.world > 1 && mpi.local_world == mpi.world {
         return Err(Fault::BadCall(format!(
-            "srun started {} tasks, and in each of them {} started a world of {} of its own\n  hint: use srun without mpirun, or mpirun without srun",
+            "srun started {} tasks, and in each of them {} started a separate world of {}\n  hint: use srun without mpirun, or mpirun without srun",
             slurm.world,
             mpi.launcher.name(),
             mpi.world
@@ -145,7 +143,7 @@ fn within_slurm(mpi: RankInfo, slurm: RankInfo) -> Result<RankInfo, Fault> {
     Ok(RankInfo { hosts: slurm.hosts, origin: slurm.origin, ..mpi })
 }
 
-fn kolo(lookup: Lookup<'_>) -> Result<Option<RankInfo>, Fault> {
+fn kolo(lookup: EnvLookup<'_>) -> Result<Option<RankInfo>, Fault> {
     let (rank, world, control) = (number(lookup, RANK)?, number(lookup, WORLD)?, number(lookup, CONTROL_FD)?);
     let (Some(rank), Some(world), Some(control)) = (rank, world, control) else {
         if rank.is_none() && world.is_none() && control.is_none() {
@@ -169,7 +167,7 @@ fn kolo(lookup: Lookup<'_>) -> Result<Option<RankInfo>, Fault> {
     }))
 }
 
-fn open_mpi(lookup: Lookup<'_>) -> Result<Option<RankInfo>, Fault> {
+fn open_mpi(lookup: EnvLookup<'_>) -> Result<Option<RankInfo>, Fault> {
     let Some(rank) = number(lookup, "OMPI_COMM_WORLD_RANK")? else { return Ok(None) };
     let world = number(lookup, "OMPI_COMM_WORLD_SIZE")?.unwrap_or(1);
     let names = ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"];
@@ -186,7 +184,7 @@ fn open_mpi(lookup: Lookup<'_>) -> Result<Option<RankInfo>, Fault> {
     }))
 }
 
-fn mpich(lookup: Lookup<'_>) -> Result<Option<RankInfo>, Fault> {
+fn mpich(lookup: EnvLookup<'_>) -> Result<Option<RankInfo>, Fault> {
     let (Some(rank), Some(world)) = (number(lookup, "PMI_RANK")?, number(lookup, "PMI_SIZE")?) else {
         return Ok(None);
     };
@@ -203,7 +201,7 @@ fn mpich(lookup: Lookup<'_>) -> Result<Option<RankInfo>, Fault> {
     }))
 }
 
-fn slurm(lookup: Lookup<'_>) -> Result<Option<RankInfo>, Fault> {
+fn slurm(lookup: EnvLookup<'_>) -> Result<Option<RankInfo>, Fault> {
     // A batch script has a rank too, but is no worker: only tasks of a step are.
     let step = lookup("SLURM_STEP_ID").or_else(|| lookup("SLURM_STEPID"));
     let (Some(rank), Some(step)) = (number(lookup, "SLURM_PROCID")?, step) else { return Ok(None) };
@@ -229,7 +227,7 @@ fn slurm(lookup: Lookup<'_>) -> Result<Option<RankInfo>, Fault> {
     }))
 }
 
-fn torchrun(lookup: Lookup<'_>) -> Result<Option<RankInfo>, Fault> {
+fn torchrun(lookup: EnvLookup<'_>) -> Result<Option<RankInfo>, Fault> {
     let (rank, world) = (number(lookup, "RANK")?, number(lookup, "WORLD_SIZE")?);
     let (Some(rank), Some(world)) = (rank, world) else {
         if lookup("MASTER_ADDR").is_none() || (rank.is_none() && world.is_none()) {
@@ -325,20 +323,23 @@ mod tests {
     fn contradictions_are_explained() {
         let error = |variables: &str| find(variables).unwrap_err().to_string();
         let text = error(&format!("{STEP} RANK=0 WORLD_SIZE=1"));
-        assert!(text.starts_with("this process is rank 3 of 4 by the variables of srun, and rank 0 of 1 by"), "{text}");
+        assert!(
+            text.starts_with("this process is rank 3 of 4 according to srun, but rank 0 of 1 according to"),
+            "{text}"
+        );
         let text = error(&format!("{OPEN_MPI} PMI_RANK=0 PMI_SIZE=2"));
         assert!(text.contains("mpirun of Open MPI") && text.contains("mpirun of MPICH"), "{text}");
         let alone = OPEN_MPI.replace("LOCAL_SIZE=2", "LOCAL_SIZE=4");
         let text = error(&format!("{STEP} {alone}"));
         assert!(
-            text.starts_with("srun started 4 tasks, and in each of them mpirun of Open MPI started a world"),
+            text.starts_with("srun started 4 tasks, and in each of them mpirun of Open MPI started a separate world"),
             "{text}"
         );
         let singleton = "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_SIZE=1";
-        assert!(error(&format!("{STEP} {singleton}")).contains("a world of 1 of its own"));
+        assert!(error(&format!("{STEP} {singleton}")).contains("a separate world of 1"));
         assert!(error("KOLO_RANK=1").contains("only some of KOLO_RANK"));
-        assert!(error("KOLO_RANK=x").contains("no number"));
-        assert!(error("RANK=4 WORLD_SIZE=4").contains("which cannot be"));
+        assert!(error("KOLO_RANK=x").contains("not a number"));
+        assert!(error("RANK=4 WORLD_SIZE=4").contains("which is impossible"));
         assert!(error("WORLD_SIZE=4 MASTER_ADDR=a").contains("RANK is not"));
     }
 }

@@ -1,7 +1,7 @@
 //! The listener on which members of a job connect to the coordinator. A connection gets no answer, and at most a fixed number
 //! of its bytes is read, before the handshake has proved that it holds the job's key.
 
-use kolo_comm::auth::{HELLO_BYTES, Identity, Initiator, JobKey, PROOF_BYTES, Responder, Role, Session};
+use kolo_comm::auth::{HELLO_BYTES, Identity, Initiator, JobKey, LinkSession, PROOF_BYTES, Responder, Role};
 use kolo_comm::{Fault, fault::rank_name};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -37,7 +37,7 @@ struct Handshake {
 enum HandshakeState {
     Pending,
     Failed,
-    Authenticated(Session),
+    Authenticated(LinkSession),
 }
 
 pub(crate) fn coordinator_identity(job: u64, generation: u32) -> Identity {
@@ -60,7 +60,7 @@ impl Listener {
     }
 
     /// The connections that have finished their handshake since the last call.
-    pub fn accept(&mut self) -> Vec<(TcpStream, Session)> {
+    pub fn accept(&mut self) -> Vec<(TcpStream, LinkSession)> {
         while let Ok((stream, _)) = self.listener.accept() {
             if stream.set_nonblocking(true).is_err() {
                 continue;
@@ -133,7 +133,7 @@ pub(crate) fn connect(
     generation: u32,
     rank: usize,
     deadline: Instant,
-) -> Result<(TcpStream, Session), Fault> {
+) -> Result<(TcpStream, LinkSession), Fault> {
     loop {
         let me = Identity::new(Role::Member, rank, job, u64::from(generation));
         let error = match connect_once(address, key, me, coordinator_identity(job, generation), deadline) {
@@ -158,7 +158,7 @@ fn connect_once(
     me: Identity,
     peer: Identity,
     deadline: Instant,
-) -> Result<(TcpStream, Session), String> {
+) -> Result<(TcpStream, LinkSession), String> {
     let left = || deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     let text = |error: std::io::Error| error.to_string();
     let mut stream = TcpStream::connect_timeout(&address, left()).map_err(text)?;

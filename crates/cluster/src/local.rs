@@ -9,8 +9,8 @@ use crate::driver::{Driver, ProcessControl, ProcessEvent};
 use crate::launcher;
 use crate::logs::{self, Echo, Logs, OutputStream, WriteErrors};
 use crate::membership::Verdict;
-use crate::message::{self, Envelope, KeyBytes, Message};
-use crate::process::{self, Output, Process};
+use crate::message::{self, ControlMessage, Envelope, KeyBytes};
+use crate::process::{self, Process, ProcessOutput};
 use kolo_comm::{Fault, JobKey, host};
 use signal_hook::iterator::Signals;
 use std::ffi::OsString;
@@ -88,7 +88,7 @@ impl Outcome {
         };
         if !self.verdict.left.is_empty() {
             let who = crate::rendezvous::name_ranks(&self.verdict.left);
-            text += &format!("\n  {who} could not be seen to end");
+            text += &format!("\n  {who} may still be running");
         }
         // What rank 0 printed was shown already.
         if let Some((rank, out)) = self.verdict.culprit.filter(|rank| *rank != 0).zip(self.out.as_ref()) {
@@ -105,7 +105,7 @@ impl Outcome {
 /// Starts the workers and returns when all are gone. The observer sees what happens meanwhile.
 pub fn run(options: &LocalOptions, observer: &mut dyn FnMut(&Notice)) -> Result<Outcome, Fault> {
     if options.world == 0 || options.world > WORKERS_MAX {
-        return Err(Fault::BadCall(format!("{} workers; from 1 to {WORKERS_MAX} run on one host", options.world)));
+        return Err(Fault::BadCall(format!("{} workers; one host runs 1 to {WORKERS_MAX}", options.world)));
     }
     let mut signals = watch_signals()?;
     let (logs, unwritten) = (Logs::create(options.out.as_ref(), options.world)?, WriteErrors::default());
@@ -142,7 +142,7 @@ pub(crate) fn watch_signals() -> Result<Signals, Fault> {
     Signals::new(signals).map_err(|error| Fault::system("watching for signals", &error))
 }
 
-type Started = (Workers, Vec<ControlLink>, Vec<JoinHandle<()>>);
+type Started = (LocalProcesses, Vec<ControlLink>, Vec<JoinHandle<()>>);
 
 fn start_all(options: &LocalOptions, logs: &Logs, unwritten: &WriteErrors, job: u64) -> Result<Started, Fault> {
     let key = JobKey::fresh()?;
@@ -162,8 +162,8 @@ fn start_all(options: &LocalOptions, logs: &Logs, unwritten: &WriteErrors, job: 
         command.envs(numbers.map(|(name, value)| (name, value.to_string())));
         let echo = options.echo.as_ref().filter(|_| rank == 0);
         let output = match echo {
-            Some(_) => Output::Pipes,
-            None => Output::File(log.share()?.into_file()),
+            Some(_) => ProcessOutput::Pipes,
+            None => ProcessOutput::File(log.share()?.into_file()),
         };
         let mut process = Process::start(command, theirs, output)?;
         if let Some((echo, (stdout, stderr))) = echo.zip(process.take_pipes()) {
@@ -171,18 +171,18 @@ fn start_all(options: &LocalOptions, logs: &Logs, unwritten: &WriteErrors, job: 
             copies.push(logs::tee(stderr, log, OutputStream::Err, echo.clone(), unwritten.clone())?);
         }
         let mut link = ControlLink::plain(ours)?;
-        let message = Message::Welcome { heartbeat_ms: options.heartbeat_ms, key: KeyBytes(*key.expose()) };
+        let message = ControlMessage::Welcome { heartbeat_ms: options.heartbeat_ms, key: KeyBytes(*key.expose()) };
         link.send(&Envelope { job, generation: 0, message });
         links.push(link);
         workers.push(process);
     }
-    Ok((Workers(workers), links, copies))
+    Ok((LocalProcesses(workers), links, copies))
 }
 
 /// The processes themselves.
-struct Workers(Vec<Process>);
+struct LocalProcesses(Vec<Process>);
 
-impl ProcessControl for Workers {
+impl ProcessControl for LocalProcesses {
     fn events(&mut self) -> Vec<(usize, ProcessEvent)> {
         let look =
             |(rank, process): (usize, &mut Process)| process.look().map(|change| (rank, ProcessEvent::Change(change)));

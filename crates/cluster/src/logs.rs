@@ -62,7 +62,7 @@ impl WriteErrors {
     fn note(&self, what: &str, outcome: std::io::Result<()>) {
         if let Err(error) = outcome {
             let mut first = lock(&self.0);
-            first.get_or_insert_with(|| format!("{what}: {error}\n  hint: make room there, or write elsewhere"));
+            first.get_or_insert_with(|| format!("{what}: {error}\n  hint: free some space there, or write elsewhere"));
         }
     }
 

@@ -8,12 +8,13 @@ use crate::control_link::ControlLink;
 use crate::coordinator_thread::CoordinatorThread;
 use crate::deadlines::Deadlines;
 use crate::introduction::Introduction;
-use crate::join::{self, Observer};
-use crate::launcher::{Launcher, Lookup, RankInfo};
-use crate::message::{EVENT_BYTES_MAX, Envelope, Hello, Message, RosterEntry};
+use crate::join::{self, NoticeObserver};
+use crate::launcher::{Launcher, RankInfo};
+use crate::message::{ControlMessage, EVENT_BYTES_MAX, Envelope, Hello, RosterEntry};
 use crate::monitor::{Monitor, MonitorState};
 use crate::rendezvous::JOIN_HEARTBEATS;
 use crate::timeout::{HeartbeatTimeout, SuspensionDetector};
+use kolo_comm::host::EnvLookup;
 use kolo_comm::transport::BOOTSTRAP_BYTES_MAX;
 use kolo_comm::watch::Activity;
 use kolo_comm::{Bootstrap, Fault, JobKey, Watch};
@@ -78,13 +79,13 @@ pub(crate) struct Connected {
     /// Whether this rank says so if the coordinator falls silent while the ranks join.
     pub reports: bool,
     /// To be told if the coordinator is lost, and this rank is to say so.
-    pub observer: Option<Observer>,
+    pub observer: Option<NoticeObserver>,
 }
 
 impl Member {
     /// Joins the job this process was started for, by whatever launcher; `None` if it was started alone. The environment
     /// comes through `lookup`.
-    pub fn join(lookup: Lookup<'_>) -> Result<Option<Self>, Fault> {
+    pub fn join(lookup: EnvLookup<'_>) -> Result<Option<Self>, Fault> {
         join::join(lookup)
     }
 
@@ -101,8 +102,8 @@ impl Member {
             let connected = join::reach(rank_info, address, &credentials, deadline)?;
             return Self::enter(rank_info, introduction, credentials, connected);
         }
-        let Message::Welcome { heartbeat_ms, key } = first.message else {
-            return Err(lost("its first word was no welcome"));
+        let ControlMessage::Welcome { heartbeat_ms, key } = first.message else {
+            return Err(lost("its first message was not a welcome"));
         };
         let (job, generation) = (first.job, first.generation);
         let credentials = JobCredentials { job, generation, heartbeat_ms, key: JobKey::from_bytes(key.0) };
@@ -131,9 +132,9 @@ impl Member {
             role: introduction.role.clone().unwrap_or_default(),
             manifest: introduction.manifest.clone(),
         };
-        connected.link.send(&envelope(Message::Hello(hello)));
+        connected.link.send(&envelope(ControlMessage::Hello(hello)));
         if let Some(text) = &introduction.failure {
-            connected.link.send(&envelope(Message::Fail { text: text.clone(), culprit: None }));
+            connected.link.send(&envelope(ControlMessage::Fail { text: text.clone(), culprit: None }));
         }
         let roster = await_roster(&mut connected, rank_info, deadlines, &envelope)?;
         let hosts = roster.iter().map(RosterEntry::label).collect();
@@ -171,7 +172,7 @@ impl Member {
     /// Sends bytes to the observer of the job. If the observer does not keep up, they are dropped.
     pub fn event(&self, bytes: &[u8]) {
         if bytes.len() <= EVENT_BYTES_MAX {
-            self.monitor.state.send_if_idle(Message::Event(bytes.to_vec()));
+            self.monitor.state.send_if_idle(ControlMessage::Event(bytes.to_vec()));
         }
     }
 
@@ -179,7 +180,7 @@ impl Member {
     /// should print nothing and exit. Where another rank is to blame, that one's own word counts for more.
     pub fn fail(&self, text: &str, culprit: Option<usize>) {
         let culprit = culprit.filter(|culprit| *culprit != self.rank);
-        self.monitor.state.send_and_flush(Message::Fail { text: text.into(), culprit });
+        self.monitor.state.send_and_flush(ControlMessage::Fail { text: text.into(), culprit });
         if let Some(coordinator_thread) = &self.coordinator_thread {
             coordinator_thread.await_ending();
         }
@@ -200,7 +201,7 @@ impl Member {
 
     /// Ends well: returns when all ranks have come here, or with the fault that ended the job before.
     pub fn finish(self) -> Result<(), Fault> {
-        self.monitor.state.send_and_flush(Message::Finish);
+        self.monitor.state.send_and_flush(ControlMessage::Finish);
         self.monitor.state.await_release()
     }
 }
@@ -213,14 +214,14 @@ impl Bootstrap for Member {
         }
         let round = self.round;
         self.round += 1;
-        self.monitor.state.send(Message::Blob { round, rank: self.rank, bytes: mine.to_vec() });
+        self.monitor.state.send(ControlMessage::Blob { round, rank: self.rank, bytes: mine.to_vec() });
         self.monitor.state.await_blobs(round, self.world)
     }
 }
 
 pub(crate) fn lost(why: &str) -> Fault {
     let error = format!("{why}\n  hint: the job has ended; its first message says why");
-    Fault::System { what: "the coordinator of the job is lost".into(), error }
+    Fault::System { what: "the coordinator of the job was lost".into(), error }
 }
 
 /// The socket that our parent left open for us. It is taken once, and no process started from here inherits it.
@@ -250,11 +251,11 @@ fn first(link: &mut ControlLink, deadline: Instant) -> Result<Envelope, Fault> {
             return Ok(envelope);
         }
         if !link.open() {
-            return Err(lost("it closed the link before a word"));
+            return Err(lost("it closed the link before its first message"));
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(lost("it did not say a word"));
+            return Err(lost("it sent nothing"));
         }
         link.wait(left.as_millis() as u64 + 1);
     }
@@ -271,7 +272,7 @@ fn await_roster(
     connected: &mut Connected,
     rank_info: &RankInfo,
     deadlines: Deadlines,
-    envelope: &dyn Fn(Message) -> Envelope,
+    envelope: &dyn Fn(ControlMessage) -> Envelope,
 ) -> Result<Vec<RosterEntry>, Fault> {
     let RankInfo { rank, world, .. } = *rank_info;
     let (in_rank_0, shown, link) = (connected.in_rank_0, connected.reports, &mut connected.link);
@@ -291,8 +292,8 @@ fn await_roster(
         for received in link.receive()? {
             timeout.reset(Instant::now());
             match received.message {
-                Message::Roster { rank, peer } if rank == roster.len() => roster.push(peer),
-                Message::Abort { text } => return Err(Fault::Aborted(text)),
+                ControlMessage::Roster { rank, peer } if rank == roster.len() => roster.push(peer),
+                ControlMessage::Abort { text } => return Err(Fault::Aborted(text)),
                 _ => {}
             }
         }
@@ -300,13 +301,13 @@ fn await_roster(
             return Err(lost("it closed the link before all ranks had joined", &suspension));
         }
         if Instant::now() > deadline || (in_rank_0 && timeout.expired(Instant::now())) {
-            let why = "it fell silent while the ranks joined; its process is stopped or its host is gone";
+            let why = "it stopped responding while the ranks joined; its process is stopped or its host is unreachable";
             let fault = lost(why, &suspension);
-            link.send(&envelope(Message::GiveUp { text: fault.to_string(), shown }));
+            link.send(&envelope(ControlMessage::GiveUp { text: fault.to_string(), shown }));
             return Err(fault);
         }
         if !link.busy() {
-            link.send(&envelope(Message::Heartbeat(Activity {
+            link.send(&envelope(ControlMessage::Heartbeat(Activity {
                 step: 0,
                 progress: 0,
                 call: None,

@@ -80,7 +80,7 @@ impl RosterEntry {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Message {
+pub enum ControlMessage {
     /// The first word of whoever started the process, over the inherited socket.
     Welcome {
         heartbeat_ms: u64,
@@ -134,7 +134,7 @@ pub enum Message {
 pub struct Envelope {
     pub job: u64,
     pub generation: u32,
-    pub message: Message,
+    pub message: ControlMessage,
 }
 
 fn write_activity(out: &mut Writer, activity: &Activity) {
@@ -160,37 +160,37 @@ fn read_activity(body: &mut ByteReader<'_>) -> Option<Activity> {
     Some(Activity { step, progress, call, in_call, waits })
 }
 
-impl Message {
+impl ControlMessage {
     fn code(&self) -> u8 {
         match self {
-            Message::Welcome { .. } => 0,
-            Message::Redirect { .. } => 1,
-            Message::Hello(_) => 2,
-            Message::Roster { .. } => 3,
-            Message::Blob { .. } => 4,
-            Message::Heartbeat(_) => 5,
-            Message::CoordinatorHeartbeat { .. } => 6,
-            Message::Event(_) => 7,
-            Message::Fail { .. } => 8,
-            Message::Finish => 9,
-            Message::Release => 10,
-            Message::Abort { .. } => 11,
-            Message::GiveUp { .. } => 12,
+            ControlMessage::Welcome { .. } => 0,
+            ControlMessage::Redirect { .. } => 1,
+            ControlMessage::Hello(_) => 2,
+            ControlMessage::Roster { .. } => 3,
+            ControlMessage::Blob { .. } => 4,
+            ControlMessage::Heartbeat(_) => 5,
+            ControlMessage::CoordinatorHeartbeat { .. } => 6,
+            ControlMessage::Event(_) => 7,
+            ControlMessage::Fail { .. } => 8,
+            ControlMessage::Finish => 9,
+            ControlMessage::Release => 10,
+            ControlMessage::Abort { .. } => 11,
+            ControlMessage::GiveUp { .. } => 12,
         }
     }
 
     fn write(&self, out: &mut Writer) {
         match self {
-            Message::Welcome { heartbeat_ms, key } => {
+            ControlMessage::Welcome { heartbeat_ms, key } => {
                 out.u64(*heartbeat_ms);
                 out.0.extend_from_slice(&key.0);
             }
-            Message::Redirect { heartbeat_ms, key, address } => {
+            ControlMessage::Redirect { heartbeat_ms, key, address } => {
                 out.u64(*heartbeat_ms);
                 out.0.extend_from_slice(&key.0);
                 out.text(address);
             }
-            Message::Hello(hello) => {
+            ControlMessage::Hello(hello) => {
                 out.u32(hello.rank as u32);
                 out.u32(hello.world as u32);
                 out.u32(hello.pid);
@@ -199,37 +199,37 @@ impl Message {
                 out.text(&hello.role);
                 hello.manifest.write(out);
             }
-            Message::Roster { rank, peer } => {
+            ControlMessage::Roster { rank, peer } => {
                 out.u32(*rank as u32);
                 out.u32(peer.pid);
                 out.text(&peer.host);
                 out.text(&peer.role);
             }
-            Message::Blob { round, rank, bytes } => {
+            ControlMessage::Blob { round, rank, bytes } => {
                 out.u64(*round);
                 out.u32(*rank as u32);
                 out.bytes(bytes);
             }
-            Message::Heartbeat(activity) => write_activity(out, activity),
-            Message::Event(bytes) => out.bytes(bytes),
-            Message::Fail { text, culprit } => {
+            ControlMessage::Heartbeat(activity) => write_activity(out, activity),
+            ControlMessage::Event(bytes) => out.bytes(bytes),
+            ControlMessage::Fail { text, culprit } => {
                 out.u32(culprit.map_or(u32::MAX, |rank| rank as u32));
                 out.text(text);
             }
-            Message::Abort { text } => out.text(text),
-            Message::GiveUp { text, shown } => {
+            ControlMessage::Abort { text } => out.text(text),
+            ControlMessage::GiveUp { text, shown } => {
                 out.0.push(u8::from(*shown));
                 out.text(text);
             }
-            Message::CoordinatorHeartbeat { moved } => out.0.push(u8::from(*moved)),
-            Message::Finish | Message::Release => {}
+            ControlMessage::CoordinatorHeartbeat { moved } => out.0.push(u8::from(*moved)),
+            ControlMessage::Finish | ControlMessage::Release => {}
         }
     }
 
     fn read(code: u8, body: &mut ByteReader<'_>) -> Option<Self> {
         Some(match code {
-            0 => Message::Welcome { heartbeat_ms: body.u64()?, key: body.key()? },
-            1 => Message::Redirect { heartbeat_ms: body.u64()?, key: body.key()?, address: body.text()? },
+            0 => ControlMessage::Welcome { heartbeat_ms: body.u64()?, key: body.key()? },
+            1 => ControlMessage::Redirect { heartbeat_ms: body.u64()?, key: body.key()?, address: body.text()? },
             2 => {
                 let (rank, world, pid) = (body.rank()?, body.u32()? as usize, body.u32()?);
                 let (host, version) = (body.text()?, body.text()?);
@@ -238,24 +238,26 @@ impl Message {
                     true => (String::new(), Manifest::default()),
                     false => (body.text()?, Manifest::read(body)?),
                 };
-                Message::Hello(Hello { rank, world, pid, host, version, role, manifest })
+                ControlMessage::Hello(Hello { rank, world, pid, host, version, role, manifest })
             }
             3 => {
                 let (rank, pid) = (body.rank()?, body.u32()?);
-                Message::Roster { rank, peer: RosterEntry { pid, host: body.text()?, role: body.text()? } }
+                ControlMessage::Roster { rank, peer: RosterEntry { pid, host: body.text()?, role: body.text()? } }
             }
-            4 => Message::Blob { round: body.u64()?, rank: body.rank()?, bytes: body.bytes(BOOTSTRAP_BYTES_MAX)? },
-            5 => Message::Heartbeat(read_activity(body)?),
-            6 => Message::CoordinatorHeartbeat { moved: body.u8()? != 0 },
-            7 => Message::Event(body.bytes(EVENT_BYTES_MAX)?),
+            4 => {
+                ControlMessage::Blob { round: body.u64()?, rank: body.rank()?, bytes: body.bytes(BOOTSTRAP_BYTES_MAX)? }
+            }
+            5 => ControlMessage::Heartbeat(read_activity(body)?),
+            6 => ControlMessage::CoordinatorHeartbeat { moved: body.u8()? != 0 },
+            7 => ControlMessage::Event(body.bytes(EVENT_BYTES_MAX)?),
             8 => {
                 let culprit = Some(body.u32()?).filter(|rank| *rank != u32::MAX);
-                Message::Fail { culprit: culprit.map(|rank| rank as usize), text: body.text()? }
+                ControlMessage::Fail { culprit: culprit.map(|rank| rank as usize), text: body.text()? }
             }
-            9 => Message::Finish,
-            10 => Message::Release,
-            11 => Message::Abort { text: body.text()? },
-            12 => Message::GiveUp { shown: body.u8()? != 0, text: body.text()? },
+            9 => ControlMessage::Finish,
+            10 => ControlMessage::Release,
+            11 => ControlMessage::Abort { text: body.text()? },
+            12 => ControlMessage::GiveUp { shown: body.u8()? != 0, text: body.text()? },
             _ => return None,
         })
     }
@@ -286,7 +288,7 @@ impl Envelope {
         let mut body = ByteReader::new(frame);
         let parsed = (|| {
             let (code, job, generation) = (body.u8()?, body.u64()?, body.u32()?);
-            Some(Envelope { job, generation, message: Message::read(code, &mut body)? })
+            Some(Envelope { job, generation, message: ControlMessage::read(code, &mut body)? })
         })();
         match parsed {
             Some(envelope) if body.is_empty() => Ok(Some((envelope, end))),
@@ -300,7 +302,7 @@ mod tests {
     use super::*;
     use kolo_comm::{Element, Kind, Reduction};
 
-    fn samples() -> Vec<Message> {
+    fn samples() -> Vec<ControlMessage> {
         let call = Fingerprint {
             communicator: 0,
             kind: Kind::AllReduce,
@@ -321,21 +323,25 @@ mod tests {
             manifest: Manifest::new([("job.seed".to_string(), "1".to_string())]),
         };
         vec![
-            Message::Welcome { heartbeat_ms: 1000, key: KeyBytes([7; KEY_BYTES]) },
-            Message::Redirect { heartbeat_ms: 1000, key: KeyBytes([7; KEY_BYTES]), address: "127.0.0.1:9".into() },
-            Message::Hello(hello),
-            Message::Roster { rank: 1, peer: RosterEntry { host: "a".into(), pid: 5, role: "server 0".into() } },
-            Message::Blob { round: 2, rank: 1, bytes: vec![1; 300] },
-            Message::Heartbeat(Activity { step: 1, progress: 2, call: Some(call), in_call: true, waits: true }),
-            Message::Heartbeat(Activity { step: 1, progress: 2, call: None, in_call: false, waits: true }),
-            Message::CoordinatorHeartbeat { moved: true },
-            Message::Event(vec![9; 10]),
-            Message::Fail { text: "no".into(), culprit: Some(2) },
-            Message::Fail { text: "no".into(), culprit: None },
-            Message::Finish,
-            Message::Release,
-            Message::Abort { text: "x".into() },
-            Message::GiveUp { text: "x".into(), shown: true },
+            ControlMessage::Welcome { heartbeat_ms: 1000, key: KeyBytes([7; KEY_BYTES]) },
+            ControlMessage::Redirect {
+                heartbeat_ms: 1000,
+                key: KeyBytes([7; KEY_BYTES]),
+                address: "127.0.0.1:9".into(),
+            },
+            ControlMessage::Hello(hello),
+            ControlMessage::Roster { rank: 1, peer: RosterEntry { host: "a".into(), pid: 5, role: "server 0".into() } },
+            ControlMessage::Blob { round: 2, rank: 1, bytes: vec![1; 300] },
+            ControlMessage::Heartbeat(Activity { step: 1, progress: 2, call: Some(call), in_call: true, waits: true }),
+            ControlMessage::Heartbeat(Activity { step: 1, progress: 2, call: None, in_call: false, waits: true }),
+            ControlMessage::CoordinatorHeartbeat { moved: true },
+            ControlMessage::Event(vec![9; 10]),
+            ControlMessage::Fail { text: "no".into(), culprit: Some(2) },
+            ControlMessage::Fail { text: "no".into(), culprit: None },
+            ControlMessage::Finish,
+            ControlMessage::Release,
+            ControlMessage::Abort { text: "x".into() },
+            ControlMessage::GiveUp { text: "x".into(), shown: true },
         ]
     }
 

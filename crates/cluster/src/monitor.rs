@@ -3,9 +3,9 @@
 use crate::control_link::ControlLink;
 use crate::coordinator::Notice;
 use crate::deadlines::Deadlines;
-use crate::join::Observer;
+use crate::join::NoticeObserver;
 use crate::member::lost;
-use crate::message::{Envelope, Message};
+use crate::message::{ControlMessage, Envelope};
 use crate::timeout::HeartbeatTimeout;
 use kolo_base::{lock, wait_timeout};
 use kolo_comm::watch::Activity;
@@ -33,7 +33,7 @@ pub(crate) struct MonitorState {
     /// Whether the coordinator lives in rank 0, and not in a process of its own.
     pub in_rank_0: bool,
     /// To be told if the coordinator is lost.
-    pub observer: Option<Observer>,
+    pub observer: Option<NoticeObserver>,
     closing: AtomicBool,
 }
 
@@ -67,15 +67,15 @@ impl MonitorState {
         }
     }
 
-    fn envelope(&self, message: Message) -> Envelope {
+    fn envelope(&self, message: ControlMessage) -> Envelope {
         Envelope { job: self.job, generation: self.generation, message }
     }
 
-    pub fn send(&self, message: Message) {
+    pub fn send(&self, message: ControlMessage) {
         lock(&self.link).send(&self.envelope(message));
     }
 
-    pub fn send_if_idle(&self, message: Message) {
+    pub fn send_if_idle(&self, message: ControlMessage) {
         let mut link = lock(&self.link);
         if !link.busy() {
             link.send(&self.envelope(message));
@@ -83,8 +83,8 @@ impl MonitorState {
     }
 
     /// Tells where this rank is and then this, and waits a moment until it has left this process.
-    pub fn send_and_flush(&self, message: Message) {
-        self.send(Message::Heartbeat(self.watch.activity()));
+    pub fn send_and_flush(&self, message: ControlMessage) {
+        self.send(ControlMessage::Heartbeat(self.watch.activity()));
         self.send(message);
         let deadline = Instant::now() + Duration::from_millis(self.deadlines.grace_ms());
         while lock(&self.link).busy() && Instant::now() < deadline {
@@ -130,7 +130,7 @@ impl MonitorState {
             observer(&Notice::Ending { text: text.clone(), shown: false });
         }
         // If it was only suspended, it learns that it was given up, and accuses nobody.
-        self.send(Message::GiveUp { text, shown: observer.is_some() });
+        self.send(ControlMessage::GiveUp { text, shown: observer.is_some() });
         // A launcher that sees this rank go ends the others: whoever speaks for all comes first, and looks up this often.
         if self.in_rank_0 && observer.is_none() {
             std::thread::sleep(Duration::from_millis(2 * self.deadlines.beat_ms()));
@@ -152,12 +152,12 @@ impl MonitorState {
         Fault::Lost { peer: 0, host: self.watch.host(0), during, why: why.into() }
     }
 
-    fn receive(&self, message: Message) {
+    fn receive(&self, message: ControlMessage) {
         match message {
-            Message::Blob { round, bytes, .. } => lock(&self.inbox).blobs.push((round, bytes)),
-            Message::Release => lock(&self.inbox).released = true,
-            Message::Abort { text } => self.watch.abort(Fault::Aborted(text)),
-            Message::CoordinatorHeartbeat { moved: true } => self.watch.others_moved(),
+            ControlMessage::Blob { round, bytes, .. } => lock(&self.inbox).blobs.push((round, bytes)),
+            ControlMessage::Release => lock(&self.inbox).released = true,
+            ControlMessage::Abort { text } => self.watch.abort(Fault::Aborted(text)),
+            ControlMessage::CoordinatorHeartbeat { moved: true } => self.watch.others_moved(),
             _ => {}
         }
         self.changed.notify_all();
@@ -196,12 +196,12 @@ impl MonitorState {
             }
             if !self.supervised && timeout.expired(Instant::now()) {
                 let silence_ms = self.deadlines.orphan_ms();
-                let why = "its process is stopped or its host is gone";
-                self.abandon(self.lost(&format!("no sign of life for {silence_ms} ms; {why}")));
+                let why = "its process is stopped or its host is unreachable";
+                self.abandon(self.lost(&format!("no heartbeat for {silence_ms} ms; {why}")));
             }
             if beaten.elapsed() >= beat {
                 beaten = Instant::now();
-                self.send_if_idle(Message::Heartbeat(self.watch.activity()));
+                self.send_if_idle(ControlMessage::Heartbeat(self.watch.activity()));
             }
             if self.watch.check().is_err() {
                 self.ended(*aborted.get_or_insert_with(Instant::now));

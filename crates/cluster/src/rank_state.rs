@@ -86,10 +86,10 @@ impl fmt::Display for Exit {
             Exit::Code(101) => write!(f, "it panicked (exit code 101)"),
             Exit::Code(code) => write!(f, "it exited with code {code}"),
             Exit::Signal(libc::SIGKILL) => {
-                write!(f, "it was killed by signal 9 (SIGKILL), by somebody or for want of memory")
+                write!(f, "it was killed by signal 9 (SIGKILL), by a user or because memory ran out")
             }
             Exit::Signal(signal) => write!(f, "it was killed by signal {signal} ({})", signal_name(*signal)),
-            Exit::Unknown => write!(f, "its end was not seen"),
+            Exit::Unknown => write!(f, "how it ended is unknown"),
         }
     }
 }

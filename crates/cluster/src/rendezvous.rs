@@ -145,7 +145,7 @@ impl Rendezvous {
         let who = name_ranks(&self.missing());
         let (joined, world, waited) = (self.joined, self.world, self.waited_ms);
         Err(Fault::Aborted(format!(
-            "{who} did not join within {waited} ms; {joined} of {world} ranks are here\n  hint: see whether those processes were started and can reach this host"
+            "{who} did not join within {waited} ms; {joined} of {world} ranks are here\n  hint: check whether those processes were started and can reach this host"
         )))
     }
 
@@ -183,7 +183,7 @@ impl Rendezvous {
         let (usual, those) = groups.remove(most);
         let Some((odd, these)) = groups.first() else { return Ok(()) };
         let Some((key, value, other)) = odd.difference(usual) else { return Ok(()) };
-        let shown = |value: Option<&str>| value.map_or("not there".to_string(), |value| format!("`{value}`"));
+        let shown = |value: Option<&str>| value.map_or("missing".to_string(), |value| format!("`{value}`"));
         Err(Fault::Aborted(format!(
             "the ranks were given different jobs: `{key}` is {} at {}, but {} at {}\n  hint: start all ranks with the same program, job file, data and flags",
             shown(value),
@@ -197,13 +197,13 @@ impl Rendezvous {
         let name = format!("{} (pid {})", rank_name(hello.rank, &hello.label()), hello.pid);
         if hello.world != self.world || hello.rank >= self.world {
             return Err(Fault::Aborted(format!(
-                "{name} believes in {} ranks, but this job has {}\n  hint: the launcher started processes of different jobs, or variables of another launcher are left in the environment",
+                "{name} expects {} ranks, but this job has {}\n  hint: the launcher started processes of different jobs, or variables of another launcher are left in the environment",
                 hello.world, self.world
             )));
         }
         if let Some(other) = &self.members[hello.rank] {
             return Err(Fault::Aborted(format!(
-                "two processes say they are rank {}: pid {} on {} and pid {} on {}\n  hint: the launcher gave each process its own world; start the job with one launcher only",
+                "two processes claim to be rank {}: pid {} on {} and pid {} on {}\n  hint: the launcher gave each process its own world; start the job with one launcher only",
                 hello.rank, other.pid, other.host, hello.pid, hello.host
             )));
         }
@@ -282,7 +282,7 @@ mod tests {
         let text = fault(&meet(&[usual, odd]));
         assert!(text.starts_with(&expected("`0.21` at rank 1 on n1, but `0.2` at rank 0 on n0")), "{text}");
         let text = fault(&meet(&[usual, &usual[..1]]));
-        assert!(text.starts_with(&expected("not there at rank 1 on n1, but `0.2` at rank 0 on n0")), "{text}");
+        assert!(text.starts_with(&expected("missing at rank 1 on n1, but `0.2` at rank 0 on n0")), "{text}");
         // Who only comes to say why it cannot take part has no opinion.
         assert!(matches!(
             meet(&[usual, &[], usual])[..],
@@ -333,9 +333,9 @@ mod tests {
         let mut core = Rendezvous::new(2, 1000, 0);
         core.step(1, hello(0, 2));
         let text = fault(&core.step(2, hello(0, 2)));
-        assert!(text.starts_with("two processes say they are rank 0: pid 10 on n0 and pid 10 on n0"), "{text}");
+        assert!(text.starts_with("two processes claim to be rank 0: pid 10 on n0 and pid 10 on n0"), "{text}");
         let text = fault(&Rendezvous::new(2, 1000, 0).step(2, hello(0, 1)));
-        assert!(text.starts_with("rank 0 on n0 (pid 10) believes in 1 ranks, but this job has 2"), "{text}");
+        assert!(text.starts_with("rank 0 on n0 (pid 10) expects 1 ranks, but this job has 2"), "{text}");
         let mut core = Rendezvous::new(2, 1000, 0);
         core.step(1, hello(0, 2));
         let RendezvousEvent::Hello { link, hello } = hello(1, 2) else { unreachable!() };

@@ -115,7 +115,7 @@ impl StartupCheck {
         let why = match observation.process {
             ProcessState::Stopped => format!("its process was stopped for {limit_ms} ms"),
             ProcessState::Ended => "its process has ended".into(),
-            ProcessState::Runs | ProcessState::Unknown => format!("no sign of life for {limit_ms} ms"),
+            ProcessState::Runs | ProcessState::Unknown => format!("no heartbeat for {limit_ms} ms"),
         };
         Some(Fault::Lost { peer: observation.rank, host: observation.host.clone(), during: "its start".into(), why })
     }
@@ -131,7 +131,7 @@ impl StartupCheck {
             if shared { (came.len(), self.world, "") } else { (here, self.local_world, " of this host") };
         let came: Vec<usize> = came.iter().map(|record| record.observation.rank).collect();
         let missing: Vec<usize> = (0..self.world).filter(|rank| !came.contains(rank)).collect();
-        let hint = "see whether those processes were started, and whether they are stopped";
+        let hint = "check whether those processes were started, and whether they are stopped";
         if seen < expected {
             let who = match shared {
                 true => name_ranks(&missing),
@@ -207,7 +207,7 @@ mod tests {
         for (process, limit, why) in [
             (ProcessState::Stopped, 3000, "its process was stopped for 3000 ms"),
             (ProcessState::Ended, 3000, "its process has ended"),
-            (ProcessState::Unknown, 15_000, "no sign of life for 15000 ms"),
+            (ProcessState::Unknown, 15_000, "no heartbeat for 15000 ms"),
         ] {
             let mut startup_check = StartupCheck::new("a", 4, 4, BEAT, 0);
             let stops = |ms: u64, rank: usize| {
@@ -221,7 +221,7 @@ mod tests {
             };
             let (ms, text) = first(&mut startup_check, stops);
             assert_eq!(ms, 2000 + limit);
-            assert!(text.starts_with("rank 3 on a is gone during its start: ") && text.contains(why), "{text}");
+            assert!(text.starts_with("rank 3 on a was lost during its start: ") && text.contains(why), "{text}");
         }
     }
 

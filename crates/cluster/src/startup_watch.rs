@@ -9,9 +9,10 @@
 //! `StartupCheck` decides, and is pure; [`StartupWatch`] reads and writes the files.
 
 use crate::join::make_directory;
-use crate::launcher::{Launcher, Lookup, RankInfo};
+use crate::launcher::{Launcher, RankInfo};
 use crate::startup_check::{LOOK_HEARTBEATS, Observation, ProcessState, StartupCheck};
 use kolo_comm::Fault;
+use kolo_comm::host::EnvLookup;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -37,7 +38,7 @@ pub struct StartupWatch {
 impl StartupWatch {
     /// From now on until this is dropped, this process ends with a message if a rank is missing. Without a directory that can
     /// be written, only the deadline is left.
-    pub fn begin(rank_info: &RankInfo, lookup: Lookup<'_>, heartbeat_ms: u64) -> Self {
+    pub fn begin(rank_info: &RankInfo, lookup: EnvLookup<'_>, heartbeat_ms: u64) -> Self {
         let directory = directory(rank_info, lookup).filter(|path| make_directory(path).is_ok());
         let file = directory.as_ref().map(|path| path.join(rank_info.rank.to_string()));
         let (end, ended) = channel();
@@ -199,7 +200,7 @@ fn process(pid: i32) -> ProcessState {
 
 /// Where the ranks of this job leave their files. MPICH's launcher gives the job no name: there, those of one host find each
 /// other by the process that started them all.
-fn directory(rank_info: &RankInfo, lookup: Lookup<'_>) -> Option<PathBuf> {
+fn directory(rank_info: &RankInfo, lookup: EnvLookup<'_>) -> Option<PathBuf> {
     let job = match (&rank_info.job, rank_info.launcher) {
         (Some(job), _) => job.clone(),
         (None, Launcher::Mpich) => format!("mpich-{}-{}", crate::host_name(), hydra()?),

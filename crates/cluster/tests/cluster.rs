@@ -183,7 +183,7 @@ fn killed_rank() {
         all_gone(&pids);
         let message = outcome.message().unwrap();
         assert!(message.starts_with(&format!("rank {victim} on ")), "{message}");
-        assert!(message.contains("is gone during step ") && message.contains("signal 9"), "{message}");
+        assert!(message.contains("was lost during step ") && message.contains("signal 9"), "{message}");
         assert_eq!((outcome.exit_code(), outcome.verdict.culprit), (1, Some(victim)));
     }
 }
@@ -205,7 +205,8 @@ fn stopped_before_it_joins() {
     let outcome = local::run(&options, &mut |_| {}).unwrap();
     assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
     let message = outcome.message().unwrap();
-    let expected = format!("rank 1 on {} is gone during its start: its process was stopped", kolo_cluster::host_name());
+    let expected =
+        format!("rank 1 on {} was lost during its start: its process was stopped", kolo_cluster::host_name());
     assert!(message.starts_with(&expected), "{message}");
 }
 

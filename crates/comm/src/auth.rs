@@ -159,7 +159,7 @@ pub struct Refused(pub String);
 
 /// An authenticated link: who is there, and the keys of both directions.
 #[derive(Debug)]
-pub struct Session {
+pub struct LinkSession {
     pub peer: Identity,
     pub sealer: Sealer,
     pub opener: Opener,
@@ -247,7 +247,7 @@ impl Initiator {
     }
 
     /// Checks the reply; the proof to send, and the session.
-    pub fn finish(&self, reply: &[u8; HELLO_BYTES]) -> Result<([u8; PROOF_BYTES], Session), Refused> {
+    pub fn finish(&self, reply: &[u8; HELLO_BYTES]) -> Result<([u8; PROOF_BYTES], LinkSession), Refused> {
         if !authentic(&self.keys.reply, &self.hello, reply) {
             return Err(Refused("it does not hold this job's key".into()));
         }
@@ -260,7 +260,7 @@ impl Initiator {
         }
         let proof = *mac(&self.keys.proof, &self.hello, reply).as_bytes();
         let (out, back) = self.keys.directions(&self.hello, reply);
-        Ok((proof, Session { peer, sealer: Sealer::new(out), opener: Opener::new(back) }))
+        Ok((proof, LinkSession { peer, sealer: Sealer::new(out), opener: Opener::new(back) }))
     }
 }
 
@@ -311,13 +311,13 @@ impl Responder {
     }
 
     /// Checks the proof; the session.
-    pub fn finish(&self, proof: &[u8; PROOF_BYTES]) -> Result<Session, Refused> {
+    pub fn finish(&self, proof: &[u8; PROOF_BYTES]) -> Result<LinkSession, Refused> {
         let Some((hello, reply, peer)) = &self.met else { return Err(Refused("a proof before a hello".into())) };
         if mac(&self.keys.proof, hello, reply) != blake3::Hash::from(*proof) {
             return Err(Refused("its hello was recorded earlier: it cannot prove that it is there now".into()));
         }
         let (out, back) = self.keys.directions(hello, reply);
-        Ok(Session { peer: *peer, sealer: Sealer::new(back), opener: Opener::new(out) })
+        Ok(LinkSession { peer: *peer, sealer: Sealer::new(back), opener: Opener::new(out) })
     }
 }
 

@@ -18,10 +18,10 @@ pub enum Fault {
         theirs: Box<Fingerprint>,
     },
     /// A peer is gone.
-    #[error("{} is gone during {during}: {why}\n  hint: its log may say why, or the system's (dmesg) if memory ran out", rank_name(*peer, host))]
+    #[error("{} was lost during {during}: {why}\n  hint: its log may say why, or the system's (dmesg) if memory ran out", rank_name(*peer, host))]
     Lost { peer: usize, host: String, during: String, why: String },
     /// A call took longer than the deadline.
-    #[error("{} did not come to {during} within {waited_ms} ms\n  hint: that rank is stuck or far slower than the others; its log says where it is", rank_name(*peer, host))]
+    #[error("{} did not reach {during} within {waited_ms} ms\n  hint: that rank is stuck or far slower than the others; its log says where it is", rank_name(*peer, host))]
     Stalled { peer: usize, host: String, during: String, waited_ms: u64 },
     /// A peer told that it failed, for a reason of its own.
     #[error("{} failed: {why}", rank_name(*peer, host))]
@@ -31,7 +31,7 @@ pub enum Fault {
     Aborted(String),
     /// Something unauthentic or malformed came over a link.
     #[error(
-        "a message from {from} was rejected: {why}\n  hint: something other than this job speaks on its links, or a link corrupts data"
+        "a message from {from} was rejected: {why}\n  hint: something other than this job uses its connections, or a link corrupts data"
     )]
     Rejected { from: String, why: String },
     /// The caller's arguments make no sense.
@@ -52,7 +52,7 @@ impl Fault {
     pub fn system(what: impl Into<String>, error: &std::io::Error) -> Self {
         let hint = match error.raw_os_error() {
             Some(libc::EMFILE | libc::ENFILE) => "raise the limit on open files (`ulimit -n`), or use fewer workers",
-            Some(libc::ENOSPC | libc::EDQUOT) => "make room there, or write elsewhere",
+            Some(libc::ENOSPC | libc::EDQUOT) => "free some space there, or write elsewhere",
             _ => "",
         };
         Self::hinted(what, error, hint)

@@ -1,10 +1,9 @@
 //! Collectives over threads, shared memory, TCP, MPI and a simulator.
 //!
 //! A [`Communicator`] is a rank's view of a group. It numbers and checks calls and hands them to a [`Transport`]. Most
-//! transports only move bytes between two ranks (a [`wire::Wire`]); for them a collective is a [`program::Program`], which an
-//! algorithm writes as data. Nothing waits for ever: every wait goes through [`watch::Patience`].
+//! transports only move bytes between two ranks (a [`wire::Wire`]); for them a collective is a [`program::CollectiveProgram`], which an
+//! algorithm writes as data. Nothing waits for ever: every wait goes through [`watch::Backoff`].
 
-mod account;
 pub mod algorithms;
 pub mod auth;
 pub mod bench;
@@ -16,6 +15,7 @@ pub mod compress;
 pub mod element;
 mod engine;
 pub mod execution;
+mod failure_report;
 pub mod fault;
 pub mod host;
 mod measure;

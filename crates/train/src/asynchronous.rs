@@ -9,7 +9,7 @@ use crate::job::Job;
 use crate::room;
 use crate::step::{self, optimise, training_graph};
 use crate::timeline::{COMMUNICATION, Timeline};
-use kolo_comm::communicator::Span;
+use kolo_comm::communicator::CallSpan;
 use kolo_comm::element::{Element, Reduction};
 use kolo_comm::{Communicator, Fault, combine};
 use kolo_exec::{Feed, Options, Program, Session, Store};
@@ -230,7 +230,7 @@ pub fn serve(
         timeline.trace(&mut session);
         for (worker, link) in links.iter().enumerate() {
             let timeline = Arc::clone(timeline);
-            link.record(Some(Arc::new(move |span: &Span| timeline.add_call(COMMUNICATION + 1 + worker, span))));
+            link.record(Some(Arc::new(move |span: &CallSpan| timeline.add_call(COMMUNICATION + 1 + worker, span))));
         }
     }
     let gradients = gradient_inputs(&session);

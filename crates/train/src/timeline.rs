@@ -9,7 +9,7 @@ mod sink;
 pub use range::StepRange;
 
 use crate::error::Error;
-use kolo_comm::communicator::Span;
+use kolo_comm::communicator::CallSpan;
 use kolo_comm::{Communicator, Fault};
 use kolo_exec::Session;
 use serde_json::json;
@@ -169,7 +169,7 @@ impl Timeline {
     }
 
     /// Shows a call of a communicator on this lane.
-    pub fn add_call(&self, lane: usize, span: &Span) {
+    pub fn add_call(&self, lane: usize, span: &CallSpan) {
         let name = format!("{} {}", span.call.kind.name(), span.call.name());
         self.add(lane, name.trim_end(), span.start, span.end, span.bytes);
     }

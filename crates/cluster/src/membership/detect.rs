@@ -24,7 +24,7 @@ impl Membership {
         if let Some(state) = silent.filter(|state| now_ms >= deadline(state)) {
             let why = match state.stopped_ms {
                 Some(_) => format!("its process was stopped for {stopped_ms} ms"),
-                None => format!("no sign of life for {silence_ms} ms; its process is stopped or its host is gone"),
+                None => format!("no heartbeat for {silence_ms} ms; its process is stopped or its host is unreachable"),
             };
             let (rank, fault) = (state.rank, self.lost(state.rank, why));
             return self.suspect(now_ms, Weight::Certain, Some(rank), 1, fault, None);

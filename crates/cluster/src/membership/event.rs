@@ -83,7 +83,7 @@ pub struct Verdict {
     /// Who reported_by, and at which step that was, where the fault itself does not say.
     pub reported_by: Option<String>,
     pub interrupted: Option<i32>,
-    /// Ranks that could not be seen to end.
+    /// Ranks that may still be running.
     pub left: Vec<usize>,
 }
 

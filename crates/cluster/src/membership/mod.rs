@@ -245,7 +245,7 @@ impl Membership {
         if let Some(absent_ms) = self.deserted(now_ms) {
             let place = self.states[0].name();
             let text = format!(
-                "{place} was suspended for {absent_ms} ms, and the other ranks have left meanwhile\n  hint: see who stopped its process, or whether its host was overloaded"
+                "{place} was suspended for {absent_ms} ms, and the other ranks left in the meantime\n  hint: check who stopped its process, or whether its host was overloaded"
             );
             return self.given_up(now_ms, text, false);
         }

@@ -58,7 +58,7 @@ fn the_rank_that_others_wait_for_is_named() {
     let mut core = joined(3);
     let waits = at(7, Some(call(7)), true);
     let actions = run(&mut core, 100_000, &[waits, at(7, Some(call(6)), false), waits]);
-    let expected = "rank 1 on node1 did not come to all_reduce(sum) of 8 f32 \"bucket 3\", call 7 (rank 2 on node2 \
+    let expected = "rank 1 on node1 did not reach all_reduce(sum) of 8 f32 \"bucket 3\", call 7 (rank 2 on node2 \
         waits there; this one is at step 7, after all_reduce(sum) of 8 f32 \"bucket 3\", call 6) within 60000 ms";
     assert!(text(&actions).starts_with(expected), "{}", text(&actions));
 }
@@ -134,7 +134,7 @@ fn a_long_wait_that_ends_is_no_stall() {
     }
     // If rank 1 does not come even then, it is stuck.
     let actions = [beat(3 * stall_ms, 0, 2), beat(3 * stall_ms + 200, 1, 1)].concat();
-    assert!(text(&actions).contains("rank 1 on node1 did not come"), "{actions:?}");
+    assert!(text(&actions).contains("rank 1 on node1 did not reach"), "{actions:?}");
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn who_hangs_while_others_get_on_is_found() {
     assert_eq!(run(3 * stall_ms, 6 * stall_ms, |now_ms| now_ms / 100, true), []);
     let actions = run(6 * stall_ms, 8 * stall_ms, |now_ms| now_ms / 100, false);
     let reported_by = text(&actions);
-    assert!(reported_by.contains("rank 2 on node2 did not come to its next step (rank 1"), "{reported_by}");
+    assert!(reported_by.contains("rank 2 on node2 did not reach its next step (rank 1"), "{reported_by}");
     assert!(reported_by.contains("this one is at step 4, before its first call"), "{reported_by}");
     // That another is far ahead says nothing: it must have got there meanwhile.
     let mut core = joined(2);
@@ -191,14 +191,14 @@ fn a_core_that_was_suspended_accuses_nobody() {
         assert_eq!(core.step(9001, MembershipEvent::Closed { rank: 1 }), []);
         core.step(9060, MembershipEvent::Tick)
     });
-    assert!(text.starts_with("rank 0 on node0 was suspended for 8000 ms, and the other ranks have left"), "{text}");
+    assert!(text.starts_with("rank 0 on node0 was suspended for 8000 ms, and the other ranks left"), "{text}");
     // All were suspended, and one of them is gone.
     let text = suspended(&|core| {
         core.step(9000, MembershipEvent::Closed { rank: 2 });
         core.step(9001, MembershipEvent::Heartbeat { rank: 1, activity: at(3, None, false) });
         core.step(9100, MembershipEvent::Tick)
     });
-    assert!(text.starts_with("rank 2 on node2 is gone") && text.contains("closed its control link"), "{text}");
+    assert!(text.starts_with("rank 2 on node2 was lost") && text.contains("closed its control link"), "{text}");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::{DEADLINES, DELAY_MAX_MS, GENERATION, HORIZON_MS, INJECTED_FAULTS, In
 use crate::coordinator::{Coordinator, CoordinatorAction, CoordinatorConfig, CoordinatorEvent, Notice};
 use crate::introduction::Manifest;
 use crate::membership::Verdict;
-use crate::message::{Envelope, Hello, Message};
+use crate::message::{ControlMessage, Envelope, Hello};
 use crate::rank_state::Exit;
 use kolo_comm::call::short_name;
 use kolo_comm::watch::Activity;
@@ -26,7 +26,7 @@ impl Random {
 enum SimulatedEvent {
     Start(usize),
     ToCoordinator(CoordinatorEvent),
-    ToMember(usize, Message),
+    ToMember(usize, ControlMessage),
     Tick,
     Beat(usize),
     Computed(usize),
@@ -167,7 +167,7 @@ impl Simulation {
         *slot
     }
 
-    fn send(&mut self, rank: usize, message: Message) {
+    fn send(&mut self, rank: usize, message: ControlMessage) {
         if !self.partitioned(rank) {
             let ms = self.arrival(rank, 0);
             let envelope = Envelope { job: JOB, generation: GENERATION, message };
@@ -220,7 +220,7 @@ impl Simulation {
             SimulatedEvent::Beat(rank) => {
                 if self.members[rank].alive && !self.members[rank].finished {
                     if !self.members[rank].stopped {
-                        self.send(rank, Message::Heartbeat(self.activity(rank)));
+                        self.send(rank, ControlMessage::Heartbeat(self.activity(rank)));
                     }
                     self.at(self.now_ms + DEADLINES.beat_ms(), SimulatedEvent::Beat(rank));
                 }
@@ -272,38 +272,38 @@ impl Simulation {
             role: String::new(),
             manifest: Manifest::new([("job.seed".to_string(), "1".to_string())]),
         };
-        self.send(rank, Message::Hello(hello));
+        self.send(rank, ControlMessage::Hello(hello));
         self.at(self.now_ms, SimulatedEvent::Beat(rank));
     }
 
-    fn receive(&mut self, rank: usize, message: Message) {
+    fn receive(&mut self, rank: usize, message: ControlMessage) {
         let member = &mut self.members[rank];
         if !member.alive || member.stopped {
             return;
         }
         match message {
-            Message::Roster { rank: line, peer } => {
+            ControlMessage::Roster { rank: line, peer } => {
                 assert_eq!((line, peer.pid as usize), (member.roster, line));
                 member.roster += 1;
                 if member.roster == self.size {
-                    self.send(rank, Message::Blob { round: 0, rank, bytes: vec![rank as u8] });
+                    self.send(rank, ControlMessage::Blob { round: 0, rank, bytes: vec![rank as u8] });
                 }
             }
-            Message::Blob { round: 0, rank: line, bytes } => {
+            ControlMessage::Blob { round: 0, rank: line, bytes } => {
                 assert_eq!((line, bytes), (member.blobs, vec![member.blobs as u8]));
                 member.blobs += 1;
                 if member.blobs == self.size {
                     self.compute(rank);
                 }
             }
-            Message::Abort { .. } => {
+            ControlMessage::Abort { .. } => {
                 // Deaf ones are ended by a supervisor, or by their own monitor.
                 let wait_ms = if member.deaf { DEADLINES.grace_ms() } else { self.random.below(100) };
                 if !(member.deaf && self.supervised) {
                     self.at(self.now_ms + wait_ms, SimulatedEvent::End(rank, Exit::Code(1)));
                 }
             }
-            Message::Release => {
+            ControlMessage::Release => {
                 let ms = self.now_ms + self.random.below(50);
                 self.at(ms, SimulatedEvent::End(rank, Exit::Code(0)));
             }
@@ -345,8 +345,8 @@ impl Simulation {
             }
             (member.in_call, member.step, member.progress) = (false, sequence + 1, member.progress + 1);
             if member.step == self.steps {
-                self.send(rank, Message::Heartbeat(self.activity(rank)));
-                self.send(rank, Message::Finish);
+                self.send(rank, ControlMessage::Heartbeat(self.activity(rank)));
+                self.send(rank, ControlMessage::Finish);
                 self.members[rank].finished = true;
             } else {
                 self.compute(rank);
@@ -400,7 +400,7 @@ impl Simulation {
                 let fault = format!("rank {victim} is gone");
                 for rank in (0..self.size).filter(|rank| *rank != victim) {
                     // Their word may arrive up to the time to settle before the evidence itself.
-                    self.send(rank, Message::Fail { text: fault.clone(), culprit: Some(victim) });
+                    self.send(rank, ControlMessage::Fail { text: fault.clone(), culprit: Some(victim) });
                     if self.random.below(2) == 0 {
                         self.end(rank, Exit::Code(1));
                     }
@@ -411,7 +411,7 @@ impl Simulation {
             InjectedFault::Stop => self.members[victim].stopped = true,
             InjectedFault::Hang => self.members[victim].hung = true,
             InjectedFault::OwnFailure => {
-                self.send(victim, Message::Fail { text: "no space".into(), culprit: None });
+                self.send(victim, ControlMessage::Fail { text: "no space".into(), culprit: None });
                 self.end(victim, Exit::Code(1));
             }
             InjectedFault::Twin => self.twin(),
@@ -430,7 +430,7 @@ impl Simulation {
         let (rank, world) = (self.victim, self.size);
         let (role, manifest) = (String::new(), Manifest::default());
         let hello = Hello { rank, world, host: "x".into(), pid: 1, version: "1".into(), role, manifest };
-        let envelope = Envelope { job: JOB, generation: GENERATION, message: Message::Hello(hello) };
+        let envelope = Envelope { job: JOB, generation: GENERATION, message: ControlMessage::Hello(hello) };
         self.at(self.now_ms, SimulatedEvent::ToCoordinator(CoordinatorEvent::Message { link: 999, envelope }));
     }
 
@@ -438,8 +438,8 @@ impl Simulation {
     fn stale(&mut self) {
         for rank in 0..self.size {
             for (job, generation) in [(JOB, GENERATION - 1), (JOB, GENERATION + 1), (JOB + 1, GENERATION)] {
-                let fail = Message::Fail { text: "old".into(), culprit: None };
-                for message in [fail, Message::Finish, Message::Abort { text: "old".into() }] {
+                let fail = ControlMessage::Fail { text: "old".into(), culprit: None };
+                for message in [fail, ControlMessage::Finish, ControlMessage::Abort { text: "old".into() }] {
                     let envelope = Envelope { job, generation, message };
                     self.at(
                         self.now_ms,

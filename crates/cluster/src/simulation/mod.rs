@@ -97,7 +97,7 @@ fn blames_the_right_rank(simulation: &Simulation, verdict: &Verdict, fault: &Fau
     let text = fault.to_string();
     match simulation.injected {
         InjectedFault::NeverJoins => text.contains("did not join") && text.contains(&simulation.victim.to_string()),
-        InjectedFault::Twin => text.contains(&format!("two processes say they are rank {}", simulation.victim)),
+        InjectedFault::Twin => text.contains(&format!("two processes claim to be rank {}", simulation.victim)),
         InjectedFault::OtherCall => {
             matches!(fault, Fault::Mismatch { rank, peer, .. } if *rank == simulation.victim || *peer == simulation.victim)
         }

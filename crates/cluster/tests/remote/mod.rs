@@ -107,7 +107,7 @@ pub fn a_host_that_cannot_be_reached() {
         ["sh", "-c", "test $0 = a && exec sh -c \"$1\"; echo no route to $0 >&2; exit 255"].map(String::from).to_vec();
     let message = hosts::run(&options, &mut |_| {}).unwrap().message().unwrap();
     assert!(
-        message.starts_with("rank 1 on b is gone during its start: host b: its remote shell: it exited"),
+        message.starts_with("rank 1 on b was lost during its start: host b: its remote shell: it exited"),
         "{message}"
     );
     assert!(message.contains("code 255: no route to b"), "{message}");
@@ -293,5 +293,5 @@ pub fn a_link_goes_down() {
     assert_eq!(output.status.code(), Some(1));
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains("FAULT rank 2 on ") || text.contains("FAULT rank 3 on "), "{text}");
-    assert!(text.contains("no sign of life for 1500 ms"), "{text}");
+    assert!(text.contains("no heartbeat for 1500 ms"), "{text}");
 }

@@ -11,9 +11,9 @@ use super::system;
 
 /// A communicator's allocations and those of its relatives: a buffer from the parent works directly in a child.
 #[derive(Clone, Default)]
-pub struct Registry(Arc<Mutex<Vec<Entry>>>);
+pub struct Registry(Arc<Mutex<Vec<Allocation>>>);
 
-struct Entry {
+struct Allocation {
     id: u64,
     memory: Weak<SharedMemory>,
     /// The allocation's ranks by the numbers they had when the job connected.
@@ -21,14 +21,14 @@ struct Entry {
 }
 
 /// A buffer inside an allocation.
-pub struct Found {
+pub struct BufferLocation {
     pub id: u64,
     pub offset: usize,
     memory: Arc<SharedMemory>,
     origins: Arc<[usize]>,
 }
 
-impl Found {
+impl BufferLocation {
     /// The buffer of a rank, by its number of now and that of the beginning, which has it at this offset; `None` if it
     /// would not fit.
     pub fn of(&self, rank: usize, origin: usize, offset: u64, bytes: usize) -> Option<*mut u8> {
@@ -49,24 +49,24 @@ fn place(origins: &[usize], rank: usize, origin: usize) -> Option<usize> {
 }
 
 impl Registry {
-    fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
+    fn allocations(&self) -> MutexGuard<'_, Vec<Allocation>> {
         lock(&self.0)
     }
 
     pub fn add(&self, id: u64, memory: &Arc<SharedMemory>, origins: &[usize]) {
-        let mut entries = self.entries();
-        entries.retain(|entry| entry.memory.strong_count() > 0);
-        entries.push(Entry { id, memory: Arc::downgrade(memory), origins: origins.into() });
+        let mut allocations = self.allocations();
+        allocations.retain(|allocation| allocation.memory.strong_count() > 0);
+        allocations.push(Allocation { id, memory: Arc::downgrade(memory), origins: origins.into() });
     }
 
     /// The allocation around a buffer, if all ranks of `origins` take part in it.
-    pub fn find(&self, address: *const u8, bytes: usize, origins: &[usize]) -> Option<Found> {
-        self.entries().iter().find_map(|entry| {
-            let memory = entry.memory.upgrade()?;
+    pub fn find(&self, address: *const u8, bytes: usize, origins: &[usize]) -> Option<BufferLocation> {
+        self.allocations().iter().find_map(|allocation| {
+            let memory = allocation.memory.upgrade()?;
             let offset = memory.offset_of(address, bytes)?;
-            let takes_part = |(rank, origin): (usize, &usize)| place(&entry.origins, rank, *origin).is_some();
+            let takes_part = |(rank, origin): (usize, &usize)| place(&allocation.origins, rank, *origin).is_some();
             let all = origins.iter().enumerate().all(takes_part);
-            all.then(|| Found { id: entry.id, offset, memory, origins: Arc::clone(&entry.origins) })
+            all.then(|| BufferLocation { id: allocation.id, offset, memory, origins: Arc::clone(&allocation.origins) })
         })
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! A message travels as one or more frames, each complete in itself: any stream may carry any of them.
 
-use crate::account::ACCOUNT_BYTES_MAX;
 use crate::call::{FINGERPRINT_BYTES, Fingerprint};
 use crate::communicator::CALL_BYTES_MAX;
+use crate::failure_report::FAILURE_BYTES_MAX;
 use crate::record::{Forged, TAG_BYTES};
 use kolo_base::ByteReader;
 
@@ -32,7 +32,7 @@ pub enum FrameKind {
 
 /// The job and generation that all frames of a link carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Era {
+pub struct JobGeneration {
     pub job: u64,
     pub generation: u64,
 }
@@ -52,14 +52,14 @@ pub struct Frame {
     pub call: Option<Fingerprint>,
 }
 
-/// Why a stream cannot be believed.
+/// Why a stream is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     #[error(transparent)]
     Forged(#[from] Forged),
     #[error("a frame of job {0}, generation {1}")]
-    Era(u64, u64),
-    #[error("a frame that makes no sense: {0}")]
+    JobGeneration(u64, u64),
+    #[error("a malformed frame: {0}")]
     Nonsense(&'static str),
 }
 
@@ -69,7 +69,7 @@ impl Frame {
         Self { kind, message: 0, total: part, offset: 0, part, call: None }
     }
 
-    pub fn encode(&self, era: Era) -> [u8; PLAIN_BYTES] {
+    pub fn encode(&self, era: JobGeneration) -> [u8; PLAIN_BYTES] {
         let mut bytes = [0; PLAIN_BYTES];
         bytes[0] = self.kind as u8;
         bytes[4..8].copy_from_slice(&(self.part as u32).to_le_bytes());
@@ -84,7 +84,7 @@ impl Frame {
     }
 
     /// Reads an opened header.
-    pub fn decode(bytes: &[u8; PLAIN_BYTES], era: Era) -> Result<Self, Malformed> {
+    pub fn decode(bytes: &[u8; PLAIN_BYTES], era: JobGeneration) -> Result<Self, Malformed> {
         let fields = || {
             let mut reader = ByteReader::new(bytes);
             let kind = reader.u8()?;
@@ -94,8 +94,8 @@ impl Frame {
         };
         let short = Malformed::Nonsense("it is too short");
         let (kind, part, [job, generation, message, total, offset]) = fields().ok_or(short)?;
-        if (Era { job, generation }) != era {
-            return Err(Malformed::Era(job, generation));
+        if (JobGeneration { job, generation }) != era {
+            return Err(Malformed::JobGeneration(job, generation));
         }
         let kind = match kind {
             1 => FrameKind::Message,
@@ -104,7 +104,7 @@ impl Frame {
             4 => FrameKind::Notice,
             _ => return Err(Malformed::Nonsense("its kind is unknown")),
         };
-        let part_max = if kind == FrameKind::Message { SEGMENT_BYTES_MAX } else { ACCOUNT_BYTES_MAX };
+        let part_max = if kind == FrameKind::Message { SEGMENT_BYTES_MAX } else { FAILURE_BYTES_MAX };
         if part > part_max as u64 || total > CALL_BYTES_MAX as u64 {
             return Err(Malformed::Nonsense("it is too long"));
         }
@@ -144,12 +144,12 @@ mod tests {
 
     #[test]
     fn frames_survive_the_journey() {
-        let era = Era { job: 5, generation: 9 };
+        let era = JobGeneration { job: 5, generation: 9 };
         let frame =
             Frame { kind: FrameKind::Message, message: 8, total: 1000, offset: 600, part: 400, call: Some(call()) };
         assert_eq!(Frame::decode(&frame.encode(era), era), Ok(frame));
-        let older = Era { generation: 8, ..era };
-        assert_eq!(Frame::decode(&frame.encode(older), era), Err(Malformed::Era(5, 8)));
+        let older = JobGeneration { generation: 8, ..era };
+        assert_eq!(Frame::decode(&frame.encode(older), era), Err(Malformed::JobGeneration(5, 8)));
         for wrong in [
             Frame { part: 401, ..frame },
             Frame { total: CALL_BYTES_MAX + 1, ..frame },

@@ -7,8 +7,8 @@ use crate::fault::Fault;
 use crate::watch::Watch;
 use kolo_base::ByteReader;
 
-/// Largest account of a failure.
-pub const ACCOUNT_BYTES_MAX: usize = 1024;
+/// Largest failure report.
+pub const FAILURE_BYTES_MAX: usize = 1024;
 
 const MISMATCH: u8 = 1;
 const LOST: u8 = 2;
@@ -34,11 +34,11 @@ pub fn encode(fault: &Fault) -> Vec<u8> {
     bytes.extend_from_slice(&(ranks.0 as u32).to_le_bytes());
     bytes.extend_from_slice(&(ranks.1 as u32).to_le_bytes());
     bytes.extend_from_slice(&rest);
-    bytes.truncate(ACCOUNT_BYTES_MAX);
+    bytes.truncate(FAILURE_BYTES_MAX);
     bytes
 }
 
-/// The fault that rank `from` told of, as rank `own` sees it, which is in this call. `None` if it is no account.
+/// The fault that rank `from` told of, as rank `own` sees it, which is in this call. `None` if it is no failure report.
 pub fn decode(bytes: &[u8], from: usize, own: usize, call: Option<&Fingerprint>, watch: &Watch) -> Option<Fault> {
     let mut reader = ByteReader::new(bytes);
     let (sort, first, second) = (reader.u8()?, reader.u32()?, reader.u32()? as usize);
@@ -96,17 +96,17 @@ mod tests {
         };
         let (mine, theirs) = (Box::new(call), Box::new(Fingerprint { count: 78, ..call }));
         let mismatch = Fault::Mismatch { rank: 0, host: "a".into(), mine, peer: 2, peer_host: "c".into(), theirs };
-        let account = encode(&mismatch);
-        assert_eq!(decode(&account, 0, 1, Some(&call), &watch()), Some(mismatch));
+        let failure = encode(&mismatch);
+        assert_eq!(decode(&failure, 0, 1, Some(&call), &watch()), Some(mismatch));
         for (own, count) in [(2, 0), (1, 78)] {
             let own_call = Fingerprint { count, ..call };
-            let fault = decode(&account, 0, own, Some(&own_call), &watch()).unwrap();
+            let fault = decode(&failure, 0, own, Some(&own_call), &watch()).unwrap();
             assert!(matches!(&fault, Fault::Mismatch { rank: 2, peer: 0, mine, .. } if mine.count == 78), "{fault}");
         }
         let lost = Fault::Lost { peer: 2, host: "c".into(), during: String::new(), why: "x".repeat(5000) };
         let told = decode(&encode(&lost), 0, 1, None, &watch()).unwrap();
         assert_eq!(told.culprit(), Some(2));
-        assert!(told.to_string().starts_with("rank 2 on c is gone during a call: xxx"), "{told}");
+        assert!(told.to_string().starts_with("rank 2 on c was lost during a call: xxx"), "{told}");
         assert_eq!(decode(&encode(&lost), 0, 2, None, &watch()).unwrap().culprit(), Some(0));
         assert_eq!(decode(&[1; 30], 0, 1, None, &watch()), None);
     }
