@@ -104,7 +104,7 @@ fn kinds(names: &[String]) -> Result<Vec<Kind>, Failure> {
     let find = |name: &String| {
         all().find(|kind| kind.name() == name).ok_or_else(|| {
             let known: Vec<&str> = all().map(Kind::name).collect();
-            Failure::usage(format!("--op {name} is no collective"), &format!("use one of {}", known.join(", ")))
+            Failure::usage(format!("--op {name} is not a collective"), &format!("use one of {}", known.join(", ")))
         })
     };
     names.iter().map(find).collect()
@@ -120,7 +120,7 @@ fn sizes(texts: &[String]) -> Result<Vec<usize>, Failure> {
         };
         let bytes = digits.parse().ok().and_then(|count: usize| count.checked_mul(unit));
         bytes.filter(|bytes| *bytes >= 4 && *bytes <= BYTES_MAX && bytes % 4 == 0).ok_or_else(|| {
-            Failure::usage(format!("--bytes {text} is no size"), "write multiples of 4 such as 4, 16K or 64M")
+            Failure::usage(format!("--bytes {text} is not a size"), "write multiples of 4 such as 4, 16K or 64M")
         })
     };
     texts.iter().map(read).collect()

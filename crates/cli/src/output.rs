@@ -48,7 +48,7 @@ pub fn write(text: Arguments<'_>) {
 }
 
 /// A line on standard error, if anybody hears it.
-pub fn complain(text: &str) {
+pub fn print_error(text: &str) {
     kolo_cluster::logs::print_error(text);
 }
 

@@ -87,7 +87,7 @@ pub fn plan(models: &[ModelKind], args: &PlanArgs) -> Result<(), Failure> {
 /// Refuses flags that would make the run's cost no number.
 fn check(args: &PlanArgs) -> Result<(), Failure> {
     if !(args.utilisation > 0.0 && args.utilisation <= 1.0) {
-        return Err(Failure::usage("--utilisation is a part of the peak", "give a number above 0, up to 1"));
+        return Err(Failure::usage("--utilisation must be a fraction of the peak", "give a number above 0, up to 1"));
     }
     let positive = [
         ("--samples", args.samples),
@@ -98,7 +98,7 @@ fn check(args: &PlanArgs) -> Result<(), Failure> {
     ];
     for (flag, value) in positive {
         if let Some(value) = value.filter(|value| !(value.is_finite() && *value > 0.0)) {
-            return Err(Failure::usage(format!("{flag} {value} describes no run"), "give a number above 0"));
+            return Err(Failure::usage(format!("{flag} {value} is not a positive number"), "give a number above 0"));
         }
     }
     Ok(())

@@ -6,8 +6,8 @@ use crate::fail::{Failure, check_writable, write_file};
 use crate::flags;
 use crate::load;
 use crate::manifest::Agreement;
-use crate::out::{self, Files};
-use crate::output::{complain, println};
+use crate::out::{self, RunFiles};
+use crate::output::{print_error, println};
 use crate::progress::Progress;
 use crate::workers::{self, RemoteView, Worker};
 use kolo_cluster::{Introduction, Launcher, RankInfo};
@@ -67,7 +67,7 @@ fn claim_out(args: &Train, job: &Job, place: Option<&RankInfo>) -> Result<Option
         return Ok(None);
     }
     if let Some(path) = &args.out {
-        let files = if started_by_us { Files::OfRankZero } else { Files::All };
+        let files = if started_by_us { RunFiles::OfRankZero } else { RunFiles::All };
         let stale = out::claim(path, args.overwrite, files)?;
         return Ok(Some(OutDir { path: path.clone(), required: true, stale }));
     }
@@ -161,7 +161,7 @@ fn roles(args: &Train, started: usize, found: bool) -> Result<Option<Roles>, Fai
     let staleness = match args.staleness.as_str() {
         "none" => None,
         text => Some(text.parse().map_err(|_| {
-            Failure::usage(format!("--staleness {text} is no number of steps"), "write 0, 4 or `none`")
+            Failure::usage(format!("--staleness {text} is not a number of steps"), "write 0, 4 or `none`")
         })?),
     };
     Ok(Some(Roles { workers: if found { started - servers } else { started }, servers, staleness }))
@@ -341,7 +341,7 @@ fn write_report(args: &Train, options: &RunOptions, report: &Report, beside: Opt
 fn write_into(out: &OutDir, name: &str, contents: impl AsRef<[u8]>) -> Result<(), Failure> {
     match write_file(&out.path.join(name), contents) {
         Err(failure) if !out.required => {
-            complain(&format!("note: {}", failure.message()));
+            print_error(&format!("note: {}", failure.message()));
             Ok(())
         }
         outcome => outcome,

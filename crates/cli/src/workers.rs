@@ -308,13 +308,13 @@ pub fn supervise(
             let slots = hostlist::slots(list).map_err(wrong_list)?;
             if slots.iter().map(|slots| slots.count).sum::<usize>() != world {
                 let hint = "name as many workers in --hosts as workers and servers together";
-                return Err(Failure::usage(format!("--hosts {list} does not have {world} places"), hint));
+                return Err(Failure::usage(format!("--hosts {list} does not have {world} slots"), hint));
             }
             let arguments = std::env::args().skip(1).collect();
             let mut options = hosts::HostsOptions::new(slots, &program.to_string_lossy(), arguments);
             options.shell = workers.ssh.split_whitespace().map(String::from).collect();
             if options.shell.is_empty() {
-                let message = format!("--ssh {:?} names no command", workers.ssh);
+                let message = format!("--ssh {:?} is not a command", workers.ssh);
                 return Err(Failure::usage(message, "name the remote shell, such as --ssh ssh, or leave --ssh out"));
             }
             options.out = logs;

@@ -345,7 +345,7 @@ fn a_directory_holds_one_run() {
         let refused = run_in(dir.path(), &[&words[..], &["-n", workers]].concat());
         assert_eq!(refused.status.code(), Some(2));
         let message = String::from_utf8_lossy(&refused.stderr).into_owned();
-        assert!(message.contains("--out out holds the files of another run"), "{message}");
+        assert!(message.contains("--out out contains the files of another run"), "{message}");
         assert!(message.contains("--overwrite") && message.matches("error:").count() == 1, "{message}");
         assert_eq!(std::fs::read(out.join("metrics.jsonl")).unwrap(), before);
     }
@@ -481,7 +481,7 @@ fn vector_widths_do_not_change_the_weights() {
     let refused = run(&example("digits"), "avx");
     assert_eq!(refused.status.code(), Some(2));
     let told = String::from_utf8_lossy(&refused.stderr);
-    assert_eq!(told, "error: KOLO_VECTORS=avx names no vector width\n  hint: write one of portable, avx2, avx512\n");
+    assert_eq!(told, "error: KOLO_VECTORS=avx is not a vector width\n  hint: write one of portable, avx2, avx512\n");
 }
 
 /// `cargo test` builds the examples beside the binary; a narrower command may not have.

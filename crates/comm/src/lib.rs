@@ -7,6 +7,7 @@
 pub mod algorithms;
 pub mod auth;
 pub mod bench;
+pub mod bootstrap;
 pub mod call;
 pub mod choose;
 pub mod combine;
