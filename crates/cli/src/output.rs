@@ -5,12 +5,13 @@
 //! word. What is printed may quote names from anywhere: codes that a terminal would obey are shown, not passed on.
 
 use crate::fail::Failure;
+use kolo_base::lock;
 use kolo_cluster::logs::OutputStream;
 use kolo_cluster::printable;
 use std::fmt::Arguments;
 use std::io::{Error, ErrorKind, Result, Write};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// What a shell reports for a process that wrote to a pipe without a reader: 128 + SIGPIPE.
 const EXIT_READER_GONE: i32 = 141;
@@ -64,14 +65,14 @@ pub fn relay(source: OutputStream, bytes: &[u8]) -> Result<()> {
 /// Takes note of how somebody else's writing to standard output went.
 pub fn keep(outcome: Result<()>) {
     if let Err(error) = outcome.map_err(end_with_reader) {
-        LOST.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        lock(&LOST).get_or_insert(error);
     }
 }
 
 /// Whether all that was printed was written.
 pub fn finish() -> std::result::Result<(), Failure> {
     keep(std::io::stdout().flush());
-    match LOST.lock().unwrap_or_else(PoisonError::into_inner).take() {
+    match lock(&LOST).take() {
         Some(error) => {
             Err(Failure::job(format!("standard output: {error}"), "free some space there, or write elsewhere"))
         }

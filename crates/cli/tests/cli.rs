@@ -233,6 +233,19 @@ fn a_job_that_does_not_fit_is_refused_before_it_takes_memory() {
     assert!(stdout_of(dir.path(), &["plan", "huge.toml"]).contains("  does not fit      "), "planning takes nothing");
 }
 
+/// The chart of the README shows figures of the benchmarks' tables.
+#[test]
+fn the_chart_shows_what_was_measured() {
+    let (chart, tables) = (include_str!("../../../docs/speed.svg"), include_str!("../../../bench/README.md"));
+    let figures: Vec<&str> =
+        chart.split("<tspan class=\"figure\">").skip(1).map(|rest| rest.split('<').next().unwrap()).collect();
+    assert!(figures.len() >= 8, "{figures:?}");
+    for figure in figures {
+        let cell = [format!("| {figure} |"), format!("| {figure} (")];
+        assert!(cell.iter().any(|cell| tables.contains(cell)), "{figure} is not measured: run python3 bench/chart.py");
+    }
+}
+
 /// Job files as the documents print them can be copied.
 #[test]
 fn job_files_in_documents_are_jobs() {

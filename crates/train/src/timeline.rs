@@ -17,7 +17,7 @@ use sink::{CHUNK_BYTES, Sink, push_event};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Events one rank writes, about 150 MB; what comes later is left out and counted.
@@ -103,7 +103,7 @@ impl Timeline {
     }
 
     fn lock(&self) -> MutexGuard<'_, Events> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+        kolo_base::lock(&self.events)
     }
 
     /// What comes now belongs to this step. Fails if what came before could not be written.
