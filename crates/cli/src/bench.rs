@@ -95,7 +95,8 @@ fn together(job: Arc<Job>, args: &BenchTrain, worker: &Worker, begin: Instant) -
         communication.exposed_ms,
         communication.exposed_ms / StepTimes::of(&times).median * 100.0
     );
-    report(&trainer, args, threads, &times, ready_ms, ready_ms, extra)
+    let times = Times { steps_ms: &times, ready_ms, startup_ms: ready_ms };
+    report(&trainer, args, threads, &times, extra)
 }
 
 fn alone(job: Arc<Job>, args: &BenchTrain, begin: Instant) -> Result<(), Failure> {
@@ -122,7 +123,15 @@ fn alone(job: Arc<Job>, args: &BenchTrain, begin: Instant) -> Result<(), Failure
     if args.profile {
         profile(&trainer, args.steps);
     }
-    report(&trainer, args, threads, &times, ready_ms, startup_ms, json!({}))
+    report(&trainer, args, threads, &Times { steps_ms: &times, ready_ms, startup_ms }, json!({}))
+}
+
+/// What was measured.
+struct Times<'a> {
+    steps_ms: &'a [f64],
+    /// From the start of the process until the first step could begin, and until it was done.
+    ready_ms: f64,
+    startup_ms: f64,
 }
 
 /// Prints and writes the times of the steps.
@@ -130,11 +139,10 @@ fn report(
     trainer: &Trainer,
     args: &BenchTrain,
     threads: usize,
-    times: &[f64],
-    ready_ms: f64,
-    startup_ms: f64,
+    times: &Times<'_>,
     extra: Value,
 ) -> Result<(), Failure> {
+    let Times { steps_ms: times, ready_ms, startup_ms } = *times;
     let options = trainer.session().options();
     let spread = StepTimes::of(times);
     let (low, high) = times.iter().fold((f64::MAX, 0.0f64), |(low, high), t| (low.min(*t), high.max(*t)));

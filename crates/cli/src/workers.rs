@@ -116,7 +116,7 @@ pub fn join(place: &RankInfo, workers: &Workers, introduction: Introduction) -> 
 
 fn join_ranks(place: &RankInfo, workers: &Workers, introduction: Introduction) -> Result<JoinedRank, Fault> {
     if place.launcher == Launcher::Kolo {
-        return Ok(JoinedRank { member: Member::take(place, &introduction)?, mpi: None });
+        return Ok(JoinedRank { member: Member::join_launched(place, &introduction)?, mpi: None });
     }
     let by_mpi = matches!(place.launcher, Launcher::OpenMpi | Launcher::Mpich);
     let by_mpi = by_mpi || workers.transport == TransportKind::Mpi;

@@ -1,4 +1,4 @@
-//! The coordinator of a job: rendezvous and membership behind one door.
+//! The coordinator of a job: rendezvous and membership behind one interface.
 //!
 //! A pure core that whoever moves the bytes drives: the local supervisor, the thread in rank 0 of a job that somebody else
 //! started, and the simulator. Messages of another job or generation have no effect.

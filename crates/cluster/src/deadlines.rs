@@ -9,12 +9,12 @@ pub struct Deadlines {
 }
 
 impl Deadlines {
-    /// How often a member gives a sign of life.
+    /// How often a member sends a heartbeat.
     pub fn beat_ms(self) -> u64 {
         (self.heartbeat_ms / 4).max(1)
     }
 
-    /// How often the coordinator looks up.
+    /// How often the coordinator checks.
     pub fn tick_ms(self) -> u64 {
         (self.heartbeat_ms / 50).max(1)
     }

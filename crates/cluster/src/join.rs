@@ -30,11 +30,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often a rank looks for the file.
-const LOOK: Duration = Duration::from_millis(20);
+/// How often a rank polls for the file.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How long the mark stays by which one rank of many reports for all.
 const MARK_STAYS: Duration = Duration::from_secs(2);
-/// Largest credentials.
+/// Largest file of credentials.
 const CREDENTIALS_BYTES_MAX: u64 = 32 << 10;
 
 /// Sees what happens in the job: at rank 0, and at rank 1 when rank 0 is lost.
@@ -51,7 +51,7 @@ pub enum Discovery<'a> {
 pub struct JoinOptions<'a> {
     pub way: Discovery<'a>,
     pub heartbeat_ms: u64,
-    /// Where rank 0 listens; by default the address on the way to the other hosts.
+    /// The address on which rank 0 listens; by default the one that routes to the other hosts.
     pub address: Option<IpAddr>,
     pub observer: NoticeObserver,
     /// What this rank says of itself.
@@ -95,7 +95,7 @@ pub fn default_file(rank_info: &RankInfo, lookup: EnvLookup<'_>) -> Result<PathB
     Ok(Path::new(&home).join(".kolo").join("run").join(job))
 }
 
-/// Joins the job at this rank_info. All ranks call it.
+/// Joins the job as this rank. All ranks call it.
 pub fn join_rank(rank_info: &RankInfo, mut options: JoinOptions<'_>) -> Result<Member, Fault> {
     let hosts = match &mut options.way {
         Discovery::File(_) => rank_info.hosts.clone(),
@@ -105,21 +105,21 @@ pub fn join_rank(rank_info: &RankInfo, mut options: JoinOptions<'_>) -> Result<M
         }
     };
     if rank_info.rank != 0 {
-        return visit(rank_info, options);
+        return join_as_member(rank_info, options);
     }
-    options.observer = excusing(rank_info, options.heartbeat_ms, options.observer);
-    match open(rank_info, &options, hosts) {
-        Ok(coordinator) => host(rank_info, options, coordinator),
+    options.observer = noting_late_start(rank_info, options.heartbeat_ms, options.observer);
+    match open_listener(rank_info, &options, hosts) {
+        Ok(coordinator) => join_as_coordinator(rank_info, options, coordinator),
         Err(fault) => {
-            tell_failure(&fault, options);
+            publish_failure(&fault, options);
             Err(fault)
         }
     }
 }
 
-/// The same observer; if this process is so old that the others may have given it up, whatever it says about them begins with
-/// that. It was stopped before it could tell them where it is.
-fn excusing(rank_info: &RankInfo, heartbeat_ms: u64, inner: NoticeObserver) -> NoticeObserver {
+/// The same observer; if this process started so long ago that the others may have given it up, what it reports about them
+/// begins with that. It was stopped before it could publish its address.
+fn noting_late_start(rank_info: &RankInfo, heartbeat_ms: u64, inner: NoticeObserver) -> NoticeObserver {
     let Some(age_ms) = startup_watch::age_ms().filter(|age_ms| *age_ms > heartbeat_ms * JOIN_HEARTBEATS / 2) else {
         return inner;
     };
@@ -139,7 +139,7 @@ fn excusing(rank_info: &RankInfo, heartbeat_ms: u64, inner: NoticeObserver) -> N
     })
 }
 
-/// What rank 0 offers.
+/// What rank 0 listens on, and what the others need to connect.
 struct CoordinatorSocket {
     listener: Listener,
     key: JobKey,
@@ -148,7 +148,11 @@ struct CoordinatorSocket {
 }
 
 /// Rank 0: finds an address that the others can reach, and listens there.
-fn open(rank_info: &RankInfo, options: &JoinOptions<'_>, hosts: Vec<String>) -> Result<CoordinatorSocket, Fault> {
+fn open_listener(
+    rank_info: &RankInfo,
+    options: &JoinOptions<'_>,
+    hosts: Vec<String>,
+) -> Result<CoordinatorSocket, Fault> {
     let one_host = rank_info.local_world == rank_info.world;
     let own = crate::host_name();
     // A host's own name says little about the network; the others' come first.
@@ -171,7 +175,7 @@ fn open(rank_info: &RankInfo, options: &JoinOptions<'_>, hosts: Vec<String>) -> 
 }
 
 /// The others need not wait for a coordinator that does not come.
-fn tell_failure(fault: &Fault, options: JoinOptions<'_>) {
+fn publish_failure(fault: &Fault, options: JoinOptions<'_>) {
     let message = ControlMessage::Abort { text: format!("rank 0 could not start: {fault}") };
     let bytes = Envelope { job: 0, generation: 0, message }.encode();
     match options.way {
@@ -186,7 +190,11 @@ fn tell_failure(fault: &Fault, options: JoinOptions<'_>) {
 }
 
 /// Rank 0: starts the coordinator's thread, tells the others, and joins.
-fn host(rank_info: &RankInfo, options: JoinOptions<'_>, coordinator: CoordinatorSocket) -> Result<Member, Fault> {
+fn join_as_coordinator(
+    rank_info: &RankInfo,
+    options: JoinOptions<'_>,
+    coordinator: CoordinatorSocket,
+) -> Result<Member, Fault> {
     let CoordinatorSocket { listener, key, config, socket } = coordinator;
     let job = config.job;
     let (ours, theirs) = UnixStream::pair().map_err(|error| Fault::system("making a control link", &error))?;
@@ -221,7 +229,7 @@ fn host(rank_info: &RankInfo, options: JoinOptions<'_>, coordinator: Coordinator
     Member::enter(rank_info, &options.introduction, credentials, connected)
 }
 
-fn visit(rank_info: &RankInfo, options: JoinOptions<'_>) -> Result<Member, Fault> {
+fn join_as_member(rank_info: &RankInfo, options: JoinOptions<'_>) -> Result<Member, Fault> {
     let deadline = Instant::now() + Duration::from_millis(options.heartbeat_ms * JOIN_HEARTBEATS);
     let JoinOptions { way, heartbeat_ms, observer, introduction, .. } = options;
     let reports = rank_info.rank == 1 || matches!(way, Discovery::File(_));
@@ -233,16 +241,16 @@ fn visit(rank_info: &RankInfo, options: JoinOptions<'_>) -> Result<Member, Fault
         Discovery::Bootstrap(engine) => {
             let blobs = engine.all_gather(&[])?;
             let bytes = blobs.first().map(Vec::as_slice).unwrap_or_default();
-            let (address, credentials) = invited(bytes, "rank 0")?;
+            let (address, credentials) = decode_credentials(bytes, "rank 0")?;
             let entered =
-                reach(rank_info, address, &credentials, deadline).and_then(|connected| enter(credentials, connected));
-            entered.map_err(|fault| said_by(fault, reports))
+                connect(rank_info, address, &credentials, deadline).and_then(|connected| enter(credentials, connected));
+            entered.map_err(|fault| reported_by(fault, reports))
         }
         Discovery::File(path) => {
             let mut suspension = SuspensionDetector::new(Instant::now(), 1000 + 2 * heartbeat_ms);
             let told = |fault: Fault, suspension: &SuspensionDetector| {
                 let fault = suspension.longest().map_or(fault, |absent| left_behind(rank_info.rank, absent));
-                speak_once(&path, &observer, fault)
+                report_once(&path, &observer, fault)
             };
             let mut last = None;
             loop {
@@ -250,7 +258,7 @@ fn visit(rank_info: &RankInfo, options: JoinOptions<'_>) -> Result<Member, Fault
                 // What lies there may be left over from an earlier job: then nobody answers, and a new one will come.
                 if let Some((address, credentials)) = read(&path)? {
                     let soon = deadline.min(Instant::now() + Duration::from_secs(1));
-                    let reached = reach(rank_info, address, &credentials, soon);
+                    let reached = connect(rank_info, address, &credentials, soon);
                     suspension.tick(Instant::now());
                     match reached {
                         Ok(connected) => {
@@ -265,7 +273,7 @@ fn visit(rank_info: &RankInfo, options: JoinOptions<'_>) -> Result<Member, Fault
                     let fault = last.map_or_else(|| missing(rank_info, &path, heartbeat_ms), silent);
                     return Err(told(fault, &suspension));
                 }
-                std::thread::sleep(LOOK);
+                std::thread::sleep(POLL_INTERVAL);
             }
         }
     }
@@ -286,7 +294,7 @@ pub(crate) fn left_behind(rank: usize, absent: Duration) -> Fault {
 }
 
 /// What befell all ranks, as this one says it, or leaves it to another one to say.
-fn said_by(fault: Fault, this: bool) -> Fault {
+fn reported_by(fault: Fault, this: bool) -> Fault {
     match fault {
         fault @ Fault::System { .. } if !this => Fault::Aborted(fault.to_string()),
         fault => fault,
@@ -295,7 +303,7 @@ fn said_by(fault: Fault, this: bool) -> Fault {
 
 /// Of all ranks that find rank 0 missing, the first to come here says so: it leaves a mark beside the file by which they
 /// meet, until all had the time to see it.
-fn speak_once(path: &Path, observer: &NoticeObserver, fault: Fault) -> Fault {
+fn report_once(path: &Path, observer: &NoticeObserver, fault: Fault) -> Fault {
     if !matches!(fault, Fault::System { .. }) {
         return fault;
     }
@@ -325,7 +333,7 @@ fn missing(rank_info: &RankInfo, path: &Path, heartbeat_ms: u64) -> Fault {
 }
 
 /// Reads what rank 0 published.
-fn invited(bytes: &[u8], from: &str) -> Result<(SocketAddr, JobCredentials), Fault> {
+fn decode_credentials(bytes: &[u8], from: &str) -> Result<(SocketAddr, JobCredentials), Fault> {
     let envelope = Envelope::decode(bytes)?.map(|(envelope, _)| envelope);
     if let Some(Envelope { message: ControlMessage::Abort { text }, .. }) = envelope {
         return Err(Fault::Aborted(text));
@@ -343,7 +351,7 @@ pub(crate) fn redirected(envelope: &Envelope) -> Option<(SocketAddr, JobCredenti
 }
 
 /// A link to the coordinator.
-pub(crate) fn reach(
+pub(crate) fn connect(
     rank_info: &RankInfo,
     address: SocketAddr,
     credentials: &JobCredentials,
@@ -369,7 +377,7 @@ pub(crate) fn make_directory(path: &Path) -> std::io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// Writes the file beside its rank_info and moves it there, so that nobody sees half of it.
+/// Writes a temporary file and renames it, so that nobody sees half of it.
 fn publish(path: &Path, bytes: &[u8]) -> Result<(), Fault> {
     let refused = |error: std::io::Error| Fault::system(format!("writing {}", path.display()), &error);
     let directory = path.parent().unwrap_or(Path::new("."));
@@ -404,7 +412,7 @@ fn read(path: &Path) -> Result<Option<(SocketAddr, JobCredentials)>, Fault> {
     }
     let mut bytes = Vec::new();
     file.take(CREDENTIALS_BYTES_MAX).read_to_end(&mut bytes).map_err(refused)?;
-    invited(&bytes, &from).map(Some)
+    decode_credentials(&bytes, &from).map(Some)
 }
 
 /// Joins the job this process was started for; `None` if it was started alone. Without our own launcher, the ranks meet
@@ -412,7 +420,7 @@ fn read(path: &Path) -> Result<Option<(SocketAddr, JobCredentials)>, Fault> {
 pub fn join(lookup: EnvLookup<'_>) -> Result<Option<Member>, Fault> {
     let Some(rank_info) = crate::launcher::detect(lookup)? else { return Ok(None) };
     if rank_info.launcher == Launcher::Kolo {
-        return Member::take(&rank_info, &Introduction::default()).map(Some);
+        return Member::join_launched(&rank_info, &Introduction::default()).map(Some);
     }
     let way = Discovery::File(default_file(&rank_info, lookup)?);
     join_rank(&rank_info, JoinOptions::new(way)).map(Some)

@@ -1,7 +1,7 @@
 //! A worker's side of the job.
 //!
 //! [`Member::join`] introduces this process to the coordinator and returns once all ranks are there. From then on a thread
-//! of its own gives signs of life with what the rank is doing, and ends every wait of this rank if the job ends or the
+//! of its own sends heartbeats with what the rank is doing, and ends every wait of this rank if the job ends or the
 //! coordinator is lost. A member that goes without [`Member::finish`] is a fault of the job.
 
 use crate::control_link::ControlLink;
@@ -27,9 +27,9 @@ use std::time::{Duration, Instant};
 
 /// Heartbeats that reaching a coordinator may take that is known to listen.
 const REACH_HEARTBEATS: u64 = 10;
-/// Heartbeats without a word after which a coordinator is given up while the ranks join.
-const MUTE_HEARTBEATS: u64 = 10;
-/// How long the first word of whoever started us may take.
+/// Heartbeats without a message after which a coordinator is given up while the ranks join.
+const SILENT_HEARTBEATS: u64 = 10;
+/// How long the first message of the launcher may take.
 const WELCOME_MS: u64 = 10_000;
 
 /// This process as a rank of a job.
@@ -89,8 +89,8 @@ impl Member {
         join::join(lookup)
     }
 
-    /// Joins at a rank_info that our own launcher made.
-    pub fn take(rank_info: &RankInfo, introduction: &Introduction) -> Result<Self, Fault> {
+    /// Joins as a rank that our own launcher started.
+    pub fn join_launched(rank_info: &RankInfo, introduction: &Introduction) -> Result<Self, Fault> {
         let Some(descriptor) = rank_info.control else {
             return Err(Fault::BadCall(format!("{} gave this process no control link", rank_info.launcher.name())));
         };
@@ -99,7 +99,7 @@ impl Member {
         if let Some((address, credentials)) = join::redirected(&first) {
             // The coordinator listens already: who cannot reach it soon never will, and says so.
             let deadline = Instant::now() + Duration::from_millis(credentials.heartbeat_ms * REACH_HEARTBEATS);
-            let connected = join::reach(rank_info, address, &credentials, deadline)?;
+            let connected = join::connect(rank_info, address, &credentials, deadline)?;
             return Self::enter(rank_info, introduction, credentials, connected);
         }
         let ControlMessage::Welcome { heartbeat_ms, key } = first.message else {
@@ -227,7 +227,7 @@ pub(crate) fn lost(why: &str) -> Fault {
 /// The socket that our parent left open for us. It is taken once, and no process started from here inherits it.
 fn inherited(descriptor: RawFd) -> Result<UnixStream, Fault> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
-    // SAFETY: a zeroed `stat` is a valid rank_info for the answer.
+    // SAFETY: a zeroed `stat` is valid memory for the answer.
     let mut status: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: only asks; any number may be asked about.
     let answer = unsafe { libc::fstat(descriptor, &mut status) };
@@ -267,7 +267,7 @@ fn teller(roster: &[RosterEntry]) -> usize {
     elsewhere.unwrap_or(1)
 }
 
-/// Gives signs of life until all ranks have joined.
+/// Sends heartbeats until all ranks have joined.
 fn await_roster(
     connected: &mut Connected,
     rank_info: &RankInfo,
@@ -282,9 +282,9 @@ fn await_roster(
         (true, None) => join::first_lost(why),
         (false, _) => lost(why),
     };
-    let mut timeout = HeartbeatTimeout::new(Instant::now(), deadlines.heartbeat_ms * MUTE_HEARTBEATS);
+    let mut timeout = HeartbeatTimeout::new(Instant::now(), deadlines.heartbeat_ms * SILENT_HEARTBEATS);
     let mut roster = Vec::new();
-    // The coordinator's own deadline comes first and names who is missing; this one is for a mute coordinator.
+    // The coordinator's own deadline comes first and names who is missing; this one is for a coordinator that does not respond.
     let deadline = Instant::now() + Duration::from_millis(deadlines.heartbeat_ms * (JOIN_HEARTBEATS + 10));
     while roster.len() < world {
         link.wait(deadlines.beat_ms());

@@ -1,4 +1,4 @@
-//! The thread in every worker that gives signs of life and hears when the job ends.
+//! The thread in every worker that sends heartbeats and learns when the job ends.
 
 use crate::control_link::ControlLink;
 use crate::coordinator::Notice;
@@ -95,7 +95,7 @@ impl MonitorState {
 
     /// Waits for changed until `ready` has an answer, the job ends, or the deadline passes.
     fn wait_until<T>(&self, what: &str, mut ready: impl FnMut(&mut MonitorInbox) -> Option<T>) -> Result<T, Fault> {
-        // The coordinator names whoever does not come; this deadline is for a mute coordinator.
+        // The coordinator names whoever does not come; this deadline is for a coordinator that does not respond.
         let mut timeout = HeartbeatTimeout::new(Instant::now(), 2 * self.deadlines.stall_ms());
         let mut inbox = lock(&self.inbox);
         loop {
@@ -122,7 +122,7 @@ impl MonitorState {
         self.wait_until(RELEASE, |inbox| inbox.released.then_some(()))
     }
 
-    /// The coordinator itself is at fault: nobody else will send.
+    /// The coordinator itself is at fault: nobody else will report it.
     fn abandon(&self, fault: Fault) {
         let text = fault.to_string();
         let observer = self.observer.as_ref().filter(|_| self.watch.check().is_ok());

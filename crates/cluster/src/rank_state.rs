@@ -22,7 +22,7 @@ pub struct RankState {
     pub rank: usize,
     pub host: String,
     pub joined: bool,
-    /// When it last gave a sign of life.
+    /// When its last heartbeat came.
     pub heard_ms: u64,
     /// When its count of progress last changed, and the furthest step of any rank then.
     pub moved_ms: u64,

@@ -1,4 +1,4 @@
-//! Decides, from looks at the files that ranks leave, whether a start can still succeed. Pure: see [`crate::startup_watch`].
+//! Decides from the ranks' heartbeat files whether a start can still succeed. Pure: see [`crate::startup_watch`].
 
 use crate::rendezvous::{JOIN_HEARTBEATS, name_ranks};
 use kolo_comm::Fault;

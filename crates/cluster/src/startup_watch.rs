@@ -1,10 +1,10 @@
-//! Who has come, before anything connects the ranks.
+//! Which ranks are alive, before anything connects them.
 //!
-//! The start of an MPI library waits for all ranks, without a word and without an end, and the job's key travels through that
-//! library. So until the ranks have met, each leaves a file with its host, its process and a count that grows, in a
-//! directory named after the launcher's job, and a thread beside the start looks at the others'. A rank that is stopped, that
-//! ended or never came is named, once, and this process ends. The files hold no secret, and nothing is trusted that stands in
-//! them: at worst a rank is named wrongly in a job that does not start anyway.
+//! `MPI_Init` waits for all ranks without a timeout, and the job's key travels through MPI. So until the ranks are connected,
+//! each writes a heartbeat file with its host, its process and a growing count, in a directory named after the launcher's
+//! job, and a thread reads the others'. A rank that is stopped, has ended or never started is named, once, and this process
+//! ends. The files hold no secret, and nothing in them is trusted: at worst a rank is named wrongly in a job that does not
+//! start anyway.
 //!
 //! `StartupCheck` decides, and is pure; [`StartupWatch`] reads and writes the files.
 
@@ -27,7 +27,7 @@ const MARK: &str = "told";
 /// Clocks of file servers differ.
 const MARK_MARGIN: Duration = Duration::from_secs(5);
 
-/// This rank's connected in the list, and the thread that looks at the others'.
+/// This rank's heartbeat file, and the thread that reads the others'.
 #[derive(Debug)]
 pub struct StartupWatch {
     file: Option<PathBuf>,
@@ -44,7 +44,7 @@ impl StartupWatch {
         let (end, ended) = channel();
         let host = crate::host_name();
         let mut startup_check = StartupCheck::new(&host, rank_info.world, rank_info.local_world, heartbeat_ms, 0);
-        // Those who look seldom leave the word to the others.
+        // Ranks that check seldom leave the report to the others.
         startup_check.deadline_ms += if rank_info.rank > 1 { LOOK_HEARTBEATS * heartbeat_ms } else { 0 };
         let watcher = Watcher {
             rank: rank_info.rank,

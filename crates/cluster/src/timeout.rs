@@ -1,6 +1,6 @@
 //! How long somebody was not heard, not counting the time in which nobody listened.
 //!
-//! A process that was suspended finds an old clock when it wakes, and signs of life that wait to be read: its own absence is
+//! A process that was suspended finds an old clock when it wakes, and heartbeats that wait to be read: its own suspension is
 //! no sign of anybody's death.
 
 use std::time::{Duration, Instant};

@@ -80,7 +80,7 @@ pub struct Verdict {
     pub fault: Option<Fault>,
     /// The rank whose log tells more.
     pub culprit: Option<usize>,
-    /// Who reported_by, and at which step that was, where the fault itself does not say.
+    /// Who reported it, and at which step that was, where the fault itself does not say.
     pub reported_by: Option<String>,
     pub interrupted: Option<i32>,
     /// Ranks that may still be running.

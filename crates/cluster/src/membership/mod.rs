@@ -112,7 +112,7 @@ impl Membership {
         self.verdict.interrupted.is_some()
     }
 
-    /// The slowest rank, if it is not even where another was a heartbeat before. Signs of life come at different moments:
+    /// The slowest rank, if it is not even where another was a heartbeat before. Heartbeats come at different moments:
     /// to compare the last ones would accuse whoever spoke first. And ranks that may drift apart may be a few steps apart.
     pub fn lag(&self) -> Option<Lag> {
         let [before, since] = self.states.iter().map(|state| state.marks).max_by_key(|marks| marks[0].1)?;
@@ -134,7 +134,7 @@ impl Membership {
         actions
     }
 
-    /// If this core itself did not run for a while, its own absence is no sign of anybody's death: signs of life may wait
+    /// If this core itself did not run for a while, its own suspension is no sign of anybody's death: heartbeats may wait
     /// to be read, and everyone has time for another.
     fn forgive(&mut self, now_ms: u64) {
         let absent_ms = now_ms.saturating_sub(self.last_ms);
