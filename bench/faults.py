@@ -220,12 +220,12 @@ def send(number):
 
 
 def kill9(campaign, variant, runs):
-    names = [rf"^error: rank RANK on [\w.-]+ is gone during {OPERATION}: it was killed by signal 9"]
+    names = [rf"^error: rank RANK on [\w.-]+ was lost during {OPERATION}: it was killed by signal 9"]
     campaign.run("kill -9", variant, runs, campaign.harm(variant, campaign.command(variant), send(signal.SIGKILL), names), 1)
 
 
 def stop(campaign, variant, runs):
-    names = [rf"^error: rank RANK on [\w.-]+ is gone during {OPERATION}: its process was stopped for 1000 ms"]
+    names = [rf"^error: rank RANK on [\w.-]+ was lost during {OPERATION}: its process was stopped for 1000 ms"]
     campaign.run("SIGSTOP", variant, runs, campaign.harm(variant, campaign.command(variant), send(signal.SIGSTOP), names), 2)
 
 
@@ -240,7 +240,7 @@ def start(campaign, variant, runs):
         rank = chance.choice(sorted(workers))
         seconds = job.harm_and_wait(lambda: os.kill(workers[rank], signal.SIGKILL))
         left, words = job.left(), job.words()
-        names = [rf"^error: rank RANK on [\w.-]+ is gone during {OPERATION}: it was killed by signal 9"]
+        names = [rf"^error: rank RANK on [\w.-]+ was lost during {OPERATION}: it was killed by signal 9"]
         return seconds, left + check_message(words[2], rank, names) + ([] if words[0] == 1 else ["exit code"]), words
 
     campaign.run("kill -9 at the start", variant, runs, one, 1)
@@ -269,7 +269,7 @@ def end(campaign, variant, runs):
             complaints = [] if json.loads(Path(f"{folder}/report.json").read_text())["ended"] == "done" else ["the report"]
             complaints += ["a message after a good end"] if words[2] else []
         else:
-            complaints = check_message(words[2], rank, [rf"^error: rank RANK on [\w.-]+ is gone during {OPERATION}: it was killed"])
+            complaints = check_message(words[2], rank, [rf"^error: rank RANK on [\w.-]+ was lost during {OPERATION}: it was killed"])
         return seconds, left + complaints, words
 
     campaign.run("kill -9 near the end", variant, runs, one, 1)
@@ -364,7 +364,7 @@ def mismatch(campaign, variant, runs):
 
 
 def leave(campaign, variant, runs):
-    names = [rf"^error: rank RANK on [\w.-]+ (is gone during|failed at) {OPERATION}", "code 7|panicked|has had enough"]
+    names = [rf"^error: rank RANK on [\w.-]+ (was lost during|failed at) {OPERATION}", "code 7|panicked|has had enough"]
     wrong(campaign, variant, runs, "exit 7, panic, failure", ["exit", "panic", "fail"], names, (1, 7, 101))
 
 
@@ -475,7 +475,7 @@ def link(campaign, variant, runs):
             left, words = job.left(), job.words()
             network.ip(f"link set {network.name}v{victim} up")
             host = rf"({network.subnet}.{victim}|{'east' if victim == 2 else 'west'})"
-            names = [rf"^error: rank [{ranks[0]}-{ranks[-1]}] on {host} is gone during {OPERATION}: .*no sign of life"]
+            names = [rf"^error: rank [{ranks[0]}-{ranks[-1]}] on {host} was lost during {OPERATION}: .*no heartbeat"]
             return seconds, left + check_message(words[2], 0, names) + ([] if words[0] == 1 else ["exit code"]), words
 
         campaign.run("link down", variant, runs, one, 3)

@@ -10,7 +10,7 @@
 //! | `--how WAY` | `kind`, `size`, `type`, `reduction`, `message`: another call than the others; `exit`, `panic`, `fail`: no call |
 //! | `--out DIRECTORY` | where the logs go |
 
-use kolo_cluster::{Member, Options, local};
+use kolo_cluster::{LocalOptions, Member, local};
 use kolo_comm::tcp::{self, TcpOptions};
 use kolo_comm::{Communicator, Fault, Reduction, shm};
 use std::process::ExitCode;
@@ -81,7 +81,7 @@ pub fn run(words: &[String], first: &[&str]) -> ExitCode {
 /// Starts the workers, and ends when all are gone.
 fn supervise(plan: &Plan, words: impl Iterator<Item = String>) -> Result<u8, Fault> {
     let program = std::env::current_exe().map_err(|error| Fault::system("finding this program", &error))?;
-    let mut options = Options::new(plan.world, program, words.map(Into::into).collect());
+    let mut options = LocalOptions::new(plan.world, program, words.map(Into::into).collect());
     options.out = plan.out.as_ref().map(Into::into);
     let outcome = local::run(&options, &mut |_| {})?;
     if let Some(message) = outcome.message() {

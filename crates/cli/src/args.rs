@@ -56,7 +56,7 @@ pub enum Command {
     /// Train a job; without a file, the built-in digits job
     Train(Train),
     /// Say what a job will cost before running it: FLOPs, bytes, memory, time, money
-    Plan(Plan),
+    Plan(PlanArgs),
     /// Print a job's graph as text
     Graph(GraphArgs),
     /// Measure
@@ -224,7 +224,7 @@ pub struct Slurm {
 }
 
 #[derive(Debug, ClapArgs)]
-pub struct Plan {
+pub struct PlanArgs {
     #[command(flatten)]
     pub job: JobArgs,
     /// Samples per epoch, instead of the data's own number

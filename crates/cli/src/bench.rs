@@ -8,7 +8,7 @@ use crate::manifest::Agreement;
 use crate::output::println;
 use crate::progress::Progress;
 use crate::workers::{self, Worker};
-use kolo_cluster::{Introduction, Place};
+use kolo_cluster::{Introduction, RankInfo};
 use kolo_exec::Options;
 use kolo_models::ModelKind;
 use kolo_train::machine::peak_rss_bytes;
@@ -25,7 +25,7 @@ pub fn train(models: &[ModelKind], args: &BenchTrain) -> Result<(), Failure> {
     let begin = Instant::now();
     let place = workers::place()?;
     let prepared = prepare(models, args, place.as_ref());
-    let (job, count) = workers::or_tell_all(prepared, place.as_ref(), &args.job.workers)?;
+    let (job, count) = workers::or_fail_all(prepared, place.as_ref(), &args.job.workers)?;
     match place {
         Some(place) => {
             let worker = Worker::join(&place, &args.job.workers, job.reproducible, introduction(&job, args))?;
@@ -46,7 +46,7 @@ fn introduction(job: &Job, args: &BenchTrain) -> Introduction {
 }
 
 /// The job, and how many workers run it.
-fn prepare(models: &[ModelKind], args: &BenchTrain, place: Option<&Place>) -> Result<(Arc<Job>, usize), Failure> {
+fn prepare(models: &[ModelKind], args: &BenchTrain, place: Option<&RankInfo>) -> Result<(Arc<Job>, usize), Failure> {
     let count = place.map_or_else(|| workers::asked(&args.job.workers), |place| Ok(place.world))?;
     flags::check(&args.job.workers, place, count)?;
     let job = load::job(models, &args.job, count)?;
@@ -95,7 +95,8 @@ fn together(job: Arc<Job>, args: &BenchTrain, worker: &Worker, begin: Instant) -
         communication.exposed_ms,
         communication.exposed_ms / StepTimes::of(&times).median * 100.0
     );
-    report(&trainer, args, threads, &times, ready_ms, ready_ms, extra)
+    let times = Times { steps_ms: &times, ready_ms, startup_ms: ready_ms };
+    report(&trainer, args, threads, &times, extra)
 }
 
 fn alone(job: Arc<Job>, args: &BenchTrain, begin: Instant) -> Result<(), Failure> {
@@ -122,7 +123,15 @@ fn alone(job: Arc<Job>, args: &BenchTrain, begin: Instant) -> Result<(), Failure
     if args.profile {
         profile(&trainer, args.steps);
     }
-    report(&trainer, args, threads, &times, ready_ms, startup_ms, json!({}))
+    report(&trainer, args, threads, &Times { steps_ms: &times, ready_ms, startup_ms }, json!({}))
+}
+
+/// What was measured.
+struct Times<'a> {
+    steps_ms: &'a [f64],
+    /// From the start of the process until the first step could begin, and until it was done.
+    ready_ms: f64,
+    startup_ms: f64,
 }
 
 /// Prints and writes the times of the steps.
@@ -130,11 +139,10 @@ fn report(
     trainer: &Trainer,
     args: &BenchTrain,
     threads: usize,
-    times: &[f64],
-    ready_ms: f64,
-    startup_ms: f64,
+    times: &Times<'_>,
     extra: Value,
 ) -> Result<(), Failure> {
+    let Times { steps_ms: times, ready_ms, startup_ms } = *times;
     let options = trainer.session().options();
     let spread = StepTimes::of(times);
     let (low, high) = times.iter().fold((f64::MAX, 0.0f64), |(low, high), t| (low.min(*t), high.max(*t)));

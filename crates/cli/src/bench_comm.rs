@@ -6,10 +6,10 @@ use crate::flags;
 use crate::manifest::Agreement;
 use crate::output::println;
 use crate::progress::Progress;
-use crate::workers::{self, Seat};
-use kolo_cluster::{Introduction, Launcher, Place};
-use kolo_comm::bench::{self, Method, Row};
-use kolo_comm::mpi::World;
+use crate::workers::{self, JoinedRank};
+use kolo_cluster::{Introduction, Launcher, RankInfo};
+use kolo_comm::bench::{self, BenchRow, Method};
+use kolo_comm::mpi::MpiWorld;
 use kolo_comm::{Communicator, Fault, Kind};
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ const BYTES_MAX: usize = 16 << 30;
 pub fn comm(args: &BenchComm) -> Result<(), Failure> {
     let place = workers::place()?;
     let prepared = prepare(args, place.as_ref());
-    let (kinds, sizes) = workers::or_tell_all(prepared, place.as_ref(), &args.workers)?;
+    let (kinds, sizes) = workers::or_fail_all(prepared, place.as_ref(), &args.workers)?;
     let Some(place) = place else {
         let count = workers::asked(&args.workers)?;
         if count < 2 {
@@ -26,19 +26,19 @@ pub fn comm(args: &BenchComm) -> Result<(), Failure> {
         }
         return workers::supervise(&args.workers, count, 0, None, Progress::plain(false));
     };
-    let mut seat = workers::meet(&place, &args.workers, introduction(args))?;
-    let outcome = measure(args, &place, &mut seat, &kinds, &sizes);
-    let Seat { member, mpi } = seat;
-    let rows = workers::or_tell(outcome, &member)?;
+    let mut joined = workers::join(&place, &args.workers, introduction(args))?;
+    let outcome = measure(args, &place, &mut joined, &kinds, &sizes);
+    let JoinedRank { member, mpi } = joined;
+    let rows = workers::or_fail(outcome, &member)?;
     if member.rank == 0 {
         print(&rows);
         if let Some(path) = &args.report {
-            let list: Vec<String> = rows.iter().map(Row::json).collect();
+            let list: Vec<String> = rows.iter().map(BenchRow::json).collect();
             write_file(path, format!("[\n  {}\n]\n", list.join(",\n  ")))?;
         }
     }
     member.finish()?;
-    Ok(mpi.map_or(Ok(()), World::finish)?)
+    Ok(mpi.map_or(Ok(()), MpiWorld::finish)?)
 }
 
 fn introduction(args: &BenchComm) -> Introduction {
@@ -49,7 +49,7 @@ fn introduction(args: &BenchComm) -> Introduction {
 }
 
 /// What to measure.
-fn prepare(args: &BenchComm, place: Option<&Place>) -> Result<(Vec<Kind>, Vec<usize>), Failure> {
+fn prepare(args: &BenchComm, place: Option<&RankInfo>) -> Result<(Vec<Kind>, Vec<usize>), Failure> {
     flags::check(&args.workers, place, workers::asked(&args.workers)?)?;
     if place.is_none_or(|place| place.rank == 0) {
         args.report.as_deref().map_or(Ok(()), check_writable)?;
@@ -59,12 +59,12 @@ fn prepare(args: &BenchComm, place: Option<&Place>) -> Result<(Vec<Kind>, Vec<us
 
 fn measure(
     args: &BenchComm,
-    place: &Place,
-    seat: &mut Seat,
+    place: &RankInfo,
+    joined: &mut JoinedRank,
     kinds: &[Kind],
     sizes: &[usize],
-) -> Result<Vec<Row>, Fault> {
-    let Seat { member, mpi } = seat;
+) -> Result<Vec<BenchRow>, Fault> {
+    let JoinedRank { member, mpi } = joined;
     let transports: &[TransportKind] = match args.workers.transport {
         TransportKind::Auto if place.launcher == Launcher::Kolo && workers::can_share_memory(member)? => {
             &[TransportKind::Shm, TransportKind::Tcp]
@@ -86,7 +86,7 @@ fn measure(
     Ok(rows)
 }
 
-fn print(rows: &[Row]) {
+fn print(rows: &[BenchRow]) {
     println!("{:<16} {:<9} {:>5} {:>12} {:>14} {:>12}", "op", "transport", "ranks", "bytes", "median µs", "bus GB/s");
     for row in rows {
         println!(
@@ -104,7 +104,7 @@ fn kinds(names: &[String]) -> Result<Vec<Kind>, Failure> {
     let find = |name: &String| {
         all().find(|kind| kind.name() == name).ok_or_else(|| {
             let known: Vec<&str> = all().map(Kind::name).collect();
-            Failure::usage(format!("--op {name} is no collective"), &format!("use one of {}", known.join(", ")))
+            Failure::usage(format!("--op {name} is not a collective"), &format!("use one of {}", known.join(", ")))
         })
     };
     names.iter().map(find).collect()
@@ -120,7 +120,7 @@ fn sizes(texts: &[String]) -> Result<Vec<usize>, Failure> {
         };
         let bytes = digits.parse().ok().and_then(|count: usize| count.checked_mul(unit));
         bytes.filter(|bytes| *bytes >= 4 && *bytes <= BYTES_MAX && bytes % 4 == 0).ok_or_else(|| {
-            Failure::usage(format!("--bytes {text} is no size"), "write multiples of 4 such as 4, 16K or 64M")
+            Failure::usage(format!("--bytes {text} is not a size"), "write multiples of 4 such as 4, 16K or 64M")
         })
     };
     texts.iter().map(read).collect()

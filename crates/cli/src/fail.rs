@@ -69,7 +69,7 @@ impl Failure {
 
     pub fn report(self) -> ExitCode {
         if !self.message.is_empty() {
-            output::complain(&format!("error: {}", self.message));
+            output::print_error(&format!("error: {}", self.message));
         }
         ExitCode::from(self.code)
     }
@@ -118,5 +118,5 @@ pub fn write_file(path: &Path, contents: impl AsRef<[u8]>) -> Result<(), Failure
 }
 
 fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::job(format!("{}: {error}", path.display()), "choose a place that can be written")
+    Failure::job(format!("{}: {error}", path.display()), "choose a path that can be written")
 }

@@ -5,11 +5,11 @@
 
 use crate::args::{TransportKind, Workers};
 use crate::fail::Failure;
-use kolo_cluster::{Launcher, Place, interface};
+use kolo_cluster::{Launcher, RankInfo, interface};
 
 /// Refuses flags that have no meaning for this process: `place` is its place if a launcher started it, `count` the number of
 /// workers that it starts if none did.
-pub fn check(workers: &Workers, place: Option<&Place>, count: usize) -> Result<(), Failure> {
+pub fn check(workers: &Workers, place: Option<&RankInfo>, count: usize) -> Result<(), Failure> {
     check_under(workers, place.map(|place| (place.launcher, place.world)), count)
 }
 

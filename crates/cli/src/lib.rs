@@ -130,7 +130,7 @@ fn show(error: &clap::Error) {
     match (std::env::args_os().all(plain), error.use_stderr()) {
         (true, true) => _ = error.print(),
         (true, false) => output::keep(error.print()),
-        (false, _) => output::complain(error.render().to_string().trim_end()),
+        (false, _) => output::print_error(error.render().to_string().trim_end()),
     }
 }
 
@@ -157,7 +157,7 @@ fn check_vectors() -> Result<(), fail::Failure> {
         return Ok(());
     }
     let names = simd::Level::NAMES.map(|(name, _)| name).join(", ");
-    Err(fail::Failure::usage(format!("{}={name} names no vector width", simd::LIMIT), &format!("write one of {names}")))
+    Err(fail::Failure::usage(format!("{}={name} is not a vector width", simd::LIMIT), &format!("write one of {names}")))
 }
 
 /// The `kolo` binary.

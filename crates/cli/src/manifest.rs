@@ -5,6 +5,7 @@
 
 use crate::args::{TransportKind, Workers};
 use clap::ValueEnum;
+use kolo_base::ByteReader;
 use kolo_cluster::Manifest;
 use kolo_train::Job;
 use std::fs::File;
@@ -56,35 +57,41 @@ fn build() -> Option<String> {
     })
 }
 
-/// The note `GNU` of type 3 in a 64-bit ELF file of this machine's byte order.
+/// The note `GNU` of type 3 in a 64-bit little-endian ELF file.
 fn linked(file: &mut (impl Read + Seek)) -> Option<Vec<u8>> {
     const NOTE_SEGMENT: u32 = 4;
     const BUILD_ID: u32 = 3;
     const SEGMENTS_MAX: u16 = 64;
     const NOTES_BYTES_MAX: u64 = 64 << 10;
     let header = piece(file, 0, 64)?;
-    if header.get(..5)? != b"\x7fELF\x02" {
+    if header.get(..6)? != b"\x7fELF\x02\x01" {
         return None;
     }
-    let (first, size, count) = (long(&header, 32)?, short(&header, 54)?, short(&header, 56)?);
-    for at in 0..count.min(SEGMENTS_MAX) {
-        let segment = piece(file, first.checked_add(u64::from(at) * u64::from(size))?, 56)?;
-        let (offset, bytes) = (long(&segment, 8)?, long(&segment, 32)?);
-        if word(&segment, 0)? != NOTE_SEGMENT || bytes > NOTES_BYTES_MAX {
+    let (first, mut counts) = (at(&header, 32)?.u64()?, at(&header, 54)?);
+    let (size, count) = (counts.u16()?, counts.u16()?);
+    for number in 0..count.min(SEGMENTS_MAX) {
+        let segment = piece(file, first.checked_add(u64::from(number) * u64::from(size))?, 56)?;
+        let (offset, bytes) = (at(&segment, 8)?.u64()?, at(&segment, 32)?.u64()?);
+        if at(&segment, 0)?.u32()? != NOTE_SEGMENT || bytes > NOTES_BYTES_MAX {
             continue;
         }
         let notes = piece(file, offset, bytes)?;
-        let mut rest = &notes[..];
-        while let (Some(name), Some(length), Some(kind)) = (word(rest, 0), word(rest, 4), word(rest, 8)) {
-            let begin = 12 + (name as usize).next_multiple_of(4);
-            let id = rest.get(begin..begin.checked_add(length as usize)?)?;
-            if kind == BUILD_ID && rest.get(12..16) == Some(b"GNU\0") {
+        let mut notes = ByteReader::new(&notes);
+        while let (Some(name), Some(length), Some(kind)) = (notes.u32(), notes.u32(), notes.u32()) {
+            let [name, padded] = [name, length].map(|bytes| (bytes as usize).next_multiple_of(4));
+            let (name, id) = (notes.take(name)?, notes.rest().get(..length as usize)?);
+            if kind == BUILD_ID && name.starts_with(b"GNU\0") {
                 return Some(id.to_vec());
             }
-            rest = rest.get(begin + (length as usize).next_multiple_of(4)..)?;
+            notes.skip(padded)?;
         }
     }
     None
+}
+
+/// A reader from this offset on.
+fn at(bytes: &[u8], offset: usize) -> Option<ByteReader<'_>> {
+    bytes.get(offset..).map(ByteReader::new)
 }
 
 fn piece(file: &mut (impl Read + Seek), offset: u64, bytes: u64) -> Option<Vec<u8>> {
@@ -92,18 +99,6 @@ fn piece(file: &mut (impl Read + Seek), offset: u64, bytes: u64) -> Option<Vec<u
     let mut piece = vec![0; usize::try_from(bytes).ok()?];
     file.read_exact(&mut piece).ok()?;
     Some(piece)
-}
-
-fn short(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
-}
-
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
-}
-
-fn long(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! start at once get two.
 
 use crate::fail::Failure;
-use crate::output::complain;
+use crate::output::print_error;
 use kolo_train::record::OutDir;
 use std::fs;
 use std::io;
@@ -15,12 +15,12 @@ const RUNS: &str = "runs";
 const NAME_CHARACTERS_MAX: usize = 64;
 /// Numbers that others take while we look, at most.
 const ATTEMPTS_MAX: u64 = 1000;
-/// Files of an old run that a message names.
+/// RunFiles of an old run that a message names.
 const NAMED_FILES_MAX: usize = 3;
 
 /// Whose files a directory may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Files {
+pub enum RunFiles {
     /// All that a run writes.
     All,
     /// All but the logs of ranks: the supervisor, which writes those, has been here already.
@@ -28,17 +28,17 @@ pub enum Files {
 }
 
 /// Whether a run writes files of this name.
-fn is_ours(name: &str, files: Files) -> bool {
+fn is_ours(name: &str, files: RunFiles) -> bool {
     let within = |prefix: &str, suffix: &str| {
         let middle = name.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(suffix));
         middle.is_some_and(|middle| !middle.is_empty() && middle.bytes().all(|byte| byte.is_ascii_digit()))
     };
-    let log = files == Files::All && within("rank-", ".log");
+    let log = files == RunFiles::All && within("rank-", ".log");
     matches!(name, "metrics.jsonl" | "report.json" | "decision.png") || within("events.out.tfevents.", ".kolo") || log
 }
 
 /// The files of an earlier run.
-fn old_files(dir: &Path, files: Files) -> io::Result<Vec<PathBuf>> {
+fn old_files(dir: &Path, files: RunFiles) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
@@ -56,9 +56,9 @@ fn old_files(dir: &Path, files: Files) -> io::Result<Vec<PathBuf>> {
 
 /// Makes sure that a directory holds no other run. With `overwrite`, removes that run's logs, and has the rest of what it wrote,
 /// and nothing else, which goes when the new run has begun.
-pub fn claim(dir: &Path, overwrite: bool, files: Files) -> Result<Vec<PathBuf>, Failure> {
+pub fn claim(dir: &Path, overwrite: bool, files: RunFiles) -> Result<Vec<PathBuf>, Failure> {
     let failed = |path: &Path, error: &io::Error| {
-        Failure::job(format!("{}: {error}", path.display()), "choose another --out directory or make room there")
+        Failure::job(format!("{}: {error}", path.display()), "choose another --out directory or free some space there")
     };
     let old = old_files(dir, files).map_err(|error| failed(dir, &error))?;
     if old.is_empty() {
@@ -66,7 +66,7 @@ pub fn claim(dir: &Path, overwrite: bool, files: Files) -> Result<Vec<PathBuf>, 
     }
     if overwrite {
         if let Some(path) = old.iter().find(|path| !fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file())) {
-            let message = format!("--overwrite: {} is no regular file, so no run wrote it", path.display());
+            let message = format!("--overwrite: {} is not a regular file, so no run wrote it", path.display());
             return Err(Failure::usage(message, "name another directory for --out"));
         }
         let is_log = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "log");
@@ -80,7 +80,7 @@ pub fn claim(dir: &Path, overwrite: bool, files: Files) -> Result<Vec<PathBuf>, 
         shown += ", …";
     }
     Err(Failure::usage(
-        format!("--out {} holds the files of another run: {shown}", dir.display()),
+        format!("--out {} contains the files of another run: {shown}", dir.display()),
         "name another directory, or add --overwrite to replace that run's files",
     ))
 }
@@ -121,14 +121,14 @@ pub fn fresh(name: &str, quiet: bool) -> Option<OutDir> {
         Ok(path) => Some(OutDir::new(path, false)),
         Err(error) => {
             if !quiet {
-                complain(&format!("note: no directory under {RUNS}: {error}; this run's metrics are not kept"));
+                print_error(&format!("note: no directory under {RUNS}: {error}; this run's metrics are not kept"));
             }
             None
         }
     }
 }
 
-/// After a run that did not come to write anything.
+/// After a run that wrote nothing.
 pub fn remove_if_empty(out: Option<&OutDir>) {
     if let Some(OutDir { path, required: false, .. }) = out {
         // Fails if there is something in it, which is what is wanted.
@@ -151,26 +151,26 @@ mod tests {
     fn a_used_directory_is_refused_or_cleared_of_our_files_alone() {
         let temp = tempfile::tempdir().unwrap();
         let dir = temp.path();
-        claim(&dir.join("new"), false, Files::All).unwrap();
+        claim(&dir.join("new"), false, RunFiles::All).unwrap();
         let ours = ["metrics.jsonl", "events.out.tfevents.0000000007.kolo", "rank-0.log", "rank-12.log", "report.json"];
         let theirs = ["notes.txt", "rank-a.log", "events.out.tfevents.7.host", "rank-.log"];
         for name in theirs {
             fs::write(dir.join(name), "").unwrap();
         }
-        claim(dir, false, Files::All).unwrap();
+        claim(dir, false, RunFiles::All).unwrap();
         for name in ours {
             fs::write(dir.join(name), "").unwrap();
         }
-        let refused = claim(dir, false, Files::All).unwrap_err();
+        let refused = claim(dir, false, RunFiles::All).unwrap_err();
         assert!(refused.message().contains("metrics.jsonl") && refused.message().contains("--overwrite"));
-        let stale = claim(dir, true, Files::OfRankZero).unwrap();
+        let stale = claim(dir, true, RunFiles::OfRankZero).unwrap();
         let stale: Vec<_> = stale.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();
         assert_eq!(stale, ["events.out.tfevents.0000000007.kolo", "metrics.jsonl", "report.json"]);
         assert!(
             names(dir).contains(&"rank-12.log".into()) && names(dir).contains(&"metrics.jsonl".into()),
             "nothing began"
         );
-        let out = OutDir { path: dir.into(), required: true, stale: claim(dir, true, Files::All).unwrap() };
+        let out = OutDir { path: dir.into(), required: true, stale: claim(dir, true, RunFiles::All).unwrap() };
         kolo_train::record::Record::create(Some(&out), &mut |_| {}).unwrap();
         let mut left: Vec<String> = theirs.map(String::from).into();
         left.extend(["metrics.jsonl".into()]);
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(names(dir).into_iter().filter(|name| !event(name)).collect::<Vec<_>>(), left);
         assert!(!names(dir).contains(&"events.out.tfevents.0000000007.kolo".into()));
         fs::create_dir(dir.join("report.json")).unwrap();
-        assert!(claim(dir, true, Files::All).unwrap_err().message().contains("is no regular file"));
+        assert!(claim(dir, true, RunFiles::All).unwrap_err().message().contains("is not a regular file"));
         assert!(names(dir).contains(&"metrics.jsonl".into()));
     }
 

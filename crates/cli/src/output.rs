@@ -5,12 +5,13 @@
 //! word. What is printed may quote names from anywhere: codes that a terminal would obey are shown, not passed on.
 
 use crate::fail::Failure;
-use kolo_cluster::logs::Source;
+use kolo_base::lock;
+use kolo_cluster::logs::OutputStream;
 use kolo_cluster::printable;
 use std::fmt::Arguments;
 use std::io::{Error, ErrorKind, Result, Write};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// What a shell reports for a process that wrote to a pipe without a reader: 128 + SIGPIPE.
 const EXIT_READER_GONE: i32 = 141;
@@ -48,31 +49,33 @@ pub fn write(text: Arguments<'_>) {
 }
 
 /// A line on standard error, if anybody hears it.
-pub fn complain(text: &str) {
-    kolo_cluster::logs::complain(text);
+pub fn print_error(text: &str) {
+    kolo_cluster::logs::print_error(text);
 }
 
 /// Passes on what a worker printed, as it is.
-pub fn relay(source: Source, bytes: &[u8]) -> Result<()> {
+pub fn relay(source: OutputStream, bytes: &[u8]) -> Result<()> {
     match source {
-        Source::Out => write_out(bytes).and_then(|()| std::io::stdout().flush()).map_err(end_with_reader),
+        OutputStream::Out => write_out(bytes).and_then(|()| std::io::stdout().flush()).map_err(end_with_reader),
         // Complaints that nobody hears are no reason to fail.
-        Source::Err => std::io::stderr().write_all(bytes).or(Ok(())),
+        OutputStream::Err => std::io::stderr().write_all(bytes).or(Ok(())),
     }
 }
 
 /// Takes note of how somebody else's writing to standard output went.
 pub fn keep(outcome: Result<()>) {
     if let Err(error) = outcome.map_err(end_with_reader) {
-        LOST.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        lock(&LOST).get_or_insert(error);
     }
 }
 
 /// Whether all that was printed was written.
 pub fn finish() -> std::result::Result<(), Failure> {
     keep(std::io::stdout().flush());
-    match LOST.lock().unwrap_or_else(PoisonError::into_inner).take() {
-        Some(error) => Err(Failure::job(format!("standard output: {error}"), "make room there, or write elsewhere")),
+    match lock(&LOST).take() {
+        Some(error) => {
+            Err(Failure::job(format!("standard output: {error}"), "free some space there, or write elsewhere"))
+        }
         None => Ok(()),
     }
 }

@@ -1,6 +1,8 @@
 //! `kolo plan`: what a job will cost, before anything is allocated.
 
-use crate::args::Plan;
+mod text;
+
+use crate::args::PlanArgs;
 use crate::fail::Failure;
 use crate::output::println;
 use crate::{load, workers};
@@ -10,14 +12,16 @@ use kolo_parallel::Purpose;
 use kolo_parallel::mesh::DATA;
 use kolo_plan::{Cost, Fleet, Rates, RunCost};
 use kolo_train::Job;
-use kolo_train::machine::{format_bytes, format_count};
 use kolo_train::rehearsal::{self, Cast, Rehearsed};
 use kolo_train::room::{self, Shortage, Tenants};
 use kolo_train::step::graph_of;
 use kolo_train::trainer::count_beside;
 use serde_json::json;
+use std::path::Path;
 
 const SECONDS_PER_DAY: f64 = 86_400.0;
+/// The name of a job whose file gives it none.
+const JOB_NAME_DEFAULT: &str = "job";
 
 /// Everything the plan says.
 struct Prediction {
@@ -60,7 +64,7 @@ impl Prediction {
     }
 }
 
-pub fn plan(models: &[ModelKind], args: &Plan) -> Result<(), Failure> {
+pub fn plan(models: &[ModelKind], args: &PlanArgs) -> Result<(), Failure> {
     let by_host = workers::asked_by_host(&args.job.workers)?;
     let workers = by_host.iter().sum();
     let job = load::job(models, &args.job, workers)?;
@@ -76,15 +80,15 @@ pub fn plan(models: &[ModelKind], args: &Plan) -> Result<(), Failure> {
     if args.json {
         println!("{}", as_json(&job, &prediction));
     } else {
-        print(&job, &prediction);
+        text::print(&title(&job, args.job.job.as_deref()), &job, &prediction);
     }
     Ok(())
 }
 
 /// Refuses flags that would make the run's cost no number.
-fn check(args: &Plan) -> Result<(), Failure> {
+fn check(args: &PlanArgs) -> Result<(), Failure> {
     if !(args.utilisation > 0.0 && args.utilisation <= 1.0) {
-        return Err(Failure::usage("--utilisation is a part of the peak", "give a number above 0, up to 1"));
+        return Err(Failure::usage("--utilisation must be a fraction of the peak", "give a number above 0, up to 1"));
     }
     let positive = [
         ("--samples", args.samples),
@@ -95,13 +99,13 @@ fn check(args: &Plan) -> Result<(), Failure> {
     ];
     for (flag, value) in positive {
         if let Some(value) = value.filter(|value| !(value.is_finite() && *value > 0.0)) {
-            return Err(Failure::usage(format!("{flag} {value} describes no run"), "give a number above 0"));
+            return Err(Failure::usage(format!("{flag} {value} is not a positive number"), "give a number above 0"));
         }
     }
     Ok(())
 }
 
-fn predict(job: &Job, cast: Cast, hosts: usize, args: &Plan) -> Result<Prediction, Failure> {
+fn predict(job: &Job, cast: Cast, hosts: usize, args: &PlanArgs) -> Result<Prediction, Failure> {
     let Cast { workers, per_host, threads } = cast;
     // With several workers, the plan is that of the first: its grains, its share of the optimizer.
     let mesh = load::mesh(job, workers, 0)?;
@@ -148,121 +152,15 @@ fn predict(job: &Job, cast: Cast, hosts: usize, args: &Plan) -> Result<Predictio
     })
 }
 
+/// The job's name or, if it has none of its own, that of its file.
+fn title(job: &Job, file: Option<&Path>) -> String {
+    let stem = file.and_then(Path::file_stem).map(|stem| stem.to_string_lossy().into_owned());
+    stem.filter(|_| job.name == JOB_NAME_DEFAULT).unwrap_or_else(|| job.name.clone())
+}
+
 /// Multiply-adds of the forward pass on one sample: a worker has its share of the batch.
 fn forward_macs(job: &Job, p: &Prediction) -> f64 {
     p.cost.product_flops.forward as f64 / 2.0 * p.cast.workers as f64 / job.batch as f64
-}
-
-fn print(job: &Job, p: &Prediction) {
-    let Cost { flops, product_flops: _, bytes, memory, .. } = &p.cost;
-    let workers = p.cast.workers;
-    println!("{}", job.name);
-    println!("  parameters        {}", p.cost.parameters);
-    println!("  forward           {} multiply-adds per sample", format_count(forward_macs(job, p) as u64));
-    let each = |what: u64| what / workers as u64;
-    match workers {
-        1 => println!("per step of {} samples in {} grains", job.batch, job.grains),
-        _ => println!(
-            "per step of {} samples in {} grains; each of {workers} workers has {} samples in {} grains",
-            job.batch,
-            job.grains,
-            each(job.batch as u64),
-            each(job.grains as u64)
-        ),
-    }
-    println!("                    forward     backward    update");
-    let row = |name: &str, times: u64, f: &dyn Fn(u64) -> String, v: &kolo_plan::ByStage| {
-        println!("  {name:<17} {:<11} {:<11} {}", f(v.forward * times), f(v.backward * times), f(v.update * times));
-    };
-    let scopes: &[(&str, u64)] =
-        if workers == 1 { &[("", 1)] } else { &[(", per worker", 1), (", all workers", workers as u64)] };
-    for (scope, times) in scopes {
-        row(&format!("FLOP{scope}"), *times, &format_count, flops);
-        row(&format!("bytes{scope}"), *times, &format_bytes, bytes);
-    }
-    print_memory(memory, workers, p.all_bytes);
-    if let Some(shortage) = &p.shortage {
-        println!("  does not fit      {} on a host, and {shortage}", format_bytes(shortage.needed));
-    }
-    print_time(p);
-    println!("the whole run: {} samples x {:.1} epochs", format_count(p.samples as u64), p.epochs);
-    println!("  FLOP              {:.3e} ({:.3e} PFLOP-days)", p.run.flops, p.run.pflop_days);
-    println!("  per input byte    {} FLOP", format_count(p.run.flops_per_input_byte as u64));
-    let fleet = &p.fleet;
-    let time = days(p.days());
-    match p.elsewhere {
-        true => println!(
-            "  time              {time} on {} x {:.3} TFLOP/s at {:.0} % of the peak",
-            fleet.devices,
-            fleet.flops / 1e12,
-            fleet.utilisation * 100.0
-        ),
-        false => println!("  time              {time}: {} steps of that time", format_count(p.steps as u64)),
-    }
-    if let Some(price) = p.price() {
-        println!("  cost              {price:.2}");
-    }
-}
-
-fn print_memory(memory: &kolo_plan::MemoryPlan, workers: usize, all_bytes: u64) {
-    let size = |bytes: usize| format_bytes(bytes as u64);
-    match workers {
-        1 => println!("  memory            {} in all", size(memory.total())),
-        _ => println!(
-            "  memory            {} per worker, {} for all {workers} workers",
-            size(memory.total()),
-            format_bytes(all_bytes)
-        ),
-    }
-    for (name, bytes) in [
-        ("weights", memory.weights),
-        ("gradients", memory.gradients),
-        ("optimizer", memory.optimizer),
-        ("activations", memory.activations),
-        ("scratch", memory.scratch),
-        ("evaluation", memory.evaluation),
-        ("process", memory.process),
-    ] {
-        println!("    {name:<15} {}", size(bytes));
-    }
-}
-
-/// The time of a step, and how it was found.
-fn print_time(p: &Prediction) {
-    let Cast { workers, threads, .. } = p.cast;
-    let who = match workers {
-        1 => format!("{threads} threads"),
-        _ => format!("{workers} workers of {threads} threads"),
-    };
-    let ms = p.step_seconds() * 1e3;
-    match &p.rehearsed {
-        Some(tried) if tried.whole_steps > 0 => {
-            println!("  time              {ms:.2} ms on {who}, measured on {} steps here", tried.whole_steps);
-        }
-        Some(tried) => {
-            println!("  time              {ms:.2} ms on {who}, measured on its {} kinds of calls here", tried.kinds);
-        }
-        None => println!(
-            "  time              {ms:.2} ms on {who} of {:.0} GFLOP/s and {:.1} GB/s, by these rates alone",
-            p.rates.flops / 1e9,
-            p.rates.bytes / 1e9
-        ),
-    }
-    if let Some(tried) = p.rehearsed.filter(|_| workers > 1) {
-        let (compute, exchange) = (tried.compute_seconds * 1e3, tried.exchange_seconds * 1e3);
-        match p.hosts {
-            1 => println!("                    {compute:.2} ms compute, {exchange:.2} ms exchange"),
-            _ => println!("                    compute alone: the network between hosts is not known here"),
-        }
-    }
-}
-
-fn days(days: f64) -> String {
-    match days {
-        days if days >= 1.0 => format!("{days:.2} days"),
-        days if days * 24.0 >= 1.0 => format!("{:.2} hours", days * 24.0),
-        days => format!("{:.1} seconds", days * 86_400.0),
-    }
 }
 
 fn as_json(job: &Job, p: &Prediction) -> String {

@@ -84,7 +84,7 @@ impl Progress {
     /// A word beside the run's own.
     pub fn note(&self, text: &str) {
         if !self.quiet {
-            self.suspend(|| output::complain(text));
+            self.suspend(|| output::print_error(text));
         }
     }
 

@@ -67,7 +67,7 @@ fn check_lines(args: &Slurm) -> Result<(), Failure> {
     let mut values = named.chain(args.options.iter().map(|option| ("--sbatch", option)));
     match values.find(|(_, value)| value.chars().any(char::is_control)) {
         Some((flag, value)) => {
-            let message = format!("{flag} {value:?} holds control characters");
+            let message = format!("{flag} {value:?} contains control characters");
             Err(Failure::usage(message, "write it in one line; each option of sbatch takes a --sbatch of its own"))
         }
         None => Ok(()),

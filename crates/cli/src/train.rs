@@ -6,11 +6,11 @@ use crate::fail::{Failure, check_writable, write_file};
 use crate::flags;
 use crate::load;
 use crate::manifest::Agreement;
-use crate::out::{self, Files};
-use crate::output::{complain, println};
+use crate::out::{self, RunFiles};
+use crate::output::{print_error, println};
 use crate::progress::Progress;
 use crate::workers::{self, RemoteView, Worker};
-use kolo_cluster::{Introduction, Launcher, Place};
+use kolo_cluster::{Introduction, Launcher, RankInfo};
 use kolo_comm::Communicator;
 use kolo_models::ModelKind;
 use kolo_plan::Rates;
@@ -36,7 +36,7 @@ pub fn train(models: &[ModelKind], args: &Train) -> Result<(), Failure> {
     let place = workers::place()?;
     let prepared = prepare(models, args, place.as_ref());
     let claimed = prepared.and_then(|prepared| Ok((claim_out(args, &prepared.job, place.as_ref())?, prepared)));
-    let claimed = workers::or_tell_all(claimed, place.as_ref(), &args.job.workers)?;
+    let claimed = workers::or_fail_all(claimed, place.as_ref(), &args.job.workers)?;
     let (out, Prepared { job, world, roles }) = claimed;
     let outcome = match place {
         Some(place) => {
@@ -60,13 +60,13 @@ pub fn train(models: &[ModelKind], args: &Train) -> Result<(), Failure> {
 }
 
 /// The run's directory, which holds no other run. Whoever is first on this host looks, before anybody is started.
-fn claim_out(args: &Train, job: &Job, place: Option<&Place>) -> Result<Option<OutDir>, Failure> {
+fn claim_out(args: &Train, job: &Job, place: Option<&RankInfo>) -> Result<Option<OutDir>, Failure> {
     let started_by_us = place.is_some_and(|place| place.launcher == Launcher::Kolo);
     if place.is_some_and(|place| place.rank > 0) {
         return Ok(None);
     }
     if let Some(path) = &args.out {
-        let files = if started_by_us { Files::OfRankZero } else { Files::All };
+        let files = if started_by_us { RunFiles::OfRankZero } else { RunFiles::All };
         let stale = out::claim(path, args.overwrite, files)?;
         return Ok(Some(OutDir { path: path.clone(), required: true, stale }));
     }
@@ -89,7 +89,7 @@ pub struct Prepared {
     roles: Option<Roles>,
 }
 
-fn prepare(models: &[ModelKind], args: &Train, place: Option<&Place>) -> Result<Prepared, Failure> {
+fn prepare(models: &[ModelKind], args: &Train, place: Option<&RankInfo>) -> Result<Prepared, Failure> {
     let prepared = check(models, args, place.map(|place| place.world))?;
     flags::check(&args.job.workers, place, prepared.world)?;
     // The first rank writes, wherever it runs.
@@ -144,7 +144,7 @@ fn roles(args: &Train, started: usize, found: bool) -> Result<Option<Roles>, Fai
     let staleness = match args.staleness.as_str() {
         "none" => None,
         text => Some(text.parse().map_err(|_| {
-            Failure::usage(format!("--staleness {text} is no number of steps"), "write 0, 4 or `none`")
+            Failure::usage(format!("--staleness {text} is not a number of steps"), "write 0, 4 or `none`")
         })?),
     };
     Ok(Some(Roles { workers: if found { started - servers } else { started }, servers, staleness }))
@@ -209,7 +209,13 @@ fn run_options(threads: usize, interrupt: Interrupt, company: Company) -> RunOpt
 }
 
 /// This process is one of several.
-fn work(job: &Arc<Job>, args: &Train, place: &Place, roles: Option<Roles>, out: Option<OutDir>) -> Result<(), Failure> {
+fn work(
+    job: &Arc<Job>,
+    args: &Train,
+    place: &RankInfo,
+    roles: Option<Roles>,
+    out: Option<OutDir>,
+) -> Result<(), Failure> {
     // A launcher of our own says itself what it does.
     let interrupt = listen(!args.quiet && place.launcher != Launcher::Kolo && place.rank == 0)?;
     let worker = Worker::join(place, &args.job.workers, job.reproducible, introduction(job, args, place, roles))?;
@@ -218,7 +224,7 @@ fn work(job: &Arc<Job>, args: &Train, place: &Place, roles: Option<Roles>, out: 
 }
 
 /// What this rank tells the others when it joins.
-fn introduction(job: &Job, args: &Train, place: &Place, roles: Option<Roles>) -> Introduction {
+fn introduction(job: &Job, args: &Train, place: &RankInfo, roles: Option<Roles>) -> Introduction {
     let mut agreement = Agreement::on("train").job(job).workers(&args.job.workers);
     agreement = agreement.flag("--trace", if args.trace.is_some() { "given" } else { "left out" });
     agreement = agreement.flag("--async", args.asynchronous);
@@ -318,7 +324,7 @@ fn write_report(args: &Train, options: &RunOptions, report: &Report, beside: Opt
 fn write_into(out: &OutDir, name: &str, contents: impl AsRef<[u8]>) -> Result<(), Failure> {
     match write_file(&out.path.join(name), contents) {
         Err(failure) if !out.required => {
-            complain(&format!("note: {}", failure.message()));
+            print_error(&format!("note: {}", failure.message()));
             Ok(())
         }
         outcome => outcome,

@@ -6,10 +6,10 @@ use crate::fail::Failure;
 use crate::output;
 use crate::progress::Progress;
 use kolo_cluster::coordinator::Notice;
+use kolo_cluster::join::{self, Discovery, JoinOptions};
 use kolo_cluster::logs::Echo;
-use kolo_cluster::meet::{self, Meeting, Way};
-use kolo_cluster::presence::Presence;
-use kolo_cluster::{Introduction, Launcher, Member, Outcome, Place, hostlist, hosts, local};
+use kolo_cluster::startup_watch::StartupWatch;
+use kolo_cluster::{Introduction, Launcher, Member, Outcome, RankInfo, hostlist, hosts, local};
 use kolo_comm::tcp::{self, TcpOptions};
 use kolo_comm::{Bootstrap, Communicator, Fault, Transport, host, mpi, shm};
 use kolo_train::Observer;
@@ -27,9 +27,9 @@ fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// Where this process stands, if a launcher started it as one of several. A worker of our own launcher never starts workers,
+/// Rank and world of this process, if a launcher started it as one of several. A worker of our own launcher never starts workers,
 /// even if it is the only one.
-pub fn place() -> Result<Option<Place>, Failure> {
+pub fn place() -> Result<Option<RankInfo>, Failure> {
     Ok(kolo_cluster::detect(&environment)?.filter(|place| place.world > 1 || place.launcher == Launcher::Kolo))
 }
 
@@ -39,20 +39,20 @@ pub struct Worker {
     pub world: Arc<Communicator>,
     /// Its share of its host's.
     cores: usize,
-    mpi: Option<mpi::World>,
+    mpi: Option<mpi::MpiWorld>,
 }
 
 impl Worker {
     /// Joins the job and links up with the other ranks.
     pub fn join(
-        place: &Place,
+        place: &RankInfo,
         workers: &Workers,
         reproducible: bool,
         introduction: Introduction,
     ) -> Result<Self, Failure> {
-        let Seat { mut member, mpi } = meet(place, workers, introduction)?;
-        let cores = or_tell(cores::own(&mut member), &member)?;
-        let transport = or_tell(connect(&mut member, mpi.as_ref(), workers, workers.transport), &member)?;
+        let JoinedRank { mut member, mpi } = join(place, workers, introduction)?;
+        let cores = or_fail(cores::own(&mut member), &member)?;
+        let transport = or_fail(connect(&mut member, mpi.as_ref(), workers, workers.transport), &member)?;
         let world = Communicator::new(transport, Arc::clone(&member.watch), reproducible);
         Ok(Self { member: Arc::new(member), world: Arc::new(world), cores, mpi })
     }
@@ -80,18 +80,18 @@ impl Worker {
         if let Ok(member) = Arc::try_unwrap(member) {
             member.finish().map_err(|_| Failure::reported())?;
         }
-        Ok(mpi.map_or(Ok(()), mpi::World::finish)?)
+        Ok(mpi.map_or(Ok(()), mpi::MpiWorld::finish)?)
     }
 }
 
 /// What a rank found out before it joined. If it cannot go on, it joins to say so: all ranks that failed for one reason show
 /// it once, and none waits for one that will not come.
-pub fn or_tell_all<T>(outcome: Result<T, Failure>, place: Option<&Place>, workers: &Workers) -> Result<T, Failure> {
+pub fn or_fail_all<T>(outcome: Result<T, Failure>, place: Option<&RankInfo>, workers: &Workers) -> Result<T, Failure> {
     outcome.map_err(|failure| {
         let introduction = Introduction { failure: Some(failure.message().into()), ..Introduction::default() };
-        match place.map(|place| sit_down(place, workers, introduction)) {
-            Some(Ok(seat)) => {
-                seat.member.fail(failure.message(), None);
+        match place.map(|place| join_ranks(place, workers, introduction)) {
+            Some(Ok(joined)) => {
+                joined.member.fail(failure.message(), None);
                 failure.silent()
             }
             Some(Err(Fault::Aborted(_))) => failure.silent(),
@@ -101,53 +101,63 @@ pub fn or_tell_all<T>(outcome: Result<T, Failure>, place: Option<&Place>, worker
 }
 
 /// A joined process, with the engine through which it joined if that is MPI.
-pub struct Seat {
+pub struct JoinedRank {
     pub member: Member,
-    pub mpi: Option<mpi::World>,
+    pub mpi: Option<mpi::MpiWorld>,
 }
 
 /// Joins the other ranks, whoever started them. If the job has ended before it began, whoever ended it has said why.
-pub fn meet(place: &Place, workers: &Workers, introduction: Introduction) -> Result<Seat, Failure> {
-    sit_down(place, workers, introduction).map_err(|fault| match fault {
+pub fn join(place: &RankInfo, workers: &Workers, introduction: Introduction) -> Result<JoinedRank, Failure> {
+    join_ranks(place, workers, introduction).map_err(|fault| match fault {
         Fault::Aborted(_) => Failure::reported(),
         fault => fault.into(),
     })
 }
 
-fn sit_down(place: &Place, workers: &Workers, introduction: Introduction) -> Result<Seat, Fault> {
+fn join_ranks(place: &RankInfo, workers: &Workers, introduction: Introduction) -> Result<JoinedRank, Fault> {
     if place.launcher == Launcher::Kolo {
-        return Ok(Seat { member: Member::take(place, &introduction)?, mpi: None });
+        return Ok(JoinedRank { member: Member::join_launched(place, &introduction)?, mpi: None });
     }
     let by_mpi = matches!(place.launcher, Launcher::OpenMpi | Launcher::Mpich);
     let by_mpi = by_mpi || workers.transport == TransportKind::Mpi;
-    // The library waits for all ranks, for ever: until they have met, somebody else must see who is missing.
-    let presence = by_mpi.then(|| Presence::begin(place, &environment, workers.heartbeat_ms));
-    let seat = sit_down_among(place, workers, by_mpi, introduction);
-    if let (Err(_), Some(presence)) = (&seat, presence) {
-        presence.abandon();
+    // MPI_Init waits for all ranks without a timeout: until it returns, the startup watch finds out who is missing.
+    let startup_watch = by_mpi.then(|| StartupWatch::begin(place, &environment, workers.heartbeat_ms));
+    let joined = join_under_launcher(place, workers, by_mpi, introduction);
+    if let (Err(_), Some(startup_watch)) = (&joined, startup_watch) {
+        startup_watch.abandon();
     }
-    seat
+    joined
 }
 
 /// Another launcher started the ranks; `by_mpi`, if its MPI connects them.
-fn sit_down_among(place: &Place, workers: &Workers, by_mpi: bool, introduction: Introduction) -> Result<Seat, Fault> {
+fn join_under_launcher(
+    place: &RankInfo,
+    workers: &Workers,
+    by_mpi: bool,
+    introduction: Introduction,
+) -> Result<JoinedRank, Fault> {
     let mut mpi = match by_mpi {
-        true => Some(mpi::World::init(&environment, workers.mpi_library.as_deref())?),
+        true => Some(mpi::MpiWorld::init(&environment, workers.mpi_library.as_deref())?),
         false => None,
     };
-    let way = match &mut mpi {
-        Some(world) => Way::Bootstrap(world),
-        None => Way::File(meet::usual_file(place, &environment)?),
+    let discovery = match &mut mpi {
+        Some(world) => Discovery::Bootstrap(world),
+        None => Discovery::File(join::default_file(place, &environment)?),
     };
-    let member = meet::meet(
+    let member = join::join_rank(
         place,
-        Meeting { heartbeat_ms: workers.heartbeat_ms, address: workers.interface, introduction, ..Meeting::new(way) },
+        JoinOptions {
+            heartbeat_ms: workers.heartbeat_ms,
+            address: workers.interface,
+            introduction,
+            ..JoinOptions::new(discovery)
+        },
     )?;
-    Ok(Seat { member, mpi })
+    Ok(JoinedRank { member, mpi })
 }
 
 /// A failure of this rank, which the others hear of.
-pub fn or_tell<T>(outcome: Result<T, Fault>, member: &Member) -> Result<T, Failure> {
+pub fn or_fail<T>(outcome: Result<T, Fault>, member: &Member) -> Result<T, Failure> {
     outcome.map_err(|fault| {
         member.fail_with(&fault);
         Failure::reported()
@@ -167,7 +177,7 @@ pub fn can_share_memory(member: &mut Member) -> Result<bool, Fault> {
 /// Links this rank with all others.
 pub fn connect(
     member: &mut Member,
-    mpi: Option<&mpi::World>,
+    mpi: Option<&mpi::MpiWorld>,
     workers: &Workers,
     kind: TransportKind,
 ) -> Result<Box<dyn Transport>, Fault> {
@@ -287,7 +297,7 @@ pub fn supervise(
                 // Right after the command's name: behind a `--` it would be a file.
                 arguments.splice(1..1, ["--fresh-out".into(), path.into()]);
             }
-            let mut options = local::Options::new(world, program, arguments);
+            let mut options = local::LocalOptions::new(world, program, arguments);
             options.out = logs;
             options.heartbeat_ms = workers.heartbeat_ms;
             options.echo = Some(echo(view.clone()));
@@ -298,13 +308,13 @@ pub fn supervise(
             let slots = hostlist::slots(list).map_err(wrong_list)?;
             if slots.iter().map(|slots| slots.count).sum::<usize>() != world {
                 let hint = "name as many workers in --hosts as workers and servers together";
-                return Err(Failure::usage(format!("--hosts {list} does not have {world} places"), hint));
+                return Err(Failure::usage(format!("--hosts {list} does not have {world} slots"), hint));
             }
             let arguments = std::env::args().skip(1).collect();
-            let mut options = hosts::Options::new(slots, &program.to_string_lossy(), arguments);
+            let mut options = hosts::HostsOptions::new(slots, &program.to_string_lossy(), arguments);
             options.shell = workers.ssh.split_whitespace().map(String::from).collect();
             if options.shell.is_empty() {
-                let message = format!("--ssh {:?} names no command", workers.ssh);
+                let message = format!("--ssh {:?} is not a command", workers.ssh);
                 return Err(Failure::usage(message, "name the remote shell, such as --ssh ssh, or leave --ssh out"));
             }
             options.out = logs;

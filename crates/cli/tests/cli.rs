@@ -141,6 +141,14 @@ fn a_plan_names_parameters_work_and_memory() {
     {
         assert!(text.contains(word), "no {word} in\n{text}");
     }
+    assert!(text.starts_with("digits\n  parameters        52,138\n"), "{text}");
+    // A job without a name is called by its file.
+    let nameless = std::fs::read_to_string(example("digits")).unwrap().replace("name = \"digits\"\n", "");
+    std::fs::write(dir.path().join("seven.toml"), nameless).unwrap();
+    let text = stdout_of(dir.path(), &["plan", "seven.toml", "--by-rates"]);
+    assert!(text.starts_with("seven\n"), "{text}");
+    let text = stdout_of(dir.path(), &["plan", "seven.toml", "--by-rates", "--json"]);
+    assert!(text.contains("\"job\": \"job\""), "{text}");
     let text = stdout_of(dir.path(), &["plan", &example("digits"), "--by-rates"]);
     assert!(
         text.contains("GFLOP/s") && text.contains("by these rates alone") && !text.contains("measured on"),
@@ -164,7 +172,9 @@ fn a_plan_for_workers_says_whose_numbers_it_has() {
     assert_eq!((&one["workers"], &four["workers"]), (&1.into(), &4.into()));
     assert_eq!(one["run"]["flops"].as_f64().unwrap() > 0.0, four["run"]["flops"].as_f64().unwrap() > 0.0);
     let text = stdout_of(dir.path(), &["plan", "-n", "2", "--threads", "1"]);
-    for words in ["FLOP, per worker", "FLOP, all workers", " per worker, ", "for all 2 workers", "ms exchange"] {
+    for words in
+        ["FLOP, per worker", "FLOP, all workers", " per worker, ", "for all 2 workers", " exchange, per worker"]
+    {
         assert!(text.contains(words), "no {words} in\n{text}");
     }
 }
@@ -221,6 +231,19 @@ fn a_job_that_does_not_fit_is_refused_before_it_takes_memory() {
         assert!(error.contains("TiB of memory, and ") && error.contains("weights 3.64 TiB"), "{error}");
     }
     assert!(stdout_of(dir.path(), &["plan", "huge.toml"]).contains("  does not fit      "), "planning takes nothing");
+}
+
+/// The chart of the README shows figures of the benchmarks' tables.
+#[test]
+fn the_chart_shows_what_was_measured() {
+    let (chart, tables) = (include_str!("../../../docs/speed.svg"), include_str!("../../../bench/README.md"));
+    let figures: Vec<&str> =
+        chart.split("<tspan class=\"figure\">").skip(1).map(|rest| rest.split('<').next().unwrap()).collect();
+    assert!(figures.len() >= 8, "{figures:?}");
+    for figure in figures {
+        let cell = [format!("| {figure} |"), format!("| {figure} (")];
+        assert!(cell.iter().any(|cell| tables.contains(cell)), "{figure} is not measured: run python3 bench/chart.py");
+    }
 }
 
 /// Job files as the documents print them can be copied.
@@ -335,7 +358,7 @@ fn a_directory_holds_one_run() {
         let refused = run_in(dir.path(), &[&words[..], &["-n", workers]].concat());
         assert_eq!(refused.status.code(), Some(2));
         let message = String::from_utf8_lossy(&refused.stderr).into_owned();
-        assert!(message.contains("--out out holds the files of another run"), "{message}");
+        assert!(message.contains("--out out contains the files of another run"), "{message}");
         assert!(message.contains("--overwrite") && message.matches("error:").count() == 1, "{message}");
         assert_eq!(std::fs::read(out.join("metrics.jsonl")).unwrap(), before);
     }
@@ -471,7 +494,7 @@ fn vector_widths_do_not_change_the_weights() {
     let refused = run(&example("digits"), "avx");
     assert_eq!(refused.status.code(), Some(2));
     let told = String::from_utf8_lossy(&refused.stderr);
-    assert_eq!(told, "error: KOLO_VECTORS=avx names no vector width\n  hint: write one of portable, avx2, avx512\n");
+    assert_eq!(told, "error: KOLO_VECTORS=avx is not a vector width\n  hint: write one of portable, avx2, avx512\n");
 }
 
 /// `cargo test` builds the examples beside the binary; a narrower command may not have.

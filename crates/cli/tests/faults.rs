@@ -241,7 +241,7 @@ fn signalled(number: i32, seed: u64, options: &[&str]) -> (usize, End) {
 fn a_killed_rank() {
     for (seed, transport) in [(1, "shm"), (2, "shm"), (3, "tcp"), (4, "tcp")] {
         let (rank, end) = signalled(libc::SIGKILL, seed, &["--transport", transport]);
-        let start = format!("error: rank {rank} on {} is gone during ", host());
+        let start = format!("error: rank {rank} on {} was lost during ", host());
         end.check(SOON, 1, &[&start, ": it was killed by signal 9 (SIGKILL)"]);
         end.tells_where();
     }
@@ -250,7 +250,7 @@ fn a_killed_rank() {
 fn a_stopped_rank() {
     for (seed, transport) in [(5, "shm"), (6, "tcp")] {
         let (rank, end) = signalled(libc::SIGSTOP, seed, &["--transport", transport]);
-        let start = format!("error: rank {rank} on {} is gone during ", host());
+        let start = format!("error: rank {rank} on {} was lost during ", host());
         end.check(SOON, 1, &[&start, ": its process was stopped for "]);
         end.tells_where();
     }
@@ -269,7 +269,7 @@ fn a_killed_server() {
             Instant::now()
         });
         assert_eq!(end.code, Some(1), "{}", end.about);
-        let start = format!("error: rank {WORKERS} on {} (server 0) is gone during ", host());
+        let start = format!("error: rank {WORKERS} on {} (server 0) was lost during ", host());
         assert!(end.error.starts_with(&start), "{}", end.about);
     }
 }
@@ -291,7 +291,7 @@ fn a_hung_rank() {
     let stall = Duration::from_millis(500 * 60);
     let cases = [
         (40, &[][..], " within 3"),
-        (41, &["--async", "--servers", "1", "--staleness", "none"], "did not come to its next step ("),
+        (41, &["--async", "--servers", "1", "--staleness", "none"], "did not reach its next step ("),
     ];
     let test = |(seed, options, at): (u64, &[&str], &str)| {
         let mut chance = Chance(seed);
@@ -373,7 +373,7 @@ fn another_call() {
 
 fn a_rank_that_leaves() {
     let (rank, end) = wrong("exit", "shm", 30);
-    let start = format!("error: rank {rank} on {} is gone during step ", host());
+    let start = format!("error: rank {rank} on {} was lost during step ", host());
     end.check(SOON, 7, &[&start, ": it exited with code 7"]);
     end.tells_call();
     let (rank, end) = wrong("fail", "tcp", 31);

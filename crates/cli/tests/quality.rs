@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Instant;
 
 static TURN: Mutex<()> = Mutex::new(());
@@ -24,7 +24,7 @@ fn smallest(kind: &str, source: &str, overrides: &[&str], metric: &str, least: f
 }
 
 fn learns(name: &str, job: &str, overrides: &[&str], metric: &str, least: f64) {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = kolo_base::lock(&TURN);
     let dir = tempfile::tempdir().expect("a directory");
     let (report, file) = (dir.path().join("report.json"), dir.path().join("job.toml"));
     std::fs::write(&file, job).expect("a job file");

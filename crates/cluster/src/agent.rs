@@ -3,15 +3,15 @@
 //!
 //! Invariant: no worker outlives the agent.
 
+use crate::agent_message::{AgentMessage, GREETING, StartWorkers};
+use crate::control_link::ControlLink;
+use crate::deadlines::Deadlines;
 use crate::launcher;
-use crate::line::{self, Line};
-use crate::logs::{self, Source};
-use crate::message::{Envelope, Message};
-use crate::order::{GREETING, Order, Start};
-use crate::pace::Pace;
+use crate::logs::{self, OutputStream};
+use crate::message::{ControlMessage, Envelope};
 use crate::pipe::Pipe;
-use crate::process::{self, Change, Output, Process};
-use crate::silence::Silence;
+use crate::process::{self, Change, Process, ProcessOutput};
+use crate::timeout::HeartbeatTimeout;
 use kolo_comm::Fault;
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -27,26 +27,26 @@ const OUTPUT_PIECES_MAX: usize = 64;
 const BACKLOG_BYTES_MAX: usize = 1 << 20;
 
 /// A piece of what a worker printed.
-struct Piece {
+struct OutputPiece {
     rank: usize,
-    source: Source,
+    source: OutputStream,
     bytes: Vec<u8>,
 }
 
 struct Agent {
     pipe: Pipe,
-    pace: Pace,
+    deadlines: Deadlines,
     first_rank: usize,
     workers: Vec<Process>,
     /// Kept open: a worker's end shows here too.
-    _controls: Vec<Line>,
-    pieces: Receiver<Piece>,
+    _controls: Vec<ControlLink>,
+    pieces: Receiver<OutputPiece>,
     /// All that workers printed has been taken.
     drained: bool,
-    silence: Silence,
+    timeout: HeartbeatTimeout,
     /// The launcher said that it will be silent.
     suspended: bool,
-    pulsed: Instant,
+    heartbeat_sent: Instant,
 }
 
 /// Runs the agent over this process's standard streams until its workers are gone. The exit code.
@@ -54,7 +54,7 @@ pub fn run() -> i32 {
     match prepare().and_then(serve) {
         Ok(()) => 0,
         Err(fault) => {
-            logs::complain(&fault.to_string());
+            logs::print_error(&fault.to_string());
             1
         }
     }
@@ -81,45 +81,48 @@ fn serve(mut pipe: Pipe) -> Result<(), Fault> {
     let (workers, controls) = match start_all(&start, &sender) {
         Ok(started) => started,
         Err(fault) => {
-            pipe.send(&Order::Unable { text: fault.to_string() });
+            pipe.send(&AgentMessage::Unable { text: fault.to_string() });
             return Err(fault);
         }
     };
     drop(sender);
-    let pace = Pace { heartbeat_ms: start.heartbeat_ms };
+    let deadlines = Deadlines { heartbeat_ms: start.heartbeat_ms };
     let now = Instant::now();
-    let (first_rank, silence) = (start.first_rank, Silence::new(now, pace.orphan_ms()));
+    let (first_rank, timeout) = (start.first_rank, HeartbeatTimeout::new(now, deadlines.orphan_ms()));
     let mut agent = Agent {
         pipe,
-        pace,
+        deadlines,
         first_rank,
         workers,
         _controls: controls,
         pieces,
         drained: false,
-        silence,
+        timeout,
         suspended: false,
-        pulsed: now,
+        heartbeat_sent: now,
     };
-    later.into_iter().for_each(|order| agent.obey(order));
+    later.into_iter().for_each(|order| agent.handle(order));
     agent.watch();
     Ok(())
 }
 
-fn await_start(pipe: &mut Pipe) -> Result<(Start, Vec<Order>), Fault> {
+fn await_start(pipe: &mut Pipe) -> Result<(StartWorkers, Vec<AgentMessage>), Fault> {
     let deadline = Instant::now() + START_LIMIT;
     while pipe.open && Instant::now() < deadline {
-        line::poll(&pipe.interests(), 100);
+        crate::poll::poll(&pipe.interests(), 100);
         pipe.flush();
-        let mut orders = pipe.receive()?.into_iter();
-        if let Some(Order::Start(start)) = orders.next() {
-            return Ok((*start, orders.collect()));
+        let mut messages = pipe.receive()?.into_iter();
+        if let Some(AgentMessage::Start(start)) = messages.next() {
+            return Ok((*start, messages.collect()));
         }
     }
-    Err(Fault::BadCall("an agent is started by `kolo train --hosts`, which tells it what to do; nobody did".into()))
+    Err(Fault::BadCall("`kolo agent` is started by `kolo train --hosts`, but received no instructions".into()))
 }
 
-fn start_all(start: &Start, sender: &SyncSender<Piece>) -> Result<(Vec<Process>, Vec<Line>), Fault> {
+fn start_all(
+    start: &StartWorkers,
+    sender: &SyncSender<OutputPiece>,
+) -> Result<(Vec<Process>, Vec<ControlLink>), Fault> {
     let (mut workers, mut controls) = (Vec::new(), Vec::new());
     for local in 0..start.count {
         let rank = start.first_rank + local;
@@ -135,28 +138,29 @@ fn start_all(start: &Start, sender: &SyncSender<Piece>) -> Result<(Vec<Process>,
             (launcher::CONTROL_FD, theirs.as_raw_fd() as usize),
         ];
         command.envs(numbers.map(|(name, value)| (name, value.to_string())));
-        let mut process = Process::start(command, theirs, Output::Pipes)?;
+        let mut process = Process::start(command, theirs, ProcessOutput::Pipes)?;
         if let Some((stdout, stderr)) = process.take_pipes() {
-            forward(rank, Source::Out, stdout, sender.clone())?;
-            forward(rank, Source::Err, stderr, sender.clone())?;
+            forward(rank, OutputStream::Out, stdout, sender.clone())?;
+            forward(rank, OutputStream::Err, stderr, sender.clone())?;
         }
-        let mut line = Line::plain(ours)?;
+        let mut link = ControlLink::plain(ours)?;
         let (heartbeat_ms, key, address) = (start.heartbeat_ms, start.key.clone(), start.address.clone());
-        let message = Message::Redirect { heartbeat_ms, key, address };
-        line.send(&Envelope { job: start.job, generation: start.generation, message });
+        let message = ControlMessage::Redirect { heartbeat_ms, key, address };
+        link.send(&Envelope { job: start.job, generation: start.generation, message });
         workers.push(process);
-        controls.push(line);
+        controls.push(link);
     }
     Ok((workers, controls))
 }
 
 fn forward(
     rank: usize,
-    source: Source,
+    source: OutputStream,
     from: impl Read + AsRawFd + Send + 'static,
-    to: SyncSender<Piece>,
+    to: SyncSender<OutputPiece>,
 ) -> Result<(), Fault> {
-    let copy = move || logs::copy_lines(from, |bytes| to.send(Piece { rank, source, bytes: bytes.to_vec() }).is_ok());
+    let copy =
+        move || logs::copy_lines(from, |bytes| to.send(OutputPiece { rank, source, bytes: bytes.to_vec() }).is_ok());
     let started = std::thread::Builder::new().name("output".into()).spawn(copy);
     started.map(drop).map_err(|error| Fault::thread("starting a thread for output", &error))
 }
@@ -164,36 +168,36 @@ fn forward(
 impl Agent {
     fn watch(&mut self) {
         let mut left = self.workers.len();
-        while left > 0 && self.pipe.open && (self.suspended || !self.silence.too_long(Instant::now())) {
-            self.turn(self.pace.tick_ms());
+        while left > 0 && self.pipe.open && (self.suspended || !self.timeout.expired(Instant::now())) {
+            self.run_once(self.deadlines.tick_ms());
             for local in 0..self.workers.len() {
                 while let Some(change) = self.workers[local].look() {
                     left -= usize::from(matches!(change, Change::Exited(_)));
                     self.drain();
-                    self.pipe.send(&Order::Changed { rank: self.first_rank + local, change });
+                    self.pipe.send(&AgentMessage::Changed { rank: self.first_rank + local, change });
                 }
             }
         }
         // Whoever is left goes with us.
         self.workers.clear();
-        let deadline = Instant::now() + Duration::from_millis(self.pace.heartbeat_ms);
+        let deadline = Instant::now() + Duration::from_millis(self.deadlines.heartbeat_ms);
         // Last words may still be on their way.
         while self.pipe.open && Instant::now() < deadline && !(self.drained && self.pipe.backlog() == 0) {
-            self.turn(1);
+            self.run_once(1);
         }
     }
 
-    fn turn(&mut self, at_most_ms: u64) {
-        line::poll(&self.pipe.interests(), at_most_ms);
+    fn run_once(&mut self, at_most_ms: u64) {
+        crate::poll::poll(&self.pipe.interests(), at_most_ms);
         self.drain();
-        if self.pulsed.elapsed() >= Duration::from_millis(self.pace.beat_ms()) {
-            self.pulsed = Instant::now();
-            self.pipe.send(&Order::Pulse);
+        if self.heartbeat_sent.elapsed() >= Duration::from_millis(self.deadlines.beat_ms()) {
+            self.heartbeat_sent = Instant::now();
+            self.pipe.send(&AgentMessage::Heartbeat);
         }
         self.pipe.flush();
         for order in self.pipe.receive().unwrap_or_default() {
-            self.silence.hear(Instant::now());
-            self.obey(order);
+            self.timeout.reset(Instant::now());
+            self.handle(order);
         }
     }
 
@@ -201,7 +205,9 @@ impl Agent {
     fn drain(&mut self) {
         while self.pipe.backlog() < BACKLOG_BYTES_MAX {
             match self.pieces.try_recv() {
-                Ok(Piece { rank, source, bytes }) => self.pipe.send(&Order::Output { rank, source, bytes }),
+                Ok(OutputPiece { rank, source, bytes }) => {
+                    self.pipe.send(&AgentMessage::Output { rank, source, bytes })
+                }
                 Err(TryRecvError::Empty) => return,
                 Err(TryRecvError::Disconnected) => {
                     self.drained = true;
@@ -211,9 +217,9 @@ impl Agent {
         }
     }
 
-    fn obey(&mut self, order: Order) {
-        self.suspended = order == Order::Suspend;
-        if let Order::Signal { rank, signal } = order
+    fn handle(&mut self, order: AgentMessage) {
+        self.suspended = order == AgentMessage::Suspend;
+        if let AgentMessage::Signal { rank, signal } = order
             && let Some(worker) = rank.checked_sub(self.first_rank).and_then(|local| self.workers.get(local))
         {
             worker.signal(signal);

@@ -1,8 +1,7 @@
-//! Numbers, texts and bytes in messages. A reader never goes past its end, and allocates nothing before a length was
-//! checked.
+//! Numbers, texts and bytes in messages. Nothing is allocated before a length was checked.
 
-use crate::message::Key;
-use kolo_comm::auth::KEY_BYTES;
+use crate::message::KeyBytes;
+use kolo_base::ByteReader;
 
 /// Longest text in a message.
 pub(crate) const TEXT_BYTES_MAX: usize = 16 << 10;
@@ -12,16 +11,16 @@ pub(crate) const WORLD_MAX: usize = 1 << 16;
 pub(crate) struct Writer(pub Vec<u8>);
 
 impl Writer {
-    pub fn word(&mut self, value: u32) {
+    pub fn u32(&mut self, value: u32) {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
 
-    pub fn long(&mut self, value: u64) {
+    pub fn u64(&mut self, value: u64) {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
 
     pub fn bytes(&mut self, bytes: &[u8]) {
-        self.word(bytes.len() as u32);
+        self.u32(bytes.len() as u32);
         self.0.extend_from_slice(bytes);
     }
 
@@ -34,51 +33,30 @@ impl Writer {
     }
 }
 
-/// Reads a body; every method is `None` past its end.
-pub(crate) struct Reader<'a>(&'a [u8]);
+/// What messages are made of, beyond plain numbers.
+pub(crate) trait ReadMessage {
+    fn rank(&mut self) -> Option<usize>;
+    /// Bytes behind their length, at most this many.
+    fn bytes(&mut self, most: usize) -> Option<Vec<u8>>;
+    fn text(&mut self) -> Option<String>;
+    fn key(&mut self) -> Option<KeyBytes>;
+}
 
-impl<'a> Reader<'a> {
-    pub fn new(bytes: &'a [u8]) -> Self {
-        Self(bytes)
+impl ReadMessage for ByteReader<'_> {
+    fn rank(&mut self) -> Option<usize> {
+        self.u32().map(|rank| rank as usize).filter(|rank| *rank < WORLD_MAX)
     }
 
-    /// Whether all was read.
-    pub fn done(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    pub fn take(&mut self, count: usize) -> Option<&'a [u8]> {
-        let (head, rest) = self.0.split_at_checked(count)?;
-        self.0 = rest;
-        Some(head)
-    }
-
-    pub fn byte(&mut self) -> Option<u8> {
-        self.take(1).map(|bytes| bytes[0])
-    }
-
-    pub fn word(&mut self) -> Option<u32> {
-        self.take(4)?.try_into().ok().map(u32::from_le_bytes)
-    }
-
-    pub fn long(&mut self) -> Option<u64> {
-        self.take(8)?.try_into().ok().map(u64::from_le_bytes)
-    }
-
-    pub fn rank(&mut self) -> Option<usize> {
-        self.word().map(|rank| rank as usize).filter(|rank| *rank < WORLD_MAX)
-    }
-
-    pub fn bytes(&mut self, most: usize) -> Option<Vec<u8>> {
-        let count = self.word()? as usize;
+    fn bytes(&mut self, most: usize) -> Option<Vec<u8>> {
+        let count = self.u32()? as usize;
         if count > most { None } else { self.take(count).map(<[u8]>::to_vec) }
     }
 
-    pub fn text(&mut self) -> Option<String> {
+    fn text(&mut self) -> Option<String> {
         String::from_utf8(self.bytes(TEXT_BYTES_MAX)?).ok()
     }
 
-    pub fn key(&mut self) -> Option<Key> {
-        self.take(KEY_BYTES)?.try_into().ok().map(Key)
+    fn key(&mut self) -> Option<KeyBytes> {
+        self.array().map(KeyBytes)
     }
 }

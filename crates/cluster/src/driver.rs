@@ -1,8 +1,8 @@
 //! Moves the bytes between the coordinator and its members, and carries out what it decides.
 
-use crate::coordinator::{Action, Coordinator, Event, Notice, Terms};
-use crate::hall::Hall;
-use crate::line::{self, Line};
+use crate::control_link::ControlLink;
+use crate::coordinator::{Coordinator, CoordinatorAction, CoordinatorConfig, CoordinatorEvent, Notice};
+use crate::listener::Listener;
 use crate::membership::Verdict;
 use crate::process::{self, Change};
 use std::collections::BTreeMap;
@@ -11,16 +11,16 @@ use std::time::Instant;
 
 /// What became of a rank's process.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum News {
+pub(crate) enum ProcessEvent {
     Change(Change),
     /// It cannot be reached or watched any more, for this reason.
     Trouble(String),
 }
 
 /// What the driver's owner knows of the processes, and can do to them.
-pub(crate) trait Hands {
+pub(crate) trait ProcessControl {
     /// What became of processes since the last time.
-    fn news(&mut self) -> Vec<(usize, News)>;
+    fn events(&mut self) -> Vec<(usize, ProcessEvent)>;
     fn signal(&mut self, rank: usize, signal: i32);
     /// Ends a rank by force; false if only its link can be closed.
     fn kill(&mut self, rank: usize) -> bool;
@@ -32,32 +32,32 @@ pub(crate) trait Hands {
 }
 
 pub(crate) struct Driver<'o, H> {
-    pub hands: H,
-    terms: Terms,
+    pub processes: H,
+    config: CoordinatorConfig,
     coordinator: Coordinator,
-    lines: BTreeMap<usize, Line>,
+    links: BTreeMap<usize, ControlLink>,
     /// Where members come in; closed once all are there.
-    hall: Option<Hall>,
+    listener: Option<Listener>,
     next_link: usize,
     start: Instant,
     observer: &'o mut dyn FnMut(&Notice),
     verdict: Option<Verdict>,
 }
 
-impl<'o, H: Hands> Driver<'o, H> {
-    /// `lines` are those that exist already, numbered from 0.
+impl<'o, H: ProcessControl> Driver<'o, H> {
+    /// `links` are those that exist already, numbered from 0.
     pub fn new(
-        terms: Terms,
-        lines: Vec<Line>,
-        hall: Option<Hall>,
-        hands: H,
+        config: CoordinatorConfig,
+        links: Vec<ControlLink>,
+        listener: Option<Listener>,
+        processes: H,
         observer: &'o mut dyn FnMut(&Notice),
     ) -> Self {
-        let next_link = lines.len();
-        let lines = lines.into_iter().enumerate().collect();
-        let coordinator = Coordinator::new(terms, 0);
+        let next_link = links.len();
+        let links = links.into_iter().enumerate().collect();
+        let coordinator = Coordinator::new(config, 0);
         let start = Instant::now();
-        Self { hands, terms, coordinator, lines, hall, next_link, start, observer, verdict: None }
+        Self { processes, config, coordinator, links, listener, next_link, start, observer, verdict: None }
     }
 
     /// The host of each rank, as far as it is known before they come.
@@ -66,103 +66,103 @@ impl<'o, H: Hands> Driver<'o, H> {
     }
 
     /// Waits a moment, takes in what happened and acts on it. The verdict, once the job is over.
-    pub fn turn(&mut self, signals: impl IntoIterator<Item = i32>) -> Option<Verdict> {
-        let mut entries: Vec<_> = self.lines.values().map(Line::interest).collect();
-        entries.extend(self.hall.iter().flat_map(Hall::interests));
-        self.hands.interests(&mut entries);
-        line::poll(&entries, self.terms.pace.tick_ms());
-        self.welcome();
-        self.listen();
-        let news = self.hands.news();
-        if !news.is_empty() {
+    pub fn run_once(&mut self, signals: impl IntoIterator<Item = i32>) -> Option<Verdict> {
+        let mut entries: Vec<_> = self.links.values().map(ControlLink::interest).collect();
+        entries.extend(self.listener.iter().flat_map(Listener::interests));
+        self.processes.interests(&mut entries);
+        crate::poll::poll(&entries, self.config.deadlines.tick_ms());
+        self.accept_members();
+        self.receive();
+        let events = self.processes.events();
+        if !events.is_empty() {
             // The last words of a process come before its end.
-            self.listen();
+            self.receive();
         }
-        for (rank, news) in news {
-            self.step(match news {
-                News::Change(Change::Exited(exit)) => Event::Exited { rank, exit },
-                News::Change(Change::Stopped) => Event::Stopped { rank },
-                News::Change(Change::Continued) => Event::Continued { rank },
-                News::Trouble(why) => Event::Trouble { rank, why },
+        for (rank, events) in events {
+            self.step(match events {
+                ProcessEvent::Change(Change::Exited(exit)) => CoordinatorEvent::Exited { rank, exit },
+                ProcessEvent::Change(Change::Stopped) => CoordinatorEvent::Stopped { rank },
+                ProcessEvent::Change(Change::Continued) => CoordinatorEvent::Continued { rank },
+                ProcessEvent::Trouble(why) => CoordinatorEvent::Trouble { rank, why },
             });
         }
         for signal in signals {
             match signal {
                 libc::SIGTSTP => self.suspend(),
-                _ => self.step(Event::Interrupt { signal }),
+                _ => self.step(CoordinatorEvent::Interrupt { signal }),
             }
         }
-        self.step(Event::Tick);
+        self.step(CoordinatorEvent::Tick);
         self.verdict.take()
     }
 
     /// Ctrl-Z: the ranks stop, then this process; when it goes on, so do they. The time between does not count.
     fn suspend(&mut self) {
         let since = Instant::now();
-        self.hands.suspend();
+        self.processes.suspend();
         process::stop_self();
-        self.hands.resume();
+        self.processes.resume();
         self.start += since.elapsed();
     }
 
-    fn welcome(&mut self) {
-        for (stream, session) in self.hall.as_mut().map(Hall::accept).unwrap_or_default() {
-            if let Ok(line) = Line::sealed(stream, session) {
-                self.lines.insert(self.next_link, line);
+    fn accept_members(&mut self) {
+        for (stream, session) in self.listener.as_mut().map(Listener::accept).unwrap_or_default() {
+            if let Ok(link) = ControlLink::sealed(stream, session) {
+                self.links.insert(self.next_link, link);
                 self.next_link += 1;
             }
         }
     }
 
     /// Takes in what members said.
-    fn listen(&mut self) {
-        let links: Vec<usize> = self.lines.keys().copied().collect();
-        for link in links {
-            let Some(line) = self.lines.get_mut(&link) else { continue };
-            line.flush();
-            let received = line.receive();
-            let closed = !line.open();
+    fn receive(&mut self) {
+        let ids: Vec<usize> = self.links.keys().copied().collect();
+        for id in ids {
+            let Some(link) = self.links.get_mut(&id) else { continue };
+            link.flush();
+            let received = link.receive();
+            let closed = !link.open();
             if closed {
-                self.lines.remove(&link);
+                self.links.remove(&id);
             }
             match received {
-                Ok(envelopes) => {
-                    envelopes.into_iter().for_each(|envelope| self.step(Event::Message { link, envelope }))
-                }
-                Err(fault) => self.step(Event::Rejected { link, fault }),
+                Ok(envelopes) => envelopes
+                    .into_iter()
+                    .for_each(|envelope| self.step(CoordinatorEvent::Message { link: id, envelope })),
+                Err(fault) => self.step(CoordinatorEvent::Rejected { link: id, fault }),
             }
             if closed {
-                self.step(Event::Closed { link });
+                self.step(CoordinatorEvent::Closed { link: id });
             }
         }
     }
 
-    fn step(&mut self, event: Event) {
+    fn step(&mut self, event: CoordinatorEvent) {
         let now_ms = self.start.elapsed().as_millis() as u64;
         for action in self.coordinator.step(now_ms, event) {
             match action {
-                Action::Send { link, envelope } => {
-                    if let Some(line) = self.lines.get_mut(&link) {
-                        line.send(&envelope);
+                CoordinatorAction::Send { link: id, envelope } => {
+                    if let Some(link) = self.links.get_mut(&id) {
+                        link.send(&envelope);
                     }
                 }
-                Action::Signal { rank, signal } => self.hands.signal(rank, signal),
-                Action::Kill { rank, link } => {
-                    if !self.hands.kill(rank)
-                        && let Some(line) = link.and_then(|link| self.lines.get_mut(&link))
+                CoordinatorAction::Signal { rank, signal } => self.processes.signal(rank, signal),
+                CoordinatorAction::Kill { rank, link: id } => {
+                    if !self.processes.kill(rank)
+                        && let Some(link) = id.and_then(|id| self.links.get_mut(&id))
                     {
-                        line.close();
+                        link.close();
                     }
                 }
-                Action::Notice(notice) => {
+                CoordinatorAction::Notice(notice) => {
                     // Those who come late to a job that ends hear why, unless somebody ends them.
-                    let ending = matches!(notice, Notice::Ending { .. }) && self.terms.supervised;
+                    let ending = matches!(notice, Notice::Ending { .. }) && self.config.supervised;
                     if matches!(notice, Notice::Joined { .. }) || ending {
-                        self.hall = None;
+                        self.listener = None;
                     }
                     (self.observer)(&notice);
                 }
-                Action::Ended(verdict) => self.verdict = Some(verdict),
+                CoordinatorAction::Ended(verdict) => self.verdict = Some(verdict),
             }
         }
     }

@@ -47,7 +47,7 @@ pub fn slots(text: &str) -> Result<Vec<Slots>, Fault> {
 /// Expands `2(x3),1` to one count per node.
 pub fn tasks_per_node(text: &str) -> Result<Vec<usize>, Fault> {
     let mut counts = Vec::new();
-    let mut cursor = Cursor { text, at: 0 };
+    let mut cursor = HostlistCursor { text, at: 0 };
     loop {
         let count = cursor.number()?;
         let mut times = 1;
@@ -73,7 +73,7 @@ struct Item {
 }
 
 /// A piece of an item: text, or the numbers of a bracket.
-enum Piece {
+enum NamePart {
     Text(String),
     Ranges(Vec<Range>),
 }
@@ -85,12 +85,12 @@ struct Range {
     width: usize,
 }
 
-struct Cursor<'a> {
+struct HostlistCursor<'a> {
     text: &'a str,
     at: usize,
 }
 
-impl Cursor<'_> {
+impl HostlistCursor<'_> {
     fn error(&self, why: &str) -> Fault {
         Fault::BadCall(format!("the list {:?} at position {}: {why}", self.text, self.at + 1))
     }
@@ -143,7 +143,7 @@ impl Cursor<'_> {
     }
 
     /// The pieces up to the next comma, colon or end.
-    fn pieces(&mut self) -> Result<Vec<Piece>, Fault> {
+    fn pieces(&mut self) -> Result<Vec<NamePart>, Fault> {
         let mut pieces = Vec::new();
         loop {
             let start = self.at;
@@ -151,12 +151,12 @@ impl Cursor<'_> {
                 self.at += 1;
             }
             if self.at > start {
-                pieces.push(Piece::Text(self.text[start..self.at].into()));
+                pieces.push(NamePart::Text(self.text[start..self.at].into()));
             }
             match self.peek() {
                 Some(b'[') => {
                     self.at += 1;
-                    pieces.push(Piece::Ranges(self.ranges()?));
+                    pieces.push(NamePart::Ranges(self.ranges()?));
                 }
                 None | Some(b',' | b':') => return Ok(pieces),
                 Some(_) => return Err(self.error("a character that no host name has")),
@@ -166,7 +166,7 @@ impl Cursor<'_> {
 }
 
 fn items(text: &str) -> Result<Vec<Item>, Fault> {
-    let mut cursor = Cursor { text, at: 0 };
+    let mut cursor = HostlistCursor { text, at: 0 };
     let mut all = Vec::new();
     loop {
         let start = cursor.at;
@@ -191,12 +191,12 @@ fn items(text: &str) -> Result<Vec<Item>, Fault> {
 }
 
 /// All names of an item, the last bracket running fastest; `None` if there are too many.
-fn expand(pieces: &[Piece], most: usize) -> Option<Vec<String>> {
+fn expand(pieces: &[NamePart], most: usize) -> Option<Vec<String>> {
     let mut names = vec![String::new()];
     for piece in pieces {
         match piece {
-            Piece::Text(text) => names.iter_mut().for_each(|name| name.push_str(text)),
-            Piece::Ranges(ranges) => {
+            NamePart::Text(text) => names.iter_mut().for_each(|name| name.push_str(text)),
+            NamePart::Ranges(ranges) => {
                 let numbers = ranges.iter().map(|range| range.last - range.first + 1);
                 let count = numbers.fold(0usize, usize::saturating_add);
                 if count.saturating_mul(names.len()) > most {

@@ -3,37 +3,38 @@
 //! The key goes to the agents through their standard input, and from there to the workers through a socket. When a host can
 //! no longer be reached, both sides end: this one says so, and the agent there ends its workers.
 
-use crate::coordinator::{Notice, Terms};
-use crate::driver::{Driver, Hands, News};
-use crate::hall::{self, Hall};
+use crate::agent_message::{AgentMessage, StartWorkers};
+use crate::coordinator::{CoordinatorConfig, Notice};
+use crate::deadlines::Deadlines;
+use crate::driver::{Driver, ProcessControl, ProcessEvent};
 use crate::hostlist::Slots;
 use crate::interface;
+use crate::listener::{self, Listener};
 use crate::local::{HEARTBEAT_MS, Outcome, watch_signals, with_roles};
-use crate::logs::{self, Echo, Logs, Scribe, Unwritten};
-use crate::message::Key;
-use crate::order::{Order, Start};
-use crate::pace::Pace;
+use crate::logs::{self, Echo, LogWriter, Logs, WriteErrors};
+use crate::message::KeyBytes;
 use crate::pipe::Pipe;
 use crate::process::{Change, Process};
-use crate::seat::Exit;
-use crate::silence::Silence;
+use crate::rank_state::Exit;
+use crate::timeout::HeartbeatTimeout;
+use kolo_base::lock;
 use kolo_comm::{Fault, JobKey};
 use std::io::Read;
 use std::net::IpAddr;
 use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Bytes of a remote shell's complaints that a message shows.
-const COMPLAINT_BYTES_MAX: usize = 2 << 10;
-const COMPLAINT_WAIT: Duration = Duration::from_millis(250);
+/// Bytes of a remote shell's stderr that a message shows.
+const STDERR_BYTES_MAX: usize = 2 << 10;
+const STDERR_WAIT: Duration = Duration::from_millis(250);
 
 /// What to run where.
 #[derive(Clone)]
-pub struct Options {
+pub struct HostsOptions {
     pub slots: Vec<Slots>,
     /// The program on the hosts, by its full name there.
     pub program: String,
@@ -55,7 +56,7 @@ pub struct Options {
     pub roles: Vec<String>,
 }
 
-impl Options {
+impl HostsOptions {
     /// Over ssh, with the agent in the same program.
     pub fn new(slots: Vec<Slots>, program: &str, arguments: Vec<String>) -> Self {
         let directory = std::env::current_dir().unwrap_or_default().to_string_lossy().into_owned();
@@ -76,7 +77,7 @@ impl Options {
     }
 }
 
-impl std::fmt::Debug for Options {
+impl std::fmt::Debug for HostsOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {:?} on {:?}", self.program, self.arguments, self.slots)
     }
@@ -97,42 +98,42 @@ struct Remote {
     /// How the remote shell ended, and when that was seen.
     exit: Option<(Exit, Instant)>,
     pipe: Pipe,
-    start: Option<Start>,
-    complaints: Arc<Mutex<Vec<u8>>>,
+    start: Option<StartWorkers>,
+    stderr: Arc<Mutex<Vec<u8>>>,
     listener: JoinHandle<()>,
-    silence: Silence,
+    timeout: HeartbeatTimeout,
     lost: bool,
 }
 
 struct Remotes {
     remotes: Vec<Remote>,
-    scribe: Scribe,
-    pace: Pace,
-    pulsed: Instant,
+    log_writer: LogWriter,
+    deadlines: Deadlines,
+    heartbeat_sent: Instant,
 }
 
 /// Starts the agents and returns when all workers are gone. The observer sees what happens meanwhile.
-pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outcome, Fault> {
+pub fn run(options: &HostsOptions, observer: &mut dyn FnMut(&Notice)) -> Result<Outcome, Fault> {
     let world: usize = options.slots.iter().map(|slots| slots.count).sum();
     if world == 0 {
         return Err(Fault::BadCall("the list of hosts is empty".into()));
     }
     let mut signals = watch_signals()?;
-    let (logs, unwritten) = (Logs::create(options.out.as_ref(), world)?, Unwritten::default());
-    let names: Vec<String> = options.slots.iter().map(|slots| bare(&slots.host).to_string()).collect();
+    let (logs, unwritten) = (Logs::create(options.out.as_ref(), world)?, WriteErrors::default());
+    let names: Vec<String> = options.slots.iter().map(|slots| without_user(&slots.host).to_string()).collect();
     let address = options.address.map_or_else(|| interface::choose(false, &names), interface::checked)?;
-    let pace = Pace { heartbeat_ms: options.heartbeat_ms };
-    let (job, key) = (u64::from_le_bytes(crate::random()?), JobKey::fresh()?);
-    let terms = Terms { world, job, generation: 0, pace, supervised: true, bound: false };
-    let (hall, socket) = Hall::open(address, key.clone(), hall::coordinator(job, 0), world)?;
+    let deadlines = Deadlines { heartbeat_ms: options.heartbeat_ms };
+    let (job, key) = (u64::from_le_bytes(kolo_comm::auth::random()?), JobKey::fresh()?);
+    let config = CoordinatorConfig { world, job, generation: 0, deadlines, supervised: true, bound: false };
+    let (listener, socket) = Listener::open(address, key.clone(), listener::coordinator_identity(job, 0), world)?;
     let files = (0..world).map(|rank| logs.of(rank)).collect::<Result<_, _>>()?;
-    let scribe = Scribe::start(files, options.echo.clone(), unwritten.clone())?;
-    let mut remotes = Remotes { remotes: Vec::new(), scribe, pace, pulsed: Instant::now() };
-    let order = Start {
+    let log_writer = LogWriter::start(files, options.echo.clone(), unwritten.clone())?;
+    let mut remotes = Remotes { remotes: Vec::new(), log_writer, deadlines, heartbeat_sent: Instant::now() };
+    let order = StartWorkers {
         job,
         generation: 0,
         heartbeat_ms: options.heartbeat_ms,
-        key: Key(*key.expose()),
+        key: KeyBytes(*key.expose()),
         address: socket.to_string(),
         world,
         first_rank: 0,
@@ -143,26 +144,27 @@ pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outco
         environment: options.environment.clone(),
     };
     remotes.start(options, &order)?;
-    let mut driver = Driver::new(terms, Vec::new(), Some(hall), remotes, observer);
-    let places = options.slots.iter().flat_map(|slots| std::iter::repeat_n(bare(&slots.host).to_string(), slots.count));
+    let mut driver = Driver::new(config, Vec::new(), Some(listener), remotes, observer);
+    let places =
+        options.slots.iter().flat_map(|slots| std::iter::repeat_n(without_user(&slots.host).to_string(), slots.count));
     driver.expect(&with_roles(places.collect(), &options.roles));
     let verdict = loop {
-        if let Some(verdict) = driver.turn(signals.pending()) {
+        if let Some(verdict) = driver.run_once(signals.pending()) {
             break verdict;
         }
     };
-    driver.hands.last_words();
+    driver.processes.drain_output();
     let out = logs.close(verdict.exit_code != 0, options.echo.is_some());
     Ok(Outcome { out, verdict, unwritten: unwritten.take() })
 }
 
 /// A host without the user's name before it.
-fn bare(host: &str) -> &str {
+fn without_user(host: &str) -> &str {
     host.rsplit_once('@').map_or(host, |(_, host)| host)
 }
 
 impl Remote {
-    fn open(mut command: Command, host: &str, start: Start, pace: Pace) -> Result<Self, Fault> {
+    fn open(mut command: Command, host: &str, start: StartWorkers, deadlines: Deadlines) -> Result<Self, Fault> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = Process::spawn(command, None)?;
         let child = process.child();
@@ -170,39 +172,27 @@ impl Remote {
         let (Some(input), Some(output), Some(mut errors)) = streams else {
             return Err(Fault::BadCall("a remote shell without standard streams".into()));
         };
-        let complaints = Arc::new(Mutex::new(Vec::new()));
-        let ours = Arc::clone(&complaints);
+        let stderr = Arc::new(Mutex::new(Vec::new()));
+        let ours = Arc::clone(&stderr);
         let listen = move || {
             let mut buffer = [0; 1024];
             while let Ok(count) = errors.read(&mut buffer) {
-                let mut all = ours.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut all = lock(&ours);
                 if count == 0 {
                     break;
                 }
                 all.extend_from_slice(&buffer[..count]);
-                let extra = all.len().saturating_sub(COMPLAINT_BYTES_MAX);
+                let extra = all.len().saturating_sub(STDERR_BYTES_MAX);
                 all.drain(..extra);
             }
         };
-        let started = std::thread::Builder::new().name("complaints".into()).spawn(listen);
+        let started = std::thread::Builder::new().name("stderr".into()).spawn(listen);
         let listener = started.map_err(|error| Fault::thread("starting a thread for output", &error))?;
         let pipe = Pipe::new(OwnedFd::from(output), OwnedFd::from(input), false)?;
         let (first_rank, ended) = (start.first_rank, vec![false; start.count]);
         let (host, start) = (host.to_string(), Some(start));
-        let silence = Silence::new(Instant::now(), pace.orphan_ms());
-        Ok(Self {
-            host,
-            first_rank,
-            ended,
-            process,
-            exit: None,
-            pipe,
-            start,
-            complaints,
-            listener,
-            silence,
-            lost: false,
-        })
+        let timeout = HeartbeatTimeout::new(Instant::now(), deadlines.orphan_ms());
+        Ok(Self { host, first_rank, ended, process, exit: None, pipe, start, stderr, listener, timeout, lost: false })
     }
 
     fn note_exit(&mut self) {
@@ -212,35 +202,35 @@ impl Remote {
     }
 
     /// What the remote shell said last, in one line.
-    fn complaint(&self) -> String {
-        let bytes = self.complaints.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    fn stderr_text(&self) -> String {
+        let bytes = lock(&self.stderr).clone();
         let text = String::from_utf8_lossy(&bytes).trim().replace('\n', "; ");
         if text.is_empty() { String::new() } else { format!(": {text}") }
     }
 
     /// Nobody there can be reached any more.
-    fn lose(&mut self, why: String, news: &mut Vec<(usize, News)>) {
+    fn mark_lost(&mut self, why: String, events: &mut Vec<(usize, ProcessEvent)>) {
         self.lost = true;
         self.pipe.open = false;
         self.process.signal(libc::SIGKILL);
         let open = self.ended.iter().enumerate().filter(|(_, ended)| !**ended);
         let ranks: Vec<usize> = open.map(|(local, _)| self.first_rank + local).collect();
         if let Some(first) = ranks.first() {
-            news.push((*first, News::Trouble(why)));
+            events.push((*first, ProcessEvent::Trouble(why)));
         }
-        news.extend(ranks.iter().map(|rank| (*rank, News::Change(Change::Exited(Exit::Unknown)))));
+        events.extend(ranks.iter().map(|rank| (*rank, ProcessEvent::Change(Change::Exited(Exit::Unknown)))));
     }
 
-    fn check(&mut self, pace: Pace, news: &mut Vec<(usize, News)>) {
+    fn check(&mut self, deadlines: Deadlines, events: &mut Vec<(usize, ProcessEvent)>) {
         if self.lost || self.ended.iter().all(|ended| *ended) {
             return;
         }
         self.note_exit();
         // The last words of an agent that ended are read first: they may say that its ranks ended well.
-        let read = self.exit.as_ref().is_some_and(|(_, since)| since.elapsed() > COMPLAINT_WAIT);
+        let read = self.exit.as_ref().is_some_and(|(_, since)| since.elapsed() > STDERR_WAIT);
         if read || !self.pipe.open {
             // What the remote shell said, and how it ended, may take a moment to come through.
-            let deadline = Instant::now() + COMPLAINT_WAIT;
+            let deadline = Instant::now() + STDERR_WAIT;
             while (self.exit.is_none() || !self.listener.is_finished()) && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(1));
                 self.note_exit();
@@ -249,17 +239,17 @@ impl Remote {
                 Some((exit, _)) => format!("its remote shell: {exit}"),
                 None => "its agent closed the link".into(),
             };
-            self.lose(format!("host {}: {why}{}", self.host, self.complaint()), news);
-        } else if self.pipe.greeted && self.silence.too_long(Instant::now()) {
-            let why = format!("host {}: its agent gave no sign of life for {} ms", self.host, pace.orphan_ms());
-            self.lose(why, news);
+            self.mark_lost(format!("host {}: {why}{}", self.host, self.stderr_text()), events);
+        } else if self.pipe.greeted && self.timeout.expired(Instant::now()) {
+            let why = format!("host {}: its agent sent no heartbeat for {} ms", self.host, deadlines.orphan_ms());
+            self.mark_lost(why, events);
         }
     }
 }
 
 impl Remotes {
     /// An agent on each host; each gets the order with its own ranks in it.
-    fn start(&mut self, options: &Options, order: &Start) -> Result<(), Fault> {
+    fn start(&mut self, options: &HostsOptions, order: &StartWorkers) -> Result<(), Fault> {
         let Some((shell, words)) = options.shell.split_first() else {
             return Err(Fault::BadCall("no remote shell is named".into()));
         };
@@ -267,8 +257,8 @@ impl Remotes {
         for slots in &options.slots {
             let mut command = Command::new(shell);
             command.args(words).arg(&slots.host).arg(&options.agent);
-            let start = Start { first_rank, count: slots.count, ..order.clone() };
-            self.remotes.push(Remote::open(command, &slots.host, start, self.pace)?);
+            let start = StartWorkers { first_rank, count: slots.count, ..order.clone() };
+            self.remotes.push(Remote::open(command, &slots.host, start, self.deadlines)?);
             first_rank += slots.count;
         }
         Ok(())
@@ -278,42 +268,42 @@ impl Remotes {
         self.remotes.iter_mut().find(|remote| (remote.first_rank..).take(remote.ended.len()).any(|own| own == rank))
     }
 
-    fn receive(&mut self, at: usize, news: &mut Vec<(usize, News)>) {
+    fn receive(&mut self, at: usize, events: &mut Vec<(usize, ProcessEvent)>) {
         let remote = &mut self.remotes[at];
         remote.pipe.flush();
         let received = remote.pipe.receive();
         if remote.pipe.greeted
             && let Some(start) = remote.start.take()
         {
-            remote.silence.hear(Instant::now());
-            remote.pipe.send(&Order::Start(Box::new(start)));
+            remote.timeout.reset(Instant::now());
+            remote.pipe.send(&AgentMessage::Start(Box::new(start)));
         }
-        let orders = match received {
-            Ok(orders) => orders,
-            Err(fault) => return remote.lose(fault.to_string(), news),
+        let messages = match received {
+            Ok(messages) => messages,
+            Err(fault) => return remote.mark_lost(fault.to_string(), events),
         };
-        for order in orders {
-            self.remotes[at].silence.hear(Instant::now());
-            self.take(at, order, news);
+        for order in messages {
+            self.remotes[at].timeout.reset(Instant::now());
+            self.take(at, order, events);
         }
     }
 
-    fn take(&mut self, at: usize, order: Order, news: &mut Vec<(usize, News)>) {
+    fn take(&mut self, at: usize, order: AgentMessage, events: &mut Vec<(usize, ProcessEvent)>) {
         let remote = &mut self.remotes[at];
         let own = |rank: usize| rank.checked_sub(remote.first_rank).filter(|local| *local < remote.ended.len());
         match order {
-            Order::Changed { rank, change } => {
+            AgentMessage::Changed { rank, change } => {
                 if let Some(local) = own(rank) {
                     remote.ended[local] |= matches!(change, Change::Exited(_));
-                    news.push((rank, News::Change(change)));
+                    events.push((rank, ProcessEvent::Change(change)));
                 }
             }
-            Order::Output { rank, source, bytes } if own(rank).is_some() => {
-                self.scribe.write(rank, source, bytes);
+            AgentMessage::Output { rank, source, bytes } if own(rank).is_some() => {
+                self.log_writer.write(rank, source, bytes);
             }
-            Order::Unable { text } => {
+            AgentMessage::Unable { text } => {
                 let why = format!("host {}: {text}", remote.host);
-                remote.lose(why, news);
+                remote.mark_lost(why, events);
             }
             _ => {}
         }
@@ -323,44 +313,44 @@ impl Remotes {
         for remote in self.remotes.iter_mut().filter(|remote| remote.pipe.greeted) {
             let open = remote.ended.iter().enumerate().filter(|(_, ended)| !**ended);
             for (local, _) in open {
-                remote.pipe.send(&Order::Signal { rank: remote.first_rank + local, signal });
+                remote.pipe.send(&AgentMessage::Signal { rank: remote.first_rank + local, signal });
             }
         }
     }
 
     /// Takes in what agents still have to say after the end.
-    fn last_words(&mut self) {
-        let deadline = Instant::now() + Duration::from_millis(self.pace.heartbeat_ms);
+    fn drain_output(&mut self) {
+        let deadline = Instant::now() + Duration::from_millis(self.deadlines.heartbeat_ms);
         while Instant::now() < deadline && self.remotes.iter().any(|remote| remote.pipe.open && !remote.lost) {
             let mut entries = Vec::new();
             self.interests(&mut entries);
-            crate::line::poll(&entries, self.pace.tick_ms());
+            crate::poll::poll(&entries, self.deadlines.tick_ms());
             (0..self.remotes.len()).for_each(|at| self.receive(at, &mut Vec::new()));
         }
-        self.scribe.finish(deadline);
+        self.log_writer.finish(deadline);
     }
 }
 
-impl Hands for Remotes {
-    fn news(&mut self) -> Vec<(usize, News)> {
-        let mut news = Vec::new();
-        let pulse = self.pulsed.elapsed() >= Duration::from_millis(self.pace.beat_ms());
-        if pulse {
-            self.pulsed = Instant::now();
+impl ProcessControl for Remotes {
+    fn events(&mut self) -> Vec<(usize, ProcessEvent)> {
+        let mut events = Vec::new();
+        let due = self.heartbeat_sent.elapsed() >= Duration::from_millis(self.deadlines.beat_ms());
+        if due {
+            self.heartbeat_sent = Instant::now();
         }
         for at in 0..self.remotes.len() {
-            self.receive(at, &mut news);
-            if pulse && self.remotes[at].pipe.greeted {
-                self.remotes[at].pipe.send(&Order::Pulse);
+            self.receive(at, &mut events);
+            if due && self.remotes[at].pipe.greeted {
+                self.remotes[at].pipe.send(&AgentMessage::Heartbeat);
             }
-            self.remotes[at].check(self.pace, &mut news);
+            self.remotes[at].check(self.deadlines, &mut events);
         }
-        news
+        events
     }
 
     fn signal(&mut self, rank: usize, signal: i32) {
         if let Some(remote) = self.remote(rank) {
-            remote.pipe.send(&Order::Signal { rank, signal });
+            remote.pipe.send(&AgentMessage::Signal { rank, signal });
         }
     }
 
@@ -372,16 +362,16 @@ impl Hands for Remotes {
     fn suspend(&mut self) {
         self.signal_all(libc::SIGSTOP);
         for remote in self.remotes.iter_mut().filter(|remote| remote.pipe.greeted) {
-            remote.pipe.send(&Order::Suspend);
+            remote.pipe.send(&AgentMessage::Suspend);
         }
         // This process must not stop before it has said so.
-        let deadline = Instant::now() + Duration::from_millis(self.pace.heartbeat_ms);
+        let deadline = Instant::now() + Duration::from_millis(self.deadlines.heartbeat_ms);
         while self.remotes.iter().any(|remote| remote.pipe.open && remote.pipe.backlog() > 0)
             && Instant::now() < deadline
         {
             let mut entries = Vec::new();
             self.interests(&mut entries);
-            crate::line::poll(&entries, self.pace.tick_ms());
+            crate::poll::poll(&entries, self.deadlines.tick_ms());
             self.remotes.iter_mut().for_each(|remote| remote.pipe.flush());
         }
     }

@@ -20,7 +20,7 @@ pub fn toward(host: &str) -> Option<IpAddr> {
 pub fn checked(address: IpAddr) -> Result<IpAddr, Fault> {
     let plain = address.to_canonical();
     let what = match plain {
-        _ if plain.is_unspecified() => "stands for every interface of the host",
+        _ if plain.is_unspecified() => "means every interface of the host",
         _ if plain.is_multicast() => "is a multicast address",
         IpAddr::V4(v4) if v4.is_broadcast() => "is the broadcast address",
         _ => return Ok(address),
@@ -42,7 +42,7 @@ pub fn choose(one_host: bool, hosts: &[String]) -> Result<IpAddr, Fault> {
     chosen.copied().ok_or_else(|| {
         let names = if hosts.is_empty() { "no host is named".into() } else { format!("tried {}", hosts.join(", ")) };
         Fault::BadCall(format!(
-            "no address of this host that the others could reach was found: {names}\n  hint: see that the names of the hosts resolve, or give this host's address on the network to use (--interface)"
+            "found no address of this host that the other hosts can reach: {names}\n  hint: check that the names of the hosts resolve, or give this host's address on the network to use (--interface)"
         ))
     })
 }

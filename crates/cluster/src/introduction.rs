@@ -3,7 +3,8 @@
 //! Ranks that were given different jobs would train on and come to weights that mean nothing. So the coordinator compares
 //! what they say before any of them starts, and names the first key that differs, with both values.
 
-use crate::codec::{Reader, Writer};
+use crate::codec::{ReadMessage, Writer};
+use kolo_base::ByteReader;
 
 /// Most keys of a manifest, and most bytes of all of them; what goes beyond is compared by its digest.
 const KEYS_MAX: usize = 1024;
@@ -58,15 +59,15 @@ impl Manifest {
     }
 
     pub(crate) fn write(&self, out: &mut Writer) {
-        out.word(self.0.len() as u32);
+        out.u32(self.0.len() as u32);
         for (key, value) in &self.0 {
             out.text(key);
             out.text(value);
         }
     }
 
-    pub(crate) fn read(body: &mut Reader<'_>) -> Option<Self> {
-        let count = body.word()? as usize;
+    pub(crate) fn read(body: &mut ByteReader<'_>) -> Option<Self> {
+        let count = body.u32()? as usize;
         if count > KEYS_MAX + 1 {
             return None;
         }
@@ -114,6 +115,6 @@ mod tests {
         let mut out = Writer(Vec::new());
         one.write(&mut out);
         assert!(out.0.len() < BYTES_MAX + 8 * KEYS_MAX + 200);
-        assert_eq!(Manifest::read(&mut Reader::new(&out.0)), Some(one));
+        assert_eq!(Manifest::read(&mut ByteReader::new(&out.0)), Some(one));
     }
 }

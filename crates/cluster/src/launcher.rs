@@ -6,6 +6,7 @@
 
 use crate::hostlist;
 use kolo_comm::Fault;
+use kolo_comm::host::EnvLookup;
 use std::os::fd::RawFd;
 
 /// Variables of our own launcher. They hold numbers only, never secrets.
@@ -41,7 +42,7 @@ impl Launcher {
 
 /// Where this process stands among its peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RankInfo {
     pub rank: usize,
     pub world: usize,
     /// The rank among those of this host.
@@ -58,17 +59,14 @@ pub struct Place {
     pub origin: Option<String>,
 }
 
-/// The environment.
-pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
-
-fn number(lookup: Lookup<'_>, name: &str) -> Result<Option<usize>, Fault> {
+fn number(lookup: EnvLookup<'_>, name: &str) -> Result<Option<usize>, Fault> {
     let Some(text) = lookup(name) else { return Ok(None) };
     let parsed = text.trim().parse();
-    parsed.map(Some).map_err(|_| Fault::BadCall(format!("the variable {name} is {text:?}, which is no number")))
+    parsed.map(Some).map_err(|_| Fault::BadCall(format!("the variable {name} is {text:?}, which is not a number")))
 }
 
 /// The first of these variables that is set.
-fn first(lookup: Lookup<'_>, names: &[&str]) -> Result<Option<usize>, Fault> {
+fn first(lookup: EnvLookup<'_>, names: &[&str]) -> Result<Option<usize>, Fault> {
     for name in names {
         if let Some(value) = number(lookup, name)? {
             return Ok(Some(value));
@@ -78,9 +76,9 @@ fn first(lookup: Lookup<'_>, names: &[&str]) -> Result<Option<usize>, Fault> {
 }
 
 /// Finds out who started this process, from its environment; `None` if nobody did.
-pub fn detect(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
-    if let Some(place) = kolo(lookup)? {
-        return checked(place).map(Some);
+pub fn detect(lookup: EnvLookup<'_>) -> Result<Option<RankInfo>, Fault> {
+    if let Some(rank_info) = kolo(lookup)? {
+        return checked(rank_info).map(Some);
     }
     let (open_mpi, mpich) = (open_mpi(lookup)?, mpich(lookup)?);
     let (slurm, torchrun) = (slurm(lookup)?, torchrun(lookup)?);
@@ -90,7 +88,7 @@ pub fn detect(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
         (Some(open_mpi), Some(mpich)) => Some(agreed(open_mpi, &mpich)?),
         (open_mpi, mpich) => open_mpi.or(mpich),
     };
-    let place = match (mpi, slurm, torchrun) {
+    let rank_info = match (mpi, slurm, torchrun) {
         (Some(mpi), Some(slurm), _) => Some(within_slurm(mpi, slurm)?),
         (Some(mpi), None, _) => Some(mpi),
         // torchrun's own agents run as tasks of a step; a bare RANK beside a step is most often exported from it.
@@ -98,30 +96,30 @@ pub fn detect(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
         (None, Some(slurm), Some(torchrun)) => Some(agreed(slurm, &torchrun)?),
         (None, slurm, torchrun) => slurm.or(torchrun),
     };
-    place.map(checked).transpose()
+    rank_info.map(checked).transpose()
 }
 
-fn checked(place: Place) -> Result<Place, Fault> {
-    let Place { rank, world, local_rank, local_world, launcher, .. } = place;
+fn checked(rank_info: RankInfo) -> Result<RankInfo, Fault> {
+    let RankInfo { rank, world, local_rank, local_world, launcher, .. } = rank_info;
     if rank >= world || local_rank >= local_world || local_world > world {
         return Err(Fault::BadCall(format!(
-            "{} says rank {rank} of {world} and rank {local_rank} of {local_world} on this host, which cannot be",
+            "{} says rank {rank} of {world} and rank {local_rank} of {local_world} on this host, which is impossible",
             launcher.name()
         )));
     }
-    Ok(place)
+    Ok(rank_info)
 }
 
 /// Two launchers that say the same.
-fn agreed(place: Place, other: &Place) -> Result<Place, Fault> {
-    if (place.rank, place.world) == (other.rank, other.world) {
-        return Ok(place);
+fn agreed(rank_info: RankInfo, other: &RankInfo) -> Result<RankInfo, Fault> {
+    if (rank_info.rank, rank_info.world) == (other.rank, other.world) {
+        return Ok(rank_info);
     }
     Err(Fault::BadCall(format!(
-        "this process is rank {} of {} by the variables of {}, and rank {} of {} by those of {}\n  hint: start the job with one launcher, and unset what is left of the other",
-        place.rank,
-        place.world,
-        place.launcher.name(),
+        "this process is rank {} of {} according to {}, but rank {} of {} according to {}\n  hint: start the job with one launcher, and unset what is left of the other",
+        rank_info.rank,
+        rank_info.world,
+        rank_info.launcher.name(),
         other.rank,
         other.world,
         other.launcher.name()
@@ -130,22 +128,22 @@ fn agreed(place: Place, other: &Place) -> Result<Place, Fault> {
 
 /// `mpirun` in a step of Slurm: either `srun` speaks PMI, or the step only carries mpirun's helpers, or each task of the
 /// step is an mpirun of its own, which nobody wants.
-fn within_slurm(mpi: Place, slurm: Place) -> Result<Place, Fault> {
+fn within_slurm(mpi: RankInfo, slurm: RankInfo) -> Result<RankInfo, Fault> {
     if (mpi.rank, mpi.world) == (slurm.rank, slurm.world) && slurm.world > 1 {
-        return Ok(Place { local_rank: slurm.local_rank, local_world: slurm.local_world, ..slurm });
+        return Ok(RankInfo { local_rank: slurm.local_rank, local_world: slurm.local_world, ..slurm });
     }
     if slurm.world > 1 && mpi.local_world == mpi.world {
         return Err(Fault::BadCall(format!(
-            "srun started {} tasks, and in each of them {} started a world of {} of its own\n  hint: use srun without mpirun, or mpirun without srun",
+            "srun started {} tasks, and in each of them {} started a separate world of {}\n  hint: use srun without mpirun, or mpirun without srun",
             slurm.world,
             mpi.launcher.name(),
             mpi.world
         )));
     }
-    Ok(Place { hosts: slurm.hosts, origin: slurm.origin, ..mpi })
+    Ok(RankInfo { hosts: slurm.hosts, origin: slurm.origin, ..mpi })
 }
 
-fn kolo(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
+fn kolo(lookup: EnvLookup<'_>) -> Result<Option<RankInfo>, Fault> {
     let (rank, world, control) = (number(lookup, RANK)?, number(lookup, WORLD)?, number(lookup, CONTROL_FD)?);
     let (Some(rank), Some(world), Some(control)) = (rank, world, control) else {
         if rank.is_none() && world.is_none() && control.is_none() {
@@ -156,7 +154,7 @@ fn kolo(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
         )));
     };
     let (local_rank, local_world) = (number(lookup, LOCAL_RANK)?, number(lookup, LOCAL_WORLD)?);
-    Ok(Some(Place {
+    Ok(Some(RankInfo {
         rank,
         world,
         local_rank: local_rank.unwrap_or(rank),
@@ -169,11 +167,11 @@ fn kolo(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
     }))
 }
 
-fn open_mpi(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
+fn open_mpi(lookup: EnvLookup<'_>) -> Result<Option<RankInfo>, Fault> {
     let Some(rank) = number(lookup, "OMPI_COMM_WORLD_RANK")? else { return Ok(None) };
     let world = number(lookup, "OMPI_COMM_WORLD_SIZE")?.unwrap_or(1);
     let names = ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"];
-    Ok(Some(Place {
+    Ok(Some(RankInfo {
         rank,
         world,
         local_rank: number(lookup, "OMPI_COMM_WORLD_LOCAL_RANK")?.unwrap_or(0),
@@ -186,11 +184,11 @@ fn open_mpi(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
     }))
 }
 
-fn mpich(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
+fn mpich(lookup: EnvLookup<'_>) -> Result<Option<RankInfo>, Fault> {
     let (Some(rank), Some(world)) = (number(lookup, "PMI_RANK")?, number(lookup, "PMI_SIZE")?) else {
         return Ok(None);
     };
-    Ok(Some(Place {
+    Ok(Some(RankInfo {
         rank,
         world,
         local_rank: first(lookup, &["MPI_LOCALRANKID", "PMI_LOCAL_RANK"])?.unwrap_or(0),
@@ -203,7 +201,7 @@ fn mpich(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
     }))
 }
 
-fn slurm(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
+fn slurm(lookup: EnvLookup<'_>) -> Result<Option<RankInfo>, Fault> {
     // A batch script has a rank too, but is no worker: only tasks of a step are.
     let step = lookup("SLURM_STEP_ID").or_else(|| lookup("SLURM_STEPID"));
     let (Some(rank), Some(step)) = (number(lookup, "SLURM_PROCID")?, step) else { return Ok(None) };
@@ -216,7 +214,7 @@ fn slurm(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
     let local_rank = number(lookup, "SLURM_LOCALID")?.unwrap_or(0);
     let name = |name: &str| lookup(name).unwrap_or_default();
     let job = format!("{}.{step}.{}", name("SLURM_JOB_ID"), name("SLURM_RESTART_COUNT"));
-    Ok(Some(Place {
+    Ok(Some(RankInfo {
         rank,
         world,
         local_rank,
@@ -229,7 +227,7 @@ fn slurm(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
     }))
 }
 
-fn torchrun(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
+fn torchrun(lookup: EnvLookup<'_>) -> Result<Option<RankInfo>, Fault> {
     let (rank, world) = (number(lookup, "RANK")?, number(lookup, "WORLD_SIZE")?);
     let (Some(rank), Some(world)) = (rank, world) else {
         if lookup("MASTER_ADDR").is_none() || (rank.is_none() && world.is_none()) {
@@ -242,7 +240,7 @@ fn torchrun(lookup: Lookup<'_>) -> Result<Option<Place>, Fault> {
     };
     let name = |name: &str| lookup(name).unwrap_or_default();
     let job = format!("{}.{}.{}", name("TORCHELASTIC_RUN_ID"), name("MASTER_ADDR"), name("MASTER_PORT"));
-    Ok(Some(Place {
+    Ok(Some(RankInfo {
         rank,
         world,
         local_rank: number(lookup, "LOCAL_RANK")?.unwrap_or(rank),
@@ -266,14 +264,14 @@ fn file_name(kind: &str, text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn find(variables: &str) -> Result<Option<Place>, Fault> {
+    fn find(variables: &str) -> Result<Option<RankInfo>, Fault> {
         let pairs: Vec<(&str, &str)> = variables.split(' ').filter_map(|pair| pair.split_once('=')).collect();
         detect(&|name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| value.to_string()))
     }
 
-    fn place(variables: &str) -> (Launcher, usize, usize, usize, usize) {
-        let place = find(variables).unwrap().expect("a place");
-        (place.launcher, place.rank, place.world, place.local_rank, place.local_world)
+    fn rank_info(variables: &str) -> (Launcher, usize, usize, usize, usize) {
+        let rank_info = find(variables).unwrap().expect("a rank_info");
+        (rank_info.launcher, rank_info.rank, rank_info.world, rank_info.local_rank, rank_info.local_world)
     }
 
     const STEP: &str = "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=3 SLURM_NTASKS=4 SLURM_STEP_NUM_TASKS=4 \
@@ -284,18 +282,18 @@ mod tests {
     #[test]
     fn each_launcher_is_known() {
         assert_eq!(find("HOME=/root").unwrap(), None);
-        assert_eq!(place("KOLO_RANK=2 KOLO_WORLD=4 KOLO_CONTROL_FD=5"), (Launcher::Kolo, 2, 4, 2, 4));
-        assert_eq!(place(STEP), (Launcher::Slurm, 3, 4, 1, 2));
+        assert_eq!(rank_info("KOLO_RANK=2 KOLO_WORLD=4 KOLO_CONTROL_FD=5"), (Launcher::Kolo, 2, 4, 2, 4));
+        assert_eq!(rank_info(STEP), (Launcher::Slurm, 3, 4, 1, 2));
         let found = find(STEP).unwrap().unwrap();
         assert_eq!((found.hosts.join(" "), found.job.unwrap().as_str()), ("n1 n2".into(), "slurm-7.0."));
-        assert_eq!(place(OPEN_MPI), (Launcher::OpenMpi, 1, 4, 1, 2));
+        assert_eq!(rank_info(OPEN_MPI), (Launcher::OpenMpi, 1, 4, 1, 2));
         assert_eq!(find(OPEN_MPI).unwrap().unwrap().job.unwrap(), "mpi-123_x");
         let mpich = "PMI_RANK=2 PMI_SIZE=4 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2";
-        assert_eq!(place(mpich), (Launcher::Mpich, 2, 4, 0, 2));
+        assert_eq!(rank_info(mpich), (Launcher::Mpich, 2, 4, 0, 2));
         let torch = "RANK=1 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=a MASTER_PORT=29500";
-        assert_eq!(place(torch), (Launcher::Torchrun, 1, 2, 0, 1));
+        assert_eq!(rank_info(torch), (Launcher::Torchrun, 1, 2, 0, 1));
         let torch = "RANK=1 WORLD_SIZE=2";
-        assert_eq!(place(torch), (Launcher::Torchrun, 1, 2, 1, 2));
+        assert_eq!(rank_info(torch), (Launcher::Torchrun, 1, 2, 1, 2));
     }
 
     #[test]
@@ -307,38 +305,41 @@ mod tests {
     #[test]
     fn the_innermost_launcher_counts() {
         let ours = format!("KOLO_RANK=0 KOLO_WORLD=2 KOLO_CONTROL_FD=5 {STEP} {OPEN_MPI}");
-        assert_eq!(place(&ours), (Launcher::Kolo, 0, 2, 0, 2));
+        assert_eq!(rank_info(&ours), (Launcher::Kolo, 0, 2, 0, 2));
         // srun --mpi=pmi2 sets both, alike.
-        assert_eq!(place(&format!("{STEP} PMI_RANK=3 PMI_SIZE=4")), (Launcher::Slurm, 3, 4, 1, 2));
+        assert_eq!(rank_info(&format!("{STEP} PMI_RANK=3 PMI_SIZE=4")), (Launcher::Slurm, 3, 4, 1, 2));
         // mpirun's helper on another node runs as a task of a step.
         let helper = STEP.replace("=4", "=2").replace("PROCID=3", "PROCID=1");
-        assert_eq!(place(&format!("{helper} {OPEN_MPI}")), (Launcher::OpenMpi, 1, 4, 1, 2));
+        assert_eq!(rank_info(&format!("{helper} {OPEN_MPI}")), (Launcher::OpenMpi, 1, 4, 1, 2));
         // mpirun in a shell that is the only task of a step.
         let shell = "SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1 PMI_RANK=0 PMI_SIZE=1";
-        assert_eq!(place(&format!("{shell} {OPEN_MPI}")), (Launcher::OpenMpi, 1, 4, 1, 2));
+        assert_eq!(rank_info(&format!("{shell} {OPEN_MPI}")), (Launcher::OpenMpi, 1, 4, 1, 2));
         let torch = "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=1";
         let elastic = format!("{helper} {torch} TORCHELASTIC_RUN_ID=x");
-        assert_eq!(place(&elastic), (Launcher::Torchrun, 5, 8, 1, 4));
+        assert_eq!(rank_info(&elastic), (Launcher::Torchrun, 5, 8, 1, 4));
     }
 
     #[test]
     fn contradictions_are_explained() {
         let error = |variables: &str| find(variables).unwrap_err().to_string();
         let text = error(&format!("{STEP} RANK=0 WORLD_SIZE=1"));
-        assert!(text.starts_with("this process is rank 3 of 4 by the variables of srun, and rank 0 of 1 by"), "{text}");
+        assert!(
+            text.starts_with("this process is rank 3 of 4 according to srun, but rank 0 of 1 according to"),
+            "{text}"
+        );
         let text = error(&format!("{OPEN_MPI} PMI_RANK=0 PMI_SIZE=2"));
         assert!(text.contains("mpirun of Open MPI") && text.contains("mpirun of MPICH"), "{text}");
         let alone = OPEN_MPI.replace("LOCAL_SIZE=2", "LOCAL_SIZE=4");
         let text = error(&format!("{STEP} {alone}"));
         assert!(
-            text.starts_with("srun started 4 tasks, and in each of them mpirun of Open MPI started a world"),
+            text.starts_with("srun started 4 tasks, and in each of them mpirun of Open MPI started a separate world"),
             "{text}"
         );
         let singleton = "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_SIZE=1";
-        assert!(error(&format!("{STEP} {singleton}")).contains("a world of 1 of its own"));
+        assert!(error(&format!("{STEP} {singleton}")).contains("a separate world of 1"));
         assert!(error("KOLO_RANK=1").contains("only some of KOLO_RANK"));
-        assert!(error("KOLO_RANK=x").contains("no number"));
-        assert!(error("RANK=4 WORLD_SIZE=4").contains("which cannot be"));
+        assert!(error("KOLO_RANK=x").contains("not a number"));
+        assert!(error("RANK=4 WORLD_SIZE=4").contains("which is impossible"));
         assert!(error("WORLD_SIZE=4 MASTER_ADDR=a").contains("RANK is not"));
     }
 }

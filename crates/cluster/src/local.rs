@@ -2,15 +2,15 @@
 //!
 //! Invariant: when [`run`] returns, no worker is left; and if this process dies, however it dies, the kernel ends them.
 
-use crate::coordinator::{Notice, Terms};
-use crate::driver::{Driver, Hands, News};
+use crate::control_link::ControlLink;
+use crate::coordinator::{CoordinatorConfig, Notice};
+use crate::deadlines::Deadlines;
+use crate::driver::{Driver, ProcessControl, ProcessEvent};
 use crate::launcher;
-use crate::line::Line;
-use crate::logs::{self, Echo, Logs, Source, Unwritten};
+use crate::logs::{self, Echo, Logs, OutputStream, WriteErrors};
 use crate::membership::Verdict;
-use crate::message::{self, Envelope, Key, Message};
-use crate::pace::Pace;
-use crate::process::{self, Output, Process};
+use crate::message::{self, ControlMessage, Envelope, KeyBytes};
+use crate::process::{self, Process, ProcessOutput};
 use kolo_comm::{Fault, JobKey, host};
 use signal_hook::iterator::Signals;
 use std::ffi::OsString;
@@ -27,7 +27,7 @@ pub const HEARTBEAT_MS: u64 = 1000;
 
 /// What to run.
 #[derive(Clone)]
-pub struct Options {
+pub struct LocalOptions {
     pub world: usize,
     pub program: PathBuf,
     pub arguments: Vec<OsString>,
@@ -42,7 +42,7 @@ pub struct Options {
     pub roles: Vec<String>,
 }
 
-impl Options {
+impl LocalOptions {
     pub fn new(world: usize, program: impl Into<PathBuf>, arguments: Vec<OsString>) -> Self {
         Self {
             world,
@@ -57,7 +57,7 @@ impl Options {
     }
 }
 
-impl std::fmt::Debug for Options {
+impl std::fmt::Debug for LocalOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} workers of {} {:?}", self.world, self.program.display(), self.arguments)
     }
@@ -88,7 +88,7 @@ impl Outcome {
         };
         if !self.verdict.left.is_empty() {
             let who = crate::rendezvous::name_ranks(&self.verdict.left);
-            text += &format!("\n  {who} could not be seen to end");
+            text += &format!("\n  {who} may still be running");
         }
         // What rank 0 printed was shown already.
         if let Some((rank, out)) = self.verdict.culprit.filter(|rank| *rank != 0).zip(self.out.as_ref()) {
@@ -103,20 +103,21 @@ impl Outcome {
 }
 
 /// Starts the workers and returns when all are gone. The observer sees what happens meanwhile.
-pub fn run(options: &Options, observer: &mut dyn FnMut(&Notice)) -> Result<Outcome, Fault> {
+pub fn run(options: &LocalOptions, observer: &mut dyn FnMut(&Notice)) -> Result<Outcome, Fault> {
     if options.world == 0 || options.world > WORKERS_MAX {
-        return Err(Fault::BadCall(format!("{} workers; from 1 to {WORKERS_MAX} run on one host", options.world)));
+        return Err(Fault::BadCall(format!("{} workers; one host runs 1 to {WORKERS_MAX}", options.world)));
     }
     let mut signals = watch_signals()?;
-    let (logs, unwritten) = (Logs::create(options.out.as_ref(), options.world)?, Unwritten::default());
-    let pace = Pace { heartbeat_ms: options.heartbeat_ms };
-    let job = u64::from_le_bytes(crate::random()?);
-    let terms = Terms { world: options.world, job, generation: 0, pace, supervised: true, bound: true };
-    let (workers, lines, copies) = start_all(options, &logs, &unwritten, job)?;
-    let mut driver = Driver::new(terms, lines, None, workers, observer);
+    let (logs, unwritten) = (Logs::create(options.out.as_ref(), options.world)?, WriteErrors::default());
+    let deadlines = Deadlines { heartbeat_ms: options.heartbeat_ms };
+    let job = u64::from_le_bytes(kolo_comm::auth::random()?);
+    let config =
+        CoordinatorConfig { world: options.world, job, generation: 0, deadlines, supervised: true, bound: true };
+    let (workers, links, copies) = start_all(options, &logs, &unwritten, job)?;
+    let mut driver = Driver::new(config, links, None, workers, observer);
     driver.expect(&with_roles(vec![crate::host_name(); options.world], &options.roles));
     let verdict = loop {
-        if let Some(verdict) = driver.turn(signals.pending()) {
+        if let Some(verdict) = driver.run_once(signals.pending()) {
             break verdict;
         }
     };
@@ -141,11 +142,11 @@ pub(crate) fn watch_signals() -> Result<Signals, Fault> {
     Signals::new(signals).map_err(|error| Fault::system("watching for signals", &error))
 }
 
-type Started = (Workers, Vec<Line>, Vec<JoinHandle<()>>);
+type Started = (LocalProcesses, Vec<ControlLink>, Vec<JoinHandle<()>>);
 
-fn start_all(options: &Options, logs: &Logs, unwritten: &Unwritten, job: u64) -> Result<Started, Fault> {
+fn start_all(options: &LocalOptions, logs: &Logs, unwritten: &WriteErrors, job: u64) -> Result<Started, Fault> {
     let key = JobKey::fresh()?;
-    let (mut workers, mut lines, mut copies) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut workers, mut links, mut copies) = (Vec::new(), Vec::new(), Vec::new());
     for rank in 0..options.world {
         let log = logs.of(rank)?;
         let (ours, theirs) = process::control_pair()?;
@@ -161,29 +162,30 @@ fn start_all(options: &Options, logs: &Logs, unwritten: &Unwritten, job: u64) ->
         command.envs(numbers.map(|(name, value)| (name, value.to_string())));
         let echo = options.echo.as_ref().filter(|_| rank == 0);
         let output = match echo {
-            Some(_) => Output::Pipes,
-            None => Output::File(log.share()?.into_file()),
+            Some(_) => ProcessOutput::Pipes,
+            None => ProcessOutput::File(log.share()?.into_file()),
         };
         let mut process = Process::start(command, theirs, output)?;
         if let Some((echo, (stdout, stderr))) = echo.zip(process.take_pipes()) {
-            copies.push(logs::tee(stdout, log.share()?, Source::Out, echo.clone(), unwritten.clone())?);
-            copies.push(logs::tee(stderr, log, Source::Err, echo.clone(), unwritten.clone())?);
+            copies.push(logs::tee(stdout, log.share()?, OutputStream::Out, echo.clone(), unwritten.clone())?);
+            copies.push(logs::tee(stderr, log, OutputStream::Err, echo.clone(), unwritten.clone())?);
         }
-        let mut line = Line::plain(ours)?;
-        let message = Message::Welcome { heartbeat_ms: options.heartbeat_ms, key: Key(*key.expose()) };
-        line.send(&Envelope { job, generation: 0, message });
-        lines.push(line);
+        let mut link = ControlLink::plain(ours)?;
+        let message = ControlMessage::Welcome { heartbeat_ms: options.heartbeat_ms, key: KeyBytes(*key.expose()) };
+        link.send(&Envelope { job, generation: 0, message });
+        links.push(link);
         workers.push(process);
     }
-    Ok((Workers(workers), lines, copies))
+    Ok((LocalProcesses(workers), links, copies))
 }
 
 /// The processes themselves.
-struct Workers(Vec<Process>);
+struct LocalProcesses(Vec<Process>);
 
-impl Hands for Workers {
-    fn news(&mut self) -> Vec<(usize, News)> {
-        let look = |(rank, process): (usize, &mut Process)| process.look().map(|change| (rank, News::Change(change)));
+impl ProcessControl for LocalProcesses {
+    fn events(&mut self) -> Vec<(usize, ProcessEvent)> {
+        let look =
+            |(rank, process): (usize, &mut Process)| process.look().map(|change| (rank, ProcessEvent::Change(change)));
         self.0.iter_mut().enumerate().filter_map(look).collect()
     }
 

@@ -3,7 +3,9 @@
 //! Without a directory of the user's, a log has no name while the job runs, so that nothing is left however this process
 //! ends. Logs may hold anything that a program prints: nobody but the user reads them.
 
-use crate::{line, printable};
+use crate::poll;
+use crate::printable;
+use kolo_base::lock;
 use kolo_comm::Fault;
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -12,7 +14,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -30,46 +32,46 @@ const WAITING_BYTES_MAX: usize = 64 << 20;
 
 /// Which stream of a process some bytes come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum OutputStream {
     Out,
     Err,
 }
 
 /// Gets what the first rank prints. If it cannot be written, the job goes on and fails at its end.
-pub type Echo = Arc<dyn Fn(Source, &[u8]) -> std::io::Result<()> + Send + Sync>;
+pub type Echo = Arc<dyn Fn(OutputStream, &[u8]) -> std::io::Result<()> + Send + Sync>;
 
 /// An [`Echo`] to this process's own streams.
 pub fn terminal() -> Echo {
     Arc::new(|source, bytes| match source {
-        Source::Out => std::io::stdout().write_all(bytes).and_then(|()| std::io::stdout().flush()),
+        OutputStream::Out => std::io::stdout().write_all(bytes).and_then(|()| std::io::stdout().flush()),
         // Complaints that nobody hears are no reason to fail.
-        Source::Err => std::io::stderr().write_all(bytes).or(Ok(())),
+        OutputStream::Err => std::io::stderr().write_all(bytes).or(Ok(())),
     })
 }
 
 /// A line on standard error, if anybody hears it.
-pub fn complain(text: &str) {
+pub fn print_error(text: &str) {
     let _ = writeln!(std::io::stderr(), "{}", printable(text));
 }
 
 /// The first write that failed, for the end of the job.
 #[derive(Clone, Debug, Default)]
-pub struct Unwritten(Arc<Mutex<Option<String>>>);
+pub struct WriteErrors(Arc<Mutex<Option<String>>>);
 
-impl Unwritten {
+impl WriteErrors {
     fn note(&self, what: &str, outcome: std::io::Result<()>) {
         if let Err(error) = outcome {
-            let mut first = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            first.get_or_insert_with(|| format!("{what}: {error}\n  hint: make room there, or write elsewhere"));
+            let mut first = lock(&self.0);
+            first.get_or_insert_with(|| format!("{what}: {error}\n  hint: free some space there, or write elsewhere"));
         }
     }
 
-    fn note_echo(&self, source: Source, outcome: std::io::Result<()>) {
-        self.note(if source == Source::Out { "standard output" } else { "standard error" }, outcome);
+    fn note_echo(&self, source: OutputStream, outcome: std::io::Result<()>) {
+        self.note(if source == OutputStream::Out { "standard output" } else { "standard error" }, outcome);
     }
 
     pub fn take(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.0).take()
     }
 }
 
@@ -79,13 +81,13 @@ pub fn log_path(out: &Path, rank: usize) -> PathBuf {
 
 /// The log of a rank, written at its end by whoever holds it.
 #[derive(Debug)]
-pub(crate) struct Log {
+pub(crate) struct RankLog {
     file: File,
     /// For messages.
     name: String,
 }
 
-impl Log {
+impl RankLog {
     fn named(path: &Path) -> std::io::Result<Self> {
         let file = OpenOptions::new().create(true).append(true).read(true).mode(LOG_MODE).open(path)?;
         // One that was there already; but a device is left as it is.
@@ -110,7 +112,7 @@ impl Log {
         self.file
     }
 
-    fn write(&mut self, bytes: &[u8], unwritten: &Unwritten) {
+    fn write(&mut self, bytes: &[u8], unwritten: &WriteErrors) {
         unwritten.note(&self.name, self.file.write_all(bytes));
     }
 }
@@ -119,7 +121,7 @@ impl Log {
 #[derive(Debug)]
 pub(crate) struct Logs {
     out: Option<PathBuf>,
-    logs: Vec<Log>,
+    logs: Vec<RankLog>,
 }
 
 impl Logs {
@@ -130,13 +132,15 @@ impl Logs {
             std::fs::create_dir_all(out).map_err(refused(out.display().to_string()))?;
         }
         let create = |rank: usize| match out {
-            Some(out) => Log::named(&log_path(out, rank)).map_err(refused(log_path(out, rank).display().to_string())),
-            None => Log::unnamed(rank).map_err(refused(format!("a log in {}", std::env::temp_dir().display()))),
+            Some(out) => {
+                RankLog::named(&log_path(out, rank)).map_err(refused(log_path(out, rank).display().to_string()))
+            }
+            None => RankLog::unnamed(rank).map_err(refused(format!("a log in {}", std::env::temp_dir().display()))),
         };
         Ok(Self { out: out.cloned(), logs: (0..world).map(create).collect::<Result<_, _>>()? })
     }
 
-    pub fn of(&self, rank: usize) -> Result<Log, Fault> {
+    pub fn of(&self, rank: usize) -> Result<RankLog, Fault> {
         self.logs[rank].share()
     }
 
@@ -146,7 +150,7 @@ impl Logs {
         if self.out.is_some() || !failed {
             return self.out;
         }
-        let holds = |log: &Log| log.file.metadata().is_ok_and(|data| data.len() > 0);
+        let holds = |log: &RankLog| log.file.metadata().is_ok_and(|data| data.len() > 0);
         if !self.logs.iter().skip(usize::from(echoed)).any(holds) {
             return None;
         }
@@ -154,12 +158,12 @@ impl Logs {
         let directory = tempfile::Builder::new().prefix("kolo-").permissions(mode).tempdir().ok()?.keep();
         for (rank, log) in self.logs.iter_mut().enumerate().filter(|(_, log)| holds(log)) {
             let mut copy = || -> std::io::Result<()> {
-                let mut named = Log::named(&log_path(&directory, rank))?;
+                let mut named = RankLog::named(&log_path(&directory, rank))?;
                 log.file.seek(SeekFrom::Start(0))?;
                 std::io::copy(&mut log.file, &mut named.file).map(drop)
             };
             if let Err(error) = copy() {
-                complain(&format!("the log of rank {rank} is not complete: {error}"));
+                print_error(&format!("the log of rank {rank} is not complete: {error}"));
             }
         }
         Some(directory)
@@ -169,10 +173,10 @@ impl Logs {
 /// Copies a stream into a log and to `echo` until it ends.
 pub(crate) fn tee(
     from: impl Read + AsRawFd + Send + 'static,
-    mut log: Log,
-    source: Source,
+    mut log: RankLog,
+    source: OutputStream,
     echo: Echo,
-    unwritten: Unwritten,
+    unwritten: WriteErrors,
 ) -> Result<JoinHandle<()>, Fault> {
     let copy = move || {
         copy_lines(from, |lines| {
@@ -191,7 +195,7 @@ pub(crate) fn copy_lines(mut from: impl Read + AsRawFd, mut sink: impl FnMut(&[u
     let mut held = Vec::with_capacity(2 * COPY_BYTES);
     let mut buffer = [0; COPY_BYTES];
     loop {
-        let quiet = !held.is_empty() && !line::readable(from.as_raw_fd(), LINE_PAUSE);
+        let quiet = !held.is_empty() && !poll::readable(from.as_raw_fd(), LINE_PAUSE);
         let count = if quiet { 0 } else { from.read(&mut buffer).unwrap_or(0) };
         let over = count == 0 && !quiet;
         held.extend_from_slice(&buffer[..count]);
@@ -206,15 +210,15 @@ pub(crate) fn copy_lines(mut from: impl Read + AsRawFd, mut sink: impl FnMut(&[u
 
 /// A thread that writes what other hosts' workers print, so that a slow disk or terminal does not hold up the watch.
 #[derive(Debug)]
-pub(crate) struct Scribe {
-    sender: Option<Sender<(usize, Source, Vec<u8>)>>,
+pub(crate) struct LogWriter {
+    sender: Option<Sender<(usize, OutputStream, Vec<u8>)>>,
     waiting: Arc<AtomicUsize>,
     thread: JoinHandle<()>,
 }
 
-impl Scribe {
-    pub fn start(mut logs: Vec<Log>, echo: Option<Echo>, unwritten: Unwritten) -> Result<Self, Fault> {
-        let (sender, receiver) = channel::<(usize, Source, Vec<u8>)>();
+impl LogWriter {
+    pub fn start(mut logs: Vec<RankLog>, echo: Option<Echo>, unwritten: WriteErrors) -> Result<Self, Fault> {
+        let (sender, receiver) = channel::<(usize, OutputStream, Vec<u8>)>();
         let waiting = Arc::new(AtomicUsize::new(0));
         let theirs = Arc::clone(&waiting);
         let write = move || {
@@ -232,7 +236,7 @@ impl Scribe {
     }
 
     /// What cannot be written for long is lost.
-    pub fn write(&self, rank: usize, source: Source, bytes: Vec<u8>) {
+    pub fn write(&self, rank: usize, source: OutputStream, bytes: Vec<u8>) {
         if self.waiting.load(Ordering::Relaxed) > WAITING_BYTES_MAX {
             return;
         }

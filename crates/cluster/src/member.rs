@@ -1,19 +1,20 @@
 //! A worker's side of the job.
 //!
 //! [`Member::join`] introduces this process to the coordinator and returns once all ranks are there. From then on a thread
-//! of its own gives signs of life with what the rank is doing, and ends every wait of this rank if the job ends or the
+//! of its own sends heartbeats with what the rank is doing, and ends every wait of this rank if the job ends or the
 //! coordinator is lost. A member that goes without [`Member::finish`] is a fault of the job.
 
-use crate::hosting::Hosting;
+use crate::control_link::ControlLink;
+use crate::coordinator_thread::CoordinatorThread;
+use crate::deadlines::Deadlines;
 use crate::introduction::Introduction;
-use crate::launcher::{Launcher, Lookup, Place};
-use crate::line::{self, Line};
-use crate::meet::{self, Observer};
-use crate::message::{EVENT_BYTES_MAX, Envelope, Hello, Message, Peer};
-use crate::monitor::{Monitor, Shared};
-use crate::pace::Pace;
+use crate::join::{self, NoticeObserver};
+use crate::launcher::{Launcher, RankInfo};
+use crate::message::{ControlMessage, EVENT_BYTES_MAX, Envelope, Hello, RosterEntry};
+use crate::monitor::{Monitor, MonitorState};
 use crate::rendezvous::JOIN_HEARTBEATS;
-use crate::silence::{Absence, Silence};
+use crate::timeout::{HeartbeatTimeout, SuspensionDetector};
+use kolo_comm::host::EnvLookup;
 use kolo_comm::transport::BOOTSTRAP_BYTES_MAX;
 use kolo_comm::watch::Activity;
 use kolo_comm::{Bootstrap, Fault, JobKey, Watch};
@@ -26,9 +27,9 @@ use std::time::{Duration, Instant};
 
 /// Heartbeats that reaching a coordinator may take that is known to listen.
 const REACH_HEARTBEATS: u64 = 10;
-/// Heartbeats without a word after which a coordinator is given up while the ranks join.
-const MUTE_HEARTBEATS: u64 = 10;
-/// How long the first word of whoever started us may take.
+/// Heartbeats without a message after which a coordinator is given up while the ranks join.
+const SILENT_HEARTBEATS: u64 = 10;
+/// How long the first message of the launcher may take.
 const WELCOME_MS: u64 = 10_000;
 
 /// This process as a rank of a job.
@@ -47,7 +48,7 @@ pub struct Member {
     pub key: JobKey,
     pub heartbeat: Duration,
     /// Host and process of every rank.
-    pub roster: Vec<Peer>,
+    pub roster: Vec<RosterEntry>,
     /// This host's address on the network that the job uses.
     pub address: IpAddr,
     /// To be given to the communicators, and told about steps.
@@ -55,11 +56,11 @@ pub struct Member {
     round: u64,
     monitor: Monitor,
     /// Dropped after the monitor: the coordinator outlives this rank's own link.
-    hosting: Option<Hosting>,
+    coordinator_thread: Option<CoordinatorThread>,
 }
 
 /// What a member must know of its job.
-pub(crate) struct Invitation {
+pub(crate) struct JobCredentials {
     pub job: u64,
     pub generation: u32,
     pub heartbeat_ms: u64,
@@ -67,84 +68,84 @@ pub(crate) struct Invitation {
 }
 
 /// How a member came to the coordinator.
-pub(crate) struct Entry {
-    pub line: Line,
+pub(crate) struct Connected {
+    pub link: ControlLink,
     /// Whether somebody else ends this process, if it must be.
     pub supervised: bool,
     pub address: IpAddr,
-    pub hosting: Option<Hosting>,
+    pub coordinator_thread: Option<CoordinatorThread>,
     /// Whether the coordinator lives in rank 0, and not in a process of its own.
     pub in_rank_0: bool,
     /// Whether this rank says so if the coordinator falls silent while the ranks join.
-    pub speaks: bool,
+    pub reports: bool,
     /// To be told if the coordinator is lost, and this rank is to say so.
-    pub observer: Option<Observer>,
+    pub observer: Option<NoticeObserver>,
 }
 
 impl Member {
     /// Joins the job this process was started for, by whatever launcher; `None` if it was started alone. The environment
     /// comes through `lookup`.
-    pub fn join(lookup: Lookup<'_>) -> Result<Option<Self>, Fault> {
-        meet::join(lookup)
+    pub fn join(lookup: EnvLookup<'_>) -> Result<Option<Self>, Fault> {
+        join::join(lookup)
     }
 
-    /// Joins at a place that our own launcher made.
-    pub fn take(place: &Place, introduction: &Introduction) -> Result<Self, Fault> {
-        let Some(descriptor) = place.control else {
-            return Err(Fault::BadCall(format!("{} gave this process no control link", place.launcher.name())));
+    /// Joins as a rank that our own launcher started.
+    pub fn join_launched(rank_info: &RankInfo, introduction: &Introduction) -> Result<Self, Fault> {
+        let Some(descriptor) = rank_info.control else {
+            return Err(Fault::BadCall(format!("{} gave this process no control link", rank_info.launcher.name())));
         };
-        let mut line = Line::plain(inherited(descriptor)?)?;
-        let first = first(&mut line, Instant::now() + Duration::from_millis(WELCOME_MS))?;
-        if let Some((address, invitation)) = meet::redirected(&first) {
+        let mut link = ControlLink::plain(inherited(descriptor)?)?;
+        let first = first(&mut link, Instant::now() + Duration::from_millis(WELCOME_MS))?;
+        if let Some((address, credentials)) = join::redirected(&first) {
             // The coordinator listens already: who cannot reach it soon never will, and says so.
-            let deadline = Instant::now() + Duration::from_millis(invitation.heartbeat_ms * REACH_HEARTBEATS);
-            let entry = meet::reach(place, address, &invitation, deadline)?;
-            return Self::enter(place, introduction, invitation, entry);
+            let deadline = Instant::now() + Duration::from_millis(credentials.heartbeat_ms * REACH_HEARTBEATS);
+            let connected = join::connect(rank_info, address, &credentials, deadline)?;
+            return Self::enter(rank_info, introduction, credentials, connected);
         }
-        let Message::Welcome { heartbeat_ms, key } = first.message else {
-            return Err(lost("its first word was no welcome"));
+        let ControlMessage::Welcome { heartbeat_ms, key } = first.message else {
+            return Err(lost("its first message was not a welcome"));
         };
         let (job, generation) = (first.job, first.generation);
-        let invitation = Invitation { job, generation, heartbeat_ms, key: JobKey::from_bytes(key.0) };
+        let credentials = JobCredentials { job, generation, heartbeat_ms, key: JobKey::from_bytes(key.0) };
         let address = Ipv4Addr::LOCALHOST.into();
-        let (hosting, in_rank_0, speaks, observer) = (None, false, false, None);
-        let entry = Entry { line, supervised: true, address, hosting, in_rank_0, speaks, observer };
-        Self::enter(place, introduction, invitation, entry)
+        let (coordinator_thread, in_rank_0, reports, observer) = (None, false, false, None);
+        let connected = Connected { link, supervised: true, address, coordinator_thread, in_rank_0, reports, observer };
+        Self::enter(rank_info, introduction, credentials, connected)
     }
 
     /// Introduces this process and waits until all ranks are there.
     pub(crate) fn enter(
-        place: &Place,
+        rank_info: &RankInfo,
         introduction: &Introduction,
-        invitation: Invitation,
-        mut entry: Entry,
+        credentials: JobCredentials,
+        mut connected: Connected,
     ) -> Result<Self, Fault> {
-        let Invitation { job, generation, heartbeat_ms, key } = invitation;
-        let pace = Pace { heartbeat_ms };
+        let JobCredentials { job, generation, heartbeat_ms, key } = credentials;
+        let deadlines = Deadlines { heartbeat_ms };
         let envelope = |message| Envelope { job, generation, message };
         let hello = Hello {
-            rank: place.rank,
-            world: place.world,
+            rank: rank_info.rank,
+            world: rank_info.world,
             host: crate::host_name(),
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").into(),
             role: introduction.role.clone().unwrap_or_default(),
             manifest: introduction.manifest.clone(),
         };
-        entry.line.send(&envelope(Message::Hello(hello)));
+        connected.link.send(&envelope(ControlMessage::Hello(hello)));
         if let Some(text) = &introduction.failure {
-            entry.line.send(&envelope(Message::Fail { text: text.clone(), culprit: None }));
+            connected.link.send(&envelope(ControlMessage::Fail { text: text.clone(), culprit: None }));
         }
-        let roster = await_roster(&mut entry, place, pace, &envelope)?;
-        let hosts = roster.iter().map(Peer::label).collect();
+        let roster = await_roster(&mut connected, rank_info, deadlines, &envelope)?;
+        let hosts = roster.iter().map(RosterEntry::label).collect();
         let heartbeat = Duration::from_millis(heartbeat_ms);
         let watch = Watch::new(hosts, heartbeat);
-        let Entry { line, supervised, address, hosting, in_rank_0, observer, .. } = entry;
-        let mut shared = Shared::new(line, job, generation, pace, Arc::clone(&watch));
-        (shared.supervised, shared.in_rank_0) = (supervised, in_rank_0);
-        shared.observer = observer.filter(|_| place.rank == teller(&roster));
-        let monitor = Monitor::start(shared)?;
-        let Place { rank, world, local_rank, local_world, launcher, .. } = *place;
+        let Connected { link, supervised, address, coordinator_thread, in_rank_0, observer, .. } = connected;
+        let mut state = MonitorState::new(link, job, generation, deadlines, Arc::clone(&watch));
+        (state.supervised, state.in_rank_0) = (supervised, in_rank_0);
+        state.observer = observer.filter(|_| rank_info.rank == teller(&roster));
+        let monitor = Monitor::start(state)?;
+        let RankInfo { rank, world, local_rank, local_world, launcher, .. } = *rank_info;
         Ok(Self {
             rank,
             world,
@@ -160,7 +161,7 @@ impl Member {
             watch,
             round: 0,
             monitor,
-            hosting,
+            coordinator_thread,
         })
     }
 
@@ -171,7 +172,7 @@ impl Member {
     /// Sends bytes to the observer of the job. If the observer does not keep up, they are dropped.
     pub fn event(&self, bytes: &[u8]) {
         if bytes.len() <= EVENT_BYTES_MAX {
-            self.monitor.shared.tell_if_idle(Message::Event(bytes.to_vec()));
+            self.monitor.state.send_if_idle(ControlMessage::Event(bytes.to_vec()));
         }
     }
 
@@ -179,9 +180,9 @@ impl Member {
     /// should print nothing and exit. Where another rank is to blame, that one's own word counts for more.
     pub fn fail(&self, text: &str, culprit: Option<usize>) {
         let culprit = culprit.filter(|culprit| *culprit != self.rank);
-        self.monitor.shared.tell_and_flush(Message::Fail { text: text.into(), culprit });
-        if let Some(hosting) = &self.hosting {
-            hosting.await_ending();
+        self.monitor.state.send_and_flush(ControlMessage::Fail { text: text.into(), culprit });
+        if let Some(coordinator_thread) = &self.coordinator_thread {
+            coordinator_thread.await_ending();
         }
     }
 
@@ -200,8 +201,8 @@ impl Member {
 
     /// Ends well: returns when all ranks have come here, or with the fault that ended the job before.
     pub fn finish(self) -> Result<(), Fault> {
-        self.monitor.shared.tell_and_flush(Message::Finish);
-        self.monitor.shared.await_release()
+        self.monitor.state.send_and_flush(ControlMessage::Finish);
+        self.monitor.state.await_release()
     }
 }
 
@@ -213,20 +214,20 @@ impl Bootstrap for Member {
         }
         let round = self.round;
         self.round += 1;
-        self.monitor.shared.tell(Message::Blob { round, rank: self.rank, bytes: mine.to_vec() });
-        self.monitor.shared.await_blobs(round, self.world)
+        self.monitor.state.send(ControlMessage::Blob { round, rank: self.rank, bytes: mine.to_vec() });
+        self.monitor.state.await_blobs(round, self.world)
     }
 }
 
 pub(crate) fn lost(why: &str) -> Fault {
     let error = format!("{why}\n  hint: the job has ended; its first message says why");
-    Fault::System { what: "the coordinator of the job is lost".into(), error }
+    Fault::System { what: "the coordinator of the job was lost".into(), error }
 }
 
 /// The socket that our parent left open for us. It is taken once, and no process started from here inherits it.
 fn inherited(descriptor: RawFd) -> Result<UnixStream, Fault> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
-    // SAFETY: a zeroed `stat` is a valid place for the answer.
+    // SAFETY: a zeroed `stat` is valid memory for the answer.
     let mut status: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: only asks; any number may be asked about.
     let answer = unsafe { libc::fstat(descriptor, &mut status) };
@@ -243,70 +244,70 @@ fn inherited(descriptor: RawFd) -> Result<UnixStream, Fault> {
 }
 
 /// The first message.
-fn first(line: &mut Line, deadline: Instant) -> Result<Envelope, Fault> {
+fn first(link: &mut ControlLink, deadline: Instant) -> Result<Envelope, Fault> {
     loop {
         // Exactly one message comes before we speak.
-        if let Some(envelope) = line.receive()?.into_iter().next() {
+        if let Some(envelope) = link.receive()?.into_iter().next() {
             return Ok(envelope);
         }
-        if !line.open() {
-            return Err(lost("it closed the link before a word"));
+        if !link.open() {
+            return Err(lost("it closed the link before its first message"));
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(lost("it did not say a word"));
+            return Err(lost("it sent nothing"));
         }
-        line::wait(line, left.as_millis() as u64 + 1);
+        link.wait(left.as_millis() as u64 + 1);
     }
 }
 
 /// The rank that says so when rank 0 is lost: one on another host, if there is any, as a host may go as a whole.
-fn teller(roster: &[Peer]) -> usize {
+fn teller(roster: &[RosterEntry]) -> usize {
     let elsewhere = roster.iter().position(|peer| peer.host != roster[0].host);
     elsewhere.unwrap_or(1)
 }
 
-/// Gives signs of life until all ranks have joined.
+/// Sends heartbeats until all ranks have joined.
 fn await_roster(
-    entry: &mut Entry,
-    place: &Place,
-    pace: Pace,
-    envelope: &dyn Fn(Message) -> Envelope,
-) -> Result<Vec<Peer>, Fault> {
-    let Place { rank, world, .. } = *place;
-    let (in_rank_0, told, line) = (entry.in_rank_0, entry.speaks, &mut entry.line);
-    let mut absence = Absence::new(Instant::now(), 2 * pace.heartbeat_ms);
-    let lost = |why: &str, absence: &Absence| match (in_rank_0, absence.longest()) {
-        (true, Some(absent)) => meet::left_behind(rank, absent),
-        (true, None) => meet::first_lost(why),
+    connected: &mut Connected,
+    rank_info: &RankInfo,
+    deadlines: Deadlines,
+    envelope: &dyn Fn(ControlMessage) -> Envelope,
+) -> Result<Vec<RosterEntry>, Fault> {
+    let RankInfo { rank, world, .. } = *rank_info;
+    let (in_rank_0, shown, link) = (connected.in_rank_0, connected.reports, &mut connected.link);
+    let mut suspension = SuspensionDetector::new(Instant::now(), 2 * deadlines.heartbeat_ms);
+    let lost = |why: &str, suspension: &SuspensionDetector| match (in_rank_0, suspension.longest()) {
+        (true, Some(absent)) => join::left_behind(rank, absent),
+        (true, None) => join::first_lost(why),
         (false, _) => lost(why),
     };
-    let mut silence = Silence::new(Instant::now(), pace.heartbeat_ms * MUTE_HEARTBEATS);
+    let mut timeout = HeartbeatTimeout::new(Instant::now(), deadlines.heartbeat_ms * SILENT_HEARTBEATS);
     let mut roster = Vec::new();
-    // The coordinator's own deadline comes first and names who is missing; this one is for a mute coordinator.
-    let deadline = Instant::now() + Duration::from_millis(pace.heartbeat_ms * (JOIN_HEARTBEATS + 10));
+    // The coordinator's own deadline comes first and names who is missing; this one is for a coordinator that does not respond.
+    let deadline = Instant::now() + Duration::from_millis(deadlines.heartbeat_ms * (JOIN_HEARTBEATS + 10));
     while roster.len() < world {
-        line::wait(line, pace.beat_ms());
-        absence.turn(Instant::now());
-        for received in line.receive()? {
-            silence.hear(Instant::now());
+        link.wait(deadlines.beat_ms());
+        suspension.tick(Instant::now());
+        for received in link.receive()? {
+            timeout.reset(Instant::now());
             match received.message {
-                Message::Roster { rank, peer } if rank == roster.len() => roster.push(peer),
-                Message::Abort { text } => return Err(Fault::Aborted(text)),
+                ControlMessage::Roster { rank, peer } if rank == roster.len() => roster.push(peer),
+                ControlMessage::Abort { text } => return Err(Fault::Aborted(text)),
                 _ => {}
             }
         }
-        if !line.open() {
-            return Err(lost("it closed the link before all ranks had joined", &absence));
+        if !link.open() {
+            return Err(lost("it closed the link before all ranks had joined", &suspension));
         }
-        if Instant::now() > deadline || (in_rank_0 && silence.too_long(Instant::now())) {
-            let why = "it fell silent while the ranks joined; its process is stopped or its host is gone";
-            let fault = lost(why, &absence);
-            line.send(&envelope(Message::GiveUp { text: fault.to_string(), told }));
+        if Instant::now() > deadline || (in_rank_0 && timeout.expired(Instant::now())) {
+            let why = "it stopped responding while the ranks joined; its process is stopped or its host is unreachable";
+            let fault = lost(why, &suspension);
+            link.send(&envelope(ControlMessage::GiveUp { text: fault.to_string(), shown }));
             return Err(fault);
         }
-        if !line.busy() {
-            line.send(&envelope(Message::Beat(Activity {
+        if !link.busy() {
+            link.send(&envelope(ControlMessage::Heartbeat(Activity {
                 step: 0,
                 progress: 0,
                 call: None,

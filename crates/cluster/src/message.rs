@@ -4,8 +4,9 @@
 //! What is longer than [`FRAME_BYTES_MAX`], or does not fill its frame exactly, is malformed. Nothing is allocated from a
 //! length before it was checked.
 
-use crate::codec::{Reader, Writer};
+use crate::codec::{ReadMessage, Writer};
 use crate::introduction::Manifest;
+use kolo_base::ByteReader;
 use kolo_comm::auth::KEY_BYTES;
 use kolo_comm::call::FINGERPRINT_BYTES;
 use kolo_comm::transport::BOOTSTRAP_BYTES_MAX;
@@ -15,17 +16,17 @@ use zeroize::Zeroize;
 
 /// The job's key on its way to a member. It does not show in messages, and is wiped when dropped.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Key(pub [u8; KEY_BYTES]);
+pub struct KeyBytes(pub [u8; KEY_BYTES]);
 
-impl Drop for Key {
+impl Drop for KeyBytes {
     fn drop(&mut self) {
         self.0.zeroize();
     }
 }
 
-impl std::fmt::Debug for Key {
+impl std::fmt::Debug for KeyBytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Key")
+        f.write_str("KeyBytes")
     }
 }
 
@@ -64,14 +65,14 @@ pub(crate) fn label(host: &str, role: &str) -> String {
 
 /// One line of the roster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Peer {
+pub struct RosterEntry {
     pub host: String,
     pub pid: u32,
     /// What it is if it is no plain worker, such as `server 0`; empty otherwise.
     pub role: String,
 }
 
-impl Peer {
+impl RosterEntry {
     /// Where it runs, and what it is, for messages.
     pub fn label(&self) -> String {
         label(&self.host, &self.role)
@@ -79,23 +80,23 @@ impl Peer {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Message {
+pub enum ControlMessage {
     /// The first word of whoever started the process, over the inherited socket.
     Welcome {
         heartbeat_ms: u64,
-        key: Key,
+        key: KeyBytes,
     },
     /// Instead of a welcome: the coordinator is there.
     Redirect {
         heartbeat_ms: u64,
-        key: Key,
+        key: KeyBytes,
         address: String,
     },
     Hello(Hello),
     /// One line of the roster; all lines, in rank order, are the roster.
     Roster {
         rank: usize,
-        peer: Peer,
+        peer: RosterEntry,
     },
     /// A part of a bootstrap all-gather: a member's own, or any rank's on the way back.
     Blob {
@@ -103,9 +104,9 @@ pub enum Message {
         rank: usize,
         bytes: Vec<u8>,
     },
-    Beat(Activity),
-    /// The coordinator lives, and some rank got on since its last pulse, or none did.
-    Pulse {
+    Heartbeat(Activity),
+    /// The coordinator is alive; `moved` if some rank made progress since its last heartbeat.
+    CoordinatorHeartbeat {
         moved: bool,
     },
     /// For the observer of the job.
@@ -121,10 +122,10 @@ pub enum Message {
     Abort {
         text: String,
     },
-    /// A member has not heard of the coordinator for too long, and leaves. `told` if it has shown this to the user.
+    /// A member has not heard of the coordinator for too long, and leaves. `shown` if it has shown this to the user.
     GiveUp {
         text: String,
-        told: bool,
+        shown: bool,
     },
 }
 
@@ -133,12 +134,12 @@ pub enum Message {
 pub struct Envelope {
     pub job: u64,
     pub generation: u32,
-    pub message: Message,
+    pub message: ControlMessage,
 }
 
 fn write_activity(out: &mut Writer, activity: &Activity) {
-    out.long(activity.step);
-    out.long(activity.progress);
+    out.u64(activity.step);
+    out.u64(activity.progress);
     let flags = [activity.in_call, activity.call.is_some(), activity.waits];
     out.0.push(flags.iter().enumerate().map(|(bit, flag)| u8::from(*flag) << bit).sum());
     if let Some(call) = &activity.call {
@@ -146,8 +147,8 @@ fn write_activity(out: &mut Writer, activity: &Activity) {
     }
 }
 
-fn read_activity(body: &mut Reader<'_>) -> Option<Activity> {
-    let (step, progress, flags) = (body.long()?, body.long()?, body.byte()?);
+fn read_activity(body: &mut ByteReader<'_>) -> Option<Activity> {
+    let (step, progress, flags) = (body.u64()?, body.u64()?, body.u8()?);
     if flags > 7 {
         return None;
     }
@@ -159,102 +160,104 @@ fn read_activity(body: &mut Reader<'_>) -> Option<Activity> {
     Some(Activity { step, progress, call, in_call, waits })
 }
 
-impl Message {
+impl ControlMessage {
     fn code(&self) -> u8 {
         match self {
-            Message::Welcome { .. } => 0,
-            Message::Redirect { .. } => 1,
-            Message::Hello(_) => 2,
-            Message::Roster { .. } => 3,
-            Message::Blob { .. } => 4,
-            Message::Beat(_) => 5,
-            Message::Pulse { .. } => 6,
-            Message::Event(_) => 7,
-            Message::Fail { .. } => 8,
-            Message::Finish => 9,
-            Message::Release => 10,
-            Message::Abort { .. } => 11,
-            Message::GiveUp { .. } => 12,
+            ControlMessage::Welcome { .. } => 0,
+            ControlMessage::Redirect { .. } => 1,
+            ControlMessage::Hello(_) => 2,
+            ControlMessage::Roster { .. } => 3,
+            ControlMessage::Blob { .. } => 4,
+            ControlMessage::Heartbeat(_) => 5,
+            ControlMessage::CoordinatorHeartbeat { .. } => 6,
+            ControlMessage::Event(_) => 7,
+            ControlMessage::Fail { .. } => 8,
+            ControlMessage::Finish => 9,
+            ControlMessage::Release => 10,
+            ControlMessage::Abort { .. } => 11,
+            ControlMessage::GiveUp { .. } => 12,
         }
     }
 
     fn write(&self, out: &mut Writer) {
         match self {
-            Message::Welcome { heartbeat_ms, key } => {
-                out.long(*heartbeat_ms);
+            ControlMessage::Welcome { heartbeat_ms, key } => {
+                out.u64(*heartbeat_ms);
                 out.0.extend_from_slice(&key.0);
             }
-            Message::Redirect { heartbeat_ms, key, address } => {
-                out.long(*heartbeat_ms);
+            ControlMessage::Redirect { heartbeat_ms, key, address } => {
+                out.u64(*heartbeat_ms);
                 out.0.extend_from_slice(&key.0);
                 out.text(address);
             }
-            Message::Hello(hello) => {
-                out.word(hello.rank as u32);
-                out.word(hello.world as u32);
-                out.word(hello.pid);
+            ControlMessage::Hello(hello) => {
+                out.u32(hello.rank as u32);
+                out.u32(hello.world as u32);
+                out.u32(hello.pid);
                 out.text(&hello.host);
                 out.text(&hello.version);
                 out.text(&hello.role);
                 hello.manifest.write(out);
             }
-            Message::Roster { rank, peer } => {
-                out.word(*rank as u32);
-                out.word(peer.pid);
+            ControlMessage::Roster { rank, peer } => {
+                out.u32(*rank as u32);
+                out.u32(peer.pid);
                 out.text(&peer.host);
                 out.text(&peer.role);
             }
-            Message::Blob { round, rank, bytes } => {
-                out.long(*round);
-                out.word(*rank as u32);
+            ControlMessage::Blob { round, rank, bytes } => {
+                out.u64(*round);
+                out.u32(*rank as u32);
                 out.bytes(bytes);
             }
-            Message::Beat(activity) => write_activity(out, activity),
-            Message::Event(bytes) => out.bytes(bytes),
-            Message::Fail { text, culprit } => {
-                out.word(culprit.map_or(u32::MAX, |rank| rank as u32));
+            ControlMessage::Heartbeat(activity) => write_activity(out, activity),
+            ControlMessage::Event(bytes) => out.bytes(bytes),
+            ControlMessage::Fail { text, culprit } => {
+                out.u32(culprit.map_or(u32::MAX, |rank| rank as u32));
                 out.text(text);
             }
-            Message::Abort { text } => out.text(text),
-            Message::GiveUp { text, told } => {
-                out.0.push(u8::from(*told));
+            ControlMessage::Abort { text } => out.text(text),
+            ControlMessage::GiveUp { text, shown } => {
+                out.0.push(u8::from(*shown));
                 out.text(text);
             }
-            Message::Pulse { moved } => out.0.push(u8::from(*moved)),
-            Message::Finish | Message::Release => {}
+            ControlMessage::CoordinatorHeartbeat { moved } => out.0.push(u8::from(*moved)),
+            ControlMessage::Finish | ControlMessage::Release => {}
         }
     }
 
-    fn read(code: u8, body: &mut Reader<'_>) -> Option<Self> {
+    fn read(code: u8, body: &mut ByteReader<'_>) -> Option<Self> {
         Some(match code {
-            0 => Message::Welcome { heartbeat_ms: body.long()?, key: body.key()? },
-            1 => Message::Redirect { heartbeat_ms: body.long()?, key: body.key()?, address: body.text()? },
+            0 => ControlMessage::Welcome { heartbeat_ms: body.u64()?, key: body.key()? },
+            1 => ControlMessage::Redirect { heartbeat_ms: body.u64()?, key: body.key()?, address: body.text()? },
             2 => {
-                let (rank, world, pid) = (body.rank()?, body.word()? as usize, body.word()?);
+                let (rank, world, pid) = (body.rank()?, body.u32()? as usize, body.u32()?);
                 let (host, version) = (body.text()?, body.text()?);
                 // An older program says no more; it is refused by its version.
-                let (role, manifest) = match body.done() {
+                let (role, manifest) = match body.is_empty() {
                     true => (String::new(), Manifest::default()),
                     false => (body.text()?, Manifest::read(body)?),
                 };
-                Message::Hello(Hello { rank, world, pid, host, version, role, manifest })
+                ControlMessage::Hello(Hello { rank, world, pid, host, version, role, manifest })
             }
             3 => {
-                let (rank, pid) = (body.rank()?, body.word()?);
-                Message::Roster { rank, peer: Peer { pid, host: body.text()?, role: body.text()? } }
+                let (rank, pid) = (body.rank()?, body.u32()?);
+                ControlMessage::Roster { rank, peer: RosterEntry { pid, host: body.text()?, role: body.text()? } }
             }
-            4 => Message::Blob { round: body.long()?, rank: body.rank()?, bytes: body.bytes(BOOTSTRAP_BYTES_MAX)? },
-            5 => Message::Beat(read_activity(body)?),
-            6 => Message::Pulse { moved: body.byte()? != 0 },
-            7 => Message::Event(body.bytes(EVENT_BYTES_MAX)?),
+            4 => {
+                ControlMessage::Blob { round: body.u64()?, rank: body.rank()?, bytes: body.bytes(BOOTSTRAP_BYTES_MAX)? }
+            }
+            5 => ControlMessage::Heartbeat(read_activity(body)?),
+            6 => ControlMessage::CoordinatorHeartbeat { moved: body.u8()? != 0 },
+            7 => ControlMessage::Event(body.bytes(EVENT_BYTES_MAX)?),
             8 => {
-                let culprit = Some(body.word()?).filter(|rank| *rank != u32::MAX);
-                Message::Fail { culprit: culprit.map(|rank| rank as usize), text: body.text()? }
+                let culprit = Some(body.u32()?).filter(|rank| *rank != u32::MAX);
+                ControlMessage::Fail { culprit: culprit.map(|rank| rank as usize), text: body.text()? }
             }
-            9 => Message::Finish,
-            10 => Message::Release,
-            11 => Message::Abort { text: body.text()? },
-            12 => Message::GiveUp { told: body.byte()? != 0, text: body.text()? },
+            9 => ControlMessage::Finish,
+            10 => ControlMessage::Release,
+            11 => ControlMessage::Abort { text: body.text()? },
+            12 => ControlMessage::GiveUp { shown: body.u8()? != 0, text: body.text()? },
             _ => return None,
         })
     }
@@ -265,8 +268,8 @@ impl Envelope {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Writer(vec![0; 4]);
         out.0.push(self.message.code());
-        out.long(self.job);
-        out.word(self.generation);
+        out.u64(self.job);
+        out.u32(self.generation);
         self.message.write(&mut out);
         let length = (out.0.len() - 4) as u32;
         out.0[..4].copy_from_slice(&length.to_le_bytes());
@@ -282,13 +285,13 @@ impl Envelope {
             return Err(rejected("a frame of impossible length"));
         }
         let Some(frame) = bytes.get(4..end) else { return Ok(None) };
-        let mut body = Reader::new(frame);
+        let mut body = ByteReader::new(frame);
         let parsed = (|| {
-            let (code, job, generation) = (body.byte()?, body.long()?, body.word()?);
-            Some(Envelope { job, generation, message: Message::read(code, &mut body)? })
+            let (code, job, generation) = (body.u8()?, body.u64()?, body.u32()?);
+            Some(Envelope { job, generation, message: ControlMessage::read(code, &mut body)? })
         })();
         match parsed {
-            Some(envelope) if body.done() => Ok(Some((envelope, end))),
+            Some(envelope) if body.is_empty() => Ok(Some((envelope, end))),
             _ => Err(rejected("a malformed frame")),
         }
     }
@@ -299,7 +302,7 @@ mod tests {
     use super::*;
     use kolo_comm::{Element, Kind, Reduction};
 
-    fn samples() -> Vec<Message> {
+    fn samples() -> Vec<ControlMessage> {
         let call = Fingerprint {
             communicator: 0,
             kind: Kind::AllReduce,
@@ -320,21 +323,25 @@ mod tests {
             manifest: Manifest::new([("job.seed".to_string(), "1".to_string())]),
         };
         vec![
-            Message::Welcome { heartbeat_ms: 1000, key: Key([7; KEY_BYTES]) },
-            Message::Redirect { heartbeat_ms: 1000, key: Key([7; KEY_BYTES]), address: "127.0.0.1:9".into() },
-            Message::Hello(hello),
-            Message::Roster { rank: 1, peer: Peer { host: "a".into(), pid: 5, role: "server 0".into() } },
-            Message::Blob { round: 2, rank: 1, bytes: vec![1; 300] },
-            Message::Beat(Activity { step: 1, progress: 2, call: Some(call), in_call: true, waits: true }),
-            Message::Beat(Activity { step: 1, progress: 2, call: None, in_call: false, waits: true }),
-            Message::Pulse { moved: true },
-            Message::Event(vec![9; 10]),
-            Message::Fail { text: "no".into(), culprit: Some(2) },
-            Message::Fail { text: "no".into(), culprit: None },
-            Message::Finish,
-            Message::Release,
-            Message::Abort { text: "x".into() },
-            Message::GiveUp { text: "x".into(), told: true },
+            ControlMessage::Welcome { heartbeat_ms: 1000, key: KeyBytes([7; KEY_BYTES]) },
+            ControlMessage::Redirect {
+                heartbeat_ms: 1000,
+                key: KeyBytes([7; KEY_BYTES]),
+                address: "127.0.0.1:9".into(),
+            },
+            ControlMessage::Hello(hello),
+            ControlMessage::Roster { rank: 1, peer: RosterEntry { host: "a".into(), pid: 5, role: "server 0".into() } },
+            ControlMessage::Blob { round: 2, rank: 1, bytes: vec![1; 300] },
+            ControlMessage::Heartbeat(Activity { step: 1, progress: 2, call: Some(call), in_call: true, waits: true }),
+            ControlMessage::Heartbeat(Activity { step: 1, progress: 2, call: None, in_call: false, waits: true }),
+            ControlMessage::CoordinatorHeartbeat { moved: true },
+            ControlMessage::Event(vec![9; 10]),
+            ControlMessage::Fail { text: "no".into(), culprit: Some(2) },
+            ControlMessage::Fail { text: "no".into(), culprit: None },
+            ControlMessage::Finish,
+            ControlMessage::Release,
+            ControlMessage::Abort { text: "x".into() },
+            ControlMessage::GiveUp { text: "x".into(), shown: true },
         ]
     }
 

@@ -1,68 +1,65 @@
-//! The thread in every worker that gives signs of life and hears when the job ends.
+//! The thread in every worker that sends heartbeats and learns when the job ends.
 
+use crate::control_link::ControlLink;
 use crate::coordinator::Notice;
-use crate::line::{self, Line};
-use crate::meet::Observer;
+use crate::deadlines::Deadlines;
+use crate::join::NoticeObserver;
 use crate::member::lost;
-use crate::message::{Envelope, Message};
-use crate::pace::Pace;
-use crate::silence::Silence;
+use crate::message::{ControlMessage, Envelope};
+use crate::timeout::HeartbeatTimeout;
+use kolo_base::{lock, wait_timeout};
 use kolo_comm::watch::Activity;
 use kolo_comm::{Fault, Watch};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Exit code of a process that had to be ended because its job has ended.
 pub const ABORTED_EXIT_CODE: i32 = 1;
 
-pub(crate) struct Shared {
-    line: Mutex<Line>,
-    inbox: Mutex<Inbox>,
-    news: Condvar,
+pub(crate) struct MonitorState {
+    link: Mutex<ControlLink>,
+    inbox: Mutex<MonitorInbox>,
+    changed: Condvar,
     watch: Arc<Watch>,
     job: u64,
     generation: u32,
-    pace: Pace,
+    deadlines: Deadlines,
     /// Whether somebody else ends this process, if it must be.
     pub supervised: bool,
     /// Whether the coordinator lives in rank 0, and not in a process of its own.
     pub in_rank_0: bool,
     /// To be told if the coordinator is lost.
-    pub observer: Option<Observer>,
+    pub observer: Option<NoticeObserver>,
     closing: AtomicBool,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for MonitorState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Shared of job {}", self.job)
+        write!(f, "MonitorState of job {}", self.job)
     }
 }
 
 #[derive(Debug, Default)]
-struct Inbox {
+struct MonitorInbox {
     /// Blobs of the current exchange, in rank order.
     blobs: Vec<(u64, Vec<u8>)>,
     released: bool,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Shared {
-    pub fn new(line: Line, job: u64, generation: u32, pace: Pace, watch: Arc<Watch>) -> Self {
+impl MonitorState {
+    pub fn new(link: ControlLink, job: u64, generation: u32, deadlines: Deadlines, watch: Arc<Watch>) -> Self {
         Self {
-            line: Mutex::new(line),
+            link: Mutex::new(link),
             inbox: Mutex::default(),
-            news: Condvar::new(),
+            changed: Condvar::new(),
             watch,
             job,
             generation,
-            pace,
+            deadlines,
             supervised: true,
             in_rank_0: false,
             observer: None,
@@ -70,76 +67,76 @@ impl Shared {
         }
     }
 
-    fn envelope(&self, message: Message) -> Envelope {
+    fn envelope(&self, message: ControlMessage) -> Envelope {
         Envelope { job: self.job, generation: self.generation, message }
     }
 
-    pub fn tell(&self, message: Message) {
-        lock(&self.line).send(&self.envelope(message));
+    pub fn send(&self, message: ControlMessage) {
+        lock(&self.link).send(&self.envelope(message));
     }
 
-    pub fn tell_if_idle(&self, message: Message) {
-        let mut line = lock(&self.line);
-        if !line.busy() {
-            line.send(&self.envelope(message));
+    pub fn send_if_idle(&self, message: ControlMessage) {
+        let mut link = lock(&self.link);
+        if !link.busy() {
+            link.send(&self.envelope(message));
         }
     }
 
     /// Tells where this rank is and then this, and waits a moment until it has left this process.
-    pub fn tell_and_flush(&self, message: Message) {
-        self.tell(Message::Beat(self.watch.activity()));
-        self.tell(message);
-        let deadline = Instant::now() + Duration::from_millis(self.pace.grace_ms());
-        while lock(&self.line).busy() && Instant::now() < deadline {
+    pub fn send_and_flush(&self, message: ControlMessage) {
+        self.send(ControlMessage::Heartbeat(self.watch.activity()));
+        self.send(message);
+        let deadline = Instant::now() + Duration::from_millis(self.deadlines.grace_ms());
+        while lock(&self.link).busy() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
-            lock(&self.line).flush();
+            lock(&self.link).flush();
         }
     }
 
-    /// Waits for news until `ready` has an answer, the job ends, or the deadline passes.
-    fn await_news<T>(&self, what: &str, mut ready: impl FnMut(&mut Inbox) -> Option<T>) -> Result<T, Fault> {
-        // The coordinator names whoever does not come; this deadline is for a mute coordinator.
-        let mut silence = Silence::new(Instant::now(), 2 * self.pace.stall_ms());
+    /// Waits for changed until `ready` has an answer, the job ends, or the deadline passes.
+    fn wait_until<T>(&self, what: &str, mut ready: impl FnMut(&mut MonitorInbox) -> Option<T>) -> Result<T, Fault> {
+        // The coordinator names whoever does not come; this deadline is for a coordinator that does not respond.
+        let mut timeout = HeartbeatTimeout::new(Instant::now(), 2 * self.deadlines.stall_ms());
         let mut inbox = lock(&self.inbox);
         loop {
             if let Some(answer) = ready(&mut inbox) {
                 return Ok(answer);
             }
             self.watch.check()?;
-            if silence.too_long(Instant::now()) && what != RELEASE {
+            if timeout.expired(Instant::now()) && what != RELEASE {
                 return Err(lost(&format!("no answer in {what}")));
             }
-            let pause = Duration::from_millis(self.pace.beat_ms());
-            inbox = self.news.wait_timeout(inbox, pause).unwrap_or_else(PoisonError::into_inner).0;
+            let pause = Duration::from_millis(self.deadlines.beat_ms());
+            inbox = wait_timeout(&self.changed, inbox, pause);
         }
     }
 
     pub fn await_blobs(&self, round: u64, world: usize) -> Result<Vec<Vec<u8>>, Fault> {
-        self.await_news("an exchange", |inbox| {
+        self.wait_until("an exchange", |inbox| {
             inbox.blobs.retain(|(of, _)| *of == round);
             (inbox.blobs.len() == world).then(|| inbox.blobs.drain(..).map(|(_, bytes)| bytes).collect())
         })
     }
 
     pub fn await_release(&self) -> Result<(), Fault> {
-        self.await_news(RELEASE, |inbox| inbox.released.then_some(()))
+        self.wait_until(RELEASE, |inbox| inbox.released.then_some(()))
     }
 
-    /// The coordinator itself is at fault: nobody else will tell.
+    /// The coordinator itself is at fault: nobody else will report it.
     fn abandon(&self, fault: Fault) {
         let text = fault.to_string();
         let observer = self.observer.as_ref().filter(|_| self.watch.check().is_ok());
         if let Some(observer) = observer {
-            observer(&Notice::Ending { text: text.clone(), told: false });
+            observer(&Notice::Ending { text: text.clone(), shown: false });
         }
         // If it was only suspended, it learns that it was given up, and accuses nobody.
-        self.tell(Message::GiveUp { text, told: observer.is_some() });
+        self.send(ControlMessage::GiveUp { text, shown: observer.is_some() });
         // A launcher that sees this rank go ends the others: whoever speaks for all comes first, and looks up this often.
         if self.in_rank_0 && observer.is_none() {
-            std::thread::sleep(Duration::from_millis(2 * self.pace.beat_ms()));
+            std::thread::sleep(Duration::from_millis(2 * self.deadlines.beat_ms()));
         }
         self.watch.abort(fault);
-        self.news.notify_all();
+        self.changed.notify_all();
     }
 
     /// The coordinator is lost, and with it the rank it lives in.
@@ -155,24 +152,24 @@ impl Shared {
         Fault::Lost { peer: 0, host: self.watch.host(0), during, why: why.into() }
     }
 
-    fn receive(&self, message: Message) {
+    fn receive(&self, message: ControlMessage) {
         match message {
-            Message::Blob { round, bytes, .. } => lock(&self.inbox).blobs.push((round, bytes)),
-            Message::Release => lock(&self.inbox).released = true,
-            Message::Abort { text } => self.watch.abort(Fault::Aborted(text)),
-            Message::Pulse { moved: true } => self.watch.others_moved(),
+            ControlMessage::Blob { round, bytes, .. } => lock(&self.inbox).blobs.push((round, bytes)),
+            ControlMessage::Release => lock(&self.inbox).released = true,
+            ControlMessage::Abort { text } => self.watch.abort(Fault::Aborted(text)),
+            ControlMessage::CoordinatorHeartbeat { moved: true } => self.watch.others_moved(),
             _ => {}
         }
-        self.news.notify_all();
+        self.changed.notify_all();
     }
 
     /// Reads what came; whether the coordinator was heard.
-    fn listen(&self) -> bool {
-        let mut line = lock(&self.line);
-        let received = line.receive();
-        let open = line.open();
-        line.flush();
-        drop(line);
+    fn receive_all(&self) -> bool {
+        let mut link = lock(&self.link);
+        let received = link.receive();
+        let open = link.open();
+        link.flush();
+        drop(link);
         let heard = matches!(&received, Ok(envelopes) if !envelopes.is_empty());
         match received {
             Ok(envelopes) => {
@@ -188,23 +185,23 @@ impl Shared {
     }
 
     fn serve(&self, wake: &UnixStream) {
-        let mut silence = Silence::new(Instant::now(), self.pace.orphan_ms());
+        let mut timeout = HeartbeatTimeout::new(Instant::now(), self.deadlines.orphan_ms());
         let mut beaten = Instant::now();
-        let beat = Duration::from_millis(self.pace.beat_ms());
-        let tick = Duration::from_millis(self.pace.tick_ms());
+        let beat = Duration::from_millis(self.deadlines.beat_ms());
+        let tick = Duration::from_millis(self.deadlines.tick_ms());
         let mut aborted: Option<Instant> = None;
         while !self.closing.load(Ordering::Acquire) {
-            if self.listen() {
-                silence.hear(Instant::now());
+            if self.receive_all() {
+                timeout.reset(Instant::now());
             }
-            if !self.supervised && silence.too_long(Instant::now()) {
-                let silence_ms = self.pace.orphan_ms();
-                let why = "its process is stopped or its host is gone";
-                self.abandon(self.lost(&format!("no sign of life for {silence_ms} ms; {why}")));
+            if !self.supervised && timeout.expired(Instant::now()) {
+                let silence_ms = self.deadlines.orphan_ms();
+                let why = "its process is stopped or its host is unreachable";
+                self.abandon(self.lost(&format!("no heartbeat for {silence_ms} ms; {why}")));
             }
             if beaten.elapsed() >= beat {
                 beaten = Instant::now();
-                self.tell_if_idle(Message::Beat(self.watch.activity()));
+                self.send_if_idle(ControlMessage::Heartbeat(self.watch.activity()));
             }
             if self.watch.check().is_err() {
                 self.ended(*aborted.get_or_insert_with(Instant::now));
@@ -216,15 +213,15 @@ impl Shared {
 
     /// The job is over for this process: if nobody else sees to it that it ends, it ends itself.
     fn ended(&self, since: Instant) {
-        if !self.supervised && since.elapsed() > Duration::from_millis(self.pace.grace_ms()) {
+        if !self.supervised && since.elapsed() > Duration::from_millis(self.deadlines.grace_ms()) {
             // SAFETY: ends the process at once; whatever the other threads do has no meaning any more.
             unsafe { libc::_exit(ABORTED_EXIT_CODE) };
         }
     }
 
     fn pause(&self, wake: &UnixStream, at_most: Duration) {
-        let interest = lock(&self.line).interest();
-        line::poll(&[interest, (wake.as_raw_fd(), libc::POLLIN)], at_most.as_millis() as u64 + 1);
+        let interest = lock(&self.link).interest();
+        crate::poll::poll(&[interest, (wake.as_raw_fd(), libc::POLLIN)], at_most.as_millis() as u64 + 1);
     }
 }
 
@@ -233,31 +230,31 @@ const RELEASE: &str = "the end";
 /// Owns the thread; dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct Monitor {
-    pub shared: Arc<Shared>,
+    pub state: Arc<MonitorState>,
     wake: UnixStream,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Monitor {
-    pub fn start(shared: Shared) -> Result<Self, Fault> {
-        let shared = Arc::new(shared);
+    pub fn start(state: MonitorState) -> Result<Self, Fault> {
+        let state = Arc::new(state);
         let (wake, woken) = UnixStream::pair().map_err(|error| Fault::system("starting the monitor", &error))?;
-        let theirs = Arc::clone(&shared);
+        let theirs = Arc::clone(&state);
         let thread = std::thread::Builder::new()
             .name("monitor".into())
             .spawn(move || theirs.serve(&woken))
             .map_err(|error| Fault::thread("starting the monitor", &error))?;
-        Ok(Self { shared, wake, thread: Some(thread) })
+        Ok(Self { state, wake, thread: Some(thread) })
     }
 }
 
 impl Drop for Monitor {
     fn drop(&mut self) {
-        self.shared.closing.store(true, Ordering::Release);
+        self.state.closing.store(true, Ordering::Release);
         let _ = self.wake.shutdown(std::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        lock(&self.shared.line).flush();
+        lock(&self.state.link).flush();
     }
 }

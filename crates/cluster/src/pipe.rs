@@ -1,6 +1,6 @@
 //! Orders over two pipes, without ever blocking.
 
-use crate::order::{FRAME_BYTES_MAX, GREETING, Order};
+use crate::agent_message::{AgentMessage, FRAME_BYTES_MAX, GREETING};
 use kolo_comm::Fault;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -49,7 +49,7 @@ impl Pipe {
         self.pending.len() - self.sent
     }
 
-    pub fn send(&mut self, order: &Order) {
+    pub fn send(&mut self, order: &AgentMessage) {
         self.send_bytes(&order.encode());
     }
 
@@ -71,9 +71,9 @@ impl Pipe {
         self.sent = 0;
     }
 
-    /// The orders that are whole. After the end, `open` is false.
-    pub fn receive(&mut self) -> Result<Vec<Order>, Fault> {
-        let mut orders = Vec::new();
+    /// The messages that are whole. After the end, `open` is false.
+    pub fn receive(&mut self) -> Result<Vec<AgentMessage>, Fault> {
+        let mut messages = Vec::new();
         let mut buffer = vec![0; READ_BYTES];
         while self.open && self.incoming.len() <= FRAME_BYTES_MAX {
             match self.input.read(&mut buffer) {
@@ -83,12 +83,12 @@ impl Pipe {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(_) => self.open = false,
             }
-            self.parse(&mut orders)?;
+            self.parse(&mut messages)?;
         }
-        Ok(orders)
+        Ok(messages)
     }
 
-    fn parse(&mut self, orders: &mut Vec<Order>) -> Result<(), Fault> {
+    fn parse(&mut self, messages: &mut Vec<AgentMessage>) -> Result<(), Fault> {
         if !self.greeted {
             let found = self.incoming.windows(GREETING.len()).position(|window| window == GREETING);
             let Some(at) = found else {
@@ -101,8 +101,10 @@ impl Pipe {
             self.greeted = true;
         }
         let mut used = 0;
-        while let Some((order, length)) = Order::decode(&self.incoming[used..]).inspect_err(|_| self.open = false)? {
-            orders.push(order);
+        while let Some((order, length)) =
+            AgentMessage::decode(&self.incoming[used..]).inspect_err(|_| self.open = false)?
+        {
+            messages.push(order);
             used += length;
         }
         self.incoming.drain(..used);

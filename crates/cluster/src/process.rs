@@ -1,6 +1,6 @@
 //! A worker process on this host: started so that it cannot outlive us, ended with all it started.
 
-use crate::seat::Exit;
+use crate::rank_state::Exit;
 use kolo_comm::Fault;
 use std::fs::File;
 use std::io::ErrorKind;
@@ -26,20 +26,20 @@ pub enum Change {
 
 /// Where a process's output goes.
 #[derive(Debug)]
-pub enum Output {
+pub enum ProcessOutput {
     File(File),
     Pipes,
 }
 
 impl Process {
     /// Starts a worker, with `control` inherited.
-    pub fn start(mut command: Command, control: OwnedFd, output: Output) -> Result<Self, Fault> {
+    pub fn start(mut command: Command, control: OwnedFd, output: ProcessOutput) -> Result<Self, Fault> {
         let (out, err) = match output {
-            Output::File(file) => {
+            ProcessOutput::File(file) => {
                 let again = file.try_clone().map_err(|error| Fault::system("sharing a log", &error))?;
                 (Stdio::from(again), Stdio::from(file))
             }
-            Output::Pipes => (Stdio::piped(), Stdio::piped()),
+            ProcessOutput::Pipes => (Stdio::piped(), Stdio::piped()),
         };
         command.stdin(Stdio::null()).stdout(out).stderr(err);
         Self::spawn(command, Some(control))
@@ -56,7 +56,7 @@ impl Process {
             let what = format!("starting {}", command.get_program().to_string_lossy());
             match error.kind() {
                 ErrorKind::NotFound | ErrorKind::PermissionDenied => {
-                    let hint = "see that the program is there and may be executed";
+                    let hint = "check that the program exists and is executable";
                     Fault::System { what, error: format!("{error}\n  hint: {hint}") }
                 }
                 _ => Fault::thread(what, &error),

@@ -5,9 +5,9 @@
 //! number of ranks, and with one job; whoever is missing at the deadline is named.
 
 use crate::introduction::Manifest;
-use crate::message::{Hello, Peer};
+use crate::message::{Hello, RosterEntry};
 use kolo_comm::Fault;
-use kolo_comm::fault::place;
+use kolo_comm::fault::rank_name;
 use kolo_comm::transport::BOOTSTRAP_BYTES_MAX;
 
 /// Heartbeats that ranks may take to join.
@@ -16,7 +16,7 @@ pub const JOIN_HEARTBEATS: u64 = 60;
 const NAMED_MAX: usize = 8;
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Event {
+pub enum RendezvousEvent {
     /// Somebody introduced itself on this link.
     Hello {
         link: usize,
@@ -31,14 +31,14 @@ pub enum Event {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Action {
+pub enum RendezvousAction {
     /// The link belongs to this rank from now on.
     Accept {
         link: usize,
         rank: usize,
     },
     /// All are here: send everyone the roster.
-    Roster(Vec<Peer>),
+    Roster(Vec<RosterEntry>),
     /// An all-gather is complete: send everyone the blobs.
     Blobs {
         round: u64,
@@ -77,7 +77,7 @@ pub fn name_ranks(ranks: &[usize]) -> String {
 /// These ranks, and their host if they have one.
 fn name_group(group: &[&Hello]) -> String {
     match group {
-        [one] => place(one.rank, &one.label()),
+        [one] => rank_name(one.rank, &one.label()),
         _ => {
             let ranks = name_ranks(&group.iter().map(|hello| hello.rank).collect::<Vec<_>>());
             let first = group.first().map_or("", |hello| &hello.host);
@@ -123,47 +123,48 @@ impl Rendezvous {
         Some((since, self.round, (0..self.world).filter(|rank| self.blobs[*rank].is_none()).collect()))
     }
 
-    pub fn step(&mut self, now_ms: u64, event: Event) -> Vec<Action> {
+    pub fn step(&mut self, now_ms: u64, event: RendezvousEvent) -> Vec<RendezvousAction> {
         if self.failed {
             return Vec::new();
         }
         let outcome = match event {
-            Event::Hello { link, hello } => self.hello(link, hello),
-            Event::Blob { rank, round, bytes } => self.blob(now_ms, rank, round, bytes),
-            Event::Tick => self.tick(now_ms),
+            RendezvousEvent::Hello { link, hello } => self.hello(link, hello),
+            RendezvousEvent::Blob { rank, round, bytes } => self.blob(now_ms, rank, round, bytes),
+            RendezvousEvent::Tick => self.tick(now_ms),
         };
         outcome.unwrap_or_else(|fault| {
             self.failed = true;
-            vec![Action::Fault(fault)]
+            vec![RendezvousAction::Fault(fault)]
         })
     }
 
-    fn tick(&mut self, now_ms: u64) -> Result<Vec<Action>, Fault> {
+    fn tick(&mut self, now_ms: u64) -> Result<Vec<RendezvousAction>, Fault> {
         if self.complete() || now_ms < self.deadline_ms {
             return Ok(Vec::new());
         }
         let who = name_ranks(&self.missing());
         let (joined, world, waited) = (self.joined, self.world, self.waited_ms);
         Err(Fault::Aborted(format!(
-            "{who} did not join within {waited} ms; {joined} of {world} ranks are here\n  hint: see whether those processes were started and can reach this host"
+            "{who} did not join within {waited} ms; {joined} of {world} ranks are here\n  hint: check whether those processes were started and can reach this host"
         )))
     }
 
-    fn hello(&mut self, link: usize, hello: Hello) -> Result<Vec<Action>, Fault> {
+    fn hello(&mut self, link: usize, hello: Hello) -> Result<Vec<RendezvousAction>, Fault> {
         self.check(&hello)?;
         let rank = hello.rank;
         self.members[rank] = Some(hello);
         self.joined += 1;
-        let mut actions = vec![Action::Accept { link, rank }];
+        let mut actions = vec![RendezvousAction::Accept { link, rank }];
         if self.complete() {
             // All hear of it, the last one too.
             if let Err(fault) = self.compare() {
                 self.failed = true;
-                actions.push(Action::Fault(fault));
+                actions.push(RendezvousAction::Fault(fault));
                 return Ok(actions);
             }
-            let peer = |hello: &Hello| Peer { host: hello.host.clone(), pid: hello.pid, role: hello.role.clone() };
-            actions.push(Action::Roster(self.members.iter().flatten().map(peer).collect()));
+            let peer =
+                |hello: &Hello| RosterEntry { host: hello.host.clone(), pid: hello.pid, role: hello.role.clone() };
+            actions.push(RendezvousAction::Roster(self.members.iter().flatten().map(peer).collect()));
         }
         Ok(actions)
     }
@@ -182,7 +183,7 @@ impl Rendezvous {
         let (usual, those) = groups.remove(most);
         let Some((odd, these)) = groups.first() else { return Ok(()) };
         let Some((key, value, other)) = odd.difference(usual) else { return Ok(()) };
-        let shown = |value: Option<&str>| value.map_or("not there".to_string(), |value| format!("`{value}`"));
+        let shown = |value: Option<&str>| value.map_or("missing".to_string(), |value| format!("`{value}`"));
         Err(Fault::Aborted(format!(
             "the ranks were given different jobs: `{key}` is {} at {}, but {} at {}\n  hint: start all ranks with the same program, job file, data and flags",
             shown(value),
@@ -193,16 +194,16 @@ impl Rendezvous {
     }
 
     fn check(&self, hello: &Hello) -> Result<(), Fault> {
-        let name = format!("{} (pid {})", place(hello.rank, &hello.label()), hello.pid);
+        let name = format!("{} (pid {})", rank_name(hello.rank, &hello.label()), hello.pid);
         if hello.world != self.world || hello.rank >= self.world {
             return Err(Fault::Aborted(format!(
-                "{name} believes in {} ranks, but this job has {}\n  hint: the launcher started processes of different jobs, or variables of another launcher are left in the environment",
+                "{name} expects {} ranks, but this job has {}\n  hint: the launcher started processes of different jobs, or variables of another launcher are left in the environment",
                 hello.world, self.world
             )));
         }
         if let Some(other) = &self.members[hello.rank] {
             return Err(Fault::Aborted(format!(
-                "two processes say they are rank {}: pid {} on {} and pid {} on {}\n  hint: the launcher gave each process its own world; start the job with one launcher only",
+                "two processes claim to be rank {}: pid {} on {} and pid {} on {}\n  hint: the launcher gave each process its own world; start the job with one launcher only",
                 hello.rank, other.pid, other.host, hello.pid, hello.host
             )));
         }
@@ -210,15 +211,15 @@ impl Rendezvous {
             Some(other) => Err(Fault::Aborted(format!(
                 "{name} runs version {}, but {} runs {}\n  hint: install the same version on all hosts",
                 hello.version,
-                place(other.rank, &other.label()),
+                rank_name(other.rank, &other.label()),
                 other.version
             ))),
             None => Ok(()),
         }
     }
 
-    fn blob(&mut self, now_ms: u64, rank: usize, round: u64, bytes: Vec<u8>) -> Result<Vec<Action>, Fault> {
-        let rejected = |why: String| Fault::Rejected { from: place(rank, &self.label(rank)), why };
+    fn blob(&mut self, now_ms: u64, rank: usize, round: u64, bytes: Vec<u8>) -> Result<Vec<RendezvousAction>, Fault> {
+        let rejected = |why: String| Fault::Rejected { from: rank_name(rank, &self.label(rank)), why };
         if !self.complete() || rank >= self.world {
             return Err(rejected("an exchange before the roster".into()));
         }
@@ -236,7 +237,7 @@ impl Rendezvous {
         self.round_since_ms = None;
         self.round += 1;
         let blobs = self.blobs.iter_mut().map(|blob| blob.take().unwrap_or_default()).collect();
-        Ok(vec![Action::Blobs { round, blobs }])
+        Ok(vec![RendezvousAction::Blobs { round, blobs }])
     }
 }
 
@@ -244,11 +245,11 @@ impl Rendezvous {
 mod tests {
     use super::*;
 
-    fn hello(rank: usize, world: usize) -> Event {
+    fn hello(rank: usize, world: usize) -> RendezvousEvent {
         given(rank, world, &[])
     }
 
-    fn given(rank: usize, world: usize, job: &[(&str, &str)]) -> Event {
+    fn given(rank: usize, world: usize, job: &[(&str, &str)]) -> RendezvousEvent {
         let hello = Hello {
             rank,
             world,
@@ -258,7 +259,7 @@ mod tests {
             role: if rank == 3 { "server 0".into() } else { String::new() },
             manifest: Manifest::new(job.iter().map(|(key, value)| (key.to_string(), value.to_string()))),
         };
-        Event::Hello { link: rank + 100, hello }
+        RendezvousEvent::Hello { link: rank + 100, hello }
     }
 
     #[test]
@@ -281,14 +282,19 @@ mod tests {
         let text = fault(&meet(&[usual, odd]));
         assert!(text.starts_with(&expected("`0.21` at rank 1 on n1, but `0.2` at rank 0 on n0")), "{text}");
         let text = fault(&meet(&[usual, &usual[..1]]));
-        assert!(text.starts_with(&expected("not there at rank 1 on n1, but `0.2` at rank 0 on n0")), "{text}");
+        assert!(text.starts_with(&expected("missing at rank 1 on n1, but `0.2` at rank 0 on n0")), "{text}");
         // Who only comes to say why it cannot take part has no opinion.
-        assert!(matches!(meet(&[usual, &[], usual])[..], [Action::Accept { .. }, Action::Roster(_)]));
+        assert!(matches!(
+            meet(&[usual, &[], usual])[..],
+            [RendezvousAction::Accept { .. }, RendezvousAction::Roster(_)]
+        ));
     }
 
-    fn fault(actions: &[Action]) -> String {
+    fn fault(actions: &[RendezvousAction]) -> String {
         match actions {
-            [Action::Fault(fault)] | [Action::Accept { .. }, Action::Fault(fault)] => fault.to_string(),
+            [RendezvousAction::Fault(fault)] | [RendezvousAction::Accept { .. }, RendezvousAction::Fault(fault)] => {
+                fault.to_string()
+            }
             other => panic!("no fault: {other:?}"),
         }
     }
@@ -296,29 +302,29 @@ mod tests {
     #[test]
     fn roster_comes_with_the_last_hello_and_exchanges_follow() {
         let mut core = Rendezvous::new(2, 1000, 0);
-        assert_eq!(core.step(1, hello(1, 2)), [Action::Accept { link: 101, rank: 1 }]);
+        assert_eq!(core.step(1, hello(1, 2)), [RendezvousAction::Accept { link: 101, rank: 1 }]);
         let actions = core.step(2, hello(0, 2));
         let peers = vec![
-            Peer { host: "n0".into(), pid: 10, role: String::new() },
-            Peer { host: "n1".into(), pid: 11, role: String::new() },
+            RosterEntry { host: "n0".into(), pid: 10, role: String::new() },
+            RosterEntry { host: "n1".into(), pid: 11, role: String::new() },
         ];
-        assert_eq!(actions, [Action::Accept { link: 100, rank: 0 }, Action::Roster(peers)]);
+        assert_eq!(actions, [RendezvousAction::Accept { link: 100, rank: 0 }, RendezvousAction::Roster(peers)]);
         for round in 0..3 {
-            assert_eq!(core.step(3, Event::Blob { rank: 1, round, bytes: vec![1] }), []);
+            assert_eq!(core.step(3, RendezvousEvent::Blob { rank: 1, round, bytes: vec![1] }), []);
             assert_eq!(core.waiting(), Some((3, round, vec![0])));
             let blobs = vec![vec![], vec![1]];
-            let done = core.step(3, Event::Blob { rank: 0, round, bytes: vec![] });
-            assert_eq!(done, [Action::Blobs { round, blobs }]);
+            let done = core.step(3, RendezvousEvent::Blob { rank: 0, round, bytes: vec![] });
+            assert_eq!(done, [RendezvousAction::Blobs { round, blobs }]);
         }
-        assert_eq!(core.step(1_000_000, Event::Tick), []);
+        assert_eq!(core.step(1_000_000, RendezvousEvent::Tick), []);
     }
 
     #[test]
     fn who_does_not_come_is_named() {
         let mut core = Rendezvous::new(3, 1000, 0);
         core.step(5, hello(1, 3));
-        assert_eq!(core.step(59_999, Event::Tick), []);
-        let text = fault(&core.step(60_000, Event::Tick));
+        assert_eq!(core.step(59_999, RendezvousEvent::Tick), []);
+        let text = fault(&core.step(60_000, RendezvousEvent::Tick));
         assert!(text.starts_with("ranks 0 and 2 did not join within 60000 ms; 1 of 3 ranks are here"), "{text}");
     }
 
@@ -327,13 +333,13 @@ mod tests {
         let mut core = Rendezvous::new(2, 1000, 0);
         core.step(1, hello(0, 2));
         let text = fault(&core.step(2, hello(0, 2)));
-        assert!(text.starts_with("two processes say they are rank 0: pid 10 on n0 and pid 10 on n0"), "{text}");
+        assert!(text.starts_with("two processes claim to be rank 0: pid 10 on n0 and pid 10 on n0"), "{text}");
         let text = fault(&Rendezvous::new(2, 1000, 0).step(2, hello(0, 1)));
-        assert!(text.starts_with("rank 0 on n0 (pid 10) believes in 1 ranks, but this job has 2"), "{text}");
+        assert!(text.starts_with("rank 0 on n0 (pid 10) expects 1 ranks, but this job has 2"), "{text}");
         let mut core = Rendezvous::new(2, 1000, 0);
         core.step(1, hello(0, 2));
-        let Event::Hello { link, hello } = hello(1, 2) else { unreachable!() };
-        let other = Event::Hello { link, hello: Hello { version: "2".into(), ..hello } };
+        let RendezvousEvent::Hello { link, hello } = hello(1, 2) else { unreachable!() };
+        let other = RendezvousEvent::Hello { link, hello: Hello { version: "2".into(), ..hello } };
         let text = fault(&core.step(2, other));
         assert!(text.starts_with("rank 1 on n1 (pid 11) runs version 2, but rank 0 on n0 runs 1"), "{text}");
     }
@@ -341,11 +347,13 @@ mod tests {
     #[test]
     fn an_exchange_out_of_turn_is_rejected() {
         let mut core = Rendezvous::new(1, 1000, 0);
-        let early = core.step(0, Event::Blob { rank: 0, round: 0, bytes: vec![] });
+        let early = core.step(0, RendezvousEvent::Blob { rank: 0, round: 0, bytes: vec![] });
         assert!(fault(&early).contains("before the roster"));
         let mut core = Rendezvous::new(1, 1000, 0);
         core.step(0, hello(0, 1));
-        assert!(fault(&core.step(0, Event::Blob { rank: 0, round: 7, bytes: vec![] })).contains("exchange 7"));
+        assert!(
+            fault(&core.step(0, RendezvousEvent::Blob { rank: 0, round: 7, bytes: vec![] })).contains("exchange 7")
+        );
     }
 
     #[test]

@@ -69,7 +69,7 @@ pub fn script(batch: &Batch) -> Result<String, Fault> {
     Ok(text)
 }
 
-/// Hands a script to `sbatch`; the number of the job.
+/// ProcessControl a script to `sbatch`; the number of the job.
 pub fn submit(script: &str) -> Result<String, Fault> {
     let refused = |error: std::io::Error| Fault::System {
         what: "running sbatch".into(),

@@ -6,7 +6,7 @@ mod remote;
 mod slurm;
 mod worker;
 
-use kolo_cluster::local::{self, Options};
+use kolo_cluster::local::{self, LocalOptions};
 use kolo_cluster::{Notice, Outcome};
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
@@ -102,10 +102,10 @@ fn supervise(arguments: &[String]) {
     std::process::exit(outcome.exit_code());
 }
 
-fn options(world: usize, behaviour: &[String]) -> Options {
+fn options(world: usize, behaviour: &[String]) -> LocalOptions {
     let mut arguments: Vec<OsString> = vec!["worker".into()];
     arguments.extend(behaviour.iter().map(OsString::from));
-    let mut options = Options::new(world, std::env::current_exe().unwrap(), arguments);
+    let mut options = LocalOptions::new(world, std::env::current_exe().unwrap(), arguments);
     options.echo = None;
     options
 }
@@ -113,7 +113,7 @@ fn options(world: usize, behaviour: &[String]) -> Options {
 /// Runs workers in this process; calls `harm` once with their pids when all have said "here".
 fn run_with(world: usize, behaviour: &[&str], out: &Path, harm: impl Fn(&[i32])) -> (Outcome, Vec<i32>, Duration) {
     let behaviour: Vec<String> = behaviour.iter().map(|word| word.to_string()).collect();
-    let options = Options { out: Some(out.into()), ..options(world, &behaviour) };
+    let options = LocalOptions { out: Some(out.into()), ..options(world, &behaviour) };
     let mut pids = vec![0; world];
     let here = AtomicUsize::new(0);
     let mut since = Instant::now();
@@ -183,7 +183,7 @@ fn killed_rank() {
         all_gone(&pids);
         let message = outcome.message().unwrap();
         assert!(message.starts_with(&format!("rank {victim} on ")), "{message}");
-        assert!(message.contains("is gone during step ") && message.contains("signal 9"), "{message}");
+        assert!(message.contains("was lost during step ") && message.contains("signal 9"), "{message}");
         assert_eq!((outcome.exit_code(), outcome.verdict.culprit), (1, Some(victim)));
     }
 }
@@ -201,11 +201,12 @@ fn stopped_before_it_joins() {
     let out = temporary();
     let behaviour = ["stop_early".to_string()];
     let start = Instant::now();
-    let options = Options { out: Some(out.path().into()), ..options(2, &behaviour) };
+    let options = LocalOptions { out: Some(out.path().into()), ..options(2, &behaviour) };
     let outcome = local::run(&options, &mut |_| {}).unwrap();
     assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
     let message = outcome.message().unwrap();
-    let expected = format!("rank 1 on {} is gone during its start: its process was stopped", kolo_cluster::host_name());
+    let expected =
+        format!("rank 1 on {} was lost during its start: its process was stopped", kolo_cluster::host_name());
     assert!(message.starts_with(&expected), "{message}");
 }
 
@@ -238,7 +239,7 @@ fn failure_is_told_once() {
     assert!(message.starts_with(&expected), "{message}");
     // The others blame rank 3, whose own death says more, if it comes in time: with a slow heartbeat there is enough.
     let behaviour = ["blame", "3"].map(String::from);
-    let patient = Options { out: Some(out.path().into()), heartbeat_ms: 60_000, ..options(4, &behaviour) };
+    let patient = LocalOptions { out: Some(out.path().into()), heartbeat_ms: 60_000, ..options(4, &behaviour) };
     let outcome = local::run(&patient, &mut |_| {}).unwrap();
     assert_eq!(outcome.verdict.culprit, Some(3));
     assert!(outcome.message().unwrap().contains("signal 6 (SIGABRT)"), "{:?}", outcome.message());
@@ -414,8 +415,8 @@ fn logs_of_a_failed_job_are_kept() {
 fn output_that_cannot_be_written() {
     let mut options = options(2, &["print".to_string()]);
     options.echo = Some(std::sync::Arc::new(|source, _| match source {
-        kolo_cluster::logs::Source::Out => Err(std::io::Error::from_raw_os_error(libc::ENOSPC)),
-        kolo_cluster::logs::Source::Err => Ok(()),
+        kolo_cluster::logs::OutputStream::Out => Err(std::io::Error::from_raw_os_error(libc::ENOSPC)),
+        kolo_cluster::logs::OutputStream::Err => Ok(()),
     }));
     let outcome = local::run(&options, &mut |_| {}).unwrap();
     let message = outcome.message().unwrap();
@@ -431,7 +432,7 @@ fn output_that_cannot_be_written() {
 }
 
 fn program_that_is_not_there() {
-    let options = Options::new(2, "/nowhere/kolo", Vec::new());
+    let options = LocalOptions::new(2, "/nowhere/kolo", Vec::new());
     let text = local::run(&options, &mut |_| {}).unwrap_err().to_string();
     assert!(text.starts_with("starting /nowhere/kolo: No such file"), "{text}");
 }

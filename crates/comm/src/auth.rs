@@ -7,6 +7,7 @@
 
 use crate::fault::Fault;
 use crate::record::{LinkKey, Opener, Sealer};
+use kolo_base::ByteReader;
 use std::io::{Read, Write};
 use zeroize::Zeroizing;
 
@@ -130,25 +131,24 @@ impl Identity {
 
     /// Reads an authenticated body; the identity and whom it is meant for.
     fn parse(bytes: &[u8; HELLO_BYTES]) -> Result<(Self, u32), Refused> {
-        let short = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        let word = |at: usize| u32::from(short(at)) | u32::from(short(at + 2)) << 16;
-        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
-        if bytes[0..8] != MAGIC {
-            return Err(Refused("it is no hello".into()));
+        let no_hello = || Refused("it is no hello".into());
+        let mut reader = ByteReader::new(bytes);
+        let (magic, version, role) = (reader.array(), reader.u16(), reader.u16());
+        if magic != Some(MAGIC) {
+            return Err(no_hello());
         }
-        if short(8) != VERSION {
-            return Err(Refused(format!("it speaks version {} of the protocol, this end speaks {VERSION}", short(8))));
+        let (version, role) = version.zip(role).ok_or_else(no_hello)?;
+        if version != VERSION {
+            return Err(Refused(format!("it uses version {version} of the protocol, but this end uses {VERSION}")));
         }
-        let role = Role::from_code(short(10)).ok_or_else(|| Refused(format!("unknown role {}", short(10))))?;
-        let identity = Self {
-            role,
-            rank: word(12),
-            job: long(16),
-            generation: long(24),
-            communicator: word(32),
-            stream: word(36),
+        let role = Role::from_code(role).ok_or_else(|| Refused(format!("unknown role {role}")))?;
+        let mut fields = || {
+            let (rank, job, generation) = (reader.u32()?, reader.u64()?, reader.u64()?);
+            let identity = Self { role, rank, job, generation, communicator: reader.u32()?, stream: reader.u32()? };
+            reader.skip(NONCE_BYTES)?;
+            Some((identity, reader.u32()?))
         };
-        Ok((identity, word(72)))
+        fields().ok_or_else(no_hello)
     }
 }
 
@@ -159,7 +159,7 @@ pub struct Refused(pub String);
 
 /// An authenticated link: who is there, and the keys of both directions.
 #[derive(Debug)]
-pub struct Session {
+pub struct LinkSession {
     pub peer: Identity,
     pub sealer: Sealer,
     pub opener: Opener,
@@ -247,7 +247,7 @@ impl Initiator {
     }
 
     /// Checks the reply; the proof to send, and the session.
-    pub fn finish(&self, reply: &[u8; HELLO_BYTES]) -> Result<([u8; PROOF_BYTES], Session), Refused> {
+    pub fn finish(&self, reply: &[u8; HELLO_BYTES]) -> Result<([u8; PROOF_BYTES], LinkSession), Refused> {
         if !authentic(&self.keys.reply, &self.hello, reply) {
             return Err(Refused("it does not hold this job's key".into()));
         }
@@ -260,7 +260,7 @@ impl Initiator {
         }
         let proof = *mac(&self.keys.proof, &self.hello, reply).as_bytes();
         let (out, back) = self.keys.directions(&self.hello, reply);
-        Ok((proof, Session { peer, sealer: Sealer::new(out), opener: Opener::new(back) }))
+        Ok((proof, LinkSession { peer, sealer: Sealer::new(out), opener: Opener::new(back) }))
     }
 }
 
@@ -311,13 +311,13 @@ impl Responder {
     }
 
     /// Checks the proof; the session.
-    pub fn finish(&self, proof: &[u8; PROOF_BYTES]) -> Result<Session, Refused> {
+    pub fn finish(&self, proof: &[u8; PROOF_BYTES]) -> Result<LinkSession, Refused> {
         let Some((hello, reply, peer)) = &self.met else { return Err(Refused("a proof before a hello".into())) };
         if mac(&self.keys.proof, hello, reply) != blake3::Hash::from(*proof) {
             return Err(Refused("its hello was recorded earlier: it cannot prove that it is there now".into()));
         }
         let (out, back) = self.keys.directions(hello, reply);
-        Ok(Session { peer: *peer, sealer: Sealer::new(back), opener: Opener::new(out) })
+        Ok(LinkSession { peer: *peer, sealer: Sealer::new(back), opener: Opener::new(out) })
     }
 }
 

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Row {
+pub struct BenchRow {
     pub op: &'static str,
     pub bytes: usize,
     pub ranks: usize,
@@ -28,7 +28,7 @@ pub struct Row {
     pub busbw_gbps: f64,
 }
 
-impl Row {
+impl BenchRow {
     pub fn json(&self) -> String {
         format!(
             r#"{{"op":"{}","bytes":{},"ranks":{},"transport":"{}","private":{},"fresh":{},"us_median":{:.3},"busbw_gbps":{:.4}}}"#,
@@ -67,7 +67,7 @@ pub struct Method {
 /// Measures a kind of call on f32. `bytes` is the whole vector: for the collectives with parts, that of all ranks together.
 /// A message goes to the next rank and back; the row has one way.
 /// All ranks call it with the same arguments; all get the rows.
-pub fn sweep(comm: &Communicator, kind: Kind, sizes: &[usize], method: Method) -> Result<Vec<Row>, Fault> {
+pub fn sweep(comm: &Communicator, kind: Kind, sizes: &[usize], method: Method) -> Result<Vec<BenchRow>, Fault> {
     let largest = sizes.iter().copied().max().unwrap_or(0);
     let allocate = || if method.private { SharedMemory::private(largest) } else { comm.allocate(largest) };
     let buffers = [allocate()?, allocate()?];
@@ -91,7 +91,7 @@ fn measure(
     bytes: usize,
     method: Method,
     buffers: &[Arc<SharedMemory>; 2],
-) -> Result<Row, Fault> {
+) -> Result<BenchRow, Fault> {
     let request = request(comm, kind, bytes, buffers);
     let ways = if kind.is_message() { 2.0 } else { 1.0 };
     // SAFETY: inside the buffer, which no other rank uses while this one is between two calls.
@@ -99,7 +99,7 @@ fn measure(
     let us_median = median_us(comm, bytes, method, write, || once(comm, &request))? / ways;
     let busbw_gbps = bytes as f64 / us_median / 1e3 * bus_factor(kind, comm.size() as f64);
     let (op, ranks, transport) = (kind.name(), comm.size(), comm.transport());
-    Ok(Row { op, bytes, ranks, transport, method, us_median, busbw_gbps })
+    Ok(BenchRow { op, bytes, ranks, transport, method, us_median, busbw_gbps })
 }
 
 /// The median over the samples of the slowest rank's time.

@@ -1,6 +1,7 @@
 //! What a rank calls, and the fixed-size fingerprint that all ranks must agree on.
 
 use crate::element::{Element, Reduction};
+use kolo_base::ByteReader;
 use std::fmt;
 
 /// The collectives of the MPI set, and the two ends of a message.
@@ -117,20 +118,16 @@ impl Fingerprint {
 
     /// `None` if a code is unknown.
     pub fn decode(bytes: &[u8; FINGERPRINT_BYTES]) -> Option<Self> {
-        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
-        let mut name = [0; NAME_BYTES];
-        name.copy_from_slice(&bytes[32..56]);
-        Some(Self {
-            communicator: word(0),
-            kind: Kind::from_code(bytes[4])?,
-            element: Element::from_code(bytes[5])?,
-            reduction: Reduction::from_code(bytes[6])?,
-            root: word(8),
-            sequence: long(16),
-            count: long(24),
-            name,
-        })
+        let mut reader = ByteReader::new(bytes);
+        let communicator = reader.u32()?;
+        let kind = Kind::from_code(reader.u8()?)?;
+        let element = Element::from_code(reader.u8()?)?;
+        let reduction = Reduction::from_code(reader.u8()?)?;
+        reader.skip(1)?;
+        let root = reader.u32()?;
+        reader.skip(4)?;
+        let (sequence, count, name) = (reader.u64()?, reader.u64()?, reader.array()?);
+        Some(Self { communicator, kind, element, reduction, root, sequence, count, name })
     }
 
     pub fn name(&self) -> &str {

@@ -1,7 +1,7 @@
 //! Which algorithm for which call: the one with the least predicted time. The costs of messages, bytes and additions are
 //! measured on the live links, and agreed on by all ranks, who must choose alike.
 
-use crate::algorithms::{Algorithm, Cost, Plan};
+use crate::algorithms::{Algorithm, AlgorithmCost, CallShape};
 
 /// What a message between two ranks costs.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,7 +36,7 @@ impl Default for Costs {
 
 impl Costs {
     /// Seconds of a call with elements of `width` bytes.
-    pub fn seconds(&self, cost: &Cost, width: usize) -> f64 {
+    pub fn seconds(&self, cost: &AlgorithmCost, width: usize) -> f64 {
         let link = if cost.leaving > 0.0 { &self.across } else { &self.inside };
         let bytes = |elements: f64| elements * width as f64;
         cost.rounds * link.latency_s
@@ -46,11 +46,12 @@ impl Costs {
     }
 
     /// The fastest algorithm that applies; with `reproducible`, of those in tree order.
-    pub fn choose(&self, plan: &Plan<'_>, width: usize, reproducible: bool) -> Algorithm {
+    pub fn choose(&self, shape: &CallShape<'_>, width: usize, reproducible: bool) -> Algorithm {
         let possible = |algorithm: &Algorithm| {
-            algorithm.applies(plan.kind, plan.size) && (!reproducible || algorithm.keeps_order(plan.kind, plan.hosts))
+            algorithm.applies(shape.kind, shape.size)
+                && (!reproducible || algorithm.keeps_order(shape.kind, shape.hosts))
         };
-        let seconds = |algorithm: &Algorithm| self.seconds(&algorithm.cost(plan), width);
+        let seconds = |algorithm: &Algorithm| self.seconds(&algorithm.cost(shape), width);
         let fastest = Algorithm::ALL.into_iter().filter(possible).min_by(|a, b| seconds(a).total_cmp(&seconds(b)));
         // Every kind has one that applies and keeps the order; a test asks for all.
         fastest.unwrap_or(Algorithm::Direct)

@@ -1,21 +1,21 @@
 //! The thread on which a communicator runs started calls, in order.
 
 use crate::call::Fingerprint;
-use crate::communicator::{Request, Shared};
+use crate::communicator::{CommunicatorState, Request};
 use crate::fault::Fault;
-use crate::lock;
+use kolo_base::{lock, wait};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
 pub(crate) struct Engine {
-    state: Arc<State>,
+    state: Arc<EngineState>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct State {
+struct EngineState {
     queue: Mutex<Queue>,
     /// Work came, or the end.
     work: Condvar,
@@ -36,9 +36,9 @@ struct Queue {
 const SPINS: u32 = 2000;
 
 impl Engine {
-    pub fn new(shared: Arc<Shared>) -> Self {
+    pub fn new(shared: Arc<CommunicatorState>) -> Self {
         let queue = Queue { waiting: VecDeque::with_capacity(64), pushed: 0, fault: None, closed: false };
-        let state = Arc::new(State {
+        let state = Arc::new(EngineState {
             queue: Mutex::new(queue),
             work: Condvar::new(),
             finished: Condvar::new(),
@@ -77,7 +77,7 @@ impl Engine {
         }
         let mut queue = lock(&self.state.queue);
         while !self.done(ticket) && queue.fault.is_none() {
-            queue = self.state.finished.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            queue = wait(&self.state.finished, queue);
         }
         match &queue.fault {
             Some(fault) if !self.done(ticket) => Err(fault.clone()),
@@ -91,12 +91,12 @@ impl Engine {
     }
 }
 
-impl State {
-    fn serve(&self, shared: &Shared) {
+impl EngineState {
+    fn serve(&self, shared: &CommunicatorState) {
         loop {
             let mut queue = lock(&self.queue);
             while queue.waiting.is_empty() && !queue.closed {
-                queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                queue = wait(&self.work, queue);
             }
             if queue.closed {
                 return;

@@ -7,16 +7,16 @@
 use crate::call::{Fingerprint, Kind};
 use crate::combine::{combine, divide};
 use crate::fault::Fault;
-use crate::program::{Action, Place, Program, Region};
-use crate::task::Task;
+use crate::program::{BufferRange, CollectiveAction, CollectiveProgram, Region};
+use crate::task::CollectiveTask;
 use crate::wire::Wire;
 use std::borrow::BorrowMut;
 use std::collections::VecDeque;
 
 /// A program with what follows from it, and room for the state of one run.
 #[derive(Debug)]
-pub struct Prepared {
-    program: Program,
+pub struct PreparedProgram {
+    program: CollectiveProgram,
     /// Instructions that wait for instruction `i`: `waiters[starts[i]..starts[i + 1]]`.
     starts: Vec<u32>,
     waiters: Vec<u32>,
@@ -26,11 +26,11 @@ pub struct Prepared {
     chains: Vec<u32>,
     /// How many events each instruction waits for at the start.
     awaited: Vec<u32>,
-    state: State,
+    state: RunState,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct RunState {
     awaited: Vec<u32>,
     /// The wire's number of a message handed over.
     numbers: Vec<Option<u64>>,
@@ -41,8 +41,8 @@ struct State {
     left: usize,
 }
 
-impl Prepared {
-    pub fn new(program: Program) -> Self {
+impl PreparedProgram {
+    pub fn new(program: CollectiveProgram) -> Self {
         let len = program.instructions.len();
         let mut awaited: Vec<u32> = program.instructions.iter().map(|i| i.after.len() as u32).collect();
         let mut starts = vec![0u32; len + 1];
@@ -63,8 +63,8 @@ impl Prepared {
         let (mut next, mut chains, mut last) = (vec![None; len], Vec::new(), Vec::<((bool, usize), usize)>::new());
         for (number, instruction) in program.instructions.iter().enumerate() {
             let link = match instruction.action {
-                Action::Send { to, .. } => (false, to),
-                Action::Recv { from, .. } => (true, from),
+                CollectiveAction::Send { to, .. } => (false, to),
+                CollectiveAction::Recv { from, .. } => (true, from),
                 _ => continue,
             };
             if let Some((_, tail)) = last.iter_mut().find(|(other, _)| *other == link) {
@@ -76,7 +76,7 @@ impl Prepared {
                 chains.push(number as u32);
             }
         }
-        let state = State {
+        let state = RunState {
             awaited: Vec::with_capacity(len),
             numbers: Vec::with_capacity(len),
             heads: Vec::with_capacity(chains.len()),
@@ -112,7 +112,9 @@ impl Prepared {
 
     fn enqueue(&mut self, number: usize) {
         match self.program.instructions[number].action {
-            Action::Send { .. } | Action::Recv { .. } => self.state.messages.push_back(number as u32),
+            CollectiveAction::Send { .. } | CollectiveAction::Recv { .. } => {
+                self.state.messages.push_back(number as u32)
+            }
             _ => self.state.computations.push_back(number as u32),
         }
     }
@@ -135,7 +137,7 @@ impl Prepared {
 
 /// What a poll came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum PollOutcome {
     Done,
     /// Something happened: poll again.
     Moved,
@@ -158,11 +160,11 @@ pub struct Execution<P> {
 /// Bytes computed before the wire is looked after again.
 const COMPUTE_BYTES: usize = 1 << 20;
 
-impl<P: BorrowMut<Prepared>> Execution<P> {
+impl<P: BorrowMut<PreparedProgram>> Execution<P> {
     /// # Safety
     /// The program was made for this task, whose buffers and `prepared.scratch()` elements at `scratch` stay valid and
     /// unused by others until the run is done, or failed and the wire was told to cancel.
-    pub unsafe fn new(mut prepared: P, task: &Task<'_>, ranks: usize, scratch: *mut u8) -> Self {
+    pub unsafe fn new(mut prepared: P, task: &CollectiveTask<'_>, ranks: usize, scratch: *mut u8) -> Self {
         prepared.borrow_mut().reset();
         let mut call = task.fingerprint;
         // Both ends of a message have one fingerprint.
@@ -172,7 +174,7 @@ impl<P: BorrowMut<Prepared>> Execution<P> {
         Self { prepared, call, width: task.width(), ranks, input: task.input, output: task.output, scratch }
     }
 
-    fn address(&self, place: Place) -> *mut u8 {
+    fn address(&self, place: BufferRange) -> *mut u8 {
         let base = match place.region {
             Region::Input => self.input.cast_mut(),
             Region::Output => self.output,
@@ -182,16 +184,16 @@ impl<P: BorrowMut<Prepared>> Execution<P> {
     }
 
     /// Moves what can be moved now.
-    pub fn poll<W: Wire + ?Sized>(&mut self, wire: &mut W) -> Result<Step, Fault> {
+    pub fn poll<W: Wire + ?Sized>(&mut self, wire: &mut W) -> Result<PollOutcome, Fault> {
         let mut moved = self.hand_over(wire)?;
         moved |= wire.progress()?;
         moved |= self.collect(wire);
         moved |= self.hand_over(wire)?;
         moved |= self.compute();
         Ok(match (self.prepared.borrow().state.left, moved) {
-            (0, _) => Step::Done,
-            (_, true) => Step::Moved,
-            _ => Step::Idle,
+            (0, _) => PollOutcome::Done,
+            (_, true) => PollOutcome::Moved,
+            _ => PollOutcome::Idle,
         })
     }
 
@@ -203,11 +205,11 @@ impl<P: BorrowMut<Prepared>> Execution<P> {
             let action = self.prepared.borrow().program.instructions[number].action;
             let name = match action {
                 // SAFETY: places lie in their buffers by the promise made to `new`; the program orders their use.
-                Action::Send { to, from } => unsafe {
+                CollectiveAction::Send { to, from } => unsafe {
                     wire.send(to, &self.call, self.address(from), from.count * self.width)?
                 },
                 // SAFETY: as above.
-                Action::Recv { from, into } => unsafe {
+                CollectiveAction::Recv { from, into } => unsafe {
                     wire.recv(from, &self.call, self.address(into), into.count * self.width)?
                 },
                 _ => continue,
@@ -231,7 +233,7 @@ impl<P: BorrowMut<Prepared>> Execution<P> {
                 let head = head as usize;
                 let Some(name) = prepared.state.numbers[head] else { break };
                 let done = match prepared.program.instructions[head].action {
-                    Action::Send { .. } => wire.sent(name),
+                    CollectiveAction::Send { .. } => wire.sent(name),
                     _ => wire.received(name),
                 };
                 if !done {
@@ -257,25 +259,25 @@ impl<P: BorrowMut<Prepared>> Execution<P> {
     }
 
     /// Bytes written.
-    fn run(&self, action: Action) -> usize {
+    fn run(&self, action: CollectiveAction) -> usize {
         let (element, reduction) = (self.call.element, self.call.reduction);
         // SAFETY: places lie in their buffers by the promise made to `new`; the program orders their use.
         unsafe {
             match action {
-                Action::Copy { from, into } => {
+                CollectiveAction::Copy { from, into } => {
                     std::ptr::copy(self.address(from), self.address(into), into.count * self.width);
                     into.count * self.width
                 }
-                Action::Combine { left, right, into } => {
+                CollectiveAction::Combine { left, right, into } => {
                     let (left, right, target) = (self.address(left), self.address(right), self.address(into));
                     combine(element, reduction, left, right, target, into.count);
                     into.count * self.width
                 }
-                Action::Divide { place } => {
-                    divide(element, self.address(place), self.ranks, place.count);
-                    place.count * self.width
+                CollectiveAction::Divide { range } => {
+                    divide(element, self.address(range), self.ranks, range.count);
+                    range.count * self.width
                 }
-                Action::Send { .. } | Action::Recv { .. } => 0,
+                CollectiveAction::Send { .. } | CollectiveAction::Recv { .. } => 0,
             }
         }
     }
@@ -291,8 +293,8 @@ impl<P: BorrowMut<Prepared>> Execution<P> {
         let heads = prepared.state.heads.iter().flatten().map(|head| *head as usize);
         let open = heads.filter(|head| prepared.state.numbers[*head].is_some());
         let peer = |head: usize| match prepared.program.instructions[head].action {
-            Action::Recv { from, .. } => Some((false, head, from)),
-            Action::Send { to, .. } => Some((true, head, to)),
+            CollectiveAction::Recv { from, .. } => Some((false, head, from)),
+            CollectiveAction::Send { to, .. } => Some((true, head, to)),
             _ => None,
         };
         open.filter_map(peer).min().map(|(_, _, rank)| rank)

@@ -7,7 +7,7 @@ pub enum Fault {
     /// Two ranks made different calls at the same place.
     #[error(
         "ranks disagree: {} called {mine}; {} called {theirs}\n  hint: all ranks must make the same calls in the same order with the same sizes",
-        place(*rank, host), place(*peer, peer_host)
+        rank_name(*rank, host), rank_name(*peer, peer_host)
     )]
     Mismatch {
         rank: usize,
@@ -18,20 +18,20 @@ pub enum Fault {
         theirs: Box<Fingerprint>,
     },
     /// A peer is gone.
-    #[error("{} is gone during {during}: {why}\n  hint: its log may say why, or the system's (dmesg) if memory ran out", place(*peer, host))]
+    #[error("{} was lost during {during}: {why}\n  hint: its log may say why, or the system's (dmesg) if memory ran out", rank_name(*peer, host))]
     Lost { peer: usize, host: String, during: String, why: String },
     /// A call took longer than the deadline.
-    #[error("{} did not come to {during} within {waited_ms} ms\n  hint: that rank is stuck or far slower than the others; its log says where it is", place(*peer, host))]
+    #[error("{} did not reach {during} within {waited_ms} ms\n  hint: that rank is stuck or far slower than the others; its log says where it is", rank_name(*peer, host))]
     Stalled { peer: usize, host: String, during: String, waited_ms: u64 },
     /// A peer told that it failed, for a reason of its own.
-    #[error("{} failed: {why}", place(*peer, host))]
+    #[error("{} failed: {why}", rank_name(*peer, host))]
     Failed { peer: usize, host: String, why: String },
     /// The job was ended from outside this rank; the text is the coordinator's.
     #[error("{0}")]
     Aborted(String),
     /// Something unauthentic or malformed came over a link.
     #[error(
-        "a message from {from} was rejected: {why}\n  hint: something other than this job speaks on its links, or a link corrupts data"
+        "a message from {from} was rejected: {why}\n  hint: something other than this job uses its connections, or a link corrupts data"
     )]
     Rejected { from: String, why: String },
     /// The caller's arguments make no sense.
@@ -43,7 +43,7 @@ pub enum Fault {
 }
 
 /// `rank 3 on node7`.
-pub fn place(rank: usize, host: &str) -> String {
+pub fn rank_name(rank: usize, host: &str) -> String {
     if host.is_empty() { format!("rank {rank}") } else { format!("rank {rank} on {host}") }
 }
 
@@ -52,7 +52,7 @@ impl Fault {
     pub fn system(what: impl Into<String>, error: &std::io::Error) -> Self {
         let hint = match error.raw_os_error() {
             Some(libc::EMFILE | libc::ENFILE) => "raise the limit on open files (`ulimit -n`), or use fewer workers",
-            Some(libc::ENOSPC | libc::EDQUOT) => "make room there, or write elsewhere",
+            Some(libc::ENOSPC | libc::EDQUOT) => "free some space there, or write elsewhere",
             _ => "",
         };
         Self::hinted(what, error, hint)

@@ -1,5 +1,8 @@
 //! Which machine this is, and how this process stands on it.
 
+/// How an environment variable is looked up.
+pub type EnvLookup<'a> = &'a dyn Fn(&str) -> Option<String>;
+
 /// What tells the running kernel from all others. Names of hosts would not: containers of one host have different ones, and
 /// hosts made from one image may have the same.
 pub fn kernel() -> Option<String> {

@@ -1,13 +1,13 @@
 //! Collectives over threads, shared memory, TCP, MPI and a simulator.
 //!
 //! A [`Communicator`] is a rank's view of a group. It numbers and checks calls and hands them to a [`Transport`]. Most
-//! transports only move bytes between two ranks (a [`wire::Wire`]); for them a collective is a [`program::Program`], which an
-//! algorithm writes as data. Nothing waits for ever: every wait goes through [`watch::Patience`].
+//! transports only move bytes between two ranks (a [`wire::Wire`]); for them a collective is a [`program::CollectiveProgram`], which an
+//! algorithm writes as data. Nothing waits for ever: every wait goes through [`watch::Backoff`].
 
-mod account;
 pub mod algorithms;
 pub mod auth;
 pub mod bench;
+pub mod bootstrap;
 pub mod call;
 pub mod choose;
 pub mod combine;
@@ -16,6 +16,7 @@ pub mod compress;
 pub mod element;
 mod engine;
 pub mod execution;
+mod failure_report;
 pub mod fault;
 pub mod host;
 mod measure;
@@ -40,8 +41,3 @@ pub use element::{Element, Reduction, Scalar};
 pub use fault::Fault;
 pub use transport::{Bootstrap, Transport};
 pub use watch::Watch;
-
-/// What a panicking thread left behind a mutex is still whole: nothing here is half-written across a panic.
-fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}

@@ -7,7 +7,7 @@ use crate::combine::combine;
 use crate::element::{Element, Reduction};
 use crate::fault::Fault;
 use crate::run::Programs;
-use crate::task::Task;
+use crate::task::CollectiveTask;
 use crate::transport::Transport;
 use crate::wire::SplitWire;
 use std::time::Instant;
@@ -39,7 +39,7 @@ impl<W: SplitWire> Programs<W> {
         figures[6] = combine_seconds(&mut buffer) / (LARGE_BYTES / 2) as f64;
         let bytes = size_of_val(&figures);
         let input = figures.as_ptr().cast();
-        let task = Task {
+        let task = CollectiveTask {
             input,
             input_bytes: bytes,
             output: figures.as_mut_ptr().cast(),
@@ -110,8 +110,8 @@ impl<W: SplitWire> Programs<W> {
     }
 }
 
-fn blank(kind: Kind, element: Element, sequence: u64, count: usize) -> Task<'static> {
-    Task {
+fn blank(kind: Kind, element: Element, sequence: u64, count: usize) -> CollectiveTask<'static> {
+    CollectiveTask {
         fingerprint: Fingerprint {
             communicator: COMMUNICATOR,
             kind,

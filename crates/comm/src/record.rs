@@ -5,6 +5,7 @@
 //! fixed size and, if it has a payload, the sealed payload: the length is believed only after the header has opened.
 
 use aegis::aegis128x4::Aegis128X4;
+use kolo_base::ByteReader;
 use zeroize::Zeroizing;
 
 /// Bytes of a piece's authenticator.
@@ -209,8 +210,10 @@ impl RecordReader {
 
     fn open_header(&mut self) -> Result<(RecordKind, usize), Forged> {
         let header = self.opener.open_tagged(&mut self.header)?;
-        let length = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
-        let kind = match header[4] {
+        let mut reader = ByteReader::new(header);
+        let (length, kind) = reader.u32().zip(reader.u8()).ok_or(Forged::Tag)?;
+        let length = length as usize;
+        let kind = match kind {
             1 => RecordKind::Data,
             2 => RecordKind::Goodbye,
             other => return Err(Forged::Kind(other)),

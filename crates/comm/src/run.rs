@@ -1,14 +1,14 @@
 //! A transport made of a wire and programs: picks an algorithm for each call, keeps its program, and runs it patiently.
 
-use crate::algorithms::{Algorithm, Plan};
+use crate::algorithms::{Algorithm, CallShape};
 use crate::call::Kind;
 use crate::choose::Costs;
 use crate::element::Reduction;
-use crate::execution::{Execution, Prepared, Step};
+use crate::execution::{Execution, PollOutcome, PreparedProgram};
 use crate::fault::Fault;
-use crate::task::{Part, Task};
+use crate::task::{CollectiveTask, Part};
 use crate::transport::Transport;
-use crate::watch::{Patience, Pause, Watch};
+use crate::watch::{Backoff, Pause, Watch};
 use crate::wire::SplitWire;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -27,7 +27,7 @@ pub struct Programs<W> {
     costs: Costs,
     segment_bytes: usize,
     forced: Option<Algorithm>,
-    kept: HashMap<u64, Kept>,
+    cache: HashMap<u64, CachedProgram>,
     /// Scratch in words, for alignment.
     scratch: Vec<u64>,
     /// After a failed call the links' state is unknown, and so are all later calls.
@@ -35,16 +35,16 @@ pub struct Programs<W> {
 }
 
 #[derive(Debug)]
-struct Kept {
-    key: Key,
+struct CachedProgram {
+    key: ProgramKey,
     send: Box<[Part]>,
     recv: Box<[Part]>,
-    prepared: Prepared,
+    prepared: PreparedProgram,
 }
 
 /// What decides over a call's program, but for its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Key {
+struct ProgramKey {
     kind: Kind,
     width: usize,
     mean: bool,
@@ -63,7 +63,7 @@ impl<W: SplitWire> Programs<W> {
             costs: Costs::default(),
             segment_bytes: SEGMENT_BYTES,
             forced: None,
-            kept: HashMap::new(),
+            cache: HashMap::new(),
             scratch: Vec::new(),
             failed: None,
         }
@@ -77,7 +77,7 @@ impl<W: SplitWire> Programs<W> {
 
     /// The same in place; the old value. Programs are written anew.
     pub(crate) fn replace_segment_bytes(&mut self, bytes: usize) -> usize {
-        self.kept.clear();
+        self.cache.clear();
         std::mem::replace(&mut self.segment_bytes, bytes)
     }
 
@@ -90,15 +90,15 @@ impl<W: SplitWire> Programs<W> {
     /// Chooses by these costs. All ranks must say the same.
     pub fn set_costs(&mut self, costs: Costs) {
         self.costs = costs;
-        self.kept.clear();
+        self.cache.clear();
     }
 
     pub fn costs(&self) -> Costs {
         self.costs
     }
 
-    pub(crate) fn plan<'t>(&'t self, task: &Task<'t>, in_place: bool) -> Plan<'t> {
-        Plan {
+    pub(crate) fn shape<'t>(&'t self, task: &CollectiveTask<'t>, in_place: bool) -> CallShape<'t> {
+        CallShape {
             kind: task.kind(),
             rank: self.wire.rank(),
             size: self.wire.size(),
@@ -115,17 +115,17 @@ impl<W: SplitWire> Programs<W> {
     }
 
     /// The algorithm for a call: the same on all ranks, as they agree on what it depends on.
-    pub fn algorithm(&self, task: &Task<'_>) -> Algorithm {
-        let plan = self.plan(task, false);
+    pub fn algorithm(&self, task: &CollectiveTask<'_>) -> Algorithm {
+        let shape = self.shape(task, false);
         match self.forced {
-            Some(forced) if forced.applies(plan.kind, plan.size) => forced,
-            _ => self.costs.choose(&plan, task.width(), task.reproducible),
+            Some(forced) if forced.applies(shape.kind, shape.size) => forced,
+            _ => self.costs.choose(&shape, task.width(), task.reproducible),
         }
     }
 
     /// Makes the program for a call if it is not kept; its key.
-    fn prepare(&mut self, task: &Task<'_>, in_place: bool) -> u64 {
-        let key = Key {
+    fn prepare(&mut self, task: &CollectiveTask<'_>, in_place: bool) -> u64 {
+        let key = ProgramKey {
             kind: task.kind(),
             width: task.width(),
             mean: task.fingerprint.reduction == Reduction::Mean,
@@ -141,46 +141,46 @@ impl<W: SplitWire> Programs<W> {
             (part.offset, part.count).hash(&mut hasher);
         }
         let number = hasher.finish();
-        if let Some(kept) = self.kept.get(&number)
-            && kept.key == key
-            && *kept.send == *task.send
-            && *kept.recv == *task.recv
+        if let Some(cache) = self.cache.get(&number)
+            && cache.key == key
+            && *cache.send == *task.send
+            && *cache.recv == *task.recv
         {
             return number;
         }
-        let program = self.algorithm(task).program(&self.plan(task, in_place));
-        if self.kept.len() >= PROGRAMS_MAX {
-            self.kept.clear();
+        let program = self.algorithm(task).program(&self.shape(task, in_place));
+        if self.cache.len() >= PROGRAMS_MAX {
+            self.cache.clear();
         }
         let words = (program.scratch * task.width()).div_ceil(8);
         if self.scratch.len() < words {
             self.scratch.resize(words, 0);
         }
         let (send, recv) = (task.send.into(), task.recv.into());
-        self.kept.insert(number, Kept { key, send, recv, prepared: Prepared::new(program) });
+        self.cache.insert(number, CachedProgram { key, send, recv, prepared: PreparedProgram::new(program) });
         number
     }
 
     /// # Safety
     /// As [`Transport::run`].
-    unsafe fn attempt(&mut self, task: &Task<'_>) -> Result<(), Fault> {
+    unsafe fn attempt(&mut self, task: &CollectiveTask<'_>) -> Result<(), Fault> {
         let in_place = in_place(task, self.wire.rank(), self.wire.size())?;
         let number = self.prepare(task, in_place);
-        let Some(kept) = self.kept.get_mut(&number) else {
+        let Some(cache) = self.cache.get_mut(&number) else {
             return Err(Fault::BadCall("a program was forgotten while it was needed".into()));
         };
         let (wire, watch) = (&mut self.wire, &*self.watch);
         let scratch = self.scratch.as_mut_ptr().cast();
         // SAFETY: the program was made for this task; scratch was grown to its size; the caller promised the buffers.
-        let mut execution = unsafe { Execution::new(&mut kept.prepared, task, wire.size(), scratch) };
-        let mut patience = Patience::new(watch);
+        let mut execution = unsafe { Execution::new(&mut cache.prepared, task, wire.size(), scratch) };
+        let mut backoff = Backoff::new(watch);
         loop {
             match execution.poll(wire)? {
-                Step::Done => return Ok(()),
-                Step::Moved => patience.reset(),
-                Step::Idle => {
-                    patience.sleep_after(wire.turns());
-                    let pause = patience.turn(|waited_ms| {
+                PollOutcome::Done => return Ok(()),
+                PollOutcome::Moved => backoff.reset(),
+                PollOutcome::Idle => {
+                    backoff.sleep_after(wire.turns());
+                    let pause = backoff.turn(|waited_ms| {
                         let peer = wire.job_rank(execution.waits_for().unwrap_or(0));
                         let during = execution.call().to_string();
                         Fault::Stalled { peer, host: watch.host(peer), during, waited_ms }
@@ -195,11 +195,11 @@ impl<W: SplitWire> Programs<W> {
 }
 
 /// Whether input and output are one memory in the way a call's kind allows.
-pub(crate) fn in_place(task: &Task<'_>, rank: usize, size: usize) -> Result<bool, Fault> {
+pub(crate) fn in_place(task: &CollectiveTask<'_>, rank: usize, size: usize) -> Result<bool, Fault> {
     if task.input_bytes == 0 || task.output_bytes == 0 {
         return Ok(false);
     }
-    let plan = Plan {
+    let shape = CallShape {
         kind: task.kind(),
         rank,
         size,
@@ -213,7 +213,7 @@ pub(crate) fn in_place(task: &Task<'_>, rank: usize, size: usize) -> Result<bool
         hosts: &[],
         segment: 1,
     };
-    let [input, output] = plan.shifts().map(|shift| shift * task.width());
+    let [input, output] = shape.shifts().map(|shift| shift * task.width());
     // An input that lies `input` bytes into the shared memory starts it that much earlier.
     let start = |address: *const u8, shift: usize| (address as usize).wrapping_sub(shift);
     if start(task.input, input) == start(task.output, output) && task.kind() != Kind::AllToAll {
@@ -240,7 +240,7 @@ impl<W: SplitWire> Transport for Programs<W> {
         self.wire.size()
     }
 
-    unsafe fn run(&mut self, task: &Task<'_>) -> Result<(), Fault> {
+    unsafe fn run(&mut self, task: &CollectiveTask<'_>) -> Result<(), Fault> {
         if let Some(fault) = &self.failed {
             return Err(fault.clone());
         }

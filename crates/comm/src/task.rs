@@ -52,7 +52,7 @@ pub fn packed_parts(counts: &[usize]) -> Vec<Part> {
 /// `input` may be `output` (reduce, all_reduce, scans), or its own part of it (reduce_scatter, all_gather, gather,
 /// scatter): the call is then in place.
 #[derive(Clone, Copy, Debug)]
-pub struct Task<'a> {
+pub struct CollectiveTask<'a> {
     pub fingerprint: Fingerprint,
     pub input: *const u8,
     pub output: *mut u8,
@@ -68,7 +68,7 @@ pub struct Task<'a> {
     pub reproducible: bool,
 }
 
-impl Task<'_> {
+impl CollectiveTask<'_> {
     pub fn kind(&self) -> Kind {
         self.fingerprint.kind
     }

@@ -1,16 +1,16 @@
 //! Ranks as threads of one process: messages are copied straight from the sender's buffer into the receiver's.
 //!
 //! A message moves when both ends have named their place; whoever comes second copies. So a send is done exactly when it
-//! was received, and two ranks in different calls meet at their first message, or at the board on which every rank writes
-//! its current call.
+//! was received, and two ranks in different calls find out at their first message, or by the list of every rank's
+//! current call.
 
 use crate::call::Fingerprint;
 use crate::fault::Fault;
-use crate::lock;
 use crate::run::Programs;
 use crate::transport::Transport;
 use crate::watch::Watch;
 use crate::wire::{SplitWire, Wire};
+use kolo_base::lock;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -35,7 +35,7 @@ pub fn wires(hosts: Vec<usize>, names: Option<&Arc<Watch>>) -> Vec<ThreadWire> {
 
 /// One end of a message that waits for the other.
 #[derive(Debug)]
-struct End {
+struct PendingHalf {
     call: Fingerprint,
     data: usize,
     bytes: usize,
@@ -43,9 +43,9 @@ struct End {
 
 /// Messages from one rank to another.
 #[derive(Debug, Default)]
-struct Link {
+struct ThreadLink {
     /// Sends and receives that wait; one of the two is empty.
-    ends: Mutex<[VecDeque<End>; 2]>,
+    halves: Mutex<[VecDeque<PendingHalf>; 2]>,
     /// Messages that were copied.
     moved: AtomicU64,
 }
@@ -55,23 +55,23 @@ const RECVS: usize = 1;
 
 /// Wakes a rank.
 #[derive(Debug, Default)]
-struct Bell {
-    rings: AtomicU64,
+struct Wakeup {
+    notified: AtomicU64,
     lock: Mutex<()>,
-    rung: Condvar,
+    condition: Condvar,
 }
 
-impl Bell {
-    fn ring(&self) {
-        self.rings.fetch_add(1, Ordering::Release);
+impl Wakeup {
+    fn notify(&self) {
+        self.notified.fetch_add(1, Ordering::Release);
         drop(lock(&self.lock));
-        self.rung.notify_all();
+        self.condition.notify_all();
     }
 }
 
 /// What ended a communicator, for all its ranks.
 #[derive(Clone, Debug)]
-enum Trouble {
+enum HubFault {
     Lost(usize),
     Mismatch([(usize, Fingerprint); 2]),
 }
@@ -83,13 +83,13 @@ struct Hub {
     hosts: Vec<usize>,
     names: Option<Arc<Watch>>,
     /// From rank `a` to rank `b` at `a * size + b`.
-    links: Vec<Link>,
-    bells: Vec<Bell>,
+    links: Vec<ThreadLink>,
+    wakeups: Vec<Wakeup>,
     gone: Vec<AtomicBool>,
     /// The call each rank is in.
-    board: Mutex<Vec<Option<Fingerprint>>>,
+    calls: Mutex<Vec<Option<Fingerprint>>>,
     troubled: AtomicBool,
-    trouble: Mutex<Option<Trouble>>,
+    trouble: Mutex<Option<HubFault>>,
     /// Sub-communicators under construction, by number and members; how many members have yet to come.
     children: Mutex<BTreeMap<(u32, Vec<usize>), Child>>,
 }
@@ -103,10 +103,10 @@ impl Hub {
             ranks,
             hosts,
             names,
-            links: (0..size * size).map(|_| Link::default()).collect(),
-            bells: (0..size).map(|_| Bell::default()).collect(),
+            links: (0..size * size).map(|_| ThreadLink::default()).collect(),
+            wakeups: (0..size).map(|_| Wakeup::default()).collect(),
             gone: (0..size).map(|_| AtomicBool::new(false)).collect(),
-            board: Mutex::new(vec![None; size]),
+            calls: Mutex::new(vec![None; size]),
             troubled: AtomicBool::new(false),
             trouble: Mutex::new(None),
             children: Mutex::new(BTreeMap::new()),
@@ -121,15 +121,15 @@ impl Hub {
         self.names.as_ref().map_or_else(String::new, |names| names.host(self.ranks[rank]))
     }
 
-    fn ring_all(&self) {
-        self.bells.iter().for_each(Bell::ring);
+    fn notify_all_ranks(&self) {
+        self.wakeups.iter().for_each(Wakeup::notify);
     }
 
     /// Ends the communicator for all; the first trouble stays.
-    fn end(&self, trouble: Trouble) {
+    fn end(&self, trouble: HubFault) {
         lock(&self.trouble).get_or_insert(trouble);
         self.troubled.store(true, Ordering::Release);
-        self.ring_all();
+        self.notify_all_ranks();
     }
 
     /// The trouble as `rank` sees it.
@@ -138,12 +138,12 @@ impl Hub {
             return None;
         }
         match lock(&self.trouble).clone()? {
-            Trouble::Lost(peer) => {
-                let during = lock(&self.board)[rank].map_or_else(|| "no call".into(), |call| call.to_string());
+            HubFault::Lost(peer) => {
+                let during = lock(&self.calls)[rank].map_or_else(|| "no call".into(), |call| call.to_string());
                 let why = "its thread ended".into();
                 Some(Fault::Lost { peer: self.ranks[peer], host: self.host(peer), during, why })
             }
-            Trouble::Mismatch([first, second]) => {
+            HubFault::Mismatch([first, second]) => {
                 let (mine, theirs) = if second.0 == rank { (second, first) } else { (first, second) };
                 Some(Fault::Mismatch {
                     rank: self.ranks[mine.0],
@@ -159,43 +159,43 @@ impl Hub {
 
     /// A rank comes to a call. Another at the same place must be in the same one.
     fn enter(&self, rank: usize, call: &Fingerprint) {
-        let mut board = lock(&self.board);
-        board[rank] = Some(*call);
+        let mut calls = lock(&self.calls);
+        calls[rank] = Some(*call);
         let same_place = |other: &Fingerprint| {
             !call.kind.is_message() && !other.kind.is_message() && other.sequence == call.sequence
         };
         let differs = |other: &Option<Fingerprint>| other.is_some_and(|other| same_place(&other) && other != *call);
-        let Some(other) = board.iter().position(differs) else { return };
-        let Some(theirs) = board[other] else { return };
-        drop(board);
-        self.end(Trouble::Mismatch([(other, theirs), (rank, *call)]));
+        let Some(other) = calls.iter().position(differs) else { return };
+        let Some(theirs) = calls[other] else { return };
+        drop(calls);
+        self.end(HubFault::Mismatch([(other, theirs), (rank, *call)]));
     }
 
     /// Names one end of the next message from `from` to `to`; it moves if the other end is named.
-    fn meet(&self, from: usize, to: usize, side: usize, end: End) {
+    fn meet(&self, from: usize, to: usize, side: usize, end: PendingHalf) {
         let link = &self.links[from * self.size() + to];
-        let mut ends = lock(&link.ends);
-        let Some(other) = ends[1 - side].pop_front() else {
-            ends[side].push_back(end);
+        let mut halves = lock(&link.halves);
+        let Some(other) = halves[1 - side].pop_front() else {
+            halves[side].push_back(end);
             return;
         };
         let (source, target) = if side == SENDS { (&end, &other) } else { (&other, &end) };
         if source.call != target.call || source.bytes != target.bytes {
-            let trouble = Trouble::Mismatch([(from, source.call), (to, target.call)]);
-            drop(ends);
+            let trouble = HubFault::Mismatch([(from, source.call), (to, target.call)]);
+            drop(halves);
             return self.end(trouble);
         }
         // SAFETY: both ends promised their places until the message has moved or they cancel, which takes the lock.
         unsafe { std::ptr::copy_nonoverlapping(source.data as *const u8, target.data as *mut u8, source.bytes) };
         link.moved.fetch_add(1, Ordering::Release);
-        drop(ends);
-        self.bells[if side == SENDS { to } else { from }].ring();
+        drop(halves);
+        self.wakeups[if side == SENDS { to } else { from }].notify();
     }
 
     /// A rank that is gone while `rank` waits for it.
     fn missed_by(&self, rank: usize) -> Option<usize> {
         let size = self.size();
-        let waits = |from: usize, to: usize, side: usize| !lock(&self.links[from * size + to].ends)[side].is_empty();
+        let waits = |from: usize, to: usize, side: usize| !lock(&self.links[from * size + to].halves)[side].is_empty();
         let gone = |peer: &usize| self.gone[*peer].load(Ordering::Acquire);
         (0..size).filter(gone).find(|peer| waits(rank, *peer, SENDS) || waits(*peer, rank, RECVS))
     }
@@ -224,9 +224,9 @@ impl ThreadWire {
             self.hub.enter(self.rank, call);
         }
         let (from, to) = if side == SENDS { (self.rank, peer) } else { (peer, self.rank) };
-        self.hub.meet(from, to, side, End { call: *call, data, bytes });
+        self.hub.meet(from, to, side, PendingHalf { call: *call, data, bytes });
         if self.hub.gone[peer].load(Ordering::Acquire) && self.hub.missed_by(self.rank).is_some() {
-            self.hub.end(Trouble::Lost(peer));
+            self.hub.end(HubFault::Lost(peer));
         }
         if let Some(fault) = self.hub.fault(self.rank) {
             return Err(fault);
@@ -265,11 +265,11 @@ impl Wire for ThreadWire {
         if let Some(fault) = self.hub.fault(self.rank) {
             return Err(fault);
         }
-        let rings = self.hub.bells[self.rank].rings.load(Ordering::Acquire);
-        let news = rings != self.heard;
-        self.heard = rings;
+        let notified = self.hub.wakeups[self.rank].notified.load(Ordering::Acquire);
+        let news = notified != self.heard;
+        self.heard = notified;
         if news && let Some(peer) = self.hub.missed_by(self.rank) {
-            self.hub.end(Trouble::Lost(peer));
+            self.hub.end(HubFault::Lost(peer));
         }
         Ok(news)
     }
@@ -283,10 +283,10 @@ impl Wire for ThreadWire {
     }
 
     fn wait(&mut self, at_most: Duration) {
-        let bell = &self.hub.bells[self.rank];
-        let guard = lock(&bell.lock);
-        if bell.rings.load(Ordering::Acquire) == self.heard {
-            drop(bell.rung.wait_timeout(guard, at_most));
+        let wakeup = &self.hub.wakeups[self.rank];
+        let guard = lock(&wakeup.lock);
+        if wakeup.notified.load(Ordering::Acquire) == self.heard {
+            drop(wakeup.condition.wait_timeout(guard, at_most));
         }
     }
 
@@ -299,8 +299,8 @@ impl ThreadWire {
     fn forget(&mut self) {
         let size = self.hub.size();
         for peer in 0..size {
-            lock(&self.hub.links[self.rank * size + peer].ends)[SENDS].clear();
-            lock(&self.hub.links[peer * size + self.rank].ends)[RECVS].clear();
+            lock(&self.hub.links[self.rank * size + peer].halves)[SENDS].clear();
+            lock(&self.hub.links[peer * size + self.rank].halves)[RECVS].clear();
         }
     }
 }
@@ -341,6 +341,6 @@ impl Drop for ThreadWire {
     fn drop(&mut self) {
         self.forget();
         self.hub.gone[self.rank].store(true, Ordering::Release);
-        self.hub.ring_all();
+        self.hub.notify_all_ranks();
     }
 }

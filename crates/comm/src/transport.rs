@@ -2,7 +2,7 @@
 
 use crate::fault::Fault;
 use crate::memory::SharedMemory;
-use crate::task::Task;
+use crate::task::CollectiveTask;
 use std::sync::Arc;
 
 /// Runs collectives for one rank of one communicator.
@@ -16,7 +16,7 @@ pub trait Transport: Send {
     ///
     /// # Safety
     /// The task's buffers are valid for its kind and sizes, and nobody else uses them meanwhile.
-    unsafe fn run(&mut self, task: &Task<'_>) -> Result<(), Fault>;
+    unsafe fn run(&mut self, task: &CollectiveTask<'_>) -> Result<(), Fault>;
 
     /// The same ranks or fewer under another number. `members` are ranks of this communicator in their new order, this
     /// rank among them; all members call it together with the same `communicator` number.

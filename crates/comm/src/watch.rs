@@ -1,17 +1,17 @@
-//! The board between a rank's collectives and whoever watches over the job.
+//! The status that a rank's collectives share with the monitor of the job.
 //!
 //! Collectives write what they are doing and read whether the job was ended; a monitor reads the first, sends it with its
-//! heartbeats, and writes the second. Every wait of every transport goes through [`Patience`], so that nothing waits
+//! heartbeats, and writes the second. Every wait of every transport goes through [`Backoff`], so that nothing waits
 //! for ever and an abort is seen within a millisecond.
 
 use crate::call::{FINGERPRINT_BYTES, Fingerprint};
 use crate::fault::Fault;
-use crate::lock;
+use kolo_base::lock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// From one number, the heartbeat, all deadlines derive.
+/// All deadlines are multiples of the heartbeat; a stall is this many.
 pub const STALL_HEARTBEATS: u32 = 60;
 
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl Watch {
         })
     }
 
-    /// A watch for tests and single processes: nobody aborts, and a stall is a minute.
+    /// For tests and single processes: nobody aborts, and a stall is a minute.
     pub fn alone() -> Arc<Self> {
         Self::new(Vec::new(), Duration::from_secs(1))
     }
@@ -87,12 +87,12 @@ impl Watch {
         self.origin.elapsed().saturating_sub(Duration::from_millis(moment_ms.load(Ordering::Relaxed)))
     }
 
-    /// Some rank of the job got on, says whoever watches over all.
+    /// Some rank of the job made progress, by the coordinator's heartbeat.
     pub fn others_moved(&self) {
         self.mark(&self.moved_ms);
     }
 
-    /// For how long no rank is known to have got on.
+    /// For how long no rank is known to have made progress.
     fn still(&self) -> Duration {
         self.since(&self.moved_ms)
     }
@@ -127,7 +127,7 @@ impl Watch {
         self.touch();
     }
 
-    /// A sign of life from compute.
+    /// Compute made progress.
     pub fn touch(&self) {
         self.progress.fetch_add(1, Ordering::Relaxed);
     }
@@ -188,9 +188,9 @@ impl Watch {
     }
 }
 
-/// A wait that looks up now and then. First it spins, then it yields, then it lets the caller sleep.
+/// A wait with backoff: first it spins, then it yields, then it lets the caller sleep. It checks for an abort and a deadline.
 #[derive(Debug)]
-pub struct Patience<'w> {
+pub struct Backoff<'w> {
     watch: &'w Watch,
     turns: u32,
     since: Option<Instant>,
@@ -212,7 +212,7 @@ const YIELDS: u32 = 50;
 /// How often a sleeper looks up.
 const LOOK_UP: Duration = Duration::from_micros(500);
 
-impl<'w> Patience<'w> {
+impl<'w> Backoff<'w> {
     pub fn new(watch: &'w Watch) -> Self {
         Self { watch, turns: 0, since: None, looked: None }
     }
@@ -276,9 +276,9 @@ mod tests {
     #[test]
     fn a_call_that_no_longer_looks_does_not_wait() {
         let watch = Watch::new(Vec::new(), Duration::from_millis(100));
-        let mut patience = Patience::new(&watch);
-        patience.sleep_at_once();
-        let mut look = || patience.turn(|_| unreachable!("nobody waits that long")).unwrap();
+        let mut backoff = Backoff::new(&watch);
+        backoff.sleep_at_once();
+        let mut look = || backoff.turn(|_| unreachable!("nobody waits that long")).unwrap();
         look();
         assert!(!watch.activity().waits, "in no call");
         watch.enter_group();

@@ -142,7 +142,7 @@ fn a_rank_that_does_not_come_is_named() {
         let faults = outcome.lines("fault:");
         assert_eq!(faults.len(), 3, "{}: {}", launcher.program, outcome.text);
         for fault in faults {
-            assert!(fault.contains("rank 3 did not come to all_reduce(sum) of 5 f32"), "{}: {fault}", launcher.program);
+            assert!(fault.contains("rank 3 did not reach all_reduce(sum) of 5 f32"), "{}: {fault}", launcher.program);
         }
     });
 }
@@ -201,7 +201,7 @@ fn a_killed_rank_ends_the_job() {
 
 #[test]
 fn a_missing_library_is_explained() {
-    let fault = kolo_comm::mpi::World::init(&|_| None, Some("/no/libmpi.so".as_ref())).unwrap_err().to_string();
+    let fault = kolo_comm::mpi::MpiWorld::init(&|_| None, Some("/no/libmpi.so".as_ref())).unwrap_err().to_string();
     for part in ["/no/libmpi.so", "no launcher", "--mpi-library PATH", "LD_LIBRARY_PATH"] {
         assert!(fault.contains(part), "{part}: {fault}");
     }

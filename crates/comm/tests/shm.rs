@@ -646,7 +646,7 @@ fn a_killed_process_is_noticed_by_all() {
         let killed = Instant::now();
         for (rank, child) in children.iter_mut().enumerate().filter(|(rank, _)| *rank != victim) {
             let text = output(child);
-            assert!(text.contains(&format!("rank {victim} is gone during all_reduce")), "rank {rank}: {text}");
+            assert!(text.contains(&format!("rank {victim} was lost during all_reduce")), "rank {rank}: {text}");
         }
         let took = killed.elapsed();
         assert!(took < Duration::from_secs(30), "{took:?}");

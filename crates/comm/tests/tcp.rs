@@ -3,9 +3,9 @@
 mod tcp {
     pub mod fuzz;
     pub mod killed;
-    pub mod strangers;
     pub mod support;
     pub mod tampering;
+    pub mod unauthenticated;
 }
 
 use kolo_comm::tcp::TcpWire;

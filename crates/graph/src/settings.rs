@@ -3,8 +3,9 @@
 //! A reader takes the keys it knows with a default each; what nobody took is an error that suggests the nearest known
 //! key. The reader needs no file format: where a key stood travels along as text, for the error alone.
 
+use kolo_base::lock;
 use std::cell::RefCell;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The largest size of a dim: a few of them multiplied can still be counted, and no machine holds more.
 pub const SIZE_MAX: usize = i32::MAX as usize;
@@ -129,12 +130,12 @@ impl Settings {
     /// Every key that was read, of nested tables too, with the value that counts: the one written, or the default. In the
     /// order of reading, which depends on the values only.
     pub fn resolved(&self) -> Vec<(String, String)> {
-        self.resolved.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.resolved).clone()
     }
 
     fn resolve<T: std::fmt::Debug>(&self, key: &str, value: T) -> T {
         let (path, text) = (self.path(key), format!("{value:?}"));
-        let mut resolved = self.resolved.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut resolved = lock(&self.resolved);
         match resolved.iter_mut().find(|(known, _)| *known == path) {
             Some((_, earlier)) => *earlier = text,
             None => resolved.push((path, text)),

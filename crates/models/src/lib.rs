@@ -106,7 +106,7 @@ pub fn make(kinds: &[ModelKind], settings: &Settings, data: Option<&[Field]>) ->
             Some(near) => format!("did you mean \"{near}\"? The models are {}", names.join(", ")),
             None => format!("the models are {}", names.join(", ")),
         };
-        return Err(settings.wrong("kind", format!("is \"{name}\", which is no model"), hint));
+        return Err(settings.wrong("kind", format!("is \"{name}\", which is not a known model"), hint));
     };
     let model = (kind.make)(settings, data)?;
     settings.finish()?;

@@ -24,7 +24,7 @@ const CENTRAL: Key = Key {
     name: "central",
     value: KeyValue::Flag { default: false },
     doc: "one copy of the weights per host, read by all its workers, each of which updates its own run; needs shared \
-          memory; not beside `zero`",
+          memory; cannot be combined with `zero`",
 };
 
 pub const KIND: StrategyKind = StrategyKind {
@@ -62,7 +62,7 @@ impl Strategy for Central {
     fn check(&self, _: Facts, others: &[&dyn Strategy]) -> Result<(), Refusal> {
         if others.iter().any(|other| other.name() == zero::KIND.name) {
             let hint = "keep one of the two: central storage shards the optimizer already";
-            return Err(Refusal::of_key(&CENTRAL, "stands beside `zero = 1`", hint));
+            return Err(Refusal::of_key(&CENTRAL, "cannot be combined with `zero = 1`", hint));
         }
         Ok(())
     }

@@ -57,7 +57,7 @@ pub enum Error {
     )]
     Trace { path: String, message: String },
     /// A file could not be written.
-    #[error("{path}: {message}\n  hint: choose another --out directory or make room there")]
+    #[error("{path}: {message}\n  hint: choose another --out directory or free some space there")]
     Write { path: String, message: String },
 }
 

@@ -37,11 +37,11 @@ pub enum Phase {
 /// A flag that every part of a run may look at. Clones share it. The default one hears no signal.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt {
-    state: Arc<State>,
+    state: Arc<InterruptState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct InterruptState {
     requested: AtomicBool,
     phase: AtomicU8,
 }
@@ -67,12 +67,12 @@ impl Interrupt {
 /// the one that `speaks` says on standard error what it does.
 pub fn install(speaks: bool) -> io::Result<Interrupt> {
     let interrupt = Interrupt::default();
-    let voice = speaks.then(|| Voice { terminal: io::stderr().is_terminal() });
+    let reply = speaks.then(|| StderrReply { terminal: io::stderr().is_terminal() });
     for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| *signal != SIGHUP || !ignores_signal(SIGHUP)) {
         let state = Arc::clone(&interrupt.state);
         // SAFETY: the handler reads and writes atomics, writes to a descriptor and may end the process: all of it is allowed
         // in a handler, and nothing allocates or locks.
-        unsafe { low_level::register(signal, move || hear(signal, &state, voice)) }?;
+        unsafe { low_level::register(signal, move || on_signal(signal, &state, reply)) }?;
     }
     Ok(interrupt)
 }
@@ -89,14 +89,14 @@ pub fn leave_no_empty(directory: &Path) {
 
 /// How a signal is answered on standard error.
 #[derive(Clone, Copy, Debug)]
-struct Voice {
+struct StderrReply {
     /// A bar may stand in the line.
     terminal: bool,
 }
 
-impl Voice {
+impl StderrReply {
     /// In one piece, so that nothing gets between.
-    fn say(self, text: &str) {
+    fn write(self, text: &str) {
         const LINE_BYTES_MAX: usize = 96;
         let mut line = [b'\n'; LINE_BYTES_MAX];
         let length = text.len().min(LINE_BYTES_MAX - 2);
@@ -107,7 +107,7 @@ impl Voice {
     }
 }
 
-fn hear(signal: i32, state: &State, voice: Option<Voice>) {
+fn on_signal(signal: i32, state: &InterruptState, reply: Option<StderrReply>) {
     let phase = state.phase.load(Ordering::Relaxed);
     let text = if phase == Phase::Starting as u8 {
         NOT_BEGUN
@@ -117,8 +117,8 @@ fn hear(signal: i32, state: &State, voice: Option<Voice>) {
         FINISHING
     };
     let again = state.requested.swap(true, Ordering::Relaxed);
-    if let Some(voice) = voice.filter(|_| !again) {
-        voice.say(text);
+    if let Some(reply) = reply.filter(|_| !again) {
+        reply.write(text);
     }
     // Only Ctrl-C is meant twice, because a scheduler and a launcher may both pass on the same SIGTERM.
     if phase == Phase::Starting as u8 || (again && signal == SIGINT) {

@@ -208,7 +208,7 @@ impl Job {
 fn read_name(job: &Settings) -> Result<String, SettingError> {
     let name = job.text("name", "job")?;
     if name.chars().any(char::is_control) {
-        let message = format!("is {name:?}, which holds control characters");
+        let message = format!("is {name:?}, which contains control characters");
         return Err(job.wrong("name", message, "write a name of one line"));
     }
     Ok(name)
@@ -261,7 +261,7 @@ fn make_model(kinds: &[ModelKind], model: &Settings, data: Option<&[Field]>) -> 
     for field in made.fields() {
         let indices = matches!(field.kind, Kind::Index { classes } if classes > i32::MAX as usize);
         if indices || field.elements() > isize::MAX as usize / 8 {
-            let message = format!("wants {field}, which is more than can be told apart or held");
+            let message = format!("wants {field}, which is more than kolo can index");
             return Err(model.wrong("kind", message, "make its sizes smaller"));
         }
     }
@@ -274,7 +274,7 @@ fn match_fields(wanted: &[Field], given: &[Field], source: &str, data: &Settings
         let at = given.iter().position(|other| other.name == field.name && fits(field, other));
         at.ok_or_else(|| {
             let has = given.iter().map(Field::to_string).collect::<Vec<_>>().join("; ");
-            let message = format!("is \"{source}\", which has {has}, but the model wants {field}");
+            let message = format!("is \"{source}\", which has {has}, but the model expects {field}");
             data.wrong(
                 "source",
                 message,
@@ -302,7 +302,7 @@ fn read_batch(data: &Settings) -> Result<(usize, usize), SettingError> {
     let grains = data.count("grains", default, 1)?;
     if !grains.is_power_of_two() {
         let near = grains.next_power_of_two();
-        let message = format!("is {grains}, which is no power of two");
+        let message = format!("is {grains}, which is not a power of two");
         return Err(data.wrong("grains", message, format!("write `grains = {near}` or {}", near / 2)));
     }
     if batch % grains != 0 {
@@ -319,7 +319,7 @@ fn read_split(data: &Settings, samples: usize, seed: u64) -> Result<Split, Setti
     let holdout = data.float_in("holdout", 0.2, 0.0, 0.9)?;
     if folds == 0 {
         if data.has("fold") {
-            return Err(data.wrong("fold", "needs `folds`", "write `folds = 5` beside it"));
+            return Err(data.wrong("fold", "needs `folds`", "write `folds = 5` as well"));
         }
         return Ok(Split::holdout(samples, holdout, seed));
     }
@@ -338,7 +338,7 @@ fn read_length(train: &Settings, steps_per_epoch: usize) -> Result<usize, Settin
     let overridden = |key: &str| train.place_of(key).is_some_and(|place| place.starts_with("--set"));
     let by_steps = match (train.has("steps"), train.has("epochs")) {
         (true, true) if overridden("steps") == overridden("epochs") => {
-            return Err(train.wrong("steps", "stands beside `epochs`", "keep one of the two"));
+            return Err(train.wrong("steps", "cannot be combined with `epochs`", "keep one of the two"));
         }
         (true, true) => overridden("steps"),
         (by_steps, _) => by_steps,

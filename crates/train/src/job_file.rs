@@ -91,7 +91,7 @@ pub fn check_sections(root: &Settings, allowed: &[&str]) -> Result<(), SettingEr
             };
             return Err(root.wrong(key, "is not a section of a job file", hint));
         } else {
-            return Err(root.wrong(key, "stands outside of any section", format!("put it under one of {}", list())));
+            return Err(root.wrong(key, "is outside of any section", format!("put it under one of {}", list())));
         }
     }
     Ok(())
@@ -126,7 +126,7 @@ fn syntax_error(error: &toml::de::Error, text: &str, places: &Places) -> Setting
     let offset = error.span().map_or(0, |span| span.start);
     let line = text.lines().nth(places.line_starts.partition_point(|start| *start <= offset).saturating_sub(1));
     let line: String = line.unwrap_or_default().trim().chars().take(QUOTED_CHARACTERS_MAX).collect();
-    let rules = "a line is `[section]` or `key = value`, text stands in quotes, and a key stands once in its section";
+    let rules = "a line is `[section]` or `key = value`, text is in quotes, and a key appears once in its section";
     let hint = if line.is_empty() { rules.into() } else { format!("look at `{line}`: {rules}") };
     SettingError { place: places.at(offset), message: error.message().into(), hint }
 }
@@ -293,8 +293,7 @@ zero = 0
     #[test]
     fn syntax_errors_name_the_line() {
         let shown = |text: &str| parse(text, "job.toml").unwrap_err().to_string();
-        let rules =
-            "a line is `[section]` or `key = value`, text stands in quotes, and a key stands once in its section";
+        let rules = "a line is `[section]` or `key = value`, text is in quotes, and a key appears once in its section";
         assert_eq!(
             shown("[job]\nname = digits\n"),
             format!(
@@ -386,7 +385,7 @@ zero = 0
         );
         assert_eq!(
             check("seed = 1"),
-            Err(format!("job.toml:1: `seed` stands outside of any section\n  hint: put it under one of {list}"))
+            Err(format!("job.toml:1: `seed` is outside of any section\n  hint: put it under one of {list}"))
         );
         assert_eq!(
             check("[[job]]"),

@@ -6,7 +6,8 @@ use crate::job::Job;
 use crate::step_inputs::StepInputs;
 use crate::trainer::feed_grain;
 use kolo_comm::bench::{Method, sweep};
-use kolo_comm::{Bootstrap, Communicator, Fault, Kind, Watch, shm};
+use kolo_comm::bootstrap::{ThreadBootstrap, ThreadExchange};
+use kolo_comm::{Communicator, Fault, Kind, Watch, shm};
 use kolo_data::epoch_order;
 use kolo_exec::session::Rehearsal;
 use kolo_exec::{ExchangeError, Feed, Memory, Options, Session, Store};
@@ -14,10 +15,9 @@ use kolo_graph::collective::{AllGather, AllReduce, Barrier, ReduceScatter};
 use kolo_graph::layout::align;
 use kolo_graph::{Graph, Node};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::ScopedJoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a rehearsal takes, about: planning should not be waited for.
 pub const PATIENCE: Duration = Duration::from_millis(1500);
@@ -124,9 +124,9 @@ fn exchanges(graph: &Graph, cast: Cast, spare: bool) -> Result<f64, Error> {
     for (kind, bytes) in &nodes {
         sizes.entry(kind.name()).or_insert((*kind, Vec::new())).1.push(*bytes);
     }
-    let table = Table::new(cast.workers);
-    let time = |rank: usize| Ok(time_exchanges(rank, cast.workers, Arc::clone(&table), &sizes)?);
-    let outcomes = together(cast.workers, || table.abandon(), time);
+    let bootstrap = ThreadExchange::new(cast.workers);
+    let time = |rank: usize| Ok(time_exchanges(rank, cast.workers, bootstrap.rank(rank), &sizes)?);
+    let outcomes = together(cast.workers, || bootstrap.abandon(), time);
     let times = outcomes?.into_iter().next().unwrap_or_default();
     let seconds = |(kind, bytes): &(Kind, usize)| times.get(&(kind.name().into(), *bytes)).copied().unwrap_or(0.0);
     Ok(if spare { nodes.last().map_or(0.0, seconds) } else { nodes.iter().map(seconds).sum() })
@@ -149,11 +149,11 @@ fn exchange(graph: &Graph, node: &Node) -> Option<(Kind, usize)> {
 fn time_exchanges(
     rank: usize,
     size: usize,
-    table: Arc<Table>,
+    mut bootstrap: ThreadBootstrap,
     sizes: &BTreeMap<&str, (Kind, Vec<usize>)>,
 ) -> Result<BTreeMap<(String, usize), f64>, Fault> {
     let watch = Watch::alone();
-    let transport = shm::connect(rank, size, Arc::clone(&watch), &mut Chair { table, rank, round: 0 })?;
+    let transport = shm::connect(rank, size, Arc::clone(&watch), &mut bootstrap)?;
     let world = Communicator::new(transport, watch, true);
     let mut times = BTreeMap::new();
     for (kind, sizes) in sizes.values() {
@@ -166,58 +166,4 @@ fn time_exchanges(
         }
     }
     Ok(times)
-}
-
-/// Where the ranks of a rehearsal, which are threads, find each other: what each has laid, round by round.
-#[derive(Debug)]
-struct Table {
-    size: usize,
-    rounds: Mutex<Vec<Vec<Option<Vec<u8>>>>>,
-    changed: Condvar,
-    abandoned: AtomicBool,
-}
-
-/// How long ranks of a rehearsal, which are threads of one process, wait for one that does not come.
-const TABLE_WAIT_MAX: Duration = Duration::from_secs(60);
-const LOOK: Duration = Duration::from_millis(100);
-
-impl Table {
-    fn new(size: usize) -> Arc<Self> {
-        let abandoned = AtomicBool::new(false);
-        Arc::new(Self { size, rounds: Mutex::default(), changed: Condvar::new(), abandoned })
-    }
-
-    fn abandon(&self) {
-        self.abandoned.store(true, Ordering::Relaxed);
-        self.changed.notify_all();
-    }
-}
-
-#[derive(Debug)]
-struct Chair {
-    table: Arc<Table>,
-    rank: usize,
-    round: usize,
-}
-
-impl Bootstrap for Chair {
-    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
-        let round = self.round;
-        self.round += 1;
-        let mut rounds = self.table.rounds.lock().unwrap_or_else(PoisonError::into_inner);
-        if rounds.len() <= round {
-            rounds.resize(round + 1, vec![None; self.table.size]);
-        }
-        rounds[round][self.rank] = Some(mine.to_vec());
-        self.table.changed.notify_all();
-        let deadline = Instant::now() + TABLE_WAIT_MAX;
-        while rounds[round].iter().any(Option::is_none) {
-            if self.table.abandoned.load(Ordering::Relaxed) || Instant::now() > deadline {
-                return Err(Fault::BadCall("another rank of the rehearsal gave up".into()));
-            }
-            let waited = self.table.changed.wait_timeout(rounds, LOOK);
-            rounds = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        Ok(rounds[round].iter().flatten().cloned().collect())
-    }
 }

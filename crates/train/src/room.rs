@@ -164,7 +164,7 @@ impl Shortage {
             hint = "take fewer workers on a host; `kolo plan` tells what one needs";
         }
         format!(
-            "the job needs {} of memory, and {self}\n  {}{each}\n  hint: {hint} (`{UNCHECKED}=1` tries it all the same)",
+            "the job needs {} of memory, and {self}\n  {}{each}\n  hint: {hint} (`{UNCHECKED}=1` starts it anyway)",
             format_bytes(self.needed),
             kinds.join(", ")
         )

@@ -9,7 +9,7 @@ mod sink;
 pub use range::StepRange;
 
 use crate::error::Error;
-use kolo_comm::communicator::Span;
+use kolo_comm::communicator::CallSpan;
 use kolo_comm::{Communicator, Fault};
 use kolo_exec::Session;
 use serde_json::json;
@@ -17,7 +17,7 @@ use sink::{CHUNK_BYTES, Sink, push_event};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Events one rank writes, about 150 MB; what comes later is left out and counted.
@@ -103,7 +103,7 @@ impl Timeline {
     }
 
     fn lock(&self) -> MutexGuard<'_, Events> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+        kolo_base::lock(&self.events)
     }
 
     /// What comes now belongs to this step. Fails if what came before could not be written.
@@ -169,7 +169,7 @@ impl Timeline {
     }
 
     /// Shows a call of a communicator on this lane.
-    pub fn add_call(&self, lane: usize, span: &Span) {
+    pub fn add_call(&self, lane: usize, span: &CallSpan) {
         let name = format!("{} {}", span.call.kind.name(), span.call.name());
         self.add(lane, name.trim_end(), span.start, span.end, span.bytes);
     }

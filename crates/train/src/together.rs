@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::machine::peak_rss_bytes;
 use crate::report::{Communication, RankTimes};
 use crate::timeline::{COMMUNICATION, Timeline};
-use kolo_comm::communicator::Span;
+use kolo_comm::communicator::CallSpan;
 use kolo_comm::{Communicator, Fault, Reduction};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,7 +27,7 @@ impl Meter {
     /// Watches a communicator, and shows its calls on the timeline if there is one.
     pub fn attach(&self, world: &Communicator, timeline: Option<Arc<Timeline>>) {
         let busy = Arc::clone(&self.busy_ns);
-        world.record(Some(Arc::new(move |span: &Span| {
+        world.record(Some(Arc::new(move |span: &CallSpan| {
             busy.fetch_add(span.end.duration_since(span.start).as_nanos() as u64, Ordering::Relaxed);
             if let Some(timeline) = &timeline {
                 timeline.add_call(COMMUNICATION, span);
@@ -99,7 +99,7 @@ pub fn same_weights(world: &Communicator, digest: &str) -> Result<(), Error> {
         .chunks(own.len())
         .enumerate()
         .filter(|(_, other)| *other != &all[..own.len()])
-        .map(|(rank, _)| kolo_comm::fault::place(rank, &world.watch().host(rank)))
+        .map(|(rank, _)| kolo_comm::fault::rank_name(rank, &world.watch().host(rank)))
         .collect();
     if differ.is_empty() {
         return Ok(());

@@ -152,8 +152,8 @@ fn hosts_with_different_job_files_are_refused() {
 #[test]
 fn an_address_of_no_single_host_is_refused() {
     for (address, what) in [
-        ("0.0.0.0", "stands for every interface"),
-        ("::", "stands for every interface"),
+        ("0.0.0.0", "means every interface"),
+        ("::", "means every interface"),
         ("224.0.0.1", "is a multicast address"),
         ("255.255.255.255", "is the broadcast address"),
     ] {
@@ -179,7 +179,7 @@ fn a_worker_that_cannot_reach_the_others_is_noticed() {
     let ended = run(command.args(["--heartbeat-ms", "300"]), LIMIT);
     assert_eq!(ended.code, Some(1), "{ended}");
     let message = ended.only_error_of(2);
-    assert!(message.starts_with("error: rank 1 on b is gone during its start: "), "{ended}");
+    assert!(message.starts_with("error: rank 1 on b was lost during its start: "), "{ended}");
     assert!(message.contains("reaching the coordinator at 127.0.0.1:"), "{ended}");
 }
 

@@ -156,7 +156,7 @@ fn ranks_with_different_jobs_are_refused() {
 #[test]
 fn a_rank_that_is_stopped_under_mpirun_is_named() {
     for mpi in Mpi::all() {
-        // Whoever is stopped as soon as it is there has given no sign of life, and is waited for the longest.
+        // Whoever is stopped as soon as it is there has given no heartbeat, and is waited for the longest.
         let early = if mpi == Mpi::Open { (0, 0) } else { (1, 150) };
         for (victim, after_ms) in [early, (2, 30), (0, 2500)] {
             let dir = tempdir();

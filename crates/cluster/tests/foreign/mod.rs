@@ -105,7 +105,7 @@ pub fn a_stopped_rank_and_a_deaf_one() {
     signal(pids[2], libc::SIGCONT);
     let (codes, text) = end(children);
     assert_eq!(codes, [Some(1); 3]);
-    assert!(errors(&text) == 1 && text.contains("rank 2 on ") && text.contains("no sign of life"), "{text}");
+    assert!(errors(&text) == 1 && text.contains("rank 2 on ") && text.contains("no heartbeat"), "{text}");
 }
 
 /// The others name it; when it wakes, it knows that it was given up, and accuses nobody.
@@ -127,7 +127,7 @@ pub fn a_stopped_first_rank_is_told_once() {
     signal(pids[0], libc::SIGCONT);
     let (codes, text) = end(children);
     assert_eq!(codes, [Some(1); 3]);
-    assert!(errors(&text) == 1 && text.contains("error: rank 0 on ") && text.contains("no sign of life"), "{text}");
+    assert!(errors(&text) == 1 && text.contains("error: rank 0 on ") && text.contains("no heartbeat"), "{text}");
 }
 
 /// Longer than anybody's patience; then they go on.

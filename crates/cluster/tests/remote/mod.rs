@@ -2,7 +2,7 @@
 
 use super::{SOON, alive, all_gone, go_soon, signal, temporary};
 use kolo_cluster::hostlist;
-use kolo_cluster::hosts::{self, Options};
+use kolo_cluster::hosts::{self, HostsOptions};
 use kolo_cluster::{Notice, Outcome};
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -19,10 +19,10 @@ fn exe() -> String {
 }
 
 /// Agents are plain processes on this host.
-fn options(list: &str, out: &Path, behaviour: &[&str]) -> Options {
+fn options(list: &str, out: &Path, behaviour: &[&str]) -> HostsOptions {
     let mut arguments = vec!["worker".to_string()];
     arguments.extend(behaviour.iter().map(|word| word.to_string()));
-    let mut options = Options::new(hostlist::slots(list).unwrap(), &exe(), arguments);
+    let mut options = HostsOptions::new(hostlist::slots(list).unwrap(), &exe(), arguments);
     options.shell = ["sh", "-c", "echo noise of a login; exec sh -c \"$1\""].map(String::from).to_vec();
     options.out = Some(out.into());
     options.echo = None;
@@ -30,7 +30,7 @@ fn options(list: &str, out: &Path, behaviour: &[&str]) -> Options {
     options
 }
 
-fn run_with(options: &Options, harm: impl Fn(&[i32])) -> (Outcome, Vec<i32>, Duration) {
+fn run_with(options: &HostsOptions, harm: impl Fn(&[i32])) -> (Outcome, Vec<i32>, Duration) {
     let world = options.slots.iter().map(|slots| slots.count).sum();
     let mut pids = vec![0; world];
     let mut since = Instant::now();
@@ -68,7 +68,7 @@ pub fn hosts_end_well() {
 pub fn hosts_keep_last_words() {
     let out = temporary();
     // They have a heartbeat to come through.
-    let patient = Options { heartbeat_ms: 30_000, ..options("a:1,b:1", out.path(), &["whisper", "1"]) };
+    let patient = HostsOptions { heartbeat_ms: 30_000, ..options("a:1,b:1", out.path(), &["whisper", "1"]) };
     let (outcome, ..) = run_with(&patient, |_| {});
     assert!(outcome.message().unwrap().contains("rank 1 on "), "{:?}", outcome.message());
     let log = std::fs::read_to_string(out.path().join("rank-1.log")).unwrap();
@@ -107,13 +107,13 @@ pub fn a_host_that_cannot_be_reached() {
         ["sh", "-c", "test $0 = a && exec sh -c \"$1\"; echo no route to $0 >&2; exit 255"].map(String::from).to_vec();
     let message = hosts::run(&options, &mut |_| {}).unwrap().message().unwrap();
     assert!(
-        message.starts_with("rank 1 on b is gone during its start: host b: its remote shell: it exited"),
+        message.starts_with("rank 1 on b was lost during its start: host b: its remote shell: it exited"),
         "{message}"
     );
     assert!(message.contains("code 255: no route to b"), "{message}");
     options.shell = vec!["/nowhere/ssh".into()];
     assert!(hosts::run(&options, &mut |_| {}).unwrap_err().to_string().contains("/nowhere/ssh"));
-    let options = Options { directory: "/nowhere".into(), ..self::options("a:1", out.path(), &["train", "10"]) };
+    let options = HostsOptions { directory: "/nowhere".into(), ..self::options("a:1", out.path(), &["train", "10"]) };
     let message = hosts::run(&options, &mut |_| {}).unwrap().message().unwrap();
     assert!(message.contains("host a: starting"), "{message}");
 }
@@ -293,5 +293,5 @@ pub fn a_link_goes_down() {
     assert_eq!(output.status.code(), Some(1));
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains("FAULT rank 2 on ") || text.contains("FAULT rank 3 on "), "{text}");
-    assert!(text.contains("no sign of life for 1500 ms"), "{text}");
+    assert!(text.contains("no heartbeat for 1500 ms"), "{text}");
 }

@@ -43,7 +43,6 @@ fn steps(member: &mut Member, count: u64) -> Result<(), Fault> {
 pub const HERE: &str = "KOLO_TEST_HERE";
 
 pub fn run(arguments: &[String]) {
-    let number = |at: usize| arguments[at].parse::<u64>().unwrap();
     let behaviour = arguments[0].as_str();
     if behaviour == "stop_early" && std::env::var("KOLO_RANK").unwrap() == "1" {
         // SAFETY: stops this process.
@@ -64,40 +63,51 @@ pub fn run(arguments: &[String]) {
     if let Ok(folder) = std::env::var(HERE) {
         std::fs::write(std::path::Path::new(&folder).join(format!("here-{}", member.rank)), "").unwrap();
     }
+    let outcome = behave(&mut member, behaviour, arguments, &asked);
+    let outcome = match outcome {
+        Ok(()) => member.finish(),
+        Err(fault) => {
+            member.fail_with(&fault);
+            Err(fault)
+        }
+    };
+    std::process::exit(i32::from(outcome.is_err()));
+}
+
+/// What a worker does between joining and its end.
+fn behave(member: &mut Member, behaviour: &str, arguments: &[String], asked: &AtomicBool) -> Result<(), Fault> {
+    let number = |at: usize| arguments[at].parse::<u64>().unwrap();
     let chosen = arguments.get(1).is_some_and(|rank| *rank == member.rank.to_string());
-    let outcome = match behaviour {
-        "exit" => steps(&mut member, 5).and_then(|()| {
+    match behaviour {
+        "exit" => {
+            steps(member, 5)?;
             if chosen {
                 std::process::exit(number(2) as i32);
             }
-            steps(&mut member, 1)
-        }),
-        "whisper" => steps(&mut member, 5).and_then(|()| {
+            steps(member, 1)
+        }
+        "whisper" => {
+            steps(member, 5)?;
             if chosen {
-                let mut command = std::process::Command::new("sh");
-                command.args(["-c", "sleep 0.2; echo the last word"]);
-                // SAFETY: a system call, between fork and exec. Out of this process's group, it outlives it.
-                unsafe {
-                    command.pre_exec(|| if libc::setsid() < 0 { Err(std::io::ErrorKind::Other.into()) } else { Ok(()) })
-                };
-                command.spawn().unwrap();
-                std::process::exit(3);
+                whisper_and_exit();
             }
-            step(&mut member, 5)
-        }),
-        "panic" => steps(&mut member, 5).and_then(|()| {
+            step(member, 5)
+        }
+        "panic" => {
+            steps(member, 5)?;
             assert!(!chosen, "this rank panics");
-            step(&mut member, 5)
-        }),
-        "fail" => steps(&mut member, 6).and_then(|()| {
+            step(member, 5)
+        }
+        "fail" => {
+            steps(member, 6)?;
             if chosen {
                 member.fail("the disk is full", None);
                 std::process::exit(1);
             }
-            step(&mut member, 6)
-        }),
-        "blame" => blame(&mut member, number(1) as usize),
-        "differ" => differ(&mut member, chosen),
+            step(member, 6)
+        }
+        "blame" => blame(member, number(1) as usize),
+        "differ" => differ(member, chosen),
         "deaf" | "stubborn" => loop {
             std::hint::spin_loop();
         },
@@ -112,33 +122,39 @@ pub fn run(arguments: &[String]) {
             println!("saved");
             Ok(())
         }
-        "parent" => {
-            #[expect(clippy::zombie_processes, reason = "left behind on purpose")]
-            let child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-            println!("grandchild {}", child.id());
+        "parent" | "print" => {
+            speak(member, behaviour);
             Ok(())
         }
-        "print" => {
-            for line in 0..PRINTED {
-                println!("out {} line {line}", member.rank);
-                eprintln!("err {} line {line}", member.rank);
-            }
-            member.event(b"hello");
-            Ok(())
-        }
-        "stop_early" => steps(&mut member, 100_000),
-        "train" => steps(&mut member, number(1)),
-        "compute" => compute(&mut member, Duration::from_secs(number(1))),
+        "stop_early" => steps(member, 100_000),
+        "train" => steps(member, number(1)),
+        "compute" => compute(member, Duration::from_secs(number(1))),
         other => panic!("no such behaviour: {other}"),
-    };
-    let outcome = match outcome {
-        Ok(()) => member.finish(),
-        Err(fault) => {
-            member.fail_with(&fault);
-            Err(fault)
-        }
-    };
-    std::process::exit(i32::from(outcome.is_err()));
+    }
+}
+
+/// Leaves a process behind that prints after this one has ended.
+fn whisper_and_exit() -> ! {
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "sleep 0.2; echo the last word"]);
+    // SAFETY: a system call, between fork and exec. Out of this process's group, it outlives it.
+    unsafe { command.pre_exec(|| if libc::setsid() < 0 { Err(std::io::ErrorKind::Other.into()) } else { Ok(()) }) };
+    command.spawn().unwrap();
+    std::process::exit(3);
+}
+
+fn speak(member: &Member, behaviour: &str) {
+    if behaviour == "parent" {
+        #[expect(clippy::zombie_processes, reason = "left behind on purpose")]
+        let child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        println!("grandchild {}", child.id());
+        return;
+    }
+    for line in 0..PRINTED {
+        println!("out {} line {line}", member.rank);
+        eprintln!("err {} line {line}", member.rank);
+    }
+    member.event(b"hello");
 }
 
 /// Steps with work in them, until rank 0 says that the time is over.

@@ -3,27 +3,27 @@
 //! A reduction joins neighbouring blocks of ranks, the lower one on the left, whoever of them holds the sum: the root does
 //! for its own blocks, so that any root gets the bits of the tree.
 
-use super::builder::{Builder, slice};
-use super::{Cost, Group, Plan};
+use super::builder::{ProgramBuilder, slice};
+use super::{AlgorithmCost, CallShape, RankGroup};
 use crate::call::Kind;
-use crate::program::{Place, Region};
+use crate::program::{BufferRange, Region};
 
-pub(super) fn write(builder: &mut Builder, plan: &Plan<'_>) {
-    let group = Group::all(plan);
-    match plan.kind {
-        Kind::Broadcast => broadcast(builder, &group, plan.root, plan.output()),
-        Kind::Reduce if plan.rank == plan.root => {
-            reduce(builder, &group, plan.root, plan.input(), plan.output(), plan.mean);
+pub(super) fn write(builder: &mut ProgramBuilder, shape: &CallShape<'_>) {
+    let group = RankGroup::all(shape);
+    match shape.kind {
+        Kind::Broadcast => broadcast(builder, &group, shape.root, shape.output()),
+        Kind::Reduce if shape.rank == shape.root => {
+            reduce(builder, &group, shape.root, shape.input(), shape.output(), shape.mean);
         }
         Kind::Reduce => {
-            let sum = builder.scratch(plan.count);
-            reduce(builder, &group, plan.root, plan.input(), sum, plan.mean);
+            let sum = builder.scratch(shape.count);
+            reduce(builder, &group, shape.root, shape.input(), sum, shape.mean);
         }
-        Kind::Gather => gather(builder, plan),
-        Kind::Scatter => scatter(builder, plan),
+        Kind::Gather => gather(builder, shape),
+        Kind::Scatter => scatter(builder, shape),
         _ => {
-            reduce(builder, &group, 0, plan.input(), plan.output(), plan.mean);
-            broadcast(builder, &group, 0, plan.output());
+            reduce(builder, &group, 0, shape.input(), shape.output(), shape.mean);
+            broadcast(builder, &group, 0, shape.output());
         }
     }
 }
@@ -43,7 +43,7 @@ fn relatives(member: usize, len: usize) -> (Vec<usize>, Option<usize>) {
 }
 
 /// From member `root` of the group to all.
-pub(super) fn broadcast(builder: &mut Builder, group: &Group, root: usize, whole: Place) {
+pub(super) fn broadcast(builder: &mut ProgramBuilder, group: &RankGroup, root: usize, whole: BufferRange) {
     let len = group.len();
     let rank = |member: usize| group.ranks[(member + root) % len];
     let (children, parent) = relatives((group.me + len - root) % len, len);
@@ -58,7 +58,14 @@ pub(super) fn broadcast(builder: &mut Builder, group: &Group, root: usize, whole
 }
 
 /// Combines `input` of all members into `sum` of member `root`; the others use theirs on the way.
-pub(super) fn reduce(builder: &mut Builder, group: &Group, root: usize, input: Place, sum: Place, mean: bool) {
+pub(super) fn reduce(
+    builder: &mut ProgramBuilder,
+    group: &RankGroup,
+    root: usize,
+    input: BufferRange,
+    sum: BufferRange,
+    mean: bool,
+) {
     let len = group.len();
     if len == 1 {
         return builder.copy(input, sum);
@@ -93,74 +100,74 @@ pub(super) fn reduce(builder: &mut Builder, group: &Group, root: usize, input: P
 }
 
 /// Offsets of the parts of consecutive members counted from the root, from `first` on.
-fn packed(plan: &Plan<'_>, first: usize, members: usize) -> Vec<usize> {
+fn packed(shape: &CallShape<'_>, first: usize, members: usize) -> Vec<usize> {
     let mut bounds = vec![0];
     for member in first..first + members {
-        let count = plan.recv[(member + plan.root) % plan.size].count;
+        let count = shape.recv[(member + shape.root) % shape.size].count;
         bounds.push(bounds[member - first] + count);
     }
     bounds
 }
 
-fn gather(builder: &mut Builder, plan: &Plan<'_>) {
-    let rank = |member: usize| (member + plan.root) % plan.size;
-    let me = (plan.rank + plan.size - plan.root) % plan.size;
-    let members = subtree(me, plan.size);
-    let own = plan.own(Region::Input);
-    let (children, parent) = relatives(me, plan.size);
+fn gather(builder: &mut ProgramBuilder, shape: &CallShape<'_>) {
+    let rank = |member: usize| (member + shape.root) % shape.size;
+    let me = (shape.rank + shape.size - shape.root) % shape.size;
+    let members = subtree(me, shape.size);
+    let own = shape.own(Region::Input);
+    let (children, parent) = relatives(me, shape.size);
     if let (Some(parent), 1) = (parent, members) {
         return builder.send(rank(parent), own);
     }
-    let bounds = packed(plan, me, members);
+    let bounds = packed(shape, me, members);
     let held = builder.scratch(bounds[members]);
     for child in &children {
-        let (start, end) = (child - me, child - me + subtree(*child, plan.size));
+        let (start, end) = (child - me, child - me + subtree(*child, shape.size));
         builder.recv(rank(*child), slice(held, bounds[start], bounds[end] - bounds[start]));
     }
     if let Some(parent) = parent {
         builder.copy(own, slice(held, 0, own.count));
         return builder.send(rank(parent), held);
     }
-    let parts = plan.parts(Region::Output);
-    builder.copy(own, parts[plan.rank]);
-    for member in 1..plan.size {
+    let parts = shape.parts(Region::Output);
+    builder.copy(own, parts[shape.rank]);
+    for member in 1..shape.size {
         let from = slice(held, bounds[member], bounds[member + 1] - bounds[member]);
         builder.copy(from, parts[rank(member)]);
     }
 }
 
-fn scatter(builder: &mut Builder, plan: &Plan<'_>) {
-    let rank = |member: usize| (member + plan.root) % plan.size;
-    let me = (plan.rank + plan.size - plan.root) % plan.size;
-    let members = subtree(me, plan.size);
-    let own = plan.own(Region::Output);
-    let (children, parent) = relatives(me, plan.size);
+fn scatter(builder: &mut ProgramBuilder, shape: &CallShape<'_>) {
+    let rank = |member: usize| (member + shape.root) % shape.size;
+    let me = (shape.rank + shape.size - shape.root) % shape.size;
+    let members = subtree(me, shape.size);
+    let own = shape.own(Region::Output);
+    let (children, parent) = relatives(me, shape.size);
     if let (Some(parent), 1) = (parent, members) {
         return builder.recv(rank(parent), own);
     }
-    let bounds = packed(plan, me, members);
+    let bounds = packed(shape, me, members);
     let held = builder.scratch(bounds[members]);
     if let Some(parent) = parent {
         builder.recv(rank(parent), held);
         builder.copy(slice(held, 0, own.count), own);
     } else {
-        let parts = plan.parts(Region::Input);
-        for member in 1..plan.size {
+        let parts = shape.parts(Region::Input);
+        for member in 1..shape.size {
             let into = slice(held, bounds[member], bounds[member + 1] - bounds[member]);
             builder.copy(parts[rank(member)], into);
         }
-        builder.copy(parts[plan.rank], own);
+        builder.copy(parts[shape.rank], own);
     }
     for child in &children {
-        let (start, end) = (child - me, child - me + subtree(*child, plan.size));
+        let (start, end) = (child - me, child - me + subtree(*child, shape.size));
         builder.send(rank(*child), slice(held, bounds[start], bounds[end] - bounds[start]));
     }
 }
 
-pub(super) fn cost(plan: &Plan<'_>) -> Cost {
-    let (ranks, count) = plan.numbers();
+pub(super) fn cost(shape: &CallShape<'_>) -> AlgorithmCost {
+    let (ranks, count) = shape.numbers();
     let rounds = ranks.log2().ceil();
-    let (rounds, messages, sent, combined) = match plan.kind {
+    let (rounds, messages, sent, combined) = match shape.kind {
         Kind::Broadcast => (rounds, rounds, rounds * count, 0.0),
         Kind::Reduce => (rounds, 1.0, count, rounds * count),
         Kind::Gather => {
@@ -170,5 +177,5 @@ pub(super) fn cost(plan: &Plan<'_>) -> Cost {
         Kind::Scatter => (rounds, rounds, count * (ranks - 1.0) / ranks, 0.0),
         _ => (2.0 * rounds, rounds, rounds * count, rounds * count),
     };
-    Cost { rounds, messages, sent, combined, leaving: plan.leaving_by(1.0, sent) }
+    AlgorithmCost { rounds, messages, sent, combined, leaving: shape.leaving_by(1.0, sent) }
 }

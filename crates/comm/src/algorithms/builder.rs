@@ -3,15 +3,15 @@
 //! An action waits for the last writer of every element it reads, and for the last readers and writer of every element
 //! it writes. So an algorithm reads like sequential code, and what is independent still overlaps.
 
-use super::Plan;
+use super::CallShape;
 use crate::call::Kind;
-use crate::program::{Action, Place, Program, Region};
+use crate::program::{BufferRange, CollectiveAction, CollectiveProgram, Region};
 use crate::task::Part;
 use std::collections::BTreeMap;
 
 #[derive(Debug)]
-pub struct Builder {
-    program: Program,
+pub struct ProgramBuilder {
+    program: CollectiveProgram,
     /// Elements of a message at most, so that combining overlaps with receiving.
     segment: usize,
     in_place: bool,
@@ -23,10 +23,10 @@ pub struct Builder {
 
 /// Who last touched which elements.
 #[derive(Debug, Default)]
-struct History(BTreeMap<usize, Span>);
+struct History(BTreeMap<usize, HistorySpan>);
 
 #[derive(Clone, Debug, Default)]
-struct Span {
+struct HistorySpan {
     end: usize,
     writer: Option<usize>,
     /// Since the last write.
@@ -62,7 +62,7 @@ impl History {
             gaps.push((at, end));
         }
         for (from, end) in gaps {
-            self.0.insert(from, Span { end, writer: None, readers: vec![by] });
+            self.0.insert(from, HistorySpan { end, writer: None, readers: vec![by] });
         }
     }
 
@@ -74,40 +74,40 @@ impl History {
             after.extend(span.readers);
             self.0.remove(&from);
         }
-        self.0.insert(start, Span { end, writer: Some(by), readers: Vec::new() });
+        self.0.insert(start, HistorySpan { end, writer: Some(by), readers: Vec::new() });
     }
 }
 
 /// The part of a place from `offset` on.
-pub fn slice(place: Place, offset: usize, count: usize) -> Place {
-    Place { offset: place.offset + offset, count, ..place }
+pub fn slice(range: BufferRange, offset: usize, count: usize) -> BufferRange {
+    BufferRange { offset: range.offset + offset, count, ..range }
 }
 
-pub fn place(region: Region, part: Part) -> Place {
-    Place { region, offset: part.offset, count: part.count }
+pub fn range(region: Region, part: Part) -> BufferRange {
+    BufferRange { region, offset: part.offset, count: part.count }
 }
 
-impl Builder {
-    pub fn new(plan: &Plan<'_>) -> Self {
+impl ProgramBuilder {
+    pub fn new(shape: &CallShape<'_>) -> Self {
         Self {
-            program: Program::default(),
-            segment: plan.segment.max(1),
-            in_place: plan.in_place,
-            shifts: plan.shifts(),
+            program: CollectiveProgram::default(),
+            segment: shape.segment.max(1),
+            in_place: shape.in_place,
+            shifts: shape.shifts(),
             caller: History::default(),
             scratch: History::default(),
         }
     }
 
-    pub fn finish(self) -> Program {
+    pub fn finish(self) -> CollectiveProgram {
         self.program
     }
 
     /// Scratch that nothing else uses.
-    pub fn scratch(&mut self, count: usize) -> Place {
+    pub fn scratch(&mut self, count: usize) -> BufferRange {
         let offset = self.program.scratch;
         self.program.scratch += count;
-        Place { region: Region::Scratch, offset, count }
+        BufferRange { region: Region::Scratch, offset, count }
     }
 
     /// Elements of one message at most.
@@ -116,23 +116,29 @@ impl Builder {
     }
 
     /// A place cut to segments; nothing if it is empty.
-    pub fn segments(&self, whole: Place) -> impl Iterator<Item = Place> + use<> {
+    pub fn segments(&self, whole: BufferRange) -> impl Iterator<Item = BufferRange> + use<> {
         let segment = self.segment;
         (0..whole.count).step_by(segment).map(move |offset| slice(whole, offset, segment.min(whole.count - offset)))
     }
 
-    fn push(&mut self, action: Action, reads: &[Place], write: Option<Place>, mut after: Vec<usize>) -> usize {
+    fn push(
+        &mut self,
+        action: CollectiveAction,
+        reads: &[BufferRange],
+        write: Option<BufferRange>,
+        mut after: Vec<usize>,
+    ) -> usize {
         let number = self.program.instructions.len();
-        for (place, writes) in reads.iter().map(|place| (*place, false)).chain(write.map(|place| (place, true))) {
-            let (history, shift) = match place.region {
+        for (range, writes) in reads.iter().map(|range| (*range, false)).chain(write.map(|range| (range, true))) {
+            let (history, shift) = match range.region {
                 Region::Scratch => (&mut self.scratch, 0),
                 // Nobody writes an input of its own.
                 Region::Input if !self.in_place => continue,
                 Region::Input => (&mut self.caller, self.shifts[0]),
                 Region::Output => (&mut self.caller, self.shifts[1]),
             };
-            if place.count > 0 {
-                let (start, end) = (place.offset + shift, place.offset + shift + place.count);
+            if range.count > 0 {
+                let (start, end) = (range.offset + shift, range.offset + shift + range.count);
                 if writes {
                     history.write(start, end, number, &mut after);
                 } else {
@@ -147,35 +153,35 @@ impl Builder {
     }
 
     /// One message, even if it is empty.
-    pub fn send_one(&mut self, to: usize, from: Place) -> usize {
-        self.push(Action::Send { to, from }, &[from], None, Vec::new())
+    pub fn send_one(&mut self, to: usize, from: BufferRange) -> usize {
+        self.push(CollectiveAction::Send { to, from }, &[from], None, Vec::new())
     }
 
     /// One message, even if it is empty.
-    pub fn recv_one(&mut self, from: usize, into: Place) -> usize {
-        self.push(Action::Recv { from, into }, &[], Some(into), Vec::new())
+    pub fn recv_one(&mut self, from: usize, into: BufferRange) -> usize {
+        self.push(CollectiveAction::Recv { from, into }, &[], Some(into), Vec::new())
     }
 
     /// An empty message that leaves when all of `after` are done.
     pub fn signal(&mut self, to: usize, after: &[usize]) -> usize {
-        let nothing = Place { region: Region::Scratch, offset: 0, count: 0 };
-        self.push(Action::Send { to, from: nothing }, &[], None, after.to_vec())
+        let nothing = BufferRange { region: Region::Scratch, offset: 0, count: 0 };
+        self.push(CollectiveAction::Send { to, from: nothing }, &[], None, after.to_vec())
     }
 
-    pub fn send(&mut self, to: usize, from: Place) {
+    pub fn send(&mut self, to: usize, from: BufferRange) {
         for segment in self.segments(from) {
             self.send_one(to, segment);
         }
     }
 
-    pub fn recv(&mut self, from: usize, into: Place) {
+    pub fn recv(&mut self, from: usize, into: BufferRange) {
         for segment in self.segments(into) {
             self.recv_one(from, segment);
         }
     }
 
     /// As [`Self::send`], but an empty place is one empty message.
-    pub fn send_message(&mut self, to: usize, from: Place) {
+    pub fn send_message(&mut self, to: usize, from: BufferRange) {
         if from.count == 0 {
             self.send_one(to, from);
         }
@@ -183,7 +189,7 @@ impl Builder {
     }
 
     /// As [`Self::recv`], but an empty place is one empty message.
-    pub fn recv_message(&mut self, from: usize, into: Place) {
+    pub fn recv_message(&mut self, from: usize, into: BufferRange) {
         if into.count == 0 {
             self.recv_one(from, into);
         }
@@ -191,30 +197,30 @@ impl Builder {
     }
 
     /// Copies by segments; nothing where source and target are the same memory.
-    pub fn copy(&mut self, from: Place, into: Place) {
+    pub fn copy(&mut self, from: BufferRange, into: BufferRange) {
         if self.in_place && self.home(from).is_some() && self.home(from) == self.home(into) {
             return;
         }
         for (from, into) in self.segments(from).zip(self.segments(into)) {
-            self.push(Action::Copy { from, into }, &[from], Some(into), Vec::new());
+            self.push(CollectiveAction::Copy { from, into }, &[from], Some(into), Vec::new());
         }
     }
 
-    fn home(&self, place: Place) -> Option<usize> {
-        match place.region {
+    fn home(&self, range: BufferRange) -> Option<usize> {
+        match range.region {
             Region::Scratch => None,
-            Region::Input => Some(place.offset + self.shifts[0]),
-            Region::Output => Some(place.offset + self.shifts[1]),
+            Region::Input => Some(range.offset + self.shifts[0]),
+            Region::Output => Some(range.offset + self.shifts[1]),
         }
     }
 
     /// One combination, of places of the same length.
-    pub fn combine(&mut self, left: Place, right: Place, into: Place) {
-        self.push(Action::Combine { left, right, into }, &[left, right], Some(into), Vec::new());
+    pub fn combine(&mut self, left: BufferRange, right: BufferRange, into: BufferRange) {
+        self.push(CollectiveAction::Combine { left, right, into }, &[left, right], Some(into), Vec::new());
     }
 
     /// Combines by segments.
-    pub fn combine_all(&mut self, left: Place, right: Place, into: Place) {
+    pub fn combine_all(&mut self, left: BufferRange, right: BufferRange, into: BufferRange) {
         let segments = self.segments(left).zip(self.segments(right)).zip(self.segments(into));
         for ((left, right), into) in segments {
             self.combine(left, right, into);
@@ -222,14 +228,14 @@ impl Builder {
     }
 
     /// The end of a mean.
-    pub fn divide(&mut self, whole: Place) {
-        for place in self.segments(whole) {
-            self.push(Action::Divide { place }, &[place], Some(place), Vec::new());
+    pub fn divide(&mut self, whole: BufferRange) {
+        for range in self.segments(whole) {
+            self.push(CollectiveAction::Divide { range }, &[range], Some(range), Vec::new());
         }
     }
 
     /// Combines places of equal length in tree order. All but at most one are scratch, whose content is lost.
-    pub fn tree(&mut self, mut leaves: Vec<Place>, into: Place) {
+    pub fn tree(&mut self, mut leaves: Vec<BufferRange>, into: BufferRange) {
         if let [only] = leaves[..] {
             return self.copy(only, into);
         }
@@ -253,7 +259,7 @@ impl Builder {
     }
 }
 
-impl Plan<'_> {
+impl CallShape<'_> {
     /// Where input and output lie in the memory they share when in place, in elements.
     pub fn shifts(&self) -> [usize; 2] {
         let own = self.recv.get(self.rank).map_or(0, |part| part.offset);

@@ -5,52 +5,52 @@
 //! Halving needs a power of two; the ranks beyond it are folded into their neighbours first, which for some sizes
 //! changes the order.
 
-use super::builder::{Builder, slice};
-use super::{Cost, Group, Plan};
+use super::builder::{ProgramBuilder, slice};
+use super::{AlgorithmCost, CallShape, RankGroup};
 use crate::call::Kind;
-use crate::program::{Place, Region};
+use crate::program::{BufferRange, Region};
 
-pub(super) fn doubling(builder: &mut Builder, plan: &Plan<'_>) {
-    match plan.kind {
-        Kind::Barrier => barrier(builder, plan),
-        Kind::AllReduce => all_reduce_whole(builder, plan),
-        Kind::AllGather => all_gather(builder, plan),
-        _ => scan(builder, plan),
+pub(super) fn doubling(builder: &mut ProgramBuilder, shape: &CallShape<'_>) {
+    match shape.kind {
+        Kind::Barrier => barrier(builder, shape),
+        Kind::AllReduce => all_reduce_whole(builder, shape),
+        Kind::AllGather => all_gather(builder, shape),
+        _ => scan(builder, shape),
     }
 }
 
-pub(super) fn write(builder: &mut Builder, plan: &Plan<'_>) {
-    match plan.kind {
-        Kind::ReduceScatter => reduce_scatter(builder, plan),
-        _ => all_reduce(builder, plan),
+pub(super) fn write(builder: &mut ProgramBuilder, shape: &CallShape<'_>) {
+    match shape.kind {
+        Kind::ReduceScatter => reduce_scatter(builder, shape),
+        _ => all_reduce(builder, shape),
     }
 }
 
 /// In round `k` everyone tells the rank 2^k further that it and all it heard of have come.
-fn barrier(builder: &mut Builder, plan: &Plan<'_>) {
+fn barrier(builder: &mut ProgramBuilder, shape: &CallShape<'_>) {
     let mut heard = Vec::new();
     let mut distance = 1;
-    while distance < plan.size {
-        builder.signal((plan.rank + distance) % plan.size, &heard);
-        let nothing = Place { region: Region::Scratch, offset: 0, count: 0 };
-        heard.push(builder.recv_one((plan.rank + plan.size - distance) % plan.size, nothing));
+    while distance < shape.size {
+        builder.signal((shape.rank + distance) % shape.size, &heard);
+        let nothing = BufferRange { region: Region::Scratch, offset: 0, count: 0 };
+        heard.push(builder.recv_one((shape.rank + shape.size - distance) % shape.size, nothing));
         distance *= 2;
     }
 }
 
 /// Blocks of 2^k ranks that know their sum pair up. Where the upper block is cut short by the number of ranks, its members
 /// serve several of the lower block.
-fn all_reduce_whole(builder: &mut Builder, plan: &Plan<'_>) {
-    let output = plan.output();
-    builder.copy(plan.input(), output);
-    let slots = [builder.scratch(plan.count), builder.scratch(plan.count)];
+fn all_reduce_whole(builder: &mut ProgramBuilder, shape: &CallShape<'_>) {
+    let output = shape.output();
+    builder.copy(shape.input(), output);
+    let slots = [builder.scratch(shape.count), builder.scratch(shape.count)];
     let mut width = 1;
-    while width < plan.size {
+    while width < shape.size {
         let slot = slots[usize::from(width.trailing_zeros() % 2 == 1)];
-        let low = plan.rank / (2 * width) * 2 * width;
-        let upper = plan.size.min(low + 2 * width).saturating_sub(low + width);
-        let index = plan.rank % width;
-        if upper > 0 && plan.rank < low + width {
+        let low = shape.rank / (2 * width) * 2 * width;
+        let upper = shape.size.min(low + 2 * width).saturating_sub(low + width);
+        let index = shape.rank % width;
+        if upper > 0 && shape.rank < low + width {
             if index < upper {
                 builder.send(low + width + index, output);
             }
@@ -65,7 +65,7 @@ fn all_reduce_whole(builder: &mut Builder, plan: &Plan<'_>) {
         }
         width *= 2;
     }
-    if plan.mean {
+    if shape.mean {
         builder.divide(output);
     }
 }
@@ -84,14 +84,14 @@ fn gives(rank: usize, from: usize, size: usize) -> bool {
 
 /// Block sums go round by doubling; a rank adds those of the blocks before it, nearest first, which is the order of the
 /// tree over the ranks up to it.
-fn scan(builder: &mut Builder, plan: &Plan<'_>) {
-    let (rank, size) = (plan.rank, plan.size);
-    let (input, output) = (plan.input(), plan.output());
-    let total = builder.scratch(plan.count);
+fn scan(builder: &mut ProgramBuilder, shape: &CallShape<'_>) {
+    let (rank, size) = (shape.rank, shape.size);
+    let (input, output) = (shape.input(), shape.output());
+    let total = builder.scratch(shape.count);
     if gives(rank, 1, size) {
         builder.copy(input, total);
     }
-    let mut prefix = plan.kind == Kind::Scan;
+    let mut prefix = shape.kind == Kind::Scan;
     if prefix {
         builder.copy(input, output);
     }
@@ -102,7 +102,7 @@ fn scan(builder: &mut Builder, plan: &Plan<'_>) {
                 builder.send(partner, total);
             }
             if later {
-                let slot = builder.scratch(plan.count);
+                let slot = builder.scratch(shape.count);
                 builder.recv(partner, slot);
                 builder.combine_all(total, slot, total);
             }
@@ -111,7 +111,7 @@ fn scan(builder: &mut Builder, plan: &Plan<'_>) {
         if gives(partner, 2 * width, size) {
             builder.send(partner, total);
         }
-        let slot = builder.scratch(plan.count);
+        let slot = builder.scratch(shape.count);
         builder.recv(partner, slot);
         if prefix {
             builder.combine_all(slot, output, output);
@@ -139,12 +139,12 @@ fn halves(me: usize, size: usize, distance: usize) -> ([usize; 2], [usize; 2]) {
     (range(me), range(me ^ distance))
 }
 
-fn range(whole: Place, bounds: &[usize], [start, end]: [usize; 2]) -> Place {
+fn range(whole: BufferRange, bounds: &[usize], [start, end]: [usize; 2]) -> BufferRange {
     slice(whole, bounds[start], bounds[end] - bounds[start])
 }
 
 /// Each member ends with the combination of all in its own range of `whole`.
-fn halve(builder: &mut Builder, group: &Group, bounds: &[usize], whole: Place) {
+fn halve(builder: &mut ProgramBuilder, group: &RankGroup, bounds: &[usize], whole: BufferRange) {
     let mut distance = 1;
     while distance < group.len() {
         let (mine, theirs) = halves(group.me, group.len(), distance);
@@ -160,7 +160,7 @@ fn halve(builder: &mut Builder, group: &Group, bounds: &[usize], whole: Place) {
 }
 
 /// The way back: each member starts with its own range and ends with all.
-fn double(builder: &mut Builder, group: &Group, bounds: &[usize], whole: Place) {
+fn double(builder: &mut ProgramBuilder, group: &RankGroup, bounds: &[usize], whole: BufferRange) {
     let mut distance = group.len() / 2;
     while distance > 0 {
         let (mine, theirs) = halves(group.me, group.len(), distance);
@@ -180,69 +180,69 @@ fn bounds(counts: impl Iterator<Item = usize>) -> Vec<usize> {
     bounds
 }
 
-fn all_reduce(builder: &mut Builder, plan: &Plan<'_>) {
-    let power = (plan.size + 1).next_power_of_two() / 2;
-    let folded = 2 * (plan.size - power);
-    let output = plan.output();
-    if plan.rank < folded && plan.rank % 2 == 1 {
-        builder.send(plan.rank - 1, plan.input());
-        return builder.recv(plan.rank - 1, output);
+fn all_reduce(builder: &mut ProgramBuilder, shape: &CallShape<'_>) {
+    let power = (shape.size + 1).next_power_of_two() / 2;
+    let folded = 2 * (shape.size - power);
+    let output = shape.output();
+    if shape.rank < folded && shape.rank % 2 == 1 {
+        builder.send(shape.rank - 1, shape.input());
+        return builder.recv(shape.rank - 1, output);
     }
-    if plan.rank < folded {
-        let slot = builder.scratch(plan.count);
-        builder.recv(plan.rank + 1, slot);
-        builder.combine_all(plan.input(), slot, output);
+    if shape.rank < folded {
+        let slot = builder.scratch(shape.count);
+        builder.recv(shape.rank + 1, slot);
+        builder.combine_all(shape.input(), slot, output);
     } else {
-        builder.copy(plan.input(), output);
+        builder.copy(shape.input(), output);
     }
-    let ranks: Vec<usize> = (0..folded).step_by(2).chain(folded..plan.size).collect();
-    let me = if plan.rank < folded { plan.rank / 2 } else { plan.rank - folded / 2 };
-    let group = Group { ranks, me };
-    let bounds = bounds(Plan::even(output, power).iter().map(|part| part.count));
+    let ranks: Vec<usize> = (0..folded).step_by(2).chain(folded..shape.size).collect();
+    let me = if shape.rank < folded { shape.rank / 2 } else { shape.rank - folded / 2 };
+    let group = RankGroup { ranks, me };
+    let bounds = bounds(CallShape::even(output, power).iter().map(|part| part.count));
     halve(builder, &group, &bounds, output);
-    if plan.mean {
+    if shape.mean {
         let at = reversed(me, power);
         builder.divide(range(output, &bounds, [at, at + 1]));
     }
     double(builder, &group, &bounds, output);
-    if plan.rank < folded {
-        builder.send(plan.rank + 1, output);
+    if shape.rank < folded {
+        builder.send(shape.rank + 1, output);
     }
 }
 
 /// Parts are packed in the order in which halving keeps them together.
-fn reduce_scatter(builder: &mut Builder, plan: &Plan<'_>) {
-    let own = plan.own(Region::Output);
-    let parts = plan.parts(Region::Input);
-    if plan.size == 1 {
+fn reduce_scatter(builder: &mut ProgramBuilder, shape: &CallShape<'_>) {
+    let own = shape.own(Region::Output);
+    let parts = shape.parts(Region::Input);
+    if shape.size == 1 {
         return builder.copy(parts[0], own);
     }
-    let bounds = bounds((0..plan.size).map(|at| parts[reversed(at, plan.size)].count));
-    let packed = builder.scratch(bounds[plan.size]);
-    for at in 0..plan.size {
-        builder.copy(parts[reversed(at, plan.size)], range(packed, &bounds, [at, at + 1]));
+    let bounds = bounds((0..shape.size).map(|at| parts[reversed(at, shape.size)].count));
+    let packed = builder.scratch(bounds[shape.size]);
+    for at in 0..shape.size {
+        builder.copy(parts[reversed(at, shape.size)], range(packed, &bounds, [at, at + 1]));
     }
-    halve(builder, &Group::all(plan), &bounds, packed);
-    let at = reversed(plan.rank, plan.size);
+    halve(builder, &RankGroup::all(shape), &bounds, packed);
+    let at = reversed(shape.rank, shape.size);
     let result = range(packed, &bounds, [at, at + 1]);
-    if plan.mean {
+    if shape.mean {
         builder.divide(result);
     }
     builder.copy(result, own);
 }
 
-fn all_gather(builder: &mut Builder, plan: &Plan<'_>) {
-    let parts = plan.parts(Region::Output);
-    if plan.size == 1 {
-        return builder.copy(plan.own(Region::Input), parts[0]);
+fn all_gather(builder: &mut ProgramBuilder, shape: &CallShape<'_>) {
+    let parts = shape.parts(Region::Output);
+    if shape.size == 1 {
+        return builder.copy(shape.own(Region::Input), parts[0]);
     }
-    let bounds = bounds((0..plan.size).map(|at| parts[reversed(at, plan.size)].count));
-    let packed = builder.scratch(bounds[plan.size]);
-    let at = reversed(plan.rank, plan.size);
-    builder.copy(plan.own(Region::Input), range(packed, &bounds, [at, at + 1]));
-    double(builder, &Group::all(plan), &bounds, packed);
-    for at in 0..plan.size {
-        builder.copy(range(packed, &bounds, [at, at + 1]), parts[reversed(at, plan.size)]);
+    let bounds = bounds((0..shape.size).map(|at| parts[reversed(at, shape.size)].count));
+    let packed = builder.scratch(bounds[shape.size]);
+    let at = reversed(shape.rank, shape.size);
+    builder.copy(shape.own(Region::Input), range(packed, &bounds, [at, at + 1]));
+    double(builder, &RankGroup::all(shape), &bounds, packed);
+    for at in 0..shape.size {
+        builder.copy(range(packed, &bounds, [at, at + 1]), parts[reversed(at, shape.size)]);
     }
 }
 
@@ -256,27 +256,27 @@ fn whole_messages(size: usize) -> usize {
     }
 }
 
-pub(super) fn doubling_cost(plan: &Plan<'_>) -> Cost {
-    let (ranks, count) = plan.numbers();
+pub(super) fn doubling_cost(shape: &CallShape<'_>) -> AlgorithmCost {
+    let (ranks, count) = shape.numbers();
     let rounds = ranks.log2().ceil();
-    let (messages, sent, combined) = match plan.kind {
+    let (messages, sent, combined) = match shape.kind {
         Kind::Barrier => (rounds, 0.0, 0.0),
         Kind::AllReduce => {
-            let messages = whole_messages(plan.size) as f64;
+            let messages = whole_messages(shape.size) as f64;
             (messages, messages * count, rounds * count)
         }
         Kind::AllGather => (rounds, count * (ranks - 1.0) / ranks, 0.0),
         _ => (rounds, rounds * count, 2.0 * rounds * count),
     };
-    Cost { rounds, messages, sent, combined, leaving: plan.leaving_by(plan.per_host().0, sent) }
+    AlgorithmCost { rounds, messages, sent, combined, leaving: shape.leaving_by(shape.per_host().0, sent) }
 }
 
-pub(super) fn cost(plan: &Plan<'_>) -> Cost {
-    let (ranks, count) = plan.numbers();
+pub(super) fn cost(shape: &CallShape<'_>) -> AlgorithmCost {
+    let (ranks, count) = shape.numbers();
     let power = ranks.log2().floor().exp2();
     let share = count * (power - 1.0) / power;
     let fold = if power < ranks { 1.0 } else { 0.0 };
-    let (rounds, messages, sent, combined) = match plan.kind {
+    let (rounds, messages, sent, combined) = match shape.kind {
         Kind::ReduceScatter => (power.log2(), power.log2(), share, share),
         _ => (
             2.0 * power.log2() + 2.0 * fold,
@@ -285,5 +285,5 @@ pub(super) fn cost(plan: &Plan<'_>) -> Cost {
             share + fold * count,
         ),
     };
-    Cost { rounds, messages, sent, combined, leaving: plan.leaving_by(plan.per_host().0, sent) }
+    AlgorithmCost { rounds, messages, sent, combined, leaving: shape.leaving_by(shape.per_host().0, sent) }
 }

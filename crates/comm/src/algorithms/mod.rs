@@ -1,4 +1,4 @@
-//! Collectives as programs. An algorithm is a pure function from a [`Plan`] to this rank's [`Program`]; all ranks that run
+//! Collectives as programs. An algorithm is a pure function from a [`CallShape`] to this rank's [`CollectiveProgram`]; all ranks that run
 //! the same algorithm on the same plan fit together.
 //!
 //! Costs are formulas in the number of ranks and the size of the vector, written down in `docs/collectives.md`; the tests
@@ -14,13 +14,13 @@ mod ring;
 mod walk;
 
 use crate::call::Kind;
-use crate::program::{Place, Program, Region};
+use crate::program::{BufferRange, CollectiveProgram, Region};
 use crate::task::{Part, even_parts};
-use builder::{Builder, place};
+use builder::{ProgramBuilder, range};
 
 /// What a program depends on. Counts and offsets are in elements.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan<'a> {
+pub struct CallShape<'a> {
     pub kind: Kind,
     pub rank: usize,
     pub size: usize,
@@ -28,7 +28,7 @@ pub struct Plan<'a> {
     pub count: usize,
     /// The reduction ends with a division.
     pub mean: bool,
-    /// Input and output are one memory, as [`crate::task::Task`] allows.
+    /// Input and output are one memory, as [`crate::task::CollectiveTask`] allows.
     pub in_place: bool,
     pub send: &'a [Part],
     pub recv: &'a [Part],
@@ -53,7 +53,7 @@ pub enum Algorithm {
 
 /// What an algorithm costs the busiest rank if parts are even. Counts are in elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Cost {
+pub struct AlgorithmCost {
     /// Messages one behind the other on the longest way.
     pub rounds: f64,
     /// Messages sent by one rank, before they are cut to segments.
@@ -110,47 +110,47 @@ impl Algorithm {
     }
 
     /// This rank's program. The algorithm must apply.
-    pub fn program(self, plan: &Plan<'_>) -> Program {
-        let mut builder = Builder::new(plan);
+    pub fn program(self, shape: &CallShape<'_>) -> CollectiveProgram {
+        let mut builder = ProgramBuilder::new(shape);
         match self {
-            Algorithm::Exchange => direct::exchange(&mut builder, plan),
-            Algorithm::Direct => direct::write(&mut builder, plan),
-            Algorithm::Ring => ring::write(&mut builder, plan),
-            Algorithm::Doubling => halving_doubling::doubling(&mut builder, plan),
-            Algorithm::HalvingDoubling => halving_doubling::write(&mut builder, plan),
-            Algorithm::Binomial => binomial::write(&mut builder, plan),
-            Algorithm::Hierarchical => hierarchical::write(&mut builder, plan),
+            Algorithm::Exchange => direct::exchange(&mut builder, shape),
+            Algorithm::Direct => direct::write(&mut builder, shape),
+            Algorithm::Ring => ring::write(&mut builder, shape),
+            Algorithm::Doubling => halving_doubling::doubling(&mut builder, shape),
+            Algorithm::HalvingDoubling => halving_doubling::write(&mut builder, shape),
+            Algorithm::Binomial => binomial::write(&mut builder, shape),
+            Algorithm::Hierarchical => hierarchical::write(&mut builder, shape),
         }
         builder.finish()
     }
 
     /// What it costs; 0 for one rank.
-    pub fn cost(self, plan: &Plan<'_>) -> Cost {
-        if plan.size == 1 {
-            return Cost::default();
+    pub fn cost(self, shape: &CallShape<'_>) -> AlgorithmCost {
+        if shape.size == 1 {
+            return AlgorithmCost::default();
         }
         match self {
-            Algorithm::Exchange => direct::exchange_cost(plan),
-            Algorithm::Direct => direct::cost(plan),
-            Algorithm::Ring => ring::cost(plan),
-            Algorithm::Doubling => halving_doubling::doubling_cost(plan),
-            Algorithm::HalvingDoubling => halving_doubling::cost(plan),
-            Algorithm::Binomial => binomial::cost(plan),
-            Algorithm::Hierarchical => hierarchical::cost(plan),
+            Algorithm::Exchange => direct::exchange_cost(shape),
+            Algorithm::Direct => direct::cost(shape),
+            Algorithm::Ring => ring::cost(shape),
+            Algorithm::Doubling => halving_doubling::doubling_cost(shape),
+            Algorithm::HalvingDoubling => halving_doubling::cost(shape),
+            Algorithm::Binomial => binomial::cost(shape),
+            Algorithm::Hierarchical => hierarchical::cost(shape),
         }
     }
 }
 
 /// Ranks among which a part of an algorithm runs, in order, this rank among them.
 #[derive(Clone, Debug)]
-struct Group {
+struct RankGroup {
     ranks: Vec<usize>,
     me: usize,
 }
 
-impl Group {
-    fn all(plan: &Plan<'_>) -> Self {
-        Self { ranks: (0..plan.size).collect(), me: plan.rank }
+impl RankGroup {
+    fn all(shape: &CallShape<'_>) -> Self {
+        Self { ranks: (0..shape.size).collect(), me: shape.rank }
     }
 
     fn len(&self) -> usize {
@@ -164,29 +164,29 @@ impl Group {
     }
 }
 
-impl Plan<'_> {
-    fn input(&self) -> Place {
-        place(Region::Input, Part { offset: 0, count: self.count })
+impl CallShape<'_> {
+    fn input(&self) -> BufferRange {
+        range(Region::Input, Part { offset: 0, count: self.count })
     }
 
-    fn output(&self) -> Place {
-        place(Region::Output, Part { offset: 0, count: self.count })
+    fn output(&self) -> BufferRange {
+        range(Region::Output, Part { offset: 0, count: self.count })
     }
 
     /// An equal part of a place for each of `ranks`.
-    fn even(whole: Place, ranks: usize) -> Vec<Place> {
-        let part = |part: &Part| Place { offset: whole.offset + part.offset, count: part.count, ..whole };
+    fn even(whole: BufferRange, ranks: usize) -> Vec<BufferRange> {
+        let part = |part: &Part| BufferRange { offset: whole.offset + part.offset, count: part.count, ..whole };
         even_parts(whole.count, ranks).iter().map(part).collect()
     }
 
     /// The parts of all ranks in a region.
-    fn parts(&self, region: Region) -> Vec<Place> {
-        self.recv.iter().map(|part| place(region, *part)).collect()
+    fn parts(&self, region: Region) -> Vec<BufferRange> {
+        self.recv.iter().map(|part| range(region, *part)).collect()
     }
 
     /// This rank's part in a buffer that holds nothing else.
-    fn own(&self, region: Region) -> Place {
-        Place { region, offset: 0, count: self.recv[self.rank].count }
+    fn own(&self, region: Region) -> BufferRange {
+        BufferRange { region, offset: 0, count: self.recv[self.rank].count }
     }
 
     /// Ranks and elements as numbers for formulas.

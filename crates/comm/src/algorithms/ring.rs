@@ -1,31 +1,43 @@
 //! Ring: every rank speaks to its two neighbours only. Each part travels once round, growing, and once more to be known
 //! by all. The order of additions rotates with the part, so the bits are not those of the tree.
 
-use super::builder::{Builder, slice};
-use super::{Cost, Group, Plan};
+use super::builder::{ProgramBuilder, slice};
+use super::{AlgorithmCost, CallShape, RankGroup};
 use crate::call::Kind;
-use crate::program::{Place, Region};
+use crate::program::{BufferRange, Region};
 
-pub(super) fn write(builder: &mut Builder, plan: &Plan<'_>) {
-    let group = Group::all(plan);
-    match plan.kind {
+pub(super) fn write(builder: &mut ProgramBuilder, shape: &CallShape<'_>) {
+    let group = RankGroup::all(shape);
+    match shape.kind {
         Kind::ReduceScatter => {
-            reduce_scatter(builder, &group, &plan.parts(Region::Input), plan.own(Region::Output), plan.mean);
+            reduce_scatter(builder, &group, &shape.parts(Region::Input), shape.own(Region::Output), shape.mean);
         }
         Kind::AllGather => {
-            let parts = plan.parts(Region::Output);
-            builder.copy(plan.own(Region::Input), parts[plan.rank]);
+            let parts = shape.parts(Region::Output);
+            builder.copy(shape.own(Region::Input), parts[shape.rank]);
             all_gather(builder, &group, &parts);
         }
         _ => {
-            let output = Plan::even(plan.output(), plan.size);
-            reduce_scatter(builder, &group, &Plan::even(plan.input(), plan.size), output[plan.rank], plan.mean);
+            let output = CallShape::even(shape.output(), shape.size);
+            reduce_scatter(
+                builder,
+                &group,
+                &CallShape::even(shape.input(), shape.size),
+                output[shape.rank],
+                shape.mean,
+            );
             all_gather(builder, &group, &output);
         }
     }
 }
 
-fn reduce_scatter(builder: &mut Builder, group: &Group, parts: &[Place], into: Place, mean: bool) {
+fn reduce_scatter(
+    builder: &mut ProgramBuilder,
+    group: &RankGroup,
+    parts: &[BufferRange],
+    into: BufferRange,
+    mean: bool,
+) {
     let (len, me) = (group.len(), group.me);
     if len == 1 {
         return builder.copy(parts[0], into);
@@ -49,7 +61,7 @@ fn reduce_scatter(builder: &mut Builder, group: &Group, parts: &[Place], into: P
     }
 }
 
-fn all_gather(builder: &mut Builder, group: &Group, parts: &[Place]) {
+fn all_gather(builder: &mut ProgramBuilder, group: &RankGroup, parts: &[BufferRange]) {
     let (len, me) = (group.len(), group.me);
     let (next, previous) = (group.ranks[(me + 1) % len], group.ranks[(me + len - 1) % len]);
     for step in 0..len - 1 {
@@ -58,15 +70,15 @@ fn all_gather(builder: &mut Builder, group: &Group, parts: &[Place]) {
     }
 }
 
-pub(super) fn cost(plan: &Plan<'_>) -> Cost {
-    let (ranks, count) = plan.numbers();
+pub(super) fn cost(shape: &CallShape<'_>) -> AlgorithmCost {
+    let (ranks, count) = shape.numbers();
     let share = count * (ranks - 1.0) / ranks;
-    let (turns, combined) = match plan.kind {
+    let (turns, combined) = match shape.kind {
         Kind::AllReduce => (2.0, share),
         Kind::ReduceScatter => (1.0, share),
         _ => (1.0, 0.0),
     };
     let steps = turns * (ranks - 1.0);
     let sent = turns * share;
-    Cost { rounds: steps, messages: steps, sent, combined, leaving: plan.leaving_by(1.0, sent) }
+    AlgorithmCost { rounds: steps, messages: steps, sent, combined, leaving: shape.leaving_by(1.0, sent) }
 }

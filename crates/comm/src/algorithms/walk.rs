@@ -1,20 +1,20 @@
 //! Walks the programs of all ranks without data: they end under every schedule, and cost what the formulas say.
 
-use super::{Algorithm, Cost, Plan};
+use super::{Algorithm, AlgorithmCost, CallShape};
 use crate::call::Kind;
-use crate::program::{Action, Program};
+use crate::program::{CollectiveAction, CollectiveProgram};
 use crate::task::{Part, even_parts};
 
 /// What a walk found.
 #[derive(Debug, Default)]
-struct Found {
-    cost: Cost,
+struct WalkResult {
+    cost: AlgorithmCost,
     /// Instructions that can never run.
     stuck: usize,
 }
 
-struct Walk<'p> {
-    programs: &'p [Program],
+struct ProgramWalk<'p> {
+    programs: &'p [CollectiveProgram],
     /// When each instruction was done: messages on the longest way to it.
     done: Vec<Vec<Option<usize>>>,
     posted: Vec<Vec<bool>>,
@@ -24,8 +24,8 @@ struct Walk<'p> {
     previous: Vec<Vec<Option<usize>>>,
 }
 
-impl<'p> Walk<'p> {
-    fn new(programs: &'p [Program]) -> Self {
+impl<'p> ProgramWalk<'p> {
+    fn new(programs: &'p [CollectiveProgram]) -> Self {
         let mut walk = Self {
             programs,
             done: programs.iter().map(|program| vec![None; program.instructions.len()]).collect(),
@@ -35,8 +35,10 @@ impl<'p> Walk<'p> {
         };
         for from in 0..programs.len() {
             for to in 0..programs.len() {
-                let sends = walk.chain(from, |action| matches!(action, Action::Send { to: peer, .. } if peer == to));
-                let recvs = walk.chain(to, |action| matches!(action, Action::Recv { from: peer, .. } if peer == from));
+                let sends =
+                    walk.chain(from, |action| matches!(action, CollectiveAction::Send { to: peer, .. } if peer == to));
+                let recvs = walk
+                    .chain(to, |action| matches!(action, CollectiveAction::Recv { from: peer, .. } if peer == from));
                 assert_eq!(sends.len(), recvs.len(), "messages from {from} to {to}");
                 for (send, recv) in sends.iter().zip(&recvs) {
                     let (sent, received) = (walk.count(from, *send), walk.count(to, *recv));
@@ -51,13 +53,13 @@ impl<'p> Walk<'p> {
 
     fn count(&self, rank: usize, number: usize) -> usize {
         match self.programs[rank].instructions[number].action {
-            Action::Send { from: place, .. } | Action::Recv { into: place, .. } => place.count,
+            CollectiveAction::Send { from: range, .. } | CollectiveAction::Recv { into: range, .. } => range.count,
             _ => 0,
         }
     }
 
     /// Messages of a rank with one end, in order.
-    fn chain(&mut self, rank: usize, belongs: impl Fn(Action) -> bool) -> Vec<usize> {
+    fn chain(&mut self, rank: usize, belongs: impl Fn(CollectiveAction) -> bool) -> Vec<usize> {
         let instructions = &self.programs[rank].instructions;
         let chain: Vec<usize> = (0..instructions.len()).filter(|at| belongs(instructions[*at].action)).collect();
         for pair in chain.windows(2) {
@@ -94,20 +96,21 @@ impl<'p> Walk<'p> {
 
     /// A message passes. The receiver has it one round after the sender could send it.
     fn pass(&mut self, one: (usize, usize), other: (usize, usize)) {
-        let sends =
-            |end: (usize, usize)| matches!(self.programs[end.0].instructions[end.1].action, Action::Send { .. });
+        let sends = |end: (usize, usize)| {
+            matches!(self.programs[end.0].instructions[end.1].action, CollectiveAction::Send { .. })
+        };
         let (send, recv) = if sends(one) { (one, other) } else { (other, one) };
         let ready = |end: (usize, usize)| {
             let instruction = &self.programs[end.0].instructions[end.1];
             instruction.after.iter().filter_map(|earlier| self.done[end.0][*earlier]).max().unwrap_or(0)
         };
-        let (leaves, place) = (ready(send), ready(recv));
+        let (leaves, range) = (ready(send), ready(recv));
         self.done[send.0][send.1] = Some(leaves);
-        self.done[recv.0][recv.1] = Some(place.max(leaves + 1));
+        self.done[recv.0][recv.1] = Some(range.max(leaves + 1));
     }
 
     /// Moves instructions in an order drawn from `seed` until none can move.
-    fn run(mut self, seed: u64) -> Found {
+    fn run(mut self, seed: u64) -> WalkResult {
         let mut order: Vec<(usize, usize)> = (0..self.programs.len())
             .flat_map(|rank| (0..self.programs[rank].instructions.len()).map(move |number| (rank, number)))
             .collect();
@@ -117,28 +120,29 @@ impl<'p> Walk<'p> {
             order.swap(at, (state >> 33) as usize % (at + 1));
         }
         while order.iter().fold(false, |moved, (rank, number)| self.step(*rank, *number) || moved) {}
-        Found { cost: self.cost(), stuck: self.done.iter().flatten().filter(|done| done.is_none()).count() }
+        WalkResult { cost: self.cost(), stuck: self.done.iter().flatten().filter(|done| done.is_none()).count() }
     }
 
-    fn cost(&self) -> Cost {
-        let most = |measure: &dyn Fn(Action) -> usize| {
-            let of = |program: &Program| program.instructions.iter().map(|i| measure(i.action)).sum::<usize>();
+    fn cost(&self) -> AlgorithmCost {
+        let most = |measure: &dyn Fn(CollectiveAction) -> usize| {
+            let of =
+                |program: &CollectiveProgram| program.instructions.iter().map(|i| measure(i.action)).sum::<usize>();
             self.programs.iter().map(of).max().unwrap_or(0) as f64
         };
-        Cost {
+        AlgorithmCost {
             rounds: self.done.iter().flatten().flatten().max().copied().unwrap_or(0) as f64,
-            messages: most(&|action| usize::from(matches!(action, Action::Send { .. }))),
-            sent: self.programs.iter().map(Program::sent).max().unwrap_or(0) as f64,
-            combined: most(&|action| if let Action::Combine { into, .. } = action { into.count } else { 0 }),
+            messages: most(&|action| usize::from(matches!(action, CollectiveAction::Send { .. }))),
+            sent: self.programs.iter().map(CollectiveProgram::sent).max().unwrap_or(0) as f64,
+            combined: most(&|action| if let CollectiveAction::Combine { into, .. } = action { into.count } else { 0 }),
             leaving: 0.0,
         }
     }
 }
 
 /// What crosses between hosts, by the host that sends most.
-fn leaving(programs: &[Program], hosts: &[usize]) -> f64 {
-    let crossing = |rank: usize, action: Action| match action {
-        Action::Send { to, from } if hosts[to] != hosts[rank] => from.count,
+fn leaving(programs: &[CollectiveProgram], hosts: &[usize]) -> f64 {
+    let crossing = |rank: usize, action: CollectiveAction| match action {
+        CollectiveAction::Send { to, from } if hosts[to] != hosts[rank] => from.count,
         _ => 0,
     };
     let of_rank = |rank: usize| programs[rank].instructions.iter().map(|i| crossing(rank, i.action)).sum::<usize>();
@@ -146,22 +150,35 @@ fn leaving(programs: &[Program], hosts: &[usize]) -> f64 {
     hosts.iter().map(of_host).max().unwrap_or(0) as f64
 }
 
-fn plan<'a>(kind: Kind, hosts: &'a [usize], count: usize, parts: &'a [Part], segment: usize) -> Plan<'a> {
+fn shape<'a>(kind: Kind, hosts: &'a [usize], count: usize, parts: &'a [Part], segment: usize) -> CallShape<'a> {
     let size = hosts.len();
     let root = size / 2;
     let parts = if matches!(kind, Kind::Reduce | Kind::AllReduce | Kind::Broadcast) { &[] } else { parts };
     let in_place = matches!(kind, Kind::Reduce | Kind::AllReduce | Kind::Scan);
-    Plan { kind, rank: 0, size, root, count, mean: true, in_place, send: parts, recv: parts, peer: 0, hosts, segment }
+    CallShape {
+        kind,
+        rank: 0,
+        size,
+        root,
+        count,
+        mean: true,
+        in_place,
+        send: parts,
+        recv: parts,
+        peer: 0,
+        hosts,
+        segment,
+    }
 }
 
-fn programs(algorithm: Algorithm, plan: &Plan<'_>) -> Vec<Program> {
+fn programs(algorithm: Algorithm, shape: &CallShape<'_>) -> Vec<CollectiveProgram> {
     let program = |rank: usize| {
         // Every rank sends a part of this rank's size to it.
-        let incoming = vec![plan.recv.get(rank).copied().unwrap_or_default(); plan.size];
-        let recv = if plan.kind == Kind::AllToAll { &incoming } else { plan.recv };
-        algorithm.program(&Plan { rank, recv, ..*plan })
+        let incoming = vec![shape.recv.get(rank).copied().unwrap_or_default(); shape.size];
+        let recv = if shape.kind == Kind::AllToAll { &incoming } else { shape.recv };
+        algorithm.program(&CallShape { rank, recv, ..*shape })
     };
-    (0..plan.size).map(program).collect()
+    (0..shape.size).map(program).collect()
 }
 
 const SIZES: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16];
@@ -183,9 +200,9 @@ fn nobody_waits_for_ever() {
             let hosts: Vec<usize> = (0..size).map(|rank| rank / per_host).collect();
             for count in [0, 1, size - 1, 7 * size + 3] {
                 let parts = even_parts(count, size);
-                let programs = programs(algorithm, &plan(kind, &hosts, count, &parts, 2));
+                let programs = programs(algorithm, &shape(kind, &hosts, count, &parts, 2));
                 for seed in 0..4 {
-                    let found = Walk::new(&programs).run(seed);
+                    let found = ProgramWalk::new(&programs).run(seed);
                     assert_eq!(found.stuck, 0, "{algorithm:?} {kind:?} of {count} on {size} ranks, seed {seed}");
                 }
             }
@@ -205,9 +222,9 @@ fn costs_are_the_formulas() {
         for per_host in [1, 2, 4] {
             let hosts: Vec<usize> = (0..size).map(|rank| rank / per_host).collect();
             let parts = even_parts(COUNT, size);
-            let plan = plan(kind, &hosts, COUNT, &parts, COUNT);
-            let programs = programs(algorithm, &plan);
-            let (found, formula) = (Walk::new(&programs).run(1).cost, algorithm.cost(&plan));
+            let shape = shape(kind, &hosts, COUNT, &parts, COUNT);
+            let programs = programs(algorithm, &shape);
+            let (found, formula) = (ProgramWalk::new(&programs).run(1).cost, algorithm.cost(&shape));
             let even = size % per_host == 0;
             let bound = match algorithm {
                 Algorithm::Doubling => !size.is_power_of_two() || matches!(kind, Kind::Scan | Kind::ExclusiveScan),

@@ -14,19 +14,19 @@ compile_error!("MPI handles are passed as 64-bit little-endian words");
 pub(super) type Handle = usize;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Family {
+pub(super) enum MpiFamily {
     OpenMpi,
     Mpich,
     /// MPI 5.0's own binary interface.
     Standard,
 }
 
-impl Family {
+impl MpiFamily {
     pub fn name(self) -> &'static str {
         match self {
-            Family::OpenMpi => "Open MPI",
-            Family::Mpich => "MPICH",
-            Family::Standard => "the MPI 5 standard interface",
+            MpiFamily::OpenMpi => "Open MPI",
+            MpiFamily::Mpich => "MPICH",
+            MpiFamily::Standard => "the MPI 5 standard interface",
         }
     }
 }
@@ -34,7 +34,7 @@ impl Family {
 /// The constants of one family.
 #[derive(Debug)]
 pub(super) struct Constants {
-    pub family: Family,
+    pub family: MpiFamily,
     pub world: Handle,
     pub errors_return: Handle,
     pub in_place: *const c_void,
@@ -66,7 +66,7 @@ impl Constants {
 
     fn standard() -> Self {
         Self {
-            family: Family::Standard,
+            family: MpiFamily::Standard,
             world: 0x101,
             errors_return: 0x143,
             in_place: std::ptr::without_provenance(1),
@@ -79,7 +79,7 @@ impl Constants {
 
     fn mpich() -> Self {
         Self {
-            family: Family::Mpich,
+            family: MpiFamily::Mpich,
             world: 0x4400_0000,
             errors_return: 0x5400_0001,
             in_place: std::ptr::without_provenance(usize::MAX),
@@ -101,7 +101,7 @@ impl Constants {
             *handle = find(format!("ompi_mpi_op_{name}"))?;
         }
         Ok(Self {
-            family: Family::OpenMpi,
+            family: MpiFamily::OpenMpi,
             world: find("ompi_mpi_comm_world".into())?,
             errors_return: find("ompi_mpi_errors_return".into())?,
             in_place: std::ptr::without_provenance(1),

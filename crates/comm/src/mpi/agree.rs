@@ -1,15 +1,15 @@
 //! Before a collective moves data, all ranks learn that they made the same call — or who did not.
 
-use super::group::{Group, Wait};
+use super::group::{MpiGroup, Wait};
 use crate::call::{FINGERPRINT_BYTES, Fingerprint, Kind};
 use crate::fault::Fault;
-use crate::task::{Part, Task};
+use crate::task::{CollectiveTask, Part};
 use crate::watch::Watch;
 use std::ffi::c_int;
 
 /// How a collective can run. All ranks take the least of what each could do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Form {
+pub(super) enum CollectiveForm {
     /// As a program over messages.
     Program = 0,
     /// Natively, with counts and offsets for each rank.
@@ -23,7 +23,7 @@ const FINGERPRINT_WORDS: usize = FINGERPRINT_BYTES / 8;
 const RECORD_WORDS: usize = FINGERPRINT_WORDS + 1;
 
 /// A digest of all that the ranks must agree on: the fingerprint, and the counts of the parts.
-fn digest(task: &Task<'_>) -> i64 {
+fn digest(task: &CollectiveTask<'_>) -> i64 {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&task.fingerprint.encode());
     if task.kind() != Kind::AllToAll {
@@ -35,7 +35,7 @@ fn digest(task: &Task<'_>) -> i64 {
     i64::from_le_bytes(std::array::from_fn(|at| bytes.as_bytes()[at]))
 }
 
-impl Group {
+impl MpiGroup {
     /// The smallest of each word over all ranks, in place.
     fn least(&self, words: &mut [i64], wait: Wait<'_>) -> Result<(), Fault> {
         let constants = &self.library().constants;
@@ -48,7 +48,12 @@ impl Group {
     }
 
     /// Returns when all ranks are in this call, with the form that all can run; or with who disagrees.
-    pub fn agree(&self, task: &Task<'_>, form: Form, watch: &Watch) -> Result<Form, Fault> {
+    pub fn agree(
+        &self,
+        task: &CollectiveTask<'_>,
+        form: CollectiveForm,
+        watch: &Watch,
+    ) -> Result<CollectiveForm, Fault> {
         let wait = Wait { watch, during: &task.fingerprint, bytes: 0 };
         let mine = digest(task);
         let mut words = [mine, !mine, form as i64];
@@ -57,14 +62,14 @@ impl Group {
             return Err(self.disagreement(task, mine, wait)?);
         }
         Ok(match words[2] {
-            0 => Form::Program,
-            1 => Form::Parts,
-            _ => Form::Plain,
+            0 => CollectiveForm::Program,
+            1 => CollectiveForm::Parts,
+            _ => CollectiveForm::Plain,
         })
     }
 
     /// Who disagrees with most: the same answer on all ranks.
-    fn disagreement(&self, task: &Task<'_>, mine: i64, wait: Wait<'_>) -> Result<Fault, Fault> {
+    fn disagreement(&self, task: &CollectiveTask<'_>, mine: i64, wait: Wait<'_>) -> Result<Fault, Fault> {
         let mut record = [mine; RECORD_WORDS];
         for (word, bytes) in record.iter_mut().zip(task.fingerprint.encode().chunks_exact(8)) {
             *word = i64::from_le_bytes(std::array::from_fn(|at| bytes[at]));
@@ -79,8 +84,8 @@ impl Group {
             return Ok(Fault::BadCall(format!(
                 "ranks disagree: {} and {} called {mine}, but with parts of different sizes\n  hint: all ranks must give \
                  the same count for each rank",
-                self.place(one, wait.watch),
-                self.place(other, wait.watch)
+                self.rank_name(one, wait.watch),
+                self.rank_name(other, wait.watch)
             )));
         }
         let (rank, peer) = (self.world_rank(one), self.world_rank(other));
@@ -95,7 +100,7 @@ impl Group {
     }
 
     /// For all-to-all, whose counts are known in pairs only: whether what each rank sends is what the other expects.
-    pub fn agree_on_pairs(&self, task: &Task<'_>, watch: &Watch) -> Result<(), Fault> {
+    pub fn agree_on_pairs(&self, task: &CollectiveTask<'_>, watch: &Watch) -> Result<(), Fault> {
         let wait = Wait { watch, during: &task.fingerprint, bytes: 0 };
         let long = self.library().constants.long();
         let sent: Vec<i64> = task.send.iter().map(|part| part.count as i64).collect();
@@ -119,8 +124,8 @@ impl Group {
             "ranks disagree: in {}, {} expects {expected} elements from {}, which sends {coming}\n  hint: what a rank sends \
              to another must be as much as that one expects",
             task.fingerprint,
-            self.place(receiver, watch),
-            self.place((sender as usize).min(self.size() - 1), watch),
+            self.rank_name(receiver, watch),
+            self.rank_name((sender as usize).min(self.size() - 1), watch),
         )))
     }
 }

@@ -2,12 +2,13 @@
 //!
 //! Pure: the environment comes as a function, the file system is not asked.
 
-use super::abi::Family;
+use super::abi::MpiFamily;
+use crate::host::EnvLookup;
 use std::path::{Path, PathBuf};
 
 /// What may have started this process, as far as MPI is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Launcher {
+enum MpiLauncher {
     /// Its own variables are only set by its own launcher, for the ranks themselves.
     OpenMpi,
     /// The simple process manager interface: MPICH's Hydra and its relatives, or `srun --mpi=pmi2`.
@@ -22,14 +23,12 @@ enum Launcher {
 /// The launcher and what it says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Launch {
-    launcher: Launcher,
+    launcher: MpiLauncher,
     /// Ranks it says it started.
     pub ranks: Option<usize>,
     /// Traces of a second launcher around the first.
     both: bool,
 }
-
-pub(super) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// Sonames, the likeliest first. `libmpi.so.12` is what MPICH's relatives agreed on; Debian calls MPICH's own otherwise.
 const OPEN_MPI: [&str; 1] = ["libmpi.so.40"];
@@ -43,33 +42,33 @@ const FOLDERS: [&str; 2] = ["lib", "lib/release"];
 
 impl Launch {
     /// Open MPI's variables come first: its launcher may run inside a step of Slurm, whose own are then inherited.
-    pub fn detect(env: Lookup<'_>) -> Self {
+    pub fn detect(env: EnvLookup<'_>) -> Self {
         let number = |name: &str| env(name).and_then(|text| text.trim().parse().ok());
         let is_set = |name: &str| env(name).is_some();
         let open_mpi = is_set("OMPI_COMM_WORLD_RANK");
         let pmi = ["PMI_RANK", "PMI_FD", "PMI_PORT", "PMI_CONTROL_PORT"].into_iter().any(is_set);
         let (launcher, ranks) = if open_mpi {
-            (Launcher::OpenMpi, number("OMPI_COMM_WORLD_SIZE"))
+            (MpiLauncher::OpenMpi, number("OMPI_COMM_WORLD_SIZE"))
         } else if pmi {
-            (Launcher::Pmi, number("PMI_SIZE"))
+            (MpiLauncher::Pmi, number("PMI_SIZE"))
         } else if is_set("PMIX_RANK") {
-            (Launcher::Pmix, number("SLURM_STEP_NUM_TASKS"))
+            (MpiLauncher::Pmix, number("SLURM_STEP_NUM_TASKS"))
         } else if is_set("SLURM_STEP_NUM_TASKS") && is_set("SLURM_PROCID") {
-            (Launcher::Slurm, number("SLURM_STEP_NUM_TASKS"))
+            (MpiLauncher::Slurm, number("SLURM_STEP_NUM_TASKS"))
         } else {
-            (Launcher::Nobody, None)
+            (MpiLauncher::Nobody, None)
         };
         Self { launcher, ranks, both: open_mpi && pmi }
     }
 
     /// Libraries to try, in order. One that the user names is the only one.
-    pub fn candidates(&self, env: Lookup<'_>, named: Option<&Path>) -> Vec<PathBuf> {
+    pub fn candidates(&self, env: EnvLookup<'_>, named: Option<&Path>) -> Vec<PathBuf> {
         if let Some(path) = named {
             return vec![path.into()];
         }
         let names: Vec<&str> = match self.launcher {
-            Launcher::Pmi => MPICH.iter().chain(&STANDARD).chain(&OPEN_MPI).copied().collect(),
-            Launcher::OpenMpi => OPEN_MPI.iter().chain(&STANDARD).copied().collect(),
+            MpiLauncher::Pmi => MPICH.iter().chain(&STANDARD).chain(&OPEN_MPI).copied().collect(),
+            MpiLauncher::OpenMpi => OPEN_MPI.iter().chain(&STANDARD).copied().collect(),
             _ => OPEN_MPI.iter().chain(&MPICH).chain(&STANDARD).copied().collect(),
         };
         let prefixes: Vec<String> = PREFIXES.iter().filter_map(|name| env(name)).filter(|p| !p.is_empty()).collect();
@@ -84,39 +83,39 @@ impl Launch {
 
     /// Why no library could work, known before one is opened: Open MPI would end the process in such a place. Intel's
     /// relatives of MPICH can be told to speak with Slurm by themselves, and a library that the user names may, too.
-    pub fn hopeless(&self, env: Lookup<'_>, named: Option<&Path>) -> Option<String> {
-        let ranks = self.ranks.filter(|ranks| *ranks > 1 && self.launcher == Launcher::Slurm)?;
+    pub fn unsupported(&self, env: EnvLookup<'_>, named: Option<&Path>) -> Option<String> {
+        let ranks = self.ranks.filter(|ranks| *ranks > 1 && self.launcher == MpiLauncher::Slurm)?;
         let free = named.is_none() && env("I_MPI_PMI_LIBRARY").is_none();
         free.then(|| {
-            format!("{} started {ranks} ranks, which cannot meet over MPI\n  hint: {SRUN_HINT}", self.describe())
+            format!("{} started {ranks} ranks, which MPI cannot connect\n  hint: {SRUN_HINT}", self.describe())
         })
     }
 
     pub fn describe(&self) -> &'static str {
         match (self.launcher, self.both) {
-            (Launcher::OpenMpi, true) => "Open MPI's mpirun (inside a launcher that speaks PMI)",
-            (Launcher::OpenMpi, false) => "Open MPI's mpirun",
-            (Launcher::Pmi, _) => "a launcher that speaks PMI (MPICH's mpirun, or srun --mpi=pmi2)",
-            (Launcher::Pmix, _) => "a launcher that speaks PMIx (such as srun --mpi=pmix)",
-            (Launcher::Slurm, _) => "srun without an interface for MPI (--mpi=none)",
-            (Launcher::Nobody, _) => "no launcher",
+            (MpiLauncher::OpenMpi, true) => "Open MPI's mpirun (inside a launcher that speaks PMI)",
+            (MpiLauncher::OpenMpi, false) => "Open MPI's mpirun",
+            (MpiLauncher::Pmi, _) => "a launcher that speaks PMI (MPICH's mpirun, or srun --mpi=pmi2)",
+            (MpiLauncher::Pmix, _) => "a launcher that speaks PMIx (such as srun --mpi=pmix)",
+            (MpiLauncher::Slurm, _) => "srun without an interface for MPI (--mpi=none)",
+            (MpiLauncher::Nobody, _) => "no launcher",
         }
     }
 
     /// Why a library that started with another number of ranks than the launcher is of no use, and what would be.
     /// `library` is its name and version.
-    pub fn mismatch(&self, size: usize, library: &str, family: Family) -> Option<String> {
+    pub fn mismatch(&self, size: usize, library: &str, family: MpiFamily) -> Option<String> {
         let ranks = self.ranks.filter(|ranks| *ranks != size)?;
         let hint = match (self.launcher, family) {
-            (Launcher::Slurm, _) => SRUN_HINT,
-            (Launcher::OpenMpi, Family::OpenMpi) => {
+            (MpiLauncher::Slurm, _) => SRUN_HINT,
+            (MpiLauncher::OpenMpi, MpiFamily::OpenMpi) => {
                 "this Open MPI and the mpirun in use are two installations; name the library of that mpirun with \
                  --mpi-library PATH"
             }
-            (Launcher::OpenMpi, _) => {
+            (MpiLauncher::OpenMpi, _) => {
                 "start with the mpirun that belongs to this library, or name Open MPI's library with --mpi-library PATH"
             }
-            (_, Family::OpenMpi) => {
+            (_, MpiFamily::OpenMpi) => {
                 "start with Open MPI's own mpirun (mpirun.openmpi), or name the library of the launcher in use \
                  (for MPICH libmpich.so.12 or libmpi.so.12) with --mpi-library PATH"
             }
@@ -133,8 +132,8 @@ impl Launch {
     /// What to do when no library could be opened.
     pub fn missing(&self, tried: &[String]) -> String {
         let package = match self.launcher {
-            Launcher::OpenMpi => "Open MPI",
-            Launcher::Pmi => "MPICH",
+            MpiLauncher::OpenMpi => "Open MPI",
+            MpiLauncher::Pmi => "MPICH",
             _ => "Open MPI or MPICH",
         };
         format!(
@@ -161,21 +160,21 @@ mod tests {
     fn the_launcher_chooses_the_library() {
         let (open_mpi, libraries) =
             launch(&[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "4"), ("PMIX_RANK", "0")]);
-        assert_eq!((open_mpi.launcher, open_mpi.ranks), (Launcher::OpenMpi, Some(4)));
+        assert_eq!((open_mpi.launcher, open_mpi.ranks), (MpiLauncher::OpenMpi, Some(4)));
         assert_eq!(libraries[0], Path::new("libmpi.so.40"));
         let (mpich, libraries) = launch(&[("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("PMI_FD", "8")]);
-        assert_eq!((mpich.launcher, mpich.ranks), (Launcher::Pmi, Some(2)));
+        assert_eq!((mpich.launcher, mpich.ranks), (MpiLauncher::Pmi, Some(2)));
         assert_eq!(libraries[0], Path::new("libmpich.so.12"));
         let (slurm, _) = launch(&[("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "3")]);
-        assert_eq!((slurm.launcher, slurm.ranks), (Launcher::Slurm, Some(3)));
-        assert!(slurm.hopeless(&|_| None, None).is_some_and(|text| text.contains("srun --mpi=pmi2")));
-        assert_eq!(slurm.hopeless(&|_| None, Some(Path::new("libmpi.so"))), None);
-        assert_eq!(mpich.hopeless(&|_| None, None), None);
+        assert_eq!((slurm.launcher, slurm.ranks), (MpiLauncher::Slurm, Some(3)));
+        assert!(slurm.unsupported(&|_| None, None).is_some_and(|text| text.contains("srun --mpi=pmi2")));
+        assert_eq!(slurm.unsupported(&|_| None, Some(Path::new("libmpi.so"))), None);
+        assert_eq!(mpich.unsupported(&|_| None, None), None);
         let (nobody, libraries) = launch(&[]);
-        assert_eq!((nobody.launcher, nobody.ranks), (Launcher::Nobody, None));
+        assert_eq!((nobody.launcher, nobody.ranks), (MpiLauncher::Nobody, None));
         assert!(libraries.len() > 3);
         let (nested, _) = launch(&[("OMPI_COMM_WORLD_RANK", "0"), ("PMI_FD", "5"), ("PMI_SIZE", "9")]);
-        assert_eq!((nested.launcher, nested.ranks, nested.both), (Launcher::OpenMpi, None, true));
+        assert_eq!((nested.launcher, nested.ranks, nested.both), (MpiLauncher::OpenMpi, None, true));
     }
 
     #[test]
@@ -190,8 +189,8 @@ mod tests {
     #[test]
     fn lonely_ranks_are_explained() {
         let (launch, _) = launch(&[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "4")]);
-        assert_eq!(launch.mismatch(4, "libmpi.so.40", Family::OpenMpi), None);
-        let text = launch.mismatch(1, "libmpich.so.12 (MPICH 4.0.2)", Family::Mpich).unwrap();
+        assert_eq!(launch.mismatch(4, "libmpi.so.40", MpiFamily::OpenMpi), None);
+        let text = launch.mismatch(1, "libmpich.so.12 (MPICH 4.0.2)", MpiFamily::Mpich).unwrap();
         for part in ["alone", "4 ranks", "libmpich.so.12 (MPICH 4.0.2)", "Open MPI's mpirun", "--mpi-library PATH"] {
             assert!(text.contains(part), "{part}: {text}");
         }

@@ -1,10 +1,10 @@
 //! A communicator of MPI: its ranks, and calls on it that end.
 
-use super::Session;
+use super::MpiRuntime;
 use super::abi::Handle;
-use super::library::{Functions, Library, Status};
-use crate::fault::{Fault, place};
-use crate::watch::{Patience, Pause, Watch};
+use super::library::{Functions, Library, MpiStatus};
+use crate::fault::{Fault, rank_name};
+use crate::watch::{Backoff, Pause, Watch};
 use std::ffi::c_int;
 use std::fmt::Display;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ const EAGER: Duration = Duration::from_millis(5);
 /// For large calls longer, at this pace.
 const EAGER_BYTES_PER_MS: usize = 100_000;
 /// How often a rank that has waited longer looks again.
-const NAP: Duration = Duration::from_micros(100);
+const POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 #[derive(Debug)]
-pub(super) struct Group {
-    session: Arc<Session>,
+pub(super) struct MpiGroup {
+    runtime: Arc<MpiRuntime>,
     pub comm: Handle,
     rank: usize,
     /// The rank in the world of each member: what people and watches know a rank by.
@@ -40,17 +40,17 @@ pub(super) struct Wait<'a> {
     pub bytes: usize,
 }
 
-impl Group {
-    pub fn world(session: Arc<Session>) -> Result<Self, Fault> {
-        let comm = session.library.constants.world;
+impl MpiGroup {
+    pub fn world(runtime: Arc<MpiRuntime>) -> Result<Self, Fault> {
+        let comm = runtime.library.constants.world;
         let (mut rank, mut size): (c_int, c_int) = (0, 0);
         // SAFETY: initialised, and the communicator is MPI's own.
-        session.library.call("Comm_rank", |f| unsafe { (f.comm_rank)(comm, &mut rank) })?;
+        runtime.library.call("Comm_rank", |f| unsafe { (f.comm_rank)(comm, &mut rank) })?;
         // SAFETY: as above.
-        session.library.call("Comm_size", |f| unsafe { (f.comm_size)(comm, &mut size) })?;
+        runtime.library.call("Comm_size", |f| unsafe { (f.comm_size)(comm, &mut size) })?;
         let world = (0..size as usize).collect();
         let hosts = vec![0; size as usize].into();
-        Ok(Self { session, comm, rank: rank as usize, world, hosts, owned: false, turns: AtomicI64::new(0) })
+        Ok(Self { runtime, comm, rank: rank as usize, world, hosts, owned: false, turns: AtomicI64::new(0) })
     }
 
     /// Ranks with the same number share a host.
@@ -64,11 +64,11 @@ impl Group {
     }
 
     pub fn library(&self) -> &Library {
-        &self.session.library
+        &self.runtime.library
     }
 
-    pub fn session(&self) -> &Session {
-        &self.session
+    pub fn runtime(&self) -> &MpiRuntime {
+        &self.runtime
     }
 
     pub fn rank(&self) -> usize {
@@ -85,8 +85,8 @@ impl Group {
     }
 
     /// Such as `rank 3 on node7`.
-    pub fn place(&self, rank: usize, watch: &Watch) -> String {
-        place(self.world[rank], &watch.host(self.world[rank]))
+    pub fn rank_name(&self, rank: usize, watch: &Watch) -> String {
+        rank_name(self.world[rank], &watch.host(self.world[rank]))
     }
 
     /// The same ranks, with messages of their own. All of them call it.
@@ -128,15 +128,15 @@ impl Group {
         let errors_return = self.library().constants.errors_return;
         // SAFETY: a fresh communicator and the library's own handler.
         self.library().call("Comm_set_errhandler", |f| unsafe { (f.comm_set_errhandler)(comm, errors_return) })?;
-        let session = Arc::clone(&self.session);
+        let runtime = Arc::clone(&self.runtime);
         let world = members.iter().map(|member| self.world[*member]).collect();
         let hosts = members.iter().map(|member| self.hosts[*member]).collect();
-        Ok(Self { session, comm, rank, world, hosts, owned: true, turns: AtomicI64::new(0) })
+        Ok(Self { runtime, comm, rank, world, hosts, owned: true, turns: AtomicI64::new(0) })
     }
 
     /// Whether a request is done.
     pub fn test(&self, request: &mut Handle) -> Result<bool, Fault> {
-        let (mut done, mut status): (c_int, Status) = (0, Status::new());
+        let (mut done, mut status): (c_int, MpiStatus) = (0, MpiStatus::new());
         // SAFETY: a request of this library.
         self.library().call("Test", |f| unsafe { (f.test)(request, &mut done, &mut status) })?;
         Ok(done != 0)
@@ -154,17 +154,17 @@ impl Group {
         self.turns.fetch_add(1, Ordering::Relaxed);
         self.library().call(name, |f| start(f, &mut request)).map_err(|fault| self.explain(fault, wait))?;
         let eager = EAGER + Duration::from_millis((wait.bytes / EAGER_BYTES_PER_MS) as u64);
-        let mut patience = Patience::new(wait.watch);
+        let mut backoff = Backoff::new(wait.watch);
         let mut report = None;
         let mut turn = || {
             if self.test(&mut request)? {
                 return Ok(true);
             }
-            if report.is_none() && patience.waited() > wait.watch.stall() / 2 {
+            if report.is_none() && backoff.waited() > wait.watch.stall() / 2 {
                 report = Some(self.report()?);
             }
-            match patience.turn(|waited_ms| self.stalled(wait, waited_ms))? {
-                Pause::Sleep(_) if patience.waited() > eager => std::thread::sleep(NAP),
+            match backoff.turn(|waited_ms| self.stalled(wait, waited_ms))? {
+                Pause::Sleep(_) if backoff.waited() > eager => std::thread::sleep(POLL_INTERVAL),
                 Pause::Sleep(_) => std::thread::yield_now(),
                 Pause::Spin | Pause::Yield => {}
             }
@@ -183,7 +183,7 @@ impl Group {
     fn explain(&self, fault: Fault, wait: Wait<'_>) -> Fault {
         match fault {
             Fault::System { what, error } => {
-                let place = self.place(self.rank, wait.watch);
+                let place = self.rank_name(self.rank, wait.watch);
                 Fault::System { what: format!("{what} for {} on {place}", wait.during), error }
             }
             other => other,
@@ -192,7 +192,7 @@ impl Group {
 
     /// Waits until all are here.
     pub fn barrier(&self, watch: &Watch) -> Result<(), Fault> {
-        let wait = Wait { watch, during: &"the meeting of all ranks over MPI", bytes: 0 };
+        let wait = Wait { watch, during: &"connecting all ranks over MPI", bytes: 0 };
         // SAFETY: a communicator of this session.
         self.complete("Ibarrier", wait, |f, request| unsafe { (f.ibarrier)(self.comm, request) })
     }
@@ -205,7 +205,7 @@ impl Group {
         self.gather_longs(&[mine.len() as i64], &mut all, wait)?;
         if let Some(long) = all.iter().position(|bytes| !(0..=most as i64).contains(bytes)) {
             let why = format!("{} bytes at once; at most {most} are allowed", all[long]);
-            return Err(Fault::Rejected { from: self.place(long, watch), why });
+            return Err(Fault::Rejected { from: self.rank_name(long, watch), why });
         }
         let widest = all.iter().copied().max().unwrap_or(0) as usize;
         let mut padded = mine.to_vec();
@@ -235,7 +235,7 @@ impl Group {
 /// Tags that every MPI has.
 const TAGS: u32 = 32_768;
 
-impl Drop for Group {
+impl Drop for MpiGroup {
     fn drop(&mut self) {
         if self.owned && !self.library().is_given_up() {
             let mut comm = self.comm;

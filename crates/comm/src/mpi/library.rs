@@ -5,18 +5,19 @@
 
 use super::abi::{Constants, Handle};
 use crate::fault::Fault;
+use kolo_base::lock;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// Room for what a library says of itself; MPICH's header asks for this much.
 const VERSION_BYTES: usize = 8192;
 /// Room for an error's text; the largest of the headers.
 const ERROR_BYTES: usize = 512;
 
-type Buffer = *const c_void;
-type Place = *mut c_void;
+type SendBuffer = *const c_void;
+type RecvBuffer = *mut c_void;
 type Counts = *const c_int;
 
 macro_rules! functions {
@@ -57,34 +58,34 @@ functions! {
     comm_create_group = "MPI_Comm_create_group" (Handle, Handle, c_int, *mut Handle);
     group_incl = "MPI_Group_incl" (Handle, c_int, Counts, *mut Handle);
     group_free = "MPI_Group_free" (*mut Handle);
-    isend = "MPI_Isend" (Buffer, c_int, Handle, c_int, c_int, Handle, *mut Handle);
-    irecv = "MPI_Irecv" (Place, c_int, Handle, c_int, c_int, Handle, *mut Handle);
-    iprobe = "MPI_Iprobe" (c_int, c_int, Handle, *mut c_int, *mut Status);
-    test = "MPI_Test" (*mut Handle, *mut c_int, *mut Status);
+    isend = "MPI_Isend" (SendBuffer, c_int, Handle, c_int, c_int, Handle, *mut Handle);
+    irecv = "MPI_Irecv" (RecvBuffer, c_int, Handle, c_int, c_int, Handle, *mut Handle);
+    iprobe = "MPI_Iprobe" (c_int, c_int, Handle, *mut c_int, *mut MpiStatus);
+    test = "MPI_Test" (*mut Handle, *mut c_int, *mut MpiStatus);
     cancel = "MPI_Cancel" (*mut Handle);
     ibarrier = "MPI_Ibarrier" (Handle, *mut Handle);
-    ibcast = "MPI_Ibcast" (Place, c_int, Handle, c_int, Handle, *mut Handle);
-    ireduce = "MPI_Ireduce" (Buffer, Place, c_int, Handle, Handle, c_int, Handle, *mut Handle);
-    iallreduce = "MPI_Iallreduce" (Buffer, Place, c_int, Handle, Handle, Handle, *mut Handle);
-    ireduce_scatter = "MPI_Ireduce_scatter" (Buffer, Place, Counts, Handle, Handle, Handle, *mut Handle);
-    iscan = "MPI_Iscan" (Buffer, Place, c_int, Handle, Handle, Handle, *mut Handle);
-    iexscan = "MPI_Iexscan" (Buffer, Place, c_int, Handle, Handle, Handle, *mut Handle);
-    igather = "MPI_Igather" (Buffer, c_int, Handle, Place, c_int, Handle, c_int, Handle, *mut Handle);
-    igatherv = "MPI_Igatherv" (Buffer, c_int, Handle, Place, Counts, Counts, Handle, c_int, Handle, *mut Handle);
-    iallgather = "MPI_Iallgather" (Buffer, c_int, Handle, Place, c_int, Handle, Handle, *mut Handle);
-    iallgatherv = "MPI_Iallgatherv" (Buffer, c_int, Handle, Place, Counts, Counts, Handle, Handle, *mut Handle);
-    iscatter = "MPI_Iscatter" (Buffer, c_int, Handle, Place, c_int, Handle, c_int, Handle, *mut Handle);
-    iscatterv = "MPI_Iscatterv" (Buffer, Counts, Counts, Handle, Place, c_int, Handle, c_int, Handle, *mut Handle);
-    ialltoall = "MPI_Ialltoall" (Buffer, c_int, Handle, Place, c_int, Handle, Handle, *mut Handle);
-    ialltoallv = "MPI_Ialltoallv" (Buffer, Counts, Counts, Handle, Place, Counts, Counts, Handle, Handle, *mut Handle);
+    ibcast = "MPI_Ibcast" (RecvBuffer, c_int, Handle, c_int, Handle, *mut Handle);
+    ireduce = "MPI_Ireduce" (SendBuffer, RecvBuffer, c_int, Handle, Handle, c_int, Handle, *mut Handle);
+    iallreduce = "MPI_Iallreduce" (SendBuffer, RecvBuffer, c_int, Handle, Handle, Handle, *mut Handle);
+    ireduce_scatter = "MPI_Ireduce_scatter" (SendBuffer, RecvBuffer, Counts, Handle, Handle, Handle, *mut Handle);
+    iscan = "MPI_Iscan" (SendBuffer, RecvBuffer, c_int, Handle, Handle, Handle, *mut Handle);
+    iexscan = "MPI_Iexscan" (SendBuffer, RecvBuffer, c_int, Handle, Handle, Handle, *mut Handle);
+    igather = "MPI_Igather" (SendBuffer, c_int, Handle, RecvBuffer, c_int, Handle, c_int, Handle, *mut Handle);
+    igatherv = "MPI_Igatherv" (SendBuffer, c_int, Handle, RecvBuffer, Counts, Counts, Handle, c_int, Handle, *mut Handle);
+    iallgather = "MPI_Iallgather" (SendBuffer, c_int, Handle, RecvBuffer, c_int, Handle, Handle, *mut Handle);
+    iallgatherv = "MPI_Iallgatherv" (SendBuffer, c_int, Handle, RecvBuffer, Counts, Counts, Handle, Handle, *mut Handle);
+    iscatter = "MPI_Iscatter" (SendBuffer, c_int, Handle, RecvBuffer, c_int, Handle, c_int, Handle, *mut Handle);
+    iscatterv = "MPI_Iscatterv" (SendBuffer, Counts, Counts, Handle, RecvBuffer, c_int, Handle, c_int, Handle, *mut Handle);
+    ialltoall = "MPI_Ialltoall" (SendBuffer, c_int, Handle, RecvBuffer, c_int, Handle, Handle, *mut Handle);
+    ialltoallv = "MPI_Ialltoallv" (SendBuffer, Counts, Counts, Handle, RecvBuffer, Counts, Counts, Handle, Handle, *mut Handle);
 }
 
 /// Room for any library's `MPI_Status`; we never look inside.
 #[repr(C, align(8))]
 #[derive(Debug)]
-pub(super) struct Status([u8; 64]);
+pub(super) struct MpiStatus([u8; 64]);
 
-impl Status {
+impl MpiStatus {
     pub fn new() -> Self {
         Self([0; 64])
     }
@@ -157,8 +158,7 @@ impl Library {
             let why = "an earlier call of this rank failed while its messages were under way";
             return Err(Fault::Aborted(format!("MPI_{name} was not called: {why}")));
         }
-        let guard =
-            self.serialized.load(Ordering::Acquire).then(|| self.lock.lock().unwrap_or_else(PoisonError::into_inner));
+        let guard = self.serialized.load(Ordering::Acquire).then(|| lock(&self.lock));
         let code = call(&self.functions);
         let outcome = if code == 0 { Ok(()) } else { Err(self.fault(name, code)) };
         drop(guard);

@@ -12,15 +12,16 @@ mod choose;
 mod group;
 mod library;
 mod native;
-mod roll;
 mod transport;
+mod wait_report;
 mod wire;
 
 use crate::fault::Fault;
+use crate::host::EnvLookup;
 use crate::transport::{BOOTSTRAP_BYTES_MAX, Bootstrap, Transport};
 use crate::watch::{STALL_HEARTBEATS, Watch};
 use choose::Launch;
-use group::Group;
+use group::MpiGroup;
 use library::Library;
 use std::ffi::c_int;
 use std::path::Path;
@@ -32,8 +33,8 @@ use transport::MpiTransport;
 
 /// This process in the world of all ranks that the launcher started.
 #[derive(Debug)]
-pub struct World {
-    all: Group,
+pub struct MpiWorld {
+    all: MpiGroup,
     /// The name of each rank's host.
     hosts: Vec<String>,
     version: String,
@@ -44,17 +45,17 @@ pub struct World {
 
 /// An initialised library, and its end.
 #[derive(Debug)]
-pub(crate) struct Session {
+pub(crate) struct MpiRuntime {
     library: Library,
     /// All ranks are through with it.
-    farewell: AtomicBool,
+    all_done: AtomicBool,
 }
 
-impl Drop for Session {
+impl Drop for MpiRuntime {
     fn drop(&mut self) {
         // Finalising waits for all ranks, and cannot be told for how long. A rank that goes without it is seen by the
         // launcher, which ends the job.
-        if self.farewell.load(Ordering::Acquire) {
+        if self.all_done.load(Ordering::Acquire) {
             // SAFETY: once, as whoever holds a communicator holds the session.
             let _ = self.library.call("Finalize", |f| unsafe { (f.finalize)() });
         }
@@ -63,22 +64,22 @@ impl Drop for Session {
 
 const HOST_NAME_BYTES: usize = 256;
 /// How long a rank that is done waits for the others, which may still be writing their results.
-const FAREWELL: Duration = Duration::from_secs(3600);
+const FINALIZE_TIMEOUT: Duration = Duration::from_secs(3600);
 /// How long one waits that goes without having said that it is done: something failed.
-const FAREWELL_AFTER_FAULT: Duration = Duration::from_secs(1);
+const FINALIZE_TIMEOUT_AFTER_FAULT: Duration = Duration::from_secs(1);
 
-impl World {
+impl MpiWorld {
     /// Opens the library of the launcher, or the one that is named, and initialises it. Once in a process.
-    pub fn init(env: &dyn Fn(&str) -> Option<String>, library: Option<&Path>) -> Result<World, Fault> {
+    pub fn init(env: EnvLookup<'_>, library: Option<&Path>) -> Result<MpiWorld, Fault> {
         let launch = Launch::detect(env);
-        if let Some(error) = launch.hopeless(env, library) {
+        if let Some(error) = launch.unsupported(env, library) {
             return Err(Fault::System { what: "MPI".into(), error });
         }
         let library = open(&launch, env, library)?;
         initialise(&library)?;
         let version = library.version()?;
-        let session = Arc::new(Session { library, farewell: AtomicBool::new(false) });
-        let mut all = Group::world(session)?;
+        let runtime = Arc::new(MpiRuntime { library, all_done: AtomicBool::new(false) });
+        let mut all = MpiGroup::world(runtime)?;
         let (name, family) = (&all.library().name, all.library().constants.family);
         if let Some(error) = launch.mismatch(all.size(), &format!("{name} ({version})"), family) {
             return Err(Fault::System { what: "MPI".into(), error });
@@ -138,12 +139,12 @@ impl World {
     /// The end of a job that went well: waits for all ranks. MPI is finalised with the last communicator on it. A world
     /// that is dropped without it does the same if the others are there, but waits only a moment.
     pub fn finish(self) -> Result<(), Fault> {
-        self.farewell(FAREWELL)
+        self.await_all_ranks(FINALIZE_TIMEOUT)
     }
 
-    fn farewell(&self, patience: Duration) -> Result<(), Fault> {
-        self.all.barrier(&Watch::new(Vec::new(), patience / STALL_HEARTBEATS))?;
-        self.all.session().farewell.store(true, Ordering::Release);
+    fn await_all_ranks(&self, backoff: Duration) -> Result<(), Fault> {
+        self.all.barrier(&Watch::new(Vec::new(), backoff / STALL_HEARTBEATS))?;
+        self.all.runtime().all_done.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -154,15 +155,15 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for MpiWorld {
     fn drop(&mut self) {
-        if !self.all.session().farewell.load(Ordering::Acquire) {
-            let _ = self.farewell(FAREWELL_AFTER_FAULT);
+        if !self.all.runtime().all_done.load(Ordering::Acquire) {
+            let _ = self.await_all_ranks(FINALIZE_TIMEOUT_AFTER_FAULT);
         }
     }
 }
 
-impl Bootstrap for World {
+impl Bootstrap for MpiWorld {
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
         if mine.len() > BOOTSTRAP_BYTES_MAX {
             return Err(Fault::BadCall(format!(
@@ -175,7 +176,7 @@ impl Bootstrap for World {
 }
 
 /// Each rank's own name for its host.
-fn host_names(all: &Group, watch: &Watch) -> Result<Vec<String>, Fault> {
+fn host_names(all: &MpiGroup, watch: &Watch) -> Result<Vec<String>, Fault> {
     let mut name = [0u8; HOST_NAME_BYTES];
     // SAFETY: room for all but the last byte, which stays zero.
     let code = unsafe { libc::gethostname(name.as_mut_ptr().cast(), HOST_NAME_BYTES - 1) };
@@ -188,7 +189,7 @@ fn host_names(all: &Group, watch: &Watch) -> Result<Vec<String>, Fault> {
 }
 
 /// The first library that can be opened.
-fn open(launch: &Launch, env: choose::Lookup<'_>, named: Option<&Path>) -> Result<Library, Fault> {
+fn open(launch: &Launch, env: EnvLookup<'_>, named: Option<&Path>) -> Result<Library, Fault> {
     let mut tried = Vec::new();
     for path in launch.candidates(env, named) {
         match Library::open(&path) {

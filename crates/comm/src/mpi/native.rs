@@ -1,14 +1,14 @@
 //! Collectives that MPI runs itself, in their nonblocking forms.
 
 use super::abi::Handle;
-use super::agree::Form;
-use super::group::{Group, Wait};
+use super::agree::CollectiveForm;
+use super::group::{MpiGroup, Wait};
 use super::library::Functions;
 use crate::call::Kind;
 use crate::combine::divide;
 use crate::element::{Element, Reduction};
 use crate::fault::Fault;
-use crate::task::{Part, Task};
+use crate::task::{CollectiveTask, Part};
 use crate::watch::Watch;
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
@@ -19,20 +19,20 @@ pub(super) const PIECE_BYTES: usize = 256 << 20;
 
 /// One native call.
 pub(super) struct Native<'a> {
-    pub group: &'a Group,
-    pub task: &'a Task<'a>,
+    pub group: &'a MpiGroup,
+    pub task: &'a CollectiveTask<'a>,
     pub watch: &'a Watch,
     pub piece_bytes: usize,
 }
 
 /// How MPI could run this call on this rank.
-pub(super) fn form(task: &Task<'_>) -> Form {
+pub(super) fn form(task: &CollectiveTask<'_>) -> CollectiveForm {
     match task.kind() {
-        Kind::Send | Kind::Recv => Form::Program,
-        Kind::Barrier | Kind::Broadcast => Form::Plain,
+        Kind::Send | Kind::Recv => CollectiveForm::Program,
+        Kind::Barrier | Kind::Broadcast => CollectiveForm::Plain,
         Kind::Reduce | Kind::AllReduce | Kind::Scan | Kind::ExclusiveScan => arithmetic(task),
         Kind::ReduceScatter if is_packed(task.recv) && fits(task.recv) => arithmetic(task),
-        Kind::ReduceScatter => Form::Program,
+        Kind::ReduceScatter => CollectiveForm::Program,
         Kind::Gather | Kind::AllGather | Kind::Scatter => parts(task.recv),
         Kind::AllToAll => parts(task.recv).min(parts(task.send)),
     }
@@ -40,20 +40,20 @@ pub(super) fn form(task: &Task<'_>) -> Form {
 
 /// MPI adds in an order of its own: only where the order cannot be seen, or nobody asked for one. For minimum and maximum
 /// of floats a NaN wins with us, and may be lost in MPI.
-fn arithmetic(task: &Task<'_>) -> Form {
+fn arithmetic(task: &CollectiveTask<'_>) -> CollectiveForm {
     let element = task.fingerprint.element;
     let integer = matches!(element, Element::I32 | Element::I64 | Element::U8);
     let float = matches!(element, Element::F32 | Element::F64);
     let adds = !matches!(task.fingerprint.reduction, Reduction::Min | Reduction::Max);
-    if integer || float && adds && !task.reproducible { Form::Plain } else { Form::Program }
+    if integer || float && adds && !task.reproducible { CollectiveForm::Plain } else { CollectiveForm::Program }
 }
 
-fn parts(parts: &[Part]) -> Form {
+fn parts(parts: &[Part]) -> CollectiveForm {
     let equal = parts.windows(2).all(|pair| pair[0].count == pair[1].count);
     match fits(parts) {
-        false => Form::Program,
-        true if equal && is_packed(parts) => Form::Plain,
-        true => Form::Parts,
+        false => CollectiveForm::Program,
+        true if equal && is_packed(parts) => CollectiveForm::Plain,
+        true => CollectiveForm::Parts,
     }
 }
 
@@ -85,7 +85,7 @@ impl Native<'_> {
     ///
     /// # Safety
     /// As [`crate::Transport::run`].
-    pub unsafe fn run(&self, form: Form) -> Result<(), Fault> {
+    pub unsafe fn run(&self, form: CollectiveForm) -> Result<(), Fault> {
         // SAFETY: the caller's promise, passed on.
         unsafe {
             match self.task.kind() {
@@ -259,7 +259,7 @@ impl Native<'_> {
         (own.count as c_int, std::ptr::eq(part, whole.wrapping_add(own.offset * self.task.width())))
     }
 
-    unsafe fn gather(&self, form: Form) -> Result<(), Fault> {
+    unsafe fn gather(&self, form: CollectiveForm) -> Result<(), Fault> {
         let (bits, root, comm) = (self.bits(), self.root(), self.group.comm);
         let (counts, offsets) = (counts(self.task.recv), offsets(self.task.recv));
         let (own, in_place) = self.own(self.task.input, self.task.output);
@@ -268,7 +268,7 @@ impl Native<'_> {
         // SAFETY: the own part in the input; at the root, room for all parts.
         self.complete("Igather(v)", self.task.output_bytes, |f, request| unsafe {
             match form {
-                Form::Plain => (f.igather)(input, own, bits, output, own, bits, root, comm, request),
+                CollectiveForm::Plain => (f.igather)(input, own, bits, output, own, bits, root, comm, request),
                 _ => {
                     let (counts, offsets) = (counts.as_ptr(), offsets.as_ptr());
                     (f.igatherv)(input, own, bits, output, counts, offsets, bits, root, comm, request)
@@ -277,7 +277,7 @@ impl Native<'_> {
         })
     }
 
-    unsafe fn all_gather(&self, form: Form) -> Result<(), Fault> {
+    unsafe fn all_gather(&self, form: CollectiveForm) -> Result<(), Fault> {
         let (bits, comm) = (self.bits(), self.group.comm);
         let (counts, offsets) = (counts(self.task.recv), offsets(self.task.recv));
         let (own, in_place) = self.own(self.task.input, self.task.output);
@@ -286,7 +286,7 @@ impl Native<'_> {
         // SAFETY: the own part in the input, and room for all parts.
         self.complete("Iallgather(v)", self.task.output_bytes, |f, request| unsafe {
             match form {
-                Form::Plain => (f.iallgather)(input, own, bits, output, own, bits, comm, request),
+                CollectiveForm::Plain => (f.iallgather)(input, own, bits, output, own, bits, comm, request),
                 _ => {
                     let (counts, offsets) = (counts.as_ptr(), offsets.as_ptr());
                     (f.iallgatherv)(input, own, bits, output, counts, offsets, bits, comm, request)
@@ -295,7 +295,7 @@ impl Native<'_> {
         })
     }
 
-    unsafe fn scatter(&self, form: Form) -> Result<(), Fault> {
+    unsafe fn scatter(&self, form: CollectiveForm) -> Result<(), Fault> {
         let (bits, root, comm) = (self.bits(), self.root(), self.group.comm);
         let (counts, offsets) = (counts(self.task.recv), offsets(self.task.recv));
         let (own, in_place) = self.own(self.task.output, self.task.input);
@@ -304,7 +304,7 @@ impl Native<'_> {
         // SAFETY: at the root, all parts in the input; room for the own part.
         self.complete("Iscatter(v)", self.task.input_bytes, |f, request| unsafe {
             match form {
-                Form::Plain => (f.iscatter)(input, own, bits, output, own, bits, root, comm, request),
+                CollectiveForm::Plain => (f.iscatter)(input, own, bits, output, own, bits, root, comm, request),
                 _ => {
                     let (counts, offsets) = (counts.as_ptr(), offsets.as_ptr());
                     (f.iscatterv)(input, counts, offsets, bits, output, own, bits, root, comm, request)
@@ -313,7 +313,7 @@ impl Native<'_> {
         })
     }
 
-    unsafe fn all_to_all(&self, form: Form) -> Result<(), Fault> {
+    unsafe fn all_to_all(&self, form: CollectiveForm) -> Result<(), Fault> {
         self.group.agree_on_pairs(self.task, self.watch)?;
         let (bits, comm) = (self.bits(), self.group.comm);
         let (sent, sent_at) = (counts(self.task.send), offsets(self.task.send));
@@ -322,7 +322,7 @@ impl Native<'_> {
         // SAFETY: all parts to send are in the input; there is room for all that come, which are as large as expected.
         self.complete("Ialltoall(v)", self.task.input_bytes, |f, request| unsafe {
             match form {
-                Form::Plain => (f.ialltoall)(input, sent[0], bits, output, kept[0], bits, comm, request),
+                CollectiveForm::Plain => (f.ialltoall)(input, sent[0], bits, output, kept[0], bits, comm, request),
                 _ => {
                     let (sent, sent_at, kept, kept_at) =
                         (sent.as_ptr(), sent_at.as_ptr(), kept.as_ptr(), kept_at.as_ptr());

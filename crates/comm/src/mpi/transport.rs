@@ -1,19 +1,19 @@
 //! One rank of a communicator over MPI.
 
-use super::agree::Form;
-use super::group::Group;
+use super::agree::CollectiveForm;
+use super::group::MpiGroup;
 use super::native::{self, Native};
 use super::wire::MpiWire;
 use crate::fault::Fault;
 use crate::run::Programs;
-use crate::task::Task;
+use crate::task::CollectiveTask;
 use crate::transport::Transport;
 use crate::watch::Watch;
 use crate::wire::SplitWire;
 use std::sync::Arc;
 
 pub(super) struct MpiTransport {
-    group: Arc<Group>,
+    group: Arc<MpiGroup>,
     programs: Programs<MpiWire>,
     watch: Arc<Watch>,
     piece_bytes: usize,
@@ -23,7 +23,7 @@ pub(super) struct MpiTransport {
 
 impl MpiTransport {
     /// Takes over a group of its own. Longer vectors and messages than `piece_bytes` go in pieces.
-    pub fn boxed(group: Group, watch: Arc<Watch>, piece_bytes: usize) -> Result<Box<dyn Transport>, Fault> {
+    pub fn boxed(group: MpiGroup, watch: Arc<Watch>, piece_bytes: usize) -> Result<Box<dyn Transport>, Fault> {
         let wire = MpiWire::new(Arc::new(group), Arc::clone(&watch), piece_bytes);
         let mut transport = Self::over(wire, watch, piece_bytes);
         transport.programs.measure()?;
@@ -40,12 +40,12 @@ impl MpiTransport {
 impl MpiTransport {
     /// # Safety
     /// As [`Transport::run`].
-    unsafe fn attempt(&mut self, task: &Task<'_>) -> Result<(), Fault> {
+    unsafe fn attempt(&mut self, task: &CollectiveTask<'_>) -> Result<(), Fault> {
         let mut form = native::form(task);
         if !task.kind().is_message() {
             form = self.group.agree(task, form, &self.watch)?;
         }
-        if form == Form::Program {
+        if form == CollectiveForm::Program {
             // SAFETY: the caller's promise, passed on.
             return unsafe { self.programs.run(task) };
         }
@@ -68,7 +68,7 @@ impl Transport for MpiTransport {
         self.group.size()
     }
 
-    unsafe fn run(&mut self, task: &Task<'_>) -> Result<(), Fault> {
+    unsafe fn run(&mut self, task: &CollectiveTask<'_>) -> Result<(), Fault> {
         if let Some(fault) = &self.failed {
             return Err(fault.clone());
         }

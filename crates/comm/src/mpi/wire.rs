@@ -3,11 +3,12 @@
 //! behind its header; a longer one follows straight from buffer to buffer.
 
 use super::abi::Handle;
-use super::group::Group;
+use super::group::MpiGroup;
 use crate::call::{FINGERPRINT_BYTES, Fingerprint};
 use crate::fault::Fault;
 use crate::watch::Watch;
 use crate::wire::{SplitWire, Wire};
+use kolo_base::ByteReader;
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
@@ -23,9 +24,9 @@ const INLINE_BYTES: usize = SLOT_BYTES - HEADER_BYTES;
 /// How long `cancel` gives messages under way to come to an end.
 const CANCEL: Duration = Duration::from_millis(200);
 /// While long messages are under way MPI wants to be called often; else a rank may sleep so long.
-const NAP: Duration = Duration::from_micros(50);
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-type Slot = ManuallyDrop<Box<[u8; SLOT_BYTES]>>;
+type HeaderSlot = ManuallyDrop<Box<[u8; SLOT_BYTES]>>;
 
 /// Which of many numbered things are done.
 #[derive(Debug, Default)]
@@ -58,7 +59,7 @@ impl Ledger {
 /// A message that leaves.
 struct Sending {
     number: u64,
-    slot: Slot,
+    slot: HeaderSlot,
     /// The header's, then the payload's pieces.
     requests: Vec<Handle>,
 }
@@ -70,7 +71,7 @@ struct Receiving {
     call: Fingerprint,
     data: *mut u8,
     bytes: usize,
-    slot: Slot,
+    slot: HeaderSlot,
     header: Handle,
     /// The header came and was found good.
     expected: bool,
@@ -78,14 +79,14 @@ struct Receiving {
 }
 
 pub(super) struct MpiWire {
-    pub group: Arc<Group>,
+    pub group: Arc<MpiGroup>,
     watch: Arc<Watch>,
     sending: Vec<Sending>,
     receiving: Vec<Receiving>,
     sent: Ledger,
     received: Ledger,
     /// Slots that nobody uses.
-    slots: Vec<Slot>,
+    slots: Vec<HeaderSlot>,
     piece_bytes: usize,
 }
 
@@ -93,7 +94,7 @@ pub(super) struct MpiWire {
 unsafe impl Send for MpiWire {}
 
 impl MpiWire {
-    pub fn new(group: Arc<Group>, watch: Arc<Watch>, piece_bytes: usize) -> Self {
+    pub fn new(group: Arc<MpiGroup>, watch: Arc<Watch>, piece_bytes: usize) -> Self {
         Self {
             group,
             watch,
@@ -106,7 +107,7 @@ impl MpiWire {
         }
     }
 
-    fn slot(&mut self) -> Slot {
+    fn slot(&mut self) -> HeaderSlot {
         self.slots.pop().unwrap_or_else(|| ManuallyDrop::new(Box::new([0; SLOT_BYTES])))
     }
 
@@ -144,13 +145,12 @@ impl MpiWire {
 
     /// A header has come: is it the one of our call?
     fn check(&self, receiving: &Receiving) -> Result<(), Fault> {
-        let header = &receiving.slot[..HEADER_BYTES];
-        let theirs = Fingerprint::decode(&std::array::from_fn(|at| header[at]));
-        let bytes = u64::from_le_bytes(std::array::from_fn(|at| header[FINGERPRINT_BYTES + at]));
+        let mut header = ByteReader::new(&receiving.slot[..HEADER_BYTES]);
+        let theirs = header.array().and_then(|call| Fingerprint::decode(&call)).zip(header.u64());
         let (rank, peer) = (self.group.world_rank(self.group.rank()), self.group.world_rank(receiving.from));
-        let Some(theirs) = theirs else {
-            let why = "its header makes no sense".into();
-            return Err(Fault::Rejected { from: self.group.place(receiving.from, &self.watch), why });
+        let Some((theirs, bytes)) = theirs else {
+            let why = "its header is malformed".into();
+            return Err(Fault::Rejected { from: self.group.rank_name(receiving.from, &self.watch), why });
         };
         if theirs != receiving.call {
             return Err(Fault::Mismatch {
@@ -166,9 +166,9 @@ impl MpiWire {
             return Err(Fault::BadCall(format!(
                 "ranks disagree: in {theirs}, {} expects {} bytes from {}, which sends {bytes}\n  hint: what a rank sends \
                  to another must be as much as that one expects",
-                self.group.place(self.group.rank(), &self.watch),
+                self.group.rank_name(self.group.rank(), &self.watch),
                 receiving.bytes,
-                self.group.place(receiving.from, &self.watch),
+                self.group.rank_name(receiving.from, &self.watch),
             )));
         }
         Ok(())
@@ -216,7 +216,7 @@ impl MpiWire {
     }
 
     /// Forgets which of these requests are done; whether all are.
-    fn sweep(group: &Group, requests: &mut Vec<Handle>) -> Result<bool, Fault> {
+    fn sweep(group: &MpiGroup, requests: &mut Vec<Handle>) -> Result<bool, Fault> {
         while let Some(last) = requests.last_mut() {
             if !group.test(last)? {
                 return Ok(false);
@@ -354,7 +354,7 @@ impl Wire for MpiWire {
         if self.sending.iter().any(|sending| sending.requests.len() > 1) || self.receiving.iter().any(long) {
             std::thread::yield_now();
         } else {
-            std::thread::sleep(at_most.min(NAP));
+            std::thread::sleep(at_most.min(POLL_INTERVAL));
         }
     }
 

@@ -6,12 +6,12 @@
 
 use super::Shm;
 use super::exchange::{copy, slice};
-use super::registry::Found;
+use super::registry::BufferLocation;
 use crate::call::Kind;
 use crate::combine::combine_twins;
 use crate::element::Reduction;
 use crate::fault::Fault;
-use crate::task::{Part, Task};
+use crate::task::{CollectiveTask, Part};
 use std::sync::atomic::Ordering;
 
 /// A block is combined into one rank's memory and copied to the others while it is in the nearest cache.
@@ -21,7 +21,7 @@ const PRIVATE: u64 = 0;
 
 /// Where all ranks have their inputs and, if others write there, their outputs. Kept between calls for its memory.
 #[derive(Default)]
-pub(super) struct Places {
+pub(super) struct BufferAddresses {
     pub inputs: Vec<*mut u8>,
     outputs: Vec<*mut u8>,
 }
@@ -32,8 +32,8 @@ fn end(parts: &[Part], width: usize) -> usize {
 }
 
 /// Where others find what they need of this rank, and how many bytes of it. A rank of which they need nothing shows another
-/// buffer, so that it is no reason to go through the mails.
-fn shown(task: &Task<'_>, rank: usize) -> (*const u8, usize) {
+/// buffer, so that it is no reason to go through the staging buffers.
+fn shown(task: &CollectiveTask<'_>, rank: usize) -> (*const u8, usize) {
     let bytes = reach(task, rank);
     match task.kind() {
         Kind::Broadcast => (task.output, bytes),
@@ -43,7 +43,7 @@ fn shown(task: &Task<'_>, rank: usize) -> (*const u8, usize) {
 }
 
 /// Bytes that others need behind the address that a rank shows.
-fn reach(task: &Task<'_>, rank: usize) -> usize {
+fn reach(task: &CollectiveTask<'_>, rank: usize) -> usize {
     match task.kind() {
         Kind::AllGather | Kind::Gather => task.recv[rank].count * task.width(),
         Kind::Broadcast | Kind::Scatter if rank != task.root() => 0,
@@ -58,19 +58,19 @@ impl Shm {
     ///
     /// # Safety
     /// As [`crate::Transport::run`].
-    pub(super) unsafe fn direct(&mut self, task: &Task<'_>) -> Result<bool, Fault> {
-        let mut places = std::mem::take(&mut self.places);
-        let agreed = self.agree(task, &mut places);
+    pub(super) unsafe fn direct(&mut self, task: &CollectiveTask<'_>) -> Result<bool, Fault> {
+        let mut addresses = std::mem::take(&mut self.addresses);
+        let agreed = self.agree(task, &mut addresses);
         if let Ok(true) = agreed {
             // SAFETY: the caller's promise; all ranks' buffers hold what the same call needs.
             unsafe {
                 match task.kind() {
-                    Kind::AllReduce => self.reduce_into_all(task, &places),
-                    _ => self.pull(task, &places),
+                    Kind::AllReduce => self.reduce_into_all(task, &addresses),
+                    _ => self.pull(task, &addresses),
                 }
             }
         }
-        self.places = places;
+        self.addresses = addresses;
         let agreed = agreed?;
         if agreed {
             self.round(task)?;
@@ -78,17 +78,17 @@ impl Shm {
         Ok(agreed)
     }
 
-    /// Writes into the outbox where this rank's buffers are.
-    pub(super) fn show(&self, task: &Task<'_>) -> [Option<Found>; 2] {
-        let origins = &self.room.neighbours.origins;
-        let (input, bytes) = shown(task, self.room.rank);
+    /// Writes into its staging buffer where this rank's buffers are.
+    pub(super) fn show(&self, task: &CollectiveTask<'_>) -> [Option<BufferLocation>; 2] {
+        let origins = &self.rounds.peers.origins;
+        let (input, bytes) = shown(task, self.rounds.rank);
         let input = self.registry.find(input, bytes, origins);
         let output = match task.kind() {
             Kind::AllReduce => self.registry.find(task.output, task.count() * task.width(), origins),
             _ => None,
         };
         let found = [input, output];
-        for (words, found) in self.room.outbox().words.chunks_exact(2).zip(&found) {
+        for (words, found) in self.rounds.own_staging().words.chunks_exact(2).zip(&found) {
             words[0].store(found.as_ref().map_or(PRIVATE, |found| found.id), Ordering::Relaxed);
             words[1].store(found.as_ref().map_or(0, |found| found.offset as u64), Ordering::Relaxed);
         }
@@ -96,28 +96,28 @@ impl Shm {
     }
 
     /// One round in which all learn where all buffers are, and whether they serve.
-    fn agree(&mut self, task: &Task<'_>, places: &mut Places) -> Result<bool, Fault> {
+    fn agree(&mut self, task: &CollectiveTask<'_>, addresses: &mut BufferAddresses) -> Result<bool, Fault> {
         let [input, output] = self.show(task);
         self.round(task)?;
         let reach = |rank: usize| reach(task, rank);
-        Ok(self.locate(input.as_ref(), 0, reach, &mut places.inputs)
-            && (task.kind() != Kind::AllReduce || self.locate(output.as_ref(), 2, reach, &mut places.outputs)))
+        Ok(self.locate(input.as_ref(), 0, reach, &mut addresses.inputs)
+            && (task.kind() != Kind::AllReduce || self.locate(output.as_ref(), 2, reach, &mut addresses.outputs)))
     }
 
     /// All ranks' buffers as they showed them in this round; `false` if they are not all in the allocation of ours.
     pub(super) fn locate(
         &self,
-        own: Option<&Found>,
+        own: Option<&BufferLocation>,
         word: usize,
         reach: impl Fn(usize) -> usize,
         found: &mut Vec<*mut u8>,
     ) -> bool {
         found.clear();
-        for rank in 0..self.room.size {
-            let words = &self.room.mail(rank).words;
+        for rank in 0..self.rounds.size {
+            let words = &self.rounds.staging(rank).words;
             let (id, offset) = (words[word].load(Ordering::Relaxed), words[word + 1].load(Ordering::Relaxed));
             let place = own.filter(|own| own.id == id);
-            let origins = &self.room.neighbours.origins;
+            let origins = &self.rounds.peers.origins;
             match place.and_then(|own| own.of(rank, origins[rank], offset, reach(rank))) {
                 Some(address) => found.push(address),
                 None => return false,
@@ -127,68 +127,74 @@ impl Shm {
     }
 
     /// Combines this rank's slice and writes it into everybody's output.
-    unsafe fn reduce_into_all(&mut self, task: &Task<'_>, places: &Places) {
-        let (width, rank, size) = (task.width(), self.room.rank, self.room.size);
+    unsafe fn reduce_into_all(&mut self, task: &CollectiveTask<'_>, addresses: &BufferAddresses) {
+        let (width, rank, size) = (task.width(), self.rounds.rank, self.rounds.size);
         for block in blocks(slice(task.count(), width, size, rank), width) {
             let at = block.offset * width;
             // SAFETY: inside all ranks' buffers; nobody else touches this slice until all have met.
             unsafe {
-                let (call, output) = (task.fingerprint, places.outputs[rank].add(at));
+                let (call, output) = (task.fingerprint, addresses.outputs[rank].add(at));
                 if size == 2 && call.reduction != Reduction::Mean {
-                    let inputs = [places.inputs[0].add(at).cast_const(), places.inputs[1].add(at).cast_const()];
-                    let outputs = [output, places.outputs[1 - rank].add(at)];
+                    let inputs = [addresses.inputs[0].add(at).cast_const(), addresses.inputs[1].add(at).cast_const()];
+                    let outputs = [output, addresses.outputs[1 - rank].add(at)];
                     combine_twins(call.element, call.reduction, &inputs, outputs, block.count);
                     continue;
                 }
-                self.combine_block(task, places, block, output);
+                self.combine_block(task, addresses, block, output);
                 for other in (0..size).filter(|other| *other != rank) {
-                    copy(output, places.outputs[other].add(at), block.count * width);
+                    copy(output, addresses.outputs[other].add(at), block.count * width);
                 }
             }
         }
     }
 
     /// Takes what this rank needs from the others' inputs into its own output, which may be private.
-    unsafe fn pull(&mut self, task: &Task<'_>, places: &Places) {
-        let (width, rank, root) = (task.width(), self.room.rank, task.root());
+    unsafe fn pull(&mut self, task: &CollectiveTask<'_>, addresses: &BufferAddresses) {
+        let (width, rank, root) = (task.width(), self.rounds.rank, task.root());
         let own = task.recv.get(rank).copied().unwrap_or_default();
         let whole = Part { offset: 0, count: task.count() };
         // SAFETY: inside all ranks' buffers, which only their readers touch until all have met.
         unsafe {
             match task.kind() {
-                Kind::Broadcast if rank != root => copy(places.inputs[root], task.output, whole.count * width),
-                Kind::Scatter => copy(places.inputs[root].add(own.offset * width), task.output, own.count * width),
-                Kind::AllGather => self.pull_parts(task, places),
-                Kind::Gather if rank == root => self.pull_parts(task, places),
-                Kind::ReduceScatter => self.pull_combined(task, places, own),
-                Kind::Reduce if rank == root => self.pull_combined(task, places, whole),
+                Kind::Broadcast if rank != root => copy(addresses.inputs[root], task.output, whole.count * width),
+                Kind::Scatter => copy(addresses.inputs[root].add(own.offset * width), task.output, own.count * width),
+                Kind::AllGather => self.pull_parts(task, addresses),
+                Kind::Gather if rank == root => self.pull_parts(task, addresses),
+                Kind::ReduceScatter => self.pull_combined(task, addresses, own),
+                Kind::Reduce if rank == root => self.pull_combined(task, addresses, whole),
                 _ => {}
             }
         }
     }
 
-    unsafe fn pull_parts(&self, task: &Task<'_>, places: &Places) {
-        let (width, rank, size) = (task.width(), self.room.rank, self.room.size);
+    unsafe fn pull_parts(&self, task: &CollectiveTask<'_>, addresses: &BufferAddresses) {
+        let (width, rank, size) = (task.width(), self.rounds.rank, self.rounds.size);
         // Everybody starts at another rank, so that they do not all read the same memory.
         for other in (0..size).map(|step| (rank + step) % size) {
             let part = task.recv[other];
             // SAFETY: the caller's promise.
-            unsafe { copy(places.inputs[other], task.output.wrapping_add(part.offset * width), part.count * width) };
+            unsafe { copy(addresses.inputs[other], task.output.wrapping_add(part.offset * width), part.count * width) };
         }
     }
 
-    unsafe fn pull_combined(&mut self, task: &Task<'_>, places: &Places, part: Part) {
+    unsafe fn pull_combined(&mut self, task: &CollectiveTask<'_>, addresses: &BufferAddresses, part: Part) {
         for block in blocks(part, task.width()) {
             let output = task.output.wrapping_add((block.offset - part.offset) * task.width());
             // SAFETY: the caller's promise.
-            unsafe { self.combine_block(task, places, block, output) };
+            unsafe { self.combine_block(task, addresses, block, output) };
         }
     }
 
-    unsafe fn combine_block(&mut self, task: &Task<'_>, places: &Places, block: Part, output: *mut u8) {
+    unsafe fn combine_block(
+        &mut self,
+        task: &CollectiveTask<'_>,
+        addresses: &BufferAddresses,
+        block: Part,
+        output: *mut u8,
+    ) {
         let at = block.offset * task.width();
         self.sources.clear();
-        self.sources.extend(places.inputs.iter().map(|input| input.wrapping_add(at).cast_const()));
+        self.sources.extend(addresses.inputs.iter().map(|input| input.wrapping_add(at).cast_const()));
         // SAFETY: the caller's promise.
         unsafe { self.combine(task, output, block.count) };
     }

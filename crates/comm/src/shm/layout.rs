@@ -1,19 +1,19 @@
 //! What lies where in the control segment that the ranks of one communicator share.
 //!
-//! Each rank has a slot, and a ring to each other rank. A slot has two mails used in turn: a rank
-//! writes mail `n % 2` for round `n` only after it saw all others in round `n − 1`, and they went there only when they
-//! were done with everything of round `n − 2`. Others write a slot only in a large all-reduce: into the payload of a mail that
+//! Each rank has a slot, and a ring to each other rank. A slot has two staging buffers used in turn: a rank
+//! writes buffer `n % 2` for round `n` only after it saw all others in round `n − 1`, and they went there only when they
+//! were done with everything of round `n − 2`. Others write a slot only in a large all-reduce: into the payload of a staging buffer that
 //! its rank has sent in this round, for it to read after one more.
 
-use crate::account::ACCOUNT_BYTES_MAX;
 use crate::call::FINGERPRINT_BYTES;
+use crate::failure_report::FAILURE_BYTES_MAX;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Ranks of one communicator on one host.
 pub const RANKS_MAX: usize = 512;
-/// Payload of one mail.
-pub const MAIL_BYTES: usize = 256 << 10;
+/// Payload of one staging buffer.
+pub const STAGING_BYTES: usize = 256 << 10;
 /// Payload that travels in the cache line of the round's number.
 pub const TINY_BYTES: usize = 48;
 /// Bytes on their way between two ranks.
@@ -21,20 +21,20 @@ pub const RING_BYTES: usize = 128 << 10;
 /// Random bytes at the head of every segment, by which it is recognised.
 pub const NONCE_BYTES: usize = 16;
 /// What caches exchange.
-pub const LINE_BYTES: usize = 64;
+pub const CACHE_LINE_BYTES: usize = 64;
 
 #[repr(C, align(128))]
-pub struct Mail {
-    /// The round this mail is for; written last.
+pub struct StagingBuffer {
+    /// The round this staging buffer is for; written last.
     pub round: AtomicU64,
     /// Of the call's fingerprint.
     pub digest: AtomicU64,
     /// Small words of the round, or the payload if it is tiny.
     pub words: [AtomicU64; TINY_BYTES / 8],
-    payload: UnsafeCell<[u8; MAIL_BYTES]>,
+    payload: UnsafeCell<[u8; STAGING_BYTES]>,
 }
 
-impl Mail {
+impl StagingBuffer {
     /// Where a payload of this size lies.
     pub fn payload(&self, bytes: usize) -> *mut u8 {
         if bytes <= TINY_BYTES { self.words[0].as_ptr().cast() } else { self.payload.get().cast() }
@@ -43,28 +43,28 @@ impl Mail {
 
 /// A call as its rank made it, read by others only if the digests differ.
 #[repr(C, align(64))]
-pub struct Record(pub [AtomicU64; FINGERPRINT_BYTES / 8]);
+pub struct CallRecord(pub [AtomicU64; FINGERPRINT_BYTES / 8]);
 
 /// How a rank ended, if it did.
 #[repr(C, align(64))]
-pub struct Status {
+pub struct RankStatus {
     /// One of the `STATUS_` values; written last.
     pub code: AtomicU32,
-    pub account_bytes: AtomicU32,
-    pub account: UnsafeCell<[u8; ACCOUNT_BYTES_MAX]>,
+    pub failure_bytes: AtomicU32,
+    pub failure: UnsafeCell<[u8; FAILURE_BYTES_MAX]>,
 }
 
 pub const STATUS_WELL: u32 = 0;
 /// The rank let go of the communicator.
 pub const STATUS_LEFT: u32 = 1;
-/// A call failed; the account says how.
+/// A call failed; the failure report says how.
 pub const STATUS_FAILED: u32 = 2;
 
 #[repr(C, align(4096))]
-pub struct Slot {
-    pub mail: [Mail; 2],
-    pub record: [Record; 2],
-    pub status: Status,
+pub struct RankSlot {
+    pub staging: [StagingBuffer; 2],
+    pub record: [CallRecord; 2],
+    pub status: RankStatus,
 }
 
 #[repr(C, align(128))]
@@ -91,10 +91,10 @@ impl Ring {
 
 /// The start of the segment.
 #[repr(C, align(4096))]
-struct Head {
+struct SegmentHeader {
     _nonce: UnsafeCell<[u8; NONCE_BYTES]>,
     /// Whom each rank waits for while it sleeps.
-    bells: [AtomicU32; RANKS_MAX],
+    wait_words: [AtomicU32; RANKS_MAX],
 }
 
 /// A mapped control segment.
@@ -111,7 +111,7 @@ unsafe impl Sync for Control {}
 
 impl Control {
     pub fn bytes_for(size: usize) -> usize {
-        size_of::<Head>() + size * size_of::<Slot>() + size * size * size_of::<Ring>()
+        size_of::<SegmentHeader>() + size * size_of::<RankSlot>() + size * size * size_of::<Ring>()
     }
 
     /// Takes over a mapping. A fresh one is all zeros but for its nonce, which is its first state.
@@ -122,24 +122,24 @@ impl Control {
         Self { base, bytes: Self::bytes_for(size), size }
     }
 
-    fn head(&self) -> &Head {
+    fn head(&self) -> &SegmentHeader {
         // SAFETY: the mapping starts with it, page-aligned, and any bits are valid.
         unsafe { &*self.base.cast() }
     }
 
-    pub fn bells(&self) -> &[AtomicU32] {
-        &self.head().bells[..self.size]
+    pub fn wait_words(&self) -> &[AtomicU32] {
+        &self.head().wait_words[..self.size]
     }
 
-    pub fn slot(&self, rank: usize) -> &Slot {
+    pub fn slot(&self, rank: usize) -> &RankSlot {
         debug_assert!(rank < self.size);
         // SAFETY: the mapping holds `size` slots behind its head.
-        unsafe { &*self.base.add(size_of::<Head>()).cast::<Slot>().add(rank) }
+        unsafe { &*self.base.add(size_of::<SegmentHeader>()).cast::<RankSlot>().add(rank) }
     }
 
     pub fn ring(&self, from: usize, to: usize) -> &Ring {
         debug_assert!(from < self.size && to < self.size);
-        let rings = size_of::<Head>() + self.size * size_of::<Slot>();
+        let rings = size_of::<SegmentHeader>() + self.size * size_of::<RankSlot>();
         // SAFETY: the mapping holds `size²` rings behind the slots.
         unsafe { &*self.base.add(rings).cast::<Ring>().add(from * self.size + to) }
     }

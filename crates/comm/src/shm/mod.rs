@@ -2,48 +2,49 @@
 //!
 //! Memory comes from `memfd_create`: it has no name in any file system, and is gone with the last process that maps it,
 //! however that ends. A rank tells the others process and descriptor; they open it through `/proc` and recognise it by
-//! a random nonce. Collectives go in rounds (`room`): small calls and private buffers through mails (`exchange`), large
+//! a random nonce. Collectives go in rounds (`rounds`): small calls and private buffers through staging buffers (`exchange`), large
 //! ones on memory from [`Transport::allocate`] straight in each other's buffers (`direct`).
 
 mod direct;
 mod exchange;
 mod layout;
 mod message;
-mod pace;
 mod registry;
-mod room;
+mod rounds;
 mod system;
+mod yield_backoff;
 
 use crate::call::{Fingerprint, Kind, short_name};
 use crate::element::{Element, Reduction};
 use crate::fault::Fault;
 use crate::memory::SharedMemory;
-use crate::task::Task;
+use crate::task::CollectiveTask;
 use crate::transport::{Bootstrap, Transport};
 use crate::watch::Watch;
-use direct::Places;
+use direct::BufferAddresses;
+use kolo_base::ByteReader;
 use layout::{Control, NONCE_BYTES, RANKS_MAX};
 use registry::{OFFER_BYTES, Offer, Registry};
-use room::{Neighbours, Room};
+use rounds::{LocalPeers, Rounds};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use system::{PROCESSOR_WORDS, Process};
+use system::{PROCESSOR_WORDS, ProcessHandle};
 
-/// Up to this size a call goes through the mails, wherever its buffers are.
-const MAIL_CALL_BYTES: usize = 2 << 10;
+/// Up to this size a call goes through the staging buffers, wherever its buffers are.
+const STAGED_CALL_BYTES: usize = 2 << 10;
 /// Largest allocation of one rank.
 const ALLOCATION_BYTES_MAX: usize = 1 << 40;
 const PAGE_BYTES: usize = 4096;
 
 struct Shm {
-    room: Room,
+    rounds: Rounds,
     registry: Registry,
     communicator: u32,
     /// Allocations made so far.
     allocations: u32,
-    /// Room for the addresses of one call.
+    /// Space for the addresses of one call.
     sources: Vec<*const u8>,
-    places: Places,
+    addresses: BufferAddresses,
     /// A failed communicator stays failed.
     fault: Option<Fault>,
 }
@@ -63,15 +64,15 @@ pub fn connect(
     }
     let made = if rank == 0 { Some(make_control(size)?) } else { None };
     let offer = made.as_ref().map_or([0; OFFER_BYTES], |(offer, ..)| offer.encode());
-    let hello = bootstrap.all_gather(&Hello::mine(offer).encode())?;
-    let hellos = hello.iter().map(|bytes| Hello::decode(bytes)).collect::<Option<Vec<Hello>>>();
+    let hello = bootstrap.all_gather(&ShmHello::mine(offer).encode())?;
+    let hellos = hello.iter().map(|bytes| ShmHello::decode(bytes)).collect::<Option<Vec<ShmHello>>>();
     let Some(hellos) = hellos.filter(|hellos| hellos.len() == size) else {
         return Err(Fault::Rejected { from: "the bootstrap".into(), why: "an answer has another size".into() });
     };
     // The descriptor stays open until all have mapped what is behind it.
     let (_file, control) = match made {
         Some((_, file, control)) => (Some(file), Ok(control)),
-        None => (None, map_control(&Offer::decode(&hellos[0].offer), size)),
+        None => (None, map_control(&hellos[0].offer, size)),
     };
     let said = control.as_ref().err().map_or(String::new(), |fault| fault.to_string());
     let said = bootstrap.all_gather(said.as_bytes())?;
@@ -80,19 +81,19 @@ pub fn connect(
         let why = String::from_utf8_lossy(&said[failed]).into_owned();
         return Err(Fault::Failed { peer: failed, host: watch.host(failed), why });
     }
-    let crowded = size > processors(&hellos);
-    let neighbours = Neighbours {
-        processes: hellos.iter().map(|hello| Arc::new(Process::new(hello.pid))).collect(),
+    let oversubscribed = size > processors(&hellos);
+    let peers = LocalPeers {
+        processes: hellos.iter().map(|hello| Arc::new(ProcessHandle::new(hello.pid))).collect(),
         origins: (0..size).collect(),
-        crowded,
+        oversubscribed,
         // Where ranks sleep often, a fence for each round is cheaper than one for all at each sleep.
-        barrier: !crowded && hellos.iter().all(|hello| hello.barrier),
+        barrier: !oversubscribed && hellos.iter().all(|hello| hello.barrier),
     };
-    Ok(Box::new(Shm::new(Room::new(control, rank, watch, neighbours), Registry::default(), 0)))
+    Ok(Box::new(Shm::new(Rounds::new(control, rank, watch, peers), Registry::default(), 0)))
 }
 
 /// What a rank says of itself on joining.
-struct Hello {
+struct ShmHello {
     pid: u32,
     barrier: bool,
     /// Processors that its share of time amounts to, if that is less than those it may run on.
@@ -103,7 +104,7 @@ struct Hello {
 
 const HELLO_BYTES: usize = 16 + 8 * PROCESSOR_WORDS + OFFER_BYTES;
 
-impl Hello {
+impl ShmHello {
     fn mine(offer: [u8; OFFER_BYTES]) -> Self {
         let processors = system::processors();
         let allowed: u32 = processors.iter().map(|word| word.count_ones()).sum();
@@ -124,17 +125,20 @@ impl Hello {
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; HELLO_BYTES] = bytes.try_into().ok()?;
-        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
-        let offer = bytes[HELLO_BYTES - OFFER_BYTES..].try_into().ok()?;
-        let processors = std::array::from_fn(|at| long(16 + 8 * at));
-        Some(Self { pid: word(0), barrier: word(4) != 0, quota: word(8), processors, offer })
+        let mut reader = ByteReader::new(bytes);
+        let (pid, barrier, quota) = (reader.u32()?, reader.u32()? != 0, reader.u32()?);
+        reader.skip(4)?;
+        let mut processors = [0; PROCESSOR_WORDS];
+        for word in &mut processors {
+            *word = reader.u64()?;
+        }
+        let offer = reader.array()?;
+        reader.is_empty().then_some(Self { pid, barrier, quota, processors, offer })
     }
 }
 
 /// Processors that the ranks have together.
-fn processors(hellos: &[Hello]) -> usize {
+fn processors(hellos: &[ShmHello]) -> usize {
     let union = (0..PROCESSOR_WORDS).map(|at| hellos.iter().fold(0, |all, hello| all | hello.processors[at]));
     let together = union.map(u64::count_ones).sum::<u32>();
     hellos.iter().map(|hello| hello.quota).fold(together, u32::min) as usize
@@ -148,12 +152,13 @@ fn make_control(size: usize) -> Result<(Offer, OwnedFd, Control), Fault> {
 }
 
 /// Maps the control segment that another rank offered.
-fn map_control(offer: &Offer, size: usize) -> Result<Control, Fault> {
+fn map_control(offer: &[u8; OFFER_BYTES], size: usize) -> Result<Control, Fault> {
     let refused = |why: String| Fault::System {
         what: "mapping the memory of the ranks of this host (all must run on one host, in one container, as one user)"
             .into(),
         error: why,
     };
+    let offer = Offer::decode(offer);
     if offer.bytes != Control::bytes_for(size) {
         return Err(refused(format!("it has {} bytes, not {}", offer.bytes, Control::bytes_for(size))));
     }
@@ -177,25 +182,33 @@ impl Drop for Mappings {
 }
 
 impl Shm {
-    fn new(room: Room, registry: Registry, communicator: u32) -> Self {
-        let sources = Vec::with_capacity(room.size);
-        Self { room, registry, communicator, allocations: 0, sources, places: Places::default(), fault: None }
+    fn new(rounds: Rounds, registry: Registry, communicator: u32) -> Self {
+        let sources = Vec::with_capacity(rounds.size);
+        Self {
+            rounds,
+            registry,
+            communicator,
+            allocations: 0,
+            sources,
+            addresses: BufferAddresses::default(),
+            fault: None,
+        }
     }
 
     /// # Safety
     /// As [`Transport::run`].
-    unsafe fn collective(&mut self, task: &Task<'_>) -> Result<(), Fault> {
+    unsafe fn collective(&mut self, task: &CollectiveTask<'_>) -> Result<(), Fault> {
         let counts = task.recv.iter().map(|part| part.count);
         // What all read of one input, they must read at the same place.
         let offsets = task.recv.iter().map(|part| part.offset);
         match task.kind() {
-            Kind::Gather | Kind::AllGather => self.room.enter_with_parts(&task.fingerprint, counts),
+            Kind::Gather | Kind::AllGather => self.rounds.enter_with_parts(&task.fingerprint, counts),
             Kind::Scatter | Kind::ReduceScatter => {
-                self.room.enter_with_parts(&task.fingerprint, counts.chain(offsets));
+                self.rounds.enter_with_parts(&task.fingerprint, counts.chain(offsets));
             }
-            _ => self.room.enter(&task.fingerprint),
+            _ => self.rounds.enter(&task.fingerprint),
         }
-        let large = task.count() * task.width() > MAIL_CALL_BYTES;
+        let large = task.count() * task.width() > STAGED_CALL_BYTES;
         // A scan in place would overwrite what later ranks still read.
         let direct = !matches!(task.kind(), Kind::Scan | Kind::ExclusiveScan | Kind::AllToAll | Kind::Barrier);
         // SAFETY: the caller's promise, passed on.
@@ -210,7 +223,7 @@ impl Shm {
     /// Tells the others of a failure, and remembers it.
     fn settle<T>(&mut self, outcome: Result<T, Fault>) -> Result<T, Fault> {
         if let Err(fault) = &outcome {
-            self.room.fail(fault);
+            self.rounds.fail(fault);
             self.fault = Some(fault.clone());
         }
         outcome
@@ -230,25 +243,30 @@ impl Shm {
         }
     }
 
-    /// One round with a small payload; the others' are then in their mails.
-    fn tell<const BYTES: usize>(&mut self, call: &Fingerprint, mine: [u8; BYTES]) -> Result<Vec<[u8; BYTES]>, Fault> {
-        self.room.enter(call);
-        // SAFETY: a mail holds it.
-        unsafe { self.room.outbox().payload(BYTES).cast::<[u8; BYTES]>().write(mine) };
-        self.room.publish();
-        self.room.meet(call)?;
+    /// One round with a small payload; the others' are then in their staging buffers.
+    fn exchange_small<const BYTES: usize>(
+        &mut self,
+        call: &Fingerprint,
+        mine: [u8; BYTES],
+    ) -> Result<Vec<[u8; BYTES]>, Fault> {
+        self.rounds.enter(call);
+        // SAFETY: a staging buffer holds it.
+        unsafe { self.rounds.own_staging().payload(BYTES).cast::<[u8; BYTES]>().write(mine) };
+        self.rounds.publish();
+        self.rounds.await_all(call)?;
         // SAFETY: all wrote as many bytes.
-        Ok((0..self.room.size)
-            .map(|rank| unsafe { self.room.mail(rank).payload(BYTES).cast::<[u8; BYTES]>().read() })
+        Ok((0..self.rounds.size)
+            .map(|rank| unsafe { self.rounds.staging(rank).payload(BYTES).cast::<[u8; BYTES]>().read() })
             .collect())
     }
 
     /// Maps the memory that each other rank offers; which rank of the job's could not be mapped, and why.
     fn map_offers(&self, offers: &[[u8; OFFER_BYTES]], mappings: &mut Mappings) -> Option<(usize, String)> {
-        for (rank, offer) in offers.iter().map(Offer::decode).enumerate().filter(|(rank, _)| *rank != self.room.rank) {
+        for (rank, offer) in offers.iter().map(Offer::decode).enumerate().filter(|(rank, _)| *rank != self.rounds.rank)
+        {
             match offer.accept() {
                 Ok(data) => mappings.list[rank] = data,
-                Err(why) => return Some((self.room.neighbours.origins[rank], why)),
+                Err(why) => return Some((self.rounds.peers.origins[rank], why)),
             }
         }
         None
@@ -261,21 +279,21 @@ impl Shm {
         let call = self.own_call("allocate", bytes);
         let bytes = bytes.max(NONCE_BYTES).next_multiple_of(PAGE_BYTES);
         let (offer, file, own) = Offer::make(bytes)?;
-        let mut mappings = Mappings { list: vec![std::ptr::null_mut(); self.room.size], bytes };
-        mappings.list[self.room.rank] = own;
+        let mut mappings = Mappings { list: vec![std::ptr::null_mut(); self.rounds.size], bytes };
+        mappings.list[self.rounds.rank] = own;
         // SAFETY: mapped just now.
         let populated = if populate { unsafe { system::populate(own, bytes) } } else { Ok(()) };
-        let offers = self.tell(&call, offer.encode())?;
+        let offers = self.exchange_small(&call, offer.encode())?;
         let refused = self.map_offers(&offers, &mut mappings);
         let failed = populated.is_err() || refused.is_some();
-        let failures = self.tell(&call, [u8::from(failed)])?;
+        let failures = self.exchange_small(&call, [u8::from(failed)])?;
         // SAFETY: all have compared the nonce, and nobody uses the memory yet.
         unsafe { own.cast::<[u8; NONCE_BYTES]>().write([0; NONCE_BYTES]) };
         drop(file);
-        self.tell(&call, [0])?;
+        self.exchange_small(&call, [0])?;
         if let Some(rank) = failures.iter().position(|failed| *failed != [0]) {
             populated?;
-            let rank = self.room.neighbours.origins[rank];
+            let rank = self.rounds.peers.origins[rank];
             let why =
                 refused.map_or_else(|| format!("rank {rank} failed"), |(rank, why)| format!("of rank {rank}: {why}"));
             return Err(Fault::System { what: format!("sharing {bytes} bytes of memory"), error: why });
@@ -284,7 +302,7 @@ impl Shm {
         // SAFETY: all are mappings of this size that only the result will unmap.
         let memory = unsafe { SharedMemory::from_mappings(own, bytes, std::mem::take(&mut mappings.list)) };
         let id = u64::from(self.communicator) << 32 | u64::from(self.allocations);
-        self.registry.add(id, &memory, &self.room.neighbours.origins);
+        self.registry.add(id, &memory, &self.rounds.peers.origins);
         Ok(memory)
     }
 
@@ -300,11 +318,11 @@ impl Shm {
     fn split_control(&mut self, members: &[usize], communicator: u32) -> Result<Control, Fault> {
         let size = members.len();
         let call = Fingerprint { communicator, kind: Kind::Send, ..self.own_call("split", size) };
-        if members[0] != self.room.rank {
+        if members[0] != self.rounds.rank {
             let mut offer = [0; OFFER_BYTES];
             // SAFETY: the buffer has this length.
             unsafe { self.recv_bytes(members[0], &call, offer.as_mut_ptr(), OFFER_BYTES)? };
-            let control = map_control(&Offer::decode(&offer), size)?;
+            let control = map_control(&offer, size)?;
             // SAFETY: of no bytes.
             unsafe { self.send_bytes(members[0], &call, std::ptr::null(), 0)? };
             return Ok(control);
@@ -329,14 +347,14 @@ impl Transport for Shm {
     }
 
     fn rank(&self) -> usize {
-        self.room.rank
+        self.rounds.rank
     }
 
     fn size(&self) -> usize {
-        self.room.size
+        self.rounds.size
     }
 
-    unsafe fn run(&mut self, task: &Task<'_>) -> Result<(), Fault> {
+    unsafe fn run(&mut self, task: &CollectiveTask<'_>) -> Result<(), Fault> {
         if let Some(fault) = &self.fault {
             return Err(fault.clone());
         }
@@ -351,19 +369,19 @@ impl Transport for Shm {
     }
 
     fn split(&mut self, members: &[usize], communicator: u32) -> Result<Box<dyn Transport>, Fault> {
-        let Some(rank) = members.iter().position(|member| *member == self.room.rank) else {
-            return Err(Fault::BadCall(format!("rank {} splits off a group it is not in", self.room.rank)));
+        let Some(rank) = members.iter().position(|member| *member == self.rounds.rank) else {
+            return Err(Fault::BadCall(format!("rank {} splits off a group it is not in", self.rounds.rank)));
         };
         let control = self.split_control(members, communicator);
         let control = self.settle(control)?;
-        let mine = &self.room.neighbours;
-        let neighbours = Neighbours {
+        let mine = &self.rounds.peers;
+        let peers = LocalPeers {
             processes: members.iter().map(|member| Arc::clone(&mine.processes[*member])).collect(),
             origins: members.iter().map(|member| mine.origins[*member]).collect(),
             ..*mine
         };
-        let room = Room::new(control, rank, Arc::clone(&self.room.watch), neighbours);
-        Ok(Box::new(Shm::new(room, self.registry.clone(), communicator)))
+        let rounds = Rounds::new(control, rank, Arc::clone(&self.rounds.watch), peers);
+        Ok(Box::new(Shm::new(rounds, self.registry.clone(), communicator)))
     }
 
     fn allocate(&mut self, bytes: usize) -> Result<Arc<SharedMemory>, Fault> {
@@ -371,12 +389,12 @@ impl Transport for Shm {
     }
 
     fn allocate_at_first(&mut self, bytes: usize) -> Result<Arc<SharedMemory>, Fault> {
-        self.allocate_settled(bytes, self.room.rank == 0)
+        self.allocate_settled(bytes, self.rounds.rank == 0)
     }
 }
 
 impl Drop for Shm {
     fn drop(&mut self) {
-        self.room.leave();
+        self.rounds.leave();
     }
 }

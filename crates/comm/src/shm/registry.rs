@@ -2,17 +2,18 @@
 
 use crate::fault::Fault;
 use crate::memory::{self, SharedMemory};
+use kolo_base::{ByteReader, lock};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use super::layout::NONCE_BYTES;
 use super::system;
 
 /// A communicator's allocations and those of its relatives: a buffer from the parent works directly in a child.
 #[derive(Clone, Default)]
-pub struct Registry(Arc<Mutex<Vec<Entry>>>);
+pub struct Registry(Arc<Mutex<Vec<Allocation>>>);
 
-struct Entry {
+struct Allocation {
     id: u64,
     memory: Weak<SharedMemory>,
     /// The allocation's ranks by the numbers they had when the job connected.
@@ -20,14 +21,14 @@ struct Entry {
 }
 
 /// A buffer inside an allocation.
-pub struct Found {
+pub struct BufferLocation {
     pub id: u64,
     pub offset: usize,
     memory: Arc<SharedMemory>,
     origins: Arc<[usize]>,
 }
 
-impl Found {
+impl BufferLocation {
     /// The buffer of a rank, by its number of now and that of the beginning, which has it at this offset; `None` if it
     /// would not fit.
     pub fn of(&self, rank: usize, origin: usize, offset: u64, bytes: usize) -> Option<*mut u8> {
@@ -48,24 +49,24 @@ fn place(origins: &[usize], rank: usize, origin: usize) -> Option<usize> {
 }
 
 impl Registry {
-    fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn allocations(&self) -> MutexGuard<'_, Vec<Allocation>> {
+        lock(&self.0)
     }
 
     pub fn add(&self, id: u64, memory: &Arc<SharedMemory>, origins: &[usize]) {
-        let mut entries = self.entries();
-        entries.retain(|entry| entry.memory.strong_count() > 0);
-        entries.push(Entry { id, memory: Arc::downgrade(memory), origins: origins.into() });
+        let mut allocations = self.allocations();
+        allocations.retain(|allocation| allocation.memory.strong_count() > 0);
+        allocations.push(Allocation { id, memory: Arc::downgrade(memory), origins: origins.into() });
     }
 
     /// The allocation around a buffer, if all ranks of `origins` take part in it.
-    pub fn find(&self, address: *const u8, bytes: usize, origins: &[usize]) -> Option<Found> {
-        self.entries().iter().find_map(|entry| {
-            let memory = entry.memory.upgrade()?;
+    pub fn find(&self, address: *const u8, bytes: usize, origins: &[usize]) -> Option<BufferLocation> {
+        self.allocations().iter().find_map(|allocation| {
+            let memory = allocation.memory.upgrade()?;
             let offset = memory.offset_of(address, bytes)?;
-            let takes_part = |(rank, origin): (usize, &usize)| place(&entry.origins, rank, *origin).is_some();
+            let takes_part = |(rank, origin): (usize, &usize)| place(&allocation.origins, rank, *origin).is_some();
             let all = origins.iter().enumerate().all(takes_part);
-            all.then(|| Found { id: entry.id, offset, memory, origins: Arc::clone(&entry.origins) })
+            all.then(|| BufferLocation { id: allocation.id, offset, memory, origins: Arc::clone(&allocation.origins) })
         })
     }
 }
@@ -93,11 +94,12 @@ impl Offer {
     }
 
     pub fn decode(bytes: &[u8; OFFER_BYTES]) -> Self {
-        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let mut nonce = [0; NONCE_BYTES];
-        nonce.copy_from_slice(&bytes[16..32]);
-        let size = u64::from(word(8)) | u64::from(word(12)) << 32;
-        Self { pid: word(0), fd: word(4) as RawFd, bytes: size as usize, nonce }
+        let mut reader = ByteReader::new(bytes);
+        let mut fields = || {
+            let (pid, fd, bytes) = (reader.u32()?, reader.u32()? as RawFd, reader.u64()? as usize);
+            Some(Self { pid, fd, bytes, nonce: reader.array()? })
+        };
+        fields().unwrap_or(Self { pid: 0, fd: -1, bytes: 0, nonce: [0; NONCE_BYTES] })
     }
 
     /// Makes memory of this size and writes a fresh nonce at its head.

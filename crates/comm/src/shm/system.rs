@@ -94,32 +94,32 @@ pub fn barrier_everywhere() {
 
 /// A process that can be asked whether it still runs.
 #[derive(Debug)]
-pub enum Process {
+pub enum ProcessHandle {
     /// Ourselves, or one that this kernel cannot watch.
     Unwatched,
     Watched(OwnedFd),
     Gone,
 }
 
-impl Process {
+impl ProcessHandle {
     pub fn new(pid: u32) -> Self {
         if pid == std::process::id() {
-            return Process::Unwatched;
+            return ProcessHandle::Unwatched;
         }
         // SAFETY: takes two numbers; the descriptor returned is ours.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0) } as RawFd;
         if fd >= 0 {
             // SAFETY: just opened, owned by nobody else.
-            return Process::Watched(unsafe { OwnedFd::from_raw_fd(fd) });
+            return ProcessHandle::Watched(unsafe { OwnedFd::from_raw_fd(fd) });
         }
         match std::io::Error::last_os_error().raw_os_error() {
-            Some(libc::ESRCH) => Process::Gone,
-            _ => Process::Unwatched,
+            Some(libc::ESRCH) => ProcessHandle::Gone,
+            _ => ProcessHandle::Unwatched,
         }
     }
 
     pub fn is_gone(&self) -> bool {
-        let Process::Watched(descriptor) = self else { return matches!(self, Process::Gone) };
+        let ProcessHandle::Watched(descriptor) = self else { return matches!(self, ProcessHandle::Gone) };
         let mut poll = libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one valid entry.
         unsafe { libc::poll(&mut poll, 1, 0) == 1 }

@@ -2,10 +2,11 @@
 //!
 //! A message travels as one or more frames, each complete in itself: any stream may carry any of them.
 
-use crate::account::ACCOUNT_BYTES_MAX;
 use crate::call::{FINGERPRINT_BYTES, Fingerprint};
 use crate::communicator::CALL_BYTES_MAX;
+use crate::failure_report::FAILURE_BYTES_MAX;
 use crate::record::{Forged, TAG_BYTES};
+use kolo_base::ByteReader;
 
 /// Largest payload of a frame.
 pub const SEGMENT_BYTES_MAX: usize = 1 << 20;
@@ -31,7 +32,7 @@ pub enum FrameKind {
 
 /// The job and generation that all frames of a link carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Era {
+pub struct JobGeneration {
     pub job: u64,
     pub generation: u64,
 }
@@ -51,14 +52,14 @@ pub struct Frame {
     pub call: Option<Fingerprint>,
 }
 
-/// Why a stream cannot be believed.
+/// Why a stream is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     #[error(transparent)]
     Forged(#[from] Forged),
     #[error("a frame of job {0}, generation {1}")]
-    Era(u64, u64),
-    #[error("a frame that makes no sense: {0}")]
+    JobGeneration(u64, u64),
+    #[error("a malformed frame: {0}")]
     Nonsense(&'static str),
 }
 
@@ -68,7 +69,7 @@ impl Frame {
         Self { kind, message: 0, total: part, offset: 0, part, call: None }
     }
 
-    pub fn encode(&self, era: Era) -> [u8; PLAIN_BYTES] {
+    pub fn encode(&self, era: JobGeneration) -> [u8; PLAIN_BYTES] {
         let mut bytes = [0; PLAIN_BYTES];
         bytes[0] = self.kind as u8;
         bytes[4..8].copy_from_slice(&(self.part as u32).to_le_bytes());
@@ -83,22 +84,27 @@ impl Frame {
     }
 
     /// Reads an opened header.
-    pub fn decode(bytes: &[u8; PLAIN_BYTES], era: Era) -> Result<Self, Malformed> {
-        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
-        let (job, generation) = (long(8), long(16));
-        if (Era { job, generation }) != era {
-            return Err(Malformed::Era(job, generation));
+    pub fn decode(bytes: &[u8; PLAIN_BYTES], era: JobGeneration) -> Result<Self, Malformed> {
+        let fields = || {
+            let mut reader = ByteReader::new(bytes);
+            let kind = reader.u8()?;
+            reader.skip(3)?;
+            let part = u64::from(reader.u32()?);
+            Some((kind, part, [reader.u64()?, reader.u64()?, reader.u64()?, reader.u64()?, reader.u64()?]))
+        };
+        let short = Malformed::Nonsense("it is too short");
+        let (kind, part, [job, generation, message, total, offset]) = fields().ok_or(short)?;
+        if (JobGeneration { job, generation }) != era {
+            return Err(Malformed::JobGeneration(job, generation));
         }
-        let kind = match bytes[0] {
+        let kind = match kind {
             1 => FrameKind::Message,
             2 => FrameKind::Goodbye,
             3 => FrameKind::Failed,
             4 => FrameKind::Notice,
             _ => return Err(Malformed::Nonsense("its kind is unknown")),
         };
-        let (message, total, offset, part) = (long(24), long(32), long(40), u64::from(word(4)));
-        let part_max = if kind == FrameKind::Message { SEGMENT_BYTES_MAX } else { ACCOUNT_BYTES_MAX };
+        let part_max = if kind == FrameKind::Message { SEGMENT_BYTES_MAX } else { FAILURE_BYTES_MAX };
         if part > part_max as u64 || total > CALL_BYTES_MAX as u64 {
             return Err(Malformed::Nonsense("it is too long"));
         }
@@ -138,12 +144,12 @@ mod tests {
 
     #[test]
     fn frames_survive_the_journey() {
-        let era = Era { job: 5, generation: 9 };
+        let era = JobGeneration { job: 5, generation: 9 };
         let frame =
             Frame { kind: FrameKind::Message, message: 8, total: 1000, offset: 600, part: 400, call: Some(call()) };
         assert_eq!(Frame::decode(&frame.encode(era), era), Ok(frame));
-        let older = Era { generation: 8, ..era };
-        assert_eq!(Frame::decode(&frame.encode(older), era), Err(Malformed::Era(5, 8)));
+        let older = JobGeneration { generation: 8, ..era };
+        assert_eq!(Frame::decode(&frame.encode(older), era), Err(Malformed::JobGeneration(5, 8)));
         for wrong in [
             Frame { part: 401, ..frame },
             Frame { total: CALL_BYTES_MAX + 1, ..frame },

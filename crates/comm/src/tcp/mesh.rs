@@ -1,9 +1,9 @@
-//! How ranks meet: all listen, tell each other where, the higher rank connects to the lower, and both prove that they hold
-//! the job's key. Strangers get no answer, hold nobody up, and are few at any time.
+//! Connecting the ranks: all listen and exchange their addresses, the higher rank connects to the lower, and both prove that
+//! they hold the job's key. Unauthenticated connections get no answer, delay nobody, and are limited in number.
 
 use super::TcpOptions;
 use super::poll;
-use crate::auth::{HELLO_BYTES, Identity, Initiator, PROOF_BYTES, Responder, Role, Session};
+use crate::auth::{HELLO_BYTES, Identity, Initiator, LinkSession, PROOF_BYTES, Responder, Role};
 use crate::fault::Fault;
 use crate::transport::Bootstrap;
 use crate::watch::Watch;
@@ -14,12 +14,12 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 /// Connections that have not shown an authentic hello; beyond this the oldest is dropped.
-const STRANGERS_MAX: usize = 64;
+const UNAUTHENTICATED_MAX: usize = 64;
 const BACKLOG: i32 = 1024;
 /// Before a failed attempt to connect is repeated.
 const RETRY: Duration = Duration::from_millis(20);
 /// How often the wait looks whether the job was ended.
-const LOOK_UP: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// An idle link is probed after this time, and given up after a few probes.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 3;
@@ -30,7 +30,7 @@ pub const BLOB_BYTES: usize = 20;
 
 /// A rank's place in a communicator.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct MeshRank {
     pub rank: usize,
     pub communicator: u32,
     /// The ranks of the job that are members, for messages.
@@ -38,26 +38,26 @@ pub struct Place {
 }
 
 /// An authenticated stream.
-pub type Joined = (TcpStream, Session);
+pub type Joined = (TcpStream, LinkSession);
 
 /// One attempt at a stream.
 struct Attempt {
     socket: TcpStream,
-    end: End,
-    stage: Stage,
+    side: HandshakeSide,
+    stage: HandshakeStage,
     buffer: [u8; HELLO_BYTES],
     filled: usize,
     since: Instant,
 }
 
-enum End {
+enum HandshakeSide {
     Initiator(Initiator),
     Responder(Responder),
 }
 
 /// What an attempt waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum HandshakeStage {
     Connection,
     Reply,
     Hello,
@@ -65,15 +65,15 @@ enum Stage {
 }
 
 /// What became of an attempt.
-enum Step {
+enum HandshakeStep {
     Waiting,
-    Done(Box<Session>),
+    Done(Box<LinkSession>),
     Dropped,
 }
 
-struct Meeting<'a> {
+struct MeshSetup<'a> {
     options: &'a TcpOptions,
-    place: &'a Place,
+    mesh_rank: &'a MeshRank,
     /// Where each rank listens.
     addresses: Vec<SocketAddr>,
     listener: TcpListener,
@@ -85,21 +85,22 @@ struct Meeting<'a> {
 }
 
 /// Joins this rank with all others; the streams to each.
-pub fn meet(
+pub fn connect_mesh(
     options: &TcpOptions,
-    place: &Place,
+    mesh_rank: &MeshRank,
     watch: &Watch,
     bootstrap: &mut dyn Bootstrap,
 ) -> Result<Vec<Vec<Joined>>, Fault> {
     let listener = listen(options.listen)?;
     let address = listener.local_addr().map_err(|error| Fault::system("finding the port", &error))?;
-    let addresses = exchange(options, place, address, bootstrap)?;
-    let later = (0..place.rank).flat_map(|rank| (0..options.streams).map(move |stream| (Instant::now(), rank, stream)));
-    let joined = place.world.iter().map(|_| (0..options.streams).map(|_| None).collect()).collect();
+    let addresses = exchange(options, mesh_rank, address, bootstrap)?;
+    let later =
+        (0..mesh_rank.rank).flat_map(|rank| (0..options.streams).map(move |stream| (Instant::now(), rank, stream)));
+    let joined = mesh_rank.world.iter().map(|_| (0..options.streams).map(|_| None).collect()).collect();
     let later = later.collect();
-    let mut meeting = Meeting { options, place, addresses, listener, attempts: Vec::new(), later, joined };
-    meeting.run(watch)?;
-    let streams = meeting.joined.into_iter().map(|streams| streams.into_iter().flatten().collect());
+    let mut setup = MeshSetup { options, mesh_rank, addresses, listener, attempts: Vec::new(), later, joined };
+    setup.run(watch)?;
+    let streams = setup.joined.into_iter().map(|streams| streams.into_iter().flatten().collect());
     Ok(streams.collect())
 }
 
@@ -117,7 +118,7 @@ fn listen(address: IpAddr) -> Result<TcpListener, Fault> {
 /// Tells all ranks where this one listens, and learns the same of them.
 fn exchange(
     options: &TcpOptions,
-    place: &Place,
+    mesh_rank: &MeshRank,
     address: SocketAddr,
     bootstrap: &mut dyn Bootstrap,
 ) -> Result<Vec<SocketAddr>, Fault> {
@@ -130,15 +131,15 @@ fn exchange(
     };
     blob[4..].copy_from_slice(&ip.octets());
     let blobs = bootstrap.all_gather(&blob)?;
-    if blobs.len() != place.world.len() {
-        return Err(Fault::BadCall(format!("{} addresses for {} ranks", blobs.len(), place.world.len())));
+    if blobs.len() != mesh_rank.world.len() {
+        return Err(Fault::BadCall(format!("{} addresses for {} ranks", blobs.len(), mesh_rank.world.len())));
     }
     let read = |(rank, blob): (usize, &Vec<u8>)| {
         let blob: [u8; BLOB_BYTES] = blob[..].try_into().ok()?;
         let octets: [u8; 16] = blob[4..].try_into().ok()?;
         let same = blob[..2] == [BLOB_VERSION, options.streams as u8];
         same.then(|| SocketAddr::new(Ipv6Addr::from(octets).to_canonical(), u16::from_le_bytes([blob[2], blob[3]])))
-            .or_else(|| (rank == place.rank).then_some(address))
+            .or_else(|| (rank == mesh_rank.rank).then_some(address))
     };
     let addresses: Option<Vec<SocketAddr>> = blobs.iter().enumerate().map(read).collect();
     addresses.ok_or_else(|| {
@@ -146,28 +147,28 @@ fn exchange(
     })
 }
 
-impl Meeting<'_> {
+impl MeshSetup<'_> {
     fn run(&mut self, watch: &Watch) -> Result<(), Fault> {
         let start = Instant::now();
         while let Some(missing) = self.missing() {
             watch.check()?;
-            if start.elapsed() > self.options.meet_limit {
-                let peer = self.place.world[missing];
+            if start.elapsed() > self.options.connect_timeout {
+                let peer = self.mesh_rank.world[missing];
                 let waited_ms = start.elapsed().as_millis() as u64;
                 return Err(Fault::Stalled {
                     peer,
                     host: watch.host(peer),
-                    during: "the meeting of all ranks".into(),
+                    during: "the setup of all ranks".into(),
                     waited_ms,
                 });
             }
             self.connect()?;
             let mut sockets = vec![poll::interest(self.listener.as_raw_fd(), true, false)];
             sockets.extend(self.attempts.iter().map(|attempt| {
-                let connecting = attempt.stage == Stage::Connection;
+                let connecting = attempt.stage == HandshakeStage::Connection;
                 poll::interest(attempt.socket.as_raw_fd(), !connecting, connecting)
             }));
-            if poll::wait(&mut sockets, LOOK_UP) {
+            if poll::wait(&mut sockets, POLL_INTERVAL) {
                 self.advance(&sockets[1..]);
                 self.accept();
             }
@@ -178,7 +179,7 @@ impl Meeting<'_> {
 
     /// A rank to which not all streams stand.
     fn missing(&self) -> Option<usize> {
-        let whole = |rank: usize| rank == self.place.rank || self.joined[rank].iter().all(Option::is_some);
+        let whole = |rank: usize| rank == self.mesh_rank.rank || self.joined[rank].iter().all(Option::is_some);
         (0..self.joined.len()).find(|rank| !whole(*rank))
     }
 
@@ -188,7 +189,7 @@ impl Meeting<'_> {
             rank: rank as u32,
             job: self.options.job,
             generation: self.options.generation,
-            communicator: self.place.communicator,
+            communicator: self.mesh_rank.communicator,
             stream: stream as u32,
         }
     }
@@ -198,30 +199,31 @@ impl Meeting<'_> {
         let now = Instant::now();
         let due: Vec<_> = self.later.extract_if(.., |(at, ..)| *at <= now).collect();
         for (_, rank, stream) in due {
-            let me = self.identity(self.place.rank, stream);
+            let me = self.identity(self.mesh_rank.rank, stream);
             let initiator = Initiator::new(&self.options.key, me, Some(self.identity(rank, stream)))?;
             let Ok(socket) = start_connection(self.addresses[rank]) else {
                 self.later.push((now + RETRY, rank, stream));
                 continue;
             };
-            self.attempts.push(Attempt::new(socket, End::Initiator(initiator)));
+            self.attempts.push(Attempt::new(socket, HandshakeSide::Initiator(initiator)));
         }
         Ok(())
     }
 
-    /// Takes in who knocks: never so many at once that one of them would have to leave unheard.
+    /// Accepts new connections: never so many at once that one would be dropped before it was read.
     fn accept(&mut self) {
-        for _ in 0..STRANGERS_MAX {
+        for _ in 0..UNAUTHENTICATED_MAX {
             let Ok((socket, _)) = self.listener.accept() else { return };
-            let strangers = self.attempts.iter().filter(|attempt| attempt.stranger()).count();
-            if strangers >= STRANGERS_MAX
-                && let Some(oldest) = self.attempts.iter().position(Attempt::stranger)
+            let unauthenticated = self.attempts.iter().filter(|attempt| attempt.unauthenticated()).count();
+            if unauthenticated >= UNAUTHENTICATED_MAX
+                && let Some(oldest) = self.attempts.iter().position(Attempt::unauthenticated)
             {
                 self.attempts.remove(oldest);
             }
-            let me = self.identity(self.place.rank, 0);
+            let me = self.identity(self.mesh_rank.rank, 0);
             if socket.set_nonblocking(true).is_ok() {
-                self.attempts.push(Attempt::new(socket, End::Responder(Responder::new(&self.options.key, me))));
+                self.attempts
+                    .push(Attempt::new(socket, HandshakeSide::Responder(Responder::new(&self.options.key, me))));
             }
         }
     }
@@ -230,14 +232,14 @@ impl Meeting<'_> {
     fn advance(&mut self, ready: &[libc::pollfd]) {
         let attempts = std::mem::take(&mut self.attempts);
         for (mut attempt, ready) in attempts.into_iter().zip(ready) {
-            let step = if ready.revents == 0 { Step::Waiting } else { attempt.step(|peer| self.wanted(peer)) };
+            let step = if ready.revents == 0 { HandshakeStep::Waiting } else { attempt.step(|peer| self.wanted(peer)) };
             match step {
-                Step::Waiting => self.attempts.push(attempt),
-                Step::Done(session) => {
+                HandshakeStep::Waiting => self.attempts.push(attempt),
+                HandshakeStep::Done(session) => {
                     let slot = (session.peer.rank as usize, session.peer.stream as usize);
                     self.joined[slot.0][slot.1] = Some((attempt.socket, *session));
                 }
-                Step::Dropped => self.again(&attempt),
+                HandshakeStep::Dropped => self.again(&attempt),
             }
         }
     }
@@ -246,13 +248,13 @@ impl Meeting<'_> {
     fn wanted(&self, peer: &Identity) -> bool {
         let (rank, stream) = (peer.rank as usize, peer.stream as usize);
         *peer == self.identity(rank, stream)
-            && rank > self.place.rank
+            && rank > self.mesh_rank.rank
             && self.joined.get(rank).and_then(|streams| streams.get(stream)).is_some_and(Option::is_none)
     }
 
     /// An attempt of ours that failed is repeated.
     fn again(&mut self, attempt: &Attempt) {
-        if let End::Initiator(initiator) = &attempt.end
+        if let HandshakeSide::Initiator(initiator) = &attempt.side
             && let Some(peer) = initiator.expected()
         {
             self.later.push((Instant::now() + RETRY, peer.rank as usize, peer.stream as usize));
@@ -261,7 +263,7 @@ impl Meeting<'_> {
 
     /// Gives up on attempts that take too long.
     fn expire(&mut self) {
-        let limit = self.options.stranger_limit;
+        let limit = self.options.handshake_timeout;
         let expired: Vec<_> = self.attempts.extract_if(.., |attempt| attempt.since.elapsed() > limit).collect();
         expired.iter().for_each(|attempt| self.again(attempt));
     }
@@ -277,70 +279,70 @@ fn start_connection(address: SocketAddr) -> std::io::Result<TcpStream> {
 }
 
 /// Sends a message of the handshake. A fresh socket takes it whole.
-fn say(mut socket: &TcpStream, message: &[u8]) -> bool {
+fn send_message(mut socket: &TcpStream, message: &[u8]) -> bool {
     socket.write(message).is_ok_and(|count| count == message.len())
 }
 
 impl Attempt {
-    fn new(socket: TcpStream, end: End) -> Self {
-        let stage = match end {
-            End::Initiator(_) => Stage::Connection,
-            End::Responder(_) => Stage::Hello,
+    fn new(socket: TcpStream, side: HandshakeSide) -> Self {
+        let stage = match side {
+            HandshakeSide::Initiator(_) => HandshakeStage::Connection,
+            HandshakeSide::Responder(_) => HandshakeStage::Hello,
         };
-        Self { socket, end, stage, buffer: [0; HELLO_BYTES], filled: 0, since: Instant::now() }
+        Self { socket, side, stage, buffer: [0; HELLO_BYTES], filled: 0, since: Instant::now() }
     }
 
     /// Nothing authentic has come from there.
-    fn stranger(&self) -> bool {
-        self.stage == Stage::Hello
+    fn unauthenticated(&self) -> bool {
+        self.stage == HandshakeStage::Hello
     }
 
     /// One step of the handshake, as far as the bytes go. Whatever is wrong ends it without a word.
-    fn step(&mut self, wanted: impl FnOnce(&Identity) -> bool) -> Step {
+    fn step(&mut self, wanted: impl FnOnce(&Identity) -> bool) -> HandshakeStep {
         let expected = match self.stage {
-            Stage::Connection => 0,
-            Stage::Reply | Stage::Hello => HELLO_BYTES,
-            Stage::Proof => PROOF_BYTES,
+            HandshakeStage::Connection => 0,
+            HandshakeStage::Reply | HandshakeStage::Hello => HELLO_BYTES,
+            HandshakeStage::Proof => PROOF_BYTES,
         };
         if expected > 0 {
             match (&self.socket).read(&mut self.buffer[self.filled..expected]) {
-                Ok(0) => return Step::Dropped,
+                Ok(0) => return HandshakeStep::Dropped,
                 Ok(count) => self.filled += count,
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-                Err(_) => return Step::Dropped,
+                Err(_) => return HandshakeStep::Dropped,
             }
         }
         if self.filled < expected {
-            return Step::Waiting;
+            return HandshakeStep::Waiting;
         }
         self.filled = 0;
-        self.answer(wanted).unwrap_or(Step::Dropped)
+        self.answer(wanted).unwrap_or(HandshakeStep::Dropped)
     }
 
     /// Acts on a complete message; nothing if it is not what it should be.
-    fn answer(&mut self, wanted: impl FnOnce(&Identity) -> bool) -> Option<Step> {
-        match (&mut self.end, self.stage) {
-            (End::Initiator(initiator), Stage::Connection) => {
+    fn answer(&mut self, wanted: impl FnOnce(&Identity) -> bool) -> Option<HandshakeStep> {
+        match (&mut self.side, self.stage) {
+            (HandshakeSide::Initiator(initiator), HandshakeStage::Connection) => {
                 let connected = matches!(self.socket.take_error(), Ok(None));
-                (connected && say(&self.socket, initiator.hello())).then_some(())?;
-                self.stage = Stage::Reply;
+                (connected && send_message(&self.socket, initiator.hello())).then_some(())?;
+                self.stage = HandshakeStage::Reply;
             }
-            (End::Initiator(initiator), _) => {
+            (HandshakeSide::Initiator(initiator), _) => {
                 let (proof, session) = initiator.finish(&self.buffer).ok()?;
-                say(&self.socket, &proof).then_some(())?;
-                return Some(Step::Done(Box::new(session)));
+                send_message(&self.socket, &proof).then_some(())?;
+                return Some(HandshakeStep::Done(Box::new(session)));
             }
-            (End::Responder(responder), Stage::Hello) => {
+            (HandshakeSide::Responder(responder), HandshakeStage::Hello) => {
                 let reply = responder.reply_if(&self.buffer, wanted).ok()?;
-                say(&self.socket, &reply).then_some(())?;
-                self.stage = Stage::Proof;
+                send_message(&self.socket, &reply).then_some(())?;
+                self.stage = HandshakeStage::Proof;
             }
-            (End::Responder(responder), _) => {
+            (HandshakeSide::Responder(responder), _) => {
                 let proof = self.buffer.first_chunk::<PROOF_BYTES>()?;
-                return Some(Step::Done(Box::new(responder.finish(proof).ok()?)));
+                return Some(HandshakeStep::Done(Box::new(responder.finish(proof).ok()?)));
             }
         }
-        Some(Step::Waiting)
+        Some(HandshakeStep::Waiting)
     }
 }
 

@@ -43,10 +43,10 @@ pub struct TcpOptions {
     pub held_bytes_max: usize,
     /// Bytes the operating system may keep per stream and direction.
     pub socket_bytes: usize,
-    /// How long all ranks may take to meet.
-    pub meet_limit: Duration,
-    /// How long a stranger may take to authenticate.
-    pub stranger_limit: Duration,
+    /// How long all ranks may take to connect.
+    pub connect_timeout: Duration,
+    /// How long a connection may take to authenticate.
+    pub handshake_timeout: Duration,
 }
 
 impl TcpOptions {
@@ -61,8 +61,8 @@ impl TcpOptions {
             segment_bytes: 256 << 10,
             held_bytes_max: 1 << 20,
             socket_bytes: 1 << 20,
-            meet_limit: Duration::from_secs(30),
-            stranger_limit: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(30),
+            handshake_timeout: Duration::from_secs(5),
         }
     }
 
@@ -112,6 +112,6 @@ pub fn join(
     bootstrap: &mut dyn Bootstrap,
 ) -> Result<TcpWire, Fault> {
     options.check(size)?;
-    let place = mesh::Place { rank, communicator: 0, world: (0..size).collect() };
-    TcpWire::join(place, options, watch, bootstrap)
+    let mesh_rank = mesh::MeshRank { rank, communicator: 0, world: (0..size).collect() };
+    TcpWire::join(mesh_rank, options, watch, bootstrap)
 }

@@ -1,10 +1,10 @@
 //! The streams to one peer, and what travels on them.
 
 use super::TcpOptions;
-use super::frame::Era;
+use super::frame::JobGeneration;
 use super::inbox::Inbox;
 use super::mesh::{self, Joined};
-use super::reader::{FrameReader, Stop};
+use super::reader::{FrameReader, StreamStop};
 use super::writer::{FrameWriter, Outbox};
 use crate::fault::Fault;
 use std::io::ErrorKind;
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// How a stream stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum StreamState {
     Open,
     /// The peer said goodbye; nothing more comes.
     Ended,
@@ -21,31 +21,31 @@ pub enum State {
     Broken,
 }
 
-pub struct Stream {
+pub struct PeerStream {
     pub socket: TcpStream,
     pub reader: FrameReader,
     pub writer: FrameWriter,
-    pub state: State,
+    pub state: StreamState,
 }
 
-pub struct Peer {
-    pub streams: Vec<Stream>,
+pub struct TcpPeer {
+    pub streams: Vec<PeerStream>,
     pub inbox: Inbox,
     pub outbox: Outbox,
 }
 
-impl Peer {
+impl TcpPeer {
     pub fn new(joined: Vec<Joined>, options: &TcpOptions, stall: Duration) -> Result<Self, Fault> {
-        let era = Era { job: options.job, generation: options.generation };
+        let era = JobGeneration { job: options.job, generation: options.generation };
         let stream = |(socket, session): Joined| {
             mesh::tune(&socket, options.socket_bytes, stall)
                 .map_err(|error| Fault::system("setting up a link", &error))?;
             let reader = FrameReader::new(session.opener, era);
-            Ok(Stream {
+            Ok(PeerStream {
                 socket,
                 reader,
                 writer: FrameWriter::new(session.sealer, era, options.segment_bytes),
-                state: State::Open,
+                state: StreamState::Open,
             })
         };
         Ok(Self {
@@ -57,21 +57,21 @@ impl Peer {
 
     /// Whether the peer has left for good.
     pub fn gone(&self) -> bool {
-        !self.streams.is_empty() && self.streams.iter().all(|stream| stream.state == State::Ended)
+        !self.streams.is_empty() && self.streams.iter().all(|stream| stream.state == StreamState::Ended)
     }
 }
 
-impl Stream {
+impl PeerStream {
     /// # Safety
     /// As [`FrameWriter::pump`] and [`FrameReader::pump`].
-    pub unsafe fn pump(&mut self, inbox: &mut Inbox, outbox: &mut Outbox) -> Result<bool, Stop> {
-        if self.state == State::Broken {
+    pub unsafe fn pump(&mut self, inbox: &mut Inbox, outbox: &mut Outbox) -> Result<bool, StreamStop> {
+        if self.state == StreamState::Broken {
             return Ok(false);
         }
         // SAFETY: the caller's promise.
         let written = unsafe { self.writer.pump(&mut &self.socket, outbox) };
-        if self.state == State::Ended {
-            return written.map_err(Stop::System);
+        if self.state == StreamState::Ended {
+            return written.map_err(StreamStop::System);
         }
         // SAFETY: the caller's promise.
         let read = match (written, unsafe { self.reader.pump(&mut &self.socket, inbox) }) {
@@ -79,17 +79,17 @@ impl Stream {
             (_, Err(stop)) => stop,
             // A peer that fails says why before it closes: that is what counts, and not our broken pipe.
             (Err(error), Ok(true)) if error.kind() != ErrorKind::WouldBlock => return Ok(true),
-            (Err(error), Ok(_)) => Stop::System(error),
+            (Err(error), Ok(_)) => StreamStop::System(error),
         };
         match read {
-            Stop::Goodbye => {
-                self.state = State::Ended;
+            StreamStop::Goodbye => {
+                self.state = StreamState::Ended;
                 Ok(true)
             }
             // A peer that disagrees still hears what we have to say about it.
-            stop @ Stop::Mismatch { .. } => Err(stop),
+            stop @ StreamStop::Mismatch { .. } => Err(stop),
             stop => {
-                self.state = State::Broken;
+                self.state = StreamState::Broken;
                 Err(stop)
             }
         }

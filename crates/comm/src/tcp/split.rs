@@ -1,12 +1,12 @@
 //! Fewer ranks under another number: a mesh of its own, met through the one that is there.
 
-use super::mesh::Place;
+use super::mesh::MeshRank;
 use super::wire::TcpWire;
 use crate::call::{Fingerprint, Kind, short_name};
 use crate::element::{Element, Reduction};
 use crate::fault::Fault;
 use crate::transport::Bootstrap;
-use crate::watch::{Patience, Pause};
+use crate::watch::{Backoff, Pause};
 use crate::wire::{SplitWire, Wire};
 use std::sync::Arc;
 
@@ -19,9 +19,9 @@ struct Through<'a> {
 
 impl Bootstrap for Through<'_> {
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
-        let me = self.wire.place.rank;
+        let me = self.wire.mesh_rank.rank;
         let call = Fingerprint {
-            communicator: self.wire.place.communicator,
+            communicator: self.wire.mesh_rank.communicator,
             // A message's number means nothing to ranks outside the split.
             kind: Kind::Send,
             element: Element::U8,
@@ -41,19 +41,19 @@ impl Bootstrap for Through<'_> {
             pending.push((*member, sent, received));
         }
         let watch = Arc::clone(&self.wire.watch);
-        let mut patience = Patience::new(&watch);
+        let mut backoff = Backoff::new(&watch);
         while let Some((member, ..)) = {
             pending.retain(|(_, sent, received)| !self.wire.sent(*sent) || !self.wire.received(*received));
             pending.first()
         } {
             if self.wire.progress()? {
-                patience.reset();
+                backoff.reset();
                 continue;
             }
             let (peer, host) = self.wire.named(*member);
             let stalled = |waited_ms| Fault::Stalled { peer, host, during: "a split".into(), waited_ms };
-            patience.sleep_after(self.wire.turns());
-            match patience.turn(stalled) {
+            backoff.sleep_after(self.wire.turns());
+            match backoff.turn(stalled) {
                 Ok(Pause::Sleep(at_most)) => self.wire.wait(at_most),
                 Ok(_) => {}
                 Err(fault) => {
@@ -76,16 +76,16 @@ impl SplitWire for TcpWire {
     }
 
     fn job_rank(&self, rank: usize) -> usize {
-        self.place.world[rank]
+        self.mesh_rank.world[rank]
     }
 
     /// A mesh of its own for these members, met through this one.
     fn split(&mut self, members: &[usize], communicator: u32) -> Result<Self, Fault> {
-        let rank = members.iter().position(|member| *member == self.place.rank);
+        let rank = members.iter().position(|member| *member == self.mesh_rank.rank);
         let rank = rank.ok_or_else(|| Fault::BadCall("a split without the rank that calls it".into()))?;
-        let world = members.iter().map(|member| self.place.world[*member]).collect();
-        let place = Place { rank, communicator, world };
+        let world = members.iter().map(|member| self.mesh_rank.world[*member]).collect();
+        let mesh_rank = MeshRank { rank, communicator, world };
         let (options, watch) = (self.options.clone(), Arc::clone(&self.watch));
-        Self::join(place, options, watch, &mut Through { wire: self, members, communicator })
+        Self::join(mesh_rank, options, watch, &mut Through { wire: self, members, communicator })
     }
 }

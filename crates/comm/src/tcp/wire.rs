@@ -2,13 +2,13 @@
 
 use super::TcpOptions;
 use super::frame::FrameKind;
-use super::mesh::{self, Place};
-use super::peer::{Peer, State, Stream};
+use super::mesh::{self, MeshRank};
+use super::peer::{PeerStream, StreamState, TcpPeer};
 use super::poll;
-use super::reader::Stop;
-use crate::account;
+use super::reader::StreamStop;
 use crate::call::{Fingerprint, Kind};
-use crate::fault::{Fault, place};
+use crate::failure_report;
+use crate::fault::{Fault, rank_name};
 use crate::transport::Bootstrap;
 use crate::watch::Watch;
 use crate::wire::Wire;
@@ -39,11 +39,11 @@ const ACCOUNT_LIMIT: Duration = Duration::from_millis(100);
 
 /// One rank's end of a mesh of TCP streams.
 pub struct TcpWire {
-    pub(super) place: Place,
+    pub(super) mesh_rank: MeshRank,
     pub(super) options: TcpOptions,
     pub(super) watch: Arc<Watch>,
     /// By rank; this rank's own is empty.
-    peers: Vec<Peer>,
+    peers: Vec<TcpPeer>,
     sockets: Vec<libc::pollfd>,
     /// After a fault the wire is of no more use.
     fault: Option<Fault>,
@@ -67,7 +67,7 @@ pub struct TcpWire {
 
 impl std::fmt::Debug for TcpWire {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "TcpWire of rank {} of {}", self.place.rank, self.peers.len())
+        write!(f, "TcpWire of rank {} of {}", self.mesh_rank.rank, self.peers.len())
     }
 }
 
@@ -76,24 +76,24 @@ unsafe impl Send for TcpWire {}
 
 impl TcpWire {
     pub(super) fn join(
-        place: Place,
+        mesh_rank: MeshRank,
         options: TcpOptions,
         watch: Arc<Watch>,
         bootstrap: &mut dyn Bootstrap,
     ) -> Result<Self, Fault> {
-        let joined = mesh::meet(&options, &place, &watch, bootstrap)?;
-        let peers: Result<Vec<Peer>, Fault> =
-            joined.into_iter().map(|joined| Peer::new(joined, &options, watch.stall())).collect();
+        let joined = mesh::connect_mesh(&options, &mesh_rank, &watch, bootstrap)?;
+        let peers: Result<Vec<TcpPeer>, Fault> =
+            joined.into_iter().map(|joined| TcpPeer::new(joined, &options, watch.stall())).collect();
         let peers = peers?;
         let streams = peers.iter().map(|peer| peer.streams.len()).sum();
-        let names: Vec<String> = place.world.iter().map(|rank| watch.host(*rank)).collect();
+        let names: Vec<String> = mesh_rank.world.iter().map(|rank| watch.host(*rank)).collect();
         let host = |name: &String| names.iter().position(|other| other == name).unwrap_or(0);
         let hosts: Vec<usize> = names.iter().map(host).collect();
-        let neighbours = hosts.iter().filter(|other| **other == hosts[place.rank]).count();
+        let same_host = hosts.iter().filter(|other| **other == hosts[mesh_rank.rank]).count();
         let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
-        let turns = if neighbours > processors { TURNS_CROWDED } else { TURNS };
+        let turns = if same_host > processors { TURNS_CROWDED } else { TURNS };
         Ok(Self {
-            place,
+            mesh_rank,
             options,
             watch,
             peers,
@@ -113,13 +113,13 @@ impl TcpWire {
 
     /// The rank of the job that `peer` is.
     pub(super) fn named(&self, peer: usize) -> (usize, String) {
-        let rank = self.place.world[peer];
+        let rank = self.mesh_rank.world[peer];
         (rank, self.watch.host(rank))
     }
 
     /// The call in which this rank waits, for that peer if it does.
     fn waits(&self, peer: usize) -> Option<Fingerprint> {
-        let waiting = |peer: &Peer| peer.inbox.waiting().or(peer.outbox.waiting()).copied();
+        let waiting = |peer: &TcpPeer| peer.inbox.waiting().or(peer.outbox.waiting()).copied();
         waiting(&self.peers[peer]).or_else(|| self.peers.iter().find_map(waiting))
     }
 
@@ -130,27 +130,27 @@ impl TcpWire {
     }
 
     /// What a stopped stream means for the caller.
-    fn explain(&self, peer: usize, stop: Stop) -> Fault {
+    fn explain(&self, peer: usize, stop: StreamStop) -> Fault {
         let (rank, host) = self.named(peer);
-        let rejected = |why: String| Fault::Rejected { from: place(rank, &host), why };
+        let rejected = |why: String| Fault::Rejected { from: rank_name(rank, &host), why };
         match stop {
-            Stop::End => self.lost(peer, "its end of the link closed"),
-            Stop::Goodbye => self.lost(peer, "it left the job"),
-            Stop::System(error) => self.lost(peer, error.to_string()),
-            Stop::Malformed(malformed) => rejected(malformed.to_string()),
-            Stop::Failed(account) => {
-                let (own, call) = (self.place.world[self.place.rank], self.waits(peer));
-                let told = account::decode(&account, rank, own, call.as_ref(), &self.watch);
-                told.unwrap_or_else(|| rejected("its account of a failure makes no sense".into()))
+            StreamStop::End => self.lost(peer, "its end of the link closed"),
+            StreamStop::Goodbye => self.lost(peer, "it left the job"),
+            StreamStop::System(error) => self.lost(peer, error.to_string()),
+            StreamStop::Malformed(malformed) => rejected(malformed.to_string()),
+            StreamStop::Failed(failure) => {
+                let (own, call) = (self.mesh_rank.world[self.mesh_rank.rank], self.waits(peer));
+                let told = failure_report::decode(&failure, rank, own, call.as_ref(), &self.watch);
+                told.unwrap_or_else(|| rejected("its failure report makes no sense".into()))
             }
-            Stop::Mismatch { mine, mine_bytes, theirs, theirs_bytes } => {
+            StreamStop::Mismatch { mine, mine_bytes, theirs, theirs_bytes } => {
                 self.mismatch(peer, (*mine, mine_bytes), (*theirs, theirs_bytes))
             }
         }
     }
 
     fn mismatch(&self, peer: usize, mine: (Fingerprint, usize), theirs: (Fingerprint, usize)) -> Fault {
-        let ((rank, host), (peer, peer_host)) = (self.named(self.place.rank), self.named(peer));
+        let ((rank, host), (peer, peer_host)) = (self.named(self.mesh_rank.rank), self.named(peer));
         // Calls that agree in all but the bytes of a part: the part is what to show.
         let shown = |(call, bytes): (Fingerprint, usize), other: Fingerprint| {
             let part = Fingerprint { count: (bytes / call.element.bytes()) as u64, ..call };
@@ -163,7 +163,7 @@ impl TcpWire {
     /// A peer that waits in another call of the same number will wait for ever.
     fn compare_notices(&mut self) -> Result<(), Fault> {
         let Some(mine) = self.call.filter(|call| !call.kind.is_message()) else { return Ok(()) };
-        let other = |peer: &Peer| {
+        let other = |peer: &TcpPeer| {
             let number = |call: &Fingerprint| (call.communicator, call.kind.is_message(), call.sequence);
             peer.inbox.notice().copied().filter(|theirs| number(theirs) == number(&mine))
         };
@@ -203,10 +203,10 @@ impl TcpWire {
         for peer in &self.peers {
             let busy = !peer.outbox.is_empty();
             self.sockets.extend(peer.streams.iter().map(|stream| {
-                let (write, read) = (busy || stream.writer.pending(), !stream.reader.homeless());
+                let (write, read) = (busy || stream.writer.pending(), !stream.reader.awaits_buffer());
                 match stream.state {
-                    State::Open => poll::interest(stream.socket.as_raw_fd(), read, write),
-                    State::Ended if write => poll::interest(stream.socket.as_raw_fd(), false, true),
+                    StreamState::Open => poll::interest(stream.socket.as_raw_fd(), read, write),
+                    StreamState::Ended if write => poll::interest(stream.socket.as_raw_fd(), false, true),
                     _ => poll::interest(-1, false, false),
                 }
             }));
@@ -216,18 +216,20 @@ impl TcpWire {
 
     /// Lets every stream of `peer` move.
     fn pump(&mut self, peer: usize, at: usize, looked: bool) -> Result<bool, Fault> {
-        let Peer { streams, inbox, outbox } = &mut self.peers[peer];
+        let TcpPeer { streams, inbox, outbox } = &mut self.peers[peer];
         let (mut moved, mut stopped) = (false, None);
         for (index, stream) in streams.iter_mut().enumerate() {
             // A stream that waits for a receive may have got it since.
-            if looked && self.sockets[at + index].revents == 0 && !stream.reader.homeless() {
+            if looked && self.sockets[at + index].revents == 0 && !stream.reader.awaits_buffer() {
                 continue;
             }
             // SAFETY: `send` and `recv` took the promise that the buffers are valid, and `cancel` ends all pumping.
             match unsafe { stream.pump(inbox, outbox) } {
                 Ok(some) => moved |= some,
                 // Something may have come before the end.
-                Err(stop @ (Stop::End | Stop::System(_) | Stop::Failed(_))) => (moved, stopped) = (true, Some(stop)),
+                Err(stop @ (StreamStop::End | StreamStop::System(_) | StreamStop::Failed(_))) => {
+                    (moved, stopped) = (true, Some(stop))
+                }
                 Err(stop) => {
                     let fault = self.explain(peer, stop);
                     return Err(self.fail(fault));
@@ -235,7 +237,7 @@ impl TcpWire {
             }
         }
         if stopped.is_none() && moved && self.peers[peer].gone() && self.peers[peer].inbox.waiting().is_some() {
-            stopped = Some(Stop::Goodbye);
+            stopped = Some(StreamStop::Goodbye);
         }
         if let Some(stop) = stopped {
             let fault = self.explain(peer, stop);
@@ -267,7 +269,7 @@ impl TcpWire {
     /// Says a last word to all peers, and waits a little until it has left.
     fn leave(&mut self, kind: FrameKind, payload: &[u8], at_most: Duration) {
         let streams = self.peers.iter_mut().flat_map(|peer| &mut peer.streams);
-        let mut open: Vec<&mut Stream> = streams.filter(|stream| stream.state == State::Open).collect();
+        let mut open: Vec<&mut PeerStream> = streams.filter(|stream| stream.state == StreamState::Open).collect();
         open.iter_mut().for_each(|stream| stream.writer.farewell(kind, payload));
         let start = Instant::now();
         loop {
@@ -276,7 +278,7 @@ impl TcpWire {
             if open.is_empty() || left.is_zero() {
                 return;
             }
-            let interest = |stream: &&mut Stream| poll::interest(stream.socket.as_raw_fd(), false, true);
+            let interest = |stream: &&mut PeerStream| poll::interest(stream.socket.as_raw_fd(), false, true);
             let mut sockets: Vec<_> = open.iter().map(interest).collect();
             poll::wait(&mut sockets, left);
             let broken = |socket: &libc::pollfd| socket.revents & (libc::POLLERR | libc::POLLHUP) != 0;
@@ -293,7 +295,7 @@ fn common(call: &Fingerprint) -> Fingerprint {
 
 impl Wire for TcpWire {
     fn rank(&self) -> usize {
-        self.place.rank
+        self.mesh_rank.rank
     }
 
     fn size(&self) -> usize {
@@ -303,7 +305,7 @@ impl Wire for TcpWire {
     unsafe fn send(&mut self, to: usize, call: &Fingerprint, data: *const u8, bytes: usize) -> Result<u64, Fault> {
         self.refuse_broken()?;
         if self.peers[to].gone() {
-            let fault = self.explain(to, Stop::Goodbye);
+            let fault = self.explain(to, StreamStop::Goodbye);
             return Err(self.fail(fault));
         }
         self.call = Some(common(call));
@@ -319,7 +321,7 @@ impl Wire for TcpWire {
             Ok(message) => {
                 let done = self.peers[from].inbox.done(message);
                 if !done && self.peers[from].gone() {
-                    let fault = self.explain(from, Stop::Goodbye);
+                    let fault = self.explain(from, StreamStop::Goodbye);
                     return Err(self.fail(fault));
                 }
                 self.settled |= done;
@@ -367,7 +369,7 @@ impl Wire for TcpWire {
     /// Tells the others what went wrong, so that all name the same culprit; the wire is of no more use.
     fn cancel(&mut self, fault: &Fault) {
         let fault = self.fail(fault.clone());
-        self.leave(FrameKind::Failed, &account::encode(&fault), ACCOUNT_LIMIT);
+        self.leave(FrameKind::Failed, &failure_report::encode(&fault), ACCOUNT_LIMIT);
     }
 }
 

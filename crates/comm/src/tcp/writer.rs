@@ -3,9 +3,9 @@
 //! A stream holds at most one buffer of sealed frames. A message has left when all of its frames were taken by the
 //! operating system.
 
-use super::frame::{Era, Frame, FrameKind, HEADER_BYTES};
-use crate::account::ACCOUNT_BYTES_MAX;
+use super::frame::{Frame, FrameKind, HEADER_BYTES, JobGeneration};
 use crate::call::Fingerprint;
+use crate::failure_report::FAILURE_BYTES_MAX;
 use crate::record::{Sealer, TAG_BYTES};
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Write};
@@ -14,7 +14,7 @@ use std::io::{ErrorKind, Write};
 const SPARE_BYTES: usize = 4 << 10;
 const _: () = assert!(SPARE_BYTES >= HEADER_BYTES, "a notice fits beside any frame");
 /// Room that is kept for a farewell.
-const FAREWELL_BYTES: usize = HEADER_BYTES + ACCOUNT_BYTES_MAX + TAG_BYTES;
+const FAREWELL_BYTES: usize = HEADER_BYTES + FAILURE_BYTES_MAX + TAG_BYTES;
 
 /// A message on its way out.
 #[derive(Debug)]
@@ -112,7 +112,7 @@ impl Outbox {
 #[derive(Debug)]
 pub struct FrameWriter {
     sealer: Sealer,
-    era: Era,
+    era: JobGeneration,
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
@@ -121,7 +121,7 @@ pub struct FrameWriter {
 }
 
 impl FrameWriter {
-    pub fn new(sealer: Sealer, era: Era, segment_bytes: usize) -> Self {
+    pub fn new(sealer: Sealer, era: JobGeneration, segment_bytes: usize) -> Self {
         let bytes = HEADER_BYTES + segment_bytes + TAG_BYTES + SPARE_BYTES + FAREWELL_BYTES;
         let buffer = vec![0; bytes].into_boxed_slice();
         Self { sealer, era, buffer, start: 0, end: 0, carried: Vec::new() }

@@ -1,7 +1,7 @@
 //! A call with its meaning: buffers before it, and what they must hold after.
 
 use kolo_comm::call::NAME_BYTES;
-use kolo_comm::task::{Part, Task};
+use kolo_comm::task::{CollectiveTask, Part};
 use kolo_comm::{Element, Fingerprint, Kind, Reduction};
 
 /// One call as all ranks make it.
@@ -315,7 +315,7 @@ pub struct Running {
 }
 
 impl Running {
-    pub fn task(&mut self) -> Task<'_> {
+    pub fn task(&mut self) -> CollectiveTask<'_> {
         let (input_bytes, output_bytes) = (self.input.len(), self.output.len());
         let (input, output) = match &mut self.common {
             Some((common, input, output)) => {
@@ -325,7 +325,17 @@ impl Running {
             None => (self.input.as_ptr(), self.output.as_mut_ptr()),
         };
         let (fingerprint, send, recv) = (self.fingerprint, &self.send[..], &self.recv[..]);
-        Task { fingerprint, input, output, input_bytes, output_bytes, send, recv, peer: 0, reproducible: true }
+        CollectiveTask {
+            fingerprint,
+            input,
+            output,
+            input_bytes,
+            output_bytes,
+            send,
+            recv,
+            peer: 0,
+            reproducible: true,
+        }
     }
 
     pub fn in_place(&self) -> bool {

@@ -2,14 +2,15 @@
 //! and nobody with a wrong result. A failing seed is printed and replays.
 
 use crate::case::{Case, Running, agree};
-use kolo_comm::algorithms::{Algorithm, Plan};
-use kolo_comm::execution::{Execution, Prepared, Step};
-use kolo_comm::sim::{Actor, Dice, Harm, Pace, Report, SimWire, run};
+use kolo_comm::algorithms::{Algorithm, CallShape};
+use kolo_comm::execution::{Execution, PollOutcome, PreparedProgram};
+use kolo_comm::sim::{Actor, NetworkFault, NetworkTiming, SimRandom, SimReport, SimWire, run};
 use kolo_comm::{Element, Fault, Kind, Reduction};
 
 const SEEDS: u64 = 3000;
 
-const PACE: Pace = Pace { jitter: 10, latency_ns: 10_000, byte_ns: 1, turn_ns: 1000, stall_ns: 50_000_000 };
+const PACE: NetworkTiming =
+    NetworkTiming { jitter: 10, latency_ns: 10_000, byte_ns: 1, turn_ns: 1000, stall_ns: 50_000_000 };
 
 /// What all ranks of a run do.
 struct Script {
@@ -23,7 +24,7 @@ struct Player<'s> {
     script: &'s Script,
     rank: usize,
     call: usize,
-    current: Option<(Execution<Box<Prepared>>, Running, Vec<u64>)>,
+    current: Option<(Execution<Box<PreparedProgram>>, Running, Vec<u64>)>,
     /// Makes this call with another name.
     odd: Option<usize>,
 }
@@ -37,7 +38,7 @@ impl Player<'_> {
         }
         let in_place = running.in_place();
         let task = running.task();
-        let plan = Plan {
+        let shape = CallShape {
             kind: task.kind(),
             rank: self.rank,
             size: self.script.hosts.len(),
@@ -51,25 +52,25 @@ impl Player<'_> {
             hosts: &self.script.hosts,
             segment: (self.script.segment_bytes / task.width()).max(1),
         };
-        let prepared = Box::new(Prepared::new(algorithm.program(&plan)));
+        let prepared = Box::new(PreparedProgram::new(algorithm.program(&shape)));
         let mut scratch = vec![0u64; (prepared.scratch() * task.width()).div_ceil(8)];
         // SAFETY: task, scratch and program belong together and are kept until the call is done or the run over.
-        let execution = unsafe { Execution::new(prepared, &task, plan.size, scratch.as_mut_ptr().cast()) };
+        let execution = unsafe { Execution::new(prepared, &task, shape.size, scratch.as_mut_ptr().cast()) };
         self.current = Some((execution, running, scratch));
     }
 }
 
 impl Actor for Player<'_> {
-    fn turn(&mut self, wire: &mut SimWire) -> Result<Step, Fault> {
+    fn turn(&mut self, wire: &mut SimWire) -> Result<PollOutcome, Fault> {
         if self.call == self.script.calls.len() {
-            return Ok(Step::Done);
+            return Ok(PollOutcome::Done);
         }
         if self.current.is_none() {
             self.begin();
         }
-        let Some((execution, ..)) = &mut self.current else { return Ok(Step::Idle) };
+        let Some((execution, ..)) = &mut self.current else { return Ok(PollOutcome::Idle) };
         let step = execution.poll(wire)?;
-        if step != Step::Done {
+        if step != PollOutcome::Done {
             return Ok(step);
         }
         let (case, algorithm) = &self.script.calls[self.call];
@@ -79,7 +80,7 @@ impl Actor for Player<'_> {
             assert!(right, "rank {} got a wrong result: {algorithm:?} {case:?}", self.rank);
         }
         self.call += 1;
-        Ok(Step::Moved)
+        Ok(PollOutcome::Moved)
     }
 
     fn waits_for(&self) -> Option<usize> {
@@ -91,53 +92,53 @@ impl Actor for Player<'_> {
     }
 }
 
-fn pick<T: Copy>(dice: &mut Dice, from: &[T]) -> T {
-    from[dice.below(from.len() as u64) as usize]
+fn pick<T: Copy>(random: &mut SimRandom, from: &[T]) -> T {
+    from[random.below(from.len() as u64) as usize]
 }
 
-fn draw_call(dice: &mut Dice, size: usize) -> (Case, Algorithm) {
+fn draw_call(random: &mut SimRandom, size: usize) -> (Case, Algorithm) {
     let kinds: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| !kind.is_message()).collect();
-    let kind = pick(dice, &kinds);
+    let kind = pick(random, &kinds);
     let fitting: Vec<Algorithm> = Algorithm::ALL.into_iter().filter(|one| one.applies(kind, size)).collect();
     let scan = matches!(kind, Kind::Scan | Kind::ExclusiveScan);
-    let reduction = pick(dice, &Reduction::ALL);
+    let reduction = pick(random, &Reduction::ALL);
     let reduction = if scan && reduction == Reduction::Mean { Reduction::Sum } else { reduction };
-    let counts = (0..size).map(|_| (0..size).map(|_| pick(dice, &[0, 1, 5, 40])).collect()).collect();
+    let counts = (0..size).map(|_| (0..size).map(|_| pick(random, &[0, 1, 5, 40])).collect()).collect();
     let case = Case {
         kind,
-        element: pick(dice, &Element::ALL),
+        element: pick(random, &Element::ALL),
         reduction,
-        root: dice.below(size as u64) as usize,
-        count: pick(dice, &[0, 1, 7, 64, 300]),
+        root: random.below(size as u64) as usize,
+        count: pick(random, &[0, 1, 7, 64, 300]),
         counts,
-        in_place: dice.below(2) == 0,
-        gap: dice.below(3) as usize,
+        in_place: random.below(2) == 0,
+        gap: random.below(3) as usize,
     };
-    (case, pick(dice, &fitting))
+    (case, pick(random, &fitting))
 }
 
-fn draw_script(dice: &mut Dice, size: usize) -> Script {
-    let per_host = 1 + dice.below(3) as usize;
-    let calls = 1 + dice.below(5) as usize;
+fn draw_script(random: &mut SimRandom, size: usize) -> Script {
+    let per_host = 1 + random.below(3) as usize;
+    let calls = 1 + random.below(5) as usize;
     Script {
         hosts: (0..size).map(|rank| rank / per_host).collect(),
-        calls: (0..calls).map(|_| draw_call(dice, size)).collect(),
-        segment_bytes: pick(dice, &[16, 100, 1000]),
+        calls: (0..calls).map(|_| draw_call(random, size)).collect(),
+        segment_bytes: pick(random, &[16, 100, 1000]),
     }
 }
 
-fn play(seed: u64, script: &Script, harms: &[Harm], odd: Option<(usize, usize)>) -> Report {
+fn play(seed: u64, script: &Script, injected: &[NetworkFault], odd: Option<(usize, usize)>) -> SimReport {
     let player = |rank| {
         let odd = odd.filter(|(who, _)| *who == rank).map(|(_, call)| call);
         Player { script, rank, call: 0, current: None, odd }
     };
     let mut players: Vec<Player<'_>> = (0..script.hosts.len()).map(player).collect();
-    run(seed, PACE, harms, &mut players)
+    run(seed, PACE, injected, &mut players)
 }
 
 /// What harm does to a run.
 struct Plot {
-    harms: Vec<Harm>,
+    injected: Vec<NetworkFault>,
     odd: Option<(usize, usize)>,
     /// Ranks that may be named; none if everyone must succeed.
     culprits: Vec<usize>,
@@ -145,61 +146,66 @@ struct Plot {
     all_name: bool,
 }
 
-fn draw_plot(dice: &mut Dice, script: &mut Script, length_ns: u64) -> Plot {
+fn draw_plot(random: &mut SimRandom, script: &mut Script, length_ns: u64) -> Plot {
     let size = script.hosts.len();
-    let rank = dice.below(size as u64) as usize;
-    let at_ns = dice.below(length_ns);
-    let later_ns = at_ns + dice.below(PACE.stall_ns / 3);
-    let side: Vec<bool> = (0..size).map(|other| other == rank || dice.below(2) == 0).collect();
+    let rank = random.below(size as u64) as usize;
+    let at_ns = random.below(length_ns);
+    let later_ns = at_ns + random.below(PACE.stall_ns / 3);
+    let side: Vec<bool> = (0..size).map(|other| other == rank || random.below(2) == 0).collect();
     let other = (rank + 1) % size;
-    let nobody = |harms| Plot { harms, odd: None, culprits: Vec::new(), all_name: false };
-    match dice.below(8) {
-        0 => nobody(vec![Harm::Slow { rank, factor: 1 + dice.below(40) }]),
-        1 => nobody(vec![Harm::SlowLink { from: rank, to: other, factor: 1 + dice.below(20) }]),
-        2 => nobody(vec![Harm::Pause { rank, at_ns, until_ns: later_ns }]),
-        3 => nobody(vec![Harm::Partition { side, at_ns, until_ns: later_ns }]),
-        4 => Plot { harms: vec![Harm::Crash { rank, at_ns }], culprits: vec![rank], all_name: true, odd: None },
+    let nobody = |injected| Plot { injected, odd: None, culprits: Vec::new(), all_name: false };
+    match random.below(8) {
+        0 => nobody(vec![NetworkFault::Slow { rank, factor: 1 + random.below(40) }]),
+        1 => nobody(vec![NetworkFault::SlowLink { from: rank, to: other, factor: 1 + random.below(20) }]),
+        2 => nobody(vec![NetworkFault::Pause { rank, at_ns, until_ns: later_ns }]),
+        3 => nobody(vec![NetworkFault::Partition { side, at_ns, until_ns: later_ns }]),
+        4 => Plot {
+            injected: vec![NetworkFault::Crash { rank, at_ns }],
+            culprits: vec![rank],
+            all_name: true,
+            odd: None,
+        },
         5 => {
-            let harms = vec![Harm::Pause { rank, at_ns, until_ns: u64::MAX }];
-            Plot { harms, culprits: vec![rank], all_name: false, odd: None }
+            let injected = vec![NetworkFault::Pause { rank, at_ns, until_ns: u64::MAX }];
+            Plot { injected, culprits: vec![rank], all_name: false, odd: None }
         }
         6 => {
-            let harms = vec![Harm::Partition { side, at_ns, until_ns: u64::MAX }];
-            Plot { harms, culprits: (0..size).collect(), all_name: false, odd: None }
+            let injected = vec![NetworkFault::Partition { side, at_ns, until_ns: u64::MAX }];
+            Plot { injected, culprits: (0..size).collect(), all_name: false, odd: None }
         }
         _ => {
-            let call = dice.below(script.calls.len() as u64) as usize;
+            let call = random.below(script.calls.len() as u64) as usize;
             let (case, _) = &script.calls[call];
             let case = Case { kind: Kind::AllReduce, count: 64, ..case.clone() };
-            script.calls[call] = (case, pick(dice, &[Algorithm::Direct, Algorithm::Ring, Algorithm::Doubling]));
+            script.calls[call] = (case, pick(random, &[Algorithm::Direct, Algorithm::Ring, Algorithm::Doubling]));
             let culprits = if size > 1 { (0..size).collect() } else { Vec::new() };
-            Plot { harms: Vec::new(), culprits, all_name: true, odd: Some((rank, call)) }
+            Plot { injected: Vec::new(), culprits, all_name: true, odd: Some((rank, call)) }
         }
     }
 }
 
-fn check(seed: u64) -> Report {
-    let mut dice = Dice::new(seed);
-    let size = 1 + dice.below(8) as usize;
-    let mut script = draw_script(&mut dice, size);
+fn check(seed: u64) -> SimReport {
+    let mut random = SimRandom::new(seed);
+    let size = 1 + random.below(8) as usize;
+    let mut script = draw_script(&mut random, size);
     let calm = play(seed, &script, &[], None);
     for ending in &calm.endings {
-        assert_eq!(ending.outcome, Some(Ok(())), "without harm");
+        assert_eq!(ending.outcome, Some(Ok(())), "without fault");
     }
     let length_ns = calm.endings.iter().map(|ending| ending.at_ns).max().unwrap_or(0);
-    let plot = draw_plot(&mut dice, &mut script, length_ns + 1);
-    let report = play(seed, &script, &plot.harms, plot.odd);
+    let plot = draw_plot(&mut random, &mut script, length_ns + 1);
+    let report = play(seed, &script, &plot.injected, plot.odd);
     let latest_ns = 60 * length_ns + 3 * PACE.stall_ns;
     let mut failed = 0;
     let mut named = 0;
     for (rank, ending) in report.endings.iter().enumerate() {
-        assert!(ending.at_ns < latest_ns, "rank {rank} ended after {} ns: {:?}", ending.at_ns, plot.harms);
+        assert!(ending.at_ns < latest_ns, "rank {rank} ended after {} ns: {:?}", ending.at_ns, plot.injected);
         let Some(Err(fault)) = &ending.outcome else { continue };
         let culprit = fault.culprit().expect("a fault names a rank");
         failed += 1;
         // Of a partition, those on the other side are to blame.
-        let blamed = match &plot.harms[..] {
-            [Harm::Partition { side, .. }] => side[culprit] != side[rank],
+        let blamed = match &plot.injected[..] {
+            [NetworkFault::Partition { side, .. }] => side[culprit] != side[rank],
             _ => plot.culprits.contains(&culprit),
         };
         named += usize::from(blamed);
@@ -209,9 +215,9 @@ fn check(seed: u64) -> Report {
             assert!(*rank == odd || *peer == odd, "{fault} does not name rank {odd}");
         }
     }
-    assert!(failed == 0 || !plot.culprits.is_empty(), "{:?} ends in {:?}", plot.harms, report.endings);
-    assert!(failed == 0 || named > 0, "{:?} is named by nobody: {:?}", plot.harms, report.endings);
-    assert!(!plot.all_name || named == failed, "{:?} is not named by all: {:?}", plot.harms, report.endings);
+    assert!(failed == 0 || !plot.culprits.is_empty(), "{:?} ends in {:?}", plot.injected, report.endings);
+    assert!(failed == 0 || named > 0, "{:?} is named by nobody: {:?}", plot.injected, report.endings);
+    assert!(!plot.all_name || named == failed, "{:?} is not named by all: {:?}", plot.injected, report.endings);
     assert!(plot.odd.is_none() || size == 1 || failed > 0, "a rank that makes another call is not noticed");
     report
 }

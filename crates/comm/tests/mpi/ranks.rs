@@ -1,7 +1,7 @@
 //! What each rank does.
 
 use half::{bf16, f16};
-use kolo_comm::mpi::World;
+use kolo_comm::mpi::MpiWorld;
 use kolo_comm::{Bootstrap, Communicator, Element, Fault, Kind, Reduction, Request, Scalar, Watch};
 use std::fmt::Debug;
 use std::io::Write;
@@ -14,7 +14,7 @@ const PIECE_BYTES: usize = 1000;
 const LONG: usize = 5003;
 
 pub fn run(task: &str, library: Option<&str>) {
-    let world = match World::init(&|name| std::env::var(name).ok(), library.map(Path::new)) {
+    let world = match MpiWorld::init(&|name| std::env::var(name).ok(), library.map(Path::new)) {
         Ok(world) => world,
         Err(fault) => return say(&fault),
     };
@@ -49,7 +49,7 @@ fn print(line: &str) {
     let _ = std::io::stdout().write_all(format!("\n{line}\n").as_bytes());
 }
 
-fn communicator(world: &World, watch: &std::sync::Arc<Watch>, reproducible: bool) -> Result<Communicator, Fault> {
+fn communicator(world: &MpiWorld, watch: &std::sync::Arc<Watch>, reproducible: bool) -> Result<Communicator, Fault> {
     Ok(Communicator::new(world.transport(watch.clone())?, watch.clone(), reproducible))
 }
 
@@ -107,7 +107,7 @@ fn combined<T: Number>(end: usize, count: usize, reduction: Reduction) -> Vec<T>
     all
 }
 
-fn collectives(mut world: World) -> Result<(), Fault> {
+fn collectives(mut world: MpiWorld) -> Result<(), Fault> {
     let (rank, size) = (world.rank(), world.size());
     let blobs = world.all_gather(&vec![rank as u8; rank * 100])?;
     assert!(blobs.iter().enumerate().all(|(rank, blob)| *blob == vec![rank as u8; rank * 100]));
@@ -316,7 +316,7 @@ fn tree_order(comm: &Communicator, reproducible: bool) -> Result<(), Fault> {
 }
 
 /// Started calls on one communicator, calls on another, and on a third from a thread of its own.
-fn threads(world: World) -> Result<(), Fault> {
+fn threads(world: MpiWorld) -> Result<(), Fault> {
     let watch = Watch::alone();
     let (one, two) = (communicator(&world, &watch, true)?, communicator(&world, &watch, false)?);
     let three = communicator(&world, &watch, true)?;
@@ -355,7 +355,7 @@ fn threads(world: World) -> Result<(), Fault> {
 }
 
 /// Calls until somebody ends it.
-fn endless(world: World) -> Result<(), Fault> {
+fn endless(world: MpiWorld) -> Result<(), Fault> {
     let comm = communicator(&world, &Watch::alone(), true)?;
     print(&format!("process: {}", std::process::id()));
     loop {
@@ -364,7 +364,7 @@ fn endless(world: World) -> Result<(), Fault> {
 }
 
 /// Rank 2 does something else; it and all others learn of it, and soon.
-fn disagree(world: World, task: &str) -> Result<(), Fault> {
+fn disagree(world: MpiWorld, task: &str) -> Result<(), Fault> {
     let watch = Watch::alone();
     let comm = communicator(&world, &watch, true)?;
     let (rank, size) = (world.rank(), world.size());
@@ -396,7 +396,7 @@ fn disagree(world: World, task: &str) -> Result<(), Fault> {
     world.finish()
 }
 
-fn other_message(world: World) -> Result<(), Fault> {
+fn other_message(world: MpiWorld) -> Result<(), Fault> {
     let comm = communicator(&world, &Watch::alone(), true)?;
     comm.barrier()?;
     match world.rank() {
@@ -409,7 +409,7 @@ fn other_message(world: World) -> Result<(), Fault> {
 }
 
 /// Rank 3 does not come, and the others notice, or are told that the job has ended.
-fn absent(world: World, ended: bool) -> Result<(), Fault> {
+fn absent(world: MpiWorld, ended: bool) -> Result<(), Fault> {
     let watch = Watch::new(Vec::new(), Duration::from_millis(if ended { 1000 } else { 50 }));
     let comm = communicator(&world, &watch, true)?;
     comm.barrier()?;

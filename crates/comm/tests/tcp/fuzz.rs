@@ -3,9 +3,9 @@
 
 use super::support::call;
 use kolo_comm::record::{HEADER_BYTES, Opener, RECORD_BYTES_MAX, RecordKind, RecordReader, Sealer, seal_record};
-use kolo_comm::tcp::frame::{Era, Frame, PLAIN_BYTES};
+use kolo_comm::tcp::frame::{Frame, JobGeneration, PLAIN_BYTES};
 use kolo_comm::tcp::inbox::Inbox;
-use kolo_comm::tcp::reader::{FrameReader, Stop};
+use kolo_comm::tcp::reader::{FrameReader, StreamStop};
 use kolo_comm::tcp::writer::{FrameWriter, Outbox};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -72,7 +72,7 @@ fn seed(name: &str) -> Random {
     Random(seed)
 }
 
-const ERA: Era = Era { job: 1, generation: 2 };
+const ERA: JobGeneration = JobGeneration { job: 1, generation: 2 };
 const KEY: [u8; 16] = [42; 16];
 const MESSAGES: usize = 40;
 const HELD_BYTES_MAX: usize = 64 << 10;
@@ -171,12 +171,12 @@ fn lying_headers_do_no_harm() {
             let stop = loop {
                 // SAFETY: the place outlives the inbox's work.
                 match unsafe { reader.pump(&mut source, &mut inbox) } {
-                    Ok(_) if reader.homeless() => break None,
+                    Ok(_) if reader.awaits_buffer() => break None,
                     Ok(_) => {}
                     Err(stop) => break Some(stop),
                 }
             };
-            refused += usize::from(matches!(stop, Some(Stop::Malformed(_) | Stop::Mismatch { .. })));
+            refused += usize::from(matches!(stop, Some(StreamStop::Malformed(_) | StreamStop::Mismatch { .. })));
             assert!(inbox.held_bytes() <= HELD_BYTES_MAX);
         }
     });

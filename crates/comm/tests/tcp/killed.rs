@@ -91,7 +91,7 @@ fn a_killed_rank_is_named_by_all_others_at_once() {
     for rank in [0, 1, 3] {
         let said = ranks[rank].hear("culprit ");
         assert!(said.starts_with("Some(2)"), "rank {rank} said {said}");
-        assert!(said.contains("rank 2 on node2 is gone"), "rank {rank} said {said}");
+        assert!(said.contains("rank 2 on node2 was lost"), "rank {rank} said {said}");
     }
     let elapsed = start.elapsed();
     println!("all named it after {elapsed:?}");

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 pub fn options() -> TcpOptions {
-    TcpOptions { meet_limit: Duration::from_secs(60), ..TcpOptions::local(JobKey::fresh().unwrap(), 7) }
+    TcpOptions { connect_timeout: Duration::from_secs(60), ..TcpOptions::local(JobKey::fresh().unwrap(), 7) }
 }
 
 type Blobs = Vec<Option<Vec<u8>>>;

@@ -93,8 +93,8 @@ const COUNT: usize = 50_000;
 /// Two ranks, the proxy between them, three calls. What each came to; a result that is there is right.
 fn run(up: Trick, down: Trick) -> [Result<(), Fault>; 2] {
     let mut options = options();
-    (options.segment_bytes, options.meet_limit) = (10_000, Duration::from_secs(10));
-    options.stranger_limit = Duration::from_secs(2);
+    (options.segment_bytes, options.connect_timeout) = (10_000, Duration::from_secs(10));
+    options.handshake_timeout = Duration::from_secs(2);
     let meeting = Meeting::new(2);
     let known = meeting.clone();
     let meeting = meeting.by(proxy(move || known.port(0), up, down));

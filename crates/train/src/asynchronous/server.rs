@@ -9,7 +9,7 @@ use crate::job::Job;
 use crate::room;
 use crate::step_inputs::StepInputs;
 use crate::timeline::{COMMUNICATION, Timeline};
-use kolo_comm::communicator::Span;
+use kolo_comm::communicator::CallSpan;
 use kolo_comm::element::{Element, Reduction};
 use kolo_comm::{Communicator, Fault, combine};
 use kolo_exec::{Feed, Options, Program, Session, Store};
@@ -80,7 +80,7 @@ fn trace(timeline: &Arc<Timeline>, session: &mut Session, links: &[Communicator]
     timeline.trace(session);
     for (worker, link) in links.iter().enumerate() {
         let timeline = Arc::clone(timeline);
-        link.record(Some(Arc::new(move |span: &Span| timeline.add_call(COMMUNICATION + 1 + worker, span))));
+        link.record(Some(Arc::new(move |span: &CallSpan| timeline.add_call(COMMUNICATION + 1 + worker, span))));
     }
 }
 

@@ -31,9 +31,9 @@ impl FromStr for StepRange {
     fn from_str(text: &str) -> Result<Self, String> {
         let number = |part: &str, open: usize| match part {
             "" => Ok(open),
-            digits => digits.parse().map_err(|_| format!("`{digits}` is no number of a step")),
+            digits => digits.parse().map_err(|_| format!("`{digits}` is not the number of a step")),
         };
-        let (first, end) = text.split_once("..").ok_or(format!("`{text}` is no range of steps"))?;
+        let (first, end) = text.split_once("..").ok_or(format!("`{text}` is not a range of steps"))?;
         let range = Self { first: number(first, 0)?, end: number(end, usize::MAX)? };
         if range.first >= range.end {
             return Err(format!("`{text}` has no steps in it"));

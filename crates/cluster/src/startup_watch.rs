@@ -1,17 +1,18 @@
-//! Who has come, before anything connects the ranks.
+//! Which ranks are alive, before anything connects them.
 //!
-//! The start of an MPI library waits for all ranks, without a word and without an end, and the job's key travels through that
-//! library. So until the ranks have met, each leaves a file with its host, its process and a count that grows, in a
-//! directory named after the launcher's job, and a thread beside the start looks at the others'. A rank that is stopped, that
-//! ended or never came is named, once, and this process ends. The files hold no secret, and nothing is trusted that stands in
-//! them: at worst a rank is named wrongly in a job that does not start anyway.
+//! `MPI_Init` waits for all ranks without a timeout, and the job's key travels through MPI. So until the ranks are connected,
+//! each writes a heartbeat file with its host, its process and a growing count, in a directory named after the launcher's
+//! job, and a thread reads the others'. A rank that is stopped, has ended or never started is named, once, and this process
+//! ends. The files hold no secret, and nothing in them is trusted: at worst a rank is named wrongly in a job that does not
+//! start anyway.
 //!
-//! `Roll` decides, and is pure; [`Presence`] reads and writes the files.
+//! `StartupCheck` decides, and is pure; [`StartupWatch`] reads and writes the files.
 
-use crate::launcher::{Launcher, Lookup, Place};
-use crate::meet::make_directory;
-use crate::roll::{LOOK_HEARTBEATS, Process, Roll, Sight};
+use crate::join::make_directory;
+use crate::launcher::{Launcher, RankInfo};
+use crate::startup_check::{LOOK_HEARTBEATS, Observation, ProcessState, StartupCheck};
 use kolo_comm::Fault;
+use kolo_comm::host::EnvLookup;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -26,29 +27,29 @@ const MARK: &str = "told";
 /// Clocks of file servers differ.
 const MARK_MARGIN: Duration = Duration::from_secs(5);
 
-/// This rank's entry in the list, and the thread that looks at the others'.
+/// This rank's heartbeat file, and the thread that reads the others'.
 #[derive(Debug)]
-pub struct Presence {
+pub struct StartupWatch {
     file: Option<PathBuf>,
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Presence {
+impl StartupWatch {
     /// From now on until this is dropped, this process ends with a message if a rank is missing. Without a directory that can
     /// be written, only the deadline is left.
-    pub fn begin(place: &Place, lookup: Lookup<'_>, heartbeat_ms: u64) -> Self {
-        let directory = directory(place, lookup).filter(|path| make_directory(path).is_ok());
-        let file = directory.as_ref().map(|path| path.join(place.rank.to_string()));
+    pub fn begin(rank_info: &RankInfo, lookup: EnvLookup<'_>, heartbeat_ms: u64) -> Self {
+        let directory = directory(rank_info, lookup).filter(|path| make_directory(path).is_ok());
+        let file = directory.as_ref().map(|path| path.join(rank_info.rank.to_string()));
         let (end, ended) = channel();
         let host = crate::host_name();
-        let mut roll = Roll::new(&host, place.world, place.local_world, heartbeat_ms, 0);
-        // Those who look seldom leave the word to the others.
-        roll.deadline_ms += if place.rank > 1 { LOOK_HEARTBEATS * heartbeat_ms } else { 0 };
+        let mut startup_check = StartupCheck::new(&host, rank_info.world, rank_info.local_world, heartbeat_ms, 0);
+        // Ranks that check seldom leave the report to the others.
+        startup_check.deadline_ms += if rank_info.rank > 1 { LOOK_HEARTBEATS * heartbeat_ms } else { 0 };
         let watcher = Watcher {
-            rank: place.rank,
+            rank: rank_info.rank,
             directory,
-            roll,
+            startup_check,
             heartbeat: Duration::from_millis(heartbeat_ms),
             begin: Instant::now(),
             began: SystemTime::now(),
@@ -56,12 +57,12 @@ impl Presence {
         };
         watcher.write();
         let watch = move || watcher.watch(&|pause| ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout));
-        let thread = std::thread::Builder::new().name("presence".into()).spawn(watch).ok();
+        let thread = std::thread::Builder::new().name("startup_watch".into()).spawn(watch).ok();
         Self { file, end: Some(end), thread }
     }
 }
 
-impl Presence {
+impl StartupWatch {
     /// The job does not start. Ranks that its launcher ends now leave their files behind, so all go.
     pub fn abandon(mut self) {
         self.end_watch();
@@ -76,7 +77,7 @@ impl Presence {
     }
 }
 
-impl Drop for Presence {
+impl Drop for StartupWatch {
     fn drop(&mut self) {
         self.end_watch();
         if let Some(file) = &self.file {
@@ -90,7 +91,7 @@ impl Drop for Presence {
 struct Watcher {
     rank: usize,
     directory: Option<PathBuf>,
-    roll: Roll,
+    startup_check: StartupCheck,
     heartbeat: Duration,
     begin: Instant,
     began: SystemTime,
@@ -109,9 +110,9 @@ impl Watcher {
                 end();
             }
             let now_ms = self.begin.elapsed().as_millis() as u64;
-            if !self.roll.looks(self.rank, now_ms, self.count) {
-                self.roll.pass(now_ms);
-            } else if let Some(fault) = self.roll.look(now_ms, self.sights()) {
+            if !self.startup_check.looks(self.rank, now_ms, self.count) {
+                self.startup_check.pass(now_ms);
+            } else if let Some(fault) = self.startup_check.look(now_ms, self.observations()) {
                 self.tell(&fault);
             }
         }
@@ -139,17 +140,17 @@ impl Watcher {
         let _ = written.and_then(|()| std::fs::rename(fresh, directory.join(self.rank.to_string())));
     }
 
-    fn sights(&self) -> Vec<Sight> {
-        (0..self.roll.world).filter_map(|rank| self.sight(rank)).collect()
+    fn observations(&self) -> Vec<Observation> {
+        (0..self.startup_check.world).filter_map(|rank| self.observation(rank)).collect()
     }
 
-    fn sight(&self, rank: usize) -> Option<Sight> {
+    fn observation(&self, rank: usize) -> Option<Observation> {
         let path = self.directory.as_ref()?.join(rank.to_string());
         let mut text = String::new();
         std::fs::File::open(path).ok()?.take(FILE_BYTES_MAX).read_to_string(&mut text).ok()?;
         let [host, pid, count] = text.strip_suffix('\n')?.split(' ').collect::<Vec<_>>()[..] else { return None };
-        let process = if host == self.roll.host { process(pid.parse().ok()?) } else { Process::Unknown };
-        Some(Sight { rank, host: host.to_string(), count: count.parse().ok()?, process })
+        let process = if host == self.startup_check.host { process(pid.parse().ok()?) } else { ProcessState::Unknown };
+        Some(Observation { rank, host: host.to_string(), count: count.parse().ok()?, process })
     }
 
     /// Says what is wrong, unless another rank does, and ends this process.
@@ -167,7 +168,7 @@ impl Watcher {
             std::thread::sleep(3 * self.heartbeat);
             end();
         }
-        crate::logs::complain(&format!("error: {fault}"));
+        crate::logs::print_error(&format!("error: {fault}"));
         std::thread::sleep(self.heartbeat);
         if let Some(path) = &self.directory {
             let _ = std::fs::remove_dir_all(path);
@@ -189,18 +190,18 @@ fn status(pid: i32) -> Option<(String, Vec<String>)> {
     Some((name, tail.split_whitespace().map(String::from).collect()))
 }
 
-fn process(pid: i32) -> Process {
+fn process(pid: i32) -> ProcessState {
     match status(pid).and_then(|(_, fields)| fields.first().cloned()).as_deref() {
-        Some("T" | "t") => Process::Stopped,
-        None | Some("Z" | "X") => Process::Ended,
-        Some(_) => Process::Runs,
+        Some("T" | "t") => ProcessState::Stopped,
+        None | Some("Z" | "X") => ProcessState::Ended,
+        Some(_) => ProcessState::Runs,
     }
 }
 
 /// Where the ranks of this job leave their files. MPICH's launcher gives the job no name: there, those of one host find each
 /// other by the process that started them all.
-fn directory(place: &Place, lookup: Lookup<'_>) -> Option<PathBuf> {
-    let job = match (&place.job, place.launcher) {
+fn directory(rank_info: &RankInfo, lookup: EnvLookup<'_>) -> Option<PathBuf> {
+    let job = match (&rank_info.job, rank_info.launcher) {
         (Some(job), _) => job.clone(),
         (None, Launcher::Mpich) => format!("mpich-{}-{}", crate::host_name(), hydra()?),
         (None, _) => return None,

@@ -39,7 +39,7 @@ fn visited(options: kolo_comm::tcp::TcpOptions, visit: impl FnOnce(u16, &kolo_co
         visit(port, &options);
         let start = Instant::now();
         work(1);
-        assert!(start.elapsed() < options.meet_limit / 2, "strangers held the job up for {:?}", start.elapsed());
+        assert!(start.elapsed() < options.connect_timeout / 2, "strangers held the job up for {:?}", start.elapsed());
         let _ = TcpStream::connect(("127.0.0.1", port)).expect_err("a running job has no open port");
     });
 }
@@ -101,7 +101,7 @@ fn a_recorded_hello_and_an_older_generation_lead_nowhere() {
 #[test]
 fn ranks_with_different_keys_do_not_meet() {
     let mut options = options();
-    options.meet_limit = Duration::from_secs(2);
+    options.connect_timeout = Duration::from_secs(2);
     let other = kolo_comm::tcp::TcpOptions { key: JobKey::fresh().unwrap(), ..options.clone() };
     let meeting = Meeting::new(2);
     std::thread::scope(|scope| {

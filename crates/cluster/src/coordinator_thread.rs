@@ -1,11 +1,11 @@
 //! The coordinator of a job that somebody else started: a thread in rank 0, which knows of the others by their links alone.
 
-use crate::coordinator::{Notice, Terms};
-use crate::driver::{Driver, Hands, News};
-use crate::hall::Hall;
-use crate::line::Line;
-use crate::meet::Observer;
-use crate::pace::Pace;
+use crate::control_link::ControlLink;
+use crate::coordinator::{CoordinatorConfig, Notice};
+use crate::deadlines::Deadlines;
+use crate::driver::{Driver, ProcessControl, ProcessEvent};
+use crate::join::NoticeObserver;
+use crate::listener::Listener;
 use kolo_comm::Fault;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 /// The coordinator's thread in rank 0.
 #[derive(Debug)]
-pub(crate) struct Hosting {
+pub(crate) struct CoordinatorThread {
     thread: JoinHandle<()>,
     ending: Arc<AtomicBool>,
-    pace: Pace,
+    deadlines: Deadlines,
     /// Where the others find this process, until all have.
     file: Option<PathBuf>,
 }
@@ -27,8 +27,8 @@ pub(crate) struct Hosting {
 /// Without processes to watch, links are all there is.
 struct LinksOnly;
 
-impl Hands for LinksOnly {
-    fn news(&mut self) -> Vec<(usize, News)> {
+impl ProcessControl for LinksOnly {
+    fn events(&mut self) -> Vec<(usize, ProcessEvent)> {
         Vec::new()
     }
 
@@ -41,12 +41,12 @@ impl Hands for LinksOnly {
     fn interests(&self, _: &mut Vec<(RawFd, i16)>) {}
 }
 
-impl Hosting {
+impl CoordinatorThread {
     pub fn start(
-        terms: Terms,
-        hall: Hall,
-        own: Line,
-        observer: Observer,
+        config: CoordinatorConfig,
+        listener: Listener,
+        own: ControlLink,
+        observer: NoticeObserver,
         file: Option<PathBuf>,
     ) -> Result<Self, Fault> {
         let ending = Arc::new(AtomicBool::new(false));
@@ -62,27 +62,27 @@ impl Hosting {
                     flag.store(true, Ordering::Release);
                 }
             };
-            let mut driver = Driver::new(terms, vec![own], Some(hall), LinksOnly, &mut observe);
-            while driver.turn([]).is_none() {}
+            let mut driver = Driver::new(config, vec![own], Some(listener), LinksOnly, &mut observe);
+            while driver.run_once([]).is_none() {}
         };
         let thread = std::thread::Builder::new().name("coordinator".into()).spawn(serve);
         let thread = thread.map_err(|error| Fault::thread("starting the coordinator", &error))?;
-        Ok(Self { thread, ending, pace: terms.pace, file: left })
+        Ok(Self { thread, ending, deadlines: config.deadlines, file: left })
     }
 
     /// Waits a moment until the end of the job was told to all.
     pub fn await_ending(&self) {
-        let deadline = Instant::now() + Duration::from_millis(self.pace.settle_ms() + self.pace.grace_ms());
+        let deadline = Instant::now() + Duration::from_millis(self.deadlines.settle_ms() + self.deadlines.grace_ms());
         while !self.ending.load(Ordering::Acquire) && !self.thread.is_finished() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
 
-impl Drop for Hosting {
+impl Drop for CoordinatorThread {
     /// The others hear the end of the job from this thread: it may take them a moment to leave.
     fn drop(&mut self) {
-        let deadline = Instant::now() + Duration::from_millis(self.pace.orphan_ms());
+        let deadline = Instant::now() + Duration::from_millis(self.deadlines.orphan_ms());
         while !self.thread.is_finished() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -4,14 +4,14 @@
 //! inherited socket messages travel as they are; over a network each is a sealed record of an authenticated session.
 
 use crate::message::{Envelope, FRAME_BYTES_MAX};
+use crate::poll::poll;
 use kolo_comm::Fault;
-use kolo_comm::auth::Session;
+use kolo_comm::auth::LinkSession;
 use kolo_comm::record::{RecordKind, RecordReader, Sealer, seal_record};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
 
 /// Unsent bytes that may pile up before a link counts as dead.
 const PENDING_BYTES_MAX: usize = 64 << 20;
@@ -19,7 +19,7 @@ const READ_BYTES: usize = 16 << 10;
 /// Messages read at a time, so that nobody can keep a reader for itself.
 const BATCH: usize = 256;
 
-/// What a line runs over.
+/// What a control link runs over.
 #[derive(Debug)]
 pub(crate) enum Socket {
     Unix(UnixStream),
@@ -58,7 +58,7 @@ struct Seal {
 
 /// A link that carries [`Envelope`]s.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct ControlLink {
     socket: Socket,
     seal: Option<Seal>,
     incoming: Vec<u8>,
@@ -68,7 +68,7 @@ pub(crate) struct Line {
     open: bool,
 }
 
-impl Line {
+impl ControlLink {
     /// Over a socket that only the two ends can reach.
     pub fn plain(stream: UnixStream) -> Result<Self, Fault> {
         stream.set_nonblocking(true).map_err(|error| Fault::system("preparing a control link", &error))?;
@@ -76,7 +76,7 @@ impl Line {
     }
 
     /// Over a network, after both ends have proved who they are.
-    pub fn sealed(stream: TcpStream, session: Session) -> Result<Self, Fault> {
+    pub fn sealed(stream: TcpStream, session: LinkSession) -> Result<Self, Fault> {
         let prepared = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
         prepared.map_err(|error| Fault::system("preparing a control link", &error))?;
         let seal = Seal { sealer: session.sealer, reader: RecordReader::new(session.opener) };
@@ -85,6 +85,11 @@ impl Line {
 
     fn new(socket: Socket, seal: Option<Seal>) -> Self {
         Self { socket, seal, incoming: Vec::new(), pending: Vec::new(), sent: 0, open: true }
+    }
+
+    /// Waits until something can be read or, if something is left to send, written; at most this long.
+    pub fn wait(&self, at_most_ms: u64) {
+        poll(&[self.interest()], at_most_ms);
     }
 
     /// What to poll for; nothing once it is closed.
@@ -209,23 +214,4 @@ impl Line {
         }
         Ok(Ok(()))
     }
-}
-
-/// Waits until one of the lines can be read or, if busy, written; at most this long.
-pub(crate) fn wait(line: &Line, at_most_ms: u64) {
-    poll(&[line.interest()], at_most_ms);
-}
-
-/// Whether a descriptor can be read, or has ended, within this time.
-pub(crate) fn readable(descriptor: RawFd, at_most: Duration) -> bool {
-    poll(&[(descriptor, libc::POLLIN)], at_most.as_millis() as u64) > 0
-}
-
-/// Waits until one of these descriptors is ready; at most this long. A negative one is passed over. How many are ready.
-pub(crate) fn poll(entries: &[(RawFd, i16)], at_most_ms: u64) -> i32 {
-    let entry = |(fd, events): &(RawFd, i16)| libc::pollfd { fd: *fd, events: *events, revents: 0 };
-    let mut entries: Vec<libc::pollfd> = entries.iter().map(entry).collect();
-    let timeout = i32::try_from(at_most_ms).unwrap_or(i32::MAX);
-    // SAFETY: the array is ours and has this many entries. Failure is an early return, which callers expect.
-    unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, timeout) }
 }

@@ -3,11 +3,12 @@
 //! Frames are `length u32 | kind u8 | body`. The agent's first bytes are [`GREETING`], since a login may print something
 //! before it. The key of the job comes with the first order, and is in no argument or variable.
 
-use crate::codec::{Reader, Writer};
-use crate::logs::Source;
-use crate::message::Key;
+use crate::codec::{ReadMessage, Writer};
+use crate::logs::OutputStream;
+use crate::message::KeyBytes;
 use crate::process::Change;
-use crate::seat::Exit;
+use crate::rank_state::Exit;
+use kolo_base::ByteReader;
 use kolo_comm::Fault;
 
 pub(crate) const GREETING: &[u8] = b"\nkolo agent 1\n";
@@ -19,11 +20,11 @@ const OUTPUT_BYTES_MAX: usize = 64 << 10;
 
 /// What to start on a host.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Start {
+pub(crate) struct StartWorkers {
     pub job: u64,
     pub generation: u32,
     pub heartbeat_ms: u64,
-    pub key: Key,
+    pub key: KeyBytes,
     /// Where the coordinator listens.
     pub address: String,
     pub world: usize,
@@ -37,13 +38,13 @@ pub(crate) struct Start {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Order {
-    Start(Box<Start>),
+pub(crate) enum AgentMessage {
+    Start(Box<StartWorkers>),
     Signal {
         rank: usize,
         signal: i32,
     },
-    Pulse,
+    Heartbeat,
     /// The launcher is suspended: until its next order, its silence means nothing.
     Suspend,
     // Back from the agent.
@@ -53,7 +54,7 @@ pub(crate) enum Order {
     },
     Output {
         rank: usize,
-        source: Source,
+        source: OutputStream,
         bytes: Vec<u8>,
     },
     /// The agent cannot do what it was told.
@@ -63,16 +64,16 @@ pub(crate) enum Order {
 }
 
 fn write_strings(out: &mut Writer, strings: &[String]) {
-    out.word(strings.len() as u32);
+    out.u32(strings.len() as u32);
     strings.iter().for_each(|text| out.bytes(text.as_bytes()));
 }
 
-fn read_string(body: &mut Reader<'_>) -> Option<String> {
+fn read_string(body: &mut ByteReader<'_>) -> Option<String> {
     String::from_utf8(body.bytes(FRAME_BYTES_MAX)?).ok()
 }
 
-fn read_strings(body: &mut Reader<'_>) -> Option<Vec<String>> {
-    let count = body.word()? as usize;
+fn read_strings(body: &mut ByteReader<'_>) -> Option<Vec<String>> {
+    let count = body.u32()? as usize;
     if count > STRINGS_MAX { None } else { (0..count).map(|_| read_string(body)).collect() }
 }
 
@@ -97,14 +98,14 @@ fn change_from(code: u8, value: i32) -> Option<Change> {
     })
 }
 
-impl Start {
+impl StartWorkers {
     fn write(&self, out: &mut Writer) {
-        out.long(self.job);
-        out.word(self.generation);
-        out.long(self.heartbeat_ms);
+        out.u64(self.job);
+        out.u32(self.generation);
+        out.u64(self.heartbeat_ms);
         out.0.extend_from_slice(&self.key.0);
         for number in [self.world, self.first_rank, self.count] {
-            out.word(number as u32);
+            out.u32(number as u32);
         }
         for text in [&self.address, &self.directory, &self.program] {
             out.bytes(text.as_bytes());
@@ -113,9 +114,9 @@ impl Start {
         write_strings(out, &self.environment);
     }
 
-    fn read(body: &mut Reader<'_>) -> Option<Self> {
-        let (job, generation, heartbeat_ms, key) = (body.long()?, body.word()?, body.long()?, body.key()?);
-        let (world, first_rank, count) = (body.word()? as usize, body.rank()?, body.rank()?);
+    fn read(body: &mut ByteReader<'_>) -> Option<Self> {
+        let (job, generation, heartbeat_ms, key) = (body.u64()?, body.u32()?, body.u64()?, body.key()?);
+        let (world, first_rank, count) = (body.u32()? as usize, body.rank()?, body.rank()?);
         let (address, directory, program) = (read_string(body)?, read_string(body)?, read_string(body)?);
         let (arguments, environment) = (read_strings(body)?, read_strings(body)?);
         let last = first_rank + count;
@@ -136,57 +137,57 @@ impl Start {
     }
 }
 
-impl Order {
+impl AgentMessage {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Writer(vec![0; 4]);
         match self {
-            Order::Start(start) => {
+            AgentMessage::Start(start) => {
                 out.0.push(0);
                 start.write(&mut out);
             }
-            Order::Signal { rank, signal } => {
+            AgentMessage::Signal { rank, signal } => {
                 out.0.push(1);
-                out.word(*rank as u32);
-                out.word(*signal as u32);
+                out.u32(*rank as u32);
+                out.u32(*signal as u32);
             }
-            Order::Pulse => out.0.push(2),
-            Order::Changed { rank, change } => {
+            AgentMessage::Heartbeat => out.0.push(2),
+            AgentMessage::Changed { rank, change } => {
                 let (code, value) = change_code(*change);
                 out.0.extend_from_slice(&[3, code]);
-                out.word(*rank as u32);
-                out.word(value as u32);
+                out.u32(*rank as u32);
+                out.u32(value as u32);
             }
-            Order::Output { rank, source, bytes } => {
-                out.0.extend_from_slice(&[4, u8::from(*source == Source::Err)]);
-                out.word(*rank as u32);
+            AgentMessage::Output { rank, source, bytes } => {
+                out.0.extend_from_slice(&[4, u8::from(*source == OutputStream::Err)]);
+                out.u32(*rank as u32);
                 out.bytes(bytes);
             }
-            Order::Unable { text } => {
+            AgentMessage::Unable { text } => {
                 out.0.push(5);
                 out.text(text);
             }
-            Order::Suspend => out.0.push(6),
+            AgentMessage::Suspend => out.0.push(6),
         }
         let length = (out.0.len() - 4) as u32;
         out.0[..4].copy_from_slice(&length.to_le_bytes());
         out.0
     }
 
-    fn read(body: &mut Reader<'_>) -> Option<Self> {
-        Some(match body.byte()? {
-            0 => Order::Start(Box::new(Start::read(body)?)),
-            1 => Order::Signal { rank: body.rank()?, signal: body.word()? as i32 },
-            2 => Order::Pulse,
+    fn read(body: &mut ByteReader<'_>) -> Option<Self> {
+        Some(match body.u8()? {
+            0 => AgentMessage::Start(Box::new(StartWorkers::read(body)?)),
+            1 => AgentMessage::Signal { rank: body.rank()?, signal: body.u32()? as i32 },
+            2 => AgentMessage::Heartbeat,
             3 => {
-                let code = body.byte()?;
-                Order::Changed { rank: body.rank()?, change: change_from(code, body.word()? as i32)? }
+                let code = body.u8()?;
+                AgentMessage::Changed { rank: body.rank()?, change: change_from(code, body.u32()? as i32)? }
             }
             4 => {
-                let source = if body.byte()? == 0 { Source::Out } else { Source::Err };
-                Order::Output { rank: body.rank()?, source, bytes: body.bytes(OUTPUT_BYTES_MAX)? }
+                let source = if body.u8()? == 0 { OutputStream::Out } else { OutputStream::Err };
+                AgentMessage::Output { rank: body.rank()?, source, bytes: body.bytes(OUTPUT_BYTES_MAX)? }
             }
-            5 => Order::Unable { text: body.text()? },
-            6 => Order::Suspend,
+            5 => AgentMessage::Unable { text: body.text()? },
+            6 => AgentMessage::Suspend,
             _ => return None,
         })
     }
@@ -200,9 +201,9 @@ impl Order {
             return Err(rejected("a frame of impossible length"));
         }
         let Some(frame) = bytes.get(4..4 + length) else { return Ok(None) };
-        let mut body = Reader::new(frame);
+        let mut body = ByteReader::new(frame);
         match Self::read(&mut body) {
-            Some(order) if body.done() => Ok(Some((order, 4 + length))),
+            Some(order) if body.is_empty() => Ok(Some((order, 4 + length))),
             _ => Err(rejected("a malformed frame")),
         }
     }
@@ -212,12 +213,12 @@ impl Order {
 mod tests {
     use super::*;
 
-    fn samples() -> Vec<Order> {
-        let start = Start {
+    fn samples() -> Vec<AgentMessage> {
+        let start = StartWorkers {
             job: 1,
             generation: 2,
             heartbeat_ms: 1000,
-            key: Key([3; 32]),
+            key: KeyBytes([3; 32]),
             address: "127.0.0.1:5".into(),
             world: 8,
             first_rank: 4,
@@ -228,15 +229,15 @@ mod tests {
             environment: vec!["A=b".into()],
         };
         vec![
-            Order::Start(Box::new(start)),
-            Order::Signal { rank: 3, signal: 15 },
-            Order::Pulse,
-            Order::Changed { rank: 1, change: Change::Exited(Exit::Code(-1)) },
-            Order::Changed { rank: 1, change: Change::Exited(Exit::Signal(9)) },
-            Order::Changed { rank: 1, change: Change::Stopped },
-            Order::Output { rank: 2, source: Source::Err, bytes: b"text".to_vec() },
-            Order::Unable { text: "no".into() },
-            Order::Suspend,
+            AgentMessage::Start(Box::new(start)),
+            AgentMessage::Signal { rank: 3, signal: 15 },
+            AgentMessage::Heartbeat,
+            AgentMessage::Changed { rank: 1, change: Change::Exited(Exit::Code(-1)) },
+            AgentMessage::Changed { rank: 1, change: Change::Exited(Exit::Signal(9)) },
+            AgentMessage::Changed { rank: 1, change: Change::Stopped },
+            AgentMessage::Output { rank: 2, source: OutputStream::Err, bytes: b"text".to_vec() },
+            AgentMessage::Unable { text: "no".into() },
+            AgentMessage::Suspend,
         ]
     }
 
@@ -249,15 +250,15 @@ mod tests {
         };
         for order in samples() {
             let bytes = order.encode();
-            assert_eq!(Order::decode(&bytes[..bytes.len() - 1]).unwrap(), None);
-            assert_eq!(Order::decode(&bytes).unwrap(), Some((order, bytes.len())));
+            assert_eq!(AgentMessage::decode(&bytes[..bytes.len() - 1]).unwrap(), None);
+            assert_eq!(AgentMessage::decode(&bytes).unwrap(), Some((order, bytes.len())));
             for _ in 0..20_000 {
                 let mut bytes = bytes.clone();
                 for _ in 0..1 + random() % 3 {
                     let at = random() % bytes.len();
                     bytes[at] = random() as u8;
                 }
-                let _ = Order::decode(&bytes);
+                let _ = AgentMessage::decode(&bytes);
             }
         }
     }

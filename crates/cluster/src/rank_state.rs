@@ -1,7 +1,7 @@
 //! What the coordinator knows of one rank, and how it says so.
 
 use kolo_comm::call::Fingerprint;
-use kolo_comm::fault::place;
+use kolo_comm::fault::rank_name;
 use kolo_comm::watch::Activity;
 use std::fmt;
 
@@ -18,11 +18,11 @@ pub enum Exit {
 const WORLD_COMMUNICATOR: u32 = 0;
 
 #[derive(Clone, Debug)]
-pub struct Seat {
+pub struct RankState {
     pub rank: usize,
     pub host: String,
     pub joined: bool,
-    /// When it last gave a sign of life.
+    /// When its last heartbeat came.
     pub heard_ms: u64,
     /// When its count of progress last changed, and the furthest step of any rank then.
     pub moved_ms: u64,
@@ -53,7 +53,7 @@ pub struct Lag {
 
 impl fmt::Display for Lag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let who = place(self.rank, &self.host);
+        let who = rank_name(self.rank, &self.host);
         let steps = if self.behind == 1 { "step" } else { "steps" };
         write!(f, "{who} is at step {}, {} {steps} behind", self.step, self.behind)
     }
@@ -86,10 +86,10 @@ impl fmt::Display for Exit {
             Exit::Code(101) => write!(f, "it panicked (exit code 101)"),
             Exit::Code(code) => write!(f, "it exited with code {code}"),
             Exit::Signal(libc::SIGKILL) => {
-                write!(f, "it was killed by signal 9 (SIGKILL), by somebody or for want of memory")
+                write!(f, "it was killed by signal 9 (SIGKILL), by a user or because memory ran out")
             }
             Exit::Signal(signal) => write!(f, "it was killed by signal {signal} ({})", signal_name(*signal)),
-            Exit::Unknown => write!(f, "its end was not seen"),
+            Exit::Unknown => write!(f, "how it ended is unknown"),
         }
     }
 }
@@ -111,7 +111,7 @@ fn signal_name(signal: i32) -> &'static str {
     }
 }
 
-impl Seat {
+impl RankState {
     pub fn new(rank: usize, now_ms: u64) -> Self {
         Self {
             rank,
@@ -131,8 +131,8 @@ impl Seat {
         }
     }
 
-    pub fn place(&self) -> String {
-        place(self.rank, &self.host)
+    pub fn name(&self) -> String {
+        rank_name(self.rank, &self.host)
     }
 
     /// Where it was last: `step 12, all_reduce(sum) of 1024 f32 "bucket 3", call 17`.

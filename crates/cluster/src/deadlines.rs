@@ -4,22 +4,22 @@ use kolo_comm::watch::STALL_HEARTBEATS;
 
 /// Every deadline is a fraction or a multiple of the heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
+pub struct Deadlines {
     pub heartbeat_ms: u64,
 }
 
-impl Pace {
-    /// How often a member gives a sign of life.
+impl Deadlines {
+    /// How often a member sends a heartbeat.
     pub fn beat_ms(self) -> u64 {
         (self.heartbeat_ms / 4).max(1)
     }
 
-    /// How often the coordinator looks up.
+    /// How often the coordinator checks.
     pub fn tick_ms(self) -> u64 {
         (self.heartbeat_ms / 50).max(1)
     }
 
-    /// Silence after which a rank counts as stopped.
+    /// HeartbeatTimeout after which a rank counts as stopped.
     pub fn silence_ms(self) -> u64 {
         self.heartbeat_ms * 3 / 2
     }
@@ -29,7 +29,7 @@ impl Pace {
         self.heartbeat_ms
     }
 
-    /// Silence of the coordinator after which a member gives up.
+    /// HeartbeatTimeout of the coordinator after which a member gives up.
     pub fn orphan_ms(self) -> u64 {
         self.heartbeat_ms * 2
     }

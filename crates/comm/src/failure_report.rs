@@ -5,11 +5,10 @@
 use crate::call::{FINGERPRINT_BYTES, Fingerprint};
 use crate::fault::Fault;
 use crate::watch::Watch;
+use kolo_base::ByteReader;
 
-/// Largest account of a failure.
-pub const ACCOUNT_BYTES_MAX: usize = 1024;
-/// Bytes before the text or the fingerprints.
-const HEAD_BYTES: usize = 9;
+/// Largest failure report.
+pub const FAILURE_BYTES_MAX: usize = 1024;
 
 const MISMATCH: u8 = 1;
 const LOST: u8 = 2;
@@ -35,23 +34,24 @@ pub fn encode(fault: &Fault) -> Vec<u8> {
     bytes.extend_from_slice(&(ranks.0 as u32).to_le_bytes());
     bytes.extend_from_slice(&(ranks.1 as u32).to_le_bytes());
     bytes.extend_from_slice(&rest);
-    bytes.truncate(ACCOUNT_BYTES_MAX);
+    bytes.truncate(FAILURE_BYTES_MAX);
     bytes
 }
 
-/// The fault that rank `from` told of, as rank `own` sees it, which is in this call. `None` if it is no account.
+/// The fault that rank `from` told of, as rank `own` sees it, which is in this call. `None` if it is no failure report.
 pub fn decode(bytes: &[u8], from: usize, own: usize, call: Option<&Fingerprint>, watch: &Watch) -> Option<Fault> {
-    let (head, rest) = bytes.split_at_checked(HEAD_BYTES)?;
-    let rank = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]) as usize;
+    let mut reader = ByteReader::new(bytes);
+    let (sort, first, second) = (reader.u8()?, reader.u32()?, reader.u32()? as usize);
+    let rest = reader.rest();
     let text = || String::from_utf8_lossy(rest).into_owned();
-    let first = if rank(1) == u32::MAX as usize { from } else { rank(1) };
+    let first = if first == u32::MAX { from } else { first as usize };
     let (peer, host) = (first, watch.host(first));
     let during = call.map_or_else(|| "a call".into(), ToString::to_string);
-    Some(match head[0] {
+    Some(match sort {
         MISMATCH => {
             let mut calls =
                 rest.chunks_exact(FINGERPRINT_BYTES).filter_map(|call| Fingerprint::decode(call.try_into().ok()?));
-            let (one, other) = ((first, calls.next()?), (rank(5), calls.next()?));
+            let (one, other) = ((first, calls.next()?), (second, calls.next()?));
             // On this rank's side is itself, or whoever made the same call: the other one is odd.
             let turned = other.0 == own || (one.0 != own && call == Some(&other.1));
             let ((rank, mine), (peer, theirs)) = if turned { (other, one) } else { (one, other) };
@@ -63,7 +63,7 @@ pub fn decode(bytes: &[u8], from: usize, own: usize, call: Option<&Fingerprint>,
         }
         LOST => Fault::Lost { peer, host, during, why: text() },
         STALLED => {
-            let waited_ms = rest.try_into().map(u64::from_le_bytes).ok()?;
+            let waited_ms = reader.u64()?;
             Fault::Stalled { peer, host, during, waited_ms }
         }
         FAILED => Fault::Failed { peer, host, why: text() },
@@ -96,17 +96,17 @@ mod tests {
         };
         let (mine, theirs) = (Box::new(call), Box::new(Fingerprint { count: 78, ..call }));
         let mismatch = Fault::Mismatch { rank: 0, host: "a".into(), mine, peer: 2, peer_host: "c".into(), theirs };
-        let account = encode(&mismatch);
-        assert_eq!(decode(&account, 0, 1, Some(&call), &watch()), Some(mismatch));
+        let failure = encode(&mismatch);
+        assert_eq!(decode(&failure, 0, 1, Some(&call), &watch()), Some(mismatch));
         for (own, count) in [(2, 0), (1, 78)] {
             let own_call = Fingerprint { count, ..call };
-            let fault = decode(&account, 0, own, Some(&own_call), &watch()).unwrap();
+            let fault = decode(&failure, 0, own, Some(&own_call), &watch()).unwrap();
             assert!(matches!(&fault, Fault::Mismatch { rank: 2, peer: 0, mine, .. } if mine.count == 78), "{fault}");
         }
         let lost = Fault::Lost { peer: 2, host: "c".into(), during: String::new(), why: "x".repeat(5000) };
         let told = decode(&encode(&lost), 0, 1, None, &watch()).unwrap();
         assert_eq!(told.culprit(), Some(2));
-        assert!(told.to_string().starts_with("rank 2 on c is gone during a call: xxx"), "{told}");
+        assert!(told.to_string().starts_with("rank 2 on c was lost during a call: xxx"), "{told}");
         assert_eq!(decode(&encode(&lost), 0, 2, None, &watch()).unwrap().culprit(), Some(0));
         assert_eq!(decode(&[1; 30], 0, 1, None, &watch()), None);
     }

@@ -1,4 +1,4 @@
-//! Whether giving way is better than sleeping.
+//! Whether yielding the processor is better than sleeping.
 //!
 //! Among ranks that wait for each other a yield takes a microsecond, and sleeping some fifty. But a thread that computes
 //! does not give the processor back before its time is up, some milliseconds later, while a sleeper that is woken comes
@@ -14,20 +14,20 @@ const PAUSE_MIN: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
-pub struct Pace {
+pub struct YieldBackoff {
     resumes: Cell<Option<Instant>>,
     pause: Cell<Duration>,
 }
 
-impl Default for Pace {
+impl Default for YieldBackoff {
     fn default() -> Self {
         Self { resumes: Cell::new(None), pause: Cell::new(PAUSE_MIN) }
     }
 }
 
-impl Pace {
+impl YieldBackoff {
     /// Yields, if that is quick these days; whether it was.
-    pub fn give_way(&self) -> bool {
+    pub fn yield_now(&self) -> bool {
         let begin = Instant::now();
         if self.resumes.get().is_some_and(|resumes| begin < resumes) {
             return false;

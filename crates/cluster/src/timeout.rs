@@ -1,28 +1,28 @@
 //! How long somebody was not heard, not counting the time in which nobody listened.
 //!
-//! A process that was suspended finds an old clock when it wakes, and signs of life that wait to be read: its own absence is
+//! A process that was suspended finds an old clock when it wakes, and heartbeats that wait to be read: its own suspension is
 //! no sign of anybody's death.
 
 use std::time::{Duration, Instant};
 
 #[derive(Debug)]
-pub(crate) struct Silence {
+pub(crate) struct HeartbeatTimeout {
     heard: Instant,
     looked: Instant,
     limit: Duration,
 }
 
-impl Silence {
+impl HeartbeatTimeout {
     pub fn new(now: Instant, limit_ms: u64) -> Self {
         Self { heard: now, looked: now, limit: Duration::from_millis(limit_ms) }
     }
 
-    pub fn hear(&mut self, now: Instant) {
+    pub fn reset(&mut self, now: Instant) {
         self.heard = now;
     }
 
     /// Whether it has lasted longer than the limit. To be asked often: after a gap of half the limit, the time starts anew.
-    pub fn too_long(&mut self, now: Instant) -> bool {
+    pub fn expired(&mut self, now: Instant) -> bool {
         if now.saturating_duration_since(self.looked) > self.limit / 2 {
             self.heard = now;
         }
@@ -33,19 +33,19 @@ impl Silence {
 
 /// Whether this process itself was suspended, as turns of a loop that come far too late show.
 #[derive(Debug)]
-pub(crate) struct Absence {
+pub(crate) struct SuspensionDetector {
     turned: Instant,
     limit: Duration,
     longest: Option<Duration>,
 }
 
-impl Absence {
-    /// A turn of the loop takes less than this.
+impl SuspensionDetector {
+    /// A tick of the loop takes less than this.
     pub fn new(now: Instant, limit_ms: u64) -> Self {
         Self { turned: now, limit: Duration::from_millis(limit_ms), longest: None }
     }
 
-    pub fn turn(&mut self, now: Instant) {
+    pub fn tick(&mut self, now: Instant) {
         let gap = now.saturating_duration_since(self.turned);
         self.turned = now;
         if gap > self.limit {
@@ -66,14 +66,14 @@ mod tests {
     fn silence_counts_only_while_somebody_listens() {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
-        let mut silence = Silence::new(start, 2000);
-        let mut first = |from: u64| (from..20_000).step_by(250).find(|ms| silence.too_long(at(*ms)));
+        let mut timeout = HeartbeatTimeout::new(start, 2000);
+        let mut first = |from: u64| (from..20_000).step_by(250).find(|ms| timeout.expired(at(*ms)));
         assert_eq!(first(250), Some(2250), "nobody speaks");
         // Asleep for a while: from then on, the whole time is given again.
         assert_eq!(first(4000), Some(6250));
-        // A turn that came late is no sleep.
-        silence.hear(at(6250));
-        let asked = [7200, 8200].map(|ms| silence.too_long(at(ms)));
-        assert_eq!((asked, silence.too_long(at(8300))), ([false; 2], true));
+        // A tick that came late is no sleep.
+        timeout.reset(at(6250));
+        let asked = [7200, 8200].map(|ms| timeout.expired(at(ms)));
+        assert_eq!((asked, timeout.expired(at(8300))), ([false; 2], true));
     }
 }

@@ -1,55 +1,55 @@
-//! Where the ranks of a communicator meet: rounds, waiting, and noticing that somebody is gone.
+//! The rounds in which the ranks of a communicator meet: publishing, waiting, and noticing that a peer is gone.
 //!
-//! A round is one message from each rank to all others: a rank writes its mail, then the round's number, and waits for
+//! A round is one message from each rank to all others: a rank writes its staging buffer, then the round's number, and waits for
 //! the numbers of the others. Nothing but loads and stores happens in a round unless somebody sleeps.
 
-use super::layout::{Control, LINE_BYTES, Mail, STATUS_FAILED, STATUS_LEFT, STATUS_WELL};
-use super::pace::Pace;
-use super::system::{self, Process};
-use crate::account::{self, ACCOUNT_BYTES_MAX};
+use super::layout::{CACHE_LINE_BYTES, Control, STATUS_FAILED, STATUS_LEFT, STATUS_WELL, StagingBuffer};
+use super::system::{self, ProcessHandle};
+use super::yield_backoff::YieldBackoff;
 use crate::call::{FINGERPRINT_BYTES, Fingerprint, Kind};
-use crate::fault::{Fault, place};
-use crate::watch::{Patience, Pause, Watch};
+use crate::failure_report::{self, FAILURE_BYTES_MAX};
+use crate::fault::{Fault, rank_name};
+use crate::watch::{Backoff, Pause, Watch};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, compiler_fence, fence};
 use std::time::Duration;
 
-/// Looks before a rank yields, when every rank has a processor.
-const LOOKS: u32 = 300;
+/// Times that a rank checks before it yields, when every rank has a processor.
+const SPINS: u32 = 300;
 /// The first of them without a pause between: whoever comes at the same time is seen at once.
-const LOOKS_AT_ONCE: u32 = 40;
+const SPINS_AT_ONCE: u32 = 40;
 
-/// Times that a rank gives way to others before it sleeps.
+/// Times that a rank yields before it sleeps.
 const YIELDS: u32 = 50;
 
-/// A bell that nobody listens to.
-const SILENT: u32 = 0;
+/// The wait word of a rank that does not wait.
+const NOT_WAITING: u32 = 0;
 
-/// The bell of a rank that sleeps until `peer` did something.
+/// The wait word of a rank that sleeps until `peer` did something.
 fn awaits(peer: usize) -> u32 {
     peer as u32 + 1
 }
 
 /// What the ranks of a host know of each other.
 #[derive(Clone)]
-pub struct Neighbours {
+pub struct LocalPeers {
     /// By rank.
-    pub processes: Vec<Arc<Process>>,
+    pub processes: Vec<Arc<ProcessHandle>>,
     /// The rank that each had when the job connected: allocations are known by it.
     pub origins: Vec<usize>,
     /// More ranks than processors: a rank that spins keeps another from running.
-    pub crowded: bool,
+    pub oversubscribed: bool,
     /// Whether sleepers make everybody's stores visible, so that others need no fence.
     pub barrier: bool,
 }
 
-pub struct Room {
+pub struct Rounds {
     pub control: Control,
     pub rank: usize,
     pub size: usize,
     pub watch: Arc<Watch>,
-    pub neighbours: Neighbours,
-    pace: Pace,
+    pub peers: LocalPeers,
+    yield_backoff: YieldBackoff,
     /// The last round begun.
     round: u64,
     /// Digest of the call in progress.
@@ -66,10 +66,10 @@ fn digest(words: &[u64; FINGERPRINT_BYTES / 8]) -> u64 {
     words.iter().enumerate().map(mix).fold(0, u64::wrapping_add)
 }
 
-impl Room {
-    pub fn new(control: Control, rank: usize, watch: Arc<Watch>, neighbours: Neighbours) -> Self {
-        let size = neighbours.processes.len();
-        Self { control, rank, size, watch, neighbours, pace: Pace::default(), round: 0, digest: 0 }
+impl Rounds {
+    pub fn new(control: Control, rank: usize, watch: Arc<Watch>, peers: LocalPeers) -> Self {
+        let size = peers.processes.len();
+        Self { control, rank, size, watch, peers, yield_backoff: YieldBackoff::default(), round: 0, digest: 0 }
     }
 
     /// A call begins: notes it where others look who find that it is not theirs.
@@ -92,31 +92,31 @@ impl Room {
         }
     }
 
-    /// This rank's mail of the next round, to be written before `publish`.
-    pub fn outbox(&self) -> &Mail {
-        &self.control.slot(self.rank).mail[(self.round + 1) as usize % 2]
+    /// This rank's staging buffer of the next round, to be written before `publish`.
+    pub fn own_staging(&self) -> &StagingBuffer {
+        &self.control.slot(self.rank).staging[(self.round + 1) as usize % 2]
     }
 
-    /// A rank's mail of the current round.
-    pub fn mail(&self, rank: usize) -> &Mail {
-        &self.control.slot(rank).mail[self.round as usize % 2]
+    /// A rank's staging buffer of the current round.
+    pub fn staging(&self, rank: usize) -> &StagingBuffer {
+        &self.control.slot(rank).staging[self.round as usize % 2]
     }
 
-    /// Lets the others see the outbox: this rank is in the next round.
+    /// Lets the others see its staging buffer: this rank is in the next round.
     pub fn publish(&mut self) {
-        let mail = self.outbox();
-        mail.digest.store(self.digest, Ordering::Relaxed);
-        mail.round.store(self.round + 1, Ordering::Release);
+        let staging = self.own_staging();
+        staging.digest.store(self.digest, Ordering::Relaxed);
+        staging.round.store(self.round + 1, Ordering::Release);
         self.round += 1;
         self.wake_all();
     }
 
     /// Waits until all others are in this round too, and made the same call.
-    pub fn meet(&self, call: &Fingerprint) -> Result<(), Fault> {
+    pub fn await_all(&self, call: &Fingerprint) -> Result<(), Fault> {
         for peer in (0..self.size).filter(|peer| *peer != self.rank) {
-            let mail = self.mail(peer);
-            self.until(peer, call, || mail.round.load(Ordering::Acquire) == self.round)?;
-            if mail.digest.load(Ordering::Relaxed) != self.digest {
+            let staging = self.staging(peer);
+            self.until(peer, call, || staging.round.load(Ordering::Acquire) == self.round)?;
+            if staging.digest.load(Ordering::Relaxed) != self.digest {
                 return Err(self.mismatch(peer, self.round, call));
             }
         }
@@ -125,7 +125,7 @@ impl Room {
 
     /// The rank of the job that `peer` is, and its host.
     fn named(&self, peer: usize) -> (usize, String) {
-        let rank = self.neighbours.origins[peer];
+        let rank = self.peers.origins[peer];
         (rank, self.watch.host(rank))
     }
 
@@ -144,13 +144,13 @@ impl Room {
         let ((rank, host), (peer, peer_host)) = (self.named(self.rank), self.named(peer));
         let Some(theirs) = theirs else {
             let why = "it is not a call that this version knows".into();
-            return Fault::Rejected { from: place(peer, &peer_host), why };
+            return Fault::Rejected { from: rank_name(peer, &peer_host), why };
         };
         let mine = Fingerprint { kind: if mine.kind == Kind::Recv { Kind::Send } else { mine.kind }, ..*mine };
         if mine == theirs {
             let why = format!(
                 "its parts in {theirs} are not those of {}\n  hint: all ranks must pass the same counts and offsets",
-                place(rank, &host)
+                rank_name(rank, &host)
             );
             return Fault::Failed { peer, host: peer_host, why };
         }
@@ -160,101 +160,101 @@ impl Room {
     /// Waits until `ready`, which only `peer` can bring about.
     #[inline]
     pub fn until(&self, peer: usize, call: &Fingerprint, ready: impl Fn() -> bool) -> Result<(), Fault> {
-        let looks = if self.neighbours.crowded { 1 } else { LOOKS };
+        let looks = if self.peers.oversubscribed { 1 } else { SPINS };
         for look in 0..looks {
             if ready() {
                 return Ok(());
             }
-            if look >= LOOKS_AT_ONCE {
+            if look >= SPINS_AT_ONCE {
                 std::hint::spin_loop();
             }
         }
-        self.linger(peer, call, &ready)
+        self.wait_slowly(peer, call, &ready)
     }
 
     #[cold]
-    fn linger(&self, peer: usize, call: &Fingerprint, ready: &dyn Fn() -> bool) -> Result<(), Fault> {
+    fn wait_slowly(&self, peer: usize, call: &Fingerprint, ready: &dyn Fn() -> bool) -> Result<(), Fault> {
         for _ in 0..YIELDS {
             self.watch.check()?;
             if ready() {
                 return Ok(());
             }
-            if !self.pace.give_way() {
+            if !self.yield_backoff.yield_now() {
                 break;
             }
         }
-        let mut patience = Patience::new(&self.watch);
-        patience.sleep_at_once();
+        let mut backoff = Backoff::new(&self.watch);
+        backoff.sleep_at_once();
         while !ready() {
             let stalled = |waited_ms| {
                 let (peer, host) = self.named(peer);
                 Fault::Stalled { peer, host, during: call.to_string(), waited_ms }
             };
-            if let Pause::Sleep(at_most) = patience.turn(stalled)? {
-                self.doze(peer, at_most, ready);
-                self.health(peer, call, ready)?;
+            if let Pause::Sleep(at_most) = backoff.turn(stalled)? {
+                self.sleep_until(peer, at_most, ready);
+                self.check_alive(peer, call, ready)?;
             }
         }
         Ok(())
     }
 
     /// Sleeps until `peer` rings, at most this long.
-    fn doze(&self, peer: usize, at_most: Duration, ready: &dyn Fn() -> bool) {
-        let bell = &self.control.bells()[self.rank];
-        bell.store(awaits(peer), Ordering::Relaxed);
-        // Either the others see the bell after what they publish, or we see what they published.
-        if self.neighbours.barrier {
+    fn sleep_until(&self, peer: usize, at_most: Duration, ready: &dyn Fn() -> bool) {
+        let wait_word = &self.control.wait_words()[self.rank];
+        wait_word.store(awaits(peer), Ordering::Relaxed);
+        // Either the others see the wait word after what they publish, or we see what they published.
+        if self.peers.barrier {
             system::barrier_everywhere();
         } else {
             fence(Ordering::SeqCst);
         }
         if !ready() {
-            system::futex_wait(bell, awaits(peer), at_most);
+            system::futex_wait(wait_word, awaits(peer), at_most);
         }
-        bell.store(SILENT, Ordering::Relaxed);
+        wait_word.store(NOT_WAITING, Ordering::Relaxed);
     }
 
     /// Wakes those who wait for this rank, after something was published to all.
     #[inline]
     pub fn wake_all(&self) {
-        self.order_bells();
-        for bell in self.control.bells() {
-            self.ring(bell);
+        self.order_wait_words();
+        for wait_word in self.control.wait_words() {
+            self.wake_waiter(wait_word);
         }
     }
 
     /// Wakes a rank if it waits for this one, after something was published to it.
     #[inline]
     pub fn wake(&self, rank: usize) {
-        self.order_bells();
-        self.ring(&self.control.bells()[rank]);
+        self.order_wait_words();
+        self.wake_waiter(&self.control.wait_words()[rank]);
     }
 
     #[inline]
-    fn ring(&self, bell: &AtomicU32) {
+    fn wake_waiter(&self, wait_word: &AtomicU32) {
         let mine = awaits(self.rank);
-        let listens = bell.load(Ordering::Relaxed) == mine;
-        if listens && bell.compare_exchange(mine, SILENT, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            system::futex_wake(bell);
+        let listens = wait_word.load(Ordering::Relaxed) == mine;
+        if listens && wait_word.compare_exchange(mine, NOT_WAITING, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            system::futex_wake(wait_word);
         }
     }
 
     #[inline]
-    fn order_bells(&self) {
-        if self.neighbours.barrier { compiler_fence(Ordering::SeqCst) } else { fence(Ordering::SeqCst) }
+    fn order_wait_words(&self) {
+        if self.peers.barrier { compiler_fence(Ordering::SeqCst) } else { fence(Ordering::SeqCst) }
     }
 
     /// Why `peer` will not come any more, if it will not.
-    fn health(&self, peer: usize, call: &Fingerprint, ready: &dyn Fn() -> bool) -> Result<(), Fault> {
+    fn check_alive(&self, peer: usize, call: &Fingerprint, ready: &dyn Fn() -> bool) -> Result<(), Fault> {
         // In a collective it can neither send nor receive what this rank waits for.
         let next = self.round + 1;
-        let elsewhere = || self.control.slot(peer).mail[next as usize % 2].round.load(Ordering::Acquire) == next;
+        let elsewhere = || self.control.slot(peer).staging[next as usize % 2].round.load(Ordering::Acquire) == next;
         if call.kind.is_message() && elsewhere() && !ready() {
             return Err(self.mismatch(peer, next, call));
         }
         let status = &self.control.slot(peer).status;
         let code = status.code.load(Ordering::Acquire);
-        if code == STATUS_WELL && !self.neighbours.processes[peer].is_gone() {
+        if code == STATUS_WELL && !self.peers.processes[peer].is_gone() {
             return Ok(());
         }
         // What it published before its end counts.
@@ -266,25 +266,25 @@ impl Room {
         Err(match code {
             STATUS_WELL => lost("its process ended"),
             STATUS_LEFT => lost("it left the communicator"),
-            _ => account::decode(&self.account(peer), rank, self.named(self.rank).0, Some(call), &self.watch)
+            _ => failure_report::decode(&self.failure(peer), rank, self.named(self.rank).0, Some(call), &self.watch)
                 .unwrap_or_else(|| lost("it failed")),
         })
     }
 
-    fn account(&self, peer: usize) -> Vec<u8> {
+    fn failure(&self, peer: usize) -> Vec<u8> {
         let status = &self.control.slot(peer).status;
-        let length = (status.account_bytes.load(Ordering::Relaxed) as usize).min(ACCOUNT_BYTES_MAX);
+        let length = (status.failure_bytes.load(Ordering::Relaxed) as usize).min(FAILURE_BYTES_MAX);
         // SAFETY: written before the status code that the caller has seen, and never again.
-        unsafe { std::slice::from_raw_parts(status.account.get().cast::<u8>(), length) }.to_vec()
+        unsafe { std::slice::from_raw_parts(status.failure.get().cast::<u8>(), length) }.to_vec()
     }
 
     /// Tells the others why this rank will not come any more.
     pub fn fail(&self, fault: &Fault) {
         let status = &self.control.slot(self.rank).status;
-        let account = account::encode(fault);
+        let failure = failure_report::encode(fault);
         // SAFETY: only this rank writes its status, once, and others read it after the code.
-        unsafe { std::ptr::copy_nonoverlapping(account.as_ptr(), status.account.get().cast::<u8>(), account.len()) };
-        status.account_bytes.store(account.len() as u32, Ordering::Relaxed);
+        unsafe { std::ptr::copy_nonoverlapping(failure.as_ptr(), status.failure.get().cast::<u8>(), failure.len()) };
+        status.failure_bytes.store(failure.len() as u32, Ordering::Relaxed);
         status.code.store(STATUS_FAILED, Ordering::Release);
         self.wake_all();
     }
@@ -296,8 +296,8 @@ impl Room {
         self.wake_all();
     }
 
-    /// Bytes of a mail that each of `size` readers has for itself, in whole cache lines.
+    /// Bytes of a staging buffer that each of `size` readers has for itself, in whole cache lines.
     pub fn area_bytes(&self) -> usize {
-        super::layout::MAIL_BYTES / self.size / LINE_BYTES * LINE_BYTES
+        super::layout::STAGING_BYTES / self.size / CACHE_LINE_BYTES * CACHE_LINE_BYTES
     }
 }

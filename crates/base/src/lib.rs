@@ -1,0 +1,7 @@
+#![doc = include_str!("../README.md")]
+
+mod bytes;
+mod sync;
+
+pub use bytes::ByteReader;
+pub use sync::{lock, wait, wait_timeout};

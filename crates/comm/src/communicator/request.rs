@@ -1,0 +1,69 @@
+//! A call by its raw parts.
+
+use crate::call::{Kind, short_name};
+use crate::element::{Element, Reduction, Scalar};
+use crate::task::Part;
+use std::sync::Arc;
+
+/// A call by its raw parts, for callers whose buffers outlive a borrow.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub kind: Kind,
+    pub element: Element,
+    pub reduction: Reduction,
+    pub root: usize,
+    pub count: usize,
+    pub input: *const u8,
+    pub output: *mut u8,
+    pub input_bytes: usize,
+    pub output_bytes: usize,
+    pub send: Arc<[Part]>,
+    pub recv: Arc<[Part]>,
+    pub peer: usize,
+    pub name: [u8; crate::call::NAME_BYTES],
+}
+
+// SAFETY: the pointers are the caller's promise, made where the request is started.
+unsafe impl Send for Request {}
+
+impl Request {
+    /// A call of this kind with nothing in it.
+    pub fn new(kind: Kind, element: Element) -> Self {
+        Self {
+            kind,
+            element,
+            reduction: Reduction::Sum,
+            root: 0,
+            count: 0,
+            input: std::ptr::null(),
+            output: std::ptr::null_mut(),
+            input_bytes: 0,
+            output_bytes: 0,
+            send: Arc::default(),
+            recv: Arc::default(),
+            peer: 0,
+            name: [0; crate::call::NAME_BYTES],
+        }
+    }
+
+    /// `name` shows in messages and timelines.
+    pub fn named(mut self, name: &str) -> Self {
+        self.name = short_name(name);
+        self
+    }
+
+    pub(super) fn input<T: Scalar>(mut self, data: &[T]) -> Self {
+        (self.input, self.input_bytes) = (data.as_ptr().cast(), size_of_val(data));
+        self
+    }
+
+    pub(super) fn output<T: Scalar>(mut self, data: &mut [T]) -> Self {
+        (self.output, self.output_bytes) = (data.as_mut_ptr().cast(), size_of_val(data));
+        self
+    }
+
+    pub(super) fn in_place<T: Scalar>(self, data: &mut [T]) -> Self {
+        let input = data.as_ptr().cast();
+        Self { input, input_bytes: size_of_val(data), ..self.output(data) }
+    }
+}
