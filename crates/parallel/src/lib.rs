@@ -20,6 +20,7 @@ pub mod narrow;
 pub mod servers;
 pub mod zero;
 
+pub use kolo_graph::Placement;
 pub use lane::CommLane;
-pub use mesh::{Mesh, Placement};
+pub use mesh::Mesh;
 pub use narrow::NarrowLane;
