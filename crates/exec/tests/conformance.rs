@@ -13,6 +13,8 @@ use std::sync::{PoisonError, RwLock};
 mod derivatives;
 #[path = "conformance/fuzz.rs"]
 mod fuzz;
+#[path = "conformance/specials.rs"]
+mod specials;
 #[path = "conformance/splits.rs"]
 mod splits;
 #[path = "conformance/sums.rs"]
@@ -159,36 +161,6 @@ fn kernels_match_the_definition() {
                 _ => case.tolerance,
             };
             assert_close(&numbers(got), &want.data, tolerance, &format!("output {at}"));
-        }
-    });
-}
-
-#[test]
-fn nan_and_infinity_come_through() {
-    for_each_case(|_, case, inputs| {
-        for (special, step) in [(f64::NAN, 5), (f64::INFINITY, 7), (f64::NEG_INFINITY, 3)] {
-            let poisoned: Vec<Dense> = inputs
-                .iter()
-                .zip(&case.args)
-                .map(|(input, arg)| {
-                    let mut input = input.clone();
-                    if arg.ty.dtype == DType::F32 {
-                        input.data.iter_mut().skip(1).step_by(step).for_each(|x| *x = special);
-                    }
-                    input
-                })
-                .collect();
-            let want = defined(case, &poisoned);
-            for (got, want) in computed(case, &poisoned, 1).iter().zip(&want) {
-                if got.0.dtype != DType::F32 {
-                    continue;
-                }
-                for (at, (got, want)) in numbers(got).iter().zip(&want.data).enumerate() {
-                    let left_out = case.leaves_out_zeros && want.is_nan();
-                    let same = got.is_nan() == want.is_nan() || left_out;
-                    assert!(same, "with {special}: element {at} is {got}, must be {want}");
-                }
-            }
         }
     });
 }

@@ -193,12 +193,13 @@ impl Op for GroupNormGrad {
             for plane in range.clone().step_by(size) {
                 let weight = weight[channel(plane)] / row as f64;
                 shift += weight * g[plane..plane + size].iter().sum::<f64>();
-                slope += weight * (plane..plane + size).map(|at| g[at] * distance(at)).sum::<f64>();
+                let product = (plane..plane + size).map(|at| g[at] * distance(at)).sum::<f64>();
+                slope += weight * product;
+                dweight.data[channel(plane)] += product * rstd[group];
             }
             slope *= rstd[group] * rstd[group];
             for at in range {
                 dx.data[at] = rstd[group] * (g[at] * weight[channel(at)] - shift - distance(at) * slope);
-                dweight.data[channel(at)] += g[at] * distance(at) * rstd[group];
                 dbias.data[channel(at)] += g[at];
             }
         }
