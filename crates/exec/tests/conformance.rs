@@ -13,6 +13,10 @@ use std::sync::{PoisonError, RwLock};
 mod derivatives;
 #[path = "conformance/fuzz.rs"]
 mod fuzz;
+#[path = "conformance/specials.rs"]
+mod specials;
+#[path = "conformance/splits.rs"]
+mod splits;
 #[path = "conformance/sums.rs"]
 mod sums;
 #[path = "conformance/torch.rs"]
@@ -157,36 +161,6 @@ fn kernels_match_the_definition() {
                 _ => case.tolerance,
             };
             assert_close(&numbers(got), &want.data, tolerance, &format!("output {at}"));
-        }
-    });
-}
-
-#[test]
-fn nan_and_infinity_come_through() {
-    for_each_case(|_, case, inputs| {
-        for (special, step) in [(f64::NAN, 5), (f64::INFINITY, 7), (f64::NEG_INFINITY, 3)] {
-            let poisoned: Vec<Dense> = inputs
-                .iter()
-                .zip(&case.args)
-                .map(|(input, arg)| {
-                    let mut input = input.clone();
-                    if arg.ty.dtype == DType::F32 {
-                        input.data.iter_mut().skip(1).step_by(step).for_each(|x| *x = special);
-                    }
-                    input
-                })
-                .collect();
-            let want = defined(case, &poisoned);
-            for (got, want) in computed(case, &poisoned, 1).iter().zip(&want) {
-                if got.0.dtype != DType::F32 {
-                    continue;
-                }
-                for (at, (got, want)) in numbers(got).iter().zip(&want.data).enumerate() {
-                    let left_out = case.leaves_out_zeros && want.is_nan();
-                    let same = got.is_nan() == want.is_nan() || left_out;
-                    assert!(same, "with {special}: element {at} is {got}, must be {want}");
-                }
-            }
         }
     });
 }
@@ -348,99 +322,6 @@ fn differences(case: &Case, inputs: &[Dense], at: usize) -> Vec<f64> {
             (8.0 * (moved(step) - moved(-step)) - (moved(2.0 * step) - moved(-2.0 * step))) / (12.0 * step)
         })
         .collect()
-}
-
-#[test]
-fn split_axes_give_the_whole() {
-    for_each_case(|_, case, inputs| {
-        let types: Vec<Type> = case.args.iter().map(|arg| arg.ty.clone()).collect();
-        let Some(index) = case.op.index(&types) else { return };
-        let whole = computed(case, inputs, 1);
-        for (axis, size) in index.sizes(&types).unwrap() {
-            if index.whole.contains(&axis) {
-                continue;
-            }
-            for ways in [2, 3] {
-                if size < ways {
-                    continue;
-                }
-                let parts: Vec<Vec<Vec<f64>>> =
-                    (0..ways).map(|part| run_part(case, inputs, &index, &axis, size, ways, part)).collect();
-                for (slot, axes) in index.outputs.iter().enumerate() {
-                    let joined = join(&parts, slot, axes, &axis, &whole[slot].0, size, ways);
-                    let kept = axes.contains(&axis);
-                    let tolerance = if kept { 0.0 } else { case.tolerance };
-                    assert_close(&joined, &numbers(&whole[slot]), tolerance, &format!("axis {axis} split {ways} ways"));
-                }
-            }
-        }
-    });
-}
-
-fn cut(size: usize, ways: usize, part: usize) -> std::ops::Range<usize> {
-    part * size / ways..(part + 1) * size / ways
-}
-
-fn slice_dense(input: &Dense, axes: &[String], axis: &str, range: std::ops::Range<usize>) -> Dense {
-    let Some(dim) = axes.iter().position(|name| name == axis) else { return input.clone() };
-    let mut shape = input.shape.clone();
-    shape[dim] = range.len();
-    Dense::from_fn(shape, |at| {
-        let mut at = at.to_vec();
-        at[dim] += range.start;
-        input.get(&at)
-    })
-}
-
-fn run_part(
-    case: &Case,
-    inputs: &[Dense],
-    index: &kolo_graph::index::Index,
-    axis: &str,
-    size: usize,
-    ways: usize,
-    part: usize,
-) -> Vec<Vec<f64>> {
-    let range = cut(size, ways, part);
-    let sliced: Vec<Dense> =
-        inputs.iter().zip(&index.inputs).map(|(input, axes)| slice_dense(input, axes, axis, range.clone())).collect();
-    let mut case = case.clone();
-    for (arg, input) in case.args.iter_mut().zip(&sliced) {
-        arg.ty.shape = input.shape.clone();
-    }
-    computed(&case, &sliced, 1).iter().map(numbers).collect()
-}
-
-fn join(
-    parts: &[Vec<Vec<f64>>],
-    slot: usize,
-    axes: &[String],
-    axis: &str,
-    ty: &Type,
-    size: usize,
-    ways: usize,
-) -> Vec<f64> {
-    let Some(dim) = axes.iter().position(|name| name == axis) else {
-        let mut sum = vec![0.0; ty.elements()];
-        for part in parts {
-            sum.iter_mut().zip(&part[slot]).for_each(|(sum, x)| *sum += x);
-        }
-        return sum;
-    };
-    let pieces: Vec<Dense> = (0..ways)
-        .map(|part| {
-            let mut shape = ty.shape.clone();
-            shape[dim] = cut(size, ways, part).len();
-            Dense::new(shape, parts[part][slot].clone())
-        })
-        .collect();
-    Dense::from_fn(ty.shape.clone(), |at| {
-        let part = (0..ways).find(|part| cut(size, ways, *part).contains(&at[dim])).unwrap();
-        let mut at = at.to_vec();
-        at[dim] -= cut(size, ways, part).start;
-        pieces[part].get(&at)
-    })
-    .data
 }
 
 #[test]

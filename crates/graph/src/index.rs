@@ -2,44 +2,51 @@
 //!
 //! From `"m k, k n -> m n"` alone come the output shapes, the shape errors, the number of points (and so the FLOPs) and
 //! every legal way to split the op: an axis that is in an output can be split and the outputs concatenated; an axis that
-//! is in no output is summed over, and splitting it leaves partial sums. An axis marked `!` must stay whole.
-//! `_` is a dim of size one that stretches over whatever the output has there.
+//! is in no output is summed over, and splitting it leaves partial sums. An axis marked `!` must stay whole; one marked `~`
+//! can be split, but then results may be rounded differently. `_` is a dim of size one that stretches over whatever the
+//! output has there. An operand that begins with `+` (a bias) is added to the sum: where that is split, it is too.
 
 use crate::types::Type;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Index {
     pub inputs: Vec<Vec<String>>,
     pub outputs: Vec<Vec<String>>,
     /// Axes that cannot be split.
     pub whole: Vec<String>,
+    /// Axes whose split changes how results are rounded.
+    pub rounded: Vec<String>,
+    /// Inputs that are added to a sum.
+    pub added: Vec<usize>,
 }
 
 impl Index {
     /// Reads `"m k, k n -> m n"`.
     pub fn parse(text: &str) -> Self {
         let (inputs, outputs) = text.split_once("->").expect("an index expression has an arrow");
-        let mut whole: Vec<String> = Vec::new();
-        let mut side = |side: &str| -> Vec<Vec<String>> {
-            side.split(',')
-                .map(|operand| {
-                    operand
-                        .split_whitespace()
-                        .map(|axis| match axis.strip_suffix('!') {
-                            Some(axis) => {
-                                whole.push(axis.into());
-                                axis.into()
-                            }
-                            None => axis.into(),
-                        })
-                        .collect()
-                })
-                .collect()
+        let [mut whole, mut rounded] = [Vec::new(), Vec::new()];
+        let mut axis = |text: &str| {
+            let axis = text.trim_end_matches(['!', '~']).to_string();
+            match text.chars().last() {
+                Some('!') => whole.push(axis.clone()),
+                Some('~') => rounded.push(axis.clone()),
+                _ => {}
+            }
+            axis
         };
+        let mut side = |side: &str| -> Vec<Vec<String>> {
+            let operand =
+                |operand: &str| operand.trim_start_matches([' ', '+']).split_whitespace().map(&mut axis).collect();
+            side.split(',').map(operand).collect()
+        };
+        let plus = |(at, operand): (usize, &str)| operand.trim_start().starts_with('+').then_some(at);
+        let added = inputs.split(',').enumerate().filter_map(plus).collect();
         let (inputs, outputs) = (side(inputs), side(outputs));
-        whole.sort_unstable();
-        whole.dedup();
-        Self { inputs, outputs, whole }
+        for marked in [&mut whole, &mut rounded] {
+            marked.sort_unstable();
+            marked.dedup();
+        }
+        Self { inputs, outputs, whole, rounded, added }
     }
 
     /// Every operand walks the dims of the broadcast shape.
@@ -59,7 +66,7 @@ impl Index {
         Ok(Self {
             inputs: inputs.iter().map(operand).collect(),
             outputs: vec![(0..shape.len()).map(axis).collect(); outputs],
-            whole: Vec::new(),
+            ..Self::default()
         })
     }
 
@@ -101,9 +108,16 @@ impl Index {
 
 impl std::fmt::Display for Index {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let axis = |axis: &String| if self.whole.contains(axis) { format!("{axis}!") } else { axis.clone() };
+        let axis = |axis: &String| match axis {
+            axis if self.whole.contains(axis) => format!("{axis}!"),
+            axis if self.rounded.contains(axis) => format!("{axis}~"),
+            axis => axis.clone(),
+        };
         let operand = |axes: &Vec<String>| axes.iter().map(axis).collect::<Vec<_>>().join(" ");
-        let side = |operands: &[Vec<String>]| operands.iter().map(operand).collect::<Vec<_>>().join(", ");
-        write!(f, "{} -> {}", side(&self.inputs), side(&self.outputs))
+        let plus = |at: usize| if self.added.contains(&at) { "+" } else { "" };
+        let inputs: Vec<String> =
+            self.inputs.iter().enumerate().map(|(at, axes)| format!("{}{}", plus(at), operand(axes))).collect();
+        let outputs: Vec<String> = self.outputs.iter().map(operand).collect();
+        write!(f, "{} -> {}", inputs.join(", "), outputs.join(", "))
     }
 }

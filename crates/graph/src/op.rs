@@ -10,6 +10,7 @@ use crate::cpu::Cpu;
 use crate::formula::Formula;
 use crate::index::Index;
 use crate::operand::Operands;
+use crate::split::Split;
 use crate::types::{Shape, Type};
 use std::any::Any;
 use std::fmt::Debug;
@@ -51,6 +52,23 @@ pub trait Op: Describe + Any + Debug + Send + Sync {
     /// The index expression for these inputs; `None` for the odd ops that infer by hand.
     fn index(&self, _inputs: &[Type]) -> Option<Index> {
         None
+    }
+
+    /// Every legal way to split the op on inputs and outputs of these types. An op whose index expression does not say them
+    /// all writes them by hand.
+    fn splits(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Split> {
+        self.index(inputs).map_or_else(Vec::new, |index| index.splits(inputs))
+    }
+
+    /// What a part of a split runs that has this many units, if it is another op than the whole's: attributes that hold
+    /// sizes change with them.
+    fn part(&self, _split: &Split, _units: usize) -> Option<Arc<dyn Op>> {
+        None
+    }
+
+    /// Why the op declares no split at all.
+    fn unsplittable(&self) -> Option<&'static str> {
+        (!self.pure()).then_some("it acts outside the graph's values, and is placed after everything else")
     }
 
     /// Output types, or what is wrong with the inputs' shapes: [`checked_types`](crate::checked_types) has compared their

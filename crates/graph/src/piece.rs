@@ -22,6 +22,9 @@ impl Op for Piece {
     fn operands(&self) -> Operands {
         Operands::without_rules([Operand::any("x")], &["piece"])
     }
+    fn unsplittable(&self) -> Option<&'static str> {
+        Some("it counts elements in the order of memory, across all dims")
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err(format!("takes one input, but got {}", inputs.len())) };
         let (end, elements) = (self.start.saturating_add(self.len), input.elements());
@@ -51,6 +54,9 @@ impl Cases for Piece {
 impl Op for Join {
     fn operands(&self) -> Operands {
         Operands::without_rules([Operand::f32("piece").many()], &["whole"])
+    }
+    fn unsplittable(&self) -> Option<&'static str> {
+        Some("it counts elements in the order of memory, across all dims")
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let output = Type::f32(self.shape.clone());

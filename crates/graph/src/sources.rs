@@ -7,7 +7,9 @@ use crate::op;
 use crate::op::{Case, Cases, Dense, GradCx, Op};
 use crate::operand::{Operand, Operands};
 use crate::rng::{Stream, unit};
+use crate::split::{self, Split};
 use crate::types::{DType, Type};
+use std::sync::Arc;
 
 /// How a parameter or state starts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -134,6 +136,9 @@ macro_rules! source {
             fn infer(&$self, _: &[Type]) -> Result<Vec<Type>, String> {
                 Ok(vec![$ty])
             }
+            fn unsplittable(&self) -> Option<&'static str> {
+                Some("it takes nothing, and where it lies is for whoever feeds or stores it to say")
+            }
             fn flops(&self, _: &[Type], _: &[Type]) -> u64 {
                 0
             }
@@ -163,6 +168,12 @@ source!(State, |self| Type::new(self.dtype, self.shape.clone()));
 impl Op for Full {
     fn operands(&self) -> Operands {
         Operands::new([], &["value"])
+    }
+    fn splits(&self, inputs: &[Type], outputs: &[Type]) -> Vec<Split> {
+        split::elementwise(inputs, outputs)
+    }
+    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
+        Some(Arc::new(Full { shape: split.part_shape(split.outputs[0], &self.shape, units).to_vec(), ..self.clone() }))
     }
     fn infer(&self, _: &[Type]) -> Result<Vec<Type>, String> {
         Ok(vec![Type::new(self.dtype, self.shape.clone())])
@@ -203,6 +214,9 @@ impl Cases for Full {
 impl Op for GrainSum {
     fn operands(&self) -> Operands {
         Operands::new([Operand::f32("x")], &["sum"])
+    }
+    fn splits(&self, inputs: &[Type], outputs: &[Type]) -> Vec<Split> {
+        split::elementwise(inputs, outputs)
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         Ok(inputs.to_vec())

@@ -314,7 +314,7 @@ impl Op for OneHot {
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let input: Vec<String> = (0..inputs.first()?.rank()).map(|dim| format!("d{dim}")).collect();
         let output = [&input[..], &["classes".to_string()]].concat();
-        Some(Index { inputs: vec![input], outputs: vec![output], whole: vec!["classes".into()] })
+        Some(Index { inputs: vec![input], outputs: vec![output], whole: vec!["classes".into()], ..Index::default() })
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err("takes one input".into()) };

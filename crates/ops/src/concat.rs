@@ -4,6 +4,7 @@ use crate::movement::{around, axes_but, check_dim, copy_rows};
 use crate::slice::SliceMethods;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
+use kolo_graph::split::{Placement, Split};
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
@@ -22,7 +23,18 @@ impl Op for Concat {
             inputs: parts.iter().map(|part| axes_but(rank, self.dim, part)).collect(),
             outputs: vec![axes_but(rank, self.dim, "all")],
             whole: parts.iter().cloned().chain(["all".into()]).collect(),
+            ..Index::default()
         })
+    }
+    /// Along `dim`, inputs of equal size become blocks of the result.
+    fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
+        let mut splits = self.index(inputs).map_or_else(Vec::new, |index| index.splits(inputs));
+        let size = inputs[0].shape[self.dim];
+        if inputs.iter().all(|ty| ty.shape[self.dim] == size) {
+            let packed = Placement::blocks(self.dim, inputs.len());
+            splits.push(Split::new("block", size, vec![Placement::Shard(self.dim); inputs.len()], [packed]));
+        }
+        splits
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [first, rest @ ..] = inputs else { return Err("takes at least one input".into()) };

@@ -50,12 +50,17 @@ fn divisor(targets: impl Iterator<Item = i64>, ignore: i64, mean: bool) -> usize
     if mean { targets.filter(|value| *value != ignore).count().max(1) } else { 1 }
 }
 
-/// No axis can be split: the mean is over the rows that count, and a target numbers all classes.
-fn index(logits: &Type, outputs: impl Fn(&[String], &[String]) -> (Vec<Vec<String>>, Vec<Vec<String>>)) -> Index {
+/// A target numbers all classes, so they cannot be split; nor can the rows of a mean, which is over all that count.
+fn index(
+    logits: &Type,
+    mean: bool,
+    outputs: impl Fn(&[String], &[String]) -> (Vec<Vec<String>>, Vec<Vec<String>>),
+) -> Index {
     let axes: Vec<String> = (0..logits.rank()).map(|dim| format!("d{dim}")).collect();
     let rows = &axes[..axes.len().saturating_sub(1)];
     let (inputs, outputs) = outputs(&axes, rows);
-    Index { inputs, outputs, whole: axes.clone() }
+    let whole = if mean { axes.clone() } else { axes[rows.len()..].to_vec() };
+    Index { inputs, outputs, whole, ..Index::default() }
 }
 
 fn check(logits: &Type, targets: &Type, smoothing: f32) -> Result<(), String> {
@@ -80,7 +85,7 @@ impl Op for CrossEntropy {
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let parts = |axes: &[String], rows: &[String]| (vec![axes.into(), rows.into()], vec![vec![], rows.into()]);
-        Some(index(inputs.first()?, parts))
+        Some(index(inputs.first()?, self.mean, parts))
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [logits, targets] = inputs else { return Err("takes two inputs, logits and targets".into()) };
@@ -186,7 +191,7 @@ impl Op for CrossEntropyGrad {
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let parts =
             |axes: &[String], rows: &[String]| (vec![axes.into(), rows.into(), rows.into(), vec![]], vec![axes.into()]);
-        Some(index(inputs.first()?, parts))
+        Some(index(inputs.first()?, self.mean, parts))
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [logits, targets, lse, g] = inputs else {

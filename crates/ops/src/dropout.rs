@@ -49,6 +49,9 @@ impl Op for Dropout {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("x"), Operand::i32("rng")], &["y"])
     }
+    fn unsplittable(&self) -> Option<&'static str> {
+        Some("its random numbers are counted by the place of an element in its sample, and of the sample in the batch")
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [x, rng] = inputs else { return Err("takes x and rng".into()) };
         if !(0.0..1.0).contains(&self.p) {

@@ -33,7 +33,12 @@ impl Op for Embedding {
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let (ids, rows) = id_axes(inputs.get(1)?);
-        Some(Index { inputs: vec![table_axes(), ids], outputs: vec![rows], whole: vec!["vocab".into()] })
+        Some(Index {
+            inputs: vec![table_axes(), ids],
+            outputs: vec![rows],
+            whole: vec!["vocab".into()],
+            ..Index::default()
+        })
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [table, ids] = inputs else { return Err("takes two inputs: table and ids".into()) };
@@ -120,7 +125,12 @@ impl Op for EmbeddingGrad {
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let (ids, rows) = id_axes(inputs.first()?);
-        Some(Index { inputs: vec![ids, rows], outputs: vec![table_axes()], whole: vec!["vocab".into()] })
+        Some(Index {
+            inputs: vec![ids, rows],
+            outputs: vec![table_axes()],
+            whole: vec!["vocab".into()],
+            ..Index::default()
+        })
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [ids, grad] = inputs else { return Err("takes two inputs: ids and gradient".into()) };

@@ -83,7 +83,7 @@ fn index(input: &Type, dim: usize, keep: bool, outputs: usize) -> Option<Index> 
     let mut kept = axes.clone();
     kept[dim] = "_".into();
     kept.retain(|axis| keep || axis != "_");
-    Some(Index { inputs: vec![axes], outputs: vec![kept; outputs], whole })
+    Some(Index { inputs: vec![axes], outputs: vec![kept; outputs], whole, ..Index::default() })
 }
 
 /// Indices of the largest values along `dim`.
@@ -239,7 +239,7 @@ impl Op for TopK {
         let input = axes.clone();
         let whole = vec![axes.pop()?, "k".to_string()];
         axes.push("k".into());
-        Some(Index { inputs: vec![input], outputs: vec![axes; 2], whole })
+        Some(Index { inputs: vec![input], outputs: vec![axes; 2], whole, ..Index::default() })
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err("takes one input".into()) };
@@ -328,7 +328,7 @@ impl Op for Place {
         let input = axes.clone();
         let whole = vec![axes.get(self.dim)?.clone(), "size".to_string()];
         axes[self.dim] = "size".into();
-        Some(Index { inputs: vec![input.clone(), input], outputs: vec![axes], whole })
+        Some(Index { inputs: vec![input.clone(), input], outputs: vec![axes], whole, ..Index::default() })
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [places, values] = inputs else { return Err("takes two inputs, indices and values".into()) };

@@ -10,6 +10,7 @@ use kolo_graph::attr::{Attr, AttrReader, AttrValue, Attrs};
 use kolo_graph::cpu::TileKernel;
 use kolo_graph::op::{Declared, Describe, OpKind};
 use kolo_graph::rewrite::Rebuild;
+use kolo_graph::split::{self, Split};
 use kolo_graph::{
     Arg, Case, Cases, Cpu, CpuCx, DType, Dense, Graph, NodeId, Op, Operand, Operands, Phase, Shape, Type, ValueId,
     checked_types,
@@ -110,6 +111,14 @@ impl Declared for Fused {
 impl Op for Fused {
     fn operands(&self) -> Operands {
         Operands::without_rules([Operand::f32("x").many()], &["y"])
+    }
+    fn splits(&self, inputs: &[Type], outputs: &[Type]) -> Vec<Split> {
+        split::elementwise(inputs, outputs)
+    }
+    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
+        let shape = split.part_shape(split.outputs[0], &self.shape, units).to_vec();
+        let steps = self.steps.iter().map(|(op, registers)| (split.part(op, units), registers.clone())).collect();
+        Some(Arc::new(Self::new(self.program.inputs, steps, self.program.outputs.clone(), shape)))
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         if inputs.len() != self.program.inputs {

@@ -25,7 +25,12 @@ impl Op for Gather {
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rank = inputs.first()?.rank();
         let (from, to) = (axes_but(rank, self.dim, "from"), axes_but(rank, self.dim, "to"));
-        Some(Index { inputs: vec![from, to.clone()], outputs: vec![to], whole: vec!["from".into()] })
+        Some(Index {
+            inputs: vec![from, to.clone()],
+            outputs: vec![to],
+            whole: vec!["from".into()],
+            ..Index::default()
+        })
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [x, index] = inputs else { return Err("takes two inputs: x and index".into()) };

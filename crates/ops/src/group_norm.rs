@@ -7,7 +7,9 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
+use kolo_graph::split::{Placement, Split};
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use std::sync::Arc;
 
 /// `[n, c]` and the elements of a plane.
 fn planes(shape: &[usize]) -> (usize, usize, usize) {
@@ -18,6 +20,18 @@ fn planes(shape: &[usize]) -> (usize, usize, usize) {
 fn images_index(inputs: &[Type], operands: &str) -> Option<Index> {
     let spatial = norm::axes(inputs.first()?.rank().checked_sub(2)?, true);
     Some(Index::parse(&operands.replace('x', &format!("n c! {spatial}"))))
+}
+
+/// The splits of the index expression, and by groups: neighbouring channels, with their weights and statistics.
+fn by_images_and_groups(index: Option<Index>, inputs: &[Type], groups: usize) -> Vec<Split> {
+    let Some(index) = index else { return Vec::new() };
+    let placement = |axes: &Vec<String>| match axes.iter().position(|axis| axis == "c" || axis == "g") {
+        Some(dim) => Placement::Shard(dim),
+        None => Placement::Replicate,
+    };
+    let side = |operands: &[Vec<String>]| operands.iter().map(placement).collect::<Vec<_>>();
+    let groups = Split::new("groups", groups, side(&index.inputs), side(&index.outputs));
+    index.splits(inputs).into_iter().chain([groups]).collect()
 }
 
 op! {
@@ -32,6 +46,12 @@ impl Op for GroupNorm {
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         images_index(inputs, "x, c, c -> x, n g!, n g")
+    }
+    fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
+        by_images_and_groups(self.index(inputs), inputs, self.groups)
+    }
+    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
+        (split.axis == "groups").then(|| Arc::new(GroupNorm { groups: units, eps: self.eps }) as Arc<dyn Op>)
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let index = self.index(inputs).ok_or("takes x, weight and bias, and x is [n, c, …]")?;
@@ -144,6 +164,9 @@ impl Op for GroupNormGrad {
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         images_index(inputs, "x, c, n g!, n g, x -> x, c, c")
     }
+    fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
+        by_images_and_groups(self.index(inputs), inputs, inputs[2].shape[1])
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let index = self.index(inputs).ok_or("takes x, weight, mean, rstd and g, and x is [n, c, …]")?;
         let outputs = norm::infer(&index, inputs, &[Some(0), Some(1), Some(1)])?;
@@ -170,12 +193,13 @@ impl Op for GroupNormGrad {
             for plane in range.clone().step_by(size) {
                 let weight = weight[channel(plane)] / row as f64;
                 shift += weight * g[plane..plane + size].iter().sum::<f64>();
-                slope += weight * (plane..plane + size).map(|at| g[at] * distance(at)).sum::<f64>();
+                let product = (plane..plane + size).map(|at| g[at] * distance(at)).sum::<f64>();
+                slope += weight * product;
+                dweight.data[channel(plane)] += product * rstd[group];
             }
             slope *= rstd[group] * rstd[group];
             for at in range {
                 dx.data[at] = rstd[group] * (g[at] * weight[channel(at)] - shift - distance(at) * slope);
-                dweight.data[channel(at)] += g[at] * distance(at) * rstd[group];
                 dbias.data[channel(at)] += g[at];
             }
         }

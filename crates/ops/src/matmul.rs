@@ -203,7 +203,7 @@ impl Linear {
     fn expression(&self, rank: usize) -> Index {
         let rows: String = (0..rank.saturating_sub(1)).map(|dim| format!("r{dim} ")).collect();
         let weight = if self.transposed { "n k" } else { "k n" };
-        Index::parse(&format!("{rows}k!, {weight}, n -> {rows}n"))
+        Index::parse(&format!("{rows}k, {weight}, +n -> {rows}n"))
     }
 }
 

@@ -27,7 +27,7 @@ impl Op for Pad {
         let grown = |(dim, axis): (usize, &String)| if self.pads(dim) { format!("{axis}p") } else { axis.clone() };
         let to: Vec<String> = from.iter().enumerate().map(grown).collect();
         let whole = from.iter().chain(&to).filter(|axis| !from.contains(axis) || !to.contains(axis)).cloned().collect();
-        Some(Index { inputs: vec![from], outputs: vec![to], whole })
+        Some(Index { inputs: vec![from], outputs: vec![to], whole, ..Index::default() })
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err("takes one input".into()) };

@@ -1,8 +1,10 @@
 //! The reference of every op, `docs/ops.md`, from the registry: what the declarations say, and nothing by hand.
 
 use kolo_graph::Type;
+use kolo_graph::checked_types;
 use kolo_graph::op::Case;
 use kolo_graph::operand::{Count, FLOATS, Gradient, Operand, Operands, Output};
+use kolo_graph::split::Split;
 use std::fmt::Write;
 
 const HEAD: &str = "\
@@ -17,8 +19,13 @@ Every op of a graph, as its declaration says. `crates/ops/src/page.rs` writes th
 - **outputs**, in order; what is in parentheses is kept for the backward pass or is whole numbers, and a loss cannot depend on it.
 - **attributes** are the op's constants.
 - **index** says which axis each dim walks, for one of the op's own test cases. An axis on both sides can be split; one that is on the left only is summed over; `!` marks one that
-  must stay whole, `_` a dim of size one that stretches.
+  must stay whole, `~` one whose split may round differently, `_` a dim of size one that stretches, `+` an input that is added to the sum.
+- **splits** are all the ways to split the op along an axis of the mesh, in its test cases: the axis, where the inputs lie, and where the outputs lie then. *S1* is sharded along dim 1;
+  *S2/3* is the same in each of three equal blocks of dim 2; *R* is replicated; *P* is a term of a sum. A split marked *~* does not keep the whole op's bits.
 ";
+
+/// Of the sources, which have no cases that could say it.
+const NO_CASES: &str = "it takes nothing, and where it lies is for whoever feeds or stores it to say";
 
 /// The whole page.
 pub fn markdown() -> String {
@@ -35,6 +42,7 @@ pub fn markdown() -> String {
         if let Some((_, index)) = cases.iter().filter_map(index).max_by_key(|(axes, _)| *axes) {
             let _ = writeln!(page, "- index: `{index}`");
         }
+        let _ = writeln!(page, "- splits: {}", splits(&cases));
     }
     page
 }
@@ -94,6 +102,30 @@ fn index(case: &Case) -> Option<(usize, String)> {
     let types: Vec<Type> = case.args.iter().map(|arg| arg.ty.clone()).collect();
     let index = case.op.index(&types)?;
     Some((index.inputs.iter().map(Vec::len).sum(), index.to_string()))
+}
+
+/// Every axis that some case can be split along, for each number of inputs, as the case with the most splits has it; or why
+/// there is none.
+fn splits(cases: &[Case]) -> String {
+    let of = |case: &Case| -> Vec<Split> {
+        let types: Vec<Type> = case.args.iter().map(|arg| arg.ty.clone()).collect();
+        checked_types(&*case.op, &types).map_or_else(|_| Vec::new(), |outputs| case.op.splits(&types, &outputs))
+    };
+    let mut all: Vec<Vec<Split>> = cases.iter().map(of).collect();
+    all.sort_by_key(|splits| std::cmp::Reverse(splits.len()));
+    let mut seen = Vec::new();
+    let mut items = Vec::new();
+    for split in all.iter().flatten() {
+        let key = (&split.axis, split.inputs.len());
+        if !seen.contains(&key) {
+            seen.push(key);
+            items.push(format!("`{split}`{}", if split.exact { "" } else { " ~" }));
+        }
+    }
+    match items.is_empty() {
+        true => format!("none: {}", cases.iter().find_map(|case| case.op.unsplittable()).unwrap_or(NO_CASES)),
+        false => items.join("; "),
+    }
 }
 
 #[cfg(test)]

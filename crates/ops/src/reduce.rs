@@ -7,7 +7,9 @@ use crate::tiles::{Address, DIMS_MAX};
 use kolo_graph::cpu::TileKernel;
 use kolo_graph::index::Index;
 use kolo_graph::op::{OpKind, advance};
+use kolo_graph::split::{self, Placement, Split};
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Formula, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use std::sync::Arc;
 
 op! {
     /// Sum over `dims`, which become size one (`keep`) or vanish.
@@ -30,7 +32,7 @@ impl Op for Sum {
             false => Some(axis.clone()),
             true => self.keep.then(|| "_".to_string()),
         });
-        Some(Index { inputs: vec![axes.clone()], outputs: vec![kept.collect()], whole: Vec::new() })
+        Some(Index { inputs: vec![axes.clone()], outputs: vec![kept.collect()], ..Index::default() })
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err("takes one input".into()) };
@@ -227,6 +229,12 @@ impl Op for Expand {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("x")], &["y"])
     }
+    fn splits(&self, inputs: &[Type], outputs: &[Type]) -> Vec<Split> {
+        split::elementwise(inputs, outputs)
+    }
+    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
+        Some(Arc::new(Expand { shape: split.part_shape(split.outputs[0], &self.shape, units).to_vec() }))
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err("takes one input".into()) };
         match kolo_graph::types::broadcast(&input.shape, &self.shape) {
@@ -276,9 +284,72 @@ op! {
     pub struct Reshape = "reshape" { shape: Vec<usize> }
 }
 
+/// A shape as digits of a number that counts its elements, the outermost first.
+struct Digits<'a>(&'a [usize]);
+
+impl<'a> Digits<'a> {
+    /// Of each dim that is not one: the number of places before it, and including it.
+    fn ends(&self) -> impl Iterator<Item = (usize, usize, usize)> + use<'a> {
+        let steps = self.0.iter().enumerate().scan(1, |before, (dim, size)| {
+            let start = *before;
+            *before *= size;
+            Some((dim, start, *before))
+        });
+        steps.filter(|(_, start, end)| start < end)
+    }
+
+    /// Where the dim ends that has the digit after `outer` places.
+    fn end_after(&self, outer: usize) -> Option<usize> {
+        self.ends().map(|(_, _, end)| end).find(|end| *end > outer)
+    }
+
+    fn next_common_end(&self, other: &Self, outer: usize) -> Option<usize> {
+        let mut ends = self.ends().map(|(_, _, end)| end).filter(|end| *end > outer);
+        ends.find(|end| other.ends().any(|(_, _, other)| other == *end))
+    }
+
+    /// How the shape lies if the digit after `outer` places is split.
+    fn placement(&self, outer: usize) -> Placement {
+        let (dim, start, _) = self.ends().find(|(_, _, end)| *end > outer).expect("a digit of this shape");
+        Placement::blocks(dim, outer / start)
+    }
+}
+
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}
+
 impl Op for Reshape {
     fn operands(&self) -> Operands {
         Operands::new([Operand::any("x")], &["y"])
+    }
+    /// Both shapes count the elements in one order, each with digits of its own; digits that both share can be split.
+    fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
+        let (from, to) = (&inputs[0].shape, &self.shape);
+        if inputs[0].elements() == 0 {
+            return Vec::new();
+        }
+        let (mut splits, mut outer) = (Vec::new(), 1);
+        let (digits_from, digits_to) = (Digits(from), Digits(to));
+        while let (Some(end_from), Some(end_to)) = (digits_from.end_after(outer), digits_to.end_after(outer)) {
+            let common = greatest_common_divisor(end_from, end_to);
+            if common > outer {
+                let name = format!("f{}", splits.len());
+                let placements = [digits_from.placement(outer), digits_to.placement(outer)];
+                splits.push(Split::new(name, common / outer, [placements[0]], [placements[1]]));
+                outer = common;
+            } else {
+                // No digit in common here: on to where both end a dim at once.
+                match digits_from.next_common_end(&digits_to, outer) {
+                    Some(end) => outer = end,
+                    None => break,
+                }
+            }
+        }
+        splits
+    }
+    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
+        Some(Arc::new(Reshape { shape: split.part_shape(split.outputs[0], &self.shape, units).to_vec() }))
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err("takes one input".into()) };
@@ -305,7 +376,16 @@ impl Op for Reshape {
 impl Cases for Reshape {
     fn cases() -> Vec<Case> {
         let case = |from: &[usize], to: &[usize]| Case::new(Reshape { shape: to.into() }, [Arg::real(from)]);
-        vec![case(&[6], &[2, 3]), case(&[2, 3, 4], &[6, 4]), case(&[1], &[])]
+        vec![
+            case(&[6], &[2, 3]),
+            case(&[2, 3, 4], &[6, 4]),
+            case(&[1], &[]),
+            // Heads out of a packed width, dims of size one, digits in common and none.
+            case(&[2, 3, 12], &[2, 3, 3, 2, 2]),
+            case(&[4, 1, 6], &[8, 3, 1]),
+            case(&[4, 3, 5], &[6, 2, 5]),
+            case(&[2, 3, 5], &[3, 2, 5]),
+        ]
     }
 }
 

@@ -4,6 +4,7 @@ use crate::movement::{around, axes_but, check_dim, copy_rows};
 use crate::reduce::ReduceMethods;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
+use kolo_graph::split::{Placement, Split};
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
@@ -21,7 +22,15 @@ impl Op for Repeat {
             inputs: vec![axes_but(rank, self.dim, "once")],
             outputs: vec![axes_but(rank, self.dim, "all")],
             whole: vec!["once".into(), "all".into()],
+            ..Index::default()
         })
+    }
+    /// Along `dim` the result is as many blocks as repetitions.
+    fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
+        let mut splits = self.index(inputs).map_or_else(Vec::new, |index| index.splits(inputs));
+        let repeated = Placement::blocks(self.dim, self.times);
+        splits.push(Split::new("once", inputs[0].shape[self.dim], [Placement::Shard(self.dim)], [repeated]));
+        splits
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err("takes one input".into()) };

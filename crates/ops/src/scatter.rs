@@ -28,7 +28,9 @@ impl Op for ScatterAdd {
         Some(Index {
             inputs: vec![to.clone(), from.clone(), from],
             outputs: vec![to],
-            whole: vec!["from".into(), "to".into()],
+            whole: vec!["to".into()],
+            added: vec![0],
+            ..Index::default()
         })
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
@@ -132,7 +134,12 @@ impl Op for ScatterAddGrad {
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rank = inputs.first()?.rank();
         let (from, to) = (axes_but(rank, self.dim, "from"), axes_but(rank, self.dim, "to"));
-        Some(Index { inputs: vec![from.clone(), to], outputs: vec![from], whole: vec!["to".into()] })
+        Some(Index {
+            inputs: vec![from.clone(), to],
+            outputs: vec![from],
+            whole: vec!["to".into()],
+            ..Index::default()
+        })
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [index, grad] = inputs else { return Err("takes two inputs: index and gradient".into()) };
@@ -185,6 +192,7 @@ impl Op for SegmentSum {
             inputs: vec![axes(rank), axes(1)],
             outputs: vec![axes_but(rank, 0, "segment")],
             whole: vec!["segment".into()],
+            ..Index::default()
         })
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
@@ -309,6 +317,7 @@ impl Op for SegmentSumGrad {
             inputs: vec![axes(1), axes_but(rank, 0, "segment")],
             outputs: vec![axes(rank)],
             whole: vec!["segment".into()],
+            ..Index::default()
         })
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {

@@ -4,8 +4,10 @@ use crate::movement::{around, axes_but, check_dim, copy_rows};
 use crate::pad::PadMethods;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
+use kolo_graph::split::{Placement, Split};
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
 use std::ops::Range;
+use std::sync::Arc;
 
 op! {
     /// Elements `start..start + len` of `dim`.
@@ -22,7 +24,22 @@ impl Op for Slice {
             inputs: vec![axes_but(rank, self.dim, "from")],
             outputs: vec![axes_but(rank, self.dim, "to")],
             whole: vec!["from".into(), "to".into()],
+            ..Index::default()
         })
+    }
+    /// Along `dim` a slice can be split if it is one of the equal blocks of which the dim consists: one of q, k and v.
+    fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
+        let mut splits = self.index(inputs).map_or_else(Vec::new, |index| index.splits(inputs));
+        let size = inputs[0].shape[self.dim];
+        if size.is_multiple_of(self.len) && self.start.is_multiple_of(self.len) {
+            let packed = Placement::blocks(self.dim, size / self.len);
+            splits.push(Split::new("block", self.len, [packed], [Placement::Shard(self.dim)]));
+        }
+        splits
+    }
+    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
+        let block = || Slice { dim: self.dim, start: self.start / self.len * units, len: units };
+        (split.axis == "block").then(|| Arc::new(block()) as Arc<dyn Op>)
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err("takes one input".into()) };

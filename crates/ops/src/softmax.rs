@@ -46,7 +46,7 @@ fn index(inputs: &[Type]) -> Option<Index> {
     let rank = inputs.first()?.rank();
     let axes: Vec<String> = (0..rank).map(|dim| format!("d{dim}")).collect();
     let whole = axes.last().cloned().into_iter().collect();
-    Some(Index { inputs: vec![axes.clone(); inputs.len()], outputs: vec![axes], whole })
+    Some(Index { inputs: vec![axes.clone(); inputs.len()], outputs: vec![axes], whole, ..Index::default() })
 }
 
 fn infer(inputs: &[Type], arity: usize) -> Result<Vec<Type>, String> {

@@ -21,7 +21,7 @@ impl Op for Transpose {
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let axes = axes(inputs.first()?.rank());
         let moved: Option<Vec<String>> = self.perm.iter().map(|dim| axes.get(*dim).cloned()).collect();
-        Some(Index { inputs: vec![axes], outputs: vec![moved?], whole: Vec::new() })
+        Some(Index { inputs: vec![axes], outputs: vec![moved?], ..Index::default() })
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err("takes one input".into()) };

@@ -23,8 +23,9 @@ pub mod strategy;
 pub mod zero;
 
 pub use chosen::Parallel;
+pub use kolo_graph::Placement;
 pub use lane::CommLane;
-pub use mesh::{Mesh, Placement};
+pub use mesh::Mesh;
 pub use narrow::NarrowLane;
 pub use servers::Roles;
 pub use strategy::{Purpose, STRATEGIES, Strategy, StrategyKind};

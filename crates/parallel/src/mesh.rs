@@ -1,15 +1,4 @@
-//! The ranks arranged along named axes, and how tensors lie on them.
-
-/// How a tensor lies along an axis of the mesh.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Placement {
-    /// Every rank has all of it.
-    Replicate,
-    /// Cut along this dim.
-    Shard(usize),
-    /// Every rank has a term of the sum.
-    Partial,
-}
+//! The ranks arranged along named axes.
 
 /// Axes with their sizes, outermost first. Rank numbers run fastest along the last.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -305,6 +305,9 @@ fn check(trial: &Trial, teams: &[Team; 2], dice: &mut Dice) -> bool {
     if let Some(index) = trial.op.index(&types) {
         index.points(&types);
     }
+    for split in trial.op.splits(&types, &outputs) {
+        split.part(&trial.op, split.size.div_ceil(2));
+    }
     let elements = types.iter().chain(&outputs).fold(0usize, |total, ty| total.saturating_add(ty.elements()));
     if elements > ELEMENTS_MAX {
         return false;

@@ -4,12 +4,15 @@ use super::forward::{self, forward_args};
 use super::head::*;
 use super::reference::Reference;
 use super::sizes::{BLOCK, Mask, Sizes, cpu_sizes, sizes};
+use super::splits::{self, HEADS, Role};
 use super::{Alignment, Attention, AttentionBiasGrad, AttentionGrad};
 use crate::gemm::{self, Right, Rows, Start, Strided};
 use crate::simd;
 use crate::tiles::Address;
+use kolo_graph::split::Split;
 use kolo_graph::types::count;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Op, Operand, Operands, Type, Work};
+use std::sync::Arc;
 
 /// Checks the operands of a backward op: those of the forward, then its outputs and the gradient.
 fn infer_backward(inputs: &[Type], forward: &Attention) -> Result<Sizes, String> {
@@ -26,6 +29,12 @@ fn inputs(packed: bool, bias: bool) -> Vec<Operand> {
     [forward::inputs(packed, bias), vec![Operand::float("y"), Operand::f32("lse"), Operand::float("g")]].concat()
 }
 
+/// The splits of a backward op, whose outputs have these roles.
+fn backward_splits(s: Sizes, inputs: &[Type], packed: bool, bias: bool, outputs: (&[Type], &[Role])) -> Vec<Split> {
+    let roles = [splits::operands(packed, bias), vec![Role::Queries, Role::LogSumExp, Role::Queries]].concat();
+    splits::splits(&s, (inputs, &roles), outputs)
+}
+
 impl Op for AttentionGrad {
     fn operands(&self) -> Operands {
         let outputs: &[&str] = if self.packed { &["dqkv"] } else { &["dq", "dk", "dv"] };
@@ -35,6 +44,15 @@ impl Op for AttentionGrad {
         let AttentionGrad { heads, causal, packed, bias, align } = *self;
         infer_backward(inputs, &Attention { heads, causal, packed, bias, align })?;
         Ok(inputs[..if packed { 1 } else { 3 }].to_vec())
+    }
+    fn splits(&self, inputs: &[Type], outputs: &[Type]) -> Vec<Split> {
+        let Ok(s) = sizes(inputs, self.heads, self.packed) else { return Vec::new() };
+        let s = s.masked(Mask::new(self.causal, self.align));
+        let roles = splits::operands(self.packed, false);
+        backward_splits(s, inputs, self.packed, self.bias, (outputs, &roles))
+    }
+    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
+        (split.axis == HEADS).then(|| Arc::new(Self { heads: units, ..self.clone() }) as Arc<dyn Op>)
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         sizes(inputs, self.heads, self.packed)
@@ -182,6 +200,14 @@ impl Op for AttentionBiasGrad {
         let AttentionBiasGrad { heads, causal, packed, align } = *self;
         let s = infer_backward(inputs, &Attention { heads, causal, packed, bias: true, align })?;
         Ok(vec![Type::f32([s.batch, s.heads, s.queries, s.keys])])
+    }
+    fn splits(&self, inputs: &[Type], outputs: &[Type]) -> Vec<Split> {
+        let Ok(s) = sizes(inputs, self.heads, self.packed) else { return Vec::new() };
+        let s = s.masked(Mask::new(self.causal, self.align));
+        backward_splits(s, inputs, self.packed, true, (outputs, &[Role::Bias]))
+    }
+    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
+        (split.axis == HEADS).then(|| Arc::new(Self { heads: units, ..self.clone() }) as Arc<dyn Op>)
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         sizes(inputs, self.heads, self.packed)

@@ -3,13 +3,16 @@
 use super::head::*;
 use super::reference::{Reference, probability};
 use super::sizes::{Mask, Sizes, check_bias, cpu_sizes, sizes};
+use super::splits::{self, HEADS, Role};
 use super::{Alignment, Attention, AttentionBiasGrad, AttentionGrad};
 use crate::gemm::{self, Rows, Start, Strided};
 use crate::real::Real;
 use crate::reduce::ReduceMethods;
 use crate::tiles::Address;
+use kolo_graph::split::Split;
 use kolo_graph::types::count;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work};
+use std::sync::Arc;
 
 impl Attention {
     fn mask(&self) -> Mask {
@@ -40,6 +43,14 @@ impl Op for Attention {
             Type::new(dtype, [s.batch, s.queries, s.width()]),
             Type::new(DType::F32, [s.batch, s.heads, s.queries]),
         ])
+    }
+    fn splits(&self, inputs: &[Type], outputs: &[Type]) -> Vec<Split> {
+        let Ok(s) = self.sizes(inputs) else { return Vec::new() };
+        let roles = splits::operands(self.packed, self.bias);
+        splits::splits(&s, (inputs, &roles), (outputs, &[Role::Queries, Role::LogSumExp]))
+    }
+    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
+        (split.axis == HEADS).then(|| Arc::new(Self { heads: units, ..self.clone() }) as Arc<dyn Op>)
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         self.sizes(inputs).map_or(0, |s| count(&[4, s.batch, s.heads, s.queries, s.keys, s.dim]) as u64)

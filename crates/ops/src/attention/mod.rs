@@ -10,6 +10,7 @@ mod forward;
 mod head;
 mod reference;
 mod sizes;
+mod splits;
 
 use kolo_graph::attr::{Attr, AttrValue};
 use kolo_graph::op::OpKind;

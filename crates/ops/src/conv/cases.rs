@@ -34,6 +34,8 @@ const LARGE: &[Row] = &[
     ([1, 3, 30, 31], [16, 7, 7], [2, 2], [3, 3], [1, 1], 1),
     ([2, 130, 6, 6], [5, 3, 3], [1, 1], [2, 2], [2, 2], 1),
     ([2, 16, 9, 9], [16, 3, 3], [1, 1], [1, 1], [1, 1], 16),
+    // Groups so large that one of them alone would be transformed.
+    ([1, 128, 6, 6], [130, 3, 3], [1, 1], [1, 1], [1, 1], 2),
     // Odd sides, every padding, several blocks of channels and of outputs, parts of an image.
     ([3, 64, 7, 9], [67, 3, 3], [1, 1], [0, 0], [1, 1], 1),
     ([2, 82, 5, 6], [80, 3, 3], [1, 1], [2, 2], [1, 1], 1),

@@ -2,10 +2,12 @@
 
 use super::cases;
 use super::shape::{Padding, Shape, Window};
-use super::{definition, passes};
+use super::{definition, passes, winograd};
 use crate::reduce::ReduceMethods;
 use kolo_graph::index::Index;
+use kolo_graph::split::{Placement, Split};
 use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
+use std::sync::Arc;
 
 op! {
     /// Image `[n, c, h, w]`, weight `[o, c / groups, kh, kw]` and perhaps bias `[o]` to `[n, o, oh, ow]`.
@@ -54,6 +56,29 @@ pub fn check_bias(bias: &[Type], channels: usize) -> Result<(), String> {
     }
 }
 
+/// The splits of the index expression, and by groups, each of which has channels of its own along `dims` of the inputs and
+/// `output`. A part that is one group may be large enough for the transforms, which groups do without.
+pub fn by_groups(
+    index: Option<Index>,
+    inputs: &[Type],
+    shape: Result<Shape, String>,
+    dims: &[usize],
+    output: usize,
+) -> Vec<Split> {
+    let (Some(index), Ok(shape)) = (index, shape) else { return Vec::new() };
+    let mut splits = index.splits(inputs);
+    if shape.window.groups > 1 {
+        let placements: Vec<Placement> = dims[..inputs.len()].iter().map(|dim| Placement::Shard(*dim)).collect();
+        let groups = Split::new(GROUPS, shape.window.groups, placements, [Placement::Shard(output)]);
+        let exact = shape.kernel != [3, 3] || shape.inputs.max(shape.outputs) < winograd::CHANNELS_MIN;
+        splits.push(Split { exact, ..groups });
+    }
+    splits
+}
+
+/// The axis of [`by_groups`].
+pub const GROUPS: &str = "groups";
+
 /// The shape of inputs that `infer` has accepted.
 fn accepted(shape: Result<Shape, String>) -> Shape {
     shape.expect("the graph was checked when it was built")
@@ -70,12 +95,17 @@ impl Op for Conv2d {
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let text = match (self.groups, inputs.len()) {
             (1, 2) => "n c h! w!, o c kh! kw! -> n o oh! ow!",
-            // A bias is added once, so the channels cannot be summed in parts.
-            (1, _) => "n c! h! w!, o c! kh! kw!, o -> n o oh! ow!",
+            (1, _) => "n c h! w!, o c kh! kw!, +o -> n o oh! ow!",
             (_, 2) => "n c! h! w!, o! i! kh! kw! -> n o! oh! ow!",
             _ => "n c! h! w!, o! i! kh! kw!, o! -> n o! oh! ow!",
         };
         Some(Index::parse(text))
+    }
+    fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
+        by_groups(self.index(inputs), inputs, self.shape(inputs), &[1, 0, 0], 1)
+    }
+    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
+        (split.axis == GROUPS).then(|| Arc::new(Self { groups: units, ..self.clone() }) as Arc<dyn Op>)
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         Ok(vec![self.shape(inputs)?.grid_type()])
@@ -149,6 +179,12 @@ impl Op for Conv2dInputGrad {
             _ => "o! i! kh! kw!, n o! oh! ow! -> n c! h! w!",
         }))
     }
+    fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
+        by_groups(self.index(inputs), inputs, self.shape(inputs), &[0, 1], 1)
+    }
+    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
+        (split.axis == GROUPS).then(|| Arc::new(Self { groups: units, ..self.clone() }) as Arc<dyn Op>)
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         Ok(vec![self.shape(inputs)?.image_type()])
     }
@@ -199,11 +235,16 @@ impl Op for Conv2dWeightGrad {
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse(match self.groups {
-            // Whether the transforms are used depends on the channels, so a part of them need not give the same bits.
-            1 if self.kernel == [3, 3] && self.stride == [1, 1] => "n c! h! w!, n o! oh! ow! -> o! c! kh! kw!",
-            1 => "n c h! w!, n o oh! ow! -> o c kh! kw!",
+            // The channels decide whether the transforms are used, and how many images are summed at a time.
+            1 => "n c~ h! w!, n o~ oh! ow! -> o c kh! kw!",
             _ => "n c! h! w!, n o! oh! ow! -> o! i! kh! kw!",
         }))
+    }
+    fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
+        by_groups(self.index(inputs), inputs, self.shape(inputs), &[1, 1], 0)
+    }
+    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
+        (split.axis == GROUPS).then(|| Arc::new(Self { groups: units, ..self.clone() }) as Arc<dyn Op>)
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         Ok(vec![self.shape(inputs)?.weight_type()])

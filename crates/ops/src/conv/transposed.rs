@@ -1,12 +1,14 @@
 //! Transposed convolution: the input gradient of a convolution, used as a layer. Its own gradients are the convolution
 //! and that convolution's weight gradient with image and gradient in swapped roles.
 
-use super::conv2d::{Conv2d, check_bias, weight_grad};
+use super::conv2d::{Conv2d, GROUPS, by_groups, check_bias, weight_grad};
 use super::shape::{Padding, Shape, Window};
 use super::{cases, definition, passes};
 use crate::reduce::ReduceMethods;
 use kolo_graph::index::Index;
+use kolo_graph::split::Split;
 use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
+use std::sync::Arc;
 
 op! {
     /// Image `[n, c, h, w]`, weight `[c, o / groups, kh, kw]` and perhaps bias `[o]` to `[n, o, oh, ow]`.
@@ -41,12 +43,17 @@ impl Op for ConvTranspose2d {
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let text = match (self.groups, inputs.len()) {
             (1, 2) => "n c h! w!, c o kh! kw! -> n o oh! ow!",
-            // A bias is added once, so the channels cannot be summed in parts.
-            (1, _) => "n c! h! w!, c! o kh! kw!, o -> n o oh! ow!",
+            (1, _) => "n c h! w!, c o kh! kw!, +o -> n o oh! ow!",
             (_, 2) => "n c! h! w!, c! i! kh! kw! -> n o! oh! ow!",
             _ => "n c! h! w!, c! i! kh! kw!, o! -> n o! oh! ow!",
         };
         Some(Index::parse(text))
+    }
+    fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
+        by_groups(self.index(inputs), inputs, self.shape(&inputs[0], &inputs[1]), &[1, 0, 0], 1)
+    }
+    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
+        (split.axis == GROUPS).then(|| Arc::new(Self { groups: units, ..self.clone() }) as Arc<dyn Op>)
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [x, weight, bias @ ..] = inputs else { return Err("takes an image, a weight and perhaps a bias".into()) };

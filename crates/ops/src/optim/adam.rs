@@ -6,7 +6,7 @@ use kolo_graph::{Case, Cases, op};
 
 op! {
     /// `(param, grad, m, v, lr, scale, step) -> (param, m, v)`. Decoupled weight decay shrinks the parameter itself;
-    /// otherwise it is added to the gradient.
+    /// otherwise it is added to the gradient. Where a step is infinite, the parameter becomes infinite or NaN.
     pub struct Adam = "adam" { beta1: f64, beta2: f64, eps: f64, weight_decay: f64, decoupled: bool }
 }
 

@@ -5,6 +5,7 @@ use crate::real::Real;
 use crate::simd;
 use crate::tiles::Address;
 use kolo_graph::index::Index;
+use kolo_graph::split::{Placement, Split};
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Team, Tensor, Type, op};
 
 op! {
@@ -32,7 +33,7 @@ impl Op for SumSquares {
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let axes = (0..inputs.first()?.rank()).map(|dim| format!("d{dim}")).collect();
-        Some(Index { inputs: vec![axes], outputs: vec![Vec::new()], whole: Vec::new() })
+        Some(Index { inputs: vec![axes], outputs: vec![Vec::new()], ..Index::default() })
     }
     fn infer(&self, _: &[Type]) -> Result<Vec<Type>, String> {
         Ok(vec![Type::f32([])])
@@ -81,6 +82,9 @@ impl Op for RunSquares {
     fn operands(&self) -> Operands {
         Operands::without_rules([Operand::f32("x")], &["sums"])
     }
+    fn unsplittable(&self) -> Option<&'static str> {
+        Some("runs are counted in the order of memory, across all dims")
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         Ok(vec![Type::f32([inputs[0].elements().div_ceil(RUN)])])
     }
@@ -109,6 +113,16 @@ impl Cases for RunSquares {
 impl Op for SumRuns {
     fn operands(&self) -> Operands {
         Operands::without_rules([Operand::f32("sums").many()], &["sum"])
+    }
+    /// Of any one input: the others' sums are terms then.
+    fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
+        let splittable = inputs.iter().enumerate().filter(|(_, ty)| ty.rank() > 0);
+        let along = |(at, ty): (usize, &Type)| {
+            let mut placements = vec![Placement::Partial; inputs.len()];
+            placements[at] = Placement::Shard(0);
+            Split::new(format!("runs{at}"), ty.shape[0], placements, [Placement::Partial])
+        };
+        splittable.map(along).collect()
     }
     fn infer(&self, _: &[Type]) -> Result<Vec<Type>, String> {
         Ok(vec![Type::f32([])])
@@ -163,6 +177,9 @@ impl ClipScale {
 impl Op for ClipScale {
     fn operands(&self) -> Operands {
         Operands::without_rules([Operand::f32("total")], &["scale"])
+    }
+    fn unsplittable(&self) -> Option<&'static str> {
+        Some("it takes one number")
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         match inputs {

@@ -12,6 +12,7 @@ use crate::simd;
 use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
+use kolo_graph::split::Split;
 use kolo_graph::types::count;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
 
@@ -230,6 +231,9 @@ impl Op for LstmGrad {
     fn index(&self, _: &[Type]) -> Option<Index> {
         let dx = if self.need_dx { ", b t i" } else { "" };
         Some(Index::parse(&format!("b t! i!, g! i, g h!, b t h, t b g, t b h, b t h -> g i, g h, g{dx}")))
+    }
+    fn splits(&self, inputs: &[Type], outputs: &[Type]) -> Vec<Split> {
+        super::backward_splits(self.index(inputs), inputs, 3, outputs.len())
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         super::infer(self.index(inputs), inputs, GATES)

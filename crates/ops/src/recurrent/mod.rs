@@ -20,6 +20,7 @@ use crate::simd;
 use crate::tiles::Address;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
+use kolo_graph::split::{Placement, Split};
 use kolo_graph::{Arg, Team, Tensor, Type};
 use std::ops::Range;
 
@@ -96,6 +97,19 @@ impl Sizes {
 struct Grid {
     sample_stride: usize,
     step_stride: usize,
+}
+
+/// The splits of a backward op: by samples, and by the input's columns, of which only the input's own weight and gradient
+/// know. Outputs are the gradients of the weights first and perhaps that of the input last.
+fn backward_splits(index: Option<Index>, inputs: &[Type], gradients: usize, outputs: usize) -> Vec<Split> {
+    let mut splits = index.map_or_else(Vec::new, |index| index.splits(inputs));
+    let mut from = vec![Placement::Replicate; inputs.len()];
+    (from[0], from[1]) = (Placement::Shard(2), Placement::Shard(1));
+    let mut to = vec![Placement::Replicate; outputs];
+    to[0] = Placement::Shard(1);
+    to[gradients..].fill(Placement::Shard(2));
+    splits.push(Split::new("i", inputs[0].shape[2], from, to));
+    splits
 }
 
 /// Output types of a layer whose weights have `gates · h` rows, or what is wrong with the inputs.

@@ -7,6 +7,7 @@ use crate::real::Real;
 use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
+use kolo_graph::split::Split;
 use kolo_graph::types::count;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
 
@@ -168,6 +169,9 @@ impl Op for RnnGrad {
     fn index(&self, _: &[Type]) -> Option<Index> {
         let dx = if self.need_dx { ", b t i" } else { "" };
         Some(Index::parse(&format!("b t! i!, h! i, h h, b t h, b t h -> h i, h h, h{dx}")))
+    }
+    fn splits(&self, inputs: &[Type], outputs: &[Type]) -> Vec<Split> {
+        super::backward_splits(self.index(inputs), inputs, 3, outputs.len())
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         super::infer(self.index(inputs), inputs, 1)

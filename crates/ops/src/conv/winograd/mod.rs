@@ -24,7 +24,7 @@ pub use weights::WeightPlan;
 const GAP: usize = LANES;
 /// Channels, at least: with fewer the transforms cost more than the products save, and small networks keep the direct
 /// method's smaller rounding.
-const CHANNELS_MIN: usize = 64;
+pub(super) const CHANNELS_MIN: usize = 64;
 /// Taps of a kernel.
 const TAPS: usize = 9;
 

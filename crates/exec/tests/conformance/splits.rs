@@ -1,0 +1,224 @@
+//! Every split of every case, in two and three parts on a simulated mesh: inputs are cut as the split says, each part runs
+//! its own op, and the outputs put together are those of the whole op.
+//!
+//! What is sharded or replicated has the whole's bits; sums of partial outputs are compared with the definition, or where
+//! that is slow with the whole kernel, which another test compares with it.
+
+use super::{assert_close, computed, defined, for_each_case, numbers};
+use kolo_graph::op::{Case, Dense};
+use kolo_graph::{DType, Placement, Split, Type, checked_types};
+
+/// FLOPs of a case whose parts are run by the definition too, which is slow.
+const DEFINED_FLOPS_MAX: u64 = 300_000;
+
+/// Which units each part takes.
+type Deal = Vec<Vec<usize>>;
+
+/// In runs as even as possible, and one by one in turn: which units a part takes must not matter.
+fn deals(size: usize, ways: usize) -> Vec<Deal> {
+    let runs: Deal = (0..ways).map(|part| (part * size / ways..(part + 1) * size / ways).collect()).collect();
+    let turns: Deal = (0..ways).map(|part| (part..size).step_by(ways).collect()).collect();
+    match size {
+        0 => Vec::new(),
+        size if size > ways => vec![runs, turns],
+        _ => vec![runs],
+    }
+}
+
+/// The places along a dim of `extent` that belong to some units, in order.
+fn places(extent: usize, blocks: usize, size: usize, units: &[usize]) -> Vec<usize> {
+    let width = extent / (blocks * size);
+    let starts = (0..blocks).flat_map(|block| units.iter().map(move |unit| (block * size + unit) * width));
+    starts.flat_map(|start| start..start + width).collect()
+}
+
+/// What one part has of an input.
+fn cut(input: &Dense, placement: Placement, split: &Split, units: &[usize], (part, ways): (usize, usize)) -> Dense {
+    if placement == Placement::Partial {
+        // A half, a quarter, …, and the last once more: their sum has no rounding.
+        let share = 0.5f64.powi((part + 1).min(ways - 1) as i32);
+        return Dense::new(input.shape.clone(), input.data.iter().map(|x| x * share).collect());
+    }
+    let Some((dim, blocks)) = placement.cut() else { return input.clone() };
+    let places = places(input.shape[dim], blocks, split.size, units);
+    let mut shape = input.shape.clone();
+    shape[dim] = places.len();
+    Dense::from_fn(shape, |at| {
+        let mut at = at.to_vec();
+        at[dim] = places[at[dim]];
+        input.data[offset(&input.shape, &at)]
+    })
+}
+
+fn offset(shape: &[usize], at: &[usize]) -> usize {
+    shape.iter().zip(at).fold(0, |offset, (size, at)| offset * size + at)
+}
+
+/// The parts' outputs as one tensor.
+fn join(parts: &[Vec<f64>], shape: &[usize], placement: Placement, split: &Split, deal: &Deal) -> Vec<f64> {
+    let count: usize = shape.iter().product();
+    let Some((dim, blocks)) = placement.cut() else {
+        return (0..count).map(|at| parts.iter().map(|part| part[at]).sum()).collect();
+    };
+    let mut whole = vec![f64::NAN; count];
+    for (values, units) in parts.iter().zip(deal) {
+        let places = places(shape[dim], blocks, split.size, units);
+        let mut part = shape.to_vec();
+        part[dim] = places.len();
+        assert_eq!(values.len(), part.iter().product::<usize>(), "elements of a part");
+        let mut at = vec![0; shape.len()];
+        for value in values {
+            let here = std::mem::replace(&mut at[dim], 0);
+            at[dim] = places[here];
+            whole[offset(shape, &at)] = *value;
+            at[dim] = here;
+            kolo_graph::op::advance(&mut at, &part);
+        }
+    }
+    whole
+}
+
+fn types_of(case: &Case) -> Vec<Type> {
+    case.args.iter().map(|arg| arg.ty.clone()).collect()
+}
+
+/// The case of each part, with its inputs; `None` if a part is empty and the op refuses that.
+fn parts_of(case: &Case, inputs: &[Dense], split: &Split, deal: &Deal) -> Option<Vec<(Case, Vec<Dense>)>> {
+    let outputs = checked_types(&*case.op, &types_of(case)).unwrap();
+    let part = |(part, units): (usize, &Vec<usize>)| {
+        let ranked = (part, deal.len());
+        let own: Vec<Dense> =
+            inputs.iter().zip(&split.inputs).map(|(x, placement)| cut(x, *placement, split, units, ranked)).collect();
+        let mut small = Case { op: split.part(&case.op, units.len()), ..case.clone() };
+        for ((arg, input), placement) in small.args.iter_mut().zip(&own).zip(&split.inputs) {
+            assert_eq!(split.part_shape(*placement, &arg.ty.shape, units.len()), input.shape, "part_shape of an input");
+            arg.ty.shape = input.shape.clone();
+        }
+        match checked_types(&*small.op, &types_of(&small)) {
+            Ok(types) => {
+                let shape = |(ty, placement): (&Type, &Placement)| split.part_shape(*placement, &ty.shape, units.len());
+                let expected: Vec<_> = outputs.iter().zip(&split.outputs).map(shape).collect();
+                assert_eq!(types.iter().map(|ty| ty.shape.clone()).collect::<Vec<_>>(), expected, "outputs of a part");
+                Some((small, own))
+            }
+            Err(_) if units.is_empty() => None,
+            Err(error) => panic!("a part of {} units is refused: {error}", units.len()),
+        }
+    };
+    deal.iter().enumerate().map(part).collect()
+}
+
+/// A kernel's results against the whole kernel's, or for partial sums the definition's.
+fn compare(case: &Case, split: &Split, deal: &Deal, parts: &[(Case, Vec<Dense>)], whole: &Whole) {
+    let made: Vec<Vec<(Type, Vec<u8>)>> = parts.iter().map(|(case, inputs)| computed(case, inputs, 1)).collect();
+    for (slot, placement) in split.outputs.iter().enumerate() {
+        let (ty, bytes) = &whole.kernel[slot];
+        let values: Vec<Vec<f64>> = made.iter().map(|outputs| numbers(&outputs[slot])).collect();
+        let what = format!("output {slot}");
+        let tolerance = match ty.dtype {
+            DType::BF16 => 1e-2,
+            DType::F16 => 1e-3,
+            _ => case.tolerance,
+        };
+        match placement {
+            Placement::Replicate => made.iter().for_each(|outputs| assert_eq!(outputs[slot].1, *bytes, "{what}")),
+            Placement::Partial => {
+                let sum = join(&values, &ty.shape, *placement, split, deal);
+                let expected = match &whole.defined {
+                    Some(defined) => defined[slot].data.clone(),
+                    None => numbers(&whole.kernel[slot]),
+                };
+                assert_close(&sum, &expected, tolerance, &what);
+            }
+            _ => {
+                let joined = join(&values, &ty.shape, *placement, split, deal);
+                let expected = numbers(&whole.kernel[slot]);
+                let bits = |values: &[f64]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                if split.exact {
+                    let differs = bits(&joined).iter().zip(&bits(&expected)).position(|(a, b)| a != b);
+                    assert!(differs.is_none(), "{what}: other bits at {differs:?}");
+                } else {
+                    assert_close(&joined, &expected, tolerance, &what);
+                }
+            }
+        }
+    }
+}
+
+/// The definition in parts against the definition.
+fn compare_definition(split: &Split, deal: &Deal, parts: &[(Case, Vec<Dense>)], whole: &[Dense]) {
+    let made: Vec<Vec<Dense>> = parts.iter().map(|(case, inputs)| defined(case, inputs)).collect();
+    for (slot, (placement, whole)) in split.outputs.iter().zip(whole).enumerate() {
+        let mut values: Vec<Vec<f64>> = made.iter().map(|outputs| outputs[slot].data.clone()).collect();
+        if *placement == Placement::Replicate {
+            values.truncate(1);
+        }
+        let joined = join(&values, &whole.shape, *placement, split, deal);
+        assert_close(&joined, &whole.data, 1e-12, &format!("output {slot} of the definition"));
+    }
+}
+
+struct Whole {
+    kernel: Vec<(Type, Vec<u8>)>,
+    /// Unless it would take long.
+    defined: Option<Vec<Dense>>,
+}
+
+/// A split must fit the operands it speaks of.
+fn check(split: &Split, inputs: &[Type], outputs: &[Type]) {
+    let sides = [(&split.inputs, inputs), (&split.outputs, outputs)];
+    for (placements, types) in sides {
+        assert_eq!(placements.len(), types.len(), "placements");
+        for (dim, blocks, extent) in
+            placements.iter().zip(types).filter_map(|(p, ty)| p.cut().map(|(dim, blocks)| (dim, blocks, ty.shape[dim])))
+        {
+            let unit = blocks * split.size;
+            assert!(if unit == 0 { extent == 0 } else { extent.is_multiple_of(unit) }, "dim {dim} is {extent}");
+        }
+    }
+    assert!(split.outputs.iter().any(|placement| *placement != Placement::Replicate), "nothing is split");
+}
+
+#[test]
+fn parts_of_every_split_make_the_whole() {
+    for_each_case(|_, case, inputs| {
+        let types = types_of(case);
+        let outputs = checked_types(&*case.op, &types).unwrap();
+        let splits = case.op.splits(&types, &outputs);
+        let small = case.op.flops(&types, &outputs) <= DEFINED_FLOPS_MAX;
+        let whole = Whole { kernel: computed(case, inputs, 1), defined: small.then(|| defined(case, inputs)) };
+        for (at, split) in splits.iter().enumerate() {
+            assert!(splits[..at].iter().all(|other| other.axis != split.axis), "two splits called {}", split.axis);
+            check(split, &types, &outputs);
+            for deal in [2, 3].into_iter().flat_map(|ways| deals(split.size, ways)) {
+                let attempt = || {
+                    let Some(parts) = parts_of(case, inputs, split, &deal) else { return };
+                    compare(case, split, &deal, &parts, &whole);
+                    if let Some(defined) = &whole.defined {
+                        compare_definition(split, &deal, &parts, defined);
+                    }
+                };
+                let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(attempt));
+                if let Err(panic) = outcome {
+                    let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+                    panic!("split {split}, units {deal:?}: {text}");
+                }
+            }
+        }
+    });
+}
+
+/// An op that has no split in any of its cases says why, and only such a one does.
+#[test]
+fn an_op_without_splits_says_why() {
+    for kind in kolo_ops::registry() {
+        let cases = (kind.cases)();
+        let splits = |case: &Case| {
+            let types = types_of(case);
+            case.op.splits(&types, &checked_types(&*case.op, &types).unwrap()).len()
+        };
+        let (count, reason) =
+            (cases.iter().map(splits).sum::<usize>(), cases.iter().find_map(|case| case.op.unsplittable()));
+        assert!(cases.is_empty() || (count == 0) == reason.is_some(), "{}: {count} splits, {reason:?}", kind.name);
+    }
+}

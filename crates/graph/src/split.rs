@@ -1,0 +1,141 @@
+//! How an op may be split along an axis of the mesh: where its operands lie, and what each part runs.
+//!
+//! A [`Split`] is one direction of an op, cut into units (rows, heads, groups of channels). Every part takes some of the
+//! units, the same ones of every operand that is sharded, and which ones is free: a run, or every third. So whatever a
+//! neighbour leaves sharded can be taken as it is, and packed operands (queries, keys and values side by side) are cut
+//! block by block. Most splits follow from the index expression; the rest are written by the op ([`Op::splits`]).
+//! The conformance suite runs every split of every op in parts and compares them with the whole.
+
+use crate::index::Index;
+use crate::op::Op;
+use crate::types::{Shape, Type};
+use std::fmt;
+use std::sync::Arc;
+
+/// How a tensor lies along an axis of the mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Placement {
+    /// Every rank has all of it.
+    Replicate,
+    /// Cut along this dim.
+    Shard(usize),
+    /// The dim is this many equal blocks, and each of them is cut: a part has its units of every block, one after the other.
+    StridedShard { dim: usize, blocks: usize },
+    /// Every rank has a term of the sum.
+    Partial,
+}
+
+impl Placement {
+    /// Cut along `dim`, in each of this many blocks.
+    pub fn blocks(dim: usize, blocks: usize) -> Self {
+        if blocks == 1 { Placement::Shard(dim) } else { Placement::StridedShard { dim, blocks } }
+    }
+
+    /// The dim that is cut, and the blocks in it.
+    pub fn cut(self) -> Option<(usize, usize)> {
+        match self {
+            Placement::Shard(dim) => Some((dim, 1)),
+            Placement::StridedShard { dim, blocks } => Some((dim, blocks)),
+            Placement::Replicate | Placement::Partial => None,
+        }
+    }
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Placement::Replicate => write!(f, "R"),
+            Placement::Shard(dim) => write!(f, "S{dim}"),
+            Placement::StridedShard { dim, blocks } => write!(f, "S{dim}/{blocks}"),
+            Placement::Partial => write!(f, "P"),
+        }
+    }
+}
+
+/// One legal way to split an op.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Split {
+    /// The name of the direction: an axis of the index expression, or a name by hand, such as `heads`.
+    pub axis: String,
+    /// Units of it.
+    pub size: usize,
+    /// Where each input must lie. A partial input is a term of a sum that all parts' inputs make.
+    pub inputs: Vec<Placement>,
+    /// Where each output lies then.
+    pub outputs: Vec<Placement>,
+    /// Whether what is sharded or replicated has the bits of the whole op. If not, kernels choose their method or their
+    /// blocks by the size of this axis, and a layout that promises the same bits cannot use the split.
+    pub exact: bool,
+}
+
+impl Split {
+    pub fn new(
+        axis: impl Into<String>,
+        size: usize,
+        inputs: impl Into<Vec<Placement>>,
+        outputs: impl Into<Vec<Placement>>,
+    ) -> Self {
+        Self { axis: axis.into(), size, inputs: inputs.into(), outputs: outputs.into(), exact: true }
+    }
+
+    /// The shape of an operand in a part of `units`.
+    pub fn part_shape(&self, placement: Placement, shape: &[usize], units: usize) -> Shape {
+        let mut shape = Shape::from(shape);
+        if let Some((dim, _)) = placement.cut() {
+            shape[dim] = shape[dim] / self.size.max(1) * units;
+        }
+        shape
+    }
+
+    /// What a part of `units` runs.
+    pub fn part(&self, op: &Arc<dyn Op>, units: usize) -> Arc<dyn Op> {
+        op.part(self, units).unwrap_or_else(|| op.clone())
+    }
+}
+
+impl fmt::Display for Split {
+    /// `k: S1 S0 -> P`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let side = |placements: &[Placement]| placements.iter().map(Placement::to_string).collect::<Vec<_>>().join(" ");
+        write!(f, "{}: {} -> {}", self.axis, side(&self.inputs), side(&self.outputs))
+    }
+}
+
+impl Index {
+    /// The splits that the expression allows. An axis in an output shards it; one that is in no output is summed over, which
+    /// leaves partial sums, and an operand that is added to them must be one too.
+    pub fn splits(&self, inputs: &[Type]) -> Vec<Split> {
+        let Ok(sizes) = self.sizes(inputs) else { return Vec::new() };
+        let splittable = sizes.into_iter().filter(|(axis, _)| !self.whole.contains(axis));
+        splittable
+            .map(|(axis, size)| {
+                let dim = |axes: &[String]| axes.iter().position(|name| *name == axis).map(Placement::Shard);
+                let outputs: Vec<Placement> =
+                    self.outputs.iter().map(|axes| dim(axes).unwrap_or(Placement::Partial)).collect();
+                let summed = outputs.contains(&Placement::Partial);
+                let input = |(at, axes): (usize, &Vec<String>)| match dim(axes) {
+                    Some(shard) => shard,
+                    None if summed && self.added.contains(&at) => Placement::Partial,
+                    None => Placement::Replicate,
+                };
+                let inputs: Vec<Placement> = self.inputs.iter().enumerate().map(input).collect();
+                let exact = !self.rounded.contains(&axis);
+                Split { axis, size, inputs, outputs, exact }
+            })
+            .collect()
+    }
+}
+
+/// Splits along every dim of one shape: operands broadcast to it, and outputs have it.
+pub fn elementwise(inputs: &[Type], outputs: &[Type]) -> Vec<Split> {
+    let Some(shape) = outputs.first().map(|ty| &ty.shape) else { return Vec::new() };
+    let along = |dim: usize| {
+        let input = |ty: &Type| {
+            let own = (dim + ty.rank()).checked_sub(shape.len());
+            own.filter(|own| ty.shape[*own] == shape[dim]).map_or(Placement::Replicate, Placement::Shard)
+        };
+        let inputs: Vec<Placement> = inputs.iter().map(input).collect();
+        Split::new(format!("d{dim}"), shape[dim], inputs, vec![Placement::Shard(dim); outputs.len()])
+    };
+    (0..shape.len()).map(along).collect()
+}
