@@ -80,6 +80,7 @@ pub enum Command {
 pub enum Listing {
     Models,
     Sources,
+    Strategies,
     Ops,
 }
 

@@ -5,24 +5,24 @@ use crate::fail::Failure;
 use crate::output::{print, println};
 use crate::{load, workers};
 use kolo_models::ModelKind;
-use kolo_parallel::Mesh;
-use kolo_train::step::{evaluation_graph, optimise, spread, training_graph};
+use kolo_parallel::{Purpose, STRATEGIES};
+use kolo_train::step::{graph_of, raw_graph};
 
 pub fn graph(models: &[ModelKind], args: &GraphArgs) -> Result<(), Failure> {
     let workers = workers::asked(&args.job.workers)?;
     let job = load::job(models, &args.job, workers)?;
-    let graph = match args.evaluation {
-        true => evaluation_graph(&*job.model, job.grain_batch())?,
-        false => training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?,
+    let purpose = match args.evaluation {
+        true => Purpose::Evaluation { batch: job.grain_batch() },
+        false => Purpose::Training,
     };
-    if args.raw || args.evaluation {
-        print!("{}", if args.raw { graph } else { optimise(graph) });
+    if args.raw {
+        print!("{}", raw_graph(&job, &job.parallel, purpose)?);
         return Ok(());
     }
-    let Some(mesh) = Mesh::data(workers, args.rank) else {
+    if args.rank >= workers {
         return Err(Failure::usage(format!("--rank {} of {workers} workers", args.rank), "ranks count from 0"));
-    };
-    print!("{}", spread(optimise(graph), &job.parallel, &mesh));
+    }
+    print!("{}", graph_of(&job, &job.parallel, purpose, &load::mesh(&job, workers, args.rank)?)?);
     Ok(())
 }
 
@@ -30,6 +30,7 @@ pub fn list(models: &[ModelKind], what: Listing) -> Result<(), Failure> {
     match what {
         Listing::Models => models.iter().for_each(|kind| println!("{:<12} {}", kind.name, kind.doc)),
         Listing::Sources => kolo_data::SOURCES.iter().for_each(|kind| println!("{:<22} {}", kind.name, kind.doc)),
+        Listing::Strategies => STRATEGIES.iter().for_each(|kind| println!("{:<12} {}", kind.name, kind.doc)),
         Listing::Ops => kolo_ops::registry().iter().for_each(|kind| println!("{}", kind.name)),
     }
     Ok(())

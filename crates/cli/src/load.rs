@@ -3,6 +3,7 @@
 use crate::args::{Device, JobArgs};
 use crate::fail::Failure;
 use kolo_models::ModelKind;
+use kolo_parallel::Mesh;
 use kolo_train::{Job, job_file};
 use std::sync::Arc;
 
@@ -29,6 +30,13 @@ pub fn job(models: &[ModelKind], args: &JobArgs, workers: usize) -> Result<Arc<J
     }
     job.fit_to(workers)?;
     Ok(Arc::new(job))
+}
+
+/// The place of one of this many workers.
+pub fn mesh(job: &Job, workers: usize, rank: usize) -> Result<Mesh, Failure> {
+    job.parallel
+        .mesh(workers, rank)
+        .map_err(|refusal| Failure::usage(format!("{workers} workers {}", refusal.message), &refusal.hint))
 }
 
 /// The number of threads to use.

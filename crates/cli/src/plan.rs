@@ -6,13 +6,14 @@ use crate::output::println;
 use crate::{load, workers};
 use kolo_exec::{Options, Program};
 use kolo_models::ModelKind;
-use kolo_parallel::Mesh;
+use kolo_parallel::Purpose;
+use kolo_parallel::mesh::DATA;
 use kolo_plan::{Cost, Fleet, Rates, RunCost};
 use kolo_train::Job;
 use kolo_train::machine::{format_bytes, format_count};
 use kolo_train::rehearsal::{self, Cast, Rehearsed};
 use kolo_train::room::{self, Shortage, Tenants};
-use kolo_train::step::{optimise, spread, training_graph};
+use kolo_train::step::graph_of;
 use kolo_train::trainer::count_beside;
 use serde_json::json;
 
@@ -103,17 +104,15 @@ fn check(args: &Plan) -> Result<(), Failure> {
 fn predict(job: &Job, cast: Cast, hosts: usize, args: &Plan) -> Result<Prediction, Failure> {
     let Cast { workers, per_host, threads } = cast;
     // With several workers, the plan is that of the first: its grains, its share of the optimizer.
-    let mesh = Mesh::data(workers, 0).expect("there is a first worker");
-    let options = Options::for_grains(job.grains / workers, threads);
-    let ((program, mut cost), evaluation) = count_beside(job, threads, 0, workers, || {
-        let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?;
-        let graph = spread(optimise(graph), &job.parallel, &mesh);
-        let program = Program::cpu(graph, options);
+    let mesh = load::mesh(job, workers, 0)?;
+    let options = Options::for_grains(job.grains / mesh.size(DATA), threads);
+    let ((program, mut cost), evaluation) = count_beside(job, threads, Some(&mesh), || {
+        let program = Program::cpu(graph_of(job, &job.parallel, Purpose::Training, &mesh)?, options);
         let cost = kolo_plan::cost(&program);
         Ok((program, cost))
     })?;
     cost.memory.evaluation = evaluation;
-    let tenants = Tenants::alike(&cost.memory, per_host, job.parallel.central);
+    let tenants = Tenants::alike(&cost.memory, per_host, job.parallel.home().is_shared());
     let all_bytes = tenants.bytes() * workers.div_ceil(per_host) as u64;
     let shortage = room::shortage(&cost.memory, tenants);
     let rates = Rates::measure();

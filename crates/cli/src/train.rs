@@ -17,7 +17,6 @@ use kolo_plan::Rates;
 use kolo_train::asynchronous::{self, Roles};
 use kolo_train::decision::decision_map;
 use kolo_train::interrupt::{self, Interrupt, Phase};
-use kolo_train::job::Parallel;
 use kolo_train::machine::{format_bytes, format_count};
 use kolo_train::record::OutDir;
 use kolo_train::report::{Communication, Planned, Report};
@@ -116,8 +115,10 @@ pub fn check(models: &[ModelKind], args: &Train, found: Option<usize>) -> Result
     let started = found.map_or_else(|| workers::asked(&args.job.workers), Ok)?;
     let roles = roles(args, started, found.is_some() || args.job.workers.hosts.is_some())?;
     let job = load::job(models, &args.job, roles.map_or(started, |roles| roles.workers))?;
-    if roles.is_some() {
-        check_asynchronous(&job)?;
+    if let Some(roles) = roles {
+        // Refuses settings that mean nothing to workers with servers.
+        let served = job.parallel.served(roles, job.facts());
+        served.map_err(|refusal| Failure::usage(refusal.message, &refusal.hint))?;
     }
     if args.job.threads.is_some() {
         load::threads(&args.job)?;
@@ -127,24 +128,6 @@ pub fn check(models: &[ModelKind], args: &Train, found: Option<usize>) -> Result
         return Err(Failure::usage(message, "steps are counted from 0; begin at an earlier one"));
     }
     Ok(Prepared { job, world: roles.map_or(started, |roles| roles.workers + roles.servers), roles })
-}
-
-/// Refuses settings that mean nothing to workers with servers.
-fn check_asynchronous(job: &Job) -> Result<(), Failure> {
-    let Parallel { zero, central, narrow, .. } = job.parallel;
-    let settings = [
-        (job.early_stop.is_some(), "train.early_stop", "early_stop", "workers do not end together"),
-        (zero > 0, "parallel.zero = 1", "zero", "the servers keep the optimizer, and no worker has a share of it"),
-        (central, "parallel.central = true", "central", "the servers keep the weights, and each worker a copy"),
-        (narrow, "parallel.wire = \"bf16\"", "wire", "gradients travel to the servers as f32"),
-    ];
-    match settings.into_iter().find(|(given, ..)| *given) {
-        Some((_, setting, key, why)) => Err(Failure::usage(
-            format!("`{setting}` with --async: {why}"),
-            &format!("leave {key} out, or train synchronously"),
-        )),
-        None => Ok(()),
-    }
 }
 
 /// Who does what in asynchronous training. Servers come on top of the workers of `-n`; where the number of processes is
@@ -243,7 +226,7 @@ fn introduction(job: &Job, args: &Train, place: &Place, roles: Option<Roles>) ->
         let staleness = staleness.map_or("none".into(), |steps| steps.to_string());
         agreement = agreement.flag("--servers", servers).flag("--staleness", staleness).flag("--compare", args.compare);
     }
-    let server = roles.and_then(|roles| place.rank.checked_sub(roles.workers)).map(workers::server);
+    let server = roles.and_then(|roles| roles.server(place.rank)).map(workers::server);
     Introduction { manifest: agreement.manifest(), role: server, failure: None }
 }
 

@@ -67,7 +67,7 @@ impl Store {
             }
         }
         for node in &graph.nodes {
-            if let Some(State { name, dtype, shape, init }) = node.op.downcast() {
+            if let Some(State { name, dtype, shape, init, .. }) = node.op.downcast() {
                 let ty = Type::new(*dtype, shape.clone());
                 entries.push(Entry { name: name.clone(), ty, init: *init, trained: false, offset: 0 });
             }

@@ -5,7 +5,7 @@
 
 use crate::graph::{Graph, GraphError, Stage, ValueId};
 use crate::op::Op;
-use crate::sources::{Full, Init, Input, Param, State};
+use crate::sources::{Full, Init, Input, InputRole, Param, State};
 use crate::types::{DType, Type};
 use std::any::TypeId;
 use std::cell::{Ref, RefCell};
@@ -152,12 +152,32 @@ impl Builder {
 
     /// A per-grain input.
     pub fn input(&self, name: &str, ty: Type) -> Tensor<'_> {
-        self.find_or(name, Input { name: name.into(), dtype: ty.dtype, shape: ty.shape.to_vec(), per_step: false })
+        self.named_input(name, ty, false, InputRole::Data)
     }
 
     /// An input that is the same for all grains of a step.
     pub fn step_input(&self, name: &str, ty: Type) -> Tensor<'_> {
-        self.find_or(name, Input { name: name.into(), dtype: ty.dtype, shape: ty.shape.to_vec(), per_step: true })
+        self.named_input(name, ty, true, InputRole::Data)
+    }
+
+    /// The learning rate of the step.
+    pub fn learning_rate(&self) -> Tensor<'_> {
+        self.named_input("lr", Type::f32([]), true, InputRole::LearningRate)
+    }
+
+    /// The number of the step, counted from one.
+    pub fn step_number(&self) -> Tensor<'_> {
+        self.named_input("step", Type::f32([]), true, InputRole::StepNumber)
+    }
+
+    /// The words that key a grain's random numbers: [key, key, step, first sample of the grain].
+    pub fn rng(&self) -> Tensor<'_> {
+        self.named_input("rng", Type::i32([4]), false, InputRole::Rng)
+    }
+
+    fn named_input(&self, name: &str, ty: Type, per_step: bool, role: InputRole) -> Tensor<'_> {
+        let shape = ty.shape.to_vec();
+        self.find_or(name, Input { name: name.into(), dtype: ty.dtype, shape, per_step, role })
     }
 
     /// A parameter under the current scope. Asking again for the same name gives the same tensor, which ties weights.
@@ -174,7 +194,8 @@ impl Builder {
     /// A state tensor under the current scope.
     pub fn state(&self, name: &str, ty: Type, init: Init) -> Tensor<'_> {
         let name = self.qualify(name);
-        self.find_or(&name, State { name: name.clone(), dtype: ty.dtype, shape: ty.shape.to_vec(), init })
+        let (dtype, shape, of) = (ty.dtype, ty.shape.to_vec(), String::new());
+        self.find_or(&name, State { name: name.clone(), dtype, shape, init, of, start: 0 })
     }
 
     pub fn full(&self, value: f64, ty: Type) -> Tensor<'_> {

@@ -34,6 +34,6 @@ pub use formula::Formula;
 pub use graph::{Graph, GraphError, Node, NodeId, Phase, Stage, ValueId};
 pub use op::{Arg, Case, Cases, Declared, Dense, Describe, Domain, GradCx, Op, OpKind, Work};
 pub use operand::{Operand, Operands, checked_types};
-pub use sources::Init;
+pub use sources::{Init, InputRole};
 pub use team::Team;
 pub use types::{DType, Shape, Type};

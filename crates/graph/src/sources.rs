@@ -63,17 +63,56 @@ impl AttrValue for Init {
     }
 }
 
+/// What an input is to whoever feeds it. Its name says which one it is, and means nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InputRole {
+    /// A field of the samples, or whatever else the caller has.
+    Data,
+    /// The rate of this step.
+    LearningRate,
+    /// The number of this step, from one.
+    StepNumber,
+    /// The words that key random numbers: [key, key, step, first sample of the grain].
+    Rng,
+}
+
+impl InputRole {
+    const NAMES: [(InputRole, &str); 4] = [
+        (InputRole::Data, "data"),
+        (InputRole::LearningRate, "learning_rate"),
+        (InputRole::StepNumber, "step_number"),
+        (InputRole::Rng, "rng"),
+    ];
+}
+
+impl AttrValue for InputRole {
+    fn to_attr(&self) -> Attr {
+        let name = Self::NAMES.iter().find(|(role, _)| role == self).map_or("", |(_, name)| name);
+        Attr::Text(name.into())
+    }
+
+    fn from_attr(attr: &Attr) -> Option<Self> {
+        let Attr::Text(text) = attr else { return None };
+        Self::NAMES.iter().find(|(_, name)| name == text).map(|(role, _)| *role)
+    }
+}
+
 op! {
     /// Data from outside: per grain, or per step (a learning rate).
-    pub struct Input = "input" { name: String, dtype: DType, shape: Vec<usize>, per_step: bool }
+    pub struct Input = "input" {
+        name: String, dtype: DType, shape: Vec<usize>, per_step: bool, role: InputRole = InputRole::Data
+    }
 }
 op! {
     /// A trained tensor.
     pub struct Param = "param" { name: String, shape: Vec<usize>, init: Init }
 }
 op! {
-    /// A tensor that persists between steps without being trained: a moment, a running average.
-    pub struct State = "state" { name: String, dtype: DType, shape: Vec<usize>, init: Init }
+    /// A tensor that persists between steps without being trained: a moment, a running average. One rank's shard of a tensor is
+    /// a state with a name of its own, which says of which tensor it has the elements from `start` on.
+    pub struct State = "state" {
+        name: String, dtype: DType, shape: Vec<usize>, init: Init, of: String = String::new(), start: usize = 0
+    }
 }
 op! {
     /// A tensor of one repeated number.
@@ -108,6 +147,13 @@ macro_rules! source {
             }
         }
     };
+}
+
+impl State {
+    /// The tensor whose elements it has, and the first of them.
+    pub fn shard(&self) -> (&str, usize) {
+        if self.of.is_empty() { (&self.name, 0) } else { (&self.of, self.start) }
+    }
 }
 
 source!(Input, |self| Type::new(self.dtype, self.shape.clone()));

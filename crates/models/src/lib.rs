@@ -43,7 +43,7 @@ impl<'b> Build<'b> {
 
     /// The words that key random numbers: [key, key, step, first sample of the grain].
     pub fn rng(&self) -> Tensor<'b> {
-        self.builder.input("rng", Type::i32([4]))
+        self.builder.rng()
     }
 }
 

@@ -4,17 +4,99 @@
 //! waiting: nobody writes before all have read their last, and nobody reads before all have written.
 
 use crate::cut::param_updates;
-use crate::data::push_collective;
+use crate::data::{BUCKET_MIB, is_shared, push_collective, read_bucket_bytes};
 use crate::mesh::{DATA, Mesh};
-use crate::zero::shard_optimizer;
+use crate::strategy::{Allocation, Facts, Home, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
+use crate::zero::{self, shard_optimizer};
+use kolo_comm::{Communicator, Fault};
+use kolo_exec::{ExchangeError, Memory};
 use kolo_graph::collective::{AfterGrains, AllGather, Barrier};
 use kolo_graph::graph::Phase;
 use kolo_graph::layout::all_shown_by;
 use kolo_graph::rewrite::Rebuild;
+use kolo_graph::settings::{SettingError, Settings};
 use kolo_graph::sources::{Full, Param};
 use kolo_graph::{Graph, Node, Stage, Type, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+const CENTRAL: Key = Key {
+    name: "central",
+    value: KeyValue::Flag { default: false },
+    doc: "one copy of the weights per host, read by all its workers, each of which updates its own run; needs shared \
+          memory; not beside `zero`",
+};
+
+pub const KIND: StrategyKind = StrategyKind {
+    name: "central",
+    doc: "central storage: the workers of a host share one copy of the weights, and each updates its share",
+    keys: &[CENTRAL, BUCKET_MIB],
+    read,
+};
+
+fn read(settings: &Settings) -> Result<Option<Arc<dyn Strategy>>, SettingError> {
+    let chosen = CENTRAL.flag(settings)?;
+    let bucket_bytes = read_bucket_bytes(settings)?;
+    Ok(chosen.then(|| Arc::new(Central { bucket_bytes }) as Arc<dyn Strategy>))
+}
+
+/// Central storage with its settings.
+#[derive(Clone, Copy, Debug)]
+pub struct Central {
+    pub bucket_bytes: usize,
+}
+
+/// What to do instead.
+const INSTEAD: &str = "write `zero = 1` instead of `central = true`";
+
+impl Strategy for Central {
+    fn name(&self) -> &'static str {
+        KIND.name
+    }
+    fn part(&self) -> Part {
+        Part::Update
+    }
+    fn written(&self) -> String {
+        "parallel.central = true".into()
+    }
+    fn check(&self, _: Facts, others: &[&dyn Strategy]) -> Result<(), Refusal> {
+        if others.iter().any(|other| other.name() == zero::KIND.name) {
+            let hint = "keep one of the two: central storage shards the optimizer already";
+            return Err(Refusal::of_key(&CENTRAL, "stands beside `zero = 1`", hint));
+        }
+        Ok(())
+    }
+    fn rewrite(&self, graph: Graph, purpose: Purpose, mesh: &Mesh) -> Graph {
+        match is_shared(purpose, mesh) {
+            true => share_weights(&graph, mesh, self.bucket_bytes),
+            false => graph,
+        }
+    }
+    fn home(&self) -> Home {
+        Home::OnePerHost
+    }
+    fn allocate(&self, at: &Allocation<'_>) -> Result<Memory, ExchangeError> {
+        memory_at_first(at.world, at.bytes).map_err(|fault| match fault {
+            Fault::BadCall(message) => Fault::BadCall(format!("central storage {message}\n  hint: {INSTEAD}")).into(),
+            fault => fault.into(),
+        })
+    }
+    fn needs_updates_in_place(&self) -> Option<Refusal> {
+        let message = "central storage needs every parameter to be updated where it is, and this model reads one later";
+        Some(Refusal::new(message, INSTEAD))
+    }
+}
+
+/// Memory of all ranks of a host, which the first of them has. All ranks call it together.
+pub(crate) fn memory_at_first(world: &Communicator, bytes: usize) -> Result<Memory, Fault> {
+    let shared = world.allocate_at_first(bytes)?;
+    let Some(first) = shared.peer(0, 0) else {
+        let message = format!("needs all workers on one host, but they talk over {}", world.transport());
+        return Err(Fault::BadCall(message));
+    };
+    // SAFETY: a zeroed, page-aligned mapping of at least `bytes` bytes that lives as long as its keeper.
+    Ok(unsafe { Memory::kept(first, shared.bytes(), Box::new(shared)) })
+}
 
 /// Shards the optimizer over ranks that share their parameters' memory.
 pub fn share_weights(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph {

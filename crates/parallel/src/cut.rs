@@ -321,9 +321,10 @@ impl<'g> Rewrite<'g> {
     }
 }
 
-/// The state of a piece, under a name that says where it starts.
+/// The state of a piece, which knows where it starts.
 fn piece_of(state: &State, range: &Range<usize>) -> State {
-    State { name: format!("{}@{}", state.name, range.start), shape: vec![range.len()], ..state.clone() }
+    let name = format!("{}@{}", state.name, range.start);
+    State { name, shape: vec![range.len()], of: state.name.clone(), start: range.start, ..state.clone() }
 }
 
 /// Appends the join of these values.

@@ -6,20 +6,25 @@
 //! | [`zero`] | ZeRO stage 1: each rank keeps and runs its share of the optimizer |
 //! | [`central`] | central storage: the ranks of a host share one copy of the weights |
 //! | [`servers`] | parameter servers: workers push gradients, servers update and hand weights back |
+//! | [`narrow`] | gradients travel as bf16 |
 //!
-//! The last three share the parameters out in equal runs: `cut`.
-//!
-//! None of them is a training loop; each emits ordinary nodes.
+//! Each is a [`Strategy`] in [`STRATEGIES`]; [`Parallel`] is what a job has chosen of them. None of them is a training loop;
+//! each emits ordinary nodes. `zero`, `central` and `servers` share the parameters out in equal runs: `cut`.
 
 pub mod central;
+pub mod chosen;
 mod cut;
 pub mod data;
 pub mod lane;
 pub mod mesh;
 pub mod narrow;
 pub mod servers;
+pub mod strategy;
 pub mod zero;
 
+pub use chosen::Parallel;
 pub use lane::CommLane;
 pub use mesh::{Mesh, Placement};
 pub use narrow::NarrowLane;
+pub use servers::Roles;
+pub use strategy::{Purpose, STRATEGIES, Strategy, StrategyKind};

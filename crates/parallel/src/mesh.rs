@@ -33,6 +33,11 @@ impl Mesh {
         Self::new(&[(DATA, ranks)], rank)
     }
 
+    /// A mesh of one rank.
+    pub fn alone() -> Self {
+        Self { axes: vec![(DATA.into(), 1)], rank: 0 }
+    }
+
     pub fn rank(&self) -> usize {
         self.rank
     }

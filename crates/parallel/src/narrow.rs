@@ -3,14 +3,60 @@
 //! Half the bytes travel; what rounding takes away is kept and added in the next step (error feedback). Whatever is no
 //! gradient travels as it is. Exchanges run in order on a thread with a communicator of its own.
 
+use crate::data;
 use crate::lane::{request, shared_memory};
-use crate::mesh::DATA;
+use crate::mesh::{DATA, Mesh};
+use crate::strategy::{Facts, Key, KeyValue, Part, Refusal, Strategy, StrategyKind};
 use kolo_comm::compress::{self, Feedback};
 use kolo_comm::{Communicator, Fault, Reduction};
 use kolo_exec::{Collectives, Exchange, ExchangeError, ExchangeKind, Memory};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+
+const WIRE: Key = Key {
+    name: "wire",
+    value: KeyValue::Choice(&["f32", "bf16"]),
+    doc: "bf16: gradients travel in half the bytes, and what rounding takes is added in the next step; needs \
+          `job.reproducible = false`",
+};
+
+pub const KIND: StrategyKind = StrategyKind {
+    name: "narrow",
+    doc: "gradients travel as bf16, and what rounding takes away is added in the next step",
+    keys: &[WIRE],
+    read: |settings| Ok((WIRE.choice(settings)? == "bf16").then(|| Arc::new(Narrow) as Arc<dyn Strategy>)),
+};
+
+/// Gradients travel as bf16.
+#[derive(Clone, Copy, Debug)]
+pub struct Narrow;
+
+impl Strategy for Narrow {
+    fn name(&self) -> &'static str {
+        KIND.name
+    }
+    fn part(&self) -> Part {
+        Part::Transfer
+    }
+    fn written(&self) -> String {
+        "parallel.wire = \"bf16\"".into()
+    }
+    fn check(&self, job: Facts, others: &[&dyn Strategy]) -> Result<(), Refusal> {
+        if job.reproducible {
+            let hint = "write `reproducible = false` under [job], or `wire = \"f32\"`";
+            return Err(Refusal::of_key(&WIRE, "is \"bf16\", which changes the bits of the sums", hint));
+        }
+        // Only whole sums are known to travel; the shares of a sharded optimizer do not.
+        if others.iter().any(|other| other.part() == Part::Update && other.name() != data::KIND.name) {
+            return Err(Refusal::of_key(&WIRE, "is \"bf16\" beside a sharded optimizer", "keep one of the two"));
+        }
+        Ok(())
+    }
+    fn lane(&self, _: &Mesh, world: &Arc<Communicator>) -> Option<Result<Arc<dyn Collectives>, Fault>> {
+        Some(NarrowLane::new(Arc::clone(world)).map(|lane| Arc::new(lane) as Arc<dyn Collectives>))
+    }
+}
 
 #[derive(Debug)]
 pub struct NarrowLane {

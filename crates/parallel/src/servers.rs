@@ -7,18 +7,97 @@
 
 use crate::cut::{Others, Owned, param_updates};
 use crate::data::{buckets, copy_grains, param_of};
-use crate::mesh::Mesh;
-use crate::zero::shard;
+use crate::mesh::{DATA, Mesh};
+use crate::strategy::{Facts, Part, Purpose, Refusal, Strategy, StrategyKind};
+use crate::zero::{self, shard};
+use crate::{central, data, narrow};
 use kolo_graph::collective::{AllGather, AllReduce, ReduceScatter};
 use kolo_graph::graph::Phase;
 use kolo_graph::layout::shown_by;
 use kolo_graph::piece::{Join, Piece};
 use kolo_graph::rewrite::{Rebuild, eliminate_dead};
-use kolo_graph::sources::{GrainSum, Input, Param, State};
+use kolo_graph::sources::{GrainSum, Input, InputRole, Param};
 use kolo_graph::{Graph, Stage, ValueId};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
+
+/// The command line chooses it, as it says how many processes there are.
+pub const KIND: StrategyKind = StrategyKind {
+    name: "servers",
+    doc: "parameter servers (`--async`): workers push gradients, servers update and hand the weights back",
+    keys: &[],
+    read: |_| Ok(None),
+};
+
+/// Who does what, and how far workers may drift apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Roles {
+    pub workers: usize,
+    pub servers: usize,
+    /// `None`: no bound.
+    pub staleness: Option<u64>,
+}
+
+impl Roles {
+    pub fn synchronous(&self) -> bool {
+        self.staleness == Some(0)
+    }
+
+    /// The number of a rank among the servers, who come after the workers.
+    pub fn server(&self, rank: usize) -> Option<usize> {
+        rank.checked_sub(self.workers)
+    }
+}
+
+/// Parameter servers with their number.
+#[derive(Clone, Copy, Debug)]
+pub struct Servers(pub Roles);
+
+impl Strategy for Servers {
+    fn name(&self) -> &'static str {
+        KIND.name
+    }
+    fn part(&self) -> Part {
+        Part::Update
+    }
+    fn written(&self) -> String {
+        "--async".into()
+    }
+    fn check(&self, job: Facts, others: &[&dyn Strategy]) -> Result<(), Refusal> {
+        let refused = |what: String, name: &str, why: &str| {
+            let message = format!("`{what}` with --async: {why}");
+            Err(Refusal::new(message, format!("leave {name} out, or train synchronously")))
+        };
+        if job.early_stop {
+            return refused("train.early_stop".into(), "early_stop", "workers do not end together");
+        }
+        for other in others {
+            let (key, why) = match other.name() {
+                name if name == data::KIND.name => continue,
+                name if name == zero::KIND.name => {
+                    (name, "the servers keep the optimizer, and no worker has a share of it")
+                }
+                name if name == central::KIND.name => (name, "the servers keep the weights, and each worker a copy"),
+                name if name == narrow::KIND.name => ("wire", "gradients travel to the servers as f32"),
+                name => (name, "workers with servers split the batch and nothing else"),
+            };
+            return refused(other.written(), key, why);
+        }
+        Ok(())
+    }
+    /// A worker never clips inside its graph. Servers clip only where they see the whole gradient.
+    fn clip(&self, clip: Option<f32>, purpose: Purpose) -> Option<f32> {
+        clip.filter(|_| purpose == Purpose::Server && self.0.synchronous())
+    }
+    fn rewrite(&self, graph: Graph, purpose: Purpose, mesh: &Mesh) -> Graph {
+        match purpose {
+            Purpose::Training => worker_graph(&graph),
+            Purpose::Server => server_graph(&graph, mesh.size(DATA), mesh.coordinate(DATA)),
+            Purpose::Evaluation { .. } => graph,
+        }
+    }
+}
 
 /// The worker's part: everything up to the sums, and the statistics that belong to no optimizer.
 pub fn worker_graph(graph: &Graph) -> Graph {
@@ -26,7 +105,8 @@ pub fn worker_graph(graph: &Graph) -> Graph {
     after.into_iter().for_each(|node| {
         rebuild.copy(node);
     });
-    let updates = graph.updates.iter().filter(|(state, _)| !is_optimizers(graph, *state));
+    let servers_own = optimizer_states(graph);
+    let updates = graph.updates.iter().filter(|(state, _)| !servers_own.contains(state));
     let updates = updates.map(|(state, value)| (rebuild.get(*state), rebuild.get(*value))).collect();
     let mut outputs: Vec<(String, ValueId)> =
         graph.outputs.iter().map(|(name, id)| (name.clone(), rebuild.get(*id))).collect();
@@ -107,16 +187,35 @@ pub fn sum_name(number: usize) -> String {
     format!("sum.{number}")
 }
 
-/// Whether a state belongs to the optimizer, and so to the servers.
-fn is_optimizers(graph: &Graph, state: ValueId) -> bool {
-    let op = &graph.maker(state).op;
-    op.is::<Param>() || op.downcast::<State>().is_some_and(|op| op.name.starts_with("optim."))
+/// The parameters and states that belong to the optimizer, and so to the servers: those that follow from a gradient, and those
+/// that a new parameter follows from. What is left are statistics, such as a batch norm's averages.
+fn optimizer_states(graph: &Graph) -> BTreeSet<ValueId> {
+    let mut follows = vec![false; graph.values.len()];
+    for node in &graph.nodes {
+        let is_gradient = node.op.downcast::<GrainSum>().is_some_and(|sum| !sum.of.is_empty());
+        let from_gradient = node.inputs.iter().any(|id| follows[id.0 as usize]);
+        node.outputs.iter().for_each(|id| follows[id.0 as usize] = is_gradient || from_gradient);
+    }
+    let is_param = |id: ValueId| graph.maker(id).op.is::<Param>();
+    let mut leads = vec![false; graph.values.len()];
+    for (_, value) in graph.updates.iter().filter(|(state, _)| is_param(*state)) {
+        leads[value.0 as usize] = true;
+    }
+    // What a grain computes is no part of the update.
+    for node in graph.nodes.iter().rev().filter(|node| !node.op.is::<GrainSum>()) {
+        if node.outputs.iter().any(|id| leads[id.0 as usize]) {
+            node.inputs.iter().for_each(|id| leads[id.0 as usize] = true);
+        }
+    }
+    let own = |state: ValueId, value: ValueId| is_param(state) || leads[state.0 as usize] || follows[value.0 as usize];
+    graph.updates.iter().filter(|(state, value)| own(*state, *value)).map(|(state, _)| *state).collect()
 }
 
 /// The values that updates of the optimizer's states are computed from.
 fn needed_by_optimizer(graph: &Graph) -> Vec<bool> {
     let mut needed = vec![false; graph.values.len()];
-    for (_, value) in graph.updates.iter().filter(|(state, _)| is_optimizers(graph, *state)) {
+    let own = optimizer_states(graph);
+    for (_, value) in graph.updates.iter().filter(|(state, _)| own.contains(state)) {
         needed[value.0 as usize] = true;
     }
     for node in graph.nodes.iter().rev() {
@@ -139,7 +238,8 @@ fn gradient_input(rebuild: &mut Rebuild<'_>, graph: &Graph, sum: ValueId) -> Val
 
 fn step_input(rebuild: &mut Rebuild<'_>, name: String, graph: &Graph, like: ValueId) -> ValueId {
     let ty = graph.ty(like).clone();
-    let input = Input { name, dtype: ty.dtype, shape: ty.shape.to_vec(), per_step: true };
+    let (dtype, shape, role) = (ty.dtype, ty.shape.to_vec(), InputRole::Data);
+    let input = Input { name, dtype, shape, per_step: true, role };
     let node = rebuild.new.push_typed(Arc::new(input), Vec::new(), vec![ty], "".into(), Stage::Update);
     rebuild.new.node(node).outputs[0]
 }
@@ -281,6 +381,33 @@ mod tests {
         assert_eq!(shares(&step(false), 2).unwrap().servers, [0..16, 16..48]);
         let refused = shares(&step(true), 2).unwrap_err();
         assert!(refused.starts_with("parameter `b` is not trained"), "{refused}");
+    }
+
+    /// Names say nothing: what a state follows from, and what follows from it, does.
+    #[test]
+    fn servers_have_the_states_of_the_update() {
+        use kolo_graph::sources::State;
+        use kolo_graph::{Builder, Init, Type};
+        use kolo_ops::optim::Sgd;
+        use kolo_ops::prelude::*;
+        let builder = Builder::new();
+        let x = builder.input("x", Type::f32([4]));
+        let param = builder.param("p", [4], Init::ZEROS);
+        let loss = x.mul(param);
+        let gradient = loss.then(GrainSum { of: "p".into() }, &[]);
+        let speed = builder.state("speed", gradient.ty(), Init::ZEROS);
+        let counter = builder.state("counter", Type::f32([]), Init::ZEROS);
+        let op = Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
+        let moved = builder.apply_all(op, &[param, gradient, speed, counter.shift(1.0), builder.scalar(1.0)]);
+        builder.update(param, moved[0]);
+        builder.update(speed, moved[1]);
+        builder.update(counter, counter.shift(1.0));
+        let mean = loss.then(GrainSum { of: String::new() }, &[]);
+        builder.update(builder.state("optim.mean", mean.ty(), Init::ZEROS), mean);
+        let graph = builder.finish().unwrap();
+        let states = |graph: &Graph| graph.sources::<State>().map(|(_, op)| op.name.clone()).collect::<Vec<_>>();
+        assert_eq!(states(&worker_graph(&graph)), ["optim.mean"]);
+        assert_eq!(states(&server_graph(&graph, 1, 0)), ["speed", "counter"]);
     }
 
     #[test]

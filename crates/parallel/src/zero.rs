@@ -6,18 +6,81 @@
 //! norm, are gathered too.
 
 use crate::cut::{Others, Owned, Unit, is_piece_of_sum, join};
-use crate::data::{Bucket, buckets, copy_grains, exchange_bucket, push_collective};
+use crate::data::{
+    BUCKET_MIB, Bucket, buckets, copy_grains, exchange_bucket, is_shared, push_collective, read_bucket_bytes,
+};
 use crate::mesh::{DATA, Mesh};
+use crate::strategy::{Home, Key, KeyValue, Part, Purpose, Strategy, StrategyKind};
 use kolo_graph::collective::{AllGather, AllReduce, ReduceScatter};
 use kolo_graph::graph::Phase;
 use kolo_graph::layout::shown_by;
 use kolo_graph::piece::Join;
 use kolo_graph::rewrite::Rebuild;
+use kolo_graph::settings::{SettingError, Settings};
 use kolo_graph::sources::{Full, GrainSum, Param, State};
 use kolo_graph::{Graph, Node, Stage, ValueId};
 use kolo_ops::optim::RunSquares;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+/// The last stage that is built.
+const STAGE_MAX: usize = 1;
+
+const ZERO: Key = Key {
+    name: "zero",
+    value: KeyValue::Count { default: 0, least: 0, most: STAGE_MAX },
+    doc: "1: each worker keeps and runs the optimizer of its own equal run of the parameters, and the new weights are \
+          gathered; same digest, less memory",
+};
+
+pub const KIND: StrategyKind = StrategyKind {
+    name: "zero",
+    doc: "ZeRO stage 1: each worker keeps and runs its share of the optimizer",
+    keys: &[ZERO, BUCKET_MIB],
+    read,
+};
+
+fn read(settings: &Settings) -> Result<Option<Arc<dyn Strategy>>, SettingError> {
+    let stage = ZERO.count(settings)?;
+    if stage > STAGE_MAX {
+        let message = format!("is {stage}, but only stages 0 and 1 are built");
+        return Err(settings.wrong(ZERO.name, message, "write `zero = 1` to shard the optimizer"));
+    }
+    let bucket_bytes = read_bucket_bytes(settings)?;
+    Ok((stage > 0).then(|| Arc::new(Zero { stage, bucket_bytes }) as Arc<dyn Strategy>))
+}
+
+/// A sharded optimizer with its settings.
+#[derive(Clone, Copy, Debug)]
+pub struct Zero {
+    pub stage: usize,
+    pub bucket_bytes: usize,
+}
+
+impl Strategy for Zero {
+    fn name(&self) -> &'static str {
+        KIND.name
+    }
+    fn part(&self) -> Part {
+        Part::Update
+    }
+    fn written(&self) -> String {
+        format!("parallel.zero = {}", self.stage)
+    }
+    fn rewrite(&self, graph: Graph, purpose: Purpose, mesh: &Mesh) -> Graph {
+        match is_shared(purpose, mesh) {
+            true => shard_optimizer(&graph, mesh, self.bucket_bytes),
+            false => graph,
+        }
+    }
+    /// The others gather what this rank has updated.
+    fn home(&self) -> Home {
+        Home::Reached
+    }
+    fn layout(&self) -> Vec<(&'static str, usize)> {
+        vec![("zero", self.stage)]
+    }
+}
 
 /// Where a value is right: everywhere, or at one rank only.
 type Place = Option<usize>;
@@ -229,8 +292,8 @@ impl<'g> Plan<'g> {
         for (bucket, units) in all.iter().zip(units_of).filter(|(bucket, _)| bucket.gradients) {
             let own = |unit: &&Unit| rebuild.get(if unit.owner == self.rank { unit.updated } else { unit.param });
             let inputs = units.iter().map(own).collect();
-            let (name, owners) = (bucket.name.replace("bucket", "parameters"), owners(&units));
-            let outputs = push_collective(&mut rebuild.new, AllGather { axis: DATA.into(), owners }, inputs, &name);
+            let op = AllGather { axis: DATA.into(), owners: owners(&units) };
+            let outputs = push_collective(&mut rebuild.new, op, inputs, &bucket.params_name);
             for (unit, output) in units.into_iter().zip(outputs) {
                 let param = shown_by(graph, unit.param);
                 match gathered.last_mut() {

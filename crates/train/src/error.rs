@@ -3,6 +3,7 @@
 use kolo_comm::Fault;
 use kolo_graph::GraphError;
 use kolo_graph::settings::SettingError;
+use kolo_parallel::strategy::Refusal;
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
@@ -55,6 +56,13 @@ pub enum Error {
     /// A file could not be written.
     #[error("{path}: {message}\n  hint: choose another --out directory or make room there")]
     Write { path: String, message: String },
+}
+
+impl Error {
+    /// A strategy does not go with this many workers.
+    pub(crate) fn workers(workers: usize, refusal: Refusal) -> Self {
+        Error::Workers { workers, message: refusal.message, hint: refusal.hint }
+    }
 }
 
 impl From<GraphError> for Error {

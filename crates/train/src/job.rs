@@ -7,6 +7,8 @@ use crate::schedule::Schedule;
 use kolo_data::{Field, Kind, Source, Split};
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_models::{Model, ModelKind};
+use kolo_parallel::strategy::Facts;
+use kolo_parallel::{Parallel, STRATEGIES, StrategyKind};
 
 /// Steps of one run: a million a day for three years.
 const STEPS_MAX: usize = 1_000_000_000;
@@ -27,18 +29,6 @@ impl EarlyStop {
         let falls = ["loss", "mse", "perplexity"].iter().any(|name| self.metric.ends_with(name));
         if falls { new < best } else { new > best }
     }
-}
-
-/// How the work is split among the workers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parallel {
-    /// The stage of ZeRO: 0, or 1 for a sharded optimizer.
-    pub zero: usize,
-    /// One copy of the weights per host.
-    pub central: bool,
-    pub bucket_bytes: usize,
-    /// Gradients travel as bf16.
-    pub narrow: bool,
 }
 
 /// Steps from one logged row to the next.
@@ -75,13 +65,20 @@ pub struct Job {
     pub eval_every: usize,
     pub log_every: LogEvery,
     pub early_stop: Option<EarlyStop>,
+    /// How the work is split among the workers.
     pub parallel: Parallel,
     /// Every key of the job file with the value that counts, the default where none was written.
     pub settings: Vec<(String, String)>,
 }
 
 impl Job {
+    /// A job with these models, and with the strategies of this workspace.
     pub fn read(root: &Settings, models: &[ModelKind]) -> Result<Self, Error> {
+        Self::read_among(root, models, STRATEGIES)
+    }
+
+    /// A job with these models and strategies.
+    pub fn read_among(root: &Settings, models: &[ModelKind], strategies: &[StrategyKind]) -> Result<Self, Error> {
         job_file::check_sections(root, &SECTIONS)?;
         let [job, model, data, train, parallel] = SECTIONS.map(|section| root.table(section));
         let (job, model, data, train, parallel) = (job?, model?, data?, train?, parallel?);
@@ -91,23 +88,7 @@ impl Job {
         let reproducible = job.bool("reproducible", true)?;
         job.finish()?;
 
-        let source_name = data.text("source", "")?;
-        if source_name.is_empty() {
-            let hint = "write `source = \"builtin:digits\"` under [data], or a synthetic: source";
-            return Err(data.wrong("source", "is missing", hint).into());
-        }
-        // A synthetic source takes its shape from the model; any other gives the model its defaults.
-        let synthetic = source_name.starts_with("synthetic:");
-        let (model, source) = if synthetic {
-            let model = make_model(models, &model, None)?;
-            let source = kolo_data::open(&source_name, &data, seed, Some(&model.fields()))?;
-            (model, source)
-        } else {
-            let source = kolo_data::open(&source_name, &data, seed, None)?;
-            (make_model(models, &model, Some(source.fields()))?, source)
-        };
-        let fields = model.fields();
-        let columns = match_fields(&fields, source.fields(), &source_name, &data)?;
+        let Supply { model, source, columns, fields } = read_supply(models, &model, &data, seed)?;
         let (batch, grains) = read_batch(&data)?;
         let split = read_split(&data, source.len(), seed)?;
         data.finish()?;
@@ -116,16 +97,10 @@ impl Job {
             let message = format!("is {batch}, but only {} samples are for training", split.train_len());
             return Err(data.wrong("batch", message, "make the batch smaller or give more samples").into());
         }
-        let parallel = read_parallel(&parallel, reproducible)?;
         let total_steps = read_length(&train, steps_per_epoch)?;
-        let optimizer = train.table_like("optimizer", "{ kind = \"adamw\" }")?;
-        let optimizer = Optimizer::read_for(&optimizer, model.learning_rate())?;
-        let schedule = train.table_like("schedule", "{ kind = \"cosine\" }")?;
-        let schedule = match train.has("optimizer") || train.has("schedule") {
-            true => Schedule::read(&schedule, total_steps)?,
-            false => Schedule::recipe(total_steps),
-        };
+        let (optimizer, schedule) = read_rule(&train, &*model, total_steps)?;
         let early_stop = read_early_stop(&train, &*model)?;
+        let parallel = Parallel::read(&parallel, strategies, Facts { reproducible, early_stop: early_stop.is_some() })?;
         let job = Self {
             name,
             seed,
@@ -148,13 +123,23 @@ impl Job {
             parallel,
             settings: Vec::new(),
         };
-        if job.early_stop.is_some() && job.split.held_out_len() == 0 {
-            let hint = "give `data.holdout` a part of the data, or leave `early_stop` out";
-            return Err(train.wrong("early_stop", "has nothing to watch: no sample is held out", hint).into());
-        }
+        job.check_early_stop(&train)?;
         read_precision(&train)?;
         train.finish()?;
         Ok(Self { settings: root.resolved(), ..job })
+    }
+
+    fn check_early_stop(&self, train: &Settings) -> Result<(), SettingError> {
+        if self.early_stop.is_none() || self.split.held_out_len() > 0 {
+            return Ok(());
+        }
+        let hint = "give `data.holdout` a part of the data, or leave `early_stop` out";
+        Err(train.wrong("early_stop", "has nothing to watch: no sample is held out", hint))
+    }
+
+    /// What strategies may want to know.
+    pub fn facts(&self) -> Facts {
+        Facts { reproducible: self.reproducible, early_stop: self.early_stop.is_some() }
     }
 
     /// What two ranks must agree on to train the same job: every key with the value that counts, what follows from several of
@@ -173,6 +158,8 @@ impl Job {
     /// Fits the grains to this many workers. A job that promises its bits keeps its grains, so the workers must share them
     /// evenly.
     pub fn fit_to(&mut self, workers: usize) -> Result<(), Error> {
+        // Ranks along other axes than that of the data have the same grains.
+        let workers = self.parallel.data_ranks(workers).map_err(|refusal| Error::workers(workers, refusal))?;
         if self.grains.is_multiple_of(workers) && workers.is_power_of_two() {
             return Ok(());
         }
@@ -225,6 +212,47 @@ fn read_name(job: &Settings) -> Result<String, SettingError> {
         return Err(job.wrong("name", message, "write a name of one line"));
     }
     Ok(name)
+}
+
+/// A model with the data it is fed.
+struct Supply {
+    model: Box<dyn Model>,
+    source: Box<dyn Source>,
+    /// The source's field behind each of the model's.
+    columns: Vec<usize>,
+    fields: Vec<Field>,
+}
+
+fn read_supply(models: &[ModelKind], model: &Settings, data: &Settings, seed: u64) -> Result<Supply, Error> {
+    let name = data.text("source", "")?;
+    if name.is_empty() {
+        let hint = "write `source = \"builtin:digits\"` under [data], or a synthetic: source";
+        return Err(data.wrong("source", "is missing", hint).into());
+    }
+    // A synthetic source takes its shape from the model; any other gives the model its defaults.
+    let (model, source) = if name.starts_with("synthetic:") {
+        let model = make_model(models, model, None)?;
+        let source = kolo_data::open(&name, data, seed, Some(&model.fields()))?;
+        (model, source)
+    } else {
+        let source = kolo_data::open(&name, data, seed, None)?;
+        (make_model(models, model, Some(source.fields()))?, source)
+    };
+    let fields = model.fields();
+    let columns = match_fields(&fields, source.fields(), &name, data)?;
+    Ok(Supply { model, source, columns, fields })
+}
+
+/// How parameters follow their gradients, and the rate over the run.
+fn read_rule(train: &Settings, model: &dyn Model, steps: usize) -> Result<(Optimizer, Schedule), SettingError> {
+    let optimizer = train.table_like("optimizer", "{ kind = \"adamw\" }")?;
+    let optimizer = Optimizer::read_for(&optimizer, model.learning_rate())?;
+    let schedule = train.table_like("schedule", "{ kind = \"cosine\" }")?;
+    let schedule = match train.has("optimizer") || train.has("schedule") {
+        true => Schedule::read(&schedule, steps)?,
+        false => Schedule::recipe(steps),
+    };
+    Ok((optimizer, schedule))
 }
 
 /// The model, with inputs that can be held.
@@ -373,40 +401,4 @@ fn read_precision(train: &Settings) -> Result<(), SettingError> {
             "write `precision = \"f32\"`",
         )),
     }
-}
-
-/// Largest bucket of an exchange.
-const BUCKET_MIB_MAX: f64 = 4096.0;
-
-fn read_parallel(parallel: &Settings, reproducible: bool) -> Result<Parallel, SettingError> {
-    for key in ["tensor", "pipeline"] {
-        let value = parallel.count(key, 1, 1)?;
-        if value != 1 {
-            let message = format!("is {value}, which is not built yet: workers split the batch");
-            return Err(parallel.wrong(key, message, format!("write `{key} = 1` or leave it out")));
-        }
-    }
-    let zero = parallel.count("zero", 0, 0)?;
-    if zero > 1 {
-        let message = format!("is {zero}, but only stages 0 and 1 are built");
-        return Err(parallel.wrong("zero", message, "write `zero = 1` to shard the optimizer"));
-    }
-    let central = parallel.bool("central", false)?;
-    if central && zero == 1 {
-        let hint = "keep one of the two: central storage shards the optimizer already";
-        return Err(parallel.wrong("central", "stands beside `zero = 1`", hint));
-    }
-    let default_mib = kolo_parallel::data::BUCKET_BYTES as f64 / f64::from(1 << 20);
-    let mib = parallel.float_in("bucket_mib", default_mib, 0.0, BUCKET_MIB_MAX)?;
-    let narrow = parallel.choice("wire", &["f32", "bf16"])? == "bf16";
-    if narrow && reproducible {
-        let hint = "write `reproducible = false` under [job], or `wire = \"f32\"`";
-        return Err(parallel.wrong("wire", "is \"bf16\", which changes the bits of the sums", hint));
-    }
-    if narrow && (zero > 0 || central) {
-        let hint = "keep one of the two";
-        return Err(parallel.wrong("wire", "is \"bf16\" beside a sharded optimizer", hint));
-    }
-    parallel.finish()?;
-    Ok(Parallel { zero, central, bucket_bytes: (mib * f64::from(1 << 20)) as usize, narrow })
 }

@@ -3,7 +3,9 @@
 //! A [`job::Job`] is read from the file; [`step`] turns its model into one graph of forward, backward and update;
 //! [`trainer::Trainer`] runs steps of it; [`session`] is the loop around it with metrics, evaluation and reports.
 
+mod assemble;
 pub mod asynchronous;
+pub mod company;
 pub mod confusion;
 mod crc;
 pub mod decision;
@@ -26,10 +28,12 @@ pub mod room;
 pub mod schedule;
 pub mod session;
 pub mod step;
+pub mod step_inputs;
 pub mod timeline;
 pub mod together;
 pub mod trainer;
 
+pub use company::Company;
 pub use error::Error;
 pub use held::HeldBatch;
 pub use job::Job;

@@ -20,6 +20,17 @@ pub struct Optimizer {
     rule: Rule,
 }
 
+/// Scalars that all updates of a step read.
+#[derive(Clone, Copy, Debug)]
+pub struct StepScalars<'b> {
+    /// The learning rate.
+    pub lr: Tensor<'b>,
+    /// A factor on every gradient.
+    pub scale: Tensor<'b>,
+    /// The number of the step, counted from one.
+    pub step: Tensor<'b>,
+}
+
 /// The op of a kind, with the weight decay that matrices have.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Rule {
@@ -85,20 +96,15 @@ impl Optimizer {
         self.lr
     }
 
-    /// Appends the update of the parameter `param`, called `name`, and the states it needs, called `optim.{name}.…`.
-    ///
-    /// `lr`, `scale` (a factor on the gradient) and `step` (counted from one) are scalars. Call outside of any scope: a
-    /// scope would change the names of the states.
-    #[allow(clippy::too_many_arguments)]
+    /// Appends the update of the parameter `param`, called `name`, and the states it needs, called `optim.{name}.…`. Call
+    /// outside of any scope: a scope would change the names of the states.
     pub fn update<'b>(
         &self,
         builder: &'b Builder,
         name: &str,
         param: Tensor<'b>,
         grad: Tensor<'b>,
-        lr: Tensor<'b>,
-        scale: Tensor<'b>,
-        step: Tensor<'b>,
+        StepScalars { lr, scale, step }: StepScalars<'b>,
     ) {
         assert_eq!(builder.scope_name(), "", "an update inside a scope");
         let target = Target { builder, name, param, grad };
@@ -281,7 +287,7 @@ mod tests {
         for (name, shape) in [("weight", vec![3, 5]), ("bias", vec![5])] {
             let param = builder.param(name, shape.clone(), Init::ONES);
             let grad = builder.step_input(&format!("{name}.grad"), Type::f32(shape));
-            optimizer.update(&builder, name, param, grad, lr, scale, step);
+            optimizer.update(&builder, name, param, grad, StepScalars { lr, scale, step });
         }
         builder.finish().unwrap()
     }

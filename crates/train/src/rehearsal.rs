@@ -3,6 +3,7 @@
 
 use crate::error::Error;
 use crate::job::Job;
+use crate::step_inputs::StepInputs;
 use crate::trainer::feed_grain;
 use kolo_comm::bench::{Method, sweep};
 use kolo_comm::{Bootstrap, Communicator, Fault, Kind, Watch, shm};
@@ -56,7 +57,8 @@ pub fn rehearse(job: &Job, graph: &Graph, cast: Cast, patience: Duration) -> Res
     // More workers than cores wait for each other; only as many as run at a time are rehearsed.
     let at_once = cast.per_host.min((cores / cast.threads).max(1));
     let turns = (cast.per_host * cast.threads) as f64 / (at_once * cast.threads) as f64;
-    let options = Options::for_grains(job.grains / cast.workers, cast.threads);
+    let data_ranks = job.parallel.data_ranks(cast.workers).map_err(|refusal| Error::workers(cast.workers, refusal))?;
+    let options = Options::for_grains(job.grains / data_ranks, cast.threads);
     let all = together(at_once, || {}, |rank| alone(job, graph, options, rank, patience))?;
     let Some(first) = all.first() else { return Err(Error::Together(Fault::BadCall("a rehearsal failed".into()))) };
     let slowest = all.iter().map(|one| one.step_seconds).fold(0.0, f64::max);
@@ -106,13 +108,8 @@ fn alone(job: &Job, graph: &Graph, options: Options, rank: usize, patience: Dura
     let mut session = Session::try_new(graph.clone(), &store, options)?;
     let order = epoch_order(job.seed, 0, job.split.train_len());
     let data = |grain: usize, feed: &mut Feed<'_>| feed_grain(job, &order, 0, rank * options.grains + grain, feed);
-    let scalars = |feed: &mut Feed<'_>| {
-        for name in ["lr", "step"] {
-            if let Some(slot) = feed.f32(name) {
-                slot[0] = 1.0;
-            }
-        }
-    };
+    let inputs = StepInputs::of(graph);
+    let scalars = |feed: &mut Feed<'_>| inputs.feed_step(feed, 1.0, 1);
     Ok(session.rehearse(scalars, data, patience))
 }
 

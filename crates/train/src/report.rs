@@ -1,8 +1,8 @@
 //! The report of a run, as JSON. Keys may be added, none renamed.
 
-use crate::asynchronous::Roles;
 use crate::confusion::Classification;
 use crate::trainer::Evaluation;
+use kolo_parallel::Roles;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,14 +21,6 @@ impl StepTimes {
         let at = |part: f64| sorted.get(((sorted.len().max(1) - 1) as f64 * part).round() as usize).copied();
         Self { median: at(0.5).unwrap_or(0.0), p95: at(0.95).unwrap_or(0.0) }
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Layout {
-    pub data: usize,
-    pub tensor: usize,
-    pub pipeline: usize,
-    pub zero: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -106,7 +98,8 @@ pub struct Report {
     pub tokens_per_s: Option<f64>,
     pub weights: String,
     pub workers: usize,
-    pub layout: Layout,
+    /// The size of every axis of the mesh, and what the job's strategies add.
+    pub layout: BTreeMap<&'static str, usize>,
     pub device: String,
     pub threads: usize,
     pub peak_bytes: PeakBytes,

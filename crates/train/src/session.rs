@@ -1,6 +1,7 @@
 //! The loop: steps, evaluation each epoch, metrics to files and to an observer, an honest end.
 
-use crate::asynchronous::{Links, Roles};
+use crate::asynchronous::Links;
+pub use crate::company::Company;
 use crate::confusion::Confusion;
 use crate::error::Error;
 use crate::interrupt::{Interrupt, Phase};
@@ -8,12 +9,12 @@ use crate::job::Job;
 use crate::log::{Log, LogRow};
 use crate::machine::peak_rss_bytes;
 use crate::record::{OutDir, Record};
-use crate::report::{Communication, EpochRow, Layout, PeakBytes, Planned, Report, StepTimes};
+use crate::report::{Communication, EpochRow, PeakBytes, Planned, Report, StepTimes};
 use crate::timeline::Timeline;
 use crate::together::{self, Meter};
 use crate::trainer::{Evaluation, Trainer};
 use kolo_comm::Communicator;
-use kolo_exec::Options;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -47,42 +48,10 @@ pub struct RunOptions {
     pub timeline: Option<Arc<Timeline>>,
 }
 
-/// Who trains together.
-#[derive(Clone, Debug)]
-pub enum Company {
-    Alone,
-    /// Workers that exchange their gradients.
-    Workers(Arc<Communicator>),
-    /// A worker with parameter servers; the communicator has the workers first.
-    Served(Arc<Communicator>, Roles),
-}
-
 impl RunOptions {
-    /// Whether this rank writes and speaks for all.
-    fn chief(&self) -> bool {
-        match &self.company {
-            Company::Alone => true,
-            Company::Workers(world) | Company::Served(world, _) => world.rank() == 0,
-        }
-    }
-
-    fn workers(&self) -> usize {
-        match &self.company {
-            Company::Alone => 1,
-            Company::Workers(world) => world.size(),
-            Company::Served(_, roles) => roles.workers,
-        }
-    }
-
     fn trainer(&self, job: &Arc<Job>) -> Result<Trainer, Error> {
-        let mut trainer = match &self.company {
-            Company::Alone => Trainer::new(Arc::clone(job), Options::for_grains(job.grains, self.threads))?,
-            Company::Workers(world) => Trainer::among(Arc::clone(job), self.threads, Arc::clone(world))?,
-            Company::Served(world, roles) => Trainer::served(Arc::clone(job), self.threads, roles.workers, world)?,
-        };
-        if let Company::Served(world, _) = &self.company {
-            trainer.watched_by(world.watch());
-        }
+        let options = self.company.options(job, self.threads)?;
+        let mut trainer = Trainer::in_company(Arc::clone(job), &self.company, options)?;
         if let Some(timeline) = &self.timeline {
             trainer.trace(timeline);
         }
@@ -92,10 +61,8 @@ impl RunOptions {
 
     /// Meets the parameter servers, if there are any.
     fn links(&self, job: &Job) -> Result<Option<Links>, Error> {
-        match &self.company {
-            Company::Served(world, roles) => Ok(Some(Links::connect(job, world, *roles)?)),
-            Company::Alone | Company::Workers(_) => Ok(None),
-        }
+        let served = self.company.world().zip(self.company.roles());
+        served.map(|(world, roles)| Links::connect(job, world, roles)).transpose()
     }
 }
 
@@ -108,10 +75,9 @@ struct Ties {
 
 impl Ties {
     fn new(links: Option<Links>, options: &RunOptions) -> Self {
-        let mut ties = Self { links, world: None, meter: Meter::default() };
-        if let Company::Workers(world) = &options.company {
+        let ties = Self { links, world: options.company.peers().cloned(), meter: Meter::default() };
+        if let Some(world) = &ties.world {
             ties.meter.attach(world, options.timeline.clone());
-            ties.world = Some(Arc::clone(world));
         }
         for pair in ties.links.iter().flat_map(Links::pairs) {
             ties.meter.attach(pair, options.timeline.clone());
@@ -181,133 +147,182 @@ impl Watch {
 
 /// Trains a job to its end. The trainer comes back with the trained weights.
 pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> Result<(Trainer, Report), Error> {
-    let links = options.links(&job)?;
-    let mut trainer = options.trainer(&job)?;
-    let mut ties = Ties::new(links, options);
-    let (begin, mut history) = (Instant::now(), Vec::new());
-    let out = options.out.as_ref().filter(|_| options.chief());
-    let mut record = Record::create(out, &mut |text| observer.note(text))?;
-    let mut times = Vec::with_capacity(job.total_steps.min(1 << 16));
-    let mut watch = Watch { best: None, since: 0 };
-    let mut last: Option<Evaluation> = None;
-    let (mut loss_sum, mut loss_count, mut mean_loss) = (0.0f64, 0usize, f64::NAN);
-    let (mut log, mut ended) = (Log::default(), "done");
+    let mut run = Run::begin(job, options, observer)?;
     options.interrupt.enter(Phase::Training);
-    while trainer.next_step() < job.total_steps {
-        if let Some(timeline) = &options.timeline {
-            timeline.begin_step(trainer.next_step())?;
+    let ended = run.train()?;
+    options.interrupt.enter(Phase::Finishing);
+    run.finish(ended)
+}
+
+/// A run on its way.
+struct Run<'r> {
+    job: Arc<Job>,
+    options: &'r RunOptions,
+    observer: &'r mut dyn Observer,
+    trainer: Trainer,
+    ties: Ties,
+    record: Record,
+    begin: Instant,
+    /// Milliseconds of every step.
+    times: Vec<f64>,
+    log: Log,
+    watch: Watch,
+    /// The loss since the last row of the history.
+    loss_sum: f64,
+    loss_count: usize,
+    mean_loss: f64,
+    last: Option<Evaluation>,
+    history: Vec<EpochRow>,
+}
+
+impl<'r> Run<'r> {
+    fn begin(job: Arc<Job>, options: &'r RunOptions, observer: &'r mut dyn Observer) -> Result<Self, Error> {
+        let links = options.links(&job)?;
+        let trainer = options.trainer(&job)?;
+        let ties = Ties::new(links, options);
+        let begin = Instant::now();
+        let out = options.out.as_ref().filter(|_| options.company.is_chief());
+        let record = Record::create(out, &mut |text| observer.note(text))?;
+        Ok(Self {
+            options,
+            observer,
+            trainer,
+            ties,
+            record,
+            begin,
+            times: Vec::with_capacity(job.total_steps.min(1 << 16)),
+            log: Log::default(),
+            watch: Watch { best: None, since: 0 },
+            loss_sum: 0.0,
+            loss_count: 0,
+            mean_loss: f64::NAN,
+            last: None,
+            history: Vec::new(),
+            job,
+        })
+    }
+
+    /// Runs steps to the end; why it came.
+    fn train(&mut self) -> Result<&'static str, Error> {
+        while self.trainer.next_step() < self.job.total_steps {
+            self.step()?;
+            let interrupted = together::any(self.ties.in_step(), self.options.interrupt.requested())?;
+            let (step, epoch) = (self.trainer.next_step(), self.epoch());
+            let due = step.is_multiple_of(self.job.steps_per_epoch) && epoch.is_multiple_of(self.job.eval_every);
+            let ends = interrupted || step == self.job.total_steps;
+            if ends {
+                self.ties.last_weights(&mut self.trainer)?;
+            }
+            if (due || ends) && self.take_stock(interrupted)? {
+                return Ok("interrupted");
+            }
+            let Self { watch, job, last, .. } = self;
+            if due && last.as_ref().is_some_and(|evaluation| watch.stale(job, evaluation)) {
+                return Ok("early stop");
+            }
+        }
+        Ok("done")
+    }
+
+    /// The epoch that the last step was of, counted from one.
+    fn epoch(&self) -> usize {
+        self.trainer.next_step().div_ceil(self.job.steps_per_epoch)
+    }
+
+    /// One step, and what is told of it.
+    fn step(&mut self) -> Result<(), Error> {
+        if let Some(timeline) = &self.options.timeline {
+            timeline.begin_step(self.trainer.next_step())?;
         }
         let start = Instant::now();
-        let loss = ties.step(&mut trainer)?;
-        times.push(start.elapsed().as_secs_f64() * 1e3);
-        let step = trainer.next_step();
-        observer.step(step, loss, times[times.len() - 1]);
-        loss_sum += f64::from(loss);
-        loss_count += 1;
-        if let Some(row) = log.step(&job, &trainer, loss, times[times.len() - 1]) {
-            observer.logged(&row);
-            record.write(row.step, row.epoch, &row.values(), &mut |text| observer.note(text))?;
+        let loss = self.ties.step(&mut self.trainer)?;
+        let milliseconds = start.elapsed().as_secs_f64() * 1e3;
+        self.times.push(milliseconds);
+        self.observer.step(self.trainer.next_step(), loss, milliseconds);
+        self.loss_sum += f64::from(loss);
+        self.loss_count += 1;
+        if let Some(row) = self.log.step(&self.job, &self.trainer, loss, milliseconds) {
+            self.observer.logged(&row);
+            self.record.write(row.step, row.epoch, &row.values(), &mut |text| self.observer.note(text))?;
         }
-        let mut interrupted = together::any(ties.in_step(), options.interrupt.requested())?;
-        let epoch_done = step % job.steps_per_epoch == 0;
-        let epoch = step.div_ceil(job.steps_per_epoch);
-        let due = epoch_done && epoch % job.eval_every == 0;
-        if interrupted || step == job.total_steps {
-            ties.last_weights(&mut trainer)?;
-        }
-        if due || interrupted || step == job.total_steps {
-            mean_loss = loss_sum / loss_count as f64;
-            (loss_sum, loss_count) = (0.0, 0);
-            // An interrupted run ends at once: its last evaluation stays the last, but it was not made here.
-            let evaluates = !interrupted && (ties.links.is_none() || options.chief());
-            let made =
-                match evaluates.then(|| trainer.evaluate_telling(&mut |done, all| observer.evaluating(done, all))) {
-                    // Workers of servers end with all others, after their next step.
-                    Some(Err(Error::Interrupted)) => {
-                        interrupted = ties.links.is_none() || step == job.total_steps;
-                        None
-                    }
-                    Some(made) => made?,
-                    None => None,
-                };
-            history.push(EpochRow::new(epoch, begin.elapsed(), mean_loss, made.as_ref()));
-            observer.evaluated(step, epoch, mean_loss, made.as_ref());
-            let rate = job.schedule.rate(job.optimizer.lr(), step - 1);
-            let mut values = vec![("train/loss", mean_loss), ("train/lr", rate)];
-            let names: Vec<(String, f64)> = made.iter().flat_map(evaluation_values).collect();
-            values.extend(names.iter().map(|(name, value)| (name.as_str(), *value)));
-            record.write(step, epoch, &values, &mut |text| observer.note(text))?;
-            last = made.or(last);
-        }
-        if interrupted {
-            ended = "interrupted";
-            break;
-        }
-        if due
-            && let Some(evaluation) = &last
-            && watch.stale(&job, evaluation)
-        {
-            ended = "early stop";
-            break;
+        Ok(())
+    }
+
+    /// A row of the history, with an evaluation unless the run was interrupted; whether it is by now.
+    fn take_stock(&mut self, mut interrupted: bool) -> Result<bool, Error> {
+        let (step, epoch) = (self.trainer.next_step(), self.epoch());
+        self.mean_loss = self.loss_sum / self.loss_count as f64;
+        (self.loss_sum, self.loss_count) = (0.0, 0);
+        // An interrupted run ends at once: its last evaluation stays the last, but it was not made here.
+        let evaluates = !interrupted && (self.ties.links.is_none() || self.options.company.is_chief());
+        let observer = &mut *self.observer;
+        let evaluate = || self.trainer.evaluate_telling(&mut |done, all| observer.evaluating(done, all));
+        let made = match evaluates.then(evaluate) {
+            // Workers of servers end with all others, after their next step.
+            Some(Err(Error::Interrupted)) => {
+                interrupted = self.ties.links.is_none() || step == self.job.total_steps;
+                None
+            }
+            Some(made) => made?,
+            None => None,
+        };
+        self.history.push(EpochRow::new(epoch, self.begin.elapsed(), self.mean_loss, made.as_ref()));
+        self.observer.evaluated(step, epoch, self.mean_loss, made.as_ref());
+        let rate = self.job.schedule.rate(self.job.optimizer.lr(), step - 1);
+        let mut values = vec![("train/loss", self.mean_loss), ("train/lr", rate)];
+        let names: Vec<(String, f64)> = made.iter().flat_map(evaluation_values).collect();
+        values.extend(names.iter().map(|(name, value)| (name.as_str(), *value)));
+        self.record.write(step, epoch, &values, &mut |text| self.observer.note(text))?;
+        self.last = made.or(self.last.take());
+        Ok(interrupted)
+    }
+
+    fn finish(self, ended: &str) -> Result<(Trainer, Report), Error> {
+        let mut report = self.report(ended);
+        report.communication = self.ties.close(&report.weights)?;
+        report.history = self.history;
+        Ok((self.trainer, report))
+    }
+
+    fn report(&self, ended: &str) -> Report {
+        let Self { job, options, trainer, .. } = self;
+        let evaluation = self.last.as_ref();
+        let workers = options.company.workers();
+        let step_ms = StepTimes::of(&self.times);
+        let samples_per_s = if step_ms.median > 0.0 { job.batch as f64 / step_ms.median * 1e3 } else { 0.0 };
+        let mut metrics: BTreeMap<String, f64> = evaluation.iter().flat_map(|e| e.metrics.iter().cloned()).collect();
+        metrics.extend(evaluation.map(|evaluation| ("eval_loss".into(), evaluation.loss)));
+        let epochs = trainer.next_step() as f64 / job.steps_per_epoch as f64;
+        Report {
+            job: job.name.clone(),
+            steps: trainer.next_step(),
+            epochs,
+            loss: self.mean_loss,
+            metrics,
+            classification: evaluation.and_then(|evaluation| evaluation.confusion.as_ref()).map(Confusion::report),
+            step_ms,
+            samples_per_s,
+            tokens_per_s: job.model.tokens_per_sample().map(|tokens| tokens as f64 * samples_per_s),
+            weights: trainer.store().digest(),
+            workers,
+            layout: job.parallel.layout(workers),
+            device: "cpu".into(),
+            threads: options.threads,
+            peak_bytes: PeakBytes { rss: peak_rss_bytes().unwrap_or(0), device: 0 },
+            planned: options.planned,
+            grains: job.grains,
+            seed: job.seed,
+            version: env!("CARGO_PKG_VERSION").into(),
+            ended: ended.into(),
+            epochs_per_s: epochs / self.begin.elapsed().as_secs_f64().max(1e-9),
+            history: Vec::new(),
+            communication: None,
+            asynchronous: options.company.roles(),
         }
     }
-    options.interrupt.enter(Phase::Finishing);
-    let mut report = report(&trainer, options, &times, mean_loss, last.as_ref(), ended);
-    report.epochs_per_s = report.epochs / begin.elapsed().as_secs_f64().max(1e-9);
-    report.history = history;
-    report.communication = ties.close(&report.weights)?;
-    Ok((trainer, report))
 }
 
 fn evaluation_values(evaluation: &Evaluation) -> Vec<(String, f64)> {
     let metrics = evaluation.metrics.iter().map(|(name, value)| (format!("eval/{name}"), *value));
     [("eval/loss".to_string(), evaluation.loss)].into_iter().chain(metrics).collect()
-}
-
-fn report(
-    trainer: &Trainer,
-    options: &RunOptions,
-    times: &[f64],
-    loss: f64,
-    evaluation: Option<&Evaluation>,
-    ended: &str,
-) -> Report {
-    let job = trainer.job();
-    let workers = options.workers();
-    let step_ms = StepTimes::of(times);
-    let samples_per_s = if step_ms.median > 0.0 { job.batch as f64 / step_ms.median * 1e3 } else { 0.0 };
-    let mut metrics: std::collections::BTreeMap<String, f64> =
-        evaluation.iter().flat_map(|e| e.metrics.iter().cloned()).collect();
-    if let Some(evaluation) = evaluation {
-        metrics.insert("eval_loss".into(), evaluation.loss);
-    }
-    Report {
-        job: job.name.clone(),
-        steps: trainer.next_step(),
-        epochs: trainer.next_step() as f64 / job.steps_per_epoch as f64,
-        loss,
-        metrics,
-        classification: evaluation.and_then(|evaluation| evaluation.confusion.as_ref()).map(Confusion::report),
-        step_ms,
-        samples_per_s,
-        tokens_per_s: job.model.tokens_per_sample().map(|tokens| tokens as f64 * samples_per_s),
-        weights: trainer.store().digest(),
-        workers,
-        layout: Layout { data: workers, tensor: 1, pipeline: 1, zero: job.parallel.zero },
-        device: "cpu".into(),
-        threads: options.threads,
-        peak_bytes: PeakBytes { rss: peak_rss_bytes().unwrap_or(0), device: 0 },
-        planned: options.planned,
-        grains: job.grains,
-        seed: job.seed,
-        version: env!("CARGO_PKG_VERSION").into(),
-        ended: ended.into(),
-        epochs_per_s: 0.0,
-        history: Vec::new(),
-        communication: None,
-        asynchronous: match &options.company {
-            Company::Served(_, roles) => Some(*roles),
-            _ => None,
-        },
-    }
 }

@@ -1,7 +1,9 @@
 //! The step as one graph: forward, backward, sum over grains, clipping, update.
+//!
+//! [`graph_of`] leads from a job, its strategies and a rank's place in the mesh to the graph that the rank runs, whatever for.
 
-use crate::job::Parallel;
-use crate::optimizer::Optimizer;
+use crate::job::Job;
+use crate::optimizer::{Optimizer, StepScalars};
 use kolo_graph::rewrite::{eliminate_dead, merge_common};
 use kolo_graph::sources::GrainSum;
 use kolo_graph::verify::debug_verify;
@@ -10,7 +12,24 @@ use kolo_models::{Build, Mean, Model};
 use kolo_ops::cross_entropy::CrossEntropy;
 use kolo_ops::fuse::fuse_elementwise;
 use kolo_ops::prelude::*;
-use kolo_parallel::{Mesh, central, data, zero};
+use kolo_parallel::{Mesh, Parallel, Purpose};
+
+/// The graph that a rank runs: the same function for training, evaluation, plans, printing, measuring and servers. `parallel`
+/// is the job's own, or the job's with parameter servers.
+pub fn graph_of(job: &Job, parallel: &Parallel, purpose: Purpose, mesh: &Mesh) -> Result<Graph, GraphError> {
+    Ok(parallel.spread(optimise(raw_graph(job, parallel, purpose)?), purpose, mesh))
+}
+
+/// The graph as a single worker would run it, before any rewrite.
+pub fn raw_graph(job: &Job, parallel: &Parallel, purpose: Purpose) -> Result<Graph, GraphError> {
+    match purpose {
+        Purpose::Evaluation { batch } => evaluation_graph(&*job.model, batch),
+        Purpose::Training | Purpose::Server => {
+            let clip = parallel.clip(job.clip, purpose);
+            training_graph(&*job.model, &job.optimizer, clip, job.grain_batch(), job.grains)
+        }
+    }
+}
 
 /// The training step of a model, before any rewrite. Its outputs:
 ///
@@ -59,11 +78,11 @@ pub fn training_graph(
                 Some((name.as_str(), *param, grad.as_ref()?.then(GrainSum { of: name.clone() }, &[])))
             })
             .collect();
-        let lr = builder.step_input("lr", Type::f32([]));
-        let step = builder.step_input("step", Type::f32([]));
+        let (lr, step) = (builder.learning_rate(), builder.step_number());
         let scale = gradient_scale(&builder, &trained, counted.map(|counted| (counted, targets)), clip);
+        let scalars = StepScalars { lr, scale, step };
         for (name, param, grad) in trained {
-            optimizer.update(&builder, name, param, grad, lr, scale, step);
+            optimizer.update(&builder, name, param, grad, scalars);
         }
     });
     builder.finish()
@@ -129,21 +148,6 @@ fn ignored_inside<'b>(builder: &'b Builder, formulas: &[Tensor<'b>]) -> Option<T
         targets.equal(builder.full(ignore as f64, targets.ty())).cast(DType::F32).sum_all()
     };
     means.into_iter().map(ignored).reduce(|total, next| total.add(next))
-}
-
-/// A step as one of the workers of a mesh runs it.
-pub fn spread(graph: Graph, parallel: &Parallel, mesh: &Mesh) -> Graph {
-    if mesh.ranks() == 1 {
-        return graph;
-    }
-    let bytes = parallel.bucket_bytes;
-    let graph = match (parallel.zero, parallel.central) {
-        (_, true) => central::share_weights(&graph, mesh, bytes),
-        (0, _) => data::sum_over_ranks(&graph, bytes),
-        _ => zero::shard_optimizer(&graph, mesh, bytes),
-    };
-    debug_verify(&graph, "spread");
-    graph
 }
 
 /// The output that counts the targets which a part of a loss or of a metric ignores.

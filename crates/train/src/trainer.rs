@@ -5,21 +5,22 @@ mod evaluation;
 
 pub use evaluation::{Evaluation, count_beside, evaluation_bytes, metric_names};
 
+use crate::assemble::Worker;
+use crate::company::Company;
 use crate::error::Error;
 use crate::held::HeldBatch;
 use crate::interrupt::Interrupt;
 use crate::job::Job;
-use crate::room::{self, Tenants};
-use crate::step::{IGNORED, optimise, spread, training_graph};
+use crate::step::IGNORED;
+use crate::step_inputs::StepInputs;
 use crate::timeline::Timeline;
-use kolo_comm::{Communicator, Fault, Reduction, Watch};
+use kolo_comm::{Communicator, Reduction, Watch};
 use kolo_data::{Column, Kind, Permutation, epoch_order};
 use kolo_exec::store::Snapshot;
-use kolo_exec::{Alive, Collectives, Feed, Memory, Options, Program, Session, Store};
+use kolo_exec::{Alive, Feed, Options, Session, Store};
 use kolo_graph::rng::Stream;
-use kolo_graph::verify::debug_verify;
 use kolo_graph::{Graph, NodeId};
-use kolo_parallel::{CommLane, Mesh, NarrowLane, servers};
+use kolo_parallel::{Mesh, Parallel};
 use kolo_plan::MemoryPlan;
 use std::sync::Arc;
 
@@ -35,8 +36,13 @@ pub struct Trainer {
     job: Arc<Job>,
     store: Store,
     session: Session,
+    /// What the session is fed beside its samples.
+    inputs: Arc<StepInputs>,
     /// What the workers agreed to hold.
     memory: MemoryPlan,
+    parallel: Parallel,
+    /// Its place among those who take turns in evaluations.
+    mesh: Mesh,
     threads: usize,
     step: usize,
     /// Sessions by batch size; a last, smaller batch needs its own.
@@ -55,104 +61,47 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// Compiles the job's step for these options (`options.grains` must be the job's).
+    /// The only worker, with these options (`options.grains` must be the job's).
     pub fn new(job: Arc<Job>, options: Options) -> Result<Self, Error> {
-        let (program, evaluation) = count_beside(&job, options.threads, 0, 1, || {
-            let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?;
-            Ok(Program::cpu(optimise(graph), options))
-        })?;
-        let memory = MemoryPlan { evaluation, ..kolo_plan::memory(&program) };
-        room::check(&memory, Tenants::alone(&memory))?;
-        let store = Store::new(&program.graph, job.seed);
-        let session = Session::compile(program, &store, None)?;
-        Ok(Self::with_session(job, store, session, memory, None))
+        Self::in_company(job, &Company::Alone, options)
     }
 
-    fn with_session(
-        job: Arc<Job>,
-        store: Store,
-        session: Session,
-        memory: MemoryPlan,
-        world: Option<Arc<Communicator>>,
-    ) -> Self {
-        let options = session.options();
+    /// One of several workers, with as many lanes as threads.
+    pub fn among(job: Arc<Job>, threads: usize, world: Arc<Communicator>) -> Result<Self, Error> {
+        let company = Company::Workers(world);
+        let options = company.options(&job, threads)?;
+        Self::in_company(job, &company, options)
+    }
+
+    /// A worker of this company. Each compiles its own part of the job's step, as the job's strategies spread it; with
+    /// parameter servers, gradients go out and weights come in between a step's grains and its end. All ranks call this
+    /// together, servers in [`crate::asynchronous::serve`].
+    pub fn in_company(job: Arc<Job>, company: &Company, options: Options) -> Result<Self, Error> {
+        let Worker { store, session, memory, parallel, evaluators, first_grain } =
+            Worker::assemble(&job, company, options)?;
         let dropout_key = Stream::new(job.seed, "dropout").key();
-        let first_grain = world.as_ref().map_or(0, |world| world.rank() * options.grains);
-        let (evaluators, evaluation_batch) = (Vec::new(), None);
-        let (watch, threads) = (None, options.threads);
-        let watched = world.as_ref().map(|world| Arc::clone(world.watch()));
+        let inputs = Arc::new(StepInputs::of(session.graph()));
         let mut trainer = Self {
             job,
             store,
             session,
-            threads,
+            inputs,
+            threads: options.threads,
             memory,
+            parallel,
+            mesh: evaluators,
             step: 0,
-            evaluators,
-            evaluation_batch,
+            evaluators: Vec::new(),
+            evaluation_batch: None,
             dropout_key,
-            world,
-            watch,
+            world: company.peers().cloned(),
+            watch: None,
             interrupt: Interrupt::default(),
             first_grain,
         };
-        if let Some(watch) = watched {
-            trainer.watched_by(&watch);
+        if let Some(world) = company.world() {
+            trainer.watched_by(world.watch());
         }
-        trainer
-    }
-
-    /// One of several workers. Each compiles the job's step for its own share of the grains, with the exchange in it.
-    pub fn among(job: Arc<Job>, threads: usize, world: Arc<Communicator>) -> Result<Self, Error> {
-        let options = Options::for_grains(job.grains / world.size(), threads);
-        let mesh = Mesh::data(world.size(), world.rank()).expect("a rank is below the size");
-        let parallel = job.parallel;
-        let (program, evaluation) = count_beside(&job, threads, world.rank(), world.size(), || {
-            let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?;
-            Ok(Program::cpu(spread(optimise(graph), &parallel, &mesh), options))
-        })?;
-        let memory = MemoryPlan { evaluation, ..kolo_plan::memory(&program) };
-        room::check_among(&memory, parallel.central, &world)?;
-        let lane: Arc<dyn Collectives> = match parallel.narrow {
-            true => Arc::new(NarrowLane::new(Arc::clone(&world))?),
-            false => Arc::new(CommLane::new(Arc::clone(&world))),
-        };
-        let bytes = Store::params_bytes(&program.graph);
-        let weights = match (parallel.zero, parallel.central) {
-            (_, true) => central_memory(&world, bytes)?,
-            (0, _) => Memory::new(bytes),
-            _ => lane.memory(bytes)?,
-        };
-        let store = Store::in_memory(&program.graph, weights);
-        store.initialise_where(job.seed, |entry| !(parallel.central && entry.trained && world.rank() > 0));
-        world.barrier()?;
-        let in_place = program.updates_params_in_place();
-        let session = Session::compile(program, &store, Some(lane))?;
-        if parallel.central && !in_place {
-            let message =
-                "central storage needs every parameter to be updated where it is, and this model reads one later";
-            let hint = "write `zero = 1` instead of `central = true`";
-            return Err(Error::Together(Fault::BadCall(format!("{message}\n  hint: {hint}"))));
-        }
-        Ok(Self::with_session(job, store, session, memory, Some(world)))
-    }
-
-    /// A worker of parameter servers: gradients go out and weights come in between a step's grains and its end. `world` has
-    /// the workers first; all of its ranks call this together, servers in [`crate::asynchronous::serve`].
-    pub fn served(job: Arc<Job>, threads: usize, workers: usize, world: &Communicator) -> Result<Self, Error> {
-        let (options, worker) = (Options::for_grains(job.grains / workers, threads), world.rank());
-        let graph = training_graph(&*job.model, &job.optimizer, None, job.grain_batch(), job.grains)?;
-        let graph = servers::worker_graph(&optimise(graph));
-        debug_verify(&graph, "worker_graph");
-        // The first worker evaluates.
-        let evaluation = if worker == 0 { evaluation_bytes(&job, threads, 0, 1)? } else { 0 };
-        let program = Program::cpu(graph, options);
-        let memory = MemoryPlan { evaluation, ..kolo_plan::memory(&program) };
-        room::check_among(&memory, false, world)?;
-        let store = Store::new(&program.graph, job.seed);
-        let session = Session::compile(program, &store, None)?;
-        let mut trainer = Self::with_session(job, store, session, memory, None);
-        trainer.first_grain = worker * options.grains;
         Ok(trainer)
     }
 
@@ -268,25 +217,16 @@ impl Trainer {
         let job = Arc::clone(&self.job);
         let rate = job.schedule.rate(job.optimizer.lr(), self.step) as f32;
         let (step, key) = (self.step, self.dropout_key);
-        let (first, watch) = (self.first_grain, self.watch.clone());
+        let (first, watch, inputs) = (self.first_grain, self.watch.clone(), Arc::clone(&self.inputs));
         let feed = |local: usize, feed: &mut Feed<'_>| {
             let grain = first + local;
             if let Some(watch) = &watch {
                 watch.touch();
             }
-            if let Some(words) = feed.i32("rng") {
-                let sample = (grain * job.grain_batch()) as i32;
-                words.copy_from_slice(&[key as i32, (key >> 32) as i32, step as i32, sample]);
-            }
+            inputs.feed_rng(feed, key, step, grain * job.grain_batch());
             data(grain, feed);
         };
-        let scalars = |feed: &mut Feed<'_>| {
-            for (name, value) in [("lr", rate), ("step", step as f32 + 1.0)] {
-                if let Some(slot) = feed.f32(name) {
-                    slot[0] = value;
-                }
-            }
-        };
+        let scalars = |feed: &mut Feed<'_>| inputs.feed_step(feed, rate, step + 1);
         if let Some(watch) = &self.watch {
             watch.set_step(step as u64);
         }
@@ -347,19 +287,6 @@ impl Trainer {
             ),
         }
     }
-}
-
-/// The parameters of all ranks of a host in the memory of the first.
-fn central_memory(world: &Communicator, bytes: usize) -> Result<Memory, Error> {
-    let shared = world.allocate_at_first(bytes)?;
-    let Some(first) = shared.peer(0, 0) else {
-        return Err(Error::Together(Fault::BadCall(format!(
-            "central storage needs all workers on one host, but they talk over {}\n  hint: write `zero = 1` instead of `central = true`",
-            world.transport()
-        ))));
-    };
-    // SAFETY: a zeroed, page-aligned mapping of at least `bytes` bytes that lives as long as its keeper.
-    Ok(unsafe { Memory::kept(first, shared.bytes(), Box::new(shared)) })
 }
 
 fn describe(graph: &Graph, node: NodeId) -> String {

@@ -8,7 +8,7 @@ use kolo_graph::attr::{Attr, AttrReader};
 use kolo_graph::cpu::{Buffer, Cpu, CpuCx};
 use kolo_graph::op::{Arg, Case, Dense, Domain, OpKind};
 use kolo_graph::rng::Stream;
-use kolo_graph::sources::{Input, Param, State};
+use kolo_graph::sources::{Input, InputRole, Param, State};
 use kolo_graph::{Builder, DType, Graph, Op, Team, Tensor, Type, checked_types};
 use kolo_ops::prelude::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -346,9 +346,14 @@ fn check(trial: &Trial, teams: &[Team; 2], dice: &mut Dice) -> bool {
 fn cases_of(kind: &OpKind) -> Vec<Case> {
     let (name, shape) = ("x0".to_string(), vec![2, 3]);
     let all = match kind.name {
-        "input" => vec![Case::new(Input { name, dtype: DType::F32, shape, per_step: false }, [])],
+        "input" => {
+            vec![Case::new(Input { name, dtype: DType::F32, shape, per_step: false, role: InputRole::Data }, [])]
+        }
         "param" => vec![Case::new(Param { name, shape, init: Init::ZEROS }, [])],
-        "state" => vec![Case::new(State { name, dtype: DType::I32, shape, init: Init::ZEROS }, [])],
+        "state" => {
+            let state = State { name, dtype: DType::I32, shape, init: Init::ZEROS, of: String::new(), start: 0 };
+            vec![Case::new(state, [])]
+        }
         _ => (kind.cases)(),
     };
     let small = |case: &&Case| case.args.iter().map(|arg| arg.ty.elements()).sum::<usize>() <= ELEMENTS_MAX / 3;

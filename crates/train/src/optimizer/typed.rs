@@ -1,6 +1,6 @@
 //! Optimizers for programs: from a rule and a rate, without a job file.
 
-use super::{Optimizer, RATE_MAX, Rule};
+use super::{Optimizer, RATE_MAX, Rule, StepScalars};
 use kolo_graph::{Builder, Init, Tensor, Type};
 use kolo_ops::optim::{Adagrad, Adam, LambDirection, Lars, Rmsprop, Sgd, SgdPlain};
 use kolo_ops::prelude::*;
@@ -104,7 +104,7 @@ impl Optimizer {
         builder.update(counter, step);
         for (((_, name), param), grad) in params.iter().zip(tensors).zip(grads) {
             if let Some(grad) = grad {
-                self.update(builder, name, param, grad, lr, scale, step);
+                self.update(builder, name, param, grad, StepScalars { lr, scale, step });
             }
         }
     }

@@ -4,11 +4,13 @@ use super::{Trainer, feed_samples};
 use crate::confusion::Confusion;
 use crate::error::Error;
 use crate::job::Job;
-use crate::step::{CONFUSION, IGNORED, count_name, evaluation_graph, optimise};
+use crate::step::{self, CONFUSION, IGNORED, count_name};
 use crate::together;
 use kolo_comm::{Communicator, Reduction};
 use kolo_exec::{Feed, Options, Program, Session};
 use kolo_graph::Graph;
+use kolo_parallel::mesh::DATA;
+use kolo_parallel::{Mesh, Parallel, Purpose};
 use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -37,39 +39,44 @@ const ACTIVATION_BYTES_MAX: usize = 64 << 20;
 /// Batches of each worker until all bring their means together: what is held in memory does not grow with the data.
 const BATCHES_PER_ROUND: usize = 64;
 
-fn graph_of(job: &Job, batch: usize) -> Result<Graph, Error> {
-    Ok(optimise(evaluation_graph(&*job.model, batch)?))
+fn graph_of(job: &Job, parallel: &Parallel, mesh: &Mesh, batch: usize) -> Result<Graph, Error> {
+    Ok(step::graph_of(job, parallel, Purpose::Evaluation { batch }, mesh)?)
 }
 
 /// Samples of an evaluation's batch. They depend on the job alone, and so do the means.
 fn samples_of_batch(job: &Job) -> Result<usize, Error> {
-    let one = Program::cpu(graph_of(job, 1)?, Options::single(1)).bytes().activations;
+    let graph = graph_of(job, &job.parallel, &Mesh::alone(), 1)?;
+    let one = Program::cpu(graph, Options::single(1)).bytes().activations;
     let most = (ACTIVATION_BYTES_MAX / one.max(1)).clamp(1, SAMPLES_MAX);
     Ok(job.split.held_out_len().min(1 << most.ilog2()))
 }
 
-/// Bytes that evaluations take at one of several workers, beside the weights.
-pub fn evaluation_bytes(job: &Job, threads: usize, rank: usize, ranks: usize) -> Result<usize, Error> {
+/// Bytes that evaluations take at one of the workers who take turns in them, beside the weights.
+pub fn evaluation_bytes(job: &Job, threads: usize, mesh: &Mesh) -> Result<usize, Error> {
     let total = job.split.held_out_len();
     if total == 0 {
         return Ok(0);
     }
+    let (rank, ranks) = (mesh.coordinate(DATA), mesh.size(DATA));
     let whole = samples_of_batch(job)?;
     // The last batch, if it is smaller, is one rank's turn.
     let rest = Some(total % whole).filter(|rest| *rest > 0 && total / whole % ranks == rank);
-    let bytes = |batch: usize| Ok(Program::cpu(graph_of(job, batch)?, Options::single(threads)).bytes().total());
+    let bytes = |batch: usize| {
+        let graph = graph_of(job, &job.parallel, mesh, batch)?;
+        Ok(Program::cpu(graph, Options::single(threads)).bytes().total())
+    };
     [whole].into_iter().chain(rest).map(bytes).sum()
 }
 
-/// Counts [`evaluation_bytes`] while `work` is done: neither needs the other, and of a deep model each takes its time.
+/// Counts [`evaluation_bytes`] of a worker at this place, if it takes part, while `work` is done: neither needs the other, and
+/// of a deep model each takes its time.
 pub fn count_beside<T>(
     job: &Job,
     threads: usize,
-    rank: usize,
-    ranks: usize,
+    mesh: Option<&Mesh>,
     work: impl FnOnce() -> Result<T, Error>,
 ) -> Result<(T, usize), Error> {
-    let count = || evaluation_bytes(job, threads, rank, ranks);
+    let count = || mesh.map_or(Ok(0), |mesh| evaluation_bytes(job, threads, mesh));
     std::thread::scope(|scope| {
         let beside = std::thread::Builder::new().spawn_scoped(scope, count);
         let done = work();
@@ -85,7 +92,7 @@ pub fn count_beside<T>(
 impl Trainer {
     /// This worker's rank, and the number of workers who evaluate.
     fn place(&self) -> (usize, usize) {
-        self.world.as_ref().map_or((0, 1), |world| (world.rank(), world.size()))
+        (self.mesh.coordinate(DATA), self.mesh.size(DATA))
     }
 
     /// Evaluates on the held-out samples; `None` if there are none. All workers call it. If one of them is interrupted, all end
@@ -231,7 +238,8 @@ impl Trainer {
         if let Some(at) = self.evaluators.iter().position(|(size, _)| *size == batch) {
             return Ok(at);
         }
-        let mut session = Session::try_new(graph_of(&self.job, batch)?, &self.store, Options::single(self.threads))?;
+        let graph = graph_of(&self.job, &self.parallel, &self.mesh, batch)?;
+        let mut session = Session::try_new(graph, &self.store, Options::single(self.threads))?;
         session.set_alive(self.alive());
         self.evaluators.push((batch, session));
         Ok(self.evaluators.len() - 1)

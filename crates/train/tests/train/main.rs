@@ -6,6 +6,7 @@ mod goldens;
 mod ignored;
 mod op_goldens;
 mod same_bits;
+mod strategies;
 mod workers;
 mod wrong;
 

@@ -1,0 +1,174 @@
+//! How a job's work is split among its workers: the strategies that it chose, asked as one.
+
+use crate::lane::CommLane;
+use crate::mesh::{DATA, Mesh};
+use crate::servers::{Roles, Servers};
+use crate::strategy::{Allocation, Facts, Home, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
+use kolo_comm::{Communicator, Fault};
+use kolo_exec::{Collectives, ExchangeError, Memory};
+use kolo_graph::Graph;
+use kolo_graph::settings::{SettingError, Settings};
+use kolo_graph::verify::debug_verify;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Keys of strategies that are not built. One that reads such a key takes it over.
+const RESERVED: [Key; 2] = [reserved("tensor"), reserved("pipeline")];
+
+const fn reserved(name: &'static str) -> Key {
+    Key { name, value: KeyValue::Count { default: 1, least: 1, most: 1 }, doc: "not built yet" }
+}
+
+/// What the report's `layout` always says, and what of a job that chose nothing.
+const LAYOUT: [(&str, usize); 4] = [(DATA, 1), ("tensor", 1), ("pipeline", 1), ("zero", 0)];
+
+/// The strategies of a job, in the order in which they rewrite its graph.
+#[derive(Clone, Debug)]
+pub struct Parallel {
+    strategies: Vec<Arc<dyn Strategy>>,
+}
+
+impl Parallel {
+    /// Reads `[parallel]`. Keys that no strategy knows are errors, and so are strategies that do not go together.
+    pub fn read(settings: &Settings, kinds: &[StrategyKind], job: Facts) -> Result<Self, SettingError> {
+        for key in unbuilt(kinds) {
+            let value = key.count(settings)?;
+            if value != 1 {
+                let message = format!("is {value}, which is not built yet: workers split the batch");
+                return Err(settings.wrong(key.name, message, format!("write `{} = 1` or leave it out", key.name)));
+            }
+        }
+        let mut strategies = Vec::new();
+        for kind in kinds {
+            kind.keys.iter().try_for_each(|key| key.touch(settings))?;
+            strategies.extend((kind.read)(settings)?);
+        }
+        let chosen = Self::of(strategies, job).map_err(|refusal| match refusal.key {
+            Some(key) => settings.wrong(key, refusal.message, refusal.hint),
+            None => SettingError { place: settings.place().into(), message: refusal.message, hint: refusal.hint },
+        })?;
+        settings.finish()?;
+        Ok(chosen)
+    }
+
+    /// These strategies, if they go together: a default gives way to whoever was chosen for the same part.
+    pub fn of(mut strategies: Vec<Arc<dyn Strategy>>, job: Facts) -> Result<Self, Refusal> {
+        let chosen = |part: Part| strategies.iter().any(|one| one.part() == part && !one.is_default());
+        let gives_way = [Part::Model, Part::Update, Part::Transfer].map(chosen);
+        strategies.retain(|one| !(one.is_default() && gives_way[one.part() as usize]));
+        strategies.sort_by_key(|one| one.part());
+        for (at, one) in strategies.iter().enumerate() {
+            let others = strategies.iter().enumerate().filter(|(other, _)| *other != at);
+            let others: Vec<&dyn Strategy> = others.map(|(_, other)| &**other).collect();
+            one.check(job, &others)?;
+        }
+        let rivals =
+            strategies.windows(2).find(|pair| pair[0].part() == pair[1].part() && pair[0].part() != Part::Model);
+        match rivals {
+            Some(pair) => {
+                let message = format!("`{}` cannot be combined with `{}`", pair[1].written(), pair[0].written());
+                Err(Refusal::new(message, "keep one of the two"))
+            }
+            None => Ok(Self { strategies }),
+        }
+    }
+
+    /// The same job with parameter servers. Refuses strategies that mean nothing to workers with servers.
+    pub fn served(&self, roles: Roles, job: Facts) -> Result<Self, Refusal> {
+        let mut strategies = self.strategies.clone();
+        strategies.push(Arc::new(Servers(roles)));
+        Self::of(strategies, job)
+    }
+
+    pub fn strategies(&self) -> impl Iterator<Item = &dyn Strategy> {
+        self.strategies.iter().map(|one| &**one)
+    }
+
+    /// How many ranks share the grains of so many workers; an error if they cannot be arranged along the axes.
+    pub fn data_ranks(&self, workers: usize) -> Result<usize, Refusal> {
+        let others: Vec<(&str, usize)> = self.strategies().filter_map(Strategy::axis).collect();
+        let ranks: usize = others.iter().map(|(_, size)| size).product();
+        if ranks > 0 && workers.is_multiple_of(ranks) {
+            return Ok(workers / ranks);
+        }
+        let axes: Vec<String> = others.iter().map(|(name, size)| format!("{name} = {size}")).collect();
+        let message = format!("cannot be arranged as a mesh with {}", axes.join(", "));
+        Err(Refusal::new(message, format!("use a multiple of {ranks} workers")))
+    }
+
+    /// The mesh of so many workers, and one of them. The data axis is the outermost.
+    pub fn mesh(&self, workers: usize, rank: usize) -> Result<Mesh, Refusal> {
+        let mut axes = vec![(DATA, self.data_ranks(workers)?)];
+        axes.extend(self.strategies().filter_map(Strategy::axis));
+        Mesh::new(&axes, rank).ok_or_else(|| {
+            Refusal::new(format!("have no rank {rank}"), format!("ranks count from 0 to {}", workers.saturating_sub(1)))
+        })
+    }
+
+    /// The largest norm of a gradient that the graph for this purpose keeps to, given the job's.
+    pub fn clip(&self, clip: Option<f32>, purpose: Purpose) -> Option<f32> {
+        self.strategies().fold(clip, |clip, one| one.clip(clip, purpose))
+    }
+
+    /// The graph that a rank runs, from that of a single worker.
+    pub fn spread(&self, graph: Graph, purpose: Purpose, mesh: &Mesh) -> Graph {
+        let rewrite = |graph: Graph, one: &dyn Strategy| {
+            let graph = one.rewrite(graph, purpose, mesh);
+            debug_verify(&graph, one.name());
+            graph
+        };
+        self.strategies().fold(graph, rewrite)
+    }
+
+    /// The strategy that says where parameters live: the one that asks for the most.
+    fn host(&self) -> Option<&dyn Strategy> {
+        self.strategies().max_by_key(|one| one.home())
+    }
+
+    pub fn home(&self) -> Home {
+        self.host().map_or(Home::Own, Strategy::home)
+    }
+
+    /// Zeroed memory for a rank's parameters. All ranks call it together.
+    pub fn allocate(&self, at: &Allocation<'_>) -> Result<Memory, ExchangeError> {
+        self.host().map_or_else(|| Ok(Memory::new(at.bytes)), |host| host.allocate(at))
+    }
+
+    /// The lane for the exchanges along the axes of a mesh. All ranks call it together.
+    pub fn lane(&self, mesh: &Mesh, world: &Arc<Communicator>) -> Result<Arc<dyn Collectives>, Fault> {
+        let usual = || Ok(Arc::new(CommLane::on_mesh(Arc::clone(world), mesh.clone())) as Arc<dyn Collectives>);
+        self.strategies().find_map(|one| one.lane(mesh, world)).unwrap_or_else(usual)
+    }
+
+    /// Why an executor that does not update every parameter where it is will not do, if so.
+    pub fn needs_updates_in_place(&self) -> Option<Refusal> {
+        self.strategies().find_map(Strategy::needs_updates_in_place)
+    }
+
+    /// What the report says of so many workers: the size of every axis, and what the strategies add.
+    pub fn layout(&self, workers: usize) -> BTreeMap<&'static str, usize> {
+        let mut layout = BTreeMap::from(LAYOUT);
+        layout.insert(DATA, self.data_ranks(workers).unwrap_or(workers));
+        layout.extend(self.strategies().filter_map(Strategy::axis));
+        layout.extend(self.strategies().flat_map(Strategy::layout));
+        layout
+    }
+}
+
+/// Keys that are reserved and that no strategy reads.
+fn unbuilt(kinds: &[StrategyKind]) -> impl Iterator<Item = Key> {
+    let is_read = |name: &str| kinds.iter().flat_map(|kind| kind.keys).any(|key| key.name == name);
+    RESERVED.into_iter().filter(move |key| !is_read(key.name))
+}
+
+/// The keys of `[parallel]`, as the guide shows them.
+pub fn key_table(kinds: &[StrategyKind]) -> String {
+    let mut keys: Vec<Key> = Vec::new();
+    for key in kinds.iter().flat_map(|kind| kind.keys).copied().chain(unbuilt(kinds)) {
+        if !keys.contains(&key) {
+            keys.push(key);
+        }
+    }
+    let rows: Vec<String> = keys.iter().map(Key::row).collect();
+    format!("| key | type | default | meaning |\n|---|---|---|---|\n{}\n", rows.join("\n"))
+}

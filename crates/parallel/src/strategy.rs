@@ -1,0 +1,276 @@
+//! What a strategy is: a way to spread a job's work over its workers, declared once and registered in a list.
+//!
+//! A [`StrategyKind`] is an entry of the registry: a name, a line about it, the keys of `[parallel]` that it reads, and a
+//! reader. A [`Strategy`] is one that a job has chosen, with its settings: the axis it adds to the mesh, what it refuses, its
+//! rewrite, where parameters live, which lane runs its collectives. [`crate::Parallel`] is all that a job has chosen.
+//!
+//! Nobody outside this crate asks for a strategy by its name. A new one is one file and one line of [`STRATEGIES`], or of the
+//! list that a program of one's own hands to `Job::read_among`; `crates/train/tests/train/strategies.rs` brings one from
+//! outside.
+
+use crate::mesh::Mesh;
+use crate::{central, data, narrow, servers, zero};
+use kolo_comm::{Communicator, Fault};
+use kolo_exec::{Collectives, ExchangeError, Memory};
+use kolo_graph::Graph;
+use kolo_graph::settings::{SettingError, Settings};
+use std::sync::Arc;
+
+/// All strategies, in the order in which their keys are read.
+pub const STRATEGIES: &[StrategyKind] = &[data::KIND, zero::KIND, central::KIND, servers::KIND, narrow::KIND];
+
+/// An entry of the registry.
+#[derive(Clone, Copy, Debug)]
+pub struct StrategyKind {
+    pub name: &'static str,
+    /// One line about it.
+    pub doc: &'static str,
+    /// What it reads of `[parallel]`. Several strategies may read the same key.
+    pub keys: &'static [Key],
+    /// The strategy with its settings, if the job chooses it.
+    pub read: fn(&Settings) -> Result<Option<Arc<dyn Strategy>>, SettingError>,
+}
+
+/// A key of `[parallel]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Key {
+    pub name: &'static str,
+    pub value: KeyValue,
+    /// What it does.
+    pub doc: &'static str,
+}
+
+/// What may be written for a key, and what counts if nothing is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum KeyValue {
+    Flag {
+        default: bool,
+    },
+    /// A reader refuses what exceeds `most` in its own words.
+    Count {
+        default: usize,
+        least: usize,
+        most: usize,
+    },
+    Number {
+        default: f64,
+        low: f64,
+        high: f64,
+    },
+    /// The first is the default.
+    Choice(&'static [&'static str]),
+}
+
+impl Key {
+    /// Reads the key and forgets its value: a key that was read is known, and part of what ranks must agree on.
+    pub(crate) fn touch(&self, settings: &Settings) -> Result<(), SettingError> {
+        match self.value {
+            KeyValue::Flag { .. } => self.flag(settings).map(drop),
+            KeyValue::Count { .. } => self.count(settings).map(drop),
+            KeyValue::Number { .. } => self.number(settings).map(drop),
+            KeyValue::Choice(_) => self.choice(settings).map(drop),
+        }
+    }
+
+    pub fn flag(&self, settings: &Settings) -> Result<bool, SettingError> {
+        match self.value {
+            KeyValue::Flag { default } => settings.bool(self.name, default),
+            other => panic!("key `{}` is {other:?}, no flag", self.name),
+        }
+    }
+
+    pub fn count(&self, settings: &Settings) -> Result<usize, SettingError> {
+        match self.value {
+            KeyValue::Count { default, least, .. } => settings.count(self.name, default, least),
+            other => panic!("key `{}` is {other:?}, no count", self.name),
+        }
+    }
+
+    pub fn number(&self, settings: &Settings) -> Result<f64, SettingError> {
+        match self.value {
+            KeyValue::Number { default, low, high } => settings.float_in(self.name, default, low, high),
+            other => panic!("key `{}` is {other:?}, no number", self.name),
+        }
+    }
+
+    pub fn choice(&self, settings: &Settings) -> Result<&'static str, SettingError> {
+        match self.value {
+            KeyValue::Choice(choices) => settings.choice(self.name, choices),
+            other => panic!("key `{}` is {other:?}, no choice", self.name),
+        }
+    }
+
+    /// A row of the guide's table of keys: name, values, default, meaning.
+    pub fn row(&self) -> String {
+        let (values, default) = match self.value {
+            KeyValue::Flag { default } => ("bool".into(), default.to_string()),
+            KeyValue::Count { default, least, most } => {
+                let values = match most - least {
+                    0 => least.to_string(),
+                    1 => format!("{least} or {most}"),
+                    _ if most == usize::MAX => format!("{least} or more"),
+                    _ => format!("{least} to {most}"),
+                };
+                (values, default.to_string())
+            }
+            KeyValue::Number { default, low, high } => (format!("{low} to {high}"), default.to_string()),
+            KeyValue::Choice(choices) => {
+                let all: Vec<String> = choices.iter().map(|choice| format!("`{choice}`")).collect();
+                (all.join(" "), all[0].clone())
+            }
+        };
+        format!("| `{}` | {values} | {default} | {} |", self.name, self.doc)
+    }
+}
+
+/// The part of a step that a strategy changes. Rewrites run in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// What the model computes: splits it along an axis of its own, recomputes some of it. A job may choose several.
+    Model,
+    /// How gradients become new parameters: who sums, who updates. A job has exactly one.
+    Update,
+    /// How bytes travel. A job has one at most.
+    Transfer,
+}
+
+/// What a graph is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A step of a worker.
+    Training,
+    /// The forward pass of this many samples.
+    Evaluation { batch: usize },
+    /// A server's part of a step.
+    Server,
+}
+
+/// Where a rank's parameters live. State always lies in a rank's own memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Home {
+    /// In its own memory.
+    Own,
+    /// In memory of its own that the others' collectives reach.
+    Reached,
+    /// In one memory for all ranks of a host, which the first of them initialises.
+    OnePerHost,
+}
+
+impl Home {
+    /// Whether this rank gives its parameters their first values.
+    pub fn initialises(self, rank: usize) -> bool {
+        self != Home::OnePerHost || rank == 0
+    }
+
+    /// Whether the parameters of all ranks of a host are the same memory.
+    pub fn is_shared(self) -> bool {
+        self == Home::OnePerHost
+    }
+}
+
+/// Where parameters are to be allocated.
+#[derive(Debug)]
+pub struct Allocation<'a> {
+    pub bytes: usize,
+    pub world: &'a Communicator,
+    pub lane: &'a dyn Collectives,
+}
+
+/// Why a strategy does not go with a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The key of `[parallel]` at fault, which the message then goes on from; the message stands alone if there is none.
+    pub key: Option<&'static str>,
+    pub message: String,
+    pub hint: String,
+}
+
+impl Refusal {
+    pub fn of_key(key: &Key, message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { key: Some(key.name), message: message.into(), hint: hint.into() }
+    }
+
+    pub fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { key: None, message: message.into(), hint: hint.into() }
+    }
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}\n  hint: {}", self.message, self.hint)
+    }
+}
+
+/// What strategies may want to know of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// The job promises its bits.
+    pub reproducible: bool,
+    /// The job may end before its last step.
+    pub early_stop: bool,
+}
+
+/// A strategy that a job has chosen, with its settings.
+pub trait Strategy: std::fmt::Debug + Send + Sync {
+    /// The name of its kind.
+    fn name(&self) -> &'static str;
+
+    fn part(&self) -> Part;
+
+    /// How a job file chooses it, such as `parallel.zero = 1`.
+    fn written(&self) -> String;
+
+    /// Whether it is what a job does that chooses nothing else for the same part.
+    fn is_default(&self) -> bool {
+        false
+    }
+
+    /// The axis that it adds to the mesh, with its size. Whatever the axes of all strategies leave is the data axis.
+    fn axis(&self) -> Option<(&'static str, usize)> {
+        None
+    }
+
+    /// Refuses a job, or another strategy that it has chosen.
+    fn check(&self, _job: Facts, _others: &[&dyn Strategy]) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    /// The largest norm of a gradient that the graph for this purpose keeps to, given the job's.
+    fn clip(&self, clip: Option<f32>, _purpose: Purpose) -> Option<f32> {
+        clip
+    }
+
+    /// The graph that a rank runs, from that of a single worker or of the strategies before it.
+    fn rewrite(&self, graph: Graph, _purpose: Purpose, _mesh: &Mesh) -> Graph {
+        graph
+    }
+
+    fn home(&self) -> Home {
+        Home::Own
+    }
+
+    /// Zeroed memory for a rank's parameters. All ranks call it together.
+    fn allocate(&self, at: &Allocation<'_>) -> Result<Memory, ExchangeError> {
+        match self.home() {
+            Home::Own => Ok(Memory::new(at.bytes)),
+            Home::Reached => at.lane.memory(at.bytes),
+            Home::OnePerHost => Ok(central::memory_at_first(at.world, at.bytes)?),
+        }
+    }
+
+    /// The lane for the exchanges along the axes of a mesh, if it wants another than [`crate::CommLane`]. All ranks call it
+    /// together.
+    fn lane(&self, _mesh: &Mesh, _world: &Arc<Communicator>) -> Option<Result<Arc<dyn Collectives>, Fault>> {
+        None
+    }
+
+    /// What to say if the executor cannot update every parameter where it is, and this strategy needs that.
+    fn needs_updates_in_place(&self) -> Option<Refusal> {
+        None
+    }
+
+    /// What it adds to the report's `layout`, beside the sizes of the axes.
+    fn layout(&self) -> Vec<(&'static str, usize)> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,79 @@
+//! From a job and a company to what a worker needs for its steps: graph, memory, store, session.
+
+use crate::company::Company;
+use crate::error::Error;
+use crate::job::Job;
+use crate::room::{self, Tenants};
+use crate::step::graph_of;
+use crate::trainer::count_beside;
+use kolo_comm::{Communicator, Fault};
+use kolo_exec::{Collectives, Options, Program, Session, Store};
+use kolo_parallel::mesh::DATA;
+use kolo_parallel::strategy::Allocation;
+use kolo_parallel::{Mesh, Parallel, Purpose};
+use kolo_plan::MemoryPlan;
+use std::sync::Arc;
+
+/// A worker, ready for its first step.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub store: Store,
+    pub session: Session,
+    /// What the workers agreed to hold.
+    pub memory: MemoryPlan,
+    pub parallel: Parallel,
+    /// Its place among those who take turns in evaluations.
+    pub evaluators: Mesh,
+    /// The first of its grains.
+    pub first_grain: usize,
+}
+
+impl Worker {
+    /// Compiles the worker's part of the job's step for these options, whose grains are its share of the job's. All workers
+    /// call it together.
+    pub fn assemble(job: &Job, company: &Company, options: Options) -> Result<Self, Error> {
+        let parallel = company.parallel(job)?;
+        let mesh = company.mesh(&parallel)?;
+        let evaluators = company.evaluators(&mesh);
+        let (program, evaluation) = count_beside(job, options.threads, evaluators.as_ref(), || {
+            Ok(Program::cpu(graph_of(job, &parallel, Purpose::Training, &mesh)?, options))
+        })?;
+        let memory = MemoryPlan { evaluation, ..kolo_plan::memory(&program) };
+        match company.world() {
+            Some(world) => room::check_among(&memory, parallel.home().is_shared(), world)?,
+            None => room::check(&memory, Tenants::alone(&memory))?,
+        }
+        let (store, session) = match company.peers() {
+            Some(world) => compile_among(job, &parallel, program, &mesh, world)?,
+            None => {
+                let store = Store::new(&program.graph, job.seed);
+                let session = Session::compile(program, &store, None)?;
+                (store, session)
+            }
+        };
+        let first_grain = mesh.coordinate(DATA) * options.grains;
+        Ok(Self { store, session, memory, parallel, evaluators: evaluators.unwrap_or_else(Mesh::alone), first_grain })
+    }
+}
+
+/// The store and the session of a rank whose graph has exchanges in it.
+fn compile_among(
+    job: &Job,
+    parallel: &Parallel,
+    program: Program,
+    mesh: &Mesh,
+    world: &Arc<Communicator>,
+) -> Result<(Store, Session), Error> {
+    let lane: Arc<dyn Collectives> = parallel.lane(mesh, world)?;
+    let bytes = Store::params_bytes(&program.graph);
+    let weights = parallel.allocate(&Allocation { bytes, world, lane: &*lane })?;
+    let store = Store::in_memory(&program.graph, weights);
+    let home = parallel.home();
+    store.initialise_where(job.seed, |entry| !entry.trained || home.initialises(world.rank()));
+    world.barrier()?;
+    if let Some(refusal) = parallel.needs_updates_in_place().filter(|_| !program.updates_params_in_place()) {
+        return Err(Error::Together(Fault::BadCall(refusal.to_string())));
+    }
+    let session = Session::compile(program, &store, Some(lane))?;
+    Ok((store, session))
+}

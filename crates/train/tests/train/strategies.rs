@@ -1,0 +1,227 @@
+//! Strategies as a list: one from outside the workspace works like those inside, and nobody asks for one by its name.
+
+use crate::same_bits::{STEPS, jobs};
+use crate::workers::{assert_same, on_ranks, report};
+use kolo_graph::Graph;
+use kolo_graph::collective::AllReduce;
+use kolo_graph::settings::Settings;
+use kolo_models::MODELS;
+use kolo_parallel::data::{Bucket, buckets, copy_grains, exchange_bucket};
+use kolo_parallel::mesh::DATA;
+use kolo_parallel::strategy::{Facts, Key, KeyValue, Part, Refusal};
+use kolo_parallel::{Mesh, Purpose, STRATEGIES, Strategy, StrategyKind};
+use kolo_train::session::Company;
+use kolo_train::step::graph_of;
+use kolo_train::{Job, job_file};
+use std::path::Path;
+use std::sync::Arc;
+
+const HALVES: Key = Key {
+    name: "halves",
+    value: KeyValue::Flag { default: false },
+    doc: "the gradients of the parameters are summed in two halves",
+};
+
+const KIND: StrategyKind = StrategyKind {
+    name: "halves",
+    doc: "data parallelism with two exchanges of gradients",
+    keys: &[HALVES],
+    read: |settings| Ok(HALVES.flag(settings)?.then(|| Arc::new(Halves) as Arc<dyn Strategy>)),
+};
+
+#[derive(Debug)]
+struct Halves;
+
+impl Strategy for Halves {
+    fn name(&self) -> &'static str {
+        KIND.name
+    }
+    fn part(&self) -> Part {
+        Part::Update
+    }
+    fn written(&self) -> String {
+        "parallel.halves = true".into()
+    }
+    fn check(&self, job: Facts, _: &[&dyn Strategy]) -> Result<(), Refusal> {
+        match job.early_stop {
+            true => Err(Refusal::of_key(&HALVES, "does not stop early", "leave one of the two out")),
+            false => Ok(()),
+        }
+    }
+    fn rewrite(&self, graph: Graph, purpose: Purpose, mesh: &Mesh) -> Graph {
+        if purpose != Purpose::Training || mesh.size(DATA) == 1 {
+            return graph;
+        }
+        let (mut rebuild, after) = copy_grains(&graph);
+        let all = buckets(&graph, usize::MAX);
+        for bucket in &all {
+            let (first, second) = bucket.sums.split_at(if bucket.gradients { bucket.sums.len() / 2 } else { 0 });
+            for (half, sums) in [first, second].into_iter().enumerate().filter(|(_, sums)| !sums.is_empty()) {
+                let half = Bucket { name: format!("{}/{half}", bucket.name), sums: sums.to_vec(), ..bucket.clone() };
+                exchange_bucket(&mut rebuild, AllReduce { axis: DATA.into() }, &half);
+            }
+        }
+        after.into_iter().for_each(|node| {
+            rebuild.copy(node);
+        });
+        rebuild.finish()
+    }
+    fn layout(&self) -> Vec<(&'static str, usize)> {
+        vec![("halves", 2)]
+    }
+}
+
+fn settings(text: &str, parallel: &str) -> Settings {
+    job_file::parse(&format!("{text}[parallel]\n{parallel}\n"), "test.toml").unwrap()
+}
+
+/// The job, read with the strategy from outside beside the others.
+fn job(text: &str, parallel: &str) -> Result<Arc<Job>, String> {
+    let kinds = [STRATEGIES, &[KIND]].concat();
+    Job::read_among(&settings(text, parallel), MODELS, &kinds).map(Arc::new).map_err(|error| error.to_string())
+}
+
+const TEXT: &str = "[model]\nkind = \"mlp\"\n[data]\nsource = \"builtin:playground\"\nbatch = 32\ngrains = 8\n";
+
+#[test]
+fn a_strategy_from_outside_gives_the_same_bits() {
+    for (name, text) in jobs().into_iter().take(2) {
+        let alone = report(&job(&text, "").unwrap(), Company::Alone);
+        assert_eq!(alone.steps, STEPS);
+        let halves = job(&text, "halves = true").unwrap();
+        let sums = |job: &Job| {
+            let graph = graph_of(job, &job.parallel, Purpose::Training, &Mesh::data(2, 0).unwrap()).unwrap();
+            graph.nodes.iter().filter(|node| node.op.is::<AllReduce>()).count()
+        };
+        assert_eq!(sums(&halves), 3, "two halves, and the loss");
+        for workers in [2, 4] {
+            let reports = on_ranks(workers, |world| report(&halves, Company::Workers(world)));
+            reports.iter().for_each(|other| assert_same(&format!("{name}, {workers} workers"), &alone, other));
+            let layout = [("data", workers), ("halves", 2), ("pipeline", 1), ("tensor", 1), ("zero", 0)];
+            assert_eq!(reports[0].layout, layout.into());
+        }
+    }
+}
+
+#[test]
+fn keys_and_conflicts_of_a_strategy_from_outside_are_told() {
+    let refused = |parallel: &str| job(TEXT, parallel).unwrap_err();
+    assert_eq!(
+        refused("halfs = true"),
+        "test.toml:8: unknown key `parallel.halfs`\n  hint: did you mean `halves`? The keys here are bucket_mib, central, halves, pipeline, tensor, wire, zero"
+    );
+    let unknown = Job::read(&settings(TEXT, "halves = true"), MODELS).unwrap_err().to_string();
+    assert!(unknown.starts_with("test.toml:8: unknown key `parallel.halves`"), "{unknown}");
+    assert_eq!(
+        refused("zero = 1\nhalves = true"),
+        "test.toml:7: `parallel.halves = true` cannot be combined with `parallel.zero = 1`\n  hint: keep one of the two"
+    );
+    let early = format!("{TEXT}[train]\nearly_stop = {{ patience = 2 }}\n");
+    assert_eq!(
+        job(&early, "halves = true").unwrap_err(),
+        "test.toml:10: `parallel.halves` does not stop early\n  hint: leave one of the two out"
+    );
+    let settings = job(TEXT, "halves = true").unwrap().settings.clone();
+    assert!(settings.contains(&("parallel.halves".into(), "true".into())), "ranks agree on it: {settings:?}");
+}
+
+/// Every strategy that a job file can choose, and what it refuses: where, what and a hint.
+#[test]
+fn strategies_inside_are_refused_where_they_stand() {
+    let refused = |text: &str, parallel: &str| job(text, parallel).unwrap_err();
+    assert_eq!(
+        refused(TEXT, "zero = 2"),
+        "test.toml:8: `parallel.zero` is 2, but only stages 0 and 1 are built\n  hint: write `zero = 1` to shard the optimizer"
+    );
+    assert_eq!(
+        refused(TEXT, "zero = 1\ncentral = true"),
+        "test.toml:9: `parallel.central` stands beside `zero = 1`\n  hint: keep one of the two: central storage shards the optimizer already"
+    );
+    assert_eq!(
+        refused(TEXT, "tensor = 2"),
+        "test.toml:8: `parallel.tensor` is 2, which is not built yet: workers split the batch\n  hint: write `tensor = 1` or leave it out"
+    );
+    assert_eq!(
+        refused(TEXT, "wire = \"bf16\""),
+        "test.toml:8: `parallel.wire` is \"bf16\", which changes the bits of the sums\n  hint: write `reproducible = false` under [job], or `wire = \"f32\"`"
+    );
+    let free = format!("[job]\nreproducible = false\n{TEXT}");
+    assert_eq!(
+        refused(&free, "wire = \"bf16\"\ncentral = true"),
+        "test.toml:10: `parallel.wire` is \"bf16\" beside a sharded optimizer\n  hint: keep one of the two"
+    );
+}
+
+/// A strategy that has an axis of its own, and reads the key that is reserved for it.
+#[test]
+fn an_axis_takes_workers_from_the_data() {
+    #[derive(Debug)]
+    struct Copies(usize);
+    impl Strategy for Copies {
+        fn name(&self) -> &'static str {
+            "copies"
+        }
+        fn part(&self) -> Part {
+            Part::Model
+        }
+        fn written(&self) -> String {
+            format!("parallel.tensor = {}", self.0)
+        }
+        fn axis(&self) -> Option<(&'static str, usize)> {
+            Some(("tensor", self.0))
+        }
+    }
+    const TENSOR: Key =
+        Key { name: "tensor", value: KeyValue::Count { default: 1, least: 1, most: usize::MAX }, doc: "copies" };
+    const COPIES: StrategyKind = StrategyKind {
+        name: "copies",
+        doc: "ranks that compute the same",
+        keys: &[TENSOR],
+        read: |settings| Ok(Some(Arc::new(Copies(TENSOR.count(settings)?)))),
+    };
+    let kinds = [STRATEGIES, &[COPIES]].concat();
+    let mut job = Job::read_among(&settings(TEXT, "tensor = 2\nzero = 1"), MODELS, &kinds).unwrap();
+    let mesh = job.parallel.mesh(8, 5).unwrap();
+    assert_eq!((mesh.size(DATA), mesh.size("tensor")), (4, 2));
+    assert_eq!((mesh.coordinate(DATA), mesh.coordinate("tensor")), (2, 1));
+    assert_eq!(job.parallel.layout(8), [("data", 4), ("pipeline", 1), ("tensor", 2), ("zero", 1)].into());
+    job.fit_to(16).unwrap();
+    let error = job.fit_to(3).unwrap_err().to_string();
+    assert_eq!(error, "3 workers cannot be arranged as a mesh with tensor = 2\n  hint: use a multiple of 2 workers");
+}
+
+/// Outside of their crate, strategies are asked, not known.
+#[test]
+fn nobody_asks_for_a_strategy_by_its_name() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut folders: Vec<_> = std::fs::read_dir(&crates).unwrap().map(|entry| entry.unwrap().path()).collect();
+    folders.retain(|path| !path.ends_with("parallel"));
+    let mut todo: Vec<_> = folders.iter().map(|path| path.join("src")).collect();
+    let mut files = 0;
+    while let Some(path) = todo.pop() {
+        if path.is_dir() {
+            todo.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        files += 1;
+        for kind in STRATEGIES.iter().filter(|kind| kind.name != "servers") {
+            for used in [format!("kolo_parallel::{}", kind.name), format!("parallel.{}(", kind.name)] {
+                assert!(!text.contains(&used), "{} uses {used}", path.display());
+            }
+            let compared = [format!("name() == \"{}\"", kind.name), format!("name == \"{}\"", kind.name)];
+            let names_strategy = text.contains("Strategy") && compared.iter().any(|used| text.contains(used));
+            assert!(!names_strategy, "{} compares a strategy with {}", path.display(), kind.name);
+        }
+        assert!(!text.contains("NarrowLane"), "{} knows a lane of one strategy", path.display());
+    }
+    assert!(files > 200, "{files} files");
+}
+
+/// The guide's table of keys is the registry's.
+#[test]
+fn the_guide_has_every_key() {
+    let guide = include_str!("../../../../docs/guide.md");
+    let table = kolo_parallel::chosen::key_table(STRATEGIES);
+    assert!(guide.contains(&table), "docs/guide.md does not hold this table:\n{table}");
+}
