@@ -27,6 +27,7 @@ pub mod schedule;
 pub mod session;
 pub mod step;
 pub mod step_inputs;
+pub mod supply;
 pub mod timeline;
 pub mod together;
 pub mod trainer;
