@@ -15,10 +15,12 @@ use serde::Serialize;
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What a batch costs that goes from a loader to the lanes: two threads woken, cores that change hands, a copy.
 const HANDOVER_NS: u64 = 100_000;
+/// Shorter waits are not on the timeline.
+const WAIT_SHOWN: Duration = Duration::from_micros(20);
 /// Finding the number of a sample in an epoch.
 const CHOOSE_NS: u64 = 200;
 
@@ -185,7 +187,7 @@ impl Supply {
         });
         let end = Instant::now();
         self.waited_ns.fetch_add(end.duration_since(begin).as_nanos() as u64, Ordering::Relaxed);
-        if let Some(timeline) = &self.timeline {
+        if let Some(timeline) = self.timeline.as_ref().filter(|_| end.duration_since(begin) > WAIT_SHOWN) {
             timeline.add(self.lanes, "wait for samples", begin, end, 0);
         }
         taken
