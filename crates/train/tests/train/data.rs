@@ -151,14 +151,16 @@ fn a_sample_that_cannot_be_read_ends_the_run_before_its_step() {
 fn no_rank_updates_if_one_cannot_read() {
     let broken = sample_at(&plain(""), 32 + 16);
     let watches = [Watch::alone(), Watch::alone()];
+    let both = Arc::new(std::sync::Barrier::new(2));
     let outcome = |(transport, watch): (_, &Arc<Watch>)| {
-        let (watch, others) = (Arc::clone(watch), watches.clone());
+        let (watch, others, both) = (Arc::clone(watch), watches.clone(), Arc::clone(&both));
         move || {
             let world = Arc::new(Communicator::new(transport, watch, true));
             let job = reading("prefetch = 2\nthreads = 2", Duration::ZERO, Some(broken));
             let mut trainer = Trainer::among(job, 1, world).unwrap();
             trainer.step().unwrap();
             let before = trainer.state();
+            both.wait();
             let error = trainer.step().unwrap_err();
             others.iter().for_each(|watch| watch.abort(Fault::Aborted("another rank failed".into())));
             assert_eq!(before, trainer.state(), "nothing changed");
