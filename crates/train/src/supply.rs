@@ -161,7 +161,7 @@ impl Supply {
     fn start(&self, step: usize) -> Prefetch {
         let tracer = self.timeline.clone().map(|timeline| {
             let tracer: Tracer = Arc::new(move |thread, step, start, end| {
-                timeline.add_of_step(step, DATA + thread, "make samples", start, end, 0);
+                timeline.add_of_step(step, DATA + thread, "make samples", start..end);
             });
             tracer
         });

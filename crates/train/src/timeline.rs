@@ -15,6 +15,7 @@ use kolo_exec::Session;
 use serde_json::json;
 use sink::{CHUNK_BYTES, Sink, push_event};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -127,16 +128,20 @@ impl Timeline {
 
     /// Adds an event, or lengthens the lane's last one if it has the same name and ended just now.
     pub fn add(&self, lane: usize, name: &str, start: Instant, end: Instant, bytes: usize) {
-        self.add_of_step(self.step.load(Ordering::Relaxed), lane, name, start, end, bytes);
+        self.insert(lane, name, start..end, bytes, self.step.load(Ordering::Relaxed));
     }
 
     /// As [`Timeline::add`], of what belongs to another step than that which runs.
-    pub fn add_of_step(&self, step: usize, lane: usize, name: &str, start: Instant, end: Instant, bytes: usize) {
+    pub fn add_of_step(&self, step: usize, lane: usize, name: &str, span: Range<Instant>) {
+        self.insert(lane, name, span, 0, step);
+    }
+
+    fn insert(&self, lane: usize, name: &str, span: Range<Instant>, bytes: usize, step: usize) {
         if !self.records.load(Ordering::Relaxed) {
             return;
         }
         let since = |at: Instant| at.saturating_duration_since(self.origin).as_nanos() as u64;
-        let (start_ns, end_ns) = (since(start), since(end));
+        let (start_ns, end_ns) = (since(span.start), since(span.end));
         let mut events = self.lock();
         events.last_ns = events.last_ns.max(end_ns);
         if let Some(last) = events.open.get_mut(&lane)

@@ -5,7 +5,9 @@ use kolo_comm::{Communicator, Fault, Watch, thread};
 use kolo_data::{Column, Field, ReadError, SampleCost, Source};
 use kolo_exec::Options;
 use kolo_models::MODELS;
-use kolo_train::session::Company;
+use kolo_train::interrupt::Interrupt;
+use kolo_train::report::Planned;
+use kolo_train::session::{Company, RunOptions, Silent};
 use kolo_train::{Error, HeldBatch, Job, Trainer, job_file};
 use std::path::Path;
 use std::sync::Arc;
@@ -122,6 +124,21 @@ fn a_trainer_may_go_back_and_be_dropped_at_any_time() {
     (0..4).for_each(|_| _ = trainer.step().unwrap());
     assert_eq!(digest, trainer.store().digest());
     assert_eq!(trainer.loader().threads, 2);
+    drop(trainer);
+    assert_eq!(Arc::strong_count(&job), 1, "a loader still holds the job");
+}
+
+/// An interrupted run ends after its step, whatever the loaders are at.
+#[test]
+fn an_interrupted_run_leaves_no_loader_behind() {
+    let job = reading("prefetch = 4\nthreads = 3", Duration::from_micros(100), None);
+    let interrupt = Interrupt::default();
+    interrupt.request();
+    let company = Company::Alone;
+    let options =
+        RunOptions { threads: 1, out: None, interrupt, planned: Planned::default(), company, timeline: None };
+    let (trainer, report) = kolo_train::run(Arc::clone(&job), &options, &mut Silent).unwrap();
+    assert_eq!((report.ended.as_str(), report.steps, report.loader.threads), ("interrupted", 1, 3));
     drop(trainer);
     assert_eq!(Arc::strong_count(&job), 1, "a loader still holds the job");
 }
