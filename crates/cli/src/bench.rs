@@ -3,14 +3,13 @@
 use crate::args::BenchTrain;
 use crate::fail::{Failure, check_writable, write_file};
 use crate::flags;
-use crate::load;
+use crate::load::{self, Kinds};
 use crate::manifest::Agreement;
 use crate::output::println;
 use crate::progress::Progress;
 use crate::workers::{self, Worker};
 use kolo_cluster::{Introduction, RankInfo};
 use kolo_exec::Options;
-use kolo_models::ModelKind;
 use kolo_train::machine::peak_rss_bytes;
 use kolo_train::report::StepTimes;
 use kolo_train::together::Meter;
@@ -21,14 +20,16 @@ use std::io::BufRead;
 use std::sync::Arc;
 use std::time::Instant;
 
-pub fn train(models: &[ModelKind], args: &BenchTrain) -> Result<(), Failure> {
+pub fn train(kinds: &Kinds, args: &BenchTrain) -> Result<(), Failure> {
     let begin = Instant::now();
     let place = workers::place()?;
-    let prepared = prepare(models, args, place.as_ref());
+    let prepared = prepare(kinds, args, place.as_ref());
     let (job, count) = workers::or_fail_all(prepared, place.as_ref(), &args.job.workers)?;
     match place {
         Some(place) => {
-            let worker = Worker::join(&place, &args.job.workers, job.reproducible, introduction(&job, args))?;
+            let introduction = introduction(&job, args);
+            let introduction = workers::or_fail_all(introduction, Some(&place), &args.job.workers)?;
+            let worker = Worker::join(&place, &args.job.workers, job.reproducible, introduction)?;
             let outcome = together(job, args, &worker, begin);
             worker.finish(outcome)
         }
@@ -39,17 +40,18 @@ pub fn train(models: &[ModelKind], args: &BenchTrain) -> Result<(), Failure> {
     }
 }
 
-fn introduction(job: &Job, args: &BenchTrain) -> Introduction {
-    let agreement = Agreement::on("bench train").job(job).workers(&args.job.workers);
+fn introduction(job: &Job, args: &BenchTrain) -> Result<Introduction, Failure> {
+    let agreement = Agreement::on("bench train").job(job)?.workers(&args.job.workers);
     let agreement = agreement.flag("--steps", args.steps).flag("--warmup", args.warmup);
-    Introduction { manifest: agreement.flag("--hold-batch", args.hold_batch).manifest(), ..Introduction::default() }
+    let manifest = agreement.flag("--hold-batch", args.hold_batch).manifest();
+    Ok(Introduction { manifest, ..Introduction::default() })
 }
 
 /// The job, and how many workers run it.
-fn prepare(models: &[ModelKind], args: &BenchTrain, place: Option<&RankInfo>) -> Result<(Arc<Job>, usize), Failure> {
+fn prepare(kinds: &Kinds, args: &BenchTrain, place: Option<&RankInfo>) -> Result<(Arc<Job>, usize), Failure> {
     let count = place.map_or_else(|| workers::asked(&args.job.workers), |place| Ok(place.world))?;
     flags::check(&args.job.workers, place, count)?;
-    let job = load::job(models, &args.job, count)?;
+    let job = load::job(kinds, &args.job, count)?;
     if args.steps == 0 {
         return Err(Failure::usage("--steps 0 measures nothing", "time at least one step"));
     }
@@ -80,7 +82,7 @@ fn together(job: Arc<Job>, args: &BenchTrain, worker: &Worker, begin: Instant) -
     let mut times = Vec::with_capacity(args.steps);
     for _ in 0..args.steps {
         times.extend(run(&mut trainer, held.as_ref(), 1)?);
-        meter.step(times[times.len() - 1], trainer.session().take_waited());
+        meter.step(times[times.len() - 1], trainer.session().take_waited(), trainer.take_data_wait());
     }
     let communication = meter.gather(world)?;
     if world.rank() > 0 {

@@ -2,15 +2,15 @@
 
 use crate::args::{GraphArgs, Listing};
 use crate::fail::Failure;
+use crate::load::{self, Kinds};
 use crate::output::{print, println};
-use crate::{load, workers};
-use kolo_models::ModelKind;
-use kolo_parallel::{Purpose, STRATEGIES};
+use crate::workers;
+use kolo_parallel::Purpose;
 use kolo_train::step::{graph_of, raw_graph};
 
-pub fn graph(models: &[ModelKind], args: &GraphArgs) -> Result<(), Failure> {
+pub fn graph(kinds: &Kinds, args: &GraphArgs) -> Result<(), Failure> {
     let workers = workers::asked(&args.job.workers)?;
-    let job = load::job(models, &args.job, workers)?;
+    let job = load::job(kinds, &args.job, workers)?;
     let purpose = match args.evaluation {
         true => Purpose::Evaluation { batch: job.grain_batch() },
         false => Purpose::Training,
@@ -26,11 +26,11 @@ pub fn graph(models: &[ModelKind], args: &GraphArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-pub fn list(models: &[ModelKind], what: Listing) -> Result<(), Failure> {
+pub fn list(kinds: &Kinds, what: Listing) -> Result<(), Failure> {
     match what {
-        Listing::Models => models.iter().for_each(|kind| println!("{:<12} {}", kind.name, kind.doc)),
-        Listing::Sources => kolo_data::SOURCES.iter().for_each(|kind| println!("{:<22} {}", kind.name, kind.doc)),
-        Listing::Strategies => STRATEGIES.iter().for_each(|kind| println!("{:<12} {}", kind.name, kind.doc)),
+        Listing::Models => kinds.models.iter().for_each(|kind| println!("{:<12} {}", kind.name, kind.doc)),
+        Listing::Sources => kinds.sources.iter().for_each(|kind| println!("{:<22} {}", kind.name, kind.doc)),
+        Listing::Strategies => kinds.strategies.iter().for_each(|kind| println!("{:<12} {}", kind.name, kind.doc)),
         Listing::Ops => kolo_ops::registry().iter().for_each(|kind| println!("{}", kind.name)),
     }
     Ok(())

@@ -29,13 +29,16 @@ mod slurm;
 mod train;
 mod workers;
 
+use kolo_data::SourceKind;
 use kolo_graph::simd;
-use kolo_models::{MODELS, Make, ModelKind};
+use kolo_models::{Make, ModelKind};
+use load::Kinds;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// What a program with its own model or its own loop needs.
+/// What a program with its own model, source or loop needs.
 pub mod prelude {
+    pub use kolo_data::{Column, Opened, ReadError, SampleCost, Source, SourceKind};
     pub use kolo_exec::{Feed, Options, Session, StepError, Store, ValueError, Values, View};
     pub use kolo_graph::field::{Field, Kind};
     pub use kolo_graph::settings::{SettingError, Settings};
@@ -54,16 +57,10 @@ pub use kolo_ops as ops;
 pub use kolo_plan as planner;
 pub use kolo_train as training;
 
-/// The command line with a set of models.
-#[derive(Clone, Debug)]
+/// The command line, with what a job file can name.
+#[derive(Clone, Debug, Default)]
 pub struct App {
-    models: Vec<ModelKind>,
-}
-
-impl Default for App {
-    fn default() -> Self {
-        Self::new()
-    }
+    kinds: Kinds,
 }
 
 /// Time for rank 0 to say something.
@@ -71,13 +68,20 @@ const SPEAKING: std::time::Duration = std::time::Duration::from_millis(300);
 
 impl App {
     pub fn new() -> Self {
-        Self { models: MODELS.to_vec() }
+        Self::default()
     }
 
     /// Adds a model; one of the same name is replaced.
     pub fn model(mut self, name: &'static str, doc: &'static str, make: Make) -> Self {
-        self.models.retain(|kind| kind.name != name);
-        self.models.push(ModelKind { name, doc, make });
+        self.kinds.models.retain(|kind| kind.name != name);
+        self.kinds.models.push(ModelKind { name, doc, make });
+        self
+    }
+
+    /// Adds a source of samples; one of the same name is replaced.
+    pub fn source(mut self, source: SourceKind) -> Self {
+        self.kinds.sources.retain(|kind| kind.name != source.name);
+        self.kinds.sources.push(source);
         self
     }
 
@@ -102,20 +106,20 @@ impl App {
             return failure.report();
         }
         let outcome = match command {
-            args::Command::Train(args) => train::train(&self.models, &args),
+            args::Command::Train(args) => train::train(&self.kinds, &args),
             args::Command::Plan(args) => {
-                flags::check_planned(&args.job.workers, "plan").and_then(|()| plan::plan(&self.models, &args))
+                flags::check_planned(&args.job.workers, "plan").and_then(|()| plan::plan(&self.kinds, &args))
             }
             args::Command::Graph(args) => {
-                flags::check_planned(&args.job.workers, "graph").and_then(|()| graph::graph(&self.models, &args))
+                flags::check_planned(&args.job.workers, "graph").and_then(|()| graph::graph(&self.kinds, &args))
             }
-            args::Command::Bench { command: args::Bench::Train(args) } => bench::train(&self.models, &args),
+            args::Command::Bench { command: args::Bench::Train(args) } => bench::train(&self.kinds, &args),
             args::Command::Bench { command: args::Bench::Comm(args) } => bench_comm::comm(&args),
-            args::Command::Slurm(args) => slurm::slurm(&self.models, &args),
+            args::Command::Slurm(args) => slurm::slurm(&self.kinds, &args),
             args::Command::Agent => {
                 return ExitCode::from(u8::try_from(kolo_cluster::agent::run()).unwrap_or(1));
             }
-            args::Command::List { what } => graph::list(&self.models, what),
+            args::Command::List { what } => graph::list(&self.kinds, what),
         };
         match outcome.and_then(|()| output::finish()) {
             Ok(()) => ExitCode::SUCCESS,

@@ -2,9 +2,10 @@
 
 use crate::args::{Device, JobArgs};
 use crate::fail::Failure;
-use kolo_models::ModelKind;
-use kolo_parallel::Mesh;
-use kolo_train::{Job, job_file};
+use kolo_data::{SOURCES, SourceKind};
+use kolo_models::{MODELS, ModelKind};
+use kolo_parallel::{Mesh, STRATEGIES, StrategyKind};
+use kolo_train::{Job, job, job_file};
 use std::sync::Arc;
 
 /// The job that runs when no file is given.
@@ -12,8 +13,28 @@ const DEFAULT_JOB: &str = include_str!("../../../examples/digits.toml");
 const WORKERS_MAX: usize = 1024;
 const THREADS_MAX: usize = 1024;
 
+/// What a job file can name: all of this workspace, and what a program of its own adds.
+#[derive(Clone, Debug)]
+pub struct Kinds {
+    pub models: Vec<ModelKind>,
+    pub sources: Vec<SourceKind>,
+    pub strategies: Vec<StrategyKind>,
+}
+
+impl Default for Kinds {
+    fn default() -> Self {
+        Self { models: MODELS.to_vec(), sources: SOURCES.to_vec(), strategies: STRATEGIES.to_vec() }
+    }
+}
+
+impl Kinds {
+    fn lists(&self) -> job::Kinds<'_> {
+        job::Kinds { models: &self.models, sources: &self.sources, strategies: &self.strategies }
+    }
+}
+
 /// Reads the job file with the overrides applied, for this many workers.
-pub fn job(models: &[ModelKind], args: &JobArgs, workers: usize) -> Result<Arc<Job>, Failure> {
+pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Failure> {
     if args.device == Device::Cuda {
         return Err(Failure::usage("--device cuda: this build runs on the CPU only", "leave --device out"));
     }
@@ -24,7 +45,7 @@ pub fn job(models: &[ModelKind], args: &JobArgs, workers: usize) -> Result<Arc<J
     for assignment in &args.set {
         job_file::override_with(&mut root, assignment)?;
     }
-    let mut job = Job::read(&root, models)?;
+    let mut job = Job::read_among(&root, &kinds.lists())?;
     if workers == 0 || workers > WORKERS_MAX {
         return Err(Failure::usage(format!("{workers} workers are out of range"), "use a number from 1 to 1024"));
     }

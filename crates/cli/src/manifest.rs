@@ -4,6 +4,7 @@
 //! Where results are written, how many threads a rank has, and through which interface it is reached may differ.
 
 use crate::args::{TransportKind, Workers};
+use crate::fail::Failure;
 use clap::ValueEnum;
 use kolo_base::ByteReader;
 use kolo_cluster::Manifest;
@@ -24,13 +25,13 @@ impl Agreement {
         self
     }
 
-    pub fn job(mut self, job: &Job) -> Self {
-        self.0.extend(job.manifest());
+    pub fn job(mut self, job: &Job) -> Result<Self, Failure> {
+        self.0.extend(job.manifest()?);
         // Another build of the same version may compute other bits; a job that does not promise them may mix builds.
         if job.reproducible {
             self.0.push(("build of the program".into(), build().unwrap_or_default()));
         }
-        self
+        Ok(self)
     }
 
     pub fn workers(self, workers: &Workers) -> Self {

@@ -4,10 +4,10 @@ mod text;
 
 use crate::args::PlanArgs;
 use crate::fail::Failure;
+use crate::load::{self, Kinds};
 use crate::output::println;
-use crate::{load, workers};
+use crate::workers;
 use kolo_exec::{Options, Program};
-use kolo_models::ModelKind;
 use kolo_parallel::Purpose;
 use kolo_parallel::mesh::DATA;
 use kolo_plan::{Cost, Fleet, Rates, RunCost};
@@ -15,6 +15,7 @@ use kolo_train::Job;
 use kolo_train::rehearsal::{self, Cast, Rehearsed};
 use kolo_train::room::{self, Shortage, Tenants};
 use kolo_train::step::graph_of;
+use kolo_train::supply;
 use kolo_train::trainer::count_beside;
 use serde_json::json;
 use std::path::Path;
@@ -64,10 +65,10 @@ impl Prediction {
     }
 }
 
-pub fn plan(models: &[ModelKind], args: &PlanArgs) -> Result<(), Failure> {
+pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
     let by_host = workers::asked_by_host(&args.job.workers)?;
     let workers = by_host.iter().sum();
-    let job = load::job(models, &args.job, workers)?;
+    let job = load::job(kinds, &args.job, workers)?;
     // Every host is taken to be like this one.
     let hosts = by_host.len();
     let crowd = by_host.into_iter().max().unwrap_or(1);
@@ -116,6 +117,7 @@ fn predict(job: &Job, cast: Cast, hosts: usize, args: &PlanArgs) -> Result<Predi
         Ok((program, cost))
     })?;
     cost.memory.evaluation = evaluation;
+    cost.memory.data = supply::buffer_bytes(job, options.grains * job.grain_batch());
     let tenants = Tenants::alike(&cost.memory, per_host, job.parallel.home().is_shared());
     let all_bytes = tenants.bytes() * workers.div_ceil(per_host) as u64;
     let shortage = room::shortage(&cost.memory, tenants);
@@ -176,14 +178,14 @@ fn as_json(job: &Job, p: &Prediction) -> String {
         "bytes": by_stage(&p.cost.bytes),
         "memory": {
             "weights": m.weights, "gradients": m.gradients, "optimizer": m.optimizer,
-            "activations": m.activations, "scratch": m.scratch, "evaluation": m.evaluation, "process": m.process, "total": m.total(),
+            "activations": m.activations, "scratch": m.scratch, "evaluation": m.evaluation, "data": m.data, "process": m.process, "total": m.total(),
             "fits": p.shortage.is_none(),
         },
         "step_ms": p.step_seconds() * 1e3,
         "step_ms_by_rates": p.modelled_seconds * 1e3,
         "measured": p.rehearsed.map(|tried| json!({
             "compute_ms": tried.compute_seconds * 1e3, "exchange_ms": (p.hosts == 1).then_some(tried.exchange_seconds * 1e3),
-            "kinds": tried.kinds, "whole_steps": tried.whole_steps,
+            "data_wait_ms": tried.data_wait_seconds() * 1e3, "kinds": tried.kinds, "whole_steps": tried.whole_steps,
         })),
         "rates": {"flops": p.rates.flops, "bytes": p.rates.bytes},
         "run": {

@@ -2,13 +2,13 @@
 
 use crate::args::{Args, Command, Slurm};
 use crate::fail::{Failure, write_file};
+use crate::load::Kinds;
 use crate::output::{print, println};
 use crate::{flags, train, workers};
 use kolo_cluster::Launcher;
 use kolo_cluster::slurm::{Batch, script, submit};
-use kolo_models::ModelKind;
 
-pub fn slurm(models: &[ModelKind], args: &Slurm) -> Result<(), Failure> {
+pub fn slurm(kinds: &Kinds, args: &Slurm) -> Result<(), Failure> {
     let count = args.nodes.saturating_mul(args.tasks_per_node);
     if count == 0 {
         return Err(Failure::usage("a batch job needs a node and a task", "write --nodes 1 --tasks-per-node 1"));
@@ -34,7 +34,7 @@ pub fn slurm(models: &[ModelKind], args: &Slurm) -> Result<(), Failure> {
         return Err(Failure::usage("-n and --hosts after `--`: srun starts the workers", "leave them out"));
     }
     // A single task may start workers of its own.
-    let job = train::check(models, &train, (count > 1).then_some(count))?.job;
+    let job = train::check(kinds, &train, (count > 1).then_some(count))?.job;
     flags::check_under(&train.job.workers, (count > 1).then_some((Launcher::Slurm, count)), train.job.workers.count)?;
     let directory = std::env::current_dir()
         .map_err(|error| Failure::job(format!("the current directory: {error}"), "change to one that exists"))?;

@@ -4,7 +4,7 @@ use crate::args::Train;
 use crate::classes;
 use crate::fail::{Failure, check_writable, write_file};
 use crate::flags;
-use crate::load;
+use crate::load::{self, Kinds};
 use crate::manifest::Agreement;
 use crate::out::{self, RunFiles};
 use crate::output::{print_error, println};
@@ -12,14 +12,13 @@ use crate::progress::Progress;
 use crate::workers::{self, RemoteView, Worker};
 use kolo_cluster::{Introduction, Launcher, RankInfo};
 use kolo_comm::Communicator;
-use kolo_models::ModelKind;
 use kolo_plan::Rates;
 use kolo_train::asynchronous::{self, Roles};
 use kolo_train::decision::decision_map;
 use kolo_train::interrupt::{self, Interrupt, Phase};
 use kolo_train::machine::{format_bytes, format_count};
 use kolo_train::record::OutDir;
-use kolo_train::report::{Communication, Planned, Report};
+use kolo_train::report::{Communication, DataWait, Planned, Report};
 use kolo_train::session::{Company, RunOptions};
 use kolo_train::timeline::{StepRange, Timeline};
 use kolo_train::{Job, Observer, Trainer};
@@ -32,9 +31,9 @@ const MAP_ROWS: usize = 28;
 const MAP_PIXELS: usize = 480;
 const SERVERS_MAX: usize = 64;
 
-pub fn train(models: &[ModelKind], args: &Train) -> Result<(), Failure> {
+pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
     let place = workers::place()?;
-    let prepared = prepare(models, args, place.as_ref());
+    let prepared = prepare(kinds, args, place.as_ref());
     let claimed = prepared.and_then(|prepared| Ok((claim_out(args, &prepared.job, place.as_ref())?, prepared)));
     let claimed = workers::or_fail_all(claimed, place.as_ref(), &args.job.workers)?;
     let (out, Prepared { job, world, roles }) = claimed;
@@ -89,8 +88,8 @@ pub struct Prepared {
     roles: Option<Roles>,
 }
 
-fn prepare(models: &[ModelKind], args: &Train, place: Option<&RankInfo>) -> Result<Prepared, Failure> {
-    let prepared = check(models, args, place.map(|place| place.world))?;
+fn prepare(kinds: &Kinds, args: &Train, place: Option<&RankInfo>) -> Result<Prepared, Failure> {
+    let prepared = check(kinds, args, place.map(|place| place.world))?;
     flags::check(&args.job.workers, place, prepared.world)?;
     // The first rank writes, wherever it runs.
     if place.map_or(args.job.workers.hosts.is_none(), |place| place.rank == 0) {
@@ -111,10 +110,10 @@ fn is_pipe(path: &Path) -> bool {
 }
 
 /// All that can be wrong with a command, whoever runs it: `found` is the number of processes that a launcher starts.
-pub fn check(models: &[ModelKind], args: &Train, found: Option<usize>) -> Result<Prepared, Failure> {
+pub fn check(kinds: &Kinds, args: &Train, found: Option<usize>) -> Result<Prepared, Failure> {
     let started = found.map_or_else(|| workers::asked(&args.job.workers), Ok)?;
     let roles = roles(args, started, found.is_some() || args.job.workers.hosts.is_some())?;
-    let job = load::job(models, &args.job, roles.map_or(started, |roles| roles.workers))?;
+    let job = load::job(kinds, &args.job, roles.map_or(started, |roles| roles.workers))?;
     if let Some(roles) = roles {
         // Refuses settings that mean nothing to workers with servers.
         let served = job.parallel.served(roles, job.facts());
@@ -218,14 +217,16 @@ fn work(
 ) -> Result<(), Failure> {
     // A launcher of our own says itself what it does.
     let interrupt = listen(!args.quiet && place.launcher != Launcher::Kolo && place.rank == 0)?;
-    let worker = Worker::join(place, &args.job.workers, job.reproducible, introduction(job, args, place, roles))?;
+    let introduction = introduction(job, args, place, roles);
+    let introduction = workers::or_fail_all(introduction, Some(place), &args.job.workers)?;
+    let worker = Worker::join(place, &args.job.workers, job.reproducible, introduction)?;
     let outcome = take_part(job, args, &worker, interrupt, roles, out);
     worker.finish(outcome)
 }
 
 /// What this rank tells the others when it joins.
-fn introduction(job: &Job, args: &Train, place: &RankInfo, roles: Option<Roles>) -> Introduction {
-    let mut agreement = Agreement::on("train").job(job).workers(&args.job.workers);
+fn introduction(job: &Job, args: &Train, place: &RankInfo, roles: Option<Roles>) -> Result<Introduction, Failure> {
+    let mut agreement = Agreement::on("train").job(job)?.workers(&args.job.workers);
     agreement = agreement.flag("--trace", if args.trace.is_some() { "given" } else { "left out" });
     agreement = agreement.flag("--async", args.asynchronous);
     if let Some(Roles { servers, staleness, .. }) = roles {
@@ -233,7 +234,7 @@ fn introduction(job: &Job, args: &Train, place: &RankInfo, roles: Option<Roles>)
         agreement = agreement.flag("--servers", servers).flag("--staleness", staleness).flag("--compare", args.compare);
     }
     let server = roles.and_then(|roles| roles.server(place.rank)).map(workers::server);
-    Introduction { manifest: agreement.manifest(), role: server, failure: None }
+    Ok(Introduction { manifest: agreement.manifest(), role: server, failure: None })
 }
 
 fn take_part(
@@ -392,10 +393,26 @@ fn summary(report: &Report) {
     println!("  FLOP/step   {:<10}  at {rate:.1} GFLOP/s{whose}", format_count(report.planned.flops));
     let (plan, peak) = (format_bytes(report.planned.bytes), format_bytes(report.peak_bytes.rss));
     println!("  memory      {plan:<10}  {peak} peak of the whole process");
+    show_data_wait(report);
     if let Some(communication) = &report.communication {
         show_communication(communication);
     }
     println!("  weights     {}", report.weights);
+}
+
+/// Steps that wait for their samples, by more than this part of their time, are worth a line.
+const DATA_WAIT_SHOWN: f64 = 0.01;
+
+fn show_data_wait(report: &Report) {
+    let DataWait { median, share, .. } = report.data_wait_ms;
+    if share > DATA_WAIT_SHOWN {
+        println!("  data        {median:.2} ms/step waited for samples, {:.1} % of the time", share * 100.0);
+    }
+    let ranks = report.communication.iter().flat_map(|together| &together.ranks);
+    let slowest = ranks.filter(|rank| rank.rank > 0).max_by(|a, b| a.data_wait_ms.total_cmp(&b.data_wait_ms));
+    if let Some(rank) = slowest.filter(|rank| rank.data_wait_ms > DATA_WAIT_SHOWN.max(share) * report.step_ms.median) {
+        println!("  data        {:.2} ms/step waited for samples by rank {}", rank.data_wait_ms, rank.rank);
+    }
 }
 
 fn show_communication(communication: &Communication) {

@@ -203,7 +203,7 @@ fn the_plan_agrees_with_the_report_and_fits_the_process() {
     let flops: u64 = ["forward", "backward", "update"].iter().map(|stage| plan["flops"][stage].as_u64().unwrap()).sum();
     assert_eq!(report["planned"]["flops"], flops);
     assert_eq!(report["planned"]["bytes"], plan["memory"]["total"]);
-    let parts = ["weights", "gradients", "optimizer", "activations", "scratch", "evaluation", "process"];
+    let parts = ["weights", "gradients", "optimizer", "activations", "scratch", "evaluation", "data", "process"];
     let total: u64 = parts.iter().map(|part| plan["memory"][part].as_u64().unwrap()).sum();
     assert_eq!(plan["memory"]["total"], total);
     let rss = report["peak_bytes"]["rss"].as_u64().unwrap();
@@ -525,4 +525,90 @@ fn a_model_of_ones_own_trains_like_any_other() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let accuracy = json_at(&dir.path().join("report.json"))["metrics"]["accuracy"].as_f64().unwrap();
     assert!(accuracy > 0.93, "{accuracy}");
+}
+
+/// A program of somebody's own, run here.
+fn run_own(program: &Path, dir: &Path, args: &[&str]) -> Output {
+    Command::new(program).current_dir(dir).args(args).output().expect("the example runs")
+}
+
+/// Two clouds of points in the format of the example; `count` stands in the header.
+fn points(count: u32, written: u32) -> Vec<u8> {
+    let mut file = b"PTS1".to_vec();
+    file.extend(count.to_le_bytes());
+    for at in 0..written {
+        let class = at % 2;
+        let spread = |salt: u32| (at.wrapping_mul(2_654_435_761).wrapping_add(salt * 97) >> 8 & 0xff) as f32 / 255.0;
+        let centre = if class == 0 { -1.0 } else { 1.0 };
+        [centre + spread(1), centre - spread(2)].iter().for_each(|value: &f32| file.extend(value.to_le_bytes()));
+        file.extend(class.to_le_bytes());
+    }
+    file
+}
+
+const POINTS_JOB: &str = "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nsource = \"points\"\npath = \"a.points\"\n\
+    batch = 32\ngrains = 4\n[train]\nepochs = 4\n";
+
+#[test]
+fn a_source_of_ones_own_trains_plans_and_is_listed() {
+    let Some(program) = rust_example("own_source") else { return };
+    let dir = tempdir();
+    let own = |args: &[&str]| {
+        let output = run_own(&program, dir.path(), args);
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    };
+    std::fs::write(dir.path().join("a.points"), points(800, 800)).unwrap();
+    std::fs::write(dir.path().join("job.toml"), POINTS_JOB).unwrap();
+    let train = |flags: &[&str]| {
+        own(&[&["train", "job.toml", "--quiet", "--report", "report.json"], flags].concat());
+        json_at(&dir.path().join("report.json"))
+    };
+    let alone = train(&["--trace", "trace.json"]);
+    assert!(alone["metrics"]["accuracy"].as_f64().unwrap() > 0.9, "{alone}");
+    assert_eq!(alone["loader"], serde_json::json!({ "batches": 2, "threads": 2 }), "what is read is read ahead");
+    assert!(alone["data_wait_ms"]["median"].as_f64().unwrap() >= 0.0);
+    assert_eq!(alone["weights"], train(&["-n", "2"])["weights"]);
+    let trace = std::fs::read_to_string(dir.path().join("trace.json")).unwrap();
+    assert!(trace.contains("\"data 0\"") && trace.contains("\"make samples\""), "loaders are on the timeline");
+    assert!(own(&["list", "sources"]).contains("points                 points of the plane, from a file\n"));
+    let plan: Value = serde_json::from_str(&own(&["plan", "job.toml", "--json"])).expect("JSON");
+    // Three batches of 32 samples: two coordinates, a class, and the sample's number.
+    assert_eq!(plan["memory"]["data"], 3 * 32 * (2 * 4 + 4 + 8));
+}
+
+/// Every command that reads the data says which file and where, and with several workers who it was.
+#[test]
+fn a_damaged_file_is_named_with_the_place_in_it() {
+    let Some(program) = rust_example("own_source") else { return };
+    let dir = tempdir();
+    std::fs::write(dir.path().join("job.toml"), POINTS_JOB).unwrap();
+    let fails = |args: &[&str], code: i32, words: &[&str]| {
+        let output = run_own(&program, dir.path(), args);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {error}");
+        assert_eq!(error.matches("error: ").count(), 1, "{args:?}: {error}");
+        words.iter().for_each(|word| assert!(error.contains(word), "{args:?}: {word:?} is not in: {error}"));
+        assert!(!error.contains("panicked"), "{error}");
+    };
+    let train = ["train", "job.toml", "--no-out", "--threads", "1"];
+    fails(&train, 2, &["job.toml:6: `data.path` names a.points: No such file", "\n  hint: "]);
+    std::fs::write(dir.path().join("a.points"), b"PTS2....").unwrap();
+    fails(&train, 2, &["`data.path` names a.points: it does not begin with PTS1"]);
+    // The header tells of 800 points, and only 500 are there.
+    std::fs::write(dir.path().join("a.points"), points(800, 500)).unwrap();
+    let short = ["cannot read sample ", " of \"points\": a.points, byte ", "copy it again"];
+    fails(&train, 1, &[&short[..], &[" (epoch 1), and the weights were left as they were before it"]].concat());
+    fails(&["plan", "job.toml", "--threads", "1"], 1, &short);
+    fails(&["bench", "train", "job.toml", "--threads", "1"], 1, &short);
+    // Of several workers, whoever compares the data first finds it.
+    fails(&[&train[..], &["-n", "2"]].concat(), 1, &short);
+    // One point has a class that there is not. It is none of the few that ranks compare, so it is found by the rank that
+    // trains on it, and the other one ends with it.
+    let mut file = points(800, 800);
+    file[8 + 12 * 333 + 8] = 7;
+    std::fs::write(dir.path().join("a.points"), file).unwrap();
+    let odd = "cannot read sample 333 of \"points\": a.points, byte 4012: class 7 of a point";
+    fails(&train, 1, &[odd]);
+    fails(&[&train[..], &["-n", "2", "--set", "data.holdout=0"]].concat(), 1, &["rank ", " failed at step ", odd]);
 }

@@ -1,5 +1,6 @@
 //! What tells one set of samples from another, cheaply.
 
+use crate::error::ReadError;
 use crate::source::Source;
 use kolo_graph::field::{Column, Kind};
 
@@ -9,7 +10,7 @@ const SAMPLES: usize = 8;
 const DIGITS: usize = 16;
 
 /// A digest of the fields, the number of samples, and the contents of a few.
-pub(crate) fn sampled<S: Source + ?Sized>(source: &S) -> String {
+pub(crate) fn sampled<S: Source + ?Sized>(source: &S) -> Result<String, ReadError> {
     let mut hasher = blake3::Hasher::new();
     let count = source.len();
     hasher.update(&(count as u64).to_le_bytes());
@@ -19,25 +20,33 @@ pub(crate) fn sampled<S: Source + ?Sized>(source: &S) -> String {
     let chosen = SAMPLES.min(count);
     for at in 0..chosen {
         let sample = (at as u128 * (count as u128 - 1) / chosen.saturating_sub(1).max(1) as u128) as usize;
-        (0..source.fields().len()).for_each(|field| add(&mut hasher, source, sample, field));
+        (0..source.fields().len())
+            .try_for_each(|field| add(&mut hasher, source, sample, field))
+            .map_err(|error| error.of("", sample))?;
     }
-    hasher.finalize().to_hex()[..DIGITS].to_string()
+    Ok(hasher.finalize().to_hex()[..DIGITS].to_string())
 }
 
-fn add<S: Source + ?Sized>(hasher: &mut blake3::Hasher, source: &S, sample: usize, field: usize) {
+fn add<S: Source + ?Sized>(
+    hasher: &mut blake3::Hasher,
+    source: &S,
+    sample: usize,
+    field: usize,
+) -> Result<(), ReadError> {
     let elements = source.fields()[field].elements();
     match source.fields()[field].kind {
         Kind::Real => {
             let mut values = vec![0.0f32; elements];
-            source.fill(sample, field, Column::F32(&mut values));
+            source.fill(sample, field, Column::F32(&mut values))?;
             values.iter().for_each(|value| _ = hasher.update(&value.to_le_bytes()));
         }
         Kind::Index { .. } => {
             let mut values = vec![0i32; elements];
-            source.fill(sample, field, Column::I32(&mut values));
+            source.fill(sample, field, Column::I32(&mut values))?;
             values.iter().for_each(|value| _ = hasher.update(&value.to_le_bytes()));
         }
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -49,7 +58,7 @@ mod tests {
         if let Some(samples) = samples {
             settings.set("samples", "job.toml:2", Setting::Int(samples));
         }
-        crate::open(source, &settings, seed, None).unwrap().fingerprint()
+        crate::open(crate::SOURCES, source, &settings, seed, None).unwrap().fingerprint().unwrap()
     }
 
     #[test]

@@ -5,22 +5,25 @@
 //! them is a [`Permutation`], computed per position and never stored. Everything random derives from the job's seed.
 //!
 //! ```
-//! use kolo_data::{Column, Split, open};
+//! use kolo_data::{Column, SOURCES, Split, open};
 //! use kolo_graph::settings::Settings;
 //!
-//! let source = open("builtin:digits", &Settings::new("data", "job.toml:1"), 1, None)?;
+//! let source = open(SOURCES, "builtin:digits", &Settings::new("data", "job.toml:1"), 1, None)?;
 //! let split = Split::holdout(source.len(), 0.2, 1);
 //! let mut image = vec![0.0; source.fields()[0].elements()];
-//! source.fill(split.train(0), 0, Column::F32(&mut image));
-//! # Ok::<(), kolo_graph::settings::SettingError>(())
+//! source.fill(split.train(0), 0, Column::F32(&mut image))?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod error;
 mod fingerprint;
 mod noise;
+pub mod prefetch;
 mod source;
 pub mod sources;
 mod split;
 
+pub use error::ReadError;
 pub use kolo_graph::field::{Column, Field, IGNORED, Kind};
-pub use source::{Opened, SOURCES, Source, SourceKind, open};
+pub use source::{Opened, SOURCES, SampleCost, Source, SourceKind, find, open};
 pub use split::{Permutation, Split, epoch_order};

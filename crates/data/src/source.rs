@@ -5,6 +5,7 @@ use std::path::Path;
 
 use kolo_graph::settings::{SettingError, Settings, nearest};
 
+use crate::error::ReadError;
 use crate::fingerprint;
 use crate::sources::{addition, digits, playground, synthetic, waves};
 use kolo_graph::field::{Column, Field};
@@ -22,8 +23,13 @@ pub trait Source: Send + Sync + fmt::Debug {
     }
 
     /// Writes field number `field` of `sample`, all of its elements. What is written depends on the source and these
-    /// two numbers only.
-    fn fill(&self, sample: usize, field: usize, out: Column<'_>);
+    /// two numbers only. It may be called from several threads at once, and may take its time.
+    fn fill(&self, sample: usize, field: usize, out: Column<'_>) -> Result<(), ReadError>;
+
+    /// What a sample takes to make, which decides where it is made; never what it holds.
+    fn cost(&self) -> SampleCost {
+        SampleCost::Read
+    }
 
     /// One line for the terminal.
     fn describe(&self) -> String;
@@ -31,9 +37,19 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// What tells these data from others: ranks of one job compare it when they meet. By default a digest of the fields, the
     /// number of samples, and the contents of a few of them, which is cheap for any source. A source that reads files says
     /// more: their sizes and digests.
-    fn fingerprint(&self) -> String {
+    fn fingerprint(&self) -> Result<String, ReadError> {
         fingerprint::sampled(self)
     }
+}
+
+/// What one sample takes to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SampleCost {
+    /// Computed from what is in memory, in about so many nanoseconds. It never waits and never fails, so that a compute lane
+    /// may make it as well.
+    Computed { ns: u64 },
+    /// Read from a file or a network: it may wait, and it may fail. Threads of their own make it.
+    Read,
 }
 
 /// What opening a source gives.
@@ -64,10 +80,15 @@ pub const SOURCES: &[SourceKind] = &[
     synthetic::SERIES,
 ];
 
-/// Opens the source that `data.source` names. It reads its own keys from `settings`, the `[data]` section; `wanted` are
-/// the model's inputs, where they are known.
-pub fn open(source: &str, settings: &Settings, seed: u64, wanted: Option<&[Field]>) -> Opened {
-    let Some(kind) = SOURCES.iter().find(|kind| kind.name == source) else { return Err(unknown(source, settings)) };
+/// The kind of this name among `kinds`, if there is one.
+pub fn find<'k>(kinds: &'k [SourceKind], source: &str) -> Option<&'k SourceKind> {
+    kinds.iter().find(|kind| kind.name == source)
+}
+
+/// Opens the one of `kinds` that `data.source` names. It reads its own keys from `settings`, the `[data]` section; `wanted`
+/// are the model's inputs, where they are known.
+pub fn open(kinds: &[SourceKind], source: &str, settings: &Settings, seed: u64, wanted: Option<&[Field]>) -> Opened {
+    let Some(kind) = find(kinds, source) else { return Err(unknown(kinds, source, settings)) };
     match (kind.shaped_by_model, wanted) {
         (false, _) => (kind.make)(settings, seed, &[]),
         (true, Some(wanted)) => (kind.make)(settings, seed, wanted),
@@ -79,15 +100,15 @@ pub fn open(source: &str, settings: &Settings, seed: u64, wanted: Option<&[Field
     }
 }
 
-fn unknown(source: &str, settings: &Settings) -> SettingError {
-    let names: Vec<&str> = SOURCES.iter().map(|kind| kind.name).collect();
+fn unknown(kinds: &[SourceKind], source: &str, settings: &Settings) -> SettingError {
+    let names: Vec<&str> = kinds.iter().map(|kind| kind.name).collect();
     let list = format!("the sources are {}", names.join(", "));
-    if let Some(near) = suggestion(source) {
+    if let Some(near) = suggestion(kinds, source) {
         let hint = format!("did you mean \"{near}\"? Otherwise {list}");
         return settings.wrong("source", format!("is \"{source}\", which is not known"), hint);
     }
     let message = match source.split_once(':') {
-        _ if is_path(source) => format!("names the file \"{source}\", but this version does not read files"),
+        _ if is_path(kinds, source) => format!("names the file \"{source}\", but this version does not read files"),
         Some((scheme, _)) => format!("is \"{source}\", and there is no `{scheme}:` source of that name"),
         None => format!("is \"{source}\", and there is no source of that name"),
     };
@@ -95,20 +116,20 @@ fn unknown(source: &str, settings: &Settings) -> SettingError {
 }
 
 /// Whether this is no name but a file, there or not.
-fn is_path(source: &str) -> bool {
-    let scheme = SOURCES.iter().any(|kind| kind.name.split(':').next() == source.split(':').next());
+fn is_path(kinds: &[SourceKind], source: &str) -> bool {
+    let scheme = kinds.iter().any(|kind| kind.name.split(':').next() == source.split(':').next());
     Path::new(source).exists() || (!scheme && !source.contains("://") && source.contains(['/', '.', '\\']))
 }
 
 /// The source meant by a name with a typing error, or by a name without its scheme.
-fn suggestion(source: &str) -> Option<&'static str> {
-    if is_path(source) {
+fn suggestion(kinds: &[SourceKind], source: &str) -> Option<&'static str> {
+    if is_path(kinds, source) {
         return None;
     }
     let short = |name: &'static str| name.split_once(':').map_or(name, |(_, short)| short);
-    nearest(source, SOURCES.iter().map(|kind| kind.name)).or_else(|| {
-        let near = nearest(source, SOURCES.iter().map(|kind| short(kind.name)))?;
-        SOURCES.iter().map(|kind| kind.name).find(|name| short(name) == near)
+    nearest(source, kinds.iter().map(|kind| kind.name)).or_else(|| {
+        let near = nearest(source, kinds.iter().map(|kind| short(kind.name)))?;
+        kinds.iter().map(|kind| kind.name).find(|name| short(name) == near)
     })
 }
 
@@ -138,12 +159,12 @@ mod tests {
         match source.fields()[field].kind {
             Kind::Real => {
                 let mut out = vec![f32::NAN; elements];
-                source.fill(sample, field, Column::F32(&mut out));
+                source.fill(sample, field, Column::F32(&mut out)).unwrap();
                 out.into_iter().map(f64::from).collect()
             }
             Kind::Index { .. } => {
                 let mut out = vec![i32::MIN; elements];
-                source.fill(sample, field, Column::I32(&mut out));
+                source.fill(sample, field, Column::I32(&mut out)).unwrap();
                 out.into_iter().map(f64::from).collect()
             }
         }
@@ -152,7 +173,7 @@ mod tests {
     #[test]
     fn every_source_fills_every_field_within_its_range() {
         for kind in SOURCES {
-            let source = open(kind.name, &settings(), 1, Some(&wanted(kind.name))).unwrap();
+            let source = open(SOURCES, kind.name, &settings(), 1, Some(&wanted(kind.name))).unwrap();
             assert!(source.describe().starts_with(kind.name) && !source.describe().contains('\n'));
             assert!(source.fields().iter().any(|field| field.name == "x"), "{}", kind.name);
             for sample in [0, 1, source.len() / 2, source.len() - 1] {
@@ -171,7 +192,8 @@ mod tests {
     #[test]
     fn every_source_repeats_itself_in_any_order() {
         for kind in SOURCES {
-            let [first, second] = [(); 2].map(|()| open(kind.name, &settings(), 1, Some(&wanted(kind.name))).unwrap());
+            let [first, second] =
+                [(); 2].map(|()| open(SOURCES, kind.name, &settings(), 1, Some(&wanted(kind.name))).unwrap());
             let read = |source: &dyn Source, sample| (values(source, sample, 0), values(source, sample, 1));
             let forward: Vec<_> = (0..20).map(|sample| read(&*first, sample)).collect();
             let backward: Vec<_> = (0..20).rev().map(|sample| read(&*second, sample)).collect();
@@ -183,8 +205,8 @@ mod tests {
     fn sources_shaped_by_the_model_have_its_fields() {
         for kind in SOURCES.iter().filter(|kind| kind.shaped_by_model) {
             let wanted = wanted(kind.name);
-            assert_eq!(open(kind.name, &settings(), 1, Some(&wanted)).unwrap().fields(), wanted);
-            let error = open(kind.name, &settings(), 1, None).unwrap_err().to_string();
+            assert_eq!(open(SOURCES, kind.name, &settings(), 1, Some(&wanted)).unwrap().fields(), wanted);
+            let error = open(SOURCES, kind.name, &settings(), 1, None).unwrap_err().to_string();
             assert!(error.contains("takes its shape from the model"), "{error}");
         }
     }
@@ -240,7 +262,7 @@ mod tests {
                 ),
             ),
         ] {
-            assert_eq!(open(source, &settings(), 1, None).unwrap_err().to_string(), expected);
+            assert_eq!(open(SOURCES, source, &settings(), 1, None).unwrap_err().to_string(), expected);
         }
     }
 }

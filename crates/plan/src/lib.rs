@@ -45,6 +45,8 @@ pub struct MemoryPlan {
     pub scratch: usize,
     /// What evaluations between epochs take; not part of a step.
     pub evaluation: usize,
+    /// Samples that are ready for a step, or being made.
+    pub data: usize,
     /// The program itself: its code, its threads' stacks, the graph and the list of calls.
     pub process: usize,
 }
@@ -58,7 +60,7 @@ const BYTES_PER_THREAD: usize = 64 << 10;
 impl MemoryPlan {
     pub fn total(&self) -> usize {
         let step = self.weights + self.gradients + self.optimizer + self.activations + self.scratch;
-        step + self.evaluation + self.process
+        step + self.evaluation + self.data + self.process
     }
 }
 
@@ -93,7 +95,7 @@ pub fn memory(program: &Program) -> MemoryPlan {
     };
     let process = PROCESS_BYTES + graph.nodes.len() * BYTES_PER_NODE + options.threads * BYTES_PER_THREAD;
     let (weights, optimizer) = (stored(true), stored(false));
-    MemoryPlan { weights, gradients, optimizer, activations, scratch, evaluation: 0, process }
+    MemoryPlan { weights, gradients, optimizer, activations, scratch, evaluation: 0, data: 0, process }
 }
 
 /// Counts a step as its executor will run it.

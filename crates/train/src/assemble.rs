@@ -5,6 +5,7 @@ use crate::error::Error;
 use crate::job::Job;
 use crate::room::{self, Tenants};
 use crate::step::graph_of;
+use crate::supply;
 use crate::trainer::count_beside;
 use kolo_comm::{Communicator, Fault};
 use kolo_exec::{Collectives, Options, Program, Session, Store};
@@ -38,7 +39,8 @@ impl Worker {
         let (program, evaluation) = count_beside(job, options.threads, evaluators.as_ref(), || {
             Ok(Program::cpu(graph_of(job, &parallel, Purpose::Training, &mesh)?, options))
         })?;
-        let memory = MemoryPlan { evaluation, ..kolo_plan::memory(&program) };
+        let data = supply::buffer_bytes(job, options.grains * job.grain_batch());
+        let memory = MemoryPlan { evaluation, data, ..kolo_plan::memory(&program) };
         match company.world() {
             Some(world) => room::check_among(&memory, parallel.home().is_shared(), world)?,
             None => room::check(&memory, Tenants::alone(&memory))?,

@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::picture::{Bounds, DecisionMap, Point};
 use crate::trainer::Trainer;
-use kolo_data::{Column, Field, Kind};
+use kolo_data::{Column, Field, Kind, ReadError};
 
 const COLUMNS: usize = 120;
 const ROWS: usize = 120;
@@ -20,11 +20,13 @@ pub fn decision_map(trainer: &mut Trainer) -> Result<Option<DecisionMap>, Error>
     let point = |at: usize| {
         let (mut place, mut label) = ([0.0; 2], [0; 1]);
         let sample = job.split.held_out(at);
-        job.source.fill(sample, job.columns[x], Column::F32(&mut place));
-        job.source.fill(sample, job.columns[y], Column::I32(&mut label));
-        Point { at: place, label: label[0] as usize }
+        let read = job.source.fill(sample, job.columns[x], Column::F32(&mut place));
+        read.and_then(|()| job.source.fill(sample, job.columns[y], Column::I32(&mut label)))
+            .map_err(|error| error.of(&job.source_name, sample))?;
+        Ok(Point { at: place, label: label[0] as usize })
     };
-    let points: Vec<Point> = (0..job.split.held_out_len().min(POINTS_MAX)).map(point).collect();
+    let points: Vec<Point> =
+        (0..job.split.held_out_len().min(POINTS_MAX)).map(point).collect::<Result<_, ReadError>>()?;
     let bounds = Bounds::around(&points);
     let grid = bounds.centres(COLUMNS, ROWS);
     let logits = trainer.predict(grid.len(), |feed| {

@@ -1,6 +1,7 @@
 //! What can go wrong with a job. Each error says what, where, and what to do.
 
 use kolo_comm::Fault;
+use kolo_data::ReadError;
 use kolo_graph::GraphError;
 use kolo_graph::settings::SettingError;
 use kolo_parallel::strategy::Refusal;
@@ -19,6 +20,9 @@ pub enum Error {
          first not finite: {culprit}\n  hint: {hint}"
     )]
     NotFinite { loss: f32, step: usize, epoch: usize, culprit: String, hint: String },
+    /// A sample could not be read; `when` says what that did to the run, if one began.
+    #[error("{}{when}\n  hint: {}", error.what(), error.hint)]
+    Data { when: String, error: ReadError },
     /// A part of the loss ignores targets, so that the loss is no mean over the batch.
     #[error(
         "{targets} targets of step {step} are ignored, but the loss is a formula of means over those that count: over \
@@ -74,6 +78,12 @@ impl From<GraphError> for Error {
     }
 }
 
+impl From<ReadError> for Error {
+    fn from(error: ReadError) -> Self {
+        Error::Data { when: String::new(), error }
+    }
+}
+
 impl From<Fault> for Error {
     fn from(fault: Fault) -> Self {
         Error::Together(fault)
@@ -97,6 +107,14 @@ impl From<kolo_exec::ExchangeError> for Error {
 }
 
 impl Error {
+    /// The same, with where a run stood when a sample could not be read.
+    pub(crate) fn when(self, text: impl FnOnce() -> String) -> Self {
+        match self {
+            Error::Data { error, .. } => Error::Data { when: format!("\n  {}", text()), error },
+            other => other,
+        }
+    }
+
     /// Whether the command was wrong, as opposed to the job failing.
     pub fn is_usage(&self) -> bool {
         matches!(self, Error::Setting(_) | Error::Graph(_) | Error::Workers { .. })

@@ -1,4 +1,4 @@
-//! TensorBoard event files: scalars only, without dependencies.
+//! TensorBoard event files: scalars only.
 //!
 //! A file is a row of TFRecords, little-endian: length (u64), masked CRC-32C of it, payload, masked CRC-32C of that. A
 //! payload is a protobuf `Event`; the few fields used here are encoded by hand. The tests parse what was written;
@@ -9,7 +9,10 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::crc::CRC32C;
+use crc::{CRC_32_ISCSI, Crc};
+
+/// The Castagnoli polynomial, as TFRecord has it.
+static CRC32C: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
 
 /// Files of the same second that are stepped over before giving up.
 const NAME_ATTEMPTS_MAX: u64 = 1000;

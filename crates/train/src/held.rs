@@ -1,13 +1,17 @@
 //! One batch kept in memory, to time steps without what it takes to make data.
 
 use crate::job::Job;
+use crate::supply;
+use kolo_data::ReadError;
+use kolo_data::prefetch::{Recipe, Samples};
 use kolo_exec::Feed;
+use std::ops::Range;
 use std::sync::OnceLock;
 
 #[derive(Debug)]
 pub struct HeldBatch {
-    /// The bytes of every field, grain by grain.
-    grains: Vec<OnceLock<Vec<Vec<u8>>>>,
+    /// Grain by grain.
+    grains: Vec<OnceLock<Samples>>,
 }
 
 impl HeldBatch {
@@ -15,19 +19,26 @@ impl HeldBatch {
         Self { grains: (0..job.grains).map(|_| OnceLock::new()).collect() }
     }
 
-    /// Gives the kept grain; what `make` gives is kept the first time.
-    pub(crate) fn feed(&self, job: &Job, grain: usize, feed: &mut Feed<'_>, make: impl FnOnce(&mut Feed<'_>)) {
-        let Some(fields) = self.grains[grain].get() else {
-            make(feed);
-            let fields =
-                job.fields.iter().map(|field| feed.bytes(&field.name).map_or(Vec::new(), |bytes| bytes.to_vec()));
-            let _ = self.grains[grain].set(fields.collect());
-            return;
-        };
-        for (field, bytes) in job.fields.iter().zip(fields) {
-            if let Some(place) = feed.bytes(&field.name) {
-                place.copy_from_slice(bytes);
-            }
+    /// Makes these grains, as `step` has them, unless they are there.
+    pub(crate) fn prepare(
+        &self,
+        recipe: &dyn Recipe,
+        job: &Job,
+        step: usize,
+        grains: Range<usize>,
+    ) -> Result<(), ReadError> {
+        for (local, place) in self.grains[grains].iter().enumerate().filter(|(_, place)| place.get().is_none()) {
+            let mut samples = Samples::new(recipe, job.grain_batch());
+            samples.make(recipe, step, local, &|| true)?;
+            let _ = place.set(samples);
+        }
+        Ok(())
+    }
+
+    /// Gives a kept grain.
+    pub(crate) fn feed(&self, job: &Job, grain: usize, feed: &mut Feed<'_>) {
+        if let Some(samples) = self.grains[grain].get() {
+            supply::copy(&job.fields, samples, feed);
         }
     }
 }

@@ -4,9 +4,9 @@ use crate::error::Error;
 use crate::job_file;
 use crate::optimizer::Optimizer;
 use crate::schedule::Schedule;
-use kolo_data::{Field, Kind, Source, Split};
+use kolo_data::{Field, Kind, ReadError, SOURCES, Source, SourceKind, Split};
 use kolo_graph::settings::{SettingError, Settings};
-use kolo_models::{Model, ModelKind};
+use kolo_models::{MODELS, Model, ModelKind};
 use kolo_parallel::strategy::Facts;
 use kolo_parallel::{Parallel, STRATEGIES, StrategyKind};
 
@@ -43,6 +43,38 @@ pub struct LogEvery {
     pub asked: bool,
 }
 
+/// How samples are made ahead of the steps that take them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loading {
+    /// Batches that may be ready beside the one in use.
+    pub batches: usize,
+    pub threads: usize,
+    /// The job says so, as opposed to the default.
+    pub asked: bool,
+}
+
+/// Batches ready by default: one hides a hiccup of the disk, more would only take memory.
+const PREFETCH_BATCHES: usize = 2;
+const PREFETCH_BATCHES_MAX: usize = 1024;
+/// Loader threads by default: one reads while the other decodes. The same on every host, as ranks compare it.
+const LOADER_THREADS: usize = 2;
+const LOADER_THREADS_MAX: usize = 256;
+
+/// What a job file can name.
+#[derive(Clone, Copy, Debug)]
+pub struct Kinds<'k> {
+    pub models: &'k [ModelKind],
+    pub sources: &'k [SourceKind],
+    pub strategies: &'k [StrategyKind],
+}
+
+impl Default for Kinds<'_> {
+    /// All of this workspace.
+    fn default() -> Self {
+        Self { models: MODELS, sources: SOURCES, strategies: STRATEGIES }
+    }
+}
+
 #[derive(Debug)]
 pub struct Job {
     pub name: String,
@@ -50,6 +82,9 @@ pub struct Job {
     pub reproducible: bool,
     pub model: Box<dyn Model>,
     pub source: Box<dyn Source>,
+    /// What `data.source` says.
+    pub source_name: String,
+    pub loading: Loading,
     /// The source's field behind each of the model's.
     pub columns: Vec<usize>,
     pub fields: Vec<Field>,
@@ -72,13 +107,13 @@ pub struct Job {
 }
 
 impl Job {
-    /// A job with these models, and with the strategies of this workspace.
+    /// A job with these models, and with the sources and strategies of this workspace.
     pub fn read(root: &Settings, models: &[ModelKind]) -> Result<Self, Error> {
-        Self::read_among(root, models, STRATEGIES)
+        Self::read_among(root, &Kinds { models, ..Kinds::default() })
     }
 
-    /// A job with these models and strategies.
-    pub fn read_among(root: &Settings, models: &[ModelKind], strategies: &[StrategyKind]) -> Result<Self, Error> {
+    /// A job that names models, sources and strategies of these lists.
+    pub fn read_among(root: &Settings, kinds: &Kinds<'_>) -> Result<Self, Error> {
         job_file::check_sections(root, &SECTIONS)?;
         let [job, model, data, train, parallel] = SECTIONS.map(|section| root.table(section));
         let (job, model, data, train, parallel) = (job?, model?, data?, train?, parallel?);
@@ -88,9 +123,10 @@ impl Job {
         let reproducible = job.bool("reproducible", true)?;
         job.finish()?;
 
-        let Supply { model, source, columns, fields } = read_supply(models, &model, &data, seed)?;
+        let Supply { model, source, source_name, columns, fields } = read_supply(kinds, &model, &data, seed)?;
         let (batch, grains) = read_batch(&data)?;
         let split = read_split(&data, source.len(), seed)?;
+        let loading = read_loading(&data)?;
         data.finish()?;
         let steps_per_epoch = split.train_len() / batch;
         if steps_per_epoch == 0 {
@@ -100,13 +136,16 @@ impl Job {
         let total_steps = read_length(&train, steps_per_epoch)?;
         let (optimizer, schedule) = read_rule(&train, &*model, total_steps)?;
         let early_stop = read_early_stop(&train, &*model)?;
-        let parallel = Parallel::read(&parallel, strategies, Facts { reproducible, early_stop: early_stop.is_some() })?;
+        let parallel =
+            Parallel::read(&parallel, kinds.strategies, Facts { reproducible, early_stop: early_stop.is_some() })?;
         let job = Self {
             name,
             seed,
             reproducible,
             model,
             source,
+            source_name,
+            loading,
             columns,
             fields,
             split,
@@ -144,15 +183,17 @@ impl Job {
 
     /// What two ranks must agree on to train the same job: every key with the value that counts, what follows from several of
     /// them, and the data. Ranks compare it when they meet.
-    pub fn manifest(&self) -> Vec<(String, String)> {
+    pub fn manifest(&self) -> Result<Vec<(String, String)>, Error> {
+        let fingerprint = self.source.fingerprint();
+        let fingerprint = fingerprint.map_err(|error| ReadError { source: self.source_name.clone(), ..error })?;
         let derived = [
             ("steps of the whole run", self.total_steps.to_string()),
             ("grains", self.grains.to_string()),
             ("samples to train on", self.split.train_len().to_string()),
-            ("fingerprint of the data", self.source.fingerprint()),
+            ("fingerprint of the data", fingerprint),
         ];
         let derived = derived.into_iter().map(|(key, value)| (key.to_string(), value));
-        self.settings.iter().cloned().chain(derived).collect()
+        Ok(self.settings.iter().cloned().chain(derived).collect())
     }
 
     /// Fits the grains to this many workers. A job that promises its bits keeps its grains, so the workers must share them
@@ -218,29 +259,32 @@ fn read_name(job: &Settings) -> Result<String, SettingError> {
 struct Supply {
     model: Box<dyn Model>,
     source: Box<dyn Source>,
+    source_name: String,
     /// The source's field behind each of the model's.
     columns: Vec<usize>,
     fields: Vec<Field>,
 }
 
-fn read_supply(models: &[ModelKind], model: &Settings, data: &Settings, seed: u64) -> Result<Supply, Error> {
+fn read_supply(kinds: &Kinds<'_>, model: &Settings, data: &Settings, seed: u64) -> Result<Supply, Error> {
     let name = data.text("source", "")?;
     if name.is_empty() {
         let hint = "write `source = \"builtin:digits\"` under [data], or a synthetic: source";
         return Err(data.wrong("source", "is missing", hint).into());
     }
-    // A synthetic source takes its shape from the model; any other gives the model its defaults.
-    let (model, source) = if name.starts_with("synthetic:") {
-        let model = make_model(models, model, None)?;
-        let source = kolo_data::open(&name, data, seed, Some(&model.fields()))?;
+    // A source takes its shape from the model, or gives the model its defaults.
+    let shaped_by_model = kolo_data::find(kinds.sources, &name).is_some_and(|kind| kind.shaped_by_model);
+    let open = |wanted: Option<&[Field]>| kolo_data::open(kinds.sources, &name, data, seed, wanted);
+    let (model, source) = if shaped_by_model {
+        let model = make_model(kinds.models, model, None)?;
+        let source = open(Some(&model.fields()))?;
         (model, source)
     } else {
-        let source = kolo_data::open(&name, data, seed, None)?;
-        (make_model(models, model, Some(source.fields()))?, source)
+        let source = open(None)?;
+        (make_model(kinds.models, model, Some(source.fields()))?, source)
     };
     let fields = model.fields();
     let columns = match_fields(&fields, source.fields(), &name, data)?;
-    Ok(Supply { model, source, columns, fields })
+    Ok(Supply { model, source, source_name: name, columns, fields })
 }
 
 /// How parameters follow their gradients, and the rate over the run.
@@ -330,6 +374,14 @@ fn read_split(data: &Settings, samples: usize, seed: u64) -> Result<Split, Setti
         return Err(data.wrong("fold", format!("is {fold}"), format!("folds are numbered 0 to {}", folds - 1)));
     }
     Ok(Split::fold(samples, folds, fold, seed))
+}
+
+fn read_loading(data: &Settings) -> Result<Loading, SettingError> {
+    Ok(Loading {
+        batches: data.count_in("prefetch", PREFETCH_BATCHES, 0, PREFETCH_BATCHES_MAX)?,
+        threads: data.count_in("threads", LOADER_THREADS, 1, LOADER_THREADS_MAX)?,
+        asked: data.has("prefetch") || data.has("threads"),
+    })
 }
 
 /// Steps of the whole run. A length given on the command line wins over one in the file.

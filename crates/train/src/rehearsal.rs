@@ -2,13 +2,13 @@
 //! as many workers and threads as will run it, with the job's own data, and the exchanges between workers of one host.
 
 use crate::error::Error;
+use crate::held::HeldBatch;
 use crate::job::Job;
 use crate::step_inputs::StepInputs;
-use crate::trainer::feed_grain;
+use crate::supply::{self, TrainingSamples};
 use kolo_comm::bench::{Method, sweep};
 use kolo_comm::bootstrap::{ThreadBootstrap, ThreadExchange};
 use kolo_comm::{Communicator, Fault, Kind, Watch, shm};
-use kolo_data::epoch_order;
 use kolo_exec::session::Rehearsal;
 use kolo_exec::{ExchangeError, Feed, Memory, Options, Session, Store};
 use kolo_graph::collective::{AllGather, AllReduce, Barrier, ReduceScatter};
@@ -17,7 +17,7 @@ use kolo_graph::{Graph, Node};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread::ScopedJoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a rehearsal takes, about: planning should not be waited for.
 pub const PATIENCE: Duration = Duration::from_millis(1500);
@@ -41,13 +41,23 @@ pub struct Rehearsed {
     pub compute_seconds: f64,
     /// Exchanges between workers of this host that compute does not hide; those across hosts are not known here.
     pub exchange_seconds: f64,
+    /// Making a worker's share of a batch, on its loader threads; 0 if lanes make it as they compute.
+    pub data_seconds: f64,
+    /// Samples are made while the step before computes.
+    pub data_ahead: bool,
     pub kinds: usize,
     pub whole_steps: usize,
 }
 
 impl Rehearsed {
     pub fn step_seconds(&self) -> f64 {
-        self.compute_seconds + self.exchange_seconds
+        let step = self.compute_seconds + self.exchange_seconds;
+        if self.data_ahead { step.max(self.data_seconds) } else { step + self.data_seconds }
+    }
+
+    /// Seconds of a step for which it waits for its samples.
+    pub fn data_wait_seconds(&self) -> f64 {
+        self.step_seconds() - self.compute_seconds - self.exchange_seconds
     }
 }
 
@@ -61,14 +71,19 @@ pub fn rehearse(job: &Job, graph: &Graph, cast: Cast, patience: Duration) -> Res
     let options = Options::for_grains(job.grains / data_ranks, cast.threads);
     let all = together(at_once, || {}, |rank| alone(job, graph, options, rank, patience))?;
     let Some(first) = all.first() else { return Err(Error::Together(Fault::BadCall("a rehearsal failed".into()))) };
-    let slowest = all.iter().map(|one| one.step_seconds).fold(0.0, f64::max);
+    let slowest = all.iter().map(|(one, _)| one.step_seconds).fold(0.0, f64::max);
+    let making = all.iter().map(|(_, seconds)| *seconds).fold(0.0, f64::max);
+    let data_ahead = job.loading.batches > 0;
+    let loaders = if data_ahead { job.loading.threads } else { 1 };
     let spare = cores > cast.per_host * cast.threads;
     let exchange_seconds = if cast.per_host == cast.workers { exchanges(graph, cast, spare)? } else { 0.0 };
     Ok(Rehearsed {
         compute_seconds: slowest * turns,
         exchange_seconds,
-        kinds: first.kinds,
-        whole_steps: first.whole_steps,
+        data_seconds: making / loaders as f64,
+        data_ahead,
+        kinds: first.0.kinds,
+        whole_steps: first.0.whole_steps,
     })
 }
 
@@ -100,17 +115,36 @@ fn together<T: Send>(
     })
 }
 
-/// One worker's step without its exchanges.
-fn alone(job: &Job, graph: &Graph, options: Options, rank: usize, patience: Duration) -> Result<Rehearsal, Error> {
+/// One worker's step without its exchanges, and seconds in which one thread makes its samples beforehand.
+fn alone(
+    job: &Job,
+    graph: &Graph,
+    options: Options,
+    rank: usize,
+    patience: Duration,
+) -> Result<(Rehearsal, f64), Error> {
     let memory =
         Memory::try_new(Store::params_bytes(graph)).map_err(|error| Error::from(Box::new(error) as ExchangeError))?;
     let store = Store::in_memory(graph, memory);
     let mut session = Session::try_new(graph.clone(), &store, options)?;
-    let order = epoch_order(job.seed, 0, job.split.train_len());
-    let data = |grain: usize, feed: &mut Feed<'_>| feed_grain(job, &order, 0, rank * options.grains + grain, feed);
+    let first = rank * options.grains;
+    let recipe = TrainingSamples { job, first_grain: first };
+    let by_lanes = supply::by_lanes(job, options.grains * job.grain_batch());
+    let (held, begin) = (HeldBatch::new(job), Instant::now());
+    if !by_lanes {
+        held.prepare(&recipe, job, 0, first..first + options.grains)?;
+    }
+    let making = if by_lanes { 0.0 } else { begin.elapsed().as_secs_f64() };
+    let data = |grain: usize, feed: &mut Feed<'_>| match by_lanes {
+        true => {
+            let mut numbers = Vec::with_capacity(job.grain_batch());
+            supply::fill(&recipe, &job.fields, (0, grain), &mut numbers, feed);
+        }
+        false => held.feed(job, first + grain, feed),
+    };
     let inputs = StepInputs::of(graph);
     let scalars = |feed: &mut Feed<'_>| inputs.feed_step(feed, 1.0, 1);
-    Ok(session.rehearse(scalars, data, patience))
+    Ok((session.rehearse(scalars, data, patience), making))
 }
 
 /// Seconds of a step's exchanges among the workers of this host. Where each core has a worker, an exchange takes the time of one

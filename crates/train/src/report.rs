@@ -1,6 +1,7 @@
 //! The report of a run, as JSON. Keys may be added, none renamed.
 
 use crate::confusion::Classification;
+use crate::supply::Loader;
 use crate::trainer::Evaluation;
 use kolo_parallel::Roles;
 use serde::Serialize;
@@ -20,6 +21,24 @@ impl StepTimes {
         sorted.sort_by(f64::total_cmp);
         let at = |part: f64| sorted.get(((sorted.len().max(1) - 1) as f64 * part).round() as usize).copied();
         Self { median: at(0.5).unwrap_or(0.0), p95: at(0.95).unwrap_or(0.0) }
+    }
+}
+
+/// How long steps waited for their samples, in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct DataWait {
+    pub median: f64,
+    pub p95: f64,
+    /// The part of all steps' time, from 0 to 1.
+    pub share: f64,
+}
+
+impl DataWait {
+    /// From milliseconds of every step, and what each of them waited.
+    pub fn of(steps: &[f64], waits: &[f64]) -> Self {
+        let StepTimes { median, p95 } = StepTimes::of(waits);
+        let (all, waited): (f64, f64) = (steps.iter().sum(), waits.iter().sum());
+        Self { median, p95, share: if all > 0.0 { waited / all } else { 0.0 } }
     }
 }
 
@@ -80,6 +99,8 @@ pub struct RankTimes {
     pub compute_ms: f64,
     pub busy_ms: f64,
     pub exposed_ms: f64,
+    /// A step's wait for its samples.
+    pub data_wait_ms: f64,
     pub peak_rss: u64,
 }
 
@@ -94,6 +115,8 @@ pub struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub classification: Option<Classification>,
     pub step_ms: StepTimes,
+    pub data_wait_ms: DataWait,
+    pub loader: Loader,
     pub samples_per_s: f64,
     pub tokens_per_s: Option<f64>,
     pub weights: String,

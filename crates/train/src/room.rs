@@ -150,6 +150,7 @@ impl Shortage {
             ("activations", one.activations, "take a smaller `data.batch`, more `data.grains` or fewer threads"),
             ("scratch", one.scratch, "take fewer threads or more parameter servers"),
             ("evaluation", one.evaluation, "take shorter samples, or leave evaluation out with `data.holdout = 0`"),
+            ("data", one.data, "take a smaller `data.prefetch` or `data.batch`"),
             ("process", one.process, "take a model of fewer layers"),
         ];
         let (.., mut hint) = *kinds.iter().max_by_key(|(_, bytes, _)| *bytes).expect("there are kinds");
@@ -260,6 +261,7 @@ mod tests {
         activations: 4 << 30,
         scratch: 0,
         evaluation: 0,
+        data: 0,
         process: 0,
     };
 
@@ -276,8 +278,9 @@ mod tests {
         let message = refused(machine, 3, false).unwrap();
         assert!(message.starts_with("the job needs 24.0 GiB of memory, and this machine has 16.0 GiB\n"), "{message}");
         assert!(
-            message
-                .contains("activations 4.00 GiB, scratch 0 B, evaluation 0 B, process 0 B for each of 3 workers here"),
+            message.contains(
+                "activations 4.00 GiB, scratch 0 B, evaluation 0 B, data 0 B, process 0 B for each of 3 workers here"
+            ),
             "{message}"
         );
         assert!(message.contains("hint: take fewer workers on a host"), "{message}");

@@ -9,7 +9,7 @@ use crate::job::Job;
 use crate::log::{Log, LogRow};
 use crate::machine::peak_rss_bytes;
 use crate::record::{OutDir, Record};
-use crate::report::{Communication, EpochRow, PeakBytes, Planned, Report, StepTimes};
+use crate::report::{Communication, DataWait, EpochRow, PeakBytes, Planned, Report, StepTimes};
 use crate::timeline::Timeline;
 use crate::together::{self, Meter};
 use crate::trainer::{Evaluation, Trainer};
@@ -71,11 +71,14 @@ struct Ties {
     links: Option<Links>,
     world: Option<Arc<Communicator>>,
     meter: Meter,
+    /// Milliseconds that each step waited for its samples.
+    data_waits: Vec<f64>,
 }
 
 impl Ties {
     fn new(links: Option<Links>, options: &RunOptions) -> Self {
-        let ties = Self { links, world: options.company.peers().cloned(), meter: Meter::default() };
+        let (world, meter) = (options.company.peers().cloned(), Meter::default());
+        let ties = Self { links, world, meter, data_waits: Vec::new() };
         if let Some(world) = &ties.world {
             ties.meter.attach(world, options.timeline.clone());
         }
@@ -106,7 +109,9 @@ impl Ties {
             })?,
         };
         let exposed_ns = exchange_ns + trainer.session().take_waited();
-        self.meter.step(start.elapsed().as_secs_f64() * 1e3, exposed_ns);
+        let data_wait_ns = trainer.take_data_wait();
+        self.meter.step(start.elapsed().as_secs_f64() * 1e3, exposed_ns, data_wait_ns);
+        self.data_waits.push(data_wait_ns as f64 / 1e6);
         Ok(loss)
     }
 
@@ -238,6 +243,11 @@ impl<'r> Run<'r> {
         let loss = self.ties.step(&mut self.trainer)?;
         let milliseconds = start.elapsed().as_secs_f64() * 1e3;
         self.times.push(milliseconds);
+        if self.times.len() == 1
+            && let Some(note) = self.trainer.loader_refusal()
+        {
+            self.observer.note(&note);
+        }
         self.observer.step(self.trainer.next_step(), loss, milliseconds);
         self.loss_sum += f64::from(loss);
         self.loss_count += 1;
@@ -301,6 +311,8 @@ impl<'r> Run<'r> {
             metrics,
             classification: evaluation.and_then(|evaluation| evaluation.confusion.as_ref()).map(Confusion::report),
             step_ms,
+            data_wait_ms: DataWait::of(&self.times, &self.ties.data_waits),
+            loader: trainer.loader(),
             samples_per_s,
             tokens_per_s: job.model.tokens_per_sample().map(|tokens| tokens as f64 * samples_per_s),
             weights: trainer.store().digest(),

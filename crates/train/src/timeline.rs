@@ -15,6 +15,7 @@ use kolo_exec::Session;
 use serde_json::json;
 use sink::{CHUNK_BYTES, Sink, push_event};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -68,6 +69,8 @@ struct Events {
 
 /// The lane that collectives are shown on; those with one peer of several have lanes after it.
 pub const COMMUNICATION: usize = 1000;
+/// The lane of the first loader thread.
+pub const DATA: usize = 1_000_000;
 
 impl Timeline {
     /// The timeline of a process that is alone.
@@ -125,11 +128,20 @@ impl Timeline {
 
     /// Adds an event, or lengthens the lane's last one if it has the same name and ended just now.
     pub fn add(&self, lane: usize, name: &str, start: Instant, end: Instant, bytes: usize) {
+        self.insert(lane, name, start..end, bytes, self.step.load(Ordering::Relaxed));
+    }
+
+    /// As [`Timeline::add`], of what belongs to another step than that which runs.
+    pub fn add_of_step(&self, step: usize, lane: usize, name: &str, span: Range<Instant>) {
+        self.insert(lane, name, span, 0, step);
+    }
+
+    fn insert(&self, lane: usize, name: &str, span: Range<Instant>, bytes: usize, step: usize) {
         if !self.records.load(Ordering::Relaxed) {
             return;
         }
         let since = |at: Instant| at.saturating_duration_since(self.origin).as_nanos() as u64;
-        let (start_ns, end_ns, step) = (since(start), since(end), self.step.load(Ordering::Relaxed));
+        let (start_ns, end_ns) = (since(span.start), since(span.end));
         let mut events = self.lock();
         events.last_ns = events.last_ns.max(end_ns);
         if let Some(last) = events.open.get_mut(&lane)
@@ -182,16 +194,17 @@ impl Timeline {
         events.push(&json!({
             "name": event.name, "ph": "X", "pid": self.rank, "tid": lane,
             "ts": self.micros(event.start_ns), "dur": (event.end_ns - event.start_ns) as f64 / 1e3,
-            "cat": if lane >= COMMUNICATION { "communication" } else { "compute" },
+            "cat": match lane { DATA.. => "data", COMMUNICATION.. => "communication", _ => "compute" },
             "args": { "bytes": event.bytes, "step": event.step },
         }));
     }
 
     fn name_lane(&self, events: &mut Events, lane: usize) {
-        let name = match lane.checked_sub(COMMUNICATION) {
-            None => format!("compute {lane}"),
-            Some(0) => "communication".into(),
-            Some(peer) => format!("communication with rank {}", peer - 1),
+        let name = match lane {
+            DATA.. => format!("data {}", lane - DATA),
+            COMMUNICATION => "communication".into(),
+            COMMUNICATION.. => format!("communication with rank {}", lane - COMMUNICATION - 1),
+            _ => format!("compute {lane}"),
         };
         events.push(&json!({
             "name": "thread_name", "ph": "M", "pid": self.rank, "tid": lane, "args": { "name": name },

@@ -21,6 +21,7 @@ struct Times {
     compute_ms: f64,
     busy_ms: f64,
     exposed_ms: f64,
+    data_wait_ms: f64,
 }
 
 impl Meter {
@@ -35,11 +36,11 @@ impl Meter {
         })));
     }
 
-    /// One step is over.
-    pub fn step(&mut self, step_ms: f64, exposed_ns: u64) {
-        let exposed_ms = exposed_ns as f64 / 1e6;
+    /// One step is over, for which compute waited so long for others, and so long for its samples.
+    pub fn step(&mut self, step_ms: f64, exposed_ns: u64, data_wait_ns: u64) {
+        let [exposed_ms, data_wait_ms] = [exposed_ns, data_wait_ns].map(|ns| ns as f64 / 1e6);
         let busy_ms = self.busy_ns.swap(0, Ordering::Relaxed) as f64 / 1e6;
-        self.steps.push(Times { compute_ms: step_ms - exposed_ms, busy_ms, exposed_ms });
+        self.steps.push(Times { compute_ms: step_ms - exposed_ms - data_wait_ms, busy_ms, exposed_ms, data_wait_ms });
     }
 
     fn median(&self, of: impl Fn(&Times) -> f64) -> f64 {
@@ -55,6 +56,7 @@ impl Meter {
             self.median(|times| times.compute_ms),
             self.median(|times| times.busy_ms),
             self.median(|times| times.exposed_ms),
+            self.median(|times| times.data_wait_ms),
             rss as f64,
         ];
         let mut all = vec![0.0f64; own.len() * world.size()];
@@ -65,7 +67,8 @@ impl Meter {
             compute_ms: times[0],
             busy_ms: times[1],
             exposed_ms: times[2],
-            peak_rss: times[3] as u64,
+            data_wait_ms: times[3],
+            peak_rss: times[4] as u64,
         };
         let ranks: Vec<RankTimes> = all.chunks(own.len()).enumerate().map(rank).collect();
         let mean = |of: fn(&RankTimes) -> f64| ranks.iter().map(of).sum::<f64>() / ranks.len() as f64;

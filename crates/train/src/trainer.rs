@@ -14,9 +14,9 @@ use crate::interrupt::Interrupt;
 use crate::job::Job;
 use crate::step::IGNORED;
 use crate::step_inputs::StepInputs;
+use crate::supply::{Loader, Supply, TrainingSamples};
 use crate::timeline::Timeline;
 use kolo_comm::{Communicator, Reduction, Watch};
-use kolo_data::{Column, Kind, Permutation, epoch_order};
 use kolo_exec::store::Snapshot;
 use kolo_exec::{Alive, Feed, Options, Session, Store};
 use kolo_graph::rng::Stream;
@@ -59,6 +59,9 @@ pub struct Trainer {
     interrupt: Interrupt,
     /// The first of this rank's grains.
     first_grain: usize,
+    /// Where samples come from, from the first step on.
+    supply: Option<Supply>,
+    timeline: Option<Arc<Timeline>>,
 }
 
 impl Trainer {
@@ -99,6 +102,8 @@ impl Trainer {
             watch: None,
             interrupt: Interrupt::default(),
             first_grain,
+            supply: None,
+            timeline: None,
         };
         if let Some(world) = company.world() {
             trainer.watched_by(world.watch());
@@ -128,6 +133,7 @@ impl Trainer {
     /// Shows every call on a timeline.
     pub fn trace(&mut self, timeline: &Arc<Timeline>) {
         timeline.trace(&mut self.session);
+        self.timeline = Some(Arc::clone(timeline));
     }
 
     /// The other workers, if there are any.
@@ -200,21 +206,46 @@ impl Trainer {
         &mut self,
         between: impl FnOnce(usize, &mut Session, &mut Store) -> Result<(), Error>,
     ) -> Result<f32, Error> {
-        let job = Arc::clone(&self.job);
-        let order = epoch_order(job.seed, self.epoch(), job.split.train_len());
-        let first = self.step % job.steps_per_epoch * job.batch;
-        self.run_step(|grain, feed| feed_grain(&job, &order, first, grain, feed), between)
+        let (step, first) = (self.step, self.first_grain);
+        // Out of the way of the session that it feeds.
+        let mut supply = self.supply.take().unwrap_or_else(|| {
+            let Options { grains, lanes, .. } = self.session.options();
+            Supply::of_training(&self.job, first..first + grains, lanes).traced_by(self.timeline.as_ref())
+        });
+        let ready = supply.begin(step, self.watch.as_deref()).map_err(|error| error.when(|| self.unharmed()));
+        let outcome = ready.and_then(|()| self.run_step(|grain, feed| supply.feed(step, grain - first, feed), between));
+        self.supply = Some(supply);
+        outcome
     }
 
     /// One step on a batch that is kept: the job's next one the first time, and the same ever after.
     pub fn step_on(&mut self, held: &HeldBatch) -> Result<f32, Error> {
-        let job = Arc::clone(&self.job);
-        let order = epoch_order(job.seed, self.epoch(), job.split.train_len());
-        let first = self.step % job.steps_per_epoch * job.batch;
-        let data = |grain: usize, feed: &mut Feed<'_>| {
-            held.feed(&job, grain, feed, |feed| feed_grain(&job, &order, first, grain, feed));
-        };
-        self.run_step(data, |_, _, _| Ok(()))
+        let (job, first) = (Arc::clone(&self.job), self.first_grain);
+        let grains = first..first + self.session.options().grains;
+        let recipe = TrainingSamples { job: &*job, first_grain: first };
+        held.prepare(&recipe, &job, self.step, grains).map_err(|error| Error::from(error).when(|| self.unharmed()))?;
+        self.run_step(|grain, feed| held.feed(&job, grain, feed), |_, _, _| Ok(()))
+    }
+
+    /// What a batch that cannot be read does to a run.
+    fn unharmed(&self) -> String {
+        let (step, epoch) = (self.step, self.epoch() + 1);
+        format!("at step {step} (epoch {epoch}), and the weights were left as they were before it")
+    }
+
+    /// Nanoseconds that steps have waited for samples, or that their lanes made them, since this was last asked.
+    pub fn take_data_wait(&self) -> u64 {
+        self.supply.as_ref().map_or(0, Supply::take_waited)
+    }
+
+    /// How samples are made ahead.
+    pub fn loader(&self) -> Loader {
+        self.supply.as_ref().map_or(Loader::default(), Supply::loader)
+    }
+
+    /// What a user should know if the system refused threads for the data.
+    pub fn loader_refusal(&self) -> Option<String> {
+        self.supply.as_ref().and_then(Supply::refusal)
     }
 
     /// One step on data from elsewhere.
@@ -306,31 +337,4 @@ fn describe(graph: &Graph, node: NodeId) -> String {
     let node = graph.node(node);
     let scope = if node.scope.is_empty() { "the model's top".into() } else { format!("layer `{}`", node.scope) };
     format!("op `{}` in {scope}, {} pass", node.op.name(), node.stage.name())
-}
-
-pub(crate) fn feed_grain(job: &Job, order: &Permutation, first: usize, grain: usize, feed: &mut Feed<'_>) {
-    let batch = job.grain_batch();
-    let start = first + grain * batch;
-    feed_samples(job, batch, |at| job.split.train(order.at(start + at)), feed);
-}
-
-/// Writes every field of `batch` samples.
-fn feed_samples(job: &Job, batch: usize, sample: impl Fn(usize) -> usize, feed: &mut Feed<'_>) {
-    for (field, column) in job.fields.iter().zip(&job.columns) {
-        let size = field.elements();
-        match field.kind {
-            Kind::Real => {
-                let Some(values) = feed.f32(&field.name) else { continue };
-                for at in 0..batch {
-                    job.source.fill(sample(at), *column, Column::F32(&mut values[at * size..(at + 1) * size]));
-                }
-            }
-            Kind::Index { .. } => {
-                let Some(values) = feed.i32(&field.name) else { continue };
-                for at in 0..batch {
-                    job.source.fill(sample(at), *column, Column::I32(&mut values[at * size..(at + 1) * size]));
-                }
-            }
-        }
-    }
 }

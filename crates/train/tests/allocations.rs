@@ -61,6 +61,13 @@ fn a_steady_step_allocates_nothing() {
         [train]\nsteps = 8\n";
     expect_none(text, Options::single(1));
     expect_none(text, Options::single(2));
+    // Loaders make samples while steps are counted.
+    for loading in ["prefetch = 0", "prefetch = 1\nthreads = 1", "prefetch = 3\nthreads = 2"] {
+        let text = format!(
+            "[model]\nkind = \"mlp\"\n[data]\nsource = \"builtin:digits\"\nbatch = 8\ngrains = 4\n{loading}\n[train]\nsteps = 40\n"
+        );
+        expect_none(&text, Options { threads: 2, lanes: 2, grains: 4 });
+    }
 }
 
 /// Of memory, in steps of this job after the first.

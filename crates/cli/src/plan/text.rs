@@ -66,6 +66,7 @@ fn print_memory(memory: &MemoryPlan, workers: usize, all_bytes: u64) {
         ("activations", memory.activations),
         ("scratch", memory.scratch),
         ("evaluation", memory.evaluation),
+        ("data", memory.data),
         ("process", memory.process),
     ] {
         println!("    {name:<15} {}", size(bytes));
@@ -90,6 +91,10 @@ fn print_time(p: &Prediction) {
             flop(p.rates.flops),
             p.rates.bytes / 1e9
         ),
+    }
+    if let Some(tried) = p.rehearsed.filter(|tried| tried.data_wait_seconds() > 0.01 * tried.step_seconds()) {
+        let [wait, all] = [tried.data_wait_seconds(), tried.data_seconds].map(seconds);
+        println!("                    {wait} of it waiting for data: a batch takes {all} to make");
     }
     if let Some(tried) = p.rehearsed.filter(|_| workers > 1) {
         let [compute, exchange] = [tried.compute_seconds, tried.exchange_seconds].map(seconds);

@@ -106,6 +106,12 @@ fn limits_are_explained() {
         assert!(ended.stderr.contains(what) && ended.stderr.contains("Resource temporarily unavailable"), "{ended}");
         assert!(ended.stderr.contains("(`ulimit -u`)") && !ended.stderr.contains("panicked"), "{ended}");
     }
+    // Loaders can be done without.
+    let script = format!("ulimit -u 1; exec '{}' train job.toml --threads 1 --set data.prefetch=2", copy.display());
+    let words = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", "bash", "-c", &script];
+    let ended = run(&mut under(&words, dir.path()), LIMIT);
+    assert_eq!(ended.code, Some(0), "{ended}");
+    assert!(ended.stderr.contains("note: the system refused a thread for the data"), "{ended}");
 }
 
 #[test]

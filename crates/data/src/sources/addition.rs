@@ -5,7 +5,8 @@
 
 use kolo_graph::settings::Settings;
 
-use crate::source::{Opened, Source, SourceKind};
+use crate::error::ReadError;
+use crate::source::{Opened, SampleCost, Source, SourceKind};
 use crate::split::Permutation;
 use kolo_graph::field::{Column, Field, IGNORED};
 
@@ -122,7 +123,7 @@ impl Source for Addition {
         self.samples
     }
 
-    fn fill(&self, sample: usize, field: usize, out: Column<'_>) {
+    fn fill(&self, sample: usize, field: usize, out: Column<'_>) -> Result<(), ReadError> {
         assert!(field < self.fields.len(), "field {field}");
         let pair = self.pair(sample);
         let answer_start = 2 * self.digits + 2;
@@ -133,6 +134,11 @@ impl Source for Addition {
                 _ => self.token(pair, position + 1),
             };
         }
+        Ok(())
+    }
+
+    fn cost(&self) -> SampleCost {
+        SampleCost::Computed { ns: 20 * self.fields[0].elements() as u64 }
     }
 
     fn describe(&self) -> String {
@@ -153,7 +159,7 @@ mod tests {
 
     fn tokens(source: &Addition, sample: usize, field: usize) -> String {
         let mut out = vec![0; source.fields[field].elements()];
-        source.fill(sample, field, Column::I32(&mut out));
+        source.fill(sample, field, Column::I32(&mut out)).unwrap();
         render(&out)
     }
 

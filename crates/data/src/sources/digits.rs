@@ -5,7 +5,8 @@
 
 use kolo_graph::settings::Settings;
 
-use crate::source::{Opened, Source, SourceKind};
+use crate::error::ReadError;
+use crate::source::{Opened, SampleCost, Source, SourceKind};
 use kolo_graph::field::{Column, Field};
 
 pub const KIND: SourceKind =
@@ -53,12 +54,17 @@ impl Source for Digits {
         IMAGES
     }
 
-    fn fill(&self, sample: usize, field: usize, out: Column<'_>) {
+    fn fill(&self, sample: usize, field: usize, out: Column<'_>) -> Result<(), ReadError> {
         assert!(sample < IMAGES && field < self.fields.len(), "sample {sample}, field {field}");
         match field {
             0 => unpack_image(sample, out.reals()),
             _ => out.indices()[0] = label(sample),
         }
+        Ok(())
+    }
+
+    fn cost(&self) -> SampleCost {
+        SampleCost::Computed { ns: 2 * (SIDE * SIDE) as u64 }
     }
 
     fn describe(&self) -> String {

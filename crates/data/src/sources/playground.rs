@@ -7,8 +7,9 @@ use std::f32::consts::TAU;
 use kolo_graph::rng::Stream;
 use kolo_graph::settings::Settings;
 
+use crate::error::ReadError;
 use crate::noise::between;
-use crate::source::{Opened, Source, SourceKind};
+use crate::source::{Opened, SampleCost, Source, SourceKind};
 use kolo_graph::field::{Column, Field};
 
 pub const KIND: SourceKind = SourceKind {
@@ -124,13 +125,18 @@ impl Source for Playground {
         self.samples
     }
 
-    fn fill(&self, sample: usize, field: usize, out: Column<'_>) {
+    fn fill(&self, sample: usize, field: usize, out: Column<'_>) -> Result<(), ReadError> {
         assert!(sample < self.samples && field < self.fields.len(), "sample {sample}, field {field}");
         let (point, class) = self.point(sample);
         match field {
             0 => out.reals().copy_from_slice(&point),
             _ => out.indices()[0] = i32::from(class),
         }
+        Ok(())
+    }
+
+    fn cost(&self) -> SampleCost {
+        SampleCost::Computed { ns: 200 }
     }
 
     fn describe(&self) -> String {

@@ -10,8 +10,9 @@ mod response;
 use kolo_graph::rng::Stream;
 use kolo_graph::settings::{SettingError, Settings};
 
+use crate::error::ReadError;
 use crate::noise::{below_of_word, fill_normal};
-use crate::source::{Opened, Source, SourceKind};
+use crate::source::{Opened, SampleCost, Source, SourceKind};
 use chain::Chain;
 use kolo_graph::field::{Column, Field, Kind};
 use pattern::Pattern;
@@ -132,7 +133,7 @@ impl Source for Synthetic {
         self.samples
     }
 
-    fn fill(&self, sample: usize, field: usize, out: Column<'_>) {
+    fn fill(&self, sample: usize, field: usize, out: Column<'_>) -> Result<(), ReadError> {
         assert!(sample < self.samples && field < self.fields.len(), "sample {sample}, field {field}");
         match &self.rule {
             Rule::Chain(chain) if field == self.x => chain.fill_input(sample, out.indices()),
@@ -143,6 +144,15 @@ impl Source for Synthetic {
             Rule::Response(response) if Some(field) == self.y => response.fill_target(sample, out.reals()),
             _ => fill_noise(&self.noises[field], self.fields[field].kind, sample, out),
         }
+        Ok(())
+    }
+
+    fn cost(&self) -> SampleCost {
+        let ns = |field: &Field| match field.kind {
+            Kind::Real => 2 * field.elements() as u64,
+            Kind::Index { .. } => 8 * field.elements() as u64,
+        };
+        SampleCost::Computed { ns: self.fields.iter().map(ns).sum() }
     }
 
     fn describe(&self) -> String {
@@ -169,7 +179,7 @@ fn fill_noise(stream: &Stream, kind: Kind, sample: usize, out: Column<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::open;
+    use crate::source::{SOURCES, open};
 
     fn settings() -> Settings {
         Settings::new("data", "job.toml:3")
@@ -178,10 +188,10 @@ mod tests {
     #[test]
     fn other_fields_are_noise() {
         let fields = [Field::index("x", &[4], 9), Field::index("mask", &[1000], 2), Field::real("weight", &[1000])];
-        let source = open("synthetic:tokens", &settings(), 1, Some(&fields)).unwrap();
+        let source = open(SOURCES, "synthetic:tokens", &settings(), 1, Some(&fields)).unwrap();
         let (mut mask, mut weight) = ([7; 1000], [0.0; 1000]);
-        source.fill(3, 1, Column::I32(&mut mask));
-        source.fill(3, 2, Column::F32(&mut weight));
+        source.fill(3, 1, Column::I32(&mut mask)).unwrap();
+        source.fill(3, 2, Column::F32(&mut weight)).unwrap();
         let ones = mask.iter().sum::<i32>();
         assert!((400..600).contains(&ones) && mask.iter().all(|index| (0..2).contains(index)), "{ones}");
         let mean = weight.iter().sum::<f32>() / 1000.0;
@@ -192,12 +202,12 @@ mod tests {
     fn a_source_of_the_wrong_kind_names_the_right_one() {
         let fields = [Field::index("x", &[4], 9), Field::index("y", &[4], 9)];
         assert_eq!(
-            open("synthetic:images", &settings(), 1, Some(&fields)).unwrap_err().to_string(),
+            open(SOURCES, "synthetic:images", &settings(), 1, Some(&fields)).unwrap_err().to_string(),
             "job.toml:3: `data.source` is \"synthetic:images\", but the model's input is x [4] index below 9\n  \
              hint: write `source = \"synthetic:tokens\"`"
         );
         assert_eq!(
-            open("synthetic:images", &settings(), 1, Some(&[Field::real("image", &[3, 4, 4])]))
+            open(SOURCES, "synthetic:images", &settings(), 1, Some(&[Field::real("image", &[3, 4, 4])]))
                 .unwrap_err()
                 .to_string(),
             "job.toml:3: `data.source` is \"synthetic:images\", but the model has no input `x`\n  \

@@ -7,8 +7,9 @@ use std::f64::consts::TAU;
 use kolo_graph::rng::Stream;
 use kolo_graph::settings::Settings;
 
+use crate::error::ReadError;
 use crate::noise::{between, fill_normal};
-use crate::source::{Opened, Source, SourceKind};
+use crate::source::{Opened, SampleCost, Source, SourceKind};
 use kolo_graph::field::{Column, Field};
 
 pub const KIND: SourceKind = SourceKind {
@@ -99,12 +100,17 @@ impl Source for Waves {
         self.samples
     }
 
-    fn fill(&self, sample: usize, field: usize, out: Column<'_>) {
+    fn fill(&self, sample: usize, field: usize, out: Column<'_>) -> Result<(), ReadError> {
         assert!(sample < self.samples && field < self.fields.len(), "sample {sample}, field {field}");
         match field {
             0 => self.fill_input(sample, out.reals()),
             _ => out.reals()[0] = self.sines(sample).map(|wave| wave.at(self.context)).sum(),
         }
+        Ok(())
+    }
+
+    fn cost(&self) -> SampleCost {
+        SampleCost::Computed { ns: 20 * (self.context * self.waves) as u64 }
     }
 
     fn describe(&self) -> String {
@@ -119,8 +125,8 @@ mod tests {
 
     fn read(source: &Waves, sample: usize) -> (Vec<f32>, f32) {
         let (mut x, mut y) = (vec![0.0; source.context], [0.0]);
-        source.fill(sample, 0, Column::F32(&mut x));
-        source.fill(sample, 1, Column::F32(&mut y));
+        source.fill(sample, 0, Column::F32(&mut x)).unwrap();
+        source.fill(sample, 1, Column::F32(&mut y)).unwrap();
         (x, y[0])
     }
 

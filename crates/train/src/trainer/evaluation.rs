@@ -1,10 +1,11 @@
 //! Evaluation on the held-out samples, in batches of bounded memory.
 
-use super::{Trainer, feed_samples};
+use super::Trainer;
 use crate::confusion::Confusion;
 use crate::error::Error;
 use crate::job::Job;
 use crate::step::{self, CONFUSION, IGNORED, count_name};
+use crate::supply::{self, Supply};
 use crate::together;
 use kolo_comm::{Communicator, Reduction};
 use kolo_exec::{Feed, Options, Program, Session};
@@ -65,7 +66,8 @@ pub fn evaluation_bytes(job: &Job, threads: usize, mesh: &Mesh) -> Result<usize,
         let graph = graph_of(job, &job.parallel, mesh, batch)?;
         Ok(Program::cpu(graph, Options::single(threads)).bytes().total())
     };
-    [whole].into_iter().chain(rest).map(bytes).sum()
+    let sessions: Result<usize, Error> = [whole].into_iter().chain(rest).map(bytes).sum();
+    Ok(sessions? + supply::buffer_bytes(job, whole))
 }
 
 /// Counts [`evaluation_bytes`] of a worker at this place, if it takes part, while `work` is done: neither needs the other, and
@@ -117,10 +119,11 @@ impl Trainer {
         let is_sum = self.are_sums(whole, &names)?;
         let mut totals = vec![(0.0f64, 0.0f64); names.len()];
         let mut pairs: Vec<i64> = vec![0; self.count_of_pairs(whole)?];
+        let mut supply = Supply::of_evaluation(&job, whole, self.place());
         tell(0, total);
         for first in (0..batches).step_by(ranks * BATCHES_PER_ROUND) {
             let round = first..batches.min(first + ranks * BATCHES_PER_ROUND);
-            let rows = self.evaluate_round(round, whole, 2 * names.len() + 1, &mut pairs, tell)?;
+            let rows = self.evaluate_round(round, &mut supply, 2 * names.len() + 1, &mut pairs, tell)?;
             for (at, row) in (first..).zip(rows.chunks(2 * names.len() + 1)) {
                 let ignored = row[2 * names.len()];
                 if batches > 1 && ignored > 0.0 {
@@ -151,22 +154,24 @@ impl Trainer {
     fn evaluate_round(
         &mut self,
         round: Range<usize>,
-        whole: usize,
+        supply: &mut Supply,
         width: usize,
         pairs: &mut [i64],
         tell: &mut dyn FnMut(usize, usize),
     ) -> Result<Vec<f32>, Error> {
         let job = Arc::clone(&self.job);
         let total = job.split.held_out_len();
-        let (rank, ranks) = self.place();
+        let (whole, (rank, ranks)) = (supply.samples(), self.place());
         let mut rows = vec![0.0f32; round.len() * width];
         for (turn, at) in round.clone().enumerate().filter(|(turn, _)| turn % ranks == rank) {
             if self.interrupt.requested() {
                 break;
             }
             let (start, batch) = (at * whole, whole.min(total - at * whole));
-            let sample = |at: usize| job.split.held_out(start + at);
-            let results = self.evaluate_batch(batch, pairs, |feed| feed_samples(&job, batch, sample, feed))?;
+            let (own, step) = (at / ranks, self.step);
+            let ready = supply.begin(own, self.watch.as_deref());
+            ready.map_err(|error| error.when(|| format!("in the evaluation after {step} steps")))?;
+            let results = self.evaluate_batch(batch, pairs, |feed| supply.feed(own, 0, feed))?;
             rows[turn * width..][..width].copy_from_slice(&results);
             if let Some(watch) = &self.watch {
                 watch.touch();

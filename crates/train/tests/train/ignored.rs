@@ -2,7 +2,7 @@
 //! in f64; and the same bits in every layout.
 
 use crate::workers::{assert_same, on_ranks, report, with_servers};
-use kolo_data::{Column, Field, Source};
+use kolo_data::{Column, Field, ReadError, SampleCost, Source};
 use kolo_exec::{Feed, Options};
 use kolo_graph::field::IGNORED;
 use kolo_graph::settings::{SettingError, Settings};
@@ -26,13 +26,18 @@ impl Source for Uneven {
         self.0.len()
     }
 
-    fn fill(&self, sample: usize, field: usize, out: Column<'_>) {
+    fn fill(&self, sample: usize, field: usize, out: Column<'_>) -> Result<(), ReadError> {
         if field == 0 {
             return self.0.fill(sample, field, out);
         }
         let targets = out.indices();
-        self.0.fill(sample, field, Column::I32(targets));
+        self.0.fill(sample, field, Column::I32(targets))?;
         targets.iter_mut().filter(|target| **target != IGNORED).take(sample % 5).for_each(|target| *target = IGNORED);
+        Ok(())
+    }
+
+    fn cost(&self) -> SampleCost {
+        self.0.cost()
     }
 
     fn describe(&self) -> String {
@@ -209,8 +214,8 @@ fn an_evaluation_divides_once() {
     (0..2).for_each(|_| _ = trainer.step().unwrap());
     let sample = |at: usize| {
         let (mut x, mut y) = (vec![0.0f32; INPUTS], [0i32]);
-        job.source.fill(job.split.held_out(at), 0, Column::F32(&mut x));
-        job.source.fill(job.split.held_out(at), 1, Column::I32(&mut y));
+        job.source.fill(job.split.held_out(at), 0, Column::F32(&mut x)).unwrap();
+        job.source.fill(job.split.held_out(at), 1, Column::I32(&mut y)).unwrap();
         (x, y[0])
     };
     let samples: Vec<(Vec<f32>, i32)> = (0..job.split.held_out_len()).map(sample).collect();

@@ -1,6 +1,7 @@
 //! Training as a whole: against PyTorch, the same bits in every layout, known counts, honest errors.
 
 mod counts;
+mod data;
 mod depth;
 mod goldens;
 mod ignored;

@@ -10,6 +10,7 @@ use kolo_parallel::data::{Bucket, buckets, copy_grains, exchange_bucket};
 use kolo_parallel::mesh::DATA;
 use kolo_parallel::strategy::{Facts, Key, KeyValue, Part, Refusal};
 use kolo_parallel::{Mesh, Purpose, STRATEGIES, Strategy, StrategyKind};
+use kolo_train::job::Kinds;
 use kolo_train::session::Company;
 use kolo_train::step::graph_of;
 use kolo_train::{Job, job_file};
@@ -78,7 +79,9 @@ fn settings(text: &str, parallel: &str) -> Settings {
 /// The job, read with the strategy from outside beside the others.
 fn job(text: &str, parallel: &str) -> Result<Arc<Job>, String> {
     let kinds = [STRATEGIES, &[KIND]].concat();
-    Job::read_among(&settings(text, parallel), MODELS, &kinds).map(Arc::new).map_err(|error| error.to_string())
+    Job::read_among(&settings(text, parallel), &Kinds { strategies: &kinds, ..Kinds::default() })
+        .map(Arc::new)
+        .map_err(|error| error.to_string())
 }
 
 const TEXT: &str = "[model]\nkind = \"mlp\"\n[data]\nsource = \"builtin:playground\"\nbatch = 32\ngrains = 8\n";
@@ -180,7 +183,9 @@ fn an_axis_takes_workers_from_the_data() {
         read: |settings| Ok(Some(Arc::new(Copies(TENSOR.count(settings)?)))),
     };
     let kinds = [STRATEGIES, &[COPIES]].concat();
-    let mut job = Job::read_among(&settings(TEXT, "tensor = 2\nzero = 1"), MODELS, &kinds).unwrap();
+    let mut job =
+        Job::read_among(&settings(TEXT, "tensor = 2\nzero = 1"), &Kinds { strategies: &kinds, ..Kinds::default() })
+            .unwrap();
     let mesh = job.parallel.mesh(8, 5).unwrap();
     assert_eq!((mesh.size(DATA), mesh.size("tensor")), (4, 2));
     assert_eq!((mesh.coordinate(DATA), mesh.coordinate("tensor")), (2, 1));

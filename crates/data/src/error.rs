@@ -1,0 +1,91 @@
+//! Why a sample could not be read.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A sample could not be read. A source says what is wrong and where ([`ReadError::new`], [`ReadError::in_file`],
+/// [`ReadError::at`]); whoever asked adds which sample of which source it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadError {
+    /// What `data.source` names.
+    pub source: String,
+    pub sample: Option<usize>,
+    pub file: Option<PathBuf>,
+    /// Bytes from the start of the file.
+    pub offset: Option<u64>,
+    pub message: String,
+    pub hint: String,
+}
+
+impl ReadError {
+    pub fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        let (source, sample, file, offset) = (String::new(), None, None, None);
+        Self { source, sample, file, offset, message: message.into(), hint: hint.into() }
+    }
+
+    /// The system refused to read this file.
+    pub fn io(file: &Path, error: &io::Error) -> Self {
+        let hint = match error.kind() {
+            io::ErrorKind::UnexpectedEof => "the file ends too early; copy it again",
+            io::ErrorKind::NotFound => "the file was there when the job began; put it back",
+            _ => "look at the file, and at the disk or network that it is on",
+        };
+        Self::new(error.to_string(), hint).in_file(file)
+    }
+
+    pub fn in_file(self, file: &Path) -> Self {
+        Self { file: Some(file.into()), ..self }
+    }
+
+    pub fn at(self, offset: u64) -> Self {
+        Self { offset: Some(offset), ..self }
+    }
+
+    /// Which sample was asked for; what the source itself said of it stays.
+    pub fn of(self, source: &str, sample: usize) -> Self {
+        let name = if self.source.is_empty() { source.into() } else { self.source };
+        Self { source: name, sample: self.sample.or(Some(sample)), ..self }
+    }
+
+    /// What happened, in one line and without the hint.
+    pub fn what(&self) -> String {
+        let sample = self.sample.map_or("a sample".into(), |sample| format!("sample {sample}"));
+        let of = if self.source.is_empty() { String::new() } else { format!(" of \"{}\"", self.source) };
+        let place = match (&self.file, self.offset) {
+            (Some(file), Some(offset)) => format!("{}, byte {offset}: ", file.display()),
+            (Some(file), None) => format!("{}: ", file.display()),
+            (None, Some(offset)) => format!("byte {offset}: "),
+            (None, None) => String::new(),
+        };
+        format!("cannot read {sample}{of}: {place}{}", self.message)
+    }
+}
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}\n  hint: {}", self.what(), self.hint)
+    }
+}
+
+impl std::error::Error for ReadError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn says_what_where_and_what_to_do() {
+        let short = ReadError::new("the file ends inside the sample", "copy the file again");
+        assert_eq!(
+            short.clone().in_file(Path::new("a.points")).at(480).of("points", 12).to_string(),
+            "cannot read sample 12 of \"points\": a.points, byte 480: the file ends inside the sample\n  hint: copy the file again"
+        );
+        assert_eq!(
+            short.to_string(),
+            "cannot read a sample: the file ends inside the sample\n  hint: copy the file again"
+        );
+        let lost = ReadError::io(Path::new("b"), &io::ErrorKind::UnexpectedEof.into()).of("points", 3);
+        assert!(lost.to_string().starts_with("cannot read sample 3 of \"points\": b: unexpected end of file\n"));
+    }
+}
