@@ -3,12 +3,16 @@
 //! Each tensor starts on a cache line. Parameters lie in the order in which their gradients become ready, so that a bucket
 //! or a shard is a slice.
 
+mod saved;
+
+pub use saved::{RestoreError, Saved, Snapshot};
+
 use crate::element::View;
 use crate::memory::Memory;
 use kolo_graph::layout::align;
 use kolo_graph::rng::Stream;
-use kolo_graph::sources::{Init, Param, State};
-use kolo_graph::{DType, Graph, Team, Type};
+use kolo_graph::sources::{Init, Param};
+use kolo_graph::{DType, Graph, Shape, Team, Type};
 use kolo_ops::tiles::Address;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,14 +20,41 @@ use std::sync::Arc;
 /// A multiple of four, as one draw of the initial values makes four.
 const ELEMENTS_PER_TASK: usize = 1 << 16;
 
+/// What a tensor is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    Parameter,
+    /// State of the optimizer.
+    Moment,
+    /// State of the model: a running average, a counter.
+    Statistic,
+}
+
+impl Role {
+    pub const ALL: [Role; 3] = [Role::Parameter, Role::Moment, Role::Statistic];
+}
+
+/// A tensor that the store holds, or a run of one.
 #[derive(Clone, Debug)]
 pub struct Entry {
+    /// As the graph calls it; that of a run says where it starts.
     pub name: String,
+    /// The tensor that it has elements of, the shape of that tensor, and the first of the elements.
+    pub tensor: String,
+    pub whole: Shape,
+    pub start: usize,
     pub ty: Type,
+    pub role: Role,
     pub init: Init,
-    /// A parameter, as opposed to state.
-    pub trained: bool,
+    /// Bytes before it in the memory of the parameters or in that of the states.
     pub offset: usize,
+}
+
+impl Entry {
+    /// Whether it is trained.
+    pub fn is_param(&self) -> bool {
+        self.role == Role::Parameter
+    }
 }
 
 #[derive(Debug)]
@@ -35,13 +66,6 @@ pub struct Store {
     states: Arc<Memory>,
     params_bytes: usize,
     states_bytes: usize,
-}
-
-/// A copy of everything a store holds.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Snapshot {
-    params: Vec<u8>,
-    states: Vec<u8>,
 }
 
 impl Store {
@@ -63,18 +87,28 @@ impl Store {
         for node in graph.nodes.iter().rev() {
             if let Some(Param { name, shape, init }) = node.op.downcast() {
                 let ty = Type::f32(shape.clone());
-                entries.push(Entry { name: name.clone(), ty, init: *init, trained: true, offset: 0 });
+                let (tensor, whole, start) = (name.clone(), ty.shape.clone(), 0);
+                let (name, role, init) = (name.clone(), Role::Parameter, *init);
+                entries.push(Entry { name, tensor, whole, start, ty, role, init, offset: 0 });
             }
         }
-        for node in &graph.nodes {
-            if let Some(State { name, dtype, shape, init, .. }) = node.op.downcast() {
-                let ty = Type::new(*dtype, shape.clone());
-                entries.push(Entry { name: name.clone(), ty, init: *init, trained: false, offset: 0 });
-            }
+        let moments = graph.optimizer_states();
+        for (id, state) in graph.states() {
+            let (tensor, start) = state.shard();
+            entries.push(Entry {
+                name: state.name.clone(),
+                tensor: tensor.into(),
+                whole: state.whole().into(),
+                start,
+                ty: graph.ty(id).clone(),
+                role: if moments.contains(&id) { Role::Moment } else { Role::Statistic },
+                init: state.init,
+                offset: 0,
+            });
         }
         let (mut params_bytes, mut states_bytes) = (0, 0);
         for entry in &mut entries {
-            let bytes = if entry.trained { &mut params_bytes } else { &mut states_bytes };
+            let bytes = if entry.is_param() { &mut params_bytes } else { &mut states_bytes };
             entry.offset = *bytes;
             *bytes += align(entry.ty.bytes());
         }
@@ -120,7 +154,7 @@ impl Store {
     }
 
     pub(crate) fn address(&self, entry: &Entry) -> *mut u8 {
-        let memory = if entry.trained { &self.params } else { &self.states };
+        let memory = if entry.is_param() { &self.params } else { &self.states };
         memory.at(entry.offset)
     }
 
@@ -164,7 +198,7 @@ impl Store {
 
     /// BLAKE3 over all parameters in name order: name, dtype, shape, then the values, little-endian.
     pub fn digest(&self) -> String {
-        let mut trained: Vec<&Entry> = self.entries.iter().filter(|entry| entry.trained).collect();
+        let mut trained: Vec<&Entry> = self.entries.iter().filter(|entry| entry.is_param()).collect();
         trained.sort_by(|a, b| a.name.cmp(&b.name));
         let mut hasher = blake3::Hasher::new();
         for entry in trained {
@@ -183,22 +217,5 @@ impl Store {
             }
         }
         format!("blake3:{}", hasher.finalize().to_hex())
-    }
-
-    pub fn snapshot(&self) -> Snapshot {
-        // SAFETY: nothing writes the memories while `self` is borrowed.
-        let copy = |memory: &Memory, bytes| unsafe { std::slice::from_raw_parts(memory.at(0), bytes) }.to_vec();
-        Snapshot { params: copy(&self.params, self.params_bytes), states: copy(&self.states, self.states_bytes) }
-    }
-
-    /// Returns to a snapshot of a store of the same graph.
-    pub fn restore(&mut self, snapshot: &Snapshot) {
-        for (memory, bytes, saved) in
-            [(&self.params, self.params_bytes, &snapshot.params), (&self.states, self.states_bytes, &snapshot.states)]
-        {
-            assert_eq!(saved.len(), bytes, "the snapshot is of another model");
-            // SAFETY: `&mut self` is exclusive, and the sizes are equal.
-            unsafe { std::ptr::copy_nonoverlapping(saved.as_ptr(), memory.at(0), bytes) };
-        }
     }
 }

@@ -195,7 +195,7 @@ impl Builder {
     pub fn state(&self, name: &str, ty: Type, init: Init) -> Tensor<'_> {
         let name = self.qualify(name);
         let (dtype, shape, of) = (ty.dtype, ty.shape.to_vec(), String::new());
-        self.find_or(&name, State { name: name.clone(), dtype, shape, init, of, start: 0 })
+        self.find_or(&name, State { name: name.clone(), dtype, shape, init, of, start: 0, whole: Vec::new() })
     }
 
     pub fn full(&self, value: f64, ty: Type) -> Tensor<'_> {

@@ -9,6 +9,7 @@ use crate::operand::checked_types;
 use crate::sources::{GrainSum, Input, Param, State};
 use crate::steps;
 use crate::types::Type;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 #[derive(Clone, Copy, Debug, Eq, PartialOrd, Ord, Hash)]
@@ -243,6 +244,31 @@ impl Graph {
         let mut updated = vec![None; self.values.len()];
         self.updates.iter().for_each(|(state, value)| updated[state.0 as usize] = Some(*value));
         updated
+    }
+
+    /// The parameters and states that belong to the optimizer, and so to the servers: those that follow from a gradient, and those
+    /// that a new parameter follows from. What is left are statistics, such as a batch norm's averages.
+    pub fn optimizer_states(&self) -> BTreeSet<ValueId> {
+        let mut follows = vec![false; self.values.len()];
+        for node in &self.nodes {
+            let is_gradient = node.op.downcast::<GrainSum>().is_some_and(|sum| !sum.of.is_empty());
+            let from_gradient = node.inputs.iter().any(|id| follows[id.0 as usize]);
+            node.outputs.iter().for_each(|id| follows[id.0 as usize] = is_gradient || from_gradient);
+        }
+        let is_param = |id: ValueId| self.maker(id).op.is::<Param>();
+        let mut leads = vec![false; self.values.len()];
+        for (_, value) in self.updates.iter().filter(|(state, _)| is_param(*state)) {
+            leads[value.0 as usize] = true;
+        }
+        // What a grain computes is no part of the update.
+        for node in self.nodes.iter().rev().filter(|node| !node.op.is::<GrainSum>()) {
+            if node.outputs.iter().any(|id| leads[id.0 as usize]) {
+                node.inputs.iter().for_each(|id| leads[id.0 as usize] = true);
+            }
+        }
+        let own =
+            |state: ValueId, value: ValueId| is_param(state) || leads[state.0 as usize] || follows[value.0 as usize];
+        self.updates.iter().filter(|(state, value)| own(*state, *value)).map(|(state, _)| *state).collect()
     }
 
     /// For each value, the nodes that read it.

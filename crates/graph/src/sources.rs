@@ -111,9 +111,10 @@ op! {
 }
 op! {
     /// A tensor that persists between steps without being trained: a moment, a running average. One rank's shard of a tensor is
-    /// a state with a name of its own, which says of which tensor it has the elements from `start` on.
+    /// a state with a name of its own, which says of which tensor, whose shape is `whole`, it has the elements from `start` on.
     pub struct State = "state" {
-        name: String, dtype: DType, shape: Vec<usize>, init: Init, of: String = String::new(), start: usize = 0
+        name: String, dtype: DType, shape: Vec<usize>, init: Init, of: String = String::new(), start: usize = 0,
+        whole: Vec<usize> = Vec::new()
     }
 }
 op! {
@@ -155,6 +156,11 @@ macro_rules! source {
 }
 
 impl State {
+    /// The shape of the tensor whose elements it has.
+    pub fn whole(&self) -> &[usize] {
+        if self.of.is_empty() { &self.shape } else { &self.whole }
+    }
+
     /// The tensor whose elements it has, and the first of them.
     pub fn shard(&self) -> (&str, usize) {
         if self.of.is_empty() { (&self.name, 0) } else { (&self.of, self.start) }

@@ -324,7 +324,8 @@ impl<'g> Rewrite<'g> {
 /// The state of a piece, which knows where it starts.
 fn piece_of(state: &State, range: &Range<usize>) -> State {
     let name = format!("{}@{}", state.name, range.start);
-    State { name, shape: vec![range.len()], of: state.name.clone(), start: range.start, ..state.clone() }
+    let (of, start, whole) = (state.name.clone(), range.start, state.shape.clone());
+    State { name, shape: vec![range.len()], of, start, whole, ..state.clone() }
 }
 
 /// Appends the join of these values.

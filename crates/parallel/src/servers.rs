@@ -16,7 +16,7 @@ use kolo_graph::graph::Phase;
 use kolo_graph::layout::shown_by;
 use kolo_graph::piece::{Join, Piece};
 use kolo_graph::rewrite::{Rebuild, eliminate_dead};
-use kolo_graph::sources::{GrainSum, Input, InputRole, Param};
+use kolo_graph::sources::{GrainSum, Input, InputRole};
 use kolo_graph::{Graph, Stage, ValueId};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -105,7 +105,7 @@ pub fn worker_graph(graph: &Graph) -> Graph {
     after.into_iter().for_each(|node| {
         rebuild.copy(node);
     });
-    let servers_own = optimizer_states(graph);
+    let servers_own = graph.optimizer_states();
     let updates = graph.updates.iter().filter(|(state, _)| !servers_own.contains(state));
     let updates = updates.map(|(state, value)| (rebuild.get(*state), rebuild.get(*value))).collect();
     let mut outputs: Vec<(String, ValueId)> =
@@ -187,34 +187,10 @@ pub fn sum_name(number: usize) -> String {
     format!("sum.{number}")
 }
 
-/// The parameters and states that belong to the optimizer, and so to the servers: those that follow from a gradient, and those
-/// that a new parameter follows from. What is left are statistics, such as a batch norm's averages.
-pub fn optimizer_states(graph: &Graph) -> BTreeSet<ValueId> {
-    let mut follows = vec![false; graph.values.len()];
-    for node in &graph.nodes {
-        let is_gradient = node.op.downcast::<GrainSum>().is_some_and(|sum| !sum.of.is_empty());
-        let from_gradient = node.inputs.iter().any(|id| follows[id.0 as usize]);
-        node.outputs.iter().for_each(|id| follows[id.0 as usize] = is_gradient || from_gradient);
-    }
-    let is_param = |id: ValueId| graph.maker(id).op.is::<Param>();
-    let mut leads = vec![false; graph.values.len()];
-    for (_, value) in graph.updates.iter().filter(|(state, _)| is_param(*state)) {
-        leads[value.0 as usize] = true;
-    }
-    // What a grain computes is no part of the update.
-    for node in graph.nodes.iter().rev().filter(|node| !node.op.is::<GrainSum>()) {
-        if node.outputs.iter().any(|id| leads[id.0 as usize]) {
-            node.inputs.iter().for_each(|id| leads[id.0 as usize] = true);
-        }
-    }
-    let own = |state: ValueId, value: ValueId| is_param(state) || leads[state.0 as usize] || follows[value.0 as usize];
-    graph.updates.iter().filter(|(state, value)| own(*state, *value)).map(|(state, _)| *state).collect()
-}
-
 /// The values that updates of the optimizer's states are computed from.
 fn needed_by_optimizer(graph: &Graph) -> Vec<bool> {
     let mut needed = vec![false; graph.values.len()];
-    let own = optimizer_states(graph);
+    let own = graph.optimizer_states();
     for (_, value) in graph.updates.iter().filter(|(state, _)| own.contains(state)) {
         needed[value.0 as usize] = true;
     }

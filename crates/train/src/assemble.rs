@@ -74,7 +74,7 @@ fn compile_among(
     let weights = parallel.allocate(&Allocation { bytes, world, lane: &*lane })?;
     let store = Store::in_memory(&program.graph, weights);
     let home = parallel.home();
-    store.initialise_where(job.seed, |entry| !entry.trained || home.initialises(world.rank()));
+    store.initialise_where(job.seed, |entry| !entry.is_param() || home.initialises(world.rank()));
     world.barrier()?;
     if let Some(refusal) = parallel.needs_updates_in_place().filter(|_| !program.updates_params_in_place()) {
         return Err(Error::Together(Fault::BadCall(refusal.to_string())));

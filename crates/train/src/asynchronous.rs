@@ -8,11 +8,11 @@ mod server;
 mod state;
 
 use crate::company::served;
-use crate::entries::Entry;
 use crate::error::Error;
 use crate::job::Job;
 use crate::step::{self, optimise, raw_graph};
 use kolo_comm::{Communicator, Fault};
+use kolo_exec::store::Saved;
 use kolo_graph::Graph;
 use kolo_parallel::Purpose;
 pub use kolo_parallel::Roles;
@@ -119,7 +119,7 @@ impl Links {
 
     /// What the servers keep, by entry: parameters and moments. In a synchronous run, between two steps of this worker, it is
     /// what the last step left.
-    pub fn save(&self) -> Result<Vec<Entry>, Error> {
+    pub fn save(&self) -> Result<Vec<Saved>, Error> {
         let mut all = Vec::new();
         for pair in &self.pairs {
             pair.send(&[SAVE, 0], 1)?;
@@ -129,7 +129,7 @@ impl Links {
     }
 
     /// Gives the servers what was saved, by whatever company. One worker does, before its next step.
-    pub fn restore(&self, saved: &[Entry]) -> Result<(), Error> {
+    pub fn restore(&self, saved: &[Saved]) -> Result<(), Error> {
         for pair in &self.pairs {
             pair.send(&[RESTORE, 0], 1)?;
             state::send(pair, 1, saved)?;

@@ -2,6 +2,7 @@
 
 use kolo_comm::Fault;
 use kolo_data::ReadError;
+use kolo_exec::store::RestoreError;
 use kolo_graph::GraphError;
 use kolo_graph::settings::SettingError;
 use kolo_parallel::strategy::Refusal;
@@ -44,8 +45,8 @@ pub enum Error {
     #[error("the loss is not finite at step {step}; rank {rank} reports why")]
     ReportedElsewhere { step: usize, rank: usize },
     /// What was saved is not of this job.
-    #[error("{0}\n  hint: go on with the job that saved it: the same model and the same optimizer")]
-    Saved(String),
+    #[error("{0}")]
+    Saved(#[from] RestoreError),
     /// There is not enough memory.
     #[error("{0}")]
     Memory(String),

@@ -8,7 +8,6 @@ pub mod asynchronous;
 pub mod company;
 pub mod confusion;
 pub mod decision;
-pub mod entries;
 pub mod error;
 pub mod events;
 mod held;

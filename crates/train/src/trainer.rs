@@ -7,7 +7,6 @@ pub use evaluation::{Evaluation, count_beside, evaluation_bytes, metric_names};
 
 use crate::assemble::Worker;
 use crate::company::Company;
-use crate::entries::{self, Entry};
 use crate::error::Error;
 use crate::held::HeldBatch;
 use crate::interrupt::Interrupt;
@@ -17,7 +16,7 @@ use crate::step_inputs::StepInputs;
 use crate::supply::{Loader, Supply, TrainingSamples};
 use crate::timeline::Timeline;
 use kolo_comm::{Communicator, Reduction, Watch};
-use kolo_exec::store::Snapshot;
+use kolo_exec::store::{Saved, Snapshot};
 use kolo_exec::{Alive, Feed, Options, Session, Store};
 use kolo_graph::rng::Stream;
 use kolo_graph::{Graph, NodeId};
@@ -179,19 +178,18 @@ impl Trainer {
         TrainerState { step: self.step, store: self.store.snapshot() }
     }
 
-    pub fn resume(&mut self, state: &TrainerState) {
-        self.step = state.step;
-        self.store.restore(&state.store);
+    pub fn resume(&mut self, state: &TrainerState) -> Result<(), Error> {
+        self.resume_from(state.step, &state.store.entries)
     }
 
     /// What this worker keeps, by entry. With parameter servers, moments are at the servers ([`crate::asynchronous::Links`]).
-    pub fn entries(&self) -> Vec<Entry> {
-        entries::save(&self.store, self.session.graph(), None)
+    pub fn entries(&self) -> Vec<Saved> {
+        self.store.save(None)
     }
 
     /// Goes on before `step` from what was saved, by whatever company. Nothing changes if a tensor is missing.
-    pub fn resume_from(&mut self, step: usize, saved: &[Entry]) -> Result<(), Error> {
-        entries::restore(&mut self.store, self.session.graph(), None, saved).map_err(Error::Saved)?;
+    pub fn resume_from(&mut self, step: usize, saved: &[Saved]) -> Result<(), Error> {
+        self.store.load(None, saved)?;
         self.step = step;
         Ok(())
     }

@@ -354,7 +354,15 @@ fn cases_of(kind: &OpKind) -> Vec<Case> {
         }
         "param" => vec![Case::new(Param { name, shape, init: Init::ZEROS }, [])],
         "state" => {
-            let state = State { name, dtype: DType::I32, shape, init: Init::ZEROS, of: String::new(), start: 0 };
+            let state = State {
+                name,
+                dtype: DType::I32,
+                shape,
+                init: Init::ZEROS,
+                of: String::new(),
+                start: 0,
+                whole: Vec::new(),
+            };
             vec![Case::new(state, [])]
         }
         _ => (kind.cases)(),

@@ -3,7 +3,6 @@
 
 use super::{DONE, RESTORE, SAVE, pairs, refused, state, whole_graph};
 use crate::company::served;
-use crate::entries::{self, Entry};
 use crate::error::Error;
 use crate::job::Job;
 use crate::room;
@@ -12,6 +11,7 @@ use crate::timeline::{COMMUNICATION, Timeline};
 use kolo_comm::communicator::CallSpan;
 use kolo_comm::element::{Element, Reduction};
 use kolo_comm::{Communicator, Fault, combine};
+use kolo_exec::store::Saved;
 use kolo_exec::{Feed, Options, Program, Session, Store};
 use kolo_graph::{Graph, ValueId};
 use kolo_parallel::servers::{Clocks, Shares, gradient_name, shares, sum_name};
@@ -177,13 +177,13 @@ impl<'j> Server<'j> {
     }
 
     /// What this server keeps: its run of the parameters and their moments.
-    fn save(&self) -> Vec<Entry> {
-        entries::save(&self.store, self.session.graph(), Some(&self.own))
+    fn save(&self) -> Vec<Saved> {
+        self.store.save(Some(&self.own))
     }
 
-    fn restore(&mut self, saved: &[Entry]) -> Result<(), Error> {
+    fn restore(&mut self, saved: &[Saved]) -> Result<(), Error> {
         let own = self.own.clone();
-        entries::restore(&mut self.store, self.session.graph(), Some(&own), saved).map_err(Error::Saved)
+        Ok(self.store.load(Some(&own), saved)?)
     }
 
     /// Copies its run of the parameters.

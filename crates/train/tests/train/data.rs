@@ -120,7 +120,7 @@ fn a_trainer_may_go_back_and_be_dropped_at_any_time() {
     let state = trainer.state();
     (0..4).for_each(|_| _ = trainer.step().unwrap());
     let digest = trainer.store().digest();
-    trainer.resume(&state);
+    trainer.resume(&state).unwrap();
     (0..4).for_each(|_| _ = trainer.step().unwrap());
     assert_eq!(digest, trainer.store().digest());
     assert_eq!(trainer.loader().threads, 2);

@@ -86,7 +86,7 @@ fn a_run_of_it_can_be_taken_up_again() {
     (0..3).for_each(|_| _ = whole.step().unwrap());
     let state = whole.state();
     let mut resumed = Trainer::new(Arc::clone(&job), options(&job)).unwrap();
-    resumed.resume(&state);
+    resumed.resume(&state).unwrap();
     assert_eq!(whole.store().digest(), resumed.store().digest());
     let [one, other] = [&mut whole, &mut resumed].map(|trainer| trainer.step().unwrap());
     assert!((one - other).abs() < 1e-6, "{one} {other}");

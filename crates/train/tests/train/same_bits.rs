@@ -84,7 +84,7 @@ fn a_run_can_be_stopped_anywhere() {
         let want = whole.store().digest();
         for state in states {
             let mut resumed = trainer(&text, 2, 1);
-            resumed.resume(&state);
+            resumed.resume(&state).unwrap();
             run(&mut resumed, STEPS - state.step);
             assert_eq!(want, resumed.store().digest(), "{name}: taken up at step {}", state.step);
         }

@@ -3,8 +3,8 @@
 use crate::same_bits::{STEPS, jobs};
 use kolo_comm::{Communicator, Watch, thread};
 use kolo_exec::Options;
+use kolo_exec::store::{Role, Saved};
 use kolo_train::asynchronous::{Links, Roles, Served};
-use kolo_train::entries::{Entry, Role};
 use kolo_train::session::{Company, RunOptions, Silent};
 use kolo_train::{Error, Job, Report, Trainer, asynchronous};
 use std::ops::Range;
@@ -154,7 +154,7 @@ fn servers_have_pieces() {
 }
 
 /// Steps of a worker with servers that begins where `from` left off; what all of them keep then, and the digest.
-fn served_steps(job: &Arc<Job>, roles: Roles, from: &[Entry], steps: Range<usize>) -> (Vec<Entry>, String) {
+fn served_steps(job: &Arc<Job>, roles: Roles, from: &[Saved], steps: Range<usize>) -> (Vec<Saved>, String) {
     let worker = |world: Arc<Communicator>| {
         let company = Company::Served(Arc::clone(&world), roles);
         let mut links = Links::connect(job, &world, roles)?;
@@ -194,16 +194,16 @@ fn run(trainer: &mut Trainer, steps: usize) {
 }
 
 /// Whole tensors, put together from wherever their elements were.
-fn whole(mut entries: Vec<Entry>) -> Vec<(String, Role, Vec<f32>)> {
+fn whole(mut entries: Vec<Saved>) -> Vec<(String, Role, Vec<u8>)> {
     entries.sort_by(|a, b| (&a.tensor, a.start).cmp(&(&b.tensor, b.start)));
-    let mut whole: Vec<(String, Role, Vec<f32>)> = Vec::new();
+    let mut whole: Vec<(String, Role, Vec<u8>)> = Vec::new();
     for entry in entries {
         match whole.last_mut().filter(|(tensor, ..)| *tensor == entry.tensor) {
             Some((tensor, _, values)) => {
-                assert_eq!(entry.start, values.len(), "{tensor}");
-                values.extend(entry.values);
+                assert_eq!(entry.start * 4, values.len(), "{tensor}");
+                values.extend(entry.bytes);
             }
-            None => whole.push((entry.tensor, entry.role, entry.values)),
+            None => whole.push((entry.tensor, entry.role, entry.bytes)),
         }
     }
     whole
@@ -280,7 +280,7 @@ fn free_workers_stay_within_the_bound_and_learn() {
 fn states(job: &Arc<Job>, workers: usize) -> Vec<usize> {
     on_ranks(workers, |world| {
         let trainer = Trainer::among(Arc::clone(job), 1, world).unwrap();
-        let moments = trainer.store().entries().iter().filter(|entry| !entry.trained);
+        let moments = trainer.store().entries().iter().filter(|entry| !entry.is_param());
         moments.map(|entry| entry.ty.bytes()).sum::<usize>()
     })
 }
