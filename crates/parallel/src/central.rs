@@ -64,6 +64,11 @@ impl Strategy for Central {
             let hint = "keep one of the two: central storage shards the optimizer already";
             return Err(Refusal::of_key(&CENTRAL, "cannot be combined with `zero = 1`", hint));
         }
+        // Each weight has one writer; ranks along another axis would be a second.
+        if let Some(other) = others.iter().find(|other| other.axis().is_some_and(|(_, size)| size > 1)) {
+            let message = format!("cannot be combined with `{}`", other.written());
+            return Err(Refusal::of_key(&CENTRAL, message, "keep one of the two"));
+        }
         Ok(())
     }
     fn rewrite(&self, graph: Graph, purpose: Purpose, mesh: &Mesh) -> Graph {
