@@ -89,6 +89,8 @@ pub enum Device {
     Auto,
     Cpu,
     Cuda,
+    /// Every op by its definition, in f64: slow, for one worker, to compare with
+    Reference,
 }
 
 /// What every command on a job takes.

@@ -3,6 +3,7 @@
 use crate::args::{Device, JobArgs};
 use crate::fail::Failure;
 use kolo_data::{SOURCES, SourceKind};
+use kolo_exec::reference::Reference;
 use kolo_models::{MODELS, ModelKind};
 use kolo_parallel::{Mesh, STRATEGIES, StrategyKind};
 use kolo_train::{Job, job, job_file};
@@ -46,6 +47,12 @@ pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Fa
         job_file::override_with(&mut root, assignment)?;
     }
     let mut job = Job::read_among(&root, &kinds.lists())?;
+    if args.device == Device::Reference {
+        job.executor = Arc::new(Reference);
+    }
+    if workers > 1 {
+        job.check_device(workers)?;
+    }
     if workers == 0 || workers > WORKERS_MAX {
         return Err(Failure::usage(format!("{workers} workers are out of range"), "use a number from 1 to 1024"));
     }

@@ -112,7 +112,7 @@ fn predict(job: &Job, cast: Cast, hosts: usize, args: &PlanArgs) -> Result<Predi
     let mesh = load::mesh(job, workers, 0)?;
     let options = Options::for_grains(job.grains / mesh.size(DATA), threads);
     let ((program, mut cost), evaluation) = count_beside(job, threads, Some(&mesh), || {
-        let program = Program::cpu(graph_of(job, &job.parallel, Purpose::Training, &mesh)?, options);
+        let program = Program::new(&job.executor, graph_of(job, &job.parallel, Purpose::Training, &mesh)?, options);
         let cost = kolo_plan::cost(&program);
         Ok((program, cost))
     })?;

@@ -35,11 +35,14 @@ impl Worker {
     /// Compiles the worker's part of the job's step for these options, whose grains are its share of the job's. All workers
     /// call it together.
     pub fn assemble(job: &Job, company: &Company, options: Options) -> Result<Self, Error> {
+        if company.world().is_some() {
+            job.check_device(company.workers())?;
+        }
         let parallel = company.parallel(job)?;
         let mesh = company.mesh(&parallel)?;
         let evaluators = company.evaluators(&mesh);
         let (program, evaluation) = count_beside(job, options.threads, evaluators.as_ref(), || {
-            Ok(Program::cpu(graph_of(job, &parallel, Purpose::Training, &mesh)?, options))
+            Ok(Program::new(&job.executor, graph_of(job, &parallel, Purpose::Training, &mesh)?, options))
         })?;
         let data = supply::buffer_bytes(job, options.grains * job.grain_batch());
         let memory = MemoryPlan { evaluation, data, ..kolo_plan::memory(&program) };

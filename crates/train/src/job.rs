@@ -5,10 +5,13 @@ use crate::job_file;
 use crate::optimizer::Optimizer;
 use crate::schedule::Schedule;
 use kolo_data::{Field, Kind, ReadError, SOURCES, Source, SourceKind, Split};
+use kolo_exec::Executor;
+use kolo_exec::cpu::Cpu;
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_models::{MODELS, Model, ModelKind};
 use kolo_parallel::strategy::Facts;
 use kolo_parallel::{Parallel, STRATEGIES, StrategyKind};
+use std::sync::Arc;
 
 /// Steps of one run: a million a day for three years.
 const STEPS_MAX: usize = 1_000_000_000;
@@ -102,6 +105,8 @@ pub struct Job {
     pub early_stop: Option<EarlyStop>,
     /// How the work is split among the workers.
     pub parallel: Parallel,
+    /// Who runs the graphs; the CPU unless somebody chose otherwise.
+    pub executor: Arc<dyn Executor>,
     /// Every key of the job file with the value that counts, the default where none was written.
     pub settings: Vec<(String, String)>,
 }
@@ -160,6 +165,7 @@ impl Job {
             log_every: LogEvery { steps: train.count("log_every", LOG_EVERY_STEPS, 0)?, asked: train.has("log_every") },
             early_stop,
             parallel,
+            executor: Arc::new(Cpu),
             settings: Vec::new(),
         };
         job.check_early_stop(&train)?;
@@ -190,10 +196,21 @@ impl Job {
             ("steps of the whole run", self.total_steps.to_string()),
             ("grains", self.grains.to_string()),
             ("samples to train on", self.split.train_len().to_string()),
+            ("device", self.executor.name().to_string()),
             ("fingerprint of the data", fingerprint),
         ];
         let derived = derived.into_iter().map(|(key, value)| (key.to_string(), value));
         Ok(self.settings.iter().cloned().chain(derived).collect())
+    }
+
+    /// Whether its executor can run with this many workers.
+    pub fn check_device(&self, workers: usize) -> Result<(), Error> {
+        if self.executor.has_collectives() {
+            return Ok(());
+        }
+        let message = format!("cannot train on the {} executor, which runs one worker", self.executor.name());
+        let hint = "leave out `-n` and servers, or use `--device cpu`".into();
+        Err(Error::Workers { workers, message, hint })
     }
 
     /// Fits the grains to this many workers. A job that promises its bits keeps its grains, so the workers must share them

@@ -10,7 +10,7 @@ use kolo_comm::bench::{Method, sweep};
 use kolo_comm::bootstrap::{ThreadBootstrap, ThreadExchange};
 use kolo_comm::{Communicator, Fault, Kind, Watch, shm};
 use kolo_exec::session::Rehearsal;
-use kolo_exec::{ExchangeError, Feed, Memory, Options, Session, Store};
+use kolo_exec::{ExchangeError, Feed, Memory, Options, Program, Session, Store};
 use kolo_graph::collective::{AllGather, AllReduce, Barrier, ReduceScatter};
 use kolo_graph::layout::align;
 use kolo_graph::{Graph, Node};
@@ -126,7 +126,7 @@ fn alone(
     let memory =
         Memory::try_new(Store::params_bytes(graph)).map_err(|error| Error::from(Box::new(error) as ExchangeError))?;
     let store = Store::in_memory(graph, memory);
-    let mut session = Session::try_new(graph.clone(), &store, options)?;
+    let mut session = Session::compile(Program::new(&job.executor, graph.clone(), options), &store, None)?;
     let first = rank * options.grains;
     let recipe = TrainingSamples { job, first_grain: first };
     let by_lanes = supply::by_lanes(job, options.grains * job.grain_batch());

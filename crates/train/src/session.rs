@@ -318,7 +318,7 @@ impl<'r> Run<'r> {
             weights: trainer.store().digest(),
             workers,
             layout: job.parallel.layout(workers),
-            device: "cpu".into(),
+            device: job.executor.name().into(),
             threads: options.threads,
             peak_bytes: PeakBytes { rss: peak_rss_bytes().unwrap_or(0), device: 0 },
             planned: options.planned,

@@ -48,7 +48,7 @@ pub fn serve(
     let graph = server_graph(job, roles, number, whole)?;
     // What comes from each worker, its copy of the parameters, and the sum.
     let buffers = (2 * roles.workers + 1) * shares.servers[number].len() * size_of::<f32>();
-    let program = Program::cpu(graph, Options::single(threads));
+    let program = Program::new(&job.executor, graph, Options::single(threads));
     let mut plan = kolo_plan::memory(&program);
     plan.scratch += buffers;
     let links = pairs(world, roles)?;

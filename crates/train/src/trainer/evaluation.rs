@@ -47,6 +47,7 @@ fn graph_of(job: &Job, parallel: &Parallel, mesh: &Mesh, batch: usize) -> Result
 /// Samples of an evaluation's batch. They depend on the job alone, and so do the means.
 fn samples_of_batch(job: &Job) -> Result<usize, Error> {
     let graph = graph_of(job, &job.parallel, &Mesh::alone(), 1)?;
+    // Of the CPU, whoever evaluates: the batch is the job's.
     let one = Program::cpu(graph, Options::single(1)).bytes().activations;
     let most = (ACTIVATION_BYTES_MAX / one.max(1)).clamp(1, SAMPLES_MAX);
     Ok(job.split.held_out_len().min(1 << most.ilog2()))
@@ -64,7 +65,7 @@ pub fn evaluation_bytes(job: &Job, threads: usize, mesh: &Mesh) -> Result<usize,
     let rest = Some(total % whole).filter(|rest| *rest > 0 && total / whole % ranks == rank);
     let bytes = |batch: usize| {
         let graph = graph_of(job, &job.parallel, mesh, batch)?;
-        Ok(Program::cpu(graph, Options::single(threads)).bytes().total())
+        Ok(Program::new(&job.executor, graph, Options::single(threads)).bytes().total())
     };
     let sessions: Result<usize, Error> = [whole].into_iter().chain(rest).map(bytes).sum();
     Ok(sessions? + supply::buffer_bytes(job, whole))
@@ -244,7 +245,8 @@ impl Trainer {
             return Ok(at);
         }
         let graph = graph_of(&self.job, &self.parallel, &self.mesh, batch)?;
-        let mut session = Session::try_new(graph, &self.store, Options::single(self.threads))?;
+        let program = Program::new(&self.job.executor, graph, Options::single(self.threads));
+        let mut session = Session::compile(program, &self.store, None)?;
         session.set_alive(self.alive());
         self.evaluators.push((batch, session));
         Ok(self.evaluators.len() - 1)

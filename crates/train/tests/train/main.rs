@@ -6,6 +6,7 @@ mod depth;
 mod goldens;
 mod ignored;
 mod op_goldens;
+mod reference;
 mod same_bits;
 mod strategies;
 mod workers;

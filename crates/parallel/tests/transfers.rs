@@ -1,0 +1,282 @@
+//! Collectives in the middle of a graph, on real communicators between threads: in a grain's forward pass with their gradient,
+//! along one axis of several, with lanes, in every element type.
+
+use kolo_comm::{Communicator, Watch, thread};
+use kolo_exec::{Feed, Options, Session, Store};
+use kolo_graph::collective::{AxisGather, AxisScatter, Receive, Send};
+use kolo_graph::sources::{GrainSum, Init};
+use kolo_graph::{Builder, DType, Graph, Tensor, Type};
+use kolo_ops::optim::SgdPlain;
+use kolo_ops::prelude::*;
+use kolo_parallel::{CommLane, Mesh};
+use std::sync::Arc;
+
+/// Runs `body` on a thread for every rank.
+fn on_ranks<T: std::marker::Send>(size: usize, body: impl Fn(Arc<Communicator>) -> T + Sync) -> Vec<T> {
+    let watches: Vec<Arc<Watch>> = (0..size).map(|_| Watch::alone()).collect();
+    let transports = thread::world(&watches);
+    std::thread::scope(|scope| {
+        let body = &body;
+        let spawn = |(transport, watch): (_, &Arc<Watch>)| {
+            let world = Communicator::new(transport, Arc::clone(watch), true);
+            scope.spawn(move || body(Arc::new(world)))
+        };
+        let threads: Vec<_> = transports.into_iter().zip(&watches).map(spawn).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+const ROWS: usize = 3;
+const INNER: usize = 8;
+const COLUMNS: usize = 5;
+const GRAINS: usize = 4;
+
+fn x_at(grain: usize, row: usize, inner: usize) -> f32 {
+    ((grain * 31 + row * 7 + inner * 3) % 13) as f32 / 8.0 - 0.75
+}
+
+fn w_at(inner: usize, column: usize) -> f32 {
+    ((inner * 5 + column * 11) % 17) as f32 / 16.0 - 0.5
+}
+
+/// A step on `tanh(x w)²` whose inner axis is cut into `ranks` parts: each rank multiplies its part, and the sum over the
+/// axis is the product. Every rank has the whole loss; its share of the sum of all ranks' losses is one part of it.
+fn step_graph(ranks: usize) -> Graph {
+    let builder = Builder::new();
+    let part = INNER / ranks;
+    let x = builder.input("x", Type::f32([ROWS, part]));
+    let w = builder.param("w", [part, COLUMNS], Init::ZEROS);
+    let product = x.matmul(w);
+    let product = if ranks == 1 { product } else { product.axis_sum("tensor", ranks) };
+    let y = product.tanh();
+    let loss = y.mul(y).sum_all().scale(1.0 / ranks as f32);
+    let grads = kolo_ops::gradients(&builder, loss, 1.0, &[w]);
+    let sum = grads[0].unwrap().then(GrainSum { of: "w".into() }, &[]);
+    builder.output("loss", loss.then(GrainSum { of: String::new() }, &[]));
+    let (rate, scale) = (builder.scalar(0.05), builder.scalar(1.0));
+    builder.update(w, w.then(SgdPlain { weight_decay: 0.0 }, &[sum, rate, scale]));
+    builder.finish().unwrap()
+}
+
+/// Three steps; the losses, and the rank's part of the weights.
+fn train(ranks: usize, rank: usize, lanes: usize, world: Option<Arc<Communicator>>) -> (Vec<f32>, Vec<f32>) {
+    let graph = step_graph(ranks);
+    let part = INNER / ranks;
+    let mut store = Store::new(&graph, 0);
+    let w = store.values_mut("w").unwrap();
+    w.iter_mut().enumerate().for_each(|(at, w)| *w = w_at(rank * part + at / COLUMNS, at % COLUMNS));
+    let options = Options { threads: lanes, lanes, grains: GRAINS };
+    let mut session = match world {
+        Some(world) => {
+            let mesh = Mesh::new(&[("tensor", ranks)], rank).unwrap();
+            Session::with_collectives(graph, &store, options, Arc::new(CommLane::on_mesh(world, mesh))).unwrap()
+        }
+        None => Session::new(graph, &store, options),
+    };
+    let feed = |grain: usize, feed: &mut Feed<'_>| {
+        let x = feed.f32("x").unwrap();
+        x.iter_mut().enumerate().for_each(|(at, x)| *x = x_at(grain, at / part, rank * part + at % part));
+    };
+    let mut losses = Vec::new();
+    for _ in 0..3 {
+        session.run(&mut store, |_| {}, feed).unwrap();
+        losses.push(session.output("loss").unwrap()[0] * ranks as f32);
+    }
+    (losses, store.values("w").unwrap().to_vec())
+}
+
+#[test]
+fn a_sum_over_ranks_inside_a_grain_has_its_gradient() {
+    let (losses, weights) = train(1, 0, 1, None);
+    assert!(losses[2] < losses[0], "{losses:?}");
+    for ranks in [2, 4] {
+        let by_lanes = [1, 2, 4].map(|lanes| {
+            let parts = on_ranks(ranks, |world| train(ranks, world.rank(), lanes, Some(world)));
+            for (other, _) in &parts {
+                assert_eq!(parts[0].0, *other, "all ranks have the same loss");
+                let close = other.iter().zip(&losses).all(|(a, b)| (a - b).abs() < 1e-5 * b.abs());
+                assert!(close, "{ranks} ranks: {other:?}, alone {losses:?}");
+            }
+            let together: Vec<f32> = parts.into_iter().flat_map(|(_, part)| part).collect();
+            for (at, (got, wanted)) in together.iter().zip(&weights).enumerate() {
+                assert!((got - wanted).abs() < 1e-5, "{ranks} ranks: weight {at} is {got}, alone {wanted}");
+            }
+            together
+        });
+        assert_eq!(by_lanes[0], by_lanes[1], "lanes do not matter");
+        assert_eq!(by_lanes[0], by_lanes[2], "lanes do not matter");
+    }
+}
+
+/// Runs a graph of one input `x` and one output `y` on every rank of a mesh of 2 × 2 and gives the outputs' values.
+fn on_mesh(
+    make: impl Fn(Tensor<'_>) -> Tensor<'_> + Sync,
+    ty: &Type,
+    value: impl Fn(usize, usize) -> f64 + Sync,
+) -> Vec<Vec<f64>> {
+    on_ranks(4, |world| {
+        let rank = world.rank();
+        let builder = Builder::new();
+        builder.output("y", make(builder.input("x", ty.clone())));
+        let graph = builder.finish().unwrap();
+        let mut store = Store::new(&graph, 0);
+        let mesh = Mesh::new(&[("data", 2), ("tensor", 2)], rank).unwrap();
+        let lane = Arc::new(CommLane::on_mesh(world, mesh));
+        let mut session = Session::with_collectives(graph, &store, Options::single(1), lane).unwrap();
+        let feed = |_: usize, feed: &mut Feed<'_>| {
+            let numbers: Vec<f64> = (0..ty.elements()).map(|at| value(rank, at)).collect();
+            match ty.dtype {
+                DType::F32 => feed.set("x", &numbers.iter().map(|x| *x as f32).collect::<Vec<_>>()),
+                DType::I32 => feed.set("x", &numbers.iter().map(|x| *x as i32).collect::<Vec<_>>()),
+                DType::I64 => feed.set("x", &numbers.iter().map(|x| *x as i64).collect::<Vec<_>>()),
+                DType::Bool => feed.set("x", &numbers.iter().map(|x| *x != 0.0).collect::<Vec<_>>()),
+                DType::BF16 => {
+                    feed.set("x", &numbers.iter().map(|x| kolo_exec::bf16::from_f64(*x)).collect::<Vec<_>>())
+                }
+                DType::F16 => feed.set("x", &numbers.iter().map(|x| kolo_exec::f16::from_f64(*x)).collect::<Vec<_>>()),
+            }
+            .unwrap();
+        };
+        session.run(&mut store, |_| {}, feed).unwrap();
+        session.tensor("y").unwrap().to_f64()
+    })
+}
+
+/// The other rank along an axis of the mesh of 2 × 2.
+fn partner(rank: usize, axis: &str) -> usize {
+    if axis == "data" { (rank + 2) % 4 } else { rank ^ 1 }
+}
+
+#[test]
+fn gathers_scatters_and_exchanges_along_every_dim_of_every_type() {
+    let shape = [2, 4, 6];
+    let index = |at: usize| [at / 24, at / 6 % 4, at % 6];
+    let flat = |[a, b, c]: [usize; 3], [_, m, n]: [usize; 3]| (a * m + b) * n + c;
+    for dtype in DType::ALL {
+        let ty = Type::new(dtype, shape);
+        let value = |rank: usize, at: usize| match dtype {
+            DType::Bool => ((rank + at) % 2) as f64,
+            _ => ((rank * 50 + at) % 97) as f64,
+        };
+        for (axis, dim) in [("data", 0), ("tensor", 0), ("data", 1), ("tensor", 1), ("tensor", 2)] {
+            let outputs = on_mesh(|x| x.axis_gather(axis, dim, 2), &ty, value);
+            for (rank, got) in outputs.iter().enumerate() {
+                let pair = [rank.min(partner(rank, axis)), rank.max(partner(rank, axis))];
+                let mut wide = shape;
+                wide[dim] *= 2;
+                for member in 0..2 {
+                    for at in 0..48 {
+                        let mut place = index(at);
+                        place[dim] += member * shape[dim];
+                        assert_eq!(got[flat(place, wide)], value(pair[member], at), "gather {dtype:?} {axis} {dim}");
+                    }
+                }
+            }
+            if dtype != DType::Bool {
+                let outputs = on_mesh(|x| x.axis_scatter(axis, dim, 2), &ty, value);
+                for (rank, got) in outputs.iter().enumerate() {
+                    let other = partner(rank, axis);
+                    let mut narrow = shape;
+                    narrow[dim] /= 2;
+                    for at in (0..48).filter(|at| index(*at)[dim] / narrow[dim] == usize::from(rank > other)) {
+                        let mut place = index(at);
+                        place[dim] %= narrow[dim];
+                        let sum = value(rank, at) + value(other, at);
+                        assert_eq!(got[flat(place, narrow)], sum, "scatter {dtype:?} {axis} {dim}");
+                    }
+                }
+            }
+            for join in 0..3 {
+                let there = on_mesh(|x| x.all_to_all(axis, dim, join, 2), &ty, value);
+                let back = on_mesh(|x| x.all_to_all(axis, dim, join, 2).all_to_all(axis, join, dim, 2), &ty, value);
+                for (rank, got) in back.iter().enumerate() {
+                    let wanted: Vec<f64> = (0..48).map(|at| value(rank, at)).collect();
+                    assert_eq!(*got, wanted, "there and back, {dtype:?} {axis} {dim} {join}");
+                    let first = rank < partner(rank, axis);
+                    // The first element of the part that this rank gets of the first of the two.
+                    let mut place = [0; 3];
+                    place[dim] = if first { 0 } else { shape[dim] / 2 };
+                    let giver = rank.min(partner(rank, axis));
+                    assert_eq!(there[rank][0], value(giver, flat(place, shape)), "{dtype:?} {axis} {dim} {join}");
+                }
+            }
+        }
+    }
+}
+
+/// Values travel round a ring in every grain, on every lane, while others compute.
+#[test]
+fn tensors_are_sent_and_received_in_every_grain() {
+    for lanes in [1, 2] {
+        let sums = on_ranks(3, |world| {
+            let (rank, builder) = (world.rank(), Builder::new());
+            let x = builder.input("x", Type::f32([2, 3]));
+            let sent = x.then(Send { axis: "pipeline".into(), to: (rank + 1) % 3 }, &[]);
+            let from = (rank + 2) % 3;
+            let shape = vec![2, 3];
+            let receive = Receive { axis: "pipeline".into(), from, dtype: DType::F32, shape, per_step: false };
+            let came = builder.apply(receive, &[]);
+            let sum = came.scale(10.0).add(sent).sum_all().then(GrainSum { of: String::new() }, &[]);
+            builder.output("sum", sum);
+            let graph = builder.finish().unwrap();
+            let mut store = Store::new(&graph, 0);
+            let mesh = Mesh::new(&[("pipeline", 3)], rank).unwrap();
+            let options = Options { threads: lanes, lanes, grains: 4 };
+            let lane = Arc::new(CommLane::on_mesh(world, mesh));
+            let mut session = Session::with_collectives(graph, &store, options, lane).unwrap();
+            let feed =
+                |grain: usize, feed: &mut Feed<'_>| feed.f32("x").unwrap().fill((rank + 1) as f32 * (grain + 1) as f32);
+            let mut last = 0.0;
+            for _ in 0..3 {
+                session.run(&mut store, |_| {}, feed).unwrap();
+                last = session.output("sum").unwrap()[0];
+            }
+            last
+        });
+        // Six elements of ten grains' worth, own and ten times the one before.
+        let wanted: Vec<f32> =
+            (0..3).map(|rank| 60.0 * ((rank + 1) as f32 + 10.0 * ((rank + 2) % 3 + 1) as f32)).collect();
+        assert_eq!(sums, wanted, "{lanes} lanes");
+    }
+}
+
+#[test]
+fn what_does_not_fit_the_mesh_is_an_error_on_all_ranks() {
+    let compile = |world: Arc<Communicator>, graph: Graph, lanes: usize| {
+        let mesh = Mesh::new(&[("tensor", 2)], world.rank()).unwrap();
+        let store = Store::new(&graph, 0);
+        let options = Options { threads: lanes, lanes, grains: 2 };
+        let made = Session::with_collectives(graph, &store, options, Arc::new(CommLane::on_mesh(world, mesh)));
+        made.unwrap_err().to_string()
+    };
+    let graph = |ranks: usize| {
+        let builder = Builder::new();
+        let x = builder.input("x", Type::f32([4]));
+        builder.output("y", x.axis_gather("tensor", 0, ranks).sum_all().then(GrainSum { of: String::new() }, &[]));
+        builder.finish().unwrap()
+    };
+    for error in on_ranks(2, |world| compile(world, graph(3), 1)) {
+        assert_eq!(error, "axis_gather{axis=\"tensor\", dim=0, ranks=3} is for 3 ranks, but the axis `tensor` has 2");
+    }
+    let errors = on_ranks(2, |world| {
+        let lanes = world.rank() + 1;
+        compile(world, graph(2), lanes)
+    });
+    for error in errors {
+        assert!(error.contains("runs 2 grains at a time") || error.contains("runs 2,"), "{error}");
+        assert!(error.contains("--threads"), "{error}");
+    }
+}
+
+#[test]
+fn shapes_that_cannot_be_cut_are_refused_when_the_graph_is_built() {
+    let error = |make: &dyn Fn(Tensor<'_>)| {
+        let builder = Builder::new();
+        make(builder.input("x", Type::f32([4, 6])));
+        builder.finish().unwrap_err().to_string()
+    };
+    let scatter = |dim, ranks| AxisScatter { axis: "tensor".into(), dim, ranks };
+    assert!(error(&|x| _ = x.then(scatter(1, 4), &[])).contains("dim 1 of f32[4,6] cannot be cut into 4 equal parts"));
+    assert!(error(&|x| _ = x.then(scatter(2, 2), &[])).contains("f32[4,6] has no dim 2"));
+    assert!(error(&|x| _ = x.then(AxisGather { axis: "tensor".into(), dim: 0, ranks: 0 }, &[])).contains("one rank"));
+}
