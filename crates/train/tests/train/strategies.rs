@@ -221,6 +221,34 @@ fn ranks_along_another_axis_share_no_grains() {
     }
 }
 
+/// A rank that owns nothing of a bucket makes the same exchanges in the same order as the others.
+#[test]
+fn all_ranks_make_the_same_exchanges_in_one_order() {
+    let exchanges = |graph: &Graph| {
+        let mut found: Vec<_> = graph.nodes.iter().zip(graph.phases()).collect();
+        found.retain(|(node, _)| node.op.collective().is_some());
+        found.sort_by_key(|(_, phase)| *phase);
+        found.iter().map(|(node, phase)| format!("{phase:?} {} {}", node.op.name(), node.scope)).collect::<Vec<_>>()
+    };
+    for optimizer in ["sgd", "adamw", "lars", "lamb"] {
+        for clip in ["", "clip = 0.5\n"] {
+            let text = format!("{TEXT}[train]\n{clip}optimizer = {{ kind = \"{optimizer}\" }}\n");
+            for parallel in ["", "zero = 1", "zero = 1\nbucket_mib = 0", "central = true\nbucket_mib = 0"] {
+                let job = job(&text, parallel).unwrap();
+                for ranks in [2, 4, 8] {
+                    let graph = |rank: usize| {
+                        let mesh = Mesh::data(ranks, rank).unwrap();
+                        exchanges(&graph_of(&job, &job.parallel, Purpose::Training, &mesh).unwrap())
+                    };
+                    let first = graph(0);
+                    assert!(first.iter().all(|name| name.starts_with("After")), "{first:?}");
+                    (1..ranks).for_each(|rank| assert_eq!(graph(rank), first, "{optimizer}, {parallel}, rank {rank}"));
+                }
+            }
+        }
+    }
+}
+
 /// Outside of their crate, strategies are asked, not known.
 #[test]
 fn nobody_asks_for_a_strategy_by_its_name() {
