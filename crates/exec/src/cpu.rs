@@ -130,8 +130,10 @@ impl CpuDevice {
         let copies = layout.copies.iter().map(|(from, to)| (buffer(*from), buffer(*to))).collect();
         let step_inputs = input_buffers(graph, layout, &shared, true);
         let sums: Vec<Address> = lanes.iter().map(Lane::sums).collect();
-        let alone = schedule.exchanges.is_empty() && options.lanes > 1;
-        let joined = if alone { leave_terms(graph, layout, &sums, &mut after) } else { Vec::new() };
+        let joined = match options.lanes {
+            1 => Vec::new(),
+            _ => leave_terms(program, &schedule.exchanged_sums(graph), &sums, &mut after),
+        };
         Ok(Self {
             lanes,
             before,

@@ -70,6 +70,11 @@ unsafe impl Send for Rows {}
 unsafe impl Sync for Rows {}
 
 impl Rows {
+    /// A whole tensor.
+    fn all(from: &Buffer, to: &Buffer) -> Self {
+        Self { from: from.data, to: to.data, rows: 1, bytes: from.ty.bytes(), from_stride: 0, to_stride: 0 }
+    }
+
     fn copy(&self) {
         for row in 0..self.rows {
             // SAFETY: both places have room for all rows, and the memories are distinct.
@@ -190,7 +195,12 @@ fn plan(
         let op = node.op.signature();
         return Err(format!("{op} is for {other} ranks, but the axis `{}` has {ranks}", collective.axis).into());
     }
-    let name = if node.scope.is_empty() { format!("{} {at}", node.op.name()) } else { node.scope.to_string() };
+    // Sender and receiver stand in different layers, and must call a message the same.
+    let name = match collective.movement {
+        Movement::Send { .. } | Movement::Receive { .. } => format!("{} message", collective.axis),
+        _ if node.scope.is_empty() => format!("{} {at}", node.op.name()),
+        _ => node.scope.to_string(),
+    };
     let mut exchange = Exchange {
         kind: ExchangeKind::Barrier,
         name,
@@ -224,6 +234,8 @@ fn plan(
         }
         Movement::Sum => {
             (exchange.kind, exchange.elements) = (ExchangeKind::AllReduce, whole.ty.elements());
+            staging.before.push(Rows::all(&whole, &outputs[0]));
+            exchange.input = exchange.output;
         }
         Movement::Gather { dim } => {
             exchange.kind = ExchangeKind::AllGather;
@@ -244,9 +256,7 @@ fn plan(
         Movement::Send { to } => {
             (exchange.kind, exchange.elements) = (ExchangeKind::Send(to), whole.ty.elements());
             exchange.output = exchange.input;
-            let bytes = whole.ty.bytes();
-            let rows = Rows { from: whole.data, to: outputs[0].data, rows: 1, bytes, from_stride: 0, to_stride: 0 };
-            staging.before.push(rows);
+            staging.before.push(Rows::all(&whole, &outputs[0]));
         }
         Movement::Receive { from } => {
             (exchange.kind, exchange.elements) = (ExchangeKind::Receive(from), outputs[0].ty.elements());

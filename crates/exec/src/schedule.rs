@@ -6,7 +6,7 @@ use kolo_graph::layout::Layout;
 use kolo_graph::piece::Join;
 use kolo_graph::sources::{GrainSum, Input, Param, State};
 use kolo_graph::{Graph, Node, NodeId, Phase, ValueId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// The items of a step, phase by phase, and its exchanges.
 #[derive(Debug, Default)]
@@ -90,6 +90,13 @@ impl Schedule {
             Phase::Grain => &self.grain,
             Phase::After => &self.after,
         }
+    }
+
+    /// The sums over grains that exchanges add up over lanes.
+    pub fn exchanged_sums(&self, graph: &Graph) -> HashSet<NodeId> {
+        let of_sums = self.exchanges.iter().filter(|exchange| exchange.of_sums);
+        let inputs = of_sums.flat_map(|exchange| &graph.node(exchange.node).inputs);
+        inputs.filter_map(|id| sum_shown_by(graph, *id)).collect()
     }
 
     fn items_mut(&mut self, phase: Phase) -> &mut Vec<Item> {

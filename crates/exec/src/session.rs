@@ -161,12 +161,10 @@ impl Session {
         if let Some(error) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
             return Err(error);
         }
+        self.device.join_all();
         match &self.exchanges {
             Some(exchanges) => self.schedule.outputs.iter().try_for_each(|at| exchanges.wait(*at, 0)),
-            None => {
-                self.device.join_all();
-                Ok(())
-            }
+            None => Ok(()),
         }
     }
 

@@ -8,7 +8,8 @@ use kolo_comm::task::Part;
 use kolo_comm::{Communicator, Element, Fault, Kind, Request, Ticket};
 use kolo_exec::{Collectives, Exchange, ExchangeError, ExchangeKind, Memory};
 use kolo_graph::DType;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Runs exchanges on communicators.
@@ -19,8 +20,30 @@ pub struct CommLane {
     state: Mutex<State>,
 }
 
-/// An axis, and the lane whose grains use it.
-type Line = (String, Option<usize>);
+/// What has a communicator of its own: an axis, the lane whose grains use it, and what goes there.
+type Line = (String, Option<usize>, Way);
+
+/// Messages to higher and to lower ranks have each their own communicator: a rank that sends before it receives would otherwise
+/// wait for one that does the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Way {
+    All,
+    Up,
+    Down,
+}
+
+impl Way {
+    const NAMES: [(Way, &str); 3] = [(Way::All, "all"), (Way::Up, "up"), (Way::Down, "down")];
+
+    fn of(kind: ExchangeKind, rank: usize) -> Self {
+        match kind {
+            ExchangeKind::Send(to) if to > rank => Way::Up,
+            ExchangeKind::Receive(from) if from < rank => Way::Up,
+            ExchangeKind::Send(_) | ExchangeKind::Receive(_) => Way::Down,
+            _ => Way::All,
+        }
+    }
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -46,39 +69,87 @@ impl CommLane {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The communicator of an axis, for a lane or for the step. The first time, all ranks call it together.
-    fn communicator(&self, line: Line) -> Result<Arc<Communicator>, Fault> {
-        if let Some(known) = self.lock().communicators.get(&line) {
-            return Ok(Arc::clone(known));
-        }
-        let (axis, lane) = &line;
-        let all = self.mesh.size(axis) == self.world.size() && lane.is_none();
-        let communicator = match all {
-            true => Arc::clone(&self.world),
-            false => {
-                let (group, place) = (self.mesh.group(axis), self.mesh.coordinate(axis));
-                Arc::new(self.world.split(group as i64, place as i64)?)
-            }
-        };
-        self.lock().communicators.insert(line, Arc::clone(&communicator));
-        Ok(communicator)
+    fn line(&self, exchange: &Exchange) -> Line {
+        let way = Way::of(exchange.kind, self.mesh.coordinate(&exchange.axis));
+        (exchange.axis.clone(), exchange.lane, way)
     }
 
-    /// Lanes that run exchanges of their own must be as many on every rank.
-    fn agree_on_lanes(&self, lanes: usize) -> Result<(), ExchangeError> {
-        let mut all = vec![0i64; self.world.size()];
-        self.world.all_gather(&[lanes as i64], &mut all)?;
-        match all.iter().position(|other| *other != lanes as i64) {
-            None => Ok(()),
-            Some(rank) => Err(Fault::BadCall(format!(
-                "rank {} runs {lanes} grains at a time and rank {rank} runs {}, but grains of this graph exchange tensors\n  \
-                 hint: give all ranks the same number of threads (`--threads`)",
+    /// Makes the communicators that any rank needs, which all ranks do together, in one order. Ranks whose grains exchange
+    /// tensors must run as many of them at a time.
+    fn connect(&self, exchanges: &[Exchange], lanes: usize) -> Result<(), ExchangeError> {
+        let own: BTreeSet<Line> = exchanges.iter().map(|exchange| self.line(exchange)).collect();
+        let all = self.gather(&encode(lanes, &own))?;
+        let decoded: Vec<(usize, BTreeSet<Line>)> = all.iter().map(|text| decode(text)).collect();
+        let in_grains = decoded.iter().flat_map(|(_, lines)| lines).any(|(_, lane, _)| lane.is_some());
+        if let Some((rank, (other, _))) =
+            decoded.iter().enumerate().find(|(_, (other, _))| *other != lanes && in_grains)
+        {
+            return Err(Fault::BadCall(format!(
+                "rank {} runs {lanes} grains at a time and rank {rank} runs {other}, but grains of this graph exchange \
+                 tensors\n  hint: give all ranks the same number of threads (`--threads`)",
                 self.world.rank(),
-                all[rank]
             ))
-            .into()),
+            .into());
         }
+        let wanted: BTreeSet<Line> = decoded.into_iter().flat_map(|(_, lines)| lines).collect();
+        for line in wanted {
+            if self.lock().communicators.contains_key(&line) {
+                continue;
+            }
+            let (axis, lane, way) = &line;
+            let world = self.mesh.size(axis) == self.world.size() && lane.is_none() && *way == Way::All;
+            let communicator = match world {
+                true => Arc::clone(&self.world),
+                false => {
+                    let (group, place) = (self.mesh.group(axis), self.mesh.coordinate(axis));
+                    Arc::new(self.world.split(group as i64, place as i64)?)
+                }
+            };
+            self.lock().communicators.insert(line, communicator);
+        }
+        Ok(())
     }
+
+    /// Every rank's text.
+    fn gather(&self, own: &str) -> Result<Vec<String>, Fault> {
+        let size = self.world.size();
+        let mut lengths = vec![0i64; size];
+        self.world.all_gather(&[own.len() as i64], &mut lengths)?;
+        let counts: Vec<usize> = lengths.iter().map(|length| *length as usize).collect();
+        let mut all = vec![0u8; counts.iter().sum()];
+        self.world.all_gather_v(own.as_bytes(), &mut all, &counts)?;
+        let mut rest = &all[..];
+        let text = |count: &usize| {
+            let (text, after) = rest.split_at(*count);
+            rest = after;
+            String::from_utf8_lossy(text).into_owned()
+        };
+        Ok(counts.iter().map(text).collect())
+    }
+}
+
+/// Lanes and lines as text, a line of text each.
+fn encode(lanes: usize, lines: &BTreeSet<Line>) -> String {
+    let mut text = format!("{lanes}\n");
+    for (axis, lane, way) in lines {
+        let lane = lane.map_or("step".into(), |lane| lane.to_string());
+        let name = Way::NAMES.iter().find(|(known, _)| known == way).map_or("all", |(_, name)| name);
+        let _ = writeln!(text, "{name} {lane} {axis}");
+    }
+    text
+}
+
+/// What [`encode`] wrote.
+fn decode(text: &str) -> (usize, BTreeSet<Line>) {
+    let mut lines = text.lines();
+    let lanes = lines.next().and_then(|lanes| lanes.parse().ok()).unwrap_or(0);
+    let line = |line: &str| {
+        let mut words = line.splitn(3, ' ');
+        let (way, lane, axis) = (words.next()?, words.next()?, words.next()?);
+        let (way, _) = Way::NAMES.into_iter().find(|(_, name)| *name == way)?;
+        Some((axis.to_string(), lane.parse().ok(), way))
+    };
+    (lanes, lines.filter_map(line).collect())
 }
 
 fn element(dtype: DType) -> Element {
@@ -153,16 +224,14 @@ impl Collectives for CommLane {
     }
 
     fn prepare(&self, exchanges: Vec<Exchange>, lanes: usize) -> Result<usize, ExchangeError> {
-        if exchanges.iter().any(|exchange| exchange.lane.is_some()) {
-            self.agree_on_lanes(lanes)?;
-        }
-        let first = self.lock().requests.len();
-        for exchange in &exchanges {
-            let communicator = self.communicator((exchange.axis.clone(), exchange.lane))?;
-            let request = request(exchange, communicator.rank());
-            self.lock().requests.push((request, communicator));
-        }
+        self.connect(&exchanges, lanes)?;
         let mut state = self.lock();
+        let first = state.requests.len();
+        for exchange in &exchanges {
+            let communicator = Arc::clone(&state.communicators[&self.line(exchange)]);
+            let request = request(exchange, communicator.rank());
+            state.requests.push((request, communicator));
+        }
         let count = state.requests.len();
         state.tickets.resize(count, None);
         Ok(first)

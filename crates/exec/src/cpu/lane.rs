@@ -6,11 +6,11 @@ use crate::memory::Memory;
 use crate::program::Program;
 use crate::store::Store;
 use kolo_graph::cpu::Buffer;
-use kolo_graph::layout::{self, Layout, align};
-use kolo_graph::{Graph, NodeId, Team};
+use kolo_graph::layout::{self, align};
+use kolo_graph::{NodeId, Team};
 use kolo_ops::simd;
 use kolo_ops::tiles::Address;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -114,18 +114,19 @@ impl Lane {
 }
 
 /// Gives each update the lanes' terms of its gradient, if nothing else wants their sum: added up as they are used, they
-/// pass through memory once. Returns the elements of all other sums.
+/// pass through memory once. Returns the elements of all other sums that no exchange adds up.
 pub(super) fn leave_terms(
-    graph: &Graph,
-    layout: &Layout,
+    program: &Program,
+    exchanged: &HashSet<NodeId>,
     sums: &[Address],
     after: &mut [Option<Call>],
 ) -> Vec<Range<usize>> {
+    let Program { graph, layout, .. } = program;
     let (readers, is_kept) = (graph.readers(), graph.kept_mask());
     let calls: HashMap<NodeId, usize> =
         after.iter().enumerate().filter_map(|(at, call)| Some((call.as_ref()?.node, at))).collect();
     let mut joined: Vec<Range<usize>> = Vec::new();
-    for id in layout::sum_order(graph) {
+    for id in layout::sum_order(graph).into_iter().filter(|id| !exchanged.contains(&graph.value(*id).node)) {
         let start = layout.places[id.0 as usize].expect("a sum has a place").offset / 4;
         let reader = match readers[id.0 as usize][..] {
             [reader] if !is_kept[id.0 as usize] => calls.get(&reader).and_then(|at| after[*at].as_mut()),
