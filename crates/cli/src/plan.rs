@@ -136,7 +136,7 @@ fn predict(job: &Job, cast: Cast, hosts: usize, args: &PlanArgs) -> Result<Predi
         rehearsed,
         cast,
         hosts,
-        run: RunCost::new(per_sample, job.input_bytes_per_sample() as f64, samples, epochs),
+        run: RunCost::new(per_sample, job.input_bytes_per_sample()? as f64, samples, epochs),
         samples,
         epochs,
         elsewhere: args.tflops.is_some() || args.devices > 1,

@@ -4,7 +4,7 @@
 //! waiting: nobody writes before all have read their last, and nobody reads before all have written.
 
 use crate::cut::param_updates;
-use crate::data::{BUCKET_MIB, is_shared, push_collective, read_bucket_bytes};
+use crate::data::{BUCKET_MIB, is_shared, push_after_grains, push_collective, read_bucket_bytes};
 use crate::mesh::{DATA, Mesh};
 use crate::strategy::{Allocation, Facts, Home, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
 use crate::zero::{self, shard_optimizer};
@@ -64,6 +64,11 @@ impl Strategy for Central {
             let hint = "keep one of the two: central storage shards the optimizer already";
             return Err(Refusal::of_key(&CENTRAL, "cannot be combined with `zero = 1`", hint));
         }
+        // Each weight has one writer; ranks along another axis would be a second.
+        if let Some(other) = others.iter().find(|other| other.axis().is_some_and(|(_, size)| size > 1)) {
+            let message = format!("cannot be combined with `{}`", other.written());
+            return Err(Refusal::of_key(&CENTRAL, message, "keep one of the two"));
+        }
         Ok(())
     }
     fn rewrite(&self, graph: Graph, purpose: Purpose, mesh: &Mesh) -> Graph {
@@ -106,22 +111,22 @@ pub fn share_weights(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph {
     let phases = sharded.phases();
     let shown = all_shown_by(&sharded);
     let is_weight = |id: &ValueId| sharded.maker(shown[id.0 as usize]).op.is::<Param>();
-    let updates_weights = |(node, phase): &(&Node, &Phase)| **phase == Phase::After && !gathers(node);
+    let new: BTreeSet<ValueId> =
+        sharded.nodes.iter().filter(|node| gathers(node)).flat_map(|node| node.inputs.clone()).collect();
+    let writes = |node: &Node, phase: Phase| {
+        phase == Phase::After && !node.op.is::<AfterGrains>() && node.outputs.iter().any(|id| new.contains(id))
+    };
     // The weights that this rank writes, as its updates read them.
-    let written: BTreeSet<ValueId> = sharded
-        .nodes
-        .iter()
-        .zip(&phases)
-        .filter(updates_weights)
-        .flat_map(|(node, _)| node.inputs.iter().copied().filter(is_weight))
-        .collect();
+    let updates = sharded.nodes.iter().zip(&phases).filter(|(node, phase)| writes(node, **phase));
+    let written: BTreeSet<ValueId> =
+        updates.flat_map(|(node, _)| node.inputs.iter().copied().filter(is_weight)).collect();
     let mut guarded: BTreeMap<ValueId, ValueId> = BTreeMap::new();
     let mut rebuild = Rebuild::new(&sharded);
     let mut waited = false;
     for (node, phase) in sharded.nodes.iter().zip(&phases) {
-        let reads = |id: &ValueId| written.contains(id);
-        // No weight is written before all ranks have run their grains. A rank that writes none waits all the same.
-        if !waited && *phase == Phase::After && (gathers(node) || node.inputs.iter().any(reads)) {
+        // No weight is written before all ranks have run their grains. A rank that writes none waits all the same, and where the
+        // others do: after the numbers that updates need have been gathered.
+        if !waited && (gathers(node) || writes(node, *phase)) {
             waited = true;
             let mut inputs: Vec<ValueId> = written.iter().map(|id| rebuild.get(*id)).collect();
             if inputs.is_empty() {
@@ -133,7 +138,7 @@ pub fn share_weights(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph {
         }
         if !gathers(node) {
             let copy = rebuild.copy(node);
-            if *phase == Phase::After {
+            if writes(node, *phase) {
                 for (input, old) in rebuild.new.nodes[copy.0 as usize].inputs.iter_mut().zip(&node.inputs) {
                     *input = guarded.get(old).copied().unwrap_or(*input);
                 }
@@ -145,12 +150,6 @@ pub fn share_weights(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph {
         node.outputs.iter().zip(outputs).for_each(|(old, new)| rebuild.set(*old, new));
     }
     rebuild.finish()
-}
-
-fn push_after_grains(graph: &mut Graph, id: ValueId) -> ValueId {
-    let ty = graph.ty(id).clone();
-    let node = graph.push_typed(Arc::new(AfterGrains {}), vec![id], vec![ty], "".into(), Stage::Update);
-    graph.node(node).outputs[0]
 }
 
 fn push_barrier(graph: &mut Graph, inputs: Vec<ValueId>, name: &str) -> Vec<ValueId> {

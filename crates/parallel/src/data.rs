@@ -6,7 +6,7 @@
 use crate::cut::is_piece_of_sum;
 use crate::mesh::{DATA, Mesh};
 use crate::strategy::{Key, KeyValue, Part, Purpose, Strategy, StrategyKind};
-use kolo_graph::collective::AllReduce;
+use kolo_graph::collective::{AfterGrains, AllReduce};
 use kolo_graph::graph::Phase;
 use kolo_graph::rewrite::Rebuild;
 use kolo_graph::settings::{SettingError, Settings};
@@ -131,6 +131,13 @@ pub fn push_collective(graph: &mut Graph, op: impl Op, inputs: Vec<ValueId>, nam
     let types = graph.types(&inputs);
     let id = graph.push_typed(Arc::new(op), inputs, types, name.into(), Stage::Update);
     graph.node(id).outputs.clone()
+}
+
+/// Appends the value as it is when all grains are done.
+pub fn push_after_grains(graph: &mut Graph, id: ValueId) -> ValueId {
+    let ty = graph.ty(id).clone();
+    let node = graph.push_typed(Arc::new(AfterGrains {}), vec![id], vec![ty], "".into(), Stage::Update);
+    graph.node(node).outputs[0]
 }
 
 /// Appends a collective on a bucket and lets readers of its sums read the outputs.

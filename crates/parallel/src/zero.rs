@@ -7,7 +7,8 @@
 
 use crate::cut::{Others, Owned, Unit, is_piece_of_sum, join};
 use crate::data::{
-    BUCKET_MIB, Bucket, buckets, copy_grains, exchange_bucket, is_shared, push_collective, read_bucket_bytes,
+    BUCKET_MIB, Bucket, buckets, copy_grains, exchange_bucket, is_shared, push_after_grains, push_collective,
+    read_bucket_bytes,
 };
 use crate::mesh::{DATA, Mesh};
 use crate::strategy::{Home, Key, KeyValue, Part, Purpose, Strategy, StrategyKind};
@@ -274,8 +275,16 @@ impl<'g> Plan<'g> {
             let node = rebuild.new.push_typed(Arc::new(zero), vec![], vec![ty.clone()], "".into(), Stage::Update);
             inputs.push(rebuild.new.node(node).outputs[0]);
         }
+        self.wait_for_grains(&mut rebuild.new, &owners, &mut inputs);
         let outputs = push_collective(&mut rebuild.new, AllGather { axis: DATA.into(), owners }, inputs, "norms");
         numbers.into_iter().zip(outputs).for_each(|(old, new)| rebuild.set(old, new));
+    }
+
+    /// What a rank has none of, its gather would take before the grains; but all ranks gather in one order.
+    fn wait_for_grains(&self, graph: &mut Graph, owners: &[usize], inputs: &mut [ValueId]) {
+        if !owners.contains(&self.rank) {
+            inputs.iter_mut().for_each(|id| *id = push_after_grains(graph, *id));
+        }
     }
 
     fn owner_of_number(&self, id: ValueId) -> usize {
@@ -291,8 +300,10 @@ impl<'g> Plan<'g> {
         let mut gathered: Vec<(ValueId, Vec<ValueId>)> = Vec::new();
         for (bucket, units) in all.iter().zip(units_of).filter(|(bucket, _)| bucket.gradients) {
             let own = |unit: &&Unit| rebuild.get(if unit.owner == self.rank { unit.updated } else { unit.param });
-            let inputs = units.iter().map(own).collect();
-            let op = AllGather { axis: DATA.into(), owners: owners(&units) };
+            let mut inputs: Vec<ValueId> = units.iter().map(own).collect();
+            let owners = owners(&units);
+            self.wait_for_grains(&mut rebuild.new, &owners, &mut inputs);
+            let op = AllGather { axis: DATA.into(), owners };
             let outputs = push_collective(&mut rebuild.new, op, inputs, &bucket.params_name);
             for (unit, output) in units.into_iter().zip(outputs) {
                 let param = shown_by(graph, unit.param);

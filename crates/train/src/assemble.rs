@@ -25,6 +25,8 @@ pub(crate) struct Worker {
     pub parallel: Parallel,
     /// Its place among those who take turns in evaluations.
     pub evaluators: Mesh,
+    /// The ranks along the data axis, who take those turns, if there are several workers.
+    pub turns: Option<Arc<Communicator>>,
     /// The first of its grains.
     pub first_grain: usize,
 }
@@ -56,8 +58,18 @@ impl Worker {
                 (store, session)
             }
         };
+        let turns = company.peers().map(|world| along_data(world, &mesh)).transpose()?;
         let first_grain = mesh.coordinate(DATA) * options.grains;
-        Ok(Self { store, session, memory, parallel, evaluators: evaluators.unwrap_or_else(Mesh::alone), first_grain })
+        let evaluators = evaluators.unwrap_or_else(Mesh::alone);
+        Ok(Self { store, session, memory, parallel, evaluators, turns, first_grain })
+    }
+}
+
+/// The ranks that differ from this one in their place along the data axis alone. All ranks call it together.
+fn along_data(world: &Arc<Communicator>, mesh: &Mesh) -> Result<Arc<Communicator>, Error> {
+    match mesh.size(DATA) == world.size() {
+        true => Ok(Arc::clone(world)),
+        false => Ok(Arc::new(world.split(mesh.group(DATA) as i64, mesh.coordinate(DATA) as i64)?)),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::picture::{Bounds, DecisionMap, Point};
+use crate::step::prediction_inputs;
 use crate::trainer::Trainer;
 use kolo_data::{Column, Field, Kind, ReadError};
 
@@ -12,11 +13,15 @@ const POINTS_MAX: usize = 400;
 /// The map, if the job is about two classes of points of the plane.
 pub fn decision_map(trainer: &mut Trainer) -> Result<Option<DecisionMap>, Error> {
     let job = trainer.job().clone();
-    let plane = |field: &Field| field.name == "x" && field.shape == [2] && field.kind == Kind::Real;
-    let two = |field: &Field| field.name == "y" && field.kind == Kind::Index { classes: 2 };
+    let plane = |field: &Field| field.shape == [2] && field.kind == Kind::Real;
+    let two = |field: &Field| field.elements() == 1 && field.kind == Kind::Index { classes: 2 };
     let (Some(x), Some(y)) = (job.fields.iter().position(plane), job.fields.iter().position(two)) else {
         return Ok(None);
     };
+    // The model sees the point, and nothing else.
+    if !prediction_inputs(&*job.model)?.iter().eq([&job.fields[x].name]) {
+        return Ok(None);
+    }
     let point = |at: usize| {
         let (mut place, mut label) = ([0.0; 2], [0; 1]);
         let sample = job.split.held_out(at);
@@ -30,7 +35,7 @@ pub fn decision_map(trainer: &mut Trainer) -> Result<Option<DecisionMap>, Error>
     let bounds = Bounds::around(&points);
     let grid = bounds.centres(COLUMNS, ROWS);
     let logits = trainer.predict(grid.len(), |feed| {
-        if let Some(values) = feed.f32("x") {
+        if let Some(values) = feed.f32(&job.fields[x].name) {
             values.chunks_exact_mut(2).zip(&grid).for_each(|(out, at)| out.copy_from_slice(at));
         }
     })?;

@@ -257,8 +257,9 @@ impl Job {
     }
 
     /// Bytes of one sample's inputs, targets left out.
-    pub fn input_bytes_per_sample(&self) -> usize {
-        self.fields.iter().filter(|field| field.name == "x").map(|field| field.elements() * 4).sum()
+    pub fn input_bytes_per_sample(&self) -> Result<usize, Error> {
+        let inputs = crate::step::prediction_inputs(&*self.model)?;
+        Ok(self.fields.iter().filter(|field| inputs.contains(&field.name)).map(|field| field.elements() * 4).sum())
     }
 }
 

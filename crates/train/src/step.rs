@@ -13,6 +13,7 @@ use kolo_ops::cross_entropy::CrossEntropy;
 use kolo_ops::fuse::fuse_elementwise;
 use kolo_ops::prelude::*;
 use kolo_parallel::{Mesh, Parallel, Purpose};
+use std::collections::BTreeSet;
 
 /// The graph that a rank runs: the same function for training, evaluation, plans, printing, measuring and servers. `parallel`
 /// is the job's own, or the job's with parameter servers.
@@ -186,6 +187,21 @@ pub fn evaluation_graph(model: &dyn Model, batch: usize) -> Result<Graph, GraphE
         builder.output(CONFUSION, confusion);
     }
     builder.finish()
+}
+
+/// The names of the inputs that a model's predictions follow from; its other fields are targets.
+pub fn prediction_inputs(model: &dyn Model) -> Result<BTreeSet<String>, GraphError> {
+    let builder = Builder::new();
+    let predictions = model.build(&Build { builder: &builder, batch: 1, grains: 1, training: false }).predictions.id();
+    let graph = builder.finish()?;
+    let mut reached = vec![false; graph.values.len()];
+    reached[predictions.0 as usize] = true;
+    for node in graph.nodes.iter().rev().filter(|node| !node.inputs.is_empty()) {
+        if node.outputs.iter().any(|id| reached[id.0 as usize]) {
+            node.inputs.iter().for_each(|id| reached[id.0 as usize] = true);
+        }
+    }
+    Ok(graph.inputs().filter(|(id, _)| reached[id.0 as usize]).map(|(_, input)| input.name.clone()).collect())
 }
 
 /// How often which class was taken for which. A label that is ignored is negative, and so is its pair's number: nobody counts it.

@@ -43,6 +43,8 @@ pub struct Trainer {
     parallel: Parallel,
     /// Its place among those who take turns in evaluations.
     mesh: Mesh,
+    /// Those who do, if there are several.
+    turns: Option<Arc<Communicator>>,
     threads: usize,
     step: usize,
     /// Sessions by batch size; a last, smaller batch needs its own.
@@ -80,7 +82,7 @@ impl Trainer {
     /// parameter servers, gradients go out and weights come in between a step's grains and its end. All ranks call this
     /// together, servers in [`crate::asynchronous::serve`].
     pub fn in_company(job: Arc<Job>, company: &Company, options: Options) -> Result<Self, Error> {
-        let Worker { store, session, memory, parallel, evaluators, first_grain } =
+        let Worker { store, session, memory, parallel, evaluators, turns, first_grain } =
             Worker::assemble(&job, company, options)?;
         let dropout_key = Stream::new(job.seed, "dropout").key();
         let inputs = Arc::new(StepInputs::of(session.graph()));
@@ -93,6 +95,7 @@ impl Trainer {
             memory,
             parallel,
             mesh: evaluators,
+            turns,
             step: 0,
             evaluators: Vec::new(),
             evaluation_batch: None,

@@ -134,8 +134,8 @@ impl Trainer {
                 add_row(&mut totals, row, &is_sum);
             }
         }
-        if let Some(world) = self.world.as_ref().filter(|_| !pairs.is_empty()) {
-            world.all_reduce(&mut pairs, Reduction::Sum)?;
+        if let Some(turns) = self.turns.as_ref().filter(|_| !pairs.is_empty()) {
+            turns.all_reduce(&mut pairs, Reduction::Sum)?;
         }
         // The division comes last; a mean over nothing is 0.
         let means = totals.into_iter().map(|(sum, number)| sum / number.max(1.0));
@@ -180,9 +180,9 @@ impl Trainer {
             tell(start + batch, total);
         }
         let mut interrupted = self.interrupt.requested();
-        if let Some(world) = &self.world {
-            rows = gather_turns(world, &rows, width)?;
-            interrupted = together::any(Some(world), interrupted)?;
+        if let Some(turns) = &self.turns {
+            rows = gather_turns(turns, &rows, width)?;
+            interrupted = together::any(self.world.as_deref(), interrupted)?;
         }
         if interrupted { Err(Error::Interrupted) } else { Ok(rows) }
     }

@@ -138,7 +138,7 @@ fn strategies_inside_are_refused_where_they_stand() {
     );
     assert_eq!(
         refused(TEXT, "zero = 1\ncentral = true"),
-        "test.toml:9: `parallel.central` stands beside `zero = 1`\n  hint: keep one of the two: central storage shards the optimizer already"
+        "test.toml:9: `parallel.central` cannot be combined with `zero = 1`\n  hint: keep one of the two: central storage shards the optimizer already"
     );
     assert_eq!(
         refused(TEXT, "tensor = 2"),
@@ -155,37 +155,47 @@ fn strategies_inside_are_refused_where_they_stand() {
     );
 }
 
-/// A strategy that has an axis of its own, and reads the key that is reserved for it.
+/// Ranks along an axis of their own, each of which computes the same; it reads the key that is reserved for such a strategy.
+#[derive(Debug)]
+struct Copies(usize);
+
+const TENSOR: Key = Key {
+    name: "tensor",
+    value: KeyValue::Count { default: 1, least: 1, most: usize::MAX },
+    doc: "ranks that compute the same",
+};
+
+const COPIES: StrategyKind = StrategyKind {
+    name: "copies",
+    doc: "ranks that compute the same",
+    keys: &[TENSOR],
+    read: |settings| Ok(Some(Arc::new(Copies(TENSOR.count(settings)?)))),
+};
+
+impl Strategy for Copies {
+    fn name(&self) -> &'static str {
+        COPIES.name
+    }
+    fn part(&self) -> Part {
+        Part::Model
+    }
+    fn written(&self) -> String {
+        format!("parallel.tensor = {}", self.0)
+    }
+    fn axis(&self) -> Option<(&'static str, usize)> {
+        Some((TENSOR.name, self.0))
+    }
+}
+
+fn copies(text: &str, parallel: &str) -> Result<Job, String> {
+    let kinds = [STRATEGIES, &[COPIES]].concat();
+    let kinds = Kinds { strategies: &kinds, ..Kinds::default() };
+    Job::read_among(&settings(text, parallel), &kinds).map_err(|error| error.to_string())
+}
+
 #[test]
 fn an_axis_takes_workers_from_the_data() {
-    #[derive(Debug)]
-    struct Copies(usize);
-    impl Strategy for Copies {
-        fn name(&self) -> &'static str {
-            "copies"
-        }
-        fn part(&self) -> Part {
-            Part::Model
-        }
-        fn written(&self) -> String {
-            format!("parallel.tensor = {}", self.0)
-        }
-        fn axis(&self) -> Option<(&'static str, usize)> {
-            Some(("tensor", self.0))
-        }
-    }
-    const TENSOR: Key =
-        Key { name: "tensor", value: KeyValue::Count { default: 1, least: 1, most: usize::MAX }, doc: "copies" };
-    const COPIES: StrategyKind = StrategyKind {
-        name: "copies",
-        doc: "ranks that compute the same",
-        keys: &[TENSOR],
-        read: |settings| Ok(Some(Arc::new(Copies(TENSOR.count(settings)?)))),
-    };
-    let kinds = [STRATEGIES, &[COPIES]].concat();
-    let mut job =
-        Job::read_among(&settings(TEXT, "tensor = 2\nzero = 1"), &Kinds { strategies: &kinds, ..Kinds::default() })
-            .unwrap();
+    let mut job = copies(TEXT, "tensor = 2\nzero = 1").unwrap();
     let mesh = job.parallel.mesh(8, 5).unwrap();
     assert_eq!((mesh.size(DATA), mesh.size("tensor")), (4, 2));
     assert_eq!((mesh.coordinate(DATA), mesh.coordinate("tensor")), (2, 1));
@@ -193,6 +203,50 @@ fn an_axis_takes_workers_from_the_data() {
     job.fit_to(16).unwrap();
     let error = job.fit_to(3).unwrap_err().to_string();
     assert_eq!(error, "3 workers cannot be arranged as a mesh with tensor = 2\n  hint: use a multiple of 2 workers");
+    assert_eq!(
+        copies(TEXT, "tensor = 2\ncentral = true").unwrap_err(),
+        "test.toml:9: `parallel.central` cannot be combined with `parallel.tensor = 2`\n  hint: keep one of the two"
+    );
+}
+
+/// Grains belong to the data axis alone, and so do sums and turns in evaluations.
+#[test]
+fn ranks_along_another_axis_share_no_grains() {
+    let (_, text) = &jobs()[1];
+    let alone = report(&job(text, "").unwrap(), Company::Alone);
+    for (workers, parallel) in [(2, "tensor = 2"), (4, "tensor = 2"), (8, "tensor = 2\nzero = 1")] {
+        let job = Arc::new(copies(text, parallel).unwrap());
+        let reports = on_ranks(workers, |world| report(&job, Company::Workers(world)));
+        reports.iter().for_each(|other| assert_same(&format!("{workers} workers, {parallel}"), &alone, other));
+    }
+}
+
+/// A rank that owns nothing of a bucket makes the same exchanges in the same order as the others.
+#[test]
+fn all_ranks_make_the_same_exchanges_in_one_order() {
+    let exchanges = |graph: &Graph| {
+        let mut found: Vec<_> = graph.nodes.iter().zip(graph.phases()).collect();
+        found.retain(|(node, _)| node.op.collective().is_some());
+        found.sort_by_key(|(_, phase)| *phase);
+        found.iter().map(|(node, phase)| format!("{phase:?} {} {}", node.op.name(), node.scope)).collect::<Vec<_>>()
+    };
+    for optimizer in ["sgd", "adamw", "lars", "lamb"] {
+        for clip in ["", "clip = 0.5\n"] {
+            let text = format!("{TEXT}[train]\n{clip}optimizer = {{ kind = \"{optimizer}\" }}\n");
+            for parallel in ["", "zero = 1", "zero = 1\nbucket_mib = 0", "central = true\nbucket_mib = 0"] {
+                let job = job(&text, parallel).unwrap();
+                for ranks in [2, 4, 8] {
+                    let graph = |rank: usize| {
+                        let mesh = Mesh::data(ranks, rank).unwrap();
+                        exchanges(&graph_of(&job, &job.parallel, Purpose::Training, &mesh).unwrap())
+                    };
+                    let first = graph(0);
+                    assert!(first.iter().all(|name| name.starts_with("After")), "{first:?}");
+                    (1..ranks).for_each(|rank| assert_eq!(graph(rank), first, "{optimizer}, {parallel}, rank {rank}"));
+                }
+            }
+        }
+    }
 }
 
 /// Outside of their crate, strategies are asked, not known.

@@ -231,7 +231,8 @@ fn what_is_kept_goes_from_company_to_company() {
         resumed.resume_from(HALF, &from_servers).unwrap();
         run(&mut resumed, steps - HALF);
         assert_eq!(resumed.store().digest(), digest, "job {number}: from servers to one worker");
-        for servers in [1, 3] {
+        // One job is enough for other numbers of servers.
+        for servers in [1, 3].into_iter().filter(|_| number == 0) {
             let (_, other) = served_steps(job, Roles { servers, ..roles }, &from_servers, HALF..steps);
             assert_eq!(other, digest, "job {number}: from two servers to {servers}");
         }
