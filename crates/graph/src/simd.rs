@@ -74,7 +74,8 @@ pub unsafe fn limit(level: Option<Level>) {
     LEVEL.store(level as u8, Ordering::Relaxed);
 }
 
-/// Compiles a function for every level and calls the best.
+/// Compiles a function for every level and calls the best. Its parameters are plain slices, however many: of those the
+/// compiler knows that none overlaps another, which it does not of slices inside a struct.
 #[macro_export]
 macro_rules! vectorized {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {

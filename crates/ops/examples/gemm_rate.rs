@@ -42,7 +42,7 @@ fn rate(m: usize, n: usize, k: usize, form: usize) -> f64 {
             let b = Strided { data: b, line_stride: b_line, k_stride: b_k };
             let sink = Rows { data: Address(c.as_mut_ptr()), stride: n };
             let start = Instant::now();
-            multiply(&team, m, n, k, &a, Right::Fresh(&b), &sink, Start::Zero, scratch);
+            Gemm { shape: [m, n, k], a: &a, b: Right::Fresh(&b), c: &sink, start: Start::Zero }.run_on(&team, scratch);
             start.elapsed().as_secs_f64()
         })
         .skip(SETS)

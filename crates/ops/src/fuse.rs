@@ -199,30 +199,11 @@ struct Group {
 
 /// Joins chains of elementwise ops.
 pub fn fuse_elementwise(graph: &Graph) -> Graph {
+    let group_of = vec![None; graph.nodes.len()];
+    let mut groups = Groups { graph, readers: graph.readers(), list: Vec::new(), group_of };
     let phases = graph.phases();
-    let readers = graph.readers();
-    let mut groups: Vec<Group> = Vec::new();
-    let mut group_of: Vec<Option<usize>> = vec![None; graph.nodes.len()];
-    for id in graph.ids() {
-        if !fusible(graph, id) {
-            continue;
-        }
-        let phase = phases[id.0 as usize];
-        let joined = candidates(graph, id, &group_of)
-            .into_iter()
-            .find(|at| may_join(graph, &groups[*at], *at, id, phase, &readers, &group_of));
-        let at = joined.unwrap_or_else(|| {
-            let shape = graph.ty(graph.node(id).outputs[0]).shape.clone();
-            groups.push(Group { members: Vec::new(), inputs: Vec::new(), phase, shape });
-            groups.len() - 1
-        });
-        let group = &mut groups[at];
-        group_of[id.0 as usize] = Some(at);
-        group.members.push(id);
-        let outside = external_inputs(graph, id, at, &group_of, &group.inputs);
-        group.inputs.extend(outside);
-    }
-    rebuild(graph, &groups, &group_of, &readers)
+    graph.ids().filter(|id| fusible(graph, *id)).for_each(|id| groups.add(id, phases[id.0 as usize]));
+    groups.rebuild()
 }
 
 fn fusible(graph: &Graph, id: NodeId) -> bool {
@@ -231,99 +212,122 @@ fn fusible(graph: &Graph, id: NodeId) -> bool {
     floats && node.inputs.len() <= OPERANDS_MAX && tile_kernel(&*node.op).is_some()
 }
 
-/// Groups of the producers, latest first.
-fn candidates(graph: &Graph, id: NodeId, group_of: &[Option<usize>]) -> Vec<usize> {
-    let mut makers: Vec<NodeId> = graph.node(id).inputs.iter().map(|value| graph.value(*value).node).collect();
-    makers.sort_unstable_by(|a, b| b.cmp(a));
-    let mut groups: Vec<usize> = Vec::new();
-    for at in makers.iter().filter_map(|maker| group_of[maker.0 as usize]) {
-        if !groups.contains(&at) {
-            groups.push(at);
-        }
+/// The groups so far.
+struct Groups<'g> {
+    graph: &'g Graph,
+    readers: Vec<Vec<NodeId>>,
+    list: Vec<Group>,
+    /// By node.
+    group_of: Vec<Option<usize>>,
+}
+
+impl Groups<'_> {
+    /// Puts a node into a producer's group if it may join one, else into one of its own.
+    fn add(&mut self, id: NodeId, phase: Phase) {
+        let joined = self.candidates(id).into_iter().find(|at| self.may_join(*at, id, phase));
+        let at = joined.unwrap_or_else(|| {
+            let shape = self.graph.ty(self.graph.node(id).outputs[0]).shape.clone();
+            self.list.push(Group { members: Vec::new(), inputs: Vec::new(), phase, shape });
+            self.list.len() - 1
+        });
+        self.group_of[id.0 as usize] = Some(at);
+        self.list[at].members.push(id);
+        let outside = self.external_inputs(id, at);
+        self.list[at].inputs.extend(outside);
     }
-    groups
-}
 
-fn external_inputs(
-    graph: &Graph,
-    id: NodeId,
-    group: usize,
-    group_of: &[Option<usize>],
-    known: &[ValueId],
-) -> Vec<ValueId> {
-    let mut fresh = Vec::new();
-    for value in &graph.node(id).inputs {
-        let inside = group_of[graph.value(*value).node.0 as usize] == Some(group);
-        if !inside && !known.contains(value) && !fresh.contains(value) {
-            fresh.push(*value);
+    /// Groups of the producers, latest first.
+    fn candidates(&self, id: NodeId) -> Vec<usize> {
+        let maker = |value: &ValueId| self.graph.value(*value).node;
+        let mut makers: Vec<NodeId> = self.graph.node(id).inputs.iter().map(maker).collect();
+        makers.sort_unstable_by(|a, b| b.cmp(a));
+        let mut groups: Vec<usize> = Vec::new();
+        for at in makers.iter().filter_map(|maker| self.group_of[maker.0 as usize]) {
+            if !groups.contains(&at) {
+                groups.push(at);
+            }
         }
+        groups
     }
-    fresh
-}
 
-fn may_join(
-    graph: &Graph,
-    group: &Group,
-    at: usize,
-    id: NodeId,
-    phase: Phase,
-    readers: &[Vec<NodeId>],
-    group_of: &[Option<usize>],
-) -> bool {
-    let shape = &graph.ty(graph.node(id).outputs[0]).shape;
-    let extra = external_inputs(graph, id, at, group_of, &group.inputs).len();
-    let registers = group.inputs.len() + extra + group.members.len() + 1;
-    let nobody_waits = group.members.iter().all(|member| {
-        let value = graph.node(*member).outputs[0];
-        // Those before this node; all of them are members, of whom there are few, or the first that is none ends the search.
-        let mut earlier = readers[value.0 as usize].iter().take_while(|reader| **reader < id);
-        earlier.all(|reader| group_of[reader.0 as usize] == Some(at))
-    });
-    group.phase == phase && group.shape == *shape && registers <= REGISTERS_MAX && nobody_waits
-}
-
-fn rebuild(graph: &Graph, groups: &[Group], group_of: &[Option<usize>], readers: &[Vec<NodeId>]) -> Graph {
-    let mut rebuild = Rebuild::new(graph);
-    let is_kept = graph.kept_mask();
-    for id in graph.ids() {
-        let node = graph.node(id);
-        let Some(at) = group_of[id.0 as usize].filter(|at| groups[*at].members.len() > 1) else {
-            rebuild.copy(node);
-            continue;
-        };
-        let group = &groups[at];
-        if group.members.last() != Some(&id) {
-            continue;
+    /// What a node reads that the group neither makes nor reads yet.
+    fn external_inputs(&self, id: NodeId, group: usize) -> Vec<ValueId> {
+        let (graph, known) = (self.graph, &self.list[group].inputs);
+        let mut fresh = Vec::new();
+        for value in &graph.node(id).inputs {
+            let inside = self.group_of[graph.value(*value).node.0 as usize] == Some(group);
+            if !inside && !known.contains(value) && !fresh.contains(value) {
+                fresh.push(*value);
+            }
         }
-        let register = |value: ValueId| -> usize {
-            let member = |member: &NodeId| graph.node(*member).outputs[0] == value;
-            match group.members.iter().position(member) {
-                Some(step) => group.inputs.len() + step,
-                None => group.inputs.iter().position(|input| *input == value).expect("every operand is known"),
+        fresh
+    }
+
+    fn may_join(&self, at: usize, id: NodeId, phase: Phase) -> bool {
+        let (graph, group) = (self.graph, &self.list[at]);
+        let shape = &graph.ty(graph.node(id).outputs[0]).shape;
+        let extra = self.external_inputs(id, at).len();
+        let registers = group.inputs.len() + extra + group.members.len() + 1;
+        let nobody_waits = group.members.iter().all(|member| {
+            let value = graph.node(*member).outputs[0];
+            // Those before this node; all of them are members, of whom there are few, or the first that is none ends the search.
+            let mut earlier = self.readers[value.0 as usize].iter().take_while(|reader| **reader < id);
+            earlier.all(|reader| self.group_of[reader.0 as usize] == Some(at))
+        });
+        group.phase == phase && group.shape == *shape && registers <= REGISTERS_MAX && nobody_waits
+    }
+
+    /// The graph with each group of several nodes as one, where its last member stood.
+    fn rebuild(&self) -> Graph {
+        let graph = self.graph;
+        let mut rebuild = Rebuild::new(graph);
+        let is_kept = graph.kept_mask();
+        for id in graph.ids() {
+            let node = graph.node(id);
+            let Some(at) = self.group_of[id.0 as usize].filter(|at| self.list[*at].members.len() > 1) else {
+                rebuild.copy(node);
+                continue;
+            };
+            let group = &self.list[at];
+            if group.members.last() != Some(&id) {
+                continue;
+            }
+            let leaves = |value: &ValueId| {
+                let mut readers = self.readers[value.0 as usize].iter();
+                is_kept[value.0 as usize] || readers.any(|reader| self.group_of[reader.0 as usize] != Some(at))
+            };
+            let members = group.members.iter().map(|member| graph.node(*member).outputs[0]);
+            let outputs: Vec<ValueId> = members.filter(leaves).collect();
+            let op = group.fused(graph, &outputs);
+            let inputs = group.inputs.iter().map(|value| rebuild.get(*value)).collect();
+            let types = vec![Type::f32(group.shape.clone()); outputs.len()];
+            let fused = rebuild.new.push_typed(Arc::new(op), inputs, types, node.scope.clone(), node.stage);
+            for (slot, old) in outputs.iter().enumerate() {
+                let new = rebuild.new.node(fused).outputs[slot];
+                rebuild.set(*old, new);
+            }
+        }
+        rebuild.finish()
+    }
+}
+
+impl Group {
+    /// The op that all members become, with these of their values as its outputs.
+    fn fused(&self, graph: &Graph, outputs: &[ValueId]) -> Fused {
+        let register = |value: &ValueId| -> usize {
+            let member = |member: &NodeId| graph.node(*member).outputs[0] == *value;
+            match self.members.iter().position(member) {
+                Some(step) => self.inputs.len() + step,
+                None => self.inputs.iter().position(|input| input == value).expect("every operand is known"),
             }
         };
         let step = |member: &NodeId| {
             let node = graph.node(*member);
-            (Arc::clone(&node.op), node.inputs.iter().map(|value| register(*value)).collect::<Vec<_>>())
+            (Arc::clone(&node.op), node.inputs.iter().map(register).collect::<Vec<_>>())
         };
-        let leaves = |value: &ValueId| {
-            is_kept[value.0 as usize]
-                || readers[value.0 as usize].iter().any(|reader| group_of[reader.0 as usize] != Some(at))
-        };
-        let outputs: Vec<ValueId> =
-            group.members.iter().map(|member| graph.node(*member).outputs[0]).filter(leaves).collect();
-        let registers = outputs.iter().map(|value| register(*value)).collect();
-        let op =
-            Fused::new(group.inputs.len(), group.members.iter().map(step).collect(), registers, group.shape.to_vec());
-        let inputs = group.inputs.iter().map(|value| rebuild.get(*value)).collect();
-        let types = vec![Type::f32(group.shape.clone()); outputs.len()];
-        let fused = rebuild.new.push_typed(Arc::new(op), inputs, types, node.scope.clone(), node.stage);
-        for (slot, old) in outputs.iter().enumerate() {
-            let new = rebuild.new.node(fused).outputs[slot];
-            rebuild.set(*old, new);
-        }
+        let (steps, registers) = (self.members.iter().map(step).collect(), outputs.iter().map(register).collect());
+        Fused::new(self.inputs.len(), steps, registers, self.shape.to_vec())
     }
-    rebuild.finish()
 }
 
 #[cfg(test)]

@@ -37,6 +37,7 @@ mod registry;
 pub mod repeat;
 pub mod rms_norm;
 pub mod rotary;
+pub mod row_norm;
 pub mod scatter;
 pub mod simd;
 pub mod slice;

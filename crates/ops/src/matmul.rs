@@ -1,7 +1,7 @@
 //! Matrix product and the linear layer.
 
 use crate::elementwise::ElementwiseMethods;
-use crate::gemm::{self, Right, Rows, Start, Strided, Taken};
+use crate::gemm::{self, Gemm, Right, Rows, Start, Strided, Taken};
 use crate::reduce::ReduceMethods;
 use crate::tiles::Address;
 use kolo_graph::index::Index;
@@ -109,6 +109,7 @@ impl Cpu for MatMul {
         let (m, n) = (out[out.len() - 2], out[out.len() - 1]);
         let shape = cx.shape(0);
         let k = shape[shape.len() - if self.ta { 2 } else { 1 }];
+        let shape = [m, n, k];
         let (a, b) = (cx.f32(0), cx.f32(1));
         let whole = &out[..out.len() - 2];
         let batch: usize = whole.iter().product();
@@ -130,15 +131,15 @@ impl Cpu for MatMul {
         if let Some(taker) = cx.taker {
             let sink = Taken { taker, stride: n };
             let (a, b) = (left(0), right(0));
-            return gemm::multiply(cx.team, m, n, k, &a, Right::Fresh(&b), &sink, Start::Zero, scratch);
+            return Gemm { shape, a: &a, b: Right::Fresh(&b), c: &sink, start: Start::Zero }.run_on(cx.team, scratch);
         }
         let c = Address(cx.out_f32(0).as_mut_ptr());
         // SAFETY: product `at` owns its own part of the output.
         let sink = |at: usize| Rows { data: Address(unsafe { c.get().add(at * m * n) }), stride: n };
         if batch == 1 || batch < cx.team.threads() {
             for at in 0..batch {
-                let (a, b) = (left(at), right(at));
-                gemm::multiply(cx.team, m, n, k, &a, Right::Fresh(&b), &sink(at), Start::Zero, scratch);
+                let (a, b, c) = (left(at), right(at), sink(at));
+                Gemm { shape, a: &a, b: Right::Fresh(&b), c: &c, start: Start::Zero }.run_on(cx.team, scratch);
             }
             return;
         }
@@ -146,8 +147,8 @@ impl Cpu for MatMul {
         cx.team.run(batch, |at, thread| {
             // SAFETY: each thread has its own scratch.
             let scratch = unsafe { lent.slice(thread * gemm::SCRATCH, gemm::SCRATCH) };
-            let (a, b) = (left(at), right(at));
-            gemm::block(0..m, 0..n, k, &a, Right::Fresh(&b), &sink(at), Start::Zero, scratch);
+            let (a, b, c) = (left(at), right(at), sink(at));
+            Gemm { shape, a: &a, b: Right::Fresh(&b), c: &c, start: Start::Zero }.run(scratch);
         });
     }
     fn scratch_bytes(&self, _: &[Type], _: &[Type], threads: usize) -> usize {
@@ -264,7 +265,8 @@ impl Cpu for Linear {
         };
         let sink = Rows { data: Address(cx.out_f32(0).as_mut_ptr()), stride: n };
         let start = Start::Bias(cx.f32(2));
-        gemm::multiply(cx.team, m, n, k, &x, Right::Fresh(&weight), &sink, start, cx.scratch());
+        let gemm = Gemm { shape: [m, n, k], a: &x, b: Right::Fresh(&weight), c: &sink, start };
+        gemm.run_on(cx.team, cx.scratch());
     }
     fn scratch_bytes(&self, _: &[Type], _: &[Type], threads: usize) -> usize {
         gemm::scratch_bytes(threads)

@@ -2,7 +2,7 @@
 //! none of it can be tried; where it can, `kolo plan` tries it.
 
 use kolo_graph::{Team, Work};
-use kolo_ops::gemm::{self, Right, Rows, SCRATCH, Start, Strided};
+use kolo_ops::gemm::{Gemm, Right, Rows, SCRATCH, Start, Strided};
 use kolo_ops::simd;
 use kolo_ops::tiles::Address;
 use std::time::{Duration, Instant};
@@ -51,7 +51,8 @@ impl Rates {
                 let a = Strided { data: &a, line_stride: size, k_stride: 1 };
                 let b = Strided { data: &b, line_stride: 1, k_stride: size };
                 let sink = Rows { data: Address(c.as_mut_ptr()), stride: size };
-                gemm::multiply(&team, rows, size, size, &a, Right::Fresh(&b), &sink, Start::Zero, &mut scratch);
+                let gemm = Gemm { shape: [rows, size, size], a: &a, b: Right::Fresh(&b), c: &sink, start: Start::Zero };
+                gemm.run_on(&team, &mut scratch);
             });
             2.0 * (rows * size * size) as f64 / seconds
         };

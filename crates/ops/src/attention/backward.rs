@@ -6,7 +6,7 @@ use super::reference::Reference;
 use super::sizes::{BLOCK, Mask, Sizes, cpu_sizes, sizes};
 use super::splits::{self, HEADS, Role};
 use super::{Alignment, Attention, AttentionBiasGrad, AttentionGrad};
-use crate::gemm::{self, Right, Rows, Start, Strided};
+use crate::gemm::{self, Gemm, Right, Rows, Start, Strided};
 use crate::simd;
 use crate::tiles::Address;
 use kolo_graph::split::Split;
@@ -95,96 +95,175 @@ impl Op for AttentionGrad {
 
 impl Cpu for AttentionGrad {
     fn run(&self, cx: &mut CpuCx<'_>) {
-        let s = cpu_sizes(cx, self.heads, self.packed).masked(Mask::new(self.causal, self.align));
-        let count = cx.inputs.len();
-        let bias = self.bias.then(|| (cx.f32(count - 4), cx.shape(count - 4)));
-        let (out, sums, g) = (cx.f32(count - 3), cx.f32(count - 2), cx.f32(count - 1));
-        let width = s.width();
-        let packed = self.packed;
-        let stride = if packed { 3 * width } else { width };
-        let grads: [Address; 3] =
-            std::array::from_fn(|which| Address(cx.outputs[if packed { 0 } else { which }].data.cast()));
-        let lent = Address(cx.scratch().as_mut_ptr());
-        let per_thread = thread_scratch(&s, 2);
-        let cx = &*cx;
-        cx.team.run(s.batch * s.heads, |task, thread| {
-            let (batch, head) = (task / s.heads, task % s.heads);
-            let [q, k, v] = heads_of(cx, &s, packed, batch, head);
-            // SAFETY: each thread has its own scratch.
-            let lent = unsafe { lent.slice(thread * per_thread, per_thread) };
-            let (product, rest) = lent.split_at_mut(gemm::SCRATCH);
-            let (packed_k, rest) = rest.split_at_mut(rows_len(&s));
-            let (packed_v, rest) = rest.split_at_mut(rows_len(&s));
-            let (packed_k_dims, tiles) = rest.split_at_mut(dims_len(&s));
-            let (p, dp) = tiles.split_at_mut(BLOCK * s.keys.next_multiple_of(16));
-            let (k_rows, k_dims, v) = (pack_rows(&k, packed_k), pack_dims(&k, packed_k_dims), pack_rows(&v, packed_v));
-            let rows_of = |which: usize| if which == 0 { s.queries } else { s.keys };
-            let target = |which: usize, row: usize| {
-                let shift = if packed { which * width } else { 0 };
-                let offset = (batch * rows_of(which) + row) * stride + shift + head * s.dim;
-                // SAFETY: inside the gradient; every task owns its head's columns.
-                Rows { data: Address(unsafe { grads[which].get().add(offset) }), stride }
-            };
-            for which in 1..3 {
-                for row in 0..s.keys {
-                    // SAFETY: as above.
-                    unsafe { target(which, row).data.slice(0, s.dim) }.fill(0.0);
-                }
-            }
-            let view = |data: &[f32], batch: usize, head: usize| {
-                let from = batch * s.queries * width + head * s.dim;
-                Head { data: data[from..].as_ptr(), stride: width, rows: s.queries, dim: s.dim }
-            };
-            let next = (task + 1).min(s.batch * s.heads - 1);
-            let (next_batch, next_head) = (next / s.heads, next % s.heads);
-            let next = heads_of(cx, &s, packed, next_batch, next_head);
-            let next_rows = [out, g].map(|data| view(data, next_batch, next_head));
-            let (o, g) = (view(out, batch, head), view(g, batch, head));
-            for rows in s.blocks() {
-                let start = rows.start;
-                let (count, keys) = (rows.len(), s.visible(rows.end));
-                raw_scores(&q, k_rows, rows.clone(), keys, p, product);
-                for (line, at) in rows.clone().enumerate() {
-                    let row = &mut p[line * keys..(line + 1) * keys];
-                    let bias = bias_row(bias, &s, batch, head, at).map(|bias| &bias[..keys]);
-                    next.iter().chain(&next_rows).for_each(|head| head.ask_for(at));
-                    let visible = s.visible(at + 1);
-                    soften_again(row, s.scale(), bias, visible, sums[task * s.queries + at]);
-                }
-                // dv += pᵀ·g
-                let (a, b) = (both_ways(p, keys).0, g.by_dim(start));
-                gemm::block(0..keys, 0..s.dim, count, &a, Right::Fresh(&b), &target(2, 0), Start::Add, product);
-                // dp = g·vᵀ, then ds in place
-                raw_scores(&g, v, rows.clone(), keys, dp, product);
-                for (line, at) in rows.clone().enumerate() {
-                    let delta = simd::dot(o.row(at), g.row(at));
-                    score_gradient(
-                        &mut dp[line * keys..(line + 1) * keys],
-                        &p[line * keys..(line + 1) * keys],
-                        delta,
-                        s.scale(),
-                    );
-                }
-                // dq = ds·k, dk += dsᵀ·q
-                let (transposed, straight) = both_ways(dp, keys);
-                gemm::block(0..count, 0..s.dim, keys, &straight, k_dims, &target(0, start), Start::Zero, product);
-                let b = q.by_dim(start);
-                gemm::block(
-                    0..keys,
-                    0..s.dim,
-                    count,
-                    &transposed,
-                    Right::Fresh(&b),
-                    &target(1, 0),
-                    Start::Add,
-                    product,
-                );
-            }
-        });
+        let mask = Mask::new(self.causal, self.align);
+        let back = Backward::new(cx, cpu_sizes(cx, self.heads, self.packed).masked(mask), self.packed, self.bias);
+        let of = |which: usize| Address(cx.outputs[if self.packed { 0 } else { which }].data.cast());
+        let grads = Gradients { data: [0, 1, 2].map(of), packed: self.packed, s: back.s };
+        let tasks = back.s.batch * back.s.heads;
+        cx.team.run(tasks, |task, thread| back.differentiate(task, back.scratch(thread), &grads));
     }
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
         sizes(inputs, self.heads, self.packed).map_or(0, |s| thread_scratch(&s, 2) * 4 * threads)
     }
+}
+
+/// What both backward ops read.
+struct Backward<'a> {
+    cx: &'a CpuCx<'a>,
+    s: Sizes,
+    packed: bool,
+    bias: Option<(&'a [f32], &'a [usize])>,
+    out: &'a [f32],
+    /// The log of each row's sum of exponentials.
+    sums: &'a [f32],
+    g: &'a [f32],
+    lent: Address,
+}
+
+/// One thread's memory: a product's own, packed operands, and two blocks of scores.
+struct Scratch<'a> {
+    product: &'a mut [f32],
+    packed_k: &'a mut [f32],
+    packed_v: &'a mut [f32],
+    packed_k_dims: &'a mut [f32],
+    p: &'a mut [f32],
+    dp: &'a mut [f32],
+}
+
+impl<'a> Backward<'a> {
+    fn new(cx: &'a CpuCx<'_>, s: Sizes, packed: bool, bias: bool) -> Self {
+        let count = cx.inputs.len();
+        let bias = bias.then(|| (cx.f32(count - 4), cx.shape(count - 4)));
+        let [out, sums, g] = [3, 2, 1].map(|back| cx.f32(count - back));
+        Self { cx, s, packed, bias, out, sums, g, lent: Address(cx.scratch().as_mut_ptr()) }
+    }
+
+    fn scratch(&self, thread: usize) -> Scratch<'a> {
+        let s = &self.s;
+        let per_thread = thread_scratch(s, 2);
+        // SAFETY: each thread has its own scratch.
+        let lent: &'a mut [f32] = unsafe { self.lent.slice(thread * per_thread, per_thread) };
+        let (product, rest) = lent.split_at_mut(gemm::SCRATCH);
+        let (packed_k, rest) = rest.split_at_mut(rows_len(s));
+        let (packed_v, rest) = rest.split_at_mut(rows_len(s));
+        let (packed_k_dims, tiles) = rest.split_at_mut(dims_len(s));
+        let (p, dp) = tiles.split_at_mut(BLOCK * s.keys.next_multiple_of(16));
+        Scratch { product, packed_k, packed_v, packed_k_dims, p, dp }
+    }
+
+    /// The batch item and the head of a task.
+    fn place(&self, task: usize) -> (usize, usize) {
+        (task / self.s.heads, task % self.s.heads)
+    }
+
+    fn heads(&self, task: usize) -> [Head; 3] {
+        let (batch, head) = self.place(task);
+        heads_of(self.cx, &self.s, self.packed, batch, head)
+    }
+
+    /// A task's rows of the output or of its gradient.
+    fn view(&self, data: &[f32], task: usize) -> Head {
+        let ((batch, head), s) = (self.place(task), &self.s);
+        let from = batch * s.queries * s.width() + head * s.dim;
+        Head { data: data[from..].as_ptr(), stride: s.width(), rows: s.queries, dim: s.dim }
+    }
+
+    /// Turns the raw scores of one query into its probabilities.
+    fn soften(&self, task: usize, query: usize, row: &mut [f32]) {
+        let ((batch, head), s) = (self.place(task), &self.s);
+        let bias = bias_row(self.bias, s, batch, head, query).map(|bias| &bias[..row.len()]);
+        soften_again(row, s.scale(), bias, s.visible(query + 1), self.sums[task * s.queries + query]);
+    }
+
+    /// The gradients of one head's queries, keys and values.
+    fn differentiate(&self, task: usize, scratch: Scratch<'_>, grads: &Gradients) {
+        let Scratch { product, packed_k, packed_v, packed_k_dims, p, dp } = scratch;
+        let s = &self.s;
+        let [q, k, v] = self.heads(task);
+        let (k_rows, k_dims, v) = (pack_rows(&k, packed_k), pack_dims(&k, packed_k_dims), pack_rows(&v, packed_v));
+        let target = |which: usize, row: usize| grads.rows(self.place(task), which, row);
+        grads.clear_keys_and_values(self.place(task));
+        let next = (task + 1).min(s.batch * s.heads - 1);
+        let (next, next_rows) = (self.heads(next), [self.out, self.g].map(|data| self.view(data, next)));
+        let (o, g) = (self.view(self.out, task), self.view(self.g, task));
+        for rows in s.blocks() {
+            let start = rows.start;
+            let (count, keys) = (rows.len(), s.visible(rows.end));
+            raw_scores(&q, k_rows, rows.clone(), keys, p, product);
+            for (line, at) in rows.clone().enumerate() {
+                next.iter().chain(&next_rows).for_each(|head| head.ask_for(at));
+                self.soften(task, at, &mut p[line * keys..(line + 1) * keys]);
+            }
+            // dv += pᵀ·g
+            let (a, b) = (both_ways(p, keys).0, g.by_dim(start));
+            add_product([keys, s.dim, count], &a, &b, &target(2, 0), product);
+            // dp = g·vᵀ, then ds in place
+            raw_scores(&g, v, rows.clone(), keys, dp, product);
+            for (line, at) in rows.clone().enumerate() {
+                let here = line * keys..(line + 1) * keys;
+                let delta = simd::dot(o.row(at), g.row(at));
+                score_gradient(&mut dp[here.clone()], &p[here], delta, s.scale());
+            }
+            // dq = ds·k, dk += dsᵀ·q
+            let (transposed, straight) = both_ways(dp, keys);
+            let (shape, dq) = ([count, s.dim, keys], target(0, start));
+            Gemm { shape, a: &straight, b: k_dims, c: &dq, start: Start::Zero }.run(product);
+            add_product([keys, s.dim, count], &transposed, &q.by_dim(start), &target(1, 0), product);
+        }
+    }
+
+    /// The gradient of one head's scores, `[queries, keys]`.
+    fn differentiate_scores(&self, task: usize, scratch: Scratch<'_>, grad: &mut [f32]) {
+        let Scratch { product, packed_k, packed_v, p, dp, .. } = scratch;
+        let (s, keys) = (&self.s, self.s.keys);
+        let [q, k, v] = self.heads(task);
+        let (k, v) = (pack_rows(&k, packed_k), pack_rows(&v, packed_v));
+        let (o, g) = (self.view(self.out, task), self.view(self.g, task));
+        for start in (0..s.queries).step_by(BLOCK) {
+            let rows = start..(start + BLOCK).min(s.queries);
+            raw_scores(&q, k, rows.clone(), keys, p, product);
+            raw_scores(&g, v, rows.clone(), keys, dp, product);
+            for (line, at) in rows.enumerate() {
+                let here = line * keys..(line + 1) * keys;
+                let (row, dp) = (&mut p[here.clone()], &mut dp[here]);
+                self.soften(task, at, row);
+                score_gradient(dp, row, simd::dot(o.row(at), g.row(at)), 1.0);
+                grad[at * keys..(at + 1) * keys].copy_from_slice(dp);
+            }
+        }
+    }
+}
+
+/// Where the gradients of queries, keys and values go: three tensors, or three runs of columns of one.
+struct Gradients {
+    data: [Address; 3],
+    packed: bool,
+    s: Sizes,
+}
+
+impl Gradients {
+    /// A head's rows from `row` on.
+    fn rows(&self, (batch, head): (usize, usize), which: usize, row: usize) -> Rows {
+        let (s, width) = (&self.s, self.s.width());
+        let (stride, shift) = if self.packed { (3 * width, which * width) } else { (width, 0) };
+        let rows = if which == 0 { s.queries } else { s.keys };
+        let offset = (batch * rows + row) * stride + shift + head * s.dim;
+        // SAFETY: inside the gradient; every task owns its head's columns.
+        Rows { data: Address(unsafe { self.data[which].get().add(offset) }), stride }
+    }
+
+    /// Those of keys and values are added up, block by block.
+    fn clear_keys_and_values(&self, place: (usize, usize)) {
+        for (which, row) in (1..3).flat_map(|which| (0..self.s.keys).map(move |row| (which, row))) {
+            // SAFETY: as above.
+            unsafe { self.rows(place, which, row).data.slice(0, self.s.dim) }.fill(0.0);
+        }
+    }
+}
+
+/// `c += a · b`.
+fn add_product(shape: [usize; 3], a: &Strided<'_>, b: &Strided<'_>, c: &Rows, scratch: &mut [f32]) {
+    Gemm { shape, a, b: Right::Fresh(b), c, start: Start::Add }.run(scratch);
 }
 
 /// A tile of scores as (keys as lines, queries as lines).
@@ -232,46 +311,12 @@ impl Op for AttentionBiasGrad {
 
 impl Cpu for AttentionBiasGrad {
     fn run(&self, cx: &mut CpuCx<'_>) {
-        let s = cpu_sizes(cx, self.heads, self.packed).masked(Mask::new(self.causal, self.align));
-        let count = cx.inputs.len();
-        let bias = Some((cx.f32(count - 4), cx.shape(count - 4)));
-        let (out, sums, g) = (cx.f32(count - 3), cx.f32(count - 2), cx.f32(count - 1));
-        let grad = Address(cx.out_f32(0).as_mut_ptr());
-        let lent = Address(cx.scratch().as_mut_ptr());
-        let per_thread = thread_scratch(&s, 2);
-        let cx = &*cx;
-        cx.team.run(s.batch * s.heads, |task, thread| {
-            let (batch, head) = (task / s.heads, task % s.heads);
-            let [q, k, v] = heads_of(cx, &s, self.packed, batch, head);
-            // SAFETY: each thread has its own scratch, each task its own part of the gradient.
-            let (lent, grad) = unsafe {
-                let part = s.queries * s.keys;
-                (lent.slice(thread * per_thread, per_thread), grad.slice(task * part, part))
-            };
-            let (product, rest) = lent.split_at_mut(gemm::SCRATCH);
-            let (packed_k, rest) = rest.split_at_mut(rows_len(&s));
-            let (packed_v, tiles) = rest.split_at_mut(rows_len(&s));
-            let (p, dp) = tiles.split_at_mut(BLOCK * s.keys.next_multiple_of(16));
-            let (k, v) = (pack_rows(&k, packed_k), pack_rows(&v, packed_v));
-            let from = batch * s.queries * s.width() + head * s.dim;
-            let view =
-                |data: &[f32]| Head { data: data[from..].as_ptr(), stride: s.width(), rows: s.queries, dim: s.dim };
-            let (o, g) = (view(out), view(g));
-            for start in (0..s.queries).step_by(BLOCK) {
-                let rows = start..(start + BLOCK).min(s.queries);
-                raw_scores(&q, k, rows.clone(), s.keys, p, product);
-                raw_scores(&g, v, rows.clone(), s.keys, dp, product);
-                for (line, at) in rows.enumerate() {
-                    let row = &mut p[line * s.keys..(line + 1) * s.keys];
-                    let visible = s.visible(at + 1);
-                    let bias = bias_row(bias, &s, batch, head, at);
-                    soften_again(row, s.scale(), bias, visible, sums[task * s.queries + at]);
-                    let delta = simd::dot(o.row(at), g.row(at));
-                    let dp = &mut dp[line * s.keys..(line + 1) * s.keys];
-                    score_gradient(dp, row, delta, 1.0);
-                    grad[at * s.keys..(at + 1) * s.keys].copy_from_slice(dp);
-                }
-            }
+        let mask = Mask::new(self.causal, self.align);
+        let back = Backward::new(cx, cpu_sizes(cx, self.heads, self.packed).masked(mask), self.packed, true);
+        let (grad, part) = (Address(cx.out_f32(0).as_mut_ptr()), back.s.queries * back.s.keys);
+        cx.team.run(back.s.batch * back.s.heads, |task, thread| {
+            // SAFETY: each task has its own part of the gradient.
+            back.differentiate_scores(task, back.scratch(thread), unsafe { grad.slice(task * part, part) });
         });
     }
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {

@@ -5,7 +5,7 @@ use super::reference::{Reference, probability};
 use super::sizes::{Mask, Sizes, check_bias, cpu_sizes, sizes};
 use super::splits::{self, HEADS, Role};
 use super::{Alignment, Attention, AttentionBiasGrad, AttentionGrad};
-use crate::gemm::{self, Rows, Start, Strided};
+use crate::gemm::{self, Gemm, Rows, Start, Strided};
 use crate::real::Real;
 use crate::reduce::ReduceMethods;
 use crate::tiles::Address;
@@ -141,7 +141,7 @@ impl Cpu for Attention {
                 // SAFETY: every task owns its head's columns.
                 let sink = Rows { data: Address(unsafe { out.get().add(data) }), stride: s.width() };
                 let p = Strided { data: scores, line_stride: keys, k_stride: 1 };
-                gemm::block(0..rows.len(), 0..s.dim, keys, &p, v, &sink, Start::Zero, product);
+                Gemm { shape: [rows.len(), s.dim, keys], a: &p, b: v, c: &sink, start: Start::Zero }.run(product);
             }
         });
     }

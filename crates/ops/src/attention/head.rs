@@ -1,7 +1,7 @@
 //! One head at a time: its operands where they lie, and its rows of scores.
 
 use super::sizes::{BLOCK, Sizes};
-use crate::gemm::{self, Right, Rows, Start, Strided};
+use crate::gemm::{self, Gemm, Right, Rows, Start, Strided};
 use crate::pairwise;
 use crate::real::{Real, exp_of_negative};
 use crate::simd;
@@ -143,7 +143,8 @@ pub(super) fn raw_scores(
     scratch: &mut [f32],
 ) {
     let sink = Rows { data: Address(scores.as_mut_ptr()), stride: keys };
-    gemm::block(0..rows.len(), 0..keys, q.dim, &q.by_row(rows.start), k, &sink, Start::Zero, scratch);
+    let shape = [rows.len(), keys, q.dim];
+    Gemm { shape, a: &q.by_row(rows.start), b: k, c: &sink, start: Start::Zero }.run(scratch);
 }
 
 /// Packs a head's rows as columns of a product over its dim.

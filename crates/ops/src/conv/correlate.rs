@@ -7,8 +7,8 @@
 use super::canvas::{Layout, Source};
 use super::operands::{Patches, Planes, Runs, SLACK, Scattered};
 use super::shape::Shape;
-use super::taps::Taps;
-use crate::gemm::{self, Operand, Right, Rows, Sink, Start};
+use super::taps::{Span, Taps};
+use crate::gemm::{self, Gemm, Operand, Right, Rows, Sink, Start};
 use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::Team;
@@ -41,6 +41,17 @@ struct Correlation<'a> {
     layout: Layout,
 }
 
+/// What a correlation computes: `rows` channels of some images.
+struct Pass<'a, A, C> {
+    images: Range<usize>,
+    rows: usize,
+    a: &'a A,
+    c: &'a C,
+    start: Start<'a>,
+    /// Whether the canvas holds other things and must be cleared first.
+    clean: bool,
+}
+
 impl<'a> Correlation<'a> {
     fn new(source: Source<'a>, taps: [Taps; 2]) -> Self {
         Self { source, taps, layout: Layout::new(taps) }
@@ -63,19 +74,8 @@ impl<'a> Correlation<'a> {
         parts.iter().map(|len| len.next_multiple_of(16)).sum()
     }
 
-    /// `rows` channels of some images. `clean`: the canvas holds other things and must be cleared first.
-    #[allow(clippy::too_many_arguments)]
-    fn run<A: Operand, C: Sink>(
-        &self,
-        team: &Team,
-        images: Range<usize>,
-        rows: usize,
-        a: &A,
-        c: &C,
-        start: Start<'_>,
-        clean: bool,
-        mut scratch: &mut [f32],
-    ) {
+    fn run<A: Operand, C: Sink>(&self, team: &Team, pass: Pass<'_, A, C>, mut scratch: &mut [f32]) {
+        let Pass { images, rows, a, c, start, clean } = pass;
         let (count, depth) = (images.len(), self.depth());
         let canvas = lend(&mut scratch, self.canvas_len(count));
         let lines = table(lend(&mut scratch, count * self.pixels()));
@@ -94,16 +94,20 @@ impl<'a> Correlation<'a> {
         self.layout.pixel_offsets(&self.source, lines);
         self.layout.tap_offsets(ks);
         let patches = Patches::new(data, lines, ks);
-        gemm::multiply(team, rows, lines.len(), depth, a, Right::Fresh(&patches), c, start, scratch);
+        let shape = [rows, lines.len(), depth];
+        Gemm { shape, a, b: Right::Fresh(&patches), c, start }.run_on(team, scratch);
     }
 }
 
-fn forward_taps(shape: &Shape) -> [Taps; 2] {
+/// One dim of a convolution.
+fn span(shape: &Shape, dim: usize) -> Span {
     let window = &shape.window;
-    std::array::from_fn(|dim| {
-        let (stride, padding, dilation) = (window.stride[dim], window.padding.before[dim], window.dilation[dim]);
-        Taps::forward(shape.image[dim], shape.grid[dim], shape.kernel[dim], stride, padding, dilation)
-    })
+    let (stride, padding, dilation) = (window.stride[dim], window.padding.before[dim], window.dilation[dim]);
+    Span { image: shape.image[dim], grid: shape.grid[dim], kernel: shape.kernel[dim], stride, padding, dilation }
+}
+
+fn forward_taps(shape: &Shape) -> [Taps; 2] {
+    [0, 1].map(|dim| Taps::forward(span(shape, dim)))
 }
 
 fn image_source<'a>(shape: &Shape, x: &'a [f32], group: usize) -> Source<'a> {
@@ -141,8 +145,7 @@ fn spread_bias(bias: Option<&[f32]>, planes: &Planes, images: usize, rows: Range
 /// `y[n, o] = bias[o] + Σ weight[o, c, tap] · x[n, c, …]`.
 pub fn forward(
     shape: &Shape,
-    team: &Team,
-    scratch: &mut [f32],
+    (team, scratch): (&Team, &mut [f32]),
     x: &[f32],
     weight: &[f32],
     bias: Option<&[f32]>,
@@ -165,17 +168,13 @@ pub fn forward(
             let c = Planes { data: Address(unsafe { address.get().add(offset) }), image_stride, pixels };
             let start = spread_bias(bias, &c, images.len(), group * outputs..(group + 1) * outputs);
             let clean = group == 0 && first == 0;
-            correlation.run(team, images, outputs, &a, &c, start, clean, scratch);
+            correlation.run(team, Pass { images, rows: outputs, a: &a, c: &c, start, clean }, scratch);
         }
     }
 }
 
 fn phase_taps(shape: &Shape, phases: [usize; 2]) -> [Taps; 2] {
-    let window = &shape.window;
-    std::array::from_fn(|dim| {
-        let (stride, padding, dilation) = (window.stride[dim], window.padding.before[dim], window.dilation[dim]);
-        Taps::phase(phases[dim], shape.image[dim], shape.grid[dim], shape.kernel[dim], stride, padding, dilation)
-    })
+    [0, 1].map(|dim| Taps::phase(span(shape, dim), phases[dim]))
 }
 
 /// Image pixels of the largest phase.
@@ -212,8 +211,7 @@ pub fn input_grad_scratch(shape: &Shape, threads: usize) -> usize {
 /// `dx[n, c] = bias[c] + Σ weight[o, c, tap] · grad[n, o, …]` over the outputs that read the pixel.
 pub fn input_grad(
     shape: &Shape,
-    team: &Team,
-    scratch: &mut [f32],
+    (team, scratch): (&Team, &mut [f32]),
     weight: &[f32],
     grad: &[f32],
     bias: Option<&[f32]>,
@@ -233,53 +231,85 @@ pub fn input_grad(
             let c = Planes { data: Address(unsafe { address.get().add(offset) }), image_stride, pixels };
             let bias = bias.map(|bias| &bias[group * inputs..(group + 1) * inputs]);
             if strided(shape) {
-                by_phases(shape, team, source, kernels, bias, &c, images, scratch);
+                Phases { shape, source, kernels, bias, c: &c }.run(team, images, scratch);
                 continue;
             }
             let start = spread_bias(bias, &c, images.len(), 0..inputs);
             let a = Runs { data: kernels, line_stride: taps, run: taps, jump: inputs * taps };
             let correlation = Correlation::new(source, phase_taps(shape, [0, 0]));
-            correlation.run(team, images, inputs, &a, &c, start, group == 0 && first == 0, scratch);
+            let clean = group == 0 && first == 0;
+            correlation.run(team, Pass { images, rows: inputs, a: &a, c: &c, start, clean }, scratch);
         }
     }
 }
 
-/// The input gradient of a strided convolution for some images: each phase by itself, then dealt out to its pixels.
-#[allow(clippy::too_many_arguments)]
-fn by_phases(
-    shape: &Shape,
-    team: &Team,
-    source: Source<'_>,
-    kernels: &[f32],
-    bias: Option<&[f32]>,
-    c: &Planes,
-    images: Range<usize>,
-    mut scratch: &mut [f32],
-) {
-    let (held, kernel_offsets) = phase_scratch(shape, images.len());
-    let held = lend(&mut scratch, held);
-    let kernel_offsets = table(lend(&mut scratch, kernel_offsets));
-    let [row_stride, column_stride] = shape.window.stride;
-    let part = held.len() / column_stride;
-    for row_phase in 0..row_stride.min(shape.image[0]) {
-        for column_phase in 0..column_stride.min(shape.image[1]) {
-            let correlation = Correlation::new(source, phase_taps(shape, [row_phase, column_phase]));
-            let out = &mut held[column_phase * part..(column_phase + 1) * part];
-            let columns = images.len() * correlation.pixels();
-            let start = match bias {
-                Some(bias) => {
-                    out.chunks_exact_mut(columns).zip(bias).for_each(|(row, bias)| row.fill(*bias));
-                    Start::Add
-                }
-                None => Start::Zero,
-            };
-            let rows = Rows { data: Address(out.as_mut_ptr()), stride: columns };
-            let ks = &mut kernel_offsets[..correlation.depth()];
-            list_kernels(shape, &correlation.taps, ks);
-            let a = Scattered { data: kernels, line_stride: shape.taps(), ks };
-            correlation.run(team, images.clone(), shape.inputs, &a, &rows, start, true, scratch);
+/// The input gradient of a strided convolution: each phase by itself, then dealt out to its pixels.
+struct Phases<'a> {
+    shape: &'a Shape,
+    source: Source<'a>,
+    kernels: &'a [f32],
+    bias: Option<&'a [f32]>,
+    c: &'a Planes,
+}
+
+impl Phases<'_> {
+    fn run(&self, team: &Team, images: Range<usize>, mut scratch: &mut [f32]) {
+        let shape = self.shape;
+        let (held, kernel_offsets) = phase_scratch(shape, images.len());
+        let held = lend(&mut scratch, held);
+        let kernel_offsets = table(lend(&mut scratch, kernel_offsets));
+        let [row_stride, column_stride] = shape.window.stride;
+        let part = held.len() / column_stride;
+        for row_phase in 0..row_stride.min(shape.image[0]) {
+            for column_phase in 0..column_stride.min(shape.image[1]) {
+                let correlation = Correlation::new(self.source, phase_taps(shape, [row_phase, column_phase]));
+                let out = &mut held[column_phase * part..(column_phase + 1) * part];
+                let columns = images.len() * correlation.pixels();
+                let start = match self.bias {
+                    Some(bias) => {
+                        out.chunks_exact_mut(columns).zip(bias).for_each(|(row, bias)| row.fill(*bias));
+                        Start::Add
+                    }
+                    None => Start::Zero,
+                };
+                let c = Rows { data: Address(out.as_mut_ptr()), stride: columns };
+                let ks = &mut kernel_offsets[..correlation.depth()];
+                list_kernels(shape, &correlation.taps, ks);
+                let a = Scattered { data: self.kernels, line_stride: shape.taps(), ks };
+                let (images, rows) = (images.clone(), shape.inputs);
+                correlation.run(team, Pass { images, rows, a: &a, c: &c, start, clean: true }, scratch);
+            }
+            self.deal_out(team, row_phase, held, images.len());
         }
-        deal_out(shape, team, row_phase, held, part, images.len(), c);
+    }
+
+    /// Writes the pixels of one row phase: the column phases take turns.
+    fn deal_out(&self, team: &Team, row_phase: usize, held: &[f32], images: usize) {
+        let (shape, c) = (self.shape, self.c);
+        let [height, width] = shape.image;
+        let [row_stride, column_stride] = shape.window.stride;
+        let (rows, part) = ((height - row_phase).div_ceil(row_stride), held.len() / column_stride);
+        team.chunks(images * shape.inputs, (PIXELS_PER_CANVAS * 8 / c.pixels).max(1), |range, _| {
+            for at in range {
+                let (channel, image) = (at / images, at % images);
+                // SAFETY: every task has its own planes of the output.
+                let plane = unsafe { c.data.slice(image * c.image_stride + channel * c.pixels, c.pixels) };
+                for row in 0..rows {
+                    let y = row * row_stride + row_phase;
+                    let line = &mut plane[y * width..(y + 1) * width];
+                    let from = |phase: usize| {
+                        let columns = (width - phase).div_ceil(column_stride);
+                        let start = phase * part + ((channel * images + image) * rows + row) * columns;
+                        &held[start..start + columns]
+                    };
+                    match column_stride {
+                        2 if width > 1 => zip(from(0), from(1), line),
+                        _ => (0..column_stride.min(width))
+                            .for_each(|phase| spread(from(phase), &mut line[phase..], column_stride)),
+                    }
+                }
+            }
+        });
     }
 }
 
@@ -291,34 +321,6 @@ fn list_kernels(shape: &Shape, [rows, columns]: &[Taps; 2], ks: &mut [u32]) {
         let (row, column) = (rows.kernel(tap / columns.count), columns.kernel(tap % columns.count));
         *slot = ((output * shape.inputs * shape.kernel[0] + row) * shape.kernel[1] + column) as u32;
     }
-}
-
-/// Writes the pixels of one row phase: the column phases take turns.
-fn deal_out(shape: &Shape, team: &Team, row_phase: usize, held: &[f32], part: usize, images: usize, c: &Planes) {
-    let [height, width] = shape.image;
-    let [row_stride, column_stride] = shape.window.stride;
-    let rows = (height - row_phase).div_ceil(row_stride);
-    team.chunks(images * shape.inputs, (PIXELS_PER_CANVAS * 8 / c.pixels).max(1), |range, _| {
-        for at in range {
-            let (channel, image) = (at / images, at % images);
-            // SAFETY: every task has its own planes of the output.
-            let plane = unsafe { c.data.slice(image * c.image_stride + channel * c.pixels, c.pixels) };
-            for row in 0..rows {
-                let y = row * row_stride + row_phase;
-                let line = &mut plane[y * width..(y + 1) * width];
-                let from = |phase: usize| {
-                    let columns = (width - phase).div_ceil(column_stride);
-                    let start = phase * part + ((channel * images + image) * rows + row) * columns;
-                    &held[start..start + columns]
-                };
-                match column_stride {
-                    2 if width > 1 => zip(from(0), from(1), line),
-                    _ => (0..column_stride.min(width))
-                        .for_each(|phase| spread(from(phase), &mut line[phase..], column_stride)),
-                }
-            }
-        }
-    });
 }
 
 vectorized! {

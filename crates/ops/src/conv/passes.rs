@@ -16,14 +16,14 @@ pub fn forward_scratch(shape: &Shape, threads: usize) -> usize {
 /// `y[n, o] = bias[o] + Σ weight[o, c, tap] · x[n, c, …]`.
 pub fn forward(shape: &Shape, cx: &CpuCx<'_>, x: &[f32], weight: &[f32], bias: Option<&[f32]>, y: &mut [f32]) {
     let Some(plan) = Plan::forward(shape) else {
-        return correlate::forward(shape, cx.team, cx.scratch(), x, weight, bias, y);
+        return correlate::forward(shape, (cx.team, cx.scratch()), x, weight, bias, y);
     };
     let (image, grid) = (shape.inputs * shape.image_pixels(), shape.outputs * shape.grid_pixels());
-    plan.run(cx.team, cx.scratch(), x, weight, bias, y, |images, scratch, y| {
+    plan.run((cx.team, cx.scratch()), x, weight, bias, y, |images, scratch, y| {
         let some = Shape { images: images.len(), ..*shape };
         let x = &x[images.start * image..images.end * image];
         let y = &mut y[images.start * grid..images.end * grid];
-        correlate::forward(&some, cx.team, scratch, x, weight, bias, y);
+        correlate::forward(&some, (cx.team, scratch), x, weight, bias, y);
     });
 }
 
@@ -35,14 +35,14 @@ pub fn input_grad_scratch(shape: &Shape, threads: usize) -> usize {
 /// `dx[n, c] = bias[c] + Σ weight[o, c, tap] · grad[n, o, …]` over the outputs that read the pixel.
 pub fn input_grad(shape: &Shape, cx: &CpuCx<'_>, weight: &[f32], grad: &[f32], bias: Option<&[f32]>, dx: &mut [f32]) {
     let Some(plan) = Plan::input_grad(shape) else {
-        return correlate::input_grad(shape, cx.team, cx.scratch(), weight, grad, bias, dx);
+        return correlate::input_grad(shape, (cx.team, cx.scratch()), weight, grad, bias, dx);
     };
     let (image, grid) = (shape.inputs * shape.image_pixels(), shape.outputs * shape.grid_pixels());
-    plan.run(cx.team, cx.scratch(), grad, weight, bias, dx, |images, scratch, dx| {
+    plan.run((cx.team, cx.scratch()), grad, weight, bias, dx, |images, scratch, dx| {
         let some = Shape { images: images.len(), ..*shape };
         let grad = &grad[images.start * grid..images.end * grid];
         let dx = &mut dx[images.start * image..images.end * image];
-        correlate::input_grad(&some, cx.team, scratch, weight, grad, bias, dx);
+        correlate::input_grad(&some, (cx.team, scratch), weight, grad, bias, dx);
     });
 }
 

@@ -18,18 +18,22 @@ pub struct Taps {
     kernel_step: usize,
 }
 
+/// One dim of a convolution: the pixels of the image and of the output, and how a kernel walks from one to the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    pub image: usize,
+    pub grid: usize,
+    pub kernel: usize,
+    pub stride: usize,
+    pub padding: usize,
+    pub dilation: usize,
+}
+
 impl Taps {
-    pub fn forward(
-        source: usize,
-        outputs: usize,
-        kernel: usize,
-        stride: usize,
-        padding: usize,
-        dilation: usize,
-    ) -> Self {
+    pub fn forward(Span { image, grid, kernel, stride, padding, dilation }: Span) -> Self {
         Self {
-            outputs,
-            source,
+            outputs: grid,
+            source: image,
             stride,
             count: kernel,
             offset_first: -(padding as isize),
@@ -40,15 +44,7 @@ impl Taps {
     }
 
     /// Image pixels `phase`, `phase + stride`, … as outputs, the gradient's `grid` pixels as source.
-    pub fn phase(
-        phase: usize,
-        image: usize,
-        grid: usize,
-        kernel: usize,
-        stride: usize,
-        padding: usize,
-        dilation: usize,
-    ) -> Self {
+    pub fn phase(Span { image, grid, kernel, stride, padding, dilation }: Span, phase: usize) -> Self {
         let meets = |tap: &usize| (tap * dilation) % stride == (phase + padding) % stride;
         let first = (0..kernel.min(stride)).find(meets);
         let step = stride / greatest_common_divisor(stride, dilation);
@@ -110,7 +106,8 @@ mod tests {
         {
             let image: usize = 31;
             let grid = (image + 2 * padding - dilation * (kernel - 1) - 1) / stride + 1;
-            let forward = Taps::forward(image, grid, kernel, stride, padding, dilation);
+            let span = Span { image, grid, kernel, stride, padding, dilation };
+            let forward = Taps::forward(span);
             let mut forward_pairs = Vec::new();
             for at in 0..grid {
                 for tap in 0..kernel {
@@ -122,7 +119,7 @@ mod tests {
             }
             let mut pairs = Vec::new();
             for phase in 0..stride {
-                let taps = Taps::phase(phase, image, grid, kernel, stride, padding, dilation);
+                let taps = Taps::phase(span, phase);
                 for at in 0..taps.outputs {
                     for tap in 0..taps.count {
                         let target = at as isize + taps.offset(tap);

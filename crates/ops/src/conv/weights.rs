@@ -9,7 +9,7 @@ use super::correlate::{lend, table};
 use super::operands::{Patches, Runs, SLACK};
 use super::shape::Shape;
 use super::transpose::transpose;
-use crate::gemm::{self, Right, Rows, Start};
+use crate::gemm::{self, Gemm, Right, Rows, Start};
 use crate::tiles::Address;
 use kolo_graph::Team;
 use std::ops::Range;
@@ -85,10 +85,20 @@ pub fn weight_grad(shape: &Shape, team: &Team, mut scratch: &mut [f32], x: &[f32
             let part = Part { shape, cut: &cut, group, channels };
             part.list(columns, pixels, places);
             canvas.fill(0.0);
-            part.multiply(team, x, grad, canvas, sums, columns, pixels, places, dw, scratch);
+            let offsets = Offsets { columns: &columns[..part.columns()], pixels, places };
+            let c = part.target(sums, dw);
+            part.multiply((team, scratch), x, grad, canvas, offsets, c);
             part.put_right(team, sums, dw);
         }
     }
+}
+
+/// Offsets on the canvas: of columns (tap, channel), of output pixels, of image pixels.
+#[derive(Clone, Copy)]
+struct Offsets<'a> {
+    columns: &'a [u32],
+    pixels: &'a [u32],
+    places: &'a [u32],
 }
 
 /// Some input channels of one group.
@@ -142,27 +152,25 @@ impl Part<'_> {
         });
     }
 
-    #[allow(clippy::too_many_arguments)]
+    /// Where the sums go: of one tap, straight into the gradient.
+    fn target(&self, sums: &mut [f32], dw: Address) -> Rows {
+        match self.shape.taps() {
+            // SAFETY: the first of these channels is inside the gradient.
+            1 => Rows { data: Address(unsafe { dw.get().add(self.place(0)) }), stride: self.shape.inputs },
+            _ => Rows { data: Address(sums.as_mut_ptr()), stride: self.columns() },
+        }
+    }
+
     fn multiply(
         &self,
-        team: &Team,
+        (team, scratch): (&Team, &mut [f32]),
         x: &[f32],
         grad: &[f32],
         canvas: &mut [f32],
-        sums: &mut [f32],
-        columns: &[u32],
-        pixels: &[u32],
-        places: &[u32],
-        dw: Address,
-        scratch: &mut [f32],
+        Offsets { columns, pixels, places }: Offsets<'_>,
+        c: Rows,
     ) {
         let (shape, grid) = (self.shape, self.shape.grid_pixels());
-        let c = match shape.taps() {
-            // SAFETY: the first of these channels is inside the gradient.
-            1 => Rows { data: Address(unsafe { dw.get().add(self.place(0)) }), stride: shape.inputs },
-            _ => Rows { data: Address(sums.as_mut_ptr()), stride: self.columns() },
-        };
-        let columns = &columns[..self.columns()];
         let image_stride = shape.window.groups * shape.outputs * grid;
         for first in (0..shape.images.max(1)).step_by(self.cut.images) {
             let images = first..(first + self.cut.images).min(shape.images);
@@ -175,7 +183,8 @@ impl Part<'_> {
                 let a = Runs { data, line_stride: grid, run: grid, jump: image_stride };
                 let b = Right::Fresh(&Patches::new(canvas, columns, pixels));
                 let start = if unit == 0 { Start::Zero } else { Start::Add };
-                gemm::multiply(team, shape.outputs, columns.len(), pixels.len(), &a, b, &c, start, scratch);
+                let shape = [shape.outputs, columns.len(), pixels.len()];
+                Gemm { shape, a: &a, b, c: &c, start }.run_on(team, scratch);
             }
         }
     }

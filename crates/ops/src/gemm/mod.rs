@@ -256,41 +256,77 @@ pub fn scratch_bytes(threads: usize) -> usize {
     SCRATCH * 4 * threads
 }
 
-/// The product restricted to `rows` × `columns`, on the calling thread.
-#[allow(clippy::too_many_arguments)]
-pub fn block<A: Operand, B: Operand, C: Sink>(
-    rows: Range<usize>,
-    columns: Range<usize>,
-    ks: usize,
-    a: &A,
-    b: Right<'_, B>,
-    c: &C,
-    start: Start<'_>,
-    scratch: &mut [f32],
-) {
-    let (packed_a, rest) = scratch.split_at_mut(PANELS);
-    let (packed_b, spill) = rest.split_at_mut(K_BLOCK * (N_BLOCK + TILE_COLUMNS_MAX));
-    let product = Product { rows, columns, ks, c, start };
-    if ks == 0 {
-        return product.without_terms(spill);
+/// A matrix product `c = start + a · b`, said in full; nothing is computed yet.
+#[derive(Debug)]
+pub struct Gemm<'a, A, B, C> {
+    /// Rows of `c`, columns of `c`, and terms of each element.
+    pub shape: [usize; 3],
+    pub a: &'a A,
+    pub b: Right<'a, B>,
+    pub c: &'a C,
+    pub start: Start<'a>,
+}
+
+impl<A: Operand, B: Operand, C: Sink> Gemm<'_, A, B, C> {
+    /// The whole product on the calling thread.
+    pub fn run(&self, scratch: &mut [f32]) {
+        self.run_block(0..self.shape[0], 0..self.shape[1], scratch);
     }
-    let along = a.strided().filter(|a| a.k_stride == 1);
-    let b = match b {
-        Right::Packed(packed) => {
-            assert!(
-                packed.ks >= ks && packed.lines >= product.columns.end,
-                "the operand was packed for a smaller product"
-            );
-            return product.slivers(a, Slivers::Packed(packed), packed_a, packed_b, spill);
+
+    /// The product restricted to `rows` × `columns`, on the calling thread.
+    pub fn run_block(&self, rows: Range<usize>, columns: Range<usize>, scratch: &mut [f32]) {
+        let (ks, a, c, start) = (self.shape[2], self.a, self.c, self.start);
+        let (packed_a, rest) = scratch.split_at_mut(PANELS);
+        let (packed_b, spill) = rest.split_at_mut(K_BLOCK * (N_BLOCK + TILE_COLUMNS_MAX));
+        let product = Product { rows, columns, ks, c, start };
+        if ks == 0 {
+            return product.without_terms(spill);
         }
-        Right::Fresh(b) => b,
-    };
-    match (b.strided(), along, c.rows()) {
-        (Some(b), Some(a), Some(c)) if b.k_stride == 1 && product.is_better_turned() => {
-            product.turned(a, b, c, packed_b, spill)
+        let along = a.strided().filter(|a| a.k_stride == 1);
+        let b = match self.b {
+            Right::Packed(packed) => {
+                assert!(
+                    packed.ks >= ks && packed.lines >= product.columns.end,
+                    "the operand was packed for a smaller product"
+                );
+                return product.slivers(a, Slivers::Packed(packed), packed_a, packed_b, spill);
+            }
+            Right::Fresh(b) => b,
+        };
+        match (b.strided(), along, c.rows()) {
+            (Some(b), Some(a), Some(c)) if b.k_stride == 1 && product.is_better_turned() => {
+                product.turned(a, b, c, packed_b, spill)
+            }
+            (Some(b), ..) => product.slivers(a, Slivers::Strided(b), packed_a, packed_b, spill),
+            _ => product.packing(a, b, packed_a, packed_b, spill),
         }
-        (Some(b), ..) => product.slivers(a, Slivers::Strided(b), packed_a, packed_b, spill),
-        _ => product.packing(a, b, packed_a, packed_b, spill),
+    }
+
+    /// The whole product on a team. `scratch` holds `scratch_bytes(team.threads())`.
+    pub fn run_on(&self, team: &Team, scratch: &mut [f32]) {
+        let [rows, columns, ks] = self.shape;
+        let work = rows * columns * (ks + self.c.work()).max(1);
+        let wanted = team.threads().min(work / WORK_PER_TASK).max(1);
+        if wanted == 1 {
+            return self.run(scratch);
+        }
+        let lent = Address(scratch.as_mut_ptr());
+        // Cut the longer side, on tile borders: the bits are the same, but a whole tile is faster.
+        let tile = tile_shape();
+        let by_rows = rows * tile.columns >= columns * tile.rows;
+        let row_unit =
+            if product::is_narrow(columns) && both_along(self.a, &self.b) { tile.columns } else { tile.rows };
+        let (total, unit) = if by_rows { (rows, row_unit) } else { (columns, tile.columns) };
+        let size = total.div_ceil(wanted).next_multiple_of(unit);
+        team.run(total.div_ceil(size), |at, thread| {
+            let cut = at * size..((at + 1) * size).min(total);
+            // SAFETY: each thread has its own scratch.
+            let scratch = unsafe { lent.slice(thread * SCRATCH, SCRATCH) };
+            match by_rows {
+                true => self.run_block(cut, 0..columns, scratch),
+                false => self.run_block(0..rows, cut, scratch),
+            }
+        });
     }
 }
 
@@ -302,42 +338,6 @@ fn both_along<A: Operand, B: Operand>(a: &A, b: &Right<'_, B>) -> bool {
 
 /// Multiply-adds below which a second thread costs more than it saves.
 const WORK_PER_TASK: usize = 1 << 18;
-
-/// The whole product on a team. `scratch` holds `scratch_bytes(team.threads())`.
-#[allow(clippy::too_many_arguments)]
-pub fn multiply<A: Operand, B: Operand, C: Sink>(
-    team: &Team,
-    rows: usize,
-    columns: usize,
-    ks: usize,
-    a: &A,
-    b: Right<'_, B>,
-    c: &C,
-    start: Start<'_>,
-    scratch: &mut [f32],
-) {
-    let work = rows * columns * (ks + c.work()).max(1);
-    let wanted = team.threads().min(work / WORK_PER_TASK).max(1);
-    if wanted == 1 {
-        return block(0..rows, 0..columns, ks, a, b, c, start, scratch);
-    }
-    let lent = Address(scratch.as_mut_ptr());
-    // Cut the longer side, on tile borders: the bits are the same, but a whole tile is faster.
-    let tile = tile_shape();
-    let by_rows = rows * tile.columns >= columns * tile.rows;
-    let row_unit = if product::is_narrow(columns) && both_along(a, &b) { tile.columns } else { tile.rows };
-    let (total, unit) = if by_rows { (rows, row_unit) } else { (columns, tile.columns) };
-    let size = total.div_ceil(wanted).next_multiple_of(unit);
-    team.run(total.div_ceil(size), |at, thread| {
-        let cut = at * size..((at + 1) * size).min(total);
-        // SAFETY: each thread has its own scratch.
-        let scratch = unsafe { lent.slice(thread * SCRATCH, SCRATCH) };
-        match by_rows {
-            true => block(cut, 0..columns, ks, a, b, c, start, scratch),
-            false => block(0..rows, cut, ks, a, b, c, start, scratch),
-        }
-    });
-}
 
 #[cfg(test)]
 mod tests;

@@ -255,7 +255,7 @@ impl<C: Sink> Product<'_, C> {
             }
             Start::Zero => Base::Zero,
             Start::Add => {
-                move_tile(row, column, rows, columns, c, spill, width, true);
+                move_tile(c, [row, column, rows, columns], spill, width, true);
                 Base::Target
             }
         };
@@ -266,7 +266,7 @@ impl<C: Sink> Product<'_, C> {
         };
         // SAFETY: the spill holds the whole tile; the caller vouches for the operands.
         unsafe { kernel(rows, depth, left, right, Target { data, stride: width, base, chain, next }) };
-        move_tile(row, column, rows, columns, c, spill, width, false);
+        move_tile(c, [row, column, rows, columns], spill, width, false);
     }
 }
 
@@ -440,17 +440,7 @@ impl Sink for Turned {
 }
 
 /// Copies a partial or scattered tile between `c` and the spill.
-#[allow(clippy::too_many_arguments)]
-fn move_tile<C: Sink>(
-    row: usize,
-    column: usize,
-    rows: usize,
-    columns: usize,
-    c: &C,
-    spill: &mut [f32],
-    width: usize,
-    load: bool,
-) {
+fn move_tile<C: Sink>(c: &C, [row, column, rows, columns]: [usize; 4], spill: &mut [f32], width: usize, load: bool) {
     let Some((data, stride)) = c.place(row, column, rows, columns) else {
         return c.transfer(row, column, rows, columns, spill, load);
     };

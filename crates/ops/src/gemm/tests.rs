@@ -18,7 +18,7 @@ fn product(m: usize, n: usize, k: usize, threads: usize, ta: bool, tb: bool, pre
         false => Right::Fresh(&b),
     };
     let bias: Vec<f32> = (0..n).map(bias).collect();
-    multiply(&team, m, n, k, &a, right, &sink, Start::Bias(&bias), &mut scratch);
+    Gemm { shape: [m, n, k], a: &a, b: right, c: &sink, start: Start::Bias(&bias) }.run_on(&team, &mut scratch);
     c
 }
 
@@ -58,9 +58,10 @@ fn a_prefix_of_a_packed_operand_keeps_its_cuts() {
         let a = Strided { data: &a, line_stride: k, k_stride: 1 };
         let sink = Rows { data: Address(c.as_mut_ptr()), stride: n };
         let right = Right::<Strided<'_>>::Packed(packed);
+        let gemm = Gemm { shape: [m, n, used], a: &a, b: right, c: &sink, start: Start::Zero };
         match threads {
-            1 => block(0..m, columns, used, &a, right, &sink, Start::Zero, &mut scratch),
-            _ => multiply(&Team::new(threads), m, n, used, &a, right, &sink, Start::Zero, &mut scratch),
+            1 => gemm.run_block(0..m, columns, &mut scratch),
+            _ => gemm.run_on(&Team::new(threads), &mut scratch),
         }
         c
     };

@@ -3,18 +3,16 @@
 //! `n = tanh(W_in x + b_in + r · (W_hn h + b_hn))`, `h_t = (1 − z) · n + z · h_{t-1}`: the reset gate acts after the product,
 //! so the recurrent share of the candidate is kept apart for the backward pass.
 
+use super::steps::{Back, Forward, StepBack, packed_lengths};
 use super::weights::{Factor, GateGrads, padded};
-use super::{
-    Sheet, Sizes, constant, cut, layer, parts, parts_mut, plain, product, product_of_all_steps, share, states_before,
-};
+use super::{Sheet, Sizes, cut, layer, parts, parts_mut, plain, product, states_before};
 use crate::gemm::{self, Rows, Start, Strided};
 use crate::real::Real;
 use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::split::Split;
-use kolo_graph::types::count;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operands, Tensor, Type, Work, op};
 
 const GATES: usize = 3;
 /// Gradients kept per unit: candidate, reset, update, recurrent share of the candidate. In this order both the first three
@@ -88,17 +86,7 @@ vectorized! {
 
 impl Op for Gru {
     fn operands(&self) -> Operands {
-        Operands::new(
-            [
-                Operand::float("x"),
-                Operand::float("w_ih"),
-                Operand::float("w_hh"),
-                Operand::float("b_ih"),
-                Operand::float("b_hh"),
-            ],
-            &["y"],
-        )
-        .saved(&["gates", "shares"])
+        layer::operands(&["gates", "shares"])
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("b t! i!, g! i, g h!, g, g -> b t h, t b g, t b h"))
@@ -107,16 +95,10 @@ impl Op for Gru {
         super::infer(self.index(inputs), inputs, GATES)
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
-        let sizes = Sizes::of_types(inputs);
-        (sizes.work(GATES * sizes.hidden) as u64).saturating_mul(2)
+        layer::flops(inputs, GATES)
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
-        let inputs = [0, 1, 2].map(|at| cx.input(at));
-        let saved = [0, 1, 2].map(|at| cx.output(at));
-        let op = GruGrad { need_dx: cx.needs(0) };
-        let all = cx.grad().builder().apply_all(op, &[&inputs[..], &saved[..], &[cx.grad()]].concat());
-        let dx = cx.needs(0).then(|| all[4]);
-        vec![dx, Some(all[0]), Some(all[1]), Some(all[2]), Some(all[3])]
+        layer::grad(cx, GruGrad { need_dx: cx.needs(0) }, 2)
     }
     fn work(&self) -> Work {
         Work::ThinProducts
@@ -149,34 +131,27 @@ impl Op for Gru {
 impl Cpu for Gru {
     fn run(&self, cx: &mut CpuCx<'_>) {
         let sizes = Sizes::of(cx.shape(0), cx.shape(2));
-        let Sizes { batch, steps, input, hidden } = sizes;
+        let Sizes { steps, hidden, .. } = sizes;
         let all_gates = GATES * hidden;
-        let (pieces, scratch) = cut(cx.scratch(), lengths(sizes));
-        let [zeros, from_state, w_ih_room, w_hh_room] = pieces;
+        let ([zeros, from_state, w_ih_room, w_hh_room], scratch) = cut(cx.scratch(), lengths(sizes));
         zeros.fill(0.0);
         let (zeros, from_state) = (&*zeros, Address(from_state.as_mut_ptr()));
-        let weight = |at: usize, width: usize| Strided { data: cx.f32(at), line_stride: width, k_stride: 1 };
-        let w_ih = gemm::prepack(&weight(1, input), all_gates, input, w_ih_room);
-        let w_hh = gemm::prepack(&weight(2, hidden), all_gates, hidden, w_hh_room);
-        let x = Sheet { data: cx.f32(0), grid: sizes.by_sample(input), width: input };
+        let forward = Forward::new(cx, sizes, all_gates, [w_ih_room, w_hh_room]);
         let (b_ih, b_hh) = (cx.f32(3), cx.f32(4));
         let [y, gates, shares] = [0, 1, 2].map(|at| Address(cx.out_f32(at).as_mut_ptr()));
-        share(cx.team, batch, sizes.work(all_gates), scratch, |samples, scratch| {
-            let sums = Sheet { data: gates, grid: sizes.by_step(all_gates), width: all_gates };
-            product_of_all_steps((steps, samples.clone()), x, w_ih, sums, Start::Bias(b_ih), scratch);
+        let sums = Sheet { data: gates, grid: sizes.by_step(all_gates), width: all_gates };
+        forward.run(sums, b_ih, scratch, |samples, scratch| {
             // SAFETY: no two threads share samples.
             let y = unsafe { y.slice(samples.start * steps * hidden, samples.len() * steps * hidden) };
-            // SAFETY: as above; each slice is one step's rows of these samples.
-            let rows = |of: Address, step: usize, width: usize| unsafe {
-                let range = sizes.at(step, &samples, width);
-                of.slice(range.start, range.len())
-            };
+            // SAFETY: as above.
+            let rows = |of: Address, step: usize, width: usize| unsafe { sizes.rows(of, step, &samples, width) };
             let from_state = rows(from_state, 0, all_gates);
             for step in 0..steps {
                 let sink = Rows { data: Address(from_state.as_mut_ptr()), stride: all_gates };
                 // Without a state before, the product has no depth and leaves the bias alone.
                 let (states, depth) = if step > 0 { (states_before(y, sizes, step), hidden) } else { (NOTHING, 0) };
-                product(samples.len(), all_gates, depth, states, w_hh, sink, Start::Bias(b_hh), scratch);
+                let shape = [samples.len(), all_gates, depth];
+                product(shape, states, forward.w_hh, sink, Start::Bias(b_hh), scratch);
                 let (gates, shares) = (rows(gates, step, all_gates), rows(shares, step, hidden));
                 for sample in 0..samples.len() {
                     let row = sample * all_gates..(sample + 1) * all_gates;
@@ -200,8 +175,8 @@ const NOTHING: Strided<'static> = Strided { data: &[], line_stride: 0, k_stride:
 /// Scratch of the forward pass: a state of zeros, one step's recurrent sums, both weights packed.
 fn lengths(sizes: Sizes) -> [usize; 4] {
     let gates = GATES * sizes.hidden;
-    let packed = [sizes.input, sizes.hidden].map(|depth| gemm::prepacked_len(gates, depth));
-    [sizes.hidden, sizes.batch * gates, packed[0], packed[1]]
+    let [w_ih, w_hh] = packed_lengths(sizes, gates);
+    [sizes.hidden, sizes.batch * gates, w_ih, w_hh]
 }
 
 op! {
@@ -212,18 +187,7 @@ op! {
 
 impl Op for GruGrad {
     fn operands(&self) -> Operands {
-        Operands::without_rules(
-            [
-                Operand::float("x"),
-                Operand::float("w_ih"),
-                Operand::float("w_hh"),
-                Operand::float("y"),
-                Operand::float("gates"),
-                Operand::float("shares"),
-                Operand::float("g"),
-            ],
-            &["dw_ih", "dw_hh", "db_ih", "db_hh", "dx"],
-        )
+        layer::grad_operands(&["gates", "shares"], &["db_ih", "db_hh"])
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         let dx = if self.need_dx { ", b t i" } else { "" };
@@ -236,46 +200,30 @@ impl Op for GruGrad {
         super::infer(self.index(inputs), inputs, GATES)
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
-        let sizes = Sizes::of_types(inputs);
-        let products = if self.need_dx { 2 } else { 1 } * sizes.input + 2 * sizes.hidden;
-        count(&[2, sizes.batch, sizes.steps, GATES, sizes.hidden, products]) as u64
+        layer::grad_flops(inputs, GATES, self.need_dx)
     }
     fn work(&self) -> Work {
         Work::ThinProducts
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
-        let [x, w_ih, w_hh, y, gates, shares, g] = inputs else { unreachable!("seven inputs") };
-        let Sizes { batch, steps, hidden, .. } = Sizes::of(&x.shape, &w_hh.shape);
-        let zeros = vec![0.0; hidden];
-        let mut out: Vec<Dense> = outputs.iter().map(|ty| Dense::zeros(ty.shape.clone())).collect();
-        for sample in 0..batch {
-            let mut d_next = vec![0.0; hidden];
-            for step in (0..steps).rev() {
-                let [mut to_input, mut to_state] = [vec![0.0; GATES * hidden], vec![0.0; GATES * hidden]];
-                for unit in 0..hidden {
-                    let before = if step > 0 { y.get(&[sample, step - 1, unit]) } else { 0.0 };
-                    let values = [0, 1, 2].map(|gate| gates.get(&[step, sample, gate * hidden + unit]));
-                    let d_state = g.get(&[sample, step, unit]) + d_next[unit];
-                    let share = shares.get(&[step, sample, unit]);
-                    let ([dn, dr, dz, d_share], d_before) = cell_grad(values, share, before, d_state);
-                    for (gate, (input, state)) in [(dr, dr), (dz, dz), (dn, d_share)].into_iter().enumerate() {
-                        to_input[gate * hidden + unit] = input;
-                        to_state[gate * hidden + unit] = state;
-                    }
-                    d_next[unit] = d_before;
+        let [y, gates, shares, g] = [inputs[3], inputs[4], inputs[5], inputs[6]];
+        let Sizes { hidden, .. } = Sizes::of(&inputs[0].shape, &inputs[2].shape);
+        plain::back_through_steps(inputs, outputs, self.need_dx, |sample, step, d_next| {
+            let [mut to_input, mut to_state] = [vec![0.0; GATES * hidden], vec![0.0; GATES * hidden]];
+            for unit in 0..hidden {
+                let before = if step > 0 { y.get(&[sample, step - 1, unit]) } else { 0.0 };
+                let values = [0, 1, 2].map(|gate| gates.get(&[step, sample, gate * hidden + unit]));
+                let d_state = g.get(&[sample, step, unit]) + d_next[unit];
+                let share = shares.get(&[step, sample, unit]);
+                let ([dn, dr, dz, d_share], d_before) = cell_grad(values, share, before, d_state);
+                for (gate, (input, state)) in [(dr, dr), (dz, dz), (dn, d_share)].into_iter().enumerate() {
+                    to_input[gate * hidden + unit] = input;
+                    to_state[gate * hidden + unit] = state;
                 }
-                plain::add_outer(&mut out[0], &to_input, plain::row(x, sample, step));
-                let before = if step > 0 { plain::row(y, sample, step - 1) } else { &zeros };
-                plain::add_outer(&mut out[1], &to_state, before);
-                plain::add(&mut out[2].data, &to_input);
-                plain::add(&mut out[3].data, &to_state);
-                if self.need_dx {
-                    plain::set_row(&mut out[4], sample, step, &plain::transposed(w_ih, &to_input));
-                }
-                plain::add(&mut d_next, &plain::transposed(w_hh, &to_state));
+                d_next[unit] = d_before;
             }
-        }
-        out
+            [to_input, to_state]
+        })
     }
 }
 
@@ -289,7 +237,9 @@ impl Cpu for GruGrad {
         zeros.fill(0.0);
         d_next.fill(0.0);
         d_bias.fill(0.0);
-        back_through_steps(cx, sizes, zeros, w_hh_room, [&mut *d_gates, d_next, &mut *d_bias], scratch);
+        let way = Back { sizes, gates: GATES * hidden, width, recurrent: hidden, adds: true };
+        let work = [&mut *d_gates, d_next, &mut *d_bias];
+        way.through_steps(cx, w_hh_room, work, scratch, back(cx, sizes, zeros));
         let grads = GateGrads { data: d_gates, stride: padded(width) };
         // The weights have reset and update first, which input and state share, then the candidate.
         let (candidate, reset_update, recurrent) = (0..hidden, hidden..3 * hidden, hidden..width);
@@ -328,86 +278,43 @@ impl GruGrad {
     }
 }
 
-/// Fills the gradients of the gates' sums at every step, last to first, and adds them up for the biases.
-fn back_through_steps(
-    cx: &CpuCx<'_>,
-    sizes: Sizes,
-    zeros: &[f32],
-    room: &mut [f32],
-    work: [&mut [f32]; 3],
-    scratch: &mut [f32],
-) {
+/// One sample's step back.
+fn back<'a>(cx: &'a CpuCx<'_>, sizes: Sizes, zeros: &'a [f32]) -> impl Fn(StepBack<'_>) + Sync + use<'a> {
     let Sizes { batch, steps, hidden, .. } = sizes;
-    let (all_gates, width, stride) = (GATES * hidden, GRADS * hidden, padded(GRADS * hidden));
-    let w_hh = gemm::prepack(&Strided { data: cx.f32(2), line_stride: 1, k_stride: hidden }, hidden, all_gates, room);
+    let all_gates = GATES * hidden;
     let (y, gates, shares, g) = (cx.f32(3), cx.f32(4), cx.f32(5), cx.f32(6));
-    let [d_gates, d_next, d_bias] = work.map(|piece| Address(piece.as_mut_ptr()));
-    share(cx.team, batch, sizes.work(all_gates), scratch, |samples, scratch| {
-        // SAFETY: no two threads share samples, and each slice is one step's rows of these samples.
-        let rows = |of: Address, step: usize, width: usize| unsafe {
-            let range = sizes.at(step, &samples, width);
-            of.slice(range.start, range.len())
-        };
-        let (d_next, d_bias) = (rows(d_next, 0, hidden), rows(d_bias, 0, width));
-        for step in (0..steps).rev() {
-            if step + 1 < steps {
-                let after = &rows(d_gates, step + 1, stride)[hidden..];
-                let after = Strided { data: after, line_stride: stride, k_stride: 1 };
-                let sink = Rows { data: Address(d_next.as_mut_ptr()), stride: hidden };
-                product(samples.len(), hidden, all_gates, after, w_hh, sink, Start::Add, scratch);
-            }
-            let d_gates = rows(d_gates, step, stride);
-            for (at, sample) in samples.clone().enumerate() {
-                let row = step * batch + sample;
-                let [r, z, n] = parts(&gates[row * all_gates..(row + 1) * all_gates]);
-                let shares = &shares[row * hidden..(row + 1) * hidden];
-                let now = (sample * steps + step) * hidden;
-                let before = if step > 0 { &y[now - hidden..now] } else { zeros };
-                let d_row = &mut d_gates[at * stride..][..width];
-                let [dn, dr, dz, d_share] = parts_mut(d_row);
-                let d_next = &mut d_next[at * hidden..(at + 1) * hidden];
-                cell_grad_row(r, z, n, shares, before, &g[now..now + hidden], d_next, dn, dr, dz, d_share);
-                crate::simd::add_into(&mut d_bias[at * width..(at + 1) * width], d_row);
-            }
-        }
-    });
+    move |StepBack { step, sample, d_next, d_row }| {
+        let row = step * batch + sample;
+        let [r, z, n] = parts(&gates[row * all_gates..(row + 1) * all_gates]);
+        let shares = &shares[row * hidden..(row + 1) * hidden];
+        let now = (sample * steps + step) * hidden;
+        let before = if step > 0 { &y[now - hidden..now] } else { zeros };
+        let [dn, dr, dz, d_share] = parts_mut(d_row);
+        cell_grad_row(r, z, n, shares, before, &g[now..now + hidden], d_next, dn, dr, dz, d_share);
+    }
 }
 
 impl Cases for Gru {
     fn cases() -> Vec<Case> {
         let case = |args: Vec<Arg>| Case::new(Gru {}, args).tolerance(1e-4);
-        let layer = |batch, steps, input, hidden| layer(batch, steps, input, hidden, GATES);
-        vec![
-            case(layer(2, 3, 3, 2)),
-            case(layer(4, 2, 2, 3)),
-            case(layer(1, 1, 1, 1)),
-            case(layer(3, 1, 2, 1)),
-            // Several tiles, more than one task's work, products deeper than a block of `k`.
-            case(constant(layer(7, 9, 33, 37))),
-            case(constant(layer(9, 3, 300, 20))),
-            case(constant(layer(3, 100, 17, 90))),
-        ]
+        let small = [[2, 3, 3, 2], [4, 2, 2, 3], [1, 1, 1, 1], [3, 1, 2, 1]];
+        // Several tiles, more than one task's work, products deeper than a block of `k`.
+        let large = [[7, 9, 33, 37], [9, 3, 300, 20], [3, 100, 17, 90]];
+        let large = large.map(|sizes| case(layer::constant(layer::args(sizes, GATES))));
+        small.map(|sizes| case(layer::args(sizes, GATES))).into_iter().chain(large).collect()
     }
 }
 
 impl Cases for GruGrad {
     fn cases() -> Vec<Case> {
-        let case = |need_dx, batch, steps, input, hidden| {
-            let mut args = layer(batch, steps, input, hidden, GATES);
-            args.truncate(3);
-            args.push(Arg::real([batch, steps, hidden]).within(-1.0, 1.0));
-            args.push(Arg::real([steps, batch, GATES * hidden]).within(0.05, 0.95));
-            args.push(Arg::real([steps, batch, hidden]));
-            args.push(Arg::real([batch, steps, hidden]));
-            Case::new(GruGrad { need_dx }, constant(args)).tolerance(1e-4)
-        };
+        let case = |need_dx, sizes| Case::new(GruGrad { need_dx }, layer::grad_args(sizes, GATES)).tolerance(1e-4);
         vec![
-            case(true, 2, 3, 3, 2),
-            case(false, 3, 1, 2, 1),
-            case(true, 1, 1, 1, 1),
-            case(true, 7, 9, 33, 37),
-            case(false, 9, 3, 300, 20),
-            case(true, 3, 100, 17, 90),
+            case(true, [2, 3, 3, 2]),
+            case(false, [3, 1, 2, 1]),
+            case(true, [1, 1, 1, 1]),
+            case(true, [7, 9, 33, 37]),
+            case(false, [9, 3, 300, 20]),
+            case(true, [3, 100, 17, 90]),
         ]
     }
 }

@@ -2,19 +2,17 @@
 //!
 //! `c_t = f · c_{t-1} + i · g`, `h_t = o · tanh(c_t)`.
 
+use super::steps::{Back, Forward, StepBack, join_biases, packed_lengths};
 use super::weights::{Factor, GateGrads, padded};
-use super::{
-    Sheet, Sizes, constant, cut, layer, parts, parts_mut, plain, product, product_of_all_steps, share, states_before,
-};
-use crate::gemm::{self, Rows, Start, Strided};
+use super::{Sheet, Sizes, cut, layer, parts, parts_mut, plain, product, states_before};
+use crate::gemm::{self, Rows, Start};
 use crate::real::Real;
 use crate::simd;
 use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::split::Split;
-use kolo_graph::types::count;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operands, Tensor, Type, Work, op};
 
 const GATES: usize = 4;
 
@@ -94,17 +92,7 @@ vectorized! {
 
 impl Op for Lstm {
     fn operands(&self) -> Operands {
-        Operands::new(
-            [
-                Operand::float("x"),
-                Operand::float("w_ih"),
-                Operand::float("w_hh"),
-                Operand::float("b_ih"),
-                Operand::float("b_hh"),
-            ],
-            &["y"],
-        )
-        .saved(&["gates", "cells"])
+        layer::operands(&["gates", "cells"])
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("b t! i!, g! i, g h!, g, g -> b t h, t b g, t b h"))
@@ -113,16 +101,10 @@ impl Op for Lstm {
         super::infer(self.index(inputs), inputs, GATES)
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
-        let sizes = Sizes::of_types(inputs);
-        (sizes.work(GATES * sizes.hidden) as u64).saturating_mul(2)
+        layer::flops(inputs, GATES)
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
-        let inputs = [0, 1, 2].map(|at| cx.input(at));
-        let saved = [0, 1, 2].map(|at| cx.output(at));
-        let op = LstmGrad { need_dx: cx.needs(0) };
-        let all = cx.grad().builder().apply_all(op, &[&inputs[..], &saved[..], &[cx.grad()]].concat());
-        let dx = cx.needs(0).then(|| all[3]);
-        vec![dx, Some(all[0]), Some(all[1]), Some(all[2]), Some(all[2])]
+        layer::grad(cx, LstmGrad { need_dx: cx.needs(0) }, 1)
     }
     fn work(&self) -> Work {
         Work::ThinProducts
@@ -155,34 +137,26 @@ impl Op for Lstm {
 impl Cpu for Lstm {
     fn run(&self, cx: &mut CpuCx<'_>) {
         let sizes = Sizes::of(cx.shape(0), cx.shape(2));
-        let Sizes { batch, steps, input, hidden } = sizes;
+        let Sizes { steps, hidden, .. } = sizes;
         let all_gates = GATES * hidden;
-        let (pieces, scratch) = cut(cx.scratch(), lengths(sizes));
-        let [bias, zeros, w_ih_room, w_hh_room] = pieces;
-        bias.iter_mut().zip(cx.f32(3)).zip(cx.f32(4)).for_each(|((sum, b_ih), b_hh)| *sum = b_ih + b_hh);
+        let ([bias, zeros, w_ih_room, w_hh_room], scratch) = cut(cx.scratch(), lengths(sizes));
+        join_biases(cx, bias);
         zeros.fill(0.0);
-        let (bias, zeros) = (&*bias, &*zeros);
-        let weight = |at: usize, width: usize| Strided { data: cx.f32(at), line_stride: width, k_stride: 1 };
-        let w_ih = gemm::prepack(&weight(1, input), all_gates, input, w_ih_room);
-        let w_hh = gemm::prepack(&weight(2, hidden), all_gates, hidden, w_hh_room);
-        let x = Sheet { data: cx.f32(0), grid: sizes.by_sample(input), width: input };
+        let zeros = &*zeros;
+        let forward = Forward::new(cx, sizes, all_gates, [w_ih_room, w_hh_room]);
         let [y, gates, cells] = [0, 1, 2].map(|at| Address(cx.out_f32(at).as_mut_ptr()));
-        share(cx.team, batch, sizes.work(all_gates), scratch, |samples, scratch| {
-            let sums = Sheet { data: gates, grid: sizes.by_step(all_gates), width: all_gates };
-            product_of_all_steps((steps, samples.clone()), x, w_ih, sums, Start::Bias(bias), scratch);
+        let sums = Sheet { data: gates, grid: sizes.by_step(all_gates), width: all_gates };
+        forward.run(sums, bias, scratch, |samples, scratch| {
             // SAFETY: no two threads share samples.
             let y = unsafe { y.slice(samples.start * steps * hidden, samples.len() * steps * hidden) };
-            // SAFETY: as above; each slice is one step's rows of these samples.
-            let rows = |of: Address, step: usize, width: usize| unsafe {
-                let range = sizes.at(step, &samples, width);
-                of.slice(range.start, range.len())
-            };
+            // SAFETY: as above.
+            let rows = |of: Address, step: usize, width: usize| unsafe { sizes.rows(of, step, &samples, width) };
             for step in 0..steps {
                 let gates = rows(gates, step, all_gates);
                 if step > 0 {
                     let sink = Rows { data: Address(gates.as_mut_ptr()), stride: all_gates };
                     let states = states_before(y, sizes, step);
-                    product(samples.len(), all_gates, hidden, states, w_hh, sink, Start::Add, scratch);
+                    product([samples.len(), all_gates, hidden], states, forward.w_hh, sink, Start::Add, scratch);
                 }
                 let cells_now = rows(cells, step, hidden);
                 for sample in 0..samples.len() {
@@ -203,8 +177,8 @@ impl Cpu for Lstm {
 /// Scratch of the forward pass: the joint bias, a cell of zeros, both weights packed.
 fn lengths(sizes: Sizes) -> [usize; 4] {
     let gates = GATES * sizes.hidden;
-    let packed = [sizes.input, sizes.hidden].map(|depth| gemm::prepacked_len(gates, depth));
-    [gates, sizes.hidden, packed[0], packed[1]]
+    let [w_ih, w_hh] = packed_lengths(sizes, gates);
+    [gates, sizes.hidden, w_ih, w_hh]
 }
 
 op! {
@@ -215,18 +189,7 @@ op! {
 
 impl Op for LstmGrad {
     fn operands(&self) -> Operands {
-        Operands::without_rules(
-            [
-                Operand::float("x"),
-                Operand::float("w_ih"),
-                Operand::float("w_hh"),
-                Operand::float("y"),
-                Operand::float("gates"),
-                Operand::float("cells"),
-                Operand::float("g"),
-            ],
-            &["dw_ih", "dw_hh", "db", "dx"],
-        )
+        layer::grad_operands(&["gates", "cells"], &["db"])
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         let dx = if self.need_dx { ", b t i" } else { "" };
@@ -239,42 +202,32 @@ impl Op for LstmGrad {
         super::infer(self.index(inputs), inputs, GATES)
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
-        let sizes = Sizes::of_types(inputs);
-        let products = if self.need_dx { 2 } else { 1 } * sizes.input + 2 * sizes.hidden;
-        count(&[2, sizes.batch, sizes.steps, GATES, sizes.hidden, products]) as u64
+        layer::grad_flops(inputs, GATES, self.need_dx)
     }
     fn work(&self) -> Work {
         Work::ThinProducts
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
-        let [x, w_ih, w_hh, y, gates, cells, g] = inputs else { unreachable!("seven inputs") };
-        let Sizes { batch, steps, hidden, .. } = Sizes::of(&x.shape, &w_hh.shape);
-        let zeros = vec![0.0; hidden];
-        let mut out: Vec<Dense> = outputs.iter().map(|ty| Dense::zeros(ty.shape.clone())).collect();
-        for sample in 0..batch {
-            let (mut d_next, mut d_cells) = (vec![0.0; hidden], vec![0.0; hidden]);
-            for step in (0..steps).rev() {
-                let mut d_sums = vec![0.0; GATES * hidden];
-                for unit in 0..hidden {
-                    let before = if step > 0 { cells.get(&[step - 1, sample, unit]) } else { 0.0 };
-                    let values = [0, 1, 2, 3].map(|gate| gates.get(&[step, sample, gate * hidden + unit]));
-                    let d_state = g.get(&[sample, step, unit]) + d_next[unit];
-                    let cell = cells.get(&[step, sample, unit]);
-                    let (d_gates, d_before) = cell_grad(values, before, cell, d_state, d_cells[unit]);
-                    d_cells[unit] = d_before;
-                    d_gates.into_iter().enumerate().for_each(|(gate, d)| d_sums[gate * hidden + unit] = d);
-                }
-                plain::add_outer(&mut out[0], &d_sums, plain::row(x, sample, step));
-                let before = if step > 0 { plain::row(y, sample, step - 1) } else { &zeros };
-                plain::add_outer(&mut out[1], &d_sums, before);
-                plain::add(&mut out[2].data, &d_sums);
-                if self.need_dx {
-                    plain::set_row(&mut out[3], sample, step, &plain::transposed(w_ih, &d_sums));
-                }
-                d_next = plain::transposed(w_hh, &d_sums);
+        let [gates, cells, g] = [inputs[4], inputs[5], inputs[6]];
+        let Sizes { steps, hidden, .. } = Sizes::of(&inputs[0].shape, &inputs[2].shape);
+        let mut d_cells = vec![0.0; hidden];
+        plain::back_through_steps(inputs, outputs, self.need_dx, |sample, step, d_next| {
+            let mut d_sums = vec![0.0; GATES * hidden];
+            if step + 1 == steps {
+                d_cells.fill(0.0);
             }
-        }
-        out
+            for unit in 0..hidden {
+                let before = if step > 0 { cells.get(&[step - 1, sample, unit]) } else { 0.0 };
+                let values = [0, 1, 2, 3].map(|gate| gates.get(&[step, sample, gate * hidden + unit]));
+                let d_state = g.get(&[sample, step, unit]) + d_next[unit];
+                let cell = cells.get(&[step, sample, unit]);
+                let (d_gates, d_before) = cell_grad(values, before, cell, d_state, d_cells[unit]);
+                d_cells[unit] = d_before;
+                d_gates.into_iter().enumerate().for_each(|(gate, d)| d_sums[gate * hidden + unit] = d);
+            }
+            d_next.fill(0.0);
+            [d_sums.clone(), d_sums]
+        })
     }
 }
 
@@ -289,7 +242,9 @@ impl Cpu for LstmGrad {
         d_next.fill(0.0);
         d_cells.fill(0.0);
         d_bias.fill(0.0);
-        back_through_steps(cx, sizes, zeros, w_hh_room, [&mut *d_gates, d_next, d_cells, &mut *d_bias], scratch);
+        let back = back(cx, sizes, zeros, Address(d_cells.as_mut_ptr()));
+        let way = Back { sizes, gates: all_gates, width: all_gates, recurrent: 0, adds: false };
+        way.through_steps(cx, w_hh_room, [&mut *d_gates, d_next, &mut *d_bias], scratch, back);
         let grads = GateGrads { data: d_gates, stride: padded(all_gates) };
         let input = Factor { rows: cx.f32(0), d_weight: cx.out_f32(0) };
         let state = Factor { rows: cx.f32(3), d_weight: cx.out_f32(1) };
@@ -317,95 +272,58 @@ impl LstmGrad {
     }
 }
 
-/// Fills the gradients of the gates' sums at every step, last to first, and adds them up for the bias.
-fn back_through_steps(
-    cx: &CpuCx<'_>,
+/// One sample's step back; `d_cells` is the gradient of the cells after.
+fn back<'a>(
+    cx: &'a CpuCx<'_>,
     sizes: Sizes,
-    zeros: &[f32],
-    room: &mut [f32],
-    work: [&mut [f32]; 4],
-    scratch: &mut [f32],
-) {
+    zeros: &'a [f32],
+    d_cells: Address,
+) -> impl Fn(StepBack<'_>) + Sync + use<'a> {
     let Sizes { batch, steps, hidden, .. } = sizes;
     let all_gates = GATES * hidden;
-    let stride = padded(all_gates);
-    let w_hh = gemm::prepack(&Strided { data: cx.f32(2), line_stride: 1, k_stride: hidden }, hidden, all_gates, room);
     let (gates, cells, g) = (cx.f32(4), cx.f32(5), cx.f32(6));
-    let [d_gates, d_next, d_cells, d_bias] = work.map(|piece| Address(piece.as_mut_ptr()));
-    share(cx.team, batch, sizes.work(all_gates), scratch, |samples, scratch| {
-        // SAFETY: no two threads share samples, and each slice is one step's rows of these samples.
-        let rows = |of: Address, step: usize, width: usize| unsafe {
-            let range = sizes.at(step, &samples, width);
-            of.slice(range.start, range.len())
-        };
-        let (d_next, d_cells, d_bias) = (rows(d_next, 0, hidden), rows(d_cells, 0, hidden), rows(d_bias, 0, all_gates));
-        for step in (0..steps).rev() {
-            if step + 1 < steps {
-                let after = Strided { data: rows(d_gates, step + 1, stride), line_stride: stride, k_stride: 1 };
-                let sink = Rows { data: Address(d_next.as_mut_ptr()), stride: hidden };
-                product(samples.len(), hidden, all_gates, after, w_hh, sink, Start::Zero, scratch);
-            }
-            let d_gates = rows(d_gates, step, stride);
-            for (at, sample) in samples.clone().enumerate() {
-                let row = step * batch + sample;
-                let [i, f, g_, o] = parts(&gates[row * all_gates..(row + 1) * all_gates]);
-                let before = if step > 0 { &cells[(row - batch) * hidden..][..hidden] } else { zeros };
-                let d_out = &g[(sample * steps + step) * hidden..][..hidden];
-                let here = at * hidden..(at + 1) * hidden;
-                let d_row = &mut d_gates[at * stride..][..all_gates];
-                let [di, df, dg, d_o] = parts_mut(d_row);
-                let (d_next, d_cells) = (&d_next[here.clone()], &mut d_cells[here]);
-                if step > 0 {
-                    // The step before comes next, and nothing but this code knows.
-                    simd::ask_for(gates[(row - batch) * all_gates..].as_ptr(), all_gates);
-                    simd::ask_for(g[(sample * steps + step - 1) * hidden..].as_ptr(), hidden);
-                }
-                if step > 1 {
-                    simd::ask_for(cells[(row - 2 * batch) * hidden..].as_ptr(), hidden);
-                }
-                let cells = &cells[row * hidden..(row + 1) * hidden];
-                cell_grad_row(i, f, g_, o, before, cells, d_out, d_next, d_cells, di, df, dg, d_o);
-                simd::add_into(&mut d_bias[at * all_gates..(at + 1) * all_gates], d_row);
-            }
+    move |StepBack { step, sample, d_next, d_row }| {
+        let row = step * batch + sample;
+        let [i, f, g_, o] = parts(&gates[row * all_gates..(row + 1) * all_gates]);
+        let before = if step > 0 { &cells[(row - batch) * hidden..][..hidden] } else { zeros };
+        let d_out = &g[(sample * steps + step) * hidden..][..hidden];
+        let [di, df, dg, d_o] = parts_mut(d_row);
+        // SAFETY: no two threads share samples.
+        let d_cells = unsafe { d_cells.slice(sample * hidden, hidden) };
+        if step > 0 {
+            // The step before comes next, and nothing but this code knows.
+            simd::ask_for(gates[(row - batch) * all_gates..].as_ptr(), all_gates);
+            simd::ask_for(g[(sample * steps + step - 1) * hidden..].as_ptr(), hidden);
         }
-    });
+        if step > 1 {
+            simd::ask_for(cells[(row - 2 * batch) * hidden..].as_ptr(), hidden);
+        }
+        let cells = &cells[row * hidden..(row + 1) * hidden];
+        cell_grad_row(i, f, g_, o, before, cells, d_out, d_next, d_cells, di, df, dg, d_o);
+    }
 }
 
 impl Cases for Lstm {
     fn cases() -> Vec<Case> {
         let case = |args: Vec<Arg>| Case::new(Lstm {}, args).tolerance(1e-4);
-        let layer = |batch, steps, input, hidden| layer(batch, steps, input, hidden, GATES);
-        vec![
-            case(layer(2, 3, 3, 2)),
-            case(layer(4, 2, 2, 3)),
-            case(layer(1, 1, 1, 1)),
-            case(layer(3, 1, 2, 1)),
-            // Several tiles, more than one task's work, products deeper than a block of `k`.
-            case(constant(layer(7, 9, 33, 37))),
-            case(constant(layer(9, 3, 300, 20))),
-            case(constant(layer(3, 100, 17, 70))),
-        ]
+        let small = [[2, 3, 3, 2], [4, 2, 2, 3], [1, 1, 1, 1], [3, 1, 2, 1]];
+        // Several tiles, more than one task's work, products deeper than a block of `k`.
+        let large = [[7, 9, 33, 37], [9, 3, 300, 20], [3, 100, 17, 70]];
+        let large = large.map(|sizes| case(layer::constant(layer::args(sizes, GATES))));
+        small.map(|sizes| case(layer::args(sizes, GATES))).into_iter().chain(large).collect()
     }
 }
 
 impl Cases for LstmGrad {
     fn cases() -> Vec<Case> {
-        let case = |need_dx, batch, steps, input, hidden| {
-            let mut args = layer(batch, steps, input, hidden, GATES);
-            args.truncate(3);
-            args.push(Arg::real([batch, steps, hidden]).within(-1.0, 1.0));
-            args.push(Arg::real([steps, batch, GATES * hidden]).within(0.05, 0.95));
-            args.push(Arg::real([steps, batch, hidden]));
-            args.push(Arg::real([batch, steps, hidden]));
-            Case::new(LstmGrad { need_dx }, constant(args)).tolerance(1e-4)
-        };
+        let case = |need_dx, sizes| Case::new(LstmGrad { need_dx }, layer::grad_args(sizes, GATES)).tolerance(1e-4);
         vec![
-            case(true, 2, 3, 3, 2),
-            case(false, 3, 1, 2, 1),
-            case(true, 1, 1, 1, 1),
-            case(true, 7, 9, 33, 37),
-            case(false, 9, 3, 300, 20),
-            case(true, 3, 100, 17, 70),
+            case(true, [2, 3, 3, 2]),
+            case(false, [3, 1, 2, 1]),
+            case(true, [1, 1, 1, 1]),
+            case(true, [7, 9, 33, 37]),
+            case(false, [9, 3, 300, 20]),
+            case(true, [3, 100, 17, 70]),
         ]
     }
 }

@@ -10,18 +10,20 @@
 //! Forward, the first step has no recurrent term; in the recurrent weight's gradient the state before it is zero.
 
 pub mod gru;
+mod layer;
 pub mod lstm;
 mod plain;
 pub mod rnn;
+mod steps;
 mod weights;
 
-use crate::gemm::{self, Packed, Right, Rows, Start, Strided};
+use crate::gemm::{self, Gemm, Packed, Right, Rows, Start, Strided};
 use crate::simd;
 use crate::tiles::Address;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Arg, Team, Tensor, Type};
+use kolo_graph::{Team, Tensor, Type};
 use std::ops::Range;
 
 pub const KINDS: &[OpKind] = &[
@@ -84,6 +86,16 @@ impl Sizes {
     fn at(self, step: usize, samples: &Range<usize>, width: usize) -> Range<usize> {
         let first = (step * self.batch + samples.start) * width;
         first..first + samples.len() * width
+    }
+
+    /// The rows of `samples` at `step` of a `[t, b, width]` tensor.
+    ///
+    /// # Safety
+    /// The tensor is at `of`, and nobody else uses these rows meanwhile.
+    unsafe fn rows<'a>(self, of: Address, step: usize, samples: &Range<usize>, width: usize) -> &'a mut [f32] {
+        let range = self.at(step, samples, width);
+        // SAFETY: by the contract above.
+        unsafe { of.slice(range.start, range.len()) }
     }
 
     /// Multiply-adds of both forward products.
@@ -160,18 +172,8 @@ fn share(team: &Team, batch: usize, work: usize, scratch: &mut [f32], task: impl
 }
 
 /// `c = start + a · b` on the calling thread, `b` packed before.
-#[allow(clippy::too_many_arguments)]
-fn product(
-    rows: usize,
-    columns: usize,
-    ks: usize,
-    a: Strided<'_>,
-    b: Packed<'_>,
-    c: Rows,
-    start: Start<'_>,
-    scratch: &mut [f32],
-) {
-    gemm::block(0..rows, 0..columns, ks, &a, Right::<Strided<'_>>::Packed(b), &c, start, scratch);
+fn product(shape: [usize; 3], a: Strided<'_>, b: Packed<'_>, c: Rows, start: Start<'_>, scratch: &mut [f32]) {
+    Gemm { shape, a: &a, b: Right::<Strided<'_>>::Packed(b), c: &c, start }.run(scratch);
 }
 
 /// A matrix whose rows belong to samples and steps.
@@ -207,7 +209,7 @@ fn product_of_all_steps(
         // SAFETY: the sheet of `c` holds a row for every sample and step, and no two threads share samples.
         let data = Address(unsafe { c.data.get().add(to) });
         let a_rows = Strided { data: &a.data[from..], line_stride, k_stride: 1 };
-        product(rows, c.width, a.width, a_rows, b, Rows { data, stride }, start, scratch);
+        product([rows, c.width, a.width], a_rows, b, Rows { data, stride }, start, scratch);
     }
 }
 
@@ -238,18 +240,4 @@ fn parts_mut<const N: usize>(mut row: &mut [f32]) -> [&mut [f32]; N] {
         row = rest;
         part
     })
-}
-
-/// Test arguments of a layer. The weights are as small as a new layer's: much larger ones make long sequences chaotic.
-fn layer(batch: usize, steps: usize, input: usize, hidden: usize, gates: usize) -> Vec<Arg> {
-    let rows = gates * hidden;
-    let weights = [vec![rows, input], vec![rows, hidden], vec![rows], vec![rows]];
-    let mut args = vec![Arg::real([batch, steps, input])];
-    let size = 1.0 / (hidden as f64).sqrt();
-    args.extend(weights.map(|shape| Arg::real(shape).within(-size, size)));
-    args
-}
-
-fn constant(args: Vec<Arg>) -> Vec<Arg> {
-    args.into_iter().map(Arg::constant).collect()
 }

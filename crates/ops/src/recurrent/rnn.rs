@@ -1,15 +1,15 @@
 //! The plain recurrent layer, `h_t = act(W_ih x_t + b_ih + W_hh h_{t-1} + b_hh)`. Legend in the parent module.
 
+use super::steps::{Back, Forward, StepBack, join_biases, packed_lengths};
 use super::weights::{Factor, GateGrads, padded};
-use super::{Sheet, Sizes, constant, cut, layer, plain, product, product_of_all_steps, share, states_before};
-use crate::gemm::{self, Rows, Start, Strided};
+use super::{Sheet, Sizes, cut, layer, plain, product, states_before};
+use crate::gemm::{self, Rows, Start};
 use crate::real::Real;
 use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::split::Split;
-use kolo_graph::types::count;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operands, Tensor, Type, Work, op};
 
 op! {
     /// Recurrent layer: `(x[b,t,i], w_ih[h,i], w_hh[h,h], b_ih[h], b_hh[h])` to the states `[b,t,h]`; relu, or else tanh.
@@ -59,16 +59,7 @@ vectorized! {
 
 impl Op for Rnn {
     fn operands(&self) -> Operands {
-        Operands::new(
-            [
-                Operand::float("x"),
-                Operand::float("w_ih"),
-                Operand::float("w_hh"),
-                Operand::float("b_ih"),
-                Operand::float("b_hh"),
-            ],
-            &["y"],
-        )
+        layer::operands(&[])
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("b t! i!, h! i, h h, h, h -> b t h"))
@@ -77,14 +68,10 @@ impl Op for Rnn {
         super::infer(self.index(inputs), inputs, 1)
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
-        let sizes = Sizes::of_types(inputs);
-        (sizes.work(sizes.hidden) as u64).saturating_mul(2)
+        layer::flops(inputs, 1)
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
-        let inputs = [cx.input(0), cx.input(1), cx.input(2), cx.output(0), cx.grad()];
-        let all = cx.grad().builder().apply_all(RnnGrad { relu: self.relu, need_dx: cx.needs(0) }, &inputs);
-        let dx = cx.needs(0).then(|| all[3]);
-        vec![dx, Some(all[0]), Some(all[1]), Some(all[2]), Some(all[2])]
+        layer::grad(cx, RnnGrad { relu: self.relu, need_dx: cx.needs(0) }, 1)
     }
     fn work(&self) -> Work {
         Work::ThinProducts
@@ -109,26 +96,20 @@ impl Op for Rnn {
 impl Cpu for Rnn {
     fn run(&self, cx: &mut CpuCx<'_>) {
         let sizes = Sizes::of(cx.shape(0), cx.shape(2));
-        let Sizes { batch, steps, input, hidden } = sizes;
-        let (pieces, scratch) = cut(cx.scratch(), lengths(sizes));
-        let [bias, w_ih_room, w_hh_room] = pieces;
-        bias.iter_mut().zip(cx.f32(3)).zip(cx.f32(4)).for_each(|((sum, b_ih), b_hh)| *sum = b_ih + b_hh);
-        let bias = &*bias;
-        let weight = |at: usize, width: usize| Strided { data: cx.f32(at), line_stride: width, k_stride: 1 };
-        let w_ih = gemm::prepack(&weight(1, input), hidden, input, w_ih_room);
-        let w_hh = gemm::prepack(&weight(2, hidden), hidden, hidden, w_hh_room);
-        let x = Sheet { data: cx.f32(0), grid: sizes.by_sample(input), width: input };
+        let Sizes { steps, hidden, .. } = sizes;
+        let ([bias, w_ih_room, w_hh_room], scratch) = cut(cx.scratch(), lengths(sizes));
+        join_biases(cx, bias);
+        let forward = Forward::new(cx, sizes, hidden, [w_ih_room, w_hh_room]);
         let y = Address(cx.out_f32(0).as_mut_ptr());
-        share(cx.team, batch, sizes.work(hidden), scratch, |samples, scratch| {
-            let sums = Sheet { data: y, grid: sizes.by_sample(hidden), width: hidden };
-            product_of_all_steps((steps, samples.clone()), x, w_ih, sums, Start::Bias(bias), scratch);
+        let sums = Sheet { data: y, grid: sizes.by_sample(hidden), width: hidden };
+        forward.run(sums, bias, scratch, |samples, scratch| {
             // SAFETY: no two threads share samples.
             let y = unsafe { y.slice(samples.start * steps * hidden, samples.len() * steps * hidden) };
             for step in 0..steps {
                 if step > 0 {
                     let sink = Rows { data: Address(y[step * hidden..].as_mut_ptr()), stride: steps * hidden };
                     let states = states_before(y, sizes, step);
-                    product(samples.len(), hidden, hidden, states, w_hh, sink, Start::Add, scratch);
+                    product([samples.len(), hidden, hidden], states, forward.w_hh, sink, Start::Add, scratch);
                 }
                 for sample in 0..samples.len() {
                     activate_row(self.relu, &mut y[(sample * steps + step) * hidden..][..hidden]);
@@ -143,8 +124,8 @@ impl Cpu for Rnn {
 
 /// Scratch of the forward pass: the joint bias, both weights packed.
 fn lengths(sizes: Sizes) -> [usize; 3] {
-    let packed = [sizes.input, sizes.hidden].map(|depth| gemm::prepacked_len(sizes.hidden, depth));
-    [sizes.hidden, packed[0], packed[1]]
+    let [w_ih, w_hh] = packed_lengths(sizes, sizes.hidden);
+    [sizes.hidden, w_ih, w_hh]
 }
 
 op! {
@@ -155,16 +136,7 @@ op! {
 
 impl Op for RnnGrad {
     fn operands(&self) -> Operands {
-        Operands::without_rules(
-            [
-                Operand::float("x"),
-                Operand::float("w_ih"),
-                Operand::float("w_hh"),
-                Operand::float("y"),
-                Operand::float("g"),
-            ],
-            &["dw_ih", "dw_hh", "db", "dx"],
-        )
+        layer::grad_operands(&[], &["db"])
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         let dx = if self.need_dx { ", b t i" } else { "" };
@@ -177,36 +149,19 @@ impl Op for RnnGrad {
         super::infer(self.index(inputs), inputs, 1)
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
-        let sizes = Sizes::of_types(inputs);
-        let products = if self.need_dx { 2 } else { 1 } * sizes.input + 2 * sizes.hidden;
-        count(&[2, sizes.batch, sizes.steps, sizes.hidden, products]) as u64
+        layer::grad_flops(inputs, 1, self.need_dx)
     }
     fn work(&self) -> Work {
         Work::ThinProducts
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
-        let [x, w_ih, w_hh, y, g] = inputs else { unreachable!("five inputs") };
-        let Sizes { batch, steps, hidden, .. } = Sizes::of(&x.shape, &w_hh.shape);
-        let zeros = vec![0.0; hidden];
-        let mut out: Vec<Dense> = outputs.iter().map(|ty| Dense::zeros(ty.shape.clone())).collect();
-        for sample in 0..batch {
-            let mut d_next = vec![0.0; hidden];
-            for step in (0..steps).rev() {
-                let at = |unit: usize| [sample, step, unit];
-                let d_sums: Vec<f64> = (0..hidden)
-                    .map(|unit| activate_grad(self.relu, y.get(&at(unit)), g.get(&at(unit)) + d_next[unit]))
-                    .collect();
-                plain::add_outer(&mut out[0], &d_sums, plain::row(x, sample, step));
-                let before = if step > 0 { plain::row(y, sample, step - 1) } else { &zeros };
-                plain::add_outer(&mut out[1], &d_sums, before);
-                plain::add(&mut out[2].data, &d_sums);
-                if self.need_dx {
-                    plain::set_row(&mut out[3], sample, step, &plain::transposed(w_ih, &d_sums));
-                }
-                d_next = plain::transposed(w_hh, &d_sums);
-            }
-        }
-        out
+        let (y, g) = (inputs[3], inputs[4]);
+        plain::back_through_steps(inputs, outputs, self.need_dx, |sample, step, d_next| {
+            let states = plain::row(y, sample, step).iter().zip(plain::row(g, sample, step)).zip(&*d_next);
+            let d_sums: Vec<f64> = states.map(|((y, g), d)| activate_grad(self.relu, *y, g + d)).collect();
+            d_next.fill(0.0);
+            [d_sums.clone(), d_sums]
+        })
     }
 }
 
@@ -218,7 +173,14 @@ impl Cpu for RnnGrad {
         let [w_hh_room, w_ih_room, d_sums, d_next, d_bias] = pieces;
         d_next.fill(0.0);
         d_bias.fill(0.0);
-        self.back_through_steps(cx, sizes, w_hh_room, [&mut *d_sums, d_next, &mut *d_bias], scratch);
+        let (y, g) = (cx.f32(3), cx.f32(4));
+        let way = Back { sizes, gates: hidden, width: hidden, recurrent: 0, adds: false };
+        let work = [&mut *d_sums, d_next, &mut *d_bias];
+        way.through_steps(cx, w_hh_room, work, scratch, |StepBack { step, sample, d_next, d_row }| {
+            let now = (sample * sizes.steps + step) * hidden;
+            let now = now..now + hidden;
+            activate_grad_row(self.relu, &y[now.clone()], &g[now], d_next, d_row);
+        });
         let grads = GateGrads { data: d_sums, stride: padded(hidden) };
         let input = Factor { rows: cx.f32(0), d_weight: cx.out_f32(0) };
         let state = Factor { rows: cx.f32(3), d_weight: cx.out_f32(1) };
@@ -242,80 +204,30 @@ impl RnnGrad {
         let w_ih = if self.need_dx { gemm::prepacked_len(input, hidden) } else { 0 };
         [gemm::prepacked_len(hidden, hidden), w_ih, steps * batch * padded(hidden), batch * hidden, batch * hidden]
     }
-
-    /// Fills the gradients of the sums at every step, last to first, and adds them up for the bias.
-    fn back_through_steps(
-        &self,
-        cx: &CpuCx<'_>,
-        sizes: Sizes,
-        room: &mut [f32],
-        work: [&mut [f32]; 3],
-        scratch: &mut [f32],
-    ) {
-        let Sizes { batch, steps, hidden, .. } = sizes;
-        let stride = padded(hidden);
-        let w_hh = gemm::prepack(&Strided { data: cx.f32(2), line_stride: 1, k_stride: hidden }, hidden, hidden, room);
-        let (y, g) = (cx.f32(3), cx.f32(4));
-        let [d_sums, d_next, d_bias] = work.map(|piece| Address(piece.as_mut_ptr()));
-        share(cx.team, batch, sizes.work(hidden), scratch, |samples, scratch| {
-            // SAFETY: no two threads share samples, and each slice is one step's rows of these samples.
-            let rows = |of: Address, step: usize, width: usize| unsafe {
-                let range = sizes.at(step, &samples, width);
-                of.slice(range.start, range.len())
-            };
-            let (d_next, d_bias) = (rows(d_next, 0, hidden), rows(d_bias, 0, hidden));
-            for step in (0..steps).rev() {
-                if step + 1 < steps {
-                    let after = Strided { data: rows(d_sums, step + 1, stride), line_stride: stride, k_stride: 1 };
-                    let sink = Rows { data: Address(d_next.as_mut_ptr()), stride: hidden };
-                    product(samples.len(), hidden, hidden, after, w_hh, sink, Start::Zero, scratch);
-                }
-                let d_sums = rows(d_sums, step, stride);
-                for (at, sample) in samples.clone().enumerate() {
-                    let here = at * hidden..(at + 1) * hidden;
-                    let now = (sample * steps + step) * hidden;
-                    let now = now..now + hidden;
-                    let d_row = &mut d_sums[at * stride..][..hidden];
-                    activate_grad_row(self.relu, &y[now.clone()], &g[now], &d_next[here.clone()], d_row);
-                    crate::simd::add_into(&mut d_bias[here], d_row);
-                }
-            }
-        });
-    }
 }
 
 impl Cases for Rnn {
     fn cases() -> Vec<Case> {
         let case = |relu, args: Vec<Arg>| Case::new(Rnn { relu }, args).tolerance(1e-4);
-        let layer = |batch, steps, input, hidden| layer(batch, steps, input, hidden, 1);
-        vec![
-            case(false, layer(2, 3, 3, 4)),
-            case(true, layer(4, 2, 2, 3)),
-            case(false, layer(1, 1, 1, 1)),
-            case(true, layer(3, 1, 2, 1)),
-            // Several tiles, more than one task's work, products deeper than a block of `k`.
-            case(false, constant(layer(7, 9, 63, 67))),
-            case(false, constant(layer(3, 100, 17, 70))),
-            case(true, constant(layer(9, 3, 300, 40))),
-        ]
+        let small = [(false, [2, 3, 3, 4]), (true, [4, 2, 2, 3]), (false, [1, 1, 1, 1]), (true, [3, 1, 2, 1])];
+        // Several tiles, more than one task's work, products deeper than a block of `k`.
+        let large = [(false, [7, 9, 63, 67]), (false, [3, 100, 17, 70]), (true, [9, 3, 300, 40])];
+        let large = large.map(|(relu, sizes)| case(relu, layer::constant(layer::args(sizes, 1))));
+        small.map(|(relu, sizes)| case(relu, layer::args(sizes, 1))).into_iter().chain(large).collect()
     }
 }
 
 impl Cases for RnnGrad {
     fn cases() -> Vec<Case> {
-        let case = |relu, need_dx, batch, steps, input, hidden| {
-            let mut args = layer(batch, steps, input, hidden, 1);
-            args.truncate(3);
-            args.extend([Arg::real([batch, steps, hidden]).within(-1.0, 1.0), Arg::real([batch, steps, hidden])]);
-            Case::new(RnnGrad { relu, need_dx }, constant(args)).tolerance(1e-4)
-        };
+        let case =
+            |relu, need_dx, sizes| Case::new(RnnGrad { relu, need_dx }, layer::grad_args(sizes, 1)).tolerance(1e-4);
         vec![
-            case(false, true, 2, 3, 3, 2),
-            case(true, false, 3, 1, 2, 1),
-            case(false, true, 1, 1, 1, 1),
-            case(true, true, 7, 9, 63, 67),
-            case(false, false, 9, 3, 300, 40),
-            case(false, true, 3, 100, 17, 30),
+            case(false, true, [2, 3, 3, 2]),
+            case(true, false, [3, 1, 2, 1]),
+            case(false, true, [1, 1, 1, 1]),
+            case(true, true, [7, 9, 63, 67]),
+            case(false, false, [9, 3, 300, 40]),
+            case(false, true, [3, 100, 17, 30]),
         ]
     }
 }

@@ -4,7 +4,7 @@
 //! packs the gates, the larger operand, once.
 
 use super::{Grid, LINE, Sheet, Sizes, product_of_all_steps, share};
-use crate::gemm::{self, Operand, Right, Rows, Sink, Start, Strided};
+use crate::gemm::{self, Gemm, Operand, Right, Rows, Sink, Start, Strided};
 use crate::tiles::Address;
 use kolo_graph::Team;
 use std::ops::Range;
@@ -57,7 +57,8 @@ impl GateGrads<'_> {
         let y = depth(y, sizes.by_sample(sizes.hidden), 1);
         let (b, c) = (Beside { left: x, right: y, cut }, Beside { left, right, cut });
         let width = left.stride + right.stride;
-        gemm::multiply(team, columns.len(), width, ks, &gates, Right::Fresh(&b), &c, Start::Zero, scratch);
+        let shape = [columns.len(), width, ks];
+        Gemm { shape, a: &gates, b: Right::Fresh(&b), c: &c, start: Start::Zero }.run_on(team, scratch);
     }
 
     /// The gates' `columns` times rows of the input weight, for every step: the input's gradient or a part of it.

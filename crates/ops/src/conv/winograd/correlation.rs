@@ -143,11 +143,9 @@ impl Plan {
     }
 
     /// The whole correlation. `direct` computes some images once more, by the definition.
-    #[allow(clippy::too_many_arguments)]
     pub fn run(
         &self,
-        team: &Team,
-        mut scratch: &mut [f32],
+        (team, mut scratch): (&Team, &mut [f32]),
         x: &[f32],
         weight: &[f32],
         bias: Option<&[f32]>,
@@ -400,9 +398,10 @@ impl Work<'_> {
             let plane = (part.image * plan.outputs + first) * height * width + rows.start * width;
             // SAFETY: the products hold every tile; the planes are inside the output, and this part has them to itself.
             unsafe {
-                let from = room.products.as_ptr().add(first - outputs.start);
+                let data = room.products.as_ptr().add(first - outputs.start);
+                let from = transforms::Tiles { data, pitch: outputs.len(), stride };
                 let held = room.outputs.as_mut_ptr();
-                transforms::tiles_out(from, outputs.len(), stride, &field, &bias, held, rows.len(), width);
+                transforms::tiles_out(from, &field, &bias, held, [rows.len(), width]);
                 let to = self.y.get().add(plane);
                 transpose(held, LANES, pixels, count, |at| to.add(at * height * width));
             }

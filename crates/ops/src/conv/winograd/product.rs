@@ -57,8 +57,9 @@ unsafe fn multiply_kernel<V: Lanes>(product: &Product) {
                     let c = product.m.add(place * product.m_stride + tile * product.m_pitch + sliver * SLIVER);
                     for row in (0..rows).step_by(V::ROWS) {
                         let (a, c) = (a.add(row * LANES), c.add(row * product.m_pitch));
-                        let (groups, step) = (product.groups, rows * LANES);
-                        by_rows::<V>(V::ROWS.min(rows - row), groups, a, step, b, c, product.m_pitch, product.add);
+                        let (groups, pitch, add) = (product.groups, product.m_pitch, product.add);
+                        let tile = RegisterTile { groups, a, step: rows * LANES, b, c, pitch, add };
+                        by_rows::<V>(V::ROWS.min(rows - row), tile);
                     }
                 }
             }
@@ -66,10 +67,9 @@ unsafe fn multiply_kernel<V: Lanes>(product: &Product) {
     }
 }
 
-#[allow(clippy::too_many_arguments)]
-#[inline(always)]
-unsafe fn by_rows<V: Lanes>(
-    rows: usize,
+/// What is summed up in registers: `groups` of sixteen `k`, `step` apart in `a`, into rows `pitch` apart.
+#[derive(Clone, Copy)]
+struct RegisterTile {
     groups: usize,
     a: *const f32,
     step: usize,
@@ -77,12 +77,15 @@ unsafe fn by_rows<V: Lanes>(
     c: *mut f32,
     pitch: usize,
     add: bool,
-) {
+}
+
+#[inline(always)]
+unsafe fn by_rows<V: Lanes>(rows: usize, tile: RegisterTile) {
     macro_rules! choose {
         ($($rows:literal)+) => {
             match rows {
                 // SAFETY: by the caller's promise.
-                $($rows if $rows <= V::ROWS => unsafe { register_tile::<V, $rows>(groups, a, step, b, c, pitch, add) },)+
+                $($rows if $rows <= V::ROWS => unsafe { register_tile::<V, $rows>(tile) },)+
                 _ => unreachable!("a panel has at most {PANEL} rows"),
             }
         };
@@ -91,17 +94,9 @@ unsafe fn by_rows<V: Lanes>(
 }
 
 /// `c[row, 0..32] (+)= Σ a[row, k] · b[k, 0..32]`, where `a` holds sixteen `k` of a row side by side.
-#[allow(clippy::too_many_arguments)]
 #[inline(always)]
-unsafe fn register_tile<V: Lanes, const ROWS: usize>(
-    groups: usize,
-    mut a: *const f32,
-    step: usize,
-    mut b: *const f32,
-    c: *mut f32,
-    pitch: usize,
-    add: bool,
-) {
+unsafe fn register_tile<V: Lanes, const ROWS: usize>(tile: RegisterTile) {
+    let RegisterTile { groups, mut a, step, mut b, c, pitch, add } = tile;
     // SAFETY: by the caller's promise.
     unsafe {
         let mut sums = [[V::splat(0.0); 2]; ROWS];

@@ -60,9 +60,10 @@ unsafe fn accumulate_kernel<V: Lanes>(sums: &Sums) {
                         let b = sums.v.add(channel * sums.tiles + start * SLIVER);
                         let c = sums.m.add((block + row) * sums.m_pitch + channel);
                         let (rows, add) = (height.min(outputs - row), sums.add || start > 0);
+                        let tile = RegisterTile { tiles, a, b, c, pitch: sums.m_pitch, add };
                         match sums.channels - channel > LANES {
-                            true => by_rows::<V, 2>(rows, tiles, a, b, c, sums.m_pitch, add),
-                            false => by_rows::<V, 1>(rows, tiles, a, b, c, sums.m_pitch, add),
+                            true => by_rows::<V, 2>(rows, tile),
+                            false => by_rows::<V, 1>(rows, tile),
                         }
                     }
                 }
@@ -71,22 +72,25 @@ unsafe fn accumulate_kernel<V: Lanes>(sums: &Sums) {
     }
 }
 
-#[inline(always)]
-unsafe fn by_rows<V: Lanes, const VECTORS: usize>(
-    rows: usize,
+/// What is summed up in registers: a chain of `tiles`, into rows `pitch` apart.
+#[derive(Clone, Copy)]
+struct RegisterTile {
     tiles: usize,
     a: *const f32,
     b: *const f32,
     c: *mut f32,
     pitch: usize,
     add: bool,
-) {
+}
+
+#[inline(always)]
+unsafe fn by_rows<V: Lanes, const VECTORS: usize>(rows: usize, tile: RegisterTile) {
     macro_rules! choose {
         ($($rows:literal)+) => {
             match rows {
                 // SAFETY: by the caller's promise.
                 $($rows if $rows <= V::ROWS => unsafe {
-                    register_tile::<V, $rows, VECTORS>(tiles, a, b, c, pitch, add)
+                    register_tile::<V, $rows, VECTORS>(tile)
                 },)+
                 _ => unreachable!("a panel has at most {PANEL} rows"),
             }
@@ -96,14 +100,8 @@ unsafe fn by_rows<V: Lanes, const VECTORS: usize>(
 }
 
 #[inline(always)]
-unsafe fn register_tile<V: Lanes, const ROWS: usize, const VECTORS: usize>(
-    tiles: usize,
-    mut a: *const f32,
-    mut b: *const f32,
-    c: *mut f32,
-    pitch: usize,
-    add: bool,
-) {
+unsafe fn register_tile<V: Lanes, const ROWS: usize, const VECTORS: usize>(tile: RegisterTile) {
+    let RegisterTile { tiles, mut a, mut b, c, pitch, add } = tile;
     // SAFETY: by the caller's promise.
     unsafe {
         let mut sums = [[V::splat(0.0); VECTORS]; ROWS];

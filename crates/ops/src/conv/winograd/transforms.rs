@@ -195,40 +195,40 @@ unsafe fn kernels_kernel<V: Lanes>(
 }
 
 by_level! {
-    /// `to[y, x, 16] = bias + Aᵀ M A` for every tile of a field that the `height` × `width` outputs need; `from` holds
-    /// tiles `pitch` apart and places `stride` apart.
+    /// `to[y, x, 16] = bias + Aᵀ M A` for every tile of a field that the outputs, of this height and width, need.
     /// # Safety
     /// Both sides hold every number.
     pub unsafe fn tiles_out(
-        from: *const f32,
-        pitch: usize,
-        stride: usize,
+        from: Tiles,
         field: &Field,
         bias: &[f32; LANES],
         to: *mut f32,
-        height: usize,
-        width: usize
+        size: [usize; 2]
     ) = tiles_kernel
 }
 
-#[allow(clippy::too_many_arguments)]
+/// Products of tiles, `pitch` apart, of which places are `stride` apart.
+#[derive(Clone, Copy, Debug)]
+pub struct Tiles {
+    pub data: *const f32,
+    pub pitch: usize,
+    pub stride: usize,
+}
+
 #[inline(always)]
 unsafe fn tiles_kernel<V: Lanes>(
-    from: *const f32,
-    pitch: usize,
-    stride: usize,
+    Tiles { data, pitch, stride }: Tiles,
     field: &Field,
     bias: &[f32; LANES],
     to: *mut f32,
-    height: usize,
-    width: usize,
+    [height, width]: [usize; 2],
 ) {
     // SAFETY: by the caller's promise.
     unsafe {
         let bias = V::load(bias.as_ptr());
         for y in 0..field.rows {
             for x in 0..field.columns {
-                let from = from.add((field.first + y * field.columns + x) * pitch);
+                let from = data.add((field.first + y * field.columns + x) * pitch);
                 let out = one_tile::<V>(from, stride);
                 for dy in 0..2 {
                     for dx in 0..2 {
