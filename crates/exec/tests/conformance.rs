@@ -4,10 +4,10 @@
 use kolo_exec::{Options, Session, Store, reference};
 use kolo_graph::op::{Case, Dense, Domain};
 use kolo_graph::rng::Stream;
-use kolo_graph::{Arg, Builder, DType, Graph, Tensor, Type, ValueId};
+use kolo_graph::{Arg, Builder, DType, Graph, Op, Tensor, Type, ValueId};
 use kolo_ops::prelude::*;
 use kolo_ops::simd::{self, Level};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 #[path = "conformance/derivatives.rs"]
 mod derivatives;
@@ -88,13 +88,25 @@ fn name(at: usize) -> String {
 }
 
 fn single(case: &Case) -> Graph {
-    let builder = Builder::new();
-    let inputs: Vec<Tensor<'_>> =
-        case.args.iter().enumerate().map(|(at, arg)| builder.input(&name(at), arg.ty.clone())).collect();
-    for (at, output) in builder.apply_arc(case.op.clone(), &inputs).into_iter().enumerate() {
-        builder.output(&format!("y{at}"), output);
-    }
-    builder.finish().unwrap_or_else(|error| panic!("{error}"))
+    graph_of(&case.op, &case.args)
+}
+
+/// The graph of one op, in a grain, or once per step if it cannot stand in one.
+fn graph_of(op: &Arc<dyn Op>, args: &[Arg]) -> Graph {
+    let graph = |per_step: bool| {
+        let builder = Builder::new();
+        let input = |(at, arg): (usize, &Arg)| match per_step {
+            true => builder.step_input(&name(at), arg.ty.clone()),
+            false => builder.input(&name(at), arg.ty.clone()),
+        };
+        let inputs: Vec<Tensor<'_>> = args.iter().enumerate().map(input).collect();
+        for (at, output) in builder.apply_arc(op.clone(), &inputs).into_iter().enumerate() {
+            builder.output(&format!("y{at}"), output);
+        }
+        builder.finish().unwrap_or_else(|error| panic!("{error}"))
+    };
+    let in_grain = graph(false);
+    if kolo_graph::verify::verify(&in_grain).is_ok() { in_grain } else { graph(true) }
 }
 
 fn source<'a>(inputs: &'a [Dense]) -> impl Fn(&str) -> Option<Dense> + 'a {
@@ -116,7 +128,7 @@ fn computed(case: &Case, inputs: &[Dense], threads: usize) -> Vec<(Type, Vec<u8>
 fn run_graph(graph: &Graph, inputs: &[Dense], threads: usize) -> Vec<(Type, Vec<u8>)> {
     let mut store = Store::new(graph, 0);
     let mut session = Session::new(graph.clone(), &store, Options::single(threads));
-    session.run(&mut store, |_| {}, |_, feed| fill(feed, inputs)).unwrap();
+    session.run(&mut store, |feed| fill(feed, inputs), |_, feed| fill(feed, inputs)).unwrap();
     graph
         .outputs
         .iter()

@@ -14,6 +14,7 @@ use crate::cpu::{Cpu, CpuCx};
 use crate::op;
 use crate::op::{Arg, Case, Cases, Dense, GradCx, Op, advance};
 use crate::operand::{Operand, Operands};
+use crate::split::{self, Split};
 use crate::types::{DIMS_MAX, DType, Type};
 
 /// What a collective moves where.
@@ -405,6 +406,9 @@ impl Cases for Receive {
 impl Op for AfterGrains {
     fn operands(&self) -> Operands {
         Operands::without_rules([Operand::any("tensor")], &["tensor"])
+    }
+    fn splits(&self, inputs: &[Type], outputs: &[Type]) -> Vec<Split> {
+        split::elementwise(inputs, outputs)
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         Ok(inputs.to_vec())

@@ -139,3 +139,37 @@ pub fn elementwise(inputs: &[Type], outputs: &[Type]) -> Vec<Split> {
     };
     (0..shape.len()).map(along).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn splits(text: &str, shapes: &[&[usize]]) -> Vec<String> {
+        let index = Index::parse(text);
+        assert_eq!(index.to_string(), text, "an expression prints as it is read");
+        let types: Vec<Type> = shapes.iter().map(|shape| Type::f32(*shape)).collect();
+        index.splits(&types).iter().map(|split| format!("{split}, {} {}", split.size, split.exact)).collect()
+    }
+
+    #[test]
+    fn index_expressions_say_how_ops_are_split() {
+        let columns_and_rows = splits("m k, k n, +n -> m n", &[&[2, 3], &[3, 5], &[5]]);
+        assert_eq!(
+            columns_and_rows,
+            ["m: S0 R R -> S0, 2 true", "k: S1 S0 P -> P, 3 true", "n: R S1 S0 -> S1, 5 true"]
+        );
+        assert_eq!(splits("d0 n!, _ n! -> d0 n!, d0", &[&[2, 3], &[1, 3]]), ["d0: S0 R -> S0 S0, 2 true"]);
+        assert_eq!(splits("n~ c! -> c!", &[&[2, 3]]), ["n: S0 -> P, 2 false"]);
+        assert_eq!(splits("m k, k n -> m n", &[&[2, 3], &[4, 5]]), [""; 0], "shapes that do not fit");
+    }
+
+    #[test]
+    fn parts_have_their_units_of_every_block() {
+        let packed = Placement::blocks(1, 3);
+        let split = Split::new("heads", 4, [packed], [Placement::Shard(1)]);
+        assert_eq!(split.part_shape(packed, &[2, 24], 3)[..], [2, 18]);
+        assert_eq!(split.part_shape(Placement::Shard(0), &[8, 5], 1)[..], [2, 5]);
+        assert_eq!(split.part_shape(Placement::Partial, &[8, 5], 1)[..], [8, 5]);
+        assert_eq!(split.to_string(), "heads: S1/3 -> S1");
+    }
+}

@@ -113,8 +113,7 @@ fn statement(graph: &mut Graph, content: &str, registry: &[OpKind]) -> Result<()
 fn node(graph: &mut Graph, cursor: &mut Cursor<'_>, registry: &[OpKind]) -> Result<(), String> {
     let mut names = Vec::new();
     loop {
-        cursor.expect("%")?;
-        names.push(cursor.number()?);
+        names.push(cursor.place()?);
         if !cursor.take(",") {
             break;
         }
@@ -151,7 +150,8 @@ fn node(graph: &mut Graph, cursor: &mut Cursor<'_>, registry: &[OpKind]) -> Resu
         return Err(format!("outputs are numbered {names:?}, but the next numbers are {expected:?}"));
     }
     if graph.types(&made.outputs) != types {
-        return Err(format!("the types must be {:?}", graph.types(&made.outputs)));
+        let types: Vec<String> = graph.types(&made.outputs).iter().map(Type::to_string).collect();
+        return Err(format!("the op makes {}, but the line says otherwise", types.join(", ")));
     }
     Ok(())
 }
@@ -211,14 +211,17 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    fn number(&mut self) -> Result<usize, String> {
-        let digits = self.while_matching(|c| c.is_ascii_digit());
-        digits.parse().map_err(|_| format!("expected a number, found `{digits}`"))
+    /// The number of a value: `%12`.
+    fn place(&mut self) -> Result<usize, String> {
+        self.expect("%")?;
+        let end = self.rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(self.rest.len());
+        let (digits, rest) = self.rest.split_at(end);
+        self.rest = rest;
+        digits.parse().map_err(|_| format!("expected a number after `%`, found `{digits}`"))
     }
 
     fn value(&mut self, graph: &Graph) -> Result<ValueId, String> {
-        self.expect("%")?;
-        let number = self.number()?;
+        let number = self.place()?;
         if number < graph.values.len() {
             return Ok(ValueId(number as u32));
         }

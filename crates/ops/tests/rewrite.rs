@@ -6,6 +6,8 @@ use kolo_graph::{Builder, Graph, Tensor, rewrite, text, verify};
 use kolo_ops::fuse::fuse_elementwise;
 use std::path::Path;
 
+mod grammar;
+
 fn apply(name: &str, graph: Graph) -> Graph {
     match name {
         "eliminate_dead" => rewrite::eliminate_dead(graph),

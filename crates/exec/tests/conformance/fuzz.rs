@@ -2,14 +2,14 @@
 //! the definition. Never a panic, and never a byte outside the operands, which lie between canaries and a page that
 //! cannot be touched.
 
-use super::{draw, name, numbers, run_graph, source};
+use super::{draw, graph_of, name, numbers, run_graph, source};
 use kolo_exec::reference;
 use kolo_graph::attr::{Attr, AttrReader};
 use kolo_graph::cpu::{Buffer, Cpu, CpuCx};
 use kolo_graph::op::{Arg, Case, Dense, Domain, OpKind};
 use kolo_graph::rng::Stream;
 use kolo_graph::sources::{Input, InputRole, Param, State};
-use kolo_graph::{Builder, DType, Graph, Op, Team, Tensor, Type, checked_types};
+use kolo_graph::{Builder, DType, Op, Team, Tensor, Type, checked_types};
 use kolo_ops::prelude::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
@@ -261,16 +261,6 @@ fn compare(got: &(Type, Vec<u8>), want: &Dense, (tolerance, least): (f64, f64), 
     }
 }
 
-fn graph_of(trial: &Trial) -> Graph {
-    let builder = Builder::new();
-    let inputs: Vec<Tensor<'_>> =
-        trial.args.iter().enumerate().map(|(at, arg)| builder.input(&name(at), arg.ty.clone())).collect();
-    for (at, output) in builder.apply_arc(trial.op.clone(), &inputs).into_iter().enumerate() {
-        builder.output(&format!("y{at}"), output);
-    }
-    builder.finish().unwrap_or_else(|error| panic!("{error}"))
-}
-
 /// The gradient of the first output's sum by every float: an error, or a sound graph that runs as defined.
 fn differentiate(trial: &Trial, inputs: &[Dense]) {
     let builder = Builder::new();
@@ -324,7 +314,7 @@ fn check(trial: &Trial, teams: &[Team; 2], dice: &mut Dice) -> bool {
         .zip(&types)
         .map(|(dense, ty)| Dense::new(dense.shape, dense.data.into_iter().map(|x| ty.dtype.round(x)).collect()))
         .collect();
-    let graph = graph_of(trial);
+    let graph = graph_of(&trial.op, &trial.args);
     let printed = graph.to_string();
     let parsed = kolo_graph::text::parse(&printed, &kolo_ops::registry());
     assert_eq!(parsed.map(|graph| graph.to_string()), Ok(printed), "the text form differs");

@@ -222,3 +222,68 @@ fn an_op_without_splits_says_why() {
         assert!(cases.is_empty() || (count == 0) == reason.is_some(), "{}: {count} splits, {reason:?}", kind.name);
     }
 }
+
+/// A part's results of one op, from the units of the split along `axis` that it takes.
+fn run_part(case: &Case, axis: &str, inputs: &[Dense], units: &[usize], ranked: (usize, usize)) -> Vec<Vec<f64>> {
+    let types = types_of(case);
+    let splits = case.op.splits(&types, &checked_types(&*case.op, &types).unwrap());
+    let split = splits.iter().find(|split| split.axis == axis).unwrap();
+    let mut small = Case { op: split.part(&case.op, units.len()), ..case.clone() };
+    // What an earlier part made is cut already.
+    let own: Vec<Dense> = inputs
+        .iter()
+        .zip(&split.inputs)
+        .zip(&types)
+        .map(|((x, placement), ty)| match x.shape == ty.shape {
+            true => cut(x, *placement, split, units, ranked),
+            false => x.clone(),
+        })
+        .collect();
+    small.args.iter_mut().zip(&own).for_each(|(arg, x)| arg.ty.shape = x.shape.clone());
+    computed(&small, &own, 1).iter().map(numbers).collect()
+}
+
+/// Splits fit each other: heads of an attention are columns of the layer before, in three blocks, and summed columns of the
+/// layer after. Each part runs all three ops with nothing exchanged, and their sum is the whole.
+#[test]
+fn heads_go_through_the_layers_around_an_attention() {
+    let _shared = super::WIDTH.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let (time, width, heads) = (5, 12, 3);
+    let real = |shape: &[usize]| kolo_graph::Arg::real(shape);
+    let linear = || kolo_ops::matmul::Linear { transposed: true };
+    let attention = kolo_ops::attention::Attention {
+        heads,
+        causal: true,
+        packed: true,
+        bias: false,
+        align: kolo_ops::attention::Alignment::BottomRight,
+    };
+    let cases = [
+        Case::new(linear(), [real(&[2, time, width]), real(&[3 * width, width]), real(&[3 * width])]),
+        Case::new(attention, [real(&[2, time, 3 * width])]),
+        Case::new(linear(), [real(&[2, time, width]), real(&[width, width]), real(&[width])]),
+    ];
+    let drawn = |case: usize, arg: usize| super::draw(&cases[case].args[arg], case * 16 + arg);
+    let after = |case: usize, before: Dense| {
+        [vec![before], (1..cases[case].args.len()).map(|arg| drawn(case, arg)).collect()].concat()
+    };
+    let whole = cases.iter().enumerate().fold(drawn(0, 0), |x, (at, case)| {
+        let made = computed(case, &after(at, x), 1).swap_remove(0);
+        Dense::new(made.0.shape.clone(), numbers(&made))
+    });
+    for deal in [2, 3].into_iter().flat_map(|ways| deals(heads, ways)) {
+        let mut sum = vec![0.0; whole.data.len()];
+        for (part, units) in deal.iter().enumerate() {
+            let ranked = (part, deal.len());
+            let columns = places(3 * width, 3, heads, units);
+            let made = run_part(&cases[0], "n", &after(0, drawn(0, 0)), &columns, ranked).swap_remove(0);
+            let packed = Dense::new([2, time, columns.len()], made);
+            let made = run_part(&cases[1], "heads", &[packed], units, ranked).swap_remove(0);
+            let columns = places(width, 1, heads, units);
+            let attended = Dense::new([2, time, columns.len()], made);
+            let made = run_part(&cases[2], "k", &after(2, attended), &columns, ranked).swap_remove(0);
+            sum.iter_mut().zip(made).for_each(|(sum, x)| *sum += x);
+        }
+        assert_close(&sum, &whole.data, 2e-5, &format!("heads {deal:?}"));
+    }
+}
