@@ -1,6 +1,7 @@
 //! kolo: the whole system behind one command line.
 //!
-//! `kolo::run()` is the `kolo` binary. A program with a model of its own registers it and hands over:
+//! `kolo::run()` is the `kolo` binary. A program with a model, a source, an op or a strategy of its own registers it and hands
+//! over; then all of the command line knows it:
 //!
 //! ```no_run
 //! use kolo::prelude::*;
@@ -30,8 +31,10 @@ mod train;
 mod workers;
 
 use kolo_data::SourceKind;
+use kolo_graph::OpKind;
 use kolo_graph::simd;
 use kolo_models::{Make, ModelKind};
+use kolo_parallel::StrategyKind;
 use load::Kinds;
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -54,6 +57,7 @@ pub use kolo_exec as exec;
 pub use kolo_graph as graph_ir;
 pub use kolo_models as models;
 pub use kolo_ops as ops;
+pub use kolo_parallel as parallel;
 pub use kolo_plan as planner;
 pub use kolo_train as training;
 
@@ -61,6 +65,7 @@ pub use kolo_train as training;
 #[derive(Clone, Debug, Default)]
 pub struct App {
     kinds: Kinds,
+    ops: Vec<OpKind>,
 }
 
 /// Time for rank 0 to say something.
@@ -85,6 +90,19 @@ impl App {
         self
     }
 
+    /// Adds a strategy; one of the same name is replaced.
+    pub fn strategy(mut self, strategy: StrategyKind) -> Self {
+        self.kinds.strategies.retain(|kind| kind.name != strategy.name);
+        self.kinds.strategies.push(strategy);
+        self
+    }
+
+    /// Adds an op, for models and strategies to use. Its name must be its own: graphs are read by it.
+    pub fn op(mut self, op: OpKind) -> Self {
+        self.ops.push(op);
+        self
+    }
+
     /// Reads the command line and does what it says. Exit code 0: done, 1: the job failed, 2: the command was wrong.
     pub fn run(self) -> ExitCode {
         end_with_the_reader();
@@ -102,7 +120,7 @@ impl App {
                 };
             }
         };
-        if let Err(failure) = check_vectors() {
+        if let Err(failure) = check_vectors().and_then(|()| register(&self.ops)) {
             return failure.report();
         }
         let outcome = match command {
@@ -151,6 +169,16 @@ fn end_with_the_reader() {
         }
         usual(info);
     }));
+}
+
+/// Ops are known for the rest of the process, as graphs are read anywhere in it.
+fn register(ops: &[OpKind]) -> Result<(), fail::Failure> {
+    if ops.is_empty() {
+        return Ok(());
+    }
+    kolo_ops::register(ops.to_vec().leak()).map_err(|message| {
+        fail::Failure::usage(format!("an op of this program: {message}"), "rename it where the program declares it")
+    })
 }
 
 /// A limit that is misspelt would silently be none.

@@ -400,17 +400,19 @@ fn summary(report: &Report) {
     println!("  weights     {}", report.weights);
 }
 
-/// Steps that wait for their samples, by more than this part of their time, are worth a line.
+/// Steps that wait for their samples, by more than this part of their time, are worth a line; shorter waits than this never.
 const DATA_WAIT_SHOWN: f64 = 0.01;
+const DATA_WAIT_SHOWN_MS: f64 = 0.1;
 
 fn show_data_wait(report: &Report) {
     let DataWait { median, share, .. } = report.data_wait_ms;
-    if share > DATA_WAIT_SHOWN {
+    if share > DATA_WAIT_SHOWN && median > DATA_WAIT_SHOWN_MS {
         println!("  data        {median:.2} ms/step waited for samples, {:.1} % of the time", share * 100.0);
     }
     let ranks = report.communication.iter().flat_map(|together| &together.ranks);
     let slowest = ranks.filter(|rank| rank.rank > 0).max_by(|a, b| a.data_wait_ms.total_cmp(&b.data_wait_ms));
-    if let Some(rank) = slowest.filter(|rank| rank.data_wait_ms > DATA_WAIT_SHOWN.max(share) * report.step_ms.median) {
+    let shown = (DATA_WAIT_SHOWN.max(share) * report.step_ms.median).max(DATA_WAIT_SHOWN_MS);
+    if let Some(rank) = slowest.filter(|rank| rank.data_wait_ms > shown) {
         println!("  data        {:.2} ms/step waited for samples by rank {}", rank.data_wait_ms, rank.rank);
     }
 }

@@ -612,3 +612,68 @@ fn a_damaged_file_is_named_with_the_place_in_it() {
     fails(&train, 1, &[odd]);
     fails(&[&train[..], &["-n", "2", "--set", "data.holdout=0"]].concat(), 1, &["rank ", " failed at step ", odd]);
 }
+
+fn small(model: &str, parallel: &str) -> String {
+    format!(
+        "[model]\nkind = \"{model}\"\n[data]\nsource = \"builtin:digits\"\ngrains = 4\n[train]\nsteps = 60\n\
+         optimizer = {{ kind = \"adamw\", lr = 3e-3 }}\n[parallel]\n{parallel}\n"
+    )
+}
+
+#[test]
+fn an_op_of_ones_own_is_in_graphs_plans_and_lists() {
+    let Some(program) = rust_example("own_op") else { return };
+    let dir = tempdir();
+    let own = |args: &[&str]| {
+        let output = run_own(&program, dir.path(), args);
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    };
+    std::fs::write(dir.path().join("job.toml"), small("softsign-mlp", "")).unwrap();
+    own(&["train", "job.toml", "--quiet", "--report", "report.json"]);
+    let report = json_at(&dir.path().join("report.json"));
+    assert!(report["metrics"]["accuracy"].as_f64().unwrap() > 0.7, "{report}");
+    own(&["train", "job.toml", "--quiet", "--report", "together.json", "-n", "2"]);
+    assert_eq!(report["weights"], json_at(&dir.path().join("together.json"))["weights"]);
+    assert!(own(&["graph", "job.toml", "--set", "model.sharpness=2.5"]).contains("softsign"));
+    assert!(own(&["plan", "job.toml"]).contains("parameters"));
+    assert!(own(&["list", "ops"]).lines().any(|line| line.starts_with("softsign")));
+    let wrong = run_own(&program, dir.path(), &["plan", "job.toml", "--set", "model.sharpness=-1"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    let error = String::from_utf8_lossy(&wrong.stderr);
+    assert!(error.contains("`model.sharpness` must lie between 0 and 100"), "{error}");
+}
+
+#[test]
+fn a_strategy_of_ones_own_keeps_the_weights() {
+    let Some(program) = rust_example("own_strategy") else { return };
+    let dir = tempdir();
+    let own = |args: &[&str]| {
+        let output = run_own(&program, dir.path(), args);
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let job = |parallel: &str| std::fs::write(dir.path().join("job.toml"), small("mlp", parallel)).unwrap();
+    job("");
+    let alone = train(dir.path(), "job.toml", &[]);
+    job("at_once = true");
+    own(&["train", "job.toml", "--quiet", "--report", "own.json", "-n", "2"]);
+    let together = json_at(&dir.path().join("own.json"));
+    assert_eq!(alone["weights"], together["weights"]);
+    assert_eq!(together["layout"]["at_once"], 1, "{together}");
+    // One exchange of all gradients, and one of the loss.
+    assert_eq!(own(&["graph", "job.toml", "-n", "2"]).matches("= all_reduce").count(), 2);
+    assert!(own(&["plan", "job.toml", "-n", "2"]).contains("parameters"));
+    assert!(own(&["list", "strategies"]).contains("at_once      data parallelism with one exchange of all gradients"));
+    let fails = |parallel: &str, word: &str| {
+        job(parallel);
+        let output = run_own(&program, dir.path(), &["train", "job.toml", "-n", "2"]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && error.contains(word) && error.contains("hint: "), "{error}");
+    };
+    fails("at_once = true\nzero = 1", "`parallel.at_once = true`");
+    fails("at_ones = true", "did you mean `at_once`?");
+    // kolo itself does not know it.
+    job("at_once = true");
+    assert_eq!(run_in(dir.path(), &["train", "job.toml"]).status.code(), Some(2));
+}

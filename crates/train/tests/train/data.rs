@@ -239,3 +239,23 @@ fn buffers_are_part_of_the_memory_plan() {
     let trainer = Trainer::new(reading("", Duration::ZERO, None), Options { threads: 1, lanes: 1, grains: 4 }).unwrap();
     assert_eq!(trainer.memory().data, 3 * batch);
 }
+
+/// What a source is follows from its kind and from what it says of itself.
+#[test]
+fn nobody_asks_for_a_source_by_its_name() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut todo: Vec<_> = std::fs::read_dir(crates).unwrap().map(|entry| entry.unwrap().path().join("src")).collect();
+    let mut files = 0;
+    while let Some(path) = todo.pop() {
+        if path.is_dir() {
+            todo.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        files += 1;
+        for used in ["starts_with(\"synthetic", "starts_with(\"builtin", "== \"synthetic:", "== \"builtin:"] {
+            assert!(!text.contains(used), "{} has {used}", path.display());
+        }
+    }
+    assert!(files > 200, "{files} files");
+}
