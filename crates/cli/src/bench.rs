@@ -97,7 +97,7 @@ fn together(job: Arc<Job>, args: &BenchTrain, worker: &Worker, begin: Instant) -
         communication.exposed_ms,
         communication.exposed_ms / StepTimes::of(&times).median * 100.0
     );
-    let times = Times { steps_ms: &times, ready_ms, startup_ms: ready_ms };
+    let times = BenchTimes { steps_ms: &times, ready_ms, startup_ms: ready_ms };
     report(&trainer, args, threads, &times, extra)
 }
 
@@ -125,11 +125,11 @@ fn alone(job: Arc<Job>, args: &BenchTrain, begin: Instant) -> Result<(), Failure
     if args.profile {
         profile(&trainer, args.steps);
     }
-    report(&trainer, args, threads, &Times { steps_ms: &times, ready_ms, startup_ms }, json!({}))
+    report(&trainer, args, threads, &BenchTimes { steps_ms: &times, ready_ms, startup_ms }, json!({}))
 }
 
 /// What was measured.
-struct Times<'a> {
+struct BenchTimes<'a> {
     steps_ms: &'a [f64],
     /// From the start of the process until the first step could begin, and until it was done.
     ready_ms: f64,
@@ -141,10 +141,10 @@ fn report(
     trainer: &Trainer,
     args: &BenchTrain,
     threads: usize,
-    times: &Times<'_>,
+    times: &BenchTimes<'_>,
     extra: Value,
 ) -> Result<(), Failure> {
-    let Times { steps_ms: times, ready_ms, startup_ms } = *times;
+    let BenchTimes { steps_ms: times, ready_ms, startup_ms } = *times;
     let options = trainer.session().options();
     let spread = StepTimes::of(times);
     let (low, high) = times.iter().fold((f64::MAX, 0.0f64), |(low, high), t| (low.min(*t), high.max(*t)));

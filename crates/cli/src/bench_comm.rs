@@ -10,7 +10,7 @@ use crate::workers::{self, JoinedRank};
 use kolo_cluster::{Introduction, Launcher, RankInfo};
 use kolo_comm::bench::{self, BenchRow, Method};
 use kolo_comm::mpi::MpiWorld;
-use kolo_comm::{Communicator, Fault, Kind};
+use kolo_comm::{CallKind, Communicator, Fault};
 use std::sync::Arc;
 
 const BYTES_MAX: usize = 16 << 30;
@@ -49,7 +49,7 @@ fn introduction(args: &BenchComm) -> Introduction {
 }
 
 /// What to measure.
-fn prepare(args: &BenchComm, place: Option<&RankInfo>) -> Result<(Vec<Kind>, Vec<usize>), Failure> {
+fn prepare(args: &BenchComm, place: Option<&RankInfo>) -> Result<(Vec<CallKind>, Vec<usize>), Failure> {
     flags::check(&args.workers, place, workers::asked(&args.workers)?)?;
     if place.is_none_or(|place| place.rank == 0) {
         args.report.as_deref().map_or(Ok(()), check_writable)?;
@@ -61,7 +61,7 @@ fn measure(
     args: &BenchComm,
     place: &RankInfo,
     joined: &mut JoinedRank,
-    kinds: &[Kind],
+    kinds: &[CallKind],
     sizes: &[usize],
 ) -> Result<Vec<BenchRow>, Fault> {
     let JoinedRank { member, mpi } = joined;
@@ -77,7 +77,7 @@ fn measure(
         let world = Communicator::new(transport, Arc::clone(&member.watch), true);
         for kind in kinds {
             // A barrier has no size.
-            let sizes = if *kind == Kind::Barrier { &[0][..] } else { sizes };
+            let sizes = if *kind == CallKind::Barrier { &[0][..] } else { sizes };
             let method = Method { iterations: args.iterations, private: args.private, fresh: args.fresh };
             rows.extend(bench::sweep(&world, *kind, sizes, method)?);
         }
@@ -96,14 +96,14 @@ fn print(rows: &[BenchRow]) {
     }
 }
 
-fn kinds(names: &[String]) -> Result<Vec<Kind>, Failure> {
-    let all = || Kind::ALL.into_iter().filter(|kind| *kind != Kind::Recv);
+fn kinds(names: &[String]) -> Result<Vec<CallKind>, Failure> {
+    let all = || CallKind::ALL.into_iter().filter(|kind| *kind != CallKind::Recv);
     if names.is_empty() {
         return Ok(all().collect());
     }
     let find = |name: &String| {
         all().find(|kind| kind.name() == name).ok_or_else(|| {
-            let known: Vec<&str> = all().map(Kind::name).collect();
+            let known: Vec<&str> = all().map(CallKind::name).collect();
             Failure::usage(format!("--op {name} is not a collective"), &format!("use one of {}", known.join(", ")))
         })
     };

@@ -1,6 +1,6 @@
 //! From the command line to a job.
 
-use crate::args::{Device, JobArgs};
+use crate::args::{DeviceArg, JobArgs};
 use crate::fail::Failure;
 use kolo_data::{SOURCES, SourceKind};
 use kolo_exec::reference::Reference;
@@ -36,7 +36,7 @@ impl Kinds {
 
 /// Reads the job file with the overrides applied, for this many workers.
 pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Failure> {
-    if args.device == Device::Cuda {
+    if args.device == DeviceArg::Cuda {
         return Err(Failure::usage("--device cuda: this build runs on the CPU only", "leave --device out"));
     }
     let mut root = match &args.job {

@@ -15,7 +15,7 @@ use kolo_comm::Communicator;
 use kolo_plan::Rates;
 use kolo_train::asynchronous::{self, Roles};
 use kolo_train::decision::decision_map;
-use kolo_train::interrupt::{self, Interrupt, Phase};
+use kolo_train::interrupt::{self, Interrupt, RunPhase};
 use kolo_train::machine::{format_bytes, format_count};
 use kolo_train::record::OutDir;
 use kolo_train::report::{Communication, DataWait, Planned, Report};
@@ -258,7 +258,7 @@ fn take_part(
     let serves = world.rank() >= roles.workers;
     if serves {
         // It ends with the workers, who are asked as well.
-        interrupt.enter(Phase::Training);
+        interrupt.enter(RunPhase::Training);
     }
     let mut beside = None;
     if args.compare {

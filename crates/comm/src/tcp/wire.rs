@@ -6,7 +6,7 @@ use super::mesh::{self, MeshRank};
 use super::peer::{PeerStream, StreamState, TcpPeer};
 use super::poll;
 use super::reader::StreamStop;
-use crate::call::{Fingerprint, Kind};
+use crate::call::{CallKind, Fingerprint};
 use crate::failure_report;
 use crate::fault::{Fault, rank_name};
 use crate::transport::Bootstrap;
@@ -290,7 +290,7 @@ impl TcpWire {
 
 /// Both ends of a message have one call.
 fn common(call: &Fingerprint) -> Fingerprint {
-    Fingerprint { kind: if call.kind == Kind::Recv { Kind::Send } else { call.kind }, ..*call }
+    Fingerprint { kind: if call.kind == CallKind::Recv { CallKind::Send } else { call.kind }, ..*call }
 }
 
 impl Wire for TcpWire {

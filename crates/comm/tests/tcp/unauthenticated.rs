@@ -2,7 +2,7 @@
 
 use super::support::{Meeting, communicator, options};
 use kolo_comm::auth::{HELLO_BYTES, Initiator, PROOF_BYTES};
-use kolo_comm::{Fault, Identity, JobKey, Reduction, Role};
+use kolo_comm::{Fault, Identity, JobKey, LinkRole, Reduction};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -82,7 +82,7 @@ fn a_recorded_hello_and_an_older_generation_lead_nowhere() {
     options.generation = 5;
     visited(options, |port, options| {
         let initiator = |generation: u64, rank: usize| {
-            let me = Identity::new(Role::Data, rank, options.job, generation);
+            let me = Identity::new(LinkRole::Data, rank, options.job, generation);
             Initiator::new(&options.key, me, None).unwrap()
         };
         // What a recorder could have: an authentic hello, and a proof of another talk.

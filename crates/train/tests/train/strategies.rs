@@ -138,7 +138,7 @@ fn strategies_inside_are_refused_where_they_stand() {
     );
     assert_eq!(
         refused(TEXT, "zero = 1\ncentral = true"),
-        "test.toml:9: `parallel.central` stands beside `zero = 1`\n  hint: keep one of the two: central storage shards the optimizer already"
+        "test.toml:9: `parallel.central` cannot be combined with `zero = 1`\n  hint: keep one of the two: central storage shards the optimizer already"
     );
     assert_eq!(
         refused(TEXT, "tensor = 2"),
@@ -151,7 +151,7 @@ fn strategies_inside_are_refused_where_they_stand() {
     let free = format!("[job]\nreproducible = false\n{TEXT}");
     assert_eq!(
         refused(&free, "wire = \"bf16\"\ncentral = true"),
-        "test.toml:10: `parallel.wire` is \"bf16\" beside a sharded optimizer\n  hint: keep one of the two"
+        "test.toml:10: `parallel.wire` is \"bf16\", which cannot be combined with a sharded optimizer\n  hint: keep one of the two"
     );
 }
 
