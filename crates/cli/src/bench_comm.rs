@@ -16,18 +16,18 @@ use std::sync::Arc;
 const BYTES_MAX: usize = 16 << 30;
 
 pub fn comm(args: &BenchComm) -> Result<(), Failure> {
-    let place = workers::place()?;
-    let prepared = prepare(args, place.as_ref());
-    let (kinds, sizes) = workers::or_fail_all(prepared, place.as_ref(), &args.workers)?;
-    let Some(place) = place else {
+    let rank_info = workers::rank_info()?;
+    let prepared = prepare(args, rank_info.as_ref());
+    let (kinds, sizes) = workers::or_fail_all(prepared, rank_info.as_ref(), &args.workers)?;
+    let Some(rank_info) = rank_info else {
         let count = workers::asked(&args.workers)?;
         if count < 2 {
             return Err(Failure::usage("a collective needs at least two workers", "write -n 2"));
         }
         return workers::supervise(&args.workers, count, 0, None, Progress::plain(false));
     };
-    let mut joined = workers::join(&place, &args.workers, introduction(args))?;
-    let outcome = measure(args, &place, &mut joined, &kinds, &sizes);
+    let mut joined = workers::join(&rank_info, &args.workers, introduction(args))?;
+    let outcome = measure(args, &rank_info, &mut joined, &kinds, &sizes);
     let JoinedRank { member, mpi } = joined;
     let rows = workers::or_fail(outcome, &member)?;
     if member.rank == 0 {
@@ -49,9 +49,9 @@ fn introduction(args: &BenchComm) -> Introduction {
 }
 
 /// What to measure.
-fn prepare(args: &BenchComm, place: Option<&RankInfo>) -> Result<(Vec<CallKind>, Vec<usize>), Failure> {
-    flags::check(&args.workers, place, workers::asked(&args.workers)?)?;
-    if place.is_none_or(|place| place.rank == 0) {
+fn prepare(args: &BenchComm, rank_info: Option<&RankInfo>) -> Result<(Vec<CallKind>, Vec<usize>), Failure> {
+    flags::check(&args.workers, rank_info, workers::asked(&args.workers)?)?;
+    if rank_info.is_none_or(|rank_info| rank_info.rank == 0) {
         args.report.as_deref().map_or(Ok(()), check_writable)?;
     }
     Ok((kinds(&args.op)?, sizes(&args.bytes)?))
@@ -59,14 +59,14 @@ fn prepare(args: &BenchComm, place: Option<&RankInfo>) -> Result<(Vec<CallKind>,
 
 fn measure(
     args: &BenchComm,
-    place: &RankInfo,
+    rank_info: &RankInfo,
     joined: &mut JoinedRank,
     kinds: &[CallKind],
     sizes: &[usize],
 ) -> Result<Vec<BenchRow>, Fault> {
     let JoinedRank { member, mpi } = joined;
     let transports: &[TransportKind] = match args.workers.transport {
-        TransportKind::Auto if place.launcher == Launcher::Kolo && workers::can_share_memory(member)? => {
+        TransportKind::Auto if rank_info.launcher == Launcher::Kolo && workers::can_share_memory(member)? => {
             &[TransportKind::Shm, TransportKind::Tcp]
         }
         _ => &[args.workers.transport],

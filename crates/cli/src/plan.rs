@@ -71,13 +71,13 @@ pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
     let job = load::job(kinds, &args.job, workers)?;
     // Every host is taken to be like this one.
     let hosts = by_host.len();
-    let crowd = by_host.into_iter().max().unwrap_or(1);
+    let per_host = by_host.into_iter().max().unwrap_or(1);
     let threads = match args.job.threads {
-        None => (load::threads(&args.job)? / crowd).max(1),
+        None => (load::threads(&args.job)? / per_host).max(1),
         Some(_) => load::threads(&args.job)?,
     };
     check(args)?;
-    let prediction = predict(&job, TrialSetup { workers, per_host: crowd, threads }, hosts, args)?;
+    let prediction = predict(&job, TrialSetup { workers, per_host, threads }, hosts, args)?;
     if args.json {
         println!("{}", as_json(&job, &prediction));
     } else {
