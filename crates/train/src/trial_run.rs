@@ -67,7 +67,8 @@ pub fn run(job: &Job, graph: &Graph, setup: TrialSetup, time_limit: Duration) ->
     // More workers than cores wait for each other; only as many as run at a time are measured.
     let at_once = setup.per_host.min((cores / setup.threads).max(1));
     let turns = (setup.per_host * setup.threads) as f64 / (at_once * setup.threads) as f64;
-    let data_ranks = job.parallel.data_ranks(setup.workers).map_err(|refusal| Error::workers(setup.workers, refusal))?;
+    let data_ranks =
+        job.parallel.data_ranks(setup.workers).map_err(|refusal| Error::workers(setup.workers, refusal))?;
     let options = Options::for_grains(job.grains / data_ranks, setup.threads);
     let all = together(at_once, || {}, |rank| alone(job, graph, options, rank, time_limit))?;
     let Some(first) = all.first() else { return Err(Error::Together(Fault::BadCall("the trial run failed".into()))) };
