@@ -246,6 +246,28 @@ fn the_chart_shows_what_was_measured() {
     }
 }
 
+/// What a poisoned lock means is decided in one place.
+#[test]
+fn locks_go_through_kolo_base() {
+    fn visit(folder: &Path, found: &mut Vec<String>) {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path()) {
+            if entry.is_dir() {
+                visit(&entry, found);
+            } else if std::fs::read_to_string(&entry).is_ok_and(|text| text.contains("PoisonError")) {
+                found.push(entry.display().to_string());
+            }
+        }
+    }
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("..")).unwrap() {
+        let folder = entry.unwrap().path();
+        if !folder.ends_with("base") {
+            visit(&folder.join("src"), &mut found);
+        }
+    }
+    assert!(found.is_empty(), "use kolo_base::lock: {found:?}");
+}
+
 /// Job files as the documents print them can be copied.
 #[test]
 fn job_files_in_documents_are_jobs() {

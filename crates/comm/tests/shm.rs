@@ -277,7 +277,7 @@ fn every_element_and_reduction() {
         .flat_map(|element| Reduction::ALL.into_iter().map(move |reduction| (element, reduction)))
         .collect();
     sweep(3, &[11, 2100], &mixes);
-    // Through mails, from the size on where each rank combines its slice; on two ranks in a way of their own.
+    // Through staging buffers, from the size on where each rank combines its slice; on two ranks in a way of their own.
     for size in [2, 3] {
         sweep_kinds(&[CallKind::AllReduce], size, &[9001, 300_001], &mixes);
     }
