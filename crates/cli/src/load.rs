@@ -47,7 +47,7 @@ pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Fa
         job_file::override_with(&mut root, assignment)?;
     }
     let mut job = Job::read_among(&root, &kinds.lists())?;
-    if args.device == Device::Reference {
+    if args.device == DeviceArg::Reference {
         job.executor = Arc::new(Reference);
     }
     if workers > 1 {
