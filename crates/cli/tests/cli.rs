@@ -141,7 +141,7 @@ fn a_plan_names_parameters_work_and_memory() {
     {
         assert!(text.contains(word), "no {word} in\n{text}");
     }
-    assert!(text.starts_with("digits\n  parameters        52,138\n"), "{text}");
+    assert!(text.starts_with("digits\n  parameters        151,306\n"), "{text}");
     // A job without a name is called by its file.
     let nameless = std::fs::read_to_string(example("digits")).unwrap().replace("name = \"digits\"\n", "");
     std::fs::write(dir.path().join("seven.toml"), nameless).unwrap();
