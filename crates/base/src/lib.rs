@@ -4,4 +4,4 @@ mod bytes;
 mod sync;
 
 pub use bytes::ByteReader;
-pub use sync::{lock, wait, wait_timeout};
+pub use sync::{lock, read, wait, wait_timeout, write};

@@ -1,11 +1,21 @@
-//! Mutexes whose poison is ignored: a thread that panicked has its own way of being reported, and nothing that kolo keeps
-//! behind a mutex is half-written across a panic.
+//! Locks whose poison is ignored: a thread that panicked has its own way of being reported, and nothing that kolo keeps
+//! behind a lock is half-written across a panic.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Shared access.
+pub fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Exclusive access.
+pub fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits until notified, or for no reason.

@@ -85,7 +85,7 @@ pub enum Listing {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Device {
+pub enum DeviceArg {
     Auto,
     Cpu,
     Cuda,
@@ -106,7 +106,7 @@ pub struct JobArgs {
     pub threads: Option<usize>,
     /// Where to compute
     #[arg(long, value_enum, default_value = "auto")]
-    pub device: Device,
+    pub device: DeviceArg,
     #[command(flatten)]
     pub workers: Workers,
 }

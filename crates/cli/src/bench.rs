@@ -22,14 +22,14 @@ use std::time::Instant;
 
 pub fn train(kinds: &Kinds, args: &BenchTrain) -> Result<(), Failure> {
     let begin = Instant::now();
-    let place = workers::place()?;
-    let prepared = prepare(kinds, args, place.as_ref());
-    let (job, count) = workers::or_fail_all(prepared, place.as_ref(), &args.job.workers)?;
-    match place {
-        Some(place) => {
+    let rank_info = workers::rank_info()?;
+    let prepared = prepare(kinds, args, rank_info.as_ref());
+    let (job, count) = workers::or_fail_all(prepared, rank_info.as_ref(), &args.job.workers)?;
+    match rank_info {
+        Some(rank_info) => {
             let introduction = introduction(&job, args);
-            let introduction = workers::or_fail_all(introduction, Some(&place), &args.job.workers)?;
-            let worker = Worker::join(&place, &args.job.workers, job.reproducible, introduction)?;
+            let introduction = workers::or_fail_all(introduction, Some(&rank_info), &args.job.workers)?;
+            let worker = Worker::join(&rank_info, &args.job.workers, job.reproducible, introduction)?;
             let outcome = together(job, args, &worker, begin);
             worker.finish(outcome)
         }
@@ -48,9 +48,9 @@ fn introduction(job: &Job, args: &BenchTrain) -> Result<Introduction, Failure> {
 }
 
 /// The job, and how many workers run it.
-fn prepare(kinds: &Kinds, args: &BenchTrain, place: Option<&RankInfo>) -> Result<(Arc<Job>, usize), Failure> {
-    let count = place.map_or_else(|| workers::asked(&args.job.workers), |place| Ok(place.world))?;
-    flags::check(&args.job.workers, place, count)?;
+fn prepare(kinds: &Kinds, args: &BenchTrain, rank_info: Option<&RankInfo>) -> Result<(Arc<Job>, usize), Failure> {
+    let count = rank_info.map_or_else(|| workers::asked(&args.job.workers), |rank_info| Ok(rank_info.world))?;
+    flags::check(&args.job.workers, rank_info, count)?;
     let job = load::job(kinds, &args.job, count)?;
     if args.steps == 0 {
         return Err(Failure::usage("--steps 0 measures nothing", "time at least one step"));
@@ -58,12 +58,12 @@ fn prepare(kinds: &Kinds, args: &BenchTrain, place: Option<&RankInfo>) -> Result
     if args.job.threads.is_some() {
         load::threads(&args.job)?;
     }
-    let together = place.is_some() || workers::are_started(&args.job.workers, count);
+    let together = rank_info.is_some() || workers::are_started(&args.job.workers, count);
     if together && (args.serve || args.lanes.is_some() || args.profile) {
         let message = "--serve, --lanes and --profile are for a single process";
         return Err(Failure::usage(message, "leave them out, or -n, --hosts and other launchers"));
     }
-    if place.is_none_or(|place| place.rank == 0) {
+    if rank_info.is_none_or(|rank_info| rank_info.rank == 0) {
         args.report.as_deref().map_or(Ok(()), check_writable)?;
     }
     Ok((job, count))
@@ -97,7 +97,7 @@ fn together(job: Arc<Job>, args: &BenchTrain, worker: &Worker, begin: Instant) -
         communication.exposed_ms,
         communication.exposed_ms / StepTimes::of(&times).median * 100.0
     );
-    let times = Times { steps_ms: &times, ready_ms, startup_ms: ready_ms };
+    let times = BenchTimes { steps_ms: &times, ready_ms, startup_ms: ready_ms };
     report(&trainer, args, threads, &times, extra)
 }
 
@@ -125,11 +125,11 @@ fn alone(job: Arc<Job>, args: &BenchTrain, begin: Instant) -> Result<(), Failure
     if args.profile {
         profile(&trainer, args.steps);
     }
-    report(&trainer, args, threads, &Times { steps_ms: &times, ready_ms, startup_ms }, json!({}))
+    report(&trainer, args, threads, &BenchTimes { steps_ms: &times, ready_ms, startup_ms }, json!({}))
 }
 
 /// What was measured.
-struct Times<'a> {
+struct BenchTimes<'a> {
     steps_ms: &'a [f64],
     /// From the start of the process until the first step could begin, and until it was done.
     ready_ms: f64,
@@ -141,10 +141,10 @@ fn report(
     trainer: &Trainer,
     args: &BenchTrain,
     threads: usize,
-    times: &Times<'_>,
+    times: &BenchTimes<'_>,
     extra: Value,
 ) -> Result<(), Failure> {
-    let Times { steps_ms: times, ready_ms, startup_ms } = *times;
+    let BenchTimes { steps_ms: times, ready_ms, startup_ms } = *times;
     let options = trainer.session().options();
     let spread = StepTimes::of(times);
     let (low, high) = times.iter().fold((f64::MAX, 0.0f64), |(low, high), t| (low.min(*t), high.max(*t)));

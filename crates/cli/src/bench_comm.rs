@@ -10,24 +10,24 @@ use crate::workers::{self, JoinedRank};
 use kolo_cluster::{Introduction, Launcher, RankInfo};
 use kolo_comm::bench::{self, BenchRow, Method};
 use kolo_comm::mpi::MpiWorld;
-use kolo_comm::{Communicator, Fault, Kind};
+use kolo_comm::{CallKind, Communicator, Fault};
 use std::sync::Arc;
 
 const BYTES_MAX: usize = 16 << 30;
 
 pub fn comm(args: &BenchComm) -> Result<(), Failure> {
-    let place = workers::place()?;
-    let prepared = prepare(args, place.as_ref());
-    let (kinds, sizes) = workers::or_fail_all(prepared, place.as_ref(), &args.workers)?;
-    let Some(place) = place else {
+    let rank_info = workers::rank_info()?;
+    let prepared = prepare(args, rank_info.as_ref());
+    let (kinds, sizes) = workers::or_fail_all(prepared, rank_info.as_ref(), &args.workers)?;
+    let Some(rank_info) = rank_info else {
         let count = workers::asked(&args.workers)?;
         if count < 2 {
             return Err(Failure::usage("a collective needs at least two workers", "write -n 2"));
         }
         return workers::supervise(&args.workers, count, 0, None, Progress::plain(false));
     };
-    let mut joined = workers::join(&place, &args.workers, introduction(args))?;
-    let outcome = measure(args, &place, &mut joined, &kinds, &sizes);
+    let mut joined = workers::join(&rank_info, &args.workers, introduction(args))?;
+    let outcome = measure(args, &rank_info, &mut joined, &kinds, &sizes);
     let JoinedRank { member, mpi } = joined;
     let rows = workers::or_fail(outcome, &member)?;
     if member.rank == 0 {
@@ -49,9 +49,9 @@ fn introduction(args: &BenchComm) -> Introduction {
 }
 
 /// What to measure.
-fn prepare(args: &BenchComm, place: Option<&RankInfo>) -> Result<(Vec<Kind>, Vec<usize>), Failure> {
-    flags::check(&args.workers, place, workers::asked(&args.workers)?)?;
-    if place.is_none_or(|place| place.rank == 0) {
+fn prepare(args: &BenchComm, rank_info: Option<&RankInfo>) -> Result<(Vec<CallKind>, Vec<usize>), Failure> {
+    flags::check(&args.workers, rank_info, workers::asked(&args.workers)?)?;
+    if rank_info.is_none_or(|rank_info| rank_info.rank == 0) {
         args.report.as_deref().map_or(Ok(()), check_writable)?;
     }
     Ok((kinds(&args.op)?, sizes(&args.bytes)?))
@@ -59,14 +59,14 @@ fn prepare(args: &BenchComm, place: Option<&RankInfo>) -> Result<(Vec<Kind>, Vec
 
 fn measure(
     args: &BenchComm,
-    place: &RankInfo,
+    rank_info: &RankInfo,
     joined: &mut JoinedRank,
-    kinds: &[Kind],
+    kinds: &[CallKind],
     sizes: &[usize],
 ) -> Result<Vec<BenchRow>, Fault> {
     let JoinedRank { member, mpi } = joined;
     let transports: &[TransportKind] = match args.workers.transport {
-        TransportKind::Auto if place.launcher == Launcher::Kolo && workers::can_share_memory(member)? => {
+        TransportKind::Auto if rank_info.launcher == Launcher::Kolo && workers::can_share_memory(member)? => {
             &[TransportKind::Shm, TransportKind::Tcp]
         }
         _ => &[args.workers.transport],
@@ -77,7 +77,7 @@ fn measure(
         let world = Communicator::new(transport, Arc::clone(&member.watch), true);
         for kind in kinds {
             // A barrier has no size.
-            let sizes = if *kind == Kind::Barrier { &[0][..] } else { sizes };
+            let sizes = if *kind == CallKind::Barrier { &[0][..] } else { sizes };
             let method = Method { iterations: args.iterations, private: args.private, fresh: args.fresh };
             rows.extend(bench::sweep(&world, *kind, sizes, method)?);
         }
@@ -96,14 +96,14 @@ fn print(rows: &[BenchRow]) {
     }
 }
 
-fn kinds(names: &[String]) -> Result<Vec<Kind>, Failure> {
-    let all = || Kind::ALL.into_iter().filter(|kind| *kind != Kind::Recv);
+fn kinds(names: &[String]) -> Result<Vec<CallKind>, Failure> {
+    let all = || CallKind::ALL.into_iter().filter(|kind| *kind != CallKind::Recv);
     if names.is_empty() {
         return Ok(all().collect());
     }
     let find = |name: &String| {
         all().find(|kind| kind.name() == name).ok_or_else(|| {
-            let known: Vec<&str> = all().map(Kind::name).collect();
+            let known: Vec<&str> = all().map(CallKind::name).collect();
             Failure::usage(format!("--op {name} is not a collective"), &format!("use one of {}", known.join(", ")))
         })
     };

@@ -7,10 +7,10 @@ use crate::args::{TransportKind, Workers};
 use crate::fail::Failure;
 use kolo_cluster::{Launcher, RankInfo, interface};
 
-/// Refuses flags that have no meaning for this process: `place` is its place if a launcher started it, `count` the number of
+/// Refuses flags that have no meaning for this process: `rank_info` is its rank if a launcher started it, `count` the number of
 /// workers that it starts if none did.
-pub fn check(workers: &Workers, place: Option<&RankInfo>, count: usize) -> Result<(), Failure> {
-    check_under(workers, place.map(|place| (place.launcher, place.world)), count)
+pub fn check(workers: &Workers, rank_info: Option<&RankInfo>, count: usize) -> Result<(), Failure> {
+    check_under(workers, rank_info.map(|rank_info| (rank_info.launcher, rank_info.world)), count)
 }
 
 /// As [`check`], for a process that this launcher starts as one of so many.

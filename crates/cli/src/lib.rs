@@ -111,7 +111,7 @@ impl App {
             Err(error) => {
                 // Of many workers with the same wrong command line one says so, before its launcher sees others end.
                 match kolo_cluster::launcher::detect(&|name| std::env::var(name).ok()) {
-                    Ok(Some(place)) if place.rank > 0 => std::thread::sleep(SPEAKING),
+                    Ok(Some(rank_info)) if rank_info.rank > 0 => std::thread::sleep(SPEAKING),
                     _ => show(&error),
                 }
                 return match error.use_stderr() {

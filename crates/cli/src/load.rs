@@ -1,6 +1,6 @@
 //! From the command line to a job.
 
-use crate::args::{Device, JobArgs};
+use crate::args::{DeviceArg, JobArgs};
 use crate::fail::Failure;
 use kolo_data::{SOURCES, SourceKind};
 use kolo_exec::reference::Reference;
@@ -36,7 +36,7 @@ impl Kinds {
 
 /// Reads the job file with the overrides applied, for this many workers.
 pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Failure> {
-    if args.device == Device::Cuda {
+    if args.device == DeviceArg::Cuda {
         return Err(Failure::usage("--device cuda: this build runs on the CPU only", "leave --device out"));
     }
     let mut root = match &args.job {
@@ -47,7 +47,7 @@ pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Fa
         job_file::override_with(&mut root, assignment)?;
     }
     let mut job = Job::read_among(&root, &kinds.lists())?;
-    if args.device == Device::Reference {
+    if args.device == DeviceArg::Reference {
         job.executor = Arc::new(Reference);
     }
     if workers > 1 {

@@ -12,11 +12,11 @@ use kolo_parallel::Purpose;
 use kolo_parallel::mesh::DATA;
 use kolo_plan::{Cost, Fleet, Rates, RunCost};
 use kolo_train::Job;
-use kolo_train::rehearsal::{self, Cast, Rehearsed};
-use kolo_train::room::{self, Shortage, Tenants};
+use kolo_train::memory_check::{self, HostUsage, Shortage};
 use kolo_train::step::graph_of;
 use kolo_train::supply;
 use kolo_train::trainer::count_beside;
+use kolo_train::trial_run::{self, TrialRun, TrialSetup};
 use serde_json::json;
 use std::path::Path;
 
@@ -31,8 +31,8 @@ struct Prediction {
     /// Seconds of a step by the machine's rates.
     modelled_seconds: f64,
     /// How a little of the step went here, if it could be tried.
-    rehearsed: Option<Rehearsed>,
-    cast: Cast,
+    measured: Option<TrialRun>,
+    setup: TrialSetup,
     hosts: usize,
     run: RunCost,
     samples: f64,
@@ -49,7 +49,7 @@ struct Prediction {
 
 impl Prediction {
     fn step_seconds(&self) -> f64 {
-        self.rehearsed.map_or(self.modelled_seconds, |rehearsed| rehearsed.step_seconds())
+        self.measured.map_or(self.modelled_seconds, |measured| measured.step_seconds())
     }
 
     /// Days of the whole run.
@@ -71,13 +71,13 @@ pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
     let job = load::job(kinds, &args.job, workers)?;
     // Every host is taken to be like this one.
     let hosts = by_host.len();
-    let crowd = by_host.into_iter().max().unwrap_or(1);
+    let per_host = by_host.into_iter().max().unwrap_or(1);
     let threads = match args.job.threads {
-        None => (load::threads(&args.job)? / crowd).max(1),
+        None => (load::threads(&args.job)? / per_host).max(1),
         Some(_) => load::threads(&args.job)?,
     };
     check(args)?;
-    let prediction = predict(&job, Cast { workers, per_host: crowd, threads }, hosts, args)?;
+    let prediction = predict(&job, TrialSetup { workers, per_host, threads }, hosts, args)?;
     if args.json {
         println!("{}", as_json(&job, &prediction));
     } else {
@@ -106,8 +106,8 @@ fn check(args: &PlanArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn predict(job: &Job, cast: Cast, hosts: usize, args: &PlanArgs) -> Result<Prediction, Failure> {
-    let Cast { workers, per_host, threads } = cast;
+fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Result<Prediction, Failure> {
+    let TrialSetup { workers, per_host, threads } = setup;
     // With several workers, the plan is that of the first: its grains, its share of the optimizer.
     let mesh = load::mesh(job, workers, 0)?;
     let options = Options::for_grains(job.grains / mesh.size(DATA), threads);
@@ -118,23 +118,23 @@ fn predict(job: &Job, cast: Cast, hosts: usize, args: &PlanArgs) -> Result<Predi
     })?;
     cost.memory.evaluation = evaluation;
     cost.memory.data = supply::buffer_bytes(job, options.grains * job.grain_batch());
-    let tenants = Tenants::alike(&cost.memory, per_host, job.parallel.home().is_shared());
-    let all_bytes = tenants.bytes() * workers.div_ceil(per_host) as u64;
-    let shortage = room::shortage(&cost.memory, tenants);
+    let usage = HostUsage::alike(&cost.memory, per_host, job.parallel.home().is_shared());
+    let all_bytes = usage.bytes() * workers.div_ceil(per_host) as u64;
+    let shortage = memory_check::shortage(&cost.memory, usage);
     let rates = Rates::measure();
     // The update happens once per step, not per sample: over a whole run it is part of what a sample costs.
     let per_sample = cost.flops.total() as f64 * workers as f64 / job.batch as f64;
     let samples = args.samples.unwrap_or(job.split.train_len() as f64);
     let epochs = args.epochs.unwrap_or(job.total_steps as f64 / job.steps_per_epoch as f64);
     // What does not fit cannot be tried.
-    let rehearsed = match shortage.is_none() && !args.by_rates {
-        true => Some(rehearsal::rehearse(job, &program.graph, cast, rehearsal::PATIENCE)?),
+    let measured = match shortage.is_none() && !args.by_rates {
+        true => Some(trial_run::run(job, &program.graph, setup, trial_run::TIME_LIMIT)?),
         false => None,
     };
     Ok(Prediction {
         modelled_seconds: kolo_plan::predict_seconds(&program, &rates),
-        rehearsed,
-        cast,
+        measured,
+        setup,
         hosts,
         run: RunCost::new(per_sample, job.input_bytes_per_sample()? as f64, samples, epochs),
         samples,
@@ -162,7 +162,7 @@ fn title(job: &Job, file: Option<&Path>) -> String {
 
 /// Multiply-adds of the forward pass on one sample: a worker has its share of the batch.
 fn forward_macs(job: &Job, p: &Prediction) -> f64 {
-    p.cost.product_flops.forward as f64 / 2.0 * p.cast.workers as f64 / job.batch as f64
+    p.cost.product_flops.forward as f64 / 2.0 * p.setup.workers as f64 / job.batch as f64
 }
 
 fn as_json(job: &Job, p: &Prediction) -> String {
@@ -171,8 +171,8 @@ fn as_json(job: &Job, p: &Prediction) -> String {
     let value = json!({
         "job": job.name,
         "parameters": p.cost.parameters,
-        "workers": p.cast.workers,
-        "per": if p.cast.workers == 1 { "step" } else { "step and worker" },
+        "workers": p.setup.workers,
+        "per": if p.setup.workers == 1 { "step" } else { "step and worker" },
         "forward_macs_per_sample": forward_macs(job, p),
         "flops": by_stage(&p.cost.flops),
         "bytes": by_stage(&p.cost.bytes),
@@ -183,7 +183,7 @@ fn as_json(job: &Job, p: &Prediction) -> String {
         },
         "step_ms": p.step_seconds() * 1e3,
         "step_ms_by_rates": p.modelled_seconds * 1e3,
-        "measured": p.rehearsed.map(|tried| json!({
+        "measured": p.measured.map(|tried| json!({
             "compute_ms": tried.compute_seconds * 1e3, "exchange_ms": (p.hosts == 1).then_some(tried.exchange_seconds * 1e3),
             "data_wait_ms": tried.data_wait_seconds() * 1e3, "kinds": tried.kinds, "whole_steps": tried.whole_steps,
         })),

@@ -15,7 +15,7 @@ use kolo_comm::Communicator;
 use kolo_plan::Rates;
 use kolo_train::asynchronous::{self, Roles};
 use kolo_train::decision::decision_map;
-use kolo_train::interrupt::{self, Interrupt, Phase};
+use kolo_train::interrupt::{self, Interrupt, RunPhase};
 use kolo_train::machine::{format_bytes, format_count};
 use kolo_train::record::OutDir;
 use kolo_train::report::{Communication, DataWait, Planned, Report};
@@ -32,17 +32,17 @@ const MAP_PIXELS: usize = 480;
 const SERVERS_MAX: usize = 64;
 
 pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
-    let place = workers::place()?;
-    let prepared = prepare(kinds, args, place.as_ref());
-    let claimed = prepared.and_then(|prepared| Ok((claim_out(args, &prepared.job, place.as_ref())?, prepared)));
-    let claimed = workers::or_fail_all(claimed, place.as_ref(), &args.job.workers)?;
+    let rank_info = workers::rank_info()?;
+    let prepared = prepare(kinds, args, rank_info.as_ref());
+    let claimed = prepared.and_then(|prepared| Ok((claim_out(args, &prepared.job, rank_info.as_ref())?, prepared)));
+    let claimed = workers::or_fail_all(claimed, rank_info.as_ref(), &args.job.workers)?;
     let (out, Prepared { job, world, roles }) = claimed;
-    let outcome = match place {
-        Some(place) => {
-            if place.launcher != Launcher::Kolo && place.rank == 0 {
+    let outcome = match rank_info {
+        Some(rank_info) => {
+            if rank_info.launcher != Launcher::Kolo && rank_info.rank == 0 {
                 introduce_all(&job, args, world, roles);
             }
-            work(&job, args, &place, roles, out.clone())
+            work(&job, args, &rank_info, roles, out.clone())
         }
         None if workers::are_started(&args.job.workers, world) => {
             introduce_all(&job, args, world, roles);
@@ -59,9 +59,9 @@ pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
 }
 
 /// The run's directory, which holds no other run. Whoever is first on this host looks, before anybody is started.
-fn claim_out(args: &Train, job: &Job, place: Option<&RankInfo>) -> Result<Option<OutDir>, Failure> {
-    let started_by_us = place.is_some_and(|place| place.launcher == Launcher::Kolo);
-    if place.is_some_and(|place| place.rank > 0) {
+fn claim_out(args: &Train, job: &Job, rank_info: Option<&RankInfo>) -> Result<Option<OutDir>, Failure> {
+    let started_by_us = rank_info.is_some_and(|rank_info| rank_info.launcher == Launcher::Kolo);
+    if rank_info.is_some_and(|rank_info| rank_info.rank > 0) {
         return Ok(None);
     }
     if let Some(path) = &args.out {
@@ -88,11 +88,11 @@ pub struct Prepared {
     roles: Option<Roles>,
 }
 
-fn prepare(kinds: &Kinds, args: &Train, place: Option<&RankInfo>) -> Result<Prepared, Failure> {
-    let prepared = check(kinds, args, place.map(|place| place.world))?;
-    flags::check(&args.job.workers, place, prepared.world)?;
+fn prepare(kinds: &Kinds, args: &Train, rank_info: Option<&RankInfo>) -> Result<Prepared, Failure> {
+    let prepared = check(kinds, args, rank_info.map(|rank_info| rank_info.world))?;
+    flags::check(&args.job.workers, rank_info, prepared.world)?;
     // The first rank writes, wherever it runs.
-    if place.map_or(args.job.workers.hosts.is_none(), |place| place.rank == 0) {
+    if rank_info.map_or(args.job.workers.hosts.is_none(), |rank_info| rank_info.rank == 0) {
         [&args.report, &args.trace].into_iter().flatten().try_for_each(|path| check_writable(path))?;
         if let Some(path) = args.trace.as_deref().filter(|path| is_pipe(path)) {
             let message = format!("--trace {} is a pipe", path.display());
@@ -211,21 +211,21 @@ fn run_options(threads: usize, interrupt: Interrupt, company: Company) -> RunOpt
 fn work(
     job: &Arc<Job>,
     args: &Train,
-    place: &RankInfo,
+    rank_info: &RankInfo,
     roles: Option<Roles>,
     out: Option<OutDir>,
 ) -> Result<(), Failure> {
     // A launcher of our own says itself what it does.
-    let interrupt = listen(!args.quiet && place.launcher != Launcher::Kolo && place.rank == 0)?;
-    let introduction = introduction(job, args, place, roles);
-    let introduction = workers::or_fail_all(introduction, Some(place), &args.job.workers)?;
-    let worker = Worker::join(place, &args.job.workers, job.reproducible, introduction)?;
+    let interrupt = listen(!args.quiet && rank_info.launcher != Launcher::Kolo && rank_info.rank == 0)?;
+    let introduction = introduction(job, args, rank_info, roles);
+    let introduction = workers::or_fail_all(introduction, Some(rank_info), &args.job.workers)?;
+    let worker = Worker::join(rank_info, &args.job.workers, job.reproducible, introduction)?;
     let outcome = take_part(job, args, &worker, interrupt, roles, out);
     worker.finish(outcome)
 }
 
 /// What this rank tells the others when it joins.
-fn introduction(job: &Job, args: &Train, place: &RankInfo, roles: Option<Roles>) -> Result<Introduction, Failure> {
+fn introduction(job: &Job, args: &Train, rank_info: &RankInfo, roles: Option<Roles>) -> Result<Introduction, Failure> {
     let mut agreement = Agreement::on("train").job(job)?.workers(&args.job.workers);
     agreement = agreement.flag("--trace", if args.trace.is_some() { "given" } else { "left out" });
     agreement = agreement.flag("--async", args.asynchronous);
@@ -233,7 +233,7 @@ fn introduction(job: &Job, args: &Train, place: &RankInfo, roles: Option<Roles>)
         let staleness = staleness.map_or("none".into(), |steps| steps.to_string());
         agreement = agreement.flag("--servers", servers).flag("--staleness", staleness).flag("--compare", args.compare);
     }
-    let server = roles.and_then(|roles| roles.server(place.rank)).map(workers::server);
+    let server = roles.and_then(|roles| roles.server(rank_info.rank)).map(workers::server);
     Ok(Introduction { manifest: agreement.manifest(), role: server, failure: None })
 }
 
@@ -258,7 +258,7 @@ fn take_part(
     let serves = world.rank() >= roles.workers;
     if serves {
         // It ends with the workers, who are asked as well.
-        interrupt.enter(Phase::Training);
+        interrupt.enter(RunPhase::Training);
     }
     let mut beside = None;
     if args.compare {

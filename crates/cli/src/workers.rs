@@ -29,8 +29,9 @@ fn environment(name: &str) -> Option<String> {
 
 /// Rank and world of this process, if a launcher started it as one of several. A worker of our own launcher never starts workers,
 /// even if it is the only one.
-pub fn place() -> Result<Option<RankInfo>, Failure> {
-    Ok(kolo_cluster::detect(&environment)?.filter(|place| place.world > 1 || place.launcher == Launcher::Kolo))
+pub fn rank_info() -> Result<Option<RankInfo>, Failure> {
+    Ok(kolo_cluster::detect(&environment)?
+        .filter(|rank_info| rank_info.world > 1 || rank_info.launcher == Launcher::Kolo))
 }
 
 /// This process as one of several workers.
@@ -45,12 +46,12 @@ pub struct Worker {
 impl Worker {
     /// Joins the job and links up with the other ranks.
     pub fn join(
-        place: &RankInfo,
+        rank_info: &RankInfo,
         workers: &Workers,
         reproducible: bool,
         introduction: Introduction,
     ) -> Result<Self, Failure> {
-        let JoinedRank { mut member, mpi } = join(place, workers, introduction)?;
+        let JoinedRank { mut member, mpi } = join(rank_info, workers, introduction)?;
         let cores = or_fail(cores::own(&mut member), &member)?;
         let transport = or_fail(connect(&mut member, mpi.as_ref(), workers, workers.transport), &member)?;
         let world = Communicator::new(transport, Arc::clone(&member.watch), reproducible);
@@ -86,10 +87,14 @@ impl Worker {
 
 /// What a rank found out before it joined. If it cannot go on, it joins to say so: all ranks that failed for one reason show
 /// it once, and none waits for one that will not come.
-pub fn or_fail_all<T>(outcome: Result<T, Failure>, place: Option<&RankInfo>, workers: &Workers) -> Result<T, Failure> {
+pub fn or_fail_all<T>(
+    outcome: Result<T, Failure>,
+    rank_info: Option<&RankInfo>,
+    workers: &Workers,
+) -> Result<T, Failure> {
     outcome.map_err(|failure| {
         let introduction = Introduction { failure: Some(failure.message().into()), ..Introduction::default() };
-        match place.map(|place| join_ranks(place, workers, introduction)) {
+        match rank_info.map(|rank_info| join_ranks(rank_info, workers, introduction)) {
             Some(Ok(joined)) => {
                 joined.member.fail(failure.message(), None);
                 failure.silent()
@@ -107,22 +112,22 @@ pub struct JoinedRank {
 }
 
 /// Joins the other ranks, whoever started them. If the job has ended before it began, whoever ended it has said why.
-pub fn join(place: &RankInfo, workers: &Workers, introduction: Introduction) -> Result<JoinedRank, Failure> {
-    join_ranks(place, workers, introduction).map_err(|fault| match fault {
+pub fn join(rank_info: &RankInfo, workers: &Workers, introduction: Introduction) -> Result<JoinedRank, Failure> {
+    join_ranks(rank_info, workers, introduction).map_err(|fault| match fault {
         Fault::Aborted(_) => Failure::reported(),
         fault => fault.into(),
     })
 }
 
-fn join_ranks(place: &RankInfo, workers: &Workers, introduction: Introduction) -> Result<JoinedRank, Fault> {
-    if place.launcher == Launcher::Kolo {
-        return Ok(JoinedRank { member: Member::join_launched(place, &introduction)?, mpi: None });
+fn join_ranks(rank_info: &RankInfo, workers: &Workers, introduction: Introduction) -> Result<JoinedRank, Fault> {
+    if rank_info.launcher == Launcher::Kolo {
+        return Ok(JoinedRank { member: Member::join_launched(rank_info, &introduction)?, mpi: None });
     }
-    let by_mpi = matches!(place.launcher, Launcher::OpenMpi | Launcher::Mpich);
+    let by_mpi = matches!(rank_info.launcher, Launcher::OpenMpi | Launcher::Mpich);
     let by_mpi = by_mpi || workers.transport == TransportKind::Mpi;
     // MPI_Init waits for all ranks without a timeout: until it returns, the startup watch finds out who is missing.
-    let startup_watch = by_mpi.then(|| StartupWatch::begin(place, &environment, workers.heartbeat_ms));
-    let joined = join_under_launcher(place, workers, by_mpi, introduction);
+    let startup_watch = by_mpi.then(|| StartupWatch::begin(rank_info, &environment, workers.heartbeat_ms));
+    let joined = join_under_launcher(rank_info, workers, by_mpi, introduction);
     if let (Err(_), Some(startup_watch)) = (&joined, startup_watch) {
         startup_watch.abandon();
     }
@@ -131,7 +136,7 @@ fn join_ranks(place: &RankInfo, workers: &Workers, introduction: Introduction) -
 
 /// Another launcher started the ranks; `by_mpi`, if its MPI connects them.
 fn join_under_launcher(
-    place: &RankInfo,
+    rank_info: &RankInfo,
     workers: &Workers,
     by_mpi: bool,
     introduction: Introduction,
@@ -142,10 +147,10 @@ fn join_under_launcher(
     };
     let discovery = match &mut mpi {
         Some(world) => Discovery::Bootstrap(world),
-        None => Discovery::File(join::default_file(place, &environment)?),
+        None => Discovery::File(join::default_file(rank_info, &environment)?),
     };
     let member = join::join_rank(
-        place,
+        rank_info,
         JoinOptions {
             heartbeat_ms: workers.heartbeat_ms,
             address: workers.interface,

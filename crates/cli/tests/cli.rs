@@ -141,7 +141,7 @@ fn a_plan_names_parameters_work_and_memory() {
     {
         assert!(text.contains(word), "no {word} in\n{text}");
     }
-    assert!(text.starts_with("digits\n  parameters        52,138\n"), "{text}");
+    assert!(text.starts_with("digits\n  parameters        151,306\n"), "{text}");
     // A job without a name is called by its file.
     let nameless = std::fs::read_to_string(example("digits")).unwrap().replace("name = \"digits\"\n", "");
     std::fs::write(dir.path().join("seven.toml"), nameless).unwrap();
@@ -244,6 +244,28 @@ fn the_chart_shows_what_was_measured() {
         let cell = [format!("| {figure} |"), format!("| {figure} (")];
         assert!(cell.iter().any(|cell| tables.contains(cell)), "{figure} is not measured: run python3 bench/chart.py");
     }
+}
+
+/// What a poisoned lock means is decided in one place.
+#[test]
+fn locks_go_through_kolo_base() {
+    fn visit(folder: &Path, found: &mut Vec<String>) {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path()) {
+            if entry.is_dir() {
+                visit(&entry, found);
+            } else if std::fs::read_to_string(&entry).is_ok_and(|text| text.contains("PoisonError")) {
+                found.push(entry.display().to_string());
+            }
+        }
+    }
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("..")).unwrap() {
+        let folder = entry.unwrap().path();
+        if !folder.ends_with("base") {
+            visit(&folder.join("src"), &mut found);
+        }
+    }
+    assert!(found.is_empty(), "use kolo_base::lock: {found:?}");
 }
 
 /// Job files as the documents print them can be copied.

@@ -67,7 +67,7 @@ pub fn tasks_per_node(text: &str) -> Result<Vec<usize>, Fault> {
     }
 }
 
-struct Item {
+struct HostItem {
     host: String,
     count: Option<usize>,
 }
@@ -165,7 +165,7 @@ impl HostlistCursor<'_> {
     }
 }
 
-fn items(text: &str) -> Result<Vec<Item>, Fault> {
+fn items(text: &str) -> Result<Vec<HostItem>, Fault> {
     let mut cursor = HostlistCursor { text, at: 0 };
     let mut all = Vec::new();
     loop {
@@ -181,7 +181,7 @@ fn items(text: &str) -> Result<Vec<Item>, Fault> {
                 cursor.at = start;
                 cursor.error("more than 65536 hosts, or a name of more than 255 characters")
             })?;
-            all.extend(names.into_iter().map(|host| Item { host, count }));
+            all.extend(names.into_iter().map(|host| HostItem { host, count }));
         }
         if cursor.at == text.len() {
             return Ok(all);

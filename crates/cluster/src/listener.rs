@@ -1,7 +1,7 @@
 //! The listener on which members of a job connect to the coordinator. A connection gets no answer, and at most a fixed number
 //! of its bytes is read, before the handshake has proved that it holds the job's key.
 
-use kolo_comm::auth::{HELLO_BYTES, Identity, Initiator, JobKey, LinkSession, PROOF_BYTES, Responder, Role};
+use kolo_comm::auth::{HELLO_BYTES, Identity, Initiator, JobKey, LinkRole, LinkSession, PROOF_BYTES, Responder};
 use kolo_comm::{Fault, fault::rank_name};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -41,7 +41,7 @@ enum HandshakeState {
 }
 
 pub(crate) fn coordinator_identity(job: u64, generation: u32) -> Identity {
-    Identity::new(Role::Coordinator, 0, job, u64::from(generation))
+    Identity::new(LinkRole::Coordinator, 0, job, u64::from(generation))
 }
 
 impl Listener {
@@ -85,7 +85,7 @@ impl Listener {
                 HandshakeState::Pending => self.handshakes.push(handshake),
                 HandshakeState::Failed => {}
                 HandshakeState::Authenticated(session) => {
-                    if session.peer.role == Role::Member {
+                    if session.peer.role == LinkRole::Member {
                         accepted.push((handshake.stream, session));
                     }
                 }
@@ -135,7 +135,7 @@ pub(crate) fn connect(
     deadline: Instant,
 ) -> Result<(TcpStream, LinkSession), Fault> {
     loop {
-        let me = Identity::new(Role::Member, rank, job, u64::from(generation));
+        let me = Identity::new(LinkRole::Member, rank, job, u64::from(generation));
         let error = match connect_once(address, key, me, coordinator_identity(job, generation), deadline) {
             Ok(connected) => return Ok(connected),
             Err(error) => error,
@@ -192,7 +192,7 @@ mod tests {
         loud.write_all(&[7; HELLO_BYTES + 50]).unwrap();
         let other = JobKey::fresh().unwrap();
         let mut wrong = TcpStream::connect(address).unwrap();
-        let me = Identity::new(Role::Member, 0, 7, 0);
+        let me = Identity::new(LinkRole::Member, 0, 7, 0);
         wrong.write_all(Initiator::new(&other, me, None).unwrap().hello()).unwrap();
         let member = std::thread::spawn(move || {
             connect(address, &key, 7, 0, 0, Instant::now() + Duration::from_secs(60)).map(|(_, session)| session.peer)

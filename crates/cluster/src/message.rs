@@ -300,13 +300,13 @@ impl Envelope {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kolo_comm::{Element, Kind, Reduction};
+    use kolo_comm::{CallKind, ElementType, Reduction};
 
     fn samples() -> Vec<ControlMessage> {
         let call = Fingerprint {
             communicator: 0,
-            kind: Kind::AllReduce,
-            element: Element::F32,
+            kind: CallKind::AllReduce,
+            element: ElementType::F32,
             reduction: Reduction::Sum,
             root: 0,
             sequence: 17,

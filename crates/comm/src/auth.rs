@@ -82,7 +82,7 @@ pub fn random<const BYTES: usize>() -> Result<[u8; BYTES], Fault> {
 /// What an end of a link is there for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
-pub enum Role {
+pub enum LinkRole {
     /// The process that holds the job together.
     Coordinator = 1,
     /// A rank that talks to the coordinator.
@@ -91,16 +91,16 @@ pub enum Role {
     Data = 3,
 }
 
-impl Role {
+impl LinkRole {
     fn from_code(code: u16) -> Option<Self> {
-        [Role::Coordinator, Role::Member, Role::Data].into_iter().find(|role| *role as u16 == code)
+        [LinkRole::Coordinator, LinkRole::Member, LinkRole::Data].into_iter().find(|role| *role as u16 == code)
     }
 }
 
 /// Who is at an end of a link. All of it is covered by the proofs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
-    pub role: Role,
+    pub role: LinkRole,
     pub rank: u32,
     pub job: u64,
     pub generation: u64,
@@ -110,7 +110,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    pub fn new(role: Role, rank: usize, job: u64, generation: u64) -> Self {
+    pub fn new(role: LinkRole, rank: usize, job: u64, generation: u64) -> Self {
         Self { role, rank: rank as u32, job, generation, communicator: 0, stream: 0 }
     }
 
@@ -141,7 +141,7 @@ impl Identity {
         if version != VERSION {
             return Err(Refused(format!("it uses version {version} of the protocol, but this end uses {VERSION}")));
         }
-        let role = Role::from_code(role).ok_or_else(|| Refused(format!("unknown role {role}")))?;
+        let role = LinkRole::from_code(role).ok_or_else(|| Refused(format!("unknown role {role}")))?;
         let mut fields = || {
             let (rank, job, generation) = (reader.u32()?, reader.u64()?, reader.u64()?);
             let identity = Self { role, rank, job, generation, communicator: reader.u32()?, stream: reader.u32()? };
@@ -326,7 +326,7 @@ mod tests {
     use super::*;
 
     fn identity(rank: usize) -> Identity {
-        Identity::new(Role::Data, rank, 7, 3)
+        Identity::new(LinkRole::Data, rank, 7, 3)
     }
 
     #[test]

@@ -6,9 +6,9 @@
 //! Where ranks work in each other's memory, a call that follows another of its kind finds much of it in its own cache: each
 //! rank had the same slice before. [`Method::fresh`] is what a trainer sees, where each rank has just written its gradients.
 
-use crate::call::Kind;
+use crate::call::CallKind;
 use crate::communicator::{Communicator, Request};
-use crate::element::{Element, Reduction};
+use crate::element::{ElementType, Reduction};
 use crate::fault::Fault;
 use crate::memory::SharedMemory;
 use crate::task::even_parts;
@@ -67,7 +67,7 @@ pub struct Method {
 /// Measures a kind of call on f32. `bytes` is the whole vector: for the collectives with parts, that of all ranks together.
 /// A message goes to the next rank and back; the row has one way.
 /// All ranks call it with the same arguments; all get the rows.
-pub fn sweep(comm: &Communicator, kind: Kind, sizes: &[usize], method: Method) -> Result<Vec<BenchRow>, Fault> {
+pub fn sweep(comm: &Communicator, kind: CallKind, sizes: &[usize], method: Method) -> Result<Vec<BenchRow>, Fault> {
     let largest = sizes.iter().copied().max().unwrap_or(0);
     let allocate = || if method.private { SharedMemory::private(largest) } else { comm.allocate(largest) };
     let buffers = [allocate()?, allocate()?];
@@ -87,7 +87,7 @@ fn settle(comm: &Communicator) -> Result<(), Fault> {
 
 fn measure(
     comm: &Communicator,
-    kind: Kind,
+    kind: CallKind,
     bytes: usize,
     method: Method,
     buffers: &[Arc<SharedMemory>; 2],
@@ -135,51 +135,53 @@ fn median_us(
 
 /// One call; for messages, there and back between the first two ranks.
 fn once(comm: &Communicator, request: &Request) -> Result<(), Fault> {
-    let turn = |kind: Kind| {
+    let turn = |kind: CallKind| {
         let request = Request { kind, peer: 1 - comm.rank(), ..request.clone() };
         // SAFETY: the buffers live through the measurement, and only this call uses them.
         unsafe { comm.call(&request) }
     };
     match (request.kind, comm.rank()) {
-        (Kind::Send | Kind::Recv, 0) => turn(Kind::Send).and_then(|()| turn(Kind::Recv)),
-        (Kind::Send | Kind::Recv, 1) => turn(Kind::Recv).and_then(|()| turn(Kind::Send)),
-        (Kind::Send | Kind::Recv, _) => Ok(()),
+        (CallKind::Send | CallKind::Recv, 0) => turn(CallKind::Send).and_then(|()| turn(CallKind::Recv)),
+        (CallKind::Send | CallKind::Recv, 1) => turn(CallKind::Recv).and_then(|()| turn(CallKind::Send)),
+        (CallKind::Send | CallKind::Recv, _) => Ok(()),
         // SAFETY: as above.
         _ => unsafe { comm.call(request) },
     }
 }
 
 /// In place where that is usual.
-fn request(comm: &Communicator, kind: Kind, bytes: usize, buffers: &[Arc<SharedMemory>; 2]) -> Request {
-    let count = bytes / Element::F32.bytes();
-    let equal = kind == Kind::AllToAll;
+fn request(comm: &Communicator, kind: CallKind, bytes: usize, buffers: &[Arc<SharedMemory>; 2]) -> Request {
+    let count = bytes / ElementType::F32.bytes();
+    let equal = kind == CallKind::AllToAll;
     let parts = even_parts(if equal { count / comm.size() * comm.size() } else { count }, comm.size());
-    let own = parts[comm.rank()].offset * Element::F32.bytes();
+    let own = parts[comm.rank()].offset * ElementType::F32.bytes();
     let (input, output) = match kind {
-        Kind::AllGather | Kind::Gather => (buffers[0].at(own), buffers[0].at(0)),
-        Kind::ReduceScatter | Kind::Scatter => (buffers[0].at(0), buffers[0].at(own)),
-        Kind::AllToAll => (buffers[0].at(0), buffers[1].at(0)),
+        CallKind::AllGather | CallKind::Gather => (buffers[0].at(own), buffers[0].at(0)),
+        CallKind::ReduceScatter | CallKind::Scatter => (buffers[0].at(0), buffers[0].at(own)),
+        CallKind::AllToAll => (buffers[0].at(0), buffers[1].at(0)),
         _ => (buffers[0].at(0), buffers[0].at(0)),
     };
     let whole = |address: *const u8| {
         buffers.iter().find_map(|buffer| buffer.offset_of(address, 0).map(|offset| buffer.bytes() - offset))
     };
     Request {
-        count: if matches!(kind, Kind::Barrier | Kind::AllToAll) { 0 } else { count },
+        count: if matches!(kind, CallKind::Barrier | CallKind::AllToAll) { 0 } else { count },
         input,
         output,
         input_bytes: whole(input).unwrap_or(0),
         output_bytes: whole(output).unwrap_or(0),
         send: parts.clone().into(),
         recv: parts.into(),
-        ..Request::new(kind, Element::F32)
+        ..Request::new(kind, ElementType::F32)
     }
 }
 
-fn bus_factor(kind: Kind, ranks: f64) -> f64 {
+fn bus_factor(kind: CallKind, ranks: f64) -> f64 {
     match kind {
-        Kind::AllReduce => 2.0 * (ranks - 1.0) / ranks,
-        Kind::ReduceScatter | Kind::AllGather | Kind::Gather | Kind::Scatter | Kind::AllToAll => (ranks - 1.0) / ranks,
+        CallKind::AllReduce => 2.0 * (ranks - 1.0) / ranks,
+        CallKind::ReduceScatter | CallKind::AllGather | CallKind::Gather | CallKind::Scatter | CallKind::AllToAll => {
+            (ranks - 1.0) / ranks
+        }
         _ => 1.0,
     }
 }

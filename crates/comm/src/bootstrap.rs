@@ -12,13 +12,13 @@ const WAIT_MAX: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What the ranks have given, round by round and rank by rank.
-type Rounds = Vec<Vec<Option<Vec<u8>>>>;
+type ExchangedBlobs = Vec<Vec<Option<Vec<u8>>>>;
 
 /// Where the threads exchange their blobs.
 #[derive(Debug)]
 pub struct ThreadExchange {
     size: usize,
-    rounds: Mutex<Rounds>,
+    rounds: Mutex<ExchangedBlobs>,
     changed: Condvar,
     abandoned: AtomicBool,
 }

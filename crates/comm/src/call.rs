@@ -1,13 +1,13 @@
 //! What a rank calls, and the fixed-size fingerprint that all ranks must agree on.
 
-use crate::element::{Element, Reduction};
+use crate::element::{ElementType, Reduction};
 use kolo_base::ByteReader;
 use std::fmt;
 
 /// The collectives of the MPI set, and the two ends of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
-pub enum Kind {
+pub enum CallKind {
     Barrier = 0,
     Broadcast = 1,
     Reduce = 2,
@@ -23,21 +23,21 @@ pub enum Kind {
     Recv = 12,
 }
 
-impl Kind {
-    pub const ALL: [Kind; 13] = [
-        Kind::Barrier,
-        Kind::Broadcast,
-        Kind::Reduce,
-        Kind::AllReduce,
-        Kind::ReduceScatter,
-        Kind::Gather,
-        Kind::AllGather,
-        Kind::Scatter,
-        Kind::AllToAll,
-        Kind::Scan,
-        Kind::ExclusiveScan,
-        Kind::Send,
-        Kind::Recv,
+impl CallKind {
+    pub const ALL: [CallKind; 13] = [
+        CallKind::Barrier,
+        CallKind::Broadcast,
+        CallKind::Reduce,
+        CallKind::AllReduce,
+        CallKind::ReduceScatter,
+        CallKind::Gather,
+        CallKind::AllGather,
+        CallKind::Scatter,
+        CallKind::AllToAll,
+        CallKind::Scan,
+        CallKind::ExclusiveScan,
+        CallKind::Send,
+        CallKind::Recv,
     ];
 
     pub fn name(self) -> &'static str {
@@ -64,7 +64,7 @@ impl Kind {
 
     /// A message between two ranks, which the others know nothing of.
     pub fn is_message(self) -> bool {
-        matches!(self, Kind::Send | Kind::Recv)
+        matches!(self, CallKind::Send | CallKind::Recv)
     }
 }
 
@@ -80,8 +80,8 @@ pub const FINGERPRINT_BYTES: usize = 56;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fingerprint {
     pub communicator: u32,
-    pub kind: Kind,
-    pub element: Element,
+    pub kind: CallKind,
+    pub element: ElementType,
     pub reduction: Reduction,
     /// The root, or 0 for collectives without one; for a message, the receiver.
     pub root: u32,
@@ -120,8 +120,8 @@ impl Fingerprint {
     pub fn decode(bytes: &[u8; FINGERPRINT_BYTES]) -> Option<Self> {
         let mut reader = ByteReader::new(bytes);
         let communicator = reader.u32()?;
-        let kind = Kind::from_code(reader.u8()?)?;
-        let element = Element::from_code(reader.u8()?)?;
+        let kind = CallKind::from_code(reader.u8()?)?;
+        let element = ElementType::from_code(reader.u8()?)?;
         let reduction = Reduction::from_code(reader.u8()?)?;
         reader.skip(1)?;
         let root = reader.u32()?;
@@ -141,20 +141,22 @@ impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.kind.name())?;
         match self.kind {
-            Kind::Reduce | Kind::AllReduce | Kind::ReduceScatter | Kind::Scan | Kind::ExclusiveScan => {
-                write!(f, "({})", self.reduction.name())?
-            }
+            CallKind::Reduce
+            | CallKind::AllReduce
+            | CallKind::ReduceScatter
+            | CallKind::Scan
+            | CallKind::ExclusiveScan => write!(f, "({})", self.reduction.name())?,
             _ => {}
         }
-        if self.kind != Kind::Barrier && self.kind != Kind::AllToAll {
+        if self.kind != CallKind::Barrier && self.kind != CallKind::AllToAll {
             write!(f, " of {} {}", self.count, self.element.name())?;
         }
         // Of the communicator of all ranks the numbers are the job's.
         let who = if self.communicator == 0 { "rank" } else { "member" };
-        if matches!(self.kind, Kind::Broadcast | Kind::Scatter) {
+        if matches!(self.kind, CallKind::Broadcast | CallKind::Scatter) {
             write!(f, " from {who} {}", self.root)?;
         }
-        if matches!(self.kind, Kind::Reduce | Kind::Gather | Kind::Send) {
+        if matches!(self.kind, CallKind::Reduce | CallKind::Gather | CallKind::Send) {
             write!(f, " to {who} {}", self.root)?;
         }
         if !self.name().is_empty() {

@@ -1,9 +1,9 @@
-//! Element types and reductions.
+//! ElementType types and reductions.
 
 /// The type of the elements a collective moves or combines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
-pub enum Element {
+pub enum ElementType {
     F32 = 0,
     F64 = 1,
     Bf16 = 2,
@@ -13,16 +13,23 @@ pub enum Element {
     U8 = 6,
 }
 
-impl Element {
-    pub const ALL: [Element; 7] =
-        [Element::F32, Element::F64, Element::Bf16, Element::F16, Element::I32, Element::I64, Element::U8];
+impl ElementType {
+    pub const ALL: [ElementType; 7] = [
+        ElementType::F32,
+        ElementType::F64,
+        ElementType::Bf16,
+        ElementType::F16,
+        ElementType::I32,
+        ElementType::I64,
+        ElementType::U8,
+    ];
 
     pub fn bytes(self) -> usize {
         match self {
-            Element::F64 | Element::I64 => 8,
-            Element::F32 | Element::I32 => 4,
-            Element::Bf16 | Element::F16 => 2,
-            Element::U8 => 1,
+            ElementType::F64 | ElementType::I64 => 8,
+            ElementType::F32 | ElementType::I32 => 4,
+            ElementType::Bf16 | ElementType::F16 => 2,
+            ElementType::U8 => 1,
         }
     }
 
@@ -59,19 +66,19 @@ impl Reduction {
     }
 }
 
-/// A Rust type that is an [`Element`].
+/// A Rust type that is an [`ElementType`].
 ///
 /// # Safety
 /// Every bit pattern is a value, and the size is that of `ELEMENT`.
 pub unsafe trait Scalar: Copy + Send + Sync + 'static {
-    const ELEMENT: Element;
+    const ELEMENT: ElementType;
 }
 
 macro_rules! scalar {
     ($($ty:ty => $element:ident),+) => {$(
         // SAFETY: plain numbers of the named size.
         unsafe impl Scalar for $ty {
-            const ELEMENT: Element = Element::$element;
+            const ELEMENT: ElementType = ElementType::$element;
         }
     )+};
 }

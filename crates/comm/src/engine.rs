@@ -143,9 +143,9 @@ impl Drop for Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::Kind;
+    use crate::call::CallKind;
     use crate::communicator::Communicator;
-    use crate::element::Element;
+    use crate::element::ElementType;
     use crate::run::Programs;
     use crate::watch::Watch;
     use crate::wire::{SplitWire, Wire};
@@ -206,7 +206,7 @@ mod tests {
                 input_bytes: bytes,
                 output: at,
                 output_bytes: bytes,
-                ..Request::new(Kind::AllReduce, Element::F32)
+                ..Request::new(CallKind::AllReduce, ElementType::F32)
             };
             // SAFETY: the data outlives the call, which is waited for.
             let outcome = unsafe { communicator.start(request) }.and_then(|ticket| communicator.wait(ticket));

@@ -4,7 +4,7 @@
 //! A send or receive is handed to the wire when all it waits for is done and the one before it to the same rank was
 //! handed over; a computation runs in `poll`. Everything a run needs is prepared once and used again.
 
-use crate::call::{Fingerprint, Kind};
+use crate::call::{CallKind, Fingerprint};
 use crate::combine::{combine, divide};
 use crate::fault::Fault;
 use crate::program::{BufferRange, CollectiveAction, CollectiveProgram, Region};
@@ -168,8 +168,8 @@ impl<P: BorrowMut<PreparedProgram>> Execution<P> {
         prepared.borrow_mut().reset();
         let mut call = task.fingerprint;
         // Both ends of a message have one fingerprint.
-        if call.kind == Kind::Recv {
-            call.kind = Kind::Send;
+        if call.kind == CallKind::Recv {
+            call.kind = CallKind::Send;
         }
         Self { prepared, call, width: task.width(), ranks, input: task.input, output: task.output, scratch }
     }

@@ -74,8 +74,8 @@ pub fn decode(bytes: &[u8], from: usize, own: usize, call: Option<&Fingerprint>,
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::{Kind, short_name};
-    use crate::element::{Element, Reduction};
+    use crate::call::{CallKind, short_name};
+    use crate::element::{ElementType, Reduction};
     use std::sync::Arc;
 
     fn watch() -> Arc<Watch> {
@@ -86,8 +86,8 @@ mod tests {
     fn accounts_name_the_culprit() {
         let call = Fingerprint {
             communicator: 3,
-            kind: Kind::AllReduce,
-            element: Element::Bf16,
+            kind: CallKind::AllReduce,
+            element: ElementType::Bf16,
             reduction: Reduction::Max,
             root: 2,
             sequence: 1 << 40,

@@ -34,10 +34,10 @@ pub mod transport;
 pub mod watch;
 pub mod wire;
 
-pub use auth::{Identity, JobKey, Role};
-pub use call::{Fingerprint, Kind};
+pub use auth::{Identity, JobKey, LinkRole};
+pub use call::{CallKind, Fingerprint};
 pub use communicator::{Communicator, Request, Ticket};
-pub use element::{Element, Reduction, Scalar};
+pub use element::{ElementType, Reduction, Scalar};
 pub use fault::Fault;
 pub use transport::{Bootstrap, Transport};
 pub use watch::Watch;

@@ -1,10 +1,10 @@
 //! What messages, bytes and additions cost on the live links: a few messages between pairs of ranks, in some
 //! milliseconds, and the worst of all ranks' figures for everyone.
 
-use crate::call::{Fingerprint, Kind, short_name};
+use crate::call::{CallKind, Fingerprint, short_name};
 use crate::choose::{Costs, LinkCost};
 use crate::combine::combine;
-use crate::element::{Element, Reduction};
+use crate::element::{ElementType, Reduction};
 use crate::fault::Fault;
 use crate::run::Programs;
 use crate::task::CollectiveTask;
@@ -44,7 +44,7 @@ impl<W: SplitWire> Programs<W> {
             input_bytes: bytes,
             output: figures.as_mut_ptr().cast(),
             output_bytes: bytes,
-            ..blank(Kind::AllReduce, Element::F64, 0, figures.len())
+            ..blank(CallKind::AllReduce, ElementType::F64, 0, figures.len())
         };
         // SAFETY: an array of ours, in place.
         unsafe { self.run(&task)? };
@@ -90,14 +90,14 @@ impl<W: SplitWire> Programs<W> {
         sequence: &mut u64,
     ) -> Result<f64, Fault> {
         let begins = self.wire.rank() < partner;
-        let kinds = if begins { [Kind::Send, Kind::Recv] } else { [Kind::Recv, Kind::Send] };
+        let kinds = if begins { [CallKind::Send, CallKind::Recv] } else { [CallKind::Recv, CallKind::Send] };
         let start = Instant::now();
         for (kind, bytes) in kinds.into_iter().zip([there, back]) {
-            let receiver = if kind == Kind::Send { partner } else { self.wire.rank() };
-            let mut task = blank(kind, Element::U8, *sequence, bytes);
+            let receiver = if kind == CallKind::Send { partner } else { self.wire.rank() };
+            let mut task = blank(kind, ElementType::U8, *sequence, bytes);
             task.fingerprint.root = receiver as u32;
             task.peer = partner;
-            if kind == Kind::Send {
+            if kind == CallKind::Send {
                 (task.input, task.input_bytes) = (buffer.as_ptr(), bytes);
             } else {
                 (task.output, task.output_bytes) = (buffer.as_mut_ptr(), bytes);
@@ -110,7 +110,7 @@ impl<W: SplitWire> Programs<W> {
     }
 }
 
-fn blank(kind: Kind, element: Element, sequence: u64, count: usize) -> CollectiveTask<'static> {
+fn blank(kind: CallKind, element: ElementType, sequence: u64, count: usize) -> CollectiveTask<'static> {
     CollectiveTask {
         fingerprint: Fingerprint {
             communicator: COMMUNICATOR,
@@ -155,7 +155,7 @@ fn combine_seconds(buffer: &mut [u8]) -> f64 {
         let start = Instant::now();
         let into = left.as_mut_ptr();
         // SAFETY: two halves of one buffer.
-        unsafe { combine(Element::F32, Reduction::Sum, into, right.as_ptr(), into, LARGE_BYTES / 8) };
+        unsafe { combine(ElementType::F32, Reduction::Sum, into, right.as_ptr(), into, LARGE_BYTES / 8) };
         least = least.min(start.elapsed().as_secs_f64());
     }
     least

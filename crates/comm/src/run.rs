@@ -1,12 +1,12 @@
 //! A transport made of a wire and programs: picks an algorithm for each call, keeps its program, and runs it patiently.
 
 use crate::algorithms::{Algorithm, CallShape};
-use crate::call::Kind;
+use crate::call::CallKind;
 use crate::choose::Costs;
 use crate::element::Reduction;
 use crate::execution::{Execution, PollOutcome, PreparedProgram};
 use crate::fault::Fault;
-use crate::task::{CollectiveTask, Part};
+use crate::task::{CollectiveTask, RankPart};
 use crate::transport::Transport;
 use crate::watch::{Backoff, Pause, Watch};
 use crate::wire::SplitWire;
@@ -37,15 +37,15 @@ pub struct Programs<W> {
 #[derive(Debug)]
 struct CachedProgram {
     key: ProgramKey,
-    send: Box<[Part]>,
-    recv: Box<[Part]>,
+    send: Box<[RankPart]>,
+    recv: Box<[RankPart]>,
     prepared: PreparedProgram,
 }
 
 /// What decides over a call's program, but for its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct ProgramKey {
-    kind: Kind,
+    kind: CallKind,
     width: usize,
     mean: bool,
     in_place: bool,
@@ -216,7 +216,7 @@ pub(crate) fn in_place(task: &CollectiveTask<'_>, rank: usize, size: usize) -> R
     let [input, output] = shape.shifts().map(|shift| shift * task.width());
     // An input that lies `input` bytes into the shared memory starts it that much earlier.
     let start = |address: *const u8, shift: usize| (address as usize).wrapping_sub(shift);
-    if start(task.input, input) == start(task.output, output) && task.kind() != Kind::AllToAll {
+    if start(task.input, input) == start(task.output, output) && task.kind() != CallKind::AllToAll {
         return Ok(true);
     }
     let (from, into) = (task.input as usize, task.output as usize);

@@ -1,32 +1,32 @@
 //! One collective call with its buffers, as a transport sees it.
 
-use crate::call::{Fingerprint, Kind};
+use crate::call::{CallKind, Fingerprint};
 
 /// A run of elements that belongs to one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Part {
+pub struct RankPart {
     pub offset: usize,
     pub count: usize,
 }
 
 /// Equal parts one behind the other; the first ranks take one more if it does not come out even.
-pub fn even_parts(count: usize, ranks: usize) -> Vec<Part> {
+pub fn even_parts(count: usize, ranks: usize) -> Vec<RankPart> {
     let (each, more) = (count / ranks, count % ranks);
     let mut offset = 0;
     (0..ranks)
         .map(|rank| {
             let count = each + usize::from(rank < more);
             offset += count;
-            Part { offset: offset - count, count }
+            RankPart { offset: offset - count, count }
         })
         .collect()
 }
 
 /// Parts of these counts, one behind the other.
-pub fn packed_parts(counts: &[usize]) -> Vec<Part> {
+pub fn packed_parts(counts: &[usize]) -> Vec<RankPart> {
     let mut offset = 0;
     let place = |count: &usize| {
-        let part = Part { offset, count: *count };
+        let part = RankPart { offset, count: *count };
         offset = offset.saturating_add(*count);
         part
     };
@@ -59,8 +59,8 @@ pub struct CollectiveTask<'a> {
     /// Bytes that `input` and `output` may touch.
     pub input_bytes: usize,
     pub output_bytes: usize,
-    pub send: &'a [Part],
-    pub recv: &'a [Part],
+    pub send: &'a [RankPart],
+    pub recv: &'a [RankPart],
     /// The other end of a message.
     pub peer: usize,
     /// Only the fixed order of additions gives the promised bits; without the promise, any algorithm or native engine may
@@ -69,7 +69,7 @@ pub struct CollectiveTask<'a> {
 }
 
 impl CollectiveTask<'_> {
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> CallKind {
         self.fingerprint.kind
     }
 

@@ -11,7 +11,7 @@ use kolo_comm::algorithms::Algorithm;
 use kolo_comm::compress::{self, Feedback};
 use kolo_comm::run::Programs;
 use kolo_comm::thread::{ThreadWire, wires, world};
-use kolo_comm::{Communicator, Element, Fault, Kind, Reduction, Request, Transport, Watch};
+use kolo_comm::{CallKind, Communicator, ElementType, Fault, Reduction, Request, Transport, Watch};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -70,26 +70,27 @@ fn hosts(size: usize, per_host: usize) -> Vec<usize> {
 }
 
 /// All cases of one kind on one number of ranks.
-fn cases(kind: Kind, size: usize) -> Vec<Case> {
+fn cases(kind: CallKind, size: usize) -> Vec<Case> {
     let reductions: &[Reduction] = match kind {
-        Kind::Reduce | Kind::AllReduce | Kind::ReduceScatter => &Reduction::ALL,
-        Kind::Scan | Kind::ExclusiveScan => &[Reduction::Sum, Reduction::Min, Reduction::Max, Reduction::Product],
+        CallKind::Reduce | CallKind::AllReduce | CallKind::ReduceScatter => &Reduction::ALL,
+        CallKind::Scan | CallKind::ExclusiveScan => {
+            &[Reduction::Sum, Reduction::Min, Reduction::Max, Reduction::Product]
+        }
         _ => &[Reduction::Sum],
     };
     let mut cases = Vec::new();
     for count in [0, 1, 7, 1000, SEGMENT_BYTES + 3] {
-        for (variant, element) in Element::ALL.into_iter().enumerate() {
+        for (variant, element) in ElementType::ALL.into_iter().enumerate() {
             for reduction in reductions {
                 for in_place in [false, true] {
-                    let uneven = |from: usize, to: usize| match (variant
-                        + from * usize::from(kind == Kind::AllToAll)
-                        + to)
-                        % 3
-                    {
-                        0 => 0,
-                        1 => count / size,
-                        _ => count / size + to,
-                    };
+                    let uneven =
+                        |from: usize, to: usize| match (variant + from * usize::from(kind == CallKind::AllToAll) + to)
+                            % 3
+                        {
+                            0 => 0,
+                            1 => count / size,
+                            _ => count / size + to,
+                        };
                     let counts = (0..size).map(|from| (0..size).map(|to| uneven(from, to)).collect()).collect();
                     let (root, gap) = ((variant + count) % size, variant % 2);
                     cases.push(Case { kind, element, reduction: *reduction, root, count, counts, in_place, gap });
@@ -100,7 +101,7 @@ fn cases(kind: Kind, size: usize) -> Vec<Case> {
     cases
 }
 
-fn check(kind: Kind, algorithm: Algorithm, hosts: &[usize]) {
+fn check(kind: CallKind, algorithm: Algorithm, hosts: &[usize]) {
     let cases = cases(kind, hosts.len());
     let exact = algorithm.keeps_order(kind, hosts);
     ranks(hosts, Some(algorithm), |transport| {
@@ -119,7 +120,7 @@ fn check(kind: Kind, algorithm: Algorithm, hosts: &[usize]) {
 #[test]
 fn every_kind_by_every_algorithm_is_what_it_means() {
     for size in [1, 2, 3, 4, 5, 8] {
-        for kind in Kind::ALL.into_iter().filter(|kind| !kind.is_message()) {
+        for kind in CallKind::ALL.into_iter().filter(|kind| !kind.is_message()) {
             for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| algorithm.applies(kind, size)) {
                 check(kind, algorithm, &hosts(size, 2));
             }
@@ -146,7 +147,10 @@ fn communicators_with<R: Send>(reproducible: bool, size: usize, body: impl Fn(Co
 }
 
 fn numbers(rank: usize, count: usize) -> Vec<f32> {
-    as_numbers(Element::F32, &fill(Element::F32, count, 77 + rank as u64)).iter().map(|value| *value as f32).collect()
+    as_numbers(ElementType::F32, &fill(ElementType::F32, count, 77 + rank as u64))
+        .iter()
+        .map(|value| *value as f32)
+        .collect()
 }
 
 #[test]
@@ -188,7 +192,7 @@ fn started_calls_run_in_order() {
             (0..CALLS).map(|call| vec![(call * 10 + comm.rank()) as i64; 50 * call]).collect();
         let mut tickets = Vec::new();
         for buffer in &mut buffers {
-            let mut request = Request::new(Kind::AllReduce, Element::I64).named("bucket");
+            let mut request = Request::new(CallKind::AllReduce, ElementType::I64).named("bucket");
             request.count = buffer.len();
             (request.input, request.output) = (buffer.as_ptr().cast(), buffer.as_mut_ptr().cast());
             (request.input_bytes, request.output_bytes) = (8 * buffer.len(), 8 * buffer.len());
@@ -241,7 +245,8 @@ fn disagree(size: usize, odd: impl Fn(&Communicator) -> Result<(), Fault> + Sync
     let start = Instant::now();
     let usual = |comm: &Communicator| {
         let mut data = numbers(comm.rank(), 1000);
-        let mut request = Request { count: 1000, ..Request::new(Kind::AllReduce, Element::F32).named("bucket 3") };
+        let mut request =
+            Request { count: 1000, ..Request::new(CallKind::AllReduce, ElementType::F32).named("bucket 3") };
         (request.input, request.output) = (data.as_ptr().cast(), data.as_mut_ptr().cast());
         (request.input_bytes, request.output_bytes) = (4000, 4000);
         // SAFETY: a thousand numbers that live here.
@@ -289,7 +294,7 @@ fn what_no_transport_could_do_is_refused() {
             assert!(matches!(refused, Fault::BadCall(_)), "{refused}");
         }
         let mut memory = vec![1f32; 101];
-        let mut request = Request { count: 100, ..Request::new(Kind::AllReduce, Element::F32) };
+        let mut request = Request { count: 100, ..Request::new(CallKind::AllReduce, ElementType::F32) };
         (request.input, request.output) = (memory.as_ptr().cast(), memory[1..].as_mut_ptr().cast());
         (request.input_bytes, request.output_bytes) = (400, 400);
         // SAFETY: both lie in the memory.

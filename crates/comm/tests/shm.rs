@@ -3,11 +3,11 @@
 
 mod support;
 
-use kolo_comm::call::Kind;
+use kolo_comm::call::CallKind;
 use kolo_comm::combine::{combine, divide};
 use kolo_comm::memory::SharedMemory;
-use kolo_comm::task::{Part, packed_parts};
-use kolo_comm::{Communicator, Element, Fault, Reduction, Request, Watch, shm};
+use kolo_comm::task::{RankPart, packed_parts};
+use kolo_comm::{Communicator, ElementType, Fault, Reduction, Request, Watch, shm};
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -31,25 +31,25 @@ fn together<R: Send>(size: usize, work: impl Fn(Communicator) -> R + Sync) -> Ve
 }
 
 /// A rank's values: sums stay exact in no type by accident, and none overflows.
-fn values(rank: usize, element: Element, count: usize) -> Vec<u8> {
+fn values(rank: usize, element: ElementType, count: usize) -> Vec<u8> {
     let number = |at: usize| ((at * 7919 + rank * 104_729) % 1009) as f32 * 0.037 - 17.0;
     let mut bytes = Vec::with_capacity(count * element.bytes());
     for at in 0..count {
         match element {
-            Element::F32 => bytes.extend(number(at).to_le_bytes()),
-            Element::F64 => bytes.extend((f64::from(number(at)) / 3.0).to_le_bytes()),
-            Element::Bf16 => bytes.extend(half::bf16::from_f32(number(at)).to_le_bytes()),
-            Element::F16 => bytes.extend(half::f16::from_f32(number(at)).to_le_bytes()),
-            Element::I32 => bytes.extend((number(at) as i32).to_le_bytes()),
-            Element::I64 => bytes.extend((number(at) as i64 * 1_000_003).to_le_bytes()),
-            Element::U8 => bytes.push((at * 31 + rank * 7) as u8),
+            ElementType::F32 => bytes.extend(number(at).to_le_bytes()),
+            ElementType::F64 => bytes.extend((f64::from(number(at)) / 3.0).to_le_bytes()),
+            ElementType::Bf16 => bytes.extend(half::bf16::from_f32(number(at)).to_le_bytes()),
+            ElementType::F16 => bytes.extend(half::f16::from_f32(number(at)).to_le_bytes()),
+            ElementType::I32 => bytes.extend((number(at) as i32).to_le_bytes()),
+            ElementType::I64 => bytes.extend((number(at) as i64 * 1_000_003).to_le_bytes()),
+            ElementType::U8 => bytes.push((at * 31 + rank * 7) as u8),
         }
     }
     bytes
 }
 
 /// The definition: strides double, left with right.
-fn tree(element: Element, reduction: Reduction, mut inputs: Vec<Vec<u8>>) -> Vec<u8> {
+fn tree(element: ElementType, reduction: Reduction, mut inputs: Vec<Vec<u8>>) -> Vec<u8> {
     let (size, mut stride) = (inputs.len(), 1);
     let count = inputs[0].len() / element.bytes();
     while stride < size {
@@ -64,7 +64,7 @@ fn tree(element: Element, reduction: Reduction, mut inputs: Vec<Vec<u8>>) -> Vec
     inputs.swap_remove(0)
 }
 
-fn mean(element: Element, reduction: Reduction, ranks: usize, mut data: Vec<u8>) -> Vec<u8> {
+fn mean(element: ElementType, reduction: Reduction, ranks: usize, mut data: Vec<u8>) -> Vec<u8> {
     if reduction == Reduction::Mean {
         let count = data.len() / element.bytes();
         // SAFETY: it has `count` elements.
@@ -75,8 +75,8 @@ fn mean(element: Element, reduction: Reduction, ranks: usize, mut data: Vec<u8>)
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
-    kind: Kind,
-    element: Element,
+    kind: CallKind,
+    element: ElementType,
     reduction: Reduction,
     /// Elements of the whole.
     count: usize,
@@ -87,7 +87,7 @@ struct Case {
 
 impl Case {
     /// Uneven parts, some of them empty, not in the order of the ranks.
-    fn parts(&self) -> Vec<Part> {
+    fn parts(&self) -> Vec<RankPart> {
         let weights: Vec<usize> = (0..self.size).map(|rank| (rank + 1) % 4).collect();
         let all: usize = weights.iter().sum();
         let mut counts: Vec<usize> = weights.iter().map(|weight| self.count * weight / all).collect();
@@ -103,21 +103,21 @@ impl Case {
         self.count * ((from * 3 + to * 5) % 7) / 7 / self.size
     }
 
-    fn send(&self, rank: usize) -> Vec<Part> {
+    fn send(&self, rank: usize) -> Vec<RankPart> {
         packed_parts(&(0..self.size).map(|to| self.pair(rank, to)).collect::<Vec<_>>())
     }
 
-    fn recv(&self, rank: usize) -> Vec<Part> {
+    fn recv(&self, rank: usize) -> Vec<RankPart> {
         match self.kind {
-            Kind::AllToAll => packed_parts(&(0..self.size).map(|from| self.pair(from, rank)).collect::<Vec<_>>()),
+            CallKind::AllToAll => packed_parts(&(0..self.size).map(|from| self.pair(from, rank)).collect::<Vec<_>>()),
             _ => self.parts(),
         }
     }
 
     fn input_count(&self, rank: usize) -> usize {
         match self.kind {
-            Kind::AllGather | Kind::Gather => self.parts()[rank].count,
-            Kind::AllToAll => self.send(rank).iter().map(|part| part.count).sum(),
+            CallKind::AllGather | CallKind::Gather => self.parts()[rank].count,
+            CallKind::AllToAll => self.send(rank).iter().map(|part| part.count).sum(),
             _ => self.count,
         }
     }
@@ -126,7 +126,7 @@ impl Case {
         (0..self.size).map(|rank| values(rank, self.element, self.input_count(rank))).collect()
     }
 
-    fn slice(&self, data: &[u8], part: Part) -> Vec<u8> {
+    fn slice(&self, data: &[u8], part: RankPart) -> Vec<u8> {
         let width = self.element.bytes();
         data[part.offset * width..(part.offset + part.count) * width].to_vec()
     }
@@ -146,27 +146,27 @@ impl Case {
             all
         };
         match self.kind {
-            Kind::Broadcast => Some(inputs[self.root].clone()),
-            Kind::AllReduce => Some(combined(&inputs)),
-            Kind::Reduce => (rank == self.root).then(|| combined(&inputs)),
-            Kind::ReduceScatter => Some(self.slice(&combined(&inputs), parts[rank])),
-            Kind::AllGather => Some(gathered()),
-            Kind::Gather => (rank == self.root).then(gathered),
-            Kind::Scatter => Some(self.slice(&inputs[self.root], parts[rank])),
-            Kind::Scan => Some(combined(&inputs[..=rank])),
-            Kind::ExclusiveScan => (rank > 0).then(|| combined(&inputs[..rank])),
-            Kind::AllToAll => {
+            CallKind::Broadcast => Some(inputs[self.root].clone()),
+            CallKind::AllReduce => Some(combined(&inputs)),
+            CallKind::Reduce => (rank == self.root).then(|| combined(&inputs)),
+            CallKind::ReduceScatter => Some(self.slice(&combined(&inputs), parts[rank])),
+            CallKind::AllGather => Some(gathered()),
+            CallKind::Gather => (rank == self.root).then(gathered),
+            CallKind::Scatter => Some(self.slice(&inputs[self.root], parts[rank])),
+            CallKind::Scan => Some(combined(&inputs[..=rank])),
+            CallKind::ExclusiveScan => (rank > 0).then(|| combined(&inputs[..rank])),
+            CallKind::AllToAll => {
                 let to = |from: usize| self.slice(&inputs[from], self.send(from)[rank]);
                 Some((0..self.size).flat_map(to).collect())
             }
-            Kind::Barrier | Kind::Send | Kind::Recv => None,
+            CallKind::Barrier | CallKind::Send | CallKind::Recv => None,
         }
     }
 
     fn output_bytes(&self, rank: usize) -> usize {
         let count = match self.kind {
-            Kind::ReduceScatter | Kind::Scatter => self.parts()[rank].count,
-            Kind::AllToAll => self.recv(rank).iter().map(|part| part.count).sum(),
+            CallKind::ReduceScatter | CallKind::Scatter => self.parts()[rank].count,
+            CallKind::AllToAll => self.recv(rank).iter().map(|part| part.count).sum(),
             _ => self.count,
         };
         count * self.element.bytes()
@@ -178,10 +178,10 @@ impl Case {
         // Offsets that differ between ranks, and are no multiple of a cache line.
         let start = 8 * rank;
         match self.kind {
-            Kind::Broadcast => (start, start),
+            CallKind::Broadcast => (start, start),
             _ if !self.in_place => (start, memory.bytes() / 2 + start),
-            Kind::AllGather | Kind::Gather => (start + own, start),
-            Kind::ReduceScatter | Kind::Scatter => (start, start + own),
+            CallKind::AllGather | CallKind::Gather => (start + own, start),
+            CallKind::ReduceScatter | CallKind::Scatter => (start, start + own),
             _ => (start, start),
         }
     }
@@ -198,7 +198,7 @@ impl Case {
             comm.call(&Request {
                 reduction: self.reduction,
                 root: self.root,
-                count: if self.kind == Kind::AllToAll { 0 } else { self.count },
+                count: if self.kind == CallKind::AllToAll { 0 } else { self.count },
                 input: memory.at(input),
                 output: memory.at(output),
                 input_bytes: data.len(),
@@ -217,34 +217,35 @@ impl Case {
     }
 }
 
-const KINDS: [Kind; 10] = [
-    Kind::Broadcast,
-    Kind::Reduce,
-    Kind::AllReduce,
-    Kind::ReduceScatter,
-    Kind::Gather,
-    Kind::AllGather,
-    Kind::Scatter,
-    Kind::AllToAll,
-    Kind::Scan,
-    Kind::ExclusiveScan,
+const KINDS: [CallKind; 10] = [
+    CallKind::Broadcast,
+    CallKind::Reduce,
+    CallKind::AllReduce,
+    CallKind::ReduceScatter,
+    CallKind::Gather,
+    CallKind::AllGather,
+    CallKind::Scatter,
+    CallKind::AllToAll,
+    CallKind::Scan,
+    CallKind::ExclusiveScan,
 ];
 
 /// All kinds on memory of the transport and on private memory, in place and not.
-fn sweep(size: usize, counts: &[usize], mixes: &[(Element, Reduction)]) {
+fn sweep(size: usize, counts: &[usize], mixes: &[(ElementType, Reduction)]) {
     sweep_kinds(&KINDS, size, counts, mixes);
 }
 
-fn sweep_kinds(kinds: &[Kind], size: usize, counts: &[usize], mixes: &[(Element, Reduction)]) {
+fn sweep_kinds(kinds: &[CallKind], size: usize, counts: &[usize], mixes: &[(ElementType, Reduction)]) {
     let most = counts.iter().max().expect("counts") * 8 + 4096;
     together(size, |comm| {
         let memories = [comm.allocate(2 * most).expect("allocates"), SharedMemory::private(2 * most).expect("maps")];
         for kind in kinds.iter().copied() {
             for (number, count) in counts.iter().enumerate() {
                 for (element, reduction) in mixes.iter().copied() {
-                    let mean_of_scan = matches!(kind, Kind::Scan | Kind::ExclusiveScan) && reduction == Reduction::Mean;
+                    let mean_of_scan =
+                        matches!(kind, CallKind::Scan | CallKind::ExclusiveScan) && reduction == Reduction::Mean;
                     for at in (0..4).filter(|_| !mean_of_scan) {
-                        let (shared, in_place) = (at % 2 == 0, at / 2 == 0 && kind != Kind::AllToAll);
+                        let (shared, in_place) = (at % 2 == 0, at / 2 == 0 && kind != CallKind::AllToAll);
                         let (count, root) = (*count, (number + at) % size);
                         let case = Case { kind, element, reduction, count, size, root, in_place };
                         case.run(&comm, &memories[usize::from(!shared)]);
@@ -258,27 +259,27 @@ fn sweep_kinds(kinds: &[Kind], size: usize, counts: &[usize], mixes: &[(Element,
 #[test]
 fn every_collective_keeps_to_its_definition() {
     for size in [1, 2, 3, 4, 8] {
-        sweep(size, &[0, 1, 12, 13, 250, 1000, 5003], &[(Element::F32, Reduction::Sum)]);
+        sweep(size, &[0, 1, 12, 13, 250, 1000, 5003], &[(ElementType::F32, Reduction::Sum)]);
     }
 }
 
 #[test]
 fn large_calls_go_in_many_pieces() {
     for size in [2, 3, 4] {
-        sweep(size, &[70_001, 200_003], &[(Element::F32, Reduction::Mean), (Element::F32, Reduction::Sum)]);
+        sweep(size, &[70_001, 200_003], &[(ElementType::F32, Reduction::Mean), (ElementType::F32, Reduction::Sum)]);
     }
 }
 
 #[test]
 fn every_element_and_reduction() {
-    let mixes: Vec<(Element, Reduction)> = Element::ALL
+    let mixes: Vec<(ElementType, Reduction)> = ElementType::ALL
         .into_iter()
         .flat_map(|element| Reduction::ALL.into_iter().map(move |reduction| (element, reduction)))
         .collect();
     sweep(3, &[11, 2100], &mixes);
-    // Through mails, from the size on where each rank combines its slice; on two ranks in a way of their own.
+    // Through staging buffers, from the size on where each rank combines its slice; on two ranks in a way of their own.
     for size in [2, 3] {
-        sweep_kinds(&[Kind::AllReduce], size, &[9001, 300_001], &mixes);
+        sweep_kinds(&[CallKind::AllReduce], size, &[9001, 300_001], &mixes);
     }
 }
 
@@ -321,8 +322,8 @@ fn ranks_may_disagree_about_where_their_buffers_are() {
         let private = SharedMemory::private(1 << 17).expect("maps");
         let memory = [&first, &second, &private][comm.rank()];
         for kind in KINDS {
-            let (element, reduction) = (Element::F32, Reduction::Sum);
-            let in_place = kind != Kind::AllToAll;
+            let (element, reduction) = (ElementType::F32, Reduction::Sum);
+            let in_place = kind != CallKind::AllToAll;
             Case { kind, element, reduction, count: 9001, size: 3, root: 1, in_place }.run(&comm, memory);
         }
     });
@@ -366,8 +367,8 @@ fn memory_of_the_parent_serves_its_parts() {
         let part = comm.split(color, -(comm.rank() as i64)).expect("splits");
         assert_eq!((part.size(), part.rank()), (2, 1 - comm.rank() / 2));
         for kind in KINDS {
-            let (element, reduction) = (Element::F64, Reduction::Sum);
-            let in_place = kind != Kind::AllToAll;
+            let (element, reduction) = (ElementType::F64, Reduction::Sum);
+            let in_place = kind != CallKind::AllToAll;
             Case { kind, element, reduction, count: 5000, size: 2, root: 1, in_place }.run(&part, &memory);
         }
         let alone = part.split(comm.rank() as i64, 0).expect("splits again");
@@ -427,8 +428,8 @@ fn different_calls_are_told_apart_on_every_rank() {
         });
         for (rank, fault) in faults.iter().enumerate() {
             let Fault::Mismatch { mine, peer, theirs, .. } = fault else { panic!("rank {rank}: {fault}") };
-            assert!(rank == 1 || (*peer, mine.kind) == (1, Kind::Broadcast), "rank {rank}: {fault}");
-            assert!(rank != 1 || theirs.kind == Kind::Broadcast, "{fault}");
+            assert!(rank == 1 || (*peer, mine.kind) == (1, CallKind::Broadcast), "rank {rank}: {fault}");
+            assert!(rank != 1 || theirs.kind == CallKind::Broadcast, "{fault}");
         }
     }
 }
@@ -466,7 +467,7 @@ fn a_message_is_no_collective() {
         for (rank, fault) in faults.iter().enumerate() {
             let Err(Fault::Mismatch { mine, peer, theirs, .. }) = fault else { panic!("rank {rank}: {fault:?}") };
             let (own, other) = if rank == 1 { (theirs, mine) } else { (mine, theirs) };
-            assert_eq!((own.kind, other.kind), (Kind::AllReduce, Kind::Send), "rank {rank}");
+            assert_eq!((own.kind, other.kind), (CallKind::AllReduce, CallKind::Send), "rank {rank}");
             assert!(rank == 1 || *peer == 1, "rank {rank}");
         }
         // Half of the time after which any wait ends.
@@ -564,8 +565,8 @@ fn rank_in_a_process() {
     let comm = Communicator::new(transport, watch, true);
     let memory = comm.allocate(1 << 20).expect("allocates");
     for kind in KINDS {
-        let (element, reduction) = (Element::F32, Reduction::Sum);
-        let in_place = kind != Kind::AllToAll;
+        let (element, reduction) = (ElementType::F32, Reduction::Sum);
+        let in_place = kind != CallKind::AllToAll;
         for count in [5, 50_000] {
             Case { kind, element, reduction, count, size: PROCESSES, root: 2, in_place }.run(&comm, &memory);
         }

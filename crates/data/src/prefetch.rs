@@ -16,11 +16,12 @@ pub use samples::{Samples, Values};
 
 use crate::error::ReadError;
 use crate::source::Source;
+use kolo_base::{lock, wait, wait_timeout};
 use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -153,11 +154,6 @@ impl State {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic of a source is kept as the outcome of its grain; what it left in the buffer is not used.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Prefetch {
     /// Starts to make the first batches. Where the system refuses threads, it does with fewer, or with none.
     pub fn start(recipe: Arc<dyn Recipe>, plan: Plan, tracer: Option<Tracer>) -> Self {
@@ -240,8 +236,7 @@ impl Prefetch {
                 continue;
             }
             state.waits = true;
-            let waited = shared.made.wait_timeout(state, LOOK);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state = wait_timeout(&shared.made, state, LOOK);
             let now = shared.count.load(Ordering::Relaxed);
             look(std::mem::replace(&mut count, now) != now)?;
         }
@@ -280,7 +275,7 @@ impl Shared {
                     let last = state.taken + self.plan.batches;
                     match state.claim(&self.plan, last) {
                         Some(unit) => break unit,
-                        None => state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner),
+                        None => state = wait(&self.work, state),
                     }
                 }
             };
@@ -295,6 +290,7 @@ impl Shared {
             self.count.fetch_add(1, Ordering::Relaxed);
             !self.stop.load(Ordering::Relaxed)
         };
+        // A panic of a source is kept as the outcome of its grain; what it left in the buffer is not used.
         let fill = || lock(&self.buffers[slot]).make(&*self.recipe, step, grain, &go_on);
         let outcome = match catch_unwind(AssertUnwindSafe(fill)) {
             Ok(Ok(())) => Outcome::Made,

@@ -15,7 +15,7 @@ use kolo_graph::layout::{Layout, align};
 use kolo_graph::{Graph, Phase};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 #[derive(Debug)]
@@ -137,7 +137,7 @@ impl Exchanges {
 
     pub fn start(&self, at: usize, lane: usize) {
         let running = self.of(at, lane);
-        let mut pending = running.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = kolo_base::lock(&running.pending);
         running.staging.before.iter().for_each(Rows::copy);
         *pending = true;
         self.collectives.start(self.first + running.number);
@@ -145,7 +145,7 @@ impl Exchanges {
 
     pub fn wait(&self, at: usize, lane: usize) -> Result<(), ExchangeError> {
         let running = self.of(at, lane);
-        let mut pending = running.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = kolo_base::lock(&running.pending);
         if !*pending {
             return Ok(());
         }

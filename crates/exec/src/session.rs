@@ -7,8 +7,8 @@
 //! the grain index, so the bits are the same.
 
 mod probe;
-mod rehearse;
 mod step;
+mod trial_run;
 
 use crate::exchange::{Collectives, ExchangeError};
 use crate::exchanges::Exchanges;
@@ -24,9 +24,9 @@ use kolo_graph::sources::GrainSum;
 use kolo_graph::{DType, Graph, NodeId, Phase};
 use probe::Probe;
 pub use probe::{Alive, Stop, Tracer};
-pub use rehearse::Rehearsal;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 pub use step::StepError;
+pub use trial_run::TrialTimes;
 
 /// A graph compiled for a device.
 #[derive(Debug)]
@@ -153,12 +153,12 @@ impl Session {
             for local in 0..per_lane {
                 grain(lane * per_lane + local, &mut Feed { inputs: self.device.inputs(Some(lane)) });
                 if let Err(error) = self.run_grain(lane, local) {
-                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                    kolo_base::lock(&failed).get_or_insert(error);
                     return;
                 }
             }
         });
-        if let Some(error) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(error) = kolo_base::lock(&failed).take() {
             return Err(error);
         }
         self.device.join_all();

@@ -1,9 +1,10 @@
 //! All kinds of op: those of this crate, and those that a program brings.
 
+use kolo_base::{read, write};
 use kolo_graph::op::CpuSide;
 use kolo_graph::{Cpu, Op, OpKind};
 use std::collections::HashMap;
-use std::sync::{LazyLock, PoisonError, RwLock};
+use std::sync::{LazyLock, RwLock};
 
 #[derive(Debug)]
 struct Kinds {
@@ -41,13 +42,13 @@ impl Kinds {
 
 /// Every kind of op: what the parser knows, and what the documentation and the conformance suite go through.
 pub fn registry() -> Vec<OpKind> {
-    KINDS.read().unwrap_or_else(PoisonError::into_inner).all.clone()
+    read(&KINDS).all.clone()
 }
 
 /// Adds a program's own kinds, before it builds or reads a graph with them. A name that is taken is an error, and then none
 /// of them is added.
 pub fn register(kinds: &'static [OpKind]) -> Result<(), String> {
-    KINDS.write().unwrap_or_else(PoisonError::into_inner).add(kinds)
+    write(&KINDS).add(kinds)
 }
 
 /// How the CPU runs an op; `None` if it has no kernel for it, or if the op's kind is not registered.
@@ -57,7 +58,7 @@ pub fn cpu_of(op: &dyn Op) -> Option<&dyn Cpu> {
 
 /// What leads from this op, and any of its kind, to how the CPU runs it. Whoever holds an op for long asks once.
 pub fn cpu_side(op: &dyn Op) -> Option<CpuSide> {
-    let side = *KINDS.read().unwrap_or_else(PoisonError::into_inner).cpu.get(op.name())?;
+    let side = *read(&KINDS).cpu.get(op.name())?;
     // A name may be that of another kind, which does not know this op.
     side.filter(|side| side(op).is_some())
 }

@@ -4,20 +4,20 @@
 //! is started on a communicator is started in one order on all of its ranks.
 
 use crate::mesh::Mesh;
-use kolo_comm::task::Part;
-use kolo_comm::{Communicator, Element, Fault, Kind, Request, Ticket};
+use kolo_comm::task::RankPart;
+use kolo_comm::{CallKind, Communicator, ElementType, Fault, Request, Ticket};
 use kolo_exec::{Collectives, Exchange, ExchangeError, ExchangeKind, Memory};
 use kolo_graph::DType;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Runs exchanges on communicators.
 #[derive(Debug)]
 pub struct CommLane {
     world: Arc<Communicator>,
     mesh: Mesh,
-    state: Mutex<State>,
+    state: Mutex<LaneState>,
 }
 
 /// What has a communicator of its own: an axis, the lane whose grains use it, and what goes there.
@@ -46,7 +46,7 @@ impl Way {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct LaneState {
     communicators: BTreeMap<Line, Arc<Communicator>>,
     requests: Vec<(Request, Arc<Communicator>)>,
     tickets: Vec<Option<Result<Ticket, Fault>>>,
@@ -65,8 +65,8 @@ impl CommLane {
         Self { world, mesh, state: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, LaneState> {
+        kolo_base::lock(&self.state)
     }
 
     fn line(&self, exchange: &Exchange) -> Line {
@@ -152,48 +152,48 @@ fn decode(text: &str) -> (usize, BTreeSet<Line>) {
     (lanes, lines.filter_map(line).collect())
 }
 
-fn element(dtype: DType) -> Element {
+fn element(dtype: DType) -> ElementType {
     match dtype {
-        DType::F32 => Element::F32,
-        DType::BF16 => Element::Bf16,
-        DType::F16 => Element::F16,
-        DType::I32 => Element::I32,
-        DType::I64 => Element::I64,
-        DType::Bool => Element::U8,
+        DType::F32 => ElementType::F32,
+        DType::BF16 => ElementType::Bf16,
+        DType::F16 => ElementType::F16,
+        DType::I32 => ElementType::I32,
+        DType::I64 => ElementType::I64,
+        DType::Bool => ElementType::U8,
     }
 }
 
 /// The call that an exchange is for this rank of its axis.
 pub(crate) fn request(exchange: &Exchange, rank: usize) -> Request {
     let element = element(exchange.dtype);
-    let parts: Vec<Part> =
-        exchange.parts.iter().map(|(offset, count)| Part { offset: *offset, count: *count }).collect();
+    let parts: Vec<RankPart> =
+        exchange.parts.iter().map(|(offset, count)| RankPart { offset: *offset, count: *count }).collect();
     let bytes = exchange.elements * element.bytes();
     let (input, output) = ((exchange.input, bytes), (exchange.output, bytes));
     let in_place = exchange.input == exchange.output;
     // This rank's part: of the exchange's memory, or all of a memory of its own.
     let own = |memory: *mut u8| {
-        let Part { offset, count } = parts.get(rank).copied().unwrap_or(Part { offset: 0, count: 0 });
+        let RankPart { offset, count } = parts.get(rank).copied().unwrap_or(RankPart { offset: 0, count: 0 });
         let offset = if in_place { offset * element.bytes() } else { 0 };
         // SAFETY: a part lies inside the exchange's memory.
         (unsafe { memory.add(offset) }, count * element.bytes())
     };
     let (kind, peer, input, output) = match exchange.kind {
-        ExchangeKind::AllReduce => (Kind::AllReduce, 0, input, output),
-        ExchangeKind::Barrier => (Kind::Barrier, 0, input, output),
-        ExchangeKind::ReduceScatter => (Kind::ReduceScatter, 0, input, own(exchange.output)),
-        ExchangeKind::AllGather => (Kind::AllGather, 0, own(exchange.input), output),
-        ExchangeKind::AllToAll => (Kind::AllToAll, 0, input, output),
-        ExchangeKind::Send(to) => (Kind::Send, to, input, (std::ptr::null_mut(), 0)),
-        ExchangeKind::Receive(from) => (Kind::Recv, from, (std::ptr::null_mut(), 0), output),
+        ExchangeKind::AllReduce => (CallKind::AllReduce, 0, input, output),
+        ExchangeKind::Barrier => (CallKind::Barrier, 0, input, output),
+        ExchangeKind::ReduceScatter => (CallKind::ReduceScatter, 0, input, own(exchange.output)),
+        ExchangeKind::AllGather => (CallKind::AllGather, 0, own(exchange.input), output),
+        ExchangeKind::AllToAll => (CallKind::AllToAll, 0, input, output),
+        ExchangeKind::Send(to) => (CallKind::Send, to, input, (std::ptr::null_mut(), 0)),
+        ExchangeKind::Receive(from) => (CallKind::Recv, from, (std::ptr::null_mut(), 0), output),
     };
-    let each_to_each = kind == Kind::AllToAll;
+    let each_to_each = kind == CallKind::AllToAll;
     let count = match parts.is_empty() {
         _ if each_to_each => 0,
         true => exchange.elements,
         false => parts.iter().map(|part| part.count).sum(),
     };
-    let parts: Arc<[Part]> = parts.into();
+    let parts: Arc<[RankPart]> = parts.into();
     Request {
         count,
         peer,

@@ -11,7 +11,7 @@ use kolo_comm::compress::{self, Feedback};
 use kolo_comm::{Communicator, Fault, Reduction};
 use kolo_exec::{Collectives, Exchange, ExchangeError, ExchangeKind, Memory};
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 const WIRE: Key = Key {
@@ -49,7 +49,11 @@ impl Strategy for Narrow {
         }
         // Only whole sums are known to travel; the shares of a sharded optimizer do not.
         if others.iter().any(|other| other.part() == Part::Update && other.name() != data::KIND.name) {
-            return Err(Refusal::of_key(&WIRE, "is \"bf16\" beside a sharded optimizer", "keep one of the two"));
+            return Err(Refusal::of_key(
+                &WIRE,
+                "is \"bf16\", which cannot be combined with a sharded optimizer",
+                "keep one of the two",
+            ));
         }
         Ok(())
     }
@@ -61,18 +65,18 @@ impl Strategy for Narrow {
 #[derive(Debug)]
 pub struct NarrowLane {
     world: Arc<Communicator>,
-    shared: Arc<Shared>,
+    shared: Arc<NarrowShared>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
+struct NarrowShared {
+    state: Mutex<NarrowState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct NarrowState {
     exchanges: Vec<Exchange>,
     queue: VecDeque<usize>,
     /// For each exchange, how many were started up to and with it.
@@ -83,13 +87,13 @@ struct State {
     closed: bool,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+impl NarrowShared {
+    fn lock(&self) -> MutexGuard<'_, NarrowState> {
+        kolo_base::lock(&self.state)
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    fn wait<'a>(&self, state: MutexGuard<'a, NarrowState>) -> MutexGuard<'a, NarrowState> {
+        kolo_base::wait(&self.changed, state)
     }
 
     fn serve(&self, own: &Communicator) {
@@ -135,7 +139,7 @@ impl NarrowLane {
     /// All ranks call it together.
     pub fn new(world: Arc<Communicator>) -> Result<Self, Fault> {
         let own = world.split(0, world.rank() as i64)?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(NarrowShared::default());
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("comm".into()).spawn(move || theirs.serve(&own));
         let thread = thread.map_err(|error| Fault::thread("starting the thread for collectives", &error))?;

@@ -84,7 +84,7 @@ impl Strategy for Zero {
 }
 
 /// Where a value is right: everywhere, or at one rank only.
-type Place = Option<usize>;
+type ValidAt = Option<usize>;
 
 /// Shards the optimizer along the data axis, in equal shares; the result is this rank's graph.
 pub fn shard_optimizer(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph {
@@ -92,7 +92,7 @@ pub fn shard_optimizer(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph
 }
 
 pub(crate) fn shard(owned: &Owned, mesh: &Mesh, bucket_bytes: usize) -> Graph {
-    let plan = Plan::new(owned, mesh);
+    let plan = ShardPlan::new(owned, mesh);
     let (mut rebuild, after) = copy_grains(plan.graph);
     let all = buckets(plan.graph, bucket_bytes);
     let units_of = plan.units(&all);
@@ -127,18 +127,18 @@ fn owners(units: &[&Unit]) -> Vec<usize> {
     units.iter().map(|unit| unit.owner).collect()
 }
 
-struct Plan<'g> {
+struct ShardPlan<'g> {
     graph: &'g Graph,
     units: &'g [Unit],
     rank: usize,
     /// The owner of each sum, or piece of a sum.
     owners: BTreeMap<ValueId, usize>,
-    places: Vec<Place>,
+    places: Vec<ValidAt>,
     /// Values of one owner that every rank needs.
     gathered: BTreeSet<ValueId>,
 }
 
-impl<'g> Plan<'g> {
+impl<'g> ShardPlan<'g> {
     fn new(owned: &'g Owned, mesh: &Mesh) -> Self {
         let Owned { graph, units } = owned;
         let owners = units.iter().map(|unit| (unit.sum, unit.owner)).collect();

@@ -3,7 +3,7 @@
 use crate::company::Company;
 use crate::error::Error;
 use crate::job::Job;
-use crate::room::{self, Tenants};
+use crate::memory_check::{self, HostUsage};
 use crate::step::graph_of;
 use crate::supply;
 use crate::trainer::count_beside;
@@ -47,8 +47,8 @@ impl Worker {
         let data = supply::buffer_bytes(job, options.grains * job.grain_batch());
         let memory = MemoryPlan { evaluation, data, ..kolo_plan::memory(&program) };
         match company.world() {
-            Some(world) => room::check_among(&memory, parallel.home().is_shared(), world)?,
-            None => room::check(&memory, Tenants::alone(&memory))?,
+            Some(world) => memory_check::check_among(&memory, parallel.home().is_shared(), world)?,
+            None => memory_check::check(&memory, HostUsage::alone(&memory))?,
         }
         let (store, session) = match company.peers() {
             Some(world) => compile_among(job, &parallel, program, &mesh, world)?,

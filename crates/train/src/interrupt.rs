@@ -26,7 +26,7 @@ const NOT_BEGUN: &str = "interrupted before the first step";
 /// Where a run stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Phase {
+pub enum RunPhase {
     /// Nothing is trained yet.
     Starting,
     Training,
@@ -58,7 +58,7 @@ impl Interrupt {
     }
 
     /// Says where the run stands.
-    pub fn enter(&self, phase: Phase) {
+    pub fn enter(&self, phase: RunPhase) {
         self.state.phase.store(phase as u8, Ordering::Relaxed);
     }
 }
@@ -109,9 +109,9 @@ impl StderrReply {
 
 fn on_signal(signal: i32, state: &InterruptState, reply: Option<StderrReply>) {
     let phase = state.phase.load(Ordering::Relaxed);
-    let text = if phase == Phase::Starting as u8 {
+    let text = if phase == RunPhase::Starting as u8 {
         NOT_BEGUN
-    } else if phase == Phase::Training as u8 {
+    } else if phase == RunPhase::Training as u8 {
         ACKNOWLEDGED
     } else {
         FINISHING
@@ -121,7 +121,7 @@ fn on_signal(signal: i32, state: &InterruptState, reply: Option<StderrReply>) {
         reply.write(text);
     }
     // Only Ctrl-C is meant twice, because a scheduler and a launcher may both pass on the same SIGTERM.
-    if phase == Phase::Starting as u8 || (again && signal == SIGINT) {
+    if phase == RunPhase::Starting as u8 || (again && signal == SIGINT) {
         if let Some(path) = UNUSED.get() {
             // SAFETY: a string that is never changed; the call is allowed in a handler, and fails if there is a file in it.
             unsafe { libc::rmdir(path.as_ptr()) };
@@ -150,7 +150,7 @@ mod tests {
     #[ignore = "ends the process"]
     fn raise_signals() {
         let interrupt = install(true).unwrap();
-        interrupt.enter(Phase::Training);
+        interrupt.enter(RunPhase::Training);
         assert!(!interrupt.requested());
         raise(SIGHUP).unwrap();
         assert!(interrupt.requested());

@@ -4,7 +4,7 @@ use crate::asynchronous::Links;
 pub use crate::company::Company;
 use crate::confusion::Confusion;
 use crate::error::Error;
-use crate::interrupt::{Interrupt, Phase};
+use crate::interrupt::{Interrupt, RunPhase};
 use crate::job::Job;
 use crate::log::{Log, LogRow};
 use crate::machine::peak_rss_bytes;
@@ -153,9 +153,9 @@ impl Watch {
 /// Trains a job to its end. The trainer comes back with the trained weights.
 pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> Result<(Trainer, Report), Error> {
     let mut run = Run::begin(job, options, observer)?;
-    options.interrupt.enter(Phase::Training);
+    options.interrupt.enter(RunPhase::Training);
     let ended = run.train()?;
-    options.interrupt.enter(Phase::Finishing);
+    options.interrupt.enter(RunPhase::Finishing);
     run.finish(ended)
 }
 

@@ -14,7 +14,7 @@ use kolo_exec::Feed;
 use serde::Serialize;
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// What a batch costs that goes from a loader to the lanes: two threads woken, cores that change hands, a copy.
@@ -198,7 +198,7 @@ impl Supply {
         match &self.made {
             Made::ByLanes(numbers) => {
                 let begin = Instant::now();
-                let mut numbers = numbers[grain].lock().unwrap_or_else(PoisonError::into_inner);
+                let mut numbers = kolo_base::lock(&numbers[grain]);
                 fill(&*self.recipe, &self.job.fields, (step, grain), &mut numbers, feed);
                 let spent = begin.elapsed().as_nanos() as u64 / self.lanes as u64;
                 self.waited_ns.fetch_add(spent, Ordering::Relaxed);

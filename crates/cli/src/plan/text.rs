@@ -11,7 +11,7 @@ const SECONDS_PER_YEAR: f64 = 365.25 * super::SECONDS_PER_DAY;
 
 pub fn print(title: &str, job: &Job, p: &Prediction) {
     let Cost { flops, bytes, memory, parameters, .. } = &p.cost;
-    let workers = p.cast.workers;
+    let workers = p.setup.workers;
     println!("{title}");
     println!("  parameters        {}", parameter_count(*parameters as u64));
     println!("  forward           {} multiply-adds per sample", format_count(forward_macs(job, p) as u64));
@@ -75,11 +75,11 @@ fn print_memory(memory: &MemoryPlan, workers: usize, all_bytes: u64) {
 
 /// The time of a step, and how it was found.
 fn print_time(p: &Prediction) {
-    let (workers, threads) = (p.cast.workers, p.cast.threads);
+    let (workers, threads) = (p.setup.workers, p.setup.threads);
     let threads = format!("{threads} thread{}", if threads == 1 { "" } else { "s" });
     let who = if workers == 1 { threads } else { format!("{workers} workers of {threads}") };
     let time = seconds(p.step_seconds());
-    match &p.rehearsed {
+    match &p.measured {
         Some(tried) if tried.whole_steps > 0 => {
             println!("  time              {time} on {who}, measured on {} steps here", tried.whole_steps);
         }
@@ -92,11 +92,11 @@ fn print_time(p: &Prediction) {
             p.rates.bytes / 1e9
         ),
     }
-    if let Some(tried) = p.rehearsed.filter(|tried| tried.data_wait_seconds() > 0.01 * tried.step_seconds()) {
+    if let Some(tried) = p.measured.filter(|tried| tried.data_wait_seconds() > 0.01 * tried.step_seconds()) {
         let [wait, all] = [tried.data_wait_seconds(), tried.data_seconds].map(seconds);
         println!("                    {wait} of it waiting for data: a batch takes {all} to make");
     }
-    if let Some(tried) = p.rehearsed.filter(|_| workers > 1) {
+    if let Some(tried) = p.measured.filter(|_| workers > 1) {
         let [compute, exchange] = [tried.compute_seconds, tried.exchange_seconds].map(seconds);
         match p.hosts {
             1 => println!("                    {compute} compute, {exchange} exchange, per worker"),

@@ -1,14 +1,14 @@
 use super::*;
 use kolo_comm::call::short_name;
-use kolo_comm::{Element, Kind, Reduction};
+use kolo_comm::{CallKind, ElementType, Reduction};
 
 const DEADLINES: Deadlines = Deadlines { heartbeat_ms: 1000 };
 
 fn call(sequence: u64) -> Fingerprint {
     Fingerprint {
         communicator: 0,
-        kind: Kind::AllReduce,
-        element: Element::F32,
+        kind: CallKind::AllReduce,
+        element: ElementType::F32,
         reduction: Reduction::Sum,
         root: 0,
         sequence,
@@ -68,7 +68,7 @@ fn all_in_one_call_is_the_business_of_their_links() {
     let waits = at(7, Some(call(7)), true);
     assert_eq!(run(&mut joined(2), 100_000, &[waits, waits]), []);
     // Messages count per pair, and groups of a split share a number: they say nothing about each other.
-    let message = Fingerprint { kind: Kind::Send, count: 3, ..call(7) };
+    let message = Fingerprint { kind: CallKind::Send, count: 3, ..call(7) };
     let group = Fingerprint { communicator: 5, count: 9, ..call(7) };
     assert_eq!(run(&mut joined(3), 100_000, &[waits, at(7, Some(message), true), at(7, Some(group), true)]), []);
 }

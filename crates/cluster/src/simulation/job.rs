@@ -8,7 +8,7 @@ use crate::message::{ControlMessage, Envelope, Hello};
 use crate::rank_state::Exit;
 use kolo_comm::call::short_name;
 use kolo_comm::watch::Activity;
-use kolo_comm::{Element, Fault, Fingerprint, Kind, Reduction};
+use kolo_comm::{CallKind, ElementType, Fault, Fingerprint, Reduction};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -92,11 +92,11 @@ pub(super) struct Simulation {
     pub endings: usize,
 }
 
-fn call(sequence: u64, kind: Kind) -> Fingerprint {
+fn call(sequence: u64, kind: CallKind) -> Fingerprint {
     Fingerprint {
         communicator: 0,
         kind,
-        element: Element::F32,
+        element: ElementType::F32,
         reduction: Reduction::Sum,
         root: 0,
         sequence,
@@ -181,7 +181,7 @@ impl Simulation {
             && self.injected_ms.is_some()
             && rank == self.victim
             && member.in_call;
-        let kind = if other { Kind::Broadcast } else { Kind::AllReduce };
+        let kind = if other { CallKind::Broadcast } else { CallKind::AllReduce };
         let begun = member.in_call || member.step > 0;
         let sequence = if member.in_call { member.step } else { member.step.saturating_sub(1) };
         let call = begun.then(|| call(sequence, kind));

@@ -67,7 +67,7 @@ pub fn meets_through_a_file() {
     // A file of anybody's is refused.
     std::fs::write(file(home.path()), b"anything").unwrap();
     let (codes, text) = end(start(2, 1..2, home.path(), &["train", "30"]));
-    assert!(codes == [Some(101)] && text.contains("not this user's alone"), "{codes:?} {text}");
+    assert!(codes == [Some(101)] && text.contains("other users can access it"), "{codes:?} {text}");
 }
 
 pub fn a_lost_rank_is_told_once() {

@@ -2,7 +2,7 @@
 
 use kolo_cluster::Member;
 use kolo_comm::call::short_name;
-use kolo_comm::{Bootstrap, Element, Fault, Fingerprint, Kind, Reduction};
+use kolo_comm::{Bootstrap, CallKind, ElementType, Fault, Fingerprint, Reduction};
 use std::os::unix::process::CommandExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,8 +13,8 @@ pub const PRINTED: usize = 10;
 fn call(sequence: u64) -> Fingerprint {
     Fingerprint {
         communicator: 0,
-        kind: Kind::AllReduce,
-        element: Element::F32,
+        kind: CallKind::AllReduce,
+        element: ElementType::F32,
         reduction: Reduction::Sum,
         root: 0,
         sequence,
@@ -189,7 +189,7 @@ fn blame(member: &mut Member, victim: usize) -> Result<(), Fault> {
 
 fn differ(member: &mut Member, chosen: bool) -> Result<(), Fault> {
     steps(member, 3)?;
-    let next = if chosen { Fingerprint { kind: Kind::Broadcast, count: 8, ..call(3) } } else { call(3) };
+    let next = if chosen { Fingerprint { kind: CallKind::Broadcast, count: 8, ..call(3) } } else { call(3) };
     member.watch.enter(&next);
     loop {
         member.watch.check()?;

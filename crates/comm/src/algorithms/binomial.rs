@@ -5,22 +5,22 @@
 
 use super::builder::{ProgramBuilder, slice};
 use super::{AlgorithmCost, CallShape, RankGroup};
-use crate::call::Kind;
+use crate::call::CallKind;
 use crate::program::{BufferRange, Region};
 
 pub(super) fn write(builder: &mut ProgramBuilder, shape: &CallShape<'_>) {
     let group = RankGroup::all(shape);
     match shape.kind {
-        Kind::Broadcast => broadcast(builder, &group, shape.root, shape.output()),
-        Kind::Reduce if shape.rank == shape.root => {
+        CallKind::Broadcast => broadcast(builder, &group, shape.root, shape.output()),
+        CallKind::Reduce if shape.rank == shape.root => {
             reduce(builder, &group, shape.root, shape.input(), shape.output(), shape.mean);
         }
-        Kind::Reduce => {
+        CallKind::Reduce => {
             let sum = builder.scratch(shape.count);
             reduce(builder, &group, shape.root, shape.input(), sum, shape.mean);
         }
-        Kind::Gather => gather(builder, shape),
-        Kind::Scatter => scatter(builder, shape),
+        CallKind::Gather => gather(builder, shape),
+        CallKind::Scatter => scatter(builder, shape),
         _ => {
             reduce(builder, &group, 0, shape.input(), shape.output(), shape.mean);
             broadcast(builder, &group, 0, shape.output());
@@ -168,13 +168,13 @@ pub(super) fn cost(shape: &CallShape<'_>) -> AlgorithmCost {
     let (ranks, count) = shape.numbers();
     let rounds = ranks.log2().ceil();
     let (rounds, messages, sent, combined) = match shape.kind {
-        Kind::Broadcast => (rounds, rounds, rounds * count, 0.0),
-        Kind::Reduce => (rounds, 1.0, count, rounds * count),
-        Kind::Gather => {
+        CallKind::Broadcast => (rounds, rounds, rounds * count, 0.0),
+        CallKind::Reduce => (rounds, 1.0, count, rounds * count),
+        CallKind::Gather => {
             let most = (ranks - rounds.exp2() / 2.0).max(rounds.exp2() / 4.0);
             (rounds, 1.0, count * most / ranks, 0.0)
         }
-        Kind::Scatter => (rounds, rounds, count * (ranks - 1.0) / ranks, 0.0),
+        CallKind::Scatter => (rounds, rounds, count * (ranks - 1.0) / ranks, 0.0),
         _ => (2.0 * rounds, rounds, rounds * count, rounds * count),
     };
     AlgorithmCost { rounds, messages, sent, combined, leaving: shape.leaving_by(1.0, sent) }

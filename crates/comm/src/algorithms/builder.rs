@@ -4,9 +4,9 @@
 //! it writes. So an algorithm reads like sequential code, and what is independent still overlaps.
 
 use super::CallShape;
-use crate::call::Kind;
+use crate::call::CallKind;
 use crate::program::{BufferRange, CollectiveAction, CollectiveProgram, Region};
-use crate::task::Part;
+use crate::task::RankPart;
 use std::collections::BTreeMap;
 
 #[derive(Debug)]
@@ -83,7 +83,7 @@ pub fn slice(range: BufferRange, offset: usize, count: usize) -> BufferRange {
     BufferRange { offset: range.offset + offset, count, ..range }
 }
 
-pub fn range(region: Region, part: Part) -> BufferRange {
+pub fn range(region: Region, part: RankPart) -> BufferRange {
     BufferRange { region, offset: part.offset, count: part.count }
 }
 
@@ -264,8 +264,8 @@ impl CallShape<'_> {
     pub fn shifts(&self) -> [usize; 2] {
         let own = self.recv.get(self.rank).map_or(0, |part| part.offset);
         match self.kind {
-            Kind::Gather | Kind::AllGather => [own, 0],
-            Kind::ReduceScatter | Kind::Scatter => [0, own],
+            CallKind::Gather | CallKind::AllGather => [own, 0],
+            CallKind::ReduceScatter | CallKind::Scatter => [0, own],
             _ => [0, 0],
         }
     }

@@ -3,9 +3,9 @@
 
 use super::builder::{ProgramBuilder, range, slice};
 use super::{AlgorithmCost, CallShape, RankGroup};
-use crate::call::Kind;
+use crate::call::CallKind;
 use crate::program::{BufferRange, Region};
-use crate::task::Part;
+use crate::task::RankPart;
 
 /// Segments of each rank's contribution that wait in scratch to be combined. Enough to receive the next ones meanwhile,
 /// and few enough to stay in cache.
@@ -13,9 +13,9 @@ const WINDOW: usize = 4;
 
 pub(super) fn write(builder: &mut ProgramBuilder, shape: &CallShape<'_>) {
     match shape.kind {
-        Kind::Broadcast => broadcast(builder, shape),
-        Kind::Reduce => reduce(builder, shape),
-        Kind::AllReduce => {
+        CallKind::Broadcast => broadcast(builder, shape),
+        CallKind::Reduce => reduce(builder, shape),
+        CallKind::AllReduce => {
             let output = CallShape::even(shape.output(), shape.size);
             let group = RankGroup::all(shape);
             reduce_scatter(
@@ -27,21 +27,21 @@ pub(super) fn write(builder: &mut ProgramBuilder, shape: &CallShape<'_>) {
             );
             all_gather(builder, &group, &output);
         }
-        Kind::ReduceScatter => {
+        CallKind::ReduceScatter => {
             let (parts, own) = (shape.parts(Region::Input), shape.own(Region::Output));
             reduce_scatter(builder, &RankGroup::all(shape), &parts, own, shape.mean);
         }
-        Kind::AllGather => {
+        CallKind::AllGather => {
             let parts = shape.parts(Region::Output);
             builder.copy(shape.own(Region::Input), parts[shape.rank]);
             all_gather(builder, &RankGroup::all(shape), &parts);
         }
-        Kind::Gather => gather(builder, shape),
-        Kind::Scatter => scatter(builder, shape),
-        Kind::AllToAll => all_to_all(builder, shape),
-        Kind::Send => builder.send_message(shape.peer, shape.input()),
-        Kind::Recv => builder.recv_message(shape.peer, shape.output()),
-        Kind::Barrier | Kind::Scan | Kind::ExclusiveScan => {}
+        CallKind::Gather => gather(builder, shape),
+        CallKind::Scatter => scatter(builder, shape),
+        CallKind::AllToAll => all_to_all(builder, shape),
+        CallKind::Send => builder.send_message(shape.peer, shape.input()),
+        CallKind::Recv => builder.recv_message(shape.peer, shape.output()),
+        CallKind::Barrier | CallKind::Scan | CallKind::ExclusiveScan => {}
     }
 }
 
@@ -178,7 +178,7 @@ fn scatter(builder: &mut ProgramBuilder, shape: &CallShape<'_>) {
 
 /// Only the two ends know a part's count, so even an empty part is sent: a disagreement is then seen.
 fn all_to_all(builder: &mut ProgramBuilder, shape: &CallShape<'_>) {
-    let part = |region, part: Part| range(region, part);
+    let part = |region, part: RankPart| range(region, part);
     builder.copy(part(Region::Input, shape.send[shape.rank]), part(Region::Output, shape.recv[shape.rank]));
     for step in 1..shape.size {
         let to = (shape.rank + step) % shape.size;
@@ -199,13 +199,13 @@ pub(super) fn cost(shape: &CallShape<'_>) -> AlgorithmCost {
     let others = ranks - 1.0;
     let share = count * others / ranks;
     let (rounds, messages, sent, combined) = match shape.kind {
-        Kind::Broadcast => (if ranks > 2.0 { 2.0 } else { 1.0 }, 2.0 * others, 2.0 * share, 0.0),
-        Kind::Reduce => (2.0, ranks, count, share),
-        Kind::AllReduce => (2.0, 2.0 * others, 2.0 * share, share),
-        Kind::ReduceScatter => (1.0, others, share, share),
-        Kind::AllGather | Kind::Scatter => (1.0, others, share, 0.0),
-        Kind::Gather => (1.0, 1.0, count / ranks, 0.0),
-        Kind::AllToAll => {
+        CallKind::Broadcast => (if ranks > 2.0 { 2.0 } else { 1.0 }, 2.0 * others, 2.0 * share, 0.0),
+        CallKind::Reduce => (2.0, ranks, count, share),
+        CallKind::AllReduce => (2.0, 2.0 * others, 2.0 * share, share),
+        CallKind::ReduceScatter => (1.0, others, share, share),
+        CallKind::AllGather | CallKind::Scatter => (1.0, others, share, 0.0),
+        CallKind::Gather => (1.0, 1.0, count / ranks, 0.0),
+        CallKind::AllToAll => {
             let sent: usize = shape.send.iter().map(|part| part.count).sum();
             (1.0, others, sent as f64 * others / ranks, 0.0)
         }

@@ -7,21 +7,21 @@
 
 use super::builder::{ProgramBuilder, slice};
 use super::{AlgorithmCost, CallShape, RankGroup};
-use crate::call::Kind;
+use crate::call::CallKind;
 use crate::program::{BufferRange, Region};
 
 pub(super) fn doubling(builder: &mut ProgramBuilder, shape: &CallShape<'_>) {
     match shape.kind {
-        Kind::Barrier => barrier(builder, shape),
-        Kind::AllReduce => all_reduce_whole(builder, shape),
-        Kind::AllGather => all_gather(builder, shape),
+        CallKind::Barrier => barrier(builder, shape),
+        CallKind::AllReduce => all_reduce_whole(builder, shape),
+        CallKind::AllGather => all_gather(builder, shape),
         _ => scan(builder, shape),
     }
 }
 
 pub(super) fn write(builder: &mut ProgramBuilder, shape: &CallShape<'_>) {
     match shape.kind {
-        Kind::ReduceScatter => reduce_scatter(builder, shape),
+        CallKind::ReduceScatter => reduce_scatter(builder, shape),
         _ => all_reduce(builder, shape),
     }
 }
@@ -91,7 +91,7 @@ fn scan(builder: &mut ProgramBuilder, shape: &CallShape<'_>) {
     if gives(rank, 1, size) {
         builder.copy(input, total);
     }
-    let mut prefix = shape.kind == Kind::Scan;
+    let mut prefix = shape.kind == CallKind::Scan;
     if prefix {
         builder.copy(input, output);
     }
@@ -260,12 +260,12 @@ pub(super) fn doubling_cost(shape: &CallShape<'_>) -> AlgorithmCost {
     let (ranks, count) = shape.numbers();
     let rounds = ranks.log2().ceil();
     let (messages, sent, combined) = match shape.kind {
-        Kind::Barrier => (rounds, 0.0, 0.0),
-        Kind::AllReduce => {
+        CallKind::Barrier => (rounds, 0.0, 0.0),
+        CallKind::AllReduce => {
             let messages = whole_messages(shape.size) as f64;
             (messages, messages * count, rounds * count)
         }
-        Kind::AllGather => (rounds, count * (ranks - 1.0) / ranks, 0.0),
+        CallKind::AllGather => (rounds, count * (ranks - 1.0) / ranks, 0.0),
         _ => (rounds, rounds * count, 2.0 * rounds * count),
     };
     AlgorithmCost { rounds, messages, sent, combined, leaving: shape.leaving_by(shape.per_host().0, sent) }
@@ -277,7 +277,7 @@ pub(super) fn cost(shape: &CallShape<'_>) -> AlgorithmCost {
     let share = count * (power - 1.0) / power;
     let fold = if power < ranks { 1.0 } else { 0.0 };
     let (rounds, messages, sent, combined) = match shape.kind {
-        Kind::ReduceScatter => (power.log2(), power.log2(), share, share),
+        CallKind::ReduceScatter => (power.log2(), power.log2(), share, share),
         _ => (
             2.0 * power.log2() + 2.0 * fold,
             2.0 * power.log2() + fold,

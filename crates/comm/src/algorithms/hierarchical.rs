@@ -4,7 +4,7 @@
 
 use super::builder::ProgramBuilder;
 use super::{AlgorithmCost, CallShape, RankGroup, binomial, direct};
-use crate::call::Kind;
+use crate::call::CallKind;
 use std::collections::BTreeMap;
 
 /// Ranks by host; hosts in the order of their first rank.
@@ -33,7 +33,7 @@ fn group_of(rank: usize, ranks: Vec<usize>) -> Option<RankGroup> {
 pub(super) fn write(builder: &mut ProgramBuilder, shape: &CallShape<'_>) {
     let hosts = by_host(shape.hosts);
     match shape.kind {
-        Kind::Broadcast => broadcast(builder, shape, &hosts),
+        CallKind::Broadcast => broadcast(builder, shape, &hosts),
         _ if hosts.iter().all(|host| host.len() == hosts[0].len()) => all_reduce_shares(builder, shape, &hosts),
         _ => all_reduce_leaders(builder, shape, &hosts),
     }
@@ -99,7 +99,7 @@ pub(super) fn cost(shape: &CallShape<'_>) -> AlgorithmCost {
     let stage = |ranks: f64| if ranks > 1.0 { 2.0 } else { 0.0 };
     let share = |count: f64, ranks: f64| count * (ranks - 1.0) / ranks;
     match shape.kind {
-        Kind::Broadcast => {
+        CallKind::Broadcast => {
             let rounds = up + across;
             let leaving = shape.leaving_by(1.0, across * count);
             AlgorithmCost { rounds, messages: rounds, sent: rounds * count, combined: 0.0, leaving }

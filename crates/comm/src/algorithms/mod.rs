@@ -13,15 +13,15 @@ mod ring;
 #[cfg(test)]
 mod walk;
 
-use crate::call::Kind;
+use crate::call::CallKind;
 use crate::program::{BufferRange, CollectiveProgram, Region};
-use crate::task::{Part, even_parts};
+use crate::task::{RankPart, even_parts};
 use builder::{ProgramBuilder, range};
 
 /// What a program depends on. Counts and offsets are in elements.
 #[derive(Clone, Copy, Debug)]
 pub struct CallShape<'a> {
-    pub kind: Kind,
+    pub kind: CallKind,
     pub rank: usize,
     pub size: usize,
     pub root: usize,
@@ -30,8 +30,8 @@ pub struct CallShape<'a> {
     pub mean: bool,
     /// Input and output are one memory, as [`crate::task::CollectiveTask`] allows.
     pub in_place: bool,
-    pub send: &'a [Part],
-    pub recv: &'a [Part],
+    pub send: &'a [RankPart],
+    pub recv: &'a [RankPart],
     /// The other end of a message.
     pub peer: usize,
     /// Each rank's host.
@@ -80,8 +80,8 @@ impl Algorithm {
     }
 
     /// Whether it can do this kind of call with this number of ranks.
-    pub fn applies(self, kind: Kind, size: usize) -> bool {
-        use Kind::*;
+    pub fn applies(self, kind: CallKind, size: usize) -> bool {
+        use CallKind::*;
         match self {
             Algorithm::Exchange => kind == AllReduce,
             Algorithm::Direct => !matches!(kind, Barrier | Scan | ExclusiveScan),
@@ -97,8 +97,8 @@ impl Algorithm {
     }
 
     /// Whether it combines in tree order over ranks, which gives the promised bits.
-    pub fn keeps_order(self, kind: Kind, hosts: &[usize]) -> bool {
-        if !matches!(kind, Kind::AllReduce | Kind::ReduceScatter) {
+    pub fn keeps_order(self, kind: CallKind, hosts: &[usize]) -> bool {
+        if !matches!(kind, CallKind::AllReduce | CallKind::ReduceScatter) {
             return true;
         }
         match self {
@@ -166,16 +166,16 @@ impl RankGroup {
 
 impl CallShape<'_> {
     fn input(&self) -> BufferRange {
-        range(Region::Input, Part { offset: 0, count: self.count })
+        range(Region::Input, RankPart { offset: 0, count: self.count })
     }
 
     fn output(&self) -> BufferRange {
-        range(Region::Output, Part { offset: 0, count: self.count })
+        range(Region::Output, RankPart { offset: 0, count: self.count })
     }
 
     /// An equal part of a place for each of `ranks`.
     fn even(whole: BufferRange, ranks: usize) -> Vec<BufferRange> {
-        let part = |part: &Part| BufferRange { offset: whole.offset + part.offset, count: part.count, ..whole };
+        let part = |part: &RankPart| BufferRange { offset: whole.offset + part.offset, count: part.count, ..whole };
         even_parts(whole.count, ranks).iter().map(part).collect()
     }
 

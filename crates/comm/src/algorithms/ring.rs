@@ -3,16 +3,16 @@
 
 use super::builder::{ProgramBuilder, slice};
 use super::{AlgorithmCost, CallShape, RankGroup};
-use crate::call::Kind;
+use crate::call::CallKind;
 use crate::program::{BufferRange, Region};
 
 pub(super) fn write(builder: &mut ProgramBuilder, shape: &CallShape<'_>) {
     let group = RankGroup::all(shape);
     match shape.kind {
-        Kind::ReduceScatter => {
+        CallKind::ReduceScatter => {
             reduce_scatter(builder, &group, &shape.parts(Region::Input), shape.own(Region::Output), shape.mean);
         }
-        Kind::AllGather => {
+        CallKind::AllGather => {
             let parts = shape.parts(Region::Output);
             builder.copy(shape.own(Region::Input), parts[shape.rank]);
             all_gather(builder, &group, &parts);
@@ -74,8 +74,8 @@ pub(super) fn cost(shape: &CallShape<'_>) -> AlgorithmCost {
     let (ranks, count) = shape.numbers();
     let share = count * (ranks - 1.0) / ranks;
     let (turns, combined) = match shape.kind {
-        Kind::AllReduce => (2.0, share),
-        Kind::ReduceScatter => (1.0, share),
+        CallKind::AllReduce => (2.0, share),
+        CallKind::ReduceScatter => (1.0, share),
         _ => (1.0, 0.0),
     };
     let steps = turns * (ranks - 1.0);

@@ -1,9 +1,9 @@
 //! Walks the programs of all ranks without data: they end under every schedule, and cost what the formulas say.
 
 use super::{Algorithm, AlgorithmCost, CallShape};
-use crate::call::Kind;
+use crate::call::CallKind;
 use crate::program::{CollectiveAction, CollectiveProgram};
-use crate::task::{Part, even_parts};
+use crate::task::{RankPart, even_parts};
 
 /// What a walk found.
 #[derive(Debug, Default)]
@@ -150,11 +150,11 @@ fn leaving(programs: &[CollectiveProgram], hosts: &[usize]) -> f64 {
     hosts.iter().map(of_host).max().unwrap_or(0) as f64
 }
 
-fn shape<'a>(kind: Kind, hosts: &'a [usize], count: usize, parts: &'a [Part], segment: usize) -> CallShape<'a> {
+fn shape<'a>(kind: CallKind, hosts: &'a [usize], count: usize, parts: &'a [RankPart], segment: usize) -> CallShape<'a> {
     let size = hosts.len();
     let root = size / 2;
-    let parts = if matches!(kind, Kind::Reduce | Kind::AllReduce | Kind::Broadcast) { &[] } else { parts };
-    let in_place = matches!(kind, Kind::Reduce | Kind::AllReduce | Kind::Scan);
+    let parts = if matches!(kind, CallKind::Reduce | CallKind::AllReduce | CallKind::Broadcast) { &[] } else { parts };
+    let in_place = matches!(kind, CallKind::Reduce | CallKind::AllReduce | CallKind::Scan);
     CallShape {
         kind,
         rank: 0,
@@ -175,7 +175,7 @@ fn programs(algorithm: Algorithm, shape: &CallShape<'_>) -> Vec<CollectiveProgra
     let program = |rank: usize| {
         // Every rank sends a part of this rank's size to it.
         let incoming = vec![shape.recv.get(rank).copied().unwrap_or_default(); shape.size];
-        let recv = if shape.kind == Kind::AllToAll { &incoming } else { shape.recv };
+        let recv = if shape.kind == CallKind::AllToAll { &incoming } else { shape.recv };
         algorithm.program(&CallShape { rank, recv, ..*shape })
     };
     (0..shape.size).map(program).collect()
@@ -183,9 +183,9 @@ fn programs(algorithm: Algorithm, shape: &CallShape<'_>) -> Vec<CollectiveProgra
 
 const SIZES: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16];
 
-fn each(mut body: impl FnMut(Algorithm, Kind, usize)) {
+fn each(mut body: impl FnMut(Algorithm, CallKind, usize)) {
     for size in SIZES {
-        for kind in Kind::ALL.into_iter().filter(|kind| !kind.is_message()) {
+        for kind in CallKind::ALL.into_iter().filter(|kind| !kind.is_message()) {
             let mut applying = Algorithm::ALL.into_iter().filter(|algorithm| algorithm.applies(kind, size)).peekable();
             assert!(applying.peek().is_some(), "nothing does {kind:?} on {size} ranks");
             applying.for_each(|algorithm| body(algorithm, kind, size));
@@ -227,8 +227,10 @@ fn costs_are_the_formulas() {
             let (found, formula) = (ProgramWalk::new(&programs).run(1).cost, algorithm.cost(&shape));
             let even = size % per_host == 0;
             let bound = match algorithm {
-                Algorithm::Doubling => !size.is_power_of_two() || matches!(kind, Kind::Scan | Kind::ExclusiveScan),
-                Algorithm::Hierarchical => kind == Kind::Broadcast || !even,
+                Algorithm::Doubling => {
+                    !size.is_power_of_two() || matches!(kind, CallKind::Scan | CallKind::ExclusiveScan)
+                }
+                Algorithm::Hierarchical => kind == CallKind::Broadcast || !even,
                 _ => false,
             };
             // Where a tree is not full, its longest branch may be one shorter.
@@ -237,7 +239,7 @@ fn costs_are_the_formulas() {
                 (found.rounds, formula.rounds, bound || !full),
                 (found.messages, formula.messages, bound),
                 (found.sent, formula.sent, bound),
-                (found.combined, formula.combined, bound || !full && kind == Kind::Reduce),
+                (found.combined, formula.combined, bound || !full && kind == CallKind::Reduce),
             ];
             for (found_one, formula_one, bound) in pairs {
                 let fits = if bound { found_one <= formula_one } else { found_one == formula_one };
@@ -247,7 +249,7 @@ fn costs_are_the_formulas() {
                 );
             }
             let direct = matches!(algorithm, Algorithm::Exchange | Algorithm::Direct | Algorithm::Hierarchical);
-            if direct && kind == Kind::AllReduce && even {
+            if direct && kind == CallKind::AllReduce && even {
                 assert_eq!(leaving(&programs, &hosts), formula.leaving, "{algorithm:?} on {size} ranks of {per_host}");
             }
         }

@@ -1,4 +1,4 @@
-//! Element-wise reductions on raw bytes: what makes one vector of two, or of the vectors of all ranks in tree order.
+//! ElementType-wise reductions on raw bytes: what makes one vector of two, or of the vectors of all ranks in tree order.
 //!
 //! Every element is combined alone and in a fixed order, so a result does not depend on vector width, block size or
 //! whether it is computed in place. Sixteen-bit floats are widened to f32, combined, and rounded to nearest even after
@@ -8,7 +8,7 @@
 
 mod number;
 
-use crate::element::{Element, Reduction};
+use crate::element::{ElementType, Reduction};
 use number::{Arithmetic, F16};
 pub(crate) use number::{Bf16, Number};
 
@@ -25,7 +25,7 @@ macro_rules! with_types {
     };
     (@element $element:expr, $reduction:expr, $number:ident, $operation:ident, $body:expr, $($name:ident $type:ty),+) => {
         match $element {
-            $(Element::$name => {
+            $(ElementType::$name => {
                 type $number = $type;
                 match $reduction {
                     Reduction::Sum | Reduction::Mean => { type $operation = Sum; $body }
@@ -43,7 +43,7 @@ macro_rules! with_types {
 /// # Safety
 /// The three places hold `count` elements each; `into` is one of the others or does not overlap them.
 pub unsafe fn combine(
-    element: Element,
+    element: ElementType,
     reduction: Reduction,
     left: *const u8,
     right: *const u8,
@@ -58,7 +58,13 @@ pub unsafe fn combine(
 ///
 /// # Safety
 /// All places hold `count` elements; `into` is one of the inputs or does not overlap them.
-pub unsafe fn combine_tree(element: Element, reduction: Reduction, inputs: &[*const u8], into: *mut u8, count: usize) {
+pub unsafe fn combine_tree(
+    element: ElementType,
+    reduction: Reduction,
+    inputs: &[*const u8],
+    into: *mut u8,
+    count: usize,
+) {
     // SAFETY: the caller's promise, passed on.
     with_types!(element, reduction, Stored, Join => unsafe { dispatch::<Stored, Join>(inputs, into, count) })
 }
@@ -68,7 +74,7 @@ pub unsafe fn combine_tree(element: Element, reduction: Reduction, inputs: &[*co
 /// # Safety
 /// All places hold `count` elements; each of `into` is one of the inputs or does not overlap them.
 pub unsafe fn combine_twins(
-    element: Element,
+    element: ElementType,
     reduction: Reduction,
     inputs: &[*const u8; 2],
     into: [*mut u8; 2],
@@ -82,7 +88,7 @@ pub unsafe fn combine_twins(
 ///
 /// # Safety
 /// `data` holds `count` elements that nobody else uses.
-pub unsafe fn divide(element: Element, data: *mut u8, ranks: usize, count: usize) {
+pub unsafe fn divide(element: ElementType, data: *mut u8, ranks: usize, count: usize) {
     macro_rules! each {
         ($number:ty, $quotient:expr) => {
             for at in 0..count {
@@ -96,13 +102,13 @@ pub unsafe fn divide(element: Element, data: *mut u8, ranks: usize, count: usize
         };
     }
     match element {
-        Element::F32 => each!(f32, |value, ranks| value / ranks as f32),
-        Element::F64 => each!(f64, |value, ranks| value / ranks as f64),
-        Element::Bf16 => each!(Bf16, |value, ranks| Bf16::narrow(value.widen() / ranks as f32)),
-        Element::F16 => each!(F16, |value, ranks| F16::narrow(value.widen() / ranks as f32)),
-        Element::I32 => each!(i32, |value, ranks| (i64::from(value) / ranks as i64) as i32),
-        Element::I64 => each!(i64, |value, ranks| value / ranks as i64),
-        Element::U8 => each!(u8, |value, ranks| (usize::from(value) / ranks) as u8),
+        ElementType::F32 => each!(f32, |value, ranks| value / ranks as f32),
+        ElementType::F64 => each!(f64, |value, ranks| value / ranks as f64),
+        ElementType::Bf16 => each!(Bf16, |value, ranks| Bf16::narrow(value.widen() / ranks as f32)),
+        ElementType::F16 => each!(F16, |value, ranks| F16::narrow(value.widen() / ranks as f32)),
+        ElementType::I32 => each!(i32, |value, ranks| (i64::from(value) / ranks as i64) as i32),
+        ElementType::I64 => each!(i64, |value, ranks| value / ranks as i64),
+        ElementType::U8 => each!(u8, |value, ranks| (usize::from(value) / ranks) as u8),
     }
 }
 

@@ -45,14 +45,14 @@ fn tree_order_for_every_number_of_inputs() {
             let mut out = vec![0f32; count];
             // SAFETY: all have `count` elements.
             unsafe {
-                combine_tree(Element::F32, Reduction::Sum, &places, out.as_mut_ptr().cast(), count);
+                combine_tree(ElementType::F32, Reduction::Sum, &places, out.as_mut_ptr().cast(), count);
                 assert_eq!(out, expected, "{ranks} ranks, {count} elements");
                 // In place in each input in turn.
                 for own in 0..ranks {
                     let mut own_data = inputs[own].clone();
                     let mut places = places.clone();
                     places[own] = own_data.as_ptr().cast();
-                    combine_tree(Element::F32, Reduction::Sum, &places, own_data.as_mut_ptr().cast(), count);
+                    combine_tree(ElementType::F32, Reduction::Sum, &places, own_data.as_mut_ptr().cast(), count);
                     assert_eq!(own_data, expected, "{ranks} ranks, {count} elements, in place of {own}");
                 }
             }
@@ -69,7 +69,7 @@ fn twins_are_what_a_pair_is() {
         let places = [left.as_ptr().cast(), right.as_ptr().cast()];
         let into = [right.as_mut_ptr().cast(), left.as_mut_ptr().cast()];
         // SAFETY: all have `count` elements.
-        unsafe { combine_twins(Element::F32, Reduction::Sum, &places, into, count) };
+        unsafe { combine_twins(ElementType::F32, Reduction::Sum, &places, into, count) };
         assert!(left == expected && right == expected, "{count} elements");
     }
 }
@@ -83,15 +83,15 @@ fn narrow_integers_nan_and_mean() {
     let mut means = [-7i32, 7, i32::MAX];
     // SAFETY: sizes as given.
     unsafe {
-        combine(Element::U8, Reduction::Sum, left.as_ptr(), right.as_ptr(), out.as_mut_ptr(), 3);
+        combine(ElementType::U8, Reduction::Sum, left.as_ptr(), right.as_ptr(), out.as_mut_ptr(), 3);
         assert_eq!(out, [4, 7, 13]);
         for reduction in [Reduction::Min, Reduction::Max] {
             let into = floats.as_mut_ptr().cast::<u8>();
-            combine(Element::F32, reduction, into, others.as_ptr().cast(), into, 2);
+            combine(ElementType::F32, reduction, into, others.as_ptr().cast(), into, 2);
             assert!(floats.iter().all(|value| value.is_nan()));
             floats = [1.0, f32::NAN];
         }
-        divide(Element::I32, means.as_mut_ptr().cast(), 2, 3);
+        divide(ElementType::I32, means.as_mut_ptr().cast(), 2, 3);
     }
     assert_eq!(means, [-3, 3, i32::MAX / 2]);
 }

@@ -1,11 +1,11 @@
 //! What every call is checked for before it gets its number.
 
 use super::{CALL_BYTES_MAX, Communicator, Request};
-use crate::call::Kind;
+use crate::call::CallKind;
 use crate::element::Reduction;
 use crate::fault::Fault;
 use crate::run::in_place;
-use crate::task::Part;
+use crate::task::RankPart;
 
 impl Communicator {
     /// Refuses what no transport could do.
@@ -28,15 +28,17 @@ impl Communicator {
         }
         let needs_parts = matches!(
             request.kind,
-            Kind::ReduceScatter | Kind::Gather | Kind::AllGather | Kind::Scatter | Kind::AllToAll
+            CallKind::ReduceScatter | CallKind::Gather | CallKind::AllGather | CallKind::Scatter | CallKind::AllToAll
         );
         if needs_parts && request.recv.len() != size {
             return bad(format!("{} with {} parts for {size} ranks", request.kind.name(), request.recv.len()));
         }
-        if request.kind == Kind::AllToAll && request.send.len() != size {
+        if request.kind == CallKind::AllToAll && request.send.len() != size {
             return bad(format!("all_to_all with {} parts to send for {size} ranks", request.send.len()));
         }
-        if matches!(request.reduction, Reduction::Mean) && matches!(request.kind, Kind::Scan | Kind::ExclusiveScan) {
+        if matches!(request.reduction, Reduction::Mean)
+            && matches!(request.kind, CallKind::Scan | CallKind::ExclusiveScan)
+        {
             return bad("a scan has no mean; use sum".into());
         }
         let (input, output) = self.spans(request);
@@ -61,22 +63,22 @@ impl Communicator {
 
     /// Elements the request reaches of its input and output.
     fn spans(&self, request: &Request) -> (usize, usize) {
-        let end = |parts: &[Part]| {
+        let end = |parts: &[RankPart]| {
             parts.iter().filter(|p| p.count > 0).map(|part| part.offset.saturating_add(part.count)).max().unwrap_or(0)
         };
         let own = request.recv.get(self.rank()).map_or(0, |part| part.count);
         let root = request.root == self.rank();
         match request.kind {
-            Kind::Barrier => (0, 0),
-            Kind::Broadcast | Kind::Recv => (0, request.count),
-            Kind::Send => (request.count, 0),
-            Kind::Reduce => (request.count, if root { request.count } else { 0 }),
-            Kind::AllReduce | Kind::Scan | Kind::ExclusiveScan => (request.count, request.count),
-            Kind::ReduceScatter => (end(&request.recv), own),
-            Kind::Gather => (own, if root { end(&request.recv) } else { 0 }),
-            Kind::AllGather => (own, end(&request.recv)),
-            Kind::Scatter => (if root { end(&request.recv) } else { 0 }, own),
-            Kind::AllToAll => (end(&request.send), end(&request.recv)),
+            CallKind::Barrier => (0, 0),
+            CallKind::Broadcast | CallKind::Recv => (0, request.count),
+            CallKind::Send => (request.count, 0),
+            CallKind::Reduce => (request.count, if root { request.count } else { 0 }),
+            CallKind::AllReduce | CallKind::Scan | CallKind::ExclusiveScan => (request.count, request.count),
+            CallKind::ReduceScatter => (end(&request.recv), own),
+            CallKind::Gather => (own, if root { end(&request.recv) } else { 0 }),
+            CallKind::AllGather => (own, end(&request.recv)),
+            CallKind::Scatter => (if root { end(&request.recv) } else { 0 }, own),
+            CallKind::AllToAll => (end(&request.send), end(&request.recv)),
         }
     }
 }

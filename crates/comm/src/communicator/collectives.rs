@@ -1,8 +1,8 @@
 //! The collectives, typed.
 
 use super::{Communicator, Request};
-use crate::call::Kind;
-use crate::element::{Element, Reduction, Scalar};
+use crate::call::CallKind;
+use crate::element::{ElementType, Reduction, Scalar};
 use crate::fault::Fault;
 use crate::task::{even_parts, packed_parts};
 
@@ -19,18 +19,18 @@ impl Communicator {
     }
 
     pub fn barrier(&self) -> Result<(), Fault> {
-        self.now(Request::new(Kind::Barrier, Element::U8))
+        self.now(Request::new(CallKind::Barrier, ElementType::U8))
     }
 
     /// The root's data, to all.
     pub fn broadcast<T: Scalar>(&self, data: &mut [T], root: usize) -> Result<(), Fault> {
         let count = data.len();
-        self.now(Request { root, count, ..Request::new(Kind::Broadcast, T::ELEMENT).output(data) })
+        self.now(Request { root, count, ..Request::new(CallKind::Broadcast, T::ELEMENT).output(data) })
     }
 
     pub fn all_reduce<T: Scalar>(&self, data: &mut [T], reduction: Reduction) -> Result<(), Fault> {
         let count = data.len();
-        self.now(Request { reduction, count, ..Request::new(Kind::AllReduce, T::ELEMENT).in_place(data) })
+        self.now(Request { reduction, count, ..Request::new(CallKind::AllReduce, T::ELEMENT).in_place(data) })
     }
 
     /// Combines all ranks' inputs into the root's `output`; the others' stays as it is.
@@ -41,7 +41,7 @@ impl Communicator {
         reduction: Reduction,
         root: usize,
     ) -> Result<(), Fault> {
-        let request = Request::new(Kind::Reduce, T::ELEMENT).input(input).output(output);
+        let request = Request::new(CallKind::Reduce, T::ELEMENT).input(input).output(output);
         self.now(Request { reduction, root, count: input.len(), ..request })
     }
 
@@ -58,7 +58,7 @@ impl Communicator {
         counts: &[usize],
         reduction: Reduction,
     ) -> Result<(), Fault> {
-        let request = Request::new(Kind::ReduceScatter, T::ELEMENT).input(input).output(output);
+        let request = Request::new(CallKind::ReduceScatter, T::ELEMENT).input(input).output(output);
         self.now(Request { reduction, count: total(counts), recv: packed_parts(counts).into(), ..request })
     }
 
@@ -74,7 +74,7 @@ impl Communicator {
         counts: &[usize],
         root: usize,
     ) -> Result<(), Fault> {
-        let request = Request::new(Kind::Gather, T::ELEMENT).input(input).output(output);
+        let request = Request::new(CallKind::Gather, T::ELEMENT).input(input).output(output);
         self.now(Request { root, count: total(counts), recv: packed_parts(counts).into(), ..request })
     }
 
@@ -84,7 +84,7 @@ impl Communicator {
     }
 
     pub fn all_gather_v<T: Scalar>(&self, input: &[T], output: &mut [T], counts: &[usize]) -> Result<(), Fault> {
-        let request = Request::new(Kind::AllGather, T::ELEMENT).input(input).output(output);
+        let request = Request::new(CallKind::AllGather, T::ELEMENT).input(input).output(output);
         self.now(Request { count: total(counts), recv: packed_parts(counts).into(), ..request })
     }
 
@@ -100,7 +100,7 @@ impl Communicator {
         counts: &[usize],
         root: usize,
     ) -> Result<(), Fault> {
-        let request = Request::new(Kind::Scatter, T::ELEMENT).input(input).output(output);
+        let request = Request::new(CallKind::Scatter, T::ELEMENT).input(input).output(output);
         self.now(Request { root, count: total(counts), recv: packed_parts(counts).into(), ..request })
     }
 
@@ -123,29 +123,29 @@ impl Communicator {
         output: &mut [T],
         recv: &[usize],
     ) -> Result<(), Fault> {
-        let request = Request::new(Kind::AllToAll, T::ELEMENT).input(input).output(output);
+        let request = Request::new(CallKind::AllToAll, T::ELEMENT).input(input).output(output);
         self.now(Request { send: packed_parts(send).into(), recv: packed_parts(recv).into(), ..request })
     }
 
     /// The combination of this rank's data and that of all before it.
     pub fn scan<T: Scalar>(&self, data: &mut [T], reduction: Reduction) -> Result<(), Fault> {
         let count = data.len();
-        self.now(Request { reduction, count, ..Request::new(Kind::Scan, T::ELEMENT).in_place(data) })
+        self.now(Request { reduction, count, ..Request::new(CallKind::Scan, T::ELEMENT).in_place(data) })
     }
 
     /// The combination of the data of all ranks before this one; rank 0's stays as it is.
     pub fn exclusive_scan<T: Scalar>(&self, data: &mut [T], reduction: Reduction) -> Result<(), Fault> {
         let count = data.len();
-        self.now(Request { reduction, count, ..Request::new(Kind::ExclusiveScan, T::ELEMENT).in_place(data) })
+        self.now(Request { reduction, count, ..Request::new(CallKind::ExclusiveScan, T::ELEMENT).in_place(data) })
     }
 
     pub fn send<T: Scalar>(&self, data: &[T], to: usize) -> Result<(), Fault> {
-        self.now(Request { peer: to, count: data.len(), ..Request::new(Kind::Send, T::ELEMENT).input(data) })
+        self.now(Request { peer: to, count: data.len(), ..Request::new(CallKind::Send, T::ELEMENT).input(data) })
     }
 
     pub fn recv<T: Scalar>(&self, data: &mut [T], from: usize) -> Result<(), Fault> {
         let count = data.len();
-        self.now(Request { peer: from, count, ..Request::new(Kind::Recv, T::ELEMENT).output(data) })
+        self.now(Request { peer: from, count, ..Request::new(CallKind::Recv, T::ELEMENT).output(data) })
     }
 
     fn equal(&self, count: usize) -> Vec<usize> {

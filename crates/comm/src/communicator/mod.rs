@@ -6,7 +6,7 @@ mod request;
 
 pub use request::Request;
 
-use crate::call::{Fingerprint, Kind};
+use crate::call::{CallKind, Fingerprint};
 use crate::engine::Engine;
 use crate::fault::Fault;
 use crate::memory::SharedMemory;
@@ -96,8 +96,8 @@ impl CommunicatorState {
     pub(crate) fn number(&self, request: &Request) -> Fingerprint {
         let mut counters = lock(&self.counters);
         let counter = match request.kind {
-            Kind::Send => &mut counters.sent[request.peer],
-            Kind::Recv => &mut counters.received[request.peer],
+            CallKind::Send => &mut counters.sent[request.peer],
+            CallKind::Recv => &mut counters.received[request.peer],
             _ => &mut counters.calls,
         };
         let sequence = *counter;
@@ -108,14 +108,14 @@ impl CommunicatorState {
 
     fn fingerprint(&self, request: &Request, sequence: u64) -> Fingerprint {
         let root = match request.kind {
-            Kind::Send => request.peer,
-            Kind::Recv => self.rank,
+            CallKind::Send => request.peer,
+            CallKind::Recv => self.rank,
             _ => request.root,
         };
         Fingerprint {
             communicator: self.id,
             // Both ends of a message have one fingerprint.
-            kind: if request.kind == Kind::Recv { Kind::Send } else { request.kind },
+            kind: if request.kind == CallKind::Recv { CallKind::Send } else { request.kind },
             element: request.element,
             reduction: request.reduction,
             root: root as u32,

@@ -1,15 +1,15 @@
 //! A call by its raw parts.
 
-use crate::call::{Kind, short_name};
-use crate::element::{Element, Reduction, Scalar};
-use crate::task::Part;
+use crate::call::{CallKind, short_name};
+use crate::element::{ElementType, Reduction, Scalar};
+use crate::task::RankPart;
 use std::sync::Arc;
 
 /// A call by its raw parts, for callers whose buffers outlive a borrow.
 #[derive(Clone, Debug)]
 pub struct Request {
-    pub kind: Kind,
-    pub element: Element,
+    pub kind: CallKind,
+    pub element: ElementType,
     pub reduction: Reduction,
     pub root: usize,
     pub count: usize,
@@ -17,8 +17,8 @@ pub struct Request {
     pub output: *mut u8,
     pub input_bytes: usize,
     pub output_bytes: usize,
-    pub send: Arc<[Part]>,
-    pub recv: Arc<[Part]>,
+    pub send: Arc<[RankPart]>,
+    pub recv: Arc<[RankPart]>,
     pub peer: usize,
     pub name: [u8; crate::call::NAME_BYTES],
 }
@@ -28,7 +28,7 @@ unsafe impl Send for Request {}
 
 impl Request {
     /// A call of this kind with nothing in it.
-    pub fn new(kind: Kind, element: Element) -> Self {
+    pub fn new(kind: CallKind, element: ElementType) -> Self {
         Self {
             kind,
             element,

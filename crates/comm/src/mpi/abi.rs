@@ -4,7 +4,7 @@
 //! on a little-endian 64-bit machine are read from, and written to, the lower half of the word. A word starts as 0
 //! before a library writes it, so that the upper half stays 0.
 
-use crate::element::{Element, Reduction};
+use crate::element::{ElementType, Reduction};
 use std::ffi::{c_int, c_void};
 
 #[cfg(not(all(target_endian = "little", target_pointer_width = "64")))]
@@ -113,19 +113,19 @@ impl Constants {
     }
 
     /// The type in which MPI can do arithmetic on an element. There is none for sixteen-bit floats.
-    pub fn number(&self, element: Element) -> Option<Handle> {
+    pub fn number(&self, element: ElementType) -> Option<Handle> {
         match element {
-            Element::F32 => Some(self.datatypes[0]),
-            Element::F64 => Some(self.datatypes[1]),
-            Element::I32 => Some(self.datatypes[2]),
-            Element::I64 => Some(self.datatypes[3]),
-            Element::U8 => Some(self.datatypes[4]),
-            Element::Bf16 | Element::F16 => None,
+            ElementType::F32 => Some(self.datatypes[0]),
+            ElementType::F64 => Some(self.datatypes[1]),
+            ElementType::I32 => Some(self.datatypes[2]),
+            ElementType::I64 => Some(self.datatypes[3]),
+            ElementType::U8 => Some(self.datatypes[4]),
+            ElementType::Bf16 | ElementType::F16 => None,
         }
     }
 
     /// A type of the element's width, to move it.
-    pub fn bits(&self, element: Element) -> Handle {
+    pub fn bits(&self, element: ElementType) -> Handle {
         match element.bytes() {
             1 => self.byte(),
             2 => self.datatypes[5],

@@ -1,9 +1,9 @@
 //! Before a collective moves data, all ranks learn that they made the same call — or who did not.
 
 use super::group::{MpiGroup, Wait};
-use crate::call::{FINGERPRINT_BYTES, Fingerprint, Kind};
+use crate::call::{CallKind, FINGERPRINT_BYTES, Fingerprint};
 use crate::fault::Fault;
-use crate::task::{CollectiveTask, Part};
+use crate::task::{CollectiveTask, RankPart};
 use crate::watch::Watch;
 use std::ffi::c_int;
 
@@ -26,7 +26,7 @@ const RECORD_WORDS: usize = FINGERPRINT_WORDS + 1;
 fn digest(task: &CollectiveTask<'_>) -> i64 {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&task.fingerprint.encode());
-    if task.kind() != Kind::AllToAll {
+    if task.kind() != CallKind::AllToAll {
         for part in task.recv {
             hasher.update(&(part.count as u64).to_le_bytes());
         }
@@ -110,7 +110,7 @@ impl MpiGroup {
         self.complete("Ialltoall", wait, |f, request| unsafe {
             (f.ialltoall)(input, 1, long, output, 1, long, self.comm, request)
         })?;
-        let differs = |(coming, part): (&i64, &Part)| *coming != part.count as i64;
+        let differs = |(coming, part): (&i64, &RankPart)| *coming != part.count as i64;
         let wrong = coming.iter().zip(task.recv).position(differs);
         // The first receiver that finds something wrong tells all what it is.
         let mut first = [wrong.map_or(self.size(), |_| self.rank()) as i64];

@@ -4,11 +4,11 @@ use super::abi::Handle;
 use super::agree::CollectiveForm;
 use super::group::{MpiGroup, Wait};
 use super::library::Functions;
-use crate::call::Kind;
+use crate::call::CallKind;
 use crate::combine::divide;
-use crate::element::{Element, Reduction};
+use crate::element::{ElementType, Reduction};
 use crate::fault::Fault;
-use crate::task::{CollectiveTask, Part};
+use crate::task::{CollectiveTask, RankPart};
 use crate::watch::Watch;
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
@@ -28,13 +28,13 @@ pub(super) struct Native<'a> {
 /// How MPI could run this call on this rank.
 pub(super) fn form(task: &CollectiveTask<'_>) -> CollectiveForm {
     match task.kind() {
-        Kind::Send | Kind::Recv => CollectiveForm::Program,
-        Kind::Barrier | Kind::Broadcast => CollectiveForm::Plain,
-        Kind::Reduce | Kind::AllReduce | Kind::Scan | Kind::ExclusiveScan => arithmetic(task),
-        Kind::ReduceScatter if is_packed(task.recv) && fits(task.recv) => arithmetic(task),
-        Kind::ReduceScatter => CollectiveForm::Program,
-        Kind::Gather | Kind::AllGather | Kind::Scatter => parts(task.recv),
-        Kind::AllToAll => parts(task.recv).min(parts(task.send)),
+        CallKind::Send | CallKind::Recv => CollectiveForm::Program,
+        CallKind::Barrier | CallKind::Broadcast => CollectiveForm::Plain,
+        CallKind::Reduce | CallKind::AllReduce | CallKind::Scan | CallKind::ExclusiveScan => arithmetic(task),
+        CallKind::ReduceScatter if is_packed(task.recv) && fits(task.recv) => arithmetic(task),
+        CallKind::ReduceScatter => CollectiveForm::Program,
+        CallKind::Gather | CallKind::AllGather | CallKind::Scatter => parts(task.recv),
+        CallKind::AllToAll => parts(task.recv).min(parts(task.send)),
     }
 }
 
@@ -42,13 +42,13 @@ pub(super) fn form(task: &CollectiveTask<'_>) -> CollectiveForm {
 /// of floats a NaN wins with us, and may be lost in MPI.
 fn arithmetic(task: &CollectiveTask<'_>) -> CollectiveForm {
     let element = task.fingerprint.element;
-    let integer = matches!(element, Element::I32 | Element::I64 | Element::U8);
-    let float = matches!(element, Element::F32 | Element::F64);
+    let integer = matches!(element, ElementType::I32 | ElementType::I64 | ElementType::U8);
+    let float = matches!(element, ElementType::F32 | ElementType::F64);
     let adds = !matches!(task.fingerprint.reduction, Reduction::Min | Reduction::Max);
     if integer || float && adds && !task.reproducible { CollectiveForm::Plain } else { CollectiveForm::Program }
 }
 
-fn parts(parts: &[Part]) -> CollectiveForm {
+fn parts(parts: &[RankPart]) -> CollectiveForm {
     let equal = parts.windows(2).all(|pair| pair[0].count == pair[1].count);
     match fits(parts) {
         false => CollectiveForm::Program,
@@ -58,7 +58,7 @@ fn parts(parts: &[Part]) -> CollectiveForm {
 }
 
 /// One part behind the other, from the start.
-fn is_packed(parts: &[Part]) -> bool {
+fn is_packed(parts: &[RankPart]) -> bool {
     let mut end = 0;
     parts.iter().all(|part| {
         let here = part.offset == end;
@@ -68,15 +68,15 @@ fn is_packed(parts: &[Part]) -> bool {
 }
 
 /// Whether counts and offsets can be told to MPI.
-fn fits(parts: &[Part]) -> bool {
+fn fits(parts: &[RankPart]) -> bool {
     parts.iter().all(|part| part.offset.saturating_add(part.count) <= c_int::MAX as usize)
 }
 
-fn counts(parts: &[Part]) -> Vec<c_int> {
+fn counts(parts: &[RankPart]) -> Vec<c_int> {
     parts.iter().map(|part| part.count as c_int).collect()
 }
 
-fn offsets(parts: &[Part]) -> Vec<c_int> {
+fn offsets(parts: &[RankPart]) -> Vec<c_int> {
     parts.iter().map(|part| part.offset as c_int).collect()
 }
 
@@ -90,15 +90,15 @@ impl Native<'_> {
         unsafe {
             match self.task.kind() {
                 // The agreement was one.
-                Kind::Barrier | Kind::Send | Kind::Recv => Ok(()),
-                Kind::Broadcast => self.broadcast(),
-                Kind::Reduce | Kind::AllReduce => self.reduce(),
-                Kind::Scan | Kind::ExclusiveScan => self.scan(),
-                Kind::ReduceScatter => self.reduce_scatter(),
-                Kind::Gather => self.gather(form),
-                Kind::AllGather => self.all_gather(form),
-                Kind::Scatter => self.scatter(form),
-                Kind::AllToAll => self.all_to_all(form),
+                CallKind::Barrier | CallKind::Send | CallKind::Recv => Ok(()),
+                CallKind::Broadcast => self.broadcast(),
+                CallKind::Reduce | CallKind::AllReduce => self.reduce(),
+                CallKind::Scan | CallKind::ExclusiveScan => self.scan(),
+                CallKind::ReduceScatter => self.reduce_scatter(),
+                CallKind::Gather => self.gather(form),
+                CallKind::AllGather => self.all_gather(form),
+                CallKind::Scatter => self.scatter(form),
+                CallKind::AllToAll => self.all_to_all(form),
             }
         }
     }
@@ -183,7 +183,7 @@ impl Native<'_> {
     unsafe fn reduce(&self) -> Result<(), Fault> {
         let (number, operation) = self.arithmetic()?;
         let (root, comm) = (self.root(), self.group.comm);
-        let all = self.task.kind() == Kind::AllReduce;
+        let all = self.task.kind() == CallKind::AllReduce;
         let receives = all || self.is_root();
         let in_place = receives && std::ptr::eq(self.task.input, self.task.output);
         for piece in self.pieces() {
@@ -209,7 +209,7 @@ impl Native<'_> {
     unsafe fn scan(&self) -> Result<(), Fault> {
         let (number, operation) = self.arithmetic()?;
         let comm = self.group.comm;
-        let exclusive = self.task.kind() == Kind::ExclusiveScan;
+        let exclusive = self.task.kind() == CallKind::ExclusiveScan;
         let first = exclusive && self.group.rank() == 0;
         // The first rank's output stays as it is with us; MPI may write anything there.
         let longest = self.pieces().next().map_or(0, |piece| piece.len());

@@ -7,11 +7,11 @@
 use super::Shm;
 use super::exchange::{copy, slice};
 use super::registry::BufferLocation;
-use crate::call::Kind;
+use crate::call::CallKind;
 use crate::combine::combine_twins;
 use crate::element::Reduction;
 use crate::fault::Fault;
-use crate::task::{CollectiveTask, Part};
+use crate::task::{CollectiveTask, RankPart};
 use std::sync::atomic::Ordering;
 
 /// A block is combined into one rank's memory and copied to the others while it is in the nearest cache.
@@ -27,7 +27,7 @@ pub(super) struct BufferAddresses {
 }
 
 /// The end of the last part, in bytes.
-fn end(parts: &[Part], width: usize) -> usize {
+fn end(parts: &[RankPart], width: usize) -> usize {
     parts.iter().map(|part| (part.offset + part.count) * width).max().unwrap_or(0)
 }
 
@@ -36,7 +36,7 @@ fn end(parts: &[Part], width: usize) -> usize {
 fn shown(task: &CollectiveTask<'_>, rank: usize) -> (*const u8, usize) {
     let bytes = reach(task, rank);
     match task.kind() {
-        Kind::Broadcast => (task.output, bytes),
+        CallKind::Broadcast => (task.output, bytes),
         _ if bytes == 0 => (task.output, 0),
         _ => (task.input, bytes),
     }
@@ -45,10 +45,10 @@ fn shown(task: &CollectiveTask<'_>, rank: usize) -> (*const u8, usize) {
 /// Bytes that others need behind the address that a rank shows.
 fn reach(task: &CollectiveTask<'_>, rank: usize) -> usize {
     match task.kind() {
-        Kind::AllGather | Kind::Gather => task.recv[rank].count * task.width(),
-        Kind::Broadcast | Kind::Scatter if rank != task.root() => 0,
-        Kind::ReduceScatter | Kind::Scatter => end(task.recv, task.width()),
-        Kind::AllToAll => end(task.send, task.width()),
+        CallKind::AllGather | CallKind::Gather => task.recv[rank].count * task.width(),
+        CallKind::Broadcast | CallKind::Scatter if rank != task.root() => 0,
+        CallKind::ReduceScatter | CallKind::Scatter => end(task.recv, task.width()),
+        CallKind::AllToAll => end(task.send, task.width()),
         _ => task.count() * task.width(),
     }
 }
@@ -65,7 +65,7 @@ impl Shm {
             // SAFETY: the caller's promise; all ranks' buffers hold what the same call needs.
             unsafe {
                 match task.kind() {
-                    Kind::AllReduce => self.reduce_into_all(task, &addresses),
+                    CallKind::AllReduce => self.reduce_into_all(task, &addresses),
                     _ => self.pull(task, &addresses),
                 }
             }
@@ -84,7 +84,7 @@ impl Shm {
         let (input, bytes) = shown(task, self.rounds.rank);
         let input = self.registry.find(input, bytes, origins);
         let output = match task.kind() {
-            Kind::AllReduce => self.registry.find(task.output, task.count() * task.width(), origins),
+            CallKind::AllReduce => self.registry.find(task.output, task.count() * task.width(), origins),
             _ => None,
         };
         let found = [input, output];
@@ -101,7 +101,7 @@ impl Shm {
         self.round(task)?;
         let reach = |rank: usize| reach(task, rank);
         Ok(self.locate(input.as_ref(), 0, reach, &mut addresses.inputs)
-            && (task.kind() != Kind::AllReduce || self.locate(output.as_ref(), 2, reach, &mut addresses.outputs)))
+            && (task.kind() != CallKind::AllReduce || self.locate(output.as_ref(), 2, reach, &mut addresses.outputs)))
     }
 
     /// All ranks' buffers as they showed them in this round; `false` if they are not all in the allocation of ours.
@@ -152,16 +152,18 @@ impl Shm {
     unsafe fn pull(&mut self, task: &CollectiveTask<'_>, addresses: &BufferAddresses) {
         let (width, rank, root) = (task.width(), self.rounds.rank, task.root());
         let own = task.recv.get(rank).copied().unwrap_or_default();
-        let whole = Part { offset: 0, count: task.count() };
+        let whole = RankPart { offset: 0, count: task.count() };
         // SAFETY: inside all ranks' buffers, which only their readers touch until all have met.
         unsafe {
             match task.kind() {
-                Kind::Broadcast if rank != root => copy(addresses.inputs[root], task.output, whole.count * width),
-                Kind::Scatter => copy(addresses.inputs[root].add(own.offset * width), task.output, own.count * width),
-                Kind::AllGather => self.pull_parts(task, addresses),
-                Kind::Gather if rank == root => self.pull_parts(task, addresses),
-                Kind::ReduceScatter => self.pull_combined(task, addresses, own),
-                Kind::Reduce if rank == root => self.pull_combined(task, addresses, whole),
+                CallKind::Broadcast if rank != root => copy(addresses.inputs[root], task.output, whole.count * width),
+                CallKind::Scatter => {
+                    copy(addresses.inputs[root].add(own.offset * width), task.output, own.count * width)
+                }
+                CallKind::AllGather => self.pull_parts(task, addresses),
+                CallKind::Gather if rank == root => self.pull_parts(task, addresses),
+                CallKind::ReduceScatter => self.pull_combined(task, addresses, own),
+                CallKind::Reduce if rank == root => self.pull_combined(task, addresses, whole),
                 _ => {}
             }
         }
@@ -177,7 +179,7 @@ impl Shm {
         }
     }
 
-    unsafe fn pull_combined(&mut self, task: &CollectiveTask<'_>, addresses: &BufferAddresses, part: Part) {
+    unsafe fn pull_combined(&mut self, task: &CollectiveTask<'_>, addresses: &BufferAddresses, part: RankPart) {
         for block in blocks(part, task.width()) {
             let output = task.output.wrapping_add((block.offset - part.offset) * task.width());
             // SAFETY: the caller's promise.
@@ -189,7 +191,7 @@ impl Shm {
         &mut self,
         task: &CollectiveTask<'_>,
         addresses: &BufferAddresses,
-        block: Part,
+        block: RankPart,
         output: *mut u8,
     ) {
         let at = block.offset * task.width();
@@ -201,7 +203,7 @@ impl Shm {
 }
 
 /// A part in blocks that the nearest cache holds.
-pub(super) fn blocks(part: Part, width: usize) -> impl Iterator<Item = Part> {
+pub(super) fn blocks(part: RankPart, width: usize) -> impl Iterator<Item = RankPart> {
     let (most, end) = (BLOCK_BYTES / width, part.offset + part.count);
-    (part.offset..end).step_by(most).map(move |offset| Part { offset, count: most.min(end - offset) })
+    (part.offset..end).step_by(most).map(move |offset| RankPart { offset, count: most.min(end - offset) })
 }

@@ -5,11 +5,11 @@
 use super::Shm;
 use super::direct::blocks;
 use super::layout::{CACHE_LINE_BYTES, STAGING_BYTES};
-use crate::call::Kind;
+use crate::call::CallKind;
 use crate::combine::{combine_tree, combine_twins, divide};
 use crate::element::Reduction;
 use crate::fault::Fault;
-use crate::task::{CollectiveTask, Part};
+use crate::task::{CollectiveTask, RankPart};
 
 /// A chunk of a call in which every rank reads all of every staging buffer: four of them fit the second cache of a processor.
 const CHUNK_BYTES: usize = 128 << 10;
@@ -25,9 +25,9 @@ struct PairEntry {
 }
 
 /// The `step`-th piece of a part that goes `most` elements at a time.
-fn piece(part: Part, step: usize, most: usize) -> Part {
+fn piece(part: RankPart, step: usize, most: usize) -> RankPart {
     let done = (step * most).min(part.count);
-    Part { offset: part.offset + done, count: most.min(part.count - done) }
+    RankPart { offset: part.offset + done, count: most.min(part.count - done) }
 }
 
 /// How many steps the longest part takes; at least one, as every call is at least one round.
@@ -42,12 +42,14 @@ impl Shm {
         // SAFETY: the caller's promise, passed on.
         unsafe {
             match task.kind() {
-                Kind::AllReduce if task.count() * task.width() > ALONE_BYTES => self.exchange_sliced(task),
-                Kind::AllReduce | Kind::Reduce | Kind::Scan | Kind::ExclusiveScan => self.exchange_whole(task),
-                Kind::ReduceScatter | Kind::Scatter => self.exchange_areas(task),
-                Kind::AllGather | Kind::Gather | Kind::Broadcast => self.exchange_parts(task),
-                Kind::AllToAll => self.exchange_pairs(task),
-                Kind::Barrier | Kind::Send | Kind::Recv => self.round(task),
+                CallKind::AllReduce if task.count() * task.width() > ALONE_BYTES => self.exchange_sliced(task),
+                CallKind::AllReduce | CallKind::Reduce | CallKind::Scan | CallKind::ExclusiveScan => {
+                    self.exchange_whole(task)
+                }
+                CallKind::ReduceScatter | CallKind::Scatter => self.exchange_areas(task),
+                CallKind::AllGather | CallKind::Gather | CallKind::Broadcast => self.exchange_parts(task),
+                CallKind::AllToAll => self.exchange_pairs(task),
+                CallKind::Barrier | CallKind::Send | CallKind::Recv => self.round(task),
             }
         }
     }
@@ -77,12 +79,12 @@ impl Shm {
     unsafe fn exchange_whole(&mut self, task: &CollectiveTask<'_>) -> Result<(), Fault> {
         let (width, rank) = (task.width(), self.rounds.rank);
         let most = CHUNK_BYTES / width;
-        let whole = Part { offset: 0, count: task.count() };
+        let whole = RankPart { offset: 0, count: task.count() };
         let ranks = match task.kind() {
-            Kind::AllReduce => 0..self.rounds.size,
-            Kind::Reduce if rank == task.root() => 0..self.rounds.size,
-            Kind::Scan => 0..rank + 1,
-            Kind::ExclusiveScan => 0..rank,
+            CallKind::AllReduce => 0..self.rounds.size,
+            CallKind::Reduce if rank == task.root() => 0..self.rounds.size,
+            CallKind::Scan => 0..rank + 1,
+            CallKind::ExclusiveScan => 0..rank,
             _ => 0..0,
         };
         for step in 0..steps(whole.count, most) {
@@ -111,7 +113,7 @@ impl Shm {
     unsafe fn exchange_sliced(&mut self, task: &CollectiveTask<'_>) -> Result<(), Fault> {
         let (width, rank, size) = (task.width(), self.rounds.rank, self.rounds.size);
         let most = STAGING_BYTES / width;
-        let whole = Part { offset: 0, count: task.count() };
+        let whole = RankPart { offset: 0, count: task.count() };
         for step in 0..steps(whole.count, most) {
             let here = piece(whole, step, most);
             let input = task.input.wrapping_add(here.offset * width);
@@ -139,7 +141,13 @@ impl Shm {
     }
 
     /// Combines this rank's slice of a chunk into its output and, in place, into the others' staging buffers.
-    unsafe fn combine_in_staging(&mut self, task: &CollectiveTask<'_>, input: *const u8, output: *mut u8, own: Part) {
+    unsafe fn combine_in_staging(
+        &mut self,
+        task: &CollectiveTask<'_>,
+        input: *const u8,
+        output: *mut u8,
+        own: RankPart,
+    ) {
         let (width, rank, size) = (task.width(), self.rounds.rank, self.rounds.size);
         for block in blocks(own, width) {
             let (at, bytes) = (block.offset * width, block.count * width);
@@ -170,7 +178,7 @@ impl Shm {
         let area = self.rounds.area_bytes();
         let most = area / width;
         let own = task.recv[rank];
-        let scatter = task.kind() == Kind::Scatter;
+        let scatter = task.kind() == CallKind::Scatter;
         let writes = !scatter || rank == task.root();
         let longest = task.recv.iter().map(|part| part.count).max().unwrap_or(0);
         for step in 0..steps(longest, most) {
@@ -207,16 +215,16 @@ impl Shm {
     unsafe fn exchange_parts(&mut self, task: &CollectiveTask<'_>) -> Result<(), Fault> {
         let (width, rank) = (task.width(), self.rounds.rank);
         let most = CHUNK_BYTES / width;
-        let whole = Part { offset: 0, count: task.count() };
-        let broadcast = task.kind() == Kind::Broadcast;
+        let whole = RankPart { offset: 0, count: task.count() };
+        let broadcast = task.kind() == CallKind::Broadcast;
         let part_of = |other: usize| match broadcast {
             true if other == task.root() => whole,
-            true => Part::default(),
+            true => RankPart::default(),
             false => task.recv[other],
         };
         let input = if broadcast { task.output.cast_const() } else { task.input };
         let own = part_of(rank);
-        let reads = task.kind() != Kind::Gather || rank == task.root();
+        let reads = task.kind() != CallKind::Gather || rank == task.root();
         let longest = (0..self.rounds.size).map(|other| part_of(other).count).max().unwrap_or(0);
         for step in 0..steps(longest, most) {
             // SAFETY: the caller's promise; a chunk fits a staging buffer.
@@ -317,18 +325,18 @@ impl Shm {
 
     fn uneven(&mut self, task: &CollectiveTask<'_>, peer: usize, theirs: u64, mine: u64) -> Fault {
         let root = self.rounds.rank as u32;
-        let count = |count| crate::Fingerprint { kind: Kind::Send, count, root, ..task.fingerprint };
+        let count = |count| crate::Fingerprint { kind: CallKind::Send, count, root, ..task.fingerprint };
         self.rounds.enter(&count(mine));
         self.rounds.disagree(peer, &count(mine), Some(count(theirs)))
     }
 }
 
 /// Whole cache lines of a vector for each rank.
-pub(super) fn slice(count: usize, width: usize, size: usize, rank: usize) -> Part {
+pub(super) fn slice(count: usize, width: usize, size: usize, rank: usize) -> RankPart {
     let per_line = CACHE_LINE_BYTES / width;
     let lines = count.div_ceil(per_line);
     let at = |rank: usize| (lines * rank / size * per_line).min(count);
-    Part { offset: at(rank), count: at(rank + 1) - at(rank) }
+    RankPart { offset: at(rank), count: at(rank + 1) - at(rank) }
 }
 
 /// Copies, unless it is in place already.

@@ -6,7 +6,7 @@
 use super::Shm;
 use super::layout::{CACHE_LINE_BYTES, RING_BYTES, Ring};
 use super::rounds::Rounds;
-use crate::call::{FINGERPRINT_BYTES, Fingerprint, Kind};
+use crate::call::{CallKind, FINGERPRINT_BYTES, Fingerprint};
 use crate::fault::Fault;
 use crate::task::CollectiveTask;
 use std::sync::atomic::Ordering;
@@ -123,13 +123,13 @@ impl Shm {
     /// # Safety
     /// As [`crate::Transport::run`].
     pub(super) unsafe fn message(&mut self, task: &CollectiveTask<'_>) -> Result<(), Fault> {
-        let call = Fingerprint { kind: Kind::Send, ..task.fingerprint };
+        let call = Fingerprint { kind: CallKind::Send, ..task.fingerprint };
         let bytes = task.count() * task.width();
         self.rounds.enter(&call);
         // SAFETY: the caller's promise, passed on.
         unsafe {
             match task.kind() {
-                Kind::Send => self.send_bytes(task.peer, &call, task.input, bytes),
+                CallKind::Send => self.send_bytes(task.peer, &call, task.input, bytes),
                 _ => self.recv_bytes(task.peer, &call, task.output, bytes),
             }
         }

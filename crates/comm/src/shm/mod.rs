@@ -14,8 +14,8 @@ mod rounds;
 mod system;
 mod yield_backoff;
 
-use crate::call::{Fingerprint, Kind, short_name};
-use crate::element::{Element, Reduction};
+use crate::call::{CallKind, Fingerprint, short_name};
+use crate::element::{ElementType, Reduction};
 use crate::fault::Fault;
 use crate::memory::SharedMemory;
 use crate::task::CollectiveTask;
@@ -202,15 +202,16 @@ impl Shm {
         // What all read of one input, they must read at the same place.
         let offsets = task.recv.iter().map(|part| part.offset);
         match task.kind() {
-            Kind::Gather | Kind::AllGather => self.rounds.enter_with_parts(&task.fingerprint, counts),
-            Kind::Scatter | Kind::ReduceScatter => {
+            CallKind::Gather | CallKind::AllGather => self.rounds.enter_with_parts(&task.fingerprint, counts),
+            CallKind::Scatter | CallKind::ReduceScatter => {
                 self.rounds.enter_with_parts(&task.fingerprint, counts.chain(offsets));
             }
             _ => self.rounds.enter(&task.fingerprint),
         }
         let large = task.count() * task.width() > STAGED_CALL_BYTES;
         // A scan in place would overwrite what later ranks still read.
-        let direct = !matches!(task.kind(), Kind::Scan | Kind::ExclusiveScan | Kind::AllToAll | Kind::Barrier);
+        let direct =
+            !matches!(task.kind(), CallKind::Scan | CallKind::ExclusiveScan | CallKind::AllToAll | CallKind::Barrier);
         // SAFETY: the caller's promise, passed on.
         unsafe {
             if large && direct && self.direct(task)? {
@@ -233,8 +234,8 @@ impl Shm {
     fn own_call(&self, name: &str, count: usize) -> Fingerprint {
         Fingerprint {
             communicator: self.communicator,
-            kind: Kind::AllGather,
-            element: Element::U8,
+            kind: CallKind::AllGather,
+            element: ElementType::U8,
             reduction: Reduction::Sum,
             root: 0,
             sequence: u64::from(self.allocations),
@@ -317,7 +318,7 @@ impl Shm {
     /// Member 0 makes a segment and tells the others through their rings.
     fn split_control(&mut self, members: &[usize], communicator: u32) -> Result<Control, Fault> {
         let size = members.len();
-        let call = Fingerprint { communicator, kind: Kind::Send, ..self.own_call("split", size) };
+        let call = Fingerprint { communicator, kind: CallKind::Send, ..self.own_call("split", size) };
         if members[0] != self.rounds.rank {
             let mut offer = [0; OFFER_BYTES];
             // SAFETY: the buffer has this length.

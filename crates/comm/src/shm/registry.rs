@@ -11,9 +11,9 @@ use super::system;
 
 /// A communicator's allocations and those of its relatives: a buffer from the parent works directly in a child.
 #[derive(Clone, Default)]
-pub struct Registry(Arc<Mutex<Vec<Allocation>>>);
+pub struct Registry(Arc<Mutex<Vec<SharedAllocation>>>);
 
-struct Allocation {
+struct SharedAllocation {
     id: u64,
     memory: Weak<SharedMemory>,
     /// The allocation's ranks by the numbers they had when the job connected.
@@ -49,14 +49,14 @@ fn place(origins: &[usize], rank: usize, origin: usize) -> Option<usize> {
 }
 
 impl Registry {
-    fn allocations(&self) -> MutexGuard<'_, Vec<Allocation>> {
+    fn allocations(&self) -> MutexGuard<'_, Vec<SharedAllocation>> {
         lock(&self.0)
     }
 
     pub fn add(&self, id: u64, memory: &Arc<SharedMemory>, origins: &[usize]) {
         let mut allocations = self.allocations();
         allocations.retain(|allocation| allocation.memory.strong_count() > 0);
-        allocations.push(Allocation { id, memory: Arc::downgrade(memory), origins: origins.into() });
+        allocations.push(SharedAllocation { id, memory: Arc::downgrade(memory), origins: origins.into() });
     }
 
     /// The allocation around a buffer, if all ranks of `origins` take part in it.

@@ -6,7 +6,7 @@
 use super::layout::{CACHE_LINE_BYTES, Control, STATUS_FAILED, STATUS_LEFT, STATUS_WELL, StagingBuffer};
 use super::system::{self, ProcessHandle};
 use super::yield_backoff::YieldBackoff;
-use crate::call::{FINGERPRINT_BYTES, Fingerprint, Kind};
+use crate::call::{CallKind, FINGERPRINT_BYTES, Fingerprint};
 use crate::failure_report::{self, FAILURE_BYTES_MAX};
 use crate::fault::{Fault, rank_name};
 use crate::watch::{Backoff, Pause, Watch};
@@ -146,7 +146,7 @@ impl Rounds {
             let why = "it is not a call that this version knows".into();
             return Fault::Rejected { from: rank_name(peer, &peer_host), why };
         };
-        let mine = Fingerprint { kind: if mine.kind == Kind::Recv { Kind::Send } else { mine.kind }, ..*mine };
+        let mine = Fingerprint { kind: if mine.kind == CallKind::Recv { CallKind::Send } else { mine.kind }, ..*mine };
         if mine == theirs {
             let why = format!(
                 "its parts in {theirs} are not those of {}\n  hint: all ranks must pass the same counts and offsets",

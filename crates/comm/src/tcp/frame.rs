@@ -126,14 +126,14 @@ impl Frame {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::{Kind, short_name};
-    use crate::element::{Element, Reduction};
+    use crate::call::{CallKind, short_name};
+    use crate::element::{ElementType, Reduction};
 
     fn call() -> Fingerprint {
         Fingerprint {
             communicator: 3,
-            kind: Kind::AllReduce,
-            element: Element::Bf16,
+            kind: CallKind::AllReduce,
+            element: ElementType::Bf16,
             reduction: Reduction::Max,
             root: 2,
             sequence: 1 << 40,

@@ -3,7 +3,7 @@
 
 use super::TcpOptions;
 use super::poll;
-use crate::auth::{HELLO_BYTES, Identity, Initiator, LinkSession, PROOF_BYTES, Responder, Role};
+use crate::auth::{HELLO_BYTES, Identity, Initiator, LinkRole, LinkSession, PROOF_BYTES, Responder};
 use crate::fault::Fault;
 use crate::transport::Bootstrap;
 use crate::watch::Watch;
@@ -185,7 +185,7 @@ impl MeshSetup<'_> {
 
     fn identity(&self, rank: usize, stream: usize) -> Identity {
         Identity {
-            role: Role::Data,
+            role: LinkRole::Data,
             rank: rank as u32,
             job: self.options.job,
             generation: self.options.generation,

@@ -2,8 +2,8 @@
 
 use super::mesh::MeshRank;
 use super::wire::TcpWire;
-use crate::call::{Fingerprint, Kind, short_name};
-use crate::element::{Element, Reduction};
+use crate::call::{CallKind, Fingerprint, short_name};
+use crate::element::{ElementType, Reduction};
 use crate::fault::Fault;
 use crate::transport::Bootstrap;
 use crate::watch::{Backoff, Pause};
@@ -23,8 +23,8 @@ impl Bootstrap for Through<'_> {
         let call = Fingerprint {
             communicator: self.wire.mesh_rank.communicator,
             // A message's number means nothing to ranks outside the split.
-            kind: Kind::Send,
-            element: Element::U8,
+            kind: CallKind::Send,
+            element: ElementType::U8,
             reduction: Reduction::Sum,
             root: 0,
             sequence: u64::from(self.communicator),

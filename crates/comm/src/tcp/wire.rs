@@ -6,7 +6,7 @@ use super::mesh::{self, MeshRank};
 use super::peer::{PeerStream, StreamState, TcpPeer};
 use super::poll;
 use super::reader::StreamStop;
-use crate::call::{Fingerprint, Kind};
+use crate::call::{CallKind, Fingerprint};
 use crate::failure_report;
 use crate::fault::{Fault, rank_name};
 use crate::transport::Bootstrap;
@@ -48,7 +48,7 @@ pub struct TcpWire {
     /// After a fault the wire is of no more use.
     fault: Option<Fault>,
     /// A fault that waits until all that came before it was worked off, and since when.
-    doom: Option<(Fault, Instant)>,
+    pending_fault: Option<(Fault, Instant)>,
     /// Something came at once from what was held, or else how many turns nothing has moved.
     settled: bool,
     still: u32,
@@ -102,7 +102,7 @@ impl TcpWire {
             turns,
             sockets: Vec::new(),
             fault: None,
-            doom: None,
+            pending_fault: None,
             settled: false,
             still: 0,
             call: None,
@@ -241,7 +241,7 @@ impl TcpWire {
         }
         if let Some(stop) = stopped {
             let fault = self.explain(peer, stop);
-            self.doom.get_or_insert_with(|| (fault, Instant::now()));
+            self.pending_fault.get_or_insert_with(|| (fault, Instant::now()));
         }
         Ok(moved)
     }
@@ -249,7 +249,7 @@ impl TcpWire {
     /// After a turn: whether a fault is due.
     fn judge(&mut self, moved: bool) -> Result<(), Fault> {
         self.still = if moved { 0 } else { self.still + 1 };
-        if let Some((fault, since)) = &self.doom
+        if let Some((fault, since)) = &self.pending_fault
             && (self.still >= DOOM_TURNS || since.elapsed() > DOOM_LIMIT)
         {
             let fault = fault.clone();
@@ -290,7 +290,7 @@ impl TcpWire {
 
 /// Both ends of a message have one call.
 fn common(call: &Fingerprint) -> Fingerprint {
-    Fingerprint { kind: if call.kind == Kind::Recv { Kind::Send } else { call.kind }, ..*call }
+    Fingerprint { kind: if call.kind == CallKind::Recv { CallKind::Send } else { call.kind }, ..*call }
 }
 
 impl Wire for TcpWire {

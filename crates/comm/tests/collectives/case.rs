@@ -1,14 +1,14 @@
 //! A call with its meaning: buffers before it, and what they must hold after.
 
 use kolo_comm::call::NAME_BYTES;
-use kolo_comm::task::{CollectiveTask, Part};
-use kolo_comm::{Element, Fingerprint, Kind, Reduction};
+use kolo_comm::task::{CollectiveTask, RankPart};
+use kolo_comm::{CallKind, ElementType, Fingerprint, Reduction};
 
 /// One call as all ranks make it.
 #[derive(Clone, Debug)]
 pub struct Case {
-    pub kind: Kind,
-    pub element: Element,
+    pub kind: CallKind,
+    pub element: ElementType,
     pub reduction: Reduction,
     pub root: usize,
     pub count: usize,
@@ -34,40 +34,40 @@ pub fn random(state: &mut u64) -> u64 {
 }
 
 /// Numbers of moderate size in any element.
-pub fn fill(element: Element, count: usize, seed: u64) -> Vec<u8> {
+pub fn fill(element: ElementType, count: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(count * element.bytes());
     for _ in 0..count {
         let value = (random(&mut state) % 4001) as f64 / 1000.0 - 2.0;
         match element {
-            Element::F32 => bytes.extend((value as f32).to_le_bytes()),
-            Element::F64 => bytes.extend(value.to_le_bytes()),
-            Element::Bf16 => bytes.extend(half::bf16::from_f64(value).to_le_bytes()),
-            Element::F16 => bytes.extend(half::f16::from_f64(value).to_le_bytes()),
-            Element::I32 => bytes.extend(((value * 1e6) as i32).to_le_bytes()),
-            Element::I64 => bytes.extend(((value * 1e6) as i64).to_le_bytes()),
-            Element::U8 => bytes.push((value * 60.0) as i32 as u8),
+            ElementType::F32 => bytes.extend((value as f32).to_le_bytes()),
+            ElementType::F64 => bytes.extend(value.to_le_bytes()),
+            ElementType::Bf16 => bytes.extend(half::bf16::from_f64(value).to_le_bytes()),
+            ElementType::F16 => bytes.extend(half::f16::from_f64(value).to_le_bytes()),
+            ElementType::I32 => bytes.extend(((value * 1e6) as i32).to_le_bytes()),
+            ElementType::I64 => bytes.extend(((value * 1e6) as i64).to_le_bytes()),
+            ElementType::U8 => bytes.push((value * 60.0) as i32 as u8),
         }
     }
     bytes
 }
 
-pub fn as_numbers(element: Element, bytes: &[u8]) -> Vec<f64> {
+pub fn as_numbers(element: ElementType, bytes: &[u8]) -> Vec<f64> {
     let number = |chunk: &[u8]| match element {
-        Element::F32 => f64::from(f32::from_le_bytes(chunk.try_into().unwrap())),
-        Element::F64 => f64::from_le_bytes(chunk.try_into().unwrap()),
-        Element::Bf16 => half::bf16::from_le_bytes(chunk.try_into().unwrap()).to_f64(),
-        Element::F16 => half::f16::from_le_bytes(chunk.try_into().unwrap()).to_f64(),
-        Element::I32 => f64::from(i32::from_le_bytes(chunk.try_into().unwrap())),
-        Element::I64 => i64::from_le_bytes(chunk.try_into().unwrap()) as f64,
-        Element::U8 => f64::from(chunk[0]),
+        ElementType::F32 => f64::from(f32::from_le_bytes(chunk.try_into().unwrap())),
+        ElementType::F64 => f64::from_le_bytes(chunk.try_into().unwrap()),
+        ElementType::Bf16 => half::bf16::from_le_bytes(chunk.try_into().unwrap()).to_f64(),
+        ElementType::F16 => half::f16::from_le_bytes(chunk.try_into().unwrap()).to_f64(),
+        ElementType::I32 => f64::from(i32::from_le_bytes(chunk.try_into().unwrap())),
+        ElementType::I64 => i64::from_le_bytes(chunk.try_into().unwrap()) as f64,
+        ElementType::U8 => f64::from(chunk[0]),
     };
     bytes.chunks_exact(element.bytes()).map(number).collect()
 }
 
 /// One element of `left ⊕ right`, as the documents define it; nothing here is shared with what is tested. Elements are
 /// their bits.
-fn join(element: Element, reduction: Reduction, left: u64, right: u64) -> u64 {
+fn join(element: ElementType, reduction: Reduction, left: u64, right: u64) -> u64 {
     macro_rules! wrapping {
         ($int:ty) => {{
             let (a, b) = (left as $int, right as $int);
@@ -90,34 +90,34 @@ fn join(element: Element, reduction: Reduction, left: u64, right: u64) -> u64 {
         Reduction::Max => a.max(b),
     };
     match element {
-        Element::I32 => wrapping!(i32),
-        Element::I64 => wrapping!(i64),
-        Element::U8 => wrapping!(u8),
+        ElementType::I32 => wrapping!(i32),
+        ElementType::I64 => wrapping!(i64),
+        ElementType::U8 => wrapping!(u8),
         _ => store(element, float(load(element, left), load(element, right))),
     }
 }
 
-fn load(element: Element, bits: u64) -> f64 {
+fn load(element: ElementType, bits: u64) -> f64 {
     match element {
-        Element::F64 => f64::from_bits(bits),
-        Element::F32 => f64::from(f32::from_bits(bits as u32)),
-        Element::Bf16 => half::bf16::from_bits(bits as u16).to_f64(),
+        ElementType::F64 => f64::from_bits(bits),
+        ElementType::F32 => f64::from(f32::from_bits(bits as u32)),
+        ElementType::Bf16 => half::bf16::from_bits(bits as u16).to_f64(),
         _ => half::f16::from_bits(bits as u16).to_f64(),
     }
 }
 
 /// A float rounded to the element: halves from f32, as they are combined.
-fn store(element: Element, value: f64) -> u64 {
+fn store(element: ElementType, value: f64) -> u64 {
     match element {
-        Element::F64 => value.to_bits(),
-        Element::F32 => u64::from((value as f32).to_bits()),
-        Element::Bf16 => u64::from(half::bf16::from_f32(value as f32).to_bits()),
+        ElementType::F64 => value.to_bits(),
+        ElementType::F32 => u64::from((value as f32).to_bits()),
+        ElementType::Bf16 => u64::from(half::bf16::from_f32(value as f32).to_bits()),
         _ => u64::from(half::f16::from_f32(value as f32).to_bits()),
     }
 }
 
 /// The balanced tree over these elements: a left half of the largest power of two that leaves something for the right.
-fn tree_of(element: Element, reduction: Reduction, values: &[u64]) -> u64 {
+fn tree_of(element: ElementType, reduction: Reduction, values: &[u64]) -> u64 {
     if let [one] = values {
         return *one;
     }
@@ -125,18 +125,18 @@ fn tree_of(element: Element, reduction: Reduction, values: &[u64]) -> u64 {
     join(element, reduction, tree_of(element, reduction, left), tree_of(element, reduction, right))
 }
 
-fn mean(element: Element, sum: u64, ranks: usize) -> u64 {
+fn mean(element: ElementType, sum: u64, ranks: usize) -> u64 {
     match element {
-        Element::F64 => (f64::from_bits(sum) / ranks as f64).to_bits(),
-        Element::I32 => (sum as i32 / ranks as i32) as u64,
-        Element::I64 => (sum as i64 / ranks as i64) as u64,
-        Element::U8 => sum / ranks as u64,
+        ElementType::F64 => (f64::from_bits(sum) / ranks as f64).to_bits(),
+        ElementType::I32 => (sum as i32 / ranks as i32) as u64,
+        ElementType::I64 => (sum as i64 / ranks as i64) as u64,
+        ElementType::U8 => sum / ranks as u64,
         _ => store(element, f64::from(load(element, sum) as f32 / ranks as f32)),
     }
 }
 
 /// The tree over these vectors, element by element.
-fn tree(element: Element, reduction: Reduction, vectors: Vec<Vec<u8>>, mean_over: usize) -> Vec<u8> {
+fn tree(element: ElementType, reduction: Reduction, vectors: Vec<Vec<u8>>, mean_over: usize) -> Vec<u8> {
     let bytes = element.bytes();
     let mut values = vec![0; vectors.len()];
     let mut result = Vec::with_capacity(vectors[0].len());
@@ -158,29 +158,29 @@ impl Case {
         self.counts.len()
     }
 
-    fn parts(&self, counts: &[usize]) -> Vec<Part> {
+    fn parts(&self, counts: &[usize]) -> Vec<RankPart> {
         let mut offset = 0;
         // The last rank's part comes first, so that the order of parts is not that of ranks.
-        let mut parts = vec![Part::default(); counts.len()];
+        let mut parts = vec![RankPart::default(); counts.len()];
         for rank in (0..counts.len()).rev() {
-            parts[rank] = Part { offset, count: counts[rank] };
+            parts[rank] = RankPart { offset, count: counts[rank] };
             offset += counts[rank] + self.gap;
         }
         parts
     }
 
-    fn send(&self, rank: usize) -> Vec<Part> {
+    fn send(&self, rank: usize) -> Vec<RankPart> {
         self.parts(&self.counts[rank])
     }
 
-    fn recv(&self, rank: usize) -> Vec<Part> {
-        if self.kind == Kind::AllToAll {
+    fn recv(&self, rank: usize) -> Vec<RankPart> {
+        if self.kind == CallKind::AllToAll {
             return self.parts(&self.counts.iter().map(|row| row[rank]).collect::<Vec<_>>());
         }
         self.parts(&self.counts[0])
     }
 
-    fn span(parts: &[Part]) -> usize {
+    fn span(parts: &[RankPart]) -> usize {
         parts.iter().map(|part| part.offset + part.count).max().unwrap_or(0)
     }
 
@@ -189,16 +189,16 @@ impl Case {
         let (recv, root) = (self.recv(rank), rank == self.root);
         let (whole, own) = (Self::span(&recv), recv[rank].count);
         match self.kind {
-            Kind::Barrier => (0, 0),
-            Kind::Broadcast => (0, self.count),
-            Kind::Reduce => (self.count, if root { self.count } else { 0 }),
-            Kind::AllReduce | Kind::Scan | Kind::ExclusiveScan => (self.count, self.count),
-            Kind::ReduceScatter => (whole, own),
-            Kind::Gather => (own, if root { whole } else { 0 }),
-            Kind::AllGather => (own, whole),
-            Kind::Scatter => (if root { whole } else { 0 }, own),
-            Kind::AllToAll => (Self::span(&self.send(rank)), whole),
-            Kind::Send | Kind::Recv => (0, 0),
+            CallKind::Barrier => (0, 0),
+            CallKind::Broadcast => (0, self.count),
+            CallKind::Reduce => (self.count, if root { self.count } else { 0 }),
+            CallKind::AllReduce | CallKind::Scan | CallKind::ExclusiveScan => (self.count, self.count),
+            CallKind::ReduceScatter => (whole, own),
+            CallKind::Gather => (own, if root { whole } else { 0 }),
+            CallKind::AllGather => (own, whole),
+            CallKind::Scatter => (if root { whole } else { 0 }, own),
+            CallKind::AllToAll => (Self::span(&self.send(rank)), whole),
+            CallKind::Send | CallKind::Recv => (0, 0),
         }
     }
 
@@ -215,29 +215,29 @@ impl Case {
         let width = self.element.bytes();
         let all: Vec<Buffers> = (0..self.size()).map(|rank| self.before(rank)).collect();
         let mut output = all[rank].output.clone();
-        let bytes = |part: Part| part.offset * width..(part.offset + part.count) * width;
-        let combined = |from: usize, to: usize, part: Part| {
+        let bytes = |part: RankPart| part.offset * width..(part.offset + part.count) * width;
+        let combined = |from: usize, to: usize, part: RankPart| {
             let vectors = all[from..to].iter().map(|buffers| buffers.input[bytes(part)].to_vec()).collect();
             tree(self.element, self.reduction, vectors, self.size())
         };
-        let whole = Part { offset: 0, count: self.count };
+        let whole = RankPart { offset: 0, count: self.count };
         let recv = self.recv(rank);
         match self.kind {
-            Kind::Broadcast => output = all[self.root].output.clone(),
-            Kind::Reduce if rank == self.root => output = combined(0, self.size(), whole),
-            Kind::AllReduce => output = combined(0, self.size(), whole),
-            Kind::Scan => output = combined(0, rank + 1, whole),
-            Kind::ExclusiveScan if rank > 0 => output = combined(0, rank, whole),
-            Kind::ExclusiveScan if self.in_place => output = all[0].input.clone(),
-            Kind::ReduceScatter => output = combined(0, self.size(), recv[rank]),
-            Kind::Gather if rank != self.root => {}
-            Kind::Gather | Kind::AllGather => {
+            CallKind::Broadcast => output = all[self.root].output.clone(),
+            CallKind::Reduce if rank == self.root => output = combined(0, self.size(), whole),
+            CallKind::AllReduce => output = combined(0, self.size(), whole),
+            CallKind::Scan => output = combined(0, rank + 1, whole),
+            CallKind::ExclusiveScan if rank > 0 => output = combined(0, rank, whole),
+            CallKind::ExclusiveScan if self.in_place => output = all[0].input.clone(),
+            CallKind::ReduceScatter => output = combined(0, self.size(), recv[rank]),
+            CallKind::Gather if rank != self.root => {}
+            CallKind::Gather | CallKind::AllGather => {
                 for (from, part) in recv.iter().enumerate() {
                     output[bytes(*part)].copy_from_slice(&all[from].input);
                 }
             }
-            Kind::Scatter => output = all[self.root].input[bytes(recv[rank])].to_vec(),
-            Kind::AllToAll => {
+            CallKind::Scatter => output = all[self.root].input[bytes(recv[rank])].to_vec(),
+            CallKind::AllToAll => {
                 for (from, part) in recv.iter().enumerate() {
                     output[bytes(*part)].copy_from_slice(&all[from].input[bytes(self.send(from)[rank])]);
                 }
@@ -251,20 +251,22 @@ impl Case {
     fn shifts(&self, rank: usize) -> (usize, usize) {
         let own = self.recv(rank)[rank].offset;
         match self.kind {
-            Kind::Gather | Kind::AllGather => (own, 0),
-            Kind::ReduceScatter | Kind::Scatter => (0, own),
+            CallKind::Gather | CallKind::AllGather => (own, 0),
+            CallKind::ReduceScatter | CallKind::Scatter => (0, own),
             _ => (0, 0),
         }
     }
 
     fn can_be_in_place(&self) -> bool {
-        !matches!(self.kind, Kind::Barrier | Kind::Broadcast | Kind::AllToAll)
+        !matches!(self.kind, CallKind::Barrier | CallKind::Broadcast | CallKind::AllToAll)
     }
 
     pub fn fingerprint(&self) -> Fingerprint {
         let count = match self.kind {
-            Kind::Barrier | Kind::AllToAll => 0,
-            Kind::ReduceScatter | Kind::Gather | Kind::AllGather | Kind::Scatter => self.counts[0].iter().sum(),
+            CallKind::Barrier | CallKind::AllToAll => 0,
+            CallKind::ReduceScatter | CallKind::Gather | CallKind::AllGather | CallKind::Scatter => {
+                self.counts[0].iter().sum()
+            }
             _ => self.count,
         };
         Fingerprint {
@@ -310,8 +312,8 @@ pub struct Running {
     output: Vec<u8>,
     /// The memory of an in-place call, and where input and output begin in it.
     common: Option<(Vec<u8>, usize, usize)>,
-    send: Vec<Part>,
-    recv: Vec<Part>,
+    send: Vec<RankPart>,
+    recv: Vec<RankPart>,
 }
 
 impl Running {
@@ -358,10 +360,10 @@ pub fn agree(case: &Case, exact: bool, ours: &[u8], expected: &[u8]) -> bool {
         return ours == expected;
     }
     let tolerance = match case.element {
-        Element::F32 => 1e-5,
-        Element::F64 => 1e-13,
-        Element::Bf16 => 6e-2,
-        Element::F16 => 8e-3,
+        ElementType::F32 => 1e-5,
+        ElementType::F64 => 1e-13,
+        ElementType::Bf16 => 6e-2,
+        ElementType::F16 => 8e-3,
         _ => return ours == expected,
     };
     let close = |a: &f64, b: &f64| (a - b).abs() <= tolerance * (4.0 + b.abs());

@@ -5,7 +5,7 @@ use crate::case::{Case, Running, agree};
 use kolo_comm::algorithms::{Algorithm, CallShape};
 use kolo_comm::execution::{Execution, PollOutcome, PreparedProgram};
 use kolo_comm::sim::{Actor, NetworkFault, NetworkTiming, SimRandom, SimReport, SimWire, run};
-use kolo_comm::{Element, Fault, Kind, Reduction};
+use kolo_comm::{CallKind, ElementType, Fault, Reduction};
 
 const SEEDS: u64 = 3000;
 
@@ -97,16 +97,16 @@ fn pick<T: Copy>(random: &mut SimRandom, from: &[T]) -> T {
 }
 
 fn draw_call(random: &mut SimRandom, size: usize) -> (Case, Algorithm) {
-    let kinds: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| !kind.is_message()).collect();
+    let kinds: Vec<CallKind> = CallKind::ALL.into_iter().filter(|kind| !kind.is_message()).collect();
     let kind = pick(random, &kinds);
     let fitting: Vec<Algorithm> = Algorithm::ALL.into_iter().filter(|one| one.applies(kind, size)).collect();
-    let scan = matches!(kind, Kind::Scan | Kind::ExclusiveScan);
+    let scan = matches!(kind, CallKind::Scan | CallKind::ExclusiveScan);
     let reduction = pick(random, &Reduction::ALL);
     let reduction = if scan && reduction == Reduction::Mean { Reduction::Sum } else { reduction };
     let counts = (0..size).map(|_| (0..size).map(|_| pick(random, &[0, 1, 5, 40])).collect()).collect();
     let case = Case {
         kind,
-        element: pick(random, &Element::ALL),
+        element: pick(random, &ElementType::ALL),
         reduction,
         root: random.below(size as u64) as usize,
         count: pick(random, &[0, 1, 7, 64, 300]),
@@ -176,7 +176,7 @@ fn draw_plot(random: &mut SimRandom, script: &mut Script, length_ns: u64) -> Plo
         _ => {
             let call = random.below(script.calls.len() as u64) as usize;
             let (case, _) = &script.calls[call];
-            let case = Case { kind: Kind::AllReduce, count: 64, ..case.clone() };
+            let case = Case { kind: CallKind::AllReduce, count: 64, ..case.clone() };
             script.calls[call] = (case, pick(random, &[Algorithm::Direct, Algorithm::Ring, Algorithm::Doubling]));
             let culprits = if size > 1 { (0..size).collect() } else { Vec::new() };
             Plot { injected: Vec::new(), culprits, all_name: true, odd: Some((rank, call)) }

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use kolo_comm::mpi::MpiWorld;
-use kolo_comm::{Bootstrap, Communicator, Element, Fault, Kind, Reduction, Request, Scalar, Watch};
+use kolo_comm::{Bootstrap, CallKind, Communicator, ElementType, Fault, Reduction, Request, Scalar, Watch};
 use std::fmt::Debug;
 use std::io::Write;
 use std::path::Path;
@@ -262,17 +262,17 @@ fn in_place<T: Number>(comm: &Communicator, count: usize) -> Result<(), Fault> {
     };
     let whole = input::<T>(5, count);
     let mut data = input::<T>(rank, count);
-    call(Kind::ReduceScatter, 0, &mut data, 0, own.offset)?;
+    call(CallKind::ReduceScatter, 0, &mut data, 0, own.offset)?;
     let sum = combined::<T>(size, count, Reduction::Sum);
     assert_eq!(data[own.offset..][..own.count], sum[own.offset..][..own.count], "reduce_scatter in place");
-    for kind in [Kind::AllGather, Kind::Gather] {
+    for kind in [CallKind::AllGather, CallKind::Gather] {
         let mut data = vec![T::of(9); count];
         data[own.offset..][..own.count].copy_from_slice(&whole[own.offset..][..own.count]);
         call(kind, 0, &mut data, own.offset, 0)?;
-        assert!(data == whole || kind == Kind::Gather && rank != 0, "{} in place", kind.name());
+        assert!(data == whole || kind == CallKind::Gather && rank != 0, "{} in place", kind.name());
     }
     let mut data = if rank == 0 { whole.clone() } else { vec![T::of(9); count] };
-    call(Kind::Scatter, 0, &mut data, 0, own.offset)?;
+    call(CallKind::Scatter, 0, &mut data, 0, own.offset)?;
     assert_eq!(data[own.offset..][..own.count], whole[own.offset..][..own.count], "scatter in place");
     Ok(())
 }
@@ -339,7 +339,7 @@ fn threads(world: MpiWorld) -> Result<(), Fault> {
                 output: started.as_mut_ptr().cast(),
                 input_bytes: LONG * 4,
                 output_bytes: LONG * 4,
-                ..Request::new(Kind::AllReduce, Element::F32)
+                ..Request::new(CallKind::AllReduce, ElementType::F32)
             };
             // SAFETY: waited for below.
             let ticket = unsafe { one.start(request)? };

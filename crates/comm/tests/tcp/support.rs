@@ -1,10 +1,10 @@
 //! Ranks as threads with real sockets between them.
 
-use kolo_comm::call::{Fingerprint, Kind, short_name};
+use kolo_comm::call::{CallKind, Fingerprint, short_name};
 use kolo_comm::run::Programs;
 use kolo_comm::tcp::{TcpOptions, TcpWire, join};
 use kolo_comm::wire::Wire;
-use kolo_comm::{Bootstrap, Communicator, Element, Fault, JobKey, Reduction, Watch};
+use kolo_comm::{Bootstrap, Communicator, ElementType, Fault, JobKey, Reduction, Watch};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -122,8 +122,8 @@ pub fn wires(size: usize, options: TcpOptions) -> Vec<TcpWire> {
 pub fn call(sequence: usize) -> Fingerprint {
     Fingerprint {
         communicator: 0,
-        kind: Kind::Send,
-        element: Element::U8,
+        kind: CallKind::Send,
+        element: ElementType::U8,
         reduction: Reduction::Sum,
         root: 0,
         sequence: sequence as u64,

@@ -2,12 +2,12 @@
 
 use super::support::{Meeting, communicator, options};
 use kolo_comm::auth::{HELLO_BYTES, Initiator, PROOF_BYTES};
-use kolo_comm::{Fault, Identity, JobKey, Reduction, Role};
+use kolo_comm::{Fault, Identity, JobKey, LinkRole, Reduction};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-fn knock(port: u16) -> TcpStream {
+fn connect(port: u16) -> TcpStream {
     let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     stream
@@ -47,7 +47,7 @@ fn visited(options: kolo_comm::tcp::TcpOptions, visit: impl FnOnce(u16, &kolo_co
 #[test]
 fn a_port_scan_gets_no_byte() {
     visited(options(), |port, _| {
-        let silent = knock(port);
+        let silent = connect(port);
         let probes: [&[u8]; 5] = [
             b"GET / HTTP/1.1\r\n\r\n",
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
@@ -56,7 +56,7 @@ fn a_port_scan_gets_no_byte() {
             b"k",
         ];
         for probe in probes {
-            let mut stream = knock(port);
+            let mut stream = connect(port);
             stream.write_all(probe).unwrap();
             assert_eq!(answer(&stream), 0, "{probe:?}");
         }
@@ -69,7 +69,7 @@ fn slow_strangers_hold_nobody_up() {
     let mut slow = Vec::new();
     visited(options(), |port, _| {
         for _ in 0..200 {
-            let mut stream = knock(port);
+            let mut stream = connect(port);
             let _ = stream.write_all(b"kolo");
             slow.push(stream);
         }
@@ -82,16 +82,16 @@ fn a_recorded_hello_and_an_older_generation_lead_nowhere() {
     options.generation = 5;
     visited(options, |port, options| {
         let initiator = |generation: u64, rank: usize| {
-            let me = Identity::new(Role::Data, rank, options.job, generation);
+            let me = Identity::new(LinkRole::Data, rank, options.job, generation);
             Initiator::new(&options.key, me, None).unwrap()
         };
         // What a recorder could have: an authentic hello, and a proof of another talk.
-        let mut replay = knock(port);
+        let mut replay = connect(port);
         replay.write_all(initiator(5, 1).hello()).unwrap();
         replay.write_all(&[9; PROOF_BYTES]).unwrap();
         assert_eq!(answer(&replay), HELLO_BYTES, "the reply, and then the end");
         for (generation, rank) in [(4, 1), (6, 1), (5, 0), (5, 2)] {
-            let mut late = knock(port);
+            let mut late = connect(port);
             late.write_all(initiator(generation, rank).hello()).unwrap();
             assert_eq!(answer(&late), 0, "generation {generation} rank {rank}");
         }

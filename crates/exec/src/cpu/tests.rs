@@ -331,9 +331,9 @@ fn a_feed_refuses_values_that_do_not_fit() {
     assert_eq!(session.tensor("i64").unwrap().values::<i64>().unwrap(), [7; 6]);
 }
 
-/// A rehearsal runs whole steps of what is short, some calls of each kind of what is long, and knows both of the same kernels.
+/// A trial run runs whole steps of what is short, some calls of each kind of what is long, and knows both of the same kernels.
 #[test]
-fn a_rehearsal_finds_the_time_of_a_step() {
+fn a_trial_run_finds_the_time_of_a_step() {
     use kolo_ops::prelude::*;
     let layers = |count: usize| {
         let builder = Builder::new();
@@ -344,15 +344,15 @@ fn a_rehearsal_finds_the_time_of_a_step() {
         builder.output("loss", x.sum_all().then(GrainSum { of: String::new() }, &[]));
         builder.finish().unwrap()
     };
-    let rehearse = |count: usize, patience: std::time::Duration| {
+    let trial = |count: usize, patience: std::time::Duration| {
         let graph = layers(count);
         let store = Store::new(&graph, 1);
         let mut session = Session::new(graph, &store, Options { threads: 2, lanes: 2, grains: 4 });
-        session.rehearse(|_| {}, |_, feed| feed.f32("x").unwrap().fill(1.0), patience)
+        session.trial_run(|_| {}, |_, feed| feed.f32("x").unwrap().fill(1.0), patience)
     };
-    let short = rehearse(2, std::time::Duration::from_secs(60));
+    let short = trial(2, std::time::Duration::from_secs(60));
     assert!(short.whole_steps > 4 && short.step_seconds > 0.0, "{short:?}");
-    let long = rehearse(40, std::time::Duration::ZERO);
+    let long = trial(40, std::time::Duration::ZERO);
     assert_eq!((long.whole_steps, long.kinds), (0, short.kinds));
     assert!(long.step_seconds > 0.0, "{long:?}");
     // If every call took a second: of each of a lane's two grains, making its data, the layers and the loss.
@@ -363,7 +363,7 @@ fn a_rehearsal_finds_the_time_of_a_step() {
         let device = session.device().downcast::<CpuDevice>().unwrap();
         let calls = device.lanes[0].calls.len();
         assert!(calls >= 2 * count, "{calls}");
-        assert_eq!(session.rehearsed_by(1.0), 2.0 * (1 + calls) as f64 + device.after.len() as f64);
+        assert_eq!(session.trial_sum(1.0), 2.0 * (1 + calls) as f64 + device.after.len() as f64);
     }
 }
 

@@ -14,7 +14,7 @@ use kolo_graph::sources::{GrainSum, Input, Param, State};
 use kolo_graph::{DType, Dense, Graph, NodeId, Phase, Type, ValueId};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Runs graphs in f64, op by op, by their definitions. State between steps is f64 as well; the store gets it rounded.
 #[derive(Clone, Copy, Debug)]
@@ -120,7 +120,7 @@ impl ReferenceDevice {
     }
 
     fn lock(&self) -> MutexGuard<'_, Arrays> {
-        self.arrays.lock().unwrap_or_else(PoisonError::into_inner)
+        kolo_base::lock(&self.arrays)
     }
 
     fn input(&self, input: &Input) -> Dense {

@@ -5,11 +5,11 @@ use super::{DONE, RESTORE, SAVE, pairs, refused, state, whole_graph};
 use crate::company::served;
 use crate::error::Error;
 use crate::job::Job;
-use crate::room;
+use crate::memory_check;
 use crate::step_inputs::StepInputs;
 use crate::timeline::{COMMUNICATION, Timeline};
 use kolo_comm::communicator::CallSpan;
-use kolo_comm::element::{Element, Reduction};
+use kolo_comm::element::{ElementType, Reduction};
 use kolo_comm::{Communicator, Fault, combine};
 use kolo_exec::store::Saved;
 use kolo_exec::{Feed, Options, Program, Session, Store};
@@ -18,7 +18,7 @@ use kolo_parallel::servers::{Clocks, Shares, gradient_name, shares, sum_name};
 use kolo_parallel::{CommLane, Mesh, Purpose, Roles};
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ pub fn serve(
     plan.scratch += buffers;
     let links = pairs(world, roles)?;
     let among_servers = Arc::new(world.split(1, world.rank() as i64)?);
-    room::check_among(&plan, false, world)?;
+    memory_check::check_among(&plan, false, world)?;
     let store = Store::new(&program.graph, job.seed);
     let mut session = Session::compile(program, &store, Some(Arc::new(CommLane::new(among_servers))))?;
     if let Some(timeline) = timeline {
@@ -242,7 +242,7 @@ impl<'j> Server<'j> {
 fn add_up<'t>(terms: impl Iterator<Item = &'t Vec<f32>>, total: &mut [f32]) {
     let inputs: Vec<*const u8> = terms.map(|term| term.as_ptr().cast()).collect();
     // SAFETY: every term and the total have as many elements, and the total is no term.
-    unsafe { combine::combine_tree(Element::F32, Reduction::Sum, &inputs, total.as_mut_ptr().cast(), total.len()) };
+    unsafe { combine::combine_tree(ElementType::F32, Reduction::Sum, &inputs, total.as_mut_ptr().cast(), total.len()) };
 }
 
 /// A server with the threads that wait for it.
@@ -253,7 +253,7 @@ struct Desk<'j> {
 
 impl<'j> Desk<'j> {
     fn lock(&self) -> MutexGuard<'_, Server<'j>> {
-        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+        kolo_base::lock(&self.server)
     }
 
     /// Serves every worker until it is done.
@@ -376,7 +376,7 @@ impl<'j> Desk<'j> {
     ) -> Result<MutexGuard<'a, Server<'j>>, Error> {
         while !ready(&server) {
             link.watch().check()?;
-            server = self.changed.wait_timeout(server, LOOK_UP).unwrap_or_else(PoisonError::into_inner).0;
+            server = kolo_base::wait_timeout(&self.changed, server, LOOK_UP);
         }
         Ok(server)
     }

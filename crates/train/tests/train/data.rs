@@ -210,19 +210,19 @@ fn evaluations_rehearsals_fingerprints_and_held_batches_say_so_too() {
     let held = HeldBatch::new(&job);
     assert!(matches!(trainer.step_on(&held), Err(Error::Data { .. })));
     let graph = trainer.session().graph().clone();
-    let cast = kolo_train::rehearsal::Cast { workers: 1, per_host: 1, threads: 1 };
-    let tried = kolo_train::rehearsal::rehearse(&job, &graph, cast, Duration::from_millis(1));
+    let setup = kolo_train::trial_run::TrialSetup { workers: 1, per_host: 1, threads: 1 };
+    let tried = kolo_train::trial_run::run(&job, &graph, setup, Duration::from_millis(1));
     assert!(matches!(tried, Err(Error::Data { .. })));
 }
 
 /// A plan knows that a step cannot be faster than its data.
 #[test]
-fn a_rehearsal_counts_slow_data() {
-    let cast = kolo_train::rehearsal::Cast { workers: 1, per_host: 1, threads: 1 };
+fn a_trial_run_counts_slow_data() {
+    let setup = kolo_train::trial_run::TrialSetup { workers: 1, per_host: 1, threads: 1 };
     let tried = |keys: &str| {
         let job = reading(keys, Duration::from_micros(500), None);
         let trainer = Trainer::new(Arc::clone(&job), Options { threads: 1, lanes: 1, grains: 4 }).unwrap();
-        kolo_train::rehearsal::rehearse(&job, trainer.session().graph(), cast, Duration::from_millis(1)).unwrap()
+        kolo_train::trial_run::run(&job, trainer.session().graph(), setup, Duration::from_millis(1)).unwrap()
     };
     let ahead = tried("prefetch = 1\nthreads = 2");
     assert!(ahead.data_seconds >= 0.016 && ahead.step_seconds() >= ahead.data_seconds, "{ahead:?}");

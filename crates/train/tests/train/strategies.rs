@@ -151,7 +151,7 @@ fn strategies_inside_are_refused_where_they_stand() {
     let free = format!("[job]\nreproducible = false\n{TEXT}");
     assert_eq!(
         refused(&free, "wire = \"bf16\"\ncentral = true"),
-        "test.toml:10: `parallel.wire` is \"bf16\" beside a sharded optimizer\n  hint: keep one of the two"
+        "test.toml:10: `parallel.wire` is \"bf16\", which cannot be combined with a sharded optimizer\n  hint: keep one of the two"
     );
 }
 

@@ -8,8 +8,8 @@ use crate::step_inputs::StepInputs;
 use crate::supply::{self, TrainingSamples};
 use kolo_comm::bench::{Method, sweep};
 use kolo_comm::bootstrap::{ThreadBootstrap, ThreadExchange};
-use kolo_comm::{Communicator, Fault, Kind, Watch, shm};
-use kolo_exec::session::Rehearsal;
+use kolo_comm::{CallKind, Communicator, Fault, Watch, shm};
+use kolo_exec::session::TrialTimes;
 use kolo_exec::{ExchangeError, Feed, Memory, Options, Program, Session, Store};
 use kolo_graph::collective::{AllGather, AllReduce, Barrier, ReduceScatter};
 use kolo_graph::layout::align;
@@ -19,14 +19,14 @@ use std::sync::Arc;
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a rehearsal takes, about: planning should not be waited for.
-pub const PATIENCE: Duration = Duration::from_millis(1500);
+/// How long a trial run takes, about: a plan should be quick.
+pub const TIME_LIMIT: Duration = Duration::from_millis(1500);
 /// Calls of each exchange.
 const EXCHANGES: usize = 8;
 
 /// Who will run the step.
 #[derive(Clone, Copy, Debug)]
-pub struct Cast {
+pub struct TrialSetup {
     pub workers: usize,
     /// Workers on one host.
     pub per_host: usize,
@@ -34,9 +34,9 @@ pub struct Cast {
     pub threads: usize,
 }
 
-/// A step as it was rehearsed.
+/// What a trial run measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rehearsed {
+pub struct TrialRun {
     /// What one worker computes, on a machine that all workers of a host share.
     pub compute_seconds: f64,
     /// Exchanges between workers of this host that compute does not hide; those across hosts are not known here.
@@ -49,7 +49,7 @@ pub struct Rehearsed {
     pub whole_steps: usize,
 }
 
-impl Rehearsed {
+impl TrialRun {
     pub fn step_seconds(&self) -> f64 {
         let step = self.compute_seconds + self.exchange_seconds;
         if self.data_ahead { step.max(self.data_seconds) } else { step + self.data_seconds }
@@ -61,23 +61,24 @@ impl Rehearsed {
     }
 }
 
-/// Rehearses a step whose first worker runs `graph`. It takes as much memory as the step, at most.
-pub fn rehearse(job: &Job, graph: &Graph, cast: Cast, patience: Duration) -> Result<Rehearsed, Error> {
+/// Measures a step whose first worker runs `graph`. It takes as much memory as the step, at most.
+pub fn run(job: &Job, graph: &Graph, setup: TrialSetup, time_limit: Duration) -> Result<TrialRun, Error> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    // More workers than cores wait for each other; only as many as run at a time are rehearsed.
-    let at_once = cast.per_host.min((cores / cast.threads).max(1));
-    let turns = (cast.per_host * cast.threads) as f64 / (at_once * cast.threads) as f64;
-    let data_ranks = job.parallel.data_ranks(cast.workers).map_err(|refusal| Error::workers(cast.workers, refusal))?;
-    let options = Options::for_grains(job.grains / data_ranks, cast.threads);
-    let all = together(at_once, || {}, |rank| alone(job, graph, options, rank, patience))?;
-    let Some(first) = all.first() else { return Err(Error::Together(Fault::BadCall("a rehearsal failed".into()))) };
+    // More workers than cores wait for each other; only as many as run at a time are measured.
+    let at_once = setup.per_host.min((cores / setup.threads).max(1));
+    let turns = (setup.per_host * setup.threads) as f64 / (at_once * setup.threads) as f64;
+    let data_ranks =
+        job.parallel.data_ranks(setup.workers).map_err(|refusal| Error::workers(setup.workers, refusal))?;
+    let options = Options::for_grains(job.grains / data_ranks, setup.threads);
+    let all = together(at_once, || {}, |rank| alone(job, graph, options, rank, time_limit))?;
+    let Some(first) = all.first() else { return Err(Error::Together(Fault::BadCall("the trial run failed".into()))) };
     let slowest = all.iter().map(|(one, _)| one.step_seconds).fold(0.0, f64::max);
     let making = all.iter().map(|(_, seconds)| *seconds).fold(0.0, f64::max);
     let data_ahead = job.loading.batches > 0;
     let loaders = if data_ahead { job.loading.threads } else { 1 };
-    let spare = cores > cast.per_host * cast.threads;
-    let exchange_seconds = if cast.per_host == cast.workers { exchanges(graph, cast, spare)? } else { 0.0 };
-    Ok(Rehearsed {
+    let spare = cores > setup.per_host * setup.threads;
+    let exchange_seconds = if setup.per_host == setup.workers { exchanges(graph, setup, spare)? } else { 0.0 };
+    Ok(TrialRun {
         compute_seconds: slowest * turns,
         exchange_seconds,
         data_seconds: making / loaders as f64,
@@ -98,7 +99,7 @@ fn together<T: Send>(
     let run = &run;
     std::thread::scope(|scope| {
         let start = |rank: usize| {
-            let named = std::thread::Builder::new().name(format!("rehearsal {rank}"));
+            let named = std::thread::Builder::new().name(format!("trial run {rank}"));
             named.spawn_scoped(scope, move || run(rank))
         };
         // All start before the first is waited for.
@@ -121,8 +122,8 @@ fn alone(
     graph: &Graph,
     options: Options,
     rank: usize,
-    patience: Duration,
-) -> Result<(Rehearsal, f64), Error> {
+    time_limit: Duration,
+) -> Result<(TrialTimes, f64), Error> {
     let memory =
         Memory::try_new(Store::params_bytes(graph)).map_err(|error| Error::from(Box::new(error) as ExchangeError))?;
     let store = Store::in_memory(graph, memory);
@@ -144,47 +145,47 @@ fn alone(
     };
     let inputs = StepInputs::of(graph);
     let scalars = |feed: &mut Feed<'_>| inputs.feed_step(feed, 1.0, 1);
-    Ok((session.rehearse(scalars, data, patience), making))
+    Ok((session.trial_run(scalars, data, time_limit), making))
 }
 
 /// Seconds of a step's exchanges among the workers of this host. Where each core has a worker, an exchange takes the time of one
 /// that computes; where cores are spare, all but the last is hidden.
-fn exchanges(graph: &Graph, cast: Cast, spare: bool) -> Result<f64, Error> {
-    let nodes: Vec<(Kind, usize)> = graph.nodes.iter().filter_map(|node| exchange(graph, node)).collect();
-    if nodes.is_empty() || cast.workers == 1 {
+fn exchanges(graph: &Graph, setup: TrialSetup, spare: bool) -> Result<f64, Error> {
+    let nodes: Vec<(CallKind, usize)> = graph.nodes.iter().filter_map(|node| exchange(graph, node)).collect();
+    if nodes.is_empty() || setup.workers == 1 {
         return Ok(0.0);
     }
-    let mut sizes: BTreeMap<&str, (Kind, Vec<usize>)> = BTreeMap::new();
+    let mut sizes: BTreeMap<&str, (CallKind, Vec<usize>)> = BTreeMap::new();
     for (kind, bytes) in &nodes {
         sizes.entry(kind.name()).or_insert((*kind, Vec::new())).1.push(*bytes);
     }
-    let bootstrap = ThreadExchange::new(cast.workers);
-    let time = |rank: usize| Ok(time_exchanges(rank, cast.workers, bootstrap.rank(rank), &sizes)?);
-    let outcomes = together(cast.workers, || bootstrap.abandon(), time);
+    let bootstrap = ThreadExchange::new(setup.workers);
+    let time = |rank: usize| Ok(time_exchanges(rank, setup.workers, bootstrap.rank(rank), &sizes)?);
+    let outcomes = together(setup.workers, || bootstrap.abandon(), time);
     let times = outcomes?.into_iter().next().unwrap_or_default();
-    let seconds = |(kind, bytes): &(Kind, usize)| times.get(&(kind.name().into(), *bytes)).copied().unwrap_or(0.0);
+    let seconds = |(kind, bytes): &(CallKind, usize)| times.get(&(kind.name().into(), *bytes)).copied().unwrap_or(0.0);
     Ok(if spare { nodes.last().map_or(0.0, seconds) } else { nodes.iter().map(seconds).sum() })
 }
 
 /// The kind of a collective, and its bytes with the padding between tensors.
-fn exchange(graph: &Graph, node: &Node) -> Option<(Kind, usize)> {
+fn exchange(graph: &Graph, node: &Node) -> Option<(CallKind, usize)> {
     let op = &node.op;
     let kinds = [
-        (op.is::<AllReduce>(), Kind::AllReduce),
-        (op.is::<ReduceScatter>(), Kind::ReduceScatter),
-        (op.is::<AllGather>(), Kind::AllGather),
-        (op.is::<Barrier>(), Kind::Barrier),
+        (op.is::<AllReduce>(), CallKind::AllReduce),
+        (op.is::<ReduceScatter>(), CallKind::ReduceScatter),
+        (op.is::<AllGather>(), CallKind::AllGather),
+        (op.is::<Barrier>(), CallKind::Barrier),
     ];
     let (_, kind) = kinds.into_iter().find(|(is, _)| *is)?;
     let bytes = node.outputs.iter().map(|id| align(graph.ty(*id).bytes())).sum();
-    Some((kind, if kind == Kind::Barrier { 0 } else { bytes }))
+    Some((kind, if kind == CallKind::Barrier { 0 } else { bytes }))
 }
 
 fn time_exchanges(
     rank: usize,
     size: usize,
     mut bootstrap: ThreadBootstrap,
-    sizes: &BTreeMap<&str, (Kind, Vec<usize>)>,
+    sizes: &BTreeMap<&str, (CallKind, Vec<usize>)>,
 ) -> Result<BTreeMap<(String, usize), f64>, Fault> {
     let watch = Watch::alone();
     let transport = shm::connect(rank, size, Arc::clone(&watch), &mut bootstrap)?;

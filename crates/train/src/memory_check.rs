@@ -1,5 +1,5 @@
-//! Whether a job fits into the memory there is, before any of it is taken. A job that does not would be ended by the kernel,
-//! at any step and without a word.
+//! The memory check: whether a job fits into the memory of this machine, before any of it is taken. The kernel would kill a job
+//! that does not fit, at any step and without a message.
 
 use crate::error::Error;
 use crate::machine::format_bytes;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 /// The processes that share a machine's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tenants {
+pub struct HostUsage {
     processes: usize,
     /// Bytes that all take together.
     bytes: u64,
@@ -20,7 +20,7 @@ pub struct Tenants {
     alike: bool,
 }
 
-impl Tenants {
+impl HostUsage {
     /// Bytes that all take together.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -44,8 +44,8 @@ impl Tenants {
         let root = std::fs::read_link("/proc/self/ns/cgroup").unwrap_or_default();
         let group = group_limit().map_or(PathBuf::new(), |(_, file)| file);
         let group = number_of(&format!("{kernel} {} {}", root.display(), group.display()));
-        let places = [number_of(&kernel), group];
-        let mine = Needs::of(plan, share_weights, places);
+        let groups = [number_of(&kernel), group];
+        let mine = Needs::of(plan, share_weights, groups);
         let mut told = vec![0; 4 * world.size()];
         world.all_gather(&mine.encode(), &mut told)?;
         Ok(Self::of(&mine, &told.as_chunks().0.iter().map(Needs::decode).collect::<Vec<_>>()))
@@ -53,12 +53,12 @@ impl Tenants {
 
     /// Those of `all` that are where `mine` is.
     fn of(mine: &Needs, all: &[Needs]) -> Self {
-        let [host, group] = mine.places;
-        let here = || all.iter().filter(|needs| needs.places[0] == host);
+        let [host, group] = mine.groups;
+        let here = || all.iter().filter(|needs| needs.groups[0] == host);
         Self {
             processes: here().count(),
             bytes: Needs::total(here()),
-            group_bytes: Needs::total(here().filter(|needs| needs.places[1] == group)),
+            group_bytes: Needs::total(here().filter(|needs| needs.groups[1] == group)),
             alike: here().all(|needs| needs == mine),
         }
     }
@@ -69,22 +69,22 @@ impl Tenants {
 struct Needs {
     own: u64,
     shared: u64,
-    places: [i64; 2],
+    groups: [i64; 2],
 }
 
 impl Needs {
-    fn of(plan: &MemoryPlan, share_weights: bool, places: [i64; 2]) -> Self {
+    fn of(plan: &MemoryPlan, share_weights: bool, groups: [i64; 2]) -> Self {
         let shared = if share_weights { plan.weights } else { 0 };
-        Self { own: (plan.total() - shared) as u64, shared: shared as u64, places }
+        Self { own: (plan.total() - shared) as u64, shared: shared as u64, groups }
     }
 
     fn encode(&self) -> [i64; 4] {
-        [self.own as i64, self.shared as i64, self.places[0], self.places[1]]
+        [self.own as i64, self.shared as i64, self.groups[0], self.groups[1]]
     }
 
     fn decode(words: &[i64; 4]) -> Self {
         let [own, shared, host, group] = *words;
-        Self { own: own as u64, shared: shared as u64, places: [host, group] }
+        Self { own: own as u64, shared: shared as u64, groups: [host, group] }
     }
 
     fn total<'a>(all: impl Iterator<Item = &'a Self> + Clone) -> u64 {
@@ -102,13 +102,13 @@ fn number_of(text: &str) -> i64 {
 
 /// Refuses a plan that needs more memory than there is, with what all other ranks on this machine need. All ranks call it.
 pub(crate) fn check_among(plan: &MemoryPlan, share_weights: bool, world: &Communicator) -> Result<(), Error> {
-    check(plan, Tenants::among(plan, share_weights, world)?)
+    check(plan, HostUsage::among(plan, share_weights, world)?)
 }
 
 /// Refuses a plan that needs more memory than there is.
-pub(crate) fn check(plan: &MemoryPlan, tenants: Tenants) -> Result<(), Error> {
-    match shortage(plan, tenants).filter(|_| std::env::var_os(UNCHECKED).is_none()) {
-        Some(shortage) => Err(Error::Memory(shortage.explain(plan, tenants))),
+pub(crate) fn check(plan: &MemoryPlan, usage: HostUsage) -> Result<(), Error> {
+    match shortage(plan, usage).filter(|_| std::env::var_os(UNCHECKED).is_none()) {
+        Some(shortage) => Err(Error::Memory(shortage.explain(plan, usage))),
         None => Ok(()),
     }
 }
@@ -117,8 +117,8 @@ pub(crate) fn check(plan: &MemoryPlan, tenants: Tenants) -> Result<(), Error> {
 const UNCHECKED: &str = "KOLO_MEMORY_UNCHECKED";
 
 /// What is missing of the memory that processes with this plan take on this machine.
-pub fn shortage(plan: &MemoryPlan, tenants: Tenants) -> Option<Shortage> {
-    Limits::read().shortage(plan, tenants)
+pub fn shortage(plan: &MemoryPlan, usage: HostUsage) -> Option<Shortage> {
+    Limits::read().shortage(plan, usage)
 }
 
 /// More memory is needed than there is.
@@ -138,7 +138,7 @@ impl std::fmt::Display for Shortage {
 
 impl Shortage {
     /// What needs it, and what to do about the largest part.
-    fn explain(&self, one: &MemoryPlan, tenants: Tenants) -> String {
+    fn explain(&self, one: &MemoryPlan, usage: HostUsage) -> String {
         let kinds = [
             ("weights", one.weights, "take a smaller model"),
             ("gradients", one.gradients, "take fewer threads or fewer `data.grains`"),
@@ -156,7 +156,7 @@ impl Shortage {
         let (.., mut hint) = *kinds.iter().max_by_key(|(_, bytes, _)| *bytes).expect("there are kinds");
         let kinds: Vec<String> =
             kinds.iter().map(|(name, b, _)| format!("{name} {}", format_bytes(*b as u64))).collect();
-        let each = match (tenants.processes, tenants.alike) {
+        let each = match (usage.processes, usage.alike) {
             (1, _) => String::new(),
             (count, true) => format!(" for each of {count} workers here"),
             (count, false) => format!(" for this one of {count} processes here"),
@@ -198,10 +198,10 @@ impl Limits {
     }
 
     /// The smallest limit that is not enough.
-    fn shortage(&self, one: &MemoryPlan, tenants: Tenants) -> Option<Shortage> {
+    fn shortage(&self, one: &MemoryPlan, usage: HostUsage) -> Option<Shortage> {
         let limits = [
-            (tenants.bytes, self.machine, "this machine has"),
-            (tenants.group_bytes, self.group, "the control group may use"),
+            (usage.bytes, self.machine, "this machine has"),
+            (usage.group_bytes, self.group, "the control group may use"),
             (one.total() as u64, self.process, "a process may map"),
         ];
         let known =
@@ -266,8 +266,8 @@ mod tests {
     };
 
     fn refused(limits: Limits, processes: usize, share_weights: bool) -> Option<String> {
-        let tenants = Tenants::alike(&PLAN, processes, share_weights);
-        Some(limits.shortage(&PLAN, tenants)?.explain(&PLAN, tenants))
+        let usage = HostUsage::alike(&PLAN, processes, share_weights);
+        Some(limits.shortage(&PLAN, usage)?.explain(&PLAN, usage))
     }
 
     #[test]
@@ -309,14 +309,14 @@ mod tests {
 
     #[test]
     fn only_ranks_of_the_same_place_count() {
-        let needs = |own, shared, places| Needs { own, shared, places };
+        let needs = |own, shared, groups| Needs { own, shared, groups };
         let all = [needs(5, 0, [1, 1]), needs(6, 0, [1, 1]), needs(7, 0, [1, 2]), needs(9, 0, [2, 1])];
-        let tenants = |processes, bytes, group_bytes, alike| Tenants { processes, bytes, group_bytes, alike };
-        assert_eq!(Tenants::of(&all[0], &all), tenants(3, 18, 11, false));
-        assert_eq!(Tenants::of(&all[2], &all), tenants(3, 18, 7, false));
-        assert_eq!(Tenants::of(&all[3], &all), tenants(1, 9, 9, true));
+        let usage = |processes, bytes, group_bytes, alike| HostUsage { processes, bytes, group_bytes, alike };
+        assert_eq!(HostUsage::of(&all[0], &all), usage(3, 18, 11, false));
+        assert_eq!(HostUsage::of(&all[2], &all), usage(3, 18, 7, false));
+        assert_eq!(HostUsage::of(&all[3], &all), usage(1, 9, 9, true));
         let sharing = [needs(5, 3, [1, 1]); 2];
-        assert_eq!(Tenants::of(&sharing[0], &sharing), tenants(2, 13, 13, true));
+        assert_eq!(HostUsage::of(&sharing[0], &sharing), usage(2, 13, 13, true));
     }
 
     #[test]
@@ -326,11 +326,11 @@ mod tests {
             let world = Communicator::new(transport, Arc::clone(watch), true);
             std::thread::spawn(move || {
                 let plan = MemoryPlan { scratch: world.rank() << 30, ..PLAN };
-                [false, true].map(|share_weights| Tenants::among(&plan, share_weights, &world).unwrap())
+                [false, true].map(|share_weights| HostUsage::among(&plan, share_weights, &world).unwrap())
             })
         };
         let threads: Vec<_> = thread::world(&watches).into_iter().zip(&watches).map(count).collect();
-        let both = |bytes| Tenants { processes: 2, bytes, group_bytes: bytes, alike: false };
+        let both = |bytes| HostUsage { processes: 2, bytes, group_bytes: bytes, alike: false };
         for thread in threads {
             assert_eq!(thread.join().unwrap(), [both(17 << 30), both(16 << 30)]);
         }

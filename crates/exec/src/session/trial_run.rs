@@ -9,9 +9,9 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-/// What a rehearsal found.
+/// What a trial run found.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rehearsal {
+pub struct TrialTimes {
     pub step_seconds: f64,
     /// Kinds of calls that were timed.
     pub kinds: usize,
@@ -21,7 +21,7 @@ pub struct Rehearsal {
 
 /// Runs of each kind in one pass, if a whole step would take too long.
 const RUNS_PER_PASS: usize = 2;
-/// Passes of a rehearsal, at most.
+/// Passes of a trial run, at most.
 const PASSES_MAX: usize = 64;
 /// A step is run whole if so many fit into the time there is.
 const WHOLE_STEPS_MIN: f64 = 6.0;
@@ -108,12 +108,12 @@ impl Turns {
 
 impl Session {
     /// Times a step within about this time. What the store holds afterwards means nothing.
-    pub fn rehearse(
+    pub fn trial_run(
         &mut self,
         step: impl Fn(&mut Feed<'_>),
         grain: impl Fn(usize, &mut Feed<'_>) + Sync,
         patience: Duration,
-    ) -> Rehearsal {
+    ) -> TrialTimes {
         let begin = Instant::now();
         let kinds = Kinds::new(self);
         let mut book = Book::new(&kinds, self.options().lanes);
@@ -124,7 +124,7 @@ impl Session {
             let seconds = seconds_of(|| {
                 step(&mut Feed { inputs: self.device.inputs(None) });
                 self.device.begin();
-                self.rehearse_pass(&grain, &kinds, extent, &mut book);
+                self.trial_pass(&grain, &kinds, extent, &mut book);
             });
             let taken = start.elapsed().as_secs_f64();
             if extent == Extent::Whole {
@@ -145,7 +145,7 @@ impl Session {
             0..4 => (self.added_up(&book, &kinds), 0),
             steps => (typical(&book.whole), steps),
         };
-        Rehearsal { step_seconds, kinds: kinds.count, whole_steps }
+        TrialTimes { step_seconds, kinds: kinds.count, whole_steps }
     }
 
     /// Gives the memory of all calls that will run its pages, so that no run is slowed down by it.
@@ -166,7 +166,7 @@ impl Session {
         self.device.touch(Phase::After, None, 0);
     }
 
-    fn rehearse_pass(
+    fn trial_pass(
         &self,
         grain: &(impl Fn(usize, &mut Feed<'_>) + Sync),
         kinds: &Kinds,
@@ -245,7 +245,7 @@ impl Book {
 #[cfg(test)]
 impl Session {
     /// Seconds of a step of which every call was seen to take so long, and adding lanes together nothing.
-    pub(crate) fn rehearsed_by(&self, seconds: f64) -> f64 {
+    pub(crate) fn trial_sum(&self, seconds: f64) -> f64 {
         let kinds = Kinds::new(self);
         let mut book = Book::new(&kinds, self.options().lanes);
         book.lanes.iter_mut().flatten().chain(&mut book.once).for_each(|samples| *samples = vec![seconds; 3]);
