@@ -169,6 +169,9 @@ fn size_of(ty: &Type, dim: usize) -> Result<usize, String> {
     ty.shape.get(dim).copied().ok_or_else(|| format!("{ty} has no dim {dim}"))
 }
 
+/// Ranks of one axis: as many as a world has at most.
+const RANKS_MAX: usize = 1 << 16;
+
 /// The size of one of `ranks` equal parts of a dim.
 fn part_of(ty: &Type, dim: usize, ranks: usize) -> Result<usize, String> {
     let size = size_of(ty, dim)?;
@@ -195,8 +198,8 @@ macro_rules! transfer {
                 Operands::new([Operand::of("tensor", $dtypes)], &["tensor"])
             }
             fn infer(&$self, $inputs: &[Type]) -> Result<Vec<Type>, String> {
-                if $self.ranks == 0 {
-                    return Err("an axis has one rank at least".into());
+                if $self.ranks == 0 || $self.ranks > RANKS_MAX {
+                    return Err(format!("an axis has 1 to {RANKS_MAX} ranks, not {}", $self.ranks));
                 }
                 $infer
             }
