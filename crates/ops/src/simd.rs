@@ -9,7 +9,7 @@ pub const LANES: usize = 16;
 
 /// Asks for lines of memory that are needed soon, though not at once. Nothing is read.
 #[inline(always)]
-pub fn ask_for(start: *const f32, count: usize) {
+pub fn prefetch(start: *const f32, count: usize) {
     #[cfg(target_arch = "x86_64")]
     for line in (0..count).step_by(16) {
         // SAFETY: a prefetch reads nothing.

@@ -232,7 +232,7 @@ pub fn run_one(kernel: TileKernel, cx: &CpuCx<'_>) {
             for (input, walk) in cx.inputs.iter().zip(&walks) {
                 if *walk == Walk::Same {
                     let next = TILE.min(range.end - start - len);
-                    simd::ask_for(input.data.cast::<f32>().wrapping_add(start + len), next);
+                    simd::prefetch(input.data.cast::<f32>().wrapping_add(start + len), next);
                 }
             }
             // SAFETY: tasks own disjoint ranges, and the tile was loaded before it is overwritten.

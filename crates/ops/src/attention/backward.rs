@@ -191,7 +191,7 @@ impl<'a> Backward<'a> {
             let (count, keys) = (rows.len(), s.visible(rows.end));
             raw_scores(&q, k_rows, rows.clone(), keys, p, product);
             for (line, at) in rows.clone().enumerate() {
-                next.iter().chain(&next_rows).for_each(|head| head.ask_for(at));
+                next.iter().chain(&next_rows).for_each(|head| head.prefetch(at));
                 self.soften(task, at, &mut p[line * keys..(line + 1) * keys]);
             }
             // dv += pᵀ·g

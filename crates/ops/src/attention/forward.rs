@@ -132,7 +132,7 @@ impl Cpu for Attention {
                 for (line, at) in rows.clone().enumerate() {
                     let row = &mut scores[line * keys..(line + 1) * keys];
                     let bias = bias_row(bias, &s, batch, head, at).map(|bias| &bias[..keys]);
-                    next.iter().for_each(|head| head.ask_for(at));
+                    next.iter().for_each(|head| head.prefetch(at));
                     let sum = soften(row, s.scale(), bias, s.visible(at + 1));
                     // SAFETY: every task writes its own rows.
                     unsafe { *sums.get().add(task * s.queries + at) = sum };

@@ -36,9 +36,9 @@ impl Head {
         &self.slice(at)[..self.dim]
     }
     /// Asks for a row. Heads lie in pieces, which no machine foresees by itself.
-    pub(super) fn ask_for(&self, at: usize) {
+    pub(super) fn prefetch(&self, at: usize) {
         if at < self.rows {
-            simd::ask_for(self.data.wrapping_add(at * self.stride), self.dim);
+            simd::prefetch(self.data.wrapping_add(at * self.stride), self.dim);
         }
     }
 }

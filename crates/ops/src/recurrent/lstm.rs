@@ -292,11 +292,11 @@ fn back<'a>(
         let d_cells = unsafe { d_cells.slice(sample * hidden, hidden) };
         if step > 0 {
             // The step before comes next, and nothing but this code knows.
-            simd::ask_for(gates[(row - batch) * all_gates..].as_ptr(), all_gates);
-            simd::ask_for(g[(sample * steps + step - 1) * hidden..].as_ptr(), hidden);
+            simd::prefetch(gates[(row - batch) * all_gates..].as_ptr(), all_gates);
+            simd::prefetch(g[(sample * steps + step - 1) * hidden..].as_ptr(), hidden);
         }
         if step > 1 {
-            simd::ask_for(cells[(row - 2 * batch) * hidden..].as_ptr(), hidden);
+            simd::prefetch(cells[(row - 2 * batch) * hidden..].as_ptr(), hidden);
         }
         let cells = &cells[row * hidden..(row + 1) * hidden];
         cell_grad_row(i, f, g_, o, before, cells, d_out, d_next, d_cells, di, df, dg, d_o);
