@@ -23,9 +23,9 @@ const JOBS: [(&str, &str); 4] = [
          [train]\nsteps = 6\nclip = 0.5\noptimizer = { kind = \"adamw\", lr = 0.01 }\n",
     ),
     (
-        "cnn with batch norm",
-        "[model]\nkind = \"resnet18\"\nwidth = 2\nimage = [3, 8, 8]\nclasses = 3\n[data]\nsource = \"synthetic:images\"\n\
-         samples = 32\nbatch = 4\ngrains = 2\n[train]\nsteps = 2\noptimizer = { kind = \"sgd\", lr = 0.01, momentum = 0.9 }\n",
+        "cnn with dropout",
+        "[model]\nkind = \"cnn\"\nchannels = [2, 3]\nhidden = 8\ndropout = 0.3\n[data]\nsource = \"builtin:digits\"\nholdout = 0.01\nbatch = 8\n\
+         grains = 2\n[train]\nsteps = 3\noptimizer = { kind = \"sgd\", lr = 0.05, momentum = 0.9 }\n",
     ),
     (
         "gpt",
@@ -34,7 +34,7 @@ const JOBS: [(&str, &str); 4] = [
     ),
     (
         "lstm",
-        "[model]\nkind = \"lstm\"\nhidden = 6\n[data]\nsource = \"builtin:waves\"\nbatch = 4\ngrains = 2\n[train]\nsteps = 3\n\
+        "[model]\nkind = \"lstm\"\nlayers = 1\nwidth = 6\n[data]\nsource = \"builtin:waves\"\nbatch = 4\ngrains = 2\n[train]\nsteps = 3\n\
          optimizer = { kind = \"rmsprop\", lr = 0.01 }\n",
     ),
 ];
