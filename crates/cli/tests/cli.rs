@@ -483,6 +483,25 @@ fn threads_do_not_change_the_weights() {
 }
 
 #[test]
+fn the_reference_trains_in_f64_and_comes_close() {
+    let dir = tempdir();
+    let job = "[model]\nkind = \"mlp\"\nhidden = [6]\n[data]\nsource = \"builtin:playground\"\nbatch = 32\ngrains = 4\n\
+               [train]\nsteps = 20\n";
+    std::fs::write(dir.path().join("job.toml"), job).expect("a job");
+    let [cpu, reference] = ["cpu", "reference"].map(|device| {
+        let report = train(dir.path(), "job.toml", &["--no-out", "--threads", "1", "--device", device]);
+        assert_eq!(report["device"], device);
+        report
+    });
+    assert_ne!(cpu["weights"], reference["weights"], "f64 rounds otherwise");
+    let loss = |report: &Value| report["loss"].as_f64().expect("a loss");
+    assert!((loss(&cpu) - loss(&reference)).abs() < 1e-4, "{} {}", cpu["loss"], reference["loss"]);
+    let refused = run_in(dir.path(), &["train", "job.toml", "--no-out", "-n", "2", "--device", "reference"]);
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && message.contains("which runs one worker"), "{message}");
+}
+
+#[test]
 fn a_reader_that_has_enough_ends_it_quietly() {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);

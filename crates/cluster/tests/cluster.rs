@@ -11,6 +11,7 @@ use kolo_cluster::{Notice, Outcome};
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -271,8 +272,10 @@ fn start_supervisor(world: usize, behaviour: &[&str], out: &Path) -> (std::proce
     started(command, world)
 }
 
+/// In a process group of its own: the kernel ignores Ctrl-Z in a group that nobody could continue, which that of the tests may
+/// be.
 fn started(mut command: Command, world: usize) -> (std::process::Child, Vec<i32>) {
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut pids = Vec::new();
     let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
     while pids.len() < world {
