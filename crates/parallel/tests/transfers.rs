@@ -278,5 +278,8 @@ fn shapes_that_cannot_be_cut_are_refused_when_the_graph_is_built() {
     let scatter = |dim, ranks| AxisScatter { axis: "tensor".into(), dim, ranks };
     assert!(error(&|x| _ = x.then(scatter(1, 4), &[])).contains("dim 1 of f32[4,6] cannot be cut into 4 equal parts"));
     assert!(error(&|x| _ = x.then(scatter(2, 2), &[])).contains("f32[4,6] has no dim 2"));
-    assert!(error(&|x| _ = x.then(AxisGather { axis: "tensor".into(), dim: 0, ranks: 0 }, &[])).contains("an axis has 1 to 65536 ranks"));
+    assert!(
+        error(&|x| _ = x.then(AxisGather { axis: "tensor".into(), dim: 0, ranks: 0 }, &[]))
+            .contains("an axis has 1 to 65536 ranks")
+    );
 }

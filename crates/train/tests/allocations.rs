@@ -52,7 +52,9 @@ fn a_steady_step_allocates_nothing() {
             "[model]\n{model}\n[data]\nsource = \"{source}\"\nbatch = 8\ngrains = 4\n[train]\nsteps = 8\n\
              optimizer = {{ kind = \"{optimizer}\", lr = 1e-4 }}\nclip = 1.0\n"
         );
-        for (threads, lanes) in [(1, 1), (2, 1), (2, 2)] {
+        // The largest shows nothing that the others do not show with fewer lanes.
+        let layouts: &[(usize, usize)] = if model.contains("resnet50") { &[(2, 2)] } else { &[(1, 1), (2, 1), (2, 2)] };
+        for (threads, lanes) in layouts.iter().copied() {
             expect_none(&text, Options { threads, lanes, grains: 4 });
         }
     }
