@@ -77,6 +77,7 @@ fn together(job: Arc<Job>, args: &BenchTrain, worker: &Worker, begin: Instant) -
     let ready_ms = begin.elapsed().as_secs_f64() * 1e3;
     run(&mut trainer, held.as_ref(), args.warmup.max(1))?;
     trainer.session().take_waited();
+    trainer.take_data_wait();
     let mut meter = Meter::default();
     meter.attach(world, None);
     let mut times = Vec::with_capacity(args.steps);

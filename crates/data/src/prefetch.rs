@@ -70,8 +70,10 @@ pub type Tracer = Arc<dyn Fn(usize, usize, Instant, Instant) + Send + Sync>;
 
 /// How often a step that waits looks whether it still should.
 const LOOK: Duration = Duration::from_millis(5);
+/// How long a run that ends waits for loaders in the midst of a sample.
+const DROP_WAIT_MAX: Duration = Duration::from_millis(500);
 
-/// The loader threads and what they have made. Dropping it ends them, each after the sample that it is at.
+/// The loader threads and what they have made. Dropping it ends them, each after the sample that it is at; it waits half a second for that.
 #[derive(Debug)]
 pub struct Prefetch {
     shared: Arc<Shared>,
@@ -228,9 +230,12 @@ impl Prefetch {
                 None => {}
             }
             if self.threads.is_empty() {
-                let Some(unit) = state.claim(&shared.plan, step) else { continue };
+                // Before a grain is claimed: whoever gives up here may ask for the step again.
                 drop(state);
                 look(true)?;
+                state = lock(&shared.state);
+                let Some(unit) = state.claim(&shared.plan, step) else { continue };
+                drop(state);
                 shared.make(0, unit);
                 state = lock(&shared.state);
                 continue;
@@ -256,8 +261,13 @@ impl Drop for Prefetch {
             self.shared.stop.store(true, Ordering::Relaxed);
             self.shared.work.notify_all();
         }
+        // A loader that is in the midst of a sample ends after it; a source that hangs must not keep the run from its end.
+        let deadline = Instant::now() + DROP_WAIT_MAX;
+        while self.threads.iter().any(|thread| !thread.is_finished()) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         // A panic of a loader was a source's, and stays with its grain.
-        self.threads.drain(..).for_each(|thread| _ = thread.join());
+        self.threads.drain(..).filter(|thread| thread.is_finished()).for_each(|thread| _ = thread.join());
     }
 }
 

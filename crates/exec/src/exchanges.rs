@@ -9,10 +9,10 @@ use crate::exchange::{Collectives, Exchange, ExchangeError, ExchangeKind};
 use crate::executor::Device;
 use crate::memory::Memory;
 use crate::schedule::{ExchangeItem, Schedule};
-use kolo_graph::collective::Movement;
+use kolo_graph::collective::{Collective, Movement};
 use kolo_graph::cpu::Buffer;
 use kolo_graph::layout::{Layout, align};
-use kolo_graph::{Graph, Phase};
+use kolo_graph::{Graph, Node, Phase, ValueId};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -169,6 +169,17 @@ impl Exchanges {
     }
 }
 
+/// What is in flight still uses the session's memory. After a fault nothing more comes.
+impl Drop for Exchanges {
+    fn drop(&mut self) {
+        for running in self.list.iter().flatten() {
+            if *kolo_base::lock(&running.pending) && self.collectives.wait(self.first + running.number).is_err() {
+                return;
+            }
+        }
+    }
+}
+
 /// The elements of the sums that an exchange works on in place.
 fn sums_of(graph: &Graph, layout: &Layout, item: &ExchangeItem, exchange: &Exchange) -> Range<usize> {
     let places = graph.node(item.node).inputs.iter().filter_map(|id| layout.places[id.0 as usize]);
@@ -176,7 +187,16 @@ fn sums_of(graph: &Graph, layout: &Layout, item: &ExchangeItem, exchange: &Excha
     start..start + exchange.elements
 }
 
-/// An exchange, and the copies it needs.
+/// An exchange in the making: what it reads and writes, and the copies it needs.
+struct Draft {
+    exchange: Exchange,
+    staging: Staging,
+    ranks: usize,
+    /// Its first input, or its output if it reads nothing.
+    input: Buffer,
+    outputs: Vec<Buffer>,
+}
+
 fn plan(
     graph: &Graph,
     at: usize,
@@ -187,82 +207,95 @@ fn plan(
 ) -> Result<(Exchange, Staging), ExchangeError> {
     let node = graph.node(item.node);
     let collective = node.op.collective().expect("the schedule lists collectives");
-    let buffer = |id: &kolo_graph::ValueId| device.buffer(*id, lane.unwrap_or(0));
-    let outputs: Vec<Buffer> = node.outputs.iter().map(buffer).collect();
-    let input = node.inputs.first().map(buffer);
     let ranks = collectives.size(collective.axis);
     if let Some(other) = collective.ranks.filter(|other| *other != ranks) {
         let op = node.op.signature();
-        return Err(format!("{op} is for {other} ranks, but the axis `{}` has {ranks}", collective.axis).into());
+        return Err(format!("{op} is for {other} ranks, but the axis `{}` has {ranks}\n  hint: build the graph for the mesh that runs it", collective.axis).into());
     }
-    // Sender and receiver stand in different layers, and must call a message the same.
-    let name = match collective.movement {
-        Movement::Send { .. } | Movement::Receive { .. } => format!("{} message", collective.axis),
-        _ if node.scope.is_empty() => format!("{} {at}", node.op.name()),
-        _ => node.scope.to_string(),
-    };
-    let mut exchange = Exchange {
+    let buffer = |id: &ValueId| device.buffer(*id, lane.unwrap_or(0));
+    let outputs: Vec<Buffer> = node.outputs.iter().map(buffer).collect();
+    let input = node.inputs.first().map_or_else(|| outputs[0].clone(), buffer);
+    let exchange = Exchange {
         kind: ExchangeKind::Barrier,
-        name,
+        name: name(node, &collective, at),
         axis: collective.axis.into(),
         lane,
         dtype: outputs[0].ty.dtype,
-        input: input.as_ref().unwrap_or(&outputs[0]).data,
+        input: input.data,
         output: outputs[0].data,
         elements: 0,
         parts: Vec::new(),
         of_gradients: item.of_gradients,
     };
-    let mut staging = Staging::default();
-    let whole = input.clone().unwrap_or(outputs[0].clone());
+    let mut draft = Draft { exchange, staging: Staging::default(), ranks, input, outputs };
     match collective.movement {
-        Movement::Barrier => {}
-        Movement::SumBucket | Movement::ScatterBucket { .. } | Movement::GatherBucket { .. } => {
-            let offsets = staging.bucket(&outputs, &mut exchange)?;
-            assert!(!item.of_sums || staging.memory.is_empty(), "the sums of an exchange lie side by side");
-            exchange.kind = match collective.movement {
-                Movement::ScatterBucket { owners } => {
-                    exchange.parts = owned_parts(owners, &outputs, &offsets, ranks);
-                    ExchangeKind::ReduceScatter
-                }
-                Movement::GatherBucket { owners } => {
-                    exchange.parts = owned_parts(owners, &outputs, &offsets, ranks);
-                    ExchangeKind::AllGather
-                }
-                _ => ExchangeKind::AllReduce,
-            };
-        }
-        Movement::Sum => {
-            (exchange.kind, exchange.elements) = (ExchangeKind::AllReduce, whole.ty.elements());
-            staging.before.push(Rows::all(&whole, &outputs[0]));
-            exchange.input = exchange.output;
-        }
-        Movement::Gather { dim } => {
-            exchange.kind = ExchangeKind::AllGather;
-            exchange.cut(outputs[0].ty.elements(), ranks);
-            staging.unpack(&outputs[0], dim, ranks, &mut exchange)?;
-        }
-        Movement::Scatter { dim } => {
-            exchange.kind = ExchangeKind::ReduceScatter;
-            exchange.cut(whole.ty.elements(), ranks);
-            staging.pack(&whole, dim, ranks, &mut exchange)?;
-        }
-        Movement::AllToAll { split, join } => {
-            exchange.kind = ExchangeKind::AllToAll;
-            exchange.cut(whole.ty.elements(), ranks);
-            staging.pack(&whole, split, ranks, &mut exchange)?;
-            staging.unpack(&outputs[0], join, ranks, &mut exchange)?;
-        }
-        Movement::Send { to } => {
-            (exchange.kind, exchange.elements) = (ExchangeKind::Send(to), whole.ty.elements());
-            exchange.output = exchange.input;
-            staging.before.push(Rows::all(&whole, &outputs[0]));
-        }
-        Movement::Receive { from } => {
-            (exchange.kind, exchange.elements) = (ExchangeKind::Receive(from), outputs[0].ty.elements());
-        }
+        Movement::SumBucket => draft.bucket(ExchangeKind::AllReduce, None)?,
+        Movement::ScatterBucket { owners } => draft.bucket(ExchangeKind::ReduceScatter, Some(owners))?,
+        Movement::GatherBucket { owners } => draft.bucket(ExchangeKind::AllGather, Some(owners))?,
+        movement => draft.transfer(movement)?,
     }
-    Ok((exchange, staging))
+    assert!(!item.of_sums || draft.staging.memory.is_empty(), "the sums of an exchange lie side by side");
+    Ok((draft.exchange, draft.staging))
+}
+
+/// What messages and timelines call it. Sender and receiver stand in different layers, and must call a message the same.
+fn name(node: &Node, collective: &Collective<'_>, at: usize) -> String {
+    match collective.movement {
+        Movement::Send { .. } | Movement::Receive { .. } => format!("{} message", collective.axis),
+        _ if node.scope.is_empty() => format!("{} {at}", node.op.name()),
+        _ => node.scope.to_string(),
+    }
+}
+
+impl Draft {
+    /// Many tensors, in place.
+    fn bucket(&mut self, kind: ExchangeKind, owners: Option<&[usize]>) -> Result<(), ExchangeError> {
+        self.exchange.kind = kind;
+        let offsets = self.staging.bucket(&self.outputs, &mut self.exchange)?;
+        if let Some(owners) = owners {
+            self.exchange.parts = owned_parts(owners, &self.outputs, &offsets, self.ranks);
+        }
+        Ok(())
+    }
+
+    /// One tensor to another one.
+    fn transfer(&mut self, movement: Movement<'_>) -> Result<(), ExchangeError> {
+        let Self { exchange, staging, ranks, input, outputs } = self;
+        let (output, ranks) = (&outputs[0], *ranks);
+        exchange.elements = input.ty.elements();
+        match movement {
+            Movement::Sum => {
+                exchange.kind = ExchangeKind::AllReduce;
+                staging.before.push(Rows::all(input, output));
+                exchange.input = exchange.output;
+            }
+            Movement::Gather { dim } => {
+                exchange.kind = ExchangeKind::AllGather;
+                exchange.cut(output.ty.elements(), ranks);
+                staging.unpack(output, dim, ranks, exchange)?;
+            }
+            Movement::Scatter { dim } => {
+                exchange.kind = ExchangeKind::ReduceScatter;
+                exchange.cut(input.ty.elements(), ranks);
+                staging.pack(input, dim, ranks, exchange)?;
+            }
+            Movement::AllToAll { split, join } => {
+                exchange.kind = ExchangeKind::AllToAll;
+                exchange.cut(input.ty.elements(), ranks);
+                staging.pack(input, split, ranks, exchange)?;
+                staging.unpack(output, join, ranks, exchange)?;
+            }
+            Movement::Send { to } => {
+                exchange.kind = ExchangeKind::Send(to);
+                // The copy is what travels.
+                staging.before.push(Rows::all(input, output));
+                exchange.input = exchange.output;
+            }
+            Movement::Receive { from } => exchange.kind = ExchangeKind::Receive(from),
+            _ => exchange.elements = 0,
+        }
+        Ok(())
+    }
 }
 
 impl Exchange {

@@ -125,7 +125,9 @@ impl ExchangeItem {
     fn new(graph: &Graph, id: NodeId, phase: Phase) -> Self {
         let inputs = &graph.node(id).inputs;
         let sum = |id: &ValueId| graph.node(sum_shown_by(graph, *id)?).op.downcast::<GrainSum>();
-        let of_sums = !inputs.is_empty() && inputs.iter().all(|id| sum(id).is_some());
+        // In place: what makes another tensor of a sum waits until the lanes' are added up.
+        let in_place = graph.node(id).op.aliases();
+        let of_sums = in_place && !inputs.is_empty() && inputs.iter().all(|id| sum(id).is_some());
         let of_gradients = of_sums && inputs.iter().all(|id| sum(id).is_some_and(|sum| !sum.of.is_empty()));
         Self { node: id, phase, of_sums, of_gradients }
     }

@@ -33,8 +33,9 @@ pub use trial_run::TrialTimes;
 pub struct Session {
     program: Program,
     schedule: Arc<Schedule>,
-    device: Box<dyn Device>,
+    /// Before the device: they wait for what is in flight in its memory.
     exchanges: Option<Exchanges>,
+    device: Box<dyn Device>,
     /// Named results, as the first lane has them.
     outputs: Vec<(String, Buffer)>,
     probe: Probe,
@@ -81,7 +82,9 @@ impl Session {
         let sums = graph.nodes.iter().any(|node| node.op.is::<GrainSum>());
         assert!(grains == 1 || sums || graph.updates.is_empty(), "grains without a sum cannot share one update");
         if collectives.is_some() && !executor.has_collectives() {
-            return Err(format!("the {} executor runs one worker only", executor.name()).into());
+            return Err(
+                format!("the {} executor runs one worker only\n  hint: use `--device cpu`", executor.name()).into()
+            );
         }
         let schedule = Arc::new(Schedule::new(graph, layout, collectives.is_none()));
         let shared_sums = match &collectives {
@@ -89,10 +92,12 @@ impl Session {
             _ => None,
         };
         let device = executor.compile(&program, &schedule, store, shared_sums)?;
-        let exchanges = match collectives.filter(|_| !schedule.exchanges.is_empty()) {
+        // Also with nothing to exchange: all ranks make their communicators together.
+        let exchanges = match collectives {
             Some(them) => Some(Exchanges::new(graph, layout, &schedule, &*device, lanes, them)?),
             None => None,
         };
+        let exchanges = exchanges.filter(|_| !schedule.exchanges.is_empty());
         let outputs = graph.outputs.iter().map(|(name, id)| (name.clone(), device.buffer(*id, 0))).collect();
         let (probe, store) = (Probe::new(graph), store.memories().map(Arc::clone));
         Ok(Self { program, schedule, device, exchanges, outputs, probe, store })

@@ -208,6 +208,7 @@ impl Trainer {
         between: impl FnOnce(usize, &mut Session, &mut Store) -> Result<(), Error>,
     ) -> Result<f32, Error> {
         let (step, first) = (self.step, self.first_grain);
+        self.begin_step();
         // Out of the way of the session that it feeds.
         let mut supply = self.supply.take().unwrap_or_else(|| {
             let Options { grains, lanes, .. } = self.session.options();
@@ -224,8 +225,16 @@ impl Trainer {
         let (job, first) = (Arc::clone(&self.job), self.first_grain);
         let grains = first..first + self.session.options().grains;
         let recipe = TrainingSamples { job: &*job, first_grain: first };
+        self.begin_step();
         held.prepare(&recipe, &job, self.step, grains).map_err(|error| Error::from(error).when(|| self.unharmed()))?;
         self.run_step(|grain, feed| held.feed(&job, grain, feed), |_, _, _| Ok(()))
+    }
+
+    /// From here on, whatever happens here happens at this step.
+    fn begin_step(&self) {
+        if let Some(watch) = &self.watch {
+            watch.set_step(self.step as u64);
+        }
     }
 
     /// What a batch that cannot be read does to a run.

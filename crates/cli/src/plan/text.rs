@@ -120,7 +120,8 @@ fn print_run(p: &Prediction) {
         false => println!("  time              {time}: {} steps of that time", separated(p.steps as u64)),
     }
     if let Some(price) = p.price() {
-        println!("  cost              {}{}", separated(price as u64), &format!("{:.2}", price.fract())[1..]);
+        let cents = (price * 100.0).round() as u64;
+        println!("  cost              {}.{:02}", separated(cents / 100), cents % 100);
     }
 }
 

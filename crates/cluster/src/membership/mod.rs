@@ -222,7 +222,7 @@ impl Membership {
         // A fault that already names a rank and its call needs no frame around it.
         let (weight, text, reported_by) = match culprit {
             Some(_) => {
-                let reported_by = format!("reported_by by {} at step {}", state.name(), state.activity.step);
+                let reported_by = format!("reported by {} at step {}", state.name(), state.activity.step);
                 (Weight::Hearsay, text, Some(reported_by))
             }
             None => {

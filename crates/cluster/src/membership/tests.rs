@@ -85,7 +85,7 @@ fn whoever_is_accused_has_the_word() {
     core.step(12, fail(1, "ranks disagree", 0));
     core.step(14, fail(2, "rank 1 is gone", 1));
     let actions = core.step(100, MembershipEvent::Tick);
-    assert_eq!(text(&actions), "ranks disagree\n  reported_by by rank 1 on node1 at step 0");
+    assert_eq!(text(&actions), "ranks disagree\n  reported by rank 1 on node1 at step 0");
 }
 
 #[test]

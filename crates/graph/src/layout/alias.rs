@@ -58,7 +58,7 @@ pub(super) fn parts(graph: &Graph) -> Vec<Part> {
 pub(super) struct Reads(HashMap<ValueId, Vec<(Range<usize>, usize)>>);
 
 impl Reads {
-    pub(super) fn new(graph: &Graph, order: &[NodeId], parts: &[Part]) -> Self {
+    pub(super) fn new(graph: &Graph, order: &[NodeId], parts: &[Part], waits: &dyn Fn(&[ValueId]) -> usize) -> Self {
         let mut reads = Self::default();
         let mut add = |id: ValueId, position: usize| {
             let part = parts[id.0 as usize];
@@ -67,7 +67,13 @@ impl Reads {
             }
         };
         for (position, id) in order.iter().enumerate().filter(|(_, id)| !graph.node(**id).op.view()) {
-            graph.node(*id).inputs.iter().for_each(|input| add(*input, position));
+            let node = graph.node(*id);
+            node.inputs.iter().for_each(|input| add(*input, position));
+            // An exchange reads until somebody waits for it.
+            if node.op.collective().is_some() {
+                let wait = waits(&node.outputs);
+                node.inputs.iter().for_each(|input| add(*input, wait));
+            }
         }
         let kept = graph.outputs.iter().map(|(_, id)| id).chain(graph.updates.iter().map(|(_, value)| value));
         kept.for_each(|id| add(*id, order.len()));

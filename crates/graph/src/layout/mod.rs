@@ -165,11 +165,14 @@ fn schedule(graph: &Graph, layout: &mut Layout) {
 
 /// For each value whose only reader is a sum over grains, that sum.
 fn only_sums(graph: &Graph) -> Vec<Option<ValueId>> {
-    let (readers, is_output) = (graph.readers(), graph.output_mask());
+    let (readers, is_output, phases) = (graph.readers(), graph.output_mask(), graph.phases());
     let sum = |at: usize| match readers[at][..] {
         [reader] if graph.node(reader).op.is::<GrainSum>() && !is_output[at] => {
-            let maker = graph.maker(ValueId(at as u32));
-            (!maker.inputs.is_empty() && !maker.op.view()).then_some(graph.node(reader).outputs[0])
+            let made = graph.value(ValueId(at as u32)).node;
+            let maker = graph.node(made);
+            // What is made once is a term of every grain, and what is exchanged is there only when somebody has waited.
+            let in_grain = phases[made.0 as usize] == Phase::Grain && maker.op.collective().is_none();
+            (in_grain && !maker.inputs.is_empty() && !maker.op.view()).then_some(graph.node(reader).outputs[0])
         }
         _ => None,
     };

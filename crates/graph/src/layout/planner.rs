@@ -82,7 +82,7 @@ impl<'g> Planner<'g> {
         graph.updates.iter().for_each(|(_, id)| last_read[id.0 as usize] = end);
         let start = layout.before.len();
         let parts = parts(graph);
-        let reads = Reads::new(graph, &order, &parts);
+        let reads = Reads::new(graph, &order, &parts, &waits);
         Self {
             graph,
             abilities,

@@ -7,7 +7,7 @@ use crate::job::Job;
 use crate::step::{self, CONFUSION, IGNORED, count_name};
 use crate::supply::{self, Supply};
 use crate::together;
-use kolo_comm::{Communicator, Reduction};
+use kolo_comm::{Communicator, Fault, Reduction};
 use kolo_exec::{Feed, Options, Program, Session};
 use kolo_graph::Graph;
 use kolo_parallel::mesh::DATA;
@@ -245,6 +245,13 @@ impl Trainer {
             return Ok(at);
         }
         let graph = graph_of(&self.job, &self.parallel, &self.mesh, batch)?;
+        if let Some(node) = graph.nodes.iter().find(|node| node.op.collective().is_some()) {
+            return Err(Error::Together(Fault::BadCall(format!(
+                "an evaluation cannot exchange tensors yet, and the strategies put `{}` into its graph\n  \
+                 hint: let the strategy rewrite graphs of training only, or write `holdout = 0`",
+                node.op.name()
+            ))));
+        }
         let program = Program::new(&self.job.executor, graph, Options::single(self.threads));
         let mut session = Session::compile(program, &self.store, None)?;
         session.set_alive(self.alive());
