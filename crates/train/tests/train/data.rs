@@ -180,6 +180,8 @@ fn no_rank_updates_if_one_cannot_read() {
             let error = trainer.step().unwrap_err();
             others.iter().for_each(|watch| watch.abort(Fault::Aborted("another rank failed".into())));
             assert_eq!(before, trainer.state(), "nothing changed");
+            // A thread that ends is a lost rank, and the other shall hear of the abort.
+            both.wait();
             error
         }
     };
