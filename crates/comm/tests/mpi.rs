@@ -24,6 +24,9 @@ const LAUNCHERS: [Launcher; 2] = [
     Launcher { program: "mpirun.mpich", arguments: &["-n", "4"], library: "libmpich.so.12" },
 ];
 
+/// After this a test hangs. Ranks that spin while they wait take minutes beside busy loops.
+const HANG_SECONDS: &str = "1200";
+
 /// What four ranks printed, and whether they all ended well.
 struct Outcome {
     good: bool,
@@ -49,7 +52,7 @@ fn is_missing(launcher: &Launcher) -> bool {
 fn command(launcher: &Launcher, task: &str, library: Option<&str>) -> Command {
     let mut command = Command::new("timeout");
     command
-        .args(["-k", "1", "120", launcher.program])
+        .args(["-k", "1", HANG_SECONDS, launcher.program])
         .args(launcher.arguments)
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", "one_rank", "--ignored", "--nocapture", "--test-threads", "1"])

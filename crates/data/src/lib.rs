@@ -16,14 +16,18 @@
 //! ```
 
 mod error;
+pub mod files;
 mod fingerprint;
+pub mod format;
+pub mod formats;
 mod noise;
 pub mod prefetch;
+pub mod record;
 mod source;
 pub mod sources;
 mod split;
 
 pub use error::ReadError;
 pub use kolo_graph::field::{Column, Field, IGNORED, Kind};
-pub use source::{Opened, SOURCES, SampleCost, Source, SourceKind, find, open};
+pub use source::{Draw, Opened, Row, SOURCES, SampleCost, Source, SourceKind, find, open};
 pub use split::{Permutation, Split, epoch_order};

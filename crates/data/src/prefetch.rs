@@ -35,6 +35,9 @@ pub trait Recipe: Send + Sync + fmt::Debug {
     /// The source's fields that are wanted.
     fn columns(&self) -> &[usize];
 
+    /// The epoch that this step trains on; `None` if it evaluates.
+    fn epoch(&self, step: usize) -> Option<usize>;
+
     /// Writes the numbers of the samples of a grain into `samples`, which is empty and has room for as many as the plan says.
     fn choose(&self, step: usize, grain: usize, samples: &mut Vec<usize>);
 }

@@ -26,6 +26,12 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// two numbers only. It may be called from several threads at once, and may take its time.
     fn fill(&self, sample: usize, field: usize, out: Column<'_>) -> Result<(), ReadError>;
 
+    /// Writes these fields of a sample, each into the row's column of the same place. A source that reads and decodes does so
+    /// once for all of them. What is written depends on the source and the draw only.
+    fn read(&self, draw: Draw, fields: &[usize], row: &mut dyn Row) -> Result<(), ReadError> {
+        fields.iter().enumerate().try_for_each(|(at, field)| self.fill(draw.sample, *field, row.column(at)))
+    }
+
     /// What a sample takes to make, which decides where it is made; never what it holds.
     fn cost(&self) -> SampleCost {
         SampleCost::Read
@@ -40,6 +46,20 @@ pub trait Source: Send + Sync + fmt::Debug {
     fn fingerprint(&self) -> Result<String, ReadError> {
         fingerprint::sampled(self)
     }
+}
+
+/// Which sample is wanted, and what for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Draw {
+    pub sample: usize,
+    /// The epoch that trains on it, which random transforms depend on; `None` if it is to be as it is.
+    pub epoch: Option<usize>,
+}
+
+/// Where the fields of one sample are written.
+pub trait Row {
+    /// The place of the wanted field number `at`.
+    fn column(&mut self, at: usize) -> Column<'_>;
 }
 
 /// What one sample takes to make.

@@ -62,6 +62,10 @@ impl<J: Deref<Target = Job> + Send + Sync + std::fmt::Debug> Recipe for Training
         &self.job.columns
     }
 
+    fn epoch(&self, step: usize) -> Option<usize> {
+        Some(step / self.job.steps_per_epoch)
+    }
+
     fn choose(&self, step: usize, grain: usize, samples: &mut Vec<usize>) {
         let job = &*self.job;
         let order = epoch_order(job.seed, step / job.steps_per_epoch, job.split.train_len());
@@ -90,6 +94,10 @@ impl Recipe for HeldOutSamples {
 
     fn columns(&self) -> &[usize] {
         &self.job.columns
+    }
+
+    fn epoch(&self, _: usize) -> Option<usize> {
+        None
     }
 
     fn choose(&self, turn: usize, _: usize, samples: &mut Vec<usize>) {

@@ -2,6 +2,7 @@
 
 use super::Recipe;
 use crate::error::ReadError;
+use crate::source::{Draw, Row};
 use kolo_graph::field::{Column, Field, Kind};
 
 /// The samples of a grain, column by column. Its memory is allocated once.
@@ -22,6 +23,23 @@ struct Stored {
 enum Owned {
     F32(Vec<f32>),
     I32(Vec<i32>),
+}
+
+/// One sample's place in the columns.
+struct StoredRow<'a> {
+    at: usize,
+    columns: &'a mut [Stored],
+}
+
+impl Row for StoredRow<'_> {
+    fn column(&mut self, column: usize) -> Column<'_> {
+        let Stored { elements, values } = &mut self.columns[column];
+        let range = self.at * *elements..(self.at + 1) * *elements;
+        match values {
+            Owned::F32(values) => Column::F32(&mut values[range]),
+            Owned::I32(values) => Column::I32(&mut values[range]),
+        }
+    }
 }
 
 /// The values of one column, sample after sample.
@@ -63,19 +81,14 @@ impl Samples {
     ) -> Result<(), ReadError> {
         self.numbers.clear();
         recipe.choose(step, grain, &mut self.numbers);
-        for (at, sample) in self.numbers.iter().enumerate() {
+        let epoch = recipe.epoch(step);
+        for (at, sample) in self.numbers.iter().copied().enumerate() {
             if !go_on() {
                 break;
             }
-            for (column, stored) in recipe.columns().iter().zip(&mut self.columns) {
-                let range = at * stored.elements..(at + 1) * stored.elements;
-                let out = match &mut stored.values {
-                    Owned::F32(values) => Column::F32(&mut values[range]),
-                    Owned::I32(values) => Column::I32(&mut values[range]),
-                };
-                let filled = recipe.source().fill(*sample, *column, out);
-                filled.map_err(|error| error.of(recipe.source_name(), *sample))?;
-            }
+            let mut row = StoredRow { at, columns: &mut self.columns };
+            let made = recipe.source().read(Draw { sample, epoch }, recipe.columns(), &mut row);
+            made.map_err(|error| error.of(recipe.source_name(), sample))?;
         }
         Ok(())
     }

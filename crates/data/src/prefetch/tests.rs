@@ -60,6 +60,10 @@ impl Recipe for Order {
         &[1, 0]
     }
 
+    fn epoch(&self, _: usize) -> Option<usize> {
+        None
+    }
+
     fn choose(&self, step: usize, grain: usize, samples: &mut Vec<usize>) {
         samples.extend([0, 1].map(|at| step * 6 + grain * 2 + at));
     }

@@ -1,0 +1,225 @@
+//! The files behind `data.source`: from paths, directories and patterns to a sorted list; reading at an offset; what is
+//! compressed, unpacked once.
+
+use crate::error::ReadError;
+use kolo_graph::settings::{SettingError, Settings};
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A file or directory that `data.source` names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataFile {
+    pub path: PathBuf,
+    pub bytes: u64,
+    /// Nanoseconds since 1970 of its last change.
+    pub modified_ns: i128,
+    pub is_directory: bool,
+}
+
+/// How a file is packed, by its first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packing {
+    None,
+    Gzip,
+    Zstd,
+}
+
+/// Bytes that a compressed file may unpack to, unless `data.unpacked_max` says otherwise: 64 GiB.
+pub const UNPACKED_BYTES_MAX: u64 = 64 << 30;
+/// Files that one pattern may name.
+const FILES_MAX: usize = 10_000_000;
+
+impl DataFile {
+    pub fn at(path: &Path) -> Result<Self, ReadError> {
+        let meta = std::fs::metadata(path).map_err(|error| not_opened(path, &error))?;
+        let modified_ns = i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec());
+        Ok(Self { path: path.into(), bytes: meta.len(), modified_ns, is_directory: meta.is_dir() })
+    }
+
+    pub fn open(&self) -> Result<File, ReadError> {
+        File::open(&self.path).map_err(|error| not_opened(&self.path, &error))
+    }
+
+    pub fn packing(&self) -> Result<Packing, ReadError> {
+        if self.is_directory {
+            return Ok(Packing::None);
+        }
+        let mut magic = Vec::new();
+        let start = self.open()?.take(4).read_to_end(&mut magic);
+        start.map_err(|error| ReadError::io(&self.path, &error))?;
+        Ok(match magic[..] {
+            [0x1f, 0x8b, ..] => Packing::Gzip,
+            [0x28, 0xb5, 0x2f, 0xfd] => Packing::Zstd,
+            _ => Packing::None,
+        })
+    }
+
+    /// The contents from the start, unpacked if they are packed.
+    pub fn stream(&self) -> Result<Box<dyn Read + Send>, ReadError> {
+        let file = self.open()?;
+        Ok(match self.packing()? {
+            Packing::None => Box::new(BufReader::new(file)),
+            Packing::Gzip => Box::new(flate2::read::MultiGzDecoder::new(BufReader::new(file))),
+            Packing::Zstd => {
+                let failed = |error: io::Error| ReadError::io(&self.path, &error);
+                Box::new(zstd::stream::read::Decoder::new(file).map_err(failed)?)
+            }
+        })
+    }
+
+    /// The first bytes of the contents, at most `bytes`; of a directory none.
+    pub fn head(&self, bytes: usize) -> Result<Vec<u8>, ReadError> {
+        let mut head = Vec::new();
+        if !self.is_directory {
+            let read = self.stream()?.take(bytes as u64).read_to_end(&mut head);
+            read.map_err(|error| ReadError::io(&self.path, &error))?;
+        }
+        Ok(head)
+    }
+
+    /// The ending in lower case; that of a packed file without `.gz` or `.zst`.
+    pub fn extension(&self) -> String {
+        let ending = |path: &Path| path.extension().map(|ending| ending.to_string_lossy().to_lowercase());
+        match ending(&self.path) {
+            Some(packed) if ["gz", "zst"].contains(&packed.as_str()) => {
+                ending(&self.path.with_extension("")).unwrap_or_default()
+            }
+            Some(ending) if ending == "tgz" => "tar".into(),
+            other => other.unwrap_or_default(),
+        }
+    }
+
+    /// A file with random access to the contents: the file itself, or, if it is packed, what it unpacks to, in a temporary
+    /// file without a name that goes with the process.
+    pub fn contents(&self, settings: &Settings) -> Result<Contents, crate::format::OpenError> {
+        if self.packing()? == Packing::None {
+            return Ok(Contents { path: self.path.clone().into(), file: Arc::new(self.open()?), bytes: self.bytes });
+        }
+        let most = settings.count("unpacked_max", UNPACKED_BYTES_MAX as usize, 1)? as u64;
+        let failed = |error: io::Error| ReadError::io(&self.path, &error);
+        let mut target = tempfile::tempfile().map_err(failed)?;
+        let bytes = io::copy(&mut self.stream()?.take(most + 1), &mut target).map_err(failed)?;
+        if bytes > most {
+            let message = format!("it unpacks to more than {most} bytes");
+            return Err(ReadError::new(message, "check the file, or raise `data.unpacked_max`")
+                .in_file(&self.path)
+                .into());
+        }
+        Ok(Contents { path: self.path.clone().into(), file: Arc::new(target), bytes })
+    }
+}
+
+fn not_opened(path: &Path, error: &io::Error) -> ReadError {
+    let hint = match error.kind() {
+        io::ErrorKind::NotFound => "check the path; a relative one starts where kolo was started",
+        io::ErrorKind::PermissionDenied => "give this user the right to read it",
+        _ => "look at the file, and at the disk or network that it is on",
+    };
+    ReadError::new(format!("cannot open it: {error}"), hint).in_file(path)
+}
+
+/// The contents of a file with random access. Clones share the file.
+#[derive(Clone, Debug)]
+pub struct Contents {
+    path: Arc<Path>,
+    file: Arc<File>,
+    bytes: u64,
+}
+
+impl Contents {
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Of all the contents.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Fills `out` from `offset` on. A range beyond the end is an error before anything is read.
+    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), ReadError> {
+        self.check(offset, out.len() as u64)?;
+        self.file.read_exact_at(out, offset).map_err(|error| ReadError::io(&self.path, &error).at(offset))
+    }
+
+    /// Replaces what `out` holds by `len` bytes from `offset` on. Memory is taken only if the file has that many.
+    pub fn read_into(&self, offset: u64, len: u64, out: &mut Vec<u8>) -> Result<(), ReadError> {
+        self.check(offset, len)?;
+        out.clear();
+        out.resize(len as usize, 0);
+        self.read_at(offset, out)
+    }
+
+    /// Whether the contents have this range.
+    pub fn check(&self, offset: u64, len: u64) -> Result<(), ReadError> {
+        match offset.checked_add(len).is_some_and(|end| end <= self.bytes) {
+            true => Ok(()),
+            false => {
+                let message = format!("{len} bytes are expected here, but the file ends at byte {}", self.bytes);
+                Err(self.damaged(offset, message))
+            }
+        }
+    }
+
+    /// What stands at `offset` makes no sense.
+    pub fn damaged(&self, offset: u64, message: impl Into<String>) -> ReadError {
+        ReadError::new(message, "the file is damaged or cut short; copy or make it again")
+            .in_file(&self.path)
+            .at(offset)
+    }
+}
+
+/// The files that this text names: paths and patterns such as `shards/*.tar` or `photos/**/*.jpg`, separated by commas where
+/// no file of that name exists. Sorted by name within a pattern, so that every rank sees the same order.
+pub fn list(source: &str, settings: &Settings, key: &str) -> Result<Vec<DataFile>, crate::format::OpenError> {
+    let texts: Vec<&str> = match Path::new(source).exists() {
+        true => vec![source],
+        false => source.split(',').map(str::trim).filter(|text| !text.is_empty()).collect(),
+    };
+    let mut files = Vec::new();
+    for text in texts {
+        match Path::new(text).exists() {
+            true => files.push(DataFile::at(Path::new(text))?),
+            false => matches(text, settings, key, &mut files)?,
+        }
+    }
+    match files.is_empty() {
+        true => Err(settings.wrong(key, "names no file", "name a file, a directory or a pattern").into()),
+        false => Ok(files),
+    }
+}
+
+fn matches(
+    pattern: &str,
+    settings: &Settings,
+    key: &str,
+    files: &mut Vec<DataFile>,
+) -> Result<(), crate::format::OpenError> {
+    let wrong = |message: String, hint: &str| -> SettingError { settings.wrong(key, message, hint) };
+    let is_pattern = pattern.contains(['*', '?', '[']);
+    let found = glob::glob(pattern).map_err(|error| {
+        wrong(format!("has the pattern \"{pattern}\": {error}"), "write `*`, `?`, `[a-z]` or `**/`")
+    })?;
+    let before = files.len();
+    for path in found {
+        let path = path.map_err(|error| not_opened(error.path(), error.error()))?;
+        files.push(DataFile::at(&path)?);
+        if files.len() > FILES_MAX {
+            let message = format!("matches more than {FILES_MAX} files with \"{pattern}\"");
+            return Err(wrong(message, "pack them into tar shards (`kolo data convert`)").into());
+        }
+    }
+    if files.len() == before {
+        let what = if is_pattern { "which matches no file" } else { "and there is no such file" };
+        let hint = "check the path; a relative one starts where kolo was started";
+        return Err(wrong(format!("is \"{pattern}\", {what}"), hint).into());
+    }
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! File formats: which there are, which one a file has, and reading records of it.
+
+use crate::error::ReadError;
+use crate::files::DataFile;
+use crate::formats;
+use crate::record::{Record, RecordColumn};
+use kolo_graph::settings::{SettingError, Settings, nearest};
+use std::fmt;
+use std::path::Path;
+
+/// Random access to the records of one or more files of one format. A reader keeps no cursor: any thread may ask for any
+/// record at any time, and gets the same.
+pub trait Reader: Send + Sync + fmt::Debug {
+    /// The columns of every record.
+    fn columns(&self) -> &[RecordColumn];
+
+    /// The number of records.
+    fn len(&self) -> usize;
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Reads record number `at`, of all columns. An error names the file and the offset in it, never the sample: whoever asks
+    /// knows that. Memory is bounded by what the file really holds, whatever lengths it claims.
+    fn read(&self, at: usize, record: &mut Record) -> Result<(), ReadError>;
+
+    /// What tells these data from others, beside names and sizes of the files: by default nothing.
+    fn fingerprint(&self) -> String {
+        String::new()
+    }
+}
+
+/// What opening files gives.
+pub type OpenedFiles = Result<Box<dyn Reader>, OpenError>;
+
+/// Why files could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// A file is damaged, or is not what it seems.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// A key of `[data]` is wrong or missing.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
+}
+
+/// One file format.
+#[derive(Clone, Copy, Debug)]
+pub struct Format {
+    /// What `data.format` says.
+    pub name: &'static str,
+    /// One line of documentation.
+    pub doc: &'static str,
+    /// Endings of its files, without the dot, in lower case.
+    pub extensions: &'static [&'static str],
+    /// Whether a file or directory is of this format, by its name and its first bytes (up to [`SNIFFED_BYTES`], unpacked if
+    /// it is compressed; empty for a directory). Asked where the ending says nothing, or is shared.
+    pub sniff: fn(&Path, &[u8]) -> bool,
+    /// Opens the files, in this order. It reads its own keys from the `[data]` section.
+    pub open: fn(&[DataFile], &Settings) -> OpenedFiles,
+}
+
+/// As much as a format may look at to tell its files.
+pub const SNIFFED_BYTES: usize = 512;
+
+/// Every format there is. Those whose ending or first bytes are surest come first.
+pub const FORMATS: &[Format] = &[
+    formats::npy::FORMAT,
+    formats::npy::ARCHIVE,
+    formats::safetensors::FORMAT,
+    #[cfg(feature = "parquet")]
+    formats::parquet::FORMAT,
+    #[cfg(feature = "parquet")]
+    formats::parquet::ARROW,
+    #[cfg(feature = "hdf5")]
+    formats::hdf5::FORMAT,
+    #[cfg(feature = "lmdb")]
+    formats::lmdb::FORMAT,
+    formats::idx::FORMAT,
+    formats::cifar::FORMAT,
+    formats::webdataset::FORMAT,
+    formats::tfrecord::FORMAT,
+    formats::images::FORMAT,
+    formats::tokens::FORMAT,
+    formats::jsonl::FORMAT,
+    formats::csv::FORMAT,
+    formats::text::FORMAT,
+];
+
+/// The format of this name.
+pub fn named(name: &str) -> Option<&'static Format> {
+    FORMATS.iter().find(|format| format.name == name)
+}
+
+/// The format that `data.format` names, or else the one that the first of the files has.
+pub fn choose(files: &[DataFile], settings: &Settings) -> Result<&'static Format, OpenError> {
+    let names = || FORMATS.iter().map(|format| format.name).collect::<Vec<_>>().join(", ");
+    let asked = settings.text("format", "")?;
+    if !asked.is_empty() {
+        return named(&asked).ok_or_else(|| {
+            let near = nearest(&asked, FORMATS.iter().map(|format| format.name));
+            let near = near.map_or(String::new(), |near| format!("did you mean \"{near}\"? "));
+            let hint = format!("{near}The formats are {}", names());
+            settings.wrong("format", format!("is \"{asked}\", which is not known"), hint).into()
+        });
+    }
+    let Some(first) = files.first() else {
+        return Err(settings.wrong("source", "names no file", "name a file, a directory or a pattern").into());
+    };
+    let head = first.head(SNIFFED_BYTES)?;
+    let extension = first.extension();
+    let by_ending: Vec<&Format> =
+        FORMATS.iter().filter(|format| format.extensions.contains(&extension.as_str())).collect();
+    let sniffed =
+        |formats: &[&'static Format]| formats.iter().find(|format| (format.sniff)(&first.path, &head)).copied();
+    let all: Vec<&'static Format> = FORMATS.iter().collect();
+    let found = match by_ending[..] {
+        [only] => Some(only),
+        [] => sniffed(&all),
+        _ => sniffed(&by_ending).or(Some(by_ending[0])),
+    };
+    found.ok_or_else(|| {
+        let message = format!("names {}, whose format is not known", first.path.display());
+        settings.wrong("source", message, format!("write `format = \"csv\"`, or another of {}", names())).into()
+    })
+}

@@ -1,0 +1,16 @@
+//! To be written.
+
+use crate::files::DataFile;
+use crate::format::{Format, OpenedFiles};
+use kolo_graph::settings::Settings;
+use std::path::Path;
+
+pub const FORMAT: Format = Format { name: "images", doc: "", extensions: &["images"], sniff, open };
+
+fn sniff(_path: &Path, _head: &[u8]) -> bool {
+    false
+}
+
+fn open(_files: &[DataFile], settings: &Settings) -> OpenedFiles {
+    Err(settings.wrong("format", "is not written yet", "wait").into())
+}
