@@ -116,6 +116,8 @@ pub struct Keep<'a> {
     pub committed: Option<&'a Path>,
     /// An unfinished one that ranks are writing.
     pub unfinished: Option<&'a Path>,
+    /// All unfinished ones: ranks may have begun the next.
+    pub all_unfinished: bool,
 }
 
 /// Removes old checkpoints, and what was left unfinished. The newest sound one always stays, and so does whatever could not
@@ -142,7 +144,8 @@ pub fn prune(disk: &SharedDisk, root: &Path, keep: Keep<'_>) -> Result<Vec<PathB
         Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
         outcome => outcome.map_err(CkptError::io(root, "list", None))?,
     };
-    for item in items.iter().filter(|item| [UNFINISHED, REMOVING].iter().any(|prefix| item.name.starts_with(prefix))) {
+    let left = if keep.all_unfinished { &[REMOVING][..] } else { &[UNFINISHED, REMOVING] };
+    for item in items.iter().filter(|item| left.iter().any(|prefix| item.name.starts_with(prefix))) {
         let path = root.join(&item.name);
         if item.is_dir && Some(path.as_path()) != keep.unfinished {
             remove_tree(disk.as_ref(), &path)?;

@@ -156,13 +156,16 @@ pub enum TransportKind {
 pub struct Train {
     #[command(flatten)]
     pub job: JobArgs,
-    /// Write metrics.jsonl, report.json, TensorBoard events and pictures into this directory; runs/NAME-NUMBER by default
+    /// Write checkpoints, metrics.jsonl, report.json, TensorBoard events and pictures into this directory; runs/NAME-NUMBER by default
     #[arg(long)]
     pub out: Option<PathBuf>,
     /// Replace the files of an earlier run in --out
     #[arg(long, requires = "out")]
     pub overwrite: bool,
-    /// Keep no metrics: make no directory for this run
+    /// Go on from the newest checkpoint in --out, or of this job's last run; from the beginning if there is none
+    #[arg(long, conflicts_with_all = ["overwrite", "no_out"])]
+    pub resume: bool,
+    /// Keep nothing: make no directory for this run
     #[arg(long, conflicts_with = "out")]
     pub no_out: bool,
     /// The directory that the supervisor has made for this run

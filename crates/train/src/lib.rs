@@ -5,6 +5,7 @@
 
 mod assemble;
 pub mod asynchronous;
+pub mod checkpoint;
 pub mod company;
 pub mod confusion;
 pub mod decision;

@@ -1,5 +1,6 @@
 //! Training as a whole: against PyTorch, the same bits in every layout, known counts, honest errors.
 
+mod checkpoints;
 mod counts;
 mod data;
 mod depth;
