@@ -52,13 +52,18 @@ impl ReadError {
     pub fn what(&self) -> String {
         let sample = self.sample.map_or("a sample".into(), |sample| format!("sample {sample}"));
         let of = if self.source.is_empty() { String::new() } else { format!(" of \"{}\"", self.source) };
+        format!("cannot read {sample}{of}: {}", self.place_and_message())
+    }
+
+    /// File, offset and message.
+    pub fn place_and_message(&self) -> String {
         let place = match (&self.file, self.offset) {
             (Some(file), Some(offset)) => format!("{}, byte {offset}: ", file.display()),
             (Some(file), None) => format!("{}: ", file.display()),
             (None, Some(offset)) => format!("byte {offset}: "),
             (None, None) => String::new(),
         };
-        format!("cannot read {sample}{of}: {place}{}", self.message)
+        format!("{place}{}", self.message)
     }
 }
 
