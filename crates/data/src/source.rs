@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn unknown_sources_are_explained() {
         let names = "builtin:digits, builtin:playground, builtin:addition, builtin:waves, synthetic:tokens, \
-                     synthetic:images, synthetic:features, synthetic:series";
+                     synthetic:images, synthetic:features, synthetic:series, and files by their path";
         let place = "job.toml:3: `data.source`";
         for (source, expected) in [
             (

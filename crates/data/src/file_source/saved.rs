@@ -69,7 +69,9 @@ pub(super) fn from_json(text: &str) -> Option<Saved> {
     if value.get("version")?.as_u64()? != VERSION {
         return None;
     }
-    let texts = |value: &Value| value.as_array()?.iter().map(|text| Some(text.as_str()?.to_string())).collect();
+    let texts = |value: &Value| -> Option<Vec<String>> {
+        value.as_array()?.iter().map(|text| Some(text.as_str()?.to_string())).collect()
+    };
     let fitted = value.get("fitted")?.as_object()?.iter().map(|(key, values)| Some((key.clone(), reals(values)?)));
     let fitted = Fitted { values: fitted.collect::<Option<_>>()?, complete: true };
     let target = if value.get("next_token")?.as_bool()? { Target::Next } else { Target::None };
