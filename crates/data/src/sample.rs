@@ -46,6 +46,30 @@ pub fn unit_of_byte(byte: u8) -> f32 {
     f32::from(byte) / 255.0
 }
 
+/// Writes pixels channel by channel, each byte by its channel's table.
+fn to_planes(pixels: &Pixels, table: impl Fn(usize) -> [f32; 256], out: &mut [f32]) {
+    let Pixels { channels, height, width, bytes } = pixels;
+    let area = (height * width).max(1);
+    if *channels == 3 && bytes.len() == 3 * area {
+        // All three in one pass over the pixels.
+        let [red, green, blue] = [0, 1, 2].map(table);
+        let (reds, rest) = out.split_at_mut(area);
+        let (greens, blues) = rest.split_at_mut(area);
+        let planes = reds.iter_mut().zip(greens).zip(blues);
+        for (((r, g), b), pixel) in planes.zip(bytes.as_chunks::<3>().0) {
+            *r = red[usize::from(pixel[0])];
+            *g = green[usize::from(pixel[1])];
+            *b = blue[usize::from(pixel[2])];
+        }
+        return;
+    }
+    for (channel, plane) in out.chunks_exact_mut(area).enumerate().take(*channels) {
+        let table = table(channel);
+        let bytes = bytes[channel..].iter().step_by(*channels);
+        plane.iter_mut().zip(bytes).for_each(|(real, byte)| *real = table[usize::from(*byte)]);
+    }
+}
+
 impl Value {
     /// An empty buffer of numbers, which the value holds from now on.
     pub fn set_reals(&mut self) -> &mut Vec<f32> {
@@ -69,15 +93,9 @@ impl Value {
 
     /// Pixels become numbers, channels first, each byte by its channel's table.
     pub fn pixels_to_reals(&mut self, table: impl Fn(usize) -> [f32; 256]) {
-        let Pixels { channels, height, width, bytes } = &self.pixels;
-        let area = height * width;
         self.reals.clear();
-        self.reals.resize(channels * area, 0.0);
-        for (channel, plane) in self.reals.chunks_exact_mut(area.max(1)).enumerate() {
-            let table = table(channel);
-            let bytes = bytes[channel.min(bytes.len())..].iter().step_by(*channels);
-            plane.iter_mut().zip(bytes).for_each(|(real, byte)| *real = table[usize::from(*byte)]);
-        }
+        self.reals.resize(self.pixels.bytes.len(), 0.0);
+        to_planes(&self.pixels, table, &mut self.reals);
         self.held = Held::Reals;
     }
 
@@ -89,13 +107,8 @@ impl Value {
         };
         match (self.held, out) {
             (Held::Pixels, Column::F32(out)) => {
-                let Pixels { channels, height, width, bytes } = &self.pixels;
-                fits(bytes.len(), out.len())?;
-                let table: [f32; 256] = std::array::from_fn(|byte| unit_of_byte(byte as u8));
-                for (channel, plane) in out.chunks_exact_mut((height * width).max(1)).enumerate() {
-                    let bytes = bytes[channel..].iter().step_by(*channels);
-                    plane.iter_mut().zip(bytes).for_each(|(real, byte)| *real = table[usize::from(*byte)]);
-                }
+                fits(self.pixels.bytes.len(), out.len())?;
+                to_planes(&self.pixels, |_| std::array::from_fn(|byte| unit_of_byte(byte as u8)), out);
             }
             (Held::Reals, Column::F32(out)) => {
                 fits(self.reals.len(), out.len())?;
@@ -177,6 +190,11 @@ mod tests {
         assert_eq!(out, [0.0, 0.6, 0.2, 0.8, 0.4, 1.0]);
         value.pixels_to_reals(|_| std::array::from_fn(|byte| unit_of_byte(byte as u8)));
         assert_eq!((value.held, &value.reals[..]), (Held::Reals, &out[..]));
+        let mut pair = Value::default();
+        *pair.set_pixels() = Pixels { channels: 2, height: 1, width: 2, bytes: vec![0, 51, 255, 102] };
+        let mut planes = [0.0; 4];
+        pair.write(Column::F32(&mut planes)).unwrap();
+        assert_eq!(planes, [0.0, 1.0, 0.2, 0.4]);
         assert!(value.write(Column::F32(&mut [0.0; 5])).unwrap_err().contains("6 values, where 5"));
         assert!(value.write(Column::I32(&mut [0; 6])).is_err());
     }

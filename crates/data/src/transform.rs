@@ -10,7 +10,7 @@ use crate::image::Pixels;
 use crate::sample::{Form, Sample};
 use crate::source::Draw;
 use crate::split::Split;
-use crate::transforms::{crop, flip, jitter, mask, mixup, normalise, one_hot, resize, standardise};
+use crate::transforms::{crop, flip, jitter, mask, mixup, normalise, one_hot, pack, resize, standardise};
 use fast_image_resize::Resizer;
 use kolo_graph::rng::Stream;
 use kolo_graph::settings::{SettingError, Settings, nearest};
@@ -59,6 +59,7 @@ pub const TRANSFORMS: &[TransformKind] = &[
     mixup::KIND,
     standardise::KIND,
     one_hot::KIND,
+    pack::KIND,
     mask::KIND,
 ];
 
@@ -68,6 +69,8 @@ pub struct Setup<'a> {
     pub seed: u64,
     /// Its place in the list.
     pub at: usize,
+    /// Transforms that samples go through before it.
+    pub before: usize,
     pub split: Split,
     pub training: &'a dyn VisitTraining,
     pub fitted: &'a mut Fitted,
@@ -228,7 +231,7 @@ pub(crate) mod tests {
     pub fn made(keys: &[(&str, Setting)], form: &mut Form, few: &Few) -> Result<Box<dyn Transform>, String> {
         let mut fitted = Fitted::default();
         let split = Split::given(few.0.len().max(1), 0);
-        let mut setup = Setup { seed: 1, at: 0, split, training: few, fitted: &mut fitted };
+        let mut setup = Setup { seed: 1, at: 0, before: 0, split, training: few, fitted: &mut fitted };
         make(&table(keys), form, &mut setup).map_err(|error| error.to_string())
     }
 

@@ -8,5 +8,6 @@ pub mod mask;
 pub mod mixup;
 pub mod normalise;
 pub mod one_hot;
+pub mod pack;
 pub mod resize;
 pub mod standardise;

@@ -14,6 +14,7 @@ use crate::record::{RecordKind, RecordValue};
 use crate::sample::{Form, ValueForm};
 use crate::split::{Purpose, Split};
 use crate::transform::{self, Fitted, Setup};
+use crate::transforms::pack;
 use kolo_graph::field::Field;
 use kolo_graph::settings::{Setting, SettingError, Settings};
 
@@ -50,7 +51,8 @@ pub(super) fn readable(error: OpenError, settings: &Settings, key: &str) -> Sett
 /// One source of several parts, each with the key that names it: the first is to train.
 pub(crate) fn join(parts: Vec<(&str, Part)>, settings: &Settings, seed: u64) -> Result<FileSource, OpenError> {
     let skips = settings.choice("on_error", &["stop", "skip"])? == "skip";
-    let (keys, mut parts): (Vec<&str>, Vec<Part>) = parts.into_iter().unzip();
+    let (keys, parts): (Vec<&str>, Vec<Part>) = parts.into_iter().unzip();
+    let mut parts = parts.into_iter().map(|part| pack(part, settings, skips)).collect::<Result<Vec<_>, _>>()?;
     let split = read_split(&parts, &keys, settings, seed)?;
     let assembly = read_assembly(&mut parts[0], split, settings, skips)?;
     parts[0].places.class_of = parts[0].class_of(&assembly, settings, "source")?;
@@ -63,6 +65,18 @@ pub(crate) fn join(parts: Vec<(&str, Part)>, settings: &Settings, seed: u64) -> 
     source.fields = fields_of(&form, settings)?;
     source.cache = Cache::read(settings)?;
     Ok(source)
+}
+
+/// Packs the texts of a part, if that is the first transform.
+pub(super) fn pack(mut part: Part, settings: &Settings, skips: bool) -> Result<Part, OpenError> {
+    if let Some(first) = transform_tables(settings)?.first().filter(|table| is_pack(table)) {
+        part.reader = pack::packed(part.reader, first, skips)?;
+    }
+    Ok(part)
+}
+
+fn is_pack(table: &Settings) -> bool {
+    table.peek("kind") == Some(&Setting::Text(pack::KIND.name.into()))
 }
 
 /// Parts as they are given, or as the seed divides the samples of the first.
@@ -266,8 +280,10 @@ pub(super) fn add_transforms(
 ) -> Result<Form, OpenError> {
     let mut form = source.assembly.form();
     let tables = transform_tables(settings)?;
-    for (at, table) in tables.iter().enumerate() {
-        let mut setup = Setup { seed, at, split: source.split, training: &*source, fitted: &mut fitted };
+    // One that packs has done its work on the records.
+    for (at, table) in tables.iter().enumerate().filter(|(at, table)| *at > 0 || !is_pack(table)) {
+        let (before, split) = (source.transforms.len(), source.split);
+        let mut setup = Setup { seed, at, before, split, training: &*source, fitted: &mut fitted };
         let made = transform::make(table, &mut form, &mut setup)?;
         source.transforms.push(made);
     }

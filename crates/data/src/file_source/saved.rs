@@ -2,7 +2,7 @@
 
 use super::assembly::{Assembly, Input, InputColumn, Target};
 use super::lookup::Lookup;
-use super::open::{add_transforms, fields_of, readable};
+use super::open::{add_transforms, fields_of, pack, readable};
 use super::part::{Part, Places};
 use super::{FileSource, columns};
 use crate::format::OpenError;
@@ -137,11 +137,11 @@ pub fn open_for_prediction(name: &str, settings: &Settings, preprocessing: &str)
             let hint = "save the model again with this version";
             return Err(settings.wrong("source", "has a saved preprocessing that cannot be read", hint).into());
         };
-        let mut part = Part::open(name, settings, "source")?;
+        let skips = settings.choice("on_error", &["stop", "skip"])? == "skip";
+        let mut part = pack(Part::open(name, settings, "source")?, settings, skips)?;
         let found = columns.iter().map(|column| place(part.reader.columns(), column, &assembly.input, settings));
         let inputs = found.collect::<Result<_, _>>()?;
         part.places = Places { inputs, target: None, class_of: None };
-        let skips = settings.choice("on_error", &["stop", "skip"])? == "skip";
         let split = Split::given(part.reader.len(), 0);
         let mut source = FileSource::new(vec![part], split, assembly, 0, skips);
         let form = add_transforms(&mut source, settings, 0, fitted)?;

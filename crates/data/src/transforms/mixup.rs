@@ -45,7 +45,7 @@ fn make(table: &Settings, form: &mut Form, setup: &mut Setup<'_>) -> Result<Box<
         alpha: table.float_in("alpha", 0.2, 0.05, 2.0)?,
         probability: table.float_in("probability", 1.0, 0.0, 1.0)? as f32,
         stream: setup.stream(),
-        before: setup.at,
+        before: setup.before,
         split: setup.split,
     }))
 }
