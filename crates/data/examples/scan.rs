@@ -113,14 +113,25 @@ fn size(value: &RecordValue) -> usize {
 fn crop(pixels: &Pixels, size: usize, out: &mut Vec<f32>) {
     let (height, width) = (size.min(pixels.height), size.min(pixels.width));
     let (top, left) = ((pixels.height - height) / 2, (pixels.width - width) / 2);
-    out.resize(pixels.channels * height * width, 0.0);
-    for (channel, plane) in out.chunks_exact_mut((height * width).max(1)).enumerate() {
-        for (y, row) in plane.chunks_exact_mut(width).enumerate() {
-            let start = ((top + y) * pixels.width + left) * pixels.channels;
-            let source = &pixels.bytes[start..start + width * pixels.channels];
-            for (value, pixel) in row.iter_mut().zip(source.chunks_exact(pixels.channels)) {
-                *value = f32::from(pixel[channel]) * (1.0 / 255.0);
-            }
+    let plane = height * width;
+    out.resize(pixels.channels * plane, 0.0);
+    for y in 0..height {
+        let start = ((top + y) * pixels.width + left) * pixels.channels;
+        let source = &pixels.bytes[start..start + width * pixels.channels];
+        let row = y * width..(y + 1) * width;
+        if pixels.channels == 1 {
+            out[row].iter_mut().zip(source).for_each(|(value, byte)| *value = scaled(*byte));
+            continue;
+        }
+        let (red, rest) = out.split_at_mut(plane);
+        let (green, blue) = rest.split_at_mut(plane);
+        let rows = red[row.clone()].iter_mut().zip(&mut green[row.clone()]).zip(&mut blue[row]);
+        for (((red, green), blue), pixel) in rows.zip(source.as_chunks::<3>().0) {
+            (*red, *green, *blue) = (scaled(pixel[0]), scaled(pixel[1]), scaled(pixel[2]));
         }
     }
+}
+
+fn scaled(byte: u8) -> f32 {
+    f32::from(byte) * (1.0 / 255.0)
 }
