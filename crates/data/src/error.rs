@@ -67,6 +67,17 @@ impl ReadError {
     }
 }
 
+/// Characters of a text from a file that a message shows.
+const SHOWN_CHARACTERS: usize = 60;
+
+/// A text from a file in quotes, short enough for a message.
+pub(crate) fn shown(text: &str) -> String {
+    match text.char_indices().nth(SHOWN_CHARACTERS) {
+        Some((end, _)) => format!("{:?}…", &text[..end]),
+        None => format!("{text:?}"),
+    }
+}
+
 impl fmt::Display for ReadError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{}\n  hint: {}", self.what(), self.hint)
@@ -90,6 +101,7 @@ mod tests {
             short.to_string(),
             "cannot read a sample: the file ends inside the sample\n  hint: copy the file again"
         );
+        assert_eq!((shown("a\"ß"), shown(&"ß".repeat(70)).chars().count()), (r#""a\"ß""#.into(), 63));
         let lost = ReadError::io(Path::new("b"), &io::ErrorKind::UnexpectedEof.into()).of("points", 3);
         assert!(lost.to_string().starts_with("cannot read sample 3 of \"points\": b: unexpected end of file\n"));
     }

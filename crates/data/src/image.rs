@@ -21,6 +21,8 @@ const JPEG_RATIO_MAX: usize = 512;
 /// Bytes that text and colour profiles of a PNG may take.
 const PNG_EXTRA_BYTES_MAX: usize = 16 << 20;
 
+/// What is said of a file that the decoder has a flaw for.
+const GAVE_UP: &str = "its decoder gave up";
 const PNG_MAGIC: &[u8] = b"\x89PNG\r\n\x1a\n";
 const JPEG_MAGIC: &[u8] = b"\xff\xd8\xff";
 
@@ -219,7 +221,7 @@ fn decode_jpeg(bytes: &[u8], size: ImageSize, options: DecoderOptions, out: &mut
             false => Err("its size changes".into()),
         }
     }));
-    let decoded = decoded.unwrap_or_else(|_| Err("its decoder gave up".into()));
+    let decoded = decoded.unwrap_or_else(|_| Err(GAVE_UP.into()));
     decoded.map_err(|message: String| format!("the JPEG is damaged: {}", message.trim()))
 }
 

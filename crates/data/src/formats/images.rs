@@ -32,18 +32,24 @@ pub const FORMAT: Format = Format {
 
 /// Bytes of one encoded image.
 const IMAGE_BYTES_MAX: u64 = 1 << 30;
-/// Folders of a directory that are looked into to tell what it is.
-const FOLDERS_LOOKED_AT: usize = 16;
+/// Folders that are looked into to tell what a directory holds.
+const FOLDERS_LOOKED_AT: usize = 64;
 
 fn sniff(path: &Path, head: &[u8]) -> bool {
     if !path.is_dir() {
         return image::is_image(head);
     }
-    let Ok(found) = entries(path) else { return false };
-    let holds_images = |folder: &std::path::PathBuf| {
-        entries(folder).is_ok_and(|inside| !inside.images.is_empty() || !inside.directories.is_empty())
-    };
-    !found.images.is_empty() || found.directories.iter().take(FOLDERS_LOOKED_AT).any(holds_images)
+    holds_image(path, &mut { FOLDERS_LOOKED_AT })
+}
+
+/// Whether an image lies in this directory or below it, as far as so many folders tell.
+fn holds_image(directory: &Path, folders_left: &mut usize) -> bool {
+    if *folders_left == 0 {
+        return false;
+    }
+    *folders_left -= 1;
+    let Ok(found) = entries(directory) else { return false };
+    !found.images.is_empty() || found.directories.iter().any(|folder| holds_image(folder, folders_left))
 }
 
 /// Images in files of their own.
@@ -146,12 +152,20 @@ impl Reader for Images {
     fn read(&self, at: usize, record: &mut Record) -> Result<(), ReadError> {
         let path = self.listing.path(at);
         let failed = |error: std::io::Error| ReadError::io(&path, &error);
-        let file = File::open(&path).map_err(failed)?;
+        let wrong = |message: String| {
+            Err(ReadError::new(message, "leave it out, or put an image in its place").in_file(&path).at(0))
+        };
+        // Before it is opened: a pipe with the name of an image would never open.
+        let meta = std::fs::metadata(&path).map_err(failed)?;
+        if !meta.is_file() || meta.len() > IMAGE_BYTES_MAX {
+            return wrong(format!("this is no file of at most {IMAGE_BYTES_MAX} bytes"));
+        }
         let bytes = record.bytes(0);
-        file.take(IMAGE_BYTES_MAX + 1).read_to_end(bytes).map_err(failed)?;
-        if bytes.len() as u64 > IMAGE_BYTES_MAX {
-            let message = format!("the image has more than {IMAGE_BYTES_MAX} bytes");
-            return Err(ReadError::new(message, "leave it out").in_file(&path).at(IMAGE_BYTES_MAX));
+        bytes.reserve(meta.len() as usize + 1);
+        let file = File::open(&path).map_err(failed)?;
+        file.take(IMAGE_BYTES_MAX).read_to_end(bytes).map_err(failed)?;
+        if bytes.is_empty() {
+            return wrong("the image is empty".into());
         }
         match &self.labels {
             Some(Labels::Ints(values)) => record.ints(1).push(values[at]),

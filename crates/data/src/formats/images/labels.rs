@@ -1,7 +1,7 @@
 //! `labels.csv` of a flat folder: a header line, then the name of an image and its label per line.
 
 use super::listing::Listing;
-use crate::error::ReadError;
+use crate::error::{ReadError, shown};
 use crate::record::RecordKind;
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -59,10 +59,10 @@ pub(super) fn read(directory: &Path, listing: &mut Listing) -> Result<Labels, Re
         let (name, label) = (name.trim(), label.trim());
         let is_inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
         if name.is_empty() || !is_inside {
-            return Err(wrong(format!("{name:?} is no name of a file in this folder")));
+            return Err(wrong(format!("{} is no name of a file in this folder", shown(name))));
         }
         if !directory.join(name).is_file() {
-            return Err(wrong(format!("there is no file {name:?} in this folder")));
+            return Err(wrong(format!("there is no file {} in this folder", shown(name))));
         }
         listing.push(directory, name.as_ref(), 0)?;
         texts.push(label.to_string());

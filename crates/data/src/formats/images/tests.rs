@@ -92,6 +92,27 @@ fn files_of_a_pattern_have_their_folders_as_classes() {
 }
 
 #[test]
+fn pipes_and_empty_files_are_errors() {
+    let directory = folder(&["a/1.png"]);
+    fs::write(directory.path().join("a/2.png"), b"").unwrap();
+    let pipe = directory.path().join("a/3.png");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    let reader = open_paths(&[directory.path()]).unwrap();
+    let mut record = Record::new();
+    assert!(reader.read(1, &mut record).unwrap_err().message.contains("empty"));
+    if made.is_ok_and(|status| status.success()) {
+        assert!(reader.read(2, &mut record).unwrap_err().message.contains("no file"));
+    }
+    assert!(reader.read(0, &mut record).is_ok());
+}
+
+#[test]
+fn a_directory_is_told_by_the_images_below_it() {
+    assert!(sniff(folder(&["a/b/c/1.png"]).path(), b""));
+    assert!(!sniff(folder(&["a/b/c/1.txt"]).path(), b""));
+}
+
+#[test]
 fn circles_of_links_end() {
     let directory = folder(&["a/1.png", "b/2.png"]);
     let path = |name: &str| directory.path().join(name);

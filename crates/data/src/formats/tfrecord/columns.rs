@@ -1,6 +1,7 @@
 //! From features to columns: what each feature holds, told from the first records.
 
 use super::example::{self, FeatureList, Malformed};
+use crate::error::shown;
 use crate::image;
 use crate::record::{Record, RecordColumn, RecordKind};
 
@@ -158,7 +159,7 @@ impl Feature {
     }
 
     fn wrong(&self, what: &str) -> Values {
-        Values::Wrong(format!("the feature \"{}\" {what}", self.name))
+        Values::Wrong(format!("the feature {} {what}", shown(&self.name)))
     }
 
     fn read_bytes(&self, value: &[u8], is_text: bool, at: usize, record: &mut Record) -> Values {

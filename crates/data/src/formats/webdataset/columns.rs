@@ -1,6 +1,7 @@
 //! From the members of a sample to columns: what each ending holds.
 
 use super::npy::Array;
+use crate::error::shown;
 use crate::record::{Record, RecordColumn, RecordKind};
 use serde_json::Value;
 
@@ -149,7 +150,7 @@ impl Part {
             }
             Self::Int(column) => {
                 let text = text()?.trim();
-                let value = text.parse().map_err(|_| format!("{text:.40?} is no whole number"))?;
+                let value = text.parse().map_err(|_| format!("{} is no whole number", shown(text)))?;
                 record.ints(*column).push(value);
                 found(*column);
             }
@@ -195,7 +196,7 @@ fn read_json(key: &JsonKey, value: &Value, record: &mut Record) -> Result<(), St
             record.ints(key.column).extend(number.as_i64());
         }
         (JsonKind::Real, Value::Number(number)) => record.reals(key.column).extend(number.as_f64().map(|it| it as f32)),
-        _ => return Err(format!("the value of {:?} has another type than in the first samples", key.key)),
+        _ => return Err(format!("the value of {} has another type than in the first samples", shown(&key.key))),
     }
     Ok(())
 }

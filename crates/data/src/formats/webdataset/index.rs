@@ -5,7 +5,7 @@
 //! member of a sample), its bytes (u32) and its offset (u64).
 
 use super::tar::Members;
-use crate::error::ReadError;
+use crate::error::{ReadError, shown};
 use crate::files::Contents;
 use kolo_base::ByteReader;
 
@@ -68,7 +68,7 @@ impl ShardIndex {
             }
             let first = index.starts.last().map_or(0, |start| *start as usize);
             if index.members[first..].iter().any(|place| place.ending == ending) {
-                return wrong(format!("the sample has a second member with the name {:?}", member.name));
+                return wrong(format!("the sample has a second member with the name {}", shown(&member.name)));
             }
             index.members.push(Place { offset: member.offset, bytes: member.bytes as u32, ending });
         }

@@ -3,7 +3,7 @@
 //! Understood are the old format, ustar, GNU (long names, sizes in base 256) and pax (`path`, `size`). Directories, links,
 //! devices and sparse files are passed over. An archive must have its end marker, or it counts as cut short.
 
-use crate::error::ReadError;
+use crate::error::{ReadError, shown};
 use crate::files::Contents;
 use crate::shards::Headers;
 
@@ -140,7 +140,7 @@ impl<'c> Members<'c> {
         };
         if name.starts_with('/') || name.split('/').any(|part| part == "..") {
             let hint = "an archive from a source that you trust has none; make it again";
-            let error = ReadError::new(format!("the tar member {name:?} lies outside of its archive"), hint);
+            let error = ReadError::new(format!("the tar member {} lies outside of its archive", shown(&name)), hint);
             return Err(error.in_file(self.contents.path()).at(start));
         }
         Ok(name)
