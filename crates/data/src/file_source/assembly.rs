@@ -167,6 +167,7 @@ impl InputColumn {
         let start = reals.len();
         match (value, &self.categories) {
             (RecordValue::Missing, _) => return self.fill_up(reals, start),
+            (RecordValue::Text(text), Some(_)) if text.trim().is_empty() => return self.fill_up(reals, start),
             (value, Some(categories)) => {
                 let class = categories.class(value).map_err(|message| {
                     ReadError::new(format!("column \"{}\": {message}", self.name), "it was not in the training samples")

@@ -101,7 +101,7 @@ pub(crate) fn listed(names: &[String]) -> String {
 pub(crate) fn names_in(part: &Part, at: usize, skips: bool) -> Result<Vec<String>, ReadError> {
     let mut seen = Seen::default();
     part.visit(0..part.reader.len(), skips, &mut |_, record| match record.value(at) {
-        RecordValue::Text(text) => seen.name(text.trim()),
+        RecordValue::Text(text) if !text.trim().is_empty() => seen.name(text.trim()),
         RecordValue::Ints(values) if values.len() == 1 => seen.name(&values[0].to_string()),
         _ => Ok(()),
     })?;
@@ -152,7 +152,7 @@ fn scan(
     part.visit(0..part.reader.len(), skips, &mut |_, record| {
         seen.count += 1;
         match record.value(at) {
-            RecordValue::Text(text) => seen.name(text.trim()),
+            RecordValue::Text(text) if !text.trim().is_empty() => seen.name(text.trim()),
             RecordValue::Ints(values) => values.iter().try_for_each(|value| seen.number(*value)),
             RecordValue::Reals(values) => values.iter().try_for_each(|value| match whole_number(*value) {
                 Ok(whole) => seen.number(whole),

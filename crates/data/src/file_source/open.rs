@@ -14,7 +14,7 @@ use crate::record::{RecordKind, RecordValue};
 use crate::sample::{Form, ValueForm};
 use crate::split::{Purpose, Split};
 use crate::transform::{self, Fitted, Setup};
-use crate::transforms::pack;
+use crate::transforms::{one_hot, pack};
 use kolo_graph::field::Field;
 use kolo_graph::settings::{Setting, SettingError, Settings};
 
@@ -240,6 +240,11 @@ fn fill_missing(
     split: Split,
     skips: bool,
 ) -> Result<(), ReadError> {
+    if !matches!(missing, Missing::Refused) {
+        // A name that is missing is none of the names.
+        let names = columns.iter_mut().filter(|column| column.categories.is_some());
+        names.for_each(|column| column.fill = Some(vec![one_hot::NO_NAME]));
+    }
     let numbers = columns.iter_mut().zip(&part.places.inputs).filter(|(column, _)| column.categories.is_none());
     let mut numbers: Vec<_> = numbers.collect();
     match missing {

@@ -380,3 +380,13 @@ fn fingerprints_see_contents() {
     other.records[0][0] = RecordValue::Bytes(vec![1; 108]);
     assert_ne!(same, print(&other));
 }
+
+#[test]
+fn the_guide_lists_every_format() {
+    let guide = include_str!("../../../../docs/data.md");
+    for format in crate::format::FORMATS.iter().filter(|format| !format.doc.is_empty()) {
+        let endings: Vec<String> = format.extensions.iter().map(|ending| format!(".{ending}")).collect();
+        let row = format!("| `{}` | {} | {} |", format.name, format.doc, endings.join(" "));
+        assert!(guide.contains(&row), "docs/data.md lacks the row: {row}");
+    }
+}

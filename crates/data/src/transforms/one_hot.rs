@@ -14,6 +14,9 @@ pub const KIND: TransformKind = TransformKind {
     make,
 };
 
+/// Stands for a name that is missing: all its numbers are 0.
+pub(crate) const NO_NAME: f32 = -1.0;
+
 /// Names of one column.
 const CATEGORIES_MAX: usize = 10_000;
 
@@ -60,7 +63,9 @@ impl Transform for OneHot {
                 Some(width) => {
                     let start = reals.len();
                     reals.resize(start + width, 0.0);
-                    reals[start + (*value as usize).min(width - 1)] = 1.0;
+                    if *value != NO_NAME {
+                        reals[start + (*value as usize).min(width - 1)] = 1.0;
+                    }
                 }
             }
         }
@@ -85,6 +90,9 @@ mod tests {
         sample.x.set_reals().extend([7.0, 2.0, 9.0]);
         let after = applied(&*one_hot, &sample, Draw { sample: 0, epoch: None }, &Few::default()).unwrap();
         assert_eq!(after.x.reals, [7.0, 0.0, 0.0, 1.0, 9.0]);
+        sample.x.reals[1] = NO_NAME;
+        let after = applied(&*one_hot, &sample, Draw { sample: 0, epoch: None }, &Few::default()).unwrap();
+        assert_eq!(after.x.reals, [7.0, 0.0, 0.0, 0.0, 9.0]);
         let keys = [("kind", text("one_hot")), ("columns", Setting::List(vec![text("a")]))];
         assert!(made(&keys, &mut form, &Few::default()).unwrap_err().contains("no column of names"));
     }
