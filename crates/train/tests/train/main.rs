@@ -4,6 +4,7 @@ mod checkpoints;
 mod counts;
 mod data;
 mod depth;
+mod files;
 mod goldens;
 mod ignored;
 mod op_goldens;
