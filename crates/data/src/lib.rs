@@ -24,6 +24,7 @@ pub mod image;
 pub mod index_file;
 mod noise;
 pub mod prefetch;
+mod ranges;
 pub mod record;
 mod shards;
 mod source;
