@@ -27,6 +27,7 @@ pub mod index_file;
 mod load_times;
 mod noise;
 pub mod prefetch;
+mod ranges;
 pub mod record;
 pub mod sample;
 mod shards;

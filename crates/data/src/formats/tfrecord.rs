@@ -18,7 +18,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 mod columns;
-mod crc32c;
+pub(crate) mod crc32c;
 mod example;
 #[cfg(test)]
 mod tests;

@@ -34,7 +34,7 @@ const fn tables() -> [[u32; 256]; 8] {
 }
 
 /// The checksum of these bytes, masked as TFRecord files store it.
-pub(super) fn masked(bytes: &[u8]) -> u32 {
+pub(crate) fn masked(bytes: &[u8]) -> u32 {
     checksum(bytes).rotate_right(15).wrapping_add(MASK_DELTA)
 }
 
