@@ -15,17 +15,22 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod ahead;
+mod arrays;
 mod error;
 pub mod files;
 mod fingerprint;
 pub mod format;
 pub mod formats;
 mod noise;
+mod parts;
 pub mod prefetch;
 pub mod record;
 mod source;
 pub mod sources;
 mod split;
+pub mod tokenizer;
+mod windows;
 
 pub use error::ReadError;
 pub use kolo_graph::field::{Column, Field, IGNORED, Kind};
