@@ -50,6 +50,9 @@ pub enum Error {
     /// A checkpoint could not be saved or read.
     #[error("{message}\n  hint: {hint}")]
     Checkpoint { message: String, hint: String },
+    /// What was asked of a trained model does not go with it.
+    #[error("{message}\n  hint: {hint}")]
+    Unfit { message: String, hint: String },
     /// There is not enough memory.
     #[error("{0}")]
     Memory(String),
@@ -132,7 +135,7 @@ impl Error {
 
     /// Whether the command was wrong, as opposed to the job failing.
     pub fn is_usage(&self) -> bool {
-        matches!(self, Error::Setting(_) | Error::Graph(_) | Error::Workers { .. })
+        matches!(self, Error::Setting(_) | Error::Graph(_) | Error::Workers { .. } | Error::Unfit { .. })
     }
 
     /// The rank that is to blame, if it is another one: its own word says more.

@@ -11,6 +11,7 @@ pub mod confusion;
 pub mod decision;
 pub mod error;
 pub mod events;
+pub mod generate;
 mod held;
 pub mod interrupt;
 pub mod job;

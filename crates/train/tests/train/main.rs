@@ -5,6 +5,7 @@ mod counts;
 mod data;
 mod depth;
 mod files;
+mod generate;
 mod goldens;
 mod ignored;
 mod op_goldens;
