@@ -144,9 +144,15 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// What `path` unpacked to.
-    pub(crate) fn unpacked(path: &Path, file: File, bytes: u64) -> Self {
-        Self { path: path.into(), file: Arc::new(file), bytes }
+    /// What was unpacked from this file, or made of it.
+    pub fn unpacked(path: &Path, file: File) -> Result<Self, ReadError> {
+        let bytes = file.metadata().map_err(|error| ReadError::io(path, &error))?.len();
+        Ok(Self { path: path.into(), file: Arc::new(file), bytes })
+    }
+
+    /// All of the contents from `offset` on, in order.
+    pub fn stream_from(&self, offset: u64) -> ContentsStream {
+        ContentsStream { contents: self.clone(), at: offset }
     }
 
     pub fn path(&self) -> &Path {
@@ -192,6 +198,26 @@ impl Contents {
         ReadError::new(message, "the file is damaged or cut short; copy or make it again")
             .in_file(&self.path)
             .at(offset)
+    }
+}
+
+/// Contents read in order, with a cursor of its own.
+#[derive(Debug)]
+pub struct ContentsStream {
+    contents: Contents,
+    at: u64,
+}
+
+impl Read for ContentsStream {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let left = self.contents.bytes.saturating_sub(self.at);
+        let wanted = out.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        let read = self.contents.file.read_at(&mut out[..wanted], self.at)?;
+        if read == 0 && wanted > 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.at += read as u64;
+        Ok(read)
     }
 }
 

@@ -25,6 +25,11 @@ pub trait Reader: Send + Sync + fmt::Debug {
     /// knows that. Memory is bounded by what the file really holds, whatever lengths it claims.
     fn read(&self, at: usize, record: &mut Record) -> Result<(), ReadError>;
 
+    /// Why a column is text where a number might be expected: the first cell that is none, with its file and line.
+    fn kind_reason(&self, _column: usize) -> Option<String> {
+        None
+    }
+
     /// What tells these data from others, beside names and sizes of the files: by default nothing.
     fn fingerprint(&self) -> String {
         String::new()

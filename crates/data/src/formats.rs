@@ -18,3 +18,6 @@ pub mod text;
 pub mod tfrecord;
 pub mod tokens;
 pub mod webdataset;
+
+#[cfg(test)]
+pub(crate) mod testing;

@@ -15,6 +15,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod ahead;
+mod arrays;
 mod cache;
 mod error;
 mod file_source;
@@ -26,6 +28,7 @@ pub mod image;
 pub mod index_file;
 mod load_times;
 mod noise;
+mod parts;
 pub mod prefetch;
 pub mod record;
 pub mod sample;
@@ -33,8 +36,10 @@ mod shards;
 mod source;
 pub mod sources;
 mod split;
+pub mod tokenizer;
 pub mod transform;
 pub mod transforms;
+mod windows;
 
 pub use error::ReadError;
 pub use file_source::{FileSource, open_for_prediction};

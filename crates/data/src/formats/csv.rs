@@ -1,16 +1,191 @@
-//! To be written.
+//! CSV and TSV: lines of cells, with or without a header.
+//!
+//! All of a file is read once at opening: where each record starts, and what the cells of each column are. A column whose
+//! cells are all whole numbers is one of whole numbers, one of numbers only is of reals, any other is text. Records are then
+//! read at random. Records with too many or too few cells are found when they are read, so that they can be skipped.
 
+mod scan;
+
+use crate::ahead::ReadAhead;
+use crate::error::ReadError;
 use crate::files::DataFile;
-use crate::format::{Format, OpenedFiles};
+use crate::format::{Format, OpenError, OpenedFiles, Reader};
+use crate::parts::Parts;
+use crate::record::{Record, RecordColumn, RecordKind};
+use csv_core::ReadRecordResult;
 use kolo_graph::settings::Settings;
+pub(in crate::formats) use scan::line_of;
+use scan::{Cells, ColumnScan};
 use std::path::Path;
 
-pub const FORMAT: Format = Format { name: "csv", doc: "", extensions: &["csv"], sniff, open };
+pub const FORMAT: Format = Format {
+    name: "csv",
+    doc: "comma, tab or semicolon separated values (`delimiter`), with a header or without (`header`)",
+    extensions: &["csv", "tsv"],
+    sniff,
+    open,
+};
 
-fn sniff(_path: &Path, _head: &[u8]) -> bool {
-    false
+const DELIMITERS: [u8; 4] = [b',', b'\t', b';', b'|'];
+/// Records looked at to find the delimiter.
+const LOOKED_AT: usize = 10;
+/// Bytes looked at to find the delimiter.
+const HEAD_BYTES: usize = 64 << 10;
+
+/// Text in which two lines have the same number of cells, more than one.
+fn sniff(path: &Path, head: &[u8]) -> bool {
+    let is_text = match std::str::from_utf8(head) {
+        Ok(_) => !head.contains(&0),
+        Err(error) => error.error_len().is_none() && !head.contains(&0),
+    };
+    path.is_file() && is_text && DELIMITERS.iter().any(|delimiter| scan::cells_of_head(head, *delimiter).is_some())
 }
 
-fn open(_files: &[DataFile], settings: &Settings) -> OpenedFiles {
-    Err(settings.wrong("format", "is not written yet", "wait").into())
+/// One file: where its records start, and where the last one ends.
+#[derive(Debug)]
+struct CsvFile {
+    file: ReadAhead,
+    offsets: Vec<u64>,
 }
+
+#[derive(Debug)]
+struct CsvReader {
+    columns: Vec<RecordColumn>,
+    /// Why a column is text though most of it is numbers.
+    reasons: Vec<Option<String>>,
+    parts: Parts<CsvFile>,
+    delimiter: u8,
+}
+
+fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
+    let Some(first) = files.first() else {
+        return Err(settings.wrong("source", "names no file", "name a file").into());
+    };
+    let head = first.head(HEAD_BYTES)?;
+    let delimiter = delimiter(first, &head, settings)?;
+    let mut header = match settings.has("header") {
+        true => Some(settings.bool("header", true)?),
+        false => None,
+    };
+    let (mut names, mut scans, mut parts) = (Vec::new(), Vec::new(), Parts::new());
+    for file in files {
+        let contents = file.contents(settings)?;
+        let mut cells = Cells::new(&contents, delimiter);
+        let mut offsets = Vec::new();
+        let mut start = cells.offset();
+        if cells.advance()? {
+            let has_header = *header.get_or_insert_with(|| scan::looks_like_header(&cells));
+            let found = if has_header { scan::header_names(&cells)? } else { scan::numbered_names(cells.len()) };
+            if names.is_empty() {
+                (scans, names) = (found.iter().map(|_| ColumnScan::default()).collect(), found);
+            } else if names != found {
+                return Err(other_columns(file, &names, &found).into());
+            }
+            if has_header {
+                start = cells.offset();
+            } else {
+                offsets.push(start);
+                scan::note(&mut scans, &cells);
+                start = cells.offset();
+            }
+        }
+        while cells.advance()? {
+            offsets.push(start);
+            scan::note(&mut scans, &cells);
+            start = cells.offset();
+        }
+        offsets.push(start);
+        let records = offsets.len() - 1;
+        parts.push(CsvFile { file: ReadAhead::new(contents), offsets }, records);
+    }
+    if names.is_empty() {
+        return Err(ReadError::new("it is empty", "give a file with a line per sample").in_file(&first.path).into());
+    }
+    let reasons = scans.iter().map(ColumnScan::reason).collect();
+    let columns = names.into_iter().zip(scans).map(|(name, scan)| RecordColumn { name, kind: scan.kind() }).collect();
+    Ok(Box::new(CsvReader { columns, reasons, parts, delimiter }))
+}
+
+/// What `data.delimiter` says, or what the first lines look like.
+fn delimiter(file: &DataFile, head: &[u8], settings: &Settings) -> Result<u8, OpenError> {
+    let text = settings.text("delimiter", "auto")?;
+    match text.as_bytes() {
+        b"auto" if file.extension() == "tsv" => Ok(b'\t'),
+        b"auto" => {
+            let cells = |delimiter: &u8| scan::cells_of_head(head, *delimiter).unwrap_or(0);
+            // Of equals the first counts.
+            Ok(DELIMITERS.into_iter().rev().max_by_key(cells).filter(|best| cells(best) > 0).unwrap_or(b','))
+        }
+        b"tab" => Ok(b'\t'),
+        [byte] if byte.is_ascii() && !b"\"\r\n".contains(byte) => Ok(*byte),
+        _ => Err(settings
+            .wrong("delimiter", format!("is {text:?}"), "write one character, such as \";\", or \"tab\"")
+            .into()),
+    }
+}
+
+fn other_columns(file: &DataFile, wanted: &[String], found: &[String]) -> ReadError {
+    let message = format!("its columns are {}, and those of the first file {}", found.join(", "), wanted.join(", "));
+    ReadError::new(message, "give files with the same columns").in_file(&file.path).at(0)
+}
+
+impl Reader for CsvReader {
+    fn columns(&self) -> &[RecordColumn] {
+        &self.columns
+    }
+
+    fn len(&self) -> usize {
+        self.parts.len()
+    }
+
+    fn read(&self, at: usize, record: &mut Record) -> Result<(), ReadError> {
+        let (part, row) = self.parts.find(at)?;
+        let (start, end) = (part.offsets[row], part.offsets[row + 1]);
+        part.file.with(start, end - start, |bytes| self.read_row(bytes, record))?.map_err(|problem| {
+            let contents = part.file.contents();
+            // The line breaks before a record belong to its bytes.
+            let line = line_of(contents, start).map_or(String::new(), |line| format!("line {line}: "));
+            ReadError::new(format!("{line}{}", problem.message), problem.hint).in_file(contents.path()).at(start)
+        })
+    }
+
+    fn kind_reason(&self, column: usize) -> Option<String> {
+        self.reasons.get(column).cloned().flatten()
+    }
+}
+
+/// What is wrong with a record.
+struct Problem {
+    message: String,
+    hint: &'static str,
+}
+
+impl CsvReader {
+    fn read_row(&self, bytes: &[u8], record: &mut Record) -> Result<(), Problem> {
+        let (mut cells, mut ends) = (vec![0; bytes.len()], vec![0; self.columns.len() + 1]);
+        let mut parser = scan::parser(self.delimiter);
+        let (mut outcome, read, written, mut count) = parser.read_record(bytes, &mut cells, &mut ends);
+        if let ReadRecordResult::InputEmpty = outcome {
+            // The last line of a file may lack its line break.
+            let (last, _, _, more) = parser.read_record(&bytes[read..], &mut cells[written..], &mut ends[count..]);
+            (outcome, count) = (last, count + more);
+        }
+        if !matches!(outcome, ReadRecordResult::Record) || count != self.columns.len() {
+            let found = if count > self.columns.len() { "more".into() } else { count.to_string() };
+            let message = format!("the line has {found} cells, and there are {} columns", self.columns.len());
+            return Err(Problem { message, hint: "correct the line, or skip such with `on_error = \"skip\"`" });
+        }
+        let mut start = 0;
+        for (number, (column, end)) in self.columns.iter().zip(&ends).enumerate() {
+            scan::read_cell(&cells[start..*end], &column.kind, number, record).map_err(|message| Problem {
+                message: format!("column \"{}\" {message}", column.name),
+                hint: "correct the cell, or skip such lines with `on_error = \"skip\"`",
+            })?;
+            start = *end;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,17 +1,82 @@
-//! To be written.
+//! NumPy's `.npy` files and `.npz` archives of them. The first dim is the sample.
+//!
+//! An `.npy` file is a header, a dictionary in Python's notation, and the elements. Objects need `pickle`, which runs code:
+//! they are refused. An `.npz` file is a zip archive: arrays that are stored are read where they lie, compressed ones are
+//! unpacked once.
 
-use crate::files::DataFile;
-use crate::format::{Format, OpenedFiles};
+mod header;
+mod zip;
+
+use crate::arrays::{Array, ArrayReader, chosen, existing_file, with_labels};
+use crate::error::ReadError;
+use crate::files::{Contents, DataFile};
+use crate::format::{Format, OpenError, OpenedFiles};
 use kolo_graph::settings::Settings;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-pub const FORMAT: Format = Format { name: "npy", doc: "", extensions: &["npy"], sniff, open };
-pub const ARCHIVE: Format = Format { name: "npz", doc: "", extensions: &["npz"], sniff, open };
+pub const FORMAT: Format = Format {
+    name: "npy",
+    doc: "NumPy arrays, whose first dim is the sample; labels from `y.npy` beside `x.npy`, or `labels`",
+    extensions: &["npy"],
+    sniff: |_, head| head.starts_with(header::MAGIC),
+    open: open_arrays,
+};
 
-fn sniff(_path: &Path, _head: &[u8]) -> bool {
-    false
+pub const ARCHIVE: Format = Format {
+    name: "npz",
+    doc: "NumPy archives, a column per array",
+    extensions: &["npz"],
+    sniff: |_, head| head.starts_with(b"PK\x03\x04") && head.windows(4).any(|window| window == b".npy"),
+    open: open_archives,
+};
+
+fn open_arrays(files: &[DataFile], settings: &Settings) -> OpenedFiles {
+    let mut all = Vec::new();
+    for (samples, labels) in with_labels(files, settings, found_labels)? {
+        let mut arrays = vec![whole(&samples.contents(settings)?, "x")?];
+        if let Some(labels) = labels {
+            arrays.push(whole(&labels.contents(settings)?, "y")?);
+        }
+        all.push(arrays);
+    }
+    ArrayReader::open(all, settings)
 }
 
-fn open(_files: &[DataFile], settings: &Settings) -> OpenedFiles {
-    Err(settings.wrong("format", "is not written yet", "wait").into())
+/// The labels of `x.npy`, `x_train.npy`, `train_x.npy` or `images.npy`: y instead of x, labels instead of images.
+fn found_labels(path: &Path) -> Option<PathBuf> {
+    let name = path.file_name()?.to_str()?;
+    let stem = name.split('.').next()?;
+    let words: Vec<&str> = stem.split(['_', '-']).collect();
+    let pairs: &[(&str, &str)] = &[("x", "y"), ("X", "Y"), ("X", "y"), ("images", "labels"), ("data", "labels")];
+    pairs.iter().filter(|(from, _)| words.contains(from)).find_map(|(from, to)| {
+        let at = stem.match_indices(from).map(|(at, _)| at).find(|at| {
+            let inside = |at: usize| stem[at..].starts_with(|char: char| char.is_alphanumeric());
+            (*at == 0 || !inside(at - 1)) && !inside(at + from.len())
+        })?;
+        existing_file(path, &format!("{}{to}{}", &name[..at], &name[at + from.len()..]))
+    })
 }
+
+fn whole(contents: &Contents, name: &str) -> Result<Array, ReadError> {
+    header::read(contents, (0, contents.bytes()), name)
+}
+
+fn open_archives(files: &[DataFile], settings: &Settings) -> OpenedFiles {
+    let all: Result<Vec<_>, _> = files.iter().map(|file| archive(file, settings)).collect();
+    ArrayReader::open(all?, settings)
+}
+
+fn archive(file: &DataFile, settings: &Settings) -> Result<Vec<Array>, OpenError> {
+    let contents = file.contents(settings)?;
+    let mut arrays = Vec::new();
+    for member in zip::members(&contents)? {
+        if let Some(name) = member.name.strip_suffix(".npy") {
+            let (contents, range) = member.open(&contents, settings)?;
+            arrays.push(header::read(&contents, range, name)?);
+        }
+    }
+    chosen(arrays, settings)
+}
+
+#[cfg(test)]
+mod tests;

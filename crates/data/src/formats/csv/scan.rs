@@ -1,0 +1,286 @@
+//! Reading all records of a CSV file in order, and finding out what its columns are.
+
+use super::{LOOKED_AT, RecordKind};
+use crate::error::ReadError;
+use crate::files::{Contents, ContentsStream};
+use crate::record::Record;
+use csv_core::{ReadRecordResult, ReaderBuilder};
+use std::io::{Read, Write};
+use std::path::PathBuf;
+
+/// Bytes of one record at most: a quote that never closes must not take all memory.
+pub(super) const RECORD_BYTES_MAX: usize = 16 << 20;
+/// Cells of one record.
+const CELLS_MAX: usize = 1 << 16;
+/// What is read at once.
+const BLOCK_BYTES: usize = 256 << 10;
+/// Characters of a cell that a message shows.
+const SHOWN_CHARS: usize = 40;
+
+/// A new parser. A clone of one would not work: `csv_core` 0.1.13 leaves out half of its tables.
+pub(super) fn parser(delimiter: u8) -> csv_core::Reader {
+    ReaderBuilder::new().delimiter(delimiter).build()
+}
+
+/// The cells of one record after the other.
+pub(super) struct Cells {
+    stream: ContentsStream,
+    path: PathBuf,
+    parser: csv_core::Reader,
+    block: Vec<u8>,
+    /// Of the block: read so far, and filled.
+    at: usize,
+    filled: usize,
+    /// Bytes of the file that records were made of.
+    offset: u64,
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+    count: usize,
+    /// The line where the record started.
+    line: u64,
+}
+
+impl Cells {
+    pub fn new(contents: &Contents, delimiter: u8) -> Self {
+        Self {
+            stream: contents.stream_from(0),
+            path: contents.path().into(),
+            parser: parser(delimiter),
+            block: vec![0; BLOCK_BYTES],
+            at: 0,
+            filled: 0,
+            offset: 0,
+            bytes: vec![0; 1024],
+            ends: vec![0; 64],
+            count: 0,
+            line: 1,
+        }
+    }
+
+    /// Where the next record starts.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// The number of cells.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    pub fn cell(&self, at: usize) -> &[u8] {
+        let start = if at == 0 { 0 } else { self.ends[at - 1] };
+        &self.bytes[start..self.ends[at]]
+    }
+
+    /// Goes to the next record, if there is one.
+    pub fn advance(&mut self) -> Result<bool, ReadError> {
+        let (mut written, start) = (0, self.offset);
+        (self.count, self.line) = (0, self.parser.line());
+        loop {
+            if self.at == self.filled {
+                let read = self.stream.read(&mut self.block);
+                let read = read.map_err(|error| ReadError::io(&self.path, &error).at(self.offset))?;
+                (self.at, self.filled) = (0, read);
+            }
+            let input = &self.block[self.at..self.filled];
+            let (outcome, read, wrote, cells) =
+                self.parser.read_record(input, &mut self.bytes[written..], &mut self.ends[self.count..]);
+            self.at += read;
+            self.offset += read as u64;
+            written += wrote;
+            self.count += cells;
+            match outcome {
+                ReadRecordResult::InputEmpty => {}
+                ReadRecordResult::Record => return Ok(true),
+                ReadRecordResult::End => return Ok(false),
+                ReadRecordResult::OutputFull if self.bytes.len() < RECORD_BYTES_MAX => {
+                    self.bytes.resize(2 * self.bytes.len(), 0);
+                }
+                ReadRecordResult::OutputEndsFull if self.ends.len() < CELLS_MAX => {
+                    self.ends.resize(2 * self.ends.len(), 0);
+                }
+                ReadRecordResult::OutputFull | ReadRecordResult::OutputEndsFull => return Err(self.too_long(start)),
+            }
+        }
+    }
+
+    fn too_long(&self, start: u64) -> ReadError {
+        let line = self.line;
+        let message = format!("line {line}: its record has more than {RECORD_BYTES_MAX} bytes or {CELLS_MAX} cells");
+        ReadError::new(message, "look for a quote that does not close").in_file(&self.path).at(start)
+    }
+}
+
+/// The cells per record at the start of a file, if it looks like a table with this delimiter: more than one, and the same
+/// number in all whole records, or at least in the first two.
+pub(super) fn cells_of_head(head: &[u8], delimiter: u8) -> Option<usize> {
+    let mut parser = parser(delimiter);
+    let (mut bytes, mut ends) = (vec![0; head.len().max(1)], vec![0; CELLS_MAX]);
+    let (mut at, mut counts) = (0, Vec::new());
+    while counts.len() < LOOKED_AT && at < head.len() {
+        let (outcome, read, _, cells) = parser.read_record(&head[at..], &mut bytes, &mut ends);
+        at += read;
+        match outcome {
+            ReadRecordResult::Record => counts.push(cells),
+            _ => break,
+        }
+    }
+    let first = counts.first().copied().filter(|first| *first > 1)?;
+    counts.iter().all(|count| *count == first).then_some(first)
+}
+
+fn trimmed(cell: &[u8]) -> Option<&str> {
+    std::str::from_utf8(cell.trim_ascii()).ok()
+}
+
+/// No value, in a column of numbers.
+fn is_missing(text: &str) -> bool {
+    matches!(text, "" | "NA" | "N/A" | "NaN" | "nan" | "null" | "NULL" | "None")
+}
+
+/// A header has names only, so the first line is none if a number stands in it.
+pub(super) fn looks_like_header(cells: &Cells) -> bool {
+    (0..cells.len()).all(|at| trimmed(cells.cell(at)).is_none_or(|text| text.parse::<f64>().is_err()))
+}
+
+pub(super) fn header_names(cells: &Cells) -> Result<Vec<String>, ReadError> {
+    let wrong = |message: String| {
+        let hint = "give every column a name of its own in the first line, or write `header = false`";
+        Err(ReadError::new(format!("line {}: {message}", cells.line), hint).in_file(&cells.path).at(0))
+    };
+    let mut names: Vec<String> = Vec::new();
+    for at in 0..cells.len() {
+        let Some(name) = trimmed(cells.cell(at)) else {
+            return wrong(format!("the name of column {at} is not UTF-8 text"));
+        };
+        // The first column of a table that pandas wrote has none.
+        let name = if name.is_empty() { format!("column{at}") } else { name.to_string() };
+        if names.contains(&name) {
+            return wrong(format!("two columns are called \"{name}\""));
+        }
+        names.push(name);
+    }
+    Ok(names)
+}
+
+pub(super) fn numbered_names(count: usize) -> Vec<String> {
+    (0..count).map(|at| format!("column{at}")).collect()
+}
+
+/// What has been seen of a column.
+#[derive(Debug, Default)]
+pub(super) struct ColumnScan {
+    /// Cells that are numbers.
+    numbers: u64,
+    /// Whether some are not whole.
+    real: bool,
+    /// The first cell that is no number: its file, line and text.
+    text: Option<(PathBuf, u64, String)>,
+}
+
+/// Looks at the cells of a record. One with another number of cells is an error when it is read.
+pub(super) fn note(scans: &mut [ColumnScan], cells: &Cells) {
+    if cells.len() != scans.len() {
+        return;
+    }
+    for (at, scan) in scans.iter_mut().enumerate() {
+        if scan.text.is_none() {
+            scan.note(cells, at);
+        }
+    }
+}
+
+impl ColumnScan {
+    fn note(&mut self, cells: &Cells, at: usize) {
+        let text = trimmed(cells.cell(at));
+        let whole = text.and_then(|text| text.parse::<i64>().ok());
+        match (text, whole) {
+            (Some(text), _) if is_missing(text) => {}
+            (Some(text), None) if text.parse::<f64>().is_ok() => {
+                self.numbers += 1;
+                self.real = true;
+            }
+            (_, Some(_)) => self.numbers += 1,
+            _ => {
+                let shown = String::from_utf8_lossy(cells.cell(at)).chars().take(SHOWN_CHARS).collect();
+                self.text = Some((cells.path.clone(), cells.line, shown));
+            }
+        }
+    }
+
+    pub fn kind(&self) -> RecordKind {
+        match self {
+            Self { text: Some(_), .. } => RecordKind::Text,
+            Self { real: false, numbers: 1.., .. } => RecordKind::Int { shape: vec![], classes: None },
+            _ => RecordKind::Real { shape: vec![] },
+        }
+    }
+
+    /// Why the column is text, if numbers stand in it too.
+    pub fn reason(&self) -> Option<String> {
+        let (path, line, text) = self.text.as_ref().filter(|_| self.numbers > 0)?;
+        Some(format!("{}, line {line}: \"{text}\" is no number", path.display()))
+    }
+}
+
+/// The value of one cell, or what is wrong with it.
+pub(super) fn read_cell(cell: &[u8], kind: &RecordKind, column: usize, record: &mut Record) -> Result<(), String> {
+    let not_text = || "is not UTF-8 text".to_string();
+    if let RecordKind::Text = kind {
+        let text = std::str::from_utf8(cell).map_err(|_| not_text())?;
+        match text.is_empty() {
+            true => record.missing(column),
+            false => record.text(column).push_str(text),
+        }
+        return Ok(());
+    }
+    let text = trimmed(cell).ok_or_else(not_text)?;
+    let shown = || text.chars().take(SHOWN_CHARS).collect::<String>();
+    match kind {
+        _ if is_missing(text) => record.missing(column),
+        RecordKind::Int { .. } => {
+            let value = text.parse().map_err(|_| format!("has \"{}\", which is no whole number", shown()))?;
+            record.ints(column).push(value);
+        }
+        _ => {
+            let value: f32 = text.parse().map_err(|_| format!("has \"{}\", which is no number", shown()))?;
+            if value.is_infinite() && text.contains(|char: char| char.is_ascii_digit()) {
+                return Err(format!("has {}, which is too large for 32 bits", shown()));
+            }
+            record.reals(column).push(value);
+        }
+    }
+    Ok(())
+}
+
+/// The number of the line with the first byte of a record, whose bytes may start with the line breaks before it.
+pub(in crate::formats) fn line_of(contents: &Contents, offset: u64) -> std::io::Result<u64> {
+    let mut lines = Lines { breaks: 0, last: b'\n' };
+    std::io::copy(&mut contents.stream_from(0).take(offset), &mut lines)?;
+    let mut next = contents.stream_from(offset).bytes();
+    while let Some(byte) = next.next().transpose()?.filter(|byte| b"\r\n".contains(byte)) {
+        lines.write_all(&[byte])?;
+    }
+    Ok(lines.breaks + 1)
+}
+
+/// Counts line breaks: `\n`, `\r` or both.
+struct Lines {
+    breaks: u64,
+    last: u8,
+}
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        for byte in bytes {
+            let second = *byte == b'\n' && self.last == b'\r';
+            self.breaks += u64::from(b"\r\n".contains(byte) && !second);
+            self.last = *byte;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,119 @@
+use super::*;
+use crate::formats::testing::{file, open, open_bytes, read, read_error, survive_damage, text};
+use crate::record::RecordValue;
+use kolo_graph::settings::Setting;
+
+const INT: RecordKind = RecordKind::Int { shape: vec![], classes: None };
+
+fn names(reader: &dyn Reader) -> Vec<&str> {
+    reader.columns().iter().map(|column| column.name.as_str()).collect()
+}
+
+fn opened(bytes: &[u8], keys: &[(&str, Setting)]) -> (tempfile::TempDir, Box<dyn Reader>) {
+    let (dir, opened) = open_bytes(&FORMAT, bytes, keys);
+    (dir, opened.unwrap())
+}
+
+#[test]
+fn a_table_of_the_library_is_read() {
+    let reader = open(&FORMAT, &[file("table.csv")], &[]).unwrap();
+    assert_eq!(reader.len(), 3);
+    assert_eq!(names(&*reader), ["id", "height", "name", "note", "label"]);
+    let kinds: Vec<_> = reader.columns().iter().map(|column| column.kind.clone()).collect();
+    let real = RecordKind::Real { shape: vec![] };
+    assert_eq!(kinds, [INT, real, RecordKind::Text, RecordKind::Text, INT]);
+    let values = |at| {
+        let record = read(&*reader, at);
+        (0..5).map(|column| record.value(column).clone()).collect::<Vec<_>>()
+    };
+    let text = |text: &str| RecordValue::Text(text.into());
+    let ints = |value| RecordValue::Ints(vec![value]);
+    let last = [ints(-3), RecordValue::Reals(vec![0.001]), text("Žofie"), text("plain"), ints(1)];
+    assert_eq!(values(2), last);
+    let quoted = "says \"hi\",\nand more";
+    assert_eq!(values(0), [ints(1), RecordValue::Reals(vec![1.5]), text("Ann"), text(quoted), ints(0)]);
+    assert_eq!(values(1), [ints(2), RecordValue::Missing, text("Bob; junior"), RecordValue::Missing, ints(2)]);
+}
+
+#[test]
+fn delimiters_and_headers_are_guessed_or_given() {
+    let tabs = open(&FORMAT, &[file("table.tsv")], &[]).unwrap();
+    assert_eq!((names(&*tabs), tabs.len()), (vec!["column0", "column1", "column2"], 2));
+    for (bytes, keys, expected, len) in [
+        (&b"a;b\r\n1;2,5\r\n"[..], vec![], vec!["a", "b"], 1),
+        (b"1,5;2\n1,6;3\n", vec![], vec!["column0", "column1"], 2),
+        (b"a|b\n", vec![("delimiter", text(","))], vec!["a|b"], 0),
+        (b"a b\n1 2\n", vec![("delimiter", text(" "))], vec!["a", "b"], 1),
+        (b"x,y\nu,v", vec![("header", Setting::Bool(false))], vec!["column0", "column1"], 2),
+        (b"1,2\n3,4\n", vec![("header", Setting::Bool(true))], vec!["1", "2"], 1),
+        (b"\xef\xbb\xbfx,y\n1,2\n\n\n3,4\n\n", vec![], vec!["x", "y"], 2),
+        (b",y\n0,2\n", vec![], vec!["column0", "y"], 1),
+        (b"only\n1\n2\n", vec![], vec!["only"], 2),
+    ] {
+        let (_dir, reader) = opened(bytes, &keys);
+        assert_eq!((names(&*reader), reader.len()), (expected, len), "{}", String::from_utf8_lossy(bytes));
+        (0..len).for_each(|at| _ = read(&*reader, at));
+    }
+    let error = open_bytes(&FORMAT, b"a,b", &[("delimiter", text(";;"))]).1.unwrap_err().to_string();
+    assert!(error.contains("`data.delimiter` is \";;\""), "{error}");
+}
+
+#[test]
+fn kinds_come_from_all_rows_of_all_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = ["a,b,c,d\n1,1,1,\n", "a,b,c,d\n2,2.5,x,NA\n"].iter().enumerate().map(|(at, rows)| {
+        let path = dir.path().join(format!("{at}.csv"));
+        std::fs::write(&path, rows).unwrap();
+        path
+    });
+    let paths: Vec<_> = paths.collect();
+    let reader = open(&FORMAT, &paths, &[]).unwrap();
+    let kinds: Vec<_> = reader.columns().iter().map(|column| column.kind.clone()).collect();
+    let real = RecordKind::Real { shape: vec![] };
+    assert_eq!(kinds, [INT, real.clone(), RecordKind::Text, real]);
+    let first = read(&*reader, 0);
+    assert_eq!(first.value(1), &RecordValue::Reals(vec![1.0]));
+    assert_eq!((first.value(2), first.value(3)), (&RecordValue::Text("1".into()), &RecordValue::Missing));
+    let reason = reader.kind_reason(2).unwrap();
+    assert!(reason.ends_with("1.csv, line 2: \"x\" is no number"), "{reason}");
+    assert_eq!((reader.kind_reason(0), reader.kind_reason(9)), (None, None));
+    std::fs::write(&paths[1], "a,b\n1,2\n").unwrap();
+    let error = read_error(open(&FORMAT, &paths, &[])).to_string();
+    assert!(error.contains("1.csv") && error.contains("its columns are a, b, and those of the first file a, b, c, d"));
+}
+
+#[test]
+fn a_bad_line_is_an_error_of_its_own() {
+    let (_dir, reader) = opened(b"a,b\r\n1,2\r\n\r\n\"3\n\",4\r\n5\r\n6,7,8\r\n9,\xff\r\n", &[]);
+    assert_eq!(reader.len(), 5);
+    let error = |at| reader.read(at, &mut Record::new()).unwrap_err();
+    assert_eq!(read(&*reader, 1).value(0), &RecordValue::Ints(vec![3]));
+    assert!(error(2).message.starts_with("line 6: the line has 1 cells, and there are 2 columns"), "{}", error(2));
+    assert!(error(3).message.starts_with("line 7: the line has more cells"), "{}", error(3));
+    assert!(error(4).message.starts_with("line 8: column \"b\" is not UTF-8 text"), "{}", error(4));
+    assert!(error(4).offset.is_some() && error(4).file.is_some());
+    let (_dir, reader) = opened(b"a\n1.5\n1e60\n", &[]);
+    let error = reader.read(1, &mut Record::new()).unwrap_err();
+    assert!(error.message.contains("has 1e60, which is too large for 32 bits"), "{error}");
+}
+
+#[test]
+fn wrong_files_are_refused() {
+    for (bytes, expected) in [
+        (&b""[..], "it is empty"),
+        (b"\n\n", "it is empty"),
+        (b"a,a\n1,2\n", "two columns are called \"a\""),
+        (b"a,\xff\n1,2\n", "the name of column 1 is not UTF-8 text"),
+    ] {
+        let error = read_error(open_bytes(&FORMAT, bytes, &[]).1);
+        assert!(error.message.contains(expected) && error.file.is_some(), "{error}");
+    }
+    let open_quote = [b"a,b\n1,2\n3,\"", &vec![b'x'; scan::RECORD_BYTES_MAX + 10][..]].concat();
+    let error = read_error(open_bytes(&FORMAT, &open_quote, &[]).1);
+    assert!(error.message.starts_with("line 3: ") && error.hint.contains("quote"), "{error}");
+}
+
+#[test]
+fn damaged_files_are_read_or_refused() {
+    survive_damage(&FORMAT, &std::fs::read(file("table.csv")).unwrap(), &[]);
+}

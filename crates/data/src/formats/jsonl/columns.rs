@@ -1,0 +1,149 @@
+//! What the values of a key are, over all lines, and reading them as that.
+
+use crate::record::{Record, RecordKind};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Characters of a value that a message shows.
+const SHOWN_CHARS: usize = 40;
+
+/// What has been seen of a key.
+#[derive(Debug, Default)]
+pub(super) struct KeyScan {
+    /// The shape of the first number or list of numbers.
+    shape: Option<Vec<usize>>,
+    /// Whether some numbers are not whole.
+    real: bool,
+    /// The first value that is no number: its file, line and text.
+    text: Option<(PathBuf, u64, String)>,
+}
+
+/// Looks at the values of one line.
+pub(super) fn note(keys: &mut BTreeMap<String, KeyScan>, object: &Map<String, Value>, path: &Path, line: u64) {
+    for (key, value) in object {
+        if !keys.contains_key(key) {
+            keys.insert(key.clone(), KeyScan::default());
+        }
+        let Some(scan) = keys.get_mut(key).filter(|scan| scan.text.is_none()) else { continue };
+        let shape = shape_of(value);
+        match (value, shape) {
+            (Value::Null, _) => {}
+            (value, Some(shape)) => {
+                scan.shape.get_or_insert(shape);
+                scan.real |= !is_whole(value);
+            }
+            (value, None) => {
+                let shown = text_of(value).chars().take(SHOWN_CHARS).collect();
+                scan.text = Some((path.into(), line, shown));
+            }
+        }
+    }
+}
+
+impl KeyScan {
+    /// A row of whole numbers is one of tokens if `data.vocab` says how many there are.
+    pub fn kind(&self, vocab: usize) -> RecordKind {
+        match (&self.text, self.shape.clone()) {
+            (Some(_), _) => RecordKind::Text,
+            (None, Some(shape)) if !self.real => {
+                let classes = (shape.len() == 1 && vocab > 0).then_some(vocab);
+                RecordKind::Int { shape, classes }
+            }
+            (None, shape) => RecordKind::Real { shape: shape.unwrap_or_default() },
+        }
+    }
+
+    /// Why the column is text, if numbers stand in it too.
+    pub fn reason(&self) -> Option<String> {
+        let (path, line, text) = self.text.as_ref().filter(|_| self.shape.is_some())?;
+        Some(format!("{}, line {line}: \"{text}\" is no number", path.display()))
+    }
+}
+
+/// A whole number; `true` and `false` are 1 and 0.
+fn whole(value: &Value) -> Option<i64> {
+    match value {
+        Value::Bool(value) => Some(i64::from(*value)),
+        value => value.as_i64(),
+    }
+}
+
+/// Whether all numbers in it are whole.
+fn is_whole(value: &Value) -> bool {
+    match value {
+        Value::Array(values) => values.iter().all(is_whole),
+        value => whole(value).is_some(),
+    }
+}
+
+/// The shape of a number or of nested lists of numbers; `None` if it is anything else, or lists differ in length.
+fn shape_of(value: &Value) -> Option<Vec<usize>> {
+    match value {
+        Value::Bool(_) | Value::Number(_) => Some(vec![]),
+        Value::Array(values) => {
+            let inner = shape_of(values.first()?)?;
+            let same = values.iter().all(|value| shape_of(value).as_ref() == Some(&inner));
+            same.then(|| [&[values.len()], &inner[..]].concat())
+        }
+        _ => None,
+    }
+}
+
+fn text_of(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// Writes a value as the column has it, or says what is wrong with it.
+pub(super) fn read_value(value: Value, kind: &RecordKind, column: usize, record: &mut Record) -> Result<(), String> {
+    match (value, kind) {
+        (Value::Null, _) => record.missing(column),
+        (value, RecordKind::Text) => record.text(column).push_str(&text_of(&value)),
+        (value, RecordKind::Int { shape, .. } | RecordKind::Real { shape }) => {
+            let found = shape_of(&value).ok_or_else(|| "has a value that is no number".to_string())?;
+            if found != *shape {
+                return Err(format!("has a value of the shape {found:?}, and the first one has {shape:?}"));
+            }
+            match kind {
+                RecordKind::Int { classes, .. } => {
+                    let ints = record.ints(column);
+                    push_ints(&value, ints)?;
+                    let classes = classes.map_or(i64::MAX, |classes| classes as i64);
+                    if classes < i64::MAX && ints.iter().any(|value| !(0..classes).contains(value)) {
+                        return Err(format!("has a token outside of the vocabulary of {classes}"));
+                    }
+                }
+                _ => push_reals(&value, record.reals(column))?,
+            }
+        }
+        (_, _) => return Err("is of no kind that JSON has".into()),
+    }
+    Ok(())
+}
+
+fn push_ints(value: &Value, out: &mut Vec<i64>) -> Result<(), String> {
+    match value {
+        Value::Array(values) => values.iter().try_for_each(|value| push_ints(value, out)),
+        value => {
+            out.push(whole(value).ok_or_else(|| format!("has {value}, which is no whole number"))?);
+            Ok(())
+        }
+    }
+}
+
+fn push_reals(value: &Value, out: &mut Vec<f32>) -> Result<(), String> {
+    match value {
+        Value::Array(values) => values.iter().try_for_each(|value| push_reals(value, out)),
+        value => {
+            let number = value.as_f64().or(whole(value).map(|whole| whole as f64)).unwrap_or(f64::NAN) as f32;
+            if !number.is_finite() {
+                return Err(format!("has {value}, which is too large for 32 bits"));
+            }
+            out.push(number);
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,82 @@
+use super::*;
+use crate::formats::testing::{file, open, open_bytes, read, read_error, survive_damage};
+use crate::record::{RecordKind, RecordValue};
+use kolo_graph::settings::Setting;
+
+#[test]
+fn records_of_the_library_are_read_packed_or_not() {
+    for name in ["records.jsonl", "records.jsonl.gz"] {
+        let reader = open(&FORMAT, &[file(name)], &[("vocab", Setting::Int(10))]).unwrap();
+        assert_eq!(reader.len(), 2);
+        let columns: Vec<_> = reader.columns().iter().map(|column| (&column.name[..], column.kind.clone())).collect();
+        let int = |shape: &[usize], classes| RecordKind::Int { shape: shape.into(), classes };
+        let expected = [
+            ("extra", RecordKind::Text),
+            ("flag", int(&[], None)),
+            ("ids", int(&[2], Some(10))),
+            ("n", int(&[], None)),
+            ("text", RecordKind::Text),
+            ("x", RecordKind::Real { shape: vec![2, 2] }),
+        ];
+        assert_eq!(columns, expected);
+        let values = |at| {
+            let record = read(&*reader, at);
+            (0..6).map(|column| record.value(column).clone()).collect::<Vec<_>>()
+        };
+        let (text, ints) =
+            (|text: &str| RecordValue::Text(text.into()), |values: &[i64]| RecordValue::Ints(values.into()));
+        let reals = |values: &[f32]| RecordValue::Reals(values.into());
+        let none = RecordValue::Missing;
+        let first =
+            [text("{\"a\":[1]}"), ints(&[1]), none.clone(), ints(&[7]), text("häuser\n"), reals(&[1.0, 2.0, 3.0, 4.5])];
+        assert_eq!(values(0), first);
+        let second = [none.clone(), ints(&[0]), ints(&[3, 9]), none, text(""), reals(&[0.0, 0.0, 0.0, 1.0])];
+        assert_eq!(values(1), second);
+    }
+}
+
+#[test]
+fn bad_lines_are_errors_of_their_own() {
+    let bytes = b"{\"x\": [1, 2]}\n\n{\"x\": [1}\n[1]\n{\"x\": [1]}\n{\"x\": [1, -2]}";
+    let (_dir, reader) = open_bytes(&FORMAT, bytes, &[]);
+    let reader = reader.unwrap();
+    assert_eq!(reader.len(), 5);
+    let error = |at| reader.read(at, &mut Record::new()).unwrap_err();
+    assert!(error(1).message.starts_with("line 3: it is not JSON: expected `,` or `]`"), "{}", error(1));
+    assert_eq!(error(1).offset, Some(15 + 8));
+    assert!(error(2).message.starts_with("line 4: it is no JSON object"), "{}", error(2));
+    assert!(error(3).message.contains("line 5: key \"x\" has a value of the shape [1], and the first one has [2]"));
+    assert_eq!(read(&*reader, 4).value(0), &RecordValue::Ints(vec![1, -2]));
+    assert_eq!(reader.columns()[0].kind, RecordKind::Int { shape: vec![2], classes: None });
+}
+
+#[test]
+fn a_key_with_text_and_numbers_is_text_and_says_why() {
+    let (_dir, reader) = open_bytes(&FORMAT, b"{\"a\": 1}\n{\"a\": \"one\"}\n{\"a\": 1.5}\n", &[]);
+    let reader = reader.unwrap();
+    assert_eq!(reader.columns()[0].kind, RecordKind::Text);
+    assert_eq!(read(&*reader, 2).value(0), &RecordValue::Text("1.5".into()));
+    assert!(reader.kind_reason(0).unwrap().ends_with("line 2: \"one\" is no number"));
+}
+
+#[test]
+fn wrong_files_are_refused() {
+    for (bytes, expected) in [
+        (&b""[..], "it is empty"),
+        (b"\n \n", "it is empty"),
+        (b"hello\n{", "line 1: it is not JSON"),
+        (b"3\n", "no JSON object"),
+    ] {
+        let error = read_error(open_bytes(&FORMAT, bytes, &[]).1);
+        assert!(error.message.contains(expected) && error.file.is_some(), "{error}");
+    }
+    let deep = [b"{\"a\":", &vec![b'['; 1 << 20][..]].concat();
+    assert!(read_error(open_bytes(&FORMAT, &deep, &[]).1).message.contains("recursion limit"));
+    let long = vec![b' '; LINE_BYTES_MAX as usize + 10];
+    assert!(read_error(open_bytes(&FORMAT, &long, &[]).1).message.contains("line 1 has more than"));
+}
+
+#[test]
+fn damaged_files_are_read_or_refused() {
+    survive_damage(&FORMAT, &std::fs::read(file("records.jsonl")).unwrap(), &[]);
+}

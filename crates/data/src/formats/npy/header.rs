@@ -1,0 +1,181 @@
+//! The header of an `.npy` file: `{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }`.
+
+use crate::arrays::{Array, Element};
+use crate::error::ReadError;
+use crate::files::Contents;
+
+pub const MAGIC: &[u8] = b"\x93NUMPY";
+/// Bytes of a header. NumPy itself reads no more than 10,000 of a file that it does not trust.
+const HEADER_BYTES_MAX: u64 = 64 << 10;
+/// Dims of an array, as NumPy has it.
+const DIMS_MAX: usize = 64;
+
+/// The array in `range` (start and bytes) of the contents.
+pub fn read(contents: &Contents, range: (u64, u64), name: &str) -> Result<Array, ReadError> {
+    let (start, bytes) = range;
+    let damaged = |at: u64, message: &str| contents.damaged(start + at, message);
+    let mut prefix = [0; 12];
+    let short = bytes.min(12) as usize;
+    contents.read_at(start, &mut prefix[..short])?;
+    if !prefix.starts_with(MAGIC) {
+        return Err(damaged(0, "it does not start with \\x93NUMPY, as .npy files do"));
+    }
+    let (at, header_bytes) = match prefix[6] {
+        1 if short >= 10 => (10, u64::from(u16::from_le_bytes([prefix[8], prefix[9]]))),
+        2 | 3 if short >= 12 => (12, u64::from(u32::from_le_bytes([prefix[8], prefix[9], prefix[10], prefix[11]]))),
+        1..=3 => return Err(damaged(0, "it ends within the header")),
+        version => return Err(damaged(6, &format!("version {version} of the .npy format is not known"))),
+    };
+    if header_bytes > HEADER_BYTES_MAX || at + header_bytes > bytes {
+        let message = format!("the header is said to have {header_bytes} bytes; {HEADER_BYTES_MAX} are allowed");
+        return Err(damaged(8, &message));
+    }
+    let mut text = Vec::new();
+    contents.read_into(start + at, header_bytes, &mut text)?;
+    let header = Parser { text: &text, at: 0 }.header().map_err(|(within, message)| {
+        let hint = "write the array with numpy.save, of numbers, in C order (numpy.ascontiguousarray)";
+        ReadError::new(message, hint).in_file(contents.path()).at(start + at + within as u64)
+    })?;
+    let data = at + header_bytes;
+    let mut array = Array::new(name, contents, (start + data, bytes - data), header.element, header.shape)?;
+    array.big_endian = header.big_endian;
+    Ok(array)
+}
+
+#[derive(Debug)]
+struct Header {
+    element: Element,
+    big_endian: bool,
+    shape: Vec<usize>,
+}
+
+/// What is wrong, and at which byte of the header.
+type Wrong = (usize, String);
+
+struct Parser<'a> {
+    text: &'a [u8],
+    at: usize,
+}
+
+impl Parser<'_> {
+    fn header(mut self) -> Result<Header, Wrong> {
+        let (mut descr, mut shape) = (None, None);
+        let mut fortran = None;
+        self.expect(b'{')?;
+        while self.peek() != Some(b'}') {
+            let at = self.at;
+            let key = self.string()?;
+            self.expect(b':')?;
+            match key.as_str() {
+                "descr" => descr = Some(self.element()?),
+                "fortran_order" => fortran = Some((self.at, self.boolean()?)),
+                "shape" => shape = Some(self.shape()?),
+                other => return Err((at, format!("the header has the unknown key {other:?}"))),
+            }
+            if self.peek() == Some(b',') {
+                self.at += 1;
+            }
+        }
+        let (Some((element, big_endian)), Some((at, fortran)), Some(shape)) = (descr, fortran, shape) else {
+            return Err((0, "the header lacks `descr`, `fortran_order` or `shape`".into()));
+        };
+        if fortran && shape.len() > 1 {
+            return Err((at, "the array is in Fortran order, where a sample is scattered over the file".into()));
+        }
+        Ok(Header { element, big_endian, shape })
+    }
+
+    /// The next byte that is no space.
+    fn peek(&mut self) -> Option<u8> {
+        while self.text.get(self.at).is_some_and(u8::is_ascii_whitespace) {
+            self.at += 1;
+        }
+        self.text.get(self.at).copied()
+    }
+
+    fn expect(&mut self, byte: u8) -> Result<(), Wrong> {
+        match self.peek() {
+            Some(found) if found == byte => {
+                self.at += 1;
+                Ok(())
+            }
+            _ => Err((self.at, format!("the header is no dictionary: `{}` is expected here", byte as char))),
+        }
+    }
+
+    fn string(&mut self) -> Result<String, Wrong> {
+        let quote = self.peek().filter(|byte| [b'\'', b'"'].contains(byte));
+        let quote = quote.ok_or_else(|| (self.at, "the header has no text here".to_string()))?;
+        let start = self.at + 1;
+        let len = self.text[start..].iter().position(|byte| *byte == quote);
+        let len = len.ok_or_else(|| (self.at, "a text in the header does not end".to_string()))?;
+        self.at = start + len + 1;
+        Ok(String::from_utf8_lossy(&self.text[start..start + len]).into_owned())
+    }
+
+    fn element(&mut self) -> Result<(Element, bool), Wrong> {
+        let at = self.at;
+        if self.peek() == Some(b'[') {
+            return Err((at, "the array has records of several fields".into()));
+        }
+        let descr = self.string()?;
+        let (order, kind) = descr.split_at_checked(1).unwrap_or(("", ""));
+        let element = match kind {
+            "b1" => Element::Bool,
+            "u1" => Element::U8,
+            "i1" => Element::I8,
+            "u2" => Element::U16,
+            "i2" => Element::I16,
+            "u4" => Element::U32,
+            "i4" => Element::I32,
+            "u8" => Element::U64,
+            "i8" => Element::I64,
+            "f2" => Element::F16,
+            "f4" => Element::F32,
+            "f8" => Element::F64,
+            _ if kind.starts_with('O') => {
+                return Err((at, "the array holds Python objects, which only running their code could read".into()));
+            }
+            _ => return Err((at, format!("elements of the type {descr:?} cannot be read"))),
+        };
+        match order {
+            "<" | "|" | "=" => Ok((element, false)),
+            ">" => Ok((element, true)),
+            _ => Err((at, format!("elements of the type {descr:?} cannot be read"))),
+        }
+    }
+
+    fn boolean(&mut self) -> Result<bool, Wrong> {
+        self.peek();
+        let (at, rest) = (self.at, &self.text[self.at..]);
+        let found = [("True", true), ("False", false)].into_iter().find(|(word, _)| rest.starts_with(word.as_bytes()));
+        let (word, value) = found.ok_or_else(|| (at, "True or False is expected here".to_string()))?;
+        self.at += word.len();
+        Ok(value)
+    }
+
+    fn shape(&mut self) -> Result<Vec<usize>, Wrong> {
+        let mut dims = Vec::new();
+        self.expect(b'(')?;
+        while self.peek() != Some(b')') {
+            let start = self.at;
+            let digits = self.text[start..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+            let text = String::from_utf8_lossy(&self.text[start..start + digits]);
+            let dim = text.parse().map_err(|_| (start, "the shape is no tuple of numbers".to_string()))?;
+            if dims.len() == DIMS_MAX {
+                return Err((start, format!("the shape has more than {DIMS_MAX} dims")));
+            }
+            dims.push(dim);
+            self.at += digits;
+            // Python 2 marked long numbers.
+            if self.text.get(self.at) == Some(&b'L') {
+                self.at += 1;
+            }
+            if self.peek() != Some(b')') {
+                self.expect(b',')?;
+            }
+        }
+        self.at += 1;
+        Ok(dims)
+    }
+}

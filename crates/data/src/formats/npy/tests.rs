@@ -1,0 +1,105 @@
+use super::*;
+use crate::formats::testing::{file, open, open_bytes, read, read_error, survive_damage, text};
+use crate::record::{RecordKind, RecordValue};
+
+#[test]
+fn every_element_type_is_read() {
+    let names = ["bool", "u1", "i1", "little_u2", "big_i2", "little_u4", "big_i4", "little_u8", "big_i8"];
+    for name in names {
+        let reader = open(&FORMAT, &[file(&format!("npy_{name}.npy"))], &[]).unwrap();
+        assert_eq!(reader.len(), 4);
+        let (classes, expected) = match name {
+            "bool" => (Some(2), vec![0, 1, 0]),
+            _ => (None, vec![6, 7, 8]),
+        };
+        assert_eq!(reader.columns()[0].kind, RecordKind::Int { shape: vec![3], classes }, "{name}");
+        assert_eq!(read(&*reader, 2).value(0), &RecordValue::Ints(expected), "{name}");
+    }
+    for name in ["little_f2", "little_f4", "big_f4", "little_f8", "big_f8", "version2"] {
+        let reader = open(&FORMAT, &[file(&format!("npy_{name}.npy"))], &[]).unwrap();
+        assert_eq!(reader.columns()[0].kind, RecordKind::Real { shape: vec![3] });
+        assert_eq!(read(&*reader, 3).value(0), &RecordValue::Reals(vec![9.0, 10.0, 11.0]), "{name}");
+    }
+}
+
+#[test]
+fn archives_hold_images_and_labels_stored_or_deflated() {
+    for name in ["npz_stored.npz", "npz_deflated.npz"] {
+        let reader = open(&ARCHIVE, &[file(name), file(name)], &[]).unwrap();
+        assert_eq!(reader.len(), 4);
+        let kinds: Vec<_> = reader.columns().iter().map(|column| (column.name.as_str(), &column.kind)).collect();
+        let (x, y) = (RecordKind::Pixels { shape: vec![3, 4, 5] }, RecordKind::Int { shape: vec![], classes: None });
+        assert_eq!(kinds, [("x", &x), ("y", &y)]);
+        let record = read(&*reader, 3);
+        let RecordValue::Bytes(pixels) = record.value(0) else { panic!("pixels") };
+        // Channels first: the first channel of an image is every third byte of the file's.
+        assert_eq!(pixels[..3], [60, 63, 66]);
+        assert_eq!((pixels[20], pixels.len()), (61, 60));
+        assert_eq!(record.value(1), &RecordValue::Ints(vec![0]));
+    }
+}
+
+#[test]
+fn labels_are_found_beside_the_samples_or_given() {
+    let beside = open(&FORMAT, &[file("pair_x.npy")], &[]).unwrap();
+    let both = open(&FORMAT, &[file("pair_x.npy"), file("pair_y.npy")], &[]).unwrap();
+    let labels = file("pair_y.npy").display().to_string();
+    let given = open(&FORMAT, &[file("pair_x.npy")], &[("labels", text(&labels))]).unwrap();
+    let archive = open(&ARCHIVE, &[file("npz_stored.npz")], &[]).unwrap();
+    for reader in [beside, both, given] {
+        assert_eq!((reader.columns(), reader.len()), (archive.columns(), 2));
+        assert_eq!(read(&*reader, 1), read(&*archive, 1));
+    }
+}
+
+#[test]
+fn arrays_of_different_lengths_must_be_chosen() {
+    let path = [file("npz_lengths.npz")];
+    let error = open(&ARCHIVE, &path, &[]).unwrap_err().to_string();
+    assert!(error.contains("x_train 3, y_train 3, x_test 1") && error.contains("`arrays = \"x, y\"`"), "{error}");
+    let reader = open(&ARCHIVE, &path, &[("arrays", text("x_train, y_train"))]).unwrap();
+    assert_eq!((reader.len(), reader.columns()[1].name.as_str()), (3, "y_train"));
+    let error = open(&ARCHIVE, &path, &[("arrays", text("z"))]).unwrap_err().to_string();
+    assert!(error.contains("the arrays there are x_train, y_train, x_test"), "{error}");
+}
+
+#[test]
+fn rows_of_whole_numbers_are_tokens_with_a_vocabulary() {
+    let keys = |vocab| [("vocab", kolo_graph::settings::Setting::Int(vocab))];
+    let reader = open(&FORMAT, &[file("npy_little_u2.npy")], &keys(12)).unwrap();
+    assert_eq!(reader.columns()[0].kind, RecordKind::Int { shape: vec![3], classes: Some(12) });
+    assert_eq!(read(&*reader, 3).value(0), &RecordValue::Ints(vec![9, 10, 11]));
+    let reader = open(&FORMAT, &[file("npy_little_u2.npy")], &keys(11)).unwrap();
+    let error = reader.read(3, &mut crate::record::Record::new()).unwrap_err();
+    assert!(error.message.contains("has 11, and there are 11 classes") && error.offset == Some(150), "{error}");
+}
+
+#[test]
+fn what_cannot_be_read_is_explained() {
+    for (name, expected) in [
+        ("npy_fortran.npy", "Fortran order"),
+        ("npy_objects.npy", "Python objects"),
+        ("npy_fields.npy", "several fields"),
+    ] {
+        let error = read_error(open(&FORMAT, &[file(name)], &[])).to_string();
+        assert!(error.contains(expected) && error.contains(name) && error.contains("byte "), "{error}");
+    }
+    let huge = b"\x93NUMPY\x01\x00\x4c\x00{'descr': '<f4', 'fortran_order': False, 'shape': (4294967295, 3, 1000), }  ";
+    let error = read_error(open_bytes(&FORMAT, huge, &[]).1).to_string();
+    assert!(error.contains("needs 51539607540000 bytes, and 0 are there"), "{error}");
+    let long = b"\x93NUMPY\x02\x00\xff\xff\xff\xff{";
+    assert!(read_error(open_bytes(&FORMAT, long, &[]).1).message.contains("4294967295 bytes"));
+}
+
+#[test]
+fn damaged_files_are_refused() {
+    survive_damage(&FORMAT, &std::fs::read(file("npy_little_u2.npy")).unwrap(), &[]);
+    survive_damage(&ARCHIVE, &std::fs::read(file("npz_deflated.npz")).unwrap(), &[]);
+}
+
+#[test]
+fn an_archive_that_unpacks_to_too_much_is_refused() {
+    let keys = [("unpacked_max", kolo_graph::settings::Setting::Int(100))];
+    let error = read_error(open(&ARCHIVE, &[file("npz_deflated.npz")], &keys));
+    assert!(error.message.contains("more than 100") && error.hint.contains("unpacked_max"), "{error}");
+}

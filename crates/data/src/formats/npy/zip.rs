@@ -1,0 +1,192 @@
+//! Just enough of zip for `.npz`: the list of members, where a stored one lies, and unpacking a deflated one. With zip64,
+//! which NumPy writes for large arrays; without encryption and without archives in parts.
+
+use crate::error::ReadError;
+use crate::files::{Contents, UNPACKED_BYTES_MAX};
+use crate::format::OpenError;
+use flate2::read::DeflateDecoder;
+use kolo_graph::settings::Settings;
+use std::io::{Read, Write};
+
+const END: &[u8] = b"PK\x05\x06";
+const END_BYTES: usize = 22;
+const LOCATOR: &[u8] = b"PK\x06\x07";
+const LOCATOR_BYTES: u64 = 20;
+const END_64: &[u8] = b"PK\x06\x06";
+const ENTRY: &[u8] = b"PK\x01\x02";
+const ENTRY_BYTES: usize = 46;
+const LOCAL: &[u8] = b"PK\x03\x04";
+const LOCAL_BYTES: usize = 30;
+/// The comment behind the end record has 16 bits for its length.
+const COMMENT_BYTES_MAX: u64 = u16::MAX as u64;
+/// Of the list of members.
+const LIST_BYTES_MAX: u64 = 16 << 20;
+/// Stands where the true number is in the zip64 extra field.
+const IN_EXTRA: u64 = u32::MAX as u64;
+
+#[derive(Clone, Debug)]
+pub struct Member {
+    pub name: String,
+    encrypted: bool,
+    method: u16,
+    crc: u32,
+    packed_bytes: u64,
+    bytes: u64,
+    /// Of its local header.
+    offset: u64,
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from(bytes[at]) | u64::from(bytes[at + 1]) << 8
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u64 {
+    u16_at(bytes, at) | u16_at(bytes, at + 2) << 16
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u32_at(bytes, at) | u32_at(bytes, at + 4) << 32
+}
+
+/// The members of an archive, in the order of its list.
+pub fn members(contents: &Contents) -> Result<Vec<Member>, ReadError> {
+    let (start, bytes) = list_place(contents)?;
+    if bytes > LIST_BYTES_MAX {
+        return Err(
+            contents.damaged(start, format!("the list of members has {bytes} bytes; {LIST_BYTES_MAX} are allowed"))
+        );
+    }
+    let mut list = Vec::new();
+    contents.read_into(start, bytes, &mut list)?;
+    let (mut members, mut at) = (Vec::new(), 0);
+    while at < list.len() {
+        let damaged = |message: &str| contents.damaged(start + at as u64, message);
+        let entry = list.get(at..at + ENTRY_BYTES).filter(|entry| entry.starts_with(ENTRY));
+        let entry = entry.ok_or_else(|| damaged("the list of members is damaged"))?;
+        let (name, extra, comment) = (u16_at(entry, 28), u16_at(entry, 30), u16_at(entry, 32));
+        let names = at + ENTRY_BYTES;
+        let end = names + (name + extra + comment) as usize;
+        let rest = list.get(names..end).ok_or_else(|| damaged("the list of members is cut short"))?;
+        let (name, rest) = rest.split_at(name as usize);
+        let mut member = Member {
+            name: String::from_utf8_lossy(name).into_owned(),
+            encrypted: u16_at(entry, 8) & 1 == 1,
+            method: u16_at(entry, 10) as u16,
+            crc: u32_at(entry, 16) as u32,
+            packed_bytes: u32_at(entry, 20),
+            bytes: u32_at(entry, 24),
+            offset: u32_at(entry, 42),
+        };
+        member.read_extra(&rest[..extra as usize]).ok_or_else(|| damaged("the sizes of a member are damaged"))?;
+        members.push(member);
+        at = end;
+    }
+    Ok(members)
+}
+
+/// Where the list of members lies, and its bytes.
+fn list_place(contents: &Contents) -> Result<(u64, u64), ReadError> {
+    let tail_bytes = contents.bytes().min(END_BYTES as u64 + COMMENT_BYTES_MAX);
+    let tail_start = contents.bytes() - tail_bytes;
+    let mut tail = Vec::new();
+    contents.read_into(tail_start, tail_bytes, &mut tail)?;
+    let fits = |at: &usize| {
+        let end = &tail[*at..];
+        end.starts_with(END) && END_BYTES as u64 + u16_at(end, 20) == end.len() as u64
+    };
+    let at = (0..(tail.len() + 1).saturating_sub(END_BYTES)).rev().find(fits);
+    let at = at.ok_or_else(|| contents.damaged(contents.bytes(), "it does not end as a zip archive does"))?;
+    let (bytes, start) = (u32_at(&tail, at + 12), u32_at(&tail, at + 16));
+    let end = tail_start + at as u64;
+    if end >= LOCATOR_BYTES && (bytes == IN_EXTRA || start == IN_EXTRA) {
+        let mut locator = [0; LOCATOR_BYTES as usize];
+        contents.read_at(end - LOCATOR_BYTES, &mut locator)?;
+        if locator.starts_with(LOCATOR) {
+            let place = u64_at(&locator, 8);
+            let mut end_64 = [0; 56];
+            contents.read_at(place, &mut end_64)?;
+            if !end_64.starts_with(END_64) {
+                return Err(contents.damaged(place, "the end of the archive is damaged"));
+            }
+            return Ok((u64_at(&end_64, 48), u64_at(&end_64, 40)));
+        }
+    }
+    Ok((start, bytes))
+}
+
+impl Member {
+    /// Takes those sizes from the zip64 extra field that did not fit in the entry.
+    fn read_extra(&mut self, mut extra: &[u8]) -> Option<()> {
+        while extra.len() >= 4 {
+            let (id, len) = (u16_at(extra, 0), u16_at(extra, 2) as usize);
+            let mut field = extra.get(4..4 + len)?;
+            if id == 1 {
+                for size in [&mut self.bytes, &mut self.packed_bytes, &mut self.offset] {
+                    if *size == IN_EXTRA {
+                        *size = u64_at(field.get(..8)?, 0);
+                        field = &field[8..];
+                    }
+                }
+            }
+            extra = &extra[4 + len..];
+        }
+        Some(())
+    }
+
+    /// Contents with this member, and its range in them.
+    pub fn open(&self, archive: &Contents, settings: &Settings) -> Result<(Contents, (u64, u64)), OpenError> {
+        let damaged = |message: String| archive.damaged(self.offset, format!("member \"{}\" {message}", self.name));
+        let mut local = [0; LOCAL_BYTES];
+        archive.read_at(self.offset, &mut local)?;
+        if !local.starts_with(LOCAL) {
+            return Err(damaged("does not start as a member does".into()).into());
+        }
+        let start = self.offset + LOCAL_BYTES as u64 + u16_at(&local, 26) + u16_at(&local, 28);
+        archive.check(start, self.packed_bytes)?;
+        match self.method {
+            _ if self.encrypted => Err(damaged("is encrypted".into()).into()),
+            0 if self.bytes == self.packed_bytes => Ok((archive.clone(), (start, self.bytes))),
+            0 => Err(damaged("is stored, and its two sizes differ".into()).into()),
+            8 => {
+                let unpacked = self.unpack(archive, start, settings)?;
+                Ok((unpacked, (0, self.bytes)))
+            }
+            method => Err(damaged(format!("is compressed by method {method}; 0 and 8 can be read")).into()),
+        }
+    }
+
+    fn unpack(&self, archive: &Contents, start: u64, settings: &Settings) -> Result<Contents, OpenError> {
+        let most = settings.count("unpacked_max", UNPACKED_BYTES_MAX as usize, 1)? as u64;
+        let damaged = |message: String| archive.damaged(start, format!("member \"{}\" {message}", self.name));
+        if self.bytes > most {
+            let message = format!("member \"{}\" unpacks to {} bytes, more than {most}", self.name, self.bytes);
+            return Err(ReadError::new(message, "check the file, or raise `data.unpacked_max`")
+                .in_file(archive.path())
+                .at(start)
+                .into());
+        }
+        let packed = archive.stream_from(start).take(self.packed_bytes);
+        let mut unpacking = DeflateDecoder::new(packed).take(self.bytes + 1);
+        let failed = |error: std::io::Error| ReadError::io(archive.path(), &error).at(start);
+        let mut target = tempfile::tempfile().map_err(failed)?;
+        let (mut crc, mut buffer, mut bytes) = (flate2::Crc::new(), vec![0; 64 << 10], 0);
+        loop {
+            let read = unpacking.read(&mut buffer).map_err(|error| damaged(format!("does not unpack: {error}")))?;
+            if read == 0 {
+                break;
+            }
+            crc.update(&buffer[..read]);
+            bytes += read as u64;
+            target.write_all(&buffer[..read]).map_err(failed)?;
+        }
+        if bytes != self.bytes {
+            return Err(
+                damaged(format!("unpacks to another size than the {} bytes it is said to have", self.bytes)).into()
+            );
+        }
+        if crc.sum() != self.crc {
+            return Err(damaged("has a wrong checksum".into()).into());
+        }
+        Ok(Contents::unpacked(archive.path(), target)?)
+    }
+}
