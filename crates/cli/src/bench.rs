@@ -85,7 +85,7 @@ fn together(job: Arc<Job>, args: &BenchTrain, worker: &Worker, begin: Instant) -
         times.extend(run(&mut trainer, held.as_ref(), 1)?);
         meter.step(times[times.len() - 1], trainer.session().take_waited(), trainer.take_data_wait());
     }
-    let communication = meter.gather(world)?;
+    let communication = meter.gather(world, 0)?;
     if world.rank() > 0 {
         return Ok(());
     }

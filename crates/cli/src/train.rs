@@ -18,7 +18,7 @@ use kolo_train::decision::decision_map;
 use kolo_train::interrupt::{self, Interrupt, RunPhase};
 use kolo_train::machine::{format_bytes, format_count};
 use kolo_train::record::OutDir;
-use kolo_train::report::{Communication, DataWait, Planned, Report};
+use kolo_train::report::{Communication, DataStages, DataWait, Planned, Report, Skipped};
 use kolo_train::session::{Company, RunOptions};
 use kolo_train::timeline::{StepRange, Timeline};
 use kolo_train::{Job, Observer, Trainer};
@@ -408,6 +408,15 @@ fn show_data_wait(report: &Report) {
     let DataWait { median, share, .. } = report.data_wait_ms;
     if share > DATA_WAIT_SHOWN && median > DATA_WAIT_SHOWN_MS {
         println!("  data        {median:.2} ms/step waited for samples, {:.1} % of the time", share * 100.0);
+        if let Some(DataStages { read, decode, transform, .. }) = report.data_stages_ms {
+            println!(
+                "              a sample takes {read:.3} ms to read, {decode:.3} to decode, {transform:.3} to transform"
+            );
+        }
+    }
+    if let Some(Skipped { samples, messages }) = &report.skipped {
+        let first = messages.first().map_or(String::new(), |message| format!("; {message}"));
+        println!("  skipped     {samples} times a sample that could not be read{first}");
     }
     let ranks = report.communication.iter().flat_map(|together| &together.ranks);
     let slowest = ranks.filter(|rank| rank.rank > 0).max_by(|a, b| a.data_wait_ms.total_cmp(&b.data_wait_ms));

@@ -73,6 +73,10 @@ pub enum CoordinatorAction {
         rank: usize,
         link: Option<usize>,
     },
+    /// Start this worker anew.
+    Start {
+        rank: usize,
+    },
     Notice(Notice),
     Ended(Verdict),
 }
@@ -86,11 +90,48 @@ pub enum Notice {
     Event { rank: usize, bytes: Vec<u8> },
     /// A rank fell behind.
     Slow(Lag),
+    /// Workers of an elastic job were lost; `text` says who and why.
+    Lost { text: String, generation: u32 },
+    /// An elastic job goes on.
+    Resumed(Resumed),
+    /// A worker joined a running job, and waits until it is needed or taken in.
+    Spare { rank: usize, host: String },
     /// The ranks were asked to end.
     Interrupted,
     /// The job ends before its time, for this reason. The verdict, which follows when all are gone, has it too. `shown` if
     /// another rank has shown it already.
     Ending { text: String, shown: bool },
+}
+
+/// A generation of an elastic job that has its state.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resumed {
+    pub generation: u32,
+    pub step: u64,
+    /// Ranks of the generation, and workers beside them that wait.
+    pub workers: usize,
+    pub spares: usize,
+    /// The number of the worker that is rank 0, as the launcher counts them.
+    pub first: usize,
+    /// From when the generation before was over.
+    pub took_ms: u64,
+}
+
+/// Whoever decides what a job's members do next: the same driver serves jobs of a fixed group and elastic ones.
+pub trait Core {
+    /// The host of each rank, as far as it is known before they come.
+    fn expect(&mut self, _hosts: &[String]) {}
+    fn step(&mut self, now_ms: u64, event: CoordinatorEvent) -> Vec<CoordinatorAction>;
+}
+
+impl Core for Coordinator {
+    fn expect(&mut self, hosts: &[String]) {
+        Coordinator::expect(self, hosts);
+    }
+
+    fn step(&mut self, now_ms: u64, event: CoordinatorEvent) -> Vec<CoordinatorAction> {
+        Coordinator::step(self, now_ms, event)
+    }
 }
 
 /// Steps a rank may be behind before it is worth a word; heartbeats of ranks in step show one or two.
@@ -124,6 +165,11 @@ impl Coordinator {
             ending: None,
             shown: false,
         }
+    }
+
+    /// What is known of the members, and the verdict on them once there is one.
+    pub fn membership(&self) -> &Membership {
+        &self.membership
     }
 
     /// The host of each rank, as far as it is known before they come.

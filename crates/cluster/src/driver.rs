@@ -1,10 +1,13 @@
 //! Moves the bytes between the coordinator and its members, and carries out what it decides.
 
 use crate::control_link::ControlLink;
-use crate::coordinator::{Coordinator, CoordinatorAction, CoordinatorConfig, CoordinatorEvent, Notice};
+use crate::coordinator::{Coordinator, CoordinatorAction, CoordinatorConfig, CoordinatorEvent, Core, Notice};
+use crate::deadlines::Deadlines;
 use crate::listener::Listener;
 use crate::membership::Verdict;
 use crate::process::{self, Change};
+use crate::rank_state::Exit;
+use kolo_comm::Fault;
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 use std::time::Instant;
@@ -24,6 +27,10 @@ pub(crate) trait ProcessControl {
     fn signal(&mut self, rank: usize, signal: i32);
     /// Ends a rank by force; false if only its link can be closed.
     fn kill(&mut self, rank: usize) -> bool;
+    /// Starts a rank's process anew; its link, where it does not come by itself.
+    fn start(&mut self, rank: usize) -> Result<Option<ControlLink>, Fault> {
+        Err(Fault::BadCall(format!("nobody here can start worker {rank} again")))
+    }
     /// Stops all ranks, until they are resumed.
     fn suspend(&mut self) {}
     fn resume(&mut self) {}
@@ -33,8 +40,9 @@ pub(crate) trait ProcessControl {
 
 pub(crate) struct Driver<'o, H> {
     pub processes: H,
-    config: CoordinatorConfig,
-    coordinator: Coordinator,
+    deadlines: Deadlines,
+    supervised: bool,
+    core: Box<dyn Core>,
     links: BTreeMap<usize, ControlLink>,
     /// Where members come in; closed once all are there.
     listener: Option<Listener>,
@@ -53,16 +61,28 @@ impl<'o, H: ProcessControl> Driver<'o, H> {
         processes: H,
         observer: &'o mut dyn FnMut(&Notice),
     ) -> Self {
+        let core = Box::new(Coordinator::new(config, 0));
+        Self::with_core(core, (config.deadlines, config.supervised), links, listener, processes, observer)
+    }
+
+    /// As [`Driver::new`], for a core of another kind that was made at time 0.
+    pub fn with_core(
+        core: Box<dyn Core>,
+        (deadlines, supervised): (Deadlines, bool),
+        links: Vec<ControlLink>,
+        listener: Option<Listener>,
+        processes: H,
+        observer: &'o mut dyn FnMut(&Notice),
+    ) -> Self {
         let next_link = links.len();
         let links = links.into_iter().enumerate().collect();
-        let coordinator = Coordinator::new(config, 0);
         let start = Instant::now();
-        Self { processes, config, coordinator, links, listener, next_link, start, observer, verdict: None }
+        Self { processes, deadlines, supervised, core, links, listener, next_link, start, observer, verdict: None }
     }
 
     /// The host of each rank, as far as it is known before they come.
     pub fn expect(&mut self, hosts: &[String]) {
-        self.coordinator.expect(hosts);
+        self.core.expect(hosts);
     }
 
     /// Waits a moment, takes in what happened and acts on it. The verdict, once the job is over.
@@ -70,7 +90,7 @@ impl<'o, H: ProcessControl> Driver<'o, H> {
         let mut entries: Vec<_> = self.links.values().map(ControlLink::interest).collect();
         entries.extend(self.listener.iter().flat_map(Listener::interests));
         self.processes.interests(&mut entries);
-        crate::poll::poll(&entries, self.config.deadlines.tick_ms());
+        crate::poll::poll(&entries, self.deadlines.tick_ms());
         self.accept_members();
         self.receive();
         let events = self.processes.events();
@@ -108,9 +128,21 @@ impl<'o, H: ProcessControl> Driver<'o, H> {
     fn accept_members(&mut self) {
         for (stream, session) in self.listener.as_mut().map(Listener::accept).unwrap_or_default() {
             if let Ok(link) = ControlLink::sealed(stream, session) {
-                self.links.insert(self.next_link, link);
-                self.next_link += 1;
+                self.add_link(link);
             }
+        }
+    }
+
+    fn add_link(&mut self, link: ControlLink) {
+        self.links.insert(self.next_link, link);
+        self.next_link += 1;
+    }
+
+    /// Starts a worker anew. One that cannot be started is gone.
+    fn start_worker(&mut self, rank: usize) {
+        match self.processes.start(rank) {
+            Ok(link) => link.into_iter().for_each(|link| self.add_link(link)),
+            Err(_) => self.step(CoordinatorEvent::Exited { rank, exit: Exit::Unknown }),
         }
     }
 
@@ -139,7 +171,7 @@ impl<'o, H: ProcessControl> Driver<'o, H> {
 
     fn step(&mut self, event: CoordinatorEvent) {
         let now_ms = self.start.elapsed().as_millis() as u64;
-        for action in self.coordinator.step(now_ms, event) {
+        for action in self.core.step(now_ms, event) {
             match action {
                 CoordinatorAction::Send { link: id, envelope } => {
                     if let Some(link) = self.links.get_mut(&id) {
@@ -156,12 +188,13 @@ impl<'o, H: ProcessControl> Driver<'o, H> {
                 }
                 CoordinatorAction::Notice(notice) => {
                     // Those who come late to a job that ends hear why, unless somebody ends them.
-                    let ending = matches!(notice, Notice::Ending { .. }) && self.config.supervised;
+                    let ending = matches!(notice, Notice::Ending { .. }) && self.supervised;
                     if matches!(notice, Notice::Joined { .. }) || ending {
                         self.listener = None;
                     }
                     (self.observer)(&notice);
                 }
+                CoordinatorAction::Start { rank } => self.start_worker(rank),
                 CoordinatorAction::Ended(verdict) => self.verdict = Some(verdict),
             }
         }

@@ -8,6 +8,7 @@ pub mod coordinator;
 mod coordinator_thread;
 pub mod deadlines;
 mod driver;
+pub mod elastic;
 pub mod hostlist;
 pub mod hosts;
 pub mod interface;

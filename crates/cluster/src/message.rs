@@ -122,12 +122,44 @@ pub enum ControlMessage {
     Abort {
         text: String,
     },
+    /// The workers form a new generation, the envelope's: what was under way in the one before is over.
+    Regroup,
+    /// A worker has left the generation before, and waits for its place in the new one. `position` is how far its state has
+    /// come, if it has any.
+    Ready {
+        position: Option<u64>,
+    },
+    /// A worker's place in the new generation.
+    Assign(Assignment),
+    /// Somebody waits to be taken in: regroup after the step at hand.
+    Yield,
+    /// A member has done so.
+    Yielded,
+    /// The first rank of a new generation has its state, and goes on with this step.
+    Resumed {
+        step: u64,
+    },
     /// A member has not heard of the coordinator for too long, and leaves. `shown` if it has shown this to the user.
     GiveUp {
         text: String,
         shown: bool,
     },
 }
+
+/// What a worker of an elastic job learns when a generation forms.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Assignment {
+    pub rank: usize,
+    /// Ranks of the new generation; 0 for a worker that has no place in it and waits as a spare.
+    pub world: usize,
+    /// Who was lost since the generation before, one in a line.
+    pub lost: String,
+    /// Milliseconds since the coordinator found out.
+    pub since_ms: u64,
+}
+
+/// The rank of a worker that joins a running job, which it gets there.
+pub const ANY_RANK: usize = crate::codec::WORLD_MAX - 1;
 
 /// A message of a job. What comes from another job or an older generation has no effect.
 #[derive(Clone, Debug, PartialEq)]
@@ -176,6 +208,12 @@ impl ControlMessage {
             ControlMessage::Release => 10,
             ControlMessage::Abort { .. } => 11,
             ControlMessage::GiveUp { .. } => 12,
+            ControlMessage::Regroup => 13,
+            ControlMessage::Ready { .. } => 14,
+            ControlMessage::Assign(_) => 15,
+            ControlMessage::Yield => 16,
+            ControlMessage::Yielded => 17,
+            ControlMessage::Resumed { .. } => 18,
         }
     }
 
@@ -222,7 +260,22 @@ impl ControlMessage {
                 out.text(text);
             }
             ControlMessage::CoordinatorHeartbeat { moved } => out.0.push(u8::from(*moved)),
-            ControlMessage::Finish | ControlMessage::Release => {}
+            ControlMessage::Ready { position } => {
+                out.0.push(u8::from(position.is_some()));
+                out.u64(position.unwrap_or(0));
+            }
+            ControlMessage::Assign(Assignment { rank, world, lost, since_ms }) => {
+                out.u32(*rank as u32);
+                out.u32(*world as u32);
+                out.u64(*since_ms);
+                out.text(lost);
+            }
+            ControlMessage::Resumed { step } => out.u64(*step),
+            ControlMessage::Finish
+            | ControlMessage::Release
+            | ControlMessage::Regroup
+            | ControlMessage::Yield
+            | ControlMessage::Yielded => {}
         }
     }
 
@@ -258,6 +311,18 @@ impl ControlMessage {
             10 => ControlMessage::Release,
             11 => ControlMessage::Abort { text: body.text()? },
             12 => ControlMessage::GiveUp { shown: body.u8()? != 0, text: body.text()? },
+            13 => ControlMessage::Regroup,
+            14 => {
+                let (known, position) = (body.u8()?, body.u64()?);
+                ControlMessage::Ready { position: (known != 0).then_some(position) }
+            }
+            15 => {
+                let (rank, world, since_ms) = (body.rank()?, body.rank()?, body.u64()?);
+                ControlMessage::Assign(Assignment { rank, world, lost: body.text()?, since_ms })
+            }
+            16 => ControlMessage::Yield,
+            17 => ControlMessage::Yielded,
+            18 => ControlMessage::Resumed { step: body.u64()? },
             _ => return None,
         })
     }
@@ -342,6 +407,13 @@ mod tests {
             ControlMessage::Release,
             ControlMessage::Abort { text: "x".into() },
             ControlMessage::GiveUp { text: "x".into(), shown: true },
+            ControlMessage::Regroup,
+            ControlMessage::Ready { position: Some(7) },
+            ControlMessage::Ready { position: None },
+            ControlMessage::Assign(Assignment { rank: 1, world: 2, lost: "rank 3".into(), since_ms: 12 }),
+            ControlMessage::Yield,
+            ControlMessage::Yielded,
+            ControlMessage::Resumed { step: 9 },
         ]
     }
 

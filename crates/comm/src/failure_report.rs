@@ -26,9 +26,11 @@ pub fn encode(fault: &Fault) -> Vec<u8> {
         Fault::Lost { peer, why, .. } => (LOST, (*peer, 0), why.as_bytes().to_vec()),
         Fault::Stalled { peer, waited_ms, .. } => (STALLED, (*peer, 0), waited_ms.to_le_bytes().to_vec()),
         Fault::Failed { peer, why, .. } => (FAILED, (*peer, 0), why.as_bytes().to_vec()),
-        Fault::Aborted(_) | Fault::BadCall(_) | Fault::Rejected { .. } | Fault::System { .. } => {
-            (FAILED, (own, 0), fault.to_string().into_bytes())
-        }
+        Fault::Aborted(_)
+        | Fault::Regroup { .. }
+        | Fault::BadCall(_)
+        | Fault::Rejected { .. }
+        | Fault::System { .. } => (FAILED, (own, 0), fault.to_string().into_bytes()),
     };
     let mut bytes = vec![sort];
     bytes.extend_from_slice(&(ranks.0 as u32).to_le_bytes());

@@ -29,6 +29,9 @@ pub enum Fault {
     /// The job was ended from outside this rank; the text is the coordinator's.
     #[error("{0}")]
     Aborted(String),
+    /// The workers of an elastic job form a new group: what this one had under way has no meaning any more.
+    #[error("the workers of the job regroup as generation {generation}")]
+    Regroup { generation: u32 },
     /// Something unauthentic or malformed came over a link.
     #[error(
         "a message from {from} was rejected: {why}\n  hint: something other than this job uses its connections, or a link corrupts data"
@@ -72,6 +75,11 @@ impl Fault {
     fn hinted(what: impl Into<String>, error: &std::io::Error, hint: &str) -> Self {
         let error = if hint.is_empty() { error.to_string() } else { format!("{error}\n  hint: {hint}") };
         Fault::System { what: what.into(), error }
+    }
+
+    /// Whether an elastic job goes on after it, with the workers that are left.
+    pub fn is_survivable(&self) -> bool {
+        matches!(self, Fault::Lost { .. } | Fault::Stalled { .. } | Fault::Failed { .. } | Fault::Regroup { .. })
     }
 
     /// The rank that is to blame, if the fault names one.

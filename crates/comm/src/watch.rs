@@ -20,6 +20,8 @@ pub struct Watch {
     stall: Duration,
     aborted: AtomicBool,
     reason: Mutex<Option<Fault>>,
+    /// The workers are to regroup after the step at hand.
+    yields: AtomicBool,
     /// The training step, for heartbeats.
     step: AtomicU64,
     /// Grows with every op and every call: a rank whose count stands still is stuck.
@@ -58,6 +60,7 @@ impl Watch {
             stall: heartbeat * STALL_HEARTBEATS,
             aborted: AtomicBool::new(false),
             reason: Mutex::new(None),
+            yields: AtomicBool::new(false),
             step: AtomicU64::new(0),
             progress: AtomicU64::new(0),
             version: AtomicU32::new(0),
@@ -120,6 +123,16 @@ impl Watch {
             return Ok(());
         }
         Err(lock(&self.reason).clone().unwrap_or_else(|| Fault::Aborted("the job was ended".into())))
+    }
+
+    /// Asks this rank to regroup after its step, with all others.
+    pub fn ask_to_yield(&self) {
+        self.yields.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether somebody waits to be taken in after this step.
+    pub fn asked_to_yield(&self) -> bool {
+        self.yields.load(Ordering::Relaxed)
     }
 
     pub fn set_step(&self, step: u64) {

@@ -52,13 +52,29 @@ impl ReadError {
     pub fn what(&self) -> String {
         let sample = self.sample.map_or("a sample".into(), |sample| format!("sample {sample}"));
         let of = if self.source.is_empty() { String::new() } else { format!(" of \"{}\"", self.source) };
+        format!("cannot read {sample}{of}: {}", self.place_and_message())
+    }
+
+    /// File, offset and message.
+    pub fn place_and_message(&self) -> String {
         let place = match (&self.file, self.offset) {
             (Some(file), Some(offset)) => format!("{}, byte {offset}: ", file.display()),
             (Some(file), None) => format!("{}: ", file.display()),
             (None, Some(offset)) => format!("byte {offset}: "),
             (None, None) => String::new(),
         };
-        format!("cannot read {sample}{of}: {place}{}", self.message)
+        format!("{place}{}", self.message)
+    }
+}
+
+/// Characters of a text from a file that a message shows.
+const SHOWN_CHARACTERS: usize = 60;
+
+/// A text from a file in quotes, short enough for a message.
+pub(crate) fn shown(text: &str) -> String {
+    match text.char_indices().nth(SHOWN_CHARACTERS) {
+        Some((end, _)) => format!("{:?}…", &text[..end]),
+        None => format!("{text:?}"),
     }
 }
 
@@ -85,6 +101,7 @@ mod tests {
             short.to_string(),
             "cannot read a sample: the file ends inside the sample\n  hint: copy the file again"
         );
+        assert_eq!((shown("a\"ß"), shown(&"ß".repeat(70)).chars().count()), (r#""a\"ß""#.into(), 63));
         let lost = ReadError::io(Path::new("b"), &io::ErrorKind::UnexpectedEof.into()).of("points", 3);
         assert!(lost.to_string().starts_with("cannot read sample 3 of \"points\": b: unexpected end of file\n"));
     }

@@ -112,6 +112,20 @@ impl DataFile {
     }
 }
 
+impl DataFile {
+    /// The contents of a file that is not packed, if it is still the one that was listed.
+    pub(crate) fn plain_contents(&self) -> Result<Contents, ReadError> {
+        let file = self.open()?;
+        match Self::at(&self.path)? == *self {
+            true => Ok(Contents { path: self.path.clone().into(), file: Arc::new(file), bytes: self.bytes }),
+            false => {
+                let hint = "leave data alone while a job reads them, and start it again";
+                Err(ReadError::new("it has changed since the job began", hint).in_file(&self.path))
+            }
+        }
+    }
+}
+
 fn not_opened(path: &Path, error: &io::Error) -> ReadError {
     let hint = match error.kind() {
         io::ErrorKind::NotFound => "check the path; a relative one starts where kolo was started",

@@ -7,7 +7,7 @@ use kolo_graph::field::{Column, Kind};
 /// Samples whose contents count, spread evenly from the first to the last.
 const SAMPLES: usize = 8;
 /// Hexadecimal digits of a digest that a message shows.
-const DIGITS: usize = 16;
+pub(crate) const DIGITS: usize = 16;
 
 /// A digest of the fields, the number of samples, and the contents of a few.
 pub(crate) fn sampled<S: Source + ?Sized>(source: &S) -> Result<String, ReadError> {

@@ -17,22 +17,33 @@
 
 mod ahead;
 mod arrays;
+mod cache;
 mod error;
+mod file_source;
 pub mod files;
 mod fingerprint;
 pub mod format;
 pub mod formats;
+pub mod image;
+pub mod index_file;
+mod load_times;
 mod noise;
 mod parts;
 pub mod prefetch;
 pub mod record;
+pub mod sample;
+mod shards;
 mod source;
 pub mod sources;
 mod split;
 pub mod tokenizer;
+pub mod transform;
+pub mod transforms;
 mod windows;
 
 pub use error::ReadError;
+pub use file_source::{FileSource, open_for_prediction};
 pub use kolo_graph::field::{Column, Field, IGNORED, Kind};
+pub use load_times::LoadTimes;
 pub use source::{Draw, Opened, Row, SOURCES, SampleCost, Source, SourceKind, find, open};
-pub use split::{Permutation, Split, epoch_order};
+pub use split::{Permutation, Purpose, Split, epoch_order};

@@ -6,8 +6,11 @@ use std::path::Path;
 use kolo_graph::settings::{SettingError, Settings, nearest};
 
 use crate::error::ReadError;
+use crate::file_source;
 use crate::fingerprint;
+use crate::load_times::LoadTimes;
 use crate::sources::{addition, digits, playground, synthetic, waves};
+use crate::split::Split;
 use kolo_graph::field::{Column, Field};
 
 /// A set of samples with random access.
@@ -45,6 +48,26 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// more: their sizes and digests.
     fn fingerprint(&self) -> Result<String, ReadError> {
         fingerprint::sampled(self)
+    }
+
+    /// Which samples are for what, if the source decides that: one that reads files does. Otherwise the seed does.
+    fn split(&self) -> Option<Split> {
+        None
+    }
+
+    /// What the classes of the target are called, if they have names.
+    fn class_names(&self) -> Option<&[String]> {
+        None
+    }
+
+    /// What a trained model needs to see new files as it saw these, for `open_for_prediction`; `None` if it reads no files.
+    fn preprocessing(&self) -> Option<String> {
+        None
+    }
+
+    /// Where the time of making samples went, if the source measures it.
+    fn load_times(&self) -> Option<LoadTimes> {
+        None
     }
 }
 
@@ -105,10 +128,15 @@ pub fn find<'k>(kinds: &'k [SourceKind], source: &str) -> Option<&'k SourceKind>
     kinds.iter().find(|kind| kind.name == source)
 }
 
-/// Opens the one of `kinds` that `data.source` names. It reads its own keys from `settings`, the `[data]` section; `wanted`
-/// are the model's inputs, where they are known.
+/// Opens the one of `kinds` that `data.source` names, or the files. It reads its own keys from `settings`, the `[data]`
+/// section; `wanted` are the model's inputs, where they are known.
 pub fn open(kinds: &[SourceKind], source: &str, settings: &Settings, seed: u64, wanted: Option<&[Field]>) -> Opened {
-    let Some(kind) = find(kinds, source) else { return Err(unknown(kinds, source, settings)) };
+    let Some(kind) = find(kinds, source) else {
+        return match is_path(kinds, source) {
+            true => Ok(Box::new(file_source::open(source, settings, seed)?)),
+            false => Err(unknown(kinds, source, settings)),
+        };
+    };
     match (kind.shaped_by_model, wanted) {
         (false, _) => (kind.make)(settings, seed, &[]),
         (true, Some(wanted)) => (kind.make)(settings, seed, wanted),
@@ -122,13 +150,12 @@ pub fn open(kinds: &[SourceKind], source: &str, settings: &Settings, seed: u64, 
 
 fn unknown(kinds: &[SourceKind], source: &str, settings: &Settings) -> SettingError {
     let names: Vec<&str> = kinds.iter().map(|kind| kind.name).collect();
-    let list = format!("the sources are {}", names.join(", "));
+    let list = format!("the sources are {}, and files by their path", names.join(", "));
     if let Some(near) = suggestion(kinds, source) {
         let hint = format!("did you mean \"{near}\"? Otherwise {list}");
         return settings.wrong("source", format!("is \"{source}\", which is not known"), hint);
     }
     let message = match source.split_once(':') {
-        _ if is_path(kinds, source) => format!("names the file \"{source}\", but this version does not read files"),
         Some((scheme, _)) => format!("is \"{source}\", and there is no `{scheme}:` source of that name"),
         None => format!("is \"{source}\", and there is no source of that name"),
     };
@@ -138,14 +165,11 @@ fn unknown(kinds: &[SourceKind], source: &str, settings: &Settings) -> SettingEr
 /// Whether this is no name but a file, there or not.
 fn is_path(kinds: &[SourceKind], source: &str) -> bool {
     let scheme = kinds.iter().any(|kind| kind.name.split(':').next() == source.split(':').next());
-    Path::new(source).exists() || (!scheme && !source.contains("://") && source.contains(['/', '.', '\\']))
+    Path::new(source).exists() || (!scheme && !source.contains("://") && source.contains(['/', '.', '\\', '*']))
 }
 
 /// The source meant by a name with a typing error, or by a name without its scheme.
 fn suggestion(kinds: &[SourceKind], source: &str) -> Option<&'static str> {
-    if is_path(kinds, source) {
-        return None;
-    }
     let short = |name: &'static str| name.split_once(':').map_or(name, |(_, short)| short);
     nearest(source, kinds.iter().map(|kind| kind.name)).or_else(|| {
         let near = nearest(source, kinds.iter().map(|kind| short(kind.name)))?;
@@ -243,7 +267,7 @@ mod tests {
     #[test]
     fn unknown_sources_are_explained() {
         let names = "builtin:digits, builtin:playground, builtin:addition, builtin:waves, synthetic:tokens, \
-                     synthetic:images, synthetic:features, synthetic:series";
+                     synthetic:images, synthetic:features, synthetic:series, and files by their path";
         let place = "job.toml:3: `data.source`";
         for (source, expected) in [
             (
@@ -263,15 +287,15 @@ mod tests {
             (
                 "cats/train.csv",
                 format!(
-                    "{place} names the file \"cats/train.csv\", but this version does not read files\n  \
-                     hint: the sources are {names}"
+                    "{place} is \"cats/train.csv\", and there is no such file\n  \
+                     hint: check the path; a relative one starts where kolo was started"
                 ),
             ),
             (
-                "src/lib.rs",
+                "cats/*.csv",
                 format!(
-                    "{place} names the file \"src/lib.rs\", but this version does not read files\n  \
-                     hint: the sources are {names}"
+                    "{place} is \"cats/*.csv\", which matches no file\n  \
+                     hint: check the path; a relative one starts where kolo was started"
                 ),
             ),
             (

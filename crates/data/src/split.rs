@@ -6,6 +6,7 @@
 //! only its part.
 
 use kolo_graph::rng::Stream;
+use kolo_graph::settings::{SettingError, Settings};
 
 /// Feistel rounds. Four suffice for a secret cipher's proof; six also mix the halves of a few bits that small sets
 /// have.
@@ -59,19 +60,83 @@ impl Permutation {
     }
 }
 
+impl Permutation {
+    /// Which position goes to `value`.
+    pub fn position(&self, value: usize) -> usize {
+        assert!(value < self.len, "value {value} of a permutation of {}", self.len);
+        let mut position = self.unscramble(value as u64);
+        while position >= self.len as u64 {
+            position = self.unscramble(position);
+        }
+        position as usize
+    }
+
+    /// What `scramble` makes `value` of: its rounds backwards.
+    fn unscramble(&self, value: u64) -> u64 {
+        let (left_mask, right_mask) = ((1 << self.left_bits) - 1, (1 << self.right_bits) - 1);
+        let (mut left, mut right) = (value >> self.right_bits, value & right_mask);
+        for round in (0..ROUNDS / 2).rev().map(|pair| 2 * pair) {
+            right ^= self.stream.bits(round + 1, left) & right_mask;
+            left ^= self.stream.bits(round, right) & left_mask;
+        }
+        left << self.right_bits | right
+    }
+}
+
 /// The order in which epoch `epoch` walks `n` training samples.
 pub fn epoch_order(seed: u64, epoch: usize, n: usize) -> Permutation {
     // A seed per epoch rather than a name per epoch: a step asks for its order and must not allocate.
     Permutation::new(Stream::new(seed, "data.order").bits(0, epoch as u64), "epoch", n)
 }
 
-/// The samples of a source, divided into those that train and those that are held out. Both parts are shuffled runs of
-/// one permutation: together they are all samples, and they share none.
+/// The samples of a source, divided into those that train, those that are held out, and those that only a test at the end
+/// looks at. Together they are all samples, and they share none. Either the seed divides the samples into training and held
+/// out, as shuffled runs of one permutation; or the parts are given, as runs of samples in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Split {
-    order: Permutation,
+    order: Order,
     held_out_start: usize,
     held_out_len: usize,
+    /// Samples after all others.
+    test_len: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    Shuffled(Permutation),
+    /// So many samples as they come.
+    Given(usize),
+}
+
+impl Order {
+    fn len(&self) -> usize {
+        match self {
+            Order::Shuffled(order) => order.len(),
+            Order::Given(len) => *len,
+        }
+    }
+
+    fn at(&self, position: usize) -> usize {
+        match self {
+            Order::Shuffled(order) => order.at(position),
+            Order::Given(_) => position,
+        }
+    }
+
+    fn position(&self, sample: usize) -> usize {
+        match self {
+            Order::Shuffled(order) => order.position(sample),
+            Order::Given(_) => sample,
+        }
+    }
+}
+
+/// What a sample is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    Training,
+    HeldOut,
+    Test,
 }
 
 impl Split {
@@ -81,18 +146,49 @@ impl Split {
         assert!((0.0..1.0).contains(&fraction), "a fraction of {fraction} cannot be held out");
         let rounded = (n as f64 * fraction).round() as usize;
         let held_out_len = if fraction == 0.0 || n < 2 { 0 } else { rounded.clamp(1, n - 1) };
-        Self { order: Self::order(n, seed), held_out_start: n - held_out_len, held_out_len }
+        Self { order: Self::order(n, seed), held_out_start: n - held_out_len, held_out_len, test_len: 0 }
     }
 
     /// Holds out part `fold` of `folds` nearly equal ones. Over all folds each sample is held out exactly once.
     pub fn fold(n: usize, folds: usize, fold: usize, seed: u64) -> Self {
         assert!(folds >= 2 && fold < folds, "fold {fold} of {folds}");
         let start = |fold: usize| (n as u128 * fold as u128 / folds as u128) as usize;
-        Self { order: Self::order(n, seed), held_out_start: start(fold), held_out_len: start(fold + 1) - start(fold) }
+        let (held_out_start, held_out_len) = (start(fold), start(fold + 1) - start(fold));
+        Self { order: Self::order(n, seed), held_out_start, held_out_len, test_len: 0 }
     }
 
-    fn order(n: usize, seed: u64) -> Permutation {
-        Permutation::new(seed, "data.split", n)
+    /// Parts that are given: first the training samples, then those that are held out.
+    pub fn given(train_len: usize, held_out_len: usize) -> Self {
+        Self { order: Order::Given(train_len + held_out_len), held_out_start: train_len, held_out_len, test_len: 0 }
+    }
+
+    /// The same, with so many samples for a test after all others.
+    pub fn with_test(self, test_len: usize) -> Self {
+        Self { test_len, ..self }
+    }
+
+    /// What `holdout`, `folds` and `fold` of the `[data]` section make of `samples`.
+    pub fn read(data: &Settings, samples: usize, seed: u64) -> Result<Self, SettingError> {
+        let folds = data.count("folds", 0, 0)?;
+        let fold = data.count("fold", 0, 0)?;
+        let holdout = data.float_in("holdout", 0.2, 0.0, 0.9)?;
+        if folds == 0 {
+            if data.has("fold") {
+                return Err(data.wrong("fold", "needs `folds`", "write `folds = 5` as well"));
+            }
+            return Ok(Self::holdout(samples, holdout, seed));
+        }
+        if folds == 1 || folds > samples {
+            return Err(data.wrong("folds", format!("is {folds}"), format!("choose between 2 and {samples} folds")));
+        }
+        if fold >= folds {
+            return Err(data.wrong("fold", format!("is {fold}"), format!("folds are numbered 0 to {}", folds - 1)));
+        }
+        Ok(Self::fold(samples, folds, fold, seed))
+    }
+
+    fn order(n: usize, seed: u64) -> Order {
+        Order::Shuffled(Permutation::new(seed, "data.split", n))
     }
 
     pub fn train_len(&self) -> usize {
@@ -101,6 +197,10 @@ impl Split {
 
     pub fn held_out_len(&self) -> usize {
         self.held_out_len
+    }
+
+    pub fn test_len(&self) -> usize {
+        self.test_len
     }
 
     /// The training sample number `i`.
@@ -113,6 +213,42 @@ impl Split {
     pub fn held_out(&self, i: usize) -> usize {
         assert!(i < self.held_out_len, "held-out sample {i} of {}", self.held_out_len);
         self.order.at(self.held_out_start + i)
+    }
+
+    /// The test sample number `i`.
+    pub fn test(&self, i: usize) -> usize {
+        assert!(i < self.test_len, "test sample {i} of {}", self.test_len);
+        self.order.len() + i
+    }
+
+    /// What this sample is for.
+    pub fn purpose(&self, sample: usize) -> Purpose {
+        if sample >= self.order.len() {
+            return Purpose::Test;
+        }
+        let position = self.order.position(sample);
+        match (self.held_out_start..self.held_out_start + self.held_out_len).contains(&position) {
+            true => Purpose::HeldOut,
+            false => Purpose::Training,
+        }
+    }
+
+    /// How many samples are for this purpose.
+    pub fn len_of(&self, purpose: Purpose) -> usize {
+        match purpose {
+            Purpose::Training => self.train_len(),
+            Purpose::HeldOut => self.held_out_len(),
+            Purpose::Test => self.test_len(),
+        }
+    }
+
+    /// Sample number `i` of those for this purpose.
+    pub fn sample_of(&self, purpose: Purpose, i: usize) -> usize {
+        match purpose {
+            Purpose::Training => self.train(i),
+            Purpose::HeldOut => self.held_out(i),
+            Purpose::Test => self.test(i),
+        }
     }
 }
 
@@ -131,6 +267,7 @@ mod tests {
         for n in (0..130).chain([255, 256, 257, 1797, 4096, 10_000, 65_537]) {
             let permutation = Permutation::new(n as u64, "test", n);
             assert!(is_everything_once((0..n).map(|i| permutation.at(i)), n), "n = {n}");
+            assert!((0..n).all(|i| permutation.position(permutation.at(i)) == i), "n = {n}");
         }
     }
 
@@ -173,6 +310,21 @@ mod tests {
             let train = (0..split.train_len()).map(|i| split.train(i));
             assert!(is_everything_once(train.chain((0..held_out).map(|i| split.held_out(i))), n));
         }
+    }
+
+    #[test]
+    fn parts_know_their_samples() {
+        let shuffled = Split::holdout(100, 0.3, 7).with_test(11);
+        let given = Split::given(70, 30).with_test(11);
+        for split in [shuffled, given] {
+            let parts = [(Purpose::Training, 70), (Purpose::HeldOut, 30), (Purpose::Test, 11)];
+            let all =
+                parts.iter().flat_map(|(purpose, len)| (0..*len).map(|i| (*purpose, split.sample_of(*purpose, i))));
+            assert!(all.clone().all(|(purpose, sample)| split.purpose(sample) == purpose));
+            assert!(is_everything_once(all.map(|(_, sample)| sample), 111));
+            assert!(parts.iter().all(|(purpose, len)| split.len_of(*purpose) == *len));
+        }
+        assert_eq!((given.train(3), given.held_out(0), given.test(1)), (3, 70, 101));
     }
 
     #[test]

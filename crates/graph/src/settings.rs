@@ -261,6 +261,60 @@ impl Settings {
         }
     }
 
+    /// A list of texts; empty if absent.
+    pub fn texts(&self, key: &str, example: &str) -> Result<Vec<String>, SettingError> {
+        let text = |value: &Setting| match value {
+            Setting::Text(text) => Some(text.clone()),
+            _ => None,
+        };
+        self.list(key, "a list of texts", example, text)
+    }
+
+    /// A list of numbers; empty if absent.
+    pub fn floats(&self, key: &str, example: &str) -> Result<Vec<f64>, SettingError> {
+        let number = |value: &Setting| match value {
+            Setting::Float(value) => Some(*value),
+            Setting::Int(value) => Some(*value as f64),
+            _ => None,
+        };
+        self.list(key, "a list of numbers", example, number)
+    }
+
+    fn list<T: std::fmt::Debug>(
+        &self,
+        key: &str,
+        wanted: &str,
+        example: &str,
+        item: impl Fn(&Setting) -> Option<T>,
+    ) -> Result<Vec<T>, SettingError> {
+        let wrong = |value: &Setting| self.mismatch(key, value, wanted, example);
+        let values = match self.entry(key).map(|entry| &entry.value) {
+            None => Vec::new(),
+            Some(Setting::List(values)) => {
+                values.iter().map(|value| item(value).ok_or_else(|| wrong(value))).collect::<Result<_, _>>()?
+            }
+            Some(other) => return Err(wrong(other)),
+        };
+        Ok(self.resolve(key, values))
+    }
+
+    /// A list of tables, each a section of its own such as `data.transforms[0]`; empty if absent.
+    pub fn tables(&self, key: &str, example: &str) -> Result<Vec<Settings>, SettingError> {
+        let Some(entry) = self.entry(key) else { return Ok(Vec::new()) };
+        let Setting::List(values) = &entry.value else {
+            return Err(self.mismatch(key, &entry.value, "a list of tables", example));
+        };
+        let table = |(at, value): (usize, &Setting)| match value {
+            Setting::Table(table) => Ok(Settings {
+                section: format!("{}[{at}]", self.path(key)),
+                resolved: Arc::clone(&self.resolved),
+                ..table.clone()
+            }),
+            other => Err(self.mismatch(key, other, "a list of tables", example)),
+        };
+        values.iter().enumerate().map(table).collect()
+    }
+
     /// A nested table; empty if absent.
     pub fn table(&self, key: &str) -> Result<Settings, SettingError> {
         self.table_like(key, "{ kind = \"…\" }")
@@ -378,6 +432,28 @@ mod tests {
             other,
             "model.width = 8; model.rate = 2.0; model.deep.sizes = [1, 2]; model.depth is written = true"
         );
+    }
+
+    #[test]
+    fn lists_hold_texts_numbers_and_tables() {
+        let mut data = Settings::new("data", "job.toml:1");
+        let text = |text: &str| Setting::Text(text.into());
+        data.set("inputs", "job.toml:2", Setting::List(vec![text("a"), text("b")]));
+        data.set("mean", "job.toml:3", Setting::List(vec![Setting::Int(1), Setting::Float(0.5)]));
+        let mut flip = Settings::new("data.transforms", "job.toml:4");
+        flip.set("kind", "job.toml:4", text("flip"));
+        data.set("transforms", "job.toml:4", Setting::List(vec![Setting::Table(flip.clone()), Setting::Table(flip)]));
+        assert_eq!(data.texts("inputs", "[]"), Ok(vec!["a".into(), "b".into()]));
+        assert_eq!(data.floats("mean", "[]"), Ok(vec![1.0, 0.5]));
+        assert_eq!(data.texts("absent", "[]"), Ok(Vec::new()));
+        let tables = data.tables("transforms", "[]").unwrap();
+        tables.iter().for_each(|table| _ = table.text("kind", ""));
+        assert!(data.resolved().contains(&("data.transforms[1].kind".into(), "\"flip\"".into())));
+        assert_eq!(
+            data.texts("mean", "[\"a\"]").unwrap_err().to_string(),
+            "job.toml:3: `data.mean` must be a list of texts, but is a whole number\n  hint: write `mean = [\"a\"]`"
+        );
+        assert!(data.tables("inputs", "[{ kind = \"flip\" }]").is_err());
     }
 
     #[test]

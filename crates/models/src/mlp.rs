@@ -1,7 +1,7 @@
-//! A multi-layer perceptron on flattened inputs.
+//! A multi-layer perceptron on flattened inputs: a classifier, or, if the data's target is numbers, a regression.
 
 use crate::{Build, Model, ModelKind, Outputs, classify, data_classes, data_shape};
-use kolo_graph::field::Field;
+use kolo_graph::field::{Field, Kind};
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_ops::prelude::*;
 
@@ -12,7 +12,7 @@ pub const KIND: ModelKind =
 struct Mlp {
     input: Vec<usize>,
     hidden: Vec<usize>,
-    classes: usize,
+    target: Field,
     activation: &'static str,
     dropout: f32,
 }
@@ -20,10 +20,15 @@ struct Mlp {
 fn make(settings: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, SettingError> {
     let given = data_shape(data, "x");
     let inputs = settings.size("inputs", given.as_ref().map_or(784, |shape| shape.iter().product()))?;
+    let numbers = data.and_then(|data| data.iter().find(|field| field.name == "y" && field.kind == Kind::Real));
+    let target = match numbers {
+        Some(field) => field.clone(),
+        None => Field::index("y", &[], settings.size("classes", data_classes(data, "y").unwrap_or(10))?),
+    };
     Ok(Box::new(Mlp {
         input: given.filter(|shape| shape.iter().product::<usize>() == inputs).unwrap_or(vec![inputs]),
         hidden: settings.counts("hidden", &[512, 512])?,
-        classes: settings.size("classes", data_classes(data, "y").unwrap_or(10))?,
+        target,
         activation: settings.choice("activation", &["relu", "tanh", "gelu", "sigmoid", "silu"])?,
         dropout: settings.float_in("dropout", 0.0, 0.0, 0.99)? as f32,
     }))
@@ -31,7 +36,7 @@ fn make(settings: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, S
 
 impl Model for Mlp {
     fn fields(&self) -> Vec<Field> {
-        vec![Field::real("x", &self.input), Field::index("y", &[], self.classes)]
+        vec![Field::real("x", &self.input), self.target.clone()]
     }
 
     fn build<'b>(&self, cx: &Build<'b>) -> Outputs<'b> {
@@ -41,7 +46,15 @@ impl Model for Mlp {
             x = cx.linear(&format!("layers.{at}"), x, *width).activate(self.activation);
             x = cx.dropout(&format!("dropout.{at}"), x, self.dropout);
         }
-        let logits = cx.linear(&format!("layers.{}", self.hidden.len()), x, self.classes);
-        classify(logits, cx.field(&fields[1]), 0.0)
+        let head = format!("layers.{}", self.hidden.len());
+        match self.target.kind {
+            Kind::Index { classes } => classify(cx.linear(&head, x, classes), cx.field(&fields[1]), 0.0),
+            Kind::Real => {
+                let outputs = self.target.elements();
+                let values = cx.linear(&head, x, outputs);
+                let loss = values.mse(cx.field(&fields[1]).reshape_to([cx.batch, outputs]));
+                Outputs::new(loss, values).metric("mse", loss)
+            }
+        }
     }
 }

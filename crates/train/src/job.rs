@@ -130,7 +130,7 @@ impl Job {
 
         let Supply { model, source, source_name, columns, fields } = read_supply(kinds, &model, &data, seed)?;
         let (batch, grains) = read_batch(&data)?;
-        let split = read_split(&data, source.len(), seed)?;
+        let split = source.split().map_or_else(|| Split::read(&data, source.len(), seed), Ok)?;
         let loading = read_loading(&data)?;
         data.finish()?;
         let steps_per_epoch = split.train_len() / batch;
@@ -286,7 +286,7 @@ struct Supply {
 fn read_supply(kinds: &Kinds<'_>, model: &Settings, data: &Settings, seed: u64) -> Result<Supply, Error> {
     let name = data.text("source", "")?;
     if name.is_empty() {
-        let hint = "write `source = \"builtin:digits\"` under [data], or a synthetic: source";
+        let hint = "write `source = \"builtin:digits\"` under [data], a synthetic: source, or the path of files";
         return Err(data.wrong("source", "is missing", hint).into());
     }
     // A source takes its shape from the model, or gives the model its defaults.
@@ -373,25 +373,6 @@ fn read_batch(data: &Settings) -> Result<(usize, usize), SettingError> {
         return Err(data.wrong("grains", message, hint));
     }
     Ok((batch, grains))
-}
-
-fn read_split(data: &Settings, samples: usize, seed: u64) -> Result<Split, SettingError> {
-    let folds = data.count("folds", 0, 0)?;
-    let fold = data.count("fold", 0, 0)?;
-    let holdout = data.float_in("holdout", 0.2, 0.0, 0.9)?;
-    if folds == 0 {
-        if data.has("fold") {
-            return Err(data.wrong("fold", "needs `folds`", "write `folds = 5` as well"));
-        }
-        return Ok(Split::holdout(samples, holdout, seed));
-    }
-    if folds == 1 || folds > samples {
-        return Err(data.wrong("folds", format!("is {folds}"), format!("choose between 2 and {samples} folds")));
-    }
-    if fold >= folds {
-        return Err(data.wrong("fold", format!("is {fold}"), format!("folds are numbered 0 to {}", folds - 1)));
-    }
-    Ok(Split::fold(samples, folds, fold, seed))
 }
 
 fn read_loading(data: &Settings) -> Result<Loading, SettingError> {

@@ -3,6 +3,7 @@
 use crate::confusion::Classification;
 use crate::supply::Loader;
 use crate::trainer::Evaluation;
+use kolo_data::LoadTimes;
 use kolo_parallel::Roles;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -40,6 +41,40 @@ impl DataWait {
         let (all, waited): (f64, f64) = (steps.iter().sum(), waits.iter().sum());
         Self { median, p95, share: if all > 0.0 { waited / all } else { 0.0 } }
     }
+}
+
+/// What a sample of files took to load, in milliseconds of a loader's time: means over the samples that this rank made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct DataStages {
+    pub read: f64,
+    pub decode: f64,
+    pub transform: f64,
+    /// Samples that were made, for evaluations too.
+    pub samples: u64,
+    /// How many of them came out of the cache.
+    pub cached: u64,
+}
+
+impl DataStages {
+    pub fn of(times: &LoadTimes) -> Self {
+        let each = |ns: u64| ns as f64 / 1e6 / times.samples.max(1) as f64;
+        Self {
+            read: each(times.read_ns),
+            decode: each(times.decode_ns),
+            transform: each(times.transform_ns),
+            samples: times.samples,
+            cached: times.cached,
+        }
+    }
+}
+
+/// Samples that could not be read, and for which others stood in (`data.on_error = "skip"`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Skipped {
+    /// How often, on all ranks.
+    pub samples: u64,
+    /// What was wrong with the first of this rank.
+    pub messages: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -101,6 +136,8 @@ pub struct RankTimes {
     pub exposed_ms: f64,
     /// A step's wait for its samples.
     pub data_wait_ms: f64,
+    /// Samples that it could not read.
+    pub skipped: u64,
     pub peak_rss: u64,
 }
 
@@ -116,6 +153,12 @@ pub struct Report {
     pub classification: Option<Classification>,
     pub step_ms: StepTimes,
     pub data_wait_ms: DataWait,
+    /// Of a source that reads files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_stages_ms: Option<DataStages>,
+    /// Of a run that skipped samples.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skipped: Option<Skipped>,
     pub loader: Loader,
     pub samples_per_s: f64,
     pub tokens_per_s: Option<f64>,
@@ -141,4 +184,16 @@ pub struct Report {
     /// With several workers only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub communication: Option<Communication>,
+}
+
+impl Report {
+    /// Adds what this rank and, with several workers, all others could not read.
+    pub(crate) fn count_skipped(&mut self, own: Option<LoadTimes>) {
+        let own = own.unwrap_or_default();
+        let samples = match &self.communication {
+            Some(communication) => communication.ranks.iter().map(|rank| rank.skipped).sum(),
+            None => own.skipped,
+        };
+        self.skipped = (samples > 0).then_some(Skipped { samples, messages: own.skip_messages });
+    }
 }

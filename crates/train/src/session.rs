@@ -9,7 +9,7 @@ use crate::job::Job;
 use crate::log::{Log, LogRow};
 use crate::machine::peak_rss_bytes;
 use crate::record::{OutDir, Record};
-use crate::report::{Communication, DataWait, EpochRow, PeakBytes, Planned, Report, StepTimes};
+use crate::report::{Communication, DataStages, DataWait, EpochRow, PeakBytes, Planned, Report, StepTimes};
 use crate::timeline::Timeline;
 use crate::together::{self, Meter};
 use crate::trainer::{Evaluation, Trainer};
@@ -121,11 +121,11 @@ impl Ties {
     }
 
     /// All ranks have the same weights; how they got on.
-    fn close(&self, weights: &str) -> Result<Option<Communication>, Error> {
+    fn close(&self, weights: &str, skipped: u64) -> Result<Option<Communication>, Error> {
         let workers = self.links.as_ref().map(Links::workers).or(self.world.as_deref());
         let Some(workers) = workers else { return Ok(None) };
         together::same_weights(workers, weights)?;
-        self.meter.gather(workers).map(Some)
+        self.meter.gather(workers, skipped).map(Some)
     }
 }
 
@@ -289,7 +289,9 @@ impl<'r> Run<'r> {
 
     fn finish(self, ended: &str) -> Result<(Trainer, Report), Error> {
         let mut report = self.report(ended);
-        report.communication = self.ties.close(&report.weights)?;
+        let skipped = self.job.source.load_times().map_or(0, |times| times.skipped);
+        report.communication = self.ties.close(&report.weights, skipped)?;
+        report.count_skipped(self.job.source.load_times());
         report.history = self.history;
         Ok((self.trainer, report))
     }
@@ -312,6 +314,8 @@ impl<'r> Run<'r> {
             classification: evaluation.and_then(|evaluation| evaluation.confusion.as_ref()).map(Confusion::report),
             step_ms,
             data_wait_ms: DataWait::of(&self.times, &self.ties.data_waits),
+            data_stages_ms: job.source.load_times().as_ref().map(DataStages::of),
+            skipped: None,
             loader: trainer.loader(),
             samples_per_s,
             tokens_per_s: job.model.tokens_per_sample().map(|tokens| tokens as f64 * samples_per_s),

@@ -49,8 +49,8 @@ impl Meter {
         values.get(values.len() / 2).copied().unwrap_or(0.0)
     }
 
-    /// Brings all ranks' times together. All ranks call it.
-    pub fn gather(&self, world: &Communicator) -> Result<Communication, Error> {
+    /// Brings all ranks' times together, and how many samples each could not read. All ranks call it.
+    pub fn gather(&self, world: &Communicator, skipped: u64) -> Result<Communication, Error> {
         let rss = peak_rss_bytes().unwrap_or(0);
         let own = [
             self.median(|times| times.compute_ms),
@@ -58,6 +58,7 @@ impl Meter {
             self.median(|times| times.exposed_ms),
             self.median(|times| times.data_wait_ms),
             rss as f64,
+            skipped as f64,
         ];
         let mut all = vec![0.0f64; own.len() * world.size()];
         world.all_gather(&own, &mut all)?;
@@ -69,6 +70,7 @@ impl Meter {
             exposed_ms: times[2],
             data_wait_ms: times[3],
             peak_rss: times[4] as u64,
+            skipped: times[5] as u64,
         };
         let ranks: Vec<RankTimes> = all.chunks(own.len()).enumerate().map(rank).collect();
         let mean = |of: fn(&RankTimes) -> f64| ranks.iter().map(of).sum::<f64>() / ranks.len() as f64;

@@ -107,6 +107,11 @@ impl Membership {
         self.phase == JobPhase::Running
     }
 
+    /// Who is at fault, as far as it was decided.
+    pub fn verdict(&self) -> &Verdict {
+        &self.verdict
+    }
+
     /// Whether somebody asked it to end.
     pub fn interrupted(&self) -> bool {
         self.verdict.interrupted.is_some()

@@ -12,10 +12,10 @@ use kolo_comm::{CallKind, ElementType, Fault, Fingerprint, Reduction};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-struct Random(u64);
+pub(super) struct Random(pub u64);
 
 impl Random {
-    fn below(&mut self, end: u64) -> u64 {
+    pub fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         let mixed = (self.0 ^ (self.0 >> 31)).wrapping_mul(0xbf58476d1ce4e5b9);
         (mixed ^ (mixed >> 29)) % end.max(1)

@@ -3,6 +3,7 @@
 //! Without a fault, or with one that stays under the limits, the job must end well; otherwise the right rank must be named
 //! and all must be gone within the stated bound. A failing seed is printed and replays exactly.
 
+mod elastic;
 mod job;
 
 use crate::deadlines::Deadlines;

@@ -1,16 +1,188 @@
-//! To be written.
+//! Folders of images: `DIR/CLASS/*.png`, `*.jpg`, `*.jpeg`, at any depth below the class.
+//!
+//! The classes are the sorted names of the folders right below `DIR`. A folder without folders has labels if it has a
+//! `labels.csv`. Images that are named one by one, or by a pattern, have the names of their own folders as classes, if these
+//! are at least two. Hidden files are left out.
 
+use crate::error::ReadError;
 use crate::files::DataFile;
-use crate::format::{Format, OpenedFiles};
+use crate::format::{Format, OpenError, OpenedFiles, Reader};
+use crate::image;
+use crate::record::{Record, RecordColumn, RecordKind};
 use kolo_graph::settings::Settings;
+use labels::Labels;
+use listing::{Listing, entries};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
-pub const FORMAT: Format = Format { name: "images", doc: "", extensions: &["images"], sniff, open };
+mod labels;
+mod listing;
+#[cfg(test)]
+mod tests;
 
-fn sniff(_path: &Path, _head: &[u8]) -> bool {
-    false
+pub const FORMAT: Format = Format {
+    name: "images",
+    doc: "folders of PNG and JPEG images, one per class; or single images",
+    extensions: &["png", "jpg", "jpeg"],
+    sniff,
+    open,
+};
+
+/// Bytes of one encoded image.
+const IMAGE_BYTES_MAX: u64 = 1 << 30;
+/// Folders that are looked into to tell what a directory holds.
+const FOLDERS_LOOKED_AT: usize = 64;
+
+fn sniff(path: &Path, head: &[u8]) -> bool {
+    if !path.is_dir() {
+        return image::is_image(head);
+    }
+    holds_image(path, &mut { FOLDERS_LOOKED_AT })
 }
 
-fn open(_files: &[DataFile], settings: &Settings) -> OpenedFiles {
-    Err(settings.wrong("format", "is not written yet", "wait").into())
+/// Whether an image lies in this directory or below it, as far as so many folders tell.
+fn holds_image(directory: &Path, folders_left: &mut usize) -> bool {
+    if *folders_left == 0 {
+        return false;
+    }
+    *folders_left -= 1;
+    let Ok(found) = entries(directory) else { return false };
+    !found.images.is_empty() || found.directories.iter().any(|folder| holds_image(folder, folders_left))
+}
+
+/// Images in files of their own.
+#[derive(Debug)]
+struct Images {
+    columns: Vec<RecordColumn>,
+    listing: Listing,
+    /// What `labels.csv` says; else the label in the listing counts, if there is a column for it.
+    labels: Option<Labels>,
+}
+
+fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
+    let mut listing = Listing::default();
+    let mut names = Vec::new();
+    let mut labels = None;
+    for file in files {
+        match file.is_directory {
+            true if files.len() == 1 && file.path.join(labels::NAME).is_file() => {
+                labels = Some(labels::read(&file.path, &mut listing)?);
+            }
+            true => add_folder(&file.path, &mut listing, &mut names)?,
+            false => {
+                let (folder, name) = (file.path.parent().unwrap_or(Path::new("")), file.path.file_name());
+                let label = class(&mut names, class_name(folder)?);
+                listing.push(folder, name.unwrap_or_default(), label)?;
+            }
+        }
+    }
+    if listing.len() == 0 {
+        let hint = "images have names that end in .png, .jpg or .jpeg";
+        return Err(settings.wrong("source", "names no image", hint).into());
+    }
+    let mut columns = vec![RecordColumn { name: "image".into(), kind: RecordKind::Image }];
+    if let Some(labels) = &labels {
+        columns.push(RecordColumn { name: "label".into(), kind: labels.kind() });
+    } else if names.len() > 1 || has_classes(files) {
+        let sorted: Vec<String> = names.iter().cloned().collect::<BTreeSet<_>>().into_iter().collect();
+        let places: Vec<u32> = names.iter().map(|name| sorted.binary_search(name).unwrap_or_default() as u32).collect();
+        listing.relabel(|label| places[label as usize]);
+        columns.push(RecordColumn { name: "label".into(), kind: RecordKind::Class { names: sorted.into() } });
+    }
+    Ok(Box::new(Images { columns, listing, labels }))
+}
+
+/// Whether a directory among the files has folders: then even a single class was meant.
+fn has_classes(files: &[DataFile]) -> bool {
+    let has_folders = |file: &DataFile| entries(&file.path).is_ok_and(|inside| !inside.directories.is_empty());
+    files.iter().any(|file| file.is_directory && has_folders(file))
+}
+
+/// The number of a class in the order of appearance.
+fn class(names: &mut Vec<String>, name: String) -> u32 {
+    // The latest is the likeliest, as files come folder by folder.
+    let at = names.iter().rposition(|known| *known == name).unwrap_or_else(|| {
+        names.push(name);
+        names.len() - 1
+    });
+    at as u32
+}
+
+fn class_name(folder: &Path) -> Result<String, ReadError> {
+    let name = folder.file_name().unwrap_or_default();
+    name.to_str().map(String::from).ok_or_else(|| {
+        ReadError::new("the name of a class is not UTF-8", "give the folder another name").in_file(folder)
+    })
+}
+
+fn add_folder(directory: &Path, listing: &mut Listing, names: &mut Vec<String>) -> Result<(), OpenError> {
+    let found = entries(directory)?;
+    if found.directories.is_empty() {
+        let label = class(names, class_name(directory)?);
+        return Ok(listing.walk(directory, label)?);
+    }
+    if let Some(loose) = found.images.first() {
+        let message = "this image is in no class: there are folders beside it";
+        let hint = "move it into the folder of its class, or name the images by a pattern";
+        return Err(ReadError::new(message, hint).in_file(loose).into());
+    }
+    for folder in &found.directories {
+        let before = (listing.len(), names.len());
+        let label = class(names, class_name(folder)?);
+        listing.walk(folder, label)?;
+        // A folder without images is no class.
+        if listing.len() == before.0 {
+            names.truncate(before.1);
+        }
+    }
+    Ok(())
+}
+
+impl Reader for Images {
+    fn columns(&self) -> &[RecordColumn] {
+        &self.columns
+    }
+
+    fn len(&self) -> usize {
+        self.listing.len()
+    }
+
+    fn read(&self, at: usize, record: &mut Record) -> Result<(), ReadError> {
+        let path = self.listing.path(at);
+        let failed = |error: std::io::Error| ReadError::io(&path, &error);
+        let wrong = |message: String| {
+            Err(ReadError::new(message, "leave it out, or put an image in its place").in_file(&path).at(0))
+        };
+        // Before it is opened: a pipe with the name of an image would never open.
+        let meta = std::fs::metadata(&path).map_err(failed)?;
+        if !meta.is_file() || meta.len() > IMAGE_BYTES_MAX {
+            return wrong(format!("this is no file of at most {IMAGE_BYTES_MAX} bytes"));
+        }
+        let bytes = record.bytes(0);
+        bytes.reserve(meta.len() as usize + 1);
+        let file = File::open(&path).map_err(failed)?;
+        file.take(IMAGE_BYTES_MAX).read_to_end(bytes).map_err(failed)?;
+        if bytes.is_empty() {
+            return wrong("the image is empty".into());
+        }
+        match &self.labels {
+            Some(Labels::Ints(values)) => record.ints(1).push(values[at]),
+            Some(Labels::Reals(values)) => record.reals(1).push(values[at]),
+            Some(Labels::Classes { indices, .. }) => record.ints(1).push(indices[at].into()),
+            None if self.columns.len() > 1 => record.ints(1).push(self.listing.label(at).into()),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// The names of all images: the directory's own name and size say nothing about them.
+    fn fingerprint(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        for at in 0..self.listing.len() {
+            hasher.update(self.listing.name(at)).update(&self.listing.label(at).to_le_bytes());
+        }
+        hasher.finalize().to_hex().to_string()
+    }
 }

@@ -1,16 +1,216 @@
-//! To be written.
+//! WebDataset shards: tar archives, plain or packed, whose samples are runs of members with one name and different endings.
+//!
+//! Opening reads the headers of all members, once: offsets are kept in an index file beside the shard, and any sample is
+//! then one read away. Names of members group them and are never used as paths; one that leads out of the archive (`../`,
+//! `/`) is refused all the same. An ending becomes a column; `jpg`, `jpeg` and `png` together are the column `image`.
 
+use crate::error::ReadError;
 use crate::files::DataFile;
-use crate::format::{Format, OpenedFiles};
+use crate::format::{Format, OpenedFiles, Reader};
+use crate::index_file::IndexPlace;
+use crate::record::{Record, RecordColumn};
+use crate::shards::{self, Shards};
+use columns::Part;
+use index::{Place, ShardIndex};
 use kolo_graph::settings::Settings;
+use std::cell::RefCell;
 use std::path::Path;
 
-pub const FORMAT: Format = Format { name: "webdataset", doc: "", extensions: &["webdataset"], sniff, open };
+mod columns;
+mod index;
+mod npy;
+mod tar;
+#[cfg(test)]
+mod tests;
 
-fn sniff(_path: &Path, _head: &[u8]) -> bool {
-    false
+pub const FORMAT: Format = Format {
+    name: "webdataset",
+    doc: "WebDataset: tar archives of samples, whose files have one name and different endings",
+    extensions: &["tar"],
+    sniff,
+    open,
+};
+
+/// Samples that the columns are told from.
+const LOOKED_AT: usize = 16;
+
+fn is_shard(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    [".tar", ".tar.gz", ".tgz", ".tar.zst"].iter().any(|ending| name.ends_with(ending))
 }
 
-fn open(_files: &[DataFile], settings: &Settings) -> OpenedFiles {
-    Err(settings.wrong("format", "is not written yet", "wait").into())
+fn sniff(path: &Path, head: &[u8]) -> bool {
+    match path.is_dir() {
+        true => shards::holds(path, is_shard),
+        false => head.get(257..262) == Some(b"ustar"),
+    }
+}
+
+/// Samples of tar archives.
+#[derive(Debug)]
+struct WebDataset {
+    columns: Vec<RecordColumn>,
+    parts: Vec<Part>,
+    /// The part of each ending.
+    part_of: Vec<usize>,
+    shards: Shards,
+    /// The number of samples up to and with each shard.
+    ends: Vec<usize>,
+    samples: Samples,
+}
+
+/// Where all members are.
+#[derive(Debug, Default)]
+struct Samples {
+    endings: Vec<String>,
+    members: Vec<Place>,
+    /// The number of the first member of each sample.
+    starts: Vec<usize>,
+    /// Whether some sample has two images with plain endings.
+    has_two_images: bool,
+}
+
+fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
+    let index_place = IndexPlace::of(settings)?;
+    let (mut shards, mut ends, mut samples) = (Shards::new(), Vec::new(), Samples::default());
+    let files = shards::expand(files, is_shard, settings)?;
+    for file in &files {
+        let (contents, is_packed) = shards::unpack(file, settings)?;
+        let payload = index_place.load_or_make(file, index::KIND, || Ok(ShardIndex::make(&contents)?.payload()))?;
+        let index = match ShardIndex::parse(&payload, contents.bytes()) {
+            Some(index) => index,
+            None => ShardIndex::make(&contents)?,
+        };
+        samples.add(&index);
+        ends.push(samples.starts.len());
+        shards.push(file, contents, is_packed);
+    }
+    if samples.starts.is_empty() {
+        let hint = "the members of a shard have names such as `0001.jpg` and `0001.cls`";
+        return Err(ReadError::new("it has no sample", hint).in_file(&files[0].path).into());
+    }
+    let mut opened = WebDataset { columns: vec![], parts: vec![], part_of: vec![], shards, ends, samples };
+    opened.find_columns()?;
+    Ok(Box::new(opened))
+}
+
+impl Samples {
+    fn add(&mut self, index: &ShardIndex) {
+        let mut number = Vec::new();
+        for ending in &index.endings {
+            let known = self.endings.iter().position(|known| known == ending);
+            number.push(known.unwrap_or(self.endings.len()) as u16);
+            if known.is_none() {
+                self.endings.push(ending.clone());
+            }
+        }
+        let before = self.members.len();
+        self.starts.extend(index.starts.iter().map(|start| before + *start as usize));
+        let places = index.members.iter().map(|place| Place { ending: number[usize::from(place.ending)], ..*place });
+        self.members.extend(places);
+        let is_image: Vec<bool> =
+            self.endings.iter().map(|ending| columns::IMAGES.contains(&ending.as_str())).collect();
+        let first = self.starts.len() - index.starts.len();
+        for sample in first..self.starts.len() {
+            let images = self.of(sample).iter().filter(|place| is_image[usize::from(place.ending)]);
+            self.has_two_images |= images.count() > 1;
+        }
+    }
+
+    /// The members of a sample.
+    fn of(&self, sample: usize) -> &[Place] {
+        let end = self.starts.get(sample + 1).map_or(self.members.len(), |next| *next);
+        &self.members[self.starts[sample]..end]
+    }
+}
+
+impl WebDataset {
+    fn find_columns(&mut self) -> Result<(), ReadError> {
+        let endings = std::mem::take(&mut self.samples.endings);
+        let first = self.first_members(endings.len());
+        let mut image_part = None;
+        for (number, ending) in endings.iter().enumerate() {
+            let is_image = columns::IMAGES.contains(&ending.as_str()) && !self.samples.has_two_images;
+            if let (true, Some(part)) = (is_image, image_part) {
+                self.part_of.push(part);
+                continue;
+            }
+            let name = if is_image { "image" } else { ending };
+            let looked_at = if columns::says_more(ending) { self.contents_of(&first[number])? } else { vec![] };
+            let part = columns::part(ending, name, &looked_at, &mut self.columns);
+            self.part_of.push(self.parts.len());
+            image_part = is_image.then_some(self.parts.len()).or(image_part);
+            self.parts.push(part);
+        }
+        Ok(())
+    }
+
+    /// The first few members with each ending, and the sample that each belongs to.
+    fn first_members(&self, endings: usize) -> Vec<Vec<(usize, Place)>> {
+        let mut first = vec![Vec::new(); endings];
+        for sample in 0..self.samples.starts.len() {
+            for place in self.samples.of(sample) {
+                let of_ending = &mut first[usize::from(place.ending)];
+                if of_ending.len() < LOOKED_AT {
+                    of_ending.push((sample, *place));
+                }
+            }
+        }
+        first
+    }
+
+    fn contents_of(&self, members: &[(usize, Place)]) -> Result<Vec<Vec<u8>>, ReadError> {
+        let read = |(sample, place): &(usize, Place)| {
+            let mut bytes = Vec::new();
+            self.shards.contents(self.shard_of(*sample))?.read_into(place.offset, place.bytes.into(), &mut bytes)?;
+            Ok(bytes)
+        };
+        members.iter().map(read).collect()
+    }
+
+    fn shard_of(&self, sample: usize) -> usize {
+        self.ends.partition_point(|end| *end <= sample)
+    }
+}
+
+/// What a thread needs while it reads a sample.
+#[derive(Default)]
+struct Scratch {
+    bytes: Vec<u8>,
+    /// Which columns the sample has.
+    is_there: Vec<bool>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+impl Reader for WebDataset {
+    fn columns(&self) -> &[RecordColumn] {
+        &self.columns
+    }
+
+    fn len(&self) -> usize {
+        self.samples.starts.len()
+    }
+
+    fn read(&self, at: usize, record: &mut Record) -> Result<(), ReadError> {
+        let contents = self.shards.contents(self.shard_of(at))?;
+        SCRATCH.with_borrow_mut(|Scratch { bytes, is_there }| {
+            is_there.clear();
+            is_there.resize(self.columns.len(), false);
+            for place in self.samples.of(at) {
+                contents.read_into(place.offset, place.bytes.into(), bytes)?;
+                let part = &self.parts[self.part_of[usize::from(place.ending)]];
+                let read = part.read(bytes, record, &mut |column| is_there[column] = true);
+                read.map_err(|message| {
+                    let hint = "make the sample again, or leave it out with `on_error = \"skip\"`";
+                    ReadError::new(message, hint).in_file(contents.path()).at(place.offset)
+                })?;
+            }
+            // Not before, so that the buffers of the others are used again.
+            (0..is_there.len()).filter(|column| !is_there[*column]).for_each(|column| record.missing(column));
+            Ok(())
+        })
+    }
 }

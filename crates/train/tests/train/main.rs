@@ -3,6 +3,7 @@
 mod counts;
 mod data;
 mod depth;
+mod files;
 mod goldens;
 mod ignored;
 mod op_goldens;

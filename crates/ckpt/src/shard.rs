@@ -1,0 +1,321 @@
+//! What one rank writes: its runs of tensors, in two safetensors files, with the digest of every chunk computed on the way.
+
+use crate::digest::Digest;
+use crate::disk::{Disk, WriteFile};
+use crate::error::CkptError;
+use crate::manifest::{CHUNK_BYTES, FileInfo, Role, dtype_name};
+use crate::safetensors::{self, Slot};
+use kolo_graph::DType;
+use kolo_graph::types::count;
+use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+/// A run of elements of a tensor: where it lies in memory, and which elements of which tensor it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'a> {
+    pub tensor: &'a str,
+    /// The shape of the whole tensor.
+    pub whole: &'a [usize],
+    pub dtype: DType,
+    pub role: Role,
+    /// The first of the elements.
+    pub start: usize,
+    /// The elements, little-endian.
+    pub bytes: &'a [u8],
+}
+
+impl Piece<'_> {
+    fn elements(&self) -> usize {
+        self.bytes.len() / self.dtype.bytes()
+    }
+
+    fn is_whole(&self) -> bool {
+        self.start == 0 && self.elements() == count(self.whole)
+    }
+
+    /// Its name in a file.
+    fn key(&self) -> String {
+        if self.is_whole() { self.tensor.to_owned() } else { format!("{}@{}", self.tensor, self.start) }
+    }
+
+    fn check(&self) -> Result<(), CkptError> {
+        let Self { tensor, whole, start, .. } = self;
+        let fits = start.checked_add(self.elements()).is_some_and(|end| end <= count(whole));
+        if !fits || !self.bytes.len().is_multiple_of(self.dtype.bytes()) || !safetensors::is_key(tensor) {
+            let bytes = self.bytes.len();
+            let what = format!("{bytes} bytes at element {start} are no part of `{tensor}` of shape {whole:?}");
+            return Err(CkptError::unsound(what, "this is a bug of whoever saves"));
+        }
+        Ok(())
+    }
+}
+
+/// A run that a rank wrote.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WrittenRun {
+    pub tensor: String,
+    pub whole: Vec<usize>,
+    #[serde(with = "dtype_name")]
+    pub dtype: DType,
+    pub role: Role,
+    pub start: usize,
+    pub elements: usize,
+    /// The number of its file in the summary.
+    pub file: usize,
+    pub key: String,
+    pub offset: u64,
+}
+
+/// What one rank wrote. It goes to the rank that commits.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    pub rank: usize,
+    pub ranks: usize,
+    pub chunk_bytes: u64,
+    pub files: Vec<FileInfo>,
+    pub runs: Vec<WrittenRun>,
+}
+
+impl Summary {
+    pub fn to_bytes(&self) -> Vec<u8> {
+        // Numbers, texts and lists always have a text form.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// What another rank sent.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, CkptError> {
+        serde_json::from_slice(bytes).map_err(|error| {
+            CkptError::unsound(
+                format!("what a rank says it wrote makes no sense: {error}"),
+                "run one build of kolo on all hosts",
+            )
+        })
+    }
+
+    /// Bytes of all its files.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).sum()
+    }
+}
+
+/// Writes what one of several ranks holds into the directory of an unfinished checkpoint, which is made if need be. What
+/// an earlier attempt left there is replaced. `progress` hears how many bytes are written.
+///
+/// When this returns, the files and their names are on the disk. If it fails, they are removed.
+pub fn write_shard(
+    disk: &dyn Disk,
+    staging_dir: &Path,
+    rank: usize,
+    ranks: usize,
+    pieces: &mut dyn Iterator<Item = Piece<'_>>,
+    progress: &dyn Fn(u64),
+) -> Result<Summary, CkptError> {
+    let writer = ShardWriter { rank, ranks, chunk_bytes: CHUNK_BYTES };
+    writer.write(disk, staging_dir, pieces, progress)
+}
+
+/// How a rank writes.
+#[derive(Clone, Copy, Debug)]
+pub struct ShardWriter {
+    pub rank: usize,
+    pub ranks: usize,
+    /// A power of two, the same for all ranks.
+    pub chunk_bytes: u64,
+}
+
+impl ShardWriter {
+    /// See [`write_shard`].
+    pub fn write(
+        &self,
+        disk: &dyn Disk,
+        staging_dir: &Path,
+        pieces: &mut dyn Iterator<Item = Piece<'_>>,
+        progress: &dyn Fn(u64),
+    ) -> Result<Summary, CkptError> {
+        let mut pieces: Vec<Piece<'_>> = pieces.filter(|piece| !piece.bytes.is_empty() || piece.is_whole()).collect();
+        pieces.iter().try_for_each(Piece::check)?;
+        // Wide elements first, so that all are aligned.
+        pieces.sort_by(|a, b| {
+            (b.dtype.bytes(), a.tensor, a.start)
+                .partial_cmp(&(a.dtype.bytes(), b.tensor, b.start))
+                .unwrap_or(std::cmp::Ordering::Equal)
+        });
+        create_dirs(disk, staging_dir)?;
+        let mut summary = Summary {
+            rank: self.rank,
+            ranks: self.ranks,
+            chunk_bytes: self.chunk_bytes,
+            files: Vec::new(),
+            runs: Vec::new(),
+        };
+        let outcome = self.write_files(disk, staging_dir, &pieces, progress, &mut summary);
+        match outcome {
+            Ok(()) => Ok(summary),
+            Err(error) => {
+                for (kind, _) in KINDS {
+                    let _ = disk.remove_file(&staging_dir.join(self.file_name(kind)));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn file_name(&self, kind: &str) -> String {
+        format!("{kind}-{:05}-of-{:05}.safetensors", self.rank + 1, self.ranks)
+    }
+
+    fn write_files(
+        &self,
+        disk: &dyn Disk,
+        staging_dir: &Path,
+        pieces: &[Piece<'_>],
+        progress: &dyn Fn(u64),
+        summary: &mut Summary,
+    ) -> Result<(), CkptError> {
+        let mut before = 0;
+        for (kind, is_in) in KINDS {
+            let mine: Vec<&Piece<'_>> = pieces.iter().filter(|piece| is_in(piece.role)).collect();
+            if mine.is_empty() {
+                continue;
+            }
+            let name = self.file_name(kind);
+            let file =
+                self.write_file(disk, &staging_dir.join(&name), &mine, &|bytes| progress(before + bytes), summary)?;
+            before += file.bytes;
+            summary.files.push(FileInfo { name, ..file });
+        }
+        disk.sync_dir(staging_dir).map_err(CkptError::io(staging_dir, "sync", None))
+    }
+
+    fn write_file(
+        &self,
+        disk: &dyn Disk,
+        path: &Path,
+        pieces: &[&Piece<'_>],
+        progress: &dyn Fn(u64),
+        summary: &mut Summary,
+    ) -> Result<FileInfo, CkptError> {
+        let keys: Vec<String> = pieces.iter().map(|piece| piece.key()).collect();
+        let mut seen = HashSet::new();
+        if let Some(twice) = keys.iter().find(|key| !seen.insert(key.as_str())) {
+            return Err(CkptError::unsound(format!("`{twice}` is there twice"), "rename a tensor, or save it once"));
+        }
+        let shapes: Vec<Vec<usize>> = pieces
+            .iter()
+            .map(|piece| if piece.is_whole() { piece.whole.to_vec() } else { vec![piece.elements()] })
+            .collect();
+        let slots = pieces.iter().zip(&keys).zip(&shapes);
+        let slots =
+            slots.map(|((piece, key), shape)| Slot { key, dtype: piece.dtype, shape, bytes: piece.bytes.len() as u64 });
+        let header = safetensors::header(slots, &[("format", "pt")]);
+        let file = disk.create(path).map_err(CkptError::io(path, "create", None))?;
+        let mut writer = ChunkWriter::new(file, path, self.chunk_bytes as usize, progress);
+        writer.put(&header)?;
+        for (piece, key) in pieces.iter().zip(keys) {
+            let Piece { tensor, whole, dtype, role, start, bytes } = **piece;
+            let run = WrittenRun {
+                tensor: tensor.to_owned(),
+                whole: whole.to_vec(),
+                dtype,
+                role,
+                start,
+                elements: piece.elements(),
+                file: summary.files.len(),
+                key,
+                offset: writer.bytes(),
+            };
+            summary.runs.push(run);
+            writer.put(bytes)?;
+        }
+        writer.finish()
+    }
+}
+
+/// A kind of file, and what is in it. What it takes to use a model is in one, what only training needs in the other.
+type FileKind = (&'static str, fn(Role) -> bool);
+const KINDS: [FileKind; 2] = [("weights", |role| role != Role::Moment), ("state", |role| role == Role::Moment)];
+
+/// Makes a directory, and those above it, so that their names are durable.
+pub(crate) fn create_dirs(disk: &dyn Disk, path: &Path) -> Result<(), CkptError> {
+    if path.as_os_str().is_empty() || disk.is_dir(path) {
+        return Ok(());
+    }
+    let above = path.parent().unwrap_or(Path::new(""));
+    create_dirs(disk, above)?;
+    match disk.create_dir(path) {
+        // Another rank was faster.
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && disk.is_dir(path) => return Ok(()),
+        outcome => outcome.map_err(CkptError::io(path, "make the directory", None))?,
+    }
+    let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
+    disk.sync_dir(above).map_err(CkptError::io(above, "sync", None))
+}
+
+/// Writes a file chunk by chunk and takes the digest of each. Whole chunks of a piece go out from where they lie; only what is
+/// smaller is gathered first.
+pub(crate) struct ChunkWriter<'a> {
+    file: Box<dyn WriteFile>,
+    path: PathBuf,
+    chunk_bytes: usize,
+    /// A chunk that is not full yet.
+    gathered: Vec<u8>,
+    written: u64,
+    chunks: Vec<Digest>,
+    progress: &'a dyn Fn(u64),
+}
+
+impl<'a> ChunkWriter<'a> {
+    pub fn new(file: Box<dyn WriteFile>, path: &Path, chunk_bytes: usize, progress: &'a dyn Fn(u64)) -> Self {
+        let gathered = Vec::with_capacity(chunk_bytes);
+        Self { file, path: path.to_path_buf(), chunk_bytes, gathered, written: 0, chunks: Vec::new(), progress }
+    }
+
+    /// Bytes put so far.
+    pub fn bytes(&self) -> u64 {
+        self.written + self.gathered.len() as u64
+    }
+
+    pub fn put(&mut self, mut bytes: &[u8]) -> Result<(), CkptError> {
+        while !bytes.is_empty() {
+            if self.gathered.is_empty() && bytes.len() >= self.chunk_bytes {
+                let (chunk, rest) = bytes.split_at(self.chunk_bytes);
+                self.write_chunk(chunk)?;
+                bytes = rest;
+                continue;
+            }
+            let (part, rest) = bytes.split_at(bytes.len().min(self.chunk_bytes - self.gathered.len()));
+            self.gathered.extend_from_slice(part);
+            bytes = rest;
+            if self.gathered.len() == self.chunk_bytes {
+                self.write_gathered()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_gathered(&mut self) -> Result<(), CkptError> {
+        let chunk = std::mem::take(&mut self.gathered);
+        self.write_chunk(&chunk)?;
+        self.gathered = chunk;
+        self.gathered.clear();
+        Ok(())
+    }
+
+    fn write_chunk(&mut self, chunk: &[u8]) -> Result<(), CkptError> {
+        self.chunks.push(Digest::of(chunk));
+        self.file.write(chunk).map_err(CkptError::io(&self.path, "write", Some(chunk.len() as u64)))?;
+        self.written += chunk.len() as u64;
+        (self.progress)(self.written);
+        Ok(())
+    }
+
+    /// Ends the file, and brings it to the disk.
+    pub fn finish(mut self) -> Result<FileInfo, CkptError> {
+        if !self.gathered.is_empty() {
+            self.write_gathered()?;
+        }
+        self.file.sync().map_err(CkptError::io(&self.path, "bring to the disk", Some(self.written)))?;
+        Ok(FileInfo { name: String::new(), bytes: self.written, chunks: self.chunks })
+    }
+}

@@ -1,0 +1,430 @@
+//! The coordinator of an elastic job: workers come and go, and those that are there form generations.
+//!
+//! A pure core, as [`Coordinator`]: `step(now, event) -> actions`. A generation is a fixed group with its own [`Coordinator`],
+//! which finds its faults. Where a fixed job ends at the first one, here the lost worker is fenced, the others leave the
+//! generation and say how far their state has come, and as many as the grains allow become ranks of the next one; the rest
+//! wait as spares. In events and actions of this core, `rank` is the number of a worker: those the launcher started count
+//! from 0, those that join later follow.
+//!
+//! Invariants, which `simulation::elastic` checks: a generation forms only when all of the one before that are still here have
+//! left it, and whoever was lost is gone or has given up; so a generation gets no further than the step in flight when the
+//! next one begins. Messages of an older generation have no effect.
+
+mod worker;
+
+use crate::coordinator::{Coordinator, CoordinatorAction, CoordinatorConfig, CoordinatorEvent, Core, Notice, Resumed};
+use crate::deadlines::Deadlines;
+use crate::membership::Verdict;
+use crate::message::{ANY_RANK, Assignment, ControlMessage, Envelope, Hello};
+use crate::rank_state::Exit;
+use crate::rendezvous::JOIN_HEARTBEATS;
+use kolo_comm::Fault;
+use kolo_comm::fault::rank_name;
+use std::collections::BTreeMap;
+use worker::WorkerState;
+
+/// Most workers that a job ever knows, lost ones among them.
+const WORKERS_MAX: usize = 1 << 12;
+/// Heartbeats before a lost worker is started again; each time it doubles.
+const RESTART_HEARTBEATS: f64 = 0.25;
+const RESTART_DOUBLINGS_MAX: u32 = 6;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ElasticConfig {
+    pub job: u64,
+    /// Workers that the launcher starts.
+    pub workers: usize,
+    /// Fewest ranks with which the job goes on.
+    pub min: usize,
+    /// The number of ranks must divide it.
+    pub grains: usize,
+    /// How often lost workers are started again, all together.
+    pub restarts: u32,
+    pub deadlines: Deadlines,
+    /// Whether exits of the launcher's workers are reported.
+    pub supervised: bool,
+}
+
+impl ElasticConfig {
+    /// The most ranks that so many workers can form.
+    pub fn ranks(&self, workers: usize) -> usize {
+        (1..=workers.min(self.grains)).rev().find(|ranks| self.grains.is_multiple_of(*ranks)).unwrap_or(0)
+    }
+
+    fn join_ms(&self) -> u64 {
+        self.deadlines.heartbeat_ms * JOIN_HEARTBEATS
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum JobPhase {
+    /// Workers leave the generation before, or come for the first time.
+    Gathering {
+        deadline_ms: u64,
+    },
+    Running,
+    /// All have finished, or the first rank and nobody is needed any more.
+    Released {
+        deadline_ms: u64,
+    },
+    Ending {
+        deadline_ms: u64,
+        killed: bool,
+    },
+    Ended,
+}
+
+/// The generation that runs.
+#[derive(Debug)]
+struct Group {
+    coordinator: Coordinator,
+    /// The worker of each rank.
+    members: Vec<usize>,
+    /// Its members were asked to regroup after their step.
+    yields: bool,
+}
+
+#[derive(Debug)]
+pub struct Elastic {
+    config: ElasticConfig,
+    phase: JobPhase,
+    generation: u32,
+    workers: BTreeMap<usize, WorkerState>,
+    links: BTreeMap<usize, usize>,
+    group: Option<Group>,
+    /// Whether a generation has run, so that there is a state that can be lost.
+    formed: bool,
+    /// Workers lost since the last generation formed, in words.
+    lost: Vec<String>,
+    restarts: u32,
+    /// When the last generation was over.
+    over_ms: u64,
+    interrupted: Option<i32>,
+    verdict: Verdict,
+    heartbeat_sent_ms: u64,
+    last_ms: u64,
+}
+
+type Actions = Vec<CoordinatorAction>;
+
+impl Elastic {
+    /// `hosts` are those of the launcher's workers, as far as they are known.
+    pub fn new(config: ElasticConfig, hosts: &[String], now_ms: u64) -> Self {
+        let host = |worker: usize| hosts.get(worker).cloned().unwrap_or_default();
+        let start = |worker: usize| (worker, WorkerState::new(host(worker), config.supervised, now_ms));
+        Self {
+            config,
+            phase: JobPhase::Gathering { deadline_ms: now_ms + config.join_ms() },
+            generation: 0,
+            workers: (0..config.workers).map(start).collect(),
+            links: BTreeMap::new(),
+            group: None,
+            formed: false,
+            lost: Vec::new(),
+            restarts: 0,
+            over_ms: now_ms,
+            interrupted: None,
+            verdict: Verdict {
+                exit_code: 0,
+                fault: None,
+                culprit: None,
+                reported_by: None,
+                interrupted: None,
+                left: Vec::new(),
+            },
+            heartbeat_sent_ms: now_ms,
+            last_ms: now_ms,
+        }
+    }
+
+    fn envelope(&self, message: ControlMessage) -> Envelope {
+        Envelope { job: self.config.job, generation: self.generation, message }
+    }
+
+    fn send(&self, link: usize, message: ControlMessage, actions: &mut Actions) {
+        actions.push(CoordinatorAction::Send { link, envelope: self.envelope(message) });
+    }
+
+    /// Tells every worker with a link that `chosen` chooses.
+    fn tell(&self, message: &ControlMessage, chosen: impl Fn(usize) -> bool, actions: &mut Actions) {
+        let connected = self.workers.iter().filter(|(worker, state)| state.is_connected() && chosen(**worker));
+        for link in connected.filter_map(|(_, state)| state.link) {
+            self.send(link, message.clone(), actions);
+        }
+    }
+
+    fn rank(&self, worker: usize) -> Option<usize> {
+        self.group.as_ref()?.members.iter().position(|member| *member == worker)
+    }
+
+    fn connected(&self) -> Vec<usize> {
+        self.workers.iter().filter(|(_, state)| state.is_connected()).map(|(worker, _)| *worker).collect()
+    }
+
+    /// Time in which this core did not run is nobody's silence.
+    fn forgive(&mut self, now_ms: u64) {
+        let absent_ms = now_ms.saturating_sub(self.last_ms);
+        self.last_ms = now_ms;
+        let deadlines = self.config.deadlines;
+        if absent_ms <= deadlines.beat_ms() {
+            return;
+        }
+        let latest_ms = (now_ms + 2 * deadlines.beat_ms()).saturating_sub(deadlines.silence_ms());
+        for state in self.workers.values_mut() {
+            state.heard_ms = state.heard_ms.max((state.heard_ms + absent_ms).min(latest_ms));
+            state.stopped_ms = state.stopped_ms.map(|since_ms| since_ms + absent_ms);
+        }
+    }
+
+    /// Passes an event on to the generation's own coordinator, and carries out what that decides.
+    fn forward(&mut self, now_ms: u64, event: CoordinatorEvent, actions: &mut Actions) {
+        let Some(group) = self.group.as_mut().filter(|_| self.phase == JobPhase::Running) else { return };
+        let decided = group.coordinator.step(now_ms, event);
+        self.carry_out(now_ms, decided, actions);
+    }
+
+    fn carry_out(&mut self, now_ms: u64, decided: Actions, actions: &mut Actions) {
+        let Some(group) = &self.group else { return };
+        let ending = |action: &CoordinatorAction| matches!(action, CoordinatorAction::Notice(Notice::Ending { .. }));
+        if decided.iter().any(ending) {
+            let verdict = group.coordinator.membership().verdict().clone();
+            return self.judge(now_ms, verdict, actions);
+        }
+        let mut released = false;
+        for action in decided {
+            match action {
+                CoordinatorAction::Send { envelope: Envelope { message: ControlMessage::Release, .. }, .. } => {
+                    released = true;
+                }
+                CoordinatorAction::Signal { rank, signal } => {
+                    actions.push(CoordinatorAction::Signal { rank: group.members[rank], signal });
+                }
+                // A generation is never all there is, and its members are ended by this core.
+                CoordinatorAction::Notice(Notice::Joined { .. })
+                | CoordinatorAction::Kill { .. }
+                | CoordinatorAction::Ended(_) => {}
+                other => actions.push(other),
+            }
+        }
+        if released {
+            self.release(now_ms, actions);
+        }
+    }
+
+    /// The job is done: all may go.
+    fn release(&mut self, now_ms: u64, actions: &mut Actions) {
+        self.phase = JobPhase::Released { deadline_ms: now_ms + self.config.deadlines.stall_ms() };
+        self.tell(&ControlMessage::Release, |_| true, actions);
+    }
+
+    /// A generation found a fault: either one of its workers is lost, or the job cannot go on.
+    fn judge(&mut self, now_ms: u64, verdict: Verdict, actions: &mut Actions) {
+        let culprit = verdict.culprit.and_then(|rank| self.group.as_ref()?.members.get(rank).copied());
+        let hearsay = verdict.reported_by.is_some();
+        match (culprit, &verdict.fault) {
+            (Some(worker), Some(fault)) if verdict.interrupted.is_none() && is_loss(fault, hearsay) => {
+                let why = match fault {
+                    Fault::Lost { why, .. } => why.clone(),
+                    fault => first_line(&fault.to_string()),
+                };
+                self.lose(now_ms, worker, why, actions);
+            }
+            _ => {
+                let culprit = culprit.or(verdict.culprit);
+                self.end(now_ms, Verdict { culprit, ..verdict }, actions);
+            }
+        }
+    }
+
+    /// This worker has no part in the job any more.
+    fn lose(&mut self, now_ms: u64, worker: usize, why: String, actions: &mut Actions) {
+        if matches!(self.phase, JobPhase::Released { .. } | JobPhase::Ending { .. } | JobPhase::Ended) {
+            return;
+        }
+        let rank = self.rank(worker);
+        let member = rank.and_then(|rank| Some(self.group.as_ref()?.coordinator.membership().rank_state(rank).clone()));
+        let Some(state) = self.workers.get_mut(&worker).filter(|state| state.lost_ms.is_none()) else { return };
+        state.lost_ms = Some(now_ms);
+        let host = state.hello.as_ref().map_or(state.host.clone(), Hello::label);
+        let link = state.link;
+        self.links.retain(|_, of| *of != worker);
+        if !state.is_gone() {
+            actions.push(CoordinatorAction::Kill { rank: worker, link });
+        }
+        let text = match (&member, rank) {
+            (Some(member), Some(rank)) => {
+                let step = member.activity.step;
+                format!("{} was lost at step {step}: {why}", rank_name(rank, &host))
+            }
+            _ => {
+                format!("worker {worker}{} was lost: {why}", if host.is_empty() { host } else { format!(" on {host}") })
+            }
+        };
+        if state.launched && self.restarts < self.config.restarts && self.interrupted.is_none() {
+            let doublings = self.restarts.min(RESTART_DOUBLINGS_MAX);
+            let pause_ms = RESTART_HEARTBEATS * self.config.deadlines.heartbeat_ms as f64 * f64::from(1 << doublings);
+            state.restart_ms = Some(now_ms + pause_ms as u64);
+            self.restarts += 1;
+        }
+        self.lost.push(text.clone());
+        actions.push(CoordinatorAction::Notice(Notice::Lost { text, generation: self.generation }));
+        match self.phase {
+            JobPhase::Running if rank.is_some() => {
+                let finished =
+                    self.group.as_ref().is_some_and(|group| group.coordinator.membership().rank_state(0).finished);
+                // The first rank has written all results: nobody is needed any more.
+                if finished { self.release(now_ms, actions) } else { self.gather(now_ms, actions) }
+            }
+            _ => self.try_to_form(now_ms, actions),
+        }
+    }
+
+    /// The generation is over: all who are here leave it and say where they stand.
+    fn gather(&mut self, now_ms: u64, actions: &mut Actions) {
+        self.generation += 1;
+        (self.group, self.over_ms) = (None, now_ms);
+        self.phase = JobPhase::Gathering { deadline_ms: now_ms + self.config.deadlines.stall_ms() };
+        self.workers.values_mut().for_each(|state| state.ready = None);
+        self.tell(&ControlMessage::Regroup, |_| true, actions);
+        self.try_to_form(now_ms, actions);
+    }
+
+    /// Forms the next generation if all who are here are ready for it.
+    fn try_to_form(&mut self, now_ms: u64, actions: &mut Actions) {
+        let JobPhase::Gathering { deadline_ms } = self.phase else { return };
+        let (deadlines, generation) = (self.config.deadlines, self.generation);
+        let awaited = |state: &WorkerState| state.is_connected() && state.ready != Some(generation);
+        // The first generation waits for all that were started; later ones take in who comes.
+        let starting = |state: &WorkerState| state.is_here() && state.link.is_none() && !self.formed;
+        let unsettled = |state: &WorkerState| state.is_here() && state.closed_ms.is_some();
+        let blocks = |state: &WorkerState| {
+            awaited(state) || starting(state) || unsettled(state) || !state.is_fenced(now_ms, deadlines)
+        };
+        if self.workers.values().any(blocks) {
+            return;
+        }
+        let here = self.connected();
+        let ranks = self.config.ranks(here.len());
+        if ranks < self.config.min.max(1) {
+            let coming = |state: &WorkerState| state.restart_ms.is_some() || (state.is_here() && state.link.is_none());
+            if now_ms < deadline_ms && self.interrupted.is_none() && self.workers.values().any(coming) {
+                return;
+            }
+            return self.end(now_ms, self.too_few(here.len()), actions);
+        }
+        if self.formed && here.iter().all(|worker| self.workers[worker].position.is_none()) {
+            let text = "no worker is left that has the state of the job\n  hint: go on from the newest checkpoint with --resume";
+            return self.end(now_ms, self.failed(text.into()), actions);
+        }
+        self.form(now_ms, here, ranks, actions);
+    }
+
+    /// Those whose state is the newest become ranks, in the order of their numbers; the rest are spares.
+    fn form(&mut self, now_ms: u64, here: Vec<usize>, ranks: usize, actions: &mut Actions) {
+        let mut members = here.clone();
+        members.sort_by_key(|worker| (std::cmp::Reverse(self.workers[worker].position), *worker));
+        members.truncate(ranks);
+        members.sort_unstable();
+        let ElasticConfig { job, deadlines, supervised, .. } = self.config;
+        let generation = self.generation;
+        let config = CoordinatorConfig { world: ranks, job, generation, deadlines, supervised, bound: false };
+        let (lost, since_ms) = (self.lost.join("\n"), now_ms.saturating_sub(self.over_ms));
+        let mut hellos = Vec::new();
+        for worker in &here {
+            let (Some(link), Some(hello)) = (self.workers[worker].link, self.workers[worker].hello.clone()) else {
+                continue;
+            };
+            let rank = members.iter().position(|member| member == worker);
+            let world = if rank.is_some() { ranks } else { 0 };
+            let assignment = Assignment { rank: rank.unwrap_or(0), world, lost: lost.clone(), since_ms };
+            self.send(link, ControlMessage::Assign(assignment), actions);
+            hellos.extend(rank.map(|rank| (link, Hello { rank, world, ..hello })));
+        }
+        let supervised_members = members.iter().all(|worker| self.workers[worker].launched);
+        let config = CoordinatorConfig { supervised: config.supervised && supervised_members, ..config };
+        let coordinator = Coordinator::new(config, now_ms);
+        self.group = Some(Group { coordinator, members, yields: false });
+        (self.phase, self.formed) = (JobPhase::Running, true);
+        self.lost.clear();
+        for (link, hello) in hellos {
+            let envelope = self.envelope(ControlMessage::Hello(hello));
+            self.forward(now_ms, CoordinatorEvent::Message { link, envelope }, actions);
+        }
+        if let Some(signal) = self.interrupted {
+            self.forward(now_ms, CoordinatorEvent::Interrupt { signal }, actions);
+        }
+    }
+
+    fn failed(&self, text: String) -> Verdict {
+        let interrupted = self.interrupted;
+        Verdict { exit_code: 1, fault: Some(Fault::Aborted(text)), interrupted, ..self.verdict.clone() }
+    }
+
+    fn too_few(&self, here: usize) -> Verdict {
+        let ElasticConfig { min, grains, .. } = self.config;
+        let left = match here {
+            0 => "no worker is left".into(),
+            1 => "only one worker is left".into(),
+            _ => format!("only {here} workers are left"),
+        };
+        let mut text = format!("{left}, and the job needs at least {min} that share its {grains} grains (--min {min})");
+        self.lost.iter().for_each(|lost| text += &format!("\n  {lost}"));
+        self.failed(text + "\n  hint: go on from the newest checkpoint with --resume, or lower --min")
+    }
+
+    /// The job ends before its time.
+    fn end(&mut self, now_ms: u64, verdict: Verdict, actions: &mut Actions) {
+        if matches!(self.phase, JobPhase::Ending { .. } | JobPhase::Ended) {
+            return;
+        }
+        let text = verdict.text().unwrap_or_else(|| "the job was interrupted".into());
+        self.tell(&ControlMessage::Abort { text: text.clone() }, |_| true, actions);
+        actions.push(CoordinatorAction::Notice(Notice::Ending { text, shown: false }));
+        (self.verdict, self.group) = (verdict, None);
+        self.phase = JobPhase::Ending { deadline_ms: now_ms + self.config.deadlines.grace_ms(), killed: false };
+    }
+
+    /// Moves towards the end, once it has begun.
+    fn finish(&mut self, now_ms: u64, actions: &mut Actions) {
+        let left: Vec<usize> =
+            self.workers.iter().filter(|(_, state)| !state.is_gone()).map(|(worker, _)| *worker).collect();
+        let over = match self.phase {
+            JobPhase::Released { deadline_ms } | JobPhase::Ending { deadline_ms, killed: false } => {
+                if now_ms >= deadline_ms && !left.is_empty() {
+                    for worker in &left {
+                        actions.push(CoordinatorAction::Kill { rank: *worker, link: self.workers[worker].link });
+                    }
+                    let deadline_ms = now_ms + self.config.deadlines.heartbeat_ms;
+                    self.phase = JobPhase::Ending { deadline_ms, killed: true };
+                }
+                left.is_empty()
+            }
+            JobPhase::Ending { deadline_ms, killed: true } => left.is_empty() || now_ms >= deadline_ms,
+            _ => return,
+        };
+        if over {
+            // Asked to end, all came to their end in order: the job is done.
+            let interrupted = self.interrupted.filter(|_| !matches!(self.phase, JobPhase::Released { .. }));
+            self.verdict.interrupted = interrupted;
+            if let Some(signal) = interrupted {
+                self.verdict.exit_code = 128 + signal;
+            }
+            self.verdict.left = left;
+            self.phase = JobPhase::Ended;
+            actions.push(CoordinatorAction::Ended(self.verdict.clone()));
+        }
+    }
+}
+
+/// Whether a fault is the loss of a rank, which an elastic job survives.
+fn is_loss(fault: &Fault, hearsay: bool) -> bool {
+    matches!(fault, Fault::Lost { .. } | Fault::Stalled { .. }) || (hearsay && matches!(fault, Fault::Aborted(_)))
+}
+
+fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().into()
+}
+
+mod events;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,166 @@
+use super::*;
+use crate::introduction::Manifest;
+use kolo_comm::watch::Activity;
+
+const CONFIG: ElasticConfig = ElasticConfig {
+    job: 7,
+    workers: 4,
+    min: 2,
+    grains: 8,
+    restarts: 0,
+    deadlines: Deadlines { heartbeat_ms: 1000 },
+    supervised: true,
+};
+
+struct Job {
+    core: Elastic,
+    now_ms: u64,
+}
+
+impl Job {
+    fn new(config: ElasticConfig) -> Self {
+        Self { core: Elastic::new(config, &vec!["a".into(); config.workers], 0), now_ms: 0 }
+    }
+
+    fn step(&mut self, event: CoordinatorEvent) -> Actions {
+        self.now_ms += 10;
+        self.core.step(self.now_ms, event)
+    }
+
+    fn say(&mut self, link: usize, generation: u32, message: ControlMessage) -> Actions {
+        self.step(CoordinatorEvent::Message { link, envelope: Envelope { job: 7, generation, message } })
+    }
+
+    fn hello(&mut self, link: usize, rank: usize, seed: &str) -> Actions {
+        let manifest = Manifest::new([("job.seed".to_string(), seed.to_string())]);
+        let hello =
+            Hello { rank, world: 4, host: "a".into(), pid: 1, version: "1".into(), role: String::new(), manifest };
+        self.say(link, 0, ControlMessage::Hello(hello))
+    }
+
+    /// Four workers in their first generation.
+    fn formed(config: ElasticConfig) -> Self {
+        let mut job = Self::new(config);
+        let last = (0..4).map(|worker| job.hello(worker, worker, "1")).last().unwrap();
+        assert_eq!(assigned(&last), [(0, 0, 4), (1, 1, 4), (2, 2, 4), (3, 3, 4)]);
+        job
+    }
+}
+
+/// Link, rank and world of each assignment.
+fn assigned(actions: &[CoordinatorAction]) -> Vec<(usize, usize, usize)> {
+    let look = |action: &CoordinatorAction| match action {
+        CoordinatorAction::Send { link, envelope: Envelope { message: ControlMessage::Assign(place), .. } } => {
+            Some((*link, place.rank, place.world))
+        }
+        _ => None,
+    };
+    actions.iter().filter_map(look).collect()
+}
+
+fn told(actions: &[CoordinatorAction], wanted: &ControlMessage) -> Vec<usize> {
+    let look = |action: &CoordinatorAction| match action {
+        CoordinatorAction::Send { link, envelope } if envelope.message == *wanted => Some(*link),
+        _ => None,
+    };
+    actions.iter().filter_map(look).collect()
+}
+
+fn text(actions: &[CoordinatorAction]) -> String {
+    let look = |action: &CoordinatorAction| match action {
+        CoordinatorAction::Notice(Notice::Ending { text, .. } | Notice::Lost { text, .. }) => Some(text.clone()),
+        _ => None,
+    };
+    actions.iter().find_map(look).unwrap_or_default()
+}
+
+const KILLED: Exit = Exit::Signal(9);
+
+#[test]
+fn three_of_four_go_on_as_two_and_a_spare() {
+    let mut job = Job::formed(CONFIG);
+    let activity = Activity { step: 120, progress: 1, call: None, in_call: false, waits: false };
+    job.say(2, 0, ControlMessage::Heartbeat(activity));
+    let actions = job.step(CoordinatorEvent::Exited { rank: 2, exit: KILLED });
+    assert_eq!(told(&actions, &ControlMessage::Regroup), [0, 1, 3]);
+    assert!(text(&actions).starts_with("rank 2 on a was lost at step 120: it was killed by signal 9"), "{actions:?}");
+    // What is left of the generation before has no effect.
+    assert_eq!(job.say(1, 0, ControlMessage::Finish), []);
+    assert_eq!(job.say(0, 1, ControlMessage::Ready { position: Some(120) }), []);
+    assert_eq!(job.say(1, 1, ControlMessage::Ready { position: Some(121) }), []);
+    let actions = job.say(3, 1, ControlMessage::Ready { position: Some(121) });
+    // Those with the newest state are taken.
+    assert_eq!(assigned(&actions), [(0, 0, 0), (1, 0, 2), (3, 1, 2)]);
+    let actions = job.say(1, 1, ControlMessage::Resumed { step: 121 });
+    let expected = Resumed { generation: 1, step: 121, workers: 2, spares: 1, first: 1, took_ms: 50 };
+    assert!(actions.contains(&CoordinatorAction::Notice(Notice::Resumed(expected))), "{actions:?}");
+}
+
+#[test]
+fn too_few_end_the_job_and_say_so() {
+    let mut job = Job::formed(ElasticConfig { min: 4, ..CONFIG });
+    job.step(CoordinatorEvent::Exited { rank: 3, exit: KILLED });
+    (0..2).for_each(|worker| drop(job.say(worker, 1, ControlMessage::Ready { position: Some(1) })));
+    let text = text(&job.say(2, 1, ControlMessage::Ready { position: Some(1) }));
+    assert!(text.starts_with("only 3 workers are left, and the job needs at least 4"), "{text}");
+    assert!(text.contains("rank 3 on a was lost at step 0") && text.contains("--resume"), "{text}");
+}
+
+#[test]
+fn who_joins_is_taken_in_after_a_step_if_that_makes_the_group_larger() {
+    let mut job = Job::formed(CONFIG);
+    // A fifth worker waits: eight grains cannot be shared by five.
+    let actions = job.hello(50, ANY_RANK, "1");
+    assert_eq!(actions, [CoordinatorAction::Notice(Notice::Spare { rank: 4, host: "a".into() })]);
+    // One with another job is told so, and the job goes on.
+    let actions = job.hello(51, ANY_RANK, "2");
+    assert!(matches!(&actions[..], [CoordinatorAction::Send { link: 51, envelope: Envelope {
+        message: ControlMessage::Abort { text }, .. } }] if text.contains("`job.seed` is `2` here, but `1` in the job")));
+    for link in [52, 53] {
+        assert_eq!(told(&job.hello(link, ANY_RANK, "1"), &ControlMessage::Yield), []);
+    }
+    let actions = job.hello(54, ANY_RANK, "1");
+    assert_eq!(told(&actions, &ControlMessage::Yield), [0, 1, 2, 3]);
+    let actions = job.say(0, 0, ControlMessage::Yielded);
+    assert_eq!(told(&actions, &ControlMessage::Regroup).len(), 8);
+    for worker in [0, 1, 2, 3] {
+        job.say(worker, 1, ControlMessage::Ready { position: Some(3) });
+    }
+    let last = [50, 52, 53, 54].map(|link| job.say(link, 1, ControlMessage::Ready { position: None }));
+    let worlds: Vec<usize> = assigned(&last[3]).iter().map(|place| place.2).collect();
+    assert_eq!(worlds, [8; 8]);
+}
+
+#[test]
+fn a_lost_worker_is_started_again_and_its_state_comes_from_the_others() {
+    let mut job = Job::formed(ElasticConfig { restarts: 1, ..CONFIG });
+    job.step(CoordinatorEvent::Exited { rank: 1, exit: KILLED });
+    for worker in [0, 2, 3] {
+        job.say(worker, 1, ControlMessage::Ready { position: Some(1) });
+    }
+    let starts = |actions: &[CoordinatorAction]| actions.contains(&CoordinatorAction::Start { rank: 1 });
+    assert!(!starts(&job.step(CoordinatorEvent::Tick)));
+    let beat = |job: &mut Job| {
+        for worker in [0, 2, 3] {
+            let activity = Activity { step: 1, progress: job.now_ms, call: None, in_call: false, waits: false };
+            job.say(worker, 1, ControlMessage::Heartbeat(activity));
+        }
+        job.step(CoordinatorEvent::Tick)
+    };
+    assert!((0..40).any(|_| starts(&beat(&mut job))));
+    let actions = job.hello(9, 1, "1");
+    assert_eq!(told(&actions, &ControlMessage::Yield), [0, 2]);
+    job.say(0, 1, ControlMessage::Yielded);
+    for link in [0, 2, 3] {
+        job.say(link, 2, ControlMessage::Ready { position: Some(2) });
+    }
+    let actions = job.say(9, 2, ControlMessage::Ready { position: None });
+    assert_eq!(assigned(&actions), [(0, 0, 4), (9, 1, 4), (2, 2, 4), (3, 3, 4)]);
+}
+
+#[test]
+fn a_failure_of_its_own_ends_the_job() {
+    let mut job = Job::formed(CONFIG);
+    let actions = job.say(1, 0, ControlMessage::Fail { text: "the loss is NaN".into(), culprit: None });
+    assert!(text(&actions).contains("the loss is NaN"), "{actions:?}");
+}

@@ -1,0 +1,280 @@
+//! A source that reads files: records become samples, samples are transformed, and what fails may be left out.
+//!
+//! ```text
+//! Part (files, Reader) ── record ──► Assembly ── sample ──► Transform … ──► Cache ──► Transform … ──► Row
+//!       read                          decode                fixed ones               random ones
+//! ```
+//!
+//! A sample depends on the files, the job's keys and the draw only: not on the thread, nor on what was read before. Files that
+//! train come first, then those that validate, then those that test; a [`Split`] knows which is which.
+
+mod assembly;
+mod classes;
+mod columns;
+mod lookup;
+mod open;
+mod part;
+mod saved;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use assembly::luminance;
+pub(crate) use open::open;
+pub use saved::open_for_prediction;
+
+use crate::cache::Cache;
+use crate::error::ReadError;
+use crate::fingerprint;
+use crate::load_times::{LoadMeter, LoadTimes, Stage};
+use crate::record::Record;
+use crate::sample::Sample;
+use crate::source::{Draw, Row, Source};
+use crate::split::{Purpose, Split};
+use crate::transform::{Cx, Fitted, Others, Transform, VisitTraining, Work};
+use assembly::Assembly;
+use kolo_base::lock;
+use kolo_graph::field::{Column, Field};
+use kolo_graph::rng::Stream;
+use part::Part;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Instant;
+
+/// Samples that are tried in place of one that cannot be read.
+const REPLACEMENTS_MAX: u64 = 16;
+/// Training samples that statistics are taken from, spread evenly.
+const FITTED_SAMPLES_MAX: usize = 200_000;
+
+/// Samples of files.
+#[derive(Debug)]
+pub struct FileSource {
+    /// Of training, then perhaps of validation and of the test.
+    parts: Vec<Part>,
+    split: Split,
+    assembly: Assembly,
+    transforms: Vec<Box<dyn Transform>>,
+    fitted: Fitted,
+    /// Transforms before the first random one: what they leave may be cached.
+    fixed: usize,
+    cache: Option<Cache>,
+    fields: Vec<Field>,
+    skips: bool,
+    replacements: Stream,
+    meter: LoadMeter,
+    scratch: Mutex<Vec<Box<Scratch>>>,
+}
+
+/// Buffers of one thread at a time.
+#[derive(Debug, Default)]
+struct Scratch {
+    record: Record,
+    sample: Sample,
+    work: Work,
+    bytes: Vec<u8>,
+}
+
+impl FileSource {
+    fn new(parts: Vec<Part>, split: Split, assembly: Assembly, seed: u64, skips: bool) -> Self {
+        Self {
+            parts,
+            split,
+            assembly,
+            transforms: Vec::new(),
+            fitted: Fitted::default(),
+            fixed: 0,
+            cache: None,
+            fields: Vec::new(),
+            skips,
+            replacements: Stream::new(seed, "data.replacements"),
+            meter: LoadMeter::default(),
+            scratch: Mutex::default(),
+        }
+    }
+
+    /// The part that a sample is of, and its number there.
+    fn locate(&self, sample: usize) -> (&Part, usize) {
+        let mut at = sample;
+        for part in &self.parts {
+            match at.checked_sub(part.reader.len()) {
+                None => return (part, at),
+                Some(rest) => at = rest,
+            }
+        }
+        panic!("sample {sample} of {}", self.len())
+    }
+
+    fn with_scratch<T>(&self, work: impl FnOnce(&mut Scratch) -> T) -> T {
+        let mut scratch = lock(&self.scratch).pop().unwrap_or_default();
+        let outcome = work(&mut scratch);
+        lock(&self.scratch).push(scratch);
+        outcome
+    }
+
+    /// Makes a sample, after the first `transforms`. If it cannot be read, another one that is for the same stands in, where
+    /// that is allowed: which one depends on the number of the sample only.
+    fn make(&self, draw: Draw, transforms: usize, scratch: &mut Scratch) -> Result<(), ReadError> {
+        let Err(error) = self.attempt(draw, transforms, scratch) else { return Ok(()) };
+        if !self.skips {
+            return Err(error);
+        }
+        self.meter.skip(&error);
+        let purpose = self.split.purpose(draw.sample);
+        let others = self.split.len_of(purpose) as u64;
+        for attempt in 0..REPLACEMENTS_MAX {
+            let other = self.replacements.below(draw.sample as u64, attempt, others);
+            let draw = Draw { sample: self.split.sample_of(purpose, other as usize), ..draw };
+            if self.attempt(draw, transforms, scratch).is_ok() {
+                return Ok(());
+            }
+        }
+        let message = format!("{}; nor can {REPLACEMENTS_MAX} others that were tried in its place", error.message);
+        Err(ReadError { message, ..error })
+    }
+
+    fn attempt(&self, draw: Draw, transforms: usize, scratch: &mut Scratch) -> Result<(), ReadError> {
+        let (part, at) = self.locate(draw.sample);
+        let fixed = self.fixed.min(transforms);
+        let cache = self.cache.as_ref().filter(|_| fixed == self.fixed);
+        let mut start = Instant::now();
+        let hit = match cache {
+            Some(cache) => cache.get(draw.sample, &mut scratch.sample, &mut scratch.bytes)?,
+            None => false,
+        };
+        if hit {
+            self.meter.hit();
+            start = self.meter.add(Stage::Read, start);
+        } else {
+            part.read(at, &mut scratch.record)?;
+            start = self.meter.add(Stage::Read, start);
+            let assembled = self.assembly.assemble(&part.places, &scratch.record, &mut scratch.sample);
+            start = self.meter.add(Stage::Decode, start);
+            assembled.map_err(|error| error.of(&part.name, at))?;
+            self.transform(draw, 0..fixed, scratch).map_err(|error| error.of(&part.name, at))?;
+            if let Some(cache) = cache {
+                cache.put(draw.sample, &scratch.sample, &mut scratch.bytes);
+            }
+        }
+        let transformed = self.transform(draw, fixed..transforms, scratch);
+        self.meter.add(Stage::Transform, start);
+        transformed.map_err(|error| error.of(&part.name, at))
+    }
+
+    fn transform(&self, draw: Draw, which: std::ops::Range<usize>, scratch: &mut Scratch) -> Result<(), ReadError> {
+        let mut cx = Cx { draw, work: &mut scratch.work, others: self };
+        self.transforms[which].iter().try_for_each(|transform| transform.apply(&mut scratch.sample, &mut cx))
+    }
+
+    fn write(&self, draw: Draw, sample: &Sample, field: usize, out: Column<'_>) -> Result<(), ReadError> {
+        let value = if field == 0 { &sample.x } else { &sample.y };
+        value.write(out).map_err(|message| {
+            let (part, at) = self.locate(draw.sample);
+            ReadError::new(message, "every sample must have the same shape").of(&part.name, at)
+        })
+    }
+}
+
+impl Others for FileSource {
+    fn load(&self, draw: Draw, transforms: usize, use_it: &mut dyn FnMut(&Sample)) -> Result<(), ReadError> {
+        self.with_scratch(|scratch| {
+            self.make(draw, transforms, scratch)?;
+            use_it(&scratch.sample);
+            Ok(())
+        })
+    }
+}
+
+impl VisitTraining for FileSource {
+    fn visit(&self, visitor: &mut dyn FnMut(&Sample)) -> Result<(), ReadError> {
+        let step = self.split.train_len().div_ceil(FITTED_SAMPLES_MAX).max(1);
+        let training = (0..self.len()).filter(|sample| self.split.purpose(*sample) == Purpose::Training);
+        self.with_scratch(|scratch| {
+            for sample in training.step_by(step) {
+                match self.attempt(Draw { sample, epoch: None }, self.transforms.len(), scratch) {
+                    Ok(()) => visitor(&scratch.sample),
+                    Err(_) if self.skips => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+impl Source for FileSource {
+    fn fields(&self) -> &[Field] {
+        &self.fields
+    }
+
+    fn len(&self) -> usize {
+        self.parts.iter().map(|part| part.reader.len()).sum()
+    }
+
+    fn fill(&self, sample: usize, field: usize, out: Column<'_>) -> Result<(), ReadError> {
+        let draw = Draw { sample, epoch: None };
+        self.with_scratch(|scratch| {
+            self.make(draw, self.transforms.len(), scratch)?;
+            self.write(draw, &scratch.sample, field, out)
+        })
+    }
+
+    fn read(&self, draw: Draw, fields: &[usize], row: &mut dyn Row) -> Result<(), ReadError> {
+        self.with_scratch(|scratch| {
+            self.make(draw, self.transforms.len(), scratch)?;
+            self.meter.made();
+            let mut fields = fields.iter().enumerate();
+            fields.try_for_each(|(at, field)| self.write(draw, &scratch.sample, *field, row.column(at)))
+        })
+    }
+
+    fn describe(&self) -> String {
+        let part = |part: &Part| {
+            let bytes: u64 = part.files.iter().filter(|file| !file.is_directory).map(|file| file.bytes).sum();
+            let size = if bytes > 0 { format!(", {}", human_bytes(bytes)) } else { String::new() };
+            format!("{} {} samples ({}{size})", part.name, part.reader.len(), part.format)
+        };
+        let fields = self.fields.iter().map(Field::to_string).collect::<Vec<_>>().join(", ");
+        let cache = self.cache.as_ref().map_or(String::new(), |cache| format!("; {}", cache.describe()));
+        format!("{}; {fields}{cache}", self.parts.iter().map(part).collect::<Vec<_>>().join(", "))
+    }
+
+    /// Names and sizes of the files, what their readers know, and the contents of a few samples.
+    fn fingerprint(&self) -> Result<String, ReadError> {
+        let mut hasher = blake3::Hasher::new();
+        for part in &self.parts {
+            let parent = part.files.first().and_then(|file| file.path.parent()).unwrap_or(Path::new(""));
+            hasher.update(&(part.files.len() as u64).to_le_bytes());
+            for file in &part.files {
+                let name = file.path.strip_prefix(parent).unwrap_or(&file.path);
+                hasher.update(name.as_os_str().as_encoded_bytes());
+                // The size of a directory says nothing of its contents.
+                hasher.update(&if file.is_directory { 0 } else { file.bytes }.to_le_bytes());
+            }
+            hasher.update(part.reader.fingerprint().as_bytes());
+        }
+        hasher.update(fingerprint::sampled(self)?.as_bytes());
+        Ok(hasher.finalize().to_hex()[..fingerprint::DIGITS].to_string())
+    }
+
+    fn split(&self) -> Option<Split> {
+        Some(self.split)
+    }
+
+    fn class_names(&self) -> Option<&[String]> {
+        self.assembly.class_names.as_deref()
+    }
+
+    fn load_times(&self) -> Option<LoadTimes> {
+        Some(self.meter.times())
+    }
+
+    fn preprocessing(&self) -> Option<String> {
+        Some(FileSource::preprocessing(self))
+    }
+}
+
+/// Bytes with a unit.
+fn human_bytes(bytes: u64) -> String {
+    let units = [("GB", 1e9), ("MB", 1e6), ("KB", 1e3)];
+    let unit = units.into_iter().find(|(_, size)| bytes as f64 >= *size);
+    unit.map_or(format!("{bytes} B"), |(name, size)| format!("{:.1} {name}", bytes as f64 / size))
+}

@@ -1,0 +1,354 @@
+//! From a record to a sample: images are decoded, columns of numbers joined, targets looked up.
+
+use super::lookup::{Lookup, shown};
+use super::part::Places;
+use crate::error::ReadError;
+use crate::image::{self, Pixels};
+use crate::record::{Record, RecordValue};
+use crate::sample::{Form, Sample, TableColumn, Value, ValueForm};
+use kolo_graph::field::IGNORED;
+
+/// How records become samples.
+#[derive(Clone, Debug)]
+pub(crate) struct Assembly {
+    pub input: Input,
+    pub target: Target,
+    /// Of a classifier whose classes have names.
+    pub class_names: Option<Vec<String>>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Input {
+    /// An encoded image; `size`, height and width, if all must have it.
+    Image {
+        channels: usize,
+        size: Option<(usize, usize)>,
+    },
+    /// Unsigned bytes of this shape: channels, height, width.
+    Pixels {
+        shape: [usize; 3],
+    },
+    Tokens {
+        len: usize,
+        classes: usize,
+    },
+    Table {
+        columns: Vec<InputColumn>,
+        shape: Vec<usize>,
+    },
+}
+
+/// One column of numbers, or of names that stand for numbers.
+#[derive(Clone, Debug)]
+pub(crate) struct InputColumn {
+    pub name: String,
+    pub elements: usize,
+    pub categories: Option<Lookup>,
+    /// What stands for missing values.
+    pub fill: Option<Vec<f32>>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Target {
+    None,
+    /// The token after each of the input's.
+    Next,
+    Tokens {
+        len: usize,
+        classes: usize,
+    },
+    Class {
+        lookup: Lookup,
+        classes: usize,
+    },
+    Reals {
+        shape: Vec<usize>,
+    },
+}
+
+impl Assembly {
+    /// What the samples look like before any transform.
+    pub fn form(&self) -> Form {
+        let x = match &self.input {
+            Input::Image { channels, size } => ValueForm::Image {
+                channels: *channels,
+                height: size.map(|size| size.0),
+                width: size.map(|size| size.1),
+            },
+            Input::Pixels { shape: [channels, height, width] } => {
+                ValueForm::Image { channels: *channels, height: Some(*height), width: Some(*width) }
+            }
+            Input::Tokens { len, classes } => {
+                let len = if matches!(self.target, Target::Next) { len - 1 } else { *len };
+                ValueForm::Indices { shape: vec![len], classes: *classes }
+            }
+            Input::Table { columns, shape } => {
+                let column = |column: &InputColumn| TableColumn {
+                    name: column.name.clone(),
+                    elements: column.elements,
+                    categories: match &column.categories {
+                        Some(Lookup::Names(names)) => Some(names.len()),
+                        Some(Lookup::Whole(values)) => Some(values.len()),
+                        Some(Lookup::Index(classes)) => Some(*classes),
+                        None => None,
+                    },
+                };
+                ValueForm::Reals { shape: shape.clone(), columns: columns.iter().map(column).collect() }
+            }
+        };
+        let y = match &self.target {
+            Target::None => None,
+            Target::Next => Some(x.clone()),
+            Target::Tokens { len, classes } => Some(ValueForm::Indices { shape: vec![*len], classes: *classes }),
+            Target::Class { classes, .. } => Some(ValueForm::Indices { shape: vec![], classes: *classes }),
+            Target::Reals { shape } => Some(ValueForm::Reals { shape: shape.clone(), columns: vec![] }),
+        };
+        Form { x, y }
+    }
+
+    /// Makes a sample of a record.
+    pub fn assemble(&self, places: &Places, record: &Record, sample: &mut Sample) -> Result<(), ReadError> {
+        match &self.input {
+            Input::Image { channels, size } => {
+                decode(record.value(places.inputs[0]), *channels, *size, sample.x.set_pixels())?;
+            }
+            Input::Pixels { shape } => interleave(record.value(places.inputs[0]), *shape, sample.x.set_pixels())?,
+            Input::Tokens { len, classes } => {
+                tokens(record.value(places.inputs[0]), *len, *classes, &mut sample.x)?;
+            }
+            Input::Table { columns, .. } => {
+                let reals = sample.x.set_reals();
+                let both = columns.iter().zip(&places.inputs);
+                both.into_iter().try_for_each(|(column, at)| column.append(record.value(*at), reals))?;
+            }
+        }
+        self.target(places, record, sample)
+    }
+
+    fn target(&self, places: &Places, record: &Record, sample: &mut Sample) -> Result<(), ReadError> {
+        let value = || places.target.map_or(&RecordValue::Missing, |at| record.value(at));
+        match &self.target {
+            Target::None => {}
+            Target::Tokens { len, .. } if places.target.is_none() => sample.y.set_indices().resize(*len, IGNORED),
+            Target::Class { .. } if places.target.is_none() => sample.y.set_indices().push(IGNORED),
+            Target::Reals { shape } if places.target.is_none() => {
+                sample.y.set_reals().resize(shape.iter().product(), 0.0);
+            }
+            Target::Next => {
+                let Sample { x, y } = sample;
+                y.set_indices().extend_from_slice(&x.indices[1..]);
+                x.indices.pop();
+            }
+            Target::Tokens { len, classes } => tokens(value(), *len, *classes, &mut sample.y)?,
+            Target::Class { lookup, .. } => {
+                let class = match (&places.class_of, value()) {
+                    (Some(class_of), RecordValue::Ints(values)) if values.len() == 1 => {
+                        let index = usize::try_from(values[0]).ok().and_then(|at| class_of.get(at)).copied();
+                        index.ok_or_else(|| format!("class {} has no name", values[0]))
+                    }
+                    (_, value) => lookup.class(value),
+                };
+                let hint = "name the classes: `classes = [\"a\", \"b\"]` or their number, or correct the file";
+                sample.y.set_indices().push(class.map_err(|message| ReadError::new(message, hint))?);
+            }
+            Target::Reals { shape } => {
+                let elements = shape.iter().product();
+                let column = InputColumn { name: "target".into(), elements, categories: None, fill: None };
+                column.append(value(), sample.y.set_reals())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl InputColumn {
+    /// Adds the numbers of this column.
+    fn append(&self, value: &RecordValue, reals: &mut Vec<f32>) -> Result<(), ReadError> {
+        let start = reals.len();
+        match (value, &self.categories) {
+            (RecordValue::Missing, _) => return self.fill_up(reals, start),
+            (RecordValue::Text(text), Some(_)) if text.trim().is_empty() => return self.fill_up(reals, start),
+            (value, Some(categories)) => {
+                let class = categories.class(value).map_err(|message| {
+                    ReadError::new(format!("column \"{}\": {message}", self.name), "it was not in the training samples")
+                })?;
+                reals.push(class as f32);
+            }
+            (RecordValue::Reals(values), None) => reals.extend_from_slice(values),
+            (RecordValue::Ints(values), None) => reals.extend(values.iter().map(|value| *value as f32)),
+            (RecordValue::Text(text), None) => match text.trim().parse() {
+                Ok(number) => reals.push(number),
+                Err(_) if text.trim().is_empty() => return self.fill_up(reals, start),
+                Err(_) => {
+                    let message = format!("column \"{}\" holds \"{}\", which is no number", self.name, shown(text));
+                    return Err(ReadError::new(message, "leave it out of `inputs`, or add a one_hot transform"));
+                }
+            },
+            (RecordValue::Bytes(bytes), None) => reals.extend(bytes.iter().map(|byte| f32::from(*byte))),
+        }
+        let found = reals.len() - start;
+        if found != self.elements {
+            let message = format!("column \"{}\" has {found} values, where {} are expected", self.name, self.elements);
+            return Err(ReadError::new(message, "every record must have the same number of values"));
+        }
+        match reals[start..].iter().any(|value| value.is_nan()) {
+            true => self.fill_up(reals, start),
+            false => Ok(()),
+        }
+    }
+
+    /// Puts what stands for missing values where there is none.
+    fn fill_up(&self, reals: &mut Vec<f32>, start: usize) -> Result<(), ReadError> {
+        let Some(fill) = &self.fill else {
+            let message = format!("column \"{}\" has no value", self.name);
+            let hint = "write `missing = \"mean\"` or a number under [data], or `on_error = \"skip\"`";
+            return Err(ReadError::new(message, hint));
+        };
+        reals.resize(start + self.elements, f32::NAN);
+        let missing = reals[start..].iter_mut().zip(fill).filter(|(value, _)| value.is_nan());
+        missing.for_each(|(value, fill)| *value = *fill);
+        Ok(())
+    }
+}
+
+/// Whether a value of a table is missing, in whole or in part.
+pub(crate) fn reals_of(value: &RecordValue) -> Option<Vec<f32>> {
+    match value {
+        RecordValue::Reals(values) => Some(values.clone()),
+        RecordValue::Ints(values) => Some(values.iter().map(|value| *value as f32).collect()),
+        RecordValue::Text(text) => text.trim().parse().ok().map(|value| vec![value]),
+        RecordValue::Bytes(_) | RecordValue::Missing => None,
+    }
+}
+
+fn tokens(value: &RecordValue, len: usize, classes: usize, out: &mut Value) -> Result<(), ReadError> {
+    let damaged = |message: String| Err(ReadError::new(message, "the file is damaged, or `vocab` is too small"));
+    let RecordValue::Ints(values) = value else { return damaged("the tokens are missing".into()) };
+    if values.len() != len {
+        return damaged(format!("there are {} tokens, where {len} are expected", values.len()));
+    }
+    // A target may also be ignored.
+    let known = -1..classes as i64;
+    match values.iter().find(|token| !known.contains(token)) {
+        Some(token) => damaged(format!("token {token}, where tokens are below {classes}")),
+        None => {
+            out.set_indices().extend(values.iter().map(|token| *token as i32));
+            Ok(())
+        }
+    }
+}
+
+fn decode(
+    value: &RecordValue,
+    channels: usize,
+    size: Option<(usize, usize)>,
+    out: &mut Pixels,
+) -> Result<(), ReadError> {
+    let RecordValue::Bytes(bytes) = value else {
+        return Err(ReadError::new("the image is missing", "correct the file, or write `on_error = \"skip\"`"));
+    };
+    image::decode(bytes, out).map_err(|error| {
+        ReadError::new(format!("the image cannot be decoded: {error}"), "copy it again, or write `on_error = \"skip\"`")
+    })?;
+    to_channels(out, channels);
+    match size.filter(|size| *size != (out.height, out.width)) {
+        None => Ok(()),
+        Some((height, width)) => {
+            let message = format!("the image is {}×{}, but the first is {width}×{height}", out.width, out.height);
+            let hint = "add a transform: `{ kind = \"resize\", size = [224, 224] }`";
+            Err(ReadError::new(message, hint))
+        }
+    }
+}
+
+/// Gives pixels this many channels, 1 or 3: grey is repeated, colour becomes its luminance, transparency is dropped.
+pub(crate) fn to_channels(pixels: &mut Pixels, channels: usize) {
+    if pixels.channels == channels || pixels.channels == 0 {
+        return;
+    }
+    let (from, area) = (pixels.channels, pixels.height * pixels.width);
+    let bytes = &mut pixels.bytes;
+    if from < channels {
+        bytes.resize(area * channels, 0);
+        for at in (0..area).rev() {
+            // Grey, perhaps with transparency: the first of each pixel.
+            let grey = bytes[at * from];
+            bytes[at * channels..(at + 1) * channels].fill(grey);
+        }
+    } else {
+        for at in 0..area {
+            let pixel = &bytes[at * from..(at + 1) * from];
+            match (channels, from >= 3) {
+                (1, true) => bytes[at] = luminance(pixel[0], pixel[1], pixel[2]),
+                _ => bytes.copy_within(at * from..at * from + channels, at * channels),
+            }
+        }
+        bytes.truncate(area * channels);
+    }
+    pixels.channels = channels;
+}
+
+/// The grey of a colour, as JPEG has it (ITU-R 601), in whole numbers.
+pub(crate) fn luminance(red: u8, green: u8, blue: u8) -> u8 {
+    ((19_595 * u32::from(red) + 38_470 * u32::from(green) + 7_471 * u32::from(blue) + 0x8000) >> 16) as u8
+}
+
+/// Bytes channel by channel to pixels.
+fn interleave(value: &RecordValue, shape: [usize; 3], out: &mut Pixels) -> Result<(), ReadError> {
+    let [channels, height, width] = shape;
+    let RecordValue::Bytes(bytes) = value else {
+        return Err(ReadError::new("the pixels are missing", "correct the file, or write `on_error = \"skip\"`"));
+    };
+    let area = height * width;
+    if bytes.len() != channels * area {
+        let message = format!("there are {} bytes of pixels, where {} are expected", bytes.len(), channels * area);
+        return Err(ReadError::new(message, "copy or make the file again"));
+    }
+    (out.channels, out.height, out.width) = (channels, height, width);
+    out.bytes.clear();
+    out.bytes.resize(bytes.len(), 0);
+    for (channel, plane) in bytes.chunks_exact(area.max(1)).enumerate() {
+        out.bytes[channel..].iter_mut().step_by(channels).zip(plane).for_each(|(out, byte)| *out = *byte);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_are_added_and_dropped() {
+        let with = |channels, bytes: &[u8], wanted| {
+            let width = bytes.len() / channels;
+            let mut pixels = Pixels { channels, height: 1, width, bytes: bytes.into() };
+            to_channels(&mut pixels, wanted);
+            assert_eq!((pixels.channels, pixels.bytes.len()), (wanted, width * wanted));
+            pixels.bytes
+        };
+        assert_eq!(with(1, &[5, 9], 3), [5, 5, 5, 9, 9, 9]);
+        assert_eq!(with(2, &[5, 0, 9, 1], 3), [5, 5, 5, 9, 9, 9]);
+        assert_eq!(with(2, &[5, 0, 9, 1], 1), [5, 9]);
+        assert_eq!(with(4, &[1, 2, 3, 4, 5, 6, 7, 8], 3), [1, 2, 3, 5, 6, 7]);
+        assert_eq!(with(3, &[255, 255, 255, 0, 0, 0, 255, 0, 0], 1), [255, 0, 76]);
+    }
+
+    #[test]
+    fn columns_join_and_missing_values_are_filled() {
+        let column = |fill| InputColumn { name: "a".into(), elements: 2, categories: None, fill };
+        let mut reals = vec![1.0];
+        column(None).append(&RecordValue::Ints(vec![2, 3]), &mut reals).unwrap();
+        let half = RecordValue::Reals(vec![f32::NAN, 5.0]);
+        let error = column(None).append(&half, &mut reals).unwrap_err();
+        assert_eq!(error.message, "column \"a\" has no value");
+        reals.truncate(3);
+        let filled = column(Some(vec![7.0, 8.0]));
+        filled.append(&half, &mut reals).unwrap();
+        filled.append(&RecordValue::Missing, &mut reals).unwrap();
+        assert_eq!(reals, [1.0, 2.0, 3.0, 7.0, 5.0, 7.0, 8.0]);
+        assert!(filled.append(&RecordValue::Reals(vec![1.0]), &mut reals).is_err());
+        let mut pixels = Pixels::default();
+        interleave(&RecordValue::Bytes(vec![1, 2, 3, 4, 5, 6]), [3, 1, 2], &mut pixels).unwrap();
+        assert_eq!(pixels.bytes, [1, 3, 5, 2, 4, 6]);
+    }
+}

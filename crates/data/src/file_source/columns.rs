@@ -1,0 +1,192 @@
+//! Which columns of the records are the input, and which is the target.
+
+use crate::record::{RecordColumn, RecordKind};
+use kolo_graph::settings::{SettingError, Settings, nearest};
+
+/// Names by which a target is known.
+const TARGET_NAMES: [&str; 7] = ["y", "label", "labels", "class", "cls", "target", "targets"];
+/// A column of this name is the input, whatever else there is.
+const INPUT_NAME: &str = "x";
+
+/// What the input is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InputKind {
+    Image,
+    Tokens,
+    Table,
+}
+
+/// The columns that count, by their numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Chosen {
+    pub kind: InputKind,
+    pub inputs: Vec<usize>,
+    pub target: Option<usize>,
+}
+
+/// What `target` and `inputs` of the `[data]` section say, and the rule where they say nothing. Columns of names are inputs
+/// only if they are among `categorical`, or named.
+pub(crate) fn choose(
+    columns: &[RecordColumn],
+    settings: &Settings,
+    categorical: &[String],
+) -> Result<Chosen, SettingError> {
+    let (target, inputs) = (settings.text("target", "")?, settings.texts("inputs", "[\"a\", \"b\"]")?);
+    let mut target = match target.as_str() {
+        "" => columns.iter().position(is_target),
+        name => Some(find(columns, name, settings, "target")?),
+    };
+    let mut chosen = match inputs.is_empty() {
+        false => inputs.iter().map(|name| find(columns, name, settings, "inputs")).collect::<Result<Vec<_>, _>>()?,
+        true => default_inputs(columns, target, categorical),
+    };
+    let kind = input_kind(columns, &chosen, settings)?;
+    if target.is_none() && kind == InputKind::Table {
+        // The last column of a table, as most tables have it.
+        target = chosen.pop_if(|_| inputs.is_empty());
+    }
+    if target.is_some_and(|target| chosen.contains(&target)) {
+        return Err(settings.wrong("inputs", "has the target in it", "leave the target out of the inputs"));
+    }
+    if chosen.is_empty() {
+        let message = format!("has no column that could be an input: it has {}", list(columns));
+        return Err(settings.wrong("source", message, "name them: `inputs = [\"a\", \"b\"]`"));
+    }
+    if target.is_none() && kind != InputKind::Tokens {
+        let message = format!("has no column that is known as a target: it has {}", list(columns));
+        return Err(settings.wrong("source", message, "name it: `target = \"…\"` under [data]"));
+    }
+    Ok(Chosen { kind, inputs: chosen, target })
+}
+
+/// What the columns are called.
+fn list(columns: &[RecordColumn]) -> String {
+    const SHOWN: usize = 20;
+    let names = columns.iter().take(SHOWN).map(|column| format!("\"{}\"", column.name)).collect::<Vec<_>>().join(", ");
+    match columns.len() {
+        0 => "no column".into(),
+        1..=SHOWN => names,
+        more => format!("{names} and {} more", more - SHOWN),
+    }
+}
+
+/// The column of this name, which `key` asks for.
+pub(crate) fn find(
+    columns: &[RecordColumn],
+    name: &str,
+    settings: &Settings,
+    key: &str,
+) -> Result<usize, SettingError> {
+    columns.iter().position(|column| column.name == name).ok_or_else(|| {
+        let near = nearest(name, columns.iter().map(|column| column.name.as_str()));
+        let near = near.map_or(String::new(), |near| format!("did you mean \"{near}\"? "));
+        let hint = format!("{near}The columns are {}", list(columns));
+        settings.wrong(key, format!("names the column \"{name}\", which is not there"), hint)
+    })
+}
+
+fn is_target(column: &RecordColumn) -> bool {
+    !is_picture(column) && TARGET_NAMES.iter().any(|name| column.name.eq_ignore_ascii_case(name))
+}
+
+fn is_picture(column: &RecordColumn) -> bool {
+    matches!(column.kind, RecordKind::Image | RecordKind::Pixels { .. })
+}
+
+/// Whether its numbers are tokens: a row of indices.
+fn is_tokens(column: &RecordColumn) -> bool {
+    matches!(&column.kind, RecordKind::Int { shape, classes: Some(_) } if shape.len() == 1)
+}
+
+fn is_number(column: &RecordColumn) -> bool {
+    matches!(column.kind, RecordKind::Real { .. } | RecordKind::Int { .. })
+}
+
+fn default_inputs(columns: &[RecordColumn], target: Option<usize>, categorical: &[String]) -> Vec<usize> {
+    let others = || columns.iter().enumerate().filter(|(at, _)| Some(*at) != target);
+    let one = |is: &dyn Fn(&RecordColumn) -> bool| others().find(|(_, column)| is(column)).map(|(at, _)| vec![at]);
+    let named = |column: &RecordColumn| column.name.eq_ignore_ascii_case(INPUT_NAME);
+    one(&named).or_else(|| one(&is_picture)).or_else(|| one(&is_tokens)).unwrap_or_else(|| {
+        let counts = |column: &RecordColumn| is_number(column) || categorical.contains(&column.name);
+        others().filter(|(_, column)| counts(column)).map(|(at, _)| at).collect()
+    })
+}
+
+fn input_kind(columns: &[RecordColumn], inputs: &[usize], settings: &Settings) -> Result<InputKind, SettingError> {
+    let is_one = |is: fn(&RecordColumn) -> bool| matches!(inputs, [only] if is(&columns[*only]));
+    if is_one(is_picture) {
+        return Ok(InputKind::Image);
+    }
+    if is_one(is_tokens) {
+        return Ok(InputKind::Tokens);
+    }
+    let odd = inputs.iter().map(|at| &columns[*at]).find(|column| {
+        is_picture(column) || matches!(column.kind, RecordKind::Bytes) || (is_tokens(column) && inputs.len() > 1)
+    });
+    match odd {
+        None => Ok(InputKind::Table),
+        Some(column) => {
+            let what = match column.kind {
+                RecordKind::Bytes => "holds bytes of no known meaning",
+                _ => "cannot be joined with others",
+            };
+            let message = format!("names the column \"{}\", which {what}", column.name);
+            Err(settings.wrong("inputs", message, "name one column of images or tokens, or columns of numbers"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kolo_graph::settings::Setting;
+
+    fn real(name: &str) -> RecordColumn {
+        RecordColumn { name: name.into(), kind: RecordKind::Real { shape: vec![] } }
+    }
+
+    fn column(name: &str, kind: RecordKind) -> RecordColumn {
+        RecordColumn { name: name.into(), kind }
+    }
+
+    fn chosen(columns: &[RecordColumn], keys: &[(&str, Setting)]) -> Result<(Vec<usize>, Option<usize>), String> {
+        let mut settings = Settings::new("data", "job.toml:1");
+        keys.iter().for_each(|(key, value)| settings.set(key, "job.toml:2", value.clone()));
+        let chosen = choose(columns, &settings, &["colour".into()]).map_err(|error| error.to_string())?;
+        Ok((chosen.inputs, chosen.target))
+    }
+
+    #[test]
+    fn the_rule_finds_inputs_and_target() {
+        let tokens = || RecordKind::Int { shape: vec![8], classes: Some(256) };
+        let table = [real("a"), column("note", RecordKind::Text), column("colour", RecordKind::Text), real("b")];
+        assert_eq!(chosen(&table, &[]), Ok((vec![0, 2], Some(3))), "the last number is the target");
+        assert_eq!(chosen(&[real("Label"), real("a"), real("b")], &[]), Ok((vec![1, 2], Some(0))));
+        let pictures = [real("size"), column("jpg", RecordKind::Image), real("cls")];
+        assert_eq!(chosen(&pictures, &[]), Ok((vec![1], Some(2))));
+        assert_eq!(chosen(&[column("tokens", tokens())], &[]), Ok((vec![0], None)));
+        assert_eq!(chosen(&[column("x", tokens()), column("y", tokens())], &[]), Ok((vec![0], Some(1))));
+        let text = |text: &str| Setting::Text(text.into());
+        let named = [("target", text("a")), ("inputs", Setting::List(vec![text("b"), text("colour")]))];
+        assert_eq!(chosen(&table, &named), Ok((vec![3, 2], Some(0))));
+    }
+
+    #[test]
+    fn what_cannot_be_chosen_is_explained() {
+        let text = |text: &str| Setting::Text(text.into());
+        let columns = [real("age"), real("height")];
+        assert_eq!(
+            chosen(&columns, &[("target", text("hight"))]).unwrap_err(),
+            "job.toml:2: `data.target` names the column \"hight\", which is not there\n  hint: did you mean \"height\"? \
+             The columns are \"age\", \"height\""
+        );
+        let both = [("target", text("age")), ("inputs", Setting::List(vec![text("age")]))];
+        assert!(chosen(&columns, &both).unwrap_err().contains("has the target in it"));
+        let named = [("inputs", Setting::List(vec![text("age")]))];
+        assert!(chosen(&columns, &named).unwrap_err().contains("no column that is known as a target"));
+        assert!(chosen(&[column("a", RecordKind::Text)], &[]).unwrap_err().contains("could be an input: it has \"a\""));
+        let bytes = [column("a", RecordKind::Bytes), real("y")];
+        let named = [("inputs", Setting::List(vec![text("a")]))];
+        assert!(chosen(&bytes, &named).unwrap_err().contains("bytes of no known meaning"));
+    }
+}

@@ -1,0 +1,98 @@
+//! From the value of a record to the number of its class.
+
+use crate::record::RecordValue;
+use std::collections::BTreeMap;
+
+/// Numbers beyond this have no exact f32.
+const WHOLE_MAX: f32 = 16_777_216.0;
+
+/// Which value is which class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Lookup {
+    /// The value is the class, below this number.
+    Index(usize),
+    /// Whole numbers, each a class.
+    Whole(BTreeMap<i64, i32>),
+    Names(BTreeMap<String, i32>),
+}
+
+impl Lookup {
+    pub fn of_names<'n>(names: impl Iterator<Item = &'n str>) -> Self {
+        Lookup::Names(names.enumerate().map(|(class, name)| (name.to_string(), class as i32)).collect())
+    }
+
+    /// The class of a value; `Err` says why there is none.
+    pub fn class(&self, value: &RecordValue) -> Result<i32, String> {
+        let whole = || match value {
+            RecordValue::Ints(values) if values.len() == 1 => Ok(values[0]),
+            RecordValue::Reals(values) if values.len() == 1 => whole_number(values[0]),
+            RecordValue::Text(text) => text.trim().parse().map_err(|_| format!("\"{}\" is no class", shown(text))),
+            RecordValue::Missing => Err("the target is missing".into()),
+            _ => Err("the target is not one value".into()),
+        };
+        match self {
+            Lookup::Index(classes) => match whole()? {
+                class if (0..*classes as i64).contains(&class) => Ok(class as i32),
+                class => Err(format!("the target is {class}, but there are {classes} classes")),
+            },
+            Lookup::Whole(known) => {
+                let value = whole()?;
+                known.get(&value).copied().ok_or_else(|| format!("the target is {value}, which is no known class"))
+            }
+            Lookup::Names(names) => {
+                let found = match value {
+                    RecordValue::Text(text) => names.get(text.trim()),
+                    _ => names.get(&whole()?.to_string()),
+                };
+                found.copied().ok_or_else(|| match value {
+                    RecordValue::Text(text) => format!("\"{}\" is no known class", shown(text)),
+                    _ => format!("the target {value:?} is no known class"),
+                })
+            }
+        }
+    }
+}
+
+/// A few characters of a text that may be of any length.
+pub(crate) fn shown(text: &str) -> String {
+    const CHARACTERS: usize = 40;
+    match text.chars().count() > CHARACTERS {
+        true => text.chars().take(CHARACTERS).chain(['…']).collect(),
+        false => text.into(),
+    }
+}
+
+/// The whole number that this is.
+pub(crate) fn whole_number(value: f32) -> Result<i64, String> {
+    match value.fract() == 0.0 && value.abs() <= WHOLE_MAX {
+        true => Ok(value as i64),
+        false => Err(format!("the target is {value}, which is not a class")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_find_their_class() {
+        let text = |text: &str| RecordValue::Text(text.into());
+        let index = Lookup::Index(3);
+        assert_eq!(index.class(&RecordValue::Ints(vec![2])), Ok(2));
+        assert_eq!(index.class(&RecordValue::Reals(vec![1.0])), Ok(1));
+        assert_eq!(index.class(&text(" 1 ")), Ok(1));
+        for wrong in [
+            RecordValue::Ints(vec![3]),
+            RecordValue::Ints(vec![-1]),
+            RecordValue::Reals(vec![0.5]),
+            RecordValue::Missing,
+        ] {
+            assert!(index.class(&wrong).is_err(), "{wrong:?}");
+        }
+        let names = Lookup::of_names(["cat", "7"].into_iter());
+        assert_eq!((names.class(&text("cat")), names.class(&RecordValue::Ints(vec![7]))), (Ok(0), Ok(1)));
+        assert_eq!(names.class(&text("dog")), Err("\"dog\" is no known class".into()));
+        let whole = Lookup::Whole([(-1, 0), (5, 1)].into());
+        assert_eq!((whole.class(&RecordValue::Ints(vec![5])), whole.class(&text("-1"))), (Ok(1), Ok(0)));
+    }
+}

@@ -1,0 +1,312 @@
+//! Opening files as a source: from the keys of `[data]` to parts, columns, classes and transforms.
+
+use super::assembly::{Assembly, Input, InputColumn, Target, reals_of};
+use super::classes;
+use super::columns::{self, Chosen, InputKind};
+use super::lookup::Lookup;
+use super::part::{Part, Places};
+use super::{FITTED_SAMPLES_MAX, FileSource};
+use crate::cache::Cache;
+use crate::error::ReadError;
+use crate::format::OpenError;
+use crate::image::{self, Pixels};
+use crate::record::{RecordKind, RecordValue};
+use crate::sample::{Form, ValueForm};
+use crate::split::{Purpose, Split};
+use crate::transform::{self, Fitted, Setup};
+use crate::transforms::{one_hot, pack};
+use kolo_graph::field::Field;
+use kolo_graph::settings::{Setting, SettingError, Settings};
+
+/// Opens the files that `name`, which is `data.source`, names, with those of `validation` and `test` if there are any.
+pub(crate) fn open(name: &str, settings: &Settings, seed: u64) -> Result<FileSource, SettingError> {
+    let mut parts = vec![("source", open_part(name, settings, "source")?)];
+    for key in ["validation", "test"] {
+        let name = settings.text(key, "")?;
+        if !name.is_empty() {
+            parts.push((key, open_part(&name, settings, key)?));
+        }
+    }
+    join(parts, settings, seed).map_err(|error| readable(error, settings, "source"))
+}
+
+fn open_part(name: &str, settings: &Settings, key: &str) -> Result<Part, SettingError> {
+    Part::open(name, settings, key).map_err(|error| readable(error, settings, key))
+}
+
+/// Whatever is wrong, as an error of the key that led there, with file and offset.
+pub(super) fn readable(error: OpenError, settings: &Settings, key: &str) -> SettingError {
+    match error {
+        OpenError::Setting(error) => error,
+        OpenError::Read(error) => {
+            let message = match error.sample {
+                Some(_) => format!("names files that cannot be used: {}", error.what()),
+                None => format!("names files that cannot be read: {}", error.place_and_message()),
+            };
+            settings.wrong(key, message, error.hint)
+        }
+    }
+}
+
+/// One source of several parts, each with the key that names it: the first is to train.
+pub(crate) fn join(parts: Vec<(&str, Part)>, settings: &Settings, seed: u64) -> Result<FileSource, OpenError> {
+    let skips = settings.choice("on_error", &["stop", "skip"])? == "skip";
+    let (keys, parts): (Vec<&str>, Vec<Part>) = parts.into_iter().unzip();
+    let mut parts = parts.into_iter().map(|part| pack(part, settings, skips)).collect::<Result<Vec<_>, _>>()?;
+    let split = read_split(&parts, &keys, settings, seed)?;
+    let assembly = read_assembly(&mut parts[0], split, settings, skips)?;
+    parts[0].places.class_of = parts[0].class_of(&assembly, settings, "source")?;
+    let (first, others) = parts.split_at_mut(1);
+    for (part, key) in others.iter_mut().zip(&keys[1..]) {
+        part.align(&first[0], &assembly, settings, key)?;
+    }
+    let mut source = FileSource::new(parts, split, assembly, seed, skips);
+    let form = add_transforms(&mut source, settings, seed, Fitted::default())?;
+    source.fields = fields_of(&form, settings)?;
+    source.cache = Cache::read(settings)?;
+    Ok(source)
+}
+
+/// Packs the texts of a part, if that is the first transform.
+pub(super) fn pack(mut part: Part, settings: &Settings, skips: bool) -> Result<Part, OpenError> {
+    if let Some(first) = transform_tables(settings)?.first().filter(|table| is_pack(table)) {
+        part.reader = pack::packed(part.reader, first, skips)?;
+    }
+    Ok(part)
+}
+
+fn is_pack(table: &Settings) -> bool {
+    table.peek("kind") == Some(&Setting::Text(pack::KIND.name.into()))
+}
+
+/// Parts as they are given, or as the seed divides the samples of the first.
+fn read_split(parts: &[Part], keys: &[&str], settings: &Settings, seed: u64) -> Result<Split, SettingError> {
+    let len = |key: &str| keys.iter().position(|known| *known == key).map_or(0, |at| parts[at].reader.len());
+    let split = match len("validation") {
+        0 => Split::read(settings, len("source"), seed)?,
+        held_out => {
+            if let Some(key) = ["holdout", "folds", "fold"].into_iter().find(|key| settings.has(key)) {
+                let hint = "leave one of the two out";
+                return Err(settings.wrong(key, "cannot be combined with `validation`", hint));
+            }
+            Split::given(len("source"), held_out)
+        }
+    };
+    Ok(split.with_test(len("test")))
+}
+
+/// What becomes of the columns.
+fn read_assembly(part: &mut Part, split: Split, settings: &Settings, skips: bool) -> Result<Assembly, OpenError> {
+    let categorical = categorical_columns(settings)?;
+    let Chosen { kind, inputs, target } = columns::choose(part.reader.columns(), settings, &categorical)?;
+    part.places = Places { inputs, target, class_of: None };
+    let (target, class_names) = match target {
+        Some(at) => classes::find(part, at, settings, skips)?,
+        None => (Target::Next, None),
+    };
+    let input = match kind {
+        InputKind::Image => image_input(part, settings, skips)?,
+        InputKind::Tokens => token_input(part, &target, settings)?,
+        InputKind::Table => table_input(part, split, settings, skips)?,
+    };
+    Ok(Assembly { input, target, class_names })
+}
+
+/// Columns that `one_hot` transforms name.
+fn categorical_columns(settings: &Settings) -> Result<Vec<String>, SettingError> {
+    let mut names = Vec::new();
+    for table in transform_tables(settings)? {
+        if table.peek("kind") == Some(&Setting::Text("one_hot".into())) {
+            names.extend(table.texts("columns", "[\"colour\"]")?);
+        }
+    }
+    Ok(names)
+}
+
+fn transform_tables(settings: &Settings) -> Result<Vec<Settings>, SettingError> {
+    settings.tables("transforms", "[{ kind = \"flip\" }]")
+}
+
+fn image_input(part: &Part, settings: &Settings, skips: bool) -> Result<Input, OpenError> {
+    let column = &part.reader.columns()[part.places.inputs[0]];
+    if let RecordKind::Pixels { shape } = &column.kind {
+        return match shape[..] {
+            [channels, height, width] => Ok(Input::Pixels { shape: [channels, height, width] }),
+            _ => Err(settings
+                .wrong("inputs", format!("are pixels of shape {shape:?}"), "three dims are expected")
+                .into()),
+        };
+    }
+    let asked = settings.count("channels", 0, 0)?;
+    if ![0, 1, 3].contains(&asked) {
+        return Err(settings.wrong("channels", format!("is {asked}"), "write 1 for grey or 3 for colour").into());
+    }
+    let first = first_image(part, skips)?;
+    let channels = match asked {
+        0 if first.channels < 3 => 1,
+        0 => 3,
+        asked => asked,
+    };
+    // Sizes may differ if a transform makes them one.
+    let sized = |table: &Settings| matches!(table.peek("kind"), Some(Setting::Text(kind)) if kind == "resize" || kind == "crop");
+    let changes = transform_tables(settings)?.iter().any(sized);
+    Ok(Input::Image { channels, size: (!changes).then_some((first.height, first.width)) })
+}
+
+/// The first image that can be decoded; if bad ones may be skipped, not only the first.
+fn first_image(part: &Part, skips: bool) -> Result<Pixels, ReadError> {
+    const TRIES: usize = 100;
+    let at = part.places.inputs[0];
+    let mut record = crate::record::Record::new();
+    let mut failed = None;
+    for number in 0..part.reader.len().min(if skips { TRIES } else { 1 }) {
+        let mut pixels = Pixels::default();
+        let decoded = part.read(number, &mut record).and_then(|()| match record.value(at) {
+            RecordValue::Bytes(bytes) => image::decode(bytes, &mut pixels).map_err(|error| {
+                let message = format!("the image cannot be decoded: {error}");
+                ReadError::new(message, "copy it again, or write `on_error = \"skip\"`").of(&part.name, number)
+            }),
+            _ => Err(ReadError::new("the image is missing", "correct the file").of(&part.name, number)),
+        });
+        match decoded {
+            Ok(()) => return Ok(pixels),
+            Err(error) => failed = failed.or(Some(error)),
+        }
+    }
+    Err(failed.unwrap_or_else(|| ReadError::new("there is no image", "check the files")))
+}
+
+fn token_input(part: &Part, target: &Target, settings: &Settings) -> Result<Input, OpenError> {
+    let RecordKind::Int { shape, classes: Some(classes) } = &part.reader.columns()[part.places.inputs[0]].kind else {
+        return Err(settings.wrong("inputs", "are no tokens", "name a column of tokens").into());
+    };
+    let len = shape[0];
+    if matches!(target, Target::Next) && len < 2 {
+        let message = "has one token per sample, and none that comes next";
+        return Err(settings.wrong("source", message, "make `context` larger").into());
+    }
+    Ok(Input::Tokens { len, classes: *classes })
+}
+
+fn table_input(part: &Part, split: Split, settings: &Settings, skips: bool) -> Result<Input, OpenError> {
+    let missing = read_missing(settings)?;
+    let mut columns = Vec::new();
+    for at in &part.places.inputs {
+        let column = &part.reader.columns()[*at];
+        let (elements, categories) = match &column.kind {
+            RecordKind::Real { shape } | RecordKind::Int { shape, .. } => (shape.iter().product(), None),
+            RecordKind::Class { names } => (1, Some(Lookup::Index(names.len()))),
+            _ => {
+                let names = classes::names_in(part, *at, skips)?;
+                (1, Some(Lookup::of_names(names.iter().map(String::as_str))))
+            }
+        };
+        columns.push(InputColumn { name: column.name.clone(), elements, categories, fill: None });
+    }
+    fill_missing(part, &mut columns, missing, split, skips)?;
+    let shape = match (&part.places.inputs[..], &columns[..]) {
+        // One column keeps its shape.
+        ([at], [_]) => match &part.reader.columns()[*at].kind {
+            RecordKind::Real { shape } | RecordKind::Int { shape, .. } if !shape.is_empty() => shape.clone(),
+            _ => vec![1],
+        },
+        _ => vec![columns.iter().map(|column| column.elements).sum()],
+    };
+    Ok(Input::Table { columns, shape })
+}
+
+/// What stands for missing values.
+#[derive(Clone, Copy)]
+enum Missing {
+    Refused,
+    Mean,
+    Number(f32),
+}
+
+fn read_missing(settings: &Settings) -> Result<Missing, SettingError> {
+    Ok(match settings.peek("missing") {
+        Some(Setting::Int(_) | Setting::Float(_)) => Missing::Number(settings.float("missing", 0.0)? as f32),
+        _ => match settings.choice("missing", &["error", "mean"])? {
+            "mean" => Missing::Mean,
+            _ => Missing::Refused,
+        },
+    })
+}
+
+fn fill_missing(
+    part: &Part,
+    columns: &mut [InputColumn],
+    missing: Missing,
+    split: Split,
+    skips: bool,
+) -> Result<(), ReadError> {
+    if !matches!(missing, Missing::Refused) {
+        // A name that is missing is none of the names.
+        let names = columns.iter_mut().filter(|column| column.categories.is_some());
+        names.for_each(|column| column.fill = Some(vec![one_hot::NO_NAME]));
+    }
+    let numbers = columns.iter_mut().zip(&part.places.inputs).filter(|(column, _)| column.categories.is_none());
+    let mut numbers: Vec<_> = numbers.collect();
+    match missing {
+        Missing::Refused => {}
+        Missing::Number(number) => {
+            numbers.iter_mut().for_each(|(column, _)| column.fill = Some(vec![number; column.elements]));
+        }
+        Missing::Mean => {
+            let step = split.train_len().div_ceil(FITTED_SAMPLES_MAX).max(1);
+            let training = (0..part.reader.len()).filter(|at| split.purpose(*at) == Purpose::Training).step_by(step);
+            // The mean so far, and of how many, of each number.
+            let mut means: Vec<Vec<(f64, f64)>> =
+                numbers.iter().map(|(column, _)| vec![(0.0, 0.0); column.elements]).collect();
+            part.visit(training, skips, &mut |_, record| {
+                for ((_, at), means) in numbers.iter().zip(&mut means) {
+                    let values = reals_of(record.value(**at)).unwrap_or_default();
+                    for (value, (mean, count)) in values.iter().zip(means).filter(|(value, _)| !value.is_nan()) {
+                        *count += 1.0;
+                        *mean += (f64::from(*value) - *mean) / *count;
+                    }
+                }
+                Ok(())
+            })?;
+            for ((column, _), means) in numbers.iter_mut().zip(means) {
+                column.fill = Some(means.into_iter().map(|(mean, _)| mean as f32).collect());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Makes the transforms one after the other, as each sees what those before it leave.
+pub(super) fn add_transforms(
+    source: &mut FileSource,
+    settings: &Settings,
+    seed: u64,
+    mut fitted: Fitted,
+) -> Result<Form, OpenError> {
+    let mut form = source.assembly.form();
+    let tables = transform_tables(settings)?;
+    // One that packs has done its work on the records.
+    for (at, table) in tables.iter().enumerate().filter(|(at, table)| *at > 0 || !is_pack(table)) {
+        let (before, split) = (source.transforms.len(), source.split);
+        let mut setup = Setup { seed, at, before, split, training: &*source, fitted: &mut fitted };
+        let made = transform::make(table, &mut form, &mut setup)?;
+        source.transforms.push(made);
+    }
+    source.fixed = source.transforms.iter().position(|made| made.is_random()).unwrap_or(source.transforms.len());
+    source.fitted = fitted;
+    Ok(form)
+}
+
+/// What a model sees.
+pub(super) fn fields_of(form: &Form, settings: &Settings) -> Result<Vec<Field>, SettingError> {
+    let wrong = |message: String| {
+        let hint = match &form.x {
+            ValueForm::Image { .. } => "end the list with a crop, or resize to `[height, width]`",
+            _ => "add `{ kind = \"one_hot\" }` to `transforms`, or leave the column out of `inputs`",
+        };
+        settings.wrong("source", format!("cannot be used as it is: {message}"), hint)
+    };
+    let x = form.x.field("x").map_err(wrong)?;
+    let y = form.y.as_ref().map(|y| y.field("y")).transpose().map_err(wrong)?;
+    Ok([x].into_iter().chain(y).collect())
+}

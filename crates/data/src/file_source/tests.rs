@@ -1,0 +1,392 @@
+//! Records in memory through the whole pipeline.
+
+use super::open::join;
+use super::part::{Part, Places};
+use super::*;
+use crate::format::Reader;
+use crate::record::{RecordColumn, RecordKind, RecordValue};
+use kolo_graph::field::Kind;
+use kolo_graph::settings::{Setting, Settings};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Records in memory, of which some are broken.
+#[derive(Clone, Debug)]
+struct Memory {
+    columns: Vec<RecordColumn>,
+    records: Vec<Vec<RecordValue>>,
+    broken: BTreeSet<usize>,
+}
+
+impl Reader for Memory {
+    fn columns(&self) -> &[RecordColumn] {
+        &self.columns
+    }
+
+    fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    fn read(&self, at: usize, record: &mut Record) -> Result<(), ReadError> {
+        if self.broken.contains(&at) {
+            return Err(ReadError::new("half a record", "copy it again").in_file(Path::new("a.bin")).at(77));
+        }
+        for (column, value) in self.records[at].iter().enumerate() {
+            match value {
+                RecordValue::Bytes(bytes) => record.bytes(column).extend_from_slice(bytes),
+                RecordValue::Text(text) => record.text(column).push_str(text),
+                RecordValue::Reals(reals) => record.reals(column).extend_from_slice(reals),
+                RecordValue::Ints(ints) => record.ints(column).extend_from_slice(ints),
+                RecordValue::Missing => record.missing(column),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn column(name: &str, kind: RecordKind) -> RecordColumn {
+    RecordColumn { name: name.into(), kind }
+}
+
+fn real() -> RecordKind {
+    RecordKind::Real { shape: vec![] }
+}
+
+/// Pictures of 6×6 pixels in three classes.
+fn pictures(count: usize) -> Memory {
+    let names: Arc<[String]> = ["cat", "dog", "owl"].map(String::from).into();
+    let columns = vec![
+        column("image", RecordKind::Pixels { shape: vec![3, 6, 6] }),
+        column("label", RecordKind::Class { names }),
+    ];
+    let record = |at: usize| {
+        let bytes = (0..108).map(|byte| (byte * 7 + at * 31) as u8).collect();
+        vec![RecordValue::Bytes(bytes), RecordValue::Ints(vec![at as i64 % 3])]
+    };
+    Memory { columns, records: (0..count).map(record).collect(), broken: BTreeSet::new() }
+}
+
+/// Rows of a, colour, b and a label.
+fn table(count: usize) -> Memory {
+    let columns = vec![
+        column("a", real()),
+        column("colour", RecordKind::Text),
+        column("b", real()),
+        column("label", RecordKind::Text),
+    ];
+    let record = |at: usize| {
+        let text = |text: &str| RecordValue::Text(text.into());
+        let number = |value: f32| RecordValue::Reals(vec![value]);
+        let label = if at % 2 == 0 { "yes" } else { "no" };
+        vec![number(at as f32), text(["red", "blue", "green"][at % 3]), number(at as f32 * 10.0), text(label)]
+    };
+    Memory { columns, records: (0..count).map(record).collect(), broken: BTreeSet::new() }
+}
+
+fn settings(toml: &[(&str, Setting)]) -> Settings {
+    let mut settings = Settings::new("data", "job.toml:3");
+    toml.iter().for_each(|(key, value)| settings.set(key, "job.toml:4", value.clone()));
+    settings
+}
+
+fn text(text: &str) -> Setting {
+    Setting::Text(text.into())
+}
+
+fn transforms(list: &[&[(&str, Setting)]]) -> (&'static str, Setting) {
+    let table = |keys: &&[(&str, Setting)]| {
+        let mut table = Settings::new("data.transforms", "job.toml:5");
+        keys.iter().for_each(|(key, value)| table.set(key, "job.toml:5", value.clone()));
+        Setting::Table(table)
+    };
+    ("transforms", Setting::List(list.iter().map(table).collect()))
+}
+
+fn part(name: &str, memory: &Memory) -> Part {
+    let reader = Box::new(memory.clone());
+    Part { name: name.into(), format: "memory", files: vec![], reader, places: Places::default() }
+}
+
+fn opened(memory: &Memory, keys: &[(&str, Setting)]) -> Result<FileSource, String> {
+    let settings = settings(keys);
+    let source = join(vec![("source", part("some", memory))], &settings, 1).map_err(|error| error.to_string())?;
+    settings.finish().map_err(|error| error.to_string())?;
+    Ok(source)
+}
+
+struct Values {
+    x: Vec<f32>,
+    y: Vec<i32>,
+}
+
+impl Row for Values {
+    fn column(&mut self, at: usize) -> Column<'_> {
+        if at == 0 { Column::F32(&mut self.x) } else { Column::I32(&mut self.y) }
+    }
+}
+
+fn values(source: &FileSource, sample: usize, epoch: Option<usize>) -> Result<(Vec<f32>, Vec<i32>), ReadError> {
+    let [x, y] = [0, 1].map(|field| source.fields()[field].elements());
+    let mut row = Values { x: vec![f32::NAN; x], y: vec![i32::MIN; y] };
+    source.read(Draw { sample, epoch }, &[0, 1], &mut row).map(|()| (row.x, row.y))
+}
+
+/// Augmentation of every kind.
+fn augmented() -> (&'static str, Setting) {
+    let number = |key: &'static str, value: f64| (key, Setting::Float(value));
+    transforms(&[
+        &[("kind", text("resize")), ("size", Setting::List(vec![Setting::Int(9), Setting::Int(8)]))],
+        &[("kind", text("crop")), ("size", Setting::Int(6)), ("random", Setting::Bool(true))],
+        &[("kind", text("flip"))],
+        &[("kind", text("jitter")), number("brightness", 0.4), number("saturation", 0.3)],
+        &[("kind", text("mixup"))],
+        &[("kind", text("normalise")), number("mean", 0.5), number("std", 0.25)],
+    ])
+}
+
+#[test]
+fn pictures_become_fields() {
+    let source = opened(&pictures(20), &[]).unwrap();
+    assert_eq!(source.fields(), [Field::real("x", &[3, 6, 6]), Field::index("y", &[], 3)]);
+    assert_eq!(source.class_names().unwrap(), ["cat", "dog", "owl"]);
+    let (x, y) = values(&source, 4, None).unwrap();
+    let RecordValue::Bytes(bytes) = &pictures(5).records[4][0] else { panic!() };
+    assert!(x.iter().zip(bytes).all(|(real, byte)| *real == f32::from(*byte) / 255.0));
+    assert_eq!(y, [1]);
+    assert!(source.describe().starts_with("some 20 samples (memory); x [3, 6, 6] real, y [] index below 3"));
+}
+
+/// What is random depends on the seed, the epoch and the sample, not on who asks, or on a cache.
+#[test]
+fn augmentation_repeats_with_any_order_threads_and_cache() {
+    let memory = pictures(40);
+    let plain = opened(&memory, &[augmented()]).unwrap();
+    let draws: Vec<(usize, Option<usize>)> =
+        (0..40).flat_map(|sample| [(sample, Some(0)), (sample, Some(1)), (sample, None)]).collect();
+    let expected: Vec<_> = draws.iter().map(|(sample, epoch)| values(&plain, *sample, *epoch).unwrap()).collect();
+    assert!((0..40).all(|sample| expected[3 * sample] != expected[3 * sample + 1]), "epochs differ");
+    for cache in ["none", "memory", "disk"] {
+        for cache_max in [0, 3000] {
+            let keys = [augmented(), ("cache", text(cache)), ("cache_max", Setting::Int(cache_max))];
+            let source = opened(&memory, &keys).unwrap();
+            std::thread::scope(|scope| {
+                for thread in 0..4 {
+                    let (source, draws, expected) = (&source, &draws, &expected);
+                    scope.spawn(move || {
+                        for at in (0..draws.len()).rev().cycle().skip(thread * 31).take(2 * draws.len()) {
+                            let (sample, epoch) = draws[at];
+                            assert!(
+                                values(source, sample, epoch).unwrap() == expected[at],
+                                "{cache} {sample} {epoch:?}"
+                            );
+                        }
+                    });
+                }
+            });
+            assert_eq!(source.load_times().unwrap().cached > 0, cache != "none");
+        }
+    }
+}
+
+#[test]
+fn times_are_kept_by_stage() {
+    let source = opened(&pictures(40), &[augmented()]).unwrap();
+    (0..30).for_each(|sample| _ = values(&source, sample, Some(0)).unwrap());
+    let times = source.load_times().unwrap();
+    assert_eq!((times.samples, times.skipped, times.cached), (30, 0, 0));
+    assert!(times.read_ns > 0 && times.decode_ns > 0 && times.transform_ns > 0 && times.slowest().is_some());
+}
+
+#[test]
+fn tables_join_their_columns() {
+    let one_hot: &[(&str, Setting)] = &[("kind", text("one_hot")), ("columns", Setting::List(vec![text("colour")]))];
+    let source = opened(&table(12), &[transforms(&[one_hot]), ("holdout", Setting::Float(0.0))]).unwrap();
+    assert_eq!(source.fields(), [Field::real("x", &[5]), Field::index("y", &[], 2)]);
+    assert_eq!(source.class_names().unwrap(), ["no", "yes"]);
+    assert_eq!(values(&source, 4, None).unwrap(), (vec![4.0, 1.0, 0.0, 0.0, 40.0], vec![1]), "blue, green, red");
+    let standardise: &[(&str, Setting)] = &[("kind", text("standardise"))];
+    let source = opened(&table(12), &[transforms(&[standardise]), ("holdout", Setting::Float(0.5))]).unwrap();
+    // Mean and deviation are of the training samples only.
+    let training: Vec<f64> = (0..6).map(|at| source.split.train(at) as f64).collect();
+    let mean = training.iter().sum::<f64>() / 6.0;
+    let deviation = (training.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / 6.0).sqrt();
+    let (x, _) = values(&source, 7, None).unwrap();
+    assert!((f64::from(x[0]) - (7.0 - mean) / deviation).abs() < 1e-5, "{x:?}");
+    assert!((x[0] - x[1]).abs() < 1e-6);
+    let named = [("inputs", Setting::List(vec![text("colour")])), ("target", text("label"))];
+    assert!(opened(&table(12), &named).unwrap_err().contains("column \"colour\" holds names"));
+}
+
+#[test]
+fn missing_values_are_named_or_filled() {
+    let mut memory = table(10);
+    memory.records[3][2] = RecordValue::Missing;
+    memory.records[5][0] = RecordValue::Reals(vec![f32::NAN]);
+    let refused = opened(&memory, &[]).unwrap();
+    let error = values(&refused, 3, None).unwrap_err();
+    assert_eq!(error.what(), "cannot read sample 3 of \"some\": column \"b\" has no value");
+    assert!(values(&refused, 5, None).is_err());
+    let zero = opened(&memory, &[("missing", Setting::Int(0))]).unwrap();
+    assert_eq!(values(&zero, 3, None).unwrap().0, [3.0, 0.0]);
+    let mean = opened(&memory, &[("missing", text("mean")), ("holdout", Setting::Float(0.0))]).unwrap();
+    assert_eq!(values(&mean, 3, None).unwrap().0, [3.0, 420.0 / 9.0]);
+    assert_eq!(values(&mean, 5, None).unwrap().0, [40.0 / 9.0, 50.0]);
+}
+
+#[test]
+fn targets_are_classes_or_numbers() {
+    let of = |kind: RecordKind, label: &dyn Fn(usize) -> RecordValue, keys: &[(&str, Setting)]| {
+        let mut memory = table(100);
+        memory.columns[3].kind = kind;
+        memory.records.iter_mut().enumerate().for_each(|(at, record)| record[3] = label(at));
+        opened(&memory, keys).map(|source| (source.fields()[1].clone(), source.class_names().map(<[String]>::to_vec)))
+    };
+    let int = || RecordKind::Int { shape: vec![], classes: None };
+    let whole = |at: usize| RecordValue::Ints(vec![at as i64 % 3 * 5 - 5]);
+    let names = Some(["-5", "0", "5"].map(String::from).to_vec());
+    assert_eq!(of(int(), &whole, &[]), Ok((Field::index("y", &[], 3), names)));
+    let known = RecordKind::Int { shape: vec![], classes: Some(7) };
+    assert_eq!(of(known, &whole, &[]), Ok((Field::index("y", &[], 7), None)));
+    let count = [("classes", Setting::Int(4))];
+    assert_eq!(of(int(), &whole, &count), Ok((Field::index("y", &[], 4), None)));
+    let broken = |at: usize| RecordValue::Reals(vec![at as f32 / 8.0]);
+    let error = of(real(), &broken, &[]).unwrap_err();
+    assert_eq!(
+        error,
+        "job.toml:3: `data.target` is \"label\", which holds 0.125: it looks like a target for regression\n  hint: write \
+         `task = \"regression\"` under [data], or name another `target`"
+    );
+    let regression = [("task", text("regression"))];
+    assert_eq!(of(real(), &broken, &regression), Ok((Field::real("y", &[1]), None)));
+    let many = |at: usize| RecordValue::Ints(vec![at as i64 * 3]);
+    assert!(of(int(), &many, &[]).unwrap_err().contains("100 different numbers in 100 records"));
+    assert_eq!(of(int(), &many, &[("task", text("classification"))]).unwrap().0.kind, Kind::Index { classes: 100 });
+    let given = [("classes", Setting::List(vec![text("no"), text("maybe"), text("yes")]))];
+    let label = |at: usize| RecordValue::Text(["yes", "no"][at % 2].into());
+    assert_eq!(of(RecordKind::Text, &label, &given).unwrap().0, Field::index("y", &[], 3));
+}
+
+#[test]
+fn tokens_predict_the_next_one() {
+    let kind = || RecordKind::Int { shape: vec![5], classes: Some(50) };
+    let records = (0..10).map(|at| vec![RecordValue::Ints((at..at + 5).collect())]).collect();
+    let memory = Memory { columns: vec![column("tokens", kind())], records, broken: BTreeSet::new() };
+    let source = opened(&memory, &[]).unwrap();
+    assert_eq!(source.fields(), [Field::index("x", &[4], 50), Field::index("y", &[4], 50)]);
+    let [mut x, mut y] = [[0; 4]; 2];
+    source.fill(3, 0, Column::I32(&mut x)).unwrap();
+    source.fill(3, 1, Column::I32(&mut y)).unwrap();
+    assert_eq!((x, y), ([3, 4, 5, 6], [4, 5, 6, 7]));
+    let mask: &[(&str, Setting)] = &[("kind", text("mask"))];
+    let masked = opened(&memory, &[transforms(&[mask])]).unwrap();
+    assert_eq!(masked.fields()[1], Field::index("y", &[4], 51));
+}
+
+/// Another sample that is for the same stands in, always the same one.
+#[test]
+fn broken_samples_stop_or_are_replaced() {
+    let mut memory = pictures(60);
+    memory.broken = [3, 17, 40].into();
+    let stops = opened(&memory, &[]).unwrap();
+    let error = values(&stops, 17, None).unwrap_err();
+    assert_eq!(error.what(), "cannot read sample 17 of \"some\": a.bin, byte 77: half a record");
+    let skips = || opened(&memory, &[("on_error", text("skip")), augmented()]).unwrap();
+    let (one, other) = (skips(), skips());
+    for sample in 0..60 {
+        let drawn = values(&one, sample, Some(2)).unwrap();
+        assert!(drawn == values(&one, sample, Some(2)).unwrap());
+        if memory.broken.contains(&sample) {
+            let purpose = one.split.purpose(sample);
+            let alike = (0..60).filter(|other| one.split.purpose(*other) == purpose);
+            let alike = alike.filter(|other| !memory.broken.contains(other));
+            assert!(alike.into_iter().any(|other| values(&one, other, Some(2)).unwrap() == drawn), "{sample}");
+        }
+    }
+    (0..60).rev().for_each(|sample| assert!(values(&one, sample, Some(2)) == values(&other, sample, Some(2))));
+    let times = one.load_times().unwrap();
+    assert!(times.skipped >= 9 && times.skip_messages[0].contains("a.bin, byte 77"), "{times:?}");
+    memory.broken = (0..60).collect();
+    let keys = [("on_error", text("skip")), ("classes", Setting::Int(3))];
+    let error = values(&opened(&memory, &keys).unwrap(), 5, None).unwrap_err();
+    assert!(error.message.contains("nor can 16 others"), "{error}");
+}
+
+#[test]
+fn files_for_validation_and_test_stay_apart() {
+    let (train, mut validation) = (pictures(10), pictures(4));
+    // A folder without owls.
+    let names: Arc<[String]> = ["dog", "cat"].map(String::from).into();
+    validation.columns[1].kind = RecordKind::Class { names };
+    validation
+        .records
+        .iter_mut()
+        .enumerate()
+        .for_each(|(at, record)| record[1] = RecordValue::Ints(vec![at as i64 % 2]));
+    validation.columns.swap(0, 1);
+    validation.records.iter_mut().for_each(|record| record.swap(0, 1));
+    let parts = |validation: &Memory| {
+        vec![
+            ("source", part("train", &train)),
+            ("validation", part("val", validation)),
+            ("test", part("end", &pictures(3))),
+        ]
+    };
+    let source = join(parts(&validation), &settings(&[]), 1).unwrap();
+    let split = Source::split(&source).unwrap();
+    assert_eq!((split.train_len(), split.held_out_len(), split.test_len(), source.len()), (10, 4, 3, 17));
+    let label = |sample| values(&source, sample, None).unwrap().1[0];
+    assert_eq!((label(split.held_out(0)), label(split.held_out(1)), label(split.test(2))), (1, 0, 2));
+    let error = join(parts(&validation), &settings(&[("holdout", Setting::Float(0.2))]), 1).unwrap_err().to_string();
+    assert!(error.contains("`data.holdout` cannot be combined with `validation`"), "{error}");
+    validation.columns[0].kind = RecordKind::Class { names: ["dog", "cow"].map(String::from).into() };
+    let error = join(parts(&validation), &settings(&[]), 1).unwrap_err().to_string();
+    assert!(error.contains("is \"val\", which has the class \"cow\""), "{error}");
+}
+
+/// A test file may be without its target.
+#[test]
+fn samples_of_a_test_need_no_target() {
+    let mut test = pictures(3);
+    test.columns.truncate(1);
+    test.records.iter_mut().for_each(|record| record.truncate(1));
+    let with = |key| join(vec![("source", part("train", &pictures(10))), (key, part("new", &test))], &settings(&[]), 1);
+    let source = with("test").unwrap();
+    assert_eq!(values(&source, source.split.test(1), None).unwrap().1, [kolo_graph::field::IGNORED]);
+    assert!(with("validation").is_err());
+}
+
+#[test]
+fn what_was_measured_is_saved() {
+    let one_hot: &[(&str, Setting)] = &[("kind", text("one_hot")), ("columns", Setting::List(vec![text("colour")]))];
+    let standardise: &[(&str, Setting)] = &[("kind", text("standardise"))];
+    let source = opened(&table(30), &[transforms(&[one_hot, standardise]), ("missing", text("mean"))]).unwrap();
+    let saved = super::saved::from_json(&source.preprocessing()).unwrap();
+    assert_eq!(saved.columns, ["a", "colour", "b"]);
+    assert_eq!(saved.fitted.values, source.fitted.values);
+    assert_eq!(saved.assembly.class_names, source.assembly.class_names);
+    assert_eq!(format!("{:?}", saved.assembly.input), format!("{:?}", source.assembly.input));
+    let pictures = opened(&pictures(10), &[]).unwrap();
+    let saved = super::saved::from_json(&pictures.preprocessing()).unwrap();
+    assert_eq!(format!("{:?}", saved.assembly.input), format!("{:?}", pictures.assembly.input));
+    assert!(super::saved::from_json("{}").is_none() && super::saved::from_json("[").is_none());
+}
+
+#[test]
+fn fingerprints_see_contents() {
+    let print = |memory: &Memory| opened(memory, &[]).unwrap().fingerprint().unwrap();
+    let (same, mut other) = (print(&pictures(20)), pictures(20));
+    assert_eq!(same, print(&pictures(20)));
+    assert_ne!(same, print(&pictures(21)));
+    other.records[0][0] = RecordValue::Bytes(vec![1; 108]);
+    assert_ne!(same, print(&other));
+}
+
+#[test]
+fn the_guide_lists_every_format() {
+    let guide = include_str!("../../../../docs/data.md");
+    for format in crate::format::FORMATS.iter().filter(|format| !format.doc.is_empty()) {
+        let endings: Vec<String> = format.extensions.iter().map(|ending| format!(".{ending}")).collect();
+        let row = format!("| `{}` | {} | {} |", format.name, format.doc, endings.join(" "));
+        assert!(guide.contains(&row), "docs/data.md lacks the row: {row}");
+    }
+}

@@ -1,0 +1,83 @@
+//! `labels.csv` of a flat folder: a header line, then the name of an image and its label per line.
+
+use super::listing::Listing;
+use crate::error::{ReadError, shown};
+use crate::record::RecordKind;
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::path::{Component, Path};
+
+pub(super) const NAME: &str = "labels.csv";
+
+/// The labels of the images of a folder, in the order of the file.
+#[derive(Debug, PartialEq)]
+pub(super) enum Labels {
+    Ints(Vec<i64>),
+    Reals(Vec<f32>),
+    /// Indices of sorted names.
+    Classes {
+        names: Vec<String>,
+        indices: Vec<u32>,
+    },
+}
+
+impl Labels {
+    pub fn kind(&self) -> RecordKind {
+        match self {
+            Self::Ints(values) => {
+                let least = values.iter().min().copied().unwrap_or(0);
+                let most = values.iter().max().copied().unwrap_or(0);
+                let classes = (least >= 0).then(|| usize::try_from(most).ok()?.checked_add(1)).flatten();
+                RecordKind::Int { shape: vec![], classes }
+            }
+            Self::Reals(_) => RecordKind::Real { shape: vec![] },
+            Self::Classes { names, .. } => RecordKind::Class { names: names.as_slice().into() },
+        }
+    }
+}
+
+/// Reads the file, and lists the images that it names.
+pub(super) fn read(directory: &Path, listing: &mut Listing) -> Result<Labels, ReadError> {
+    let path = directory.join(NAME);
+    let opened = File::open(&path).map_err(|error| ReadError::io(&path, &error))?;
+    let mut reader = csv::ReaderBuilder::new().has_headers(true).flexible(true).from_reader(opened);
+    let mut texts = Vec::new();
+    let mut line = csv::StringRecord::new();
+    reader.byte_headers().map_err(|error| ReadError::new(error.to_string(), "check the file").in_file(&path).at(0))?;
+    loop {
+        let offset = reader.position().byte();
+        let wrong = |message: String| {
+            let hint = "write a header line, then `NAME,LABEL` with names of images in this folder";
+            ReadError::new(message, hint).in_file(&path).at(offset)
+        };
+        if !reader.read_record(&mut line).map_err(|error| wrong(error.to_string()))? {
+            break;
+        }
+        let (Some(name), Some(label)) = (line.get(0), line.get(1)) else {
+            return Err(wrong("a line has fewer than two columns".into()));
+        };
+        let (name, label) = (name.trim(), label.trim());
+        let is_inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
+        if name.is_empty() || !is_inside {
+            return Err(wrong(format!("{} is no name of a file in this folder", shown(name))));
+        }
+        if !directory.join(name).is_file() {
+            return Err(wrong(format!("there is no file {} in this folder", shown(name))));
+        }
+        listing.push(directory, name.as_ref(), 0)?;
+        texts.push(label.to_string());
+    }
+    Ok(typed(texts))
+}
+
+fn typed(texts: Vec<String>) -> Labels {
+    if let Ok(values) = texts.iter().map(|text| text.parse()).collect::<Result<Vec<i64>, _>>() {
+        return Labels::Ints(values);
+    }
+    if let Ok(values) = texts.iter().map(|text| text.parse()).collect::<Result<Vec<f32>, _>>() {
+        return Labels::Reals(values);
+    }
+    let names: Vec<String> = texts.iter().cloned().collect::<BTreeSet<_>>().into_iter().collect();
+    let indices = texts.iter().map(|text| names.binary_search(text).unwrap_or_default() as u32).collect();
+    Labels::Classes { names, indices }
+}

@@ -1,0 +1,153 @@
+//! The image files below a directory: every directory in the order of names, hidden files left out, links followed but never
+//! in a circle.
+
+use crate::error::ReadError;
+use crate::shards::is_hidden;
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Images of one data set.
+const IMAGES_MAX: usize = 100_000_000;
+/// Directories of one data set.
+const DIRECTORIES_MAX: usize = 10_000_000;
+/// Directories inside of each other.
+const DEPTH_MAX: usize = 64;
+
+/// Many file names in little memory.
+#[derive(Debug, Default)]
+pub(super) struct Listing {
+    directories: Vec<PathBuf>,
+    names: Vec<u8>,
+    images: Vec<Image>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Image {
+    directory: u32,
+    /// Where its name ends; it starts at the end of the one before.
+    name_end: u64,
+    label: u32,
+}
+
+pub(super) fn is_image_name(path: &Path) -> bool {
+    let ending = path.extension().map(|ending| ending.to_string_lossy().to_lowercase());
+    ending.is_some_and(|ending| ["png", "jpg", "jpeg"].contains(&ending.as_str()))
+}
+
+impl Listing {
+    pub fn len(&self) -> usize {
+        self.images.len()
+    }
+
+    pub fn path(&self, at: usize) -> PathBuf {
+        self.directories[self.images[at].directory as usize].join(OsStr::from_bytes(self.name(at)))
+    }
+
+    pub fn name(&self, at: usize) -> &[u8] {
+        let start = if at == 0 { 0 } else { self.images[at - 1].name_end };
+        &self.names[start as usize..self.images[at].name_end as usize]
+    }
+
+    pub fn label(&self, at: usize) -> u32 {
+        self.images[at].label
+    }
+
+    /// Gives every image the label that `new` says for its old one.
+    pub fn relabel(&mut self, new: impl Fn(u32) -> u32) {
+        self.images.iter_mut().for_each(|image| image.label = new(image.label));
+    }
+
+    /// Adds an image.
+    pub fn push(&mut self, directory: &Path, name: &OsStr, label: u32) -> Result<(), ReadError> {
+        if self.directories.last().is_none_or(|last| last != directory) {
+            self.directories.push(directory.into());
+        }
+        if self.images.len() >= IMAGES_MAX || self.directories.len() > DIRECTORIES_MAX {
+            return Err(too_many(directory));
+        }
+        self.names.extend(name.as_bytes());
+        let directory = self.directories.len() as u32 - 1;
+        self.images.push(Image { directory, name_end: self.names.len() as u64, label });
+        Ok(())
+    }
+
+    /// Adds all images below `directory`.
+    pub fn walk(&mut self, directory: &Path, label: u32) -> Result<(), ReadError> {
+        let mut walk = Walk { listing: self, label, above: Vec::new(), directories: 0 };
+        walk.enter(directory)
+    }
+}
+
+fn too_many(directory: &Path) -> ReadError {
+    let message = format!("more than {IMAGES_MAX} images or {DIRECTORIES_MAX} directories");
+    ReadError::new(message, "pack the images into tar shards").in_file(directory)
+}
+
+struct Walk<'l> {
+    listing: &'l mut Listing,
+    label: u32,
+    /// The directories that the present one is in, by device and number.
+    above: Vec<(u64, u64)>,
+    directories: usize,
+}
+
+impl Walk<'_> {
+    fn enter(&mut self, directory: &Path) -> Result<(), ReadError> {
+        let failed = |error: io::Error| ReadError::io(directory, &error);
+        let meta = fs::metadata(directory).map_err(failed)?;
+        let this = (meta.dev(), meta.ino());
+        if self.above.contains(&this) {
+            return Ok(());
+        }
+        self.directories += 1;
+        if self.directories > DIRECTORIES_MAX {
+            return Err(too_many(directory));
+        }
+        if self.above.len() >= DEPTH_MAX {
+            let message = format!("more than {DEPTH_MAX} directories inside of each other");
+            return Err(ReadError::new(message, "move the images up").in_file(directory));
+        }
+        self.above.push(this);
+        let inside = entries(directory)?;
+        for path in inside.images {
+            self.listing.push(directory, path.file_name().unwrap_or_default(), self.label)?;
+        }
+        inside.directories.iter().try_for_each(|path| self.enter(path))?;
+        self.above.pop();
+        Ok(())
+    }
+}
+
+/// What is in a directory, sorted by name.
+#[derive(Default)]
+pub(super) struct Entries {
+    pub directories: Vec<PathBuf>,
+    pub images: Vec<PathBuf>,
+}
+
+pub(super) fn entries(directory: &Path) -> Result<Entries, ReadError> {
+    let failed = |error: io::Error| ReadError::io(directory, &error);
+    let mut found = Entries::default();
+    for entry in fs::read_dir(directory).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let path = entry.path();
+        if is_hidden(&path) {
+            continue;
+        }
+        let kind = entry.file_type().map_err(failed)?;
+        // A link that leads nowhere is no directory; if it is named like an image, reading it says so.
+        let is_directory = if kind.is_symlink() { path.is_dir() } else { kind.is_dir() };
+        if is_directory {
+            found.directories.push(path);
+        } else if is_image_name(&path) {
+            found.images.push(path);
+        }
+    }
+    found.directories.sort_unstable();
+    found.images.sort_unstable();
+    Ok(found)
+}

@@ -1,0 +1,176 @@
+//! From features to columns: what each feature holds, told from the first records.
+
+use super::example::{self, FeatureList, Malformed};
+use crate::error::shown;
+use crate::image;
+use crate::record::{Record, RecordColumn, RecordKind};
+
+/// How the values of a column are stored.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Column {
+    Bytes {
+        is_text: bool,
+        is_image: bool,
+    },
+    Floats(usize),
+    Ints(usize),
+    /// Of several types, or of lists of different lengths: no column.
+    Uneven,
+}
+
+/// One column of the records.
+#[derive(Debug)]
+pub(super) struct Feature {
+    pub name: String,
+    pub column: Column,
+}
+
+/// What the features of some records are.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    features: Vec<Feature>,
+}
+
+impl Found {
+    pub fn add(&mut self, record: &[u8]) -> Result<(), Malformed> {
+        example::features(record, |name, list| {
+            // A name that is no UTF-8 is no name that a job could say.
+            let (Ok(name), Some(column)) = (std::str::from_utf8(name), column(list)?) else { return Ok(()) };
+            match self.features.binary_search_by(|feature| feature.name.as_str().cmp(name)) {
+                Ok(at) => self.features[at].column = self.features[at].column.with(column),
+                Err(at) => self.features.insert(at, Feature { name: name.into(), column }),
+            }
+            Ok(())
+        })
+    }
+
+    /// The columns, sorted by name.
+    pub fn columns(self) -> (Vec<RecordColumn>, Vec<Feature>) {
+        let shape = |count: usize| if count == 1 { vec![] } else { vec![count] };
+        let mut columns = Vec::new();
+        let mut features = Vec::new();
+        for feature in self.features {
+            let kind = match feature.column {
+                Column::Bytes { is_image: true, .. } => RecordKind::Image,
+                Column::Bytes { is_text: true, .. } => RecordKind::Text,
+                Column::Bytes { .. } => RecordKind::Bytes,
+                Column::Floats(count) => RecordKind::Real { shape: shape(count) },
+                Column::Ints(count) => RecordKind::Int { shape: shape(count), classes: None },
+                Column::Uneven => continue,
+            };
+            columns.push(RecordColumn { name: feature.name.clone(), kind });
+            features.push(feature);
+        }
+        (columns, features)
+    }
+}
+
+/// What this list holds; nothing if it is empty.
+fn column(list: FeatureList<'_>) -> Result<Option<Column>, Malformed> {
+    Ok(match list {
+        FeatureList::Empty => None,
+        FeatureList::Bytes(bytes) => match single(bytes)? {
+            (_, 0) => None,
+            (value, 1) => Some(Column::Bytes { is_text: is_text(value), is_image: image::is_image(value) }),
+            _ => Some(Column::Uneven),
+        },
+        FeatureList::Floats(bytes) => {
+            let mut values = Vec::new();
+            example::floats_of(bytes, &mut values)?;
+            (!values.is_empty()).then_some(Column::Floats(values.len()))
+        }
+        FeatureList::Ints(bytes) => {
+            let mut values = Vec::new();
+            example::ints_of(bytes, &mut values)?;
+            (!values.is_empty()).then_some(Column::Ints(values.len()))
+        }
+    })
+}
+
+/// The last value of a list of bytes, and how many there are.
+fn single(bytes: &[u8]) -> Result<(&[u8], usize), Malformed> {
+    let (mut value, mut count) = (&[][..], 0);
+    example::bytes_of(bytes, |found| (value, count) = (found, count + 1))?;
+    Ok((value, count))
+}
+
+fn is_text(bytes: &[u8]) -> bool {
+    let is_strange = |character: char| character.is_control() && !"\t\r\n".contains(character);
+    std::str::from_utf8(bytes).is_ok_and(|text| !text.contains(is_strange))
+}
+
+impl Column {
+    /// What holds these and those values.
+    fn with(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Bytes { is_text, is_image }, Self::Bytes { is_text: more_text, is_image: more_images }) => {
+                Self::Bytes { is_text: is_text && more_text, is_image: is_image && more_images }
+            }
+            (one, another) if one == another => one,
+            _ => Self::Uneven,
+        }
+    }
+}
+
+/// What became of the values of a feature.
+#[derive(Debug, PartialEq)]
+pub(super) enum Values {
+    Read,
+    /// There are none.
+    Missing,
+    Wrong(String),
+}
+
+impl Values {
+    pub fn wrong(self) -> Option<String> {
+        match self {
+            Self::Wrong(message) => Some(message),
+            _ => None,
+        }
+    }
+}
+
+impl Feature {
+    /// Reads the values into column `at`. An error is about the record as a whole.
+    pub fn read(&self, list: FeatureList<'_>, at: usize, record: &mut Record) -> Result<Values, Malformed> {
+        let (found, wanted) = match (list, self.column) {
+            (FeatureList::Empty, _) => return Ok(Values::Missing),
+            (FeatureList::Bytes(bytes), Column::Bytes { is_text, is_image }) => match single(bytes)? {
+                (value, 1) => return Ok(self.read_bytes(value, is_text && !is_image, at, record)),
+                (_, count) => (count, 1),
+            },
+            (FeatureList::Floats(bytes), Column::Floats(wanted)) => {
+                let values = record.reals(at);
+                example::floats_of(bytes, values)?;
+                (values.len(), wanted)
+            }
+            (FeatureList::Ints(bytes), Column::Ints(wanted)) => {
+                let values = record.ints(at);
+                example::ints_of(bytes, values)?;
+                (values.len(), wanted)
+            }
+            _ => return Ok(self.wrong("has another type than in the first records")),
+        };
+        Ok(match found {
+            0 => Values::Missing,
+            found if found == wanted => Values::Read,
+            found => self.wrong(&format!("has {found} values instead of {wanted}")),
+        })
+    }
+
+    fn wrong(&self, what: &str) -> Values {
+        Values::Wrong(format!("the feature {} {what}", shown(&self.name)))
+    }
+
+    fn read_bytes(&self, value: &[u8], is_text: bool, at: usize, record: &mut Record) -> Values {
+        if !is_text {
+            record.bytes(at).extend_from_slice(value);
+            return Values::Read;
+        }
+        match std::str::from_utf8(value) {
+            Ok(text) => record.text(at).push_str(text),
+            Err(_) => return self.wrong("is no text in UTF-8"),
+        }
+        Values::Read
+    }
+}

@@ -1,0 +1,184 @@
+//! The protocol buffer `tf.train.Example`: features by name, each a list of bytes, floats or whole numbers.
+//!
+//! Only what is needed of the wire format, borrowed from the record: nothing is allocated but what the values take, which
+//! is bounded by the record's bytes.
+
+/// The values of a feature, not yet parsed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum FeatureList<'r> {
+    Bytes(&'r [u8]),
+    Floats(&'r [u8]),
+    Ints(&'r [u8]),
+    /// A feature without any list.
+    Empty,
+}
+
+/// Why a record is no example: what, and where in the record it stands.
+#[derive(Debug, PartialEq)]
+pub(super) struct Malformed {
+    pub what: &'static str,
+    /// How many bytes before the end of the record.
+    pub before_end: usize,
+}
+
+type Parsed<T> = Result<T, Malformed>;
+
+/// One field of a message: its number, and its value by wire type.
+enum Value<'r> {
+    Number(u64),
+    Fixed64,
+    Fixed32(u32),
+    Bytes(&'r [u8]),
+}
+
+/// A message that is read field by field. `after` is what of the record follows it, for the place of an error.
+struct Message<'r> {
+    rest: &'r [u8],
+    after: usize,
+}
+
+impl<'r> Message<'r> {
+    fn wrong(&self, what: &'static str) -> Malformed {
+        Malformed { what, before_end: self.rest.len() + self.after }
+    }
+
+    fn varint(&mut self) -> Parsed<u64> {
+        let mut value = 0u64;
+        for at in 0..10 {
+            let byte = *self.rest.get(at).ok_or_else(|| self.wrong("a number ends too early"))?;
+            value |= u64::from(byte & 0x7f) << (7 * at);
+            if byte < 0x80 {
+                self.rest = &self.rest[at + 1..];
+                return Ok(value);
+            }
+        }
+        Err(self.wrong("a number has more than 64 bits"))
+    }
+
+    fn take(&mut self, count: u64) -> Parsed<&'r [u8]> {
+        match usize::try_from(count).ok().and_then(|count| self.rest.split_at_checked(count)) {
+            Some((head, rest)) => {
+                self.rest = rest;
+                Ok(head)
+            }
+            None => Err(self.wrong("a length goes beyond the end")),
+        }
+    }
+
+    /// The next field, or `None` at the end.
+    fn next(&mut self) -> Parsed<Option<(u64, Value<'r>)>> {
+        if self.rest.is_empty() {
+            return Ok(None);
+        }
+        let tag = self.varint()?;
+        let value = match tag & 7 {
+            0 => Value::Number(self.varint()?),
+            1 => self.take(8).map(|_| Value::Fixed64)?,
+            2 => {
+                let length = self.varint()?;
+                Value::Bytes(self.take(length)?)
+            }
+            5 => {
+                let bytes = self.take(4)?;
+                Value::Fixed32(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+            }
+            _ => return Err(self.wrong("a field has an unknown type")),
+        };
+        Ok(Some((tag >> 3, value)))
+    }
+
+    /// Calls `found` with each message in field `number`, and with what follows it in the record.
+    fn each(mut self, number: u64, mut found: impl FnMut(Message<'r>) -> Parsed<()>) -> Parsed<()> {
+        while let Some((field, value)) = self.next()? {
+            if let (true, Value::Bytes(bytes)) = (field == number, value) {
+                found(Message { rest: bytes, after: self.rest.len() + self.after })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Calls `found` with the name and the list of every feature of the example in `record`.
+pub(super) fn features<'r>(
+    record: &'r [u8],
+    mut found: impl FnMut(&'r [u8], FeatureList<'r>) -> Parsed<()>,
+) -> Parsed<()> {
+    Message { rest: record, after: 0 }.each(1, |features| {
+        features.each(1, |mut entry| {
+            let (mut name, mut list) = (&[][..], FeatureList::Empty);
+            while let Some((field, value)) = entry.next()? {
+                match (field, value) {
+                    (1, Value::Bytes(bytes)) => name = bytes,
+                    (2, Value::Bytes(bytes)) => {
+                        list = feature(Message { rest: bytes, after: entry.rest.len() + entry.after })?;
+                    }
+                    _ => {}
+                }
+            }
+            found(name, list)
+        })
+    })
+}
+
+fn feature(mut feature: Message<'_>) -> Parsed<FeatureList<'_>> {
+    let mut list = FeatureList::Empty;
+    while let Some((field, value)) = feature.next()? {
+        match (field, value) {
+            (1, Value::Bytes(bytes)) => list = FeatureList::Bytes(bytes),
+            (2, Value::Bytes(bytes)) => list = FeatureList::Floats(bytes),
+            (3, Value::Bytes(bytes)) => list = FeatureList::Ints(bytes),
+            _ => {}
+        }
+    }
+    Ok(list)
+}
+
+/// Where values inside a list are wrong is told from the start of the list only.
+fn list(bytes: &[u8]) -> Message<'_> {
+    Message { rest: bytes, after: 0 }
+}
+
+/// Calls `found` with each value of a list of bytes.
+pub(super) fn bytes_of<'r>(bytes: &'r [u8], mut found: impl FnMut(&'r [u8])) -> Parsed<()> {
+    list(bytes).each(1, |value| {
+        found(value.rest);
+        Ok(())
+    })
+}
+
+/// Appends the values of a list of floats, packed or not.
+pub(super) fn floats_of(bytes: &[u8], out: &mut Vec<f32>) -> Parsed<()> {
+    let mut list = list(bytes);
+    while let Some((field, value)) = list.next()? {
+        match (field, value) {
+            (1, Value::Fixed32(bits)) => out.push(f32::from_bits(bits)),
+            (1, Value::Bytes(packed)) => {
+                let (values, rest) = packed.as_chunks::<4>();
+                if !rest.is_empty() {
+                    return Err(list.wrong("floats are cut off"));
+                }
+                out.extend(values.iter().map(|value| f32::from_le_bytes(*value)));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Appends the values of a list of whole numbers, packed or not.
+pub(super) fn ints_of(bytes: &[u8], out: &mut Vec<i64>) -> Parsed<()> {
+    let mut list = list(bytes);
+    while let Some((field, value)) = list.next()? {
+        match (field, value) {
+            (1, Value::Number(value)) => out.push(value as i64),
+            (1, Value::Bytes(packed)) => {
+                let mut packed = Message { rest: packed, after: list.rest.len() };
+                while !packed.rest.is_empty() {
+                    out.push(packed.varint()? as i64);
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}

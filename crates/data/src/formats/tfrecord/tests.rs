@@ -1,0 +1,255 @@
+use super::*;
+use crate::image;
+use crate::record::{RecordKind, RecordValue};
+use kolo_graph::rng::Stream;
+use kolo_graph::settings::Setting;
+use std::fs;
+use std::path::PathBuf;
+
+fn written() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/files/packed/records")
+}
+
+/// A copy of what Python wrote, as an index is written beside it.
+fn copied() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(written()).unwrap().flatten() {
+        fs::copy(entry.path(), directory.path().join(entry.file_name())).unwrap();
+    }
+    directory
+}
+
+fn settings() -> Settings {
+    Settings::new("data", "job.toml:1")
+}
+
+fn open_path(path: &Path) -> OpenedFiles {
+    open(&[DataFile::at(path).unwrap()], &settings())
+}
+
+fn open_bytes(bytes: &[u8]) -> OpenedFiles {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.tfrecord");
+    fs::write(&path, bytes).unwrap();
+    let file = DataFile::at(&path).unwrap();
+    let opened = open(std::slice::from_ref(&file), &settings());
+    // It reads on, from the handle that it opened first or from a file that is gone.
+    if let Ok(reader) = &opened {
+        for at in 0..reader.len() {
+            let _ = reader.read(at, &mut Record::new());
+        }
+    }
+    opened
+}
+
+/// A file with these records.
+fn framed(records: &[Vec<u8>]) -> Vec<u8> {
+    let mut file = Vec::new();
+    for record in records {
+        let length = (record.len() as u64).to_le_bytes();
+        file.extend(length);
+        file.extend(crc32c::masked(&length).to_le_bytes());
+        file.extend(record);
+        file.extend(crc32c::masked(record).to_le_bytes());
+    }
+    file
+}
+
+fn read_error(opened: OpenedFiles) -> ReadError {
+    match opened {
+        Err(OpenError::Read(error)) => error,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn records_of_python_are_read_however_they_are_packed() {
+    let directory = copied();
+    for name in ["train.tfrecord", "train-00000-of-00002", "train.tfrecord.gz", "zlib.tfrecord"] {
+        let path = directory.path().join(name);
+        // The second time from the index.
+        for _ in 0..2 {
+            let reader = open_path(&path).unwrap();
+            check(&*reader);
+        }
+        assert!(directory.path().join(format!("{name}.kolo-index")).exists());
+    }
+}
+
+fn check(reader: &dyn Reader) {
+    let columns: Vec<_> = reader.columns().iter().map(|column| (column.name.as_str(), column.kind.clone())).collect();
+    // `boxes` has another length in every record, so it is no column.
+    assert_eq!(
+        columns,
+        [
+            ("blob", RecordKind::Bytes),
+            ("image/class/label", RecordKind::Int { shape: vec![], classes: None }),
+            ("image/class/text", RecordKind::Text),
+            ("image/encoded", RecordKind::Image),
+            ("vector", RecordKind::Real { shape: vec![3] }),
+        ]
+    );
+    assert_eq!(reader.len(), 5);
+    let mut record = Record::new();
+    let mut pixels = image::Pixels::default();
+    for at in [4, 0, 3, 1, 2] {
+        reader.read(at, &mut record).unwrap();
+        assert_eq!(record.value(0), &RecordValue::Bytes(vec![0, at as u8, 255]));
+        assert_eq!(record.value(1), &RecordValue::Ints(vec![at as i64 * 1000 - 1]));
+        let text = RecordValue::Text(format!("Klasse {at} ÿ"));
+        assert_eq!(record.value(2), if at == 3 { &RecordValue::Missing } else { &text });
+        let RecordValue::Bytes(encoded) = record.value(3) else { panic!("{record:?}") };
+        image::decode(encoded, &mut pixels).unwrap();
+        assert_eq!((pixels.channels, pixels.height, pixels.width), (3, 12, 16));
+        assert_eq!(record.value(4), &RecordValue::Reals(vec![at as f32 + 0.5, -1.0, 1e-3]));
+    }
+}
+
+#[test]
+fn several_files_and_directories_are_one() {
+    let directory = copied();
+    fs::write(directory.path().join("notes.txt"), "not a record").unwrap();
+    let reader = open_path(directory.path()).unwrap();
+    assert_eq!(reader.len(), 20);
+    let mut record = Record::new();
+    for at in 0..20 {
+        reader.read(at, &mut record).unwrap();
+        assert_eq!(record.value(0), &RecordValue::Bytes(vec![0, (at % 5) as u8, 255]));
+    }
+}
+
+#[test]
+fn a_file_is_told_by_its_first_bytes_and_its_name() {
+    let data = fs::read(written().join("train.tfrecord")).unwrap();
+    assert!(sniff(Path::new("train-00000-of-00002"), &data[..512]));
+    assert!(!sniff(Path::new("train-00000-of-00002"), &data[1..512]));
+    assert!(sniff(&written(), b""));
+    for (name, is) in [("a.tfrecords", true), ("x-00001-of-00010", true), ("x-1-of-2", false), ("a.tfrecord.gz", true)]
+    {
+        assert_eq!(is_shard(Path::new(name)), is, "{name}");
+    }
+}
+
+#[test]
+fn a_file_cut_anywhere_is_an_error_with_its_offset() {
+    let data = fs::read(written().join("train.tfrecord")).unwrap();
+    let places = places(&index(&contents(&data)).unwrap(), data.len() as u64).unwrap();
+    let ends: Vec<u64> = places.iter().map(|(start, length)| start + u64::from(*length) + FOOTER_BYTES).collect();
+    for length in (0..data.len()).step_by(3).chain(ends.iter().map(|end| *end as usize)) {
+        if length == 0 || ends.contains(&(length as u64)) {
+            continue;
+        }
+        let error = read_error(open_bytes(&data[..length]));
+        let whole = ends.iter().rfind(|end| **end <= length as u64).copied().unwrap_or(0);
+        assert!(error.offset.is_some_and(|at| at == whole || at == whole + HEADER_BYTES), "{length}: {error}");
+        assert!(error.file.is_some());
+    }
+    assert!(read_error(open_bytes(b"")).message.contains("no record"));
+}
+
+fn contents(data: &[u8]) -> Contents {
+    let mut file = tempfile::tempfile().unwrap();
+    io::Write::write_all(&mut file, data).unwrap();
+    Contents::unpacked(Path::new("a.tfrecord"), file).unwrap()
+}
+
+#[test]
+fn a_flipped_bit_is_noticed_wherever_it_is() {
+    let data = fs::read(written().join("train.tfrecord")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.tfrecord");
+    let mut record = Record::new();
+    for at in (0..data.len() * 8).step_by(61) {
+        let mut damaged = data.clone();
+        damaged[at / 8] ^= 1 << (at % 8);
+        fs::write(&path, &damaged).unwrap();
+        let noticed = match open_path(&path) {
+            Err(OpenError::Read(error)) => error,
+            Err(error) => panic!("{error}"),
+            Ok(reader) => (0..reader.len()).find_map(|at| reader.read(at, &mut record).err()).unwrap(),
+        };
+        assert!(noticed.offset.is_some_and(|offset| offset <= at as u64 / 8), "bit {at}: {noticed}");
+    }
+}
+
+#[test]
+fn hostile_lengths_take_no_memory() {
+    for length in [u64::MAX, 1 << 40, RECORD_BYTES_MAX + 1, RECORD_BYTES_MAX, 1000] {
+        let mut file = length.to_le_bytes().to_vec();
+        file.extend(crc32c::masked(&length.to_le_bytes()).to_le_bytes());
+        file.extend([0; 100]);
+        let error = read_error(open_bytes(&file));
+        assert!(error.offset.is_some_and(|at| at <= HEADER_BYTES), "{error}");
+    }
+    // A bomb: a megabyte of zeros a thousand times.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.tfrecord.gz");
+    let mut bomb = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    io::copy(&mut io::repeat(0).take(10 << 20), &mut bomb).unwrap();
+    fs::write(&path, bomb.finish().unwrap()).unwrap();
+    let mut settings = settings();
+    settings.set("unpacked_max", "job.toml:3", Setting::Int(1 << 20));
+    let error = read_error(open(&[DataFile::at(&path).unwrap()], &settings));
+    assert!(error.message.contains("unpacks to more than 1048576 bytes"), "{error}");
+}
+
+#[test]
+fn what_is_no_example_is_an_error_and_never_a_panic() {
+    let data = fs::read(written().join("train.tfrecord")).unwrap();
+    let places = places(&index(&contents(&data)).unwrap(), data.len() as u64).unwrap();
+    let (start, length) = places[0];
+    let first = data[start as usize..][..length as usize].to_vec();
+    let stream = Stream::new(3, "records");
+    let mut malformed = 0;
+    for trial in 0..3000 {
+        let mut record = first.clone();
+        // Most of the structure is at the end, after the bytes of the image.
+        for flip in 0..1 + stream.below(trial, 0, 3) {
+            let at = stream.below(trial, 1 + 2 * flip, record.len() as u64) as usize;
+            record[at] = stream.bits(trial, 2 + 2 * flip) as u8;
+        }
+        record.truncate(record.len() - stream.below(trial, 99, 20) as usize);
+        let mut found = columns::Found::default();
+        malformed += usize::from(found.add(&record).is_err());
+        if trial % 50 == 0 {
+            let _ = open_bytes(&framed(&[first.clone(), record]));
+        }
+    }
+    assert!(malformed > 300, "{malformed}");
+    let error = read_error(open_bytes(&framed(&[b"\x0a\x05hello, this is text".to_vec()])));
+    assert!(error.message.contains("no `tf.train.Example`"), "{error}");
+}
+
+#[test]
+fn packed_and_single_values_are_the_same() {
+    let (mut ints, mut reals) = (Vec::new(), Vec::new());
+    example::ints_of(b"\x0a\x03\x01\xac\x02\x08\x07", &mut ints).unwrap();
+    example::ints_of(b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", &mut ints).unwrap();
+    assert_eq!(ints, [1, 300, 7, -1]);
+    example::floats_of(b"\x0a\x08\0\0\x80\x3f\0\0\0\x40\x0d\0\0\x40\x40", &mut reals).unwrap();
+    assert_eq!(reals, [1.0, 2.0, 3.0]);
+    assert!(example::floats_of(b"\x0a\x07\0\0\x80\x3f\0\0\0", &mut reals).is_err());
+    assert!(example::ints_of(b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", &mut ints).is_err());
+}
+
+#[test]
+fn a_record_of_another_shape_is_an_error_at_its_place() {
+    // {"a": ints}, for one and for two values.
+    let example = |count: u8| {
+        let list: Vec<u8> = std::iter::once(0x0a).chain([count]).chain((0..count).map(|at| at + 5)).collect();
+        let wrap = |tag: u8, inner: Vec<u8>| [vec![tag, inner.len() as u8], inner].concat();
+        let entry = [b"\x0a\x01a".to_vec(), wrap(0x12, wrap(0x1a, list))].concat();
+        wrap(0x0a, wrap(0x0a, entry))
+    };
+    let records: Vec<_> = (0..LOOKED_AT + 2).map(|at| example(if at == LOOKED_AT { 2 } else { 1 })).collect();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.tfrecord");
+    fs::write(&path, framed(&records)).unwrap();
+    let reader = open_path(&path).unwrap();
+    let mut record = Record::new();
+    let error = reader.read(LOOKED_AT, &mut record).unwrap_err();
+    assert!(error.message.contains("\"a\" has 2 values instead of 1"), "{error}");
+    assert_eq!(error.offset, Some(LOOKED_AT as u64 * (records[0].len() as u64 + 16) + 12));
+    reader.read(LOOKED_AT + 1, &mut record).unwrap();
+    assert_eq!(record.value(0), &RecordValue::Ints(vec![5]));
+}

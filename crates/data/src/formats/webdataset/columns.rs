@@ -1,0 +1,202 @@
+//! From the members of a sample to columns: what each ending holds.
+
+use super::npy::Array;
+use crate::error::shown;
+use crate::record::{Record, RecordColumn, RecordKind};
+use serde_json::Value;
+
+/// What the members with some endings become.
+#[derive(Debug, PartialEq)]
+pub(super) enum Part {
+    Image(usize),
+    Int(usize),
+    Text(usize),
+    Bytes(usize),
+    Array {
+        column: usize,
+        shape: Vec<usize>,
+        is_real: bool,
+    },
+    /// Keys of an object, each a column.
+    Json(Vec<JsonKey>),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct JsonKey {
+    key: String,
+    kind: JsonKind,
+    column: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum JsonKind {
+    Int,
+    Real,
+    Text,
+}
+
+/// Endings of images that are the `image` of a sample, whichever of them it has.
+pub(super) const IMAGES: [&str; 3] = ["jpg", "jpeg", "png"];
+const WHOLE_NUMBERS: [&str; 6] = ["cls", "cls2", "class", "count", "index", "inx"];
+const TEXTS: [&str; 3] = ["txt", "text", "transcript"];
+
+/// Whether the columns of members with this ending depend on what the members hold.
+pub(super) fn says_more(ending: &str) -> bool {
+    ["json", "npy"].contains(&last(ending))
+}
+
+fn last(ending: &str) -> &str {
+    ending.rsplit('.').next().unwrap_or(ending)
+}
+
+/// The part that members with this ending are, and its columns, which are appended. `samples` are the first few of
+/// them, if they [say more](says_more).
+pub(super) fn part(ending: &str, name: &str, samples: &[Vec<u8>], columns: &mut Vec<RecordColumn>) -> Part {
+    let column = columns.len();
+    let mut add = |name: &str, kind: RecordKind| columns.push(RecordColumn { name: name.into(), kind });
+    let last = last(ending);
+    if IMAGES.contains(&last) {
+        add(name, RecordKind::Image);
+        return Part::Image(column);
+    }
+    if WHOLE_NUMBERS.contains(&last) {
+        add(name, RecordKind::Int { shape: vec![], classes: None });
+        return Part::Int(column);
+    }
+    if last == "json" {
+        let mut keys = json_keys(samples);
+        for (at, key) in keys.iter_mut().enumerate() {
+            key.column = column + at;
+            let kind = match key.kind {
+                JsonKind::Int => RecordKind::Int { shape: vec![], classes: None },
+                JsonKind::Real => RecordKind::Real { shape: vec![] },
+                JsonKind::Text => RecordKind::Text,
+            };
+            add(&format!("{name}.{}", key.key), kind);
+        }
+        if !keys.is_empty() {
+            return Part::Json(keys);
+        }
+    }
+    if TEXTS.contains(&last) || last == "json" {
+        add(name, RecordKind::Text);
+        return Part::Text(column);
+    }
+    if last == "npy"
+        && let Some((shape, is_real)) = array_kind(samples)
+    {
+        let kind = match is_real {
+            true => RecordKind::Real { shape: shape.clone() },
+            false => RecordKind::Int { shape: shape.clone(), classes: None },
+        };
+        add(name, kind);
+        return Part::Array { column, shape, is_real };
+    }
+    add(name, RecordKind::Bytes);
+    Part::Bytes(column)
+}
+
+/// The shape that all these arrays have, and whether any holds fractions.
+fn array_kind(samples: &[Vec<u8>]) -> Option<(Vec<usize>, bool)> {
+    let arrays: Vec<Array<'_>> = samples.iter().map(|sample| Array::parse(sample)).collect::<Result<_, _>>().ok()?;
+    let shape = arrays.first()?.shape.clone();
+    arrays.iter().all(|array| array.shape == shape).then(|| (shape, arrays.iter().any(Array::is_float)))
+}
+
+/// The keys whose values are numbers, texts or truth values in all samples that have them.
+fn json_keys(samples: &[Vec<u8>]) -> Vec<JsonKey> {
+    let mut keys: Vec<(JsonKey, bool)> = Vec::new();
+    for sample in samples {
+        let Ok(Value::Object(object)) = serde_json::from_slice(sample) else { return Vec::new() };
+        for (name, value) in &object {
+            let kind = match value {
+                Value::Null => continue,
+                Value::Bool(_) => Some(JsonKind::Int),
+                Value::Number(number) if number.as_i64().is_some() => Some(JsonKind::Int),
+                Value::Number(_) => Some(JsonKind::Real),
+                Value::String(_) => Some(JsonKind::Text),
+                Value::Array(_) | Value::Object(_) => None,
+            };
+            match keys.iter_mut().find(|(key, _)| key.key == *name) {
+                Some((key, is_even)) => match (key.kind, kind) {
+                    (JsonKind::Int | JsonKind::Real, Some(JsonKind::Real)) | (JsonKind::Real, Some(JsonKind::Int)) => {
+                        key.kind = JsonKind::Real
+                    }
+                    (known, found) => *is_even &= Some(known) == found,
+                },
+                None => {
+                    let known = kind.unwrap_or(JsonKind::Text);
+                    keys.push((JsonKey { key: name.clone(), kind: known, column: 0 }, kind.is_some()));
+                }
+            }
+        }
+    }
+    keys.sort_by(|(one, _), (other, _)| one.key.cmp(&other.key));
+    keys.into_iter().filter(|(_, is_even)| *is_even).map(|(key, _)| key).collect()
+}
+
+impl Part {
+    /// Reads a member into its columns, and calls `found` with each that has a value now.
+    pub fn read(&self, bytes: &[u8], record: &mut Record, found: &mut dyn FnMut(usize)) -> Result<(), String> {
+        let text = || std::str::from_utf8(bytes).map_err(|_| String::from("the member is no text in UTF-8"));
+        match self {
+            Self::Image(column) | Self::Bytes(column) => {
+                record.bytes(*column).extend_from_slice(bytes);
+                found(*column);
+            }
+            Self::Text(column) => {
+                record.text(*column).push_str(text()?);
+                found(*column);
+            }
+            Self::Int(column) => {
+                let text = text()?.trim();
+                let value = text.parse().map_err(|_| format!("{} is no whole number", shown(text)))?;
+                record.ints(*column).push(value);
+                found(*column);
+            }
+            Self::Array { column, shape, is_real } => {
+                read_array(bytes, *column, (shape, *is_real), record)?;
+                found(*column);
+            }
+            Self::Json(keys) => {
+                let parsed = serde_json::from_slice(bytes).map_err(|error| format!("this is no JSON: {error}"))?;
+                let Value::Object(object) = parsed else { return Err("this is no JSON object".into()) };
+                for key in keys {
+                    if let Some(value) = object.get(&key.key).filter(|value| !value.is_null()) {
+                        read_json(key, value, record)?;
+                        found(key.column);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn read_array(bytes: &[u8], column: usize, kind: (&[usize], bool), record: &mut Record) -> Result<(), String> {
+    let array = Array::parse(bytes)?;
+    let (shape, is_real) = kind;
+    if array.shape != shape {
+        return Err(format!("the array has the shape {:?}, the first ones have {shape:?}", array.shape));
+    }
+    match is_real {
+        true => array.reals(record.reals(column)),
+        false if array.is_float() => return Err("the array has fractions, the first ones have none".into()),
+        false => array.ints(record.ints(column)),
+    }
+    Ok(())
+}
+
+fn read_json(key: &JsonKey, value: &Value, record: &mut Record) -> Result<(), String> {
+    match (key.kind, value) {
+        (JsonKind::Text, Value::String(text)) => record.text(key.column).push_str(text),
+        (JsonKind::Int, Value::Bool(value)) => record.ints(key.column).push(i64::from(*value)),
+        (JsonKind::Real, Value::Bool(value)) => record.reals(key.column).push(f32::from(*value)),
+        (JsonKind::Int, Value::Number(number)) if number.as_i64().is_some() => {
+            record.ints(key.column).extend(number.as_i64());
+        }
+        (JsonKind::Real, Value::Number(number)) => record.reals(key.column).extend(number.as_f64().map(|it| it as f32)),
+        _ => return Err(format!("the value of {} has another type than in the first samples", shown(&key.key))),
+    }
+    Ok(())
+}
