@@ -9,15 +9,17 @@ use crate::error::ReadError;
 use crate::format::{OpenError, Reader};
 use crate::record::{Record, RecordColumn, RecordKind, RecordValue};
 use crate::sample::Form;
+use crate::tokenizer::Tokenizer;
 use crate::transform::{ALWAYS, Setup, Transform, TransformKind};
 use kolo_base::lock;
 use kolo_graph::settings::{SIZE_MAX, Settings};
+use std::path::Path;
 use std::sync::Mutex;
 
 pub const KIND: TransformKind = TransformKind {
     name: "pack",
     doc: "texts of any length as rows of tokens, a separator after each text; stands first in the list",
-    keys: "`context = 128`, `column` (default: the first of text), `tokenizer = \"bytes\"`, `separator` (default: the tokenizer's end of text, or byte 0)",
+    keys: "`context = 128`, `column` (default: the first of text), `tokenizer = \"bytes\"` or a `tokenizer.json`, `separator` (default: the tokenizer's end of text, or byte 0)",
     when: ALWAYS,
     make,
 };
@@ -30,20 +32,19 @@ fn make(table: &Settings, _: &mut Form, _: &mut Setup<'_>) -> Result<Box<dyn Tra
 /// From text to tokens.
 #[derive(Debug)]
 struct Encoder {
-    vocabulary: usize,
+    tokenizer: Tokenizer,
     separator: u32,
 }
 
 impl Encoder {
     fn read(table: &Settings) -> Result<Self, OpenError> {
-        table.choice("tokenizer", &["bytes"])?;
-        let separator = table.count_in("separator", 0, 0, 255)? as u32;
-        Ok(Self { vocabulary: 256, separator })
-    }
-
-    fn encode(&self, text: &str, out: &mut Vec<u32>) -> Result<(), ReadError> {
-        out.extend(text.bytes().map(u32::from));
-        Ok(())
+        let tokenizer = match table.text("tokenizer", "bytes")?.as_str() {
+            "bytes" => Tokenizer::bytes(),
+            path => Tokenizer::open(Path::new(path))?,
+        };
+        let default = tokenizer.end_of_text().unwrap_or(0) as usize;
+        let separator = table.count_in("separator", default, 0, tokenizer.vocab() - 1)? as u32;
+        Ok(Self { tokenizer, separator })
     }
 }
 
@@ -77,7 +78,7 @@ pub(crate) fn packed(texts: Box<dyn Reader>, table: &Settings, skips: bool) -> R
         };
         return Err(table.wrong("column", message, "name a column of text").into());
     };
-    let kind = RecordKind::Int { shape: vec![context + 1], classes: Some(encoder.vocabulary) };
+    let kind = RecordKind::Int { shape: vec![context + 1], classes: Some(encoder.tokenizer.vocab()) };
     let columns = [RecordColumn { name: "tokens".into(), kind }];
     let mut packed = Packed { texts, column, columns, context, encoder, ends: Vec::new(), scratch: Mutex::default() };
     packed.count(skips)?;
@@ -109,7 +110,7 @@ impl Packed {
     fn text(&self, at: usize, record: &mut Record, tokens: &mut Vec<u32>) -> Result<(), ReadError> {
         self.texts.read(at, record)?;
         if let RecordValue::Text(text) = record.value(self.column) {
-            self.encoder.encode(text, tokens)?;
+            self.encoder.tokenizer.encode(text, tokens)?;
             tokens.push(self.encoder.separator);
         }
         Ok(())
@@ -153,7 +154,7 @@ impl Reader for Packed {
     }
 
     fn fingerprint(&self) -> String {
-        self.texts.fingerprint()
+        format!("{} {}", self.texts.fingerprint(), self.encoder.tokenizer.digest())
     }
 }
 
