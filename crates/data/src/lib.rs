@@ -20,12 +20,16 @@ pub mod files;
 mod fingerprint;
 pub mod format;
 pub mod formats;
+#[cfg(any(feature = "parquet", feature = "hdf5"))]
+mod guard;
 mod noise;
 pub mod prefetch;
 pub mod record;
 mod source;
 pub mod sources;
 mod split;
+#[cfg(any(feature = "parquet", feature = "hdf5"))]
+mod units;
 
 pub use error::ReadError;
 pub use kolo_graph::field::{Column, Field, IGNORED, Kind};
