@@ -27,6 +27,8 @@ pub mod formats;
 pub mod image;
 pub mod index_file;
 mod load_times;
+#[cfg(any(feature = "parquet", feature = "hdf5"))]
+mod guard;
 mod noise;
 mod parts;
 pub mod prefetch;
@@ -41,6 +43,8 @@ pub mod tokenizer;
 pub mod transform;
 pub mod transforms;
 mod windows;
+#[cfg(any(feature = "parquet", feature = "hdf5"))]
+mod units;
 
 pub use error::ReadError;
 pub use file_source::{FileSource, open_for_prediction};
