@@ -144,11 +144,6 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// What `path` unpacked to.
-    pub(crate) fn unpacked(path: &Path, file: File, bytes: u64) -> Self {
-        Self { path: path.into(), file: Arc::new(file), bytes }
-    }
-
     /// What was unpacked from this file, or made of it.
     pub fn made(path: &Path, file: File) -> Result<Self, ReadError> {
         let bytes = file.metadata().map_err(|error| ReadError::io(path, &error))?.len();

@@ -24,11 +24,11 @@ pub mod files;
 mod fingerprint;
 pub mod format;
 pub mod formats;
+#[cfg(any(feature = "parquet", feature = "hdf5"))]
+mod guard;
 pub mod image;
 pub mod index_file;
 mod load_times;
-#[cfg(any(feature = "parquet", feature = "hdf5"))]
-mod guard;
 mod noise;
 mod parts;
 pub mod prefetch;
@@ -42,9 +42,9 @@ mod split;
 pub mod tokenizer;
 pub mod transform;
 pub mod transforms;
-mod windows;
 #[cfg(any(feature = "parquet", feature = "hdf5"))]
 mod units;
+mod windows;
 
 pub use error::ReadError;
 pub use file_source::{FileSource, open_for_prediction};

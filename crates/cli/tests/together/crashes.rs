@@ -79,7 +79,10 @@ fn killed_runs_go_on_to_the_same_weights() {
         assert_eq!(weights(&ended), expected, "round {round}");
         // Every row of the metrics is there once, in order.
         let rows = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).expect("metrics");
-        let steps: Vec<u64> = rows.lines().map(|row| serde_json::from_str::<serde_json::Value>(row).expect("JSON")["step"].as_u64().expect("a step")).collect();
+        let steps: Vec<u64> = rows
+            .lines()
+            .map(|row| serde_json::from_str::<serde_json::Value>(row).expect("JSON")["step"].as_u64().expect("a step"))
+            .collect();
         assert!(steps.windows(2).all(|pair| pair[0] <= pair[1]), "round {round}: {steps:?}");
         run(std::process::Command::new(KOLO).args(["ckpt", "verify"]).arg(dir.path().join("run")), LIMIT).well();
     }
