@@ -164,9 +164,9 @@ fn first_image(part: &Part, skips: bool) -> Result<Pixels, ReadError> {
         let decoded = part.read(number, &mut record).and_then(|()| match record.value(at) {
             RecordValue::Bytes(bytes) => image::decode(bytes, &mut pixels).map_err(|error| {
                 let message = format!("the image cannot be decoded: {error}");
-                ReadError::new(message, "copy it again, or write `on_error = \"skip\"`").of(&part.name, number)
+                part.blame(number, ReadError::new(message, "copy it again, or write `on_error = \"skip\"`"))
             }),
-            _ => Err(ReadError::new("the image is missing", "correct the file").of(&part.name, number)),
+            _ => Err(part.blame(number, ReadError::new("the image is missing", "correct the file"))),
         });
         match decoded {
             Ok(()) => return Ok(pixels),
