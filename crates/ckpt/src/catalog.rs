@@ -1,7 +1,7 @@
 //! The checkpoints of a run: a directory with one directory for each.
 
 use crate::checkpoint::Checkpoint;
-use crate::disk::{Disk, SharedDisk};
+use crate::disk::{Disk, Item, SharedDisk};
 use crate::error::CkptError;
 use std::fmt;
 use std::io;
@@ -68,12 +68,24 @@ pub fn list(disk: &SharedDisk, root: &Path) -> Result<Vec<Listed>, CkptError> {
     Ok(names(disk.as_ref(), root)?.into_iter().map(open).collect())
 }
 
+/// Checkpoints that were begun and not committed.
+pub fn unfinished(disk: &dyn Disk, root: &Path) -> Result<Vec<PathBuf>, CkptError> {
+    let items = items(disk, root)?;
+    let begun = items.iter().filter(|item| item.is_dir && item.name.starts_with(UNFINISHED));
+    Ok(begun.map(|item| root.join(&item.name)).collect())
+}
+
+/// What a directory holds; nothing if there is none.
+fn items(disk: &dyn Disk, root: &Path) -> Result<Vec<Item>, CkptError> {
+    match disk.list(root) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        outcome => outcome.map_err(CkptError::io(root, "list", None)),
+    }
+}
+
 /// Names of checkpoints, the newest last; none if there is no such directory.
 fn names(disk: &dyn Disk, root: &Path) -> Result<Vec<StepName>, CkptError> {
-    let items = match disk.list(root) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-        outcome => outcome.map_err(CkptError::io(root, "list", None))?,
-    };
+    let items = items(disk, root)?;
     let mut names: Vec<StepName> =
         items.iter().filter(|item| item.is_dir).filter_map(|item| StepName::parse(&item.name)).collect();
     names.sort();
@@ -116,6 +128,8 @@ pub struct Keep<'a> {
     pub committed: Option<&'a Path>,
     /// An unfinished one that ranks are writing.
     pub unfinished: Option<&'a Path>,
+    /// All unfinished ones: ranks may have begun the next.
+    pub all_unfinished: bool,
 }
 
 /// Removes old checkpoints, and what was left unfinished. The newest sound one always stays, and so does whatever could not
@@ -138,11 +152,9 @@ pub fn prune(disk: &SharedDisk, root: &Path, keep: Keep<'_>) -> Result<Vec<PathB
         remove(disk.as_ref(), root, &path)?;
         removed.push(path);
     }
-    let items = match disk.list(root) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-        outcome => outcome.map_err(CkptError::io(root, "list", None))?,
-    };
-    for item in items.iter().filter(|item| [UNFINISHED, REMOVING].iter().any(|prefix| item.name.starts_with(prefix))) {
+    let items = items(disk.as_ref(), root)?;
+    let left = if keep.all_unfinished { &[REMOVING][..] } else { &[UNFINISHED, REMOVING] };
+    for item in items.iter().filter(|item| left.iter().any(|prefix| item.name.starts_with(prefix))) {
         let path = root.join(&item.name);
         if item.is_dir && Some(path.as_path()) != keep.unfinished {
             remove_tree(disk.as_ref(), &path)?;

@@ -22,7 +22,8 @@ pub trait Disk: Debug + Send + Sync {
     /// What a directory holds, in order of name.
     fn list(&self, path: &Path) -> io::Result<Vec<Item>>;
 
-    /// Gives a file or directory another name in the same directory; nothing must have that name.
+    /// Gives a file or directory another name in the same directory. A file of that name is replaced; a directory must not be
+    /// there.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
     fn remove_file(&self, path: &Path) -> io::Result<()>;

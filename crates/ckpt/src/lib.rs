@@ -3,22 +3,25 @@
 mod catalog;
 mod checkpoint;
 mod commit;
+pub mod diff;
 pub mod digest;
 pub mod disk;
 mod error;
 mod manifest;
+pub mod mapping;
 pub mod safetensors;
 mod shard;
 pub mod simulated;
 mod source;
+pub mod transfer;
 mod verify;
 
-pub use catalog::{Found, Keep, Listed, StepName, list, newest_valid, prune, staging_dir};
+pub use catalog::{Found, Keep, Listed, StepName, list, newest_valid, prune, staging_dir, unfinished};
 pub use checkpoint::Checkpoint;
 pub use commit::{commit, discard};
 pub use disk::{Disk, RealDisk, SharedDisk};
 pub use error::{CkptError, human};
 pub use manifest::{CHUNK_BYTES, FileInfo, Header, INDEX, MANIFEST, Role, Run, TensorInfo};
 pub use shard::{Piece, ShardWriter, Summary, WrittenRun, write_shard};
-pub use source::{CHECKPOINTS, TensorSource, resolve};
+pub use source::{CHECKPOINTS, TensorSource, TensorView, checkpoints_of, resolve};
 pub use verify::{Damage, DamageKind};

@@ -283,7 +283,7 @@ impl Manifest {
 }
 
 /// A name without directories, that cannot lead elsewhere and is not hidden.
-fn is_plain(name: &str) -> bool {
+pub(crate) fn is_plain(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     !name.is_empty() && name.len() <= 255 && !name.starts_with('.') && name.bytes().all(allowed)
 }

@@ -18,6 +18,8 @@ use std::path::{Path, PathBuf};
 const DATA_ALIGNMENT: usize = 64;
 /// Bytes of a header, at most: the limit of the format's own library.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
+/// The first four bytes of a zip archive.
+const ZIP_MAGIC: u32 = 0x0403_4b50;
 const METADATA: &str = "__metadata__";
 
 /// Element types of the format with their bytes, and ours where there is one.
@@ -145,6 +147,14 @@ fn read_header(path: &Path, file: &dyn ReadFile) -> Result<(Vec<StoredTensor>, V
     }
     file.read_at(0, &mut length).map_err(CkptError::io(path, "read", Some(8)))?;
     let length = u64::from_le_bytes(length);
+    if length > HEADER_BYTES_MAX && length as u32 == ZIP_MAGIC {
+        let hint = "convert it in Python: safetensors.torch.save_file(torch.load(FILE), \"model.safetensors\")";
+        return Err(CkptError::refused(
+            path,
+            "is a zip archive, as torch.save writes it, which could hold any code",
+            hint,
+        ));
+    }
     if length > HEADER_BYTES_MAX || length > file.bytes() - 8 {
         let bytes = file.bytes();
         return Err(refused(format!("says that its header has {length} bytes, and the file has {bytes} in all")));

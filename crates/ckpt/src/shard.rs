@@ -137,9 +137,8 @@ impl ShardWriter {
         pieces.iter().try_for_each(Piece::check)?;
         // Wide elements first, so that all are aligned.
         pieces.sort_by(|a, b| {
-            (b.dtype.bytes(), a.tensor, a.start)
-                .partial_cmp(&(a.dtype.bytes(), b.tensor, b.start))
-                .unwrap_or(std::cmp::Ordering::Equal)
+            let wide = b.dtype.bytes().cmp(&a.dtype.bytes());
+            wide.then_with(|| (a.tensor, a.start).cmp(&(b.tensor, b.start)))
         });
         create_dirs(disk, staging_dir)?;
         let mut summary = Summary {

@@ -341,7 +341,9 @@ impl Disk for SimulatedDisk {
         self.change_name(from, |state, dir, from| {
             let (target, to) = state.parent(to)?;
             let node = *state.dirs[dir].now.get(&from).ok_or(ErrorKind::NotFound)?;
-            if target != dir || state.dirs[dir].now.contains_key(&to) {
+            let is_dir = |node: &Node| matches!(node, Node::Dir(_));
+            let replaced = state.dirs[dir].now.get(&to);
+            if target != dir || replaced.is_some_and(|old| is_dir(old) || is_dir(&node)) {
                 return Err(ErrorKind::AlreadyExists.into());
             }
             Ok(NameChange::Renamed { from, to, node })

@@ -2,13 +2,13 @@
 
 use crate::catalog::{self, Found};
 use crate::checkpoint::Checkpoint;
-use crate::disk::SharedDisk;
+use crate::disk::{Disk, SharedDisk};
 use crate::error::CkptError;
 use crate::manifest::{MANIFEST, Role, TensorInfo};
 use crate::safetensors::SafetensorsFile;
 use kolo_graph::DType;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The directory of a run that has its checkpoints.
 pub const CHECKPOINTS: &str = "checkpoints";
@@ -38,6 +38,13 @@ impl<'a> TensorView<'a> {
 
     pub fn elements(&self) -> usize {
         kolo_graph::types::count(self.shape)
+    }
+}
+
+impl std::fmt::Display for TensorView<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let sizes: Vec<String> = self.shape.iter().map(usize::to_string).collect();
+        write!(f, "{}[{}]", self.dtype.map_or("?", DType::name), sizes.join(","))
     }
 }
 
@@ -97,9 +104,15 @@ impl TensorSource {
     }
 }
 
+/// The directory with the checkpoints of a run, which may be the path itself.
+pub fn checkpoints_of(disk: &dyn Disk, path: &Path) -> PathBuf {
+    let inner = path.join(CHECKPOINTS);
+    if disk.is_dir(&inner) { inner } else { path.to_path_buf() }
+}
+
 /// What a user means by a path: a safetensors file, a checkpoint, a directory of checkpoints or that of a run, both of which
 /// stand for their newest sound one. Also says which newer ones were not sound, and why.
-pub fn resolve(disk: &SharedDisk, path: &Path) -> Result<(TensorSource, Vec<(std::path::PathBuf, String)>), CkptError> {
+pub fn resolve(disk: &SharedDisk, path: &Path) -> Result<(TensorSource, Vec<(PathBuf, String)>), CkptError> {
     if !disk.is_dir(path) {
         return Ok((TensorSource::Safetensors(SafetensorsFile::open(disk.as_ref(), path)?), Vec::new()));
     }
@@ -107,8 +120,7 @@ pub fn resolve(disk: &SharedDisk, path: &Path) -> Result<(TensorSource, Vec<(std
     if items.iter().any(|item| item.name == MANIFEST) {
         return Ok((TensorSource::Checkpoint(Box::new(Checkpoint::open(disk, path)?)), Vec::new()));
     }
-    let inner = items.iter().any(|item| item.is_dir && item.name == CHECKPOINTS);
-    let root = if inner { path.join(CHECKPOINTS) } else { path.to_path_buf() };
+    let root = checkpoints_of(disk.as_ref(), path);
     let Found { checkpoint, skipped } = catalog::newest_valid(disk, &root)?;
     match (checkpoint, skipped.first()) {
         (Some(checkpoint), _) => Ok((TensorSource::Checkpoint(Box::new(checkpoint)), skipped)),

@@ -46,7 +46,7 @@ impl Command {
             Command::Graph(args) => Some(&mut args.job.workers),
             Command::Bench { command: Bench::Train(args) } => Some(&mut args.job.workers),
             Command::Bench { command: Bench::Comm(args) } => Some(&mut args.workers),
-            Command::Slurm(_) | Command::Agent | Command::List { .. } => None,
+            Command::Slurm(_) | Command::Ckpt { .. } | Command::Agent | Command::List { .. } => None,
         }
     }
 }
@@ -66,6 +66,11 @@ pub enum Command {
     },
     /// Write a batch script for Slurm that trains a job
     Slurm(Slurm),
+    /// Look at checkpoints, compare, export and import them
+    Ckpt {
+        #[command(subcommand)]
+        command: Ckpt,
+    },
     /// Run the workers of one host; `--hosts` starts it there
     #[command(hide = true)]
     Agent,
@@ -143,6 +148,18 @@ pub struct Workers {
     pub given: Vec<String>,
 }
 
+impl Workers {
+    /// One, with all defaults.
+    pub fn alone() -> Self {
+        #[derive(Parser)]
+        struct Alone {
+            #[command(flatten)]
+            workers: Workers,
+        }
+        Alone::parse_from(["kolo"]).workers
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TransportKind {
     /// Shared memory on one host, TCP across hosts, MPI under mpirun
@@ -156,13 +173,16 @@ pub enum TransportKind {
 pub struct Train {
     #[command(flatten)]
     pub job: JobArgs,
-    /// Write metrics.jsonl, report.json, TensorBoard events and pictures into this directory; runs/NAME-NUMBER by default
+    /// Write checkpoints, metrics.jsonl, report.json, TensorBoard events and pictures into this directory; runs/NAME-NUMBER by default
     #[arg(long)]
     pub out: Option<PathBuf>,
     /// Replace the files of an earlier run in --out
     #[arg(long, requires = "out")]
     pub overwrite: bool,
-    /// Keep no metrics: make no directory for this run
+    /// Go on from the newest checkpoint in --out, or of this job's last run; from the beginning if there is none
+    #[arg(long, conflicts_with_all = ["overwrite", "no_out"])]
+    pub resume: bool,
+    /// Keep nothing: make no directory for this run
     #[arg(long, conflicts_with = "out")]
     pub no_out: bool,
     /// The directory that the supervisor has made for this run
@@ -223,6 +243,62 @@ pub struct Slurm {
     /// What follows goes to `kolo train` as it is
     #[arg(last = true)]
     pub train: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Ckpt {
+    /// List the checkpoints of a run
+    Ls {
+        /// The directory of a run, or of checkpoints
+        run: PathBuf,
+    },
+    /// Say what a checkpoint holds: step, weights, settings, tensors
+    Show {
+        /// A run, a checkpoint or a safetensors file
+        path: PathBuf,
+    },
+    /// Compare every byte with the digests, and name what is damaged
+    Verify {
+        /// A checkpoint, or a run to look at all of them
+        path: PathBuf,
+    },
+    /// Say where two checkpoints differ; exit code 1 if they do
+    Diff {
+        /// A run, a checkpoint or a safetensors file
+        first: PathBuf,
+        second: PathBuf,
+    },
+    /// Write the model as one safetensors file
+    Export {
+        /// A run or a checkpoint
+        path: PathBuf,
+        /// The file to write
+        out: PathBuf,
+        /// Whose names and layouts; kolo's own by default
+        #[arg(long, value_enum)]
+        to: Option<ExportTarget>,
+    },
+    /// Make a run of weights that transformers, torchvision or PyTorch wrote as safetensors
+    Import {
+        /// The safetensors file, or the model.safetensors.index.json of several
+        file: PathBuf,
+        /// The directory of the run to make
+        out: PathBuf,
+        /// The job file whose model the weights are for
+        #[arg(long, value_name = "JOB")]
+        model: PathBuf,
+        /// Override a key of the job file
+        #[arg(long = "set", value_name = "KEY=VALUE")]
+        set: Vec<String>,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ExportTarget {
+    /// Hugging Face's transformers: GPT-2
+    Hf,
+    /// PyTorch: torchvision's ResNets and AlexNet, GPT-2 of nn.Linear layers, other models as they are
+    Torch,
 }
 
 #[derive(Debug, ClapArgs)]

@@ -96,6 +96,18 @@ impl From<SettingError> for Failure {
     }
 }
 
+/// A checkpoint; the message has its own hint. A path that is not there is a wrong command.
+impl From<kolo_ckpt::CkptError> for Failure {
+    fn from(error: kolo_ckpt::CkptError) -> Self {
+        let not_there = |source: &std::io::Error| source.kind() == std::io::ErrorKind::NotFound;
+        let code = match &error {
+            kolo_ckpt::CkptError::Io { source, .. } if not_there(source) => COMMAND_WRONG,
+            _ => JOB_FAILED,
+        };
+        Self { message: error.to_string(), code, ..NOTHING }
+    }
+}
+
 impl From<kolo_graph::GraphError> for Failure {
     fn from(error: kolo_graph::GraphError) -> Self {
         kolo_train::Error::from(error).into()

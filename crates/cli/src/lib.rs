@@ -15,6 +15,7 @@
 mod args;
 mod bench;
 mod bench_comm;
+mod ckpt;
 mod classes;
 mod cores;
 mod fail;
@@ -52,6 +53,7 @@ pub mod prelude {
     pub use kolo_train::optimizer::{Optimizer, OptimizerError};
 }
 
+pub use kolo_ckpt as checkpoint;
 pub use kolo_data as data;
 pub use kolo_exec as exec;
 pub use kolo_graph as graph_ir;
@@ -134,6 +136,7 @@ impl App {
             args::Command::Bench { command: args::Bench::Train(args) } => bench::train(&self.kinds, &args),
             args::Command::Bench { command: args::Bench::Comm(args) } => bench_comm::comm(&args),
             args::Command::Slurm(args) => slurm::slurm(&self.kinds, &args),
+            args::Command::Ckpt { command } => ckpt::ckpt(&self.kinds, &command),
             args::Command::Agent => {
                 return ExitCode::from(u8::try_from(kolo_cluster::agent::run()).unwrap_or(1));
             }

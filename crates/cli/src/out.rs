@@ -5,6 +5,7 @@
 
 use crate::fail::Failure;
 use crate::output::print_error;
+use kolo_train::checkpoint::{CHECKPOINTS, JOB_FILE};
 use kolo_train::record::OutDir;
 use std::fs;
 use std::io;
@@ -34,7 +35,9 @@ fn is_ours(name: &str, files: RunFiles) -> bool {
         middle.is_some_and(|middle| !middle.is_empty() && middle.bytes().all(|byte| byte.is_ascii_digit()))
     };
     let log = files == RunFiles::All && within("rank-", ".log");
-    matches!(name, "metrics.jsonl" | "report.json" | "decision.png") || within("events.out.tfevents.", ".kolo") || log
+    matches!(name, "metrics.jsonl" | "report.json" | "decision.png" | CHECKPOINTS | JOB_FILE)
+        || within("events.out.tfevents.", ".kolo")
+        || log
 }
 
 /// The files of an earlier run.
@@ -65,8 +68,12 @@ pub fn claim(dir: &Path, overwrite: bool, files: RunFiles) -> Result<Vec<PathBuf
         return Ok(Vec::new());
     }
     if overwrite {
-        if let Some(path) = old.iter().find(|path| !fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file())) {
-            let message = format!("--overwrite: {} is not a regular file, so no run wrote it", path.display());
+        let is_ours = |path: &PathBuf| {
+            let wants_dir = path.file_name().is_some_and(|name| name == CHECKPOINTS);
+            fs::symlink_metadata(path).is_ok_and(|meta| if wants_dir { meta.is_dir() } else { meta.is_file() })
+        };
+        if let Some(path) = old.iter().find(|path| !is_ours(path)) {
+            let message = format!("--overwrite: {} is not what a run would write", path.display());
             return Err(Failure::usage(message, "name another directory for --out"));
         }
         let is_log = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "log");
@@ -113,6 +120,18 @@ fn make_fresh(root: &Path, name: &str) -> io::Result<PathBuf> {
         }
     }
     Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// The directory of the last run of this name that saved anything.
+pub fn last(name: &str) -> Option<OutDir> {
+    let prefix = safe_name(name);
+    let number = |path: &Path| -> Option<u64> {
+        path.file_name()?.to_str()?.strip_prefix(&prefix)?.strip_prefix('-')?.parse().ok()
+    };
+    let runs = fs::read_dir(RUNS).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    let saved = runs.filter(|path| path.join(CHECKPOINTS).is_dir());
+    let last = saved.filter_map(|path| Some((number(&path)?, path))).max()?;
+    Some(OutDir::new(last.1, false))
 }
 
 /// A directory for a run that names none. A place that cannot be written is told, and no reason not to train.
@@ -171,7 +190,7 @@ mod tests {
             "nothing began"
         );
         let out = OutDir { path: dir.into(), required: true, stale: claim(dir, true, RunFiles::All).unwrap() };
-        kolo_train::record::Record::create(Some(&out), &mut |_| {}).unwrap();
+        kolo_train::record::Record::create(Some(&out), None, &mut |_| {}).unwrap();
         let mut left: Vec<String> = theirs.map(String::from).into();
         left.extend(["metrics.jsonl".into()]);
         left.sort();
@@ -179,7 +198,7 @@ mod tests {
         assert_eq!(names(dir).into_iter().filter(|name| !event(name)).collect::<Vec<_>>(), left);
         assert!(!names(dir).contains(&"events.out.tfevents.0000000007.kolo".into()));
         fs::create_dir(dir.join("report.json")).unwrap();
-        assert!(claim(dir, true, RunFiles::All).unwrap_err().message().contains("is not a regular file"));
+        assert!(claim(dir, true, RunFiles::All).unwrap_err().message().contains("is not what a run would write"));
         assert!(names(dir).contains(&"metrics.jsonl".into()));
     }
 

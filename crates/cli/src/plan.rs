@@ -12,6 +12,7 @@ use kolo_parallel::Purpose;
 use kolo_parallel::mesh::DATA;
 use kolo_plan::{Cost, Fleet, Rates, RunCost};
 use kolo_train::Job;
+use kolo_train::checkpoint;
 use kolo_train::memory_check::{self, HostUsage, Shortage};
 use kolo_train::step::graph_of;
 use kolo_train::supply;
@@ -118,6 +119,7 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
     })?;
     cost.memory.evaluation = evaluation;
     cost.memory.data = supply::buffer_bytes(job, options.grains * job.grain_batch());
+    cost.memory.checkpoint = checkpoint::copied_bytes(job, &program.graph, workers);
     let usage = HostUsage::alike(&cost.memory, per_host, job.parallel.home().is_shared());
     let all_bytes = usage.bytes() * workers.div_ceil(per_host) as u64;
     let shortage = memory_check::shortage(&cost.memory, usage);
@@ -178,7 +180,7 @@ fn as_json(job: &Job, p: &Prediction) -> String {
         "bytes": by_stage(&p.cost.bytes),
         "memory": {
             "weights": m.weights, "gradients": m.gradients, "optimizer": m.optimizer,
-            "activations": m.activations, "scratch": m.scratch, "evaluation": m.evaluation, "data": m.data, "process": m.process, "total": m.total(),
+            "activations": m.activations, "scratch": m.scratch, "evaluation": m.evaluation, "data": m.data, "checkpoint": m.checkpoint, "process": m.process, "total": m.total(),
             "fits": p.shortage.is_none(),
         },
         "step_ms": p.step_seconds() * 1e3,

@@ -14,6 +14,7 @@ use kolo_cluster::{Introduction, Launcher, RankInfo};
 use kolo_comm::Communicator;
 use kolo_plan::Rates;
 use kolo_train::asynchronous::{self, Roles};
+use kolo_train::checkpoint::{CHECKPOINTS, CheckpointDir, JOB_FILE};
 use kolo_train::decision::decision_map;
 use kolo_train::interrupt::{self, Interrupt, RunPhase};
 use kolo_train::machine::{format_bytes, format_count};
@@ -66,8 +67,11 @@ fn claim_out(args: &Train, job: &Job, rank_info: Option<&RankInfo>) -> Result<Op
     }
     if let Some(path) = &args.out {
         let files = if started_by_us { RunFiles::OfRankZero } else { RunFiles::All };
-        let stale = out::claim(path, args.overwrite, files)?;
+        let stale = if args.resume { Vec::new() } else { out::claim(path, args.overwrite, files)? };
         return Ok(Some(OutDir { path: path.clone(), required: true, stale }));
+    }
+    if args.resume && !started_by_us {
+        return Ok(out::last(&job.name).or_else(|| out::fresh(&job.name, args.quiet)));
     }
     // Over several hosts there is no telling where rank 0 may write.
     let none = args.no_out || started_by_us || args.job.workers.hosts.is_some();
@@ -193,10 +197,24 @@ fn alone(job: &Arc<Job>, args: &Train, out: Option<OutDir>) -> Result<(), Failur
     let mut progress = Progress::new(job.total_steps, args.quiet);
     let timeline = args.trace.as_deref().map(|path| Timeline::create(path, steps_shown(args))).transpose()?;
     let timeline = timeline.map(Arc::new);
-    let options = RunOptions { out, timeline, ..run_options(threads, interrupt, Company::Alone) };
+    let checkpoints = checkpoints(job, args, out.as_ref())?;
+    let options = RunOptions { out, timeline, checkpoints, ..run_options(threads, interrupt, Company::Alone) };
     let outcome = run(job, args, &options, &mut progress, None);
     progress.finish();
     outcome
+}
+
+/// Where the state of the run goes, with the job beside it. The first rank knows, and tells the others.
+fn checkpoints(job: &Job, args: &Train, out: Option<&OutDir>) -> Result<Option<CheckpointDir>, Failure> {
+    let Some(OutDir { path, required, .. }) = out else { return Ok(None) };
+    let absolute = std::path::absolute(path)
+        .map_err(|error| Failure::job(format!("{}: {error}", path.display()), "name another --out directory"))?;
+    std::fs::create_dir_all(path)
+        .map_err(|error| Failure::job(format!("{}: {error}", path.display()), "name another --out directory"))
+        .and_then(|()| write_file(&path.join(JOB_FILE), &job.text))
+        .or_else(|failure| if *required { Err(failure) } else { Ok(()) })?;
+    let (root, required, resume) = (absolute.join(CHECKPOINTS), *required, args.resume);
+    Ok(Some(CheckpointDir { root, required, resume, job_text: job.text.clone() }))
 }
 
 fn steps_shown(args: &Train) -> StepRange {
@@ -204,7 +222,15 @@ fn steps_shown(args: &Train) -> StepRange {
 }
 
 fn run_options(threads: usize, interrupt: Interrupt, company: Company) -> RunOptions {
-    RunOptions { threads, out: None, interrupt, planned: Planned::default(), company, timeline: None }
+    RunOptions {
+        threads,
+        out: None,
+        interrupt,
+        planned: Planned::default(),
+        company,
+        timeline: None,
+        checkpoints: None,
+    }
 }
 
 /// This process is one of several.
@@ -228,7 +254,7 @@ fn work(
 fn introduction(job: &Job, args: &Train, rank_info: &RankInfo, roles: Option<Roles>) -> Result<Introduction, Failure> {
     let mut agreement = Agreement::on("train").job(job)?.workers(&args.job.workers);
     agreement = agreement.flag("--trace", if args.trace.is_some() { "given" } else { "left out" });
-    agreement = agreement.flag("--async", args.asynchronous);
+    agreement = agreement.flag("--async", args.asynchronous).flag("--resume", args.resume);
     if let Some(Roles { servers, staleness, .. }) = roles {
         let staleness = staleness.map_or("none".into(), |steps| steps.to_string());
         agreement = agreement.flag("--servers", servers).flag("--staleness", staleness).flag("--compare", args.compare);
@@ -251,8 +277,10 @@ fn take_part(
     let world = Arc::clone(&worker.world);
     let timeline = args.trace.as_deref().map(|path| Timeline::among(path, steps_shown(args), &world)).transpose()?;
     let timeline = timeline.map(Arc::new);
+    let checkpoints = checkpoints(job, args, out.as_ref())?;
     let Some(roles) = roles else {
-        let options = RunOptions { out, timeline, ..run_options(threads, interrupt, Company::Workers(world)) };
+        let company = Company::Workers(world);
+        let options = RunOptions { out, timeline, checkpoints, ..run_options(threads, interrupt, company) };
         return run(job, args, &options, &mut view, None);
     };
     let serves = world.rank() >= roles.workers;
@@ -272,7 +300,8 @@ fn take_part(
         asynchronous::serve(job, threads, &world, roles, timeline.as_ref())?;
         return finish_timeline(timeline.as_deref(), Some(&world));
     }
-    let options = RunOptions { out, timeline, ..run_options(threads, interrupt, Company::Served(world, roles)) };
+    let company = Company::Served(world, roles);
+    let options = RunOptions { out, timeline, checkpoints, ..run_options(threads, interrupt, company) };
     run(job, args, &options, &mut view, beside)
 }
 

@@ -3,6 +3,9 @@
 //! `tests/cli/*.txt` are transcripts: a job file, a command line, then the exit code and standard error as they must be.
 //! A file there is a test. `KOLO_BLESS=1 cargo test -p kolo --test cli` writes the answers anew; read the diff.
 
+#[path = "ckpt/mod.rs"]
+mod ckpt;
+
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

@@ -145,7 +145,7 @@ pub struct Contents {
 
 impl Contents {
     /// What was unpacked from this file, or made of it.
-    pub fn unpacked(path: &Path, file: File) -> Result<Self, ReadError> {
+    pub fn made(path: &Path, file: File) -> Result<Self, ReadError> {
         let bytes = file.metadata().map_err(|error| ReadError::io(path, &error))?.len();
         Ok(Self { path: path.into(), file: Arc::new(file), bytes })
     }
@@ -221,7 +221,8 @@ impl Read for ContentsStream {
     }
 }
 
-/// The files that this text names: paths and patterns such as `shards/*.tar` or `photos/**/*.jpg`, separated by commas where
+/// The files that this text names: paths, patterns such as `shards/*.tar` or `photos/**/*.jpg`, and ranges such as
+/// `shards/{000..099}.tar`, of which every file must be there; separated by commas where
 /// no file of that name exists. Sorted by name within a pattern, so that every rank sees the same order.
 pub fn list(source: &str, settings: &Settings, key: &str) -> Result<Vec<DataFile>, crate::format::OpenError> {
     let texts: Vec<&str> = match Path::new(source).exists() {
@@ -232,7 +233,12 @@ pub fn list(source: &str, settings: &Settings, key: &str) -> Result<Vec<DataFile
     for text in texts {
         match Path::new(text).exists() {
             true => files.push(DataFile::at(Path::new(text))?),
-            false => matches(text, settings, key, &mut files)?,
+            false => {
+                let hint = "write `train-{000000..000099}.tar`";
+                for name in crate::ranges::expand(text).map_err(|message| settings.wrong(key, message, hint))? {
+                    matches(&name, settings, key, &mut files)?;
+                }
+            }
         }
     }
     match files.is_empty() {

@@ -85,7 +85,6 @@ pub const FORMATS: &[Format] = &[
     formats::parquet::ARROW,
     #[cfg(feature = "hdf5")]
     formats::hdf5::FORMAT,
-    #[cfg(feature = "lmdb")]
     formats::lmdb::FORMAT,
     formats::idx::FORMAT,
     formats::cifar::FORMAT,

@@ -8,7 +8,6 @@ pub mod hdf5;
 pub mod idx;
 pub mod images;
 pub mod jsonl;
-#[cfg(feature = "lmdb")]
 pub mod lmdb;
 pub mod npy;
 #[cfg(feature = "parquet")]

@@ -24,12 +24,15 @@ pub mod files;
 mod fingerprint;
 pub mod format;
 pub mod formats;
+#[cfg(any(feature = "parquet", feature = "hdf5"))]
+mod guard;
 pub mod image;
 pub mod index_file;
 mod load_times;
 mod noise;
 mod parts;
 pub mod prefetch;
+mod ranges;
 pub mod record;
 pub mod sample;
 mod shards;
@@ -39,6 +42,8 @@ mod split;
 pub mod tokenizer;
 pub mod transform;
 pub mod transforms;
+#[cfg(any(feature = "parquet", feature = "hdf5"))]
+mod units;
 mod windows;
 
 pub use error::ReadError;

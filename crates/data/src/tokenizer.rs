@@ -9,7 +9,7 @@ mod pieces;
 #[cfg(feature = "tokenizers")]
 mod training;
 
-pub use corpus::{train_on, write_corpus};
+pub use corpus::{TextSource, train_on, write_corpus};
 pub use pieces::TextPieces;
 
 use crate::arrays::Element;
@@ -22,8 +22,8 @@ use std::sync::Arc;
 const FILE_BYTES_MAX: u64 = 256 << 20;
 /// Stands between documents, where a tokenizer knows it.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
-/// Pieces of text that a thread encodes before the tokens of all are written.
-const PIECES_PER_THREAD: usize = 4;
+/// Text that a thread encodes before the tokens of all are written.
+const BATCH_BYTES_PER_THREAD: usize = 512 << 10;
 
 /// Turns text into tokens and tokens into text. Clones share what they know.
 #[derive(Clone, Debug)]
@@ -139,7 +139,8 @@ impl Tokenizer {
         }
     }
 
-    /// Writes the tokens of a text in the type of [`Self::dtype`], and counts them. Threads encode, this one writes.
+    /// Writes the tokens of a text in the type of [`Self::dtype`], and counts them. An empty piece stands for the end of a
+    /// text, and becomes the token for it if there is one. Threads encode, this one writes.
     pub fn write_tokens(
         &self,
         pieces: impl Iterator<Item = Result<String, ReadError>>,
@@ -149,7 +150,7 @@ impl Tokenizer {
         let mut target = BufWriter::new(target);
         let (mut pieces, mut count) = (pieces.fuse(), 0);
         loop {
-            let batch: Vec<String> = pieces.by_ref().take(threads * PIECES_PER_THREAD).collect::<Result<_, _>>()?;
+            let batch = next_batch(&mut pieces, threads * BATCH_BYTES_PER_THREAD)?;
             if batch.is_empty() {
                 break;
             }
@@ -179,7 +180,7 @@ impl Tokenizer {
     fn encode_all(&self, pieces: &[String], threads: usize) -> Result<Vec<Vec<u32>>, ReadError> {
         let each = |pieces: &[String]| -> Result<Vec<Vec<u32>>, ReadError> {
             let encode = |piece: &String| {
-                let mut tokens = Vec::new();
+                let mut tokens = Vec::from_iter(self.end_of_text.filter(|_| piece.is_empty()));
                 self.encode(piece, &mut tokens).map(|()| tokens)
             };
             pieces.iter().map(encode).collect()
@@ -195,6 +196,21 @@ impl Tokenizer {
             Ok(all)
         })
     }
+}
+
+/// Pieces of so many bytes together, or more; fewer at the end.
+fn next_batch(
+    pieces: &mut impl Iterator<Item = Result<String, ReadError>>,
+    bytes: usize,
+) -> Result<Vec<String>, ReadError> {
+    let (mut batch, mut total) = (Vec::new(), 0);
+    while total < bytes {
+        let Some(piece) = pieces.next().transpose()? else { break };
+        // An end of a text is small, but not nothing.
+        total += piece.len().max(1);
+        batch.push(piece);
+    }
+    Ok(batch)
 }
 
 /// Calls the library, which panics where a tokenizer's file is odd enough.

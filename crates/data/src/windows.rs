@@ -151,3 +151,31 @@ impl Reader for Windows {
         self.made_by.clone()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::DataFile;
+
+    /// `cargo test --release -p kolo-data --lib windows -- --ignored --nocapture` prints how fast windows are read.
+    #[test]
+    #[ignore = "measures"]
+    fn speed_of_windows() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("corpus.bin");
+        let tokens: Vec<u8> = (0..1 << 26).flat_map(|token: u32| ((token % 50_000) as u16).to_le_bytes()).collect();
+        std::fs::write(&path, &tokens).unwrap();
+        for context in [128, 1024] {
+            let contents = DataFile::at(&path).unwrap().contents(&Settings::new("data", "job.toml:1")).unwrap();
+            let tokens = Tokens::new(contents, 0, Element::U16).unwrap();
+            let shape = WindowShape { context, stride: context };
+            let reader = Windows::open(vec![tokens], shape, 50_000, String::new()).unwrap();
+            for (name, factor) in [("in order", 1), ("scattered", 7919)] {
+                let (start, mut record) = (std::time::Instant::now(), Record::new());
+                (0..reader.len()).for_each(|at| reader.read(at * factor % reader.len(), &mut record).unwrap());
+                let bytes = (reader.len() * context * 2) as f64;
+                println!("context {context}, {name}: {:.2} GB/s", bytes / start.elapsed().as_secs_f64() / 1e9);
+            }
+        }
+    }
+}

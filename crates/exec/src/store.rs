@@ -3,8 +3,10 @@
 //! Each tensor starts on a cache line. Parameters lie in the order in which their gradients become ready, so that a bucket
 //! or a shard is a slice.
 
+mod copy;
 mod saved;
 
+pub use copy::Copier;
 pub use saved::{RestoreError, Saved, Snapshot};
 
 use crate::element::View;

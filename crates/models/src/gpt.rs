@@ -1,8 +1,9 @@
 //! GPT-2 with Hugging Face's names and layouts.
 
-use crate::{Build, LAYERS_MAX, Mean, Model, ModelKind, Outputs, data_classes, data_shape};
+use crate::{Build, Decoder, LAYERS_MAX, Mean, Model, ModelKind, Outputs, data_classes, data_shape};
 use kolo_graph::field::{Field, IGNORED};
 use kolo_graph::settings::{SettingError, Settings};
+use kolo_ops::attention::cached;
 use kolo_ops::prelude::*;
 
 pub const KIND: ModelKind = ModelKind { name: "gpt", doc: "GPT-2: layers width heads context vocab dropout", make };
@@ -43,16 +44,22 @@ impl Gpt {
         })
     }
 
-    fn block<'b>(&self, cx: &Build<'b>, x: Tensor<'b>) -> Tensor<'b> {
+    fn block<'b>(&self, cx: &Build<'b>, x: Tensor<'b>, attend: impl Fn(Tensor<'b>) -> Tensor<'b>) -> Tensor<'b> {
         // The residual stream adds up twice per layer; its writers start smaller by that much.
         let residual = 0.02 / (2.0 * self.layers as f64).sqrt();
         let qkv = Self::conv1d(cx, "attn.c_attn", cx.layer_norm("ln_1", x), 3 * self.width, 0.02);
-        let mixed = qkv.self_attention(self.heads, true);
-        let mixed = Self::conv1d(cx, "attn.c_proj", mixed, self.width, residual);
+        let mixed = Self::conv1d(cx, "attn.c_proj", attend(qkv), self.width, residual);
         let x = x.add(cx.dropout("attn.dropout", mixed, self.dropout));
         let hidden = Self::conv1d(cx, "mlp.c_fc", cx.layer_norm("ln_2", x), 4 * self.width, 0.02).gelu_tanh();
         let hidden = Self::conv1d(cx, "mlp.c_proj", hidden, self.width, residual);
         x.add(cx.dropout("mlp.dropout", hidden, self.dropout))
+    }
+
+    /// The tables of words and of positions.
+    fn tables<'b>(&self, cx: &Build<'b>) -> [Tensor<'b>; 2] {
+        let init = Init::Normal { deviation: 0.02 };
+        [("wte", self.vocab), ("wpe", self.context)]
+            .map(|(name, rows)| cx.builder.scope(name, || cx.builder.param("weight", [rows, self.width], init)))
     }
 }
 
@@ -69,12 +76,12 @@ impl Model for Gpt {
     fn build<'b>(&self, cx: &Build<'b>) -> Outputs<'b> {
         let fields = self.fields();
         let (tokens, targets) = (cx.field(&fields[0]), cx.field(&fields[1]));
-        let init = Init::Normal { deviation: 0.02 };
-        let words = cx.builder.scope("wte", || cx.builder.param("weight", [self.vocab, self.width], init));
-        let places = cx.builder.scope("wpe", || cx.builder.param("weight", [self.context, self.width], init));
+        let [words, places] = self.tables(cx);
         let mut x = cx.dropout("dropout", words.embedding(tokens).add(places), self.dropout);
         for layer in 0..self.layers {
-            x = cx.builder.scope(format!("h.{layer}"), || self.block(cx, x));
+            x = cx
+                .builder
+                .scope(format!("h.{layer}"), || self.block(cx, x, |qkv| qkv.self_attention(self.heads, true)));
         }
         let x = cx.layer_norm("ln_f", x);
         let logits = x.linear(words, None);
@@ -96,5 +103,41 @@ impl Model for Gpt {
 
     fn tokens_per_sample(&self) -> Option<usize> {
         Some(self.context)
+    }
+
+    fn decoder(&self) -> Option<&dyn Decoder> {
+        Some(self)
+    }
+}
+
+impl Decoder for Gpt {
+    fn context(&self) -> usize {
+        self.context
+    }
+
+    fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    fn build<'b>(&self, cx: &Build<'b>, tokens: Tensor<'b>, positions: Tensor<'b>) -> Tensor<'b> {
+        let [words, places] = self.tables(cx);
+        let dim = self.width / self.heads;
+        let keys_type = cached::keys_type(cx.batch, self.heads, self.context, dim);
+        let values_type = cached::values_type(cx.batch, self.heads, self.context, dim);
+        let attend = |qkv: Tensor<'b>| {
+            let state = |name: &str, ty: &Type| cx.builder.state(name, ty.clone(), Init::ZEROS);
+            let (keys, values) = (state("cache.keys", &keys_type), state("cache.values", &values_type));
+            let [mixed, new_keys, new_values] = qkv.cached_attention(keys, values, positions);
+            cx.builder.update(keys, new_keys);
+            cx.builder.update(values, new_values);
+            mixed
+        };
+        let mut x = words.embedding(tokens).add(places.embedding(positions));
+        for layer in 0..self.layers {
+            x = cx.builder.scope(format!("h.{layer}"), || self.block(cx, x, attend));
+        }
+        let new = x.dim(1);
+        let last = x.slice(1, new.saturating_sub(1)..new);
+        cx.layer_norm("ln_f", last).linear(words, None).reshape_to([cx.batch, self.vocab])
     }
 }

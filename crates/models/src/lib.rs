@@ -66,6 +66,25 @@ pub trait Model: Debug + Send + Sync {
     fn tokens_per_sample(&self) -> Option<usize> {
         None
     }
+
+    /// How it continues a text token by token, if it is a language model that can.
+    fn decoder(&self) -> Option<&dyn Decoder> {
+        None
+    }
+}
+
+/// A language model that keeps what it has read of a text, so that the next token costs no more than one.
+pub trait Decoder: Debug + Send + Sync {
+    /// Tokens of a text that it can see at a time.
+    fn context(&self) -> usize;
+
+    /// Tokens that it knows.
+    fn vocab(&self) -> usize;
+
+    /// The graph of reading some more tokens `[batch, new]` at their positions in the text, both i32: logits
+    /// `[batch, vocab]` of what follows the last of them. What it keeps of them are states of the graph, each a name of its
+    /// own, with updates. Parameters have the names that training gave them.
+    fn build<'b>(&self, cx: &Build<'b>, tokens: Tensor<'b>, positions: Tensor<'b>) -> Tensor<'b>;
 }
 
 /// Makes a model from its settings and, if the data is known already, its fields.

@@ -121,6 +121,7 @@ fn built_in() -> Vec<OpKind> {
 pub mod prelude {
     pub use crate::adaptive_pool::AdaptivePoolMethods;
     pub use crate::attention::AttentionMethods;
+    pub use crate::attention::cached::CachedAttentionMethods;
     pub use crate::avg_pool::AvgPoolMethods;
     pub use crate::batch_norm::BatchNormMethods;
     pub use crate::cast::CastMethods;

@@ -47,6 +47,8 @@ pub struct MemoryPlan {
     pub evaluation: usize,
     /// Samples that are ready for a step, or being made.
     pub data: usize,
+    /// A copy of the state that is written while training goes on.
+    pub checkpoint: usize,
     /// The program itself: its code, its threads' stacks, the graph and the list of calls.
     pub process: usize,
 }
@@ -60,7 +62,7 @@ const BYTES_PER_THREAD: usize = 64 << 10;
 impl MemoryPlan {
     pub fn total(&self) -> usize {
         let step = self.weights + self.gradients + self.optimizer + self.activations + self.scratch;
-        step + self.evaluation + self.data + self.process
+        step + self.evaluation + self.data + self.checkpoint + self.process
     }
 }
 
@@ -95,7 +97,7 @@ pub fn memory(program: &Program) -> MemoryPlan {
     };
     let process = PROCESS_BYTES + graph.nodes.len() * BYTES_PER_NODE + options.threads * BYTES_PER_THREAD;
     let (weights, optimizer) = (stored(true), stored(false));
-    MemoryPlan { weights, gradients, optimizer, activations, scratch, evaluation: 0, data: 0, process }
+    MemoryPlan { weights, gradients, optimizer, activations, scratch, evaluation: 0, data: 0, checkpoint: 0, process }
 }
 
 /// Counts a step as its executor will run it.

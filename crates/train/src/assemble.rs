@@ -1,5 +1,6 @@
 //! From a job and a company to what a worker needs for its steps: graph, memory, store, session.
 
+use crate::checkpoint;
 use crate::company::Company;
 use crate::error::Error;
 use crate::job::Job;
@@ -45,7 +46,8 @@ impl Worker {
             Ok(Program::new(&job.executor, graph_of(job, &parallel, Purpose::Training, &mesh)?, options))
         })?;
         let data = supply::buffer_bytes(job, options.grains * job.grain_batch());
-        let memory = MemoryPlan { evaluation, data, ..kolo_plan::memory(&program) };
+        let checkpoint = checkpoint::copied_bytes(job, &program.graph, company.workers());
+        let memory = MemoryPlan { evaluation, data, checkpoint, ..kolo_plan::memory(&program) };
         match company.world() {
             Some(world) => memory_check::check_among(&memory, parallel.home().is_shared(), world)?,
             None => memory_check::check(&memory, HostUsage::alone(&memory))?,

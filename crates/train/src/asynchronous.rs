@@ -130,8 +130,17 @@ impl Links {
 
     /// Gives the servers what was saved, by whatever company. One worker does, before its next step.
     pub fn restore(&self, saved: &[Saved]) -> Result<(), Error> {
+        self.give(saved, 0)
+    }
+
+    /// Gives the servers first weights; their moments stay as they are.
+    pub fn start_from(&self, weights: &[Saved]) -> Result<(), Error> {
+        self.give(weights, 1)
+    }
+
+    fn give(&self, saved: &[Saved], some: i64) -> Result<(), Error> {
         for pair in &self.pairs {
-            pair.send(&[RESTORE, 0], 1)?;
+            pair.send(&[RESTORE, some], 1)?;
             state::send(pair, 1, saved)?;
         }
         Ok(())

@@ -47,6 +47,12 @@ pub enum Error {
     /// What was saved is not of this job.
     #[error("{0}")]
     Saved(#[from] RestoreError),
+    /// A checkpoint could not be saved or read.
+    #[error("{message}\n  hint: {hint}")]
+    Checkpoint { message: String, hint: String },
+    /// What was asked of a trained model does not go with it.
+    #[error("{message}\n  hint: {hint}")]
+    Unfit { message: String, hint: String },
     /// There is not enough memory.
     #[error("{0}")]
     Memory(String),
@@ -67,6 +73,17 @@ pub enum Error {
 }
 
 impl Error {
+    /// Something that cannot happen did.
+    pub(crate) fn bug(error: &dyn std::error::Error) -> Self {
+        Error::Checkpoint { message: error.to_string(), hint: "this is a bug; please report it".into() }
+    }
+
+    /// From a message that ends in its hint.
+    pub(crate) fn checkpoint(message: &str) -> Self {
+        let (message, hint) = message.split_once("\n  hint: ").unwrap_or((message, "look at the directory"));
+        Error::Checkpoint { message: message.into(), hint: hint.into() }
+    }
+
     /// A strategy does not go with this many workers.
     pub(crate) fn workers(workers: usize, refusal: Refusal) -> Self {
         Error::Workers { workers, message: refusal.message, hint: refusal.hint }
@@ -118,7 +135,7 @@ impl Error {
 
     /// Whether the command was wrong, as opposed to the job failing.
     pub fn is_usage(&self) -> bool {
-        matches!(self, Error::Setting(_) | Error::Graph(_) | Error::Workers { .. })
+        matches!(self, Error::Setting(_) | Error::Graph(_) | Error::Workers { .. } | Error::Unfit { .. })
     }
 
     /// The rank that is to blame, if it is another one: its own word says more.

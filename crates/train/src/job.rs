@@ -1,5 +1,6 @@
 //! A job: everything a job file says, checked and made ready.
 
+use crate::checkpoint::{SavingRule, StartWeights};
 use crate::error::Error;
 use crate::job_file;
 use crate::optimizer::Optimizer;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 /// Steps of one run: a million a day for three years.
 const STEPS_MAX: usize = 1_000_000_000;
 
-const SECTIONS: [&str; 5] = ["job", "model", "data", "train", "parallel"];
+const SECTIONS: [&str; 6] = ["job", "model", "data", "train", "parallel", "checkpoint"];
 
 /// When to stop before the end.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,11 +28,14 @@ pub struct EarlyStop {
 }
 
 impl EarlyStop {
-    /// Errors fall, scores rise.
     pub fn improves(&self, new: f64, best: f64) -> bool {
-        let falls = ["loss", "mse", "perplexity"].iter().any(|name| self.metric.ends_with(name));
-        if falls { new < best } else { new > best }
+        if falls(&self.metric) { new < best } else { new > best }
     }
+}
+
+/// Whether less is better: errors fall, scores rise.
+pub(crate) fn falls(metric: &str) -> bool {
+    ["loss", "mse", "perplexity"].iter().any(|name| metric.ends_with(name))
 }
 
 /// Steps from one logged row to the next.
@@ -103,12 +107,18 @@ pub struct Job {
     pub eval_every: usize,
     pub log_every: LogEvery,
     pub early_stop: Option<EarlyStop>,
+    /// Where the first weights come from, and which are trained.
+    pub start: StartWeights,
+    /// When to save, and what to keep.
+    pub saving: SavingRule,
     /// How the work is split among the workers.
     pub parallel: Parallel,
     /// Who runs the graphs; the CPU unless somebody chose otherwise.
     pub executor: Arc<dyn Executor>,
     /// Every key of the job file with the value that counts, the default where none was written.
     pub settings: Vec<(String, String)>,
+    /// The job as a file would say it.
+    pub text: String,
 }
 
 impl Job {
@@ -120,15 +130,20 @@ impl Job {
     /// A job that names models, sources and strategies of these lists.
     pub fn read_among(root: &Settings, kinds: &Kinds<'_>) -> Result<Self, Error> {
         job_file::check_sections(root, &SECTIONS)?;
-        let [job, model, data, train, parallel] = SECTIONS.map(|section| root.table(section));
-        let (job, model, data, train, parallel) = (job?, model?, data?, train?, parallel?);
+        let [job, model, data, train, parallel, checkpoint] = SECTIONS.map(|section| root.table(section));
+        let (job, model, data, train, parallel, checkpoint) = (job?, model?, data?, train?, parallel?, checkpoint?);
 
         let name = read_name(&job)?;
         let seed = job.count("seed", 1, 0)? as u64;
         let reproducible = job.bool("reproducible", true)?;
         job.finish()?;
 
-        let Supply { model, source, source_name, columns, fields } = read_supply(kinds, &model, &data, seed)?;
+        let start = StartWeights::read(&model)?;
+        let section = model;
+        let Supply { model, source, source_name, columns, fields } = read_supply(kinds, &section, &data, seed)?;
+        if !(start.freeze.is_empty() && start.fresh.is_empty()) {
+            start.check(&parameter_names(&*model)?, &section)?;
+        }
         let (batch, grains) = read_batch(&data)?;
         let split = source.split().map_or_else(|| Split::read(&data, source.len(), seed), Ok)?;
         let loading = read_loading(&data)?;
@@ -143,6 +158,11 @@ impl Job {
         let early_stop = read_early_stop(&train, &*model)?;
         let parallel =
             Parallel::read(&parallel, kinds.strategies, Facts { reproducible, early_stop: early_stop.is_some() })?;
+        let measures = || match split.held_out_len() {
+            0 => Vec::new(),
+            _ => metric_names(&*model).unwrap_or_default(),
+        };
+        let saving = SavingRule::read(&checkpoint, measures)?;
         let job = Self {
             name,
             seed,
@@ -164,9 +184,12 @@ impl Job {
             eval_every: train.count("eval_every", 1, 1)?,
             log_every: LogEvery { steps: train.count("log_every", LOG_EVERY_STEPS, 0)?, asked: train.has("log_every") },
             early_stop,
+            start,
+            saving,
             parallel,
             executor: Arc::new(Cpu),
             settings: Vec::new(),
+            text: job_file::write(root),
         };
         job.check_early_stop(&train)?;
         read_precision(&train)?;
@@ -428,6 +451,12 @@ fn read_early_stop(train: &Settings, model: &dyn Model) -> Result<Option<EarlySt
         return Err(table.wrong("metric", message, format!("the metrics are {}", known.join(", "))).into());
     }
     Ok(Some(stop))
+}
+
+/// The model's parameters.
+fn parameter_names(model: &dyn Model) -> Result<Vec<String>, Error> {
+    let graph = crate::step::evaluation_graph(model, 1)?;
+    Ok(graph.params().map(|(_, param)| param.name.clone()).collect())
 }
 
 /// What an evaluation of the model yields.

@@ -97,6 +97,46 @@ pub fn check_sections(root: &Settings, allowed: &[&str]) -> Result<(), SettingEr
     Ok(())
 }
 
+/// The job as a file would say it, with everything that overrides changed.
+pub fn write(root: &Settings) -> String {
+    let mut text = String::new();
+    for key in root.keys() {
+        match root.peek(key) {
+            Some(Setting::Table(section)) => {
+                text += &format!("[{}]\n", key_text(key));
+                for inner in section.keys() {
+                    if let Some(value) = section.peek(inner) {
+                        text += &format!("{} = {}\n", key_text(inner), value_text(value));
+                    }
+                }
+                text.push('\n');
+            }
+            Some(value) => text += &format!("{} = {}\n", key_text(key), value_text(value)),
+            None => {}
+        }
+    }
+    text
+}
+
+fn key_text(key: &str) -> String {
+    let bare = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+    if bare { key.into() } else { toml::Value::String(key.into()).to_string() }
+}
+
+fn value_text(value: &Setting) -> String {
+    match value {
+        Setting::Bool(value) => value.to_string(),
+        Setting::Int(value) => value.to_string(),
+        Setting::Float(value) => toml::Value::Float(*value).to_string(),
+        Setting::Text(value) => toml::Value::String(value.clone()).to_string(),
+        Setting::List(items) => format!("[{}]", items.iter().map(value_text).collect::<Vec<_>>().join(", ")),
+        Setting::Table(table) => {
+            let pair = |key: &str| Some(format!("{} = {}", key_text(key), value_text(table.peek(key)?)));
+            format!("{{ {} }}", table.keys().filter_map(pair).collect::<Vec<_>>().join(", "))
+        }
+    }
+}
+
 /// Names the place of a byte offset: a line of a file, or one fixed place.
 struct Places {
     name: String,
@@ -352,6 +392,27 @@ zero = 0
         assert_eq!(table(&root, "model").counts("image", &[]), Ok(vec![1, 8, 8]));
         let shuffle = table(table(&root, "data"), "shuffle");
         assert_eq!((shuffle.section(), shuffle.text("kind", "")), ("data.shuffle", Ok("a=b".into())));
+    }
+
+    #[test]
+    fn a_job_that_is_written_reads_as_it_was() {
+        let mut root = parse(JOB, "job.toml").unwrap();
+        for assignment in
+            ["train.optimizer.lr=1e-300", "job.name=a \"b\"\\n", "data.\u{e4}=[[1, 2], [3]]", "data.on=true"]
+        {
+            override_with(&mut root, assignment).unwrap();
+        }
+        root.table_mut("data", "").unwrap().set("line", "", Setting::Text("two\nlines".into()));
+        let text = write(&root);
+        let again = parse(&text, "again").unwrap_or_else(|error| panic!("{error}\n{text}"));
+        assert_eq!(write(&again), text);
+        let value = |root: &Settings, section: &str, key: &str| table(root, section).peek(key).cloned();
+        for (section, key) in
+            [("job", "name"), ("data", "\u{e4}"), ("data", "on"), ("data", "line"), ("model", "image")]
+        {
+            assert_eq!(value(&again, section, key), value(&root, section, key), "{text}");
+        }
+        assert_eq!(table(table(&again, "train"), "optimizer").peek("lr"), Some(&Setting::Float(1e-300)));
     }
 
     #[test]

@@ -5,11 +5,13 @@
 
 mod assemble;
 pub mod asynchronous;
+pub mod checkpoint;
 pub mod company;
 pub mod confusion;
 pub mod decision;
 pub mod error;
 pub mod events;
+pub mod generate;
 mod held;
 pub mod interrupt;
 pub mod job;

@@ -2,6 +2,7 @@
 
 use crate::job::Job;
 use crate::trainer::Trainer;
+use serde::{Deserialize, Serialize};
 
 /// Where a run stands after a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,7 +31,7 @@ impl LogRow {
 }
 
 /// Adds up steps until a row is due.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Log {
     loss: f64,
     milliseconds: f64,

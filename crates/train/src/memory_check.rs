@@ -151,6 +151,11 @@ impl Shortage {
             ("scratch", one.scratch, "take fewer threads or more parameter servers"),
             ("evaluation", one.evaluation, "take shorter samples, or leave evaluation out with `data.holdout = 0`"),
             ("data", one.data, "take a smaller `data.prefetch` or `data.batch`"),
+            (
+                "checkpoint",
+                one.checkpoint,
+                "leave out `checkpoint.every` and `best`: the last state is saved without a copy",
+            ),
             ("process", one.process, "take a model of fewer layers"),
         ];
         let (.., mut hint) = *kinds.iter().max_by_key(|(_, bytes, _)| *bytes).expect("there are kinds");
@@ -262,6 +267,7 @@ mod tests {
         scratch: 0,
         evaluation: 0,
         data: 0,
+        checkpoint: 0,
         process: 0,
     };
 
@@ -279,7 +285,7 @@ mod tests {
         assert!(message.starts_with("the job needs 24.0 GiB of memory, and this machine has 16.0 GiB\n"), "{message}");
         assert!(
             message.contains(
-                "activations 4.00 GiB, scratch 0 B, evaluation 0 B, data 0 B, process 0 B for each of 3 workers here"
+                "activations 4.00 GiB, scratch 0 B, evaluation 0 B, data 0 B, checkpoint 0 B, process 0 B for each of 3 workers here"
             ),
             "{message}"
         );

@@ -18,6 +18,22 @@ impl MetricsFile {
         Ok(Self { file: File::create(path)? })
     }
 
+    /// Goes on with a file: rows of later steps than `step`, which will be made again, are dropped, and so is a torn line.
+    pub fn resume(path: &Path, step: u64) -> io::Result<Self> {
+        let old = match std::fs::read_to_string(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            old => old?,
+        };
+        let whole = &old[..old.rfind('\n').map_or(0, |end| end + 1)];
+        let step_of = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?["step"].as_u64();
+        let kept = whole.lines().filter(|line| step_of(line).is_some_and(|of| of <= step));
+        let kept: String = kept.flat_map(|line| [line, "\n"]).collect();
+        let draft = path.with_extension("jsonl.new");
+        std::fs::write(&draft, kept)?;
+        std::fs::rename(&draft, path)?;
+        Ok(Self { file: File::options().append(true).open(path)? })
+    }
+
     /// Appends a line. JSON has no NaN and no infinity: they are written as null.
     pub fn write(&mut self, step: u64, epoch: u64, values: &[(&str, f64)]) -> io::Result<()> {
         self.file.write_all(line(step, epoch, values)?.as_bytes())
@@ -35,6 +51,21 @@ fn line(step: u64, epoch: u64, values: &[(&str, f64)]) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_that_goes_on_drops_what_it_makes_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let mut first = MetricsFile::create(&path).unwrap();
+        (1..=5).for_each(|step| first.write(step, 1, &[("loss", 0.5)]).unwrap());
+        std::fs::write(&path, std::fs::read_to_string(&path).unwrap() + "{\"step\":3,\"ep").unwrap();
+        MetricsFile::resume(&path, 3).unwrap().write(4, 1, &[("loss", 0.25)]).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let steps: Vec<_> =
+            text.lines().map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap()["step"].clone()).collect();
+        assert_eq!(steps, [1, 2, 3, 4]);
+        assert!(text.ends_with("\"loss\":0.25}\n"));
+    }
 
     #[test]
     fn lines_are_json_in_the_order_given() {

@@ -36,13 +36,18 @@ struct Files {
 }
 
 impl Record {
-    /// Opens the files. What went wrong with files that nobody asked for is told to `note`.
-    pub fn create(out: Option<&OutDir>, note: &mut dyn FnMut(&str)) -> Result<Self, Error> {
+    /// Opens the files; of a run that goes on after so many steps, those that are there. What went wrong with files that
+    /// nobody asked for is told to `note`.
+    pub fn create(out: Option<&OutDir>, resumed: Option<usize>, note: &mut dyn FnMut(&str)) -> Result<Self, Error> {
         let Some(OutDir { path, required, stale }) = out else { return Ok(Self { files: None, required: false }) };
         let mut record = Self { files: None, required: *required };
-        let remove = |path: &PathBuf| std::fs::remove_file(path).map_err(|error| write_error(path, &error));
+        let remove = |path: &PathBuf| {
+            let is_dir = std::fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir());
+            let removed = if is_dir { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
+            removed.map_err(|error| write_error(path, &error))
+        };
         stale.iter().try_for_each(remove)?;
-        let outcome = Files::create(path).map(|files| record.files = Some(files));
+        let outcome = Files::create(path, resumed).map(|files| record.files = Some(files));
         record.settle(outcome, note)?;
         Ok(record)
     }
@@ -72,12 +77,16 @@ impl Record {
 }
 
 impl Files {
-    fn create(dir: &Path) -> Result<Self, Error> {
+    fn create(dir: &Path, resumed: Option<usize>) -> Result<Self, Error> {
         let failed = |error: std::io::Error| write_error(dir, &error);
         std::fs::create_dir_all(dir).map_err(failed)?;
         Ok(Self {
             dir: dir.into(),
-            metrics: MetricsFile::create(&dir.join("metrics.jsonl")).map_err(failed)?,
+            metrics: match resumed {
+                Some(step) => MetricsFile::resume(&dir.join("metrics.jsonl"), step as u64),
+                None => MetricsFile::create(&dir.join("metrics.jsonl")),
+            }
+            .map_err(failed)?,
             events: EventWriter::create(dir).map_err(failed)?,
         })
     }

@@ -5,7 +5,7 @@ use crate::supply::Loader;
 use crate::trainer::Evaluation;
 use kolo_data::LoadTimes;
 use kolo_parallel::Roles;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -92,7 +92,7 @@ pub struct Planned {
 }
 
 /// Where a run stood after an epoch.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EpochRow {
     pub epoch: usize,
     /// Since training began.

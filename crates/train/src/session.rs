@@ -1,6 +1,7 @@
 //! The loop: steps, evaluation each epoch, metrics to files and to an observer, an honest end.
 
 use crate::asynchronous::Links;
+use crate::checkpoint::{self, CheckpointDir, Saver, TrainerRecord};
 pub use crate::company::Company;
 use crate::confusion::Confusion;
 use crate::error::Error;
@@ -11,10 +12,12 @@ use crate::machine::peak_rss_bytes;
 use crate::record::{OutDir, Record};
 use crate::report::{Communication, DataStages, DataWait, EpochRow, PeakBytes, Planned, Report, StepTimes};
 use crate::timeline::Timeline;
-use crate::together::{self, Meter};
+use crate::together::{self, Meter, Wishes};
 use crate::trainer::{Evaluation, Trainer};
 use kolo_comm::Communicator;
+use kolo_exec::store::Saved;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -26,6 +29,8 @@ pub trait Observer {
     fn evaluated(&mut self, _step: usize, _epoch: usize, _loss: f64, _evaluation: Option<&Evaluation>) {}
     /// Every `train.log_every` steps.
     fn logged(&mut self, _row: &LogRow) {}
+    /// A checkpoint is there.
+    fn saved(&mut self, _path: &Path) {}
     /// Something the user should know that does not end the run.
     fn note(&mut self, _text: &str) {}
 }
@@ -46,6 +51,8 @@ pub struct RunOptions {
     pub company: Company,
     /// Where this rank's events go.
     pub timeline: Option<Arc<Timeline>>,
+    /// Where the state goes; the first rank says it for all.
+    pub checkpoints: Option<CheckpointDir>,
 }
 
 impl RunOptions {
@@ -115,6 +122,11 @@ impl Ties {
         Ok(loss)
     }
 
+    /// All workers, without servers; `None` if there is one.
+    fn workers(&self) -> Option<&Communicator> {
+        self.links.as_ref().map(Links::workers).or(self.world.as_deref())
+    }
+
     /// After the last step: the weights as all workers left them.
     fn last_weights(&self, trainer: &mut Trainer) -> Result<(), Error> {
         self.links.as_ref().map_or(Ok(()), |links| links.finish(trainer.store_mut().params_mut()))
@@ -122,8 +134,7 @@ impl Ties {
 
     /// All ranks have the same weights; how they got on.
     fn close(&self, weights: &str, skipped: u64) -> Result<Option<Communication>, Error> {
-        let workers = self.links.as_ref().map(Links::workers).or(self.world.as_deref());
-        let Some(workers) = workers else { return Ok(None) };
+        let Some(workers) = self.workers() else { return Ok(None) };
         together::same_weights(workers, weights)?;
         self.meter.gather(workers, skipped).map(Some)
     }
@@ -154,9 +165,48 @@ impl Watch {
 pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> Result<(Trainer, Report), Error> {
     let mut run = Run::begin(job, options, observer)?;
     options.interrupt.enter(RunPhase::Training);
-    let ended = run.train()?;
+    let ended = match run.catch_up()? {
+        Some(ended) => ended,
+        None => run.train()?,
+    };
     options.interrupt.enter(RunPhase::Finishing);
     run.finish(ended)
+}
+
+/// Goes on from the newest checkpoint, if there is one. All workers call it together.
+fn resume(
+    job: &Arc<Job>,
+    dir: &CheckpointDir,
+    ties: &Ties,
+    trainer: &mut Trainer,
+    observer: &mut dyn Observer,
+) -> Result<Option<TrainerRecord>, Error> {
+    let Some(resumed) = checkpoint::newest(job, dir, ties.workers())? else {
+        observer.note("note: there is no checkpoint to go on from; the run starts at its beginning");
+        return Ok(None);
+    };
+    resumed.fill(trainer.store_mut())?;
+    if let Some(links) = ties.links.as_ref().filter(|links| links.workers().rank() == 0) {
+        links.restore(&resumed.all()?)?;
+    }
+    // Nobody steps before all have what they need: some may share memory.
+    together::any(ties.workers(), false)?;
+    trainer.go_on_at(resumed.record.step);
+    resumed.notes.iter().for_each(|note| observer.note(note));
+    observer.note(&format!("going on after step {} from {}", resumed.record.step, resumed.checkpoint.dir().display()));
+    Ok(Some(resumed.record))
+}
+
+/// Takes the first weights from where the job says. All workers call it together.
+fn start_from(job: &Job, ties: &Ties, trainer: &mut Trainer) -> Result<(), Error> {
+    if job.start.from.is_none() {
+        return Ok(());
+    }
+    job.start.fill(trainer.store_mut())?;
+    if let Some(links) = ties.links.as_ref().filter(|links| links.workers().rank() == 0) {
+        links.start_from(&trainer.entries())?;
+    }
+    together::any(ties.workers(), false).map(|_| ())
 }
 
 /// A run on its way.
@@ -178,16 +228,42 @@ struct Run<'r> {
     mean_loss: f64,
     last: Option<Evaluation>,
     history: Vec<EpochRow>,
+    saver: Option<Saver>,
+    /// Whether a state that cannot be saved fails the run.
+    must_save: bool,
+    /// The best value of `checkpoint.best`.
+    best: Option<f64>,
+    /// A save was due while an earlier one was still being written.
+    owed: bool,
+    /// The evaluation of the step that this run went on after is still to be made.
+    pending: bool,
 }
 
 impl<'r> Run<'r> {
     fn begin(job: Arc<Job>, options: &'r RunOptions, observer: &'r mut dyn Observer) -> Result<Self, Error> {
         let links = options.links(&job)?;
-        let trainer = options.trainer(&job)?;
+        let mut trainer = options.trainer(&job)?;
         let ties = Ties::new(links, options);
+        let dir = CheckpointDir::of_first(options.checkpoints.as_ref(), ties.workers())?;
+        let resumed = match dir.as_ref().filter(|dir| dir.resume) {
+            Some(dir) => resume(&job, dir, &ties, &mut trainer, observer)?,
+            None => None,
+        };
+        if resumed.is_none() {
+            start_from(&job, &ties, &mut trainer)?;
+        }
+        let mut saver = match &dir {
+            Some(dir) => Saver::of_run(&job, dir, ties.links.as_ref(), ties.world.as_ref(), trainer.store())?,
+            None => None,
+        };
         let begin = Instant::now();
         let out = options.out.as_ref().filter(|_| options.company.is_chief());
-        let record = Record::create(out, &mut |text| observer.note(text))?;
+        let steps = resumed.as_ref().map(|record| record.step);
+        if let Some((saver, step)) = saver.as_mut().zip(steps) {
+            saver.has(step);
+        }
+        let record = Record::create(out, steps, &mut |text| observer.note(text))?;
+        let before = resumed.unwrap_or_default();
         Ok(Self {
             options,
             observer,
@@ -196,13 +272,18 @@ impl<'r> Run<'r> {
             record,
             begin,
             times: Vec::with_capacity(job.total_steps.min(1 << 16)),
-            log: Log::default(),
-            watch: Watch { best: None, since: 0 },
-            loss_sum: 0.0,
-            loss_count: 0,
-            mean_loss: f64::NAN,
+            log: before.log,
+            watch: Watch { best: before.stop_best, since: before.stop_since },
+            loss_sum: before.loss_sum,
+            loss_count: before.loss_count,
+            mean_loss: before.mean_loss.unwrap_or(f64::NAN),
             last: None,
-            history: Vec::new(),
+            history: before.history,
+            saver,
+            must_save: dir.is_some_and(|dir| dir.required),
+            best: before.best,
+            owed: false,
+            pending: before.pending,
             job,
         })
     }
@@ -211,22 +292,67 @@ impl<'r> Run<'r> {
     fn train(&mut self) -> Result<&'static str, Error> {
         while self.trainer.next_step() < self.job.total_steps {
             self.step()?;
-            let interrupted = together::any(self.ties.in_step(), self.options.interrupt.requested())?;
+            let wishes = self.agree()?;
             let (step, epoch) = (self.trainer.next_step(), self.epoch());
             let due = step.is_multiple_of(self.job.steps_per_epoch) && epoch.is_multiple_of(self.job.eval_every);
-            let ends = interrupted || step == self.job.total_steps;
-            if ends {
-                self.ties.last_weights(&mut self.trainer)?;
+            let last = step == self.job.total_steps;
+            let before = TrainerRecord { pending: due || last, ..self.record() };
+            // The last state of servers is saved before they are told that this worker is done.
+            if last || wishes.stop {
+                self.end_of_steps(&before)?;
             }
-            if (due || ends) && self.take_stock(interrupted)? {
+            if (due || last || wishes.stop) && self.take_stock(wishes.stop)? {
+                self.ended(&before)?;
                 return Ok("interrupted");
             }
-            let Self { watch, job, last, .. } = self;
-            if due && last.as_ref().is_some_and(|evaluation| watch.stale(job, evaluation)) {
+            if due && self.is_stale() {
+                let record = self.record();
+                self.ended(&record)?;
                 return Ok("early stop");
             }
+            self.save(wishes)?;
         }
+        let record = self.record();
+        self.ended(&record)?;
         Ok("done")
+    }
+
+    /// Whether the run should end early, by its last evaluation.
+    fn is_stale(&mut self) -> bool {
+        let Self { watch, job, last, .. } = self;
+        last.as_ref().is_some_and(|evaluation| watch.stale(job, evaluation))
+    }
+
+    /// What a run that goes on has left to do of its last step; whether it should end early.
+    fn catch_up(&mut self) -> Result<Option<&'static str>, Error> {
+        let (step, ends) = (self.trainer.next_step(), self.trainer.next_step() == self.job.total_steps);
+        if ends {
+            self.ties.last_weights(&mut self.trainer)?;
+        }
+        if std::mem::take(&mut self.pending) {
+            let before = TrainerRecord { pending: true, ..self.record() };
+            if self.take_stock(false)? {
+                self.ended(&before)?;
+                return Ok(Some("interrupted"));
+            }
+            if step.is_multiple_of(self.job.steps_per_epoch) && self.is_stale() {
+                return Ok(Some("early stop"));
+            }
+        } else if ends && (self.ties.links.is_none() || self.options.company.is_chief()) {
+            self.last = self.trainer.evaluate()?;
+        }
+        Ok(None)
+    }
+
+    /// What all workers want after this step.
+    fn agree(&self) -> Result<Wishes, Error> {
+        let saver = self.saver.as_ref();
+        let mine = Wishes {
+            stop: self.options.interrupt.requested(),
+            save: saver.is_some_and(|saver| saver.is_due(&self.job, self.trainer.next_step())),
+            writing: saver.is_some_and(Saver::is_writing),
+        };
+        together::agree(self.ties.in_step(), mine)
     }
 
     /// The epoch that the last step was of, counted from one.
@@ -285,6 +411,105 @@ impl<'r> Run<'r> {
         self.record.write(step, epoch, &values, &mut |text| self.observer.note(text))?;
         self.last = made.or(self.last.take());
         Ok(interrupted)
+    }
+
+    /// Where the run stands, for a checkpoint.
+    fn record(&self) -> TrainerRecord {
+        let evaluation = self.last.as_ref();
+        let mut metrics: BTreeMap<String, f64> = evaluation.iter().flat_map(|e| e.metrics.iter().cloned()).collect();
+        metrics.extend(evaluation.map(|evaluation| ("loss".into(), evaluation.loss)));
+        let step = self.trainer.next_step();
+        TrainerRecord {
+            step,
+            samples: (step * self.job.batch) as u64,
+            loss_sum: self.loss_sum,
+            loss_count: self.loss_count,
+            mean_loss: Some(self.mean_loss).filter(|loss| loss.is_finite()),
+            stop_best: self.watch.best,
+            stop_since: self.watch.since,
+            best: self.best,
+            metrics,
+            history: self.history.clone(),
+            log: self.log,
+            pending: false,
+        }
+    }
+
+    /// Starts to save if it is time, and makes visible what all ranks have written.
+    fn save(&mut self, wishes: Wishes) -> Result<(), Error> {
+        let improved = self.improved();
+        let Some(saver) = &mut self.saver else { return Ok(()) };
+        // The best state is this one: it waits for the disk. Any other save may be of a later step.
+        if !wishes.writing || improved {
+            saver.commit()?;
+        }
+        self.owed |= wishes.save || improved;
+        let step = self.trainer.next_step();
+        if self.owed && saver.is_idle() && step < self.job.total_steps && saver.saved_step() != Some(step) {
+            self.owed = false;
+            let elsewhere = self.ties.links.as_ref().map_or(Ok(Vec::new()), Links::save)?;
+            let record = self.record();
+            if let Some(saver) = &mut self.saver {
+                let gate = saver.begin(self.trainer.store(), elsewhere, &record);
+                self.trainer.copied_through(gate);
+            }
+        }
+        self.tell_saved();
+        Ok(())
+    }
+
+    /// Whether the last evaluation was made after this step and is the best so far. All ranks see the same.
+    fn improved(&mut self) -> bool {
+        let Some(metric) = &self.job.saving.best else { return false };
+        let step = self.trainer.next_step();
+        let fresh = step.is_multiple_of(self.job.steps_per_epoch) && self.job.split.held_out_len() > 0;
+        let value = self.last.as_ref().filter(|_| fresh).and_then(|evaluation| evaluation.get(metric));
+        match value {
+            Some(value) if self.job.saving.improves(value, self.best) => {
+                self.best = Some(value);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn tell_saved(&mut self) {
+        let Some(saver) = &mut self.saver else { return };
+        let outcome = saver.take_outcome();
+        outcome.saved.iter().for_each(|path| self.observer.saved(path));
+        outcome.failed.iter().for_each(|message| self.observer.note(&format!("note: {message}")));
+    }
+
+    /// Before servers go: their last state, and the weights as all workers left them.
+    fn end_of_steps(&mut self, record: &TrainerRecord) -> Result<(), Error> {
+        if self.ties.links.is_some() && self.saver.is_some() {
+            let elsewhere = self.ties.links.as_ref().map_or(Ok(Vec::new()), Links::save)?;
+            self.save_last(&elsewhere, record)?;
+        }
+        self.ties.last_weights(&mut self.trainer)
+    }
+
+    /// The run is over: its last state is saved, unless that was done.
+    fn ended(&mut self, record: &TrainerRecord) -> Result<(), Error> {
+        match self.ties.links {
+            None => self.save_last(&[], record),
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn save_last(&mut self, elsewhere: &[Saved], record: &TrainerRecord) -> Result<(), Error> {
+        let weights = elsewhere.is_empty().then(|| self.trainer.store().digest());
+        let Some(saver) = &mut self.saver else { return Ok(()) };
+        saver.save_now(self.trainer.store(), elsewhere, record, weights)?;
+        let outcome = saver.take_outcome();
+        outcome.saved.iter().for_each(|path| self.observer.saved(path));
+        match outcome.failed.last() {
+            Some(message) if self.must_save => Err(Error::checkpoint(message)),
+            _ => {
+                outcome.failed.iter().for_each(|message| self.observer.note(&format!("note: {message}")));
+                Ok(())
+            }
+        }
     }
 
     fn finish(self, ended: &str) -> Result<(Trainer, Report), Error> {

@@ -27,8 +27,32 @@ pub fn raw_graph(job: &Job, parallel: &Parallel, purpose: Purpose) -> Result<Gra
         Purpose::Evaluation { batch } => evaluation_graph(&*job.model, batch),
         Purpose::Training | Purpose::Server => {
             let clip = parallel.clip(job.clip, purpose);
-            training_graph(&*job.model, &job.optimizer, clip, job.grain_batch(), job.grains)
+            let rule = UpdateRule { optimizer: &job.optimizer, clip, frozen: &|name| job.start.is_frozen(name) };
+            training_graph(&*job.model, &rule, job.grain_batch(), job.grains)
         }
+    }
+}
+
+/// How parameters follow their gradients.
+#[derive(Clone, Copy)]
+pub struct UpdateRule<'a> {
+    pub optimizer: &'a Optimizer,
+    /// The largest norm of a gradient; infinite if it is only measured.
+    pub clip: Option<f32>,
+    /// Whether the parameter of this name stays as it is.
+    pub frozen: &'a dyn Fn(&str) -> bool,
+}
+
+impl<'a> UpdateRule<'a> {
+    /// All parameters are trained.
+    pub fn all(optimizer: &'a Optimizer, clip: Option<f32>) -> Self {
+        Self { optimizer, clip, frozen: &|_| false }
+    }
+}
+
+impl std::fmt::Debug for UpdateRule<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}, clipped to {:?}", self.optimizer, self.clip)
     }
 }
 
@@ -44,16 +68,20 @@ pub fn raw_graph(job: &Job, parallel: &Parallel, purpose: Purpose) -> Result<Gra
 /// An infinite `clip` measures the norm and clips nothing.
 pub fn training_graph(
     model: &dyn Model,
-    optimizer: &Optimizer,
-    clip: Option<f32>,
+    rule: &UpdateRule<'_>,
     batch: usize,
     grains: usize,
 ) -> Result<Graph, GraphError> {
+    let UpdateRule { optimizer, clip, frozen } = *rule;
     let builder = Builder::new();
     let Mean { value, counted } = model.build(&Build { builder: &builder, batch, grains, training: true }).loss;
     let targets = grains * counted.map_or(1, |counted| counted.of);
     let share = 1.0 / targets as f64;
-    let ids: Vec<_> = builder.graph().params().map(|(id, op)| (id, op.name.clone())).collect();
+    let ids: Vec<_> = {
+        let graph = builder.graph();
+        let trained = graph.params().filter(|(_, op)| !frozen(&op.name));
+        trained.map(|(id, op)| (id, op.name.clone())).collect()
+    };
     let params: Vec<Tensor<'_>> = ids.iter().map(|(id, _)| builder.tensor(*id)).collect();
     let grads = kolo_ops::gradients(&builder, value, share, &params);
     let counted = counted.map(|counted| sum_over_grains(counted.number));

@@ -95,6 +95,42 @@ pub fn any(world: Option<&Communicator>, mine: bool) -> Result<bool, Error> {
     Ok(flag[0] > 0)
 }
 
+/// What a rank wants after a step, or what any of them does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wishes {
+    /// The run should end.
+    pub stop: bool,
+    /// The state should be saved.
+    pub save: bool,
+    /// An earlier save is not yet written.
+    pub writing: bool,
+}
+
+/// What any rank wants: all do the same after the same step.
+pub fn agree(world: Option<&Communicator>, mine: Wishes) -> Result<Wishes, Error> {
+    let Some(world) = world else { return Ok(mine) };
+    let mut flags = [mine.stop, mine.save, mine.writing].map(i32::from);
+    world.all_reduce(&mut flags, Reduction::Max)?;
+    let [stop, save, writing] = flags.map(|flag| flag > 0);
+    Ok(Wishes { stop, save, writing })
+}
+
+/// The bytes of every rank, in the order of ranks.
+pub fn gather_bytes(world: Option<&Communicator>, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+    let Some(world) = world else { return Ok(vec![mine.to_vec()]) };
+    let mut lengths = vec![0i64; world.size()];
+    world.all_gather(&[mine.len() as i64], &mut lengths)?;
+    let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
+    let mut padded = mine.to_vec();
+    padded.resize(longest, 0);
+    let mut all = vec![0u8; longest * world.size()];
+    if longest > 0 {
+        world.all_gather(&padded, &mut all)?;
+    }
+    let part = |(rank, length): (usize, &i64)| all[rank * longest..rank * longest + *length as usize].to_vec();
+    Ok(lengths.iter().enumerate().map(part).collect())
+}
+
 /// All ranks must have come to the same weights; if not, the ranks that differ from the first are named.
 pub fn same_weights(world: &Communicator, digest: &str) -> Result<(), Error> {
     let own = digest.as_bytes();

@@ -6,6 +6,7 @@ mod evaluation;
 pub use evaluation::{Evaluation, count_beside, evaluation_bytes, metric_names};
 
 use crate::assemble::Worker;
+use crate::checkpoint::Gate;
 use crate::company::Company;
 use crate::error::Error;
 use crate::held::HeldBatch;
@@ -62,6 +63,8 @@ pub struct Trainer {
     first_grain: usize,
     /// Where samples come from, from the first step on.
     supply: Option<Supply>,
+    /// A copy of the store that is being made: the next update waits for it.
+    copying: Option<Arc<Gate>>,
     timeline: Option<Arc<Timeline>>,
 }
 
@@ -105,6 +108,7 @@ impl Trainer {
             interrupt: Interrupt::default(),
             first_grain,
             supply: None,
+            copying: None,
             timeline: None,
         };
         if let Some(world) = company.world() {
@@ -157,6 +161,7 @@ impl Trainer {
     }
 
     pub fn store_mut(&mut self) -> &mut Store {
+        self.end_copy();
         &mut self.store
     }
 
@@ -192,9 +197,26 @@ impl Trainer {
 
     /// Goes on before `step` from what was saved, by whatever company. Nothing changes if a tensor is missing.
     pub fn resume_from(&mut self, step: usize, saved: &[Saved]) -> Result<(), Error> {
+        self.end_copy();
         self.store.load(None, saved)?;
         self.step = step;
         Ok(())
+    }
+
+    /// The store is being copied: it must not change before the gate opens.
+    pub(crate) fn copied_through(&mut self, gate: Arc<Gate>) {
+        self.copying = Some(gate);
+    }
+
+    fn end_copy(&mut self) {
+        if let Some(gate) = self.copying.take() {
+            gate.pass();
+        }
+    }
+
+    /// Goes on before `step` with what the store was filled with.
+    pub(crate) fn go_on_at(&mut self, step: usize) {
+        self.step = step;
     }
 
     /// One step on the job's own data; its loss.
@@ -292,6 +314,7 @@ impl Trainer {
         if let Some(ignored) = self.number(IGNORED).filter(|ignored| *ignored > 0.0) {
             return Err(Error::Ignored { targets: ignored as usize, step, grains: job.grains });
         }
+        self.end_copy();
         between(step, &mut self.session, &mut self.store)?;
         let loss = self.loss();
         self.session.finish(&mut self.store)?;
@@ -340,6 +363,13 @@ impl Trainer {
                 "lower the learning rate (it is {rate:e} here), set `train.clip`, or look at the data of this step"
             ),
         }
+    }
+}
+
+impl Drop for Trainer {
+    /// A copy that is being made reads memory of this trainer's communicators.
+    fn drop(&mut self) {
+        self.end_copy();
     }
 }
 

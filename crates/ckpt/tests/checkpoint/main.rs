@@ -2,6 +2,7 @@
 
 mod faults;
 mod hostile;
+mod lives;
 mod rot;
 mod round_trip;
 mod torn;

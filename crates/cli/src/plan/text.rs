@@ -67,6 +67,7 @@ fn print_memory(memory: &MemoryPlan, workers: usize, all_bytes: u64) {
         ("scratch", memory.scratch),
         ("evaluation", memory.evaluation),
         ("data", memory.data),
+        ("checkpoint", memory.checkpoint),
         ("process", memory.process),
     ] {
         println!("    {name:<15} {}", size(bytes));

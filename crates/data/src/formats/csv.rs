@@ -61,7 +61,11 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let Some(first) = files.first() else {
         return Err(settings.wrong("source", "names no file", "name a file").into());
     };
-    let head = first.head(HEAD_BYTES)?;
+    let mut head = first.head(HEAD_BYTES)?;
+    if head.len() < HEAD_BYTES {
+        // The only line may lack its line break.
+        head.push(b'\n');
+    }
     let delimiter = delimiter(first, &head, settings)?;
     let mut header = match settings.has("header") {
         true => Some(settings.bool("header", true)?),

@@ -153,7 +153,9 @@ impl Reader for JsonReader {
     fn read(&self, at: usize, record: &mut Record) -> Result<(), ReadError> {
         let (part, row) = self.parts.find(at)?;
         let (start, end) = (part.offsets[row], part.offsets[row + 1]);
-        part.file.with(start, end - start, |bytes| self.read_line(bytes, record))?.map_err(|problem| {
+        // Any number of empty lines may follow.
+        let len = (end - start).min(LINE_BYTES_MAX + 1);
+        part.file.with(start, len, |bytes| self.read_line(bytes, record))?.map_err(|problem| {
             let contents = part.file.contents();
             problem.at(contents, start, super::csv::line_of(contents, start).unwrap_or(0))
         })

@@ -1,16 +1,182 @@
-//! To be written.
+//! LMDB environments: directories with a `data.mdb`, or single files. Records are keys in their order.
+//!
+//! A key may name a column: `0001.png` and `0001.cls`, or `image-0001` and `label-0001`, are two columns of one record. All
+//! columns must have the same records. Keys that start with `__`, and `num-samples`, count or list records and are left out.
 
-use crate::files::DataFile;
-use crate::format::{Format, OpenedFiles};
+mod keys;
+mod tree;
+mod values;
+
+use crate::error::ReadError;
+use crate::files::{Contents, DataFile};
+use crate::format::{Format, OpenError, OpenedFiles, Reader};
+use crate::record::{Record, RecordColumn};
+use keys::{KeyColumns, Keys};
 use kolo_graph::settings::Settings;
 use std::path::Path;
+use tree::{Entry, Found, Tree};
+use values::Value;
 
-pub const FORMAT: Format = Format { name: "lmdb", doc: "", extensions: &["lmdb"], sniff, open };
+pub const FORMAT: Format = Format {
+    name: "lmdb",
+    doc: "LMDB environments; records are keys in order",
+    extensions: &["lmdb", "mdb"],
+    sniff,
+    open,
+};
 
-fn sniff(_path: &Path, _head: &[u8]) -> bool {
-    false
+const DATA_FILE: &str = "data.mdb";
+/// Values that the columns are told from.
+const LOOKED_AT: usize = 16;
+/// A value that is only looked at.
+const LOOKED_AT_BYTES_MAX: u32 = 16 << 20;
+
+fn sniff(path: &Path, head: &[u8]) -> bool {
+    match path.is_dir() {
+        true => path.join(DATA_FILE).is_file(),
+        false => head.get(tree::MAGIC_AT..tree::MAGIC_AT + 4) == Some(&0xBEEF_C0DE_u32.to_le_bytes()),
+    }
 }
 
-fn open(_files: &[DataFile], settings: &Settings) -> OpenedFiles {
-    Err(settings.wrong("format", "is not written yet", "wait").into())
+/// One environment: the entries of each column.
+#[derive(Debug)]
+struct Environment {
+    contents: Contents,
+    entries: Vec<Vec<Entry>>,
 }
+
+#[derive(Debug)]
+struct LmdbReader {
+    environments: Vec<Environment>,
+    /// Records of each environment and all before it.
+    ends: Vec<usize>,
+    values: Vec<Value>,
+    columns: Vec<RecordColumn>,
+}
+
+impl Reader for LmdbReader {
+    fn columns(&self) -> &[RecordColumn] {
+        &self.columns
+    }
+
+    fn len(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    fn read(&self, at: usize, record: &mut Record) -> Result<(), ReadError> {
+        let number = self.ends.partition_point(|end| *end <= at);
+        let Some(environment) = self.environments.get(number) else {
+            let message = format!("record {at} was asked for, and there are {}", self.len());
+            return Err(ReadError::new(message, "ask for a smaller number"));
+        };
+        let row = at - number.checked_sub(1).map_or(0, |before| self.ends[before]);
+        for (value, entries) in self.values.iter().zip(&environment.entries) {
+            let entry = &entries[row];
+            value.read(&environment.contents, entry, record)?.map_err(|message| environment.wrong(entry, &message))?;
+        }
+        Ok(())
+    }
+}
+
+impl Environment {
+    /// The columns that the keys name, each with its entries in order.
+    fn open(contents: Contents, database: &str) -> Result<(Self, Vec<String>), ReadError> {
+        let mut tree = Tree::open(&contents)?;
+        if !database.is_empty() {
+            let mut root = None;
+            tree.walk(&mut |key, found| {
+                if let (true, Found::Database(found)) = (key == database.as_bytes(), &found) {
+                    root = Some(*found);
+                }
+                Ok(())
+            })?;
+            let missing = || {
+                let message = format!("it has no database named \"{database}\"");
+                ReadError::new(message, "correct `data.database`, or leave it out").in_file(contents.path())
+            };
+            tree.go_into(root.ok_or_else(missing)?);
+        }
+        let mut keys = KeyColumns::new();
+        let mut databases = Vec::new();
+        tree.walk(&mut |key, found| {
+            match found {
+                Found::Value(entry) => keys.add(key, entry),
+                Found::Database(_) => databases.push(String::from_utf8_lossy(key).into_owned()),
+            }
+            Ok(())
+        })?;
+        if keys.is_empty() && !databases.is_empty() {
+            databases.truncate(8);
+            let message = format!("its records are in databases with names: {}", databases.join(", "));
+            let hint = format!("write `database = \"{}\"` in [data]", databases[0]);
+            return Err(ReadError::new(message, hint).in_file(contents.path()));
+        }
+        let Keys { names, entries } = keys.finish(&contents)?;
+        Ok((Self { contents, entries }, names))
+    }
+
+    fn records(&self) -> usize {
+        self.entries.first().map_or(0, Vec::len)
+    }
+
+    fn wrong(&self, entry: &Entry, message: &str) -> ReadError {
+        let key = keys::key_of(&self.contents, entry);
+        let hint = "make the record again, or leave it out with `on_error = \"skip\"`";
+        ReadError::new(format!("key \"{key}\": {message}"), hint).in_file(self.contents.path()).at(entry.value_at)
+    }
+
+    /// The first values of a column.
+    fn first_values(&self, column: usize) -> Result<Vec<Vec<u8>>, ReadError> {
+        let mut values = Vec::new();
+        for entry in
+            self.entries[column].iter().filter(|entry| entry.value_bytes <= LOOKED_AT_BYTES_MAX).take(LOOKED_AT)
+        {
+            let mut bytes = Vec::new();
+            self.contents.read_into(entry.value_at, entry.value_bytes.into(), &mut bytes)?;
+            if values::is_pickled(&bytes) {
+                let hint =
+                    "pickles can run any program, so they are not read: store image files, text, JSON or `.npy` files";
+                let error = self.wrong(entry, "its value is a Python pickle");
+                return Err(ReadError { hint: hint.into(), ..error });
+            }
+            values.push(bytes);
+        }
+        Ok(values)
+    }
+}
+
+fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
+    let database = settings.text("database", "")?;
+    let mut reader = LmdbReader { environments: vec![], ends: vec![], values: vec![], columns: vec![] };
+    let mut first_names: Option<Vec<String>> = None;
+    for file in files {
+        let file = match file.is_directory {
+            true => DataFile::at(&file.path.join(DATA_FILE))?,
+            false => file.clone(),
+        };
+        let (environment, names) = Environment::open(file.contents(settings)?, &database)?;
+        match &first_names {
+            None => {
+                for (column, name) in names.iter().enumerate() {
+                    let first = environment.first_values(column)?;
+                    reader.values.push(values::value(name, &first, &mut reader.columns));
+                }
+                first_names = Some(names);
+            }
+            Some(first) if *first != names => return Err(other_columns(&file.path, first, &names)),
+            Some(_) => {}
+        }
+        reader.ends.push(reader.len() + environment.records());
+        reader.environments.push(environment);
+    }
+    Ok(Box::new(reader))
+}
+
+fn other_columns(path: &Path, first: &[String], names: &[String]) -> OpenError {
+    let message =
+        format!("its keys name the columns {}, and those of the first file {}", names.join(", "), first.join(", "));
+    ReadError::new(message, "environments that are read together need the same columns").in_file(path).into()
+}
+
+#[cfg(test)]
+mod tests;

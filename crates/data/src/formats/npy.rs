@@ -9,7 +9,7 @@ mod zip;
 
 use crate::arrays::{Array, ArrayReader, chosen, existing_file, with_labels};
 use crate::error::ReadError;
-use crate::files::{Contents, DataFile};
+use crate::files::{Contents, DataFile, UNPACKED_BYTES_MAX};
 use crate::format::{Format, OpenError, OpenedFiles};
 use kolo_graph::settings::Settings;
 use std::path::{Path, PathBuf};
@@ -69,9 +69,10 @@ fn open_archives(files: &[DataFile], settings: &Settings) -> OpenedFiles {
 fn archive(file: &DataFile, settings: &Settings) -> Result<Vec<Array>, OpenError> {
     let contents = file.contents(settings)?;
     let mut arrays = Vec::new();
+    let mut left = settings.count("unpacked_max", UNPACKED_BYTES_MAX as usize, 1)? as u64;
     for member in zip::members(&contents)? {
         if let Some(name) = member.name.strip_suffix(".npy") {
-            let (contents, range) = member.open(&contents, settings)?;
+            let (contents, range) = member.open(&contents, &mut left)?;
             arrays.push(header::read(&contents, range, name)?);
         }
     }

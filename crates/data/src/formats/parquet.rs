@@ -1,17 +1,298 @@
-//! To be written.
+//! Parquet files, and Arrow files (IPC, Feather). Both are columnar: what is decoded at once is a row group or a record batch
+//! ([`crate::units`]), and records are its rows.
 
-use crate::files::DataFile;
-use crate::format::{Format, OpenedFiles};
+mod arrow;
+mod columns;
+mod pages;
+mod values;
+
+use crate::error::ReadError;
+use crate::files::{Contents, DataFile};
+use crate::format::{Format, OpenError, OpenedFiles, Reader};
+use crate::guard::guarded;
+use crate::record::{Record, RecordColumn};
+use crate::units::{DECODED_BYTES_MAX, Decode, Rows, Units};
+use ::parquet::arrow::ProjectionMask;
+use ::parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
+use ::parquet::errors::ParquetError;
+use ::parquet::file::reader::{ChunkReader, Length};
+use arrow_array::{Array, ArrayRef, RecordBatch};
+use arrow_schema::{DataType, Field, Fields, Schema};
+use bytes::Bytes;
+use columns::{ROWS_LOOKED_AT, TableColumns, decode_error};
 use kolo_graph::settings::Settings;
+use std::collections::HashMap;
+use std::io::{self, BufReader, Read};
 use std::path::Path;
+use std::sync::Arc;
 
-pub const FORMAT: Format = Format { name: "parquet", doc: "", extensions: &["parquet"], sniff, open };
-pub const ARROW: Format = Format { name: "arrow", doc: "", extensions: &["arrow", "feather"], sniff, open };
+pub const FORMAT: Format = Format {
+    name: "parquet",
+    doc: "Parquet tables; records are rows",
+    extensions: &["parquet", "pq"],
+    sniff: |_, head| head.starts_with(b"PAR1"),
+    open,
+};
+pub const ARROW: Format = arrow::FORMAT;
 
-fn sniff(_path: &Path, _head: &[u8]) -> bool {
-    false
+/// What a batch of rows should take, decoded.
+const BATCH_BYTES: u64 = 4 << 20;
+const BATCH_ROWS_MAX: u64 = 4096;
+
+/// Rows of a table, of Parquet or Arrow.
+#[derive(Debug)]
+struct TableReader {
+    units: Units,
 }
 
-fn open(_files: &[DataFile], settings: &Settings) -> OpenedFiles {
-    Err(settings.wrong("format", "is not written yet", "wait").into())
+impl Reader for TableReader {
+    fn columns(&self) -> &[RecordColumn] {
+        self.units.columns()
+    }
+
+    fn len(&self) -> usize {
+        self.units.len()
+    }
+
+    fn read(&self, at: usize, record: &mut Record) -> Result<(), ReadError> {
+        self.units.read(at, record)
+    }
 }
+
+/// The file as the decoder asks for it.
+#[derive(Clone, Debug)]
+struct Chunks(Contents);
+
+impl Length for Chunks {
+    fn len(&self) -> u64 {
+        self.0.bytes()
+    }
+}
+
+/// Reads on from an offset.
+#[derive(Debug)]
+struct From {
+    contents: Contents,
+    offset: u64,
+}
+
+impl Read for From {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let len = (self.contents.bytes().saturating_sub(self.offset)).min(out.len() as u64) as usize;
+        self.contents.read_at(self.offset, &mut out[..len]).map_err(|error| io::Error::other(error.message))?;
+        self.offset += len as u64;
+        Ok(len)
+    }
+}
+
+/// Page headers take a few dozen bytes.
+const HEADER_BUFFER_BYTES: usize = 512;
+
+impl ChunkReader for Chunks {
+    type T = BufReader<From>;
+
+    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
+        let from = From { contents: self.0.clone(), offset: start };
+        Ok(BufReader::with_capacity(HEADER_BUFFER_BYTES, from))
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        let mut bytes = Vec::new();
+        let read = self.0.read_into(start, length as u64, &mut bytes);
+        read.map_err(|error| ParquetError::General(format!("byte {start}: {}", error.message)))?;
+        Ok(bytes.into())
+    }
+}
+
+/// One open file.
+#[derive(Clone, Debug)]
+struct ParquetFile {
+    chunks: Chunks,
+    metadata: ArrowReaderMetadata,
+}
+
+/// Text and bytes as views into their pages: nothing is copied, and a value that a dictionary repeats takes no more memory.
+fn with_views(field: &Field) -> Field {
+    let below = |field: &Arc<Field>| Arc::new(with_views(field));
+    let kind = match field.data_type() {
+        DataType::Utf8 | DataType::LargeUtf8 => DataType::Utf8View,
+        DataType::Binary | DataType::LargeBinary => DataType::BinaryView,
+        DataType::Struct(fields) => DataType::Struct(fields.iter().map(below).collect()),
+        DataType::List(item) => DataType::List(below(item)),
+        other => other.clone(),
+    };
+    field.clone().with_data_type(kind)
+}
+
+impl ParquetFile {
+    fn open(contents: Contents) -> Result<Self, ReadError> {
+        let path = contents.path().to_owned();
+        let chunks = Chunks(contents);
+        let failed = |error: ParquetError| decode_error(&path, "its footer cannot be read", error);
+        let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
+        let plain = ArrowReaderMetadata::load(&chunks, options.clone()).map_err(failed)?;
+        let fields: Fields = plain.schema().fields().iter().map(|field| with_views(field)).collect();
+        let metadata = plain.metadata().clone();
+        let pairs = metadata.file_metadata().key_value_metadata();
+        let pairs = pairs.into_iter().flatten().filter_map(|pair| Some((pair.key.clone(), pair.value.clone()?)));
+        let schema = Schema::new_with_metadata(fields, pairs.collect::<HashMap<_, _>>());
+        let metadata = ArrowReaderMetadata::try_new(metadata, options.with_schema(Arc::new(schema))).map_err(failed)?;
+        Ok(Self { chunks, metadata })
+    }
+
+    fn path(&self) -> &Path {
+        self.chunks.0.path()
+    }
+
+    /// Rows of each row group.
+    fn rows(&self) -> Result<Vec<usize>, ReadError> {
+        let groups = self.metadata.metadata().row_groups().iter();
+        let rows = groups.map(|group| {
+            let rows = usize::try_from(group.num_rows()).ok();
+            rows.ok_or_else(|| decode_error(self.path(), "a row group cannot be read", "it has a negative size"))
+        });
+        rows.collect()
+    }
+
+    /// Hands the batches of a row group to `each`, with the columns that are read only; stops when it says so.
+    fn batches(
+        &self,
+        group: usize,
+        columns: &TableColumns,
+        each: &mut dyn FnMut(RecordBatch) -> Result<bool, ReadError>,
+    ) -> Result<(), ReadError> {
+        let failed = |error: &dyn std::fmt::Display| {
+            decode_error(self.path(), &format!("row group {group} cannot be decoded"), error)
+        };
+        let places = || columns.columns.iter().map(|column| column.place);
+        let mask = ProjectionMask::roots(self.metadata.parquet_schema(), places());
+        let metadata = self.metadata.metadata().row_group(group);
+        let read = metadata.columns().iter().enumerate().filter(|(leaf, _)| mask.leaf_included(*leaf));
+        let mut bytes = 0;
+        for (_, chunk) in read {
+            bytes += pages::check(&self.chunks.0, chunk)?;
+        }
+        let row_bytes = bytes / u64::try_from(metadata.num_rows()).unwrap_or(0).max(1);
+        let batch_rows = (BATCH_BYTES / row_bytes.max(1)).clamp(1, BATCH_ROWS_MAX);
+        let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(self.chunks.clone(), self.metadata.clone());
+        let reader = builder
+            .with_row_groups(vec![group])
+            .with_projection(mask)
+            .with_batch_size(batch_rows as usize)
+            .build()
+            .map_err(|error| failed(&error))?;
+        for batch in reader {
+            if !each(batch.map_err(|error| failed(&error))?)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Decodes row groups of all files.
+#[derive(Debug)]
+struct Groups {
+    files: Vec<ParquetFile>,
+    /// File and row group of every unit.
+    units: Vec<(usize, usize)>,
+    columns: TableColumns,
+}
+
+/// Puts the rows of a batch, given by the arrays of the columns that are read, behind those before.
+fn push_rows(columns: &TableColumns, arrays: &[ArrayRef], out: &mut Rows) -> Result<(), ReadError> {
+    let mut record = Record::new();
+    for row in 0..arrays.first().map_or(0, |array| array.len()) {
+        match columns.read(arrays, row, &mut record) {
+            Ok(()) => out.push(&record),
+            Err(message) => out.push_broken(&message),
+        }
+    }
+    out.end_block()
+}
+
+impl Decode for Groups {
+    fn path(&self, unit: usize) -> &Path {
+        self.files[self.units[unit].0].path()
+    }
+
+    fn decode(&self, unit: usize, out: &mut Rows) -> Result<(), ReadError> {
+        let (file, group) = self.units[unit];
+        let file = &self.files[file];
+        guarded(file.path(), || {
+            file.batches(group, &self.columns, &mut |batch| {
+                push_rows(&self.columns, batch.columns(), out).map(|()| true)
+            })
+        })
+    }
+}
+
+/// Completes the kinds of the columns from the first row group that has rows.
+fn look_at_first(files: &[ParquetFile], columns: &mut TableColumns) -> Result<(), ReadError> {
+    let groups = |file: &ParquetFile| file.metadata.metadata().num_row_groups();
+    let all = files.iter().flat_map(|file| (0..groups(file)).map(move |group| (file, group)));
+    let with_rows = |(file, group): &(&ParquetFile, usize)| file.metadata.metadata().row_group(*group).num_rows() > 0;
+    let first = all.into_iter().find(with_rows);
+    let (Some((file, group)), true) = (first, columns.need_values()) else { return Ok(()) };
+    let mut looked_at = 0;
+    let before = columns.clone();
+    file.batches(group, &before, &mut |batch| {
+        looked_at += batch.num_rows();
+        let looked = columns.look_at(batch.columns());
+        looked.map_err(|error| decode_error(file.path(), "the first record cannot be read", error))?;
+        let complete = batch.columns().iter().all(|array| array.null_count() < array.len());
+        Ok(!complete && looked_at < ROWS_LOOKED_AT)
+    })
+}
+
+fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
+    let budget = settings.count("decoded_max", DECODED_BYTES_MAX, 0)?;
+    let mut opened: Vec<ParquetFile> = Vec::new();
+    let mut columns: Option<TableColumns> = None;
+    let (mut units, mut rows) = (Vec::new(), Vec::new());
+    for file in files {
+        let contents = file.contents(settings)?;
+        let parquet = guarded(&file.path, || ParquetFile::open(contents))?;
+        match &columns {
+            None => columns = Some(TableColumns::of_schema(parquet.metadata.schema(), settings)?),
+            Some(columns) => same_columns(columns, &files[0].path, parquet.metadata.schema(), file, settings)?,
+        }
+        let groups = parquet.rows()?;
+        units.extend((0..groups.len()).map(|group| (opened.len(), group)));
+        rows.extend(groups);
+        opened.push(parquet);
+    }
+    let Some(mut columns) = columns else {
+        return Err(settings.wrong("source", "names no file", "name a file or a pattern").into());
+    };
+    guarded(&files[0].path, || look_at_first(&opened, &mut columns))?;
+    let records = columns.records.clone();
+    let decoder = Groups { files: opened, units, columns };
+    Ok(Box::new(TableReader { units: Units::new(Box::new(decoder), records, &rows, budget) }))
+}
+
+/// Files that are read as one must have the same columns.
+fn same_columns(
+    first: &TableColumns,
+    first_path: &Path,
+    schema: &Schema,
+    file: &DataFile,
+    settings: &Settings,
+) -> Result<(), OpenError> {
+    let here = TableColumns::of_schema(schema, settings)?;
+    let same = |column: usize| {
+        let (a, b) = (first.records.get(column), here.records.get(column));
+        matches!((a, b), (Some(a), Some(b)) if a == b) && first.columns[column].place == here.columns[column].place
+    };
+    let count = first.records.len().max(here.records.len());
+    let Some(differs) = (0..count).find(|column| !same(*column)) else { return Ok(()) };
+    let name = first.records.get(differs).or(here.records.get(differs)).map_or("", |column| &column.name);
+    let message = format!("its column \"{name}\" is not the one of {}", first_path.display());
+    Err(ReadError::new(message, "files that are read together need the same columns in the same order")
+        .in_file(&file.path)
+        .into())
+}
+
+#[cfg(test)]
+#[path = "parquet/tests.rs"]
+mod tests;

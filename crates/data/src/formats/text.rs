@@ -67,7 +67,7 @@ fn encoded(contents: &Contents, tokenizer: &Tokenizer) -> Result<Tokens, ReadErr
     let pieces = TextPieces::new(contents.stream_from(0), contents.path());
     let element = tokenizer.element();
     tokenizer.write_tokens(pieces, &mut target)?;
-    Tokens::new(Contents::unpacked(contents.path(), target)?, 0, element)
+    Tokens::new(Contents::made(contents.path(), target)?, 0, element)
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 mod columns;
-mod crc32c;
+pub(crate) mod crc32c;
 mod example;
 #[cfg(test)]
 mod tests;
@@ -139,7 +139,7 @@ fn unpack(file: &DataFile, settings: &Settings) -> Result<(Contents, bool), Open
         let hint = "check the file, or raise `data.unpacked_max`";
         return Err(ReadError::new(format!("it unpacks to more than {most} bytes"), hint).in_file(&file.path).into());
     }
-    Ok((Contents::unpacked(&file.path, target)?, true))
+    Ok((Contents::made(&file.path, target)?, true))
 }
 
 /// The lengths of all records, one u32 each.

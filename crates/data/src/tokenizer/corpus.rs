@@ -1,75 +1,115 @@
-//! From text files to a tokenizer or a token file. Files appear under their names only when they are whole.
+//! From text to a tokenizer or a token file. Files appear under their names only when they are whole.
 
 use super::{TextPieces, Tokenizer, train};
 use crate::error::ReadError;
 use crate::files::DataFile;
+use crate::format::{OpenError, Reader, choose};
 use crate::formats::tokens::Description;
+use crate::record::{Record, RecordKind, RecordValue};
+use kolo_graph::settings::Settings;
 use std::fs::Permissions;
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
-/// Trains a tokenizer on the text of these files and writes it to `out`. `seen` is told the bytes of each piece of text.
+/// Endings of files whose text is in a column.
+const TABLES: [&str; 5] = ["csv", "tsv", "jsonl", "ndjson", "parquet"];
+
+/// Text to read: whole files, or a column of a table, each cell a text of its own.
+#[derive(Debug)]
+pub struct TextSource(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Files(Vec<DataFile>),
+    Column { reader: Box<dyn Reader>, column: usize },
+}
+
+type Texts<'a> = Box<dyn Iterator<Item = Result<String, ReadError>> + Send + 'a>;
+
+impl TextSource {
+    /// The text of these files, of this column if there is one. `settings` may say how the files are to be read; errors name
+    /// the key `column`.
+    pub fn open(files: Vec<DataFile>, column: Option<&str>, settings: &Settings) -> Result<Self, OpenError> {
+        let table = files.iter().find(|file| TABLES.contains(&file.extension().as_str()));
+        let (column, reader) = match (column, table) {
+            (Some(column), _) => (column, (choose(&files, settings)?.open)(&files, settings)?),
+            (None, None) => return Ok(Self(Kind::Files(files))),
+            (None, Some(table)) => {
+                let message = format!("is missing, and {} is a table", table.path.display());
+                return Err(settings.wrong("column", message, "name the column with the text").into());
+            }
+        };
+        let is_it = |at: &usize| {
+            let found = &reader.columns()[*at];
+            found.name == column && found.kind == RecordKind::Text
+        };
+        match (0..reader.columns().len()).find(is_it) {
+            Some(column) => Ok(Self(Kind::Column { reader, column })),
+            None => {
+                let texts = reader.columns().iter().filter(|column| column.kind == RecordKind::Text);
+                let names = texts.map(|column| column.name.as_str()).collect::<Vec<_>>().join(", ");
+                let message = format!("is \"{column}\", which is no column of text");
+                Err(settings.wrong("column", message, format!("the columns of text are: {names}")).into())
+            }
+        }
+    }
+
+    /// Each text as a row of pieces.
+    fn texts(&self) -> Box<dyn Iterator<Item = Texts<'_>> + Send + '_> {
+        match &self.0 {
+            Kind::Files(files) => Box::new(files.iter().map(|file| match file.stream() {
+                Ok(stream) => Box::new(TextPieces::new(stream, &file.path)) as Texts<'_>,
+                Err(error) => Box::new(std::iter::once(Err(error))),
+            })),
+            Kind::Column { reader, column } => {
+                Box::new((0..reader.len()).map(|at| Box::new(cell(&**reader, at, *column).into_iter()) as Texts<'_>))
+            }
+        }
+    }
+}
+
+/// The pieces of one cell.
+fn cell(reader: &dyn Reader, at: usize, column: usize) -> Vec<Result<String, ReadError>> {
+    let mut record = Record::new();
+    match reader.read(at, &mut record).map(|()| record.value(column)) {
+        Ok(RecordValue::Text(text)) => TextPieces::new(text.as_bytes(), Path::new("")).collect(),
+        Ok(_) => Vec::new(),
+        Err(error) => vec![Err(error)],
+    }
+}
+
+/// Trains a tokenizer on some text and writes it to `out`. `seen` is told the bytes of each piece of text.
 pub fn train_on(
-    files: &[DataFile],
+    text: &TextSource,
     vocab: usize,
     out: &Path,
     seen: impl Fn(u64) + Send + Sync,
 ) -> Result<Tokenizer, ReadError> {
     let target = temporary(out)?;
-    let texts = files.iter().flat_map(|file| match file.stream() {
-        Ok(stream) => Texts::Pieces(TextPieces::new(stream, &file.path)),
-        Err(error) => Texts::Error(Some(error)),
-    });
-    let texts = texts.inspect(|text| seen(text.as_ref().map_or(0, |text| text.len() as u64)));
-    let json = train(vocab, texts)?;
+    let pieces = text.texts().flatten();
+    let pieces = pieces.inspect(|piece| seen(piece.as_ref().map_or(0, |text| text.len() as u64)));
+    let json = train(vocab, pieces)?;
     put(target, json.as_bytes(), out)?;
     Tokenizer::open(out)
 }
 
-/// The text of one file, or why there is none.
-enum Texts {
-    Pieces(TextPieces<Box<dyn io::Read + Send>>),
-    Error(Option<ReadError>),
-}
-
-impl Iterator for Texts {
-    type Item = Result<String, ReadError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        match self {
-            Texts::Pieces(pieces) => pieces.next(),
-            Texts::Error(error) => error.take().map(Err),
-        }
-    }
-}
-
-/// Writes the tokens of these files to `out`, one after the other, each with the token that ends a text if the tokenizer has
-/// one. A description goes beside it. `name` is the tokenizer's file, for the description alone; `seen` is told the bytes of
-/// each piece of text.
+/// Writes the tokens of some text to `out`, each text with the token that ends it if the tokenizer has one. A description
+/// goes beside it. `name` is the tokenizer's file, for the description alone; `seen` is told the bytes of each piece of text.
 pub fn write_corpus(
-    files: &[DataFile],
+    text: &TextSource,
     tokenizer: &Tokenizer,
     name: &str,
     out: &Path,
-    mut seen: impl FnMut(u64),
+    seen: impl Fn(u64) + Send + Sync,
 ) -> Result<Description, ReadError> {
-    let failed = |error: io::Error| not_written(out, &error);
     let mut target = temporary(out)?;
-    let mut count = 0;
-    for file in files {
-        let pieces = TextPieces::new(file.stream()?, &file.path);
-        let pieces = pieces.inspect(|piece| seen(piece.as_ref().map_or(0, |text| text.len() as u64)));
-        count += tokenizer.write_tokens(pieces, target.as_file_mut()).map_err(|error| match error.file {
-            Some(_) => error,
-            None => error.in_file(out),
-        })?;
-        if let Some(end) = tokenizer.end_of_text() {
-            tokenizer.write(&[end], target.as_file_mut()).map_err(failed)?;
-            count += 1;
-        }
-    }
+    // The end of a text is an empty piece.
+    let pieces = text.texts().flat_map(|text| text.chain(std::iter::once(Ok(String::new()))));
+    let pieces = pieces.inspect(|piece| seen(piece.as_ref().map_or(0, |text| text.len() as u64)));
+    let written = tokenizer.write_tokens(pieces, target.as_file_mut());
+    let count = written.map_err(|error| if error.file.is_some() { error } else { error.in_file(out) })?;
     let description = Description {
         dtype: tokenizer.dtype().into(),
         vocab: tokenizer.vocab(),
@@ -83,9 +123,9 @@ pub fn write_corpus(
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(not_written(&beside, &error)),
         _ => {}
     }
-    let text = format!("{:#}\n", description.to_json());
+    let json = format!("{:#}\n", description.to_json());
     put(target, &[], out)?;
-    put(temporary(&beside)?, text.as_bytes(), &beside)?;
+    put(temporary(&beside)?, json.as_bytes(), &beside)?;
     Ok(description)
 }
 

@@ -1,5 +1,9 @@
 use super::*;
+use crate::files::DataFile;
+use crate::formats::tokens::Description;
+use kolo_graph::settings::Settings;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 fn pieces_of(text: &[u8]) -> Result<Vec<String>, ReadError> {
     TextPieces::new(text, Path::new("a.txt")).collect()
@@ -41,6 +45,67 @@ fn bytes_need_no_file() {
     assert_eq!((tokenizer.vocab(), tokenizer.dtype(), tokenizer.end_of_text()), (256, "u16", None));
 }
 
+/// The names of the files in a directory, sorted.
+fn names_in(dir: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// A text file in this directory.
+fn text_file(dir: &Path, name: &str, text: &[u8]) -> DataFile {
+    std::fs::write(dir.join(name), text).unwrap();
+    DataFile::at(&dir.join(name)).unwrap()
+}
+
+/// The text of whole files.
+fn texts(files: &[DataFile]) -> TextSource {
+    TextSource::open(files.to_vec(), None, &Settings::new("", "here")).unwrap()
+}
+
+#[test]
+fn a_column_of_a_table_is_as_many_texts() {
+    let dir = tempfile::tempdir().unwrap();
+    let table = text_file(dir.path(), "a.jsonl", b"{\"t\": \"ab\", \"n\": 1}\n{\"n\": 2}\n{\"t\": \"c\"}\n");
+    let settings = Settings::new("", "here");
+    let open = |column| TextSource::open(vec![table.clone()], column, &settings);
+    let out = dir.path().join("corpus.bin");
+    let written = write_corpus(&open(Some("t")).unwrap(), &Tokenizer::bytes(), "", &out, |_| ()).unwrap();
+    assert_eq!((written.count, std::fs::read(&out).unwrap()), (3, b"a\0b\0c\0".to_vec()));
+    for (column, expected) in [(None, "is a table"), (Some("n"), "is \"n\", which is no column of text")] {
+        let error = open(column).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    let bad = text_file(dir.path(), "b.jsonl", b"{\"t\": \"ab\"}\n{\n");
+    let bad = TextSource::open(vec![bad], Some("t"), &settings).unwrap();
+    let error = write_corpus(&bad, &Tokenizer::bytes(), "", &out, |_| ()).unwrap_err();
+    assert!(error.message.starts_with("line 2: "), "{error}");
+}
+
+#[test]
+fn a_corpus_is_written_whole_or_not_at_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let (good, bad) = (text_file(dir.path(), "a.txt", b"abc"), text_file(dir.path(), "b.txt", b"de\xff"));
+    let out = dir.path().join("corpus.bin");
+    let (seen, bytes) = (AtomicU64::new(0), Tokenizer::bytes());
+    let add = |bytes| _ = seen.fetch_add(bytes, Ordering::Relaxed);
+    let written = write_corpus(&texts(&[good.clone(), good.clone()]), &bytes, "", &out, add).unwrap();
+    assert_eq!((written.count, written.vocab, &written.dtype[..], seen.into_inner()), (6, 256, "u16", 6));
+    assert_eq!(Description::beside(&out).unwrap(), Some(written.clone()));
+    let before = std::fs::read(&out).unwrap();
+    assert_eq!(before, b"a\0b\0c\0a\0b\0c\0");
+    let error = write_corpus(&texts(&[good.clone(), bad]), &bytes, "", &out, |_| ()).unwrap_err();
+    assert_eq!((error.offset, error.file), (Some(2), Some(dir.path().join("b.txt"))));
+    // What was there stays, and nothing is left behind.
+    assert_eq!(std::fs::read(&out).unwrap(), before);
+    assert_eq!(Description::beside(&out).unwrap(), Some(written));
+    assert_eq!(names_in(dir.path()), ["a.txt", "b.txt", "corpus.bin", "corpus.bin.json"]);
+    let nowhere = dir.path().join("missing/corpus.bin");
+    let error = write_corpus(&texts(&[good]), &bytes, "", &nowhere, |_| ()).unwrap_err();
+    assert!(error.message.contains("cannot be written") && error.file == Some(nowhere), "{error}");
+}
+
 #[cfg(feature = "tokenizers")]
 mod library {
     use super::*;
@@ -74,6 +139,30 @@ mod library {
         tokenizer.encode(sample, &mut tokens).unwrap();
         assert_eq!(tokenizer.decode(&tokens), sample);
         assert!(tokens.len() < sample.len());
+    }
+
+    #[test]
+    fn a_tokenizer_is_trained_on_files_and_makes_a_corpus_of_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = ["a.txt", "b.txt"].map(|name| text_file(dir.path(), name, &b"the cat sat on the mat\n".repeat(50)));
+        let (json, out) = (dir.path().join("tok.json"), dir.path().join("corpus.bin"));
+        let seen = AtomicU64::new(0);
+        let add = |bytes| _ = seen.fetch_add(bytes, Ordering::Relaxed);
+        let files = texts(&files);
+        let tokenizer = train_on(&files, 265, &json, add).unwrap();
+        assert_eq!((tokenizer.vocab(), seen.into_inner()), (265, 2 * 50 * 23));
+        let written = write_corpus(&files, &tokenizer, "tok.json", &out, |_| ()).unwrap();
+        assert_eq!((written.vocab, &written.digest[..]), (265, tokenizer.digest()));
+        // Every text ends with the token for it.
+        let tokens: Vec<u32> =
+            std::fs::read(&out).unwrap().as_chunks().0.iter().map(|two| u16::from_le_bytes(*two).into()).collect();
+        assert_eq!(tokens.len() as u64, written.count);
+        let text = "the cat sat on the mat\n".repeat(50) + END_OF_TEXT;
+        assert_eq!(tokenizer.decode(&tokens), text.repeat(2));
+        assert_eq!(names_in(dir.path()), ["a.txt", "b.txt", "corpus.bin", "corpus.bin.json", "tok.json"]);
+        let error = train_on(&texts(&[text_file(dir.path(), "c.txt", b"\xff")]), 270, &json, |_| ()).unwrap_err();
+        assert_eq!(error.offset, Some(0));
+        assert_eq!(Tokenizer::open(&json).unwrap().digest(), tokenizer.digest());
     }
 
     #[test]

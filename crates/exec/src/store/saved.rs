@@ -88,16 +88,30 @@ impl Store {
 
     /// Fills the store from what was saved, which may be cut elsewhere. Nothing changes if some of it is missing.
     pub fn load(&mut self, own: Option<&Range<usize>>, saved: &[Saved]) -> Result<(), RestoreError> {
+        self.load_where(own, saved, |_| true)
+    }
+
+    /// As [`Store::load`], but a tensor of which nothing was saved stays as it is.
+    pub fn load_present(&mut self, own: Option<&Range<usize>>, saved: &[Saved]) -> Result<(), RestoreError> {
+        self.load_where(own, saved, |entry| saved.iter().any(|part| part.tensor == entry.tensor))
+    }
+
+    fn load_where(
+        &mut self,
+        own: Option<&Range<usize>>,
+        saved: &[Saved],
+        wanted: impl Fn(&Entry) -> bool,
+    ) -> Result<(), RestoreError> {
         let mut by_tensor: BTreeMap<&str, Vec<&Saved>> = BTreeMap::new();
         for part in saved {
             by_tensor.entry(&part.tensor).or_default().push(part);
         }
         by_tensor.values_mut().for_each(|parts| parts.sort_by_key(|part| part.start));
         let parts = |entry: &Entry| by_tensor.get(entry.tensor.as_str()).map_or(&[][..], Vec::as_slice);
-        for entry in &self.entries {
+        for entry in self.entries.iter().filter(|entry| wanted(entry)) {
             check(entry, &Self::kept(entry, own), parts(entry))?;
         }
-        for entry in &self.entries {
+        for entry in self.entries.iter().filter(|entry| wanted(entry)) {
             let (kept, size) = (Self::kept(entry, own), entry.ty.dtype.bytes());
             let wanted = entry.start + kept.start..entry.start + kept.end;
             let (data, _) = self.run(entry, &kept);

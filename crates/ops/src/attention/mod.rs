@@ -6,6 +6,7 @@
 //! Operands are `[b, t, h·d]`, as linear layers leave them: heads are columns, and nothing is transposed in memory.
 
 mod backward;
+pub mod cached;
 mod forward;
 mod head;
 mod reference;
@@ -64,7 +65,7 @@ op! {
 }
 
 pub const KINDS: &[OpKind] =
-    &[OpKind::of::<Attention>(), OpKind::of::<AttentionGrad>(), OpKind::of::<AttentionBiasGrad>()];
+    &[OpKind::of::<Attention>(), OpKind::of::<AttentionGrad>(), OpKind::of::<AttentionBiasGrad>(), cached::KIND];
 
 kolo_graph::methods! {
     /// Attention.

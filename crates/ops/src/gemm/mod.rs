@@ -28,7 +28,8 @@ use crate::tiles::Address;
 use kolo_graph::cpu::BESIDE_MAX;
 use kolo_graph::{Taker, Team, Tile};
 use pack::{deal, pack_lines, pack_transposed};
-use product::{Product, Slivers, chain_len};
+pub(crate) use product::chain_len;
+use product::{Product, Slivers};
 use std::ops::Range;
 
 /// The most terms of a block, and so of a chain: a sliver of `b` this long fits the first-level cache.

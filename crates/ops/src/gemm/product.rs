@@ -25,7 +25,7 @@ pub(super) struct Product<'a, C> {
 
 /// Terms of a chain: `ks` in blocks of equal length, as far as they go. Every way to compute a product cuts it here, so the
 /// bits do not depend on the way.
-pub(super) fn chain_len(ks: usize) -> usize {
+pub(crate) fn chain_len(ks: usize) -> usize {
     ks.div_ceil(ks.div_ceil(K_BLOCK).max(1)).next_multiple_of(4).clamp(1, K_BLOCK)
 }
 

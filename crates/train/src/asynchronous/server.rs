@@ -11,9 +11,9 @@ use crate::timeline::{COMMUNICATION, Timeline};
 use kolo_comm::communicator::CallSpan;
 use kolo_comm::element::{ElementType, Reduction};
 use kolo_comm::{Communicator, Fault, combine};
-use kolo_exec::store::Saved;
+use kolo_exec::store::{Role, Saved};
 use kolo_exec::{Feed, Options, Program, Session, Store};
-use kolo_graph::{Graph, ValueId};
+use kolo_graph::{DType, Graph, ValueId};
 use kolo_parallel::servers::{Clocks, Shares, gradient_name, shares, sum_name};
 use kolo_parallel::{CommLane, Mesh, Purpose, Roles};
 use std::collections::HashMap;
@@ -22,6 +22,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::Duration;
 
+/// What a server's number of updates is called among the tensors that it saves.
+const UPDATES: &str = "server.updates.";
 /// How often a waiting server looks up.
 const LOOK_UP: Duration = Duration::from_millis(20);
 
@@ -97,6 +99,7 @@ struct Sums {
 
 struct Server<'j> {
     job: &'j Job,
+    number: usize,
     roles: Roles,
     store: Store,
     session: Session,
@@ -156,6 +159,7 @@ impl<'j> Server<'j> {
         };
         Self {
             job,
+            number,
             roles,
             store,
             session,
@@ -176,14 +180,33 @@ impl<'j> Server<'j> {
         }
     }
 
-    /// What this server keeps: its run of the parameters and their moments.
+    /// What this server keeps: its run of the parameters and their moments; if workers are free, how many updates it has made.
     fn save(&self) -> Vec<Saved> {
-        self.store.save(Some(&self.own))
+        let mut saved = self.store.save(Some(&self.own));
+        if !self.roles.synchronous() {
+            saved.push(Saved {
+                tensor: format!("{UPDATES}{}", self.number),
+                whole: [1].into(),
+                dtype: DType::I64,
+                role: Role::Statistic,
+                start: 0,
+                bytes: self.served.pushes.to_le_bytes().to_vec(),
+            });
+        }
+        saved
     }
 
-    fn restore(&mut self, saved: &[Saved]) -> Result<(), Error> {
+    /// Takes what was saved. `all` of its entries must be there; otherwise those that are not stay as they are.
+    fn restore(&mut self, saved: &[Saved], all: bool) -> Result<(), Error> {
         let own = self.own.clone();
-        Ok(self.store.load(Some(&own), saved)?)
+        match all {
+            true => self.store.load(Some(&own), saved)?,
+            false => self.store.load_present(Some(&own), saved)?,
+        }
+        let updates = saved.iter().filter(|saved| saved.tensor.starts_with(UPDATES));
+        let count = |saved: &Saved| saved.bytes.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
+        self.served.pushes = updates.filter_map(count).max().unwrap_or(self.served.pushes);
+        Ok(())
     }
 
     /// Copies its run of the parameters.
@@ -303,7 +326,7 @@ impl<'j> Desk<'j> {
                 }
                 RESTORE => {
                     let saved = state::receive(link, 0)?;
-                    self.lock().restore(&saved)?;
+                    self.lock().restore(&saved, header[1] == 0)?;
                     continue;
                 }
                 _ => {}

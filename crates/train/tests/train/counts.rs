@@ -4,7 +4,7 @@ use crate::job;
 use kolo_exec::{Options, Program};
 use kolo_parallel::Mesh;
 use kolo_plan::{Cost, RunCost};
-use kolo_train::step::{optimise, training_graph};
+use kolo_train::step::{UpdateRule, optimise, training_graph};
 use kolo_train::trainer::evaluation_bytes;
 
 fn cost(model: &str, source: &str, batch: usize) -> Cost {
@@ -12,7 +12,8 @@ fn cost(model: &str, source: &str, batch: usize) -> Cost {
         "[model]\n{model}\n[data]\nsource = \"{source}\"\nbatch = {batch}\ngrains = 1\nsamples = 64\n[train]\nsteps = 1\noptimizer = {{ kind = \"adamw\" }}\n"
     );
     let job = job(&text);
-    let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains).unwrap();
+    let graph =
+        training_graph(&*job.model, &UpdateRule::all(&job.optimizer, job.clip), job.grain_batch(), job.grains).unwrap();
     kolo_plan::cost(&Program::cpu(optimise(graph), Options::single(1)))
 }
 

@@ -9,7 +9,7 @@ use kolo_ops::fuse::fuse_elementwise;
 use kolo_ops::optim::SgdPlain;
 use kolo_ops::prelude::*;
 use kolo_parallel::{Mesh, central, data, servers, zero};
-use kolo_train::step::{evaluation_graph, optimise, training_graph};
+use kolo_train::step::{UpdateRule, evaluation_graph, optimise, training_graph};
 use std::sync::Arc;
 
 /// With twice the depth, twice the steps, and a little for the logarithm.
@@ -121,7 +121,7 @@ fn a_deep_gpt_is_compiled_in_linear_time() {
              [data]\nsource = \"synthetic:tokens\"\nbatch = 8\ngrains = 4\n[train]\nclip = 1.0\n\
              optimizer = {{ kind = \"adamw\" }}\n"
         ));
-        training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains).unwrap()
+        training_graph(&*job.model, &UpdateRule::all(&job.optimizer, job.clip), job.grain_batch(), job.grains).unwrap()
     };
     assert_linear("GPT", 24, make);
     let evaluation = |layers: usize| {

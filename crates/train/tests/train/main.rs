@@ -1,9 +1,11 @@
 //! Training as a whole: against PyTorch, the same bits in every layout, known counts, honest errors.
 
+mod checkpoints;
 mod counts;
 mod data;
 mod depth;
 mod files;
+mod generate;
 mod goldens;
 mod ignored;
 mod op_goldens;

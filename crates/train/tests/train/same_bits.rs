@@ -105,10 +105,11 @@ fn the_seed_matters() {
 #[test]
 fn rewrites_do_not_matter() {
     use kolo_exec::{Options, Session, Store};
-    use kolo_train::step::{optimise, training_graph};
+    use kolo_train::step::{UpdateRule, optimise, training_graph};
     for (name, text) in jobs() {
         let job = crate::job(&text);
-        let raw = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), 1).unwrap();
+        let raw =
+            training_graph(&*job.model, &UpdateRule::all(&job.optimizer, job.clip), job.grain_batch(), 1).unwrap();
         let loss = |graph: kolo_graph::Graph| {
             let mut store = Store::new(&graph, 3);
             let mut session = Session::new(graph, &store, Options::single(1));

@@ -25,7 +25,7 @@ pub fn on_ranks<T: Send>(size: usize, body: impl Fn(Arc<Communicator>) -> T + Sy
     })
 }
 
-fn options(company: Company) -> RunOptions {
+pub fn options(company: Company) -> RunOptions {
     RunOptions {
         threads: 1,
         out: None,
@@ -33,6 +33,7 @@ fn options(company: Company) -> RunOptions {
         planned: Default::default(),
         company,
         timeline: None,
+        checkpoints: None,
     }
 }
 

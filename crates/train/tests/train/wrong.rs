@@ -4,7 +4,7 @@
 use crate::trainer;
 use kolo_exec::Options;
 use kolo_models::MODELS;
-use kolo_train::step::{optimise, training_graph};
+use kolo_train::step::{UpdateRule, optimise, training_graph};
 use kolo_train::{Error, Job, job_file};
 
 #[test]
@@ -91,7 +91,7 @@ fn plan(text: &str, assignment: &str) -> Result<(), Error> {
     let mut root = job_file::parse(text, "job.toml")?;
     job_file::override_with(&mut root, assignment)?;
     let job = Job::read(&root, MODELS)?;
-    let graph = training_graph(&*job.model, &job.optimizer, job.clip, job.grain_batch(), job.grains)?;
+    let graph = training_graph(&*job.model, &UpdateRule::all(&job.optimizer, job.clip), job.grain_batch(), job.grains)?;
     let options = Options::for_grains(job.grains, 2);
     let planned = kolo_plan::memory(&kolo_exec::Program::cpu(optimise(graph), options)).total();
     assert!(planned > 0, "{assignment}");

@@ -10,6 +10,8 @@ use std::path::PathBuf;
 
 /// Bytes of one record at most: a quote that never closes must not take all memory.
 pub(super) const RECORD_BYTES_MAX: usize = 16 << 20;
+/// Bytes of the file that one record may take, with doubled quotes and empty lines before it.
+const SPAN_BYTES_MAX: u64 = 2 * RECORD_BYTES_MAX as u64;
 /// Cells of one record.
 const CELLS_MAX: usize = 1 << 16;
 /// What is read at once.
@@ -91,6 +93,8 @@ impl Cells {
             self.count += cells;
             match outcome {
                 ReadRecordResult::InputEmpty => {}
+                // Empty lines before a record belong to it.
+                ReadRecordResult::Record if self.offset - start > SPAN_BYTES_MAX => return Err(self.too_long(start)),
                 ReadRecordResult::Record => return Ok(true),
                 ReadRecordResult::End => return Ok(false),
                 ReadRecordResult::OutputFull if self.bytes.len() < RECORD_BYTES_MAX => {
@@ -107,7 +111,9 @@ impl Cells {
     fn too_long(&self, start: u64) -> ReadError {
         let line = self.line;
         let message = format!("line {line}: its record has more than {RECORD_BYTES_MAX} bytes or {CELLS_MAX} cells");
-        ReadError::new(message, "look for a quote that does not close").in_file(&self.path).at(start)
+        ReadError::new(message, "look for a quote that does not close, or for many empty lines")
+            .in_file(&self.path)
+            .at(start)
     }
 }
 

@@ -49,6 +49,7 @@ fn delimiters_and_headers_are_guessed_or_given() {
         (b"\xef\xbb\xbfx,y\n1,2\n\n\n3,4\n\n", vec![], vec!["x", "y"], 2),
         (b",y\n0,2\n", vec![], vec!["column0", "y"], 1),
         (b"only\n1\n2\n", vec![], vec!["only"], 2),
+        (b"a;b", vec![], vec!["a", "b"], 0),
     ] {
         let (_dir, reader) = opened(bytes, &keys);
         assert_eq!((names(&*reader), reader.len()), (expected, len), "{}", String::from_utf8_lossy(bytes));
@@ -111,6 +112,11 @@ fn wrong_files_are_refused() {
     let open_quote = [b"a,b\n1,2\n3,\"", &vec![b'x'; scan::RECORD_BYTES_MAX + 10][..]].concat();
     let error = read_error(open_bytes(&FORMAT, &open_quote, &[]).1);
     assert!(error.message.starts_with("line 3: ") && error.hint.contains("quote"), "{error}");
+    // Empty lines are no way to make a record large either.
+    let empty_lines = [b"a,b\n1,2\n", &vec![b'\n'; 2 * scan::RECORD_BYTES_MAX + 10][..]].concat();
+    assert_eq!(opened(&empty_lines, &[]).1.len(), 1);
+    let error = read_error(open_bytes(&FORMAT, &[&empty_lines, &b"3,4"[..]].concat(), &[]).1);
+    assert!(error.message.contains("its record has more than"), "{error}");
 }
 
 #[test]

@@ -2,10 +2,8 @@
 //! which NumPy writes for large arrays; without encryption and without archives in parts.
 
 use crate::error::ReadError;
-use crate::files::{Contents, UNPACKED_BYTES_MAX};
-use crate::format::OpenError;
+use crate::files::Contents;
 use flate2::read::DeflateDecoder;
-use kolo_graph::settings::Settings;
 use std::io::{Read, Write};
 
 const END: &[u8] = b"PK\x05\x06";
@@ -133,38 +131,36 @@ impl Member {
         Some(())
     }
 
-    /// Contents with this member, and its range in them.
-    pub fn open(&self, archive: &Contents, settings: &Settings) -> Result<(Contents, (u64, u64)), OpenError> {
+    /// Contents with this member, and its range in them. What it unpacks to is taken from the bytes that are `left` for all.
+    pub fn open(&self, archive: &Contents, left: &mut u64) -> Result<(Contents, (u64, u64)), ReadError> {
         let damaged = |message: String| archive.damaged(self.offset, format!("member \"{}\" {message}", self.name));
         let mut local = [0; LOCAL_BYTES];
         archive.read_at(self.offset, &mut local)?;
         if !local.starts_with(LOCAL) {
-            return Err(damaged("does not start as a member does".into()).into());
+            return Err(damaged("does not start as a member does".into()));
         }
         let start = self.offset + LOCAL_BYTES as u64 + u16_at(&local, 26) + u16_at(&local, 28);
         archive.check(start, self.packed_bytes)?;
         match self.method {
-            _ if self.encrypted => Err(damaged("is encrypted".into()).into()),
+            _ if self.encrypted => Err(damaged("is encrypted".into())),
             0 if self.bytes == self.packed_bytes => Ok((archive.clone(), (start, self.bytes))),
-            0 => Err(damaged("is stored, and its two sizes differ".into()).into()),
+            0 => Err(damaged("is stored, and its two sizes differ".into())),
             8 => {
-                let unpacked = self.unpack(archive, start, settings)?;
+                let unpacked = self.unpack(archive, start, left)?;
                 Ok((unpacked, (0, self.bytes)))
             }
-            method => Err(damaged(format!("is compressed by method {method}; 0 and 8 can be read")).into()),
+            method => Err(damaged(format!("is compressed by method {method}; 0 and 8 can be read"))),
         }
     }
 
-    fn unpack(&self, archive: &Contents, start: u64, settings: &Settings) -> Result<Contents, OpenError> {
-        let most = settings.count("unpacked_max", UNPACKED_BYTES_MAX as usize, 1)? as u64;
+    fn unpack(&self, archive: &Contents, start: u64, left: &mut u64) -> Result<Contents, ReadError> {
         let damaged = |message: String| archive.damaged(start, format!("member \"{}\" {message}", self.name));
-        if self.bytes > most {
-            let message = format!("member \"{}\" unpacks to {} bytes, more than {most}", self.name, self.bytes);
-            return Err(ReadError::new(message, "check the file, or raise `data.unpacked_max`")
-                .in_file(archive.path())
-                .at(start)
-                .into());
+        if self.bytes > *left {
+            let message = format!("member \"{}\" unpacks to {} bytes, where {left} are left", self.name, self.bytes);
+            let hint = "check the file, or raise `data.unpacked_max`";
+            return Err(ReadError::new(message, hint).in_file(archive.path()).at(start));
         }
+        *left -= self.bytes;
         let packed = archive.stream_from(start).take(self.packed_bytes);
         let mut unpacking = DeflateDecoder::new(packed).take(self.bytes + 1);
         let failed = |error: std::io::Error| ReadError::io(archive.path(), &error).at(start);
@@ -180,13 +176,11 @@ impl Member {
             target.write_all(&buffer[..read]).map_err(failed)?;
         }
         if bytes != self.bytes {
-            return Err(
-                damaged(format!("unpacks to another size than the {} bytes it is said to have", self.bytes)).into()
-            );
+            return Err(damaged(format!("unpacks to another size than the {} bytes it is said to have", self.bytes)));
         }
         if crc.sum() != self.crc {
-            return Err(damaged("has a wrong checksum".into()).into());
+            return Err(damaged("has a wrong checksum".into()));
         }
-        Ok(Contents::unpacked(archive.path(), target)?)
+        Contents::made(archive.path(), target)
     }
 }

@@ -34,7 +34,7 @@ const fn tables() -> [[u32; 256]; 8] {
 }
 
 /// The checksum of these bytes, masked as TFRecord files store it.
-pub(super) fn masked(bytes: &[u8]) -> u32 {
+pub(crate) fn masked(bytes: &[u8]) -> u32 {
     checksum(bytes).rotate_right(15).wrapping_add(MASK_DELTA)
 }
 
@@ -76,7 +76,7 @@ mod tests {
         for (bytes, crc) in [(&[0u8; 32][..], 0x8a91_36aa), (&[0xff; 32], 0x62a8_ab43), (&ascending, 0x46dd_794e)] {
             assert_eq!((checksum(bytes), by_table(bytes)), (crc, crc));
         }
-        let bytes: Vec<u8> = (0..1000u32).map(|at| (at * at >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..1000u32).map(|at| ((at * at) >> 3) as u8).collect();
         for (start, end) in [(0, 0), (0, 1), (1, 8), (3, 20), (5, 1000)] {
             assert_eq!(checksum(&bytes[start..end]), by_table(&bytes[start..end]));
         }

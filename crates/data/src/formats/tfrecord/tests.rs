@@ -150,7 +150,7 @@ fn a_file_cut_anywhere_is_an_error_with_its_offset() {
 fn contents(data: &[u8]) -> Contents {
     let mut file = tempfile::tempfile().unwrap();
     io::Write::write_all(&mut file, data).unwrap();
-    Contents::unpacked(Path::new("a.tfrecord"), file).unwrap()
+    Contents::made(Path::new("a.tfrecord"), file).unwrap()
 }
 
 #[test]

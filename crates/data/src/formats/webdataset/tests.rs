@@ -83,6 +83,12 @@ fn shards_of_the_webdataset_library_are_read() {
     let whole = DataFile::at(directory.path()).unwrap();
     assert!(sniff(&whole.path, b""));
     check(&*open(&[whole], &settings()).unwrap(), &[0, 1, 2, 3, 4, 5, 6]);
+    let range = directory.path().join("a-{000000..000001}.tar");
+    let listed = crate::files::list(range.to_str().unwrap(), &settings(), "source").unwrap();
+    assert_eq!(listed, files);
+    let absent = directory.path().join("a-{000000..000002}.tar");
+    let error = crate::files::list(absent.to_str().unwrap(), &settings(), "source").unwrap_err().to_string();
+    assert!(error.contains("a-000002.tar\", and there is no such file"), "{error}");
     let (_directory, packed) = copied(&["b.tar.gz"]);
     check(&*open(&packed, &settings()).unwrap(), &[4, 5, 6]);
 }

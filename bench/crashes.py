@@ -1,0 +1,149 @@
+"""Kills runs with SIGKILL at seeded moments and lets them go on, on another number of workers, until they end.
+
+A run must end with the weights of one that nobody killed, nothing may hang, and no process may be left over. Prints a
+histogram of what it took from the kill until all processes were gone, and of what it took from the start of the next run
+until its first step. A seed repeats a run.
+
+    cargo build --release
+    python bench/crashes.py --kills 200 --report crashes.json
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+KOLO = ROOT / "target" / "release" / "kolo"
+HANG_S = 120
+KILLS_PER_RUN = 4
+
+JOB = """[job]
+name = "crash"
+[model]
+kind = "mlp"
+hidden = [256, 256]
+[data]
+source = "builtin:playground"
+batch = 64
+grains = 8
+[train]
+steps = {steps}
+optimizer = {{ kind = "adamw" }}
+[checkpoint]
+every = "20 steps"
+keep = 2
+"""
+
+
+def train(folder, workers, zero, *flags):
+    command = [KOLO, "train", "job.toml", "--threads", "1", "-n", str(workers), "--set", f"parallel.zero={zero}", *flags]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def processes(parent):
+    try:
+        return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_gone(pids):
+    begin = time.monotonic()
+    while any(map(alive, pids)):
+        if time.monotonic() - begin > HANG_S:
+            raise RuntimeError(f"processes {[pid for pid in pids if alive(pid)]} are left over")
+        time.sleep(0.002)
+    return time.monotonic() - begin
+
+
+def unharmed(folder):
+    """The weights of a run that nobody kills, and how long it takes with 4 workers."""
+    begin = time.monotonic()
+    done = train(folder, 4, 0, "--no-out", "--quiet", "--report", "report.json").wait(timeout=HANG_S)
+    if done:
+        sys.exit("the job fails without any kill")
+    return json.loads((Path(folder) / "report.json").read_text())["weights"], time.monotonic() - begin
+
+
+def one_run(seed, job, expected, length_s, times):
+    dice = random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "job.toml").write_text(job)
+        for _ in range(KILLS_PER_RUN):
+            workers = dice.choice([1, 2, 4, 4, 4])
+            child = train(folder, workers, dice.randrange(2), "--out", "run", "--resume", "--quiet")
+            time.sleep(dice.random() * length_s * 1.1)
+            pids = processes(child.pid)
+            victim = dice.choice([child.pid, *pids])
+            try:
+                os.kill(victim, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            child.communicate(timeout=HANG_S)
+            times.append(wait_gone(pids))
+        workers = dice.choice([1, 2, 4, 8])
+        child = train(folder, workers, dice.randrange(2), "--out", "run", "--resume", "--report", "report.json")
+        output, _ = child.communicate(timeout=HANG_S)
+        if child.returncode:
+            return f"seed {seed}: the last run failed:\n{output}"
+        report = json.loads((Path(folder) / "report.json").read_text())
+        if report["weights"] != expected:
+            return f"seed {seed}: other weights: {report['weights']}"
+        verified = subprocess.run([KOLO, "ckpt", "verify", "run"], cwd=folder, capture_output=True, text=True)
+        if verified.returncode:
+            return f"seed {seed}: {verified.stderr}"
+    return None
+
+
+def histogram(times):
+    bounds = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, float("inf")]
+    low = 0
+    for bound in bounds:
+        count = sum(low <= value < bound for value in times)
+        if count:
+            print(f"  {low:>6} to {bound:>6} s  {count:>5}  {'#' * (60 * count // len(times))}")
+        low = bound
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--kills", type=int, default=200)
+    arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--steps", type=int, default=400)
+    arguments.add_argument("--report")
+    arguments = arguments.parse_args()
+    job = JOB.format(steps=arguments.steps)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "job.toml").write_text(job)
+        expected, length_s = unharmed(folder)
+    print(f"a run takes {length_s:.2f} s; weights {expected}")
+    times, failures = [], []
+    runs = -(-arguments.kills // KILLS_PER_RUN)
+    for number in range(runs):
+        failure = one_run(arguments.seed + number, job, expected, length_s, times)
+        if failure:
+            failures.append(failure)
+            print(failure)
+    print(f"{len(times)} kills in {runs} runs, {len(failures)} failures; from a kill until all processes are gone:")
+    histogram(times)
+    if arguments.report:
+        Path(arguments.report).write_text(json.dumps({"kills": len(times), "failures": failures, "gone_s": times}, indent=1))
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()

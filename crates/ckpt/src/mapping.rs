@@ -1,0 +1,348 @@
+//! What other libraries call the tensors of a model: one table per architecture, read in both directions.
+//!
+//! kolo's own names and layouts are PyTorch's and Hugging Face's already, so the tables are short. `*` stands for any text,
+//! the same on both sides.
+
+use serde_json::{Value, json};
+
+/// Whose names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Hugging Face's `transformers`.
+    Hf,
+    /// PyTorch's state dicts; torchvision's where it has the model.
+    Torch,
+}
+
+/// How the values of a tensor lie there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    Same,
+    /// A matrix whose dims are swapped.
+    Transposed,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    pub ours: &'static str,
+    pub theirs: &'static str,
+    pub layout: Layout,
+}
+
+/// A tensor that they have and kolo has not.
+#[derive(Clone, Copy, Debug)]
+pub enum Extra {
+    /// Says nothing about the model.
+    Ignored(&'static str),
+    /// Must be the same values as another of theirs.
+    Tied(&'static str, &'static str),
+    /// Counts batches, of a batch norm whose running mean is called so; nothing depends on it.
+    Counter { counter: &'static str, mean: &'static str },
+}
+
+/// A model as another library writes it.
+#[derive(Clone, Copy, Debug)]
+pub struct Architecture {
+    /// What its users call it.
+    pub name: &'static str,
+    /// Kinds of kolo's models.
+    pub kinds: &'static [&'static str],
+    pub target: Target,
+    pub rows: &'static [Row],
+    pub extras: &'static [Extra],
+    /// Tensors of ours that must have these sizes (0: any), and what to do otherwise.
+    pub shapes: &'static [(&'static str, &'static [usize], &'static str)],
+    /// Keys of their `config.json` and what kolo's model does.
+    pub config: &'static [(&'static str, Config)],
+}
+
+/// What a key of `config.json` must say.
+#[derive(Clone, Copy, Debug)]
+pub enum Config {
+    Text(&'static str),
+    Number(f64),
+    Flag(bool),
+    /// The number that the job has under this key.
+    Setting(&'static str),
+    /// Nothing, or four times the width.
+    FourTimesWidth,
+}
+
+const fn same(ours: &'static str, theirs: &'static str) -> Row {
+    Row { ours, theirs, layout: Layout::Same }
+}
+
+const fn transposed(ours: &'static str, theirs: &'static str) -> Row {
+    Row { ours, theirs, layout: Layout::Transposed }
+}
+
+const GPT2_CONFIG: &[(&str, Config)] = &[
+    ("activation_function", Config::Text("gelu_new")),
+    ("layer_norm_epsilon", Config::Number(1e-5)),
+    ("scale_attn_weights", Config::Flag(true)),
+    ("scale_attn_by_inverse_layer_idx", Config::Flag(false)),
+    ("add_cross_attention", Config::Flag(false)),
+    ("tie_word_embeddings", Config::Flag(true)),
+    ("n_inner", Config::FourTimesWidth),
+    ("n_head", Config::Setting("model.heads")),
+    ("n_layer", Config::Setting("model.layers")),
+    ("n_embd", Config::Setting("model.width")),
+    ("n_positions", Config::Setting("model.context")),
+    ("vocab_size", Config::Setting("model.vocab")),
+];
+
+const GPT2_EXTRAS: &[Extra] = &[
+    Extra::Tied("lm_head.weight", "transformer.wte.weight"),
+    Extra::Ignored("transformer.h.*.attn.bias"),
+    Extra::Ignored("transformer.h.*.attn.masked_bias"),
+];
+
+/// `GPT2LMHeadModel`. Its `Conv1D` keeps `[in, out]`, as kolo does, and queries, keys and values are one matrix in both.
+const GPT2: Architecture = Architecture {
+    name: "GPT2LMHeadModel of transformers",
+    kinds: &["gpt"],
+    target: Target::Hf,
+    rows: &[
+        same("wte.weight", "transformer.wte.weight"),
+        same("wpe.weight", "transformer.wpe.weight"),
+        same("h.*.ln_1.*", "transformer.h.*.ln_1.*"),
+        same("h.*.attn.c_attn.*", "transformer.h.*.attn.c_attn.*"),
+        same("h.*.attn.c_proj.*", "transformer.h.*.attn.c_proj.*"),
+        same("h.*.ln_2.*", "transformer.h.*.ln_2.*"),
+        same("h.*.mlp.c_fc.*", "transformer.h.*.mlp.c_fc.*"),
+        same("h.*.mlp.c_proj.*", "transformer.h.*.mlp.c_proj.*"),
+        same("ln_f.*", "transformer.ln_f.*"),
+    ],
+    extras: GPT2_EXTRAS,
+    shapes: &[],
+    config: GPT2_CONFIG,
+};
+
+/// `GPT2Model`, and the files of the first GPT-2: the same without a head and its prefix.
+const GPT2_BARE: Architecture = Architecture {
+    name: "GPT2Model of transformers",
+    kinds: &["gpt"],
+    target: Target::Hf,
+    rows: &[
+        same("wte.weight", "wte.weight"),
+        same("wpe.weight", "wpe.weight"),
+        same("h.*.ln_1.*", "h.*.ln_1.*"),
+        same("h.*.attn.c_attn.*", "h.*.attn.c_attn.*"),
+        same("h.*.attn.c_proj.*", "h.*.attn.c_proj.*"),
+        same("h.*.ln_2.*", "h.*.ln_2.*"),
+        same("h.*.mlp.c_fc.*", "h.*.mlp.c_fc.*"),
+        same("h.*.mlp.c_proj.*", "h.*.mlp.c_proj.*"),
+        same("ln_f.*", "ln_f.*"),
+    ],
+    extras: &[
+        Extra::Tied("lm_head.weight", "wte.weight"),
+        Extra::Ignored("h.*.attn.bias"),
+        Extra::Ignored("h.*.attn.masked_bias"),
+    ],
+    shapes: &[],
+    config: GPT2_CONFIG,
+};
+
+/// The same model of `torch.nn.Linear`, which keeps `[out, in]`, as nanoGPT and its kin write it.
+const GPT2_LINEAR: Architecture = Architecture {
+    name: "GPT-2 of torch.nn.Linear layers",
+    kinds: &["gpt"],
+    target: Target::Torch,
+    rows: &[
+        same("wte.weight", "transformer.wte.weight"),
+        same("wpe.weight", "transformer.wpe.weight"),
+        transposed("h.*.attn.c_attn.weight", "transformer.h.*.attn.c_attn.weight"),
+        transposed("h.*.attn.c_proj.weight", "transformer.h.*.attn.c_proj.weight"),
+        transposed("h.*.mlp.c_fc.weight", "transformer.h.*.mlp.c_fc.weight"),
+        transposed("h.*.mlp.c_proj.weight", "transformer.h.*.mlp.c_proj.weight"),
+        same("h.*.bias", "transformer.h.*.bias"),
+        same("h.*.ln_1.weight", "transformer.h.*.ln_1.weight"),
+        same("h.*.ln_2.weight", "transformer.h.*.ln_2.weight"),
+        same("ln_f.*", "transformer.ln_f.*"),
+    ],
+    extras: GPT2_EXTRAS,
+    shapes: &[],
+    config: &[],
+};
+
+const RESNET: Architecture = Architecture {
+    name: "ResNet of torchvision",
+    kinds: &["resnet18", "resnet50", "resnet152"],
+    target: Target::Torch,
+    rows: &[
+        same("conv1.weight", "conv1.weight"),
+        same("bn1.*", "bn1.*"),
+        same("layer*.conv*.weight", "layer*.conv*.weight"),
+        same("layer*.bn*", "layer*.bn*"),
+        same("layer*.downsample.*", "layer*.downsample.*"),
+        same("fc.*", "fc.*"),
+    ],
+    extras: &[Extra::Counter { counter: "*.num_batches_tracked", mean: "*.running_mean" }],
+    shapes: &[(
+        "conv1.weight",
+        &[64, 0, 7, 7],
+        "kolo's model has another stem for images below 64 pixels; the names without `--to` are the same, and in PyTorch \
+         `conv1` must be a 3×3 convolution and `maxpool` nothing",
+    )],
+    config: &[],
+};
+
+const ALEXNET: Architecture = Architecture {
+    name: "AlexNet of torchvision",
+    kinds: &["alexnet"],
+    target: Target::Torch,
+    rows: &[same("features.*", "features.*"), same("classifier.*", "classifier.*")],
+    extras: &[],
+    shapes: &[],
+    config: &[],
+};
+
+/// Models whose names are those of a state dict already.
+const PLAIN: Architecture = Architecture {
+    name: "a PyTorch state dict of kolo's names",
+    kinds: &["mlp", "cnn", "lstm"],
+    target: Target::Torch,
+    rows: &[same("*", "*")],
+    extras: &[],
+    shapes: &[],
+    config: &[],
+};
+
+/// Every architecture. The first of a kind and target is the one to write.
+pub const ARCHITECTURES: &[Architecture] = &[GPT2, GPT2_BARE, GPT2_LINEAR, RESNET, ALEXNET, PLAIN];
+
+impl Architecture {
+    /// The name that a tensor of ours has there.
+    pub fn theirs(&self, ours: &str) -> Option<(String, Layout)> {
+        self.rows.iter().find_map(|row| Some((fill(row.theirs, &captures(row.ours, ours)?), row.layout)))
+    }
+
+    /// The tensor of ours that one of theirs is.
+    pub fn ours(&self, theirs: &str) -> Option<(String, Layout)> {
+        self.rows.iter().find_map(|row| Some((fill(row.ours, &captures(row.theirs, theirs)?), row.layout)))
+    }
+
+    /// What one of theirs is that kolo has not.
+    pub fn extra(&self, theirs: &str) -> Option<&Extra> {
+        self.extras.iter().find(|extra| match extra {
+            Extra::Ignored(pattern) | Extra::Tied(pattern, _) => captures(pattern, theirs).is_some(),
+            Extra::Counter { counter, .. } => captures(counter, theirs).is_some(),
+        })
+    }
+
+    /// The counter that they have beside this tensor of theirs.
+    pub fn counter_beside(&self, theirs: &str) -> Option<String> {
+        self.extras.iter().find_map(|extra| match extra {
+            Extra::Counter { counter, mean } => Some(fill(counter, &captures(mean, theirs)?)),
+            _ => None,
+        })
+    }
+
+    /// Why a tensor of ours cannot be one of theirs, if its shape forbids it.
+    pub fn refuses_shape(&self, ours: &str, shape: &[usize]) -> Option<String> {
+        let (_, wanted, hint) = self.shapes.iter().find(|(name, ..)| *name == ours)?;
+        let fits =
+            wanted.len() == shape.len() && wanted.iter().zip(shape).all(|(want, size)| *want == 0 || want == size);
+        (!fits).then(|| (*hint).to_owned())
+    }
+
+    /// What a `config.json` says that kolo's model does not do. `settings` are the job's.
+    pub fn refuses_config(&self, config: &Value, settings: &[(String, String)]) -> Vec<String> {
+        let setting = |key: &str| settings.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str());
+        let wrong = |(key, wanted): &(&str, Config)| {
+            let said = config.get(key).filter(|said| !said.is_null())?;
+            let (fits, wanted) = match wanted {
+                Config::Text(text) => (said.as_str() == Some(text), format!("\"{text}\"")),
+                Config::Number(number) => (said.as_f64() == Some(*number), format!("{number:e}")),
+                Config::Flag(flag) => (said.as_bool() == Some(*flag), flag.to_string()),
+                Config::Setting(name) => {
+                    let ours = setting(name)?;
+                    (said.to_string() == ours, format!("`{name} = {ours}`"))
+                }
+                Config::FourTimesWidth => {
+                    let width = config.get("n_embd").and_then(Value::as_u64).map(|width| 4 * width);
+                    (said.as_u64() == width, "four times the width".into())
+                }
+            };
+            (!fits).then(|| format!("`{key}` is {said}, and kolo's model has {wanted}"))
+        };
+        self.config.iter().filter_map(wrong).collect()
+    }
+
+    /// A `config.json` for a model of these settings, if the library has such a file and the settings say enough.
+    pub fn config_of(&self, settings: &[(String, String)]) -> Option<Value> {
+        if self.config.is_empty() {
+            return None;
+        }
+        let mut config = json!({ "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2" });
+        for (key, wanted) in self.config {
+            config[*key] = match wanted {
+                Config::Text(text) => json!(text),
+                Config::Number(number) => json!(number),
+                Config::Flag(flag) => json!(flag),
+                Config::Setting(name) => {
+                    let (_, value) = settings.iter().find(|(setting, _)| setting == name)?;
+                    json!(value.parse::<u64>().ok()?)
+                }
+                Config::FourTimesWidth => Value::Null,
+            };
+        }
+        Some(config)
+    }
+}
+
+/// What each `*` of a pattern stands for in a text, if it fits. Earlier ones take as little as they can.
+fn captures<'t>(pattern: &str, text: &'t str) -> Option<Vec<&'t str>> {
+    let Some((head, rest)) = pattern.split_once('*') else {
+        return (pattern == text).then(Vec::new);
+    };
+    let text = text.strip_prefix(head)?;
+    let ends = text.char_indices().map(|(at, char)| at + char.len_utf8());
+    for end in ends {
+        let (taken, left) = text.split_at(end);
+        if let Some(mut found) = captures(rest, left) {
+            found.insert(0, taken);
+            return Some(found);
+        }
+    }
+    None
+}
+
+fn fill(pattern: &str, captures: &[&str]) -> String {
+    let mut parts = captures.iter();
+    pattern.split('*').enumerate().fold(String::new(), |text, (at, piece)| match at {
+        0 => piece.to_owned(),
+        _ => text + parts.next().unwrap_or(&"") + piece,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stars_stand_for_the_same_text_on_both_sides() {
+        assert_eq!(captures("h.*.ln_1.*", "h.11.ln_1.weight"), Some(vec!["11", "weight"]));
+        assert_eq!(captures("h.*", "h."), None);
+        assert_eq!(captures("a", "b"), None);
+        assert_eq!(fill("transformer.h.*.ln_1.*", &["11", "weight"]), "transformer.h.11.ln_1.weight");
+        let (ours, layout) = GPT2_LINEAR.ours("transformer.h.3.mlp.c_fc.weight").unwrap();
+        assert_eq!((ours.as_str(), layout), ("h.3.mlp.c_fc.weight", Layout::Transposed));
+        assert_eq!(GPT2_LINEAR.ours("transformer.h.3.mlp.c_fc.bias").unwrap().1, Layout::Same);
+        assert_eq!(GPT2.theirs("optim.wte.weight.m"), None);
+        assert!(RESNET.extra("layer1.0.bn2.num_batches_tracked").is_some());
+        assert_eq!(RESNET.counter_beside("bn1.running_mean").as_deref(), Some("bn1.num_batches_tracked"));
+    }
+
+    #[test]
+    fn what_a_config_says_otherwise_is_named() {
+        let settings = [("model.heads".to_owned(), "4".to_owned())];
+        let config = json!({ "activation_function": "relu", "layer_norm_epsilon": 1e-5, "n_head": 2, "n_inner": null });
+        let wrong = GPT2.refuses_config(&config, &settings);
+        let wanted = [
+            "`activation_function` is \"relu\", and kolo's model has \"gelu_new\"",
+            "`n_head` is 2, and kolo's model has `model.heads = 4`",
+        ];
+        assert_eq!(wrong, wanted);
+    }
+}

@@ -1,0 +1,242 @@
+//! `kolo ckpt`: what a run has kept.
+
+mod transfer;
+
+use crate::args::Ckpt;
+use crate::fail::Failure;
+use crate::load::Kinds;
+use crate::output::{print_error, println};
+use indicatif::{ProgressBar, ProgressStyle};
+use kolo_ckpt::diff::{DiffKind, Difference, TensorDiff, ValueDiff, diff};
+use kolo_ckpt::{
+    Checkpoint, Header, Listed, MANIFEST, RealDisk, Role, SharedDisk, TensorSource, TensorView, checkpoints_of, list,
+    resolve, unfinished,
+};
+use kolo_train::machine::{format_bytes, format_count};
+use std::io::IsTerminal;
+use std::path::Path;
+
+/// Tensors and settings that `diff` lists.
+const DIFFERENCES_SHOWN: usize = 20;
+
+pub fn ckpt(kinds: &Kinds, command: &Ckpt) -> Result<(), Failure> {
+    let disk = RealDisk::shared();
+    match command {
+        Ckpt::Ls { run } => ls(&disk, run),
+        Ckpt::Show { path } => show(&disk, path),
+        Ckpt::Verify { path } => verify(&disk, path),
+        Ckpt::Diff { first, second } => compare(&disk, first, second),
+        Ckpt::Export { path, out, to } => transfer::export(&disk, path, out, *to),
+        Ckpt::Import { file, out, model, set } => transfer::import(kinds, &disk, file, out, (model, set)),
+    }
+}
+
+/// What a path means, with a word on newer checkpoints that are not sound.
+fn opened(disk: &SharedDisk, path: &Path) -> Result<TensorSource, Failure> {
+    let (source, skipped) = resolve(disk, path)?;
+    for (path, why) in skipped {
+        print_error(&format!("note: {} is passed over: {why}", path.display()));
+    }
+    Ok(source)
+}
+
+/// A bar for so many bytes, on a terminal.
+fn bar(bytes: u64) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:32.cyan/blue} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left");
+    ProgressBar::new(bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+fn ls(disk: &SharedDisk, run: &Path) -> Result<(), Failure> {
+    let root = checkpoints_of(disk.as_ref(), run);
+    let listed = list(disk, &root)?;
+    let begun = unfinished(disk.as_ref(), &root)?;
+    if listed.is_empty() && begun.is_empty() {
+        let hint = "give the directory of a run that has been saved";
+        return Err(Failure::usage(format!("{}: there is no checkpoint in it", run.display()), hint));
+    }
+    println!("{:<18} {:>9} {:>10} {:>7}  {:<20} weights", "checkpoint", "step", "size", "workers", "written (UTC)");
+    for Listed { name, checkpoint, .. } in &listed {
+        match checkpoint {
+            Ok(checkpoint) => {
+                let Header { step, weights, created_s, workers, .. } = checkpoint.header();
+                let (size, written) = (format_bytes(checkpoint.bytes()), date(*created_s));
+                let name = name.to_string();
+                println!("{name:<18} {step:>9} {size:>10} {workers:>7}  {written:<20} {weights}");
+            }
+            Err(error) => println!("{:<18} damaged: {}", name.to_string(), error.brief()),
+        }
+    }
+    for path in begun {
+        println!("{} was begun and not finished", path.display());
+    }
+    Ok(())
+}
+
+fn show(disk: &SharedDisk, path: &Path) -> Result<(), Failure> {
+    let source = opened(disk, path)?;
+    println!("{}", source.path().display());
+    let tensors = source.tensors();
+    if let Some(checkpoint) = source.checkpoint() {
+        show_header(checkpoint);
+    }
+    let bytes = |tensor: &TensorView<'_>| tensor.elements() * tensor.dtype.map_or(0, |dtype| dtype.bytes());
+    for (role, title) in [
+        (Some(Role::Parameter), "parameters"),
+        (Some(Role::Statistic), "statistics"),
+        (Some(Role::Moment), "optimizer"),
+        (None, "tensors"),
+    ] {
+        let of_role: Vec<&TensorView<'_>> = tensors.iter().filter(|tensor| tensor.role == role).collect();
+        if of_role.is_empty() {
+            continue;
+        }
+        let elements = of_role.iter().map(|tensor| tensor.elements() as u64).sum();
+        let size = of_role.iter().map(|tensor| bytes(tensor) as u64).sum();
+        println!("\n{title}: {} tensors, {} elements, {}", of_role.len(), format_count(elements), format_bytes(size));
+        of_role.iter().for_each(|tensor| println!("  {:<44} {tensor}", tensor.name));
+    }
+    if let Some(checkpoint) = source.checkpoint() {
+        println!("\nsettings");
+        checkpoint.header().settings.iter().for_each(|(key, value)| println!("  {key} = {value}"));
+    }
+    Ok(())
+}
+
+fn show_header(checkpoint: &Checkpoint) {
+    let Header { step, weights, created_s, version, workers, .. } = checkpoint.header();
+    println!("  step     {step}");
+    println!("  weights  {weights}");
+    println!("  written  {} UTC by kolo {version} with {workers} workers", date(*created_s));
+    let files = checkpoint.files();
+    println!("  size     {} in {} files and {MANIFEST}", format_bytes(checkpoint.bytes()), files.len());
+    files.iter().for_each(|file| println!("           {:<44} {}", file.name, format_bytes(file.bytes)));
+}
+
+fn verify(disk: &SharedDisk, path: &Path) -> Result<(), Failure> {
+    let all = match disk.is_dir(path) && !path.join(MANIFEST).exists() {
+        true => list(disk, &checkpoints_of(disk.as_ref(), path))?.into_iter().map(|listed| listed.path).collect(),
+        false => vec![path.to_path_buf()],
+    };
+    if all.is_empty() {
+        let hint = "give a checkpoint, or the directory of a run that has been saved";
+        return Err(Failure::usage(format!("{}: there is no checkpoint in it", path.display()), hint));
+    }
+    let mut damaged = 0;
+    for path in &all {
+        let checkpoint = match Checkpoint::open(disk, path) {
+            Ok(checkpoint) => checkpoint,
+            Err(error) => {
+                println!("{}", error.brief());
+                damaged += 1;
+                continue;
+            }
+        };
+        let bar = bar(checkpoint.bytes());
+        let damages = checkpoint.verify(&|bytes| bar.set_position(bytes));
+        bar.finish_and_clear();
+        damages.iter().for_each(|damage| println!("{}/{damage}", path.display()));
+        if damages.is_empty() {
+            println!(
+                "{}: {} in {} files are as they were written",
+                path.display(),
+                format_bytes(checkpoint.bytes()),
+                checkpoint.files().len()
+            );
+        }
+        damaged += usize::from(!damages.is_empty());
+    }
+    match damaged {
+        0 => Ok(()),
+        _ => {
+            let message = format!("{damaged} of {} checkpoints are damaged", all.len());
+            Err(Failure::job(message, "restore the files from a copy; `--resume` passes over damaged checkpoints"))
+        }
+    }
+}
+
+fn compare(disk: &SharedDisk, first: &Path, second: &Path) -> Result<(), Failure> {
+    let (a, b) = (opened(disk, first)?, opened(disk, second)?);
+    let total = a
+        .tensors()
+        .iter()
+        .map(|tensor| tensor.elements() * tensor.dtype.map_or(0, |dtype| dtype.bytes()))
+        .sum::<usize>();
+    let bar = bar(total as u64);
+    let difference = diff(&a, &b, &|bytes| bar.set_position(bytes));
+    bar.finish_and_clear();
+    let Difference { tensors, same, settings } = difference?;
+    println!("A {}\nB {}", a.path().display(), b.path().display());
+    for (key, a, b) in settings.iter().take(DIFFERENCES_SHOWN) {
+        let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "not set".into());
+        println!("setting {key}: {} in A, {} in B", text(a), text(b));
+    }
+    if let Some(more) = settings.len().checked_sub(DIFFERENCES_SHOWN).filter(|more| *more > 0) {
+        println!("and {more} more settings");
+    }
+    tensors.iter().take(DIFFERENCES_SHOWN).for_each(|tensor| println!("{}", words(tensor)));
+    if let Some(more) = tensors.len().checked_sub(DIFFERENCES_SHOWN).filter(|more| *more > 0) {
+        println!("and {more} more tensors");
+    }
+    let largest = tensors.iter().filter_map(|tensor| match &tensor.kind {
+        DiffKind::Values(values) => Some(values.largest),
+        _ => None,
+    });
+    match tensors.is_empty() {
+        true => println!("{same} tensors are the same to the bit"),
+        false => {
+            let largest = largest.reduce(f64::max).map_or(String::new(), |largest| format!("; by {largest:e} at most"));
+            println!("{} of {} tensors differ{largest}", tensors.len(), tensors.len() + same);
+        }
+    }
+    if tensors.is_empty() { Ok(()) } else { Err(Failure::reported()) }
+}
+
+fn words(tensor: &TensorDiff) -> String {
+    let TensorDiff { name, kind } = tensor;
+    match kind {
+        DiffKind::OnlyInFirst => format!("`{name}` is only in A"),
+        DiffKind::OnlyInSecond => format!("`{name}` is only in B"),
+        DiffKind::OtherType { first, second } => format!("`{name}` is {first} in A and {second} in B"),
+        DiffKind::Values(ValueDiff { index, values: (a, b), count, elements, largest }) => {
+            format!(
+                "`{name}` first differs at {index:?}: {a:?} and {b:?}; {count} of {elements} elements differ, by {largest:e} at most"
+            )
+        }
+    }
+}
+
+/// `2026-11-16 13:40:12`, of seconds since 1970.
+fn date(seconds: u64) -> String {
+    let (days, second) = ((seconds / 86_400) as i64, seconds % 86_400);
+    // Years that begin in March, in eras of 400: leap days come last.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = era * 400 + year_of_era + i64::from(month <= 2);
+    format!("{year}-{month:02}-{day:02} {:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::date;
+
+    #[test]
+    fn dates_know_leap_years() {
+        let dates = [0, 951_782_399, 951_782_400, 4_107_542_399, 1_794_836_412].map(date);
+        let wanted = [
+            "1970-01-01 00:00:00",
+            "2000-02-28 23:59:59",
+            "2000-02-29 00:00:00",
+            "2100-02-28 23:59:59",
+            "2026-11-16 13:40:12",
+        ];
+        assert_eq!(dates, wanted);
+    }
+}

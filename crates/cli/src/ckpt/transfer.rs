@@ -1,0 +1,166 @@
+//! `kolo ckpt export` and `import`.
+
+use super::opened;
+use crate::args::{DeviceArg, ExportTarget, JobArgs};
+use crate::fail::{Failure, write_file};
+use crate::load::{self, Kinds};
+use crate::output::println;
+use kolo_ckpt::mapping::{ARCHITECTURES, Architecture, Target};
+use kolo_ckpt::transfer::{self, Incoming, Wanted};
+use kolo_ckpt::{
+    CHECKPOINTS, Header, Piece, Role, SharedDisk, TensorSource, commit, newest_valid, staging_dir, write_shard,
+};
+use kolo_exec::Store;
+use kolo_exec::store::{self, Saved};
+use kolo_train::Job;
+use kolo_train::machine::format_bytes;
+use kolo_train::step::evaluation_graph;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub fn export(disk: &SharedDisk, path: &Path, out: &Path, to: Option<ExportTarget>) -> Result<(), Failure> {
+    let source = opened(disk, path)?;
+    let architecture = to.map(|to| architecture_of(&source, to)).transpose()?;
+    let (tensors, bytes) = transfer::export(disk.as_ref(), &source, architecture, out)?;
+    let names = architecture.map_or("under kolo's names", |architecture| architecture.name);
+    println!("{}: {tensors} tensors, {}, {names}", out.display(), format_bytes(bytes));
+    let settings = source.checkpoint().map_or(&[][..], |checkpoint| &checkpoint.header().settings);
+    if let Some(config) = architecture.and_then(|architecture| architecture.config_of(settings)) {
+        let beside = out.with_file_name("config.json");
+        match beside.exists() {
+            true => println!("{}: is left as it was", beside.display()),
+            false => {
+                write_file(&beside, format!("{config:#}\n"))?;
+                println!("{}: the model's sizes", beside.display());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The kind of model in a checkpoint, as its settings say.
+fn kind_of(settings: &[(String, String)]) -> Option<&str> {
+    settings.iter().find(|(key, _)| key == "model.kind").map(|(_, kind)| kind.trim_matches('"'))
+}
+
+fn architecture_of(source: &TensorSource, to: ExportTarget) -> Result<&'static Architecture, Failure> {
+    let kind = source.checkpoint().and_then(|checkpoint| kind_of(&checkpoint.header().settings));
+    let Some(kind) = kind else {
+        let message = format!("{}: it is not known what model this is", source.path().display());
+        return Err(Failure::usage(message, "export a checkpoint, or leave --to out"));
+    };
+    let target = match to {
+        ExportTarget::Hf => Target::Hf,
+        ExportTarget::Torch => Target::Torch,
+    };
+    let of_kind = || ARCHITECTURES.iter().filter(|architecture| architecture.kinds.contains(&kind));
+    let found = of_kind().find(|architecture| architecture.target == target);
+    found.ok_or_else(|| {
+        let hint = match of_kind().next() {
+            Some(other) => {
+                format!("`--to {}` gives {}", if other.target == Target::Hf { "hf" } else { "torch" }, other.name)
+            }
+            None => "leave --to out: names stay as they are".into(),
+        };
+        Failure::usage(format!("kolo knows no such names for the model `{kind}`"), &hint)
+    })
+}
+
+pub fn import(
+    kinds: &Kinds,
+    disk: &SharedDisk,
+    file: &Path,
+    out: &Path,
+    (job_file, set): (&PathBuf, &[String]),
+) -> Result<(), Failure> {
+    let job = read_job(kinds, job_file, set)?;
+    let root = out.join(CHECKPOINTS);
+    if newest_valid(disk, &root)?.checkpoint.is_some() {
+        return Err(Failure::usage(format!("{}: there is a run in it", out.display()), "name a new directory"));
+    }
+    let graph = evaluation_graph(&*job.model, 1)?;
+    let mut store = Store::new(&graph, job.seed);
+    let entries = store.entries().to_vec();
+    let wanted = entries.iter().map(|entry| Wanted { name: entry.tensor.clone(), shape: entry.whole.to_vec() });
+    let wanted: Vec<Wanted> = wanted.collect();
+    let kind = kind_of(&job.settings).unwrap_or_default();
+    let candidates: Vec<&Architecture> =
+        ARCHITECTURES.iter().filter(|architecture| architecture.kinds.contains(&kind)).collect();
+    let incoming = Incoming::find(transfer::open_files(disk.as_ref(), file)?, &candidates, &wanted)?;
+    incoming.check_tied()?;
+    check_config(disk, file, incoming.architecture, &job)?;
+    for entry in &entries {
+        if let (Some(values), Some(place)) = (incoming.read(&entry.tensor)?, store.values_mut(&entry.name)) {
+            place.copy_from_slice(&values);
+        }
+    }
+    let text = std::fs::read_to_string(job_file).unwrap_or_default();
+    let path = save(disk, &root, &store, &job, &text)?;
+    println!(
+        "{}: {} tensors of {}, weights {}",
+        path.display(),
+        entries.len(),
+        incoming.architecture.name,
+        store.digest()
+    );
+    Ok(())
+}
+
+fn read_job(kinds: &Kinds, path: &Path, set: &[String]) -> Result<std::sync::Arc<Job>, Failure> {
+    let workers = crate::args::Workers::alone();
+    let args =
+        JobArgs { job: Some(path.to_path_buf()), set: set.to_vec(), threads: None, device: DeviceArg::Auto, workers };
+    load::job(kinds, &args, 1)
+}
+
+/// What the shapes of tensors do not tell, such as the number of heads, stands in a file beside them.
+fn check_config(disk: &SharedDisk, file: &Path, architecture: &Architecture, job: &Job) -> Result<(), Failure> {
+    if architecture.config.is_empty() {
+        return Ok(());
+    }
+    let beside = file.with_file_name("config.json");
+    let Some(config) = transfer::read_json(disk.as_ref(), &beside)? else {
+        println!("{}: not there, so that heads, activation and epsilon are taken on trust", beside.display());
+        return Ok(());
+    };
+    let wrong = architecture.refuses_config(&config, &job.settings);
+    match wrong.is_empty() {
+        true => Ok(()),
+        false => {
+            let hint = "change `[model]` where the sizes differ; kolo cannot represent the model where its kind does";
+            Err(Failure::job(format!("{}: {}", beside.display(), wrong.join("; ")), hint))
+        }
+    }
+}
+
+/// A checkpoint of a store, as one worker writes it before the first step.
+fn save(disk: &SharedDisk, root: &Path, store: &Store, job: &Job, text: &str) -> Result<PathBuf, Failure> {
+    let saved = store.save(None);
+    let staging = staging_dir(root, 0, 0);
+    let summary = write_shard(disk.as_ref(), &staging, 0, 1, &mut saved.iter().map(piece), &|_| ())?;
+    let header = Header {
+        step: 0,
+        weights: store.digest(),
+        settings: job.settings.clone(),
+        model: json!({ "job": text }),
+        created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs()),
+        version: env!("CARGO_PKG_VERSION").into(),
+        workers: 1,
+        ..Header::default()
+    };
+    Ok(commit(disk.as_ref(), root, &staging, &header, &[summary])?)
+}
+
+fn piece(saved: &Saved) -> Piece<'_> {
+    let role = match saved.role {
+        store::Role::Parameter => Role::Parameter,
+        store::Role::Moment => Role::Moment,
+        store::Role::Statistic => Role::Statistic,
+    };
+    let Saved { tensor, whole, dtype, start, bytes, .. } = saved;
+    Piece { tensor, whole, dtype: *dtype, role, start: *start, bytes }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,84 @@
+//! `kolo ckpt` from outside, on a run that was imported.
+
+use crate::{run_in, stdout_of, tempdir};
+use std::path::Path;
+
+const JOB: &str = "[model]\nkind = \"gpt\"\nlayers = 2\nwidth = 16\nheads = 2\ncontext = 8\nvocab = 20\n\
+                   [data]\nsource = \"synthetic:tokens\"\nbatch = 4\ngrains = 1\nsamples = 16\n";
+const STEP: &str = "run/checkpoints/step-00000000";
+
+fn import(dir: &Path, run: &str) -> String {
+    let file = format!("{}/tests/imports/gpt2/model.safetensors", env!("CARGO_MANIFEST_DIR"));
+    std::fs::write(dir.join("job.toml"), JOB).unwrap();
+    stdout_of(dir, &["ckpt", "import", &file, run, "--model", "job.toml"])
+}
+
+#[test]
+fn a_run_is_imported_listed_shown_and_verified() {
+    let dir = tempdir();
+    let imported = import(dir.path(), "run");
+    assert!(
+        imported.contains("step-00000000: 28 tensors of GPT2LMHeadModel of transformers, weights blake3:"),
+        "{imported}"
+    );
+    let digest = imported.trim_end().rsplit(' ').next().unwrap();
+    let listed = stdout_of(dir.path(), &["ckpt", "ls", "run"]);
+    assert!(
+        listed.lines().nth(1).is_some_and(|line| line.starts_with("step-00000000 ") && line.ends_with(digest)),
+        "{listed}"
+    );
+    let shown = stdout_of(dir.path(), &["ckpt", "show", "run"]);
+    for line in ["  step     0", "parameters: 28 tensors, 7.07 k elements, 27.6 KiB", "  model.heads = 2"] {
+        assert!(shown.lines().any(|shown| shown == line), "no `{line}` in {shown}");
+    }
+    assert!(shown.lines().any(|line| line.split_whitespace().eq(["h.1.attn.c_attn.weight", "f32[16,48]"])), "{shown}");
+    let verified = stdout_of(dir.path(), &["ckpt", "verify", "run"]);
+    assert!(verified.ends_with(" in 1 files are as they were written\n"), "{verified}");
+    let again = run_in(dir.path(), &["ckpt", "import", "x.safetensors", "run", "--model", "job.toml"]);
+    assert_eq!(
+        String::from_utf8_lossy(&again.stderr),
+        "error: run: there is a run in it\n  hint: name a new directory\n"
+    );
+}
+
+#[test]
+fn what_is_damaged_or_differs_is_named() {
+    let dir = tempdir();
+    import(dir.path(), "run");
+    stdout_of(dir.path(), &["ckpt", "export", "run", "before.safetensors"]);
+    let same = stdout_of(dir.path(), &["ckpt", "diff", "run", "before.safetensors"]);
+    assert!(same.ends_with("28 tensors are the same to the bit\n"), "{same}");
+
+    let path = dir.path().join("before.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let last = bytes.len() - 4;
+    bytes[last..].copy_from_slice(&2.5f32.to_le_bytes());
+    std::fs::write(&path, bytes).unwrap();
+    let differs = run_in(dir.path(), &["ckpt", "diff", "run", "before.safetensors"]);
+    assert_eq!(differs.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&differs.stdout);
+    assert!(
+        text.contains("`wte.weight` first differs at [19, 15]: ") && text.contains(" and 2.5; 1 of 320 elements"),
+        "{text}"
+    );
+    assert!(text.contains("1 of 28 tensors differ; by "), "{text}");
+
+    let weights = dir.path().join(STEP).join("weights-00001-of-00001.safetensors");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&weights, bytes).unwrap();
+    let damaged = run_in(dir.path(), &["ckpt", "verify", "run"]);
+    assert_eq!(damaged.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&damaged.stdout);
+    assert!(text.starts_with(&format!("{STEP}/weights-00001-of-00001.safetensors: chunk 0 (bytes 0 to ")), "{text}");
+    let error = String::from_utf8_lossy(&damaged.stderr);
+    assert!(error.starts_with("error: 1 of 1 checkpoints are damaged\n  hint: "), "{error}");
+    let shown = run_in(dir.path(), &["ckpt", "export", "run", "after.safetensors"]);
+    let error = String::from_utf8_lossy(&shown.stderr);
+    assert!(
+        error.contains("none of its 1 checkpoints is sound") && error.contains("step-00000000: weights-"),
+        "{error}"
+    );
+    assert!(!dir.path().join("after.safetensors").exists());
+}

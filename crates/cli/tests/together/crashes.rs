@@ -1,0 +1,89 @@
+//! Runs that are killed at any moment and go on, on another number of workers, end with the weights of one that was not.
+//! `bench/crashes.py` does the same many more times.
+
+use crate::job::{KOLO, LIMIT, kolo, report, tempdir, weights};
+use crate::process::run;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+const JOB: &str = "[job]\nname = \"crash\"\n[model]\nkind = \"mlp\"\nhidden = [64]\n[data]\nsource = \"builtin:playground\"\n\
+                   batch = 32\ngrains = 8\n[train]\nsteps = 600\noptimizer = { kind = \"adamw\" }\n\
+                   [checkpoint]\nevery = \"25 steps\"\nkeep = 2\n";
+const KILLS: u64 = 30;
+/// Kills of one run before it may end in peace.
+const KILLS_PER_RUN: u64 = 3;
+
+/// Pseudo-random numbers that repeat (SplitMix64).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+}
+
+/// The workers of a supervisor.
+fn children(parent: u32) -> Vec<i32> {
+    let list = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
+    list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// Starts the job on so many workers, and kills the supervisor or a worker after a while that depends on the dice. Waits
+/// until all are gone.
+fn start_and_kill(dir: &Path, dice: &mut Dice) {
+    let workers = 1 << dice.below(3);
+    let layout = format!("parallel.zero={}", dice.below(2));
+    let mut command = kolo(dir);
+    command.args(["train", "job.toml", "--out", "run", "--resume", "--quiet", "--threads", "1", "--set", &layout]);
+    command.args(["-n", &workers.to_string()]).stderr(Stdio::null()).stdout(Stdio::null());
+    let mut child: Child = command.spawn().expect("the binary starts");
+    // From the first moment to the whole length of a run on a quiet machine.
+    std::thread::sleep(Duration::from_millis(dice.below(700)));
+    let pids = children(child.id());
+    let victim = match dice.below(2) {
+        0 => child.id() as i32,
+        _ if pids.is_empty() => child.id() as i32,
+        _ => pids[dice.below(pids.len() as u64) as usize],
+    };
+    // SAFETY: a signal to a process of ours, or to none.
+    unsafe { libc::kill(victim, libc::SIGKILL) };
+    child.wait().expect("it ends");
+    let begin = Instant::now();
+    // SAFETY: signal 0 only asks.
+    while pids.iter().any(|pid| unsafe { libc::kill(*pid, 0) } == 0) {
+        assert!(begin.elapsed() < LIMIT, "a worker outlived its supervisor");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn killed_runs_go_on_to_the_same_weights() {
+    let home = tempdir();
+    std::fs::write(home.path().join("job.toml"), JOB).expect("a job file");
+    let quiet = ["train", "job.toml", "--quiet", "--threads", "1", "--report", "report.json"];
+    run(kolo(home.path()).args(quiet).arg("--no-out"), LIMIT).well();
+    let expected = weights(&report(home.path())).to_string();
+    let mut dice = Dice(7);
+    for round in 0..KILLS / KILLS_PER_RUN {
+        let dir = tempdir();
+        std::fs::write(dir.path().join("job.toml"), JOB).expect("a job file");
+        (0..KILLS_PER_RUN).for_each(|_| start_and_kill(dir.path(), &mut dice));
+        let workers = (1 << dice.below(3)).to_string();
+        let last = ["--out", "run", "--resume", "-n", &workers];
+        run(kolo(dir.path()).args(quiet).args(last), LIMIT).well();
+        let ended = report(dir.path());
+        assert_eq!(weights(&ended), expected, "round {round}");
+        // Every row of the metrics is there once, in order.
+        let rows = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).expect("metrics");
+        let steps: Vec<u64> = rows
+            .lines()
+            .map(|row| serde_json::from_str::<serde_json::Value>(row).expect("JSON")["step"].as_u64().expect("a step"))
+            .collect();
+        assert!(steps.windows(2).all(|pair| pair[0] <= pair[1]), "round {round}: {steps:?}");
+        run(std::process::Command::new(KOLO).args(["ckpt", "verify"]).arg(dir.path().join("run")), LIMIT).well();
+    }
+}

@@ -1,0 +1,250 @@
+//! From columns of Arrow arrays to records: which kind a column has, and the values of one row.
+
+use super::values::{self, Numbers};
+use crate::error::ReadError;
+use crate::record::{Record, RecordColumn, RecordKind, RecordValue};
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef, RecordBatch};
+use arrow_schema::{DataType, Metadata, Schema};
+use kolo_graph::settings::{Setting, SettingError, Settings};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Rows that may be looked at for the first value of a column that is not null.
+pub(super) const ROWS_LOOKED_AT: usize = 1024;
+/// Lists within lists.
+const DEPTH_MAX: usize = 8;
+
+/// What a column of the file holds, by its type alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Content {
+    Numbers(Numbers),
+    Lists(Numbers),
+    Text,
+    Bytes,
+    /// A struct of `bytes` and `path`: how Hugging Face's `datasets` keeps images. The place of `bytes`.
+    ImageStruct(usize),
+}
+
+/// A column that is read.
+#[derive(Clone, Debug)]
+pub(super) struct TableColumn {
+    /// Its place in the file's schema.
+    pub place: usize,
+    content: Content,
+}
+
+/// The columns that are read, and their record columns as far as the schema says.
+#[derive(Clone, Debug)]
+pub(super) struct TableColumns {
+    pub columns: Vec<TableColumn>,
+    pub records: Vec<RecordColumn>,
+}
+
+fn content(kind: &DataType) -> Option<Content> {
+    match kind {
+        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => Some(Content::Text),
+        DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => {
+            Some(Content::Bytes)
+        }
+        DataType::Dictionary(_, values) => match content(values)? {
+            Content::Text => Some(Content::Text),
+            _ => None,
+        },
+        DataType::List(_) | DataType::LargeList(_) | DataType::FixedSizeList(..) => {
+            numbers_below(kind, 0).map(Content::Lists)
+        }
+        DataType::Struct(fields) => {
+            let bytes = fields.iter().position(|field| field.name() == "bytes")?;
+            let is_bytes = content(fields[bytes].data_type()) == Some(Content::Bytes);
+            (is_bytes && fields.iter().any(|field| field.name() == "path")).then_some(Content::ImageStruct(bytes))
+        }
+        other => values::numbers(other).map(Content::Numbers),
+    }
+}
+
+fn numbers_below(kind: &DataType, depth: usize) -> Option<Numbers> {
+    match kind {
+        DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _) => {
+            (depth < DEPTH_MAX).then(|| numbers_below(item.data_type(), depth + 1)).flatten()
+        }
+        other => values::numbers(other),
+    }
+}
+
+/// Whether `data.inputs` or `data.targets` name this column; `None` if the job chooses none.
+fn chosen(settings: &Settings, name: &str) -> Option<bool> {
+    let names = |key: &str| match settings.peek(key) {
+        Some(Setting::List(names)) => names.iter().any(|item| matches!(item, Setting::Text(text) if text == name)),
+        Some(Setting::Text(text)) => text == name,
+        _ => false,
+    };
+    settings.peek("inputs").map(|_| ["inputs", "input", "targets", "target"].iter().any(|key| names(key)))
+}
+
+impl TableColumns {
+    /// The columns of a file. One that cannot be read is an error unless the job chooses others.
+    pub fn of_schema(schema: &Schema, settings: &Settings) -> Result<Self, SettingError> {
+        let classes = class_names(schema.metadata());
+        let mut all = Self { columns: Vec::new(), records: Vec::new() };
+        for (place, field) in schema.fields().iter().enumerate() {
+            let Some(content) = content(field.data_type()) else {
+                if chosen(settings, field.name()) == Some(false) {
+                    continue;
+                }
+                let message = format!(
+                    "names a file whose column \"{}\" has the type {}, which cannot be read",
+                    field.name(),
+                    values::short(field.data_type())
+                );
+                let hint = "name the columns to read with `inputs` and `targets`, such as `inputs = [\"a\", \"b\"]`";
+                return Err(settings.wrong("source", message, hint));
+            };
+            let kind = match (content, classes.get(field.name())) {
+                (Content::Numbers(Numbers::Int), Some(names)) => RecordKind::Class { names: Arc::clone(names) },
+                (Content::Numbers(Numbers::Int), None) => RecordKind::Int { shape: Vec::new(), classes: None },
+                (Content::Numbers(Numbers::Real), _) => RecordKind::Real { shape: Vec::new() },
+                // The shape of lists and the kind of bytes come from the first record.
+                (Content::Lists(Numbers::Int), _) => RecordKind::Int { shape: vec![0], classes: None },
+                (Content::Lists(Numbers::Real), _) => RecordKind::Real { shape: vec![0] },
+                (Content::Text, _) => RecordKind::Text,
+                (Content::Bytes, _) => RecordKind::Bytes,
+                (Content::ImageStruct(_), _) => RecordKind::Image,
+            };
+            all.columns.push(TableColumn { place, content });
+            all.records.push(RecordColumn { name: field.name().clone(), kind });
+        }
+        if all.columns.is_empty() {
+            return Err(settings.wrong(
+                "source",
+                "names a table without a column that can be read",
+                "look at the file",
+            ));
+        }
+        Ok(all)
+    }
+
+    /// Whether the first values decide about a kind.
+    pub fn need_values(&self) -> bool {
+        self.columns.iter().any(|column| matches!(column.content, Content::Lists(_) | Content::Bytes))
+    }
+
+    /// Completes the kinds from the first values. `arrays` are those of the columns, in their order.
+    pub fn look_at(&mut self, arrays: &[ArrayRef]) -> Result<(), String> {
+        for ((column, record), array) in self.columns.iter().zip(&mut self.records).zip(arrays) {
+            let mut rows = 0..array.len().min(ROWS_LOOKED_AT);
+            let Some(row) = rows.find(|row| array.is_valid(*row)) else { continue };
+            match (column.content, &mut record.kind) {
+                (Content::Lists(_), RecordKind::Int { shape, .. } | RecordKind::Real { shape }) => {
+                    *shape = values::shape(array, row)?;
+                }
+                (Content::Bytes, kind) if values::bytes(array, row).is_some_and(is_image) => *kind = RecordKind::Image,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The arrays of these columns, out of a batch of all columns of the file.
+    pub fn arrays(&self, batch: &RecordBatch) -> Result<Vec<ArrayRef>, String> {
+        let array = |column: &TableColumn| batch.columns().get(column.place).cloned();
+        self.columns.iter().map(|column| array(column).ok_or_else(|| "a batch has too few columns".into())).collect()
+    }
+
+    /// The values of one row.
+    pub fn read(&self, arrays: &[ArrayRef], row: usize, record: &mut Record) -> Result<(), String> {
+        for (at, (column, array)) in self.columns.iter().zip(arrays).enumerate() {
+            let named = |message: String| format!("column \"{}\": {message}", self.records[at].name);
+            if array.is_null(row) {
+                record.missing(at);
+                continue;
+            }
+            self.read_value(at, column.content, array, row, record).map_err(named)?;
+            if let (RecordKind::Class { names }, RecordValue::Ints(class)) = (&self.records[at].kind, record.value(at))
+            {
+                match class[..] {
+                    // Hugging Face marks samples without a label so.
+                    [-1] => record.missing(at),
+                    [class] if (0..names.len() as i64).contains(&class) => {}
+                    _ => return Err(named(format!("{class:?} is none of its {} classes", names.len()))),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read_value(
+        &self,
+        at: usize,
+        content: Content,
+        array: &ArrayRef,
+        row: usize,
+        record: &mut Record,
+    ) -> Result<(), String> {
+        match content {
+            Content::Numbers(Numbers::Int) => values::extend_ints(array, row..row + 1, record.ints(at)),
+            Content::Numbers(Numbers::Real) => values::extend_reals(array, row..row + 1, record.reals(at)),
+            Content::Lists(kind) => {
+                let (items, range) = values::items(array, row, self.shape(at))?;
+                match kind {
+                    Numbers::Int => values::extend_ints(&items, range, record.ints(at)),
+                    Numbers::Real => values::extend_reals(&items, range, record.reals(at)),
+                }
+            }
+            Content::Text => {
+                let text = values::text(array, row).ok_or("it is no text")?;
+                record.text(at).push_str(text);
+                Ok(())
+            }
+            Content::Bytes => {
+                let bytes = values::bytes(array, row).ok_or("it has no bytes")?;
+                record.bytes(at).extend_from_slice(bytes);
+                Ok(())
+            }
+            Content::ImageStruct(place) => {
+                let bytes = array.as_struct_opt().and_then(|array| array.columns().get(place));
+                match bytes {
+                    Some(bytes) if bytes.is_null(row) => {
+                        Err("the image is not in the file, only its path is; store the bytes, or read the folder"
+                            .into())
+                    }
+                    Some(bytes) => {
+                        let bytes = values::bytes(bytes, row).ok_or("it has no bytes")?;
+                        record.bytes(at).extend_from_slice(bytes);
+                        Ok(())
+                    }
+                    None => Err("it has no bytes".into()),
+                }
+            }
+        }
+    }
+
+    fn shape(&self, at: usize) -> &[usize] {
+        match &self.records[at].kind {
+            RecordKind::Int { shape, .. } | RecordKind::Real { shape } => shape,
+            _ => &[],
+        }
+    }
+}
+
+/// Whether these are the first bytes of a PNG or JPEG file.
+pub(crate) fn is_image(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"\x89PNG\r\n\x1a\n") || bytes.starts_with(&[0xFF, 0xD8, 0xFF])
+}
+
+/// The names of classes that Hugging Face's `datasets` keeps in the schema's metadata, by column.
+fn class_names(metadata: &Metadata) -> HashMap<String, Arc<[String]>> {
+    let parsed = metadata.get("huggingface").and_then(|text| serde_json::from_str::<serde_json::Value>(text).ok());
+    let features = parsed.as_ref().and_then(|value| value["info"]["features"].as_object());
+    let names = |feature: &serde_json::Value| -> Option<Arc<[String]>> {
+        (feature["_type"] == "ClassLabel").then_some(())?;
+        feature["names"].as_array()?.iter().map(|name| name.as_str().map(String::from)).collect()
+    };
+    features.into_iter().flatten().filter_map(|(column, feature)| Some((column.clone(), names(feature)?))).collect()
+}
+
+/// An error of a decoder in the words of this crate.
+pub(super) fn decode_error(path: &std::path::Path, what: &str, error: impl std::fmt::Display) -> ReadError {
+    let message = format!("{what}: {error}");
+    ReadError::new(message, "the file is damaged or cut short; copy or make it again").in_file(path)
+}

@@ -1,0 +1,171 @@
+use super::*;
+use crate::format::{choose, named};
+use crate::record::{RecordKind, RecordValue};
+use kolo_graph::settings::Setting;
+use std::path::PathBuf;
+
+fn path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/files").join(name)
+}
+
+fn settings() -> Settings {
+    Settings::new("data", "job.toml:1")
+}
+
+fn open_as(format: &str, names: &[&str], settings: &Settings) -> OpenedFiles {
+    let files: Vec<DataFile> = names.iter().map(|name| DataFile::at(&path(name)).unwrap()).collect();
+    (named(format).unwrap().open)(&files, settings)
+}
+
+fn int(shape: &[usize]) -> RecordKind {
+    RecordKind::Int { shape: shape.into(), classes: None }
+}
+
+fn real(shape: &[usize]) -> RecordKind {
+    RecordKind::Real { shape: shape.into() }
+}
+
+/// What `make_tables.py` writes as row `i`.
+fn expected(i: i64) -> Vec<RecordValue> {
+    let f = i as f32;
+    vec![
+        RecordValue::Ints(vec![i * i - 5]),
+        RecordValue::Ints(vec![i * 37 % 256]),
+        RecordValue::Ints(vec![i64::from(i % 3 == 0)]),
+        RecordValue::Reals(vec![f * 0.25 - 1.0]),
+        if i == 4 { RecordValue::Missing } else { RecordValue::Reals(vec![f / 8.0]) },
+        if i % 7 == 3 { RecordValue::Missing } else { RecordValue::Text(format!("řádek {i}")) },
+        RecordValue::Bytes(vec![i as u8; i as usize % 5]),
+        RecordValue::Reals(vec![f + 0.5, -f, 2.0 * f]),
+        RecordValue::Ints(vec![i, i + 1, i + 2, i + 3]),
+        RecordValue::Text(["red", "green", "blue"][i as usize % 3].into()),
+    ]
+}
+
+fn check_table(reader: &dyn Reader, rows: usize) {
+    let columns: Vec<_> = reader.columns().iter().map(|column| (column.name.as_str(), column.kind.clone())).collect();
+    let wanted = [
+        ("id", int(&[])),
+        ("small", int(&[])),
+        ("flag", int(&[])),
+        ("weight", real(&[])),
+        ("wide", real(&[])),
+        ("name", RecordKind::Text),
+        ("blob", RecordKind::Bytes),
+        ("vector", real(&[3])),
+        ("matrix", int(&[2, 2])),
+        ("kind", RecordKind::Text),
+    ];
+    assert_eq!(columns, wanted);
+    assert_eq!(reader.len(), rows);
+    let mut record = Record::new();
+    for step in 0..rows {
+        let at = step * 23 % rows;
+        reader.read(at, &mut record).unwrap();
+        for (column, value) in expected(at as i64 % 50).iter().enumerate() {
+            assert_eq!(record.value(column), value, "row {at}, column {column}");
+        }
+    }
+    assert!(reader.read(rows, &mut record).is_err());
+}
+
+#[test]
+fn every_value_of_every_packing_is_read() {
+    for codec in ["none", "snappy", "gzip", "zstd", "lz4"] {
+        check_table(&*open_as("parquet", &[&format!("table_{codec}.parquet")], &settings()).unwrap(), 50);
+    }
+    for name in ["table.arrow", "table_lz4.arrow", "table_zstd.arrow", "table.arrows", "table.feather"] {
+        check_table(&*open_as("arrow", &[name], &settings()).unwrap(), 50);
+    }
+}
+
+#[test]
+fn a_small_budget_gives_the_same_rows() {
+    for budget in [0, 3000] {
+        let mut settings = settings();
+        settings.set("decoded_max", "job.toml:2", Setting::Int(budget));
+        check_table(&*open_as("parquet", &["table_snappy.parquet"], &settings).unwrap(), 50);
+        check_table(&*open_as("arrow", &["table.arrow"], &settings).unwrap(), 50);
+    }
+}
+
+#[test]
+fn several_files_are_one_table_if_their_columns_agree() {
+    let names = ["table_gzip.parquet", "table_lz4.parquet", "table_none.parquet"];
+    check_table(&*open_as("parquet", &names, &settings()).unwrap(), 150);
+    check_table(&*open_as("arrow", &["table.arrow", "table.arrows"], &settings()).unwrap(), 100);
+    let error = open_as("parquet", &["table_gzip.parquet", "raw.parquet"], &settings()).unwrap_err().to_string();
+    assert!(error.contains("raw.parquet: its column \"id\" is not the one of "), "{error}");
+}
+
+#[test]
+fn images_and_classes_of_hugging_face_are_known() {
+    let reader = open_as("parquet", &["pictures.parquet"], &settings()).unwrap();
+    let names: Arc<[String]> = ["cat".into(), "dog".into()].into();
+    assert_eq!(reader.columns()[0].kind, RecordKind::Image);
+    assert_eq!(reader.columns()[1].kind, RecordKind::Class { names });
+    let mut record = Record::new();
+    for at in 0..6 {
+        reader.read(at, &mut record).unwrap();
+        assert!(
+            matches!(record.value(0), RecordValue::Bytes(bytes) if bytes.starts_with(b"\x89PNG") && bytes.len() > 60)
+        );
+        assert_eq!(record.value(1), &RecordValue::Ints(vec![at as i64 % 2]));
+    }
+    let reader = open_as("parquet", &["raw.parquet"], &settings()).unwrap();
+    assert_eq!((reader.columns()[0].kind.clone(), reader.len()), (RecordKind::Image, 3));
+}
+
+#[test]
+fn a_column_of_another_type_is_refused_by_name_unless_others_are_chosen() {
+    let error = open_as("parquet", &["odd.parquet"], &settings()).unwrap_err().to_string();
+    assert!(error.contains("column \"when\" has the type Timestamp") && error.contains("`inputs`"), "{error}");
+    let mut settings = settings();
+    settings.set("inputs", "job.toml:2", Setting::List(vec![Setting::Text("id".into())]));
+    let reader = open_as("parquet", &["odd.parquet"], &settings).unwrap();
+    assert_eq!(reader.columns().len(), 1);
+    reader.read(0, &mut Record::new()).unwrap();
+}
+
+#[test]
+fn a_list_of_another_length_fails_alone() {
+    let reader = open_as("parquet", &["ragged.parquet"], &settings()).unwrap();
+    assert_eq!(reader.columns()[0].kind, int(&[2]));
+    let mut record = Record::new();
+    let mut read = |at| reader.read(at, &mut record).map(|()| record.value(0).clone()).map_err(|error| error.message);
+    assert_eq!(read(0), Ok(RecordValue::Ints(vec![1, 2])));
+    assert_eq!(read(1), Err("column \"list\": a list of 1 values stands where the first record has 2".into()));
+    assert_eq!(read(2), Err("column \"list\": a null stands inside a list".into()));
+    assert_eq!(read(3), Ok(RecordValue::Missing));
+    assert_eq!(read(4), Ok(RecordValue::Ints(vec![5, 6])));
+}
+
+#[test]
+fn an_empty_table_has_columns_and_no_rows() {
+    let reader = open_as("parquet", &["empty.parquet"], &settings()).unwrap();
+    assert_eq!((reader.columns().len(), reader.len()), (1, 0));
+}
+
+#[test]
+fn files_are_told_by_their_first_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, format) in [("table_none.parquet", "parquet"), ("table.arrow", "arrow"), ("table.arrows", "arrow")] {
+        let copy = dir.path().join("data");
+        std::fs::copy(path(name), &copy).unwrap();
+        assert_eq!(choose(&[DataFile::at(&copy).unwrap()], &settings()).unwrap().name, format);
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_or_is_none_names_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    for (format, name) in [("parquet", "table_snappy.parquet"), ("arrow", "table.arrow")] {
+        let bytes = std::fs::read(path(name)).unwrap();
+        for end in [0, 3, 4, 8, 100, bytes.len() / 2, bytes.len() - 1] {
+            let cut = dir.path().join("cut");
+            std::fs::write(&cut, &bytes[..end]).unwrap();
+            let error = (named(format).unwrap().open)(&[DataFile::at(&cut).unwrap()], &settings()).unwrap_err();
+            assert!(error.to_string().contains("cut"), "{format} of {end} bytes: {error}");
+        }
+    }
+}

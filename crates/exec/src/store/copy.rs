@@ -1,0 +1,120 @@
+//! Copying what a store holds while a step computes.
+//!
+//! Parameters and state change only when a step finishes. So a thread may copy them from the end of one step until the next
+//! one is about to update them, and training waits for the copy there, if it waits at all.
+
+use super::{Entry, Store};
+use crate::memory::Memory;
+use std::sync::Arc;
+
+/// Some of a store's entries, to be copied by another thread. It keeps the memory alive, not its contents.
+#[derive(Debug)]
+pub struct Copier {
+    entries: Vec<Entry>,
+    /// Address and length of each entry.
+    runs: Vec<(*const u8, usize)>,
+    _memories: [Arc<Memory>; 2],
+}
+
+// SAFETY: the memory may be read from any thread; when is the contract of `copy`.
+unsafe impl Send for Copier {}
+
+impl Store {
+    /// The entries of these numbers, to be copied elsewhere.
+    pub fn copier(&self, numbers: &[usize]) -> Copier {
+        let entries: Vec<Entry> = numbers.iter().map(|number| self.entries[*number].clone()).collect();
+        let run = |entry: &Entry| (self.address(entry).cast_const(), entry.ty.bytes());
+        let runs = entries.iter().map(run).collect();
+        Copier { entries, runs, _memories: [Arc::clone(&self.params), Arc::clone(&self.states)] }
+    }
+
+    /// The bytes of the entry of this number.
+    pub fn bytes_of(&self, number: usize) -> &[u8] {
+        let entry = &self.entries[number];
+        // SAFETY: the entry lies inside the memory; sessions take the store mutably while they run.
+        unsafe { std::slice::from_raw_parts(self.address(entry), entry.ty.bytes()) }
+    }
+
+    /// Replaces the contents of every entry: `fill` is given the entry and its bytes, one after the other.
+    pub fn fill<E>(&mut self, mut fill: impl FnMut(&Entry, &mut [u8]) -> Result<(), E>) -> Result<(), E> {
+        for entry in &self.entries {
+            // SAFETY: the entry lies inside the memory, and `&mut self` is exclusive.
+            fill(entry, unsafe { std::slice::from_raw_parts_mut(self.address(entry), entry.ty.bytes()) })?;
+        }
+        Ok(())
+    }
+}
+
+impl Copier {
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.runs.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Replaces what `out` holds by the contents of all entries, one after the other.
+    ///
+    /// # Safety
+    /// Nothing writes the store meanwhile.
+    pub unsafe fn copy(&self, out: &mut Vec<u8>) {
+        out.clear();
+        out.reserve_exact(self.bytes());
+        for (data, bytes) in &self.runs {
+            // SAFETY: the run lies inside memory that is kept alive here, and by the contract nobody writes it.
+            out.extend_from_slice(unsafe { std::slice::from_raw_parts(*data, *bytes) });
+        }
+    }
+
+    /// The contents of each entry in a copy.
+    pub fn split<'c>(&'c self, copy: &'c [u8]) -> impl Iterator<Item = (&'c Entry, &'c [u8])> {
+        let mut rest = copy;
+        self.entries.iter().zip(&self.runs).map(move |(entry, (_, bytes))| {
+            let (own, others) = rest.split_at(*bytes);
+            rest = others;
+            (entry, own)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kolo_graph::{Builder, Init, Type};
+    use kolo_ops::prelude::*;
+
+    #[test]
+    fn a_copy_has_the_chosen_entries_and_fills_another_store() {
+        let builder = Builder::new();
+        let [a, b] = ["a", "b"].map(|name| builder.param(name, [3], Init::Constant(1.5)));
+        let m = builder.state("m", Type::f32([2]), Init::ZEROS);
+        builder.output("y", a.add(b));
+        builder.update(m, m.scale(2.0));
+        let graph = builder.finish().unwrap();
+        let mut store = Store::new(&graph, 1);
+        store.values_mut("m").unwrap().copy_from_slice(&[4.0, 5.0]);
+        let number = |name: &str| store.entries().iter().position(|entry| entry.name == name).unwrap();
+        let copier = store.copier(&[number("m"), number("a")]);
+        let mut copy = vec![9; 100];
+        // SAFETY: nobody writes the store here.
+        unsafe { copier.copy(&mut copy) };
+        let found: Vec<(&str, usize)> =
+            copier.split(&copy).map(|(entry, bytes)| (entry.name.as_str(), bytes.len())).collect();
+        assert_eq!(found, [("m", 8), ("a", 12)]);
+        let mut other = Store::new(&graph, 2);
+        let parts: Vec<(String, Vec<u8>)> =
+            copier.split(&copy).map(|(e, bytes)| (e.name.clone(), bytes.to_vec())).collect();
+        other
+            .fill(|entry, out| {
+                let Some((_, bytes)) = parts.iter().find(|(name, _)| *name == entry.name) else {
+                    return Err(entry.name.clone());
+                };
+                out.copy_from_slice(bytes);
+                Ok(())
+            })
+            .unwrap_err();
+        assert_eq!(copy.len(), 20);
+        assert_eq!(store.bytes_of(number("m")), &copy[..8]);
+    }
+}

@@ -1,0 +1,160 @@
+//! Going on from a checkpoint, on whatever number of workers.
+
+use super::CheckpointDir;
+use crate::error::Error;
+use crate::job::Job;
+use crate::log::Log;
+use crate::report::EpochRow;
+use crate::together;
+use kolo_ckpt::{Checkpoint, RealDisk};
+use kolo_comm::Communicator;
+use kolo_exec::Store;
+use kolo_exec::store::{Entry, Role, Saved};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Where a run stood, beside its tensors.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TrainerRecord {
+    /// Steps made.
+    pub step: usize,
+    /// Samples of the training order that were consumed: the cursor.
+    pub samples: u64,
+    /// The loss since the last row of the history.
+    pub loss_sum: f64,
+    pub loss_count: usize,
+    pub mean_loss: Option<f64>,
+    /// The best value that an early stop has seen, and evaluations since.
+    pub stop_best: Option<f64>,
+    pub stop_since: usize,
+    /// The best value of `checkpoint.best`.
+    pub best: Option<f64>,
+    pub metrics: BTreeMap<String, f64>,
+    pub history: Vec<EpochRow>,
+    pub log: Log,
+    /// The evaluation that follows this step is still to be made.
+    pub pending: bool,
+}
+
+/// A checkpoint to go on from.
+#[derive(Debug)]
+pub struct Resumed {
+    pub checkpoint: Checkpoint,
+    pub record: TrainerRecord,
+    /// What a user should know: damaged checkpoints that were passed over, keys that differ.
+    pub notes: Vec<String>,
+}
+
+/// Keys that may differ from those a run was saved with: they change how it runs, never what it learns.
+const FREE: [&str; 7] =
+    ["job.name", "parallel.", "checkpoint.", "data.prefetch", "data.threads", "train.log_every", "train.eval_every"];
+/// Keys of the length of a run, which may grow.
+const LENGTH: [&str; 2] = ["train.steps", "train.epochs"];
+
+/// The newest valid checkpoint of a run, if it has any. All ranks call it together and get the one that the first rank found.
+pub fn newest(job: &Job, dir: &CheckpointDir, world: Option<&Communicator>) -> Result<Option<Resumed>, Error> {
+    let disk = RealDisk::shared();
+    let first = world.is_none_or(|world| world.rank() == 0);
+    let found = match first {
+        true => find(&dir.root).map_err(|error| error.to_string()),
+        false => Ok((None, Vec::new())),
+    };
+    let text = serde_json::to_vec(&found).map_err(|error| Error::bug(&error))?;
+    let all = together::gather_bytes(world, &text)?;
+    let found: Result<(Option<String>, Vec<String>), String> =
+        serde_json::from_slice(&all[0]).map_err(|error| Error::bug(&error))?;
+    let (path, mut notes) = found.map_err(|message| Error::checkpoint(&message))?;
+    let Some(path) = path else { return Ok(None) };
+    let checkpoint =
+        Checkpoint::open(&disk, Path::new(&path)).map_err(|error| Error::checkpoint(&error.to_string()))?;
+    let record: TrainerRecord = serde_json::from_value(checkpoint.header().trainer.clone())
+        .map_err(|error| Error::checkpoint(&format!("{path}: it has no state of a run to go on from: {error}\n  hint: start from its weights instead, with `[model] from = \"{path}\"`")))?;
+    notes.extend(compare(job, &checkpoint.header().settings, &path)?);
+    Ok(Some(Resumed { checkpoint, record, notes }))
+}
+
+fn find(root: &Path) -> Result<(Option<String>, Vec<String>), kolo_ckpt::CkptError> {
+    if !root.exists() {
+        return Ok((None, Vec::new()));
+    }
+    let newest = kolo_ckpt::newest_valid(&RealDisk::shared(), root)?;
+    let path = newest.checkpoint.map(|checkpoint| checkpoint.dir().to_string_lossy().into_owned());
+    let skipped = newest.skipped.iter().map(|(path, why)| format!("note: passed over {}: {why}", path.display()));
+    Ok((path, skipped.collect()))
+}
+
+/// Whether this job is the one that was saved, but for keys that may differ.
+fn compare(job: &Job, saved: &[(String, String)], path: &str) -> Result<Vec<String>, Error> {
+    let now: BTreeMap<&str, &str> = job.settings.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    let then: BTreeMap<&str, &str> = saved.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    let free = |key: &str| FREE.iter().any(|free| key == *free || (free.ends_with('.') && key.starts_with(free)));
+    let differ = then.iter().filter(|(key, value)| now.get(*key) != Some(*value));
+    let new = now.iter().filter(|(key, _)| !then.contains_key(*key)).map(|(key, _)| (key, &"left out"));
+    let mut notes = Vec::new();
+    for (key, value) in differ.chain(new).filter(|(key, _)| !free(key)) {
+        let here = now.get(key).unwrap_or(&"left out");
+        if LENGTH.contains(key) {
+            notes.push(format!("note: `{key}` was {value} when {path} was saved and is {here} now"));
+            continue;
+        }
+        return Err(Error::Checkpoint {
+            message: format!("{path} was saved with `{key}` = {value}, and this job has {here}"),
+            hint: format!("set it back to go on, or start anew from the weights with `[model] from = \"{path}\"`"),
+        });
+    }
+    Ok(notes)
+}
+
+impl Resumed {
+    /// Fills every entry of a store, however its tensors are cut.
+    pub fn fill(&self, store: &mut Store) -> Result<(), Error> {
+        store.fill(|entry, out| read(&self.checkpoint, entry, out))
+    }
+
+    /// All tensors, for whoever keeps them elsewhere.
+    pub fn all(&self) -> Result<Vec<Saved>, Error> {
+        let mut saved = Vec::new();
+        for tensor in self.checkpoint.tensors() {
+            let bytes = self.checkpoint.read_all(tensor).map_err(|error| Error::checkpoint(&error.to_string()))?;
+            saved.push(Saved {
+                tensor: tensor.name.clone(),
+                whole: tensor.whole.clone().into(),
+                dtype: tensor.dtype,
+                role: match tensor.role {
+                    kolo_ckpt::Role::Parameter => Role::Parameter,
+                    kolo_ckpt::Role::Moment => Role::Moment,
+                    kolo_ckpt::Role::Statistic => Role::Statistic,
+                },
+                start: 0,
+                bytes,
+            });
+        }
+        Ok(saved)
+    }
+}
+
+fn read(checkpoint: &Checkpoint, entry: &Entry, out: &mut [u8]) -> Result<(), Error> {
+    let failed = |message: String| Error::checkpoint(&message);
+    let Some(tensor) = checkpoint.tensor(&entry.tensor) else {
+        let path = checkpoint.dir().display();
+        return Err(failed(format!(
+            "{path} has no tensor `{}`\n  hint: go on with the job that saved it: the same model and optimizer",
+            entry.tensor
+        )));
+    };
+    if tensor.whole[..] != entry.whole[..] || tensor.dtype != entry.ty.dtype {
+        let path = checkpoint.dir().display();
+        return Err(failed(format!(
+            "{path} has `{}` as {} of shape {:?}, and the job has {} of shape {:?}\n  \
+             hint: go on with the job that saved it: the same model and optimizer",
+            entry.tensor,
+            tensor.dtype.name(),
+            tensor.whole,
+            entry.ty.dtype.name(),
+            &entry.whole[..]
+        )));
+    }
+    let range = entry.start..entry.start + entry.ty.elements();
+    checkpoint.read(&entry.tensor, range, out).map_err(|error| failed(error.to_string()))
+}

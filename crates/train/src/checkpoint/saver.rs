@@ -1,0 +1,429 @@
+//! Saving while training goes on.
+
+use super::{CheckpointDir, SavingRule, TrainerRecord, share};
+use crate::error::Error;
+use crate::job::Job;
+use crate::together;
+use kolo_base::{lock, wait};
+use kolo_ckpt::{CkptError, Header, Keep, Piece, RealDisk, SharedDisk, Summary};
+use kolo_comm::Communicator;
+use kolo_exec::Store;
+use kolo_exec::store::{Copier, Entry, Saved};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Opens when the copy of a state is made.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn open(&self) {
+        *lock(&self.open) = true;
+        self.opened.notify_all();
+    }
+
+    /// Waits until the copy is made: from then on the store may change.
+    pub fn pass(&self) {
+        let mut open = lock(&self.open);
+        while !*open {
+            open = wait(&self.opened, open);
+        }
+    }
+}
+
+/// What came of the checkpoints of a run since it was last asked.
+#[derive(Debug, Default)]
+pub(crate) struct Ending {
+    pub saved: Vec<PathBuf>,
+    /// What went wrong; earlier checkpoints are as they were.
+    pub failed: Vec<String>,
+}
+
+/// A rank's share of a checkpoint on its way to the disk.
+#[derive(Debug)]
+struct Writing {
+    staging: PathBuf,
+    header: Header,
+    thread: JoinHandle<(Vec<u8>, Result<Summary, CkptError>)>,
+}
+
+/// Saves the state of a run, together with all ranks that hold a part of it.
+#[derive(Debug)]
+pub(crate) struct Saver {
+    dir: CheckpointDir,
+    rule: SavingRule,
+    disk: SharedDisk,
+    /// Tells what this run leaves unfinished from what another did.
+    attempt: u64,
+    world: Option<Arc<Communicator>>,
+    settings: Vec<(String, String)>,
+    /// The entries of the store that this rank writes.
+    own: Vec<usize>,
+    /// The memory of a copy, used again.
+    buffer: Vec<u8>,
+    writing: Option<Writing>,
+    /// At the first rank: the manifest on its way.
+    committing: Option<JoinHandle<Result<PathBuf, CkptError>>>,
+    began: Instant,
+    /// The step of the last state that was saved, or is being saved.
+    saved_step: Option<usize>,
+    outcome: Ending,
+}
+
+impl Saver {
+    /// All ranks that hold a part of the state call it together.
+    pub fn new(
+        job: &Job,
+        dir: &CheckpointDir,
+        world: Option<&Arc<Communicator>>,
+        entries: &[Entry],
+    ) -> Result<Self, Error> {
+        let world = world.cloned();
+        let (sees, attempt) = prepare(dir, world.as_deref())?;
+        Ok(Self {
+            dir: dir.clone(),
+            rule: job.saving.clone(),
+            disk: RealDisk::shared(),
+            attempt,
+            own: share::own(world.as_deref(), entries, sees)?,
+            world,
+            settings: job.settings.clone(),
+            buffer: Vec::new(),
+            writing: None,
+            committing: None,
+            began: Instant::now(),
+            saved_step: None,
+            outcome: Ending::default(),
+        })
+    }
+
+    /// The saver of a run: of all workers, or with parameter servers of the first, which has what the servers hold.
+    pub fn of_run(
+        job: &Job,
+        dir: &CheckpointDir,
+        links: Option<&crate::asynchronous::Links>,
+        world: Option<&Arc<Communicator>>,
+        store: &Store,
+    ) -> Result<Option<Self>, Error> {
+        match links {
+            Some(links) if links.workers().rank() > 0 => Ok(None),
+            Some(_) => Self::new(job, dir, None, store.entries()).map(Some),
+            None => Self::new(job, dir, world, store.entries()).map(Some),
+        }
+    }
+
+    fn is_first(&self) -> bool {
+        self.world.as_ref().is_none_or(|world| world.rank() == 0)
+    }
+
+    /// Whether this rank wants a save after the step that was just made. Steps and epochs all ranks count alike; of the clock
+    /// the first rank's counts.
+    pub fn is_due(&self, job: &Job, step: usize) -> bool {
+        let by_time = match self.rule.every {
+            Some(super::Every::Time(pause)) => self.is_first() && self.began.elapsed() >= pause,
+            _ => false,
+        };
+        by_time || self.rule.is_due_after(step, job.steps_per_epoch)
+    }
+
+    /// Whether this rank still writes an earlier state.
+    pub fn is_writing(&self) -> bool {
+        self.writing.as_ref().is_some_and(|writing| !writing.thread.is_finished())
+    }
+
+    /// Nothing of an earlier save is on its way at any rank, as far as this one knows. All ranks answer alike.
+    pub fn is_idle(&self) -> bool {
+        self.writing.is_none()
+    }
+
+    pub fn saved_step(&self) -> Option<usize> {
+        self.saved_step
+    }
+
+    /// The state after this step is saved already.
+    pub fn has(&mut self, step: usize) {
+        self.saved_step = Some(step);
+    }
+
+    /// Copies this rank's share while the next step computes, and writes it. The store must not change before the gate opens.
+    /// With parameter servers, `elsewhere` is what they hold.
+    pub fn begin(&mut self, store: &Store, elsewhere: Vec<Saved>, record: &TrainerRecord) -> Arc<Gate> {
+        let gate = Arc::new(Gate::default());
+        self.began = Instant::now();
+        self.saved_step = Some(record.step);
+        let (staging, header) = (self.staging(record.step), self.header(record, None));
+        let copier = store.copier(&self.chosen(store, &elsewhere));
+        let shard =
+            Shard { disk: Arc::clone(&self.disk), staging: staging.clone(), rank: self.rank(), ranks: self.ranks() };
+        let (opener, buffer) = (Arc::clone(&gate), std::mem::take(&mut self.buffer));
+        let work = move || shard.copy_and_write(&copier, &opener, buffer, &elsewhere);
+        match std::thread::Builder::new().name("kolo-checkpoint".into()).spawn(work) {
+            Ok(thread) => self.writing = Some(Writing { staging, header, thread }),
+            Err(error) => {
+                gate.open();
+                self.outcome.failed.push(format!("the checkpoint of step {} is not saved: {error}", record.step));
+            }
+        }
+        gate
+    }
+
+    /// All ranks have written their shares: the first one makes the checkpoint visible, beside the training. All ranks call it
+    /// together.
+    pub fn commit(&mut self) -> Result<(), Error> {
+        let Some(Writing { staging, header, thread }) = self.writing.take() else { return Ok(()) };
+        let (buffer, written) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        self.buffer = buffer;
+        let Some(shards) = self.gather(&staging, written)? else { return Ok(()) };
+        self.settle_commit();
+        let publication = self.publication(staging, header, shards);
+        let work = move || publication.publish();
+        match std::thread::Builder::new().name("kolo-manifest".into()).spawn(work) {
+            Ok(thread) => self.committing = Some(thread),
+            Err(error) => self.outcome.failed.push(format!("a checkpoint is not saved: {error}")),
+        }
+        Ok(())
+    }
+
+    /// Saves the state as it is now, and waits until it is there. All ranks call it together.
+    pub fn save_now(
+        &mut self,
+        store: &Store,
+        elsewhere: &[Saved],
+        record: &TrainerRecord,
+        weights: Option<String>,
+    ) -> Result<(), Error> {
+        self.commit()?;
+        self.settle_commit();
+        if self.saved_step == Some(record.step) && self.outcome.failed.is_empty() {
+            return Ok(());
+        }
+        self.saved_step = Some(record.step);
+        let (staging, header) = (self.staging(record.step), self.header(record, weights));
+        let own = self.chosen(store, elsewhere);
+        let here = own.iter().map(|number| piece(&store.entries()[*number], store.bytes_of(*number)));
+        let shard =
+            Shard { disk: Arc::clone(&self.disk), staging: staging.clone(), rank: self.rank(), ranks: self.ranks() };
+        let written = shard.write(&mut here.chain(elsewhere.iter().map(saved_piece)));
+        if let Some(shards) = self.gather(&staging, written)? {
+            let outcome = self.publication(staging, header, shards).publish();
+            self.note(outcome);
+        }
+        // Nobody leaves before the checkpoint is there: whoever starts next finds it.
+        together::any(self.world.as_deref(), false)?;
+        Ok(())
+    }
+
+    /// What came of the saves since this was last asked.
+    pub fn take_outcome(&mut self) -> Ending {
+        if self.committing.as_ref().is_some_and(JoinHandle::is_finished) {
+            self.settle_commit();
+        }
+        std::mem::take(&mut self.outcome)
+    }
+
+    fn settle_commit(&mut self) {
+        if let Some(thread) = self.committing.take() {
+            let outcome = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            self.note(outcome);
+        }
+    }
+
+    fn note(&mut self, outcome: Result<PathBuf, CkptError>) {
+        match outcome {
+            Ok(path) => self.outcome.saved.push(path),
+            Err(error) => self.outcome.failed.push(error.to_string()),
+        }
+    }
+
+    /// What every rank wrote, at the first one; `None` elsewhere, or if a rank could not.
+    fn gather(&mut self, staging: &Path, written: Result<Summary, CkptError>) -> Result<Option<Vec<Summary>>, Error> {
+        let written = written.map_err(|error| error.to_string());
+        let text = serde_json::to_vec(&written).map_err(|error| Error::bug(&error))?;
+        let all: Result<Vec<Result<Summary, String>>, _> = together::gather_bytes(self.world.as_deref(), &text)?
+            .iter()
+            .map(|text| serde_json::from_slice(text))
+            .collect();
+        let all: Result<Vec<Summary>, String> = all.map_err(|error| Error::bug(&error))?.into_iter().collect();
+        match all {
+            Ok(shards) => Ok(self.is_first().then_some(shards)),
+            Err(message) => {
+                if self.is_first() {
+                    self.outcome.failed.push(message);
+                    kolo_ckpt::discard(&*self.disk, staging);
+                }
+                self.saved_step = None;
+                Ok(None)
+            }
+        }
+    }
+
+    fn rank(&self) -> usize {
+        self.world.as_ref().map_or(0, |world| world.rank())
+    }
+
+    fn ranks(&self) -> usize {
+        self.world.as_ref().map_or(1, |world| world.size())
+    }
+
+    fn staging(&self, step: usize) -> PathBuf {
+        kolo_ckpt::staging_dir(&self.dir.root, step as u64, self.attempt)
+    }
+
+    fn publication(&self, staging: PathBuf, header: Header, shards: Vec<Summary>) -> Publication {
+        let (disk, root) = (Arc::clone(&self.disk), self.dir.root.clone());
+        Publication { disk, root, staging, header, shards, rule: self.rule.clone() }
+    }
+
+    /// The entries to write: what servers hold is theirs.
+    fn chosen(&self, store: &Store, elsewhere: &[Saved]) -> Vec<usize> {
+        let held = |number: &usize| elsewhere.iter().any(|saved| saved.tensor == store.entries()[*number].tensor);
+        self.own.iter().copied().filter(|number| !held(number)).collect()
+    }
+
+    fn header(&self, record: &TrainerRecord, weights: Option<String>) -> Header {
+        Header {
+            step: record.step as u64,
+            weights: weights.unwrap_or_default(),
+            settings: self.settings.clone(),
+            trainer: serde_json::to_value(record).unwrap_or_default(),
+            model: serde_json::json!({ "job": self.dir.job_text }),
+            created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            version: env!("CARGO_PKG_VERSION").into(),
+            workers: self.ranks() as u64,
+        }
+    }
+}
+
+/// The directory of checkpoints, made by the first rank; whether this rank sees it, and a number that tells this run's
+/// attempts from others'.
+fn prepare(dir: &CheckpointDir, world: Option<&Communicator>) -> Result<(bool, u64), Error> {
+    let first = world.is_none_or(|world| world.rank() == 0);
+    let made = if first { make_root(&dir.root) } else { Ok(0) };
+    let text = serde_json::to_vec(&made).map_err(|error| Error::bug(&error))?;
+    let all = together::gather_bytes(world, &text)?;
+    let made: Result<u64, String> = serde_json::from_slice(&all[0]).map_err(|error| Error::bug(&error))?;
+    let attempt = made.map_err(|message| Error::Checkpoint {
+        message: format!("{}: {message}", dir.root.display()),
+        hint: "choose another --out directory, or free some space there".into(),
+    })?;
+    let sees = mark(&dir.root, attempt).exists();
+    together::any(world, false)?;
+    if first {
+        // Whoever looked has seen it.
+        let _ = std::fs::remove_file(mark(&dir.root, attempt));
+    }
+    Ok((sees, attempt))
+}
+
+/// A file by which other ranks see whether they share the directory.
+fn mark(root: &Path, attempt: u64) -> PathBuf {
+    root.join(format!(".shared-{attempt}"))
+}
+
+/// Makes the directory with a mark in it; the mark's number.
+fn make_root(root: &Path) -> Result<u64, String> {
+    std::fs::create_dir_all(root).map_err(|error| error.to_string())?;
+    // What an earlier run left unfinished, which nobody will finish.
+    let all = Keep { newest: usize::MAX, ..Keep::default() };
+    kolo_ckpt::prune(&RealDisk::shared(), root, all).map_err(|error| error.brief())?;
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).map_err(|error| error.to_string())?;
+    // JSON keeps whole numbers up to here in every language.
+    let attempt = u64::from_le_bytes(bytes) >> 11;
+    std::fs::write(mark(root, attempt), []).map_err(|error| error.to_string())?;
+    Ok(attempt)
+}
+
+/// Where a rank writes its share.
+struct Shard {
+    disk: SharedDisk,
+    staging: PathBuf,
+    rank: usize,
+    ranks: usize,
+}
+
+impl Shard {
+    fn copy_and_write(
+        &self,
+        copier: &Copier,
+        gate: &Gate,
+        mut buffer: Vec<u8>,
+        elsewhere: &[Saved],
+    ) -> (Vec<u8>, Result<Summary, CkptError>) {
+        // SAFETY: the trainer passes the gate before it lets anything change the store.
+        unsafe { copier.copy(&mut buffer) };
+        gate.open();
+        let here = copier.split(&buffer).map(|(entry, bytes)| piece(entry, bytes));
+        let written = self.write(&mut here.chain(elsewhere.iter().map(saved_piece)));
+        (buffer, written)
+    }
+
+    fn write(&self, pieces: &mut dyn Iterator<Item = Piece<'_>>) -> Result<Summary, CkptError> {
+        kolo_ckpt::write_shard(&*self.disk, &self.staging, self.rank, self.ranks, pieces, &|_| {})
+    }
+}
+
+/// What the first rank does when all have written.
+struct Publication {
+    disk: SharedDisk,
+    root: PathBuf,
+    staging: PathBuf,
+    header: Header,
+    shards: Vec<Summary>,
+    rule: SavingRule,
+}
+
+impl Publication {
+    /// Makes the checkpoint visible, then removes those that are not to be kept.
+    fn publish(&self) -> Result<PathBuf, CkptError> {
+        let path = kolo_ckpt::commit(&*self.disk, &self.root, &self.staging, &self.header, &self.shards)?;
+        let best = self.best()?;
+        let keep = Keep {
+            newest: self.rule.keep,
+            best: best.as_deref(),
+            committed: Some(&path),
+            all_unfinished: true,
+            ..Keep::default()
+        };
+        kolo_ckpt::prune(&self.disk, &self.root, keep)?;
+        Ok(path)
+    }
+
+    /// The checkpoint with the best value of the watched metric.
+    fn best(&self) -> Result<Option<PathBuf>, CkptError> {
+        let Some(metric) = &self.rule.best else { return Ok(None) };
+        let mut best: Option<(f64, PathBuf)> = None;
+        for listed in kolo_ckpt::list(&self.disk, &self.root)? {
+            let Ok(checkpoint) = &listed.checkpoint else { continue };
+            let value = checkpoint.header().trainer["metrics"][metric].as_f64();
+            if let Some(value) = value.filter(|value| self.rule.improves(*value, best.as_ref().map(|(best, _)| *best)))
+            {
+                best = Some((value, listed.path));
+            }
+        }
+        Ok(best.map(|(_, path)| path))
+    }
+}
+
+fn role(role: kolo_exec::store::Role) -> kolo_ckpt::Role {
+    match role {
+        kolo_exec::store::Role::Parameter => kolo_ckpt::Role::Parameter,
+        kolo_exec::store::Role::Moment => kolo_ckpt::Role::Moment,
+        kolo_exec::store::Role::Statistic => kolo_ckpt::Role::Statistic,
+    }
+}
+
+fn piece<'p>(entry: &'p Entry, bytes: &'p [u8]) -> Piece<'p> {
+    let (tensor, whole, dtype) = (entry.tensor.as_str(), &entry.whole[..], entry.ty.dtype);
+    Piece { tensor, whole, dtype, role: role(entry.role), start: entry.start, bytes }
+}
+
+fn saved_piece(saved: &Saved) -> Piece<'_> {
+    let Saved { tensor, whole, dtype, role: kind, start, bytes } = saved;
+    Piece { tensor, whole: &whole[..], dtype: *dtype, role: role(*kind), start: *start, bytes }
+}

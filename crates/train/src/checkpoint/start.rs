@@ -1,0 +1,134 @@
+//! Starting from weights that were learnt before: `[model] from`, `freeze` and `fresh`.
+
+use crate::error::Error;
+use kolo_ckpt::{RealDisk, TensorSource};
+use kolo_exec::Store;
+use kolo_exec::store::{Entry, Role};
+use kolo_graph::settings::{SettingError, Settings};
+use std::path::Path;
+
+/// Where a model's first weights come from, and which of them stay as they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StartWeights {
+    /// A run, a checkpoint or a safetensors file; without one, all weights are initialised from the seed.
+    pub from: Option<String>,
+    /// Patterns of parameters that are not trained.
+    pub freeze: Vec<String>,
+    /// Patterns of parameters that are initialised from the seed whatever `from` has.
+    pub fresh: Vec<String>,
+}
+
+impl StartWeights {
+    /// Reads its keys of `[model]`.
+    pub fn read(model: &Settings) -> Result<Self, SettingError> {
+        let from = model.text("from", "")?;
+        let start = Self {
+            from: if from.is_empty() { None } else { Some(from) },
+            freeze: model.texts("freeze", "[\"blocks.0.*\"]")?,
+            fresh: model.texts("fresh", "[\"head.*\"]")?,
+        };
+        if start.from.is_none() && !start.fresh.is_empty() {
+            return Err(model.wrong("fresh", "needs `from`", "write `from = \"runs/a\"` as well, or leave it out"));
+        }
+        Ok(start)
+    }
+
+    /// Whether every pattern matches a parameter, and some are left to train.
+    pub fn check(&self, names: &[String], model: &Settings) -> Result<(), SettingError> {
+        for (key, patterns) in [("freeze", &self.freeze), ("fresh", &self.fresh)] {
+            if let Some(pattern) = patterns.iter().find(|pattern| !names.iter().any(|name| matches(pattern, name))) {
+                let some: Vec<&str> = names.iter().take(4).map(String::as_str).collect();
+                let message = format!("has the pattern \"{pattern}\", which matches no parameter");
+                let hint =
+                    format!("the model has {} parameters: {}, …; `*` matches any text", names.len(), some.join(", "));
+                return Err(model.wrong(key, message, hint));
+            }
+        }
+        match names.iter().all(|name| self.is_frozen(name)) && !names.is_empty() {
+            true => Err(model.wrong("freeze", "freezes every parameter", "leave some to train")),
+            false => Ok(()),
+        }
+    }
+
+    pub fn is_frozen(&self, parameter: &str) -> bool {
+        self.freeze.iter().any(|pattern| matches(pattern, parameter))
+    }
+
+    /// Fills the parameters and statistics of a store, but for those that are to be fresh.
+    pub fn fill(&self, store: &mut Store) -> Result<(), Error> {
+        let Some(from) = &self.from else { return Ok(()) };
+        let failed = |error: kolo_ckpt::CkptError| Error::checkpoint(&error.to_string());
+        let (source, _) = kolo_ckpt::resolve(&RealDisk::shared(), Path::new(from)).map_err(failed)?;
+        let wanted = |entry: &Entry| {
+            entry.role != Role::Moment && !self.fresh.iter().any(|pattern| matches(pattern, &entry.tensor))
+        };
+        let wrong: Vec<String> =
+            store.entries().iter().filter(|entry| wanted(entry)).filter_map(|entry| misfit(&source, entry)).collect();
+        if let Some(first) = wrong.first() {
+            return Err(Error::Checkpoint {
+                message: format!("{from}: {first}{}", if wrong.len() > 1 { format!(" (and {} more)", wrong.len() - 1) } else { String::new() }),
+                hint: "start from weights of the same model, or name what is to be initialised anew: `fresh = [\"head.*\"]`".into(),
+            });
+        }
+        store.fill(|entry, out| match wanted(entry) {
+            true => {
+                let range = entry.start..entry.start + entry.ty.elements();
+                source.read(&entry.tensor, range, out).map_err(failed)
+            }
+            false => Ok(()),
+        })
+    }
+}
+
+/// What keeps an entry from being filled.
+fn misfit(source: &TensorSource, entry: &Entry) -> Option<String> {
+    let Some(tensor) = source.tensors().into_iter().find(|tensor| tensor.name == entry.tensor) else {
+        return Some(format!("it has no tensor `{}`", entry.tensor));
+    };
+    let same = tensor.dtype == Some(entry.ty.dtype) && tensor.shape == &entry.whole[..];
+    (!same).then(|| {
+        let here = format!("{}{:?}", entry.ty.dtype.name(), &entry.whole[..]).replace(' ', "");
+        format!("it has `{}` as {}, and the model has {here}", entry.tensor, shown(&tensor))
+    })
+}
+
+fn shown(tensor: &kolo_ckpt::TensorView<'_>) -> String {
+    format!("{}{:?}", tensor.dtype.map_or("?", kolo_graph::DType::name), tensor.shape).replace(' ', "")
+}
+
+/// Whether a name matches a pattern, in which `*` stands for any text.
+fn matches(pattern: &str, name: &str) -> bool {
+    let parts: Vec<&str> = pattern.split('*').collect();
+    let [first, middle @ .., last] = &parts[..] else { return pattern == name };
+    let Some(mut rest) = name.strip_prefix(first) else { return false };
+    for part in middle {
+        match rest.find(part) {
+            Some(at) => rest = &rest[at + part.len()..],
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_star_stands_for_any_text() {
+        for (pattern, name, expected) in [
+            ("a.w", "a.w", true),
+            ("a.w", "a.ww", false),
+            ("a.*", "a.b.w", true),
+            ("*.w", "a.b.w", true),
+            ("*.b.*", "a.b.w", true),
+            ("a*b*b", "ab", false),
+            ("a*b*b", "abb", true),
+            ("*", "", true),
+            ("", "a", false),
+            ("blocks.0.*", "blocks.01.w", false),
+        ] {
+            assert_eq!(matches(pattern, name), expected, "{pattern} {name}");
+        }
+    }
+}

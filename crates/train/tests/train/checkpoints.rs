@@ -1,0 +1,249 @@
+//! A run that was stopped and goes on, on any number of workers, ends with the weights of one that was not.
+
+use crate::workers::{assert_same, on_ranks, options, report};
+use kolo_ckpt::{RealDisk, SharedDisk};
+use kolo_train::asynchronous::{self, Roles};
+use kolo_train::checkpoint::CheckpointDir;
+use kolo_train::interrupt::Interrupt;
+use kolo_train::session::{Company, Observer, RunOptions, Silent};
+use kolo_train::{Error, Job, Report};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::Mutex;
+
+const MODEL: &str = "[model]\nkind = \"mlp\"\ninputs = 17\nhidden = [241]\nclasses = 3\n";
+const DATA: &str = "[data]\nsource = \"synthetic:features\"\nbatch = 16\ngrains = 8\nsamples = 200\n";
+/// Ten steps to the epoch, and two and a half epochs.
+const TRAIN: &str = "[train]\nsteps = 25\nclip = 0.5\noptimizer = { kind = \"adamw\" }\nlog_every = 4\n";
+
+fn text(rest: &str) -> String {
+    format!("{MODEL}{DATA}{TRAIN}{rest}")
+}
+
+/// Stops the run after a step, and remembers what was saved and said.
+#[derive(Default)]
+struct Stopper {
+    after: Option<usize>,
+    interrupt: Interrupt,
+    saved: Vec<PathBuf>,
+    notes: Vec<String>,
+}
+
+impl Observer for Stopper {
+    fn step(&mut self, step: usize, _: f32, _: f64) {
+        if self.after == Some(step) {
+            self.interrupt.request();
+        }
+    }
+
+    fn saved(&mut self, path: &Path) {
+        self.saved.push(path.into());
+    }
+
+    fn note(&mut self, text: &str) {
+        self.notes.push(text.into());
+    }
+}
+
+fn dir(root: &Path, resume: bool) -> Option<CheckpointDir> {
+    Some(CheckpointDir { root: root.into(), required: true, job_text: String::new(), resume })
+}
+
+/// One rank's run; stopped after a step, if one is named.
+fn one_run(job: &Arc<Job>, company: Company, root: &Path, after: Option<usize>, resume: bool) -> (Report, Stopper) {
+    let mut stopper = Stopper { after, ..Stopper::default() };
+    let checkpoints = dir(root, resume).filter(|_| company.is_chief());
+    let options = RunOptions { interrupt: stopper.interrupt.clone(), checkpoints, ..options(company) };
+    let outcome = kolo_train::run(Arc::clone(job), &options, &mut stopper);
+    (outcome.unwrap_or_else(|error| panic!("{error}")).1, stopper)
+}
+
+/// Runs on so many workers, with so many servers if any; what the first one reports.
+fn run_on(
+    job: &Arc<Job>,
+    layout: (usize, usize),
+    root: &Path,
+    after: Option<usize>,
+    resume: bool,
+) -> (Report, Stopper) {
+    let (workers, servers) = layout;
+    let roles = Roles { workers, servers, staleness: Some(0) };
+    let mut outcomes = match (workers, servers) {
+        (1, 0) => return one_run(job, Company::Alone, root, after, resume),
+        (_, 0) => on_ranks(workers, |world| Some(one_run(job, Company::Workers(world), root, after, resume))),
+        _ => on_ranks(workers + servers, |world| match world.rank() < workers {
+            true => Some(one_run(job, Company::Served(world, roles), root, after, resume)),
+            false => {
+                asynchronous::serve(job, 1, &world, roles, None).unwrap_or_else(|error| panic!("{error}"));
+                None
+            }
+        }),
+    };
+    outcomes.swap_remove(0).expect("the first is a worker")
+}
+
+/// Save with one layout, load with another: one digest.
+#[test]
+fn a_run_goes_on_in_any_layout() {
+    let alone = report(&crate::job(&text("")), Company::Alone);
+    let layouts = [
+        (1, 0, ""),
+        (2, 0, "zero = 1"),
+        (4, 0, ""),
+        (8, 0, "zero = 1"),
+        (2, 0, "bucket_mib = 0.001"),
+        (2, 2, ""),
+        (4, 0, "zero = 1"),
+    ];
+    for (number, (workers, servers, parallel)) in layouts.into_iter().enumerate() {
+        let first = crate::job(&text(&format!("[parallel]\n{parallel}\n")));
+        // Stopped within an epoch, and at the end of one.
+        let after = [7, 13, 10, 24, 20, 6, 1][number];
+        let temp = tempfile::tempdir().unwrap();
+        let (stopped, seen) = run_on(&first, (workers, servers), temp.path(), Some(after), false);
+        assert_eq!((stopped.ended.as_str(), stopped.steps), ("interrupted", after));
+        assert_eq!(seen.saved.len(), 1, "{:?}", seen.notes);
+        for (to, (workers, servers, parallel)) in
+            layouts.into_iter().enumerate().filter(|(to, _)| (to + number) % 3 != 1)
+        {
+            let copy = tempfile::tempdir().unwrap();
+            copy_tree(temp.path(), copy.path());
+            let job = crate::job(&text(&format!("[parallel]\n{parallel}\n")));
+            let (resumed, seen) = run_on(&job, (workers, servers), copy.path(), None, true);
+            let name = format!("layout {number} after {after}, then {to}: {:?}", seen.notes);
+            assert_eq!(resumed.ended, "done", "{name}");
+            assert_same(&name, &alone, &resumed);
+            assert_eq!(resumed.history.len(), alone.history.len(), "{name}");
+        }
+    }
+}
+
+fn copy_tree(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        match entry.file_type().unwrap().is_dir() {
+            true => copy_tree(&entry.path(), &to.join(entry.file_name())),
+            false => std::fs::copy(entry.path(), to.join(entry.file_name())).map(|_| ()).unwrap(),
+        }
+    }
+}
+
+fn steps(root: &Path) -> Vec<u64> {
+    let disk: SharedDisk = RealDisk::shared();
+    let listed = kolo_ckpt::list(&disk, root).unwrap();
+    listed.iter().map(|listed| listed.checkpoint.as_ref().unwrap().header().step).collect()
+}
+
+#[test]
+fn checkpoints_on_the_way_change_nothing_and_the_newest_are_kept() {
+    let alone = report(&crate::job(&text("")), Company::Alone);
+    for (workers, parallel) in [(1, ""), (4, "zero = 1")] {
+        let job = crate::job(&text(&format!("[checkpoint]\nevery = \"3 steps\"\nkeep = 2\n[parallel]\n{parallel}\n")));
+        let temp = tempfile::tempdir().unwrap();
+        let (saved, seen) = run_on(&job, (workers, 0), temp.path(), None, false);
+        assert_same("with checkpoints", &alone, &saved);
+        let kept = steps(temp.path());
+        assert_eq!((kept.len(), kept.last()), (2, Some(&25)), "{kept:?} {:?}", seen.notes);
+        // Nothing unfinished is left.
+        let hidden = std::fs::read_dir(temp.path())
+            .unwrap()
+            .filter(|e| e.as_ref().unwrap().file_name().to_string_lossy().starts_with('.'));
+        assert_eq!(hidden.count(), 0);
+        // A run that has ended stays ended.
+        let (again, _) = run_on(&job, (workers, 0), temp.path(), None, true);
+        assert_eq!((again.weights, again.metrics), (alone.weights.clone(), alone.metrics.clone()));
+        assert_eq!(steps(temp.path()), kept);
+    }
+}
+
+#[test]
+fn the_best_stays_whatever_comes_after() {
+    let rest = "[checkpoint]\nevery = \"1 epoch\"\nkeep = 1\nbest = \"loss\"\n";
+    // A rate that spoils what was learnt.
+    let train = "[train]\nepochs = 5\noptimizer = { kind = \"sgd\", lr = 6.0 }\nschedule = { kind = \"constant\", warmup = 50 }\n";
+    let job = crate::job(&format!("{MODEL}{DATA}{train}{rest}"));
+    let temp = tempfile::tempdir().unwrap();
+    let (report, _) = run_on(&job, (1, 0), temp.path(), None, false);
+    let losses: Vec<f64> = report.history.iter().map(|row| row.metrics["eval_loss"]).collect();
+    let best = (0..losses.len()).min_by(|a, b| losses[*a].total_cmp(&losses[*b])).unwrap();
+    assert!(best + 1 < losses.len(), "the last is not the best: {losses:?}");
+    let kept = steps(temp.path());
+    assert_eq!(kept, [(best as u64 + 1) * 10, 50], "{losses:?}");
+}
+
+#[test]
+fn another_job_is_refused_and_a_longer_one_is_not() {
+    let temp = tempfile::tempdir().unwrap();
+    run_on(&crate::job(&text("")), (1, 0), temp.path(), Some(6), false);
+    let refused = |change: (&str, &str)| {
+        let job = crate::job(&text("").replace(change.0, change.1));
+        let options = RunOptions { checkpoints: dir(temp.path(), true), ..options(Company::Alone) };
+        kolo_train::run(job, &options, &mut Silent).map(|_| ()).unwrap_err()
+    };
+    let batch = refused(("batch = 16", "batch = 8"));
+    assert!(matches!(batch, Error::Checkpoint { .. }), "{batch}");
+    assert!(
+        batch.to_string().contains("was saved with `data.batch` = 16, and this job has 8\n  hint: set it back"),
+        "{batch}"
+    );
+    assert!(refused(("adamw", "lamb")).to_string().contains("was saved with `train.optimizer."));
+    let longer = crate::job(&text("").replace("steps = 25", "steps = 30").replace("log_every = 4", "log_every = 5"));
+    let (report, seen) = run_on(&longer, (2, 0), temp.path(), None, true);
+    assert_eq!(report.steps, 30);
+    assert!(seen.notes.iter().any(|note| note.contains("`train.steps` was 25")), "{:?}", seen.notes);
+}
+
+#[test]
+fn a_damaged_checkpoint_is_passed_over() {
+    let alone = report(&crate::job(&text("")), Company::Alone);
+    let job = crate::job(&text("[checkpoint]\nevery = \"5 steps\"\n"));
+    let temp = tempfile::tempdir().unwrap();
+    run_on(&job, (1, 0), temp.path(), Some(14), false);
+    let newest = temp.path().join("step-00000014");
+    let weights = std::fs::read_dir(&newest).unwrap().map(|entry| entry.unwrap().path());
+    let weights = weights.into_iter().find(|path| path.to_string_lossy().contains("weights")).unwrap();
+    let mut bytes = std::fs::read(&weights).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&weights, bytes).unwrap();
+    let (resumed, seen) = run_on(&job, (2, 0), temp.path(), None, true);
+    assert!(seen.notes[0].contains("passed over") && seen.notes[0].contains("step-00000014"), "{:?}", seen.notes);
+    assert!(seen.notes.iter().any(|note| note.contains("going on after step ")), "{:?}", seen.notes);
+    assert_same("after damage", &alone, &resumed);
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_stops_no_training() {
+    let job = crate::job(&text("[checkpoint]\nevery = \"5 steps\"\n"));
+    let alone = report(&job, Company::Alone);
+    let temp = tempfile::tempdir().unwrap();
+    let blocked = temp.path().join("checkpoints");
+    // The directory turns into a file after the run has begun: every save fails from then on.
+    struct Spoiler(PathBuf, Mutex<Vec<String>>);
+    impl Observer for Spoiler {
+        fn step(&mut self, step: usize, _: f32, _: f64) {
+            if step == 1 {
+                std::fs::remove_dir_all(&self.0).unwrap();
+                std::fs::write(&self.0, "in the way").unwrap();
+            }
+        }
+        fn note(&mut self, text: &str) {
+            self.1.lock().unwrap().push(text.into());
+        }
+    }
+    let mut spoiler = Spoiler(blocked.clone(), Mutex::default());
+    let mut options = RunOptions { checkpoints: dir(&blocked, false), ..options(Company::Alone) };
+    options.checkpoints.iter_mut().for_each(|dir| dir.required = false);
+    let (_, report) =
+        kolo_train::run(Arc::clone(&job), &options, &mut spoiler).unwrap_or_else(|error| panic!("{error}"));
+    assert_same("without checkpoints", &alone, &report);
+    let notes = spoiler.1.into_inner().unwrap();
+    assert!(!notes.is_empty() && notes.iter().all(|note| note.contains("checkpoints")), "{notes:?}");
+    // Where the user asked for the directory, a last state that is lost fails the run.
+    std::fs::remove_file(&blocked).unwrap();
+    let mut spoiler = Spoiler(blocked.clone(), Mutex::default());
+    options.checkpoints.iter_mut().for_each(|dir| dir.required = true);
+    let error = kolo_train::run(job, &options, &mut spoiler).map(|_| ()).unwrap_err();
+    assert!(matches!(error, Error::Checkpoint { .. }) && error.to_string().contains("checkpoints"), "{error}");
+}
