@@ -213,6 +213,7 @@ impl Source for FileSource {
         let draw = Draw { sample, epoch: None };
         self.with_scratch(|scratch| {
             self.make(draw, self.transforms.len(), scratch)?;
+            self.meter.made();
             self.write(draw, &scratch.sample, field, out)
         })
     }

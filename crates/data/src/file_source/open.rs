@@ -10,6 +10,7 @@ use crate::cache::Cache;
 use crate::error::ReadError;
 use crate::format::OpenError;
 use crate::image::{self, Pixels};
+use crate::load_times::LoadMeter;
 use crate::record::{RecordKind, RecordValue};
 use crate::sample::{Form, ValueForm};
 use crate::split::{Purpose, Split};
@@ -64,6 +65,8 @@ pub(crate) fn join(parts: Vec<(&str, Part)>, settings: &Settings, seed: u64) -> 
     let form = add_transforms(&mut source, settings, seed, Fitted::default())?;
     source.fields = fields_of(&form, settings)?;
     source.cache = Cache::read(settings)?;
+    // What opening took is no sample's time.
+    source.meter = LoadMeter::default();
     Ok(source)
 }
 
