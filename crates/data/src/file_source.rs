@@ -148,15 +148,15 @@ impl FileSource {
             start = self.meter.add(Stage::Read, start);
             let assembled = self.assembly.assemble(&part.places, &scratch.record, &mut scratch.sample);
             start = self.meter.add(Stage::Decode, start);
-            assembled.map_err(|error| error.of(&part.name, at))?;
-            self.transform(draw, 0..fixed, scratch).map_err(|error| error.of(&part.name, at))?;
+            assembled.map_err(|error| part.blame(at, error))?;
+            self.transform(draw, 0..fixed, scratch).map_err(|error| part.blame(at, error))?;
             if let Some(cache) = cache {
                 cache.put(draw.sample, &scratch.sample, &mut scratch.bytes);
             }
         }
         let transformed = self.transform(draw, fixed..transforms, scratch);
         self.meter.add(Stage::Transform, start);
-        transformed.map_err(|error| error.of(&part.name, at))
+        transformed.map_err(|error| part.blame(at, error))
     }
 
     fn transform(&self, draw: Draw, which: std::ops::Range<usize>, scratch: &mut Scratch) -> Result<(), ReadError> {
@@ -168,7 +168,7 @@ impl FileSource {
         let value = if field == 0 { &sample.x } else { &sample.y };
         value.write(out).map_err(|message| {
             let (part, at) = self.locate(draw.sample);
-            ReadError::new(message, "every sample must have the same shape").of(&part.name, at)
+            part.blame(at, ReadError::new(message, "every sample must have the same shape"))
         })
     }
 }
@@ -213,6 +213,7 @@ impl Source for FileSource {
         let draw = Draw { sample, epoch: None };
         self.with_scratch(|scratch| {
             self.make(draw, self.transforms.len(), scratch)?;
+            self.meter.made();
             self.write(draw, &scratch.sample, field, out)
         })
     }

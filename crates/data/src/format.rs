@@ -6,7 +6,7 @@ use crate::formats;
 use crate::record::{Record, RecordColumn};
 use kolo_graph::settings::{SettingError, Settings, nearest};
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Random access to the records of one or more files of one format. A reader keeps no cursor: any thread may ask for any
 /// record at any time, and gets the same.
@@ -24,6 +24,11 @@ pub trait Reader: Send + Sync + fmt::Debug {
     /// Reads record number `at`, of all columns. An error names the file and the offset in it, never the sample: whoever asks
     /// knows that. Memory is bounded by what the file really holds, whatever lengths it claims.
     fn read(&self, at: usize, record: &mut Record) -> Result<(), ReadError>;
+
+    /// Where record number `at` is: its file and the offset there. For messages about what is wrong with its contents.
+    fn place(&self, _at: usize) -> Option<(PathBuf, u64)> {
+        None
+    }
 
     /// Why a column is text where a number might be expected: the first cell that is none, with its file and line.
     fn kind_reason(&self, _column: usize) -> Option<String> {

@@ -10,6 +10,7 @@ use crate::cache::Cache;
 use crate::error::ReadError;
 use crate::format::OpenError;
 use crate::image::{self, Pixels};
+use crate::load_times::LoadMeter;
 use crate::record::{RecordKind, RecordValue};
 use crate::sample::{Form, ValueForm};
 use crate::split::{Purpose, Split};
@@ -64,6 +65,8 @@ pub(crate) fn join(parts: Vec<(&str, Part)>, settings: &Settings, seed: u64) -> 
     let form = add_transforms(&mut source, settings, seed, Fitted::default())?;
     source.fields = fields_of(&form, settings)?;
     source.cache = Cache::read(settings)?;
+    // What opening took is no sample's time.
+    source.meter = LoadMeter::default();
     Ok(source)
 }
 
@@ -164,9 +167,9 @@ fn first_image(part: &Part, skips: bool) -> Result<Pixels, ReadError> {
         let decoded = part.read(number, &mut record).and_then(|()| match record.value(at) {
             RecordValue::Bytes(bytes) => image::decode(bytes, &mut pixels).map_err(|error| {
                 let message = format!("the image cannot be decoded: {error}");
-                ReadError::new(message, "copy it again, or write `on_error = \"skip\"`").of(&part.name, number)
+                part.blame(number, ReadError::new(message, "copy it again, or write `on_error = \"skip\"`"))
             }),
-            _ => Err(ReadError::new("the image is missing", "correct the file").of(&part.name, number)),
+            _ => Err(part.blame(number, ReadError::new("the image is missing", "correct the file"))),
         });
         match decoded {
             Ok(()) => return Ok(pixels),

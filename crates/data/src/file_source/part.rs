@@ -47,6 +47,16 @@ impl Part {
         self.reader.read(at, record).map_err(|error| error.of(&self.name, at))
     }
 
+    /// Says which record of this part is wrong, and where it is.
+    pub fn blame(&self, at: usize, error: ReadError) -> ReadError {
+        let place = if error.file.is_none() { self.reader.place(at) } else { None };
+        let error = match place {
+            Some((file, offset)) => error.in_file(&file).at(offset),
+            None => error,
+        };
+        error.of(&self.name, at)
+    }
+
     /// Shows these records to the visitor. Those that cannot be read are left out if they may be.
     pub fn visit(
         &self,
@@ -57,7 +67,7 @@ impl Part {
         let mut record = Record::new();
         for at in records {
             match self.read(at, &mut record) {
-                Ok(()) => visitor(at, &record).map_err(|error| error.of(&self.name, at))?,
+                Ok(()) => visitor(at, &record).map_err(|error| self.blame(at, error))?,
                 Err(_) if skips => {}
                 Err(error) => return Err(error),
             }

@@ -16,7 +16,7 @@ use csv_core::ReadRecordResult;
 use kolo_graph::settings::Settings;
 pub(in crate::formats) use scan::line_of;
 use scan::{Cells, ColumnScan};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub const FORMAT: Format = Format {
     name: "csv",
@@ -151,6 +151,11 @@ impl Reader for CsvReader {
             let line = line_of(contents, start).map_or(String::new(), |line| format!("line {line}: "));
             ReadError::new(format!("{line}{}", problem.message), problem.hint).in_file(contents.path()).at(start)
         })
+    }
+
+    fn place(&self, at: usize) -> Option<(PathBuf, u64)> {
+        let (part, row) = self.parts.find(at).ok()?;
+        Some((part.file.contents().path().into(), part.offsets[row]))
     }
 
     fn kind_reason(&self, column: usize) -> Option<String> {

@@ -15,7 +15,7 @@ use listing::{Listing, entries};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 mod labels;
 mod listing;
@@ -175,6 +175,10 @@ impl Reader for Images {
             None => {}
         }
         Ok(())
+    }
+
+    fn place(&self, at: usize) -> Option<(PathBuf, u64)> {
+        Some((self.listing.path(at), 0))
     }
 
     /// The names of all images: the directory's own name and size say nothing about them.

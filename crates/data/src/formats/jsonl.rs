@@ -17,7 +17,7 @@ use kolo_graph::settings::{SIZE_MAX, Settings};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub const FORMAT: Format = Format {
     name: "jsonl",
@@ -159,6 +159,11 @@ impl Reader for JsonReader {
             let contents = part.file.contents();
             problem.at(contents, start, super::csv::line_of(contents, start).unwrap_or(0))
         })
+    }
+
+    fn place(&self, at: usize) -> Option<(PathBuf, u64)> {
+        let (part, row) = self.parts.find(at).ok()?;
+        Some((part.file.contents().path().into(), part.offsets[row]))
     }
 
     fn kind_reason(&self, column: usize) -> Option<String> {

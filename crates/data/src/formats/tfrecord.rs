@@ -15,7 +15,7 @@ use flate2::read::ZlibDecoder;
 use kolo_graph::settings::Settings;
 use std::cell::RefCell;
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 mod columns;
 pub(crate) mod crc32c;
@@ -251,5 +251,10 @@ impl Reader for TfRecords {
                 None => Ok(()),
             }
         })
+    }
+
+    fn place(&self, at: usize) -> Option<(PathBuf, u64)> {
+        let shard = self.ends.partition_point(|end| *end <= at);
+        Some((self.shards.contents(shard).ok()?.path().into(), self.places[at].0))
     }
 }

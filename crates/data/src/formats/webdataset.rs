@@ -14,7 +14,7 @@ use columns::Part;
 use index::{Place, ShardIndex};
 use kolo_graph::settings::Settings;
 use std::cell::RefCell;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 mod columns;
 mod index;
@@ -212,5 +212,11 @@ impl Reader for WebDataset {
             (0..is_there.len()).filter(|column| !is_there[*column]).for_each(|column| record.missing(column));
             Ok(())
         })
+    }
+
+    fn place(&self, at: usize) -> Option<(PathBuf, u64)> {
+        let contents = self.shards.contents(self.shard_of(at)).ok()?;
+        let first = self.samples.of(at).iter().next()?.offset;
+        Some((contents.path().into(), first))
     }
 }

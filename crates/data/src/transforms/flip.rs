@@ -72,7 +72,11 @@ fn mirror(row: &mut [u8], channels: usize) {
         1 => row.reverse(),
         3 => pixels::<3>(row),
         4 => pixels::<4>(row),
-        _ => pixels::<2>(row),
+        _ => {
+            // Each pixel backwards, then all of the row.
+            row.chunks_exact_mut(channels.max(1)).for_each(<[u8]>::reverse);
+            row.reverse();
+        }
     }
 }
 
@@ -102,5 +106,8 @@ mod tests {
         assert_eq!(flipped(0.0, 1.0, Some(0)), [3, 4, 5, 0, 1, 2]);
         assert_eq!(flipped(1.0, 1.0, Some(0)), [5, 4, 3, 2, 1, 0]);
         assert_eq!(flipped(1.0, 1.0, None), [0, 1, 2, 3, 4, 5]);
+        let mut row = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
+        super::mirror(&mut row, 5);
+        assert_eq!(row, [6, 7, 8, 9, 10, 1, 2, 3, 4, 5]);
     }
 }

@@ -69,7 +69,7 @@ impl Transform for Normalise {
             x.pixels_to_reals(|channel| std::array::from_fn(|byte| normal(channel, unit_of_byte(byte as u8))));
             return Ok(());
         }
-        let plane = x.reals.len() / self.mean.len();
+        let plane = x.reals.len() / self.mean.len().max(1);
         for (channel, plane) in x.reals.chunks_exact_mut(plane.max(1)).enumerate() {
             plane.iter_mut().for_each(|value| *value = normal(channel, *value));
         }

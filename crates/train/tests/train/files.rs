@@ -11,15 +11,19 @@ use tempfile::TempDir;
 
 /// A PNG file of 9×8 pixels: stripes along or across, of some colour.
 fn picture(class: usize, number: usize) -> Vec<u8> {
+    striped(class, number, 9, 8)
+}
+
+fn striped(class: usize, number: usize, width: usize, height: usize) -> Vec<u8> {
     let mut file = Vec::new();
-    let mut encoder = png::Encoder::new(&mut file, 9, 8);
+    let mut encoder = png::Encoder::new(&mut file, width as u32, height as u32);
     encoder.set_color(png::ColorType::Rgb);
     let pixel = |at: usize| {
-        let along = if class == 0 { at / 9 } else { at % 9 };
+        let along = if class == 0 { at / width } else { at % width };
         let bright = if (along + number) % 4 < 2 { 200 } else { 30 };
         [bright, (number * 37 % 256) as u8, (at * 3 + number) as u8]
     };
-    let bytes: Vec<u8> = (0..72).flat_map(pixel).collect();
+    let bytes: Vec<u8> = (0..width * height).flat_map(pixel).collect();
     encoder.write_header().unwrap().write_image_data(&bytes).unwrap();
     file
 }
@@ -92,8 +96,8 @@ fn broken_images_stop_the_run_or_are_counted() {
     let skip = format!("{AUGMENTED}on_error = \"skip\"");
     let alone = report(&job(root.path(), &skip), Company::Alone);
     let skipped = alone.skipped.clone().unwrap();
-    let decoded = skipped.messages.iter().any(|message| message.contains("the image cannot be decoded"));
-    assert!(skipped.samples >= 3 && decoded, "{skipped:?}");
+    let damaged = |message: &String| message.contains("007.png") && message.contains("the image cannot be decoded");
+    assert!(skipped.samples >= 3 && skipped.messages.iter().any(damaged), "{skipped:?}");
     for workers in [2, 4] {
         let other = among(workers, root.path(), &format!("{skip}\ncache = \"memory\"\nthreads = 3"));
         assert_same(&format!("{workers} workers"), &alone, &other);
@@ -147,4 +151,67 @@ fn new_files_are_seen_as_the_old_ones() {
     let mut image = vec![0.0; source.fields()[0].elements()];
     source.fill(2, 0, kolo_data::Column::F32(&mut image)).unwrap();
     assert!(image.iter().all(|value| (-2.0..=2.0).contains(value)) && image.iter().any(|value| *value < 0.0));
+}
+
+/// The job of an example, with some keys changed.
+fn example(name: &str, assignments: &[String]) -> Arc<Job> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(name);
+    let mut root = job_file::read(&path).unwrap();
+    assignments.iter().for_each(|assignment| job_file::override_with(&mut root, assignment).unwrap());
+    Arc::new(Job::read(&root, MODELS).unwrap_or_else(|error| panic!("{error}")))
+}
+
+/// A table as `examples/make_csv.py` writes it.
+fn flowers(count: usize) -> String {
+    let mut text = "petal_length,petal_width,height,colour,acidity,species\n".to_string();
+    for at in 0..count {
+        let class = at % 3;
+        let noise = |prime: usize| (at * prime % 101) as f32 / 101.0 - 0.5;
+        let (length, width) = (4.0 + class as f32 + noise(37), 1.2 + [0.0, 0.7, 0.2][class] + 0.5 * noise(53));
+        let acidity = if at % 19 == 0 { String::new() } else { format!("{:.2}", 6.5 + noise(71)) };
+        let (colour, species) = (["white", "yellow", "violet"][(at / 3) % 3], ["aurelia", "borealis", "calida"][class]);
+        text += &format!("{length:.2},{width:.2},{:.2},{colour},{acidity},{species}\n", 20.0 + 14.0 * noise(29));
+    }
+    text
+}
+
+#[test]
+fn the_example_of_a_table_trains() {
+    let root = TempDir::new().unwrap();
+    let file = root.path().join("flowers.csv");
+    fs::write(&file, flowers(400)).unwrap();
+    let keys = [format!("data.source={}", file.display()), "train.epochs=8".into()];
+    let job = example("csv.toml", &keys);
+    assert_eq!(job.source.class_names().unwrap(), ["aurelia", "borealis", "calida"]);
+    assert_eq!(job.fields[0].shape, [7], "four numbers and three colours");
+    let alone = report(&job, Company::Alone);
+    assert!(alone.metrics["accuracy"] > 0.9, "{:?}", alone.metrics);
+    let two = on_ranks(2, |world| report(&example("csv.toml", &keys), Company::Workers(world)));
+    assert_same("2 workers", &alone, &two[0]);
+    let regression = ["data.target=petal_length", "data.task=regression", "data.inputs=[\"petal_width\", \"colour\"]"];
+    let keys: Vec<String> = keys.iter().cloned().chain(regression.map(String::from)).collect();
+    let other = report(&example("csv.toml", &keys), Company::Alone);
+    assert!(other.metrics["mse"] < 3.0, "{:?}", other.metrics);
+}
+
+#[test]
+fn the_example_of_an_image_folder_trains() {
+    let root = TempDir::new().unwrap();
+    for (part, count) in [("train", 30), ("val", 10)] {
+        for (class, name) in ["circle", "cross"].iter().enumerate() {
+            let folder = root.path().join(part).join(name);
+            fs::create_dir_all(&folder).unwrap();
+            (0..count).for_each(|at| fs::write(folder.join(format!("{at}.png")), striped(class, at, 32, 32)).unwrap());
+        }
+    }
+    let [train, validation] = ["train", "val"].map(|part| root.path().join(part));
+    let keys = [
+        format!("data.source={}", train.display()),
+        format!("data.validation={}", validation.display()),
+        "train.epochs=4".into(),
+        "model.channels=[4, 8]".into(),
+    ];
+    let alone = report(&example("images.toml", &keys), Company::Alone);
+    assert!(alone.loss.is_finite() && alone.steps == 4 && alone.metrics.contains_key("accuracy"));
+    assert!(alone.data_stages_ms.unwrap().cached > 0);
 }
