@@ -7,7 +7,7 @@ use kolo_ckpt::{Header, Keep, Piece, RealDisk, Role, Summary, commit, newest_val
 use kolo_graph::DType;
 use std::error::Error;
 use std::io::{BufRead, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Tensors of each role, as GPT-2 with 12 layers has them.
@@ -29,9 +29,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         let seconds = match line?.as_str() {
             "save" => {
                 step += 1;
-                save(root, step, &state, ranks)?;
+                let path = save(root, step, &state, ranks)?;
                 let seconds = started.elapsed().as_secs_f64();
-                prune(&disk, root, Keep { newest: 1, ..Keep::default() })?;
+                prune(&disk, root, Keep { newest: 1, committed: Some(&path), ..Keep::default() })?;
                 seconds
             }
             "read" => {
@@ -69,7 +69,7 @@ fn state(parameters: usize) -> Vec<Tensor> {
 }
 
 /// Saves as so many ranks do, each on a thread of its own.
-fn save(root: &Path, step: u64, state: &[Tensor], ranks: usize) -> Result<(), Box<dyn Error>> {
+fn save(root: &Path, step: u64, state: &[Tensor], ranks: usize) -> Result<PathBuf, Box<dyn Error>> {
     let staging = staging_dir(root, step, 0);
     let shards: Vec<Result<Summary, kolo_ckpt::CkptError>> = std::thread::scope(|scope| {
         let write = |rank: usize| {
@@ -88,6 +88,5 @@ fn save(root: &Path, step: u64, state: &[Tensor], ranks: usize) -> Result<(), Bo
         threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
     });
     let shards: Vec<Summary> = shards.into_iter().collect::<Result<_, _>>()?;
-    commit(&RealDisk, root, &staging, &Header { step, ..Header::default() }, &shards)?;
-    Ok(())
+    Ok(commit(&RealDisk, root, &staging, &Header { step, ..Header::default() }, &shards)?)
 }

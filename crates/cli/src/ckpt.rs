@@ -109,14 +109,28 @@ fn show_header(checkpoint: &Checkpoint) {
     let Header { step, weights, created_s, version, workers, .. } = checkpoint.header();
     println!("  step     {step}");
     println!("  weights  {weights}");
-    println!("  written  {} UTC by kolo {version} with {workers} workers", date(*created_s));
+    println!("  written  {} UTC by kolo {version}, {}", date(*created_s), counted(*workers, "worker"));
     let files = checkpoint.files();
-    println!("  size     {} in {} files and {MANIFEST}", format_bytes(checkpoint.bytes()), files.len());
+    println!("  size     {}", size(checkpoint));
     files.iter().for_each(|file| println!("           {:<44} {}", file.name, format_bytes(file.bytes)));
 }
 
+/// `29.7 KiB in 1 file`.
+fn size(checkpoint: &Checkpoint) -> String {
+    format!("{} in {}", format_bytes(checkpoint.bytes()), counted(checkpoint.files().len() as u64, "file"))
+}
+
+/// `1 file`, `2 files`.
+fn counted(number: u64, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
 fn verify(disk: &SharedDisk, path: &Path) -> Result<(), Failure> {
-    let all = match disk.is_dir(path) && !path.join(MANIFEST).exists() {
+    if !disk.is_dir(path) {
+        let hint = "give a checkpoint, or the directory of a run; other files have no digests to compare with";
+        return Err(Failure::usage(format!("{}: it is no directory", path.display()), hint));
+    }
+    let all = match !path.join(MANIFEST).exists() {
         true => list(disk, &checkpoints_of(disk.as_ref(), path))?.into_iter().map(|listed| listed.path).collect(),
         false => vec![path.to_path_buf()],
     };
@@ -139,19 +153,14 @@ fn verify(disk: &SharedDisk, path: &Path) -> Result<(), Failure> {
         bar.finish_and_clear();
         damages.iter().for_each(|damage| println!("{}/{damage}", path.display()));
         if damages.is_empty() {
-            println!(
-                "{}: {} in {} files are as they were written",
-                path.display(),
-                format_bytes(checkpoint.bytes()),
-                checkpoint.files().len()
-            );
+            println!("{}: sound, {}", path.display(), size(&checkpoint));
         }
         damaged += usize::from(!damages.is_empty());
     }
     match damaged {
         0 => Ok(()),
         _ => {
-            let message = format!("{damaged} of {} checkpoints are damaged", all.len());
+            let message = format!("damaged: {damaged} of {}", counted(all.len() as u64, "checkpoint"));
             Err(Failure::job(message, "restore the files from a copy; `--resume` passes over damaged checkpoints"))
         }
     }

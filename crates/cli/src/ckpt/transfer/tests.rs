@@ -122,8 +122,6 @@ fn a_gpt2_that_kolo_has_not_is_refused() {
     );
     let vocabulary = refused(&GPT.replace("vocab = 20", "vocab = 24"));
     assert!(vocabulary.contains("is [20, 16], and `wte.weight` of the job's model is [24, 16]"), "{vocabulary}");
-    let other = refused("kind = \"mlp\"\ninputs = 8");
-    assert!(other.contains("has no counterpart in the job's model"), "{other}");
 }
 
 /// The data of a tensor, as make.py says.
