@@ -17,6 +17,7 @@ mod bench;
 mod bench_comm;
 mod classes;
 mod cores;
+mod elastic;
 mod fail;
 mod flags;
 mod graph;
@@ -134,6 +135,7 @@ impl App {
             args::Command::Bench { command: args::Bench::Train(args) } => bench::train(&self.kinds, &args),
             args::Command::Bench { command: args::Bench::Comm(args) } => bench_comm::comm(&args),
             args::Command::Slurm(args) => slurm::slurm(&self.kinds, &args),
+            args::Command::Join(args) => elastic::join(&self.kinds, &args),
             args::Command::Agent => {
                 return ExitCode::from(u8::try_from(kolo_cluster::agent::run()).unwrap_or(1));
             }

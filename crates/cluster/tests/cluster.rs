@@ -94,7 +94,7 @@ fn supervise(arguments: &[String]) {
         Notice::Event { rank, bytes } => println!("event {rank} {}", String::from_utf8_lossy(bytes)),
         Notice::Slow(lag) => println!("slow {lag}"),
         Notice::Interrupted => println!("interrupted"),
-        Notice::Ending { .. } => {}
+        _ => {}
     })
     .unwrap();
     if let Some(message) = outcome.message() {

@@ -1,5 +1,9 @@
 //! The loop: steps, evaluation each epoch, metrics to files and to an observer, an honest end.
 
+mod elastic;
+
+pub use elastic::{Elastic, GenerationStart, OnResume};
+
 use crate::asynchronous::Links;
 pub use crate::company::Company;
 use crate::confusion::Confusion;
@@ -9,7 +13,7 @@ use crate::job::Job;
 use crate::log::{Log, LogRow};
 use crate::machine::peak_rss_bytes;
 use crate::record::{OutDir, Record};
-use crate::report::{Communication, DataWait, EpochRow, PeakBytes, Planned, Report, StepTimes};
+use crate::report::{Communication, DataWait, EpochRow, GenerationRow, PeakBytes, Planned, Report, StepTimes};
 use crate::timeline::Timeline;
 use crate::together::{self, Meter};
 use crate::trainer::{Evaluation, Trainer};
@@ -46,6 +50,8 @@ pub struct RunOptions {
     pub company: Company,
     /// Where this rank's events go.
     pub timeline: Option<Arc<Timeline>>,
+    /// Whether the run goes on with other workers when some are lost.
+    pub elastic: Option<Arc<Elastic>>,
 }
 
 impl RunOptions {
@@ -56,6 +62,9 @@ impl RunOptions {
             trainer.trace(timeline);
         }
         trainer.interrupted_by(&self.interrupt);
+        if self.elastic.is_some() {
+            trainer.settle_before_updates();
+        }
         Ok(trainer)
     }
 
@@ -153,11 +162,19 @@ impl Watch {
 /// Trains a job to its end. The trainer comes back with the trained weights.
 pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> Result<(Trainer, Report), Error> {
     let mut run = Run::begin(job, options, observer)?;
-    options.interrupt.enter(RunPhase::Training);
-    let ended = run.train()?;
-    options.interrupt.enter(RunPhase::Finishing);
-    run.finish(ended)
+    let Some(elastic) = &options.elastic else {
+        let report = run.complete()?;
+        return Ok((run.trainer, report));
+    };
+    elastic.synchronise(&mut run)?;
+    // What this worker has is kept for the next generation, whatever ended this one.
+    let outcome = elastic.announce(&mut run).and_then(|()| run.complete());
+    let trainer = elastic.keep(run, outcome.is_ok());
+    Ok((trainer, outcome?))
 }
+
+/// Why runs end.
+const ENDS: [&str; 3] = ["done", "early stop", "interrupted"];
 
 /// A run on its way.
 struct Run<'r> {
@@ -178,6 +195,12 @@ struct Run<'r> {
     mean_loss: f64,
     last: Option<Evaluation>,
     history: Vec<EpochRow>,
+    /// The last step is made, but not what follows it.
+    pending: bool,
+    ended: Option<&'static str>,
+    /// The last rows of the metrics, for another rank that may have to write them.
+    rows: elastic::Progress,
+    generations: Vec<GenerationRow>,
 }
 
 impl<'r> Run<'r> {
@@ -186,7 +209,7 @@ impl<'r> Run<'r> {
         let trainer = options.trainer(&job)?;
         let ties = Ties::new(links, options);
         let begin = Instant::now();
-        let out = options.out.as_ref().filter(|_| options.company.is_chief());
+        let out = options.out.as_ref().filter(|_| options.company.is_chief() && options.begins_record());
         let record = Record::create(out, &mut |text| observer.note(text))?;
         Ok(Self {
             options,
@@ -203,30 +226,56 @@ impl<'r> Run<'r> {
             mean_loss: f64::NAN,
             last: None,
             history: Vec::new(),
+            pending: false,
+            ended: None,
+            rows: elastic::Progress::default(),
+            generations: Vec::new(),
             job,
         })
     }
 
-    /// Runs steps to the end; why it came.
+    fn complete(&mut self) -> Result<Report, Error> {
+        self.options.interrupt.enter(RunPhase::Training);
+        let ended = self.train()?;
+        self.options.interrupt.enter(RunPhase::Finishing);
+        self.finish(ended)
+    }
+
+    /// Runs steps to the end; why it came. A run that was cut off takes up what was left to do of its last step.
     fn train(&mut self) -> Result<&'static str, Error> {
-        while self.trainer.next_step() < self.job.total_steps {
-            self.step()?;
-            let interrupted = together::any(self.ties.in_step(), self.options.interrupt.requested())?;
-            let (step, epoch) = (self.trainer.next_step(), self.epoch());
-            let due = step.is_multiple_of(self.job.steps_per_epoch) && epoch.is_multiple_of(self.job.eval_every);
-            let ends = interrupted || step == self.job.total_steps;
-            if ends {
-                self.ties.last_weights(&mut self.trainer)?;
-            }
-            if (due || ends) && self.take_stock(interrupted)? {
-                return Ok("interrupted");
-            }
-            let Self { watch, job, last, .. } = self;
-            if due && last.as_ref().is_some_and(|evaluation| watch.stale(job, evaluation)) {
-                return Ok("early stop");
+        while self.ended.is_none() {
+            if self.pending {
+                self.ended = self.after_step()?;
+                self.pending = false;
+            } else if self.trainer.next_step() < self.job.total_steps {
+                self.step()?;
+                self.pending = true;
+            } else {
+                self.ended = Some("done");
             }
         }
-        Ok("done")
+        Ok(self.ended.unwrap_or("done"))
+    }
+
+    /// What follows a step: agreement, and an evaluation if one is due. Why the run ends, if it does.
+    fn after_step(&mut self) -> Result<Option<&'static str>, Error> {
+        let mine = [self.options.interrupt.requested(), self.asked_to_yield()];
+        let [interrupted, yields] = together::any_of(self.ties.in_step(), mine)?;
+        if yields {
+            return Err(self.yielded());
+        }
+        let (step, epoch) = (self.trainer.next_step(), self.epoch());
+        let due = step.is_multiple_of(self.job.steps_per_epoch) && epoch.is_multiple_of(self.job.eval_every);
+        let ends = interrupted || step == self.job.total_steps;
+        if ends {
+            self.ties.last_weights(&mut self.trainer)?;
+        }
+        if (due || ends) && self.take_stock(interrupted)? {
+            return Ok(Some("interrupted"));
+        }
+        let Self { watch, job, last, .. } = self;
+        let stale = due && last.as_ref().is_some_and(|evaluation| watch.stale(job, evaluation));
+        Ok(stale.then_some("early stop"))
     }
 
     /// The epoch that the last step was of, counted from one.
@@ -253,16 +302,21 @@ impl<'r> Run<'r> {
         self.loss_count += 1;
         if let Some(row) = self.log.step(&self.job, &self.trainer, loss, milliseconds) {
             self.observer.logged(&row);
-            self.record.write(row.step, row.epoch, &row.values(), &mut |text| self.observer.note(text))?;
+            self.write_row(row.step, row.epoch, &row.values())?;
         }
         Ok(())
+    }
+
+    fn write_row(&mut self, step: usize, epoch: usize, values: &[(&str, f64)]) -> Result<(), Error> {
+        if self.options.elastic.is_some() {
+            self.rows.note_row(step, epoch, values);
+        }
+        self.record.write(step, epoch, values, &mut |text| self.observer.note(text))
     }
 
     /// A row of the history, with an evaluation unless the run was interrupted; whether it is by now.
     fn take_stock(&mut self, mut interrupted: bool) -> Result<bool, Error> {
         let (step, epoch) = (self.trainer.next_step(), self.epoch());
-        self.mean_loss = self.loss_sum / self.loss_count as f64;
-        (self.loss_sum, self.loss_count) = (0.0, 0);
         // An interrupted run ends at once: its last evaluation stays the last, but it was not made here.
         let evaluates = !interrupted && (self.ties.links.is_none() || self.options.company.is_chief());
         let observer = &mut *self.observer;
@@ -276,22 +330,26 @@ impl<'r> Run<'r> {
             Some(made) => made?,
             None => None,
         };
+        // From here on nothing fails because of others.
+        self.mean_loss = self.loss_sum / self.loss_count as f64;
+        (self.loss_sum, self.loss_count) = (0.0, 0);
         self.history.push(EpochRow::new(epoch, self.begin.elapsed(), self.mean_loss, made.as_ref()));
         self.observer.evaluated(step, epoch, self.mean_loss, made.as_ref());
         let rate = self.job.schedule.rate(self.job.optimizer.lr(), step - 1);
         let mut values = vec![("train/loss", self.mean_loss), ("train/lr", rate)];
         let names: Vec<(String, f64)> = made.iter().flat_map(evaluation_values).collect();
         values.extend(names.iter().map(|(name, value)| (name.as_str(), *value)));
-        self.record.write(step, epoch, &values, &mut |text| self.observer.note(text))?;
+        self.write_row(step, epoch, &values)?;
         self.last = made.or(self.last.take());
         Ok(interrupted)
     }
 
-    fn finish(self, ended: &str) -> Result<(Trainer, Report), Error> {
+    fn finish(&self, ended: &str) -> Result<Report, Error> {
         let mut report = self.report(ended);
         report.communication = self.ties.close(&report.weights)?;
-        report.history = self.history;
-        Ok((self.trainer, report))
+        report.history = self.history.clone();
+        report.generations = self.generations.clone();
+        Ok(report)
     }
 
     fn report(&self, ended: &str) -> Report {
@@ -328,6 +386,7 @@ impl<'r> Run<'r> {
             ended: ended.into(),
             epochs_per_s: epochs / self.begin.elapsed().as_secs_f64().max(1e-9),
             history: Vec::new(),
+            generations: Vec::new(),
             communication: None,
             asynchronous: options.company.roles(),
         }

@@ -87,10 +87,15 @@ impl Meter {
 
 /// Whether any rank was asked to stop: then all do, after the same step.
 pub fn any(world: Option<&Communicator>, mine: bool) -> Result<bool, Error> {
+    any_of(world, [mine]).map(|[any]| any)
+}
+
+/// The same of several things, at the cost of one.
+pub fn any_of<const COUNT: usize>(world: Option<&Communicator>, mine: [bool; COUNT]) -> Result<[bool; COUNT], Error> {
     let Some(world) = world else { return Ok(mine) };
-    let mut flag = [i32::from(mine)];
-    world.all_reduce(&mut flag, Reduction::Max)?;
-    Ok(flag[0] > 0)
+    let mut flags = mine.map(i32::from);
+    world.all_reduce(&mut flags, Reduction::Max)?;
+    Ok(flags.map(|flag| flag > 0))
 }
 
 /// All ranks must have come to the same weights; if not, the ranks that differ from the first are named.
