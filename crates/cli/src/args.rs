@@ -1,6 +1,6 @@
 //! The command line as types.
 
-use crate::data::DataCommand;
+use crate::data_command::DataCommand;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args as ClapArgs, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use kolo_train::timeline::StepRange;
@@ -47,9 +47,12 @@ impl Command {
             Command::Graph(args) => Some(&mut args.job.workers),
             Command::Bench { command: Bench::Train(args) } => Some(&mut args.job.workers),
             Command::Bench { command: Bench::Comm(args) } => Some(&mut args.workers),
-            Command::Slurm(_) | Command::Ckpt { .. } | Command::Agent | Command::List { .. } | Command::Data { .. } => {
-                None
-            }
+            Command::Slurm(_)
+            | Command::Ckpt { .. }
+            | Command::Join(_)
+            | Command::Agent
+            | Command::List { .. }
+            | Command::Data { .. } => None,
         }
     }
 }
@@ -79,6 +82,8 @@ pub enum Command {
         #[command(subcommand)]
         command: Ckpt,
     },
+    /// Join a running elastic job as a further worker
+    Join(Join),
     /// Run the workers of one host; `--hosts` starts it there
     #[command(hide = true)]
     Agent,
@@ -220,6 +225,24 @@ pub struct Train {
     /// Train synchronously first, and show both
     #[arg(long, requires = "asynchronous")]
     pub compare: bool,
+    /// Go on with the other workers when some are lost, and take in those that come
+    #[arg(long)]
+    pub elastic: bool,
+    /// Fewest workers with which an elastic job goes on; 1 by default
+    #[arg(long, value_name = "WORKERS", requires = "elastic")]
+    pub min: Option<usize>,
+    /// How often lost workers are started again, all together
+    #[arg(long, default_value_t = 3, requires = "elastic")]
+    pub restarts: u32,
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct Join {
+    /// The job's --out directory, or the file `join` in it
+    pub path: PathBuf,
+    /// Threads of this worker
+    #[arg(long)]
+    pub threads: Option<usize>,
 }
 
 #[derive(Debug, ClapArgs)]

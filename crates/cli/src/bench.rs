@@ -34,7 +34,7 @@ pub fn train(kinds: &Kinds, args: &BenchTrain) -> Result<(), Failure> {
             worker.finish(outcome)
         }
         None if workers::are_started(&args.job.workers, count) => {
-            workers::supervise(&args.job.workers, count, 0, None, Progress::plain(false))
+            workers::supervise(&args.job.workers, count, 0, None, Progress::plain(false), None)
         }
         None => alone(job, args, begin),
     }

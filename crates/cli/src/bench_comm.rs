@@ -24,7 +24,7 @@ pub fn comm(args: &BenchComm) -> Result<(), Failure> {
         if count < 2 {
             return Err(Failure::usage("a collective needs at least two workers", "write -n 2"));
         }
-        return workers::supervise(&args.workers, count, 0, None, Progress::plain(false));
+        return workers::supervise(&args.workers, count, 0, None, Progress::plain(false), None);
     };
     let mut joined = workers::join(&rank_info, &args.workers, introduction(args))?;
     let outcome = measure(args, &rank_info, &mut joined, &kinds, &sizes);

@@ -19,7 +19,8 @@ mod byte_progress;
 mod ckpt;
 mod classes;
 mod cores;
-mod data;
+mod data_command;
+mod elastic;
 mod fail;
 mod flags;
 mod graph;
@@ -137,9 +138,10 @@ impl App {
             }
             args::Command::Bench { command: args::Bench::Train(args) } => bench::train(&self.kinds, &args),
             args::Command::Bench { command: args::Bench::Comm(args) } => bench_comm::comm(&args),
-            args::Command::Data { command } => data::run(&command),
+            args::Command::Data { command } => data_command::run(&command),
             args::Command::Slurm(args) => slurm::slurm(&self.kinds, &args),
             args::Command::Ckpt { command } => ckpt::ckpt(&self.kinds, &command),
+            args::Command::Join(args) => elastic::join(&self.kinds, &args),
             args::Command::Agent => {
                 return ExitCode::from(u8::try_from(kolo_cluster::agent::run()).unwrap_or(1));
             }

@@ -47,6 +47,7 @@ pub fn slurm(kinds: &Kinds, args: &Slurm) -> Result<(), Failure> {
         partition: args.partition.clone(),
         options: args.options.clone(),
         directory: directory.to_string_lossy().into_owned(),
+        elastic: train.elastic,
         command,
     })?;
     if let Some(path) = &args.output {

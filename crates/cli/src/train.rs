@@ -2,6 +2,7 @@
 
 use crate::args::Train;
 use crate::classes;
+use crate::elastic;
 use crate::fail::{Failure, check_writable, write_file};
 use crate::flags;
 use crate::load::{self, Kinds};
@@ -10,6 +11,7 @@ use crate::out::{self, RunFiles};
 use crate::output::{print_error, println};
 use crate::progress::Progress;
 use crate::workers::{self, RemoteView, Worker};
+use kolo_cluster::elastic::ElasticOptions;
 use kolo_cluster::{Introduction, Launcher, RankInfo};
 use kolo_comm::Communicator;
 use kolo_plan::Rates;
@@ -36,8 +38,10 @@ pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
     let rank_info = workers::rank_info()?;
     let prepared = prepare(kinds, args, rank_info.as_ref());
     let claimed = prepared.and_then(|prepared| Ok((claim_out(args, &prepared.job, rank_info.as_ref())?, prepared)));
-    let claimed = workers::or_fail_all(claimed, rank_info.as_ref(), &args.job.workers)?;
-    let (out, Prepared { job, world, roles }) = claimed;
+    // An elastic job goes on without a worker that cannot start.
+    let teller = rank_info.as_ref().filter(|_| !args.elastic);
+    let claimed = workers::or_fail_all(claimed, teller, &args.job.workers)?;
+    let (out, Prepared { job, world, roles, elastic }) = claimed;
     let outcome = match rank_info {
         Some(rank_info) => {
             if rank_info.launcher != Launcher::Kolo && rank_info.rank == 0 {
@@ -49,7 +53,8 @@ pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
             introduce_all(&job, args, world, roles);
             let view = Progress::new(job.total_steps, args.quiet);
             let servers = roles.map_or(0, |roles| roles.servers);
-            workers::supervise(&args.job.workers, world, servers, out.as_ref(), view)
+            let elastic = elastic.map(|options| elastic::inviting(options, out.as_ref()));
+            workers::supervise(&args.job.workers, world, servers, out.as_ref(), view, elastic)
         }
         None => alone(&job, args, out.clone()),
     };
@@ -62,6 +67,9 @@ pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
 /// The run's directory, which holds no other run. Whoever is first on this host looks, before anybody is started.
 fn claim_out(args: &Train, job: &Job, rank_info: Option<&RankInfo>) -> Result<Option<OutDir>, Failure> {
     let started_by_us = rank_info.is_some_and(|rank_info| rank_info.launcher == Launcher::Kolo);
+    if let Some(out) = rank_info.and_then(|rank_info| elastic::out_of(args, rank_info)) {
+        return Ok(out);
+    }
     if rank_info.is_some_and(|rank_info| rank_info.rank > 0) {
         return Ok(None);
     }
@@ -90,6 +98,7 @@ pub struct Prepared {
     /// Processes, servers among them.
     world: usize,
     roles: Option<Roles>,
+    elastic: Option<ElasticOptions>,
 }
 
 fn prepare(kinds: &Kinds, args: &Train, rank_info: Option<&RankInfo>) -> Result<Prepared, Failure> {
@@ -117,7 +126,10 @@ fn is_pipe(path: &Path) -> bool {
 pub fn check(kinds: &Kinds, args: &Train, found: Option<usize>) -> Result<Prepared, Failure> {
     let started = found.map_or_else(|| workers::asked(&args.job.workers), Ok)?;
     let roles = roles(args, started, found.is_some() || args.job.workers.hosts.is_some())?;
-    let job = load::job(kinds, &args.job, roles.map_or(started, |roles| roles.workers))?;
+    // Of an elastic job's workers, as many share the grains as can.
+    let shares = if args.elastic { 1 } else { roles.map_or(started, |roles| roles.workers) };
+    let job = load::job(kinds, &args.job, shares)?;
+    let elastic = elastic::options(args, &job, started)?;
     if let Some(roles) = roles {
         // Refuses settings that mean nothing to workers with servers.
         let served = job.parallel.served(roles, job.facts());
@@ -130,7 +142,7 @@ pub fn check(kinds: &Kinds, args: &Train, found: Option<usize>) -> Result<Prepar
         let message = format!("--trace-steps starts at step {}, and the job has {}", steps.first(), job.total_steps);
         return Err(Failure::usage(message, "steps are counted from 0; begin at an earlier one"));
     }
-    Ok(Prepared { job, world: roles.map_or(started, |roles| roles.workers + roles.servers), roles })
+    Ok(Prepared { job, world: roles.map_or(started, |roles| roles.workers + roles.servers), roles, elastic })
 }
 
 /// Who does what in asynchronous training. Servers come on top of the workers of `-n`; where the number of processes is
@@ -185,7 +197,7 @@ fn introduce(job: &Job, args: &Train, who: &str) {
 }
 
 /// Hears signals; whether this process `speaks` of them, or another one does.
-fn listen(speaks: bool) -> Result<Interrupt, Failure> {
+pub fn listen(speaks: bool) -> Result<Interrupt, Failure> {
     interrupt::install(speaks)
         .map_err(|error| Failure::job(format!("cannot listen for Ctrl-C: {error}"), "check the process's limits"))
 }
@@ -204,24 +216,34 @@ fn alone(job: &Arc<Job>, args: &Train, out: Option<OutDir>) -> Result<(), Failur
     outcome
 }
 
-/// Where the state of the run goes, with the job beside it. The first rank knows, and tells the others.
+/// Where the state of the run goes. The first rank knows, and tells the others.
+pub fn checkpoint_dir(job: &Job, args: &Train, out: &OutDir) -> Result<CheckpointDir, Failure> {
+    let absolute = std::path::absolute(&out.path)
+        .map_err(|error| Failure::job(format!("{}: {error}", out.path.display()), "name another --out directory"))?;
+    let (root, required, resume) = (absolute.join(CHECKPOINTS), out.required, args.resume);
+    Ok(CheckpointDir { root, required, resume, job_text: job.text.clone() })
+}
+
+/// The same, with the job beside it.
 fn checkpoints(job: &Job, args: &Train, out: Option<&OutDir>) -> Result<Option<CheckpointDir>, Failure> {
-    let Some(OutDir { path, required, .. }) = out else { return Ok(None) };
-    let absolute = std::path::absolute(path)
-        .map_err(|error| Failure::job(format!("{}: {error}", path.display()), "name another --out directory"))?;
-    std::fs::create_dir_all(path)
-        .map_err(|error| Failure::job(format!("{}: {error}", path.display()), "name another --out directory"))
-        .and_then(|()| write_file(&path.join(JOB_FILE), &job.text))
-        .or_else(|failure| if *required { Err(failure) } else { Ok(()) })?;
-    let (root, required, resume) = (absolute.join(CHECKPOINTS), *required, args.resume);
-    Ok(Some(CheckpointDir { root, required, resume, job_text: job.text.clone() }))
+    let Some(out) = out else { return Ok(None) };
+    write_job(job, out)?;
+    checkpoint_dir(job, args, out).map(Some)
+}
+
+/// Writes the job into the run's directory.
+pub fn write_job(job: &Job, out: &OutDir) -> Result<(), Failure> {
+    std::fs::create_dir_all(&out.path)
+        .map_err(|error| Failure::job(format!("{}: {error}", out.path.display()), "name another --out directory"))
+        .and_then(|()| write_file(&out.path.join(JOB_FILE), &job.text))
+        .or_else(|failure| if out.required { Err(failure) } else { Ok(()) })
 }
 
 fn steps_shown(args: &Train) -> StepRange {
     args.trace_steps.unwrap_or(StepRange::ALL)
 }
 
-fn run_options(threads: usize, interrupt: Interrupt, company: Company) -> RunOptions {
+pub fn run_options(threads: usize, interrupt: Interrupt, company: Company) -> RunOptions {
     RunOptions {
         threads,
         out: None,
@@ -230,6 +252,7 @@ fn run_options(threads: usize, interrupt: Interrupt, company: Company) -> RunOpt
         company,
         timeline: None,
         checkpoints: None,
+        elastic: None,
     }
 }
 
@@ -245,13 +268,22 @@ fn work(
     let interrupt = listen(!args.quiet && rank_info.launcher != Launcher::Kolo && rank_info.rank == 0)?;
     let introduction = introduction(job, args, rank_info, roles);
     let introduction = workers::or_fail_all(introduction, Some(rank_info), &args.job.workers)?;
+    if args.elastic {
+        let joined = workers::join(rank_info, &args.job.workers, introduction)?;
+        return elastic::work(job, args, joined.member, interrupt, out);
+    }
     let worker = Worker::join(rank_info, &args.job.workers, job.reproducible, introduction)?;
     let outcome = take_part(job, args, &worker, interrupt, roles, out);
     worker.finish(outcome)
 }
 
 /// What this rank tells the others when it joins.
-fn introduction(job: &Job, args: &Train, rank_info: &RankInfo, roles: Option<Roles>) -> Result<Introduction, Failure> {
+pub fn introduction(
+    job: &Job,
+    args: &Train,
+    rank_info: &RankInfo,
+    roles: Option<Roles>,
+) -> Result<Introduction, Failure> {
     let mut agreement = Agreement::on("train").job(job)?.workers(&args.job.workers);
     agreement = agreement.flag("--trace", if args.trace.is_some() { "given" } else { "left out" });
     agreement = agreement.flag("--async", args.asynchronous).flag("--resume", args.resume);
@@ -260,7 +292,9 @@ fn introduction(job: &Job, args: &Train, rank_info: &RankInfo, roles: Option<Rol
         agreement = agreement.flag("--servers", servers).flag("--staleness", staleness).flag("--compare", args.compare);
     }
     let server = roles.and_then(|roles| roles.server(rank_info.rank)).map(workers::server);
-    Ok(Introduction { manifest: agreement.manifest(), role: server, failure: None })
+    let agreement = agreement.flag("--elastic", args.elastic);
+    let elastic = elastic::options(args, job, rank_info.world)?;
+    Ok(Introduction { manifest: agreement.manifest(), role: server, elastic, failure: None })
 }
 
 fn take_part(
@@ -273,7 +307,7 @@ fn take_part(
 ) -> Result<(), Failure> {
     let quiet = args.quiet || worker.member.rank > 0;
     let threads = worker.threads(&args.job);
-    let mut view = RemoteView::new(Arc::clone(&worker.member), Progress::plain(quiet));
+    let mut view = RemoteView::new(worker.member.events(), Progress::plain(quiet));
     let world = Arc::clone(&worker.world);
     let timeline = args.trace.as_deref().map(|path| Timeline::among(path, steps_shown(args), &world)).transpose()?;
     let timeline = timeline.map(Arc::new);
@@ -313,7 +347,7 @@ fn run(
     observer: &mut dyn Observer,
     beside: Option<Report>,
 ) -> Result<(), Failure> {
-    let (mut trainer, mut report) = kolo_train::run(Arc::clone(job), options, observer)?;
+    let (mut trainer, report) = kolo_train::run(Arc::clone(job), options, observer)?;
     let world = match &options.company {
         Company::Alone => None,
         Company::Workers(world) | Company::Served(world, _) => Some(world),
@@ -323,9 +357,20 @@ fn run(
     if !chief {
         return Ok(());
     }
-    report.planned = planned(&trainer)?;
+    conclude(args, options, &mut trainer, report, beside)
+}
+
+/// Writes and prints what came of a run.
+pub fn conclude(
+    args: &Train,
+    options: &RunOptions,
+    trainer: &mut Trainer,
+    mut report: Report,
+    beside: Option<Report>,
+) -> Result<(), Failure> {
+    report.planned = planned(trainer)?;
     write_report(args, options, &report, beside.as_ref())?;
-    show_map(&mut trainer, args, options.out.as_ref())?;
+    show_map(trainer, args, options.out.as_ref())?;
     if !args.quiet {
         if let Some(beside) = &beside {
             compare(beside, &report);

@@ -6,8 +6,10 @@ use crate::fail::Failure;
 use crate::output;
 use crate::progress::Progress;
 use kolo_cluster::coordinator::Notice;
+use kolo_cluster::elastic::ElasticOptions;
 use kolo_cluster::join::{self, Discovery, JoinOptions};
 use kolo_cluster::logs::Echo;
+use kolo_cluster::member::EventSender;
 use kolo_cluster::startup_watch::StartupWatch;
 use kolo_cluster::{Introduction, Launcher, Member, Outcome, RankInfo, hostlist, hosts, local};
 use kolo_comm::tcp::{self, TcpOptions};
@@ -211,14 +213,14 @@ pub fn connect(
 
 /// Sends a run's steps to whoever shows them.
 pub struct RemoteView {
-    pub member: Arc<Member>,
+    events: EventSender,
     pub inner: Progress,
     last: Option<Instant>,
 }
 
 impl RemoteView {
-    pub fn new(member: Arc<Member>, inner: Progress) -> Self {
-        Self { member, inner, last: None }
+    pub fn new(events: EventSender, inner: Progress) -> Self {
+        Self { events, inner, last: None }
     }
 }
 
@@ -228,7 +230,7 @@ impl Observer for RemoteView {
             return;
         }
         self.last = Some(Instant::now());
-        self.member.event(format!("step {step} {loss} {milliseconds}").as_bytes());
+        self.events.send(format!("step {step} {loss} {milliseconds}").as_bytes());
     }
 
     fn evaluating(&mut self, done: usize, total: usize) {
@@ -236,7 +238,7 @@ impl Observer for RemoteView {
             return;
         }
         self.last = Some(Instant::now());
-        self.member.event(format!("evaluating {done} {total}").as_bytes());
+        self.events.send(format!("evaluating {done} {total}").as_bytes());
     }
 
     fn evaluated(&mut self, step: usize, epoch: usize, loss: f64, evaluation: Option<&Evaluation>) {
@@ -287,6 +289,7 @@ pub fn supervise(
     servers: usize,
     out: Option<&OutDir>,
     view: Progress,
+    elastic: Option<ElasticOptions>,
 ) -> Result<(), Failure> {
     let roles = (0..servers).map(server).collect();
     let program = std::env::current_exe()
@@ -307,6 +310,7 @@ pub fn supervise(
             options.heartbeat_ms = workers.heartbeat_ms;
             options.echo = Some(echo(view.clone()));
             options.roles = roles;
+            options.elastic = elastic;
             local::run(&options, &mut observer)?
         }
         Some(list) => {
@@ -327,6 +331,7 @@ pub fn supervise(
             options.address = workers.interface;
             options.echo = Some(echo(view.clone()));
             options.roles = roles;
+            options.elastic = elastic;
             hosts::run(&options, &mut observer)?
         }
     };
@@ -366,6 +371,9 @@ fn show(view: &mut Progress, notice: &Notice) {
         }
         Notice::Slow(lag) => view.note(&lag.to_string()),
         Notice::Interrupted => view.interrupted(),
+        Notice::Lost { text, .. } => view.note(text),
+        Notice::Spare { rank, host } => view.note(&format!("worker {rank} on {host} has joined")),
+        Notice::Resumed(resumed) if resumed.generation > 0 => view.note(&resumed.to_string()),
         _ => {}
     }
 }

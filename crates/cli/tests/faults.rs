@@ -7,6 +7,9 @@
 #[allow(dead_code, reason = "its own entry")]
 mod together;
 
+#[path = "faults/elastic.rs"]
+mod elastic;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
@@ -30,6 +33,10 @@ fn main() -> ExitCode {
     if words.first().is_some_and(|word| word == "together") {
         return together::run(&words[1..], &["together"]);
     }
+    if let ["kills", count] = words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        elastic::kills(count.parse().expect("a number of jobs"));
+        return ExitCode::SUCCESS;
+    }
     let filter = words.iter().find(|word| !word.starts_with('-')).map_or("", String::as_str);
     for (name, test) in TESTS.iter().filter(|(name, _)| name.contains(filter)) {
         let start = Instant::now();
@@ -49,6 +56,9 @@ const TESTS: &[(&str, fn())] = &[
     ("a_rank_that_leaves", a_rank_that_leaves),
     ("an_interrupt", an_interrupt),
     ("a_second_interrupt", a_second_interrupt),
+    ("a_killed_elastic_worker", elastic::a_killed_elastic_worker),
+    ("an_elastic_worker_is_replaced", elastic::an_elastic_worker_is_replaced),
+    ("too_few_elastic_workers", elastic::too_few_elastic_workers),
 ];
 
 /// Numbers from a seed, which a failure shows.

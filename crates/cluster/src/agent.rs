@@ -11,6 +11,7 @@ use crate::logs::{self, OutputStream};
 use crate::message::{ControlMessage, Envelope};
 use crate::pipe::Pipe;
 use crate::process::{self, Change, Process, ProcessOutput};
+use crate::rank_state::Exit;
 use crate::timeout::HeartbeatTimeout;
 use kolo_comm::Fault;
 use std::io::Read;
@@ -39,7 +40,9 @@ struct Agent {
     first_rank: usize,
     workers: Vec<Process>,
     /// Kept open: a worker's end shows here too.
-    _controls: Vec<ControlLink>,
+    controls: Vec<ControlLink>,
+    /// What it takes to start a worker again.
+    again: Option<(StartWorkers, SyncSender<OutputPiece>)>,
     pieces: Receiver<OutputPiece>,
     /// All that workers printed has been taken.
     drained: bool,
@@ -78,13 +81,17 @@ fn prepare() -> Result<Pipe, Fault> {
 fn serve(mut pipe: Pipe) -> Result<(), Fault> {
     let (start, later) = await_start(&mut pipe)?;
     let (sender, pieces) = sync_channel(OUTPUT_PIECES_MAX);
-    let (workers, controls) = match start_all(&start, &sender) {
-        Ok(started) => started,
+    let started: Result<Vec<_>, Fault> =
+        (0..start.count).map(|local| start_one(&start, local, false, &sender)).collect();
+    let (workers, controls) = match started {
+        Ok(started) => started.into_iter().unzip(),
         Err(fault) => {
             pipe.send(&AgentMessage::Unable { text: fault.to_string() });
             return Err(fault);
         }
     };
+    // Without restarts, the output ends with the workers.
+    let again = start.elastic.then(|| (start.clone(), sender.clone()));
     drop(sender);
     let deadlines = Deadlines { heartbeat_ms: start.heartbeat_ms };
     let now = Instant::now();
@@ -94,7 +101,8 @@ fn serve(mut pipe: Pipe) -> Result<(), Fault> {
         deadlines,
         first_rank,
         workers,
-        _controls: controls,
+        controls,
+        again,
         pieces,
         drained: false,
         timeout,
@@ -119,38 +127,39 @@ fn await_start(pipe: &mut Pipe) -> Result<(StartWorkers, Vec<AgentMessage>), Fau
     Err(Fault::BadCall("`kolo agent` is started by `kolo train --hosts`, but received no instructions".into()))
 }
 
-fn start_all(
+/// Starts one of this host's workers.
+fn start_one(
     start: &StartWorkers,
+    local: usize,
+    again: bool,
     sender: &SyncSender<OutputPiece>,
-) -> Result<(Vec<Process>, Vec<ControlLink>), Fault> {
-    let (mut workers, mut controls) = (Vec::new(), Vec::new());
-    for local in 0..start.count {
-        let rank = start.first_rank + local;
-        let (ours, theirs) = process::control_pair()?;
-        let mut command = Command::new(&start.program);
-        command.args(&start.arguments).current_dir(&start.directory);
-        command.envs(start.environment.iter().filter_map(|pair| pair.split_once('=')));
-        let numbers = [
-            (launcher::RANK, rank),
-            (launcher::WORLD, start.world),
-            (launcher::LOCAL_RANK, local),
-            (launcher::LOCAL_WORLD, start.count),
-            (launcher::CONTROL_FD, theirs.as_raw_fd() as usize),
-        ];
-        command.envs(numbers.map(|(name, value)| (name, value.to_string())));
-        let mut process = Process::start(command, theirs, ProcessOutput::Pipes)?;
-        if let Some((stdout, stderr)) = process.take_pipes() {
-            forward(rank, OutputStream::Out, stdout, sender.clone())?;
-            forward(rank, OutputStream::Err, stderr, sender.clone())?;
-        }
-        let mut link = ControlLink::plain(ours)?;
-        let (heartbeat_ms, key, address) = (start.heartbeat_ms, start.key.clone(), start.address.clone());
-        let message = ControlMessage::Redirect { heartbeat_ms, key, address };
-        link.send(&Envelope { job: start.job, generation: start.generation, message });
-        workers.push(process);
-        controls.push(link);
+) -> Result<(Process, ControlLink), Fault> {
+    let rank = start.first_rank + local;
+    let (ours, theirs) = process::control_pair()?;
+    let mut command = Command::new(&start.program);
+    command.args(&start.arguments).current_dir(&start.directory);
+    command.envs(start.environment.iter().filter_map(|pair| pair.split_once('=')));
+    let numbers = [
+        (launcher::RANK, rank),
+        (launcher::WORLD, start.world),
+        (launcher::LOCAL_RANK, local),
+        (launcher::LOCAL_WORLD, start.count),
+        (launcher::CONTROL_FD, theirs.as_raw_fd() as usize),
+    ];
+    command.envs(numbers.map(|(name, value)| (name, value.to_string())));
+    if again {
+        command.env(launcher::RESTART, "1");
     }
-    Ok((workers, controls))
+    let mut process = Process::start(command, theirs, ProcessOutput::Pipes)?;
+    if let Some((stdout, stderr)) = process.take_pipes() {
+        forward(rank, OutputStream::Out, stdout, sender.clone())?;
+        forward(rank, OutputStream::Err, stderr, sender.clone())?;
+    }
+    let mut link = ControlLink::plain(ours)?;
+    let (heartbeat_ms, key, address) = (start.heartbeat_ms, start.key.clone(), start.address.clone());
+    let message = ControlMessage::Redirect { heartbeat_ms, key, address };
+    link.send(&Envelope { job: start.job, generation: start.generation, message });
+    Ok((process, link))
 }
 
 fn forward(
@@ -168,18 +177,22 @@ fn forward(
 impl Agent {
     fn watch(&mut self) {
         let mut left = self.workers.len();
-        while left > 0 && self.pipe.open && (self.suspended || !self.timeout.expired(Instant::now())) {
+        // Of an elastic job's workers any may be started again.
+        while (left > 0 || self.again.is_some())
+            && self.pipe.open
+            && (self.suspended || !self.timeout.expired(Instant::now()))
+        {
             self.run_once(self.deadlines.tick_ms());
             for local in 0..self.workers.len() {
                 while let Some(change) = self.workers[local].look() {
-                    left -= usize::from(matches!(change, Change::Exited(_)));
+                    left = left.saturating_sub(usize::from(matches!(change, Change::Exited(_))));
                     self.drain();
                     self.pipe.send(&AgentMessage::Changed { rank: self.first_rank + local, change });
                 }
             }
         }
         // Whoever is left goes with us.
-        self.workers.clear();
+        (self.again, _) = (None, self.workers.clear());
         let deadline = Instant::now() + Duration::from_millis(self.deadlines.heartbeat_ms);
         // Last words may still be on their way.
         while self.pipe.open && Instant::now() < deadline && !(self.drained && self.pipe.backlog() == 0) {
@@ -217,8 +230,24 @@ impl Agent {
         }
     }
 
+    /// One that cannot be started has ended.
+    fn restart(&mut self, rank: usize) {
+        let Some((start, sender)) = &self.again else { return };
+        let Some(local) = rank.checked_sub(self.first_rank).filter(|local| *local < self.workers.len()) else { return };
+        match start_one(start, local, true, sender) {
+            Ok((process, link)) => (self.workers[local], self.controls[local]) = (process, link),
+            Err(_) => {
+                let change = Change::Exited(Exit::Unknown);
+                self.pipe.send(&AgentMessage::Changed { rank, change });
+            }
+        }
+    }
+
     fn handle(&mut self, order: AgentMessage) {
         self.suspended = order == AgentMessage::Suspend;
+        if let AgentMessage::Restart { rank } = order {
+            self.restart(rank);
+        }
         if let AgentMessage::Signal { rank, signal } = order
             && let Some(worker) = rank.checked_sub(self.first_rank).and_then(|local| self.workers.get(local))
         {

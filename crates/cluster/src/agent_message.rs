@@ -35,6 +35,8 @@ pub(crate) struct StartWorkers {
     pub program: String,
     pub arguments: Vec<String>,
     pub environment: Vec<String>,
+    /// Whether the job is elastic: workers may be started again, and the agent stays until the launcher goes.
+    pub elastic: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -45,6 +47,10 @@ pub(crate) enum AgentMessage {
         signal: i32,
     },
     Heartbeat,
+    /// Starts a worker again that has ended.
+    Restart {
+        rank: usize,
+    },
     /// The launcher is suspended: until its next order, its silence means nothing.
     Suspend,
     // Back from the agent.
@@ -112,13 +118,14 @@ impl StartWorkers {
         }
         write_strings(out, &self.arguments);
         write_strings(out, &self.environment);
+        out.0.push(u8::from(self.elastic));
     }
 
     fn read(body: &mut ByteReader<'_>) -> Option<Self> {
         let (job, generation, heartbeat_ms, key) = (body.u64()?, body.u32()?, body.u64()?, body.key()?);
         let (world, first_rank, count) = (body.u32()? as usize, body.rank()?, body.rank()?);
         let (address, directory, program) = (read_string(body)?, read_string(body)?, read_string(body)?);
-        let (arguments, environment) = (read_strings(body)?, read_strings(body)?);
+        let (arguments, environment, elastic) = (read_strings(body)?, read_strings(body)?, body.u8()? != 0);
         let last = first_rank + count;
         (heartbeat_ms > 0 && count > 0 && last <= world).then_some(Self {
             job,
@@ -133,6 +140,7 @@ impl StartWorkers {
             program,
             arguments,
             environment,
+            elastic,
         })
     }
 }
@@ -167,6 +175,10 @@ impl AgentMessage {
                 out.text(text);
             }
             AgentMessage::Suspend => out.0.push(6),
+            AgentMessage::Restart { rank } => {
+                out.0.push(7);
+                out.u32(*rank as u32);
+            }
         }
         let length = (out.0.len() - 4) as u32;
         out.0[..4].copy_from_slice(&length.to_le_bytes());
@@ -188,6 +200,7 @@ impl AgentMessage {
             }
             5 => AgentMessage::Unable { text: body.text()? },
             6 => AgentMessage::Suspend,
+            7 => AgentMessage::Restart { rank: body.rank()? },
             _ => return None,
         })
     }
@@ -227,6 +240,7 @@ mod tests {
             program: "kolo".into(),
             arguments: vec!["train".into(), "".into()],
             environment: vec!["A=b".into()],
+            elastic: true,
         };
         vec![
             AgentMessage::Start(Box::new(start)),
@@ -238,6 +252,7 @@ mod tests {
             AgentMessage::Output { rank: 2, source: OutputStream::Err, bytes: b"text".to_vec() },
             AgentMessage::Unable { text: "no".into() },
             AgentMessage::Suspend,
+            AgentMessage::Restart { rank: 5 },
         ]
     }
 

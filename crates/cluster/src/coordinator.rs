@@ -117,6 +117,20 @@ pub struct Resumed {
     pub took_ms: u64,
 }
 
+impl std::fmt::Display for Resumed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { generation, step, workers, spares, took_ms, .. } = self;
+        let plural = if *workers == 1 { "" } else { "s" };
+        write!(f, "going on at step {step} with {workers} worker{plural}")?;
+        match spares {
+            0 => {}
+            1 => write!(f, " and a spare")?,
+            spares => write!(f, " and {spares} spares")?,
+        }
+        write!(f, " as generation {generation} after {:.1} s", *took_ms as f64 / 1e3)
+    }
+}
+
 /// Whoever decides what a job's members do next: the same driver serves jobs of a fixed group and elastic ones.
 pub trait Core {
     /// The host of each rank, as far as it is known before they come.

@@ -4,6 +4,7 @@ use crate::control_link::ControlLink;
 use crate::coordinator::{CoordinatorConfig, Notice};
 use crate::deadlines::Deadlines;
 use crate::driver::{Driver, ProcessControl, ProcessEvent};
+use crate::elastic::ElasticOptions;
 use crate::join::NoticeObserver;
 use crate::listener::Listener;
 use kolo_comm::Fault;
@@ -48,6 +49,7 @@ impl CoordinatorThread {
         own: ControlLink,
         observer: NoticeObserver,
         file: Option<PathBuf>,
+        elastic: Option<ElasticOptions>,
     ) -> Result<Self, Fault> {
         let ending = Arc::new(AtomicBool::new(false));
         let (flag, left) = (Arc::clone(&ending), file.clone());
@@ -62,7 +64,15 @@ impl CoordinatorThread {
                     flag.store(true, Ordering::Release);
                 }
             };
-            let mut driver = Driver::new(config, vec![own], Some(listener), LinksOnly, &mut observe);
+            let (links, listener) = (vec![own], Some(listener));
+            let mut driver = match elastic {
+                None => Driver::new(config, links, listener, LinksOnly, &mut observe),
+                Some(elastic) => {
+                    let hosts = vec![String::new(); config.world];
+                    let core = Box::new(elastic.core(config.job, config.deadlines, &hosts, false));
+                    Driver::with_core(core, (config.deadlines, false), links, listener, LinksOnly, &mut observe)
+                }
+            };
             while driver.run_once([]).is_none() {}
         };
         let thread = std::thread::Builder::new().name("coordinator".into()).spawn(serve);

@@ -3,7 +3,7 @@
 use kolo_comm::watch::STALL_HEARTBEATS;
 
 /// Every deadline is a fraction or a multiple of the heartbeat.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deadlines {
     pub heartbeat_ms: u64,
 }

@@ -4,14 +4,17 @@
 //! no longer be reached, both sides end: this one says so, and the agent there ends its workers.
 
 use crate::agent_message::{AgentMessage, StartWorkers};
+use crate::control_link::ControlLink;
 use crate::coordinator::{CoordinatorConfig, Notice};
 use crate::deadlines::Deadlines;
 use crate::driver::{Driver, ProcessControl, ProcessEvent};
+use crate::elastic::ElasticOptions;
 use crate::hostlist::Slots;
 use crate::interface;
+use crate::join;
 use crate::listener::{self, Listener};
 use crate::local::{HEARTBEAT_MS, Outcome, watch_signals, with_roles};
-use crate::logs::{self, Echo, LogWriter, Logs, WriteErrors};
+use crate::logs::{self, Echo, LogWriter, Logs, Speakers, WriteErrors};
 use crate::message::KeyBytes;
 use crate::pipe::Pipe;
 use crate::process::{Change, Process};
@@ -54,6 +57,8 @@ pub struct HostsOptions {
     pub address: Option<IpAddr>,
     /// What the last ranks are if they are no plain workers, such as `server 0`; for messages.
     pub roles: Vec<String>,
+    /// Whether the job goes on when workers are lost, and takes in others.
+    pub elastic: Option<ElasticOptions>,
 }
 
 impl HostsOptions {
@@ -73,6 +78,7 @@ impl HostsOptions {
             echo: Some(logs::terminal()),
             address: None,
             roles: Vec::new(),
+            elastic: None,
         }
     }
 }
@@ -127,7 +133,8 @@ pub fn run(options: &HostsOptions, observer: &mut dyn FnMut(&Notice)) -> Result<
     let config = CoordinatorConfig { world, job, generation: 0, deadlines, supervised: true, bound: false };
     let (listener, socket) = Listener::open(address, key.clone(), listener::coordinator_identity(job, 0), world)?;
     let files = (0..world).map(|rank| logs.of(rank)).collect::<Result<_, _>>()?;
-    let log_writer = LogWriter::start(files, options.echo.clone(), unwritten.clone())?;
+    let speakers = Speakers::new(options.elastic.is_some());
+    let log_writer = LogWriter::start(files, options.echo.clone(), unwritten.clone(), speakers.clone())?;
     let mut remotes = Remotes { remotes: Vec::new(), log_writer, deadlines, heartbeat_sent: Instant::now() };
     let order = StartWorkers {
         job,
@@ -142,12 +149,26 @@ pub fn run(options: &HostsOptions, observer: &mut dyn FnMut(&Notice)) -> Result<
         program: options.program.clone(),
         arguments: options.arguments.clone(),
         environment: options.environment.clone(),
+        elastic: options.elastic.is_some(),
     };
     remotes.start(options, &order)?;
-    let mut driver = Driver::new(config, Vec::new(), Some(listener), remotes, observer);
     let places =
         options.slots.iter().flat_map(|slots| std::iter::repeat_n(without_user(&slots.host).to_string(), slots.count));
-    driver.expect(&with_roles(places.collect(), &options.roles));
+    let places = with_roles(places.collect(), &options.roles);
+    let mut observed = |notice: &Notice| {
+        speakers.hear(notice);
+        observer(notice);
+    };
+    let (mut driver, _invited) = match &options.elastic {
+        None => (Driver::new(config, Vec::new(), Some(listener), remotes, &mut observed), None),
+        Some(elastic) => {
+            let invited = join::publish_invitation(elastic, socket, job, &key, options.heartbeat_ms)?;
+            let core = Box::new(elastic.core(job, deadlines, &places, true));
+            let times = (deadlines, true);
+            (Driver::with_core(core, times, Vec::new(), Some(listener), remotes, &mut observed), invited)
+        }
+    };
+    driver.expect(&places);
     let verdict = loop {
         if let Some(verdict) = driver.run_once(signals.pending()) {
             break verdict;
@@ -356,7 +377,16 @@ impl ProcessControl for Remotes {
 
     fn kill(&mut self, rank: usize) -> bool {
         self.signal(rank, libc::SIGKILL);
-        true
+        // Of a lost host's ranks, and of those that joined by themselves, there is only the link.
+        self.remote(rank).is_some_and(|remote| !remote.lost)
+    }
+
+    fn start(&mut self, rank: usize) -> Result<Option<ControlLink>, Fault> {
+        let lost = || Fault::BadCall(format!("the host of worker {rank} is lost"));
+        let remote = self.remote(rank).filter(|remote| !remote.lost).ok_or_else(lost)?;
+        remote.ended[rank - remote.first_rank] = false;
+        remote.pipe.send(&AgentMessage::Restart { rank });
+        Ok(None)
     }
 
     fn suspend(&mut self) {

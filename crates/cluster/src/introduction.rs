@@ -4,6 +4,7 @@
 //! what they say before any of them starts, and names the first key that differs, with both values.
 
 use crate::codec::{ReadMessage, Writer};
+use crate::elastic::ElasticOptions;
 use kolo_base::ByteReader;
 
 /// Most keys of a manifest, and most bytes of all of them; what goes beyond is compared by its digest.
@@ -22,6 +23,8 @@ pub struct Introduction {
     pub manifest: Manifest,
     /// What it is in the job if it is no plain worker, such as `server 0`.
     pub role: Option<String>,
+    /// What makes the job elastic, if it is. It stays with this process, which may be the one that coordinates.
+    pub elastic: Option<ElasticOptions>,
     /// Why it cannot take part. It joins to say so, and no rank waits for it.
     pub failure: Option<String>,
 }

@@ -8,6 +8,7 @@ use crate::control_link::ControlLink;
 use crate::coordinator::{CoordinatorConfig, Notice};
 use crate::coordinator_thread::CoordinatorThread;
 use crate::deadlines::Deadlines;
+use crate::elastic::{ElasticOptions, Invitation};
 use crate::interface;
 use crate::introduction::Introduction;
 use crate::launcher::{Launcher, RankInfo};
@@ -15,7 +16,7 @@ use crate::listener::{self, Listener};
 use crate::local::HEARTBEAT_MS;
 use crate::logs;
 use crate::member::{Connected, JobCredentials, Member};
-use crate::message::{ControlMessage, Envelope, KeyBytes};
+use crate::message::{ANY_RANK, ControlMessage, Envelope, KeyBytes};
 use crate::rendezvous::JOIN_HEARTBEATS;
 use crate::startup_watch;
 use crate::timeout::SuspensionDetector;
@@ -35,7 +36,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How long the mark stays by which one rank of many reports for all.
 const MARK_STAYS: Duration = Duration::from_secs(2);
 /// Largest file of credentials.
-const CREDENTIALS_BYTES_MAX: u64 = 32 << 10;
+const CREDENTIALS_BYTES_MAX: u64 = 128 << 10;
 
 /// Sees what happens in the job: at rank 0, and at rank 1 when rank 0 is lost.
 pub type NoticeObserver = Arc<dyn Fn(&Notice) + Send + Sync>;
@@ -76,10 +77,11 @@ impl std::fmt::Debug for JoinOptions<'_> {
 impl<'a> JoinOptions<'a> {
     /// With the usual heartbeat; the reason of an early end goes to standard error.
     pub fn new(way: Discovery<'a>) -> Self {
-        let observer: NoticeObserver = Arc::new(|notice| {
-            if let Notice::Ending { text, shown: false } = notice {
-                logs::print_error(&format!("error: {text}"));
-            }
+        let observer: NoticeObserver = Arc::new(|notice| match notice {
+            Notice::Ending { text, shown: false } => logs::print_error(&format!("error: {text}")),
+            Notice::Lost { text, .. } => logs::print_error(text),
+            Notice::Resumed(resumed) if resumed.generation > 0 => logs::print_error(&resumed.to_string()),
+            _ => {}
         });
         Self { way, heartbeat_ms: HEARTBEAT_MS, address: None, observer, introduction: Introduction::default() }
     }
@@ -202,8 +204,14 @@ fn join_as_coordinator(
         Discovery::File(path) => Some(path.clone()),
         Discovery::Bootstrap(_) => None,
     };
-    let coordinator_thread =
-        CoordinatorThread::start(config, listener, ControlLink::plain(theirs)?, Arc::clone(&options.observer), file)?;
+    let coordinator_thread = CoordinatorThread::start(
+        config,
+        listener,
+        ControlLink::plain(theirs)?,
+        Arc::clone(&options.observer),
+        file,
+        options.introduction.elastic.clone(),
+    )?;
     let redirect = ControlMessage::Redirect {
         heartbeat_ms: options.heartbeat_ms,
         key: KeyBytes(*key.expose()),
@@ -332,6 +340,114 @@ fn missing(rank_info: &RankInfo, path: &Path, heartbeat_ms: u64) -> Fault {
     Fault::System { what: format!("rank 0 did not write {} within {waited} ms", path.display()), error }
 }
 
+/// The file of an invitation, which goes with the job.
+#[derive(Debug)]
+pub(crate) struct InvitationFile(PathBuf);
+
+impl Drop for InvitationFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Opens an elastic job to those who join later, if it is meant to be: they listen at this address, and find it in a file.
+pub(crate) fn invite(
+    elastic: &ElasticOptions,
+    address: IpAddr,
+    job: u64,
+    key: &JobKey,
+    heartbeat_ms: u64,
+) -> Result<Option<(Listener, InvitationFile)>, Fault> {
+    if elastic.invitation.is_none() {
+        return Ok(None);
+    }
+    let identity = listener::coordinator_identity(job, 0);
+    let (listener, socket) = Listener::open(address, key.clone(), identity, elastic.grains)?;
+    let file = publish_invitation(elastic, socket, job, key, heartbeat_ms)?;
+    Ok(file.map(|file| (listener, file)))
+}
+
+/// Writes where the job listens, for those who join later, if it is meant to be open to them.
+pub(crate) fn publish_invitation(
+    elastic: &ElasticOptions,
+    socket: SocketAddr,
+    job: u64,
+    key: &JobKey,
+    heartbeat_ms: u64,
+) -> Result<Option<InvitationFile>, Fault> {
+    let Some(Invitation { path, command }) = &elastic.invitation else { return Ok(None) };
+    let envelope = |message: ControlMessage| Envelope { job, generation: 0, message }.encode();
+    let (key, address) = (KeyBytes(*key.expose()), socket.to_string());
+    let mut bytes = envelope(ControlMessage::Redirect { heartbeat_ms, key, address });
+    let directory = std::env::current_dir().unwrap_or_default();
+    let words = [directory.to_string_lossy().into_owned()].into_iter().chain(command.iter().cloned());
+    bytes.extend(envelope(ControlMessage::Event(words.collect::<Vec<_>>().join("\0").into_bytes())));
+    publish(path, &bytes)?;
+    Ok(Some(InvitationFile(path.clone())))
+}
+
+/// What an invitation says: how to reach the job, where its command was given, and the command.
+pub struct Invited {
+    address: SocketAddr,
+    credentials: JobCredentials,
+    pub directory: PathBuf,
+    pub command: Vec<String>,
+}
+
+impl std::fmt::Debug for Invited {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "an invitation to {}", self.address)
+    }
+}
+
+impl Invited {
+    /// Reads the file of a running job.
+    pub fn read(path: &Path) -> Result<Self, Fault> {
+        let from = path.display().to_string();
+        let absent = || Fault::System {
+            what: format!("reading {from}"),
+            error: "there is no such file\n  hint: it is in the --out directory of an elastic job while that runs"
+                .into(),
+        };
+        let bytes = read_private(path)?.ok_or_else(absent)?;
+        let (address, credentials) = decode_credentials(&bytes, &from)?;
+        let unreadable = || Fault::Rejected { from: from.clone(), why: "it holds no command".into() };
+        let first = Envelope::decode(&bytes)?.map_or(0, |(_, length)| length);
+        let second = Envelope::decode(&bytes[first..])?.map(|(envelope, _)| envelope.message);
+        let Some(ControlMessage::Event(words)) = second else { return Err(unreadable()) };
+        let words = String::from_utf8(words).map_err(|_| unreadable())?;
+        let mut words = words.split('\0').map(String::from);
+        let directory = words.next().map(PathBuf::from).ok_or_else(unreadable)?;
+        Ok(Self { address, credentials, directory, command: words.collect() })
+    }
+
+    /// Joins the job, and waits until it takes this worker in.
+    pub fn join(self, introduction: &Introduction) -> Result<Member, Fault> {
+        let rank_info = invited_rank();
+        let deadline = Instant::now() + Duration::from_millis(self.credentials.heartbeat_ms * INVITED_HEARTBEATS);
+        let connected = connect(&rank_info, self.address, &self.credentials, deadline)?;
+        Member::enter(&rank_info, introduction, self.credentials, connected)
+    }
+}
+
+/// Heartbeats that reaching a running job may take.
+const INVITED_HEARTBEATS: u64 = 10;
+
+/// A worker that nobody has given a rank.
+pub fn invited_rank() -> RankInfo {
+    RankInfo {
+        rank: ANY_RANK,
+        world: ANY_RANK + 1,
+        local_rank: 0,
+        local_world: 1,
+        launcher: Launcher::Kolo,
+        control: None,
+        job: None,
+        hosts: Vec::new(),
+        origin: None,
+    }
+}
+
 /// Reads what rank 0 published.
 fn decode_credentials(bytes: &[u8], from: &str) -> Result<(SocketAddr, JobCredentials), Fault> {
     let envelope = Envelope::decode(bytes)?.map(|(envelope, _)| envelope);
@@ -393,8 +509,14 @@ fn publish(path: &Path, bytes: &[u8]) -> Result<(), Fault> {
     })
 }
 
-/// The credentials, if the file is there. A file of somebody else is refused.
+/// The credentials, if the file is there.
 fn read(path: &Path) -> Result<Option<(SocketAddr, JobCredentials)>, Fault> {
+    let bytes = read_private(path)?;
+    bytes.map(|bytes| decode_credentials(&bytes, &path.display().to_string())).transpose()
+}
+
+/// The contents of a file for the user alone, if it is there. A file of somebody else is refused.
+fn read_private(path: &Path) -> Result<Option<Vec<u8>>, Fault> {
     // On a network file system, listing the directory makes a client look again.
     let _ = path.parent().map(std::fs::read_dir);
     let refused = |error: std::io::Error| Fault::system(format!("reading {}", path.display()), &error);
@@ -412,7 +534,7 @@ fn read(path: &Path) -> Result<Option<(SocketAddr, JobCredentials)>, Fault> {
     }
     let mut bytes = Vec::new();
     file.take(CREDENTIALS_BYTES_MAX).read_to_end(&mut bytes).map_err(refused)?;
-    decode_credentials(&bytes, &from).map(Some)
+    Ok(Some(bytes))
 }
 
 /// Joins the job this process was started for; `None` if it was started alone. Without our own launcher, the ranks meet

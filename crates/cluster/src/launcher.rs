@@ -15,6 +15,8 @@ pub const WORLD: &str = "KOLO_WORLD";
 pub const LOCAL_RANK: &str = "KOLO_LOCAL_RANK";
 pub const LOCAL_WORLD: &str = "KOLO_LOCAL_WORLD";
 pub const CONTROL_FD: &str = "KOLO_CONTROL_FD";
+/// Set for a worker that is started again: its run has begun before.
+pub const RESTART: &str = "KOLO_RESTART";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {

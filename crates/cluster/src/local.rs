@@ -6,17 +6,21 @@ use crate::control_link::ControlLink;
 use crate::coordinator::{CoordinatorConfig, Notice};
 use crate::deadlines::Deadlines;
 use crate::driver::{Driver, ProcessControl, ProcessEvent};
+use crate::elastic::ElasticOptions;
+use crate::join;
 use crate::launcher;
-use crate::logs::{self, Echo, Logs, OutputStream, WriteErrors};
+use crate::logs::{self, Echo, Logs, OutputStream, Speakers, WriteErrors};
 use crate::membership::Verdict;
 use crate::message::{self, ControlMessage, Envelope, KeyBytes};
 use crate::process::{self, Process, ProcessOutput};
 use kolo_comm::{Fault, JobKey, host};
 use signal_hook::iterator::Signals;
 use std::ffi::OsString;
-use std::os::fd::{AsRawFd, RawFd};
+use std::net::Ipv4Addr;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -40,6 +44,8 @@ pub struct LocalOptions {
     pub echo: Option<Echo>,
     /// What the last ranks are if they are no plain workers, such as `server 0`; for messages.
     pub roles: Vec<String>,
+    /// Whether the job goes on when workers are lost, and takes in others.
+    pub elastic: Option<ElasticOptions>,
 }
 
 impl LocalOptions {
@@ -53,6 +59,7 @@ impl LocalOptions {
             out: None,
             echo: Some(logs::terminal()),
             roles: Vec::new(),
+            elastic: None,
         }
     }
 }
@@ -110,17 +117,38 @@ pub fn run(options: &LocalOptions, observer: &mut dyn FnMut(&Notice)) -> Result<
     let mut signals = watch_signals()?;
     let (logs, unwritten) = (Logs::create(options.out.as_ref(), options.world)?, WriteErrors::default());
     let deadlines = Deadlines { heartbeat_ms: options.heartbeat_ms };
-    let job = u64::from_le_bytes(kolo_comm::auth::random()?);
-    let config =
-        CoordinatorConfig { world: options.world, job, generation: 0, deadlines, supervised: true, bound: true };
-    let (workers, links, copies) = start_all(options, &logs, &unwritten, job)?;
-    let mut driver = Driver::new(config, links, None, workers, observer);
-    driver.expect(&with_roles(vec![crate::host_name(); options.world], &options.roles));
+    let (job, key) = (u64::from_le_bytes(kolo_comm::auth::random()?), JobKey::fresh()?);
+    let hosts = with_roles(vec![crate::host_name(); options.world], &options.roles);
+    let speakers = Speakers::new(options.elastic.is_some());
+    let (own, kept) = (speakers.clone(), unwritten.clone());
+    let starter = Starter { options, logs: &logs, unwritten: kept, job, key: key.clone(), speakers };
+    let mut workers = LocalProcesses::new(starter);
+    let links = (0..options.world).map(|rank| workers.launch(rank)).collect::<Result<Vec<_>, _>>()?;
+    let mut observed = |notice: &Notice| {
+        own.hear(notice);
+        observer(notice);
+    };
+    let (mut driver, invited) = match &options.elastic {
+        None => {
+            let world = options.world;
+            let config = CoordinatorConfig { world, job, generation: 0, deadlines, supervised: true, bound: true };
+            (Driver::new(config, links, None, workers, &mut observed), None)
+        }
+        Some(elastic) => {
+            let core = Box::new(elastic.core(job, deadlines, &hosts, true));
+            let opened = join::invite(elastic, Ipv4Addr::LOCALHOST.into(), job, &key, options.heartbeat_ms)?;
+            let (listener, invited) = opened.map_or((None, None), |(listener, file)| (Some(listener), Some(file)));
+            (Driver::with_core(core, (deadlines, true), links, listener, workers, &mut observed), invited)
+        }
+    };
+    driver.expect(&hosts);
     let verdict = loop {
         if let Some(verdict) = driver.run_once(signals.pending()) {
             break verdict;
         }
     };
+    drop(invited);
+    let copies = driver.processes.take_copies();
     drop(driver);
     logs::join(copies, Duration::from_millis(options.heartbeat_ms));
     let out = logs.close(verdict.exit_code != 0, options.echo.is_some());
@@ -142,14 +170,19 @@ pub(crate) fn watch_signals() -> Result<Signals, Fault> {
     Signals::new(signals).map_err(|error| Fault::system("watching for signals", &error))
 }
 
-type Started = (LocalProcesses, Vec<ControlLink>, Vec<JoinHandle<()>>);
+/// Starts workers, the first time and again.
+struct Starter<'o> {
+    options: &'o LocalOptions,
+    logs: &'o Logs,
+    unwritten: WriteErrors,
+    job: u64,
+    key: JobKey,
+    speakers: Speakers,
+}
 
-fn start_all(options: &LocalOptions, logs: &Logs, unwritten: &WriteErrors, job: u64) -> Result<Started, Fault> {
-    let key = JobKey::fresh()?;
-    let (mut workers, mut links, mut copies) = (Vec::new(), Vec::new(), Vec::new());
-    for rank in 0..options.world {
-        let log = logs.of(rank)?;
-        let (ours, theirs) = process::control_pair()?;
+impl Starter<'_> {
+    fn command(&self, rank: usize, control: &OwnedFd, again: bool) -> Command {
+        let options = self.options;
         let mut command = Command::new(&options.program);
         command.args(&options.arguments).envs(options.environment.iter().map(|(name, value)| (name, value)));
         let numbers = [
@@ -157,53 +190,107 @@ fn start_all(options: &LocalOptions, logs: &Logs, unwritten: &WriteErrors, job: 
             (launcher::WORLD, options.world),
             (launcher::LOCAL_RANK, rank),
             (launcher::LOCAL_WORLD, options.world),
-            (launcher::CONTROL_FD, theirs.as_raw_fd() as usize),
+            (launcher::CONTROL_FD, control.as_raw_fd() as usize),
         ];
         command.envs(numbers.map(|(name, value)| (name, value.to_string())));
-        let echo = options.echo.as_ref().filter(|_| rank == 0);
+        if again {
+            command.env(launcher::RESTART, "1");
+        }
+        command
+    }
+
+    /// Who hears what this worker prints.
+    fn echo(&self, rank: usize) -> Option<Echo> {
+        let echo = self.options.echo.clone()?;
+        if self.options.elastic.is_none() {
+            return (rank == 0).then_some(echo);
+        }
+        let speakers = self.speakers.clone();
+        Some(Arc::new(move |source, bytes: &[u8]| match speakers.heard(rank, source) {
+            true => echo(source, bytes),
+            false => Ok(()),
+        }))
+    }
+
+    fn start(
+        &self,
+        rank: usize,
+        again: bool,
+        copies: &mut Vec<JoinHandle<()>>,
+    ) -> Result<(Process, ControlLink), Fault> {
+        let log = self.logs.of(rank)?;
+        let (ours, theirs) = process::control_pair()?;
+        let command = self.command(rank, &theirs, again);
+        let echo = self.echo(rank);
         let output = match echo {
             Some(_) => ProcessOutput::Pipes,
             None => ProcessOutput::File(log.share()?.into_file()),
         };
         let mut process = Process::start(command, theirs, output)?;
         if let Some((echo, (stdout, stderr))) = echo.zip(process.take_pipes()) {
+            let unwritten = &self.unwritten;
             copies.push(logs::tee(stdout, log.share()?, OutputStream::Out, echo.clone(), unwritten.clone())?);
-            copies.push(logs::tee(stderr, log, OutputStream::Err, echo.clone(), unwritten.clone())?);
+            copies.push(logs::tee(stderr, log, OutputStream::Err, echo, unwritten.clone())?);
         }
         let mut link = ControlLink::plain(ours)?;
-        let message = ControlMessage::Welcome { heartbeat_ms: options.heartbeat_ms, key: KeyBytes(*key.expose()) };
-        link.send(&Envelope { job, generation: 0, message });
-        links.push(link);
-        workers.push(process);
+        let (heartbeat_ms, key) = (self.options.heartbeat_ms, KeyBytes(*self.key.expose()));
+        link.send(&Envelope { job: self.job, generation: 0, message: ControlMessage::Welcome { heartbeat_ms, key } });
+        Ok((process, link))
     }
-    Ok((LocalProcesses(workers), links, copies))
 }
 
 /// The processes themselves.
-struct LocalProcesses(Vec<Process>);
+struct LocalProcesses<'o> {
+    starter: Starter<'o>,
+    processes: Vec<Process>,
+    copies: Vec<JoinHandle<()>>,
+}
 
-impl ProcessControl for LocalProcesses {
+impl<'o> LocalProcesses<'o> {
+    fn new(starter: Starter<'o>) -> Self {
+        Self { starter, processes: Vec::new(), copies: Vec::new() }
+    }
+
+    fn launch(&mut self, rank: usize) -> Result<ControlLink, Fault> {
+        let (process, link) = self.starter.start(rank, rank < self.processes.len(), &mut self.copies)?;
+        match self.processes.get_mut(rank) {
+            Some(last) => *last = process,
+            None => self.processes.push(process),
+        }
+        Ok(link)
+    }
+
+    fn take_copies(&mut self) -> Vec<JoinHandle<()>> {
+        std::mem::take(&mut self.copies)
+    }
+}
+
+impl ProcessControl for LocalProcesses<'_> {
     fn events(&mut self) -> Vec<(usize, ProcessEvent)> {
         let look =
             |(rank, process): (usize, &mut Process)| process.look().map(|change| (rank, ProcessEvent::Change(change)));
-        self.0.iter_mut().enumerate().filter_map(look).collect()
+        self.processes.iter_mut().enumerate().filter_map(look).collect()
     }
 
     fn signal(&mut self, rank: usize, signal: i32) {
-        self.0[rank].signal(signal);
+        self.processes.get(rank).into_iter().for_each(|process| process.signal(signal));
     }
 
     fn kill(&mut self, rank: usize) -> bool {
-        self.0[rank].signal(libc::SIGKILL);
-        true
+        self.signal(rank, libc::SIGKILL);
+        rank < self.processes.len()
+    }
+
+    fn start(&mut self, rank: usize) -> Result<Option<ControlLink>, Fault> {
+        self.launch(rank).map(Some)
     }
 
     fn suspend(&mut self) {
-        self.0.iter().for_each(|process| process.signal(libc::SIGSTOP));
+        self.processes.iter().for_each(|process| process.signal(libc::SIGSTOP));
     }
 
     fn resume(&mut self) {
-        self.0.iter().for_each(|process| process.signal(libc::SIGCONT));
+        self.processes.iter().for_each(|process| process.signal(libc::SIGCONT));
     }
 
     /// A process that ends closes its control link, which wakes the driver.

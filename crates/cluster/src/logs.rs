@@ -3,6 +3,7 @@
 //! Without a directory of the user's, a log has no name while the job runs, so that nothing is left however this process
 //! ends. Logs may hold anything that a program prints: nobody but the user reads them.
 
+use crate::coordinator::Notice;
 use crate::poll;
 use crate::printable;
 use kolo_base::lock;
@@ -208,6 +209,30 @@ pub(crate) fn copy_lines(mut from: impl Read + AsRawFd, mut sink: impl FnMut(&[u
     }
 }
 
+/// Whose output is shown, and not only logged: that of rank 0. Of an elastic job's workers each may become it, and only rank 0
+/// prints results, so all results are shown, and its complaints alone.
+#[derive(Clone, Debug)]
+pub(crate) struct Speakers {
+    elastic: bool,
+    first: Arc<AtomicUsize>,
+}
+
+impl Speakers {
+    pub fn new(elastic: bool) -> Self {
+        Self { elastic, first: Arc::default() }
+    }
+
+    pub fn hear(&self, notice: &Notice) {
+        if let Notice::Resumed(resumed) = notice {
+            self.first.store(resumed.first, Ordering::Relaxed);
+        }
+    }
+
+    pub fn heard(&self, worker: usize, source: OutputStream) -> bool {
+        (self.elastic && source == OutputStream::Out) || self.first.load(Ordering::Relaxed) == worker
+    }
+}
+
 /// A thread that writes what other hosts' workers print, so that a slow disk or terminal does not hold up the watch.
 #[derive(Debug)]
 pub(crate) struct LogWriter {
@@ -217,14 +242,19 @@ pub(crate) struct LogWriter {
 }
 
 impl LogWriter {
-    pub fn start(mut logs: Vec<RankLog>, echo: Option<Echo>, unwritten: WriteErrors) -> Result<Self, Fault> {
+    pub fn start(
+        mut logs: Vec<RankLog>,
+        echo: Option<Echo>,
+        unwritten: WriteErrors,
+        speakers: Speakers,
+    ) -> Result<Self, Fault> {
         let (sender, receiver) = channel::<(usize, OutputStream, Vec<u8>)>();
         let waiting = Arc::new(AtomicUsize::new(0));
         let theirs = Arc::clone(&waiting);
         let write = move || {
             for (rank, source, bytes) in receiver {
                 logs[rank].write(&bytes, &unwritten);
-                if let Some(echo) = echo.as_ref().filter(|_| rank == 0) {
+                if let Some(echo) = echo.as_ref().filter(|_| speakers.heard(rank, source)) {
                     unwritten.note_echo(source, echo(source, &bytes));
                 }
                 theirs.fetch_sub(bytes.len(), Ordering::Relaxed);

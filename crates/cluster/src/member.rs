@@ -10,7 +10,7 @@ use crate::deadlines::Deadlines;
 use crate::introduction::Introduction;
 use crate::join::{self, NoticeObserver};
 use crate::launcher::{Launcher, RankInfo};
-use crate::message::{ControlMessage, EVENT_BYTES_MAX, Envelope, Hello, RosterEntry};
+use crate::message::{Assignment, ControlMessage, EVENT_BYTES_MAX, Envelope, Hello, RosterEntry};
 use crate::monitor::{Monitor, MonitorState};
 use crate::rendezvous::JOIN_HEARTBEATS;
 use crate::timeout::{HeartbeatTimeout, SuspensionDetector};
@@ -136,6 +136,10 @@ impl Member {
         if let Some(text) = &introduction.failure {
             connected.link.send(&envelope(ControlMessage::Fail { text: text.clone(), culprit: None }));
         }
+        if introduction.elastic.is_some() {
+            let credentials = JobCredentials { job, generation, heartbeat_ms, key };
+            return Self::enter_elastic(rank_info, credentials, connected);
+        }
         let roster = await_roster(&mut connected, rank_info, deadlines, &envelope)?;
         let hosts = roster.iter().map(RosterEntry::label).collect();
         let heartbeat = Duration::from_millis(heartbeat_ms);
@@ -165,15 +169,84 @@ impl Member {
         })
     }
 
+    /// Waits for a place in a generation of an elastic job.
+    fn enter_elastic(rank_info: &RankInfo, credentials: JobCredentials, connected: Connected) -> Result<Self, Fault> {
+        let JobCredentials { job, generation, heartbeat_ms, key } = credentials;
+        let heartbeat = Duration::from_millis(heartbeat_ms);
+        let watch = Watch::new(Vec::new(), heartbeat);
+        let Connected { link, supervised, address, coordinator_thread, in_rank_0, observer, .. } = connected;
+        let mut state = MonitorState::new(link, job, generation, Deadlines { heartbeat_ms }, Arc::clone(&watch));
+        (state.supervised, state.in_rank_0, state.elastic) = (supervised, in_rank_0, true);
+        state.observer = observer.filter(|_| rank_info.rank == 1);
+        let monitor = Monitor::start(state)?;
+        let RankInfo { rank, local_rank, local_world, launcher, .. } = *rank_info;
+        let mut member = Self {
+            rank,
+            world: 0,
+            local_rank,
+            local_world,
+            launcher,
+            job,
+            generation,
+            key,
+            heartbeat,
+            roster: Vec::new(),
+            address,
+            watch,
+            round: 0,
+            monitor,
+            coordinator_thread,
+        };
+        member.regroup(None)?;
+        Ok(member)
+    }
+
+    /// Leaves the generation that is over and waits for a place in the next one, with a state that has come so far. `None`
+    /// if the job is done without this worker; then `world` is 0.
+    pub fn regroup(&mut self, position: Option<u64>) -> Result<Option<Assignment>, Fault> {
+        let formed = self.monitor.state.await_generation(self.generation, position, self.heartbeat)?;
+        let Some((generation, assignment, roster, watch)) = formed else {
+            self.world = 0;
+            return Ok(None);
+        };
+        (self.rank, self.world) = (assignment.rank, assignment.world);
+        (self.generation, self.roster, self.watch, self.round) = (generation, roster, watch, 0);
+        Ok(Some(assignment))
+    }
+
+    /// Says why this rank cannot go on with its generation: another rank is lost, or all agreed to regroup.
+    pub fn leave(&self, fault: &Fault) {
+        let message = match fault {
+            Fault::Regroup { generation } if *generation <= self.generation => ControlMessage::Yielded,
+            Fault::Regroup { .. } => return,
+            fault => ControlMessage::Fail { text: fault.to_string(), culprit: fault.culprit() },
+        };
+        self.monitor.state.send_and_flush(message);
+    }
+
+    /// Somebody who tells the coordinator when this rank goes on.
+    pub fn resume_sender(&self) -> ResumeSender {
+        ResumeSender(Arc::clone(&self.monitor.state))
+    }
+
+    /// As [`Member::finish`], for a job that may still regroup: then it is [`Fault::Regroup`].
+    pub fn finish_generation(&self) -> Result<(), Fault> {
+        self.monitor.state.send_and_flush(ControlMessage::Finish);
+        self.monitor.state.await_release()
+    }
+
+    /// Somebody who sends events to the observer of the job, whatever generation it is in.
+    pub fn events(&self) -> EventSender {
+        EventSender(Arc::clone(&self.monitor.state))
+    }
+
     pub fn host(&self) -> &str {
         &self.roster[self.rank].host
     }
 
     /// Sends bytes to the observer of the job. If the observer does not keep up, they are dropped.
     pub fn event(&self, bytes: &[u8]) {
-        if bytes.len() <= EVENT_BYTES_MAX {
-            self.monitor.state.send_if_idle(ControlMessage::Event(bytes.to_vec()));
-        }
+        self.events().send(bytes);
     }
 
     /// Says why this rank gives up. The coordinator shows it, with rank, host and step, and ends the job; this process
@@ -203,6 +276,30 @@ impl Member {
     pub fn finish(self) -> Result<(), Fault> {
         self.monitor.state.send_and_flush(ControlMessage::Finish);
         self.monitor.state.await_release()
+    }
+}
+
+/// Tells the coordinator of an elastic job when the first rank of a generation goes on.
+#[derive(Clone, Debug)]
+pub struct ResumeSender(Arc<MonitorState>);
+
+impl ResumeSender {
+    /// The first rank has its state, and goes on with this step.
+    pub fn resumed(&self, step: u64) {
+        self.0.send(ControlMessage::Resumed { step });
+    }
+}
+
+/// Sends bytes to the observer of the job.
+#[derive(Clone, Debug)]
+pub struct EventSender(Arc<MonitorState>);
+
+impl EventSender {
+    /// If the observer does not keep up, they are dropped.
+    pub fn send(&self, bytes: &[u8]) {
+        if bytes.len() <= EVENT_BYTES_MAX {
+            self.0.send_if_idle(ControlMessage::Event(bytes.to_vec()));
+        }
     }
 }
 

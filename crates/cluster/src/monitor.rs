@@ -5,7 +5,7 @@ use crate::coordinator::Notice;
 use crate::deadlines::Deadlines;
 use crate::join::NoticeObserver;
 use crate::member::lost;
-use crate::message::{ControlMessage, Envelope};
+use crate::message::{Assignment, ControlMessage, Envelope, RosterEntry};
 use crate::timeout::HeartbeatTimeout;
 use kolo_base::{lock, wait_timeout};
 use kolo_comm::watch::Activity;
@@ -24,9 +24,11 @@ pub(crate) struct MonitorState {
     link: Mutex<ControlLink>,
     inbox: Mutex<MonitorInbox>,
     changed: Condvar,
-    watch: Arc<Watch>,
+    /// The generation that this rank is in, with its watch.
+    current: Mutex<(u32, Arc<Watch>)>,
     job: u64,
-    generation: u32,
+    /// Whether the job is elastic, and another generation may follow.
+    pub elastic: bool,
     deadlines: Deadlines,
     /// Whether somebody else ends this process, if it must be.
     pub supervised: bool,
@@ -48,6 +50,20 @@ struct MonitorInbox {
     /// Blobs of the current exchange, in rank order.
     blobs: Vec<(u64, Vec<u8>)>,
     released: bool,
+    /// Why the job is over for this process.
+    ended: Option<Fault>,
+    next: NextGeneration,
+}
+
+/// What an elastic job's worker has heard of a generation that it is not in yet.
+#[derive(Debug, Default)]
+struct NextGeneration {
+    /// The newest one that it has heard of.
+    announced: u32,
+    /// The newest one that it was told to get ready for.
+    regroup: u32,
+    assignment: Option<Assignment>,
+    roster: Vec<RosterEntry>,
 }
 
 impl MonitorState {
@@ -56,9 +72,9 @@ impl MonitorState {
             link: Mutex::new(link),
             inbox: Mutex::default(),
             changed: Condvar::new(),
-            watch,
+            current: Mutex::new((generation, watch)),
             job,
-            generation,
+            elastic: false,
             deadlines,
             supervised: true,
             in_rank_0: false,
@@ -67,25 +83,46 @@ impl MonitorState {
         }
     }
 
-    fn envelope(&self, message: ControlMessage) -> Envelope {
-        Envelope { job: self.job, generation: self.generation, message }
+    fn current(&self) -> (u32, Arc<Watch>) {
+        lock(&self.current).clone()
     }
 
+    fn watch(&self) -> Arc<Watch> {
+        self.current().1
+    }
+
+    fn send_of(&self, generation: u32, message: ControlMessage) {
+        lock(&self.link).send(&Envelope { job: self.job, generation, message });
+    }
+
+    /// As a member of the generation that this rank is in.
     pub fn send(&self, message: ControlMessage) {
-        lock(&self.link).send(&self.envelope(message));
+        self.send_of(self.current().0, message);
     }
 
     pub fn send_if_idle(&self, message: ControlMessage) {
+        let generation = self.current().0;
         let mut link = lock(&self.link);
         if !link.busy() {
-            link.send(&self.envelope(message));
+            link.send(&Envelope { job: self.job, generation, message });
+        }
+    }
+
+    /// What this rank does, and in which generation.
+    fn beat(&self) {
+        let (generation, watch) = self.current();
+        let message = ControlMessage::Heartbeat(watch.activity());
+        let mut link = lock(&self.link);
+        if !link.busy() {
+            link.send(&Envelope { job: self.job, generation, message });
         }
     }
 
     /// Tells where this rank is and then this, and waits a moment until it has left this process.
     pub fn send_and_flush(&self, message: ControlMessage) {
-        self.send(ControlMessage::Heartbeat(self.watch.activity()));
-        self.send(message);
+        let (generation, watch) = self.current();
+        self.send_of(generation, ControlMessage::Heartbeat(watch.activity()));
+        self.send_of(generation, message);
         let deadline = Instant::now() + Duration::from_millis(self.deadlines.grace_ms());
         while lock(&self.link).busy() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
@@ -102,7 +139,7 @@ impl MonitorState {
             if let Some(answer) = ready(&mut inbox) {
                 return Ok(answer);
             }
-            self.watch.check()?;
+            self.watch().check()?;
             if timeout.expired(Instant::now()) && what != RELEASE {
                 return Err(lost(&format!("no answer in {what}")));
             }
@@ -118,6 +155,39 @@ impl MonitorState {
         })
     }
 
+    /// Waits for a place in a generation after `generation`, for which this worker is ready with so much of a state, and for
+    /// everybody's place in it. `None` if the job is done without it. From then on the watch is of that generation.
+    pub fn await_generation(
+        &self,
+        mut ready_for: u32,
+        position: Option<u64>,
+        heartbeat: Duration,
+    ) -> Result<Option<(u32, Assignment, Vec<RosterEntry>, Arc<Watch>)>, Fault> {
+        let pause = Duration::from_millis(self.deadlines.beat_ms());
+        let mut inbox = lock(&self.inbox);
+        loop {
+            if let Some(fault) = &inbox.ended {
+                return Err(fault.clone());
+            }
+            if inbox.released {
+                return Ok(None);
+            }
+            let NextGeneration { announced, regroup, assignment, roster } = &mut inbox.next;
+            if *regroup > ready_for {
+                ready_for = *regroup;
+                self.send_of(ready_for, ControlMessage::Ready { position });
+            }
+            let world = assignment.as_ref().map_or(0, |assignment| assignment.world);
+            if let Some(assignment) = assignment.take_if(|_| world > 0 && roster.len() == world) {
+                let (generation, roster) = (*announced, std::mem::take(roster));
+                let watch = Watch::new(roster.iter().map(RosterEntry::label).collect(), heartbeat);
+                *lock(&self.current) = (generation, Arc::clone(&watch));
+                return Ok(Some((generation, assignment, roster, watch)));
+            }
+            inbox = wait_timeout(&self.changed, inbox, pause);
+        }
+    }
+
     pub fn await_release(&self) -> Result<(), Fault> {
         self.wait_until(RELEASE, |inbox| inbox.released.then_some(()))
     }
@@ -125,7 +195,8 @@ impl MonitorState {
     /// The coordinator itself is at fault: nobody else will report it.
     fn abandon(&self, fault: Fault) {
         let text = fault.to_string();
-        let observer = self.observer.as_ref().filter(|_| self.watch.check().is_ok());
+        let ended = lock(&self.inbox).ended.replace(fault.clone()).is_some();
+        let observer = self.observer.as_ref().filter(|_| self.watch().check().is_ok() && !ended);
         if let Some(observer) = observer {
             observer(&Notice::Ending { text: text.clone(), shown: false });
         }
@@ -135,7 +206,7 @@ impl MonitorState {
         if self.in_rank_0 && observer.is_none() {
             std::thread::sleep(Duration::from_millis(2 * self.deadlines.beat_ms()));
         }
-        self.watch.abort(fault);
+        self.watch().abort(fault);
         self.changed.notify_all();
     }
 
@@ -144,22 +215,52 @@ impl MonitorState {
         if !self.in_rank_0 {
             return lost(why);
         }
-        let Activity { step, call, in_call, .. } = self.watch.activity();
+        let Activity { step, call, in_call, .. } = self.watch().activity();
         let during = match call {
             Some(call) if in_call => format!("step {step}, {call}"),
             _ => format!("step {step}"),
         };
-        Fault::Lost { peer: 0, host: self.watch.host(0), during, why: why.into() }
+        Fault::Lost { peer: 0, host: self.watch().host(0), during, why: why.into() }
     }
 
-    fn receive(&self, message: ControlMessage) {
+    /// What is of an older generation has no effect; of a newer one than is known, only what tells of it has.
+    fn receive(&self, generation: u32, message: ControlMessage) {
+        let mut inbox = lock(&self.inbox);
+        let known = if self.elastic { inbox.next.announced } else { self.current().0 };
+        let tells = self.elastic && matches!(message, ControlMessage::Regroup | ControlMessage::Assign(_));
+        if generation < known || (generation > known && !tells) {
+            // A coordinator that is a generation ahead is still alive, and its end is the end.
+            if let (true, ControlMessage::Abort { text }) = (generation > known && self.elastic, message) {
+                self.over(&mut inbox, Fault::Aborted(text));
+            }
+            return;
+        }
         match message {
-            ControlMessage::Blob { round, bytes, .. } => lock(&self.inbox).blobs.push((round, bytes)),
-            ControlMessage::Release => lock(&self.inbox).released = true,
-            ControlMessage::Abort { text } => self.watch.abort(Fault::Aborted(text)),
-            ControlMessage::CoordinatorHeartbeat { moved: true } => self.watch.others_moved(),
+            ControlMessage::Regroup => {
+                (inbox.next.announced, inbox.next.regroup) = (generation, generation);
+                (inbox.next.assignment, inbox.next.roster) = (None, Vec::new());
+                inbox.blobs.clear();
+                self.watch().abort(Fault::Regroup { generation });
+            }
+            ControlMessage::Assign(assignment) => {
+                inbox.next.announced = generation;
+                (inbox.next.assignment, inbox.next.roster) = (Some(assignment), Vec::new());
+                inbox.blobs.clear();
+            }
+            ControlMessage::Roster { rank, peer } if rank == inbox.next.roster.len() => inbox.next.roster.push(peer),
+            ControlMessage::Yield => self.watch().ask_to_yield(),
+            ControlMessage::Blob { round, bytes, .. } => inbox.blobs.push((round, bytes)),
+            ControlMessage::Release => inbox.released = true,
+            ControlMessage::Abort { text } => self.over(&mut inbox, Fault::Aborted(text)),
+            ControlMessage::CoordinatorHeartbeat { moved: true } => self.watch().others_moved(),
             _ => {}
         }
+        self.changed.notify_all();
+    }
+
+    fn over(&self, inbox: &mut MonitorInbox, fault: Fault) {
+        inbox.ended.get_or_insert(fault.clone());
+        self.watch().abort(fault);
         self.changed.notify_all();
     }
 
@@ -173,12 +274,16 @@ impl MonitorState {
         let heard = matches!(&received, Ok(envelopes) if !envelopes.is_empty());
         match received {
             Ok(envelopes) => {
-                let current = envelopes.into_iter().filter(|e| e.job == self.job && e.generation == self.generation);
-                current.for_each(|envelope| self.receive(envelope.message));
+                let own = envelopes.into_iter().filter(|envelope| envelope.job == self.job);
+                own.for_each(|envelope| self.receive(envelope.generation, envelope.message));
             }
             Err(fault) => self.abandon(fault),
         }
-        if !open && self.watch.check().is_ok() && !lock(&self.inbox).released && !self.closing.load(Ordering::Acquire) {
+        let over = {
+            let inbox = lock(&self.inbox);
+            inbox.released || inbox.ended.is_some() || (!self.elastic && self.watch().check().is_err())
+        };
+        if !open && !over && !self.closing.load(Ordering::Acquire) {
             self.abandon(self.lost("it closed the link"));
         }
         heard
@@ -201,9 +306,10 @@ impl MonitorState {
             }
             if beaten.elapsed() >= beat {
                 beaten = Instant::now();
-                self.send_if_idle(ControlMessage::Heartbeat(self.watch.activity()));
+                self.beat();
             }
-            if self.watch.check().is_err() {
+            let ended = lock(&self.inbox).ended.is_some() || (!self.elastic && self.watch().check().is_err());
+            if ended {
                 self.ended(*aborted.get_or_insert_with(Instant::now));
             }
             let at_most = if aborted.is_some() { tick } else { beat.saturating_sub(beaten.elapsed()) };

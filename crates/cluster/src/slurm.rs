@@ -20,6 +20,8 @@ pub struct Batch {
     pub options: Vec<String>,
     /// Where the workers run.
     pub directory: String,
+    /// Whether the job goes on when tasks or nodes are lost.
+    pub elastic: bool,
     /// The command of every task.
     pub command: Vec<String>,
 }
@@ -60,12 +62,13 @@ pub fn script(batch: &Batch) -> Result<String, Fault> {
     }
     let words: Vec<String> = batch.command.iter().map(|word| quoted(word)).collect();
     let directory = quoted(&batch.directory);
-    // One task that fails ends the step, and the step's code is the job's.
-    let _ = write!(
-        text,
-        "\nset -euo pipefail\ncd {directory}\nexec srun --kill-on-bad-exit=1 --wait=60 {CPUS_PER_TASK} {}\n",
-        words.join(" ")
-    );
+    // One task that fails ends the step, and the step's code is the job's. An elastic job goes on without it.
+    let together = match batch.elastic {
+        true => "--no-kill --kill-on-bad-exit=0 --wait=0",
+        false => "--kill-on-bad-exit=1 --wait=60",
+    };
+    let _ =
+        write!(text, "\nset -euo pipefail\ncd {directory}\nexec srun {together} {CPUS_PER_TASK} {}\n", words.join(" "));
     Ok(text)
 }
 
@@ -108,6 +111,7 @@ mod tests {
             partition: Some("all".into()),
             options: vec!["--gres=gpu:4".into()],
             directory: "/home/a b".into(),
+            elastic: false,
             command: ["kolo", "train", "it's.toml"].map(String::from).to_vec(),
         }
     }
@@ -120,6 +124,8 @@ mod tests {
             exec srun --kill-on-bad-exit=1 --wait=60 \
             ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} kolo train 'it'\\''s.toml'\n";
         assert_eq!(script(&batch()).unwrap(), expected);
+        let elastic = script(&Batch { elastic: true, ..batch() }).unwrap();
+        assert!(elastic.contains("\nexec srun --no-kill --kill-on-bad-exit=0 --wait=0 "), "{elastic}");
     }
 
     #[test]

@@ -163,6 +163,13 @@ impl Exchanges {
         own.map(|(at, _)| self.wait(at, lane)).collect()
     }
 
+    /// Waits for all that were started.
+    pub fn wait_all(&self) -> Result<(), ExchangeError> {
+        let lanes = |running: &Vec<Running>| 0..running.len();
+        let mut all = self.list.iter().enumerate().flat_map(|(at, running)| lanes(running).map(move |lane| (at, lane)));
+        all.try_for_each(|(at, lane)| self.wait(at, lane))
+    }
+
     /// Nanoseconds that steps have waited for exchanges since this was last asked.
     pub fn take_waited(&self) -> u64 {
         self.waited.swap(0, Ordering::Relaxed)

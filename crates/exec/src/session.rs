@@ -222,6 +222,17 @@ impl Session {
         self.probe.end(lane, item.node, start);
     }
 
+    /// Waits for every exchange under way. What it would break leaves parameters and state as they were; without exchanges
+    /// of its own, the update that follows cannot fail.
+    pub fn settle(&mut self) -> Result<(), ExchangeError> {
+        self.exchanges.as_ref().map_or(Ok(()), Exchanges::wait_all)
+    }
+
+    /// Whether the update itself exchanges something.
+    pub fn exchanges_in_update(&self) -> bool {
+        self.exchanges.is_some() && self.schedule.after.iter().any(|item| matches!(item.act, Act::Start(_)))
+    }
+
     /// The part after the grains: the update.
     pub fn finish(&mut self, _store: &mut Store) -> Result<(), ExchangeError> {
         self.run_once(Phase::After)?;

@@ -198,6 +198,12 @@ impl Store {
         unsafe { std::slice::from_raw_parts_mut(self.params.at(0).cast(), self.params_bytes / 4) }
     }
 
+    /// All state with the padding between, in the order of memory.
+    pub fn states_mut(&mut self) -> &mut [u8] {
+        // SAFETY: `&mut self` is exclusive, and the memory holds that many bytes.
+        unsafe { std::slice::from_raw_parts_mut(self.states.at(0), self.states_bytes) }
+    }
+
     /// BLAKE3 over all parameters in name order: name, dtype, shape, then the values, little-endian.
     pub fn digest(&self) -> String {
         let mut trained: Vec<&Entry> = self.entries.iter().filter(|entry| entry.is_param()).collect();

@@ -39,6 +39,15 @@ pub struct Log {
 }
 
 impl Log {
+    /// What it has added up, to be handed on as it is.
+    pub(crate) fn to_bits(&self) -> [u64; 3] {
+        [self.loss.to_bits(), self.milliseconds.to_bits(), self.steps as u64]
+    }
+
+    pub(crate) fn from_bits([loss, milliseconds, steps]: [u64; 3]) -> Self {
+        Self { loss: f64::from_bits(loss), milliseconds: f64::from_bits(milliseconds), steps: steps as usize }
+    }
+
     /// A step is over; a row if it is time for one. Rows are due at multiples of `log_every`, whatever a run began with.
     pub fn step(&mut self, job: &Job, trainer: &Trainer, loss: f32, milliseconds: f64) -> Option<LogRow> {
         self.loss += f64::from(loss);

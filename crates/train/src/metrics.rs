@@ -3,7 +3,7 @@
 //! Every line reaches the operating system before `write` returns, so a killed run keeps all it measured.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
 
 /// An open `metrics.jsonl`.
@@ -32,6 +32,23 @@ impl MetricsFile {
         std::fs::write(&draft, kept)?;
         std::fs::rename(&draft, path)?;
         Ok(Self { file: File::options().append(true).open(path)? })
+    }
+
+    /// Takes up a file where it is, or starts one: what was written of `step` and later steps goes, whole lines or not.
+    pub fn reopen(path: &Path, step: u64) -> io::Result<Self> {
+        let file = File::options().read(true).append(true).create(true).open(path)?;
+        let (mut lines, mut line, mut kept) = (BufReader::new(&file), Vec::new(), 0);
+        while lines.read_until(b'\n', &mut line)? > 0 {
+            let parsed: Option<serde_json::Value> = serde_json::from_slice(&line).ok();
+            let of = parsed.and_then(|row| row["step"].as_u64()).filter(|_| line.ends_with(b"\n"));
+            if of.is_none_or(|of| of >= step) {
+                break;
+            }
+            kept += line.len() as u64;
+            line.clear();
+        }
+        file.set_len(kept)?;
+        Ok(Self { file })
     }
 
     /// Appends a line. JSON has no NaN and no infinity: they are written as null.
@@ -65,6 +82,22 @@ mod tests {
             text.lines().map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap()["step"].clone()).collect();
         assert_eq!(steps, [1, 2, 3, 4]);
         assert!(text.ends_with("\"loss\":0.25}\n"));
+    }
+
+    #[test]
+    fn a_reopened_file_goes_on_before_a_step() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut file = MetricsFile::reopen(&path, 0).unwrap();
+        (1..5).for_each(|step| file.write(step, 1, &[("loss", 0.5)]).unwrap());
+        // The process was killed in the midst of a line.
+        file.file.write_all(b"{\"step\":5,\"ep").unwrap();
+        let mut file = MetricsFile::reopen(&path, 7).unwrap();
+        file.write(5, 1, &[]).unwrap();
+        let mut file = MetricsFile::reopen(&path, 3).unwrap();
+        file.write(3, 2, &[]).unwrap();
+        let steps: Vec<String> = std::fs::read_to_string(&path).unwrap().lines().map(|line| line[..9].into()).collect();
+        assert_eq!(steps, ["{\"step\":1", "{\"step\":2", "{\"step\":3"]);
     }
 
     #[test]

@@ -52,6 +52,15 @@ impl Record {
         Ok(record)
     }
 
+    /// Takes up the files of a run that another process has written so far; rows of `step` and later are written anew.
+    pub fn reopen(out: Option<&OutDir>, step: u64, note: &mut dyn FnMut(&str)) -> Result<Self, Error> {
+        let Some(OutDir { path, required, .. }) = out else { return Ok(Self { files: None, required: false }) };
+        let mut record = Self { files: None, required: *required };
+        let outcome = Files::reopen(path, step).map(|files| record.files = Some(files));
+        record.settle(outcome, note)?;
+        Ok(record)
+    }
+
     pub fn write(
         &mut self,
         step: usize,
@@ -87,6 +96,16 @@ impl Files {
                 None => MetricsFile::create(&dir.join("metrics.jsonl")),
             }
             .map_err(failed)?,
+            events: EventWriter::create(dir).map_err(failed)?,
+        })
+    }
+
+    fn reopen(dir: &Path, step: u64) -> Result<Self, Error> {
+        let failed = |error: std::io::Error| write_error(dir, &error);
+        std::fs::create_dir_all(dir).map_err(failed)?;
+        Ok(Self {
+            dir: dir.into(),
+            metrics: MetricsFile::reopen(&dir.join("metrics.jsonl"), step).map_err(failed)?,
             events: EventWriter::create(dir).map_err(failed)?,
         })
     }

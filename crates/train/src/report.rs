@@ -141,6 +141,21 @@ pub struct RankTimes {
     pub peak_rss: u64,
 }
 
+/// A group of workers that an elastic job had.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GenerationRow {
+    pub generation: u32,
+    /// The step that it began with.
+    pub step: usize,
+    pub workers: usize,
+    /// Who was lost before it, and why.
+    pub lost: Vec<String>,
+    /// Milliseconds from the end of the generation before, as the first rank saw it, to the first step of this one.
+    pub recovery_ms: u64,
+    /// Of these, until the coordinator had formed the group.
+    pub agreement_ms: u64,
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     pub job: String,
@@ -181,6 +196,9 @@ pub struct Report {
     /// With parameter servers only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub asynchronous: Option<Roles>,
+    /// Of an elastic job only: each group of workers it had.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub generations: Vec<GenerationRow>,
     /// With several workers only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub communication: Option<Communication>,

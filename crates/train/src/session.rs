@@ -1,5 +1,9 @@
 //! The loop: steps, evaluation each epoch, metrics to files and to an observer, an honest end.
 
+mod elastic;
+
+pub use elastic::{Elastic, GenerationStart, OnResume};
+
 use crate::asynchronous::Links;
 use crate::checkpoint::{self, CheckpointDir, Saver, TrainerRecord};
 pub use crate::company::Company;
@@ -10,7 +14,9 @@ use crate::job::Job;
 use crate::log::{Log, LogRow};
 use crate::machine::peak_rss_bytes;
 use crate::record::{OutDir, Record};
-use crate::report::{Communication, DataStages, DataWait, EpochRow, PeakBytes, Planned, Report, StepTimes};
+use crate::report::{
+    Communication, DataStages, DataWait, EpochRow, GenerationRow, PeakBytes, Planned, Report, StepTimes,
+};
 use crate::timeline::Timeline;
 use crate::together::{self, Meter, Wishes};
 use crate::trainer::{Evaluation, Trainer};
@@ -53,6 +59,8 @@ pub struct RunOptions {
     pub timeline: Option<Arc<Timeline>>,
     /// Where the state goes; the first rank says it for all.
     pub checkpoints: Option<CheckpointDir>,
+    /// Whether the run goes on with other workers when some are lost.
+    pub elastic: Option<Arc<Elastic>>,
 }
 
 impl RunOptions {
@@ -63,6 +71,9 @@ impl RunOptions {
             trainer.trace(timeline);
         }
         trainer.interrupted_by(&self.interrupt);
+        if self.elastic.is_some() {
+            trainer.settle_before_updates();
+        }
         Ok(trainer)
     }
 
@@ -164,14 +175,19 @@ impl Watch {
 /// Trains a job to its end. The trainer comes back with the trained weights.
 pub fn run(job: Arc<Job>, options: &RunOptions, observer: &mut dyn Observer) -> Result<(Trainer, Report), Error> {
     let mut run = Run::begin(job, options, observer)?;
-    options.interrupt.enter(RunPhase::Training);
-    let ended = match run.catch_up()? {
-        Some(ended) => ended,
-        None => run.train()?,
+    let Some(elastic) = &options.elastic else {
+        let report = run.complete()?;
+        return Ok((run.trainer, report));
     };
-    options.interrupt.enter(RunPhase::Finishing);
-    run.finish(ended)
+    elastic.synchronise(&mut run)?;
+    // What this worker has is kept for the next generation, whatever ended this one.
+    let outcome = elastic.announce(&mut run).and_then(|()| run.complete());
+    let trainer = elastic.keep(run, outcome.is_ok());
+    Ok((trainer, outcome?))
 }
+
+/// Why runs end.
+const ENDS: [&str; 3] = ["done", "early stop", "interrupted"];
 
 /// Goes on from the newest checkpoint, if there is one. All workers call it together.
 fn resume(
@@ -235,8 +251,16 @@ struct Run<'r> {
     best: Option<f64>,
     /// A save was due while an earlier one was still being written.
     owed: bool,
-    /// The evaluation of the step that this run went on after is still to be made.
+    /// Where an interrupted run stood before its last row.
+    before: Option<TrainerRecord>,
+    /// What was agreed after the last step, if it is still to be done.
+    wishes: Option<Wishes>,
+    /// The last step is made, but not what follows it.
     pending: bool,
+    ended: Option<&'static str>,
+    /// The last rows of the metrics, for another rank that may have to write them.
+    rows: elastic::Progress,
+    generations: Vec<GenerationRow>,
 }
 
 impl<'r> Run<'r> {
@@ -245,11 +269,13 @@ impl<'r> Run<'r> {
         let mut trainer = options.trainer(&job)?;
         let ties = Ties::new(links, options);
         let dir = CheckpointDir::of_first(options.checkpoints.as_ref(), ties.workers())?;
-        let resumed = match dir.as_ref().filter(|dir| dir.resume) {
+        // A later generation has its state from the one before.
+        let first = options.begins_record();
+        let resumed = match dir.as_ref().filter(|dir| dir.resume && first) {
             Some(dir) => resume(&job, dir, &ties, &mut trainer, observer)?,
             None => None,
         };
-        if resumed.is_none() {
+        if resumed.is_none() && first {
             start_from(&job, &ties, &mut trainer)?;
         }
         let mut saver = match &dir {
@@ -257,7 +283,7 @@ impl<'r> Run<'r> {
             None => None,
         };
         let begin = Instant::now();
-        let out = options.out.as_ref().filter(|_| options.company.is_chief());
+        let out = options.out.as_ref().filter(|_| options.company.is_chief() && options.begins_record());
         let steps = resumed.as_ref().map(|record| record.step);
         if let Some((saver, step)) = saver.as_mut().zip(steps) {
             saver.has(step);
@@ -283,38 +309,66 @@ impl<'r> Run<'r> {
             must_save: dir.is_some_and(|dir| dir.required),
             best: before.best,
             owed: false,
+            before: None,
+            wishes: None,
             pending: before.pending,
+            ended: None,
+            rows: elastic::Progress::default(),
+            generations: Vec::new(),
             job,
         })
     }
 
-    /// Runs steps to the end; why it came.
+    fn complete(&mut self) -> Result<Report, Error> {
+        self.options.interrupt.enter(RunPhase::Training);
+        let ended = self.train()?;
+        self.options.interrupt.enter(RunPhase::Finishing);
+        self.finish(ended)
+    }
+
+    /// Runs steps to the end; why it came. A run that was cut off takes up what was left to do of its last step.
     fn train(&mut self) -> Result<&'static str, Error> {
-        while self.trainer.next_step() < self.job.total_steps {
-            self.step()?;
-            let wishes = self.agree()?;
-            let (step, epoch) = (self.trainer.next_step(), self.epoch());
-            let due = step.is_multiple_of(self.job.steps_per_epoch) && epoch.is_multiple_of(self.job.eval_every);
-            let last = step == self.job.total_steps;
-            let before = TrainerRecord { pending: due || last, ..self.record() };
-            // The last state of servers is saved before they are told that this worker is done.
-            if last || wishes.stop {
-                self.end_of_steps(&before)?;
+        while self.ended.is_none() {
+            if self.pending {
+                self.ended = self.after_step()?;
+                self.pending = false;
+            } else if let Some(wishes) = self.wishes.take() {
+                self.save(wishes)?;
+            } else if self.trainer.next_step() < self.job.total_steps {
+                self.step()?;
+                self.pending = true;
+            } else {
+                self.measure_again()?;
+                self.ended = Some("done");
             }
-            if (due || last || wishes.stop) && self.take_stock(wishes.stop)? {
-                self.ended(&before)?;
-                return Ok("interrupted");
-            }
-            if due && self.is_stale() {
-                let record = self.record();
-                self.ended(&record)?;
-                return Ok("early stop");
-            }
-            self.save(wishes)?;
         }
-        let record = self.record();
-        self.ended(&record)?;
-        Ok("done")
+        self.save_end()?;
+        Ok(self.ended.unwrap_or("done"))
+    }
+
+    /// What follows a step: agreement, an evaluation if one is due, a save. Why the run ends, if it does.
+    fn after_step(&mut self) -> Result<Option<&'static str>, Error> {
+        let wishes = self.agree()?;
+        if wishes.yields {
+            return Err(self.yielded());
+        }
+        let (step, epoch) = (self.trainer.next_step(), self.epoch());
+        let due = step.is_multiple_of(self.job.steps_per_epoch) && epoch.is_multiple_of(self.job.eval_every);
+        let last = step == self.job.total_steps;
+        let before = TrainerRecord { pending: due || last, ..self.record() };
+        // The last state of servers is saved before they are told that this worker is done.
+        if last || wishes.stop {
+            self.end_of_steps(&before)?;
+        }
+        if (due || last || wishes.stop) && self.take_stock(wishes.stop)? {
+            self.before = Some(before);
+            return Ok(Some("interrupted"));
+        }
+        if due && self.is_stale() {
+            return Ok(Some("early stop"));
+        }
+        self.wishes = Some(wishes);
+        Ok(if last { Some("done") } else { None })
     }
 
     /// Whether the run should end early, by its last evaluation.
@@ -323,25 +377,15 @@ impl<'r> Run<'r> {
         last.as_ref().is_some_and(|evaluation| watch.stale(job, evaluation))
     }
 
-    /// What a run that goes on has left to do of its last step; whether it should end early.
-    fn catch_up(&mut self) -> Result<Option<&'static str>, Error> {
-        let (step, ends) = (self.trainer.next_step(), self.trainer.next_step() == self.job.total_steps);
-        if ends {
+    /// A run that was over when it was saved has an evaluation to make, for its report.
+    fn measure_again(&mut self) -> Result<(), Error> {
+        if self.last.is_none() {
             self.ties.last_weights(&mut self.trainer)?;
-        }
-        if std::mem::take(&mut self.pending) {
-            let before = TrainerRecord { pending: true, ..self.record() };
-            if self.take_stock(false)? {
-                self.ended(&before)?;
-                return Ok(Some("interrupted"));
+            if self.ties.links.is_none() || self.options.company.is_chief() {
+                self.last = self.trainer.evaluate()?;
             }
-            if step.is_multiple_of(self.job.steps_per_epoch) && self.is_stale() {
-                return Ok(Some("early stop"));
-            }
-        } else if ends && (self.ties.links.is_none() || self.options.company.is_chief()) {
-            self.last = self.trainer.evaluate()?;
         }
-        Ok(None)
+        Ok(())
     }
 
     /// What all workers want after this step.
@@ -351,6 +395,7 @@ impl<'r> Run<'r> {
             stop: self.options.interrupt.requested(),
             save: saver.is_some_and(|saver| saver.is_due(&self.job, self.trainer.next_step())),
             writing: saver.is_some_and(Saver::is_writing),
+            yields: self.asked_to_yield(),
         };
         together::agree(self.ties.in_step(), mine)
     }
@@ -379,16 +424,21 @@ impl<'r> Run<'r> {
         self.loss_count += 1;
         if let Some(row) = self.log.step(&self.job, &self.trainer, loss, milliseconds) {
             self.observer.logged(&row);
-            self.record.write(row.step, row.epoch, &row.values(), &mut |text| self.observer.note(text))?;
+            self.write_row(row.step, row.epoch, &row.values())?;
         }
         Ok(())
+    }
+
+    fn write_row(&mut self, step: usize, epoch: usize, values: &[(&str, f64)]) -> Result<(), Error> {
+        if self.options.elastic.is_some() {
+            self.rows.note_row(step, epoch, values);
+        }
+        self.record.write(step, epoch, values, &mut |text| self.observer.note(text))
     }
 
     /// A row of the history, with an evaluation unless the run was interrupted; whether it is by now.
     fn take_stock(&mut self, mut interrupted: bool) -> Result<bool, Error> {
         let (step, epoch) = (self.trainer.next_step(), self.epoch());
-        self.mean_loss = self.loss_sum / self.loss_count as f64;
-        (self.loss_sum, self.loss_count) = (0.0, 0);
         // An interrupted run ends at once: its last evaluation stays the last, but it was not made here.
         let evaluates = !interrupted && (self.ties.links.is_none() || self.options.company.is_chief());
         let observer = &mut *self.observer;
@@ -402,13 +452,16 @@ impl<'r> Run<'r> {
             Some(made) => made?,
             None => None,
         };
+        // From here on nothing fails because of others.
+        self.mean_loss = self.loss_sum / self.loss_count as f64;
+        (self.loss_sum, self.loss_count) = (0.0, 0);
         self.history.push(EpochRow::new(epoch, self.begin.elapsed(), self.mean_loss, made.as_ref()));
         self.observer.evaluated(step, epoch, self.mean_loss, made.as_ref());
         let rate = self.job.schedule.rate(self.job.optimizer.lr(), step - 1);
         let mut values = vec![("train/loss", self.mean_loss), ("train/lr", rate)];
         let names: Vec<(String, f64)> = made.iter().flat_map(evaluation_values).collect();
         values.extend(names.iter().map(|(name, value)| (name.as_str(), *value)));
-        self.record.write(step, epoch, &values, &mut |text| self.observer.note(text))?;
+        self.write_row(step, epoch, &values)?;
         self.last = made.or(self.last.take());
         Ok(interrupted)
     }
@@ -490,9 +543,12 @@ impl<'r> Run<'r> {
     }
 
     /// The run is over: its last state is saved, unless that was done.
-    fn ended(&mut self, record: &TrainerRecord) -> Result<(), Error> {
+    fn save_end(&mut self) -> Result<(), Error> {
         match self.ties.links {
-            None => self.save_last(&[], record),
+            None => {
+                let record = self.before.clone().unwrap_or_else(|| self.record());
+                self.save_last(&[], &record)
+            }
             Some(_) => Ok(()),
         }
     }
@@ -512,13 +568,14 @@ impl<'r> Run<'r> {
         }
     }
 
-    fn finish(self, ended: &str) -> Result<(Trainer, Report), Error> {
+    fn finish(&self, ended: &str) -> Result<Report, Error> {
         let mut report = self.report(ended);
         let skipped = self.job.source.load_times().map_or(0, |times| times.skipped);
         report.communication = self.ties.close(&report.weights, skipped)?;
         report.count_skipped(self.job.source.load_times());
-        report.history = self.history;
-        Ok((self.trainer, report))
+        report.history = self.history.clone();
+        report.generations = self.generations.clone();
+        Ok(report)
     }
 
     fn report(&self, ended: &str) -> Report {
@@ -557,6 +614,7 @@ impl<'r> Run<'r> {
             ended: ended.into(),
             epochs_per_s: epochs / self.begin.elapsed().as_secs_f64().max(1e-9),
             history: Vec::new(),
+            generations: Vec::new(),
             communication: None,
             asynchronous: options.company.roles(),
         }

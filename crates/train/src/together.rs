@@ -89,10 +89,15 @@ impl Meter {
 
 /// Whether any rank was asked to stop: then all do, after the same step.
 pub fn any(world: Option<&Communicator>, mine: bool) -> Result<bool, Error> {
+    any_of(world, [mine]).map(|[any]| any)
+}
+
+/// The same of several things, at the cost of one.
+pub fn any_of<const COUNT: usize>(world: Option<&Communicator>, mine: [bool; COUNT]) -> Result<[bool; COUNT], Error> {
     let Some(world) = world else { return Ok(mine) };
-    let mut flag = [i32::from(mine)];
-    world.all_reduce(&mut flag, Reduction::Max)?;
-    Ok(flag[0] > 0)
+    let mut flags = mine.map(i32::from);
+    world.all_reduce(&mut flags, Reduction::Max)?;
+    Ok(flags.map(|flag| flag > 0))
 }
 
 /// What a rank wants after a step, or what any of them does.
@@ -104,15 +109,17 @@ pub struct Wishes {
     pub save: bool,
     /// An earlier save is not yet written.
     pub writing: bool,
+    /// Somebody waits to be taken in.
+    pub yields: bool,
 }
 
 /// What any rank wants: all do the same after the same step.
 pub fn agree(world: Option<&Communicator>, mine: Wishes) -> Result<Wishes, Error> {
     let Some(world) = world else { return Ok(mine) };
-    let mut flags = [mine.stop, mine.save, mine.writing].map(i32::from);
+    let mut flags = [mine.stop, mine.save, mine.writing, mine.yields].map(i32::from);
     world.all_reduce(&mut flags, Reduction::Max)?;
-    let [stop, save, writing] = flags.map(|flag| flag > 0);
-    Ok(Wishes { stop, save, writing })
+    let [stop, save, writing, yields] = flags.map(|flag| flag > 0);
+    Ok(Wishes { stop, save, writing, yields })
 }
 
 /// The bytes of every rank, in the order of ranks.

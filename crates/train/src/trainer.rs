@@ -66,6 +66,8 @@ pub struct Trainer {
     /// A copy of the store that is being made: the next update waits for it.
     copying: Option<Arc<Gate>>,
     timeline: Option<Arc<Timeline>>,
+    /// Whether an update waits for all exchanges of its step, so that a fault leaves the state before or after it.
+    settles: bool,
 }
 
 impl Trainer {
@@ -110,6 +112,7 @@ impl Trainer {
             supply: None,
             copying: None,
             timeline: None,
+            settles: false,
         };
         if let Some(world) = company.world() {
             trainer.watched_by(world.watch());
@@ -123,6 +126,16 @@ impl Trainer {
         let alive = self.alive();
         self.evaluators.iter_mut().for_each(|(_, session)| session.set_alive(alive.clone()));
         self.session.set_alive(alive);
+    }
+
+    /// From now on no update begins before all exchanges of its step are done.
+    pub(crate) fn settle_before_updates(&mut self) {
+        self.settles = true;
+    }
+
+    /// Goes on before this step, with the store as it is.
+    pub(crate) fn go_on_before(&mut self, step: usize) {
+        self.step = step;
     }
 
     /// Lets `interrupt` stop evaluations.
@@ -317,6 +330,9 @@ impl Trainer {
         self.end_copy();
         between(step, &mut self.session, &mut self.store)?;
         let loss = self.loss();
+        if self.settles {
+            self.session.settle()?;
+        }
         self.session.finish(&mut self.store)?;
         self.step += 1;
         Ok(loss)

@@ -4,6 +4,9 @@ use super::{ANY_RANK, Actions, Elastic, JobPhase, WORKERS_MAX, WorkerState, firs
 use super::{CoordinatorAction, CoordinatorEvent, Core, Exit, Notice, Resumed, Verdict};
 use crate::message::{ControlMessage, Envelope, Hello};
 
+/// Positions up to this one are of the start, before any step.
+const START: u64 = 1;
+
 impl Core for Elastic {
     fn step(&mut self, now_ms: u64, event: CoordinatorEvent) -> Actions {
         self.forgive(now_ms);
@@ -20,7 +23,10 @@ impl Core for Elastic {
             CoordinatorEvent::Stopped { rank } => self.stopped(now_ms, rank, Some(now_ms), &mut actions),
             CoordinatorEvent::Continued { rank } => self.stopped(now_ms, rank, None, &mut actions),
             CoordinatorEvent::Trouble { rank, why } => {
-                // Whoever could be seen there is not seen any more: only its lease ends it.
+                // Whoever could be seen there is not seen any more, and nobody can be started there.
+                if let Some(state) = self.workers.get_mut(&rank) {
+                    state.launched = false;
+                }
                 self.lose(now_ms, rank, why, &mut actions);
             }
             CoordinatorEvent::Interrupt { signal } => self.interrupt(now_ms, signal, &mut actions),
@@ -49,7 +55,8 @@ impl Elastic {
         match envelope.message {
             ControlMessage::Ready { position } => {
                 if current && matches!(self.phase, JobPhase::Gathering { .. }) {
-                    (state.ready, state.position) = (Some(self.generation), position);
+                    self.progressed |= position.is_some_and(|position| position > START);
+                    (state.ready, state.position) = (Some(self.generation), position.filter(|_| !state.stale));
                     self.try_to_form(now_ms, actions);
                 }
             }
@@ -66,6 +73,7 @@ impl Elastic {
             ControlMessage::GiveUp { text, .. } => self.lose(now_ms, worker, first_line(&text), actions),
             message if self.rank(worker).is_some() => {
                 if current {
+                    self.progressed |= matches!(&message, ControlMessage::Heartbeat(activity) if activity.step > 0);
                     let envelope = Envelope { message, ..envelope };
                     self.forward(now_ms, CoordinatorEvent::Message { link, envelope }, actions);
                 }
@@ -82,6 +90,9 @@ impl Elastic {
     fn resumed(&mut self, now_ms: u64, step: u64, actions: &mut Actions) {
         let Some(group) = &self.group else { return };
         let (workers, first) = (group.members.len(), group.members[0]);
+        // From here on a spare is left behind, and never brings its state back.
+        let members = group.members.clone();
+        self.workers.iter_mut().for_each(|(worker, state)| state.stale = !members.contains(worker));
         let spares = self.connected().len() - workers.min(self.connected().len());
         let took_ms = now_ms.saturating_sub(self.over_ms);
         let generation = self.generation;
@@ -179,7 +190,11 @@ impl Elastic {
 
     fn exited(&mut self, now_ms: u64, worker: usize, exit: Exit, actions: &mut Actions) {
         let Some(state) = self.workers.get_mut(&worker) else { return };
-        state.exit = Some(exit);
+        match exit {
+            // With its host, perhaps: nobody sees it any more, but it may be there yet.
+            Exit::Unknown => state.launched = false,
+            _ => state.exit = Some(exit),
+        }
         if state.lost_ms.is_some() {
             return self.try_to_form(now_ms, actions);
         }

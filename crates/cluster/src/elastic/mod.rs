@@ -21,6 +21,7 @@ use crate::rendezvous::JOIN_HEARTBEATS;
 use kolo_comm::Fault;
 use kolo_comm::fault::rank_name;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use worker::WorkerState;
 
 /// Most workers that a job ever knows, lost ones among them.
@@ -29,7 +30,7 @@ const WORKERS_MAX: usize = 1 << 12;
 const RESTART_HEARTBEATS: f64 = 0.25;
 const RESTART_DOUBLINGS_MAX: u32 = 6;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ElasticConfig {
     pub job: u64,
     /// Workers that the launcher starts.
@@ -43,6 +44,35 @@ pub struct ElasticConfig {
     pub deadlines: Deadlines,
     /// Whether exits of the launcher's workers are reported.
     pub supervised: bool,
+}
+
+/// What makes a launcher's job elastic.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ElasticOptions {
+    /// Fewest ranks with which the job goes on.
+    pub min: usize,
+    /// The number of ranks must divide it.
+    pub grains: usize,
+    /// How often lost workers are started again, all together.
+    pub restarts: u32,
+    /// Where those who join later find the job, and the command that they run. Without it nobody can.
+    pub invitation: Option<Invitation>,
+}
+
+/// A file, for the user alone, that lets further workers join.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Invitation {
+    pub path: PathBuf,
+    /// The words of the command, without the program.
+    pub command: Vec<String>,
+}
+
+impl ElasticOptions {
+    pub(crate) fn core(&self, job: u64, deadlines: Deadlines, hosts: &[String], supervised: bool) -> Elastic {
+        let ElasticOptions { min, grains, restarts, .. } = *self;
+        let workers = hosts.len();
+        Elastic::new(ElasticConfig { job, workers, min, grains, restarts, deadlines, supervised }, hosts, 0)
+    }
 }
 
 impl ElasticConfig {
@@ -92,8 +122,10 @@ pub struct Elastic {
     workers: BTreeMap<usize, WorkerState>,
     links: BTreeMap<usize, usize>,
     group: Option<Group>,
-    /// Whether a generation has run, so that there is a state that can be lost.
+    /// Whether a generation has formed.
     formed: bool,
+    /// Whether a step is known to be done, so that there is a state that can be lost: any worker can make that of the start.
+    progressed: bool,
     /// Workers lost since the last generation formed, in words.
     lost: Vec<String>,
     restarts: u32,
@@ -120,6 +152,7 @@ impl Elastic {
             links: BTreeMap::new(),
             group: None,
             formed: false,
+            progressed: false,
             lost: Vec::new(),
             restarts: 0,
             over_ms: now_ms,
@@ -312,7 +345,7 @@ impl Elastic {
             }
             return self.end(now_ms, self.too_few(here.len()), actions);
         }
-        if self.formed && here.iter().all(|worker| self.workers[worker].position.is_none()) {
+        if self.progressed && here.iter().all(|worker| self.workers[worker].position.is_none()) {
             let text = "no worker is left that has the state of the job\n  hint: go on from the newest checkpoint with --resume";
             return self.end(now_ms, self.failed(text.into()), actions);
         }

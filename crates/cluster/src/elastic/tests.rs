@@ -94,6 +94,12 @@ fn three_of_four_go_on_as_two_and_a_spare() {
     let actions = job.say(1, 1, ControlMessage::Resumed { step: 121 });
     let expected = Resumed { generation: 1, step: 121, workers: 2, spares: 1, first: 1, took_ms: 50 };
     assert!(actions.contains(&CoordinatorAction::Notice(Notice::Resumed(expected))), "{actions:?}");
+    // The spare's state is old by now: alone it cannot go on.
+    job.core.config.min = 1;
+    job.step(CoordinatorEvent::Exited { rank: 1, exit: KILLED });
+    job.step(CoordinatorEvent::Exited { rank: 3, exit: KILLED });
+    let actions = job.say(0, 2, ControlMessage::Ready { position: Some(120) });
+    assert!(text(&actions).starts_with("no worker is left that has the state of the job"), "{actions:?}");
 }
 
 #[test]

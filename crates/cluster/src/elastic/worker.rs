@@ -15,6 +15,8 @@ pub(super) struct WorkerState {
     pub ready: Option<u32>,
     /// How far its state has come, if it has any.
     pub position: Option<u64>,
+    /// Others went on without it, so that its state is old.
+    pub stale: bool,
     pub heard_ms: u64,
     /// When its process was started, or its link came.
     pub started_ms: u64,
@@ -37,6 +39,7 @@ impl WorkerState {
             host,
             ready: None,
             position: None,
+            stale: false,
             heard_ms: now_ms,
             started_ms: now_ms,
             stopped_ms: None,

@@ -395,7 +395,7 @@ impl Simulation {
             ControlMessage::Regroup => {
                 (worker.announced, worker.generation, worker.in_call) = (envelope.generation, None, false);
                 (worker.yields, worker.finished) = (false, false);
-                let position = worker.history.as_ref().map(|history| history.len() as u64);
+                let position = worker.history.as_ref().map(|history| 2 * history.len() as u64 + 1);
                 self.send(process, envelope.generation, ControlMessage::Ready { position });
             }
             ControlMessage::Assign(assignment) => {

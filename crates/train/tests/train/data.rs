@@ -143,6 +143,7 @@ fn an_interrupted_run_leaves_no_loader_behind() {
         company,
         timeline: None,
         checkpoints: None,
+        elastic: None,
     };
     let (trainer, report) = kolo_train::run(Arc::clone(&job), &options, &mut Silent).unwrap();
     assert_eq!((report.ended.as_str(), report.steps, report.loader.threads), ("interrupted", 1, 3));

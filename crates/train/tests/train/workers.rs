@@ -34,6 +34,7 @@ pub fn options(company: Company) -> RunOptions {
         company,
         timeline: None,
         checkpoints: None,
+        elastic: None,
     }
 }
 

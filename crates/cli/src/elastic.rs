@@ -1,0 +1,256 @@
+//! `kolo train --elastic` and `kolo join`: workers that come and go.
+
+use crate::args::{Join, Train, TransportKind};
+use crate::cores;
+use crate::fail::Failure;
+use crate::progress::Progress;
+use crate::train::{self, Prepared};
+use crate::workers::{self, RemoteView};
+use kolo_cluster::elastic::{ElasticConfig, ElasticOptions, Invitation};
+use kolo_cluster::join::{self, Invited};
+use kolo_cluster::{Member, RankInfo};
+use kolo_comm::{Communicator, Fault};
+use kolo_parallel::strategy::{Home, Part};
+use kolo_train::interrupt::Interrupt;
+use kolo_train::record::OutDir;
+use kolo_train::session::{Company, Elastic, GenerationStart, RunOptions};
+use kolo_train::{Job, Trainer};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The file of a running elastic job in its `--out` directory.
+const INVITATION: &str = "join";
+
+/// Refuses what an elastic job cannot be combined with; what the launcher must know of one.
+pub fn options(args: &Train, job: &Job, workers: usize) -> Result<Option<ElasticOptions>, Failure> {
+    if !args.elastic {
+        return Ok(None);
+    }
+    let refused =
+        |what: &str, hint: &str| Err(Failure::usage(format!("--elastic cannot be combined with {what}"), hint));
+    if args.asynchronous {
+        return refused("--async", "workers of servers are not in step; leave one of the two out");
+    }
+    if args.trace.is_some() {
+        return refused("--trace", "a timeline is of a fixed group of workers; leave one of the two out");
+    }
+    if args.job.workers.transport == TransportKind::Mpi {
+        return refused("--transport mpi", "an MPI job ends with its first lost rank; use --transport auto");
+    }
+    if !job.reproducible {
+        return refused("`job.reproducible = false`", "a lost step is computed again, which must give the same bits");
+    }
+    if let Some(strategy) =
+        job.parallel.strategies().find(|one| one.part() == Part::Transfer || one.home() != Home::Own)
+    {
+        let what = format!("`{}`", strategy.written());
+        return refused(
+            &what,
+            "a worker that is lost would take a part of the state with it; leave one of the two out",
+        );
+    }
+    let grains = job.grains;
+    let restarts = args.restarts;
+    let config = ElasticConfig { workers, min: 1, grains, restarts, ..ElasticConfig::default() };
+    let most = config.ranks(workers);
+    let min = args.min.unwrap_or(1);
+    if min == 0 || min > most {
+        let message = format!("--min {min}, but {workers} workers that share {grains} grains form a group of {most}");
+        return Err(Failure::usage(message, &format!("use a number from 1 to {most}")));
+    }
+    Ok(Some(ElasticOptions { min, grains, restarts, invitation: None }))
+}
+
+/// The same, open to those who join later, if the job has a directory.
+pub fn inviting(options: ElasticOptions, out: Option<&OutDir>) -> ElasticOptions {
+    let command = std::env::args().skip(1).collect();
+    let invitation = out.map(|out| Invitation { path: out.path.join(INVITATION), command });
+    ElasticOptions { invitation, ..options }
+}
+
+/// Why this worker's part in a generation is over.
+enum Over {
+    /// The job is done, here and everywhere.
+    Done,
+    /// Somebody is lost, or somebody comes.
+    Regroup(Fault),
+    Failed(Failure),
+}
+
+/// A worker of an elastic job, over all generations.
+struct ElasticWorker<'a> {
+    job: &'a Arc<Job>,
+    args: &'a Train,
+    out: Option<OutDir>,
+    interrupt: Interrupt,
+    elastic: Arc<Elastic>,
+}
+
+/// This process is one of several workers of an elastic job.
+pub fn work(
+    job: &Arc<Job>,
+    args: &Train,
+    member: Member,
+    interrupt: Interrupt,
+    out: Option<OutDir>,
+) -> Result<(), Failure> {
+    let sender = member.resume_sender();
+    let elastic = Elastic::new(Box::new(move |step| sender.resumed(step as u64)));
+    ElasticWorker { job, args, out, interrupt, elastic }.serve(member)
+}
+
+impl ElasticWorker<'_> {
+    fn serve(&self, mut member: Member) -> Result<(), Failure> {
+        let mut start = GenerationStart { generation: member.generation, ..GenerationStart::default() };
+        // A spare that was never needed has no place.
+        while member.world > 0 {
+            self.elastic.enter(start);
+            let since = match self.take_part(&mut member) {
+                Over::Done => return Ok(()),
+                Over::Regroup(fault) => {
+                    let since = Instant::now();
+                    member.leave(&fault);
+                    since
+                }
+                Over::Failed(failure) => {
+                    if failure.told_by_culprit() {
+                        member.await_end();
+                    }
+                    // Where the job was ended from outside, whoever did it has said why.
+                    if member.watch.check().is_ok() {
+                        member.fail(failure.message(), failure.culprit());
+                    }
+                    return Err(Failure::reported());
+                }
+            };
+            let place = member.regroup(self.elastic.position()).map_err(|_| Failure::reported())?.unwrap_or_default();
+            let lost = place.lost.lines().map(String::from).collect();
+            start = GenerationStart { generation: member.generation, lost, since, agreement_ms: place.since_ms };
+        }
+        Ok(())
+    }
+
+    fn take_part(&self, member: &mut Member) -> Over {
+        let trainer = match self.train(member) {
+            Ok(trainer) => trainer,
+            Err(error) => return over(error, member),
+        };
+        match member.finish_generation() {
+            Ok(()) => Over::Done,
+            Err(fault) => {
+                self.elastic.keep_finished(&trainer);
+                over(fault.into(), member)
+            }
+        }
+    }
+
+    /// Links up with the other ranks of this generation, and trains until the end of the job or of the generation.
+    fn train(&self, member: &mut Member) -> Result<Trainer, Ended> {
+        let Self { job, args, .. } = self;
+        let cores = cores::own(member)?;
+        let threads = args.job.threads.unwrap_or(cores);
+        let transport = workers::connect(member, None, &args.job.workers, args.job.workers.transport)?;
+        let world = Arc::new(Communicator::new(transport, Arc::clone(&member.watch), job.reproducible));
+        let quiet = args.quiet || member.rank > 0;
+        let mut view = RemoteView::new(member.events(), Progress::plain(quiet));
+        let company = Company::Workers(world);
+        if let Some(out) = self.out.as_ref().filter(|_| member.rank == 0 && member.generation == 0) {
+            train::write_job(job, out).map_err(Ended::Failure)?;
+        }
+        let checkpoints = self.out.as_ref().map(|out| train::checkpoint_dir(job, args, out)).transpose();
+        let options = RunOptions {
+            out: self.out.clone(),
+            checkpoints: checkpoints.map_err(Ended::Failure)?,
+            elastic: Some(Arc::clone(&self.elastic)),
+            ..train::run_options(threads, self.interrupt.clone(), company)
+        };
+        let (mut trainer, report) = kolo_train::run(Arc::clone(job), &options, &mut view)?;
+        if member.rank == 0 {
+            train::conclude(args, &options, &mut trainer, report, None).map_err(Ended::Failure)?;
+        }
+        Ok(trainer)
+    }
+}
+
+/// What ended a worker's part.
+enum Ended {
+    Error(kolo_train::Error),
+    Failure(Failure),
+}
+
+impl From<Fault> for Ended {
+    fn from(fault: Fault) -> Self {
+        Ended::Error(fault.into())
+    }
+}
+
+impl From<kolo_train::Error> for Ended {
+    fn from(error: kolo_train::Error) -> Self {
+        Ended::Error(error)
+    }
+}
+
+/// Whether the job goes on without whoever is lost, or this is its end.
+fn over(ended: Ended, member: &Member) -> Over {
+    let error = match ended {
+        Ended::Error(error) => error,
+        Ended::Failure(failure) => return Over::Failed(failure),
+    };
+    if let kolo_train::Error::Together(fault) = &error {
+        match fault {
+            Fault::Mismatch { .. } | Fault::BadCall(_) => {}
+            // What links saw of it may come before the coordinator's word.
+            fault if fault.is_survivable() => return Over::Regroup(fault.clone()),
+            _ => member.await_end(),
+        }
+    }
+    match member.watch.check() {
+        Err(fault @ Fault::Regroup { .. }) => Over::Regroup(fault),
+        _ => Over::Failed(error.into()),
+    }
+}
+
+/// `kolo join`: a further worker for a running elastic job.
+pub fn join(kinds: &crate::load::Kinds, args: &Join) -> Result<(), Failure> {
+    let path = if args.path.is_dir() { args.path.join(INVITATION) } else { args.path.clone() };
+    // The job may have been started elsewhere, and this worker goes there.
+    let path = std::path::absolute(&path).unwrap_or(path);
+    let invited = Invited::read(&path)?;
+    let words = ["kolo".to_string()].into_iter().chain(invited.command.iter().cloned());
+    let unreadable =
+        |why: &str| Failure::job(format!("{}: {why}", path.display()), "join a job of this version of kolo");
+    let command =
+        crate::args::Args::read(words.map(Into::into)).map_err(|_| unreadable("its command is not known"))?.command;
+    let crate::args::Command::Train(mut train) = command else { return Err(unreadable("its command is not `train`")) };
+    std::env::set_current_dir(&invited.directory)
+        .map_err(|error| Failure::job(format!("{}: {error}", invited.directory.display()), "the job runs there"))?;
+    train.job.threads = args.threads.or(train.job.threads);
+    let Prepared { job, .. } = train::check(kinds, &train, None)?;
+    let interrupt = train::listen(false)?;
+    let rank_info = join::invited_rank();
+    let introduction = train::introduction(&job, &train, &rank_info, None)?;
+    let member = invited.join(&introduction).map_err(refusal)?;
+    let out = path.parent().map(|parent| OutDir::new(parent.to_path_buf(), train.out.is_some()));
+    work(&job, &train, member, interrupt, out)
+}
+
+/// The job's own words are the reason.
+fn refusal(fault: Fault) -> Failure {
+    match fault {
+        Fault::Aborted(text) => Failure::ended(text, 1),
+        fault => fault.into(),
+    }
+}
+
+/// The directory of an elastic run as one of its workers knows it. Only the first time, and only worker 0 looks whether it is
+/// free: later it is this very run's.
+pub fn out_of(args: &Train, rank_info: &RankInfo) -> Option<Option<OutDir>> {
+    let again = std::env::var_os(kolo_cluster::launcher::RESTART).is_some();
+    if !args.elastic || (rank_info.rank == 0 && !again) {
+        return None;
+    }
+    let told = |path: &Path, required: bool| OutDir::new(path.to_path_buf(), required);
+    let out = args.out.as_deref().map(|path| told(path, true));
+    Some(out.or_else(|| args.fresh_out.as_deref().map(|path| told(path, false))))
+}

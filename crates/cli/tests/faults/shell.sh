@@ -1,0 +1,3 @@
+#!/bin/sh
+# Stands for ssh: HOST COMMAND.
+exec sh -c "$2"
