@@ -1,5 +1,6 @@
 //! The command line as types.
 
+use crate::data_command::DataCommand;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args as ClapArgs, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use kolo_train::timeline::StepRange;
@@ -46,7 +47,9 @@ impl Command {
             Command::Graph(args) => Some(&mut args.job.workers),
             Command::Bench { command: Bench::Train(args) } => Some(&mut args.job.workers),
             Command::Bench { command: Bench::Comm(args) } => Some(&mut args.workers),
-            Command::Slurm(_) | Command::Ckpt { .. } | Command::Agent | Command::List { .. } => None,
+            Command::Slurm(_) | Command::Ckpt { .. } | Command::Agent | Command::List { .. } | Command::Data { .. } => {
+                None
+            }
         }
     }
 }
@@ -63,6 +66,11 @@ pub enum Command {
     Bench {
         #[command(subcommand)]
         command: Bench,
+    },
+    /// Look at data, and prepare them
+    Data {
+        #[command(subcommand)]
+        command: DataCommand,
     },
     /// Write a batch script for Slurm that trains a job
     Slurm(Slurm),

@@ -15,9 +15,11 @@
 mod args;
 mod bench;
 mod bench_comm;
+mod byte_progress;
 mod ckpt;
 mod classes;
 mod cores;
+mod data_command;
 mod fail;
 mod flags;
 mod graph;
@@ -135,6 +137,7 @@ impl App {
             }
             args::Command::Bench { command: args::Bench::Train(args) } => bench::train(&self.kinds, &args),
             args::Command::Bench { command: args::Bench::Comm(args) } => bench_comm::comm(&args),
+            args::Command::Data { command } => data_command::run(&command),
             args::Command::Slurm(args) => slurm::slurm(&self.kinds, &args),
             args::Command::Ckpt { command } => ckpt::ckpt(&self.kinds, &command),
             args::Command::Agent => {

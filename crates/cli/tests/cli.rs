@@ -721,3 +721,46 @@ fn a_strategy_of_ones_own_keeps_the_weights() {
     job("at_once = true");
     assert_eq!(run_in(dir.path(), &["train", "job.toml"]).status.code(), Some(2));
 }
+
+/// A text of a few hundred lines that is never the same twice.
+fn small_text() -> String {
+    let (animals, places) = (["cat", "dog", "bird"], ["house", "garden", "forest", "river"]);
+    let line = |at: usize| {
+        let (animal, other, place) = (animals[at % 3], animals[at / 3 % 3], places[at / 9 % 4]);
+        format!("On day {at} the {animal} met the {other} in the {place}, and they were friends.\n")
+    };
+    (0..400).map(line).collect()
+}
+
+#[test]
+fn text_becomes_a_tokenizer_a_token_file_and_a_model() {
+    let dir = tempdir();
+    let at = |name: &str| dir.path().join(name);
+    std::fs::write(at("stories.txt"), small_text()).expect("a text");
+    let trained =
+        stdout_of(dir.path(), &["data", "tokens", "train", "--vocab", "320", "--out", "tok.json", "stories.txt"]);
+    assert_eq!(trained, "tok.json: 320 tokens, from 27.6 k bytes of text\n");
+    let apply = ["data", "tokens", "apply", "--tokenizer", "tok.json", "--out", "stories.bin", "stories.txt"];
+    let applied = stdout_of(dir.path(), &apply);
+    assert!(applied.starts_with("stories.bin: ") && applied.contains(" tokens of u16, from 27.6 k bytes"), "{applied}");
+    let described = json_at(&at("stories.bin.json"));
+    let count = described["count"].as_u64().expect("a count");
+    assert_eq!(std::fs::metadata(at("stories.bin")).expect("a file").len(), 2 * count);
+    assert_eq!((&described["vocab"], &described["tokenizer"]), (&320.into(), &"tok.json".into()));
+    // The example trains on it, here a smaller model.
+    let smaller = ["model.width=32", "data.context=16", "data.batch=16", "train.steps=40", "train.schedule.warmup=5"];
+    let mut args = vec!["--no-out"];
+    smaller.iter().for_each(|change| args.extend(["--set", change]));
+    let report = train(dir.path(), &example("text"), &args);
+    let loss = report["loss"].as_f64().expect("a loss");
+    assert!(loss < 5.5, "{loss}, where all of 320 tokens alike would give 5.77");
+    // Bytes need no tokenizer; errors name file and place, and leave what was there.
+    let bytes = stdout_of(dir.path(), &["data", "tokens", "apply", "--out", "bytes.bin", "*.txt", "--quiet"]);
+    assert_eq!((bytes.as_str(), json_at(&at("bytes.bin.json"))["vocab"].as_u64()), ("", Some(256)));
+    std::fs::write(at("broken.txt"), b"good\xffbad").expect("a text");
+    let output = run_in(dir.path(), &["data", "tokens", "apply", "--out", "bytes.bin", "broken.txt"]);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(error.starts_with("error: broken.txt: byte 4: this is not UTF-8 text\n  hint: "), "{error}");
+    assert_eq!(json_at(&at("bytes.bin.json"))["count"].as_u64(), Some(small_text().len() as u64));
+}
