@@ -1,6 +1,9 @@
 //! The command line as types.
 
 use crate::data_command::DataCommand;
+use crate::eval::EvalArgs;
+use crate::generate::GenerateArgs;
+use crate::predict::PredictArgs;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args as ClapArgs, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use kolo_train::timeline::StepRange;
@@ -47,12 +50,9 @@ impl Command {
             Command::Graph(args) => Some(&mut args.job.workers),
             Command::Bench { command: Bench::Train(args) } => Some(&mut args.job.workers),
             Command::Bench { command: Bench::Comm(args) } => Some(&mut args.workers),
-            Command::Slurm(_)
-            | Command::Ckpt { .. }
-            | Command::Join(_)
-            | Command::Agent
-            | Command::List { .. }
-            | Command::Data { .. } => None,
+            Command::Data { command: DataCommand::Bench(args) } => Some(&mut args.job.workers),
+            Command::Eval(_) | Command::Predict(_) | Command::Generate(_) | Command::Data { .. } => None,
+            Command::Slurm(_) | Command::Ckpt { .. } | Command::Join(_) | Command::Agent | Command::List { .. } => None,
         }
     }
 }
@@ -61,6 +61,12 @@ impl Command {
 pub enum Command {
     /// Train a job; without a file, the built-in digits job
     Train(Train),
+    /// Say how good a trained model is, on its held-out samples or on other data
+    Eval(EvalArgs),
+    /// Say what a trained model makes of new data
+    Predict(PredictArgs),
+    /// Continue a text with a trained language model
+    Generate(GenerateArgs),
     /// Say what a job will cost before running it: FLOPs, bytes, memory, time, money
     Plan(PlanArgs),
     /// Print a job's graph as text

@@ -21,15 +21,19 @@ mod classes;
 mod cores;
 mod data_command;
 mod elastic;
+mod eval;
 mod fail;
 mod flags;
+mod generate;
 mod graph;
 mod load;
 mod manifest;
 mod out;
 mod output;
 mod plan;
+mod predict;
 mod progress;
+mod saved;
 mod slurm;
 mod train;
 mod workers;
@@ -138,7 +142,10 @@ impl App {
             }
             args::Command::Bench { command: args::Bench::Train(args) } => bench::train(&self.kinds, &args),
             args::Command::Bench { command: args::Bench::Comm(args) } => bench_comm::comm(&args),
-            args::Command::Data { command } => data_command::run(&command),
+            args::Command::Eval(args) => eval::eval(&self.kinds, &args),
+            args::Command::Predict(args) => predict::predict(&self.kinds, &args),
+            args::Command::Generate(args) => generate::generate(&self.kinds, &args),
+            args::Command::Data { command } => data_command::run(&self.kinds, &command),
             args::Command::Slurm(args) => slurm::slurm(&self.kinds, &args),
             args::Command::Ckpt { command } => ckpt::ckpt(&self.kinds, &command),
             args::Command::Join(args) => elastic::join(&self.kinds, &args),

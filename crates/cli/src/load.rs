@@ -4,6 +4,7 @@ use crate::args::{DeviceArg, JobArgs};
 use crate::fail::Failure;
 use kolo_data::{SOURCES, SourceKind};
 use kolo_exec::reference::Reference;
+use kolo_graph::settings::Settings;
 use kolo_models::{MODELS, ModelKind};
 use kolo_parallel::{Mesh, STRATEGIES, StrategyKind};
 use kolo_train::{Job, job, job_file};
@@ -31,6 +32,11 @@ impl Default for Kinds {
 impl Kinds {
     fn lists(&self) -> job::Kinds<'_> {
         job::Kinds { models: &self.models, sources: &self.sources, strategies: &self.strategies }
+    }
+
+    /// The job of these settings.
+    pub fn read(&self, root: &Settings) -> Result<Job, Failure> {
+        Ok(Job::read_among(root, &self.lists())?)
     }
 }
 
@@ -69,7 +75,12 @@ pub fn mesh(job: &Job, workers: usize, rank: usize) -> Result<Mesh, Failure> {
 
 /// The number of threads to use.
 pub fn threads(args: &JobArgs) -> Result<usize, Failure> {
-    match args.threads {
+    threads_of(args.threads)
+}
+
+/// The number of threads to use, if this many were asked for.
+pub fn threads_of(asked: Option<usize>) -> Result<usize, Failure> {
+    match asked {
         Some(threads) if (1..=THREADS_MAX).contains(&threads) => Ok(threads),
         Some(threads) => {
             Err(Failure::usage(format!("--threads {threads} is out of range"), "use a number from 1 to 1024"))

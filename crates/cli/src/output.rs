@@ -48,6 +48,25 @@ pub fn write(text: Arguments<'_>) {
     keep(write_out(printable(&text.to_string()).as_bytes()));
 }
 
+/// Hands what was printed to the reader now.
+pub fn flush() {
+    keep(std::io::stdout().flush());
+}
+
+/// Standard output as a place to write, for data: what is written comes through as it is.
+#[derive(Debug)]
+pub struct Out;
+
+impl Write for Out {
+    fn write(&mut self, bytes: &[u8]) -> Result<usize> {
+        write_out(bytes).map(|()| bytes.len()).map_err(end_with_reader)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        std::io::stdout().flush().map_err(end_with_reader)
+    }
+}
+
 /// A line on standard error, if anybody hears it.
 pub fn print_error(text: &str) {
     kolo_cluster::logs::print_error(text);

@@ -21,6 +21,31 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
+/// A bar of things that are counted, on a terminal.
+#[derive(Debug)]
+pub struct Bar(Option<ProgressBar>);
+
+impl Bar {
+    /// No bar for nothing.
+    pub fn new(total: usize, unit: &str) -> Self {
+        let template = format!("{{bar:32.cyan/blue}} {{pos}}/{{len}} {unit}  {{per_sec}}  {{eta}} left");
+        let shown = total > 0 && std::io::stderr().is_terminal();
+        Self(shown.then(|| ProgressBar::new(total as u64).with_style(style(&template))))
+    }
+
+    pub fn tell(&self, done: usize) {
+        if let Some(bar) = &self.0 {
+            bar.set_position(done as u64);
+        }
+    }
+
+    pub fn finish(&self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Progress {
     bar: Option<ProgressBar>,

@@ -5,6 +5,8 @@
 
 #[path = "ckpt/mod.rs"]
 mod ckpt;
+#[path = "trained/mod.rs"]
+mod trained;
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};

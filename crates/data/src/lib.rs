@@ -28,6 +28,7 @@ pub mod formats;
 mod guard;
 pub mod image;
 pub mod index_file;
+pub mod inspect;
 mod load_times;
 mod noise;
 mod parts;
@@ -36,6 +37,7 @@ mod ranges;
 pub mod record;
 pub mod sample;
 mod shards;
+pub mod sheet;
 mod source;
 pub mod sources;
 mod split;
@@ -45,6 +47,8 @@ pub mod transforms;
 #[cfg(any(feature = "parquet", feature = "hdf5"))]
 mod units;
 mod windows;
+pub mod writer;
+pub mod writers;
 
 pub use error::ReadError;
 pub use file_source::{FileSource, open_for_prediction};

@@ -27,6 +27,19 @@ pub struct LoadTimes {
 }
 
 impl LoadTimes {
+    /// What came after `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            samples: self.samples - before.samples,
+            read_ns: self.read_ns - before.read_ns,
+            decode_ns: self.decode_ns - before.decode_ns,
+            transform_ns: self.transform_ns - before.transform_ns,
+            cached: self.cached - before.cached,
+            skipped: self.skipped - before.skipped,
+            skip_messages: self.skip_messages.clone(),
+        }
+    }
+
     /// The stage that took longest, if any took time.
     pub fn slowest(&self) -> Option<&'static str> {
         let stages = [("read", self.read_ns), ("decode", self.decode_ns), ("transform", self.transform_ns)];

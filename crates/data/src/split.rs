@@ -203,6 +203,12 @@ impl Split {
         self.test_len
     }
 
+    /// The samples of the test in the place of those that are held out.
+    pub fn test_as_held_out(self) -> Self {
+        let (held_out_start, held_out_len) = (self.order.len(), self.test_len);
+        Self { order: Order::Given(held_out_start + held_out_len), held_out_start, held_out_len, test_len: 0 }
+    }
+
     /// The training sample number `i`.
     pub fn train(&self, i: usize) -> usize {
         assert!(i < self.train_len(), "training sample {i} of {}", self.train_len());

@@ -79,7 +79,7 @@ impl Error {
     }
 
     /// From a message that ends in its hint.
-    pub(crate) fn checkpoint(message: &str) -> Self {
+    pub fn checkpoint(message: &str) -> Self {
         let (message, hint) = message.split_once("\n  hint: ").unwrap_or((message, "look at the directory"));
         Error::Checkpoint { message: message.into(), hint: hint.into() }
     }

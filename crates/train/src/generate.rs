@@ -7,13 +7,14 @@
 //! and goes on from there. So a text may be of any length, and every token is chosen with at least half a context in sight.
 
 mod sampling;
+mod stream;
 
 pub use sampling::{Sampler, Sampling};
+pub use stream::TextStream;
 
 use crate::error::Error;
-use crate::job::Job;
 use crate::step::optimise;
-use kolo_exec::{Options, Program, Session, Store};
+use kolo_exec::{Executor, Options, Program, Session, Store};
 use kolo_graph::Graph;
 use kolo_models::{Build, Decoder, Model};
 use kolo_ops::prelude::*;
@@ -25,7 +26,8 @@ const READ_AT_ONCE_MAX: usize = 256;
 /// A language model that reads tokens and says what may follow.
 #[derive(Debug)]
 pub struct Generator {
-    job: Arc<Job>,
+    model: Arc<dyn Model>,
+    executor: Arc<dyn Executor>,
     threads: usize,
     store: Store,
     /// Reads one token.
@@ -56,43 +58,28 @@ fn graph_of(decoder: &dyn Decoder, new: usize) -> Result<Graph, Error> {
 }
 
 impl Generator {
-    /// A generator of the job's model, whose parameters are all zero yet: see [`Generator::set_weights`].
-    pub fn new(job: Arc<Job>, threads: usize) -> Result<Self, Error> {
-        let graph = graph_of(decoder(&*job.model)?, 1)?;
+    /// A generator of this model, whose parameters are all zero yet: see [`Generator::store_mut`].
+    pub fn new(model: Arc<dyn Model>, executor: &Arc<dyn Executor>, threads: usize) -> Result<Self, Error> {
+        let graph = graph_of(decoder(&*model)?, 1)?;
         let params = kolo_exec::Memory::new(Store::params_bytes(&graph));
         let store = Store::in_memory(&graph, params);
-        let step = Session::compile(Program::new(&job.executor, graph, Options::single(threads)), &store, None)?;
-        Ok(Self { job, threads, store, step, prompt: None, text: Vec::new() })
+        let step = Session::compile(Program::new(executor, graph, Options::single(threads)), &store, None)?;
+        Ok(Self { model, executor: Arc::clone(executor), threads, store, step, prompt: None, text: Vec::new() })
     }
 
-    /// Takes every parameter from whoever has them by name.
-    pub fn set_weights<'w>(&mut self, weights: impl Fn(&str) -> Option<&'w [f32]>) -> Result<(), Error> {
-        let params = self.store.entries().iter().filter(|entry| entry.is_param());
-        let names: Vec<String> = params.map(|entry| entry.name.clone()).collect();
-        for name in names {
-            let given = weights(&name);
-            let place = self.store.values_mut(&name);
-            match (given, place) {
-                (Some(given), Some(place)) if given.len() == place.len() => place.copy_from_slice(given),
-                (given, place) => {
-                    let (given, wanted) = (given.map_or(0, <[f32]>::len), place.map_or(0, |place| place.len()));
-                    let message = format!("`{name}` has {given} numbers in the weights, but the model wants {wanted}");
-                    let hint = "take the weights of a run of this model, with the same sizes under [model]";
-                    return Err(Error::Unfit { message, hint: hint.into() });
-                }
-            }
-        }
-        Ok(())
+    /// The model's parameters, by the names that training gave them. They are zero until somebody fills them.
+    pub fn store_mut(&mut self) -> &mut Store {
+        &mut self.store
     }
 
     /// Tokens that it can see at a time.
     pub fn context(&self) -> usize {
-        self.job.model.decoder().map_or(0, Decoder::context)
+        self.model.decoder().map_or(0, Decoder::context)
     }
 
     /// Tokens that it knows: `0..vocab`.
     pub fn vocab(&self) -> usize {
-        self.job.model.decoder().map_or(0, Decoder::vocab)
+        self.model.decoder().map_or(0, Decoder::vocab)
     }
 
     /// Forgets what it has read.
@@ -138,8 +125,8 @@ impl Generator {
         if new == 1 {
             self.prompt = None;
         } else if self.prompt.as_ref().is_none_or(|(size, _)| *size != new) {
-            let graph = graph_of(decoder(&*self.job.model)?, new)?;
-            let program = Program::new(&self.job.executor, graph, Options::single(self.threads));
+            let graph = graph_of(decoder(&*self.model)?, new)?;
+            let program = Program::new(&self.executor, graph, Options::single(self.threads));
             self.prompt = Some((new, Session::compile(program, &self.store, None)?));
         }
         let session = self.prompt.as_mut().map_or(&mut self.step, |(_, session)| session);

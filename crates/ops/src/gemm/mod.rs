@@ -2,9 +2,10 @@
 //!
 //! `c[m, n] = Σ_k a[m, k] · b[k, n]`, blocked as Goto and van de Geijn do it: a sliver of `b` that fits the first-level
 //! cache meets one panel of rows of `a` after the other, and a tile of `c` stays in registers for a whole block of `k`.
-//! Operands are packed where they do not lie in the order in which the kernel reads them; three ways around that:
+//! Operands are packed where they do not lie in the order in which the kernel reads them; four ways around that:
 //! - rows of `a` that lie along `k` are read where they are, or moved closer if they are far apart;
 //! - a sliver of `b` whose columns lie side by side is packed by the kernel, during the first tile it is used for;
+//! - one row of `a` is multiplied with the columns of `b` where they lie;
 //! - if both lie along `k`, and `a` has few rows or `b` few columns, `cᵀ = bᵀ·aᵀ` is computed: `a` is packed, `b` read where
 //!   it lies, and no sliver is half empty.
 //!
@@ -20,6 +21,7 @@
 mod kernel;
 mod pack;
 mod product;
+mod vector;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -295,6 +297,13 @@ impl<A: Operand, B: Operand, C: Sink> Gemm<'_, A, B, C> {
             Right::Fresh(b) => b,
         };
         match (b.strided(), along, c.rows()) {
+            (Some(b), Some(a), Some(c)) if b.line_stride == 1 && product.is_vector() => {
+                product.vector(a, b, c, packed_b)
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Some(b), Some(a), Some(c)) if b.k_stride == 1 && product.can_turn_columns() => {
+                product.vector_along(a, b, c)
+            }
             (Some(b), Some(a), Some(c)) if b.k_stride == 1 && product.is_better_turned() => {
                 product.turned(a, b, c, packed_b, spill)
             }

@@ -30,7 +30,7 @@ pub(crate) fn chain_len(ks: usize) -> usize {
 }
 
 /// Cuts into blocks of some size.
-fn blocks(ks: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn blocks(ks: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
     (0..ks).step_by(size).map(move |start| start..(start + size).min(ks))
 }
 

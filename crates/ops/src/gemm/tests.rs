@@ -99,6 +99,9 @@ fn matches_the_definition_in_every_form() {
         (600, 10, 40),
         (64, 5, 1100),
         (3000, 10, 40),
+        // One row: several strips of columns, several chains, terms left over.
+        (1, 2100, 530),
+        (1, 37, 6),
     ] {
         for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
             let got = product(m, n, k, 1, ta, tb, false);

@@ -62,6 +62,8 @@ pub(crate) struct Saver {
     attempt: u64,
     world: Option<Arc<Communicator>>,
     settings: Vec<(String, String)>,
+    /// How the job sees its files, for whoever uses the model on others.
+    preprocessing: Option<String>,
     /// The entries of the store that this rank writes.
     own: Vec<usize>,
     /// The memory of a copy, used again.
@@ -93,6 +95,7 @@ impl Saver {
             own: share::own(world.as_deref(), entries, sees)?,
             world,
             settings: job.settings.clone(),
+            preprocessing: job.source.preprocessing(),
             buffer: Vec::new(),
             writing: None,
             committing: None,
@@ -291,7 +294,7 @@ impl Saver {
             weights: weights.unwrap_or_default(),
             settings: self.settings.clone(),
             trainer: serde_json::to_value(record).unwrap_or_default(),
-            model: serde_json::json!({ "job": self.dir.job_text }),
+            model: serde_json::json!({ "job": self.dir.job_text, "preprocessing": self.preprocessing }),
             created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             version: env!("CARGO_PKG_VERSION").into(),
             workers: self.ranks() as u64,

@@ -1,8 +1,11 @@
 //! Generation with a cache says what the training graph says.
 
-use super::{job, trainer};
-use kolo_train::Trainer;
+use super::trainer;
+use kolo_exec::Executor;
+use kolo_exec::cpu::Cpu;
+use kolo_models::MODELS;
 use kolo_train::generate::{Generator, Sampling};
+use kolo_train::{Error, Trainer, job_file};
 use std::sync::Arc;
 
 const CONTEXT: usize = 40;
@@ -15,12 +18,23 @@ fn text_of_job() -> String {
     )
 }
 
+fn generator_of(text: &str, threads: usize) -> Result<Generator, Error> {
+    let root = job_file::parse(text, "test.toml").unwrap();
+    let model = kolo_models::make(MODELS, &root.table("model").unwrap(), None).unwrap();
+    let executor: Arc<dyn Executor> = Arc::new(Cpu);
+    Generator::new(model.into(), &executor, threads)
+}
+
 /// A trainer after two steps, and a generator with its weights.
 fn trained(threads: usize) -> (Trainer, Generator) {
     let mut trainer = trainer(&text_of_job(), 2, 1);
     (0..2).for_each(|_| assert!(trainer.step().unwrap().is_finite()));
-    let mut generator = Generator::new(Arc::clone(trainer.job()), threads).unwrap();
-    generator.set_weights(|name| trainer.store().values(name)).unwrap();
+    let mut generator = generator_of(&text_of_job(), threads).unwrap();
+    let params = trainer.store().entries().iter().filter(|entry| entry.is_param());
+    for name in params.map(|entry| &entry.name) {
+        let (from, to) = (trainer.store().values(name).unwrap(), generator.store_mut().values_mut(name).unwrap());
+        to.copy_from_slice(from);
+    }
     (trainer, generator)
 }
 
@@ -98,9 +112,6 @@ fn wrong_tokens_and_other_models_are_errors() {
     let error = generator.read(&[3, VOCAB as u32]).unwrap_err().to_string();
     assert!(error.starts_with("the prompt has token 61, but the model knows 0 to 60\n"), "{error}");
     assert!(generator.read(&[]).unwrap_err().to_string().starts_with("there is nothing to continue"));
-    let missing = generator.set_weights(|_| None).unwrap_err().to_string();
-    assert!(missing.contains("has 0 numbers in the weights"), "{missing}");
-    let digits = job("[model]\nkind = \"mlp\"\n[data]\nsource = \"builtin:digits\"\n");
-    let error = Generator::new(digits, 1).unwrap_err().to_string();
+    let error = generator_of("[model]\nkind = \"mlp\"\n", 1).unwrap_err().to_string();
     assert!(error.starts_with("the model does not continue texts\n  hint: "), "{error}");
 }

@@ -1,0 +1,148 @@
+//! `kolo data convert`: the same records in another format.
+
+use super::open::{Input, open};
+use crate::fail::Failure;
+use crate::output::println;
+use crate::progress::Bar;
+use clap::Args;
+use kolo_data::ReadError;
+use kolo_data::format::Reader;
+use kolo_data::record::{Record, RecordColumn, RecordKind, RecordValue};
+use kolo_data::writer::{self, WriteError};
+use kolo_train::machine::{format_bytes, format_count};
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+#[derive(Debug, Args)]
+pub struct ConvertArgs {
+    /// A file, a directory or a pattern
+    pub from: String,
+    /// The file to write: .csv .tsv .jsonl .npy .npz .bin .tar .tfrecord
+    pub to: PathBuf,
+    #[command(flatten)]
+    pub input: Input,
+    /// The format to write, if the ending does not say it
+    #[arg(long = "to", value_name = "FORMAT")]
+    pub to_format: Option<String>,
+    /// Columns to keep, in this order; all by default
+    #[arg(long, value_delimiter = ',')]
+    pub columns: Vec<String>,
+    /// Replace the file if it is there
+    #[arg(long)]
+    pub overwrite: bool,
+}
+
+/// Some columns of a reader.
+#[derive(Debug)]
+struct Chosen {
+    reader: Box<dyn Reader>,
+    columns: Vec<RecordColumn>,
+    places: Vec<usize>,
+}
+
+impl Reader for Chosen {
+    fn columns(&self) -> &[RecordColumn] {
+        &self.columns
+    }
+
+    fn len(&self) -> usize {
+        self.reader.len()
+    }
+
+    fn read(&self, at: usize, record: &mut Record) -> Result<(), ReadError> {
+        let mut whole = Record::new();
+        self.reader.read(at, &mut whole)?;
+        for (to, from) in self.places.iter().enumerate() {
+            match whole.value(*from) {
+                RecordValue::Bytes(values) => record.bytes(to).extend(values),
+                RecordValue::Text(text) => record.text(to).push_str(text),
+                RecordValue::Reals(values) => record.reals(to).extend(values),
+                RecordValue::Ints(values) => record.ints(to).extend(values),
+                RecordValue::Missing => record.missing(to),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn chosen(reader: Box<dyn Reader>, names: &[String]) -> Result<Box<dyn Reader>, Failure> {
+    if names.is_empty() {
+        return Ok(reader);
+    }
+    let all = reader.columns();
+    let place = |name: &String| {
+        all.iter().position(|column| column.name == *name).ok_or_else(|| {
+            let known: Vec<&str> = all.iter().map(|column| column.name.as_str()).collect();
+            Failure::usage(format!("--columns: there is no `{name}`"), &format!("the columns are {}", known.join(", ")))
+        })
+    };
+    let places: Vec<usize> = names.iter().map(place).collect::<Result<_, _>>()?;
+    let columns = places.iter().map(|at| all[*at].clone()).collect();
+    Ok(Box::new(Chosen { reader, columns, places }))
+}
+
+/// A file with another name until it is whole.
+struct Temporary(PathBuf);
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn io_failure(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::job(format!("{}: {error}", path.display()), "choose a path that can be written")
+}
+
+pub fn convert(args: &ConvertArgs) -> Result<(), Failure> {
+    let failed = |error: WriteError| match error {
+        WriteError::Read(error) => kolo_train::Error::from(error).into(),
+        WriteError::Unfit { message, hint } => Failure::usage(message, &hint),
+        WriteError::Io(error) => io_failure(&args.to, &error),
+    };
+    let kind = writer::choose(args.to_format.as_deref(), &args.to).map_err(failed)?;
+    if args.to.exists() && !args.overwrite {
+        let message = format!("{} is there already", args.to.display());
+        return Err(Failure::usage(message, "choose another name, or say --overwrite"));
+    }
+    let opened = open(std::slice::from_ref(&args.from), &args.input)?;
+    let reader = chosen(opened.reader, &args.columns)?;
+    let begin = Instant::now();
+    let temporary = Temporary(with_ending(&args.to, &format!(".part-{}", std::process::id())));
+    let file = create(&temporary.0).map_err(|error| io_failure(&temporary.0, &error))?;
+    let bar = Bar::new(reader.len(), "records");
+    let file = writer::convert(&*reader, kind, file, &mut |done| bar.tell(done)).map_err(failed)?;
+    bar.finish();
+    let bytes = file.metadata().map_or(0, |meta| meta.len());
+    let kept = file.sync_all().and_then(|()| std::fs::rename(&temporary.0, &args.to));
+    kept.map_err(|error| io_failure(&args.to, &error))?;
+    let seconds = begin.elapsed().as_secs_f64();
+    println!(
+        "{} records in {} ({}, {seconds:.1} s, {} records/s)",
+        format_count(reader.len() as u64),
+        args.to.display(),
+        format_bytes(bytes),
+        format_count((reader.len() as f64 / seconds.max(1e-9)) as u64),
+    );
+    if ["npy", "npz", "webdataset", "tfrecord"].contains(&kind.name) {
+        reader.columns().iter().filter_map(classes).for_each(|text| println!("{text}"));
+    }
+    Ok(())
+}
+
+/// Names that the new file does not keep.
+fn classes(column: &RecordColumn) -> Option<String> {
+    let RecordKind::Class { names } = &column.kind else { return None };
+    Some(format!("`{}` is written as a number; write these names into the job: classes = {names:?}", column.name))
+}
+
+fn create(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().read(true).write(true).create_new(true).open(path)
+}
+
+fn with_ending(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_os_string();
+    name.push(ending);
+    name.into()
+}

@@ -1,0 +1,61 @@
+//! From paths on the command line to a reader of their records.
+
+use crate::fail::Failure;
+use clap::Args;
+use kolo_data::files::{self, DataFile};
+use kolo_data::format::{self, Format, OpenError, Reader};
+use kolo_graph::settings::Setting;
+use kolo_train::job_file;
+
+/// Which files to read, and how.
+#[derive(Debug, Args)]
+pub struct Input {
+    /// The format, if the files do not tell it
+    #[arg(long)]
+    pub format: Option<String>,
+    /// A key of `[data]` that the format knows, such as --set delimiter=";"
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+/// Files, opened.
+#[derive(Debug)]
+pub struct Opened {
+    pub files: Vec<DataFile>,
+    pub format: &'static Format,
+    pub reader: Box<dyn Reader>,
+}
+
+impl Opened {
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().filter(|file| !file.is_directory).map(|file| file.bytes).sum()
+    }
+}
+
+/// Opens everything that these paths and patterns name, as one.
+pub fn open(paths: &[String], input: &Input) -> Result<Opened, Failure> {
+    let mut root = job_file::parse("", "command line")?;
+    for assignment in &input.set {
+        let within = assignment.strip_prefix("data.").unwrap_or(assignment);
+        job_file::override_with(&mut root, &format!("data.{within}"))?;
+    }
+    if let (Some(format), Some(data)) = (&input.format, root.table_mut("data", "--format")) {
+        data.set("format", "--format", Setting::Text(format.clone()));
+    }
+    let settings = root.table("data")?;
+    let mut files = Vec::new();
+    for path in paths {
+        files.extend(files::list(path, &settings, "source").map_err(failure)?);
+    }
+    let format = format::choose(&files, &settings).map_err(failure)?;
+    let reader = (format.open)(&files, &settings).map_err(failure)?;
+    settings.finish()?;
+    Ok(Opened { files, format, reader })
+}
+
+fn failure(error: OpenError) -> Failure {
+    match error {
+        OpenError::Read(error) => kolo_train::Error::from(error).into(),
+        OpenError::Setting(error) => error.into(),
+    }
+}

@@ -1,0 +1,73 @@
+//! `kolo eval`: how good a trained model is.
+
+use crate::classes;
+use crate::fail::{Failure, check_writable, write_file};
+use crate::load::Kinds;
+use crate::output::println;
+use crate::progress::Bar;
+use crate::saved::{SavedArgs, Trained};
+use clap::Args;
+use kolo_exec::Options;
+use kolo_exec::store::Role;
+use kolo_train::Trainer;
+use kolo_train::confusion::Confusion;
+use serde_json::{Map, json};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+#[derive(Debug, Args)]
+pub struct EvalArgs {
+    #[command(flatten)]
+    pub saved: SavedArgs,
+    /// Files to evaluate on, instead of the job's held-out samples
+    #[arg(long, value_name = "PATH")]
+    pub data: Option<String>,
+    /// Evaluate on the job's test files (`data.test`)
+    #[arg(long, conflicts_with = "data")]
+    pub test: bool,
+    /// Write the result (JSON) to this file
+    #[arg(long)]
+    pub report: Option<PathBuf>,
+}
+
+pub fn eval(kinds: &Kinds, args: &EvalArgs) -> Result<(), Failure> {
+    args.report.as_deref().map_or(Ok(()), check_writable)?;
+    let mut trained = Trained::open(&args.saved)?;
+    if let Some(path) = &args.data {
+        trained.set("data.test", path)?;
+    }
+    let mut job = trained.job(kinds)?;
+    if args.test || args.data.is_some() {
+        if job.split.test_len() == 0 {
+            return Err(Failure::usage("the job has no test files", "name files with --data, or set `data.test`"));
+        }
+        job.split = job.split.test_as_held_out();
+    }
+    let job = Arc::new(job);
+    if job.split.held_out_len() == 0 {
+        let message = "there is nothing to evaluate on: no sample of the job is held out";
+        return Err(Failure::usage(message, "name files with --data, or set `data.holdout`"));
+    }
+    let mut trainer = Trainer::new(Arc::clone(&job), Options::for_grains(job.grains, args.saved.threads()?))?;
+    trained.fill(trainer.store_mut(), |entry| entry.role != Role::Moment)?;
+    let bar = Bar::new(job.split.held_out_len(), "samples");
+    let evaluation = trainer.evaluate_telling(&mut |done, _| bar.tell(done))?;
+    bar.finish();
+    let Some(evaluation) = evaluation else { return Ok(()) };
+    let what = args.data.as_deref().unwrap_or(if args.test { "test" } else { "held-out" });
+    println!("{} samples, {what}", job.split.held_out_len());
+    println!("  loss        {:.4}", evaluation.loss);
+    for (name, value) in &evaluation.metrics {
+        println!("  {name:<11} {value:.4}");
+    }
+    let classification = evaluation.confusion.as_ref().map(Confusion::report);
+    classification.iter().flat_map(classes::lines).for_each(|line| println!("{line}"));
+    println!("  weights     {}", trainer.store().digest());
+    let Some(path) = &args.report else { return Ok(()) };
+    let metrics: Map<String, _> = evaluation.metrics.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
+    let report = json!({
+        "job": job.name, "samples": job.split.held_out_len(), "loss": evaluation.loss, "metrics": metrics,
+        "classification": classification, "weights": trainer.store().digest(),
+    });
+    write_file(path, format!("{report:#}\n"))
+}

@@ -1,0 +1,129 @@
+//! `kolo generate`: continues a text with a trained language model.
+
+use crate::fail::Failure;
+use crate::load::Kinds;
+use crate::output::{self, print, println};
+use crate::saved::{SavedArgs, Trained};
+use clap::Args;
+use kolo_data::tokenizer::Tokenizer;
+use kolo_exec::Executor;
+use kolo_exec::cpu::Cpu;
+use kolo_exec::store::Entry;
+use kolo_train::generate::{Generator, Sampling, TextStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+#[derive(Debug, Args)]
+pub struct GenerateArgs {
+    #[command(flatten)]
+    pub saved: SavedArgs,
+    /// The text to continue
+    #[arg(long, conflicts_with_all = ["prompt_file", "prompt_tokens"])]
+    pub prompt: Option<String>,
+    /// A file with the text to continue
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt_tokens")]
+    pub prompt_file: Option<PathBuf>,
+    /// Tokens to continue, such as 15496,11; then tokens are printed
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub prompt_tokens: Vec<u32>,
+    /// Tokens to add, at most
+    #[arg(long, default_value_t = 100)]
+    pub tokens: usize,
+    /// Divides the logits: below 1 is safer, above is bolder, 0 takes the likeliest token
+    #[arg(long, default_value_t = 1.0)]
+    pub temperature: f32,
+    /// Choose among the likeliest so many only
+    #[arg(long)]
+    pub top_k: Option<usize>,
+    /// Choose among the likeliest that together have this probability
+    #[arg(long)]
+    pub top_p: Option<f32>,
+    /// The same seed gives the same text
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// The tokenizer (tokenizer.json), instead of the job's own
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer: Option<PathBuf>,
+    /// Go on after the token that ends a text
+    #[arg(long)]
+    pub ignore_end: bool,
+    /// Print nothing but the text
+    #[arg(long)]
+    pub quiet: bool,
+}
+
+/// The tokenizer that the job was trained with; bytes if it names none.
+fn tokenizer(args: &GenerateArgs, trained: &Trained) -> Result<Tokenizer, Failure> {
+    let named = trained.setting("data.tokenizer").filter(|path| !path.is_empty()).map(PathBuf::from);
+    let path = args.tokenizer.clone().or(named);
+    let open = |path: &Path| Tokenizer::open(path).map_err(kolo_train::Error::from);
+    Ok(path.as_deref().map_or_else(|| Ok(Tokenizer::bytes()), open)?)
+}
+
+fn prompt(args: &GenerateArgs, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
+    if !args.prompt_tokens.is_empty() {
+        return Ok(args.prompt_tokens.clone());
+    }
+    let text = match (&args.prompt, &args.prompt_file) {
+        (Some(text), _) => text.clone(),
+        (None, Some(path)) => std::fs::read_to_string(path).map_err(|error| {
+            Failure::usage(format!("--prompt-file {}: {error}", path.display()), "name a file of UTF-8 text")
+        })?,
+        (None, None) => match tokenizer.end_of_text() {
+            // What a text begins with, if the tokenizer knows it.
+            Some(end) => return Ok(vec![end]),
+            None => return Err(Failure::usage("there is nothing to continue", "give a text with --prompt")),
+        },
+    };
+    let mut tokens = Vec::new();
+    tokenizer.encode(&text, &mut tokens).map_err(kolo_train::Error::from)?;
+    Ok(tokens)
+}
+
+pub fn generate(kinds: &Kinds, args: &GenerateArgs) -> Result<(), Failure> {
+    let trained = Trained::open(&args.saved)?;
+    let tokenizer = tokenizer(args, &trained)?;
+    let tokens = prompt(args, &tokenizer)?;
+    let executor: Arc<dyn Executor> = Arc::new(Cpu);
+    let mut generator = Generator::new(trained.model(kinds)?, &executor, args.saved.threads()?)?;
+    let with_tokens = !args.prompt_tokens.is_empty();
+    if !with_tokens && tokenizer.vocab() > generator.vocab() {
+        let message = format!("the tokenizer has {} tokens, and the model {}", tokenizer.vocab(), generator.vocab());
+        let hint = "name the one that the model was trained with by --tokenizer, or give --prompt-tokens";
+        return Err(Failure::usage(message, hint));
+    }
+    trained.fill(generator.store_mut(), Entry::is_param)?;
+    let GenerateArgs { temperature, top_k, top_p, seed, .. } = *args;
+    let sampling = Sampling { temperature, top_k, top_p, seed };
+    let end = tokenizer.end_of_text().filter(|_| !args.ignore_end && !with_tokens);
+    let decode = |tokens: &[u32]| tokenizer.decode(tokens);
+    let (begin, mut first_ms, mut stream) = (Instant::now(), 0.0, TextStream::default());
+    if let Some(text) = args.prompt.as_ref().filter(|_| !args.quiet) {
+        print!("{text}");
+        output::flush();
+    }
+    let mut number = 0;
+    let count = generator.generate(&tokens, &sampling, args.tokens, end, |token| {
+        if number == 0 {
+            first_ms = begin.elapsed().as_secs_f64() * 1e3;
+        }
+        number += 1;
+        match with_tokens {
+            true => print!("{token} "),
+            false => print!("{}", stream.push(token, decode)),
+        }
+        output::flush();
+        true
+    })?;
+    println!("{}", if with_tokens { String::new() } else { stream.finish(decode) });
+    if !args.quiet {
+        let rest_ms = begin.elapsed().as_secs_f64() * 1e3 - first_ms;
+        let rate = count.saturating_sub(1) as f64 / (rest_ms / 1e3).max(1e-9);
+        output::print_error(&format!(
+            "{} + {count} tokens: first after {first_ms:.0} ms, then {rate:.1} tokens/s",
+            tokens.len()
+        ));
+    }
+    Ok(())
+}

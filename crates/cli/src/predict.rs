@@ -1,0 +1,261 @@
+//! `kolo predict`: what a trained model says of new data.
+
+use crate::fail::Failure;
+use crate::load::Kinds;
+use crate::output;
+use crate::progress::Bar;
+use crate::saved::{SavedArgs, Trained};
+use clap::{Args, ValueEnum};
+use kolo_data::{Field, Source};
+use kolo_exec::Executor;
+use kolo_exec::cpu::Cpu;
+use kolo_train::machine::format_count;
+use kolo_train::predict::{PredictionKind, Predictor, softmax};
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+#[derive(Debug, Args)]
+pub struct PredictArgs {
+    #[command(flatten)]
+    pub saved: SavedArgs,
+    /// Files like those of the training, with or without the target; the held-out samples by default
+    #[arg(value_name = "INPUT")]
+    pub inputs: Vec<String>,
+    /// Write to this file instead of standard output
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// How to write; by the ending of --out, else csv
+    #[arg(long, value_enum)]
+    pub format: Option<Format>,
+    /// Write the probability of every class
+    #[arg(long)]
+    pub probabilities: bool,
+    /// Print nothing but the predictions
+    #[arg(long)]
+    pub quiet: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    Csv,
+    Jsonl,
+}
+
+/// Classes whose probabilities can stand in one line.
+const PROBABILITIES_MAX: usize = 10_000;
+
+/// Writes predictions, a line per sample.
+struct Lines {
+    out: Box<dyn Write>,
+    format: Format,
+    kind: PredictionKind,
+    names: Option<Vec<String>>,
+    probabilities: bool,
+    /// Where the samples come from, if there are several inputs.
+    input: Option<String>,
+    /// Whether the header is written.
+    begun: bool,
+}
+
+/// The largest of some numbers, of equals the first.
+fn largest(values: &[f32]) -> usize {
+    (0..values.len()).reduce(|best, at| if values[at] > values[best] { at } else { best }).unwrap_or(0)
+}
+
+/// A number with no more digits than it has.
+fn number(value: f32) -> Value {
+    value.to_string().parse::<f64>().map_or(Value::Null, |value| json!(value))
+}
+
+/// A cell of a CSV file.
+fn cell(text: &str) -> String {
+    match text.contains([',', '"', '\n', '\r']) {
+        true => format!("\"{}\"", text.replace('"', "\"\"")),
+        false => text.into(),
+    }
+}
+
+impl Lines {
+    fn class(&self, number: usize) -> Value {
+        match self.names.as_ref().and_then(|names| names.get(number)) {
+            Some(name) => json!(name),
+            None => json!(number),
+        }
+    }
+
+    /// The columns of one sample, in the order of the header.
+    fn row(&self, sample: usize, numbers: &[f32]) -> Vec<(String, Value)> {
+        let mut row = Vec::new();
+        if let Some(input) = &self.input {
+            row.push(("input".into(), json!(input)));
+        }
+        row.push(("record".into(), json!(sample)));
+        match &self.kind {
+            PredictionKind::Values { count: 1 } => {
+                row.push(("value".into(), number(numbers[0])));
+            }
+            PredictionKind::Values { .. } if self.format == Format::Jsonl => {
+                row.push(("values".into(), numbers.iter().map(|value| number(*value)).collect()));
+            }
+            PredictionKind::Values { .. } => {
+                row.extend(numbers.iter().enumerate().map(|(at, value)| (format!("value.{at}"), number(*value))));
+            }
+            PredictionKind::Classes { targets: 1, .. } => {
+                let shares = softmax(numbers);
+                let best = largest(&shares);
+                row.push(("class".into(), self.class(best)));
+                row.push(("probability".into(), number(shares[best])));
+                if self.probabilities {
+                    let of = |at: usize| match self.class(at) {
+                        Value::String(name) => name,
+                        number => number.to_string(),
+                    };
+                    row.extend(shares.iter().enumerate().map(|(at, share)| (format!("p.{}", of(at)), number(*share))));
+                }
+            }
+            PredictionKind::Classes { classes, .. } => {
+                let classes: Vec<Value> = numbers.chunks(*classes).map(|logits| self.class(largest(logits))).collect();
+                row.push(("classes".into(), Value::Array(classes)));
+            }
+        }
+        row
+    }
+
+    fn write(&mut self, sample: usize, numbers: &[f32]) -> std::io::Result<()> {
+        let row = self.row(sample, numbers);
+        if self.format == Format::Jsonl {
+            let members: Vec<String> = row.iter().map(|(name, value)| format!("{}:{value}", json!(name))).collect();
+            return writeln!(self.out, "{{{}}}", members.join(","));
+        }
+        if !self.begun {
+            self.begun = true;
+            let names: Vec<String> = row.iter().map(|(name, _)| cell(name)).collect();
+            writeln!(self.out, "{}", names.join(","))?;
+        }
+        let text = |value: &Value| match value {
+            Value::String(text) => cell(text),
+            Value::Array(values) => {
+                let parts: Vec<String> =
+                    values.iter().map(|value| value.to_string().trim_matches('"').into()).collect();
+                cell(&parts.join(" "))
+            }
+            other => other.to_string(),
+        };
+        let cells: Vec<String> = row.iter().map(|(_, value)| text(value)).collect();
+        writeln!(self.out, "{}", cells.join(","))
+    }
+}
+
+/// Samples to predict, and where they come from.
+struct Given {
+    /// As the user wrote it, if there are several.
+    input: Option<String>,
+    source: Arc<dyn Source>,
+    /// Its fields behind the model's inputs.
+    columns: Vec<usize>,
+    samples: Vec<usize>,
+    class_names: Option<Vec<String>>,
+}
+
+fn columns_of(source: &dyn Source, inputs: &[Field]) -> Result<Vec<usize>, Failure> {
+    let fields = source.fields();
+    let place = |input: &Field| {
+        let found = fields.iter().position(|field| field.name == input.name && field.elements() == input.elements());
+        found.ok_or_else(|| {
+            let given: Vec<String> = fields.iter().map(Field::to_string).collect();
+            let message = format!("the model wants {input}, and the inputs give {}", given.join(", "));
+            Failure::usage(message, "give files like those of the training")
+        })
+    };
+    inputs.iter().map(place).collect()
+}
+
+fn given(kinds: &Kinds, trained: &Trained, paths: &[String], inputs: &[Field]) -> Result<Vec<Given>, Failure> {
+    let one = |input: Option<&String>, source: Arc<dyn Source>, samples: Vec<usize>| -> Result<Given, Failure> {
+        let class_names = source.class_names().map(<[String]>::to_vec);
+        let columns = columns_of(&*source, inputs)?;
+        Ok(Given { input: input.filter(|_| paths.len() > 1).cloned(), columns, source, samples, class_names })
+    };
+    if paths.is_empty() {
+        let job = trained.job(kinds)?;
+        let samples: Vec<usize> = (0..job.split.held_out_len()).map(|at| job.split.held_out(at)).collect();
+        if samples.is_empty() {
+            let message = "there is nothing to predict: no sample is held out";
+            return Err(Failure::usage(message, "name files after the run"));
+        }
+        return Ok(vec![one(None, Arc::from(job.source), samples)?]);
+    }
+    let open = |path: &String| {
+        let source = trained.inputs(path)?;
+        let samples = (0..source.len()).collect();
+        one(Some(path), Arc::from(source), samples)
+    };
+    paths.iter().map(open).collect()
+}
+
+fn target(args: &PredictArgs) -> Result<(Box<dyn Write>, Format), Failure> {
+    let by_ending =
+        |path: &PathBuf| match path.extension().is_some_and(|ending| ending == "jsonl" || ending == "ndjson") {
+            true => Format::Jsonl,
+            false => Format::Csv,
+        };
+    let format = args.format.or(args.out.as_ref().map(by_ending)).unwrap_or(Format::Csv);
+    let out: Box<dyn Write> = match &args.out {
+        Some(path) => Box::new(BufWriter::new(File::create(path).map_err(|error| cannot_write(path, &error))?)),
+        None => Box::new(BufWriter::new(output::Out)),
+    };
+    Ok((out, format))
+}
+
+fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::job(format!("{}: {error}", path.display()), "choose a path that can be written")
+}
+
+pub fn predict(kinds: &Kinds, args: &PredictArgs) -> Result<(), Failure> {
+    let trained = Trained::open(&args.saved)?;
+    let (executor, threads): (Arc<dyn Executor>, usize) = (Arc::new(Cpu), args.saved.threads()?);
+    let mut predictor = Predictor::new(trained.model(kinds)?, &executor, threads)?;
+    let all = given(kinds, &trained, &args.inputs, predictor.inputs())?;
+    trained.fill(predictor.store_mut(), |_| true)?;
+    let (out, format) = target(args)?;
+    let kind = predictor.kind();
+    let few = !matches!(kind, PredictionKind::Classes { classes, .. } if classes > PROBABILITIES_MAX);
+    let (names, probabilities) = (all[0].class_names.clone(), args.probabilities && few);
+    let mut lines = Lines { out, format, kind, names, probabilities, input: None, begun: false };
+    let (begin, total) = (Instant::now(), all.iter().map(|given| given.samples.len()).sum::<usize>());
+    let bar = Bar::new(if args.out.is_some() { total } else { 0 }, "samples");
+    let width = match kind {
+        PredictionKind::Classes { targets, classes } => targets * classes,
+        PredictionKind::Values { count } => count,
+    };
+    let (mut failed, mut before) = (None, 0);
+    for Given { input, source, columns, samples, .. } in all {
+        lines.input = input;
+        let count = samples.len();
+        predictor.run(source, columns, samples, threads, &mut |first, numbers| {
+            for (at, numbers) in numbers.chunks(width.max(1)).enumerate() {
+                if let Err(error) = lines.write(first + at, numbers) {
+                    failed.get_or_insert(error);
+                }
+            }
+            bar.tell(before + first + numbers.len() / width.max(1));
+            Ok(())
+        })?;
+        before += count;
+    }
+    bar.finish();
+    let flushed = lines.out.flush();
+    if let Some(error) = failed.or(flushed.err()) {
+        return Err(cannot_write(args.out.as_deref().unwrap_or(Path::new("standard output")), &error));
+    }
+    if let Some(path) = args.out.as_ref().filter(|_| !args.quiet) {
+        let rate = total as f64 / begin.elapsed().as_secs_f64().max(1e-9);
+        let (total, rate) = (format_count(total as u64), format_count(rate as u64));
+        output::print_error(&format!("{total} samples in {} ({rate} samples/s)", path.display()));
+    }
+    Ok(())
+}

@@ -1,0 +1,153 @@
+//! Using what was trained, and looking at data.
+
+use super::{json_at, run_in, stdout_of, tempdir};
+use std::fmt::Write;
+use std::path::Path;
+
+const DIGITS: &str = "[job]\nname = \"digits\"\n[model]\nkind = \"mlp\"\nhidden = [16]\n[data]\nsource = \"builtin:digits\"\n\
+                      batch = 64\ngrains = 2\n[train]\nsteps = 40\n";
+
+const ADDITION: &str = "[job]\nname = \"sums\"\n[model]\nkind = \"gpt\"\nlayers = 1\nwidth = 16\nheads = 2\n[data]\n\
+                        source = \"builtin:addition\"\nbatch = 16\ngrains = 1\n[train]\nsteps = 3\n";
+
+const TABLE: &str = "[job]\nname = \"table\"\n[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nsource = \"table.csv\"\n\
+                     target = \"kind\"\nbatch = 16\ngrains = 1\ntransforms = [{ kind = \"standardise\" }]\n[train]\nepochs = 30\n\
+                     optimizer = { kind = \"adamw\", lr = 0.02 }\n";
+
+/// Trains a job into `run`; the report.
+fn trained(dir: &Path, job: &str) -> serde_json::Value {
+    std::fs::write(dir.join("job.toml"), job).expect("a job file");
+    stdout_of(dir, &["train", "job.toml", "--out", "run", "--quiet"]);
+    json_at(&dir.join("run/report.json"))
+}
+
+/// Points on two sides of a line, with a column of text.
+fn table(dir: &Path, name: &str, with_target: bool) {
+    let mut text = String::from(if with_target { "a,b,kind\n" } else { "b,a\n" });
+    for row in 0..120 {
+        let (a, b) = ((row * 37 % 101) as f32 / 10.0, (row * 53 % 97) as f32 / 10.0);
+        let kind = if a > b { "below" } else { "above" };
+        match with_target {
+            true => writeln!(text, "{a},{b},{kind}"),
+            false => writeln!(text, "{b},{a}"),
+        }
+        .expect("text");
+    }
+    std::fs::write(dir.join(name), text).expect("a table");
+}
+
+fn fails(dir: &Path, args: &[&str], text: &str) {
+    let output = run_in(dir, args);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
+    assert!(said.contains(text) && said.contains("\n  hint: "), "{args:?}: {said}");
+}
+
+#[test]
+fn a_run_is_evaluated_as_it_was_trained_and_predicts() {
+    let dir = tempdir();
+    let report = trained(dir.path(), DIGITS);
+    let said = stdout_of(dir.path(), &["eval", "run", "--report", "eval.json"]);
+    assert!(said.contains("accuracy") && said.contains("held-out"), "{said}");
+    let eval = json_at(&dir.path().join("eval.json"));
+    assert_eq!(eval["weights"], report["weights"]);
+    assert_eq!(eval["loss"], report["metrics"]["eval_loss"]);
+    assert_eq!(eval["metrics"]["accuracy"], report["metrics"]["accuracy"]);
+    let lines = stdout_of(dir.path(), &["predict", "run"]);
+    let rows: Vec<&str> = lines.lines().collect();
+    assert_eq!(
+        (rows[0], rows.len() as u64 - 1),
+        ("record,class,probability", eval["samples"].as_u64().expect("a count"))
+    );
+    stdout_of(dir.path(), &["predict", "run", "--out", "all.jsonl", "--probabilities", "--quiet"]);
+    let text = std::fs::read_to_string(dir.path().join("all.jsonl")).expect("predictions");
+    for (row, line) in rows[1..].iter().zip(text.lines()) {
+        let value: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        let sum: f64 = (0..10).map(|class| value[format!("p.{class}")].as_f64().expect("a probability")).sum();
+        assert!((sum - 1.0).abs() < 1e-5, "{line}");
+        assert_eq!(*row, format!("{},{},{}", value["record"], value["class"], value["probability"]));
+    }
+    fails(dir.path(), &["predict", "run", "job.toml"], "was not trained on files");
+    fails(dir.path(), &["generate", "run", "--prompt", "a"], "the model does not continue texts");
+    fails(dir.path(), &["eval", "run", "--test"], "the job has no test files");
+    fails(dir.path(), &["eval", "nowhere"], "nowhere");
+}
+
+#[test]
+fn a_language_model_continues_the_same_way_every_time() {
+    let dir = tempdir();
+    trained(dir.path(), ADDITION);
+    let words = ["generate", "run", "--prompt-tokens", "1,2,3", "--tokens", "12", "--seed", "4", "--top-k", "5"];
+    let first = stdout_of(dir.path(), &words);
+    assert_eq!(first.split_whitespace().count(), 12, "{first}");
+    assert_eq!(stdout_of(dir.path(), &[&words[..], &["--threads", "1"]].concat()), first);
+    fails(dir.path(), &["generate", "run", "--prompt", "a"], "the tokenizer has 256 tokens");
+    fails(dir.path(), &["generate", "run", "--prompt-tokens", "99999"], "the prompt has token 99999");
+    fails(dir.path(), &["generate", "run", "--prompt-tokens", "1", "--top-p", "2"], "top-p is 2");
+}
+
+#[test]
+fn a_table_is_trained_on_and_new_rows_need_no_target() {
+    let dir = tempdir();
+    table(dir.path(), "table.csv", true);
+    trained(dir.path(), TABLE);
+    table(dir.path(), "new.csv", false);
+    // The rows of the training are not needed any more.
+    std::fs::rename(dir.path().join("table.csv"), dir.path().join("gone.csv")).expect("a rename");
+    let lines = stdout_of(dir.path(), &["predict", "run", "new.csv"]);
+    let rows: Vec<&str> = lines.lines().collect();
+    assert_eq!((rows[0], rows.len()), ("record,class,probability", 121));
+    let right = (0..120).filter(|row| {
+        let (a, b) = (row * 37 % 101, row * 53 % 97);
+        rows[row + 1].split(',').nth(1) == Some(if a > b { "below" } else { "above" })
+    });
+    assert!(right.count() > 100, "{lines}");
+    let both = stdout_of(dir.path(), &["predict", "run", "new.csv", "gone.csv", "--set", "data.threads=1"]);
+    assert_eq!(both.lines().count(), 241);
+    assert!(both.starts_with("input,record,class,probability\nnew.csv,0,"), "{both}");
+    std::fs::rename(dir.path().join("gone.csv"), dir.path().join("table.csv")).expect("a rename");
+    let said = stdout_of(dir.path(), &["eval", "run", "--data", "table.csv"]);
+    assert!(said.starts_with("120 samples, table.csv\n"), "{said}");
+}
+
+#[test]
+fn data_are_inspected_and_converted() {
+    let dir = tempdir();
+    table(dir.path(), "table.csv", true);
+    let said = stdout_of(dir.path(), &["data", "inspect", "table.csv", "--show", "1"]);
+    for text in ["csv: 1 file", "120 records", "3 columns", "2 values: \"above\" (", "record 0\n", "0 to 10"] {
+        assert!(said.contains(text), "`{text}` in\n{said}");
+    }
+    stdout_of(dir.path(), &["data", "convert", "table.csv", "table.jsonl"]);
+    stdout_of(dir.path(), &["data", "convert", "table.jsonl", "back.csv", "--columns", "a,b,kind"]);
+    let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).expect("a file");
+    let numbers = |text: String| -> Vec<Vec<String>> {
+        let cell = |cell: &str| cell.parse::<f32>().map_or(cell.to_string(), |number| number.to_string());
+        text.lines().map(|line| line.split(',').map(cell).collect()).collect()
+    };
+    assert_eq!(numbers(read("back.csv")), numbers(read("table.csv")));
+    fails(dir.path(), &["data", "convert", "table.csv", "back.csv"], "back.csv is there already");
+    fails(dir.path(), &["data", "convert", "table.csv", "a.npz"], "`kind` holds no numbers");
+    fails(dir.path(), &["data", "convert", "table.csv", "a.xyz"], "the ending does not say what to write");
+    fails(dir.path(), &["data", "inspect", "table.csv", "--sheet", "a.png"], "no column holds images");
+    let left: Vec<_> =
+        std::fs::read_dir(dir.path()).expect("files").filter_map(|entry| Some(entry.ok()?.file_name())).collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().contains(".part-")), "{left:?}");
+    stdout_of(dir.path(), &["data", "convert", "table.csv", "numbers.npz", "--columns", "a,b"]);
+    assert!(stdout_of(dir.path(), &["data", "inspect", "numbers.npz"]).contains("npz: 1 file"));
+}
+
+#[test]
+fn a_bench_of_data_says_what_feeds_what() {
+    let dir = tempdir();
+    table(dir.path(), "table.csv", true);
+    std::fs::write(dir.path().join("job.toml"), TABLE).expect("a job file");
+    let words = ["data", "bench", "job.toml", "--seconds", "0.05", "--report", "bench.json"];
+    let said = stdout_of(dir.path(), &words);
+    assert!(said.contains("samples/s") && said.contains("feed the model"), "{said}");
+    let report = json_at(&dir.path().join("bench.json"));
+    let stages: Vec<&str> =
+        report["stages"].as_array().expect("stages").iter().filter_map(|stage| stage["stage"].as_str()).collect();
+    assert_eq!(stages, ["read", "decode", "transform"]);
+    assert!(report["samples_per_s"].as_f64().expect("a rate") > 0.0 && report["bottleneck"].is_string(), "{report}");
+}

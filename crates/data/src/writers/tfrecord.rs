@@ -1,0 +1,100 @@
+//! TFRecord files of `tf.train.Example`s: a feature per column. What is missing is left out.
+
+use crate::formats::tfrecord::crc32c;
+use crate::record::{Record, RecordColumn, RecordKind, RecordValue};
+use crate::writer::{Target, WriteError, Writer, WriterKind};
+use std::fs::File;
+use std::io::{BufWriter, IntoInnerError, Write};
+
+pub const KIND: WriterKind = WriterKind {
+    name: "tfrecord",
+    doc: "TFRecord files of `tf.train.Example`s",
+    extensions: &["tfrecord", "tfrecords"],
+    open,
+};
+
+#[derive(Debug)]
+struct RecordWriter {
+    out: BufWriter<File>,
+    columns: Vec<RecordColumn>,
+}
+
+fn open(target: Target<'_>) -> Result<Box<dyn Writer>, WriteError> {
+    Ok(Box::new(RecordWriter { out: BufWriter::new(target.file), columns: target.columns.to_vec() }))
+}
+
+/// A whole number as protobuf writes it: seven bits at a time, the lowest first.
+fn varint(mut value: u64, out: &mut Vec<u8>) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// A field of bytes: its number, its length, and what is in it.
+fn field(number: u8, bytes: &[u8], out: &mut Vec<u8>) {
+    out.push(number << 3 | 2);
+    varint(bytes.len() as u64, out);
+    out.extend(bytes);
+}
+
+/// The `Feature` of a value: field 1 is a list of bytes, 2 of floats, 3 of whole numbers.
+fn feature(kind: &RecordKind, value: &RecordValue) -> Option<Vec<u8>> {
+    let (mut list, mut feature) = (Vec::new(), Vec::new());
+    let number = match (kind, value) {
+        (_, RecordValue::Missing) => return None,
+        (RecordKind::Pixels { .. }, RecordValue::Bytes(bytes)) => {
+            let mut packed = Vec::new();
+            bytes.iter().for_each(|byte| varint(u64::from(*byte), &mut packed));
+            field(1, &packed, &mut list);
+            3
+        }
+        (_, RecordValue::Bytes(bytes)) => {
+            field(1, bytes, &mut list);
+            1
+        }
+        (_, RecordValue::Text(text)) => {
+            field(1, text.as_bytes(), &mut list);
+            1
+        }
+        (_, RecordValue::Reals(values)) => {
+            let packed: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            field(1, &packed, &mut list);
+            2
+        }
+        (_, RecordValue::Ints(values)) => {
+            let mut packed = Vec::new();
+            values.iter().for_each(|value| varint(*value as u64, &mut packed));
+            field(1, &packed, &mut list);
+            3
+        }
+    };
+    field(number, &list, &mut feature);
+    Some(feature)
+}
+
+impl Writer for RecordWriter {
+    fn write(&mut self, record: &Record) -> Result<(), WriteError> {
+        let mut features = Vec::new();
+        for (at, column) in self.columns.iter().enumerate() {
+            let Some(feature) = feature(&column.kind, record.value(at)) else { continue };
+            let mut entry = Vec::new();
+            field(1, column.name.as_bytes(), &mut entry);
+            field(2, &feature, &mut entry);
+            field(1, &entry, &mut features);
+        }
+        let mut example = Vec::new();
+        field(1, &features, &mut example);
+        let length = (example.len() as u64).to_le_bytes();
+        self.out.write_all(&length)?;
+        self.out.write_all(&crc32c::masked(&length).to_le_bytes())?;
+        self.out.write_all(&example)?;
+        self.out.write_all(&crc32c::masked(&example).to_le_bytes())?;
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<File, WriteError> {
+        Ok(self.out.into_inner().map_err(IntoInnerError::into_error)?)
+    }
+}
