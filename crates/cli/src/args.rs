@@ -271,6 +271,9 @@ pub struct Slurm {
     /// A further option for sbatch, such as --sbatch=--gres=gpu:4
     #[arg(long = "sbatch", value_name = "OPTION", allow_hyphen_values = true)]
     pub options: Vec<String>,
+    /// When the time is over, save and queue the job again; it goes on from its newest checkpoint
+    #[arg(long)]
+    pub requeue: bool,
     /// Submit the script; it is printed only if neither this nor --output is given
     #[arg(long)]
     pub submit: bool,

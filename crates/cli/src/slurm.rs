@@ -20,6 +20,9 @@ pub fn slurm(kinds: &Kinds, args: &Slurm) -> Result<(), Failure> {
         command.push(format!("--threads={cpus}"));
     }
     command.extend(args.train.iter().cloned());
+    if args.requeue && !command.iter().any(|word| word == "--resume") {
+        command.push("--resume".into());
+    }
     // What would fail on the cluster after hours in the queue fails here.
     let train = match Args::read(command.iter().map(Into::into)) {
         Ok(Args { command: Command::Train(train) }) => train,
@@ -46,6 +49,7 @@ pub fn slurm(kinds: &Kinds, args: &Slurm) -> Result<(), Failure> {
         time: args.time.clone(),
         partition: args.partition.clone(),
         options: args.options.clone(),
+        requeue: args.requeue,
         directory: directory.to_string_lossy().into_owned(),
         elastic: train.elastic,
         command,

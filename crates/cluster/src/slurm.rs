@@ -22,6 +22,8 @@ pub struct Batch {
     pub directory: String,
     /// Whether the job goes on when tasks or nodes are lost.
     pub elastic: bool,
+    /// Whether the job is queued again when its time is over.
+    pub requeue: bool,
     /// The command of every task.
     pub command: Vec<String>,
 }
@@ -55,7 +57,14 @@ pub fn script(batch: &Batch) -> Result<String, Fault> {
         option("--partition=", &quoted(partition))?;
     }
     // Asked to end, the tasks hear of it before the time is over.
-    option("--signal=", "TERM@60")?;
+    match batch.requeue {
+        true => {
+            option("--signal=", "B:TERM@60")?;
+            option("--requeue", "")?;
+            option("--open-mode=", "append")?;
+        }
+        false => option("--signal=", "TERM@60")?,
+    }
     // Of an option that stands twice, the last counts: the user's.
     for further in &batch.options {
         option("", further)?;
@@ -67,12 +76,21 @@ pub fn script(batch: &Batch) -> Result<String, Fault> {
         true => "--no-kill --kill-on-bad-exit=0 --wait=0",
         false => "--kill-on-bad-exit=1 --wait=60",
     };
-    let _ =
-        write!(text, "\nset -euo pipefail\ncd {directory}\nexec srun {together} {CPUS_PER_TASK} {}\n", words.join(" "));
+    let command = format!("srun {together} {CPUS_PER_TASK} {}", words.join(" "));
+    let run = if batch.requeue { requeued(&command) } else { format!("exec {command}\n") };
+    let _ = write!(text, "\nset -euo pipefail\ncd {directory}\n{run}");
     Ok(text)
 }
 
-/// ProcessControl a script to `sbatch`; the number of the job.
+/// The command, which saves its state when the time is over, and the job back in the queue.
+fn requeued(command: &str) -> String {
+    format!(
+        "requeue=\n{command} &\nstep=$!\ntrap 'requeue=1; kill -TERM \"$step\"' TERM\ncode=0\nwait \"$step\" || code=$?\n\
+         if [ -n \"$requeue\" ]; then\n    code=0\n    wait \"$step\" || code=$?\n    scontrol requeue \"$SLURM_JOB_ID\"\nfi\nexit \"$code\"\n"
+    )
+}
+
+/// Gives a script to `sbatch`; the number of the job.
 pub fn submit(script: &str) -> Result<String, Fault> {
     let refused = |error: std::io::Error| Fault::System {
         what: "running sbatch".into(),
@@ -125,6 +143,12 @@ mod tests {
             ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} kolo train 'it'\\''s.toml'\n";
         assert_eq!(script(&batch()).unwrap(), expected);
         let elastic = script(&Batch { elastic: true, ..batch() }).unwrap();
+        let again = script(&Batch { requeue: true, ..batch.clone() }).unwrap();
+        for line in
+            ["#SBATCH --signal=B:TERM@60", "#SBATCH --requeue", "trap 'requeue=1; kill -TERM", "scontrol requeue"]
+        {
+            assert!(again.contains(line), "{again}");
+        }
         assert!(elastic.contains("\nexec srun --no-kill --kill-on-bad-exit=0 --wait=0 "), "{elastic}");
     }
 

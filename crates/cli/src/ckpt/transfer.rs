@@ -13,6 +13,7 @@ use kolo_ckpt::{
 use kolo_exec::Store;
 use kolo_exec::store::{self, Saved};
 use kolo_train::Job;
+use kolo_train::checkpoint::JOB_FILE;
 use kolo_train::machine::format_bytes;
 use kolo_train::step::evaluation_graph;
 use serde_json::json;
@@ -95,8 +96,8 @@ pub fn import(
             place.copy_from_slice(&values);
         }
     }
-    let text = std::fs::read_to_string(job_file).unwrap_or_default();
-    let path = save(disk, &root, &store, &job, &text)?;
+    let path = save(disk, &root, &store, &job, &job.text)?;
+    write_file(&out.join(JOB_FILE), &job.text)?;
     println!(
         "{}: {} tensors of {}, weights {}",
         path.display(),
