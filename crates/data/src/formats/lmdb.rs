@@ -10,12 +10,12 @@ mod values;
 use crate::error::ReadError;
 use crate::files::{Contents, DataFile};
 use crate::format::{Format, OpenError, OpenedFiles, Reader};
+use crate::formats::webdataset::columns::Part;
 use crate::record::{Record, RecordColumn};
 use keys::{KeyColumns, Keys};
 use kolo_graph::settings::Settings;
 use std::path::Path;
 use tree::{Entry, Found, Tree};
-use values::Value;
 
 pub const FORMAT: Format = Format {
     name: "lmdb",
@@ -50,7 +50,7 @@ struct LmdbReader {
     environments: Vec<Environment>,
     /// Records of each environment and all before it.
     ends: Vec<usize>,
-    values: Vec<Value>,
+    parts: Vec<Part>,
     columns: Vec<RecordColumn>,
 }
 
@@ -70,10 +70,22 @@ impl Reader for LmdbReader {
             return Err(ReadError::new(message, "ask for a smaller number"));
         };
         let row = at - number.checked_sub(1).map_or(0, |before| self.ends[before]);
-        for (value, entries) in self.values.iter().zip(&environment.entries) {
+        let mut is_there = vec![false; self.columns.len()];
+        for (part, entries) in self.parts.iter().zip(&environment.entries) {
             let entry = &entries[row];
-            value.read(&environment.contents, entry, record)?.map_err(|message| environment.wrong(entry, &message))?;
+            let (contents, len) = (&environment.contents, entry.value_bytes.into());
+            if let Part::Image(column) | Part::Bytes(column) = part {
+                contents.read_into(entry.value_at, len, record.bytes(*column))?;
+                is_there[*column] = true;
+                continue;
+            }
+            let mut bytes = Vec::new();
+            contents.read_into(entry.value_at, len, &mut bytes)?;
+            let read = part.read(&bytes, record, &mut |column| is_there[column] = true);
+            read.map_err(|message| environment.wrong(entry, &message))?;
         }
+        // Keys that a JSON object does not have.
+        (0..is_there.len()).filter(|column| !is_there[*column]).for_each(|column| record.missing(column));
         Ok(())
     }
 }
@@ -147,7 +159,7 @@ impl Environment {
 
 fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let database = settings.text("database", "")?;
-    let mut reader = LmdbReader { environments: vec![], ends: vec![], values: vec![], columns: vec![] };
+    let mut reader = LmdbReader { environments: vec![], ends: vec![], parts: vec![], columns: vec![] };
     let mut first_names: Option<Vec<String>> = None;
     for file in files {
         let file = match file.is_directory {
@@ -159,7 +171,7 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
             None => {
                 for (column, name) in names.iter().enumerate() {
                     let first = environment.first_values(column)?;
-                    reader.values.push(values::value(name, &first, &mut reader.columns));
+                    reader.parts.push(values::value(name, &first, &mut reader.columns));
                 }
                 first_names = Some(names);
             }

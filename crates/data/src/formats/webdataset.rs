@@ -16,7 +16,7 @@ use kolo_graph::settings::Settings;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
-mod columns;
+pub(crate) mod columns;
 mod index;
 mod npy;
 mod tar;

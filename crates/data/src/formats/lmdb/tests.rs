@@ -67,8 +67,27 @@ fn a_database_within_is_chosen_by_name() {
         settings.set("database", "job.toml:2", Setting::Text(name.into()));
         open_names(&["arrays.mdb"], &settings)
     };
-    assert_eq!(with("train").unwrap().len(), 5);
+    let reader = with("train").unwrap();
+    assert_eq!(columns(&*reader), [("value", RecordKind::Real { shape: vec![2, 3] })]);
+    let mut record = Record::new();
+    for at in 0..5 {
+        reader.read(at, &mut record).unwrap();
+        assert_eq!(record.value(0), &RecordValue::Reals(vec![at as f32; 6]));
+    }
     assert!(with("tran").unwrap_err().to_string().contains("no database named \"tran\""));
+}
+
+#[test]
+fn keys_of_json_objects_are_columns() {
+    let reader = open_names(&["json.mdb"], &settings()).unwrap();
+    let int = RecordKind::Int { shape: vec![], classes: None };
+    assert_eq!(columns(&*reader), [("id", int), ("s", RecordKind::Text)]);
+    let mut record = Record::new();
+    for at in 0..5 {
+        reader.read(at, &mut record).unwrap();
+        assert_eq!(record.value(0), &RecordValue::Ints(vec![at as i64]));
+        assert_eq!(record.value(1), &RecordValue::Text(format!("t{at}")));
+    }
 }
 
 #[test]

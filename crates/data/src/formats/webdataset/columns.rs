@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// What the members with some endings become.
 #[derive(Debug, PartialEq)]
-pub(super) enum Part {
+pub(crate) enum Part {
     Image(usize),
     Int(usize),
     Text(usize),
@@ -22,7 +22,7 @@ pub(super) enum Part {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct JsonKey {
+pub(crate) struct JsonKey {
     key: String,
     kind: JsonKind,
     column: usize,
@@ -51,7 +51,7 @@ fn last(ending: &str) -> &str {
 
 /// The part that members with this ending are, and its columns, which are appended. `samples` are the first few of
 /// them, if they [say more](says_more).
-pub(super) fn part(ending: &str, name: &str, samples: &[Vec<u8>], columns: &mut Vec<RecordColumn>) -> Part {
+pub(crate) fn part(ending: &str, name: &str, samples: &[Vec<u8>], columns: &mut Vec<RecordColumn>) -> Part {
     let column = columns.len();
     let mut add = |name: &str, kind: RecordKind| columns.push(RecordColumn { name: name.into(), kind });
     let last = last(ending);
