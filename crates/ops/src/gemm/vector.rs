@@ -6,7 +6,9 @@
 
 use super::product::{Product, blocks, chain_len};
 use super::{Rows, Sink, Start, Strided};
-use crate::simd::{self, Level, level};
+use crate::simd;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{Level, level};
 use crate::vectorized;
 
 /// Columns whose sums are made together: with four rows of as many weights and as many to come they fit the first-level cache.
@@ -52,6 +54,7 @@ impl<C: Sink> Product<'_, C> {
     }
 
     /// Whether [`Product::vector_along`] can run here.
+    #[cfg(target_arch = "x86_64")]
     pub fn can_turn_columns(&self) -> bool {
         level() == Level::Avx512 && self.is_vector()
     }
@@ -73,6 +76,7 @@ impl<C: Sink> Product<'_, C> {
 }
 
 /// Columns that are turned at a time, and terms of each.
+#[cfg(target_arch = "x86_64")]
 const LINES: usize = 16;
 
 /// The products of `factors` with each of up to sixteen lines, which are `stride` apart. The lines after them are asked for
@@ -121,9 +125,9 @@ fn turn(rows: [std::arch::x86_64::__m512; LINES]) -> [std::arch::x86_64::__m512;
     }
     // Quad `4·i + j` has, in its part `l` of four numbers, column `4·l + j` of rows `4·i` and the three after it.
     let mut quads = pairs;
-    let double = |x: __m512| _mm512_castps_pd(x);
     for at in (0..LINES).step_by(4) {
-        let [a, b, c, d] = [0, 1, 2, 3].map(|row| double(pairs[at + row]));
+        let (a, b) = (_mm512_castps_pd(pairs[at]), _mm512_castps_pd(pairs[at + 1]));
+        let (c, d) = (_mm512_castps_pd(pairs[at + 2]), _mm512_castps_pd(pairs[at + 3]));
         quads[at] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
         quads[at + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
         quads[at + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
@@ -131,7 +135,7 @@ fn turn(rows: [std::arch::x86_64::__m512; LINES]) -> [std::arch::x86_64::__m512;
     }
     let mut columns = quads;
     for at in 0..4 {
-        let [a, b, c, d] = [0, 4, 8, 12].map(|row| quads[row + at]);
+        let (a, b, c, d) = (quads[at], quads[at + 4], quads[at + 8], quads[at + 12]);
         let (even, odd) = (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
         let (even_below, odd_below) = (_mm512_shuffle_f32x4::<0x88>(c, d), _mm512_shuffle_f32x4::<0xdd>(c, d));
         columns[at] = _mm512_shuffle_f32x4::<0x88>(even, even_below);
