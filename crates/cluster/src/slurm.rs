@@ -130,6 +130,7 @@ mod tests {
             options: vec!["--gres=gpu:4".into()],
             directory: "/home/a b".into(),
             elastic: false,
+            requeue: false,
             command: ["kolo", "train", "it's.toml"].map(String::from).to_vec(),
         }
     }
@@ -143,7 +144,7 @@ mod tests {
             ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} kolo train 'it'\\''s.toml'\n";
         assert_eq!(script(&batch()).unwrap(), expected);
         let elastic = script(&Batch { elastic: true, ..batch() }).unwrap();
-        let again = script(&Batch { requeue: true, ..batch.clone() }).unwrap();
+        let again = script(&Batch { requeue: true, ..batch() }).unwrap();
         for line in
             ["#SBATCH --signal=B:TERM@60", "#SBATCH --requeue", "trap 'requeue=1; kill -TERM", "scontrol requeue"]
         {
