@@ -1,5 +1,5 @@
 use super::*;
-use crate::formats::testing::{open_bytes, read, read_error, survive_damage};
+use crate::formats::testing::{file, open_bytes, read, read_error, survive_damage, text};
 use crate::record::{RecordKind, RecordValue};
 use kolo_graph::settings::Setting;
 
