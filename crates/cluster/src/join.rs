@@ -77,13 +77,11 @@ impl std::fmt::Debug for JoinOptions<'_> {
 impl<'a> JoinOptions<'a> {
     /// With the usual heartbeat; the reason of an early end goes to standard error.
     pub fn new(way: Discovery<'a>) -> Self {
-        let observer: NoticeObserver = Arc::new(|notice| {
-            match notice {
-                Notice::Ending { text, shown: false } => logs::print_error(&format!("error: {text}")),
-                Notice::Lost { text, .. } => logs::print_error(text),
-                Notice::Resumed(resumed) if resumed.generation > 0 => logs::print_error(&resumed.to_string()),
-                _ => {}
-            }
+        let observer: NoticeObserver = Arc::new(|notice| match notice {
+            Notice::Ending { text, shown: false } => logs::print_error(&format!("error: {text}")),
+            Notice::Lost { text, .. } => logs::print_error(text),
+            Notice::Resumed(resumed) if resumed.generation > 0 => logs::print_error(&resumed.to_string()),
+            _ => {}
         });
         Self { way, heartbeat_ms: HEARTBEAT_MS, address: None, observer, introduction: Introduction::default() }
     }

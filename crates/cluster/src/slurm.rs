@@ -67,11 +67,8 @@ pub fn script(batch: &Batch) -> Result<String, Fault> {
         true => "--no-kill --kill-on-bad-exit=0 --wait=0",
         false => "--kill-on-bad-exit=1 --wait=60",
     };
-    let _ = write!(
-        text,
-        "\nset -euo pipefail\ncd {directory}\nexec srun {together} {CPUS_PER_TASK} {}\n",
-        words.join(" ")
-    );
+    let _ =
+        write!(text, "\nset -euo pipefail\ncd {directory}\nexec srun {together} {CPUS_PER_TASK} {}\n", words.join(" "));
     Ok(text)
 }
 

@@ -135,7 +135,15 @@ fn an_interrupted_run_leaves_no_loader_behind() {
     let interrupt = Interrupt::default();
     interrupt.request();
     let company = Company::Alone;
-    let options = RunOptions { threads: 1, out: None, interrupt, planned: Planned::default(), company, timeline: None };
+    let options = RunOptions {
+        threads: 1,
+        out: None,
+        interrupt,
+        planned: Planned::default(),
+        company,
+        timeline: None,
+        elastic: None,
+    };
     let (trainer, report) = kolo_train::run(Arc::clone(&job), &options, &mut Silent).unwrap();
     assert_eq!((report.ended.as_str(), report.steps, report.loader.threads), ("interrupted", 1, 3));
     drop(trainer);

@@ -33,6 +33,7 @@ fn options(company: Company) -> RunOptions {
         planned: Default::default(),
         company,
         timeline: None,
+        elastic: None,
     }
 }
 
