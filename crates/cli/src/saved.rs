@@ -49,13 +49,9 @@ pub struct Trained {
 /// Keys of `[model]` that say what training starts from.
 const OF_TRAINING: [&str; 3] = ["from", "freeze", "fresh"];
 
-fn failure(error: &kolo_ckpt::CkptError) -> Failure {
-    kolo_train::Error::checkpoint(&error.to_string()).into()
-}
-
 impl Trained {
     pub fn open(args: &SavedArgs) -> Result<Self, Failure> {
-        let (source, skipped) = kolo_ckpt::resolve(&RealDisk::shared(), &args.run).map_err(|error| failure(&error))?;
+        let (source, skipped) = kolo_ckpt::resolve(&RealDisk::shared(), &args.run)?;
         for (path, why) in skipped {
             print_error(&format!("note: passed over {}: {why}", path.display()));
         }
@@ -141,7 +137,7 @@ impl Trained {
             let Some(values) = store.values_mut(&entry.name) else { continue };
             let mut bytes = vec![0; values.len() * 4];
             let range = entry.start..entry.start + values.len();
-            self.source.read(&entry.tensor, range, &mut bytes).map_err(|error| failure(&error))?;
+            self.source.read(&entry.tensor, range, &mut bytes).map_err(Failure::from)?;
             values.iter_mut().zip(bytes.as_chunks().0).for_each(|(value, bytes)| *value = f32::from_le_bytes(*bytes));
         }
         Ok(())
