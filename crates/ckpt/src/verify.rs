@@ -101,7 +101,7 @@ impl Checkpoint {
             }
             work();
         });
-        let mut damages = damages.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut damages = std::mem::take(&mut *kolo_base::lock(&damages));
         damages.sort_by_key(|(place, _)| *place);
         damages.into_iter().map(|(_, damage)| damage).collect()
     }
