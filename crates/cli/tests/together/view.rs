@@ -148,7 +148,8 @@ fn the_timeline_has_servers_too() {
     let dir = tempdir();
     let mut command = kolo(dir.path());
     command.args(Job::Digits.quiet()).args(["-n", "2", "--threads", "1", "--trace", "trace.json"]);
-    command.args(["--async", "--servers", "1", "--staleness", "2"]);
+    // Without a directory nothing is saved, which would be messages more.
+    command.args(["--async", "--servers", "1", "--staleness", "2", "--no-out"]);
     run(&mut command, LIMIT).well();
     let text = std::fs::read_to_string(dir.path().join("trace.json")).expect("a timeline");
     let document: Value = serde_json::from_str(&text).expect("JSON");
