@@ -89,7 +89,7 @@ mod tests {
         };
         assert_eq!(
             named(Work::Product),
-            "attention attention_bias_grad attention_grad conv2d conv2d_input_grad conv2d_weight_grad conv_transpose2d \
+            "attention attention_bias_grad attention_grad cached_attention conv2d conv2d_input_grad conv2d_weight_grad conv_transpose2d \
              linear matmul"
         );
         assert_eq!(named(Work::ThinProducts), "gru gru_grad lstm lstm_grad rnn rnn_grad");
