@@ -136,7 +136,7 @@ impl Trained {
             }
             let Some(values) = store.values_mut(&entry.name) else { continue };
             let mut bytes = vec![0; values.len() * 4];
-            let range = entry.start..entry.start + values.len();
+            let range = entry.region.start..entry.region.start + values.len();
             self.source.read(&entry.tensor, range, &mut bytes).map_err(Failure::from)?;
             values.iter_mut().zip(bytes.as_chunks().0).for_each(|(value, bytes)| *value = f32::from_le_bytes(*bytes));
         }

@@ -12,7 +12,7 @@ use crate::schedule::{ExchangeItem, Schedule};
 use kolo_graph::collective::{Collective, Movement};
 use kolo_graph::cpu::Buffer;
 use kolo_graph::layout::{Layout, align};
-use kolo_graph::{Graph, Node, Phase, ValueId};
+use kolo_graph::{Graph, Node, Phase, Type, ValueId};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -281,6 +281,11 @@ impl Draft {
                 exchange.cut(output.ty.elements(), ranks);
                 staging.unpack(output, dim, ranks, exchange)?;
             }
+            Movement::Join { dim, sizes } => {
+                exchange.kind = ExchangeKind::AllGather;
+                exchange.join(&output.ty, dim, sizes);
+                staging.unpack_sizes(output, dim, sizes, exchange)?;
+            }
             Movement::Scatter { dim } => {
                 exchange.kind = ExchangeKind::ReduceScatter;
                 exchange.cut(input.ty.elements(), ranks);
@@ -310,6 +315,21 @@ impl Exchange {
     fn cut(&mut self, elements: usize, ranks: usize) {
         self.elements = elements;
         self.parts = (0..ranks).map(|rank| (rank * (elements / ranks), elements / ranks)).collect();
+    }
+}
+
+impl Exchange {
+    /// Parts of these sizes along a dim.
+    fn join(&mut self, whole: &Type, dim: usize, sizes: &[usize]) {
+        let others = whole.elements() / whole.shape[dim].max(1);
+        self.elements = whole.elements();
+        let mut at = 0;
+        let part = |size: &usize| {
+            let part = (at, size * others);
+            at += part.1;
+            part
+        };
+        self.parts = sizes.iter().map(part).collect();
     }
 }
 
@@ -397,6 +417,36 @@ impl Staging {
             let to = unsafe { buffer.data.add(inside) };
             let (from_stride, to_stride) = (bytes, bytes * ranks);
             self.after.push(Rows { from: memory.at(among), to, rows, bytes, from_stride, to_stride });
+        }
+        exchange.output = memory.at(0);
+        self.memory.push(memory);
+        Ok(())
+    }
+}
+
+impl Staging {
+    /// As [`Staging::unpack`], from parts of unequal sizes.
+    fn unpack_sizes(
+        &mut self,
+        buffer: &Buffer,
+        dim: usize,
+        sizes: &[usize],
+        exchange: &mut Exchange,
+    ) -> Result<(), ExchangeError> {
+        let rows: usize = buffer.ty.shape[..dim].iter().product();
+        if rows <= 1 || sizes.len() == 1 {
+            return Ok(());
+        }
+        let memory = Memory::try_new(buffer.ty.bytes())?;
+        let to_stride = buffer.ty.bytes() / rows;
+        let (mut inside, mut among) = (0, 0);
+        for size in sizes {
+            let bytes = to_stride / buffer.ty.shape[dim] * size;
+            // SAFETY: a part lies inside the tensor.
+            let to = unsafe { buffer.data.add(inside) };
+            self.after.push(Rows { from: memory.at(among), to, rows, bytes, from_stride: bytes, to_stride });
+            inside += bytes;
+            among += bytes * rows;
         }
         exchange.output = memory.at(0);
         self.memory.push(memory);

@@ -14,7 +14,7 @@ use crate::memory::Memory;
 use kolo_graph::layout::align;
 use kolo_graph::rng::Stream;
 use kolo_graph::sources::{Init, Param};
-use kolo_graph::{DType, Graph, Shape, Team, Type};
+use kolo_graph::{DType, Graph, Region, Shape, Team, Type};
 use kolo_ops::tiles::Address;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -41,10 +41,10 @@ impl Role {
 pub struct Entry {
     /// As the graph calls it; that of a run says where it starts.
     pub name: String,
-    /// The tensor that it has elements of, the shape of that tensor, and the first of the elements.
+    /// The tensor that it has elements of, the shape of that tensor, and which elements they are.
     pub tensor: String,
     pub whole: Shape,
-    pub start: usize,
+    pub region: Region,
     pub ty: Type,
     pub role: Role,
     pub init: Init,
@@ -87,21 +87,20 @@ impl Store {
     pub fn in_memory(graph: &Graph, params: Memory) -> Self {
         let mut entries: Vec<Entry> = Vec::new();
         for node in graph.nodes.iter().rev() {
-            if let Some(Param { name, shape, init }) = node.op.downcast() {
-                let ty = Type::f32(shape.clone());
-                let (tensor, whole, start) = (name.clone(), ty.shape.clone(), 0);
-                let (name, role, init) = (name.clone(), Role::Parameter, *init);
-                entries.push(Entry { name, tensor, whole, start, ty, role, init, offset: 0 });
+            if let Some(param) = node.op.downcast::<Param>() {
+                let (ty, whole, region) = (Type::f32(param.shape.clone()), param.whole().into(), param.region());
+                let (name, tensor, role, init) = (param.name.clone(), param.name.clone(), Role::Parameter, param.init);
+                entries.push(Entry { name, tensor, whole, region, ty, role, init, offset: 0 });
             }
         }
         let moments = graph.optimizer_states();
         for (id, state) in graph.states() {
-            let (tensor, start) = state.shard();
+            let (tensor, region) = state.shard();
             entries.push(Entry {
                 name: state.name.clone(),
                 tensor: tensor.into(),
                 whole: state.whole().into(),
-                start,
+                region,
                 ty: graph.ty(id).clone(),
                 role: if moments.contains(&id) { Role::Moment } else { Role::Statistic },
                 init: state.init,
@@ -131,13 +130,14 @@ impl Store {
         let team = Team::try_new(threads).unwrap_or_else(|_| Team::solo());
         // The memory starts as zeros, so whatever starts at zero need not be touched.
         for entry in self.entries.iter().filter(|entry| entry.init != Init::ZEROS && chosen(entry)) {
-            let stream = Stream::new(seed, &format!("init.{}", entry.name));
+            let stream = Stream::new(seed, &format!("init.{}", entry.tensor));
             // SAFETY: nothing else refers to the memory yet.
             let values = unsafe { self.slice_mut(entry) };
             let address = Address(values.as_mut_ptr());
             team.chunks(values.len(), ELEMENTS_PER_TASK, |range, _| {
                 // SAFETY: tasks own disjoint ranges of the tensor.
-                entry.init.fill(&stream, range.start, unsafe { address.slice(range.start, range.len()) });
+                let out = unsafe { address.slice(range.start, range.len()) };
+                entry.init.fill_shard(&stream, entry.region, range, out);
             });
         }
     }
@@ -208,22 +208,37 @@ impl Store {
     pub fn digest(&self) -> String {
         let mut trained: Vec<&Entry> = self.entries.iter().filter(|entry| entry.is_param()).collect();
         trained.sort_by(|a, b| a.name.cmp(&b.name));
-        let mut hasher = blake3::Hasher::new();
+        let mut digest = Digest::default();
         for entry in trained {
-            hasher.update(entry.name.as_bytes());
-            hasher.update(&[0]);
-            hasher.update(entry.ty.to_string().as_bytes());
-            hasher.update(&[0]);
             // SAFETY: the entry lies inside the memory, and nothing writes it while `self` is borrowed.
-            let bytes = unsafe { std::slice::from_raw_parts(self.address(entry), entry.ty.bytes()) };
-            if cfg!(target_endian = "little") {
-                hasher.update(bytes);
-            } else {
-                bytes.chunks(4).for_each(|word| {
-                    hasher.update(&[word[3], word[2], word[1], word[0]]);
-                });
-            }
+            let values = unsafe { std::slice::from_raw_parts(self.address(entry).cast(), entry.ty.elements()) };
+            digest.add(&entry.name, &entry.ty.shape, values);
         }
-        format!("blake3:{}", hasher.finalize().to_hex())
+        digest.finish()
+    }
+}
+
+/// The digest of parameters, which are to be added in the order of their names.
+#[derive(Debug, Default)]
+pub struct Digest(blake3::Hasher);
+
+impl Digest {
+    pub fn add(&mut self, name: &str, shape: &[usize], values: &[f32]) {
+        self.0.update(name.as_bytes());
+        self.0.update(&[0]);
+        self.0.update(Type::f32(shape).to_string().as_bytes());
+        self.0.update(&[0]);
+        if cfg!(target_endian = "little") {
+            // SAFETY: floats are bytes as well.
+            self.0.update(unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) });
+        } else {
+            values.iter().for_each(|value| {
+                self.0.update(&value.to_le_bytes());
+            });
+        }
+    }
+
+    pub fn finish(&self) -> String {
+        format!("blake3:{}", self.0.finalize().to_hex())
     }
 }

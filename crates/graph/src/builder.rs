@@ -184,7 +184,7 @@ impl Builder {
     pub fn param(&self, name: &str, shape: impl Into<Vec<usize>>, init: Init) -> Tensor<'_> {
         let name = self.qualify(name);
         let shape = shape.into();
-        let tensor = self.find_or(&name, Param { name: name.clone(), shape: shape.clone(), init });
+        let tensor = self.find_or(&name, Param::new(&name, shape.clone(), init));
         if !self.failed() && tensor.shape() != shape {
             self.fail("param", format!("`{name}` is {:?} here, but {shape:?} elsewhere", tensor.shape()), "rename one");
         }
@@ -194,8 +194,7 @@ impl Builder {
     /// A state tensor under the current scope.
     pub fn state(&self, name: &str, ty: Type, init: Init) -> Tensor<'_> {
         let name = self.qualify(name);
-        let (dtype, shape, of) = (ty.dtype, ty.shape.to_vec(), String::new());
-        self.find_or(&name, State { name: name.clone(), dtype, shape, init, of, start: 0, whole: Vec::new() })
+        self.find_or(&name, State::new(&name, ty, init))
     }
 
     pub fn full(&self, value: f64, ty: Type) -> Tensor<'_> {

@@ -38,6 +38,11 @@ pub enum Movement<'a> {
     Gather {
         dim: usize,
     },
+    /// The same of tensors of unequal sizes along the dim.
+    Join {
+        dim: usize,
+        sizes: &'a [usize],
+    },
     /// This rank's part, along a dim, of the sum over the ranks.
     Scatter {
         dim: usize,
@@ -87,6 +92,10 @@ op! {
 op! {
     /// The tensors of all ranks of an axis, one after the other along a dim.
     pub struct AxisGather = "axis_gather" { axis: String, dim: usize, ranks: usize }
+}
+op! {
+    /// The tensors of all ranks of an axis, one after the other along a dim, of which each rank's has one of the sizes.
+    pub struct AxisJoin = "axis_join" { axis: String, dim: usize, sizes: Vec<usize> }
 }
 op! {
     /// This rank's part, along a dim, of the sum over the ranks of an axis.
@@ -368,6 +377,52 @@ impl Cpu for Send {
 impl Cases for Send {
     fn cases() -> Vec<Case> {
         vec![Case::new(Send { axis: "pipeline".into(), to: 0 }, [Arg::real([3, 4]).constant()])]
+    }
+}
+
+impl AxisJoin {
+    fn check(&self, input: &Type) -> Result<Type, String> {
+        let size = size_of(input, self.dim)?;
+        if !self.sizes.contains(&size) || self.sizes.len() > RANKS_MAX {
+            return Err(format!("dim {} of {input} is none of the sizes {:?}", self.dim, self.sizes));
+        }
+        let all = self.sizes.iter().try_fold(0usize, |all, size| all.checked_add(*size));
+        Ok(resized(input, self.dim, all.ok_or("the sizes are too large")?))
+    }
+}
+
+impl Op for AxisJoin {
+    fn operands(&self) -> Operands {
+        Operands::without_rules([Operand::any("tensor")], &["tensor"])
+    }
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        Ok(vec![self.check(&inputs[0])?])
+    }
+    fn flops(&self, _: &[Type], _: &[Type]) -> u64 {
+        0
+    }
+    fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
+        let mirror = Mirror { factor: 1, repeats: Some((self.dim, inputs[0].shape[self.dim])) };
+        vec![Dense::from_fn(outputs[0].shape.clone(), |at| inputs[0].get(&mirror.source(at)[..at.len()]))]
+    }
+    fn pure(&self) -> bool {
+        false
+    }
+    fn collective(&self) -> Option<Collective<'_>> {
+        let movement = Movement::Join { dim: self.dim, sizes: &self.sizes };
+        Some(Collective { axis: &self.axis, movement, ranks: Some(self.sizes.len()) })
+    }
+}
+
+impl Cpu for AxisJoin {
+    fn run(&self, cx: &mut CpuCx<'_>) {
+        Mirror { factor: 1, repeats: Some((self.dim, cx.inputs[0].ty.shape[self.dim])) }.run(cx);
+    }
+}
+
+impl Cases for AxisJoin {
+    fn cases() -> Vec<Case> {
+        vec![Case::new(AxisJoin { axis: "tensor".into(), dim: 1, sizes: vec![4] }, [Arg::real([3, 4]).constant()])]
     }
 }
 

@@ -66,6 +66,11 @@ pub trait Op: Describe + Any + Debug + Send + Sync {
         None
     }
 
+    /// The same where the part's units follow on number `first`, for splits that are [ordered](Split::ordered).
+    fn part_at(&self, split: &Split, _first: usize, units: usize) -> Option<Arc<dyn Op>> {
+        self.part(split, units)
+    }
+
     /// Why the op declares no split at all.
     fn unsplittable(&self) -> Option<&'static str> {
         (!self.pure()).then_some("it acts outside the graph's values, and is placed after everything else")

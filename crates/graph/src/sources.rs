@@ -6,9 +6,11 @@ use crate::cpu::{Cpu, CpuCx};
 use crate::op;
 use crate::op::{Case, Cases, Dense, GradCx, Op};
 use crate::operand::{Operand, Operands};
+use crate::region::Region;
 use crate::rng::{Stream, unit};
 use crate::split::{self, Split};
 use crate::types::{DType, Type};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// How a parameter or state starts.
@@ -26,6 +28,25 @@ impl Init {
     /// PyTorch's default for linear and convolution layers: uniform within `1/√fan_in`.
     pub fn fan_in(fan_in: usize) -> Self {
         Init::Uniform { bound: 1.0 / (fan_in.max(1) as f64).sqrt() }
+    }
+
+    /// Elements `elements` of a shard, whichever of the tensor these are.
+    pub fn fill_shard(&self, stream: &Stream, region: Region, elements: Range<usize>, out: &mut [f32]) {
+        if let Init::Constant(value) = self {
+            return out.fill(*value as f32);
+        }
+        let mut space = Vec::new();
+        for (local, place, len) in region.runs(elements.clone()) {
+            let out = &mut out[local - elements.start..][..len];
+            let before = place % 4;
+            if before == 0 {
+                self.fill(stream, place, out);
+                continue;
+            }
+            space.resize(before + len, 0.0);
+            self.fill(stream, place - before, &mut space);
+            out.copy_from_slice(&space[before..]);
+        }
     }
 
     /// Elements `first..` of a tensor. Each depends on its own number and the stream alone, so a shard can be
@@ -106,15 +127,18 @@ op! {
     }
 }
 op! {
-    /// A trained tensor.
-    pub struct Param = "param" { name: String, shape: Vec<usize>, init: Init }
+    /// A trained tensor. One rank's shard of a tensor has the tensor's name, and says its shape, `whole`, and which of its elements
+    /// it has: runs of `region`'s second number, as far apart as its third, from its first on, without so many as its fourth.
+    pub struct Param = "param" {
+        name: String, shape: Vec<usize>, init: Init, whole: Vec<usize> = Vec::new(), region: Vec<usize> = Vec::new()
+    }
 }
 op! {
     /// A tensor that persists between steps without being trained: a moment, a running average. One rank's shard of a tensor is
-    /// a state with a name of its own, which says of which tensor, whose shape is `whole`, it has the elements from `start` on.
+    /// a state that says of which tensor, whose shape is `whole`, it has which elements, as a [`Param`] does.
     pub struct State = "state" {
-        name: String, dtype: DType, shape: Vec<usize>, init: Init, of: String = String::new(), start: usize = 0,
-        whole: Vec<usize> = Vec::new()
+        name: String, dtype: DType, shape: Vec<usize>, init: Init, of: String = String::new(),
+        whole: Vec<usize> = Vec::new(), region: Vec<usize> = Vec::new()
     }
 }
 op! {
@@ -155,15 +179,38 @@ macro_rules! source {
     };
 }
 
+impl Param {
+    /// A whole tensor.
+    pub fn new(name: impl Into<String>, shape: impl Into<Vec<usize>>, init: Init) -> Self {
+        Self { name: name.into(), shape: shape.into(), init, whole: Vec::new(), region: Vec::new() }
+    }
+
+    /// The shape of the tensor whose elements it has.
+    pub fn whole(&self) -> &[usize] {
+        if self.region.is_empty() { &self.shape } else { &self.whole }
+    }
+
+    /// The elements that it has.
+    pub fn region(&self) -> Region {
+        Region::from_numbers(&self.region)
+    }
+}
+
 impl State {
+    /// A whole tensor.
+    pub fn new(name: impl Into<String>, ty: Type, init: Init) -> Self {
+        let (name, dtype, shape, of) = (name.into(), ty.dtype, ty.shape.to_vec(), String::new());
+        Self { name, dtype, shape, init, of, whole: Vec::new(), region: Vec::new() }
+    }
+
     /// The shape of the tensor whose elements it has.
     pub fn whole(&self) -> &[usize] {
         if self.of.is_empty() { &self.shape } else { &self.whole }
     }
 
-    /// The tensor whose elements it has, and the first of them.
-    pub fn shard(&self) -> (&str, usize) {
-        if self.of.is_empty() { (&self.name, 0) } else { (&self.of, self.start) }
+    /// The tensor whose elements it has, and which.
+    pub fn shard(&self) -> (&str, Region) {
+        if self.of.is_empty() { (&self.name, Region::from(0)) } else { (&self.of, Region::from_numbers(&self.region)) }
     }
 }
 

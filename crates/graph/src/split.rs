@@ -66,6 +66,8 @@ pub struct Split {
     /// Whether what is sharded or replicated has the bits of the whole op. If not, kernels choose their method or their
     /// blocks by the size of this axis, and a layout that promises the same bits cannot use the split.
     pub exact: bool,
+    /// Parts take runs of units, in order, and are told where theirs begins ([`Op::part_at`]).
+    pub ordered: bool,
 }
 
 impl Split {
@@ -75,7 +77,13 @@ impl Split {
         inputs: impl Into<Vec<Placement>>,
         outputs: impl Into<Vec<Placement>>,
     ) -> Self {
-        Self { axis: axis.into(), size, inputs: inputs.into(), outputs: outputs.into(), exact: true }
+        Self { axis: axis.into(), size, inputs: inputs.into(), outputs: outputs.into(), exact: true, ordered: false }
+    }
+
+    /// Parts take runs of units, in order.
+    pub fn ordered(mut self) -> Self {
+        self.ordered = true;
+        self
     }
 
     /// The shape of an operand in a part of `units`.
@@ -87,9 +95,9 @@ impl Split {
         shape
     }
 
-    /// What a part of `units` runs.
-    pub fn part(&self, op: &Arc<dyn Op>, units: usize) -> Arc<dyn Op> {
-        op.part(self, units).unwrap_or_else(|| op.clone())
+    /// What a part of `units` runs, the first of which is number `first`.
+    pub fn part(&self, op: &Arc<dyn Op>, first: usize, units: usize) -> Arc<dyn Op> {
+        op.part_at(self, first, units).unwrap_or_else(|| op.clone())
     }
 }
 
@@ -120,7 +128,7 @@ impl Index {
                 };
                 let inputs: Vec<Placement> = self.inputs.iter().enumerate().map(input).collect();
                 let exact = !self.rounded.contains(&axis);
-                Split { axis, size, inputs, outputs, exact }
+                Split { axis, size, inputs, outputs, exact, ordered: false }
             })
             .collect()
     }

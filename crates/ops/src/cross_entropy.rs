@@ -12,7 +12,9 @@ use crate::tiles::{Address, TILE};
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
+use kolo_graph::split::{Placement, Split};
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use std::sync::Arc;
 
 op! {
     /// Mean, or sum, over the rows whose target is not `ignore` of
@@ -22,22 +24,25 @@ op! {
 }
 
 op! {
-    /// Backward of cross_entropy from (logits, targets, log-sum-exp, gradient of the loss).
-    pub struct CrossEntropyGrad = "cross_entropy_grad" { ignore: i64, smoothing: f32, mean: bool }
+    /// Backward of cross_entropy from (logits, targets, log-sum-exp, gradient of the loss). The logits may be those from class
+    /// `first` on of `classes`.
+    pub struct CrossEntropyGrad = "cross_entropy_grad" {
+        ignore: i64, smoothing: f32, mean: bool, first: usize = 0, classes: usize = 0
+    }
 }
 
 /// What PyTorch ignores by default.
 pub const IGNORE: i64 = -100;
 
 /// What a row's target means.
-enum Target {
+pub(crate) enum Target {
     Ignored,
     Class(usize),
     /// No class: reported as NaN, never read.
     Outside,
 }
 
-fn target(value: i64, ignore: i64, classes: usize) -> Target {
+pub(crate) fn target(value: i64, ignore: i64, classes: usize) -> Target {
     match usize::try_from(value) {
         _ if value == ignore => Target::Ignored,
         Ok(class) if class < classes => Target::Class(class),
@@ -46,7 +51,7 @@ fn target(value: i64, ignore: i64, classes: usize) -> Target {
 }
 
 /// What a sum is divided by: the number of rows that count, or one.
-fn divisor(targets: impl Iterator<Item = i64>, ignore: i64, mean: bool) -> usize {
+pub(crate) fn divisor(targets: impl Iterator<Item = i64>, ignore: i64, mean: bool) -> usize {
     if mean { targets.filter(|value| *value != ignore).count().max(1) } else { 1 }
 }
 
@@ -96,7 +101,8 @@ impl Op for CrossEntropy {
         3
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
-        let op = CrossEntropyGrad { ignore: self.ignore, smoothing: self.smoothing, mean: self.mean };
+        let Self { ignore, smoothing, mean } = *self;
+        let op = CrossEntropyGrad { ignore, smoothing, mean, first: 0, classes: 0 };
         vec![Some(cx.input(0).then(op, &[cx.input(1), cx.output(1), cx.grad()])), None]
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
@@ -171,7 +177,7 @@ impl CrossEntropy {
 
 vectorized! {
     /// `Σ (x − shift)` in the order of `simd::sum`.
-    fn sum_from(tile: &[f32], shift: f32) -> f32 {
+    pub(crate) fn sum_from(tile: &[f32], shift: f32) -> f32 {
         let mut space = [0.0f32; TILE];
         let moved = &mut space[..tile.len()];
         for (moved, x) in moved.iter_mut().zip(tile) {
@@ -193,6 +199,19 @@ impl Op for CrossEntropyGrad {
             |axes: &[String], rows: &[String]| (vec![axes.into(), rows.into(), rows.into(), vec![]], vec![axes.into()]);
         Some(index(inputs.first()?, self.mean, parts))
     }
+    /// With the log-sum-exp at hand, every class is for itself.
+    fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
+        let mut splits = self.index(inputs).map_or_else(Vec::new, |index| index.splits(inputs));
+        let last = Placement::Shard(inputs[0].rank().saturating_sub(1));
+        let placed = [last, Placement::Replicate, Placement::Replicate, Placement::Replicate];
+        splits.push(Split::new("classes", inputs[0].last(), placed, [last]).ordered());
+        splits
+    }
+    fn part_at(&self, split: &Split, first: usize, _: usize) -> Option<Arc<dyn Op>> {
+        let classes = if self.classes == 0 { split.size } else { self.classes };
+        let part = || Arc::new(Self { first: self.first + first, classes, ..self.clone() }) as Arc<dyn Op>;
+        (split.axis == "classes").then(part)
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [logits, targets, lse, g] = inputs else {
             return Err("takes four inputs: logits, targets, log-sum-exp, gradient".into());
@@ -208,16 +227,16 @@ impl Op for CrossEntropyGrad {
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let [logits, targets, lse, g] = inputs else { unreachable!("infer checks the arity") };
-        let classes = outputs[0].last();
+        let (own, classes) = (outputs[0].last(), self.classes(outputs[0].last()));
         let smoothing = f64::from(self.smoothing);
         let divisor = divisor(targets.data.iter().map(|value| *value as i64), self.ignore, self.mean);
         let scale = g.data[0] / divisor as f64;
         let mut data = Vec::new();
-        for ((row, value), lse) in logits.data.chunks(classes).zip(&targets.data).zip(&lse.data) {
+        for ((row, value), lse) in logits.data.chunks(own).zip(&targets.data).zip(&lse.data) {
             let wanted = |at, class| smoothing / classes as f64 + if at == class { 1.0 - smoothing } else { 0.0 };
             data.extend(row.iter().enumerate().map(|(at, x)| match target(*value as i64, self.ignore, classes) {
                 Target::Ignored => 0.0,
-                Target::Class(class) => ((x - lse).exp() - wanted(at, class)) * scale,
+                Target::Class(class) => ((x - lse).exp() - wanted(at + self.first, class)) * scale,
                 Target::Outside => f64::NAN,
             }));
         }
@@ -228,16 +247,16 @@ impl Op for CrossEntropyGrad {
 impl Cpu for CrossEntropyGrad {
     fn run(&self, cx: &mut CpuCx<'_>) {
         let (targets, lse, g) = (cx.i32(1), cx.f32(2), cx.f32(3)[0]);
-        let classes = cx.outputs[0].ty.last();
+        let own = cx.outputs[0].ty.last();
         let scale = g / divisor(targets.iter().copied().map(i64::from), self.ignore, self.mean) as f32;
         let address = Address(cx.outputs[0].data.cast());
-        cx.team.chunks(targets.len(), rows_per_task(classes), |range, _| {
+        cx.team.chunks(targets.len(), rows_per_task(own), |range, _| {
             for row in range {
                 // SAFETY: tasks own disjoint rows.
-                let out = unsafe { address.slice(row * classes, classes) };
-                match target(i64::from(targets[row]), self.ignore, classes) {
+                let out = unsafe { address.slice(row * own, own) };
+                match target(i64::from(targets[row]), self.ignore, self.classes(own)) {
                     Target::Ignored => out.fill(0.0),
-                    Target::Class(class) => self.row(cx, out, row * classes, class, lse[row], scale),
+                    Target::Class(class) => self.row(cx, out, row * own, class, lse[row], scale),
                     Target::Outside => out.fill(f32::NAN),
                 }
             }
@@ -249,13 +268,20 @@ impl Cpu for CrossEntropyGrad {
 }
 
 impl CrossEntropyGrad {
+    /// All classes, of which these are some.
+    fn classes(&self, own: usize) -> usize {
+        if self.classes == 0 { own } else { self.classes }
+    }
+
     /// The row of logits that begins at `start`, tile by tile: `out` may be the logits themselves.
     fn row(&self, cx: &CpuCx<'_>, out: &mut [f32], start: usize, class: usize, lse: f32, scale: f32) {
-        let floor = self.smoothing / out.len() as f32;
+        let floor = self.smoothing / self.classes(out.len()) as f32;
+        // None of these if the target is another rank's.
+        let class = class.checked_sub(self.first);
         for (at, tile) in out.chunks_mut(TILE).enumerate() {
             bring(&cx.inputs[0], start + at * TILE, tile);
             // The target's probability must be taken before its tile is overwritten.
-            let hit = class.checked_sub(at * TILE).filter(|hit| *hit < tile.len());
+            let hit = class.and_then(|class| class.checked_sub(at * TILE)).filter(|hit| *hit < tile.len());
             let wanted = hit.map(|hit| (hit, Real::exp(tile[hit] - lse) - (1.0 - self.smoothing + floor)));
             gradient_tile(tile, lse, floor, scale);
             if let Some((hit, difference)) = wanted {
@@ -322,7 +348,7 @@ impl Cases for CrossEntropyGrad {
             let rows = targets.ty.shape.clone();
             let lse = Arg::real(rows).within(1.0, 4.0).constant();
             let args = [logits.constant(), targets, lse, Arg::real([]).constant()];
-            Case::new(CrossEntropyGrad { ignore, smoothing, mean }, args)
+            Case::new(CrossEntropyGrad { ignore, smoothing, mean, first: 0, classes: 0 }, args)
         };
         SHAPES.iter().chain(LONG_SHAPES).map(case).collect()
     }

@@ -3,17 +3,22 @@
 //! An id outside the table never reads outside it: its row is NaN, so that a wrong token shows in the loss. The backward
 //! pass ignores such ids, and adds the rows of an id in the order of their positions.
 
+use crate::cast::CastMethods;
+use crate::elementwise::ElementwiseMethods;
 use crate::movement::{BYTES_PER_TASK, Element, Target, axes, bits, by_width, check_f32, check_ids, input, within};
 use crate::movement::{missing, within_f64};
 use crate::reduce::ReduceMethods;
 use crate::scatter::{SegmentSumGrad, add_rows_by_id, define_row_sums};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::split::{Placement, Split};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use std::sync::Arc;
 
 op! {
-    /// The rows of a table `[vocab, width]` at ids `[…]` (i32): `[…, width]`. An id outside gives a row of NaN.
-    pub struct Embedding = "embedding" {}
+    /// The rows of a table `[vocab, width]` at ids `[…]` (i32): `[…, width]`. An id outside gives a row of NaN. The table may be
+    /// the rows from `first` on of one with `vocab` rows: then ids of its other rows give zeros.
+    pub struct Embedding = "embedding" { first: usize = 0, vocab: usize = 0 }
 }
 
 /// The axes of the ids, and the same with the row's axis at the end.
@@ -40,6 +45,17 @@ impl Op for Embedding {
             ..Index::default()
         })
     }
+    /// Along its rows a table is split in terms: every id is a row of one part, and zeros in the others.
+    fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
+        let mut splits = self.index(inputs).map_or_else(Vec::new, |index| index.splits(inputs));
+        let rows = [Placement::Shard(0), Placement::Replicate];
+        splits.push(Split::new("vocab", inputs[0].shape[0], rows, [Placement::Partial]).ordered());
+        splits
+    }
+    fn part_at(&self, split: &Split, first: usize, _: usize) -> Option<Arc<dyn Op>> {
+        let vocab = if self.vocab == 0 { split.size } else { self.vocab };
+        (split.axis == "vocab").then(|| Arc::new(Embedding { first: self.first + first, vocab }) as Arc<dyn Op>)
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [table, ids] = inputs else { return Err("takes two inputs: table and ids".into()) };
         check_ids(ids)?;
@@ -53,16 +69,24 @@ impl Op for Embedding {
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
         let vocab = cx.input(0).dim(0);
-        vec![Some(cx.input(1).then(EmbeddingGrad { vocab }, &[cx.grad()])), None]
+        vec![Some(cx.input(1).then(EmbeddingGrad { vocab, first: self.first }, &[cx.grad()])), None]
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
-        vec![define_rows(inputs[0], inputs[1], &outputs[0], f64::NAN)]
+        let [table, ids] = inputs else { unreachable!("infer checks the arity") };
+        let width = outputs[0].last();
+        let row = |id: &f64| match within_f64(*id - self.first as f64, table.shape[0]) {
+            Some(row) => table.data[row * width..(row + 1) * width].to_vec(),
+            None if within_f64(*id, self.vocab).is_some() => vec![0.0; width],
+            None => vec![f64::NAN; width],
+        };
+        vec![Dense::new(outputs[0].shape.clone(), ids.data.iter().flat_map(row).collect())]
     }
 }
 
 impl Cpu for Embedding {
     fn run(&self, cx: &mut CpuCx<'_>) {
-        pick_rows(cx, 0, 1, missing(cx.inputs[0].ty.dtype));
+        let rows = Rows { first: self.first, vocab: self.vocab, missing: missing(cx.inputs[0].ty.dtype) };
+        pick_rows(cx, 0, 1, rows);
     }
 }
 
@@ -76,13 +100,28 @@ pub(crate) fn define_rows(table: &Dense, ids: &Dense, output: &Type, missing: f6
     Dense::new(output.shape.clone(), ids.data.iter().flat_map(row).collect())
 }
 
-/// The kernel: rows of input `table` at the places in input `ids`.
-pub(crate) fn pick_rows(cx: &CpuCx<'_>, table: usize, ids: usize, missing: f32) {
-    let dtype = cx.inputs[table].ty.dtype;
-    by_width!(dtype, pick(cx, table, ids, bits(dtype, missing)));
+/// What ids mean: the table's rows are those from `first` on of `vocab`. Others of these are zeros, and all others `missing`.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows {
+    pub first: usize,
+    pub vocab: usize,
+    pub missing: f32,
 }
 
-fn pick<T: Element>(cx: &CpuCx<'_>, table: usize, ids: usize, missing: u64) {
+impl Rows {
+    /// A whole table.
+    pub fn or(missing: f32) -> Self {
+        Self { first: 0, vocab: 0, missing }
+    }
+}
+
+/// The kernel: rows of input `table` at the places in input `ids`.
+pub(crate) fn pick_rows(cx: &CpuCx<'_>, table: usize, ids: usize, rows: Rows) {
+    let dtype = cx.inputs[table].ty.dtype;
+    by_width!(dtype, pick(cx, table, ids, (rows, bits(dtype, rows.missing))));
+}
+
+fn pick<T: Element>(cx: &CpuCx<'_>, table: usize, ids: usize, (rows, missing): (Rows, u64)) {
     let (at, count) = (table, cx.shape(table)[0]);
     let (table, ids, target) = (input::<T>(cx, table), cx.i32(ids), Target::<T>::of(cx));
     // Not from the table's length, which says nothing of an empty one.
@@ -91,8 +130,9 @@ fn pick<T: Element>(cx: &CpuCx<'_>, table: usize, ids: usize, missing: u64) {
         for at in range {
             // SAFETY: tasks own disjoint rows.
             let out = unsafe { target.slice(at * width, width) };
-            match within(ids[at], count) {
+            match within(ids[at].wrapping_sub(rows.first as i32), count) {
                 Some(id) => out.copy_from_slice(&table[id * width..(id + 1) * width]),
+                None if within(ids[at], rows.vocab).is_some() => out.fill(T::of(0)),
                 None => out.fill(T::of(missing)),
             }
         }
@@ -101,7 +141,7 @@ fn pick<T: Element>(cx: &CpuCx<'_>, table: usize, ids: usize, missing: u64) {
 
 impl Cases for Embedding {
     fn cases() -> Vec<Case> {
-        let case = |table: Arg, ids: Arg| Case::new(Embedding {}, [table, ids]);
+        let case = |table: Arg, ids: Arg| Case::new(Embedding { first: 0, vocab: 0 }, [table, ids]);
         vec![
             case(Arg::real([5, 3]), Arg::index([7], 0, 5)),
             case(Arg::real([5, 3]), Arg::index([2, 4], 0, 5)),
@@ -115,8 +155,9 @@ impl Cases for Embedding {
 
 op! {
     /// Gradient of the table of [`Embedding`] (`[vocab, width]`), from the ids and the output's gradient: the rows of
-    /// each id added in the order of their positions. An id outside is ignored.
-    pub struct EmbeddingGrad = "embedding_grad" { vocab: usize }
+    /// each id added in the order of their positions. An id outside is ignored. The table may be the rows from `first` on of a
+    /// longer one.
+    pub struct EmbeddingGrad = "embedding_grad" { vocab: usize, first: usize = 0 }
 }
 
 impl Op for EmbeddingGrad {
@@ -132,6 +173,16 @@ impl Op for EmbeddingGrad {
             ..Index::default()
         })
     }
+    fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
+        let mut splits = self.index(inputs).map_or_else(Vec::new, |index| index.splits(inputs));
+        let rows = [Placement::Replicate, Placement::Replicate];
+        splits.push(Split::new("vocab", self.vocab, rows, [Placement::Shard(0)]).ordered());
+        splits
+    }
+    fn part_at(&self, split: &Split, first: usize, units: usize) -> Option<Arc<dyn Op>> {
+        let part = || Arc::new(EmbeddingGrad { vocab: units, first: self.first + first }) as Arc<dyn Op>;
+        (split.axis == "vocab").then(part)
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [ids, grad] = inputs else { return Err("takes two inputs: ids and gradient".into()) };
         check_ids(ids)?;
@@ -146,23 +197,26 @@ impl Op for EmbeddingGrad {
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
         let (ids, shape) = (cx.input(0), cx.input(1).shape());
+        let shifted = || ids.cast(DType::F32).shift(-(self.first as f32)).cast(DType::I32);
+        let ids = if self.first == 0 { ids } else { shifted() };
         let rows = ids.reshape_to([ids.ty().elements()]).then(SegmentSumGrad {}, &[cx.grad()]);
         vec![None, Some(rows.reshape_to(shape))]
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
-        vec![define_row_sums(inputs[1], inputs[0], &outputs[0])]
+        let ids = inputs[0].data.iter().map(|id| id - self.first as f64).collect();
+        vec![define_row_sums(inputs[1], &Dense::new(inputs[0].shape.clone(), ids), &outputs[0])]
     }
 }
 
 impl Cpu for EmbeddingGrad {
     fn run(&self, cx: &mut CpuCx<'_>) {
-        add_rows_by_id(cx, cx.f32(1), cx.i32(0), self.vocab);
+        add_rows_by_id(cx, cx.f32(1), cx.i32(0), (self.first, self.vocab));
     }
 }
 
 impl Cases for EmbeddingGrad {
     fn cases() -> Vec<Case> {
-        let case = |vocab, ids: Arg, grad: Arg| Case::new(EmbeddingGrad { vocab }, [ids, grad]);
+        let case = |vocab, ids: Arg, grad: Arg| Case::new(EmbeddingGrad { vocab, first: 0 }, [ids, grad]);
         vec![
             case(5, Arg::index([7], 0, 5), Arg::real([7, 3])),
             case(5, Arg::index([2, 4], -1, 7), Arg::real([2, 4, 3])),
@@ -179,6 +233,6 @@ kolo_graph::methods! {
     /// Tables.
     EmbeddingMethods {
         /// The rows of this table `[vocab, width]` at `ids`; NaN where an id is outside.
-        fn embedding(self, ids: Tensor<'b>) -> Tensor<'b> { self.then(Embedding {}, &[ids]) }
+        fn embedding(self, ids: Tensor<'b>) -> Tensor<'b> { self.then(Embedding { first: 0, vocab: 0 }, &[ids]) }
     }
 }

@@ -117,7 +117,7 @@ impl Op for Fused {
     }
     fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
         let shape = split.part_shape(split.outputs[0], &self.shape, units).to_vec();
-        let steps = self.steps.iter().map(|(op, registers)| (split.part(op, units), registers.clone())).collect();
+        let steps = self.steps.iter().map(|(op, registers)| (split.part(op, 0, units), registers.clone())).collect();
         Some(Arc::new(Self::new(self.program.inputs, steps, self.program.outputs.clone(), shape)))
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {

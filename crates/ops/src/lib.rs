@@ -11,6 +11,7 @@ pub mod compare;
 pub mod concat;
 pub mod conv;
 pub mod cross_entropy;
+pub mod cross_entropy_parts;
 pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
@@ -50,8 +51,8 @@ pub use kolo_graph::vectorized;
 pub use registry::{cpu_of, cpu_side, register, registry};
 
 use kolo_graph::collective::{
-    AfterGrains, AllGather, AllReduce, AllToAll, AxisGather, AxisScatter, AxisSum, Barrier, Receive, ReduceScatter,
-    Send,
+    AfterGrains, AllGather, AllReduce, AllToAll, AxisGather, AxisJoin, AxisScatter, AxisSum, Barrier, Receive,
+    ReduceScatter, Send,
 };
 use kolo_graph::piece::{Join, Piece};
 use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
@@ -70,6 +71,7 @@ const SOURCES: &[OpKind] = &[
     OpKind::without_kernels::<Barrier>(),
     OpKind::of::<AxisSum>(),
     OpKind::of::<AxisGather>(),
+    OpKind::of::<AxisJoin>(),
     OpKind::of::<AxisScatter>(),
     OpKind::of::<AllToAll>(),
     OpKind::of::<Send>(),
@@ -92,6 +94,7 @@ fn built_in() -> Vec<OpKind> {
         reduce::KINDS,
         softmax::KINDS,
         cross_entropy::KINDS,
+        cross_entropy_parts::KINDS,
         extremes::KINDS,
         compare::KINDS,
         optim::KINDS,

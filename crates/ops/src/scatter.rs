@@ -219,7 +219,7 @@ impl Op for SegmentSum {
 
 impl Cpu for SegmentSum {
     fn run(&self, cx: &mut CpuCx<'_>) {
-        add_rows_by_id(cx, cx.f32(0), cx.i32(1), self.segments);
+        add_rows_by_id(cx, cx.f32(0), cx.i32(1), (0, self.segments));
     }
 }
 
@@ -240,8 +240,8 @@ pub(crate) fn define_row_sums(values: &Dense, ids: &Dense, output: &Type) -> Den
 const COLUMNS: usize = 64;
 const TASKS: usize = 4;
 
-/// The kernel: rows of `values` added, in order, to the `count` rows of the output that `ids` name.
-pub(crate) fn add_rows_by_id(cx: &CpuCx<'_>, values: &[f32], ids: &[i32], count: usize) {
+/// The kernel: rows of `values` added, in order, to the `count` rows of the output that `ids` name, counted from `first`.
+pub(crate) fn add_rows_by_id(cx: &CpuCx<'_>, values: &[f32], ids: &[i32], (first, count): (usize, usize)) {
     let out = cx.out_f32(0);
     let width = out.len() / count.max(1);
     let target = Address(out.as_mut_ptr());
@@ -250,7 +250,7 @@ pub(crate) fn add_rows_by_id(cx: &CpuCx<'_>, values: &[f32], ids: &[i32], count:
         unsafe { target.slice(range.start, range.len()) }.fill(0.0);
     });
     if values.len() < ELEMENTS_PER_TASK {
-        return add_strip(target, values, ids, width, 0..width, 0..count);
+        return add_strip(target, values, (ids, first), width, 0..width, 0..count);
     }
     // Columns are the even way to cut, for some ids are much more frequent than others. Narrow rows are cut by id too.
     let strips = width.div_ceil(COLUMNS);
@@ -258,7 +258,7 @@ pub(crate) fn add_rows_by_id(cx: &CpuCx<'_>, values: &[f32], ids: &[i32], count:
     cx.team.run(strips * parts, |at, _| {
         let (strip, part) = (at / parts, at % parts);
         let columns = strip * COLUMNS..((strip + 1) * COLUMNS).min(width);
-        add_strip(target, values, ids, width, columns, part * count / parts..(part + 1) * count / parts);
+        add_strip(target, values, (ids, first), width, columns, part * count / parts..(part + 1) * count / parts);
     });
 }
 
@@ -267,13 +267,14 @@ vectorized! {
     fn add_strip(
         target: Address,
         values: &[f32],
-        ids: &[i32],
+        by: (&[i32], usize),
         width: usize,
         columns: Range<usize>,
         rows: Range<usize>,
     ) {
+        let (ids, first) = by;
         for (at, id) in ids.iter().enumerate() {
-            let Some(id) = within(*id, rows.end).filter(|id| *id >= rows.start) else { continue };
+            let Some(id) = within(id.wrapping_sub(first as i32), rows.end).filter(|id| *id >= rows.start) else { continue };
             let value = &values[at * width + columns.start..at * width + columns.end];
             // SAFETY: the row is inside the output, and tasks own disjoint columns and rows.
             let out = unsafe { target.slice(id * width + columns.start, columns.len()) };
@@ -342,7 +343,7 @@ impl Op for SegmentSumGrad {
 
 impl Cpu for SegmentSumGrad {
     fn run(&self, cx: &mut CpuCx<'_>) {
-        crate::embedding::pick_rows(cx, 1, 0, 0.0);
+        crate::embedding::pick_rows(cx, 1, 0, crate::embedding::Rows::or(0.0));
     }
 }
 

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Keys of strategies that are not built. One that reads such a key takes it over.
-const RESERVED: [Key; 2] = [reserved("tensor"), reserved("pipeline")];
+const RESERVED: [Key; 1] = [reserved("pipeline")];
 
 const fn reserved(name: &'static str) -> Key {
     Key { name, value: KeyValue::Count { default: 1, least: 1, most: 1 }, doc: "not built yet" }
@@ -110,14 +110,30 @@ impl Parallel {
         self.strategies().fold(clip, |clip, one| one.clip(clip, purpose))
     }
 
-    /// The graph that a rank runs, from that of a single worker.
+    /// Whether some strategy changes what the model computes.
+    pub fn splits_model(&self) -> bool {
+        self.strategies().any(|one| one.part() == Part::Model)
+    }
+
+    /// A rank's part of the model, from the graph of a single worker before its ops are fused. `training` is the graph of
+    /// training, of a single worker as well.
+    pub fn split_model(&self, graph: Graph, training: &Graph, purpose: Purpose, mesh: &Mesh) -> Graph {
+        let split = |graph: Graph, one: &dyn Strategy| {
+            let graph = one.split(graph, training, purpose, mesh);
+            debug_verify(&graph, one.name());
+            graph
+        };
+        self.strategies().filter(|one| one.part() == Part::Model).fold(graph, split)
+    }
+
+    /// The graph that a rank runs, from its part of the model.
     pub fn spread(&self, graph: Graph, purpose: Purpose, mesh: &Mesh) -> Graph {
         let rewrite = |graph: Graph, one: &dyn Strategy| {
             let graph = one.rewrite(graph, purpose, mesh);
             debug_verify(&graph, one.name());
             graph
         };
-        self.strategies().fold(graph, rewrite)
+        self.strategies().filter(|one| one.part() != Part::Model).fold(graph, rewrite)
     }
 
     /// The strategy that says where parameters live: the one that asks for the most.

@@ -324,8 +324,9 @@ impl<'g> Rewrite<'g> {
 /// The state of a piece, which knows where it starts.
 fn piece_of(state: &State, range: &Range<usize>) -> State {
     let name = format!("{}@{}", state.name, range.start);
-    let (of, start, whole) = (state.name.clone(), range.start, state.shape.clone());
-    State { name, shape: vec![range.len()], of, start, whole, ..state.clone() }
+    let (of, region) = state.shard();
+    let (of, region, whole) = (of.to_string(), region.skip(range.start).to_numbers(), state.whole().to_vec());
+    State { name, shape: vec![range.len()], of, region, whole, ..state.clone() }
 }
 
 /// Appends the join of these values.

@@ -5,7 +5,7 @@
 
 use crate::mesh::Mesh;
 use kolo_comm::task::RankPart;
-use kolo_comm::{CallKind, Communicator, ElementType, Fault, Request, Ticket};
+use kolo_comm::{CallKind, Communicator, ElementType, Fault, Reduction, Request, Ticket};
 use kolo_exec::{Collectives, Exchange, ExchangeError, ExchangeKind, Memory};
 use kolo_graph::DType;
 use std::collections::{BTreeMap, BTreeSet};
@@ -209,7 +209,10 @@ pub(crate) fn request(exchange: &Exchange, rank: usize) -> Request {
 
 /// Memory that collectives reach directly. All ranks call it together.
 pub(crate) fn shared_memory(world: &Communicator, bytes: usize) -> Result<Memory, ExchangeError> {
-    let shared = world.allocate(bytes)?;
+    // Ranks that have other shards need other sizes, and memory is allocated for all alike.
+    let mut most = [bytes as i64];
+    world.all_reduce(&mut most, Reduction::Max)?;
+    let shared = world.allocate(most[0] as usize)?;
     // SAFETY: a page-aligned, zeroed mapping of at least `bytes`, alive as long as its keeper.
     Ok(unsafe { Memory::kept(shared.at(0), shared.bytes(), Box::new(shared)) })
 }

@@ -7,6 +7,7 @@
 //! | [`central`] | central storage: the ranks of a host share one copy of the weights |
 //! | [`servers`] | parameter servers: workers push gradients, servers update and hand weights back |
 //! | [`narrow`] | gradients travel as bf16 |
+//! | [`tensor`] | tensor parallelism: ranks share every layer, as [`partition`] derives it |
 //!
 //! Each is a [`Strategy`] in [`STRATEGIES`]; [`Parallel`] is what a job has chosen of them. None of them is a training loop;
 //! each emits ordinary nodes. `zero`, `central` and `servers` share the parameters out in equal runs: `cut`.
@@ -18,8 +19,10 @@ pub mod data;
 pub mod lane;
 pub mod mesh;
 pub mod narrow;
+pub mod partition;
 pub mod servers;
 pub mod strategy;
+pub mod tensor;
 pub mod zero;
 
 pub use chosen::Parallel;

@@ -40,6 +40,12 @@ impl Mesh {
         self.axes.iter().find(|(name, _)| name == axis).map_or(1, |(_, size)| *size)
     }
 
+    /// The ranks that share this one's place along an axis.
+    pub fn without(&self, axis: &str) -> Self {
+        let axes = self.axes.iter().filter(|(name, _)| name != axis).cloned().collect();
+        Self { axes, rank: self.group(axis) }
+    }
+
     /// The number of this rank's group along an axis: all ranks that differ in that coordinate alone have the same.
     pub fn group(&self, axis: &str) -> usize {
         let others = self.axes.iter().filter(|(name, _)| name != axis);

@@ -9,7 +9,7 @@
 //! outside.
 
 use crate::mesh::Mesh;
-use crate::{central, data, narrow, servers, zero};
+use crate::{central, data, narrow, servers, tensor, zero};
 use kolo_comm::{Communicator, Fault};
 use kolo_exec::{Collectives, ExchangeError, Memory};
 use kolo_graph::Graph;
@@ -17,7 +17,8 @@ use kolo_graph::settings::{SettingError, Settings};
 use std::sync::Arc;
 
 /// All strategies, in the order in which their keys are read.
-pub const STRATEGIES: &[StrategyKind] = &[data::KIND, zero::KIND, central::KIND, servers::KIND, narrow::KIND];
+pub const STRATEGIES: &[StrategyKind] =
+    &[data::KIND, zero::KIND, central::KIND, servers::KIND, narrow::KIND, tensor::KIND];
 
 /// An entry of the registry.
 #[derive(Clone, Copy, Debug)]
@@ -243,6 +244,17 @@ pub trait Strategy: std::fmt::Debug + Send + Sync {
     /// The graph that a rank runs, from that of a single worker or of the strategies before it.
     fn rewrite(&self, graph: Graph, _purpose: Purpose, _mesh: &Mesh) -> Graph {
         graph
+    }
+
+    /// Of a strategy that changes the model: the graph of a rank, before ops are fused. `training` is the graph of training
+    /// whatever the purpose: parameters lie as that has them.
+    fn split(&self, graph: Graph, _training: &Graph, purpose: Purpose, mesh: &Mesh) -> Graph {
+        self.rewrite(graph, purpose, mesh)
+    }
+
+    /// Whether it goes with ranks that share the model itself.
+    fn shares_model(&self) -> bool {
+        true
     }
 
     fn home(&self) -> Home {

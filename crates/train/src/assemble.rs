@@ -28,6 +28,8 @@ pub(crate) struct Worker {
     pub evaluators: Mesh,
     /// The ranks along the data axis, who take those turns, if there are several workers.
     pub turns: Option<Arc<Communicator>>,
+    /// Those who share one copy of the model with it, if there are any.
+    pub replica: Option<Arc<Communicator>>,
     /// The first of its grains.
     pub first_grain: usize,
 }
@@ -61,9 +63,12 @@ impl Worker {
             }
         };
         let turns = company.peers().map(|world| along_data(world, &mesh)).transpose()?;
+        let replica = company.peers().filter(|world| mesh.size(DATA) < world.size());
+        let replica = replica.map(|world| world.split(mesh.coordinate(DATA) as i64, mesh.group(DATA) as i64));
+        let replica = replica.transpose()?.map(Arc::new);
         let first_grain = mesh.coordinate(DATA) * options.grains;
         let evaluators = evaluators.unwrap_or_else(Mesh::alone);
-        Ok(Self { store, session, memory, parallel, evaluators, turns, first_grain })
+        Ok(Self { store, session, memory, parallel, evaluators, turns, replica, first_grain })
     }
 }
 

@@ -35,6 +35,7 @@ pub mod timeline;
 pub mod together;
 pub mod trainer;
 pub mod trial_run;
+pub mod weights;
 
 pub use company::Company;
 pub use error::Error;

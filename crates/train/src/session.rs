@@ -554,7 +554,7 @@ impl<'r> Run<'r> {
     }
 
     fn save_last(&mut self, elsewhere: &[Saved], record: &TrainerRecord) -> Result<(), Error> {
-        let weights = elsewhere.is_empty().then(|| self.trainer.store().digest());
+        let weights = elsewhere.is_empty().then(|| self.trainer.digest()).transpose()?;
         let Some(saver) = &mut self.saver else { return Ok(()) };
         saver.save_now(self.trainer.store(), elsewhere, record, weights)?;
         let outcome = saver.take_outcome();
@@ -569,7 +569,7 @@ impl<'r> Run<'r> {
     }
 
     fn finish(&self, ended: &str) -> Result<Report, Error> {
-        let mut report = self.report(ended);
+        let mut report = self.report(ended)?;
         let skipped = self.job.source.load_times().map_or(0, |times| times.skipped);
         report.communication = self.ties.close(&report.weights, skipped)?;
         report.count_skipped(self.job.source.load_times());
@@ -578,7 +578,7 @@ impl<'r> Run<'r> {
         Ok(report)
     }
 
-    fn report(&self, ended: &str) -> Report {
+    fn report(&self, ended: &str) -> Result<Report, Error> {
         let Self { job, options, trainer, .. } = self;
         let evaluation = self.last.as_ref();
         let workers = options.company.workers();
@@ -587,7 +587,7 @@ impl<'r> Run<'r> {
         let mut metrics: BTreeMap<String, f64> = evaluation.iter().flat_map(|e| e.metrics.iter().cloned()).collect();
         metrics.extend(evaluation.map(|evaluation| ("eval_loss".into(), evaluation.loss)));
         let epochs = trainer.next_step() as f64 / job.steps_per_epoch as f64;
-        Report {
+        Ok(Report {
             job: job.name.clone(),
             steps: trainer.next_step(),
             epochs,
@@ -601,7 +601,7 @@ impl<'r> Run<'r> {
             loader: trainer.loader(),
             samples_per_s,
             tokens_per_s: job.model.tokens_per_sample().map(|tokens| tokens as f64 * samples_per_s),
-            weights: trainer.store().digest(),
+            weights: trainer.digest()?,
             workers,
             layout: job.parallel.layout(workers),
             device: job.executor.name().into(),
@@ -617,7 +617,7 @@ impl<'r> Run<'r> {
             generations: Vec::new(),
             communication: None,
             asynchronous: options.company.roles(),
-        }
+        })
     }
 }
 

@@ -18,7 +18,18 @@ use std::collections::BTreeSet;
 /// The graph that a rank runs: the same function for training, evaluation, plans, printing, measuring and servers. `parallel`
 /// is the job's own, or the job's with parameter servers.
 pub fn graph_of(job: &Job, parallel: &Parallel, purpose: Purpose, mesh: &Mesh) -> Result<Graph, GraphError> {
-    Ok(parallel.spread(optimise(raw_graph(job, parallel, purpose)?), purpose, mesh))
+    let mut graph = raw_graph(job, parallel, purpose)?;
+    if parallel.splits_model() {
+        graph = tidy(graph);
+        graph = match purpose {
+            Purpose::Evaluation { .. } => {
+                let training = tidy(raw_graph(job, parallel, Purpose::Training)?);
+                parallel.split_model(graph, &training, purpose, mesh)
+            }
+            Purpose::Training | Purpose::Server => parallel.split_model(graph.clone(), &graph, purpose, mesh),
+        };
+    }
+    Ok(parallel.spread(optimise(graph), purpose, mesh))
 }
 
 /// The graph as a single worker would run it, before any rewrite.
@@ -241,12 +252,18 @@ fn confusion<'b>(builder: &'b Builder, logits: Tensor<'b>, labels: Tensor<'b>) -
     Some(builder.full(1.0, Type::f32([rows])).segment_sum(pair, classes * classes))
 }
 
-/// The rewrites every graph goes through before it runs. They change no bit of any result.
-pub fn optimise(graph: Graph) -> Graph {
+/// Without what leads to nothing, and without doubles.
+fn tidy(graph: Graph) -> Graph {
     let graph = eliminate_dead(graph);
     debug_verify(&graph, "eliminate_dead");
     let graph = merge_common(graph);
     debug_verify(&graph, "merge_common");
+    graph
+}
+
+/// The rewrites every graph goes through before it runs. They change no bit of any result.
+pub fn optimise(graph: Graph) -> Graph {
+    let graph = tidy(graph);
     let graph = fuse_elementwise(&graph);
     debug_verify(&graph, "fuse_elementwise");
     graph

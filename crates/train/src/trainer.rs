@@ -46,6 +46,8 @@ pub struct Trainer {
     mesh: Mesh,
     /// Those who do, if there are several.
     turns: Option<Arc<Communicator>>,
+    /// Those who share one copy of the model with this worker, if there are any.
+    replica: Option<Arc<Communicator>>,
     threads: usize,
     step: usize,
     /// Sessions by batch size; a last, smaller batch needs its own.
@@ -87,7 +89,7 @@ impl Trainer {
     /// parameter servers, gradients go out and weights come in between a step's grains and its end. All ranks call this
     /// together, servers in [`crate::asynchronous::serve`].
     pub fn in_company(job: Arc<Job>, company: &Company, options: Options) -> Result<Self, Error> {
-        let Worker { store, session, memory, parallel, evaluators, turns, first_grain } =
+        let Worker { store, session, memory, parallel, evaluators, turns, replica, first_grain } =
             Worker::assemble(&job, company, options)?;
         let dropout_key = Stream::new(job.seed, "dropout").key();
         let inputs = Arc::new(StepInputs::of(session.graph()));
@@ -101,6 +103,7 @@ impl Trainer {
             parallel,
             mesh: evaluators,
             turns,
+            replica,
             step: 0,
             evaluators: Vec::new(),
             evaluation_batch: None,
@@ -176,6 +179,12 @@ impl Trainer {
     pub fn store_mut(&mut self) -> &mut Store {
         self.end_copy();
         &mut self.store
+    }
+
+    /// The digest of all weights. Workers that share the model call it together.
+    pub fn digest(&self) -> Result<String, Error> {
+        let shared = self.world.as_deref().filter(|_| self.parallel.splits_model());
+        crate::weights::digest(&self.store, shared)
     }
 
     pub fn session(&self) -> &Session {

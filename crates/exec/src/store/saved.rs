@@ -72,16 +72,18 @@ impl Store {
             if kept.is_empty() {
                 continue;
             }
-            let (data, bytes) = self.run(entry, &kept);
-            saved.push(Saved {
-                tensor: entry.tensor.clone(),
-                whole: entry.whole.clone(),
-                dtype: entry.ty.dtype,
-                role: entry.role,
-                start: entry.start + kept.start,
-                // SAFETY: the run lies inside the memory, and nothing writes it while `self` is borrowed.
-                bytes: unsafe { std::slice::from_raw_parts(data, bytes) }.to_vec(),
-            });
+            for (local, start, len) in entry.region.runs(kept) {
+                let (data, bytes) = self.run(entry, &(local..local + len));
+                saved.push(Saved {
+                    tensor: entry.tensor.clone(),
+                    whole: entry.whole.clone(),
+                    dtype: entry.ty.dtype,
+                    role: entry.role,
+                    start,
+                    // SAFETY: the run lies inside the memory, and nothing writes it while `self` is borrowed.
+                    bytes: unsafe { std::slice::from_raw_parts(data, bytes) }.to_vec(),
+                });
+            }
         }
         saved
     }
@@ -112,20 +114,11 @@ impl Store {
             check(entry, &Self::kept(entry, own), parts(entry))?;
         }
         for entry in self.entries.iter().filter(|entry| wanted(entry)) {
-            let (kept, size) = (Self::kept(entry, own), entry.ty.dtype.bytes());
-            let wanted = entry.start + kept.start..entry.start + kept.end;
-            let (data, _) = self.run(entry, &kept);
-            for part in parts(entry) {
-                let range = part.range();
-                let (from, to) = (range.start.max(wanted.start), range.end.min(wanted.end));
-                if from < to {
-                    let bytes = &part.bytes[(from - range.start) * size..(to - range.start) * size];
-                    // SAFETY: `&mut self` is exclusive, and these elements lie in the entry's run.
-                    unsafe {
-                        let place = data.add((from - wanted.start) * size);
-                        std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len());
-                    }
-                }
+            for (local, start, len) in entry.region.runs(Self::kept(entry, own)) {
+                let (data, _) = self.run(entry, &(local..local + len));
+                // SAFETY: `&mut self` is exclusive, and these elements lie in the entry's run.
+                let run = unsafe { std::slice::from_raw_parts_mut(data, len * entry.ty.dtype.bytes()) };
+                copy_run(run, start..start + len, entry.ty.dtype.bytes(), parts(entry));
             }
         }
         Ok(())
@@ -141,6 +134,21 @@ impl Store {
     }
 }
 
+/// Copies elements `wanted` of a tensor, as far as these parts of it, which lie in order, have them.
+fn copy_run(out: &mut [u8], wanted: Range<usize>, size: usize, parts: &[&Saved]) {
+    let first = parts.partition_point(|part| part.range().end <= wanted.start);
+    for part in &parts[first..] {
+        let range = part.range();
+        let (from, to) = (range.start.max(wanted.start), range.end.min(wanted.end));
+        if from < to {
+            let bytes = &part.bytes[(from - range.start) * size..(to - range.start) * size];
+            out[(from - wanted.start) * size..(to - wanted.start) * size].copy_from_slice(bytes);
+        } else if range.start >= wanted.end {
+            return;
+        }
+    }
+}
+
 /// Whether these parts, in order, have all the elements that are wanted of an entry.
 fn check(entry: &Entry, kept: &Range<usize>, parts: &[&Saved]) -> Result<(), RestoreError> {
     if let Some(other) = parts.iter().find(|part| part.whole != entry.whole || part.dtype != entry.ty.dtype) {
@@ -151,13 +159,21 @@ fn check(entry: &Entry, kept: &Range<usize>, parts: &[&Saved]) -> Result<(), Res
             here: text(entry.ty.dtype, &entry.whole),
         });
     }
-    let (start, end) = (entry.start + kept.start, entry.start + kept.end);
-    let covered = |end: usize, part: Range<usize>| if part.start <= end { end.max(part.end) } else { end };
-    let element = parts.iter().map(|part| part.range()).fold(start, covered);
-    match element < end {
-        true => Err(RestoreError::Missing { tensor: entry.tensor.clone(), element }),
-        false => Ok(()),
+    for (_, start, len) in entry.region.runs(kept.clone()) {
+        let first = parts.partition_point(|part| part.range().end <= start);
+        let mut element = start;
+        for part in &parts[first..] {
+            let range = part.range();
+            if range.start > element || element >= start + len {
+                break;
+            }
+            element = element.max(range.end);
+        }
+        if element < start + len {
+            return Err(RestoreError::Missing { tensor: entry.tensor.clone(), element });
+        }
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -182,7 +198,7 @@ mod tests {
             shape: vec![len],
             init: Init::ZEROS,
             of: "m".into(),
-            start,
+            region: vec![start],
             whole: vec![2, 3],
         };
         match cut {

@@ -296,7 +296,7 @@ fn check(trial: &Trial, teams: &[Team; 2], dice: &mut Dice) -> bool {
         index.points(&types);
     }
     for split in trial.op.splits(&types, &outputs) {
-        split.part(&trial.op, split.size.div_ceil(2));
+        split.part(&trial.op, 0, split.size.div_ceil(2));
     }
     let elements = types.iter().chain(&outputs).fold(0usize, |total, ty| total.saturating_add(ty.elements()));
     if elements > ELEMENTS_MAX {
@@ -342,18 +342,9 @@ fn cases_of(kind: &OpKind) -> Vec<Case> {
         "input" => {
             vec![Case::new(Input { name, dtype: DType::F32, shape, per_step: false, role: InputRole::Data }, [])]
         }
-        "param" => vec![Case::new(Param { name, shape, init: Init::ZEROS }, [])],
+        "param" => vec![Case::new(Param::new(name, shape, Init::ZEROS), [])],
         "state" => {
-            let state = State {
-                name,
-                dtype: DType::I32,
-                shape,
-                init: Init::ZEROS,
-                of: String::new(),
-                start: 0,
-                whole: Vec::new(),
-            };
-            vec![Case::new(state, [])]
+            vec![Case::new(State::new(name, kolo_graph::Type::i32(shape), Init::ZEROS), [])]
         }
         _ => (kind.cases)(),
     };

@@ -15,12 +15,13 @@ const DEFINED_FLOPS_MAX: u64 = 300_000;
 type Deal = Vec<Vec<usize>>;
 
 /// In runs as even as possible, and one by one in turn: which units a part takes must not matter.
-fn deals(size: usize, ways: usize) -> Vec<Deal> {
+fn deals(split: &Split, ways: usize) -> Vec<Deal> {
+    let size = split.size;
     let runs: Deal = (0..ways).map(|part| (part * size / ways..(part + 1) * size / ways).collect()).collect();
     let turns: Deal = (0..ways).map(|part| (part..size).step_by(ways).collect()).collect();
     match size {
         0 => Vec::new(),
-        size if size > ways => vec![runs, turns],
+        size if size > ways && !split.ordered => vec![runs, turns],
         _ => vec![runs],
     }
 }
@@ -89,7 +90,8 @@ fn parts_of(case: &Case, inputs: &[Dense], split: &Split, deal: &Deal) -> Option
         let ranked = (part, deal.len());
         let own: Vec<Dense> =
             inputs.iter().zip(&split.inputs).map(|(x, placement)| cut(x, *placement, split, units, ranked)).collect();
-        let mut small = Case { op: split.part(&case.op, units.len()), ..case.clone() };
+        let mut small =
+            Case { op: split.part(&case.op, units.first().copied().unwrap_or(0), units.len()), ..case.clone() };
         for ((arg, input), placement) in small.args.iter_mut().zip(&own).zip(&split.inputs) {
             assert_eq!(split.part_shape(*placement, &arg.ty.shape, units.len()), input.shape, "part_shape of an input");
             arg.ty.shape = input.shape.clone();
@@ -190,7 +192,7 @@ fn parts_of_every_split_make_the_whole() {
         for (at, split) in splits.iter().enumerate() {
             assert!(splits[..at].iter().all(|other| other.axis != split.axis), "two splits called {}", split.axis);
             check(split, &types, &outputs);
-            for deal in [2, 3].into_iter().flat_map(|ways| deals(split.size, ways)) {
+            for deal in [2, 3].into_iter().flat_map(|ways| deals(split, ways)) {
                 let attempt = || {
                     let Some(parts) = parts_of(case, inputs, split, &deal) else { return };
                     compare(case, split, &deal, &parts, &whole);
@@ -228,7 +230,7 @@ fn run_part(case: &Case, axis: &str, inputs: &[Dense], units: &[usize], ranked: 
     let types = types_of(case);
     let splits = case.op.splits(&types, &checked_types(&*case.op, &types).unwrap());
     let split = splits.iter().find(|split| split.axis == axis).unwrap();
-    let mut small = Case { op: split.part(&case.op, units.len()), ..case.clone() };
+    let mut small = Case { op: split.part(&case.op, units.first().copied().unwrap_or(0), units.len()), ..case.clone() };
     // What an earlier part made is cut already.
     let own: Vec<Dense> = inputs
         .iter()
@@ -271,7 +273,7 @@ fn heads_go_through_the_layers_around_an_attention() {
         let made = computed(case, &after(at, x), 1).swap_remove(0);
         Dense::new(made.0.shape.clone(), numbers(&made))
     });
-    for deal in [2, 3].into_iter().flat_map(|ways| deals(heads, ways)) {
+    for deal in [2, 3].into_iter().flat_map(|ways| deals(&Split::new("heads", heads, [], []), ways)) {
         let mut sum = vec![0.0; whole.data.len()];
         for (part, units) in deal.iter().enumerate() {
             let ranked = (part, deal.len());

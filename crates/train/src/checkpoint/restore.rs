@@ -155,6 +155,10 @@ fn read(checkpoint: &Checkpoint, entry: &Entry, out: &mut [u8]) -> Result<(), Er
             &entry.whole[..]
         )));
     }
-    let range = entry.start..entry.start + entry.ty.elements();
-    checkpoint.read(&entry.tensor, range, out).map_err(|error| failed(error.to_string()))
+    let size = entry.ty.dtype.bytes();
+    for (local, start, len) in entry.region.runs(0..entry.ty.elements()) {
+        let out = &mut out[local * size..(local + len) * size];
+        checkpoint.read(&entry.tensor, start..start + len, out).map_err(|error| failed(error.to_string()))?;
+    }
+    Ok(())
 }

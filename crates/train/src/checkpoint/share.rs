@@ -5,21 +5,24 @@ use crate::job::Job;
 use crate::together;
 use kolo_comm::Communicator;
 use kolo_exec::store::Entry;
-use kolo_graph::Graph;
+use kolo_graph::{Graph, ValueId};
 use std::collections::BTreeMap;
 
 /// A run of a tensor that a rank holds.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 struct Held {
     tensor: String,
-    start: usize,
+    region: Vec<usize>,
     bytes: usize,
 }
 
 /// The numbers of the entries that this rank writes. Every run is written by one of the ranks that hold it and can write:
 /// the one with the least to write so far. All ranks call it together, and each says whether it sees the directory.
 pub(super) fn own(world: Option<&Communicator>, entries: &[Entry], can_write: bool) -> Result<Vec<usize>, Error> {
-    let held = |entry: &Entry| Held { tensor: entry.tensor.clone(), start: entry.start, bytes: entry.ty.bytes() };
+    let held = |entry: &Entry| {
+        let (tensor, region, bytes) = (entry.tensor.clone(), entry.region.to_numbers(), entry.ty.bytes());
+        Held { tensor, region, bytes }
+    };
     let mine: Vec<Held> = entries.iter().map(held).collect();
     let text = serde_json::to_vec(&(can_write, &mine)).map_err(|error| Error::bug(&error))?;
     let all: Result<Vec<(bool, Vec<Held>)>, _> =
@@ -60,17 +63,19 @@ pub fn copied_bytes(job: &Job, graph: &Graph, workers: usize) -> usize {
     if !job.saving.saves_on_the_way() {
         return 0;
     }
-    let params = graph.params().map(|(id, param)| (param.name.clone(), 0, graph.ty(id).bytes(), true));
+    let is_whole = |whole: &[usize], id: ValueId| whole.iter().product::<usize>() == graph.ty(id).elements();
+    let params = graph.params().map(|(id, param)| {
+        let whole = is_whole(param.whole(), id);
+        (param.name.clone(), param.region(), graph.ty(id).bytes(), whole)
+    });
     let states = graph.states().map(|(id, state)| {
-        let (tensor, start) = state.shard();
-        let bytes = graph.ty(id).bytes();
-        let whole = state.whole().iter().product::<usize>() * graph.ty(id).dtype.bytes() == bytes;
-        (tensor.to_string(), start, bytes, whole)
+        let (tensor, region) = state.shard();
+        (tensor.to_string(), region, graph.ty(id).bytes(), is_whole(state.whole(), id))
     });
     let (mut shared, mut own) = (Vec::new(), 0);
-    for (tensor, start, bytes, whole) in params.chain(states) {
+    for (tensor, region, bytes, whole) in params.chain(states) {
         match whole {
-            true => shared.push(Held { tensor, start, bytes }),
+            true => shared.push(Held { tensor, region: region.to_numbers(), bytes }),
             false => own += bytes,
         }
     }
@@ -87,7 +92,7 @@ mod tests {
     use super::*;
 
     fn held(tensor: &str, start: usize, bytes: usize) -> Held {
-        Held { tensor: tensor.into(), start, bytes }
+        Held { tensor: tensor.into(), region: vec![start], bytes }
     }
 
     #[test]

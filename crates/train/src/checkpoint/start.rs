@@ -72,8 +72,12 @@ impl StartWeights {
         }
         store.fill(|entry, out| match wanted(entry) {
             true => {
-                let range = entry.start..entry.start + entry.ty.elements();
-                source.read(&entry.tensor, range, out).map_err(failed)
+                let size = entry.ty.dtype.bytes();
+                let mut runs = entry.region.runs(0..entry.ty.elements());
+                runs.try_for_each(|(local, start, len)| {
+                    let out = &mut out[local * size..(local + len) * size];
+                    source.read(&entry.tensor, start..start + len, out).map_err(failed)
+                })
             }
             false => Ok(()),
         })

@@ -8,10 +8,10 @@ use crate::step::{self, CONFUSION, IGNORED, count_name};
 use crate::supply::{self, Supply};
 use crate::together;
 use kolo_comm::{Communicator, Fault, Reduction};
-use kolo_exec::{Feed, Options, Program, Session};
+use kolo_exec::{Collectives, Feed, Options, Program, Session};
 use kolo_graph::Graph;
 use kolo_parallel::mesh::DATA;
-use kolo_parallel::{Mesh, Parallel, Purpose};
+use kolo_parallel::{CommLane, Mesh, Parallel, Purpose};
 use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -165,7 +165,8 @@ impl Trainer {
         let (whole, (rank, ranks)) = (supply.samples(), self.place());
         let mut rows = vec![0.0f32; round.len() * width];
         for (turn, at) in round.clone().enumerate().filter(|(turn, _)| turn % ranks == rank) {
-            if self.interrupt.requested() {
+            // Those who share the model make every batch together.
+            if together::any(self.replica.as_deref(), self.interrupt.requested())? {
                 break;
             }
             let (start, batch) = (at * whole, whole.min(total - at * whole));
@@ -198,7 +199,9 @@ impl Trainer {
         let names = self.metric_names(batch)?;
         let at = self.evaluator(batch)?;
         let (session, interrupt) = (&mut self.evaluators[at].1, self.interrupt.clone());
-        session.set_stop(Some(Arc::new(move || interrupt.requested())));
+        if self.replica.is_none() {
+            session.set_stop(Some(Arc::new(move || interrupt.requested())));
+        }
         let outcome = session.run(&mut self.store, |_| {}, |_, inputs| feed(inputs));
         session.set_stop(None);
         outcome?;
@@ -245,15 +248,20 @@ impl Trainer {
             return Ok(at);
         }
         let graph = graph_of(&self.job, &self.parallel, &self.mesh, batch)?;
-        if let Some(node) = graph.nodes.iter().find(|node| node.op.collective().is_some()) {
+        let foreign = graph.nodes.iter().filter_map(|node| node.op.collective()).find(|one| one.axis == DATA);
+        if let Some(collective) = foreign {
             return Err(Error::Together(Fault::BadCall(format!(
-                "an evaluation cannot exchange tensors yet, and the strategies put `{}` into its graph\n  \
+                "an evaluation cannot exchange tensors along `{}`, and the strategies put such a call into its graph\n  \
                  hint: let the strategy rewrite graphs of training only, or write `holdout = 0`",
-                node.op.name()
+                collective.axis
             ))));
         }
         let program = Program::new(&self.job.executor, graph, Options::single(self.threads));
-        let mut session = Session::compile(program, &self.store, None)?;
+        // Ranks of other replicas have other batches.
+        let lane = self.replica.as_ref().map(|replica| {
+            Arc::new(CommLane::on_mesh(Arc::clone(replica), self.mesh.without(DATA))) as Arc<dyn Collectives>
+        });
+        let mut session = Session::compile(program, &self.store, lane)?;
         session.set_alive(self.alive());
         self.evaluators.push((batch, session));
         Ok(self.evaluators.len() - 1)

@@ -1,0 +1,430 @@
+//! Which values are sharded along an axis, and how every node is split.
+//!
+//! Nodes are visited in order. A node follows the shards that its inputs have, or, in the forward pass, starts to shard a
+//! parameter; of the splits that do, it takes the one that moves the fewest bytes and leaves the least work undivided. So the
+//! first of two layers is split by columns and the second by rows, attention by heads, a table by its rows. Where a node needs
+//! its input in blocks (queries, keys and values side by side), whoever made it is arranged accordingly, and all is visited
+//! again. At the end, what is computed whole only to be cut is computed cut.
+
+use super::cut::{Arrangement, Cut, Sharding};
+use kolo_graph::sources::{Param, State};
+use kolo_graph::{Graph, Node, NodeId, Placement, Split, Stage, Type, ValueId, Work};
+use kolo_ops::cross_entropy::CrossEntropy;
+use kolo_ops::embedding::Embedding;
+use std::collections::{BTreeMap, HashMap};
+
+/// Passes over a graph: each one settles at least one arrangement.
+const PASSES_MAX: usize = 64;
+/// How many operations cost as much as a byte that moves.
+const FLOPS_PER_BYTE: u64 = 16;
+
+/// What decides beside the graph.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {
+    /// How parameters and states lie, by name, whatever the graph suggests.
+    pub fixed: BTreeMap<String, Sharding>,
+    /// Names of parameters that stay whole.
+    pub whole: Vec<String>,
+}
+
+/// What a node's input must be.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Need {
+    Replicated,
+    Sharded(Cut),
+    /// The first slice has it, and all others have zeros.
+    Term,
+}
+
+/// How a node is run.
+#[derive(Clone, Debug)]
+pub enum Choice {
+    /// By every rank, on whole inputs.
+    Whole,
+    /// In parts.
+    Parts(Parts),
+    /// A cross-entropy whose classes are cut so.
+    Classes(Cut),
+}
+
+#[derive(Clone, Debug)]
+pub struct Parts {
+    pub split: Split,
+    pub(crate) arrangement: Arrangement,
+    pub needs: Vec<Need>,
+    /// It runs slice by slice: partial results must be added in one order, or the split does not keep the bits of the whole.
+    pub sliced: bool,
+}
+
+/// The plan of a graph for so many slices.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub slices: usize,
+    /// Of every value.
+    pub shardings: Vec<Sharding>,
+    /// Of every node.
+    pub choices: Vec<Choice>,
+}
+
+impl Plan {
+    pub fn of(&self, id: ValueId) -> &Sharding {
+        &self.shardings[id.0 as usize]
+    }
+
+    /// The parameters and states that are sharded, by name, and those that are not.
+    pub fn named(&self, graph: &Graph) -> BTreeMap<String, Sharding> {
+        let name = |node: &Node| {
+            let param = node.op.downcast::<Param>().map(|op| op.name.clone());
+            param.or_else(|| node.op.downcast::<State>().map(|op| op.name.clone()))
+        };
+        let all = graph.nodes.iter().filter_map(|node| Some((name(node)?, self.of(node.outputs[0]).clone())));
+        all.collect()
+    }
+}
+
+/// Makes the plan.
+pub fn plan(graph: &Graph, slices: usize, rules: &Rules) -> Plan {
+    let mut arranged: HashMap<NodeId, Arrangement> = HashMap::new();
+    for _ in 0..PASSES_MAX {
+        let mut pass = Pass::new(graph, slices, rules, &arranged);
+        for id in graph.ids() {
+            pass.visit(id);
+        }
+        let mut wanted = std::mem::take(&mut pass.wanted);
+        wanted.retain(|(id, _)| !arranged.contains_key(id));
+        if wanted.is_empty() {
+            return pass.finish();
+        }
+        drop(pass);
+        for (id, arrangement) in wanted {
+            arranged.entry(id).or_insert(arrangement);
+        }
+    }
+    Pass::new(graph, slices, rules, &HashMap::new()).whole()
+}
+
+struct Pass<'g> {
+    graph: &'g Graph,
+    slices: usize,
+    rules: &'g Rules,
+    arranged: &'g HashMap<NodeId, Arrangement>,
+    /// `None`: a parameter or state that nobody has used yet.
+    shardings: Vec<Option<Sharding>>,
+    choices: Vec<Choice>,
+    /// Arrangements that would fit those who read a node's outputs.
+    wanted: Vec<(NodeId, Arrangement)>,
+}
+
+impl<'g> Pass<'g> {
+    fn new(graph: &'g Graph, slices: usize, rules: &'g Rules, arranged: &'g HashMap<NodeId, Arrangement>) -> Self {
+        let shardings = vec![Some(Sharding::Replicated); graph.values.len()];
+        Self { graph, slices, rules, arranged, shardings, choices: Vec::new(), wanted: Vec::new() }
+    }
+
+    /// Nothing is split.
+    fn whole(self) -> Plan {
+        let shardings = vec![Sharding::Replicated; self.graph.values.len()];
+        Plan { slices: self.slices, shardings, choices: vec![Choice::Whole; self.graph.nodes.len()] }
+    }
+
+    fn get(&self, id: ValueId) -> Option<&Sharding> {
+        self.shardings[id.0 as usize].as_ref()
+    }
+
+    fn cut_of(&self, id: ValueId) -> Option<&Cut> {
+        self.get(id).and_then(Sharding::cut)
+    }
+
+    fn visit(&mut self, id: NodeId) {
+        let node = self.graph.node(id);
+        let choice = match self.source(node) {
+            true => Choice::Whole,
+            false => self.choose(id, node),
+        };
+        self.settle(node, &choice);
+        self.choices.push(choice);
+    }
+
+    /// Notes how a parameter or a state lies, if that is said already; whether the node is one.
+    fn source(&mut self, node: &Node) -> bool {
+        let (name, is_param) = match (node.op.downcast::<Param>(), node.op.downcast::<State>()) {
+            (Some(param), _) => (&param.name, true),
+            (_, Some(state)) => (&state.name, false),
+            _ => return false,
+        };
+        let slot = node.outputs[0];
+        let known = match self.rules.fixed.get(name) {
+            Some(sharding) => Some(sharding.clone()),
+            None if self.rules.whole.contains(name) => Some(Sharding::Replicated),
+            // A statistic lies as the parameters of its layer do.
+            None if !is_param => self.neighbour(node),
+            None => None,
+        };
+        self.shardings[slot.0 as usize] = known;
+        true
+    }
+
+    /// How a sharded parameter of the same layer and shape lies.
+    fn neighbour(&self, node: &Node) -> Option<Sharding> {
+        if node.scope.is_empty() {
+            return None;
+        }
+        let ty = self.graph.ty(node.outputs[0]);
+        let mut params = self.graph.nodes[..self.choices.len()].iter().filter(|other| other.op.is::<Param>());
+        let same = params.find(|other| {
+            other.scope == node.scope
+                && self.graph.ty(other.outputs[0]) == ty
+                && self.cut_of(other.outputs[0]).is_some()
+        })?;
+        self.get(same.outputs[0]).cloned()
+    }
+
+    fn choose(&mut self, id: NodeId, node: &Node) -> Choice {
+        if let Some(cut) = self.classes(node) {
+            return Choice::Classes(cut);
+        }
+        let inputs = self.graph.types(&node.inputs);
+        let outputs = self.graph.types(&node.outputs);
+        let mut best = (self.cost_whole(node, &inputs, &outputs), Choice::Whole);
+        // Whatever multiplies by a parameter is shared if it can be.
+        if self.can_start(node) && node.inputs.iter().any(|id| self.is_unused_param(*id)) {
+            best.0 = u64::MAX;
+        }
+        if node.inputs.iter().all(|id| self.get(*id) == Some(&Sharding::Replicated)) {
+            return best.1;
+        }
+        for split in node.op.splits(&inputs, &outputs) {
+            let Some(parts) = self.parts(id, node, split, (&inputs, &outputs)) else { continue };
+            let cost = self.cost(node, &parts, &inputs, &outputs);
+            if cost < best.0 {
+                best = (cost, Choice::Parts(parts));
+            }
+        }
+        if matches!(best.1, Choice::Whole) {
+            self.ask_for_blocks(node, &inputs, &outputs);
+        }
+        best.1
+    }
+
+    /// Where the classes of a cross-entropy are cut, if they are.
+    fn classes(&self, node: &Node) -> Option<Cut> {
+        node.op.downcast::<CrossEntropy>()?;
+        let cut = self.cut_of(node.inputs[0])?;
+        let last = self.graph.ty(node.inputs[0]).rank() - 1;
+        (cut.dim == last && cut.blocks == 1).then(|| cut.clone())
+    }
+
+    /// The parts of a node along a split: `None` if nothing suggests it, or it cannot be cut so.
+    fn parts(&self, id: NodeId, node: &Node, split: Split, (inputs, outputs): (&[Type], &[Type])) -> Option<Parts> {
+        let arrangement = self.arrangement(id, node, &split, inputs)?;
+        if split.ordered && arrangement.blocks != 1 {
+            return None;
+        }
+        let need = |(placement, ty): (&Placement, &Type)| match placement {
+            Placement::Partial => Need::Term,
+            Placement::Replicate => Need::Replicated,
+            cut => {
+                let (dim, _) = cut.cut().unwrap_or((0, 1));
+                arrangement.cut(*cut, ty.shape[dim], split.size).map_or(Need::Replicated, Need::Sharded)
+            }
+        };
+        let needs: Vec<Need> = split.inputs.iter().zip(inputs).map(need).collect();
+        let sliced = !split.exact || split.outputs.contains(&Placement::Partial);
+        let summed = |(placement, ty): (&Placement, &Type)| {
+            *placement != Placement::Partial || ty.dtype == kolo_graph::DType::F32
+        };
+        split.outputs.iter().zip(outputs).all(summed).then_some(Parts { split, arrangement, needs, sliced })
+    }
+
+    /// Which units the slices take: as an input is cut that the split shards too, or evenly where a parameter starts to be.
+    fn arrangement(&self, id: NodeId, node: &Node, split: &Split, inputs: &[Type]) -> Option<Arrangement> {
+        let placed = || node.inputs.iter().zip(&split.inputs).zip(inputs);
+        let of_input = |((id, placement), ty): ((&ValueId, &Placement), &Type)| {
+            let cut = self.cut_of(*id)?;
+            let (dim, _) = placement.cut()?;
+            Arrangement::of_operand(cut, *placement, ty.shape[dim], split.size)
+        };
+        if let Some(found) = placed().find_map(of_input) {
+            return found.is_full().then_some(found);
+        }
+        // Nobody starts to shard a value that is whole, or to share the rows of a batch.
+        let starts = |((id, placement), _): ((&ValueId, &Placement), &Type)| {
+            placement.cut().is_some() && self.is_unused_param(*id)
+        };
+        if !self.can_start(node) || !placed().any(starts) {
+            return None;
+        }
+        let wanted = self.arranged.get(&id).filter(|wanted| wanted.blocks * wanted.bounds[self.slices] == split.size);
+        let arrangement = wanted.cloned().or_else(|| Arrangement::even(split.size, self.slices))?;
+        arrangement.is_full().then_some(arrangement)
+    }
+
+    fn is_unused_param(&self, id: ValueId) -> bool {
+        self.get(id).is_none() && self.graph.maker(id).op.is::<Param>()
+    }
+
+    /// Whether the node may be the first to shard a parameter.
+    fn can_start(&self, node: &Node) -> bool {
+        node.stage == Stage::Forward && (node.op.work() != Work::Stream || node.op.is::<Embedding>())
+    }
+
+    /// Bytes to be moved so that an input is as it must be.
+    fn move_cost(&self, id: ValueId, need: &Need) -> u64 {
+        match (self.get(id), need) {
+            (None, _) | (Some(Sharding::Replicated), _) => 0,
+            (Some(Sharding::Sharded(cut)), Need::Sharded(wanted)) if cut == wanted => 0,
+            // Gathered here, and the gradient is a sum over the ranks.
+            (Some(Sharding::Sharded(_)), _) => 3 * self.graph.ty(id).bytes() as u64,
+        }
+    }
+
+    /// Bytes to be moved some time because a value that all ranks have is cut in the forward pass.
+    fn cut_cost(&self, node: &Node, id: ValueId, need: &Need) -> u64 {
+        let cut = matches!((self.get(id), need), (Some(Sharding::Replicated), Need::Sharded(_)));
+        let activation = node.stage == Stage::Forward && !self.graph.maker(id).inputs.is_empty();
+        if cut && activation { 4 * self.graph.ty(id).bytes() as u64 } else { 0 }
+    }
+
+    fn cost_whole(&self, node: &Node, inputs: &[Type], outputs: &[Type]) -> u64 {
+        let moved: u64 = node.inputs.iter().map(|id| self.move_cost(*id, &Need::Replicated)).sum();
+        moved + node.op.flops(inputs, outputs) / FLOPS_PER_BYTE
+    }
+
+    fn cost(&self, node: &Node, parts: &Parts, inputs: &[Type], outputs: &[Type]) -> u64 {
+        let cost = |(id, need): (&ValueId, &Need)| self.move_cost(*id, need) + self.cut_cost(node, *id, need);
+        let moved: u64 = node.inputs.iter().zip(&parts.needs).map(cost).sum();
+        let left = |(placement, ty): (&Placement, &Type)| match placement {
+            // A sum travels to all and back.
+            Placement::Partial => 2 * ty.bytes() as u64,
+            _ => 0,
+        };
+        let sums: u64 = parts.split.outputs.iter().zip(outputs).map(left).sum();
+        // A table is looked up by rows, which keeps it in step with a layer that shares it.
+        let table = node.op.is::<Embedding>() && parts.split.axis != "vocab";
+        let shared = if table { u64::MAX / 4 } else { 0 };
+        moved + sums + shared + node.op.flops(inputs, outputs) / FLOPS_PER_BYTE / self.slices as u64
+    }
+
+    /// A node that would take an input in parts if it were cut in blocks asks its makers for that.
+    fn ask_for_blocks(&mut self, node: &Node, inputs: &[Type], outputs: &[Type]) {
+        for split in node.op.splits(inputs, outputs) {
+            for ((id, placement), ty) in node.inputs.iter().zip(&split.inputs).zip(inputs) {
+                let (Some(cut), Some((dim, blocks))) = (self.cut_of(*id), placement.cut()) else { continue };
+                if cut.dim != dim || cut.blocks == blocks {
+                    continue;
+                }
+                let even = Arrangement::even(split.size, self.slices);
+                let Some(wanted) = even.and_then(|even| even.cut(*placement, ty.shape[dim], split.size)) else {
+                    continue;
+                };
+                return self.ask(*id, &wanted);
+            }
+        }
+    }
+
+    /// Asks whoever makes a value to cut it so, and whoever makes what it is made of.
+    fn ask(&mut self, id: ValueId, wanted: &Cut) {
+        let maker = self.graph.value(id).node;
+        let Some(Choice::Parts(parts)) = self.choices.get(maker.0 as usize) else { return };
+        let (node, parts) = (self.graph.node(maker), parts.clone());
+        let placement = parts.split.outputs[self.graph.value(id).slot];
+        let Some((dim, _)) = placement.cut() else { return };
+        let extent = self.graph.ty(id).shape[dim];
+        let Some(arrangement) = Arrangement::of_operand(wanted, placement, extent, parts.split.size) else { return };
+        for (input, placement) in node.inputs.iter().zip(&parts.split.inputs) {
+            let Some((dim, _)) = placement.cut() else { continue };
+            let extent = self.graph.ty(*input).shape[dim];
+            if let Some(cut) = arrangement.cut(*placement, extent, parts.split.size) {
+                self.ask(*input, &cut);
+            }
+        }
+        self.wanted.push((maker, arrangement));
+    }
+
+    /// Notes what follows from a choice.
+    fn settle(&mut self, node: &Node, choice: &Choice) {
+        if node.inputs.is_empty() {
+            return;
+        }
+        let needs: Vec<Need> = match choice {
+            Choice::Parts(parts) => parts.needs.clone(),
+            Choice::Classes(cut) => vec![Need::Sharded(cut.clone()), Need::Replicated],
+            Choice::Whole => vec![Need::Replicated; node.inputs.len()],
+        };
+        for (id, need) in node.inputs.iter().zip(needs) {
+            let slot = &mut self.shardings[id.0 as usize];
+            if slot.is_none() {
+                *slot = Some(match need {
+                    Need::Sharded(cut) => Sharding::Sharded(cut),
+                    Need::Replicated | Need::Term => Sharding::Replicated,
+                });
+            }
+        }
+        let Choice::Parts(parts) = choice else { return };
+        for (id, placement) in node.outputs.iter().zip(&parts.split.outputs) {
+            let extent = placement.cut().map_or(0, |(dim, _)| self.graph.ty(*id).shape[dim]);
+            let cut = parts.arrangement.cut(*placement, extent, parts.split.size);
+            self.shardings[id.0 as usize] = Some(cut.map_or(Sharding::Replicated, Sharding::Sharded));
+        }
+    }
+
+    fn finish(mut self) -> Plan {
+        self.cut_early();
+        let shardings = self.shardings.into_iter().map(|one| one.unwrap_or(Sharding::Replicated)).collect();
+        Plan { slices: self.slices, shardings, choices: self.choices }
+    }
+
+    /// Computes in parts what is computed whole and then only used in parts.
+    fn cut_early(&mut self) {
+        let graph = self.graph;
+        let readers = graph.readers();
+        let kept = graph.kept_mask();
+        for at in (0..graph.nodes.len()).rev() {
+            let node = &graph.nodes[at];
+            let id = NodeId(at as u32);
+            let [output] = node.outputs[..] else { continue };
+            if !matches!(self.choices[at], Choice::Whole) || kept[output.0 as usize] || node.inputs.is_empty() {
+                continue;
+            }
+            let uses = readers[output.0 as usize].iter().flat_map(|reader| self.uses(*reader, output));
+            let mut wanted: Vec<Need> = uses.collect();
+            wanted.dedup();
+            let [Need::Sharded(cut)] = &wanted[..] else { continue };
+            if let Some(parts) = self.parts_making(id, node, cut) {
+                let choice = Choice::Parts(parts);
+                self.settle(node, &choice);
+                self.choices[at] = choice;
+            }
+        }
+    }
+
+    /// How a node uses a value.
+    fn uses(&self, reader: NodeId, value: ValueId) -> Vec<Need> {
+        let node = self.graph.node(reader);
+        let of = |at: usize| match &self.choices[reader.0 as usize] {
+            Choice::Parts(parts) => parts.needs[at].clone(),
+            Choice::Classes(cut) if at == 0 => Need::Sharded(cut.clone()),
+            _ => Need::Replicated,
+        };
+        let inputs = node.inputs.iter().enumerate().filter(|(_, id)| **id == value);
+        inputs.map(|(at, _)| of(at)).collect()
+    }
+
+    /// The parts that make this shard from whole inputs, or from inputs that are cut so already, with nothing to add up.
+    fn parts_making(&self, _: NodeId, node: &Node, cut: &Cut) -> Option<Parts> {
+        let (inputs, outputs) = (self.graph.types(&node.inputs), self.graph.types(&node.outputs));
+        node.op.splits(&inputs, &outputs).into_iter().find_map(|split| {
+            let (dim, _) = split.outputs[0].cut()?;
+            let arrangement = Arrangement::of_operand(cut, split.outputs[0], outputs[0].shape[dim], split.size)?;
+            let fits = arrangement.is_full() && split.exact && !(split.ordered && arrangement.blocks != 1);
+            let need = |(placement, ty): (&Placement, &Type)| match placement.cut() {
+                Some((dim, _)) => arrangement.cut(*placement, ty.shape[dim], split.size).map(Need::Sharded),
+                None => Some(if *placement == Placement::Partial { Need::Term } else { Need::Replicated }),
+            };
+            let needs: Vec<Need> = split.inputs.iter().zip(&inputs).map(need).collect::<Option<_>>()?;
+            let free = node.inputs.iter().zip(&needs).all(|(id, need)| self.move_cost(*id, need) == 0);
+            let whole = !needs.contains(&Need::Term);
+            (fits && free && whole).then(|| Parts { split, arrangement, needs, sliced: false })
+        })
+    }
+}
