@@ -18,6 +18,7 @@ pub mod data;
 pub mod lane;
 pub mod mesh;
 pub mod narrow;
+pub mod pipeline;
 pub mod servers;
 pub mod strategy;
 pub mod zero;
