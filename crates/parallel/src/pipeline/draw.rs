@@ -39,15 +39,15 @@ fn is_up(schedule: &Schedule, action: Action) -> bool {
     schedule.placement.directions[action.micro_batch] == Direction::Up
 }
 
-/// Sizes, time, waiting and memory in a line.
-fn summary(verified: &Verified, timeline: &Timeline) -> String {
+/// Sizes; time, waiting and memory.
+fn summary(verified: &Verified, timeline: &Timeline) -> [String; 2] {
     let Schedule { ranks, stages, micro_batches, .. } = *verified.schedule();
     let peak = (0..ranks).map(|rank| verified.rank_peak(rank)).max().unwrap_or(0);
-    format!(
-        "{ranks} ranks, {stages} stages, {micro_batches} micro-batches: time {}, bubble {:.1} %, activations kept {peak}",
-        short(timeline.total),
-        100.0 * timeline.bubble_share(),
-    )
+    let (time, bubble) = (short(timeline.total), 100.0 * timeline.bubble_share());
+    [
+        format!("{ranks} ranks, {stages} stages, {micro_batches} micro-batches"),
+        format!("time {time}, bubble {bubble:.1} %, activations kept {peak}"),
+    ]
 }
 
 /// A number with at most three digits after the point.

@@ -1,5 +1,6 @@
 //! Families against their formulas, verdicts of the verifier against runs on symbolic values, texts and pictures.
 
+mod documents;
 mod families;
 mod mutations;
 mod oracle;

@@ -77,7 +77,7 @@ impl<'s> Picture<'s> {
              viewBox=\"0 0 {width:.0} {height:.0}\" font-family=\"system-ui, sans-serif\" font-size=\"12\">"
         );
         put!(self, "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>");
-        let summary = summary(self.verified, self.timeline);
+        let summary = summary(self.verified, self.timeline).join(": ");
         put!(self, "<text x=\"{LEFT}\" y=\"24\" font-size=\"14\" fill=\"#161616\">{summary}</text>");
     }
 

@@ -9,17 +9,22 @@ use crate::pipeline::verified::Verified;
 pub const COLUMNS_MIN: usize = 40;
 const IDLE: char = '·';
 
-/// Rows are ranks, columns are time. Where there is space, each action shows its micro-batch (with several stages per rank, stage
-/// and micro-batch); otherwise a letter per column says what the rank does in the middle of that time. What goes up is in lower
-/// case. No line is longer than `columns_max`, or [`COLUMNS_MIN`] if that is more.
+/// Rows are ranks, columns are time. Where there is space, each action shows its micro-batch (with several stages per rank and more
+/// space, stage and micro-batch); otherwise a letter per column says what the rank does in the middle of that time. What goes up
+/// is in lower case. No line is longer than `columns_max`, or [`COLUMNS_MIN`] if that is more.
 pub fn draw_text(verified: &Verified, timeline: &Timeline, columns_max: usize) -> String {
     let schedule = verified.schedule();
     let columns_max = columns_max.max(COLUMNS_MIN);
     let names: Vec<String> = (0..schedule.ranks).map(|rank| format!("rank {rank}")).collect();
     let margin = names.iter().map(String::len).max().unwrap_or(0) + 2;
     let space = columns_max - margin;
-    let labels = Labels { schedule, stages: has_chunks(schedule) };
-    let scale = labels.scale(timeline).filter(|scale| timeline.total * scale <= space as f64);
+    let fitting = |stages: bool| {
+        let labels = Labels { schedule, stages };
+        let scale = labels.scale(timeline).filter(|scale| timeline.total * scale <= space as f64);
+        (labels, scale)
+    };
+    let (labels, scale) =
+        Some(fitting(has_chunks(schedule))).filter(|found| found.1.is_some()).unwrap_or_else(|| fitting(false));
     let mut lines = Vec::new();
     for (rank, name) in names.iter().enumerate() {
         let row = match scale {
@@ -31,7 +36,7 @@ pub fn draw_text(verified: &Verified, timeline: &Timeline, columns_max: usize) -
     if scale.is_none() {
         lines.push(format!("a column is {}", short(timeline.total / space as f64)));
     }
-    lines.push(summary(verified, timeline));
+    lines.extend(filled(summary(verified, timeline).into_iter(), columns_max));
     let letters = |(kind, direction): (ActionKind, Direction)| match direction {
         Direction::Down => format!("{} {}", kind.letter(), legend(kind)),
         Direction::Up => format!("{} {} up", kind.letter().to_ascii_lowercase(), legend(kind)),

@@ -62,10 +62,12 @@ fn bubbles_are_the_formulas() {
 fn two_directions_halve_the_bubble() {
     let equal = StageDurations { forward: 1.0, backward: 1.0, input: 0.5, weight: 0.5, transfer: 0.0 };
     for ranks in [2, 4, 6, 8] {
-        let verified = verified("bidirectional", ranks, ranks, 1);
-        let found = verified.timeline(&Durations::uniform(ranks, equal)).unwrap().bubble_share();
-        let p = ranks as f64;
-        assert!(close(found, (p - 2.0) / (3.0 * p - 2.0)), "{ranks}: {found}");
+        for count in [ranks, 2 * ranks, 3 * ranks] {
+            let verified = verified("bidirectional", ranks, count, 1);
+            let found = verified.timeline(&Durations::uniform(ranks, equal)).unwrap().bubble_share();
+            let (p, m) = (ranks as f64, count as f64);
+            assert!(close(found, (p - 2.0) / (2.0 * m + p - 2.0)), "{ranks} {count}: {found}");
+        }
     }
 }
 
