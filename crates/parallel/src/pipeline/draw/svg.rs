@@ -18,7 +18,7 @@ const LEFT: f64 = 64.0;
 const TOP: f64 = 44.0;
 const LETTER: f64 = 6.8;
 /// How much paler the last chunk of a rank is than its first.
-const PALER: f64 = 0.6;
+const PALER: f64 = 0.55;
 
 /// A row per rank, a bar per action with the number of its micro-batch, a time axis and a legend. Later chunks of a rank are paler,
 /// micro-batches that go up darker. Browsers show an action's name and time under the pointer.
@@ -70,7 +70,7 @@ impl<'s> Picture<'s> {
     }
 
     fn head(&mut self) {
-        let (width, height) = (LEFT + self.width + 16.0, self.bottom() + 66.0);
+        let (width, height) = (LEFT + self.width + 16.0, self.bottom() + 56.0);
         put!(
             self,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
@@ -96,7 +96,8 @@ impl<'s> Picture<'s> {
             let (start, end) = self.timeline.spans[rank][number];
             let chunk = stages.iter().position(|stage| *stage == action.stage).unwrap_or(0);
             // The stages of two directions already differ in colour.
-            let paler = if has_chunks(schedule) { chunk as f64 / stages.len().max(2) as f64 } else { 0.0 };
+            let paler =
+                if has_chunks(schedule) { chunk as f64 / stages.len().saturating_sub(1).max(1) as f64 } else { 0.0 };
             self.bar(*action, top, (start, end), 1.0 - PALER * paler);
         }
     }

@@ -38,12 +38,12 @@ pub fn run(schedule: &Schedule, verified: Option<&Verified>) -> Result<(), Strin
     let mut next = vec![0; schedule.ranks];
     loop {
         let mut progress = false;
-        for rank in 0..schedule.ranks {
-            while let Some(action) = schedule.actions[rank].get(next[rank]) {
+        for (rank, next) in next.iter_mut().enumerate() {
+            while let Some(action) = schedule.actions[rank].get(*next) {
                 if !run.act(rank, *action)? {
                     break;
                 }
-                next[rank] += 1;
+                *next += 1;
                 progress = true;
             }
         }

@@ -69,3 +69,20 @@ fn verdicts_name_rank_position_and_action() {
         assert_eq!(found, wanted);
     }
 }
+
+/// Fields that do not fit together are refused before anything reads them.
+#[test]
+fn sizes_are_checked_first() {
+    let cases = [
+        (verdict(|s| s.ranks = 0), "a schedule needs ranks; "),
+        (verdict(|s| s.stages = usize::MAX), "18446744073709551615 stages of 2 micro-batches are too many; "),
+        (verdict(|s| s.ranks = 3), "3 ranks have 2 lists of actions; "),
+        (verdict(|s| s.micro_batches = 3), "3 micro-batches have 2 directions; "),
+        (verdict(|s| s.stages = 3), "the placement down names 2 ranks for 3 stages; "),
+        (verdict(|s| s.placement.down[1] = 9), "the placement down puts stage 1 on rank 9; ranks are 0 to 1"),
+        (verdict(|s| s.placement.up = Some(Vec::new())), "the placement up names 0 ranks for 2 stages; "),
+    ];
+    for (found, wanted) in cases {
+        assert!(found.starts_with(wanted), "{found}\n{wanted}");
+    }
+}
