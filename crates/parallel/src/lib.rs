@@ -20,6 +20,7 @@ pub mod lane;
 pub mod mesh;
 pub mod narrow;
 pub mod partition;
+pub mod pipeline;
 pub mod servers;
 pub mod strategy;
 pub mod tensor;
