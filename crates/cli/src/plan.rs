@@ -7,14 +7,13 @@ use crate::fail::Failure;
 use crate::load::{self, Kinds};
 use crate::output::println;
 use crate::workers;
-use kolo_exec::{Options, Program};
-use kolo_parallel::Purpose;
+use kolo_exec::Options;
 use kolo_parallel::mesh::DATA;
 use kolo_plan::{Cost, Fleet, Rates, RunCost};
 use kolo_train::Job;
 use kolo_train::checkpoint;
 use kolo_train::memory_check::{self, HostUsage, Shortage};
-use kolo_train::step::graph_of;
+use kolo_train::step::program_of;
 use kolo_train::supply;
 use kolo_train::trainer::count_beside;
 use kolo_train::trial_run::{self, TrialRun, TrialSetup};
@@ -113,7 +112,7 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
     let mesh = load::mesh(job, workers, 0)?;
     let options = Options::for_grains(job.grains / mesh.size(DATA), threads);
     let ((program, mut cost), evaluation) = count_beside(job, threads, Some(&mesh), || {
-        let program = Program::new(&job.executor, graph_of(job, &job.parallel, Purpose::Training, &mesh)?, options);
+        let program = program_of(job, &job.parallel, &mesh, options)?;
         let cost = kolo_plan::cost(&program);
         Ok((program, cost))
     })?;

@@ -48,7 +48,7 @@ impl Executor for Cpu {
         let (lane_scratch, scratch) = scratches(graph, layout, options);
         let lanes_scratch = if options.lanes == 1 { 0 } else { lane_scratch * options.lanes };
         SessionBytes {
-            activations: (layout.grain_bytes + layout.grain_input_bytes) * options.lanes,
+            activations: (layout.grain_bytes + layout.grain_input_bytes) * options.places(),
             gradients: layout.sum_bytes * sum_levels(options.grains_per_lane()) * options.lanes,
             scratch: layout.step_bytes + layout.step_input_bytes + lanes_scratch + scratch,
         }
@@ -110,13 +110,17 @@ impl CpuDevice {
         let scratch = Arc::new(Memory::try_new(step_scratch)?);
         let team = Arc::new(Team::try_new(options.threads)?);
         let (mut lanes, mut buffers) = (Vec::with_capacity(options.lanes), Vec::new());
-        for _ in 0..options.lanes {
+        for place in 0..options.places() {
             // A lone lane shares the step's threads: another team's would fight with them for the cores.
             let (team, scratch) = match options.lanes {
                 1 => (Arc::clone(&team), Arc::clone(&scratch)),
                 _ => (Arc::new(Team::try_new(options.lane_threads())?), Arc::new(Memory::try_new(lane_scratch)?)),
             };
-            let mut lane = Lane::new(program, shared_sums.take(), team, scratch)?;
+            let mut lane = match lanes.first() {
+                // Slots of one lane add to the same sums.
+                Some(first) if place > 0 && options.lanes == 1 => Lane::beside(program, first, team, scratch)?,
+                _ => Lane::new(program, shared_sums.take(), team, scratch)?,
+            };
             let bases = lane.bases(store, &step, &step_batch);
             lane.calls = compile(program, &schedule.grain, &bases, &lane.scratch, options.lane_threads())?;
             lane.inputs = input_buffers(graph, layout, &bases, false);

@@ -8,6 +8,7 @@
 use crate::exchange::{Collectives, Exchange, ExchangeError, ExchangeKind};
 use crate::executor::Device;
 use crate::memory::Memory;
+use crate::options::Options;
 use crate::schedule::{ExchangeItem, Schedule};
 use kolo_graph::collective::{Collective, Movement};
 use kolo_graph::cpu::Buffer;
@@ -93,13 +94,14 @@ impl Exchanges {
         layout: &Layout,
         schedule: &Schedule,
         device: &dyn Device,
-        lanes: usize,
+        options: Options,
         collectives: Arc<dyn Collectives>,
     ) -> Result<Self, ExchangeError> {
+        let places = options.places();
         let (mut list, mut exchanges) = (Vec::new(), Vec::new());
         for (at, item) in schedule.exchanges.iter().enumerate() {
             let own: Vec<Option<usize>> = match item.phase {
-                Phase::Grain => (0..lanes).map(Some).collect(),
+                Phase::Grain => (0..places).map(Some).collect(),
                 Phase::Before | Phase::After => vec![None],
             };
             let mut running = Vec::new();
@@ -112,8 +114,8 @@ impl Exchanges {
             }
             list.push(running);
         }
-        let first = collectives.prepare(exchanges, lanes)?;
-        Ok(Self { collectives, first, list, lanes, waited: AtomicU64::new(0) })
+        let first = collectives.prepare(exchanges, places)?;
+        Ok(Self { collectives, first, list, lanes: options.lanes, waited: AtomicU64::new(0) })
     }
 
     fn of(&self, at: usize, lane: usize) -> &Running {

@@ -7,23 +7,36 @@ pub struct Options {
     /// Grains computed at the same time; a power of two that divides `grains`.
     pub lanes: usize,
     pub grains: usize,
+    /// Grains of the only lane that are on their way at the same time, each with activations of its own: several if grains run
+    /// in segments ([`Order`](crate::Order)).
+    pub slots: usize,
 }
 
 impl Options {
     /// One grain on this many threads.
     pub fn single(threads: usize) -> Self {
-        Self { threads, lanes: 1, grains: 1 }
+        Self { threads, lanes: 1, grains: 1, slots: 1 }
     }
 
     /// As many lanes as there are threads, so that grains need not share loops.
     pub fn for_grains(grains: usize, threads: usize) -> Self {
         let lanes = grains.min(if threads.is_power_of_two() { threads } else { threads.next_power_of_two() / 2 });
-        Self { threads, lanes: lanes.max(1), grains }
+        Self { threads, lanes: lanes.max(1), grains, slots: 1 }
     }
 
     /// Grains that each lane runs, one after the other.
     pub fn grains_per_lane(&self) -> usize {
         self.grains / self.lanes
+    }
+
+    /// One lane with so many grains on their way.
+    pub fn with_slots(self, slots: usize) -> Self {
+        Self { lanes: 1, slots, ..self }
+    }
+
+    /// Sets of activations.
+    pub fn places(&self) -> usize {
+        self.lanes.max(self.slots)
     }
 
     /// Threads of each lane.

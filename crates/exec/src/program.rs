@@ -15,13 +15,29 @@ pub struct Program {
     pub graph: Arc<Graph>,
     pub layout: Arc<Layout>,
     pub options: Options,
+    /// In which order the segments of grains run, if not grain by grain.
+    pub order: Option<Arc<Order>>,
+}
+
+/// The order of a step's work on grains, in segments: what a pipeline's schedule says for one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// Grains on their way at the same time, at most: grain `g` uses the activations of slot `g % slots`, on all ranks.
+    pub slots: usize,
+    /// (segment, grain), each grain's in the order of the graph. The last segment that adds to a sum comes in the order of grains.
+    pub actions: Vec<(u32, usize)>,
 }
 
 impl Program {
     pub fn new(executor: &Arc<dyn Executor>, graph: Graph, options: Options) -> Self {
         let options = executor.options(options);
         let layout = executor.layout(&graph, options);
-        Self { executor: Arc::clone(executor), graph: Arc::new(graph), layout: Arc::new(layout), options }
+        Self { executor: Arc::clone(executor), graph: Arc::new(graph), layout: Arc::new(layout), options, order: None }
+    }
+
+    /// The same with grains in segments. The options have the order's slots.
+    pub fn in_order(self, order: Option<Order>) -> Self {
+        Self { order: order.map(Arc::new), ..self }
     }
 
     /// For the CPU.

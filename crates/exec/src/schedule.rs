@@ -26,6 +26,8 @@ pub struct Item {
     pub act: Act,
     /// The product that this node takes as it is made, instead of having it stored.
     pub maker: Option<NodeId>,
+    /// Of a grain, the segment it belongs to.
+    pub segment: u32,
     /// Exchanges that must be done before.
     pub needs: Vec<usize>,
     /// Exchanges of sums that are complete on this lane when the item of its last grain has run.
@@ -90,6 +92,18 @@ impl Schedule {
             Phase::Grain => &self.grain,
             Phase::After => &self.after,
         }
+    }
+
+    /// How many items after the grains there are until the last that a named result follows from.
+    pub fn items_before_outputs(&self, graph: &Graph) -> usize {
+        let mut leads = vec![false; graph.nodes.len()];
+        graph.outputs.iter().for_each(|(_, id)| leads[graph.value(*id).node.0 as usize] = true);
+        for at in (0..graph.nodes.len()).rev().filter(|at| graph.nodes[*at].op.downcast::<GrainSum>().is_none()) {
+            if leads[at] {
+                graph.nodes[at].inputs.iter().for_each(|id| leads[graph.value(*id).node.0 as usize] = true);
+            }
+        }
+        self.after.iter().rposition(|item| leads[item.node.0 as usize]).map_or(0, |at| at + 1)
     }
 
     /// The sums over grains that exchanges add up over lanes.
@@ -189,7 +203,7 @@ fn items(
         let mut needs: Vec<usize> = read.filter_map(|id| made_by[id.0 as usize]).collect();
         needs.sort_unstable();
         needs.dedup();
-        items.push(Item { node: *id, act, maker, needs, closes: Vec::new() });
+        items.push(Item { node: *id, act, maker, segment: node.segment, needs, closes: Vec::new() });
     }
     items
 }

@@ -16,7 +16,7 @@ use crate::executor::{Device, Executor, SessionBytes};
 use crate::feed::Feed;
 use crate::memory::Memory;
 use crate::options::Options;
-use crate::program::Program;
+use crate::program::{Order, Program};
 use crate::schedule::{Act, Item, Schedule};
 use crate::store::Store;
 use kolo_graph::cpu::Buffer;
@@ -24,6 +24,7 @@ use kolo_graph::sources::GrainSum;
 use kolo_graph::{DType, Graph, NodeId, Phase};
 use probe::Probe;
 pub use probe::{Alive, Stop, Tracer};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 pub use step::StepError;
 pub use trial_run::TrialTimes;
@@ -36,6 +37,9 @@ pub struct Session {
     /// Before the device: they wait for what is in flight in its memory.
     exchanges: Option<Exchanges>,
     device: Box<dyn Device>,
+    /// Items after the grains that run before the update, so that the named results are there: those of a rank that gets them from
+    /// others.
+    early: usize,
     /// Named results, as the first lane has them.
     outputs: Vec<(String, Buffer)>,
     probe: Probe,
@@ -73,7 +77,7 @@ impl Session {
         store: &Store,
         collectives: Option<Arc<dyn Collectives>>,
     ) -> Result<Self, ExchangeError> {
-        let Program { executor, graph, layout, options } = &program;
+        let Program { executor, graph, layout, options, .. } = &program;
         let Options { lanes, grains, .. } = *options;
         assert!(lanes.is_power_of_two() && grains % lanes == 0, "{lanes} lanes for {grains} grains");
         if let Err(problem) = kolo_graph::verify::verify(graph) {
@@ -88,19 +92,21 @@ impl Session {
         }
         let schedule = Arc::new(Schedule::new(graph, layout, collectives.is_none()));
         let shared_sums = match &collectives {
-            Some(collectives) if layout.sum_bytes > 0 => Some(collectives.memory(layout.sum_bytes)?),
-            _ => None,
+            // Also without sums of its own: other ranks may have some.
+            Some(collectives) => Some(collectives.memory(layout.sum_bytes)?),
+            None => None,
         };
         let device = executor.compile(&program, &schedule, store, shared_sums)?;
         // Also with nothing to exchange: all ranks make their communicators together.
         let exchanges = match collectives {
-            Some(them) => Some(Exchanges::new(graph, layout, &schedule, &*device, lanes, them)?),
+            Some(them) => Some(Exchanges::new(graph, layout, &schedule, &*device, *options, them)?),
             None => None,
         };
         let exchanges = exchanges.filter(|_| !schedule.exchanges.is_empty());
         let outputs = graph.outputs.iter().map(|(name, id)| (name.clone(), device.buffer(*id, 0))).collect();
         let (probe, store) = (Probe::new(graph), store.memories().map(Arc::clone));
-        Ok(Self { program, schedule, device, exchanges, outputs, probe, store })
+        let early = if program.order.is_some() { schedule.items_before_outputs(graph) } else { 0 };
+        Ok(Self { program, schedule, device, exchanges, early, outputs, probe, store })
     }
 
     pub fn graph(&self) -> &Graph {
@@ -151,7 +157,12 @@ impl Session {
         assert!(same, "the session was compiled for another store");
         step(&mut Feed { inputs: self.device.inputs(None) });
         self.device.begin();
-        self.run_once(Phase::Before)?;
+        self.run_once(Phase::Before, 0..usize::MAX)?;
+        if let Some(order) = self.program.order.clone() {
+            self.run_segments(&order, grain)?;
+            self.run_once(Phase::After, 0..self.early)?;
+            return self.wait_for_outputs();
+        }
         let per_lane = self.options().grains_per_lane();
         let failed: Mutex<Option<ExchangeError>> = Mutex::new(None);
         self.device.run_lanes(&|lane| {
@@ -167,8 +178,41 @@ impl Session {
             return Err(error);
         }
         self.device.join_all();
+        self.wait_for_outputs()
+    }
+
+    fn wait_for_outputs(&self) -> Result<(), ExchangeError> {
         match &self.exchanges {
             Some(exchanges) => self.schedule.outputs.iter().try_for_each(|at| exchanges.wait(*at, 0)),
+            None => Ok(()),
+        }
+    }
+
+    /// All grains, segment by segment.
+    fn run_segments(&self, order: &Order, feed: impl Fn(usize, &mut Feed<'_>) + Sync) -> Result<(), ExchangeError> {
+        let grains = self.options().grains;
+        let mut begun = vec![false; grains];
+        for (segment, grain) in &order.actions {
+            let slot = grain % order.slots;
+            if !std::mem::replace(&mut begun[*grain], true) {
+                // What the slot's last grain sent still uses its memory.
+                if let Some(exchanges) = &self.exchanges {
+                    exchanges.wait_phase(&self.schedule, Phase::Grain, slot)?;
+                }
+                feed(*grain, &mut Feed { inputs: self.device.inputs(Some(slot)) });
+            }
+            let items = self.schedule.grain.iter().enumerate();
+            for (at, item) in items.filter(|(_, item)| item.segment == *segment) {
+                self.run_item(Phase::Grain, at, item, slot, *grain)?;
+                if let Some(exchanges) = self.exchanges.as_ref().filter(|_| grain + 1 == grains) {
+                    item.closes.iter().for_each(|exchange| exchanges.close(*exchange, 0, &*self.device));
+                }
+            }
+        }
+        match &self.exchanges {
+            Some(exchanges) => {
+                (0..order.slots).try_for_each(|slot| exchanges.wait_phase(&self.schedule, Phase::Grain, slot))
+            }
             None => Ok(()),
         }
     }
@@ -192,8 +236,8 @@ impl Session {
     }
 
     /// A phase that happens once per step.
-    fn run_once(&self, phase: Phase) -> Result<(), ExchangeError> {
-        for (at, item) in self.schedule.items(phase).iter().enumerate() {
+    fn run_once(&self, phase: Phase, items: Range<usize>) -> Result<(), ExchangeError> {
+        for (at, item) in self.schedule.items(phase).iter().enumerate().take(items.end).skip(items.start) {
             if self.probe.stops() {
                 return Ok(());
             }
@@ -235,7 +279,7 @@ impl Session {
 
     /// The part after the grains: the update.
     pub fn finish(&mut self, _store: &mut Store) -> Result<(), ExchangeError> {
-        self.run_once(Phase::After)?;
+        self.run_once(Phase::After, self.early..usize::MAX)?;
         if let Some(exchanges) = &self.exchanges {
             exchanges.wait_phase(&self.schedule, Phase::Before, 0)?;
             exchanges.wait_phase(&self.schedule, Phase::After, 0)?;

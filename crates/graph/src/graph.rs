@@ -66,6 +66,8 @@ pub struct Node {
     /// The layer that made it, such as `h.3.attn`.
     pub scope: Arc<str>,
     pub stage: Stage,
+    /// The segment of a grain that it belongs to, where grains run in segments that alternate with those of other grains.
+    pub segment: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -176,8 +178,13 @@ impl Graph {
         let first = self.values.len() as u32;
         let ids = (0..outputs.len() as u32).map(|slot| ValueId(first + slot)).collect();
         self.values.extend(outputs.into_iter().enumerate().map(|(slot, ty)| Value { ty, node, slot }));
-        self.nodes.push(Node { op, inputs, outputs: ids, scope, stage });
+        self.nodes.push(Node { op, inputs, outputs: ids, scope, stage, segment: 0 });
         node
+    }
+
+    /// Makes a node part of a segment.
+    pub fn set_segment(&mut self, id: NodeId, segment: u32) {
+        self.nodes[id.0 as usize].segment = segment;
     }
 
     /// Every source of kind `T` with its value, in order.

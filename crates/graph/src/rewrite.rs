@@ -31,6 +31,7 @@ impl<'g> Rebuild<'g> {
         let inputs = node.inputs.iter().map(|id| self.get(*id)).collect();
         let outputs = self.old.types(&node.outputs);
         let id = self.new.push_typed(node.op.clone(), inputs, outputs, node.scope.clone(), node.stage);
+        self.new.set_segment(id, node.segment);
         for (slot, old) in node.outputs.iter().enumerate() {
             let new = self.new.node(id).outputs[slot];
             self.set(*old, new);
@@ -109,7 +110,10 @@ pub fn merge_common(mut graph: Graph) -> Graph {
             (true, true) => constants.get(&node.op.signature()).copied(),
             (true, false) => {
                 let known = seen.entry((node.op.name(), inputs)).or_default();
-                let same = |id: &&NodeId| rebuild.new.node(**id).op.signature() == node.op.signature();
+                let same = |id: &&NodeId| {
+                    let twin = rebuild.new.node(**id);
+                    twin.segment == node.segment && twin.op.signature() == node.op.signature()
+                };
                 let twin = known.iter().find(same).copied();
                 known.extend(twin.is_none().then_some(NodeId(rebuild.new.nodes.len() as u32)));
                 twin

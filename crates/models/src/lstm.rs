@@ -52,7 +52,7 @@ impl Model for Lstm {
             let w_ih = param("weight_ih", &[gates, hidden.dim(2)]);
             let w_hh = param("weight_hh", &[gates, self.width]);
             let (b_ih, b_hh) = (param("bias_ih", &[gates]), param("bias_hh", &[gates]));
-            hidden = hidden.lstm(w_ih, w_hh, b_ih, b_hh);
+            hidden = cx.builder.scope(format!("lstm.{layer}"), || hidden.lstm(w_ih, w_hh, b_ih, b_hh));
         }
         let last = |t: Tensor<'b>| t.slice(1, self.context - 1..self.context).reshape_to([cx.batch, t.dim(2)]);
         let forecast = cx.linear("head", last(hidden), self.outputs);

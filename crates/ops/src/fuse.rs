@@ -274,7 +274,8 @@ impl Groups<'_> {
             let mut earlier = self.readers[value.0 as usize].iter().take_while(|reader| **reader < id);
             earlier.all(|reader| self.group_of[reader.0 as usize] == Some(at))
         });
-        group.phase == phase && group.shape == *shape && registers <= REGISTERS_MAX && nobody_waits
+        let same = group.members.iter().all(|member| graph.node(*member).segment == graph.node(id).segment);
+        same && group.phase == phase && group.shape == *shape && registers <= REGISTERS_MAX && nobody_waits
     }
 
     /// The graph with each group of several nodes as one, where its last member stood.
@@ -302,6 +303,7 @@ impl Groups<'_> {
             let inputs = group.inputs.iter().map(|value| rebuild.get(*value)).collect();
             let types = vec![Type::f32(group.shape.clone()); outputs.len()];
             let fused = rebuild.new.push_typed(Arc::new(op), inputs, types, node.scope.clone(), node.stage);
+            rebuild.new.set_segment(fused, node.segment);
             for (slot, old) in outputs.iter().enumerate() {
                 let new = rebuild.new.node(fused).outputs[slot];
                 rebuild.set(*old, new);

@@ -3,21 +3,14 @@
 use crate::lane::CommLane;
 use crate::mesh::{DATA, Mesh};
 use crate::servers::{Roles, Servers};
-use crate::strategy::{Allocation, Facts, Home, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
+use crate::strategy::{Allocation, Facts, Home, Key, Part, Purpose, Refusal, Strategy, StrategyKind};
 use kolo_comm::{Communicator, Fault};
-use kolo_exec::{Collectives, ExchangeError, Memory};
+use kolo_exec::{Collectives, ExchangeError, Memory, Order};
 use kolo_graph::Graph;
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_graph::verify::debug_verify;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// Keys of strategies that are not built. One that reads such a key takes it over.
-const RESERVED: [Key; 1] = [reserved("pipeline")];
-
-const fn reserved(name: &'static str) -> Key {
-    Key { name, value: KeyValue::Count { default: 1, least: 1, most: 1 }, doc: "not built yet" }
-}
 
 /// What the report's `layout` always says, and what of a job that chose nothing.
 const LAYOUT: [(&str, usize); 4] = [(DATA, 1), ("tensor", 1), ("pipeline", 1), ("zero", 0)];
@@ -31,13 +24,6 @@ pub struct Parallel {
 impl Parallel {
     /// Reads `[parallel]`. Keys that no strategy knows are errors, and so are strategies that do not go together.
     pub fn read(settings: &Settings, kinds: &[StrategyKind], job: Facts) -> Result<Self, SettingError> {
-        for key in unbuilt(kinds) {
-            let value = key.count(settings)?;
-            if value != 1 {
-                let message = format!("is {value}, which is not built yet: workers split the batch");
-                return Err(settings.wrong(key.name, message, format!("write `{} = 1` or leave it out", key.name)));
-            }
-        }
         let mut strategies = Vec::new();
         for kind in kinds {
             kind.keys.iter().try_for_each(|key| key.touch(settings))?;
@@ -99,7 +85,8 @@ impl Parallel {
     /// The mesh of so many workers, and one of them. The data axis is the outermost.
     pub fn mesh(&self, workers: usize, rank: usize) -> Result<Mesh, Refusal> {
         let mut axes = vec![(DATA, self.data_ranks(workers)?)];
-        axes.extend(self.strategies().filter_map(Strategy::axis));
+        // Rank numbers run fastest along the last axis: those who share every layer are neighbours, on one host if they can be.
+        axes.extend(self.strategies.iter().rev().filter_map(|one| one.axis()));
         Mesh::new(&axes, rank).ok_or_else(|| {
             Refusal::new(format!("have no rank {rank}"), format!("ranks count from 0 to {}", workers.saturating_sub(1)))
         })
@@ -117,13 +104,18 @@ impl Parallel {
 
     /// A rank's part of the model, from the graph of a single worker before its ops are fused. `training` is the graph of
     /// training, of a single worker as well.
-    pub fn split_model(&self, graph: Graph, training: &Graph, purpose: Purpose, mesh: &Mesh) -> Graph {
+    pub fn split_model(&self, graph: Graph, training: &Graph, purpose: Purpose, mesh: &Mesh) -> Result<Graph, Refusal> {
         let split = |graph: Graph, one: &dyn Strategy| {
-            let graph = one.split(graph, training, purpose, mesh);
+            let graph = one.split(graph, training, purpose, mesh)?;
             debug_verify(&graph, one.name());
-            graph
+            Ok(graph)
         };
-        self.strategies().filter(|one| one.part() == Part::Model).fold(graph, split)
+        self.strategies().filter(|one| one.part() == Part::Model).try_fold(graph, split)
+    }
+
+    /// In which order a rank works on so many grains, if not grain by grain.
+    pub fn order(&self, mesh: &Mesh, grains: usize) -> Result<Option<Order>, Refusal> {
+        self.strategies().find_map(|one| one.order(mesh, grains).transpose()).transpose()
     }
 
     /// The graph that a rank runs, from its part of the model.
@@ -171,16 +163,10 @@ impl Parallel {
     }
 }
 
-/// Keys that are reserved and that no strategy reads.
-fn unbuilt(kinds: &[StrategyKind]) -> impl Iterator<Item = Key> {
-    let is_read = |name: &str| kinds.iter().flat_map(|kind| kind.keys).any(|key| key.name == name);
-    RESERVED.into_iter().filter(move |key| !is_read(key.name))
-}
-
 /// The keys of `[parallel]`, as the guide shows them.
 pub fn key_table(kinds: &[StrategyKind]) -> String {
     let mut keys: Vec<Key> = Vec::new();
-    for key in kinds.iter().flat_map(|kind| kind.keys).copied().chain(unbuilt(kinds)) {
+    for key in kinds.iter().flat_map(|kind| kind.keys).copied() {
         if !keys.contains(&key) {
             keys.push(key);
         }

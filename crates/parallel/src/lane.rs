@@ -212,6 +212,9 @@ pub(crate) fn shared_memory(world: &Communicator, bytes: usize) -> Result<Memory
     // Ranks that have other shards need other sizes, and memory is allocated for all alike.
     let mut most = [bytes as i64];
     world.all_reduce(&mut most, Reduction::Max)?;
+    if most[0] == 0 {
+        return Ok(Memory::new(0));
+    }
     let shared = world.allocate(most[0] as usize)?;
     // SAFETY: a page-aligned, zeroed mapping of at least `bytes`, alive as long as its keeper.
     Ok(unsafe { Memory::kept(shared.at(0), shared.bytes(), Box::new(shared)) })

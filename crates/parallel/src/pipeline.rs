@@ -14,6 +14,8 @@
 //! | [`cost`] | when each action starts, and how long ranks wait |
 //! | [`draw`] | pictures for a terminal and as SVG |
 //!
+//! | [`strategy`] | the strategy: keys of a job, the order of a rank's work, and its graph, cut by [`Stages`] |
+//!
 //! Only a [`Verified`] schedule can be timed or drawn, so neither can wait for ever. `docs/schedules.md` is the description for
 //! users; its examples are tests.
 //!
@@ -33,7 +35,10 @@ pub mod cost;
 pub mod draw;
 pub mod error;
 pub mod families;
+mod lower;
 pub mod schedule;
+mod stages;
+pub mod strategy;
 #[cfg(test)]
 mod tests;
 pub mod text;
@@ -43,6 +48,9 @@ mod verify;
 pub use cost::{Durations, StageDurations, Timeline};
 pub use error::{ScheduleError, Wait};
 pub use families::{FAMILIES, Family, Sizes, family};
+pub use lower::PIPELINE;
 pub use schedule::{Action, ActionKind, Channel, Direction, Pass, Schedule, StagePlacement};
+pub use stages::Stages;
+pub use strategy::Pipeline;
 pub use verified::{ChannelOrder, Step, Verified};
 pub use verify::verify;

@@ -9,16 +9,16 @@
 //! outside.
 
 use crate::mesh::Mesh;
-use crate::{central, data, narrow, servers, tensor, zero};
+use crate::{central, data, narrow, pipeline, servers, tensor, zero};
 use kolo_comm::{Communicator, Fault};
-use kolo_exec::{Collectives, ExchangeError, Memory};
+use kolo_exec::{Collectives, ExchangeError, Memory, Order};
 use kolo_graph::Graph;
 use kolo_graph::settings::{SettingError, Settings};
 use std::sync::Arc;
 
 /// All strategies, in the order in which their keys are read.
 pub const STRATEGIES: &[StrategyKind] =
-    &[data::KIND, zero::KIND, central::KIND, servers::KIND, narrow::KIND, tensor::KIND];
+    &[data::KIND, zero::KIND, central::KIND, servers::KIND, narrow::KIND, tensor::KIND, pipeline::strategy::KIND];
 
 /// An entry of the registry.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +60,11 @@ pub enum KeyValue {
     },
     /// The first is the default.
     Choice(&'static [&'static str]),
+    Text {
+        default: &'static str,
+    },
+    /// A list of names, empty by default.
+    Names,
 }
 
 impl Key {
@@ -70,6 +75,8 @@ impl Key {
             KeyValue::Count { .. } => self.count(settings).map(drop),
             KeyValue::Number { .. } => self.number(settings).map(drop),
             KeyValue::Choice(_) => self.choice(settings).map(drop),
+            KeyValue::Text { .. } => self.text(settings).map(drop),
+            KeyValue::Names => self.names(settings).map(drop),
         }
     }
 
@@ -101,6 +108,20 @@ impl Key {
         }
     }
 
+    pub fn text(&self, settings: &Settings) -> Result<String, SettingError> {
+        match self.value {
+            KeyValue::Text { default } => settings.text(self.name, default),
+            other => panic!("key `{}` is {other:?}, no text", self.name),
+        }
+    }
+
+    pub fn names(&self, settings: &Settings) -> Result<Vec<String>, SettingError> {
+        match self.value {
+            KeyValue::Names => settings.texts(self.name, "[\"h.3\"]"),
+            other => panic!("key `{}` is {other:?}, no list of names", self.name),
+        }
+    }
+
     /// A row of the guide's table of keys: name, values, default, meaning.
     pub fn row(&self) -> String {
         let (values, default) = match self.value {
@@ -119,6 +140,8 @@ impl Key {
                 let all: Vec<String> = choices.iter().map(|choice| format!("`{choice}`")).collect();
                 (all.join(" "), all[0].clone())
             }
+            KeyValue::Text { default } => ("text".into(), format!("`{default}`")),
+            KeyValue::Names => ("list of names".into(), "none".into()),
         };
         format!("| `{}` | {values} | {default} | {} |", self.name, self.doc)
     }
@@ -248,8 +271,13 @@ pub trait Strategy: std::fmt::Debug + Send + Sync {
 
     /// Of a strategy that changes the model: the graph of a rank, before ops are fused. `training` is the graph of training
     /// whatever the purpose: parameters lie as that has them.
-    fn split(&self, graph: Graph, _training: &Graph, purpose: Purpose, mesh: &Mesh) -> Graph {
-        self.rewrite(graph, purpose, mesh)
+    fn split(&self, graph: Graph, _training: &Graph, purpose: Purpose, mesh: &Mesh) -> Result<Graph, Refusal> {
+        Ok(self.rewrite(graph, purpose, mesh))
+    }
+
+    /// In which order a rank works on so many grains, if not grain by grain.
+    fn order(&self, _mesh: &Mesh, _grains: usize) -> Result<Option<Order>, Refusal> {
+        Ok(None)
     }
 
     /// Whether it goes with ranks that share the model itself.

@@ -100,7 +100,7 @@ impl Strategy for Tensor {
         }
         Ok(())
     }
-    fn split(&self, graph: Graph, training: &Graph, purpose: Purpose, mesh: &Mesh) -> Graph {
+    fn split(&self, graph: Graph, training: &Graph, purpose: Purpose, mesh: &Mesh) -> Result<Graph, Refusal> {
         let (ranks, rank) = (mesh.size(TENSOR), mesh.coordinate(TENSOR));
         let slices = if self.slices.is_multiple_of(ranks) { self.slices } else { ranks };
         let rules = match purpose {
@@ -112,7 +112,7 @@ impl Strategy for Tensor {
             Purpose::Training | Purpose::Server => Rules::default(),
         };
         let plan = plan(&graph, slices, &rules);
-        lower(&graph, &plan, &Group { axis: TENSOR.into(), ranks, rank })
+        Ok(lower(&graph, &plan, &Group { axis: TENSOR.into(), ranks, rank }))
     }
     fn layout(&self) -> Vec<(&'static str, usize)> {
         vec![("slices", self.slices)]

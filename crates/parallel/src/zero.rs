@@ -20,6 +20,7 @@ use kolo_graph::rewrite::Rebuild;
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_graph::sources::{Full, GrainSum, Param, State};
 use kolo_graph::{Graph, Node, Stage, ValueId};
+use kolo_ops::concat::Concat;
 use kolo_ops::optim::RunSquares;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -183,6 +184,10 @@ impl<'g> ShardPlan<'g> {
                 }
                 place = place.or(other);
             }
+            // What ranks of another axis exchange, all ranks of this one do.
+            if place.is_some() && node.op.collective().is_some() {
+                return Some(node);
+            }
             for output in &node.outputs {
                 self.places[output.0 as usize] = place.filter(|_| !self.gathered.contains(output));
             }
@@ -200,18 +205,24 @@ impl<'g> ShardPlan<'g> {
     /// from a tensor are gathered.
     fn need_everywhere(&mut self, node: &Node) {
         for input in &node.inputs {
-            let maker = self.graph.maker(*input);
-            let numbers = self.graph.ty(*input).elements() == 1 || maker.op.is::<RunSquares>();
-            if self.places[input.0 as usize].is_none() || !numbers || self.is_tensor(maker) {
+            if self.places[input.0 as usize].is_none() || !self.is_number(*input) {
                 continue;
             }
-            let number = |id: &ValueId| self.graph.ty(*id).elements() == 1 && !self.is_tensor(self.graph.maker(*id));
-            if maker.inputs.iter().all(number) {
+            let maker = self.graph.maker(*input);
+            if !maker.op.is::<RunSquares>() && maker.inputs.iter().all(|id| self.is_number(*id)) {
                 self.need_everywhere(maker);
             } else {
                 self.gathered.insert(*input);
             }
         }
+    }
+
+    /// Whether a value is a number that is computed, or a few of them side by side.
+    fn is_number(&self, id: ValueId) -> bool {
+        let maker = self.graph.maker(id);
+        let joined = || maker.op.is::<Concat>() && maker.inputs.iter().all(|id| self.is_number(*id));
+        let one = self.graph.ty(id).elements() == 1 || maker.op.is::<RunSquares>();
+        !self.is_tensor(maker) && (one || joined())
     }
 
     /// Whether a node makes a tensor that lives at its owner, however small.

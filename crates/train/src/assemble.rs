@@ -5,14 +5,14 @@ use crate::company::Company;
 use crate::error::Error;
 use crate::job::Job;
 use crate::memory_check::{self, HostUsage};
-use crate::step::graph_of;
+use crate::step::program_of;
 use crate::supply;
 use crate::trainer::count_beside;
 use kolo_comm::{Communicator, Fault};
 use kolo_exec::{Collectives, Options, Program, Session, Store};
 use kolo_parallel::mesh::DATA;
 use kolo_parallel::strategy::Allocation;
-use kolo_parallel::{Mesh, Parallel, Purpose};
+use kolo_parallel::{Mesh, Parallel};
 use kolo_plan::MemoryPlan;
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ impl Worker {
         let mesh = company.mesh(&parallel)?;
         let evaluators = company.evaluators(&mesh);
         let (program, evaluation) = count_beside(job, options.threads, evaluators.as_ref(), || {
-            Ok(Program::new(&job.executor, graph_of(job, &parallel, Purpose::Training, &mesh)?, options))
+            Ok(program_of(job, &parallel, &mesh, options)?)
         })?;
         let data = supply::buffer_bytes(job, options.grains * job.grain_batch());
         let checkpoint = checkpoint::copied_bytes(job, &program.graph, company.workers());

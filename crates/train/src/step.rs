@@ -4,6 +4,7 @@
 
 use crate::job::Job;
 use crate::optimizer::{Optimizer, StepScalars};
+use kolo_exec::{Options, Program};
 use kolo_graph::rewrite::{eliminate_dead, merge_common};
 use kolo_graph::sources::GrainSum;
 use kolo_graph::verify::debug_verify;
@@ -12,6 +13,7 @@ use kolo_models::{Build, Mean, Model};
 use kolo_ops::cross_entropy::CrossEntropy;
 use kolo_ops::fuse::fuse_elementwise;
 use kolo_ops::prelude::*;
+use kolo_parallel::strategy::Refusal;
 use kolo_parallel::{Mesh, Parallel, Purpose};
 use std::collections::BTreeSet;
 
@@ -27,9 +29,25 @@ pub fn graph_of(job: &Job, parallel: &Parallel, purpose: Purpose, mesh: &Mesh) -
                 parallel.split_model(graph, &training, purpose, mesh)
             }
             Purpose::Training | Purpose::Server => parallel.split_model(graph.clone(), &graph, purpose, mesh),
-        };
+        }
+        .map_err(refused)?;
     }
     Ok(parallel.spread(optimise(graph), purpose, mesh))
+}
+
+/// Why a model cannot be split so.
+fn refused(refusal: Refusal) -> GraphError {
+    let Refusal { key, message, hint } = refusal;
+    let message = key.map_or(message.clone(), |key| format!("`parallel.{key}` {message}"));
+    GraphError { op: "the model".into(), scope: String::new(), message, hint, inputs: None }
+}
+
+/// What a rank runs in a step with these options: its graph, where everything lies, and the order of its work on grains.
+pub fn program_of(job: &Job, parallel: &Parallel, mesh: &Mesh, options: Options) -> Result<Program, GraphError> {
+    let graph = graph_of(job, parallel, Purpose::Training, mesh)?;
+    let order = parallel.order(mesh, options.grains).map_err(refused)?;
+    let options = order.as_ref().map_or(options, |order| options.with_slots(order.slots));
+    Ok(Program::new(&job.executor, graph, options).in_order(order))
 }
 
 /// The graph as a single worker would run it, before any rewrite.

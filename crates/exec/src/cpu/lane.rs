@@ -24,7 +24,7 @@ pub(super) struct Lane {
     activations: Memory,
     batch: Memory,
     /// Partial sums of runs of grains; level 0 holds the longest and, at the end, the whole.
-    levels: Vec<Memory>,
+    levels: Arc<Vec<Memory>>,
 }
 
 /// Levels of partial sums that a lane of this many grains needs.
@@ -51,7 +51,20 @@ impl Lane {
             scratch,
             activations: Memory::try_new(layout.grain_bytes)?,
             batch: Memory::try_new(layout.grain_input_bytes)?,
-            levels: std::iter::once(whole).chain(rest).collect::<std::io::Result<Vec<Memory>>>()?,
+            levels: Arc::new(std::iter::once(whole).chain(rest).collect::<std::io::Result<Vec<Memory>>>()?),
+        })
+    }
+
+    /// The memory of further grains that are on their way beside those of another lane, and add to the same sums.
+    pub fn beside(program: &Program, other: &Self, team: Arc<Team>, scratch: Arc<Memory>) -> std::io::Result<Self> {
+        Ok(Self {
+            calls: Vec::new(),
+            inputs: Vec::new(),
+            team,
+            scratch,
+            activations: Memory::try_new(program.layout.grain_bytes)?,
+            batch: Memory::try_new(program.layout.grain_input_bytes)?,
+            levels: Arc::clone(&other.levels),
         })
     }
 

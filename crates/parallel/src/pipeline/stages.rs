@@ -1,0 +1,245 @@
+//! Which stage of a pipeline every node belongs to.
+//!
+//! The forward pass is cut between layers into stages of about the same cost, or where the job says. A node of the backward pass
+//! belongs to the stage of the layer it comes from. What has no layer of its own goes with the node before it.
+
+use crate::strategy::Refusal;
+use kolo_graph::graph::Phase;
+use kolo_graph::sources::{GrainSum, Input, Param, State};
+use kolo_graph::{Graph, Node, Stage, ValueId};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// Operations that cost as much as a byte of a result.
+const FLOPS_PER_BYTE: f64 = 8.0;
+
+/// Where the stages of a model begin: the same for its training and its evaluation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stages {
+    pub count: usize,
+    /// The stage of every layer.
+    layers: HashMap<Arc<str>, usize>,
+    /// The stage that keeps each parameter.
+    params: BTreeMap<String, usize>,
+}
+
+/// A run of forward nodes that stays together.
+struct Layer {
+    scopes: Vec<Arc<str>>,
+    cost: f64,
+}
+
+fn is_forward(node: &Node, phase: Phase) -> bool {
+    node.stage == Stage::Forward && phase == Phase::Grain && !node.op.is::<Input>()
+}
+
+/// The layers of a model, in order. A layer begins at a named node if no name stands on both sides.
+fn layers(graph: &Graph) -> Vec<Layer> {
+    let phases = graph.phases();
+    let nodes: Vec<&Node> = graph
+        .nodes
+        .iter()
+        .zip(&phases)
+        .filter(|(node, phase)| is_forward(node, **phase))
+        .map(|(node, _)| node)
+        .collect();
+    let last: HashMap<&str, usize> = nodes.iter().enumerate().map(|(at, node)| (&*node.scope, at)).collect();
+    let mut layers: Vec<Layer> = Vec::new();
+    let mut until = 0;
+    for (at, node) in nodes.iter().enumerate() {
+        let named = !node.scope.is_empty();
+        let known = layers.iter().any(|layer| layer.scopes.contains(&node.scope));
+        if layers.is_empty() || named && at > until && !known {
+            layers.push(Layer { scopes: Vec::new(), cost: 0.0 });
+        }
+        let Some(layer) = layers.last_mut() else { continue };
+        if named {
+            until = until.max(last[&*node.scope]);
+            if !layer.scopes.contains(&node.scope) {
+                layer.scopes.push(node.scope.clone());
+            }
+        }
+        let (inputs, outputs) = (graph.types(&node.inputs), graph.types(&node.outputs));
+        let bytes: usize = outputs.iter().map(kolo_graph::Type::bytes).sum();
+        layer.cost += node.op.flops(&inputs, &outputs) as f64 + FLOPS_PER_BYTE * bytes as f64;
+    }
+    layers
+}
+
+/// Where each of `count` runs of these costs begins, so that the dearest is as cheap as possible.
+fn balanced(costs: &[f64], count: usize) -> Vec<usize> {
+    let sums: Vec<f64> = std::iter::once(0.0)
+        .chain(costs.iter().scan(0.0, |sum, cost| {
+            *sum += cost;
+            Some(*sum)
+        }))
+        .collect();
+    // best[k][i]: the dearest of k runs of the first i layers; from[k][i]: where the last of them begins.
+    let size = costs.len();
+    let mut best = vec![vec![f64::INFINITY; size + 1]; count + 1];
+    let mut from = vec![vec![0; size + 1]; count + 1];
+    best[0][0] = 0.0;
+    for runs in 1..=count {
+        for end in runs..=size {
+            for start in runs - 1..end {
+                let dearest = best[runs - 1][start].max(sums[end] - sums[start]);
+                if dearest < best[runs][end] {
+                    (best[runs][end], from[runs][end]) = (dearest, start);
+                }
+            }
+        }
+    }
+    let mut begins = vec![0; count];
+    let mut end = size;
+    for runs in (1..=count).rev() {
+        end = from[runs][end];
+        begins[runs - 1] = end;
+    }
+    begins
+}
+
+impl Stages {
+    /// Cuts the model of a training graph. `names` are the layers at which stages begin, but for the first; empty: by cost.
+    pub fn cut(training: &Graph, count: usize, names: &[String]) -> Result<Self, Refusal> {
+        let layers = layers(training);
+        if layers.len() < count {
+            let message = format!("{count} stages cannot be cut from a model of {} layers", layers.len());
+            return Err(Refusal::new(message, format!("use at most {} stages (ranks times chunks)", layers.len())));
+        }
+        let begins = match names {
+            [] => balanced(&layers.iter().map(|layer| layer.cost).collect::<Vec<_>>(), count),
+            names => named_begins(&layers, names, count)?,
+        };
+        let mut of_layer = HashMap::new();
+        for (at, layer) in layers.iter().enumerate() {
+            let stage = begins.iter().rposition(|begin| *begin <= at).unwrap_or(0);
+            layer.scopes.iter().for_each(|scope| _ = of_layer.insert(scope.clone(), stage));
+        }
+        let mut stages = Self { count, layers: of_layer, params: BTreeMap::new() };
+        stages.place_params(training);
+        Ok(stages)
+    }
+
+    /// A parameter is kept by the first stage that reads it.
+    fn place_params(&mut self, graph: &Graph) {
+        let labels = self.labels_of_grain(graph);
+        let mut homes: HashMap<ValueId, usize> = HashMap::new();
+        for (node, label) in graph.nodes.iter().zip(&labels) {
+            let Some(stage) = label else { continue };
+            let mut todo: Vec<ValueId> = node.inputs.clone();
+            while let Some(id) = todo.pop() {
+                let maker = graph.maker(id);
+                if maker.op.is::<Param>() {
+                    let home = homes.entry(id).or_insert(*stage);
+                    *home = (*home).min(*stage);
+                } else if labels[graph.value(id).node.0 as usize].is_none() {
+                    todo.extend(&maker.inputs);
+                }
+            }
+        }
+        let homes = graph.params().map(|(id, op)| (op.name.clone(), homes.get(&id).copied().unwrap_or(0)));
+        self.params = homes.collect();
+    }
+
+    /// The stage that keeps a parameter.
+    pub fn of_param(&self, name: &str) -> usize {
+        self.params.get(name).copied().unwrap_or(0)
+    }
+
+    /// The stage of every node of the grains that computes something; `None` for sources, for what depends on parameters alone
+    /// and for what comes after the grains.
+    pub fn labels_of_grain(&self, graph: &Graph) -> Vec<Option<usize>> {
+        let phases = graph.phases();
+        let (mut forward, mut backward) = (0, self.count - 1);
+        let label = |(node, phase): (&Node, &Phase)| {
+            let source = node.op.is::<Input>() || node.op.is::<State>() || node.op.is::<Param>();
+            if *phase != Phase::Grain || source {
+                return None;
+            }
+            let before = if node.stage == Stage::Forward { &mut forward } else { &mut backward };
+            *before = self.of_scope(&node.scope).unwrap_or(*before);
+            Some(*before)
+        };
+        graph.nodes.iter().zip(&phases).map(label).collect()
+    }
+
+    fn of_scope(&self, scope: &str) -> Option<usize> {
+        let layer = self.layers.get(scope).copied();
+        // The layer of a parameter that only its gradient's sum has.
+        let of_param = || {
+            let weight = |name: &&String| name.strip_prefix(scope).is_some_and(|rest| rest.starts_with('.'));
+            self.params.keys().find(weight).map(|name| self.params[name])
+        };
+        if scope.is_empty() { None } else { layer.or_else(of_param) }
+    }
+
+    /// The stage of every node after the grains, given those of the grains: where its tensors are. `None`: of numbers from several
+    /// stages, which all ranks compute.
+    pub fn labels_after(&self, graph: &Graph, labels: &mut [Option<usize>]) {
+        let phases = graph.phases();
+        for (at, node) in graph.nodes.iter().enumerate().filter(|(at, _)| phases[*at] == Phase::After) {
+            labels[at] = match node.op.downcast::<GrainSum>() {
+                Some(sum) if !sum.of.is_empty() => Some(self.of_param(&sum.of)),
+                _ => self.of_inputs(graph, node, labels),
+            };
+        }
+    }
+
+    fn of_inputs(&self, graph: &Graph, node: &Node, labels: &[Option<usize>]) -> Option<usize> {
+        let of = |id: &ValueId| {
+            let maker = graph.maker(*id);
+            match maker.op.downcast::<Param>() {
+                Some(param) => Some(self.of_param(&param.name)),
+                None => labels[graph.value(*id).node.0 as usize],
+            }
+        };
+        let tensors = node.inputs.iter().filter(|id| graph.ty(**id).rank() > 0).find_map(of);
+        let mut all: Vec<usize> = node.inputs.iter().filter_map(of).collect();
+        all.dedup();
+        tensors.or(match all[..] {
+            [one] => Some(one),
+            _ => None,
+        })
+    }
+}
+
+/// The layers at which stages begin by name.
+fn named_begins(layers: &[Layer], names: &[String], count: usize) -> Result<Vec<usize>, Refusal> {
+    if names.len() + 1 != count {
+        let message = format!("{} names begin {} stages, but there are {count}", names.len(), names.len() + 1);
+        return Err(Refusal::new(message, format!("name {} layers: the first stage begins by itself", count - 1)));
+    }
+    let mut begins = vec![0];
+    for name in names {
+        let inside = |scope: &Arc<str>| {
+            **scope == **name || scope.strip_prefix(&**name).is_some_and(|rest| rest.starts_with('.'))
+        };
+        let found = layers.iter().position(|layer| layer.scopes.iter().any(inside));
+        match found.filter(|at| begins.last().is_some_and(|last| at > last)) {
+            Some(at) => begins.push(at),
+            None => {
+                let known: Vec<&str> =
+                    layers.iter().filter_map(|layer| layer.scopes.first()).map(|scope| &**scope).collect();
+                let message = format!("no stage can begin at `{name}`");
+                return Err(Refusal::new(
+                    message,
+                    format!("name layers in their order; there are {}", known.join(", ")),
+                ));
+            }
+        }
+    }
+    Ok(begins)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_balanced() {
+        assert_eq!(balanced(&[1.0, 1.0, 1.0, 1.0], 2), [0, 2]);
+        assert_eq!(balanced(&[5.0, 1.0, 1.0, 1.0], 2), [0, 1]);
+        assert_eq!(balanced(&[1.0, 2.0, 3.0], 3), [0, 1, 2]);
+        assert_eq!(balanced(&[1.0, 2.0, 3.0], 1), [0]);
+    }
+}
