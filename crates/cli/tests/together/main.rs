@@ -5,6 +5,7 @@ mod crashes;
 mod digests;
 mod hosts;
 mod job;
+mod layouts;
 mod mpi;
 mod output;
 mod process;

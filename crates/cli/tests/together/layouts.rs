@@ -1,0 +1,114 @@
+//! Workers that share the model itself: tensor, pipeline and ZeRO together, one digest per job. `bench/layouts.py` runs the whole
+//! matrix.
+
+use crate::job::{LIMIT, kolo, report, tempdir, weights};
+use crate::process::run;
+use std::path::Path;
+
+/// A small GPT with tied weights, an odd vocabulary, heads that do not divide and dropout.
+const GPT: &str = "[model]\nkind = \"gpt\"\nlayers = 4\nwidth = 24\nheads = 3\ncontext = 8\nvocab = 11\ndropout = 0.1\n\
+                   [data]\nsource = \"synthetic:tokens\"\nsamples = 64\nbatch = 8\ngrains = 4\n\
+                   [train]\nsteps = 3\nclip = 1.0\n[parallel]\nslices = 2\n";
+const RESNET: &str = "[model]\nkind = \"resnet18\"\nimage = [3, 8, 8]\n[data]\nsource = \"synthetic:images\"\nsamples = 24\n\
+                      batch = 8\ngrains = 4\n[train]\nsteps = 2\n[parallel]\nslices = 4\n";
+const LSTM: &str = "[model]\nkind = \"lstm\"\nwidth = 16\n[data]\nsource = \"builtin:waves\"\nbatch = 8\ngrains = 4\n\
+                    [train]\nsteps = 3\n[parallel]\nslices = 2\n";
+const MLP: &str = "[model]\nkind = \"mlp\"\nhidden = [33, 20, 17]\n[data]\nsource = \"builtin:playground\"\nbatch = 16\n\
+                   grains = 8\n[train]\nsteps = 4\noptimizer = { kind = \"lamb\" }\n[parallel]\nslices = 2\n";
+
+/// The weights of a layout: workers, then settings of `[parallel]`.
+fn trained(dir: &Path, workers: usize, layout: &str, flags: &[&str]) -> String {
+    let mut command = kolo(dir);
+    command.args([
+        "train",
+        "job.toml",
+        "--quiet",
+        "--threads",
+        "1",
+        "--report",
+        "report.json",
+        "-n",
+        &workers.to_string(),
+    ]);
+    command.args(layout.split_whitespace().flat_map(|setting| ["--set".to_string(), format!("parallel.{setting}")]));
+    run(command.args(flags), LIMIT).well();
+    weights(&report(dir)).to_string()
+}
+
+fn agree(job: &str, layouts: &[(usize, &str)]) {
+    let dir = tempdir();
+    std::fs::write(dir.path().join("job.toml"), job).expect("a job file");
+    let alone = trained(dir.path(), 1, "", &[]);
+    for (workers, layout) in layouts {
+        let transport: &[&str] = if workers % 8 == 0 { &["--transport", "tcp"] } else { &[] };
+        assert_eq!(trained(dir.path(), *workers, layout, transport), alone, "-n {workers} {layout}\n{job}");
+    }
+}
+
+#[test]
+fn a_split_gpt_has_the_weights_of_one_worker() {
+    let layouts = [
+        (2, "tensor=2"),
+        (2, "pipeline=2"),
+        (4, "tensor=2 zero=1"),
+        (4, "pipeline=2 schedule=zero-bubble"),
+        (4, "pipeline=2 chunks=2 schedule=interleaved zero=1"),
+        (4, "tensor=2 pipeline=2 schedule=gpipe"),
+        (8, "tensor=2 pipeline=2 zero=1"),
+    ];
+    agree(GPT, &layouts);
+}
+
+#[test]
+fn split_models_of_other_kinds_have_the_weights_of_one_worker() {
+    agree(RESNET, &[(2, "tensor=2"), (4, "tensor=4"), (4, "pipeline=4")]);
+    agree(LSTM, &[(2, "tensor=2"), (2, "pipeline=2")]);
+    agree(MLP, &[(4, "tensor=2 pipeline=2"), (2, "pipeline=2 schedule=zero-bubble"), (8, "tensor=2 pipeline=4")]);
+}
+
+/// Saved in one layout, gone on with in others.
+#[test]
+fn a_checkpoint_of_a_split_model_moves_to_any_layout() {
+    let dir = tempdir();
+    std::fs::write(dir.path().join("job.toml"), GPT).expect("a job file");
+    let alone = trained(dir.path(), 1, "", &[]);
+    let layouts =
+        [(4, "tensor=2 pipeline=2"), (2, "tensor=2"), (2, "pipeline=2 chunks=2 schedule=interleaved"), (1, "")];
+    for (at, (workers, layout)) in layouts.iter().enumerate() {
+        let (next_workers, next) = layouts[(at + 1) % layouts.len()];
+        let out = format!("run{at}");
+        let first = ["--set", "train.steps=2", "--out", &out];
+        trained(dir.path(), *workers, layout, &first);
+        let last = trained(dir.path(), next_workers, next, &["--resume", "--out", &out]);
+        assert_eq!(last, alone, "-n {workers} {layout}, then -n {next_workers} {next}");
+    }
+}
+
+/// A layout that cannot be is refused with one that can.
+#[test]
+fn an_impossible_layout_names_possible_ones() {
+    let dir = tempdir();
+    std::fs::write(dir.path().join("job.toml"), GPT).expect("a job file");
+    let refused = |workers: usize, layout: &str| {
+        let mut command = kolo(dir.path());
+        command.args(["train", "job.toml", "--quiet", "-n", &workers.to_string()]);
+        command
+            .args(layout.split_whitespace().flat_map(|setting| ["--set".to_string(), format!("parallel.{setting}")]));
+        let ended = run(&mut command, LIMIT);
+        assert_ne!(ended.code, Some(0), "-n {workers} {layout}: {ended}");
+        ended.stderr
+    };
+    for (workers, layout, words) in [
+        (4, "tensor=4", "write `slices = 4`"),
+        (3, "tensor=3", "use 2 or 4 workers"),
+        (3, "tensor=2", "multiple of 2"),
+        (2, "slices=3", "write 2 or 4"),
+        (16, "pipeline=16", "at most 6 stages"),
+        (2, "pipeline=2 schedule=2f2b", "gpipe, 1f1b, interleaved"),
+        (2, "pipeline=2 chunks=2", "interleaved"),
+        (2, "pipeline=2 stages=[\"h.9\"]", "h.1"),
+    ] {
+        let text = refused(workers, layout);
+        assert!(text.contains(words), "-n {workers} {layout}: {words:?} is not in\n{text}");
+    }
+}
