@@ -197,6 +197,17 @@ fn resized(ty: &Type, dim: usize, size: usize) -> Type {
     ty
 }
 
+/// A transfer along one axis of the mesh can be split along another, in every dim that it leaves as it is.
+fn others(inputs: &[Type], outputs: &[Type], movement: Movement<'_>) -> Vec<Split> {
+    let moved: &[usize] = match movement {
+        Movement::Gather { dim } | Movement::Scatter { dim } => &[dim],
+        Movement::AllToAll { split, join } => &[split, join],
+        _ => &[],
+    };
+    let kept = |split: &Split| split.outputs[0].cut().is_some_and(|(dim, _)| !moved.contains(&dim));
+    split::elementwise(inputs, outputs).into_iter().filter(kept).collect()
+}
+
 /// Element types that can be added up.
 const NUMBERS: &[DType] = &[DType::F32, DType::BF16, DType::F16, DType::I32, DType::I64];
 
@@ -211,6 +222,12 @@ macro_rules! transfer {
                     return Err(format!("an axis has 1 to {RANKS_MAX} ranks, not {}", $self.ranks));
                 }
                 $infer
+            }
+            fn splits(&$self, inputs: &[Type], outputs: &[Type]) -> Vec<Split> {
+                others(inputs, outputs, $movement)
+            }
+            fn unsplittable(&self) -> Option<&'static str> {
+                None
             }
             fn flops(&self, _: &[Type], _: &[Type]) -> u64 {
                 0

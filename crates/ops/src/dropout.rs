@@ -7,12 +7,15 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::op::OpKind;
 use kolo_graph::rng::{Stream, unit};
+use kolo_graph::split::{Placement, Split};
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use std::sync::Arc;
 
 op! {
     /// Drops each element of x with probability `p` and scales the rest by `1/(1 − p)`. The second input is
-    /// i32[4]: key (low, high), step and the number of the first sample; samples lie along dim 0.
-    pub struct Dropout = "dropout" { p: f32, stream: i64 }
+    /// i32[4]: key (low, high), step and the number of the first sample; samples lie along dim 0. Of each
+    /// sample these may be the rows from `first` on.
+    pub struct Dropout = "dropout" { p: f32, stream: i64, first: usize = 0 }
 }
 
 /// Words of one Philox counter: neighbouring elements share it.
@@ -49,8 +52,14 @@ impl Op for Dropout {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("x"), Operand::i32("rng")], &["y"])
     }
-    fn unsplittable(&self) -> Option<&'static str> {
-        Some("its random numbers are counted by the place of an element in its sample, and of the sample in the batch")
+    /// Random numbers are counted by the place of an element in its sample: a part of its first dim is a run of them.
+    fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
+        let Some(size) = inputs[0].shape.get(1) else { return Vec::new() };
+        let along = Placement::Shard(1);
+        vec![Split::new("d1", *size, [along, Placement::Replicate], [along]).ordered()]
+    }
+    fn part_at(&self, _: &Split, first: usize, _: usize) -> Option<Arc<dyn Op>> {
+        Some(Arc::new(Self { first: self.first + first, ..self.clone() }))
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [x, rng] = inputs else { return Err("takes x and rng".into()) };
@@ -75,13 +84,20 @@ impl Op for Dropout {
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let (x, rng) = (inputs[0], inputs[1]);
         let mask = Mask::new(self, std::array::from_fn(|at| rng.data[at] as i32));
-        let inner: usize = x.shape[1..].iter().product();
+        let (inner, before) = (x.shape[1..].iter().product::<usize>(), self.before(&x.shape));
         let value = |(at, x): (usize, &f64)| {
-            let (sample, element) = (at / inner, at % inner);
+            let (sample, element) = (at / inner, at % inner + before);
             let block = mask.stream.block(mask.counter(sample), (element / WORDS) as u64);
             if unit(block[element % WORDS]) >= self.p { x / (1.0 - f64::from(self.p)) } else { 0.0 }
         };
         vec![Dense::new(outputs[0].shape.clone(), x.data.iter().enumerate().map(value).collect())]
+    }
+}
+
+impl Dropout {
+    /// Elements of a sample before this part of it.
+    fn before(&self, shape: &[usize]) -> usize {
+        self.first * shape[1..].iter().skip(1).product::<usize>()
     }
 }
 
@@ -91,14 +107,23 @@ impl Cpu for Dropout {
         let mask = Mask::new(self, std::array::from_fn(|at| cx.i32(1)[at]));
         let scale = (1.0 / (1.0 - f64::from(self.p))) as f32;
         let inner: usize = cx.shape(0)[1..].iter().product();
-        let parts = inner.div_ceil(PART);
+        let (parts, before) = (inner.div_ceil(PART), self.before(cx.shape(0)));
         cx.team.chunks(cx.shape(0)[0] * parts, norm::rows_per_task(inner.min(PART)), |range, _| {
             for at in range {
                 let (sample, start) = (at / parts, at % parts * PART);
                 let part = sample * inner + start..sample * inner + (start + PART).min(inner);
                 // SAFETY: tasks own disjoint parts.
                 let y = unsafe { y.slice(part.start, part.len()) };
-                drop_elements(y, &x[part], mask.stream, mask.counter(sample), (start / WORDS) as u64, self.p, scale);
+                let x = &x[part];
+                // Up to the first counter that is all this part's.
+                let head = ((WORDS - (before + start) % WORDS) % WORDS).min(y.len());
+                for at in 0..head {
+                    let element = before + start + at;
+                    let block = mask.stream.block(mask.counter(sample), (element / WORDS) as u64);
+                    y[at] = if unit(block[element % WORDS]) >= self.p { x[at] * scale } else { 0.0 };
+                }
+                let low = (before + start + head) / WORDS;
+                drop_elements(&mut y[head..], &x[head..], mask.stream, mask.counter(sample), low as u64, self.p, scale);
             }
         });
     }
@@ -126,9 +151,9 @@ vectorized! {
 
 impl Cases for Dropout {
     fn cases() -> Vec<Case> {
-        let case = |p, stream, shape: &[usize]| Case::new(Dropout { p, stream }, [Arg::real(shape), Arg::rng()]);
+        let case = |p, stream, shape: &[usize]| Case::new(Dropout { p, stream, first: 0 }, [Arg::real(shape), Arg::rng()]);
         let large =
-            |shape: &[usize]| Case::new(Dropout { p: 0.1, stream: 9 }, [Arg::real(shape).constant(), Arg::rng()]);
+            |shape: &[usize]| Case::new(Dropout { p: 0.1, stream: 9, first: 0 }, [Arg::real(shape).constant(), Arg::rng()]);
         vec![
             case(0.5, 0, &[7]),
             case(0.25, 1, &[3, 5]),
@@ -147,7 +172,7 @@ kolo_graph::methods! {
     DropoutMethods {
         /// Drops each element with probability `p`. `stream` tells the layers of a model apart.
         fn dropout(self, p: f32, rng: Tensor<'b>, stream: i64) -> Tensor<'b> {
-            self.then(Dropout { p, stream }, &[rng])
+            self.then(Dropout { p, stream, first: 0 }, &[rng])
         }
     }
 }

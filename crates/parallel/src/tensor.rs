@@ -7,7 +7,8 @@
 use crate::mesh::Mesh;
 use crate::partition::{Group, Rules, lower, plan};
 use crate::strategy::{Facts, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
-use kolo_graph::Graph;
+use kolo_graph::sources::Input;
+use kolo_graph::{DType, Graph, InputRole};
 use kolo_graph::settings::Settings;
 use kolo_ops::cross_entropy_parts::SLICES_MAX;
 use std::sync::Arc;
@@ -26,10 +27,16 @@ const SLICES: Key = Key {
     doc: "parts of a sum that workers may share, a power of two and a multiple of `tensor`; part of the job, as grains are",
 };
 
+const SEQUENCE: Key = Key {
+    name: "sequence",
+    value: KeyValue::Choice(&["whole", "tensor"]),
+    doc: "`tensor`: what is between layers (norms, dropout, residuals) is split along the sequence among the workers of `tensor`",
+};
+
 pub const KIND: StrategyKind = StrategyKind {
     name: "tensor",
     doc: "tensor parallelism: workers share every layer",
-    keys: &[RANKS, SLICES],
+    keys: &[RANKS, SLICES, SEQUENCE],
     read: |settings| {
         let strategy = read(settings)?;
         Ok(strategy.map(|one| Arc::new(one) as Arc<dyn Strategy>))
@@ -49,7 +56,8 @@ fn read(settings: &Settings) -> Result<Option<Tensor>, kolo_graph::settings::Set
         let message = format!("is {slices}, which is no power of two");
         return Err(settings.wrong(SLICES.name, message, format!("write {below} or {above}")));
     }
-    Ok((ranks > 1 || slices > 1).then_some(Tensor { ranks, slices }))
+    let sequence = SEQUENCE.choice(settings)? == "tensor";
+    Ok((ranks > 1 || slices > 1).then_some(Tensor { ranks, slices, sequence }))
 }
 
 /// Tensor parallelism with its settings.
@@ -57,6 +65,8 @@ fn read(settings: &Settings) -> Result<Option<Tensor>, kolo_graph::settings::Set
 pub struct Tensor {
     pub ranks: usize,
     pub slices: usize,
+    /// Activations between layers are cut along the sequence.
+    pub sequence: bool,
 }
 
 impl Strategy for Tensor {
@@ -103,13 +113,15 @@ impl Strategy for Tensor {
     fn split(&self, graph: Graph, training: &Graph, purpose: Purpose, mesh: &Mesh) -> Result<Graph, Refusal> {
         let (ranks, rank) = (mesh.size(TENSOR), mesh.coordinate(TENSOR));
         let slices = if self.slices.is_multiple_of(ranks) { self.slices } else { ranks };
+        let tokens = |graph: &Graph| self.sequence.then(|| tokens_of(graph)).flatten();
         let rules = match purpose {
             // Weights lie as training left them.
             Purpose::Evaluation { .. } => {
-                let trained = plan(training, slices, &Rules::default());
-                Rules { fixed: trained.named(training), ..Rules::default() }
+                let rules = Rules { tokens: tokens(training), ..Rules::default() };
+                let trained = plan(training, slices, &rules);
+                Rules { fixed: trained.named(training), tokens: tokens(&graph), ..Rules::default() }
             }
-            Purpose::Training | Purpose::Server => Rules::default(),
+            Purpose::Training | Purpose::Server => Rules { tokens: tokens(&graph), ..Rules::default() },
         };
         let plan = plan(&graph, slices, &rules);
         Ok(lower(&graph, &plan, &Group { axis: TENSOR.into(), ranks, rank }))
@@ -117,4 +129,13 @@ impl Strategy for Tensor {
     fn layout(&self) -> Vec<(&'static str, usize)> {
         vec![("slices", self.slices)]
     }
+}
+
+/// Samples and tokens of a grain: the shape of its only kind of input that is a sequence of whole numbers.
+fn tokens_of(graph: &Graph) -> Option<(usize, usize)> {
+    let sequence = |op: &Input| match op.shape[..] {
+        [samples, tokens] if op.role == InputRole::Data && op.dtype == DType::I32 => Some((samples, tokens)),
+        _ => None,
+    };
+    graph.inputs().find_map(|(_, op)| sequence(op))
 }

@@ -2,7 +2,7 @@
 
 use super::cut::{Cut, Sharding};
 use super::plan::{Choice, Need, Parts, Plan};
-use kolo_graph::collective::{AxisGather, AxisJoin, AxisSum};
+use kolo_graph::collective::{AxisGather, AxisJoin, AxisScatter, AxisSum};
 use kolo_graph::rewrite::Rebuild;
 use kolo_graph::sources::{Full, Param, State};
 use kolo_graph::{Graph, Node, Op, Placement, Region, Stage, Type, ValueId};
@@ -141,7 +141,10 @@ impl Lowering<'_> {
         let joined = placements.map(|(slot, placement)| {
             let own: Vec<ValueId> = slices.iter().map(|outputs| outputs[slot]).collect();
             match placement {
-                Placement::Partial => self.sum(own, who),
+                Placement::Partial => {
+                    let left = self.plan.of(node.outputs[slot]).cut().cloned();
+                    self.sum(own, left.as_ref(), who)
+                }
                 Placement::Replicate => own[0],
                 _ => {
                     let blocks = self.plan.of(node.outputs[slot]).cut().map_or(1, |cut| cut.blocks);
@@ -152,18 +155,22 @@ impl Lowering<'_> {
         joined.collect()
     }
 
-    /// The sum over all slices, of which these are this rank's: a balanced tree.
-    fn sum(&mut self, mut terms: Vec<ValueId>, who: &For) -> ValueId {
+    /// The sum over all slices, of which these are this rank's: a balanced tree. All of it, or this rank's part of a cut.
+    fn sum(&mut self, mut terms: Vec<ValueId>, cut: Option<&Cut>, who: &For) -> ValueId {
         while terms.len() > 1 {
             terms = terms.chunks(2).map(|pair| self.push(Add {}, pair.to_vec(), who)).collect();
         }
-        match self.is_alone() {
-            true => terms[0],
-            false => {
-                let op = AxisSum { axis: self.group.axis.clone(), ranks: self.group.ranks };
-                self.push(op, terms, who)
-            }
+        if self.is_alone() {
+            return terms[0];
         }
+        let (axis, ranks) = (self.group.axis.clone(), self.group.ranks);
+        let Some(Cut { dim, blocks, .. }) = cut.cloned() else {
+            return self.push(AxisSum { axis, ranks }, terms, who);
+        };
+        let open = self.open_blocks(terms[0], dim, blocks, who);
+        let at = if blocks == 1 { dim } else { dim + 1 };
+        let part = self.push(AxisScatter { axis, dim: at, ranks }, vec![open], who);
+        self.close_blocks(part, dim, blocks, who)
     }
 
     /// This rank's slices as one tensor, each of which has its part of every block.

@@ -25,6 +25,8 @@ pub struct Rules {
     pub fixed: BTreeMap<String, Sharding>,
     /// Names of parameters that stay whole.
     pub whole: Vec<String>,
+    /// Samples and tokens of a grain, if sums over the slices of activations are left in slices of the tokens.
+    pub tokens: Option<(usize, usize)>,
 }
 
 /// What a node's input must be.
@@ -193,7 +195,12 @@ impl<'g> Pass<'g> {
         if node.inputs.iter().all(|id| self.get(*id) == Some(&Sharding::Replicated)) {
             return best.1;
         }
+        let starts = best.0 == u64::MAX;
         for split in node.op.splits(&inputs, &outputs) {
+            let shards = |(id, placement): (&ValueId, &Placement)| placement.cut().is_some() && self.is_unused_param(*id);
+            if starts && !node.inputs.iter().zip(&split.inputs).any(shards) {
+                continue;
+            }
             let Some(parts) = self.parts(id, node, split, (&inputs, &outputs)) else { continue };
             let cost = self.cost(node, &parts, &inputs, &outputs);
             if cost < best.0 {
@@ -362,9 +369,29 @@ impl<'g> Pass<'g> {
         }
         let Choice::Parts(parts) = choice else { return };
         for (id, placement) in node.outputs.iter().zip(&parts.split.outputs) {
+            if *placement == Placement::Partial {
+                self.shardings[id.0 as usize] = Some(self.sum_of(*id));
+                continue;
+            }
             let extent = placement.cut().map_or(0, |(dim, _)| self.graph.ty(*id).shape[dim]);
             let cut = parts.arrangement.cut(*placement, extent, parts.split.size);
             self.shardings[id.0 as usize] = Some(cut.map_or(Sharding::Replicated, Sharding::Sharded));
+        }
+    }
+
+    /// How the sum of partial results lies: on all ranks, or in slices of the tokens.
+    fn sum_of(&self, id: ValueId) -> Sharding {
+        let shape = &self.graph.ty(id).shape;
+        let Some((samples, tokens)) = self.rules.tokens.filter(|(_, tokens)| tokens.is_multiple_of(self.slices)) else {
+            return Sharding::Replicated;
+        };
+        let bounds = (0..=self.slices).map(|slice| slice * tokens / self.slices).collect();
+        match shape[..] {
+            [first, second, _] if (first, second) == (samples, tokens) => {
+                Sharding::Sharded(Cut { dim: 1, blocks: 1, bounds })
+            }
+            [rows, _] if rows == samples * tokens => Sharding::Sharded(Cut { dim: 0, blocks: samples, bounds }),
+            _ => Sharding::Replicated,
         }
     }
 
