@@ -7,6 +7,7 @@
 //! | [`central`] | central storage: the ranks of a host share one copy of the weights |
 //! | [`servers`] | parameter servers: workers push gradients, servers update and hand weights back |
 //! | [`narrow`] | gradients travel as bf16 |
+//! | [`sequence`] | sequence parallelism: ranks share the tokens of every sample |
 //! | [`tensor`] | tensor parallelism: ranks share every layer, as [`partition`] derives it |
 //!
 //! Each is a [`Strategy`] in [`STRATEGIES`]; [`Parallel`] is what a job has chosen of them. None of them is a training loop;
@@ -21,6 +22,7 @@ pub mod mesh;
 pub mod narrow;
 pub mod partition;
 pub mod pipeline;
+pub mod sequence;
 pub mod servers;
 pub mod strategy;
 pub mod tensor;

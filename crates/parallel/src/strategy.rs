@@ -9,7 +9,7 @@
 //! outside.
 
 use crate::mesh::Mesh;
-use crate::{central, data, narrow, pipeline, servers, tensor, zero};
+use crate::{central, data, narrow, pipeline, sequence, servers, tensor, zero};
 use kolo_comm::{Communicator, Fault};
 use kolo_exec::{Collectives, ExchangeError, Memory, Order};
 use kolo_graph::Graph;
@@ -17,8 +17,16 @@ use kolo_graph::settings::{SettingError, Settings};
 use std::sync::Arc;
 
 /// All strategies, in the order in which their keys are read.
-pub const STRATEGIES: &[StrategyKind] =
-    &[data::KIND, zero::KIND, central::KIND, servers::KIND, narrow::KIND, tensor::KIND, pipeline::strategy::KIND];
+pub const STRATEGIES: &[StrategyKind] = &[
+    data::KIND,
+    zero::KIND,
+    central::KIND,
+    servers::KIND,
+    narrow::KIND,
+    sequence::KIND,
+    tensor::KIND,
+    pipeline::strategy::KIND,
+];
 
 /// An entry of the registry.
 #[derive(Clone, Copy, Debug)]

@@ -7,9 +7,9 @@
 use crate::mesh::Mesh;
 use crate::partition::{Group, Rules, lower, plan};
 use crate::strategy::{Facts, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
+use kolo_graph::settings::Settings;
 use kolo_graph::sources::Input;
 use kolo_graph::{DType, Graph, InputRole};
-use kolo_graph::settings::Settings;
 use kolo_ops::cross_entropy_parts::SLICES_MAX;
 use std::sync::Arc;
 
@@ -21,16 +21,16 @@ const RANKS: Key = Key {
     value: KeyValue::Count { default: 1, least: 1, most: SLICES_MAX },
     doc: "workers that share every layer: columns, rows, heads, classes, channels",
 };
-const SLICES: Key = Key {
+pub(crate) const SLICES: Key = Key {
     name: "slices",
     value: KeyValue::Count { default: 1, least: 1, most: SLICES_MAX },
     doc: "parts of a sum that workers may share, a power of two and a multiple of `tensor`; part of the job, as grains are",
 };
 
-const SEQUENCE: Key = Key {
+pub(crate) const SEQUENCE: Key = Key {
     name: "sequence",
-    value: KeyValue::Choice(&["whole", "tensor"]),
-    doc: "`tensor`: what is between layers (norms, dropout, residuals) is split along the sequence among the workers of `tensor`",
+    value: KeyValue::Choice(&["whole", "tensor", "heads"]),
+    doc: "`tensor`: what is between layers (norms, dropout, residuals) is split along the sequence among the workers of `tensor`; `heads`: all but attention is, among those of `context`",
 };
 
 pub const KIND: StrategyKind = StrategyKind {
@@ -56,7 +56,20 @@ fn read(settings: &Settings) -> Result<Option<Tensor>, kolo_graph::settings::Set
         let message = format!("is {slices}, which is no power of two");
         return Err(settings.wrong(SLICES.name, message, format!("write {below} or {above}")));
     }
-    let sequence = SEQUENCE.choice(settings)? == "tensor";
+    let sequence = SEQUENCE.choice(settings)?;
+    if sequence == "heads" {
+        // Slices are those of the tokens then: two plans in a row would depend on who made the first.
+        if ranks > 1 {
+            let message = format!("is {ranks}, which cannot be combined with `{} = \"heads\"`", SEQUENCE.name);
+            return Err(settings.wrong(
+                RANKS.name,
+                message,
+                format!("write `{} = \"tensor\"`, or `context = {ranks}` instead", SEQUENCE.name),
+            ));
+        }
+        return Ok(None);
+    }
+    let sequence = sequence == "tensor";
     Ok((ranks > 1 || slices > 1).then_some(Tensor { ranks, slices, sequence }))
 }
 
@@ -132,7 +145,7 @@ impl Strategy for Tensor {
 }
 
 /// Samples and tokens of a grain: the shape of its only kind of input that is a sequence of whole numbers.
-fn tokens_of(graph: &Graph) -> Option<(usize, usize)> {
+pub(crate) fn tokens_of(graph: &Graph) -> Option<(usize, usize)> {
     let sequence = |op: &Input| match op.shape[..] {
         [samples, tokens] if op.role == InputRole::Data && op.dtype == DType::I32 => Some((samples, tokens)),
         _ => None,

@@ -59,6 +59,16 @@ fn a_split_gpt_has_the_weights_of_one_worker() {
     agree(GPT, &layouts);
 }
 
+/// The sequence is part of the job as slices are: what is between layers is cut along it, or all but attention.
+#[test]
+fn a_split_sequence_has_the_weights_of_one_worker() {
+    let job = |sequence: &str| {
+        GPT.replace("heads = 3", "heads = 4").replace("slices = 2", &format!("slices = 2\nsequence = \"{sequence}\""))
+    };
+    agree(&job("tensor"), &[(2, "tensor=2"), (4, "tensor=2 zero=1"), (4, "tensor=2 pipeline=2")]);
+    agree(&job("heads"), &[(2, "context=2"), (4, "context=2 zero=1"), (4, "context=2 pipeline=2")]);
+}
+
 #[test]
 fn split_models_of_other_kinds_have_the_weights_of_one_worker() {
     agree(RESNET, &[(2, "tensor=2"), (4, "tensor=4"), (4, "pipeline=4")]);

@@ -2,14 +2,14 @@
 
 use super::cut::{Cut, Sharding};
 use super::plan::{Choice, Need, Parts, Plan};
-use kolo_graph::collective::{AxisGather, AxisJoin, AxisScatter, AxisSum};
+use kolo_graph::collective::{AllToAll, AxisGather, AxisJoin, AxisScatter, AxisSum};
 use kolo_graph::rewrite::Rebuild;
-use kolo_graph::sources::{Full, Param, State};
+use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
 use kolo_graph::{Graph, Node, Op, Placement, Region, Stage, Type, ValueId};
 use kolo_ops::concat::Concat;
 use kolo_ops::cross_entropy::CrossEntropy;
 use kolo_ops::cross_entropy_parts::{CrossEntropyJoin, CrossEntropyPart};
-use kolo_ops::elementwise::Add;
+use kolo_ops::elementwise::{Add, Scale};
 use kolo_ops::reduce::Reshape;
 use kolo_ops::slice::Slice;
 use std::collections::HashMap;
@@ -84,6 +84,13 @@ impl Lowering<'_> {
 
     fn node(&mut self, node: &Node, choice: &Choice) {
         let who = For { scope: node.scope.clone(), stage: node.stage };
+        if let Some(cut) = self.cut_of_input(node) {
+            // Samples are small, and every rank reads its part of them.
+            let whole = self.push_all(Arc::clone(&node.op), Vec::new(), &who)[0];
+            let own = self.own.clone();
+            let part = self.narrow(whole, &cut, cut.range(&own), &who);
+            return self.rebuild.set(node.outputs[0], part);
+        }
         if let Some(op) = self.shard_of_source(node) {
             let new = self.push_all(op, Vec::new(), &who)[0];
             return self.rebuild.set(node.outputs[0], new);
@@ -93,11 +100,21 @@ impl Lowering<'_> {
             Choice::Parts(parts) if parts.sliced => self.sliced(node, parts, &who),
             Choice::Parts(parts) if !self.is_alone() => self.part(node, parts, &who),
             Choice::Parts(_) | Choice::Whole => {
-                let fetched = node.inputs.iter().map(|id| self.fetch(*id, &Need::Replicated, &who)).collect();
+                // What is done to a gradient before its sum belongs to the layer that made it.
+                let layer =
+                    node.inputs.first().filter(|_| node.op.is::<GrainSum>()).map(|id| self.rebuild.old.maker(*id));
+                let by = layer.map_or(who.clone(), |maker| For { scope: maker.scope.clone(), stage: maker.stage });
+                let fetched = node.inputs.iter().map(|id| self.fetch(*id, &Need::Replicated, &by)).collect();
                 self.push_all(Arc::clone(&node.op), fetched, &who)
             }
         };
         node.outputs.iter().zip(outputs).for_each(|(old, new)| self.rebuild.set(*old, new));
+    }
+
+    /// Where an input is cut, if it is and there are other ranks.
+    fn cut_of_input(&self, node: &Node) -> Option<Cut> {
+        let cut = node.op.is::<Input>().then(|| self.plan.of(node.outputs[0]).cut()).flatten()?;
+        (!self.is_alone()).then(|| cut.clone())
     }
 
     /// This rank's shard of a parameter or a state.
@@ -246,6 +263,9 @@ impl Lowering<'_> {
             (Sharding::Sharded(cut), Need::Replicated) => {
                 self.cached(id, need, own, |this| this.gather(here, cut, who))
             }
+            (Sharding::Sharded(from), Need::Sharded(cut)) if self.are_even(from, cut) => {
+                self.cached(id, need, own, |this| this.exchange(here, from, cut, who))
+            }
             (Sharding::Sharded(_), Need::Sharded(cut)) => {
                 let whole = self.fetch(id, &Need::Replicated, who);
                 self.cached(id, need, own.clone(), |this| this.narrow(whole, cut, cut.range(&own), who))
@@ -325,6 +345,32 @@ impl Lowering<'_> {
         self.close_blocks(whole, dim, blocks, who)
     }
 
+    /// Whether all ranks have equal parts of two cuts along different dims.
+    fn are_even(&self, one: &Cut, other: &Cut) -> bool {
+        let even = |cut: &Cut| {
+            let size = |rank: usize| cut.range(&self.group.slices(rank, self.plan.slices)).len();
+            (0..self.group.ranks).all(|rank| size(rank) == size(0))
+        };
+        one.dim != other.dim && even(one) && even(other)
+    }
+
+    /// From one cut to another: every rank hands each other one its part.
+    fn exchange(&mut self, id: ValueId, from: &Cut, to: &Cut, who: &For) -> ValueId {
+        // With the blocks of both as dims of their own; the later dim first, so that the earlier keeps its number.
+        let (first, second) = if from.dim > to.dim { (from, to) } else { (to, from) };
+        let open = self.open_blocks(id, first.dim, first.blocks, who);
+        let open = self.open_blocks(open, second.dim, second.blocks, who);
+        let moved = |cut: &Cut| {
+            let before = usize::from(cut.dim == first.dim && second.blocks > 1);
+            cut.dim + before + usize::from(cut.blocks > 1)
+        };
+        let (split, join) = (moved(to), moved(from));
+        let op = AllToAll { axis: self.group.axis.clone(), split, join, ranks: self.group.ranks };
+        let done = self.push(op, vec![open], who);
+        let closed = self.close_blocks(done, second.dim, second.blocks, who);
+        self.close_blocks(closed, first.dim, first.blocks, who)
+    }
+
     fn finish(mut self) -> Graph {
         let old = self.rebuild.old;
         let who = For { scope: "".into(), stage: Stage::Update };
@@ -337,7 +383,12 @@ impl Lowering<'_> {
                 Sharding::Replicated => Need::Replicated,
                 Sharding::Sharded(cut) => Need::Sharded(cut.clone()),
             };
-            let value = self.fetch(*value, &need, &who);
+            let made = self.rebuild.get(*value);
+            let mut value = self.fetch(*value, &need, &who);
+            if value != made {
+                // What was exchanged is not yet where a state can take it from.
+                value = self.push(Scale { factor: 1.0 }, vec![value], &who);
+            }
             self.rebuild.new.updates.push((self.rebuild.get(*state), value));
         }
         self.rebuild.new

@@ -7,7 +7,7 @@
 //! again. At the end, what is computed whole only to be cut is computed cut.
 
 use super::cut::{Arrangement, Cut, Sharding};
-use kolo_graph::sources::{Param, State};
+use kolo_graph::sources::{GrainSum, Input, Param, State};
 use kolo_graph::{Graph, Node, NodeId, Placement, Split, Stage, Type, ValueId, Work};
 use kolo_ops::cross_entropy::CrossEntropy;
 use kolo_ops::embedding::Embedding;
@@ -27,6 +27,9 @@ pub struct Rules {
     pub whole: Vec<String>,
     /// Samples and tokens of a grain, if sums over the slices of activations are left in slices of the tokens.
     pub tokens: Option<(usize, usize)>,
+    /// Tokens are cut from the start, and parameters are not: layers have slices of the tokens, and what needs all tokens is split
+    /// otherwise.
+    pub by_tokens: bool,
 }
 
 /// What a node's input must be.
@@ -149,6 +152,13 @@ impl<'g> Pass<'g> {
 
     /// Notes how a parameter or a state lies, if that is said already; whether the node is one.
     fn source(&mut self, node: &Node) -> bool {
+        if let Some(input) = node.op.downcast::<Input>().filter(|input| self.rules.by_tokens && !input.per_step) {
+            let cut = self.rules.tokens.filter(|(samples, tokens)| input.shape[..] == [*samples, *tokens]);
+            if let Some(cut) = cut.and_then(|_| self.token_cut(&input.shape)) {
+                self.shardings[node.outputs[0].0 as usize] = Some(Sharding::Sharded(cut));
+            }
+            return true;
+        }
         let (name, is_param) = match (node.op.downcast::<Param>(), node.op.downcast::<State>()) {
             (Some(param), _) => (&param.name, true),
             (_, Some(state)) => (&state.name, false),
@@ -157,7 +167,7 @@ impl<'g> Pass<'g> {
         let slot = node.outputs[0];
         let known = match self.rules.fixed.get(name) {
             Some(sharding) => Some(sharding.clone()),
-            None if self.rules.whole.contains(name) => Some(Sharding::Replicated),
+            None if self.rules.by_tokens || self.rules.whole.contains(name) => Some(Sharding::Replicated),
             // A statistic lies as the parameters of its layer do.
             None if !is_param => self.neighbour(node),
             None => None,
@@ -185,6 +195,10 @@ impl<'g> Pass<'g> {
         if let Some(cut) = self.classes(node) {
             return Choice::Classes(cut);
         }
+        // Weights are whole, and so are their gradients.
+        if self.rules.by_tokens && node.op.is::<GrainSum>() {
+            return Choice::Whole;
+        }
         let inputs = self.graph.types(&node.inputs);
         let outputs = self.graph.types(&node.outputs);
         let mut best = (self.cost_whole(node, &inputs, &outputs), Choice::Whole);
@@ -197,20 +211,99 @@ impl<'g> Pass<'g> {
         }
         let starts = best.0 == u64::MAX;
         for split in node.op.splits(&inputs, &outputs) {
-            let shards = |(id, placement): (&ValueId, &Placement)| placement.cut().is_some() && self.is_unused_param(*id);
+            let shards =
+                |(id, placement): (&ValueId, &Placement)| placement.cut().is_some() && self.is_unused_param(*id);
             if starts && !node.inputs.iter().zip(&split.inputs).any(shards) {
                 continue;
             }
             let Some(parts) = self.parts(id, node, split, (&inputs, &outputs)) else { continue };
+            if self.rules.by_tokens && node.op.work() == Work::Product && !self.keeps_tokens(&parts, &outputs) {
+                continue;
+            }
             let cost = self.cost(node, &parts, &inputs, &outputs);
             if cost < best.0 {
                 best = (cost, Choice::Parts(parts));
             }
         }
+        if self.rules.by_tokens {
+            self.exchange(node, (&inputs, &outputs), &mut best);
+        }
         if matches!(best.1, Choice::Whole) {
             self.ask_for_blocks(node, &inputs, &outputs);
         }
         best.1
+    }
+
+    /// Considers splits that no input is cut for yet: those that give slices of the tokens, or for an op that has none, any.
+    fn exchange(&self, node: &Node, (inputs, outputs): (&[Type], &[Type]), best: &mut (u64, Choice)) {
+        let tokens = outputs.first().and_then(|ty| self.token_cut(&ty.shape));
+        let (mut others, mut has_tokens) = (Vec::new(), false);
+        for split in node.op.splits(inputs, outputs) {
+            for arrangement in self.arrangements(&split) {
+                let made = split.outputs[0]
+                    .cut()
+                    .and_then(|(dim, _)| arrangement.cut(split.outputs[0], outputs[0].shape[dim], split.size));
+                let summed = split.outputs.contains(&Placement::Partial);
+                let whole = split.exact && !split.ordered && !summed;
+                let Some(parts) = self.parts_of(split.clone(), arrangement, (inputs, outputs)) else { continue };
+                // Slices of the tokens, or a sum over them.
+                let cut =
+                    |(id, need): (&ValueId, &Need)| !matches!(need, Need::Sharded(_)) || self.is_token_cut(*id, need);
+                let over_tokens = summed && node.inputs.iter().zip(&parts.needs).all(cut);
+                let by_tokens = over_tokens || made.is_some() && made == tokens;
+                let cost = self.cost(node, &parts, inputs, outputs);
+                has_tokens |= by_tokens;
+                if by_tokens && cost < best.0 {
+                    *best = (cost, Choice::Parts(parts));
+                } else if whole {
+                    others.push((cost, parts));
+                }
+            }
+        }
+        // Units of work that stand for themselves, such as heads; samples are shared by nobody.
+        let units =
+            others.into_iter().filter(|(_, parts)| parts.split.outputs[0].cut().is_some_and(|(dim, _)| dim > 0));
+        if matches!(best.1, Choice::Whole)
+            && !has_tokens
+            && let Some((cost, parts)) = units.min_by_key(|(cost, _)| *cost).filter(|(cost, _)| *cost < best.0)
+        {
+            *best = (cost, Choice::Parts(parts));
+        }
+    }
+
+    /// The ways to deal out the units of a split: in runs, or if they are rows of all samples, in runs of each sample's.
+    fn arrangements(&self, split: &Split) -> Vec<Arrangement> {
+        let even = Arrangement::even(split.size, self.slices);
+        let rows = self.rules.tokens.filter(|(samples, tokens)| *samples > 1 && samples * tokens == split.size);
+        let by_sample = rows.and_then(|(samples, tokens)| {
+            Some(Arrangement { blocks: samples, ..Arrangement::even(tokens, self.slices)? })
+        });
+        even.into_iter().chain(by_sample).collect()
+    }
+
+    /// Whether the products of these parts are slices of the tokens, or terms of a sum over them.
+    fn keeps_tokens(&self, parts: &Parts, outputs: &[Type]) -> bool {
+        let kept = |(placement, ty): (&Placement, &Type)| {
+            let Some((dim, _)) = placement.cut() else { return *placement == Placement::Partial };
+            let cut = parts.arrangement.cut(*placement, ty.shape[dim], parts.split.size);
+            cut.is_some() && cut == self.token_cut(&ty.shape)
+        };
+        parts.split.outputs.iter().zip(outputs).all(kept)
+    }
+
+    fn is_token_cut(&self, id: ValueId, need: &Need) -> bool {
+        matches!(need, Need::Sharded(cut) if self.token_cut(&self.graph.ty(id).shape).as_ref() == Some(cut))
+    }
+
+    /// Where a tensor of this shape is cut if its tokens are.
+    fn token_cut(&self, shape: &[usize]) -> Option<Cut> {
+        let (samples, tokens) = self.rules.tokens.filter(|(_, tokens)| tokens.is_multiple_of(self.slices))?;
+        let bounds = (0..=self.slices).map(|slice| slice * tokens / self.slices).collect();
+        match shape {
+            [first, second, ..] if (*first, *second) == (samples, tokens) => Some(Cut { dim: 1, blocks: 1, bounds }),
+            [rows, _] if *rows == samples * tokens => Some(Cut { dim: 0, blocks: samples, bounds }),
+            _ => None,
+        }
     }
 
     /// Where the classes of a cross-entropy are cut, if they are.
@@ -224,6 +317,10 @@ impl<'g> Pass<'g> {
     /// The parts of a node along a split: `None` if nothing suggests it, or it cannot be cut so.
     fn parts(&self, id: NodeId, node: &Node, split: Split, (inputs, outputs): (&[Type], &[Type])) -> Option<Parts> {
         let arrangement = self.arrangement(id, node, &split, inputs)?;
+        self.parts_of(split, arrangement, (inputs, outputs))
+    }
+
+    fn parts_of(&self, split: Split, arrangement: Arrangement, (inputs, outputs): (&[Type], &[Type])) -> Option<Parts> {
         if split.ordered && arrangement.blocks != 1 {
             return None;
         }
@@ -272,7 +369,9 @@ impl<'g> Pass<'g> {
 
     /// Whether the node may be the first to shard a parameter.
     fn can_start(&self, node: &Node) -> bool {
-        node.stage == Stage::Forward && (node.op.work() != Work::Stream || node.op.is::<Embedding>())
+        !self.rules.by_tokens
+            && node.stage == Stage::Forward
+            && (node.op.work() != Work::Stream || node.op.is::<Embedding>())
     }
 
     /// Bytes to be moved so that an input is as it must be.
@@ -280,6 +379,8 @@ impl<'g> Pass<'g> {
         match (self.get(id), need) {
             (None, _) | (Some(Sharding::Replicated), _) => 0,
             (Some(Sharding::Sharded(cut)), Need::Sharded(wanted)) if cut == wanted => 0,
+            // Every rank hands each other one its part.
+            (Some(Sharding::Sharded(_)), Need::Sharded(_)) if self.rules.by_tokens => self.graph.ty(id).bytes() as u64,
             // Gathered here, and the gradient is a sum over the ranks.
             (Some(Sharding::Sharded(_)), _) => 3 * self.graph.ty(id).bytes() as u64,
         }
@@ -307,7 +408,7 @@ impl<'g> Pass<'g> {
         };
         let sums: u64 = parts.split.outputs.iter().zip(outputs).map(left).sum();
         // A table is looked up by rows, which keeps it in step with a layer that shares it.
-        let table = node.op.is::<Embedding>() && parts.split.axis != "vocab";
+        let table = !self.rules.by_tokens && node.op.is::<Embedding>() && parts.split.axis != "vocab";
         let shared = if table { u64::MAX / 4 } else { 0 };
         moved + sums + shared + node.op.flops(inputs, outputs) / FLOPS_PER_BYTE / self.slices as u64
     }
@@ -370,7 +471,10 @@ impl<'g> Pass<'g> {
         let Choice::Parts(parts) = choice else { return };
         for (id, placement) in node.outputs.iter().zip(&parts.split.outputs) {
             if *placement == Placement::Partial {
-                self.shardings[id.0 as usize] = Some(self.sum_of(*id));
+                // A sum over the tokens themselves has none left.
+                let over_tokens = node.inputs.iter().zip(&parts.needs).any(|(id, need)| self.is_token_cut(*id, need));
+                let sum = if over_tokens { Sharding::Replicated } else { self.sum_of(*id) };
+                self.shardings[id.0 as usize] = Some(sum);
                 continue;
             }
             let extent = placement.cut().map_or(0, |(dim, _)| self.graph.ty(*id).shape[dim]);
@@ -381,18 +485,9 @@ impl<'g> Pass<'g> {
 
     /// How the sum of partial results lies: on all ranks, or in slices of the tokens.
     fn sum_of(&self, id: ValueId) -> Sharding {
-        let shape = &self.graph.ty(id).shape;
-        let Some((samples, tokens)) = self.rules.tokens.filter(|(_, tokens)| tokens.is_multiple_of(self.slices)) else {
-            return Sharding::Replicated;
-        };
-        let bounds = (0..=self.slices).map(|slice| slice * tokens / self.slices).collect();
-        match shape[..] {
-            [first, second, _] if (first, second) == (samples, tokens) => {
-                Sharding::Sharded(Cut { dim: 1, blocks: 1, bounds })
-            }
-            [rows, _] if rows == samples * tokens => Sharding::Sharded(Cut { dim: 0, blocks: samples, bounds }),
-            _ => Sharding::Replicated,
-        }
+        let ty = self.graph.ty(id);
+        let activation = ty.rank() > 1 && ty.last() > 1;
+        self.token_cut(&ty.shape).filter(|_| activation).map_or(Sharding::Replicated, Sharding::Sharded)
     }
 
     fn finish(mut self) -> Plan {
