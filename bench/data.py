@@ -7,7 +7,8 @@
 Both sides read the same files, which are made once below `--data` and are in the page cache. `jpeg`: 256 × 256 JPEGs from
 tar shards, decoded, cropped to 224 × 224, as floats with the channels first; webdataset with torchvision's transforms in a
 DataLoader of two workers, once with Pillow and once with torchvision's decoder. `tfrecord`: all features of all records, in
-one thread. `parquet`: all columns of all rows. `tokens`: all tokens of a file of u16; NumPy copies from a memory map.
+one thread. `parquet`: all columns of all rows, in one thread; Python's rows as dicts, as tuples of NumPy's numbers, and its
+columns without any rows. `tokens`: all tokens of a file of u16; NumPy copies from a memory map.
 """
 
 import argparse
@@ -145,14 +146,19 @@ def python_tfrecord(folder):
     return lambda: sum(1 for _ in tfrecord.tfrecord_loader(path, None))
 
 
-def python_parquet(folder):
+def python_parquet(folder, how):
+    """Rows as dicts, rows of NumPy's numbers, or columns only, which makes no rows at all."""
     import pyarrow.parquet
 
     def scan():
         rows = 0
-        for batch in pyarrow.parquet.ParquetFile(folder / "rows.parquet").iter_batches(batch_size=1024):
+        file = pyarrow.parquet.ParquetFile(folder / "rows.parquet")
+        for batch in file.iter_batches(batch_size=1024, use_threads=False):
+            if how == "dicts":
+                rows += sum(1 for _ in batch.to_pylist())
+                continue
             columns = [column.to_numpy(zero_copy_only=False) for column in batch.columns]
-            rows += sum(1 for _ in zip(*columns))
+            rows += batch.num_rows if how == "columns" else sum(1 for _ in zip(*columns))
         return rows
 
     return scan
@@ -185,7 +191,8 @@ def contests(folder, only):
         yield "tfrecord", "records/s", lambda: kolo(*words), {"tfrecord": python_tfrecord(folder)}
     if "parquet" in only:
         words = [str(folder / "rows.parquet"), "threads=1"]
-        yield "parquet", "rows/s", lambda: kolo(*words), {"pyarrow": python_parquet(folder)}
+        peers = {f"pyarrow, {how}": python_parquet(folder, how) for how in ("dicts", "rows", "columns")}
+        yield "parquet", "rows/s", lambda: kolo(*words), peers
     if "tokens" in only:
         words = [str(folder / "tokens.bin"), "threads=1", "format=tokens", "context=1024"]
 

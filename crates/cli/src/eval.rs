@@ -10,7 +10,6 @@ use clap::Args;
 use kolo_exec::Options;
 use kolo_exec::store::Role;
 use kolo_train::Trainer;
-use kolo_train::confusion::Confusion;
 use serde_json::{Map, json};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -60,7 +59,8 @@ pub fn eval(kinds: &Kinds, args: &EvalArgs) -> Result<(), Failure> {
     for (name, value) in &evaluation.metrics {
         println!("  {name:<11} {value:.4}");
     }
-    let classification = evaluation.confusion.as_ref().map(Confusion::report);
+    let names = job.source.class_names();
+    let classification = evaluation.confusion.as_ref().map(|confusion| confusion.report(names));
     classification.iter().flat_map(classes::lines).for_each(|line| println!("{line}"));
     println!("  weights     {}", trainer.store().digest());
     let Some(path) = &args.report else { return Ok(()) };

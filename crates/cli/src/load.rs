@@ -4,7 +4,7 @@ use crate::args::{DeviceArg, JobArgs};
 use crate::fail::Failure;
 use kolo_data::{SOURCES, SourceKind};
 use kolo_exec::reference::Reference;
-use kolo_graph::settings::Settings;
+use kolo_graph::settings::{Setting, Settings};
 use kolo_models::{MODELS, ModelKind};
 use kolo_parallel::{Mesh, STRATEGIES, StrategyKind};
 use kolo_train::{Job, job, job_file};
@@ -40,11 +40,8 @@ impl Kinds {
     }
 }
 
-/// Reads the job file with the overrides applied, for this many workers.
-pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Failure> {
-    if args.device == DeviceArg::Cuda {
-        return Err(Failure::usage("--device cuda: this build runs on the CPU only", "leave --device out"));
-    }
+/// The job file with the overrides applied.
+pub fn settings(args: &JobArgs) -> Result<Settings, Failure> {
     let mut root = match &args.job {
         Some(path) => job_file::read(path)?,
         None => job_file::parse(DEFAULT_JOB, "built-in digits")?,
@@ -52,6 +49,28 @@ pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Fa
     for assignment in &args.set {
         job_file::override_with(&mut root, assignment)?;
     }
+    Ok(root)
+}
+
+/// A pipe has one reader. Asked before the pipe is opened, as every process would take a part of it.
+pub fn refuse_shared_pipe(root: &Settings, processes: usize) -> Result<(), Failure> {
+    let data = root.table("data")?;
+    match data.peek("source") {
+        Some(Setting::Text(source)) if processes > 1 && kolo_data::stream::is_pipe(source) => {
+            let message = format!("is \"{source}\", a pipe, which only one process can read");
+            Err(data.wrong("source", message, "use one worker, or write the samples to files").into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Reads the job file with the overrides applied, for this many workers.
+pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Failure> {
+    if args.device == DeviceArg::Cuda {
+        return Err(Failure::usage("--device cuda: this build runs on the CPU only", "leave --device out"));
+    }
+    let root = settings(args)?;
+    refuse_shared_pipe(&root, workers)?;
     let mut job = Job::read_among(&root, &kinds.lists())?;
     if args.device == DeviceArg::Reference {
         job.executor = Arc::new(Reference);

@@ -125,6 +125,9 @@ fn is_pipe(path: &Path) -> bool {
 /// All that can be wrong with a command, whoever runs it: `found` is the number of processes that a launcher starts.
 pub fn check(kinds: &Kinds, args: &Train, found: Option<usize>) -> Result<Prepared, Failure> {
     let started = found.map_or_else(|| workers::asked(&args.job.workers), Ok)?;
+    // Where workers are started elsewhere, this process is one more.
+    let processes = started + usize::from(found.is_none() && workers::are_started(&args.job.workers, started));
+    load::refuse_shared_pipe(&load::settings(&args.job)?, processes)?;
     let roles = roles(args, started, found.is_some() || args.job.workers.hosts.is_some())?;
     // Of an elastic job's workers, as many share the grains as can.
     let shares = if args.elastic { 1 } else { roles.map_or(started, |roles| roles.workers) };

@@ -130,7 +130,7 @@ impl Cache {
 }
 
 /// A part of the memory that is free now.
-fn memory_bytes() -> u64 {
+pub(crate) fn memory_bytes() -> u64 {
     let text = std::fs::read_to_string(Path::new("/proc/meminfo")).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kilobytes = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());

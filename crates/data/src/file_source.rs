@@ -15,12 +15,16 @@ mod lookup;
 mod open;
 mod part;
 mod saved;
+mod streamed;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use assembly::luminance;
 pub(crate) use open::open;
 pub use saved::open_for_prediction;
+pub(crate) use streamed::StreamedRecords;
+#[cfg(test)]
+pub(crate) use streamed::opened_stream;
 
 use crate::cache::Cache;
 use crate::error::ReadError;
@@ -133,6 +137,19 @@ impl FileSource {
 
     fn attempt(&self, draw: Draw, transforms: usize, scratch: &mut Scratch) -> Result<(), ReadError> {
         let (part, at) = self.locate(draw.sample);
+        let made = self.attempt_from(draw, transforms, scratch, &mut |record| part.read(at, record));
+        made.map_err(|error| part.blame(at, error))
+    }
+
+    /// Makes a sample of the record that `read` reads.
+    fn attempt_from(
+        &self,
+        draw: Draw,
+        transforms: usize,
+        scratch: &mut Scratch,
+        read: &mut dyn FnMut(&mut Record) -> Result<(), ReadError>,
+    ) -> Result<(), ReadError> {
+        let (part, _) = self.locate(draw.sample);
         let fixed = self.fixed.min(transforms);
         let cache = self.cache.as_ref().filter(|_| fixed == self.fixed);
         let mut start = Instant::now();
@@ -144,19 +161,19 @@ impl FileSource {
             self.meter.hit();
             start = self.meter.add(Stage::Read, start);
         } else {
-            part.read(at, &mut scratch.record)?;
+            read(&mut scratch.record)?;
             start = self.meter.add(Stage::Read, start);
             let assembled = self.assembly.assemble(&part.places, &scratch.record, &mut scratch.sample);
             start = self.meter.add(Stage::Decode, start);
-            assembled.map_err(|error| part.blame(at, error))?;
-            self.transform(draw, 0..fixed, scratch).map_err(|error| part.blame(at, error))?;
+            assembled?;
+            self.transform(draw, 0..fixed, scratch)?;
             if let Some(cache) = cache {
                 cache.put(draw.sample, &scratch.sample, &mut scratch.bytes);
             }
         }
         let transformed = self.transform(draw, fixed..transforms, scratch);
         self.meter.add(Stage::Transform, start);
-        transformed.map_err(|error| part.blame(at, error))
+        transformed
     }
 
     fn transform(&self, draw: Draw, which: std::ops::Range<usize>, scratch: &mut Scratch) -> Result<(), ReadError> {
@@ -252,7 +269,14 @@ impl Source for FileSource {
             }
             hasher.update(part.reader.fingerprint().as_bytes());
         }
-        hasher.update(fingerprint::sampled(self)?.as_bytes());
+        match self.is_stream() {
+            // The first records of a stream stand for all, as others would have to be walked to.
+            true => {
+                hasher.update(&(self.len() as u64).to_le_bytes());
+                self.fields.iter().for_each(|field| _ = hasher.update(field.to_string().as_bytes()));
+            }
+            false => _ = hasher.update(fingerprint::sampled(self)?.as_bytes()),
+        }
         Ok(hasher.finalize().to_hex()[..fingerprint::DIGITS].to_string())
     }
 

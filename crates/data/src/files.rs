@@ -195,10 +195,13 @@ impl Contents {
 
     /// What stands at `offset` makes no sense.
     pub fn damaged(&self, offset: u64, message: impl Into<String>) -> ReadError {
-        ReadError::new(message, "the file is damaged or cut short; copy or make it again")
-            .in_file(&self.path)
-            .at(offset)
+        damaged(&self.path, offset, message)
     }
+}
+
+/// What stands at `offset` of a file makes no sense.
+pub(crate) fn damaged(path: &Path, offset: u64, message: impl Into<String>) -> ReadError {
+    ReadError::new(message, "the file is damaged or cut short; copy or make it again").in_file(path).at(offset)
 }
 
 /// Contents read in order, with a cursor of its own.

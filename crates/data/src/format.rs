@@ -104,6 +104,20 @@ pub fn named(name: &str) -> Option<&'static Format> {
 
 /// The format that `data.format` names, or else the one that the first of the files has.
 pub fn choose(files: &[DataFile], settings: &Settings) -> Result<&'static Format, OpenError> {
+    let Some(first) = files.first() else {
+        return Err(settings.wrong("source", "names no file", "name a file, a directory or a pattern").into());
+    };
+    let head = if settings.text("format", "")?.is_empty() { first.head(SNIFFED_BYTES)? } else { Vec::new() };
+    choose_by(&first.path, &first.extension(), &head, settings)
+}
+
+/// The format that `data.format` names, or else the one of a file with this name, ending and start.
+pub(crate) fn choose_by(
+    path: &Path,
+    extension: &str,
+    head: &[u8],
+    settings: &Settings,
+) -> Result<&'static Format, OpenError> {
     let names = || FORMATS.iter().map(|format| format.name).collect::<Vec<_>>().join(", ");
     let asked = settings.text("format", "")?;
     if !asked.is_empty() {
@@ -114,15 +128,8 @@ pub fn choose(files: &[DataFile], settings: &Settings) -> Result<&'static Format
             settings.wrong("format", format!("is \"{asked}\", which is not known"), hint).into()
         });
     }
-    let Some(first) = files.first() else {
-        return Err(settings.wrong("source", "names no file", "name a file, a directory or a pattern").into());
-    };
-    let head = first.head(SNIFFED_BYTES)?;
-    let extension = first.extension();
-    let by_ending: Vec<&Format> =
-        FORMATS.iter().filter(|format| format.extensions.contains(&extension.as_str())).collect();
-    let sniffed =
-        |formats: &[&'static Format]| formats.iter().find(|format| (format.sniff)(&first.path, &head)).copied();
+    let by_ending: Vec<&Format> = FORMATS.iter().filter(|format| format.extensions.contains(&extension)).collect();
+    let sniffed = |formats: &[&'static Format]| formats.iter().find(|format| (format.sniff)(path, head)).copied();
     let all: Vec<&'static Format> = FORMATS.iter().collect();
     let found = match by_ending[..] {
         [only] => Some(only),
@@ -130,7 +137,7 @@ pub fn choose(files: &[DataFile], settings: &Settings) -> Result<&'static Format
         _ => sniffed(&by_ending).or(Some(by_ending[0])),
     };
     found.ok_or_else(|| {
-        let message = format!("names {}, whose format is not known", first.path.display());
+        let message = format!("names {}, whose format is not known", path.display());
         settings.wrong("source", message, format!("write `format = \"csv\"`, or another of {}", names())).into()
     })
 }

@@ -8,6 +8,7 @@ pub mod hdf5;
 pub mod idx;
 pub mod images;
 pub mod jsonl;
+mod labels;
 pub mod lmdb;
 pub mod npy;
 #[cfg(feature = "parquet")]

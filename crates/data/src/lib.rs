@@ -41,6 +41,7 @@ pub mod sheet;
 mod source;
 pub mod sources;
 mod split;
+pub mod stream;
 pub mod tokenizer;
 pub mod transform;
 pub mod transforms;

@@ -12,10 +12,11 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
-pub use samples::{Samples, Values};
+pub use samples::{Maker, Samples, Values};
 
 use crate::error::ReadError;
 use crate::source::Source;
+use crate::stream::Walk;
 use kolo_base::{lock, wait, wait_timeout};
 use std::any::Any;
 use std::fmt;
@@ -40,6 +41,12 @@ pub trait Recipe: Send + Sync + fmt::Debug {
 
     /// Writes the numbers of the samples of a grain into `samples`, which is empty and has room for as many as the plan says.
     fn choose(&self, step: usize, grain: usize, samples: &mut Vec<usize>);
+
+    /// A way through the samples of so many grains from this step on, if the source has an order of its own: it then chooses
+    /// and reads them.
+    fn walk(&self, _first_step: usize, _grains: usize) -> Option<Box<dyn Walk>> {
+        None
+    }
 }
 
 /// How much is made ahead.
@@ -85,6 +92,7 @@ pub struct Prefetch {
 
 struct Shared {
     recipe: Arc<dyn Recipe>,
+    walk: Option<Box<dyn Walk>>,
     plan: Plan,
     buffers: Vec<Mutex<Samples>>,
     state: Mutex<State>,
@@ -167,6 +175,7 @@ impl Prefetch {
         let outcomes = (0..plan.slots()).map(|_| Outcome::Unmade).collect();
         let state = State { taken: plan.first, next: (plan.first, 0), outcomes, waits: false };
         let shared = Arc::new(Shared {
+            walk: recipe.walk(plan.first, plan.grains),
             recipe,
             plan,
             buffers,
@@ -296,6 +305,10 @@ impl Shared {
         }
     }
 
+    fn maker(&self) -> Maker<'_> {
+        Maker { recipe: &*self.recipe, walk: self.walk.as_deref() }
+    }
+
     fn make(&self, thread: usize, (step, grain): (usize, usize)) {
         let start = Instant::now();
         let slot = self.plan.slot(step, grain);
@@ -304,7 +317,7 @@ impl Shared {
             !self.stop.load(Ordering::Relaxed)
         };
         // A panic of a source is kept as the outcome of its grain; what it left in the buffer is not used.
-        let fill = || lock(&self.buffers[slot]).make(&*self.recipe, step, grain, &go_on);
+        let fill = || lock(&self.buffers[slot]).make(self.maker(), step, grain, &go_on);
         let outcome = match catch_unwind(AssertUnwindSafe(fill)) {
             Ok(Ok(())) => Outcome::Made,
             Ok(Err(error)) => Outcome::Failed(error),

@@ -117,6 +117,10 @@ impl<'c> Headers<'c> {
         Self { contents, start: 0, bytes: Vec::new(), last: 0 }
     }
 
+    pub(crate) fn contents(&self) -> &Contents {
+        self.contents
+    }
+
     /// `len` bytes from `offset` on; an error if the file does not have them.
     pub(crate) fn read(&mut self, offset: u64, len: usize) -> Result<&[u8], ReadError> {
         let ahead = offset.checked_sub(self.start).map_or(usize::MAX, |ahead| ahead as usize);

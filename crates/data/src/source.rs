@@ -11,6 +11,7 @@ use crate::fingerprint;
 use crate::load_times::LoadTimes;
 use crate::sources::{addition, digits, playground, synthetic, waves};
 use crate::split::Split;
+use crate::stream::{self, Route, Walk};
 use kolo_graph::field::{Column, Field};
 
 /// A set of samples with random access.
@@ -38,6 +39,17 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// What a sample takes to make, which decides where it is made; never what it holds.
     fn cost(&self) -> SampleCost {
         SampleCost::Read
+    }
+
+    /// A way through samples that come in an order of their own, which only the source knows; `None` if any sample can be read
+    /// at any time.
+    fn walk(&self, _route: &Route) -> Option<Box<dyn Walk>> {
+        None
+    }
+
+    /// Whether reading samples in another order than that of their numbers takes long.
+    fn in_order(&self) -> bool {
+        false
     }
 
     /// One line for the terminal.
@@ -133,7 +145,7 @@ pub fn find<'k>(kinds: &'k [SourceKind], source: &str) -> Option<&'k SourceKind>
 pub fn open(kinds: &[SourceKind], source: &str, settings: &Settings, seed: u64, wanted: Option<&[Field]>) -> Opened {
     let Some(kind) = find(kinds, source) else {
         return match is_path(kinds, source) {
-            true => Ok(Box::new(file_source::open(source, settings, seed)?)),
+            true => file_source::open(source, settings, seed),
             false => Err(unknown(kinds, source, settings)),
         };
     };
@@ -165,7 +177,9 @@ fn unknown(kinds: &[SourceKind], source: &str, settings: &Settings) -> SettingEr
 /// Whether this is no name but a file, there or not.
 fn is_path(kinds: &[SourceKind], source: &str) -> bool {
     let scheme = kinds.iter().any(|kind| kind.name.split(':').next() == source.split(':').next());
-    Path::new(source).exists() || (!scheme && !source.contains("://") && source.contains(['/', '.', '\\', '*']))
+    source == stream::STANDARD_INPUT
+        || Path::new(source).exists()
+        || (!scheme && !source.contains("://") && source.contains(['/', '.', '\\', '*']))
 }
 
 /// The source meant by a name with a typing error, or by a name without its scheme.

@@ -106,6 +106,47 @@ enum Order {
     Shuffled(Permutation),
     /// So many samples as they come.
     Given(usize),
+    Spaced(Spaced),
+}
+
+/// Samples in their order, first those that train and then those that are held out, which lie among them at even distances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Spaced {
+    len: usize,
+    held_out: usize,
+}
+
+impl Spaced {
+    /// The held-out sample number `i`.
+    fn held_out(&self, i: usize) -> usize {
+        ((2 * i as u128 + 1) * self.len as u128 / (2 * self.held_out as u128)) as usize
+    }
+
+    /// The number of held-out samples with this property, which the first of them have and the others have not.
+    fn count(&self, holds: impl Fn(usize) -> bool) -> usize {
+        let (mut low, mut high) = (0, self.held_out);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if holds(middle) { low = middle + 1 } else { high = middle }
+        }
+        low
+    }
+
+    fn at(&self, position: usize) -> usize {
+        match position.checked_sub(self.len - self.held_out) {
+            Some(i) => self.held_out(i),
+            // Before held-out sample number `i` lie as many that train.
+            None => position + self.count(|i| self.held_out(i) - i <= position),
+        }
+    }
+
+    fn position(&self, sample: usize) -> usize {
+        let before = self.count(|i| self.held_out(i) < sample);
+        match before < self.held_out && self.held_out(before) == sample {
+            true => self.len - self.held_out + before,
+            false => sample - before,
+        }
+    }
 }
 
 impl Order {
@@ -113,6 +154,7 @@ impl Order {
         match self {
             Order::Shuffled(order) => order.len(),
             Order::Given(len) => *len,
+            Order::Spaced(spaced) => spaced.len,
         }
     }
 
@@ -120,6 +162,7 @@ impl Order {
         match self {
             Order::Shuffled(order) => order.at(position),
             Order::Given(_) => position,
+            Order::Spaced(spaced) => spaced.at(position),
         }
     }
 
@@ -127,6 +170,7 @@ impl Order {
         match self {
             Order::Shuffled(order) => order.position(sample),
             Order::Given(_) => sample,
+            Order::Spaced(spaced) => spaced.position(sample),
         }
     }
 }
@@ -143,10 +187,21 @@ impl Split {
     /// Holds out about `fraction` of `n` samples. A fraction above zero holds out at least one, and never all of
     /// several.
     pub fn holdout(n: usize, fraction: f64, seed: u64) -> Self {
+        let held_out_len = Self::held_out_count(n, fraction);
+        Self { order: Self::order(n, seed), held_out_start: n - held_out_len, held_out_len, test_len: 0 }
+    }
+
+    /// Holds out about `fraction` of `n` samples, at even distances. Both parts keep the order of the samples.
+    pub fn spaced(n: usize, fraction: f64) -> Self {
+        let held_out_len = Self::held_out_count(n, fraction);
+        let order = Order::Spaced(Spaced { len: n, held_out: held_out_len });
+        Self { order, held_out_start: n - held_out_len, held_out_len, test_len: 0 }
+    }
+
+    fn held_out_count(n: usize, fraction: f64) -> usize {
         assert!((0.0..1.0).contains(&fraction), "a fraction of {fraction} cannot be held out");
         let rounded = (n as f64 * fraction).round() as usize;
-        let held_out_len = if fraction == 0.0 || n < 2 { 0 } else { rounded.clamp(1, n - 1) };
-        Self { order: Self::order(n, seed), held_out_start: n - held_out_len, held_out_len, test_len: 0 }
+        if fraction == 0.0 || n < 2 { 0 } else { rounded.clamp(1, n - 1) }
     }
 
     /// Holds out part `fold` of `folds` nearly equal ones. Over all folds each sample is held out exactly once.
@@ -319,10 +374,27 @@ mod tests {
     }
 
     #[test]
+    fn spaced_parts_keep_the_order_and_lie_evenly() {
+        for (n, fraction) in [(10, 0.2), (1797, 0.2), (7, 0.9), (100, 0.013), (5, 0.0), (1, 0.5), (1000, 0.5)] {
+            let split = Split::spaced(n, fraction);
+            let train: Vec<usize> = (0..split.train_len()).map(|i| split.train(i)).collect();
+            let held_out: Vec<usize> = (0..split.held_out_len()).map(|i| split.held_out(i)).collect();
+            assert!(train.is_sorted() && held_out.is_sorted(), "{n} {fraction}");
+            assert!(train.iter().all(|sample| split.purpose(*sample) == Purpose::Training));
+            assert!(held_out.iter().all(|sample| split.purpose(*sample) == Purpose::HeldOut));
+            assert_eq!(split.held_out_len(), Split::holdout(n, fraction, 1).held_out_len());
+            assert!(is_everything_once(train.into_iter().chain(held_out), n));
+        }
+        assert_eq!((Split::spaced(10, 0.2).held_out(0), Split::spaced(10, 0.2).held_out(1)), (2, 7));
+        assert_eq!(Split::spaced(usize::MAX, 0.5).train_len(), usize::MAX / 2);
+    }
+
+    #[test]
     fn parts_know_their_samples() {
         let shuffled = Split::holdout(100, 0.3, 7).with_test(11);
         let given = Split::given(70, 30).with_test(11);
-        for split in [shuffled, given] {
+        let spaced = Split::spaced(100, 0.3).with_test(11);
+        for split in [shuffled, given, spaced] {
             let parts = [(Purpose::Training, 70), (Purpose::HeldOut, 30), (Purpose::Test, 11)];
             let all =
                 parts.iter().flat_map(|(purpose, len)| (0..*len).map(|i| (*purpose, split.sample_of(*purpose, i))));

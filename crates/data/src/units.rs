@@ -10,7 +10,8 @@ mod rows;
 use crate::error::ReadError;
 use crate::record::{Record, RecordColumn};
 use kolo_base::lock;
-use rows::{pull, push, push_broken};
+pub(crate) use rows::NumberColumn;
+use rows::{pull, push, push_broken, push_numbers};
 use std::cell::RefCell;
 use std::fmt;
 use std::fs::File;
@@ -133,6 +134,14 @@ impl Rows {
     pub fn push(&mut self, record: &Record) {
         push(record, self.columns, &mut self.open);
         self.end_row();
+    }
+
+    /// Appends all rows of a table that holds numbers only.
+    pub fn push_table(&mut self, columns: &[NumberColumn], rows: usize) {
+        for row in 0..rows {
+            push_numbers(columns, row, &mut self.open);
+            self.end_row();
+        }
     }
 
     pub fn push_broken(&mut self, message: &str) {

@@ -11,9 +11,12 @@ pub struct Confusion {
 }
 
 /// One class of a [`Confusion`].
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ClassRow {
     pub class: usize,
+    /// What the data call it, if they do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// The part of the predictions of this class that are right; 0 if there are none.
     pub precision: f64,
     /// The part of this class's samples that are found; 0 if there are none.
@@ -52,7 +55,7 @@ impl Confusion {
     pub fn class(&self, class: usize) -> ClassRow {
         let (hits, samples) = (self.row(class)[class], self.row(class).iter().sum::<i64>());
         let part = |of: i64| if of == 0 { 0.0 } else { hits as f64 / of as f64 };
-        ClassRow { class, precision: part(self.predicted(class)), recall: part(samples), samples }
+        ClassRow { class, name: None, precision: part(self.predicted(class)), recall: part(samples), samples }
     }
 
     fn predicted(&self, class: usize) -> i64 {
@@ -68,10 +71,13 @@ impl Confusion {
         (mean(|row| row.precision), mean(|row| row.recall))
     }
 
-    pub fn report(&self) -> Classification {
+    /// For a report, with the names of the classes where there are any.
+    pub fn report(&self, names: Option<&[String]>) -> Classification {
         let confusion = (self.classes <= REPORTED_CLASSES_MAX)
             .then(|| self.counts.chunks(self.classes).map(<[i64]>::to_vec).collect());
-        Classification { classes: (0..self.classes).map(|class| self.class(class)).collect(), confusion }
+        let name = |class: usize| names.and_then(|names| names.get(class)).cloned();
+        let row = |class: usize| ClassRow { name: name(class), ..self.class(class) };
+        Classification { classes: (0..self.classes).map(row).collect(), confusion }
     }
 }
 
@@ -89,12 +95,15 @@ mod tests {
         assert_eq!(rows, [(0.75, 0.75, 4), (0.5, 1.0, 2), (0.0, 0.0, 2), (0.0, 0.0, 0)]);
         let (precision, recall) = confusion.macro_means();
         assert!((precision - 1.25 / 3.0).abs() < 1e-15 && (recall - 1.75 / 3.0).abs() < 1e-15);
-        assert_eq!(confusion.report().confusion.unwrap()[0], [3, 1, 0, 0]);
+        let names = ["cat", "dog", "owl"].map(String::from);
+        let report = confusion.report(Some(&names));
+        assert_eq!(report.confusion.unwrap()[0], [3, 1, 0, 0]);
+        assert_eq!((report.classes[2].name.as_deref(), report.classes[3].name.as_deref()), (Some("owl"), None));
     }
 
     #[test]
     fn many_classes_have_no_matrix_in_the_report() {
-        let report = Confusion::new(vec![1; 101 * 101]).unwrap().report();
+        let report = Confusion::new(vec![1; 101 * 101]).unwrap().report(None);
         assert!(report.confusion.is_none() && report.classes.len() == 101);
         assert!(Confusion::new(vec![1; 3]).is_none() && Confusion::new(Vec::new()).is_none());
     }

@@ -3,7 +3,7 @@
 use crate::job::Job;
 use crate::supply;
 use kolo_data::ReadError;
-use kolo_data::prefetch::{Recipe, Samples};
+use kolo_data::prefetch::{Maker, Recipe, Samples};
 use kolo_exec::Feed;
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -27,9 +27,14 @@ impl HeldBatch {
         step: usize,
         grains: Range<usize>,
     ) -> Result<(), ReadError> {
+        if self.grains[grains.clone()].iter().all(|place| place.get().is_some()) {
+            return Ok(());
+        }
+        let walk = recipe.walk(step, grains.len());
+        let maker = Maker { recipe, walk: walk.as_deref() };
         for (local, place) in self.grains[grains].iter().enumerate().filter(|(_, place)| place.get().is_none()) {
             let mut samples = Samples::new(recipe, job.grain_batch());
-            samples.make(recipe, step, local, &|| true)?;
+            samples.make(maker, step, local, &|| true)?;
             let _ = place.set(samples);
         }
         Ok(())

@@ -103,6 +103,8 @@ impl Predictor {
     ) -> Result<(), Error> {
         let (total, batch) = (samples.len(), self.batch);
         let steps = total.div_ceil(batch);
+        // Several threads would not ask in order.
+        let loader_threads = if source.in_order() { loader_threads.min(1) } else { loader_threads };
         let recipe = Arc::new(GivenSamples { source, columns, samples, batch });
         let plan =
             Plan { first: 0, end: steps, grains: 1, samples: batch, batches: BATCHES_AHEAD, threads: loader_threads };

@@ -7,7 +7,6 @@ pub use elastic::{Elastic, GenerationStart, OnResume};
 use crate::asynchronous::Links;
 use crate::checkpoint::{self, CheckpointDir, Saver, TrainerRecord};
 pub use crate::company::Company;
-use crate::confusion::Confusion;
 use crate::error::Error;
 use crate::interrupt::{Interrupt, RunPhase};
 use crate::job::Job;
@@ -593,7 +592,9 @@ impl<'r> Run<'r> {
             epochs,
             loss: self.mean_loss,
             metrics,
-            classification: evaluation.and_then(|evaluation| evaluation.confusion.as_ref()).map(Confusion::report),
+            classification: evaluation
+                .and_then(|evaluation| evaluation.confusion.as_ref())
+                .map(|confusion| confusion.report(job.source.class_names())),
             step_ms,
             data_wait_ms: DataWait::of(&self.times, &self.ties.data_waits),
             data_stages_ms: job.source.load_times().as_ref().map(DataStages::of),

@@ -9,7 +9,8 @@ use crate::job::{Job, Loading};
 use crate::timeline::{DATA, Timeline};
 use kolo_comm::Watch;
 use kolo_data::prefetch::{Plan, Prefetch, Recipe, Samples, Tracer, Values};
-use kolo_data::{Column, Field, Kind, SampleCost, Source, epoch_order};
+use kolo_data::stream::{Route, Walk};
+use kolo_data::{Column, Field, Kind, Purpose, SampleCost, Source, epoch_order};
 use kolo_exec::Feed;
 use serde::Serialize;
 use std::ops::{Deref, Range};
@@ -72,6 +73,20 @@ impl<J: Deref<Target = Job> + Send + Sync + std::fmt::Debug> Recipe for Training
         let start = step % job.steps_per_epoch * job.batch + (self.first_grain + grain) * job.grain_batch();
         samples.extend((start..start + job.grain_batch()).map(|at| job.split.train(order.at(at))));
     }
+
+    fn walk(&self, first_step: usize, grains: usize) -> Option<Box<dyn Walk>> {
+        let job = &*self.job;
+        job.source.walk(&Route {
+            purpose: Purpose::Training,
+            split: job.split,
+            first_step,
+            steps_per_epoch: job.steps_per_epoch,
+            step_samples: job.batch,
+            first_sample: self.first_grain * job.grain_batch(),
+            grain_samples: job.grain_batch(),
+            grains,
+        })
+    }
 }
 
 /// The held-out samples of a worker's turns: every turn, or step, is a batch.
@@ -104,6 +119,20 @@ impl Recipe for HeldOutSamples {
         let split = &self.job.split;
         let start = (turn * self.ranks + self.rank) * self.batch;
         samples.extend((start..(start + self.batch).min(split.held_out_len())).map(|at| split.held_out(at)));
+    }
+
+    fn walk(&self, first_step: usize, grains: usize) -> Option<Box<dyn Walk>> {
+        self.job.source.walk(&Route {
+            purpose: Purpose::HeldOut,
+            split: self.job.split,
+            first_step,
+            // An evaluation is one epoch.
+            steps_per_epoch: usize::MAX,
+            step_samples: self.ranks * self.batch,
+            first_sample: self.rank * self.batch,
+            grain_samples: self.batch,
+            grains,
+        })
     }
 }
 

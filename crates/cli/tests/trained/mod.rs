@@ -151,3 +151,34 @@ fn a_bench_of_data_says_what_feeds_what() {
     assert_eq!(stages, ["read", "decode", "transform"]);
     assert!(report["samples_per_s"].as_f64().expect("a rate") > 0.0 && report["bottleneck"].is_string(), "{report}");
 }
+
+/// What comes through standard input is trained on like a file that is read as a stream, by one process.
+#[test]
+fn standard_input_is_a_stream() {
+    let dir = tempdir();
+    table(dir.path(), "table.csv", true);
+    let job = TABLE
+        .replace(
+            "transforms = [{ kind = \"standardise\" }]",
+            "classes = [\"above\", \"below\"]\nstream = true\nsamples = 120\nholdout = 0",
+        )
+        .replace("epochs = 30", "epochs = 1");
+    let of_file = trained(dir.path(), &job);
+    let piped = |args: &[&str]| {
+        let table = std::fs::File::open(dir.path().join("table.csv")).expect("a table");
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kolo"));
+        command.current_dir(dir.path()).args(["train", "job.toml", "--no-out", "--quiet", "--set", "data.source=-"]);
+        command.args(args).stdin(table).output().expect("kolo runs")
+    };
+    let output = piped(&["--report", "piped.json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(json_at(&dir.path().join("piped.json"))["weights"], of_file["weights"]);
+    let said = String::from_utf8_lossy(&piped(&["-n", "2"]).stderr).into_owned();
+    assert!(said.contains("`data.source` is \"-\", a pipe, which only one process can read\n  hint: "), "{said}");
+    stdout_of(
+        dir.path(),
+        &["train", "job.toml", "--no-out", "--quiet", "--set", "data.holdout=0.2", "--report", "held.json"],
+    );
+    let held_out = json_at(&dir.path().join("held.json"));
+    assert_eq!(held_out["classification"]["classes"][1]["name"], "below");
+}

@@ -56,7 +56,10 @@ pub(crate) fn find(part: &Part, at: usize, settings: &Settings, skips: bool) -> 
             Ok((class(Lookup::Index(names.len()), names.len()), Some(names.to_vec())))
         }
         (RecordKind::Int { classes: Some(classes), .. }, None) => Ok((class(Lookup::Index(*classes), *classes), None)),
-        _ => scan(part, at, task == "classification", skips, &refuse),
+        _ => {
+            part.check_scan(settings, "classes", "name them, as `classes = [\"cat\", \"dog\"]`, or give their number")?;
+            scan(part, at, task == "classification", skips, &refuse)
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use super::classes;
 use super::columns::{self, Chosen, InputKind};
 use super::lookup::Lookup;
 use super::part::{Part, Places};
-use super::{FITTED_SAMPLES_MAX, FileSource};
+use super::{FITTED_SAMPLES_MAX, FileSource, streamed};
 use crate::cache::Cache;
 use crate::error::ReadError;
 use crate::format::OpenError;
@@ -13,26 +13,41 @@ use crate::image::{self, Pixels};
 use crate::load_times::LoadMeter;
 use crate::record::{RecordKind, RecordValue};
 use crate::sample::{Form, ValueForm};
+use crate::source::Opened;
 use crate::split::{Purpose, Split};
+use crate::stream::{self, StreamSettings, StreamSource};
 use crate::transform::{self, Fitted, Setup};
 use crate::transforms::{one_hot, pack};
 use kolo_graph::field::Field;
 use kolo_graph::settings::{Setting, SettingError, Settings};
 
 /// Opens the files that `name`, which is `data.source`, names, with those of `validation` and `test` if there are any.
-pub(crate) fn open(name: &str, settings: &Settings, seed: u64) -> Result<FileSource, SettingError> {
-    let mut parts = vec![("source", open_part(name, settings, "source")?)];
+pub(crate) fn open(name: &str, settings: &Settings, seed: u64) -> Opened {
+    let stream = StreamSettings::read(settings, stream::is_pipe(name))?;
+    let first = match stream {
+        Some(stream) => Part::open_stream(name, settings, "source", stream),
+        None => Part::open(name, settings, "source"),
+    };
+    let mut parts = vec![("source", first.map_err(|error| readable(error, settings, "source"))?)];
     for key in ["validation", "test"] {
         let name = settings.text(key, "")?;
+        if stream::is_pipe(&name) {
+            let message = format!("is \"{name}\", a pipe, and evaluations read their samples again and again");
+            return Err(settings.wrong(key, message, "name files"));
+        }
         if !name.is_empty() {
-            parts.push((key, open_part(&name, settings, key)?));
+            let part = match stream.filter(|stream| stream.files) {
+                Some(stream) => Part::open_stream(&name, settings, key, StreamSettings { samples: None, ..stream }),
+                None => Part::open(&name, settings, key),
+            };
+            parts.push((key, part.map_err(|error| readable(error, settings, key))?));
         }
     }
-    join(parts, settings, seed).map_err(|error| readable(error, settings, "source"))
-}
-
-fn open_part(name: &str, settings: &Settings, key: &str) -> Result<Part, SettingError> {
-    Part::open(name, settings, key).map_err(|error| readable(error, settings, key))
+    let files = join(parts, settings, seed).map_err(|error| readable(error, settings, "source"))?;
+    Ok(match stream {
+        Some(stream) => Box::new(StreamSource::new(files, stream, seed)),
+        None => Box::new(files),
+    })
 }
 
 /// Whatever is wrong, as an error of the key that led there, with file and offset.
@@ -53,6 +68,8 @@ pub(super) fn readable(error: OpenError, settings: &Settings, key: &str) -> Sett
 pub(crate) fn join(parts: Vec<(&str, Part)>, settings: &Settings, seed: u64) -> Result<FileSource, OpenError> {
     let skips = settings.choice("on_error", &["stop", "skip"])? == "skip";
     let (keys, parts): (Vec<&str>, Vec<Part>) = parts.into_iter().unzip();
+    let tables = transform_tables(settings)?;
+    parts.iter().try_for_each(|part| streamed::check(part, &tables, settings))?;
     let mut parts = parts.into_iter().map(|part| pack(part, settings, skips)).collect::<Result<Vec<_>, _>>()?;
     let split = read_split(&parts, &keys, settings, seed)?;
     let assembly = read_assembly(&mut parts[0], split, settings, skips)?;
@@ -86,6 +103,7 @@ fn is_pack(table: &Settings) -> bool {
 fn read_split(parts: &[Part], keys: &[&str], settings: &Settings, seed: u64) -> Result<Split, SettingError> {
     let len = |key: &str| keys.iter().position(|known| *known == key).map_or(0, |at| parts[at].reader.len());
     let split = match len("validation") {
+        0 if parts[0].stream.is_some() => streamed::read_split(&parts[0], settings)?,
         0 => Split::read(settings, len("source"), seed)?,
         held_out => {
             if let Some(key) = ["holdout", "folds", "fold"].into_iter().find(|key| settings.has(key)) {

@@ -6,8 +6,10 @@ use crate::error::ReadError;
 use crate::files::DataFile;
 use crate::format::{self, Format, OpenError, Reader};
 use crate::record::{Record, RecordKind};
+use crate::stream::StreamFiles;
 use kolo_graph::settings::{SettingError, Settings};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Records of one purpose, and where in them the columns of the source are.
 #[derive(Debug)]
@@ -17,6 +19,8 @@ pub(crate) struct Part {
     pub format: &'static str,
     pub files: Vec<DataFile>,
     pub reader: Box<dyn Reader>,
+    /// Behind the reader, if the records come front to back.
+    pub stream: Option<Arc<StreamFiles>>,
     pub places: Places,
 }
 
@@ -39,7 +43,7 @@ impl Part {
             let message = format!("is \"{name}\", which holds no record");
             return Err(settings.wrong(key, message, "check the files").into());
         }
-        Ok(Self { name: name.into(), format, files, reader, places: Places::default() })
+        Ok(Self { name: name.into(), format, files, reader, stream: None, places: Places::default() })
     }
 
     /// Reads a record; an error says which of this part it is.

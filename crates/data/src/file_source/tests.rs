@@ -104,7 +104,7 @@ fn transforms(list: &[&[(&str, Setting)]]) -> (&'static str, Setting) {
 
 fn part(name: &str, memory: &Memory) -> Part {
     let reader = Box::new(memory.clone());
-    Part { name: name.into(), format: "memory", files: vec![], reader, places: Places::default() }
+    Part { name: name.into(), format: "memory", files: vec![], reader, stream: None, places: Places::default() }
 }
 
 fn opened(memory: &Memory, keys: &[(&str, Setting)]) -> Result<FileSource, String> {

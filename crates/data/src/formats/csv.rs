@@ -5,6 +5,7 @@
 //! read at random. Records with too many or too few cells are found when they are read, so that they can be skipped.
 
 mod scan;
+mod stream;
 
 use crate::ahead::ReadAhead;
 use crate::error::ReadError;
@@ -12,6 +13,7 @@ use crate::files::DataFile;
 use crate::format::{Format, OpenError, OpenedFiles, Reader};
 use crate::parts::Parts;
 use crate::record::{Record, RecordColumn, RecordKind};
+use crate::stream::StreamKind;
 use csv_core::ReadRecordResult;
 use kolo_graph::settings::Settings;
 pub(in crate::formats) use scan::line_of;
@@ -26,11 +28,20 @@ pub const FORMAT: Format = Format {
     open,
 };
 
+/// As a stream.
+pub const STREAM: StreamKind = StreamKind { format: FORMAT.name, is_shard, open: stream::open };
+
 const DELIMITERS: [u8; 4] = [b',', b'\t', b';', b'|'];
 /// Records looked at to find the delimiter.
 const LOOKED_AT: usize = 10;
 /// Bytes looked at to find the delimiter.
 const HEAD_BYTES: usize = 64 << 10;
+
+fn is_shard(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let name = name.trim_end_matches(".gz").trim_end_matches(".zst");
+    FORMAT.extensions.iter().any(|ending| name.ends_with(&format!(".{ending}")))
+}
 
 /// Text in which two lines have the same number of cells, more than one.
 fn sniff(path: &Path, head: &[u8]) -> bool {
@@ -38,7 +49,7 @@ fn sniff(path: &Path, head: &[u8]) -> bool {
         Ok(_) => !head.contains(&0),
         Err(error) => error.error_len().is_none() && !head.contains(&0),
     };
-    path.is_file() && is_text && DELIMITERS.iter().any(|delimiter| scan::cells_of_head(head, *delimiter).is_some())
+    !path.is_dir() && is_text && DELIMITERS.iter().any(|delimiter| scan::cells_of_head(head, *delimiter).is_some())
 }
 
 /// One file: where its records start, and where the last one ends.
@@ -66,7 +77,7 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
         // The only line may lack its line break.
         head.push(b'\n');
     }
-    let delimiter = delimiter(first, &head, settings)?;
+    let delimiter = delimiter(&first.extension(), &head, settings)?;
     let mut header = match settings.has("header") {
         true => Some(settings.bool("header", true)?),
         false => None,
@@ -83,7 +94,7 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
             if names.is_empty() {
                 (scans, names) = (found.iter().map(|_| ColumnScan::default()).collect(), found);
             } else if names != found {
-                return Err(other_columns(file, &names, &found).into());
+                return Err(other_columns(&file.path, &names, &found).into());
             }
             if has_header {
                 start = cells.offset();
@@ -111,10 +122,10 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
 }
 
 /// What `data.delimiter` says, or what the first lines look like.
-fn delimiter(file: &DataFile, head: &[u8], settings: &Settings) -> Result<u8, OpenError> {
+fn delimiter(extension: &str, head: &[u8], settings: &Settings) -> Result<u8, OpenError> {
     let text = settings.text("delimiter", "auto")?;
     match text.as_bytes() {
-        b"auto" if file.extension() == "tsv" => Ok(b'\t'),
+        b"auto" if extension == "tsv" => Ok(b'\t'),
         b"auto" => {
             let cells = |delimiter: &u8| scan::cells_of_head(head, *delimiter).unwrap_or(0);
             // Of equals the first counts.
@@ -128,9 +139,9 @@ fn delimiter(file: &DataFile, head: &[u8], settings: &Settings) -> Result<u8, Op
     }
 }
 
-fn other_columns(file: &DataFile, wanted: &[String], found: &[String]) -> ReadError {
+fn other_columns(path: &Path, wanted: &[String], found: &[String]) -> ReadError {
     let message = format!("its columns are {}, and those of the first file {}", found.join(", "), wanted.join(", "));
-    ReadError::new(message, "give files with the same columns").in_file(&file.path).at(0)
+    ReadError::new(message, "give files with the same columns").in_file(path).at(0)
 }
 
 impl Reader for CsvReader {

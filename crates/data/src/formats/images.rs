@@ -7,10 +7,10 @@
 use crate::error::ReadError;
 use crate::files::DataFile;
 use crate::format::{Format, OpenError, OpenedFiles, Reader};
+use crate::formats::labels::Labels;
 use crate::image;
 use crate::record::{Record, RecordColumn, RecordKind};
 use kolo_graph::settings::Settings;
-use labels::Labels;
 use listing::{Listing, entries};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -168,9 +168,7 @@ impl Reader for Images {
             return wrong("the image is empty".into());
         }
         match &self.labels {
-            Some(Labels::Ints(values)) => record.ints(1).push(values[at]),
-            Some(Labels::Reals(values)) => record.reals(1).push(values[at]),
-            Some(Labels::Classes { indices, .. }) => record.ints(1).push(indices[at].into()),
+            Some(labels) => labels.write(at, 1, record),
             None if self.columns.len() > 1 => record.ints(1).push(self.listing.label(at).into()),
             None => {}
         }

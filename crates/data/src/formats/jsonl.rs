@@ -5,6 +5,7 @@
 //! JSON. A line that is no object is an error when it is read, so that it can be skipped.
 
 mod columns;
+mod stream;
 
 use crate::ahead::ReadAhead;
 use crate::error::ReadError;
@@ -12,6 +13,7 @@ use crate::files::{Contents, DataFile};
 use crate::format::{Format, OpenedFiles, Reader};
 use crate::parts::Parts;
 use crate::record::{Record, RecordColumn};
+use crate::stream::StreamKind;
 use columns::KeyScan;
 use kolo_graph::settings::{SIZE_MAX, Settings};
 use serde_json::{Map, Value};
@@ -27,15 +29,24 @@ pub const FORMAT: Format = Format {
     open,
 };
 
+/// As a stream.
+pub const STREAM: StreamKind = StreamKind { format: FORMAT.name, is_shard, open: stream::open };
+
 /// Bytes of one line at most.
 const LINE_BYTES_MAX: u64 = 16 << 20;
 /// Keys of all objects together.
 const COLUMNS_MAX: usize = 1 << 16;
 const BUFFER_BYTES: usize = 256 << 10;
 
+fn is_shard(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let name = name.trim_end_matches(".gz").trim_end_matches(".zst");
+    FORMAT.extensions.iter().any(|ending| name.ends_with(&format!(".{ending}")))
+}
+
 fn sniff(path: &Path, head: &[u8]) -> bool {
     let start = head.trim_ascii_start();
-    path.is_file() && start.starts_with(b"{") && start[1..].trim_ascii_start().starts_with(b"\"")
+    !path.is_dir() && start.starts_with(b"{") && start[1..].trim_ascii_start().starts_with(b"\"")
 }
 
 /// One file: where its lines start, and where the last one ends.
@@ -95,7 +106,7 @@ fn scan(
             offsets.push(offset);
             match object(&line) {
                 Ok(object) => columns::note(keys, &object, contents.path(), number),
-                Err(problem) => _ = bad.get_or_insert_with(|| problem.at(contents, offset, number)),
+                Err(problem) => _ = bad.get_or_insert_with(|| problem.at(contents.path(), offset, number)),
             }
             if keys.len() > COLUMNS_MAX {
                 let message = format!("line {number}: there are more than {COLUMNS_MAX} different keys up to here");
@@ -118,10 +129,10 @@ struct Problem {
 }
 
 impl Problem {
-    fn at(self, contents: &Contents, offset: u64, line: u64) -> ReadError {
+    fn at(self, path: &Path, offset: u64, line: u64) -> ReadError {
         let hint = "correct the line, or skip such with `on_error = \"skip\"`";
         let message = format!("line {line}: {}", self.message);
-        ReadError::new(message, hint).in_file(contents.path()).at(offset + self.within)
+        ReadError::new(message, hint).in_file(path).at(offset + self.within)
     }
 }
 
@@ -155,9 +166,9 @@ impl Reader for JsonReader {
         let (start, end) = (part.offsets[row], part.offsets[row + 1]);
         // Any number of empty lines may follow.
         let len = (end - start).min(LINE_BYTES_MAX + 1);
-        part.file.with(start, len, |bytes| self.read_line(bytes, record))?.map_err(|problem| {
+        part.file.with(start, len, |bytes| read_line(&self.columns, bytes, record))?.map_err(|problem| {
             let contents = part.file.contents();
-            problem.at(contents, start, super::csv::line_of(contents, start).unwrap_or(0))
+            problem.at(contents.path(), start, super::csv::line_of(contents, start).unwrap_or(0))
         })
     }
 
@@ -171,17 +182,15 @@ impl Reader for JsonReader {
     }
 }
 
-impl JsonReader {
-    /// The bytes may end with empty lines.
-    fn read_line(&self, bytes: &[u8], record: &mut Record) -> Result<(), Problem> {
-        let mut object = object(bytes)?;
-        for (number, column) in self.columns.iter().enumerate() {
-            let value = object.remove(&column.name).unwrap_or(Value::Null);
-            columns::read_value(value, &column.kind, number, record)
-                .map_err(|message| Problem { within: 0, message: format!("key \"{}\" {message}", column.name) })?;
-        }
-        Ok(())
+/// Reads the values of a line, which may end with empty lines.
+fn read_line(columns: &[RecordColumn], bytes: &[u8], record: &mut Record) -> Result<(), Problem> {
+    let mut object = object(bytes)?;
+    for (number, column) in columns.iter().enumerate() {
+        let value = object.remove(&column.name).unwrap_or(Value::Null);
+        columns::read_value(value, &column.kind, number, record)
+            .map_err(|message| Problem { within: 0, message: format!("key \"{}\" {message}", column.name) })?;
     }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,15 +1,17 @@
 //! LMDB environments: directories with a `data.mdb`, or single files. Records are keys in their order.
 //!
 //! A key may name a column: `0001.png` and `0001.cls`, or `image-0001` and `label-0001`, are two columns of one record. All
-//! columns must have the same records. Keys that start with `__`, and `num-samples`, count or list records and are left out.
+//! columns must have the same records. `data.labels` names a CSV file with labels for keys. Keys that start with `__`, and `num-samples`, count or list records and are left out.
 
 mod keys;
+mod labels;
 mod tree;
 mod values;
 
 use crate::error::ReadError;
 use crate::files::{Contents, DataFile};
 use crate::format::{Format, OpenError, OpenedFiles, Reader};
+use crate::formats::labels::Labels;
 use crate::formats::webdataset::columns::Part;
 use crate::record::{Record, RecordColumn};
 use keys::{KeyColumns, Keys};
@@ -19,12 +21,14 @@ use tree::{Entry, Found, Tree};
 
 pub const FORMAT: Format = Format {
     name: "lmdb",
-    doc: "LMDB environments; records are keys in order",
+    doc: "LMDB environments; records are keys in order; labels of keys from a CSV file (`labels`)",
     extensions: &["lmdb", "mdb"],
     sniff,
     open,
 };
 
+/// The column of `data.labels`.
+const LABEL: &str = "label";
 const DATA_FILE: &str = "data.mdb";
 /// Values that the columns are told from.
 const LOOKED_AT: usize = 16;
@@ -52,6 +56,8 @@ struct LmdbReader {
     ends: Vec<usize>,
     parts: Vec<Part>,
     columns: Vec<RecordColumn>,
+    /// What `data.labels` says, as the last column.
+    labels: Option<Labels>,
 }
 
 impl Reader for LmdbReader {
@@ -83,6 +89,10 @@ impl Reader for LmdbReader {
             contents.read_into(entry.value_at, len, &mut bytes)?;
             let read = part.read(&bytes, record, &mut |column| is_there[column] = true);
             read.map_err(|message| environment.wrong(entry, &message))?;
+        }
+        if let Some(labels) = &self.labels {
+            labels.write(at, self.columns.len() - 1, record);
+            is_there[self.columns.len() - 1] = true;
         }
         // Keys that a JSON object does not have.
         (0..is_there.len()).filter(|column| !is_there[*column]).for_each(|column| record.missing(column));
@@ -159,7 +169,7 @@ impl Environment {
 
 fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let database = settings.text("database", "")?;
-    let mut reader = LmdbReader { environments: vec![], ends: vec![], parts: vec![], columns: vec![] };
+    let mut reader = LmdbReader { environments: vec![], ends: vec![], parts: vec![], columns: vec![], labels: None };
     let mut first_names: Option<Vec<String>> = None;
     for file in files {
         let file = match file.is_directory {
@@ -181,7 +191,24 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
         reader.ends.push(reader.len() + environment.records());
         reader.environments.push(environment);
     }
+    let path = settings.text("labels", "")?;
+    if !path.is_empty() {
+        reader.add_labels(&path, settings)?;
+    }
     Ok(Box::new(reader))
+}
+
+impl LmdbReader {
+    fn add_labels(&mut self, path: &str, settings: &Settings) -> Result<(), OpenError> {
+        if self.columns.iter().any(|column| column.name == LABEL) {
+            let message = format!("names labels, but the keys name a column \"{LABEL}\" already");
+            return Err(settings.wrong("labels", message, "leave it out").into());
+        }
+        let labels = labels::read(Path::new(path), &self.environments)?;
+        self.columns.push(RecordColumn { name: LABEL.into(), kind: labels.kind() });
+        self.labels = Some(labels);
+        Ok(())
+    }
 }
 
 fn other_columns(path: &Path, first: &[String], names: &[String]) -> OpenError {

@@ -201,8 +201,14 @@ struct Groups {
 
 /// Puts the rows of a batch, given by the arrays of the columns that are read, behind those before.
 fn push_rows(columns: &TableColumns, arrays: &[ArrayRef], out: &mut Rows) -> Result<(), ReadError> {
+    let rows = arrays.first().map_or(0, |array| array.len());
+    // Most tables hold numbers only: column after column is much faster than cell after cell.
+    if let Some(numbers) = columns.all_numbers(arrays) {
+        out.push_table(&numbers, rows);
+        return out.end_block();
+    }
     let mut record = Record::new();
-    for row in 0..arrays.first().map_or(0, |array| array.len()) {
+    for row in 0..rows {
         match columns.read(arrays, row, &mut record) {
             Ok(()) => out.push(&record),
             Err(message) => out.push_broken(&message),

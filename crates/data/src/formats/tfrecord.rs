@@ -5,11 +5,12 @@
 //! whenever a record is read. A feature becomes a column by its name; what it holds is told from the first few records.
 
 use crate::error::ReadError;
-use crate::files::{Contents, DataFile};
+use crate::files::{Contents, DataFile, damaged};
 use crate::format::{Format, OpenError, OpenedFiles, Reader};
 use crate::index_file::IndexPlace;
 use crate::record::{Record, RecordColumn};
 use crate::shards::{self, Headers, Shards};
+use crate::stream::StreamKind;
 use columns::{Feature, Values};
 use flate2::read::ZlibDecoder;
 use kolo_graph::settings::Settings;
@@ -20,6 +21,7 @@ use std::path::{Path, PathBuf};
 mod columns;
 pub(crate) mod crc32c;
 mod example;
+mod stream;
 #[cfg(test)]
 mod tests;
 
@@ -30,6 +32,9 @@ pub const FORMAT: Format = Format {
     sniff,
     open,
 };
+
+/// As a stream.
+pub const STREAM: StreamKind = StreamKind { format: FORMAT.name, is_shard, open: stream::open };
 
 /// Length and its checksum.
 const HEADER_BYTES: u64 = 12;
@@ -142,6 +147,21 @@ fn unpack(file: &DataFile, settings: &Settings) -> Result<(Contents, bool), Open
     Ok((Contents::made(&file.path, target)?, true))
 }
 
+/// The length in a header at `offset`, if it makes sense.
+fn checked_length(header: &[u8], path: &Path, offset: u64) -> Result<u64, ReadError> {
+    let Some(length) = length(header) else {
+        let what = match offset {
+            0 => "this is no TFRecord file: the checksum of the first length is wrong",
+            _ => "the checksum of a record's length is wrong",
+        };
+        return Err(damaged(path, offset, what));
+    };
+    match length > RECORD_BYTES_MAX {
+        true => Err(damaged(path, offset, format!("a record has {length} bytes; {RECORD_BYTES_MAX} are allowed"))),
+        false => Ok(length),
+    }
+}
+
 /// The lengths of all records, one u32 each.
 fn index(contents: &Contents) -> Result<Vec<u8>, ReadError> {
     let mut headers = Headers::new(contents);
@@ -149,17 +169,7 @@ fn index(contents: &Contents) -> Result<Vec<u8>, ReadError> {
     let mut offset = 0;
     while offset < contents.bytes() {
         let header = headers.read(offset, HEADER_BYTES as usize)?;
-        let Some(length) = length(header) else {
-            let what = match offset {
-                0 => "this is no TFRecord file: the checksum of the first length is wrong",
-                _ => "the checksum of a record's length is wrong",
-            };
-            return Err(contents.damaged(offset, what));
-        };
-        if length > RECORD_BYTES_MAX {
-            let message = format!("a record has {length} bytes; {RECORD_BYTES_MAX} are allowed");
-            return Err(contents.damaged(offset, message));
-        }
+        let length = checked_length(header, contents.path(), offset)?;
         contents.check(offset + HEADER_BYTES, length + FOOTER_BYTES)?;
         lengths.extend((length as u32).to_le_bytes());
         offset += HEADER_BYTES + length + FOOTER_BYTES;
@@ -187,10 +197,7 @@ impl TfRecords {
         let contents = self.shards.contents(shard)?;
         let (start, length) = self.places[at];
         contents.read_into(start, u64::from(length) + FOOTER_BYTES, bytes)?;
-        let (data, footer) = bytes.split_at(length as usize);
-        if crc32c::masked(data).to_le_bytes() != footer {
-            return Err(contents.damaged(start, format!("the checksum of a record of {length} bytes is wrong")));
-        }
+        check_data(bytes, contents.path(), start)?;
         bytes.truncate(length as usize);
         Ok((contents, start))
     }
@@ -200,7 +207,7 @@ impl TfRecords {
         let mut bytes = Vec::new();
         for at in 0..self.places.len().min(LOOKED_AT) {
             let (contents, start) = self.data(at, &mut bytes)?;
-            found.add(&bytes).map_err(|error| malformed(&contents, start, &bytes, &error))?;
+            found.add(&bytes).map_err(|error| malformed(contents.path(), start, &bytes, &error))?;
         }
         (self.columns, self.features) = found.columns();
         if self.columns.is_empty() {
@@ -211,10 +218,53 @@ impl TfRecords {
     }
 }
 
-fn malformed(contents: &Contents, start: u64, record: &[u8], error: &example::Malformed) -> ReadError {
+/// The data of a record, if they are those that the checksum behind them is of.
+fn check_data<'b>(bytes: &'b [u8], path: &Path, start: u64) -> Result<&'b [u8], ReadError> {
+    let (data, footer) = bytes.split_at(bytes.len().saturating_sub(FOOTER_BYTES as usize));
+    match crc32c::masked(data).to_le_bytes() == footer {
+        true => Ok(data),
+        false => {
+            let message = format!("the checksum of a record of {} bytes is wrong", data.len());
+            Err(damaged(path, start, message))
+        }
+    }
+}
+
+/// Reads the features of a record that starts here.
+fn read_features(
+    features: &[Feature],
+    data: &[u8],
+    (path, start): (&Path, u64),
+    is_there: &mut Vec<bool>,
+    record: &mut Record,
+) -> Result<(), ReadError> {
+    is_there.clear();
+    is_there.resize(features.len(), false);
+    let mut wrong = None;
+    let parsed = example::features(data, |name, list| {
+        if let Ok(column) = features.binary_search_by(|feature| feature.name.as_bytes().cmp(name)) {
+            let read = features[column].read(list, column, record)?;
+            is_there[column] = read == Values::Read;
+            wrong = wrong.take().or(read.wrong());
+        }
+        Ok(())
+    });
+    parsed.map_err(|error| malformed(path, start, data, &error))?;
+    // Not before, so that the buffers of the others are used again.
+    (0..is_there.len()).filter(|column| !is_there[*column]).for_each(|column| record.missing(column));
+    match wrong {
+        Some(message) => {
+            let hint = "write the record again; all records need features of one shape";
+            Err(ReadError::new(message, hint).in_file(path).at(start))
+        }
+        None => Ok(()),
+    }
+}
+
+fn malformed(path: &Path, start: u64, record: &[u8], error: &example::Malformed) -> ReadError {
     let offset = start + (record.len() - error.before_end.min(record.len())) as u64;
     let message = format!("the record is no `tf.train.Example`: {}", error.what);
-    ReadError::new(message, "write the record again, or name a file of examples").in_file(contents.path()).at(offset)
+    ReadError::new(message, "write the record again, or name a file of examples").in_file(path).at(offset)
 }
 
 impl Reader for TfRecords {
@@ -229,27 +279,7 @@ impl Reader for TfRecords {
     fn read(&self, at: usize, record: &mut Record) -> Result<(), ReadError> {
         SCRATCH.with_borrow_mut(|Scratch { bytes, is_there }| {
             let (contents, start) = self.data(at, bytes)?;
-            is_there.clear();
-            is_there.resize(self.columns.len(), false);
-            let mut wrong = None;
-            let parsed = example::features(bytes, |name, list| {
-                if let Ok(column) = self.features.binary_search_by(|feature| feature.name.as_bytes().cmp(name)) {
-                    let read = self.features[column].read(list, column, record)?;
-                    is_there[column] = read == Values::Read;
-                    wrong = wrong.take().or(read.wrong());
-                }
-                Ok(())
-            });
-            parsed.map_err(|error| malformed(&contents, start, bytes, &error))?;
-            // Not before, so that the buffers of the others are used again.
-            (0..is_there.len()).filter(|column| !is_there[*column]).for_each(|column| record.missing(column));
-            match wrong {
-                Some(message) => {
-                    let hint = "write the record again; all records need features of one shape";
-                    Err(ReadError::new(message, hint).in_file(contents.path()).at(start))
-                }
-                None => Ok(()),
-            }
+            read_features(&self.features, bytes, (contents.path(), start), is_there, record)
         })
     }
 

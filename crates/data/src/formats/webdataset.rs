@@ -10,6 +10,7 @@ use crate::format::{Format, OpenedFiles, Reader};
 use crate::index_file::IndexPlace;
 use crate::record::{Record, RecordColumn};
 use crate::shards::{self, Shards};
+use crate::stream::StreamKind;
 use columns::Part;
 use index::{Place, ShardIndex};
 use kolo_graph::settings::Settings;
@@ -19,6 +20,7 @@ use std::path::{Path, PathBuf};
 pub(crate) mod columns;
 mod index;
 mod npy;
+mod stream;
 mod tar;
 #[cfg(test)]
 mod tests;
@@ -30,6 +32,9 @@ pub const FORMAT: Format = Format {
     sniff,
     open,
 };
+
+/// As a stream.
+pub const STREAM: StreamKind = StreamKind { format: FORMAT.name, is_shard, open: stream::open };
 
 /// Samples that the columns are told from.
 const LOOKED_AT: usize = 16;
@@ -128,20 +133,13 @@ impl WebDataset {
     fn find_columns(&mut self) -> Result<(), ReadError> {
         let endings = std::mem::take(&mut self.samples.endings);
         let first = self.first_members(endings.len());
-        let mut image_part = None;
-        for (number, ending) in endings.iter().enumerate() {
-            let is_image = columns::IMAGES.contains(&ending.as_str()) && !self.samples.has_two_images;
-            if let (true, Some(part)) = (is_image, image_part) {
-                self.part_of.push(part);
-                continue;
-            }
-            let name = if is_image { "image" } else { ending };
-            let looked_at = if columns::says_more(ending) { self.contents_of(&first[number])? } else { vec![] };
-            let part = columns::part(ending, name, &looked_at, &mut self.columns);
-            self.part_of.push(self.parts.len());
-            image_part = is_image.then_some(self.parts.len()).or(image_part);
-            self.parts.push(part);
-        }
+        let looked_at = |(number, ending): (usize, &String)| match columns::says_more(ending) {
+            true => self.contents_of(&first[number]),
+            false => Ok(vec![]),
+        };
+        let looked_at = endings.iter().enumerate().map(looked_at).collect::<Result<Vec<_>, _>>()?;
+        let found = columns::of_endings(&endings, self.samples.has_two_images, &looked_at);
+        (self.columns, self.parts, self.part_of) = (found.columns, found.parts, found.part_of);
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use super::Recipe;
 use crate::error::ReadError;
 use crate::source::{Draw, Row};
+use crate::stream::Walk;
 use kolo_graph::field::{Column, Field, Kind};
 
 /// The samples of a grain, column by column. Its memory is allocated once.
@@ -23,6 +24,14 @@ struct Stored {
 enum Owned {
     F32(Vec<f32>),
     I32(Vec<i32>),
+}
+
+/// Who knows which samples a grain has, and makes them.
+#[derive(Clone, Copy, Debug)]
+pub struct Maker<'m> {
+    pub recipe: &'m dyn Recipe,
+    /// The recipe's way through the samples, if it has one.
+    pub walk: Option<&'m dyn Walk>,
 }
 
 /// One sample's place in the columns.
@@ -74,20 +83,28 @@ impl Samples {
     /// Makes the samples of a grain, one after the other, as long as `go_on`.
     pub fn make(
         &mut self,
-        recipe: &dyn Recipe,
+        maker: Maker<'_>,
         step: usize,
         grain: usize,
         go_on: &dyn Fn() -> bool,
     ) -> Result<(), ReadError> {
         self.numbers.clear();
-        recipe.choose(step, grain, &mut self.numbers);
+        let Maker { recipe, walk } = maker;
+        match walk {
+            Some(walk) => walk.choose(step, grain, &mut self.numbers),
+            None => recipe.choose(step, grain, &mut self.numbers),
+        }
         let epoch = recipe.epoch(step);
         for (at, sample) in self.numbers.iter().copied().enumerate() {
             if !go_on() {
                 break;
             }
             let mut row = StoredRow { at, columns: &mut self.columns };
-            let made = recipe.source().read(Draw { sample, epoch }, recipe.columns(), &mut row);
+            let draw = Draw { sample, epoch };
+            let made = match walk {
+                Some(walk) => walk.read(draw, recipe.columns(), &mut row),
+                None => recipe.source().read(draw, recipe.columns(), &mut row),
+            };
             made.map_err(|error| error.of(recipe.source_name(), sample))?;
         }
         Ok(())

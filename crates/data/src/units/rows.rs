@@ -44,6 +44,29 @@ pub(crate) fn push(record: &Record, columns: usize, out: &mut Vec<u8>) {
     }
 }
 
+/// The numbers of a column, one per row.
+#[derive(Debug)]
+pub(crate) enum NumberColumn {
+    Reals(Vec<f32>),
+    Ints(Vec<i64>),
+}
+
+/// Appends row number `row` of columns of numbers, as [`push`] would.
+pub(crate) fn push_numbers(columns: &[NumberColumn], row: usize, out: &mut Vec<u8>) {
+    for column in columns {
+        match column {
+            NumberColumn::Reals(values) => {
+                let [a, b, c, d] = values[row].to_le_bytes();
+                out.extend_from_slice(&[REALS, a, b, c, d]);
+            }
+            NumberColumn::Ints(values) => {
+                out.push(INTS);
+                out.extend_from_slice(&values[row].to_le_bytes());
+            }
+        }
+    }
+}
+
 pub(crate) fn push_broken(message: &str, out: &mut Vec<u8>) {
     out.push(BROKEN);
     out.extend_from_slice(message.as_bytes());
@@ -138,6 +161,19 @@ mod tests {
         for end in 0..bytes.len() {
             assert!(pull(&bytes[..end], &columns(), &mut read).is_err(), "cut at {end}");
         }
+    }
+
+    #[test]
+    fn columns_of_numbers_make_the_same_rows() {
+        let columns = [NumberColumn::Ints(vec![3, -4]), NumberColumn::Reals(vec![0.5, f32::NAN])];
+        let (mut record, mut one, mut other) = (Record::new(), Vec::new(), Vec::new());
+        for row in 0..2 {
+            record.ints(0).push([3, -4][row]);
+            record.reals(1).push([0.5, f32::NAN][row]);
+            push(&record, 2, &mut one);
+            push_numbers(&columns, row, &mut other);
+        }
+        assert_eq!(one, other);
     }
 
     #[test]

@@ -5,9 +5,11 @@ pub mod corpus;
 use corpus::{Corpus, Random, Sample};
 use kolo_data::ReadError;
 use kolo_data::files::DataFile;
-use kolo_data::format::{OpenError, Reader};
+use kolo_data::format::{OpenError, OpenedFiles, Reader};
+use kolo_data::image::{Pixels, decode};
 use kolo_data::record::{Record, RecordKind, RecordValue};
-use kolo_graph::settings::Settings;
+use kolo_data::stream::{self, STREAMS};
+use kolo_graph::settings::{Setting, Settings};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
@@ -69,11 +71,13 @@ impl<'c> Bench<'c> {
         let work = || -> Result<Outcome, String> {
             let file = DataFile::at(&source).map_err(|error| error.to_string())?;
             let settings = Settings::new("data", "fuzz");
-            match (self.corpus.format.open)(&[file], &settings) {
-                Ok(reader) => read_some(&*reader, input),
-                Err(OpenError::Setting(_)) => Ok(Outcome::Refused),
-                Err(OpenError::Read(error)) => named(&error).map(|()| Outcome::Refused),
+            let outcome = examined((self.corpus.format.open)(&[file], &settings), input)?;
+            if STREAMS.iter().any(|kind| kind.format == self.corpus.format.name) {
+                let mut settings = Settings::new("data", "fuzz");
+                settings.set("format", "fuzz", Setting::Text(self.corpus.format.name.into()));
+                examined(stream::open_records(&source.to_string_lossy(), &settings), input)?;
             }
+            Ok(outcome)
         };
         match catch_unwind(AssertUnwindSafe(work)) {
             Ok(Ok(outcome)) => outcome,
@@ -84,6 +88,15 @@ impl<'c> Bench<'c> {
                 Outcome::Finding(format!("panic: {}", text.unwrap_or_default()))
             }
         }
+    }
+}
+
+/// Reads some records of what was opened.
+fn examined(opened: OpenedFiles, input: u64) -> Result<Outcome, String> {
+    match opened {
+        Ok(reader) => read_some(&*reader, input),
+        Err(OpenError::Setting(_)) => Ok(Outcome::Refused),
+        Err(OpenError::Read(error)) => named(&error).map(|()| Outcome::Refused),
     }
 }
 
@@ -129,11 +142,14 @@ fn check(reader: &dyn Reader, record: &Record) -> Result<(), String> {
         let size = |shape: &[usize]| shape.iter().product::<usize>();
         let fits = match (&column.kind, value) {
             (_, RecordValue::Missing) => true,
-            (RecordKind::Image | RecordKind::Bytes, RecordValue::Bytes(_)) => true,
+            (RecordKind::Image, RecordValue::Bytes(bytes)) => decodes(bytes)?,
+            (RecordKind::Bytes, RecordValue::Bytes(_)) => true,
             (RecordKind::Pixels { shape }, RecordValue::Bytes(bytes)) => bytes.len() == size(shape),
             (RecordKind::Text, RecordValue::Text(_)) => true,
             (RecordKind::Real { shape }, RecordValue::Reals(values)) => values.len() == size(shape),
             (RecordKind::Int { shape, .. }, RecordValue::Ints(values)) => values.len() == size(shape),
+            // Of a stream, whose first records had no fractions.
+            (RecordKind::Int { shape, classes: None }, RecordValue::Reals(values)) => values.len() == size(shape),
             (RecordKind::Class { names }, RecordValue::Ints(values)) => {
                 values.len() == 1 && (0..names.len() as i64).contains(&values[0])
             }
@@ -145,4 +161,14 @@ fn check(reader: &dyn Reader, record: &Record) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// An image is decoded or refused. The decoder's panics become errors, but they are findings.
+fn decodes(bytes: &[u8]) -> Result<bool, String> {
+    let mut pixels = Pixels::default();
+    match decode(bytes, &mut pixels) {
+        Ok(()) => Ok(pixels.bytes.len() == pixels.channels * pixels.height * pixels.width),
+        Err(error) if error.contains("gave up") => Err(error),
+        Err(_) => Ok(true),
+    }
 }

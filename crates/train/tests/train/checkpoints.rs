@@ -22,7 +22,7 @@ fn text(rest: &str) -> String {
 
 /// Stops the run after a step, and remembers what was saved and said.
 #[derive(Default)]
-struct Stopper {
+pub struct Stopper {
     after: Option<usize>,
     interrupt: Interrupt,
     saved: Vec<PathBuf>,
@@ -59,7 +59,7 @@ fn one_run(job: &Arc<Job>, company: Company, root: &Path, after: Option<usize>, 
 }
 
 /// Runs on so many workers, with so many servers if any; what the first one reports.
-fn run_on(
+pub fn run_on(
     job: &Arc<Job>,
     layout: (usize, usize),
     root: &Path,

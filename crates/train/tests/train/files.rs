@@ -1,5 +1,6 @@
 //! Jobs on files: the same bits with any number of workers, loader threads and any cache, whatever is random or broken.
 
+use crate::checkpoints::run_on;
 use crate::workers::{assert_same, on_ranks, report};
 use kolo_models::MODELS;
 use kolo_train::session::Company;
@@ -82,6 +83,59 @@ fn augmented_images_give_the_same_bits_in_every_layout() {
     }
     for workers in [2, 4] {
         assert_same(&format!("{workers} workers"), &alone, &among(workers, root.path(), AUGMENTED));
+    }
+}
+
+/// A tar archive of pictures and their classes, as WebDataset has it.
+fn shard(path: &Path, pictures: std::ops::Range<usize>) {
+    let mut bytes = Vec::new();
+    for at in pictures {
+        let class = at % 2;
+        for (name, data) in
+            [(format!("{at:04}.cls"), class.to_string().into_bytes()), (format!("{at:04}.png"), picture(class, at))]
+        {
+            let mut header = vec![0; 512];
+            header[..name.len()].copy_from_slice(name.as_bytes());
+            header[124..136].copy_from_slice(format!("{:011o} ", data.len()).as_bytes());
+            header[156] = b'0';
+            header[148..156].fill(b' ');
+            let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+            header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+            bytes.extend([header, data].concat());
+            bytes.resize(bytes.len().next_multiple_of(512), 0);
+        }
+    }
+    bytes.resize(bytes.len() + 1024, 0);
+    fs::write(path, bytes).unwrap();
+}
+
+const STREAMED: &str = "stream = true\nshuffle_buffer = 9\nclasses = 2\n\
+    transforms = [{ kind = \"crop\", size = 8, random = true, padding = 1 }, { kind = \"flip\" }]\n";
+
+#[test]
+fn streams_give_the_same_bits_in_every_layout_and_go_on() {
+    let root = TempDir::new().unwrap();
+    shard(&root.path().join("a.tar"), 0..61);
+    shard(&root.path().join("b.tar"), 61..109);
+    let alone = report(&job(root.path(), STREAMED), Company::Alone);
+    // 87 samples train, in 5 steps to the epoch.
+    assert_eq!((alone.steps, fs::read_dir(root.path()).unwrap().count()), (15, 2), "no index is made");
+    let in_order = report(&job(root.path(), &STREAMED.replace("= 9", "= 1")), Company::Alone);
+    assert_ne!(alone.weights, in_order.weights);
+    for keys in ["threads = 1", "threads = 4\nprefetch = 3", "prefetch = 0", "cache = \"memory\""] {
+        assert_same(keys, &alone, &report(&job(root.path(), &format!("{STREAMED}{keys}")), Company::Alone));
+    }
+    for workers in [2, 4] {
+        let keys = format!("{STREAMED}threads = 3");
+        assert_same(&format!("{workers} workers"), &alone, &among(workers, root.path(), &keys));
+    }
+    let job = job(root.path(), STREAMED);
+    for (before, after, step) in [(1, 2, 3), (2, 1, 5), (4, 1, 11)] {
+        let saved = TempDir::new().unwrap();
+        let (stopped, _) = run_on(&job, (before, 0), saved.path(), Some(step), false);
+        assert_eq!((stopped.ended.as_str(), stopped.steps), ("interrupted", step));
+        let (resumed, _) = run_on(&job, (after, 0), saved.path(), None, true);
+        assert_same(&format!("{before} to {after} workers at step {step}"), &alone, &resumed);
     }
 }
 

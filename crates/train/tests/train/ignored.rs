@@ -233,7 +233,7 @@ fn an_evaluation_divides_once() {
     assert!((evaluation.loss - loss).abs() < 1e-6, "{} {loss}", evaluation.loss);
     assert_eq!(evaluation.get("accuracy"), Some(right as f64 / counted as f64));
     let confusion = evaluation.confusion.clone().unwrap();
-    assert_eq!(confusion.report().confusion, Some(pairs));
+    assert_eq!(confusion.report(None).confusion, Some(pairs));
     assert_eq!(evaluation.get("precision"), Some(confusion.macro_means().0));
 }
 

@@ -2,11 +2,11 @@
 
 use super::{LOOKED_AT, RecordKind};
 use crate::error::ReadError;
-use crate::files::{Contents, ContentsStream};
+use crate::files::Contents;
 use crate::record::Record;
 use csv_core::{ReadRecordResult, ReaderBuilder};
 use std::io::{Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Bytes of one record at most: a quote that never closes must not take all memory.
 pub(super) const RECORD_BYTES_MAX: usize = 16 << 20;
@@ -26,7 +26,7 @@ pub(super) fn parser(delimiter: u8) -> csv_core::Reader {
 
 /// The cells of one record after the other.
 pub(super) struct Cells {
-    stream: ContentsStream,
+    stream: Box<dyn Read + Send>,
     path: PathBuf,
     parser: csv_core::Reader,
     block: Vec<u8>,
@@ -44,9 +44,13 @@ pub(super) struct Cells {
 
 impl Cells {
     pub fn new(contents: &Contents, delimiter: u8) -> Self {
+        Self::of_stream(Box::new(contents.stream_from(0)), contents.path(), delimiter)
+    }
+
+    pub fn of_stream(stream: Box<dyn Read + Send>, path: &Path, delimiter: u8) -> Self {
         Self {
-            stream: contents.stream_from(0),
-            path: contents.path().into(),
+            stream,
+            path: path.into(),
             parser: parser(delimiter),
             block: vec![0; BLOCK_BYTES],
             at: 0,
@@ -62,6 +66,11 @@ impl Cells {
     /// Where the next record starts.
     pub fn offset(&self) -> u64 {
         self.offset
+    }
+
+    /// The line where the record started.
+    pub fn line(&self) -> u64 {
+        self.line
     }
 
     /// The number of cells.
@@ -190,15 +199,17 @@ pub(super) fn note(scans: &mut [ColumnScan], cells: &Cells) {
         return;
     }
     for (at, scan) in scans.iter_mut().enumerate() {
-        if scan.text.is_none() {
-            scan.note(cells, at);
-        }
+        scan.note(cells.cell(at), &cells.path, cells.line);
     }
 }
 
 impl ColumnScan {
-    fn note(&mut self, cells: &Cells, at: usize) {
-        let text = trimmed(cells.cell(at));
+    /// Looks at the cell of a record that starts at this line.
+    pub fn note(&mut self, cell: &[u8], path: &Path, line: u64) {
+        if self.text.is_some() {
+            return;
+        }
+        let text = trimmed(cell);
         let whole = text.and_then(|text| text.parse::<i64>().ok());
         match (text, whole) {
             (Some(text), _) if is_missing(text) => {}
@@ -208,8 +219,8 @@ impl ColumnScan {
             }
             (_, Some(_)) => self.numbers += 1,
             _ => {
-                let shown = String::from_utf8_lossy(cells.cell(at)).chars().take(SHOWN_CHARS).collect();
-                self.text = Some((cells.path.clone(), cells.line, shown));
+                let shown = String::from_utf8_lossy(cell).chars().take(SHOWN_CHARS).collect();
+                self.text = Some((path.into(), line, shown));
             }
         }
     }

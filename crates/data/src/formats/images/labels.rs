@@ -2,39 +2,11 @@
 
 use super::listing::Listing;
 use crate::error::{ReadError, shown};
-use crate::record::RecordKind;
-use std::collections::BTreeSet;
+use crate::formats::labels::Labels;
 use std::fs::File;
 use std::path::{Component, Path};
 
 pub(super) const NAME: &str = "labels.csv";
-
-/// The labels of the images of a folder, in the order of the file.
-#[derive(Debug, PartialEq)]
-pub(super) enum Labels {
-    Ints(Vec<i64>),
-    Reals(Vec<f32>),
-    /// Indices of sorted names.
-    Classes {
-        names: Vec<String>,
-        indices: Vec<u32>,
-    },
-}
-
-impl Labels {
-    pub fn kind(&self) -> RecordKind {
-        match self {
-            Self::Ints(values) => {
-                let least = values.iter().min().copied().unwrap_or(0);
-                let most = values.iter().max().copied().unwrap_or(0);
-                let classes = (least >= 0).then(|| usize::try_from(most).ok()?.checked_add(1)).flatten();
-                RecordKind::Int { shape: vec![], classes }
-            }
-            Self::Reals(_) => RecordKind::Real { shape: vec![] },
-            Self::Classes { names, .. } => RecordKind::Class { names: names.as_slice().into() },
-        }
-    }
-}
 
 /// Reads the file, and lists the images that it names.
 pub(super) fn read(directory: &Path, listing: &mut Listing) -> Result<Labels, ReadError> {
@@ -67,17 +39,5 @@ pub(super) fn read(directory: &Path, listing: &mut Listing) -> Result<Labels, Re
         listing.push(directory, name.as_ref(), 0)?;
         texts.push(label.to_string());
     }
-    Ok(typed(texts))
-}
-
-fn typed(texts: Vec<String>) -> Labels {
-    if let Ok(values) = texts.iter().map(|text| text.parse()).collect::<Result<Vec<i64>, _>>() {
-        return Labels::Ints(values);
-    }
-    if let Ok(values) = texts.iter().map(|text| text.parse()).collect::<Result<Vec<f32>, _>>() {
-        return Labels::Reals(values);
-    }
-    let names: Vec<String> = texts.iter().cloned().collect::<BTreeSet<_>>().into_iter().collect();
-    let indices = texts.iter().map(|text| names.binary_search(text).unwrap_or_default() as u32).collect();
-    Labels::Classes { names, indices }
+    Ok(Labels::of(texts))
 }

@@ -66,6 +66,17 @@ fn counts_records(key: &[u8]) -> bool {
     key.starts_with(b"__") || key == b"num-samples"
 }
 
+/// The record that a key names.
+pub(super) fn record_of(key: &[u8]) -> &[u8] {
+    split(key).1
+}
+
+pub(super) fn whole_key(contents: &Contents, entry: &Entry) -> Result<Vec<u8>, ReadError> {
+    let mut key = Vec::new();
+    contents.read_into(entry.key_at, entry.key_bytes.into(), &mut key)?;
+    Ok(key)
+}
+
 /// A key as text, for messages.
 pub(super) fn key_of(contents: &Contents, entry: &Entry) -> String {
     let mut bytes = vec![0; usize::from(entry.key_bytes).min(SHOWN_BYTES)];

@@ -139,3 +139,48 @@ fn pages_that_make_no_sense_are_told() {
     });
     assert!(circle.contains("damaged.mdb, byte "), "{circle}");
 }
+
+#[test]
+fn labels_come_from_a_table_of_keys() {
+    let directory = tempfile::tempdir().unwrap();
+    let table = directory.path().join("labels.csv");
+    let with = |text: &str| {
+        std::fs::write(&table, text).unwrap();
+        let mut settings = settings();
+        settings.set("labels", "job.toml:2", Setting::Text(table.display().to_string()));
+        open_names(&["texts.mdb"], &settings)
+    };
+    let plain = open_names(&["texts.mdb"], &settings()).unwrap();
+    let contents = DataFile::at(&path("texts.mdb")).unwrap().contents(&settings()).unwrap();
+    let (environment, _) = Environment::open(contents, "").unwrap();
+    let key = |entry: &Entry| String::from_utf8(keys::whole_key(&environment.contents, entry).unwrap()).unwrap();
+    let lines: Vec<String> = environment.entries[0]
+        .iter()
+        .enumerate()
+        .map(|(at, entry)| format!("{},{}\n", key(entry), ["even", "odd"][at % 2]))
+        .collect();
+    // In any order.
+    let text = ["key,label\n".to_string()].into_iter().chain(lines.iter().rev().cloned()).collect::<String>();
+    let reader = with(&text).unwrap();
+    assert_eq!((reader.columns().len(), reader.len()), (plain.columns().len() + 1, plain.len()));
+    let names = ["even", "odd"].map(String::from);
+    assert_eq!(columns(&*reader)[1], ("label", RecordKind::Class { names: names[..].into() }));
+    let mut record = Record::new();
+    for at in [0, 1, 47] {
+        reader.read(at, &mut record).unwrap();
+        assert_eq!(record.value(1), &RecordValue::Ints(vec![at as i64 % 2]));
+    }
+    let missing = text.replace(&lines[3], "");
+    for (text, part) in [
+        (missing.as_str(), "it has no label for the key"),
+        ("key,label\na\n", "fewer than two columns"),
+        ("key,label\na,1\na,2\n", "\"a\" has a second label"),
+    ] {
+        match with(text) {
+            Err(OpenError::Read(error)) => {
+                assert!(error.message.contains(part) && error.file.as_ref() == Some(&table), "{error}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}

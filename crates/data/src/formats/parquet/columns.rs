@@ -3,6 +3,7 @@
 use super::values::{self, Numbers};
 use crate::error::ReadError;
 use crate::record::{Record, RecordColumn, RecordKind, RecordValue};
+use crate::units::NumberColumn;
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::{DataType, Metadata, Schema};
@@ -149,6 +150,31 @@ impl TableColumns {
     pub fn arrays(&self, batch: &RecordBatch) -> Result<Vec<ArrayRef>, String> {
         let array = |column: &TableColumn| batch.columns().get(column.place).cloned();
         self.columns.iter().map(|column| array(column).ok_or_else(|| "a batch has too few columns".into())).collect()
+    }
+
+    /// All values, if each is one number, and none is missing or could be wrong.
+    pub fn all_numbers(&self, arrays: &[ArrayRef]) -> Option<Vec<NumberColumn>> {
+        let rows = arrays.first().filter(|_| arrays.len() == self.columns.len())?.len();
+        let numbers = |((column, record), array): ((&TableColumn, &RecordColumn), &ArrayRef)| {
+            let whole = array.null_count() == 0 && array.len() == rows;
+            let Content::Numbers(kind) = column.content else { return None };
+            if !whole || matches!(record.kind, RecordKind::Class { .. }) {
+                return None;
+            }
+            match kind {
+                Numbers::Int => {
+                    let mut values = Vec::with_capacity(rows);
+                    values::extend_ints(array, 0..rows, &mut values).ok()?;
+                    Some(NumberColumn::Ints(values))
+                }
+                Numbers::Real => {
+                    let mut values = Vec::with_capacity(rows);
+                    values::extend_reals(array, 0..rows, &mut values).ok()?;
+                    Some(NumberColumn::Reals(values))
+                }
+            }
+        };
+        self.columns.iter().zip(&self.records).zip(arrays).map(numbers).collect()
     }
 
     /// The values of one row.

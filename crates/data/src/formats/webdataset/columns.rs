@@ -40,6 +40,35 @@ pub(super) const IMAGES: [&str; 3] = ["jpg", "jpeg", "png"];
 const WHOLE_NUMBERS: [&str; 6] = ["cls", "cls2", "class", "count", "index", "inx"];
 const TEXTS: [&str; 3] = ["txt", "text", "transcript"];
 
+/// What the endings of some samples become.
+#[derive(Debug, Default)]
+pub(crate) struct Columns {
+    pub columns: Vec<RecordColumn>,
+    pub parts: Vec<Part>,
+    /// The part of each ending.
+    pub part_of: Vec<usize>,
+}
+
+/// What these endings become. `looked_at` are the first few members with each, if they [say more](says_more). Images with
+/// different endings are one part, unless a sample has two of them.
+pub(super) fn of_endings(endings: &[String], has_two_images: bool, looked_at: &[Vec<Vec<u8>>]) -> Columns {
+    let mut found = Columns::default();
+    let mut image_part = None;
+    for (ending, looked_at) in endings.iter().zip(looked_at) {
+        let is_image = IMAGES.contains(&ending.as_str()) && !has_two_images;
+        if let (true, Some(part)) = (is_image, image_part) {
+            found.part_of.push(part);
+            continue;
+        }
+        let name = if is_image { "image" } else { ending };
+        let part = part(ending, name, looked_at, &mut found.columns);
+        found.part_of.push(found.parts.len());
+        image_part = is_image.then_some(found.parts.len()).or(image_part);
+        found.parts.push(part);
+    }
+    found
+}
+
 /// Whether the columns of members with this ending depend on what the members hold.
 pub(super) fn says_more(ending: &str) -> bool {
     ["json", "npy"].contains(&last(ending))

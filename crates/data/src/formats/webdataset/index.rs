@@ -7,13 +7,14 @@
 use super::tar::Members;
 use crate::error::{ReadError, shown};
 use crate::files::Contents;
+use crate::shards::Headers;
 use kolo_base::ByteReader;
 
 pub(super) const KIND: &str = "webdataset 1";
 /// Bytes of one member.
-const MEMBER_BYTES_MAX: u64 = 1 << 30;
+pub(super) const MEMBER_BYTES_MAX: u64 = 1 << 30;
 /// Different endings in one shard: a sample has a handful.
-const ENDINGS_MAX: usize = 1000;
+pub(super) const ENDINGS_MAX: usize = 1000;
 const FIRST: u16 = 1 << 15;
 
 /// Where a member is.
@@ -34,7 +35,7 @@ pub(super) struct ShardIndex {
 }
 
 /// The key and the ending of a member, if it belongs to a sample.
-fn split(name: &str) -> Option<(&str, String)> {
+pub(super) fn split(name: &str) -> Option<(&str, String)> {
     let directory = name.rfind('/').map_or(0, |slash| slash + 1);
     let dot = directory + name[directory..].find('.').filter(|dot| *dot > 0)?;
     let is_about_the_shard = name.starts_with("__") && name.ends_with("__");
@@ -46,7 +47,7 @@ impl ShardIndex {
     pub fn make(contents: &Contents) -> Result<Self, ReadError> {
         let mut index = Self::default();
         let mut key = None;
-        let mut members = Members::new(contents);
+        let mut members = Members::new(Headers::new(contents));
         while let Some(member) = members.next()? {
             let wrong = |message: String| Err(contents.damaged(member.header, message));
             let Some((member_key, ending)) = split(&member.name) else { continue };

@@ -4,8 +4,10 @@
 //! devices and sparse files are passed over. An archive must have its end marker, or it counts as cut short.
 
 use crate::error::{ReadError, shown};
-use crate::files::Contents;
+use crate::files::damaged;
 use crate::shards::Headers;
+use crate::stream::ByteStream;
+use std::path::Path;
 
 const BLOCK: u64 = 512;
 /// Bytes of a long name or of a pax header.
@@ -30,17 +32,85 @@ struct Extended {
     is_sparse: bool,
 }
 
+/// The bytes of an archive at rising offsets.
+pub(super) trait ArchiveBytes {
+    fn path(&self) -> &Path;
+
+    /// `len` bytes from `offset` on; an error if the archive does not have them.
+    fn read(&mut self, offset: u64, len: usize) -> Result<&[u8], ReadError>;
+
+    /// Whether the archive can have this range, as far as that is known.
+    fn check(&self, offset: u64, len: u64) -> Result<(), ReadError>;
+}
+
+impl ArchiveBytes for Headers<'_> {
+    fn path(&self) -> &Path {
+        self.contents().path()
+    }
+
+    fn read(&mut self, offset: u64, len: usize) -> Result<&[u8], ReadError> {
+        Headers::read(self, offset, len)
+    }
+
+    fn check(&self, offset: u64, len: u64) -> Result<(), ReadError> {
+        self.contents().check(offset, len)
+    }
+}
+
+/// An archive front to back.
+#[derive(Debug)]
+pub(super) struct ForwardBytes {
+    stream: ByteStream,
+    buffer: Vec<u8>,
+}
+
+impl ForwardBytes {
+    pub fn new(stream: ByteStream) -> Self {
+        Self { stream, buffer: Vec::new() }
+    }
+
+    /// Appends `len` bytes from `offset` on, which is not behind.
+    pub fn append(&mut self, offset: u64, len: u64, out: &mut Vec<u8>) -> Result<(), ReadError> {
+        let Some(gap) = offset.checked_sub(self.stream.offset()) else {
+            return Err(damaged(self.stream.path(), offset, "the archive goes back"));
+        };
+        self.stream.skip(gap)?;
+        self.stream.append(len, out)
+    }
+}
+
+impl ArchiveBytes for ForwardBytes {
+    fn path(&self) -> &Path {
+        self.stream.path()
+    }
+
+    fn read(&mut self, offset: u64, len: usize) -> Result<&[u8], ReadError> {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.clear();
+        let read = self.append(offset, len as u64, &mut buffer);
+        self.buffer = buffer;
+        read.map(|()| &self.buffer[..])
+    }
+
+    fn check(&self, offset: u64, len: u64) -> Result<(), ReadError> {
+        self.stream.check(offset, len)
+    }
+}
+
 /// Walks over the members of an archive.
 #[derive(Debug)]
-pub(super) struct Members<'c> {
-    contents: &'c Contents,
-    headers: Headers<'c>,
+pub(super) struct Members<B> {
+    pub bytes: B,
     offset: u64,
 }
 
-impl<'c> Members<'c> {
-    pub fn new(contents: &'c Contents) -> Self {
-        Self { contents, headers: Headers::new(contents), offset: 0 }
+impl<B: ArchiveBytes> Members<B> {
+    pub fn new(bytes: B) -> Self {
+        Self { bytes, offset: 0 }
+    }
+
+    fn damaged(&self, offset: u64, message: &str) -> ReadError {
+        damaged(self.bytes.path(), offset, message)
     }
 
     /// The next regular file, or `None` at the end marker.
@@ -48,25 +118,25 @@ impl<'c> Members<'c> {
         let mut extended = Extended::default();
         loop {
             let start = self.offset;
-            let header: [u8; BLOCK as usize] = match self.headers.read(start, BLOCK as usize)?.try_into() {
+            let header: [u8; BLOCK as usize] = match self.bytes.read(start, BLOCK as usize)?.try_into() {
                 Ok(header) => header,
-                Err(_) => return Err(self.contents.damaged(start, "a header is cut off")),
+                Err(_) => return Err(self.damaged(start, "a header is cut off")),
             };
             if header.iter().all(|byte| *byte == 0) {
                 return Ok(None);
             }
             if !has_checksum(&header) {
                 let what = if start == 0 { "this is no tar archive" } else { "the checksum of a tar header is wrong" };
-                return Err(self.contents.damaged(start, what));
+                return Err(self.damaged(start, what));
             }
             let kind = header[156];
-            let wrong_size = || self.contents.damaged(start + 124, "the size of a tar member makes no sense");
+            let wrong_size = || self.damaged(start + 124, "the size of a tar member makes no sense");
             let bytes = match (kind, extended.bytes) {
                 (b'L' | b'K' | b'x' | b'g', _) | (_, None) => number(&header[124..136]).ok_or_else(wrong_size)?,
                 (_, Some(bytes)) => bytes,
             };
             let offset = self.data_offset(start, &header)?;
-            self.contents.check(offset, bytes)?;
+            self.bytes.check(offset, bytes)?;
             self.offset = offset + bytes.next_multiple_of(BLOCK);
             match kind {
                 b'L' => extended.name = Some(until_zero(&self.extended(offset, bytes)?).to_vec()),
@@ -92,7 +162,7 @@ impl<'c> Members<'c> {
         let mut offset = start + BLOCK;
         let mut is_continued = header[156] == b'S' && header[482] != 0;
         while is_continued {
-            is_continued = self.headers.read(offset, BLOCK as usize)?[504] != 0;
+            is_continued = self.bytes.read(offset, BLOCK as usize)?[504] != 0;
             offset += BLOCK;
         }
         Ok(offset)
@@ -101,9 +171,9 @@ impl<'c> Members<'c> {
     fn extended(&mut self, offset: u64, bytes: u64) -> Result<Vec<u8>, ReadError> {
         if bytes > EXTENDED_BYTES_MAX {
             let message = format!("a name or extended header of {bytes} bytes; {EXTENDED_BYTES_MAX} are allowed");
-            return Err(self.contents.damaged(offset, message));
+            return Err(self.damaged(offset, &message));
         }
-        Ok(self.headers.read(offset, bytes as usize)?.to_vec())
+        Ok(self.bytes.read(offset, bytes as usize)?.to_vec())
     }
 
     /// A pax header: records of `LENGTH KEY=VALUE\n`.
@@ -112,7 +182,7 @@ impl<'c> Members<'c> {
         let mut rest = until_zero(&data);
         while !rest.is_empty() {
             let place = offset + (until_zero(&data).len() - rest.len()) as u64;
-            let wrong = || self.contents.damaged(place, "an extended tar header makes no sense");
+            let wrong = || self.damaged(place, "an extended tar header makes no sense");
             let space = rest.iter().position(|byte| *byte == b' ').ok_or_else(wrong)?;
             let length = std::str::from_utf8(&rest[..space]).ok().and_then(|text| text.parse::<usize>().ok());
             let length = length.filter(|length| (space + 2..=rest.len()).contains(length)).ok_or_else(wrong)?;
@@ -136,12 +206,12 @@ impl<'c> Members<'c> {
     /// The name as text. One that leads out of a directory is hostile, even though nothing is unpacked.
     fn checked_name(&self, start: u64, name: Vec<u8>) -> Result<String, ReadError> {
         let Ok(name) = String::from_utf8(name) else {
-            return Err(self.contents.damaged(start, "the name of a tar member is not UTF-8"));
+            return Err(self.damaged(start, "the name of a tar member is not UTF-8"));
         };
         if name.starts_with('/') || name.split('/').any(|part| part == "..") {
             let hint = "an archive from a source that you trust has none; make it again";
             let error = ReadError::new(format!("the tar member {} lies outside of its archive", shown(&name)), hint);
-            return Err(error.in_file(self.contents.path()).at(start));
+            return Err(error.in_file(self.bytes.path()).at(start));
         }
         Ok(name)
     }

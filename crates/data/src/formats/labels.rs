@@ -1,0 +1,53 @@
+//! Labels that a CSV file gives beside the data: numbers, or names that become classes.
+
+use crate::record::{Record, RecordKind};
+use std::collections::BTreeSet;
+
+/// The labels of all records, in their order.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Labels {
+    Ints(Vec<i64>),
+    Reals(Vec<f32>),
+    /// Indices of sorted names.
+    Classes {
+        names: Vec<String>,
+        indices: Vec<u32>,
+    },
+}
+
+impl Labels {
+    pub fn kind(&self) -> RecordKind {
+        match self {
+            Self::Ints(values) => {
+                let least = values.iter().min().copied().unwrap_or(0);
+                let most = values.iter().max().copied().unwrap_or(0);
+                let classes = (least >= 0).then(|| usize::try_from(most).ok()?.checked_add(1)).flatten();
+                RecordKind::Int { shape: vec![], classes }
+            }
+            Self::Reals(_) => RecordKind::Real { shape: vec![] },
+            Self::Classes { names, .. } => RecordKind::Class { names: names.as_slice().into() },
+        }
+    }
+
+    /// Whole numbers if all are, numbers if all are, and otherwise names.
+    pub fn of(texts: Vec<String>) -> Self {
+        if let Ok(values) = texts.iter().map(|text| text.parse()).collect::<Result<Vec<i64>, _>>() {
+            return Self::Ints(values);
+        }
+        if let Ok(values) = texts.iter().map(|text| text.parse()).collect::<Result<Vec<f32>, _>>() {
+            return Self::Reals(values);
+        }
+        let names: Vec<String> = texts.iter().cloned().collect::<BTreeSet<_>>().into_iter().collect();
+        let indices = texts.iter().map(|text| names.binary_search(text).unwrap_or_default() as u32).collect();
+        Self::Classes { names, indices }
+    }
+
+    /// Writes the label of record number `at`.
+    pub fn write(&self, at: usize, column: usize, record: &mut Record) {
+        match self {
+            Self::Ints(values) => record.ints(column).push(values[at]),
+            Self::Reals(values) => record.reals(column).push(values[at]),
+            Self::Classes { indices, .. } => record.ints(column).push(indices[at].into()),
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! The files or the pipe of a stream: their records in order, and by number where that must be.
+
+use super::{
+    ByteStream, HEAD_BYTES, LOOKED_AT, RawRecord, RawRecords, STREAMS, StreamFormat, StreamHead, StreamKind,
+    StreamSettings, pipe_file,
+};
+use crate::error::ReadError;
+use crate::files::{self, DataFile};
+use crate::format::{self, OpenError, Reader};
+use crate::record::{Record, RecordColumn};
+use crate::shards;
+use kolo_base::lock;
+use kolo_graph::settings::Settings;
+use std::collections::VecDeque;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+/// Records that tell one stream from another.
+const FINGERPRINTED: usize = 8;
+const PIPE_HINT: &str = "give the data as files, with `stream = true` if they are to be read in order";
+
+/// The records of files or of a pipe, front to back.
+#[derive(Debug)]
+pub(crate) struct StreamFiles {
+    /// The name of the format.
+    pub kind: &'static str,
+    pub files: Vec<DataFile>,
+    pub format: Box<dyn StreamFormat>,
+    pub columns: Vec<RecordColumn>,
+    /// Records of an epoch.
+    pub len: usize,
+    /// Of a pipe: what is left of it, until a walk takes it.
+    pipe: Option<Mutex<Option<Cursor>>>,
+    /// The first records: of a pipe all that were looked at.
+    head: Vec<RawRecord>,
+}
+
+impl StreamFiles {
+    /// Opens what `name` names, which is what `key` says.
+    pub fn open(name: &str, settings: &Settings, key: &str, stream: StreamSettings) -> Result<Self, OpenError> {
+        match super::is_pipe(name) {
+            true => Self::open_pipe(name, settings, key, stream),
+            false => Self::open_files(name, settings, key, stream),
+        }
+    }
+
+    fn open_files(name: &str, settings: &Settings, key: &str, stream: StreamSettings) -> Result<Self, OpenError> {
+        let listed = files::list(name, settings, key)?;
+        let kind = stream_kind(format::choose(&listed, settings)?.name, settings)?;
+        let files = shards::expand(&listed, kind.is_shard, settings)?;
+        let (head, _) = ByteStream::of_file(&files[0])?.with_head(HEAD_BYTES)?;
+        let opened = (kind.open)(
+            &StreamHead { path: &files[0].path, extension: &files[0].extension(), bytes: &head },
+            settings,
+        )?;
+        let mut opened =
+            Self { kind: kind.format, files, format: opened, columns: vec![], len: 0, pipe: None, head: vec![] };
+        let mut cursor = Cursor::default();
+        opened.look(&mut cursor)?;
+        opened.len = match stream.samples {
+            Some(samples) => samples,
+            None => {
+                while cursor.advance(&opened, None)? {}
+                cursor.next
+            }
+        };
+        opened.head.truncate(FINGERPRINTED);
+        Ok(opened)
+    }
+
+    fn open_pipe(name: &str, settings: &Settings, key: &str, stream: StreamSettings) -> Result<Self, OpenError> {
+        let Some(len) = stream.samples else {
+            let hint = "write `samples = 100000`: an epoch is so many samples";
+            return Err(settings
+                .wrong("samples", format!("is needed: `{key}` is a pipe, which has no length"), hint)
+                .into());
+        };
+        let file = pipe_file(name);
+        let (head, bytes) = ByteStream::of_pipe(&file.path)?.with_head(HEAD_BYTES)?;
+        let chosen =
+            format::choose_by(&file.path, &file.extension(), &head[..head.len().min(format::SNIFFED_BYTES)], settings)?;
+        let kind = stream_kind(chosen.name, settings)?;
+        let head = StreamHead { path: &file.path, extension: &file.extension(), bytes: &head };
+        let format = (kind.open)(&head, settings)?;
+        // No file comes after it.
+        let mut cursor = Cursor { records: Some(format.records(bytes)?), file: 1, ..Cursor::default() };
+        let mut opened =
+            Self { kind: kind.format, files: vec![file], format, columns: vec![], len, pipe: None, head: vec![] };
+        opened.look(&mut cursor)?;
+        (cursor.next, cursor.looked_at) = (0, opened.head.iter().cloned().collect());
+        opened.pipe = Some(Mutex::new(Some(cursor)));
+        Ok(opened)
+    }
+
+    /// Finds the columns from the first records.
+    fn look(&mut self, cursor: &mut Cursor) -> Result<(), ReadError> {
+        let mut raw = RawRecord::default();
+        while self.head.len() < LOOKED_AT && cursor.advance(self, Some(&mut raw))? {
+            self.format.look(&raw);
+            self.head.push(std::mem::take(&mut raw));
+        }
+        self.columns = self.format.columns()?;
+        Ok(())
+    }
+
+    pub fn is_pipe(&self) -> bool {
+        self.pipe.is_some()
+    }
+
+    /// From the start; of a pipe, which starts only once, `None` the second time.
+    pub fn start(&self) -> Option<Cursor> {
+        match &self.pipe {
+            Some(pipe) => lock(pipe).take(),
+            None => Some(Cursor::default()),
+        }
+    }
+
+    /// There are fewer records than the job says.
+    pub fn ended(&self, after: usize) -> ReadError {
+        let message = format!("the stream ends after {after} records, and an epoch has {}", self.len);
+        let error = ReadError::new(message, "correct `data.samples`, or leave the files alone while a job reads them");
+        self.files.last().map_or(error.clone(), |file| error.clone().in_file(&file.path))
+    }
+}
+
+fn stream_kind(format: &str, settings: &Settings) -> Result<&'static StreamKind, OpenError> {
+    STREAMS.iter().find(|kind| kind.format == format).ok_or_else(|| {
+        let names: Vec<&str> = STREAMS.iter().map(|kind| kind.format).collect();
+        let message = format!("cannot be read as a stream, as its format is {format}");
+        settings.wrong("source", message, format!("the formats of streams are {}", names.join(", "))).into()
+    })
+}
+
+/// A place between two records.
+#[derive(Default)]
+pub(crate) struct Cursor {
+    /// The number of the record that comes next.
+    pub next: usize,
+    /// Records that were read at opening and come first.
+    looked_at: VecDeque<RawRecord>,
+    /// The file that comes after the one at hand.
+    file: usize,
+    records: Option<Box<dyn RawRecords>>,
+}
+
+impl fmt::Debug for Cursor {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "before record {}", self.next)
+    }
+}
+
+impl Cursor {
+    /// Reads the next record, or passes over it; `false` if there is none.
+    pub fn advance(&mut self, stream: &StreamFiles, mut raw: Option<&mut RawRecord>) -> Result<bool, ReadError> {
+        if let Some(first) = self.looked_at.pop_front() {
+            raw.into_iter().for_each(|raw| *raw = first.clone());
+            self.next += 1;
+            return Ok(true);
+        }
+        loop {
+            if let Some(records) = &mut self.records {
+                let found = match &mut raw {
+                    Some(raw) => records.next(raw)?,
+                    None => records.skip()?,
+                };
+                if found {
+                    self.next += 1;
+                    return Ok(true);
+                }
+                self.records = None;
+            }
+            let Some(file) = stream.files.get(self.file) else { return Ok(false) };
+            self.file += 1;
+            self.records = Some(stream.format.records(ByteStream::of_file(file)?)?);
+        }
+    }
+}
+
+/// Records of a stream by their numbers, for whoever needs a few of them, or all in order. Going back starts anew.
+#[derive(Debug)]
+pub(crate) struct StreamReader {
+    stream: Arc<StreamFiles>,
+    place: Mutex<(Cursor, RawRecord)>,
+}
+
+impl StreamReader {
+    pub fn new(stream: Arc<StreamFiles>) -> Self {
+        Self { stream, place: Mutex::default() }
+    }
+}
+
+impl Reader for StreamReader {
+    fn columns(&self) -> &[RecordColumn] {
+        &self.stream.columns
+    }
+
+    fn len(&self) -> usize {
+        self.stream.len
+    }
+
+    fn read(&self, at: usize, record: &mut Record) -> Result<(), ReadError> {
+        let stream = &*self.stream;
+        if let Some(raw) = stream.head.get(at) {
+            return stream.format.parse(raw, record);
+        }
+        if stream.is_pipe() {
+            return Err(ReadError::new("its samples come from a pipe, which can be read only once", PIPE_HINT));
+        }
+        let mut place = lock(&self.place);
+        // After an error the next call starts anew.
+        let (mut cursor, mut raw) = std::mem::take(&mut *place);
+        if at + 1 != cursor.next {
+            if at < cursor.next {
+                cursor = Cursor::default();
+            }
+            while cursor.next <= at {
+                let raw = if cursor.next == at { Some(&mut raw) } else { None };
+                if !cursor.advance(stream, raw)? {
+                    return Err(stream.ended(cursor.next));
+                }
+            }
+        }
+        let parsed = stream.format.parse(&raw, record);
+        *place = (cursor, raw);
+        parsed
+    }
+
+    fn place(&self, at: usize) -> Option<(PathBuf, u64)> {
+        let raw = self.stream.head.get(at)?;
+        Some((raw.path().into(), raw.offset))
+    }
+
+    fn kind_reason(&self, column: usize) -> Option<String> {
+        self.stream.format.kind_reason(column)
+    }
+
+    fn fingerprint(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        self.stream.head.iter().take(FINGERPRINTED).for_each(|raw| _ = hasher.update(&raw.bytes));
+        hasher.finalize().to_hex().to_string()
+    }
+}
