@@ -22,7 +22,7 @@ use crate::together::{self, Meter, Wishes};
 use crate::trainer::{Evaluation, Trainer};
 use kolo_comm::Communicator;
 use kolo_exec::store::Saved;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -66,14 +66,14 @@ pub struct RunOptions {
 impl RunOptions {
     fn trainer(&self, job: &Arc<Job>) -> Result<Trainer, Error> {
         let options = self.company.options(job, self.threads)?;
-        let mut trainer = Trainer::in_company(Arc::clone(job), &self.company, options)?;
+        let mut trainer = match self.elastic {
+            Some(_) => Trainer::of_elastic(Arc::clone(job), &self.company, options)?,
+            None => Trainer::in_company(Arc::clone(job), &self.company, options)?,
+        };
         if let Some(timeline) = &self.timeline {
             trainer.trace(timeline);
         }
         trainer.interrupted_by(&self.interrupt);
-        if self.elastic.is_some() {
-            trainer.settle_before_updates();
-        }
         Ok(trainer)
     }
 
@@ -260,6 +260,8 @@ struct Run<'r> {
     ended: Option<&'static str>,
     /// The last rows of the metrics, for another rank that may have to write them.
     rows: elastic::Progress,
+    /// Where an elastic run stood before its last steps.
+    marks: VecDeque<elastic::Mark>,
     generations: Vec<GenerationRow>,
 }
 
@@ -269,8 +271,11 @@ impl<'r> Run<'r> {
         let mut trainer = options.trainer(&job)?;
         let ties = Ties::new(links, options);
         let dir = CheckpointDir::of_first(options.checkpoints.as_ref(), ties.workers())?;
-        // A later generation has its state from the one before.
-        let first = options.begins_record();
+        // A later generation has its state from the one before, if that came to have one.
+        let first = match &options.elastic {
+            Some(elastic) => !elastic.any_state(ties.workers())?,
+            None => true,
+        };
         let resumed = match dir.as_ref().filter(|dir| dir.resume && first) {
             Some(dir) => resume(&job, dir, &ties, &mut trainer, observer)?,
             None => None,
@@ -314,6 +319,7 @@ impl<'r> Run<'r> {
             pending: before.pending,
             ended: None,
             rows: elastic::Progress::default(),
+            marks: VecDeque::new(),
             generations: Vec::new(),
             job,
         })
@@ -342,6 +348,8 @@ impl<'r> Run<'r> {
                 self.ended = Some("done");
             }
         }
+        // What is saved here is never made again.
+        self.trainer.await_copies()?;
         self.save_end()?;
         Ok(self.ended.unwrap_or("done"))
     }
@@ -411,6 +419,7 @@ impl<'r> Run<'r> {
             timeline.begin_step(self.trainer.next_step())?;
         }
         let start = Instant::now();
+        self.mark();
         let loss = self.ties.step(&mut self.trainer)?;
         let milliseconds = start.elapsed().as_secs_f64() * 1e3;
         self.times.push(milliseconds);

@@ -70,6 +70,10 @@ struct Worker {
     world: usize,
     roster: usize,
     history: Option<History>,
+    /// How many ranks of its group take the state over, if it is there for nothing else.
+    keepers: usize,
+    /// Others have taken over what it held.
+    relieved: bool,
     in_call: bool,
     progress: u64,
     yields: bool,
@@ -115,6 +119,8 @@ struct Simulation {
 
 /// The first call of a generation brings everyone the newest state; then each step has an exchange and an agreement.
 const SYNC: u64 = 0;
+/// The call after that of a group that only hands the state over.
+const HANDED_OVER: u64 = u64::MAX;
 
 impl Simulation {
     fn new(seed: u64) -> Self {
@@ -129,6 +135,7 @@ impl Simulation {
             restarts: if supervised { random.below(6) as u32 } else { 0 },
             deadlines: DEADLINES,
             supervised,
+            sharded: random.below(2) > 0,
         };
         config.min = config.ranks(1 + random.below(workers as u64) as usize);
         let hosts: Vec<String> = (0..workers).map(|worker| format!("n{worker}")).collect();
@@ -395,12 +402,14 @@ impl Simulation {
             ControlMessage::Regroup => {
                 (worker.announced, worker.generation, worker.in_call) = (envelope.generation, None, false);
                 (worker.yields, worker.finished) = (false, false);
-                let position = worker.history.as_ref().map(|history| 2 * history.len() as u64 + 1);
+                let held = worker.history.as_ref().filter(|_| !worker.relieved);
+                let position = held.map(|history| 2 * history.len() as u64 + 1);
                 self.send(process, envelope.generation, ControlMessage::Ready { position });
             }
             ControlMessage::Assign(assignment) => {
                 worker.announced = envelope.generation;
                 (worker.rank, worker.world, worker.roster) = (assignment.rank, assignment.world, 0);
+                worker.keepers = assignment.keepers;
             }
             ControlMessage::Roster { rank, .. } if worker.world > 0 => {
                 assert_eq!(rank, worker.roster);
@@ -474,10 +483,18 @@ impl Simulation {
             let history = call.newest.unwrap_or_default();
             let step = history.len() as u64;
             worker.history = Some(history);
+            if worker.keepers > 0 {
+                assert!(self.config.sharded && worker.keepers < worker.world, "nothing to hand over");
+                worker.relieved = worker.rank >= worker.keepers;
+                return self.compute(process, HANDED_OVER);
+            }
+            worker.relieved = false;
             assert_eq!(*self.began.entry(generation).or_insert(step), step, "ranks begin at one step");
             if self.workers[process].rank == 0 {
                 self.send(process, generation, ControlMessage::Resumed { step });
             }
+        } else if sequence == HANDED_OVER {
+            return self.send(process, generation, ControlMessage::Yielded);
         } else if sequence % 2 == 1 {
             self.apply(process, generation);
         } else if call.yields {
