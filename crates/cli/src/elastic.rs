@@ -111,7 +111,10 @@ impl ElasticWorker<'_> {
             self.elastic.enter(start);
             let part = if keepers > 0 { self.hand_over(&mut member, keepers) } else { self.take_part(&mut member) };
             let since = match part {
-                Over::Done => return Ok(()),
+                Over::Done => {
+                    kolo_cluster::slurm::tell_done();
+                    return Ok(());
+                }
                 Over::Regroup(fault) => {
                     // Handing the state over is part of a recovery that began before.
                     let since = if keepers > 0 { since } else { Instant::now() };

@@ -294,8 +294,7 @@ impl<'r> Run<'r> {
             saver.has(step);
         }
         let record = Record::create(out, steps, &mut |text| observer.note(text))?;
-        let before = resumed.unwrap_or_default();
-        Ok(Self {
+        let mut run = Self {
             options,
             observer,
             trainer,
@@ -303,26 +302,37 @@ impl<'r> Run<'r> {
             record,
             begin,
             times: Vec::with_capacity(job.total_steps.min(1 << 16)),
-            log: before.log,
-            watch: Watch { best: before.stop_best, since: before.stop_since },
-            loss_sum: before.loss_sum,
-            loss_count: before.loss_count,
-            mean_loss: before.mean_loss.unwrap_or(f64::NAN),
+            log: Log::default(),
+            watch: Watch { best: None, since: 0 },
+            loss_sum: 0.0,
+            loss_count: 0,
+            mean_loss: f64::NAN,
             last: None,
-            history: before.history,
+            history: Vec::new(),
             saver,
             must_save: dir.is_some_and(|dir| dir.required),
-            best: before.best,
+            best: None,
             owed: false,
             before: None,
             wishes: None,
-            pending: before.pending,
+            pending: false,
             ended: None,
             rows: elastic::Progress::default(),
             marks: VecDeque::new(),
             generations: Vec::new(),
             job,
-        })
+        };
+        resumed.into_iter().for_each(|record| run.restore(record));
+        Ok(run)
+    }
+
+    /// Stands where a checkpoint was saved, beside its tensors.
+    fn restore(&mut self, record: TrainerRecord) {
+        self.log = record.log;
+        self.watch = Watch { best: record.stop_best, since: record.stop_since };
+        (self.loss_sum, self.loss_count) = (record.loss_sum, record.loss_count);
+        self.mean_loss = record.mean_loss.unwrap_or(f64::NAN);
+        (self.history, self.best, self.pending) = (record.history, record.best, record.pending);
     }
 
     fn complete(&mut self) -> Result<Report, Error> {

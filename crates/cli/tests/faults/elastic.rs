@@ -144,8 +144,35 @@ pub fn a_worker_and_its_buddy_are_lost() {
         [1, 2].iter().for_each(|rank| signal(workers[rank], libc::SIGKILL));
         Instant::now()
     });
-    let lost = |line: &&str| line.starts_with("rank ") && line.contains(" was lost at step ");
-    assert_eq!(end.error.lines().filter(lost).count(), 2, "{}", end.about);
-    end.error = end.error.lines().filter(|line| !lost(line)).map(|line| format!("{line}\n")).collect();
+    let told = |line: &&str| line.starts_with("error: ") || line.starts_with("  ");
+    assert_eq!(
+        end.error
+            .lines()
+            .filter(|line| line.contains(" was lost: it was killed") || line.contains(" was lost at step "))
+            .count(),
+        2,
+        "{}",
+        end.about
+    );
+    end.error = end.error.lines().filter(told).map(|line| format!("{line}\n")).collect();
     end.check(SOON, 1, &["is lost: nobody who is left has `", "from the newest checkpoint with --resume"]);
+    // With a checkpoint, it goes back to that by itself.
+    let options = ["-n", "4", "--restarts", "0", "--set", "parallel.zero=1", "--set", "checkpoint.every=20 steps"];
+    let outcome = survive(&options, "a worker and its buddy, with checkpoints".into(), |job| {
+        let workers = job.workers();
+        let start = Instant::now();
+        let saved = job.folder.path().join("out/checkpoints");
+        let any = || {
+            let names = std::fs::read_dir(&saved).into_iter().flatten().flatten().map(|entry| entry.file_name());
+            names.into_iter().any(|name| name.to_string_lossy().starts_with("step-"))
+        };
+        while !any() {
+            assert!(start.elapsed() < SOON, "no checkpoint");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        [1, 2].iter().for_each(|rank| signal(workers[rank], libc::SIGSTOP));
+        [1, 2].iter().for_each(|rank| signal(workers[rank], libc::SIGKILL));
+    });
+    let error = &outcome.end.error;
+    assert!(error.contains("going on at step ") && error.contains("was lost together with"), "{}", outcome.end.about);
 }

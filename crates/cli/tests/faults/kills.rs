@@ -1,7 +1,7 @@
 //! Kills of an elastic job's workers in every phase of its life. `cargo test -p kolo --test faults -- kills 200` makes 200 jobs
 //! and says how long it took until a loss was noticed, and until the job went on.
 
-use super::super::Chance;
+use super::super::{Chance, alive};
 use super::{Job, Outcome, signal, survive};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -69,6 +69,11 @@ fn unfinished(folder: &Path, files: usize) -> bool {
         path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(".unfinished-"))
     };
     entries(&folder.join("out/checkpoints")).filter(begun).any(|path| entries(&path).count() >= files)
+}
+
+/// The processes of workers.
+fn workers(job: &Job) -> Vec<i32> {
+    job.processes().into_iter().filter(|(_, rank)| rank.is_some()).map(|(pid, _)| pid).collect()
 }
 
 /// When the terminal showed what of a job.
@@ -145,13 +150,15 @@ pub fn killed(seed: u64) -> Killed {
         let (path, over, seen) = (job.folder.path().join("stderr"), Arc::clone(&over), Arc::clone(&seen));
         looking = Some(std::thread::spawn(move || look(path, over, seen)));
         for phase in &phases {
+            // Looking for processes takes longer than some phases.
+            let before = workers(job);
             if !phase.wait(job, &mut chance) {
                 continue;
             }
-            let victim = chance.below(WORKERS) as usize;
-            let victim = job.processes().into_iter().find(|(_, rank)| *rank == Some(victim));
-            if let Some((pid, _)) = victim {
-                signal(pid, libc::SIGKILL);
+            let here = if before.is_empty() || *phase == Phase::Join { workers(job) } else { before };
+            let here: Vec<i32> = here.into_iter().filter(|pid| alive(*pid)).collect();
+            if !here.is_empty() {
+                signal(here[chance.below(here.len() as u64) as usize], libc::SIGKILL);
                 kills.push(Instant::now());
                 reached.push(*phase);
             }

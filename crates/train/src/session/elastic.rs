@@ -10,6 +10,7 @@
 mod progress;
 
 use super::{Run, RunOptions};
+use crate::checkpoint::{self, CheckpointDir};
 use crate::error::Error;
 use crate::parts::{self, Choice, Holding, Offer, Part};
 use crate::report::GenerationRow;
@@ -116,7 +117,11 @@ impl Elastic {
         let offers = parts::gather(&world, &Offer::new(held, wanted))?;
         match parts::choose(&offers) {
             Choice::Nothing => {}
-            Choice::Missing { step, tensor, element } => return Err(lost_together(step, &tensor, element)),
+            Choice::Missing { step, tensor, element } => {
+                let lost = lost_together(step, &tensor, element);
+                run.observer.note(&format!("note: {}", lost.to_string().lines().next().unwrap_or_default()));
+                run.go_back_to_checkpoint()?.then_some(()).ok_or(lost)?;
+            }
             Choice::After(step) => {
                 let mine: Vec<&Part> = of_step(held, step).collect();
                 let store = run.trainer.store_mut();
@@ -146,8 +151,8 @@ impl Elastic {
         let all = parts::whole_tensors(&offers);
         offers.iter_mut().for_each(|offer| offer.wanted.clone_from(&all));
         match parts::choose(&offers) {
-            Choice::Nothing => {}
-            Choice::Missing { step, tensor, element } => return Err(lost_together(step, &tensor, element)),
+            // What is missing, those who go on will find out as well.
+            Choice::Nothing | Choice::Missing { .. } => {}
             Choice::After(step) => {
                 parts::share_out(&mut offers, step, keepers);
                 let mine: Vec<&Part> = of_step(held, step).collect();
@@ -206,10 +211,10 @@ fn of_step(held: &[Holding], step: usize) -> impl Iterator<Item = &Part> {
 fn lost_together(step: usize, tensor: &str, element: usize) -> Error {
     Error::Checkpoint {
         message: format!(
-            "the state after step {step} is lost: nobody who is left has `{tensor}` from element {element} on; a worker was \
-             lost together with the one that kept a copy of its share"
+            "the state after step {step} is lost: nobody who is left has `{tensor}` from element {element} on, as a worker \
+             was lost together with the one that kept a copy of its share"
         ),
-        hint: "go on from the newest checkpoint with --resume".into(),
+        hint: "go on from the newest checkpoint with --resume; `checkpoint.every` says how often one is saved".into(),
     }
 }
 
@@ -240,6 +245,24 @@ impl RunOptions {
 }
 
 impl Run<'_> {
+    /// Takes the newest checkpoint for the state, if there is one. All ranks call it together.
+    fn go_back_to_checkpoint(&mut self) -> Result<bool, Error> {
+        let Self { job, options, ties, trainer, .. } = self;
+        let Some(dir) = CheckpointDir::of_first(options.checkpoints.as_ref(), ties.workers())? else {
+            return Ok(false);
+        };
+        let Some(resumed) = checkpoint::newest(job, &dir, ties.workers())? else { return Ok(false) };
+        resumed.fill(trainer.store_mut())?;
+        trainer.go_on_before(resumed.record.step);
+        if let Some(saver) = &mut self.saver {
+            saver.has(resumed.record.step);
+        }
+        let path = resumed.checkpoint.dir().display();
+        self.observer.note(&format!("going on after step {} from {path}", resumed.record.step));
+        self.restore(resumed.record);
+        Ok(true)
+    }
+
     /// Whether this rank knows of somebody who waits to be taken in.
     pub(super) fn asked_to_yield(&self) -> bool {
         let world = self.ties.world.as_ref().filter(|_| self.options.elastic.is_some());
