@@ -68,6 +68,7 @@ const TESTS: &[(&str, fn())] = &[
     ("a_killed_elastic_worker", elastic::a_killed_elastic_worker),
     ("an_elastic_worker_is_replaced", elastic::an_elastic_worker_is_replaced),
     ("too_few_elastic_workers", elastic::too_few_elastic_workers),
+    ("what_an_elastic_job_refuses", elastic::what_an_elastic_job_refuses),
     ("a_worker_and_its_buddy_are_lost", elastic::a_worker_and_its_buddy_are_lost),
 ];
 

@@ -152,6 +152,11 @@ impl Copies {
         Ok(self.world.barrier()?)
     }
 
+    #[cfg(test)]
+    pub fn kept_bytes(&self) -> usize {
+        self.copies.iter().map(Vec::len).sum::<usize>() + self.own.bytes()
+    }
+
     /// What is held here beside the state of this rank itself.
     pub fn held(&mut self) -> Vec<Holding> {
         // Whether it has come or not, nothing is under way any more.
@@ -210,6 +215,104 @@ fn buddies(hosts: &[String]) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::company::Company;
+    use crate::job::Job;
+    use crate::parts::{self, Choice, Offer};
+    use crate::{Trainer, job_file};
+    use kolo_comm::{Watch, thread};
+    use kolo_models::MODELS;
+    use std::sync::{Arc, Mutex};
+
+    /// Tensors so large that shares end inside of them.
+    fn wide(optimizer: &str) -> Arc<Job> {
+        let text = format!(
+            "[model]\nkind = \"mlp\"\ninputs = 64\nhidden = [300, 200]\nclasses = 10\n[data]\n\
+             source = \"synthetic:features\"\nbatch = 32\ngrains = 8\nsamples = 256\n[train]\nsteps = 5\nclip = 0.5\n\
+             optimizer = {{ kind = \"{optimizer}\" }}\n[parallel]\nzero = 1\n"
+        );
+        Arc::new(Job::read(&job_file::parse(&text, "test.toml").unwrap(), MODELS).unwrap())
+    }
+
+    fn on_ranks<T: Send>(ranks: usize, body: impl Fn(Arc<Communicator>) -> T + Sync) -> Vec<T> {
+        let watches: Vec<Arc<Watch>> = (0..ranks).map(|_| Watch::alone()).collect();
+        let transports = thread::world(&watches);
+        std::thread::scope(|scope| {
+            let body = &body;
+            let spawn = |(transport, watch): (_, &Arc<Watch>)| {
+                let world = Arc::new(Communicator::new(transport, Arc::clone(watch), true));
+                scope.spawn(move || body(world))
+            };
+            let threads: Vec<_> = transports.into_iter().zip(&watches).map(spawn).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    fn trainer(job: &Arc<Job>, world: &Arc<Communicator>) -> Trainer {
+        let company = Company::Workers(Arc::clone(world));
+        let mut trainer = Trainer::of_elastic(Arc::clone(job), &company, company.options(job, 1).unwrap()).unwrap();
+        trainer.secure_copies().unwrap();
+        trainer
+    }
+
+    fn steps(trainer: &mut Trainer, count: usize) {
+        for _ in 0..count {
+            trainer.step().unwrap();
+        }
+    }
+
+    /// Every rank is in the middle of its update when rank 2 is lost; two are left of the others, or one joins.
+    #[test]
+    fn what_an_update_tore_is_put_together_without_the_lost_rank() {
+        for optimizer in ["adamw", "lamb", "sgd"] {
+            let job = wide(optimizer);
+            let alone = on_ranks(1, |world| {
+                let mut trainer = trainer(&job, &world);
+                steps(&mut trainer, 5);
+                trainer.store().digest()
+            });
+            let held: Vec<Vec<Holding>> = on_ranks(4, |world| {
+                let mut trainer = trainer(&job, &world);
+                steps(&mut trainer, 3);
+                let (kept, planned) = (trainer.copied_bytes(), trainer.memory().copies);
+                assert!(
+                    kept <= planned + (64 << 10) && planned <= kept + (64 << 10),
+                    "{kept} bytes, planned {planned}"
+                );
+                trainer.tear();
+                trainer.held()
+            });
+            for ranks in [2, 4] {
+                // Of two, the first has what the third held: a spare hands it over.
+                let held: Vec<Mutex<Vec<Holding>>> = match ranks {
+                    2 => vec![[&held[0][..], &held[3]].concat(), held[1].clone()],
+                    _ => vec![held[0].clone(), held[1].clone(), held[3].clone(), Vec::new()],
+                }
+                .into_iter()
+                .map(Mutex::new)
+                .collect();
+                let digests = on_ranks(ranks, |world| {
+                    let mut trainer = trainer(&job, &world);
+                    let held = kolo_base::lock(&held[world.rank()]).clone();
+                    let wanted = trainer.store().entries().iter().map(Run::of).collect();
+                    let offers = parts::gather(&world, &Offer::new(&held, wanted)).unwrap();
+                    assert_eq!(parts::choose(&offers), Choice::After(3));
+                    let mine = held.iter().filter(|one| one.step == 3).flat_map(|one| &one.parts);
+                    let mine: Vec<&Part> = mine.collect();
+                    let store = trainer.store_mut();
+                    mine.iter().for_each(|part| store.write_run(&part.run.tensor, part.run.start, &part.bytes));
+                    parts::perform(&world, &parts::plan(&offers, 3), &mine, |run, bytes| {
+                        store.write_run(&run.tensor, run.start, bytes);
+                    })
+                    .unwrap();
+                    trainer.go_on_before(3);
+                    trainer.secure_copies().unwrap();
+                    steps(&mut trainer, 2);
+                    trainer.store().digest()
+                });
+                assert!(digests.iter().all(|digest| *digest == alone[0]), "{optimizer}, {ranks} ranks");
+            }
+        }
+    }
 
     #[test]
     fn buddies_are_on_other_hosts_where_they_can_be() {

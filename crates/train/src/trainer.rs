@@ -168,6 +168,23 @@ impl Trainer {
         self.copies.as_mut().map_or(Ok(()), Copies::await_all)
     }
 
+    /// As a fault in the middle of an update leaves it: parameters and state are of no use. All ranks call it together.
+    #[cfg(test)]
+    pub(crate) fn tear(&mut self) {
+        if let Some(copies) = &mut self.copies {
+            copies.secure(self.step).unwrap();
+        }
+        self.torn = true;
+        self.store.params_mut().fill(f32::NAN);
+        self.store.states_mut().fill(0xff);
+    }
+
+    /// Bytes of the copies that it keeps.
+    #[cfg(test)]
+    pub(crate) fn copied_bytes(&self) -> usize {
+        self.copies.as_ref().map_or(0, Copies::kept_bytes)
+    }
+
     /// What this worker holds of the newest states: its own, unless an update was cut short, and copies.
     pub(crate) fn held(&mut self) -> Vec<Holding> {
         self.end_copy();

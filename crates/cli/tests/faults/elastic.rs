@@ -116,6 +116,24 @@ pub fn an_elastic_worker_is_replaced() {
     assert!(workers.contains(&2), "{workers:?} {}", outcome.end.about);
 }
 
+/// What a lost worker would take with it, or what could not be computed again.
+pub fn what_an_elastic_job_refuses() {
+    let refused: [(&[&str], &str); 5] = [
+        (&["--set", "parallel.central=true"], "`parallel.central = true`"),
+        (&["--async", "--servers", "1"], "--async"),
+        (&["--transport", "mpi"], "--transport mpi"),
+        (&["--trace", "trace.json"], "--trace"),
+        (&["--set", "job.reproducible=false"], "`job.reproducible = false`"),
+    ];
+    for (flags, what) in refused {
+        let words = ["train", &example(), "-n", "2", "--elastic", "--no-out"];
+        let output = Command::new(KOLO).args(words).args(flags).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{flags:?}: {error}");
+        assert!(error.starts_with(&format!("error: --elastic cannot be combined with {what}")), "{error}");
+    }
+}
+
 /// With fewer than it needs, the job ends and says so.
 pub fn too_few_elastic_workers() {
     let options = ["--elastic", "--min", "4", "--restarts", "0"];
