@@ -42,7 +42,7 @@ pub fn options(args: &Train, job: &Job, workers: usize) -> Result<Option<Elastic
         return refused("`job.reproducible = false`", "a lost step is computed again, which must give the same bits");
     }
     if let Some(strategy) =
-        job.parallel.strategies().find(|one| one.part() == Part::Transfer || one.home() != Home::Own)
+        job.parallel.strategies().find(|one| one.part() == Part::Transfer || one.home() == Home::OnePerHost)
     {
         let what = format!("`{}`", strategy.written());
         return refused(
@@ -59,7 +59,8 @@ pub fn options(args: &Train, job: &Job, workers: usize) -> Result<Option<Elastic
         let message = format!("--min {min}, but {workers} workers that share {grains} grains form a group of {most}");
         return Err(Failure::usage(message, &format!("use a number from 1 to {most}")));
     }
-    Ok(Some(ElasticOptions { min, grains, restarts, invitation: None }))
+    let sharded = job.parallel.is_sharded(workers);
+    Ok(Some(ElasticOptions { min, grains, restarts, sharded, invitation: None }))
 }
 
 /// The same, open to those who join later, if the job has a directory.
@@ -103,13 +104,20 @@ pub fn work(
 impl ElasticWorker<'_> {
     fn serve(&self, mut member: Member) -> Result<(), Failure> {
         let mut start = GenerationStart { generation: member.generation, ..GenerationStart::default() };
+        let mut keepers = 0;
         // A spare that was never needed has no place.
         while member.world > 0 {
+            let since = start.since;
             self.elastic.enter(start);
-            let since = match self.take_part(&mut member) {
-                Over::Done => return Ok(()),
+            let part = if keepers > 0 { self.hand_over(&mut member, keepers) } else { self.take_part(&mut member) };
+            let since = match part {
+                Over::Done => {
+                    kolo_cluster::slurm::tell_done();
+                    return Ok(());
+                }
                 Over::Regroup(fault) => {
-                    let since = Instant::now();
+                    // Handing the state over is part of a recovery that began before.
+                    let since = if keepers > 0 { since } else { Instant::now() };
                     member.leave(&fault);
                     since
                 }
@@ -126,23 +134,42 @@ impl ElasticWorker<'_> {
             };
             let place = member.regroup(self.elastic.position()).map_err(|_| Failure::reported())?.unwrap_or_default();
             let lost = place.lost.lines().map(String::from).collect();
+            keepers = place.keepers;
             start = GenerationStart { generation: member.generation, lost, since, agreement_ms: place.since_ms };
         }
         Ok(())
     }
 
     fn take_part(&self, member: &mut Member) -> Over {
-        let trainer = match self.train(member) {
+        let mut trainer = match self.train(member) {
             Ok(trainer) => trainer,
             Err(error) => return over(error, member),
         };
         match member.finish_generation() {
             Ok(()) => Over::Done,
             Err(fault) => {
-                self.elastic.keep_finished(&trainer);
+                self.elastic.keep_finished(&mut trainer);
                 over(fault.into(), member)
             }
         }
+    }
+
+    /// Links up with all who hold a part of the state; the first so many, who will go on, take it over from the rest.
+    fn hand_over(&self, member: &mut Member, keepers: usize) -> Over {
+        let world = match self.link_up(member) {
+            Ok(world) => world,
+            Err(fault) => return over(fault.into(), member),
+        };
+        match self.elastic.hand_over(&world, keepers) {
+            Ok(()) => Over::Regroup(Fault::Regroup { generation: member.generation }),
+            Err(error) => over(error.into(), member),
+        }
+    }
+
+    fn link_up(&self, member: &mut Member) -> Result<Communicator, Fault> {
+        let workers = &self.args.job.workers;
+        let transport = workers::connect(member, None, workers, workers.transport)?;
+        Ok(Communicator::new(transport, Arc::clone(&member.watch), self.job.reproducible))
     }
 
     /// Links up with the other ranks of this generation, and trains until the end of the job or of the generation.
@@ -150,8 +177,7 @@ impl ElasticWorker<'_> {
         let Self { job, args, .. } = self;
         let cores = cores::own(member)?;
         let threads = args.job.threads.unwrap_or(cores);
-        let transport = workers::connect(member, None, &args.job.workers, args.job.workers.transport)?;
-        let world = Arc::new(Communicator::new(transport, Arc::clone(&member.watch), job.reproducible));
+        let world = Arc::new(self.link_up(member)?);
         let quiet = args.quiet || member.rank > 0;
         let mut view = RemoteView::new(member.events(), Progress::plain(quiet));
         let company = Company::Workers(world);

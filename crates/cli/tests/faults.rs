@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         return together::run(&words[1..], &["together"]);
     }
     if let ["kills", count] = words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        elastic::kills(count.parse().expect("a number of jobs"));
+        elastic::kills::kills(count.parse().expect("a number of jobs"));
         return ExitCode::SUCCESS;
     }
     let filter = words.iter().find(|word| !word.starts_with('-')).map_or("", String::as_str);
@@ -68,6 +68,8 @@ const TESTS: &[(&str, fn())] = &[
     ("a_killed_elastic_worker", elastic::a_killed_elastic_worker),
     ("an_elastic_worker_is_replaced", elastic::an_elastic_worker_is_replaced),
     ("too_few_elastic_workers", elastic::too_few_elastic_workers),
+    ("what_an_elastic_job_refuses", elastic::what_an_elastic_job_refuses),
+    ("a_worker_and_its_buddy_are_lost", elastic::a_worker_and_its_buddy_are_lost),
 ];
 
 /// Numbers from a seed, which a failure shows.

@@ -156,6 +156,8 @@ pub struct Assignment {
     pub lost: String,
     /// Milliseconds since the coordinator found out.
     pub since_ms: u64,
+    /// If not 0, the group only hands the state over to so many of its first ranks, and then regroups.
+    pub keepers: usize,
 }
 
 /// The rank of a worker that joins a running job, which it gets there.
@@ -264,9 +266,10 @@ impl ControlMessage {
                 out.0.push(u8::from(position.is_some()));
                 out.u64(position.unwrap_or(0));
             }
-            ControlMessage::Assign(Assignment { rank, world, lost, since_ms }) => {
+            ControlMessage::Assign(Assignment { rank, world, lost, since_ms, keepers }) => {
                 out.u32(*rank as u32);
                 out.u32(*world as u32);
+                out.u32(*keepers as u32);
                 out.u64(*since_ms);
                 out.text(lost);
             }
@@ -317,8 +320,8 @@ impl ControlMessage {
                 ControlMessage::Ready { position: (known != 0).then_some(position) }
             }
             15 => {
-                let (rank, world, since_ms) = (body.rank()?, body.rank()?, body.u64()?);
-                ControlMessage::Assign(Assignment { rank, world, lost: body.text()?, since_ms })
+                let (rank, world, keepers, since_ms) = (body.rank()?, body.rank()?, body.rank()?, body.u64()?);
+                ControlMessage::Assign(Assignment { rank, world, lost: body.text()?, since_ms, keepers })
             }
             16 => ControlMessage::Yield,
             17 => ControlMessage::Yielded,
@@ -410,7 +413,7 @@ mod tests {
             ControlMessage::Regroup,
             ControlMessage::Ready { position: Some(7) },
             ControlMessage::Ready { position: None },
-            ControlMessage::Assign(Assignment { rank: 1, world: 2, lost: "rank 3".into(), since_ms: 12 }),
+            ControlMessage::Assign(Assignment { rank: 1, world: 2, lost: "rank 3".into(), since_ms: 12, keepers: 1 }),
             ControlMessage::Yield,
             ControlMessage::Yielded,
             ControlMessage::Resumed { step: 9 },

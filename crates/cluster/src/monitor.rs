@@ -229,9 +229,17 @@ impl MonitorState {
         let known = if self.elastic { inbox.next.announced } else { self.current().0 };
         let tells = self.elastic && matches!(message, ControlMessage::Regroup | ControlMessage::Assign(_));
         if generation < known || (generation > known && !tells) {
-            // A coordinator that is a generation ahead is still alive, and its end is the end.
-            if let (true, ControlMessage::Abort { text }) = (generation > known && self.elastic, message) {
-                self.over(&mut inbox, Fault::Aborted(text));
+            // A coordinator that is a generation ahead is still alive, and its end is the end: also for a worker that joined
+            // and was not needed, and so has heard of no generation.
+            if generation > known && self.elastic {
+                match message {
+                    ControlMessage::Abort { text } => self.over(&mut inbox, Fault::Aborted(text)),
+                    ControlMessage::Release => {
+                        inbox.released = true;
+                        self.changed.notify_all();
+                    }
+                    _ => {}
+                }
             }
             return;
         }
@@ -362,5 +370,24 @@ impl Drop for Monitor {
             let _ = thread.join();
         }
         lock(&self.state.link).flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_worker_that_no_generation_needed_goes_when_the_job_is_done() {
+        let (here, _there) = UnixStream::pair().unwrap();
+        let watch = Watch::new(Vec::new(), Duration::from_secs(1));
+        let deadlines = Deadlines { heartbeat_ms: 1000 };
+        let mut state = MonitorState::new(ControlLink::plain(here).unwrap(), 7, 0, deadlines, watch);
+        state.elastic = true;
+        state.receive(2, ControlMessage::Finish);
+        assert!(!lock(&state.inbox).released);
+        state.receive(2, ControlMessage::Release);
+        assert_eq!(state.await_generation(0, None, Duration::from_secs(1)).unwrap().map(|formed| formed.0), None);
     }
 }

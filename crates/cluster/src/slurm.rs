@@ -77,17 +77,39 @@ pub fn script(batch: &Batch) -> Result<String, Fault> {
         false => "--kill-on-bad-exit=1 --wait=60",
     };
     let command = format!("srun {together} {CPUS_PER_TASK} {}", words.join(" "));
-    let run = if batch.requeue { requeued(&command) } else { format!("exec {command}\n") };
-    let _ = write!(text, "\nset -euo pipefail\ncd {directory}\n{run}");
+    let _ = write!(text, "\nset -euo pipefail\ncd {directory}\n");
+    if !batch.elastic && !batch.requeue {
+        let _ = writeln!(text, "exec {command}");
+        return Ok(text);
+    }
+    let run = if batch.requeue { requeued(&command) } else { format!("code=0\n{command} || code=$?\n") };
+    let (before, after) = if batch.elastic { (BEFORE_ELASTIC, AFTER_ELASTIC) } else { ("", "") };
+    let _ = write!(text, "{before}{run}{after}exit \"$code\"\n");
     Ok(text)
 }
 
-/// The command, which saves its state when the time is over, and the job back in the queue.
+/// The command, which saves its state when the time is over, and the job back in the queue. The tasks are told through Slurm:
+/// `srun` itself, told to end, would kill them.
 fn requeued(command: &str) -> String {
     format!(
-        "requeue=\n{command} &\nstep=$!\ntrap 'requeue=1; kill -TERM \"$step\"' TERM\ncode=0\nwait \"$step\" || code=$?\n\
-         if [ -n \"$requeue\" ]; then\n    code=0\n    wait \"$step\" || code=$?\n    scontrol requeue \"$SLURM_JOB_ID\"\nfi\nexit \"$code\"\n"
+        "requeue=\n{command} &\nstep=$!\ntrap 'requeue=1; scancel --signal=TERM \"$SLURM_JOB_ID\"' TERM\ncode=0\n\
+         wait \"$step\" || code=$?\nif [ -n \"$requeue\" ]; then\n    code=0\n    wait \"$step\" || code=$?\n    \
+         scontrol requeue \"$SLURM_JOB_ID\"\nfi\n"
     )
+}
+
+/// Names a file of the batch script of an elastic job. What is written there says that the job ended well: for `srun`, a task
+/// that was lost on the way is a failure.
+pub const DONE_FILE: &str = "KOLO_DONE_FILE";
+const BEFORE_ELASTIC: &str = "KOLO_DONE_FILE=$(mktemp)\nexport KOLO_DONE_FILE\n";
+const AFTER_ELASTIC: &str = "if [ -s \"$KOLO_DONE_FILE\" ]; then code=0; fi\nrm -f \"$KOLO_DONE_FILE\"\n";
+
+/// Tells the batch script, if there is one, that the elastic job is done. On its own host a task finds its file.
+pub fn tell_done() {
+    let Some(path) = std::env::var_os(DONE_FILE) else { return };
+    let opened = std::fs::OpenOptions::new().write(true).open(path);
+    // Where it cannot be told, the job counts as `srun` says.
+    let _ = opened.and_then(|mut file| file.write_all(b"done\n"));
 }
 
 /// Gives a script to `sbatch`; the number of the job.
@@ -145,12 +167,21 @@ mod tests {
         assert_eq!(script(&batch()).unwrap(), expected);
         let elastic = script(&Batch { elastic: true, ..batch() }).unwrap();
         let again = script(&Batch { requeue: true, ..batch() }).unwrap();
-        for line in
-            ["#SBATCH --signal=B:TERM@60", "#SBATCH --requeue", "trap 'requeue=1; kill -TERM", "scontrol requeue"]
-        {
+        for line in [
+            "#SBATCH --signal=B:TERM@60",
+            "#SBATCH --requeue",
+            "trap 'requeue=1; scancel --signal=TERM",
+            "scontrol requeue",
+        ] {
             assert!(again.contains(line), "{again}");
         }
-        assert!(elastic.contains("\nexec srun --no-kill --kill-on-bad-exit=0 --wait=0 "), "{elastic}");
+        assert!(elastic.contains("\nsrun --no-kill --kill-on-bad-exit=0 --wait=0 "), "{elastic}");
+        let both = script(&Batch { elastic: true, requeue: true, ..batch() }).unwrap();
+        for text in [&elastic, &both] {
+            let parts = ["KOLO_DONE_FILE=$(mktemp)", "srun --no-kill", "-s \"$KOLO_DONE_FILE\"", "exit \"$code\"\n"];
+            let places = parts.map(|part| text.find(part).expect(part));
+            assert!(places.is_sorted(), "{text}");
+        }
     }
 
     #[test]

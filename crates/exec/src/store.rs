@@ -164,6 +164,11 @@ impl Store {
         self.params_bytes + self.states_bytes
     }
 
+    /// Elements of the parameters' memory, with the padding between tensors.
+    pub fn params_elements(&self) -> usize {
+        self.params_bytes / 4
+    }
+
     /// # Safety
     /// No session runs on this store meanwhile, and no other slice of the entry is in use.
     #[allow(clippy::mut_from_ref)]

@@ -133,6 +133,11 @@ impl Parallel {
         self.strategies().max_by_key(|one| one.home())
     }
 
+    /// Whether each of so many ranks keeps a share of the state that no other has, and updates it for all.
+    pub fn is_sharded(&self, ranks: usize) -> bool {
+        self.home() == Home::Reached && ranks > 1
+    }
+
     pub fn home(&self) -> Home {
         self.host().map_or(Home::Own, Strategy::home)
     }

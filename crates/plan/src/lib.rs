@@ -49,6 +49,8 @@ pub struct MemoryPlan {
     pub data: usize,
     /// A copy of the state that is written while training goes on.
     pub checkpoint: usize,
+    /// Copies of its own and of another worker's share of the state, for the loss of a worker.
+    pub copies: usize,
     /// The program itself: its code, its threads' stacks, the graph and the list of calls.
     pub process: usize,
 }
@@ -62,7 +64,7 @@ const BYTES_PER_THREAD: usize = 64 << 10;
 impl MemoryPlan {
     pub fn total(&self) -> usize {
         let step = self.weights + self.gradients + self.optimizer + self.activations + self.scratch;
-        step + self.evaluation + self.data + self.checkpoint + self.process
+        step + self.evaluation + self.data + self.checkpoint + self.copies + self.process
     }
 }
 
@@ -97,7 +99,7 @@ pub fn memory(program: &Program) -> MemoryPlan {
     };
     let process = PROCESS_BYTES + graph.nodes.len() * BYTES_PER_NODE + options.threads * BYTES_PER_THREAD;
     let (weights, optimizer) = (stored(true), stored(false));
-    MemoryPlan { weights, gradients, optimizer, activations, scratch, evaluation: 0, data: 0, checkpoint: 0, process }
+    MemoryPlan { weights, gradients, optimizer, activations, scratch, process, ..MemoryPlan::default() }
 }
 
 /// Counts a step as its executor will run it.

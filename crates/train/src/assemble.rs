@@ -2,6 +2,7 @@
 
 use crate::checkpoint;
 use crate::company::Company;
+use crate::copies;
 use crate::error::Error;
 use crate::job::Job;
 use crate::memory_check::{self, HostUsage};
@@ -35,9 +36,9 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Compiles the worker's part of the job's step for these options, whose grains are its share of the job's. All workers
-    /// call it together.
-    pub fn assemble(job: &Job, company: &Company, options: Options) -> Result<Self, Error> {
+    /// Compiles the worker's part of the job's step for these options, whose grains are its share of the job's, for a run that
+    /// ends with the first lost worker or for an elastic one. All workers call it together.
+    pub fn assemble(job: &Job, company: &Company, options: Options, elastic: bool) -> Result<Self, Error> {
         if company.world().is_some() {
             job.check_device(company.workers())?;
         }
@@ -49,7 +50,11 @@ impl Worker {
         })?;
         let data = supply::buffer_bytes(job, options.grains * job.grain_batch());
         let checkpoint = checkpoint::copied_bytes(job, &program.graph, company.workers());
-        let memory = MemoryPlan { evaluation, data, checkpoint, ..kolo_plan::memory(&program) };
+        let copies = match elastic && parallel.is_sharded(company.workers()) {
+            true => copies::bytes(&program.graph, company.workers()),
+            false => 0,
+        };
+        let memory = MemoryPlan { evaluation, data, checkpoint, copies, ..kolo_plan::memory(&program) };
         match company.world() {
             Some(world) => memory_check::check_among(&memory, parallel.home().is_shared(), world)?,
             None => memory_check::check(&memory, HostUsage::alone(&memory))?,

@@ -156,11 +156,17 @@ impl Shortage {
                 one.checkpoint,
                 "leave out `checkpoint.every` and `best`: the last state is saved without a copy",
             ),
+            (
+                "copies",
+                one.copies,
+                "leave out `parallel.zero` or `--elastic`: fewer than six workers need less without these copies",
+            ),
             ("process", one.process, "take a model of fewer layers"),
         ];
         let (.., mut hint) = *kinds.iter().max_by_key(|(_, bytes, _)| *bytes).expect("there are kinds");
-        let kinds: Vec<String> =
-            kinds.iter().map(|(name, b, _)| format!("{name} {}", format_bytes(*b as u64))).collect();
+        // Few jobs have copies.
+        let shown = kinds.iter().filter(|(name, bytes, _)| *name != "copies" || *bytes > 0);
+        let kinds: Vec<String> = shown.map(|(name, b, _)| format!("{name} {}", format_bytes(*b as u64))).collect();
         let each = match (usage.processes, usage.alike) {
             (1, _) => String::new(),
             (count, true) => format!(" for each of {count} workers here"),
@@ -268,6 +274,7 @@ mod tests {
         evaluation: 0,
         data: 0,
         checkpoint: 0,
+        copies: 0,
         process: 0,
     };
 

@@ -21,7 +21,7 @@ use crate::together::{self, Meter, Wishes};
 use crate::trainer::{Evaluation, Trainer};
 use kolo_comm::Communicator;
 use kolo_exec::store::Saved;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -65,14 +65,14 @@ pub struct RunOptions {
 impl RunOptions {
     fn trainer(&self, job: &Arc<Job>) -> Result<Trainer, Error> {
         let options = self.company.options(job, self.threads)?;
-        let mut trainer = Trainer::in_company(Arc::clone(job), &self.company, options)?;
+        let mut trainer = match self.elastic {
+            Some(_) => Trainer::of_elastic(Arc::clone(job), &self.company, options)?,
+            None => Trainer::in_company(Arc::clone(job), &self.company, options)?,
+        };
         if let Some(timeline) = &self.timeline {
             trainer.trace(timeline);
         }
         trainer.interrupted_by(&self.interrupt);
-        if self.elastic.is_some() {
-            trainer.settle_before_updates();
-        }
         Ok(trainer)
     }
 
@@ -259,6 +259,8 @@ struct Run<'r> {
     ended: Option<&'static str>,
     /// The last rows of the metrics, for another rank that may have to write them.
     rows: elastic::Progress,
+    /// Where an elastic run stood before its last steps.
+    marks: VecDeque<elastic::Mark>,
     generations: Vec<GenerationRow>,
 }
 
@@ -268,8 +270,11 @@ impl<'r> Run<'r> {
         let mut trainer = options.trainer(&job)?;
         let ties = Ties::new(links, options);
         let dir = CheckpointDir::of_first(options.checkpoints.as_ref(), ties.workers())?;
-        // A later generation has its state from the one before.
-        let first = options.begins_record();
+        // A later generation has its state from the one before, if that came to have one.
+        let first = match &options.elastic {
+            Some(elastic) => !elastic.any_state(ties.workers())?,
+            None => true,
+        };
         let resumed = match dir.as_ref().filter(|dir| dir.resume && first) {
             Some(dir) => resume(&job, dir, &ties, &mut trainer, observer)?,
             None => None,
@@ -288,8 +293,7 @@ impl<'r> Run<'r> {
             saver.has(step);
         }
         let record = Record::create(out, steps, &mut |text| observer.note(text))?;
-        let before = resumed.unwrap_or_default();
-        Ok(Self {
+        let mut run = Self {
             options,
             observer,
             trainer,
@@ -297,25 +301,37 @@ impl<'r> Run<'r> {
             record,
             begin,
             times: Vec::with_capacity(job.total_steps.min(1 << 16)),
-            log: before.log,
-            watch: Watch { best: before.stop_best, since: before.stop_since },
-            loss_sum: before.loss_sum,
-            loss_count: before.loss_count,
-            mean_loss: before.mean_loss.unwrap_or(f64::NAN),
+            log: Log::default(),
+            watch: Watch { best: None, since: 0 },
+            loss_sum: 0.0,
+            loss_count: 0,
+            mean_loss: f64::NAN,
             last: None,
-            history: before.history,
+            history: Vec::new(),
             saver,
             must_save: dir.is_some_and(|dir| dir.required),
-            best: before.best,
+            best: None,
             owed: false,
             before: None,
             wishes: None,
-            pending: before.pending,
+            pending: false,
             ended: None,
             rows: elastic::Progress::default(),
+            marks: VecDeque::new(),
             generations: Vec::new(),
             job,
-        })
+        };
+        resumed.into_iter().for_each(|record| run.restore(record));
+        Ok(run)
+    }
+
+    /// Stands where a checkpoint was saved, beside its tensors.
+    fn restore(&mut self, record: TrainerRecord) {
+        self.log = record.log;
+        self.watch = Watch { best: record.stop_best, since: record.stop_since };
+        (self.loss_sum, self.loss_count) = (record.loss_sum, record.loss_count);
+        self.mean_loss = record.mean_loss.unwrap_or(f64::NAN);
+        (self.history, self.best, self.pending) = (record.history, record.best, record.pending);
     }
 
     fn complete(&mut self) -> Result<Report, Error> {
@@ -341,6 +357,8 @@ impl<'r> Run<'r> {
                 self.ended = Some("done");
             }
         }
+        // What is saved here is never made again.
+        self.trainer.await_copies()?;
         self.save_end()?;
         Ok(self.ended.unwrap_or("done"))
     }
@@ -410,6 +428,7 @@ impl<'r> Run<'r> {
             timeline.begin_step(self.trainer.next_step())?;
         }
         let start = Instant::now();
+        self.mark();
         let loss = self.ties.step(&mut self.trainer)?;
         let milliseconds = start.elapsed().as_secs_f64() * 1e3;
         self.times.push(milliseconds);

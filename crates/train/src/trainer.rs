@@ -8,10 +8,12 @@ pub use evaluation::{Evaluation, count_beside, evaluation_bytes, metric_names};
 use crate::assemble::Worker;
 use crate::checkpoint::Gate;
 use crate::company::Company;
+use crate::copies::Copies;
 use crate::error::Error;
 use crate::held::HeldBatch;
 use crate::interrupt::Interrupt;
 use crate::job::Job;
+use crate::parts::Holding;
 use crate::step::IGNORED;
 use crate::step_inputs::StepInputs;
 use crate::supply::{Loader, Supply, TrainingSamples};
@@ -35,6 +37,8 @@ pub struct TrainerState {
 #[derive(Debug)]
 pub struct Trainer {
     job: Arc<Job>,
+    /// Before the store, whose memory they read.
+    copies: Option<Copies>,
     store: Store,
     session: Session,
     /// What the session is fed beside its samples.
@@ -70,6 +74,8 @@ pub struct Trainer {
     timeline: Option<Arc<Timeline>>,
     /// Whether an update waits for all exchanges of its step, so that a fault leaves the state before or after it.
     settles: bool,
+    /// An update was cut short: the store is of no step.
+    torn: bool,
 }
 
 impl Trainer {
@@ -89,12 +95,28 @@ impl Trainer {
     /// parameter servers, gradients go out and weights come in between a step's grains and its end. All ranks call this
     /// together, servers in [`crate::asynchronous::serve`].
     pub fn in_company(job: Arc<Job>, company: &Company, options: Options) -> Result<Self, Error> {
-        let Worker { store, session, memory, parallel, evaluators, turns, replica, first_grain } =
-            Worker::assemble(&job, company, options)?;
+        Self::assembled(Worker::assemble(&job, company, options, false)?, job, company, options)
+    }
+
+    /// As [`Trainer::in_company`], of a run that goes on when workers are lost: no update begins before all exchanges of its step
+    /// are done, and where each worker has a share of the state, others keep copies of it.
+    pub(crate) fn of_elastic(job: Arc<Job>, company: &Company, options: Options) -> Result<Self, Error> {
+        let worker = Worker::assemble(&job, company, options, true)?;
+        let mut trainer = Self::assembled(worker, job, company, options)?;
+        trainer.settles = true;
+        if let Some(world) = trainer.world.as_ref().filter(|world| trainer.parallel.is_sharded(world.size())) {
+            trainer.copies = Some(Copies::new(world, &mut trainer.store)?);
+        }
+        Ok(trainer)
+    }
+
+    fn assembled(worker: Worker, job: Arc<Job>, company: &Company, options: Options) -> Result<Self, Error> {
+        let Worker { store, session, memory, parallel, evaluators, turns, replica, first_grain } = worker;
         let dropout_key = Stream::new(job.seed, "dropout").key();
         let inputs = Arc::new(StepInputs::of(session.graph()));
         let mut trainer = Self {
             job,
+            copies: None,
             store,
             session,
             inputs,
@@ -116,6 +138,7 @@ impl Trainer {
             copying: None,
             timeline: None,
             settles: false,
+            torn: false,
         };
         if let Some(world) = company.world() {
             trainer.watched_by(world.watch());
@@ -131,9 +154,45 @@ impl Trainer {
         self.session.set_alive(alive);
     }
 
-    /// From now on no update begins before all exchanges of its step are done.
-    pub(crate) fn settle_before_updates(&mut self) {
-        self.settles = true;
+    /// Sends the state as it is to whoever keeps a copy of it, and waits until all ranks have theirs. All ranks call it
+    /// together.
+    pub(crate) fn secure_copies(&mut self) -> Result<(), Error> {
+        if let Some(copies) = &mut self.copies {
+            copies.start(self.step, &mut self.store);
+        }
+        self.await_copies()
+    }
+
+    /// Waits until all ranks have their copies of the state as it is. All ranks call it together.
+    pub(crate) fn await_copies(&mut self) -> Result<(), Error> {
+        self.copies.as_mut().map_or(Ok(()), Copies::await_all)
+    }
+
+    /// As a fault in the middle of an update leaves it: parameters and state are of no use. All ranks call it together.
+    #[cfg(test)]
+    pub(crate) fn tear(&mut self) {
+        if let Some(copies) = &mut self.copies {
+            copies.secure(self.step).unwrap();
+        }
+        self.torn = true;
+        self.store.params_mut().fill(f32::NAN);
+        self.store.states_mut().fill(0xff);
+    }
+
+    /// Bytes of the copies that it keeps.
+    #[cfg(test)]
+    pub(crate) fn copied_bytes(&self) -> usize {
+        self.copies.as_ref().map_or(0, Copies::kept_bytes)
+    }
+
+    /// What this worker holds of the newest states: its own, unless an update was cut short, and copies.
+    pub(crate) fn held(&mut self) -> Vec<Holding> {
+        self.end_copy();
+        let mut held = self.copies.as_mut().map_or(Vec::new(), Copies::held);
+        if !self.torn {
+            held.push(Holding::of(&self.store, self.step));
+        }
+        held
     }
 
     /// Goes on before this step, with the store as it is.
@@ -342,8 +401,15 @@ impl Trainer {
         if self.settles {
             self.session.settle()?;
         }
+        if let Some(copies) = &mut self.copies {
+            copies.secure(step)?;
+            self.torn = true;
+        }
         self.session.finish(&mut self.store)?;
-        self.step += 1;
+        (self.step, self.torn) = (step + 1, false);
+        if let Some(copies) = &mut self.copies {
+            copies.start(self.step, &mut self.store);
+        }
         Ok(loss)
     }
 

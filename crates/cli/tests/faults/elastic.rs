@@ -1,22 +1,18 @@
 //! Workers of elastic jobs, killed at seeded moments from their start to their end: the job must end with the weights and the
-//! metrics of an undisturbed run. `cargo test -p kolo --test faults -- kills 200` does it so many times, and says how long
-//! recovery took.
+//! metrics of an undisturbed run.
 
-use super::{Chance, End, Job, KOLO, SOON, host, signal};
+#[path = "kills.rs"]
+pub mod kills;
+
+use super::{End, Job, KOLO, SOON, host, signal};
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-const WORKERS: usize = 4;
-/// Moments of harm after the start of a job, which takes about as long.
-const HARM_MS: u64 = 2500;
 /// Enough for kills in every phase; short, as each seed is a whole run.
 const EPOCHS: &str = "train.epochs=10";
-
-/// Stands for ssh: runs on this host what it is told to run on another one.
-const SHELL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/faults/shell.sh");
 
 fn example() -> String {
     format!("{}/../../examples/playground.toml", env!("CARGO_MANIFEST_DIR"))
@@ -64,7 +60,10 @@ fn survive(options: &[&str], about: String, harm: impl FnOnce(&mut Job)) -> Outc
     let end = job.end(|job| {
         let since = Instant::now();
         job.child.wait().unwrap();
+        let verify = || Command::new(KOLO).args(["ckpt", "verify", "out"]).current_dir(&folder).output().unwrap();
         if folder.join("out/report.json").exists() {
+            let verified = verify();
+            assert!(verified.status.success(), "{}: {verified:?}", job.about);
             let report = std::fs::read_to_string(folder.join("out/report.json")).unwrap();
             kept = Some((results(&folder.join("out")), serde_json::from_str(&report).unwrap()));
             assert!(!folder.join("out/join").exists(), "{}: the invitation is left", job.about);
@@ -82,39 +81,10 @@ fn survive(options: &[&str], about: String, harm: impl FnOnce(&mut Job)) -> Outc
     Outcome { end, report }
 }
 
-/// A run in which workers are killed at moments of this seed.
-fn killed(seed: u64) -> Outcome {
-    let mut chance = Chance(seed);
-    for _ in 0..4 {
-        chance.below(2);
-    }
-    let (where_, links): (&str, &[&str]) = [
-        ("shm", &["-n", "4", "--transport", "shm"][..]),
-        ("tcp", &["-n", "4", "--transport", "tcp"]),
-        ("two hosts", &["--hosts", "a:2,b:2", "--interface", "127.0.0.1", "--ssh", SHELL]),
-    ][chance.below(3) as usize];
-    let restarts = ["0", "0", "2"][chance.below(3) as usize];
-    let kills = 1 + chance.below(2);
-    let about = format!("elastic, {kills} kills over {where_} with {restarts} restarts, seed {seed}");
-    survive(&[links, &["--restarts", restarts]].concat(), about, |job| {
-        let start = Instant::now();
-        let mut moments: Vec<u64> = (0..kills).map(|_| chance.below(HARM_MS)).collect();
-        moments.sort_unstable();
-        for moment in moments {
-            while start.elapsed() < Duration::from_millis(moment) {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            let victim = chance.below(WORKERS as u64) as usize;
-            let workers = job.processes().into_iter().find(|(_, rank)| *rank == Some(victim));
-            workers.into_iter().for_each(|(pid, _)| signal(pid, libc::SIGKILL));
-        }
-    })
-}
-
 /// A handful of seeds; the command `kills` tries many.
 pub fn a_killed_elastic_worker() {
     for seed in 100..106 {
-        killed(seed);
+        kills::killed(seed);
     }
 }
 
@@ -146,6 +116,24 @@ pub fn an_elastic_worker_is_replaced() {
     assert!(workers.contains(&2), "{workers:?} {}", outcome.end.about);
 }
 
+/// What a lost worker would take with it, or what could not be computed again.
+pub fn what_an_elastic_job_refuses() {
+    let refused: [(&[&str], &str); 5] = [
+        (&["--set", "parallel.central=true"], "`parallel.central = true`"),
+        (&["--async", "--servers", "1"], "--async"),
+        (&["--transport", "mpi"], "--transport mpi"),
+        (&["--trace", "trace.json"], "--trace"),
+        (&["--set", "job.reproducible=false"], "`job.reproducible = false`"),
+    ];
+    for (flags, what) in refused {
+        let words = ["train", &example(), "-n", "2", "--elastic", "--no-out"];
+        let output = Command::new(KOLO).args(words).args(flags).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{flags:?}: {error}");
+        assert!(error.starts_with(&format!("error: --elastic cannot be combined with {what}")), "{error}");
+    }
+}
+
 /// With fewer than it needs, the job ends and says so.
 pub fn too_few_elastic_workers() {
     let options = ["--elastic", "--min", "4", "--restarts", "0"];
@@ -162,22 +150,47 @@ pub fn too_few_elastic_workers() {
     end.check(SOON, 1, &["error: only 3 workers are left, and the job needs at least 4", "was lost at step "]);
 }
 
-/// Many seeds, and how long they took to recover.
-pub fn kills(count: u64) {
-    let mut times: Vec<u64> = Vec::new();
-    let mut untouched = 0;
-    for seed in 0..count {
-        let outcome = killed(1000 + seed);
-        let generations = outcome.report["generations"].as_array().unwrap().clone();
-        untouched += u64::from(generations.len() == 1);
-        times.extend(generations.iter().skip(1).map(|row| row["recovery_ms"].as_u64().unwrap()));
-    }
-    times.sort_unstable();
-    println!("{count} jobs, {untouched} of them killed where no generation followed; {} recoveries", times.len());
-    let at = |part: usize| times.get(times.len() * part / 100).copied().unwrap_or(0);
-    println!("recovery: median {} ms, 90 % {} ms, longest {} ms", at(50), at(90), times.last().unwrap_or(&0));
-    for (low, high) in [(0, 100), (100, 200), (200, 400), (400, 800), (800, 1600), (1600, 3200), (3200, u64::MAX)] {
-        let number = times.iter().filter(|ms| (low..high).contains(*ms)).count();
-        println!("  from {low:>5} ms  {number:>4}  {}", "#".repeat(number.div_ceil(2)));
-    }
+/// With ZeRO-1, a worker and the one that keeps a copy of its share: the state is gone, and the job says what to do.
+pub fn a_worker_and_its_buddy_are_lost() {
+    let options = ["--elastic", "--restarts", "0", "--set", "parallel.zero=1"];
+    let mut job = Job::train(&options, "a worker and its buddy".into());
+    let workers = job.workers();
+    job.wait_for_work();
+    let mut end = job.end(|_: &mut Job| {
+        // Neither sees the other go.
+        [1, 2].iter().for_each(|rank| signal(workers[rank], libc::SIGSTOP));
+        [1, 2].iter().for_each(|rank| signal(workers[rank], libc::SIGKILL));
+        Instant::now()
+    });
+    let told = |line: &&str| line.starts_with("error: ") || line.starts_with("  ");
+    assert_eq!(
+        end.error
+            .lines()
+            .filter(|line| line.contains(" was lost: it was killed") || line.contains(" was lost at step "))
+            .count(),
+        2,
+        "{}",
+        end.about
+    );
+    end.error = end.error.lines().filter(told).map(|line| format!("{line}\n")).collect();
+    end.check(SOON, 1, &["is lost: nobody who is left has `", "from the newest checkpoint with --resume"]);
+    // With a checkpoint, it goes back to that by itself.
+    let options = ["-n", "4", "--restarts", "0", "--set", "parallel.zero=1", "--set", "checkpoint.every=20 steps"];
+    let outcome = survive(&options, "a worker and its buddy, with checkpoints".into(), |job| {
+        let workers = job.workers();
+        let start = Instant::now();
+        let saved = job.folder.path().join("out/checkpoints");
+        let any = || {
+            let names = std::fs::read_dir(&saved).into_iter().flatten().flatten().map(|entry| entry.file_name());
+            names.into_iter().any(|name| name.to_string_lossy().starts_with("step-"))
+        };
+        while !any() {
+            assert!(start.elapsed() < SOON, "no checkpoint");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        [1, 2].iter().for_each(|rank| signal(workers[rank], libc::SIGSTOP));
+        [1, 2].iter().for_each(|rank| signal(workers[rank], libc::SIGKILL));
+    });
+    let error = &outcome.end.error;
+    assert!(error.contains("going on at step ") && error.contains("was lost together with"), "{}", outcome.end.about);
 }

@@ -69,6 +69,9 @@ fn a_cluster_trains_like_one_process() {
     a_step_with_different_jobs_is_refused(&cluster);
     a_stopped_rank_is_named(&cluster);
     a_batch_job(&cluster);
+    let alone = long_run();
+    a_batch_job_that_loses_a_task(&cluster, &alone);
+    a_batch_job_that_is_requeued(&cluster, &alone);
 }
 
 fn steps(cluster: &Cluster) {
@@ -160,6 +163,113 @@ fn a_batch_job(cluster: &Cluster) {
     assert!(job.contains("JobState=COMPLETED") && job.contains("JobName=addition"), "{job}\n{printed}");
     let report = report(dir.path());
     assert_eq!((weights(&report), report["workers"].as_u64()), (Job::Addition.digest(), Some(4)), "{printed}");
+}
+
+/// A job that is long enough to be harmed on its way.
+const LONG: [&str; 4] = ["--threads", "1", "--out", "out"];
+
+fn playground() -> String {
+    let file = format!("{}/../../examples/playground.toml", env!("CARGO_MANIFEST_DIR"));
+    std::fs::canonicalize(file).expect("an example").to_string_lossy().into_owned()
+}
+
+/// The weights that it comes to if nothing happens.
+fn long_run() -> String {
+    let dir = tempdir();
+    run(kolo(dir.path()).args(["train", &playground(), "--quiet"]).args(LONG), LIMIT).well();
+    weights(&report(&dir.path().join("out"))).to_string()
+}
+
+/// A batch job of the long run in a directory of its own.
+struct Batch<'c> {
+    cluster: &'c Cluster,
+    dir: TempDir,
+    number: String,
+}
+
+impl<'c> Batch<'c> {
+    fn submit(cluster: &'c Cluster, options: &[&str], train: &[&str]) -> Self {
+        let dir = tempdir();
+        let mut command = cluster.command(&[KOLO, "slurm", &playground()], dir.path());
+        command
+            .args(["--nodes", "2", "--tasks-per-node", "2", "--submit"])
+            .args(options)
+            .arg("--")
+            .args(LONG)
+            .args(train);
+        let submitted = run(&mut command, LIMIT).well();
+        let number = submitted.stdout.trim().strip_prefix("submitted batch job ").expect("a number").to_string();
+        Self { cluster, dir, number }
+    }
+
+    fn printed(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join(format!("slurm-{}.out", self.number))).unwrap_or_default()
+    }
+
+    /// Waits until it is at work.
+    fn wait_for_work(&self) {
+        let begin = Instant::now();
+        while !self.printed().contains("epoch   2 ") {
+            assert!(begin.elapsed() < LIMIT, "{}", self.printed());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The process of one of its tasks.
+    fn task(&self, number: usize) -> i32 {
+        let home = self.dir.path().canonicalize().expect("a directory");
+        let has = |pid: &i32| {
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+            let directory = std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default();
+            let wanted = format!("SLURM_PROCID={number}");
+            let ours = program == Path::new(KOLO) && directory == home;
+            ours && environment.split(|byte| *byte == 0).any(|word| word == wanted.as_bytes())
+        };
+        let names = std::fs::read_dir("/proc").expect("processes").flatten().map(|entry| entry.file_name());
+        let mut pids = names.filter_map(|name| name.to_str()?.parse().ok());
+        pids.find(has).unwrap_or_else(|| panic!("no task {number}: {}", self.printed()))
+    }
+
+    /// It must end well, with these weights.
+    fn agrees(&self, alone: &str) {
+        let (job, printed) = (self.cluster.ended(&self.number), self.printed());
+        assert!(job.contains("JobState=COMPLETED") && job.contains("ExitCode=0:0"), "{job}\n{printed}");
+        assert_eq!(weights(&report(&self.dir.path().join("out"))), alone, "{printed}");
+    }
+}
+
+/// An elastic job goes on without a task that is killed, and Slurm does not count it as failed.
+fn a_batch_job_that_loses_a_task(cluster: &Cluster, alone: &str) {
+    let batch = Batch::submit(cluster, &[], &["--elastic", "--set", "parallel.zero=1"]);
+    batch.wait_for_work();
+    signal(batch.task(2), 9);
+    batch.agrees(alone);
+    let printed = batch.printed();
+    assert!(printed.contains("rank 2 on ") && printed.contains("was lost at step "), "{printed}");
+    assert!(printed.contains("going on at step "), "{printed}");
+}
+
+/// Told that its time is over, a job saves its state, goes back to the queue, and goes on from there.
+fn a_batch_job_that_is_requeued(cluster: &Cluster, alone: &str) {
+    let batch = Batch::submit(cluster, &["--requeue"], &[]);
+    batch.wait_for_work();
+    let scontrol = |words: &[&str]| run(&mut cluster.command(&[&["scontrol"], words].concat(), Path::new("/")), LIMIT);
+    run(&mut cluster.command(&["scancel", "--batch", "--signal=TERM", &batch.number], Path::new("/")), LIMIT).well();
+    let begin = Instant::now();
+    let is_back = |shown: &str| shown.contains("JobState=PENDING") && shown.contains("Restarts=1");
+    while !is_back(&scontrol(&["show", "job", &batch.number]).well().stdout) {
+        assert!(begin.elapsed() < LIMIT, "{}", batch.printed());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // Slurm would wait two minutes. While it still cleans up, it refuses.
+    while scontrol(&["update", &format!("JobId={}", batch.number), "StartTime=now"]).code != Some(0) {
+        assert!(begin.elapsed() < LIMIT, "{}", batch.printed());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    batch.agrees(alone);
+    let printed = batch.printed();
+    assert!(printed.contains("interrupted after ") && printed.contains("going on after step "), "{printed}");
 }
 
 #[test]

@@ -9,13 +9,16 @@
 //! Invariants, which `simulation::elastic` checks: a generation forms only when all of the one before that are still here have
 //! left it, and whoever was lost is gone or has given up; so a generation gets no further than the step in flight when the
 //! next one begins. Messages of an older generation have no effect.
+//!
+//! Where each worker holds a part of the state, all of them are needed to put it together. If they are more than the grains
+//! allow, they first form a group that hands the state over to as many of its ranks, and then regroups.
 
 mod worker;
 
-use crate::coordinator::{Coordinator, CoordinatorAction, CoordinatorConfig, CoordinatorEvent, Core, Notice, Resumed};
+use crate::coordinator::{Coordinator, CoordinatorAction, CoordinatorEvent, Core, Notice, Resumed};
 use crate::deadlines::Deadlines;
 use crate::membership::Verdict;
-use crate::message::{ANY_RANK, Assignment, ControlMessage, Envelope, Hello};
+use crate::message::{ANY_RANK, ControlMessage, Envelope, Hello};
 use crate::rank_state::Exit;
 use crate::rendezvous::JOIN_HEARTBEATS;
 use kolo_comm::Fault;
@@ -44,6 +47,8 @@ pub struct ElasticConfig {
     pub deadlines: Deadlines,
     /// Whether exits of the launcher's workers are reported.
     pub supervised: bool,
+    /// Whether each worker holds a part of the state.
+    pub sharded: bool,
 }
 
 /// What makes a launcher's job elastic.
@@ -55,6 +60,8 @@ pub struct ElasticOptions {
     pub grains: usize,
     /// How often lost workers are started again, all together.
     pub restarts: u32,
+    /// Whether each worker holds a part of the state, so that all are needed to put it together.
+    pub sharded: bool,
     /// Where those who join later find the job, and the command that they run. Without it nobody can.
     pub invitation: Option<Invitation>,
 }
@@ -69,9 +76,9 @@ pub struct Invitation {
 
 impl ElasticOptions {
     pub(crate) fn core(&self, job: u64, deadlines: Deadlines, hosts: &[String], supervised: bool) -> Elastic {
-        let ElasticOptions { min, grains, restarts, .. } = *self;
+        let ElasticOptions { min, grains, restarts, sharded, .. } = *self;
         let workers = hosts.len();
-        Elastic::new(ElasticConfig { job, workers, min, grains, restarts, deadlines, supervised }, hosts, 0)
+        Elastic::new(ElasticConfig { job, workers, min, grains, restarts, deadlines, supervised, sharded }, hosts, 0)
     }
 }
 
@@ -112,6 +119,8 @@ struct Group {
     members: Vec<usize>,
     /// Its members were asked to regroup after their step.
     yields: bool,
+    /// It only hands the state over.
+    hands_over: bool,
 }
 
 #[derive(Debug)]
@@ -315,94 +324,14 @@ impl Elastic {
     /// The generation is over: all who are here leave it and say where they stand.
     fn gather(&mut self, now_ms: u64, actions: &mut Actions) {
         self.generation += 1;
-        (self.group, self.over_ms) = (None, now_ms);
+        // A group that handed the state over is part of the recovery.
+        if !self.group.take().is_some_and(|group| group.hands_over) {
+            self.over_ms = now_ms;
+        }
         self.phase = JobPhase::Gathering { deadline_ms: now_ms + self.config.deadlines.stall_ms() };
         self.workers.values_mut().for_each(|state| state.ready = None);
         self.tell(&ControlMessage::Regroup, |_| true, actions);
         self.try_to_form(now_ms, actions);
-    }
-
-    /// Forms the next generation if all who are here are ready for it.
-    fn try_to_form(&mut self, now_ms: u64, actions: &mut Actions) {
-        let JobPhase::Gathering { deadline_ms } = self.phase else { return };
-        let (deadlines, generation) = (self.config.deadlines, self.generation);
-        let awaited = |state: &WorkerState| state.is_connected() && state.ready != Some(generation);
-        // The first generation waits for all that were started; later ones take in who comes.
-        let starting = |state: &WorkerState| state.is_here() && state.link.is_none() && !self.formed;
-        let unsettled = |state: &WorkerState| state.is_here() && state.closed_ms.is_some();
-        let blocks = |state: &WorkerState| {
-            awaited(state) || starting(state) || unsettled(state) || !state.is_fenced(now_ms, deadlines)
-        };
-        if self.workers.values().any(blocks) {
-            return;
-        }
-        let here = self.connected();
-        let ranks = self.config.ranks(here.len());
-        if ranks < self.config.min.max(1) {
-            let coming = |state: &WorkerState| state.restart_ms.is_some() || (state.is_here() && state.link.is_none());
-            if now_ms < deadline_ms && self.interrupted.is_none() && self.workers.values().any(coming) {
-                return;
-            }
-            return self.end(now_ms, self.too_few(here.len()), actions);
-        }
-        if self.progressed && here.iter().all(|worker| self.workers[worker].position.is_none()) {
-            let text = "no worker is left that has the state of the job\n  hint: go on from the newest checkpoint with --resume";
-            return self.end(now_ms, self.failed(text.into()), actions);
-        }
-        self.form(now_ms, here, ranks, actions);
-    }
-
-    /// Those whose state is the newest become ranks, in the order of their numbers; the rest are spares.
-    fn form(&mut self, now_ms: u64, here: Vec<usize>, ranks: usize, actions: &mut Actions) {
-        let mut members = here.clone();
-        members.sort_by_key(|worker| (std::cmp::Reverse(self.workers[worker].position), *worker));
-        members.truncate(ranks);
-        members.sort_unstable();
-        let ElasticConfig { job, deadlines, supervised, .. } = self.config;
-        let generation = self.generation;
-        let config = CoordinatorConfig { world: ranks, job, generation, deadlines, supervised, bound: false };
-        let (lost, since_ms) = (self.lost.join("\n"), now_ms.saturating_sub(self.over_ms));
-        let mut hellos = Vec::new();
-        for worker in &here {
-            let (Some(link), Some(hello)) = (self.workers[worker].link, self.workers[worker].hello.clone()) else {
-                continue;
-            };
-            let rank = members.iter().position(|member| member == worker);
-            let world = if rank.is_some() { ranks } else { 0 };
-            let assignment = Assignment { rank: rank.unwrap_or(0), world, lost: lost.clone(), since_ms };
-            self.send(link, ControlMessage::Assign(assignment), actions);
-            hellos.extend(rank.map(|rank| (link, Hello { rank, world, ..hello })));
-        }
-        let supervised_members = members.iter().all(|worker| self.workers[worker].launched);
-        let config = CoordinatorConfig { supervised: config.supervised && supervised_members, ..config };
-        let coordinator = Coordinator::new(config, now_ms);
-        self.group = Some(Group { coordinator, members, yields: false });
-        (self.phase, self.formed) = (JobPhase::Running, true);
-        self.lost.clear();
-        for (link, hello) in hellos {
-            let envelope = self.envelope(ControlMessage::Hello(hello));
-            self.forward(now_ms, CoordinatorEvent::Message { link, envelope }, actions);
-        }
-        if let Some(signal) = self.interrupted {
-            self.forward(now_ms, CoordinatorEvent::Interrupt { signal }, actions);
-        }
-    }
-
-    fn failed(&self, text: String) -> Verdict {
-        let interrupted = self.interrupted;
-        Verdict { exit_code: 1, fault: Some(Fault::Aborted(text)), interrupted, ..self.verdict.clone() }
-    }
-
-    fn too_few(&self, here: usize) -> Verdict {
-        let ElasticConfig { min, grains, .. } = self.config;
-        let left = match here {
-            0 => "no worker is left".into(),
-            1 => "only one worker is left".into(),
-            _ => format!("only {here} workers are left"),
-        };
-        let mut text = format!("{left}, and the job needs at least {min} that share its {grains} grains (--min {min})");
-        self.lost.iter().for_each(|lost| text += &format!("\n  {lost}"));
-        self.failed(text + "\n  hint: go on from the newest checkpoint with --resume, or lower --min")
     }
 
     /// The job ends before its time.
@@ -459,5 +388,6 @@ fn first_line(text: &str) -> String {
 }
 
 mod events;
+mod forming;
 #[cfg(test)]
 mod tests;

@@ -10,6 +10,7 @@ const CONFIG: ElasticConfig = ElasticConfig {
     restarts: 0,
     deadlines: Deadlines { heartbeat_ms: 1000 },
     supervised: true,
+    sharded: false,
 };
 
 struct Job {
@@ -100,6 +101,40 @@ fn three_of_four_go_on_as_two_and_a_spare() {
     job.step(CoordinatorEvent::Exited { rank: 3, exit: KILLED });
     let actions = job.say(0, 2, ControlMessage::Ready { position: Some(120) });
     assert!(text(&actions).starts_with("no worker is left that has the state of the job"), "{actions:?}");
+}
+
+/// Where each worker holds a part of the state, a spare hands its part over before it is one.
+#[test]
+fn a_shard_is_handed_over_before_its_holder_becomes_a_spare() {
+    let mut job = Job::formed(ElasticConfig { sharded: true, ..CONFIG });
+    job.step(CoordinatorEvent::Exited { rank: 2, exit: KILLED });
+    let ready = |job: &mut Job, generation: u32, positions: [(usize, Option<u64>); 3]| {
+        positions.map(|(link, position)| job.say(link, generation, ControlMessage::Ready { position }))
+    };
+    let keepers = |actions: &[CoordinatorAction]| {
+        let look = |action: &CoordinatorAction| match action {
+            CoordinatorAction::Send { envelope: Envelope { message: ControlMessage::Assign(place), .. }, .. } => {
+                Some((place.keepers, place.lost.lines().count()))
+            }
+            _ => None,
+        };
+        actions.iter().filter_map(look).collect::<Vec<_>>()
+    };
+    let [.., last] = ready(&mut job, 1, [(0, Some(9)), (1, Some(9)), (3, Some(9))]);
+    assert_eq!(assigned(&last), [(0, 0, 3), (1, 1, 3), (3, 2, 3)], "all who hold a part");
+    assert_eq!(keepers(&last), [(2, 1); 3]);
+    let handed_over_ms = job.now_ms;
+    let actions = job.say(1, 1, ControlMessage::Yielded);
+    assert_eq!(told(&actions, &ControlMessage::Regroup), [0, 1, 3]);
+    let [.., last] = ready(&mut job, 2, [(0, Some(9)), (1, Some(9)), (3, None)]);
+    assert_eq!(assigned(&last), [(0, 0, 2), (1, 1, 2), (3, 0, 0)]);
+    assert_eq!(keepers(&last), [(0, 1); 3], "the loss is told again: this is the group that goes on");
+    let actions = job.say(0, 2, ControlMessage::Resumed { step: 4 });
+    let took = actions.iter().find_map(|action| match action {
+        CoordinatorAction::Notice(Notice::Resumed(resumed)) => Some(resumed.took_ms),
+        _ => None,
+    });
+    assert!(took.unwrap() > job.now_ms - handed_over_ms, "recovery began with the loss");
 }
 
 #[test]

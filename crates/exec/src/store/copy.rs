@@ -5,6 +5,8 @@
 
 use super::{Entry, Store};
 use crate::memory::Memory;
+use kolo_graph::Type;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Some of a store's entries, to be copied by another thread. It keeps the memory alive, not its contents.
@@ -26,6 +28,39 @@ impl Store {
         let run = |entry: &Entry| (self.address(entry).cast_const(), entry.ty.bytes());
         let runs = entries.iter().map(run).collect();
         Copier { entries, runs, _memories: [Arc::clone(&self.params), Arc::clone(&self.states)] }
+    }
+
+    /// All state, and of the parameters those that lie in these runs of their memory, in elements.
+    pub fn copier_of_runs(&self, runs: &[Range<usize>]) -> Copier {
+        let (mut entries, mut places, all) = (Vec::new(), Vec::new(), 0..self.params_elements());
+        for entry in &self.entries {
+            for run in if entry.is_param() { runs } else { std::slice::from_ref(&all) } {
+                let kept = Self::kept(entry, Some(run));
+                if !kept.is_empty() {
+                    let (data, bytes) = self.run(entry, &kept);
+                    places.push((data.cast_const(), bytes));
+                    let ty = Type::new(entry.ty.dtype, [kept.len()]);
+                    entries.push(Entry { start: entry.start + kept.start, ty, ..entry.clone() });
+                }
+            }
+        }
+        Copier { entries, runs: places, _memories: [Arc::clone(&self.params), Arc::clone(&self.states)] }
+    }
+
+    /// Replaces elements of a tensor, as many as the store has of them.
+    pub fn write_run(&mut self, tensor: &str, start: usize, bytes: &[u8]) {
+        for entry in self.entries.iter().filter(|entry| entry.tensor == tensor) {
+            let size = entry.ty.dtype.bytes();
+            let given = start..start + bytes.len() / size;
+            let own = entry.start..entry.start + entry.ty.elements();
+            let (from, to) = (given.start.max(own.start), given.end.min(own.end));
+            if from < to {
+                let (data, _) = self.run(entry, &(from - own.start..to - own.start));
+                let bytes = &bytes[(from - given.start) * size..(to - given.start) * size];
+                // SAFETY: `&mut self` is exclusive, and these elements lie in the entry's run.
+                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), data, bytes.len()) };
+            }
+        }
     }
 
     /// The bytes of the entry of this number.
@@ -116,5 +151,33 @@ mod tests {
             .unwrap_err();
         assert_eq!(copy.len(), 20);
         assert_eq!(store.bytes_of(number("m")), &copy[..8]);
+    }
+
+    #[test]
+    fn runs_of_the_parameters_memory_are_copied_and_written_back() {
+        let builder = Builder::new();
+        let [a, b] = ["a", "b"].map(|name| builder.param(name, [20], Init::Constant(1.5)));
+        let m = builder.state("m", Type::f32([2]), Init::ZEROS);
+        builder.output("y", a.add(b));
+        builder.update(m, m.scale(2.0));
+        let mut store = Store::new(&builder.finish().unwrap(), 1);
+        let (first, second) = (store.entries()[0].tensor.clone(), store.entries()[1].tensor.clone());
+        store.values_mut(&first).unwrap()[7] = 3.0;
+        store.values_mut(&second).unwrap()[0] = 4.0;
+        // Each tensor has 32 elements of the memory, with its padding.
+        let copier = store.copier_of_runs(&[7..9, 30..33]);
+        let found: Vec<(&str, usize, usize)> =
+            copier.entries().iter().map(|e| (e.tensor.as_str(), e.start, e.ty.elements())).collect();
+        assert_eq!(found, [(first.as_str(), 7, 2), (second.as_str(), 0, 1), ("m", 0, 2)]);
+        let mut copy = Vec::new();
+        // SAFETY: nobody writes the store here.
+        unsafe { copier.copy(&mut copy) };
+        store.values_mut(&first).unwrap().fill(0.0);
+        store.values_mut(&second).unwrap().fill(0.0);
+        let parts: Vec<(Entry, Vec<u8>)> =
+            copier.split(&copy).map(|(entry, bytes)| (entry.clone(), bytes.to_vec())).collect();
+        parts.iter().for_each(|(entry, bytes)| store.write_run(&entry.tensor, entry.start, bytes));
+        assert_eq!(store.values(&first).unwrap()[6..10], [0.0, 3.0, 1.5, 0.0]);
+        assert_eq!(store.values(&second).unwrap()[..2], [4.0, 0.0]);
     }
 }

@@ -50,7 +50,7 @@ pub enum RestoreError {
 impl Store {
     /// The elements of an entry that are its own: all, or of a parameter those that lie in the run `own` of the parameters'
     /// memory.
-    fn kept(entry: &Entry, own: Option<&Range<usize>>) -> Range<usize> {
+    pub(super) fn kept(entry: &Entry, own: Option<&Range<usize>>) -> Range<usize> {
         let elements = entry.ty.elements();
         let Some(own) = own.filter(|_| entry.is_param()) else { return 0..elements };
         let first = entry.offset / entry.ty.dtype.bytes();
@@ -58,7 +58,7 @@ impl Store {
         within(own.start)..within(own.end)
     }
 
-    fn run(&self, entry: &Entry, kept: &Range<usize>) -> (*mut u8, usize) {
+    pub(super) fn run(&self, entry: &Entry, kept: &Range<usize>) -> (*mut u8, usize) {
         let size = entry.ty.dtype.bytes();
         // SAFETY: the elements are the entry's.
         (unsafe { self.address(entry).add(kept.start * size) }, kept.len() * size)

@@ -1,26 +1,26 @@
 //! Runs whose workers come and go: what a worker carries from one generation to the next, and how a generation finds the
 //! state that it goes on from.
 //!
-//! A fault leaves every rank's state before or after the step in flight, never in between ([`Trainer::settle_before_updates`]).
-//! The next generation goes on from the newest state of any of its ranks; whoever is behind, or new, gets it from that rank's
-//! memory. At most the step in flight is computed again, and to the same bits, since a step depends on its number alone.
+//! A fault leaves every rank's state before or after the step in flight, never in between ([`Trainer::of_elastic`]); where each
+//! rank has a share of the state and its update exchanges something, copies are left of it (`copies`). The next generation
+//! goes on from the newest state that its ranks can put together; whoever lacks some of it gets it from another's memory. At
+//! most the step in flight and the one before are computed again, and to the same bits, since a step depends on its number
+//! alone.
+
+mod progress;
 
 use super::{Run, RunOptions};
+use crate::checkpoint::{self, CheckpointDir};
 use crate::error::Error;
-use crate::log::Log;
-use crate::record::Record;
-use crate::report::{EpochRow, GenerationRow};
+use crate::parts::{self, Choice, Holding, Offer, Part};
+use crate::report::GenerationRow;
+use crate::together;
 use crate::trainer::{Evaluation, Trainer};
 use kolo_base::lock;
 use kolo_comm::{Communicator, Fault};
-use kolo_exec::store::Saved;
-use serde::{Deserialize, Serialize};
-use std::collections::VecDeque;
+pub(super) use progress::{Mark, Progress};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
-
-/// Rows of the metrics that a new first rank can write again. The one before is a step behind or ahead at most.
-const ROWS: usize = 16;
 
 /// Called by the first rank of a generation when all have the state to go on with this step.
 pub type OnResume = Box<dyn Fn(usize) + Send + Sync>;
@@ -52,41 +52,15 @@ impl Default for GenerationStart {
 /// What a worker keeps when a generation is over.
 #[derive(Debug)]
 struct Carried {
-    progress: Progress,
-    entries: Vec<Saved>,
+    /// Where the run stood after each step of which anything is held, the newest first.
+    progress: Vec<Progress>,
+    held: Vec<Holding>,
+    /// Others have taken over what it held: the job can do without it.
+    relieved: bool,
     last: Option<Evaluation>,
     times: Vec<f64>,
     data_waits: Vec<f64>,
     begin: Instant,
-}
-
-/// Where a run stands beside its tensors: the same on all ranks after the same step. Numbers are bits, so that none changes
-/// on its way.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Progress {
-    step: usize,
-    /// The last step is made, but not what follows it: agreement and evaluation.
-    pending: bool,
-    ended: Option<String>,
-    loss_sum: u64,
-    loss_count: usize,
-    mean_loss: u64,
-    best: Option<u64>,
-    since: usize,
-    /// The best value of `checkpoint.best`.
-    saved_best: Option<u64>,
-    log: [u64; 3],
-    history: Vec<(usize, u64, u64, Vec<(String, u64)>)>,
-    pub rows: VecDeque<Row>,
-    pub generations: Vec<GenerationRow>,
-}
-
-/// A row of the metrics.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Row {
-    step: usize,
-    epoch: usize,
-    values: Vec<(String, u64)>,
 }
 
 impl std::fmt::Debug for Elastic {
@@ -95,33 +69,15 @@ impl std::fmt::Debug for Elastic {
     }
 }
 
-fn to_bits<'a>(values: impl IntoIterator<Item = (&'a str, f64)>) -> Vec<(String, u64)> {
-    values.into_iter().map(|(name, value)| (name.to_string(), value.to_bits())).collect()
-}
-
-impl Progress {
-    /// Remembers a row that the first rank writes.
-    pub fn note_row(&mut self, step: usize, epoch: usize, values: &[(&str, f64)]) {
-        self.rows.push_back(Row { step, epoch, values: to_bits(values.iter().copied()) });
-        if self.rows.len() > ROWS {
-            self.rows.pop_front();
-        }
-    }
-
-    /// How far it has come, for comparison.
-    fn position(&self) -> u64 {
-        2 * self.step as u64 + u64::from(!self.pending)
-    }
-}
-
 impl Elastic {
     pub fn new(on_resume: OnResume) -> Arc<Self> {
         Arc::new(Self { carried: Mutex::default(), generation: Mutex::default(), on_resume: Mutex::new(on_resume) })
     }
 
-    /// How far the state of this worker has come, if it has any.
+    /// How far the state of this worker has come, if it has any that is needed.
     pub fn position(&self) -> Option<u64> {
-        lock(&self.carried).as_ref().map(|carried| carried.progress.position())
+        let carried = lock(&self.carried);
+        carried.as_ref().filter(|carried| !carried.relieved)?.progress.first().map(Progress::position)
     }
 
     /// The next generation.
@@ -134,48 +90,93 @@ impl Elastic {
     }
 
     /// The generation is over although this worker has finished: its state may be needed again.
-    pub fn keep_finished(&self, trainer: &Trainer) {
+    pub fn keep_finished(&self, trainer: &mut Trainer) {
         if let Some(carried) = &mut *lock(&self.carried) {
-            carried.entries = trainer.entries();
+            carried.held = trainer.held();
         }
     }
 
     /// What is left of a run whose generation is over.
-    pub(super) fn keep(&self, run: Run<'_>, finished: bool) -> Trainer {
-        let progress = run.progress();
-        let entries = if finished { Vec::new() } else { run.trainer.entries() };
+    pub(super) fn keep(&self, mut run: Run<'_>, finished: bool) -> Trainer {
+        let held = if finished { Vec::new() } else { run.trainer.held() };
+        let progress = run.all_progress();
         let Run { last, times, begin, ties, trainer, .. } = run;
         let data_waits = ties.data_waits;
-        *lock(&self.carried) = Some(Carried { progress, entries, last, times, data_waits, begin });
+        let relieved = false;
+        *lock(&self.carried) = Some(Carried { progress, held, relieved, last, times, data_waits, begin });
         trainer
     }
 
-    /// Brings all ranks of a generation to the newest state. All call it together; what this worker carried stays until all
-    /// have it.
+    /// Brings all ranks of a generation to the newest state that they can put together. All call it together; what this worker
+    /// carried stays until all have it.
     pub(super) fn synchronise(&self, run: &mut Run<'_>) -> Result<(), Error> {
         let Some(world) = run.ties.world.clone() else { return Ok(()) };
         let mut carried = lock(&self.carried);
-        let mine = carried.as_ref().map_or(0, |carried| 1 + carried.progress.position() as i64);
-        let mut all = vec![0i64; world.size()];
-        world.all_gather(&[mine], &mut all)?;
-        let newest = all.iter().copied().max().unwrap_or(0);
-        if newest > 0 {
-            let source = all.iter().position(|position| *position == newest).unwrap_or(0);
-            if let Some(carried) = carried.as_ref().filter(|_| mine == newest) {
-                run.trainer.store_mut().load(None, &carried.entries)?;
+        let held = carried.as_ref().map_or(&[][..], |carried| &carried.held);
+        let wanted = run.trainer.store().entries().iter().map(parts::Run::of).collect();
+        let offers = parts::gather(&world, &Offer::new(held, wanted))?;
+        match parts::choose(&offers) {
+            Choice::Nothing => {}
+            Choice::Missing { step, tensor, element } => {
+                let lost = lost_together(step, &tensor, element);
+                run.observer.note(&format!("note: {}", lost.to_string().lines().next().unwrap_or_default()));
+                run.go_back_to_checkpoint()?.then_some(()).ok_or(lost)?;
             }
-            let shared = all.iter().any(|position| *position != newest);
-            let own = carried.as_ref().filter(|_| mine == newest).map(|carried| carried.progress.clone());
-            let progress = if shared { hand_on(run, &world, source, own)? } else { own.unwrap_or_default() };
-            run.trainer.go_on_before(progress.step);
-            run.take_up(progress);
+            Choice::After(step) => {
+                let mine: Vec<&Part> = of_step(held, step).collect();
+                let store = run.trainer.store_mut();
+                mine.iter().for_each(|part| store.write_run(&part.run.tensor, part.run.start, &part.bytes));
+                let moves = parts::plan(&offers, step);
+                parts::perform(&world, &moves, &mine, |run, bytes| store.write_run(&run.tensor, run.start, bytes))?;
+                let known = carried.iter().flat_map(|carried| &carried.progress);
+                let progress = hand_on(&world, known.into_iter().find(|progress| progress.is_after(step)))?;
+                run.trainer.go_on_before(step);
+                run.take_up(progress);
+            }
         }
-        // Nobody forgets what it has before all have it.
+        // Nobody forgets what it has before all have it, and copies of it.
+        run.trainer.secure_copies()?;
         world.barrier()?;
         if let Some(Carried { last, times, data_waits, begin, .. }) = carried.take() {
             (run.last, run.times, run.ties.data_waits, run.begin) = (last, times, data_waits, begin);
         }
         Ok(())
+    }
+
+    /// The first `keepers` ranks of this group, who will go on, take over what the others hold. All call it together.
+    pub fn hand_over(&self, world: &Communicator, keepers: usize) -> Result<(), Error> {
+        let mut carried = lock(&self.carried);
+        let held = carried.as_ref().map_or(&[][..], |carried| &carried.held);
+        let mut offers = parts::gather(world, &Offer::new(held, Vec::new()))?;
+        let all = parts::whole_tensors(&offers);
+        offers.iter_mut().for_each(|offer| offer.wanted.clone_from(&all));
+        match parts::choose(&offers) {
+            // What is missing, those who go on will find out as well.
+            Choice::Nothing | Choice::Missing { .. } => {}
+            Choice::After(step) => {
+                parts::share_out(&mut offers, step, keepers);
+                let mine: Vec<&Part> = of_step(held, step).collect();
+                let mut taken = Vec::new();
+                parts::perform(world, &parts::plan(&offers, step), &mine, |run, bytes| {
+                    taken.push(Part { run, bytes: bytes.to_vec() });
+                })?;
+                if let Some(carried) = carried.as_mut().filter(|_| !taken.is_empty()) {
+                    carried.held.push(Holding { step, parts: taken });
+                }
+            }
+        }
+        world.barrier()?;
+        // All keepers have what they need. The others hold what they had a while longer: somebody may be lost yet.
+        if let Some(carried) = carried.as_mut().filter(|_| world.rank() >= keepers) {
+            carried.relieved = true;
+        }
+        // And all know it before anybody says so.
+        Ok(world.barrier()?)
+    }
+
+    /// Whether a rank of this generation brings a state. All call it together.
+    pub(super) fn any_state(&self, world: Option<&Communicator>) -> Result<bool, Error> {
+        together::any(world, lock(&self.carried).is_some())
     }
 
     /// All have the state: the generation goes on. All call it together.
@@ -201,23 +202,38 @@ impl Elastic {
     }
 }
 
-/// The source's tensors and progress, to all.
-fn hand_on(run: &mut Run<'_>, world: &Communicator, source: usize, own: Option<Progress>) -> Result<Progress, Error> {
+/// The parts that are of this step.
+fn of_step(held: &[Holding], step: usize) -> impl Iterator<Item = &Part> {
+    held.iter().filter(move |holding| holding.step == step).flat_map(|holding| &holding.parts)
+}
+
+/// Too many were lost at a time.
+fn lost_together(step: usize, tensor: &str, element: usize) -> Error {
+    Error::Checkpoint {
+        message: format!(
+            "the state after step {step} is lost: nobody who is left has `{tensor}` from element {element} on, as a worker \
+             was lost together with the one that kept a copy of its share"
+        ),
+        hint: "go on from the newest checkpoint with --resume; `checkpoint.every` says how often one is saved".into(),
+    }
+}
+
+/// Where the run stands, from a rank that knows it, to all. Of two who differ in what they have done since the step, the one
+/// counts that has done less: it is done again, by all.
+fn hand_on(world: &Communicator, own: Option<&Progress>) -> Result<Progress, Error> {
+    let mine = own.map_or(i64::MAX, |progress| progress.position() as i64);
+    let mut all = vec![0i64; world.size()];
+    world.all_gather(&[mine], &mut all)?;
+    let source = (0..all.len()).min_by_key(|rank| all[*rank]).unwrap_or(0);
     let failed = |error: serde_json::Error| Error::Together(Fault::BadCall(format!("the state of the run: {error}")));
     let mut bytes = match own {
-        Some(progress) if world.rank() == source => serde_json::to_vec(&progress).map_err(failed)?,
+        Some(progress) if world.rank() == source => serde_json::to_vec(progress).map_err(failed)?,
         _ => Vec::new(),
     };
     let mut length = [bytes.len() as i64];
     world.broadcast(&mut length, source)?;
     bytes.resize(length[0] as usize, 0);
     world.broadcast(&mut bytes, source)?;
-    let store = run.trainer.store_mut();
-    world.broadcast(store.params_mut(), source)?;
-    // An optimizer may have no state at all.
-    if !store.states_mut().is_empty() {
-        world.broadcast(store.states_mut(), source)?;
-    }
     serde_json::from_slice(&bytes).map_err(failed)
 }
 
@@ -229,6 +245,24 @@ impl RunOptions {
 }
 
 impl Run<'_> {
+    /// Takes the newest checkpoint for the state, if there is one. All ranks call it together.
+    fn go_back_to_checkpoint(&mut self) -> Result<bool, Error> {
+        let Self { job, options, ties, trainer, .. } = self;
+        let Some(dir) = CheckpointDir::of_first(options.checkpoints.as_ref(), ties.workers())? else {
+            return Ok(false);
+        };
+        let Some(resumed) = checkpoint::newest(job, &dir, ties.workers())? else { return Ok(false) };
+        resumed.fill(trainer.store_mut())?;
+        trainer.go_on_before(resumed.record.step);
+        if let Some(saver) = &mut self.saver {
+            saver.has(resumed.record.step);
+        }
+        let path = resumed.checkpoint.dir().display();
+        self.observer.note(&format!("going on after step {} from {path}", resumed.record.step));
+        self.restore(resumed.record);
+        Ok(true)
+    }
+
     /// Whether this rank knows of somebody who waits to be taken in.
     pub(super) fn asked_to_yield(&self) -> bool {
         let world = self.ties.world.as_ref().filter(|_| self.options.elastic.is_some());
@@ -239,60 +273,5 @@ impl Run<'_> {
     pub(super) fn yielded(&self) -> Error {
         let generation = self.options.elastic.as_ref().map_or(0, |elastic| elastic.generation());
         Error::Together(Fault::Regroup { generation })
-    }
-
-    fn progress(&self) -> Progress {
-        let row = |row: &EpochRow| {
-            let metrics = to_bits(row.metrics.iter().map(|(name, value)| (name.as_str(), *value)));
-            (row.epoch, row.seconds.to_bits(), row.loss.to_bits(), metrics)
-        };
-        Progress {
-            step: self.trainer.next_step(),
-            pending: self.pending,
-            ended: self.ended.map(String::from),
-            loss_sum: self.loss_sum.to_bits(),
-            loss_count: self.loss_count,
-            mean_loss: self.mean_loss.to_bits(),
-            best: self.watch.best.map(f64::to_bits),
-            since: self.watch.since,
-            saved_best: self.best.map(f64::to_bits),
-            log: self.log.to_bits(),
-            history: self.history.iter().map(row).collect(),
-            rows: self.rows.rows.clone(),
-            generations: self.generations.clone(),
-        }
-    }
-
-    fn take_up(&mut self, progress: Progress) {
-        let row = |(epoch, seconds, loss, metrics): &(usize, u64, u64, Vec<(String, u64)>)| EpochRow {
-            epoch: *epoch,
-            seconds: f64::from_bits(*seconds),
-            loss: f64::from_bits(*loss),
-            metrics: metrics.iter().map(|(name, value)| (name.clone(), f64::from_bits(*value))).collect(),
-        };
-        self.pending = progress.pending;
-        self.ended = progress.ended.as_deref().and_then(|why| super::ENDS.into_iter().find(|end| *end == why));
-        (self.loss_sum, self.loss_count) = (f64::from_bits(progress.loss_sum), progress.loss_count);
-        self.mean_loss = f64::from_bits(progress.mean_loss);
-        (self.watch.best, self.watch.since) = (progress.best.map(f64::from_bits), progress.since);
-        self.best = progress.saved_best.map(f64::from_bits);
-        self.log = Log::from_bits(progress.log);
-        self.history = progress.history.iter().map(row).collect();
-        self.generations = progress.generations.clone();
-        self.rows = Progress { rows: progress.rows, ..Progress::default() };
-    }
-
-    /// The first rank of a later generation writes on where the one before was.
-    fn reopen_record(&mut self) -> Result<(), Error> {
-        let first = self.rows.rows.front().map_or(self.trainer.next_step() + 1, |row| row.step);
-        let mut note = |text: &str| self.observer.note(text);
-        let mut record = Record::reopen(self.options.out.as_ref(), first as u64, &mut note)?;
-        for Row { step, epoch, values } in &self.rows.rows {
-            let values: Vec<(&str, f64)> =
-                values.iter().map(|(name, value)| (name.as_str(), f64::from_bits(*value))).collect();
-            record.write(*step, *epoch, &values, &mut note)?;
-        }
-        self.record = record;
-        Ok(())
     }
 }

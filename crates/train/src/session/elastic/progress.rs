@@ -1,0 +1,207 @@
+//! Where a run stands beside its tensors.
+
+use super::super::{ENDS, Run};
+use crate::error::Error;
+use crate::log::Log;
+use crate::record::Record;
+use crate::report::{EpochRow, GenerationRow};
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+
+/// Rows of the metrics that a new first rank can write again. The one before is a step behind or ahead at most.
+const ROWS: usize = 16;
+/// Steps that a run can be taken back by.
+const MARKS: usize = 2;
+
+/// Where a run stands beside its tensors: the same on all ranks after the same step. Numbers are bits, so that none changes
+/// on its way.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(in super::super) struct Progress {
+    step: usize,
+    /// The last step is made, but not what follows it: agreement and evaluation.
+    pending: bool,
+    ended: Option<String>,
+    loss_sum: u64,
+    loss_count: usize,
+    mean_loss: u64,
+    best: Option<u64>,
+    since: usize,
+    /// The best value of `checkpoint.best`.
+    saved_best: Option<u64>,
+    log: [u64; 3],
+    history: Vec<(usize, u64, u64, Vec<(String, u64)>)>,
+    pub rows: VecDeque<Row>,
+    pub generations: Vec<GenerationRow>,
+}
+
+/// A row of the metrics.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(in super::super) struct Row {
+    step: usize,
+    epoch: usize,
+    values: Vec<(String, u64)>,
+}
+
+fn to_bits<'a>(values: impl IntoIterator<Item = (&'a str, f64)>) -> Vec<(String, u64)> {
+    values.into_iter().map(|(name, value)| (name.to_string(), value.to_bits())).collect()
+}
+
+impl Progress {
+    /// Remembers a row that the first rank writes.
+    pub fn note_row(&mut self, step: usize, epoch: usize, values: &[(&str, f64)]) {
+        self.rows.push_back(Row { step, epoch, values: to_bits(values.iter().copied()) });
+        if self.rows.len() > ROWS {
+            // Whoever writes rows again writes all of a step.
+            let dropped = self.rows.pop_front();
+            while dropped.as_ref().zip(self.rows.front()).is_some_and(|(dropped, row)| dropped.step == row.step) {
+                self.rows.pop_front();
+            }
+        }
+    }
+
+    /// Whether it is of the state after this step.
+    pub fn is_after(&self, step: usize) -> bool {
+        self.step == step
+    }
+
+    /// How far it has come, for comparison.
+    pub fn position(&self) -> u64 {
+        2 * self.step as u64 + u64::from(!self.pending)
+    }
+}
+
+/// Where a run stood before a step, as far as it does not follow from where it stands later.
+#[derive(Clone, Debug)]
+pub(in super::super) struct Mark {
+    /// Without what grows.
+    progress: Progress,
+    /// Rows of the history.
+    history: usize,
+}
+
+impl Mark {
+    /// The progress of this mark, given one that is further.
+    fn of(&self, later: &Progress) -> Progress {
+        let Self { progress: Progress { step, .. }, history } = *self;
+        Progress {
+            history: later.history[..history.min(later.history.len())].to_vec(),
+            rows: later.rows.iter().filter(|row| row.step <= step).cloned().collect(),
+            generations: later.generations.clone(),
+            ..self.progress.clone()
+        }
+    }
+}
+
+impl Run<'_> {
+    /// Remembers where an elastic run stands before a step.
+    pub(in super::super) fn mark(&mut self) {
+        if self.options.elastic.is_some() {
+            self.marks.truncate(MARKS - 1);
+            self.marks.push_front(Mark { progress: self.briefly(), history: self.history.len() });
+        }
+    }
+
+    /// Where the run stands, and where it stood before its last steps; the newest first.
+    pub(super) fn all_progress(&self) -> Vec<Progress> {
+        let now = self.progress();
+        let earlier = self.marks.iter().filter(|mark| mark.progress.step < now.step).map(|mark| mark.of(&now));
+        let earlier: Vec<Progress> = earlier.collect();
+        [now].into_iter().chain(earlier).collect()
+    }
+
+    fn progress(&self) -> Progress {
+        let row = |row: &EpochRow| {
+            let metrics = to_bits(row.metrics.iter().map(|(name, value)| (name.as_str(), *value)));
+            (row.epoch, row.seconds.to_bits(), row.loss.to_bits(), metrics)
+        };
+        Progress {
+            history: self.history.iter().map(row).collect(),
+            rows: self.rows.rows.clone(),
+            generations: self.generations.clone(),
+            ..self.briefly()
+        }
+    }
+
+    /// Where the run stands, without what grows.
+    fn briefly(&self) -> Progress {
+        Progress {
+            step: self.trainer.next_step(),
+            pending: self.pending,
+            ended: self.ended.map(String::from),
+            loss_sum: self.loss_sum.to_bits(),
+            loss_count: self.loss_count,
+            mean_loss: self.mean_loss.to_bits(),
+            best: self.watch.best.map(f64::to_bits),
+            since: self.watch.since,
+            saved_best: self.best.map(f64::to_bits),
+            log: self.log.to_bits(),
+            ..Progress::default()
+        }
+    }
+
+    pub(super) fn take_up(&mut self, progress: Progress) {
+        let row = |(epoch, seconds, loss, metrics): &(usize, u64, u64, Vec<(String, u64)>)| EpochRow {
+            epoch: *epoch,
+            seconds: f64::from_bits(*seconds),
+            loss: f64::from_bits(*loss),
+            metrics: metrics.iter().map(|(name, value)| (name.clone(), f64::from_bits(*value))).collect(),
+        };
+        self.pending = progress.pending;
+        self.ended = progress.ended.as_deref().and_then(|why| ENDS.into_iter().find(|end| *end == why));
+        (self.loss_sum, self.loss_count) = (f64::from_bits(progress.loss_sum), progress.loss_count);
+        self.mean_loss = f64::from_bits(progress.mean_loss);
+        (self.watch.best, self.watch.since) = (progress.best.map(f64::from_bits), progress.since);
+        self.best = progress.saved_best.map(f64::from_bits);
+        self.log = Log::from_bits(progress.log);
+        self.history = progress.history.iter().map(row).collect();
+        self.generations = progress.generations.clone();
+        self.rows = Progress { rows: progress.rows, ..Progress::default() };
+    }
+
+    /// The first rank of a later generation writes on where the one before was.
+    pub(super) fn reopen_record(&mut self) -> Result<(), Error> {
+        // What follows the last step, if it is still to be done, is written with its number.
+        let next = self.trainer.next_step() + usize::from(!self.pending);
+        let first = self.rows.rows.front().map_or(next, |row| row.step.min(next));
+        let mut note = |text: &str| self.observer.note(text);
+        let mut record = Record::reopen(self.options.out.as_ref(), first as u64, &mut note)?;
+        for Row { step, epoch, values } in &self.rows.rows {
+            let values: Vec<(&str, f64)> =
+                values.iter().map(|(name, value)| (name.as_str(), f64::from_bits(*value))).collect();
+            record.write(*step, *epoch, &values, &mut note)?;
+        }
+        self.record = record;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_with_two_rows_is_remembered_with_both_or_not_at_all() {
+        let mut progress = Progress::default();
+        for step in 1..=40 {
+            for name in if step % 5 == 0 { &["step/loss", "eval/loss"][..] } else { &["step/loss"] } {
+                progress.note_row(step, 1, &[(name, 1.0)]);
+            }
+            assert!(progress.rows.len() <= ROWS && progress.rows.len() + 2 > ROWS.min(step));
+            let first = progress.rows.front().unwrap().step;
+            let rows = progress.rows.iter().filter(|row| row.step == first).count();
+            assert_eq!(rows, 1 + usize::from(first.is_multiple_of(5)), "step {first}");
+        }
+    }
+
+    #[test]
+    fn a_run_is_taken_back_to_a_mark() {
+        let row = |epoch: usize| (epoch, 0, 0, Vec::new());
+        let mut later = Progress { step: 11, pending: true, history: vec![row(1), row(2)], ..Progress::default() };
+        (9..=11).for_each(|step| later.note_row(step, 1, &[]));
+        later.loss_count = 3;
+        let before = Progress { step: 10, loss_count: 2, ..Progress::default() };
+        let back = Mark { progress: before, history: 1 }.of(&later);
+        assert_eq!((back.step, back.pending, back.loss_count, back.history.len()), (10, false, 2, 1));
+        assert_eq!(back.rows.iter().map(|row| row.step).collect::<Vec<_>>(), [9, 10]);
+    }
+}
