@@ -10,7 +10,7 @@ use kolo_cluster::elastic::{ElasticConfig, ElasticOptions, Invitation};
 use kolo_cluster::join::{self, Invited};
 use kolo_cluster::{Member, RankInfo};
 use kolo_comm::{Communicator, Fault};
-use kolo_parallel::strategy::{Home, Part};
+use kolo_parallel::strategy::{Home, Part, Strategy};
 use kolo_train::interrupt::Interrupt;
 use kolo_train::record::OutDir;
 use kolo_train::session::{Company, Elastic, GenerationStart, RunOptions};
@@ -41,8 +41,11 @@ pub fn options(args: &Train, job: &Job, workers: usize) -> Result<Option<Elastic
     if !job.reproducible {
         return refused("`job.reproducible = false`", "a lost step is computed again, which must give the same bits");
     }
-    if let Some(strategy) =
-        job.parallel.strategies().find(|one| one.part() == Part::Transfer || one.home() == Home::OnePerHost)
+    let shares_model = |one: &dyn Strategy| one.axis().is_some_and(|(_, ranks)| ranks > 1);
+    if let Some(strategy) = job
+        .parallel
+        .strategies()
+        .find(|one| one.part() == Part::Transfer || one.home() == Home::OnePerHost || shares_model(*one))
     {
         let what = format!("`{}`", strategy.written());
         return refused(

@@ -32,7 +32,8 @@ pub(crate) struct Run {
 impl Run {
     pub fn of(entry: &Entry) -> Self {
         let whole = entry.whole.iter().product();
-        let (tensor, start, size) = (entry.tensor.clone(), entry.start, entry.ty.dtype.bytes());
+        // Whoever has runs apart shares the model, and such a job is not elastic.
+        let (tensor, start, size) = (entry.tensor.clone(), entry.region.start, entry.ty.dtype.bytes());
         Self { tensor, start, elements: entry.ty.elements(), whole, size }
     }
 

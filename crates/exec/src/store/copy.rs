@@ -40,7 +40,7 @@ impl Store {
                     let (data, bytes) = self.run(entry, &kept);
                     places.push((data.cast_const(), bytes));
                     let ty = Type::new(entry.ty.dtype, [kept.len()]);
-                    entries.push(Entry { start: entry.start + kept.start, ty, ..entry.clone() });
+                    entries.push(Entry { region: entry.region.skip(kept.start), ty, ..entry.clone() });
                 }
             }
         }
@@ -52,13 +52,14 @@ impl Store {
         for entry in self.entries.iter().filter(|entry| entry.tensor == tensor) {
             let size = entry.ty.dtype.bytes();
             let given = start..start + bytes.len() / size;
-            let own = entry.start..entry.start + entry.ty.elements();
-            let (from, to) = (given.start.max(own.start), given.end.min(own.end));
-            if from < to {
-                let (data, _) = self.run(entry, &(from - own.start..to - own.start));
-                let bytes = &bytes[(from - given.start) * size..(to - given.start) * size];
-                // SAFETY: `&mut self` is exclusive, and these elements lie in the entry's run.
-                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), data, bytes.len()) };
+            for (local, own, len) in entry.region.runs(0..entry.ty.elements()) {
+                let (from, to) = (given.start.max(own), given.end.min(own + len));
+                if from < to {
+                    let (data, _) = self.run(entry, &(local + from - own..local + to - own));
+                    let bytes = &bytes[(from - given.start) * size..(to - given.start) * size];
+                    // SAFETY: `&mut self` is exclusive, and these elements lie in the entry's run.
+                    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), data, bytes.len()) };
+                }
             }
         }
     }
@@ -167,7 +168,7 @@ mod tests {
         // Each tensor has 32 elements of the memory, with its padding.
         let copier = store.copier_of_runs(&[7..9, 30..33]);
         let found: Vec<(&str, usize, usize)> =
-            copier.entries().iter().map(|e| (e.tensor.as_str(), e.start, e.ty.elements())).collect();
+            copier.entries().iter().map(|e| (e.tensor.as_str(), e.region.start, e.ty.elements())).collect();
         assert_eq!(found, [(first.as_str(), 7, 2), (second.as_str(), 0, 1), ("m", 0, 2)]);
         let mut copy = Vec::new();
         // SAFETY: nobody writes the store here.
@@ -176,7 +177,7 @@ mod tests {
         store.values_mut(&second).unwrap().fill(0.0);
         let parts: Vec<(Entry, Vec<u8>)> =
             copier.split(&copy).map(|(entry, bytes)| (entry.clone(), bytes.to_vec())).collect();
-        parts.iter().for_each(|(entry, bytes)| store.write_run(&entry.tensor, entry.start, bytes));
+        parts.iter().for_each(|(entry, bytes)| store.write_run(&entry.tensor, entry.region.start, bytes));
         assert_eq!(store.values(&first).unwrap()[6..10], [0.0, 3.0, 1.5, 0.0]);
         assert_eq!(store.values(&second).unwrap()[..2], [4.0, 0.0]);
     }
