@@ -366,6 +366,12 @@ pub struct PlanArgs {
     /// Predict the time from this machine's rates, without trying any of the job's kernels
     #[arg(long)]
     pub by_rates: bool,
+    /// Of a model that workers share: where every parameter lies, and every exchange
+    #[arg(long)]
+    pub explain: bool,
+    /// Draw the pipeline's schedule, into an SVG file if one is named
+    #[arg(long, value_name = "FILE", num_args = 0..=1)]
+    pub schedule: Option<Option<PathBuf>>,
     /// Print as JSON
     #[arg(long)]
     pub json: bool,

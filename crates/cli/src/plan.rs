@@ -1,5 +1,6 @@
 //! `kolo plan`: what a job will cost, before anything is allocated.
 
+mod shared;
 mod text;
 
 use crate::args::PlanArgs;
@@ -8,16 +9,18 @@ use crate::load::{self, Kinds};
 use crate::output::println;
 use crate::workers;
 use kolo_exec::Options;
+use kolo_parallel::Purpose;
 use kolo_parallel::mesh::DATA;
 use kolo_plan::{Cost, Fleet, Rates, RunCost};
 use kolo_train::Job;
 use kolo_train::checkpoint;
 use kolo_train::memory_check::{self, HostUsage, Shortage};
-use kolo_train::step::program_of;
+use kolo_train::step::{program_of, raw_graph};
 use kolo_train::supply;
 use kolo_train::trainer::count_beside;
 use kolo_train::trial_run::{self, TrialRun, TrialSetup};
 use serde_json::json;
+use shared::Shared;
 use std::path::Path;
 
 const SECONDS_PER_DAY: f64 = 86_400.0;
@@ -43,6 +46,8 @@ struct Prediction {
     steps: f64,
     /// Bytes of all workers; those of a host may share weights.
     all_bytes: u64,
+    /// If workers share the model.
+    shared: Option<Shared>,
     /// If it does not fit into this machine.
     shortage: Option<Shortage>,
 }
@@ -78,10 +83,18 @@ pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
     };
     check(args)?;
     let prediction = predict(&job, TrialSetup { workers, per_host, threads }, hosts, args)?;
+    if let Some(file) = &args.schedule {
+        let shared = prediction.shared.as_ref();
+        let none = || Failure::usage("the job has no pipeline to draw", "set `parallel.pipeline` to 2 or more, and -n");
+        return shared.ok_or_else(none)?.draw(file.as_deref());
+    }
     if args.json {
         println!("{}", as_json(&job, &prediction));
     } else {
         text::print(&title(&job, args.job.job.as_deref()), &job, &prediction);
+        if let Some(shared) = prediction.shared.as_ref().filter(|_| args.explain) {
+            shared.explain();
+        }
     }
     Ok(())
 }
@@ -116,24 +129,30 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
         let cost = kolo_plan::cost(&program);
         Ok((program, cost))
     })?;
+    let rates = Rates::measure();
+    let shared = Shared::new(job, workers, options, &rates)?;
+    if let Some(largest) = shared.as_ref().and_then(Shared::largest) {
+        cost.memory = largest.cost.memory;
+    }
+    cost.parameters = raw_graph(job, &job.parallel, Purpose::Training)?.parameter_count();
     cost.memory.evaluation = evaluation;
     cost.memory.data = supply::buffer_bytes(job, options.grains * job.grain_batch());
     cost.memory.checkpoint = checkpoint::copied_bytes(job, &program.graph, workers);
     let usage = HostUsage::alike(&cost.memory, per_host, job.parallel.home().is_shared());
     let all_bytes = usage.bytes() * workers.div_ceil(per_host) as u64;
     let shortage = memory_check::shortage(&cost.memory, usage);
-    let rates = Rates::measure();
     // The update happens once per step, not per sample: over a whole run it is part of what a sample costs.
-    let per_sample = cost.flops.total() as f64 * workers as f64 / job.batch as f64;
+    let all = shared.as_ref().map_or(cost.flops.total() as f64 * workers as f64, Shared::flops);
+    let per_sample = all / job.batch as f64;
     let samples = args.samples.unwrap_or(job.split.train_len() as f64);
     let epochs = args.epochs.unwrap_or(job.total_steps as f64 / job.steps_per_epoch as f64);
     // What does not fit cannot be tried.
-    let measured = match shortage.is_none() && !args.by_rates {
+    let measured = match shortage.is_none() && !args.by_rates && shared.is_none() {
         true => Some(trial_run::run(job, &program.graph, setup, trial_run::TIME_LIMIT)?),
         false => None,
     };
     Ok(Prediction {
-        modelled_seconds: kolo_plan::predict_seconds(&program, &rates),
+        modelled_seconds: shared.as_ref().map_or_else(|| kolo_plan::predict_seconds(&program, &rates), Shared::seconds),
         measured,
         setup,
         hosts,
@@ -151,6 +170,7 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
         },
         cost,
         rates,
+        shared,
         shortage,
     })
 }
@@ -188,6 +208,7 @@ fn as_json(job: &Job, p: &Prediction) -> String {
             "compute_ms": tried.compute_seconds * 1e3, "exchange_ms": (p.hosts == 1).then_some(tried.exchange_seconds * 1e3),
             "data_wait_ms": tried.data_wait_seconds() * 1e3, "kinds": tried.kinds, "whole_steps": tried.whole_steps,
         })),
+        "shared": p.shared.as_ref().map(Shared::as_json),
         "rates": {"flops": p.rates.flops, "bytes": p.rates.bytes},
         "run": {
             "samples": p.samples, "epochs": p.epochs, "flops": p.run.flops, "pflop_days": p.run.pflop_days,

@@ -2,6 +2,7 @@
 
 use crate::lane::CommLane;
 use crate::mesh::{DATA, Mesh};
+use crate::pipeline::Schedule;
 use crate::servers::{Roles, Servers};
 use crate::strategy::{Allocation, Facts, Home, Key, Part, Purpose, Refusal, Strategy, StrategyKind};
 use kolo_comm::{Communicator, Fault};
@@ -111,6 +112,11 @@ impl Parallel {
             Ok(graph)
         };
         self.strategies().filter(|one| one.part() == Part::Model).try_fold(graph, split)
+    }
+
+    /// The schedule of a pipeline for so many grains, if there is one.
+    pub fn schedule(&self, mesh: &Mesh, grains: usize) -> Result<Option<Schedule>, Refusal> {
+        self.strategies().find_map(|one| one.schedule(mesh, grains).transpose()).transpose()
     }
 
     /// In which order a rank works on so many grains, if not grain by grain.

@@ -65,6 +65,14 @@ impl Mesh {
     }
 }
 
+/// `2 data × 2 pipeline × 2 tensor`.
+impl std::fmt::Display for Mesh {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let axes: Vec<String> = self.axes.iter().map(|(name, size)| format!("{size} {name}")).collect();
+        f.write_str(&axes.join(" × "))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

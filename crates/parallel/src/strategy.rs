@@ -283,6 +283,11 @@ pub trait Strategy: std::fmt::Debug + Send + Sync {
         Ok(self.rewrite(graph, purpose, mesh))
     }
 
+    /// The schedule of a pipeline for so many grains.
+    fn schedule(&self, _mesh: &Mesh, _grains: usize) -> Result<Option<pipeline::Schedule>, Refusal> {
+        Ok(None)
+    }
+
     /// In which order a rank works on so many grains, if not grain by grain.
     fn order(&self, _mesh: &Mesh, _grains: usize) -> Result<Option<Order>, Refusal> {
         Ok(None)

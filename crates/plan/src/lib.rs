@@ -10,7 +10,9 @@ pub use rates::Rates;
 pub use run::{Fleet, RunCost};
 
 use kolo_exec::{Program, SessionBytes, null};
-use kolo_graph::{Node, Stage, Work};
+use kolo_graph::collective::{Collective, Movement};
+use kolo_graph::{Node, Phase, Stage, ValueId, Work};
+use std::collections::BTreeMap;
 
 /// Numbers by stage: forward, backward, update.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -100,6 +102,33 @@ pub fn memory(program: &Program) -> MemoryPlan {
     let process = PROCESS_BYTES + graph.nodes.len() * BYTES_PER_NODE + options.threads * BYTES_PER_THREAD;
     let (weights, optimizer) = (stored(true), stored(false));
     MemoryPlan { weights, gradients, optimizer, activations, scratch, process, ..MemoryPlan::default() }
+}
+
+/// Bytes that a rank sends in a step, by the axis of the mesh; `ranks` says how many an axis has. A sum is exchanged in two
+/// rounds, in which each rank sends all but its own part.
+pub fn sent_bytes(program: &Program, ranks: &dyn Fn(&str) -> usize) -> BTreeMap<String, u64> {
+    let Program { graph, options, .. } = program;
+    let mut sent: BTreeMap<String, u64> = BTreeMap::new();
+    for (node, phase) in graph.nodes.iter().zip(graph.phases()) {
+        let Some(Collective { axis, movement, .. }) = node.op.collective() else { continue };
+        let n = ranks(axis) as u64;
+        let bytes = |ids: &[ValueId]| ids.iter().map(|id| graph.ty(*id).bytes() as u64).sum::<u64>();
+        let (input, output) = (bytes(&node.inputs), bytes(&node.outputs));
+        let once = match movement {
+            _ if n <= 1 => 0,
+            Movement::SumBucket | Movement::Sum => 2 * (n - 1) * input / n,
+            Movement::ScatterBucket { .. } | Movement::Scatter { .. } | Movement::AllToAll { .. } => {
+                (n - 1) * input / n
+            }
+            Movement::GatherBucket { .. } => (n - 1) * output / n,
+            Movement::Gather { .. } | Movement::Join { .. } => (n - 1) * input,
+            Movement::Send { .. } => input,
+            Movement::Receive { .. } | Movement::Barrier => 0,
+        };
+        let times = if phase == Phase::Grain { options.grains as u64 } else { 1 };
+        *sent.entry(axis.to_string()).or_default() += once * times;
+    }
+    sent
 }
 
 /// Counts a step as its executor will run it.

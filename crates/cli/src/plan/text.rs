@@ -24,6 +24,9 @@ pub fn print(title: &str, job: &Job, p: &Prediction) {
         print_stages(&format!("bytes{scope}"), *times, &format_bytes, bytes);
     }
     print_memory(memory, workers, p.all_bytes);
+    if let Some(shared) = &p.shared {
+        shared.print();
+    }
     if let Some(shortage) = &p.shortage {
         println!("  does not fit      {} on a host, and {shortage}", format_bytes(shortage.needed));
     }
@@ -32,13 +35,14 @@ pub fn print(title: &str, job: &Job, p: &Prediction) {
 }
 
 fn step_title(job: &Job, workers: usize) -> String {
+    let data = job.parallel.data_ranks(workers).unwrap_or(workers);
     let whole = format!("per step of {} samples in {} grains", separated(job.batch as u64), job.grains);
     match workers {
         1 => whole,
         _ => format!(
             "{whole}; each of {workers} workers has {} samples in {} grains",
-            separated((job.batch / workers) as u64),
-            job.grains / workers
+            separated((job.batch / data) as u64),
+            job.grains / data
         ),
     }
 }
@@ -132,7 +136,7 @@ fn parameter_count(count: u64) -> String {
 }
 
 /// `1,234,567`.
-fn separated(count: u64) -> String {
+pub fn separated(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::new();
     for (at, digit) in digits.chars().enumerate() {

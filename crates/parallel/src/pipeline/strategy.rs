@@ -103,7 +103,7 @@ fn refusal(error: &super::ScheduleError) -> Refusal {
 
 impl Pipeline {
     /// The schedule for so many grains of a data rank.
-    pub fn schedule(&self, grains: usize) -> Result<Schedule, Refusal> {
+    pub fn schedule_of(&self, grains: usize) -> Result<Schedule, Refusal> {
         let schedule = match &self.recipe {
             Recipe::Family(name) => {
                 let sizes = Sizes { ranks: self.ranks, micro_batches: grains, chunks: self.chunks };
@@ -142,7 +142,7 @@ impl Pipeline {
 
     /// What a rank does in a step of so many grains.
     fn order_of(&self, rank: usize, grains: usize) -> Result<Order, Refusal> {
-        let schedule = self.schedule(grains)?;
+        let schedule = self.schedule_of(grains)?;
         let verified = verify(&schedule).map_err(|error| refusal(&error))?;
         let split = Self::splits_backward(&schedule)?;
         if split && schedule.stages > schedule.ranks {
@@ -231,6 +231,12 @@ impl Strategy for Pipeline {
         };
         let stages = Stages::cut(training, of_stage.len(), &self.names)?;
         Ok(lower(&graph, &stages, &Ranks { of_stage, ranks, rank: mesh.coordinate(PIPELINE), split_backward }))
+    }
+    fn schedule(&self, mesh: &Mesh, grains: usize) -> Result<Option<Schedule>, Refusal> {
+        match mesh.size(PIPELINE) {
+            1 => Ok(None),
+            _ => self.schedule_of(grains).map(Some),
+        }
     }
     fn order(&self, mesh: &Mesh, grains: usize) -> Result<Option<Order>, Refusal> {
         match mesh.size(PIPELINE) {

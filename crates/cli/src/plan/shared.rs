@@ -1,0 +1,188 @@
+//! The plan of a model that workers share: what each of them holds and sends, and the pipeline's schedule.
+
+use super::text;
+use crate::fail::Failure;
+use crate::load;
+use crate::output::println;
+use kolo_exec::{Options, Program};
+use kolo_graph::sources::Param;
+use kolo_parallel::Mesh;
+use kolo_parallel::mesh::DATA;
+use kolo_parallel::pipeline::{Durations, PIPELINE, ScheduleError, Verified, draw, verify};
+use kolo_plan::{Cost, Rates};
+use kolo_train::Job;
+use kolo_train::machine::format_bytes;
+use kolo_train::step::program_of;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+fn scheduled(error: &ScheduleError) -> Failure {
+    Failure::usage(error.to_string(), "see docs/schedules.md")
+}
+
+/// Columns of a picture.
+const COLUMNS: usize = 120;
+
+/// One of the workers that share a copy of the model.
+pub struct Sharer {
+    pub rank: usize,
+    pub program: Program,
+    pub cost: Cost,
+    /// Bytes that it sends in a step, by axis.
+    pub sent: BTreeMap<String, u64>,
+    pub seconds: f64,
+}
+
+/// All workers of the first copy of the model: the others are like them.
+pub struct Shared {
+    pub sharers: Vec<Sharer>,
+    pub mesh: Mesh,
+    pub bubble: Option<f64>,
+    schedule: Option<Verified>,
+}
+
+impl Shared {
+    pub fn new(job: &Job, workers: usize, options: Options, rates: &Rates) -> Result<Option<Self>, Failure> {
+        let mesh = load::mesh(job, workers, 0)?;
+        let count = workers / mesh.size(DATA);
+        if count == 1 {
+            return Ok(None);
+        }
+        let mut sharers = Vec::new();
+        for rank in 0..count {
+            let mesh = load::mesh(job, workers, rank)?;
+            let program = program_of(job, &job.parallel, &mesh, options)?;
+            let cost = kolo_plan::cost(&program);
+            let sent = kolo_plan::sent_bytes(&program, &|axis| mesh.size(axis));
+            let seconds = kolo_plan::predict_seconds(&program, rates);
+            sharers.push(Sharer { rank, program, cost, sent, seconds });
+        }
+        let schedule = job
+            .parallel
+            .schedule(&mesh, options.grains)
+            .map_err(|refusal| Failure::usage(refusal.message, &refusal.hint))?;
+        let schedule = schedule.map(|one| verify(&one)).transpose().map_err(|error| scheduled(&error))?;
+        let bubble = match &schedule {
+            Some(verified) => {
+                let stages = verified.schedule().stages;
+                let timeline = verified.timeline(&Durations::textbook(stages)).map_err(|error| scheduled(&error))?;
+                Some(timeline.bubble_share())
+            }
+            None => None,
+        };
+        Ok(Some(Self { sharers, mesh, bubble, schedule }))
+    }
+
+    /// Floating-point operations of all workers in a step.
+    pub fn flops(&self) -> f64 {
+        let one: u64 = self.sharers.iter().map(|sharer| sharer.cost.flops.total()).sum();
+        one as f64 * self.mesh.size(DATA) as f64
+    }
+
+    /// Seconds of a step by rates: the slowest worker, and what a pipeline waits.
+    pub fn seconds(&self) -> f64 {
+        let slowest = self.sharers.iter().map(|sharer| sharer.seconds).fold(0.0, f64::max);
+        slowest / (1.0 - self.bubble.unwrap_or(0.0)).max(0.01)
+    }
+
+    /// The worker that holds most.
+    pub fn largest(&self) -> Option<&Sharer> {
+        self.sharers.iter().max_by_key(|sharer| sharer.cost.memory.total())
+    }
+
+    pub fn print(&self) {
+        println!("workers that share the model ({})", self.mesh);
+        println!("  rank  parameters   weights     gradients   optimizer   activations  sent per step");
+        for Sharer { rank, cost, sent, .. } in &self.sharers {
+            let m = &cost.memory;
+            let [weights, gradients, optimizer, activations] =
+                [m.weights, m.gradients, m.optimizer, m.activations].map(|bytes| format_bytes(bytes as u64));
+            let sent: Vec<String> =
+                sent.iter().map(|(axis, bytes)| format!("{axis} {}", format_bytes(*bytes))).collect();
+            let parameters = text::separated(cost.parameters as u64);
+            println!(
+                "  {rank:<5} {parameters:<12} {weights:<11} {gradients:<11} {optimizer:<11} {activations:<12} {}",
+                sent.join(", ")
+            );
+        }
+        if let Some(bubble) = self.bubble {
+            println!(
+                "  bubble            {:.1} % of the pipeline's time, if a backward pass takes two forward passes",
+                bubble * 100.0
+            );
+        }
+    }
+
+    /// Where every parameter lies.
+    pub fn explain(&self) {
+        println!("parameters, and who has which part of them");
+        let mut holders: BTreeMap<&str, Vec<(usize, &Param)>> = BTreeMap::new();
+        for Sharer { rank, program, .. } in &self.sharers {
+            for (_, param) in program.graph.params() {
+                holders.entry(&param.name).or_default().push((*rank, param));
+            }
+        }
+        for (name, shards) in holders {
+            let whole = shards[0].1.whole();
+            let parts: Vec<String> = shards
+                .iter()
+                .map(|(rank, param)| match param.shape == whole {
+                    true => format!("rank {rank}: all"),
+                    false => format!("rank {rank}: {:?}", param.shape),
+                })
+                .collect();
+            println!("  {name} {whole:?}  {}", parts.join(", "));
+        }
+        println!("exchanges of the first rank, in their order");
+        for node in self.sharers[0].program.graph.nodes.iter().filter(|node| node.op.collective().is_some()) {
+            let Some(collective) = node.op.collective() else { continue };
+            let types: Vec<String> =
+                node.outputs.iter().take(3).map(|id| self.sharers[0].program.graph.ty(*id).to_string()).collect();
+            let more =
+                if node.outputs.len() > 3 { format!(" and {} more", node.outputs.len() - 3) } else { String::new() };
+            let scope = if node.scope.is_empty() { "the model's top" } else { &node.scope };
+            println!(
+                "  {:<9} {:<15} {}{more} in {scope}, {}",
+                collective.axis,
+                node.op.name(),
+                types.join(", "),
+                node.stage.name()
+            );
+        }
+    }
+
+    /// Draws the pipeline's schedule, on the terminal or into a file.
+    pub fn draw(&self, file: Option<&Path>) -> Result<(), Failure> {
+        let Some(verified) = &self.schedule else {
+            return Err(Failure::usage("the job has no pipeline to draw", "set `parallel.pipeline` to 2 or more"));
+        };
+        let durations = Durations::textbook(verified.schedule().stages);
+        let timeline = verified.timeline(&durations).map_err(|error| scheduled(&error))?;
+        match file {
+            None => println!("{}", draw::draw_text(verified, &timeline, COLUMNS)),
+            Some(path) => {
+                let picture = draw::draw_svg(verified, &timeline).map_err(|error| scheduled(&error))?;
+                std::fs::write(path, picture).map_err(|error| {
+                    Failure::usage(
+                        format!("cannot write {}: {error}", path.display()),
+                        "name a file that can be written",
+                    )
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn as_json(&self) -> Value {
+        let sharer = |one: &Sharer| {
+            let m = &one.cost.memory;
+            json!({
+                "rank": one.rank, "parameters": one.cost.parameters, "sent_bytes": one.sent,
+                "memory": {"weights": m.weights, "gradients": m.gradients, "optimizer": m.optimizer, "activations": m.activations, "total": m.total()},
+            })
+        };
+        let stages = (self.mesh.size(PIPELINE) > 1).then_some(self.bubble).flatten();
+        json!({"ranks": self.sharers.iter().map(sharer).collect::<Vec<_>>(), "bubble": stages})
+    }
+}
