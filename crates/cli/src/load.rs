@@ -82,6 +82,11 @@ pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Fa
         return Err(Failure::usage(format!("{workers} workers are out of range"), "use a number from 1 to 1024"));
     }
     job.fit_to(workers)?;
+    if workers > 1 && job.parallel.splits_model() {
+        // Told once, before anything is launched.
+        let mesh = mesh(&job, workers, 0)?;
+        kolo_train::step::check_split(&job, &mesh)?;
+    }
     Ok(Arc::new(job))
 }
 

@@ -12,6 +12,10 @@ const POINTS_MAX: usize = 400;
 
 /// The map, if the job is about two classes of points of the plane.
 pub fn decision_map(trainer: &mut Trainer) -> Result<Option<DecisionMap>, Error> {
+    // Workers that share the model would have to draw it together.
+    if trainer.shares_model() {
+        return Ok(None);
+    }
     let job = trainer.job().clone();
     let plane = |field: &Field| field.shape == [2] && field.kind == Kind::Real;
     let two = |field: &Field| field.elements() == 1 && field.kind == Kind::Index { classes: 2 };

@@ -13,6 +13,7 @@ use kolo_models::{Build, Mean, Model};
 use kolo_ops::cross_entropy::CrossEntropy;
 use kolo_ops::fuse::fuse_elementwise;
 use kolo_ops::prelude::*;
+use kolo_parallel::mesh::DATA;
 use kolo_parallel::strategy::Refusal;
 use kolo_parallel::{Mesh, Parallel, Purpose};
 use std::collections::BTreeSet;
@@ -48,6 +49,12 @@ pub fn program_of(job: &Job, parallel: &Parallel, mesh: &Mesh, options: Options)
     let order = parallel.order(mesh, options.grains).map_err(refused)?;
     let options = order.as_ref().map_or(options, |order| options.with_slots(order.slots));
     Ok(Program::new(&job.executor, graph, options).in_order(order))
+}
+
+/// Whether the model can be split as the job says.
+pub fn check_split(job: &Job, mesh: &Mesh) -> Result<(), GraphError> {
+    job.parallel.order(mesh, job.grains / mesh.size(DATA)).map_err(refused)?;
+    graph_of(job, &job.parallel, Purpose::Training, mesh).map(drop)
 }
 
 /// The graph as a single worker would run it, before any rewrite.

@@ -240,6 +240,11 @@ impl Trainer {
         &mut self.store
     }
 
+    /// Whether other workers have parts of the model that this one lacks.
+    pub fn shares_model(&self) -> bool {
+        self.replica.is_some()
+    }
+
     /// The digest of all weights. Workers that share the model call it together.
     pub fn digest(&self) -> Result<String, Error> {
         let shared = self.world.as_deref().filter(|_| self.parallel.splits_model());

@@ -113,7 +113,7 @@ fn an_impossible_layout_names_possible_ones() {
         (3, "tensor=3", "use 2 or 4 workers"),
         (3, "tensor=2", "multiple of 2"),
         (2, "slices=3", "write 2 or 4"),
-        (16, "pipeline=16", "at most 6 stages"),
+        (16, "pipeline=16", "at most 5 stages"),
         (2, "pipeline=2 schedule=2f2b", "gpipe, 1f1b, interleaved"),
         (2, "pipeline=2 chunks=2", "interleaved"),
         (2, "pipeline=2 stages=[\"h.9\"]", "h.1"),

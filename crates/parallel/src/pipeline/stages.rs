@@ -7,7 +7,7 @@ use crate::strategy::Refusal;
 use kolo_graph::graph::Phase;
 use kolo_graph::sources::{GrainSum, Input, Param, State};
 use kolo_graph::{Graph, Node, Stage, ValueId};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 /// Operations that cost as much as a byte of a result.
@@ -33,6 +33,12 @@ fn is_forward(node: &Node, phase: Phase) -> bool {
     node.stage == Stage::Forward && phase == Phase::Grain && !node.op.is::<Input>()
 }
 
+/// The layer that a name belongs to: the shortest beginning of it that is itself a node's name, such as `h.3` of `h.3.attn`.
+fn root<'s>(scope: &'s str, names: &HashSet<&str>) -> &'s str {
+    let ends = scope.match_indices('.').map(|(at, _)| at);
+    ends.map(|end| &scope[..end]).find(|prefix| names.contains(prefix)).unwrap_or(scope)
+}
+
 /// The layers of a model, in order. A layer begins at a named node if no name stands on both sides.
 fn layers(graph: &Graph) -> Vec<Layer> {
     let phases = graph.phases();
@@ -43,7 +49,9 @@ fn layers(graph: &Graph) -> Vec<Layer> {
         .filter(|(node, phase)| is_forward(node, **phase))
         .map(|(node, _)| node)
         .collect();
-    let last: HashMap<&str, usize> = nodes.iter().enumerate().map(|(at, node)| (&*node.scope, at)).collect();
+    let names: HashSet<&str> = nodes.iter().map(|node| &*node.scope).collect();
+    let last: HashMap<&str, usize> =
+        nodes.iter().enumerate().map(|(at, node)| (root(&node.scope, &names), at)).collect();
     let mut layers: Vec<Layer> = Vec::new();
     let mut until = 0;
     for (at, node) in nodes.iter().enumerate() {
@@ -54,7 +62,7 @@ fn layers(graph: &Graph) -> Vec<Layer> {
         }
         let Some(layer) = layers.last_mut() else { continue };
         if named {
-            until = until.max(last[&*node.scope]);
+            until = until.max(last[root(&node.scope, &names)]);
             if !layer.scopes.contains(&node.scope) {
                 layer.scopes.push(node.scope.clone());
             }
@@ -218,8 +226,9 @@ fn named_begins(layers: &[Layer], names: &[String], count: usize) -> Result<Vec<
         match found.filter(|at| begins.last().is_some_and(|last| at > last)) {
             Some(at) => begins.push(at),
             None => {
-                let known: Vec<&str> =
-                    layers.iter().filter_map(|layer| layer.scopes.first()).map(|scope| &**scope).collect();
+                let shortest =
+                    |layer: &Layer| layer.scopes.iter().min_by_key(|scope| scope.len()).map(|scope| scope.to_string());
+                let known: Vec<String> = layers.iter().filter_map(shortest).collect();
                 let message = format!("no stage can begin at `{name}`");
                 return Err(Refusal::new(
                     message,

@@ -97,8 +97,8 @@ pub struct Pipeline {
 
 fn refusal(error: &super::ScheduleError) -> Refusal {
     let text = error.to_string();
-    let (message, hint) = text.split_once("\n  hint: ").unwrap_or((&text, "see docs/schedules.md"));
-    Refusal::of_key(&SCHEDULE, format!("does not fit: {message}"), hint)
+    let message = text.split("\n  hint: ").next().unwrap_or(&text);
+    Refusal::of_key(&SCHEDULE, format!("does not fit: {message}"), error.hint())
 }
 
 impl Pipeline {
