@@ -40,7 +40,7 @@ pub fn graph_of(job: &Job, parallel: &Parallel, purpose: Purpose, mesh: &Mesh) -
 fn refused(refusal: Refusal) -> GraphError {
     let Refusal { key, message, hint } = refusal;
     let message = key.map_or(message.clone(), |key| format!("`parallel.{key}` {message}"));
-    GraphError { op: "the model".into(), scope: String::new(), message, hint, inputs: None }
+    GraphError { op: "`[parallel]`".into(), scope: String::new(), message, hint, inputs: None }
 }
 
 /// What a rank runs in a step with these options: its graph, where everything lies, and the order of its work on grains.

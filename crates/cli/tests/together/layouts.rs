@@ -87,8 +87,11 @@ fn a_checkpoint_of_a_split_model_moves_to_any_layout() {
     for (at, (workers, layout)) in layouts.iter().enumerate() {
         let (next_workers, next) = layouts[(at + 1) % layouts.len()];
         let out = format!("run{at}");
-        let first = ["--set", "train.steps=2", "--out", &out];
-        trained(dir.path(), *workers, layout, &first);
+        let saving = ["--set", "checkpoint.every=2 steps", "--set", "checkpoint.keep=9", "--out", &out];
+        assert_eq!(trained(dir.path(), *workers, layout, &saving), alone);
+        // As if it had been killed before it was done.
+        let checkpoints = dir.path().join(&out).join("checkpoints");
+        std::fs::remove_dir_all(checkpoints.join("step-00000003")).expect("the last checkpoint");
         let last = trained(dir.path(), next_workers, next, &["--resume", "--out", &out]);
         assert_eq!(last, alone, "-n {workers} {layout}, then -n {next_workers} {next}");
     }
@@ -113,7 +116,7 @@ fn an_impossible_layout_names_possible_ones() {
         (3, "tensor=3", "use 2 or 4 workers"),
         (3, "tensor=2", "multiple of 2"),
         (2, "slices=3", "write 2 or 4"),
-        (16, "pipeline=16", "at most 5 stages"),
+        (16, "pipeline=16", "at most 6 stages"),
         (2, "pipeline=2 schedule=2f2b", "gpipe, 1f1b, interleaved"),
         (2, "pipeline=2 chunks=2", "interleaved"),
         (2, "pipeline=2 stages=[\"h.9\"]", "h.1"),
