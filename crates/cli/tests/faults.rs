@@ -58,6 +58,7 @@ const WAITS: &str = "a_hung_rank";
 const TESTS: &[(&str, fn())] = &[
     ("a_killed_rank", a_killed_rank),
     ("a_stopped_rank", a_stopped_rank),
+    ("a_lost_rank_of_a_split_model", a_lost_rank_of_a_split_model),
     ("a_killed_server", a_killed_server),
     ("a_hung_rank", a_hung_rank),
     ("a_killed_launcher", a_killed_launcher),
@@ -273,6 +274,21 @@ fn a_stopped_rank() {
         let (rank, end) = signalled(libc::SIGSTOP, seed, &["--transport", transport]);
         let start = format!("error: rank {rank} on {} was lost during ", host());
         end.check(SOON, 1, &[&start, ": its process was stopped for "]);
+        end.tells_where();
+    }
+}
+
+/// Ranks that wait for a part of the model end as those that wait for a gradient.
+fn a_lost_rank_of_a_split_model() {
+    const SPLIT: [&str; 6] =
+        ["--set", "parallel.slices=2", "--set", "parallel.tensor=2", "--set", "parallel.pipeline=2"];
+    for (seed, number, words) in [
+        (11, libc::SIGKILL, ": it was killed by signal 9 (SIGKILL)"),
+        (12, libc::SIGSTOP, ": its process was stopped for "),
+    ] {
+        let (rank, end) = signalled(number, seed, &SPLIT);
+        let start = format!("error: rank {rank} on {} was lost during ", host());
+        end.check(SOON, 1, &[&start, words]);
         end.tells_where();
     }
 }

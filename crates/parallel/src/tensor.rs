@@ -33,10 +33,16 @@ pub(crate) const SEQUENCE: Key = Key {
     doc: "`tensor`: what is between layers (norms, dropout, residuals) is split along the sequence among the workers of `tensor`; `heads`: all but attention is, among those of `context`",
 };
 
+const WHOLE: Key = Key {
+    name: "whole",
+    value: KeyValue::Names,
+    doc: "layers that every worker of `tensor` computes whole, such as `[\"h.0.*\", \"head\"]`; `*` stands for any text",
+};
+
 pub const KIND: StrategyKind = StrategyKind {
     name: "tensor",
     doc: "tensor parallelism: workers share every layer",
-    keys: &[RANKS, SLICES, SEQUENCE],
+    keys: &[RANKS, SLICES, SEQUENCE, WHOLE],
     read: |settings| {
         let strategy = read(settings)?;
         Ok(strategy.map(|one| Arc::new(one) as Arc<dyn Strategy>))
@@ -70,16 +76,18 @@ fn read(settings: &Settings) -> Result<Option<Tensor>, kolo_graph::settings::Set
         return Ok(None);
     }
     let sequence = sequence == "tensor";
-    Ok((ranks > 1 || slices > 1).then_some(Tensor { ranks, slices, sequence }))
+    Ok((ranks > 1 || slices > 1).then_some(Tensor { ranks, slices, sequence, whole: WHOLE.names(settings)? }))
 }
 
 /// Tensor parallelism with its settings.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Tensor {
     pub ranks: usize,
     pub slices: usize,
     /// Activations between layers are cut along the sequence.
     pub sequence: bool,
+    /// Names of layers that are not split.
+    pub whole: Vec<String>,
 }
 
 impl Strategy for Tensor {
@@ -127,14 +135,15 @@ impl Strategy for Tensor {
         let (ranks, rank) = (mesh.size(TENSOR), mesh.coordinate(TENSOR));
         let slices = if self.slices.is_multiple_of(ranks) { self.slices } else { ranks };
         let tokens = |graph: &Graph| self.sequence.then(|| tokens_of(graph)).flatten();
+        let whole = whole_params(training, &self.whole)?;
         let rules = match purpose {
             // Weights lie as training left them.
             Purpose::Evaluation { .. } => {
-                let rules = Rules { tokens: tokens(training), ..Rules::default() };
+                let rules = Rules { tokens: tokens(training), whole, ..Rules::default() };
                 let trained = plan(training, slices, &rules);
                 Rules { fixed: trained.named(training), tokens: tokens(&graph), ..Rules::default() }
             }
-            Purpose::Training | Purpose::Server => Rules { tokens: tokens(&graph), ..Rules::default() },
+            Purpose::Training | Purpose::Server => Rules { tokens: tokens(&graph), whole, ..Rules::default() },
         };
         let plan = plan(&graph, slices, &rules);
         Ok(lower(&graph, &plan, &Group { axis: TENSOR.into(), ranks, rank }))
@@ -151,4 +160,56 @@ pub(crate) fn tokens_of(graph: &Graph) -> Option<(usize, usize)> {
         _ => None,
     };
     graph.inputs().find_map(|(_, op)| sequence(op))
+}
+
+/// The parameters of the layers that these patterns name; an error for one that names none.
+fn whole_params(graph: &Graph, patterns: &[String]) -> Result<Vec<String>, Refusal> {
+    let mut found = Vec::new();
+    for pattern in patterns {
+        let before = found.len();
+        let fits = |name: &str| {
+            let layer = name.rsplit_once('.').map_or("", |(layer, _)| layer);
+            [name, layer].iter().any(|text| matches(pattern, text))
+        };
+        found.extend(graph.params().filter(|(_, op)| fits(&op.name)).map(|(_, op)| op.name.clone()));
+        if found.len() == before {
+            let names: Vec<&str> = graph.params().map(|(_, op)| op.name.as_str()).take(6).collect();
+            let message = format!("names \"{pattern}\", which is no layer or parameter of the model");
+            return Err(Refusal::of_key(&WHOLE, message, format!("parameters are {} …", names.join(", "))));
+        }
+    }
+    Ok(found)
+}
+
+/// Whether a name matches a pattern, in which `*` stands for any text.
+fn matches(pattern: &str, name: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else { return false };
+    let mut last = None;
+    for part in parts {
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+        last = Some(part);
+    }
+    rest.is_empty() || last.is_some_and(|last| last.is_empty() || name.ends_with(last))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::matches;
+
+    #[test]
+    fn patterns_name_layers() {
+        for (pattern, name, expected) in [
+            ("h.0", "h.0", true),
+            ("h.0", "h.01", false),
+            ("h.*", "h.3.attn.c_proj.weight", true),
+            ("*.bias", "fc.bias", true),
+            ("*.bias", "fc.bias.x", false),
+            ("h.*.attn.*", "h.3.attn.c_proj.weight", true),
+            ("h.*.attn.*", "h.3.mlp.c_proj.weight", false),
+        ] {
+            assert_eq!(matches(pattern, name), expected, "{pattern} {name}");
+        }
+    }
 }
