@@ -131,7 +131,11 @@ pub fn check(kinds: &Kinds, args: &Train, found: Option<usize>) -> Result<Prepar
     let roles = roles(args, started, found.is_some() || args.job.workers.hosts.is_some())?;
     // Of an elastic job's workers, as many share the grains as can.
     let shares = if args.elastic { 1 } else { roles.map_or(started, |roles| roles.workers) };
-    let job = load::job(kinds, &args.job, shares)?;
+    let job = match load::job(kinds, &args.job, shares) {
+        // One that goes with all workers alone is refused below, for what it is.
+        Err(failure) if args.elastic => load::job(kinds, &args.job, started).map_err(|_| failure)?,
+        loaded => loaded?,
+    };
     let elastic = elastic::options(args, &job, started)?;
     if let Some(roles) = roles {
         // Refuses settings that mean nothing to workers with servers.

@@ -118,8 +118,10 @@ pub fn an_elastic_worker_is_replaced() {
 
 /// What a lost worker would take with it, or what could not be computed again.
 pub fn what_an_elastic_job_refuses() {
-    let refused: [(&[&str], &str); 5] = [
+    let refused: [(&[&str], &str); 7] = [
         (&["--set", "parallel.central=true"], "`parallel.central = true`"),
+        (&["--set", "parallel.tensor=2", "--set", "parallel.slices=2"], "`parallel.tensor = 2`"),
+        (&["--set", "parallel.pipeline=2"], "`parallel.pipeline = 2`"),
         (&["--async", "--servers", "1"], "--async"),
         (&["--transport", "mpi"], "--transport mpi"),
         (&["--trace", "trace.json"], "--trace"),
