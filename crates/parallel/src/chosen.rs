@@ -1,5 +1,6 @@
 //! How a job's work is split among its workers: the strategies that it chose, asked as one.
 
+use crate::grain_share::GrainShare;
 use crate::lane::CommLane;
 use crate::mesh::{DATA, Mesh};
 use crate::servers::{Roles, Servers};
@@ -90,6 +91,15 @@ impl Parallel {
         Mesh::new(&axes, rank).ok_or_else(|| {
             Refusal::new(format!("have no rank {rank}"), format!("ranks count from 0 to {}", workers.saturating_sub(1)))
         })
+    }
+
+    /// The grains that a rank computes, of which every rank has so many.
+    pub fn grains(&self, mesh: &Mesh, count: usize) -> GrainShare {
+        let (rank, ranks) = (mesh.coordinate(DATA), mesh.size(DATA));
+        match self.strategies().any(Strategy::takes_turns) {
+            true => GrainShare::turns(rank, ranks, count),
+            false => GrainShare::run(rank, count),
+        }
     }
 
     /// The largest norm of a gradient that the graph for this purpose keeps to, given the job's.

@@ -16,6 +16,7 @@ pub mod central;
 pub mod chosen;
 mod cut;
 pub mod data;
+pub mod grain_share;
 pub mod lane;
 pub mod mesh;
 pub mod narrow;
@@ -27,6 +28,7 @@ pub mod tensor;
 pub mod zero;
 
 pub use chosen::Parallel;
+pub use grain_share::GrainShare;
 pub use kolo_graph::Placement;
 pub use lane::CommLane;
 pub use mesh::Mesh;

@@ -280,6 +280,11 @@ pub trait Strategy: std::fmt::Debug + Send + Sync {
         Ok(None)
     }
 
+    /// Whether ranks take turns in grains: what they compute at a time are neighbours. Otherwise each has a run of them.
+    fn takes_turns(&self) -> bool {
+        false
+    }
+
     /// Whether it goes with ranks that share the model itself.
     fn shares_model(&self) -> bool {
         true

@@ -5,6 +5,8 @@
 //! gathered. Numbers that are needed everywhere though they come from one owner's share, such as the squares under a global
 //! norm, are gathered too.
 
+mod scatter;
+
 use crate::cut::{Others, Owned, Unit, is_piece_of_sum, join};
 use crate::data::{
     BUCKET_MIB, Bucket, buckets, copy_grains, exchange_bucket, is_shared, push_after_grains, push_collective,
@@ -22,11 +24,12 @@ use kolo_graph::sources::{Full, GrainSum, Param, State};
 use kolo_graph::{Graph, Node, Stage, ValueId};
 use kolo_ops::concat::Concat;
 use kolo_ops::optim::RunSquares;
+use scatter::Scatter;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// The last stage that is built.
-const STAGE_MAX: usize = 1;
+const STAGE_MAX: usize = 2;
 
 const ZERO: Key = Key {
     name: "zero",
@@ -71,9 +74,14 @@ impl Strategy for Zero {
     }
     fn rewrite(&self, graph: Graph, purpose: Purpose, mesh: &Mesh) -> Graph {
         match is_shared(purpose, mesh) {
-            true => shard_optimizer(&graph, mesh, self.bucket_bytes),
+            true if self.stage == 1 => shard_optimizer(&graph, mesh, self.bucket_bytes),
+            true => shard_gradients(&graph, mesh, self.bucket_bytes),
             false => graph,
         }
+    }
+    /// So that a sum over ranks is one over neighbouring grains.
+    fn takes_turns(&self) -> bool {
+        self.stage > 1
     }
     /// The others gather what this rank has updated.
     fn home(&self) -> Home {
@@ -92,6 +100,18 @@ pub fn shard_optimizer(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph
     shard(&Owned::cut(graph, mesh.size(DATA), Others::Known), mesh, bucket_bytes)
 }
 
+/// Shards the optimizer and the sums of gradients; the result is this rank's graph, for its every so-manieth grain.
+pub fn shard_gradients(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph {
+    let groups = buckets(graph, bucket_bytes).into_iter().filter(|bucket| bucket.gradients);
+    let owned = Owned::cut_each(graph, groups.map(|bucket| bucket.sums), mesh.size(DATA), Others::Known);
+    let plan = ShardPlan::new(&owned, mesh);
+    let all = buckets(plan.graph, bucket_bytes);
+    let units_of = plan.units(&all);
+    let (mut rebuild, after) = Scatter::new(&plan, &all, &units_of).copy_grains();
+    plan.copy_after(&mut rebuild, &after);
+    plan.finish(rebuild, &all, units_of)
+}
+
 pub(crate) fn shard(owned: &Owned, mesh: &Mesh, bucket_bytes: usize) -> Graph {
     let plan = ShardPlan::new(owned, mesh);
     let (mut rebuild, after) = copy_grains(plan.graph);
@@ -107,20 +127,7 @@ pub(crate) fn shard(owned: &Owned, mesh: &Mesh, bucket_bytes: usize) -> Graph {
         let outputs = push_collective(&mut rebuild.new, op, inputs, &bucket.name);
         units.iter().zip(outputs).for_each(|(unit, new)| rebuild.set(unit.sum, new));
     }
-    // What others' numbers follow from comes first, then the numbers, and so on.
-    let mut done: BTreeSet<ValueId> = BTreeSet::new();
-    for numbers in plan.rounds() {
-        let before = plan.before(&after, &numbers);
-        for node in after.iter().filter(|node| before.contains(&node.outputs[0]) && plan.runs_here(node)) {
-            if done.insert(node.outputs[0]) {
-                rebuild.copy(node);
-            }
-        }
-        plan.gather_numbers(&mut rebuild, numbers);
-    }
-    for node in after.iter().filter(|node| !done.contains(&node.outputs[0]) && plan.runs_here(node)) {
-        rebuild.copy(node);
-    }
+    plan.copy_after(&mut rebuild, &after);
     plan.finish(rebuild, &all, units_of)
 }
 
@@ -132,6 +139,7 @@ struct ShardPlan<'g> {
     graph: &'g Graph,
     units: &'g [Unit],
     rank: usize,
+    ranks: usize,
     /// The owner of each sum, or piece of a sum.
     owners: BTreeMap<ValueId, usize>,
     places: Vec<ValidAt>,
@@ -143,8 +151,8 @@ impl<'g> ShardPlan<'g> {
     fn new(owned: &'g Owned, mesh: &Mesh) -> Self {
         let Owned { graph, units } = owned;
         let owners = units.iter().map(|unit| (unit.sum, unit.owner)).collect();
-        let (rank, places, gathered) = (mesh.coordinate(DATA), Vec::new(), BTreeSet::new());
-        let mut plan = Self { graph, units, rank, owners, places, gathered };
+        let (rank, ranks, places, gathered) = (mesh.coordinate(DATA), mesh.size(DATA), Vec::new(), BTreeSet::new());
+        let mut plan = Self { graph, units, rank, ranks, owners, places, gathered };
         // Each round gathers the numbers that the first conflict needs; a graph has few.
         while let Some(conflict) = plan.propagate().or_else(|| plan.output_elsewhere()) {
             let before = plan.gathered.len();
@@ -152,6 +160,24 @@ impl<'g> ShardPlan<'g> {
             assert!(plan.gathered.len() > before, "an update of several owners' tensors cannot be sharded");
         }
         plan
+    }
+
+    /// Copies what runs after the grains, as far as this rank runs it. What others' numbers follow from comes first, then the
+    /// numbers, and so on.
+    fn copy_after(&self, rebuild: &mut Rebuild<'_>, after: &[&Node]) {
+        let mut done: BTreeSet<ValueId> = BTreeSet::new();
+        for numbers in self.rounds() {
+            let before = self.before(after, &numbers);
+            for node in after.iter().filter(|node| before.contains(&node.outputs[0]) && self.runs_here(node)) {
+                if done.insert(node.outputs[0]) {
+                    rebuild.copy(node);
+                }
+            }
+            self.gather_numbers(rebuild, numbers);
+        }
+        for node in after.iter().filter(|node| !done.contains(&node.outputs[0]) && self.runs_here(node)) {
+            rebuild.copy(node);
+        }
     }
 
     /// The units of each bucket.

@@ -5,7 +5,7 @@ use crate::supply;
 use kolo_data::ReadError;
 use kolo_data::prefetch::{Recipe, Samples};
 use kolo_exec::Feed;
-use std::ops::Range;
+use kolo_parallel::GrainShare;
 use std::sync::OnceLock;
 
 #[derive(Debug)]
@@ -25,9 +25,10 @@ impl HeldBatch {
         recipe: &dyn Recipe,
         job: &Job,
         step: usize,
-        grains: Range<usize>,
+        grains: GrainShare,
     ) -> Result<(), ReadError> {
-        for (local, place) in self.grains[grains].iter().enumerate().filter(|(_, place)| place.get().is_none()) {
+        let places = grains.iter().map(|grain| &self.grains[grain]).enumerate();
+        for (local, place) in places.filter(|(_, place)| place.get().is_none()) {
             let mut samples = Samples::new(recipe, job.grain_batch());
             samples.make(recipe, step, local, &|| true)?;
             let _ = place.set(samples);
