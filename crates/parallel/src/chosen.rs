@@ -138,6 +138,22 @@ impl Parallel {
         self.strategies().filter(|one| one.part() != Part::Model).fold(graph, rewrite)
     }
 
+    /// Whether ranks along the data axis have parameters in shares, so that they run every graph together.
+    pub fn shards_weights(&self, mesh: &Mesh) -> bool {
+        mesh.size(DATA) > 1 && self.strategies().any(Strategy::shards_weights)
+    }
+
+    /// The graph of an evaluation by ranks that have parameters in shares, from their part of the model. `training` is that of
+    /// training.
+    pub fn spread_evaluation(&self, graph: Graph, training: &Graph, mesh: &Mesh) -> Graph {
+        let rewrite = |graph: Graph, one: &dyn Strategy| {
+            let graph = one.rewrite_evaluation(graph, training, mesh);
+            debug_verify(&graph, one.name());
+            graph
+        };
+        self.strategies().filter(|one| one.shards_weights()).fold(graph, rewrite)
+    }
+
     /// The strategy that says where parameters live: the one that asks for the most.
     fn host(&self) -> Option<&dyn Strategy> {
         self.strategies().max_by_key(|one| one.home())

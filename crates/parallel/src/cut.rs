@@ -5,6 +5,7 @@
 //! the bits do not depend on where it is cut. A tensor whose update needs it whole belongs to whoever owns its middle.
 
 use crate::data::{buckets, param_of};
+use kolo_graph::collective::AfterGrains;
 use kolo_graph::graph::Phase;
 use kolo_graph::layout::{all_shown_by, shown_by};
 use kolo_graph::piece::{Join, Piece};
@@ -134,6 +135,23 @@ impl Runs {
     }
 }
 
+/// Shares of tensors that nobody updates: the pieces of each, with their owners.
+pub(crate) fn shares_of(
+    graph: &Graph,
+    groups: impl IntoIterator<Item = Vec<ValueId>>,
+    ranks: usize,
+) -> Vec<(ValueId, Vec<(Range<usize>, usize)>)> {
+    let runs = Runs::new(graph, groups, ranks);
+    let share = |number: usize| {
+        let Summed { id, start, group } = runs.sums[number];
+        let (ty, size) = (graph.ty(id), graph.ty(id).dtype.bytes());
+        let owner = |piece: &Range<usize>| runs.owner(group, start + piece.start * size..start + piece.end * size);
+        let pieces = pieces(&runs.cuts(graph, number), ty.elements());
+        (id, pieces.into_iter().map(|piece| (piece.clone(), owner(&piece))).collect())
+    };
+    (0..runs.sums.len()).map(share).collect()
+}
+
 /// Where the shares of these bytes end, but for the last. Who has less than others so far gets more.
 fn ends(bytes: Range<usize>, loads: &[usize]) -> Vec<usize> {
     let (ranks, all) = (loads.len(), loads.iter().sum::<usize>() + bytes.len());
@@ -218,7 +236,8 @@ impl Family {
                 } else if node.op.is::<SumSquares>() {
                     family.squares.insert(*reader);
                 } else {
-                    is_elementwise(graph, node, &graph.ty(sum).shape).then_some(())?;
+                    let is_view = node.op.is::<AfterGrains>();
+                    (is_view || is_elementwise(graph, node, &graph.ty(sum).shape)).then_some(())?;
                     family.nodes.insert(*reader);
                     let tensors = node.inputs.iter().filter(|id| graph.ty(**id).elements() > 1);
                     todo.extend(tensors.chain(&node.outputs).filter(|id| family.values.insert(**id)));

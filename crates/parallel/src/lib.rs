@@ -3,7 +3,7 @@
 //! | file | strategy |
 //! |---|---|
 //! | [`data`] | data parallelism: sums over grains become sums over all ranks' grains |
-//! | [`zero`] | ZeRO stage 1: each rank keeps and runs its share of the optimizer |
+//! | [`zero`] | ZeRO: each rank keeps its share of the optimizer, of the gradients and of the weights |
 //! | [`central`] | central storage: the ranks of a host share one copy of the weights |
 //! | [`servers`] | parameter servers: workers push gradients, servers update and hand weights back |
 //! | [`narrow`] | gradients travel as bf16 |

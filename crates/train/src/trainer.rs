@@ -183,7 +183,8 @@ impl Trainer {
 
     /// The digest of all weights. Workers that share the model call it together.
     pub fn digest(&self) -> Result<String, Error> {
-        let shared = self.world.as_deref().filter(|_| self.parallel.splits_model());
+        let shards = self.parallel.splits_model() || self.parallel.shards_weights(&self.mesh);
+        let shared = self.world.as_deref().filter(|_| shards);
         crate::weights::digest(&self.store, shared)
     }
 
@@ -364,7 +365,12 @@ impl Trainer {
     /// Names the first op that produced a number that is not finite. The update has not run, so the weights are whole.
     fn explain(&mut self, loss: f32, rate: f32, feed: impl Fn(usize, &mut Feed<'_>)) -> Error {
         let grains = self.session.options().grains;
-        let culprit = (0..grains).find_map(|grain| self.session.find_nonfinite(grain, &feed));
+        let found: Vec<NodeId> = match self.session.exchanges_in_grains() {
+            // All ranks look at all grains, as they exchange tensors in them.
+            true => (0..grains).filter_map(|grain| self.session.find_nonfinite(grain, &feed)).collect(),
+            false => (0..grains).find_map(|grain| self.session.find_nonfinite(grain, &feed)).into_iter().collect(),
+        };
+        let culprit = found.first().copied();
         if let Some(world) = &self.world {
             // The first rank that has the culprit speaks; if none has, the first.
             let mut reporter = [if culprit.is_some() { world.rank() as i64 } else { i64::MAX }];

@@ -5,16 +5,14 @@
 //! summed as soon as the last of its gradients is there, and waited for when the next one is.
 
 use super::ShardPlan;
-use crate::cut::{Unit, is_piece_of_sum};
+use crate::cut::Unit;
 use crate::data::Bucket;
 use crate::mesh::DATA;
 use kolo_graph::collective::AxisSum;
-use kolo_graph::graph::Phase;
 use kolo_graph::piece::Piece;
 use kolo_graph::rewrite::Rebuild;
 use kolo_graph::share::{AxisShare, Pack, packed};
-use kolo_graph::sources::GrainSum;
-use kolo_graph::{Graph, Node, NodeId, Op, Shape, Stage, ValueId};
+use kolo_graph::{Graph, NodeId, Op, Shape, Stage, ValueId};
 use kolo_ops::reduce::Reshape;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,11 +28,6 @@ pub(super) struct Scatter<'p, 'g> {
     pending: Vec<(ValueId, ValueId)>,
 }
 
-/// Whether a node is the sum over grains or a piece of one: both are made anew.
-pub(super) fn is_sum(graph: &Graph, node: &Node) -> bool {
-    node.op.is::<GrainSum>() || is_piece_of_sum(graph, node)
-}
-
 impl<'p, 'g> Scatter<'p, 'g> {
     pub fn new(plan: &'p ShardPlan<'g>, buckets: &'p [Bucket], units_of: &'p [Vec<&'g Unit>]) -> Self {
         let mut complete: BTreeMap<NodeId, Vec<usize>> = BTreeMap::new();
@@ -47,25 +40,6 @@ impl<'p, 'g> Scatter<'p, 'g> {
         Self { plan, buckets, units_of, complete, pending: Vec::new() }
     }
 
-    /// Copies what runs up to the sums over grains, and makes those; what runs after them.
-    pub fn copy_grains(mut self) -> (Rebuild<'g>, Vec<&'g Node>) {
-        let graph = self.plan.graph;
-        let (mut rebuild, mut after) = (Rebuild::new(graph), Vec::new());
-        for ((id, node), phase) in graph.ids().zip(&graph.nodes).zip(graph.phases()) {
-            if is_sum(graph, node) {
-                continue;
-            }
-            if phase == Phase::After {
-                after.push(node);
-                continue;
-            }
-            rebuild.copy(node);
-            self.close(&mut rebuild, id);
-        }
-        self.add_up(&mut rebuild);
-        (rebuild, after)
-    }
-
     /// Starts the sums over ranks of the buckets that this node completes.
     pub fn close(&mut self, rebuild: &mut Rebuild<'g>, made: NodeId) {
         for number in self.complete.remove(&made).unwrap_or_default() {
@@ -73,7 +47,7 @@ impl<'p, 'g> Scatter<'p, 'g> {
             let bucket = &self.buckets[number];
             let terms: Vec<ValueId> = bucket.sums.iter().map(|sum| rebuild.get(term(self.plan.graph, *sum))).collect();
             let new = &mut rebuild.new;
-            let flat = push(new, Pack {}, terms, &bucket.name);
+            let flat = push(new, Pack {}, terms, &bucket.name, Stage::Backward);
             self.pending = match bucket.gradients {
                 true => self.scatter(new, flat, number),
                 false => self.sum(new, flat, bucket),
@@ -87,12 +61,18 @@ impl<'p, 'g> Scatter<'p, 'g> {
         let elements = |unit: &Unit| packed(graph.ty(unit.sum).elements());
         let mut sizes = vec![0; self.plan.ranks];
         self.units_of[number].iter().for_each(|unit| sizes[unit.owner] += elements(unit));
-        let share = push(new, AxisShare { axis: DATA.into(), sizes, rank }, vec![flat], &self.buckets[number].name);
+        let share = push(
+            new,
+            AxisShare { axis: DATA.into(), sizes, rank },
+            vec![flat],
+            &self.buckets[number].name,
+            Stage::Backward,
+        );
         let mut at = 0;
         let term = |unit: &&&Unit| {
             let start = at;
             at += elements(unit);
-            (unit.sum, tensor_at(new, share, start, &graph.ty(unit.sum).shape))
+            (unit.sum, tensor_at(new, share, start, &graph.ty(unit.sum).shape, Stage::Backward))
         };
         self.units_of[number].iter().filter(|unit| unit.owner == rank).collect::<Vec<_>>().iter().map(term).collect()
     }
@@ -100,13 +80,13 @@ impl<'p, 'g> Scatter<'p, 'g> {
     /// Other sums, which all ranks need.
     fn sum(&self, new: &mut Graph, flat: ValueId, bucket: &Bucket) -> Vec<(ValueId, ValueId)> {
         let op = AxisSum { axis: DATA.into(), ranks: self.plan.ranks };
-        let all = push(new, op, vec![flat], &bucket.name);
+        let all = push(new, op, vec![flat], &bucket.name, Stage::Backward);
         let mut at = 0;
         let term = |sum: &ValueId| {
             let ty = self.plan.graph.ty(*sum);
             let start = at;
             at += packed(ty.elements());
-            (*sum, tensor_at(new, all, start, &ty.shape))
+            (*sum, tensor_at(new, all, start, &ty.shape, Stage::Backward))
         };
         bucket.sums.iter().map(term).collect()
     }
@@ -130,17 +110,17 @@ fn term(graph: &Graph, sum: ValueId) -> ValueId {
 }
 
 /// The tensor of this shape that starts at an element of a packed one.
-pub(super) fn tensor_at(graph: &mut Graph, flat: ValueId, start: usize, shape: &Shape) -> ValueId {
-    let piece = push(graph, Piece { start, len: shape.iter().product() }, vec![flat], "");
+pub(super) fn tensor_at(graph: &mut Graph, flat: ValueId, start: usize, shape: &Shape, stage: Stage) -> ValueId {
+    let piece = push(graph, Piece { start, len: shape.iter().product() }, vec![flat], "", stage);
     match shape[..] {
         [_] => piece,
-        _ => push(graph, Reshape { shape: shape.to_vec() }, vec![piece], ""),
+        _ => push(graph, Reshape { shape: shape.to_vec() }, vec![piece], "", stage),
     }
 }
 
 /// Appends a node of one output.
-pub(super) fn push(graph: &mut Graph, op: impl Op, inputs: Vec<ValueId>, name: &str) -> ValueId {
-    match graph.push(Arc::new(op), inputs, name.into(), Stage::Update) {
+pub(super) fn push(graph: &mut Graph, op: impl Op, inputs: Vec<ValueId>, name: &str, stage: Stage) -> ValueId {
+    match graph.push(Arc::new(op), inputs, name.into(), stage) {
         Ok(node) => graph.node(node).outputs[0],
         Err(error) => panic!("a share fits where the whole did: {error}"),
     }

@@ -5,8 +5,9 @@ use kolo_graph::collective::AfterGrains;
 use kolo_graph::graph::Phase;
 use kolo_graph::rewrite::Rebuild;
 use kolo_graph::share::EachGrain;
-use kolo_graph::sources::Param;
+use kolo_graph::sources::{GrainSum, Param};
 use kolo_graph::{Graph, Node, Op, ValueId};
+use kolo_ops::reduce::Reshape;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -23,17 +24,7 @@ pub(super) fn separate(graph: &Graph) -> Graph {
             separate.copy(node, phase);
         }
     }
-    // A result of parameters alone is one of a grain, or of the step where there are sums.
-    let last = if graph.updates.is_empty() { Phase::Grain } else { Phase::After };
-    for (_, id) in graph.outputs.iter().filter(|(_, id)| separate.follows[id.0 as usize]) {
-        let new = separate.get(*id, last);
-        separate.rebuild.set(*id, new);
-    }
-    for (_, id) in graph.updates.iter().filter(|(_, id)| separate.follows[id.0 as usize]) {
-        let new = separate.get(*id, Phase::After);
-        separate.rebuild.set(*id, new);
-    }
-    separate.rebuild.finish()
+    separate.finish()
 }
 
 /// For each value, whether it is a parameter or is computed before the grains from one.
@@ -55,13 +46,47 @@ struct Separate<'g> {
 }
 
 impl Separate<'_> {
+    /// A result of parameters alone is one of a grain, or of the step where there are sums.
+    fn finish(mut self) -> Graph {
+        let old = self.rebuild.old;
+        let has_sums = old.nodes.iter().any(|node| node.op.is::<GrainSum>());
+        let mut results: BTreeMap<ValueId, ValueId> = BTreeMap::new();
+        for (_, id) in &old.outputs {
+            let new = if has_sums { self.get(*id, Phase::After) } else { self.of_grain(*id) };
+            results.insert(*id, new);
+        }
+        let result = |(name, id): &(String, ValueId)| (name.clone(), results[id]);
+        let outputs = old.outputs.iter().map(result).collect();
+        let update = |(state, value): &(ValueId, ValueId)| (self.rebuild.get(*state), self.get(*value, Phase::After));
+        let updates = old.updates.iter().map(update).collect();
+        let mut new = self.rebuild.new;
+        (new.outputs, new.updates) = (outputs, updates);
+        new
+    }
+
+    /// A value as something that a grain leaves behind: never a parameter itself.
+    fn of_grain(&mut self, id: ValueId) -> ValueId {
+        let new = self.get(id, Phase::Grain);
+        let node = self.rebuild.old.maker(id);
+        match node.op.is::<Param>() {
+            true => {
+                let shape = self.rebuild.old.ty(id).shape.to_vec();
+                self.push(Arc::new(Reshape { shape }), vec![new], node)[0]
+            }
+            false => new,
+        }
+    }
+
     fn copy(&mut self, node: &Node, phase: Phase) {
         let reads = |id: &ValueId| self.follows[id.0 as usize];
         if !node.inputs.iter().any(reads) {
             self.rebuild.copy(node);
             return;
         }
-        let inputs = node.inputs.iter().map(|id| self.get(*id, phase)).collect();
+        let inputs = match node.op.is::<GrainSum>() {
+            true => node.inputs.iter().map(|id| self.of_grain(*id)).collect(),
+            false => node.inputs.iter().map(|id| self.get(*id, phase)).collect(),
+        };
         let outputs = self.push(Arc::clone(&node.op), inputs, node);
         node.outputs.iter().zip(outputs).for_each(|(old, new)| self.rebuild.set(*old, new));
     }

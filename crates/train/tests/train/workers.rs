@@ -65,6 +65,8 @@ fn the_number_of_workers_does_not_matter() {
             (2, "zero = 2"),
             (4, "zero = 1"),
             (4, "zero = 2\nbucket_mib = 0"),
+            (2, "zero = 3\nprefetch = 0"),
+            (4, "zero = 3"),
             (8, "zero = 0"),
             (8, "zero = 1"),
         ];
@@ -100,6 +102,7 @@ fn where_tensors_are_cut_does_not_matter() {
             (4, "zero = 1"),
             (4, "zero = 1\nbucket_mib = 0"),
             (4, "zero = 2\nbucket_mib = 0"),
+            (4, "zero = 3"),
             (8, "zero = 1"),
             (8, "zero = 2"),
         ];
