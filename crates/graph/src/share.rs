@@ -57,14 +57,18 @@ impl Op for Pack {
 
 impl Cpu for Pack {
     fn run(&self, cx: &mut CpuCx<'_>) {
-        let mut rest = cx.out_f32(0);
-        for at in 0..cx.inputs.len() {
-            let input = cx.f32(at);
-            let (here, after) = rest.split_at_mut(packed(input.len()));
-            let (values, padding) = here.split_at_mut(input.len());
-            values.copy_from_slice(input);
-            padding.fill(0.0);
-            rest = after;
+        let mut place: *mut f32 = cx.outputs[0].data.cast();
+        for input in cx.inputs {
+            let (data, elements): (*const f32, usize) = (input.data.cast(), input.ty.elements());
+            // SAFETY: the output holds all inputs with the padding behind each. An input that was not made in its place is
+            // other memory.
+            unsafe {
+                if data != place {
+                    std::ptr::copy_nonoverlapping(data, place, elements);
+                    std::ptr::write_bytes(place.add(elements), 0, packed(elements) - elements);
+                }
+                place = place.add(packed(elements));
+            }
         }
     }
 }

@@ -151,9 +151,11 @@ vectorized! {
 
 impl Cases for Dropout {
     fn cases() -> Vec<Case> {
-        let case = |p, stream, shape: &[usize]| Case::new(Dropout { p, stream, first: 0 }, [Arg::real(shape), Arg::rng()]);
-        let large =
-            |shape: &[usize]| Case::new(Dropout { p: 0.1, stream: 9, first: 0 }, [Arg::real(shape).constant(), Arg::rng()]);
+        let case =
+            |p, stream, shape: &[usize]| Case::new(Dropout { p, stream, first: 0 }, [Arg::real(shape), Arg::rng()]);
+        let large = |shape: &[usize]| {
+            Case::new(Dropout { p: 0.1, stream: 9, first: 0 }, [Arg::real(shape).constant(), Arg::rng()])
+        };
         vec![
             case(0.5, 0, &[7]),
             case(0.25, 1, &[3, 5]),

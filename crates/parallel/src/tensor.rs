@@ -7,9 +7,9 @@
 use crate::mesh::Mesh;
 use crate::partition::{Group, Rules, lower, plan};
 use crate::strategy::{Facts, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
+use kolo_graph::settings::Settings;
 use kolo_graph::sources::Input;
 use kolo_graph::{DType, Graph, InputRole};
-use kolo_graph::settings::Settings;
 use kolo_ops::cross_entropy_parts::SLICES_MAX;
 use std::sync::Arc;
 

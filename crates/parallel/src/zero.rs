@@ -22,7 +22,8 @@ use crate::data::{
     read_bucket_bytes,
 };
 use crate::mesh::{DATA, Mesh};
-use crate::strategy::{Home, Key, KeyValue, Part, Purpose, Strategy, StrategyKind};
+use crate::pipeline;
+use crate::strategy::{Facts, Home, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
 use gather::Gather;
 use kolo_graph::collective::{AllGather, AllReduce, ReduceScatter};
 use kolo_graph::graph::Phase;
@@ -109,6 +110,20 @@ impl Strategy for Zero {
     }
     fn shards_weights(&self) -> bool {
         self.stage == STAGE_MAX
+    }
+    fn check(&self, _: Facts, others: &[&dyn Strategy]) -> Result<(), Refusal> {
+        let pipeline = others.iter().find(|other| other.name() == pipeline::strategy::KIND.name);
+        match pipeline.filter(|_| self.stage > 1) {
+            Some(other) => {
+                let message = format!("is {}, which cannot be combined with `{}`", self.stage, other.written());
+                Err(Refusal::of_key(
+                    &ZERO,
+                    message,
+                    "write `zero = 1`: stages of a pipeline keep their own layers alone",
+                ))
+            }
+            None => Ok(()),
+        }
     }
     /// So that a sum over ranks is one over neighbouring grains.
     fn takes_turns(&self) -> bool {

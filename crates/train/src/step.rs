@@ -37,7 +37,8 @@ pub fn graph_of(job: &Job, parallel: &Parallel, purpose: Purpose, mesh: &Mesh) -
         Purpose::Evaluation { .. } if parallel.shards_weights(mesh) => {
             let mut training = tidy(raw_graph(job, parallel, Purpose::Training)?);
             if parallel.splits_model() {
-                training = parallel.split_model(training.clone(), &training, Purpose::Training, mesh);
+                training =
+                    parallel.split_model(training.clone(), &training, Purpose::Training, mesh).map_err(refused)?;
             }
             Ok(parallel.spread_evaluation(graph, &optimise(training), mesh))
         }

@@ -5,6 +5,7 @@
 
 mod alias;
 mod fit;
+mod packs;
 mod planner;
 mod unstored;
 

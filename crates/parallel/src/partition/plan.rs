@@ -197,7 +197,8 @@ impl<'g> Pass<'g> {
         }
         let starts = best.0 == u64::MAX;
         for split in node.op.splits(&inputs, &outputs) {
-            let shards = |(id, placement): (&ValueId, &Placement)| placement.cut().is_some() && self.is_unused_param(*id);
+            let shards =
+                |(id, placement): (&ValueId, &Placement)| placement.cut().is_some() && self.is_unused_param(*id);
             if starts && !node.inputs.iter().zip(&split.inputs).any(shards) {
                 continue;
             }
