@@ -99,7 +99,7 @@ impl Strategy for Zero {
             (false, _) => graph,
             (true, 1) => shard_optimizer(&graph, mesh, self.bucket_bytes),
             (true, 2) => shard_gradients(&graph, mesh, self.bucket_bytes),
-            (true, _) => shard_weights(&graph, mesh, self.prefetch),
+            (true, _) => shard_weights(&graph, mesh, self.bucket_bytes, self.prefetch),
         }
     }
     fn rewrite_evaluation(&self, graph: Graph, training: &Graph, mesh: &Mesh) -> Graph {
@@ -160,11 +160,11 @@ pub fn shard_gradients(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph
 }
 
 /// Shards the weights, too: each rank keeps its run of every layer, and layers are whole while a grain uses them.
-pub fn shard_weights(graph: &Graph, mesh: &Mesh, prefetch: usize) -> Graph {
+pub fn shard_weights(graph: &Graph, mesh: &Mesh, bucket_bytes: usize, prefetch: usize) -> Graph {
     let owned = own_layers(graph, mesh);
     let layers = Layers::of(&owned, mesh.size(DATA));
     let plan = ShardPlan::of_shares(&owned, mesh);
-    let all = buckets_of_layers(plan.graph);
+    let all = buckets_of_layers(plan.graph, bucket_bytes);
     let units_of = plan.units(&all);
     let mut scatter = Scatter::new(&plan, &all, &units_of);
     let mut gather = Gather::new(plan.graph, &layers, plan.rank, prefetch);
@@ -187,17 +187,24 @@ fn own_layers(graph: &Graph, mesh: &Mesh) -> Owned {
     Owned::cut_each(&graph, groups, mesh.size(DATA), Others::Unknown)
 }
 
-/// A bucket for the gradients of each layer, and that of the other sums.
-fn buckets_of_layers(graph: &Graph) -> Vec<Bucket> {
-    let layers = layers_of_sums(graph).into_iter().enumerate();
-    let bucket = |(number, sums)| Bucket {
-        name: format!("gradients.{number}"),
-        params_name: String::new(),
-        sums,
-        gradients: true,
-    };
-    let others = buckets(graph, usize::MAX).into_iter().filter(|bucket| !bucket.gradients);
-    layers.map(bucket).chain(others).collect()
+/// Buckets of at least so many bytes for the gradients of each layer, and that of the other sums.
+fn buckets_of_layers(graph: &Graph, bytes: usize) -> Vec<Bucket> {
+    let mut all: Vec<Bucket> = Vec::new();
+    for layer in layers_of_sums(graph) {
+        let mut size = usize::MAX;
+        for sum in layer {
+            if size >= bytes {
+                let (name, params_name) = (format!("bucket.{}", all.len()), String::new());
+                all.push(Bucket { name, params_name, sums: Vec::new(), gradients: true });
+                size = 0;
+            }
+            size += graph.ty(sum).bytes();
+            let last = all.len() - 1;
+            all[last].sums.push(sum);
+        }
+    }
+    all.extend(buckets(graph, usize::MAX).into_iter().filter(|bucket| !bucket.gradients));
+    all
 }
 
 /// Copies what runs up to the sums over grains, with exchanges in it; what runs after them.

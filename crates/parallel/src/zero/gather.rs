@@ -128,11 +128,19 @@ impl<'p, 'g> Gather<'p, 'g> {
         op.downcast::<Param>()
     }
 
-    /// Keeps this rank's runs of all parameters.
+    /// Keeps this rank's runs of all parameters, those among them that this graph does not read itself: others may gather them.
     pub fn keep_all(&mut self, rebuild: &mut Rebuild<'g>) {
         for node in &self.graph.nodes {
             if let Some(param) = self.kept(node) {
                 self.keep(rebuild, node, param);
+            }
+        }
+        for member in self.layers.0.iter().flat_map(|layer| &layer.members) {
+            if !self.own.contains_key(member.name()) {
+                self.own.extend(member.own(self.rank).map(|op| {
+                    let new = push(&mut rebuild.new, op, Vec::new(), "", Stage::Forward);
+                    (member.name(), new)
+                }));
             }
         }
     }
@@ -145,24 +153,16 @@ impl<'p, 'g> Gather<'p, 'g> {
         let Some(run) = member.runs.iter().find(|run| run.owner == self.rank) else { return };
         if let Some(piece) = node.op.downcast::<Piece>() {
             if run.elements.start == piece.start {
-                rebuild.set(output, self.own[member.name.as_str()]);
+                rebuild.set(output, self.own[member.name()]);
             }
             return;
         }
-        let whole = member.runs.len() == 1;
-        let op = match whole {
-            true => param.clone(),
-            false => Param {
-                shape: vec![run.elements.len()],
-                whole: param.whole().to_vec(),
-                region: param.region().skip(run.elements.start).to_numbers(),
-                ..param.clone()
-            },
-        };
-        let new = push(&mut rebuild.new, op, Vec::new(), &node.scope, node.stage);
-        self.own.insert(member.name.as_str(), new);
-        if whole {
-            rebuild.set(output, new);
+        if let Some(op) = member.own(self.rank) {
+            let new = push(&mut rebuild.new, op, Vec::new(), &node.scope, node.stage);
+            self.own.insert(member.name(), new);
+            if member.runs.len() == 1 {
+                rebuild.set(output, new);
+            }
         }
     }
 
@@ -187,8 +187,7 @@ impl<'p, 'g> Gather<'p, 'g> {
     fn start(&mut self, new: &mut Graph) {
         let Use { layer, stage, .. } = self.uses[self.started];
         let Layer { name, members, sizes } = &self.layers.0[layer];
-        let own: Vec<ValueId> =
-            members.iter().filter_map(|member| self.own.get(member.name.as_str()).copied()).collect();
+        let own: Vec<ValueId> = members.iter().filter_map(|member| self.own.get(member.name()).copied()).collect();
         let name = format!("weights.{name}");
         let input = match own.is_empty() {
             true => {

@@ -23,10 +23,28 @@ pub(super) struct Run {
 /// A parameter of a layer.
 #[derive(Clone, Debug)]
 pub(super) struct Member {
-    pub name: String,
+    /// As a rank would have it that keeps it whole.
+    pub param: Param,
     /// Elements before it in the packed layer.
     pub start: usize,
     pub runs: Vec<Run>,
+}
+
+impl Member {
+    pub fn name(&self) -> &str {
+        &self.param.name
+    }
+
+    /// What a rank keeps of it.
+    pub fn own(&self, rank: usize) -> Option<Param> {
+        let Run { elements, .. } = self.runs.iter().find(|run| run.owner == rank)?;
+        let param = &self.param;
+        if self.runs.len() == 1 {
+            return Some(param.clone());
+        }
+        let region = param.region().skip(elements.start).to_numbers();
+        Some(Param { shape: vec![elements.len()], whole: param.whole().to_vec(), region, ..param.clone() })
+    }
 }
 
 /// Parameters that are gathered together, in the order of memory.
@@ -61,8 +79,8 @@ impl Layers {
         let layer = |(name, ids): (String, Vec<ValueId>)| {
             let (mut start, mut sizes) = (0, vec![0; ranks]);
             let member = |id: &ValueId| {
-                let name = name_of(graph, *id);
-                let member = Member { name: name.into(), start, runs: runs[name].clone() };
+                let param = param_at(graph, *id);
+                let member = Member { param: param.clone(), start, runs: runs[&param.name].clone() };
                 for run in &member.runs {
                     sizes[run.owner] += packed(run.elements.len());
                     start += packed(run.elements.len());
@@ -81,7 +99,7 @@ impl Layers {
             (0..layer.members.len()).map(move |member| (number, member)).collect::<Vec<_>>()
         };
         let all = self.0.iter().enumerate().flat_map(of_layer);
-        all.map(|(layer, member)| (self.0[layer].members[member].name.as_str(), (layer, member))).collect()
+        all.map(|(layer, member)| (self.0[layer].members[member].name(), (layer, member))).collect()
     }
 }
 
@@ -91,8 +109,12 @@ pub(super) fn elements_of(graph: &Graph, unit: &Unit) -> Range<usize> {
     start..start + graph.ty(unit.param).elements()
 }
 
+fn param_at(graph: &Graph, id: ValueId) -> &Param {
+    graph.maker(id).op.downcast().expect("the value of a parameter")
+}
+
 fn name_of(graph: &Graph, id: ValueId) -> &str {
-    graph.maker(id).op.downcast::<Param>().map_or("", |param| &param.name)
+    &param_at(graph, id).name
 }
 
 /// The sums of gradients, layer by layer.

@@ -26,6 +26,8 @@ pub(super) struct Scatter<'p, 'g> {
     complete: BTreeMap<NodeId, Vec<usize>>,
     /// Sums over ranks that were started and not added up: the old sum, the new term.
     pending: Vec<(ValueId, ValueId)>,
+    /// What the last sum over ranks makes.
+    last: Option<ValueId>,
 }
 
 impl<'p, 'g> Scatter<'p, 'g> {
@@ -37,7 +39,7 @@ impl<'p, 'g> Scatter<'p, 'g> {
                 complete.entry(last).or_default().push(number);
             }
         }
-        Self { plan, buckets, units_of, complete, pending: Vec::new() }
+        Self { plan, buckets, units_of, complete, pending: Vec::new(), last: None }
     }
 
     /// Starts the sums over ranks of the buckets that this node completes.
@@ -45,8 +47,11 @@ impl<'p, 'g> Scatter<'p, 'g> {
         for number in self.complete.remove(&made).unwrap_or_default() {
             self.add_up(rebuild);
             let bucket = &self.buckets[number];
-            let terms: Vec<ValueId> = bucket.sums.iter().map(|sum| rebuild.get(term(self.plan.graph, *sum))).collect();
+            let mut terms: Vec<ValueId> =
+                bucket.sums.iter().map(|sum| rebuild.get(term(self.plan.graph, *sum))).collect();
             let new = &mut rebuild.new;
+            // Whoever has nothing of the last bucket waits for it, too: the memory of its gradients is in use until then.
+            terms.extend(self.last.map(|last| push(new, Piece { start: 0, len: 0 }, vec![last], "", Stage::Backward)));
             let flat = push(new, Pack {}, terms, &bucket.name, Stage::Backward);
             self.pending = match bucket.gradients {
                 true => self.scatter(new, flat, number),
@@ -56,7 +61,7 @@ impl<'p, 'g> Scatter<'p, 'g> {
     }
 
     /// This rank's units of a bucket, summed over the ranks.
-    fn scatter(&self, new: &mut Graph, flat: ValueId, number: usize) -> Vec<(ValueId, ValueId)> {
+    fn scatter(&mut self, new: &mut Graph, flat: ValueId, number: usize) -> Vec<(ValueId, ValueId)> {
         let (graph, rank) = (self.plan.graph, self.plan.rank);
         let elements = |unit: &Unit| packed(graph.ty(unit.sum).elements());
         let mut sizes = vec![0; self.plan.ranks];
@@ -68,6 +73,7 @@ impl<'p, 'g> Scatter<'p, 'g> {
             &self.buckets[number].name,
             Stage::Backward,
         );
+        self.last = Some(share);
         let mut at = 0;
         let term = |unit: &&&Unit| {
             let start = at;
@@ -78,9 +84,10 @@ impl<'p, 'g> Scatter<'p, 'g> {
     }
 
     /// Other sums, which all ranks need.
-    fn sum(&self, new: &mut Graph, flat: ValueId, bucket: &Bucket) -> Vec<(ValueId, ValueId)> {
+    fn sum(&mut self, new: &mut Graph, flat: ValueId, bucket: &Bucket) -> Vec<(ValueId, ValueId)> {
         let op = AxisSum { axis: DATA.into(), ranks: self.plan.ranks };
         let all = push(new, op, vec![flat], &bucket.name, Stage::Backward);
+        self.last = Some(all);
         let mut at = 0;
         let term = |sum: &ValueId| {
             let ty = self.plan.graph.ty(*sum);
