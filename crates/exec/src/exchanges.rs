@@ -293,6 +293,10 @@ impl Draft {
                 exchange.cut(input.ty.elements(), ranks);
                 staging.pack(input, dim, ranks, exchange)?;
             }
+            Movement::Share { sizes } => {
+                exchange.kind = ExchangeKind::ReduceScatter;
+                exchange.join(&input.ty, 0, sizes);
+            }
             Movement::AllToAll { split, join } => {
                 exchange.kind = ExchangeKind::AllToAll;
                 exchange.cut(input.ty.elements(), ranks);

@@ -344,15 +344,34 @@ impl Session {
         self.probe.times()
     }
 
-    /// Runs one grain call by call and names the first node with a result that is not finite. Exchanges of a grain are not
-    /// repeated: what the last one brought is looked at again.
+    /// Whether grains exchange tensors.
+    pub fn exchanges_in_grains(&self) -> bool {
+        self.exchanges.is_some() && self.schedule.exchanges.iter().any(|exchange| exchange.phase == Phase::Grain)
+    }
+
+    /// Runs one grain call by call and names the first node with a result that is not finite. Where grains exchange tensors, all
+    /// ranks call it together for every grain.
     pub fn find_nonfinite(&mut self, grain: usize, feed: impl Fn(usize, &mut Feed<'_>)) -> Option<NodeId> {
         feed(grain, &mut Feed { inputs: self.device.inputs(Some(0)) });
-        for (at, item) in self.schedule.grain.iter().enumerate().filter(|(_, item)| item.act == Act::Kernel) {
-            self.device.run(Phase::Grain, at, 0, 0);
-            if !self.device.is_finite(Phase::Grain, at) {
-                return Some(item.node);
+        let (mut found, together) = (None, self.exchanges_in_grains());
+        for (at, item) in self.schedule.grain.iter().enumerate() {
+            let is_kernel = item.act == Act::Kernel;
+            if is_kernel || together && matches!(item.act, Act::Start(_)) {
+                // Whoever waits in vain says so when it exchanges the next time.
+                self.run_item(Phase::Grain, at, item, 0, 0).ok()?;
             }
+            if is_kernel && found.is_none() && !self.device.is_finite(Phase::Grain, at) {
+                found = Some(item.node);
+                if !together {
+                    return found;
+                }
+            }
+        }
+        if let Some(exchanges) = self.exchanges.as_ref().filter(|_| together) {
+            exchanges.wait_phase(&self.schedule, Phase::Grain, 0).ok()?;
+        }
+        if found.is_some() {
+            return found;
         }
         // What an update would take is not made before; the device looks at it as it makes it.
         let taken = self.schedule.after.iter().enumerate().filter_map(|(at, item)| Some((at, item.maker?)));

@@ -47,6 +47,10 @@ pub enum Movement<'a> {
     Scatter {
         dim: usize,
     },
+    /// This rank's run of the sum over the ranks; runs of these sizes, one behind the other.
+    Share {
+        sizes: &'a [usize],
+    },
     /// This rank's part along `split` of every rank's tensor, one after the other along `join`.
     AllToAll {
         split: usize,
@@ -337,6 +341,10 @@ impl Mirror {
     fn run(&self, cx: &CpuCx<'_>) {
         let (from, to) = (&cx.inputs[0], &cx.outputs[0]);
         let bytes = from.ty.dtype.bytes();
+        if from.ty.elements() == 0 {
+            // Who has nothing has zeros of all others. SAFETY: the output holds that many bytes.
+            return unsafe { std::ptr::write_bytes(to.data, 0, to.ty.bytes()) };
+        }
         let mut at = [0; DIMS_MAX];
         let rank = to.ty.rank();
         for element in 0..to.ty.elements() {
@@ -420,6 +428,9 @@ impl Op for AxisJoin {
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let mirror = Mirror { factor: 1, repeats: Some((self.dim, inputs[0].shape[self.dim])) };
+        if inputs[0].data.is_empty() {
+            return vec![Dense::zeros(outputs[0].shape.clone())];
+        }
         vec![Dense::from_fn(outputs[0].shape.clone(), |at| inputs[0].get(&mirror.source(at)[..at.len()]))]
     }
     fn pure(&self) -> bool {

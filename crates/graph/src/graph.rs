@@ -6,6 +6,7 @@
 use crate::collective::{AfterGrains, Receive};
 use crate::op::Op;
 use crate::operand::checked_types;
+use crate::share::EachGrain;
 use crate::sources::{GrainSum, Input, Param, State};
 use crate::steps;
 use crate::types::Type;
@@ -219,7 +220,8 @@ impl Graph {
     pub fn phases(&self) -> Vec<Phase> {
         let mut phases: Vec<Phase> = Vec::with_capacity(self.nodes.len());
         for node in &self.nodes {
-            let per_grain = node.op.downcast::<Input>().is_some_and(|input| !input.per_step)
+            let per_grain = node.op.is::<EachGrain>()
+                || node.op.downcast::<Input>().is_some_and(|input| !input.per_step)
                 || node.op.downcast::<Receive>().is_some_and(|receive| !receive.per_step);
             let own = if per_grain { Phase::Grain } else { Phase::Before };
             let latest =

@@ -21,6 +21,7 @@ pub mod region;
 pub mod rewrite;
 pub mod rng;
 pub mod settings;
+pub mod share;
 pub mod simd;
 pub mod sources;
 pub mod split;

@@ -55,6 +55,7 @@ use kolo_graph::collective::{
     ReduceScatter, Send,
 };
 use kolo_graph::piece::{Join, Piece};
+use kolo_graph::share::{AxisShare, EachGrain, Pack};
 use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
 use kolo_graph::{Builder, OpKind, Tensor};
 
@@ -79,6 +80,9 @@ const SOURCES: &[OpKind] = &[
     OpKind::without_kernels::<AfterGrains>(),
     OpKind::without_kernels::<Piece>(),
     OpKind::of::<Join>(),
+    OpKind::of::<Pack>(),
+    OpKind::of::<AxisShare>(),
+    OpKind::without_kernels::<EachGrain>(),
 ];
 
 /// The kinds of this crate.

@@ -1,5 +1,6 @@
 //! How a job's work is split among its workers: the strategies that it chose, asked as one.
 
+use crate::grain_share::GrainShare;
 use crate::lane::CommLane;
 use crate::mesh::{DATA, Mesh};
 use crate::pipeline::Schedule;
@@ -93,6 +94,15 @@ impl Parallel {
         })
     }
 
+    /// The grains that a rank computes, of which every rank has so many.
+    pub fn grains(&self, mesh: &Mesh, count: usize) -> GrainShare {
+        let (rank, ranks) = (mesh.coordinate(DATA), mesh.size(DATA));
+        match self.strategies().any(Strategy::takes_turns) {
+            true => GrainShare::turns(rank, ranks, count),
+            false => GrainShare::run(rank, count),
+        }
+    }
+
     /// The largest norm of a gradient that the graph for this purpose keeps to, given the job's.
     pub fn clip(&self, clip: Option<f32>, purpose: Purpose) -> Option<f32> {
         self.strategies().fold(clip, |clip, one| one.clip(clip, purpose))
@@ -132,6 +142,22 @@ impl Parallel {
             graph
         };
         self.strategies().filter(|one| one.part() != Part::Model).fold(graph, rewrite)
+    }
+
+    /// Whether ranks along the data axis have parameters in shares, so that they run every graph together.
+    pub fn shards_weights(&self, mesh: &Mesh) -> bool {
+        mesh.size(DATA) > 1 && self.strategies().any(Strategy::shards_weights)
+    }
+
+    /// The graph of an evaluation by ranks that have parameters in shares, from their part of the model. `training` is that of
+    /// training.
+    pub fn spread_evaluation(&self, graph: Graph, training: &Graph, mesh: &Mesh) -> Graph {
+        let rewrite = |graph: Graph, one: &dyn Strategy| {
+            let graph = one.rewrite_evaluation(graph, training, mesh);
+            debug_verify(&graph, one.name());
+            graph
+        };
+        self.strategies().filter(|one| one.shards_weights()).fold(graph, rewrite)
     }
 
     /// The strategy that says where parameters live: the one that asks for the most.

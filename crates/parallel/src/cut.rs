@@ -5,6 +5,7 @@
 //! the bits do not depend on where it is cut. A tensor whose update needs it whole belongs to whoever owns its middle.
 
 use crate::data::{buckets, param_of};
+use kolo_graph::collective::AfterGrains;
 use kolo_graph::graph::Phase;
 use kolo_graph::layout::{all_shown_by, shown_by};
 use kolo_graph::piece::{Join, Piece};
@@ -43,15 +44,27 @@ pub(crate) enum Others {
 }
 
 impl Owned {
-    /// Tensors are cut where shares end, if they can be.
+    /// Tensors are cut where shares end, if they can be. Ranks have equal shares of all parameters together.
     pub fn cut(graph: &Graph, ranks: usize, others: Others) -> Self {
-        let runs = Runs::new(graph, ranks);
+        let gradients = buckets(graph, usize::MAX).into_iter().filter(|bucket| bucket.gradients);
+        Self::cut_each(graph, gradients.map(|bucket| bucket.sums), ranks, others)
+    }
+
+    /// The same for groups of sums, which follow each other in memory: ranks have about equal shares of each group, and equal
+    /// shares of all.
+    pub fn cut_each(
+        graph: &Graph,
+        groups: impl IntoIterator<Item = Vec<ValueId>>,
+        ranks: usize,
+        others: Others,
+    ) -> Self {
+        let runs = Runs::new(graph, groups, ranks);
         let known = Known::new(graph, others);
         let mut rewrite = Rewrite::new(graph);
         for number in 0..runs.sums.len() {
             let cuts = runs.cuts(graph, number);
             if !cuts.is_empty() {
-                Family::of(&known, runs.sums[number].0, cuts).into_iter().for_each(|family| rewrite.add(family));
+                Family::of(&known, runs.sums[number].id, cuts).into_iter().for_each(|family| rewrite.add(family));
             }
         }
         graph.nodes.iter().for_each(|node| rewrite.node(node));
@@ -59,46 +72,97 @@ impl Owned {
     }
 }
 
-/// The sums of gradients, in the order of memory, each with the bytes before it, and how many ranks share them.
+/// The sums of gradients, in the order of memory, and where shares of them end.
 struct Runs {
-    sums: Vec<(ValueId, usize)>,
-    total: usize,
-    ranks: usize,
+    sums: Vec<Summed>,
+    /// Of each group, the byte at which the share of each rank but the last ends.
+    ends: Vec<Vec<usize>>,
+}
+
+/// A sum of gradients.
+#[derive(Clone, Copy, Debug)]
+struct Summed {
+    id: ValueId,
+    /// Bytes of sums before it.
+    start: usize,
+    group: usize,
 }
 
 impl Runs {
-    fn new(graph: &Graph, ranks: usize) -> Self {
-        let gradients = buckets(graph, usize::MAX).into_iter().filter(|bucket| bucket.gradients);
-        let (mut sums, mut total) = (Vec::new(), 0);
-        for id in gradients.flat_map(|bucket| bucket.sums) {
-            sums.push((id, total));
-            total += graph.ty(id).bytes();
+    fn new(graph: &Graph, groups: impl IntoIterator<Item = Vec<ValueId>>, ranks: usize) -> Self {
+        let mut runs = Self { sums: Vec::new(), ends: Vec::new() };
+        let (mut total, mut loads) = (0, vec![0; ranks]);
+        for (group, ids) in groups.into_iter().enumerate() {
+            let (first, start) = (runs.sums.len(), total);
+            for id in ids {
+                runs.sums.push(Summed { id, start: total, group });
+                total += graph.ty(id).bytes();
+            }
+            runs.ends.push(ends(start..total, &loads));
+            for number in first..runs.sums.len() {
+                let (Summed { start, .. }, cuts) = (runs.sums[number], runs.cuts(graph, number));
+                let ty = graph.ty(runs.sums[number].id);
+                for piece in pieces(&cuts, ty.elements()) {
+                    let bytes = piece.len() * ty.dtype.bytes();
+                    let at = start + piece.start * ty.dtype.bytes();
+                    loads[runs.owner(group, at..at + bytes)] += bytes;
+                }
+            }
         }
-        Self { sums, total, ranks }
+        runs
     }
 
-    /// Who owns the middle of these bytes.
-    fn owner(&self, bytes: Range<usize>) -> usize {
+    /// Who owns the middle of these bytes of a group.
+    fn owner(&self, group: usize, bytes: Range<usize>) -> usize {
         let middle = bytes.start + bytes.len() / 2;
-        (middle * self.ranks / self.total.max(1)).min(self.ranks - 1)
+        self.ends[group].partition_point(|end| *end <= middle)
     }
 
     /// The elements of a sum at which it is cut: where shares end, moved to the nearest end of a run of squares. What is on
     /// both sides belongs to different ranks.
     fn cuts(&self, graph: &Graph, number: usize) -> Vec<usize> {
-        let (id, start) = self.sums[number];
+        let Summed { id, start, group } = self.sums[number];
         let (ty, size) = (graph.ty(id), graph.ty(id).dtype.bytes());
-        let ends = (1..self.ranks).map(|rank| self.total * rank / self.ranks);
-        let moved = ends.map(|end| (end.saturating_sub(start) / size + RUN / 2) / RUN * RUN);
+        let moved = self.ends[group].iter().map(|end| (end.saturating_sub(start) / size + RUN / 2) / RUN * RUN);
         let mut cuts: Vec<usize> = moved.filter(|cut| *cut > 0 && *cut < ty.elements()).collect();
         cuts.dedup();
         loop {
             let pieces = pieces(&cuts, ty.elements());
-            let owner = |piece: &Range<usize>| self.owner(start + piece.start * size..start + piece.end * size);
+            let owner = |piece: &Range<usize>| self.owner(group, start + piece.start * size..start + piece.end * size);
             let Some(same) = pieces.windows(2).position(|pair| owner(&pair[0]) == owner(&pair[1])) else { return cuts };
             cuts.remove(same);
         }
     }
+}
+
+/// Shares of tensors that nobody updates: the pieces of each, with their owners.
+pub(crate) fn shares_of(
+    graph: &Graph,
+    groups: impl IntoIterator<Item = Vec<ValueId>>,
+    ranks: usize,
+) -> Vec<(ValueId, Vec<(Range<usize>, usize)>)> {
+    let runs = Runs::new(graph, groups, ranks);
+    let share = |number: usize| {
+        let Summed { id, start, group } = runs.sums[number];
+        let (ty, size) = (graph.ty(id), graph.ty(id).dtype.bytes());
+        let owner = |piece: &Range<usize>| runs.owner(group, start + piece.start * size..start + piece.end * size);
+        let pieces = pieces(&runs.cuts(graph, number), ty.elements());
+        (id, pieces.into_iter().map(|piece| (piece.clone(), owner(&piece))).collect())
+    };
+    (0..runs.sums.len()).map(share).collect()
+}
+
+/// Where the shares of these bytes end, but for the last. Who has less than others so far gets more.
+fn ends(bytes: Range<usize>, loads: &[usize]) -> Vec<usize> {
+    let (ranks, all) = (loads.len(), loads.iter().sum::<usize>() + bytes.len());
+    let wanted: Vec<u128> = loads.iter().map(|load| all.saturating_sub(load * ranks) as u128).collect();
+    let total = wanted.iter().sum::<u128>().max(1);
+    let mut before = 0;
+    let end = |wanted: &u128| {
+        before += wanted;
+        bytes.start + (before * bytes.len() as u128).div_ceil(total) as usize
+    };
+    wanted[..ranks - 1].iter().map(end).collect()
 }
 
 /// The pieces of a tensor that is cut at these elements.
@@ -172,7 +236,8 @@ impl Family {
                 } else if node.op.is::<SumSquares>() {
                     family.squares.insert(*reader);
                 } else {
-                    is_elementwise(graph, node, &graph.ty(sum).shape).then_some(())?;
+                    let is_view = node.op.is::<AfterGrains>();
+                    (is_view || is_elementwise(graph, node, &graph.ty(sum).shape)).then_some(())?;
                     family.nodes.insert(*reader);
                     let tensors = node.inputs.iter().filter(|id| graph.ty(**id).elements() > 1);
                     todo.extend(tensors.chain(&node.outputs).filter(|id| family.values.insert(**id)));
@@ -299,14 +364,14 @@ impl<'g> Rewrite<'g> {
         }
         let params: BTreeMap<&str, ValueId> = old.params().map(|(id, op)| (op.name.as_str(), id)).collect();
         let updated_values = old.updated_values();
-        for (sum, start) in &runs.sums {
+        for Summed { id: sum, start, group } in &runs.sums {
             let param = params[param_of(old, *sum)];
             let updated = updated_values[param.0 as usize].unwrap_or(param);
             let [sums, params, values] = [*sum, param, updated].map(|id| self.parts(id));
             let mut at = *start;
             for ((sum, param), updated) in sums.into_iter().zip(params).zip(values) {
                 let end = at + self.rebuild.new.ty(sum).bytes();
-                units.push(Unit { sum, param, updated, owner: runs.owner(at..end) });
+                units.push(Unit { sum, param, updated, owner: runs.owner(*group, at..end) });
                 at = end;
             }
         }

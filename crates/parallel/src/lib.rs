@@ -3,7 +3,7 @@
 //! | file | strategy |
 //! |---|---|
 //! | [`data`] | data parallelism: sums over grains become sums over all ranks' grains |
-//! | [`zero`] | ZeRO stage 1: each rank keeps and runs its share of the optimizer |
+//! | [`zero`] | ZeRO: each rank keeps its share of the optimizer, of the gradients and of the weights |
 //! | [`central`] | central storage: the ranks of a host share one copy of the weights |
 //! | [`servers`] | parameter servers: workers push gradients, servers update and hand weights back |
 //! | [`narrow`] | gradients travel as bf16 |
@@ -17,6 +17,7 @@ pub mod central;
 pub mod chosen;
 mod cut;
 pub mod data;
+pub mod grain_share;
 pub mod lane;
 pub mod mesh;
 pub mod narrow;
@@ -29,6 +30,7 @@ pub mod tensor;
 pub mod zero;
 
 pub use chosen::Parallel;
+pub use grain_share::GrainShare;
 pub use kolo_graph::Placement;
 pub use lane::CommLane;
 pub use mesh::Mesh;

@@ -277,6 +277,17 @@ pub trait Strategy: std::fmt::Debug + Send + Sync {
         graph
     }
 
+    /// The graph of an evaluation, from that of a single worker or of the strategies before it. `training` is the graph of
+    /// training as it was before this kind of rewrite; only who [shards weights](Strategy::shards_weights) is asked.
+    fn rewrite_evaluation(&self, graph: Graph, _training: &Graph, _mesh: &Mesh) -> Graph {
+        graph
+    }
+
+    /// Whether ranks along the data axis have parameters in shares.
+    fn shards_weights(&self) -> bool {
+        false
+    }
+
     /// Of a strategy that changes the model: the graph of a rank, before ops are fused. `training` is the graph of training
     /// whatever the purpose: parameters lie as that has them.
     fn split(&self, graph: Graph, _training: &Graph, purpose: Purpose, mesh: &Mesh) -> Result<Graph, Refusal> {
@@ -291,6 +302,11 @@ pub trait Strategy: std::fmt::Debug + Send + Sync {
     /// In which order a rank works on so many grains, if not grain by grain.
     fn order(&self, _mesh: &Mesh, _grains: usize) -> Result<Option<Order>, Refusal> {
         Ok(None)
+    }
+
+    /// Whether ranks take turns in grains: what they compute at a time are neighbours. Otherwise each has a run of them.
+    fn takes_turns(&self) -> bool {
+        false
     }
 
     /// Whether it goes with ranks that share the model itself.

@@ -1,9 +1,20 @@
-//! ZeRO stage 1: every rank keeps the optimizer's state of its own run of parameters, updates those, and passes them on.
+//! ZeRO: ranks along the data axis keep shares of what each of them would otherwise keep whole.
 //!
-//! A run is a share of the memory of all parameters and may begin and end inside a tensor. A gradient is summed at its owner
-//! alone, the owner's update runs as it would have run anywhere, so the bits are the same, and the new parameters are
-//! gathered. Numbers that are needed everywhere though they come from one owner's share, such as the squares under a global
-//! norm, are gathered too.
+//! | stage | a rank keeps its share of |
+//! |---|---|
+//! | 1 | the optimizer's state |
+//! | 2 | that and the sums of gradients ([`scatter`]) |
+//! | 3 | that and the weights, which are gathered layer by layer while they are used ([`gather`]) |
+//!
+//! A share is a run of the memory of all parameters and may begin and end inside a tensor; from stage 2 on it is one such run of
+//! every bucket or layer. A gradient is summed at its owner alone, the owner's update runs as it would have run anywhere, so the
+//! bits are the same, and with stages 1 and 2 the new parameters are gathered. Numbers that are needed everywhere though they
+//! come from one owner's share, such as the squares under a global norm, are gathered too.
+
+mod gather;
+mod layers;
+mod scatter;
+mod separate;
 
 use crate::cut::{Others, Owned, Unit, is_piece_of_sum, join};
 use crate::data::{
@@ -11,7 +22,9 @@ use crate::data::{
     read_bucket_bytes,
 };
 use crate::mesh::{DATA, Mesh};
-use crate::strategy::{Home, Key, KeyValue, Part, Purpose, Strategy, StrategyKind};
+use crate::pipeline;
+use crate::strategy::{Facts, Home, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
+use gather::Gather;
 use kolo_graph::collective::{AllGather, AllReduce, ReduceScatter};
 use kolo_graph::graph::Phase;
 use kolo_graph::layout::shown_by;
@@ -22,41 +35,53 @@ use kolo_graph::sources::{Full, GrainSum, Param, State};
 use kolo_graph::{Graph, Node, Stage, ValueId};
 use kolo_ops::concat::Concat;
 use kolo_ops::optim::RunSquares;
+use layers::{Layers, layers_of_sums};
+use scatter::Scatter;
+use separate::separate;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// The last stage that is built.
-const STAGE_MAX: usize = 1;
+const STAGE_MAX: usize = 3;
 
 const ZERO: Key = Key {
     name: "zero",
     value: KeyValue::Count { default: 0, least: 0, most: STAGE_MAX },
-    doc: "1: each worker keeps and runs the optimizer of its own equal run of the parameters, and the new weights are \
-          gathered; same digest, less memory",
+    doc: "1: each worker keeps and runs the optimizer of its own equal run of the parameters; 2: and keeps the gradients of \
+          that run alone; 3: and its weights, and layers are gathered while they are used; same digest, less memory",
+};
+
+const PREFETCH: Key = Key {
+    name: "prefetch",
+    value: KeyValue::Count { default: 1, least: 0, most: usize::MAX },
+    doc: "with `zero = 3`: layers that are gathered before the one in use is done; more hide more of the exchange and take more memory",
 };
 
 pub const KIND: StrategyKind = StrategyKind {
     name: "zero",
-    doc: "ZeRO stage 1: each worker keeps and runs its share of the optimizer",
-    keys: &[ZERO, BUCKET_MIB],
+    doc: "ZeRO: each worker keeps its share of the optimizer (1), of the gradients (2) and of the weights (3)",
+    keys: &[ZERO, PREFETCH, BUCKET_MIB],
     read,
 };
 
 fn read(settings: &Settings) -> Result<Option<Arc<dyn Strategy>>, SettingError> {
     let stage = ZERO.count(settings)?;
     if stage > STAGE_MAX {
-        let message = format!("is {stage}, but only stages 0 and 1 are built");
-        return Err(settings.wrong(ZERO.name, message, "write `zero = 1` to shard the optimizer"));
+        let message = format!("is {stage}, and stages are 0 to {STAGE_MAX}");
+        let hint = "write 1 to shard the optimizer, 2 for the gradients as well, or 3 for the weights, too";
+        return Err(settings.wrong(ZERO.name, message, hint));
     }
-    let bucket_bytes = read_bucket_bytes(settings)?;
-    Ok((stage > 0).then(|| Arc::new(Zero { stage, bucket_bytes }) as Arc<dyn Strategy>))
+    let (bucket_bytes, prefetch) = (read_bucket_bytes(settings)?, PREFETCH.count(settings)?);
+    Ok((stage > 0).then(|| Arc::new(Zero { stage, bucket_bytes, prefetch }) as Arc<dyn Strategy>))
 }
 
-/// A sharded optimizer with its settings.
+/// Shares with their settings.
 #[derive(Clone, Copy, Debug)]
 pub struct Zero {
     pub stage: usize,
     pub bucket_bytes: usize,
+    /// Layers that are gathered before the one in use is done.
+    pub prefetch: usize,
 }
 
 impl Strategy for Zero {
@@ -70,10 +95,39 @@ impl Strategy for Zero {
         format!("parallel.zero = {}", self.stage)
     }
     fn rewrite(&self, graph: Graph, purpose: Purpose, mesh: &Mesh) -> Graph {
-        match is_shared(purpose, mesh) {
-            true => shard_optimizer(&graph, mesh, self.bucket_bytes),
+        match (is_shared(purpose, mesh), self.stage) {
+            (false, _) => graph,
+            (true, 1) => shard_optimizer(&graph, mesh, self.bucket_bytes),
+            (true, 2) => shard_gradients(&graph, mesh, self.bucket_bytes),
+            (true, _) => shard_weights(&graph, mesh, self.bucket_bytes, self.prefetch),
+        }
+    }
+    fn rewrite_evaluation(&self, graph: Graph, training: &Graph, mesh: &Mesh) -> Graph {
+        match self.stage == STAGE_MAX && mesh.size(DATA) > 1 {
+            true => gather_weights(&graph, training, mesh, self.prefetch),
             false => graph,
         }
+    }
+    fn shards_weights(&self) -> bool {
+        self.stage == STAGE_MAX
+    }
+    fn check(&self, _: Facts, others: &[&dyn Strategy]) -> Result<(), Refusal> {
+        let pipeline = others.iter().find(|other| other.name() == pipeline::strategy::KIND.name);
+        match pipeline.filter(|_| self.stage > 1) {
+            Some(other) => {
+                let message = format!("is {}, which cannot be combined with `{}`", self.stage, other.written());
+                Err(Refusal::of_key(
+                    &ZERO,
+                    message,
+                    "write `zero = 1`: stages of a pipeline keep their own layers alone",
+                ))
+            }
+            None => Ok(()),
+        }
+    }
+    /// So that a sum over ranks is one over neighbouring grains.
+    fn takes_turns(&self) -> bool {
+        self.stage > 1
     }
     /// The others gather what this rank has updated.
     fn home(&self) -> Home {
@@ -92,6 +146,100 @@ pub fn shard_optimizer(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph
     shard(&Owned::cut(graph, mesh.size(DATA), Others::Known), mesh, bucket_bytes)
 }
 
+/// Shards the optimizer and the sums of gradients; the result is this rank's graph, for its every so-manieth grain.
+pub fn shard_gradients(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph {
+    let groups = buckets(graph, bucket_bytes).into_iter().filter(|bucket| bucket.gradients);
+    let owned = Owned::cut_each(graph, groups.map(|bucket| bucket.sums), mesh.size(DATA), Others::Known);
+    let plan = ShardPlan::new(&owned, mesh);
+    let all = buckets(plan.graph, bucket_bytes);
+    let units_of = plan.units(&all);
+    let mut scatter = Scatter::new(&plan, &all, &units_of);
+    let (mut rebuild, after) = copy_with(plan.graph, Some(&mut scatter), None);
+    plan.copy_after(&mut rebuild, &after);
+    plan.finish(rebuild, &all, units_of)
+}
+
+/// Shards the weights, too: each rank keeps its run of every layer, and layers are whole while a grain uses them.
+pub fn shard_weights(graph: &Graph, mesh: &Mesh, bucket_bytes: usize, prefetch: usize) -> Graph {
+    let owned = own_layers(graph, mesh);
+    let layers = Layers::of(&owned, mesh.size(DATA));
+    let plan = ShardPlan::of_shares(&owned, mesh);
+    let all = buckets_of_layers(plan.graph, bucket_bytes);
+    let units_of = plan.units(&all);
+    let mut scatter = Scatter::new(&plan, &all, &units_of);
+    let mut gather = Gather::new(plan.graph, &layers, plan.rank, prefetch);
+    let (mut rebuild, after) = copy_with(plan.graph, Some(&mut scatter), Some(&mut gather));
+    plan.copy_after(&mut rebuild, &after);
+    plan.finish_shares(rebuild)
+}
+
+/// The graph of an evaluation, with weights as training keeps them. `training` is that of a rank that keeps them whole.
+fn gather_weights(graph: &Graph, training: &Graph, mesh: &Mesh, prefetch: usize) -> Graph {
+    let layers = Layers::of(&own_layers(training, mesh), mesh.size(DATA));
+    let graph = separate(graph);
+    let mut gather = Gather::new(&graph, &layers, mesh.coordinate(DATA), prefetch);
+    copy_with(&graph, None, Some(&mut gather)).0.finish()
+}
+
+fn own_layers(graph: &Graph, mesh: &Mesh) -> Owned {
+    let graph = separate(graph);
+    let groups = layers_of_sums(&graph);
+    Owned::cut_each(&graph, groups, mesh.size(DATA), Others::Unknown)
+}
+
+/// Buckets of at least so many bytes for the gradients of each layer, and that of the other sums.
+fn buckets_of_layers(graph: &Graph, bytes: usize) -> Vec<Bucket> {
+    let mut all: Vec<Bucket> = Vec::new();
+    for layer in layers_of_sums(graph) {
+        let mut size = usize::MAX;
+        for sum in layer {
+            if size >= bytes {
+                let (name, params_name) = (format!("bucket.{}", all.len()), String::new());
+                all.push(Bucket { name, params_name, sums: Vec::new(), gradients: true });
+                size = 0;
+            }
+            size += graph.ty(sum).bytes();
+            let last = all.len() - 1;
+            all[last].sums.push(sum);
+        }
+    }
+    all.extend(buckets(graph, usize::MAX).into_iter().filter(|bucket| !bucket.gradients));
+    all
+}
+
+/// Copies what runs up to the sums over grains, with exchanges in it; what runs after them.
+fn copy_with<'g>(
+    graph: &'g Graph,
+    mut scatter: Option<&mut Scatter<'_, 'g>>,
+    mut gather: Option<&mut Gather<'_, 'g>>,
+) -> (Rebuild<'g>, Vec<&'g Node>) {
+    let (mut rebuild, mut after) = (Rebuild::new(graph), Vec::new());
+    if let Some(gather) = &mut gather {
+        gather.keep_all(&mut rebuild);
+    }
+    for ((id, node), phase) in graph.ids().zip(&graph.nodes).zip(graph.phases()) {
+        if node.op.is::<GrainSum>() || is_piece_of_sum(graph, node) {
+            continue;
+        }
+        if phase == Phase::After {
+            after.push(node);
+            continue;
+        }
+        match &mut gather {
+            Some(gather) if gather.is_weight(node) || gather.kept(node).is_some() => continue,
+            Some(gather) => gather.copy(&mut rebuild, id, node),
+            None => drop(rebuild.copy(node)),
+        }
+        if let Some(scatter) = &mut scatter {
+            scatter.close(&mut rebuild, id);
+        }
+    }
+    if let Some(scatter) = scatter {
+        scatter.add_up(&mut rebuild);
+    }
+    (rebuild, after)
+}
+
 pub(crate) fn shard(owned: &Owned, mesh: &Mesh, bucket_bytes: usize) -> Graph {
     let plan = ShardPlan::new(owned, mesh);
     let (mut rebuild, after) = copy_grains(plan.graph);
@@ -107,20 +255,7 @@ pub(crate) fn shard(owned: &Owned, mesh: &Mesh, bucket_bytes: usize) -> Graph {
         let outputs = push_collective(&mut rebuild.new, op, inputs, &bucket.name);
         units.iter().zip(outputs).for_each(|(unit, new)| rebuild.set(unit.sum, new));
     }
-    // What others' numbers follow from comes first, then the numbers, and so on.
-    let mut done: BTreeSet<ValueId> = BTreeSet::new();
-    for numbers in plan.rounds() {
-        let before = plan.before(&after, &numbers);
-        for node in after.iter().filter(|node| before.contains(&node.outputs[0]) && plan.runs_here(node)) {
-            if done.insert(node.outputs[0]) {
-                rebuild.copy(node);
-            }
-        }
-        plan.gather_numbers(&mut rebuild, numbers);
-    }
-    for node in after.iter().filter(|node| !done.contains(&node.outputs[0]) && plan.runs_here(node)) {
-        rebuild.copy(node);
-    }
+    plan.copy_after(&mut rebuild, &after);
     plan.finish(rebuild, &all, units_of)
 }
 
@@ -132,8 +267,11 @@ struct ShardPlan<'g> {
     graph: &'g Graph,
     units: &'g [Unit],
     rank: usize,
+    ranks: usize,
     /// The owner of each sum, or piece of a sum.
     owners: BTreeMap<ValueId, usize>,
+    /// A rank knows nothing but its own runs of parameters.
+    shares: bool,
     places: Vec<ValidAt>,
     /// Values of one owner that every rank needs.
     gathered: BTreeSet<ValueId>,
@@ -141,10 +279,19 @@ struct ShardPlan<'g> {
 
 impl<'g> ShardPlan<'g> {
     fn new(owned: &'g Owned, mesh: &Mesh) -> Self {
+        Self::resolved(owned, mesh, false)
+    }
+
+    /// Of ranks that keep shares of the parameters.
+    fn of_shares(owned: &'g Owned, mesh: &Mesh) -> Self {
+        Self::resolved(owned, mesh, true)
+    }
+
+    fn resolved(owned: &'g Owned, mesh: &Mesh, shares: bool) -> Self {
         let Owned { graph, units } = owned;
         let owners = units.iter().map(|unit| (unit.sum, unit.owner)).collect();
-        let (rank, places, gathered) = (mesh.coordinate(DATA), Vec::new(), BTreeSet::new());
-        let mut plan = Self { graph, units, rank, owners, places, gathered };
+        let (rank, ranks, places, gathered) = (mesh.coordinate(DATA), mesh.size(DATA), Vec::new(), BTreeSet::new());
+        let mut plan = Self { graph, units, rank, ranks, owners, shares, places, gathered };
         // Each round gathers the numbers that the first conflict needs; a graph has few.
         while let Some(conflict) = plan.propagate().or_else(|| plan.output_elsewhere()) {
             let before = plan.gathered.len();
@@ -152,6 +299,24 @@ impl<'g> ShardPlan<'g> {
             assert!(plan.gathered.len() > before, "an update of several owners' tensors cannot be sharded");
         }
         plan
+    }
+
+    /// Copies what runs after the grains, as far as this rank runs it. What others' numbers follow from comes first, then the
+    /// numbers, and so on.
+    fn copy_after(&self, rebuild: &mut Rebuild<'_>, after: &[&Node]) {
+        let mut done: BTreeSet<ValueId> = BTreeSet::new();
+        for numbers in self.rounds() {
+            let before = self.before(after, &numbers);
+            for node in after.iter().filter(|node| before.contains(&node.outputs[0]) && self.runs_here(node)) {
+                if done.insert(node.outputs[0]) {
+                    rebuild.copy(node);
+                }
+            }
+            self.gather_numbers(rebuild, numbers);
+        }
+        for node in after.iter().filter(|node| !done.contains(&node.outputs[0]) && self.runs_here(node)) {
+            rebuild.copy(node);
+        }
     }
 
     /// The units of each bucket.
@@ -170,6 +335,9 @@ impl<'g> ShardPlan<'g> {
     /// Gives every value its place; a node that reads values of two owners, if there is one.
     fn propagate(&mut self) -> Option<&'g Node> {
         self.places = vec![None; self.graph.values.len()];
+        for unit in self.units.iter().filter(|_| self.shares) {
+            self.places[unit.param.0 as usize] = Some(unit.owner);
+        }
         let graph = self.graph;
         for (node, phase) in graph.nodes.iter().zip(graph.phases()) {
             // Pieces of several owners are joined after they were gathered.
@@ -227,8 +395,8 @@ impl<'g> ShardPlan<'g> {
 
     /// Whether a node makes a tensor that lives at its owner, however small.
     fn is_tensor(&self, node: &Node) -> bool {
-        let source = node.op.is::<Param>() || node.op.is::<State>() || node.op.is::<GrainSum>();
-        source || is_piece_of_sum(self.graph, node)
+        let op = &self.graph.maker(shown_by(self.graph, node.outputs[0])).op;
+        op.is::<Param>() || op.is::<State>() || op.is::<GrainSum>()
     }
 
     fn runs_here(&self, node: &Node) -> bool {
@@ -302,6 +470,23 @@ impl<'g> ShardPlan<'g> {
         let inputs = &self.graph.maker(id).inputs;
         // What every rank can compute may as well come from the first.
         inputs.iter().find_map(|id| self.places[id.0 as usize]).unwrap_or(0)
+    }
+
+    /// Keeps the updates of this rank's runs, and of what belongs to nobody.
+    fn finish_shares(&self, mut rebuild: Rebuild<'_>) -> Graph {
+        let graph = self.graph;
+        let mut updates: Vec<(ValueId, ValueId)> = Vec::new();
+        for unit in self.units.iter().filter(|unit| unit.owner == self.rank && unit.updated != unit.param) {
+            updates.push((rebuild.get(unit.param), rebuild.get(unit.updated)));
+        }
+        for (state, value) in graph.updates.iter().filter(|(state, _)| !graph.maker(*state).op.is::<Param>()) {
+            if self.places[value.0 as usize].is_none_or(|owner| owner == self.rank) {
+                updates.push((rebuild.get(*state), rebuild.get(*value)));
+            }
+        }
+        rebuild.new.outputs = graph.outputs.iter().map(|(name, id)| (name.clone(), rebuild.get(*id))).collect();
+        rebuild.new.updates = updates;
+        kolo_graph::rewrite::eliminate_dead(rebuild.new)
     }
 
     /// Gathers the parameters bucket by bucket, keeps the updates of this rank and of what belongs to nobody.

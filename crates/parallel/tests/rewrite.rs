@@ -15,6 +15,8 @@ fn apply(name: &str, graph: &Graph) -> Graph {
         "sum_over_ranks" => data::sum_over_ranks(graph, BUCKET_BYTES),
         "shard_optimizer, rank 0 of 2" => zero::shard_optimizer(graph, &rank(0), BUCKET_BYTES),
         "shard_optimizer, rank 1 of 2" => zero::shard_optimizer(graph, &rank(1), BUCKET_BYTES),
+        "shard_gradients, rank 1 of 2" => zero::shard_gradients(graph, &rank(1), BUCKET_BYTES),
+        "shard_weights, rank 0 of 2" => zero::shard_weights(graph, &rank(0), BUCKET_BYTES, 1),
         "share_weights, rank 0 of 2" => central::share_weights(graph, &rank(0), BUCKET_BYTES),
         "worker_graph" => worker_graph(graph),
         "server_graph, server 1 of 2" => server_graph(graph, 2, 1),

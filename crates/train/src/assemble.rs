@@ -13,7 +13,7 @@ use kolo_comm::{Communicator, Fault};
 use kolo_exec::{Collectives, Options, Program, Session, Store};
 use kolo_parallel::mesh::DATA;
 use kolo_parallel::strategy::Allocation;
-use kolo_parallel::{Mesh, Parallel};
+use kolo_parallel::{GrainShare, Mesh, Parallel};
 use kolo_plan::MemoryPlan;
 use std::sync::Arc;
 
@@ -31,8 +31,7 @@ pub(crate) struct Worker {
     pub turns: Option<Arc<Communicator>>,
     /// Those who share one copy of the model with it, if there are any.
     pub replica: Option<Arc<Communicator>>,
-    /// The first of its grains.
-    pub first_grain: usize,
+    pub grains: GrainShare,
 }
 
 impl Worker {
@@ -71,9 +70,9 @@ impl Worker {
         let replica = company.peers().filter(|world| mesh.size(DATA) < world.size());
         let replica = replica.map(|world| world.split(mesh.coordinate(DATA) as i64, mesh.group(DATA) as i64));
         let replica = replica.transpose()?.map(Arc::new);
-        let first_grain = mesh.coordinate(DATA) * options.grains;
+        let grains = parallel.grains(&mesh, options.grains);
         let evaluators = evaluators.unwrap_or_else(Mesh::alone);
-        Ok(Self { store, session, memory, parallel, evaluators, turns, replica, first_grain })
+        Ok(Self { store, session, memory, parallel, evaluators, turns, replica, grains })
     }
 }
 

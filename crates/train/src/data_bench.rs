@@ -5,6 +5,7 @@ use crate::job::Job;
 use crate::supply::TrainingSamples;
 use kolo_data::LoadTimes;
 use kolo_data::prefetch::{Plan, Prefetch, Samples};
+use kolo_parallel::GrainShare;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,7 +34,7 @@ const BATCHES_MIN: usize = 3;
 /// Makes the job's batches with as many loader threads as it has, for about this long. The first batch, which opens files and
 /// takes memory, is not measured.
 pub fn pipeline_rate(job: &Arc<Job>, least: Duration) -> Result<PipelineRate, Error> {
-    let recipe = Arc::new(TrainingSamples { job: Arc::clone(job), first_grain: 0 });
+    let recipe = Arc::new(TrainingSamples { job: Arc::clone(job), grains: GrainShare::run(0, job.grains) });
     let threads = job.loading.threads.max(1);
     let plan = Plan {
         first: 0,

@@ -5,7 +5,7 @@ use crate::supply;
 use kolo_data::ReadError;
 use kolo_data::prefetch::{Maker, Recipe, Samples};
 use kolo_exec::Feed;
-use std::ops::Range;
+use kolo_parallel::GrainShare;
 use std::sync::OnceLock;
 
 #[derive(Debug)]
@@ -25,14 +25,15 @@ impl HeldBatch {
         recipe: &dyn Recipe,
         job: &Job,
         step: usize,
-        grains: Range<usize>,
+        grains: GrainShare,
     ) -> Result<(), ReadError> {
-        if self.grains[grains.clone()].iter().all(|place| place.get().is_some()) {
+        if grains.iter().all(|grain| self.grains[grain].get().is_some()) {
             return Ok(());
         }
         let walk = recipe.walk(step, grains.len());
         let maker = Maker { recipe, walk: walk.as_deref() };
-        for (local, place) in self.grains[grains].iter().enumerate().filter(|(_, place)| place.get().is_none()) {
+        let places = grains.iter().map(|grain| &self.grains[grain]).enumerate();
+        for (local, place) in places.filter(|(_, place)| place.get().is_none()) {
             let mut samples = Samples::new(recipe, job.grain_batch());
             samples.make(maker, step, local, &|| true)?;
             let _ = place.set(samples);

@@ -140,8 +140,12 @@ impl Shortage {
     /// What needs it, and what to do about the largest part.
     fn explain(&self, one: &MemoryPlan, usage: HostUsage) -> String {
         let kinds = [
-            ("weights", one.weights, "take a smaller model"),
-            ("gradients", one.gradients, "take fewer threads or fewer `data.grains`"),
+            ("weights", one.weights, "share them among workers with `parallel.zero = 3`, or take a smaller model"),
+            (
+                "gradients",
+                one.gradients,
+                "share them among workers with `parallel.zero = 2`, or take fewer threads or fewer `data.grains`",
+            ),
             (
                 "optimizer",
                 one.optimizer,

@@ -33,7 +33,18 @@ pub fn graph_of(job: &Job, parallel: &Parallel, purpose: Purpose, mesh: &Mesh) -
         }
         .map_err(refused)?;
     }
-    Ok(parallel.spread(optimise(graph), purpose, mesh))
+    let graph = optimise(graph);
+    match purpose {
+        Purpose::Evaluation { .. } if parallel.shards_weights(mesh) => {
+            let mut training = tidy(raw_graph(job, parallel, Purpose::Training)?);
+            if parallel.splits_model() {
+                training =
+                    parallel.split_model(training.clone(), &training, Purpose::Training, mesh).map_err(refused)?;
+            }
+            Ok(parallel.spread_evaluation(graph, &optimise(training), mesh))
+        }
+        _ => Ok(parallel.spread(graph, purpose, mesh)),
+    }
 }
 
 /// Why a model cannot be split so.

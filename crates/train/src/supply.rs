@@ -12,8 +12,9 @@ use kolo_data::prefetch::{Plan, Prefetch, Recipe, Samples, Tracer, Values};
 use kolo_data::stream::{Route, Walk};
 use kolo_data::{Column, Field, Kind, Purpose, SampleCost, Source, epoch_order};
 use kolo_exec::Feed;
+use kolo_parallel::GrainShare;
 use serde::Serialize;
-use std::ops::{Deref, Range};
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -47,7 +48,7 @@ pub fn buffer_bytes(job: &Job, samples: usize) -> usize {
 #[derive(Debug)]
 pub(crate) struct TrainingSamples<J> {
     pub job: J,
-    pub first_grain: usize,
+    pub grains: GrainShare,
 }
 
 impl<J: Deref<Target = Job> + Send + Sync + std::fmt::Debug> Recipe for TrainingSamples<J> {
@@ -70,7 +71,7 @@ impl<J: Deref<Target = Job> + Send + Sync + std::fmt::Debug> Recipe for Training
     fn choose(&self, step: usize, grain: usize, samples: &mut Vec<usize>) {
         let job = &*self.job;
         let order = epoch_order(job.seed, step / job.steps_per_epoch, job.split.train_len());
-        let start = step % job.steps_per_epoch * job.batch + (self.first_grain + grain) * job.grain_batch();
+        let start = step % job.steps_per_epoch * job.batch + self.grains.at(grain) * job.grain_batch();
         samples.extend((start..start + job.grain_batch()).map(|at| job.split.train(order.at(at))));
     }
 
@@ -169,9 +170,9 @@ pub struct Loader {
 
 impl Supply {
     /// The samples of a worker that computes these grains of each step, on so many lanes.
-    pub fn of_training(job: &Arc<Job>, grains: Range<usize>, lanes: usize) -> Self {
-        let recipe = Arc::new(TrainingSamples { job: Arc::clone(job), first_grain: grains.start });
-        let plan = Plan { grains: grains.len(), samples: job.grain_batch(), ..plan(job, job.total_steps) };
+    pub fn of_training(job: &Arc<Job>, grains: GrainShare, lanes: usize) -> Self {
+        let recipe = Arc::new(TrainingSamples { job: Arc::clone(job), grains });
+        let plan = Plan { grains: grains.count(), samples: job.grain_batch(), ..plan(job, job.total_steps) };
         Self::new(job, recipe, plan, lanes)
     }
 

@@ -23,7 +23,7 @@ use kolo_exec::store::{Saved, Snapshot};
 use kolo_exec::{Alive, Feed, Options, Session, Store};
 use kolo_graph::rng::Stream;
 use kolo_graph::{Graph, NodeId};
-use kolo_parallel::{Mesh, Parallel};
+use kolo_parallel::{GrainShare, Mesh, Parallel};
 use kolo_plan::MemoryPlan;
 use std::sync::Arc;
 
@@ -65,8 +65,8 @@ pub struct Trainer {
     watch: Option<Arc<Watch>>,
     /// Who may stop an evaluation.
     interrupt: Interrupt,
-    /// The first of this rank's grains.
-    first_grain: usize,
+    /// Those of every step that this rank computes.
+    grains: GrainShare,
     /// Where samples come from, from the first step on.
     supply: Option<Supply>,
     /// A copy of the store that is being made: the next update waits for it.
@@ -111,7 +111,7 @@ impl Trainer {
     }
 
     fn assembled(worker: Worker, job: Arc<Job>, company: &Company, options: Options) -> Result<Self, Error> {
-        let Worker { store, session, memory, parallel, evaluators, turns, replica, first_grain } = worker;
+        let Worker { store, session, memory, parallel, evaluators, turns, replica, grains } = worker;
         let dropout_key = Stream::new(job.seed, "dropout").key();
         let inputs = Arc::new(StepInputs::of(session.graph()));
         let mut trainer = Self {
@@ -133,7 +133,7 @@ impl Trainer {
             world: company.peers().cloned(),
             watch: None,
             interrupt: Interrupt::default(),
-            first_grain,
+            grains,
             supply: None,
             copying: None,
             timeline: None,
@@ -247,7 +247,8 @@ impl Trainer {
 
     /// The digest of all weights. Workers that share the model call it together.
     pub fn digest(&self) -> Result<String, Error> {
-        let shared = self.world.as_deref().filter(|_| self.parallel.splits_model());
+        let shards = self.parallel.splits_model() || self.parallel.shards_weights(&self.mesh);
+        let shared = self.world.as_deref().filter(|_| shards);
         crate::weights::digest(&self.store, shared)
     }
 
@@ -315,27 +316,25 @@ impl Trainer {
         &mut self,
         between: impl FnOnce(usize, &mut Session, &mut Store) -> Result<(), Error>,
     ) -> Result<f32, Error> {
-        let (step, first) = (self.step, self.first_grain);
+        let (step, grains) = (self.step, self.grains);
         self.begin_step();
         // Out of the way of the session that it feeds.
         let mut supply = self.supply.take().unwrap_or_else(|| {
-            let Options { grains, lanes, .. } = self.session.options();
-            Supply::of_training(&self.job, first..first + grains, lanes).traced_by(self.timeline.as_ref())
+            Supply::of_training(&self.job, grains, self.session.options().lanes).traced_by(self.timeline.as_ref())
         });
         let ready = supply.begin(step, self.watch.as_deref()).map_err(|error| error.when(|| self.unharmed()));
-        let outcome = ready.and_then(|()| self.run_step(|grain, feed| supply.feed(step, grain - first, feed), between));
+        let outcome = ready.and_then(|()| self.run_step(|local, _, feed| supply.feed(step, local, feed), between));
         self.supply = Some(supply);
         outcome
     }
 
     /// One step on a batch that is kept: the job's next one the first time, and the same ever after.
     pub fn step_on(&mut self, held: &HeldBatch) -> Result<f32, Error> {
-        let (job, first) = (Arc::clone(&self.job), self.first_grain);
-        let grains = first..first + self.session.options().grains;
-        let recipe = TrainingSamples { job: &*job, first_grain: first };
+        let (job, grains) = (Arc::clone(&self.job), self.grains);
+        let recipe = TrainingSamples { job: &*job, grains };
         self.begin_step();
         held.prepare(&recipe, &job, self.step, grains).map_err(|error| Error::from(error).when(|| self.unharmed()))?;
-        self.run_step(|grain, feed| held.feed(&job, grain, feed), |_, _, _| Ok(()))
+        self.run_step(|_, grain, feed| held.feed(&job, grain, feed), |_, _, _| Ok(()))
     }
 
     /// From here on, whatever happens here happens at this step.
@@ -368,25 +367,26 @@ impl Trainer {
 
     /// One step on data from elsewhere.
     pub fn step_with(&mut self, data: impl Fn(usize, &mut Feed<'_>) + Sync) -> Result<f32, Error> {
-        self.run_step(data, |_, _, _| Ok(()))
+        self.run_step(|_, grain, feed| data(grain, feed), |_, _, _| Ok(()))
     }
 
+    /// `data` writes the samples of a grain, which is known by its number among this rank's and by its number in the step.
     fn run_step(
         &mut self,
-        data: impl Fn(usize, &mut Feed<'_>) + Sync,
+        data: impl Fn(usize, usize, &mut Feed<'_>) + Sync,
         between: impl FnOnce(usize, &mut Session, &mut Store) -> Result<(), Error>,
     ) -> Result<f32, Error> {
         let job = Arc::clone(&self.job);
         let rate = job.schedule.rate(job.optimizer.lr(), self.step) as f32;
         let (step, key) = (self.step, self.dropout_key);
-        let (first, watch, inputs) = (self.first_grain, self.watch.clone(), Arc::clone(&self.inputs));
+        let (grains, watch, inputs) = (self.grains, self.watch.clone(), Arc::clone(&self.inputs));
         let feed = |local: usize, feed: &mut Feed<'_>| {
-            let grain = first + local;
+            let grain = grains.at(local);
             if let Some(watch) = &watch {
                 watch.touch();
             }
             inputs.feed_rng(feed, key, step, grain * job.grain_batch());
-            data(grain, feed);
+            data(local, grain, feed);
         };
         let scalars = |feed: &mut Feed<'_>| inputs.feed_step(feed, rate, step + 1);
         if let Some(watch) = &self.watch {
@@ -436,7 +436,12 @@ impl Trainer {
     /// Names the first op that produced a number that is not finite. The update has not run, so the weights are whole.
     fn explain(&mut self, loss: f32, rate: f32, feed: impl Fn(usize, &mut Feed<'_>)) -> Error {
         let grains = self.session.options().grains;
-        let culprit = (0..grains).find_map(|grain| self.session.find_nonfinite(grain, &feed));
+        let found: Vec<NodeId> = match self.session.exchanges_in_grains() {
+            // All ranks look at all grains, as they exchange tensors in them.
+            true => (0..grains).filter_map(|grain| self.session.find_nonfinite(grain, &feed)).collect(),
+            false => (0..grains).find_map(|grain| self.session.find_nonfinite(grain, &feed)).into_iter().collect(),
+        };
+        let culprit = found.first().copied();
         if let Some(world) = &self.world {
             // The first rank that has the culprit speaks; if none has, the first.
             let mut reporter = [if culprit.is_some() { world.rank() as i64 } else { i64::MAX }];

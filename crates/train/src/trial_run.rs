@@ -14,6 +14,7 @@ use kolo_exec::{ExchangeError, Feed, Memory, Options, Program, Session, Store};
 use kolo_graph::collective::{AllGather, AllReduce, Barrier, ReduceScatter};
 use kolo_graph::layout::align;
 use kolo_graph::{Graph, Node};
+use kolo_parallel::GrainShare;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread::ScopedJoinHandle;
@@ -128,12 +129,13 @@ fn alone(
         Memory::try_new(Store::params_bytes(graph)).map_err(|error| Error::from(Box::new(error) as ExchangeError))?;
     let store = Store::in_memory(graph, memory);
     let mut session = Session::compile(Program::new(&job.executor, graph.clone(), options), &store, None)?;
-    let first = rank * options.grains;
-    let recipe = TrainingSamples { job, first_grain: first };
+    // Any will do.
+    let grains = GrainShare::run(rank, options.grains);
+    let recipe = TrainingSamples { job, grains };
     let by_lanes = supply::by_lanes(job, options.grains * job.grain_batch());
     let (held, begin) = (HeldBatch::new(job), Instant::now());
     if !by_lanes {
-        held.prepare(&recipe, job, 0, first..first + options.grains)?;
+        held.prepare(&recipe, job, 0, grains)?;
     }
     let making = if by_lanes { 0.0 } else { begin.elapsed().as_secs_f64() };
     let data = |grain: usize, feed: &mut Feed<'_>| match by_lanes {
@@ -141,7 +143,7 @@ fn alone(
             let mut numbers = Vec::with_capacity(job.grain_batch());
             supply::fill(&recipe, &job.fields, (0, grain), &mut numbers, feed);
         }
-        false => held.feed(job, first + grain, feed),
+        false => held.feed(job, grains.at(grain), feed),
     };
     let inputs = StepInputs::of(graph);
     let scalars = |feed: &mut Feed<'_>| inputs.feed_step(feed, 1.0, 1);

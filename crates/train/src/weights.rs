@@ -46,7 +46,7 @@ pub fn digest(store: &Store, world: Option<&Communicator>) -> Result<String, Err
     for (rank, shards) in all.iter().enumerate() {
         for shard in shards {
             let known = holders.entry(&shard.tensor).or_default();
-            if !known.iter().any(|(_, other)| other.region == shard.region) {
+            if !known.iter().any(|(_, other)| *other == shard) {
                 known.push((rank, shard));
             }
         }

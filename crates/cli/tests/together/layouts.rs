@@ -51,10 +51,13 @@ fn a_split_gpt_has_the_weights_of_one_worker() {
         (2, "tensor=2"),
         (2, "pipeline=2"),
         (4, "tensor=2 zero=1"),
+        (2, "zero=2"),
+        (4, "zero=3"),
         (4, "pipeline=2 schedule=zero-bubble"),
         (4, "pipeline=2 chunks=2 schedule=interleaved zero=1"),
         (4, "tensor=2 pipeline=2 schedule=gpipe"),
         (8, "tensor=2 pipeline=2 zero=1"),
+        (8, "tensor=2 zero=3"),
     ];
     agree(GPT, &layouts);
 }
@@ -83,7 +86,7 @@ fn a_checkpoint_of_a_split_model_moves_to_any_layout() {
     std::fs::write(dir.path().join("job.toml"), GPT).expect("a job file");
     let alone = trained(dir.path(), 1, "", &[]);
     let layouts =
-        [(4, "tensor=2 pipeline=2"), (2, "tensor=2"), (2, "pipeline=2 chunks=2 schedule=interleaved"), (1, "")];
+        [(4, "tensor=2 pipeline=2"), (4, "tensor=2 zero=3"), (2, "pipeline=2 chunks=2 schedule=interleaved"), (1, "")];
     for (at, (workers, layout)) in layouts.iter().enumerate() {
         let (next_workers, next) = layouts[(at + 1) % layouts.len()];
         let out = format!("run{at}");
@@ -115,6 +118,7 @@ fn an_impossible_layout_names_possible_ones() {
         (4, "tensor=4", "write `slices = 4`"),
         (3, "tensor=3", "use 2 or 4 workers"),
         (3, "tensor=2", "multiple of 2"),
+        (4, "pipeline=2 zero=3", "write `zero = 1`"),
         (2, "slices=3", "write 2 or 4"),
         (16, "pipeline=16", "at most 6 stages"),
         (2, "pipeline=2 schedule=2f2b", "gpipe, 1f1b, interleaved"),

@@ -5,6 +5,7 @@
 
 mod alias;
 mod fit;
+mod packs;
 mod planner;
 mod unstored;
 
@@ -129,19 +130,26 @@ pub fn plan(graph: &Graph, grains: usize, lanes: usize, abilities: &dyn Abilitie
 }
 
 /// The order to run in: each phase in graph order, but a sum over grains right after its term, so that the term's memory
-/// is free again at once. The order of the sums is the order in which gradients become ready.
+/// is free again at once; a sum of what is exchanged stays where it is, so that others run meanwhile. The order of the sums is
+/// the order in which gradients become ready.
 fn schedule(graph: &Graph, layout: &mut Layout) {
     let live = crate::rewrite::live_nodes(graph);
     let phases = graph.phases();
     let readers = graph.readers();
+    let shown = all_shown_by(graph);
+    let follows_term = |id: NodeId| {
+        let term = graph.node(id).inputs[0];
+        let maker = graph.maker(term);
+        let exchanged = graph.maker(shown[term.0 as usize]).op.collective().is_some();
+        let per_grain = phases[graph.value(term).node.0 as usize] == Phase::Grain;
+        per_grain && !maker.inputs.is_empty() && !exchanged
+    };
     let ids: Vec<NodeId> = graph.ids().filter(|id| live[id.0 as usize] && !layout.unstored.makes(*id)).collect();
     for id in ids {
         let node = graph.node(id);
         layout.after.extend(layout.unstored.taken_by(id).map(|taken| taken.product));
         if node.op.is::<GrainSum>() {
-            let made = phases[graph.value(node.inputs[0]).node.0 as usize];
-            let source = graph.maker(node.inputs[0]).inputs.is_empty();
-            if made != Phase::Grain || source {
+            if !follows_term(id) {
                 layout.grain.push(id);
             }
             continue;
@@ -155,9 +163,8 @@ fn schedule(graph: &Graph, layout: &mut Layout) {
                     continue;
                 }
                 let sums = node.outputs.iter().flat_map(|output| &readers[output.0 as usize]);
-                layout
-                    .grain
-                    .extend(sums.filter(|reader| live[reader.0 as usize] && graph.node(**reader).op.is::<GrainSum>()));
+                let sums = sums.filter(|id| live[id.0 as usize] && graph.node(**id).op.is::<GrainSum>());
+                layout.grain.extend(sums.filter(|id| follows_term(**id)));
             }
         }
     }

@@ -2,10 +2,12 @@
 
 use super::alias::{Part, Reads, becoming, first_reads, is_stored, parts, shift};
 use super::fit::{Life, first_fit};
+use super::packs::{made_in_packs, packed_in_store};
 use super::{Abilities, Arena, Layout, Place, align, only_sums};
 use crate::graph::{Graph, Node, NodeId, ValueId};
 use crate::piece::Join;
 use crate::sources::{GrainSum, Input};
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// A run of values that share one place.
@@ -39,6 +41,10 @@ pub(super) struct Planner<'g> {
     is_wanted: Vec<bool>,
     /// Bytes before each value in its block.
     shifts: Vec<usize>,
+    /// For each value, the packed tensor that it is made in, and the bytes before it there.
+    made_in: Vec<Option<(ValueId, usize)>>,
+    /// Packed tensors that lie in the store, from this parameter on.
+    in_store: HashMap<NodeId, ValueId>,
 }
 
 impl<'g> Planner<'g> {
@@ -95,6 +101,8 @@ impl<'g> Planner<'g> {
             sum_places,
             becomes: becoming(graph),
             reads,
+            made_in: made_in_packs(graph),
+            in_store: packed_in_store(graph, &parts),
             parts,
             is_wanted,
             shifts: vec![0; graph.values.len()],
@@ -158,13 +166,25 @@ impl<'g> Planner<'g> {
             layout.places[output.0 as usize] = Some(place);
             return;
         }
-        if layout.is_unstored(self.graph, output) {
+        if let Some(first) = self.in_store.get(&self.order[position]) {
+            layout.places[output.0 as usize] = Some(Place::at(Arena::Store, first.0 as usize));
+            return;
+        }
+        if layout.is_unstored(self.graph, output) || self.block_of[output.0 as usize].is_some() {
             return;
         }
         let mut taken = Vec::new();
         for (slot, output) in node.outputs.iter().enumerate() {
             if let Some(sum) = self.sum_of[output.0 as usize] {
                 layout.places[output.0 as usize] = Some(self.sum_place(sum));
+                continue;
+            }
+            if let Some((whole, start)) = self.made_in[output.0 as usize] {
+                if self.block_of[whole.0 as usize].is_none() {
+                    self.fresh(whole, position);
+                }
+                self.block_of[output.0 as usize] = self.block_of[whole.0 as usize];
+                self.shifts[output.0 as usize] = start;
                 continue;
             }
             let heir = self.abilities.in_place(&**op).into_iter().find_map(|(input, to)| {

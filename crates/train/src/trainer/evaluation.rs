@@ -61,8 +61,9 @@ pub fn evaluation_bytes(job: &Job, threads: usize, mesh: &Mesh) -> Result<usize,
     }
     let (rank, ranks) = (mesh.coordinate(DATA), mesh.size(DATA));
     let whole = samples_of_batch(job)?;
-    // The last batch, if it is smaller, is one rank's turn.
-    let rest = Some(total % whole).filter(|rest| *rest > 0 && total / whole % ranks == rank);
+    // The last batch, if it is smaller, is one rank's turn; but those who have the weights in shares make all together.
+    let shares = job.parallel.shards_weights(mesh);
+    let rest = Some(total % whole).filter(|rest| *rest > 0 && (shares || total / whole % ranks == rank));
     let bytes = |batch: usize| {
         let graph = graph_of(job, &job.parallel, mesh, batch)?;
         Ok(Program::new(&job.executor, graph, Options::single(threads)).bytes().total())
@@ -92,7 +93,46 @@ pub fn count_beside<T>(
     })
 }
 
+/// A batch that a worker evaluates.
+struct Turn {
+    /// Its number; `None` if this worker only helps others with theirs.
+    number: Option<usize>,
+    samples: usize,
+}
+
 impl Trainer {
+    /// Those without whom this worker cannot run the model, if there are any.
+    fn sharers(&self) -> Option<&Arc<Communicator>> {
+        match self.parallel.shards_weights(&self.mesh) {
+            true => self.world.as_ref(),
+            false => self.replica.as_ref(),
+        }
+    }
+
+    /// What this worker does for these batches of so many samples. Where weights are in shares, all run every size of batch
+    /// together, one batch each.
+    fn turns_of(&self, round: Range<usize>, whole: usize) -> Vec<Turn> {
+        let (rank, ranks) = self.place();
+        let total = self.job.split.held_out_len();
+        let samples = |number: usize| whole.min(total - number * whole);
+        let own = |number: &usize| (number - round.start) % ranks == rank;
+        if !self.parallel.shards_weights(&self.mesh) {
+            let turn = |number: usize| Turn { number: Some(number), samples: samples(number) };
+            return round.clone().filter(own).map(turn).collect();
+        }
+        let mut turns = Vec::new();
+        for first in round.clone().step_by(ranks) {
+            let together = first..round.end.min(first + ranks);
+            let mut sizes: Vec<usize> = together.clone().map(samples).collect();
+            sizes.dedup();
+            for size in sizes {
+                let number = together.clone().find(|number| own(number) && samples(*number) == size);
+                turns.push(Turn { number, samples: size });
+            }
+        }
+        turns
+    }
+
     /// This worker's rank, and the number of workers who evaluate.
     fn place(&self) -> (usize, usize) {
         (self.mesh.coordinate(DATA), self.mesh.size(DATA))
@@ -162,23 +202,26 @@ impl Trainer {
     ) -> Result<Vec<f32>, Error> {
         let job = Arc::clone(&self.job);
         let total = job.split.held_out_len();
-        let (whole, (rank, ranks)) = (supply.samples(), self.place());
+        let (whole, ranks) = (supply.samples(), self.place().1);
         let mut rows = vec![0.0f32; round.len() * width];
-        for (turn, at) in round.clone().enumerate().filter(|(turn, _)| turn % ranks == rank) {
+        for Turn { number, samples } in self.turns_of(round.clone(), whole) {
             // Those who share the model make every batch together.
-            if together::any(self.replica.as_deref(), self.interrupt.requested())? {
+            if together::any(self.sharers().map(|sharers| &**sharers), self.interrupt.requested())? {
                 break;
             }
-            let (start, batch) = (at * whole, whole.min(total - at * whole));
-            let (own, step) = (at / ranks, self.step);
+            let Some(number) = number else {
+                self.evaluate_batch(samples, &mut [], |_| {})?;
+                continue;
+            };
+            let (own, step) = (number / ranks, self.step);
             let ready = supply.begin(own, self.watch.as_deref());
             ready.map_err(|error| error.when(|| format!("in the evaluation after {step} steps")))?;
-            let results = self.evaluate_batch(batch, pairs, |feed| supply.feed(own, 0, feed))?;
-            rows[turn * width..][..width].copy_from_slice(&results);
+            let results = self.evaluate_batch(samples, pairs, |feed| supply.feed(own, 0, feed))?;
+            rows[(number - round.start) * width..][..width].copy_from_slice(&results);
             if let Some(watch) = &self.watch {
                 watch.touch();
             }
-            tell(start + batch, total);
+            tell(number * whole + samples, total);
         }
         let mut interrupted = self.interrupt.requested();
         if let Some(turns) = &self.turns {
@@ -198,8 +241,9 @@ impl Trainer {
     ) -> Result<Vec<f32>, Error> {
         let names = self.metric_names(batch)?;
         let at = self.evaluator(batch)?;
+        let alone = self.sharers().is_none();
         let (session, interrupt) = (&mut self.evaluators[at].1, self.interrupt.clone());
-        if self.replica.is_none() {
+        if alone {
             session.set_stop(Some(Arc::new(move || interrupt.requested())));
         }
         let outcome = session.run(&mut self.store, |_| {}, |_, inputs| feed(inputs));
@@ -248,8 +292,9 @@ impl Trainer {
             return Ok(at);
         }
         let graph = graph_of(&self.job, &self.parallel, &self.mesh, batch)?;
+        let shares = self.parallel.shards_weights(&self.mesh);
         let foreign = graph.nodes.iter().filter_map(|node| node.op.collective()).find(|one| one.axis == DATA);
-        if let Some(collective) = foreign {
+        if let Some(collective) = foreign.filter(|_| !shares) {
             return Err(Error::Together(Fault::BadCall(format!(
                 "an evaluation cannot exchange tensors along `{}`, and the strategies put such a call into its graph\n  \
                  hint: let the strategy rewrite graphs of training only, or write `holdout = 0`",
@@ -258,9 +303,10 @@ impl Trainer {
         }
         let program = Program::new(&self.job.executor, graph, Options::single(self.threads));
         // Ranks of other replicas have other batches.
-        let lane = self.replica.as_ref().map(|replica| {
-            Arc::new(CommLane::on_mesh(Arc::clone(replica), self.mesh.without(DATA))) as Arc<dyn Collectives>
-        });
+        let mesh = if shares { self.mesh.clone() } else { self.mesh.without(DATA) };
+        let lane = self
+            .sharers()
+            .map(|sharers| Arc::new(CommLane::on_mesh(Arc::clone(sharers), mesh)) as Arc<dyn Collectives>);
         let mut session = Session::compile(program, &self.store, lane)?;
         session.set_alive(self.alive());
         self.evaluators.push((batch, session));

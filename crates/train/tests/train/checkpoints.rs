@@ -88,12 +88,12 @@ fn a_run_goes_on_in_any_layout() {
     let alone = report(&crate::job(&text("")), Company::Alone);
     let layouts = [
         (1, 0, ""),
-        (2, 0, "zero = 1"),
+        (2, 0, "zero = 2"),
         (4, 0, ""),
         (8, 0, "zero = 1"),
         (2, 0, "bucket_mib = 0.001"),
         (2, 2, ""),
-        (4, 0, "zero = 1"),
+        (4, 0, "zero = 3"),
     ];
     for (number, (workers, servers, parallel)) in layouts.into_iter().enumerate() {
         let first = crate::job(&text(&format!("[parallel]\n{parallel}\n")));

@@ -14,6 +14,7 @@ mod same_bits;
 mod strategies;
 mod workers;
 mod wrong;
+mod zero;
 
 use kolo_exec::Options;
 use kolo_models::MODELS;

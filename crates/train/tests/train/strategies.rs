@@ -133,8 +133,8 @@ fn keys_and_conflicts_of_a_strategy_from_outside_are_told() {
 fn strategies_inside_are_refused_where_they_stand() {
     let refused = |text: &str, parallel: &str| job(text, parallel).unwrap_err();
     assert_eq!(
-        refused(TEXT, "zero = 2"),
-        "test.toml:8: `parallel.zero` is 2, but only stages 0 and 1 are built\n  hint: write `zero = 1` to shard the optimizer"
+        refused(TEXT, "zero = 4"),
+        "test.toml:8: `parallel.zero` is 4, and stages are 0 to 3\n  hint: write 1 to shard the optimizer, 2 for the gradients as well, or 3 for the weights, too"
     );
     assert_eq!(
         refused(TEXT, "zero = 1\ncentral = true"),

@@ -62,8 +62,9 @@ fn the_number_of_workers_does_not_matter() {
         let layouts = [
             (2, "zero = 1\nbucket_mib = 0"),
             (2, "bucket_mib = 0.001"),
-            (4, "zero = 1"),
-            (8, "zero = 0"),
+            (4, "zero = 2\nbucket_mib = 0"),
+            (2, "zero = 3\nprefetch = 0"),
+            (4, "zero = 3"),
             (8, "zero = 1"),
         ];
         for (workers, parallel) in layouts {
@@ -93,8 +94,16 @@ const ODD: [&str; 2] = ["inputs = 17\nhidden = [241]\nclasses = 3", "inputs = 45
 fn where_tensors_are_cut_does_not_matter() {
     for optimizer in ["sgd", "adam", "adamw", "lars", "lamb", "rmsprop", "adagrad"] {
         let alone = report(&wide(optimizer, ""), Company::Alone);
-        for (workers, parallel) in [(2, "zero = 1"), (4, "zero = 1"), (4, "zero = 1\nbucket_mib = 0"), (8, "zero = 1")]
-        {
+        let layouts = [
+            (2, "zero = 1"),
+            (4, "zero = 1"),
+            (4, "zero = 1\nbucket_mib = 0"),
+            (4, "zero = 2\nbucket_mib = 0"),
+            (4, "zero = 3"),
+            (8, "zero = 1"),
+            (8, "zero = 2"),
+        ];
+        for (workers, parallel) in layouts {
             let job = wide(optimizer, parallel);
             let reports = on_ranks(workers, |world| report(&job, Company::Workers(world)));
             let name = format!("{optimizer}, {workers} workers, {parallel}");
