@@ -117,9 +117,10 @@ pub fn sent_bytes(program: &Program, ranks: &dyn Fn(&str) -> usize) -> BTreeMap<
         let once = match movement {
             _ if n <= 1 => 0,
             Movement::SumBucket | Movement::Sum => 2 * (n - 1) * input / n,
-            Movement::ScatterBucket { .. } | Movement::Scatter { .. } | Movement::AllToAll { .. } => {
-                (n - 1) * input / n
-            }
+            Movement::ScatterBucket { .. }
+            | Movement::Share { .. }
+            | Movement::Scatter { .. }
+            | Movement::AllToAll { .. } => (n - 1) * input / n,
             Movement::GatherBucket { .. } => (n - 1) * output / n,
             Movement::Gather { .. } | Movement::Join { .. } => (n - 1) * input,
             Movement::Send { .. } => input,
