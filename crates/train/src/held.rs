@@ -30,7 +30,7 @@ impl HeldBatch {
         if grains.iter().all(|grain| self.grains[grain].get().is_some()) {
             return Ok(());
         }
-        let walk = recipe.walk(step, grains.len());
+        let walk = recipe.walk(step, grains.count());
         let maker = Maker { recipe, walk: walk.as_deref() };
         let places = grains.iter().map(|grain| &self.grains[grain]).enumerate();
         for (local, place) in places.filter(|(_, place)| place.get().is_none()) {

@@ -83,9 +83,10 @@ impl<J: Deref<Target = Job> + Send + Sync + std::fmt::Debug> Recipe for Training
             first_step,
             steps_per_epoch: job.steps_per_epoch,
             step_samples: job.batch,
-            first_sample: self.first_grain * job.grain_batch(),
+            first_sample: self.grains.at(0) * job.grain_batch(),
             grain_samples: job.grain_batch(),
             grains,
+            grain_stride: (self.grains.at(1) - self.grains.at(0)) * job.grain_batch(),
         })
     }
 }
@@ -133,6 +134,7 @@ impl Recipe for HeldOutSamples {
             first_sample: self.rank * self.batch,
             grain_samples: self.batch,
             grains,
+            grain_stride: self.batch,
         })
     }
 }

@@ -91,6 +91,7 @@ fn route(source: &dyn Source, purpose: Purpose, first_step: usize, grains: std::
         first_sample: grains.start * 2,
         grain_samples: 2,
         grains: grains.len(),
+        grain_stride: 2,
     }
 }
 

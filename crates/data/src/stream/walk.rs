@@ -46,6 +46,8 @@ pub struct Route {
     /// Samples of a grain, and this worker's grains of a step.
     pub grain_samples: usize,
     pub grains: usize,
+    /// From the first sample of one of its grains to that of the next.
+    pub grain_stride: usize,
 }
 
 impl Route {
@@ -60,7 +62,7 @@ impl Route {
 
     /// The positions of a grain in its epoch.
     fn positions(&self, step: usize, grain: usize) -> std::ops::Range<usize> {
-        let start = self.step_start(step) + self.first_sample + grain * self.grain_samples;
+        let start = self.step_start(step) + self.first_sample + grain * self.grain_stride;
         start.min(self.epoch_len())..(start + self.grain_samples).min(self.epoch_len())
     }
 
@@ -71,7 +73,9 @@ impl Route {
     /// Whether a position is this worker's.
     fn is_own(&self, position: usize) -> bool {
         let within = position % self.step_samples;
-        (self.first_sample..self.first_sample + self.grains * self.grain_samples).contains(&within)
+        within.checked_sub(self.first_sample).is_some_and(|at| {
+            at / self.grain_stride.max(1) < self.grains && at % self.grain_stride.max(1) < self.grain_samples
+        })
     }
 }
 
