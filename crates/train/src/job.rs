@@ -119,7 +119,7 @@ pub struct Job {
     /// How the work is split among the workers.
     pub parallel: Parallel,
     /// What `[parallel]` may choose from.
-    pub(crate) strategies: Vec<StrategyKind>,
+    pub strategies: Vec<StrategyKind>,
     pub memory: MemorySettings,
     /// Who runs the graphs; the CPU unless somebody chose otherwise.
     pub executor: Arc<dyn Executor>,

@@ -95,9 +95,8 @@ pub struct Planned {
 impl std::fmt::Display for Planned {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Layout { workers, threads, .. } = self.layout;
-        let plural = |count: usize| if count == 1 { "" } else { "s" };
-        write!(f, "{} with -n {workers}, {threads} thread{}", format_bytes(self.bytes), plural(threads))?;
-        self.changes.iter().try_for_each(|change| write!(f, ", {change}"))
+        write!(f, "{:<9} -n {workers} --threads {threads}", format_bytes(self.bytes))?;
+        self.changes.iter().try_for_each(|change| write!(f, " --set {change}"))
     }
 }
 
@@ -115,10 +114,10 @@ impl Found {
     fn explain(&self, plan: &MemoryPlan) -> (String, String) {
         let lines: Vec<String> = self.fitting.iter().map(|one| format!("\n    {one}")).collect();
         if !lines.is_empty() {
-            let hint = "start one of these (each key with `--set`), or raise `memory.limit`";
-            return (format!("\n  layouts that fit, by worker:{}", lines.concat()), hint.into());
+            let hint = "start it with one of these, or raise `memory.limit`";
+            return (format!("\n  layouts that fit, with what a worker takes:{}", lines.concat()), hint.into());
         }
-        let smallest = self.smallest.as_ref().map_or(String::new(), |one| format!("; the smallest takes {one}"));
+        let smallest = self.smallest.as_ref().map_or(String::new(), |one| format!("; the smallest is\n    {one}"));
         let text = format!("\n  no layout of recompute, zero, tensor and workers fits{smallest}");
         (text, format!("{}, or raise `memory.limit`", largest_hint(plan)))
     }

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 /// Fewer layers than these are no repetition.
 const LAYERS_MIN: usize = 2;
 
-/// The block of each node of a graph, given those of its forward pass: its repeated layers, or runs of them if it has none.
-/// What belongs to no layer (a stem, a head) is in no block.
+/// The block of each node of a graph, given those of its forward pass: its repeated layers, if these hold most of it, or else
+/// runs of nodes. What belongs to no layer (a stem, a head) is in no block.
 pub(super) fn of(graph: &Graph, forward: &[NodeId]) -> Vec<Option<usize>> {
     let mut block_of = vec![None; graph.nodes.len()];
     let mut layers: BTreeMap<&str, usize> = BTreeMap::new();
@@ -18,9 +18,11 @@ pub(super) fn of(graph: &Graph, forward: &[NodeId]) -> Vec<Option<usize>> {
             block_of[id.0 as usize] = Some(*layers.entry(layer).or_insert(number));
         }
     }
-    if layers.len() >= LAYERS_MIN {
+    let inside = block_of.iter().flatten().count();
+    if layers.len() >= LAYERS_MIN && 2 * inside >= forward.len() {
         return block_of;
     }
+    block_of.fill(None);
     for (number, run) in runs(graph, forward).into_iter().enumerate() {
         run.iter().for_each(|id| block_of[id.0 as usize] = Some(number));
     }
