@@ -11,14 +11,13 @@ use crate::workers;
 use kolo_exec::Options;
 use kolo_parallel::Purpose;
 use kolo_parallel::mesh::DATA;
-use kolo_plan::{Cost, Fleet, Rates, RunCost};
+use kolo_plan::{Cost, Fleet, MemoryPlan, Rates, RunCost};
 use kolo_train::Job;
-use kolo_train::checkpoint;
 use kolo_train::memory_check::{self, HostUsage, Shortage};
-use kolo_train::step::{program_of, raw_graph};
-use kolo_train::supply;
-use kolo_train::trainer::count_beside;
+use kolo_train::memory_limit::{self, Wanted, WorkersNow};
+use kolo_train::step::raw_graph;
 use kolo_train::trial_run::{self, TrialRun, TrialSetup};
+use kolo_train::worker_plan::WorkerPlan;
 use serde_json::json;
 use shared::Shared;
 use std::path::Path;
@@ -124,20 +123,16 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
     // With several workers, the plan is that of the first: its grains, its share of the optimizer.
     let mesh = load::mesh(job, workers, 0)?;
     let options = Options::for_grains(job.grains / mesh.size(DATA), threads);
-    let ((program, mut cost), evaluation) = count_beside(job, threads, Some(&mesh), || {
-        let program = program_of(job, &job.parallel, &mesh, options)?;
-        let cost = kolo_plan::cost(&program);
-        Ok((program, cost))
-    })?;
+    let WorkerPlan { program, memory } = WorkerPlan::new(job, &job.parallel, &mesh, Some(&mesh), options)?;
+    let mut cost = Cost { memory, ..kolo_plan::cost(&program) };
     let rates = Rates::measure();
     let shared = Shared::new(job, workers, options, &rates)?;
     if let Some(largest) = shared.as_ref().and_then(Shared::largest) {
-        cost.memory = largest.cost.memory;
+        let MemoryPlan { evaluation, data, checkpoint, .. } = memory;
+        cost.memory = MemoryPlan { evaluation, data, checkpoint, ..largest.cost.memory };
     }
     cost.parameters = raw_graph(job, &job.parallel, Purpose::Training)?.parameter_count();
-    cost.memory.evaluation = evaluation;
-    cost.memory.data = supply::buffer_bytes(job, options.grains * job.grain_batch());
-    cost.memory.checkpoint = checkpoint::copied_bytes(job, &program.graph, workers);
+    check_limit(job, &cost.memory, &setup, options)?;
     let usage = HostUsage::alike(&cost.memory, per_host, job.parallel.home().is_shared());
     let all_bytes = usage.bytes() * workers.div_ceil(per_host) as u64;
     let shortage = memory_check::shortage(&cost.memory, usage);
@@ -175,6 +170,18 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
     })
 }
 
+/// Refuses a job of which a worker needs more than `memory.limit`, whichever it is.
+fn check_limit(job: &Job, first: &MemoryPlan, setup: &TrialSetup, options: Options) -> Result<(), Failure> {
+    let mut largest = first.total() as u64;
+    for rank in (1..setup.workers).filter(|_| job.memory.limit_bytes.is_some()) {
+        let mesh = load::mesh(job, setup.workers, rank)?;
+        let plan = WorkerPlan::new(job, &job.parallel, &mesh, Some(&mesh), options)?;
+        largest = largest.max(plan.memory.total() as u64);
+    }
+    let now = WorkersNow { workers: setup.workers, threads: setup.threads };
+    Ok(memory_limit::check(job, &Wanted { plan: first, largest, rank: 0, layouts: Some(now) })?)
+}
+
 /// The job's name or, if it has none of its own, that of its file.
 fn title(job: &Job, file: Option<&Path>) -> String {
     let stem = file.and_then(Path::file_stem).map(|stem| stem.to_string_lossy().into_owned());
@@ -195,12 +202,14 @@ fn as_json(job: &Job, p: &Prediction) -> String {
         "workers": p.setup.workers,
         "per": if p.setup.workers == 1 { "step" } else { "step and worker" },
         "forward_macs_per_sample": forward_macs(job, p),
+        "learning_rate": job.rate,
+        "recompute": job.parallel.recompute().name(),
         "flops": by_stage(&p.cost.flops),
         "bytes": by_stage(&p.cost.bytes),
         "memory": {
             "weights": m.weights, "gradients": m.gradients, "optimizer": m.optimizer,
             "activations": m.activations, "scratch": m.scratch, "evaluation": m.evaluation, "data": m.data, "checkpoint": m.checkpoint, "process": m.process, "total": m.total(),
-            "fits": p.shortage.is_none(),
+            "limit": job.memory.limit_bytes, "fits": p.shortage.is_none(),
         },
         "step_ms": p.step_seconds() * 1e3,
         "step_ms_by_rates": p.modelled_seconds * 1e3,

@@ -4,6 +4,7 @@ use crate::grain_share::GrainShare;
 use crate::lane::CommLane;
 use crate::mesh::{DATA, Mesh};
 use crate::pipeline::Schedule;
+use crate::recompute::Recompute;
 use crate::servers::{Roles, Servers};
 use crate::strategy::{Allocation, Facts, Home, Key, Part, Purpose, Refusal, Strategy, StrategyKind};
 use kolo_comm::{Communicator, Fault};
@@ -21,6 +22,7 @@ const LAYOUT: [(&str, usize); 4] = [(DATA, 1), ("tensor", 1), ("pipeline", 1), (
 #[derive(Clone, Debug)]
 pub struct Parallel {
     strategies: Vec<Arc<dyn Strategy>>,
+    recompute: Recompute,
 }
 
 impl Parallel {
@@ -57,7 +59,7 @@ impl Parallel {
                 let message = format!("`{}` cannot be combined with `{}`", pair[1].written(), pair[0].written());
                 Err(Refusal::new(message, "keep one of the two"))
             }
-            None => Ok(Self { strategies }),
+            None => Ok(Self { strategies, recompute: Recompute::None }),
         }
     }
 
@@ -65,7 +67,17 @@ impl Parallel {
     pub fn served(&self, roles: Roles, job: Facts) -> Result<Self, Refusal> {
         let mut strategies = self.strategies.clone();
         strategies.push(Arc::new(Servers(roles)));
-        Self::of(strategies, job)
+        Ok(Self::of(strategies, job)?.recomputing(self.recompute))
+    }
+
+    /// The same with every rank computing this again in its backward pass.
+    pub fn recomputing(self, recompute: Recompute) -> Self {
+        Self { recompute, ..self }
+    }
+
+    /// What the backward pass of every rank computes again.
+    pub fn recompute(&self) -> Recompute {
+        self.recompute
     }
 
     pub fn strategies(&self) -> impl Iterator<Item = &dyn Strategy> {

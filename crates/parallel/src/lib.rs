@@ -9,6 +9,7 @@
 //! | [`narrow`] | gradients travel as bf16 |
 //! | [`sequence`] | sequence parallelism: ranks share the tokens of every sample |
 //! | [`tensor`] | tensor parallelism: ranks share every layer, as [`partition`] derives it |
+//! | [`recompute`] | parts of the forward pass run again in the backward pass; no strategy of `[parallel]`, for one rank too |
 //!
 //! Each is a [`Strategy`] in [`STRATEGIES`]; [`Parallel`] is what a job has chosen of them. None of them is a training loop;
 //! each emits ordinary nodes. `zero`, `central` and `servers` share the parameters out in equal runs: `cut`.
@@ -23,6 +24,7 @@ pub mod mesh;
 pub mod narrow;
 pub mod partition;
 pub mod pipeline;
+pub mod recompute;
 pub mod sequence;
 pub mod servers;
 pub mod strategy;
@@ -35,5 +37,6 @@ pub use kolo_graph::Placement;
 pub use lane::CommLane;
 pub use mesh::Mesh;
 pub use narrow::NarrowLane;
+pub use recompute::Recompute;
 pub use servers::Roles;
 pub use strategy::{Purpose, STRATEGIES, Strategy, StrategyKind};

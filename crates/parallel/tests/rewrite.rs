@@ -2,6 +2,7 @@
 //! `KOLO_BLESS=1` writes what the rewrite gives into the file; read the difference before you commit it.
 
 use kolo_graph::{Graph, text, verify};
+use kolo_parallel::recompute::{Recompute, recompute};
 use kolo_parallel::servers::{server_graph, worker_graph};
 use kolo_parallel::{Mesh, central, data, zero};
 use std::path::Path;
@@ -20,6 +21,8 @@ fn apply(name: &str, graph: &Graph) -> Graph {
         "share_weights, rank 0 of 2" => central::share_weights(graph, &rank(0), BUCKET_BYTES),
         "worker_graph" => worker_graph(graph),
         "server_graph, server 1 of 2" => server_graph(graph, 2, 1),
+        "recompute, blocks" => recompute(graph.clone(), Recompute::Blocks),
+        "recompute, selective" => recompute(graph.clone(), Recompute::Selective),
         other => panic!("there is no rewrite `{other}`"),
     }
 }

@@ -1,14 +1,12 @@
 //! From a job and a company to what a worker needs for its steps: graph, memory, store, session.
 
-use crate::checkpoint;
 use crate::company::Company;
 use crate::copies;
 use crate::error::Error;
 use crate::job::Job;
 use crate::memory_check::{self, HostUsage};
-use crate::step::program_of;
-use crate::supply;
-use crate::trainer::count_beside;
+use crate::memory_limit::{self, Wanted, WorkersNow};
+use crate::worker_plan::WorkerPlan;
 use kolo_comm::{Communicator, Fault};
 use kolo_exec::{Collectives, Options, Program, Session, Store};
 use kolo_parallel::mesh::DATA;
@@ -44,20 +42,12 @@ impl Worker {
         let parallel = company.parallel(job)?;
         let mesh = company.mesh(&parallel)?;
         let evaluators = company.evaluators(&mesh);
-        let (program, evaluation) = count_beside(job, options.threads, evaluators.as_ref(), || {
-            Ok(program_of(job, &parallel, &mesh, options)?)
-        })?;
-        let data = supply::buffer_bytes(job, options.grains * job.grain_batch());
-        let checkpoint = checkpoint::copied_bytes(job, &program.graph, company.workers());
-        let copies = match elastic && parallel.is_sharded(company.workers()) {
-            true => copies::bytes(&program.graph, company.workers()),
-            false => 0,
-        };
-        let memory = MemoryPlan { evaluation, data, checkpoint, copies, ..kolo_plan::memory(&program) };
-        match company.world() {
-            Some(world) => memory_check::check_among(&memory, parallel.home().is_shared(), world)?,
-            None => memory_check::check(&memory, HostUsage::alone(&memory))?,
+        let plan = WorkerPlan::new(job, &parallel, &mesh, evaluators.as_ref(), options)?;
+        let (program, mut memory) = (plan.program, plan.memory);
+        if elastic && parallel.is_sharded(company.workers()) {
+            memory.copies = copies::bytes(&program.graph, company.workers());
         }
+        check_memory(job, company, &parallel, &memory, options)?;
         let (store, session) = match company.peers() {
             Some(world) => compile_among(job, &parallel, program, &mesh, world)?,
             None => {
@@ -74,6 +64,25 @@ impl Worker {
         let evaluators = evaluators.unwrap_or_else(Mesh::alone);
         Ok(Self { store, session, memory, parallel, evaluators, turns, replica, grains })
     }
+}
+
+/// Refuses a job of which a worker needs more than the job or the machine allows. All ranks call it together, servers too.
+fn check_memory(
+    job: &Job,
+    company: &Company,
+    parallel: &Parallel,
+    memory: &MemoryPlan,
+    options: Options,
+) -> Result<(), Error> {
+    let usage = match company.world() {
+        Some(world) => HostUsage::among(memory, parallel.home().is_shared(), world)?,
+        None => HostUsage::alone(memory),
+    };
+    let now = WorkersNow { workers: company.workers(), threads: options.threads };
+    let layouts = company.roles().is_none().then_some(now);
+    let wanted = Wanted { plan: memory, largest: usage.largest(), rank: company.rank(), layouts };
+    memory_limit::check(job, &wanted)?;
+    memory_check::check(memory, usage)
 }
 
 /// The ranks that differ from this one in their place along the data axis alone. All ranks call it together.

@@ -3,7 +3,9 @@
 use crate::checkpoint::{SavingRule, StartWeights};
 use crate::error::Error;
 use crate::job_file;
+use crate::memory_settings::MemorySettings;
 use crate::optimizer::Optimizer;
+use crate::rate_scaling::RateScaling;
 use crate::schedule::Schedule;
 use kolo_data::{Field, Kind, ReadError, SOURCES, Source, SourceKind, Split};
 use kolo_exec::Executor;
@@ -17,7 +19,7 @@ use std::sync::Arc;
 /// Steps of one run: a million a day for three years.
 const STEPS_MAX: usize = 1_000_000_000;
 
-const SECTIONS: [&str; 6] = ["job", "model", "data", "train", "parallel", "checkpoint"];
+const SECTIONS: [&str; 7] = ["job", "model", "data", "train", "parallel", "memory", "checkpoint"];
 
 /// When to stop before the end.
 #[derive(Clone, Debug, PartialEq)]
@@ -100,7 +102,10 @@ pub struct Job {
     pub grains: usize,
     pub total_steps: usize,
     pub steps_per_epoch: usize,
+    /// With the rate that counts.
     pub optimizer: Optimizer,
+    /// Where that rate comes from.
+    pub rate: RateScaling,
     pub schedule: Schedule,
     /// The largest norm of a gradient; infinite if it is only measured.
     pub clip: Option<f32>,
@@ -113,6 +118,9 @@ pub struct Job {
     pub saving: SavingRule,
     /// How the work is split among the workers.
     pub parallel: Parallel,
+    /// What `[parallel]` may choose from.
+    pub strategies: Vec<StrategyKind>,
+    pub memory: MemorySettings,
     /// Who runs the graphs; the CPU unless somebody chose otherwise.
     pub executor: Arc<dyn Executor>,
     /// Every key of the job file with the value that counts, the default where none was written.
@@ -130,8 +138,9 @@ impl Job {
     /// A job that names models, sources and strategies of these lists.
     pub fn read_among(root: &Settings, kinds: &Kinds<'_>) -> Result<Self, Error> {
         job_file::check_sections(root, &SECTIONS)?;
-        let [job, model, data, train, parallel, checkpoint] = SECTIONS.map(|section| root.table(section));
-        let (job, model, data, train, parallel, checkpoint) = (job?, model?, data?, train?, parallel?, checkpoint?);
+        let [job, model, data, train, parallel, memory, checkpoint] = SECTIONS.map(|section| root.table(section));
+        let (job, model, data, train, parallel) = (job?, model?, data?, train?, parallel?);
+        let (memory, checkpoint) = (MemorySettings::read(&memory?)?, checkpoint?);
 
         let name = read_name(&job)?;
         let seed = job.count("seed", 1, 0)? as u64;
@@ -155,9 +164,10 @@ impl Job {
         }
         let total_steps = read_length(&train, steps_per_epoch)?;
         let (optimizer, schedule) = read_rule(&train, &*model, total_steps)?;
+        let rate = RateScaling::read(&train, optimizer.lr(), batch)?;
         let early_stop = read_early_stop(&train, &*model)?;
-        let parallel =
-            Parallel::read(&parallel, kinds.strategies, Facts { reproducible, early_stop: early_stop.is_some() })?;
+        let facts = Facts { reproducible, early_stop: early_stop.is_some() };
+        let parallel = Parallel::read(&parallel, kinds.strategies, facts)?;
         let measures = || match split.held_out_len() {
             0 => Vec::new(),
             _ => metric_names(&*model).unwrap_or_default(),
@@ -178,7 +188,8 @@ impl Job {
             grains,
             total_steps,
             steps_per_epoch,
-            optimizer,
+            optimizer: optimizer.with_lr(rate.rate),
+            rate,
             schedule,
             clip: read_clip(&train)?,
             eval_every: train.count("eval_every", 1, 1)?,
@@ -186,7 +197,9 @@ impl Job {
             early_stop,
             start,
             saving,
-            parallel,
+            parallel: parallel.recomputing(memory.recompute),
+            strategies: kinds.strategies.to_vec(),
+            memory,
             executor: Arc::new(Cpu),
             settings: Vec::new(),
             text: job_file::write(root),

@@ -18,9 +18,16 @@ pub struct HostUsage {
     group_bytes: u64,
     /// All need as much.
     alike: bool,
+    /// Bytes of the one that needs most, on whatever machine.
+    largest: u64,
 }
 
 impl HostUsage {
+    /// Bytes of the process that needs most, on whatever machine.
+    pub fn largest(&self) -> u64 {
+        self.largest
+    }
+
     /// Bytes that all take together.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -38,7 +45,7 @@ impl HostUsage {
     }
 
     /// All ranks of a communicator that run on this machine. All of them call it.
-    fn among(plan: &MemoryPlan, share_weights: bool, world: &Communicator) -> Result<Self, Error> {
+    pub(crate) fn among(plan: &MemoryPlan, share_weights: bool, world: &Communicator) -> Result<Self, Error> {
         let kernel = host::kernel().unwrap_or_else(|| format!("that of rank {}", world.rank()));
         // In a container, paths of groups start from its own.
         let root = std::fs::read_link("/proc/self/ns/cgroup").unwrap_or_default();
@@ -60,6 +67,7 @@ impl HostUsage {
             bytes: Needs::total(here()),
             group_bytes: Needs::total(here().filter(|needs| needs.groups[1] == group)),
             alike: here().all(|needs| needs == mine),
+            largest: all.iter().map(|needs| needs.own.saturating_add(needs.shared)).max().unwrap_or(0),
         }
     }
 }
@@ -100,11 +108,6 @@ fn number_of(text: &str) -> i64 {
     hasher.finish() as i64
 }
 
-/// Refuses a plan that needs more memory than there is, with what all other ranks on this machine need. All ranks call it.
-pub(crate) fn check_among(plan: &MemoryPlan, share_weights: bool, world: &Communicator) -> Result<(), Error> {
-    check(plan, HostUsage::among(plan, share_weights, world)?)
-}
-
 /// Refuses a plan that needs more memory than there is.
 pub(crate) fn check(plan: &MemoryPlan, usage: HostUsage) -> Result<(), Error> {
     match shortage(plan, usage).filter(|_| std::env::var_os(UNCHECKED).is_none()) {
@@ -139,38 +142,7 @@ impl std::fmt::Display for Shortage {
 impl Shortage {
     /// What needs it, and what to do about the largest part.
     fn explain(&self, one: &MemoryPlan, usage: HostUsage) -> String {
-        let kinds = [
-            ("weights", one.weights, "share them among workers with `parallel.zero = 3`, or take a smaller model"),
-            (
-                "gradients",
-                one.gradients,
-                "share them among workers with `parallel.zero = 2`, or take fewer threads or fewer `data.grains`",
-            ),
-            (
-                "optimizer",
-                one.optimizer,
-                "share it among workers with `parallel.zero = 1`, or take a plainer optimizer",
-            ),
-            ("activations", one.activations, "take a smaller `data.batch`, more `data.grains` or fewer threads"),
-            ("scratch", one.scratch, "take fewer threads or more parameter servers"),
-            ("evaluation", one.evaluation, "take shorter samples, or leave evaluation out with `data.holdout = 0`"),
-            ("data", one.data, "take a smaller `data.prefetch` or `data.batch`"),
-            (
-                "checkpoint",
-                one.checkpoint,
-                "leave out `checkpoint.every` and `best`: the last state is saved without a copy",
-            ),
-            (
-                "copies",
-                one.copies,
-                "leave out `parallel.zero` or `--elastic`: fewer than six workers need less without these copies",
-            ),
-            ("process", one.process, "take a model of fewer layers"),
-        ];
-        let (.., mut hint) = *kinds.iter().max_by_key(|(_, bytes, _)| *bytes).expect("there are kinds");
-        // Few jobs have copies.
-        let shown = kinds.iter().filter(|(name, bytes, _)| *name != "copies" || *bytes > 0);
-        let kinds: Vec<String> = shown.map(|(name, b, _)| format!("{name} {}", format_bytes(*b as u64))).collect();
+        let mut hint = largest_hint(one);
         let each = match (usage.processes, usage.alike) {
             (1, _) => String::new(),
             (count, true) => format!(" for each of {count} workers here"),
@@ -182,9 +154,53 @@ impl Shortage {
         format!(
             "the job needs {} of memory, and {self}\n  {}{each}\n  hint: {hint} (`{UNCHECKED}=1` starts it anyway)",
             format_bytes(self.needed),
-            kinds.join(", ")
+            by_kind(one)
         )
     }
+}
+
+/// The parts of a plan, and what makes each of them smaller.
+fn kinds(one: &MemoryPlan) -> [(&'static str, usize, &'static str); 10] {
+    [
+        ("weights", one.weights, "share them among workers with `parallel.zero = 3`, or take a smaller model"),
+        (
+            "gradients",
+            one.gradients,
+            "share them among workers with `parallel.zero = 2`, or take fewer threads or fewer `data.grains`",
+        ),
+        ("optimizer", one.optimizer, "share it among workers with `parallel.zero = 1`, or take a plainer optimizer"),
+        (
+            "activations",
+            one.activations,
+            "take a smaller `data.batch`, more `data.grains` or fewer threads, or write `memory.recompute = \"blocks\"`",
+        ),
+        ("scratch", one.scratch, "take fewer threads or more parameter servers"),
+        ("evaluation", one.evaluation, "take shorter samples, or leave evaluation out with `data.holdout = 0`"),
+        ("data", one.data, "take a smaller `data.prefetch` or `data.batch`"),
+        (
+            "checkpoint",
+            one.checkpoint,
+            "leave out `checkpoint.every` and `best`: the last state is saved without a copy",
+        ),
+        (
+            "copies",
+            one.copies,
+            "leave out `parallel.zero` or `--elastic`: fewer than six workers need less without these copies",
+        ),
+        ("process", one.process, "take a model of fewer layers"),
+    ]
+}
+
+/// What each part of a plan takes, in one line.
+pub(crate) fn by_kind(one: &MemoryPlan) -> String {
+    // Few jobs have copies.
+    let shown = kinds(one).into_iter().filter(|(name, bytes, _)| *name != "copies" || *bytes > 0);
+    shown.map(|(name, bytes, _)| format!("{name} {}", format_bytes(bytes as u64))).collect::<Vec<_>>().join(", ")
+}
+
+/// What makes the largest part of a plan smaller.
+pub(crate) fn largest_hint(one: &MemoryPlan) -> &'static str {
+    kinds(one).into_iter().max_by_key(|(_, bytes, _)| *bytes).map_or("take a smaller model", |(.., hint)| hint)
 }
 
 /// What there is, as far as it is known.
@@ -328,12 +344,13 @@ mod tests {
     fn only_ranks_of_the_same_place_count() {
         let needs = |own, shared, groups| Needs { own, shared, groups };
         let all = [needs(5, 0, [1, 1]), needs(6, 0, [1, 1]), needs(7, 0, [1, 2]), needs(9, 0, [2, 1])];
-        let usage = |processes, bytes, group_bytes, alike| HostUsage { processes, bytes, group_bytes, alike };
-        assert_eq!(HostUsage::of(&all[0], &all), usage(3, 18, 11, false));
-        assert_eq!(HostUsage::of(&all[2], &all), usage(3, 18, 7, false));
-        assert_eq!(HostUsage::of(&all[3], &all), usage(1, 9, 9, true));
+        let usage =
+            |processes, bytes, group_bytes, alike, largest| HostUsage { processes, bytes, group_bytes, alike, largest };
+        assert_eq!(HostUsage::of(&all[0], &all), usage(3, 18, 11, false, 9));
+        assert_eq!(HostUsage::of(&all[2], &all), usage(3, 18, 7, false, 9));
+        assert_eq!(HostUsage::of(&all[3], &all), usage(1, 9, 9, true, 9));
         let sharing = [needs(5, 3, [1, 1]); 2];
-        assert_eq!(HostUsage::of(&sharing[0], &sharing), usage(2, 13, 13, true));
+        assert_eq!(HostUsage::of(&sharing[0], &sharing), usage(2, 13, 13, true, 8));
     }
 
     #[test]
@@ -347,7 +364,7 @@ mod tests {
             })
         };
         let threads: Vec<_> = thread::world(&watches).into_iter().zip(&watches).map(count).collect();
-        let both = |bytes| HostUsage { processes: 2, bytes, group_bytes: bytes, alike: false };
+        let both = |bytes| HostUsage { processes: 2, bytes, group_bytes: bytes, alike: false, largest: 9 << 30 };
         for thread in threads {
             assert_eq!(thread.join().unwrap(), [both(17 << 30), both(16 << 30)]);
         }

@@ -91,6 +91,11 @@ impl Optimizer {
         Ok(Self { lr, rule })
     }
 
+    /// The same with another base rate.
+    pub fn with_lr(self, lr: f64) -> Self {
+        Self { lr, ..self }
+    }
+
     /// The base learning rate, which the schedule multiplies.
     pub fn lr(&self) -> f64 {
         self.lr

@@ -1,6 +1,7 @@
 //! The report of a run, as JSON. Keys may be added, none renamed.
 
 use crate::confusion::Classification;
+use crate::rate_scaling::RateScaling;
 use crate::supply::Loader;
 use crate::trainer::Evaluation;
 use kolo_data::LoadTimes;
@@ -186,6 +187,9 @@ pub struct Report {
     pub peak_bytes: PeakBytes,
     pub planned: Planned,
     pub grains: usize,
+    pub learning_rate: RateScaling,
+    /// What the backward pass computed again.
+    pub recompute: &'static str,
     pub seed: u64,
     pub version: String,
     /// Why the run ended: done, early stop, interrupted.

@@ -629,6 +629,8 @@ impl<'r> Run<'r> {
             peak_bytes: PeakBytes { rss: peak_rss_bytes().unwrap_or(0), device: 0 },
             planned: options.planned,
             grains: job.grains,
+            learning_rate: job.rate,
+            recompute: job.parallel.recompute().name(),
             seed: job.seed,
             version: env!("CARGO_PKG_VERSION").into(),
             ended: ended.into(),

@@ -14,6 +14,7 @@ use kolo_ops::cross_entropy::CrossEntropy;
 use kolo_ops::fuse::fuse_elementwise;
 use kolo_ops::prelude::*;
 use kolo_parallel::mesh::DATA;
+use kolo_parallel::recompute::recompute;
 use kolo_parallel::strategy::Refusal;
 use kolo_parallel::{Mesh, Parallel, Purpose};
 use std::collections::BTreeSet;
@@ -33,7 +34,10 @@ pub fn graph_of(job: &Job, parallel: &Parallel, purpose: Purpose, mesh: &Mesh) -
         }
         .map_err(refused)?;
     }
-    let graph = optimise(graph);
+    let graph = match purpose {
+        Purpose::Training => fuse(recompute_again(tidy(graph), parallel)),
+        Purpose::Evaluation { .. } | Purpose::Server => optimise(graph),
+    };
     match purpose {
         Purpose::Evaluation { .. } if parallel.shards_weights(mesh) => {
             let mut training = tidy(raw_graph(job, parallel, Purpose::Training)?);
@@ -45,6 +49,13 @@ pub fn graph_of(job: &Job, parallel: &Parallel, purpose: Purpose, mesh: &Mesh) -
         }
         _ => Ok(parallel.spread(graph, purpose, mesh)),
     }
+}
+
+/// With what the job computes again.
+fn recompute_again(graph: Graph, parallel: &Parallel) -> Graph {
+    let graph = recompute(graph, parallel.recompute());
+    debug_verify(&graph, "recompute");
+    graph
 }
 
 /// Why a model cannot be split so.
@@ -299,7 +310,10 @@ fn tidy(graph: Graph) -> Graph {
 
 /// The rewrites every graph goes through before it runs. They change no bit of any result.
 pub fn optimise(graph: Graph) -> Graph {
-    let graph = tidy(graph);
+    fuse(tidy(graph))
+}
+
+fn fuse(graph: Graph) -> Graph {
     let graph = fuse_elementwise(&graph);
     debug_verify(&graph, "fuse_elementwise");
     graph

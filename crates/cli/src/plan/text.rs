@@ -2,9 +2,11 @@
 
 use super::{Prediction, forward_macs};
 use crate::output::println;
+use kolo_parallel::Recompute;
 use kolo_plan::{ByStage, Cost, MemoryPlan};
 use kolo_train::Job;
 use kolo_train::machine::{format_bytes, format_count, format_duration};
+use kolo_train::rate_scaling::RateScaling;
 use std::time::Duration;
 
 const SECONDS_PER_YEAR: f64 = 365.25 * super::SECONDS_PER_DAY;
@@ -15,6 +17,10 @@ pub fn print(title: &str, job: &Job, p: &Prediction) {
     println!("{title}");
     println!("  parameters        {}", parameter_count(*parameters as u64));
     println!("  forward           {} multiply-adds per sample", format_count(forward_macs(job, p) as u64));
+    if let Some(base_batch) = job.rate.base_batch {
+        let RateScaling { scaling, base, rate, .. } = job.rate;
+        println!("  learning rate     {rate} for a batch of {}: {base} for {base_batch}, {scaling}", job.batch);
+    }
     println!("{}", step_title(job, workers));
     println!("                    forward     backward    update");
     let scopes: &[(&str, u64)] =
@@ -26,6 +32,12 @@ pub fn print(title: &str, job: &Job, p: &Prediction) {
     print_memory(memory, workers, p.all_bytes);
     if let Some(shared) = &p.shared {
         shared.print();
+    }
+    if job.parallel.recompute() != Recompute::None {
+        println!(
+            "  recompute         {}: some of the backward pass's FLOP are the forward pass's again",
+            job.parallel.recompute().name()
+        );
     }
     if let Some(shortage) = &p.shortage {
         println!("  does not fit      {} on a host, and {shortage}", format_bytes(shortage.needed));

@@ -5,7 +5,8 @@ use super::{DONE, RESTORE, SAVE, pairs, refused, state, whole_graph};
 use crate::company::served;
 use crate::error::Error;
 use crate::job::Job;
-use crate::memory_check;
+use crate::memory_check::{self, HostUsage};
+use crate::memory_limit::{self, Wanted};
 use crate::step_inputs::StepInputs;
 use crate::timeline::{COMMUNICATION, Timeline};
 use kolo_comm::communicator::CallSpan;
@@ -55,7 +56,9 @@ pub fn serve(
     plan.scratch += buffers;
     let links = pairs(world, roles)?;
     let among_servers = Arc::new(world.split(1, world.rank() as i64)?);
-    memory_check::check_among(&plan, false, world)?;
+    let usage = HostUsage::among(&plan, false, world)?;
+    memory_limit::check(job, &Wanted { plan: &plan, largest: usage.largest(), rank: world.rank(), layouts: None })?;
+    memory_check::check(&plan, usage)?;
     let store = Store::new(&program.graph, job.seed);
     let mut session = Session::compile(program, &store, Some(Arc::new(CommLane::new(among_servers))))?;
     if let Some(timeline) = timeline {

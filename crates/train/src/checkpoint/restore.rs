@@ -47,8 +47,18 @@ pub struct Resumed {
 }
 
 /// Keys that may differ from those a run was saved with: they change how it runs, never what it learns.
-const FREE: [&str; 7] =
-    ["job.name", "parallel.", "checkpoint.", "data.prefetch", "data.threads", "train.log_every", "train.eval_every"];
+const FREE: [&str; 8] = [
+    "job.name",
+    "parallel.",
+    "memory.",
+    "checkpoint.",
+    "data.prefetch",
+    "data.threads",
+    "train.log_every",
+    "train.eval_every",
+];
+/// Keys that older checkpoints do not have, with what those runs did. `base_batch` matters where rates are scaled only.
+const ADDED: [(&str, &str); 2] = [("train.lr_scaling", "\"none\""), ("train.base_batch", "")];
 /// Keys of the length of a run, which may grow.
 const LENGTH: [&str; 2] = ["train.steps", "train.epochs"];
 
@@ -90,7 +100,11 @@ fn compare(job: &Job, saved: &[(String, String)], path: &str) -> Result<Vec<Stri
     let then: BTreeMap<&str, &str> = saved.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
     let free = |key: &str| FREE.iter().any(|free| key == *free || (free.ends_with('.') && key.starts_with(free)));
     let differ = then.iter().filter(|(key, value)| now.get(*key) != Some(*value));
-    let new = now.iter().filter(|(key, _)| !then.contains_key(*key)).map(|(key, _)| (key, &"left out"));
+    let as_before = |key: &str, value: &str| {
+        ADDED.iter().any(|(added, usual)| *added == key && (*usual == value || usual.is_empty()))
+    };
+    let new = now.iter().filter(|(key, value)| !then.contains_key(*key) && !as_before(key, value));
+    let new = new.map(|(key, _)| (key, &"left out"));
     let mut notes = Vec::new();
     for (key, value) in differ.chain(new).filter(|(key, _)| !free(key)) {
         let here = now.get(key).unwrap_or(&"left out");

@@ -54,7 +54,7 @@ fn samples_of_batch(job: &Job) -> Result<usize, Error> {
 }
 
 /// Bytes that evaluations take at one of the workers who take turns in them, beside the weights.
-pub fn evaluation_bytes(job: &Job, threads: usize, mesh: &Mesh) -> Result<usize, Error> {
+pub fn evaluation_bytes(job: &Job, parallel: &Parallel, threads: usize, mesh: &Mesh) -> Result<usize, Error> {
     let total = job.split.held_out_len();
     if total == 0 {
         return Ok(0);
@@ -65,7 +65,7 @@ pub fn evaluation_bytes(job: &Job, threads: usize, mesh: &Mesh) -> Result<usize,
     let shares = job.parallel.shards_weights(mesh);
     let rest = Some(total % whole).filter(|rest| *rest > 0 && (shares || total / whole % ranks == rank));
     let bytes = |batch: usize| {
-        let graph = graph_of(job, &job.parallel, mesh, batch)?;
+        let graph = graph_of(job, parallel, mesh, batch)?;
         Ok(Program::new(&job.executor, graph, Options::single(threads)).bytes().total())
     };
     let sessions: Result<usize, Error> = [whole].into_iter().chain(rest).map(bytes).sum();
@@ -76,11 +76,12 @@ pub fn evaluation_bytes(job: &Job, threads: usize, mesh: &Mesh) -> Result<usize,
 /// of a deep model each takes its time.
 pub fn count_beside<T>(
     job: &Job,
+    parallel: &Parallel,
     threads: usize,
     mesh: Option<&Mesh>,
     work: impl FnOnce() -> Result<T, Error>,
 ) -> Result<(T, usize), Error> {
-    let count = || mesh.map_or(Ok(0), |mesh| evaluation_bytes(job, threads, mesh));
+    let count = || mesh.map_or(Ok(0), |mesh| evaluation_bytes(job, parallel, threads, mesh));
     std::thread::scope(|scope| {
         let beside = std::thread::Builder::new().spawn_scoped(scope, count);
         let done = work();

@@ -71,7 +71,7 @@ fn evaluations_take_little_memory() {
         let data =
             format!("[data]\nsource = \"{source}\"\nbatch = 4\ngrains = 2\nsamples = {samples}\nholdout = 0.5\n");
         let job = job(&format!("[model]\n{model}\n{data}[train]\nsteps = 1\noptimizer = {{ kind = \"sgd\" }}\n"));
-        evaluation_bytes(&job, 1, &Mesh::data(2, rank).unwrap()).unwrap()
+        evaluation_bytes(&job, &job.parallel, 1, &Mesh::data(2, rank).unwrap()).unwrap()
     };
     // The predictions of one sample take 8 MiB: four samples at a time, not 256.
     let gpt = "kind = \"gpt\"\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 128\nvocab = 16384";

@@ -2,11 +2,15 @@
 
 use crate::same_bits::jobs;
 use kolo_comm::{Communicator, Watch, thread};
-use kolo_exec::Options;
 use kolo_exec::store::{Role, Saved};
+use kolo_exec::{Options, Program};
+use kolo_parallel::{Mesh, Purpose};
 use kolo_train::asynchronous::{Links, Roles, Served};
+use kolo_train::memory_limit::{self, WorkersNow};
 use kolo_train::session::{Company, RunOptions, Silent};
-use kolo_train::{Error, Job, Report, Trainer, asynchronous};
+use kolo_train::step::graph_of;
+use kolo_train::worker_plan::WorkerPlan;
+use kolo_train::{Error, Job, Report, Trainer, asynchronous, job_file};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -359,4 +363,98 @@ fn narrow_gradients_learn_too() {
     assert_ne!(reports[0].weights, whole.weights, "nothing was rounded");
     let (one, other) = (whole.metrics["accuracy"], reports[0].metrics["accuracy"]);
     assert!(other > one - 0.03 && other > 0.9, "{one} alone, {other} with bf16 on the wire");
+}
+
+/// What is computed again comes out the same: no dropout, no exchange and no layout changes a bit of it.
+#[test]
+fn computing_again_changes_no_bit() {
+    for (name, text) in jobs() {
+        let alone = report(&job(&text, ""), Company::Alone);
+        let backward = |text: &str| {
+            let job = job(text, "");
+            let graph = graph_of(&job, &job.parallel, Purpose::Training, &Mesh::alone()).unwrap();
+            kolo_plan::cost(&Program::cpu(graph, Options::single(1))).flops.backward
+        };
+        for (what, workers, parallel) in [("blocks", 2, "zero = 1\nbucket_mib = 0"), ("selective", 4, "")] {
+            let text = format!("{text}[memory]\nrecompute = \"{what}\"\n");
+            let grows = backward(&text) > backward(&text.replace(what, "none"));
+            // A recurrent layer is a product as a whole.
+            assert!(grows || (name, what) == ("lstm", "selective"), "{name}, {what}: nothing is computed again");
+            assert_same(&format!("{name}, {what}"), &alone, &report(&job(&text, ""), Company::Alone));
+            let job = job(&text, parallel);
+            let reports = on_ranks(workers, |world| report(&job, Company::Workers(world)));
+            let name = format!("{name}, {what}, {workers} workers, {parallel}");
+            reports.iter().for_each(|other| assert_same(&name, &alone, other));
+        }
+    }
+}
+
+#[test]
+fn workers_that_share_layers_compute_them_again() {
+    let text = "[model]\nkind = \"gpt\"\nlayers = 3\nwidth = 32\nheads = 4\ndropout = 0.1\n[data]\nsource = \"builtin:addition\"\n\
+                batch = 16\ngrains = 4\n[train]\nsteps = 3\nclip = 0.5\n";
+    let alone = report(&job(text, "slices = 2"), Company::Alone);
+    for what in ["blocks", "selective"] {
+        let text = format!("{text}[memory]\nrecompute = \"{what}\"\n");
+        for (workers, parallel) in [(2, "tensor = 2\nslices = 2"), (4, "tensor = 2\nslices = 2\nzero = 1")] {
+            let job = job(&text, parallel);
+            let reports = on_ranks(workers, |world| report(&job, Company::Workers(world)));
+            reports.iter().for_each(|other| assert_same(&format!("{what}, {parallel}"), &alone, other));
+            assert_eq!(reports[0].recompute, what);
+        }
+    }
+}
+
+/// A limit that one worker cannot keep to, and what it says would fit: four workers that share layers and optimizer.
+#[test]
+fn a_job_that_exceeds_its_limit_runs_in_a_layout_that_fits() {
+    let text = "[model]\nkind = \"mlp\"\ninputs = 64\nhidden = [512, 512]\nclasses = 10\n[data]\nsource = \"builtin:digits\"\n\
+                batch = 32\ngrains = 4\n[train]\nsteps = 3\noptimizer = { kind = \"adamw\" }\n";
+    let bytes = |workers: usize, parallel: &str| {
+        let job = job(text, parallel);
+        let of = |rank| {
+            let mesh = job.parallel.mesh(workers, rank).unwrap();
+            let options = Options::for_grains(job.grains / mesh.size("data"), 1);
+            WorkerPlan::new(&job, &job.parallel, &mesh, Some(&mesh), options).unwrap().memory.total() as u64
+        };
+        (0..workers).map(of).max().unwrap()
+    };
+    let shared = "tensor = 2\nslices = 2";
+    let limit = bytes(4, &format!("{shared}\nzero = 1"));
+    assert!(limit < bytes(2, shared) && bytes(2, shared) < bytes(1, ""), "{limit}");
+    let limited = |parallel: &str| job(&format!("{text}[memory]\nlimit = {limit}\n"), parallel);
+    let refused = Trainer::new(limited(""), Options::single(1)).map(drop).unwrap_err();
+    assert!(matches!(refused, Error::Memory(_)), "{refused}");
+    let message = refused.to_string();
+    assert!(message.contains("and `memory.limit` allows") && message.contains("layouts that fit"), "{message}");
+
+    let found = memory_limit::fitting(&limited(""), limit, WorkersNow { workers: 1, threads: 1 }).unwrap();
+    assert!(found.fitting.iter().all(|one| one.bytes <= limit && message.contains(&one.to_string())), "{message}");
+    let four = found.fitting.iter().find(|one| one.changes.contains(&"parallel.zero=1".to_string())).unwrap();
+    assert_eq!((four.layout.workers, four.layout.tensor, four.bytes), (4, 2, limit), "{message}");
+    // As `--set` would.
+    let mut root = job_file::parse(&format!("{text}[memory]\nlimit = {limit}\n"), "test.toml").unwrap();
+    four.changes.iter().for_each(|change| job_file::override_with(&mut root, change).unwrap());
+    let fitting = Arc::new(Job::read(&root, kolo_models::MODELS).unwrap());
+    let alone = report(&job(text, "slices = 2"), Company::Alone);
+    let reports = on_ranks(4, |world| report(&fitting, Company::Workers(world)));
+    reports.iter().for_each(|other| assert_same("the layout that fits", &alone, other));
+
+    // With two workers none starts, and the first says why.
+    let job = limited(shared);
+    let outcome = |world: Arc<Communicator>| Trainer::among(Arc::clone(&job), 1, world).map(drop).unwrap_err();
+    let [first, second] = &on_ranks(2, outcome)[..] else { panic!("two ranks") };
+    assert!(matches!(first, Error::Memory(_)) && matches!(second, Error::MemoryElsewhere), "{first}, {second}");
+    assert_eq!(second.culprit(), Some(0));
+}
+
+#[test]
+fn a_limit_that_nothing_keeps_to_names_the_smallest_layout() {
+    let text = "[model]\nkind = \"mlp\"\n[data]\nsource = \"builtin:playground\"\nbatch = 32\ngrains = 4\n[memory]\nlimit = 1000\n";
+    let message = Trainer::new(job(text, ""), Options::for_grains(4, 1)).map(drop).unwrap_err().to_string();
+    assert!(message.contains("no layout of recompute, zero, tensor and workers fits; the smallest is"), "{message}");
+    assert!(
+        message.contains("`memory.limit` allows 1000 B") && message.contains("or raise `memory.limit`"),
+        "{message}"
+    );
 }

@@ -1,0 +1,162 @@
+//! Recomputation (activation checkpointing): values of the forward pass are computed again where the backward pass needs
+//! them, instead of being kept until then. A graph → graph rewrite like any other strategy.
+//!
+//! The model is cut into blocks ([`blocks`]): its repeated layers, or runs of about √n nodes. What crosses from one block to
+//! another is kept. Of what the backward pass reads of a block's inside, [`choose`] says what is computed again; its nodes are
+//! copied to just before the first node that reads one, from where the memory plan takes their short lives.
+//!
+//! The copies are the same ops on the same values, so no bit changes; dropout draws its mask again from the same counters.
+//! They are also what [`merge_common`](kolo_graph::rewrite::merge_common) takes for doubles: nothing may merge after this.
+//!
+//! An exchange between ranks is never repeated. It would cost the time of the link once more, and a repetition would have to
+//! come in the same order on all ranks; its result is kept instead, which is as small as a block's input.
+
+mod blocks;
+mod choose;
+
+use kolo_graph::rewrite::Rebuild;
+use kolo_graph::{Graph, NodeId, Phase, Stage, ValueId};
+use std::collections::BTreeMap;
+
+/// What the backward pass computes again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Recompute {
+    /// Nothing.
+    #[default]
+    None,
+    /// What is cheap for its size: elementwise ops, norms, dropout. Results of products are kept.
+    Selective,
+    /// Whole blocks, from their inputs.
+    Blocks,
+}
+
+impl Recompute {
+    /// From the one that takes the least time to the one that takes the least memory.
+    pub const ALL: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Blocks];
+    /// How a job file writes them; the default comes first.
+    pub const NAMES: [&'static str; 3] = ["none", "blocks", "selective"];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Recompute::None => "none",
+            Recompute::Blocks => "blocks",
+            Recompute::Selective => "selective",
+        }
+    }
+
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|one| one.name() == name)
+    }
+}
+
+/// The training step `graph`, which was tidied and whose ops are not fused yet, with some of its forward pass computed again.
+pub fn recompute(graph: Graph, what: Recompute) -> Graph {
+    if what == Recompute::None {
+        return graph;
+    }
+    let known = Known::of(&graph);
+    let again = choose::again(&known, what);
+    if !again.contains(&true) {
+        return graph;
+    }
+    let mut rewrite = Rewrite { rebuild: Rebuild::new(&graph), again: &again, copies: BTreeMap::new() };
+    for (at, node) in graph.nodes.iter().enumerate() {
+        if known.is_backward(at) {
+            rewrite.copy_reading_again(NodeId(at as u32));
+        } else {
+            rewrite.rebuild.copy(node);
+        }
+    }
+    rewrite.rebuild.finish()
+}
+
+/// What is asked of a graph again and again.
+struct Known<'g> {
+    graph: &'g Graph,
+    phases: Vec<Phase>,
+    /// The block of each node, if it is in one.
+    block_of: Vec<Option<usize>>,
+}
+
+impl<'g> Known<'g> {
+    fn of(graph: &'g Graph) -> Self {
+        let phases = graph.phases();
+        let is_forward = |id: NodeId| {
+            let node = graph.node(id);
+            node.stage == Stage::Forward && phases[id.0 as usize] == Phase::Grain && !node.inputs.is_empty()
+        };
+        let forward: Vec<NodeId> = graph.ids().filter(|id| is_forward(*id)).collect();
+        let block_of = blocks::of(graph, &forward);
+        Self { graph, phases, block_of }
+    }
+
+    /// Whether a node of a grain belongs to the backward pass.
+    fn is_backward(&self, at: usize) -> bool {
+        self.graph.nodes[at].stage == Stage::Backward && self.phases[at] == Phase::Grain
+    }
+
+    /// The number of the node that makes a value.
+    fn maker(&self, id: ValueId) -> usize {
+        self.graph.value(id).node.0 as usize
+    }
+}
+
+struct Rewrite<'g> {
+    rebuild: Rebuild<'g>,
+    /// By node.
+    again: &'g [bool],
+    /// Old values and those that are computed again.
+    copies: BTreeMap<ValueId, ValueId>,
+}
+
+impl Rewrite<'_> {
+    /// Copies a node of the backward pass, after what it reads was computed again.
+    fn copy_reading_again(&mut self, id: NodeId) {
+        let old = self.rebuild.old;
+        let node = old.node(id);
+        self.missing(&node.inputs).into_iter().for_each(|id| self.repeat(id));
+        let inputs = node.inputs.iter().map(|id| self.latest(*id)).collect();
+        let types = old.types(&node.outputs);
+        let new = self.rebuild.new.push_typed(node.op.clone(), inputs, types, node.scope.clone(), node.stage);
+        for (slot, output) in node.outputs.iter().enumerate() {
+            let made = self.rebuild.new.node(new).outputs[slot];
+            self.rebuild.set(*output, made);
+        }
+    }
+
+    /// The nodes that have to run again, and have not yet, before these values can be read; in order.
+    fn missing(&self, values: &[ValueId]) -> Vec<NodeId> {
+        let old = self.rebuild.old;
+        let mut found = Vec::new();
+        let mut todo = values.to_vec();
+        let mut seen = std::collections::BTreeSet::new();
+        while let Some(value) = todo.pop() {
+            let maker = old.value(value).node;
+            if self.again[maker.0 as usize] && !self.copies.contains_key(&value) && seen.insert(maker) {
+                found.push(maker);
+                todo.extend(&old.node(maker).inputs);
+            }
+        }
+        found.sort_unstable();
+        found
+    }
+
+    /// Runs a node of the forward pass once more.
+    fn repeat(&mut self, id: NodeId) {
+        let old = self.rebuild.old;
+        let node = old.node(id);
+        let inputs = node.inputs.iter().map(|id| self.latest(*id)).collect();
+        let types = old.types(&node.outputs);
+        let new = self.rebuild.new.push_typed(node.op.clone(), inputs, types, node.scope.clone(), Stage::Backward);
+        let made = self.rebuild.new.node(new).outputs.clone();
+        self.copies.extend(node.outputs.iter().copied().zip(made));
+    }
+
+    /// What the backward pass reads for a value.
+    fn latest(&self, id: ValueId) -> ValueId {
+        self.copies.get(&id).copied().unwrap_or_else(|| self.rebuild.get(id))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,269 @@
+//! `memory.limit`: a job of which a worker would take more is refused before anything is allocated, with the layouts that
+//! would fit. Each of these was planned like the job itself, for every rank.
+
+use crate::error::Error;
+use crate::job::Job;
+use crate::job_file;
+use crate::machine::format_bytes;
+use crate::memory_check::{by_kind, largest_hint};
+use crate::worker_plan::WorkerPlan;
+use kolo_exec::Options;
+use kolo_graph::settings::Setting;
+use kolo_parallel::mesh::DATA;
+use kolo_parallel::strategy::KeyValue;
+use kolo_parallel::{Parallel, Recompute};
+use kolo_plan::MemoryPlan;
+
+/// What the workers of a job take.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// This rank's plan.
+    pub plan: &'a MemoryPlan,
+    /// Bytes of the rank that needs most.
+    pub largest: u64,
+    pub rank: usize,
+    /// Who would run the job; `None` if no other layout is to be looked for.
+    pub layouts: Option<WorkersNow>,
+}
+
+/// The workers that a job was started with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkersNow {
+    pub workers: usize,
+    /// Threads of each.
+    pub threads: usize,
+}
+
+/// Refuses a job of which a worker takes more than its `memory.limit`. If all ranks call it, the first explains.
+pub fn check(job: &Job, wanted: &Wanted<'_>) -> Result<(), Error> {
+    let Some(limit) = job.memory.limit_bytes.filter(|limit| wanted.largest > *limit) else { return Ok(()) };
+    if wanted.rank > 0 {
+        return Err(Error::MemoryElsewhere);
+    }
+    let own = wanted.plan.total() as u64;
+    let whose = match wanted.largest == own {
+        true => String::new(),
+        false => format!(" at rank 0, which takes {}", format_bytes(own)),
+    };
+    let (found, hint) = match wanted.layouts.map(|now| fitting(job, limit, now)).transpose()? {
+        Some(search) => search.explain(wanted.plan),
+        None => (String::new(), largest_hint(wanted.plan).to_string()),
+    };
+    Err(Error::Memory(format!(
+        "a worker needs {} of memory, and `memory.limit` allows {}\n  {}{whose}{found}\n  hint: {hint}",
+        format_bytes(wanted.largest),
+        format_bytes(limit),
+        by_kind(wanted.plan),
+    )))
+}
+
+/// Layouts that are named, at most.
+const NAMED_MAX: usize = 4;
+/// Workers of a layout that is considered, at most.
+const WORKERS_MAX: usize = 64;
+/// Workers that share a layer, at most; more are seldom on one host.
+const TENSOR_MAX: usize = 8;
+
+/// A way to run a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    pub workers: usize,
+    /// Threads of each.
+    pub threads: usize,
+    pub recompute: Recompute,
+    pub zero: usize,
+    pub tensor: usize,
+}
+
+impl Layout {
+    /// Whether another one does with as few workers and changes.
+    fn is_beside(&self, other: &Layout) -> bool {
+        let parts = |one: &Layout| [one.workers, one.recompute as usize, one.zero, one.tensor];
+        parts(self).into_iter().zip(parts(other)).all(|(own, other)| own >= other)
+    }
+}
+
+/// A layout with the bytes of the worker that needs most, and how it differs from the job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Planned {
+    pub layout: Layout,
+    pub bytes: u64,
+    /// Assignments for `--set`.
+    pub changes: Vec<String>,
+}
+
+impl std::fmt::Display for Planned {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Layout { workers, threads, .. } = self.layout;
+        write!(f, "{:<9} -n {workers} --threads {threads}", format_bytes(self.bytes))?;
+        self.changes.iter().try_for_each(|change| write!(f, " --set {change}"))
+    }
+}
+
+/// What a search found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// The nearest first.
+    pub fitting: Vec<Planned>,
+    /// The smallest of those that do not fit.
+    pub smallest: Option<Planned>,
+}
+
+impl Found {
+    /// What to say of it, and a hint.
+    fn explain(&self, plan: &MemoryPlan) -> (String, String) {
+        let lines: Vec<String> = self.fitting.iter().map(|one| format!("\n    {one}")).collect();
+        if !lines.is_empty() {
+            let hint = "start it with one of these, or raise `memory.limit`";
+            return (format!("\n  layouts that fit, with what a worker takes:{}", lines.concat()), hint.into());
+        }
+        let smallest = self.smallest.as_ref().map_or(String::new(), |one| format!("; the smallest is\n    {one}"));
+        let text = format!("\n  no layout of recompute, zero, tensor and workers fits{smallest}");
+        (text, format!("{}, or raise `memory.limit`", largest_hint(plan)))
+    }
+}
+
+/// The nearest layouts of a job in which every worker takes at most this many bytes: with the same workers or more, and the
+/// fewest changes.
+pub fn fitting(job: &Job, limit: u64, now: WorkersNow) -> Result<Found, Error> {
+    let space = Space::of(job, now)?;
+    let mut found = Found::default();
+    for (workers, tensor) in space.meshes() {
+        let at = |recompute, zero| space.layout(workers, tensor, recompute, zero);
+        let most = space.zero_of(workers, tensor);
+        // If the one that saves the most does not fit, none of these workers' does.
+        let Some(last) = space.plan(at(Recompute::Blocks, most), limit)? else { continue };
+        if last.bytes > limit {
+            let smaller = found.smallest.as_ref().is_none_or(|other| last.bytes < other.bytes);
+            found.smallest = if smaller { Some(last) } else { found.smallest };
+            continue;
+        }
+        let choices = Recompute::ALL.into_iter().flat_map(|recompute| (0..=most).map(move |zero| (recompute, zero)));
+        let mut choices: Vec<Layout> = choices.map(|(recompute, zero)| at(recompute, zero)).collect();
+        choices.sort_by_key(|layout| (space.changes(layout).len(), layout.recompute));
+        for layout in choices {
+            if found.fitting.iter().any(|known| layout.is_beside(&known.layout)) {
+                continue;
+            }
+            let planned = if layout == last.layout { Some(last.clone()) } else { space.plan(layout, limit)? };
+            found.fitting.extend(planned.filter(|planned| planned.bytes <= limit));
+            if found.fitting.len() >= NAMED_MAX {
+                return Ok(found);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The layouts that a job may have.
+struct Space<'j> {
+    job: &'j Job,
+    now: WorkersNow,
+    zero_max: usize,
+    tensor_max: usize,
+    /// As the job has it.
+    own: Layout,
+    slices: usize,
+}
+
+impl<'j> Space<'j> {
+    fn of(job: &'j Job, now: WorkersNow) -> Result<Self, Error> {
+        let sizes = job.parallel.layout(now.workers);
+        let size = |name: &str, usual: usize| sizes.get(name).copied().unwrap_or(usual);
+        let own = Layout {
+            workers: now.workers,
+            threads: now.threads,
+            recompute: job.parallel.recompute(),
+            zero: size("zero", 0),
+            tensor: size("tensor", 1),
+        };
+        let (zero_max, tensor_max) = (most(job, "zero").unwrap_or(0), most(job, "tensor").unwrap_or(1));
+        Ok(Self { job, now, zero_max, tensor_max: tensor_max.min(TENSOR_MAX), own, slices: size("slices", 1) })
+    }
+
+    /// (workers, how many of them share a layer), the nearest first.
+    fn meshes(&self) -> Vec<(usize, usize)> {
+        let powers = |most: usize| (0..=most.max(1).ilog2()).map(|power| 1usize << power);
+        let workers = powers(WORKERS_MAX).map(|times| self.now.workers.saturating_mul(times));
+        let workers = workers.filter(|workers| *workers <= WORKERS_MAX.max(self.now.workers));
+        let tensors: Vec<usize> = [self.own.tensor].into_iter().chain(powers(self.tensor_max)).collect();
+        let mut meshes: Vec<(usize, usize)> = Vec::new();
+        for workers in workers {
+            for tensor in &tensors {
+                if workers.is_multiple_of(*tensor) && !meshes.contains(&(workers, *tensor)) {
+                    meshes.push((workers, *tensor));
+                }
+            }
+        }
+        meshes
+    }
+
+    /// The stage of ZeRO that shares the most among these workers: none if nobody shares the grains.
+    fn zero_of(&self, workers: usize, tensor: usize) -> usize {
+        if workers > tensor { self.zero_max } else { 0 }
+    }
+
+    fn layout(&self, workers: usize, tensor: usize, recompute: Recompute, zero: usize) -> Layout {
+        // The cores are shared by whoever is on them.
+        let threads = (self.now.threads * self.now.workers / workers).max(1);
+        Layout { workers, threads, recompute, zero, tensor }
+    }
+
+    /// Keys of `[parallel]` that differ from the job's.
+    fn keys(&self, layout: &Layout) -> Vec<(&'static str, usize)> {
+        let slices = self.slices.max(layout.tensor.next_power_of_two());
+        let keys = [
+            ("zero", layout.zero, self.own.zero),
+            ("tensor", layout.tensor, self.own.tensor),
+            ("slices", slices, self.slices),
+        ];
+        keys.into_iter().filter(|(_, value, own)| value != own).map(|(key, value, _)| (key, value)).collect()
+    }
+
+    fn changes(&self, layout: &Layout) -> Vec<String> {
+        let keys = self.keys(layout).into_iter().map(|(key, value)| format!("parallel.{key}={value}"));
+        let again = (layout.recompute != self.own.recompute).then(|| layout.recompute.name());
+        keys.chain(again.map(|name| format!("memory.recompute={name}"))).collect()
+    }
+
+    /// Plans a layout: the rank that needs most, or the first that exceeds the limit. `None` if the job cannot have it.
+    fn plan(&self, layout: Layout, limit: u64) -> Result<Option<Planned>, Error> {
+        let Ok(parallel) = parallel_with(self.job, &self.keys(&layout), layout.recompute) else { return Ok(None) };
+        let Ok(data) = parallel.data_ranks(layout.workers) else { return Ok(None) };
+        if !(self.job.grains.is_multiple_of(data) && data.is_power_of_two()) {
+            return Ok(None);
+        }
+        let options = Options::for_grains(self.job.grains / data, layout.threads);
+        let mut bytes = 0;
+        for rank in 0..layout.workers {
+            let Ok(mesh) = parallel.mesh(layout.workers, rank) else { return Ok(None) };
+            debug_assert_eq!(mesh.size(DATA), data);
+            // A model that cannot be split so is no layout of this job.
+            let Ok(plan) = WorkerPlan::new(self.job, &parallel, &mesh, Some(&mesh), options) else { return Ok(None) };
+            bytes = bytes.max(plan.memory.total() as u64);
+            if bytes > limit {
+                break;
+            }
+        }
+        Ok(Some(Planned { layout, bytes, changes: self.changes(&layout) }))
+    }
+}
+
+/// The most that may be written for a key of `[parallel]` that is a number; `None` if no strategy reads it.
+fn most(job: &Job, name: &str) -> Option<usize> {
+    let key = job.strategies.iter().flat_map(|kind| kind.keys).find(|key| key.name == name)?;
+    match key.value {
+        KeyValue::Count { most, .. } => Some(most),
+        _ => None,
+    }
+}
+
+/// A job's strategies with other numbers under some keys of `[parallel]`, and this computed again.
+fn parallel_with(job: &Job, keys: &[(&str, usize)], recompute: Recompute) -> Result<Parallel, Error> {
+    let mut root = job_file::parse(&job.text, "job")?;
+    if let Some(parallel) = root.table_mut("parallel", "job") {
+        keys.iter().for_each(|(key, value)| parallel.set(key, "job", Setting::Int(*value as i64)));
+    }
+    let parallel = Parallel::read(&root.table("parallel")?, &job.strategies, job.facts())?;
+    Ok(parallel.recomputing(recompute))
+}

@@ -1,0 +1,38 @@
+//! What one worker will run and hold, before anything is allocated: the same for training, `kolo plan` and layouts that are
+//! only considered.
+
+use crate::checkpoint;
+use crate::error::Error;
+use crate::job::Job;
+use crate::step::program_of;
+use crate::supply;
+use crate::trainer::count_beside;
+use kolo_exec::{Options, Program};
+use kolo_parallel::{Mesh, Parallel};
+use kolo_plan::MemoryPlan;
+
+/// A worker's program and its memory.
+#[derive(Clone, Debug)]
+pub struct WorkerPlan {
+    pub program: Program,
+    pub memory: MemoryPlan,
+}
+
+impl WorkerPlan {
+    /// Of the worker at this place of a mesh, as these strategies spread the job. `evaluators` is its place among those who
+    /// take turns in evaluations, if it is one of them.
+    pub fn new(
+        job: &Job,
+        parallel: &Parallel,
+        mesh: &Mesh,
+        evaluators: Option<&Mesh>,
+        options: Options,
+    ) -> Result<Self, Error> {
+        let (program, evaluation) =
+            count_beside(job, parallel, options.threads, evaluators, || Ok(program_of(job, parallel, mesh, options)?))?;
+        let data = supply::buffer_bytes(job, options.grains * job.grain_batch());
+        let checkpoint = checkpoint::copied_bytes(job, &program.graph, mesh.ranks());
+        let memory = MemoryPlan { evaluation, data, checkpoint, ..kolo_plan::memory(&program) };
+        Ok(Self { program, memory })
+    }
+}
