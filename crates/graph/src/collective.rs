@@ -259,7 +259,8 @@ macro_rules! transfer {
         }
         impl Cases for $op {
             fn cases() -> Vec<Case> {
-                vec![Case::new($case, [Arg::real([3, 4])]), Case::new($case, [Arg::real([1, 70])])]
+                let shapes: [&[usize]; 3] = [&[3, 4], &[1, 70], &[2, 4, 3]];
+                shapes.into_iter().map(|shape| Case::new($case, [Arg::real(shape)])).collect()
             }
         }
     };

@@ -31,6 +31,11 @@ pub mod strategy;
 pub mod tensor;
 pub mod zero;
 
+/// Pipeline schedules as data, for whoever shows or counts them.
+pub mod schedules {
+    pub use crate::pipeline::{Durations, ScheduleError, Verified, draw, verify};
+}
+
 pub use chosen::Parallel;
 pub use grain_share::GrainShare;
 pub use kolo_graph::Placement;

@@ -8,7 +8,7 @@ use kolo_exec::{Options, Program};
 use kolo_graph::sources::Param;
 use kolo_parallel::Mesh;
 use kolo_parallel::mesh::DATA;
-use kolo_parallel::pipeline::{Durations, PIPELINE, ScheduleError, Verified, draw, verify};
+use kolo_parallel::schedules::{Durations, ScheduleError, Verified, draw, verify};
 use kolo_plan::{Cost, Rates};
 use kolo_train::Job;
 use kolo_train::machine::format_bytes;
@@ -182,7 +182,6 @@ impl Shared {
                 "memory": {"weights": m.weights, "gradients": m.gradients, "optimizer": m.optimizer, "activations": m.activations, "total": m.total()},
             })
         };
-        let stages = (self.mesh.size(PIPELINE) > 1).then_some(self.bubble).flatten();
-        json!({"ranks": self.sharers.iter().map(sharer).collect::<Vec<_>>(), "bubble": stages})
+        json!({"ranks": self.sharers.iter().map(sharer).collect::<Vec<_>>(), "bubble": self.bubble})
     }
 }

@@ -111,7 +111,7 @@ fn keys_and_conflicts_of_a_strategy_from_outside_are_told() {
     let refused = |parallel: &str| job(TEXT, parallel).unwrap_err();
     assert_eq!(
         refused("halfs = true"),
-        "test.toml:8: unknown key `parallel.halfs`\n  hint: did you mean `halves`? The keys here are bucket_mib, central, halves, pipeline, tensor, wire, zero"
+        "test.toml:8: unknown key `parallel.halfs`\n  hint: did you mean `halves`? The keys here are bucket_mib, central, chunks, context, halves, pipeline, prefetch, schedule, sequence, slices, stages, tensor, whole, wire, zero"
     );
     let unknown = Job::read(&settings(TEXT, "halves = true"), MODELS).unwrap_err().to_string();
     assert!(unknown.starts_with("test.toml:8: unknown key `parallel.halves`"), "{unknown}");
@@ -142,7 +142,7 @@ fn strategies_inside_are_refused_where_they_stand() {
     );
     assert_eq!(
         refused(TEXT, "tensor = 2"),
-        "test.toml:8: `parallel.tensor` is 2, which is not built yet: workers split the batch\n  hint: write `tensor = 1` or leave it out"
+        "test.toml:8: `parallel.tensor` is 2, but sums have 1 slice: workers that share a sum need a slice each, so that its order is that of the job\n  hint: write `slices = 2` beside it, or `job.reproducible = false`"
     );
     assert_eq!(
         refused(TEXT, "wire = \"bf16\""),
@@ -155,12 +155,12 @@ fn strategies_inside_are_refused_where_they_stand() {
     );
 }
 
-/// Ranks along an axis of their own, each of which computes the same; it reads the key that is reserved for such a strategy.
+/// Ranks along an axis of their own, each of which computes the same; it has a key of its own.
 #[derive(Debug)]
 struct Copies(usize);
 
-const TENSOR: Key = Key {
-    name: "tensor",
+const COUNT: Key = Key {
+    name: "copies",
     value: KeyValue::Count { default: 1, least: 1, most: usize::MAX },
     doc: "ranks that compute the same",
 };
@@ -168,8 +168,8 @@ const TENSOR: Key = Key {
 const COPIES: StrategyKind = StrategyKind {
     name: "copies",
     doc: "ranks that compute the same",
-    keys: &[TENSOR],
-    read: |settings| Ok(Some(Arc::new(Copies(TENSOR.count(settings)?)))),
+    keys: &[COUNT],
+    read: |settings| Ok(Some(Arc::new(Copies(COUNT.count(settings)?)))),
 };
 
 impl Strategy for Copies {
@@ -180,10 +180,10 @@ impl Strategy for Copies {
         Part::Model
     }
     fn written(&self) -> String {
-        format!("parallel.tensor = {}", self.0)
+        format!("parallel.copies = {}", self.0)
     }
     fn axis(&self) -> Option<(&'static str, usize)> {
-        Some((TENSOR.name, self.0))
+        Some((COUNT.name, self.0))
     }
 }
 
@@ -195,17 +195,20 @@ fn copies(text: &str, parallel: &str) -> Result<Job, String> {
 
 #[test]
 fn an_axis_takes_workers_from_the_data() {
-    let mut job = copies(TEXT, "tensor = 2\nzero = 1").unwrap();
+    let mut job = copies(TEXT, "copies = 2\nzero = 1").unwrap();
     let mesh = job.parallel.mesh(8, 5).unwrap();
-    assert_eq!((mesh.size(DATA), mesh.size("tensor")), (4, 2));
-    assert_eq!((mesh.coordinate(DATA), mesh.coordinate("tensor")), (2, 1));
-    assert_eq!(job.parallel.layout(8), [("data", 4), ("pipeline", 1), ("tensor", 2), ("zero", 1)].into());
+    assert_eq!((mesh.size(DATA), mesh.size("copies")), (4, 2));
+    assert_eq!((mesh.coordinate(DATA), mesh.coordinate("copies")), (2, 1));
+    assert_eq!(
+        job.parallel.layout(8),
+        [("copies", 2), ("data", 4), ("pipeline", 1), ("tensor", 1), ("zero", 1)].into()
+    );
     job.fit_to(16).unwrap();
     let error = job.fit_to(3).unwrap_err().to_string();
-    assert_eq!(error, "3 workers cannot be arranged as a mesh with tensor = 2\n  hint: use a multiple of 2 workers");
+    assert_eq!(error, "3 workers cannot be arranged as a mesh with copies = 2\n  hint: use a multiple of 2 workers");
     assert_eq!(
-        copies(TEXT, "tensor = 2\ncentral = true").unwrap_err(),
-        "test.toml:9: `parallel.central` cannot be combined with `parallel.tensor = 2`\n  hint: keep one of the two"
+        copies(TEXT, "copies = 2\ncentral = true").unwrap_err(),
+        "test.toml:9: `parallel.central` cannot be combined with `parallel.copies = 2`\n  hint: keep one of the two"
     );
 }
 
@@ -214,7 +217,7 @@ fn an_axis_takes_workers_from_the_data() {
 fn ranks_along_another_axis_share_no_grains() {
     let (_, text) = &jobs()[1];
     let alone = report(&job(text, "").unwrap(), Company::Alone);
-    for (workers, parallel) in [(2, "tensor = 2"), (4, "tensor = 2"), (8, "tensor = 2\nzero = 1")] {
+    for (workers, parallel) in [(2, "copies = 2"), (4, "copies = 2"), (8, "copies = 2\nzero = 1")] {
         let job = Arc::new(copies(text, parallel).unwrap());
         let reports = on_ranks(workers, |world| report(&job, Company::Workers(world)));
         reports.iter().for_each(|other| assert_same(&format!("{workers} workers, {parallel}"), &alone, other));
