@@ -3,7 +3,7 @@
 //!
 //! The model is cut into blocks ([`blocks`]): its repeated layers, or runs of about √n nodes. What crosses from one block to
 //! another is kept. Of what the backward pass reads of a block's inside, [`choose`] says what is computed again; its nodes are
-//! copied to just before the first node that reads one, from where the memory plan takes their short lives.
+//! copied to just before the first node that reads one, into its segment of a pipeline: their lives are short.
 //!
 //! The copies are the same ops on the same values, so no bit changes; dropout draws its mask again from the same counters.
 //! They are also what [`merge_common`](kolo_graph::rewrite::merge_common) takes for doubles: nothing may merge after this.
@@ -15,7 +15,7 @@ mod blocks;
 mod choose;
 
 use kolo_graph::rewrite::Rebuild;
-use kolo_graph::{Graph, NodeId, Phase, Stage, ValueId};
+use kolo_graph::{Graph, Node, NodeId, Phase, Stage, ValueId};
 use std::collections::BTreeMap;
 
 /// What the backward pass computes again.
@@ -114,14 +114,12 @@ impl Rewrite<'_> {
     fn copy_reading_again(&mut self, id: NodeId) {
         let old = self.rebuild.old;
         let node = old.node(id);
-        self.missing(&node.inputs).into_iter().for_each(|id| self.repeat(id));
-        let inputs = node.inputs.iter().map(|id| self.latest(*id)).collect();
-        let types = old.types(&node.outputs);
-        let new = self.rebuild.new.push_typed(node.op.clone(), inputs, types, node.scope.clone(), node.stage);
-        for (slot, output) in node.outputs.iter().enumerate() {
-            let made = self.rebuild.new.node(new).outputs[slot];
-            self.rebuild.set(*output, made);
+        for id in self.missing(&node.inputs) {
+            let made = self.push(old.node(id), node.segment);
+            self.copies.extend(old.node(id).outputs.iter().copied().zip(made));
         }
+        let made = self.push(node, node.segment);
+        node.outputs.iter().zip(made).for_each(|(old, new)| self.rebuild.set(*old, new));
     }
 
     /// The nodes that have to run again, and have not yet, before these values can be read; in order.
@@ -141,15 +139,14 @@ impl Rewrite<'_> {
         found
     }
 
-    /// Runs a node of the forward pass once more.
-    fn repeat(&mut self, id: NodeId) {
-        let old = self.rebuild.old;
-        let node = old.node(id);
+    /// Appends a node to the backward pass, as part of this segment of a grain. What it makes:
+    fn push(&mut self, node: &Node, segment: u32) -> Vec<ValueId> {
         let inputs = node.inputs.iter().map(|id| self.latest(*id)).collect();
-        let types = old.types(&node.outputs);
-        let new = self.rebuild.new.push_typed(node.op.clone(), inputs, types, node.scope.clone(), Stage::Backward);
-        let made = self.rebuild.new.node(new).outputs.clone();
-        self.copies.extend(node.outputs.iter().copied().zip(made));
+        let types = self.rebuild.old.types(&node.outputs);
+        let graph = &mut self.rebuild.new;
+        let id = graph.push_typed(node.op.clone(), inputs, types, node.scope.clone(), Stage::Backward);
+        graph.set_segment(id, segment);
+        graph.node(id).outputs.clone()
     }
 
     /// What the backward pass reads for a value.

@@ -64,6 +64,9 @@ const WORKERS_MAX: usize = 64;
 /// Workers that share a layer, at most; more are seldom on one host.
 const TENSOR_MAX: usize = 8;
 
+/// What exceeds the limit by one part in so many is far from fitting.
+const FAR: u64 = 10;
+
 /// A way to run a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
@@ -131,11 +134,15 @@ pub fn fitting(job: &Job, limit: u64, now: WorkersNow) -> Result<Found, Error> {
     for (workers, tensor) in space.meshes() {
         let at = |recompute, zero| space.layout(workers, tensor, recompute, zero);
         let most = space.zero_of(workers, tensor);
-        // If the one that saves the most does not fit, none of these workers' does.
-        let Some(last) = space.plan(at(Recompute::Blocks, most), limit)? else { continue };
-        if last.bytes > limit {
-            let smaller = found.smallest.as_ref().is_none_or(|other| last.bytes < other.bytes);
-            found.smallest = if smaller { Some(last) } else { found.smallest };
+        // Recomputing blocks takes the least, or little more if there is not much to recompute: if it is far from fitting with
+        // every stage of ZeRO, no layout of these workers fits.
+        let mut blocks: Vec<Planned> = Vec::new();
+        for zero in 0..=most {
+            blocks.extend(space.plan(at(Recompute::Blocks, zero), limit)?);
+        }
+        let beyond = blocks.iter().filter(|planned| planned.bytes > limit).cloned();
+        found.smallest = found.smallest.into_iter().chain(beyond).min_by_key(|planned| planned.bytes);
+        if blocks.iter().all(|planned| planned.bytes - planned.bytes / FAR > limit) {
             continue;
         }
         let choices = Recompute::ALL.into_iter().flat_map(|recompute| (0..=most).map(move |zero| (recompute, zero)));
@@ -145,7 +152,10 @@ pub fn fitting(job: &Job, limit: u64, now: WorkersNow) -> Result<Found, Error> {
             if found.fitting.iter().any(|known| layout.is_beside(&known.layout)) {
                 continue;
             }
-            let planned = if layout == last.layout { Some(last.clone()) } else { space.plan(layout, limit)? };
+            let planned = match layout.recompute {
+                Recompute::Blocks => blocks.iter().find(|planned| planned.layout == layout).cloned(),
+                Recompute::None | Recompute::Selective => space.plan(layout, limit)?,
+            };
             found.fitting.extend(planned.filter(|planned| planned.bytes <= limit));
             if found.fitting.len() >= NAMED_MAX {
                 return Ok(found);
@@ -226,7 +236,7 @@ impl<'j> Space<'j> {
         keys.chain(again.map(|name| format!("memory.recompute={name}"))).collect()
     }
 
-    /// Plans a layout: the rank that needs most, or the first that exceeds the limit. `None` if the job cannot have it.
+    /// Plans a layout: bytes are those of the rank that needs most, or of the first that exceeds the limit. `None` if the job cannot have it.
     fn plan(&self, layout: Layout, limit: u64) -> Result<Option<Planned>, Error> {
         let Ok(parallel) = parallel_with(self.job, &self.keys(&layout), layout.recompute) else { return Ok(None) };
         let Ok(data) = parallel.data_ranks(layout.workers) else { return Ok(None) };

@@ -396,7 +396,13 @@ fn workers_that_share_layers_compute_them_again() {
     let alone = report(&job(text, "slices = 2"), Company::Alone);
     for what in ["blocks", "selective"] {
         let text = format!("{text}[memory]\nrecompute = \"{what}\"\n");
-        for (workers, parallel) in [(2, "tensor = 2\nslices = 2"), (4, "tensor = 2\nslices = 2\nzero = 1")] {
+        let layouts = [
+            (2, "tensor = 2\nslices = 2"),
+            (4, "tensor = 2\nslices = 2\nzero = 1"),
+            (2, "pipeline = 2\nslices = 2\nschedule = \"zero-bubble\""),
+            (2, "zero = 3\nslices = 2"),
+        ];
+        for (workers, parallel) in layouts {
             let job = job(&text, parallel);
             let reports = on_ranks(workers, |world| report(&job, Company::Workers(world)));
             reports.iter().for_each(|other| assert_same(&format!("{what}, {parallel}"), &alone, other));
@@ -405,7 +411,7 @@ fn workers_that_share_layers_compute_them_again() {
     }
 }
 
-/// A limit that one worker cannot keep to, and what it says would fit: four workers that share layers and optimizer.
+/// A limit that one worker cannot keep to, and what it says would fit: four workers that share the model.
 #[test]
 fn a_job_that_exceeds_its_limit_runs_in_a_layout_that_fits() {
     let text = "[model]\nkind = \"mlp\"\ninputs = 64\nhidden = [512, 512]\nclasses = 10\n[data]\nsource = \"builtin:digits\"\n\
@@ -419,24 +425,29 @@ fn a_job_that_exceeds_its_limit_runs_in_a_layout_that_fits() {
         };
         (0..workers).map(of).max().unwrap()
     };
+    // A quarter of all weights, gradients and moments.
+    let limit = bytes(4, "tensor = 4\nslices = 4");
     let shared = "tensor = 2\nslices = 2";
-    let limit = bytes(4, &format!("{shared}\nzero = 1"));
     assert!(limit < bytes(2, shared) && bytes(2, shared) < bytes(1, ""), "{limit}");
     let limited = |parallel: &str| job(&format!("{text}[memory]\nlimit = {limit}\n"), parallel);
-    let refused = Trainer::new(limited(""), Options::single(1)).map(drop).unwrap_err();
+    let refused = Trainer::new(limited(""), Options::for_grains(4, 1)).map(drop).unwrap_err();
     assert!(matches!(refused, Error::Memory(_)), "{refused}");
     let message = refused.to_string();
     assert!(message.contains("and `memory.limit` allows") && message.contains("layouts that fit"), "{message}");
 
     let found = memory_limit::fitting(&limited(""), limit, WorkersNow { workers: 1, threads: 1 }).unwrap();
     assert!(found.fitting.iter().all(|one| one.bytes <= limit && message.contains(&one.to_string())), "{message}");
-    let four = found.fitting.iter().find(|one| one.changes.contains(&"parallel.zero=1".to_string())).unwrap();
-    assert_eq!((four.layout.workers, four.layout.tensor, four.bytes), (4, 2, limit), "{message}");
-    // As `--set` would.
-    let mut root = job_file::parse(&format!("{text}[memory]\nlimit = {limit}\n"), "test.toml").unwrap();
-    four.changes.iter().for_each(|change| job_file::override_with(&mut root, change).unwrap());
-    let fitting = Arc::new(Job::read(&root, kolo_models::MODELS).unwrap());
-    let alone = report(&job(text, "slices = 2"), Company::Alone);
+    let four = &found.fitting[0];
+    assert_eq!(four.layout.workers, 4, "{message}");
+    // As `--set` would; the slices are part of the job.
+    let with = |limit: u64, changes: &mut dyn Iterator<Item = &String>| {
+        let mut root = job_file::parse(&format!("{text}[memory]\nlimit = {limit}\n"), "test.toml").unwrap();
+        changes.for_each(|change| job_file::override_with(&mut root, change).unwrap());
+        Arc::new(Job::read(&root, kolo_models::MODELS).unwrap())
+    };
+    let fitting = with(limit, &mut four.changes.iter());
+    let slices = with(1 << 40, &mut four.changes.iter().filter(|change| change.contains("slices")));
+    let alone = report(&slices, Company::Alone);
     let reports = on_ranks(4, |world| report(&fitting, Company::Workers(world)));
     reports.iter().for_each(|other| assert_same("the layout that fits", &alone, other));
 
