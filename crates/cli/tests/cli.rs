@@ -212,9 +212,9 @@ fn the_plan_agrees_with_the_report_and_fits_the_process() {
     let total: u64 = parts.iter().map(|part| plan["memory"][part].as_u64().unwrap()).sum();
     assert_eq!(plan["memory"]["total"], total);
     let rss = report["peak_bytes"]["rss"].as_u64().unwrap();
-    // A debug build has more code, and the allocator keeps what it likes.
+    // A debug build has several times the code, whose pages count, and the allocator keeps what it likes.
     assert!(
-        total.abs_diff(rss) <= (rss / 20).max(16 << 20),
+        total.abs_diff(rss) <= (rss / 20).max(32 << 20),
         "{total} bytes planned, {rss} bytes were the most resident"
     );
     assert!(report["planned"]["step_ms"].as_f64().unwrap() > 0.0);

@@ -5,9 +5,8 @@
 use crate::job::Job;
 use crate::optimizer::{Optimizer, StepScalars};
 use kolo_exec::{Options, Program};
-use kolo_graph::layout::all_shown_by;
 use kolo_graph::rewrite::{eliminate_dead, merge_common};
-use kolo_graph::sources::{GrainSum, Param};
+use kolo_graph::sources::{GrainSum, Param, State};
 use kolo_graph::verify::debug_verify;
 use kolo_graph::{GraphError, Phase, Stage, ValueId};
 use kolo_models::{Build, Mean, Model};
@@ -72,7 +71,8 @@ fn check_updates(graph: &Graph) -> Result<(), GraphError> {
         let follows = node.inputs.iter().any(|id| updated[id.0 as usize] || stored(id));
         let exchange = node.op.collective().filter(|exchange| exchange.axis != DATA);
         if let Some(exchange) = exchange.filter(|_| node.inputs.iter().any(|id| updated[id.0 as usize])) {
-            let message = format!("workers along `{}` exchange parts of updates, which `zero` cannot share out", exchange.axis);
+            let message =
+                format!("workers along `{}` exchange parts of updates, which `zero` cannot share out", exchange.axis);
             let hint = format!("use fewer workers for `{}`, or `zero = 0`", exchange.axis);
             return Err(refused(Refusal::new(message, hint)));
         }
