@@ -377,7 +377,9 @@ impl<'g> ShardPlan<'g> {
                 continue;
             }
             let maker = self.graph.maker(*input);
-            if !maker.op.is::<RunSquares>() && maker.inputs.iter().all(|id| self.is_number(*id)) {
+            let known = |id: &ValueId| self.places[id.0 as usize].is_none() && self.graph.ty(*id).elements() == 1;
+            let numbers = maker.inputs.iter().all(|id| known(id) || self.is_number(*id));
+            if !maker.op.is::<RunSquares>() && numbers {
                 self.need_everywhere(maker);
             } else {
                 self.gathered.insert(*input);
@@ -388,7 +390,8 @@ impl<'g> ShardPlan<'g> {
     /// Whether a value is a number that is computed, or a few of them side by side.
     fn is_number(&self, id: ValueId) -> bool {
         let maker = self.graph.maker(id);
-        let joined = || maker.op.is::<Concat>() && maker.inputs.iter().all(|id| self.is_number(*id));
+        let known = |id: &ValueId| self.places[id.0 as usize].is_none();
+        let joined = || maker.op.is::<Concat>() && maker.inputs.iter().all(|id| known(id) || self.is_number(*id));
         let one = self.graph.ty(id).elements() == 1 || maker.op.is::<RunSquares>();
         !self.is_tensor(maker) && (one || joined())
     }

@@ -116,6 +116,7 @@ struct Pass<'g> {
     /// `None`: a parameter or state that nobody has used yet.
     shardings: Vec<Option<Sharding>>,
     choices: Vec<Choice>,
+    readers: Vec<Vec<NodeId>>,
     /// Arrangements that would fit those who read a node's outputs.
     wanted: Vec<(NodeId, Arrangement)>,
 }
@@ -123,7 +124,8 @@ struct Pass<'g> {
 impl<'g> Pass<'g> {
     fn new(graph: &'g Graph, slices: usize, rules: &'g Rules, arranged: &'g HashMap<NodeId, Arrangement>) -> Self {
         let shardings = vec![Some(Sharding::Replicated); graph.values.len()];
-        Self { graph, slices, rules, arranged, shardings, choices: Vec::new(), wanted: Vec::new() }
+        let readers = graph.readers();
+        Self { graph, slices, rules, arranged, shardings, choices: Vec::new(), readers, wanted: Vec::new() }
     }
 
     /// Nothing is split.
@@ -195,9 +197,10 @@ impl<'g> Pass<'g> {
         if let Some(cut) = self.classes(node) {
             return Choice::Classes(cut);
         }
-        // Weights are whole, and so are their gradients.
-        if self.rules.by_tokens && node.op.is::<GrainSum>() {
-            return Choice::Whole;
+        // A gradient lies as its weight does: what the update makes needs no exchange.
+        if let Some(sharding) = node.op.downcast::<GrainSum>().and_then(|sum| self.sharding_of_param(&sum.of)) {
+            let cut = sharding.cut().and_then(|cut| self.parts_with(node, cut));
+            return cut.map_or(Choice::Whole, Choice::Parts);
         }
         let inputs = self.graph.types(&node.inputs);
         let outputs = self.graph.types(&node.outputs);
@@ -363,6 +366,30 @@ impl<'g> Pass<'g> {
         arrangement.is_full().then_some(arrangement)
     }
 
+    fn sharding_of_param(&self, name: &str) -> Option<Sharding> {
+        let (id, _) = self.graph.params().find(|(_, op)| op.name == name)?;
+        self.get(id).cloned()
+    }
+
+    /// How the weight lies whose gradient a node makes, and nothing else.
+    fn wanted_of(&self, node: &Node) -> Option<Sharding> {
+        let [output] = node.outputs[..] else { return None };
+        let [reader] = self.readers[output.0 as usize][..] else { return None };
+        let sum = self.graph.node(reader).op.downcast::<GrainSum>()?;
+        self.sharding_of_param(&sum.of)
+    }
+
+    /// Bytes to be moved because a gradient is made otherwise than its weight lies.
+    fn misplaced(&self, node: &Node, parts: Option<&Parts>, outputs: &[Type]) -> u64 {
+        let Some(wanted) = self.wanted_of(node) else { return 0 };
+        let made = parts.and_then(|parts| {
+            let (dim, _) = parts.split.outputs[0].cut()?;
+            parts.arrangement.cut(parts.split.outputs[0], outputs[0].shape[dim], parts.split.size)
+        });
+        let same = wanted.cut() == made.as_ref() || (made.is_none() && parts.is_none());
+        if same { 0 } else { 3 * outputs[0].bytes() as u64 }
+    }
+
     fn is_unused_param(&self, id: ValueId) -> bool {
         self.get(id).is_none() && self.graph.maker(id).op.is::<Param>()
     }
@@ -395,7 +422,7 @@ impl<'g> Pass<'g> {
 
     fn cost_whole(&self, node: &Node, inputs: &[Type], outputs: &[Type]) -> u64 {
         let moved: u64 = node.inputs.iter().map(|id| self.move_cost(*id, &Need::Replicated)).sum();
-        moved + node.op.flops(inputs, outputs) / FLOPS_PER_BYTE
+        moved + self.misplaced(node, None, outputs) + node.op.flops(inputs, outputs) / FLOPS_PER_BYTE
     }
 
     fn cost(&self, node: &Node, parts: &Parts, inputs: &[Type], outputs: &[Type]) -> u64 {
@@ -410,7 +437,11 @@ impl<'g> Pass<'g> {
         // A table is looked up by rows, which keeps it in step with a layer that shares it.
         let table = !self.rules.by_tokens && node.op.is::<Embedding>() && parts.split.axis != "vocab";
         let shared = if table { u64::MAX / 4 } else { 0 };
-        moved + sums + shared + node.op.flops(inputs, outputs) / FLOPS_PER_BYTE / self.slices as u64
+        moved
+            + sums
+            + shared
+            + self.misplaced(node, Some(parts), outputs)
+            + node.op.flops(inputs, outputs) / FLOPS_PER_BYTE / self.slices as u64
     }
 
     /// A node that would take an input in parts if it were cut in blocks asks its makers for that.
@@ -530,6 +561,16 @@ impl<'g> Pass<'g> {
         };
         let inputs = node.inputs.iter().enumerate().filter(|(_, id)| **id == value);
         inputs.map(|(at, _)| of(at)).collect()
+    }
+
+    /// The parts of an elementwise node that make this shard, wherever its inputs are.
+    fn parts_with(&self, node: &Node, cut: &Cut) -> Option<Parts> {
+        let (inputs, outputs) = (self.graph.types(&node.inputs), self.graph.types(&node.outputs));
+        node.op.splits(&inputs, &outputs).into_iter().find_map(|split| {
+            let (dim, _) = split.outputs[0].cut()?;
+            let arrangement = Arrangement::of_operand(cut, split.outputs[0], outputs[0].shape[dim], split.size)?;
+            self.parts_of(split, arrangement, (&inputs, &outputs))
+        })
     }
 
     /// The parts that make this shard from whole inputs, or from inputs that are cut so already, with nothing to add up.
