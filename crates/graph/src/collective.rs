@@ -490,32 +490,40 @@ impl Cases for Receive {
     }
 }
 
-impl Op for AfterGrains {
-    fn operands(&self) -> Operands {
-        Operands::without_rules([Operand::any("tensor")], &["tensor"])
-    }
-    fn splits(&self, inputs: &[Type], outputs: &[Type]) -> Vec<Split> {
-        split::elementwise(inputs, outputs)
-    }
-    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        Ok(inputs.to_vec())
-    }
-    fn flops(&self, _: &[Type], _: &[Type]) -> u64 {
-        0
-    }
-    fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
-        vec![inputs[0].clone()]
-    }
-    fn view(&self) -> bool {
-        true
-    }
-}
+/// An op whose output is its input, and that only says when its readers run.
+macro_rules! same_tensor {
+    ($op:ty, $make:expr) => {
+        impl $crate::op::Op for $op {
+            fn operands(&self) -> $crate::operand::Operands {
+                $crate::operand::Operands::without_rules([$crate::operand::Operand::any("tensor")], &["tensor"])
+            }
+            fn splits(&self, inputs: &[$crate::Type], outputs: &[$crate::Type]) -> Vec<$crate::Split> {
+                $crate::split::elementwise(inputs, outputs)
+            }
+            fn infer(&self, inputs: &[$crate::Type]) -> Result<Vec<$crate::Type>, String> {
+                Ok(inputs.to_vec())
+            }
+            fn flops(&self, _: &[$crate::Type], _: &[$crate::Type]) -> u64 {
+                0
+            }
+            fn reference(&self, inputs: &[&$crate::Dense], _: &[$crate::Type]) -> Vec<$crate::Dense> {
+                vec![inputs[0].clone()]
+            }
+            fn view(&self) -> bool {
+                true
+            }
+        }
 
-impl Cases for AfterGrains {
-    fn cases() -> Vec<Case> {
-        vec![Case::new(AfterGrains {}, [Arg::real([3, 4]).constant()])]
-    }
+        impl $crate::op::Cases for $op {
+            fn cases() -> Vec<$crate::op::Case> {
+                vec![$crate::op::Case::new($make, [$crate::op::Arg::real([3, 4]).constant()])]
+            }
+        }
+    };
 }
+pub(crate) use same_tensor;
+
+same_tensor!(AfterGrains, AfterGrains {});
 
 impl<'b> Tensor<'b> {
     /// The sum over the `ranks` ranks of an axis.

@@ -5,13 +5,12 @@
 //! [`AxisShare`] is its opposite. [`EachGrain`] makes what depends on parameters alone a part of every grain, so that it is
 //! there only while it is used.
 
-use crate::collective::{Collective, Movement};
+use crate::collective::{Collective, Movement, same_tensor};
 use crate::cpu::{Cpu, CpuCx};
 use crate::layout::ALIGNMENT;
 use crate::op;
 use crate::op::{Arg, Case, Cases, Dense, Op};
 use crate::operand::{Operand, Operands};
-use crate::split::{self, Split};
 use crate::types::Type;
 
 op! {
@@ -133,29 +132,4 @@ impl Cases for AxisShare {
     }
 }
 
-impl Op for EachGrain {
-    fn operands(&self) -> Operands {
-        Operands::without_rules([Operand::any("tensor")], &["tensor"])
-    }
-    fn splits(&self, inputs: &[Type], outputs: &[Type]) -> Vec<Split> {
-        split::elementwise(inputs, outputs)
-    }
-    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        Ok(inputs.to_vec())
-    }
-    fn flops(&self, _: &[Type], _: &[Type]) -> u64 {
-        0
-    }
-    fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
-        vec![inputs[0].clone()]
-    }
-    fn view(&self) -> bool {
-        true
-    }
-}
-
-impl Cases for EachGrain {
-    fn cases() -> Vec<Case> {
-        vec![Case::new(EachGrain {}, [Arg::real([3, 4]).constant()])]
-    }
-}
+same_tensor!(EachGrain, EachGrain {});

@@ -77,9 +77,6 @@ impl Strategy for Central {
             false => graph,
         }
     }
-    fn shares_model(&self) -> bool {
-        false
-    }
     fn home(&self) -> Home {
         Home::OnePerHost
     }

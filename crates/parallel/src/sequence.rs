@@ -30,7 +30,7 @@ pub const KIND: StrategyKind = StrategyKind {
 };
 
 fn read(settings: &Settings) -> Result<Option<Sequence>, SettingError> {
-    let (ranks, slices) = (RANKS.count(settings)?, SLICES.count(settings)?);
+    let (ranks, slices) = (RANKS.count_within(settings)?, SLICES.count_within(settings)?);
     let by_heads = SEQUENCE.choice(settings)? == "heads";
     if ranks > 1 && !by_heads {
         let message = format!("is {ranks}, but the sequence is not split");
@@ -59,11 +59,7 @@ impl Strategy for Sequence {
     fn axis(&self) -> Option<(&'static str, usize)> {
         Some((AXIS, self.ranks))
     }
-    fn check(&self, job: Facts, others: &[&dyn Strategy]) -> Result<(), Refusal> {
-        if let Some(other) = others.iter().find(|other| !other.shares_model()) {
-            let message = format!("`{}` cannot be combined with `{}`", self.written(), other.written());
-            return Err(Refusal::new(message, "keep one of the two"));
-        }
+    fn check(&self, job: Facts, _: &[&dyn Strategy]) -> Result<(), Refusal> {
         if job.reproducible && !self.slices.is_multiple_of(self.ranks) {
             let message = format!(
                 "is {}, but sums have {} slices, which workers that share a sum divide",

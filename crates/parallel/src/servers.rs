@@ -58,9 +58,6 @@ impl Strategy for Servers {
     fn name(&self) -> &'static str {
         KIND.name
     }
-    fn shares_model(&self) -> bool {
-        false
-    }
     fn part(&self) -> Part {
         Part::Update
     }

@@ -102,6 +102,18 @@ impl Key {
         }
     }
 
+    /// The same, refused if it is more than the key allows.
+    pub fn count_within(&self, settings: &Settings) -> Result<usize, SettingError> {
+        let count = self.count(settings)?;
+        match self.value {
+            KeyValue::Count { most, .. } if count > most => {
+                let message = format!("is {count}, and at most {most} are possible");
+                Err(settings.wrong(self.name, message, format!("write a number up to {most}")))
+            }
+            _ => Ok(count),
+        }
+    }
+
     pub fn number(&self, settings: &Settings) -> Result<f64, SettingError> {
         match self.value {
             KeyValue::Number { default, low, high } => settings.float_in(self.name, default, low, high),
@@ -307,11 +319,6 @@ pub trait Strategy: std::fmt::Debug + Send + Sync {
     /// Whether ranks take turns in grains: what they compute at a time are neighbours. Otherwise each has a run of them.
     fn takes_turns(&self) -> bool {
         false
-    }
-
-    /// Whether it goes with ranks that share the model itself.
-    fn shares_model(&self) -> bool {
-        true
     }
 
     fn home(&self) -> Home {

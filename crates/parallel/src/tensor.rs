@@ -7,7 +7,8 @@
 use crate::mesh::Mesh;
 use crate::partition::{Group, Rules, lower, plan};
 use crate::strategy::{Facts, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
-use kolo_graph::settings::Settings;
+use kolo_base::matches_pattern;
+use kolo_graph::settings::{SettingError, Settings};
 use kolo_graph::sources::Input;
 use kolo_graph::{DType, Graph, InputRole};
 use kolo_ops::cross_entropy_parts::SLICES_MAX;
@@ -43,20 +44,11 @@ pub const KIND: StrategyKind = StrategyKind {
     name: "tensor",
     doc: "tensor parallelism: workers share every layer",
     keys: &[RANKS, SLICES, SEQUENCE, WHOLE],
-    read: |settings| {
-        let strategy = read(settings)?;
-        Ok(strategy.map(|one| Arc::new(one) as Arc<dyn Strategy>))
-    },
+    read: |settings| Ok(read(settings)?.map(|one| Arc::new(one) as Arc<dyn Strategy>)),
 };
 
-fn read(settings: &Settings) -> Result<Option<Tensor>, kolo_graph::settings::SettingError> {
-    let (ranks, slices) = (RANKS.count(settings)?, SLICES.count(settings)?);
-    for (key, value) in [(RANKS, ranks), (SLICES, slices)] {
-        if value > SLICES_MAX {
-            let message = format!("is {value}, and at most {SLICES_MAX} are possible");
-            return Err(settings.wrong(key.name, message, format!("choose a smaller `{}`", key.name)));
-        }
-    }
+fn read(settings: &Settings) -> Result<Option<Tensor>, SettingError> {
+    let (ranks, slices) = (RANKS.count_within(settings)?, SLICES.count_within(settings)?);
     if !slices.is_power_of_two() {
         let (below, above) = (1 << slices.ilog2(), slices.next_power_of_two());
         let message = format!("is {slices}, which is no power of two");
@@ -106,11 +98,7 @@ impl Strategy for Tensor {
     fn axis(&self) -> Option<(&'static str, usize)> {
         Some((TENSOR, self.ranks))
     }
-    fn check(&self, job: Facts, others: &[&dyn Strategy]) -> Result<(), Refusal> {
-        if let Some(other) = others.iter().find(|other| !other.shares_model()) {
-            let message = format!("`{}` cannot be combined with `{}`", self.written(), other.written());
-            return Err(Refusal::new(message, "keep one of the two"));
-        }
+    fn check(&self, job: Facts, _: &[&dyn Strategy]) -> Result<(), Refusal> {
         if job.reproducible && !self.slices.is_multiple_of(self.ranks) {
             let slices = self.ranks.next_power_of_two();
             let hint = match self.ranks.is_power_of_two() {
@@ -169,7 +157,7 @@ fn whole_params(graph: &Graph, patterns: &[String]) -> Result<Vec<String>, Refus
         let before = found.len();
         let fits = |name: &str| {
             let layer = name.rsplit_once('.').map_or("", |(layer, _)| layer);
-            [name, layer].iter().any(|text| matches(pattern, text))
+            [name, layer].iter().any(|text| matches_pattern(pattern, text))
         };
         found.extend(graph.params().filter(|(_, op)| fits(&op.name)).map(|(_, op)| op.name.clone()));
         if found.len() == before {
@@ -179,37 +167,4 @@ fn whole_params(graph: &Graph, patterns: &[String]) -> Result<Vec<String>, Refus
         }
     }
     Ok(found)
-}
-
-/// Whether a name matches a pattern, in which `*` stands for any text.
-fn matches(pattern: &str, name: &str) -> bool {
-    let mut parts = pattern.split('*');
-    let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else { return false };
-    let mut last = None;
-    for part in parts {
-        let Some(at) = rest.find(part) else { return false };
-        rest = &rest[at + part.len()..];
-        last = Some(part);
-    }
-    rest.is_empty() || last.is_some_and(|last| last.is_empty() || name.ends_with(last))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::matches;
-
-    #[test]
-    fn patterns_name_layers() {
-        for (pattern, name, expected) in [
-            ("h.0", "h.0", true),
-            ("h.0", "h.01", false),
-            ("h.*", "h.3.attn.c_proj.weight", true),
-            ("*.bias", "fc.bias", true),
-            ("*.bias", "fc.bias.x", false),
-            ("h.*.attn.*", "h.3.attn.c_proj.weight", true),
-            ("h.*.attn.*", "h.3.mlp.c_proj.weight", false),
-        ] {
-            assert_eq!(matches(pattern, name), expected, "{pattern} {name}");
-        }
-    }
 }

@@ -6,7 +6,7 @@ use super::schedule::{ActionKind, Schedule};
 use super::stages::Stages;
 use super::{text, verify};
 use crate::mesh::Mesh;
-use crate::strategy::{Facts, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
+use crate::strategy::{Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
 use kolo_exec::Order;
 use kolo_graph::Graph;
 use kolo_graph::settings::{SettingError, Settings};
@@ -41,16 +41,8 @@ pub const KIND: StrategyKind = StrategyKind {
 };
 
 fn read(settings: &Settings) -> Result<Option<Pipeline>, SettingError> {
-    let (ranks, chunks) = (RANKS.count(settings)?, CHUNKS.count(settings)?);
+    let (ranks, chunks) = (RANKS.count_within(settings)?, CHUNKS.count_within(settings)?);
     let (schedule, names) = (SCHEDULE.text(settings)?, STAGES.names(settings)?);
-    for (key, value) in [(RANKS, ranks), (CHUNKS, chunks)] {
-        if let KeyValue::Count { most, .. } = key.value
-            && value > most
-        {
-            let message = format!("is {value}, and at most {most} are possible");
-            return Err(settings.wrong(key.name, message, format!("choose a smaller `{}`", key.name)));
-        }
-    }
     if ranks == 1 {
         return Ok(None);
     }
@@ -208,15 +200,6 @@ impl Strategy for Pipeline {
     }
     fn axis(&self) -> Option<(&'static str, usize)> {
         Some((PIPELINE, self.ranks))
-    }
-    fn check(&self, _: Facts, others: &[&dyn Strategy]) -> Result<(), Refusal> {
-        match others.iter().find(|other| !other.shares_model()) {
-            Some(other) => {
-                let message = format!("`{}` cannot be combined with `{}`", self.written(), other.written());
-                Err(Refusal::new(message, "keep one of the two"))
-            }
-            None => Ok(()),
-        }
     }
     fn split(&self, graph: Graph, training: &Graph, purpose: Purpose, mesh: &Mesh) -> Result<Graph, Refusal> {
         let ranks = mesh.size(PIPELINE);

@@ -1,6 +1,7 @@
 //! Starting from weights that were learnt before: `[model] from`, `freeze` and `fresh`.
 
 use crate::error::Error;
+use kolo_base::matches_pattern;
 use kolo_ckpt::{RealDisk, TensorSource};
 use kolo_exec::Store;
 use kolo_exec::store::{Entry, Role};
@@ -36,7 +37,9 @@ impl StartWeights {
     /// Whether every pattern matches a parameter, and some are left to train.
     pub fn check(&self, names: &[String], model: &Settings) -> Result<(), SettingError> {
         for (key, patterns) in [("freeze", &self.freeze), ("fresh", &self.fresh)] {
-            if let Some(pattern) = patterns.iter().find(|pattern| !names.iter().any(|name| matches(pattern, name))) {
+            if let Some(pattern) =
+                patterns.iter().find(|pattern| !names.iter().any(|name| matches_pattern(pattern, name)))
+            {
                 let some: Vec<&str> = names.iter().take(4).map(String::as_str).collect();
                 let message = format!("has the pattern \"{pattern}\", which matches no parameter");
                 let hint =
@@ -51,7 +54,7 @@ impl StartWeights {
     }
 
     pub fn is_frozen(&self, parameter: &str) -> bool {
-        self.freeze.iter().any(|pattern| matches(pattern, parameter))
+        self.freeze.iter().any(|pattern| matches_pattern(pattern, parameter))
     }
 
     /// Fills the parameters and statistics of a store, but for those that are to be fresh.
@@ -60,7 +63,7 @@ impl StartWeights {
         let failed = |error: kolo_ckpt::CkptError| Error::checkpoint(&error.to_string());
         let (source, _) = kolo_ckpt::resolve(&RealDisk::shared(), Path::new(from)).map_err(failed)?;
         let wanted = |entry: &Entry| {
-            entry.role != Role::Moment && !self.fresh.iter().any(|pattern| matches(pattern, &entry.tensor))
+            entry.role != Role::Moment && !self.fresh.iter().any(|pattern| matches_pattern(pattern, &entry.tensor))
         };
         let wrong: Vec<String> =
             store.entries().iter().filter(|entry| wanted(entry)).filter_map(|entry| misfit(&source, entry)).collect();
@@ -98,41 +101,4 @@ fn misfit(source: &TensorSource, entry: &Entry) -> Option<String> {
 
 fn shown(tensor: &kolo_ckpt::TensorView<'_>) -> String {
     format!("{}{:?}", tensor.dtype.map_or("?", kolo_graph::DType::name), tensor.shape).replace(' ', "")
-}
-
-/// Whether a name matches a pattern, in which `*` stands for any text.
-fn matches(pattern: &str, name: &str) -> bool {
-    let parts: Vec<&str> = pattern.split('*').collect();
-    let [first, middle @ .., last] = &parts[..] else { return pattern == name };
-    let Some(mut rest) = name.strip_prefix(first) else { return false };
-    for part in middle {
-        match rest.find(part) {
-            Some(at) => rest = &rest[at + part.len()..],
-            None => return false,
-        }
-    }
-    rest.ends_with(last)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_star_stands_for_any_text() {
-        for (pattern, name, expected) in [
-            ("a.w", "a.w", true),
-            ("a.w", "a.ww", false),
-            ("a.*", "a.b.w", true),
-            ("*.w", "a.b.w", true),
-            ("*.b.*", "a.b.w", true),
-            ("a*b*b", "ab", false),
-            ("a*b*b", "abb", true),
-            ("*", "", true),
-            ("", "a", false),
-            ("blocks.0.*", "blocks.01.w", false),
-        ] {
-            assert_eq!(matches(pattern, name), expected, "{pattern} {name}");
-        }
-    }
 }
