@@ -160,7 +160,7 @@ pub struct Coordinator {
     links: Vec<Option<usize>>,
     heartbeat_sent_ms: u64,
     laggard: Laggard,
-    /// Why the job ends, for those who come too check_exchange.
+    /// Why the job ends, for those who come too late.
     ending: Option<String>,
     /// A member has shown why already.
     shown: bool,
@@ -170,7 +170,7 @@ impl Coordinator {
     pub fn new(config: CoordinatorConfig, now_ms: u64) -> Self {
         Self {
             config,
-            rendezvous: Rendezvous::new(config.world, config.deadlines.heartbeat_ms, now_ms),
+            rendezvous: Rendezvous::new(config.world, config.deadlines.heartbeat_ms, config.supervised, now_ms),
             membership: Membership::new(config.world, config.deadlines, config.supervised, now_ms),
             ranks: BTreeMap::new(),
             links: vec![None; config.world],

@@ -52,6 +52,12 @@ pub struct Rendezvous {
     world: usize,
     deadline_ms: u64,
     waited_ms: u64,
+    heartbeat_ms: u64,
+    last_ms: u64,
+    /// How long this process was suspended.
+    absent_ms: u64,
+    /// By a launcher, not by a thread of rank 0.
+    supervised: bool,
     members: Vec<Option<Hello>>,
     joined: usize,
     round: u64,
@@ -88,12 +94,16 @@ fn name_group(group: &[&Hello]) -> String {
 }
 
 impl Rendezvous {
-    pub fn new(world: usize, heartbeat_ms: u64, now_ms: u64) -> Self {
+    pub fn new(world: usize, heartbeat_ms: u64, supervised: bool, now_ms: u64) -> Self {
         let waited_ms = heartbeat_ms * JOIN_HEARTBEATS;
         Self {
             world,
             deadline_ms: now_ms + waited_ms,
             waited_ms,
+            heartbeat_ms,
+            last_ms: now_ms,
+            absent_ms: 0,
+            supervised,
             members: vec![None; world],
             joined: 0,
             round: 0,
@@ -127,6 +137,7 @@ impl Rendezvous {
         if self.failed {
             return Vec::new();
         }
+        self.forgive(now_ms);
         let outcome = match event {
             RendezvousEvent::Hello { link, hello } => self.hello(link, hello),
             RendezvousEvent::Blob { rank, round, bytes } => self.blob(now_ms, rank, round, bytes),
@@ -138,12 +149,30 @@ impl Rendezvous {
         })
     }
 
+    /// Time in which this process was suspended counts for nobody.
+    fn forgive(&mut self, now_ms: u64) {
+        let absent_ms = now_ms.saturating_sub(self.last_ms);
+        self.last_ms = now_ms;
+        if absent_ms > self.heartbeat_ms {
+            self.deadline_ms += absent_ms;
+            self.absent_ms += absent_ms;
+        }
+    }
+
     fn tick(&mut self, now_ms: u64) -> Result<Vec<RendezvousAction>, Fault> {
         if self.complete() || now_ms < self.deadline_ms {
             return Ok(Vec::new());
         }
         let who = name_ranks(&self.missing());
         let (joined, world, waited) = (self.joined, self.world, self.waited_ms);
+        if self.absent_ms > 0 && !self.supervised {
+            // They had a deadline too, and gave it up.
+            return Err(Fault::Aborted(format!(
+                "{} was suspended for {} ms while the ranks joined, and {who} did not wait for it\n  hint: check who stopped its process, or whether its host was overloaded",
+                rank_name(0, &self.label(0)),
+                self.absent_ms
+            )));
+        }
         Err(Fault::Aborted(format!(
             "{who} did not join within {waited} ms; {joined} of {world} ranks are here\n  hint: check whether those processes were started and can reach this host"
         )))
@@ -265,7 +294,7 @@ mod tests {
     #[test]
     fn ranks_with_different_jobs_are_named_with_the_key() {
         let meet = |jobs: &[&[(&str, &str)]]| {
-            let mut core = Rendezvous::new(jobs.len(), 1000, 0);
+            let mut core = Rendezvous::new(jobs.len(), 1000, false, 0);
             let all = jobs.iter().enumerate().map(|(rank, job)| core.step(1, given(rank, jobs.len(), job)));
             all.collect::<Vec<_>>().pop().unwrap()
         };
@@ -301,7 +330,7 @@ mod tests {
 
     #[test]
     fn roster_comes_with_the_last_hello_and_exchanges_follow() {
-        let mut core = Rendezvous::new(2, 1000, 0);
+        let mut core = Rendezvous::new(2, 1000, false, 0);
         assert_eq!(core.step(1, hello(1, 2)), [RendezvousAction::Accept { link: 101, rank: 1 }]);
         let actions = core.step(2, hello(0, 2));
         let peers = vec![
@@ -321,22 +350,43 @@ mod tests {
 
     #[test]
     fn who_does_not_come_is_named() {
-        let mut core = Rendezvous::new(3, 1000, 0);
+        let mut core = Rendezvous::new(3, 1000, false, 0);
         core.step(5, hello(1, 3));
-        assert_eq!(core.step(59_999, RendezvousEvent::Tick), []);
-        let text = fault(&core.step(60_000, RendezvousEvent::Tick));
+        let text = fault(&ticks(&mut core, 0, 60_000));
         assert!(text.starts_with("ranks 0 and 2 did not join within 60000 ms; 1 of 3 ranks are here"), "{text}");
+    }
+
+    /// The actions of the first tick that has any.
+    fn ticks(core: &mut Rendezvous, from_ms: u64, to_ms: u64) -> Vec<RendezvousAction> {
+        let mut ticks = (from_ms..to_ms).step_by(500).map(|now_ms| core.step(now_ms, RendezvousEvent::Tick));
+        assert_eq!(ticks.find(|actions| !actions.is_empty()), None);
+        core.step(to_ms, RendezvousEvent::Tick)
+    }
+
+    #[test]
+    fn who_was_suspended_itself_accuses_nobody() {
+        for (supervised, named) in [(false, "rank 0 on n0 was suspended for 70000 ms"), (true, "ranks 1 and 2 did not")]
+        {
+            let mut core = Rendezvous::new(3, 1000, supervised, 0);
+            core.step(5, hello(0, 3));
+            let text = fault(&ticks(&mut core, 70_005, 130_005));
+            assert!(text.starts_with(named), "{text}");
+        }
+        let mut core = Rendezvous::new(2, 1000, false, 0);
+        core.step(5, hello(0, 2));
+        core.step(70_005, RendezvousEvent::Tick);
+        assert_eq!(core.step(70_010, hello(1, 2)).len(), 2, "who waited is welcome");
     }
 
     #[test]
     fn twins_strangers_and_other_versions_are_named() {
-        let mut core = Rendezvous::new(2, 1000, 0);
+        let mut core = Rendezvous::new(2, 1000, false, 0);
         core.step(1, hello(0, 2));
         let text = fault(&core.step(2, hello(0, 2)));
         assert!(text.starts_with("two processes claim to be rank 0: pid 10 on n0 and pid 10 on n0"), "{text}");
-        let text = fault(&Rendezvous::new(2, 1000, 0).step(2, hello(0, 1)));
+        let text = fault(&Rendezvous::new(2, 1000, false, 0).step(2, hello(0, 1)));
         assert!(text.starts_with("rank 0 on n0 (pid 10) expects 1 ranks, but this job has 2"), "{text}");
-        let mut core = Rendezvous::new(2, 1000, 0);
+        let mut core = Rendezvous::new(2, 1000, false, 0);
         core.step(1, hello(0, 2));
         let RendezvousEvent::Hello { link, hello } = hello(1, 2) else { unreachable!() };
         let other = RendezvousEvent::Hello { link, hello: Hello { version: "2".into(), ..hello } };
@@ -346,10 +396,10 @@ mod tests {
 
     #[test]
     fn an_exchange_out_of_turn_is_rejected() {
-        let mut core = Rendezvous::new(1, 1000, 0);
+        let mut core = Rendezvous::new(1, 1000, false, 0);
         let early = core.step(0, RendezvousEvent::Blob { rank: 0, round: 0, bytes: vec![] });
         assert!(fault(&early).contains("before the roster"));
-        let mut core = Rendezvous::new(1, 1000, 0);
+        let mut core = Rendezvous::new(1, 1000, false, 0);
         core.step(0, hello(0, 1));
         assert!(
             fault(&core.step(0, RendezvousEvent::Blob { rank: 0, round: 7, bytes: vec![] })).contains("exchange 7")
