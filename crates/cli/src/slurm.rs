@@ -52,6 +52,8 @@ pub fn slurm(kinds: &Kinds, args: &Slurm) -> Result<(), Failure> {
         requeue: args.requeue,
         directory: directory.to_string_lossy().into_owned(),
         elastic: train.elastic,
+        // Whoever comes back must find its own run, and no earlier one.
+        run: (args.requeue && train.out.is_none()).then(|| format!("runs/{}", job.name)),
         command,
     })?;
     if let Some(path) = &args.output {

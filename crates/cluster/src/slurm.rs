@@ -24,6 +24,8 @@ pub struct Batch {
     pub elastic: bool,
     /// Whether the job is queued again when its time is over.
     pub requeue: bool,
+    /// A directory for the run, to which the number of the job is added.
+    pub run: Option<String>,
     /// The command of every task.
     pub command: Vec<String>,
 }
@@ -69,7 +71,8 @@ pub fn script(batch: &Batch) -> Result<String, Fault> {
     for further in &batch.options {
         option("", further)?;
     }
-    let words: Vec<String> = batch.command.iter().map(|word| quoted(word)).collect();
+    let mut words: Vec<String> = batch.command.iter().map(|word| quoted(word)).collect();
+    words.extend(batch.run.iter().map(|run| format!("--out {}-\"$SLURM_JOB_ID\"", quoted(run))));
     let directory = quoted(&batch.directory);
     // One task that fails ends the step, and the step's code is the job's. An elastic job goes on without it.
     let together = match batch.elastic {
@@ -153,6 +156,7 @@ mod tests {
             directory: "/home/a b".into(),
             elastic: false,
             requeue: false,
+            run: None,
             command: ["kolo", "train", "it's.toml"].map(String::from).to_vec(),
         }
     }
@@ -166,12 +170,13 @@ mod tests {
             ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} kolo train 'it'\\''s.toml'\n";
         assert_eq!(script(&batch()).unwrap(), expected);
         let elastic = script(&Batch { elastic: true, ..batch() }).unwrap();
-        let again = script(&Batch { requeue: true, ..batch() }).unwrap();
+        let again = script(&Batch { requeue: true, run: Some("runs/a b".into()), ..batch() }).unwrap();
         for line in [
             "#SBATCH --signal=B:TERM@60",
             "#SBATCH --requeue",
             "trap 'requeue=1; scancel --signal=TERM",
             "scontrol requeue",
+            " 'it'\\''s.toml' --out 'runs/a b'-\"$SLURM_JOB_ID\" &",
         ] {
             assert!(again.contains(line), "{again}");
         }

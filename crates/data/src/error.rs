@@ -16,12 +16,14 @@ pub struct ReadError {
     pub offset: Option<u64>,
     pub message: String,
     pub hint: String,
+    /// No other sample can be read in its place: what comes after it in the stream is out of reach, too.
+    pub is_final: bool,
 }
 
 impl ReadError {
     pub fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
         let (source, sample, file, offset) = (String::new(), None, None, None);
-        Self { source, sample, file, offset, message: message.into(), hint: hint.into() }
+        Self { source, sample, file, offset, message: message.into(), hint: hint.into(), is_final: false }
     }
 
     /// The system refused to read this file.
@@ -36,6 +38,11 @@ impl ReadError {
 
     pub fn in_file(self, file: &Path) -> Self {
         Self { file: Some(file.into()), ..self }
+    }
+
+    /// It is the stream that cannot be read, not the sample.
+    pub(crate) fn of_stream(self) -> Self {
+        Self { is_final: true, ..self }
     }
 
     pub fn at(self, offset: u64) -> Self {

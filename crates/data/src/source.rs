@@ -47,6 +47,11 @@ pub trait Source: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Bytes of samples that a walk keeps beside those of the batches.
+    fn held_bytes(&self) -> usize {
+        0
+    }
+
     /// Whether reading samples in another order than that of their numbers takes long.
     fn in_order(&self) -> bool {
         false

@@ -68,6 +68,12 @@ impl RawRecord {
         self.parts.clear();
     }
 
+    /// What it takes in memory.
+    pub(crate) fn held_bytes(&self) -> usize {
+        let names: usize = self.parts.iter().map(|part| part.name.len()).sum();
+        size_of::<Self>() + self.bytes.len() + names + self.parts.len() * size_of::<RawPart>()
+    }
+
     pub(crate) fn path(&self) -> &Path {
         self.file.as_deref().unwrap_or(Path::new(""))
     }
@@ -166,7 +172,10 @@ impl StreamSettings {
         }
         match ["shuffle_buffer", "samples"].into_iter().find(|key| settings.peek(key).is_some()) {
             Some(key) => {
-                let hint = "write `stream = true`, or leave it out: all samples are shuffled then";
+                let hint = match key {
+                    "samples" => "write `stream = true`, or leave it out: the files say how many samples there are",
+                    _ => "write `stream = true`, or leave it out: all samples are shuffled then",
+                };
                 Err(settings.wrong(key, "is for files that are read as a stream", hint))
             }
             None => Ok(None),

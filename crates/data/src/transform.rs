@@ -134,6 +134,8 @@ pub trait Others: fmt::Debug {
 pub struct Work {
     pub pixels: Pixels,
     pub resizer: Resizer,
+    /// One channel of an image, before and after.
+    pub planes: (Vec<u8>, Vec<u8>),
 }
 
 /// Blocks of random words that one transform may draw for a sample and an epoch.

@@ -68,9 +68,13 @@ impl Op for CrossEntropyPart {
         let classes = inputs[0].shape[inputs[0].shape.len() - 1];
         let mut data = Vec::new();
         for (row, value) in inputs[0].data.chunks(classes).zip(&inputs[1].data) {
-            let (largest, sum) = define_sum_exp(row);
+            let (largest, sum) = match row.iter().all(|x| *x == f64::NEG_INFINITY) {
+                true => (f64::NEG_INFINITY, 0.0),
+                false => define_sum_exp(row),
+            };
             let hit = usize::try_from(*value as i64 - self.first as i64).ok().filter(|at| *at < classes);
-            let all = if self.smoothing { row.iter().map(|x| x - largest).sum() } else { 0.0 };
+            let smooths = self.smoothing && largest != f64::NEG_INFINITY;
+            let all = if smooths { row.iter().map(|x| x - largest).sum() } else { 0.0 };
             data.extend([largest, sum, hit.map_or(0.0, |at| row[at]), all]);
         }
         vec![Dense::new(outputs[0].shape.clone(), data)]
@@ -88,11 +92,14 @@ impl Cpu for CrossEntropyPart {
                 let largest = simd::max(row);
                 let hit = i64::from(targets[at]) - self.first as i64;
                 let hit = usize::try_from(hit).ok().filter(|hit| *hit < classes);
-                let all = match self.smoothing {
+                // Of a slice that is masked as a whole, nothing adds to what the others have.
+                let masked = largest == f32::NEG_INFINITY;
+                let sum = if masked { 0.0 } else { sum_exp(row, largest) };
+                let all = match self.smoothing && !masked {
                     true => Pairwise::of(row.chunks(TILE).map(|tile| sum_from(tile, largest))),
                     false => 0.0,
                 };
-                let numbers = [largest, sum_exp(row, largest), hit.map_or(0.0, |hit| row[hit]), all];
+                let numbers = [largest, sum, hit.map_or(0.0, |hit| row[hit]), all];
                 // SAFETY: tasks own disjoint rows.
                 unsafe { address.slice(at * NUMBERS, NUMBERS) }.copy_from_slice(&numbers);
             }
@@ -109,7 +116,8 @@ fn joined(slices: &[[f32; NUMBERS]]) -> [f32; 3] {
     let (low, high) = slices.split_at(slices.len() / 2);
     let ([a, sum_a, hit_a], [b, sum_b, hit_b]) = (joined(low), joined(high));
     let largest = if a >= b || a.is_nan() { a } else { b };
-    [largest, sum_a * Real::exp(a - largest) + sum_b * Real::exp(b - largest), hit_a + hit_b]
+    let from_largest = |own: f32, sum: f32| if own == f32::NEG_INFINITY { 0.0 } else { sum * Real::exp(own - largest) };
+    [largest, from_largest(a, sum_a) + from_largest(b, sum_b), hit_a + hit_b]
 }
 
 /// The sum of all logits from the largest one, as a balanced tree over the slices.
@@ -179,7 +187,11 @@ impl Op for CrossEntropyJoin {
             let of = |slice: usize, number: usize| inputs[0].data[(slice * rows + row) * NUMBERS + number];
             let slices = 0..self.sizes.len();
             let largest = slices.clone().map(|slice| of(slice, 0)).fold(f64::NEG_INFINITY, Real::larger);
-            let sum: f64 = slices.clone().map(|slice| of(slice, 1) * (of(slice, 0) - largest).exp()).sum();
+            let from_largest = |slice: usize| match of(slice, 0) {
+                f64::NEG_INFINITY => 0.0,
+                own => of(slice, 1) * (own - largest).exp(),
+            };
+            let sum: f64 = slices.clone().map(from_largest).sum();
             let hit: f64 = slices.clone().map(|slice| of(slice, 2)).sum();
             let moved = |slice: usize| of(slice, 3) + self.sizes[slice] as f64 * (of(slice, 0) - largest);
             let smooth =

@@ -23,31 +23,58 @@ pub struct CommLane {
 /// What has a communicator of its own: an axis, the lane whose grains use it, and what goes there.
 type Line = (String, Option<usize>, Way);
 
-/// Messages to higher and to lower ranks have each their own communicator: a rank that sends before it receives would otherwise
-/// wait for one that does the same.
+/// Calls of all ranks of an axis, or messages from one to another. Those have each their own communicator: a message that its
+/// receiver takes late must not hold up one that goes elsewhere, or comes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Way {
     All,
-    Up,
-    Down,
+    Message { from: usize, to: usize },
 }
 
 impl Way {
-    const NAMES: [(Way, &str); 3] = [(Way::All, "all"), (Way::Up, "up"), (Way::Down, "down")];
-
-    fn of(kind: ExchangeKind, rank: usize) -> Self {
+    /// The way of an exchange of the rank at this place on the axis.
+    fn of(kind: ExchangeKind, place: usize) -> Self {
         match kind {
-            ExchangeKind::Send(to) if to > rank => Way::Up,
-            ExchangeKind::Receive(from) if from < rank => Way::Up,
-            ExchangeKind::Send(_) | ExchangeKind::Receive(_) => Way::Down,
+            ExchangeKind::Send(to) => Way::Message { from: place, to },
+            ExchangeKind::Receive(from) => Way::Message { from, to: place },
             _ => Way::All,
         }
+    }
+
+    fn has(self, place: usize) -> bool {
+        match self {
+            Way::All => true,
+            Way::Message { from, to } => place == from || place == to,
+        }
+    }
+
+    fn encode(self) -> String {
+        match self {
+            Way::All => "all".into(),
+            Way::Message { from, to } => format!("{from}>{to}"),
+        }
+    }
+
+    fn decode(text: &str) -> Option<Self> {
+        let Some((from, to)) = text.split_once('>') else { return Some(Way::All) };
+        Some(Way::Message { from: from.parse().ok()?, to: to.parse().ok()? })
+    }
+}
+
+/// An exchange as its communicator numbers the ranks: of two, the one that is first on the axis is 0.
+fn numbered(kind: ExchangeKind, place: usize) -> ExchangeKind {
+    match kind {
+        ExchangeKind::Send(to) => ExchangeKind::Send(usize::from(to > place)),
+        ExchangeKind::Receive(from) => ExchangeKind::Receive(usize::from(from > place)),
+        kind => kind,
     }
 }
 
 #[derive(Debug, Default)]
 struct LaneState {
     communicators: BTreeMap<Line, Arc<Communicator>>,
+    /// Lines that were made, of other ranks too.
+    made: BTreeSet<Line>,
     requests: Vec<(Request, Arc<Communicator>)>,
     tickets: Vec<Option<Result<Ticket, Fault>>>,
 }
@@ -93,19 +120,26 @@ impl CommLane {
         }
         let wanted: BTreeSet<Line> = decoded.into_iter().flat_map(|(_, lines)| lines).collect();
         for line in wanted {
-            if self.lock().communicators.contains_key(&line) {
+            if self.lock().made.contains(&line) {
                 continue;
             }
             let (axis, lane, way) = &line;
+            let place = self.mesh.coordinate(axis);
             let world = self.mesh.size(axis) == self.world.size() && lane.is_none() && *way == Way::All;
             let communicator = match world {
                 true => Arc::clone(&self.world),
                 false => {
-                    let (group, place) = (self.mesh.group(axis), self.mesh.coordinate(axis));
-                    Arc::new(self.world.split(group as i64, place as i64)?)
+                    // Whoever has no part in it is alone for as long as it takes.
+                    let alone = -1 - self.world.rank() as i64;
+                    let group = if way.has(place) { self.mesh.group(axis) as i64 } else { alone };
+                    Arc::new(self.world.split(group, place as i64)?)
                 }
             };
-            self.lock().communicators.insert(line, communicator);
+            let mut state = self.lock();
+            if way.has(place) {
+                state.communicators.insert(line.clone(), communicator);
+            }
+            state.made.insert(line);
         }
         Ok(())
     }
@@ -133,8 +167,7 @@ fn encode(lanes: usize, lines: &BTreeSet<Line>) -> String {
     let mut text = format!("{lanes}\n");
     for (axis, lane, way) in lines {
         let lane = lane.map_or("step".into(), |lane| lane.to_string());
-        let name = Way::NAMES.iter().find(|(known, _)| known == way).map_or("all", |(_, name)| name);
-        let _ = writeln!(text, "{name} {lane} {axis}");
+        let _ = writeln!(text, "{} {lane} {axis}", way.encode());
     }
     text
 }
@@ -146,8 +179,7 @@ fn decode(text: &str) -> (usize, BTreeSet<Line>) {
     let line = |line: &str| {
         let mut words = line.splitn(3, ' ');
         let (way, lane, axis) = (words.next()?, words.next()?, words.next()?);
-        let (way, _) = Way::NAMES.into_iter().find(|(_, name)| *name == way)?;
-        Some((axis.to_string(), lane.parse().ok(), way))
+        Some((axis.to_string(), lane.parse().ok(), Way::decode(way)?))
     };
     (lanes, lines.filter_map(line).collect())
 }
@@ -235,7 +267,8 @@ impl Collectives for CommLane {
         let first = state.requests.len();
         for exchange in &exchanges {
             let communicator = Arc::clone(&state.communicators[&self.line(exchange)]);
-            let request = request(exchange, communicator.rank());
+            let kind = numbered(exchange.kind, self.mesh.coordinate(&exchange.axis));
+            let request = request(&Exchange { kind, ..exchange.clone() }, communicator.rank());
             state.requests.push((request, communicator));
         }
         let count = state.requests.len();

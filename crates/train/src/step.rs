@@ -6,9 +6,9 @@ use crate::job::Job;
 use crate::optimizer::{Optimizer, StepScalars};
 use kolo_exec::{Options, Program};
 use kolo_graph::rewrite::{eliminate_dead, merge_common};
-use kolo_graph::sources::{GrainSum, Param, State};
+use kolo_graph::sources::GrainSum;
 use kolo_graph::verify::debug_verify;
-use kolo_graph::{GraphError, Phase, Stage, ValueId};
+use kolo_graph::{GraphError, Stage, ValueId};
 use kolo_models::{Build, Mean, Model};
 use kolo_ops::cross_entropy::CrossEntropy;
 use kolo_ops::fuse::fuse_elementwise;
@@ -38,9 +38,6 @@ pub fn graph_of(job: &Job, parallel: &Parallel, purpose: Purpose, mesh: &Mesh) -
         Purpose::Training => fuse(recompute_again(tidy(graph), parallel)),
         Purpose::Evaluation { .. } | Purpose::Server => optimise(graph),
     };
-    if purpose == Purpose::Training && parallel.is_sharded(mesh.size(DATA)) {
-        check_updates(&graph)?;
-    }
     match purpose {
         Purpose::Evaluation { .. } if parallel.shards_weights(mesh) => {
             let mut training = tidy(raw_graph(job, parallel, Purpose::Training)?);
@@ -59,27 +56,6 @@ fn recompute_again(graph: Graph, parallel: &Parallel) -> Graph {
     let graph = recompute(graph, parallel.recompute());
     debug_verify(&graph, "recompute");
     graph
-}
-
-/// Refuses updates that the workers who share a layer exchange: they cannot be shared out among others, too.
-fn check_updates(graph: &Graph) -> Result<(), GraphError> {
-    let phases = graph.phases();
-    // What follows from a parameter or a state after the grains; numbers, such as norms, are gathered everywhere.
-    let mut updated = vec![false; graph.values.len()];
-    for (node, _) in graph.nodes.iter().zip(&phases).filter(|(_, phase)| **phase == Phase::After) {
-        let stored = |id: &ValueId| graph.maker(*id).op.is::<Param>() || graph.maker(*id).op.is::<State>();
-        let follows = node.inputs.iter().any(|id| updated[id.0 as usize] || stored(id));
-        let exchange = node.op.collective().filter(|exchange| exchange.axis != DATA);
-        if let Some(exchange) = exchange.filter(|_| node.inputs.iter().any(|id| updated[id.0 as usize])) {
-            let message =
-                format!("workers along `{}` exchange parts of updates, which `zero` cannot share out", exchange.axis);
-            let hint = format!("use fewer workers for `{}`, or `zero = 0`", exchange.axis);
-            return Err(refused(Refusal::new(message, hint)));
-        }
-        let tensors = node.outputs.iter().filter(|id| follows && graph.ty(**id).elements() > 1);
-        tensors.for_each(|id| updated[id.0 as usize] = true);
-    }
-    Ok(())
 }
 
 /// Why a model cannot be split so.

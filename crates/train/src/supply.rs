@@ -40,7 +40,10 @@ pub(crate) fn by_lanes(job: &Job, samples: usize) -> bool {
 pub fn buffer_bytes(job: &Job, samples: usize) -> usize {
     match by_lanes(job, samples) {
         true => samples * size_of::<usize>(),
-        false => Samples::bytes(job.fields.iter(), samples).saturating_mul(job.loading.batches + 1),
+        false => {
+            let batches = Samples::bytes(job.fields.iter(), samples).saturating_mul(job.loading.batches + 1);
+            batches.saturating_add(job.source.held_bytes())
+        }
     }
 }
 

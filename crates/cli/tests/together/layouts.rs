@@ -62,6 +62,15 @@ fn a_split_gpt_has_the_weights_of_one_worker() {
     agree(GPT, &layouts);
 }
 
+/// Gradients of tied weights, and of positions that a stage of their own keeps, go past stages that are behind, and are larger
+/// than what a link holds.
+#[test]
+fn large_gradients_cross_stages() {
+    let gpt =
+        GPT.replace("width = 24", "width = 192").replace("vocab = 11", "vocab = 701").replace("steps = 3", "steps = 2");
+    agree(&gpt, &[(4, "pipeline=4"), (2, "pipeline=2 schedule=zero-bubble stages=[\"h.0\"]")]);
+}
+
 /// The sequence is part of the job as slices are: what is between layers is cut along it, or all but attention.
 #[test]
 fn a_split_sequence_has_the_weights_of_one_worker() {

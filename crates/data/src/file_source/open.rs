@@ -218,6 +218,8 @@ fn table_input(part: &Part, split: Split, settings: &Settings, skips: bool) -> R
             RecordKind::Real { shape } | RecordKind::Int { shape, .. } => (shape.iter().product(), None),
             RecordKind::Class { names } => (1, Some(Lookup::Index(names.len()))),
             _ => {
+                let hint = "leave the column out with `inputs`, or give the samples as files";
+                part.check_scan(settings, "inputs", hint)?;
                 let names = classes::names_in(part, *at, skips)?;
                 (1, Some(Lookup::of_names(names.iter().map(String::as_str))))
             }

@@ -72,7 +72,7 @@ impl Part {
         for at in records {
             match self.read(at, &mut record) {
                 Ok(()) => visitor(at, &record).map_err(|error| self.blame(at, error))?,
-                Err(_) if skips => {}
+                Err(error) if skips && !error.is_final => {}
                 Err(error) => return Err(error),
             }
         }

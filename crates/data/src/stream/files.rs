@@ -16,6 +16,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+/// Bytes of records that the columns are told from, at most.
+const LOOKED_AT_BYTES: usize = 64 << 20;
 /// Records that tell one stream from another.
 const FINGERPRINTED: usize = 8;
 const PIPE_HINT: &str = "give the data as files, with `stream = true` if they are to be read in order";
@@ -33,7 +35,9 @@ pub(crate) struct StreamFiles {
     /// Of a pipe: what is left of it, until a walk takes it.
     pipe: Option<Mutex<Option<Cursor>>>,
     /// The first records: of a pipe all that were looked at.
-    head: Vec<RawRecord>,
+    head: Vec<Arc<RawRecord>>,
+    /// What one of the first records takes in memory.
+    record_bytes: usize,
 }
 
 impl StreamFiles {
@@ -54,10 +58,18 @@ impl StreamFiles {
             &StreamHead { path: &files[0].path, extension: &files[0].extension(), bytes: &head },
             settings,
         )?;
-        let mut opened =
-            Self { kind: kind.format, files, format: opened, columns: vec![], len: 0, pipe: None, head: vec![] };
+        let mut opened = Self {
+            kind: kind.format,
+            files,
+            format: opened,
+            columns: vec![],
+            len: 0,
+            pipe: None,
+            head: vec![],
+            record_bytes: 0,
+        };
         let mut cursor = Cursor::default();
-        opened.look(&mut cursor)?;
+        opened.look(&mut cursor, FINGERPRINTED)?;
         opened.len = match stream.samples {
             Some(samples) => samples,
             None => {
@@ -65,7 +77,6 @@ impl StreamFiles {
                 cursor.next
             }
         };
-        opened.head.truncate(FINGERPRINTED);
         Ok(opened)
     }
 
@@ -85,23 +96,40 @@ impl StreamFiles {
         let format = (kind.open)(&head, settings)?;
         // No file comes after it.
         let mut cursor = Cursor { records: Some(format.records(bytes)?), file: 1, ..Cursor::default() };
-        let mut opened =
-            Self { kind: kind.format, files: vec![file], format, columns: vec![], len, pipe: None, head: vec![] };
-        opened.look(&mut cursor)?;
+        let mut opened = Self {
+            kind: kind.format,
+            files: vec![file],
+            format,
+            columns: vec![],
+            len,
+            pipe: None,
+            head: vec![],
+            record_bytes: 0,
+        };
+        opened.look(&mut cursor, LOOKED_AT)?;
         (cursor.next, cursor.looked_at) = (0, opened.head.iter().cloned().collect());
         opened.pipe = Some(Mutex::new(Some(cursor)));
         Ok(opened)
     }
 
-    /// Finds the columns from the first records.
-    fn look(&mut self, cursor: &mut Cursor) -> Result<(), ReadError> {
-        let mut raw = RawRecord::default();
-        while self.head.len() < LOOKED_AT && cursor.advance(self, Some(&mut raw))? {
+    /// Finds the columns from the first records, and keeps some of those.
+    fn look(&mut self, cursor: &mut Cursor, kept: usize) -> Result<(), ReadError> {
+        let (mut raw, mut count, mut bytes) = (RawRecord::default(), 0, 0);
+        while count < LOOKED_AT && bytes < LOOKED_AT_BYTES && cursor.advance(self, Some(&mut raw))? {
             self.format.look(&raw);
-            self.head.push(std::mem::take(&mut raw));
+            (count, bytes) = (count + 1, bytes + raw.held_bytes());
+            if self.head.len() < kept {
+                self.head.push(Arc::new(std::mem::take(&mut raw)));
+            }
         }
+        self.record_bytes = bytes / count.max(1);
         self.columns = self.format.columns()?;
         Ok(())
+    }
+
+    /// What so many of its records take in memory, as far as the first ones tell.
+    pub fn bytes_of(&self, records: usize) -> usize {
+        self.record_bytes.saturating_mul(records.min(self.len))
     }
 
     pub fn is_pipe(&self) -> bool {
@@ -119,8 +147,13 @@ impl StreamFiles {
     /// There are fewer records than the job says.
     pub fn ended(&self, after: usize) -> ReadError {
         let message = format!("the stream ends after {after} records, and an epoch has {}", self.len);
-        let error = ReadError::new(message, "correct `data.samples`, or leave the files alone while a job reads them");
-        self.files.last().map_or(error.clone(), |file| error.clone().in_file(&file.path))
+        let hint = "correct `data.samples`, or leave the files alone while a job reads them";
+        let error = ReadError::new(message, hint).of_stream();
+        // Of several files, any may be shorter than it was.
+        match &self.files[..] {
+            [file] => error.in_file(&file.path),
+            _ => error,
+        }
     }
 }
 
@@ -138,7 +171,7 @@ pub(crate) struct Cursor {
     /// The number of the record that comes next.
     pub next: usize,
     /// Records that were read at opening and come first.
-    looked_at: VecDeque<RawRecord>,
+    looked_at: VecDeque<Arc<RawRecord>>,
     /// The file that comes after the one at hand.
     file: usize,
     records: Option<Box<dyn RawRecords>>,
@@ -154,7 +187,7 @@ impl Cursor {
     /// Reads the next record, or passes over it; `false` if there is none.
     pub fn advance(&mut self, stream: &StreamFiles, mut raw: Option<&mut RawRecord>) -> Result<bool, ReadError> {
         if let Some(first) = self.looked_at.pop_front() {
-            raw.into_iter().for_each(|raw| *raw = first.clone());
+            raw.into_iter().for_each(|raw| raw.clone_from(&first));
             self.next += 1;
             return Ok(true);
         }
@@ -216,7 +249,7 @@ impl Reader for StreamReader {
             }
             while cursor.next <= at {
                 let raw = if cursor.next == at { Some(&mut raw) } else { None };
-                if !cursor.advance(stream, raw)? {
+                if !cursor.advance(stream, raw).map_err(ReadError::of_stream)? {
                     return Err(stream.ended(cursor.next));
                 }
             }

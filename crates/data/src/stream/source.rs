@@ -62,6 +62,11 @@ impl Source for StreamSource {
         Some(Box::new(StreamWalk::new(Arc::clone(&self.files), stream, *route, settings)))
     }
 
+    fn held_bytes(&self) -> usize {
+        let bytes = self.files.stream_of(0).map_or(0, |(_, stream)| stream.bytes_of(self.settings.buffer));
+        bytes.min(self.bytes_max)
+    }
+
     fn in_order(&self) -> bool {
         true
     }

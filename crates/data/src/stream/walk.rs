@@ -218,7 +218,7 @@ impl State {
         entry.references -= 1;
         if entry.references == 0 {
             let raw = self.entries.remove(&key).and_then(|entry| entry.raw);
-            self.bytes -= raw.map_or(0, |raw| raw.bytes.len());
+            self.bytes -= raw.map_or(0, |raw| raw.held_bytes());
         }
     }
 
@@ -283,7 +283,10 @@ impl State {
     /// Reads one record, or passes over it, or turns to the next epoch, on the way to a record of the epoch `wanted`.
     fn read_one(&mut self, stream: &StreamFiles, wanted: usize) -> Result<(), ReadError> {
         if self.cursor.is_none() {
-            let again = || ReadError::new("`data.source` is a pipe, which is being read already", "this is a bug");
+            let again = || {
+                let hint = "write the samples to files and read those with `data.stream = true`";
+                ReadError::new("`data.source` is a pipe, and its first samples are gone", hint)
+            };
             self.cursor = Some(stream.start().ok_or_else(again)?);
         }
         let Some(cursor) = &mut self.cursor else { return Ok(()) };
@@ -305,7 +308,7 @@ impl State {
         if at == stream.len || !cursor.advance(stream, Some(&mut raw))? {
             return Err(stream.ended(at));
         }
-        self.bytes += raw.bytes.len();
+        self.bytes += raw.held_bytes();
         entry.raw = Some(Arc::new(raw));
         match self.bytes <= self.settings.bytes_max {
             true => Ok(()),

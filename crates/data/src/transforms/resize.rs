@@ -7,8 +7,9 @@ use crate::format::OpenError;
 use crate::image::Pixels;
 use crate::sample::{Form, Sample, ValueForm};
 use crate::transform::{ALWAYS, Cx, Setup, Transform, TransformKind, Work, misplaced, read_size};
-use fast_image_resize::images::{Image, ImageRef};
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions};
+use fast_image_resize::images::{TypedImage, TypedImageRef};
+use fast_image_resize::pixels::U8;
+use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions};
 use kolo_graph::settings::Settings;
 
 pub const KIND: TransformKind = TransformKind {
@@ -77,26 +78,30 @@ fn resized(
     algorithm: ResizeAlg,
     work: &mut Work,
 ) -> Result<(), String> {
-    let kind = match pixels.channels {
-        1 => PixelType::U8,
-        2 => PixelType::U8x2,
-        3 => PixelType::U8x3,
-        4 => PixelType::U8x4,
-        channels => return Err(format!("it has {channels} channels")),
-    };
+    let Work { pixels: out, resizer, planes: (from, to) } = work;
+    let (channels, places) = (pixels.channels, pixels.height * pixels.width);
+    if !(1..=4).contains(&channels) || pixels.bytes.len() != channels * places {
+        return Err(format!("it has {channels} channels and {} bytes", pixels.bytes.len()));
+    }
     let side = |side: usize| u32::try_from(side).map_err(|_| format!("a side of {side} pixels is too long"));
-    let from = ImageRef::new(side(pixels.width)?, side(pixels.height)?, &pixels.bytes, kind);
-    let from = from.map_err(|error| error.to_string())?;
-    let channels = pixels.channels;
-    work.pixels.bytes.clear();
-    work.pixels.bytes.resize(height * width * channels, 0);
-    let to = Image::from_slice_u8(side(width)?, side(height)?, &mut work.pixels.bytes, kind);
-    let mut to = to.map_err(|error| error.to_string())?;
+    let old = (side(pixels.width)?, side(pixels.height)?);
+    let new = (side(width)?, side(height)?);
     let options = ResizeOptions::new().resize_alg(algorithm).use_alpha(false);
-    work.resizer.resize(&from, &mut to, &options).map_err(|error| error.to_string())?;
-    drop(to);
-    (work.pixels.channels, work.pixels.height, work.pixels.width) = (channels, height, width);
-    std::mem::swap(pixels, &mut work.pixels);
+    out.bytes.resize(height * width * channels, 0);
+    to.resize(height * width, 0);
+    // One channel after the other: each further type of pixel would cost many seconds of every build.
+    for channel in 0..channels {
+        from.clear();
+        from.extend(pixels.bytes.iter().skip(channel).step_by(channels));
+        let image = TypedImageRef::<U8>::from_buffer(old.0, old.1, from).map_err(|error| error.to_string())?;
+        let mut smaller = TypedImage::<U8>::from_buffer(new.0, new.1, to).map_err(|error| error.to_string())?;
+        resizer.resize_typed(&image, &mut smaller, &options).map_err(|error| error.to_string())?;
+        drop(smaller);
+        let places = out.bytes.iter_mut().skip(channel).step_by(channels);
+        places.zip(&*to).for_each(|(place, value)| *place = *value);
+    }
+    (out.channels, out.height, out.width) = (channels, height, width);
+    std::mem::swap(pixels, out);
     Ok(())
 }
 

@@ -7,7 +7,7 @@
 use super::stages::Stages;
 use kolo_graph::collective::{AfterGrains, AxisJoin, Receive, Send};
 use kolo_graph::graph::Phase;
-use kolo_graph::sources::{Full, Input, Param, State};
+use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
 use kolo_graph::{DType, Graph, Node, Op, Stage, Type, ValueId};
 use kolo_ops::concat::Concat;
 use kolo_ops::reduce::Reshape;
@@ -82,7 +82,7 @@ fn kinds(graph: &Graph, labels: &[Option<usize>], phases: &[Phase], ranks: &Rank
         graph.nodes.iter().map(|node| if node.stage == Stage::Forward { FORWARD } else { BACKWARD }).collect();
     // A sum goes with its term.
     for (at, node) in graph.nodes.iter().enumerate().filter(|(at, _)| phases[*at] == Phase::After) {
-        if let Some(id) = node.inputs.first().filter(|_| node.op.is::<kolo_graph::sources::GrainSum>()) {
+        if let Some(id) = node.inputs.first().filter(|_| node.op.is::<GrainSum>()) {
             kinds[at] = kinds[graph.value(*id).node.0 as usize];
         }
     }
@@ -102,7 +102,7 @@ fn kinds(graph: &Graph, labels: &[Option<usize>], phases: &[Phase], ranks: &Rank
         }
     }
     for at in 0..graph.nodes.len() {
-        let sums = graph.nodes[at].op.is::<kolo_graph::sources::GrainSum>();
+        let sums = graph.nodes[at].op.is::<GrainSum>();
         if kinds[at] == BACKWARD && phases[at] == Phase::Grain && !leads[at] {
             kinds[at] = WEIGHTS;
         } else if sums && kinds[at] == BACKWARD {
@@ -268,6 +268,12 @@ impl Lowering<'_> {
                 let others = self.wanted.get(id).cloned().unwrap_or_default();
                 let here = self.map[id];
                 others.iter().for_each(|to| _ = self.push(send(*to), vec![here], node, number));
+            }
+        }
+        // Gradients that another stage makes of parameters kept here.
+        for (at, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.op.is::<GrainSum>()) {
+            if let Some(stage) = self.labels[at].filter(|stage| self.rank_of(*stage) == rank) {
+                self.receive_with(node.inputs[0], segment(self.ranks.chunk(stage), self.kinds[at]));
             }
         }
         // What all ranks are to show.

@@ -5,8 +5,8 @@
 //! 2. Every stage of every micro-batch is run forward once and backward once (whole, or input and weights), on its rank. So every
 //!    gradient of weights is added exactly once.
 //! 3. What an action reads of its own rank was made before.
-//! 4. No rank waits for ever: the order of the ranks and the dependencies between them have no cycle. Sends never wait, so this
-//!    holds for any speed of ranks and links.
+//! 4. No rank waits for ever: the order of the ranks and the dependencies between them have no cycle. A send holds up
+//!    nobody but later sends to the same rank, which takes them in this order, so this holds for any speed of ranks and links.
 //! 5. Messages of a channel are read in the order in which they are sent.
 //!
 //! Time and memory grow with the number of actions, which the limits bound. `tests/mutations.rs` compares the verdict with a run

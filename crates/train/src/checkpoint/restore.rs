@@ -58,7 +58,8 @@ const FREE: [&str; 8] = [
     "train.eval_every",
 ];
 /// Keys that older checkpoints do not have, with what those runs did. `base_batch` matters where rates are scaled only.
-const ADDED: [(&str, &str); 2] = [("train.lr_scaling", "\"none\""), ("train.base_batch", "")];
+const ADDED: [(&str, &str); 4] =
+    [("train.lr_scaling", "\"none\""), ("train.base_batch", ""), ("data.stream", "false"), ("data.labels", "\"\"")];
 /// Keys of the length of a run, which may grow.
 const LENGTH: [&str; 2] = ["train.steps", "train.epochs"];
 
@@ -112,8 +113,9 @@ fn compare(job: &Job, saved: &[(String, String)], path: &str) -> Result<Vec<Stri
             notes.push(format!("note: `{key}` was {value} when {path} was saved and is {here} now"));
             continue;
         }
+        let then = if then.contains_key(key) { format!("with `{key}` = {value}") } else { format!("without `{key}`") };
         return Err(Error::Checkpoint {
-            message: format!("{path} was saved with `{key}` = {value}, and this job has {here}"),
+            message: format!("{path} was saved {then}, and this job has {here}"),
             hint: format!("set it back to go on, or start anew from the weights with `[model] from = \"{path}\"`"),
         });
     }
