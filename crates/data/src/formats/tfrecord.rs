@@ -131,8 +131,7 @@ fn unpack(file: &DataFile, settings: &Settings) -> Result<(Contents, bool), Open
         return Ok((contents, is_packed));
     }
     contents.read_at(0, &mut head)?;
-    let is_zlib = head[0] & 0x0f == 8 && u16::from_be_bytes([head[0], head[1]]) % 31 == 0;
-    if length(&head).is_some() || !is_zlib {
+    if !is_zlib(&head) {
         return Ok((contents, false));
     }
     let most = settings.count("unpacked_max", crate::files::UNPACKED_BYTES_MAX as usize, 1)? as u64;
@@ -145,6 +144,12 @@ fn unpack(file: &DataFile, settings: &Settings) -> Result<(Contents, bool), Open
         return Err(ReadError::new(format!("it unpacks to more than {most} bytes"), hint).in_file(&file.path).into());
     }
     Ok((Contents::made(&file.path, target)?, true))
+}
+
+/// Whether a file that starts so is packed with zlib.
+fn is_zlib(head: &[u8]) -> bool {
+    let is_packed = |first: u8, second: u8| first & 0x0f == 8 && u16::from_be_bytes([first, second]) % 31 == 0;
+    head.len() >= HEADER_BYTES as usize && length(head).is_none() && is_packed(head[0], head[1])
 }
 
 /// The length in a header at `offset`, if it makes sense.

@@ -1,7 +1,7 @@
 //! TFRecord files front to back. A record is its data with the checksum.
 
 use super::columns::{Feature, Found};
-use super::{FOOTER_BYTES, HEADER_BYTES, LOOKED_AT, check_data, checked_length, malformed, read_features};
+use super::{FOOTER_BYTES, HEADER_BYTES, LOOKED_AT, check_data, checked_length, is_zlib, malformed, read_features};
 use crate::error::ReadError;
 use crate::files::damaged;
 use crate::format::OpenError;
@@ -22,6 +22,10 @@ struct TfRecordStream {
 }
 
 pub(super) fn open(head: &StreamHead<'_>, _: &Settings) -> Result<Box<dyn StreamFormat>, OpenError> {
+    if is_zlib(head.bytes) {
+        let message = "it is packed with zlib, which cannot be read as a stream";
+        return Err(ReadError::new(message, "pack it with gzip, or leave `stream` out").in_file(head.path).into());
+    }
     let (found, features) = (Found::default(), Vec::new());
     Ok(Box::new(TfRecordStream { path: head.path.into(), found, looks: 0, features, bad: None }))
 }
