@@ -31,6 +31,7 @@ pub mod pad;
 pub mod page;
 pub mod pairwise;
 pub mod pool;
+pub mod product_part;
 pub mod real;
 pub mod recurrent;
 pub mod reduce;
@@ -109,6 +110,7 @@ fn built_in() -> Vec<OpKind> {
         dropout::KINDS,
         rotary::KINDS,
         transpose::KINDS,
+        product_part::KINDS,
         slice::KINDS,
         concat::KINDS,
         conv::KINDS,

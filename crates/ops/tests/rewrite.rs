@@ -4,6 +4,7 @@
 use kolo_graph::rng::Stream;
 use kolo_graph::{Builder, Graph, Tensor, rewrite, text, verify};
 use kolo_ops::fuse::fuse_elementwise;
+use kolo_ops::product_part::absorb_slices;
 use std::path::Path;
 
 mod grammar;
@@ -12,6 +13,7 @@ fn apply(name: &str, graph: Graph) -> Graph {
     match name {
         "eliminate_dead" => rewrite::eliminate_dead(graph),
         "merge_common" => rewrite::merge_common(graph),
+        "absorb_slices" => rewrite::eliminate_dead(absorb_slices(&graph)),
         "fuse_elementwise" => fuse_elementwise(&graph),
         "gradients" => differentiate(graph),
         other => panic!("there is no rewrite `{other}`"),

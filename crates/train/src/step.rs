@@ -13,6 +13,7 @@ use kolo_models::{Build, Mean, Model};
 use kolo_ops::cross_entropy::CrossEntropy;
 use kolo_ops::fuse::fuse_elementwise;
 use kolo_ops::prelude::*;
+use kolo_ops::product_part::absorb_slices;
 use kolo_parallel::mesh::DATA;
 use kolo_parallel::recompute::recompute;
 use kolo_parallel::strategy::Refusal;
@@ -314,6 +315,8 @@ pub fn optimise(graph: Graph) -> Graph {
 }
 
 fn fuse(graph: Graph) -> Graph {
+    let graph = eliminate_dead(absorb_slices(&graph));
+    debug_verify(&graph, "absorb_slices");
     let graph = fuse_elementwise(&graph);
     debug_verify(&graph, "fuse_elementwise");
     graph

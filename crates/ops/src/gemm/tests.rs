@@ -130,3 +130,45 @@ fn matches_the_definition_in_every_form() {
         }
     }
 }
+
+/// Operands that are parts of wider ones give the bits of their copies: what lies between their lines does not matter.
+#[test]
+fn a_part_of_the_terms_has_the_bits_of_its_copy() {
+    for (m, n, ks, start, len) in
+        [(50, 70, 600, 100, 330), (1, 70, 300, 17, 270), (64, 1, 300, 8, 64), (7, 9, 20, 3, 16)]
+    {
+        let (a, b) = (numbers(m * ks, 1), numbers(ks * n, 2));
+        for (ta, tb, threads) in [(false, false, 1), (true, false, 2), (false, true, 2), (true, true, 1)] {
+            let run = |a: Strided<'_>, b: Strided<'_>| {
+                let mut c = vec![0.0; m * n];
+                let mut scratch = vec![0.0; SCRATCH * threads];
+                let sink = Rows { data: Address(c.as_mut_ptr()), stride: n };
+                let gemm = Gemm { shape: [m, n, len], a: &a, b: Right::Fresh(&b), c: &sink, start: Start::Zero };
+                gemm.run_on(&Team::new(threads), &mut scratch);
+                c
+            };
+            let strided = |data: &[f32], lines: usize, is_k_last: bool| {
+                let (line_stride, k_stride) = if is_k_last { (ks, 1) } else { (1, lines) };
+                let copied = |is_k_last: bool| {
+                    let element = |line: usize, k: usize| data[line * line_stride + (start + k) * k_stride];
+                    match is_k_last {
+                        true => (0..lines * len).map(|at| element(at / len, at % len)).collect::<Vec<f32>>(),
+                        false => (0..lines * len).map(|at| element(at % lines, at / lines)).collect(),
+                    }
+                };
+                (start * k_stride, line_stride, k_stride, copied(is_k_last), if is_k_last { len } else { 1 })
+            };
+            let (a_at, a_line, a_k, a_copy, a_copy_line) = strided(&a, m, !ta);
+            let (b_at, b_line, b_k, b_copy, b_copy_line) = strided(&b, n, tb);
+            let part = run(
+                Strided { data: &a[a_at..], line_stride: a_line, k_stride: a_k },
+                Strided { data: &b[b_at..], line_stride: b_line, k_stride: b_k },
+            );
+            let copy = run(
+                Strided { data: &a_copy, line_stride: a_copy_line, k_stride: if ta { m } else { 1 } },
+                Strided { data: &b_copy, line_stride: b_copy_line, k_stride: if tb { 1 } else { n } },
+            );
+            assert_eq!(part, copy, "{m} {n} {ks} {ta} {tb}");
+        }
+    }
+}
