@@ -5,6 +5,11 @@ counts as refused, not as right.
 
     cargo build --release
     python bench/layouts.py --report layouts.json
+
+With `--memory` it trains larger models in 24 layouts and compares the peak of each worker's memory with what was planned for it;
+more than 5 % and 8 MiB apart is wrong.
+
+    python bench/layouts.py --memory
 """
 
 import argparse
@@ -83,6 +88,71 @@ clip = 0.5
 slices = 4
 """,
 }
+# So large that shares of the model count beside the program itself.
+LARGE = {
+    "gpt": """[model]
+kind = "gpt"
+layers = 8
+width = 256
+heads = 8
+context = 64
+vocab = 2048
+[data]
+source = "synthetic:tokens"
+samples = 64
+holdout = 0
+batch = 16
+grains = 8
+[train]
+steps = 3
+clip = 1.0
+[parallel]
+slices = 4
+""",
+    "mlp": """[model]
+kind = "mlp"
+inputs = 256
+hidden = [1536, 1536, 1536, 1536]
+classes = 10
+[data]
+source = "synthetic:features"
+samples = 256
+holdout = 0
+batch = 64
+grains = 8
+[train]
+steps = 3
+[parallel]
+slices = 2
+""",
+}
+MEMORY_LAYOUTS = [
+    ("gpt", 1, {}),
+    ("gpt", 2, {}),
+    ("gpt", 4, {}),
+    ("gpt", 2, {"zero": 1}),
+    ("gpt", 4, {"zero": 1}),
+    ("gpt", 4, {"zero": 2}),
+    ("gpt", 2, {"zero": 3}),
+    ("gpt", 4, {"zero": 3}),
+    ("gpt", 2, {"tensor": 2}),
+    ("gpt", 4, {"tensor": 4}),
+    ("gpt", 2, {"tensor": 2, "sequence": "tensor"}),
+    ("gpt", 2, {"context": 2, "sequence": "heads"}),
+    ("gpt", 2, {"pipeline": 2}),
+    ("gpt", 4, {"pipeline": 4, "schedule": "gpipe"}),
+    ("gpt", 2, {"pipeline": 2, "schedule": "interleaved", "chunks": 2}),
+    ("gpt", 2, {"pipeline": 2, "schedule": "zero-bubble"}),
+    ("gpt", 2, {"pipeline": 2, "schedule": "bidirectional"}),
+    ("gpt", 4, {"pipeline": 2, "zero": 1}),
+    ("gpt", 4, {"pipeline": 2, "zero": 3}),
+    ("gpt", 4, {"tensor": 2, "pipeline": 2}),
+    ("gpt", 8, {"tensor": 2, "pipeline": 2, "zero": 1}),
+    ("mlp", 4, {"zero": 3}),
+    ("mlp", 4, {"tensor": 2, "zero": 2}),
+    ("mlp", 4, {"pipeline": 2, "schedule": "bidirectional", "zero": 1}),
+]
+MEMORY_SHARE_MAX, MEMORY_BYTES_MAX = 0.05, 8 << 20
 STAGES = {"gpt": 8, "resnet18": 8, "lstm": 2, "mlp": 4}
 SLICES = {"gpt": 4, "resnet18": 4, "lstm": 2, "mlp": 4}
 
@@ -96,6 +166,8 @@ def layouts(job, zeros):
         if zero and data == 1:
             continue
         schedules = [("1f1b", 1)] if pipeline == 1 else [("gpipe", 1), ("1f1b", 1), ("zero-bubble", 1)]
+        if pipeline > 1 and zero < 3 and 8 // data > 1:
+            schedules.append(("bidirectional", 1))
         if pipeline > 1 and 2 * pipeline <= STAGES[job] and (8 // data) % pipeline == 0:
             schedules.append(("interleaved", 2))
         for schedule, chunks in schedules:
@@ -115,18 +187,50 @@ def train(binary, folder, workers, layout, transport):
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S)
     if done.returncode:
         return None, done.stderr.strip().splitlines()[0] if done.stderr.strip() else f"exit code {done.returncode}"
-    return json.loads(report.read_text())["weights"], ""
+    return json.loads(report.read_text()), ""
+
+
+def memory(arguments):
+    """Compares what every worker holds with what was planned for it."""
+    rows, wrong = [], 0
+    print("| job | workers | layout | planned MiB | measured MiB | furthest off | |\n|---|---:|---|---|---|---:|---|")
+    for job, workers, layout in MEMORY_LAYOUTS:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / "job.toml").write_text(LARGE[job])
+            # Over shared memory a rank's pages count for whoever reads them, too.
+            report, reason = train(arguments.binary, folder, workers, layout, "tcp")
+        if report is None:
+            sys.exit(f"{job} -n {workers} {layout}: {reason}")
+        ranks = (report.get("communication") or {}).get("ranks")
+        pairs = [(rank["planned_bytes"], rank["peak_rss"]) for rank in ranks] if ranks else [(report["planned"]["bytes"], report["peak_bytes"]["rss"])]
+        far = max(pairs, key=lambda pair: abs(pair[1] - pair[0]))
+        off = far[1] - far[0]
+        fits = abs(off) <= max(MEMORY_SHARE_MAX * far[0], MEMORY_BYTES_MAX)
+        wrong += not fits
+        rows.append({"job": job, "workers": workers, "layout": layout, "planned": [pair[0] for pair in pairs], "measured": [pair[1] for pair in pairs]})
+        text = " ".join(f"{key}={value}" for key, value in layout.items())
+        shown = [" ".join(f"{pair[side] / 2**20:.0f}" for pair in pairs) for side in (0, 1)]
+        print(f"| {job} | {workers} | {text} | {shown[0]} | {shown[1]} | {off / 2**20:+.1f} MiB ({off / far[0]:+.0%}) | {'' if fits else 'TOO FAR'} |", flush=True)
+    print(f"\n{len(rows)} layouts, {wrong} further than 5 % and 8 MiB from the plan")
+    return rows, wrong
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", nargs="+", default=list(JOBS), choices=list(JOBS))
-    parser.add_argument("--zeros", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--zeros", nargs="+", type=int, default=[0, 1, 2, 3])
     parser.add_argument("--sample", type=int, help="so many layouts of each job, chosen by the seed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--binary", default=KOLO)
+    parser.add_argument("--memory", action="store_true", help="compare each worker's memory with its plan instead")
     parser.add_argument("--report")
     arguments = parser.parse_args()
+    if arguments.memory:
+        rows, wrong = memory(arguments)
+        if arguments.report:
+            Path(arguments.report).write_text(json.dumps(rows, indent=1))
+        sys.exit(1 if wrong else 0)
     dice, rows, wrong = random.Random(arguments.seed), [], 0
     for job in arguments.jobs:
         with tempfile.TemporaryDirectory() as name:
@@ -135,14 +239,15 @@ def main():
             alone, reason = train(arguments.binary, folder, 1, {}, "shm")
             if alone is None:
                 sys.exit(f"{job}: {reason}")
+            alone = alone["weights"]
             chosen = list(layouts(job, arguments.zeros))
             if arguments.sample:
                 chosen = dice.sample(chosen, min(arguments.sample, len(chosen)))
             for workers, layout in chosen:
                 transport = dice.choice(["shm", "tcp"])
                 begin = time.time()
-                digest, reason = train(arguments.binary, folder, workers, layout, transport)
-                outcome = "refused" if digest is None else "same" if digest == alone else "OTHER"
+                report, reason = train(arguments.binary, folder, workers, layout, transport)
+                outcome = "refused" if report is None else "same" if report["weights"] == alone else "OTHER"
                 wrong += outcome != "same"
                 rows.append({"job": job, "workers": workers, "transport": transport, **layout, "outcome": outcome, "reason": reason})
                 text = " ".join(f"{key}={value}" for key, value in layout.items())

@@ -2,6 +2,7 @@
 
 use crate::memory::Memory;
 use kolo_graph::DType;
+use std::collections::BTreeMap;
 
 /// Why a collective failed; the text names rank and call.
 pub type ExchangeError = Box<dyn std::error::Error + Send + Sync>;
@@ -65,6 +66,11 @@ pub trait Collectives: Send + Sync + std::fmt::Debug {
     /// The exchange's memory is ready. Returns at once; all ranks start the exchanges of a step, and those of each lane, in the
     /// same order.
     fn start(&self, number: usize);
+
+    /// Bytes that this rank has sent in all that were started, by axis, if they are counted.
+    fn sent_bytes(&self) -> BTreeMap<String, u64> {
+        BTreeMap::new()
+    }
 
     /// Waits until a started exchange is done.
     fn wait(&self, number: usize) -> Result<(), ExchangeError>;

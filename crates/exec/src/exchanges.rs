@@ -14,6 +14,7 @@ use kolo_graph::collective::{Collective, Movement};
 use kolo_graph::cpu::Buffer;
 use kolo_graph::layout::{Layout, align};
 use kolo_graph::{Graph, Node, Phase, Type, ValueId};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -99,7 +100,13 @@ impl Exchanges {
     ) -> Result<Self, ExchangeError> {
         let places = options.places();
         let (mut list, mut exchanges) = (Vec::new(), Vec::new());
-        for (at, item) in schedule.exchanges.iter().enumerate() {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for item in &schedule.exchanges {
+            // Ranks of an axis may differ in what they exchange along another.
+            let axis = graph.node(item.node).op.collective().map_or("", |collective| collective.axis);
+            let count = counts.entry(axis).or_default();
+            let at = *count;
+            *count += 1;
             let own: Vec<Option<usize>> = match item.phase {
                 Phase::Grain => (0..places).map(Some).collect(),
                 Phase::Before | Phase::After => vec![None],
@@ -170,6 +177,11 @@ impl Exchanges {
         let lanes = |running: &Vec<Running>| 0..running.len();
         let mut all = self.list.iter().enumerate().flat_map(|(at, running)| lanes(running).map(move |lane| (at, lane)));
         all.try_for_each(|(at, lane)| self.wait(at, lane))
+    }
+
+    /// Bytes that this rank has sent, by axis.
+    pub fn sent_bytes(&self) -> BTreeMap<String, u64> {
+        self.collectives.sent_bytes()
     }
 
     /// Nanoseconds that steps have waited for exchanges since this was last asked.
@@ -309,7 +321,10 @@ impl Draft {
                 staging.before.push(Rows::all(input, output));
                 exchange.input = exchange.output;
             }
-            Movement::Receive { from } => exchange.kind = ExchangeKind::Receive(from),
+            Movement::Receive { from } => {
+                exchange.kind = ExchangeKind::Receive(from);
+                exchange.elements = output.ty.elements();
+            }
             _ => exchange.elements = 0,
         }
         Ok(())

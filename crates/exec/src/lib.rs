@@ -25,6 +25,6 @@ pub use feed::Feed;
 pub use half::{bf16, f16};
 pub use memory::Memory;
 pub use options::Options;
-pub use program::{Order, Program};
+pub use program::{Order, Program, Turn};
 pub use session::{Alive, Session, StepError, Stop};
 pub use store::Store;

@@ -43,7 +43,7 @@ pub fn walk(program: &Program, mut visit: impl FnMut(Visit<'_>)) {
         let (inputs, outputs) = (graph.types(&node.inputs), graph.types(&node.outputs));
         let per_grain = phases[id.0 as usize] == Phase::Grain || node.op.is::<GrainSum>();
         let (times, lanes, threads) = match per_grain {
-            true => (options.grains, options.lanes, options.lane_threads()),
+            true => (program.times(node.segment), options.lanes, options.lane_threads()),
             false => (1, 1, options.threads),
         };
         visit(Visit {

@@ -22,10 +22,28 @@ pub struct Program {
 /// The order of a step's work on grains, in segments: what a pipeline's schedule says for one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
-    /// Grains on their way at the same time, at most: grain `g` uses the activations of slot `g % slots`, on all ranks.
+    /// Grains on their way at the same time, at most.
     pub slots: usize,
-    /// (segment, grain), each grain's in the order of the graph. The last segment that adds to a sum comes in the order of grains.
-    pub actions: Vec<(u32, usize)>,
+    /// Those of a grain are in the order of the graph.
+    pub turns: Vec<Turn>,
+}
+
+/// A segment's turn on a grain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    pub segment: u32,
+    pub grain: usize,
+    /// Whose activations the grain uses, the same on all ranks.
+    pub slot: usize,
+    /// The number of the term that the grain adds to the segment's sums. Those of a segment come in their order, from 0.
+    pub term: usize,
+}
+
+impl Order {
+    /// How often a segment runs in a step.
+    pub fn times(&self, segment: u32) -> usize {
+        self.turns.iter().filter(|turn| turn.segment == segment).count()
+    }
 }
 
 impl Program {
@@ -49,6 +67,11 @@ impl Program {
     /// Bytes that a session of it allocates.
     pub fn bytes(&self) -> SessionBytes {
         self.executor.bytes(&self.graph, &self.layout, self.options)
+    }
+
+    /// How often each node of a grain runs in a step, over all lanes, by its segment.
+    pub fn times(&self, segment: u32) -> usize {
+        self.order.as_ref().map_or(self.options.grains, |order| order.times(segment))
     }
 
     /// The product whose result a node takes as it is made; their time is measured together, as the node's.

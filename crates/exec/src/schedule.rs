@@ -1,6 +1,7 @@
 //! What runs when: the calls of a step in their order, the sums over grains, the exchanges and who waits for them. It is
 //! derived once from a graph and its layout, and holds for every device.
 
+use crate::program::Order;
 use kolo_graph::collective::AfterGrains;
 use kolo_graph::layout::Layout;
 use kolo_graph::piece::Join;
@@ -57,6 +58,8 @@ pub struct ExchangeItem {
     pub of_sums: bool,
     /// It exchanges gradients and nothing else.
     pub of_gradients: bool,
+    /// The items of the grains after which each of its sums is complete.
+    pub sum_items: Vec<usize>,
 }
 
 impl Schedule {
@@ -125,13 +128,29 @@ impl Schedule {
     fn close_sums(&mut self, graph: &Graph, layout: &Layout) {
         let positions: HashMap<NodeId, usize> = layout.grain.iter().enumerate().map(|(at, id)| (*id, at)).collect();
         let ran: Vec<usize> = self.grain.iter().map(|item| positions[&item.node]).collect();
-        for (number, exchange) in self.exchanges.iter().enumerate().filter(|(_, exchange)| exchange.of_sums) {
+        for (number, exchange) in self.exchanges.iter_mut().enumerate().filter(|(_, exchange)| exchange.of_sums) {
             let inputs = &graph.node(exchange.node).inputs;
             let made = |id: &ValueId| sum_shown_by(graph, *id).and_then(|node| positions.get(&node).copied());
-            let Some(last) = inputs.iter().filter_map(made).max() else { continue };
-            let at = ran.partition_point(|position| *position <= last).saturating_sub(1);
-            self.grain[at].closes.push(number);
+            let item = |last: usize| ran.partition_point(|position| *position <= last).saturating_sub(1);
+            exchange.sum_items = inputs.iter().filter_map(made).map(item).collect();
+            if let Some(last) = exchange.sum_items.iter().max() {
+                self.grain[*last].closes.push(number);
+            }
         }
+    }
+
+    /// For each turn of an order, the items after which an exchange of sums is complete: (item, exchange).
+    pub fn closes_of_turns(&self, order: &Order) -> Vec<Vec<(usize, usize)>> {
+        let mut last: HashMap<u32, usize> = HashMap::new();
+        last.extend(order.turns.iter().enumerate().map(|(at, turn)| (turn.segment, at)));
+        let mut closes = vec![Vec::new(); order.turns.len()];
+        for (number, exchange) in self.exchanges.iter().enumerate() {
+            let made = |item: &usize| Some((*last.get(&self.grain[*item].segment)?, *item));
+            if let Some((turn, item)) = exchange.sum_items.iter().filter_map(made).max() {
+                closes[turn].push((item, number));
+            }
+        }
+        closes
     }
 }
 
@@ -143,7 +162,7 @@ impl ExchangeItem {
         let in_place = graph.node(id).op.aliases();
         let of_sums = in_place && !inputs.is_empty() && inputs.iter().all(|id| sum(id).is_some());
         let of_gradients = of_sums && inputs.iter().all(|id| sum(id).is_some_and(|sum| !sum.of.is_empty()));
-        Self { node: id, phase, of_sums, of_gradients }
+        Self { node: id, phase, of_sums, of_gradients, sum_items: Vec::new() }
     }
 }
 

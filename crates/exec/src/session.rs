@@ -16,7 +16,7 @@ use crate::executor::{Device, Executor, SessionBytes};
 use crate::feed::Feed;
 use crate::memory::Memory;
 use crate::options::Options;
-use crate::program::{Order, Program};
+use crate::program::{Order, Program, Turn};
 use crate::schedule::{Act, Item, Schedule};
 use crate::store::Store;
 use kolo_graph::cpu::Buffer;
@@ -24,6 +24,7 @@ use kolo_graph::sources::GrainSum;
 use kolo_graph::{DType, Graph, NodeId, Phase};
 use probe::Probe;
 pub use probe::{Alive, Stop, Tracer};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 pub use step::StepError;
@@ -40,6 +41,8 @@ pub struct Session {
     /// Items after the grains that run before the update, so that the named results are there: those of a rank that gets them from
     /// others.
     early: usize,
+    /// Where grains run in segments: for each turn, the items after which an exchange of sums is complete.
+    closes_of_turns: Vec<Vec<(usize, usize)>>,
     /// Named results, as the first lane has them.
     outputs: Vec<(String, Buffer)>,
     probe: Probe,
@@ -106,7 +109,8 @@ impl Session {
         let outputs = graph.outputs.iter().map(|(name, id)| (name.clone(), device.buffer(*id, 0))).collect();
         let (probe, store) = (Probe::new(graph), store.memories().map(Arc::clone));
         let early = if program.order.is_some() { schedule.items_before_outputs(graph) } else { 0 };
-        Ok(Self { program, schedule, device, exchanges, early, outputs, probe, store })
+        let closes_of_turns = program.order.as_ref().map(|order| schedule.closes_of_turns(order)).unwrap_or_default();
+        Ok(Self { program, schedule, device, exchanges, early, closes_of_turns, outputs, probe, store })
     }
 
     pub fn graph(&self) -> &Graph {
@@ -190,23 +194,21 @@ impl Session {
 
     /// All grains, segment by segment.
     fn run_segments(&self, order: &Order, feed: impl Fn(usize, &mut Feed<'_>) + Sync) -> Result<(), ExchangeError> {
-        let grains = self.options().grains;
-        let mut begun = vec![false; grains];
-        for (segment, grain) in &order.actions {
-            let slot = grain % order.slots;
-            if !std::mem::replace(&mut begun[*grain], true) {
+        let mut begun = vec![false; self.options().grains];
+        for (Turn { segment, grain, slot, term }, closes) in order.turns.iter().copied().zip(&self.closes_of_turns) {
+            if !std::mem::replace(&mut begun[grain], true) {
                 // What the slot's last grain sent still uses its memory.
                 if let Some(exchanges) = &self.exchanges {
                     exchanges.wait_phase(&self.schedule, Phase::Grain, slot)?;
                 }
-                feed(*grain, &mut Feed { inputs: self.device.inputs(Some(slot)) });
+                feed(grain, &mut Feed { inputs: self.device.inputs(Some(slot)) });
             }
             let items = self.schedule.grain.iter().enumerate();
-            for (at, item) in items.filter(|(_, item)| item.segment == *segment) {
-                self.run_item(Phase::Grain, at, item, slot, *grain)?;
-                if let Some(exchanges) = self.exchanges.as_ref().filter(|_| grain + 1 == grains) {
-                    item.closes.iter().for_each(|exchange| exchanges.close(*exchange, 0, &*self.device));
-                }
+            for (at, item) in items.filter(|(_, item)| item.segment == segment) {
+                self.run_item(Phase::Grain, at, item, slot, term)?;
+                let Some(exchanges) = &self.exchanges else { continue };
+                let closed = closes.iter().filter(|(item, _)| *item == at);
+                closed.for_each(|(_, exchange)| exchanges.close(*exchange, 0, &*self.device));
             }
         }
         match &self.exchanges {
@@ -296,6 +298,11 @@ impl Session {
     /// Nanoseconds that steps have waited for collectives since this was last asked.
     pub fn take_waited(&self) -> u64 {
         self.exchanges.as_ref().map_or(0, Exchanges::take_waited)
+    }
+
+    /// Bytes that this rank has sent in exchanges so far, by axis.
+    pub fn sent_bytes(&self) -> BTreeMap<String, u64> {
+        self.exchanges.as_ref().map(Exchanges::sent_bytes).unwrap_or_default()
     }
 
     fn found(&self, name: &str) -> Option<&Buffer> {

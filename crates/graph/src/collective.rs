@@ -114,7 +114,7 @@ op! {
     pub struct Send = "send" { axis: String, to: usize }
 }
 op! {
-    /// A tensor that another rank of an axis sends: in every grain, or once before them.
+    /// A tensor that another rank of an axis sends: in every grain, or once before them. With an input, when that is there.
     pub struct Receive = "receive" { axis: String, from: usize, dtype: DType, shape: Vec<usize>, per_step: bool }
 }
 op! {
@@ -457,7 +457,7 @@ impl Cases for AxisJoin {
 
 impl Op for Receive {
     fn operands(&self) -> Operands {
-        Operands::without_rules([], &["tensor"])
+        Operands::without_rules([Operand::any("after").optional()], &["tensor"])
     }
     fn infer(&self, _: &[Type]) -> Result<Vec<Type>, String> {
         Ok(vec![Type::new(self.dtype, self.shape.clone())])

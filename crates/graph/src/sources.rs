@@ -148,7 +148,8 @@ op! {
 op! {
     /// The sum over all grains of the step, as one balanced binary tree over the grain index. What comes before runs
     /// once per grain, what comes after once per step. `of` names the parameter whose gradient it is; sums of gradients
-    /// lie in memory in the order of their parameters. It is empty for any other sum.
+    /// lie in memory in the order of their parameters; a name that no parameter of the graph has is that of another rank's
+    /// gradient, which travels there. It is empty for any other sum.
     pub struct GrainSum = "grain_sum" { of: String }
 }
 

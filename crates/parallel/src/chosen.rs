@@ -109,9 +109,13 @@ impl Parallel {
     /// The grains that a rank computes, of which every rank has so many.
     pub fn grains(&self, mesh: &Mesh, count: usize) -> GrainShare {
         let (rank, ranks) = (mesh.coordinate(DATA), mesh.size(DATA));
-        match self.strategies().any(Strategy::takes_turns) {
-            true => GrainShare::turns(rank, ranks, count),
-            false => GrainShare::run(rank, count),
+        // Whoever takes turns has grains of both halves, too.
+        if self.strategies().any(Strategy::takes_turns) {
+            GrainShare::turns(rank, ranks, count)
+        } else if self.strategies().any(Strategy::goes_both_ways) {
+            GrainShare::halves(rank, ranks, count)
+        } else {
+            GrainShare::run(rank, count)
         }
     }
 

@@ -5,7 +5,7 @@
 //! the bits do not depend on where it is cut. A tensor whose update needs it whole belongs to whoever owns its middle.
 
 use crate::data::{buckets, param_of};
-use kolo_graph::collective::AfterGrains;
+use kolo_graph::collective::{AfterGrains, Receive, Send};
 use kolo_graph::graph::Phase;
 use kolo_graph::layout::{all_shown_by, shown_by};
 use kolo_graph::piece::{Join, Piece};
@@ -232,7 +232,8 @@ impl Family {
                 if phase != Phase::After {
                     // A parameter is read by the model, and whole; maybe its norm is wanted, too.
                     graph.maker(value).op.downcast::<Param>()?;
-                    (phase == Phase::Grain || known.others == Others::Known).then_some(())?;
+                    let is_sent = node.op.is::<Send>();
+                    (phase == Phase::Grain || known.others == Others::Known || is_sent).then_some(())?;
                 } else if node.op.is::<SumSquares>() {
                     family.squares.insert(*reader);
                 } else {
@@ -253,7 +254,7 @@ impl Family {
         let source = |id: &ValueId| {
             let op = &graph.maker(*id).op;
             let state = op.downcast::<State>().is_some_and(|state| matches!(state.init, Init::Constant(_)));
-            *id == sum || state || op.is::<Param>() || self.nodes.contains(&graph.value(*id).node)
+            *id == sum || state || is_whole(&**op) || self.nodes.contains(&graph.value(*id).node)
         };
         let params: Vec<ValueId> = self.values.iter().copied().filter(|id| graph.maker(*id).op.is::<Param>()).collect();
         let [param] = params[..] else { return false };
@@ -282,6 +283,11 @@ fn is_elementwise(graph: &Graph, node: &Node, shape: &[usize]) -> bool {
         ids.len() == axes.len() && ids.iter().zip(axes).all(fits)
     };
     index.whole.is_empty() && same(&node.inputs, &index.inputs, true) && same(&node.outputs, &index.outputs, false)
+}
+
+/// Whether an op makes a tensor that every rank has whole: a parameter, or what another stage of a pipeline sends.
+fn is_whole(op: &dyn Op) -> bool {
+    op.is::<Param>() || op.is::<Receive>()
 }
 
 struct Rewrite<'g> {
@@ -322,13 +328,13 @@ impl<'g> Rewrite<'g> {
             let total = self.push(Arc::new(SumRuns {}), runs, node)[0];
             return self.rebuild.set(output, total);
         }
-        if node.op.is::<GrainSum>() || node.op.is::<Param>() {
+        if node.op.is::<GrainSum>() || is_whole(&*node.op) {
             self.rebuild.copy(node);
         }
         for (number, range) in ranges.into_iter().enumerate() {
             let (op, inputs): (Arc<dyn Op>, Vec<ValueId>) = match node.op.downcast::<State>() {
                 Some(state) => (Arc::new(piece_of(state, &range)), Vec::new()),
-                None if node.op.is::<GrainSum>() || node.op.is::<Param>() => {
+                None if node.op.is::<GrainSum>() || is_whole(&*node.op) => {
                     (Arc::new(Piece { start: range.start, len: range.len() }), vec![self.rebuild.get(output)])
                 }
                 None => {

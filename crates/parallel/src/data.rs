@@ -12,6 +12,7 @@ use kolo_graph::rewrite::Rebuild;
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_graph::sources::GrainSum;
 use kolo_graph::{Graph, Node, Op, Stage, ValueId, layout};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Bytes of one bucket, unless the job says otherwise.
@@ -76,7 +77,7 @@ pub struct Bucket {
     /// What the exchange of its parameters is called, if their sums are gradients.
     pub params_name: String,
     pub sums: Vec<ValueId>,
-    /// Gradients of parameters, as opposed to the loss and statistics.
+    /// Gradients of parameters that this rank keeps, as opposed to the loss, to statistics and to others' gradients.
     pub gradients: bool,
 }
 
@@ -94,12 +95,14 @@ pub fn param_of(graph: &Graph, id: ValueId) -> &str {
 pub fn buckets(graph: &Graph, bytes: usize) -> Vec<Bucket> {
     let (gradients, others): (Vec<ValueId>, Vec<ValueId>) =
         layout::sum_order(graph).into_iter().partition(|id| !param_of(graph, *id).is_empty());
+    let params: BTreeSet<&str> = graph.params().map(|(_, param)| param.name.as_str()).collect();
     let mut buckets: Vec<Bucket> = Vec::new();
     let mut size = usize::MAX;
     for id in gradients {
-        if size >= bytes {
+        let own = params.contains(param_of(graph, id));
+        if size >= bytes || buckets.last().is_some_and(|last| last.gradients != own) {
             let [name, params_name] = ["bucket", "parameters"].map(|what| format!("{what}.{}", buckets.len()));
-            buckets.push(Bucket { name, params_name, sums: Vec::new(), gradients: true });
+            buckets.push(Bucket { name, params_name, sums: Vec::new(), gradients: own });
             size = 0;
         }
         size += graph.ty(id).bytes();

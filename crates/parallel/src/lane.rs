@@ -76,6 +76,10 @@ struct LaneState {
     /// Lines that were made, of other ranks too.
     made: BTreeSet<Line>,
     requests: Vec<(Request, Arc<Communicator>)>,
+    /// The axis of each request, by its number among `sent`, and the bytes that this rank sends in it.
+    volumes: Vec<(usize, u64)>,
+    /// Bytes that this rank has sent along each axis.
+    sent: Vec<(String, u64)>,
     tickets: Vec<Option<Result<Ticket, Fault>>>,
 }
 
@@ -132,7 +136,7 @@ impl CommLane {
                     // Whoever has no part in it is alone for as long as it takes.
                     let alone = -1 - self.world.rank() as i64;
                     let group = if way.has(place) { self.mesh.group(axis) as i64 } else { alone };
-                    Arc::new(self.world.split(group, place as i64)?)
+                    Arc::new(self.world.split_labelled(group, place as i64, &label(&line))?)
                 }
             };
             let mut state = self.lock();
@@ -159,6 +163,18 @@ impl CommLane {
             String::from_utf8_lossy(text).into_owned()
         };
         Ok(counts.iter().map(text).collect())
+    }
+}
+
+/// What timelines call a line.
+fn label((axis, lane, way): &Line) -> String {
+    let way = match way {
+        Way::All => String::new(),
+        Way::Message { from, to } => format!(" from {from} to {to}"),
+    };
+    match lane {
+        Some(lane) => format!("{axis}{way}, lane {lane}"),
+        None => format!("{axis}{way}"),
     }
 }
 
@@ -269,6 +285,12 @@ impl Collectives for CommLane {
             let communicator = Arc::clone(&state.communicators[&self.line(exchange)]);
             let kind = numbered(exchange.kind, self.mesh.coordinate(&exchange.axis));
             let request = request(&Exchange { kind, ..exchange.clone() }, communicator.rank());
+            let axis = state.sent.iter().position(|(axis, _)| *axis == exchange.axis).unwrap_or(state.sent.len());
+            if axis == state.sent.len() {
+                state.sent.push((exchange.axis.clone(), 0));
+            }
+            let bytes = request.sent_bytes(communicator.rank(), communicator.size());
+            state.volumes.push((axis, bytes));
             state.requests.push((request, communicator));
         }
         let count = state.requests.len();
@@ -277,10 +299,19 @@ impl Collectives for CommLane {
     }
 
     fn start(&self, number: usize) {
-        let (request, communicator) = self.lock().requests[number].clone();
+        let (request, communicator) = {
+            let mut state = self.lock();
+            let (axis, bytes) = state.volumes[number];
+            state.sent[axis].1 += bytes;
+            state.requests[number].clone()
+        };
         // SAFETY: the session lends the memory until `wait` on this exchange returns.
         let ticket = unsafe { communicator.start(request) };
         self.lock().tickets[number] = Some(ticket);
+    }
+
+    fn sent_bytes(&self) -> BTreeMap<String, u64> {
+        self.lock().sent.iter().cloned().collect()
     }
 
     fn wait(&self, number: usize) -> Result<(), ExchangeError> {

@@ -31,12 +31,15 @@
 //! # Ok::<(), kolo_parallel::pipeline::ScheduleError>(())
 //! ```
 
+mod after;
 pub mod cost;
+mod directions;
 pub mod draw;
 pub mod error;
 pub mod families;
 mod lower;
 pub mod schedule;
+mod slots;
 mod stages;
 pub mod strategy;
 #[cfg(test)]

@@ -321,6 +321,11 @@ pub trait Strategy: std::fmt::Debug + Send + Sync {
         false
     }
 
+    /// Whether each rank sums a part of the first half of all grains and a part of the second apart from each other.
+    fn goes_both_ways(&self) -> bool {
+        false
+    }
+
     fn home(&self) -> Home {
         Home::Own
     }

@@ -22,17 +22,16 @@ use crate::data::{
     read_bucket_bytes,
 };
 use crate::mesh::{DATA, Mesh};
-use crate::pipeline;
 use crate::strategy::{Facts, Home, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
 use gather::Gather;
-use kolo_graph::collective::{AllGather, AllReduce, ReduceScatter};
+use kolo_graph::collective::{AfterGrains, AllGather, AllReduce, Receive, ReduceScatter, Send};
 use kolo_graph::graph::Phase;
 use kolo_graph::layout::shown_by;
 use kolo_graph::piece::Join;
 use kolo_graph::rewrite::Rebuild;
 use kolo_graph::settings::{SettingError, Settings};
-use kolo_graph::sources::{Full, GrainSum, Param, State};
-use kolo_graph::{Graph, Node, Stage, ValueId};
+use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
+use kolo_graph::{Graph, Node, NodeId, Stage, ValueId};
 use kolo_ops::concat::Concat;
 use kolo_ops::optim::RunSquares;
 use layers::{Layers, layers_of_sums};
@@ -112,15 +111,15 @@ impl Strategy for Zero {
         self.stage == STAGE_MAX
     }
     fn check(&self, _: Facts, others: &[&dyn Strategy]) -> Result<(), Refusal> {
-        let pipeline = others.iter().find(|other| other.name() == pipeline::strategy::KIND.name);
-        match pipeline.filter(|_| self.stage > 1) {
+        match others.iter().find(|other| other.goes_both_ways() && self.shards_weights()) {
             Some(other) => {
-                let message = format!("is {}, which cannot be combined with `{}`", self.stage, other.written());
-                Err(Refusal::of_key(
-                    &ZERO,
-                    message,
-                    "write `zero = 1`: stages of a pipeline keep their own layers alone",
-                ))
+                let message = format!(
+                    "is {}, which cannot be combined with the two directions of `{}`",
+                    self.stage,
+                    other.written()
+                );
+                let hint = "write `zero = 2`: a second copy of the weights is whole, whoever keeps the first in shares";
+                Err(Refusal::of_key(&ZERO, message, hint))
             }
             None => Ok(()),
         }
@@ -148,10 +147,10 @@ pub fn shard_optimizer(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph
 
 /// Shards the optimizer and the sums of gradients; the result is this rank's graph, for its every so-manieth grain.
 pub fn shard_gradients(graph: &Graph, mesh: &Mesh, bucket_bytes: usize) -> Graph {
-    let groups = buckets(graph, bucket_bytes).into_iter().filter(|bucket| bucket.gradients);
+    let groups = of_segments(graph, buckets(graph, bucket_bytes)).into_iter().filter(|bucket| bucket.gradients);
     let owned = Owned::cut_each(graph, groups.map(|bucket| bucket.sums), mesh.size(DATA), Others::Known);
     let plan = ShardPlan::new(&owned, mesh);
-    let all = buckets(plan.graph, bucket_bytes);
+    let all = of_segments(plan.graph, buckets(plan.graph, bucket_bytes));
     let units_of = plan.units(&all);
     let mut scatter = Scatter::new(&plan, &all, &units_of);
     let (mut rebuild, after) = copy_with(plan.graph, Some(&mut scatter), None);
@@ -164,7 +163,7 @@ pub fn shard_weights(graph: &Graph, mesh: &Mesh, bucket_bytes: usize, prefetch: 
     let owned = own_layers(graph, mesh);
     let layers = Layers::of(&owned, mesh.size(DATA));
     let plan = ShardPlan::of_shares(&owned, mesh);
-    let all = buckets_of_layers(plan.graph, bucket_bytes);
+    let all = of_segments(plan.graph, buckets_of_layers(plan.graph, bucket_bytes));
     let units_of = plan.units(&all);
     let mut scatter = Scatter::new(&plan, &all, &units_of);
     let mut gather = Gather::new(plan.graph, &layers, plan.rank, prefetch);
@@ -207,6 +206,26 @@ fn buckets_of_layers(graph: &Graph, bytes: usize) -> Vec<Bucket> {
     all
 }
 
+/// Buckets whose gradients are made in one segment of a grain each: segments of different grains alternate, and not every grain
+/// runs all of them.
+fn of_segments(graph: &Graph, buckets: Vec<Bucket>) -> Vec<Bucket> {
+    let segment = |sum: &ValueId| graph.maker(graph.maker(*sum).inputs[0]).segment;
+    let mut all: Vec<Bucket> = Vec::new();
+    for Bucket { name, params_name, sums, gradients } in buckets {
+        for (part, sums) in sums.chunk_by(|one, next| segment(one) == segment(next)).enumerate() {
+            let named = |name: &str| if part == 0 { name.to_string() } else { format!("{name}.{part}") };
+            let (name, params_name) = (named(&name), named(&params_name));
+            all.push(Bucket { name, params_name, sums: sums.to_vec(), gradients });
+        }
+    }
+    all
+}
+
+/// Makes the nodes from this one on part of a segment.
+fn set_segments(graph: &mut Graph, from: usize, segment: u32) {
+    (from..graph.nodes.len()).for_each(|at| graph.set_segment(NodeId(at as u32), segment));
+}
+
 /// Copies what runs up to the sums over grains, with exchanges in it; what runs after them.
 fn copy_with<'g>(
     graph: &'g Graph,
@@ -217,6 +236,7 @@ fn copy_with<'g>(
     if let Some(gather) = &mut gather {
         gather.keep_all(&mut rebuild);
     }
+    let mut segment = 0;
     for ((id, node), phase) in graph.ids().zip(&graph.nodes).zip(graph.phases()) {
         if node.op.is::<GrainSum>() || is_piece_of_sum(graph, node) {
             continue;
@@ -227,15 +247,19 @@ fn copy_with<'g>(
         }
         match &mut gather {
             Some(gather) if gather.is_weight(node) || gather.kept(node).is_some() => continue,
+            Some(gather) if gather.is_sent(node) => gather.send(&mut rebuild, node),
             Some(gather) => gather.copy(&mut rebuild, id, node),
             None => drop(rebuild.copy(node)),
         }
-        if let Some(scatter) = &mut scatter {
-            scatter.close(&mut rebuild, id);
+        let Some(scatter) = &mut scatter else { continue };
+        if phase == Phase::Grain && !node.op.is::<Input>() && node.segment != segment {
+            scatter.add_up(&mut rebuild, segment);
+            segment = node.segment;
         }
+        scatter.close(&mut rebuild, id);
     }
     if let Some(scatter) = scatter {
-        scatter.add_up(&mut rebuild);
+        scatter.add_up(&mut rebuild, segment);
     }
     (rebuild, after)
 }
@@ -305,6 +329,11 @@ impl<'g> ShardPlan<'g> {
     /// numbers, and so on.
     fn copy_after(&self, rebuild: &mut Rebuild<'_>, after: &[&Node]) {
         let mut done: BTreeSet<ValueId> = BTreeSet::new();
+        // Messages keep their order, and whoever waits for one has sent its own.
+        for node in after.iter().filter(|node| self.is_message(node)) {
+            rebuild.copy(node);
+            done.insert(node.outputs[0]);
+        }
         for numbers in self.rounds() {
             let before = self.before(after, &numbers);
             for node in after.iter().filter(|node| before.contains(&node.outputs[0]) && self.runs_here(node)) {
@@ -317,6 +346,15 @@ impl<'g> ShardPlan<'g> {
         for node in after.iter().filter(|node| !done.contains(&node.outputs[0]) && self.runs_here(node)) {
             rebuild.copy(node);
         }
+    }
+
+    /// Whether a node after the grains sends a sum to another stage, receives one, or says when.
+    fn is_message(&self, node: &Node) -> bool {
+        let is_sum = |id: &ValueId| self.graph.maker(*id).op.is::<GrainSum>();
+        let is_constant = |id: &ValueId| self.graph.maker(*id).op.is::<Full>();
+        node.op.is::<Receive>()
+            || node.op.is::<Send>() && node.inputs.iter().all(is_sum)
+            || node.op.is::<AfterGrains>() && node.inputs.iter().all(is_constant)
     }
 
     /// The units of each bucket.

@@ -11,6 +11,7 @@ pub use run::{Fleet, RunCost};
 
 use kolo_exec::{Program, SessionBytes, null};
 use kolo_graph::collective::{Collective, Movement};
+use kolo_graph::layout::align;
 use kolo_graph::{Node, Phase, Stage, ValueId, Work};
 use std::collections::BTreeMap;
 
@@ -104,32 +105,49 @@ pub fn memory(program: &Program) -> MemoryPlan {
     MemoryPlan { weights, gradients, optimizer, activations, scratch, process, ..MemoryPlan::default() }
 }
 
-/// Bytes that a rank sends in a step, by the axis of the mesh; `ranks` says how many an axis has. A sum is exchanged in two
-/// rounds, in which each rank sends all but its own part.
-pub fn sent_bytes(program: &Program, ranks: &dyn Fn(&str) -> usize) -> BTreeMap<String, u64> {
-    let Program { graph, options, .. } = program;
+/// Bytes that a rank sends in a step, by the axis of the mesh; `place` says where it lies along an axis, and how many ranks that
+/// has. A sum is exchanged in two rounds: each rank sends all but its own part, and then its own part to all others. Tensors
+/// that travel as one begin at cache lines.
+pub fn sent_bytes(program: &Program, place: &dyn Fn(&str) -> (usize, usize)) -> BTreeMap<String, u64> {
+    let graph = &program.graph;
     let mut sent: BTreeMap<String, u64> = BTreeMap::new();
     for (node, phase) in graph.nodes.iter().zip(graph.phases()) {
         let Some(Collective { axis, movement, .. }) = node.op.collective() else { continue };
-        let n = ranks(axis) as u64;
-        let bytes = |ids: &[ValueId]| ids.iter().map(|id| graph.ty(*id).bytes() as u64).sum::<u64>();
-        let (input, output) = (bytes(&node.inputs), bytes(&node.outputs));
-        let once = match movement {
-            _ if n <= 1 => 0,
-            Movement::SumBucket | Movement::Sum => 2 * (n - 1) * input / n,
-            Movement::ScatterBucket { .. }
-            | Movement::Share { .. }
-            | Movement::Scatter { .. }
-            | Movement::AllToAll { .. } => (n - 1) * input / n,
-            Movement::GatherBucket { .. } => (n - 1) * output / n,
-            Movement::Gather { .. } | Movement::Join { .. } => (n - 1) * input,
-            Movement::Send { .. } => input,
-            Movement::Receive { .. } | Movement::Barrier => 0,
-        };
-        let times = if phase == Phase::Grain { options.grains as u64 } else { 1 };
-        *sent.entry(axis.to_string()).or_default() += once * times;
+        let times = if phase == Phase::Grain { program.times(node.segment) } else { 1 };
+        *sent.entry(axis.to_string()).or_default() += sent_once(program, node, movement, place(axis)) * times as u64;
     }
     sent
+}
+
+/// Bytes that a rank sends in one exchange.
+fn sent_once(program: &Program, node: &Node, movement: Movement<'_>, (rank, ranks): (usize, usize)) -> u64 {
+    let graph = &program.graph;
+    let padded = |id: &ValueId| align(graph.ty(*id).bytes());
+    let first =
+        |ids: &[ValueId]| ids.first().map_or((0, 1), |id| (graph.ty(*id).elements(), graph.ty(*id).dtype.bytes()));
+    let ((input, width), others) = (first(&node.inputs), ranks.saturating_sub(1));
+    let owned = |owners: &[usize]| -> usize {
+        owners.iter().zip(&node.inputs).filter(|(owner, _)| **owner == rank).map(|(_, id)| padded(id)).sum()
+    };
+    let bucket: usize = node.inputs.iter().map(padded).sum();
+    // Of a sum of so many elements: the first ranks have one more if it does not come out even.
+    let summed = |elements: usize| {
+        let own = elements / ranks + usize::from(rank < elements % ranks);
+        elements - own + own * others
+    };
+    let bytes = match movement {
+        _ if others == 0 => 0,
+        Movement::SumBucket => summed(bucket / 4) * 4,
+        Movement::Sum => summed(input) * width,
+        Movement::ScatterBucket { owners } => bucket - owned(owners),
+        Movement::GatherBucket { owners } => owned(owners) * others,
+        Movement::Share { sizes } => (sizes.iter().sum::<usize>() - sizes[rank]) * width,
+        Movement::Scatter { .. } | Movement::AllToAll { .. } => input / ranks * others * width,
+        Movement::Gather { .. } | Movement::Join { .. } => input * others * width,
+        Movement::Send { .. } => input * width,
+        Movement::Receive { .. } | Movement::Barrier => 0,
+    };
+    bytes as u64
 }
 
 /// Counts a step as its executor will run it.

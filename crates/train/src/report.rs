@@ -140,6 +140,10 @@ pub struct RankTimes {
     /// Samples that it could not read.
     pub skipped: u64,
     pub peak_rss: u64,
+    /// What it was planned to hold at most; 0 if nobody said.
+    pub planned_bytes: u64,
+    /// Bytes that it sends in a step, by the axis of the mesh.
+    pub sent_bytes: BTreeMap<String, u64>,
 }
 
 /// A group of workers that an elastic job had.

@@ -128,6 +128,7 @@ impl Ties {
         let exposed_ns = exchange_ns + trainer.session().take_waited();
         let data_wait_ns = trainer.take_data_wait();
         self.meter.step(start.elapsed().as_secs_f64() * 1e3, exposed_ns, data_wait_ns);
+        self.meter.count(trainer);
         self.data_waits.push(data_wait_ns as f64 / 1e6);
         Ok(loss)
     }

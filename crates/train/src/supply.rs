@@ -89,7 +89,9 @@ impl<J: Deref<Target = Job> + Send + Sync + std::fmt::Debug> Recipe for Training
             first_sample: self.grains.at(0) * job.grain_batch(),
             grain_samples: job.grain_batch(),
             grains,
-            grain_stride: (self.grains.at(1) - self.grains.at(0)) * job.grain_batch(),
+            grain_stride: self.grains.stride() * job.grain_batch(),
+            run_grains: self.grains.runs().0,
+            run_stride: self.grains.runs().1 * job.grain_batch(),
         })
     }
 }
@@ -138,6 +140,8 @@ impl Recipe for HeldOutSamples {
             grain_samples: self.batch,
             grains,
             grain_stride: self.batch,
+            run_grains: grains,
+            run_stride: 0,
         })
     }
 }

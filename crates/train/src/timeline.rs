@@ -63,12 +63,16 @@ struct Events {
     count: usize,
     left_out: usize,
     last_ns: u64,
+    /// What communicators with lanes of their own are for.
+    labels: Vec<Arc<str>>,
     /// Why nothing is written any more.
     failed: Option<Error>,
 }
 
 /// The lane that collectives are shown on; those with one peer of several have lanes after it.
 pub const COMMUNICATION: usize = 1000;
+/// The lane of the first communicator with a label: those along axes of the mesh.
+pub const AXES: usize = 100_000;
 /// The lane of the first loader thread.
 pub const DATA: usize = 1_000_000;
 
@@ -99,8 +103,8 @@ impl Timeline {
         let sink = sink.map_err(|error| cannot_write(path, &error))?;
         let mut text = Vec::new();
         push_event(&mut text, &json!({ "name": "process_name", "ph": "M", "pid": rank, "args": { "name": name } }));
-        let events =
-            Events { sink, open: BTreeMap::new(), text, buffered: 1, count: 0, left_out: 0, last_ns: 0, failed: None };
+        let (open, labels) = (BTreeMap::new(), Vec::new());
+        let events = Events { sink, open, text, buffered: 1, count: 0, left_out: 0, last_ns: 0, labels, failed: None };
         let records = AtomicBool::new(steps.contains(0));
         Ok(Self { origin, offset_ns, rank, steps, step: AtomicUsize::new(0), records, events: Mutex::new(events) })
     }
@@ -180,10 +184,20 @@ impl Timeline {
         })));
     }
 
-    /// Shows a call of a communicator on this lane.
+    /// Shows a call of a communicator on this lane, or on one of its own if it has a label.
     pub fn add_call(&self, lane: usize, span: &CallSpan) {
+        let lane = span.label.as_ref().map_or(lane, |label| self.lane_of(label));
         let name = format!("{} {}", span.call.kind.name(), span.call.name());
         self.add(lane, name.trim_end(), span.start, span.end, span.bytes);
+    }
+
+    fn lane_of(&self, label: &Arc<str>) -> usize {
+        let labels = &mut self.lock().labels;
+        let known = labels.iter().position(|known| known == label);
+        AXES + known.unwrap_or_else(|| {
+            labels.push(Arc::clone(label));
+            labels.len() - 1
+        })
     }
 
     fn micros(&self, ns: u64) -> f64 {
@@ -202,6 +216,7 @@ impl Timeline {
     fn name_lane(&self, events: &mut Events, lane: usize) {
         let name = match lane {
             DATA.. => format!("data {}", lane - DATA),
+            AXES.. => format!("communication along {}", events.labels[lane - AXES]),
             COMMUNICATION => "communication".into(),
             COMMUNICATION.. => format!("communication with rank {}", lane - COMMUNICATION - 1),
             _ => format!("compute {lane}"),

@@ -4,8 +4,10 @@ use crate::error::Error;
 use crate::machine::peak_rss_bytes;
 use crate::report::{Communication, RankTimes};
 use crate::timeline::{COMMUNICATION, Timeline};
+use crate::trainer::Trainer;
 use kolo_comm::communicator::CallSpan;
 use kolo_comm::{Communicator, Fault, Reduction};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,6 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Meter {
     busy_ns: Arc<AtomicU64>,
     steps: Vec<Times>,
+    /// Bytes sent until the last step began and until it ended, by axis.
+    sent: [BTreeMap<String, u64>; 2],
+    planned_bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -29,11 +34,26 @@ impl Meter {
     pub fn attach(&self, world: &Communicator, timeline: Option<Arc<Timeline>>) {
         let busy = Arc::clone(&self.busy_ns);
         world.record(Some(Arc::new(move |span: &CallSpan| {
-            busy.fetch_add(span.end.duration_since(span.start).as_nanos() as u64, Ordering::Relaxed);
+            // A message is mostly a wait for the other rank.
+            if !span.call.kind.is_message() {
+                busy.fetch_add(span.end.duration_since(span.start).as_nanos() as u64, Ordering::Relaxed);
+            }
             if let Some(timeline) = &timeline {
                 timeline.add_call(COMMUNICATION, span);
             }
         })));
+    }
+
+    /// What a worker has sent so far, by axis, as a step ends, and what it was planned to hold.
+    pub fn count(&mut self, trainer: &Trainer) {
+        self.sent = [std::mem::take(&mut self.sent[1]), trainer.session().sent_bytes()];
+        self.planned_bytes = trainer.memory().total() as u64;
+    }
+
+    /// Bytes that it sent in the last step.
+    fn sent_in_step(&self) -> BTreeMap<String, u64> {
+        let before = |axis: &String| self.sent[0].get(axis).copied().unwrap_or(0);
+        self.sent[1].iter().map(|(axis, bytes)| (axis.clone(), bytes.saturating_sub(before(axis)))).collect()
     }
 
     /// One step is over, for which compute waited so long for others, and so long for its samples.
@@ -59,9 +79,12 @@ impl Meter {
             self.median(|times| times.data_wait_ms),
             rss as f64,
             skipped as f64,
+            self.planned_bytes as f64,
         ];
         let mut all = vec![0.0f64; own.len() * world.size()];
         world.all_gather(&own, &mut all)?;
+        let sent = serde_json::to_vec(&self.sent_in_step()).unwrap_or_default();
+        let sent = gather_bytes(Some(world), &sent)?;
         let rank = |(rank, times): (usize, &[f64])| RankTimes {
             rank,
             host: world.watch().host(rank),
@@ -71,6 +94,8 @@ impl Meter {
             data_wait_ms: times[3],
             peak_rss: times[4] as u64,
             skipped: times[5] as u64,
+            planned_bytes: times[6] as u64,
+            sent_bytes: serde_json::from_slice(&sent[rank]).unwrap_or_default(),
         };
         let ranks: Vec<RankTimes> = all.chunks(own.len()).enumerate().map(rank).collect();
         let mean = |of: fn(&RankTimes) -> f64| ranks.iter().map(of).sum::<f64>() / ranks.len() as f64;

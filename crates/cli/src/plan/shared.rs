@@ -54,7 +54,7 @@ impl Shared {
             let mesh = load::mesh(job, workers, rank)?;
             let program = program_of(job, &job.parallel, &mesh, options)?;
             let cost = kolo_plan::cost(&program);
-            let sent = kolo_plan::sent_bytes(&program, &|axis| mesh.size(axis));
+            let sent = kolo_plan::sent_bytes(&program, &|axis| (mesh.coordinate(axis), mesh.size(axis)));
             let seconds = kolo_plan::predict_seconds(&program, rates);
             sharers.push(Sharer { rank, program, cost, sent, seconds });
         }

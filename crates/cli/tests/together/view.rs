@@ -143,6 +143,36 @@ fn the_timeline_has_all_ranks_on_one_clock() {
     }
 }
 
+/// What ranks exchange along each axis of a mesh has lanes of its own, beside those of compute.
+#[test]
+fn the_timeline_has_every_axis() {
+    let dir = tempdir();
+    let job = "[model]\nkind = \"gpt\"\nlayers = 2\nwidth = 16\nheads = 2\ncontext = 8\nvocab = 11\n[data]\n\
+               source = \"synthetic:tokens\"\nsamples = 16\nbatch = 8\ngrains = 4\n[train]\nsteps = 2\n[parallel]\n\
+               tensor = 2\npipeline = 2\nslices = 2\n";
+    std::fs::write(dir.path().join("job.toml"), job).expect("a job file");
+    let mut command = kolo(dir.path());
+    command.args(["train", "job.toml", "--quiet", "-n", "8", "--threads", "1", "--trace", "trace.json"]);
+    run(&mut command, LIMIT).well();
+    let text = std::fs::read_to_string(dir.path().join("trace.json")).expect("a timeline");
+    let document: Value = serde_json::from_str(&text).expect("JSON");
+    let events = document["traceEvents"].as_array().expect("events");
+    for rank in 0..8 {
+        for (axis, call) in [("data", "all_reduce bucket"), ("tensor", "all_reduce"), ("pipeline", "send pipeline")] {
+            let lane = format!("communication along {axis}");
+            let is_lane = |event: &&Value| {
+                event["pid"] == rank && event["args"]["name"].as_str().is_some_and(|name| name.starts_with(&lane))
+            };
+            let lanes: Vec<&Value> = events.iter().filter(is_lane).map(|event| &event["tid"]).collect();
+            let in_lane = |event: &&Value| lanes.contains(&&event["tid"]);
+            let of_axis: Vec<Value> = events.iter().filter(in_lane).cloned().collect();
+            let calls = spans(&of_axis, rank, "communication");
+            let found = calls.iter().filter(|span| span.name.starts_with(call)).count();
+            assert!(found >= 2, "rank {rank} has {found} times `{call}` in {} lanes `{lane}`", lanes.len());
+        }
+    }
+}
+
 #[test]
 fn the_timeline_has_servers_too() {
     let dir = tempdir();

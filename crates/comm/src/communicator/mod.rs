@@ -19,9 +19,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 /// A finished call, for timelines.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct CallSpan {
     pub call: Fingerprint,
+    /// What the communicator is for; `None` for that of all ranks.
+    pub label: Option<Arc<str>>,
     pub bytes: usize,
     pub start: Instant,
     pub end: Instant,
@@ -44,9 +46,8 @@ pub(crate) struct CommunicatorState {
     transport: Mutex<Box<dyn Transport>>,
     counters: Mutex<Counters>,
     pub watch: Arc<Watch>,
-    recorder: Mutex<Option<Recorder>>,
-    /// Whether there is a recorder: short calls shall not pay for looking.
-    recording: AtomicBool,
+    recording: Arc<Recording>,
+    label: Option<Arc<str>>,
     name: &'static str,
     id: u32,
     rank: usize,
@@ -54,6 +55,20 @@ pub(crate) struct CommunicatorState {
     reproducible: bool,
     /// Numbers for sub-communicators.
     children: AtomicU32,
+}
+
+/// Who sees calls, of a communicator and of those with a label that were split off it.
+#[derive(Default)]
+struct Recording {
+    recorder: Mutex<Option<Recorder>>,
+    /// Whether there is a recorder: short calls shall not pay for looking.
+    is_on: AtomicBool,
+}
+
+impl Recording {
+    fn recorder(&self) -> Option<Recorder> {
+        if self.is_on.load(Ordering::Acquire) { lock(&self.recorder).clone() } else { None }
+    }
 }
 
 /// Sequence numbers: of collectives, and of messages to and from each rank.
@@ -147,7 +162,7 @@ impl CommunicatorState {
         self.watch.check()?;
         let mut task = self.task(request, fingerprint);
         let mut transport = lock(&self.transport);
-        let recorder = if self.recording.load(Ordering::Acquire) { lock(&self.recorder).clone() } else { None };
+        let recorder = self.recording.recorder();
         let start = recorder.as_ref().map(|_| Instant::now());
         // The watch has one writer: the communicator of all ranks, whose calls can be compared between them.
         let guard = CallGuard::enter(&self.watch, self.id, &fingerprint);
@@ -157,7 +172,7 @@ impl CommunicatorState {
         drop(guard);
         if let (Some(recorder), Some(start)) = (recorder, start) {
             let bytes = request.input_bytes.max(request.output_bytes);
-            recorder(&CallSpan { call: fingerprint, bytes, start, end: Instant::now() });
+            recorder(&CallSpan { call: fingerprint, label: self.label.clone(), bytes, start, end: Instant::now() });
         }
         outcome
     }
@@ -166,10 +181,15 @@ impl CommunicatorState {
 impl Communicator {
     /// The communicator of all ranks of a transport.
     pub fn new(transport: Box<dyn Transport>, watch: Arc<Watch>, reproducible: bool) -> Self {
-        Self::numbered(transport, watch, reproducible, 0)
+        Self::numbered(transport, watch, reproducible, (0, None, Arc::default()))
     }
 
-    fn numbered(transport: Box<dyn Transport>, watch: Arc<Watch>, reproducible: bool, id: u32) -> Self {
+    fn numbered(
+        transport: Box<dyn Transport>,
+        watch: Arc<Watch>,
+        reproducible: bool,
+        (id, label, recording): (u32, Option<Arc<str>>, Arc<Recording>),
+    ) -> Self {
         let size = transport.size();
         let shared = CommunicatorState {
             name: transport.name(),
@@ -179,8 +199,8 @@ impl Communicator {
             transport: Mutex::new(transport),
             counters: Mutex::new(Counters { calls: 0, sent: vec![0; size], received: vec![0; size] }),
             watch,
-            recorder: Mutex::new(None),
-            recording: AtomicBool::new(false),
+            recording,
+            label,
             reproducible,
             children: AtomicU32::new(0),
         };
@@ -213,10 +233,11 @@ impl Communicator {
         &self.shared.watch
     }
 
-    /// Lets `recorder` see every call from now on.
+    /// Lets `recorder` see every call from now on, of this communicator and of those with a label that are split off it.
     pub fn record(&self, recorder: Option<Recorder>) {
-        self.shared.recording.store(recorder.is_some(), Ordering::Release);
-        *lock(&self.shared.recorder) = recorder;
+        let recording = &self.shared.recording;
+        recording.is_on.store(recorder.is_some(), Ordering::Release);
+        *lock(&recording.recorder) = recorder;
     }
 
     /// Memory that collectives can reach directly. All ranks call it together with the same size.
@@ -233,6 +254,21 @@ impl Communicator {
 
     /// Ranks that name the same `color` form a new communicator, ordered by `key`, then by rank. All ranks call it.
     pub fn split(&self, color: i64, key: i64) -> Result<Communicator, Fault> {
+        self.split_with(color, key, None, Arc::default())
+    }
+
+    /// The same with a label for what it is for. Whoever records this communicator sees the new one's calls, too.
+    pub fn split_labelled(&self, color: i64, key: i64, label: &str) -> Result<Communicator, Fault> {
+        self.split_with(color, key, Some(label.into()), Arc::clone(&self.shared.recording))
+    }
+
+    fn split_with(
+        &self,
+        color: i64,
+        key: i64,
+        label: Option<Arc<str>>,
+        recording: Arc<Recording>,
+    ) -> Result<Communicator, Fault> {
         let mut all = vec![0i64; 2 * self.size()];
         self.all_gather(&[color, key], &mut all)?;
         let mut members: Vec<usize> = (0..self.size()).filter(|rank| all[2 * rank] == color).collect();
@@ -240,7 +276,8 @@ impl Communicator {
         let child = self.shared.children.fetch_add(1, Ordering::Relaxed);
         let id = child_id(self.id(), child, &members);
         let transport = lock(&self.shared.transport).split(&members, id)?;
-        Ok(Self::numbered(transport, Arc::clone(&self.shared.watch), self.shared.reproducible, id))
+        let watch = Arc::clone(&self.shared.watch);
+        Ok(Self::numbered(transport, watch, self.shared.reproducible, (id, label, recording)))
     }
 
     /// Runs a call now, after all that were started.

@@ -92,6 +92,8 @@ fn route(source: &dyn Source, purpose: Purpose, first_step: usize, grains: std::
         grain_samples: 2,
         grains: grains.len(),
         grain_stride: 2,
+        run_grains: grains.len(),
+        run_stride: 0,
     }
 }
 

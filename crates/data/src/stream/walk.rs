@@ -48,6 +48,9 @@ pub struct Route {
     pub grains: usize,
     /// From the first sample of one of its grains to that of the next.
     pub grain_stride: usize,
+    /// Grains that follow each other so, and from the first sample of such a run to that of the next.
+    pub run_grains: usize,
+    pub run_stride: usize,
 }
 
 impl Route {
@@ -62,7 +65,9 @@ impl Route {
 
     /// The positions of a grain in its epoch.
     fn positions(&self, step: usize, grain: usize) -> std::ops::Range<usize> {
-        let start = self.step_start(step) + self.first_sample + grain * self.grain_stride;
+        let run = self.run_grains.max(1);
+        let within = grain / run * self.run_stride + grain % run * self.grain_stride;
+        let start = self.step_start(step) + self.first_sample + within;
         start.min(self.epoch_len())..(start + self.grain_samples).min(self.epoch_len())
     }
 
@@ -74,7 +79,13 @@ impl Route {
     fn is_own(&self, position: usize) -> bool {
         let within = position % self.step_samples;
         within.checked_sub(self.first_sample).is_some_and(|at| {
-            at / self.grain_stride.max(1) < self.grains && at % self.grain_stride.max(1) < self.grain_samples
+            let (run, at) = match self.run_stride {
+                0 => (0, at),
+                stride => (at / stride, at % stride),
+            };
+            let grain = at / self.grain_stride.max(1);
+            let known = grain < self.run_grains && run * self.run_grains + grain < self.grains;
+            known && at % self.grain_stride.max(1) < self.grain_samples
         })
     }
 }

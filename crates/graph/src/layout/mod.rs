@@ -201,8 +201,9 @@ fn sorted_sums(graph: &Graph, grain: &[NodeId]) -> Vec<ValueId> {
     let order: HashMap<&str, usize> = graph.params().enumerate().map(|(at, (_, op))| (op.name.as_str(), at)).collect();
     let sum = |id: &NodeId| Some((graph.node(*id).outputs[0], graph.node(*id).op.downcast::<GrainSum>()?));
     let mut sums: Vec<(ValueId, &GrainSum)> = grain.iter().filter_map(sum).collect();
-    // A stable sort: sums that belong to no parameter keep the order in which they become ready.
-    sums.sort_by_key(|(_, sum)| order.get(sum.of.as_str()).map_or((1, 0), |at| (0, order.len() - at)));
+    // A stable sort: sums that belong to no parameter keep the order in which they become ready, gradients of others' first.
+    let others = |sum: &GrainSum| (1 + usize::from(sum.of.is_empty()), 0);
+    sums.sort_by_key(|(_, sum)| order.get(sum.of.as_str()).map_or(others(sum), |at| (0, order.len() - at)));
     sums.into_iter().map(|(id, _)| id).collect()
 }
 

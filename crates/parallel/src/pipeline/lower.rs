@@ -3,15 +3,15 @@
 //! A parameter is kept by one stage; other stages that read it receive it when a step begins. Activations and gradients travel in
 //! the grains, from the rank that makes them to every rank that reads them. After the grains tensors stay where they are; numbers
 //! that several stages want (the loss, the parts of a gradient's norm) are gathered by all ranks.
+//!
+//! Where grains go in two directions, a rank has a copy of its stages' nodes for each, and a grain runs those of its own direction.
+//! A parameter is kept where the first direction has its stage; [`super::directions`] adds the sums of both there.
 
 use super::stages::Stages;
-use kolo_graph::collective::{AfterGrains, AxisJoin, Receive, Send};
+use kolo_graph::collective::{Receive, Send};
 use kolo_graph::graph::Phase;
-use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
-use kolo_graph::{DType, Graph, Node, Op, Stage, Type, ValueId};
-use kolo_ops::concat::Concat;
-use kolo_ops::reduce::Reshape;
-use kolo_ops::slice::Slice;
+use kolo_graph::sources::{GrainSum, Input, Param, State};
+use kolo_graph::{Graph, Node, Op, Stage, Type, ValueId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -24,16 +24,18 @@ pub(super) const BACKWARD: u32 = 1;
 pub(super) const WEIGHTS: u32 = 2;
 const KINDS: u32 = 3;
 
-/// The number of a segment.
-pub(super) fn segment(chunk: usize, kind: u32) -> u32 {
-    chunk as u32 * KINDS + kind
+/// A stage of a rank: the direction it is for, and which of the rank's stages in that direction it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Chunk {
+    pub direction: usize,
+    pub number: usize,
 }
 
 /// Where the stages lie, and one rank.
 #[derive(Clone, Debug)]
 pub(super) struct Ranks {
-    /// Of every stage.
-    pub of_stage: Vec<usize>,
+    /// Of every stage, in each direction.
+    pub of_stage: Vec<Vec<usize>>,
     pub ranks: usize,
     pub rank: usize,
     /// Whether the backward pass is split into gradients of inputs and of weights.
@@ -42,12 +44,18 @@ pub(super) struct Ranks {
 
 impl Ranks {
     /// Which of its rank's stages a stage is.
-    fn chunk(&self, stage: usize) -> usize {
-        self.of_stage[..stage].iter().filter(|rank| **rank == self.of_stage[stage]).count()
+    pub fn chunk(&self, direction: usize, stage: usize) -> Chunk {
+        let ranks = &self.of_stage[direction];
+        Chunk { direction, number: ranks[..stage].iter().filter(|rank| **rank == ranks[stage]).count() }
     }
 
-    fn chunks(&self) -> usize {
-        self.of_stage.iter().filter(|rank| **rank == self.rank).count()
+    fn chunks(&self, direction: usize) -> usize {
+        self.of_stage[direction].iter().filter(|rank| **rank == self.rank).count()
+    }
+
+    /// The number of a segment.
+    pub fn segment(&self, chunk: Chunk, kind: u32) -> u32 {
+        (chunk.direction * self.of_stage[0].len() + chunk.number) as u32 * KINDS + kind
     }
 }
 
@@ -56,6 +64,11 @@ pub(super) fn lower(graph: &Graph, stages: &Stages, ranks: &Ranks) -> Graph {
     let mut labels = stages.labels_of_grain(graph);
     stages.labels_after(graph, &mut labels);
     let phases = graph.phases();
+    if ranks.of_stage.len() > 1 {
+        // Each direction has a sum, and one rank that adds them.
+        let sums = graph.nodes.iter().zip(&mut labels).filter(|(node, _)| node.op.is::<GrainSum>());
+        sums.for_each(|(_, label)| _ = label.get_or_insert(0));
+    }
     let kinds = kinds(graph, &labels, &phases, ranks);
     let mut lowering = Lowering {
         graph,
@@ -64,14 +77,23 @@ pub(super) fn lower(graph: &Graph, stages: &Stages, ranks: &Ranks) -> Graph {
         labels,
         phases,
         kinds,
+        direction: 0,
         new: Graph::default(),
         map: HashMap::new(),
         gathered: None,
         wanted: BTreeMap::new(),
     };
-    lowering.find_wanted();
+    let directions = 0..ranks.of_stage.len();
+    for direction in directions.clone() {
+        lowering.direction = direction;
+        lowering.find_wanted();
+    }
     lowering.send_params();
-    lowering.grains();
+    for direction in directions {
+        lowering.direction = direction;
+        lowering.grains();
+    }
+    lowering.join_directions();
     lowering.after();
     lowering.new
 }
@@ -113,39 +135,62 @@ fn kinds(graph: &Graph, labels: &[Option<usize>], phases: &[Phase], ranks: &Rank
     kinds
 }
 
-struct Lowering<'g> {
-    graph: &'g Graph,
+pub(super) struct Lowering<'g> {
+    pub(super) graph: &'g Graph,
     stages: &'g Stages,
-    ranks: &'g Ranks,
-    labels: Vec<Option<usize>>,
-    phases: Vec<Phase>,
-    kinds: Vec<u32>,
-    new: Graph,
-    /// What old values are on this rank.
-    map: HashMap<ValueId, ValueId>,
+    pub(super) ranks: &'g Ranks,
+    pub(super) labels: Vec<Option<usize>>,
+    pub(super) phases: Vec<Phase>,
+    pub(super) kinds: Vec<u32>,
+    /// The direction whose grains are in hand; the first one's ranks keep what is not of grains.
+    pub(super) direction: usize,
+    pub(super) new: Graph,
+    /// What old values are on this rank, by the direction of their grains.
+    pub(super) map: HashMap<(usize, ValueId), ValueId>,
     /// What was gathered last.
-    gathered: Option<ValueId>,
-    /// The other ranks that want a value of the grains, or a parameter.
-    wanted: BTreeMap<ValueId, BTreeSet<usize>>,
+    pub(super) gathered: Option<ValueId>,
+    /// The other ranks that want a value of a direction's grains, or a parameter.
+    wanted: BTreeMap<(usize, ValueId), BTreeSet<usize>>,
 }
 
 impl Lowering<'_> {
-    fn rank_of(&self, stage: usize) -> usize {
-        self.ranks.of_stage[stage]
+    pub(super) fn rank_of(&self, stage: usize) -> usize {
+        self.ranks.of_stage[self.direction][stage]
     }
 
-    fn label(&self, id: ValueId) -> Option<usize> {
+    /// A value, with the direction in hand if grains of each have one of their own.
+    fn key_of(&self, id: ValueId) -> (usize, ValueId) {
+        let of_grain = self.phase(id) == Phase::Grain && self.label(id).is_some();
+        (if of_grain { self.direction } else { 0 }, id)
+    }
+
+    pub(super) fn set(&mut self, old: ValueId, new: ValueId) {
+        let key = self.key_of(old);
+        self.map.insert(key, new);
+    }
+
+    /// The ranks that want a value of this one.
+    fn wanting(&self, id: ValueId) -> BTreeSet<usize> {
+        self.wanted.get(&self.key_of(id)).cloned().unwrap_or_default()
+    }
+
+    /// The segment of a node of the direction in hand.
+    pub(super) fn segment_of(&self, at: usize, stage: usize) -> u32 {
+        self.ranks.segment(self.ranks.chunk(self.direction, stage), self.kinds[at])
+    }
+
+    pub(super) fn label(&self, id: ValueId) -> Option<usize> {
         self.labels[self.graph.value(id).node.0 as usize]
     }
 
-    fn phase(&self, id: ValueId) -> Phase {
+    pub(super) fn phase(&self, id: ValueId) -> Phase {
         self.phases[self.graph.value(id).node.0 as usize]
     }
 
     /// The rank that makes a value of the grains or keeps a parameter; `None` for what every rank makes for itself.
-    fn home(&self, id: ValueId) -> Option<usize> {
+    pub(super) fn home(&self, id: ValueId) -> Option<usize> {
         if let Some(param) = self.graph.maker(id).op.downcast::<Param>() {
-            return Some(self.rank_of(self.stages.of_param(&param.name)));
+            return Some(self.ranks.of_stage[0][self.stages.of_param(&param.name)]);
         }
         self.label(id).map(|stage| self.rank_of(stage))
     }
@@ -155,6 +200,10 @@ impl Lowering<'_> {
         let graph = self.graph;
         let all: Vec<usize> = (0..self.ranks.ranks).collect();
         for (at, node) in graph.nodes.iter().enumerate() {
+            // The grains of each direction are summed where it has the stage; all else is for the first one's ranks.
+            if self.direction > 0 && self.phases[at] != Phase::Grain && !node.op.is::<GrainSum>() {
+                continue;
+            }
             let source = node.inputs.is_empty();
             let ranks: Vec<usize> = match self.labels[at] {
                 Some(stage) => vec![self.rank_of(stage)],
@@ -167,7 +216,7 @@ impl Lowering<'_> {
             }
         }
         for (_, id) in &graph.outputs {
-            if self.phase(*id) != Phase::After {
+            if self.phase(*id) != Phase::After && self.direction == 0 {
                 all.iter().for_each(|rank| self.want(*id, *rank));
             }
         }
@@ -176,7 +225,8 @@ impl Lowering<'_> {
     fn want(&mut self, id: ValueId, rank: usize) {
         match self.home(id) {
             Some(home) if home != rank && self.phase(id) != Phase::After => {
-                self.wanted.entry(id).or_default().insert(rank);
+                let key = self.key_of(id);
+                self.wanted.entry(key).or_default().insert(rank);
             }
             Some(_) => {}
             None if self.phase(id) == Phase::Before => {
@@ -186,7 +236,7 @@ impl Lowering<'_> {
         }
     }
 
-    fn push(&mut self, op: Arc<dyn Op>, inputs: Vec<ValueId>, like: &Node, segment: u32) -> Vec<ValueId> {
+    pub(super) fn push(&mut self, op: Arc<dyn Op>, inputs: Vec<ValueId>, like: &Node, segment: u32) -> Vec<ValueId> {
         let id = match self.new.push(op, inputs, like.scope.clone(), like.stage) {
             Ok(id) => id,
             Err(error) => panic!("a node fits on its rank as it did on one: {error}"),
@@ -201,22 +251,23 @@ impl Lowering<'_> {
         let graph = self.graph;
         for (id, _) in graph.params() {
             let (node, home) = (graph.maker(id), self.home(id));
-            let others = self.wanted.get(&id).cloned().unwrap_or_default();
+            let others = self.wanting(id);
             if home == Some(rank) {
                 let param = self.push(Arc::clone(&node.op), Vec::new(), node, 0)[0];
-                self.map.insert(id, param);
+                self.set(id, param);
                 others.iter().for_each(|to| _ = self.push(send(*to), vec![param], node, 0));
             } else if let Some(from) = home.filter(|_| others.contains(&rank)) {
                 let op = receive(from, graph.ty(id), true);
                 let received = self.push(op, Vec::new(), node, 0)[0];
-                self.map.insert(id, received);
+                self.set(id, received);
             }
         }
     }
 
     /// The old value on this rank. What depends on parameters alone is made here.
-    fn get(&mut self, id: ValueId) -> ValueId {
-        if let Some(known) = self.map.get(&id) {
+    pub(super) fn get(&mut self, id: ValueId) -> ValueId {
+        let key = self.key_of(id);
+        if let Some(known) = self.map.get(&key) {
             return *known;
         }
         let graph = self.graph;
@@ -229,19 +280,19 @@ impl Lowering<'_> {
             self.ranks.rank
         );
         self.emit(node, 0);
-        self.map[&id]
+        self.map[&key]
     }
 
     /// Appends a node of the old graph.
-    fn emit(&mut self, node: &Node, segment: u32) {
+    pub(super) fn emit(&mut self, node: &Node, segment: u32) {
         let inputs = node.inputs.iter().map(|id| self.get(*id)).collect();
         let outputs = self.push(Arc::clone(&node.op), inputs, node, segment);
-        node.outputs.iter().zip(outputs).for_each(|(old, new)| _ = self.map.insert(*old, new));
+        node.outputs.iter().zip(outputs).for_each(|(old, new)| self.set(*old, new));
     }
 
     /// The order in which this rank runs the nodes of a grain: forward by stage, then backward from the last stage.
     fn key(&self, at: usize, stage: usize) -> (usize, u32) {
-        let (chunk, chunks) = (self.ranks.chunk(stage), self.ranks.chunks());
+        let (chunk, chunks) = (self.ranks.chunk(self.direction, stage).number, self.ranks.chunks(self.direction));
         match self.kinds[at] {
             FORWARD => (chunk, FORWARD),
             kind => (2 * chunks - chunk, kind),
@@ -259,27 +310,28 @@ impl Lowering<'_> {
         own.sort_by_key(|(at, stage)| (self.key(*at, *stage), *at));
         for (at, stage) in own {
             let node = &graph.nodes[at];
-            let number = segment(self.ranks.chunk(stage), self.kinds[at]);
+            let number = self.segment_of(at, stage);
             for id in &node.inputs {
                 self.receive_with(*id, number);
             }
             self.emit(node, number);
             for id in &node.outputs {
-                let others = self.wanted.get(id).cloned().unwrap_or_default();
-                let here = self.map[id];
+                let others = self.wanting(*id);
+                let here = self.get(*id);
                 others.iter().for_each(|to| _ = self.push(send(*to), vec![here], node, number));
             }
         }
         // Gradients that another stage makes of parameters kept here.
         for (at, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.op.is::<GrainSum>()) {
             if let Some(stage) = self.labels[at].filter(|stage| self.rank_of(*stage) == rank) {
-                self.receive_with(node.inputs[0], segment(self.ranks.chunk(stage), self.kinds[at]));
+                self.receive_with(node.inputs[0], self.segment_of(at, stage));
             }
         }
         // What all ranks are to show.
-        let last = segment(self.ranks.chunks().saturating_sub(1), FORWARD);
+        let last = Chunk { direction: 0, number: self.ranks.chunks(0).saturating_sub(1) };
+        let last = self.ranks.segment(last, FORWARD);
         for (_, id) in &graph.outputs {
-            if self.phase(*id) == Phase::Grain {
+            if self.phase(*id) == Phase::Grain && self.direction == 0 {
                 self.receive_with(*id, last);
             }
         }
@@ -293,7 +345,7 @@ impl Lowering<'_> {
             home.filter(|_| this.phase(id) == Phase::Grain && this.label(id).is_some())
         };
         let Some(from) = foreign(self, id) else { return };
-        if self.map.contains_key(&id) {
+        if self.map.contains_key(&self.key_of(id)) {
             return;
         }
         let of = |this: &Self, id: ValueId| (this.label(id), this.kinds[graph.value(id).node.0 as usize]);
@@ -301,145 +353,24 @@ impl Lowering<'_> {
         let together: Vec<ValueId> = self
             .wanted
             .iter()
-            .filter(|(other, ranks)| {
-                ranks.contains(&rank) && of(self, **other) == same && foreign(self, **other).is_some()
+            .filter(|((direction, other), ranks)| {
+                let here = *direction == self.key_of(*other).0 && ranks.contains(&rank);
+                here && of(self, *other) == same && foreign(self, *other).is_some()
             })
-            .map(|(other, _)| *other)
+            .map(|((_, other), _)| *other)
             .collect();
         for other in together {
             let node = graph.maker(other);
             let received = self.push(receive(from, graph.ty(other), false), Vec::new(), node, number)[0];
-            self.map.insert(other, received);
-        }
-    }
-
-    /// How many times numbers were gathered before each node after the grains can run.
-    fn levels(&self) -> Vec<usize> {
-        let graph = self.graph;
-        let mut levels = vec![0; graph.nodes.len()];
-        for (at, node) in graph.nodes.iter().enumerate().filter(|(at, _)| self.phases[*at] == Phase::After) {
-            let level = |id: &ValueId| {
-                let maker = graph.value(*id).node.0 as usize;
-                levels[maker] + usize::from(self.crosses(*id, self.labels[at]))
-            };
-            levels[at] = node.inputs.iter().map(level).max().unwrap_or(0);
-        }
-        levels
-    }
-
-    /// Whether a value after the grains is made by one stage and read by another, or by all.
-    fn crosses(&self, id: ValueId, reader: Option<usize>) -> bool {
-        let rank = |stage: usize| self.rank_of(stage);
-        self.phase(id) == Phase::After
-            && self.label(id).is_some_and(|stage| reader.is_none_or(|reader| rank(reader) != rank(stage)))
-    }
-
-    fn after(&mut self) {
-        let (graph, rank) = (self.graph, self.ranks.rank);
-        let levels = self.levels();
-        let mut gathered: BTreeMap<usize, BTreeSet<ValueId>> = BTreeMap::new();
-        for (at, node) in graph.nodes.iter().enumerate().filter(|(at, _)| self.phases[*at] == Phase::After) {
-            for id in node.inputs.iter().filter(|id| self.crosses(**id, self.labels[at])) {
-                gathered.entry(levels[graph.value(*id).node.0 as usize]).or_default().insert(*id);
-            }
-        }
-        for (_, id) in graph.outputs.iter().filter(|(_, id)| self.crosses(*id, None)) {
-            gathered.entry(levels[graph.value(*id).node.0 as usize]).or_default().insert(*id);
-        }
-        let most = levels.iter().copied().max().unwrap_or(0).max(gathered.keys().copied().max().unwrap_or(0));
-        // What others wait for and what is shown comes before the updates, which a loss that is not finite must prevent.
-        let first = self.leading(gathered.values().flatten().copied());
-        for (level, early) in (0..=most).map(|level| (level, true)).chain((0..=most).map(|level| (level, false))) {
-            for (at, node) in graph.nodes.iter().enumerate() {
-                let own = self.labels[at].is_none_or(|stage| self.rank_of(stage) == rank);
-                if self.phases[at] == Phase::After && levels[at] == level && own && first[at] == early {
-                    let number = self.labels[at].map_or(0, |stage| segment(self.ranks.chunk(stage), self.kinds[at]));
-                    self.emit(node, number);
-                }
-            }
-            if let Some(values) = gathered.get(&level).filter(|_| early) {
-                self.gather(values, level);
-            }
-        }
-        self.new.outputs = graph.outputs.iter().map(|(name, id)| (name.clone(), self.get(*id))).collect();
-        for (state, value) in &graph.updates {
-            let home = self.home(*value).or_else(|| self.home(*state));
-            if home.is_none_or(|home| home == rank) {
-                let pair = (self.get(*state), self.get(*value));
-                self.new.updates.push(pair);
-            }
-        }
-    }
-
-    /// For every node, whether these values or the named results follow from it.
-    fn leading(&self, values: impl Iterator<Item = ValueId>) -> Vec<bool> {
-        let graph = self.graph;
-        let mut leads = vec![false; graph.nodes.len()];
-        let outputs = graph.outputs.iter().map(|(_, id)| *id);
-        values.chain(outputs).for_each(|id| leads[graph.value(id).node.0 as usize] = true);
-        for at in (0..graph.nodes.len()).rev() {
-            if leads[at] {
-                graph.nodes[at].inputs.iter().for_each(|id| leads[graph.value(*id).node.0 as usize] = true);
-            }
-        }
-        leads
-    }
-
-    /// All ranks get these numbers, each from the rank that has it.
-    fn gather(&mut self, values: &BTreeSet<ValueId>, level: usize) {
-        let (graph, rank) = (self.graph, self.ranks.rank);
-        let like = Node {
-            op: Arc::new(AfterGrains {}),
-            inputs: Vec::new(),
-            outputs: Vec::new(),
-            // Ranks call the exchange the same.
-            scope: format!("numbers.{level}").into(),
-            stage: Stage::Update,
-            segment: 0,
-        };
-        let mut of_rank: Vec<Vec<ValueId>> = vec![Vec::new(); self.ranks.ranks];
-        for id in values {
-            assert_eq!(graph.ty(*id), &Type::f32([]), "only numbers travel between stages after the grains");
-            of_rank[self.home(*id).unwrap_or(0)].push(*id);
-        }
-        let mut own: Vec<ValueId> = Vec::new();
-        for id in of_rank[rank].clone() {
-            let number = self.get(id);
-            own.extend(self.push(Arc::new(Reshape { shape: vec![1] }), vec![number], &like, 0));
-        }
-        if own.is_empty() {
-            own = match self.gathered {
-                // What follows from the last gathering comes after it, whatever else is moved.
-                Some(all) => self.push(Arc::new(Slice { dim: 0, start: 0, len: 1 }), vec![all], &like, 0),
-                None => {
-                    let nothing = Full { value: 0.0, dtype: DType::F32, shape: vec![1] };
-                    let nothing = self.push(Arc::new(nothing), Vec::new(), &like, 0);
-                    self.push(Arc::new(AfterGrains {}), nothing, &like, 0)
-                }
-            };
-        }
-        let packed = if own.len() == 1 { own[0] } else { self.push(Arc::new(Concat { dim: 0 }), own, &like, 0)[0] };
-        let sizes: Vec<usize> = of_rank.iter().map(|ids| ids.len().max(1)).collect();
-        let mut at = 0;
-        let join = AxisJoin { axis: PIPELINE.into(), dim: 0, sizes: sizes.clone() };
-        let all = self.push(Arc::new(join), vec![packed], &like, 0)[0];
-        self.gathered = Some(all);
-        for (ids, size) in of_rank.iter().zip(sizes) {
-            for (number, id) in ids.iter().enumerate() {
-                let slice = Slice { dim: 0, start: at + number, len: 1 };
-                let one = self.push(Arc::new(slice), vec![all], &like, 0);
-                let number = self.push(Arc::new(Reshape { shape: Vec::new() }), one, &like, 0)[0];
-                self.map.insert(*id, number);
-            }
-            at += size;
+            self.set(other, received);
         }
     }
 }
 
-fn send(to: usize) -> Arc<dyn Op> {
+pub(super) fn send(to: usize) -> Arc<dyn Op> {
     Arc::new(Send { axis: PIPELINE.into(), to })
 }
 
-fn receive(from: usize, ty: &Type, per_step: bool) -> Arc<dyn Op> {
+pub(super) fn receive(from: usize, ty: &Type, per_step: bool) -> Arc<dyn Op> {
     Arc::new(Receive { axis: PIPELINE.into(), from, dtype: ty.dtype, shape: ty.shape.to_vec(), per_step })
 }

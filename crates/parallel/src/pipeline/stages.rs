@@ -6,7 +6,7 @@
 use crate::strategy::Refusal;
 use kolo_graph::graph::Phase;
 use kolo_graph::sources::{GrainSum, Input, Param, State};
-use kolo_graph::{Graph, Node, Stage, ValueId};
+use kolo_graph::{Graph, Node, NodeId, Stage, ValueId};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
@@ -168,7 +168,9 @@ impl Stages {
             *before = self.of_scope(&node.scope).unwrap_or(*before);
             Some(*before)
         };
-        graph.nodes.iter().zip(&phases).map(label).collect()
+        let mut labels: Vec<Option<usize>> = graph.nodes.iter().zip(&phases).map(label).collect();
+        add_where_made(graph, &mut labels);
+        labels
     }
 
     fn of_scope(&self, scope: &str) -> Option<usize> {
@@ -208,6 +210,24 @@ impl Stages {
             [one] => Some(one),
             _ => None,
         })
+    }
+}
+
+/// A gradient of which another stage makes all parts is added up there, so that one tensor travels instead of its parts: a tensor
+/// that several nodes of the next layer read has one of each.
+fn add_where_made(graph: &Graph, labels: &mut [Option<usize>]) {
+    let (readers, is_kept) = (graph.readers(), graph.kept_mask());
+    for (at, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.stage == Stage::Backward) {
+        let maker = |id: &ValueId| labels[graph.value(*id).node.0 as usize];
+        let other = node.inputs.first().and_then(maker).filter(|other| labels[at].is_some_and(|own| own != *other));
+        // Nobody else wants it elsewhere.
+        let stays = |reader: &NodeId| reader.0 as usize == at || labels[reader.0 as usize] == other;
+        let only =
+            |id: &ValueId| maker(id) == other && readers[id.0 as usize].iter().all(stays) && !is_kept[id.0 as usize];
+        let bytes = |ids: &[ValueId]| ids.iter().map(|id| graph.ty(*id).bytes()).sum::<usize>();
+        if other.is_some() && node.inputs.iter().all(only) && bytes(&node.outputs) < bytes(&node.inputs) {
+            labels[at] = other;
+        }
     }
 }
 

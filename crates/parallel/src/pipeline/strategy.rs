@@ -1,15 +1,19 @@
 //! Pipeline parallelism: the layers of the model lie on ranks one behind the other, and the grains pass through them.
 
+use super::directions::halves;
 use super::families::{FAMILIES, Sizes, family};
-use super::lower::{BACKWARD, FORWARD, PIPELINE, Ranks, WEIGHTS, lower, segment};
-use super::schedule::{ActionKind, Schedule};
+use super::lower::{BACKWARD, FORWARD, PIPELINE, Ranks, WEIGHTS, lower};
+use super::schedule::{Action, ActionKind, Direction, Schedule, StagePlacement};
+use super::slots::Slots;
 use super::stages::Stages;
-use super::{text, verify};
+use super::{Verified, text, verify};
 use crate::mesh::Mesh;
 use crate::strategy::{Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
-use kolo_exec::Order;
-use kolo_graph::Graph;
+use kolo_exec::{Order, Turn};
+use kolo_graph::graph::Phase;
 use kolo_graph::settings::{SettingError, Settings};
+use kolo_graph::sources::State;
+use kolo_graph::{Graph, Node};
 use std::sync::Arc;
 
 const RANKS: Key = Key {
@@ -25,13 +29,16 @@ const CHUNKS: Key = Key {
 const SCHEDULE: Key = Key {
     name: "schedule",
     value: KeyValue::Text { default: "1f1b" },
-    doc: "`gpipe`, `1f1b`, `interleaved`, `zero-bubble`, or a file that holds a schedule (docs/schedules.md)",
+    doc: "`gpipe`, `1f1b`, `interleaved`, `zero-bubble`, `bidirectional`, or a file that holds a schedule (docs/schedules.md)",
 };
 const STAGES: Key = Key {
     name: "stages",
     value: KeyValue::Names,
     doc: "layers at which the stages of the pipeline begin, but for the first; by cost if there are none",
 };
+
+/// The family whose grains go in two directions.
+const BIDIRECTIONAL: &str = "bidirectional";
 
 pub const KIND: StrategyKind = StrategyKind {
     name: "pipeline",
@@ -114,9 +121,11 @@ impl Pipeline {
                 "change the file, `pipeline`, `data.grains` or the workers",
             ));
         }
-        if schedule.placement.up.is_some() {
-            let message = "has two directions, which cannot be run yet";
-            return Err(Refusal::of_key(&SCHEDULE, message, "use `1f1b`, `interleaved` or `zero-bubble`"));
+        if schedule.placement.up.is_some() && halves(&schedule).is_none() {
+            let message = "does not send one half of the micro-batches down and the other half up";
+            let hint = "let the first half, in a row, go one way and the second the other: only so their sums are those of \
+                        one worker";
+            return Err(Refusal::of_key(&SCHEDULE, message, hint));
         }
         Ok(schedule)
     }
@@ -141,51 +150,58 @@ impl Pipeline {
             let message = "splits the backward pass of several stages per rank, which cannot be run";
             return Err(Refusal::of_key(&SCHEDULE, message, "split it with one stage per rank"));
         }
-        for (rank, stage) in
-            (0..schedule.ranks).flat_map(|rank| schedule.stages_of(rank).into_iter().map(move |s| (rank, s)))
-        {
-            if !verified.gradients(rank, stage).is_sorted() {
-                let message = format!(
-                    "adds the gradients of stage {stage} on rank {rank} in another order than that of the grains"
-                );
-                return Err(Refusal::of_key(
-                    &SCHEDULE,
-                    message,
-                    "let the backward passes of a stage come in the order of micro-batches",
-                ));
-            }
-        }
-        let of_stage = &schedule.placement.down;
-        let chunk = |stage: usize| of_stage[..stage].iter().filter(|rank| **rank == of_stage[stage]).count();
-        let kind = |kind: ActionKind| match kind {
-            ActionKind::Forward => FORWARD,
-            ActionKind::Backward | ActionKind::BackwardInput => BACKWARD,
-            ActionKind::BackwardWeight => WEIGHTS,
+        check_order_of_sums(&schedule, &verified)?;
+        Ok(order(&schedule, rank, split))
+    }
+
+    /// Where stages lie, in each direction, and whether backward passes are split.
+    fn placement(&self, ranks: usize) -> Result<(Vec<Vec<usize>>, bool), Refusal> {
+        let (placement, split) = match &self.recipe {
+            Recipe::File(schedule) => (schedule.placement.clone(), Self::splits_backward(schedule)?),
+            Recipe::Family(name) if name == BIDIRECTIONAL => (StagePlacement::bidirectional(ranks, 2), false),
+            Recipe::Family(name) => (StagePlacement::round_robin(ranks, ranks * self.chunks, 1), name == "zero-bubble"),
         };
-        let actions = schedule.actions[rank].iter();
-        let actions =
-            actions.map(|action| (segment(chunk(action.stage), kind(action.kind)), action.micro_batch)).collect();
-        Ok(Order { slots: slots(&schedule), actions })
+        Ok(([placement.down].into_iter().chain(placement.up).collect(), split))
     }
 }
 
-/// How many sets of activations are enough if grain `g` takes set `g % slots`, on any rank.
-fn slots(schedule: &Schedule) -> usize {
-    let fits = |slots: &usize| {
-        schedule.actions.iter().all(|actions| {
-            let mut left = vec![0usize; schedule.micro_batches];
-            actions.iter().for_each(|action| left[action.micro_batch] += 1);
-            let mut holder: Vec<Option<usize>> = vec![None; *slots];
-            actions.iter().all(|action| {
-                let slot = &mut holder[action.micro_batch % slots];
-                let free = slot.is_none_or(|grain| grain == action.micro_batch);
-                left[action.micro_batch] -= 1;
-                *slot = (left[action.micro_batch] > 0).then_some(action.micro_batch);
-                free
-            })
-        })
+/// Refuses a schedule in which a rank adds the gradients of a stage in another order than that of the grains.
+fn check_order_of_sums(schedule: &Schedule, verified: &Verified) -> Result<(), Refusal> {
+    let stages = |rank: usize| schedule.stages_of(rank).into_iter().map(move |stage| (rank, stage));
+    for (rank, stage) in (0..schedule.ranks).flat_map(stages) {
+        let added = verified.gradients(rank, stage);
+        for direction in [Direction::Down, Direction::Up] {
+            let own = added.iter().filter(|grain| schedule.placement.directions[**grain] == direction);
+            if !own.is_sorted() {
+                let message = format!(
+                    "adds the gradients of stage {stage} on rank {rank} in another order than that of the grains"
+                );
+                let hint = "let the backward passes of a stage come in the order of micro-batches";
+                return Err(Refusal::of_key(&SCHEDULE, message, hint));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a rank does in a step by a schedule that is proven.
+fn order(schedule: &Schedule, rank: usize, split_backward: bool) -> Order {
+    let placement = &schedule.placement;
+    let of_stage = [placement.down.clone()].into_iter().chain(placement.up.clone()).collect();
+    let ranks = Ranks { of_stage, ranks: schedule.ranks, rank, split_backward };
+    let kind = |kind: ActionKind| match kind {
+        ActionKind::Forward => FORWARD,
+        ActionKind::Backward | ActionKind::BackwardInput => BACKWARD,
+        ActionKind::BackwardWeight => WEIGHTS,
     };
-    (1..=schedule.micro_batches).find(fits).unwrap_or(schedule.micro_batches)
+    let starts = halves(schedule).filter(|_| placement.up.is_some()).unwrap_or([0, 0]);
+    let slots = Slots::find(schedule);
+    let turn = |action: &Action| {
+        let (grain, direction) = (action.micro_batch, placement.directions[action.micro_batch] as usize);
+        let segment = ranks.segment(ranks.chunk(direction, action.stage), kind(action.kind));
+        Turn { segment, grain, slot: slots.of_grain[grain], term: grain - starts[direction] }
+    };
+    Order { slots: slots.count, turns: schedule.actions[rank].iter().map(turn).collect() }
 }
 
 impl Strategy for Pipeline {
@@ -206,13 +222,13 @@ impl Strategy for Pipeline {
         if ranks == 1 {
             return Ok(graph);
         }
-        let (of_stage, split_backward) = match (&self.recipe, purpose) {
-            (Recipe::File(schedule), _) => (schedule.placement.down.clone(), Self::splits_backward(schedule)?),
-            (Recipe::Family(name), _) => {
-                ((0..ranks * self.chunks).map(|stage| stage % ranks).collect::<Vec<_>>(), name == "zero-bubble")
-            }
-        };
-        let stages = Stages::cut(training, of_stage.len(), &self.names)?;
+        let (mut of_stage, split_backward) = self.placement(ranks)?;
+        let stages = Stages::cut(training, of_stage[0].len(), &self.names)?;
+        match purpose {
+            Purpose::Training => check_states(&graph, of_stage.len())?,
+            // Nothing comes back: one direction does.
+            Purpose::Evaluation { .. } | Purpose::Server => of_stage.truncate(1),
+        }
         Ok(lower(&graph, &stages, &Ranks { of_stage, ranks, rank: mesh.coordinate(PIPELINE), split_backward }))
     }
     fn schedule(&self, mesh: &Mesh, grains: usize) -> Result<Option<Schedule>, Refusal> {
@@ -227,7 +243,27 @@ impl Strategy for Pipeline {
             _ => self.order_of(mesh.coordinate(PIPELINE), grains).map(Some),
         }
     }
+    fn goes_both_ways(&self) -> bool {
+        match &self.recipe {
+            Recipe::Family(name) => name == BIDIRECTIONAL,
+            Recipe::File(schedule) => schedule.placement.up.is_some(),
+        }
+    }
     fn layout(&self) -> Vec<(&'static str, usize)> {
         vec![("chunks", self.chunks)]
+    }
+}
+
+/// Refuses two directions for a model whose grains read a state: it changes on one of the two ranks of a stage only.
+fn check_states(graph: &Graph, directions: usize) -> Result<(), Refusal> {
+    let phases = graph.phases();
+    let early = graph.nodes.iter().zip(phases).filter(|(_, phase)| *phase != Phase::After).map(|(node, _)| node);
+    let reads = |node: &&Node| node.inputs.iter().any(|id| graph.maker(*id).op.is::<State>());
+    match early.filter(|_| directions > 1).find(reads) {
+        Some(node) => {
+            let message = format!("has two directions, but `{}` reads a state of training", node.op.signature());
+            Err(Refusal::of_key(&SCHEDULE, message, "use `1f1b`, `interleaved` or `zero-bubble`"))
+        }
+        None => Ok(()),
     }
 }

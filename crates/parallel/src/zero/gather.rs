@@ -1,13 +1,16 @@
 //! Parameters that are gathered layer by layer while a grain uses them, and kept in shares otherwise.
 //!
 //! A layer is gathered when its use begins, or so many layers earlier as are prefetched, and freed behind the last node that
-//! reads it: the backward pass gathers it again. What is computed from weights alone is computed from what was gathered, so
+//! reads it: the backward pass gathers it again. Where grains run in segments, each segment gathers for itself: a layer that
+//! stayed until the next one would lie idle while other grains run. A parameter that another stage of a pipeline reads is gathered
+//! once per step and sent whole. What is computed from weights alone is computed from what was gathered, so
 //! that nothing of the size of the weights outlives their use.
 
 use super::layers::{Layer, Layers};
 use super::scatter::{push, tensor_at};
+use super::set_segments;
 use crate::mesh::DATA;
-use kolo_graph::collective::AxisJoin;
+use kolo_graph::collective::{AxisJoin, Send};
 use kolo_graph::graph::Phase;
 use kolo_graph::piece::Piece;
 use kolo_graph::rewrite::Rebuild;
@@ -24,6 +27,7 @@ struct Use {
     /// The first node that reads it.
     first: NodeId,
     stage: Stage,
+    segment: u32,
     /// The packed layer, once it is gathered.
     gathered: Option<ValueId>,
 }
@@ -48,6 +52,8 @@ pub(super) struct Gather<'p, 'g> {
     own: BTreeMap<&'p str, ValueId>,
     /// What was made of the weights of these uses.
     made: BTreeMap<(ValueId, Vec<usize>), ValueId>,
+    /// Layers that are gathered before the grains.
+    early: BTreeMap<usize, ValueId>,
 }
 
 impl<'p, 'g> Gather<'p, 'g> {
@@ -55,7 +61,9 @@ impl<'p, 'g> Gather<'p, 'g> {
     pub fn new(graph: &'g Graph, layers: &'p Layers, rank: usize, prefetch: usize) -> Self {
         let (places, weights) = (layers.places(), Vec::new());
         let (uses, use_of, own, made) = (Vec::new(), BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let mut gather = Self { graph, layers, places, rank, prefetch, weights, uses, use_of, started: 0, own, made };
+        let (started, early) = (0, BTreeMap::new());
+        let mut gather =
+            Self { graph, layers, places, rank, prefetch, weights, uses, use_of, started, own, made, early };
         gather.find_weights();
         gather.find_uses();
         gather
@@ -89,7 +97,7 @@ impl<'p, 'g> Gather<'p, 'g> {
         Some(self.places[param.name.as_str()].0)
     }
 
-    /// A use of a layer goes on as long as the next node that reads weights at all reads its.
+    /// A use of a layer goes on as long as the next node of its segment that reads weights at all reads its.
     fn find_uses(&mut self) {
         let mut last: BTreeMap<usize, usize> = BTreeMap::new();
         for (id, node) in self.graph.ids().zip(&self.graph.nodes) {
@@ -103,9 +111,11 @@ impl<'p, 'g> Gather<'p, 'g> {
             }
             let mut now = BTreeMap::new();
             for layer in read {
-                let number = last.get(&layer).copied().unwrap_or(self.uses.len());
+                let same = |number: &&usize| self.uses[**number].segment == node.segment;
+                let number = last.get(&layer).filter(same).copied().unwrap_or(self.uses.len());
                 if number == self.uses.len() {
-                    self.uses.push(Use { layer, first: id, stage: node.stage, gathered: None });
+                    let Node { stage, segment, .. } = *node;
+                    self.uses.push(Use { layer, first: id, stage, segment, gathered: None });
                 }
                 self.use_of.insert((id, layer), number);
                 now.insert(layer, number);
@@ -174,35 +184,71 @@ impl<'p, 'g> Gather<'p, 'g> {
             }
             self.start(&mut rebuild.new);
         }
+        let from = rebuild.new.nodes.len();
         let inputs = node.inputs.iter().map(|input| self.input(rebuild, id, *input)).collect();
         let types = self.graph.types(&node.outputs);
         let new = rebuild.new.push_typed(Arc::clone(&node.op), inputs, types, node.scope.clone(), node.stage);
+        set_segments(&mut rebuild.new, from, node.segment);
         for (slot, old) in node.outputs.iter().enumerate() {
             let new = rebuild.new.node(new).outputs[slot];
             rebuild.set(*old, new);
         }
     }
 
+    /// Whether a node sends a parameter to another stage.
+    pub fn is_sent(&self, node: &Node) -> bool {
+        node.op.is::<Send>() && self.graph.maker(node.inputs[0]).op.is::<Param>()
+    }
+
+    /// Sends a parameter, once its layer is gathered, before the grains.
+    pub fn send(&mut self, rebuild: &mut Rebuild<'g>, node: &Node) {
+        let Some(param) = self.graph.maker(node.inputs[0]).op.downcast::<Param>() else { return };
+        let (layer, member) = self.places[param.name.as_str()];
+        let new = &mut rebuild.new;
+        let flat = match self.early.get(&layer) {
+            Some(flat) => *flat,
+            None => self.gathered(new, layer, node.stage, false),
+        };
+        self.early.insert(layer, flat);
+        let start = self.layers.0[layer].members[member].start;
+        let whole = tensor_at(new, flat, start, &self.graph.ty(node.inputs[0]).shape, node.stage);
+        let types = self.graph.types(&node.outputs);
+        let sent = new.push_typed(Arc::clone(&node.op), vec![whole], types, node.scope.clone(), node.stage);
+        let output = new.node(sent).outputs[0];
+        rebuild.set(node.outputs[0], output);
+    }
+
     /// Gathers the layer of the next use.
     fn start(&mut self, new: &mut Graph) {
-        let Use { layer, stage, .. } = self.uses[self.started];
+        let Use { layer, stage, segment, .. } = self.uses[self.started];
+        let from = new.nodes.len();
+        self.uses[self.started].gathered = Some(self.gathered(new, layer, stage, true));
+        set_segments(new, from, segment);
+        self.started += 1;
+    }
+
+    /// A packed layer, whole: in each grain, or once before them.
+    fn gathered(&self, new: &mut Graph, layer: usize, stage: Stage, each_grain: bool) -> ValueId {
         let Layer { name, members, sizes } = &self.layers.0[layer];
         let own: Vec<ValueId> = members.iter().filter_map(|member| self.own.get(member.name()).copied()).collect();
         let name = format!("weights.{name}");
+        let timed = |new: &mut Graph, id: ValueId| match each_grain {
+            true => push(new, EachGrain {}, vec![id], &name, stage),
+            false => id,
+        };
         let input = match own.is_empty() {
             true => {
                 let nothing = Full { value: 0.0, dtype: DType::F32, shape: vec![0] };
                 let nothing = push(new, nothing, Vec::new(), &name, stage);
-                push(new, EachGrain {}, vec![nothing], &name, stage)
+                timed(new, nothing)
             }
             false => {
-                let runs = own.into_iter().map(|id| push(new, EachGrain {}, vec![id], &name, stage)).collect();
+                let runs = own.into_iter().map(|id| timed(new, id)).collect();
                 push(new, Pack {}, runs, &name, stage)
             }
         };
         let op = AxisJoin { axis: DATA.into(), dim: 0, sizes: sizes.clone() };
-        self.uses[self.started].gathered = Some(push(new, op, vec![input], &name, stage));
-        self.started += 1;
+        push(new, op, vec![input], &name, stage)
     }
 
     /// A value as this node reads it.

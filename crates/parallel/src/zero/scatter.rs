@@ -4,7 +4,7 @@
 //! the sum over ranks is a subtree of the sum over grains, and its owner adds those up as it would add grains. A bucket is
 //! summed as soon as the last of its gradients is there, and waited for when the next one is.
 
-use super::ShardPlan;
+use super::{ShardPlan, set_segments};
 use crate::cut::Unit;
 use crate::data::Bucket;
 use crate::mesh::DATA;
@@ -44,8 +44,10 @@ impl<'p, 'g> Scatter<'p, 'g> {
 
     /// Starts the sums over ranks of the buckets that this node completes.
     pub fn close(&mut self, rebuild: &mut Rebuild<'g>, made: NodeId) {
+        let segment = self.plan.graph.node(made).segment;
         for number in self.complete.remove(&made).unwrap_or_default() {
-            self.add_up(rebuild);
+            self.add_up(rebuild, segment);
+            let from = rebuild.new.nodes.len();
             let bucket = &self.buckets[number];
             let mut terms: Vec<ValueId> =
                 bucket.sums.iter().map(|sum| rebuild.get(term(self.plan.graph, *sum))).collect();
@@ -57,6 +59,7 @@ impl<'p, 'g> Scatter<'p, 'g> {
                 true => self.scatter(new, flat, number),
                 false => self.sum(new, flat, bucket),
             };
+            set_segments(&mut rebuild.new, from, segment);
         }
     }
 
@@ -98,13 +101,14 @@ impl<'p, 'g> Scatter<'p, 'g> {
         bucket.sums.iter().map(term).collect()
     }
 
-    /// Adds what the last sum over ranks has brought to the sums over grains.
-    pub fn add_up(&mut self, rebuild: &mut Rebuild<'g>) {
+    /// Adds what the last sum over ranks has brought to the sums over grains, in this segment of a grain.
+    pub fn add_up(&mut self, rebuild: &mut Rebuild<'g>, segment: u32) {
         for (sum, term) in self.pending.drain(..) {
             let of = kolo_graph::layout::shown_by(self.plan.graph, sum);
             let op = Arc::clone(&self.plan.graph.maker(of).op);
             let ty = rebuild.new.ty(term).clone();
             let node = rebuild.new.push_typed(op, vec![term], vec![ty], "".into(), Stage::Update);
+            rebuild.new.set_segment(node, segment);
             let new = rebuild.new.node(node).outputs[0];
             rebuild.set(sum, new);
         }

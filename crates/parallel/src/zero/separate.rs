@@ -1,7 +1,7 @@
 //! What is computed from parameters alone, once before the grains, is part of every grain instead, or of the update: where
 //! ranks keep shares, the whole parameter is there only while a grain uses it.
 
-use kolo_graph::collective::AfterGrains;
+use kolo_graph::collective::{AfterGrains, Send};
 use kolo_graph::graph::Phase;
 use kolo_graph::rewrite::Rebuild;
 use kolo_graph::share::EachGrain;
@@ -32,7 +32,8 @@ fn follows_params(graph: &Graph, phases: &[Phase]) -> Vec<bool> {
     let mut follows = vec![false; graph.values.len()];
     for (node, phase) in graph.nodes.iter().zip(phases) {
         let from = node.inputs.iter().any(|id| follows[id.0 as usize]);
-        let own = node.op.is::<Param>() || *phase == Phase::Before && from;
+        // What is sent to another stage leaves before the grains.
+        let own = node.op.is::<Param>() || *phase == Phase::Before && from && !node.op.is::<Send>();
         node.outputs.iter().for_each(|id| follows[id.0 as usize] = own);
     }
     follows
@@ -79,7 +80,7 @@ impl Separate<'_> {
 
     fn copy(&mut self, node: &Node, phase: Phase) {
         let reads = |id: &ValueId| self.follows[id.0 as usize];
-        if !node.inputs.iter().any(reads) {
+        if !node.inputs.iter().any(reads) || node.op.is::<Send>() && phase == Phase::Before {
             self.rebuild.copy(node);
             return;
         }
@@ -124,6 +125,7 @@ impl Separate<'_> {
     fn push(&mut self, op: Arc<dyn Op>, inputs: Vec<ValueId>, like: &Node) -> Vec<ValueId> {
         let types = self.rebuild.old.types(&like.outputs);
         let node = self.rebuild.new.push_typed(op, inputs, types, like.scope.clone(), like.stage);
+        self.rebuild.new.set_segment(node, like.segment);
         self.rebuild.new.node(node).outputs.clone()
     }
 }

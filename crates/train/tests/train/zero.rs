@@ -1,6 +1,7 @@
-//! ZeRO: the bits of one worker at every stage, and what a rank keeps and exchanges.
+//! ZeRO and pipelines: the bits of one worker at every stage, and what a rank keeps and exchanges.
 
 use crate::workers::{assert_same, on_ranks, options, report};
+use kolo_comm::Communicator;
 use kolo_exec::Options;
 use kolo_exec::store::Role;
 use kolo_graph::collective::{AxisJoin, AxisSum};
@@ -9,7 +10,7 @@ use kolo_graph::{Graph, Phase};
 use kolo_plan::MemoryPlan;
 use kolo_train::session::{Company, RunOptions, Silent};
 use kolo_train::{Error, Job, Trainer};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// A small GPT with tied weights, an odd vocabulary and dropout.
@@ -51,6 +52,52 @@ fn tensor_ranks_have_shares_of_their_shards() {
             let job = job(GPT, train, &format!("slices = 2\ntensor = 2\n{parallel}"));
             let reports = on_ranks(4, |world| report(&job, Company::Workers(world)));
             reports.iter().for_each(|other| assert_same(&format!("{train}, {parallel}"), &alone, other));
+        }
+    }
+}
+
+fn assert_same_on(workers: usize, train: &str, alone: &kolo_train::Report, parallel: &str) {
+    let job = job(GPT, train, &format!("slices = 2\n{parallel}"));
+    let reports = on_ranks(workers, |world| report(&job, Company::Workers(world)));
+    let name = format!("{train}: {workers} workers, {parallel}");
+    reports.iter().for_each(|other| assert_same(&name, alone, other));
+}
+
+/// Each stage's weights, gradients and moments are shared out among its data ranks. The embedding is read by two stages.
+#[test]
+fn stages_of_a_pipeline_are_shared_out() {
+    for train in ["clip = 0.5", "optimizer = { kind = \"lamb\" }"] {
+        let alone = report(&job(GPT, train, "slices = 2"), Company::Alone);
+        for (workers, parallel) in [
+            (4, "pipeline = 2\nzero = 2"),
+            (4, "pipeline = 2\nzero = 3"),
+            (4, "pipeline = 2\nzero = 3\nschedule = \"zero-bubble\"\nprefetch = 0"),
+            (8, "pipeline = 2\nzero = 2\nbucket_mib = 0"),
+            (4, "pipeline = 2\nchunks = 2\nschedule = \"interleaved\"\nzero = 3"),
+            (8, "pipeline = 2\ntensor = 2\nzero = 3"),
+        ] {
+            assert_same_on(workers, train, &alone, parallel);
+        }
+    }
+}
+
+/// Both directions' gradients are added as those of one worker are.
+#[test]
+fn grains_in_two_directions_do_not_matter() {
+    for train in ["clip = 0.5", "optimizer = { kind = \"lamb\" }"] {
+        let alone = report(&job(GPT, train, "slices = 2"), Company::Alone);
+        for (workers, parallel) in [
+            (2, "pipeline = 2"),
+            (3, "pipeline = 3"),
+            (4, "pipeline = 4"),
+            (4, "pipeline = 2\nbucket_mib = 0"),
+            (8, "pipeline = 2"),
+            (4, "pipeline = 2\ntensor = 2"),
+            (4, "pipeline = 2\nzero = 1"),
+            (6, "pipeline = 3\nzero = 1"),
+            (4, "pipeline = 2\nzero = 2"),
+        ] {
+            assert_same_on(workers, train, &alone, &format!("{parallel}\nschedule = \"bidirectional\""));
         }
     }
 }
@@ -141,6 +188,78 @@ fn exchanges_are_those_of_the_formulas() {
         // The embedding is gathered to look tokens up, and for the head in both passes.
         assert_eq!(found, [all, 2 * tied + 2 * twice + bytes(&|name| name.starts_with("wpe")), small]);
     }
+}
+
+/// What ranks send along every axis in a step, as they counted it, is what the plan says, for every rank.
+#[test]
+fn ranks_send_what_is_planned() {
+    let model = "[model]\nkind = \"gpt\"\nlayers = 4\nwidth = 24\nheads = 4\ncontext = 8\nvocab = 11\ndropout = 0.1\n";
+    for (workers, parallel) in [
+        (2, ""),
+        (4, "bucket_mib = 0"),
+        (4, "zero = 1"),
+        (4, "zero = 2"),
+        (4, "zero = 3"),
+        (2, "tensor = 2"),
+        (2, "tensor = 2\nsequence = \"tensor\""),
+        (2, "context = 2\nsequence = \"heads\""),
+        (2, "pipeline = 2"),
+        (2, "pipeline = 2\nchunks = 2\nschedule = \"interleaved\""),
+        (4, "pipeline = 2\nschedule = \"bidirectional\""),
+        (8, "pipeline = 2\ntensor = 2"),
+        (8, "pipeline = 2\ntensor = 2\nzero = 1"),
+        (8, "pipeline = 2\ntensor = 2\nsequence = \"tensor\"\nzero = 3"),
+    ] {
+        let job = job(model, "clip = 0.5", &format!("slices = 2\n{parallel}"));
+        let compare = |world: Arc<Communicator>| {
+            let (rank, mut trainer) = (world.rank(), Trainer::among(Arc::clone(&job), 1, world).unwrap());
+            let mesh = job.parallel.mesh(workers, rank).unwrap();
+            let place = |axis: &str| (mesh.coordinate(axis), mesh.size(axis));
+            let planned = kolo_plan::sent_bytes(trainer.session().program(), &place);
+            assert_eq!(trainer.session().sent_bytes().values().sum::<u64>(), 0);
+            for step in 1..3 {
+                trainer.step().unwrap();
+                let all: BTreeMap<String, u64> = planned.iter().map(|(axis, one)| (axis.clone(), one * step)).collect();
+                assert_eq!(trainer.session().sent_bytes(), all, "rank {rank} of {workers}, {parallel}");
+            }
+            let used = planned.iter().filter(|(_, bytes)| **bytes > 0).map(|(axis, _)| axis.clone());
+            used.collect::<Vec<String>>()
+        };
+        let used: BTreeSet<String> = on_ranks(workers, compare).into_iter().flatten().collect();
+        let wanted = ["data", "pipeline", "sequence", "tensor"].map(String::from);
+        let wanted = wanted.into_iter().filter(|axis| job.parallel.mesh(workers, 0).unwrap().size(axis) > 1);
+        assert_eq!(used, wanted.collect(), "{parallel}");
+    }
+}
+
+/// The formulas of the documentation, for a model whose tensors are large enough for them.
+#[test]
+fn layouts_send_what_their_formulas_say() {
+    let planned = |workers: usize, rank: usize, parallel: &str| {
+        let job = large(&format!("slices = 2\n{parallel}"));
+        let mesh = job.parallel.mesh(workers, rank).unwrap();
+        let grains = Options::for_grains(8 / mesh.size("data"), 1);
+        let program = kolo_train::step::program_of(&job, &job.parallel, &mesh, grains).unwrap();
+        kolo_plan::sent_bytes(&program, &|axis| (mesh.coordinate(axis), mesh.size(axis)))
+    };
+    let near = |what: &str, found: u64, wanted: f64| {
+        let off = (found as f64 - wanted).abs() / wanted;
+        assert!(off < 0.02, "{what}: {found} bytes, but the formula says {wanted:.0}");
+    };
+    let alone = Trainer::new(large(""), Options::for_grains(8, 1)).unwrap();
+    let weights = alone.memory().weights as f64;
+    near("data", planned(4, 1, "")["data"], 2.0 * 0.75 * weights);
+    near("zero = 1", (0..4).map(|rank| planned(4, rank, "zero = 1")["data"]).sum(), 4.0 * 2.0 * 0.75 * weights);
+    near("zero = 2", (0..4).map(|rank| planned(4, rank, "zero = 2")["data"]).sum(), 4.0 * 3.0 * 0.75 * weights);
+    // An activation of a grain: one sample, 8 tokens of width 64. Gradients of what is whole on both ranks are not exchanged.
+    let activation = (8 * 64 * 4) as f64;
+    let blocks = 6.0 * 8.0 * 8.0 * 0.5 * activation;
+    let tensor = planned(2, 0, "tensor = 2")["tensor"] as f64;
+    assert!(tensor >= blocks && tensor < 1.5 * blocks, "tensor: {tensor} bytes, the blocks alone {blocks}");
+    // The first stage sends an activation per grain and the embedding once, the second a gradient per grain and the embedding's.
+    let embedding = (251 * 64 * 4) as f64;
+    near("pipeline", planned(2, 0, "pipeline = 2")["pipeline"], 8.0 * activation + embedding);
+    near("pipeline", planned(2, 1, "pipeline = 2")["pipeline"], 8.0 * activation + 8.0 * embedding);
 }
 
 /// All ranks look at their grains together, and one speaks.
