@@ -123,7 +123,7 @@ pub fn sent_bytes(program: &Program, ranks: &dyn Fn(&str) -> usize) -> BTreeMap<
             | Movement::AllToAll { .. } => (n - 1) * input / n,
             Movement::GatherBucket { .. } => (n - 1) * output / n,
             Movement::Gather { .. } | Movement::Join { .. } => (n - 1) * input,
-            Movement::Send { .. } => input,
+            Movement::Send { .. } | Movement::Shift { .. } => input,
             Movement::Receive { .. } | Movement::Barrier => 0,
         };
         let times = if phase == Phase::Grain { options.grains as u64 } else { 1 };
