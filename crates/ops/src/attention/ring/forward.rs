@@ -62,7 +62,8 @@ impl Op for AttentionStep {
             };
             let scores = defined_scores(&grid, inputs, [b, h, t]);
             let most = scores.iter().fold(largest, |most, (_, score)| most.larger(*score));
-            let blind = most == f64::NEG_INFINITY;
+            // What meets no key stays as it is.
+            let blind = most == f64::NEG_INFINITY || scores.is_empty();
             let share = |score: f64| if blind { 0.0 } else { (score - most).exp() };
             let factor = if blind { 1.0 } else { (largest - most).exp() };
             numbers.data[row * NUMBERS] = most;
