@@ -53,6 +53,12 @@ fn summed(sum: Option<ValueId>) -> ValueId {
     sum.unwrap_or_else(|| unreachable!("every block meets itself in the first round"))
 }
 
+/// Whether a meeting of so many slots has a node. Keys of others always have: all ranks read what is exchanged, so that whoever
+/// sorts nodes by what follows from them treats it the same on all of them.
+fn is_held(meeting: &Meeting, queries: usize, keys: usize) -> bool {
+    meeting.round == Round::Next || meeting.pairs(queries, keys) > 0
+}
+
 impl Lowering<'_> {
     /// The block of tokens that a slice is.
     pub(super) fn block_in(&self, slice: usize) -> usize {
@@ -129,7 +135,7 @@ impl Lowering<'_> {
             // What a rank has itself is still there in the end.
             let next = if step + 1 < self.group.ranks { self.hand_on(held, who) } else { kv };
             let meeting = self.meeting(kind, other, 0, round);
-            if meeting.pairs(slots, slots) > 0 {
+            if is_held(&meeting, slots, slots) {
                 let Meeting { causal, blocks, rows, query, key, round } = meeting;
                 let running = !state.is_empty();
                 let op = AttentionStep { heads: kind.heads, causal, blocks, rows, query, key, round, running };
@@ -189,7 +195,7 @@ impl Lowering<'_> {
     ) {
         let Meeting { causal, blocks, rows, query, key, round } = meeting;
         let keys = self.ty(held).shape[1] / rows;
-        if meeting.pairs(self.own.len(), keys) == 0 {
+        if !is_held(&meeting, self.own.len(), keys) {
             return;
         }
         let [q, _, y, lse, g] = read;
