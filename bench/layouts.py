@@ -153,16 +153,24 @@ MEMORY_LAYOUTS = [
     ("mlp", 4, {"pipeline": 2, "schedule": "bidirectional", "zero": 1}),
 ]
 MEMORY_SHARE_MAX, MEMORY_BYTES_MAX = 0.05, 8 << 20
-STAGES = {"gpt": 8, "resnet18": 8, "lstm": 2, "mlp": 4}
-SLICES = {"gpt": 4, "resnet18": 4, "lstm": 2, "mlp": 4}
+# Tokens and layers have slices each.
+for sequence in ["context", "heads"]:
+    JOBS[f"gpt-{sequence}"] = JOBS["gpt"].replace(
+        "slices = 4", f'slices = {4 if sequence == "context" else 2}\ntensor_slices = 2\nsequence = "{sequence}"'
+    )
+STAGES = {"gpt": 8, "gpt-context": 8, "gpt-heads": 8, "resnet18": 8, "lstm": 2, "mlp": 4}
+SLICES = {"gpt": 4, "gpt-context": 2, "gpt-heads": 2, "resnet18": 4, "lstm": 2, "mlp": 4}
+CONTEXTS = {"gpt-context": [1, 2, 4], "gpt-heads": [1, 2]}
 
 
 def layouts(job, zeros):
     """Every sensible combination on 1 to 8 workers."""
-    for workers, tensor, pipeline, zero in itertools.product([1, 2, 4, 8], [1, 2, 4], [1, 2, 4, 8], zeros):
-        if workers % (tensor * pipeline) or tensor > SLICES[job] or pipeline > STAGES[job]:
+    contexts = CONTEXTS.get(job, [1])
+    sizes = itertools.product([1, 2, 4, 8], [1, 2, 4], contexts, [1, 2, 4, 8], zeros)
+    for workers, tensor, context, pipeline, zero in sizes:
+        if workers % (tensor * context * pipeline) or tensor > SLICES[job] or pipeline > STAGES[job]:
             continue
-        data = workers // (tensor * pipeline)
+        data = workers // (tensor * context * pipeline)
         if zero and data == 1:
             continue
         schedules = [("1f1b", 1)] if pipeline == 1 else [("gpipe", 1), ("1f1b", 1), ("zero-bubble", 1)]
@@ -172,6 +180,8 @@ def layouts(job, zeros):
             schedules.append(("interleaved", 2))
         for schedule, chunks in schedules:
             layout = {"tensor": tensor, "pipeline": pipeline, "zero": zero}
+            if context > 1:
+                layout |= {"context": context}
             if pipeline > 1:
                 layout |= {"schedule": schedule, "chunks": chunks}
             yield workers, layout

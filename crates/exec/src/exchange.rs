@@ -17,6 +17,8 @@ pub enum ExchangeKind {
     AllGather,
     /// Each rank's part for each rank.
     AllToAll,
+    /// From the rank this many places before in the ring of the axis, to the one as many places after.
+    Shift(usize),
     /// Nothing moves; all ranks are here.
     Barrier,
     /// To this rank of the axis.

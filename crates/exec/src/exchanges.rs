@@ -315,6 +315,7 @@ impl Draft {
                 staging.pack(input, split, ranks, exchange)?;
                 staging.unpack(output, join, ranks, exchange)?;
             }
+            Movement::Shift { by } => exchange.kind = ExchangeKind::Shift(by),
             Movement::Send { to } => {
                 exchange.kind = ExchangeKind::Send(to);
                 // The copy is what travels.

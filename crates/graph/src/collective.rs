@@ -56,6 +56,10 @@ pub enum Movement<'a> {
         split: usize,
         join: usize,
     },
+    /// The tensor of the rank `by` places before this one, in a ring.
+    Shift {
+        by: usize,
+    },
     Send {
         to: usize,
     },
@@ -108,6 +112,10 @@ op! {
 op! {
     /// Of every rank's tensor the part, along the dim `split`, that is this rank's; one after the other along the dim `join`.
     pub struct AllToAll = "all_to_all" { axis: String, split: usize, join: usize, ranks: usize }
+}
+op! {
+    /// The tensor of the rank `by` places before this one along an axis, which is a ring: the first comes after the last.
+    pub struct AxisShift = "axis_shift" { axis: String, by: usize, ranks: usize }
 }
 op! {
     /// Sends a tensor to another rank of an axis, and passes it on.
@@ -310,6 +318,21 @@ transfer!(
     AllToAll { axis: "tensor".into(), split: 0, join: 1, ranks: 1 }
 );
 
+transfer!(
+    AxisShift,
+    &DType::ALL,
+    |self| Movement::Shift { by: self.by },
+    |inputs| match self.by < self.ranks {
+        true => Ok(inputs.to_vec()),
+        false => Err(format!("{} places of a ring of {} ranks are too many", self.by, self.ranks)),
+    },
+    |grad| {
+        let Self { axis, by, ranks } = self.clone();
+        grad.then(AxisShift { axis, by: (ranks - by) % ranks, ranks }, &[])
+    },
+    AxisShift { axis: "context".into(), by: 0, ranks: 1 }
+);
+
 /// A transfer where there are no other ranks: as if this were the first, and all others had the same tensor.
 struct Mirror {
     /// Every element is so many times its source.
@@ -324,6 +347,7 @@ impl Mirror {
             Movement::Gather { dim } => (1, Some((dim, shape[dim]))),
             Movement::AllToAll { split, join } if split == join => (1, Some((join, shape[join] / ranks))),
             Movement::AllToAll { join, .. } => (1, Some((join, shape[join]))),
+            Movement::Shift { .. } => (1, None),
             _ => (ranks, None),
         };
         Self { factor, repeats }
@@ -539,6 +563,11 @@ impl<'b> Tensor<'b> {
     /// This rank's part, along a dim, of the sum over the `ranks` ranks of an axis.
     pub fn axis_scatter(self, axis: &str, dim: usize, ranks: usize) -> Tensor<'b> {
         self.then(AxisScatter { axis: axis.into(), dim, ranks }, &[])
+    }
+
+    /// The tensor of the rank `by` places before this one in the ring of an axis.
+    pub fn axis_shift(self, axis: &str, by: usize, ranks: usize) -> Tensor<'b> {
+        self.then(AxisShift { axis: axis.into(), by, ranks }, &[])
     }
 
     /// Of every rank's tensor this rank's part along `split`, one after the other along `join`.

@@ -52,8 +52,8 @@ pub use kolo_graph::vectorized;
 pub use registry::{cpu_of, cpu_side, register, registry};
 
 use kolo_graph::collective::{
-    AfterGrains, AllGather, AllReduce, AllToAll, AxisGather, AxisJoin, AxisScatter, AxisSum, Barrier, Receive,
-    ReduceScatter, Send,
+    AfterGrains, AllGather, AllReduce, AllToAll, AxisGather, AxisJoin, AxisScatter, AxisShift, AxisSum, Barrier,
+    Receive, ReduceScatter, Send,
 };
 use kolo_graph::piece::{Join, Piece};
 use kolo_graph::share::{AxisShare, EachGrain, Pack};
@@ -76,6 +76,7 @@ const SOURCES: &[OpKind] = &[
     OpKind::of::<AxisJoin>(),
     OpKind::of::<AxisScatter>(),
     OpKind::of::<AllToAll>(),
+    OpKind::of::<AxisShift>(),
     OpKind::of::<Send>(),
     OpKind::of::<Receive>(),
     OpKind::without_kernels::<AfterGrains>(),
@@ -94,6 +95,7 @@ fn built_in() -> Vec<OpKind> {
         fuse::KINDS,
         matmul::KINDS,
         attention::KINDS,
+        attention::ring::KINDS,
         cast::KINDS,
         recurrent::KINDS,
         reduce::KINDS,

@@ -9,13 +9,18 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
+use kolo_graph::split::{Placement, Split};
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use std::sync::Arc;
 
 op! {
     /// Turns the pair `(i, i + dim/2)` at position `p` of `[batch, heads, seq, dim]` by `p·base^(−2i/dim)`; the other way
-    /// round if `inverse`.
-    pub struct Rotary = "rotary" { base: f32, inverse: bool }
+    /// round if `inverse`. The first position is `first`.
+    pub struct Rotary = "rotary" { base: f32, inverse: bool, first: usize = 0 }
 }
+
+/// The first position, at most: the table is made by turning from position to position.
+const FIRST_MAX: usize = 1 << 24;
 
 impl Op for Rotary {
     fn operands(&self) -> Operands {
@@ -23,6 +28,16 @@ impl Op for Rotary {
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("b h s! d! -> b h s d"))
+    }
+    /// Positions, too, for parts that know their first one.
+    fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
+        let mut splits = self.index(inputs).map_or_else(Vec::new, |index| index.splits(inputs));
+        let along = Placement::Shard(2);
+        splits.extend(inputs[0].shape.get(2).map(|size| Split::new("s", *size, [along], [along]).ordered()));
+        splits
+    }
+    fn part_at(&self, split: &Split, first: usize, _: usize) -> Option<Arc<dyn Op>> {
+        (split.axis == "s").then(|| Arc::new(Self { first: self.first + first, ..self.clone() }) as Arc<dyn Op>)
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [x] = inputs else { return Err("takes one input".into()) };
@@ -35,20 +50,23 @@ impl Op for Rotary {
         if !self.base.is_finite() || self.base < 1.0 {
             return Err(format!("the base is a number of at least 1, not {}; 10000 is usual", self.base));
         }
+        if self.first > FIRST_MAX {
+            return Err(format!("the first position is at most {FIRST_MAX}, not {}", self.first));
+        }
         Ok(vec![x.clone()])
     }
     fn flops_per_point(&self) -> u64 {
         3
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
-        vec![Some(cx.grad().then(Rotary { base: self.base, inverse: !self.inverse }, &[]))]
+        vec![Some(cx.grad().then(Rotary { inverse: !self.inverse, ..self.clone() }, &[]))]
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let half = outputs[0].last() / 2;
         let sign = if self.inverse { -1.0 } else { 1.0 };
         vec![Dense::from_fn(outputs[0].shape.clone(), |at| {
             let pair = at[3] % half;
-            let angle = at[2] as f64 * f64::from(self.base).powf(-(pair as f64) / half as f64);
+            let angle = (self.first + at[2]) as f64 * f64::from(self.base).powf(-(pair as f64) / half as f64);
             let member = |member: usize| inputs[0].get(&[at[0], at[1], at[2], pair + member * half]);
             let (sin, cos) = (sign * angle.sin(), angle.cos());
             if at[3] < half { member(0) * cos - member(1) * sin } else { member(1) * cos + member(0) * sin }
@@ -66,7 +84,7 @@ impl Cpu for Rotary {
         let (positions, dim) = (cx.shape(0)[2], cx.shape(0)[3]);
         let half = dim / 2;
         let (cos, sin) = cx.scratch()[..positions * dim].split_at_mut(positions * half);
-        fill_table(cos, sin, half, f64::from(self.base), self.inverse);
+        self.fill_table(cos, sin, half);
         let rows = cx.shape(0)[..3].iter().product();
         cx.team.chunks(rows, norm::rows_per_task(dim), |range, _| {
             let x = &x[range.start * dim..range.end * dim];
@@ -102,29 +120,38 @@ vectorized! {
     }
 }
 
-/// Fills `cos` and `sin`, positions × half.
-fn fill_table(cos: &mut [f32], sin: &mut [f32], half: usize, base: f64, inverse: bool) {
-    let logarithm = ln(base);
-    let mut turn_cos = [1.0; LANES];
-    let mut turn_sin = [0.0; LANES];
-    for start in (0..half).step_by(LANES) {
-        let width = LANES.min(half - start);
-        for lane in 0..width {
-            let angle = exp(-logarithm * (start + lane) as f64 / half as f64);
-            (turn_cos[lane], turn_sin[lane]) = cos_sin(if inverse { -angle } else { angle });
+impl Rotary {
+    /// Fills `cos` and `sin`, positions × half.
+    fn fill_table(&self, cos: &mut [f32], sin: &mut [f32], half: usize) {
+        let logarithm = ln(f64::from(self.base));
+        let mut turn = [[1.0; LANES], [0.0; LANES]];
+        for start in (0..half).step_by(LANES) {
+            let width = LANES.min(half - start);
+            for lane in 0..width {
+                let angle = exp(-logarithm * (start + lane) as f64 / half as f64);
+                (turn[0][lane], turn[1][lane]) = cos_sin(if self.inverse { -angle } else { angle });
+            }
+            turn_columns(cos, sin, half, (start, width), self.first, &turn);
         }
-        turn_columns(cos, sin, half, start, width, &turn_cos, &turn_sin);
     }
 }
 
 vectorized! {
-    /// Columns `start..start + width` of the table: a unit vector per column, turned once per position. The error grows
-    /// by about 10⁻¹⁶ per turn, far below what f32 can hold.
+    /// Columns `start..start + width` of the table: a unit vector per column, turned once per position, also by those before
+    /// the first, so that a position has the same bits in every table. The error grows by about 10⁻¹⁶ per turn, far below
+    /// what f32 can hold.
     fn turn_columns(
-        cos: &mut [f32], sin: &mut [f32], half: usize, start: usize, width: usize,
-        turn_cos: &[f64; LANES], turn_sin: &[f64; LANES],
+        cos: &mut [f32], sin: &mut [f32], half: usize, columns: (usize, usize), first: usize, turn: &[[f64; LANES]; 2],
     ) {
+        let ((start, width), [turn_cos, turn_sin]) = (columns, turn);
         let (mut c, mut s) = ([1.0f64; LANES], [0.0f64; LANES]);
+        for _ in 0..first {
+            for lane in 0..LANES {
+                let next = c[lane] * turn_cos[lane] - s[lane] * turn_sin[lane];
+                s[lane] = s[lane] * turn_cos[lane] + c[lane] * turn_sin[lane];
+                c[lane] = next;
+            }
+        }
         for (cos, sin) in cos.chunks_exact_mut(half).zip(sin.chunks_exact_mut(half)) {
             for (out, value) in cos[start..start + width].iter_mut().zip(&c) {
                 *out = *value as f32;
@@ -185,15 +212,19 @@ fn ln(mut x: f64) -> f64 {
 
 impl Cases for Rotary {
     fn cases() -> Vec<Case> {
-        let case = |inverse, shape: [usize; 4]| Case::new(Rotary { base: 10000.0, inverse }, [Arg::real(shape)]);
-        let large =
-            |shape: [usize; 4]| Case::new(Rotary { base: 500_000.0, inverse: false }, [Arg::real(shape).constant()]);
+        let case =
+            |inverse, shape: [usize; 4]| Case::new(Rotary { base: 10000.0, inverse, first: 0 }, [Arg::real(shape)]);
+        let large = |shape: [usize; 4]| {
+            Case::new(Rotary { base: 500_000.0, inverse: false, first: 0 }, [Arg::real(shape).constant()])
+        };
+        let later = Case::new(Rotary { base: 10000.0, inverse: true, first: 37 }, [Arg::real([2, 2, 3, 6])]);
         vec![
             case(false, [1, 1, 5, 2]),
             case(false, [2, 3, 4, 6]),
             case(true, [2, 1, 2, 34]),
             large([2, 3, 70, 80]),
             large([1, 1, 5000, 4]),
+            later,
         ]
     }
 }
@@ -204,7 +235,7 @@ kolo_graph::methods! {
     /// Rotary position embedding.
     RotaryMethods {
         /// Turns the pairs of `[batch, heads, seq, dim]` by their positions; `base` is usually 10000.
-        fn rotary(self, base: f32) -> Tensor<'b> { self.then(Rotary { base, inverse: false }, &[]) }
+        fn rotary(self, base: f32) -> Tensor<'b> { self.then(Rotary { base, inverse: false, first: 0 }, &[]) }
     }
 }
 

@@ -206,6 +206,11 @@ impl Parallel {
         self.strategies().find_map(Strategy::needs_updates_in_place)
     }
 
+    /// Lines about who has what, beside parameters.
+    pub fn explain(&self) -> Vec<String> {
+        self.strategies().flat_map(Strategy::explain).collect()
+    }
+
     /// What the report says of so many workers: the size of every axis, and what the strategies add.
     pub fn layout(&self, workers: usize) -> BTreeMap<&'static str, usize> {
         let mut layout = BTreeMap::from(LAYOUT);

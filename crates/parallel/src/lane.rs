@@ -211,8 +211,17 @@ fn element(dtype: DType) -> ElementType {
     }
 }
 
+/// All of a tensor goes `by` places on in a ring, and nothing to anybody else: what goes to each rank, and what comes from it.
+fn ring_parts(count: usize, by: usize, rank: usize, ranks: usize) -> (Arc<[RankPart]>, Arc<[RankPart]>) {
+    let only = |other: usize| {
+        let part = |at: usize| RankPart { offset: 0, count: if at == other { count } else { 0 } };
+        (0..ranks).map(part).collect()
+    };
+    (only((rank + by) % ranks), only((rank + ranks - by) % ranks))
+}
+
 /// The call that an exchange is for this rank of its axis.
-pub(crate) fn request(exchange: &Exchange, rank: usize) -> Request {
+pub(crate) fn request(exchange: &Exchange, (rank, ranks): (usize, usize)) -> Request {
     let element = element(exchange.dtype);
     let parts: Vec<RankPart> =
         exchange.parts.iter().map(|(offset, count)| RankPart { offset: *offset, count: *count }).collect();
@@ -231,7 +240,7 @@ pub(crate) fn request(exchange: &Exchange, rank: usize) -> Request {
         ExchangeKind::Barrier => (CallKind::Barrier, 0, input, output),
         ExchangeKind::ReduceScatter => (CallKind::ReduceScatter, 0, input, own(exchange.output)),
         ExchangeKind::AllGather => (CallKind::AllGather, 0, own(exchange.input), output),
-        ExchangeKind::AllToAll => (CallKind::AllToAll, 0, input, output),
+        ExchangeKind::AllToAll | ExchangeKind::Shift(_) => (CallKind::AllToAll, 0, input, output),
         ExchangeKind::Send(to) => (CallKind::Send, to, input, (std::ptr::null_mut(), 0)),
         ExchangeKind::Receive(from) => (CallKind::Recv, from, (std::ptr::null_mut(), 0), output),
     };
@@ -242,6 +251,10 @@ pub(crate) fn request(exchange: &Exchange, rank: usize) -> Request {
         false => parts.iter().map(|part| part.count).sum(),
     };
     let parts: Arc<[RankPart]> = parts.into();
+    let (send, recv) = match exchange.kind {
+        ExchangeKind::Shift(by) => ring_parts(exchange.elements, by, rank, ranks),
+        _ => (if each_to_each { Arc::clone(&parts) } else { Arc::default() }, parts),
+    };
     Request {
         count,
         peer,
@@ -249,8 +262,8 @@ pub(crate) fn request(exchange: &Exchange, rank: usize) -> Request {
         input_bytes: input.1,
         output: output.0,
         output_bytes: output.1,
-        send: if each_to_each { Arc::clone(&parts) } else { Arc::default() },
-        recv: parts,
+        send,
+        recv,
         ..Request::new(kind, element).named(&exchange.name)
     }
 }
@@ -284,12 +297,13 @@ impl Collectives for CommLane {
         for exchange in &exchanges {
             let communicator = Arc::clone(&state.communicators[&self.line(exchange)]);
             let kind = numbered(exchange.kind, self.mesh.coordinate(&exchange.axis));
-            let request = request(&Exchange { kind, ..exchange.clone() }, communicator.rank());
+            let own = (communicator.rank(), communicator.size());
+            let request = request(&Exchange { kind, ..exchange.clone() }, own);
             let axis = state.sent.iter().position(|(axis, _)| *axis == exchange.axis).unwrap_or(state.sent.len());
             if axis == state.sent.len() {
                 state.sent.push((exchange.axis.clone(), 0));
             }
-            let bytes = request.sent_bytes(communicator.rank(), communicator.size());
+            let bytes = request.sent_bytes(own.0, own.1);
             state.volumes.push((axis, bytes));
             state.requests.push((request, communicator));
         }

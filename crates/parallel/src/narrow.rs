@@ -136,7 +136,7 @@ fn run(own: &Communicator, exchange: &Exchange, feedback: &mut Feedback) -> Resu
         return compress::all_reduce(own, data, Reduction::Sum, feedback);
     }
     // SAFETY: as above.
-    unsafe { own.call(&request(exchange, own.rank())) }
+    unsafe { own.call(&request(exchange, (own.rank(), own.size()))) }
 }
 
 impl NarrowLane {

@@ -1,42 +1,58 @@
 //! Sequence parallelism: the ranks along an axis share the tokens of every sample.
 //!
-//! Layers that treat every token for itself compute their own tokens with whole weights. Attention, which needs all tokens, is
-//! split by heads: the ranks exchange tokens for heads and back (DeepSpeed-Ulysses). Gradients of weights are sums over the
-//! tokens, made slice by slice as all shared sums are.
+//! Layers that treat every token for itself compute their own tokens with whole weights. Attention needs all tokens. Either it
+//! is split by heads, and the ranks exchange tokens for heads and back (DeepSpeed-Ulysses). Or it is split by tokens as well,
+//! and keys and values go round a ring of the ranks while each attends to those it has (ring attention, Megatron's context
+//! parallelism). Gradients of weights are sums over the tokens, made slice by slice as all shared sums are.
 
 use crate::mesh::Mesh;
-use crate::partition::{Group, Rules, lower, plan};
+use crate::partition::{Choice, Group, Plan, Rules, lower, plan, unfit_for_ring};
 use crate::strategy::{Facts, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
-use crate::tensor::{SEQUENCE, SLICES, tokens_of};
+use crate::tensor::{SEQUENCE, SLICES, TENSOR, TENSOR_SLICES, tokens_of};
 use kolo_graph::Graph;
 use kolo_graph::settings::{SettingError, Settings};
+use kolo_ops::attention::Attention;
+use kolo_ops::attention::ring::block_of;
 use kolo_ops::cross_entropy_parts::SLICES_MAX;
 use std::sync::Arc;
-
-/// The axis along which tokens are cut.
-pub const AXIS: &str = "sequence";
 
 const RANKS: Key = Key {
     name: "context",
     value: KeyValue::Count { default: 1, least: 1, most: SLICES_MAX },
-    doc: "workers that share the tokens of every sample, with `sequence = \"heads\"`",
+    doc: "workers that share the tokens of every sample, with `sequence = \"heads\"` or `\"context\"`",
 };
 
 pub const KIND: StrategyKind = StrategyKind {
     name: "sequence",
-    doc: "sequence parallelism: workers share the tokens of every sample, and exchange them for heads where attention needs all",
-    keys: &[RANKS, SEQUENCE, SLICES],
+    doc: "sequence parallelism: workers share the tokens of every sample; for attention they exchange them for heads, or hand keys and values round a ring",
+    keys: &[RANKS, SEQUENCE, SLICES, TENSOR_SLICES],
     read: |settings| Ok(read(settings)?.map(|one| Arc::new(one) as Arc<dyn Strategy>)),
 };
 
 fn read(settings: &Settings) -> Result<Option<Sequence>, SettingError> {
     let (ranks, slices) = (RANKS.count_within(settings)?, SLICES.count_within(settings)?);
-    let by_heads = SEQUENCE.choice(settings)? == "heads";
-    if ranks > 1 && !by_heads {
+    let exchange = match SEQUENCE.choice(settings)? {
+        "heads" => Some(TokenExchange::Heads),
+        "context" => Some(TokenExchange::Ring),
+        _ => None,
+    };
+    if ranks > 1 && exchange.is_none() {
         let message = format!("is {ranks}, but the sequence is not split");
-        return Err(settings.wrong(RANKS.name, message, format!("write `{} = \"heads\"` beside it", SEQUENCE.name)));
+        let hint = format!("write `{0} = \"context\"` or `{0} = \"heads\"` beside it", SEQUENCE.name);
+        return Err(settings.wrong(RANKS.name, message, hint));
     }
-    Ok((by_heads && (ranks > 1 || slices > 1)).then_some(Sequence { ranks, slices }))
+    let split = exchange.filter(|_| ranks > 1 || slices > 1);
+    let with_layers = TENSOR_SLICES.count_within(settings)? > 1;
+    Ok(split.map(|exchange| Sequence { ranks, slices, exchange, with_layers }))
+}
+
+/// What ranks exchange so that attention sees all tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenExchange {
+    /// Their tokens for all tokens of some heads.
+    Heads,
+    /// Keys and values, from one to the next in a ring.
+    Ring,
 }
 
 /// Sequence parallelism with its settings.
@@ -44,6 +60,72 @@ fn read(settings: &Settings) -> Result<Option<Sequence>, SettingError> {
 pub struct Sequence {
     pub ranks: usize,
     pub slices: usize,
+    pub exchange: TokenExchange,
+    /// Layers have slices as well.
+    pub with_layers: bool,
+}
+
+impl Sequence {
+    /// The axis along which tokens are cut.
+    const fn axis_name(&self) -> &'static str {
+        match self.exchange {
+            TokenExchange::Heads => "sequence",
+            TokenExchange::Ring => "context",
+        }
+    }
+
+    fn rules(&self, graph: &Graph, slices: usize) -> Result<Rules, Refusal> {
+        let Some((samples, tokens)) = tokens_of(graph) else {
+            let message = "splits sequences of tokens, and the model has none";
+            let hint = "use it for a model of tokens, such as `gpt`, and `tensor` or `pipeline` for this one";
+            return Err(Refusal::of_key(&SEQUENCE, message, hint));
+        };
+        if !tokens.is_multiple_of(slices) {
+            return Err(self.uneven(tokens, slices));
+        }
+        let ring = self.exchange == TokenExchange::Ring;
+        if let Some(problem) = unfit_for_ring(graph, (samples, tokens)).filter(|_| ring) {
+            let message = format!("is \"context\", but {problem}");
+            return Err(Refusal::of_key(
+                &SEQUENCE,
+                message,
+                "write `sequence = \"heads\"`, or `\"tensor\"` with `tensor`",
+            ));
+        }
+        let strict = ring || self.with_layers;
+        Ok(Rules { tokens: Some((samples, tokens)), by_tokens: true, strict, ring, ..Rules::default() })
+    }
+
+    /// Why so many tokens do not do, and what would.
+    fn uneven(&self, tokens: usize, slices: usize) -> Refusal {
+        let message = format!("splits the {tokens} tokens of a sample in {slices} slices, which are not of one length");
+        let most = 1 << tokens.trailing_zeros();
+        let lengths = match tokens / slices * slices {
+            0 => format!("a context of {slices} tokens"),
+            below => format!("a context of {below} or {} tokens", below + slices),
+        };
+        let hint = match most >= self.ranks && self.ranks.is_power_of_two() && most > 1 {
+            true => format!("write `{} = {}`, or use {lengths}", SLICES.name, most.min(slices)),
+            false => format!("use {lengths}"),
+        };
+        Refusal::of_key(&SEQUENCE, message, hint)
+    }
+
+    /// Refuses a plan in which all ranks compute an attention whole: what follows would be added up in another order.
+    fn check_heads(&self, graph: &Graph, plan: &Plan, slices: usize, mesh: &Mesh) -> Result<(), Refusal> {
+        let mut attention = graph.nodes.iter().zip(&plan.choices);
+        let whole = attention.find_map(|(node, choice)| {
+            node.op.downcast::<Attention>().filter(|_| self.with_layers && matches!(choice, Choice::Whole))
+        });
+        let Some(Attention { heads, .. }) = whole else { return Ok(()) };
+        let ranks = mesh.size(TENSOR);
+        let message = format!(
+            "is \"heads\", but the {heads} heads of a worker (`tensor = {ranks}`) are fewer than the {slices} slices"
+        );
+        let hint =
+            format!("write `{} = \"context\"`, or use fewer `{}` or a smaller `{TENSOR}`", SEQUENCE.name, SLICES.name);
+        Err(Refusal::of_key(&SEQUENCE, message, hint))
+    }
 }
 
 impl Strategy for Sequence {
@@ -57,7 +139,7 @@ impl Strategy for Sequence {
         format!("parallel.{} = {}", RANKS.name, self.ranks)
     }
     fn axis(&self) -> Option<(&'static str, usize)> {
-        Some((AXIS, self.ranks))
+        Some((self.axis_name(), self.ranks))
     }
     fn check(&self, job: Facts, _: &[&dyn Strategy]) -> Result<(), Refusal> {
         if job.reproducible && !self.slices.is_multiple_of(self.ranks) {
@@ -65,31 +147,43 @@ impl Strategy for Sequence {
                 "is {}, but sums have {} slices, which workers that share a sum divide",
                 self.ranks, self.slices
             );
-            let hint = format!("write `{} = {}` beside it", SLICES.name, self.ranks.next_power_of_two());
+            let least = self.ranks.next_power_of_two();
+            let hint = match self.exchange {
+                TokenExchange::Heads => format!("write `{} = {least}` beside it", SLICES.name),
+                // Two blocks each: an early one and a late one, so that all have as much to do.
+                TokenExchange::Ring => format!("write `{} = {}` beside it", SLICES.name, (2 * least).min(SLICES_MAX)),
+            };
             return Err(Refusal::of_key(&RANKS, message, hint));
         }
         Ok(())
     }
     fn split(&self, graph: Graph, training: &Graph, purpose: Purpose, mesh: &Mesh) -> Result<Graph, Refusal> {
-        let (ranks, rank) = (mesh.size(AXIS), mesh.coordinate(AXIS));
+        let (ranks, rank) = (mesh.size(self.axis_name()), mesh.coordinate(self.axis_name()));
         let slices = if self.slices.is_multiple_of(ranks) { self.slices } else { ranks };
-        let rules = |graph: &Graph| -> Result<Rules, Refusal> {
-            let tokens = tokens_of(graph).filter(|(_, tokens)| tokens.is_multiple_of(slices)).ok_or_else(|| {
-                let message =
-                    format!("splits sequences of tokens in {slices} slices, and the model has none of such a length");
-                Refusal::of_key(
-                    &SEQUENCE,
-                    message,
-                    "use it for a model of tokens whose context is a multiple of `slices`",
-                )
-            })?;
-            Ok(Rules { tokens: Some(tokens), by_tokens: true, ..Rules::default() })
-        };
-        let mut own = rules(&graph)?;
+        let mut own = self.rules(&graph, slices)?;
         if let Purpose::Evaluation { .. } = purpose {
-            own.fixed = plan(training, slices, &rules(training)?).named(training);
+            own.fixed = plan(training, slices, &self.rules(training, slices)?).named(training);
         }
         let plan = plan(&graph, slices, &own);
-        Ok(lower(&graph, &plan, &Group { axis: AXIS.into(), ranks, rank }))
+        self.check_heads(&graph, &plan, slices, mesh)?;
+        Ok(lower(&graph, &plan, &Group { axis: self.axis_name().into(), ranks, rank }))
+    }
+    fn explain(&self) -> Vec<String> {
+        let (ranks, slices) = (self.ranks, self.slices.max(self.ranks));
+        let blocks = |rank: usize| {
+            let slots = rank * slices / ranks..(rank + 1) * slices / ranks;
+            let mut blocks: Vec<usize> = match self.exchange {
+                TokenExchange::Heads => slots.collect(),
+                TokenExchange::Ring => slots.map(|slot| block_of(slot, slices)).collect(),
+            };
+            blocks.sort_unstable();
+            let blocks: Vec<String> = blocks.iter().map(usize::to_string).collect();
+            format!("  {rank} of `{}`: {}", self.axis_name(), blocks.join(" "))
+        };
+        let title = format!("tokens of every sample, in {slices} blocks, and who has which of them");
+        [title].into_iter().chain((0..ranks).map(blocks)).collect()
+    }
+    fn layout(&self) -> Vec<(&'static str, usize)> {
+        vec![(SLICES.name, self.slices)]
     }
 }

@@ -23,8 +23,8 @@ pub const STRATEGIES: &[StrategyKind] = &[
     central::KIND,
     servers::KIND,
     narrow::KIND,
-    sequence::KIND,
     tensor::KIND,
+    sequence::KIND,
     pipeline::strategy::KIND,
 ];
 
@@ -348,6 +348,11 @@ pub trait Strategy: std::fmt::Debug + Send + Sync {
     /// What to say if the executor cannot update every parameter where it is, and this strategy needs that.
     fn needs_updates_in_place(&self) -> Option<Refusal> {
         None
+    }
+
+    /// Lines about who has what, for whoever asks how a job is split.
+    fn explain(&self) -> Vec<String> {
+        Vec::new()
     }
 
     /// What it adds to the report's `layout`, beside the sizes of the axes.

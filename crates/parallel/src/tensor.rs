@@ -30,8 +30,15 @@ pub(crate) const SLICES: Key = Key {
 
 pub(crate) const SEQUENCE: Key = Key {
     name: "sequence",
-    value: KeyValue::Choice(&["whole", "tensor", "heads"]),
-    doc: "`tensor`: what is between layers (norms, dropout, residuals) is split along the sequence among the workers of `tensor`; `heads`: all but attention is, among those of `context`",
+    value: KeyValue::Choice(&["whole", "tensor", "heads", "context"]),
+    doc: "`tensor`: what is between layers (norms, dropout, residuals) is split along the sequence among the workers of `tensor`; `heads`: all but attention is, among those of `context`; `context`: attention is, too, and keys and values go round a ring",
+};
+
+/// With a sequence that has slices of its own.
+pub(crate) const TENSOR_SLICES: Key = Key {
+    name: "tensor_slices",
+    value: KeyValue::Count { default: 1, least: 1, most: SLICES_MAX },
+    doc: "`slices` of layers where those of the tokens are other ones (`sequence = \"heads\"` or `\"context\"`): a power of two and a multiple of `tensor`",
 };
 
 const WHOLE: Key = Key {
@@ -43,32 +50,32 @@ const WHOLE: Key = Key {
 pub const KIND: StrategyKind = StrategyKind {
     name: "tensor",
     doc: "tensor parallelism: workers share every layer",
-    keys: &[RANKS, SLICES, SEQUENCE, WHOLE],
+    keys: &[RANKS, SLICES, SEQUENCE, TENSOR_SLICES, WHOLE],
     read: |settings| Ok(read(settings)?.map(|one| Arc::new(one) as Arc<dyn Strategy>)),
 };
 
 fn read(settings: &Settings) -> Result<Option<Tensor>, SettingError> {
-    let (ranks, slices) = (RANKS.count_within(settings)?, SLICES.count_within(settings)?);
-    if !slices.is_power_of_two() {
-        let (below, above) = (1 << slices.ilog2(), slices.next_power_of_two());
-        let message = format!("is {slices}, which is no power of two");
-        return Err(settings.wrong(SLICES.name, message, format!("write {below} or {above}")));
-    }
+    let ranks = RANKS.count_within(settings)?;
     let sequence = SEQUENCE.choice(settings)?;
-    if sequence == "heads" {
-        // Slices are those of the tokens then: two plans in a row would depend on who made the first.
-        if ranks > 1 {
-            let message = format!("is {ranks}, which cannot be combined with `{} = \"heads\"`", SEQUENCE.name);
-            return Err(settings.wrong(
-                RANKS.name,
-                message,
-                format!("write `{} = \"tensor\"`, or `context = {ranks}` instead", SEQUENCE.name),
-            ));
+    let by_tokens = matches!(sequence, "heads" | "context");
+    for key in [SLICES, TENSOR_SLICES] {
+        let slices = key.count_within(settings)?;
+        if !slices.is_power_of_two() {
+            let (below, above) = (1 << slices.ilog2(), slices.next_power_of_two());
+            let message = format!("is {slices}, which is no power of two");
+            return Err(settings.wrong(key.name, message, format!("write {below} or {above}")));
         }
-        return Ok(None);
     }
-    let sequence = sequence == "tensor";
-    Ok((ranks > 1 || slices > 1).then_some(Tensor { ranks, slices, sequence, whole: WHOLE.names(settings)? }))
+    // Slices are those of the tokens then, and layers have others: what tokens are cut into must not depend on who shares layers.
+    let key = if by_tokens { TENSOR_SLICES } else { SLICES };
+    let (slices, own) = (key.count_within(settings)?, TENSOR_SLICES.count_within(settings)?);
+    if own > 1 && !by_tokens {
+        let message = format!("is {own}, but tokens have no slices of their own");
+        let hint = format!("write `{} = {own}`, or `{} = \"context\"` beside it", SLICES.name, SEQUENCE.name);
+        return Err(settings.wrong(TENSOR_SLICES.name, message, hint));
+    }
+    let (sequence, whole) = (sequence == "tensor", WHOLE.names(settings)?);
+    Ok((ranks > 1 || slices > 1).then_some(Tensor { ranks, slices, key: key.name, sequence, whole }))
 }
 
 /// Tensor parallelism with its settings.
@@ -76,6 +83,8 @@ fn read(settings: &Settings) -> Result<Option<Tensor>, SettingError> {
 pub struct Tensor {
     pub ranks: usize,
     pub slices: usize,
+    /// The key that says how many slices there are.
+    pub key: &'static str,
     /// Activations between layers are cut along the sequence.
     pub sequence: bool,
     /// Names of layers that are not split.
@@ -91,7 +100,7 @@ impl Strategy for Tensor {
     }
     fn written(&self) -> String {
         match self.ranks {
-            1 => format!("parallel.{} = {}", SLICES.name, self.slices),
+            1 => format!("parallel.{} = {}", self.key, self.slices),
             ranks => format!("parallel.{} = {ranks}", RANKS.name),
         }
     }
@@ -102,11 +111,11 @@ impl Strategy for Tensor {
         if job.reproducible && !self.slices.is_multiple_of(self.ranks) {
             let slices = self.ranks.next_power_of_two();
             let hint = match self.ranks.is_power_of_two() {
-                true => format!("write `{} = {slices}` beside it, or `job.reproducible = false`", SLICES.name),
+                true => format!("write `{} = {slices}` beside it, or `job.reproducible = false`", self.key),
                 false => format!(
                     "use {} or {slices} workers for it with as many `{}`, or write `job.reproducible = false`",
                     slices / 2,
-                    SLICES.name
+                    self.key
                 ),
             };
             let message = format!(
@@ -137,7 +146,7 @@ impl Strategy for Tensor {
         Ok(lower(&graph, &plan, &Group { axis: TENSOR.into(), ranks, rank }))
     }
     fn layout(&self) -> Vec<(&'static str, usize)> {
-        vec![("slices", self.slices)]
+        vec![(self.key, self.slices)]
     }
 }
 

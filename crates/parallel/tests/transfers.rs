@@ -8,6 +8,7 @@ use kolo_graph::sources::{GrainSum, Init};
 use kolo_graph::{Builder, DType, Graph, Tensor, Type};
 use kolo_ops::optim::SgdPlain;
 use kolo_ops::prelude::*;
+use kolo_parallel::partition::{Group, Rules, lower, plan};
 use kolo_parallel::{CommLane, Mesh};
 use std::sync::Arc;
 
@@ -237,6 +238,129 @@ fn tensors_are_sent_and_received_in_every_grain() {
         let wanted: Vec<f32> =
             (0..3).map(|rank| 60.0 * ((rank + 1) as f32 + 10.0 * ((rank + 2) % 3 + 1) as f32)).collect();
         assert_eq!(sums, wanted, "{lanes} lanes");
+    }
+}
+
+/// Every rank hands its tensor on, and as its gradient takes back that of the one it gave it to.
+#[test]
+fn tensors_go_round_a_ring() {
+    let value = |rank: usize, at: usize| (rank * 10 + at) as f64;
+    let outputs = on_mesh(|x| x.axis_shift("tensor", 1, 2), &Type::f32([2, 3]), value);
+    for (rank, got) in outputs.iter().enumerate() {
+        assert_eq!(*got, (0..6).map(|at| value(partner(rank, "tensor"), at)).collect::<Vec<_>>());
+    }
+    let sums = on_ranks(3, |world| {
+        let (rank, builder) = (world.rank(), Builder::new());
+        let w = builder.param("w", [2], Init::Constant(1.0));
+        let came = w.scale((rank + 1) as f32).axis_shift("context", 2, 3);
+        let loss = came.scale([3.0, 5.0, 7.0][rank]).sum_all();
+        let grads = kolo_ops::gradients(&builder, loss, 1.0, &[w]);
+        builder.output("came", came.scale(1.0));
+        builder.output("grad", grads[0].unwrap().scale(1.0));
+        let graph = builder.finish().unwrap();
+        let mut store = Store::new(&graph, 0);
+        let lane = Arc::new(CommLane::on_mesh(world, Mesh::new(&[("context", 3)], rank).unwrap()));
+        let mut session = Session::with_collectives(graph, &store, Options::single(1), lane).unwrap();
+        session.run(&mut store, |_| {}, |_, _| {}).unwrap();
+        ["came", "grad"].map(|name| session.output(name).unwrap()[0])
+    });
+    // Two places on: from rank 0 to rank 2, whose factor is 7.
+    assert_eq!(sums, [[2.0, 7.0], [3.0, 6.0], [1.0, 15.0]]);
+}
+
+const SAMPLES: usize = 2;
+const TOKENS: usize = 16;
+
+/// A step of a little model of tokens with positions, dropout and attention, as one worker has it.
+fn attention_graph(packed: bool, causal: bool) -> Graph {
+    let (builder, width) = (Builder::new(), 6);
+    let tokens = builder.input("tokens", Type::i32([SAMPLES, TOKENS]));
+    let normal = Init::Normal { deviation: 0.5 };
+    let params = [("words", [5, width]), ("places", [TOKENS, width]), ("mix", [3 * width, width])]
+        .map(|(name, shape)| builder.param(name, shape, normal));
+    let [words, places, mix] = params;
+    let rng = builder.full(3.0, Type::i32([4]));
+    let x = words.embedding(tokens).add(places).dropout(0.2, rng, 7);
+    let qkv = x.linear(mix, None);
+    let part = |at: usize| qkv.slice(2, at * width..(at + 1) * width);
+    let y = match packed {
+        true => qkv.self_attention(2, causal),
+        false => part(0).attention(part(1), part(2), None, 2, causal),
+    };
+    let y = y.add(x).tanh();
+    let loss = y.mul(y.add(places)).sum_all();
+    let names = ["words", "places", "mix"];
+    let grads = kolo_ops::gradients(&builder, loss, 1.0, &params);
+    let (rate, scale) = (builder.scalar(0.05), builder.scalar(1.0));
+    builder.output("loss", loss.then(GrainSum { of: String::new() }, &[]));
+    builder.output("y", y);
+    for ((param, grad), name) in params.into_iter().zip(grads).zip(names) {
+        let sum = grad.unwrap().then(GrainSum { of: name.into() }, &[]);
+        builder.update(param, param.then(SgdPlain { weight_decay: 0.0 }, &[sum, rate, scale]));
+    }
+    builder.finish().unwrap()
+}
+
+/// Losses of three steps, the last result and all weights.
+fn attend(graph: Graph, world: Option<Arc<Communicator>>) -> Vec<f32> {
+    let mut store = Store::new(&graph, 0);
+    let options = Options { threads: 2, lanes: 2, grains: 2, slots: 1 };
+    let mut session = match world {
+        Some(world) => {
+            let mesh = Mesh::new(&[("context", world.size())], world.rank()).unwrap();
+            Session::with_collectives(graph, &store, options, Arc::new(CommLane::on_mesh(world, mesh))).unwrap()
+        }
+        None => Session::new(graph, &store, options),
+    };
+    let feed = |grain: usize, feed: &mut Feed<'_>| {
+        let tokens: Vec<i32> = (0..SAMPLES * TOKENS).map(|at| ((at * at + grain * 3 + at / 5) % 5) as i32).collect();
+        feed.set("tokens", &tokens).unwrap();
+    };
+    let mut all = Vec::new();
+    for _ in 0..3 {
+        session.run(&mut store, |_| {}, feed).unwrap();
+        all.extend(session.output("loss").unwrap());
+    }
+    all.extend(session.output("y").unwrap());
+    ["words", "places", "mix"].iter().for_each(|name| all.extend(store.values(name).unwrap()));
+    all
+}
+
+/// Attention whose keys and values go round a ring: the numbers of one that has all tokens, and the same bits on any number of
+/// ranks, with as many blocks or with more.
+#[test]
+fn attention_round_a_ring_has_the_bits_of_one_rank() {
+    for (slices, packed, causal) in [(4, true, true), (8, true, true), (4, false, false), (2, false, true)] {
+        let whole = attention_graph(packed, causal);
+        let rules =
+            Rules { tokens: Some((SAMPLES, TOKENS)), by_tokens: true, strict: true, ring: true, ..Rules::default() };
+        let planned = plan(&whole, slices, &rules);
+        let part = |ranks: usize, rank: usize| {
+            let graph = lower(&whole, &planned, &Group { axis: "context".into(), ranks, rank });
+            kolo_graph::verify::verify(&graph).unwrap();
+            graph
+        };
+        let what = format!("{slices} slices, packed {packed}, causal {causal}");
+        let alone = attend(part(1, 0), None);
+        for (at, (got, wanted)) in alone.iter().zip(attend(whole.clone(), None)).enumerate() {
+            assert!((got - wanted).abs() < 1e-4 * wanted.abs().max(1.0), "{what}: {at} is {got}, must be {wanted}");
+        }
+        for ranks in [2, 4].into_iter().filter(|ranks| ranks <= &slices) {
+            for (rank, got) in
+                on_ranks(ranks, |world| attend(part(ranks, world.rank()), Some(world))).iter().enumerate()
+            {
+                let differs = got.iter().zip(&alone).position(|(a, b)| a.to_bits() != b.to_bits());
+                assert_eq!(differs, None, "{what}: rank {rank} of {ranks}");
+            }
+        }
+        // Nobody meets more keys and values at a time than one rank has.
+        let graph = part(2, 1);
+        let in_rounds = |node: &&kolo_graph::Node| {
+            ["attention_step", "attention_step_grad", "axis_shift"].contains(&node.op.name())
+        };
+        let rounds: Vec<_> = graph.nodes.iter().filter(in_rounds).collect();
+        assert!(rounds.iter().flat_map(|node| &node.inputs).all(|id| graph.ty(*id).shape[1] <= TOKENS / 2), "{what}");
+        assert!(rounds.len() > 6 && graph.nodes.iter().all(|node| node.op.name() != "attention"), "{what}");
     }
 }
 

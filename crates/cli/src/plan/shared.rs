@@ -40,6 +40,8 @@ pub struct Shared {
     pub mesh: Mesh,
     pub bubble: Option<f64>,
     schedule: Option<Verified>,
+    /// Lines about who has what, beside parameters.
+    explained: Vec<String>,
 }
 
 impl Shared {
@@ -71,7 +73,7 @@ impl Shared {
             }
             None => None,
         };
-        Ok(Some(Self { sharers, mesh, bubble, schedule }))
+        Ok(Some(Self { sharers, mesh, bubble, schedule, explained: job.parallel.explain() }))
     }
 
     /// Floating-point operations of all workers in a step.
@@ -114,7 +116,7 @@ impl Shared {
         }
     }
 
-    /// Where every parameter lies.
+    /// Where every parameter lies, who has which tokens, and what is exchanged.
     pub fn explain(&self) {
         println!("parameters, and who has which part of them");
         let mut holders: BTreeMap<&str, Vec<(usize, &Param)>> = BTreeMap::new();
@@ -134,6 +136,7 @@ impl Shared {
                 .collect();
             println!("  {name} {whole:?}  {}", parts.join(", "));
         }
+        self.explained.iter().for_each(|line| println!("{line}"));
         println!("exchanges of the first rank, in their order");
         for node in self.sharers[0].program.graph.nodes.iter().filter(|node| node.op.collective().is_some()) {
             let Some(collective) = node.op.collective() else { continue };

@@ -82,6 +82,24 @@ fn a_split_sequence_has_the_weights_of_one_worker() {
     };
     agree(&job("tensor"), &[(2, "tensor=2"), (4, "tensor=2 zero=1"), (4, "tensor=2 pipeline=2")]);
     agree(&job("heads"), &[(2, "context=2"), (4, "context=2 zero=1"), (4, "context=2 pipeline=2")]);
+    // Tokens and layers have slices each.
+    let both = |sequence: &str| job(sequence) + "tensor_slices = 2\n";
+    agree(&both("heads"), &[(2, "tensor=2"), (4, "context=2 tensor=2")]);
+}
+
+/// Keys and values go round a ring, of ranks that have two blocks of tokens each, or one, or all.
+#[test]
+fn attention_round_a_ring_has_the_weights_of_one_worker() {
+    let job = GPT.replace("slices = 2", "slices = 4\ntensor_slices = 2\nsequence = \"context\"");
+    let layouts = [
+        (2, "context=2"),
+        (4, "context=4"),
+        (4, "context=2 tensor=2"),
+        (4, "context=2 pipeline=2 schedule=zero-bubble"),
+        (4, "context=2 zero=3"),
+        (8, "context=2 tensor=2 zero=1"),
+    ];
+    agree(&job, &layouts);
 }
 
 #[test]
@@ -135,6 +153,12 @@ fn an_impossible_layout_names_possible_ones() {
         (16, "pipeline=16", "at most 6 stages"),
         (2, "pipeline=2 schedule=2f2b", "gpipe, 1f1b, interleaved"),
         (2, "pipeline=2 chunks=2", "interleaved"),
+        (2, "context=2", "`sequence = \"context\"` or"),
+        (2, "context=2 sequence=context slices=1", "write `slices = 4`"),
+        (2, "context=2 sequence=context slices=16", "write `slices = 8`, or use a context of 16 tokens"),
+        (4, "tensor=2 context=2 sequence=heads", "write `tensor_slices = 2`"),
+        (4, "tensor=2 context=2 sequence=heads tensor_slices=2", "write `sequence = \"context\"`"),
+        (2, "tensor=2 tensor_slices=2", "write `slices = 2`"),
         (2, "pipeline=2 stages=[\"h.9\"]", "h.1"),
     ] {
         let text = refused(workers, layout);

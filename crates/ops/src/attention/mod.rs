@@ -10,6 +10,7 @@ pub mod cached;
 mod forward;
 mod head;
 mod reference;
+pub mod ring;
 mod sizes;
 mod splits;
 

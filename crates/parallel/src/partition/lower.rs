@@ -16,6 +16,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+mod ring;
+
 /// The ranks that share the slices, and one of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
@@ -87,8 +89,7 @@ impl Lowering<'_> {
         if let Some(cut) = self.cut_of_input(node) {
             // Samples are small, and every rank reads its part of them.
             let whole = self.push_all(Arc::clone(&node.op), Vec::new(), &who)[0];
-            let own = self.own.clone();
-            let part = self.narrow(whole, &cut, cut.range(&own), &who);
+            let part = self.narrow_own(whole, &cut, &who);
             return self.rebuild.set(node.outputs[0], part);
         }
         if let Some(op) = self.shard_of_source(node) {
@@ -98,7 +99,8 @@ impl Lowering<'_> {
         let outputs = match choice {
             Choice::Classes(cut) => self.cross_entropy(node, cut, &who),
             Choice::Parts(parts) if parts.sliced => self.sliced(node, parts, &who),
-            Choice::Parts(parts) if !self.is_alone() => self.part(node, parts, &who),
+            Choice::Ring { inputs, .. } => self.ring(node, inputs, &who),
+            Choice::Parts(parts) if !self.is_alone() || self.plan.ring => self.part(node, parts, &who),
             Choice::Parts(_) | Choice::Whole => {
                 // What is done to a gradient before its sum belongs to the layer that made it.
                 let layer =
@@ -111,10 +113,10 @@ impl Lowering<'_> {
         node.outputs.iter().zip(outputs).for_each(|(old, new)| self.rebuild.set(*old, new));
     }
 
-    /// Where an input is cut, if it is and there are other ranks.
+    /// Where an input is cut, if it is and there are other ranks or it is put in another order.
     fn cut_of_input(&self, node: &Node) -> Option<Cut> {
         let cut = node.op.is::<Input>().then(|| self.plan.of(node.outputs[0]).cut()).flatten()?;
-        (!self.is_alone()).then(|| cut.clone())
+        (!self.is_alone() || self.plan.ring).then(|| cut.clone())
     }
 
     /// This rank's shard of a parameter or a state.
@@ -151,7 +153,8 @@ impl Lowering<'_> {
         for slice in self.own.clone() {
             let inputs = node.inputs.iter().zip(&parts.needs).map(|(id, need)| self.fetch_slice(*id, need, slice, who));
             let inputs: Vec<ValueId> = inputs.collect();
-            let (first, units) = parts.arrangement.units(&(slice..slice + 1));
+            let place = self.block_in(slice);
+            let (first, units) = parts.arrangement.units(&(place..place + 1));
             slices.push(self.push_all(parts.split.part(&node.op, first, units), inputs, who));
         }
         let placements = parts.split.outputs.iter().enumerate();
@@ -250,7 +253,7 @@ impl Lowering<'_> {
     /// A value as a node of this rank needs it.
     fn fetch(&mut self, id: ValueId, need: &Need, who: &For) -> ValueId {
         let (here, own) = (self.rebuild.get(id), self.own.clone());
-        if self.is_alone() {
+        if self.is_alone() && !self.plan.ring {
             return here;
         }
         let plan = self.plan;
@@ -258,17 +261,17 @@ impl Lowering<'_> {
             (Sharding::Sharded(cut), Need::Sharded(wanted)) if cut == wanted => here,
             (Sharding::Replicated, Need::Replicated) => here,
             (Sharding::Replicated, Need::Sharded(cut)) => {
-                self.cached(id, need, own.clone(), |this| this.narrow(here, cut, cut.range(&own), who))
+                self.cached(id, need, own, |this| this.narrow_own(here, cut, who))
             }
             (Sharding::Sharded(cut), Need::Replicated) => {
                 self.cached(id, need, own, |this| this.gather(here, cut, who))
             }
-            (Sharding::Sharded(from), Need::Sharded(cut)) if self.are_even(from, cut) => {
+            (Sharding::Sharded(from), Need::Sharded(cut)) if !self.plan.ring && self.are_even(from, cut) => {
                 self.cached(id, need, own, |this| this.exchange(here, from, cut, who))
             }
             (Sharding::Sharded(_), Need::Sharded(cut)) => {
                 let whole = self.fetch(id, &Need::Replicated, who);
-                self.cached(id, need, own.clone(), |this| this.narrow(whole, cut, cut.range(&own), who))
+                self.cached(id, need, own, |this| this.narrow_own(whole, cut, who))
             }
             (_, Need::Term) => {
                 let whole = self.fetch(id, &Need::Replicated, who);
@@ -330,8 +333,24 @@ impl Lowering<'_> {
         self.close_blocks(slice, dim, blocks, who)
     }
 
+    /// This rank's slices of a whole tensor.
+    fn narrow_own(&mut self, id: ValueId, cut: &Cut, who: &For) -> ValueId {
+        let own = self.own.clone();
+        match self.plan.ring {
+            true => self.slots_of(id, cut, own, who),
+            false => self.narrow(id, cut, cut.range(&own), who),
+        }
+    }
+
     /// All ranks' shards as one tensor.
     fn gather(&mut self, id: ValueId, cut: &Cut, who: &For) -> ValueId {
+        if self.plan.ring {
+            return self.gather_slots(id, cut, who);
+        }
+        self.gather_as_is(id, cut, who)
+    }
+
+    fn gather_as_is(&mut self, id: ValueId, cut: &Cut, who: &For) -> ValueId {
         let Cut { dim, blocks, .. } = *cut;
         let (axis, ranks) = (self.group.axis.clone(), self.group.ranks);
         let sizes: Vec<usize> =

@@ -13,6 +13,9 @@ use kolo_ops::cross_entropy::CrossEntropy;
 use kolo_ops::embedding::Embedding;
 use std::collections::{BTreeMap, HashMap};
 
+mod ring;
+pub use ring::unfit_for_ring;
+
 /// Passes over a graph: each one settles at least one arrangement.
 const PASSES_MAX: usize = 64;
 /// How many operations cost as much as a byte that moves.
@@ -30,6 +33,11 @@ pub struct Rules {
     /// Tokens are cut from the start, and parameters are not: layers have slices of the tokens, and what needs all tokens is split
     /// otherwise.
     pub by_tokens: bool,
+    /// With `by_tokens`, whatever can be split by tokens is, even where all ranks could compute it for less.
+    pub strict: bool,
+    /// With `by_tokens`, attention is split by tokens as well: keys and values go round a ring. Slices of the tokens are blocks of
+    /// them in slots ([`kolo_ops::attention::ring`]).
+    pub ring: bool,
 }
 
 /// What a node's input must be.
@@ -50,6 +58,8 @@ pub enum Choice {
     Parts(Parts),
     /// A cross-entropy whose classes are cut so.
     Classes(Cut),
+    /// Attention, or its backward pass, on slices of the tokens: where each input is cut, and each output.
+    Ring { inputs: Vec<Cut>, outputs: Vec<Cut> },
 }
 
 #[derive(Clone, Debug)]
@@ -69,6 +79,8 @@ pub struct Plan {
     pub shardings: Vec<Sharding>,
     /// Of every node.
     pub choices: Vec<Choice>,
+    /// Slices are slots of a ring: what is cut has them in their order, what is whole has its tokens as they are.
+    pub ring: bool,
 }
 
 impl Plan {
@@ -131,7 +143,7 @@ impl<'g> Pass<'g> {
     /// Nothing is split.
     fn whole(self) -> Plan {
         let shardings = vec![Sharding::Replicated; self.graph.values.len()];
-        Plan { slices: self.slices, shardings, choices: vec![Choice::Whole; self.graph.nodes.len()] }
+        Plan { slices: self.slices, shardings, choices: vec![Choice::Whole; self.graph.nodes.len()], ring: false }
     }
 
     fn get(&self, id: ValueId) -> Option<&Sharding> {
@@ -202,6 +214,9 @@ impl<'g> Pass<'g> {
             let cut = sharding.cut().and_then(|cut| self.parts_with(node, cut));
             return cut.map_or(Choice::Whole, Choice::Parts);
         }
+        if let Some(choice) = self.rules.ring.then(|| self.ring(node)).flatten() {
+            return choice;
+        }
         let inputs = self.graph.types(&node.inputs);
         let outputs = self.graph.types(&node.outputs);
         let mut best = (self.cost_whole(node, &inputs, &outputs), Choice::Whole);
@@ -213,6 +228,9 @@ impl<'g> Pass<'g> {
             return best.1;
         }
         let starts = best.0 == u64::MAX;
+        if self.rules.strict {
+            best.0 = u64::MAX;
+        }
         for split in node.op.splits(&inputs, &outputs) {
             let shards =
                 |(id, placement): (&ValueId, &Placement)| placement.cut().is_some() && self.is_unused_param(*id);
@@ -268,6 +286,7 @@ impl<'g> Pass<'g> {
             others.into_iter().filter(|(_, parts)| parts.split.outputs[0].cut().is_some_and(|(dim, _)| dim > 0));
         if matches!(best.1, Choice::Whole)
             && !has_tokens
+            && !self.rules.ring
             && let Some((cost, parts)) = units.min_by_key(|(cost, _)| *cost).filter(|(cost, _)| *cost < best.0)
         {
             *best = (cost, Choice::Parts(parts));
@@ -336,7 +355,7 @@ impl<'g> Pass<'g> {
             }
         };
         let needs: Vec<Need> = split.inputs.iter().zip(inputs).map(need).collect();
-        let sliced = !split.exact || split.outputs.contains(&Placement::Partial);
+        let sliced = self.is_sliced(&split);
         let summed = |(placement, ty): (&Placement, &Type)| {
             *placement != Placement::Partial || ty.dtype == kolo_graph::DType::F32
         };
@@ -488,6 +507,7 @@ impl<'g> Pass<'g> {
         let needs: Vec<Need> = match choice {
             Choice::Parts(parts) => parts.needs.clone(),
             Choice::Classes(cut) => vec![Need::Sharded(cut.clone()), Need::Replicated],
+            Choice::Ring { inputs, .. } => inputs.iter().cloned().map(Need::Sharded).collect(),
             Choice::Whole => vec![Need::Replicated; node.inputs.len()],
         };
         for (id, need) in node.inputs.iter().zip(needs) {
@@ -499,11 +519,17 @@ impl<'g> Pass<'g> {
                 });
             }
         }
+        if let Choice::Ring { outputs, .. } = choice {
+            for (id, cut) in node.outputs.iter().zip(outputs) {
+                self.shardings[id.0 as usize] = Some(Sharding::Sharded(cut.clone()));
+            }
+        }
         let Choice::Parts(parts) = choice else { return };
         for (id, placement) in node.outputs.iter().zip(&parts.split.outputs) {
             if *placement == Placement::Partial {
                 // A sum over the tokens themselves has none left.
-                let over_tokens = node.inputs.iter().zip(&parts.needs).any(|(id, need)| self.is_token_cut(*id, need));
+                let is_cut = |(id, need): (&ValueId, &Need)| self.is_token_cut(*id, need);
+                let over_tokens = self.rules.ring || node.inputs.iter().zip(&parts.needs).any(is_cut);
                 let sum = if over_tokens { Sharding::Replicated } else { self.sum_of(*id) };
                 self.shardings[id.0 as usize] = Some(sum);
                 continue;
@@ -524,7 +550,7 @@ impl<'g> Pass<'g> {
     fn finish(mut self) -> Plan {
         self.cut_early();
         let shardings = self.shardings.into_iter().map(|one| one.unwrap_or(Sharding::Replicated)).collect();
-        Plan { slices: self.slices, shardings, choices: self.choices }
+        Plan { slices: self.slices, shardings, choices: self.choices, ring: self.rules.ring }
     }
 
     /// Computes in parts what is computed whole and then only used in parts.
@@ -557,6 +583,7 @@ impl<'g> Pass<'g> {
         let of = |at: usize| match &self.choices[reader.0 as usize] {
             Choice::Parts(parts) => parts.needs[at].clone(),
             Choice::Classes(cut) if at == 0 => Need::Sharded(cut.clone()),
+            Choice::Ring { inputs, .. } => Need::Sharded(inputs[at].clone()),
             _ => Need::Replicated,
         };
         let inputs = node.inputs.iter().enumerate().filter(|(_, id)| **id == value);
@@ -587,7 +614,7 @@ impl<'g> Pass<'g> {
             let needs: Vec<Need> = split.inputs.iter().zip(&inputs).map(need).collect::<Option<_>>()?;
             let free = node.inputs.iter().zip(&needs).all(|(id, need)| self.move_cost(*id, need) == 0);
             let whole = !needs.contains(&Need::Term);
-            (fits && free && whole).then(|| Parts { split, arrangement, needs, sliced: false })
+            (fits && free && whole).then(|| Parts { sliced: self.is_sliced(&split), split, arrangement, needs })
         })
     }
 }
