@@ -4,7 +4,8 @@
 //! the sum over ranks is a subtree of the sum over grains, and its owner adds those up as it would add grains. A bucket is
 //! summed as soon as the last of its gradients is there, and waited for when the next one is.
 
-use super::{ShardPlan, set_segments};
+use super::plan::ShardPlan;
+use super::set_segments;
 use crate::cut::Unit;
 use crate::data::Bucket;
 use crate::mesh::DATA;
