@@ -3,8 +3,10 @@
 //! FLOPs come from the ops' index expressions, memory from the layout the executor will allocate, time from both and
 //! from rates measured on this machine. Nothing of the job is allocated.
 
+pub mod failures;
 pub mod rates;
 pub mod run;
+pub mod simulate;
 
 pub use rates::Rates;
 pub use run::{Fleet, RunCost};
