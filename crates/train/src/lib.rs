@@ -17,7 +17,6 @@ pub mod generate;
 mod held;
 pub mod interrupt;
 pub mod job;
-pub mod job_edit;
 pub mod job_file;
 pub mod log;
 pub mod machine;

@@ -1,4 +1,4 @@
-//! Changes keys of a job file and leaves the rest of its text as it is: comments, order, spaces.
+//! Changes keys of a settings file and leaves the rest of its text as it is: comments, order, spaces.
 
 use kolo_graph::settings::SettingError;
 use toml::de::{DeTable, DeValue};
