@@ -10,7 +10,9 @@ pub mod failures;
 pub mod link;
 pub mod rates;
 pub mod run;
+pub mod search;
 pub mod simulate;
+pub mod step_model;
 
 pub use rates::Rates;
 pub use run::{Fleet, RunCost};

@@ -18,16 +18,16 @@ pub mod engine;
 pub mod messages;
 pub mod noise;
 pub mod outcome;
-//WAIT pub mod picture;
+pub mod picture;
 pub mod pipeline;
-//WAIT pub mod scenario;
+pub mod scenario;
 pub mod script;
-//WAIT pub mod step;
+pub mod step;
 #[cfg(test)]
 mod tests;
 
 pub use engine::{SimulationOptions, simulate};
 pub use noise::Noise;
 pub use outcome::{Outcome, SimulationError, Span, UnitTimes};
-//WAIT pub use step::{Conditions, SimulatedStep, SlowRank, simulate_step};
+pub use step::{Conditions, SimulatedStep, SlowRank, simulate_step};
 pub use script::{Act, ExchangeCost, Replica, Scenario, Scope, Script};
