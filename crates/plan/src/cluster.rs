@@ -28,6 +28,8 @@ pub struct Failures {
     pub device_mtbf_hours: f64,
     /// Of one group of the first level, as a whole.
     pub host_mtbf_hours: f64,
+    /// Of one link of a group of the first level to the others.
+    pub link_mtbf_hours: f64,
     /// The Weibull shape of the time between failures: 1 is exponential, less is more of them early.
     pub shape: f64,
     /// Until a failed device or host is back, or replaced.
@@ -43,6 +45,7 @@ impl Default for Failures {
         Self {
             device_mtbf_hours: f64::INFINITY,
             host_mtbf_hours: f64::INFINITY,
+            link_mtbf_hours: f64::INFINITY,
             shape: 1.0,
             repair_minutes: 60.0,
             restart_seconds: 180.0,
@@ -136,7 +139,11 @@ impl Cluster {
     /// The same cluster with as many devices as it takes: the outermost level shrinks.
     pub fn with_devices(&self, devices: usize) -> Result<Self, String> {
         if devices > self.devices().max(1) {
-            return Err(format!("{devices} devices are wanted, but the cluster \"{}\" has {}", self.name, self.devices()));
+            return Err(format!(
+                "{devices} devices are wanted, but the cluster \"{}\" has {}",
+                self.name,
+                self.devices()
+            ));
         }
         let mut cluster = self.clone();
         let mut inside = 1;
@@ -179,7 +186,11 @@ impl Cluster {
         let sections = root.tables("level", LEVEL_EXAMPLE)?;
         if sections.is_empty() || sections.len() > LEVELS_MAX {
             let message = format!("is there {} times: no path leads from one device to another", sections.len());
-            return Err(root.wrong("level", message, format!("write {LEVEL_EXAMPLE}, the innermost first, at most {LEVELS_MAX}")));
+            return Err(root.wrong(
+                "level",
+                message,
+                format!("write {LEVEL_EXAMPLE}, the innermost first, at most {LEVELS_MAX}"),
+            ));
         }
         let mut levels: Vec<Level> = Vec::new();
         for section in &sections {
@@ -211,9 +222,10 @@ fn read_level(section: &Settings, links: &[Link], devices_below: usize) -> Resul
             return Err(section.wrong("link", message, "name a link such as \"nvlink4\", or write `bandwidth_gbs`"));
         }
         true => None,
-        false => Some(link::find(links, &name).map_err(|hint| {
-            section.wrong("link", format!("is \"{name}\", which is not known"), hint)
-        })?),
+        false => Some(
+            link::find(links, &name)
+                .map_err(|hint| section.wrong("link", format!("is \"{name}\", which is not known"), hint))?,
+        ),
     };
     if devices_below.checked_mul(count).is_none_or(|devices| devices > COUNT_MAX) {
         let message = format!("is {count}, which makes more than {COUNT_MAX} devices");
@@ -235,13 +247,18 @@ fn read_failures(section: &Settings) -> Result<Failures, SettingError> {
     let hours = |key: &str| -> Result<f64, SettingError> {
         let hours = section.float(key, 0.0)?;
         if section.has(key) && !(hours > 0.0) {
-            return Err(section.wrong(key, format!("is {hours}"), "write hours above 0, or leave it out: nothing fails"));
+            return Err(section.wrong(
+                key,
+                format!("is {hours}"),
+                "write hours above 0, or leave it out: nothing fails",
+            ));
         }
         Ok(if section.has(key) { hours } else { f64::INFINITY })
     };
     let failures = Failures {
         device_mtbf_hours: hours("device_mtbf_hours")?,
         host_mtbf_hours: hours("host_mtbf_hours")?,
+        link_mtbf_hours: hours("link_mtbf_hours")?,
         shape: section.float_in("shape", default.shape, 0.1, 10.0)?,
         repair_minutes: section.float_in("repair_minutes", default.repair_minutes, 0.0, 1e7)?,
         restart_seconds: section.float_in("restart_seconds", default.restart_seconds, 0.0, 1e7)?,
@@ -308,7 +325,10 @@ mod tests {
         let wrong = |from: &str, to: &str| read(&SELENE.replace(from, to)).unwrap_err();
         assert!(wrong("nvlink3", "nvlink33").starts_with("cluster.toml:4: `level[0].link` is \"nvlink33\""));
         assert!(wrong("link = \"infiniband-hdr\"", "").contains("no path leads"));
-        assert!(wrong("link = \"infiniband-hdr\"", "bandwidth_gbs = 0").starts_with("cluster.toml:7: `level[1].bandwidth_gbs` is 0"));
+        assert!(
+            wrong("link = \"infiniband-hdr\"", "bandwidth_gbs = 0")
+                .starts_with("cluster.toml:7: `level[1].bandwidth_gbs` is 0")
+        );
         assert!(wrong("a100-80", "a100").contains("The devices are"));
         assert!(read("device = \"a100-80\"\n").unwrap_err().contains("no path leads"));
         assert!(wrong("count = 384", "count = 0").contains("must be at least 1"));

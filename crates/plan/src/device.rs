@@ -23,8 +23,7 @@ pub enum Precision {
 
 impl Precision {
     /// From the widest to the narrowest.
-    pub const ALL: [Precision; 5] =
-        [Precision::F32, Precision::Tf32, Precision::Bf16, Precision::F16, Precision::F8];
+    pub const ALL: [Precision; 5] = [Precision::F32, Precision::Tf32, Precision::Bf16, Precision::F16, Precision::F8];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -175,7 +174,8 @@ fn read(name: &str, section: &Settings, known: Option<&Device>) -> Result<Device
     };
     let text = |key: &str, known: Option<&str>| section.text(key, known.unwrap_or_default());
     let fitted_on = text("fitted_on", known.and_then(|device| device.fitted_on.as_deref()))?;
-    let price = section.float_in("price_per_hour", known.and_then(|device| device.price_per_hour).unwrap_or(0.0), 0.0, 1e6)?;
+    let price =
+        section.float_in("price_per_hour", known.and_then(|device| device.price_per_hour).unwrap_or(0.0), 0.0, 1e6)?;
     let device = Device {
         name: name.into(),
         doc: text("doc", known.map(|device| device.doc.as_str()))?,

@@ -3,11 +3,13 @@
 //! FLOPs come from the ops' index expressions, memory from the layout the executor will allocate, time from both and
 //! from rates measured on this machine. Nothing of the job is allocated.
 
+pub mod anatomy;
 pub mod cluster;
 pub mod collective;
 pub mod device;
 pub mod failures;
 pub mod link;
+pub mod op_cost;
 pub mod rates;
 pub mod run;
 pub mod search;

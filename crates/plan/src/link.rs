@@ -92,7 +92,11 @@ const LATENCY_US_MAX: f64 = 1e7;
 /// A link by its keys, or by those that change a known one.
 pub(crate) fn read(name: &str, section: &Settings, known: Option<&Link>) -> Result<Link, SettingError> {
     if known.is_none() && !section.has("bandwidth_gbs") {
-        return Err(section.wrong("bandwidth_gbs", "is missing", "write the bytes per second in one direction, in GB/s"));
+        return Err(section.wrong(
+            "bandwidth_gbs",
+            "is missing",
+            "write the bytes per second in one direction, in GB/s",
+        ));
     }
     let bandwidth = section.float("bandwidth_gbs", known.map_or(0.0, |link| link.bandwidth / 1e9))? * 1e9;
     if !(bandwidth > 0.0 && bandwidth <= GBS_MAX * 1e9) {
@@ -114,7 +118,11 @@ fn read_measured(section: &Settings) -> Result<Vec<Measured>, SettingError> {
         let op = table.text("op", "")?;
         let Some(kind) = CollectiveKind::named(&op) else {
             let names: Vec<&str> = CollectiveKind::ALL.iter().map(|kind| kind.name()).collect();
-            return Err(table.wrong("op", format!("is \"{op}\", which is no collective"), format!("write one of {}", names.join(", "))));
+            return Err(table.wrong(
+                "op",
+                format!("is \"{op}\", which is no collective"),
+                format!("write one of {}", names.join(", ")),
+            ));
         };
         let ranks = table.count("ranks", 2, 1)?;
         let (bytes, micros) = (table.floats("bytes", "[4096]")?, table.floats("us", "[3.5]")?);

@@ -1,7 +1,7 @@
 //! Job files: [`kolo_config`] with what a job file has to say when it cannot be read.
 
-pub use kolo_config::{check_sections, override_with, parse, write};
 use kolo_config::FileKind;
+pub use kolo_config::{check_sections, override_with, parse, write};
 use kolo_graph::settings::{SettingError, Settings};
 use std::path::Path;
 

@@ -1,7 +1,7 @@
 //! A simulated step as a timeline for Perfetto, in the form of `kolo train --trace`.
 
 use kolo_plan::simulate::SimulatedStep;
-use kolo_train::timeline::{AXES, write_trace};
+use kolo_train::timeline::AXES;
 use serde_json::{Value, json};
 
 /// The events of a step, one process for each role.
@@ -34,9 +34,4 @@ pub fn events(step: &SimulatedStep) -> Vec<Value> {
         }));
     }
     events
-}
-
-/// The whole file.
-pub fn document(step: &SimulatedStep) -> String {
-    write_trace(&events(step))
 }

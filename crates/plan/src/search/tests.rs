@@ -6,7 +6,6 @@ use crate::collective::{Algorithm, CollectiveKind, seconds};
 use crate::device::Precision;
 use crate::simulate::{Conditions, simulate_step};
 use crate::step_model::{Bucket, Compute, DeviceMemory, Exchange, Pass, Role, StageModel, Transfer};
-use kolo_parallel::pipeline::{Sizes, family};
 
 #[test]
 fn candidates_have_all_devices_and_share_the_batch() {
@@ -86,12 +85,7 @@ impl LayoutModels for Toy {
             weight: self.pass(candidate, cluster, layers, 1.0),
             sends: [Transfer { bytes: 1e7 * samples, seconds: 5e-6 + 2e-4 * samples }; 2],
         };
-        let sizes =
-            Sizes { ranks: candidate.pipeline, micro_batches: candidate.micro_batches, chunks: candidate.chunks };
-        let schedule = match candidate.pipeline {
-            1 => None,
-            _ => Some(family(candidate.schedule).and_then(|one| one.schedule(sizes)).map_err(|error| error.to_string())?),
-        };
+        layout.schedule(candidate.micro_batches).map_err(|error| error.to_string())?;
         let bytes = LAYER_BYTES * layers * candidate.chunks as f64 / candidate.tensor as f64;
         let span = cluster.span(layout.stride("data"), candidate.data);
         let all_reduce = seconds(CollectiveKind::AllReduce, Algorithm::Fastest, bytes, &span);
@@ -129,7 +123,6 @@ impl LayoutModels for Toy {
             layout,
             stages: vec![stage; stages],
             roles,
-            schedule,
             model_flops: 3e12 * (self.layers * self.batch) as f64,
             peak_flops: 989e12,
             overlaps_gradients: true,

@@ -54,6 +54,8 @@ impl Outcome {
 pub enum SimulationError {
     #[error("role {role} of replica {replica} waits for {what}, and nobody brings it")]
     Stuck { role: usize, replica: usize, what: String },
+    #[error("{0}")]
+    Schedule(String),
     #[error("the simulation has more than {0} events\n  hint: simulate fewer micro-batches, or leave out the noise")]
     TooLong(u64),
 }

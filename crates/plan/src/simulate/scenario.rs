@@ -3,13 +3,14 @@
 //! Exchanges of a pass that hold it up entirely are waited for where they are started. Any other is started one piece of work
 //! ahead of where it is read, as the executor would. Buckets of gradients start when the last of their gradients is ready.
 
+use super::outcome::SimulationError;
 use super::pipeline::{PipelineActs, pipeline_scripts};
 use super::script::{Act, ExchangeCost, Replica, Scenario, Scope, Script};
 use crate::cluster::Cluster;
 use crate::collective::{CollectiveKind, seconds};
 use crate::step_model::{Exchange, Pass, Role, StageModel, StepModel};
 use kolo_parallel::mesh::DATA;
-use kolo_parallel::pipeline::{Action, ActionKind, Channel, Pass as Way};
+use kolo_parallel::pipeline::{Action, ActionKind, Channel, Pass as Way, Schedule};
 
 /// How finely passes are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,8 +42,10 @@ struct Names {
     update: u32,
 }
 
-/// The scenario of a step whose replicas are all alike.
-pub fn scenario(model: &StepModel, cluster: &Cluster, detail: Detail) -> Scenario {
+/// The scenario of a step whose replicas are all alike. Fails if the pipeline has no schedule for its micro-batches.
+pub fn scenario(model: &StepModel, cluster: &Cluster, detail: Detail) -> Result<Scenario, SimulationError> {
+    let schedule = model.layout.schedule(model.layout.micro_batches);
+    let schedule = schedule.map_err(|error| SimulationError::Schedule(error.to_string()))?;
     let (data, workers) = (model.layout.size(DATA), model.layout.workers());
     let mut scenario = Scenario {
         replicas: vec![Replica::alike(data)],
@@ -58,13 +61,13 @@ pub fn scenario(model: &StepModel, cluster: &Cluster, detail: Detail) -> Scenari
         update: scenario.name("update"),
     };
     let mut builder = Builder { model, cluster, detail, scenario, names };
-    builder.build();
-    builder.scenario
+    builder.build(schedule.as_ref());
+    Ok(builder.scenario)
 }
 
 impl Builder<'_> {
-    fn build(&mut self) {
-        match &self.model.schedule {
+    fn build(&mut self, schedule: Option<&Schedule>) {
+        match schedule {
             Some(schedule) => self.build_pipeline(schedule),
             None => {
                 let whole = |kind, micro_batch| Action::new(kind, 0, micro_batch);
@@ -88,7 +91,7 @@ impl Builder<'_> {
         }
     }
 
-    fn build_pipeline(&mut self, schedule: &kolo_parallel::pipeline::Schedule) {
+    fn build_pipeline(&mut self, schedule: &Schedule) {
         // What every action does, made before the schedule is walked: exchanges are numbered as they are met.
         let mut acts = std::collections::BTreeMap::new();
         for (rank, actions) in schedule.actions.iter().enumerate() {

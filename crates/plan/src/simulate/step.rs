@@ -51,7 +51,7 @@ pub fn simulate_step(
 ) -> Result<SimulatedStep, SimulationError> {
     let noise = Noise { spread: conditions.spread, seed: conditions.seed };
     let detail = if noise.is_none() { Detail::Exchanges } else { Detail::Passes };
-    let mut scenario = scenario(model, cluster, detail);
+    let mut scenario = scenario(model, cluster, detail)?;
     scenario.replicas = replicas(model, scenario.scripts.len(), conditions);
     let options = SimulationOptions { noise, step: 0, keep_spans: conditions.keep_spans };
     let outcome = simulate(&scenario, &options)?;
