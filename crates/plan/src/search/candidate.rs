@@ -113,9 +113,31 @@ impl Candidate {
             ("parallel", "pipeline", count(self.pipeline, 1)),
             ("parallel", "schedule", text(self.schedule, "1f1b")),
             ("parallel", "chunks", count(self.chunks, 1)),
+            // Stages are cut by cost: names of another layout would not fit.
+            ("parallel", "stages", None),
             ("parallel", "zero", count(self.zero, 0)),
             ("memory", "recompute", text(self.recompute.name(), "none")),
         ]
+    }
+}
+
+impl Candidate {
+    /// Every key with its value, as `--set` takes them.
+    pub fn assignments(&self) -> Vec<String> {
+        let keys = self.keys().into_iter();
+        keys.map(|(section, key, value)| format!("{section}.{key}={}", value.as_deref().unwrap_or(usual(key)))).collect()
+    }
+}
+
+/// What counts for a key that is not written.
+fn usual(key: &str) -> &'static str {
+    match key {
+        "sequence" => "\"whole\"",
+        "schedule" => "\"1f1b\"",
+        "recompute" => "\"none\"",
+        "zero" => "0",
+        "stages" => "[]",
+        _ => "1",
     }
 }
 

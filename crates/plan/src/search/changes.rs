@@ -78,12 +78,8 @@ fn is_neighbour(now: &Candidate, other: &Candidate) -> bool {
 
 /// What has to be done, and the keys.
 fn difference(now: &Candidate, other: &Candidate) -> (String, Vec<String>) {
-    let (old, new) = (now.keys(), other.keys());
-    let changed = old.iter().zip(&new).filter(|(one, other)| one.2 != other.2);
-    let set = changed.map(|(_, (section, key, value))| {
-        let usual = usual_value(key);
-        format!("{section}.{key}={}", value.as_deref().unwrap_or(usual).trim_matches('"'))
-    });
+    let (old, new) = (now.assignments(), other.assignments());
+    let set = new.into_iter().zip(old).filter(|(one, other)| one != other).map(|(one, _)| one);
     let what = if now.recompute != other.recompute {
         match other.recompute {
             kolo_parallel::Recompute::None => "compute nothing again".into(),
@@ -102,15 +98,4 @@ fn difference(now: &Candidate, other: &Candidate) -> (String, Vec<String>) {
         format!("another layout: {other}")
     };
     (what, set.collect())
-}
-
-/// What counts for a key that is not written.
-fn usual_value(key: &str) -> &'static str {
-    match key {
-        "sequence" => "whole",
-        "schedule" => "1f1b",
-        "recompute" => "none",
-        "zero" => "0",
-        _ => "1",
-    }
 }

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`candidate`] | a layout, and how a job file writes it |
 //! | [`space`] | all candidates |
+//! | `samples` | a rank's work on micro-batches of any size |
 //! | [`rank`] | the search: memory first, then a bound from below, then the simulation |
 //! | [`explain`] | why the runner-up lost, and which resource binds |
 //! | [`changes`] | what would help most, by the same model |
@@ -15,6 +16,7 @@ pub mod candidate;
 pub mod changes;
 pub mod explain;
 pub mod rank;
+mod samples;
 pub mod space;
 #[cfg(test)]
 mod tests;

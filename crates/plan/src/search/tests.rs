@@ -179,7 +179,7 @@ fn changes_that_help_come_with_their_gain() {
     let best = search(&candidates, &toy, &cluster, &Limits { steps: 1.0, ..Limits::default() }).ranked[0].clone();
     let poor = Candidate { recompute: kolo_parallel::Recompute::Blocks, ..best.candidate };
     let list = changes::changes(&poor, &space, &toy, &cluster);
-    assert!(list.iter().any(|one| one.what == "compute nothing again" && one.set == ["memory.recompute=none"]));
+    assert!(list.iter().any(|one| one.what == "compute nothing again" && one.set == ["memory.recompute=\"none\""]));
     assert!(list.iter().all(|one| one.gain > 0.0));
     let of_best = changes::changes(&best.candidate, &space, &toy, &cluster);
     assert!(of_best.iter().filter(|one| one.fits && !one.set.is_empty()).count() == 0, "{of_best:?}");
