@@ -67,6 +67,12 @@ pub struct SystemTraits {
     pub bucket_bytes: f64,
     /// Whether elementwise ops are fused; otherwise each passes through memory, as in an eager framework.
     pub fuses: bool,
+    /// Whether exchanges inside layers go on while gradients of weights are computed.
+    pub overlaps_layers: bool,
+    /// Whether attention keeps no scores.
+    pub flash_attention: bool,
+    /// Whether pipeline stages have the same number of layers, rather than about the same cost.
+    pub equal_stages: bool,
     /// Memory of the framework itself on each device: context, libraries, buffers of collectives, fragments.
     pub reserved_bytes: f64,
 }
@@ -79,6 +85,9 @@ impl Default for SystemTraits {
             gradient_bytes: 4,
             bucket_bytes: 25.0 * (1 << 20) as f64,
             fuses: true,
+            overlaps_layers: true,
+            flash_attention: true,
+            equal_stages: false,
             reserved_bytes: 0.0,
         }
     }
@@ -276,6 +285,9 @@ fn read_system(section: &Settings) -> Result<SystemTraits, SettingError> {
         gradient_bytes: section.count_in("gradient_bytes", default.gradient_bytes, 1, 8)?,
         bucket_bytes: section.float_in("bucket_mib", default.bucket_bytes / MIB, 0.001, 1e6)? * MIB,
         fuses: section.bool("fuses", default.fuses)?,
+        overlaps_layers: section.bool("overlaps_layers", default.overlaps_layers)?,
+        flash_attention: section.bool("flash_attention", default.flash_attention)?,
+        equal_stages: section.bool("equal_stages", default.equal_stages)?,
         reserved_bytes: section.float_in("reserved_gib", 0.0, 0.0, 1e4)? * crate::device::GIB,
     };
     section.finish()?;

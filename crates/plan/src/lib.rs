@@ -6,6 +6,7 @@
 pub mod anatomy;
 pub mod cluster;
 pub mod collective;
+mod compose;
 pub mod device;
 pub mod failures;
 pub mod link;
@@ -15,7 +16,9 @@ pub mod run;
 pub mod search;
 pub mod simulate;
 pub mod step_model;
+mod step_times;
 
+pub use compose::compose;
 pub use rates::Rates;
 pub use run::{Fleet, RunCost};
 
