@@ -5,14 +5,13 @@
 //! two sizes stand for all.
 
 use crate::error::Error;
-use crate::job::{Job, Kinds};
-use crate::step::{UpdateRule, model_graph, training_graph};
-use kolo_graph::Graph;
+use crate::job::Job;
+use crate::step::{UpdateRule, refused, tidy, training_graph};
+use crate::step_model::{anatomy_of, layout_of};
 use kolo_graph::settings::{Setting, Settings};
-use kolo_models::Model;
 use kolo_parallel::pipeline::FAMILIES;
-use kolo_parallel::{Mesh, Parallel, Purpose, Recompute};
-use kolo_plan::anatomy::{Anatomy, product_flops};
+use kolo_parallel::{Parallel, Purpose, Recompute};
+use kolo_plan::anatomy::Anatomy;
 use kolo_plan::cluster::Cluster;
 use kolo_plan::collective::Algorithm;
 use kolo_plan::device::Precision;
@@ -21,8 +20,6 @@ use kolo_plan::step_model::StepModel;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// Layers of the model that is counted in place of a deeper one: one before, three alike, one after.
-const LAYERS_COUNTED: usize = 5;
 /// Samples of the two micro-batches that are counted.
 const SAMPLES_COUNTED: [usize; 2] = [2, 4];
 /// Ranks that share a layer, and tokens, at most.
@@ -43,10 +40,8 @@ pub struct JobModels<'j> {
     root: Settings,
     precision: Precision,
     algorithm: Algorithm,
-    /// A shallow model in place of a deep one, and how many layers it lacks.
-    shallow: Option<(Box<dyn Model>, usize)>,
-    /// Operations of one layer on one sample.
-    layer_flops: f64,
+    /// Whether elementwise ops are fused.
+    fuses: bool,
     anatomies: Mutex<BTreeMap<GraphKey, Result<Arc<[Anatomy; 2]>, String>>>,
     splits: Mutex<BTreeMap<SplitKey, Result<(), String>>>,
 }
@@ -58,38 +53,24 @@ impl std::fmt::Debug for JobModels<'_> {
 }
 
 impl<'j> JobModels<'j> {
-    /// The layouts of a job that was read from these kinds.
-    pub fn new(job: &'j Job, kinds: &Kinds<'_>, precision: Precision) -> Result<Self, Error> {
-        let root = kolo_config::parse(&job.text, "job")?;
-        let mut models = Self {
+    /// The layouts of a job on clusters like this one.
+    pub fn new(job: &'j Job, cluster: &Cluster) -> Result<Self, Error> {
+        let layout = layout_of(job, job.parallel.layout(1).values().product::<usize>().max(1), cluster.system.precision);
+        Ok(Self {
             job,
-            shallow: shallow(job, &root, kinds),
-            root,
-            precision,
+            root: kolo_config::parse(&job.text, "job")?,
+            precision: layout.map_or_else(|_| Precision::default(), |layout| layout.precision),
             // Sums whose bits are promised go directly from every rank to every other.
             algorithm: if job.reproducible { Algorithm::Direct } else { Algorithm::Fastest },
-            layer_flops: 0.0,
+            fuses: cluster.system.fuses,
             anatomies: Mutex::new(BTreeMap::new()),
             splits: Mutex::new(BTreeMap::new()),
-        };
-        models.layer_flops = models.flops_of_layer(kinds)?;
-        Ok(models)
+        })
     }
 
-    /// Operations of a layer on one sample: of a model with one layer more, what it has more.
-    fn flops_of_layer(&self, kinds: &Kinds<'_>) -> Result<f64, Error> {
-        let Some((shallow, _)) = &self.shallow else { return Ok(0.0) };
-        let Some(deeper) = with_layers(self.job, &self.root, kinds, LAYERS_COUNTED + 1) else { return Ok(0.0) };
-        let flops = |model: &dyn Model| Ok::<f64, Error>(product_flops(&self.raw(model, 1)?));
-        Ok(flops(&*deeper)? - flops(&**shallow)?)
-    }
-
-    /// The step of a single worker on a micro-batch of so many samples.
-    fn raw(&self, model: &dyn Model, samples: usize) -> Result<Graph, Error> {
-        let job = self.job;
-        let clip = job.parallel.clip(job.clip, Purpose::Training);
-        let rule = UpdateRule { optimizer: &job.optimizer, clip, frozen: &|name| job.start.is_frozen(name) };
-        Ok(training_graph(model, &rule, samples, job.grains)?)
+    /// Samples of a step.
+    pub fn batch(&self) -> usize {
+        self.job.batch
     }
 
     /// The job's strategies with these keys.
@@ -117,24 +98,9 @@ impl<'j> JobModels<'j> {
         // Data ranks and stages change nothing of what is counted.
         let one = Candidate { data: 1, pipeline: 1, chunks: 1, zero: 0, schedule: "1f1b", ..*candidate };
         let parallel = self.parallel(&one.assignments(), one.recompute)?;
-        let mesh = parallel.mesh(one.devices(), 0).map_err(|refusal| Error::workers(one.devices(), refusal))?;
-        let [few, many] = SAMPLES_COUNTED.map(|samples| self.count_samples(&parallel, &mesh, samples));
+        let counted = |samples: usize| anatomy_of(self.job, &parallel, samples, self.fuses);
+        let [few, many] = SAMPLES_COUNTED.map(counted);
         Ok([few?, many?])
-    }
-
-    fn count_samples(&self, parallel: &Parallel, mesh: &Mesh, samples: usize) -> Result<Anatomy, Error> {
-        let counted = |model: &dyn Model| {
-            let raw = self.raw(model, samples)?;
-            let flops = product_flops(&raw) / mesh.ranks() as f64;
-            Ok::<Anatomy, Error>(Anatomy::of(&model_graph(raw, parallel, mesh)?, samples, flops))
-        };
-        if let Some((model, more)) = &self.shallow {
-            let of_layer = self.layer_flops * samples as f64 / mesh.ranks() as f64;
-            if let Some(whole) = counted(&**model)?.stretched(*more, of_layer) {
-                return Ok(whole);
-            }
-        }
-        counted(&*self.job.model)
     }
 
     /// The layout that the job itself has on so many devices.
@@ -222,19 +188,29 @@ impl<'j> JobModels<'j> {
         let refused = |refusal| Error::workers(candidate.devices(), refusal);
         let mesh = parallel.mesh(candidate.devices(), 0).map_err(refused)?;
         parallel.order(&mesh, candidate.micro_batches).map_err(refused)?;
-        let samples = self.job.batch / candidate.grains();
-        model_graph(self.raw(&*self.job.model, samples)?, &parallel, &mesh).map(drop)?;
+        let job = self.job;
+        let clip = parallel.clip(job.clip, Purpose::Training);
+        let rule = UpdateRule { optimizer: &job.optimizer, clip, frozen: &|name| job.start.is_frozen(name) };
+        let samples = job.batch / candidate.grains();
+        let graph = tidy(training_graph(&*job.model, &rule, samples, candidate.grains())?);
+        parallel.split_model(graph.clone(), &graph, Purpose::Training, &mesh).map_err(refused)?;
         Ok(())
+    }
+
+    /// The model of a candidate's step with another number of samples.
+    pub fn model_of_batch(&self, candidate: &Candidate, cluster: &Cluster, batch: usize) -> Result<StepModel, String> {
+        let layout = candidate.layout(batch, self.precision, self.algorithm);
+        let anatomies = self.anatomies(candidate)?;
+        let [few, many] = &*anatomies;
+        let anatomy = few.at_samples(many, layout.micro_batch);
+        let anatomy = anatomy.ok_or("its micro-batches are not computed alike whatever their size")?;
+        kolo_plan::compose(&anatomy, &layout, cluster).map_err(|refusal| refusal.message)
     }
 }
 
 impl LayoutModels for JobModels<'_> {
     fn model(&self, candidate: &Candidate, cluster: &Cluster) -> Result<StepModel, String> {
-        let layout = candidate.layout(self.job.batch, self.precision, self.algorithm);
-        let anatomies = self.anatomies(candidate)?;
-        let [few, many] = &*anatomies;
-        let anatomy = few.at_samples(many, layout.micro_batch).ok_or("micro-batches of other sizes are computed differently")?;
-        kolo_plan::compose(&anatomy, &layout, cluster).map_err(|refusal| refusal.message)
+        self.model_of_batch(candidate, cluster, self.job.batch)
     }
 
     fn accepts(&self, candidate: &Candidate) -> Result<(), String> {
@@ -249,19 +225,4 @@ impl LayoutModels for JobModels<'_> {
         kolo_base::lock(&self.splits).insert(key, made.clone());
         made
     }
-}
-
-/// The model with few layers, if it has many, and how many are left out.
-fn shallow(job: &Job, root: &Settings, kinds: &Kinds<'_>) -> Option<(Box<dyn Model>, usize)> {
-    let model = root.table("model").ok()?;
-    let Some(Setting::Int(layers)) = model.peek("layers") else { return None };
-    let more = usize::try_from(*layers).ok()?.checked_sub(LAYERS_COUNTED).filter(|more| *more > 0)?;
-    Some((with_layers(job, root, kinds, LAYERS_COUNTED)?, more))
-}
-
-/// The same model with so many layers, fed with the same fields.
-fn with_layers(job: &Job, root: &Settings, kinds: &Kinds<'_>, layers: usize) -> Option<Box<dyn Model>> {
-    let mut root = root.clone();
-    root.table_mut("model", "job")?.set("layers", "job", Setting::Int(layers as i64));
-    kolo_models::make(kinds.models, &root.table("model").ok()?, Some(&job.fields)).ok()
 }

