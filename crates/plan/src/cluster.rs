@@ -4,7 +4,7 @@
 //! innermost group, in so many groups of the next level, and so on ([`Cluster::span`]); what a level's links give to one such
 //! group of ranks follows from how many other groups use them at the same time.
 
-use crate::device::{Device, DeviceTable};
+use crate::device::{Device, DeviceTable, Precision};
 use crate::link::{self, Link};
 use kolo_graph::settings::{SettingError, Settings};
 
@@ -57,6 +57,8 @@ impl Default for Failures {
 /// What the system that trains does, where systems differ. The defaults are kolo's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SystemTraits {
+    /// What it computes in, if that is not what the job says.
+    pub precision: Option<Precision>,
     /// Whether gradients are exchanged while the backward pass goes on, rather than after it.
     pub overlaps_gradients: bool,
     /// Whether what recomputation computes again includes the exchanges inside it.
@@ -80,6 +82,7 @@ pub struct SystemTraits {
 impl Default for SystemTraits {
     fn default() -> Self {
         Self {
+            precision: None,
             overlaps_gradients: true,
             repeats_exchanges: false,
             gradient_bytes: 4,
@@ -279,7 +282,15 @@ fn read_failures(section: &Settings) -> Result<Failures, SettingError> {
 
 fn read_system(section: &Settings) -> Result<SystemTraits, SettingError> {
     let default = SystemTraits::default();
+    let precision = section.text("precision", "")?;
+    let named = Precision::named(&precision);
+    if named.is_none() && !precision.is_empty() {
+        let names: Vec<&str> = Precision::ALL.iter().map(|one| one.name()).collect();
+        let message = format!("is \"{precision}\", which is not known");
+        return Err(section.wrong("precision", message, format!("write one of {}", names.join(", "))));
+    }
     let system = SystemTraits {
+        precision: named,
         overlaps_gradients: section.bool("overlaps_gradients", default.overlaps_gradients)?,
         repeats_exchanges: section.bool("repeats_exchanges", default.repeats_exchanges)?,
         gradient_bytes: section.count_in("gradient_bytes", default.gradient_bytes, 1, 8)?,

@@ -54,14 +54,12 @@ pub fn compose(anatomy: &Anatomy, layout: &Layout, cluster: &Cluster) -> Result<
     }
     let places = layout.size(PIPELINE);
     let stages = stages::deal(anatomy, places * layout.chunks.max(1), cluster.system.equal_stages)?;
-    let runner =
-        Runner { device: &cluster.device, precision: layout.precision, flash: cluster.system.flash_attention };
+    let runner = Runner { device: &cluster.device, precision: layout.precision, flash: cluster.system.flash_attention };
     let mut composition = Composition { anatomy, layout, cluster, runner, times: Vec::new(), stages };
     composition.times = anatomy.units.iter().map(|unit| composition.unit_times(unit)).collect();
     let stages: Vec<StageModel> = (0..composition.stages.len()).map(|stage| composition.stage(stage)).collect();
     let in_flight = memory::in_flight(layout)?;
-    let roles: Vec<Role> =
-        (0..places).map(|place| composition.role(place, &stages, in_flight[place])).collect();
+    let roles: Vec<Role> = (0..places).map(|place| composition.role(place, &stages, in_flight[place])).collect();
     let model_ranks = workers / layout.size(DATA) / places;
     let micro_batches = (layout.size(DATA) * layout.micro_batches) as f64;
     Ok(StepModel {
@@ -150,9 +148,7 @@ impl Composition<'_> {
         let mut model = StageModel::default();
         for (at, _) in self.units_of(stage) {
             let UnitTimes { forward, input, weight } = &self.times[at];
-            for (sum, part) in
-                [(&mut model.forward, forward), (&mut model.input, input), (&mut model.weight, weight)]
-            {
+            for (sum, part) in [(&mut model.forward, forward), (&mut model.input, input), (&mut model.weight, weight)] {
                 sum.compute.add(&part.compute);
                 part.exchanges.iter().for_each(|one| add_exchange(&mut sum.exchanges, one));
             }

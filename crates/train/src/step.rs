@@ -53,14 +53,14 @@ pub fn graph_of(job: &Job, parallel: &Parallel, purpose: Purpose, mesh: &Mesh) -
 }
 
 /// With what the job computes again.
-fn recompute_again(graph: Graph, parallel: &Parallel) -> Graph {
+pub(crate) fn recompute_again(graph: Graph, parallel: &Parallel) -> Graph {
     let graph = recompute(graph, parallel.recompute());
     debug_verify(&graph, "recompute");
     graph
 }
 
 /// Why a model cannot be split so.
-fn refused(refusal: Refusal) -> GraphError {
+pub(crate) fn refused(refusal: Refusal) -> GraphError {
     let Refusal { key, message, hint } = refusal;
     let message = key.map_or(message.clone(), |key| format!("`parallel.{key}` {message}"));
     GraphError { op: "`[parallel]`".into(), scope: String::new(), message, hint, inputs: None }
@@ -301,7 +301,7 @@ fn confusion<'b>(builder: &'b Builder, logits: Tensor<'b>, labels: Tensor<'b>) -
 }
 
 /// Without what leads to nothing, and without doubles.
-fn tidy(graph: Graph) -> Graph {
+pub(crate) fn tidy(graph: Graph) -> Graph {
     let graph = eliminate_dead(graph);
     debug_verify(&graph, "eliminate_dead");
     let graph = merge_common(graph);
@@ -314,7 +314,7 @@ pub fn optimise(graph: Graph) -> Graph {
     fuse(tidy(graph))
 }
 
-fn fuse(graph: Graph) -> Graph {
+pub(crate) fn fuse(graph: Graph) -> Graph {
     let graph = eliminate_dead(absorb_slices(&graph));
     debug_verify(&graph, "absorb_slices");
     let graph = fuse_elementwise(&graph);

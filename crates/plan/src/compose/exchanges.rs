@@ -46,7 +46,8 @@ impl Composition<'_> {
             let first = self.units_of(own[0]).next().map_or(0.0, |(_, unit)| unit.parameters);
             all.push(self.of_data(CollectiveKind::AllGather, self.weight_bytes(first)));
         } else if self.layout.zero == 3 && data > 1 {
-            let parameters: f64 = own.iter().flat_map(|stage| self.units_of(*stage)).map(|(_, unit)| unit.parameters).sum();
+            let parameters: f64 =
+                own.iter().flat_map(|stage| self.units_of(*stage)).map(|(_, unit)| unit.parameters).sum();
             let mut gather = [self.of_data(CollectiveKind::AllGather, self.weight_bytes(parameters))];
             hide(&mut gather, own.iter().map(|stage| stages[*stage].forward.compute.seconds()).sum());
             all.extend(gather);
