@@ -7,8 +7,8 @@
 use crate::control_link::ControlLink;
 use crate::coordinator_thread::CoordinatorThread;
 use crate::deadlines::Deadlines;
-use crate::introduction::Introduction;
 use crate::ending_mark::LossReporter;
+use crate::introduction::Introduction;
 use crate::join;
 use crate::launcher::{Launcher, RankInfo};
 use crate::message::{Assignment, ControlMessage, EVENT_BYTES_MAX, Envelope, Hello, RosterEntry};
@@ -22,8 +22,8 @@ use kolo_comm::{Bootstrap, Fault, JobKey, Watch};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Heartbeats that reaching a coordinator may take that is known to listen.
