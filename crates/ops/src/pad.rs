@@ -1,5 +1,7 @@
 //! Constant padding.
 
+use crate::moves;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use crate::movement::{BYTES_PER_TASK, Element, Target, axes, bits, by_width, check_rank, input};
 use crate::slice::SliceMethods;
 use crate::tiles::DIMS_MAX;
@@ -106,6 +108,13 @@ fn source_row(op: &Pad, shape: &[usize], at: &[usize]) -> Option<usize> {
     })
 }
 
+impl Cuda for Pad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (ty, value) = (&cx.inputs[0], bits(cx.inputs[0].dtype, self.value));
+        moves::padded(ty.dtype.bytes(), &cx.outputs[0].shape, &ty.shape, &self.before, value).into()
+    }
+}
+
 impl Cases for Pad {
     fn cases() -> Vec<Case> {
         let case = |arg: Arg, before: &[usize], after: &[usize], value| {
@@ -127,7 +136,7 @@ impl Cases for Pad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<Pad>()];
+pub const KINDS: &[OpKind] = &[OpKind::of::<Pad>().with_cuda::<Pad>()];
 
 kolo_graph::methods! {
     /// Padding.
