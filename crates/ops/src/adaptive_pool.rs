@@ -3,10 +3,10 @@
 //! Bin `i` of `out` covers `⌊i·size/out⌋ .. ⌈(i+1)·size/out⌉`, as in PyTorch; bins overlap where the sizes do not divide.
 
 use crate::device;
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use crate::movement::ELEMENTS_PER_TASK;
 use crate::pool::{define_planes, for_each_plane, plane_size, with_planes};
 use crate::simd;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
@@ -200,7 +200,10 @@ impl Cases for AdaptiveAvgPool2dGrad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<AdaptiveAvgPool2d>().with_cuda::<AdaptiveAvgPool2d>(), OpKind::of::<AdaptiveAvgPool2dGrad>().with_cuda::<AdaptiveAvgPool2dGrad>()];
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<AdaptiveAvgPool2d>().with_cuda::<AdaptiveAvgPool2d>(),
+    OpKind::of::<AdaptiveAvgPool2dGrad>().with_cuda::<AdaptiveAvgPool2dGrad>(),
+];
 
 kolo_graph::methods! {
     /// Pooling to a size.

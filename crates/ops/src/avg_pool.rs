@@ -1,11 +1,11 @@
 //! Average pooling.
 
 use crate::device;
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use crate::pool::{Window, define_planes, for_each_plane, load, plane_size, pool_cases, with_planes};
 use crate::simd::LANES;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
@@ -243,7 +243,8 @@ impl Cases for AvgPool2dGrad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<AvgPool2d>().with_cuda::<AvgPool2d>(), OpKind::of::<AvgPool2dGrad>().with_cuda::<AvgPool2dGrad>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<AvgPool2d>().with_cuda::<AvgPool2d>(), OpKind::of::<AvgPool2dGrad>().with_cuda::<AvgPool2dGrad>()];
 
 kolo_graph::methods! {
     /// Average pooling over `[n, c, h, w]`.

@@ -4,7 +4,6 @@
 //! always added in the same order, whatever runs beside them.
 
 use crate::device;
-use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource, Launch};
 use crate::elementwise::ElementwiseMethods;
 use crate::norm::{self, Lanes};
 use crate::pairwise::Pairwise;
@@ -12,6 +11,7 @@ use crate::reduce::ReduceMethods;
 use crate::simd::{self, LANES};
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
@@ -579,7 +579,11 @@ impl Cuda for BatchNormGrad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<BatchNorm>().with_cuda::<BatchNorm>(), OpKind::of::<BatchNormGrad>().with_cuda::<BatchNormGrad>(), OpKind::of::<BatchNormEval>().with_cuda::<BatchNormEval>()];
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<BatchNorm>().with_cuda::<BatchNorm>(),
+    OpKind::of::<BatchNormGrad>().with_cuda::<BatchNormGrad>(),
+    OpKind::of::<BatchNormEval>().with_cuda::<BatchNormEval>(),
+];
 
 kolo_graph::methods! {
     /// Batch normalisation of `[n, c, …]`.

@@ -11,7 +11,11 @@ const SOURCE: &str = include_str!("by_id.cu");
 const CHUNK: usize = 1024;
 
 /// Input `source` added along `dim` at the places in input `index`, to input `base` or to zeros: the first output.
-pub(crate) fn column_sums(cx: &CudaCx<'_>, (base, index, source): (Option<usize>, usize, usize), dim: usize) -> CudaCalls {
+pub(crate) fn column_sums(
+    cx: &CudaCx<'_>,
+    (base, index, source): (Option<usize>, usize, usize),
+    dim: usize,
+) -> CudaCalls {
     let (from, to) = (&cx.inputs[source], &cx.outputs[0]);
     let (outer, inner) = around(&to.shape, dim);
     let mut text = CudaSource::new(SOURCE).define_type("SOURCE", from.dtype).define_type("O0", to.dtype);

@@ -1,7 +1,6 @@
 //! Comparisons, logic on their results, and choosing by them; all with broadcasting. A bool is one byte, 0 or 1.
 
 use crate::device;
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use crate::real::Compare;
 use crate::reduce::ReduceMethods;
 use crate::softmax::rows_per_task;
@@ -9,6 +8,7 @@ use crate::symbol::{Symbol, record};
 use crate::tiles::{self, Address, DIMS_MAX, TILE, Walk};
 use crate::vectorized;
 use kolo_graph::cpu::Buffer;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{

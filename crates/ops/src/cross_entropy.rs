@@ -1,10 +1,9 @@
 //! Cross-entropy of logits against whole-number targets, without ever holding the softmax: forward keeps one number per
 //! row (the logarithm of the sum of exponentials), backward makes the gradient of the logits from it in one pass.
 
-use crate::device;
-use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource, Launch};
 use crate::cast::CastMethods;
 use crate::compare::CompareMethods;
+use crate::device;
 use crate::pairwise::{self, Pairwise};
 use crate::real::Real;
 use crate::reduce::ReduceMethods;
@@ -12,6 +11,7 @@ use crate::simd;
 use crate::softmax::{bring, define_sum_exp, rows_per_task, sum_exp};
 use crate::tiles::{Address, TILE};
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
@@ -437,7 +437,10 @@ impl Cases for CrossEntropyGrad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<CrossEntropy>().with_cuda::<CrossEntropy>(), OpKind::of::<CrossEntropyGrad>().with_cuda::<CrossEntropyGrad>()];
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<CrossEntropy>().with_cuda::<CrossEntropy>(),
+    OpKind::of::<CrossEntropyGrad>().with_cuda::<CrossEntropyGrad>(),
+];
 
 kolo_graph::methods! {
     /// Cross-entropy against whole-number targets.

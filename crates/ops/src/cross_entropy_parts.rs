@@ -4,14 +4,14 @@
 //! target is one of its classes, and the sum of its logits from the largest. The numbers of all slices make the loss and the
 //! log-sum-exp, joined in the order of a balanced tree over the slices, so that the bits do not depend on who made which.
 
-use crate::device;
-use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaSource, Launch};
 use crate::cross_entropy::{END, Target, divisor, end_calls, sum_from, target};
+use crate::device;
 use crate::pairwise::{self, Pairwise};
 use crate::real::Real;
 use crate::simd;
 use crate::softmax::{define_sum_exp, rows_per_task, sum_exp};
 use crate::tiles::{Address, TILE};
+use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaSource, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Op, Operand, Operands, Shape, Type, op};
@@ -269,7 +269,13 @@ impl Cuda for CrossEntropyJoin {
                 CudaArg::I64(self.ignore),
                 CudaArg::F32(self.smoothing),
             ];
-            calls.launch(Launch::new(source, "join_slices", device::grid(rows, device::THREADS), device::THREADS, args));
+            calls.launch(Launch::new(
+                source,
+                "join_slices",
+                device::grid(rows, device::THREADS),
+                device::THREADS,
+                args,
+            ));
         }
         end_calls(&mut calls, losses, rows, self.ignore, self.mean);
         calls
@@ -309,4 +315,7 @@ impl Cases for CrossEntropyJoin {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<CrossEntropyPart>().with_cuda::<CrossEntropyPart>(), OpKind::of::<CrossEntropyJoin>().with_cuda::<CrossEntropyJoin>()];
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<CrossEntropyPart>().with_cuda::<CrossEntropyPart>(),
+    OpKind::of::<CrossEntropyJoin>().with_cuda::<CrossEntropyJoin>(),
+];

@@ -2,11 +2,11 @@
 //! same elements in whatever grain it runs, and the backward pass draws the mask again instead of keeping it.
 
 use crate::device;
-use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, Launch};
 use crate::norm;
 use crate::simd::LANES;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, Launch};
 use kolo_graph::op::OpKind;
 use kolo_graph::rng::{Stream, unit};
 use kolo_graph::split::{Placement, Split};

@@ -4,14 +4,14 @@
 //! pass ignores such ids, and adds the rows of an id in the order of their positions.
 
 use crate::by_id;
-use crate::moves;
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use crate::cast::CastMethods;
 use crate::elementwise::ElementwiseMethods;
 use crate::movement::{BYTES_PER_TASK, Element, Target, axes, bits, by_width, check_f32, check_ids, input, within};
 use crate::movement::{missing, within_f64};
+use crate::moves;
 use crate::reduce::ReduceMethods;
 use crate::scatter::{SegmentSumGrad, add_rows_by_id, define_row_sums};
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
@@ -243,7 +243,8 @@ impl Cases for EmbeddingGrad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<Embedding>().with_cuda::<Embedding>(), OpKind::of::<EmbeddingGrad>().with_cuda::<EmbeddingGrad>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<Embedding>().with_cuda::<Embedding>(), OpKind::of::<EmbeddingGrad>().with_cuda::<EmbeddingGrad>()];
 
 kolo_graph::methods! {
     /// Tables.

@@ -3,7 +3,6 @@
 
 use crate::by_id;
 use crate::device;
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use crate::elementwise::ElementwiseMethods;
 use crate::reduce::ReduceMethods;
 use crate::scatter::ScatterAddGrad;
@@ -11,6 +10,7 @@ use crate::simd;
 use crate::softmax::rows_per_task;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
@@ -490,8 +490,12 @@ impl Cases for Place {
     }
 }
 
-pub const KINDS: &[OpKind] =
-    &[OpKind::of::<Max>().with_cuda::<Max>(), OpKind::of::<Argmax>().with_cuda::<Argmax>(), OpKind::of::<TopK>().with_cuda::<TopK>(), OpKind::of::<Place>().with_cuda::<Place>()];
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<Max>().with_cuda::<Max>(),
+    OpKind::of::<Argmax>().with_cuda::<Argmax>(),
+    OpKind::of::<TopK>().with_cuda::<TopK>(),
+    OpKind::of::<Place>().with_cuda::<Place>(),
+];
 
 kolo_graph::methods! {
     /// Largest and smallest values, and where they are.

@@ -3,13 +3,13 @@
 //! An index outside the dim never reads outside the tensor: it gives NaN (zero in types without one), so that a wrong
 //! index shows in the loss instead of passing for data.
 
-use crate::moves;
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use crate::movement::{
     BYTES_PER_TASK, Element, Target, around, axes_but, bits, by_width, check_dim, check_ids, input, missing, within,
     within_f64,
 };
+use crate::moves;
 use crate::scatter::ScatterMethods;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};

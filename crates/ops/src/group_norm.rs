@@ -2,12 +2,12 @@
 //!
 //! A group's planes lie one after the other, so its statistics are those of one long row.
 
-use crate::sums::{self, Values};
 use crate::device;
-use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaPlace, Launch};
 use crate::norm;
+use crate::sums::{self, Values};
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaPlace, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
@@ -332,7 +332,8 @@ impl Cases for GroupNormGrad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<GroupNorm>().with_cuda::<GroupNorm>(), OpKind::of::<GroupNormGrad>().with_cuda::<GroupNormGrad>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<GroupNorm>().with_cuda::<GroupNorm>(), OpKind::of::<GroupNormGrad>().with_cuda::<GroupNormGrad>()];
 
 kolo_graph::methods! {
     /// Group normalisation of `[n, c, …]`.

@@ -1,9 +1,9 @@
 //! Layer normalisation over the last dim. Forward keeps each row's mean and `1/√(variance + eps)`; backward reads them.
 
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use crate::tiles::Address;
 use crate::vectorized;
 use crate::{norm, row_norm};
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
@@ -168,7 +168,8 @@ impl Cases for LayerNormGrad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<LayerNorm>().with_cuda::<LayerNorm>(), OpKind::of::<LayerNormGrad>().with_cuda::<LayerNormGrad>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<LayerNorm>().with_cuda::<LayerNorm>(), OpKind::of::<LayerNormGrad>().with_cuda::<LayerNormGrad>()];
 
 kolo_graph::methods! {
     /// Layer normalisation.

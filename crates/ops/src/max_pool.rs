@@ -1,7 +1,6 @@
 //! Max pooling, which remembers where each maximum was.
 
 use crate::device;
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use crate::movement::{ELEMENTS_PER_TASK, within, within_f64};
 use crate::pool::{Window, define_planes, for_each_plane, load, plane_size, pool_cases, with_planes};
 use crate::reduce::ReduceMethods;
@@ -9,6 +8,7 @@ use crate::scatter::ScatterAddGrad;
 use crate::simd::LANES;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::{Domain, OpKind};
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
@@ -273,7 +273,8 @@ impl Cases for MaxPool2dGrad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<MaxPool2d>().with_cuda::<MaxPool2d>(), OpKind::of::<MaxPool2dGrad>().with_cuda::<MaxPool2dGrad>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<MaxPool2d>().with_cuda::<MaxPool2d>(), OpKind::of::<MaxPool2dGrad>().with_cuda::<MaxPool2dGrad>()];
 
 kolo_graph::methods! {
     /// Max pooling over `[n, c, h, w]`.

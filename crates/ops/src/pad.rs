@@ -1,10 +1,10 @@
 //! Constant padding.
 
-use crate::moves;
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use crate::movement::{BYTES_PER_TASK, Element, Target, axes, bits, by_width, check_rank, input};
+use crate::moves;
 use crate::slice::SliceMethods;
 use crate::tiles::DIMS_MAX;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::{OpKind, advance};
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};

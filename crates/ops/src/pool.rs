@@ -5,10 +5,10 @@
 //! which is padded at both ends so that no window needs a check. Backward runs the passes in the other order.
 
 use crate::device;
-use kolo_graph::cuda::{CudaArg, CudaCalls, CudaCx, Launch};
 use crate::movement::ELEMENTS_PER_TASK;
 use crate::simd::LANES;
 use crate::tiles::Address;
+use kolo_graph::cuda::{CudaArg, CudaCalls, CudaCx, Launch};
 use kolo_graph::{Arg, Case, CpuCx, DType, Dense, Op, Type};
 use std::ops::Range;
 

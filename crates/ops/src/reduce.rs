@@ -1,8 +1,8 @@
 //! Sums and means over dims. The order of additions depends on the shape alone: trees over short runs.
 
 use crate::elementwise::ElementwiseMethods;
-use crate::sums::{self, Values};
 use crate::pairwise::{self, COLUMNS, Pairwise};
+use crate::sums::{self, Values};
 use crate::symbol::record;
 use crate::tiles::{Address, DIMS_MAX};
 use kolo_graph::cpu::TileKernel;
@@ -414,7 +414,8 @@ impl Cases for Reshape {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<Sum>().with_cuda::<Sum>(), OpKind::of::<Expand>(), OpKind::without_kernels::<Reshape>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<Sum>().with_cuda::<Sum>(), OpKind::of::<Expand>(), OpKind::without_kernels::<Reshape>()];
 
 kolo_graph::methods! {
     /// Sums, means and shapes.

@@ -1,9 +1,9 @@
 //! Root-mean-square normalisation over the last dim: layer norm without the mean and the bias.
 
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use crate::tiles::Address;
 use crate::vectorized;
 use crate::{norm, row_norm};
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
@@ -146,7 +146,8 @@ impl Cases for RmsNormGrad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<RmsNorm>().with_cuda::<RmsNorm>(), OpKind::of::<RmsNormGrad>().with_cuda::<RmsNormGrad>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<RmsNorm>().with_cuda::<RmsNorm>(), OpKind::of::<RmsNormGrad>().with_cuda::<RmsNormGrad>()];
 
 kolo_graph::methods! {
     /// Root-mean-square normalisation.

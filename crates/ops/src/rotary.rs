@@ -4,11 +4,11 @@
 //! position. No library function is called, so the bits are the same on every machine.
 
 use crate::device;
-use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, Launch};
 use crate::norm;
 use crate::simd::LANES;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};

@@ -4,11 +4,11 @@
 //! A row has `n` elements. The gradients of weight and bias are summed over blocks of rows of a fixed size, so that threads
 //! cannot change them.
 
-use crate::sums::{self, Values};
 use crate::device;
-use kolo_graph::cuda::{CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource, Launch};
 use crate::norm::{ROWS_PER_BLOCK, axes, join_blocks, rows_per_task};
+use crate::sums::{self, Values};
 use crate::tiles::Address;
+use kolo_graph::cuda::{CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::{Arg, Case, CpuCx, Dense, GradCx, Op, Tensor, Type};
 use std::ops::Range;

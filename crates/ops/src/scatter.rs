@@ -4,12 +4,12 @@
 //! parts of the source. An index outside adds nowhere, and its source gets the gradient zero.
 
 use crate::by_id;
-use crate::moves;
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use crate::gather::{check_index, define, take};
 use crate::movement::{ELEMENTS_PER_TASK, around, axes, axes_but, by_width, check_f32, check_ids, within, within_f64};
+use crate::moves;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};

@@ -1,9 +1,9 @@
 //! A contiguous range of one dim.
 
-use crate::moves::{self, Walk};
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use crate::movement::{around, axes_but, check_dim, copy_rows};
+use crate::moves::{self, Walk};
 use crate::pad::PadMethods;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};

@@ -2,7 +2,6 @@
 //! length alone. Backward works from the output, so the input need not be kept.
 
 use crate::device;
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use crate::elementwise::ElementwiseMethods;
 use crate::pairwise::{self, Pairwise};
 use crate::real::{Real, exp_of_negative};
@@ -11,6 +10,7 @@ use crate::simd;
 use crate::tiles::{Address, TILE};
 use crate::vectorized;
 use kolo_graph::cpu::Buffer;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
@@ -437,8 +437,12 @@ impl Cases for LogSoftmaxGrad {
     }
 }
 
-pub const KINDS: &[OpKind] =
-    &[OpKind::of::<Softmax>().with_cuda::<Softmax>(), OpKind::of::<SoftmaxGrad>().with_cuda::<SoftmaxGrad>(), OpKind::of::<LogSoftmax>().with_cuda::<LogSoftmax>(), OpKind::of::<LogSoftmaxGrad>().with_cuda::<LogSoftmaxGrad>()];
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<Softmax>().with_cuda::<Softmax>(),
+    OpKind::of::<SoftmaxGrad>().with_cuda::<SoftmaxGrad>(),
+    OpKind::of::<LogSoftmax>().with_cuda::<LogSoftmax>(),
+    OpKind::of::<LogSoftmaxGrad>().with_cuda::<LogSoftmaxGrad>(),
+];
 
 kolo_graph::methods! {
     /// Softmax over the last dim.

@@ -3,10 +3,10 @@
 //! Dims that stay neighbours are merged first. What is left either keeps its innermost dim (whole rows move) or is a
 //! batch of matrix transposes, done in square blocks so that both sides touch whole cache lines.
 
-use crate::moves;
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use crate::movement::{BYTES_PER_TASK, Element, Target, axes, by_width, check_rank, input};
+use crate::moves;
 use crate::tiles::DIMS_MAX;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};

@@ -1,14 +1,14 @@
 //! Norms of whole tensors, and the gradient scale that bounds one.
 
 use crate::device;
-use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource, Launch};
 use crate::elementwise::ElementwiseMethods;
 use crate::real::Real;
 use crate::simd;
 use crate::tiles::Address;
+use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Team, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Team, Tensor, Type, op};
 
 op! {
     /// `Σ x²` over all elements, in an order that depends on the shape alone.
