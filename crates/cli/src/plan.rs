@@ -1,7 +1,7 @@
 //! `kolo plan`: what a job will cost, before anything is allocated.
 
 mod shared;
-pub mod text;
+pub(crate) mod text;
 
 use crate::args::PlanArgs;
 use crate::fail::Failure;

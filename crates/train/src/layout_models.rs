@@ -6,7 +6,7 @@
 
 use crate::error::Error;
 use crate::job::Job;
-use crate::step::{UpdateRule, refused, tidy, training_graph};
+use crate::step::{UpdateRule, tidy, training_graph};
 use crate::step_model::{anatomy_of, layout_of};
 use kolo_graph::settings::{Setting, Settings};
 use kolo_parallel::pipeline::FAMILIES;
@@ -37,7 +37,6 @@ type SplitKey = (usize, usize, Sequence, usize, usize, &'static str);
 /// A job whose layouts are looked at.
 pub struct JobModels<'j> {
     job: &'j Job,
-    root: Settings,
     precision: Precision,
     algorithm: Algorithm,
     /// Whether elementwise ops are fused.
@@ -58,7 +57,7 @@ impl<'j> JobModels<'j> {
         let layout = layout_of(job, job.parallel.layout(1).values().product::<usize>().max(1), cluster.system.precision);
         Ok(Self {
             job,
-            root: kolo_config::parse(&job.text, "job")?,
+
             precision: layout.map_or_else(|_| Precision::default(), |layout| layout.precision),
             // Sums whose bits are promised go directly from every rank to every other.
             algorithm: if job.reproducible { Algorithm::Direct } else { Algorithm::Fastest },
@@ -68,6 +67,11 @@ impl<'j> JobModels<'j> {
         })
     }
 
+    /// The job's settings, made anew: settings remember who read them, and threads share this.
+    fn root(&self) -> Result<Settings, Error> {
+        Ok(kolo_config::parse(&self.job.text, "job")?)
+    }
+
     /// Samples of a step.
     pub fn batch(&self) -> usize {
         self.job.batch
@@ -75,7 +79,7 @@ impl<'j> JobModels<'j> {
 
     /// The job's strategies with these keys.
     fn parallel(&self, assignments: &[String], recompute: Recompute) -> Result<Parallel, Error> {
-        let mut root = self.root.clone();
+        let mut root = self.root()?;
         for assignment in assignments.iter().filter(|one| one.starts_with("parallel.")) {
             kolo_config::override_with(&mut root, assignment)?;
         }
@@ -109,7 +113,8 @@ impl<'j> JobModels<'j> {
         let sizes = job.parallel.layout(devices);
         let size = |name: &str, usual: usize| sizes.get(name).copied().unwrap_or(usual);
         let data = job.parallel.data_ranks(devices).map_err(|refusal| Error::workers(devices, refusal))?;
-        let parallel = self.root.table("parallel")?;
+        let root = self.root()?;
+        let parallel = root.table("parallel")?;
         let text = |key: &str| match parallel.peek(key) {
             Some(Setting::Text(text)) => Some(text.clone()),
             _ => None,
