@@ -1,5 +1,6 @@
 //! `kolo plan`: what a job will cost, before anything is allocated.
 
+mod layouts;
 mod shared;
 pub(crate) mod text;
 
@@ -70,15 +71,19 @@ impl Prediction {
 }
 
 pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
+    if layouts::is_asked(args) {
+        return layouts::plan(kinds, args);
+    }
     let by_host = workers::asked_by_host(&args.job.workers)?;
     let workers = by_host.iter().sum();
-    let job = load::job(kinds, &args.job, workers)?;
+    let job_args = args.job.job_args();
+    let job = load::job(kinds, &job_args, workers)?;
     // Every host is taken to be like this one.
     let hosts = by_host.len();
     let per_host = by_host.into_iter().max().unwrap_or(1);
     let threads = match args.job.threads {
-        None => (load::threads(&args.job)? / per_host).max(1),
-        Some(_) => load::threads(&args.job)?,
+        None => (load::threads(&job_args)? / per_host).max(1),
+        Some(_) => load::threads(&job_args)?,
     };
     check(args)?;
     let prediction = predict(&job, TrialSetup { workers, per_host, threads }, hosts, args)?;
@@ -86,6 +91,10 @@ pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
         let shared = prediction.shared.as_ref();
         let none = || Failure::usage("the job has no pipeline to draw", "set `parallel.pipeline` to 2 or more, and -n");
         return shared.ok_or_else(none)?.draw(file.as_deref());
+    }
+    if args.write || args.max_memory.is_some() || args.max_cost.is_some() || args.deadline.is_some() {
+        let message = "--write, --max-memory, --max-cost and --deadline: no layout is looked for";
+        return Err(Failure::usage(message, "add --search"));
     }
     if args.json {
         println!("{}", as_json(&job, &prediction));
