@@ -106,18 +106,26 @@ fn what_no_layout_can_keep_to_is_said() {
 /// What each rank of a timeline computes, in order: runs of passes.
 fn passes(trace: &Value) -> Vec<(u64, Vec<String>)> {
     let mut ranks: std::collections::BTreeMap<u64, Vec<(f64, String)>> = std::collections::BTreeMap::new();
+    // The first grain is on the first lane: what is before it happens once per step.
+    let mut begins: std::collections::BTreeMap<u64, f64> = std::collections::BTreeMap::new();
     for event in trace["traceEvents"].as_array().expect("events").iter().filter(|event| event["cat"] == "compute") {
         let pass = event["name"].as_str().and_then(|name| name.split_whitespace().next()).unwrap_or_default();
         let at = event["ts"].as_f64().expect("a time");
-        ranks.entry(event["pid"].as_u64().expect("a rank")).or_default().push((at, pass.to_string()));
+        let rank = event["pid"].as_u64().expect("a rank");
+        if event["tid"] == 0 {
+            let begin = begins.entry(rank).or_insert(f64::INFINITY);
+            *begin = begin.min(at);
+        }
+        ranks.entry(rank).or_default().push((at, pass.to_string()));
     }
-    let order = |mut list: Vec<(f64, String)>| {
+    let order = |rank: u64, mut list: Vec<(f64, String)>| {
+        list.retain(|(at, _)| *at >= begins[&rank]);
         list.sort_by(|one, other| one.0.total_cmp(&other.0));
         let mut names: Vec<String> = list.into_iter().map(|(_, name)| name).filter(|name| name != "update").collect();
         names.dedup();
         names
     };
-    ranks.into_iter().map(|(rank, list)| (rank, order(list))).collect()
+    ranks.into_iter().map(|(rank, list)| (rank, order(rank, list))).collect()
 }
 
 /// Eight real workers do what the simulation says, in its order: passes of a pipeline of four, twice.
