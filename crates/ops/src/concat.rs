@@ -5,7 +5,7 @@ use crate::slice::SliceMethods;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// The inputs one after the other along `dim`; their other dims are equal.
@@ -15,6 +15,9 @@ op! {
 impl Op for Concat {
     fn operands(&self) -> Operands {
         Operands::new([Operand::any("part").many()], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rank = inputs.first()?.rank();
@@ -93,6 +96,9 @@ impl Cpu for Concat {
             }
             start += row;
         }
+    }
+    fn takes_halves(&self) -> bool {
+        true
     }
 }
 

@@ -8,7 +8,7 @@ use crate::vectorized;
 use kolo_graph::op::OpKind;
 use kolo_graph::rng::{Stream, unit};
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 use std::sync::Arc;
 
 op! {
@@ -51,6 +51,9 @@ impl Mask {
 impl Op for Dropout {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("x"), Operand::i32("rng")], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     /// Random numbers are counted by the place of an element in its sample: a part of its first dim is a run of them.
     fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {

@@ -10,17 +10,19 @@ use crate::tiles::Address;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::rewrite::Rebuild;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Graph, Node, Op, Operand, Operands, Type, ValueId, Work, op};
+use kolo_graph::{
+    Arg, Case, Cases, Cpu, CpuCx, Dense, Graph, Mixed, Node, Op, Operand, Operands, Type, ValueId, Work, op,
+};
 use std::sync::Arc;
 
 op! {
-    /// `c[m, n] = Σ a[m, k] · b[k, n]` over `k` from `start` to `start + len`; `ta` and `tb` as in matmul.
-    pub struct MatMulPart = "matmul_part" { ta: bool, tb: bool, start: usize, len: usize }
+    /// `c[m, n] = Σ a[m, k] · b[k, n]` over `k` from `start` to `start + len`; `ta`, `tb` and `wide` as in matmul.
+    pub struct MatMulPart = "matmul_part" { ta: bool, tb: bool, start: usize, len: usize, wide: bool = false }
 }
 
 op! {
     /// As linear, over the elements of the last dim of `x` from `start` to `start + len`, with the same part of the weight.
-    pub struct LinearPart = "linear_part" { transposed: bool, start: usize, len: usize }
+    pub struct LinearPart = "linear_part" { transposed: bool, start: usize, len: usize, wide: bool = false }
 }
 
 /// A matrix of which only `len` of `ks` elements are summed, those from `start` on.
@@ -55,7 +57,7 @@ fn whole_types(inputs: &[Type], dims: [usize; 2], start: usize, len: usize) -> R
 
 impl MatMulPart {
     fn whole(&self) -> MatMul {
-        MatMul { ta: self.ta, tb: self.tb }
+        MatMul { ta: self.ta, tb: self.tb, wide: self.wide }
     }
 
     /// The dims that are summed.
@@ -67,6 +69,9 @@ impl MatMulPart {
 impl Op for MatMulPart {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("a"), Operand::float("b")], &["c"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         Some(Index { whole: vec!["k".into()], ..self.whole().index(inputs)? })
@@ -109,13 +114,16 @@ impl Cpu for MatMulPart {
 
 impl LinearPart {
     fn whole(&self) -> Linear {
-        Linear { transposed: self.transposed }
+        Linear { transposed: self.transposed, wide: self.wide }
     }
 }
 
 impl Op for LinearPart {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("x"), Operand::float("weight"), Operand::float("bias")], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         Some(Index { whole: vec!["k".into()], ..self.whole().index(inputs)? })
@@ -191,15 +199,15 @@ fn absorbed(graph: &Graph, node: &Node) -> Option<(Arc<dyn Op>, [ValueId; 2])> {
         let ((start, len, a), (other, _, b)) = (slice(0, dims[0])?, slice(1, dims[1])?);
         (start == other && graph.ty(a).shape[dims[0]] == graph.ty(b).shape[dims[1]]).then_some((start, len, [a, b]))
     };
-    if let Some(&MatMul { ta, tb }) = node.op.downcast::<MatMul>() {
+    if let Some(&MatMul { ta, tb, wide }) = node.op.downcast::<MatMul>() {
         let is_flat = node.inputs.iter().all(|id| graph.ty(*id).rank() == 2);
         let (start, len, wholes) = both([usize::from(!ta), usize::from(tb)]).filter(|_| is_flat)?;
-        return Some((Arc::new(MatMulPart { ta, tb, start, len }), wholes));
+        return Some((Arc::new(MatMulPart { ta, tb, start, len, wide }), wholes));
     }
-    let Linear { transposed } = *node.op.downcast::<Linear>()?;
+    let Linear { transposed, wide } = *node.op.downcast::<Linear>()?;
     let last = graph.ty(node.inputs[0]).rank() - 1;
     let (start, len, wholes) = both([last, usize::from(transposed)])?;
-    Some((Arc::new(LinearPart { transposed, start, len }), wholes))
+    Some((Arc::new(LinearPart { transposed, start, len, wide }), wholes))
 }
 
 impl Cases for MatMulPart {
@@ -209,7 +217,7 @@ impl Cases for MatMulPart {
             for (m, n, ks, start, len) in [(3, 4, 7, 2, 3), (1, 5, 4, 0, 4), (40, 33, 300, 17, 270), (2, 3, 4, 4, 0)] {
                 let (a, b) = (if ta { [ks, m] } else { [m, ks] }, if tb { [n, ks] } else { [ks, n] });
                 let args = [Arg::real(a).constant(), Arg::real(b).constant()];
-                cases.push(Case::new(MatMulPart { ta, tb, start, len }, args));
+                cases.push(Case::new(MatMulPart { ta, tb, start, len, wide: false }, args));
             }
         }
         cases
@@ -222,7 +230,7 @@ impl Cases for LinearPart {
             let ks = x[x.len() - 1];
             let weight = if transposed { [n, ks] } else { [ks, n] };
             let args = [Arg::real(x).constant(), Arg::real(weight).constant(), Arg::real([n]).constant()];
-            Case::new(LinearPart { transposed, start, len }, args)
+            Case::new(LinearPart { transposed, start, len, wide: false }, args)
         };
         vec![
             case(true, &[3, 5], 4, 1, 3),

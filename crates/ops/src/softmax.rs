@@ -11,7 +11,7 @@ use crate::vectorized;
 use kolo_graph::cpu::Buffer;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// `eˣ / Σeˣ` over the last dim.
@@ -86,6 +86,9 @@ impl Op for Softmax {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("x")], &["y"])
     }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         index(inputs)
     }
@@ -121,6 +124,9 @@ impl Cpu for Softmax {
 impl Op for SoftmaxGrad {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("y"), Operand::float("g")], &["dx"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         index(inputs)

@@ -8,8 +8,8 @@ use crate::optimizer::Optimizer;
 use crate::rate_scaling::RateScaling;
 use crate::schedule::Schedule;
 use kolo_data::{Field, Kind, ReadError, SOURCES, Source, SourceKind, Split};
-use kolo_exec::Executor;
 use kolo_exec::cpu::Cpu;
+use kolo_exec::{Executor, Precision};
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_models::{MODELS, Model, ModelKind};
 use kolo_parallel::strategy::Facts;
@@ -109,6 +109,8 @@ pub struct Job {
     pub schedule: Schedule,
     /// The largest norm of a gradient; infinite if it is only measured.
     pub clip: Option<f32>,
+    /// What a step is computed in. Parameters and the optimizer's state are f32 in any case.
+    pub precision: Precision,
     pub eval_every: usize,
     pub log_every: LogEvery,
     pub early_stop: Option<EarlyStop>,
@@ -192,6 +194,7 @@ impl Job {
             rate,
             schedule,
             clip: read_clip(&train)?,
+            precision: read_precision(&train)?,
             eval_every: train.count("eval_every", 1, 1)?,
             log_every: LogEvery { steps: train.count("log_every", LOG_EVERY_STEPS, 0)?, asked: train.has("log_every") },
             early_stop,
@@ -205,7 +208,6 @@ impl Job {
             text: job_file::write(root),
         };
         job.check_early_stop(&train)?;
-        read_precision(&train)?;
         train.finish()?;
         Ok(Self { settings: root.resolved(), ..job })
     }
@@ -237,6 +239,23 @@ impl Job {
         ];
         let derived = derived.into_iter().map(|(key, value)| (key.to_string(), value));
         Ok(self.settings.iter().cloned().chain(derived).collect())
+    }
+
+    /// Lets this executor run its graphs, in the job's precision.
+    pub fn run_on(&mut self, executor: Arc<dyn Executor>) -> Result<(), Error> {
+        self.executor = match self.precision {
+            Precision::Tf32 => executor.in_tf32().ok_or_else(|| no_tf32(executor.name()))?,
+            _ => executor,
+        };
+        Ok(())
+    }
+
+    /// Whether its executor has its precision.
+    pub fn check_precision(&self) -> Result<(), Error> {
+        match self.precision == Precision::Tf32 && self.executor.in_tf32().is_none() {
+            true => Err(no_tf32(self.executor.name())),
+            false => Ok(()),
+        }
     }
 
     /// Whether its executor can run with this many workers.
@@ -485,13 +504,15 @@ fn metric_names(model: &dyn Model) -> Result<Vec<String>, Error> {
     Ok(["loss".to_string()].into_iter().chain(metrics.into_iter().map(|(name, _)| name)).collect())
 }
 
-fn read_precision(train: &Settings) -> Result<(), SettingError> {
-    match train.choice("precision", &["f32", "bf16", "f16"])? {
-        "f32" => Ok(()),
-        other => Err(train.wrong(
-            "precision",
-            format!("is \"{other}\", which training does not support yet"),
-            "write `precision = \"f32\"`",
-        )),
+fn no_tf32(device: &str) -> Error {
+    let message = format!("`train.precision` is \"tf32\", which the device `{device}` does not have");
+    Error::Unfit {
+        message,
+        hint: "write `precision = \"f32\"`, or \"bf16\"; TF32 is a way that some GPUs multiply".into(),
     }
+}
+
+fn read_precision(train: &Settings) -> Result<Precision, SettingError> {
+    let name = train.choice("precision", &Precision::ALL.map(Precision::name))?;
+    Ok(Precision::named(name).unwrap_or_default())
 }
