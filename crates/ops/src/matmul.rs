@@ -2,7 +2,8 @@
 
 use crate::cast::CastMethods;
 use crate::elementwise::ElementwiseMethods;
-use crate::gemm::{self, Gemm, Right, Rows, Start, Strided, Taken};
+use crate::gemm::{self, Gemm, Lines, Output, Right, Start, Taken};
+use crate::halves::{is_half, widen};
 use crate::reduce::ReduceMethods;
 use crate::tiles::Address;
 use kolo_graph::index::Index;
@@ -132,7 +133,6 @@ impl Cpu for MatMul {
         let shape = cx.shape(0);
         let k = shape[shape.len() - if self.ta { 2 } else { 1 }];
         let shape = [m, n, k];
-        let (a, b) = (cx.f32(0), cx.f32(1));
         let whole = &out[..out.len() - 2];
         let batch: usize = whole.iter().product();
         let scratch = cx.scratch();
@@ -140,24 +140,20 @@ impl Cpu for MatMul {
             let shape = cx.shape(input);
             matrix_at(&shape[..shape.len() - 2], whole, at)
         };
-        let left = |at: usize| Strided {
-            data: &a[matrix(0, at) * m * k..][..m * k],
-            line_stride: if self.ta { 1 } else { k },
-            k_stride: if self.ta { m } else { 1 },
+        let left = |at: usize| {
+            let (line_stride, k_stride) = if self.ta { (1, m) } else { (k, 1) };
+            Lines::of(&cx.inputs[0], matrix(0, at) * m * k, m * k, line_stride, k_stride)
         };
-        let right = |at: usize| Strided {
-            data: &b[matrix(1, at) * n * k..][..n * k],
-            line_stride: if self.tb { k } else { 1 },
-            k_stride: if self.tb { 1 } else { n },
+        let right = |at: usize| {
+            let (line_stride, k_stride) = if self.tb { (k, 1) } else { (1, n) };
+            Lines::of(&cx.inputs[1], matrix(1, at) * n * k, n * k, line_stride, k_stride)
         };
         if let Some(taker) = cx.taker {
             let sink = Taken { taker, stride: n };
             let (a, b) = (left(0), right(0));
             return Gemm { shape, a: &a, b: Right::Fresh(&b), c: &sink, start: Start::Zero }.run_on(cx.team, scratch);
         }
-        let c = Address(cx.out_f32(0).as_mut_ptr());
-        // SAFETY: product `at` owns its own part of the output.
-        let sink = |at: usize| Rows { data: Address(unsafe { c.get().add(at * m * n) }), stride: n };
+        let sink = |at: usize| Output::of(&cx.outputs[0], at * m * n, n);
         if batch == 1 || batch < cx.team.threads() {
             for at in 0..batch {
                 let (a, b, c) = (left(at), right(at), sink(at));
@@ -166,15 +162,19 @@ impl Cpu for MatMul {
             return;
         }
         let lent = Address(scratch.as_mut_ptr());
+        let own = gemm::scratch_bytes_of(cx.outputs[0].ty.dtype, 0, 1) / 4;
         cx.team.run(batch, |at, thread| {
             // SAFETY: each thread has its own scratch.
-            let scratch = unsafe { lent.slice(thread * gemm::SCRATCH, gemm::SCRATCH) };
+            let scratch = unsafe { lent.slice(thread * own, own) };
             let (a, b, c) = (left(at), right(at), sink(at));
             Gemm { shape, a: &a, b: Right::Fresh(&b), c: &c, start: Start::Zero }.run(scratch);
         });
     }
-    fn scratch_bytes(&self, _: &[Type], _: &[Type], threads: usize) -> usize {
-        gemm::scratch_bytes(threads)
+    fn scratch_bytes(&self, _: &[Type], outputs: &[Type], threads: usize) -> usize {
+        gemm::scratch_bytes_of(outputs[0].dtype, 0, threads)
+    }
+    fn takes_halves(&self) -> bool {
+        true
     }
     fn gives_tiles(&self, inputs: &[Type]) -> bool {
         inputs.iter().all(|ty| ty.rank() == 2) && inputs[0].shape[if self.ta { 0 } else { 1 }] <= gemm::K_BLOCK
@@ -292,20 +292,36 @@ impl Cpu for Linear {
         let k = cx.inputs[0].ty.last();
         let n = cx.outputs[0].ty.last();
         let m = cx.outputs[0].ty.elements() / n.max(1);
-        let x = Strided { data: cx.f32(0), line_stride: k, k_stride: 1 };
-        let weight = Strided {
-            data: cx.f32(1),
-            line_stride: if self.transposed { k } else { 1 },
-            k_stride: if self.transposed { 1 } else { n },
-        };
-        let sink = Rows { data: Address(cx.out_f32(0).as_mut_ptr()), stride: n };
-        let start = Start::Bias(cx.f32(2));
-        let gemm = Gemm { shape: [m, n, k], a: &x, b: Right::Fresh(&weight), c: &sink, start };
-        gemm.run_on(cx.team, cx.scratch());
+        let x = Lines::of(&cx.inputs[0], 0, m * k, k, 1);
+        let (line_stride, k_stride) = if self.transposed { (k, 1) } else { (1, n) };
+        let weight = Lines::of(&cx.inputs[1], 0, n * k, line_stride, k_stride);
+        let sink = Output::of(&cx.outputs[0], 0, n);
+        let (bias, scratch) = full_bias(cx);
+        let gemm = Gemm { shape: [m, n, k], a: &x, b: Right::Fresh(&weight), c: &sink, start: Start::Bias(bias) };
+        gemm.run_on(cx.team, scratch);
     }
-    fn scratch_bytes(&self, _: &[Type], _: &[Type], threads: usize) -> usize {
-        gemm::scratch_bytes(threads)
+    fn scratch_bytes(&self, inputs: &[Type], outputs: &[Type], threads: usize) -> usize {
+        gemm::scratch_bytes_of(outputs[0].dtype, bias_room(inputs), threads)
     }
+    fn takes_halves(&self) -> bool {
+        true
+    }
+}
+
+/// Floats that [`full_bias`] wants.
+pub(crate) fn bias_room(inputs: &[Type]) -> usize {
+    if is_half(inputs[2].dtype) { inputs[2].elements() } else { 0 }
+}
+
+/// A layer's bias, its third input, in f32, and the scratch of its product.
+pub(crate) fn full_bias<'a>(cx: &CpuCx<'a>) -> (&'a [f32], &'a mut [f32]) {
+    let (bias, scratch) = (&cx.inputs[2], cx.scratch());
+    if !is_half(bias.ty.dtype) {
+        return (cx.f32(2), scratch);
+    }
+    let (scratch, room) = scratch.split_at_mut(scratch.len() - bias.ty.elements());
+    widen(bias.ty.dtype, cx.u16(2), room);
+    (room, scratch)
 }
 
 impl Cases for Linear {

@@ -3,10 +3,10 @@
 //! A sum that is defined slice by slice (`parallel.slices`) is many products of slices. [`absorb_slices`] makes each of them
 //! one op. The bits are those of the product of copies: a sum's order depends on its length alone.
 
-use crate::gemm::{self, Gemm, Right, Rows, Start, Strided};
-use crate::matmul::{Linear, MatMul};
+use crate::gemm::{self, Gemm, Lines, Output, Right, Start};
+use crate::matmul::{Linear, MatMul, bias_room, full_bias};
 use crate::slice::Slice;
-use crate::tiles::Address;
+use kolo_graph::cpu::Buffer;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::rewrite::Rebuild;
@@ -25,10 +25,11 @@ op! {
     pub struct LinearPart = "linear_part" { transposed: bool, start: usize, len: usize, wide: bool = false }
 }
 
-/// A matrix of which only `len` of `ks` elements are summed, those from `start` on.
-fn part(data: &[f32], lines: usize, ks: usize, is_k_last: bool, start: usize) -> Strided<'_> {
+/// A matrix of which only a part of `ks` elements is summed, those from `start` on.
+fn part(operand: &Buffer, lines: usize, ks: usize, is_k_last: bool, start: usize) -> Lines<'_> {
     let (line_stride, k_stride) = if is_k_last { (ks, 1) } else { (1, lines) };
-    Strided { data: data.get(start * k_stride..).unwrap_or_default(), line_stride, k_stride }
+    let first = (start * k_stride).min(lines * ks);
+    Lines::of(operand, first, lines * ks - first, line_stride, k_stride)
 }
 
 fn check_part(start: usize, len: usize, ks: usize) -> Result<(), String> {
@@ -102,13 +103,17 @@ impl Cpu for MatMulPart {
     fn run(&self, cx: &mut CpuCx<'_>) {
         let [m, n] = [cx.out_shape(0)[0], cx.out_shape(0)[1]];
         let ks = cx.shape(0)[self.dims()[0]];
-        let (a, b) = (part(cx.f32(0), m, ks, !self.ta, self.start), part(cx.f32(1), n, ks, self.tb, self.start));
-        let sink = Rows { data: Address(cx.out_f32(0).as_mut_ptr()), stride: n };
+        let a = part(&cx.inputs[0], m, ks, !self.ta, self.start);
+        let b = part(&cx.inputs[1], n, ks, self.tb, self.start);
+        let sink = Output::of(&cx.outputs[0], 0, n);
         let gemm = Gemm { shape: [m, n, self.len], a: &a, b: Right::Fresh(&b), c: &sink, start: Start::Zero };
         gemm.run_on(cx.team, cx.scratch());
     }
-    fn scratch_bytes(&self, _: &[Type], _: &[Type], threads: usize) -> usize {
-        gemm::scratch_bytes(threads)
+    fn scratch_bytes(&self, _: &[Type], outputs: &[Type], threads: usize) -> usize {
+        gemm::scratch_bytes_of(outputs[0].dtype, 0, threads)
+    }
+    fn takes_halves(&self) -> bool {
+        true
     }
 }
 
@@ -157,15 +162,19 @@ impl Cpu for LinearPart {
     fn run(&self, cx: &mut CpuCx<'_>) {
         let (ks, n) = (cx.inputs[0].ty.last(), cx.outputs[0].ty.last());
         let m = cx.outputs[0].ty.elements() / n.max(1);
-        let x = part(cx.f32(0), m, ks, true, self.start);
-        let weight = part(cx.f32(1), n, ks, self.transposed, self.start);
-        let sink = Rows { data: Address(cx.out_f32(0).as_mut_ptr()), stride: n };
-        let start = Start::Bias(cx.f32(2));
+        let x = part(&cx.inputs[0], m, ks, true, self.start);
+        let weight = part(&cx.inputs[1], n, ks, self.transposed, self.start);
+        let sink = Output::of(&cx.outputs[0], 0, n);
+        let (bias, scratch) = full_bias(cx);
+        let start = Start::Bias(bias);
         let gemm = Gemm { shape: [m, n, self.len], a: &x, b: Right::Fresh(&weight), c: &sink, start };
-        gemm.run_on(cx.team, cx.scratch());
+        gemm.run_on(cx.team, scratch);
     }
-    fn scratch_bytes(&self, _: &[Type], _: &[Type], threads: usize) -> usize {
-        gemm::scratch_bytes(threads)
+    fn scratch_bytes(&self, inputs: &[Type], outputs: &[Type], threads: usize) -> usize {
+        gemm::scratch_bytes_of(outputs[0].dtype, bias_room(inputs), threads)
+    }
+    fn takes_halves(&self) -> bool {
+        true
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::checkpoint::{SavingRule, StartWeights};
 use crate::error::Error;
 use crate::job_file;
+use crate::loss_scale;
 use crate::memory_settings::MemorySettings;
 use crate::optimizer::Optimizer;
 use crate::rate_scaling::RateScaling;
@@ -111,6 +112,8 @@ pub struct Job {
     pub clip: Option<f32>,
     /// What a step is computed in. Parameters and the optimizer's state are f32 in any case.
     pub precision: Precision,
+    /// The factor by which gradients are scaled at first, in f16.
+    pub loss_scale: Option<f64>,
     pub eval_every: usize,
     pub log_every: LogEvery,
     pub early_stop: Option<EarlyStop>,
@@ -168,7 +171,10 @@ impl Job {
         let (optimizer, schedule) = read_rule(&train, &*model, total_steps)?;
         let rate = RateScaling::read(&train, optimizer.lr(), batch)?;
         let early_stop = read_early_stop(&train, &*model)?;
-        let facts = Facts { reproducible, early_stop: early_stop.is_some() };
+        let precision = read_precision(&train)?;
+        let loss_scale = read_loss_scale(&train, precision)?;
+        let scales_gradients = loss_scale.is_some();
+        let facts = Facts { reproducible, early_stop: early_stop.is_some(), scales_gradients };
         let parallel = Parallel::read(&parallel, kinds.strategies, facts)?;
         let measures = || match split.held_out_len() {
             0 => Vec::new(),
@@ -194,7 +200,8 @@ impl Job {
             rate,
             schedule,
             clip: read_clip(&train)?,
-            precision: read_precision(&train)?,
+            precision,
+            loss_scale,
             eval_every: train.count("eval_every", 1, 1)?,
             log_every: LogEvery { steps: train.count("log_every", LOG_EVERY_STEPS, 0)?, asked: train.has("log_every") },
             early_stop,
@@ -222,7 +229,8 @@ impl Job {
 
     /// What strategies may want to know.
     pub fn facts(&self) -> Facts {
-        Facts { reproducible: self.reproducible, early_stop: self.early_stop.is_some() }
+        let scales_gradients = self.loss_scale.is_some();
+        Facts { reproducible: self.reproducible, early_stop: self.early_stop.is_some(), scales_gradients }
     }
 
     /// What two ranks must agree on to train the same job: every key with the value that counts, what follows from several of
@@ -502,6 +510,17 @@ fn metric_names(model: &dyn Model) -> Result<Vec<String>, Error> {
     }
     model.derive(1.0, &mut metrics);
     Ok(["loss".to_string()].into_iter().chain(metrics.into_iter().map(|(name, _)| name)).collect())
+}
+
+fn read_loss_scale(train: &Settings, precision: Precision) -> Result<Option<f64>, SettingError> {
+    match precision {
+        Precision::F16 => loss_scale::read(train).map(Some),
+        _ if train.has("loss_scale") => {
+            let message = format!("has no use with `precision = \"{}\"`", precision.name());
+            Err(train.wrong("loss_scale", message, "leave it out, or write `precision = \"f16\"`"))
+        }
+        _ => Ok(None),
+    }
 }
 
 fn no_tf32(device: &str) -> Error {

@@ -5,6 +5,7 @@
 //! half as large; after [`GOOD_STEPS`] good ones in a row it becomes twice as large. All of it is nodes of the graph on
 //! numbers that every rank has alike, so the decision is one on every layout and is kept in checkpoints.
 
+use kolo_graph::settings::{SettingError, Settings};
 use kolo_ops::prelude::*;
 
 /// Steps in a row without an overflow after which the factor grows.
@@ -19,6 +20,18 @@ pub const LOSS_SCALE: &str = "loss_scale";
 /// The output that counts the steps that changed nothing so far.
 pub const SKIPPED: &str = "skipped_steps";
 
+/// The first factor of a job in f16, from `[train]`.
+pub fn read(train: &Settings) -> Result<f64, SettingError> {
+    let first = train.float_in("loss_scale", FIRST, LEAST, LARGEST)?;
+    match first.log2().fract() == 0.0 {
+        true => Ok(first),
+        false => {
+            let message = format!("is {first}, which is no power of two");
+            Err(train.wrong("loss_scale", message, "write a power of two such as `loss_scale = 65536`"))
+        }
+    }
+}
+
 /// The factor and what it follows from.
 #[derive(Clone, Copy, Debug)]
 pub struct LossScale<'b> {
@@ -29,10 +42,11 @@ pub struct LossScale<'b> {
 }
 
 impl<'b> LossScale<'b> {
-    pub fn new(builder: &'b Builder) -> Self {
+    /// A factor that starts so.
+    pub fn new(builder: &'b Builder, first: f64) -> Self {
         let state =
             |name: &str, first: f64| builder.state(&format!("loss_scale.{name}"), Type::f32([]), Init::Constant(first));
-        let (factor, good_steps, skipped) = (state("factor", FIRST), state("good_steps", 0.0), state("skipped", 0.0));
+        let (factor, good_steps, skipped) = (state("factor", first), state("good_steps", 0.0), state("skipped", 0.0));
         Self { builder, factor, good_steps, skipped }
     }
 

@@ -7,7 +7,7 @@ use crate::loss_scale::LossScale;
 #[cfg(doc)]
 use crate::loss_scale::{LOSS_SCALE, SKIPPED};
 use crate::optimizer::{Optimizer, StepScalars};
-use kolo_exec::{Options, Precision, Program};
+use kolo_exec::{Options, Program};
 use kolo_graph::rewrite::{eliminate_dead, merge_common};
 use kolo_graph::sources::GrainSum;
 use kolo_graph::verify::debug_verify;
@@ -100,8 +100,7 @@ pub fn raw_graph(job: &Job, parallel: &Parallel, purpose: Purpose) -> Result<Gra
         Purpose::Training | Purpose::Server => {
             let clip = parallel.clip(job.clip, purpose);
             let frozen: &dyn Fn(&str) -> bool = &|name| job.start.is_frozen(name);
-            let scaled = job.precision == Precision::F16;
-            let rule = UpdateRule { optimizer: &job.optimizer, clip, frozen, scaled };
+            let rule = UpdateRule { optimizer: &job.optimizer, clip, frozen, loss_scale: job.loss_scale };
             training_graph(&*job.model, &rule, job.grain_batch(), job.grains)
         }
     }
@@ -115,14 +114,14 @@ pub struct UpdateRule<'a> {
     pub clip: Option<f32>,
     /// Whether the parameter of this name stays as it is.
     pub frozen: &'a dyn Fn(&str) -> bool,
-    /// Gradients are scaled on their way, as f16 needs it. The norm is then measured whatever `clip` is.
-    pub scaled: bool,
+    /// The factor by which gradients are scaled at first, as f16 needs it. The norm is then measured whatever `clip` is.
+    pub loss_scale: Option<f64>,
 }
 
 impl<'a> UpdateRule<'a> {
     /// All parameters are trained.
     pub fn all(optimizer: &'a Optimizer, clip: Option<f32>) -> Self {
-        Self { optimizer, clip, frozen: &|_| false, scaled: false }
+        Self { optimizer, clip, frozen: &|_| false, loss_scale: None }
     }
 }
 
@@ -149,9 +148,9 @@ pub fn training_graph(
     batch: usize,
     grains: usize,
 ) -> Result<Graph, GraphError> {
-    let UpdateRule { optimizer, clip, frozen, scaled } = *rule;
+    let UpdateRule { optimizer, clip, frozen, loss_scale } = *rule;
     let builder = Builder::new();
-    let loss_scale = scaled.then(|| LossScale::new(&builder));
+    let loss_scale = loss_scale.map(|first| LossScale::new(&builder, first));
     let Mean { value, counted } = model.build(&Build { builder: &builder, batch, grains, training: true }).loss;
     let targets = grains * counted.map_or(1, |counted| counted.of);
     let share = 1.0 / targets as f64;
