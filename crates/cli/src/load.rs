@@ -3,6 +3,8 @@
 use crate::args::{DeviceArg, JobArgs};
 use crate::fail::Failure;
 use kolo_data::{SOURCES, SourceKind};
+use kolo_exec::Executor;
+use kolo_exec::cpu::Cpu;
 use kolo_exec::reference::Reference;
 use kolo_graph::settings::{Setting, Settings};
 use kolo_models::{MODELS, ModelKind};
@@ -72,9 +74,11 @@ pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Fa
     let root = settings(args)?;
     refuse_shared_pipe(&root, workers)?;
     let mut job = Job::read_among(&root, &kinds.lists())?;
-    if args.device == DeviceArg::Reference {
-        job.executor = Arc::new(Reference);
-    }
+    let executor: Arc<dyn Executor> = match args.device {
+        DeviceArg::Reference => Arc::new(Reference),
+        _ => Arc::new(Cpu),
+    };
+    job.run_on(executor)?;
     if workers > 1 {
         job.check_device(workers)?;
     }
