@@ -6,6 +6,7 @@ pub mod adaptive_pool;
 pub mod attention;
 pub mod avg_pool;
 pub mod batch_norm;
+pub mod batch_norm_parts;
 pub mod cast;
 pub mod compare;
 pub mod concat;
@@ -52,8 +53,8 @@ pub use kolo_graph::vectorized;
 pub use registry::{cpu_of, cpu_side, register, registry};
 
 use kolo_graph::collective::{
-    AfterGrains, AllGather, AllReduce, AllToAll, AxisGather, AxisJoin, AxisScatter, AxisShift, AxisSum, Barrier,
-    Receive, ReduceScatter, Send,
+    AfterGrains, AllGather, AllReduce, AllToAll, AxisGather, AxisHalo, AxisJoin, AxisScatter, AxisShift, AxisSum,
+    Barrier, Receive, ReduceScatter, Send,
 };
 use kolo_graph::piece::{Join, Piece};
 use kolo_graph::share::{AxisShare, EachGrain, Pack};
@@ -77,6 +78,7 @@ const SOURCES: &[OpKind] = &[
     OpKind::of::<AxisScatter>(),
     OpKind::of::<AllToAll>(),
     OpKind::of::<AxisShift>(),
+    OpKind::of::<AxisHalo>(),
     OpKind::of::<Send>(),
     OpKind::of::<Receive>(),
     OpKind::without_kernels::<AfterGrains>(),
@@ -108,6 +110,7 @@ fn built_in() -> Vec<OpKind> {
         layer_norm::KINDS,
         rms_norm::KINDS,
         batch_norm::KINDS,
+        batch_norm_parts::KINDS,
         group_norm::KINDS,
         dropout::KINDS,
         rotary::KINDS,

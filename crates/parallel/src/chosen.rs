@@ -86,7 +86,7 @@ impl Parallel {
 
     /// How many ranks share the grains of so many workers; an error if they cannot be arranged along the axes.
     pub fn data_ranks(&self, workers: usize) -> Result<usize, Refusal> {
-        let others: Vec<(&str, usize)> = self.strategies().filter_map(Strategy::axis).collect();
+        let others: Vec<(&str, usize)> = self.strategies().flat_map(Strategy::axes).collect();
         let ranks: usize = others.iter().map(|(_, size)| size).product();
         if ranks > 0 && workers.is_multiple_of(ranks) {
             return Ok(workers / ranks);
@@ -100,7 +100,7 @@ impl Parallel {
     pub fn mesh(&self, workers: usize, rank: usize) -> Result<Mesh, Refusal> {
         let mut axes = vec![(DATA, self.data_ranks(workers)?)];
         // Rank numbers run fastest along the last axis: those who share every layer are neighbours, on one host if they can be.
-        axes.extend(self.strategies.iter().rev().filter_map(|one| one.axis()));
+        axes.extend(self.strategies.iter().rev().flat_map(|one| one.axes()));
         Mesh::new(&axes, rank).ok_or_else(|| {
             Refusal::new(format!("have no rank {rank}"), format!("ranks count from 0 to {}", workers.saturating_sub(1)))
         })
@@ -215,7 +215,7 @@ impl Parallel {
     pub fn layout(&self, workers: usize) -> BTreeMap<&'static str, usize> {
         let mut layout = BTreeMap::from(LAYOUT);
         layout.insert(DATA, self.data_ranks(workers).unwrap_or(workers));
-        layout.extend(self.strategies().filter_map(Strategy::axis));
+        layout.extend(self.strategies().flat_map(Strategy::axes));
         layout.extend(self.strategies().flat_map(Strategy::layout));
         layout
     }

@@ -8,6 +8,7 @@
 //! | [`servers`] | parameter servers: workers push gradients, servers update and hand weights back |
 //! | [`narrow`] | gradients travel as bf16 |
 //! | [`sequence`] | sequence parallelism: ranks share the tokens of every sample |
+//! | [`spatial`] | spatial parallelism: ranks share the rows and columns of every image |
 //! | [`tensor`] | tensor parallelism: ranks share every layer, as [`partition`] derives it |
 //! | [`recompute`] | parts of the forward pass run again in the backward pass; no strategy of `[parallel]`, for one rank too |
 //!
@@ -27,6 +28,7 @@ pub mod pipeline;
 pub mod recompute;
 pub mod sequence;
 pub mod servers;
+pub mod spatial;
 pub mod strategy;
 pub mod tensor;
 pub mod zero;

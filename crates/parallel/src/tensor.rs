@@ -104,8 +104,8 @@ impl Strategy for Tensor {
             ranks => format!("parallel.{} = {ranks}", RANKS.name),
         }
     }
-    fn axis(&self) -> Option<(&'static str, usize)> {
-        Some((TENSOR, self.ranks))
+    fn axes(&self) -> Vec<(&'static str, usize)> {
+        vec![(TENSOR, self.ranks)]
     }
     fn check(&self, job: Facts, _: &[&dyn Strategy]) -> Result<(), Refusal> {
         if job.reproducible && !self.slices.is_multiple_of(self.ranks) {

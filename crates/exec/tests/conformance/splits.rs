@@ -40,8 +40,12 @@ fn cut(input: &Dense, placement: Placement, split: &Split, units: &[usize], (par
         let share = 0.5f64.powi((part + 1).min(ways - 1) as i32);
         return Dense::new(input.shape.clone(), input.data.iter().map(|x| x * share).collect());
     }
-    let Some((dim, blocks)) = placement.cut() else { return input.clone() };
-    let places = places(input.shape[dim], blocks, split.size, units);
+    let (dim, places) = match (placement, placement.cut()) {
+        // What the units, a run, reach of it.
+        (Placement::Halo(dim), _) => (dim, reached(split, units)),
+        (_, Some((dim, blocks))) => (dim, places(input.shape[dim], blocks, split.size, units)),
+        _ => return input.clone(),
+    };
     let mut shape = input.shape.clone();
     shape[dim] = places.len();
     Dense::from_fn(shape, |at| {
@@ -49,6 +53,12 @@ fn cut(input: &Dense, placement: Placement, split: &Split, units: &[usize], (par
         at[dim] = places[at[dim]];
         input.data[offset(&input.shape, &at)]
     })
+}
+
+/// The places that a run of units reads of an input with a halo.
+fn reached(split: &Split, units: &[usize]) -> Vec<usize> {
+    let first = units.first().copied().unwrap_or(0);
+    split.reach.expect("a split with halos says what they are").range(&(first..first + units.len())).collect()
 }
 
 fn offset(shape: &[usize], at: &[usize]) -> usize {
@@ -93,7 +103,10 @@ fn parts_of(case: &Case, inputs: &[Dense], split: &Split, deal: &Deal) -> Option
         let mut small =
             Case { op: split.part(&case.op, units.first().copied().unwrap_or(0), units.len()), ..case.clone() };
         for ((arg, input), placement) in small.args.iter_mut().zip(&own).zip(&split.inputs) {
-            assert_eq!(split.part_shape(*placement, &arg.ty.shape, units.len()), input.shape, "part_shape of an input");
+            if !matches!(placement, Placement::Halo(_)) {
+                let expected = split.part_shape(*placement, &arg.ty.shape, units.len());
+                assert_eq!(expected, input.shape, "part_shape of an input");
+            }
             arg.ty.shape = input.shape.clone();
         }
         match checked_types(&*small.op, &types_of(&small)) {
@@ -171,6 +184,11 @@ fn check(split: &Split, inputs: &[Type], outputs: &[Type]) {
     let sides = [(&split.inputs, inputs), (&split.outputs, outputs)];
     for (placements, types) in sides {
         assert_eq!(placements.len(), types.len(), "placements");
+        let halos = placements.iter().zip(types).filter_map(|(placement, ty)| match placement {
+            Placement::Halo(dim) => Some(ty.shape[*dim]),
+            _ => None,
+        });
+        halos.for_each(|extent| assert_eq!(split.reach.map(|reach| reach.extent), Some(extent), "places of a halo"));
         for (dim, blocks, extent) in
             placements.iter().zip(types).filter_map(|(p, ty)| p.cut().map(|(dim, blocks)| (dim, blocks, ty.shape[dim])))
         {

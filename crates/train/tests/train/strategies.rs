@@ -182,8 +182,8 @@ impl Strategy for Copies {
     fn written(&self) -> String {
         format!("parallel.copies = {}", self.0)
     }
-    fn axis(&self) -> Option<(&'static str, usize)> {
-        Some((COUNT.name, self.0))
+    fn axes(&self) -> Vec<(&'static str, usize)> {
+        vec![(COUNT.name, self.0)]
     }
 }
 
