@@ -15,9 +15,7 @@ use crate::tiles::Address;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::rewrite::Rebuild;
-use kolo_graph::{
-    Arg, Case, Cases, Cpu, CpuCx, DType, Dense, Graph, Node, Op, Operand, Operands, Type, ValueId, op,
-};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, Graph, Node, Op, Operand, Operands, Type, ValueId, op};
 use std::sync::Arc;
 
 op! {

@@ -2,7 +2,8 @@
 
 use crate::movement::{ELEMENTS_PER_TASK, within, within_f64};
 use crate::pool::{
-    Tile, Window, check_window, define_planes, for_each_plane, load, plane_size, pool_cases, tile_of_part, tile_splits, with_planes,
+    Tile, Window, check_window, define_planes, for_each_plane, load, plane_size, pool_cases, tile_of_part, tile_splits,
+    with_planes,
 };
 use crate::reduce::ReduceMethods;
 use crate::scatter::ScatterAddGrad;
@@ -102,8 +103,7 @@ impl MaxPool2d {
     }
 
     fn checked_window(&self, size: [usize; 2]) -> Result<Window, String> {
-        let window =
-            Window::new(self.kernel, self.stride, self.padding, self.tile().whole(size), self.ceil_mode)?;
+        let window = Window::new(self.kernel, self.stride, self.padding, self.tile().whole(size), self.ceil_mode)?;
         window.on_tile(self.tile(), size)?.checked_under()
     }
 
@@ -299,7 +299,8 @@ impl Cpu for MaxPool2dGrad {
     fn run(&self, cx: &mut CpuCx<'_>) {
         let shape = cx.shape(0);
         let (from, to) = (shape[2] * shape[3], self.size[0] * self.size[1]);
-        let (all, is_tile) = (self.tile().whole(self.size).iter().product(), !self.rows.is_empty() || !self.columns.is_empty());
+        let (all, is_tile) =
+            (self.tile().whole(self.size).iter().product(), !self.rows.is_empty() || !self.columns.is_empty());
         let (places, grad, target) = (cx.i32(0), cx.f32(1), Address(cx.out_f32(0).as_mut_ptr()));
         cx.team.chunks(shape[0] * shape[1], (ELEMENTS_PER_TASK / (from + to).max(1)).max(1), |range, _| {
             for plane in range {

@@ -72,7 +72,10 @@ impl Window {
             let fits = |start: usize, count: usize, all: usize| count > 0 && start <= all && count <= all - start;
             let (windows, padding) = (self.out[axis], self.padding[axis]);
             if !fits(begin, size[axis], self.whole[axis]) || !fits(first, count, windows) {
-                return Err(format!("the tile {run:?} is not inside a plane of {} and {windows} windows", self.whole[axis]));
+                return Err(format!(
+                    "the tile {run:?} is not inside a plane of {} and {windows} windows",
+                    self.whole[axis]
+                ));
             }
             if first * self.stride[axis] > begin + padding {
                 return Err(format!("the first window of the tile {run:?} begins behind its first place"));
@@ -207,7 +210,13 @@ const PLACES: [&str; 2] = ["h", "w"];
 
 /// The splits along rows and columns of a pooling op whose units are windows, or of a backward pass whose units are places.
 /// What is cut already is not cut again.
-pub(crate) fn tile_splits(window: &Window, tile: Tile<'_>, inputs: usize, outputs: usize, backward: bool) -> Vec<Split> {
+pub(crate) fn tile_splits(
+    window: &Window,
+    tile: Tile<'_>,
+    inputs: usize,
+    outputs: usize,
+    backward: bool,
+) -> Vec<Split> {
     let along = |axis: usize| {
         let (kernel, stride, padding) = (window.kernel[axis], window.stride[axis], window.padding[axis]);
         let (name, size, reach) = match backward {

@@ -21,6 +21,7 @@ mod cut;
 pub mod data;
 pub mod grain_share;
 pub mod lane;
+mod layers;
 pub mod mesh;
 pub mod narrow;
 pub mod partition;

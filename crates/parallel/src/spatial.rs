@@ -8,13 +8,16 @@
 //! Rows are cut first, then columns, each by one rewrite ([`crate::partition`]): the halo of the columns has that of the rows
 //! in it, corners and all.
 
+use crate::layers::{LAYERS, Layers, Way, layer_of, layers_of};
 use crate::mesh::Mesh;
-use crate::partition::{Group, Planes, Rules, lower, plan};
+use crate::partition::{Choice, Group, Plan, Planes, Rules, lower, plan};
 use crate::strategy::{Facts, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
+use crate::tensor::TENSOR;
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_graph::sources::Input;
 use kolo_graph::{DType, Graph, InputRole};
 use kolo_ops::batch_norm_parts;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The axes along which images are cut.
@@ -38,7 +41,7 @@ const TILES: Key = Key {
 pub const KIND: StrategyKind = StrategyKind {
     name: "spatial",
     doc: "spatial parallelism: workers share the rows and columns of every image",
-    keys: &[RANKS, TILES],
+    keys: &[RANKS, TILES, LAYERS],
     read: |settings| Ok(read(settings)?.map(|one| Arc::new(one) as Arc<dyn Strategy>)),
 };
 
@@ -49,18 +52,43 @@ fn read(settings: &Settings) -> Result<Option<Spatial>, SettingError> {
         let hint = format!("write {} or {} instead", odd.next_power_of_two() / 2, odd.next_power_of_two());
         return Err(settings.wrong(TILES.name, message, hint));
     }
-    Ok((ranks != [1, 1] || tiles != [1, 1]).then_some(Spatial { ranks, tiles }))
+    let mut spatial = Spatial { layers: Layers::read(settings)?, ..Spatial::new(ranks, tiles) };
+    let of_layers = spatial.layers.ranks(Way::Spatial);
+    if ranks == [1, 1] && of_layers > 1 {
+        spatial.ranks = [of_layers, 1];
+        spatial.tiles[0] = tiles[0].max(of_layers);
+        spatial.of_layers = true;
+    }
+    let is_chosen = spatial.ranks != [1, 1] || spatial.tiles != [1, 1];
+    spatial.tensor = is_chosen && settings.count(TENSOR, 1, 1)? == 1 && spatial.layers.ranks(Way::Tensor) > 1;
+    Ok(is_chosen.then_some(spatial))
+}
+
+/// Whether a job cuts images.
+pub(crate) fn is_chosen(settings: &Settings) -> Result<bool, SettingError> {
+    Ok(read(settings)?.is_some())
 }
 
 /// Spatial parallelism with its settings.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Spatial {
     /// Workers along rows and columns.
     pub ranks: [usize; 2],
     pub tiles: [usize; 2],
+    /// Layers that are split otherwise.
+    layers: Layers,
+    /// Only what a line of theirs names is cut.
+    of_layers: bool,
+    /// What a line of theirs gives to `tensor` is shared by the workers of the rows.
+    tensor: bool,
 }
 
 impl Spatial {
+    /// So many workers along rows and columns, and so many tiles; all layers alike.
+    pub fn new(ranks: [usize; 2], tiles: [usize; 2]) -> Self {
+        Self { ranks, tiles, layers: Layers::default(), of_layers: false, tensor: false }
+    }
+
     /// Slices along a side for so many ranks: those of the job, or if it does not promise its bits one each.
     fn slices(&self, side: usize, ranks: usize) -> usize {
         if self.tiles[side].is_multiple_of(ranks) { self.tiles[side] } else { ranks }
@@ -81,6 +109,72 @@ impl Spatial {
             return Err(Refusal::of_key(&TILES, message, format!("write `{} = {most:?}` or less", TILES.name)));
         }
         Ok(())
+    }
+}
+
+impl Spatial {
+    /// Layers that have whole planes.
+    fn whole_layers(&self, graph: &Graph) -> Vec<String> {
+        let is_whole = |layer: &String| match self.layers.of(Way::Spatial, layer) {
+            Some(ranks) => ranks == 1,
+            None => self.of_layers,
+        };
+        layers_of(graph).into_iter().filter(is_whole).collect()
+    }
+
+    /// What decides along a side: planes are cut, and weights are not, but for those of layers that these workers share.
+    fn rules(&self, graph: &Graph, training: &Graph, side: usize) -> Rules {
+        let shared = match self.tensor && side == 0 {
+            true => self.layers.shared_params(Way::Tensor, training),
+            false => BTreeMap::new(),
+        };
+        let is_shared = |name: &String| shared.get(layer_of(name)).is_some_and(|own| own.contains(name));
+        let whole = graph.params().map(|(_, op)| op.name.clone()).filter(|name| !is_shared(name)).collect();
+        let planes = Some(Planes { dim: DIMS[side], whole: self.whole_layers(training) });
+        Rules { whole, planes, ..Rules::default() }
+    }
+
+    /// One side cut.
+    fn cut(
+        &self,
+        graph: Graph,
+        training: &Graph,
+        purpose: Purpose,
+        group: (usize, usize, &Mesh),
+    ) -> Result<Graph, Refusal> {
+        let (side, slices, mesh) = group;
+        let mut rules = self.rules(&graph, training, side);
+        if let (Purpose::Evaluation { .. }, true) = (purpose, self.tensor) {
+            // Weights lie as training left them.
+            let trained = batch_norm_parts::in_steps(training, |_| true);
+            rules.fixed = plan(&trained, slices, &self.rules(&trained, training, side)).named(&trained);
+        }
+        let plan = plan(&graph, slices, &rules);
+        self.check_layers(&graph, &plan, training, side)?;
+        let (ranks, rank) = (mesh.size(AXES[side]), mesh.coordinate(AXES[side]));
+        Ok(lower(&graph, &plan, &Group { axis: AXES[side].into(), ranks, rank }))
+    }
+
+    /// Refuses lines about layers that cannot be split so.
+    fn check_layers(&self, graph: &Graph, plan: &Plan, training: &Graph, side: usize) -> Result<(), Refusal> {
+        let is_cut = |layer: &str| {
+            let mut own = graph.nodes.iter().zip(&plan.choices).filter(|(node, _)| *node.scope == *layer);
+            own.any(|(node, choice)| {
+                matches!(choice, Choice::Parts(_)) && node.inputs.iter().any(|id| graph.ty(*id).rank() == 4)
+            })
+        };
+        let hint = "only layers of images with as many rows as there are tiles can be; leave this one out";
+        if side == 0 && self.tiles[0] > 1 {
+            self.layers.check_shared(Way::Spatial, is_cut, training, hint)?;
+        }
+        let named = plan.named(graph);
+        let is_split = |layer: &str| named.iter().any(|(name, own)| layer_of(name) == layer && own.cut().is_some());
+        match self.tensor && side == 0 {
+            true => {
+                self.layers.check_shared(Way::Tensor, is_split, training, "leave the layer whole, or use fewer `tiles`")
+            }
+            false => Ok(()),
+        }
     }
 }
 
@@ -106,7 +200,14 @@ impl Strategy for Spatial {
     fn axes(&self) -> Vec<(&'static str, usize)> {
         AXES.into_iter().zip(self.ranks).collect()
     }
+    fn is_of_layers(&self) -> bool {
+        self.of_layers
+    }
     fn check(&self, job: Facts, _: &[&dyn Strategy]) -> Result<(), Refusal> {
+        self.layers.check_ranks(Way::Spatial, self.ranks.iter().product())?;
+        if self.tensor {
+            self.layers.check_ranks(Way::Tensor, self.ranks[0])?;
+        }
         let uneven = self.tiles.iter().zip(self.ranks).any(|(tiles, ranks)| !tiles.is_multiple_of(ranks));
         if job.reproducible && uneven {
             let least: [usize; 2] =
@@ -129,19 +230,15 @@ impl Strategy for Spatial {
         }
         Ok(())
     }
-    fn split(&self, graph: Graph, training: &Graph, _: Purpose, mesh: &Mesh) -> Result<Graph, Refusal> {
+    fn split(&self, graph: Graph, training: &Graph, purpose: Purpose, mesh: &Mesh) -> Result<Graph, Refusal> {
         self.check_images(training, mesh)?;
+        self.layers.check_names(training)?;
         let mut graph = batch_norm_parts::in_steps(&graph, |_| true);
         for (side, axis) in AXES.into_iter().enumerate() {
-            let (ranks, rank) = (mesh.size(axis), mesh.coordinate(axis));
-            let slices = self.slices(side, ranks);
-            if slices == 1 {
-                continue;
+            let slices = self.slices(side, mesh.size(axis));
+            if slices > 1 {
+                graph = self.cut(graph, training, purpose, (side, slices, mesh))?;
             }
-            let whole = graph.params().map(|(_, op)| op.name.clone()).collect();
-            let planes = Some(Planes { dim: DIMS[side], whole: Vec::new() });
-            let plan = plan(&graph, slices, &Rules { whole, planes, ..Rules::default() });
-            graph = lower(&graph, &plan, &Group { axis: axis.into(), ranks, rank });
         }
         Ok(graph)
     }

@@ -8,6 +8,7 @@
 //! list that a program of one's own hands to `Job::read_among`; `crates/train/tests/train/strategies.rs` brings one from
 //! outside.
 
+use crate::layers::Layers;
 use crate::mesh::Mesh;
 use crate::{central, data, narrow, pipeline, sequence, servers, spatial, tensor, zero};
 use kolo_comm::{Communicator, Fault};
@@ -78,6 +79,8 @@ pub enum KeyValue {
     Pair {
         most: usize,
     },
+    /// A table of layers, empty by default.
+    Layers,
 }
 
 impl Key {
@@ -91,6 +94,7 @@ impl Key {
             KeyValue::Text { .. } => self.text(settings).map(drop),
             KeyValue::Names => self.names(settings).map(drop),
             KeyValue::Pair { .. } => self.pair(settings).map(drop),
+            KeyValue::Layers => Layers::read(settings).map(drop),
         }
     }
 
@@ -187,6 +191,7 @@ impl Key {
             }
             KeyValue::Text { default } => ("text".into(), format!("`{default}`")),
             KeyValue::Names => ("list of names".into(), "none".into()),
+            KeyValue::Layers => ("table".into(), "none".into()),
             KeyValue::Pair { most } => (format!("[rows, columns], 1 to {most} each"), "[1, 1]".into()),
         };
         format!("| `{}` | {values} | {default} | {} |", self.name, self.doc)
@@ -249,6 +254,8 @@ pub struct Allocation<'a> {
 /// Why a strategy does not go with a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
+    /// Where what is at fault is written, if not at a key of `[parallel]`.
+    pub place: Option<String>,
     /// The key of `[parallel]` at fault, which the message then goes on from; the message stands alone if there is none.
     pub key: Option<&'static str>,
     pub message: String,
@@ -257,11 +264,11 @@ pub struct Refusal {
 
 impl Refusal {
     pub fn of_key(key: &Key, message: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self { key: Some(key.name), message: message.into(), hint: hint.into() }
+        Self { place: None, key: Some(key.name), message: message.into(), hint: hint.into() }
     }
 
     pub fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self { key: None, message: message.into(), hint: hint.into() }
+        Self { place: None, key: None, message: message.into(), hint: hint.into() }
     }
 }
 
@@ -298,6 +305,11 @@ pub trait Strategy: std::fmt::Debug + Send + Sync {
     /// The axes that it adds to the mesh, with their sizes. Whatever the axes of all strategies leave is the data axis.
     fn axes(&self) -> Vec<(&'static str, usize)> {
         Vec::new()
+    }
+
+    /// Whether its axes come from `[parallel.layers]`, which a single worker takes as the parts of its own work.
+    fn is_of_layers(&self) -> bool {
+        false
     }
 
     /// Whether it gives workers parts of the model: what it adds to the mesh is more than one rank.

@@ -191,7 +191,9 @@ impl Op for Conv2dInputGrad {
     }
     fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
         let mut splits = by_groups(self.index(inputs), inputs, self.shape(inputs), &[0, 1], 1);
-        splits.extend(self.shape(inputs).into_iter().flat_map(|shape| strips::of_image(&shape, &[Held::Whole, Held::Reached])));
+        splits.extend(
+            self.shape(inputs).into_iter().flat_map(|shape| strips::of_image(&shape, &[Held::Whole, Held::Reached])),
+        );
         splits
     }
     fn part_at(&self, split: &Split, first: usize, units: usize) -> Option<Arc<dyn Op>> {

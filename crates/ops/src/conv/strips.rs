@@ -48,7 +48,8 @@ fn may_transform(shape: &Shape) -> bool {
 pub fn of_grid(shape: &Shape, inputs: &[Held], output: Placement) -> Vec<Split> {
     let along = |dim: usize| {
         let window = &shape.window;
-        let reach = Reach::of_windows(shape.image[dim], span(shape, dim), window.stride[dim], window.padding.before[dim]);
+        let reach =
+            Reach::of_windows(shape.image[dim], span(shape, dim), window.stride[dim], window.padding.before[dim]);
         let placements: Vec<Placement> = inputs.iter().map(|held| held.placement(dim + 2)).collect();
         let output = if output == Placement::Partial { output } else { Placement::Shard(dim + 2) };
         let split = Split::new(GRID[dim], shape.grid[dim], placements, [output]).reaching(reach);

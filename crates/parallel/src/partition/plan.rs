@@ -572,7 +572,8 @@ impl<'g> Pass<'g> {
             if *placement == Placement::Partial {
                 // A sum over the tokens themselves has none left.
                 let is_cut = |(id, need): (&ValueId, &Need)| self.is_token_cut(*id, need);
-                let over_tokens = self.rules.ring || self.rules.planes.is_some() || node.inputs.iter().zip(&parts.needs).any(is_cut);
+                let over_tokens =
+                    self.rules.ring || self.rules.planes.is_some() || node.inputs.iter().zip(&parts.needs).any(is_cut);
                 let sum = if over_tokens { Sharding::Replicated } else { self.sum_of(*id) };
                 self.shardings[id.0 as usize] = Some(sum);
                 continue;

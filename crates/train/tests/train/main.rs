@@ -11,6 +11,7 @@ mod ignored;
 mod op_goldens;
 mod reference;
 mod same_bits;
+mod spatial;
 mod strategies;
 mod workers;
 mod wrong;

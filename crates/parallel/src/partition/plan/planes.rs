@@ -45,7 +45,11 @@ impl Pass<'_> {
         }
         let (inputs, outputs) = (self.graph.types(&node.inputs), self.graph.types(&node.outputs));
         let mut splits = node.op.splits(&inputs, &outputs).into_iter();
-        Some(splits.find_map(|split| self.plane_parts(node, split, (&inputs, &outputs))).map_or(Choice::Whole, Choice::Parts))
+        Some(
+            splits
+                .find_map(|split| self.plane_parts(node, split, (&inputs, &outputs)))
+                .map_or(Choice::Whole, Choice::Parts),
+        )
     }
 
     /// The parts of a node along a split, if that takes the slices there are and makes slices of planes or sums over them.
