@@ -307,3 +307,38 @@ fn heads_go_through_the_layers_around_an_attention() {
         assert_close(&sum, &whole.data, 2e-5, &format!("heads {deal:?}"));
     }
 }
+
+/// Maxima remember their places, and gradients find them again strip by strip: the halo of a backward pass has every window over
+/// a place of the strip. (The places in the cases of `max_pool2d_grad` are drawn, and lie under no window in particular.)
+#[test]
+fn gradients_find_the_maxima_of_their_strip() {
+    let _shared = super::WIDTH.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+    for (size, kernel, stride, padding, ceil_mode) in [
+        ([9, 8], [3, 3], [2, 2], [1, 1], false),
+        ([10, 7], [3, 2], [2, 3], [0, 1], true),
+        ([7, 9], [5, 4], [1, 1], [2, 2], false),
+        ([8, 8], [1, 2], [3, 2], [0, 0], false),
+    ] {
+        let (rows, columns) = (Vec::new(), Vec::new());
+        let pool = kolo_ops::max_pool::MaxPool2d { kernel, stride, padding, ceil_mode, rows, columns };
+        let image = kolo_graph::Arg::spread([2, 3, size[0], size[1]]);
+        let pooled = computed(&Case::new(pool, [image.clone()]), &[super::draw(&image, 1)], 1);
+        let shape = pooled[1].0.shape.clone();
+        let (rows, columns) = (Vec::new(), Vec::new());
+        let backward = kolo_ops::max_pool::MaxPool2dGrad { kernel, stride, padding, size, rows, columns };
+        let gradient = kolo_graph::Arg::real(shape.clone());
+        let places = kolo_graph::Arg::index(shape.clone(), 0, (size[0] * size[1]) as i64);
+        let case = Case::new(backward, [places, gradient.clone()]);
+        let inputs = [Dense::new(shape, numbers(&pooled[1])), super::draw(&gradient, 2)];
+        let whole = Whole { kernel: computed(&case, &inputs, 1), defined: None };
+        let splits = case.op.splits(&types_of(&case), &checked_types(&*case.op, &types_of(&case)).unwrap());
+        let strips: Vec<&Split> = splits.iter().filter(|split| split.reach.is_some()).collect();
+        assert_eq!(strips.len(), 2, "rows and columns");
+        for (split, ways) in strips.into_iter().flat_map(|split| [2, 3].map(|ways| (split, ways))) {
+            for deal in deals(split, ways) {
+                let parts = parts_of(&case, &inputs, split, &deal).unwrap();
+                compare(&case, split, &deal, &parts, &whole);
+            }
+        }
+    }
+}
