@@ -65,7 +65,7 @@ impl Strategy for Central {
             return Err(Refusal::of_key(&CENTRAL, "cannot be combined with `zero = 1`", hint));
         }
         // Each weight has one writer; ranks along another axis would be a second.
-        if let Some(other) = others.iter().find(|other| other.axis().is_some_and(|(_, size)| size > 1)) {
+        if let Some(other) = others.iter().find(|other| other.shares_model()) {
             let message = format!("cannot be combined with `{}`", other.written());
             return Err(Refusal::of_key(&CENTRAL, message, "keep one of the two"));
         }

@@ -151,6 +151,7 @@ fn sent_once(program: &Program, node: &Node, movement: Movement<'_>, (rank, rank
         Movement::Share { sizes } => (sizes.iter().sum::<usize>() - sizes[rank]) * width,
         Movement::Scatter { .. } | Movement::AllToAll { .. } => input / ranks * others * width,
         Movement::Gather { .. } | Movement::Join { .. } => input * others * width,
+        Movement::Halo(halo) => input / halo.own(rank).len().max(1) * halo.sent() * width,
         Movement::Send { .. } | Movement::Shift { .. } => input * width,
         Movement::Receive { .. } | Movement::Barrier => 0,
     };

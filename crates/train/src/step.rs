@@ -74,8 +74,9 @@ fn recompute_again(graph: Graph, parallel: &Parallel) -> Graph {
 
 /// Why a model cannot be split so.
 fn refused(refusal: Refusal) -> GraphError {
-    let Refusal { key, message, hint } = refusal;
+    let Refusal { place, key, message, hint } = refusal;
     let message = key.map_or(message.clone(), |key| format!("`parallel.{key}` {message}"));
+    let message = place.map_or(message.clone(), |place| format!("{place}: {message}"));
     GraphError { op: "`[parallel]`".into(), scope: String::new(), message, hint, inputs: None }
 }
 

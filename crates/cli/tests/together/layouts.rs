@@ -109,6 +109,26 @@ fn split_models_of_other_kinds_have_the_weights_of_one_worker() {
     agree(MLP, &[(4, "tensor=2 pipeline=2"), (2, "pipeline=2 schedule=zero-bubble"), (8, "tensor=2 pipeline=4")]);
 }
 
+/// Images of odd sizes in strips and tiles, beside everything else.
+#[test]
+fn images_in_tiles_have_the_weights_of_one_worker() {
+    let job = RESNET.replace("[3, 8, 8]", "[3, 15, 10]").replace("slices = 4", "slices = 2\ntiles = [2, 2]");
+    agree(
+        &job,
+        &[
+            (2, "spatial=[2,1]"),
+            (4, "spatial=[2,2] zero=1"),
+            (4, "spatial=[1,2] pipeline=2"),
+            (8, "spatial=[2,2] tensor=2"),
+        ],
+    );
+    let layers = RESNET.replace(
+        "[parallel]\nslices = 4",
+        "[parallel.layers]\n\"conv1\" = { spatial = 2 }\n\"layer1.*\" = { spatial = 2 }\n\"fc\" = { tensor = 2 }",
+    );
+    agree(&layers, &[(2, ""), (4, "zero=3")]);
+}
+
 /// Saved in one layout, gone on with in others.
 #[test]
 fn a_checkpoint_of_a_split_model_moves_to_any_layout() {
@@ -160,6 +180,9 @@ fn an_impossible_layout_names_possible_ones() {
         (4, "tensor=2 context=2 sequence=heads tensor_slices=2", "write `sequence = \"context\"`"),
         (2, "tensor=2 tensor_slices=2", "write `slices = 2`"),
         (2, "pipeline=2 stages=[\"h.9\"]", "h.1"),
+        (2, "spatial=[2,1]", "write `tiles = [2, 1]`"),
+        (2, "spatial=[2,1] tiles=[2,1]", "use it for a model of images"),
+        (2, "layers={\"h.9.*\"={tensor=2}}", "layers are h.0.attn"),
     ] {
         let text = refused(workers, layout);
         assert!(text.contains(words), "-n {workers} {layout}: {words:?} is not in\n{text}");

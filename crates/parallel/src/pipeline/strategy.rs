@@ -214,8 +214,8 @@ impl Strategy for Pipeline {
     fn written(&self) -> String {
         format!("parallel.{} = {}", RANKS.name, self.ranks)
     }
-    fn axis(&self) -> Option<(&'static str, usize)> {
-        Some((PIPELINE, self.ranks))
+    fn axes(&self) -> Vec<(&'static str, usize)> {
+        vec![(PIPELINE, self.ranks)]
     }
     fn split(&self, graph: Graph, training: &Graph, purpose: Purpose, mesh: &Mesh) -> Result<Graph, Refusal> {
         let ranks = mesh.size(PIPELINE);
