@@ -9,6 +9,7 @@ pub mod autodiff;
 pub mod builder;
 pub mod collective;
 pub mod cpu;
+pub mod cuda;
 pub mod field;
 pub mod formula;
 pub mod graph;
@@ -33,6 +34,7 @@ pub mod verify;
 
 pub use builder::{Builder, Tensor};
 pub use cpu::{Cpu, CpuCx, Taker, Tile};
+pub use cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaMatrix, CudaPlace, CudaSource, Launch, Product};
 pub use formula::Formula;
 pub use graph::{Graph, GraphError, Node, NodeId, Phase, Stage, ValueId};
 pub use op::{Arg, Case, Cases, Declared, Dense, Describe, Domain, GradCx, Op, OpKind, Work};

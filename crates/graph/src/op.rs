@@ -2,11 +2,12 @@
 //!
 //! An op is plain data. The graph holds it behind `Arc<dyn Op>`; a registry slice lists the kinds. Shape, cost and
 //! sharding come from the index expression; an op with none writes `infer` and `flops` by hand. How a device runs it is a
-//! trait of that device ([`Cpu`]), implemented beside the op and reached through its [`OpKind`].
+//! trait of that device ([`Cpu`], [`Cuda`]), implemented beside the op and reached through its [`OpKind`].
 
 use crate::attr::{AttrReader, Attrs};
 use crate::builder::Tensor;
 use crate::cpu::Cpu;
+use crate::cuda::Cuda;
 use crate::formula::Formula;
 use crate::index::Index;
 use crate::operand::Operands;
@@ -159,10 +160,13 @@ impl dyn Op {
 /// From an op of a kind to how the CPU runs it; `None` for an op of another kind.
 pub type CpuSide = for<'a> fn(&'a dyn Op) -> Option<&'a dyn Cpu>;
 
+/// The same for an NVIDIA GPU.
+pub type CudaSide = for<'a> fn(&'a dyn Op) -> Option<&'a dyn Cuda>;
+
 /// A kind of op: how to read one from text, the cases its conformance suite must try, and how each device runs it.
 ///
-/// Devices stand beside the op, one field each. A second device adds a trait of its own (say `Cuda`), an optional field here
-/// and a `const fn with_cuda` like [`OpKind::with_cpu`]; [`Op`] and the kinds that the device cannot run stay as they are.
+/// Devices stand beside the op, one field each. Another device adds a trait of its own, an optional field here and a `const fn`
+/// like [`OpKind::with_cuda`]; [`Op`] and the kinds that the device cannot run stay as they are.
 #[derive(Clone, Copy, Debug)]
 pub struct OpKind {
     pub name: &'static str,
@@ -175,6 +179,8 @@ pub struct OpKind {
     /// How the CPU runs it. `None` for what executors do themselves (sources, views, sums over grains, collectives), and for
     /// an op that the CPU cannot run.
     pub cpu: Option<CpuSide>,
+    /// How an NVIDIA GPU runs it, likewise.
+    pub cuda: Option<CudaSide>,
 }
 
 impl OpKind {
@@ -192,12 +198,19 @@ impl OpKind {
             read: |attrs| Ok(Arc::new(T::read(attrs)?)),
             cases: T::cases,
             cpu: None,
+            cuda: None,
         }
     }
 
     /// The same with `T`, the op itself, as its CPU side.
     pub const fn with_cpu<T: Cpu>(mut self) -> Self {
         self.cpu = Some(|op| op.downcast::<T>().map(|op| op as &dyn Cpu));
+        self
+    }
+
+    /// The same with `T`, the op itself, as its side for NVIDIA GPUs.
+    pub const fn with_cuda<T: Cuda>(mut self) -> Self {
+        self.cuda = Some(|op| op.downcast::<T>().map(|op| op as &dyn Cuda));
         self
     }
 }

@@ -49,7 +49,7 @@ pub mod tiles;
 pub mod transpose;
 
 pub use kolo_graph::vectorized;
-pub use registry::{cpu_of, cpu_side, register, registry};
+pub use registry::{cpu_of, cpu_side, cuda_of, register, registry};
 
 use kolo_graph::collective::{
     AfterGrains, AllGather, AllReduce, AllToAll, AxisGather, AxisJoin, AxisScatter, AxisShift, AxisSum, Barrier,
