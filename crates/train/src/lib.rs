@@ -25,6 +25,7 @@ pub mod memory_check;
 pub mod memory_limit;
 pub mod memory_settings;
 pub mod metrics;
+pub mod nearest;
 pub mod optimizer;
 mod parts;
 pub mod picture;

@@ -271,7 +271,7 @@ impl<'g> Pass<'g> {
             return best.1;
         }
         let starts = best.0 == u64::MAX;
-        if self.rules.strict {
+        if self.rules.strict || self.stays_where_it_is(node) {
             best.0 = u64::MAX;
         }
         for split in splits_of(node, &inputs, &outputs) {
@@ -469,6 +469,16 @@ impl<'g> Pass<'g> {
         !self.rules.by_tokens
             && node.stage == Stage::Forward
             && (node.op.work() != Work::Stream || node.op.is::<Embedding>())
+    }
+
+    /// Whether a node multiplies by a parameter that training cut, so that it is split as it was in training: no rank need have
+    /// all of the weight, or a frozen bias that the first slice alone adds.
+    fn stays_where_it_is(&self, node: &Node) -> bool {
+        let cut = |id: &ValueId| {
+            let param = self.graph.maker(*id).op.downcast::<Param>();
+            param.and_then(|param| self.rules.fixed.get(&param.name)).is_some_and(|fixed| fixed.cut().is_some())
+        };
+        self.can_start(node) && node.inputs.iter().any(cut)
     }
 
     /// Bytes to be moved so that an input is as it must be.
