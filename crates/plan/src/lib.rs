@@ -6,13 +6,16 @@
 pub mod anatomy;
 pub mod cluster;
 pub mod collective;
+mod compose;
 pub mod device;
 pub mod link;
 pub mod op_cost;
 pub mod rates;
 pub mod run;
 pub mod step_model;
+mod step_times;
 
+pub use compose::compose;
 pub use rates::Rates;
 pub use run::{Fleet, RunCost};
 

@@ -158,7 +158,7 @@ impl Job {
         if !(start.freeze.is_empty() && start.fresh.is_empty()) {
             start.check(&parameter_names(&*model)?, &section)?;
         }
-        let (batch, grains) = read_batch(&data)?;
+        let (batch, grains) = read_batch(&data, reproducible)?;
         let split = source.split().map_or_else(|| Split::read(&data, source.len(), seed), Ok)?;
         let loading = read_loading(&data)?;
         data.finish()?;
@@ -287,7 +287,7 @@ impl Job {
     pub(crate) fn grains_for(&self, parallel: &Parallel, workers: usize) -> Result<usize, Error> {
         // Ranks along other axes than that of the data have the same grains.
         let ranks = parallel.data_ranks(workers).map_err(|refusal| Error::workers(workers, refusal))?;
-        if self.grains.is_multiple_of(ranks) && ranks.is_power_of_two() {
+        if self.grains.is_multiple_of(ranks) && ranks.is_power_of_two() && self.grains.is_power_of_two() {
             return Ok(self.grains);
         }
         let whose = if ranks == workers { String::new() } else { format!("make {ranks} copies of the model, which ") };
@@ -427,12 +427,14 @@ fn fits(model: &Field, data: &Field) -> bool {
     kinds && model.shape == data.shape
 }
 
-fn read_batch(data: &Settings) -> Result<(usize, usize), SettingError> {
+/// Samples of a step, and grains. A job that does not promise its bits may write any number of grains: what trains it takes the nearest
+/// that its workers can share.
+fn read_batch(data: &Settings, reproducible: bool) -> Result<(usize, usize), SettingError> {
     let batch = data.count("batch", 64, 1)?;
     // A default that works for any batch: the largest power of two up to eight that divides it.
     let default = 1usize << batch.trailing_zeros().min(3);
     let grains = data.count("grains", default, 1)?;
-    if !grains.is_power_of_two() {
+    if reproducible && !grains.is_power_of_two() {
         let near = grains.next_power_of_two();
         let message = format!("is {grains}, which is not a power of two");
         return Err(data.wrong("grains", message, format!("write `grains = {near}` or {}", near / 2)));

@@ -37,6 +37,7 @@ pub mod schedule;
 pub mod session;
 pub mod step;
 pub mod step_inputs;
+pub mod step_model;
 pub mod supply;
 pub mod timeline;
 pub mod together;

@@ -73,14 +73,14 @@ pub fn graph_before_fusing(job: &Job, parallel: &Parallel, mesh: &Mesh) -> Resul
 }
 
 /// With what the job computes again.
-fn recompute_again(graph: Graph, parallel: &Parallel) -> Graph {
+pub(crate) fn recompute_again(graph: Graph, parallel: &Parallel) -> Graph {
     let graph = recompute(graph, parallel.recompute());
     debug_verify(&graph, "recompute");
     graph
 }
 
 /// Why a model cannot be split so.
-fn refused(refusal: Refusal) -> GraphError {
+pub(crate) fn refused(refusal: Refusal) -> GraphError {
     let Refusal { place, key, message, hint } = refusal;
     let message = key.map_or(message.clone(), |key| format!("`parallel.{key}` {message}"));
     let message = place.map_or(message.clone(), |place| format!("{place}: {message}"));
@@ -362,7 +362,7 @@ fn confusion<'b>(builder: &'b Builder, logits: Tensor<'b>, labels: Tensor<'b>) -
 }
 
 /// Without what leads to nothing, and without doubles.
-fn tidy(graph: Graph) -> Graph {
+pub(crate) fn tidy(graph: Graph) -> Graph {
     let graph = eliminate_dead(graph);
     debug_verify(&graph, "eliminate_dead");
     let graph = merge_common(graph);
@@ -375,7 +375,7 @@ pub fn optimise(graph: Graph) -> Graph {
     fuse(tidy(graph))
 }
 
-fn fuse(graph: Graph) -> Graph {
+pub(crate) fn fuse(graph: Graph) -> Graph {
     let graph = eliminate_dead(absorb_slices(&graph));
     debug_verify(&graph, "absorb_slices");
     let graph = fuse_elementwise(&graph);
