@@ -11,6 +11,7 @@ use kolo_models::{MODELS, ModelKind};
 use kolo_parallel::{Mesh, STRATEGIES, StrategyKind};
 use kolo_train::step::LayoutCheck;
 use kolo_train::{Job, job, job_file, nearest};
+use std::path::Path;
 use std::sync::Arc;
 
 /// The job that runs when no file is given.
@@ -45,11 +46,16 @@ impl Kinds {
 
 /// The job file with the overrides applied.
 pub fn settings(args: &JobArgs) -> Result<Settings, Failure> {
-    let mut root = match &args.job {
+    settings_of(args.job.as_deref(), &args.set)
+}
+
+/// The job file at a path with these overrides; the built-in one without a path.
+pub fn settings_of(path: Option<&Path>, overrides: &[String]) -> Result<Settings, Failure> {
+    let mut root = match path {
         Some(path) => job_file::read(path)?,
         None => job_file::parse(DEFAULT_JOB, "built-in digits")?,
     };
-    for assignment in &args.set {
+    for assignment in overrides {
         job_file::override_with(&mut root, assignment)?;
     }
     Ok(root)

@@ -8,10 +8,13 @@ pub mod cluster;
 pub mod collective;
 mod compose;
 pub mod device;
+pub mod failures;
 pub mod link;
 pub mod op_cost;
 pub mod rates;
 pub mod run;
+pub mod search;
+pub mod simulate;
 pub mod step_model;
 mod step_times;
 

@@ -18,6 +18,7 @@ mod held;
 pub mod interrupt;
 pub mod job;
 pub mod job_file;
+pub mod layout_models;
 pub mod log;
 pub mod loss_scale;
 pub mod machine;
