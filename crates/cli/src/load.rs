@@ -83,7 +83,8 @@ pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Fa
     }
     let root = settings(args)?;
     refuse_shared_pipe(&root, workers)?;
-    let near = |error: kolo_train::Error| Failure::from(error).beside(&nearest::layouts(&root, &kinds.lists(), workers));
+    let near =
+        |error: kolo_train::Error| Failure::from(error).beside(&nearest::layouts(&root, &kinds.lists(), workers));
     let mut job = Job::read_among(&root, &kinds.lists()).map_err(near)?;
     let executor: Arc<dyn Executor> = match args.device {
         DeviceArg::Reference => Arc::new(Reference),

@@ -130,7 +130,8 @@ impl Curve<'_, '_> {
     /// Numbers of data ranks, doubling up to the layout's own.
     fn data_ranks(&self) -> Vec<usize> {
         let own = self.candidate.data;
-        let mut ranks: Vec<usize> = (0..usize::BITS).map(|power| 1usize << power).take_while(|one| *one < own).collect();
+        let mut ranks: Vec<usize> =
+            (0..usize::BITS).map(|power| 1usize << power).take_while(|one| *one < own).collect();
         ranks.push(own);
         ranks
     }

@@ -14,7 +14,9 @@ use crate::vectorized;
 use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::{Domain, OpKind};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Mixed, Op, Operand, Operands, Split, Tensor, Type, op};
+use kolo_graph::{
+    Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Mixed, Op, Operand, Operands, Split, Tensor, Type, op,
+};
 use std::sync::Arc;
 
 op! {

@@ -293,8 +293,7 @@ impl Job {
         let whose = if ranks == workers { String::new() } else { format!("make {ranks} copies of the model, which ") };
         let others = workers / ranks;
         if self.reproducible {
-            let fitting: Vec<String> =
-                (0..=self.grains.ilog2()).map(|power| (others << power).to_string()).collect();
+            let fitting: Vec<String> = (0..=self.grains.ilog2()).map(|power| (others << power).to_string()).collect();
             return Err(Error::Workers {
                 workers,
                 message: format!("{whose}do not share {} grains evenly", self.grains),

@@ -135,7 +135,8 @@ fn images_in_tiles_have_the_weights_of_one_worker() {
 /// The most runs that a tensor has in the last checkpoint of a run.
 fn runs_of_a_tensor(out: &Path) -> usize {
     let manifest = out.join("checkpoints/step-00000003/manifest.json");
-    let manifest: serde_json::Value = serde_json::from_slice(&std::fs::read(manifest).expect("a manifest")).expect("JSON");
+    let manifest: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(manifest).expect("a manifest")).expect("JSON");
     let tensors = manifest["tensors"].as_array().expect("tensors").iter();
     tensors.map(|tensor| tensor["runs"].as_array().map_or(0, Vec::len)).max().expect("a tensor")
 }
@@ -198,6 +199,9 @@ fn an_impossible_layout_names_possible_ones() {
     ] {
         let text = refused(workers, layout);
         assert!(text.contains(words), "-n {workers} {layout}: {words:?} is not in\n{text}");
-        assert!(text.contains("layouts that would do:\n    -n "), "-n {workers} {layout}: no layout is named in\n{text}");
+        assert!(
+            text.contains("layouts that would do:\n    -n "),
+            "-n {workers} {layout}: no layout is named in\n{text}"
+        );
     }
 }

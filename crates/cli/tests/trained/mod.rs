@@ -92,7 +92,11 @@ fn predicts_files_without_having_seen_any(dir: &Path) {
     let right = lines.lines().skip(1).zip(&labels).filter(|(row, label)| row.split(',').nth(1) == Some(label));
     assert!(right.count() > ROWS * 3 / 4, "{lines}");
     table(dir, "small.csv", true);
-    fails(dir, &["predict", "run", "small.csv"], "has 2 numbers in a record, where 64 are wanted: \"a\", \"b\", \"kind\"");
+    fails(
+        dir,
+        &["predict", "run", "small.csv"],
+        "has 2 numbers in a record, where 64 are wanted: \"a\", \"b\", \"kind\"",
+    );
 }
 
 #[test]

@@ -10,10 +10,10 @@ use super::{Verified, text, verify};
 use crate::mesh::Mesh;
 use crate::strategy::{Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
 use kolo_exec::{Order, Turn};
+use kolo_graph::Graph;
 use kolo_graph::graph::Phase;
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_graph::sources::State;
-use kolo_graph::Graph;
 use std::sync::Arc;
 
 const RANKS: Key = Key {
