@@ -51,7 +51,11 @@ impl Command {
             Command::Bench { command: Bench::Train(args) } => Some(&mut args.job.workers),
             Command::Bench { command: Bench::Comm(args) } => Some(&mut args.workers),
             Command::Data { command: DataCommand::Bench(args) } => Some(&mut args.job.workers),
-            Command::Simulate(_) | Command::Eval(_) | Command::Predict(_) | Command::Generate(_) | Command::Data { .. } => None,
+            Command::Simulate(_)
+            | Command::Eval(_)
+            | Command::Predict(_)
+            | Command::Generate(_)
+            | Command::Data { .. } => None,
             Command::Slurm(_) | Command::Ckpt { .. } | Command::Join(_) | Command::Agent | Command::List { .. } => None,
         }
     }

@@ -23,7 +23,7 @@ const USUAL_LINKS: [(&str, &str, &str); 8] = [
 
 const CLUSTER_FILE: FileKind = FileKind {
     noun: "cluster file",
-    missing: "check the path; docs/planning.md has an example",
+    missing: "check the path; examples/clusters/h100.toml is one",
     too_large: "a cluster file describes a device and a few levels of links",
 };
 
@@ -48,7 +48,8 @@ pub fn usual(name: &str, devices: usize) -> Result<Cluster, Failure> {
         .unwrap_or(("", "pcie4", "ethernet-100"));
     let links = Link::built_in()?;
     let level = |name: &str, link: &str, count: usize, links_of: usize| -> Result<Level, Failure> {
-        let link = link::find(&links, link).map_err(|hint| Failure::usage(format!("link {link} is not known"), &hint))?;
+        let link =
+            link::find(&links, link).map_err(|hint| Failure::usage(format!("link {link} is not known"), &hint))?;
         Ok(Level { name: name.into(), count, link: link.clone(), links: links_of, contention: 1.0 })
     };
     let per_host = PER_HOST.min(devices).max(1);

@@ -68,7 +68,7 @@ pub fn simulate(kinds: &Kinds, args: &SimulateArgs) -> Result<(), Failure> {
     write_files(args, &simulation)
 }
 
-const HINT: &str = "see docs/planning.md";
+const HINT: &str = "see docs/simulation.md";
 
 fn write_files(args: &SimulateArgs, simulation: &Simulation) -> Result<(), Failure> {
     if let Some(path) = &args.json {
@@ -132,7 +132,8 @@ impl Curve<'_, '_> {
     /// Numbers of data ranks, doubling up to the layout's own.
     fn data_ranks(&self) -> Vec<usize> {
         let own = self.candidate.data;
-        let mut ranks: Vec<usize> = (0..usize::BITS).map(|power| 1usize << power).take_while(|one| *one < own).collect();
+        let mut ranks: Vec<usize> =
+            (0..usize::BITS).map(|power| 1usize << power).take_while(|one| *one < own).collect();
         ranks.push(own);
         ranks
     }

@@ -56,7 +56,8 @@ impl std::fmt::Debug for JobModels<'_> {
 impl<'j> JobModels<'j> {
     /// The layouts of a job on clusters like this one.
     pub fn new(job: &'j Job, cluster: &Cluster) -> Result<Self, Error> {
-        let layout = layout_of(job, job.parallel.layout(1).values().product::<usize>().max(1), cluster.system.precision);
+        let layout =
+            layout_of(job, job.parallel.layout(1).values().product::<usize>().max(1), cluster.system.precision);
         Ok(Self {
             job,
 
@@ -197,7 +198,12 @@ impl<'j> JobModels<'j> {
         parallel.order(&mesh, candidate.micro_batches).map_err(refused)?;
         let job = self.job;
         let clip = parallel.clip(job.clip, Purpose::Training);
-        let rule = UpdateRule { optimizer: &job.optimizer, clip, frozen: &|name| job.start.is_frozen(name) };
+        let rule = UpdateRule {
+            optimizer: &job.optimizer,
+            clip,
+            frozen: &|name| job.start.is_frozen(name),
+            loss_scale: job.loss_scale,
+        };
         let samples = job.batch / candidate.grains();
         let graph = tidy(training_graph(&*job.model, &rule, samples, candidate.grains())?);
         parallel.split_model(graph.clone(), &graph, Purpose::Training, &mesh).map_err(refused)?;

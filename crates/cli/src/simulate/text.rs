@@ -19,7 +19,11 @@ pub fn print(simulation: &Simulation) {
     println!("{title}");
     println!("  layout            {}", simulation.candidate);
     let samples = model.layout.batch() as f64 / step.seconds;
-    println!("  one step          {} for {} samples, {samples:.4} samples/s", duration(step.seconds), model.layout.batch());
+    println!(
+        "  one step          {} for {} samples, {samples:.4} samples/s",
+        duration(step.seconds),
+        model.layout.batch()
+    );
     let part = |name: &str, seconds: f64| {
         println!("    {name:<15} {:<11} {:.1} %", duration(seconds), 100.0 * seconds / step.seconds);
     };
@@ -97,7 +101,10 @@ fn print_weeks(weeks: &Weeks) {
     let chosen = if weeks.interval_is_best { "the best" } else { "as asked" };
     if spec.interval.is_finite() {
         let held_up = duration(spec.checkpoint);
-        println!("  checkpoint        every {}, {chosen}; each holds the job up for {held_up}", duration(spec.interval));
+        println!(
+            "  checkpoint        every {}, {chosen}; each holds the job up for {held_up}",
+            duration(spec.interval)
+        );
     }
     if let Some(best) = best {
         println!(

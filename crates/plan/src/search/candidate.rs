@@ -125,7 +125,8 @@ impl Candidate {
     /// Every key with its value, as `--set` takes them.
     pub fn assignments(&self) -> Vec<String> {
         let keys = self.keys().into_iter();
-        keys.map(|(section, key, value)| format!("{section}.{key}={}", value.as_deref().unwrap_or(usual(key)))).collect()
+        keys.map(|(section, key, value)| format!("{section}.{key}={}", value.as_deref().unwrap_or(usual(key))))
+            .collect()
     }
 }
 

@@ -26,12 +26,7 @@ const BUCKET_FACTORS: [f64; 2] = [0.25, 4.0];
 const GAIN_MIN: f64 = 0.001;
 
 /// All changes that help, the best first; those that do not fit come last.
-pub fn changes(
-    now: &Candidate,
-    space: &SearchSpace,
-    models: &dyn LayoutModels,
-    cluster: &Cluster,
-) -> Vec<Change> {
+pub fn changes(now: &Candidate, space: &SearchSpace, models: &dyn LayoutModels, cluster: &Cluster) -> Vec<Change> {
     let limits = Limits { steps: 1.0, ..Limits::default() };
     let seconds = |candidate: &Candidate, cluster: &Cluster| {
         let model = models.model(candidate, cluster).ok()?;
@@ -89,7 +84,8 @@ fn difference(now: &Candidate, other: &Candidate) -> (String, Vec<String>) {
         format!("ZeRO-{} instead of ZeRO-{}", other.zero, now.zero)
     } else if (now.schedule, now.chunks) != (other.schedule, other.chunks) && now.pipeline == other.pipeline {
         format!("the schedule {} with {} chunks per rank", other.schedule, other.chunks)
-    } else if [now.data, now.pipeline, now.tensor, now.tokens] == [other.data, other.pipeline, other.tensor, other.tokens]
+    } else if [now.data, now.pipeline, now.tensor, now.tokens]
+        == [other.data, other.pipeline, other.tensor, other.tokens]
         && now.sequence == other.sequence
     {
         let larger = if other.micro_batches < now.micro_batches { "larger" } else { "smaller" };

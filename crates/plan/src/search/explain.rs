@@ -49,7 +49,10 @@ pub fn binding(model: &StepModel, ranked: &Ranked) -> Vec<(String, f64)> {
     for stage in &model.stages {
         for pass in [&stage.forward, &stage.input, &stage.weight] {
             let compute = &pass.compute;
-            [compute.product, compute.stream, compute.overhead].iter().zip(&mut sums).for_each(|(one, sum)| *sum += one);
+            [compute.product, compute.stream, compute.overhead]
+                .iter()
+                .zip(&mut sums)
+                .for_each(|(one, sum)| *sum += one);
         }
     }
     let all: f64 = sums.iter().sum();

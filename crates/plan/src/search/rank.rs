@@ -75,12 +75,7 @@ struct Bounded {
 }
 
 /// Finds the fastest layouts among all candidates.
-pub fn search(
-    candidates: &[Candidate],
-    models: &dyn LayoutModels,
-    cluster: &Cluster,
-    limits: &Limits,
-) -> SearchResult {
+pub fn search(candidates: &[Candidate], models: &dyn LayoutModels, cluster: &Cluster, limits: &Limits) -> SearchResult {
     let mut result = SearchResult { candidates: candidates.len(), ..SearchResult::default() };
     let memory_limit = limits.memory.unwrap_or(f64::INFINITY).min(cluster.device.memory_bytes);
     let (mut fitting, mut too_large) = (Vec::new(), Vec::new());
@@ -126,11 +121,7 @@ fn possible(candidates: &[Candidate], models: &dyn LayoutModels, cluster: &Clust
 const NEAREST_TRIED: usize = 64;
 
 /// The models of all candidates, with a bound of their time, made on all cores.
-fn bounded(
-    candidates: &[Candidate],
-    models: &dyn LayoutModels,
-    cluster: &Cluster,
-) -> Vec<Result<Bounded, String>> {
+fn bounded(candidates: &[Candidate], models: &dyn LayoutModels, cluster: &Cluster) -> Vec<Result<Bounded, String>> {
     let make = |candidate: &Candidate| {
         let model = models.model(candidate, cluster)?;
         Ok(Bounded { candidate: *candidate, bound: lower_bound(&model), model })
@@ -275,9 +266,7 @@ pub fn lower_bound(model: &StepModel) -> f64 {
     let split = model.layout.schedule == "zero-bubble";
     let both_ways = model.layout.schedule == "bidirectional";
     let forward = |stage: &StageModel| stage.forward.compute.seconds();
-    let whole = |stage: &StageModel| {
-        forward(stage) + stage.input.compute.seconds() + stage.weight.compute.seconds()
-    };
+    let whole = |stage: &StageModel| forward(stage) + stage.input.compute.seconds() + stage.weight.compute.seconds();
     let reach = |stage: &StageModel| forward(stage) + if split { 0.0 } else { stage.input.compute.seconds() };
     let of_role = |role: &crate::step_model::Role| {
         let work: f64 = role.stages.iter().filter_map(|at| model.stages.get(*at)).map(whole).sum();

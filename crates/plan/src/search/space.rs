@@ -103,7 +103,9 @@ impl SearchSpace {
                 }
                 "interleaved" => {}
                 // Half of the micro-batches goes each way.
-                "bidirectional" if ranks.is_multiple_of(2) && micro_batches.is_multiple_of(2) => found.push((schedule, 1)),
+                "bidirectional" if ranks.is_multiple_of(2) && micro_batches.is_multiple_of(2) => {
+                    found.push((schedule, 1))
+                }
                 "bidirectional" => {}
                 _ => found.push((schedule, 1)),
             }

@@ -96,7 +96,8 @@ impl LayoutModels for Toy {
             weights: bytes / shards(3),
             gradients: bytes / shards(2),
             optimizer: 3.0 * bytes / shards(1),
-            activations: 4e8 * samples * layers * candidate.chunks as f64 * kept * on_their_way / candidate.tensor as f64,
+            activations: 4e8 * samples * layers * candidate.chunks as f64 * kept * on_their_way
+                / candidate.tensor as f64,
             ..DeviceMemory::default()
         };
         let role = |place: usize| Role {

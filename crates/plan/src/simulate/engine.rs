@@ -178,9 +178,7 @@ impl<'s> Engine<'s> {
             links: vec![Vec::new(); roles * replicas * scenario.levels.max(1) as usize],
             arrived: vec![false; messages],
             reader: vec![NEVER; messages],
-            roles_of_lane: (0..lanes)
-                .map(|lane| (0..roles).filter(|role| takes_part(role, lane)).collect())
-                .collect(),
+            roles_of_lane: (0..lanes).map(|lane| (0..roles).filter(|role| takes_part(role, lane)).collect()).collect(),
             spans: Vec::new(),
         }
     }

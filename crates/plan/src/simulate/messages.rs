@@ -18,10 +18,7 @@ pub struct MessageTiming {
 }
 
 /// When the last rank is done; `None` if ranks wait for each other for ever. `link` says how fast the way from one rank to another is.
-pub fn simulate_programs(
-    programs: &[CollectiveProgram],
-    link: impl Fn(usize, usize) -> MessageTiming,
-) -> Option<f64> {
+pub fn simulate_programs(programs: &[CollectiveProgram], link: impl Fn(usize, usize) -> MessageTiming) -> Option<f64> {
     let mut run = MessageRun::new(programs);
     for rank in 0..programs.len() {
         for number in 0..programs[rank].instructions.len() {

@@ -29,5 +29,5 @@ mod tests;
 pub use engine::{SimulationOptions, simulate};
 pub use noise::Noise;
 pub use outcome::{Outcome, SimulationError, Span, UnitTimes};
-pub use step::{Conditions, SimulatedStep, SlowRank, simulate_step};
 pub use script::{Act, ExchangeCost, Replica, Scenario, Scope, Script};
+pub use step::{Conditions, SimulatedStep, SlowRank, simulate_step};

@@ -96,7 +96,8 @@ mod tests {
 
     #[test]
     fn quantiles_are_those_of_the_tables() {
-        for (probability, value) in [(0.5, 0.0), (0.841_344_746, 1.0), (0.975, 1.959_963_985), (0.001, -3.090_232_306)] {
+        for (probability, value) in [(0.5, 0.0), (0.841_344_746, 1.0), (0.975, 1.959_963_985), (0.001, -3.090_232_306)]
+        {
             assert!((normal_quantile(probability) - value).abs() < 1e-6, "{probability}");
         }
     }

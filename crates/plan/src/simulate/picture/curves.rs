@@ -29,7 +29,8 @@ fn chart(canvas: &mut Canvas, (left, top, width): (f64, f64, f64), points: &[Sca
     }
     let (Some(first), Some(last)) = (points.first(), points.last()) else { return };
     let span = (last.devices as f64 / first.devices as f64).ln().max(1e-9);
-    let x = |point: &ScalingPoint| left + 12.0 + (width - 40.0) * (point.devices as f64 / first.devices as f64).ln() / span;
+    let x =
+        |point: &ScalingPoint| left + 12.0 + (width - 40.0) * (point.devices as f64 / first.devices as f64).ln() / span;
     let y = |point: &ScalingPoint| top + HEIGHT * (1.0 - point.efficiency.clamp(0.0, 1.0));
     let places: Vec<(f64, f64)> = points.iter().map(|point| (x(point), y(point))).collect();
     canvas.curve(&places, colour);

@@ -81,7 +81,9 @@ pub fn draw(canvas: &mut Canvas, step: &SimulatedStep, top: f64) -> f64 {
 /// The spans of a role in the first replica, with those joined that are the same and closer than `gap`.
 fn merged(step: &SimulatedStep, role: usize, gap: f64) -> Vec<Span> {
     let mut own: Vec<Span> = step.outcome.spans.iter().filter(|span| span.unit as usize == role).copied().collect();
-    own.sort_by(|one, other| (one.lane, one.start).partial_cmp(&(other.lane, other.start)).unwrap_or(std::cmp::Ordering::Equal));
+    own.sort_by(|one, other| {
+        (one.lane, one.start).partial_cmp(&(other.lane, other.start)).unwrap_or(std::cmp::Ordering::Equal)
+    });
     let mut joined: Vec<Span> = Vec::new();
     for span in own {
         match joined.last_mut() {
