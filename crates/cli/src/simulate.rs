@@ -39,6 +39,8 @@ struct Simulation {
 /// Devices that can be simulated.
 const DEVICES_MAX: usize = 1 << 20;
 const SPREAD_MAX: f64 = 1.0;
+/// Points of a scaling curve beside the last: with fewer devices a step of the same batch has ever more micro-batches.
+const DOUBLINGS_MAX: usize = 6;
 
 pub fn simulate(kinds: &Kinds, args: &SimulateArgs) -> Result<(), Failure> {
     weeks::check(args)?;
@@ -57,7 +59,9 @@ pub fn simulate(kinds: &Kinds, args: &SimulateArgs) -> Result<(), Failure> {
     let model = model_of(&models, &candidate, &cluster)?;
     let step = simulate_step(&model, &cluster, &conditions).map_err(|error| Failure::job(error.to_string(), HINT))?;
     let curve = Curve { models: &models, candidate, cluster: &cluster };
-    let layouts = curve.layouts(&model, step.seconds);
+    // Only an elastic job has another layout to go on with.
+    let whole = LayoutSpeed { devices: model.layout.workers(), speed: 1.0 };
+    let layouts = if args.elastic { curve.layouts(&model, step.seconds) } else { vec![whole] };
     let weeks = weeks::simulate(args, &cluster, &model, layouts, step.seconds)?;
     let (weak, strong) = (curve.weak(), curve.strong(job));
     let title = format!("{} on {devices} × {} of {}", job.name, cluster.device.name, cluster.name);
@@ -129,11 +133,13 @@ struct Curve<'a, 'j> {
 }
 
 impl Curve<'_, '_> {
-    /// Numbers of data ranks, doubling up to the layout's own.
+    /// Numbers of data ranks, doubling up to the layout's own; the last few of many.
     fn data_ranks(&self) -> Vec<usize> {
         let own = self.candidate.data;
         let mut ranks: Vec<usize> =
             (0..usize::BITS).map(|power| 1usize << power).take_while(|one| *one < own).collect();
+        let first = ranks.len().saturating_sub(DOUBLINGS_MAX);
+        ranks.drain(..first);
         ranks.push(own);
         ranks
     }
