@@ -221,7 +221,6 @@ impl<'g> Pass<'g> {
         let known = match self.rules.fixed.get(name) {
             Some(sharding) => Some(sharding.clone()),
             None if self.rules.by_tokens || self.rules.whole.contains(name) => Some(Sharding::Replicated),
-            None if self.rules.planes.is_some() && !is_param => self.neighbour(node).or(Some(Sharding::Replicated)),
             // A statistic lies as the parameters of its layer do.
             None if !is_param => self.neighbour(node),
             None => None,
