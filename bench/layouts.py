@@ -10,21 +10,34 @@ With `--memory` it trains larger models in 26 layouts and compares the peak of e
 more than 5 % and 8 MiB apart is wrong.
 
     python bench/layouts.py --memory
+
+With `--random N` it draws jobs and layouts that nobody listed: odd sizes, optimizers, frozen layers, schedules of their own or
+damaged ones, ZeRO, recompute, buckets, threads, over shared memory, TCP, MPI and several hosts. Each must end with the weights of
+one worker, or be refused before it starts with a hint. What it sends must be what was planned.
+
+    python bench/layouts.py --random 300 --seed 7
 """
 
 import argparse
 import itertools
 import json
+import os
 import random
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import random_layouts
+
 ROOT = Path(__file__).resolve().parent.parent
 KOLO = ROOT / "target" / "release" / "kolo"
 LIMIT_S = 300
+# Random layouts that share a job.
+LAYOUTS_OF_JOB = 4
 
 JOBS = {
     "gpt": """[model]
@@ -282,6 +295,115 @@ def memory(arguments):
     return rows, wrong
 
 
+def transports():
+    """What this machine can start workers over, each as words before the command and words behind it."""
+    shell = ROOT / "crates/cli/tests/faults/shell.sh"
+    found = {
+        "shm": lambda count: ([], ["-n", str(count), "--transport", "shm"]),
+        "tcp": lambda count: ([], ["-n", str(count), "--transport", "tcp"]),
+        "hosts": lambda count: ([], ["--hosts", f"127.0.0.1:{count - count // 2},127.0.0.2:{count // 2}", "--ssh", f"sh {shell}"]),
+    }
+    for name, flags in [("openmpi", ["--allow-run-as-root", "--oversubscribe"]), ("mpich", [])]:
+        if mpirun := shutil.which(f"mpirun.{name}"):
+            found[name] = lambda count, words=(mpirun, *flags): ([*words, "-n", str(count)], [])
+    return found
+
+
+def start(command, folder):
+    """Exit code (None if it had to be ended), standard output and standard error."""
+    child = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        output, errors = child.communicate(timeout=LIMIT_S)
+        return child.returncode, output, errors
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        output, errors = child.communicate()
+        return None, output, errors
+
+
+def judge(code, errors, report, alone):
+    """What became of a layout, and why."""
+    if code is None:
+        return "HANG", errors
+    if code == 0:
+        for key in ("weights", "loss", "metrics"):
+            if report[key] != alone[key]:
+                return "OTHER", f"{key}: {report[key]} is not {alone[key]}"
+        return "same", ""
+    # Each rank refuses under mpirun, and MPICH adds up their exit codes.
+    if "panicked" in errors or "lost during" in errors or code < 0:
+        return "CRASH", errors
+    if "hint:" not in errors:
+        return "NO HINT", errors
+    return "refused", errors
+
+
+def bytes_off(plan, report):
+    """Whether the ranks of the first copy of the model sent what was planned for every step."""
+    ranks = (plan.get("shared") or {}).get("ranks") or []
+    sent = (report.get("communication") or {}).get("ranks") or []
+    return [f"rank {one['rank']}: planned {one['sent_bytes']}, sent {sent[one['rank']]['sent_bytes']}" for one in ranks if one["sent_bytes"] != sent[one["rank"]]["sent_bytes"]]
+
+
+def try_random(arguments):
+    """Trains layouts by chance, some for each job."""
+    ways, rows, wrong = transports(), [], 0
+    binary = str(Path(arguments.binary).resolve())
+    for number in range(arguments.random):
+        if number % LAYOUTS_OF_JOB == 0:
+            dice = random_layouts.Dice(f"{arguments.seed}/{number}")
+            job = random_layouts.job(dice)
+        dice = random_layouts.Dice(f"{arguments.seed}/{number}/layout")
+        workers, settings, threads, way = random_layouts.layout(dice, job, list(ways))
+        if arguments.only is not None and number != arguments.only:
+            continue
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / "job.toml").write_text(random_layouts.job_file(job))
+            row = {"number": number, "workers": workers, "threads": threads, "transport": way, "settings": settings}
+            row |= try_layout(binary, folder, row, ways, dice)
+        wrong += row["outcome"] not in ("same", "refused", "refused alone")
+        rows.append(row)
+        text = " ".join(f"{key.removeprefix('parallel.')}={value}" for key, value in settings.items() if "\n" not in str(value))
+        print(f"{number:4} {job['model.kind']:8} -n {workers} {way:7} threads={threads} {text}: {row['outcome']} ({row['seconds']:.1f} s)", flush=True)
+        if row["outcome"] != "same":
+            print("     " + row["reason"].split("\n---")[0].strip().replace("\n", "\n     "), flush=True)
+        if row["outcome"] not in ("same", "refused", "refused alone") or arguments.only is not None:
+            print(random_layouts.job_file(job), flush=True)
+    counts = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in sorted({row["outcome"] for row in rows})}
+    print(f"{len(rows)} layouts: {counts}")
+    return rows, wrong
+
+
+def try_layout(binary, folder, row, ways, dice):
+    begin = time.time()
+    command = [binary, "train", "job.toml", "--quiet", "--threads", str(row["threads"]), "--report", "report.json"]
+    code, _, errors = start([*command, "-n", "1"], folder)
+    if code != 0:
+        outcome = "refused alone" if code in (1, 2) and "hint:" in errors else "WRONG ALONE"
+        return {"outcome": outcome, "reason": errors, "seconds": time.time() - begin}
+    alone = json.loads((folder / "report.json").read_text())
+    (folder / "report.json").unlink()
+    settings = dict(row["settings"])
+    if "\n" in str(settings.get("parallel.schedule", "")):
+        text = settings["parallel.schedule"]
+        text = random_layouts.mutated(dice, text) if dice.often(0.3) else text
+        (folder / "own.txt").write_text(text)
+        settings["parallel.schedule"] = "own.txt"
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={random_layouts.toml(value)}")]
+    before, behind = ways[row["transport"]](row["workers"]) if row["workers"] > 1 else ([], ["-n", "1"])
+    code, _, errors = start([*before, *command, *words, *behind], folder)
+    report = json.loads((folder / "report.json").read_text()) if code == 0 else {}
+    outcome, reason = judge(code, errors, report, alone)
+    if outcome == "same" and row["workers"] > 1:
+        plan = [binary, "plan", "job.toml", "--by-rates", "--json", "--threads", str(row["threads"]), "-n", str(row["workers"])]
+        code, output, errors = start([*plan, *words], folder)
+        off = bytes_off(json.loads(output), report) if code == 0 else [errors]
+        if off:
+            outcome, reason = "BYTES", "\n".join(off)
+    return {"outcome": outcome, "reason": reason, "seconds": time.time() - begin}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", nargs="+", default=list(JOBS), choices=list(JOBS))
@@ -290,10 +412,12 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--binary", default=KOLO)
     parser.add_argument("--memory", action="store_true", help="compare each worker's memory with its plan instead")
+    parser.add_argument("--random", type=int, metavar="N", help="try so many random layouts of random jobs instead")
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="of the random layouts, this one alone")
     parser.add_argument("--report")
     arguments = parser.parse_args()
-    if arguments.memory:
-        rows, wrong = memory(arguments)
+    if arguments.memory or arguments.random:
+        rows, wrong = memory(arguments) if arguments.memory else try_random(arguments)
         if arguments.report:
             Path(arguments.report).write_text(json.dumps(rows, indent=1))
         sys.exit(1 if wrong else 0)

@@ -2,11 +2,12 @@
 //!
 //! An op is plain data. The graph holds it behind `Arc<dyn Op>`; a registry slice lists the kinds. Shape, cost and
 //! sharding come from the index expression; an op with none writes `infer` and `flops` by hand. How a device runs it is a
-//! trait of that device ([`Cpu`]), implemented beside the op and reached through its [`OpKind`].
+//! trait of that device ([`Cpu`], [`Cuda`]), implemented beside the op and reached through its [`OpKind`].
 
 use crate::attr::{AttrReader, Attrs};
 use crate::builder::Tensor;
 use crate::cpu::Cpu;
+use crate::cuda::Cuda;
 use crate::formula::Formula;
 use crate::index::Index;
 use crate::operand::Operands;
@@ -42,6 +43,21 @@ pub enum Work {
     Product,
     /// Multiply-adds in products of a few rows, one after the other, as recurrent layers have one per time step.
     ThinProducts,
+}
+
+/// What an op takes and gives in a step of mixed precision, where some values are halves (bf16 or f16) and others are f32.
+/// A kernel computes in f32 whatever it reads; halves are how its operands and results are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mixed {
+    /// It takes floats in f32: a loss, a reduction, an update, and whatever does not say otherwise.
+    #[default]
+    Full,
+    /// It takes halves for every operand that [may be one](crate::Operand::in_full): a product, a norm.
+    Half,
+    /// It takes what there is, all floats of one type: it moves values about, or reduces them.
+    AsGiven,
+    /// It computes element by element, in f32; what it reads is widened and what it leaves is rounded on the way.
+    Elementwise,
 }
 
 pub trait Op: Describe + Any + Debug + Send + Sync {
@@ -98,6 +114,17 @@ pub trait Op: Describe + Any + Debug + Send + Sync {
     /// What sets the time of a call, for a device that knows no more than rates.
     fn work(&self) -> Work {
         Work::Stream
+    }
+
+    /// What it takes and gives in a step of mixed precision.
+    fn mixed(&self) -> Mixed {
+        Mixed::Full
+    }
+
+    /// The same op with a result in f32 where its operands are halves, if it has such a form: a gradient that is summed over
+    /// grains, or a part of a sum, is not rounded on its way.
+    fn wide(&self) -> Option<Arc<dyn Op>> {
+        None
     }
 
     /// Gradients of the inputs, `None` where there is none. May build only what `cx.needs` asks for. It must give one for
@@ -159,10 +186,13 @@ impl dyn Op {
 /// From an op of a kind to how the CPU runs it; `None` for an op of another kind.
 pub type CpuSide = for<'a> fn(&'a dyn Op) -> Option<&'a dyn Cpu>;
 
+/// The same for an NVIDIA GPU.
+pub type CudaSide = for<'a> fn(&'a dyn Op) -> Option<&'a dyn Cuda>;
+
 /// A kind of op: how to read one from text, the cases its conformance suite must try, and how each device runs it.
 ///
-/// Devices stand beside the op, one field each. A second device adds a trait of its own (say `Cuda`), an optional field here
-/// and a `const fn with_cuda` like [`OpKind::with_cpu`]; [`Op`] and the kinds that the device cannot run stay as they are.
+/// Devices stand beside the op, one field each. Another device adds a trait of its own, an optional field here and a `const fn`
+/// like [`OpKind::with_cuda`]; [`Op`] and the kinds that the device cannot run stay as they are.
 #[derive(Clone, Copy, Debug)]
 pub struct OpKind {
     pub name: &'static str,
@@ -175,6 +205,8 @@ pub struct OpKind {
     /// How the CPU runs it. `None` for what executors do themselves (sources, views, sums over grains, collectives), and for
     /// an op that the CPU cannot run.
     pub cpu: Option<CpuSide>,
+    /// How an NVIDIA GPU runs it, likewise.
+    pub cuda: Option<CudaSide>,
 }
 
 impl OpKind {
@@ -192,12 +224,19 @@ impl OpKind {
             read: |attrs| Ok(Arc::new(T::read(attrs)?)),
             cases: T::cases,
             cpu: None,
+            cuda: None,
         }
     }
 
     /// The same with `T`, the op itself, as its CPU side.
     pub const fn with_cpu<T: Cpu>(mut self) -> Self {
         self.cpu = Some(|op| op.downcast::<T>().map(|op| op as &dyn Cpu));
+        self
+    }
+
+    /// The same with `T`, the op itself, as its side for NVIDIA GPUs.
+    pub const fn with_cuda<T: Cuda>(mut self) -> Self {
+        self.cuda = Some(|op| op.downcast::<T>().map(|op| op as &dyn Cuda));
         self
     }
 }

@@ -1,14 +1,16 @@
 //! Average pooling.
 
+use crate::device;
 use crate::pool::{
     Tile, Window, define_planes, for_each_plane, load, plane_size, pool_cases, tile_of_part, tile_splits, with_planes,
 };
 use crate::simd::LANES;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Split, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Split, Tensor, Type, op};
 use std::sync::Arc;
 
 op! {
@@ -24,7 +26,10 @@ op! {
 
 impl Op for AvgPool2d {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("x")], &["y"])
+        Operands::new([Operand::float("x")], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c h! w! -> n c p! q!"))
@@ -41,7 +46,7 @@ impl Op for AvgPool2d {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err("takes one input".into()) };
         let window = self.checked_window(plane_size(input)?)?;
-        Ok(vec![with_planes(input, DType::F32, window.out)])
+        Ok(vec![with_planes(input, input.dtype, window.out)])
     }
     fn flops(&self, _: &[Type], outputs: &[Type]) -> u64 {
         crate::pool::flops(&outputs[0], self.kernel)
@@ -145,6 +150,13 @@ fn sum_windows(window: Window, stride: usize, line: &[f32], out: &mut [f32]) {
     }
 }
 
+impl Cuda for AvgPool2d {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let window = self.window(&cx.inputs[0].shape);
+        crate::pool::calls(cx, "mean_windows", &[vec![device::flag(self.count_include_pad)], window.args()].concat())
+    }
+}
+
 impl Cases for AvgPool2d {
     fn cases() -> Vec<Case> {
         let cases = |(ceil_mode, count_include_pad)| {
@@ -166,7 +178,10 @@ op! {
 
 impl Op for AvgPool2dGrad {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("g")], &["dx"])
+        Operands::new([Operand::float("g")], &["dx"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c p! q! -> n c h! w!"))
@@ -191,7 +206,7 @@ impl Op for AvgPool2dGrad {
                 self.size, window.out
             ));
         }
-        Ok(vec![with_planes(grad, DType::F32, self.size)])
+        Ok(vec![with_planes(grad, grad.dtype, self.size)])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         crate::pool::flops(&inputs[0], self.kernel)
@@ -261,6 +276,13 @@ vectorized! {
     }
 }
 
+impl Cuda for AvgPool2dGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let counts = vec![device::flag(self.count_include_pad)];
+        crate::pool::calls(cx, "spread_windows", &[counts, self.window().args()].concat())
+    }
+}
+
 impl Cases for AvgPool2dGrad {
     fn cases() -> Vec<Case> {
         let with = |size: [usize; 2], kernel, stride, padding, ceil_mode, count_include_pad| {
@@ -284,7 +306,8 @@ impl Cases for AvgPool2dGrad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<AvgPool2d>(), OpKind::of::<AvgPool2dGrad>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<AvgPool2d>().with_cuda::<AvgPool2d>(), OpKind::of::<AvgPool2dGrad>().with_cuda::<AvgPool2dGrad>()];
 
 kolo_graph::methods! {
     /// Average pooling over `[n, c, h, w]`.

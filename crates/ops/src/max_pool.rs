@@ -1,5 +1,6 @@
 //! Max pooling, which remembers where each maximum was.
 
+use crate::device;
 use crate::movement::{ELEMENTS_PER_TASK, within, within_f64};
 use crate::pool::{
     Tile, Window, check_window, define_planes, for_each_plane, load, plane_size, pool_cases, tile_of_part, tile_splits,
@@ -10,9 +11,12 @@ use crate::scatter::ScatterAddGrad;
 use crate::simd::LANES;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::{Domain, OpKind};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Split, Tensor, Type, op};
+use kolo_graph::{
+    Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Mixed, Op, Operand, Operands, Split, Tensor, Type, op,
+};
 use std::sync::Arc;
 
 op! {
@@ -28,7 +32,10 @@ op! {
 
 impl Op for MaxPool2d {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("x")], &["y"]).saved(&["places"])
+        Operands::new([Operand::float("x")], &["y"]).saved(&["places"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c h! w! -> n c p! q!, n c p! q!"))
@@ -45,7 +52,7 @@ impl Op for MaxPool2d {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err("takes one input".into()) };
         let window = self.checked_window(plane_size(input)?)?;
-        Ok(vec![with_planes(input, DType::F32, window.out), with_planes(input, DType::I32, window.out)])
+        Ok(vec![with_planes(input, input.dtype, window.out), with_planes(input, DType::I32, window.out)])
     }
     fn flops(&self, _: &[Type], outputs: &[Type]) -> u64 {
         crate::pool::flops(&outputs[0], self.kernel)
@@ -189,6 +196,12 @@ fn max_windows(
     }
 }
 
+impl Cuda for MaxPool2d {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        crate::pool::calls(cx, "max_windows", &self.window(&cx.inputs[0].shape).args())
+    }
+}
+
 impl Cases for MaxPool2d {
     fn cases() -> Vec<Case> {
         let op = |kernel, stride, padding| max_pool(kernel, stride, padding, false);
@@ -240,7 +253,10 @@ impl MaxPool2dGrad {
 
 impl Op for MaxPool2dGrad {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::i32("places"), Operand::f32("g")], &["dx"])
+        Operands::new([Operand::i32("places"), Operand::float("g")], &["dx"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c p! q!, n c p! q! -> n c h! w!"))
@@ -268,7 +284,7 @@ impl Op for MaxPool2dGrad {
         if *places != Type::i32(grad.shape.clone()) {
             return Err(format!("the places must be i32 of the gradient's shape, {grad}, but are {places}"));
         }
-        Ok(vec![with_planes(grad, DType::F32, self.size)])
+        Ok(vec![with_planes(grad, grad.dtype, self.size)])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         inputs[1].elements() as u64
@@ -322,6 +338,16 @@ impl Cpu for MaxPool2dGrad {
     }
 }
 
+impl Cuda for MaxPool2dGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (from, to) = (&cx.inputs[0].shape, &cx.outputs[0].shape);
+        let sizes = [from[0] * from[1], from[2] * from[3], to[2] * to[3]].map(device::long);
+        let args = [&[device::input(0), device::input(1), device::output(0)], &sizes[..]].concat();
+        let (grid, block) = device::row_grid(from[0] * from[1], device::WARP);
+        Launch::new(device::typed(crate::pool::SOURCE, cx), "spread_places", grid, block, args).into()
+    }
+}
+
 impl Cases for MaxPool2dGrad {
     fn cases() -> Vec<Case> {
         let case = |shape: [usize; 4], size: [usize; 2]| {
@@ -336,7 +362,8 @@ impl Cases for MaxPool2dGrad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<MaxPool2d>(), OpKind::of::<MaxPool2dGrad>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<MaxPool2d>().with_cuda::<MaxPool2d>(), OpKind::of::<MaxPool2dGrad>().with_cuda::<MaxPool2dGrad>()];
 
 kolo_graph::methods! {
     /// Max pooling over `[n, c, h, w]`.

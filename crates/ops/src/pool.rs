@@ -4,9 +4,11 @@
 //! the rows under it are joined into one line, which is contiguous and vectorises; then windows are cut from that line,
 //! which is padded at both ends so that no window needs a check. Backward runs the passes in the other order.
 
+use crate::device;
 use crate::movement::ELEMENTS_PER_TASK;
 use crate::simd::LANES;
 use crate::tiles::Address;
+use kolo_graph::cuda::{CudaArg, CudaCalls, CudaCx, Launch};
 use kolo_graph::{Arg, Case, CpuCx, DType, Dense, Op, Placement, Reach, Split, Type};
 use std::ops::Range;
 
@@ -245,6 +247,24 @@ pub(crate) fn tile_of_part(split: &Split, first: usize, units: usize, tile: Tile
     Some(runs)
 }
 
+/// The kernels of all pooling on the GPU.
+pub(crate) const SOURCE: &str = include_str!("pool.cu");
+
+/// `function` over all elements of the first output, a thread to each. `sizes` come last.
+pub(crate) fn calls(cx: &CudaCx<'_>, function: &'static str, sizes: &[CudaArg]) -> CudaCalls {
+    let count = cx.outputs[0].elements();
+    let operands = (0..cx.inputs.len()).map(device::input).chain((0..cx.outputs.len()).map(device::output));
+    let args = operands.chain([device::long(count)]).chain(sizes.iter().copied()).collect::<Vec<_>>();
+    Launch::new(device::typed(SOURCE, cx), function, device::grid(count, device::THREADS), device::THREADS, args).into()
+}
+
+impl Window {
+    /// The numbers as the kernels take them.
+    pub fn args(&self) -> Vec<CudaArg> {
+        [self.size, self.out, self.kernel, self.stride, self.padding].concat().into_iter().map(device::long).collect()
+    }
+}
+
 /// No number of a window may be larger: sums and products of two cannot overflow then.
 pub(crate) const WINDOW_MAX: usize = 1 << 31;
 
@@ -269,11 +289,11 @@ pub(crate) fn flops(windows: &Type, kernel: [usize; 2]) -> u64 {
     (windows.elements() as u64).saturating_mul(kernel[0] as u64).saturating_mul(kernel[1] as u64)
 }
 
-/// Height and width of `[n, c, h, w]` in f32.
+/// Height and width of `[n, c, h, w]` of floats.
 pub(crate) fn plane_size(ty: &Type) -> Result<[usize; 2], String> {
-    match (ty.dtype, &ty.shape[..]) {
-        (DType::F32, [_, _, height, width]) => Ok([*height, *width]),
-        _ => Err(format!("pools f32 of four dims, [n, c, h, w], but got {ty}")),
+    match (ty.dtype.is_float(), &ty.shape[..]) {
+        (true, [_, _, height, width]) => Ok([*height, *width]),
+        _ => Err(format!("pools floats of four dims, [n, c, h, w], but got {ty}")),
     }
 }
 

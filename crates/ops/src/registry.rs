@@ -1,8 +1,8 @@
 //! All kinds of op: those of this crate, and those that a program brings.
 
 use kolo_base::{read, write};
-use kolo_graph::op::CpuSide;
-use kolo_graph::{Cpu, Op, OpKind};
+use kolo_graph::op::{CpuSide, CudaSide};
+use kolo_graph::{Cpu, Cuda, Op, OpKind};
 use std::collections::HashMap;
 use std::sync::{LazyLock, RwLock};
 
@@ -10,11 +10,18 @@ use std::sync::{LazyLock, RwLock};
 struct Kinds {
     /// In the order in which they were registered.
     all: Vec<OpKind>,
-    cpu: HashMap<&'static str, Option<CpuSide>>,
+    sides: HashMap<&'static str, Sides>,
+}
+
+/// What leads from an op of a kind to how each device runs it.
+#[derive(Clone, Copy, Debug)]
+struct Sides {
+    cpu: Option<CpuSide>,
+    cuda: Option<CudaSide>,
 }
 
 static KINDS: LazyLock<RwLock<Kinds>> = LazyLock::new(|| {
-    let mut kinds = Kinds { all: Vec::new(), cpu: HashMap::new() };
+    let mut kinds = Kinds { all: Vec::new(), sides: HashMap::new() };
     kinds.add(&crate::built_in()).expect("every op has a name of its own");
     RwLock::new(kinds)
 });
@@ -24,7 +31,7 @@ impl Kinds {
     fn add(&mut self, kinds: &[OpKind]) -> Result<(), String> {
         for (at, kind) in kinds.iter().enumerate() {
             let name = kind.name;
-            if self.cpu.contains_key(name) || kinds[..at].iter().any(|other| other.name == name) {
+            if self.sides.contains_key(name) || kinds[..at].iter().any(|other| other.name == name) {
                 return Err(format!("there is an op `{name}` already; give yours another name"));
             }
             let allowed = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '_';
@@ -34,7 +41,8 @@ impl Kinds {
                 ));
             }
         }
-        self.cpu.extend(kinds.iter().map(|kind| (kind.name, kind.cpu)));
+        let sides = |kind: &OpKind| (kind.name, Sides { cpu: kind.cpu, cuda: kind.cuda });
+        self.sides.extend(kinds.iter().map(sides));
         self.all.extend(kinds);
         Ok(())
     }
@@ -58,7 +66,13 @@ pub fn cpu_of(op: &dyn Op) -> Option<&dyn Cpu> {
 
 /// What leads from this op, and any of its kind, to how the CPU runs it. Whoever holds an op for long asks once.
 pub fn cpu_side(op: &dyn Op) -> Option<CpuSide> {
-    let side = *read(&KINDS).cpu.get(op.name())?;
+    let side = read(&KINDS).sides.get(op.name())?.cpu;
     // A name may be that of another kind, which does not know this op.
     side.filter(|side| side(op).is_some())
+}
+
+/// How an NVIDIA GPU runs an op; `None` if it has no kernel for it, or if the op's kind is not registered.
+pub fn cuda_of(op: &dyn Op) -> Option<&dyn Cuda> {
+    let side = read(&KINDS).sides.get(op.name())?.cuda?;
+    side(op)
 }

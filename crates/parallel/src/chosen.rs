@@ -19,7 +19,7 @@ use std::sync::Arc;
 const LAYOUT: [(&str, usize); 4] = [(DATA, 1), ("tensor", 1), ("pipeline", 1), ("zero", 0)];
 
 /// The strategies of a job, in the order in which they rewrite its graph.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Parallel {
     strategies: Vec<Arc<dyn Strategy>>,
     recompute: Recompute,

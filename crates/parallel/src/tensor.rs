@@ -130,13 +130,13 @@ impl Strategy for Tensor {
             self.layers.check_ranks(Way::Tensor, self.ranks)?;
         }
         if job.reproducible && !self.slices.is_multiple_of(self.ranks) {
-            let slices = self.ranks.next_power_of_two();
-            let hint = match self.ranks.is_power_of_two() {
-                true => format!("write `{} = {slices}` beside it, or `job.reproducible = false`", self.key),
-                false => format!(
-                    "use {} or {slices} workers for it with as many `{}`, or write `job.reproducible = false`",
-                    slices / 2,
-                    self.key
+            let (key, above) = (self.key, self.ranks.next_power_of_two());
+            let hint = match (self.ranks.is_power_of_two(), self.slices >= above) {
+                (true, _) => format!("write `{key} = {above}` beside it, or `job.reproducible = false`"),
+                (false, true) => format!("use {} or {above} workers for it, or `job.reproducible = false`", above / 2),
+                (false, false) => format!(
+                    "use {} or {above} workers for it with as many `{key}`, or write `job.reproducible = false`",
+                    above / 2
                 ),
             };
             let message = format!(
