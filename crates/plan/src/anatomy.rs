@@ -123,6 +123,23 @@ impl Anatomy {
         Some(Self { order, model_flops, update_calls: self.update_calls * layers, ..self.clone() })
     }
 
+    /// The same step as systems run it that compute every layer again from its input, exchanges and all: of a graph in which nothing
+    /// is computed again.
+    pub fn recomputing_layers(&self) -> Self {
+        let mut anatomy = self.clone();
+        let ends = [self.order.first(), self.order.last()];
+        for (at, unit) in anatomy.units.iter_mut().enumerate().filter(|(at, _)| !ends.contains(&Some(at))) {
+            let Unit { forward, saved, handed_on, .. } = &self.units[at];
+            unit.input.calls.extend(forward.calls.iter().copied());
+            unit.input.exchanges.extend(forward.exchanges.iter().cloned());
+            // A layer's input is as large as what it hands on. The rest of what it would keep is there while its turn lasts.
+            unit.saved = *handed_on;
+            unit.transient.reals += (saved.reals - handed_on.reals).max(0.0);
+            unit.transient.bytes += (saved.bytes - handed_on.bytes).max(0.0);
+        }
+        anatomy
+    }
+
     /// Numbers of all parameters of the rank.
     pub fn parameters(&self) -> f64 {
         self.order.iter().map(|unit| self.units[*unit].parameters).sum()
@@ -354,11 +371,20 @@ fn label(graph: &Graph, phases: &[Phase]) -> (Vec<Option<usize>>, usize) {
     let mut layers: BTreeMap<&str, usize> = BTreeMap::new();
     let forward = |node: &Node| node.stage == Stage::Forward;
     let inside = |at: usize, node: &Node| computes(node, phases[at]);
+    let numbered = graph.nodes.iter().any(|node| layer_of(&node.scope).is_some());
+    // Layers without numbers are the first names of scopes.
+    let layer_of = |scope: &'_ str| -> Option<usize> {
+        let first = scope.find('.').unwrap_or(scope.len());
+        match numbered {
+            true => layer_of(scope).map(str::len),
+            false => (first > 0).then_some(first),
+        }
+    };
     let mut last_layered = 0;
     for (at, node) in graph.nodes.iter().enumerate().filter(|(at, node)| inside(*at, node) && forward(node)) {
-        if let Some(layer) = layer_of(&node.scope) {
+        if let Some(length) = layer_of(&node.scope) {
             let next = layers.len() + 1;
-            layers.entry(layer).or_insert(next);
+            layers.entry(&node.scope[..length]).or_insert(next);
             last_layered = at;
         }
     }
@@ -370,7 +396,7 @@ fn label(graph: &Graph, phases: &[Phase]) -> (Vec<Option<usize>>, usize) {
         if !forward(node) && !turned {
             (turned, unit) = (true, after);
         }
-        let layer = layer_of(&node.scope).and_then(|layer| layers.get(layer).copied());
+        let layer = layer_of(&node.scope).and_then(|length| layers.get(&node.scope[..length]).copied());
         unit = match layer {
             Some(layer) => layer,
             None if forward(node) && at > last_layered => after,

@@ -79,7 +79,8 @@ impl Runner<'_> {
             Body::Stream => (0.0, stream),
             Body::Product { rows, columns, terms } => {
                 let product = call.flops / rate;
-                (product, (product / self.filled(rows, columns, terms)).max(stream))
+                let seconds = (product / self.filled(rows, columns, terms)).max(stream);
+                (product, seconds + self.narrowing(call.reals - rows * columns))
             }
             Body::ThinProducts => (call.flops / rate, (call.flops / rate / THIN_SHARE).max(stream)),
             Body::Attention { scores, passes, causal } => self.attention(call.flops, scores, passes, causal, stream),
@@ -92,6 +93,13 @@ impl Runner<'_> {
     /// Bytes per second.
     fn stream_rate(&self) -> f64 {
         self.device.bandwidth * self.device.stream_share
+    }
+
+    /// Seconds in which operands become 8 bits wide: read for their largest, read again, written.
+    fn narrowing(&self, operands: f64) -> f64 {
+        let wide = self.precision.bytes() as f64;
+        let narrows = self.precision == Precision::F8 && self.device.peak[Precision::F8 as usize] > 0.0;
+        if narrows { operands.max(0.0) * (2.0 * wide + 1.0) / self.stream_rate() } else { 0.0 }
     }
 
     /// Seconds at the full rate, and in all. 8-bit products are for layers, not for attention.

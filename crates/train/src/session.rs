@@ -629,6 +629,7 @@ impl<'r> Run<'r> {
             threads: options.threads,
             peak_bytes: PeakBytes { rss: peak_rss_bytes().unwrap_or(0), device: 0 },
             planned: options.planned,
+            compared: Vec::new(),
             grains: job.grains,
             learning_rate: job.rate,
             recompute: job.parallel.recompute().name(),
