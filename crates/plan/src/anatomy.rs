@@ -6,7 +6,7 @@
 //! ([`Anatomy::stretched`]).
 
 use crate::collective::CollectiveKind;
-use crate::op_cost::{Body, OpCall, body};
+use crate::op_cost::{Body, OpCall, body, is_composite};
 use kolo_graph::collective::Movement;
 use kolo_graph::layout::all_shown_by;
 use kolo_graph::sources::GrainSum;
@@ -65,6 +65,8 @@ pub struct Unit {
     pub transient: Kept,
     /// What it hands to the next unit.
     pub handed_on: Kept,
+    /// Numbers that a framework without fusion copies to f32 for its loss.
+    pub widened: f64,
 }
 
 /// A rank's step, unit by unit.
@@ -208,6 +210,10 @@ impl<'g> Counting<'g> {
                 pass.exchanges.push(exchange);
             } else if !node.op.view() {
                 pass.calls.push(self.call(node));
+                if parts[at] == Part::Forward && node.op.name().starts_with("cross_entropy") {
+                    let largest = node.inputs.iter().map(|id| self.graph.ty(*id).elements()).max().unwrap_or(0);
+                    units[unit].widened += largest as f64;
+                }
             }
         }
     }
@@ -220,9 +226,14 @@ impl<'g> Counting<'g> {
         let name = node.op.name();
         let body = match name {
             "attention" | "attention_grad" => attention(node, flops, &inputs, &outputs),
-            _ => body(node.op.work(), name, flops, &outputs[0].shape),
+            _ => match body(node.op.work(), name, flops, &outputs[0].shape) {
+                Body::Product { rows, columns, terms } if is_small_convolution(node, &inputs, &outputs) => {
+                    Body::SmallConvolution { rows, columns, terms }
+                }
+                body => body,
+            },
         };
-        OpCall { body, flops, reals: moved.reals, bytes: moved.bytes }
+        OpCall { body, flops, reals: moved.reals, bytes: moved.bytes, composite: is_composite(name) }
     }
 
     fn exchange(&self, node: &Node) -> Option<UnitExchange> {
@@ -406,6 +417,14 @@ fn label(graph: &Graph, phases: &[Phase]) -> (Vec<Option<usize>>, usize) {
         labels[at] = Some(unit);
     }
     (labels, after + 1)
+}
+
+/// Whether a convolution, or its gradient, is of 3 × 3 places and stride 1.
+fn is_small_convolution(node: &Node, inputs: &[Type], outputs: &[Type]) -> bool {
+    let small = |ty: &Type| ty.rank() == 4 && ty.shape[2..] == [3, 3];
+    let one =
+        node.op.attrs().iter().any(|(name, value)| *name == "stride" && value.to_string().replace(' ', "") == "[1,1]");
+    node.op.name().starts_with("conv2d") && one && inputs.iter().chain(outputs).any(small)
 }
 
 /// Pairs of queries and keys over all heads, and the products over them. Both directions know the result and one number for every

@@ -10,7 +10,7 @@ mod stages;
 pub(crate) use memory::short;
 
 use crate::anatomy::{Anatomy, Unit, UnitPass};
-use crate::cluster::{Cluster, LevelUse};
+use crate::cluster::{Cluster, LevelUse, SystemTraits};
 use crate::collective::{self, Algorithm, CollectiveKind};
 use crate::op_cost::Runner;
 use crate::step_model::{Compute, Exchange, Layout, Pass, Role, StageModel, StepModel, Transfer};
@@ -54,7 +54,8 @@ pub fn compose(anatomy: &Anatomy, layout: &Layout, cluster: &Cluster) -> Result<
     }
     let places = layout.size(PIPELINE);
     let stages = stages::deal(anatomy, places * layout.chunks.max(1), cluster.system.equal_stages)?;
-    let runner = Runner { device: &cluster.device, precision: layout.precision, flash: cluster.system.flash_attention };
+    let SystemTraits { flash_attention: flash, fuses, .. } = cluster.system;
+    let runner = Runner { device: &cluster.device, precision: layout.precision, flash, fuses };
     let mut composition = Composition { anatomy, layout, cluster, runner, times: Vec::new(), stages };
     composition.times = anatomy.units.iter().map(|unit| composition.unit_times(unit)).collect();
     let stages: Vec<StageModel> = (0..composition.stages.len()).map(|stage| composition.stage(stage)).collect();
