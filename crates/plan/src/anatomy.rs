@@ -226,14 +226,10 @@ impl<'g> Counting<'g> {
         let name = node.op.name();
         let body = match name {
             "attention" | "attention_grad" => attention(node, flops, &inputs, &outputs),
-            _ => match body(node.op.work(), name, flops, &outputs[0].shape) {
-                Body::Product { rows, columns, terms } if is_small_convolution(node, &inputs, &outputs) => {
-                    Body::SmallConvolution { rows, columns, terms }
-                }
-                body => body,
-            },
+            _ => body(node.op.work(), name, flops, &outputs[0].shape),
         };
-        OpCall { body, flops, reals: moved.reals, bytes: moved.bytes, composite: is_composite(name) }
+        let winograd = is_small_convolution(node, &inputs, &outputs);
+        OpCall { body, flops, reals: moved.reals, bytes: moved.bytes, composite: is_composite(name), winograd }
     }
 
     fn exchange(&self, node: &Node) -> Option<UnitExchange> {

@@ -39,6 +39,8 @@ pub struct OpCall {
     pub bytes: f64,
     /// Whether a framework that does not fuse runs it as several ops.
     pub composite: bool,
+    /// A convolution of 3 × 3 places and stride 1, which Winograd's algorithm multiplies less often for.
+    pub winograd: bool,
 }
 
 impl OpCall {
@@ -86,15 +88,11 @@ impl Runner<'_> {
         let (product, seconds) = match call.body {
             Body::Stream => (0.0, stream),
             Body::Product { rows, columns, terms } => {
-                let product = call.flops / rate;
+                // Tensor cores are faster without it, and processors' kernels do not have it.
+                let wins = call.winograd && self.precision == Precision::F32 && self.device.units > 1;
+                let product = call.flops / rate / if wins { WINOGRAD_GAIN } else { 1.0 };
                 let seconds = (product / self.filled(rows, columns, terms)).max(stream);
                 (product, seconds + self.narrowing(call.reals - rows * columns))
-            }
-            Body::SmallConvolution { rows, columns, terms } => {
-                // Tensor cores are faster without it, and processors' kernels do not have it.
-                let gain = if self.precision == Precision::F32 && self.device.units > 1 { WINOGRAD_GAIN } else { 1.0 };
-                let product = call.flops / rate / gain;
-                (product, (product / self.filled(rows, columns, terms)).max(stream))
             }
             Body::ThinProducts => (call.flops / rate, (call.flops / rate / THIN_SHARE).max(stream)),
             Body::Attention { scores, passes, causal } => self.attention(call.flops, scores, passes, causal, stream),
@@ -201,8 +199,14 @@ mod tests {
         let share = |rows: f64, columns: f64, terms: f64| {
             let reals = rows * columns + rows * terms + columns * terms;
             let flops = 2.0 * rows * columns * terms;
-            let call =
-                OpCall { body: Body::Product { rows, columns, terms }, flops, reals, bytes: 0.0, composite: false };
+            let call = OpCall {
+                body: Body::Product { rows, columns, terms },
+                flops,
+                reals,
+                bytes: 0.0,
+                composite: false,
+                winograd: false,
+            };
             flops / runner.compute(&call).seconds() / device.peak(Precision::Bf16) / device.product_share
         };
         let large = share(16384.0, 8192.0, 8192.0);
