@@ -50,6 +50,7 @@ impl Command {
             Command::Graph(args) => Some(&mut args.job.workers),
             Command::Bench { command: Bench::Train(args) } => Some(&mut args.job.workers),
             Command::Bench { command: Bench::Comm(args) } => Some(&mut args.workers),
+            Command::Bench { command: Bench::Device(_) | Bench::Published(_) } => None,
             Command::Data { command: DataCommand::Bench(args) } => Some(&mut args.job.workers),
             Command::Simulate(_)
             | Command::Eval(_)
@@ -375,6 +376,12 @@ pub struct PlanArgs {
     /// Of a model that workers share: where every parameter lies, and every exchange
     #[arg(long)]
     pub explain: bool,
+    /// Make a device entry of what a run measured, from its report; nothing else is planned
+    #[arg(long, value_name = "REPORT")]
+    pub calibrate: Option<PathBuf>,
+    /// Where --calibrate writes the entry (TOML), instead of printing it
+    #[arg(long, value_name = "FILE", requires = "calibrate")]
+    pub entry: Option<PathBuf>,
     /// Draw the pipeline's schedule, into an SVG file if one is named
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
     pub schedule: Option<Option<PathBuf>>,
@@ -449,6 +456,39 @@ pub enum Bench {
     Train(BenchTrain),
     /// Time every collective on every transport
     Comm(BenchComm),
+    /// Measure the cores at hand: products by shape, streams out of cache
+    Device(BenchDevice),
+    /// Predict published results from the description of their clusters and jobs
+    Published(BenchPublished),
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct BenchDevice {
+    /// Threads that work at the same time, as one device; all cores by default
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// What the device is called in the file
+    #[arg(long, default_value = "this-machine")]
+    pub name: String,
+    /// Write the entry (TOML) for the planner to this file
+    #[arg(long, value_name = "FILE")]
+    pub write: Option<PathBuf>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct BenchPublished {
+    /// The folder of `rows.toml` and of the job and cluster files that it names
+    #[arg(default_value = "bench/published")]
+    pub folder: PathBuf,
+    /// Only rows whose names contain this; may be repeated
+    #[arg(long)]
+    pub only: Vec<String>,
+    /// Say where the time and the memory of every row go
+    #[arg(long)]
+    pub explain: bool,
+    /// Write the rows (JSON) to this file
+    #[arg(long)]
+    pub report: Option<PathBuf>,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -473,6 +513,9 @@ pub struct BenchComm {
     /// Write the rows (JSON) to this file
     #[arg(long)]
     pub report: Option<PathBuf>,
+    /// Write a cluster file (TOML) of these workers, with what was measured of their link
+    #[arg(long, value_name = "FILE")]
+    pub write: Option<PathBuf>,
 }
 
 #[derive(Debug, ClapArgs)]

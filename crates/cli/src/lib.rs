@@ -15,6 +15,7 @@
 mod args;
 mod bench;
 mod bench_comm;
+mod bench_device;
 mod byte_progress;
 mod ckpt;
 mod classes;
@@ -34,6 +35,7 @@ mod output;
 mod plan;
 mod predict;
 mod progress;
+mod published;
 mod saved;
 mod simulate;
 mod slurm;
@@ -145,6 +147,8 @@ impl App {
             }
             args::Command::Bench { command: args::Bench::Train(args) } => bench::train(&self.kinds, &args),
             args::Command::Bench { command: args::Bench::Comm(args) } => bench_comm::comm(&args),
+            args::Command::Bench { command: args::Bench::Device(args) } => bench_device::device(&args),
+            args::Command::Bench { command: args::Bench::Published(args) } => published::published(&self.kinds, &args),
             args::Command::Eval(args) => eval::eval(&self.kinds, &args),
             args::Command::Predict(args) => predict::predict(&self.kinds, &args),
             args::Command::Generate(args) => generate::generate(&self.kinds, &args),

@@ -9,6 +9,7 @@ pub mod collective;
 mod compose;
 pub mod device;
 pub mod failures;
+pub mod device_bench;
 pub mod link;
 pub mod op_cost;
 pub mod rates;
