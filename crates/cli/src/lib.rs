@@ -13,6 +13,7 @@
 //! ```
 
 mod args;
+mod auto;
 mod bench;
 mod bench_comm;
 mod bench_device;

@@ -5,6 +5,8 @@ mod text;
 mod trace;
 mod weeks;
 
+pub use text::duration;
+
 use crate::args::SimulateArgs;
 use crate::described;
 use crate::fail::{Failure, check_writable, write_file};
