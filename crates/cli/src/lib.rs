@@ -20,6 +20,7 @@ mod ckpt;
 mod classes;
 mod cores;
 mod data_command;
+mod device;
 mod elastic;
 mod eval;
 mod fail;
@@ -34,6 +35,7 @@ mod plan;
 mod predict;
 mod progress;
 mod saved;
+mod selftest;
 mod slurm;
 mod train;
 mod workers;
@@ -61,6 +63,7 @@ pub mod prelude {
 }
 
 pub use kolo_ckpt as checkpoint;
+pub use kolo_cuda as cuda;
 pub use kolo_data as data;
 pub use kolo_exec as exec;
 pub use kolo_graph as graph_ir;
@@ -152,6 +155,8 @@ impl App {
             args::Command::Agent => {
                 return ExitCode::from(u8::try_from(kolo_cluster::agent::run()).unwrap_or(1));
             }
+            args::Command::Devices(args) => device::devices(&args),
+            args::Command::Selftest(args) => selftest::selftest(&args),
             args::Command::List { what } => graph::list(&self.kinds, what),
         };
         match outcome.and_then(|()| output::finish()) {

@@ -1,9 +1,8 @@
 //! From the command line to a job.
 
-use crate::args::{DeviceArg, JobArgs};
+use crate::args::JobArgs;
 use crate::fail::Failure;
 use kolo_data::{SOURCES, SourceKind};
-use kolo_exec::reference::Reference;
 use kolo_graph::settings::{Setting, Settings};
 use kolo_models::{MODELS, ModelKind};
 use kolo_parallel::{Mesh, STRATEGIES, StrategyKind};
@@ -66,15 +65,10 @@ pub fn refuse_shared_pipe(root: &Settings, processes: usize) -> Result<(), Failu
 
 /// Reads the job file with the overrides applied, for this many workers.
 pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Failure> {
-    if args.device == DeviceArg::Cuda {
-        return Err(Failure::usage("--device cuda: this build runs on the CPU only", "leave --device out"));
-    }
     let root = settings(args)?;
     refuse_shared_pipe(&root, workers)?;
     let mut job = Job::read_among(&root, &kinds.lists())?;
-    if args.device == DeviceArg::Reference {
-        job.executor = Arc::new(Reference);
-    }
+    job.executor = args.device.executor()?;
     if workers > 1 {
         job.check_device(workers)?;
     }

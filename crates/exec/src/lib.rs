@@ -15,6 +15,7 @@ mod options;
 mod program;
 pub mod reference;
 pub mod schedule;
+pub mod selftest;
 pub mod session;
 pub mod store;
 

@@ -4,9 +4,10 @@
 //! one op. The bits are those of the product of copies: a sum's order depends on its length alone.
 
 use crate::gemm::{self, Gemm, Right, Rows, Start, Strided};
-use crate::matmul::{Linear, MatMul};
+use crate::matmul::{Linear, MatMul, cuda_matrix, linear_product};
 use crate::slice::Slice;
 use crate::tiles::Address;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace, Product};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::rewrite::Rebuild;
@@ -104,6 +105,37 @@ impl Cpu for MatMulPart {
     }
     fn scratch_bytes(&self, _: &[Type], _: &[Type], threads: usize) -> usize {
         gemm::scratch_bytes(threads)
+    }
+}
+
+impl Cuda for MatMulPart {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let [m, n] = [cx.outputs[0].shape[0], cx.outputs[0].shape[1]];
+        let ks = cx.inputs[0].shape[self.dims()[0]];
+        let size = cx.inputs[0].dtype.bytes();
+        // Where the part starts: that many elements into a row, or that many rows into the matrix.
+        let a = CudaPlace::input(0).further(self.start * size * if self.ta { m } else { 1 });
+        let b = CudaPlace::input(1).further(self.start * size * if self.tb { 1 } else { n });
+        Product {
+            rows: m,
+            columns: n,
+            depth: self.len,
+            batch: 1,
+            a: cuda_matrix(a, &cx.inputs[0], if self.ta { m } else { ks }, self.ta),
+            b: cuda_matrix(b, &cx.inputs[1], if self.tb { ks } else { n }, self.tb),
+            c: cuda_matrix(CudaPlace::output(0), &cx.outputs[0], n, false),
+            alpha: 1.0,
+            beta: 0.0,
+            bias: None,
+        }
+        .into()
+    }
+}
+
+impl Cuda for LinearPart {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (ks, n) = (cx.inputs[0].last(), cx.outputs[0].last());
+        linear_product(cx, self.transposed, [self.start, self.len], ks, n).into()
     }
 }
 
@@ -233,4 +265,5 @@ impl Cases for LinearPart {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<MatMulPart>(), OpKind::of::<LinearPart>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<MatMulPart>().with_cuda::<MatMulPart>(), OpKind::of::<LinearPart>().with_cuda::<LinearPart>()];

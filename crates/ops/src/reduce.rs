@@ -5,6 +5,7 @@ use crate::pairwise::{self, COLUMNS, Pairwise};
 use crate::symbol::record;
 use crate::tiles::{Address, DIMS_MAX};
 use kolo_graph::cpu::TileKernel;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::{OpKind, advance};
 use kolo_graph::split::{self, Placement, Split};
@@ -266,6 +267,12 @@ impl Cpu for Expand {
     }
 }
 
+impl Cuda for Expand {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        crate::cuda_map::formula_calls(self, cx)
+    }
+}
+
 impl Cases for Expand {
     fn cases() -> Vec<Case> {
         let case = |from: &[usize], to: &[usize]| Case::new(Expand { shape: to.into() }, [Arg::real(from)]);
@@ -389,7 +396,8 @@ impl Cases for Reshape {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<Sum>(), OpKind::of::<Expand>(), OpKind::without_kernels::<Reshape>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<Sum>(), OpKind::of::<Expand>().with_cuda::<Expand>(), OpKind::without_kernels::<Reshape>()];
 
 kolo_graph::methods! {
     /// Sums, means and shapes.

@@ -74,6 +74,9 @@ fn check_memory(
     memory: &MemoryPlan,
     options: Options,
 ) -> Result<(), Error> {
+    // What a GPU holds, its executor compares with what the GPU has.
+    let device = MemoryPlan { gradients: 0, activations: 0, scratch: 0, evaluation: 0, ..*memory };
+    let memory = if job.executor.allocates_on_host() { memory } else { &device };
     let usage = match company.world() {
         Some(world) => HostUsage::among(memory, parallel.home().is_shared(), world)?,
         None => HostUsage::alone(memory),

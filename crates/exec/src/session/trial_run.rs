@@ -183,6 +183,7 @@ impl Session {
             let mut turns = Turns::new(extent, samples.len());
             let feed = |local: usize| {
                 grain(lane * per_lane + local, &mut Feed { inputs: self.device.inputs(Some(lane)) });
+                self.device.begin_grain(lane);
             };
             for local in 0..per_lane {
                 time(kinds.feed(), &mut turns, samples, || feed(local));
