@@ -33,7 +33,9 @@ pub mod zero;
 
 /// Pipeline schedules as data, for whoever shows or counts them.
 pub mod schedules {
-    pub use crate::pipeline::{Durations, ScheduleError, Verified, draw, verify};
+    pub use crate::pipeline::{
+        Durations, FAMILIES, Schedule, ScheduleError, Sizes, StageDurations, Timeline, Verified, draw, family, verify,
+    };
 }
 
 pub use chosen::Parallel;

@@ -14,6 +14,8 @@
 mod blocks;
 mod choose;
 
+pub use blocks::layer_of;
+
 use kolo_graph::rewrite::Rebuild;
 use kolo_graph::{Graph, Node, NodeId, Phase, Stage, ValueId};
 use std::collections::BTreeMap;

@@ -3,8 +3,15 @@
 //! FLOPs come from the ops' index expressions, memory from the layout the executor will allocate, time from both and
 //! from rates measured on this machine. Nothing of the job is allocated.
 
+pub mod anatomy;
+pub mod cluster;
+pub mod collective;
+pub mod device;
+pub mod link;
+pub mod op_cost;
 pub mod rates;
 pub mod run;
+pub mod step_model;
 
 pub use rates::Rates;
 pub use run::{Fleet, RunCost};

@@ -89,8 +89,8 @@ mod tests {
         };
         assert_eq!(
             named(Work::Product),
-            "attention attention_bias_grad attention_grad cached_attention conv2d conv2d_input_grad conv2d_weight_grad conv_transpose2d \
-             linear matmul"
+            "attention attention_bias_grad attention_grad attention_step attention_step_grad cached_attention conv2d \
+             conv2d_input_grad conv2d_weight_grad conv_transpose2d linear linear_part matmul matmul_part"
         );
         assert_eq!(named(Work::ThinProducts), "gru gru_grad lstm lstm_grad rnn rnn_grad");
     }

@@ -13,7 +13,7 @@ pub(super) fn of(graph: &Graph, forward: &[NodeId]) -> Vec<Option<usize>> {
     let mut block_of = vec![None; graph.nodes.len()];
     let mut layers: BTreeMap<&str, usize> = BTreeMap::new();
     for id in forward {
-        if let Some(layer) = layer(&graph.node(*id).scope) {
+        if let Some(layer) = layer_of(&graph.node(*id).scope) {
             let number = layers.len();
             block_of[id.0 as usize] = Some(*layers.entry(layer).or_insert(number));
         }
@@ -30,7 +30,7 @@ pub(super) fn of(graph: &Graph, forward: &[NodeId]) -> Vec<Option<usize>> {
 }
 
 /// The repeated layer that a scope lies in: it ends in the first part that is a number, as `h.3` of `h.3.attn`.
-fn layer(scope: &str) -> Option<&str> {
+pub fn layer_of(scope: &str) -> Option<&str> {
     let mut end = 0;
     for (at, part) in scope.split('.').enumerate() {
         end += part.len() + usize::from(at > 0);
@@ -92,8 +92,8 @@ mod tests {
 
     #[test]
     fn a_layer_ends_in_its_number() {
-        let layers = ["h.3.attn.c_attn", "h.3", "layer2.1.conv1", "encoder.layers.11.mlp.0"].map(layer);
+        let layers = ["h.3.attn.c_attn", "h.3", "layer2.1.conv1", "encoder.layers.11.mlp.0"].map(layer_of);
         assert_eq!(layers, [Some("h.3"), Some("h.3"), Some("layer2.1"), Some("encoder.layers.11")]);
-        assert_eq!(["", "conv1", "h", "3", "h.x3", "a..b"].map(layer), [None; 6]);
+        assert_eq!(["", "conv1", "h", "3", "h.x3", "a..b"].map(layer_of), [None; 6]);
     }
 }

@@ -1,0 +1,177 @@
+//! How long one call of an op takes on a device.
+//!
+//! A product takes its multiply-adds at the device's rate, or its bytes at the memory's, whichever is more. The rate falls where
+//! the result is no whole number of rounds of tiles on all multiprocessors, and where few terms are summed. Everything else takes
+//! its bytes. Attention runs block by block (flash), so that it moves its operands only, or step by step through memory.
+
+use crate::device::{Device, Precision};
+use crate::step_model::Compute;
+use kolo_graph::Work;
+
+/// What of an op sets its time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Body {
+    /// Rows and columns of its result, and the number of terms of each sum.
+    Product {
+        rows: f64,
+        columns: f64,
+        terms: f64,
+    },
+    /// Products of a few rows, one after the other.
+    ThinProducts,
+    /// `scores` is the number of pairs of a query and a key over all heads; `passes` the products over them.
+    Attention {
+        scores: f64,
+        passes: f64,
+        causal: bool,
+    },
+    Stream,
+}
+
+/// One call of an op.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OpCall {
+    pub body: Body,
+    pub flops: f64,
+    /// Real numbers read and written, whose width is the precision's.
+    pub reals: f64,
+    /// Bytes of everything else.
+    pub bytes: f64,
+}
+
+impl OpCall {
+    pub fn moved_bytes(&self, precision: Precision) -> f64 {
+        self.reals * precision.bytes() as f64 + self.bytes
+    }
+}
+
+/// What a device has to do for calls of a precision.
+#[derive(Clone, Copy, Debug)]
+pub struct Runner<'d> {
+    pub device: &'d Device,
+    pub precision: Precision,
+    /// Attention keeps no scores.
+    pub flash: bool,
+}
+
+/// Terms of a sum that cost as much as starting and ending it.
+const START_TERMS: f64 = 64.0;
+/// The rate of a tile of half the size, which reads its operands more often.
+const SMALLER_TILE: f64 = 0.9;
+/// Fewer terms than this are not shared out among multiprocessors.
+const SPLIT_TERMS: f64 = 512.0;
+/// The rate of attention beside that of products: exponentials between them, and smaller tiles.
+const FLASH_SHARE: f64 = 0.6;
+/// Attention that keeps its scores passes them this often through memory, for each of its products: written by one product and
+/// read by the next, with scaling, mask, softmax and dropout between.
+const SCORE_PASSES: f64 = 3.0;
+/// The rate of products of a few rows.
+const THIN_SHARE: f64 = 0.25;
+
+impl Runner<'_> {
+    /// What a call takes.
+    pub fn compute(&self, call: &OpCall) -> Compute {
+        let Device { product_share, launch, .. } = *self.device;
+        let rate = self.device.peak(self.precision) * product_share;
+        let bytes = call.moved_bytes(self.precision);
+        let stream = bytes / self.stream_rate();
+        let (product, seconds) = match call.body {
+            Body::Stream => (0.0, stream),
+            Body::Product { rows, columns, terms } => {
+                let product = call.flops / rate;
+                (product, (product / self.filled(rows, columns, terms)).max(stream))
+            }
+            Body::ThinProducts => (call.flops / rate, (call.flops / rate / THIN_SHARE).max(stream)),
+            Body::Attention { scores, passes, causal } => self.attention(call.flops, scores, passes, causal, stream),
+        };
+        let (product, stream) = if seconds > stream || product >= stream { (product, 0.0) } else { (0.0, stream) };
+        let overhead = (seconds - product - stream).max(0.0) + launch;
+        Compute { product, stream, overhead, flops: call.flops }
+    }
+
+    /// Bytes per second.
+    fn stream_rate(&self) -> f64 {
+        self.device.bandwidth * self.device.stream_share
+    }
+
+    /// Seconds at the full rate, and in all. 8-bit products are for layers, not for attention.
+    fn attention(&self, flops: f64, scores: f64, passes: f64, causal: bool, stream: f64) -> (f64, f64) {
+        let precision = if self.precision == Precision::F8 { Precision::Bf16 } else { self.precision };
+        let rate = self.device.peak(precision) * self.device.product_share;
+        if self.flash {
+            // Blocks behind the mask are left out.
+            let flops = if causal { flops / 2.0 } else { flops };
+            return (flops / rate, (flops / rate / FLASH_SHARE).max(stream));
+        }
+        let through = scores * passes * SCORE_PASSES * precision.bytes() as f64 / self.stream_rate();
+        (flops / rate, flops / rate + through + stream)
+    }
+
+    /// The share of the multiprocessors' time in which they multiply, with the tile that suits the result best.
+    fn filled(&self, rows: f64, columns: f64, terms: f64) -> f64 {
+        let units = self.device.units as f64;
+        let [tile_rows, tile_columns] = self.device.tile.map(|side| side as f64);
+        let mut best = 0.0f64;
+        for (down, across, rate) in [
+            (1.0, 1.0, 1.0),
+            (2.0, 1.0, SMALLER_TILE),
+            (1.0, 2.0, SMALLER_TILE),
+            (2.0, 2.0, SMALLER_TILE * SMALLER_TILE),
+        ] {
+            let (high, wide) = ((tile_rows / down).max(1.0), (tile_columns / across).max(1.0));
+            let tiles = (rows / high).ceil() * (columns / wide).ceil();
+            let parts = if tiles < units { (units / tiles).min(terms / SPLIT_TERMS).max(1.0).floor() } else { 1.0 };
+            let rounds = (tiles * parts / units).ceil();
+            let used = rows * columns * parts / (rounds * units * high * wide);
+            let split = if parts > 1.0 { SMALLER_TILE } else { 1.0 };
+            best = best.max(used.min(1.0) * rate * split);
+        }
+        best.max(1e-6) * terms / (terms + START_TERMS)
+    }
+}
+
+/// What an op's own word on its work, its result and its inputs says of its body. `result` is the shape of its output.
+pub(crate) fn body(work: Work, name: &str, flops: f64, result: &[usize]) -> Body {
+    match work {
+        Work::Stream => Body::Stream,
+        Work::ThinProducts => Body::ThinProducts,
+        Work::Product => {
+            let elements: f64 = result.iter().map(|size| *size as f64).product::<f64>().max(1.0);
+            let columns = match (name, result) {
+                // An image's channels are the columns; of a convolution's weight, all but the first dim.
+                ("conv2d" | "conv2d_input_grad" | "conv_transpose2d", [_, channels, ..]) => *channels as f64,
+                ("conv2d_weight_grad", [first, ..]) => elements / (*first as f64).max(1.0),
+                (_, [.., last]) => *last as f64,
+                _ => 1.0,
+            };
+            let columns = columns.max(1.0);
+            Body::Product { rows: elements / columns, columns, terms: (flops / 2.0 / elements).max(1.0) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::DeviceTable;
+
+    #[test]
+    fn products_lose_by_tiles_terms_and_memory() {
+        let table = DeviceTable::built_in().unwrap();
+        let device = table.find("a100-80").unwrap();
+        let runner = Runner { device, precision: Precision::Bf16, flash: true };
+        let share = |rows: f64, columns: f64, terms: f64| {
+            let reals = rows * columns + rows * terms + columns * terms;
+            let flops = 2.0 * rows * columns * terms;
+            let call = OpCall { body: Body::Product { rows, columns, terms }, flops, reals, bytes: 0.0 };
+            flops / runner.compute(&call).seconds() / device.peak(Precision::Bf16) / device.product_share
+        };
+        let large = share(16384.0, 8192.0, 8192.0);
+        assert!(large > 0.9, "{large}");
+        // One tile more than all multiprocessors compute at a time.
+        assert!(share(128.0 * 109.0, 256.0, 8192.0) < 0.75 * share(128.0 * 108.0, 256.0, 8192.0));
+        assert!(share(16384.0, 8192.0, 64.0) < 0.6 * large);
+        // A few rows read the whole weight.
+        assert!(share(16.0, 8192.0, 8192.0) < 0.2);
+    }
+}
