@@ -2,9 +2,11 @@
 //!
 //! Bin `i` of `out` covers `⌊i·size/out⌋ .. ⌈(i+1)·size/out⌉`, as in PyTorch; bins overlap where the sizes do not divide.
 
+use crate::device;
 use crate::movement::ELEMENTS_PER_TASK;
 use crate::pool::{define_planes, for_each_plane, plane_size, with_planes};
 use crate::simd;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
@@ -100,6 +102,16 @@ fn sum_bin(plane: &[f32], width: usize, rows: Range<usize>, columns: Range<usize
     rows.map(|y| simd::sum(&plane[y * width..][columns.clone()])).fold(0.0, |total, row| total + row)
 }
 
+impl Cuda for AdaptiveAvgPool2d {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (count, from) = (cx.outputs[0].elements(), &cx.inputs[0].shape);
+        let sizes = [count, from[2], from[3], self.out[0], self.out[1]].map(device::long);
+        let args = [&[device::input(0), device::output(0)], &sizes[..]].concat();
+        let (grid, block) = device::row_grid(count, device::WARP);
+        Launch::new(device::typed(crate::pool::SOURCE, cx), "mean_bins", grid, block, args).into()
+    }
+}
+
 impl Cases for AdaptiveAvgPool2d {
     fn cases() -> Vec<Case> {
         let case = |shape: [usize; 4], out: [usize; 2]| {
@@ -169,6 +181,13 @@ impl Cpu for AdaptiveAvgPool2dGrad {
     }
 }
 
+impl Cuda for AdaptiveAvgPool2dGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let from = &cx.inputs[0].shape;
+        crate::pool::calls(cx, "spread_bins", &[self.size[0], self.size[1], from[2], from[3]].map(device::long))
+    }
+}
+
 impl Cases for AdaptiveAvgPool2dGrad {
     fn cases() -> Vec<Case> {
         let case = |shape: [usize; 4], size: [usize; 2]| Case::new(AdaptiveAvgPool2dGrad { size }, [Arg::real(shape)]);
@@ -181,7 +200,10 @@ impl Cases for AdaptiveAvgPool2dGrad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<AdaptiveAvgPool2d>(), OpKind::of::<AdaptiveAvgPool2dGrad>()];
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<AdaptiveAvgPool2d>().with_cuda::<AdaptiveAvgPool2d>(),
+    OpKind::of::<AdaptiveAvgPool2dGrad>().with_cuda::<AdaptiveAvgPool2dGrad>(),
+];
 
 kolo_graph::methods! {
     /// Pooling to a size.

@@ -1,9 +1,11 @@
 //! Average pooling.
 
+use crate::device;
 use crate::pool::{Window, define_planes, for_each_plane, load, plane_size, pool_cases, with_planes};
 use crate::simd::LANES;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
@@ -111,6 +113,13 @@ fn sum_windows(window: Window, stride: usize, line: &[f32], out: &mut [f32]) {
     }
 }
 
+impl Cuda for AvgPool2d {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let window = self.window(&cx.inputs[0].shape);
+        crate::pool::calls(cx, "mean_windows", &[vec![device::flag(self.count_include_pad)], window.args()].concat())
+    }
+}
+
 impl Cases for AvgPool2d {
     fn cases() -> Vec<Case> {
         let cases = |(ceil_mode, count_include_pad)| {
@@ -205,6 +214,13 @@ vectorized! {
     }
 }
 
+impl Cuda for AvgPool2dGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let counts = vec![device::flag(self.count_include_pad)];
+        crate::pool::calls(cx, "spread_windows", &[counts, self.window().args()].concat())
+    }
+}
+
 impl Cases for AvgPool2dGrad {
     fn cases() -> Vec<Case> {
         let with = |size: [usize; 2], kernel, stride, padding, ceil_mode, count_include_pad| {
@@ -227,7 +243,8 @@ impl Cases for AvgPool2dGrad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<AvgPool2d>(), OpKind::of::<AvgPool2dGrad>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<AvgPool2d>().with_cuda::<AvgPool2d>(), OpKind::of::<AvgPool2dGrad>().with_cuda::<AvgPool2dGrad>()];
 
 kolo_graph::methods! {
     /// Average pooling over `[n, c, h, w]`.

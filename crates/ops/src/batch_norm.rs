@@ -3,6 +3,7 @@
 //! A plane is one channel of one image. Tasks own whole channels and walk images in order, so that a channel's sums are
 //! always added in the same order, whatever runs beside them.
 
+use crate::device;
 use crate::elementwise::ElementwiseMethods;
 use crate::norm::{self, Lanes};
 use crate::pairwise::Pairwise;
@@ -10,6 +11,7 @@ use crate::reduce::ReduceMethods;
 use crate::simd::{self, LANES};
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
@@ -462,7 +464,126 @@ impl Cases for BatchNormEval {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<BatchNorm>(), OpKind::of::<BatchNormGrad>(), OpKind::of::<BatchNormEval>()];
+/// Elements of a channel that one block of the GPU adds up, at least.
+const ELEMENTS_PER_CHUNK: usize = 16 * 1024;
+
+/// What the launches on one batch share.
+struct GpuPlanes<'a> {
+    cx: &'a CudaCx<'a>,
+    planes: Planes,
+    source: CudaSource,
+    /// Elements that a thread takes at once.
+    pack: usize,
+    images_per_chunk: usize,
+    chunks: usize,
+}
+
+impl<'a> GpuPlanes<'a> {
+    fn new(cx: &'a CudaCx<'a>, pass: &'static str) -> Self {
+        let planes = Planes::of(&cx.inputs[0].shape);
+        let pack = cx.inputs.iter().map(|ty| device::pack(planes.size, ty.dtype)).min().unwrap_or(1);
+        let source = device::typed(include_str!("batch_norm.cu"), cx).define("PACK", pack).define(pass, 1);
+        let images_per_chunk = (ELEMENTS_PER_CHUNK / planes.size.max(1)).max(1);
+        Self { cx, planes, source, pack, images_per_chunk, chunks: planes.images.div_ceil(images_per_chunk) }
+    }
+
+    fn launch(&self, function: &'static str, grid: [usize; 3], args: Vec<CudaArg>) -> Launch {
+        Launch::new(self.source.clone(), function, grid, device::THREADS, args)
+    }
+
+    /// Scratch for so many numbers to a channel.
+    fn numbers(&self, calls: &mut CudaCalls, count: usize) -> CudaPlace {
+        calls.scratch(self.planes.channels * count * size_of::<f32>())
+    }
+
+    fn count(&self) -> CudaArg {
+        CudaArg::F32(self.planes.population() as f32)
+    }
+
+    /// A block to each chunk of each channel.
+    fn chunk_grid(&self) -> [usize; 3] {
+        [self.planes.channels * self.chunks, 1, 1]
+    }
+
+    /// A warp to a channel.
+    fn warp_grid(&self) -> [usize; 3] {
+        device::grid(self.planes.channels, device::THREADS / device::WARP)
+    }
+
+    fn sizes(&self) -> [CudaArg; 5] {
+        let Planes { images, channels, size } = self.planes;
+        [images, channels, size, self.chunks, self.images_per_chunk].map(device::long)
+    }
+
+    /// The mean over each channel of x, or of the squared distances from `means`.
+    fn means(&self, calls: &mut CudaCalls, means: Option<CudaPlace>) -> CudaPlace {
+        let (parts, made) = (self.numbers(calls, self.chunks), self.numbers(calls, 1));
+        let from = [device::input(0), means.unwrap_or(made).into(), parts.into()];
+        let args = [&from[..], &self.sizes(), &[device::flag(means.is_some())]].concat();
+        calls.launch(self.launch("channel_parts", self.chunk_grid(), args));
+        let sizes = [device::long(self.planes.channels), device::long(self.chunks), self.count()];
+        let args = [&[parts.into(), made.into()], &sizes[..]].concat();
+        calls.launch(self.launch("channel_means", self.warp_grid(), args));
+        made
+    }
+
+    /// The last launch, over all elements: `operands`, then the sizes.
+    fn over_elements(&self, calls: &mut CudaCalls, function: &'static str, operands: &[CudaArg]) {
+        let packs = self.cx.inputs[0].elements() / self.pack;
+        let args = [operands, &[packs, self.planes.channels, self.planes.size].map(device::long)].concat();
+        calls.launch(self.launch(function, device::grid(packs, device::THREADS), args));
+    }
+}
+
+impl Cuda for BatchNorm {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (mut calls, gpu) = (CudaCalls::new(), GpuPlanes::new(cx, "FORWARD"));
+        let means = gpu.means(&mut calls, None);
+        let variances = gpu.means(&mut calls, Some(means));
+        let numbers = gpu.numbers(&mut calls, 3);
+        let inputs = [means.into(), variances.into(), device::input(1), device::input(2)];
+        let outputs = [device::output(1), device::output(2), device::output(3), numbers.into()];
+        let channels = gpu.planes.channels;
+        let args = [&inputs[..], &outputs, &[device::long(channels), CudaArg::F32(self.eps)]].concat();
+        calls.launch(gpu.launch("channel_statistics", device::grid(channels, device::THREADS), args));
+        gpu.over_elements(&mut calls, "scale_planes", &[device::input(0), numbers.into(), device::output(0)]);
+        calls
+    }
+}
+
+impl Cuda for BatchNormEval {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (mut calls, gpu) = (CudaCalls::new(), GpuPlanes::new(cx, "EVALUATION"));
+        let numbers = gpu.numbers(&mut calls, 3);
+        let channels = gpu.planes.channels;
+        let inputs = [1, 2, 3, 4].map(device::input);
+        let args = [&inputs[..], &[numbers.into(), device::long(channels), CudaArg::F32(self.eps)]].concat();
+        calls.launch(gpu.launch("known_statistics", device::grid(channels, device::THREADS), args));
+        gpu.over_elements(&mut calls, "scale_planes", &[device::input(0), numbers.into(), device::output(0)]);
+        calls
+    }
+}
+
+impl Cuda for BatchNormGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (mut calls, gpu) = (CudaCalls::new(), GpuPlanes::new(cx, "GRADIENT"));
+        let (parts, numbers) = (gpu.numbers(&mut calls, 2 * gpu.chunks), gpu.numbers(&mut calls, 4));
+        let [x, weight, mean, rstd, g] = [0, 1, 2, 3, 4].map(device::input);
+        let args = [&[x, g, mean, parts.into()], &gpu.sizes()[..]].concat();
+        calls.launch(gpu.launch("gradient_parts", gpu.chunk_grid(), args));
+        let operands = [parts.into(), weight, mean, rstd, device::output(1), device::output(2), numbers.into()];
+        let sizes = [device::long(gpu.planes.channels), device::long(gpu.chunks), gpu.count()];
+        calls.launch(gpu.launch("gradient_numbers", gpu.warp_grid(), [&operands[..], &sizes].concat()));
+        gpu.over_elements(&mut calls, "differentiate", &[x, g, numbers.into(), device::output(0)]);
+        calls
+    }
+}
+
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<BatchNorm>().with_cuda::<BatchNorm>(),
+    OpKind::of::<BatchNormGrad>().with_cuda::<BatchNormGrad>(),
+    OpKind::of::<BatchNormEval>().with_cuda::<BatchNormEval>(),
+];
 
 kolo_graph::methods! {
     /// Batch normalisation of `[n, c, …]`.

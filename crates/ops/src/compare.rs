@@ -1,6 +1,7 @@
 //! Comparisons, logic on their results, and choosing by them; all with broadcasting. A bool is one byte, 0 or 1.
 
 use crate::cuda_map;
+use crate::device;
 use crate::real::Compare;
 use crate::reduce::ReduceMethods;
 use crate::softmax::rows_per_task;
@@ -8,7 +9,7 @@ use crate::symbol::{Symbol, record};
 use crate::tiles::{self, Address, DIMS_MAX, TILE, Walk};
 use crate::vectorized;
 use kolo_graph::cpu::Buffer;
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{
@@ -372,6 +373,15 @@ impl Cpu for OneHot {
     }
 }
 
+impl Cuda for OneHot {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let count = cx.outputs[0].elements();
+        let source = device::typed(include_str!("one_hot.cu"), cx);
+        let args = [device::input(0), device::output(0), device::long(count), device::long(self.classes)];
+        Launch::new(source, "one_hot", device::grid(count, device::THREADS), device::THREADS, args).into()
+    }
+}
+
 /// The usual broadcasts, and one that takes several tasks.
 fn shapes() -> [(Vec<usize>, Vec<usize>); 7] {
     [
@@ -436,7 +446,7 @@ pub const KINDS: &[OpKind] = &[
     OpKind::of::<Or>().with_cuda::<Or>(),
     OpKind::of::<Not>().with_cuda::<Not>(),
     OpKind::of::<Select>().with_cuda::<Select>(),
-    OpKind::of::<OneHot>(),
+    OpKind::of::<OneHot>().with_cuda::<OneHot>(),
 ];
 
 kolo_graph::methods! {

@@ -3,12 +3,15 @@
 //! An id outside the table never reads outside it: its row is NaN, so that a wrong token shows in the loss. The backward
 //! pass ignores such ids, and adds the rows of an id in the order of their positions.
 
+use crate::by_id;
 use crate::cast::CastMethods;
 use crate::elementwise::ElementwiseMethods;
 use crate::movement::{BYTES_PER_TASK, Element, Target, axes, bits, by_width, check_f32, check_ids, input, within};
 use crate::movement::{missing, within_f64};
+use crate::moves;
 use crate::reduce::ReduceMethods;
 use crate::scatter::{SegmentSumGrad, add_rows_by_id, define_row_sums};
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
@@ -139,6 +142,13 @@ fn pick<T: Element>(cx: &CpuCx<'_>, table: usize, ids: usize, (rows, missing): (
     });
 }
 
+impl Cuda for Embedding {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let dtype = cx.inputs[0].dtype;
+        moves::taken_rows(cx, (0, 1), (self.first, self.vocab), bits(dtype, missing(dtype))).into()
+    }
+}
+
 impl Cases for Embedding {
     fn cases() -> Vec<Case> {
         let case = |table: Arg, ids: Arg| Case::new(Embedding { first: 0, vocab: 0 }, [table, ids]);
@@ -214,6 +224,12 @@ impl Cpu for EmbeddingGrad {
     }
 }
 
+impl Cuda for EmbeddingGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        by_id::row_sums(cx, (1, 0), (self.first, self.vocab))
+    }
+}
+
 impl Cases for EmbeddingGrad {
     fn cases() -> Vec<Case> {
         let case = |vocab, ids: Arg, grad: Arg| Case::new(EmbeddingGrad { vocab, first: 0 }, [ids, grad]);
@@ -227,7 +243,8 @@ impl Cases for EmbeddingGrad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<Embedding>(), OpKind::of::<EmbeddingGrad>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<Embedding>().with_cuda::<Embedding>(), OpKind::of::<EmbeddingGrad>().with_cuda::<EmbeddingGrad>()];
 
 kolo_graph::methods! {
     /// Tables.

@@ -1,6 +1,8 @@
 //! Largest values along a dim, and where they are. NaN counts as the largest of all, so that it cannot hide; among equals
 //! the lower index wins. A gradient goes to the element that won.
 
+use crate::by_id;
+use crate::device;
 use crate::elementwise::ElementwiseMethods;
 use crate::reduce::ReduceMethods;
 use crate::scatter::ScatterAddGrad;
@@ -8,6 +10,7 @@ use crate::simd;
 use crate::softmax::rows_per_task;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
@@ -381,6 +384,46 @@ impl Cpu for Place {
     }
 }
 
+/// `function` on the first input around `dim`, a warp to a result; it writes the outputs after the input.
+fn largest_calls(cx: &CudaCx<'_>, function: &'static str, dim: usize) -> CudaCalls {
+    let Around { outer, size, inner } = around(&cx.inputs[0].shape, dim);
+    let source = device::typed(include_str!("extremes.cu"), cx);
+    let operands = [device::input(0)].into_iter().chain((0..cx.outputs.len()).map(device::output));
+    let args = operands.chain([outer * inner, size, inner].map(device::long));
+    let grid = device::grid(outer * inner, if inner == 1 { device::THREADS / device::WARP } else { device::THREADS });
+    let function = if inner == 1 { format!("{function}_of_rows") } else { format!("{function}_of_columns") };
+    Launch::new(source, function, grid, device::THREADS, args.collect::<Vec<_>>()).into()
+}
+
+impl Cuda for Max {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        largest_calls(cx, "max", self.dim)
+    }
+}
+
+impl Cuda for Argmax {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        largest_calls(cx, "argmax", self.dim)
+    }
+}
+
+impl Cuda for TopK {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let size = cx.inputs[0].last();
+        let rows = cx.inputs[0].elements() / size;
+        let operands = [device::input(0), device::output(0), device::output(1)];
+        let args = [&operands[..], &[rows, size, self.k].map(device::long)].concat();
+        let (grid, block) = device::row_grid(rows, device::WARP);
+        Launch::new(device::typed(include_str!("extremes.cu"), cx), "top_k", grid, block, args).into()
+    }
+}
+
+impl Cuda for Place {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        by_id::column_sums(cx, (None, 0, 1), self.dim)
+    }
+}
+
 impl Cases for Max {
     fn cases() -> Vec<Case> {
         let case = |shape: &[usize], dim, keep| Case::new(Max { dim, keep }, [Arg::spread(shape)]);
@@ -447,8 +490,12 @@ impl Cases for Place {
     }
 }
 
-pub const KINDS: &[OpKind] =
-    &[OpKind::of::<Max>(), OpKind::of::<Argmax>(), OpKind::of::<TopK>(), OpKind::of::<Place>()];
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<Max>().with_cuda::<Max>(),
+    OpKind::of::<Argmax>().with_cuda::<Argmax>(),
+    OpKind::of::<TopK>().with_cuda::<TopK>(),
+    OpKind::of::<Place>().with_cuda::<Place>(),
+];
 
 kolo_graph::methods! {
     /// Largest and smallest values, and where they are.

@@ -2,9 +2,12 @@
 //!
 //! A group's planes lie one after the other, so its statistics are those of one long row.
 
+use crate::device;
 use crate::norm;
+use crate::sums::{self, Values};
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaPlace, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
@@ -122,6 +125,22 @@ vectorized! {
             norm::affine(&mut y[part.clone()], &x[part], mean, rstd * weight, *bias);
         }
         (mean, rstd)
+    }
+}
+
+const SOURCE: &str = concat!(include_str!("rows.cuh"), include_str!("group_norm.cu"));
+
+impl Cuda for GroupNorm {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (images, channels, size) = planes(&cx.inputs[0].shape);
+        let (members, rows) = (channels / self.groups, images * self.groups);
+        let threads = device::row_threads(members * size);
+        let (grid, block) = device::row_grid(rows, threads);
+        let source = device::typed(SOURCE, cx).define("GROUP", threads).define("FORWARD", 1);
+        let operands = (0..3).map(device::input).chain((0..3).map(device::output));
+        let sizes = [rows, self.groups, members, size].map(device::long);
+        let args = operands.chain(sizes).chain([CudaArg::F32(self.eps)]).collect::<Vec<_>>();
+        Launch::new(source, "normalize_groups", grid, block, args).into()
     }
 }
 
@@ -265,6 +284,36 @@ vectorized! {
     }
 }
 
+impl Cuda for GroupNormGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (images, channels, size) = planes(&cx.inputs[0].shape);
+        let groups = cx.inputs[2].shape[1];
+        let (members, rows, all) = (channels / groups, images * groups, images * channels);
+        let threads = device::row_threads(size);
+        let source = device::typed(SOURCE, cx).define("GROUP", threads);
+        let mut calls = CudaCalls::new();
+        let [sums, products, numbers] = [all, all, 2 * rows].map(|count| calls.scratch(count * size_of::<f32>()));
+        let [x, weight, mean, rstd, g] = [0, 1, 2, 3, 4].map(device::input);
+        let (grid, block) = device::row_grid(all, threads);
+        let args = [&[x, mean, g, sums.into(), products.into()], &[all, members, size].map(device::long)[..]].concat();
+        calls.launch(Launch::new(source.clone(), "plane_sums", grid, block, args));
+        let per_group = [rows, groups, members, size].map(device::long);
+        let args = [&[weight, rstd, sums.into(), products.into(), numbers.into()], &per_group[..]].concat();
+        let grid = device::grid(rows, device::THREADS);
+        calls.launch(Launch::new(source.clone(), "group_numbers", grid, device::THREADS, args));
+        let count = cx.inputs[0].elements();
+        let operands = [x, weight, mean, rstd, g, numbers.into(), device::output(0)];
+        let args = [&operands[..], &[count, groups, members, size].map(device::long)].concat();
+        let grid = device::grid(count, device::THREADS);
+        calls.launch(Launch::new(source, "differentiate_groups", grid, device::THREADS, args));
+        for (at, place) in [(1, products), (2, sums)] {
+            let to = Values::new(CudaPlace::output(at), cx.outputs[at].dtype);
+            sums::columns(&mut calls, Values::f32(place), [1, images, channels], to);
+        }
+        calls
+    }
+}
+
 impl Cases for GroupNormGrad {
     fn cases() -> Vec<Case> {
         let case = |shape: &[usize], groups: usize| {
@@ -283,7 +332,8 @@ impl Cases for GroupNormGrad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<GroupNorm>(), OpKind::of::<GroupNormGrad>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<GroupNorm>().with_cuda::<GroupNorm>(), OpKind::of::<GroupNormGrad>().with_cuda::<GroupNormGrad>()];
 
 kolo_graph::methods! {
     /// Group normalisation of `[n, c, …]`.

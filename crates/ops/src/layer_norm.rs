@@ -3,6 +3,7 @@
 use crate::tiles::Address;
 use crate::vectorized;
 use crate::{norm, row_norm};
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
@@ -62,6 +63,12 @@ vectorized! {
                 y[at] = ((x[at] - m) * r).mul_add(weight[at], bias[at]);
             }
         }
+    }
+}
+
+impl Cuda for LayerNorm {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        row_norm::forward_calls(cx, self.eps, true)
     }
 }
 
@@ -149,13 +156,20 @@ vectorized! {
     }
 }
 
+impl Cuda for LayerNormGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        row_norm::backward_calls(cx, true)
+    }
+}
+
 impl Cases for LayerNormGrad {
     fn cases() -> Vec<Case> {
         row_norm::grad_cases(|| LayerNormGrad {}, true)
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<LayerNorm>(), OpKind::of::<LayerNormGrad>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<LayerNorm>().with_cuda::<LayerNorm>(), OpKind::of::<LayerNormGrad>().with_cuda::<LayerNormGrad>()];
 
 kolo_graph::methods! {
     /// Layer normalisation.

@@ -1,5 +1,6 @@
 //! Max pooling, which remembers where each maximum was.
 
+use crate::device;
 use crate::movement::{ELEMENTS_PER_TASK, within, within_f64};
 use crate::pool::{Window, define_planes, for_each_plane, load, plane_size, pool_cases, with_planes};
 use crate::reduce::ReduceMethods;
@@ -7,6 +8,7 @@ use crate::scatter::ScatterAddGrad;
 use crate::simd::LANES;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::{Domain, OpKind};
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
@@ -164,6 +166,12 @@ fn max_windows(
     }
 }
 
+impl Cuda for MaxPool2d {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        crate::pool::calls(cx, "max_windows", &self.window(&cx.inputs[0].shape).args())
+    }
+}
+
 impl Cases for MaxPool2d {
     fn cases() -> Vec<Case> {
         let op = |kernel, stride, padding| MaxPool2d { kernel, stride, padding, ceil_mode: false };
@@ -244,6 +252,16 @@ impl Cpu for MaxPool2dGrad {
     }
 }
 
+impl Cuda for MaxPool2dGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (from, to) = (&cx.inputs[0].shape, &cx.outputs[0].shape);
+        let sizes = [from[0] * from[1], from[2] * from[3], to[2] * to[3]].map(device::long);
+        let args = [&[device::input(0), device::input(1), device::output(0)], &sizes[..]].concat();
+        let (grid, block) = device::row_grid(from[0] * from[1], device::WARP);
+        Launch::new(device::typed(crate::pool::SOURCE, cx), "spread_places", grid, block, args).into()
+    }
+}
+
 impl Cases for MaxPool2dGrad {
     fn cases() -> Vec<Case> {
         let case = |shape: [usize; 4], size: [usize; 2]| {
@@ -255,7 +273,8 @@ impl Cases for MaxPool2dGrad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<MaxPool2d>(), OpKind::of::<MaxPool2dGrad>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<MaxPool2d>().with_cuda::<MaxPool2d>(), OpKind::of::<MaxPool2dGrad>().with_cuda::<MaxPool2dGrad>()];
 
 kolo_graph::methods! {
     /// Max pooling over `[n, c, h, w]`.

@@ -1,8 +1,10 @@
 //! Constant padding.
 
 use crate::movement::{BYTES_PER_TASK, Element, Target, axes, bits, by_width, check_rank, input};
+use crate::moves;
 use crate::slice::SliceMethods;
 use crate::tiles::DIMS_MAX;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::{OpKind, advance};
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
@@ -106,6 +108,13 @@ fn source_row(op: &Pad, shape: &[usize], at: &[usize]) -> Option<usize> {
     })
 }
 
+impl Cuda for Pad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (ty, value) = (&cx.inputs[0], bits(cx.inputs[0].dtype, self.value));
+        moves::padded(ty.dtype.bytes(), &cx.outputs[0].shape, &ty.shape, &self.before, value).into()
+    }
+}
+
 impl Cases for Pad {
     fn cases() -> Vec<Case> {
         let case = |arg: Arg, before: &[usize], after: &[usize], value| {
@@ -127,7 +136,7 @@ impl Cases for Pad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<Pad>()];
+pub const KINDS: &[OpKind] = &[OpKind::of::<Pad>().with_cuda::<Pad>()];
 
 kolo_graph::methods! {
     /// Padding.

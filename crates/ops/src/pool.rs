@@ -4,9 +4,11 @@
 //! the rows under it are joined into one line, which is contiguous and vectorises; then windows are cut from that line,
 //! which is padded at both ends so that no window needs a check. Backward runs the passes in the other order.
 
+use crate::device;
 use crate::movement::ELEMENTS_PER_TASK;
 use crate::simd::LANES;
 use crate::tiles::Address;
+use kolo_graph::cuda::{CudaArg, CudaCalls, CudaCx, Launch};
 use kolo_graph::{Arg, Case, CpuCx, DType, Dense, Op, Type};
 use std::ops::Range;
 
@@ -116,6 +118,24 @@ impl Window {
     /// Planes per task.
     pub fn grain(&self) -> usize {
         (ELEMENTS_PER_TASK / (self.outputs() * self.area() + self.inputs()).max(1)).max(1)
+    }
+}
+
+/// The kernels of all pooling on the GPU.
+pub(crate) const SOURCE: &str = include_str!("pool.cu");
+
+/// `function` over all elements of the first output, a thread to each. `sizes` come last.
+pub(crate) fn calls(cx: &CudaCx<'_>, function: &'static str, sizes: &[CudaArg]) -> CudaCalls {
+    let count = cx.outputs[0].elements();
+    let operands = (0..cx.inputs.len()).map(device::input).chain((0..cx.outputs.len()).map(device::output));
+    let args = operands.chain([device::long(count)]).chain(sizes.iter().copied()).collect::<Vec<_>>();
+    Launch::new(device::typed(SOURCE, cx), function, device::grid(count, device::THREADS), device::THREADS, args).into()
+}
+
+impl Window {
+    /// The numbers as the kernels take them.
+    pub fn args(&self) -> Vec<CudaArg> {
+        [self.size, self.out, self.kernel, self.stride, self.padding].concat().into_iter().map(device::long).collect()
     }
 }
 

@@ -2,10 +2,11 @@
 
 use crate::elementwise::ElementwiseMethods;
 use crate::pairwise::{self, COLUMNS, Pairwise};
+use crate::sums::{self, Values};
 use crate::symbol::record;
 use crate::tiles::{Address, DIMS_MAX};
 use kolo_graph::cpu::TileKernel;
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::index::Index;
 use kolo_graph::op::{OpKind, advance};
 use kolo_graph::split::{self, Placement, Split};
@@ -84,6 +85,29 @@ impl Cpu for Sum {
             Shape::Odd => outputs[0].elements() * size_of::<f32>(),
             _ => 0,
         }
+    }
+}
+
+impl Cuda for Sum {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (mut calls, shape) = (CudaCalls::new(), &cx.inputs[0].shape);
+        let from = Values::new(CudaPlace::input(0), cx.inputs[0].dtype);
+        let to = Values::new(CudaPlace::output(0), cx.outputs[0].dtype);
+        match collapse(shape, &self.dims) {
+            Shape::Copy => calls.copy(from.place, to.place, cx.outputs[0].bytes()),
+            Shape::Rows { rows, inner } => sums::rows(&mut calls, from, [rows, inner], to),
+            Shape::Columns { outer, rows, inner } => sums::columns(&mut calls, from, [outer, rows, inner], to),
+            Shape::Middle { outer, rows, inner } => sums::middle(&mut calls, from, [outer, rows, inner], to),
+            Shape::Odd => {
+                let strides = kolo_graph::types::strides(shape);
+                let side = |summed: bool| -> Vec<[usize; 2]> {
+                    let own = (0..shape.len()).filter(|dim| self.dims.contains(dim) == summed);
+                    own.map(|dim| [shape[dim], strides[dim]]).collect()
+                };
+                sums::any(&mut calls, from, &side(false), &side(true), to);
+            }
+        }
+        calls
     }
 }
 
@@ -396,8 +420,11 @@ impl Cases for Reshape {
     }
 }
 
-pub const KINDS: &[OpKind] =
-    &[OpKind::of::<Sum>(), OpKind::of::<Expand>().with_cuda::<Expand>(), OpKind::without_kernels::<Reshape>()];
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<Sum>().with_cuda::<Sum>(),
+    OpKind::of::<Expand>().with_cuda::<Expand>(),
+    OpKind::without_kernels::<Reshape>(),
+];
 
 kolo_graph::methods! {
     /// Sums, means and shapes.

@@ -1,7 +1,9 @@
 //! A tensor laid end to end with itself.
 
 use crate::movement::{around, axes_but, check_dim, copy_rows};
+use crate::moves::{self, Walk};
 use crate::reduce::ReduceMethods;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
@@ -73,6 +75,22 @@ impl Cpu for Repeat {
     }
 }
 
+impl Cuda for Repeat {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (shape, mut calls) = (&cx.inputs[0].shape, CudaCalls::new());
+        let (outer, inner) = around(shape, self.dim);
+        let row = shape[self.dim] * inner;
+        let walks = [
+            Walk { size: outer, from: row, to: self.times * row },
+            Walk { size: self.times, from: 0, to: row },
+            Walk { size: row, from: 1, to: 1 },
+        ];
+        let (from, to) = ((CudaPlace::input(0), 0), (CudaPlace::output(0), 0));
+        moves::elements(&mut calls, cx.inputs[0].dtype.bytes(), &walks, from, to);
+        calls
+    }
+}
+
 impl Cases for Repeat {
     fn cases() -> Vec<Case> {
         let case = |arg: Arg, dim, times| Case::new(Repeat { dim, times }, [arg]);
@@ -87,7 +105,7 @@ impl Cases for Repeat {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<Repeat>()];
+pub const KINDS: &[OpKind] = &[OpKind::of::<Repeat>().with_cuda::<Repeat>()];
 
 kolo_graph::methods! {
     /// Tiling.

@@ -3,6 +3,7 @@
 use crate::tiles::Address;
 use crate::vectorized;
 use crate::{norm, row_norm};
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
@@ -58,6 +59,12 @@ vectorized! {
                 y[at] = x[at] * r * weight[at];
             }
         }
+    }
+}
+
+impl Cuda for RmsNorm {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        row_norm::forward_calls(cx, self.eps, false)
     }
 }
 
@@ -127,13 +134,20 @@ vectorized! {
     }
 }
 
+impl Cuda for RmsNormGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        row_norm::backward_calls(cx, false)
+    }
+}
+
 impl Cases for RmsNormGrad {
     fn cases() -> Vec<Case> {
         row_norm::grad_cases(|| RmsNormGrad {}, false)
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<RmsNorm>(), OpKind::of::<RmsNormGrad>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<RmsNorm>().with_cuda::<RmsNorm>(), OpKind::of::<RmsNormGrad>().with_cuda::<RmsNormGrad>()];
 
 kolo_graph::methods! {
     /// Root-mean-square normalisation.

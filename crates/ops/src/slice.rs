@@ -1,7 +1,9 @@
 //! A contiguous range of one dim.
 
 use crate::movement::{around, axes_but, check_dim, copy_rows};
+use crate::moves::{self, Walk};
 use crate::pad::PadMethods;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
@@ -88,6 +90,18 @@ impl Cpu for Slice {
     }
 }
 
+impl Cuda for Slice {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (shape, mut calls) = (&cx.inputs[0].shape, CudaCalls::new());
+        let (outer, inner) = around(shape, self.dim);
+        let (row, whole) = (self.len * inner, shape[self.dim] * inner);
+        let walks = [Walk { size: outer, from: whole, to: row }, Walk { size: row, from: 1, to: 1 }];
+        let (from, to) = ((CudaPlace::input(0), self.start * inner), (CudaPlace::output(0), 0));
+        moves::elements(&mut calls, cx.inputs[0].dtype.bytes(), &walks, from, to);
+        calls
+    }
+}
+
 impl Cases for Slice {
     fn cases() -> Vec<Case> {
         let case = |arg: Arg, dim, start, len| Case::new(Slice { dim, start, len }, [arg]);
@@ -106,7 +120,7 @@ impl Cases for Slice {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<Slice>()];
+pub const KINDS: &[OpKind] = &[OpKind::of::<Slice>().with_cuda::<Slice>()];
 
 kolo_graph::methods! {
     /// Parts of a tensor.
