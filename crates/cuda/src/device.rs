@@ -3,6 +3,7 @@
 //! Every call of the schedule starts work on one stream and returns. What fails is kept, nothing runs after it, and the session is
 //! told at the end of its phase ([`Device::check`]).
 
+use crate::captured::Recordings;
 use crate::commands::{Command, LaunchCall, Operands, calls_of};
 use crate::driver::DevicePointer;
 use crate::error::CudaError;
@@ -61,6 +62,8 @@ pub(crate) struct CudaDevice {
     ended: AtomicBool,
     /// The host may have changed the sums.
     sums_lent: AtomicBool,
+    /// Before the memory that recorded calls use.
+    recordings: Recordings,
     failed: Mutex<Option<CudaError>>,
     mirrored: Arc<Mirrored>,
     arenas: Arenas,
@@ -111,6 +114,7 @@ impl CudaDevice {
             outputs_ready: Event::new(gpu)?,
             ended: AtomicBool::new(false),
             sums_lent: AtomicBool::new(false),
+            recordings: Recordings::default(),
             failed: Mutex::new(None),
             mirrored,
             arenas,
@@ -223,6 +227,27 @@ impl Device for CudaDevice {
             }
             self.start(self.work(phase, item, lane), grain)
         });
+    }
+
+    fn wait_item(&self) {
+        self.attempt(|| self.gpu.synchronize());
+    }
+
+    fn run_phase(&self, phase: Phase, lane: usize, grain: usize) -> bool {
+        self.attempt(|| {
+            let all = match phase {
+                Phase::Before => &self.before,
+                Phase::Grain => &self.grain[lane],
+                Phase::After => &self.after,
+            };
+            let (lane, grain) = if phase == Phase::Grain { (lane, grain) } else { (0, 0) };
+            if phase == Phase::After {
+                self.take_back_sums()?;
+            }
+            let key = (phase, lane, grain.count_ones(), grain.trailing_ones());
+            self.recordings.run(&self.gpu, key, || all.iter().try_for_each(|work| self.start(work, grain)))
+        });
+        true
     }
 
     fn join(&self, _: Range<usize>, _: usize) {}

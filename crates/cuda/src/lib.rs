@@ -5,6 +5,7 @@
 //! its address. A session's arenas are one allocation each, and its calls run in the order of one stream.
 
 mod abilities;
+mod captured;
 mod commands;
 mod coverage;
 mod device;

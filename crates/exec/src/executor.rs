@@ -120,6 +120,15 @@ pub trait Device: Any + Debug + Send + Sync {
     /// Runs an item of a phase. `lane` and its `grain`, counted within the lane, mean something in the grain phase only.
     fn run(&self, phase: Phase, item: usize, lane: usize, grain: usize);
 
+    /// Waits until the items that were run are done, so that their time can be told.
+    fn wait_item(&self) {}
+
+    /// Runs all items of a phase at once, if it can do that better than one by one; whether it has. Not asked where items start or
+    /// await exchanges, or where each is timed or may be the last.
+    fn run_phase(&self, _phase: Phase, _lane: usize, _grain: usize) -> bool {
+        false
+    }
+
     /// Adds the lanes' sums up into the first lane's, on this lane's threads: of these elements.
     fn join(&self, elements: Range<usize>, lane: usize);
 
@@ -144,9 +153,4 @@ impl dyn Device {
     pub fn downcast<T: Device>(&self) -> Option<&T> {
         (self as &dyn Any).downcast_ref::<T>()
     }
-}
-
-/// All executors, the default first.
-pub fn executors() -> [Arc<dyn Executor>; 2] {
-    [Arc::new(crate::cpu::Cpu), Arc::new(crate::reference::Reference)]
 }
