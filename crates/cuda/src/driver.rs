@@ -30,7 +30,6 @@ functions! {
     device_attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
     context_retain = "cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
     context_set = "cuCtxSetCurrent" (Handle);
-    context_synchronize = "cuCtxSynchronize" ();
     memory_info = "cuMemGetInfo_v2" (*mut usize, *mut usize);
     memory_alloc = "cuMemAlloc_v2" (*mut DevicePointer, usize);
     memory_free = "cuMemFree_v2" (DevicePointer);
@@ -41,9 +40,7 @@ functions! {
     copy_on_device = "cuMemcpyDtoDAsync_v2" (DevicePointer, DevicePointer, usize, Handle);
     set_bytes = "cuMemsetD8Async" (DevicePointer, u8, usize, Handle);
     stream_create = "cuStreamCreate" (*mut Handle, c_uint);
-    stream_destroy = "cuStreamDestroy_v2" (Handle);
     stream_synchronize = "cuStreamSynchronize" (Handle);
-    stream_wait = "cuStreamWaitEvent" (Handle, Handle, c_uint);
     stream_begin_capture = "cuStreamBeginCapture_v2" (Handle, c_uint);
     stream_end_capture = "cuStreamEndCapture" (Handle, *mut Handle);
     graph_instantiate = "cuGraphInstantiateWithFlags" (*mut Handle, Handle, u64);
@@ -54,9 +51,7 @@ functions! {
     event_destroy = "cuEventDestroy_v2" (Handle);
     event_record = "cuEventRecord" (Handle, Handle);
     event_synchronize = "cuEventSynchronize" (Handle);
-    event_elapsed = "cuEventElapsedTime" (*mut f32, Handle, Handle);
     module_load = "cuModuleLoadData" (*mut Handle, *const c_void);
-    module_unload = "cuModuleUnload" (Handle);
     module_function = "cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
     function_attribute = "cuFuncSetAttribute" (Handle, c_int, c_int);
     launch = "cuLaunchKernel" (

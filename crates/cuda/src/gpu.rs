@@ -197,19 +197,10 @@ unsafe impl Sync for Event {}
 
 impl Event {
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
-        Self::with_flags(gpu, driver::EVENT_DISABLE_TIMING)
-    }
-
-    /// One whose time is known.
-    pub fn timed(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
-        Self::with_flags(gpu, 0)
-    }
-
-    fn with_flags(gpu: &Arc<Gpu>, flags: u32) -> Result<Self, CudaError> {
         gpu.enter()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the place of a handle.
-        gpu.check("cuEventCreate", unsafe { (gpu.driver.event_create)(&mut handle, flags) })?;
+        gpu.check("cuEventCreate", unsafe { (gpu.driver.event_create)(&mut handle, driver::EVENT_DISABLE_TIMING) })?;
         Ok(Self { handle, gpu: Arc::clone(gpu) })
     }
 
@@ -225,16 +216,6 @@ impl Event {
         self.gpu.enter()?;
         // SAFETY: an event of this context.
         self.gpu.check("cuEventSynchronize", unsafe { (self.gpu.driver.event_synchronize)(self.handle) })
-    }
-
-    /// Milliseconds since an earlier one. Both have happened.
-    pub fn since(&self, earlier: &Event) -> Result<f32, CudaError> {
-        self.gpu.enter()?;
-        let mut milliseconds = 0.0;
-        // SAFETY: the place of a number, and two timed events of this context.
-        let code = unsafe { (self.gpu.driver.event_elapsed)(&mut milliseconds, earlier.handle, self.handle) };
-        self.gpu.check("cuEventElapsedTime", code)?;
-        Ok(milliseconds)
     }
 }
 

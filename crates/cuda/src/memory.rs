@@ -33,10 +33,6 @@ impl DeviceMemory {
         Ok(memory)
     }
 
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
     pub fn at(&self, offset: usize) -> DevicePointer {
         assert!(offset <= self.bytes, "offset {offset} is outside {} bytes", self.bytes);
         self.address + offset as u64
