@@ -161,7 +161,7 @@ impl Cpu for MatMul {
 }
 
 /// A matrix whose rows lie one behind the other in memory, of which `lines` by `k` elements are multiplied.
-pub(crate) fn cuda_matrix(place: CudaPlace, ty: &Type, row_stride: usize, transposed: bool) -> CudaMatrix {
+fn cuda_matrix(place: CudaPlace, ty: &Type, row_stride: usize, transposed: bool) -> CudaMatrix {
     CudaMatrix { place, dtype: ty.dtype, row_stride, batch_stride: 0, transposed }
 }
 
@@ -331,32 +331,19 @@ impl Cpu for Linear {
 impl Cuda for Linear {
     fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
         let (k, n) = (cx.inputs[0].last(), cx.outputs[0].last());
-        linear_product(cx, self.transposed, [0, k], k, n).into()
-    }
-}
-
-/// `x·W + b` over `len` elements of the last dim of `x` from `start` on, of `ks` in all.
-pub(crate) fn linear_product(
-    cx: &CudaCx<'_>,
-    transposed: bool,
-    [start, len]: [usize; 2],
-    ks: usize,
-    columns: usize,
-) -> Product {
-    let size = cx.inputs[0].dtype.bytes();
-    let weight = start * size * if transposed { 1 } else { columns };
-    let stride = if transposed { ks } else { columns };
-    Product {
-        rows: cx.outputs[0].elements() / columns.max(1),
-        columns,
-        depth: len,
-        batch: 1,
-        a: cuda_matrix(CudaPlace::input(0).further(start * size), &cx.inputs[0], ks, false),
-        b: cuda_matrix(CudaPlace::input(1).further(weight), &cx.inputs[1], stride, transposed),
-        c: cuda_matrix(CudaPlace::output(0), &cx.outputs[0], columns, false),
-        alpha: 1.0,
-        beta: 0.0,
-        bias: (cx.inputs.len() > 2).then(|| CudaPlace::input(2)),
+        Product {
+            rows: cx.outputs[0].elements() / n.max(1),
+            columns: n,
+            depth: k,
+            batch: 1,
+            a: cuda_matrix(CudaPlace::input(0), &cx.inputs[0], k, false),
+            b: cuda_matrix(CudaPlace::input(1), &cx.inputs[1], if self.transposed { k } else { n }, self.transposed),
+            c: cuda_matrix(CudaPlace::output(0), &cx.outputs[0], n, false),
+            alpha: 1.0,
+            beta: 0.0,
+            bias: Some(CudaPlace::input(2)),
+        }
+        .into()
     }
 }
 

@@ -4,10 +4,11 @@
 //! one op. The bits are those of the product of copies: a sum's order depends on its length alone.
 
 use crate::gemm::{self, Gemm, Right, Rows, Start, Strided};
-use crate::matmul::{Linear, MatMul, cuda_matrix, linear_product};
+use crate::matmul::{Linear, MatMul};
+use crate::moves::{self, Walk};
 use crate::slice::Slice;
 use crate::tiles::Address;
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace, Product};
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaMatrix, CudaPlace, Product};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::rewrite::Rebuild;
@@ -108,37 +109,6 @@ impl Cpu for MatMulPart {
     }
 }
 
-impl Cuda for MatMulPart {
-    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
-        let [m, n] = [cx.outputs[0].shape[0], cx.outputs[0].shape[1]];
-        let ks = cx.inputs[0].shape[self.dims()[0]];
-        let size = cx.inputs[0].dtype.bytes();
-        // Where the part starts: that many elements into a row, or that many rows into the matrix.
-        let a = CudaPlace::input(0).further(self.start * size * if self.ta { m } else { 1 });
-        let b = CudaPlace::input(1).further(self.start * size * if self.tb { 1 } else { n });
-        Product {
-            rows: m,
-            columns: n,
-            depth: self.len,
-            batch: 1,
-            a: cuda_matrix(a, &cx.inputs[0], if self.ta { m } else { ks }, self.ta),
-            b: cuda_matrix(b, &cx.inputs[1], if self.tb { ks } else { n }, self.tb),
-            c: cuda_matrix(CudaPlace::output(0), &cx.outputs[0], n, false),
-            alpha: 1.0,
-            beta: 0.0,
-            bias: None,
-        }
-        .into()
-    }
-}
-
-impl Cuda for LinearPart {
-    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
-        let (ks, n) = (cx.inputs[0].last(), cx.outputs[0].last());
-        linear_product(cx, self.transposed, [self.start, self.len], ks, n).into()
-    }
-}
-
 impl LinearPart {
     fn whole(&self) -> Linear {
         Linear { transposed: self.transposed }
@@ -190,6 +160,68 @@ impl Cpu for LinearPart {
     }
     fn scratch_bytes(&self, _: &[Type], _: &[Type], threads: usize) -> usize {
         gemm::scratch_bytes(threads)
+    }
+}
+
+/// Copies of the parts that are summed, each a matrix of its own: products of copies are what the parts are defined by, and a library
+/// may add in another order where rows lie further apart. `lines` says of each operand how many there are, and whether they lie along
+/// what is summed.
+fn part_copies(
+    cx: &CudaCx<'_>,
+    calls: &mut CudaCalls,
+    lines: [(usize, bool); 2],
+    ks: usize,
+    (start, len): (usize, usize),
+) -> [CudaMatrix; 2] {
+    [0, 1].map(|at| {
+        let ((count, along), dtype) = (lines[at], cx.inputs[at].dtype);
+        let place = calls.scratch(count * len.max(1) * dtype.bytes());
+        let (rows, columns, stride) = if along { (count, len, ks) } else { (len, count, count) };
+        let walks = [Walk { size: rows, from: stride, to: columns }, Walk { size: columns, from: 1, to: 1 }];
+        let first = if along { start } else { start * count };
+        moves::elements(calls, dtype.bytes(), &walks, (CudaPlace::input(at), first), (place, 0));
+        // The left operand's lines are rows of the product, the right one's its columns.
+        let transposed = along == (at == 1);
+        CudaMatrix { place, dtype, row_stride: columns, batch_stride: 0, transposed }
+    })
+}
+
+/// The product of two copies.
+fn part_product(cx: &CudaCx<'_>, [a, b]: [CudaMatrix; 2], [rows, columns, depth]: [usize; 3]) -> Product {
+    let c = CudaMatrix {
+        place: CudaPlace::output(0),
+        dtype: cx.outputs[0].dtype,
+        row_stride: columns,
+        batch_stride: 0,
+        transposed: false,
+    };
+    Product { rows, columns, depth, batch: 1, a, b, c, alpha: 1.0, beta: 0.0, bias: None }
+}
+
+impl Cuda for MatMulPart {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let [m, n] = [cx.outputs[0].shape[0], cx.outputs[0].shape[1]];
+        let mut calls = CudaCalls::new();
+        if self.len == 0 {
+            calls.zero(CudaPlace::output(0), cx.outputs[0].bytes());
+            return calls;
+        }
+        let ks = cx.inputs[0].shape[self.dims()[0]];
+        let copies = part_copies(cx, &mut calls, [(m, !self.ta), (n, self.tb)], ks, (self.start, self.len));
+        calls.product(part_product(cx, copies, [m, n, self.len]));
+        calls
+    }
+}
+
+impl Cuda for LinearPart {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (ks, n) = (cx.inputs[0].last(), cx.outputs[0].last());
+        let m = cx.outputs[0].elements() / n.max(1);
+        let mut calls = CudaCalls::new();
+        let copies = part_copies(cx, &mut calls, [(m, true), (n, self.transposed)], ks, (self.start, self.len));
+        let bias = Some(CudaPlace::input(2));
+        calls.product(Product { bias, ..part_product(cx, copies, [m, n, self.len]) });
+        calls
     }
 }
 
