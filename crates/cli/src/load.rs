@@ -68,7 +68,7 @@ pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Fa
     let root = settings(args)?;
     refuse_shared_pipe(&root, workers)?;
     let mut job = Job::read_among(&root, &kinds.lists())?;
-    job.executor = args.device.executor()?;
+    job.run_on(args.device.executor()?)?;
     if workers > 1 {
         job.check_device(workers)?;
     }

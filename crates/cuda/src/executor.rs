@@ -61,6 +61,10 @@ impl Executor for Cuda {
         }
     }
 
+    fn in_tf32(&self) -> Option<Arc<dyn Executor>> {
+        Some(Arc::new(Self { tf32: true, ..*self }))
+    }
+
     fn allocates_on_host(&self) -> bool {
         false
     }

@@ -50,6 +50,11 @@ pub trait Executor: Debug + Send + Sync {
     /// Makes ready what programs of these graphs will need, all at once where that takes less time than one after the other.
     fn prepare(&self, _graphs: &[&Graph]) {}
 
+    /// The same executor with products of f32 in TF32, if the device has it.
+    fn in_tf32(&self) -> Option<Arc<dyn Executor>> {
+        None
+    }
+
     /// Resolves every call of the schedule. `sums` is memory for the first lane's sums over grains that collectives reach, if
     /// there are collectives.
     fn compile(

@@ -8,7 +8,7 @@ use crate::vectorized;
 use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// The mean under each window. Padding counts as zeros, or not at all without `count_include_pad`. With `ceil_mode` a
@@ -21,7 +21,10 @@ op! {
 
 impl Op for AvgPool2d {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("x")], &["y"])
+        Operands::new([Operand::float("x")], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c h! w! -> n c p! q!"))
@@ -29,7 +32,7 @@ impl Op for AvgPool2d {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err("takes one input".into()) };
         let window = Window::new(self.kernel, self.stride, self.padding, plane_size(input)?, self.ceil_mode)?;
-        Ok(vec![with_planes(input, DType::F32, window.out)])
+        Ok(vec![with_planes(input, input.dtype, window.out)])
     }
     fn flops(&self, _: &[Type], outputs: &[Type]) -> u64 {
         crate::pool::flops(&outputs[0], self.kernel)
@@ -140,7 +143,10 @@ op! {
 
 impl Op for AvgPool2dGrad {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("g")], &["dx"])
+        Operands::new([Operand::float("g")], &["dx"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c p! q! -> n c h! w!"))
@@ -154,7 +160,7 @@ impl Op for AvgPool2dGrad {
                 self.size, window.out
             ));
         }
-        Ok(vec![with_planes(grad, DType::F32, self.size)])
+        Ok(vec![with_planes(grad, grad.dtype, self.size)])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         crate::pool::flops(&inputs[0], self.kernel)

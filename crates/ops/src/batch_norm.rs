@@ -14,7 +14,7 @@ use crate::vectorized;
 use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 use std::ops::Range;
 
 /// Channels of one task: their partial sums stay on the stack.
@@ -69,9 +69,12 @@ op! {
 impl Op for BatchNorm {
     fn operands(&self) -> Operands {
         Operands::new(
-            [Operand::float("x"), Operand::float("weight"), Operand::float("bias")],
+            [Operand::float("x"), Operand::float("weight").in_full(), Operand::float("bias").in_full()],
             &["y", "mean", "rstd", "variance"],
         )
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         planes_index(inputs, "x, c, c -> x, c, c, c")
@@ -257,13 +260,16 @@ impl Op for BatchNormGrad {
         Operands::without_rules(
             [
                 Operand::float("x"),
-                Operand::float("weight"),
-                Operand::float("mean"),
-                Operand::float("rstd"),
+                Operand::float("weight").in_full(),
+                Operand::float("mean").in_full(),
+                Operand::float("rstd").in_full(),
                 Operand::float("g"),
             ],
             &["dx", "dweight", "dbias"],
         )
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         planes_index(inputs, "x, c, c, c, x -> x, c, c")
@@ -377,13 +383,16 @@ impl Op for BatchNormEval {
         Operands::new(
             [
                 Operand::float("x"),
-                Operand::float("weight"),
-                Operand::float("bias"),
-                Operand::float("mean"),
-                Operand::float("variance"),
+                Operand::float("weight").in_full(),
+                Operand::float("bias").in_full(),
+                Operand::float("mean").in_full(),
+                Operand::float("variance").in_full(),
             ],
             &["y"],
         )
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let spatial = norm::axes(inputs.first()?.rank().checked_sub(2)?, false);

@@ -23,8 +23,10 @@ pub mod fuse;
 pub mod gather;
 pub mod gemm;
 pub mod group_norm;
+pub mod halves;
 pub mod layer_norm;
 pub mod losses;
+pub mod lower_precision;
 pub mod matmul;
 pub mod max_pool;
 pub mod movement;
@@ -171,8 +173,17 @@ pub mod prelude {
 
 /// Gradients of the scalar `loss` with respect to each of `wrt`, times `seed`; `None` where there is no dependence.
 pub fn gradients<'b>(builder: &'b Builder, loss: Tensor<'b>, seed: f64, wrt: &[Tensor<'b>]) -> Vec<Option<Tensor<'b>>> {
+    gradients_from(builder, loss, builder.full(seed, loss.ty()), wrt)
+}
+
+/// The same times a seed that the graph computes.
+pub fn gradients_from<'b>(
+    builder: &'b Builder,
+    loss: Tensor<'b>,
+    seed: Tensor<'b>,
+    wrt: &[Tensor<'b>],
+) -> Vec<Option<Tensor<'b>>> {
     use elementwise::ElementwiseMethods;
-    let seed = builder.full(seed, loss.ty());
     kolo_graph::autodiff::gradients(builder, loss, seed, wrt, |parts| {
         parts[1..].iter().fold(parts[0], |sum, part| sum.add(*part))
     })

@@ -11,7 +11,7 @@ use crate::vectorized;
 use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::{Domain, OpKind};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// The largest value under each window, and its place in the plane (`y·w + x`, i32) as second output. Of equal
@@ -24,7 +24,10 @@ op! {
 
 impl Op for MaxPool2d {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("x")], &["y"]).saved(&["places"])
+        Operands::new([Operand::float("x")], &["y"]).saved(&["places"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c h! w! -> n c p! q!, n c p! q!"))
@@ -32,7 +35,7 @@ impl Op for MaxPool2d {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err("takes one input".into()) };
         let window = Window::new(self.kernel, self.stride, self.padding, plane_size(input)?, self.ceil_mode)?;
-        Ok(vec![with_planes(input, DType::F32, window.out), with_planes(input, DType::I32, window.out)])
+        Ok(vec![with_planes(input, input.dtype, window.out), with_planes(input, DType::I32, window.out)])
     }
     fn flops(&self, _: &[Type], outputs: &[Type]) -> u64 {
         crate::pool::flops(&outputs[0], self.kernel)
@@ -194,7 +197,10 @@ op! {
 
 impl Op for MaxPool2dGrad {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::i32("places"), Operand::f32("g")], &["dx"])
+        Operands::new([Operand::i32("places"), Operand::float("g")], &["dx"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c p! q!, n c p! q! -> n c h! w!"))
@@ -205,7 +211,7 @@ impl Op for MaxPool2dGrad {
         if *places != Type::i32(grad.shape.clone()) {
             return Err(format!("the places must be i32 of the gradient's shape, {grad}, but are {places}"));
         }
-        Ok(vec![with_planes(grad, DType::F32, self.size)])
+        Ok(vec![with_planes(grad, grad.dtype, self.size)])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         inputs[1].elements() as u64

@@ -155,11 +155,11 @@ pub(crate) fn flops(windows: &Type, kernel: [usize; 2]) -> u64 {
     (windows.elements() as u64).saturating_mul(kernel[0] as u64).saturating_mul(kernel[1] as u64)
 }
 
-/// Height and width of `[n, c, h, w]` in f32.
+/// Height and width of `[n, c, h, w]` of floats.
 pub(crate) fn plane_size(ty: &Type) -> Result<[usize; 2], String> {
-    match (ty.dtype, &ty.shape[..]) {
-        (DType::F32, [_, _, height, width]) => Ok([*height, *width]),
-        _ => Err(format!("pools f32 of four dims, [n, c, h, w], but got {ty}")),
+    match (ty.dtype.is_float(), &ty.shape[..]) {
+        (true, [_, _, height, width]) => Ok([*height, *width]),
+        _ => Err(format!("pools floats of four dims, [n, c, h, w], but got {ty}")),
     }
 }
 

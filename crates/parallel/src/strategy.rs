@@ -252,6 +252,8 @@ pub struct Facts {
     pub reproducible: bool,
     /// The job may end before its last step.
     pub early_stop: bool,
+    /// Gradients are scaled on their way, and a step may turn out to change nothing.
+    pub scales_gradients: bool,
 }
 
 /// A strategy that a job has chosen, with its settings.

@@ -19,6 +19,7 @@ pub mod interrupt;
 pub mod job;
 pub mod job_file;
 pub mod log;
+pub mod loss_scale;
 pub mod machine;
 pub mod memory_check;
 pub mod memory_limit;

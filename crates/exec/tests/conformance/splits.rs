@@ -252,7 +252,7 @@ fn heads_go_through_the_layers_around_an_attention() {
     let _shared = super::WIDTH.read().unwrap_or_else(std::sync::PoisonError::into_inner);
     let (time, width, heads) = (5, 12, 3);
     let real = |shape: &[usize]| kolo_graph::Arg::real(shape);
-    let linear = || kolo_ops::matmul::Linear { transposed: true };
+    let linear = || kolo_ops::matmul::Linear::new(true);
     let attention = kolo_ops::attention::Attention {
         heads,
         causal: true,

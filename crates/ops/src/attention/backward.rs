@@ -13,7 +13,7 @@ use crate::tiles::Address;
 use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::split::Split;
 use kolo_graph::types::count;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Op, Operand, Operands, Type, Work};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Mixed, Op, Operand, Operands, Type, Work};
 use std::sync::Arc;
 
 /// Checks the operands of a backward op: those of the forward, then its outputs and the gradient.
@@ -41,6 +41,9 @@ impl Op for AttentionGrad {
     fn operands(&self) -> Operands {
         let outputs: &[&str] = if self.packed { &["dqkv"] } else { &["dq", "dk", "dv"] };
         Operands::without_rules(inputs(self.packed, self.bias), outputs)
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let AttentionGrad { heads, causal, packed, bias, align } = *self;
@@ -276,6 +279,9 @@ fn both_ways(data: &[f32], keys: usize) -> (Strided<'_>, Strided<'_>) {
 impl Op for AttentionBiasGrad {
     fn operands(&self) -> Operands {
         Operands::without_rules(inputs(self.packed, true), &["dbias"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let AttentionBiasGrad { heads, causal, packed, align } = *self;

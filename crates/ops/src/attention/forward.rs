@@ -13,7 +13,9 @@ use crate::tiles::Address;
 use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::split::Split;
 use kolo_graph::types::count;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work};
+use kolo_graph::{
+    Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, Work,
+};
 use std::sync::Arc;
 
 impl Attention {
@@ -34,6 +36,9 @@ pub(super) fn inputs(packed: bool, bias: bool) -> Vec<Operand> {
 impl Op for Attention {
     fn operands(&self) -> Operands {
         Operands::new(inputs(self.packed, self.bias), &["y"]).saved(&["lse"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let s = self.sizes(inputs)?;

@@ -4,12 +4,14 @@ use super::cases;
 use super::gpu;
 use super::shape::{Padding, Shape, Window};
 use super::{definition, passes, winograd};
+use crate::cast::CastMethods;
+use crate::matmul::one_float_type;
 use crate::reduce::ReduceMethods;
 use crate::sums::Values;
 use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::index::Index;
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
+use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, Work, op};
 use std::sync::Arc;
 
 op! {
@@ -53,8 +55,8 @@ impl Conv2d {
 pub fn check_bias(bias: &[Type], channels: usize) -> Result<(), String> {
     match bias {
         [] => Ok(()),
-        [bias] if *bias == Type::f32([channels]) => Ok(()),
-        [bias] => Err(format!("the bias must be f32[{channels}], one number for each channel, but is {bias}")),
+        [bias] if bias.shape == [channels] => Ok(()),
+        [bias] => Err(format!("the bias must be [{channels}], one number for each channel, but is {bias}")),
         _ => Err(format!("takes two or three inputs, but got {}", bias.len() + 2)),
     }
 }
@@ -93,7 +95,10 @@ fn types<const COUNT: usize>(cx: &CpuCx<'_>, check: impl Fn([&Type; COUNT]) -> R
 
 impl Op for Conv2d {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("image"), Operand::f32("weight"), Operand::f32("bias").optional()], &["y"])
+        Operands::new([Operand::float("image"), Operand::float("weight"), Operand::float("bias").optional()], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let text = match (self.groups, inputs.len()) {
@@ -111,7 +116,7 @@ impl Op for Conv2d {
         (split.axis == GROUPS).then(|| Arc::new(Self { groups: units, ..self.clone() }) as Arc<dyn Op>)
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        Ok(vec![self.shape(inputs)?.grid_type()])
+        Ok(vec![Type::new(one_float_type(inputs)?, self.shape(inputs)?.grid_type().shape)])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         self.shape(inputs).map_or(0, |shape| shape.flops())
@@ -123,7 +128,7 @@ impl Op for Conv2d {
             cx.needs(1).then(|| weight_grad(self.window(), x, grad, weight)),
         ];
         if cx.inputs.len() > 2 {
-            grads.push(cx.needs(2).then(|| grad.sum(&[0, 2, 3])));
+            grads.push(cx.needs(2).then(|| grad.sum(&[0, 2, 3]).cast(x.dtype())));
         }
         grads
     }
@@ -158,7 +163,7 @@ pub fn input_grad<'b>(window: Window, weight: Tensor<'b>, grad: Tensor<'b>, like
 pub fn weight_grad<'b>(window: Window, x: Tensor<'b>, grad: Tensor<'b>, like: Tensor<'b>) -> Tensor<'b> {
     let Window { stride, padding, dilation, groups } = window;
     let kernel = [like.dim(2), like.dim(3)];
-    x.then(Conv2dWeightGrad { stride, padding, dilation, groups, kernel }, &[grad])
+    x.then(Conv2dWeightGrad { stride, padding, dilation, groups, kernel }, &[grad]).cast(like.dtype())
 }
 
 impl Conv2dInputGrad {
@@ -174,7 +179,10 @@ impl Conv2dInputGrad {
 
 impl Op for Conv2dInputGrad {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("weight"), Operand::f32("g")], &["dimage"])
+        Operands::new([Operand::float("weight"), Operand::float("g")], &["dimage"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse(match self.groups {
@@ -189,7 +197,7 @@ impl Op for Conv2dInputGrad {
         (split.axis == GROUPS).then(|| Arc::new(Self { groups: units, ..self.clone() }) as Arc<dyn Op>)
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        Ok(vec![self.shape(inputs)?.image_type()])
+        Ok(vec![Type::new(one_float_type(inputs)?, self.shape(inputs)?.image_type().shape)])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         self.shape(inputs).map_or(0, |shape| shape.flops())
@@ -234,7 +242,10 @@ impl Conv2dWeightGrad {
 
 impl Op for Conv2dWeightGrad {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("image"), Operand::f32("g")], &["dweight"])
+        Operands::new([Operand::float("image"), Operand::float("g")], &["dweight"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse(match self.groups {
@@ -250,6 +261,7 @@ impl Op for Conv2dWeightGrad {
         (split.axis == GROUPS).then(|| Arc::new(Self { groups: units, ..self.clone() }) as Arc<dyn Op>)
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        one_float_type(inputs)?;
         Ok(vec![self.shape(inputs)?.weight_type()])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {

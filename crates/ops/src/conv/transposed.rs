@@ -6,11 +6,13 @@ use super::conv2d::{Conv2d, GROUPS, by_groups, check_bias, weight_grad};
 use super::gpu;
 use super::shape::{Padding, Shape, Window};
 use super::{cases, definition, passes};
+use crate::cast::CastMethods;
+use crate::matmul::one_float_type;
 use crate::reduce::ReduceMethods;
 use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::split::Split;
-use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
+use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, Work, op};
 use std::sync::Arc;
 
 op! {
@@ -41,7 +43,10 @@ impl ConvTranspose2d {
 
 impl Op for ConvTranspose2d {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("image"), Operand::f32("weight"), Operand::f32("bias").optional()], &["y"])
+        Operands::new([Operand::float("image"), Operand::float("weight"), Operand::float("bias").optional()], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let text = match (self.groups, inputs.len()) {
@@ -62,7 +67,7 @@ impl Op for ConvTranspose2d {
         let [x, weight, bias @ ..] = inputs else { return Err("takes an image, a weight and perhaps a bias".into()) };
         let shape = self.shape(x, weight)?;
         check_bias(bias, self.groups * shape.inputs)?;
-        Ok(vec![shape.image_type()])
+        Ok(vec![Type::new(one_float_type(inputs)?, shape.image_type().shape)])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         self.shape(&inputs[0], &inputs[1]).map_or(0, |shape| shape.flops())
@@ -74,7 +79,7 @@ impl Op for ConvTranspose2d {
             cx.needs(1).then(|| weight_grad(self.window(), grad, x, weight)),
         ];
         if cx.inputs.len() > 2 {
-            grads.push(cx.needs(2).then(|| grad.sum(&[0, 2, 3])));
+            grads.push(cx.needs(2).then(|| grad.sum(&[0, 2, 3]).cast(x.dtype())));
         }
         grads
     }

@@ -5,7 +5,8 @@ use super::plan::{Choice, Need, Parts, Plan};
 use kolo_graph::collective::{AllToAll, AxisGather, AxisJoin, AxisScatter, AxisSum};
 use kolo_graph::rewrite::Rebuild;
 use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
-use kolo_graph::{Graph, Node, Op, Placement, Region, Stage, Type, ValueId};
+use kolo_graph::{DType, Graph, Node, Op, Placement, Region, Stage, Type, ValueId};
+use kolo_ops::cast::Cast;
 use kolo_ops::concat::Concat;
 use kolo_ops::cross_entropy::CrossEntropy;
 use kolo_ops::cross_entropy_parts::{CrossEntropyJoin, CrossEntropyPart};
@@ -150,12 +151,13 @@ impl Lowering<'_> {
     /// A node slice by slice.
     fn sliced(&mut self, node: &Node, parts: &Parts, who: &For) -> Vec<ValueId> {
         let mut slices: Vec<Vec<ValueId>> = Vec::new();
+        let op = self.op_of_terms(node, parts);
         for slice in self.own.clone() {
             let inputs = node.inputs.iter().zip(&parts.needs).map(|(id, need)| self.fetch_slice(*id, need, slice, who));
             let inputs: Vec<ValueId> = inputs.collect();
             let place = self.block_in(slice);
             let (first, units) = parts.arrangement.units(&(place..place + 1));
-            slices.push(self.push_all(parts.split.part(&node.op, first, units), inputs, who));
+            slices.push(self.push_all(parts.split.part(&op, first, units), inputs, who));
         }
         let placements = parts.split.outputs.iter().enumerate();
         let joined = placements.map(|(slot, placement)| {
@@ -163,7 +165,8 @@ impl Lowering<'_> {
             match placement {
                 Placement::Partial => {
                     let left = self.plan.of(node.outputs[slot]).cut().cloned();
-                    self.sum(own, left.as_ref(), who)
+                    let sum = self.sum(own, left.as_ref(), who);
+                    self.cast(sum, self.rebuild.old.ty(node.outputs[slot]).dtype, who)
                 }
                 Placement::Replicate => own[0],
                 _ => {
@@ -173,6 +176,20 @@ impl Lowering<'_> {
             }
         });
         joined.collect()
+    }
+
+    /// What each slice of a node runs: if its results are terms of a sum, f32 whatever the sum is.
+    fn op_of_terms(&self, node: &Node, parts: &Parts) -> Arc<dyn Op> {
+        let is_term = |(placement, id): (&Placement, &ValueId)| {
+            *placement == Placement::Partial && self.rebuild.old.ty(*id).dtype != DType::F32
+        };
+        let wide = parts.split.outputs.iter().zip(&node.outputs).any(is_term).then(|| node.op.wide()).flatten();
+        wide.unwrap_or_else(|| Arc::clone(&node.op))
+    }
+
+    /// The value in another type, if it has not that type.
+    fn cast(&mut self, id: ValueId, to: DType, who: &For) -> ValueId {
+        if self.ty(id).dtype == to { id } else { self.push(Cast { to }, vec![id], who) }
     }
 
     /// The sum over all slices, of which these are this rank's: a balanced tree. All of it, or this rank's part of a cut.

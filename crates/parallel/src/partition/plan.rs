@@ -266,7 +266,7 @@ impl<'g> Pass<'g> {
                     .and_then(|(dim, _)| arrangement.cut(split.outputs[0], outputs[0].shape[dim], split.size));
                 let summed = split.outputs.contains(&Placement::Partial);
                 let whole = split.exact && !split.ordered && !summed;
-                let Some(parts) = self.parts_of(split.clone(), arrangement, (inputs, outputs)) else { continue };
+                let Some(parts) = self.parts_of(node, split.clone(), arrangement, (inputs, outputs)) else { continue };
                 // Slices of the tokens, or a sum over them.
                 let cut =
                     |(id, need): (&ValueId, &Need)| !matches!(need, Need::Sharded(_)) || self.is_token_cut(*id, need);
@@ -339,10 +339,16 @@ impl<'g> Pass<'g> {
     /// The parts of a node along a split: `None` if nothing suggests it, or it cannot be cut so.
     fn parts(&self, id: NodeId, node: &Node, split: Split, (inputs, outputs): (&[Type], &[Type])) -> Option<Parts> {
         let arrangement = self.arrangement(id, node, &split, inputs)?;
-        self.parts_of(split, arrangement, (inputs, outputs))
+        self.parts_of(node, split, arrangement, (inputs, outputs))
     }
 
-    fn parts_of(&self, split: Split, arrangement: Arrangement, (inputs, outputs): (&[Type], &[Type])) -> Option<Parts> {
+    fn parts_of(
+        &self,
+        node: &Node,
+        split: Split,
+        arrangement: Arrangement,
+        (inputs, outputs): (&[Type], &[Type]),
+    ) -> Option<Parts> {
         if split.ordered && arrangement.blocks != 1 {
             return None;
         }
@@ -356,8 +362,10 @@ impl<'g> Pass<'g> {
         };
         let needs: Vec<Need> = split.inputs.iter().zip(inputs).map(need).collect();
         let sliced = self.is_sliced(&split);
+        // Terms of a sum are f32, also of one that is a half.
+        let is_wide = node.op.wide().is_some();
         let summed = |(placement, ty): (&Placement, &Type)| {
-            *placement != Placement::Partial || ty.dtype == kolo_graph::DType::F32
+            *placement != Placement::Partial || ty.dtype == kolo_graph::DType::F32 || is_wide
         };
         split.outputs.iter().zip(outputs).all(summed).then_some(Parts { split, arrangement, needs, sliced })
     }
@@ -596,7 +604,7 @@ impl<'g> Pass<'g> {
         node.op.splits(&inputs, &outputs).into_iter().find_map(|split| {
             let (dim, _) = split.outputs[0].cut()?;
             let arrangement = Arrangement::of_operand(cut, split.outputs[0], outputs[0].shape[dim], split.size)?;
-            self.parts_of(split, arrangement, (&inputs, &outputs))
+            self.parts_of(node, split, arrangement, (&inputs, &outputs))
         })
     }
 

@@ -9,6 +9,7 @@ mod generate;
 mod goldens;
 mod ignored;
 mod op_goldens;
+mod precision;
 mod reference;
 mod same_bits;
 mod strategies;
