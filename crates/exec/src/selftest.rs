@@ -271,3 +271,6 @@ pub fn numbers((ty, bytes): &(Type, Vec<u8>)) -> Vec<f64> {
     let buffer = Buffer { data: bytes.as_mut_ptr(), ty: ty.clone() };
     (0..ty.elements()).map(|at| kolo_ops::cast::read(&buffer, at)).collect()
 }
+
+#[cfg(test)]
+mod tests;
