@@ -1,6 +1,7 @@
 //! The command line as types.
 
 use crate::data_command::DataCommand;
+use crate::device::DeviceArg;
 use crate::eval::EvalArgs;
 use crate::generate::GenerateArgs;
 use crate::predict::PredictArgs;
@@ -57,6 +58,7 @@ impl Command {
             | Command::Predict(_)
             | Command::Generate(_)
             | Command::Data { .. } => None,
+            Command::Devices(_) | Command::Selftest(_) => None,
             Command::Slurm(_) | Command::Ckpt { .. } | Command::Join(_) | Command::Agent | Command::List { .. } => None,
         }
     }
@@ -100,11 +102,31 @@ pub enum Command {
     /// Run the workers of one host; `--hosts` starts it there
     #[command(hide = true)]
     Agent,
+    /// List the processors, GPUs and GPU libraries of this machine
+    Devices(DevicesArgs),
+    /// Compare every op on a device with its definition
+    Selftest(SelftestArgs),
     /// List what a job file can name
     List {
         /// What to list
         what: Listing,
     },
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct DevicesArgs {}
+
+#[derive(Debug, ClapArgs)]
+pub struct SelftestArgs {
+    /// The device to check: cpu, cuda or cuda:N
+    #[arg(long, default_value = "auto")]
+    pub device: DeviceArg,
+    /// Only this op; may be repeated
+    #[arg(long)]
+    pub op: Vec<String>,
+    /// Only compile the kernels of an H200, which needs NVRTC and no GPU
+    #[arg(long)]
+    pub compile_only: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -113,15 +135,6 @@ pub enum Listing {
     Sources,
     Strategies,
     Ops,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum DeviceArg {
-    Auto,
-    Cpu,
-    Cuda,
-    /// Every op by its definition, in f64: slow, for one worker, to compare with
-    Reference,
 }
 
 /// What every command on a job takes.
@@ -135,8 +148,8 @@ pub struct JobArgs {
     /// Threads; all cores by default
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Where to compute
-    #[arg(long, value_enum, default_value = "auto")]
+    /// Where to compute: auto, cpu, cuda, cuda:N or reference (every op by its definition in f64: slow, for one worker)
+    #[arg(long, default_value = "auto")]
     pub device: DeviceArg,
     #[command(flatten)]
     pub workers: Workers,
