@@ -43,7 +43,10 @@ pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
     // Right after the command's name, so that what the user set counts.
     words.splice(1..1, added);
     let error = std::process::Command::new(program).args(words).exec();
-    Err(Failure::job(format!("cannot start again: {error}"), "run `kolo plan --search --write` and train without --auto"))
+    Err(Failure::job(
+        format!("cannot start again: {error}"),
+        "run `kolo plan --search --write` and train without --auto",
+    ))
 }
 
 /// The best layout on as many workers as were asked for, or on any number that the cores allow.

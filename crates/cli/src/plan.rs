@@ -1,8 +1,8 @@
 //! `kolo plan`: what a job will cost, before anything is allocated.
 
-mod placement;
 mod calibrate;
 mod layouts;
+mod placement;
 mod shared;
 pub(crate) mod text;
 

@@ -209,12 +209,6 @@ pub(crate) fn largest_hint(one: &MemoryPlan) -> &'static str {
     kinds(one).into_iter().max_by_key(|(_, bytes, _)| *bytes).map_or("take a smaller model", |(.., hint)| hint)
 }
 
-/// Bytes that this machine, or the control group, has for all processes; `None` if nobody says.
-pub fn host_bytes() -> Option<u64> {
-    let Limits { machine, group, .. } = Limits::read();
-    machine.into_iter().chain(group).min()
-}
-
 /// What there is, as far as it is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Limits {

@@ -131,9 +131,9 @@ impl Described<'_> {
         if let Some(beyond) = &found.beyond_limits {
             let cost = beyond.cost.map_or(String::new(), |cost| format!(" and costs {cost:.2}"));
             let message = format!(
-                "no layout keeps to --deadline and --max-cost: the fastest, {}, takes {:.1} h{cost}",
+                "no layout keeps to --deadline and --max-cost: the fastest, {}, takes {}{cost}",
                 beyond.candidate,
-                beyond.run_seconds / SECONDS_PER_HOUR
+                crate::simulate::duration(beyond.run_seconds)
             );
             return Err(Failure::usage(message, "allow more, or change -n, the device or the length of the run"));
         }

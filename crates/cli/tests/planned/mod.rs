@@ -36,7 +36,10 @@ fn a_simulation_adds_up_and_replays() {
     let exposed: f64 = first["exposed_ms"].as_object().expect("axes").values().map(number).sum();
     let parts = number(&first["compute_ms"]) + number(&first["waiting_ms"]) + exposed;
     assert!((parts / number(&first["step_ms"]) - 1.0).abs() < 1e-6, "{first:#}");
-    assert_eq!((&first["layout"]["data"], &first["layout"]["tensor"], &first["roles"]), (&8.into(), &4.into(), &2.into()));
+    assert_eq!(
+        (&first["layout"]["data"], &first["layout"]["tensor"], &first["roles"]),
+        (&8.into(), &4.into(), &2.into())
+    );
     let run = &first["run"];
     assert!(number(&run["goodput"]) < 1.0 && number(&run["expected_failures"]) > 1.0, "{run:#}");
     let svg = std::fs::read_to_string(dir.path().join("a.svg")).expect("a picture");
@@ -58,7 +61,8 @@ fn layouts_that_the_search_names_are_trained() {
     let dir = tempdir();
     files(dir.path());
     let search = ["plan", "job.toml", "-n", "4", "--device", "cpu-core", "--search"];
-    let found: Value = serde_json::from_str(&stdout_of(dir.path(), &[&search[..], &["--json"]].concat())).expect("JSON");
+    let found: Value =
+        serde_json::from_str(&stdout_of(dir.path(), &[&search[..], &["--json"]].concat())).expect("JSON");
     let layouts = found["layouts"].as_array().expect("layouts");
     assert!(layouts.len() > 3, "{found:#}");
     for layout in layouts.iter().take(3) {
@@ -106,18 +110,26 @@ fn what_no_layout_can_keep_to_is_said() {
 /// What each rank of a timeline computes, in order: runs of passes.
 fn passes(trace: &Value) -> Vec<(u64, Vec<String>)> {
     let mut ranks: std::collections::BTreeMap<u64, Vec<(f64, String)>> = std::collections::BTreeMap::new();
+    // The first grain is on the first lane: what is before it happens once per step.
+    let mut begins: std::collections::BTreeMap<u64, f64> = std::collections::BTreeMap::new();
     for event in trace["traceEvents"].as_array().expect("events").iter().filter(|event| event["cat"] == "compute") {
         let pass = event["name"].as_str().and_then(|name| name.split_whitespace().next()).unwrap_or_default();
         let at = event["ts"].as_f64().expect("a time");
-        ranks.entry(event["pid"].as_u64().expect("a rank")).or_default().push((at, pass.to_string()));
+        let rank = event["pid"].as_u64().expect("a rank");
+        if event["tid"] == 0 {
+            let begin = begins.entry(rank).or_insert(f64::INFINITY);
+            *begin = begin.min(at);
+        }
+        ranks.entry(rank).or_default().push((at, pass.to_string()));
     }
-    let order = |mut list: Vec<(f64, String)>| {
+    let order = |rank: u64, mut list: Vec<(f64, String)>| {
+        list.retain(|(at, _)| *at >= begins[&rank]);
         list.sort_by(|one, other| one.0.total_cmp(&other.0));
         let mut names: Vec<String> = list.into_iter().map(|(_, name)| name).filter(|name| name != "update").collect();
         names.dedup();
         names
     };
-    ranks.into_iter().map(|(rank, list)| (rank, order(list))).collect()
+    ranks.into_iter().map(|(rank, list)| (rank, order(rank, list))).collect()
 }
 
 /// Eight real workers do what the simulation says, in its order: passes of a pipeline of four, twice.
@@ -126,11 +138,25 @@ fn a_simulated_step_has_the_order_of_a_real_one() {
     let dir = tempdir();
     files(dir.path());
     let layout = ["--set", "parallel.pipeline=4", "--set", "data.grains=16"];
-    let real = ["train", "job.toml", "-n", "8", "--threads", "1", "--quiet", "--no-out", "--trace", "real.json", "--trace-steps", "1..2"];
+    let real = [
+        "train",
+        "job.toml",
+        "-n",
+        "8",
+        "--threads",
+        "1",
+        "--quiet",
+        "--no-out",
+        "--trace",
+        "real.json",
+        "--trace-steps",
+        "1..2",
+    ];
     stdout_of(dir.path(), &[&real[..], &layout[..]].concat());
     let simulated = ["simulate", "job.toml", "--cluster", "cluster.toml", "-n", "8", "--trace", "simulated.json"];
     stdout_of(dir.path(), &[&simulated[..], &layout[..]].concat());
-    let (real, simulated) = (passes(&json_at(&dir.path().join("real.json"))), passes(&json_at(&dir.path().join("simulated.json"))));
+    let (real, simulated) =
+        (passes(&json_at(&dir.path().join("real.json"))), passes(&json_at(&dir.path().join("simulated.json"))));
     assert_eq!((real.len(), simulated.len()), (8, 4), "a role stands for the data ranks");
     for (rank, order) in real {
         assert_eq!(order, simulated[rank as usize % 4].1, "rank {rank}");

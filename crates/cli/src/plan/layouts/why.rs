@@ -14,7 +14,8 @@ use std::collections::BTreeMap;
 const CHANGES_SHOWN: usize = 3;
 
 pub fn print(described: &Described<'_>, now: &Candidate) -> Result<(), Failure> {
-    let model = described.models.model(now, &described.cluster).map_err(|why| Failure::usage(why, "change the layout"))?;
+    let model =
+        described.models.model(now, &described.cluster).map_err(|why| Failure::usage(why, "change the layout"))?;
     print_roofline(described, &model);
     let space = described.models.space(described.devices);
     let list = changes(now, &space, &described.models, &described.cluster);
@@ -48,8 +49,11 @@ fn print_roofline(described: &Described<'_>, model: &StepModel) {
     );
     println!("                    arithmetic  memory      overhead    network     per step");
     let times = model.layout.micro_batches as f64;
-    let rows: [(&str, fn(&kolo_plan::step_model::StageModel) -> &Pass); 3] =
-        [("forward", |stage| &stage.forward), ("input gradient", |stage| &stage.input), ("weight gradient", |stage| &stage.weight)];
+    let rows: [(&str, fn(&kolo_plan::step_model::StageModel) -> &Pass); 3] = [
+        ("forward", |stage| &stage.forward),
+        ("input gradient", |stage| &stage.input),
+        ("weight gradient", |stage| &stage.weight),
+    ];
     let ranks = model.roles.len().max(1) as f64;
     let mut all = (Compute::default(), 0.0);
     let mut axes: BTreeMap<String, f64> = BTreeMap::new();
