@@ -176,7 +176,7 @@ pub struct PlannedJobArgs {
 impl PlannedJobArgs {
     /// The executor of this machine that is meant.
     fn here(&self) -> Option<DeviceArg> {
-        DeviceArg::from_str(&self.device, true).ok()
+        self.device.parse().ok()
     }
 
     /// Whether the device is not an executor of this machine.
