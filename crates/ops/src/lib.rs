@@ -6,6 +6,7 @@ pub mod adaptive_pool;
 pub mod attention;
 pub mod avg_pool;
 pub mod batch_norm;
+pub mod batch_norm_parts;
 mod by_id;
 pub mod cast;
 pub mod compare;
@@ -58,8 +59,8 @@ pub use kolo_graph::vectorized;
 pub use registry::{cpu_of, cpu_side, cuda_of, register, registry};
 
 use kolo_graph::collective::{
-    AfterGrains, AllGather, AllReduce, AllToAll, AxisGather, AxisJoin, AxisScatter, AxisShift, AxisSum, Barrier,
-    Receive, ReduceScatter, Send,
+    AfterGrains, AllGather, AllReduce, AllToAll, AxisGather, AxisHalo, AxisJoin, AxisScatter, AxisShift, AxisSum,
+    Barrier, Receive, ReduceScatter, Send,
 };
 use kolo_graph::piece::{Join, Piece};
 use kolo_graph::share::{AxisShare, EachGrain, Pack};
@@ -83,6 +84,7 @@ const SOURCES: &[OpKind] = &[
     OpKind::of::<AxisScatter>(),
     OpKind::of::<AllToAll>(),
     OpKind::of::<AxisShift>(),
+    OpKind::of::<AxisHalo>(),
     OpKind::of::<Send>(),
     OpKind::of::<Receive>(),
     OpKind::without_kernels::<AfterGrains>(),
@@ -114,6 +116,7 @@ fn built_in() -> Vec<OpKind> {
         layer_norm::KINDS,
         rms_norm::KINDS,
         batch_norm::KINDS,
+        batch_norm_parts::KINDS,
         group_norm::KINDS,
         dropout::KINDS,
         rotary::KINDS,

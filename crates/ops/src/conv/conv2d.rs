@@ -1,11 +1,15 @@
 //! Convolution and its two gradients as ops. The three are closed under differentiation.
 
 use super::cases;
+use super::gpu;
 use super::shape::{Padding, Shape, Window};
+use super::strips::{self, Held};
 use super::{definition, passes, winograd};
 use crate::cast::CastMethods;
 use crate::matmul::one_float_type;
 use crate::reduce::ReduceMethods;
+use crate::sums::Values;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::index::Index;
 use kolo_graph::split::{Placement, Split};
 use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, Work, op};
@@ -107,10 +111,19 @@ impl Op for Conv2d {
         Some(Index::parse(text))
     }
     fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
-        by_groups(self.index(inputs), inputs, self.shape(inputs), &[1, 0, 0], 1)
+        let mut splits = by_groups(self.index(inputs), inputs, self.shape(inputs), &[1, 0, 0], 1);
+        if let Ok(shape) = self.shape(inputs) {
+            let held = [Held::Reached, Held::Whole, Held::Whole];
+            splits.extend(strips::of_grid(&shape, &held[..inputs.len()], Placement::Shard(2)));
+        }
+        splits
     }
-    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
-        (split.axis == GROUPS).then(|| Arc::new(Self { groups: units, ..self.clone() }) as Arc<dyn Op>)
+    fn part_at(&self, split: &Split, first: usize, units: usize) -> Option<Arc<dyn Op>> {
+        if split.axis == GROUPS {
+            return Some(Arc::new(Self { groups: units, ..self.clone() }));
+        }
+        let padding = strips::grid_part(split, &(first..first + units), self.stride, self.padding)?;
+        Some(Arc::new(Self { padding, ..self.clone() }))
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         Ok(vec![Type::new(one_float_type(inputs)?, self.shape(inputs)?.grid_type().shape)])
@@ -188,10 +201,19 @@ impl Op for Conv2dInputGrad {
         }))
     }
     fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
-        by_groups(self.index(inputs), inputs, self.shape(inputs), &[0, 1], 1)
+        let mut splits = by_groups(self.index(inputs), inputs, self.shape(inputs), &[0, 1], 1);
+        splits.extend(
+            self.shape(inputs).into_iter().flat_map(|shape| strips::of_image(&shape, &[Held::Whole, Held::Reached])),
+        );
+        splits
     }
-    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
-        (split.axis == GROUPS).then(|| Arc::new(Self { groups: units, ..self.clone() }) as Arc<dyn Op>)
+    fn part_at(&self, split: &Split, first: usize, units: usize) -> Option<Arc<dyn Op>> {
+        if split.axis == GROUPS {
+            return Some(Arc::new(Self { groups: units, ..self.clone() }));
+        }
+        let part = strips::image_part(split, &(first..first + units), self.stride, self.padding)?;
+        let (height, width) = if part.dim == 0 { (units, self.width) } else { (self.height, units) };
+        Some(Arc::new(Self { padding: part.padding, height, width, ..self.clone() }))
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         Ok(vec![Type::new(one_float_type(inputs)?, self.shape(inputs)?.image_type().shape)])
@@ -252,10 +274,18 @@ impl Op for Conv2dWeightGrad {
         }))
     }
     fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
-        by_groups(self.index(inputs), inputs, self.shape(inputs), &[1, 1], 0)
+        let mut splits = by_groups(self.index(inputs), inputs, self.shape(inputs), &[1, 1], 0);
+        let held = [Held::Reached, Held::Own];
+        let sums = |shape: Shape| strips::of_grid(&shape, &held, Placement::Partial);
+        splits.extend(self.shape(inputs).into_iter().flat_map(sums));
+        splits
     }
-    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
-        (split.axis == GROUPS).then(|| Arc::new(Self { groups: units, ..self.clone() }) as Arc<dyn Op>)
+    fn part_at(&self, split: &Split, first: usize, units: usize) -> Option<Arc<dyn Op>> {
+        if split.axis == GROUPS {
+            return Some(Arc::new(Self { groups: units, ..self.clone() }));
+        }
+        let padding = strips::grid_part(split, &(first..first + units), self.stride, self.padding)?;
+        Some(Arc::new(Self { padding, ..self.clone() }))
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         one_float_type(inputs)?;
@@ -287,6 +317,35 @@ impl Cpu for Conv2dWeightGrad {
     }
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
         passes::weight_grad_scratch(&accepted(self.shape(inputs)), threads)
+    }
+}
+
+/// The operands of a pass on the GPU: these inputs, the bias if input `bias` is there, and the output.
+pub(super) fn gpu_operands(cx: &CudaCx<'_>, factors: [usize; 2], bias: usize) -> gpu::Operands {
+    let values = |at: usize| Values::new(CudaPlace::input(at), cx.inputs[at].dtype);
+    gpu::Operands {
+        factors: factors.map(CudaPlace::input),
+        dtype: cx.inputs[0].dtype,
+        bias: (cx.inputs.len() > bias).then(|| values(bias)),
+        result: Values::new(CudaPlace::output(0), cx.outputs[0].dtype),
+    }
+}
+
+impl Cuda for Conv2d {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        gpu::forward(&accepted(self.shape(cx.inputs)), &gpu_operands(cx, [0, 1], 2))
+    }
+}
+
+impl Cuda for Conv2dInputGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        gpu::input_grad(&accepted(self.shape(cx.inputs)), &gpu_operands(cx, [0, 1], 2))
+    }
+}
+
+impl Cuda for Conv2dWeightGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        gpu::weight_grad(&accepted(self.shape(cx.inputs)), &gpu_operands(cx, [0, 1], 2))
     }
 }
 
