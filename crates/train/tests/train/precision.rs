@@ -65,7 +65,7 @@ fn layouts_do_not_matter_in_bf16() {
 /// A factor that is too large at first: steps are left out, on every layout the same, until it fits.
 #[test]
 fn layouts_do_not_matter_in_f16_and_an_overflow_changes_nothing() {
-    let layouts = [LAYOUTS[0], LAYOUTS[3], LAYOUTS[4], LAYOUTS[5], LAYOUTS[7]];
+    let layouts = [LAYOUTS[0], LAYOUTS[1], LAYOUTS[3], LAYOUTS[5], LAYOUTS[7], LAYOUTS[8]];
     let train = "precision = \"f16\"\nloss_scale = 16777216";
     let one = assert_layouts("gpt", train, "slices = 2", &layouts);
     let skipped = one.skipped_steps.expect("f16 counts them");
@@ -177,6 +177,8 @@ fn a_precision_that_a_device_lacks_is_refused() {
     assert!(error.contains("test.toml:7") && error.contains("has no use with `precision = \"bf16\"`"), "{error}");
     let error = read("precision = \"f16\"\nloss_scale = 3").unwrap_err().to_string();
     assert!(error.contains("is 3, which is no power of two"), "{error}");
+    let error = read("precision = \"f16\"\n[parallel]\npipeline = 2").unwrap_err().to_string();
+    assert!(error.contains("is 2, which cannot be combined with `train.precision = \"f16\"`"), "{error}");
     let error = read("precision = \"fp16\"").unwrap_err().to_string();
     assert!(error.contains("did you mean \"f16\"?"), "{error}");
 }
