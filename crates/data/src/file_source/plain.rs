@@ -1,10 +1,10 @@
 //! Files for a model that was trained on no files: its fields alone say what they must hold.
 
+use super::FileSource;
 use super::assembly::{Assembly, Input, InputColumn, Target};
 use super::columns::{is_number, is_picture, is_target, list};
 use super::open::{add_transforms, fields_of, readable};
 use super::part::{Part, Places};
-use super::FileSource;
 use crate::format::OpenError;
 use crate::record::{RecordColumn, RecordKind};
 use crate::split::Split;
@@ -45,7 +45,8 @@ fn input_of(
     if let Kind::Index { classes } = field.kind {
         let is_row = |column: &RecordColumn| matches!(&column.kind, RecordKind::Int { shape, .. } if shape.iter().product::<usize>() == field.elements());
         let at = columns.iter().position(|column| !is_target(column) && is_row(column));
-        let missing = || refused(format!("has no column of {} whole numbers: it has {}", field.elements(), list(columns)));
+        let missing =
+            || refused(format!("has no column of {} whole numbers: it has {}", field.elements(), list(columns)));
         return Ok((Input::Tokens { len: field.elements(), classes }, vec![at.ok_or_else(missing)?]));
     }
     if let Some(at) = columns.iter().position(is_picture)
@@ -74,10 +75,12 @@ fn input_of(
     let given: usize = inputs.iter().map(count).sum();
     if given != field.elements() {
         let shown = list(columns);
-        return Err(refused(format!("has {given} numbers in a record, where {} are wanted: {shown}", field.elements())));
+        return Err(refused(format!(
+            "has {given} numbers in a record, where {} are wanted: {shown}",
+            field.elements()
+        )));
     }
-    let column = |at: &usize| {
-        InputColumn { name: columns[*at].name.clone(), elements: count(at), categories: None, fill: None }
-    };
+    let column =
+        |at: &usize| InputColumn { name: columns[*at].name.clone(), elements: count(at), categories: None, fill: None };
     Ok((Input::Table { columns: inputs.iter().map(column).collect(), shape: field.shape.clone() }, inputs))
 }
