@@ -9,7 +9,7 @@ use crate::simd;
 use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 use std::ops::Range;
 
 op! {
@@ -53,7 +53,10 @@ fn check_bins(bins: Bins) -> Result<(), String> {
 
 impl Op for AdaptiveAvgPool2d {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("x")], &["y"])
+        Operands::new([Operand::float("x")], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c h! w! -> n c p! q!"))
@@ -61,7 +64,7 @@ impl Op for AdaptiveAvgPool2d {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err("takes one input".into()) };
         check_bins(Bins { size: plane_size(input)?, out: self.out })?;
-        Ok(vec![with_planes(input, DType::F32, self.out)])
+        Ok(vec![with_planes(input, input.dtype, self.out)])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         inputs[0].elements() as u64
@@ -138,7 +141,10 @@ op! {
 
 impl Op for AdaptiveAvgPool2dGrad {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("g")], &["dx"])
+        Operands::new([Operand::float("g")], &["dx"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c p! q! -> n c h! w!"))
@@ -146,7 +152,7 @@ impl Op for AdaptiveAvgPool2dGrad {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [grad] = inputs else { return Err("takes one input".into()) };
         check_bins(Bins { size: self.size, out: plane_size(grad)? })?;
-        Ok(vec![with_planes(grad, DType::F32, self.size)])
+        Ok(vec![with_planes(grad, grad.dtype, self.size)])
     }
     fn flops(&self, _: &[Type], outputs: &[Type]) -> u64 {
         outputs[0].elements() as u64

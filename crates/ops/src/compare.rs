@@ -12,7 +12,7 @@ use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{
-    Arg, Case, Cases, Cpu, CpuCx, DType, Dense, Formula, GradCx, Op, Operand, Operands, Tensor, Type, op,
+    Arg, Case, Cases, Cpu, CpuCx, DType, Dense, Formula, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op,
 };
 
 /// What a selection can choose between.
@@ -170,6 +170,9 @@ op! {
 impl Op for Select {
     fn operands(&self) -> Operands {
         Operands::new([Operand::bool("condition"), Operand::of("a", CHOSEN), Operand::of("b", CHOSEN)], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         Index::elementwise(inputs, 1).ok()

@@ -7,7 +7,7 @@ use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// The inputs one after the other along `dim`; their other dims are equal.
@@ -17,6 +17,9 @@ op! {
 impl Op for Concat {
     fn operands(&self) -> Operands {
         Operands::new([Operand::any("part").many()], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rank = inputs.first()?.rank();
@@ -95,6 +98,9 @@ impl Cpu for Concat {
             }
             start += row;
         }
+    }
+    fn takes_halves(&self) -> bool {
+        true
     }
 }
 

@@ -15,7 +15,7 @@ use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource, 
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 use std::sync::Arc;
 
 op! {
@@ -89,6 +89,9 @@ fn check(logits: &Type, targets: &Type, smoothing: f32) -> Result<(), String> {
 impl Op for CrossEntropy {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("logits"), Operand::i32("targets")], &["loss"]).saved(&["lse"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let parts = |axes: &[String], rows: &[String]| (vec![axes.into(), rows.into()], vec![vec![], rows.into()]);
@@ -195,6 +198,9 @@ impl Op for CrossEntropyGrad {
             [Operand::float("logits"), Operand::i32("targets"), Operand::f32("lse"), Operand::f32("g")],
             &["dlogits"],
         )
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let parts =

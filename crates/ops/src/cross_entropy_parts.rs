@@ -43,7 +43,7 @@ fn around(first: &str, rows: &[String], last: &str) -> Vec<String> {
 
 impl Op for CrossEntropyPart {
     fn operands(&self) -> Operands {
-        Operands::without_rules([Operand::f32("logits"), Operand::i32("targets")], &["numbers"])
+        Operands::without_rules([Operand::float("logits"), Operand::i32("targets")], &["numbers"])
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rows = row_axes(inputs.get(1)?);

@@ -10,7 +10,7 @@ use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, Launch};
 use kolo_graph::op::OpKind;
 use kolo_graph::rng::{Stream, unit};
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 use std::sync::Arc;
 
 op! {
@@ -53,6 +53,9 @@ impl Mask {
 impl Op for Dropout {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("x"), Operand::i32("rng")], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     /// Random numbers are counted by the place of an element in its sample: a part of its first dim is a run of them.
     fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {

@@ -15,7 +15,7 @@ use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 use std::sync::Arc;
 
 op! {
@@ -38,6 +38,9 @@ fn table_axes() -> Vec<String> {
 impl Op for Embedding {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("table"), Operand::i32("ids")], &["rows"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let (ids, rows) = id_axes(inputs.get(1)?);
@@ -72,7 +75,8 @@ impl Op for Embedding {
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
         let vocab = cx.input(0).dim(0);
-        vec![Some(cx.input(1).then(EmbeddingGrad { vocab, first: self.first }, &[cx.grad()])), None]
+        let grad = cx.input(1).then(EmbeddingGrad { vocab, first: self.first }, &[cx.grad()]);
+        vec![Some(grad.cast(cx.input(0).dtype())), None]
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let [table, ids] = inputs else { unreachable!("infer checks the arity") };
@@ -90,6 +94,9 @@ impl Cpu for Embedding {
     fn run(&self, cx: &mut CpuCx<'_>) {
         let rows = Rows { first: self.first, vocab: self.vocab, missing: missing(cx.inputs[0].ty.dtype) };
         pick_rows(cx, 0, 1, rows);
+    }
+    fn takes_halves(&self) -> bool {
+        true
     }
 }
 
@@ -172,7 +179,10 @@ op! {
 
 impl Op for EmbeddingGrad {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::i32("ids"), Operand::f32("g")], &["dtable"])
+        Operands::new([Operand::i32("ids"), Operand::float("g")], &["dtable"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let (ids, rows) = id_axes(inputs.first()?);

@@ -13,7 +13,7 @@ use crate::vectorized;
 use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// The largest value along `dim`, which becomes size one (`keep`) or vanishes, and its i32 index. Of equal values the
@@ -103,6 +103,9 @@ impl Op for Max {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("x")], &["values"]).saved(&["indices"])
     }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         index(inputs.first()?, self.dim, self.keep, 2)
     }
@@ -144,6 +147,9 @@ impl Cpu for Max {
 impl Op for Argmax {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("x").constant()], &["indices"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         index(inputs.first()?, self.dim, false, 1)
@@ -237,6 +243,9 @@ impl Op for TopK {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("x")], &["values"]).saved(&["indices"])
     }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let mut axes: Vec<String> = (0..inputs.first()?.rank()).map(|dim| format!("d{dim}")).collect();
         let input = axes.clone();
@@ -325,6 +334,9 @@ fn keep_largest(row: &[f32], values: &mut [f32], places: &mut [i32]) {
 impl Op for Place {
     fn operands(&self) -> Operands {
         Operands::new([Operand::i32("indices"), Operand::float("values")], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let mut axes: Vec<String> = (0..inputs.first()?.rank()).map(|dim| format!("d{dim}")).collect();

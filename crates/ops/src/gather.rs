@@ -12,7 +12,7 @@ use crate::scatter::ScatterMethods;
 use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// `out[…, i, …] = x[…, index[…, i, …], …]` along `dim`, from inputs `x` and `index` (i32, of `x`'s shape but for
@@ -23,6 +23,9 @@ op! {
 impl Op for Gather {
     fn operands(&self) -> Operands {
         Operands::new([Operand::any("x"), Operand::i32("index")], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rank = inputs.first()?.rank();
@@ -55,6 +58,9 @@ impl Cpu for Gather {
     fn run(&self, cx: &mut CpuCx<'_>) {
         let dtype = cx.inputs[0].ty.dtype;
         by_width!(dtype, take(cx, 0, 1, self.dim, bits(dtype, missing(dtype))));
+    }
+    fn takes_halves(&self) -> bool {
+        true
     }
 }
 

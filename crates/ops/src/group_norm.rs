@@ -11,7 +11,7 @@ use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaPlace, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 use std::sync::Arc;
 
 /// `[n, c]` and the elements of a plane.
@@ -44,8 +44,14 @@ op! {
 
 impl Op for GroupNorm {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::float("x"), Operand::float("weight"), Operand::float("bias")], &["y"])
-            .saved(&["mean", "rstd"])
+        Operands::new(
+            [Operand::float("x"), Operand::float("weight").in_full(), Operand::float("bias").in_full()],
+            &["y"],
+        )
+        .saved(&["mean", "rstd"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         images_index(inputs, "x, c, c -> x, n g!, n g")
@@ -172,13 +178,16 @@ impl Op for GroupNormGrad {
         Operands::without_rules(
             [
                 Operand::float("x"),
-                Operand::float("weight"),
-                Operand::float("mean"),
-                Operand::float("rstd"),
+                Operand::float("weight").in_full(),
+                Operand::float("mean").in_full(),
+                Operand::float("rstd").in_full(),
                 Operand::float("g"),
             ],
             &["dx", "dweight", "dbias"],
         )
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         images_index(inputs, "x, c, n g!, n g, x -> x, c, c")

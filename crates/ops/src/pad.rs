@@ -7,7 +7,7 @@ use crate::tiles::DIMS_MAX;
 use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::{OpKind, advance};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// `before[dim]` elements of `value` before and `after[dim]` after the tensor, along every dim.
@@ -23,6 +23,9 @@ impl Pad {
 impl Op for Pad {
     fn operands(&self) -> Operands {
         Operands::new([Operand::any("x")], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let from = axes(inputs.first()?.rank());
@@ -63,6 +66,9 @@ impl Op for Pad {
 impl Cpu for Pad {
     fn run(&self, cx: &mut CpuCx<'_>) {
         by_width!(cx.inputs[0].ty.dtype, pad(cx, self));
+    }
+    fn takes_halves(&self) -> bool {
+        true
     }
 }
 

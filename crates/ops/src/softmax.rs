@@ -13,7 +13,7 @@ use kolo_graph::cpu::Buffer;
 use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// `eˣ / Σeˣ` over the last dim.
@@ -88,6 +88,9 @@ impl Op for Softmax {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("x")], &["y"])
     }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         index(inputs)
     }
@@ -123,6 +126,9 @@ impl Cpu for Softmax {
 impl Op for SoftmaxGrad {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("y"), Operand::float("g")], &["dx"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         index(inputs)

@@ -9,7 +9,7 @@ use crate::tiles::DIMS_MAX;
 use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// Dim `i` of the output is dim `perm[i]` of the input.
@@ -19,6 +19,9 @@ op! {
 impl Op for Transpose {
     fn operands(&self) -> Operands {
         Operands::new([Operand::any("x")], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let axes = axes(inputs.first()?.rank());
@@ -54,6 +57,9 @@ impl Op for Transpose {
 impl Cpu for Transpose {
     fn run(&self, cx: &mut CpuCx<'_>) {
         by_width!(cx.inputs[0].ty.dtype, permute(cx, &self.perm));
+    }
+    fn takes_halves(&self) -> bool {
+        true
     }
 }
 

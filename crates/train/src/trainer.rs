@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::held::HeldBatch;
 use crate::interrupt::Interrupt;
 use crate::job::Job;
+use crate::loss_scale::{LOSS_SCALE, SKIPPED};
 use crate::parts::Holding;
 use crate::step::IGNORED;
 use crate::step_inputs::StepInputs;
@@ -434,6 +435,11 @@ impl Trainer {
     /// The norm of the last step's whole gradient, if it was measured.
     pub fn gradient_norm(&self) -> Option<f32> {
         self.number("grad_norm")
+    }
+
+    /// The factor of the last step's gradients, and the steps so far that changed nothing, in f16.
+    pub fn loss_scale(&self) -> Option<[f32; 2]> {
+        Some([self.number(LOSS_SCALE)?, self.number(SKIPPED)?])
     }
 
     /// Names the first op that produced a number that is not finite. The update has not run, so the weights are whole.

@@ -8,6 +8,7 @@ use super::job::Random;
 use kolo_ckpt::simulated::{Fate, SimulatedDisk};
 use kolo_ckpt::{CkptError, Header, Piece, Role, ShardWriter, Summary, commit, newest_valid, staging_dir};
 use kolo_graph::DType;
+use kolo_graph::region::Region;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -45,7 +46,7 @@ impl Saves {
         let (state, staging) = (state_at(step), staging_dir(Path::new(ROOT), step, u64::from(generation)));
         let (start, end) = (ELEMENTS * rank / ranks, ELEMENTS * (rank + 1) / ranks);
         let (dtype, role, bytes) = (DType::F32, Role::Parameter, &state[start * 4..end * 4]);
-        let piece = Piece { tensor: "w", whole: &[ELEMENTS], dtype, role, start, bytes };
+        let piece = Piece { tensor: "w", whole: &[ELEMENTS], dtype, role, region: Region::from(start), bytes };
         let writer = ShardWriter { rank, ranks, chunk_bytes: CHUNK_BYTES };
         let written = writer.write(&self.disk, &staging, &mut [piece].into_iter(), &|_| ());
         self.written.entry((generation, step)).or_default().extend(written);
