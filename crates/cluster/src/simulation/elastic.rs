@@ -6,10 +6,8 @@
 //!
 //! Checked: a worker's state is made of every step once and in order; a generation never applies a step beyond the one at
 //! which its successor began; nobody acts for a generation that it has left; the job ends, well if enough workers are left.
-//! Ranks also save their state, on a disk whose power may fail: what is on it is checked in [`super::saves`].
 
 use super::job::Random;
-use super::saves::{self, Saves};
 use super::{DEADLINES, JOB};
 use crate::coordinator::{CoordinatorAction, CoordinatorEvent, Core, Notice};
 use crate::elastic::{Elastic, ElasticConfig};
@@ -51,8 +49,6 @@ enum Harm {
     NoNetwork(Option<u64>),
     Stop(Option<u64>),
     CorePause(u64),
-    /// Of the disk that they share.
-    PowerFailure,
 }
 
 /// The state of a worker: the generation in which each step was applied.
@@ -122,18 +118,12 @@ struct Simulation {
     harms: usize,
     /// Workers whose part of the state others took over.
     relieved: u64,
-    saves: Saves,
 }
 
 /// The first call of a generation brings everyone the newest state; then each step has an exchange and an agreement.
 const SYNC: u64 = 0;
 /// The call after that of a group that only hands the state over.
 const HANDED_OVER: u64 = u64::MAX;
-
-/// The call after a step, in which ranks say what they want.
-fn is_agreement(sequence: u64) -> bool {
-    sequence != SYNC && sequence != HANDED_OVER && sequence.is_multiple_of(2)
-}
 
 impl Simulation {
     fn new(seed: u64) -> Self {
@@ -172,7 +162,6 @@ impl Simulation {
             resumed: 0,
             harms: 0,
             relieved: 0,
-            saves: Saves::default(),
         };
         for number in 0..workers {
             this.launch(number, supervised, 0);
@@ -192,8 +181,7 @@ impl Simulation {
 
     fn harm(&mut self) -> Harm {
         let brief = Some(100 + self.random.below(6000)).filter(|_| self.random.below(2) == 0);
-        match self.random.below(9) {
-            8 => Harm::PowerFailure,
+        match self.random.below(8) {
             0 => Harm::NoControl(brief),
             1 => Harm::NoNetwork(brief),
             2 => Harm::Stop(brief),
@@ -324,7 +312,6 @@ impl Simulation {
                 }
             }
             Harm::CorePause(ms) => self.core_until_ms = self.now_ms + ms,
-            Harm::PowerFailure => self.saves.fail(&mut self.random),
         }
     }
 
@@ -470,11 +457,7 @@ impl Simulation {
             return self.at(self.now_ms + 50, Event::Enter(process, generation, sequence));
         }
         (worker.in_call, worker.progress) = (true, worker.progress + 1);
-        let (history, yields, rank, world) = (worker.history.clone(), worker.yields, worker.rank, worker.world);
-        let step = history.as_ref().map_or(0, Vec::len) as u64;
-        if is_agreement(sequence) && saves::is_due(step) {
-            self.saves.write(generation, step, (rank, world));
-        }
+        let (history, yields, world) = (worker.history.clone(), worker.yields, worker.world);
         let call = self.calls.entry((generation, sequence)).or_default();
         call.entered.insert(process);
         call.yields |= yields;
@@ -520,15 +503,10 @@ impl Simulation {
             return self.send(process, generation, ControlMessage::Yielded);
         } else if sequence % 2 == 1 {
             self.apply(process, generation);
-        }
-        let step = self.workers[process].history.as_ref().map_or(0, Vec::len) as u64;
-        if is_agreement(sequence) && self.workers[process].rank == 0 && saves::is_due(step) {
-            let later = self.began.range(generation + 1..).map(|(_, began)| *began);
-            self.saves.commit(generation, step, later);
-        }
-        if is_agreement(sequence) && call.yields {
+        } else if call.yields {
             return self.send(process, generation, ControlMessage::Yielded);
         }
+        let step = self.workers[process].history.as_ref().map_or(0, Vec::len) as u64;
         if sequence.is_multiple_of(2) && step == self.steps {
             self.workers[process].finished = true;
             return self.send(process, generation, ControlMessage::Finish);
@@ -550,11 +528,9 @@ impl Simulation {
     }
 }
 
-fn check(seed: u64) -> (usize, u64, u64, bool, Saves) {
+fn check(seed: u64) -> (usize, u64, u64, bool) {
     let mut simulation = Simulation::new(seed);
     let verdict = simulation.run();
-    simulation.saves.check();
-    simulation.saves.fail(&mut simulation.random);
     let about = format!(
         "seed {seed}: {:?}, {} steps, delay {} ms, {} harms: {verdict:?}",
         simulation.config, simulation.steps, simulation.delay_max_ms, simulation.harms
@@ -579,20 +555,17 @@ fn check(seed: u64) -> (usize, u64, u64, bool, Saves) {
     for worker in simulation.workers.iter().filter(|worker| worker.finished && done) {
         assert_eq!(worker.history.as_ref().map_or(0, Vec::len) as u64, simulation.steps, "{about}");
     }
-    (simulation.harms, simulation.resumed, simulation.relieved, done, simulation.saves)
+    (simulation.harms, simulation.resumed, simulation.relieved, done)
 }
 
 #[test]
 fn thousands_of_elastic_jobs() {
-    let (mut totals, mut saved) = ((0, 0, 0, 0), (0, 0, 0));
+    let mut totals = (0, 0, 0, 0);
     for seed in 0..SEEDS {
-        let (harms, resumed, relieved, done, saves) = check(seed);
+        let (harms, resumed, relieved, done) = check(seed);
         totals = (totals.0 + harms, totals.1 + resumed, totals.2 + relieved, totals.3 + u64::from(done));
-        saved = (saved.0 + saves.commits, saved.1 + saves.late, saved.2 + saves.failures);
     }
     let (harms, resumed, relieved, done) = totals;
     // The jobs are harmed, and most survive.
     assert!(harms > 2000 && resumed > SEEDS + 1000 && relieved > 100 && done * 10 > SEEDS * 6, "{totals:?}");
-    let (commits, late, failures) = saved;
-    assert!(commits > 2 * SEEDS && late > 0 && failures > SEEDS + 200, "{saved:?}");
 }

@@ -5,7 +5,6 @@
 
 mod elastic;
 mod job;
-mod saves;
 
 use crate::deadlines::Deadlines;
 use crate::membership::Verdict;
