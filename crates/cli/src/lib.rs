@@ -20,6 +20,7 @@ mod ckpt;
 mod classes;
 mod cores;
 mod data_command;
+mod described;
 mod device;
 mod elastic;
 mod eval;
@@ -36,6 +37,7 @@ mod predict;
 mod progress;
 mod saved;
 mod selftest;
+mod simulate;
 mod slurm;
 mod train;
 mod workers;
@@ -140,6 +142,7 @@ impl App {
             args::Command::Plan(args) => {
                 flags::check_planned(&args.job.workers, "plan").and_then(|()| plan::plan(&self.kinds, &args))
             }
+            args::Command::Simulate(args) => simulate::simulate(&self.kinds, &args),
             args::Command::Graph(args) => {
                 flags::check_planned(&args.job.workers, "graph").and_then(|()| graph::graph(&self.kinds, &args))
             }

@@ -1,7 +1,8 @@
 //! `kolo plan`: what a job will cost, before anything is allocated.
 
+mod placement;
 mod shared;
-mod text;
+pub(crate) mod text;
 
 use crate::args::PlanArgs;
 use crate::fail::Failure;
@@ -45,7 +46,7 @@ struct Prediction {
     steps: f64,
     /// Bytes of all workers; those of a host may share weights.
     all_bytes: u64,
-    /// If workers share the model.
+    /// If there are several workers.
     shared: Option<Shared>,
     /// If it does not fit into this machine.
     shortage: Option<Shortage>,
@@ -92,7 +93,7 @@ pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
     } else {
         text::print(&title(&job, args.job.job.as_deref()), &job, &prediction);
         if let Some(shared) = prediction.shared.as_ref().filter(|_| args.explain) {
-            shared.explain();
+            shared.explain(&job, workers)?;
         }
     }
     Ok(())
@@ -126,8 +127,9 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
     let WorkerPlan { program, memory } = WorkerPlan::new(job, &job.parallel, &mesh, Some(&mesh), options)?;
     let mut cost = Cost { memory, ..kolo_plan::cost(&program) };
     let rates = Rates::measure();
-    let shared = Shared::new(job, workers, options, &rates)?;
-    if let Some(largest) = shared.as_ref().and_then(Shared::largest) {
+    let all_workers = Shared::new(job, workers, options, &rates)?;
+    let shared = all_workers.as_ref().filter(|one| one.splits_model);
+    if let Some(largest) = shared.and_then(Shared::largest) {
         let MemoryPlan { evaluation, data, checkpoint, .. } = memory;
         cost.memory = MemoryPlan { evaluation, data, checkpoint, ..largest.cost.memory };
     }
@@ -137,7 +139,7 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
     let all_bytes = usage.bytes() * workers.div_ceil(per_host) as u64;
     let shortage = memory_check::shortage(&cost.memory, usage);
     // The update happens once per step, not per sample: over a whole run it is part of what a sample costs.
-    let all = shared.as_ref().map_or(cost.flops.total() as f64 * workers as f64, Shared::flops);
+    let all = shared.map_or(cost.flops.total() as f64 * workers as f64, Shared::flops);
     let per_sample = all / job.batch as f64;
     let samples = args.samples.unwrap_or(job.split.train_len() as f64);
     let epochs = args.epochs.unwrap_or(job.total_steps as f64 / job.steps_per_epoch as f64);
@@ -147,7 +149,7 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
         false => None,
     };
     Ok(Prediction {
-        modelled_seconds: shared.as_ref().map_or_else(|| kolo_plan::predict_seconds(&program, &rates), Shared::seconds),
+        modelled_seconds: shared.map_or_else(|| kolo_plan::predict_seconds(&program, &rates), Shared::seconds),
         measured,
         setup,
         hosts,
@@ -165,7 +167,7 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
         },
         cost,
         rates,
-        shared,
+        shared: all_workers,
         shortage,
     })
 }

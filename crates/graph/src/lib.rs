@@ -13,6 +13,7 @@ pub mod cuda;
 pub mod field;
 pub mod formula;
 pub mod graph;
+mod halo;
 pub mod index;
 pub mod layout;
 pub mod op;
@@ -41,6 +42,6 @@ pub use op::{Arg, Case, Cases, Declared, Dense, Describe, Domain, GradCx, Mixed,
 pub use operand::{Operand, Operands, checked_types};
 pub use region::Region;
 pub use sources::{Init, InputRole};
-pub use split::{Placement, Split};
+pub use split::{Placement, Reach, Split};
 pub use team::Team;
 pub use types::{DType, Shape, Type};

@@ -1,21 +1,26 @@
 //! Average pooling.
 
 use crate::device;
-use crate::pool::{Window, define_planes, for_each_plane, load, plane_size, pool_cases, with_planes};
+use crate::pool::{
+    Tile, Window, define_planes, for_each_plane, load, plane_size, pool_cases, tile_of_part, tile_splits, with_planes,
+};
 use crate::simd::LANES;
 use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Split, Tensor, Type, op};
+use std::sync::Arc;
 
 op! {
     /// The mean under each window. Padding counts as zeros, or not at all without `count_include_pad`. With `ceil_mode` a
-    /// last window may reach beyond the padding, where nothing counts.
+    /// last window may reach beyond the padding, where nothing counts. With `rows` or `columns` this is a tile of a plane:
+    /// the places of the whole plane, the first place here, the first window here, and the windows here.
     pub struct AvgPool2d = "avg_pool2d" {
         kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2],
         ceil_mode: bool = false, count_include_pad: bool = true,
+        rows: Vec<usize> = Vec::new(), columns: Vec<usize> = Vec::new(),
     }
 }
 
@@ -29,9 +34,18 @@ impl Op for AvgPool2d {
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c h! w! -> n c p! q!"))
     }
+    fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
+        let mut splits = self.index(inputs).map_or_else(Vec::new, |index| index.splits(inputs));
+        splits.extend(tile_splits(&self.window(&inputs[0].shape), self.tile(), 1, 1, false));
+        splits
+    }
+    fn part_at(&self, split: &Split, first: usize, units: usize) -> Option<Arc<dyn Op>> {
+        let [rows, columns] = tile_of_part(split, first, units, self.tile())?;
+        Some(Arc::new(Self { rows, columns, ..self.clone() }))
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err("takes one input".into()) };
-        let window = Window::new(self.kernel, self.stride, self.padding, plane_size(input)?, self.ceil_mode)?;
+        let window = self.checked_window(plane_size(input)?)?;
         Ok(vec![with_planes(input, input.dtype, window.out)])
     }
     fn flops(&self, _: &[Type], outputs: &[Type]) -> u64 {
@@ -39,8 +53,8 @@ impl Op for AvgPool2d {
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
         let size = [cx.input(0).dim(2), cx.input(0).dim(3)];
-        let Self { kernel, stride, padding, ceil_mode, count_include_pad } = *self;
-        let backward = AvgPool2dGrad { kernel, stride, padding, size, ceil_mode, count_include_pad };
+        let Self { kernel, stride, padding, ceil_mode, count_include_pad, rows, columns } = self.clone();
+        let backward = AvgPool2dGrad { kernel, stride, padding, size, ceil_mode, count_include_pad, rows, columns };
         vec![Some(cx.grad().then(backward, &[]))]
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
@@ -70,10 +84,30 @@ impl Cpu for AvgPool2d {
 }
 
 impl AvgPool2d {
-    fn window(&self, shape: &[usize]) -> Window {
-        Window::new(self.kernel, self.stride, self.padding, [shape[2], shape[3]], self.ceil_mode)
-            .expect("infer checks the window")
+    fn tile(&self) -> Tile<'_> {
+        Tile { rows: &self.rows, columns: &self.columns }
     }
+
+    fn checked_window(&self, size: [usize; 2]) -> Result<Window, String> {
+        let window = Window::new(self.kernel, self.stride, self.padding, self.tile().whole(size), self.ceil_mode)?;
+        window.on_tile(self.tile(), size)?.checked_under()
+    }
+
+    fn window(&self, shape: &[usize]) -> Window {
+        self.checked_window([shape[2], shape[3]]).expect("infer checks the window")
+    }
+}
+
+/// Over whole planes.
+fn avg_pool(
+    kernel: [usize; 2],
+    stride: [usize; 2],
+    padding: [usize; 2],
+    ceil_mode: bool,
+    count_include_pad: bool,
+) -> AvgPool2d {
+    let (rows, columns) = (Vec::new(), Vec::new());
+    AvgPool2d { kernel, stride, padding, ceil_mode, count_include_pad, rows, columns }
 }
 
 /// What the sum under an output is divided by, in the definitions.
@@ -126,7 +160,7 @@ impl Cuda for AvgPool2d {
 impl Cases for AvgPool2d {
     fn cases() -> Vec<Case> {
         let cases = |(ceil_mode, count_include_pad)| {
-            let op = move |kernel, stride, padding| AvgPool2d { kernel, stride, padding, ceil_mode, count_include_pad };
+            let op = move |kernel, stride, padding| avg_pool(kernel, stride, padding, ceil_mode, count_include_pad);
             pool_cases(op, Arg::real)
         };
         [(false, true), (true, true), (false, false), (true, false)].map(cases).into_iter().flatten().collect()
@@ -138,6 +172,7 @@ op! {
     pub struct AvgPool2dGrad = "avg_pool2d_grad" {
         kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2], size: [usize; 2],
         ceil_mode: bool = false, count_include_pad: bool = true,
+        rows: Vec<usize> = Vec::new(), columns: Vec<usize> = Vec::new(),
     }
 }
 
@@ -151,9 +186,20 @@ impl Op for AvgPool2dGrad {
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c p! q! -> n c h! w!"))
     }
+    fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
+        let mut splits = self.index(inputs).map_or_else(Vec::new, |index| index.splits(inputs));
+        splits.extend(tile_splits(&self.window(), self.tile(), 1, 1, true));
+        splits
+    }
+    fn part_at(&self, split: &Split, first: usize, units: usize) -> Option<Arc<dyn Op>> {
+        let [rows, columns] = tile_of_part(split, first, units, self.tile())?;
+        let mut size = self.size;
+        size[split.outputs[0].cut()?.0 - 2] = units;
+        Some(Arc::new(Self { rows, columns, size, ..self.clone() }))
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [grad] = inputs else { return Err("takes one input".into()) };
-        let window = Window::new(self.kernel, self.stride, self.padding, self.size, self.ceil_mode)?;
+        let window = self.checked_window()?;
         if plane_size(grad)? != window.out {
             return Err(format!(
                 "pooling planes of {:?} gives {:?}, but the gradient is {grad}",
@@ -166,8 +212,9 @@ impl Op for AvgPool2dGrad {
         crate::pool::flops(&inputs[0], self.kernel)
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
-        let Self { kernel, stride, padding, ceil_mode, count_include_pad, .. } = *self;
-        vec![Some(cx.grad().then(AvgPool2d { kernel, stride, padding, ceil_mode, count_include_pad }, &[]))]
+        let Self { kernel, stride, padding, ceil_mode, count_include_pad, rows, columns, .. } = self.clone();
+        let forward = AvgPool2d { kernel, stride, padding, ceil_mode, count_include_pad, rows, columns };
+        vec![Some(cx.grad().then(forward, &[]))]
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let window = self.window();
@@ -196,8 +243,17 @@ impl Cpu for AvgPool2dGrad {
 }
 
 impl AvgPool2dGrad {
+    fn tile(&self) -> Tile<'_> {
+        Tile { rows: &self.rows, columns: &self.columns }
+    }
+
+    fn checked_window(&self) -> Result<Window, String> {
+        let whole = self.tile().whole(self.size);
+        Window::new(self.kernel, self.stride, self.padding, whole, self.ceil_mode)?.on_tile(self.tile(), self.size)
+    }
+
     fn window(&self) -> Window {
-        Window::new(self.kernel, self.stride, self.padding, self.size, self.ceil_mode).expect("infer checks the window")
+        self.checked_window().expect("infer checks the window")
     }
 }
 
@@ -230,7 +286,8 @@ impl Cuda for AvgPool2dGrad {
 impl Cases for AvgPool2dGrad {
     fn cases() -> Vec<Case> {
         let with = |size: [usize; 2], kernel, stride, padding, ceil_mode, count_include_pad| {
-            let op = AvgPool2dGrad { kernel, stride, padding, size, ceil_mode, count_include_pad };
+            let (rows, columns) = (Vec::new(), Vec::new());
+            let op = AvgPool2dGrad { kernel, stride, padding, size, ceil_mode, count_include_pad, rows, columns };
             let arg = Arg::real([&[2, 3], &op.window().out[..]].concat());
             Case::new(op, [if arg.ty.elements() < 200 { arg } else { arg.constant() }])
         };
@@ -264,7 +321,7 @@ kolo_graph::methods! {
         fn avg_pool2d_with(
             self, kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2], ceil_mode: bool, count_include_pad: bool,
         ) -> Tensor<'b> {
-            self.then(AvgPool2d { kernel, stride, padding, ceil_mode, count_include_pad }, &[])
+            self.then(avg_pool(kernel, stride, padding, ceil_mode, count_include_pad), &[])
         }
     }
 }

@@ -18,19 +18,19 @@ use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand
 use std::ops::Range;
 
 /// Channels of one task: their partial sums stay on the stack.
-const CHANNELS_MAX: usize = 64;
+pub(crate) const CHANNELS_MAX: usize = 64;
 
 /// How `[n, c, …]` lies in memory.
 #[derive(Clone, Copy)]
-struct Planes {
+pub(crate) struct Planes {
     images: usize,
-    channels: usize,
+    pub channels: usize,
     /// Elements of a plane.
     size: usize,
 }
 
 impl Planes {
-    fn of(shape: &[usize]) -> Self {
+    pub fn of(shape: &[usize]) -> Self {
         Self { images: shape[0], channels: shape[1], size: shape[2..].iter().product() }
     }
 
@@ -39,18 +39,18 @@ impl Planes {
         self.images * self.size
     }
 
-    fn channels_per_task(&self) -> usize {
+    pub fn channels_per_task(&self) -> usize {
         norm::rows_per_task(self.population()).min(CHANNELS_MAX)
     }
 
     /// Where each image keeps these channels, one after the other.
-    fn parts(&self, channels: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+    pub fn parts(&self, channels: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
         let (stride, start, end) = (self.channels * self.size, channels.start * self.size, channels.end * self.size);
         (0..self.images).map(move |image| image * stride + start..image * stride + end)
     }
 
     /// The channel of each element, for the definitions.
-    fn channel_of(&self, element: usize) -> usize {
+    pub fn channel_of(&self, element: usize) -> usize {
         element / self.size % self.channels
     }
 }
@@ -180,7 +180,7 @@ fn measure(planes: Planes, x: &[f32], range: &Range<usize>, mean: &mut [f32], va
 
 /// `K` sums of each channel of `range`: `add` adds one image's planes to the lanes. So many images share a set of lanes
 /// that chains stay short; the sets are then added up as a tree.
-fn sum_parts<const K: usize>(
+pub(crate) fn sum_parts<const K: usize>(
     planes: Planes,
     range: &Range<usize>,
     add: impl Fn(&mut [Lanes<K>], Range<usize>),
@@ -213,7 +213,7 @@ vectorized! {
 
 vectorized! {
     /// Adds the squared distances from each channel's mean over one image's planes to `lanes`.
-    fn add_squares(lanes: &mut [Lanes<1>], x: &[f32], mean: &[f32]) {
+    pub(crate) fn add_squares(lanes: &mut [Lanes<1>], x: &[f32], mean: &[f32]) {
         let size = x.len() / lanes.len();
         for (channel, (lanes, &mean)) in lanes.iter_mut().zip(mean).enumerate() {
             let plane = [&x[channel * size..][..size]];
@@ -335,7 +335,7 @@ impl Cpu for BatchNormGrad {
 
 vectorized! {
     /// Adds `Σ g` and `Σ g·(x − mean)` over one image's planes to `lanes`.
-    fn add_gradients(lanes: &mut [Lanes<2>], x: &[f32], g: &[f32], mean: &[f32]) {
+    pub(crate) fn add_gradients(lanes: &mut [Lanes<2>], x: &[f32], g: &[f32], mean: &[f32]) {
         let size = x.len() / lanes.len();
         for (channel, (lanes, &mean)) in lanes.iter_mut().zip(mean).enumerate() {
             let planes = [&x[channel * size..][..size], &g[channel * size..][..size]];
@@ -346,7 +346,7 @@ vectorized! {
 
 vectorized! {
     /// [`norm::affine_grad`] over one image's planes, with each channel's numbers.
-    fn differentiate_planes(dx: &mut [f32], x: &[f32], g: &[f32], numbers: &[[f32; 4]]) {
+    pub(crate) fn differentiate_planes(dx: &mut [f32], x: &[f32], g: &[f32], numbers: &[[f32; 4]]) {
         let size = x.len() / numbers.len();
         for (channel, numbers) in numbers.iter().enumerate() {
             let part = channel * size..(channel + 1) * size;

@@ -6,6 +6,7 @@ pub mod adaptive_pool;
 pub mod attention;
 pub mod avg_pool;
 pub mod batch_norm;
+pub mod batch_norm_parts;
 mod by_id;
 pub mod cast;
 pub mod compare;
@@ -59,8 +60,8 @@ pub use kolo_graph::vectorized;
 pub use registry::{cpu_of, cpu_side, cuda_of, register, registry};
 
 use kolo_graph::collective::{
-    AfterGrains, AllGather, AllReduce, AllToAll, AxisGather, AxisJoin, AxisScatter, AxisShift, AxisSum, Barrier,
-    Receive, ReduceScatter, Send,
+    AfterGrains, AllGather, AllReduce, AllToAll, AxisGather, AxisHalo, AxisJoin, AxisScatter, AxisShift, AxisSum,
+    Barrier, Receive, ReduceScatter, Send,
 };
 use kolo_graph::piece::{Join, Piece};
 use kolo_graph::share::{AxisShare, EachGrain, Pack};
@@ -84,6 +85,7 @@ const SOURCES: &[OpKind] = &[
     OpKind::of::<AxisScatter>().with_cuda::<AxisScatter>(),
     OpKind::of::<AllToAll>().with_cuda::<AllToAll>(),
     OpKind::of::<AxisShift>().with_cuda::<AxisShift>(),
+    OpKind::of::<AxisHalo>().with_cuda::<AxisHalo>(),
     OpKind::of::<Send>().with_cuda::<Send>(),
     OpKind::of::<Receive>().with_cuda::<Receive>(),
     OpKind::without_kernels::<AfterGrains>(),
@@ -115,6 +117,7 @@ fn built_in() -> Vec<OpKind> {
         layer_norm::KINDS,
         rms_norm::KINDS,
         batch_norm::KINDS,
+        batch_norm_parts::KINDS,
         group_norm::KINDS,
         dropout::KINDS,
         rotary::KINDS,

@@ -158,7 +158,7 @@ impl Job {
         if !(start.freeze.is_empty() && start.fresh.is_empty()) {
             start.check(&parameter_names(&*model)?, &section)?;
         }
-        let (batch, grains) = read_batch(&data)?;
+        let (batch, grains) = read_batch(&data, reproducible)?;
         let split = source.split().map_or_else(|| Split::read(&data, source.len(), seed), Ok)?;
         let loading = read_loading(&data)?;
         data.finish()?;
@@ -279,35 +279,41 @@ impl Job {
     /// Fits the grains to this many workers. A job that promises its bits keeps its grains, so the workers must share them
     /// evenly.
     pub fn fit_to(&mut self, workers: usize) -> Result<(), Error> {
+        self.grains = self.grains_for(&self.parallel, workers)?;
+        Ok(())
+    }
+
+    /// The grains of the job if this many workers split it so.
+    pub(crate) fn grains_for(&self, parallel: &Parallel, workers: usize) -> Result<usize, Error> {
         // Ranks along other axes than that of the data have the same grains.
-        let workers = self.parallel.data_ranks(workers).map_err(|refusal| Error::workers(workers, refusal))?;
-        if self.grains.is_multiple_of(workers) && workers.is_power_of_two() {
-            return Ok(());
+        let ranks = parallel.data_ranks(workers).map_err(|refusal| Error::workers(workers, refusal))?;
+        if self.grains.is_multiple_of(ranks) && ranks.is_power_of_two() && self.grains.is_power_of_two() {
+            return Ok(self.grains);
         }
+        let whose = if ranks == workers { String::new() } else { format!("make {ranks} copies of the model, which ") };
+        let others = workers / ranks;
         if self.reproducible {
-            let fitting: Vec<String> = (0..=self.grains.ilog2()).map(|power| (1usize << power).to_string()).collect();
+            let fitting: Vec<String> = (0..=self.grains.ilog2()).map(|power| (others << power).to_string()).collect();
             return Err(Error::Workers {
                 workers,
-                message: format!("do not share {} grains evenly", self.grains),
+                message: format!("{whose}do not share {} grains evenly", self.grains),
                 hint: format!("use {} workers, more `data.grains`, or `job.reproducible = false`", fitting.join(", ")),
             });
         }
-        let per_worker = (self.grains / workers).max(1);
+        let per_rank = (self.grains / ranks).max(1);
         // As many grains as before, or fewer if the batch has no more in it.
-        let fitting = (0..=per_worker.ilog2()).rev().map(|power| workers << power);
-        let Some(grains) = fitting.into_iter().find(|grains| self.batch.is_multiple_of(*grains)) else {
+        let fitting = (0..=per_rank.ilog2()).rev().map(|power| ranks << power);
+        fitting.into_iter().find(|grains| self.batch.is_multiple_of(*grains)).ok_or_else(|| {
             // Of both, so that it fits whether the grains are given or not.
-            let shared = self.grains.trailing_zeros().min(workers.trailing_zeros());
-            let unit = workers.saturating_mul(self.grains >> shared);
+            let shared = self.grains.trailing_zeros().min(ranks.trailing_zeros());
+            let unit = ranks.saturating_mul(self.grains >> shared);
             let near = self.batch.div_ceil(unit).saturating_mul(unit);
-            return Err(Error::Workers {
+            Error::Workers {
                 workers,
-                message: format!("do not share a batch of {} evenly", self.batch),
-                hint: format!("make `data.batch` a multiple of {workers}, such as {near}"),
-            });
-        };
-        self.grains = grains;
-        Ok(())
+                message: format!("{whose}do not share a batch of {} evenly", self.batch),
+                hint: format!("make `data.batch` a multiple of {ranks}, such as {near}"),
+            }
+        })
     }
 
     /// Samples per grain.
@@ -420,12 +426,14 @@ fn fits(model: &Field, data: &Field) -> bool {
     kinds && model.shape == data.shape
 }
 
-fn read_batch(data: &Settings) -> Result<(usize, usize), SettingError> {
+/// Samples of a step, and grains. A job that does not promise its bits may write any number of grains: what trains it takes the nearest
+/// that its workers can share.
+fn read_batch(data: &Settings, reproducible: bool) -> Result<(usize, usize), SettingError> {
     let batch = data.count("batch", 64, 1)?;
     // A default that works for any batch: the largest power of two up to eight that divides it.
     let default = 1usize << batch.trailing_zeros().min(3);
     let grains = data.count("grains", default, 1)?;
-    if !grains.is_power_of_two() {
+    if reproducible && !grains.is_power_of_two() {
         let near = grains.next_power_of_two();
         let message = format!("is {grains}, which is not a power of two");
         return Err(data.wrong("grains", message, format!("write `grains = {near}` or {}", near / 2)));

@@ -2,6 +2,7 @@
 //!
 //! [`graph_of`] leads from a job, its strategies and a rank's place in the mesh to the graph that the rank runs, whatever for.
 
+use crate::error::Error;
 use crate::job::Job;
 use crate::loss_scale::LossScale;
 #[cfg(doc)]
@@ -65,17 +66,24 @@ pub fn model_graph(job: &Job, parallel: &Parallel, purpose: Purpose) -> Result<G
     Ok(eliminate_dead(graph))
 }
 
+/// A rank's part of the training step with every op of the model in it, as it is before ops are fused and sums exchanged.
+pub fn graph_before_fusing(job: &Job, parallel: &Parallel, mesh: &Mesh) -> Result<Graph, GraphError> {
+    let graph = model_graph(job, parallel, Purpose::Training)?;
+    Ok(tidy(parallel.split_model(graph.clone(), &graph, Purpose::Training, mesh).map_err(refused)?))
+}
+
 /// With what the job computes again.
-fn recompute_again(graph: Graph, parallel: &Parallel) -> Graph {
+pub(crate) fn recompute_again(graph: Graph, parallel: &Parallel) -> Graph {
     let graph = recompute(graph, parallel.recompute());
     debug_verify(&graph, "recompute");
     graph
 }
 
 /// Why a model cannot be split so.
-fn refused(refusal: Refusal) -> GraphError {
-    let Refusal { key, message, hint } = refusal;
+pub(crate) fn refused(refusal: Refusal) -> GraphError {
+    let Refusal { place, key, message, hint } = refusal;
     let message = key.map_or(message.clone(), |key| format!("`parallel.{key}` {message}"));
+    let message = place.map_or(message.clone(), |place| format!("{place}: {message}"));
     GraphError { op: "`[parallel]`".into(), scope: String::new(), message, hint, inputs: None }
 }
 
@@ -87,10 +95,32 @@ pub fn program_of(job: &Job, parallel: &Parallel, mesh: &Mesh, options: Options)
     Ok(Program::new(&job.executor, graph, options).in_order(order))
 }
 
-/// Whether the model can be split as the job says.
-pub fn check_split(job: &Job, mesh: &Mesh) -> Result<(), GraphError> {
-    job.parallel.order(mesh, job.grains / mesh.size(DATA)).map_err(refused)?;
-    graph_of(job, &job.parallel, Purpose::Training, mesh).map(drop)
+/// Whether a job's model can be split among workers in some way, or in several, one after the other.
+#[derive(Debug)]
+pub struct LayoutCheck<'j> {
+    job: &'j Job,
+    /// The step of a single worker.
+    training: Graph,
+}
+
+impl<'j> LayoutCheck<'j> {
+    pub fn new(job: &'j Job) -> Result<Self, GraphError> {
+        Ok(Self { job, training: tidy(raw_graph(job, &job.parallel, Purpose::Training)?) })
+    }
+
+    /// Nodes of the graph that is split.
+    pub fn nodes(&self) -> usize {
+        self.training.nodes.len()
+    }
+
+    /// Whether these strategies can split it among so many workers.
+    pub fn run(&self, parallel: &Parallel, workers: usize) -> Result<(), Error> {
+        let grains = self.job.grains_for(parallel, workers)?;
+        let mesh = parallel.mesh(workers, 0).map_err(|refusal| Error::workers(workers, refusal))?;
+        parallel.order(&mesh, grains / mesh.size(DATA)).map_err(refused)?;
+        let split = parallel.split_model(self.training.clone(), &self.training, Purpose::Training, &mesh);
+        Ok(split.map(drop).map_err(refused)?)
+    }
 }
 
 /// The graph as a single worker would run it, before any rewrite.
@@ -332,7 +362,7 @@ fn confusion<'b>(builder: &'b Builder, logits: Tensor<'b>, labels: Tensor<'b>) -
 }
 
 /// Without what leads to nothing, and without doubles.
-fn tidy(graph: Graph) -> Graph {
+pub(crate) fn tidy(graph: Graph) -> Graph {
     let graph = eliminate_dead(graph);
     debug_verify(&graph, "eliminate_dead");
     let graph = merge_common(graph);
@@ -345,7 +375,7 @@ pub fn optimise(graph: Graph) -> Graph {
     fuse(tidy(graph))
 }
 
-fn fuse(graph: Graph) -> Graph {
+pub(crate) fn fuse(graph: Graph) -> Graph {
     let graph = eliminate_dead(absorb_slices(&graph));
     debug_verify(&graph, "absorb_slices");
     let graph = fuse_elementwise(&graph);

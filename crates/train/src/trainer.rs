@@ -315,7 +315,8 @@ impl Trainer {
         self.step = step;
     }
 
-    /// One step on the job's own data; its loss.
+    /// One step on the job's own data; its loss. Whoever trains alone and is interrupted while it waits for samples ends with
+    /// [`Error::Interrupted`], before the step.
     pub fn step(&mut self) -> Result<f32, Error> {
         self.step_through(|_, _, _| Ok(()))
     }
@@ -331,7 +332,9 @@ impl Trainer {
         let mut supply = self.supply.take().unwrap_or_else(|| {
             Supply::of_training(&self.job, grains, self.session.options().lanes).traced_by(self.timeline.as_ref())
         });
-        let ready = supply.begin(step, self.watch.as_deref()).map_err(|error| error.when(|| self.unharmed()));
+        // Workers that are in step with others agree on their end between steps.
+        let stop = || step > 0 && self.watch.is_none() && self.interrupt.requested();
+        let ready = supply.begin(step, self.watch.as_deref(), &stop).map_err(|error| error.when(|| self.unharmed()));
         let outcome = ready.and_then(|()| self.run_step(|local, _, feed| supply.feed(step, local, feed), between));
         self.supply = Some(supply);
         outcome

@@ -3,6 +3,7 @@
 use super::cases;
 use super::gpu;
 use super::shape::{Padding, Shape, Window};
+use super::strips::{self, Held};
 use super::{definition, passes, winograd};
 use crate::cast::CastMethods;
 use crate::matmul::one_float_type;
@@ -110,10 +111,19 @@ impl Op for Conv2d {
         Some(Index::parse(text))
     }
     fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
-        by_groups(self.index(inputs), inputs, self.shape(inputs), &[1, 0, 0], 1)
+        let mut splits = by_groups(self.index(inputs), inputs, self.shape(inputs), &[1, 0, 0], 1);
+        if let Ok(shape) = self.shape(inputs) {
+            let held = [Held::Reached, Held::Whole, Held::Whole];
+            splits.extend(strips::of_grid(&shape, &held[..inputs.len()], Placement::Shard(2)));
+        }
+        splits
     }
-    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
-        (split.axis == GROUPS).then(|| Arc::new(Self { groups: units, ..self.clone() }) as Arc<dyn Op>)
+    fn part_at(&self, split: &Split, first: usize, units: usize) -> Option<Arc<dyn Op>> {
+        if split.axis == GROUPS {
+            return Some(Arc::new(Self { groups: units, ..self.clone() }));
+        }
+        let padding = strips::grid_part(split, &(first..first + units), self.stride, self.padding)?;
+        Some(Arc::new(Self { padding, ..self.clone() }))
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         Ok(vec![Type::new(one_float_type(inputs)?, self.shape(inputs)?.grid_type().shape)])
@@ -191,10 +201,19 @@ impl Op for Conv2dInputGrad {
         }))
     }
     fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
-        by_groups(self.index(inputs), inputs, self.shape(inputs), &[0, 1], 1)
+        let mut splits = by_groups(self.index(inputs), inputs, self.shape(inputs), &[0, 1], 1);
+        splits.extend(
+            self.shape(inputs).into_iter().flat_map(|shape| strips::of_image(&shape, &[Held::Whole, Held::Reached])),
+        );
+        splits
     }
-    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
-        (split.axis == GROUPS).then(|| Arc::new(Self { groups: units, ..self.clone() }) as Arc<dyn Op>)
+    fn part_at(&self, split: &Split, first: usize, units: usize) -> Option<Arc<dyn Op>> {
+        if split.axis == GROUPS {
+            return Some(Arc::new(Self { groups: units, ..self.clone() }));
+        }
+        let part = strips::image_part(split, &(first..first + units), self.stride, self.padding)?;
+        let (height, width) = if part.dim == 0 { (units, self.width) } else { (self.height, units) };
+        Some(Arc::new(Self { padding: part.padding, height, width, ..self.clone() }))
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         Ok(vec![Type::new(one_float_type(inputs)?, self.shape(inputs)?.image_type().shape)])
@@ -255,10 +274,18 @@ impl Op for Conv2dWeightGrad {
         }))
     }
     fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
-        by_groups(self.index(inputs), inputs, self.shape(inputs), &[1, 1], 0)
+        let mut splits = by_groups(self.index(inputs), inputs, self.shape(inputs), &[1, 1], 0);
+        let held = [Held::Reached, Held::Own];
+        let sums = |shape: Shape| strips::of_grid(&shape, &held, Placement::Partial);
+        splits.extend(self.shape(inputs).into_iter().flat_map(sums));
+        splits
     }
-    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
-        (split.axis == GROUPS).then(|| Arc::new(Self { groups: units, ..self.clone() }) as Arc<dyn Op>)
+    fn part_at(&self, split: &Split, first: usize, units: usize) -> Option<Arc<dyn Op>> {
+        if split.axis == GROUPS {
+            return Some(Arc::new(Self { groups: units, ..self.clone() }));
+        }
+        let padding = strips::grid_part(split, &(first..first + units), self.stride, self.padding)?;
+        Some(Arc::new(Self { padding, ..self.clone() }))
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         one_float_type(inputs)?;

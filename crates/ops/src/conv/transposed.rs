@@ -5,6 +5,7 @@ use super::conv2d::gpu_operands;
 use super::conv2d::{Conv2d, GROUPS, by_groups, check_bias, weight_grad};
 use super::gpu;
 use super::shape::{Padding, Shape, Window};
+use super::strips::{self, Held};
 use super::{cases, definition, passes};
 use crate::cast::CastMethods;
 use crate::matmul::one_float_type;
@@ -58,10 +59,20 @@ impl Op for ConvTranspose2d {
         Some(Index::parse(text))
     }
     fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
-        by_groups(self.index(inputs), inputs, self.shape(&inputs[0], &inputs[1]), &[1, 0, 0], 1)
+        let shape = self.shape(&inputs[0], &inputs[1]);
+        let mut splits = by_groups(self.index(inputs), inputs, shape.clone(), &[1, 0, 0], 1);
+        let held = [Held::Reached, Held::Whole, Held::Whole];
+        splits.extend(shape.into_iter().flat_map(|shape| strips::of_image(&shape, &held[..inputs.len()])));
+        splits
     }
-    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
-        (split.axis == GROUPS).then(|| Arc::new(Self { groups: units, ..self.clone() }) as Arc<dyn Op>)
+    fn part_at(&self, split: &Split, first: usize, units: usize) -> Option<Arc<dyn Op>> {
+        if split.axis == GROUPS {
+            return Some(Arc::new(Self { groups: units, ..self.clone() }));
+        }
+        let part = strips::image_part(split, &(first..first + units), self.stride, self.padding)?;
+        let mut output_padding = self.output_padding;
+        output_padding[part.dim] = part.beyond;
+        Some(Arc::new(Self { padding: part.padding, output_padding, ..self.clone() }))
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [x, weight, bias @ ..] = inputs else { return Err("takes an image, a weight and perhaps a bias".into()) };

@@ -49,8 +49,12 @@ const ASSEMBLY: [(&str, &str); 3] = [
     (r#"asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));"#, "y.bits = float_to_half(x);"),
 ];
 
+/// What stands for tensor cores there: the emulator has its own.
+const TENSOR: &str = include_str!("../../src/tensor.cuh");
+
 fn for_cpu(text: &str) -> String {
-    let text = ASSEMBLY.iter().fold(text.to_string(), |text, (from, to)| text.replace(from, to));
+    let text = text.replace(TENSOR, "");
+    let text = ASSEMBLY.iter().fold(text, |text, (from, to)| text.replace(from, to));
     let text = text.replace("extern \"C\" __global__", "static");
     // Of several packs in one file, each namespace has its own macros.
     text.replace(
@@ -86,7 +90,7 @@ impl Library {
         let compile = |at: usize| {
             let source = folder.join(format!("{at}.cpp"));
             let text = match files.get(at) {
-                Some(text) => format!("#include \"emulator.hpp\"\n{prelude}\n{text}"),
+                Some(text) => format!("#include \"emulator.hpp\"\n{prelude}\n#include \"tensor.hpp\"\n{text}"),
                 None => "#include \"emulator.cpp\"\n".into(),
             };
             std::fs::write(&source, text).expect("the target folder can be written");

@@ -17,6 +17,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+mod halo;
 mod ring;
 
 /// The ranks that share the slices, and one of them.
@@ -45,8 +46,9 @@ pub fn lower(graph: &Graph, plan: &Plan, group: &Group) -> Graph {
     lowering.finish()
 }
 
-/// Values that were made of others: this value, as it is needed, of which slices.
-type Made = HashMap<(ValueId, Need, Range<usize>), ValueId>;
+/// Values that were made of others: this value, as it is needed, of which slices, and for which stage if it is not worth keeping
+/// from one stage to the next.
+type Made = HashMap<(ValueId, Need, Range<usize>, Option<Stage>), ValueId>;
 
 struct Lowering<'g> {
     rebuild: Rebuild<'g>,
@@ -278,17 +280,21 @@ impl Lowering<'_> {
             (Sharding::Sharded(cut), Need::Sharded(wanted)) if cut == wanted => here,
             (Sharding::Replicated, Need::Replicated) => here,
             (Sharding::Replicated, Need::Sharded(cut)) => {
-                self.cached(id, need, own, |this| this.narrow_own(here, cut, who))
+                self.cached(id, need, own, None, |this| this.narrow_own(here, cut, who))
             }
             (Sharding::Sharded(cut), Need::Replicated) => {
-                self.cached(id, need, own, |this| this.gather(here, cut, who))
+                self.cached(id, need, own, None, |this| this.gather(here, cut, who))
             }
             (Sharding::Sharded(from), Need::Sharded(cut)) if !self.plan.ring && self.are_even(from, cut) => {
-                self.cached(id, need, own, |this| this.exchange(here, from, cut, who))
+                self.cached(id, need, own, None, |this| this.exchange(here, from, cut, who))
             }
             (Sharding::Sharded(_), Need::Sharded(cut)) => {
                 let whole = self.fetch(id, &Need::Replicated, who);
-                self.cached(id, need, own, |this| this.narrow_own(whole, cut, who))
+                self.cached(id, need, own, None, |this| this.narrow_own(whole, cut, who))
+            }
+            (sharding, Need::Halo(halo)) => {
+                let cut = sharding.cut();
+                self.cached(id, need, own, Some(who.stage), |this| this.widen(here, cut, halo, who))
             }
             (_, Need::Term) => {
                 let whole = self.fetch(id, &Need::Replicated, who);
@@ -305,6 +311,7 @@ impl Lowering<'_> {
                 let whole = self.fetch(id, &Need::Replicated, who);
                 return if slice == 0 { whole } else { self.zeros(whole, who) };
             }
+            Need::Halo(halo) => return self.fetch_reached(id, halo, slice, who),
             Need::Sharded(cut) => cut,
         };
         let own = self.fetch(id, need, who);
@@ -314,7 +321,7 @@ impl Lowering<'_> {
         // Of what this rank has of every block.
         let first = cut.bounds[self.own.start];
         let range = cut.bounds[slice] - first..cut.bounds[slice + 1] - first;
-        self.cached(id, need, slice..slice + 1, |this| this.narrow(own, cut, range, who))
+        self.cached(id, need, slice..slice + 1, None, |this| this.narrow(own, cut, range, who))
     }
 
     fn cached(
@@ -322,9 +329,10 @@ impl Lowering<'_> {
         id: ValueId,
         need: &Need,
         slices: Range<usize>,
+        stage: Option<Stage>,
         make: impl FnOnce(&mut Self) -> ValueId,
     ) -> ValueId {
-        let key = (id, need.clone(), slices);
+        let key = (id, need.clone(), slices, stage);
         if let Some(made) = self.made.get(&key) {
             return *made;
         }

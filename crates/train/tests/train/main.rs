@@ -12,6 +12,7 @@ mod op_goldens;
 mod precision;
 mod reference;
 mod same_bits;
+mod spatial;
 mod strategies;
 mod workers;
 mod wrong;
