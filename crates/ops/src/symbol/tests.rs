@@ -44,6 +44,7 @@ fn call(function: Function, [a, b, c]: [f64; 3]) -> f64 {
         Function::Cos => a.cos(),
         Function::Floor => a.floor(),
         Function::Pow => a.powf(b),
+        Function::BiasCorrection => crate::optim::rule::bias_correction(a, b),
         Function::Equal => mask(a == b),
         Function::Less => mask(a < b),
         Function::AtMost => mask(a <= b),
