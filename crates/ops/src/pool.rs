@@ -261,7 +261,8 @@ pub(crate) fn calls(cx: &CudaCx<'_>, function: &'static str, sizes: &[CudaArg]) 
 impl Window {
     /// The numbers as the kernels take them.
     pub fn args(&self) -> Vec<CudaArg> {
-        [self.size, self.out, self.kernel, self.stride, self.padding].concat().into_iter().map(device::long).collect()
+        let numbers = [self.size, self.out, self.kernel, self.stride, self.padding, self.whole, self.begin, self.first];
+        numbers.concat().into_iter().map(device::long).collect()
     }
 }
 

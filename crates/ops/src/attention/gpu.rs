@@ -79,7 +79,8 @@ impl Attend<'_> {
     }
 
     fn source(&self, pass: &'static str, [queries, keys]: [usize; 2], result: DType) -> CudaSource {
-        let source = CudaSource::new(SOURCE).define_type("T", self.dtype).define_type("R", result).define(pass, 1);
+        let source =
+            CudaSource::new(SOURCE).define_type("OPERAND", self.dtype).define_type("RESULT", result).define(pass, 1);
         let source =
             source.define("CAUSAL", i32::from(self.s.mask != Mask::None)).define("QB", queries).define("KB", keys);
         let source = source.define("RUNNING", i32::from(self.running));
@@ -124,7 +125,8 @@ impl Attend<'_> {
         rest: &[CudaArg],
     ) -> Launch {
         let s = &self.s;
-        let source = CudaSource::new(TENSOR).define_type("T", self.dtype).define_type("R", result).define(pass, 1);
+        let source =
+            CudaSource::new(TENSOR).define_type("OPERAND", self.dtype).define_type("RESULT", result).define(pass, 1);
         let source =
             source.define("CAUSAL", i32::from(s.mask != Mask::None)).define("D", s.dim).define("OTHERS", others);
         let bytes = (own * TENSOR_ROWS + 4 * others) * (s.dim + PAD) * self.dtype.bytes();

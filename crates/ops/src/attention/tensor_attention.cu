@@ -12,7 +12,7 @@ extern __shared__ __align__(1024) unsigned char dynamic[];
 #define LOG2_E 1.4426950408889634f
 
 #define OPERANDS \
-    const T *q, const T *k, const T *v, i64 q_stride, i64 kv_stride, i64 q_rows, i64 kv_rows, i64 queries, i64 keys, i64 heads, \
+    const OPERAND *q, const OPERAND *k, const OPERAND *v, i64 q_stride, i64 kv_stride, i64 q_rows, i64 kv_rows, i64 queries, i64 keys, i64 heads, \
     i64 batch, float scale, i64 offset
 #if CAUSAL
 #define VISIBLE(end) ((end) + offset < 0 ? 0 : ((end) + offset < keys ? (end) + offset : keys))
@@ -23,7 +23,7 @@ extern __shared__ __align__(1024) unsigned char dynamic[];
 __device__ __forceinline__ i64 least(i64 a, i64 b) { return a < b ? a : b; }
 
 // Starts the copy of rows `first..first + count` of a head; zeros beyond `rows`.
-__device__ __forceinline__ void copy_rows(T *to, const T *from, i64 stride, i64 first, int count, i64 rows) {
+__device__ __forceinline__ void copy_rows(OPERAND *to, const OPERAND *from, i64 stride, i64 first, int count, i64 rows) {
     for (int at = threadIdx.x; at < count * (D / 8); at += THREADS) {
         const int row = at / (D / 8), column = at % (D / 8) * 8;
         const bool reads = first + row < rows;
@@ -32,13 +32,13 @@ __device__ __forceinline__ void copy_rows(T *to, const T *from, i64 stride, i64 
 }
 
 // The warp's 16 rows of a tile as a left factor, dims 16·step to 16·step + 15.
-__device__ __forceinline__ void left_rows(u32 (&a)[4], const T *tile, int step) {
+__device__ __forceinline__ void left_rows(u32 (&a)[4], const OPERAND *tile, int step) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     load_matrices(a, tile + (warp * 16 + lane % 16) * STRIDE + step * 16 + lane / 16 * 8);
 }
 
 // s = own rows · other rows, over their dims.
-__device__ __forceinline__ void score(float (&s)[OTHERS / 8][4], const T *own, const T *others) {
+__device__ __forceinline__ void score(float (&s)[OTHERS / 8][4], const OPERAND *own, const OPERAND *others) {
     const int lane = threadIdx.x % WARP;
     #pragma unroll
     for (int column = 0; column < OTHERS / 8; column++)
@@ -52,33 +52,33 @@ __device__ __forceinline__ void score(float (&s)[OTHERS / 8][4], const T *own, c
         for (int column = 0; column < OTHERS / 8; column += 2) {
             u32 b[4];
             load_matrices(b, others + (column * 8 + lane / 16 * 8 + lane % 8) * STRIDE + step * 16 + lane / 8 % 2 * 8);
-            multiply<T>(s[column], a, b[0], b[1]);
-            multiply<T>(s[column + 1], a, b[2], b[3]);
+            multiply<OPERAND>(s[column], a, b[0], b[1]);
+            multiply<OPERAND>(s[column + 1], a, b[2], b[3]);
         }
     }
 }
 
 // sums += p · other rows: p is [own, others] as `score` leaves it, rounded to halves.
-__device__ __forceinline__ void weigh(float (&sums)[D / 8][4], const float (&p)[OTHERS / 8][4], const T *others) {
+__device__ __forceinline__ void weigh(float (&sums)[D / 8][4], const float (&p)[OTHERS / 8][4], const OPERAND *others) {
     const int lane = threadIdx.x % WARP;
     #pragma unroll
     for (int step = 0; step < OTHERS / 16; step++) {
         const u32 a[4] = {
-            pack_pair<T>(p[2 * step][0], p[2 * step][1]), pack_pair<T>(p[2 * step][2], p[2 * step][3]),
-            pack_pair<T>(p[2 * step + 1][0], p[2 * step + 1][1]), pack_pair<T>(p[2 * step + 1][2], p[2 * step + 1][3])};
+            pack_pair<OPERAND>(p[2 * step][0], p[2 * step][1]), pack_pair<OPERAND>(p[2 * step][2], p[2 * step][3]),
+            pack_pair<OPERAND>(p[2 * step + 1][0], p[2 * step + 1][1]), pack_pair<OPERAND>(p[2 * step + 1][2], p[2 * step + 1][3])};
         #pragma unroll
         for (int column = 0; column < D / 8; column += 2) {
             u32 b[4];
             load_transposed(b, others + (step * 16 + lane % 16) * STRIDE + column * 8 + lane / 16 * 8);
-            multiply<T>(sums[column], a, b[0], b[1]);
-            multiply<T>(sums[column + 1], a, b[2], b[3]);
+            multiply<OPERAND>(sums[column], a, b[0], b[1]);
+            multiply<OPERAND>(sums[column + 1], a, b[2], b[3]);
         }
     }
 }
 
 // The warp's rows of sums times a factor for each of a lane's two, as rows of a head from `first` on.
 __device__ __forceinline__ void store_rows(
-    R *to, i64 stride, i64 first, i64 rows, const float (&sums)[D / 8][4], float upper, float lower) {
+    RESULT *to, i64 stride, i64 first, i64 rows, const float (&sums)[D / 8][4], float upper, float lower) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -87,10 +87,10 @@ __device__ __forceinline__ void store_rows(
         if (row < rows)
             #pragma unroll
             for (int column = 0; column < D / 8; column++) {
-                Pack<R, 2> pair;
-                pair.at[0] = from_float<R>(sums[column][2 * half] * factor);
-                pair.at[1] = from_float<R>(sums[column][2 * half + 1] * factor);
-                store_pack<R, 2>(to + row * stride + column * 8 + lane % 4 * 2, pair);
+                Pack<RESULT, 2> pair;
+                pair.at[0] = from_float<RESULT>(sums[column][2 * half] * factor);
+                pair.at[1] = from_float<RESULT>(sums[column][2 * half + 1] * factor);
+                store_pack<RESULT, 2>(to + row * stride + column * 8 + lane % 4 * 2, pair);
             }
     }
 }
@@ -102,10 +102,10 @@ __device__ __forceinline__ void store_rows(
 
 #ifdef FORWARD
 extern "C" __global__ void __launch_bounds__(THREADS) attend_on_tensor_cores(
-    OPERANDS, R *y, i64 y_stride, float *lse, i64 lse_rows) {
+    OPERANDS, RESULT *y, i64 y_stride, float *lse, i64 lse_rows) {
     PLACE(queries)
     const i64 first = (tiles - 1 - blockIdx.x / pairs) * OWN;
-    T *q_tile = reinterpret_cast<T *>(dynamic), *k_tiles = q_tile + OWN * STRIDE, *v_tiles = k_tiles + 2 * OTHERS * STRIDE;
+    OPERAND *q_tile = reinterpret_cast<OPERAND *>(dynamic), *k_tiles = q_tile + OWN * STRIDE, *v_tiles = k_tiles + 2 * OTHERS * STRIDE;
     q += b * q_rows * q_stride + h * D;
     k += b * kv_rows * kv_stride + h * D;
     v += b * kv_rows * kv_stride + h * D;
@@ -122,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_on_tensor_cores(
     const float slope = scale * LOG2_E;
     for (int tile = 0; tile < count; tile++) {
         const i64 start = (i64)tile * OTHERS;
-        const T *k_tile = k_tiles + tile % 2 * OTHERS * STRIDE, *v_tile = v_tiles + tile % 2 * OTHERS * STRIDE;
+        const OPERAND *k_tile = k_tiles + tile % 2 * OTHERS * STRIDE, *v_tile = v_tiles + tile % 2 * OTHERS * STRIDE;
         if (tile + 1 < count) {
             copy_rows(k_tiles + (tile + 1) % 2 * OTHERS * STRIDE, k, kv_stride, start + OTHERS, OTHERS, keys);
             copy_rows(v_tiles + (tile + 1) % 2 * OTHERS * STRIDE, v, kv_stride, start + OTHERS, OTHERS, keys);
@@ -186,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_on_tensor_cores(
 #endif
 
 #ifdef BACKWARD
-#define SAVED const T *g, i64 g_stride, const float *lse, const float *delta, i64 lse_rows
+#define SAVED const OPERAND *g, i64 g_stride, const float *lse, const float *delta, i64 lse_rows
 #define HEAD \
     q += b * q_rows * q_stride + h * D; \
     g += b * q_rows * g_stride + h * D; \
@@ -199,12 +199,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_on_tensor_cores(
 __device__ __forceinline__ float lowered(float lse) { return lse == -INFINITY ? INFINITY : lse * LOG2_E; }
 
 // A block to OWN queries: dq = scale · Σ ds·k.
-extern "C" __global__ void __launch_bounds__(THREADS) query_gradients_on_tensor_cores(OPERANDS, SAVED, R *dq, i64 dq_stride) {
+extern "C" __global__ void __launch_bounds__(THREADS) query_gradients_on_tensor_cores(OPERANDS, SAVED, RESULT *dq, i64 dq_stride) {
     PLACE(queries)
     const i64 first = (tiles - 1 - blockIdx.x / pairs) * OWN;
     HEAD
-    T *q_tile = reinterpret_cast<T *>(dynamic), *g_tile = q_tile + OWN * STRIDE, *k_tiles = g_tile + OWN * STRIDE;
-    T *v_tiles = k_tiles + 2 * OTHERS * STRIDE;
+    OPERAND *q_tile = reinterpret_cast<OPERAND *>(dynamic), *g_tile = q_tile + OWN * STRIDE, *k_tiles = g_tile + OWN * STRIDE;
+    OPERAND *v_tiles = k_tiles + 2 * OTHERS * STRIDE;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const i64 query = first + warp * 16 + lane / 4, visible = VISIBLE(least(first + OWN, queries));
     const int count = (int)((visible + OTHERS - 1) / OTHERS);
@@ -226,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) query_gradients_on_tensor_
     const float slope = scale * LOG2_E;
     for (int tile = 0; tile < count; tile++) {
         const i64 start = (i64)tile * OTHERS;
-        const T *k_tile = k_tiles + tile % 2 * OTHERS * STRIDE, *v_tile = v_tiles + tile % 2 * OTHERS * STRIDE;
+        const OPERAND *k_tile = k_tiles + tile % 2 * OTHERS * STRIDE, *v_tile = v_tiles + tile % 2 * OTHERS * STRIDE;
         if (tile + 1 < count) {
             copy_rows(k_tiles + (tile + 1) % 2 * OTHERS * STRIDE, k, kv_stride, start + OTHERS, OTHERS, keys);
             copy_rows(v_tiles + (tile + 1) % 2 * OTHERS * STRIDE, v, kv_stride, start + OTHERS, OTHERS, keys);
@@ -255,13 +255,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) query_gradients_on_tensor_
 
 // A block to OWN keys: dk = scale · Σ ds·q and dv = Σ p·g over the queries, whose scores lie across here.
 extern "C" __global__ void __launch_bounds__(THREADS) key_gradients_on_tensor_cores(
-    OPERANDS, SAVED, R *dk, R *dv, i64 dkv_stride) {
+    OPERANDS, SAVED, RESULT *dk, RESULT *dv, i64 dkv_stride) {
     __shared__ float low[2][OTHERS], change[2][OTHERS];
     PLACE(keys)
     const i64 first = blockIdx.x / pairs * OWN;
     HEAD
-    T *k_tile = reinterpret_cast<T *>(dynamic), *v_tile = k_tile + OWN * STRIDE, *q_tiles = v_tile + OWN * STRIDE;
-    T *g_tiles = q_tiles + 2 * OTHERS * STRIDE;
+    OPERAND *k_tile = reinterpret_cast<OPERAND *>(dynamic), *v_tile = k_tile + OWN * STRIDE, *q_tiles = v_tile + OWN * STRIDE;
+    OPERAND *g_tiles = q_tiles + 2 * OTHERS * STRIDE;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const i64 key = first + warp * 16 + lane / 4;
     // The first query that sees any of these keys.
@@ -285,7 +285,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) key_gradients_on_tensor_co
     end_copies();
     for (int tile = begin; tile < end; tile++) {
         const i64 start = (i64)tile * OTHERS;
-        const T *q_tile = q_tiles + tile % 2 * OTHERS * STRIDE, *g_tile = g_tiles + tile % 2 * OTHERS * STRIDE;
+        const OPERAND *q_tile = q_tiles + tile % 2 * OTHERS * STRIDE, *g_tile = g_tiles + tile % 2 * OTHERS * STRIDE;
         if (tile + 1 < end) start_tile(tile + 1);
         end_copies();
         await_copies<1>();

@@ -1,5 +1,5 @@
 // Convolution and its two gradients as matrix products whose operands are read straight from the images: c[m, n] = Σ_k a[m, k]·b[k, n]
-// in tiles of TILE × TILE, DEPTH terms at a time, in order. PASS is FORWARD, INPUT or WEIGHT. T is the operands' element type, R the
+// in tiles of TILE × TILE, DEPTH terms at a time, in order. PASS is FORWARD, INPUT or WEIGHT. OPERAND is the operands' element type, RESULT the
 // result's. Padding counts as zeros that are multiplied, as the definition has it.
 
 #define FORWARD 0
@@ -36,13 +36,13 @@ __device__ __forceinline__ Taps taps_of(int phase, int kernel, int stride, int d
     return taps;
 }
 
-__device__ __forceinline__ float pixel(const T *plane, int y, int x, int height, int width) {
+__device__ __forceinline__ float pixel(const OPERAND *plane, int y, int x, int height, int width) {
     return y >= 0 && y < height && x >= 0 && x < width ? to_float(plane[(i64)y * width + x]) : 0.0f;
 }
 
 // A block to a tile of a group, and of a phase (INPUT) or of a chunk of terms (WEIGHT), which lie along z.
 extern "C" __global__ void convolve(
-    const T *first_operand, const T *second_operand, const BIAS *bias, R *result, int has_bias, i64 chunk_size, int images, int groups,
+    const OPERAND *first_operand, const OPERAND *second_operand, const BIAS *bias, RESULT *result, int has_bias, i64 chunk_size, int images, int groups,
     int inputs, int outputs, int height, int width, int kernel_y, int kernel_x, int grid_y, int grid_x, int stride_y, int stride_x,
     int top, int left, int dilation_y, int dilation_x, int column_tiles) {
     __shared__ __align__(16) float a_tile[DEPTH][TILE + 4], b_tile[DEPTH][TILE + 4];
@@ -52,10 +52,10 @@ extern "C" __global__ void convolve(
     const int tile_n = blockIdx.x % column_tiles, tile_m = blockIdx.x / column_tiles;
     const i64 image_channels = (i64)s.groups * s.inputs, grid_channels = (i64)s.groups * s.outputs;
 #if PASS == FORWARD
-    const T *image = first_operand, *weight = second_operand;
+    const OPERAND *image = first_operand, *weight = second_operand;
     const i64 rows = s.outputs, columns = (i64)s.images * pixels, begin = 0, end = (i64)s.inputs * taps;
 #elif PASS == INPUT
-    const T *weight = first_operand, *grad = second_operand;
+    const OPERAND *weight = first_operand, *grad = second_operand;
     const int phase_y = blockIdx.z / s.stride_x, phase_x = blockIdx.z % s.stride_x;
     const Taps taps_y = taps_of(phase_y, s.kernel_y, s.stride_y, s.dilation_y);
     const Taps taps_x = taps_of(phase_x, s.kernel_x, s.stride_x, s.dilation_x);
@@ -67,7 +67,7 @@ extern "C" __global__ void convolve(
     const int phase_taps = taps_y.count * taps_x.count;
     const i64 rows = s.inputs, columns = (i64)s.images * pixels_y * pixels_x, begin = 0, end = (i64)s.outputs * phase_taps;
 #else
-    const T *image = first_operand, *grad = second_operand;
+    const OPERAND *image = first_operand, *grad = second_operand;
     const i64 rows = s.outputs, columns = (i64)s.inputs * taps, all = (i64)s.images * pixels;
     const i64 begin = blockIdx.z * chunk_size, end = begin + chunk_size < all ? begin + chunk_size : all;
 #endif
@@ -103,7 +103,7 @@ extern "C" __global__ void convolve(
                 const i64 picture = n / (pixels_y * pixels_x);
                 const int place = (int)(n % (pixels_y * pixels_x));
                 const int y = start_y + place / pixels_x * s.stride_y, x = start_x + place % pixels_x * s.stride_x;
-                const T *plane = grad + (picture * grid_channels + (i64)group * s.outputs + o) * pixels;
+                const OPERAND *plane = grad + (picture * grid_channels + (i64)group * s.outputs + o) * pixels;
                 // Both differences are multiples of the stride; a place before the grid must not be rounded up to its first.
                 const int from_y = y + s.top - ky * s.dilation_y, from_x = x + s.left - kx * s.dilation_x;
                 if (from_y >= 0 && from_x >= 0) b = pixel(plane, from_y / s.stride_y, from_x / s.stride_x, s.grid_y, s.grid_x);
@@ -112,7 +112,7 @@ extern "C" __global__ void convolve(
                 const int c = (int)(k / taps), tap = (int)(k % taps), of_grid = (int)(place % pixels);
                 const int y = of_grid / s.grid_x * s.stride_y - s.top + tap / s.kernel_x * s.dilation_y;
                 const int x = of_grid % s.grid_x * s.stride_x - s.left + tap % s.kernel_x * s.dilation_x;
-                const T *plane = image + (place / pixels * image_channels + (i64)group * s.inputs + c) * s.height * s.width;
+                const OPERAND *plane = image + (place / pixels * image_channels + (i64)group * s.inputs + c) * s.height * s.width;
                 b = pixel(plane, y, x, s.height, s.width);
 #endif
             }
@@ -140,16 +140,16 @@ extern "C" __global__ void convolve(
 #if PASS == FORWARD
             const i64 channel = (i64)group * s.outputs + m, to = (n / pixels * grid_channels + channel) * pixels + n % pixels;
             const float start = has_bias ? to_float(bias[channel]) : 0.0f;
-            result[to] = from_float<R>(sums[i][j] + start);
+            result[to] = from_float<RESULT>(sums[i][j] + start);
 #elif PASS == INPUT
             const int per_image = pixels_y * pixels_x, place = (int)(n % per_image);
             const int y = start_y + place / pixels_x * s.stride_y, x = start_x + place % pixels_x * s.stride_x;
             const i64 channel = (i64)group * s.inputs + m;
             const float start = has_bias ? to_float(bias[channel]) : 0.0f;
-            result[((n / per_image * image_channels + channel) * s.height + y) * s.width + x] = from_float<R>(sums[i][j] + start);
+            result[((n / per_image * image_channels + channel) * s.height + y) * s.width + x] = from_float<RESULT>(sums[i][j] + start);
 #else
             const i64 chunk = blockIdx.z * grid_channels * columns;
-            result[chunk + ((i64)group * s.outputs + m) * columns + n] = from_float<R>(sums[i][j]);
+            result[chunk + ((i64)group * s.outputs + m) * columns + n] = from_float<RESULT>(sums[i][j]);
 #endif
         }
 }

@@ -35,8 +35,9 @@ fn launch(
 ) -> Launch {
     let Operands { factors, dtype, bias, result } = *operands;
     let own = bias.unwrap_or(result);
-    let source = CudaSource::new(SOURCE).define("PASS", pass).define_type("T", dtype);
-    let source = source.define_type("R", result.dtype).define_type("BIAS", bias.map_or(DType::F32, |bias| bias.dtype));
+    let source = CudaSource::new(SOURCE).define("PASS", pass).define_type("OPERAND", dtype);
+    let source =
+        source.define_type("RESULT", result.dtype).define_type("BIAS", bias.map_or(DType::F32, |bias| bias.dtype));
     let places = [factors[0], factors[1], own.place, result.place].map(CudaArg::from);
     let (window, column_tiles) = (&shape.window, columns.div_ceil(TILE));
     let sizes = [shape.images, window.groups, shape.inputs, shape.outputs];

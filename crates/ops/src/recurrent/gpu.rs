@@ -40,7 +40,7 @@ fn product([rows, columns, depth]: [usize; 3], [a, b, c]: [CudaMatrix; 3]) -> Pr
 
 impl Layer {
     fn source(&self, pass: &'static str, dtype: DType) -> CudaSource {
-        let source = CudaSource::new(SOURCE).define_type("T", dtype).define("KIND", self.kind);
+        let source = CudaSource::new(SOURCE).define_type("OPERAND", dtype).define("KIND", self.kind);
         source.define("GATES", self.gates).define(pass, 1)
     }
 
@@ -79,15 +79,24 @@ impl Layer {
         let Sizes { batch, steps, input: width, hidden } = sizes;
         let (all, rows, last) = (self.gates * hidden, batch * steps, cx.inputs.len() - 1);
         let mut calls = CudaCalls::new();
-        let to_state = calls.scratch(rows * all * dtype.bytes());
         let shares = cx.outputs.len() - 2 - usize::from(need_dx) == 1;
-        let to_input = if shares { to_state } else { calls.scratch(rows * all * dtype.bytes()) };
+        let halves = dtype != DType::F32;
+        // Gradients of the gates in f32, and copies in the operands' type for the products.
+        let mut room = |bytes: usize| calls.scratch(rows * all * bytes);
+        let to_state = room(size_of::<f32>());
+        let to_input = if shares { to_state } else { room(size_of::<f32>()) };
+        let state_copy = if halves { room(dtype.bytes()) } else { to_state };
+        let input_copy = match (shares, halves) {
+            (true, _) => state_copy,
+            (false, true) => room(dtype.bytes()),
+            (false, false) => to_input,
+        };
         let carried = calls.scratch(batch * hidden * size_of::<f32>());
-        let source = self.source("BACKWARD", dtype);
+        let source = self.source("BACKWARD", dtype).define("HALVES", i32::from(halves));
         let kept = |at: usize| input(if at < last { at } else { 3 });
         for step in (0..steps).rev() {
             let operands = [input(2), input(3), kept(4), kept(5), input(last)];
-            let places = [to_input.into(), to_state.into(), carried.into()];
+            let places = [to_input, to_state, input_copy, state_copy, carried].map(CudaArg::from);
             let args = [&operands[..], &places, &self.sizes(step, sizes)].concat();
             let blocks = [hidden.div_ceil(UNITS_BACK), batch.div_ceil(SAMPLES), 1];
             calls.launch(Launch::new(source.clone(), "step_back", blocks, THREADS, args));
@@ -96,19 +105,21 @@ impl Layer {
         let args = [input(3), before.into(), long(rows * hidden), long(steps), long(hidden)];
         calls.launch(Launch::new(source, "states_before", grid(rows * hidden, THREADS), THREADS, args));
         let of = |at: usize, columns: usize| matrix(CudaPlace::output(at), cx.outputs[at].dtype, columns, false);
-        for (at, grads, factor, columns) in [(0, to_input, CudaPlace::input(0), width), (1, to_state, before, hidden)] {
+        for (at, grads, factor, columns) in
+            [(0, input_copy, CudaPlace::input(0), width), (1, state_copy, before, hidden)]
+        {
             let operands = [matrix(grads, dtype, all, true), matrix(factor, dtype, columns, false), of(at, columns)];
             calls.product(product([all, columns, rows], operands));
         }
         let biases = if shares { vec![to_state] } else { vec![to_input, to_state] };
         for (at, grads) in biases.iter().enumerate() {
             let to = Values::new(CudaPlace::output(2 + at), cx.outputs[2 + at].dtype);
-            sums::columns(&mut calls, Values::new(*grads, dtype), [1, rows, all], to);
+            sums::columns(&mut calls, Values::f32(*grads), [1, rows, all], to);
         }
         if need_dx {
             let at = 2 + biases.len();
             let weight = matrix(CudaPlace::input(1), cx.inputs[1].dtype, width, false);
-            let operands = [matrix(to_input, dtype, all, false), weight, of(at, width)];
+            let operands = [matrix(input_copy, dtype, all, false), weight, of(at, width)];
             calls.product(product([rows, width, all], operands));
         }
         calls

@@ -1,5 +1,5 @@
 // One step of a recurrent layer, forward and back. KIND is LSTM, GRU or RNN, GATES the rows of its weights for a unit. Legend in
-// mod.rs. T is the element type of operands and states. A block has UNITS units of SAMPLES samples; the product with the recurrent
+// mod.rs. OPERAND is the element type of operands and states. A block has UNITS units of SAMPLES samples; the product with the recurrent
 // weight goes along its depth in order.
 
 #define LSTM 0
@@ -17,7 +17,7 @@ __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-
 // From the input's share of the gates [t, b, GATES·h] (biases not in it) and the states before, the gates, what the backward pass
 // keeps beside them (cells, or the recurrent share of the candidate), and the states y[b, t, h]. A thread to a unit of a sample.
 extern "C" __global__ void step(
-    const float *from_input, const T *w_hh, const T *b_ih, const T *b_hh, T *y, T *gates, T *kept, i64 at_step, i64 steps, i64 batch,
+    const float *from_input, const OPERAND *w_hh, const OPERAND *b_ih, const OPERAND *b_hh, OPERAND *y, OPERAND *gates, OPERAND *kept, i64 at_step, i64 steps, i64 batch,
     i64 hidden, int relu) {
     __shared__ __align__(16) float weights[GATES][UNITS][STRIDE], states[SAMPLES][STRIDE];
     const int unit_of_block = threadIdx.x % UNITS, sample_of_block = threadIdx.x / UNITS;
@@ -68,35 +68,40 @@ extern "C" __global__ void step(
     const float before = at_step > 0 ? to_float(kept[(row - batch) * hidden + unit]) : 0.0f;
     const float cell = f * before + i * g;
     const float values[GATES] = {i, f, g, o};
-    kept[row * hidden + unit] = from_float<T>(cell);
-    y[now] = from_float<T>(o * tanhf(cell));
+    kept[row * hidden + unit] = from_float<OPERAND>(cell);
+    y[now] = from_float<OPERAND>(o * tanhf(cell));
 #elif KIND == GRU
     const float reset = sigmoid(x[0] + from_state[0]), update = sigmoid(x[1] + from_state[1]);
     const float candidate = tanhf(x[2] + reset * from_state[2]);
     const float before = at_step > 0 ? to_float(y[now - hidden]) : 0.0f;
     const float values[GATES] = {reset, update, candidate};
-    kept[row * hidden + unit] = from_float<T>(from_state[2]);
-    y[now] = from_float<T>((1.0f - update) * candidate + update * before);
+    kept[row * hidden + unit] = from_float<OPERAND>(from_state[2]);
+    y[now] = from_float<OPERAND>((1.0f - update) * candidate + update * before);
 #else
     const float sum = x[0] + from_state[0];
-    y[now] = from_float<T>(relu ? (sum > 0.0f || sum != sum ? sum : 0.0f) : tanhf(sum));
+    y[now] = from_float<OPERAND>(relu ? (sum > 0.0f || sum != sum ? sum : 0.0f) : tanhf(sum));
 #endif
 #if KIND != RNN
     #pragma unroll
-    for (int gate = 0; gate < GATES; gate++) gates[(row * GATES + gate) * hidden + unit] = from_float<T>(values[gate]);
+    for (int gate = 0; gate < GATES; gate++) gates[(row * GATES + gate) * hidden + unit] = from_float<OPERAND>(values[gate]);
 #endif
 }
 #endif
 
 #ifdef BACKWARD
 #define BACK_SAMPLES 4
+#if HALVES
+#define COPY(copy, at, value) copy[at] = from_float<OPERAND>(value)
+#else
+#define COPY(copy, at, value)
+#endif
 
 // One step back. `to_input` and `to_state` [b, t, GATES·h] are the gradients of the gates' sums (one and the same but for a GRU's
-// candidate); `carried` [b, h] is the gradient of the cells after (LSTM), or what of the state's gradient goes past the weight (GRU).
+// candidate) in f32, with copies of them as OPERAND for products if that is a half (HALVES); `carried` [b, h] is the gradient of the cells after (LSTM), or what of the state's gradient goes past the weight (GRU).
 // A thread to a unit of BACK_SAMPLES samples.
 extern "C" __global__ void step_back(
-    const T *w_hh, const T *y, const T *gates, const T *kept, const T *g, T *to_input, T *to_state, float *carried, i64 at_step,
-    i64 steps, i64 batch, i64 hidden, int relu) {
+    const OPERAND *w_hh, const OPERAND *y, const OPERAND *gates, const OPERAND *kept, const OPERAND *g, float *to_input, float *to_state, OPERAND *input_copy, OPERAND *state_copy,
+    float *carried, i64 at_step, i64 steps, i64 batch, i64 hidden, int relu) {
     __shared__ __align__(16) float weights[DEPTH][UNITS * 4], later[SAMPLES][DEPTH];
     const int unit_of_block = threadIdx.x % (UNITS * 4), line = threadIdx.x / (UNITS * 4);
     const i64 unit = (i64)blockIdx.x * (UNITS * 4) + unit_of_block, all = GATES * hidden;
@@ -113,7 +118,7 @@ extern "C" __global__ void step_back(
             for (int at = threadIdx.x; at < SAMPLES * DEPTH; at += blockDim.x) {
                 const i64 own = (i64)blockIdx.y * SAMPLES + at / DEPTH, depth = start + at % DEPTH;
                 later[at / DEPTH][at % DEPTH] =
-                    own < batch && depth < all ? to_float(to_state[(own * steps + at_step + 1) * all + depth]) : 0.0f;
+                    own < batch && depth < all ? to_state[(own * steps + at_step + 1) * all + depth] : 0.0f;
             }
             __syncthreads();
             #pragma unroll
@@ -148,7 +153,10 @@ extern "C" __global__ void step_back(
             d_state * squashed * (o * (1.0f - o))};
         *own = d_cell * f;
         #pragma unroll
-        for (int which = 0; which < GATES; which++) to_state[to + which * hidden] = from_float<T>(made[which]);
+        for (int which = 0; which < GATES; which++) {
+            to_state[to + which * hidden] = made[which];
+            COPY(state_copy, to + which * hidden, made[which]);
+        }
 #elif KIND == GRU
         const float d_state = to_float(g[now]) + (d_next[at] + after);
         float gate[GATES];
@@ -160,20 +168,26 @@ extern "C" __global__ void step_back(
         const float d_reset = d_candidate * share * (reset * (1.0f - reset));
         const float d_update = d_state * (before - candidate) * (update * (1.0f - update));
         *own = d_state * update;
-        to_input[to] = to_state[to] = from_float<T>(d_reset);
-        to_input[to + hidden] = to_state[to + hidden] = from_float<T>(d_update);
-        to_input[to + 2 * hidden] = from_float<T>(d_candidate);
-        to_state[to + 2 * hidden] = from_float<T>(d_candidate * reset);
+        const float by_input[GATES] = {d_reset, d_update, d_candidate}, by_state[GATES] = {d_reset, d_update, d_candidate * reset};
+        #pragma unroll
+        for (int which = 0; which < GATES; which++) {
+            to_input[to + which * hidden] = by_input[which];
+            to_state[to + which * hidden] = by_state[which];
+            COPY(input_copy, to + which * hidden, by_input[which]);
+            COPY(state_copy, to + which * hidden, by_state[which]);
+        }
 #else
         const float d_state = to_float(g[now]) + d_next[at], state = to_float(y[now]);
-        to_state[to] = from_float<T>(relu ? (state > 0.0f ? d_state : 0.0f) : d_state * (1.0f - state * state));
+        const float made = relu ? (state > 0.0f ? d_state : 0.0f) : d_state * (1.0f - state * state);
+        to_state[to] = made;
+        COPY(state_copy, to, made);
 #endif
     }
 }
 
 // The state before each step, [b, t, h]: zeros before the first.
-extern "C" __global__ void states_before(const T *y, T *before, i64 count, i64 steps, i64 hidden) {
+extern "C" __global__ void states_before(const OPERAND *y, OPERAND *before, i64 count, i64 steps, i64 hidden) {
     const i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (at < count) before[at] = at / hidden % steps > 0 ? y[at - hidden] : from_float<T>(0.0f);
+    if (at < count) before[at] = at / hidden % steps > 0 ? y[at - hidden] : from_float<OPERAND>(0.0f);
 }
 #endif
