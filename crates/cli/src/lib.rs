@@ -13,8 +13,10 @@
 //! ```
 
 mod args;
+mod auto;
 mod bench;
 mod bench_comm;
+mod bench_device;
 mod byte_progress;
 mod ckpt;
 mod classes;
@@ -35,6 +37,7 @@ mod output;
 mod plan;
 mod predict;
 mod progress;
+mod published;
 mod saved;
 mod selftest;
 mod simulate;
@@ -148,6 +151,8 @@ impl App {
             }
             args::Command::Bench { command: args::Bench::Train(args) } => bench::train(&self.kinds, &args),
             args::Command::Bench { command: args::Bench::Comm(args) } => bench_comm::comm(&args),
+            args::Command::Bench { command: args::Bench::Device(args) } => bench_device::device(&args),
+            args::Command::Bench { command: args::Bench::Published(args) } => published::published(&self.kinds, &args),
             args::Command::Eval(args) => eval::eval(&self.kinds, &args),
             args::Command::Predict(args) => predict::predict(&self.kinds, &args),
             args::Command::Generate(args) => generate::generate(&self.kinds, &args),

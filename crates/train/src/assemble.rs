@@ -4,6 +4,7 @@ use crate::company::Company;
 use crate::copies;
 use crate::error::Error;
 use crate::job::Job;
+use crate::machine;
 use crate::memory_check::{self, HostUsage};
 use crate::memory_limit::{self, Wanted, WorkersNow};
 use crate::together;
@@ -63,6 +64,7 @@ impl Worker {
         let replica = replica.map(|world| world.split(mesh.coordinate(DATA) as i64, mesh.group(DATA) as i64));
         let replica = replica.transpose()?.map(Arc::new);
         let grains = parallel.grains(&mesh, options.grains);
+        machine::release_free_memory();
         let evaluators = evaluators.unwrap_or_else(Mesh::alone);
         Ok(Self { store, session, memory, parallel, evaluators, turns, replica, grains })
     }

@@ -643,6 +643,7 @@ impl<'r> Run<'r> {
             threads: options.threads,
             peak_bytes: PeakBytes { rss: peak_rss_bytes().unwrap_or(0), device: trainer.device_bytes() },
             planned: options.planned,
+            compared: Vec::new(),
             grains: job.grains,
             precision: job.precision.name(),
             loss_scale: trainer.loss_scale().map(|[factor, _]| factor),

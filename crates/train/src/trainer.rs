@@ -251,7 +251,7 @@ impl Trainer {
 
     /// Whether other workers have parts of the model that this one lacks.
     pub fn shares_model(&self) -> bool {
-        self.replica.is_some()
+        self.sharers().is_some()
     }
 
     /// The digest of all weights. Workers that share the model call it together.
