@@ -296,8 +296,3 @@ fn store(dtype: DType, value: &str) -> String {
 pub(crate) fn formula_calls(op: &dyn Op, cx: &CudaCx<'_>) -> CudaCalls {
     Map::of(op, cx.inputs).expect("an elementwise op has a formula").calls(cx)
 }
-
-/// The first input in the type of the first output, both floats.
-pub(crate) fn converted(cx: &CudaCx<'_>) -> CudaCalls {
-    Map { body: "const float y0 = x0;\n".into(), ..Map::default() }.calls(cx)
-}
