@@ -37,11 +37,11 @@ fn launches(calls: &CudaCalls) -> impl Iterator<Item = &Launch> {
     })
 }
 
-/// Every source of the calls as a GPU's compiler gets it: definitions, prelude, kernels.
+/// Every source of the calls as a GPU's compiler gets it: prelude, definitions, kernels.
 pub fn sources(calls: &CudaCalls) -> Vec<(String, String)> {
     let with_defines = |launch: &Launch| {
         let defines = launch.source.defines.iter().map(|(name, value)| format!("#define {name} {value}\n"));
-        let whole = [defines.collect::<String>(), PRELUDE.into(), launch.source.text.to_string()].join("\n");
+        let whole = [PRELUDE.into(), defines.collect::<String>(), launch.source.text.to_string()].join("\n");
         (text_of(&launch.source), whole)
     };
     launches(calls).map(with_defines).collect()
