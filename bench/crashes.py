@@ -2,10 +2,12 @@
 
 A run must end with the weights of one that nobody killed, nothing may hang, and no process may be left over. Prints a
 histogram of what it took from the kill until all processes were gone, and of what it took from the start of the next run
-until its first step. A seed repeats a run.
+until its first step. A seed repeats a run. With `--split` the model is a GPT that its workers share, each time in another
+layout: tensor, pipeline, tokens, ZeRO, and all of them together.
 
     cargo build --release
     python bench/crashes.py --kills 200 --report crashes.json
+    python bench/crashes.py --kills 60 --split
 """
 
 import argparse
@@ -42,8 +44,56 @@ keep = 2
 """
 
 
-def train(folder, workers, zero, *flags):
-    command = [KOLO, "train", "job.toml", "--threads", "1", "-n", str(workers), "--set", f"parallel.zero={zero}", *flags]
+SPLIT_JOB = """[job]
+name = "crash"
+[model]
+kind = "gpt"
+layers = 4
+width = 24
+heads = 4
+context = 8
+vocab = 37
+dropout = 0.1
+[data]
+source = "synthetic:tokens"
+samples = 256
+batch = 16
+grains = 8
+holdout = 0
+[train]
+steps = {steps}
+clip = 1.0
+[parallel]
+sequence = "context"
+slices = 4
+tensor_slices = 2
+[checkpoint]
+every = "10 steps"
+keep = 2
+"""
+# Workers, and what is set under [parallel].
+LAYOUTS = [(workers, f"zero={zero}") for workers in (1, 2, 4, 4, 4) for zero in (0, 1)]
+SPLIT_LAYOUTS = [
+    (1, ""),
+    (2, "zero=3"),
+    (2, "tensor=2"),
+    (2, "context=2"),
+    (2, "pipeline=2 schedule=zero-bubble"),
+    (4, "tensor=2 zero=3"),
+    (4, "context=4"),
+    (4, "context=2 tensor=2"),
+    (4, "pipeline=4 schedule=bidirectional"),
+    (4, "pipeline=2 schedule=interleaved chunks=2 zero=3"),
+    (4, "pipeline=2 tensor=2 schedule=gpipe"),
+    (8, "pipeline=2 tensor=2 zero=2"),
+    (8, "pipeline=2 context=2 tensor=2"),
+]
+
+
+def train(folder, layout, *flags):
+    workers, settings = layout
+    settings = [word for setting in settings.split() for word in ("--set", f"parallel.{setting}")]
+    command = [KOLO, "train", "job.toml", "--threads", "1", "-n", str(workers), *settings, *flags]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -73,19 +123,18 @@ def wait_gone(pids):
 def unharmed(folder):
     """The weights of a run that nobody kills, and how long it takes with 4 workers."""
     begin = time.monotonic()
-    done = train(folder, 4, 0, "--no-out", "--quiet", "--report", "report.json").wait(timeout=HANG_S)
+    done = train(folder, (4, ""), "--no-out", "--quiet", "--report", "report.json").wait(timeout=HANG_S)
     if done:
         sys.exit("the job fails without any kill")
     return json.loads((Path(folder) / "report.json").read_text())["weights"], time.monotonic() - begin
 
 
-def one_run(seed, job, expected, length_s, times):
+def one_run(seed, job, layouts, expected, length_s, times):
     dice = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "job.toml").write_text(job)
         for _ in range(KILLS_PER_RUN):
-            workers = dice.choice([1, 2, 4, 4, 4])
-            child = train(folder, workers, dice.randrange(2), "--out", "run", "--resume", "--quiet")
+            child = train(folder, dice.choice(layouts), "--out", "run", "--resume", "--quiet")
             time.sleep(dice.random() * length_s * 1.1)
             pids = processes(child.pid)
             victim = dice.choice([child.pid, *pids])
@@ -95,8 +144,7 @@ def one_run(seed, job, expected, length_s, times):
                 pass
             child.communicate(timeout=HANG_S)
             times.append(wait_gone(pids))
-        workers = dice.choice([1, 2, 4, 8])
-        child = train(folder, workers, dice.randrange(2), "--out", "run", "--resume", "--report", "report.json")
+        child = train(folder, dice.choice(layouts), "--out", "run", "--resume", "--report", "report.json")
         output, _ = child.communicate(timeout=HANG_S)
         if child.returncode:
             return f"seed {seed}: the last run failed:\n{output}"
@@ -120,13 +168,18 @@ def histogram(times):
 
 
 def main():
+    global KOLO
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--kills", type=int, default=200)
     arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--steps", type=int, default=400)
+    arguments.add_argument("--steps", type=int, help="of a run; 400, or 60 with --split")
+    arguments.add_argument("--split", action="store_true", help="workers share the model")
+    arguments.add_argument("--binary", default=KOLO)
     arguments.add_argument("--report")
     arguments = arguments.parse_args()
-    job = JOB.format(steps=arguments.steps)
+    KOLO = Path(arguments.binary).resolve()
+    job, layouts, steps = (SPLIT_JOB, SPLIT_LAYOUTS, 60) if arguments.split else (JOB, LAYOUTS, 400)
+    job = job.format(steps=arguments.steps or steps)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "job.toml").write_text(job)
         expected, length_s = unharmed(folder)
@@ -134,7 +187,7 @@ def main():
     times, failures = [], []
     runs = -(-arguments.kills // KILLS_PER_RUN)
     for number in range(runs):
-        failure = one_run(arguments.seed + number, job, expected, length_s, times)
+        failure = one_run(arguments.seed + number, job, layouts, expected, length_s, times)
         if failure:
             failures.append(failure)
             print(failure)

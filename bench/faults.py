@@ -42,6 +42,20 @@ VARIANTS = {
     "shm async": ["--transport", "shm", "--async"],
     "tcp async": ["--transport", "tcp", "--async"],
 }
+# Workers that share the model: what is set, over both transports.
+SPLITS = {
+    "tensor+pipeline": ["parallel.slices=2", "parallel.tensor=2", "parallel.pipeline=2"],
+    "pipeline+zero3": ["parallel.pipeline=2", "parallel.zero=3", "parallel.schedule=zero-bubble"],
+    "tensor+zero3": ["parallel.slices=2", "parallel.tensor=2", "parallel.zero=3"],
+    "bidirectional": ["parallel.pipeline=4", "parallel.schedule=bidirectional"],
+    "ring": ["parallel.slices=4", "parallel.sequence=context", "parallel.context=4"],
+}
+VARIANTS |= {
+    f"{transport} {name}": ["--transport", transport, *(word for setting in settings for word in ("--set", setting))]
+    for name, settings in SPLITS.items()
+    for transport in ("shm", "tcp")
+}
+SPLIT_VARIANTS = [variant for variant in VARIANTS if any(name in variant for name in SPLITS)]
 PLACE = r"rank (\d+) on ([\w.-]+)"
 OPERATION = r"(its start|its end after step \d+|step \d+, (before its first call|(after )?\w+.*, call \d+.*))"
 SAID_SO = r"(told by|rank \d+ on \S+ was at) .*step \d+"
@@ -157,7 +171,9 @@ class Campaign:
         self.rows = []
 
     def command(self, variant, *more):
-        job = str(ROOT / "examples" / "digits.toml")
+        # A context of eight tokens, for workers that share them.
+        name = "addition.toml" if "ring" in variant else "digits.toml"
+        job = str(ROOT / "examples" / name)
         return [self.options.kolo, "train", job, "-n", "4", "--set", "train.epochs=100000", *VARIANTS[variant], *more]
 
     def world(self, variant):
@@ -331,7 +347,9 @@ def wrong(campaign, variant, runs, fault, ways, names, codes):
         rank, how = chance.randrange(4), chance.choice(ways)
         count = chance.choice([1, 100, 1000, 30_000, 1_000_000])
         after = chance.randrange(50, 1500)
-        command = [campaign.options.together, "4", "--transport", variant, "--seconds", "60", "--wrong", str(rank), "--how", how]
+        transport, *groups = variant.split()
+        command = [campaign.options.together, "4", "--transport", transport, "--seconds", "60", "--wrong", str(rank), "--how", how]
+        command += ["--groups", "2"] if groups else []
         job = Job([*command, "--count", str(count), "--after", str(after), "--out", f"{folder}/out"], folder)
         job.workers(4)
         log = Path(folder) / "out" / f"rank-{rank}.log"
@@ -511,13 +529,13 @@ def calm(campaign, variant, _runs):
 
 # Name: what to do, the variants it is for, and how often in a quick run.
 FAULTS = {
-    "kill9": (kill9, ["shm", "tcp", "shm async", "tcp async"], 1),
-    "stop": (stop, ["shm", "tcp", "shm async", "tcp async"], 1),
-    "link": (link, ["tcp", "tcp async"], 0),
-    "mismatch": (mismatch, ["shm", "tcp"], 3),
+    "kill9": (kill9, ["shm", "tcp", "shm async", "tcp async", *SPLIT_VARIANTS], 1),
+    "stop": (stop, ["shm", "tcp", "shm async", "tcp async", *SPLIT_VARIANTS], 1),
+    "link": (link, ["tcp", "tcp async", *(variant for variant in SPLIT_VARIANTS if variant.startswith("tcp"))], 0),
+    "mismatch": (mismatch, ["shm", "tcp", "shm groups", "tcp groups"], 3),
     "supervisor": (supervisor, ["shm", "tcp async"], 1),
     "leave": (leave, ["shm", "tcp"], 2),
-    "start": (start, ["shm", "tcp", "tcp async"], 1),
+    "start": (start, ["shm", "tcp", "tcp async", "tcp tensor+pipeline"], 1),
     "end": (end, ["shm", "tcp", "shm async"], 1),
     "interrupt": (interrupt, ["shm", "tcp async"], 1),
     "interrupt2": (interrupt_twice, ["shm"], 1),

@@ -6,25 +6,38 @@ counts as refused, not as right.
     cargo build --release
     python bench/layouts.py --report layouts.json
 
-With `--memory` it trains larger models in 24 layouts and compares the peak of each worker's memory with what was planned for it;
+With `--memory` it trains larger models in 26 layouts and compares the peak of each worker's memory with what was planned for it;
 more than 5 % and 8 MiB apart is wrong.
 
     python bench/layouts.py --memory
+
+With `--random N` it draws jobs and layouts that nobody listed: odd sizes, optimizers, frozen layers, schedules of their own or
+damaged ones, ZeRO, recompute, buckets, threads, over shared memory, TCP, MPI and several hosts. Each must end with the weights of
+one worker, or be refused before it starts with a hint. What it sends must be what was planned.
+
+    python bench/layouts.py --random 300 --seed 7
 """
 
 import argparse
 import itertools
 import json
+import os
 import random
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import random_layouts
+
 ROOT = Path(__file__).resolve().parent.parent
 KOLO = ROOT / "target" / "release" / "kolo"
 LIMIT_S = 300
+# Random layouts that share a job.
+LAYOUTS_OF_JOB = 4
 
 JOBS = {
     "gpt": """[model]
@@ -58,6 +71,37 @@ grains = 8
 steps = 2
 [parallel]
 slices = 4
+""",
+    # Sizes that do not divide, and layers with fewer rows than tiles.
+    "resnet18-tiles": """[model]
+kind = "resnet18"
+image = [3, 33, 30]
+[data]
+source = "synthetic:images"
+samples = 24
+batch = 8
+grains = 4
+[train]
+steps = 2
+[parallel]
+slices = 2
+tiles = [4, 2]
+""",
+    # Overlapping windows, kernels of 11 and 5 rows, and a classifier that the same workers share.
+    "alexnet-layers": """[model]
+kind = "alexnet"
+image = [3, 79, 70]
+classes = 10
+[data]
+source = "synthetic:images"
+samples = 24
+batch = 4
+grains = 2
+[train]
+steps = 1
+[parallel.layers]
+"features.*" = { spatial = 2 }
+"classifier.*" = { tensor = 2 }
 """,
     "lstm": """[model]
 kind = "lstm"
@@ -109,6 +153,21 @@ clip = 1.0
 [parallel]
 slices = 4
 """,
+    "resnet18": """[model]
+kind = "resnet18"
+image = [3, 96, 96]
+classes = 10
+[data]
+source = "synthetic:images"
+samples = 32
+holdout = 0
+batch = 16
+grains = 2
+[train]
+steps = 2
+[parallel]
+tiles = [2, 2]
+""",
     "mlp": """[model]
 kind = "mlp"
 inputs = 256
@@ -148,6 +207,8 @@ MEMORY_LAYOUTS = [
     ("gpt", 4, {"pipeline": 2, "zero": 3}),
     ("gpt", 4, {"tensor": 2, "pipeline": 2}),
     ("gpt", 8, {"tensor": 2, "pipeline": 2, "zero": 1}),
+    ("resnet18", 2, {"spatial": [2, 1]}),
+    ("resnet18", 4, {"spatial": [2, 2]}),
     ("mlp", 4, {"zero": 3}),
     ("mlp", 4, {"tensor": 2, "zero": 2}),
     ("mlp", 4, {"pipeline": 2, "schedule": "bidirectional", "zero": 1}),
@@ -158,30 +219,38 @@ for sequence in ["context", "heads"]:
     JOBS[f"gpt-{sequence}"] = JOBS["gpt"].replace(
         "slices = 4", f'slices = {4 if sequence == "context" else 2}\ntensor_slices = 2\nsequence = "{sequence}"'
     )
-STAGES = {"gpt": 8, "gpt-context": 8, "gpt-heads": 8, "resnet18": 8, "lstm": 2, "mlp": 4}
-SLICES = {"gpt": 4, "gpt-context": 2, "gpt-heads": 2, "resnet18": 4, "lstm": 2, "mlp": 4}
+STAGES = {"gpt": 8, "gpt-context": 8, "gpt-heads": 8, "resnet18": 8, "resnet18-tiles": 2, "alexnet-layers": 1, "lstm": 2, "mlp": 4}
+SLICES = {"gpt": 4, "gpt-context": 2, "gpt-heads": 2, "resnet18": 4, "resnet18-tiles": 2, "alexnet-layers": 1, "lstm": 2, "mlp": 4}
 CONTEXTS = {"gpt-context": [1, 2, 4], "gpt-heads": [1, 2]}
+SPATIALS = {"resnet18-tiles": [[1, 1], [2, 1], [4, 1], [1, 2], [2, 2], [4, 2]]}
+# Workers that share the model without a key.
+SHARED = {"alexnet-layers": 2}
+GRAINS = {"resnet18-tiles": 4, "alexnet-layers": 2}
 
 
 def layouts(job, zeros):
     """Every sensible combination on 1 to 8 workers."""
-    contexts = CONTEXTS.get(job, [1])
-    sizes = itertools.product([1, 2, 4, 8], [1, 2, 4], contexts, [1, 2, 4, 8], zeros)
-    for workers, tensor, context, pipeline, zero in sizes:
-        if workers % (tensor * context * pipeline) or tensor > SLICES[job] or pipeline > STAGES[job]:
+    contexts, spatials = CONTEXTS.get(job, [1]), SPATIALS.get(job, [[1, 1]])
+    grains = GRAINS.get(job, 8)
+    sizes = itertools.product([1, 2, 4, 8], [1, 2, 4], contexts, spatials, [1, 2, 4, 8], zeros)
+    for workers, tensor, context, spatial, pipeline, zero in sizes:
+        shared = tensor * context * spatial[0] * spatial[1] * pipeline * SHARED.get(job, 1)
+        if workers % shared or tensor > SLICES[job] or pipeline > STAGES[job]:
             continue
-        data = workers // (tensor * context * pipeline)
-        if zero and data == 1:
+        data = workers // shared
+        if zero and data == 1 or data > grains:
             continue
         schedules = [("1f1b", 1)] if pipeline == 1 else [("gpipe", 1), ("1f1b", 1), ("zero-bubble", 1)]
-        if pipeline > 1 and zero < 3 and 8 // data > 1:
+        if pipeline > 1 and zero < 3 and grains // data > 1:
             schedules.append(("bidirectional", 1))
-        if pipeline > 1 and 2 * pipeline <= STAGES[job] and (8 // data) % pipeline == 0:
+        if pipeline > 1 and 2 * pipeline <= STAGES[job] and (grains // data) % pipeline == 0:
             schedules.append(("interleaved", 2))
         for schedule, chunks in schedules:
             layout = {"tensor": tensor, "pipeline": pipeline, "zero": zero}
             if context > 1:
                 layout |= {"context": context}
+            if spatial != [1, 1]:
+                layout |= {"spatial": spatial}
             if pipeline > 1:
                 layout |= {"schedule": schedule, "chunks": chunks}
             yield workers, layout
@@ -226,6 +295,115 @@ def memory(arguments):
     return rows, wrong
 
 
+def transports():
+    """What this machine can start workers over, each as words before the command and words behind it."""
+    shell = ROOT / "crates/cli/tests/faults/shell.sh"
+    found = {
+        "shm": lambda count: ([], ["-n", str(count), "--transport", "shm"]),
+        "tcp": lambda count: ([], ["-n", str(count), "--transport", "tcp"]),
+        "hosts": lambda count: ([], ["--hosts", f"127.0.0.1:{count - count // 2},127.0.0.2:{count // 2}", "--ssh", f"sh {shell}"]),
+    }
+    for name, flags in [("openmpi", ["--allow-run-as-root", "--oversubscribe"]), ("mpich", [])]:
+        if mpirun := shutil.which(f"mpirun.{name}"):
+            found[name] = lambda count, words=(mpirun, *flags): ([*words, "-n", str(count)], [])
+    return found
+
+
+def start(command, folder):
+    """Exit code (None if it had to be ended), standard output and standard error."""
+    child = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        output, errors = child.communicate(timeout=LIMIT_S)
+        return child.returncode, output, errors
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        output, errors = child.communicate()
+        return None, output, errors
+
+
+def judge(code, errors, report, alone):
+    """What became of a layout, and why."""
+    if code is None:
+        return "HANG", errors
+    if code == 0:
+        for key in ("weights", "loss", "metrics"):
+            if report[key] != alone[key]:
+                return "OTHER", f"{key}: {report[key]} is not {alone[key]}"
+        return "same", ""
+    # Each rank refuses under mpirun, and MPICH adds up their exit codes.
+    if "panicked" in errors or "lost during" in errors or code < 0:
+        return "CRASH", errors
+    if "hint:" not in errors:
+        return "NO HINT", errors
+    return "refused", errors
+
+
+def bytes_off(plan, report):
+    """Whether the ranks of the first copy of the model sent what was planned for every step."""
+    ranks = (plan.get("shared") or {}).get("ranks") or []
+    sent = (report.get("communication") or {}).get("ranks") or []
+    return [f"rank {one['rank']}: planned {one['sent_bytes']}, sent {sent[one['rank']]['sent_bytes']}" for one in ranks if one["sent_bytes"] != sent[one["rank"]]["sent_bytes"]]
+
+
+def try_random(arguments):
+    """Trains layouts by chance, some for each job."""
+    ways, rows, wrong = transports(), [], 0
+    binary = str(Path(arguments.binary).resolve())
+    for number in range(arguments.random):
+        if number % LAYOUTS_OF_JOB == 0:
+            dice = random_layouts.Dice(f"{arguments.seed}/{number}")
+            job = random_layouts.job(dice)
+        dice = random_layouts.Dice(f"{arguments.seed}/{number}/layout")
+        workers, settings, threads, way = random_layouts.layout(dice, job, list(ways))
+        if arguments.only is not None and number != arguments.only:
+            continue
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / "job.toml").write_text(random_layouts.job_file(job))
+            row = {"number": number, "workers": workers, "threads": threads, "transport": way, "settings": settings}
+            row |= try_layout(binary, folder, row, ways, dice)
+        wrong += row["outcome"] not in ("same", "refused", "refused alone")
+        rows.append(row)
+        text = " ".join(f"{key.removeprefix('parallel.')}={value}" for key, value in settings.items() if "\n" not in str(value))
+        print(f"{number:4} {job['model.kind']:8} -n {workers} {way:7} threads={threads} {text}: {row['outcome']} ({row['seconds']:.1f} s)", flush=True)
+        if row["outcome"] != "same":
+            print("     " + row["reason"].split("\n---")[0].strip().replace("\n", "\n     "), flush=True)
+        if row["outcome"] not in ("same", "refused", "refused alone") or arguments.only is not None:
+            print(random_layouts.job_file(job), flush=True)
+    counts = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in sorted({row["outcome"] for row in rows})}
+    print(f"{len(rows)} layouts: {counts}")
+    return rows, wrong
+
+
+def try_layout(binary, folder, row, ways, dice):
+    begin = time.time()
+    command = [binary, "train", "job.toml", "--quiet", "--threads", str(row["threads"]), "--report", "report.json"]
+    code, _, errors = start([*command, "-n", "1"], folder)
+    if code != 0:
+        outcome = "refused alone" if code in (1, 2) and "hint:" in errors else "WRONG ALONE"
+        return {"outcome": outcome, "reason": errors, "seconds": time.time() - begin}
+    alone = json.loads((folder / "report.json").read_text())
+    (folder / "report.json").unlink()
+    settings = dict(row["settings"])
+    if "\n" in str(settings.get("parallel.schedule", "")):
+        text = settings["parallel.schedule"]
+        text = random_layouts.mutated(dice, text) if dice.often(0.3) else text
+        (folder / "own.txt").write_text(text)
+        settings["parallel.schedule"] = "own.txt"
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={random_layouts.toml(value)}")]
+    before, behind = ways[row["transport"]](row["workers"]) if row["workers"] > 1 else ([], ["-n", "1"])
+    code, _, errors = start([*before, *command, *words, *behind], folder)
+    report = json.loads((folder / "report.json").read_text()) if code == 0 else {}
+    outcome, reason = judge(code, errors, report, alone)
+    if outcome == "same" and row["workers"] > 1:
+        plan = [binary, "plan", "job.toml", "--by-rates", "--json", "--threads", str(row["threads"]), "-n", str(row["workers"])]
+        code, output, errors = start([*plan, *words], folder)
+        off = bytes_off(json.loads(output), report) if code == 0 else [errors]
+        if off:
+            outcome, reason = "BYTES", "\n".join(off)
+    return {"outcome": outcome, "reason": reason, "seconds": time.time() - begin}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", nargs="+", default=list(JOBS), choices=list(JOBS))
@@ -234,10 +412,12 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--binary", default=KOLO)
     parser.add_argument("--memory", action="store_true", help="compare each worker's memory with its plan instead")
+    parser.add_argument("--random", type=int, metavar="N", help="try so many random layouts of random jobs instead")
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="of the random layouts, this one alone")
     parser.add_argument("--report")
     arguments = parser.parse_args()
-    if arguments.memory:
-        rows, wrong = memory(arguments)
+    if arguments.memory or arguments.random:
+        rows, wrong = memory(arguments) if arguments.memory else try_random(arguments)
         if arguments.report:
             Path(arguments.report).write_text(json.dumps(rows, indent=1))
         sys.exit(1 if wrong else 0)
@@ -261,7 +441,7 @@ def main():
                 wrong += outcome != "same"
                 rows.append({"job": job, "workers": workers, "transport": transport, **layout, "outcome": outcome, "reason": reason})
                 text = " ".join(f"{key}={value}" for key, value in layout.items())
-                print(f"{job:9} -n {workers} {transport:3} {text:55} {outcome} {reason} ({time.time() - begin:.1f} s)", flush=True)
+                print(f"{job:14} -n {workers} {transport:3} {text:55} {outcome} {reason} ({time.time() - begin:.1f} s)", flush=True)
     print(f"{len(rows)} layouts, {wrong} not the same")
     if arguments.report:
         Path(arguments.report).write_text(json.dumps(rows, indent=1))

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `--transport shm`, `tcp` | how the workers reach each other |
 //! | `--count 1000` | numbers to add up |
+//! | `--groups 2` | so many workers each add up numbers of their own, as those along an axis of a split model do |
 //! | `--seconds 10` | for how long |
 //! | `--wrong RANK`, `--after MS` | who goes wrong, and when |
 //! | `--how WAY` | `kind`, `size`, `type`, `reduction`, `message`: another call than the others; `exit`, `panic`, `fail`: no call |
@@ -21,6 +22,8 @@ struct Plan {
     world: usize,
     transport: String,
     count: usize,
+    /// Workers of a group; 0: all are one.
+    groups: usize,
     time: Duration,
     wrong: Option<usize>,
     after: Duration,
@@ -41,6 +44,7 @@ impl Plan {
             world,
             transport: option("--transport").unwrap_or("shm".into()),
             count: number("--count", 1000)? as usize,
+            groups: number("--groups", 0)? as usize,
             time: Duration::from_secs(number("--seconds", 10)?),
             wrong: number("--wrong", u64::MAX).map(|rank| usize::try_from(rank).ok().filter(|rank| *rank < world))?,
             after: Duration::from_millis(number("--after", 1000)?),
@@ -112,21 +116,26 @@ fn connect(plan: &Plan, member: &mut Member) -> Result<Communicator, Fault> {
 }
 
 fn steps(plan: &Plan, world: &Communicator) -> Result<(), Fault> {
+    let group = match plan.groups {
+        0 => None,
+        size => Some(world.split((world.rank() / size) as i64, world.rank() as i64)?),
+    };
+    let together = group.as_ref().unwrap_or(world);
     let (start, mut numbers) = (Instant::now(), vec![0.0f32; plan.count]);
     for step in 0.. {
         world.watch().set_step(step);
         if plan.wrong == Some(world.rank()) && start.elapsed() > plan.after {
             let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
             println!("rank {} goes wrong at {:.6}", world.rank(), now.as_secs_f64());
-            go_wrong(plan, world)?;
+            go_wrong(plan, together)?;
         }
         numbers.fill(world.rank() as f32);
-        world.all_reduce(&mut numbers, Reduction::Sum)?;
+        together.all_reduce(&mut numbers, Reduction::Sum)?;
         // Neighbours greet each other.
-        let (rank, mut greeting) = (world.rank(), [0i32; 4]);
-        match (rank % 2, rank + 1 < world.size()) {
-            (0, true) => world.send(&greeting, rank + 1)?,
-            (1, _) => world.recv(&mut greeting, rank - 1)?,
+        let (rank, mut greeting) = (together.rank(), [0i32; 4]);
+        match (rank % 2, rank + 1 < together.size()) {
+            (0, true) => together.send(&greeting, rank + 1)?,
+            (1, _) => together.recv(&mut greeting, rank - 1)?,
             _ => {}
         }
         let mut over = [i32::from(start.elapsed() > plan.time)];
@@ -138,18 +147,18 @@ fn steps(plan: &Plan, world: &Communicator) -> Result<(), Fault> {
     Ok(())
 }
 
-fn go_wrong(plan: &Plan, world: &Communicator) -> Result<(), Fault> {
+fn go_wrong(plan: &Plan, together: &Communicator) -> Result<(), Fault> {
     let mut numbers = vec![0.0f32; plan.count];
     match plan.how.as_str() {
-        "kind" => world.broadcast(&mut numbers, 0),
-        "size" => world.all_reduce(&mut vec![0.0f32; plan.count + 1], Reduction::Sum),
-        "type" => world.all_reduce(&mut vec![0i32; plan.count], Reduction::Sum),
-        "reduction" => world.all_reduce(&mut numbers, Reduction::Max),
+        "kind" => together.broadcast(&mut numbers, 0),
+        "size" => together.all_reduce(&mut vec![0.0f32; plan.count + 1], Reduction::Sum),
+        "type" => together.all_reduce(&mut vec![0i32; plan.count], Reduction::Sum),
+        "reduction" => together.all_reduce(&mut numbers, Reduction::Max),
         "message" => {
-            world.all_reduce(&mut numbers, Reduction::Sum)?;
-            match world.rank() % 2 {
-                0 => world.send(&[0i32; 5], (world.rank() + 1) % world.size()),
-                _ => world.recv(&mut [0i64; 4], world.rank() - 1),
+            together.all_reduce(&mut numbers, Reduction::Sum)?;
+            match together.rank() % 2 {
+                0 => together.send(&[0i32; 5], (together.rank() + 1) % together.size()),
+                _ => together.recv(&mut [0i64; 4], together.rank() - 1),
             }
         }
         "exit" => std::process::exit(7),

@@ -7,7 +7,7 @@
 set -euo pipefail
 
 nodes=(n1 n2)
-cpus_per_node=4
+cpus_per_node=8
 start_attempts=3
 ready_seconds=30
 stop_seconds=3

@@ -112,11 +112,9 @@ impl Checkpoint {
             return Err(wrong(what, "go on with the job that saved it: the same model and optimizer"));
         }
         for run in &info.runs {
-            let (from, to) = (run.start.max(range.start), run.range().end.min(range.end));
-            if from < to {
-                let place = run.offset + ((from - run.start) * size) as u64;
-                let out = &mut out[(from - range.start) * size..(to - range.start) * size];
-                self.read_bytes(run.file, place, out)?;
+            for (local, place, len) in run.within(range.clone()) {
+                let at = (place - range.start) * size;
+                self.read_bytes(run.file, run.offset + (local * size) as u64, &mut out[at..at + len * size])?;
             }
         }
         Ok(())

@@ -84,8 +84,9 @@ fn together(shards: &[Summary]) -> Result<(Vec<FileInfo>, Vec<TensorInfo>, u64),
                 return Err(CkptError::unsound(what, HINT));
             }
             let file = files.len() + run.file;
-            let (key, start, elements, offset) = (run.key.clone(), run.start, run.elements, run.offset);
-            tensor.runs.push(Run { file, key, start, elements, offset });
+            let (key, region) = (run.key.clone(), run.region.clone());
+            let (start, elements, offset) = (run.start, run.elements, run.offset);
+            tensor.runs.push(Run { file, key, start, elements, region, offset });
         }
         files.extend(shard.files.iter().cloned());
     }

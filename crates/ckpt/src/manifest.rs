@@ -5,8 +5,8 @@
 
 use crate::digest::Digest;
 use crate::error::CkptError;
-use kolo_graph::DType;
 use kolo_graph::types::{DIMS_MAX, ELEMENTS_MAX, count};
+use kolo_graph::{DType, Region};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::HashSet;
@@ -17,7 +17,9 @@ pub const MANIFEST: &str = "manifest.json";
 pub const INDEX: &str = "model.safetensors.index.json";
 
 const FORMAT: &str = "kolo-checkpoint";
+/// Of a checkpoint in which every part of a tensor is one run of elements, and of one in which some are several.
 const FORMAT_VERSION: u32 = 1;
+const FORMAT_VERSION_REGIONS: u32 = 2;
 
 /// Bytes of a chunk, whose digest is kept: 1.2 GB have some 1,200 of them.
 pub const CHUNK_BYTES: u64 = 1 << 20;
@@ -27,6 +29,8 @@ const CHUNK_BYTES_MAX: u64 = 64 << 20;
 /// Bytes of a manifest: 1 GiB lists some ten million chunks, 10 TB.
 pub const MANIFEST_BYTES_MAX: u64 = 1 << 30;
 const NAME_BYTES_MAX: usize = 4096;
+/// Runs of a tensor, over all files: the rows of a large layer, each cut for some workers.
+const PARTS_MAX: usize = 1 << 24;
 
 const DIGEST_KEY: &str = "\"digest\": \"blake3:";
 const DIGEST_END: &str = "\"\n}\n";
@@ -72,7 +76,7 @@ pub struct FileInfo {
     pub chunks: Vec<Digest>,
 }
 
-/// A run of elements of a tensor, in one file.
+/// Elements of a tensor side by side in one file: a run of them in the tensor as well, or several at equal distances.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
     /// The number of its file.
@@ -82,14 +86,23 @@ pub struct Run {
     /// The first of its elements, and their number.
     pub start: usize,
     pub elements: usize,
+    /// Where they lie in the tensor, if not side by side: the start of a run, its length, the distance to the next, and how many
+    /// elements of those runs come before the first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub region: Vec<usize>,
     /// The first of its bytes in the file.
     pub offset: u64,
 }
 
 impl Run {
-    /// Its elements, in the tensor.
-    pub fn range(&self) -> Range<usize> {
-        self.start..self.start + self.elements
+    /// Which elements of the tensor it has.
+    pub fn region(&self) -> Region {
+        if self.region.is_empty() { Region::from(self.start) } else { Region::from_numbers(&self.region) }
+    }
+
+    /// Its runs in this range of the tensor: (the first of it here, the same in the tensor, how many).
+    pub fn within(&self, range: Range<usize>) -> impl Iterator<Item = (usize, usize, usize)> {
+        self.region().within(self.elements, range)
     }
 }
 
@@ -153,8 +166,9 @@ impl Manifest {
     ) -> Result<Self, CkptError> {
         tensors.sort_by(|a, b| a.name.cmp(&b.name));
         tensors.iter_mut().for_each(|tensor| tensor.runs.sort_by_key(|run| (run.start, run.elements)));
-        let manifest =
-            Self { format: FORMAT.into(), format_version: FORMAT_VERSION, header, chunk_bytes, files, tensors };
+        let regions = tensors.iter().flat_map(|tensor| &tensor.runs).any(|run| !run.region.is_empty());
+        let format_version = if regions { FORMAT_VERSION_REGIONS } else { FORMAT_VERSION };
+        let manifest = Self { format: FORMAT.into(), format_version, header, chunk_bytes, files, tensors };
         match manifest.check() {
             Ok(()) => Ok(manifest),
             Err(what) => {
@@ -173,8 +187,9 @@ impl Manifest {
             Ok(lines?.join(",\n"))
         };
         let mut out = format!(
-            "{{\n\"format\": \"{FORMAT}\",\n\"format_version\": {FORMAT_VERSION},\n\"header\": {},\n\"chunk_bytes\": {},\n\
+            "{{\n\"format\": \"{FORMAT}\",\n\"format_version\": {},\n\"header\": {},\n\"chunk_bytes\": {},\n\
              \"files\": [\n{}\n],\n\"tensors\": [\n{}\n],\n{DIGEST_KEY}",
+            self.format_version,
             text(serde_json::to_string_pretty(&self.header))?,
             self.chunk_bytes,
             lines(self.files.iter().map(serde_json::to_string).collect())?,
@@ -204,9 +219,10 @@ impl Manifest {
         if manifest.format != FORMAT {
             return Err(CkptError::refused(path, format!("its format is `{}`", manifest.format), hint));
         }
-        if manifest.format_version != FORMAT_VERSION {
+        if !(FORMAT_VERSION..=FORMAT_VERSION_REGIONS).contains(&manifest.format_version) {
             let what = format!("it has version {} of the format", manifest.format_version);
-            return Err(CkptError::refused(path, what, format!("this build of kolo reads version {FORMAT_VERSION}")));
+            let known = format!("this build of kolo reads versions {FORMAT_VERSION} and {FORMAT_VERSION_REGIONS}");
+            return Err(CkptError::refused(path, what, known));
         }
         manifest
             .check()
@@ -248,23 +264,18 @@ impl Manifest {
         if whole.len() > DIMS_MAX || elements.is_none_or(|elements| elements > ELEMENTS_MAX) {
             return Err(format!("`{name}` has the shape {whole:?}"));
         }
-        let mut end = 0;
         for run in runs {
-            if run.start != end {
-                let what = if run.start < end { "twice" } else { "nowhere" };
-                return Err(format!("element {} of `{name}` is {what} in it", run.start.min(end)));
-            }
             let file = self.files.get(run.file).ok_or_else(|| format!("`{name}` is in file {} of none", run.file))?;
-            end = end.checked_add(run.elements).ok_or_else(|| format!("`{name}` has too many elements"))?;
             let bytes = (run.elements as u64).checked_mul(dtype.bytes() as u64);
             if bytes.and_then(|bytes| bytes.checked_add(run.offset)).is_none_or(|end| end > file.bytes) {
                 return Err(format!("`{name}` ends behind the end of `{}`", file.name));
             }
+            let numbers = run.region.is_empty() || run.region.len() == 4 && run.region().first() == run.start;
+            if !numbers || !run.region().fits(run.elements, tensor.elements()) {
+                return Err(format!("{} elements at {} are no part of `{name}`", run.elements, run.start));
+            }
         }
-        match end == tensor.elements() && !runs.is_empty() {
-            true => Ok(()),
-            false => Err(format!("element {end} of `{name}` is nowhere in it")),
-        }
+        check_cover(tensor)
     }
 
     /// No byte of a file belongs to two tensors.
@@ -279,6 +290,33 @@ impl Manifest {
             Some(pair) => Err(format!("`{}` and `{}` share bytes", pair[0].3, pair[1].3)),
             None => Ok(()),
         }
+    }
+}
+
+/// Every element of a tensor is in one of its runs, and in one only.
+fn check_cover(tensor: &TensorInfo) -> Result<(), String> {
+    let TensorInfo { name, runs, .. } = tensor;
+    let number = |run: &Run| match run.region[..] {
+        [_, length, ..] => run.elements / length.max(1) + 2,
+        _ => 1,
+    };
+    if runs.iter().map(number).sum::<usize>() > PARTS_MAX {
+        return Err(format!("`{name}` is in more than {PARTS_MAX} parts"));
+    }
+    let parts = |run: &Run| run.region().runs(0..run.elements).map(|(_, start, len)| (start, len));
+    let mut parts: Vec<(usize, usize)> = runs.iter().flat_map(parts).collect();
+    parts.sort_unstable();
+    let mut end = 0;
+    for (start, len) in parts {
+        if start != end {
+            let what = if start < end { "twice" } else { "nowhere" };
+            return Err(format!("element {} of `{name}` is {what} in it", start.min(end)));
+        }
+        end += len;
+    }
+    match end == tensor.elements() && !runs.is_empty() {
+        true => Ok(()),
+        false => Err(format!("element {end} of `{name}` is nowhere in it")),
     }
 }
 

@@ -1,17 +1,17 @@
-//! What one rank writes: its runs of tensors, in two safetensors files, with the digest of every chunk computed on the way.
+//! What one rank writes: its parts of tensors, in two safetensors files, with the digest of every chunk computed on the way.
 
 use crate::digest::Digest;
 use crate::disk::{Disk, WriteFile};
 use crate::error::CkptError;
 use crate::manifest::{CHUNK_BYTES, FileInfo, Role, dtype_name};
 use crate::safetensors::{self, Slot};
-use kolo_graph::DType;
 use kolo_graph::types::count;
+use kolo_graph::{DType, Region};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-/// A run of elements of a tensor: where it lies in memory, and which elements of which tensor it is.
+/// Elements of a tensor: where they lie in memory, and which elements of which tensor they are.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
     pub tensor: &'a str,
@@ -19,8 +19,8 @@ pub struct Piece<'a> {
     pub whole: &'a [usize],
     pub dtype: DType,
     pub role: Role,
-    /// The first of the elements.
-    pub start: usize,
+    /// Which elements: a run of them, or several at equal distances.
+    pub region: Region,
     /// The elements, little-endian.
     pub bytes: &'a [u8],
 }
@@ -31,19 +31,24 @@ impl Piece<'_> {
     }
 
     fn is_whole(&self) -> bool {
-        self.start == 0 && self.elements() == count(self.whole)
+        self.region == Region::from(0) && self.elements() == count(self.whole)
+    }
+
+    /// The number of the first element.
+    fn start(&self) -> usize {
+        self.region.first()
     }
 
     /// Its name in a file.
     fn key(&self) -> String {
-        if self.is_whole() { self.tensor.to_owned() } else { format!("{}@{}", self.tensor, self.start) }
+        if self.is_whole() { self.tensor.to_owned() } else { format!("{}@{}", self.tensor, self.start()) }
     }
 
     fn check(&self) -> Result<(), CkptError> {
-        let Self { tensor, whole, start, .. } = self;
-        let fits = start.checked_add(self.elements()).is_some_and(|end| end <= count(whole));
+        let Self { tensor, whole, region, .. } = self;
+        let fits = region.fits(self.elements(), count(whole));
         if !fits || !self.bytes.len().is_multiple_of(self.dtype.bytes()) || !safetensors::is_key(tensor) {
-            let bytes = self.bytes.len();
+            let (bytes, start) = (self.bytes.len(), self.start());
             let what = format!("{bytes} bytes at element {start} are no part of `{tensor}` of shape {whole:?}");
             return Err(CkptError::unsound(what, "this is a bug of whoever saves"));
         }
@@ -60,6 +65,9 @@ pub struct WrittenRun {
     pub dtype: DType,
     pub role: Role,
     pub start: usize,
+    /// The numbers of its region, if it is not one run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub region: Vec<usize>,
     pub elements: usize,
     /// The number of its file in the summary.
     pub file: usize,
@@ -138,7 +146,7 @@ impl ShardWriter {
         // Wide elements first, so that all are aligned.
         pieces.sort_by(|a, b| {
             let wide = b.dtype.bytes().cmp(&a.dtype.bytes());
-            wide.then_with(|| (a.tensor, a.start).cmp(&(b.tensor, b.start)))
+            wide.then_with(|| (a.tensor, a.start()).cmp(&(b.tensor, b.start())))
         });
         create_dirs(disk, staging_dir)?;
         let mut summary = Summary {
@@ -212,13 +220,14 @@ impl ShardWriter {
         let mut writer = ChunkWriter::new(file, path, self.chunk_bytes as usize, progress);
         writer.put(&header)?;
         for (piece, key) in pieces.iter().zip(keys) {
-            let Piece { tensor, whole, dtype, role, start, bytes } = **piece;
+            let Piece { tensor, whole, dtype, role, region, bytes } = **piece;
             let run = WrittenRun {
                 tensor: tensor.to_owned(),
                 whole: whole.to_vec(),
                 dtype,
                 role,
-                start,
+                start: piece.start(),
+                region: if region.is_run() { Vec::new() } else { region.to_numbers() },
                 elements: piece.elements(),
                 file: summary.files.len(),
                 key,

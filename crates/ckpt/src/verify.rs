@@ -149,9 +149,13 @@ impl Checkpoint {
                 let end = run.offset + run.elements as u64 * size;
                 let (from, to) = (bytes.start.max(run.offset), bytes.end.min(end));
                 (run.file == file && from < to).then(|| {
-                    let first = run.start + ((from - run.offset) / size) as usize;
-                    let last = run.start + (to - run.offset).div_ceil(size) as usize;
-                    (run.offset, (tensor.name.clone(), first..last))
+                    let first = ((from - run.offset) / size) as usize;
+                    let last = (to - run.offset).div_ceil(size) as usize;
+                    // Of several runs, from the first of their elements to the last.
+                    let mut runs = run.region().runs(first..last).map(|(_, start, len)| start..start + len);
+                    let begin = runs.next().unwrap_or_default();
+                    let end = runs.last().map_or(begin.end, |last| last.end);
+                    (run.offset, (tensor.name.clone(), begin.start..end))
                 })
             };
             found.extend(tensor.runs.iter().filter_map(within));

@@ -48,6 +48,16 @@ impl Failure {
         NOTHING
     }
 
+    /// The same with layouts that would do, before its hint.
+    pub fn beside(mut self, layouts: &[String]) -> Self {
+        if !layouts.is_empty() {
+            let lines: String = layouts.iter().map(|layout| format!("\n    {layout}")).collect();
+            let at = self.message.rfind("\n  hint: ").unwrap_or(self.message.len());
+            self.message.insert_str(at, &format!("\n  layouts that would do:{lines}"));
+        }
+        self
+    }
+
     pub fn message(&self) -> &str {
         &self.message
     }

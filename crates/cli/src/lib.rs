@@ -21,6 +21,7 @@ mod ckpt;
 mod classes;
 mod cores;
 mod data_command;
+mod described;
 mod elastic;
 mod eval;
 mod fail;
@@ -36,6 +37,7 @@ mod predict;
 mod progress;
 mod published;
 mod saved;
+mod simulate;
 mod slurm;
 mod train;
 mod workers;
@@ -139,6 +141,7 @@ impl App {
             args::Command::Plan(args) => {
                 flags::check_planned(&args.job.workers, "plan").and_then(|()| plan::plan(&self.kinds, &args))
             }
+            args::Command::Simulate(args) => simulate::simulate(&self.kinds, &args),
             args::Command::Graph(args) => {
                 flags::check_planned(&args.job.workers, "graph").and_then(|()| graph::graph(&self.kinds, &args))
             }

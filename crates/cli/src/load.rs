@@ -3,11 +3,15 @@
 use crate::args::{DeviceArg, JobArgs};
 use crate::fail::Failure;
 use kolo_data::{SOURCES, SourceKind};
+use kolo_exec::Executor;
+use kolo_exec::cpu::Cpu;
 use kolo_exec::reference::Reference;
 use kolo_graph::settings::{Setting, Settings};
 use kolo_models::{MODELS, ModelKind};
 use kolo_parallel::{Mesh, STRATEGIES, StrategyKind};
-use kolo_train::{Job, job, job_file};
+use kolo_train::step::LayoutCheck;
+use kolo_train::{Job, job, job_file, nearest};
+use std::path::Path;
 use std::sync::Arc;
 
 /// The job that runs when no file is given.
@@ -42,11 +46,16 @@ impl Kinds {
 
 /// The job file with the overrides applied.
 pub fn settings(args: &JobArgs) -> Result<Settings, Failure> {
-    let mut root = match &args.job {
+    settings_of(args.job.as_deref(), &args.set)
+}
+
+/// The job file at a path with these overrides; the built-in one without a path.
+pub fn settings_of(path: Option<&Path>, overrides: &[String]) -> Result<Settings, Failure> {
+    let mut root = match path {
         Some(path) => job_file::read(path)?,
         None => job_file::parse(DEFAULT_JOB, "built-in digits")?,
     };
-    for assignment in &args.set {
+    for assignment in overrides {
         job_file::override_with(&mut root, assignment)?;
     }
     Ok(root)
@@ -69,25 +78,33 @@ pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Fa
     if args.device == DeviceArg::Cuda {
         return Err(Failure::usage("--device cuda: this build runs on the CPU only", "leave --device out"));
     }
-    let root = settings(args)?;
-    refuse_shared_pipe(&root, workers)?;
-    let mut job = Job::read_among(&root, &kinds.lists())?;
-    if args.device == DeviceArg::Reference {
-        job.executor = Arc::new(Reference);
-    }
-    if workers > 1 {
-        job.check_device(workers)?;
-    }
     if workers == 0 || workers > WORKERS_MAX {
         return Err(Failure::usage(format!("{workers} workers are out of range"), "use a number from 1 to 1024"));
     }
-    job.fit_to(workers)?;
-    if workers > 1 && job.parallel.splits_model() {
-        // Told once, before anything is launched.
-        let mesh = mesh(&job, workers, 0)?;
-        kolo_train::step::check_split(&job, &mesh)?;
+    let root = settings(args)?;
+    refuse_shared_pipe(&root, workers)?;
+    let near =
+        |error: kolo_train::Error| Failure::from(error).beside(&nearest::layouts(&root, &kinds.lists(), workers));
+    let mut job = Job::read_among(&root, &kinds.lists()).map_err(near)?;
+    let executor: Arc<dyn Executor> = match args.device {
+        DeviceArg::Reference => Arc::new(Reference),
+        _ => Arc::new(Cpu),
+    };
+    job.run_on(executor)?;
+    if workers > 1 {
+        job.check_device(workers)?;
     }
+    fit(&mut job, workers).map_err(near)?;
     Ok(Arc::new(job))
+}
+
+/// Fits a job to its workers, and finds out whether they can share its model. Told once, before anything is launched.
+fn fit(job: &mut Job, workers: usize) -> Result<(), kolo_train::Error> {
+    job.fit_to(workers)?;
+    match workers > 1 && job.parallel.splits_model() {
+        true => LayoutCheck::new(job)?.run(&job.parallel, workers),
+        false => Ok(()),
+    }
 }
 
 /// The place of one of this many workers.

@@ -1,8 +1,9 @@
 //! `kolo plan`: what a job will cost, before anything is allocated.
 
 mod calibrate;
+mod placement;
 mod shared;
-mod text;
+pub(crate) mod text;
 
 use crate::args::PlanArgs;
 use crate::fail::Failure;
@@ -46,7 +47,7 @@ struct Prediction {
     steps: f64,
     /// Bytes of all workers; those of a host may share weights.
     all_bytes: u64,
-    /// If workers share the model.
+    /// If there are several workers.
     shared: Option<Shared>,
     /// If it does not fit into this machine.
     shortage: Option<Shortage>,
@@ -96,7 +97,7 @@ pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
     } else {
         text::print(&title(&job, args.job.job.as_deref()), &job, &prediction);
         if let Some(shared) = prediction.shared.as_ref().filter(|_| args.explain) {
-            shared.explain();
+            shared.explain(&job, workers)?;
         }
     }
     Ok(())
@@ -130,8 +131,9 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
     let WorkerPlan { program, memory } = WorkerPlan::new(job, &job.parallel, &mesh, Some(&mesh), options)?;
     let mut cost = Cost { memory, ..kolo_plan::cost(&program) };
     let rates = Rates::measure();
-    let shared = Shared::new(job, workers, options, &rates)?;
-    if let Some(largest) = shared.as_ref().and_then(Shared::largest) {
+    let all_workers = Shared::new(job, workers, options, &rates)?;
+    let shared = all_workers.as_ref().filter(|one| one.splits_model);
+    if let Some(largest) = shared.and_then(Shared::largest) {
         let MemoryPlan { evaluation, data, checkpoint, .. } = memory;
         cost.memory = MemoryPlan { evaluation, data, checkpoint, ..largest.cost.memory };
     }
@@ -141,7 +143,7 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
     let all_bytes = usage.bytes() * workers.div_ceil(per_host) as u64;
     let shortage = memory_check::shortage(&cost.memory, usage);
     // The update happens once per step, not per sample: over a whole run it is part of what a sample costs.
-    let all = shared.as_ref().map_or(cost.flops.total() as f64 * workers as f64, Shared::flops);
+    let all = shared.map_or(cost.flops.total() as f64 * workers as f64, Shared::flops);
     let per_sample = all / job.batch as f64;
     let samples = args.samples.unwrap_or(job.split.train_len() as f64);
     let epochs = args.epochs.unwrap_or(job.total_steps as f64 / job.steps_per_epoch as f64);
@@ -152,7 +154,7 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
         Some(shared) => shared.try_out(job, setup)?,
     };
     Ok(Prediction {
-        modelled_seconds: shared.as_ref().map_or_else(|| kolo_plan::predict_seconds(&program, &rates), Shared::seconds),
+        modelled_seconds: shared.map_or_else(|| kolo_plan::predict_seconds(&program, &rates), Shared::seconds),
         measured,
         setup,
         hosts,
@@ -170,7 +172,7 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
         },
         cost,
         rates,
-        shared,
+        shared: all_workers,
         shortage,
     })
 }

@@ -157,6 +157,7 @@ fn join_under_launcher(
             heartbeat_ms: workers.heartbeat_ms,
             address: workers.interface,
             introduction,
+            job_file: join::default_file(rank_info, &environment).ok(),
             ..JoinOptions::new(discovery)
         },
     )?;

@@ -55,6 +55,10 @@ pub enum CoordinatorEvent {
     Interrupt {
         signal: i32,
     },
+    /// The others have given this coordinator up before they were connected with it, and have said so.
+    GivenUp {
+        text: String,
+    },
     Tick,
 }
 
@@ -222,6 +226,7 @@ impl Coordinator {
                 self.update_membership(now_ms, MembershipEvent::Interrupt { signal }, &mut actions);
                 actions.extend(first.then_some(CoordinatorAction::Notice(Notice::Interrupted)));
             }
+            CoordinatorEvent::GivenUp { text } => self.fault(now_ms, Fault::Aborted(text), &mut actions),
             CoordinatorEvent::Tick => self.tick(now_ms, &mut actions),
         }
         actions

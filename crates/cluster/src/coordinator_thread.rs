@@ -5,9 +5,11 @@ use crate::coordinator::{CoordinatorConfig, Notice};
 use crate::deadlines::Deadlines;
 use crate::driver::{Driver, ProcessControl, ProcessEvent};
 use crate::elastic::ElasticOptions;
+use crate::ending_mark::EndingMark;
 use crate::join::NoticeObserver;
 use crate::listener::Listener;
 use kolo_comm::Fault;
+use std::cell::Cell;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,6 +25,14 @@ pub(crate) struct CoordinatorThread {
     deadlines: Deadlines,
     /// Where the others find this process, until all have.
     file: Option<PathBuf>,
+}
+
+/// What ranks that meet through files have of them.
+#[derive(Debug, Default)]
+pub(crate) struct MeetingFiles {
+    /// Where the others find this process, until all have.
+    pub credentials: Option<PathBuf>,
+    pub mark: Option<EndingMark>,
 }
 
 /// Without processes to watch, links are all there is.
@@ -48,16 +58,19 @@ impl CoordinatorThread {
         listener: Listener,
         own: ControlLink,
         observer: NoticeObserver,
-        file: Option<PathBuf>,
+        files: MeetingFiles,
         elastic: Option<ElasticOptions>,
     ) -> Result<Self, Fault> {
         let ending = Arc::new(AtomicBool::new(false));
+        let MeetingFiles { credentials: file, mark } = files;
         let (flag, left) = (Arc::clone(&ending), file.clone());
         let serve = move || {
+            let joined = Cell::new(false);
             let mut observe = |notice: &Notice| {
-                // Who comes after a job that ended before it began still finds its way here, and is told why.
-                if let (Notice::Joined { .. }, Some(file)) = (notice, &file) {
-                    let _ = std::fs::remove_file(file);
+                joined.set(joined.get() || matches!(notice, Notice::Joined { .. } | Notice::Resumed(_)));
+                if matches!(notice, Notice::Joined { .. }) {
+                    // Who comes after a job that ended before it began still finds its way here, and is told why.
+                    let _ = file.as_ref().map(std::fs::remove_file);
                 }
                 observer(notice);
                 if matches!(notice, Notice::Ending { .. }) {
@@ -73,7 +86,19 @@ impl CoordinatorThread {
                     Driver::with_core(core, (config.deadlines, false), links, listener, LinksOnly, &mut observe)
                 }
             };
-            while driver.run_once([]).is_none() {}
+            let heartbeat = Duration::from_millis(config.deadlines.heartbeat_ms);
+            let mut looked = Instant::now();
+            while driver.run_once([]).is_none() {
+                if joined.get() || looked.elapsed() < heartbeat {
+                    continue;
+                }
+                looked = Instant::now();
+                // This process was suspended, and the others did not wait for it.
+                if let Some(text) = mark.as_ref().and_then(EndingMark::said) {
+                    driver.give_up(text);
+                    joined.set(true);
+                }
+            }
         };
         let thread = std::thread::Builder::new().name("coordinator".into()).spawn(serve);
         let thread = thread.map_err(|error| Fault::thread("starting the coordinator", &error))?;

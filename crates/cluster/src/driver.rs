@@ -116,6 +116,11 @@ impl<'o, H: ProcessControl> Driver<'o, H> {
         self.verdict.take()
     }
 
+    /// The members have given this coordinator up, and have said so.
+    pub fn give_up(&mut self, text: String) {
+        self.step(CoordinatorEvent::GivenUp { text });
+    }
+
     /// Ctrl-Z: the ranks stop, then this process; when it goes on, so do they. The time between does not count.
     fn suspend(&mut self) {
         let since = Instant::now();

@@ -6,9 +6,10 @@
 
 use crate::control_link::ControlLink;
 use crate::coordinator::{CoordinatorConfig, Notice};
-use crate::coordinator_thread::CoordinatorThread;
+use crate::coordinator_thread::{CoordinatorThread, MeetingFiles};
 use crate::deadlines::Deadlines;
 use crate::elastic::{ElasticOptions, Invitation};
+use crate::ending_mark::{EndingMark, LossReporter};
 use crate::interface;
 use crate::introduction::Introduction;
 use crate::launcher::{Launcher, RankInfo};
@@ -33,12 +34,12 @@ use std::time::{Duration, Instant};
 
 /// How often a rank polls for the file.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// How long the mark stays by which one rank of many reports for all.
-const MARK_STAYS: Duration = Duration::from_secs(2);
+/// How long a rank waits before it goes while another one says why.
+const SPEAKING: Duration = Duration::from_millis(500);
 /// Largest file of credentials.
 const CREDENTIALS_BYTES_MAX: u64 = 128 << 10;
 
-/// Sees what happens in the job: at rank 0, and at rank 1 when rank 0 is lost.
+/// Sees what happens in the job: at rank 0, and at another rank when rank 0 is lost.
 pub type NoticeObserver = Arc<dyn Fn(&Notice) + Send + Sync>;
 
 /// How the ranks learn of the coordinator.
@@ -57,6 +58,8 @@ pub struct JoinOptions<'a> {
     pub observer: NoticeObserver,
     /// What this rank says of itself.
     pub introduction: Introduction,
+    /// A file name that only ranks of this job use, where all hosts see it: by it they agree who says why the job ends.
+    pub job_file: Option<PathBuf>,
 }
 
 impl std::fmt::Debug for Discovery<'_> {
@@ -83,7 +86,12 @@ impl<'a> JoinOptions<'a> {
             Notice::Resumed(resumed) if resumed.generation > 0 => logs::print_error(&resumed.to_string()),
             _ => {}
         });
-        Self { way, heartbeat_ms: HEARTBEAT_MS, address: None, observer, introduction: Introduction::default() }
+        let job_file = match &way {
+            Discovery::File(path) => Some(path.clone()),
+            Discovery::Bootstrap(_) => None,
+        };
+        let introduction = Introduction::default();
+        Self { way, heartbeat_ms: HEARTBEAT_MS, address: None, observer, introduction, job_file }
     }
 }
 
@@ -110,6 +118,15 @@ pub fn join_rank(rank_info: &RankInfo, mut options: JoinOptions<'_>) -> Result<M
         return join_as_member(rank_info, options);
     }
     options.observer = noting_late_start(rank_info, options.heartbeat_ms, options.observer);
+    if let Some(path) = &options.job_file {
+        path.parent().into_iter().for_each(EndingMark::sweep);
+        let mark = EndingMark::new(path);
+        if let Some(text) = mark.said() {
+            // This process was suspended before it came here, and the others did not wait.
+            return Err(Fault::Aborted(text));
+        }
+        options.observer = mark.observing(options.observer);
+    }
     match open_listener(rank_info, &options, hosts) {
         Ok(coordinator) => join_as_coordinator(rank_info, options, coordinator),
         Err(fault) => {
@@ -200,16 +217,17 @@ fn join_as_coordinator(
     let CoordinatorSocket { listener, key, config, socket } = coordinator;
     let job = config.job;
     let (ours, theirs) = UnixStream::pair().map_err(|error| Fault::system("making a control link", &error))?;
-    let file = match &options.way {
+    let credentials = match &options.way {
         Discovery::File(path) => Some(path.clone()),
         Discovery::Bootstrap(_) => None,
     };
+    let files = MeetingFiles { credentials, mark: options.job_file.as_deref().map(EndingMark::new) };
     let coordinator_thread = CoordinatorThread::start(
         config,
         listener,
         ControlLink::plain(theirs)?,
         Arc::clone(&options.observer),
-        file,
+        files,
         options.introduction.elastic.clone(),
     )?;
     let redirect = ControlMessage::Redirect {
@@ -224,7 +242,7 @@ fn join_as_coordinator(
     }
     let credentials = JobCredentials { job, generation: 0, heartbeat_ms: options.heartbeat_ms, key };
     let address = socket.ip();
-    let (coordinator_thread, observer) = (Some(coordinator_thread), None);
+    let (coordinator_thread, reporter) = (Some(coordinator_thread), None);
     let connected = Connected {
         link: ControlLink::plain(ours)?,
         supervised: false,
@@ -232,17 +250,20 @@ fn join_as_coordinator(
         coordinator_thread,
         in_rank_0: true,
         reports: false,
-        observer,
+        reporter,
     };
     Member::enter(rank_info, &options.introduction, credentials, connected)
 }
 
 fn join_as_member(rank_info: &RankInfo, options: JoinOptions<'_>) -> Result<Member, Fault> {
-    let deadline = Instant::now() + Duration::from_millis(options.heartbeat_ms * JOIN_HEARTBEATS);
-    let JoinOptions { way, heartbeat_ms, observer, introduction, .. } = options;
-    let reports = rank_info.rank == 1 || matches!(way, Discovery::File(_));
+    let patience = Duration::from_millis(options.heartbeat_ms * JOIN_HEARTBEATS);
+    let deadline = Instant::now() + patience;
+    let JoinOptions { way, heartbeat_ms, observer, introduction, job_file, .. } = options;
+    let mark = job_file.as_deref().map(EndingMark::new);
+    let reports = rank_info.rank == 1 || mark.is_some();
+    let reporter = LossReporter { observer, mark, speaks: rank_info.rank == 1 };
     let enter = |credentials: JobCredentials, connected: Connected| {
-        let connected = Connected { in_rank_0: true, reports, observer: Some(Arc::clone(&observer)), ..connected };
+        let connected = Connected { in_rank_0: true, reports, reporter: Some(reporter.clone()), ..connected };
         Member::enter(rank_info, &introduction, credentials, connected)
     };
     match way {
@@ -250,19 +271,24 @@ fn join_as_member(rank_info: &RankInfo, options: JoinOptions<'_>) -> Result<Memb
             let blobs = engine.all_gather(&[])?;
             let bytes = blobs.first().map(Vec::as_slice).unwrap_or_default();
             let (address, credentials) = decode_credentials(bytes, "rank 0")?;
-            let entered =
-                connect(rank_info, address, &credentials, deadline).and_then(|connected| enter(credentials, connected));
-            entered.map_err(|fault| reported_by(fault, reports))
+            let reached = connect(rank_info, address, &credentials, deadline).map_err(silent);
+            reached.and_then(|connected| enter(credentials, connected)).map_err(|fault| report_once(&reporter, fault))
         }
         Discovery::File(path) => {
             let mut suspension = SuspensionDetector::new(Instant::now(), 1000 + 2 * heartbeat_ms);
             let told = |fault: Fault, suspension: &SuspensionDetector| {
-                let fault = suspension.longest().map_or(fault, |absent| left_behind(rank_info.rank, absent));
-                report_once(&path, &observer, fault)
+                let absent = suspension.longest().filter(|absent| *absent > patience / 2);
+                let fault = absent.map_or(fault, |absent| left_behind(rank_info.rank, absent));
+                report_once(&reporter, fault)
             };
             let mut last = None;
             loop {
                 suspension.tick(Instant::now());
+                let deadline = deadline + suspension.total();
+                if let Some(text) = reporter.mark.as_ref().and_then(EndingMark::said) {
+                    std::thread::sleep(SPEAKING);
+                    return Err(Fault::Aborted(text));
+                }
                 // What lies there may be left over from an earlier job: then nobody answers, and a new one will come.
                 if let Some((address, credentials)) = read(&path)? {
                     let soon = deadline.min(Instant::now() + Duration::from_secs(1));
@@ -277,7 +303,6 @@ fn join_as_member(rank_info: &RankInfo, options: JoinOptions<'_>) -> Result<Memb
                     }
                 }
                 if Instant::now() > deadline {
-                    let silent = |fault: Fault| first_lost(&format!("it does not answer: {fault}"));
                     let fault = last.map_or_else(|| missing(rank_info, &path, heartbeat_ms), silent);
                     return Err(told(fault, &suspension));
                 }
@@ -292,6 +317,14 @@ pub(crate) fn first_lost(why: &str) -> Fault {
     Fault::System { what: "rank 0, which coordinates the job, was lost".into(), error: why.into() }
 }
 
+/// Nobody answers at its address.
+fn silent(fault: Fault) -> Fault {
+    match fault {
+        fault @ Fault::System { .. } => first_lost(&format!("it does not answer: {fault}")),
+        fault => fault,
+    }
+}
+
 /// This rank was suspended, and the others did not wait for it.
 pub(crate) fn left_behind(rank: usize, absent: Duration) -> Fault {
     let error = format!(
@@ -301,32 +334,15 @@ pub(crate) fn left_behind(rank: usize, absent: Duration) -> Fault {
     Fault::System { what: kolo_comm::fault::rank_name(rank, &crate::host_name()), error }
 }
 
-/// What befell all ranks, as this one says it, or leaves it to another one to say.
-fn reported_by(fault: Fault, this: bool) -> Fault {
-    match fault {
-        fault @ Fault::System { .. } if !this => Fault::Aborted(fault.to_string()),
-        fault => fault,
-    }
-}
-
-/// Of all ranks that find rank 0 missing, the first to come here says so: it leaves a mark beside the file by which they
-/// meet, until all had the time to see it.
-fn report_once(path: &Path, observer: &NoticeObserver, fault: Fault) -> Fault {
+/// Of all ranks that find rank 0 missing, the first to come here says so.
+fn report_once(reporter: &LossReporter, fault: Fault) -> Fault {
     if !matches!(fault, Fault::System { .. }) {
         return fault;
     }
-    let (text, mark) = (fault.to_string(), path.with_extension("told"));
-    // Rank 0 would have made it.
-    let _ = path.parent().map(make_directory);
-    match std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&mark) {
-        Ok(_) => {
-            observer(&Notice::Ending { text: text.clone(), shown: false });
-            std::thread::sleep(MARK_STAYS);
-            let _ = std::fs::remove_file(&mark);
-        }
+    let text = fault.to_string();
+    if !reporter.report(&text) {
         // Whoever reports must not be ended by a launcher that sees this rank go.
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => std::thread::sleep(MARK_STAYS / 4),
-        Err(_) => return fault,
+        std::thread::sleep(SPEAKING);
     }
     Fault::Aborted(text)
 }
@@ -484,7 +500,7 @@ pub(crate) fn connect(
         coordinator_thread: None,
         in_rank_0: false,
         reports: false,
-        observer: None,
+        reporter: None,
     })
 }
 
@@ -516,7 +532,7 @@ fn read(path: &Path) -> Result<Option<(SocketAddr, JobCredentials)>, Fault> {
 }
 
 /// The contents of a file for the user alone, if it is there. A file of somebody else is refused.
-fn read_private(path: &Path) -> Result<Option<Vec<u8>>, Fault> {
+pub(crate) fn read_private(path: &Path) -> Result<Option<Vec<u8>>, Fault> {
     // On a network file system, listing the directory makes a client look again.
     let _ = path.parent().map(std::fs::read_dir);
     let refused = |error: std::io::Error| Fault::system(format!("reading {}", path.display()), &error);

@@ -241,7 +241,8 @@ fn torchrun(lookup: EnvLookup<'_>) -> Result<Option<RankInfo>, Fault> {
         )));
     };
     let name = |name: &str| lookup(name).unwrap_or_default();
-    let job = format!("{}.{}.{}", name("TORCHELASTIC_RUN_ID"), name("MASTER_ADDR"), name("MASTER_PORT"));
+    let names = ["TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"];
+    let job = names.map(name).join(".");
     Ok(Some(RankInfo {
         rank,
         world,

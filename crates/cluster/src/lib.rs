@@ -9,6 +9,7 @@ mod coordinator_thread;
 pub mod deadlines;
 mod driver;
 pub mod elastic;
+mod ending_mark;
 pub mod hostlist;
 pub mod hosts;
 pub mod interface;

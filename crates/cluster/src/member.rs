@@ -7,8 +7,9 @@
 use crate::control_link::ControlLink;
 use crate::coordinator_thread::CoordinatorThread;
 use crate::deadlines::Deadlines;
+use crate::ending_mark::LossReporter;
 use crate::introduction::Introduction;
-use crate::join::{self, NoticeObserver};
+use crate::join;
 use crate::launcher::{Launcher, RankInfo};
 use crate::message::{Assignment, ControlMessage, EVENT_BYTES_MAX, Envelope, Hello, RosterEntry};
 use crate::monitor::{Monitor, MonitorState};
@@ -21,14 +22,14 @@ use kolo_comm::{Bootstrap, Fault, JobKey, Watch};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Heartbeats that reaching a coordinator may take that is known to listen.
 const REACH_HEARTBEATS: u64 = 10;
 /// Heartbeats without a message after which a coordinator is given up while the ranks join.
-const SILENT_HEARTBEATS: u64 = 10;
+pub(crate) const SILENT_HEARTBEATS: u64 = 10;
 /// How long the first message of the launcher may take.
 const WELCOME_MS: u64 = 10_000;
 
@@ -78,8 +79,8 @@ pub(crate) struct Connected {
     pub in_rank_0: bool,
     /// Whether this rank says so if the coordinator falls silent while the ranks join.
     pub reports: bool,
-    /// To be told if the coordinator is lost, and this rank is to say so.
-    pub observer: Option<NoticeObserver>,
+    /// Says that the coordinator is lost, where that is for a rank to say.
+    pub reporter: Option<LossReporter>,
 }
 
 impl Member {
@@ -108,8 +109,8 @@ impl Member {
         let (job, generation) = (first.job, first.generation);
         let credentials = JobCredentials { job, generation, heartbeat_ms, key: JobKey::from_bytes(key.0) };
         let address = Ipv4Addr::LOCALHOST.into();
-        let (coordinator_thread, in_rank_0, reports, observer) = (None, false, false, None);
-        let connected = Connected { link, supervised: true, address, coordinator_thread, in_rank_0, reports, observer };
+        let (coordinator_thread, in_rank_0, reports, reporter) = (None, false, false, None);
+        let connected = Connected { link, supervised: true, address, coordinator_thread, in_rank_0, reports, reporter };
         Self::enter(rank_info, introduction, credentials, connected)
     }
 
@@ -144,10 +145,11 @@ impl Member {
         let hosts = roster.iter().map(RosterEntry::label).collect();
         let heartbeat = Duration::from_millis(heartbeat_ms);
         let watch = Watch::new(hosts, heartbeat);
-        let Connected { link, supervised, address, coordinator_thread, in_rank_0, observer, .. } = connected;
+        let Connected { link, supervised, address, coordinator_thread, in_rank_0, reporter, .. } = connected;
         let mut state = MonitorState::new(link, job, generation, deadlines, Arc::clone(&watch));
         (state.supervised, state.in_rank_0) = (supervised, in_rank_0);
-        state.observer = observer.filter(|_| rank_info.rank == teller(&roster));
+        let speaks = rank_info.rank == teller(&roster);
+        state.reporter = Mutex::new(reporter.map(|reporter| LossReporter { speaks, ..reporter }));
         let monitor = Monitor::start(state)?;
         let RankInfo { rank, world, local_rank, local_world, launcher, .. } = *rank_info;
         Ok(Self {
@@ -174,10 +176,10 @@ impl Member {
         let JobCredentials { job, generation, heartbeat_ms, key } = credentials;
         let heartbeat = Duration::from_millis(heartbeat_ms);
         let watch = Watch::new(Vec::new(), heartbeat);
-        let Connected { link, supervised, address, coordinator_thread, in_rank_0, observer, .. } = connected;
+        let Connected { link, supervised, address, coordinator_thread, in_rank_0, reporter, .. } = connected;
         let mut state = MonitorState::new(link, job, generation, Deadlines { heartbeat_ms }, Arc::clone(&watch));
         (state.supervised, state.in_rank_0, state.elastic) = (supervised, in_rank_0, true);
-        state.observer = observer.filter(|_| rank_info.rank == 1);
+        state.reporter = Mutex::new(reporter);
         let monitor = Monitor::start(state)?;
         let RankInfo { rank, local_rank, local_world, launcher, .. } = *rank_info;
         let mut member = Self {
@@ -374,7 +376,7 @@ fn await_roster(
     let RankInfo { rank, world, .. } = *rank_info;
     let (in_rank_0, shown, link) = (connected.in_rank_0, connected.reports, &mut connected.link);
     let mut suspension = SuspensionDetector::new(Instant::now(), 2 * deadlines.heartbeat_ms);
-    let lost = |why: &str, suspension: &SuspensionDetector| match (in_rank_0, suspension.longest()) {
+    let lost = |why: &str, absent: Option<Duration>| match (in_rank_0, absent) {
         (true, Some(absent)) => join::left_behind(rank, absent),
         (true, None) => join::first_lost(why),
         (false, _) => lost(why),
@@ -395,11 +397,12 @@ fn await_roster(
             }
         }
         if !link.open() {
-            return Err(lost("it closed the link before all ranks had joined", &suspension));
+            return Err(lost("it closed the link before all ranks had joined", suspension.longest()));
         }
         if Instant::now() > deadline || (in_rank_0 && timeout.expired(Instant::now())) {
             let why = "it stopped responding while the ranks joined; its process is stopped or its host is unreachable";
-            let fault = lost(why, &suspension);
+            // Only time in which this rank listened has counted: its own absence is no excuse.
+            let fault = lost(why, None);
             link.send(&envelope(ControlMessage::GiveUp { text: fault.to_string(), shown }));
             return Err(fault);
         }

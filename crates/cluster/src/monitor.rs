@@ -1,9 +1,8 @@
 //! The thread in every worker that sends heartbeats and learns when the job ends.
 
 use crate::control_link::ControlLink;
-use crate::coordinator::Notice;
 use crate::deadlines::Deadlines;
-use crate::join::NoticeObserver;
+use crate::ending_mark::LossReporter;
 use crate::member::lost;
 use crate::message::{Assignment, ControlMessage, Envelope, RosterEntry};
 use crate::timeout::HeartbeatTimeout;
@@ -34,8 +33,8 @@ pub(crate) struct MonitorState {
     pub supervised: bool,
     /// Whether the coordinator lives in rank 0, and not in a process of its own.
     pub in_rank_0: bool,
-    /// To be told if the coordinator is lost.
-    pub observer: Option<NoticeObserver>,
+    /// Says that the coordinator is lost, where that is for a rank to say.
+    pub reporter: Mutex<Option<LossReporter>>,
     closing: AtomicBool,
 }
 
@@ -78,7 +77,7 @@ impl MonitorState {
             deadlines,
             supervised: true,
             in_rank_0: false,
-            observer: None,
+            reporter: Mutex::default(),
             closing: AtomicBool::new(false),
         }
     }
@@ -182,6 +181,8 @@ impl MonitorState {
                 let (generation, roster) = (*announced, std::mem::take(roster));
                 let watch = Watch::new(roster.iter().map(RosterEntry::label).collect(), heartbeat);
                 *lock(&self.current) = (generation, Arc::clone(&watch));
+                // The job goes on without whoever gives it up from here on.
+                lock(&self.reporter).iter_mut().for_each(|reporter| reporter.mark = None);
                 return Ok(Some((generation, assignment, roster, watch)));
             }
             inbox = wait_timeout(&self.changed, inbox, pause);
@@ -196,14 +197,12 @@ impl MonitorState {
     fn abandon(&self, fault: Fault) {
         let text = fault.to_string();
         let ended = lock(&self.inbox).ended.replace(fault.clone()).is_some();
-        let observer = self.observer.as_ref().filter(|_| self.watch().check().is_ok() && !ended);
-        if let Some(observer) = observer {
-            observer(&Notice::Ending { text: text.clone(), shown: false });
-        }
+        let reporter = lock(&self.reporter).clone().filter(|_| self.watch().check().is_ok() && !ended);
+        let shown = reporter.is_some_and(|reporter| reporter.report(&text));
         // If it was only suspended, it learns that it was given up, and accuses nobody.
-        self.send(ControlMessage::GiveUp { text, shown: observer.is_some() });
+        self.send(ControlMessage::GiveUp { text, shown });
         // A launcher that sees this rank go ends the others: whoever speaks for all comes first, and looks up this often.
-        if self.in_rank_0 && observer.is_none() {
+        if self.in_rank_0 && !shown {
             std::thread::sleep(Duration::from_millis(2 * self.deadlines.beat_ms()));
         }
         self.watch().abort(fault);

@@ -37,12 +37,13 @@ pub(crate) struct SuspensionDetector {
     turned: Instant,
     limit: Duration,
     longest: Option<Duration>,
+    total: Duration,
 }
 
 impl SuspensionDetector {
     /// A tick of the loop takes less than this.
     pub fn new(now: Instant, limit_ms: u64) -> Self {
-        Self { turned: now, limit: Duration::from_millis(limit_ms), longest: None }
+        Self { turned: now, limit: Duration::from_millis(limit_ms), longest: None, total: Duration::ZERO }
     }
 
     pub fn tick(&mut self, now: Instant) {
@@ -50,11 +51,16 @@ impl SuspensionDetector {
         self.turned = now;
         if gap > self.limit {
             self.longest = self.longest.max(Some(gap));
+            self.total += gap;
         }
     }
 
     pub fn longest(&self) -> Option<Duration> {
         self.longest
+    }
+
+    pub fn total(&self) -> Duration {
+        self.total
     }
 }
 

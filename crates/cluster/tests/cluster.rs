@@ -58,6 +58,7 @@ const TESTS: &[(&str, fn())] = &[
     ("a_lost_rank_is_told_once", foreign::a_lost_rank_is_told_once),
     ("a_stopped_rank_and_a_deaf_one", foreign::a_stopped_rank_and_a_deaf_one),
     ("a_stopped_first_rank_is_told_once", foreign::a_stopped_first_rank_is_told_once),
+    ("a_first_rank_stopped_as_it_starts_is_told_once", foreign::a_first_rank_stopped_as_it_starts_is_told_once),
     ("all_are_suspended", foreign::all_are_suspended),
     ("a_failing_first_rank_is_told_once", foreign::a_failing_first_rank_is_told_once),
     ("under_mpirun", foreign::under_mpirun),

@@ -229,10 +229,20 @@ pub struct Digest(blake3::Hasher);
 
 impl Digest {
     pub fn add(&mut self, name: &str, shape: &[usize], values: &[f32]) {
+        self.begin(name, shape);
+        self.add_values(values);
+    }
+
+    /// The next parameter, whose values follow.
+    pub fn begin(&mut self, name: &str, shape: &[usize]) {
         self.0.update(name.as_bytes());
         self.0.update(&[0]);
         self.0.update(Type::f32(shape).to_string().as_bytes());
         self.0.update(&[0]);
+    }
+
+    /// The next values of the parameter that was begun.
+    pub fn add_values(&mut self, values: &[f32]) {
         if cfg!(target_endian = "little") {
             // SAFETY: floats are bytes as well.
             self.0.update(unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) });

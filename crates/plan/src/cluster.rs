@@ -29,6 +29,8 @@ pub struct Failures {
     pub device_mtbf_hours: f64,
     /// Of one group of the first level, as a whole.
     pub host_mtbf_hours: f64,
+    /// Of one link of a group of the first level to the others.
+    pub link_mtbf_hours: f64,
     /// The Weibull shape of the time between failures: 1 is exponential, less is more of them early.
     pub shape: f64,
     /// Until a failed device or host is back, or replaced.
@@ -44,6 +46,7 @@ impl Default for Failures {
         Self {
             device_mtbf_hours: f64::INFINITY,
             host_mtbf_hours: f64::INFINITY,
+            link_mtbf_hours: f64::INFINITY,
             shape: 1.0,
             repair_minutes: 60.0,
             restart_seconds: 180.0,
@@ -282,6 +285,7 @@ fn read_failures(section: &Settings) -> Result<Failures, SettingError> {
     let failures = Failures {
         device_mtbf_hours: hours("device_mtbf_hours")?,
         host_mtbf_hours: hours("host_mtbf_hours")?,
+        link_mtbf_hours: hours("link_mtbf_hours")?,
         shape: section.float_in("shape", default.shape, 0.1, 10.0)?,
         repair_minutes: section.float_in("repair_minutes", default.repair_minutes, 0.0, 1e7)?,
         restart_seconds: section.float_in("restart_seconds", default.restart_seconds, 0.0, 1e7)?,

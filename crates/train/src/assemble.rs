@@ -6,6 +6,7 @@ use crate::error::Error;
 use crate::job::Job;
 use crate::memory_check::{self, HostUsage};
 use crate::memory_limit::{self, Wanted, WorkersNow};
+use crate::together;
 use crate::worker_plan::WorkerPlan;
 use kolo_comm::{Communicator, Fault};
 use kolo_exec::{Collectives, Options, Program, Session, Store};
@@ -36,6 +37,7 @@ impl Worker {
     /// Compiles the worker's part of the job's step for these options, whose grains are its share of the job's, for a run that
     /// ends with the first lost worker or for an elastic one. All workers call it together.
     pub fn assemble(job: &Job, company: &Company, options: Options, elastic: bool) -> Result<Self, Error> {
+        job.check_precision()?;
         if company.world().is_some() {
             job.check_device(company.workers())?;
         }
@@ -81,7 +83,14 @@ fn check_memory(
     let now = WorkersNow { workers: company.workers(), threads: options.threads };
     let layouts = company.roles().is_none().then_some(now);
     let wanted = Wanted { plan: memory, largest: usage.largest(), rank: company.rank(), layouts };
-    memory_limit::check(job, &wanted)?;
+    match (memory_limit::check(job, &wanted), company.world()) {
+        (Err(Error::Memory(text)), Some(world)) => {
+            // What the first rank found takes its time: nobody ends the job before that is said.
+            let texts = together::gather_bytes(Some(world), text.as_bytes())?;
+            return Err(Error::Memory(String::from_utf8_lossy(&texts[0]).into_owned()));
+        }
+        (outcome, _) => outcome?,
+    }
     memory_check::check(memory, usage)
 }
 

@@ -56,9 +56,6 @@ pub enum Error {
     /// There is not enough memory.
     #[error("{0}")]
     Memory(String),
-    /// A worker needs more than the job allows, and the first rank says what would fit.
-    #[error("a worker needs more memory than `memory.limit` allows; rank 0 reports what would fit")]
-    MemoryElsewhere,
     /// Working together failed.
     #[error("{0}")]
     Together(Fault),
@@ -145,7 +142,6 @@ impl Error {
     pub fn culprit(&self) -> Option<usize> {
         match self {
             Error::ReportedElsewhere { rank, .. } => Some(*rank),
-            Error::MemoryElsewhere => Some(0),
             Error::Together(fault) => fault.culprit(),
             _ => None,
         }

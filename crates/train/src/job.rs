@@ -3,13 +3,14 @@
 use crate::checkpoint::{SavingRule, StartWeights};
 use crate::error::Error;
 use crate::job_file;
+use crate::loss_scale;
 use crate::memory_settings::MemorySettings;
 use crate::optimizer::Optimizer;
 use crate::rate_scaling::RateScaling;
 use crate::schedule::Schedule;
 use kolo_data::{Field, Kind, ReadError, SOURCES, Source, SourceKind, Split};
-use kolo_exec::Executor;
 use kolo_exec::cpu::Cpu;
+use kolo_exec::{Executor, Precision};
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_models::{MODELS, Model, ModelKind};
 use kolo_parallel::strategy::Facts;
@@ -109,6 +110,10 @@ pub struct Job {
     pub schedule: Schedule,
     /// The largest norm of a gradient; infinite if it is only measured.
     pub clip: Option<f32>,
+    /// What a step is computed in. Parameters and the optimizer's state are f32 in any case.
+    pub precision: Precision,
+    /// The factor by which gradients are scaled at first, in f16.
+    pub loss_scale: Option<f64>,
     pub eval_every: usize,
     pub log_every: LogEvery,
     pub early_stop: Option<EarlyStop>,
@@ -166,7 +171,10 @@ impl Job {
         let (optimizer, schedule) = read_rule(&train, &*model, total_steps)?;
         let rate = RateScaling::read(&train, optimizer.lr(), batch)?;
         let early_stop = read_early_stop(&train, &*model)?;
-        let facts = Facts { reproducible, early_stop: early_stop.is_some() };
+        let precision = read_precision(&train)?;
+        let loss_scale = read_loss_scale(&train, precision)?;
+        let scales_gradients = loss_scale.is_some();
+        let facts = Facts { reproducible, early_stop: early_stop.is_some(), scales_gradients };
         let parallel = Parallel::read(&parallel, kinds.strategies, facts)?;
         let measures = || match split.held_out_len() {
             0 => Vec::new(),
@@ -192,6 +200,8 @@ impl Job {
             rate,
             schedule,
             clip: read_clip(&train)?,
+            precision,
+            loss_scale,
             eval_every: train.count("eval_every", 1, 1)?,
             log_every: LogEvery { steps: train.count("log_every", LOG_EVERY_STEPS, 0)?, asked: train.has("log_every") },
             early_stop,
@@ -205,7 +215,6 @@ impl Job {
             text: job_file::write(root),
         };
         job.check_early_stop(&train)?;
-        read_precision(&train)?;
         train.finish()?;
         Ok(Self { settings: root.resolved(), ..job })
     }
@@ -220,7 +229,8 @@ impl Job {
 
     /// What strategies may want to know.
     pub fn facts(&self) -> Facts {
-        Facts { reproducible: self.reproducible, early_stop: self.early_stop.is_some() }
+        let scales_gradients = self.loss_scale.is_some();
+        Facts { reproducible: self.reproducible, early_stop: self.early_stop.is_some(), scales_gradients }
     }
 
     /// What two ranks must agree on to train the same job: every key with the value that counts, what follows from several of
@@ -239,6 +249,23 @@ impl Job {
         Ok(self.settings.iter().cloned().chain(derived).collect())
     }
 
+    /// Lets this executor run its graphs, in the job's precision.
+    pub fn run_on(&mut self, executor: Arc<dyn Executor>) -> Result<(), Error> {
+        self.executor = match self.precision {
+            Precision::Tf32 => executor.in_tf32().ok_or_else(|| no_tf32(executor.name()))?,
+            _ => executor,
+        };
+        Ok(())
+    }
+
+    /// Whether its executor has its precision.
+    pub fn check_precision(&self) -> Result<(), Error> {
+        match self.precision == Precision::Tf32 && self.executor.in_tf32().is_none() {
+            true => Err(no_tf32(self.executor.name())),
+            false => Ok(()),
+        }
+    }
+
     /// Whether its executor can run with this many workers.
     pub fn check_device(&self, workers: usize) -> Result<(), Error> {
         if self.executor.has_collectives() {
@@ -252,35 +279,41 @@ impl Job {
     /// Fits the grains to this many workers. A job that promises its bits keeps its grains, so the workers must share them
     /// evenly.
     pub fn fit_to(&mut self, workers: usize) -> Result<(), Error> {
+        self.grains = self.grains_for(&self.parallel, workers)?;
+        Ok(())
+    }
+
+    /// The grains of the job if this many workers split it so.
+    pub(crate) fn grains_for(&self, parallel: &Parallel, workers: usize) -> Result<usize, Error> {
         // Ranks along other axes than that of the data have the same grains.
-        let workers = self.parallel.data_ranks(workers).map_err(|refusal| Error::workers(workers, refusal))?;
-        if self.grains.is_multiple_of(workers) && workers.is_power_of_two() && self.grains.is_power_of_two() {
-            return Ok(());
+        let ranks = parallel.data_ranks(workers).map_err(|refusal| Error::workers(workers, refusal))?;
+        if self.grains.is_multiple_of(ranks) && ranks.is_power_of_two() && self.grains.is_power_of_two() {
+            return Ok(self.grains);
         }
+        let whose = if ranks == workers { String::new() } else { format!("make {ranks} copies of the model, which ") };
+        let others = workers / ranks;
         if self.reproducible {
-            let fitting: Vec<String> = (0..=self.grains.ilog2()).map(|power| (1usize << power).to_string()).collect();
+            let fitting: Vec<String> = (0..=self.grains.ilog2()).map(|power| (others << power).to_string()).collect();
             return Err(Error::Workers {
                 workers,
-                message: format!("do not share {} grains evenly", self.grains),
+                message: format!("{whose}do not share {} grains evenly", self.grains),
                 hint: format!("use {} workers, more `data.grains`, or `job.reproducible = false`", fitting.join(", ")),
             });
         }
-        let per_worker = (self.grains / workers).max(1);
+        let per_rank = (self.grains / ranks).max(1);
         // As many grains as before, or fewer if the batch has no more in it.
-        let fitting = (0..=per_worker.ilog2()).rev().map(|power| workers << power);
-        let Some(grains) = fitting.into_iter().find(|grains| self.batch.is_multiple_of(*grains)) else {
+        let fitting = (0..=per_rank.ilog2()).rev().map(|power| ranks << power);
+        fitting.into_iter().find(|grains| self.batch.is_multiple_of(*grains)).ok_or_else(|| {
             // Of both, so that it fits whether the grains are given or not.
-            let shared = self.grains.trailing_zeros().min(workers.trailing_zeros());
-            let unit = workers.saturating_mul(self.grains >> shared);
+            let shared = self.grains.trailing_zeros().min(ranks.trailing_zeros());
+            let unit = ranks.saturating_mul(self.grains >> shared);
             let near = self.batch.div_ceil(unit).saturating_mul(unit);
-            return Err(Error::Workers {
+            Error::Workers {
                 workers,
-                message: format!("do not share a batch of {} evenly", self.batch),
-                hint: format!("make `data.batch` a multiple of {workers}, such as {near}"),
-            });
-        };
-        self.grains = grains;
-        Ok(())
+                message: format!("{whose}do not share a batch of {} evenly", self.batch),
+                hint: format!("make `data.batch` a multiple of {ranks}, such as {near}"),
+            }
+        })
     }
 
     /// Samples per grain.
@@ -487,13 +520,26 @@ fn metric_names(model: &dyn Model) -> Result<Vec<String>, Error> {
     Ok(["loss".to_string()].into_iter().chain(metrics.into_iter().map(|(name, _)| name)).collect())
 }
 
-fn read_precision(train: &Settings) -> Result<(), SettingError> {
-    match train.choice("precision", &["f32", "bf16", "f16"])? {
-        "f32" => Ok(()),
-        other => Err(train.wrong(
-            "precision",
-            format!("is \"{other}\", which training does not support yet"),
-            "write `precision = \"f32\"`",
-        )),
+fn read_loss_scale(train: &Settings, precision: Precision) -> Result<Option<f64>, SettingError> {
+    match precision {
+        Precision::F16 => loss_scale::read(train).map(Some),
+        _ if train.has("loss_scale") => {
+            let message = format!("has no use with `precision = \"{}\"`", precision.name());
+            Err(train.wrong("loss_scale", message, "leave it out, or write `precision = \"f16\"`"))
+        }
+        _ => Ok(None),
     }
+}
+
+fn no_tf32(device: &str) -> Error {
+    let message = format!("`train.precision` is \"tf32\", which the device `{device}` does not have");
+    Error::Unfit {
+        message,
+        hint: "write `precision = \"f32\"`, or \"bf16\"; TF32 is a way that some GPUs multiply".into(),
+    }
+}
+
+fn read_precision(train: &Settings) -> Result<Precision, SettingError> {
+    let name = train.choice("precision", &Precision::ALL.map(Precision::name))?;
+    Ok(Precision::named(name).unwrap_or_default())
 }

@@ -124,6 +124,12 @@ pub fn shortage(plan: &MemoryPlan, usage: HostUsage) -> Option<Shortage> {
     Limits::read().shortage(plan, usage)
 }
 
+/// Bytes that all processes of this machine may take together, as far as it tells.
+pub fn host_bytes() -> Option<u64> {
+    let Limits { machine, group, .. } = Limits::read();
+    machine.into_iter().chain(group).min()
+}
+
 /// More memory is needed than there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortage {
@@ -201,12 +207,6 @@ pub(crate) fn by_kind(one: &MemoryPlan) -> String {
 /// What makes the largest part of a plan smaller.
 pub(crate) fn largest_hint(one: &MemoryPlan) -> &'static str {
     kinds(one).into_iter().max_by_key(|(_, bytes, _)| *bytes).map_or("take a smaller model", |(.., hint)| hint)
-}
-
-/// Bytes that this machine, or the control group, has for all processes; `None` if nobody says.
-pub fn host_bytes() -> Option<u64> {
-    let Limits { machine, group, .. } = Limits::read();
-    machine.into_iter().chain(group).min()
 }
 
 /// What there is, as far as it is known.

@@ -34,11 +34,12 @@ pub struct WorkersNow {
     pub threads: usize,
 }
 
-/// Refuses a job of which a worker takes more than its `memory.limit`. If all ranks call it, the first explains.
+/// Refuses a job of which a worker takes more than its `memory.limit`. If all ranks call it, the first explains, and the others'
+/// message is empty.
 pub fn check(job: &Job, wanted: &Wanted<'_>) -> Result<(), Error> {
     let Some(limit) = job.memory.limit_bytes.filter(|limit| wanted.largest > *limit) else { return Ok(()) };
     if wanted.rank > 0 {
-        return Err(Error::MemoryElsewhere);
+        return Err(Error::Memory(String::new()));
     }
     let own = wanted.plan.total() as u64;
     let whose = match wanted.largest == own {

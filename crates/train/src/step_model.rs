@@ -43,7 +43,7 @@ impl AnatomyCache {
         fuses: bool,
     ) -> Result<Arc<Anatomy>, GraphError> {
         let axes: Vec<(&'static str, usize)> =
-            splitters(parallel).filter_map(|one| one.axis()).filter(|(_, size)| *size > 1).collect();
+            splitters(parallel).flat_map(|one| one.axes()).filter(|(_, size)| *size > 1).collect();
         let key = (axes, samples, parallel.recompute(), fuses);
         if let Some(known) = self.known.get(&key) {
             return Ok(Arc::clone(known));
@@ -78,10 +78,15 @@ pub fn anatomy_of(job: &Job, parallel: &Parallel, samples: usize, fuses: bool) -
 /// A rank's graph before anything is computed again.
 fn split_graph(job: &Job, model: &dyn Model, parallel: &Parallel, samples: usize) -> Result<Graph, GraphError> {
     let clip = parallel.clip(job.clip, Purpose::Training);
-    let rule = UpdateRule { optimizer: &job.optimizer, clip, frozen: &|name| job.start.is_frozen(name) };
+    let rule = UpdateRule {
+        optimizer: &job.optimizer,
+        clip,
+        frozen: &|name| job.start.is_frozen(name),
+        loss_scale: job.loss_scale,
+    };
     let graph = tidy(training_graph(model, &rule, samples, job.grains)?);
     let mut axes = vec![(DATA, 1)];
-    axes.extend(splitters(parallel).filter_map(|one| one.axis()));
+    axes.extend(splitters(parallel).flat_map(|one| one.axes()));
     let mesh = Mesh::new(&axes, 0).unwrap_or_else(Mesh::alone);
     let mut split = graph.clone();
     for one in splitters(parallel) {

@@ -8,6 +8,7 @@ use kolo_exec::store::{Digest, Entry};
 use kolo_graph::Region;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// What a rank has of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,7 +30,7 @@ impl Shard {
     }
 }
 
-/// The digest of all parameters. Where ranks have shards of them, each hands its own to all, tensor by tensor; all ranks call it
+/// The digest of all parameters. Where ranks have shards of them, each hands its own to all, block by block; all ranks call it
 /// together.
 pub fn digest(store: &Store, world: Option<&Communicator>) -> Result<String, Error> {
     let own: Vec<Shard> = store.entries().iter().filter(|entry| entry.is_param()).map(Shard::of).collect();
@@ -52,21 +53,60 @@ pub fn digest(store: &Store, world: Option<&Communicator>) -> Result<String, Err
         }
     }
     let mut digest = Digest::default();
+    let mut block = Block { values: vec![0.0f32; BLOCK_ELEMENTS], part: vec![0.0f32; BLOCK_ELEMENTS] };
     for (tensor, shards) in holders {
         let shards = shards.iter().find(|(_, shard)| shard.is_whole()).map_or(shards.clone(), |whole| vec![*whole]);
         let shape = &shards[0].1.whole;
-        let mut values = vec![0.0f32; shape.iter().product()];
-        for (rank, shard) in shards {
-            let mut part = vec![0.0f32; shard.elements];
-            if world.rank() == rank {
-                part.copy_from_slice(store.values(tensor).unwrap_or_default());
-            }
-            world.broadcast(&mut part, rank)?;
-            for (local, start, len) in Region::from_numbers(&shard.region).runs(0..shard.elements) {
-                values[start..start + len].copy_from_slice(&part[local..local + len]);
-            }
+        digest.begin(tensor, shape);
+        let elements: usize = shape.iter().product();
+        for start in (0..elements).step_by(BLOCK_ELEMENTS) {
+            let range = start..elements.min(start + BLOCK_ELEMENTS);
+            digest.add_values(block.gather(store, world, (tensor, &shards), range)?);
         }
-        digest.add(tensor, shape, &values);
     }
     Ok(digest.finish())
+}
+
+/// Elements that ranks hand each other at a time: no rank ever has a whole tensor for its digest.
+const BLOCK_ELEMENTS: usize = 1 << 17;
+
+/// Some elements of a tensor, and what one rank has of them.
+struct Block {
+    values: Vec<f32>,
+    part: Vec<f32>,
+}
+
+impl Block {
+    /// These elements of a tensor from the ranks that have them.
+    fn gather(
+        &mut self,
+        store: &Store,
+        world: &Communicator,
+        (tensor, shards): (&str, &[(usize, &Shard)]),
+        range: Range<usize>,
+    ) -> Result<&[f32], Error> {
+        for (rank, shard) in shards {
+            let runs = || Region::from_numbers(&shard.region).within(shard.elements, range.clone());
+            let part = &mut self.part[..runs().map(|(_, _, len)| len).sum()];
+            if part.is_empty() {
+                continue;
+            }
+            if world.rank() == *rank {
+                let own = store.values(tensor).unwrap_or_default();
+                let mut at = 0;
+                for (local, _, len) in runs() {
+                    part[at..at + len].copy_from_slice(&own[local..local + len]);
+                    at += len;
+                }
+            }
+            world.broadcast(part, *rank)?;
+            let mut at = 0;
+            for (_, start, len) in runs() {
+                let start = start - range.start;
+                self.values[start..start + len].copy_from_slice(&part[at..at + len]);
+                at += len;
+            }
+        }
+        Ok(&self.values[..range.len()])
+    }
 }

@@ -11,8 +11,8 @@ use kolo_ckpt::simulated::SimulatedDisk;
 use kolo_ckpt::{
     Checkpoint, CkptError, Disk, Header, Piece, Role, ShardWriter, Summary, TensorSource, commit, staging_dir,
 };
-use kolo_graph::DType;
 use kolo_graph::rng::Stream;
+use kolo_graph::{DType, Region};
 use std::path::{Path, PathBuf};
 
 pub const ROOT: &str = "runs/a/checkpoints";
@@ -61,7 +61,25 @@ pub fn header(step: u64) -> Header {
     }
 }
 
-/// Writes what rank `rank` of `ranks` has: of every tensor of some size an equal run, of the others all if it is its turn.
+/// What rank `rank` of `ranks` has of a tensor: of one of some size an equal run, or every second time an equal part of each of its
+/// rows; of the others all if it is its turn.
+fn part_of(tensor: &Whole, at: usize, (rank, ranks): (usize, usize)) -> Option<(Region, Vec<u8>)> {
+    let elements: usize = tensor.shape.iter().product();
+    let cut = |size: usize| size * rank / ranks..size * (rank + 1) / ranks;
+    let (region, count) = match tensor.shape[..] {
+        [rows, columns] if columns >= ranks && at % 2 == 1 => {
+            (Region::of_dim(&tensor.shape, 1, 1, &cut(columns)), rows * cut(columns).len())
+        }
+        _ if elements > 2 * ranks => (Region::from(cut(elements).start), cut(elements).len()),
+        _ if at % ranks == rank => (Region::from(0), elements),
+        _ => return None,
+    };
+    let size = tensor.dtype.bytes();
+    let bytes = region.runs(0..count).flat_map(|(_, start, len)| &tensor.bytes[start * size..(start + len) * size]);
+    Some((region, bytes.copied().collect()))
+}
+
+/// Writes what rank `rank` of `ranks` has.
 pub fn write_rank(
     disk: &dyn Disk,
     staging: &Path,
@@ -69,16 +87,15 @@ pub fn write_rank(
     (rank, ranks): (usize, usize),
     chunk_bytes: u64,
 ) -> Result<Summary, CkptError> {
-    let mut pieces = state.iter().enumerate().filter_map(|(at, tensor)| {
-        let elements: usize = tensor.shape.iter().product();
-        let (start, end) = match elements > 2 * ranks {
-            true => (elements * rank / ranks, elements * (rank + 1) / ranks),
-            false if at % ranks == rank => (0, elements),
-            false => return None,
-        };
-        let Whole { name, shape, dtype, role, bytes } = tensor;
-        let bytes = &bytes[start * dtype.bytes()..end * dtype.bytes()];
-        Some(Piece { tensor: name, whole: shape, dtype: *dtype, role: *role, start, bytes })
+    let parts = state.iter().enumerate().filter_map(|(at, tensor)| Some((tensor, part_of(tensor, at, (rank, ranks))?)));
+    let parts: Vec<(&Whole, (Region, Vec<u8>))> = parts.collect();
+    let mut pieces = parts.iter().map(|(Whole { name, shape, dtype, role, .. }, (region, bytes))| Piece {
+        tensor: name,
+        whole: shape,
+        dtype: *dtype,
+        role: *role,
+        region: *region,
+        bytes,
     });
     ShardWriter { rank, ranks, chunk_bytes }.write(disk, staging, &mut pieces, &|_| ())
 }

@@ -64,7 +64,8 @@ fn check(sound: &Checkpoint, damage: &kolo_ckpt::Damage, name: &str, byte: usize
         let size = tensor.dtype.bytes() as u64;
         for run in tensor.runs.iter().filter(|run| run.file == file) {
             if let Some(at) = (byte as u64).checked_sub(run.offset).filter(|at| *at < run.elements as u64 * size) {
-                let element = run.start + (at / size) as usize;
+                let local = (at / size) as usize;
+                let element = run.region().skip(local).first();
                 let named =
                     |(name, range): &(String, std::ops::Range<usize>)| *name == tensor.name && range.contains(&element);
                 assert!(

@@ -160,7 +160,7 @@ fn piece(saved: &Saved) -> Piece<'_> {
         store::Role::Statistic => Role::Statistic,
     };
     let Saved { tensor, whole, dtype, start, bytes, .. } = saved;
-    Piece { tensor, whole, dtype: *dtype, role, start: *start, bytes }
+    Piece { tensor, whole, dtype: *dtype, role, region: kolo_graph::Region::from(*start), bytes }
 }
 
 #[cfg(test)]

@@ -1,18 +1,17 @@
 //! The plan of a model that workers share: what each of them holds and sends, and the pipeline's schedule.
 
-use super::text;
+use super::{placement, text};
 use crate::fail::Failure;
 use crate::load;
 use crate::output::println;
 use kolo_exec::{Options, Program};
-use kolo_graph::sources::Param;
-use kolo_parallel::Mesh;
 use kolo_parallel::mesh::DATA;
 use kolo_parallel::schedules::{Durations, ScheduleError, Verified, draw, verify};
+use kolo_parallel::{Mesh, Parallel, Purpose};
 use kolo_plan::{Cost, Rates};
 use kolo_train::Job;
 use kolo_train::machine::format_bytes;
-use kolo_train::step::program_of;
+use kolo_train::step::{graph_before_fusing, graph_of, program_of};
 use kolo_train::trial_run::{self, TrialRun, TrialSetup};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -38,7 +37,7 @@ pub struct Sharer {
     pub seconds: f64,
 }
 
-/// All workers of the first copy of the model: the others are like them.
+/// All workers of the first copy of the model: the others are like them, but for their shares of what ZeRO shares out.
 pub struct Shared {
     pub sharers: Vec<Sharer>,
     pub mesh: Mesh,
@@ -46,13 +45,15 @@ pub struct Shared {
     schedule: Option<Verified>,
     /// Lines about who has what, beside parameters.
     explained: Vec<String>,
+    /// Workers have parts of the model, not only of the batch.
+    pub splits_model: bool,
 }
 
 impl Shared {
     pub fn new(job: &Job, workers: usize, options: Options, rates: &Rates) -> Result<Option<Self>, Failure> {
         let mesh = load::mesh(job, workers, 0)?;
         let count = workers / mesh.size(DATA);
-        if count == 1 {
+        if workers == 1 {
             return Ok(None);
         }
         let mut sharers = Vec::new();
@@ -77,7 +78,8 @@ impl Shared {
             }
             None => None,
         };
-        Ok(Some(Self { sharers, mesh, bubble, schedule, explained: job.parallel.explain() }))
+        let explained = job.parallel.explain();
+        Ok(Some(Self { sharers, mesh, bubble, schedule, explained, splits_model: count > 1 }))
     }
 
     /// How a little of every worker's step went here: the slowest, and what a pipeline waits. `None` if there are too many to try.
@@ -115,7 +117,8 @@ impl Shared {
     }
 
     pub fn print(&self) {
-        println!("workers that share the model ({})", self.mesh);
+        let what = if self.splits_model { "workers that share the model" } else { "one of the workers" };
+        println!("{what} ({})", self.mesh);
         println!("  rank  parameters   weights     gradients   optimizer   activations  sent per step");
         for Sharer { rank, cost, sent, .. } in &self.sharers {
             let m = &cost.memory;
@@ -137,26 +140,23 @@ impl Shared {
         }
     }
 
-    /// Where every parameter lies, who has which tokens, and what is exchanged.
-    pub fn explain(&self) {
-        println!("parameters, and who has which part of them");
-        let mut holders: BTreeMap<&str, Vec<(usize, &Param)>> = BTreeMap::new();
-        for Sharer { rank, program, .. } in &self.sharers {
-            for (_, param) in program.graph.params() {
-                holders.entry(&param.name).or_default().push((*rank, param));
-            }
+    /// Where every parameter and activation lies, who has which tokens, and what is exchanged.
+    pub fn explain(&self, job: &Job, workers: usize) -> Result<(), Failure> {
+        let whole = graph_before_fusing(job, &Parallel::default(), &Mesh::alone())?;
+        let mut graphs = Vec::new();
+        for sharer in &self.sharers {
+            graphs
+                .push((sharer.rank, graph_before_fusing(job, &job.parallel, &load::mesh(job, workers, sharer.rank)?)?));
         }
-        for (name, shards) in holders {
-            let whole = shards[0].1.whole();
-            let parts: Vec<String> = shards
-                .iter()
-                .map(|(rank, param)| match param.shape == whole {
-                    true => format!("rank {rank}: all"),
-                    false => format!("rank {rank}: {:?}", param.shape),
-                })
-                .collect();
-            println!("  {name} {whole:?}  {}", parts.join(", "));
+        // Where weights are in shares along the data axis, every worker has others.
+        let mut others = Vec::new();
+        for rank in (self.sharers.len()..workers).filter(|_| job.parallel.shards_weights(&self.mesh)) {
+            let mesh = load::mesh(job, workers, rank)?;
+            others.push((rank, graph_of(job, &job.parallel, Purpose::Training, &mesh)?));
         }
+        let own = self.sharers.iter().map(|sharer| (sharer.rank, &*sharer.program.graph));
+        placement::print_parameters(own.chain(others.iter().map(|(rank, graph)| (*rank, graph))));
+        placement::print_activations(&whole, &graphs);
         self.explained.iter().for_each(|line| println!("{line}"));
         println!("exchanges of the first rank, in their order");
         for node in self.sharers[0].program.graph.nodes.iter().filter(|node| node.op.collective().is_some()) {
@@ -174,6 +174,7 @@ impl Shared {
                 node.stage.name()
             );
         }
+        Ok(())
     }
 
     /// Draws the pipeline's schedule, on the terminal or into a file.

@@ -123,30 +123,40 @@ fn a_step_with_different_jobs_is_refused(cluster: &Cluster) {
     assert!(ended.stderr.contains("--hosts: the workers are started by srun, 4 of them"), "{ended}");
 }
 
-/// Before it has joined and at work; woken later, the first rank accuses nobody.
+/// Before it runs, before and while it joins, and at work: whenever it is stopped, one message names it. When it is woken
+/// later, it accuses nobody.
 fn a_stopped_rank_is_named(cluster: &Cluster) {
-    for (victim, after_ms) in [(0, 20), (0, 2500), (2, 20)] {
-        let dir = tempdir();
-        let mut command = cluster.command(&SRUN, dir.path());
-        command.args(["train", "--quiet", "--threads", "1", "--set", "train.epochs=100000"]);
-        let ended = harmed(command.args(["--heartbeat-ms", "300"]), LIMIT, move |processes| {
-            let pid = processes.find(&format!("SLURM_PROCID={victim}"));
-            let other = processes.find(&format!("SLURM_PROCID={}", victim + 1));
-            std::thread::sleep(Duration::from_millis(after_ms));
-            signal(pid, 19);
-            // Nobody but its launcher can end a stopped process; when it wakes, it goes by itself.
-            while std::fs::read_to_string(format!("/proc/{other}/stat")).is_ok_and(|stat| !stat.contains(") Z")) {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            signal(pid, 18);
-        });
-        assert!(ended.code.is_some_and(|code| code != 0), "{ended}");
-        let ours = ours(&ended);
-        let accused: Vec<&str> = ours.lines().filter(|line| line.starts_with("error: ")).collect();
-        assert!(!accused.is_empty(), "{ended}");
-        let named = format!("error: rank {victim}");
-        assert!(accused.iter().all(|line| line.starts_with(&named)), "after {after_ms} ms: {ended}");
-    }
+    std::thread::scope(|scope| {
+        for moments in [&[(0, 0), (0, 2500)], &[(0, 10), (0, 40)], &[(0, 20), (2, 20)]] {
+            scope.spawn(move || {
+                for (victim, after_ms) in moments {
+                    is_named_when_stopped(cluster, *victim, *after_ms);
+                }
+            });
+        }
+    });
+}
+
+fn is_named_when_stopped(cluster: &Cluster, victim: usize, after_ms: u64) {
+    let dir = tempdir();
+    let mut command = cluster.command(&SRUN, dir.path());
+    command.args(["train", "--quiet", "--threads", "1", "--set", "train.epochs=100000"]);
+    let ended = harmed(command.args(["--heartbeat-ms", "300"]), LIMIT, move |processes| {
+        let pid = processes.find(&format!("SLURM_PROCID={victim}"));
+        std::thread::sleep(Duration::from_millis(after_ms));
+        signal(pid, 19);
+        let other = processes.find(&format!("SLURM_PROCID={}", victim + 1));
+        // Nobody but its launcher can end a stopped process; when it wakes, it goes by itself.
+        while std::fs::read_to_string(format!("/proc/{other}/stat")).is_ok_and(|stat| !stat.contains(") Z")) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        signal(pid, 18);
+    });
+    assert!(ended.code.is_some_and(|code| code != 0), "{ended}");
+    let ours = ours(&ended);
+    let accused: Vec<&str> = ours.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert_eq!(accused.len(), 1, "rank {victim} after {after_ms} ms: {ended}");
+    assert!(accused[0].starts_with(&format!("error: rank {victim}")), "after {after_ms} ms: {ended}");
 }
 
 fn a_batch_job(cluster: &Cluster) {

@@ -30,6 +30,7 @@ impl Core for Elastic {
                 self.lose(now_ms, rank, why, &mut actions);
             }
             CoordinatorEvent::Interrupt { signal } => self.interrupt(now_ms, signal, &mut actions),
+            CoordinatorEvent::GivenUp { text } => self.end(now_ms, self.failed(text), &mut actions),
             CoordinatorEvent::Tick => self.tick(now_ms, &mut actions),
         }
         self.finish(now_ms, &mut actions);

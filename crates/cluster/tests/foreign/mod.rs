@@ -1,6 +1,6 @@
 //! Jobs that somebody else started: no supervisor of ours, rank 0 hosts the coordinator.
 
-use super::worker::HERE;
+use super::worker::{HEARTBEAT, HERE};
 use super::{SOON, alive, signal, temporary};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -8,11 +8,22 @@ use std::time::{Duration, Instant};
 
 /// Starts ranks as torchrun would, each on its own.
 fn start(world: usize, ranks: impl Iterator<Item = usize>, home: &Path, behaviour: &[&str]) -> Vec<Child> {
+    start_with(world, ranks, home, behaviour, &[])
+}
+
+/// With these variables, too.
+fn start_with(
+    world: usize,
+    ranks: impl Iterator<Item = usize>,
+    home: &Path,
+    behaviour: &[&str],
+    variables: &[(&str, &str)],
+) -> Vec<Child> {
     let rank = |rank: usize| {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.arg("worker").args(behaviour).env("HOME", home).env(HERE, home);
         command.env("RANK", rank.to_string()).env("WORLD_SIZE", world.to_string());
-        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "29500");
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "29500").envs(variables.iter().copied());
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
     ranks.map(rank).collect()
@@ -35,7 +46,7 @@ fn await_all(world: usize, home: &Path) {
 }
 
 fn file(home: &Path) -> std::path::PathBuf {
-    home.join(".kolo/run/torch-.127.0.0.1.29500")
+    home.join(".kolo/run/torch-.127.0.0.1.29500.")
 }
 
 fn errors(text: &str) -> usize {
@@ -128,6 +139,29 @@ pub fn a_stopped_first_rank_is_told_once() {
     let (codes, text) = end(children);
     assert_eq!(codes, [Some(1); 3]);
     assert!(errors(&text) == 1 && text.contains("error: rank 0 on ") && text.contains("no heartbeat"), "{text}");
+}
+
+/// Before it can say where it is, while others reach it, and when they have: at every moment of its start.
+pub fn a_first_rank_stopped_as_it_starts_is_told_once() {
+    let stop = |after_us: u64| {
+        let home = temporary();
+        let children = start_with(3, 0..3, home.path(), &["train", "1000000"], &[(HEARTBEAT, "150")]);
+        let pids: Vec<i32> = children.iter().map(|child| child.id() as i32).collect();
+        std::thread::sleep(Duration::from_micros(after_us));
+        signal(pids[0], libc::SIGSTOP);
+        while alive(pids[1]) || alive(pids[2]) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        signal(pids[0], libc::SIGCONT);
+        let (codes, text) = end(children);
+        assert_eq!(codes, [Some(1); 3], "after {after_us} us: {text}");
+        assert!(errors(&text) == 1 && text.contains("error: rank 0"), "after {after_us} us: {text}");
+    };
+    std::thread::scope(|scope| {
+        for at in 0..16 {
+            scope.spawn(move || stop(at * at * 150));
+        }
+    });
 }
 
 /// Longer than anybody's patience; then they go on.

@@ -1,6 +1,7 @@
 //! Workers of many characters.
 
 use kolo_cluster::Member;
+use kolo_cluster::join::{self, Discovery, JoinOptions};
 use kolo_comm::call::short_name;
 use kolo_comm::{Bootstrap, CallKind, ElementType, Fault, Fingerprint, Reduction};
 use std::os::unix::process::CommandExt;
@@ -42,13 +43,33 @@ fn steps(member: &mut Member, count: u64) -> Result<(), Fault> {
 /// The folder in which a rank that nobody supervises says that it is here.
 pub const HERE: &str = "KOLO_TEST_HERE";
 
+/// The heartbeat of a job that another launcher started, in milliseconds.
+pub const HEARTBEAT: &str = "KOLO_TEST_HEARTBEAT_MS";
+
+fn join() -> Member {
+    let lookup = |name: &str| std::env::var(name).ok();
+    let Ok(heartbeat) = std::env::var(HEARTBEAT) else {
+        return Member::join(&lookup).unwrap().expect("started by a supervisor");
+    };
+    let rank_info = kolo_cluster::launcher::detect(&lookup).unwrap().expect("started by a launcher");
+    let way = Discovery::File(join::default_file(&rank_info, &lookup).unwrap());
+    let options = JoinOptions { heartbeat_ms: heartbeat.parse().unwrap(), ..JoinOptions::new(way) };
+    // As the command line does: whoever ended the job has said why.
+    join::join_rank(&rank_info, options).unwrap_or_else(|fault| {
+        if !matches!(fault, Fault::Aborted(_)) {
+            eprintln!("error: {fault}");
+        }
+        std::process::exit(1)
+    })
+}
+
 pub fn run(arguments: &[String]) {
     let behaviour = arguments[0].as_str();
     if behaviour == "stop_early" && std::env::var("KOLO_RANK").unwrap() == "1" {
         // SAFETY: stops this process.
         unsafe { libc::raise(libc::SIGSTOP) };
     }
-    let mut member = Member::join(&|name| std::env::var(name).ok()).unwrap().expect("started by a supervisor");
+    let mut member = join();
     assert_eq!(member.roster.len(), member.world);
     assert_eq!(member.roster[member.rank].pid, std::process::id());
     let keys = member.all_gather(&member.key.clone().expose()[..]).unwrap();

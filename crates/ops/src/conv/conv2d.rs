@@ -1,12 +1,18 @@
 //! Convolution and its two gradients as ops. The three are closed under differentiation.
 
 use super::cases;
+use super::gpu;
 use super::shape::{Padding, Shape, Window};
+use super::strips::{self, Held};
 use super::{definition, passes, winograd};
+use crate::cast::CastMethods;
+use crate::matmul::one_float_type;
 use crate::reduce::ReduceMethods;
+use crate::sums::Values;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::index::Index;
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
+use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, Work, op};
 use std::sync::Arc;
 
 op! {
@@ -50,8 +56,8 @@ impl Conv2d {
 pub fn check_bias(bias: &[Type], channels: usize) -> Result<(), String> {
     match bias {
         [] => Ok(()),
-        [bias] if *bias == Type::f32([channels]) => Ok(()),
-        [bias] => Err(format!("the bias must be f32[{channels}], one number for each channel, but is {bias}")),
+        [bias] if bias.shape == [channels] => Ok(()),
+        [bias] => Err(format!("the bias must be [{channels}], one number for each channel, but is {bias}")),
         _ => Err(format!("takes two or three inputs, but got {}", bias.len() + 2)),
     }
 }
@@ -90,7 +96,10 @@ fn types<const COUNT: usize>(cx: &CpuCx<'_>, check: impl Fn([&Type; COUNT]) -> R
 
 impl Op for Conv2d {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("image"), Operand::f32("weight"), Operand::f32("bias").optional()], &["y"])
+        Operands::new([Operand::float("image"), Operand::float("weight"), Operand::float("bias").optional()], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let text = match (self.groups, inputs.len()) {
@@ -102,13 +111,22 @@ impl Op for Conv2d {
         Some(Index::parse(text))
     }
     fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
-        by_groups(self.index(inputs), inputs, self.shape(inputs), &[1, 0, 0], 1)
+        let mut splits = by_groups(self.index(inputs), inputs, self.shape(inputs), &[1, 0, 0], 1);
+        if let Ok(shape) = self.shape(inputs) {
+            let held = [Held::Reached, Held::Whole, Held::Whole];
+            splits.extend(strips::of_grid(&shape, &held[..inputs.len()], Placement::Shard(2)));
+        }
+        splits
     }
-    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
-        (split.axis == GROUPS).then(|| Arc::new(Self { groups: units, ..self.clone() }) as Arc<dyn Op>)
+    fn part_at(&self, split: &Split, first: usize, units: usize) -> Option<Arc<dyn Op>> {
+        if split.axis == GROUPS {
+            return Some(Arc::new(Self { groups: units, ..self.clone() }));
+        }
+        let padding = strips::grid_part(split, &(first..first + units), self.stride, self.padding)?;
+        Some(Arc::new(Self { padding, ..self.clone() }))
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        Ok(vec![self.shape(inputs)?.grid_type()])
+        Ok(vec![Type::new(one_float_type(inputs)?, self.shape(inputs)?.grid_type().shape)])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         self.shape(inputs).map_or(0, |shape| shape.flops())
@@ -120,7 +138,7 @@ impl Op for Conv2d {
             cx.needs(1).then(|| weight_grad(self.window(), x, grad, weight)),
         ];
         if cx.inputs.len() > 2 {
-            grads.push(cx.needs(2).then(|| grad.sum(&[0, 2, 3])));
+            grads.push(cx.needs(2).then(|| grad.sum(&[0, 2, 3]).cast(x.dtype())));
         }
         grads
     }
@@ -155,7 +173,7 @@ pub fn input_grad<'b>(window: Window, weight: Tensor<'b>, grad: Tensor<'b>, like
 pub fn weight_grad<'b>(window: Window, x: Tensor<'b>, grad: Tensor<'b>, like: Tensor<'b>) -> Tensor<'b> {
     let Window { stride, padding, dilation, groups } = window;
     let kernel = [like.dim(2), like.dim(3)];
-    x.then(Conv2dWeightGrad { stride, padding, dilation, groups, kernel }, &[grad])
+    x.then(Conv2dWeightGrad { stride, padding, dilation, groups, kernel }, &[grad]).cast(like.dtype())
 }
 
 impl Conv2dInputGrad {
@@ -171,7 +189,10 @@ impl Conv2dInputGrad {
 
 impl Op for Conv2dInputGrad {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("weight"), Operand::f32("g")], &["dimage"])
+        Operands::new([Operand::float("weight"), Operand::float("g")], &["dimage"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse(match self.groups {
@@ -180,13 +201,22 @@ impl Op for Conv2dInputGrad {
         }))
     }
     fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
-        by_groups(self.index(inputs), inputs, self.shape(inputs), &[0, 1], 1)
+        let mut splits = by_groups(self.index(inputs), inputs, self.shape(inputs), &[0, 1], 1);
+        splits.extend(
+            self.shape(inputs).into_iter().flat_map(|shape| strips::of_image(&shape, &[Held::Whole, Held::Reached])),
+        );
+        splits
     }
-    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
-        (split.axis == GROUPS).then(|| Arc::new(Self { groups: units, ..self.clone() }) as Arc<dyn Op>)
+    fn part_at(&self, split: &Split, first: usize, units: usize) -> Option<Arc<dyn Op>> {
+        if split.axis == GROUPS {
+            return Some(Arc::new(Self { groups: units, ..self.clone() }));
+        }
+        let part = strips::image_part(split, &(first..first + units), self.stride, self.padding)?;
+        let (height, width) = if part.dim == 0 { (units, self.width) } else { (self.height, units) };
+        Some(Arc::new(Self { padding: part.padding, height, width, ..self.clone() }))
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        Ok(vec![self.shape(inputs)?.image_type()])
+        Ok(vec![Type::new(one_float_type(inputs)?, self.shape(inputs)?.image_type().shape)])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         self.shape(inputs).map_or(0, |shape| shape.flops())
@@ -231,7 +261,10 @@ impl Conv2dWeightGrad {
 
 impl Op for Conv2dWeightGrad {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("image"), Operand::f32("g")], &["dweight"])
+        Operands::new([Operand::float("image"), Operand::float("g")], &["dweight"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse(match self.groups {
@@ -241,12 +274,21 @@ impl Op for Conv2dWeightGrad {
         }))
     }
     fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
-        by_groups(self.index(inputs), inputs, self.shape(inputs), &[1, 1], 0)
+        let mut splits = by_groups(self.index(inputs), inputs, self.shape(inputs), &[1, 1], 0);
+        let held = [Held::Reached, Held::Own];
+        let sums = |shape: Shape| strips::of_grid(&shape, &held, Placement::Partial);
+        splits.extend(self.shape(inputs).into_iter().flat_map(sums));
+        splits
     }
-    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
-        (split.axis == GROUPS).then(|| Arc::new(Self { groups: units, ..self.clone() }) as Arc<dyn Op>)
+    fn part_at(&self, split: &Split, first: usize, units: usize) -> Option<Arc<dyn Op>> {
+        if split.axis == GROUPS {
+            return Some(Arc::new(Self { groups: units, ..self.clone() }));
+        }
+        let padding = strips::grid_part(split, &(first..first + units), self.stride, self.padding)?;
+        Some(Arc::new(Self { padding, ..self.clone() }))
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        one_float_type(inputs)?;
         Ok(vec![self.shape(inputs)?.weight_type()])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
@@ -275,6 +317,35 @@ impl Cpu for Conv2dWeightGrad {
     }
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
         passes::weight_grad_scratch(&accepted(self.shape(inputs)), threads)
+    }
+}
+
+/// The operands of a pass on the GPU: these inputs, the bias if input `bias` is there, and the output.
+pub(super) fn gpu_operands(cx: &CudaCx<'_>, factors: [usize; 2], bias: usize) -> gpu::Operands {
+    let values = |at: usize| Values::new(CudaPlace::input(at), cx.inputs[at].dtype);
+    gpu::Operands {
+        factors: factors.map(CudaPlace::input),
+        dtype: cx.inputs[0].dtype,
+        bias: (cx.inputs.len() > bias).then(|| values(bias)),
+        result: Values::new(CudaPlace::output(0), cx.outputs[0].dtype),
+    }
+}
+
+impl Cuda for Conv2d {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        gpu::forward(&accepted(self.shape(cx.inputs)), &gpu_operands(cx, [0, 1], 2))
+    }
+}
+
+impl Cuda for Conv2dInputGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        gpu::input_grad(&accepted(self.shape(cx.inputs)), &gpu_operands(cx, [0, 1], 2))
+    }
+}
+
+impl Cuda for Conv2dWeightGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        gpu::weight_grad(&accepted(self.shape(cx.inputs)), &gpu_operands(cx, [0, 1], 2))
     }
 }
 

@@ -4,17 +4,20 @@
 //! The parts: [`shape`] checks sizes; `definition` says what the results are; `taps` brings the forward pass and each
 //! phase of the input gradient to one form; `canvas` puts padding around images; `operands` pack patches and kernels;
 //! `correlate` and `weights` are the direct kernels, `winograd` has fewer multiplications where it suits, `passes` chooses;
-//! `conv2d` and `transposed` are the ops.
+//! `conv2d` and `transposed` are the ops, and `strips` says
+//! how they are split along rows and columns.
 
 mod canvas;
 mod cases;
 pub mod conv2d;
 mod correlate;
 mod definition;
+mod gpu;
 mod lanes;
 mod operands;
 mod passes;
 pub mod shape;
+mod strips;
 mod taps;
 mod transpose;
 pub mod transposed;
@@ -27,10 +30,10 @@ pub use shape::Padding;
 pub use transposed::ConvTranspose2d;
 
 pub const KINDS: &[OpKind] = &[
-    OpKind::of::<Conv2d>(),
-    OpKind::of::<Conv2dInputGrad>(),
-    OpKind::of::<Conv2dWeightGrad>(),
-    OpKind::of::<ConvTranspose2d>(),
+    OpKind::of::<Conv2d>().with_cuda::<Conv2d>(),
+    OpKind::of::<Conv2dInputGrad>().with_cuda::<Conv2dInputGrad>(),
+    OpKind::of::<Conv2dWeightGrad>().with_cuda::<Conv2dWeightGrad>(),
+    OpKind::of::<ConvTranspose2d>().with_cuda::<ConvTranspose2d>(),
 ];
 
 kolo_graph::methods! {

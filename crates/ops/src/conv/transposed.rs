@@ -1,13 +1,19 @@
 //! Transposed convolution: the input gradient of a convolution, used as a layer. Its own gradients are the convolution
 //! and that convolution's weight gradient with image and gradient in swapped roles.
 
+use super::conv2d::gpu_operands;
 use super::conv2d::{Conv2d, GROUPS, by_groups, check_bias, weight_grad};
+use super::gpu;
 use super::shape::{Padding, Shape, Window};
+use super::strips::{self, Held};
 use super::{cases, definition, passes};
+use crate::cast::CastMethods;
+use crate::matmul::one_float_type;
 use crate::reduce::ReduceMethods;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::split::Split;
-use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
+use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, Work, op};
 use std::sync::Arc;
 
 op! {
@@ -38,7 +44,10 @@ impl ConvTranspose2d {
 
 impl Op for ConvTranspose2d {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("image"), Operand::f32("weight"), Operand::f32("bias").optional()], &["y"])
+        Operands::new([Operand::float("image"), Operand::float("weight"), Operand::float("bias").optional()], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let text = match (self.groups, inputs.len()) {
@@ -50,16 +59,26 @@ impl Op for ConvTranspose2d {
         Some(Index::parse(text))
     }
     fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
-        by_groups(self.index(inputs), inputs, self.shape(&inputs[0], &inputs[1]), &[1, 0, 0], 1)
+        let shape = self.shape(&inputs[0], &inputs[1]);
+        let mut splits = by_groups(self.index(inputs), inputs, shape.clone(), &[1, 0, 0], 1);
+        let held = [Held::Reached, Held::Whole, Held::Whole];
+        splits.extend(shape.into_iter().flat_map(|shape| strips::of_image(&shape, &held[..inputs.len()])));
+        splits
     }
-    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
-        (split.axis == GROUPS).then(|| Arc::new(Self { groups: units, ..self.clone() }) as Arc<dyn Op>)
+    fn part_at(&self, split: &Split, first: usize, units: usize) -> Option<Arc<dyn Op>> {
+        if split.axis == GROUPS {
+            return Some(Arc::new(Self { groups: units, ..self.clone() }));
+        }
+        let part = strips::image_part(split, &(first..first + units), self.stride, self.padding)?;
+        let mut output_padding = self.output_padding;
+        output_padding[part.dim] = part.beyond;
+        Some(Arc::new(Self { padding: part.padding, output_padding, ..self.clone() }))
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [x, weight, bias @ ..] = inputs else { return Err("takes an image, a weight and perhaps a bias".into()) };
         let shape = self.shape(x, weight)?;
         check_bias(bias, self.groups * shape.inputs)?;
-        Ok(vec![shape.image_type()])
+        Ok(vec![Type::new(one_float_type(inputs)?, shape.image_type().shape)])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         self.shape(&inputs[0], &inputs[1]).map_or(0, |shape| shape.flops())
@@ -71,7 +90,7 @@ impl Op for ConvTranspose2d {
             cx.needs(1).then(|| weight_grad(self.window(), grad, x, weight)),
         ];
         if cx.inputs.len() > 2 {
-            grads.push(cx.needs(2).then(|| grad.sum(&[0, 2, 3])));
+            grads.push(cx.needs(2).then(|| grad.sum(&[0, 2, 3]).cast(x.dtype())));
         }
         grads
     }
@@ -92,6 +111,12 @@ impl Cpu for ConvTranspose2d {
     }
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
         passes::input_grad_scratch(&self.accepted(&inputs[0], &inputs[1]), threads)
+    }
+}
+
+impl Cuda for ConvTranspose2d {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        gpu::input_grad(&self.accepted(&cx.inputs[0], &cx.inputs[1]), &gpu_operands(cx, [1, 0], 2))
     }
 }
 

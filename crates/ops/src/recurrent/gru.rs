@@ -3,6 +3,7 @@
 //! `n = tanh(W_in x + b_in + r · (W_hn h + b_hn))`, `h_t = (1 − z) · n + z · h_{t-1}`: the reset gate acts after the product,
 //! so the recurrent share of the candidate is kept apart for the backward pass.
 
+use super::gpu;
 use super::steps::{Back, Forward, StepBack, packed_lengths};
 use super::weights::{Factor, GateGrads, padded};
 use super::{Sheet, Sizes, cut, layer, parts, parts_mut, plain, product, states_before};
@@ -10,9 +11,10 @@ use crate::gemm::{self, Rows, Start, Strided};
 use crate::real::Real;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::split::Split;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operands, Tensor, Type, Work, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operands, Tensor, Type, Work, op};
 
 const GATES: usize = 3;
 /// Gradients kept per unit: candidate, reset, update, recurrent share of the candidate. In this order both the first three
@@ -87,6 +89,9 @@ vectorized! {
 impl Op for Gru {
     fn operands(&self) -> Operands {
         layer::operands(&["gates", "shares"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("b t! i!, g! i, g h!, g, g -> b t h, t b g, t b h"))
@@ -189,6 +194,9 @@ impl Op for GruGrad {
     fn operands(&self) -> Operands {
         layer::grad_operands(&["gates", "shares"], &["db_ih", "db_hh"])
     }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
+    }
     fn index(&self, _: &[Type]) -> Option<Index> {
         let dx = if self.need_dx { ", b t i" } else { "" };
         Some(Index::parse(&format!("b t! i!, g! i, g h!, b t h, t b g, t b h, b t h -> g i, g h, g, g{dx}")))
@@ -197,7 +205,7 @@ impl Op for GruGrad {
         super::backward_splits(self.index(inputs), inputs, 4, outputs.len())
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        super::infer(self.index(inputs), inputs, GATES)
+        super::infer_grad(self.index(inputs), inputs, GATES, self.need_dx)
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         layer::grad_flops(inputs, GATES, self.need_dx)
@@ -291,6 +299,18 @@ fn back<'a>(cx: &'a CpuCx<'_>, sizes: Sizes, zeros: &'a [f32]) -> impl Fn(StepBa
         let before = if step > 0 { &y[now - hidden..now] } else { zeros };
         let [dn, dr, dz, d_share] = parts_mut(d_row);
         cell_grad_row(r, z, n, shares, before, &g[now..now + hidden], d_next, dn, dr, dz, d_share);
+    }
+}
+
+impl Cuda for Gru {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        gpu::GRU.forward(cx)
+    }
+}
+
+impl Cuda for GruGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        gpu::GRU.backward(cx, self.need_dx)
     }
 }
 

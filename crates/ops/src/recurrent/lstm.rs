@@ -2,6 +2,7 @@
 //!
 //! `c_t = f · c_{t-1} + i · g`, `h_t = o · tanh(c_t)`.
 
+use super::gpu;
 use super::steps::{Back, Forward, StepBack, join_biases, packed_lengths};
 use super::weights::{Factor, GateGrads, padded};
 use super::{Sheet, Sizes, cut, layer, parts, parts_mut, plain, product, states_before};
@@ -10,9 +11,10 @@ use crate::real::Real;
 use crate::simd;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::split::Split;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operands, Tensor, Type, Work, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operands, Tensor, Type, Work, op};
 
 const GATES: usize = 4;
 
@@ -93,6 +95,9 @@ vectorized! {
 impl Op for Lstm {
     fn operands(&self) -> Operands {
         layer::operands(&["gates", "cells"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("b t! i!, g! i, g h!, g, g -> b t h, t b g, t b h"))
@@ -191,6 +196,9 @@ impl Op for LstmGrad {
     fn operands(&self) -> Operands {
         layer::grad_operands(&["gates", "cells"], &["db"])
     }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
+    }
     fn index(&self, _: &[Type]) -> Option<Index> {
         let dx = if self.need_dx { ", b t i" } else { "" };
         Some(Index::parse(&format!("b t! i!, g! i, g h!, b t h, t b g, t b h, b t h -> g i, g h, g{dx}")))
@@ -199,7 +207,7 @@ impl Op for LstmGrad {
         super::backward_splits(self.index(inputs), inputs, 3, outputs.len())
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        super::infer(self.index(inputs), inputs, GATES)
+        super::infer_grad(self.index(inputs), inputs, GATES, self.need_dx)
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         layer::grad_flops(inputs, GATES, self.need_dx)
@@ -300,6 +308,18 @@ fn back<'a>(
         }
         let cells = &cells[row * hidden..(row + 1) * hidden];
         cell_grad_row(i, f, g_, o, before, cells, d_out, d_next, d_cells, di, df, dg, d_o);
+    }
+}
+
+impl Cuda for Lstm {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        gpu::LSTM.forward(cx)
+    }
+}
+
+impl Cuda for LstmGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        gpu::LSTM.backward(cx, self.need_dx)
     }
 }
 

@@ -9,6 +9,7 @@
 //!
 //! Forward, the first step has no recurrent term; in the recurrent weight's gradient the state before it is zero.
 
+mod gpu;
 pub mod gru;
 mod layer;
 pub mod lstm;
@@ -23,16 +24,16 @@ use crate::tiles::Address;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Team, Tensor, Type};
+use kolo_graph::{DType, Team, Tensor, Type};
 use std::ops::Range;
 
 pub const KINDS: &[OpKind] = &[
-    OpKind::of::<lstm::Lstm>(),
-    OpKind::of::<lstm::LstmGrad>(),
-    OpKind::of::<gru::Gru>(),
-    OpKind::of::<gru::GruGrad>(),
-    OpKind::of::<rnn::Rnn>(),
-    OpKind::of::<rnn::RnnGrad>(),
+    OpKind::of::<lstm::Lstm>().with_cuda::<lstm::Lstm>(),
+    OpKind::of::<lstm::LstmGrad>().with_cuda::<lstm::LstmGrad>(),
+    OpKind::of::<gru::Gru>().with_cuda::<gru::Gru>(),
+    OpKind::of::<gru::GruGrad>().with_cuda::<gru::GruGrad>(),
+    OpKind::of::<rnn::Rnn>().with_cuda::<rnn::Rnn>(),
+    OpKind::of::<rnn::RnnGrad>().with_cuda::<rnn::RnnGrad>(),
 ];
 
 kolo_graph::methods! {
@@ -136,6 +137,14 @@ fn infer(index: Option<Index>, inputs: &[Type], gates: usize) -> Result<Vec<Type
         return Err(format!("none of batch, time, input and width may be empty, but input {at} is {}", inputs[at]));
     }
     Ok(shapes.into_iter().map(|shape| Type::new(inputs[0].dtype, shape)).collect())
+}
+
+/// Output types of a layer's gradient: those of weights and biases are f32, that of the input is as the input.
+fn infer_grad(index: Option<Index>, inputs: &[Type], gates: usize, need_dx: bool) -> Result<Vec<Type>, String> {
+    let mut types = infer(index, inputs, gates)?;
+    let weights = types.len() - usize::from(need_dx);
+    types[..weights].iter_mut().for_each(|ty| ty.dtype = DType::F32);
+    Ok(types)
 }
 
 /// Floats to a cache line: every piece of scratch starts on one.

@@ -1,5 +1,6 @@
 //! The plain recurrent layer, `h_t = act(W_ih x_t + b_ih + W_hh h_{t-1} + b_hh)`. Legend in the parent module.
 
+use super::gpu;
 use super::steps::{Back, Forward, StepBack, join_biases, packed_lengths};
 use super::weights::{Factor, GateGrads, padded};
 use super::{Sheet, Sizes, cut, layer, plain, product, states_before};
@@ -7,9 +8,10 @@ use crate::gemm::{self, Rows, Start};
 use crate::real::Real;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::split::Split;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operands, Tensor, Type, Work, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operands, Tensor, Type, Work, op};
 
 op! {
     /// Recurrent layer: `(x[b,t,i], w_ih[h,i], w_hh[h,h], b_ih[h], b_hh[h])` to the states `[b,t,h]`; relu, or else tanh.
@@ -60,6 +62,9 @@ vectorized! {
 impl Op for Rnn {
     fn operands(&self) -> Operands {
         layer::operands(&[])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("b t! i!, h! i, h h, h, h -> b t h"))
@@ -138,6 +143,9 @@ impl Op for RnnGrad {
     fn operands(&self) -> Operands {
         layer::grad_operands(&[], &["db"])
     }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
+    }
     fn index(&self, _: &[Type]) -> Option<Index> {
         let dx = if self.need_dx { ", b t i" } else { "" };
         Some(Index::parse(&format!("b t! i!, h! i, h h, b t h, b t h -> h i, h h, h{dx}")))
@@ -146,7 +154,7 @@ impl Op for RnnGrad {
         super::backward_splits(self.index(inputs), inputs, 3, outputs.len())
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        super::infer(self.index(inputs), inputs, 1)
+        super::infer_grad(self.index(inputs), inputs, 1, self.need_dx)
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         layer::grad_flops(inputs, 1, self.need_dx)
@@ -203,6 +211,18 @@ impl RnnGrad {
         let Sizes { batch, steps, input, hidden } = sizes;
         let w_ih = if self.need_dx { gemm::prepacked_len(input, hidden) } else { 0 };
         [gemm::prepacked_len(hidden, hidden), w_ih, steps * batch * padded(hidden), batch * hidden, batch * hidden]
+    }
+}
+
+impl Cuda for Rnn {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        gpu::rnn(self.relu).forward(cx)
+    }
+}
+
+impl Cuda for RnnGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        gpu::rnn(self.relu).backward(cx, self.need_dx)
     }
 }
 

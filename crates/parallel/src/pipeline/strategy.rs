@@ -10,10 +10,10 @@ use super::{Verified, text, verify};
 use crate::mesh::Mesh;
 use crate::strategy::{Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
 use kolo_exec::{Order, Turn};
+use kolo_graph::Graph;
 use kolo_graph::graph::Phase;
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_graph::sources::State;
-use kolo_graph::{Graph, Node};
 use std::sync::Arc;
 
 const RANKS: Key = Key {
@@ -214,8 +214,8 @@ impl Strategy for Pipeline {
     fn written(&self) -> String {
         format!("parallel.{} = {}", RANKS.name, self.ranks)
     }
-    fn axis(&self) -> Option<(&'static str, usize)> {
-        Some((PIPELINE, self.ranks))
+    fn axes(&self) -> Vec<(&'static str, usize)> {
+        vec![(PIPELINE, self.ranks)]
     }
     fn split(&self, graph: Graph, training: &Graph, purpose: Purpose, mesh: &Mesh) -> Result<Graph, Refusal> {
         let ranks = mesh.size(PIPELINE);
@@ -254,16 +254,17 @@ impl Strategy for Pipeline {
     }
 }
 
-/// Refuses two directions for a model whose grains read a state: it changes on one of the two ranks of a stage only.
+/// Refuses two directions for a model whose grains read a state: it changes on one of the two ranks of a stage only. What is made
+/// of a state for the update alone (the mean over steps of a batch norm) is the affair of the rank that keeps it.
 fn check_states(graph: &Graph, directions: usize) -> Result<(), Refusal> {
     let phases = graph.phases();
-    let early = graph.nodes.iter().zip(phases).filter(|(_, phase)| *phase != Phase::After).map(|(node, _)| node);
-    let reads = |node: &&Node| node.inputs.iter().any(|id| graph.maker(*id).op.is::<State>());
-    match early.filter(|_| directions > 1).find(reads) {
-        Some(node) => {
+    let mut follows = vec![false; graph.nodes.len()];
+    for (at, node) in graph.nodes.iter().enumerate().filter(|(at, _)| directions > 1 && phases[*at] != Phase::After) {
+        follows[at] = node.op.is::<State>() || node.inputs.iter().any(|id| follows[graph.value(*id).node.0 as usize]);
+        if follows[at] && phases[at] == Phase::Grain {
             let message = format!("has two directions, but `{}` reads a state of training", node.op.signature());
-            Err(Refusal::of_key(&SCHEDULE, message, "use `1f1b`, `interleaved` or `zero-bubble`"))
+            return Err(Refusal::of_key(&SCHEDULE, message, "use `1f1b`, `interleaved` or `zero-bubble`"));
         }
-        None => Ok(()),
     }
+    Ok(())
 }

@@ -9,6 +9,7 @@ use kolo_ckpt::{CkptError, Header, Keep, Piece, RealDisk, SharedDisk, Summary};
 use kolo_comm::Communicator;
 use kolo_exec::Store;
 use kolo_exec::store::{Copier, Entry, Saved};
+use kolo_graph::Region;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
@@ -208,7 +209,7 @@ impl Saver {
         self.saved_step = Some(record.step);
         let (staging, header) = (self.staging(record.step), self.header(record, weights));
         let own = self.chosen(store, elsewhere);
-        let here = own.iter().flat_map(|number| pieces(&store.entries()[*number], store.bytes_of(*number)));
+        let here = own.iter().map(|number| piece(&store.entries()[*number], store.bytes_of(*number)));
         let shard =
             Shard { disk: Arc::clone(&self.disk), staging: staging.clone(), rank: self.rank(), ranks: self.ranks() };
         let written = shard.write(&mut here.chain(elsewhere.iter().map(saved_piece)));
@@ -361,7 +362,7 @@ impl Shard {
         // SAFETY: the trainer passes the gate before it lets anything change the store.
         unsafe { copier.copy(&mut buffer) };
         gate.open();
-        let here = copier.split(&buffer).flat_map(|(entry, bytes)| pieces(entry, bytes));
+        let here = copier.split(&buffer).map(|(entry, bytes)| piece(entry, bytes));
         let written = self.write(&mut here.chain(elsewhere.iter().map(saved_piece)));
         (buffer, written)
     }
@@ -421,16 +422,13 @@ fn role(role: kolo_exec::store::Role) -> kolo_ckpt::Role {
     }
 }
 
-/// An entry's runs of its tensor.
-fn pieces<'p>(entry: &'p Entry, bytes: &'p [u8]) -> impl Iterator<Item = Piece<'p>> {
+/// An entry's part of its tensor.
+fn piece<'p>(entry: &'p Entry, bytes: &'p [u8]) -> Piece<'p> {
     let (tensor, whole, dtype) = (entry.tensor.as_str(), &entry.whole[..], entry.ty.dtype);
-    entry.region.runs(0..entry.ty.elements()).map(move |(local, start, len)| {
-        let bytes = &bytes[local * dtype.bytes()..(local + len) * dtype.bytes()];
-        Piece { tensor, whole, dtype, role: role(entry.role), start, bytes }
-    })
+    Piece { tensor, whole, dtype, role: role(entry.role), region: entry.region, bytes }
 }
 
 fn saved_piece(saved: &Saved) -> Piece<'_> {
     let Saved { tensor, whole, dtype, role: kind, start, bytes } = saved;
-    Piece { tensor, whole: &whole[..], dtype: *dtype, role: role(*kind), start: *start, bytes }
+    Piece { tensor, whole: &whole[..], dtype: *dtype, role: role(*kind), region: Region::from(*start), bytes }
 }

@@ -451,12 +451,11 @@ fn a_job_that_exceeds_its_limit_runs_in_a_layout_that_fits() {
     let reports = on_ranks(4, |world| report(&fitting, Company::Workers(world)));
     reports.iter().for_each(|other| assert_same("the layout that fits", &alone, other));
 
-    // With two workers none starts, and the first says why.
+    // With two workers none starts, and all say why in the words of the first.
     let job = limited(shared);
     let outcome = |world: Arc<Communicator>| Trainer::among(Arc::clone(&job), 1, world).map(drop).unwrap_err();
     let [first, second] = &on_ranks(2, outcome)[..] else { panic!("two ranks") };
-    assert!(matches!(first, Error::Memory(_)) && matches!(second, Error::MemoryElsewhere), "{first}, {second}");
-    assert_eq!(second.culprit(), Some(0));
+    assert!(matches!(first, Error::Memory(_)) && first.to_string() == second.to_string(), "{first}, {second}");
 }
 
 #[test]
