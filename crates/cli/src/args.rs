@@ -1,6 +1,7 @@
 //! The command line as types.
 
 use crate::data_command::DataCommand;
+use crate::device::DeviceArg;
 use crate::eval::EvalArgs;
 use crate::generate::GenerateArgs;
 use crate::predict::PredictArgs;
@@ -57,6 +58,7 @@ impl Command {
             | Command::Predict(_)
             | Command::Generate(_)
             | Command::Data { .. } => None,
+            Command::Devices(_) | Command::Selftest(_) => None,
             Command::Slurm(_) | Command::Ckpt { .. } | Command::Join(_) | Command::Agent | Command::List { .. } => None,
         }
     }
@@ -100,11 +102,31 @@ pub enum Command {
     /// Run the workers of one host; `--hosts` starts it there
     #[command(hide = true)]
     Agent,
+    /// List the processors, GPUs and GPU libraries of this machine
+    Devices(DevicesArgs),
+    /// Compare every op on a device with its definition
+    Selftest(SelftestArgs),
     /// List what a job file can name
     List {
         /// What to list
         what: Listing,
     },
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct DevicesArgs {}
+
+#[derive(Debug, ClapArgs)]
+pub struct SelftestArgs {
+    /// The device to check: cpu, cuda or cuda:N
+    #[arg(long, default_value = "auto")]
+    pub device: DeviceArg,
+    /// Only this op; may be repeated
+    #[arg(long)]
+    pub op: Vec<String>,
+    /// Only compile the kernels of an H200, which needs NVRTC and no GPU
+    #[arg(long)]
+    pub compile_only: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -113,15 +135,6 @@ pub enum Listing {
     Sources,
     Strategies,
     Ops,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum DeviceArg {
-    Auto,
-    Cpu,
-    Cuda,
-    /// Every op by its definition, in f64: slow, for one worker, to compare with
-    Reference,
 }
 
 /// What every command on a job takes.
@@ -135,11 +148,52 @@ pub struct JobArgs {
     /// Threads; all cores by default
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Where to compute
-    #[arg(long, value_enum, default_value = "auto")]
+    /// Where to compute: auto, cpu, cuda, cuda:N or reference (every op by its definition in f64: slow, for one worker)
+    #[arg(long, default_value = "auto")]
     pub device: DeviceArg,
     #[command(flatten)]
     pub workers: Workers,
+}
+
+/// What a plan of a job takes: as [`JobArgs`], with a device that need not be here.
+#[derive(Debug, ClapArgs)]
+pub struct PlannedJobArgs {
+    /// The job file (TOML)
+    pub job: Option<PathBuf>,
+    /// Override a key of the job file, such as --set train.optimizer.lr=0.01
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Threads; all cores by default
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Where to compute: this machine (auto, cpu, cuda, reference), or a device by its name, such as h100 or a100-80
+    #[arg(long, default_value = "auto")]
+    pub device: String,
+    #[command(flatten)]
+    pub workers: Workers,
+}
+
+impl PlannedJobArgs {
+    /// The executor of this machine that is meant.
+    fn here(&self) -> Option<DeviceArg> {
+        self.device.parse().ok()
+    }
+
+    /// Whether the device is not an executor of this machine.
+    pub fn names_a_device(&self) -> bool {
+        self.here().is_none()
+    }
+
+    /// The same for a job that runs here.
+    pub fn job_args(&self) -> JobArgs {
+        JobArgs {
+            job: self.job.clone(),
+            set: self.set.clone(),
+            threads: self.threads,
+            device: self.here().unwrap_or(DeviceArg::Auto),
+            workers: self.workers.clone(),
+        }
+    }
 }
 
 /// How workers are started and reach each other.
@@ -226,6 +280,9 @@ pub struct Train {
     /// Steps that the timeline shows, counted from 0 and without the last number: 100..120, 100.. or ..20
     #[arg(long, value_name = "FIRST..END", requires = "trace")]
     pub trace_steps: Option<StepRange>,
+    /// Look for the fastest layout of this machine's workers, and train with it; the weights are those of the job
+    #[arg(long)]
+    pub auto: bool,
     /// Train asynchronously with parameter servers
     #[arg(long = "async")]
     pub asynchronous: bool,
@@ -351,7 +408,28 @@ pub enum ExportTarget {
 #[derive(Debug, ClapArgs)]
 pub struct PlanArgs {
     #[command(flatten)]
-    pub job: JobArgs,
+    pub job: PlannedJobArgs,
+    /// Look for the best layout on -n devices: data, tensor, pipeline, sequence, ZeRO, recompute, micro-batches, schedule
+    #[arg(long)]
+    pub search: bool,
+    /// Put the layout that --search found into the job file
+    #[arg(long)]
+    pub write: bool,
+    /// Say what binds the step, and which changes would help most
+    #[arg(long)]
+    pub why: bool,
+    /// Plan for the cluster that this file (TOML) describes
+    #[arg(long, value_name = "FILE")]
+    pub cluster: Option<PathBuf>,
+    /// Of --search: what a worker may take at most, such as 40GiB
+    #[arg(long, value_name = "SIZE")]
+    pub max_memory: Option<String>,
+    /// Of --search: what the whole run may cost at most
+    #[arg(long, value_name = "PRICE")]
+    pub max_cost: Option<f64>,
+    /// Of --search: hours that the whole run may take at most
+    #[arg(long, value_name = "HOURS")]
+    pub deadline: Option<f64>,
     /// Samples per epoch, instead of the data's own number
     #[arg(long)]
     pub samples: Option<f64>,

@@ -13,6 +13,7 @@
 //! ```
 
 mod args;
+mod auto;
 mod bench;
 mod bench_comm;
 mod bench_device;
@@ -22,6 +23,7 @@ mod classes;
 mod cores;
 mod data_command;
 mod described;
+mod device;
 mod elastic;
 mod eval;
 mod fail;
@@ -37,6 +39,7 @@ mod predict;
 mod progress;
 mod published;
 mod saved;
+mod selftest;
 mod simulate;
 mod slurm;
 mod train;
@@ -65,6 +68,7 @@ pub mod prelude {
 }
 
 pub use kolo_ckpt as checkpoint;
+pub use kolo_cuda as cuda;
 pub use kolo_data as data;
 pub use kolo_exec as exec;
 pub use kolo_graph as graph_ir;
@@ -159,6 +163,8 @@ impl App {
             args::Command::Agent => {
                 return ExitCode::from(u8::try_from(kolo_cluster::agent::run()).unwrap_or(1));
             }
+            args::Command::Devices(args) => device::devices(&args),
+            args::Command::Selftest(args) => selftest::selftest(&args),
             args::Command::List { what } => graph::list(&self.kinds, what),
         };
         match outcome.and_then(|()| output::finish()) {

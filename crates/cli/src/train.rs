@@ -1,6 +1,7 @@
 //! `kolo train`.
 
 use crate::args::Train;
+use crate::auto;
 use crate::classes;
 use crate::elastic;
 use crate::fail::{Failure, check_writable, write_file};
@@ -39,6 +40,15 @@ const SERVERS_MAX: usize = 64;
 
 pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
     let rank_info = workers::rank_info()?;
+    if args.auto {
+        return match &rank_info {
+            None => auto::train(kinds, args),
+            Some(found) => {
+                let message = format!("--auto: the workers are started by {}", found.launcher.name());
+                Err(Failure::usage(message, "run `kolo plan --search --write` first, and train without --auto"))
+            }
+        };
+    }
     let prepared = prepare(kinds, args, rank_info.as_ref());
     let claimed = prepared.and_then(|prepared| Ok((claim_out(args, &prepared.job, rank_info.as_ref())?, prepared)));
     // An elastic job goes on without a worker that cannot start.

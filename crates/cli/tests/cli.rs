@@ -5,6 +5,8 @@
 
 #[path = "ckpt/mod.rs"]
 mod ckpt;
+#[path = "planned/mod.rs"]
+mod planned;
 #[path = "trained/mod.rs"]
 mod trained;
 

@@ -641,7 +641,7 @@ impl<'r> Run<'r> {
             layout: job.parallel.layout(workers),
             device: job.executor.name().into(),
             threads: options.threads,
-            peak_bytes: PeakBytes { rss: peak_rss_bytes().unwrap_or(0), device: 0 },
+            peak_bytes: PeakBytes { rss: peak_rss_bytes().unwrap_or(0), device: trainer.device_bytes() },
             planned: options.planned,
             compared: Vec::new(),
             grains: job.grains,

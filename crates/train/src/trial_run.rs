@@ -198,7 +198,7 @@ fn exchange(graph: &Graph, node: &Node, times: usize) -> Option<TimedExchange> {
         Movement::GatherBucket { .. } | Movement::Gather { .. } | Movement::Join { .. } => CallKind::AllGather,
         Movement::Barrier => CallKind::Barrier,
         Movement::AllToAll { .. } => CallKind::AllToAll,
-        Movement::Shift { .. } | Movement::Send { .. } | Movement::Receive { .. } | Movement::Halo(_) => return None,
+        Movement::Shift { .. } | Movement::Halo(_) | Movement::Send { .. } | Movement::Receive { .. } => return None,
     };
     let bytes = |ids: &[ValueId]| ids.iter().map(|id| align(graph.ty(*id).bytes())).sum::<usize>();
     let bytes = if kind == CallKind::Barrier { 0 } else { bytes(&node.inputs).max(bytes(&node.outputs)) };

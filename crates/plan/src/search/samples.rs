@@ -43,7 +43,8 @@ impl Line {
             flops: self.number(first.flops, second.flops),
             reals: self.number(first.reals, second.reals),
             bytes: self.number(first.bytes, second.bytes),
-            ..*first
+            composite: first.composite,
+            winograd: first.winograd,
         })
     }
 

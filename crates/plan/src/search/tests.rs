@@ -129,6 +129,7 @@ impl LayoutModels for Toy {
             overlaps_gradients: true,
             jitter: 0.0,
             device_memory: cluster.device.memory_bytes,
+            jitter: 0.0,
         })
     }
 
