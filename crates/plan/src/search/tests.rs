@@ -127,7 +127,6 @@ impl LayoutModels for Toy {
             model_flops: 3e12 * (self.layers * self.batch) as f64,
             peak_flops: 989e12,
             overlaps_gradients: true,
-            jitter: 0.0,
             device_memory: cluster.device.memory_bytes,
             jitter: 0.0,
         })
