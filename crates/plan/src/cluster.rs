@@ -74,6 +74,8 @@ pub struct SystemTraits {
     pub fuses: bool,
     /// Whether exchanges inside layers go on while gradients of weights are computed.
     pub overlaps_layers: bool,
+    /// Whether exchanges inside layers go on while the products beside them are computed, piece by piece.
+    pub overlaps_products: bool,
     /// Whether attention keeps no scores.
     pub flash_attention: bool,
     /// Whether pipeline stages have the same number of layers, rather than about the same cost.
@@ -97,6 +99,7 @@ impl Default for SystemTraits {
             bucket_bytes: 25.0 * (1 << 20) as f64,
             fuses: true,
             overlaps_layers: true,
+            overlaps_products: false,
             flash_attention: true,
             equal_stages: false,
             scatters_sends: false,
@@ -317,6 +320,7 @@ fn read_system(section: &Settings) -> Result<SystemTraits, SettingError> {
         bucket_bytes: section.float_in("bucket_mib", default.bucket_bytes / MIB, 0.001, 1e6)? * MIB,
         fuses: section.bool("fuses", default.fuses)?,
         overlaps_layers: section.bool("overlaps_layers", default.overlaps_layers)?,
+        overlaps_products: section.bool("overlaps_products", default.overlaps_products)?,
         flash_attention: section.bool("flash_attention", default.flash_attention)?,
         equal_stages: section.bool("equal_stages", default.equal_stages)?,
         scatters_sends: section.bool("scatters_sends", default.scatters_sends)?,

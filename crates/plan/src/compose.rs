@@ -92,6 +92,12 @@ impl Composition<'_> {
             weight: self.pass(&unit.weight),
         };
         times.weight.compute.add(&self.accumulation(unit));
+        if self.cluster.system.overlaps_products {
+            [&mut times.forward, &mut times.input, &mut times.weight].into_iter().for_each(|pass| {
+                let products = pass.compute.product;
+                hide(&mut pass.exchanges, products);
+            });
+        }
         if self.cluster.system.overlaps_layers {
             // Weights' gradients wait for nobody: they are computed while the input's gradient travels.
             hide(&mut times.input.exchanges, times.weight.compute.seconds());
