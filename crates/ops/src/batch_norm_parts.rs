@@ -5,14 +5,17 @@
 //! variance, and [`BatchNormEval`] normalises. Backward, [`BatchNormGradSums`] are summed and [`BatchNormGradWith`] differentiates.
 
 use crate::batch_norm::{
-    BatchNorm, BatchNormEval, BatchNormGrad, CHANNELS_MAX, Planes, add_gradients, add_squares, differentiate_planes,
-    sum_parts,
+    BatchNorm, BatchNormEval, BatchNormGrad, CHANNELS_MAX, GpuPlanes, Planes, SOURCE, add_gradients, add_squares,
+    differentiate_planes, sum_parts,
 };
 use crate::cast::Cast;
+use crate::device;
 use crate::elementwise::{Mul, Rsqrt, Scale, Shift};
 use crate::norm;
 use crate::reduce::Sum;
+use crate::sums::{self, Values};
 use crate::tiles::Address;
+use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::rewrite::Rebuild;
@@ -159,6 +162,53 @@ impl Cpu for BatchNormGradWith {
     }
 }
 
+impl Cuda for ChannelSquares {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let source = CudaSource::new(SOURCE).define_type("I0", cx.inputs[0].dtype).define("SQUARES", 1);
+        let (mut calls, gpu) = (CudaCalls::new(), GpuPlanes::with_source(cx, source));
+        let parts = gpu.numbers(&mut calls, gpu.chunks);
+        let operands = [device::input(0), device::input(1), parts.into()];
+        let args = [&operands[..], &gpu.sizes(), &[device::flag(true)]].concat();
+        calls.launch(gpu.launch("channel_parts", gpu.chunk_grid(), args));
+        let to = Values::new(CudaPlace::output(0), cx.outputs[0].dtype);
+        sums::rows(&mut calls, Values::f32(parts), [gpu.planes.channels, gpu.chunks], to);
+        calls
+    }
+}
+
+impl Cuda for BatchNormGradSums {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let named = [("I0", 0), ("I2", 1), ("I4", 2)];
+        let name =
+            |source: CudaSource, (name, at): (&'static str, usize)| source.define_type(name, cx.inputs[at].dtype);
+        let source = named.into_iter().fold(CudaSource::new(SOURCE).define("SUMS", 1), name);
+        let (mut calls, gpu) = (CudaCalls::new(), GpuPlanes::with_source(cx, source));
+        let parts = gpu.numbers(&mut calls, 2 * gpu.chunks);
+        let operands = [device::input(0), device::input(2), device::input(1), parts.into()];
+        calls.launch(gpu.launch("gradient_parts", gpu.chunk_grid(), [&operands[..], &gpu.sizes()].concat()));
+        for at in [0, 1] {
+            let from = Values::f32(parts.further(at * gpu.planes.channels * gpu.chunks * size_of::<f32>()));
+            let to = Values::new(CudaPlace::output(at), cx.outputs[at].dtype);
+            sums::rows(&mut calls, from, [gpu.planes.channels, gpu.chunks], to);
+        }
+        calls
+    }
+}
+
+impl Cuda for BatchNormGradWith {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (mut calls, gpu) = (CudaCalls::new(), GpuPlanes::new(cx, "GIVEN"));
+        let (numbers, channels) = (gpu.numbers(&mut calls, 4), gpu.planes.channels);
+        let inputs = [1, 2, 3, 5, 6].map(device::input);
+        let rest = [numbers.into(), device::long(channels), CudaArg::F32(self.count as f32)];
+        let grid = device::grid(channels, device::THREADS);
+        calls.launch(gpu.launch("given_numbers", grid, [&inputs[..], &rest].concat()));
+        let operands = [device::input(0), device::input(4), numbers.into(), device::output(0)];
+        gpu.over_elements(&mut calls, "differentiate", &operands);
+        calls
+    }
+}
+
 const SHAPES: &[&[usize]] = &[&[4, 3], &[2, 3, 2, 2], &[1, 1, 5], &[3, 150, 4, 4], &[3, 5, 31, 33]];
 
 impl Cases for ChannelSquares {
@@ -188,8 +238,11 @@ impl Cases for BatchNormGradWith {
     }
 }
 
-pub const KINDS: &[OpKind] =
-    &[OpKind::of::<ChannelSquares>(), OpKind::of::<BatchNormGradSums>(), OpKind::of::<BatchNormGradWith>()];
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<ChannelSquares>().with_cuda::<ChannelSquares>(),
+    OpKind::of::<BatchNormGradSums>().with_cuda::<BatchNormGradSums>(),
+    OpKind::of::<BatchNormGradWith>().with_cuda::<BatchNormGradWith>(),
+];
 
 /// The graph with the batch norms of these nodes in steps, each of which can be split along rows and columns.
 pub fn in_steps(graph: &Graph, chosen: impl Fn(&Node) -> bool) -> Graph {

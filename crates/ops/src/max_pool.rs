@@ -343,11 +343,12 @@ impl Cpu for MaxPool2dGrad {
 
 impl Cuda for MaxPool2dGrad {
     fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
-        let (from, to) = (&cx.inputs[0].shape, &cx.outputs[0].shape);
-        let ([height, width], [top, left]) = (self.tile().whole(self.size), self.tile().begin());
-        let sizes = [from[0] * from[1], from[2] * from[3], to[2], to[3], height, width, top, left].map(device::long);
-        let args = [&[device::input(0), device::input(1), device::output(0)], &sizes[..]].concat();
-        let (grid, block) = device::row_grid(from[0] * from[1], device::WARP);
+        let from = &cx.inputs[0].shape;
+        let (planes, whole, begin) = (from[0] * from[1], self.tile().whole(self.size), self.tile().begin());
+        let sizes = [[planes, from[2] * from[3]], self.size, whole, begin].concat();
+        let operands = [device::input(0), device::input(1), device::output(0)];
+        let args = operands.into_iter().chain(sizes.into_iter().map(device::long)).collect::<Vec<_>>();
+        let (grid, block) = device::row_grid(planes, device::WARP);
         Launch::new(device::typed(crate::pool::SOURCE, cx), "spread_places", grid, block, args).into()
     }
 }

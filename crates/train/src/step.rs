@@ -91,7 +91,7 @@ pub(crate) fn refused(refusal: Refusal) -> GraphError {
 pub fn program_of(job: &Job, parallel: &Parallel, mesh: &Mesh, options: Options) -> Result<Program, GraphError> {
     let graph = graph_of(job, parallel, Purpose::Training, mesh)?;
     let order = parallel.order(mesh, options.grains).map_err(refused)?;
-    let options = order.as_ref().map_or(options, |order| options.with_slots(order.slots));
+    let options = order.as_ref().map_or(options, |order| options.with_slots(order.slots, order.ways));
     Ok(Program::new(&job.executor, graph, options).in_order(order))
 }
 

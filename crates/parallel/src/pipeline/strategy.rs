@@ -201,7 +201,8 @@ fn order(schedule: &Schedule, rank: usize, split_backward: bool) -> Order {
         let segment = ranks.segment(ranks.chunk(direction, action.stage), kind(action.kind));
         Turn { segment, grain, slot: slots.of_grain[grain], term: grain - starts[direction] }
     };
-    Order { slots: slots.count, turns: schedule.actions[rank].iter().map(turn).collect() }
+    let ways = ranks.of_stage.len();
+    Order { slots: slots.count, ways, turns: schedule.actions[rank].iter().map(turn).collect() }
 }
 
 impl Strategy for Pipeline {
