@@ -32,14 +32,14 @@ functions! {
 /// How every source is compiled. Without contraction a fused chain gives the bits of its parts.
 const OPTIONS: [&str; 2] = ["--fmad=false", "--std=c++17"];
 
-/// The whole text of a source: what is defined, the prelude, the kernels.
+/// The whole text of a source: the prelude, then what is defined, which must not change the prelude, then the kernels.
 pub(crate) fn whole_text(source: &CudaSource) -> String {
     let mut text = String::with_capacity(PRELUDE.len() + source.text.len() + 256);
+    text.push_str(PRELUDE);
+    text.push('\n');
     for (name, value) in &source.defines {
         let _ = writeln!(text, "#define {name} {value}");
     }
-    text.push_str(PRELUDE);
-    text.push('\n');
     text.push_str(&source.text);
     text
 }

@@ -85,7 +85,7 @@ const SOURCES: &[OpKind] = &[
     OpKind::of::<AxisScatter>().with_cuda::<AxisScatter>(),
     OpKind::of::<AllToAll>().with_cuda::<AllToAll>(),
     OpKind::of::<AxisShift>().with_cuda::<AxisShift>(),
-    OpKind::of::<AxisHalo>(),
+    OpKind::of::<AxisHalo>().with_cuda::<AxisHalo>(),
     OpKind::of::<Send>().with_cuda::<Send>(),
     OpKind::of::<Receive>().with_cuda::<Receive>(),
     OpKind::without_kernels::<AfterGrains>(),

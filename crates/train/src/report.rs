@@ -203,7 +203,7 @@ pub struct Report {
     pub grains: usize,
     /// What the step was computed in.
     pub precision: &'static str,
-    /// The factor of the last step's gradients, in f16.
+    /// The factor of gradients as the run left it, in f16.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f32>,
     /// Steps whose gradient overflowed and that changed nothing, in f16.

@@ -445,7 +445,7 @@ impl Trainer {
         self.number("grad_norm")
     }
 
-    /// The factor of the last step's gradients, and the steps so far that changed nothing, in f16.
+    /// The factor of the next step's gradients, and the steps so far that changed nothing, in f16.
     pub fn loss_scale(&self) -> Option<[f32; 2]> {
         Some([self.number(LOSS_SCALE)?, self.number(SKIPPED)?])
     }

@@ -93,3 +93,20 @@ pub(crate) fn mirror(cx: &CudaCx<'_>, factor: usize, repeats: Option<(usize, usi
 pub(crate) fn scaled_run(cx: &CudaCx<'_>, start: usize, factor: usize) -> CudaCalls {
     for_each_element(cx, &format!("to[at] = from[at + {start}] * {factor}.0f;"))
 }
+
+/// Along a dim, each place has the input's at the place that is listed for it.
+pub(crate) fn pick(cx: &CudaCx<'_>, dim: usize, sources: &[usize]) -> CudaCalls {
+    let (from, to) = (&cx.inputs[0], &cx.outputs[0]);
+    if from.elements() == 0 {
+        return fill(cx, 0.0);
+    }
+    let inner: usize = to.shape[dim + 1..].iter().product();
+    let (own, wanted) = (from.shape[dim], to.shape[dim]);
+    let sources: Vec<String> = sources.iter().map(usize::to_string).collect();
+    let body = format!(
+        "static __device__ const int sources[] = {{{}}};\nconst i64 row = at / {inner}, place = row % {wanted};\n\
+         to[at] = from[(row / {wanted} * {own} + sources[place]) * {inner} + at % {inner}];",
+        sources.join(", ")
+    );
+    for_each_element(cx, &body)
+}

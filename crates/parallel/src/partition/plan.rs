@@ -9,6 +9,7 @@
 use super::cut::{Arrangement, Cut, Sharding};
 use kolo_graph::sources::{GrainSum, Input, Param, State};
 use kolo_graph::{Graph, Node, NodeId, Placement, Split, Stage, Type, ValueId, Work};
+use kolo_ops::cast::Cast;
 use kolo_ops::cross_entropy::CrossEntropy;
 use kolo_ops::embedding::Embedding;
 use std::collections::{BTreeMap, HashMap};
@@ -195,6 +196,12 @@ impl<'g> Pass<'g> {
 
     fn visit(&mut self, id: NodeId) {
         let node = self.graph.node(id);
+        if node.outputs.iter().any(|id| self.copied_param(*id).is_some_and(|param| self.get(param).is_none())) {
+            // It lies as its parameter does, which nobody has used yet.
+            self.shardings[node.outputs[0].0 as usize] = None;
+            self.choices.push(Choice::Whole);
+            return;
+        }
         let choice = match self.source(node) {
             true => Choice::Whole,
             false => self.choose(id, node),
@@ -230,6 +237,27 @@ impl<'g> Pass<'g> {
         };
         self.shardings[slot.0 as usize] = known;
         true
+    }
+
+    /// The parameter that a value is in another type.
+    fn copied_param(&self, id: ValueId) -> Option<ValueId> {
+        let maker = self.graph.maker(id);
+        let param = maker.op.is::<Cast>().then(|| maker.inputs[0])?;
+        self.graph.maker(param).op.is::<Param>().then_some(param)
+    }
+
+    /// Notes how a value lies that nobody has used yet. A parameter and its copies in other types lie alike.
+    fn assign(&mut self, id: ValueId, sharding: &Sharding) {
+        let param = self.copied_param(id).unwrap_or(id);
+        for reader in self.readers[param.0 as usize].clone() {
+            let copy = self.graph.node(reader).outputs[0];
+            if self.get(copy).is_none() && self.copied_param(copy) == Some(param) {
+                self.shardings[copy.0 as usize] = Some(sharding.clone());
+                let parts = sharding.cut().and_then(|cut| self.parts_with(self.graph.node(reader), cut));
+                self.choices[reader.0 as usize] = parts.map_or(Choice::Whole, Choice::Parts);
+            }
+        }
+        self.shardings[param.0 as usize].get_or_insert_with(|| sharding.clone());
     }
 
     /// How a sharded parameter of the same layer and shape lies.
@@ -463,7 +491,7 @@ impl<'g> Pass<'g> {
     }
 
     fn is_unused_param(&self, id: ValueId) -> bool {
-        self.get(id).is_none() && self.graph.maker(id).op.is::<Param>()
+        self.get(id).is_none() && (self.graph.maker(id).op.is::<Param>() || self.copied_param(id).is_some())
     }
 
     /// Whether the node may be the first to shard a parameter.
@@ -574,12 +602,12 @@ impl<'g> Pass<'g> {
             Choice::Whole => vec![Need::Replicated; node.inputs.len()],
         };
         for (id, need) in node.inputs.iter().zip(needs) {
-            let slot = &mut self.shardings[id.0 as usize];
-            if slot.is_none() {
-                *slot = Some(match need {
+            if self.get(*id).is_none() {
+                let sharding = match need {
                     Need::Sharded(cut) => Sharding::Sharded(cut),
                     Need::Replicated | Need::Term | Need::Halo(_) => Sharding::Replicated,
-                });
+                };
+                self.assign(*id, &sharding);
             }
         }
         if let Choice::Ring { outputs, .. } = choice {
