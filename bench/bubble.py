@@ -6,6 +6,12 @@ lasts from the first pass of any rank to the last, and the bubble is the rest of
 
     cargo build --release
     python bench/bubble.py --report bubble.json
+
+On a machine that others use, passes last as long as ranks are kept from their cores. `--replay` takes the order of passes from the
+timeline, and of each op the shortest of its durations; it plays the ranks' passes through again, each as soon as what it waits for is
+there, as if every rank had a core and messages took no time.
+
+    python bench/bubble.py --replay
 """
 
 import argparse
@@ -66,6 +72,61 @@ def bubbles(trace, ranks):
         yield 1 - sum(union(spans[rank]) for rank in range(ranks)) / (ranks * length)
 
 
+def passes(trace, rank, step):
+    """A rank's passes of a step in their order: (kind, durations of its ops). A pass has a slot of its own while it lasts."""
+    events = [event for event in trace["traceEvents"] if event.get("cat") == "compute" and event["pid"] == rank]
+    events = [event for event in events if event["args"]["step"] == step]
+    found, last = [], None
+    for event in sorted(events, key=lambda event: event["ts"]):
+        kind = event["name"].split(" ")[0]
+        if kind not in ("forward", "backward"):
+            continue
+        if (event["tid"], kind) != last:
+            found.append((kind, []))
+            last = event["tid"], kind
+        found[-1][1].append(event["dur"])
+    # What runs once before all grains is no pass.
+    longest = {wanted: max(len(durations) for kind, durations in found if kind == wanted) for wanted in ("forward", "backward")}
+    return [(kind, durations) for kind, durations in found if 2 * len(durations) > longest[kind]]
+
+
+def replayed(trace, ranks):
+    """The bubble of the passes as the timeline has them, with the shortest duration of every op, in which nobody kept the rank from its core."""
+    steps = sorted({event["args"]["step"] for event in trace["traceEvents"] if event.get("cat") == "compute"})[SKIPPED_STEPS:]
+    orders, lengths = [], []
+    for rank in range(ranks):
+        all_passes = [passes(trace, rank, step) for step in steps]
+        orders.append([kind for kind, _ in all_passes[0]])
+        length = {}
+        for wanted in ("forward", "backward"):
+            durations = [durations for one in all_passes for kind, durations in one if kind == wanted]
+            usual = statistics.mode(len(one) for one in durations)
+            columns = zip(*(one for one in durations if len(one) == usual))
+            length[wanted] = sum(min(column) for column in columns)
+        lengths.append(length)
+    # Each pass ends when its rank and its neighbour are ready; grains are counted by kind.
+    ends, clocks, places = {}, [0.0] * ranks, [0] * ranks
+    counts = [{"forward": 0, "backward": 0} for _ in range(ranks)]
+    while any(place < len(order) for place, order in zip(places, orders)):
+        before = list(places)
+        for rank, order in enumerate(orders):
+            while places[rank] < len(order):
+                kind = order[places[rank]]
+                grain = counts[rank][kind]
+                other = rank - 1 if kind == "forward" else rank + 1
+                waits = (kind, other, grain) if 0 <= other < ranks else None
+                if waits and waits not in ends:
+                    break
+                begin = max(clocks[rank], ends.get(waits, 0.0))
+                clocks[rank] = ends[kind, rank, grain] = begin + lengths[rank][kind]
+                counts[rank][kind] += 1
+                places[rank] += 1
+        if places == before:
+            sys.exit("the passes of the timeline wait for each other")
+    busy = sum(lengths[rank][kind] for rank, order in enumerate(orders) for kind in order)
+    return 1 - busy / (ranks * max(clocks))
+
+
 def run(arguments, schedule, micro_batches):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -78,7 +139,8 @@ def run(arguments, schedule, micro_batches):
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S)
         if done.returncode:
             sys.exit(done.stderr)
-        return list(bubbles(json.loads((folder / "trace.json").read_text()), arguments.ranks))
+        trace = json.loads((folder / "trace.json").read_text())
+        return [replayed(trace, arguments.ranks)] if arguments.replay else list(bubbles(trace, arguments.ranks))
 
 
 def main():
@@ -88,12 +150,13 @@ def main():
     parser.add_argument("--micro-batches", nargs="+", type=int, default=[4, 8])
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--replay", action="store_true", help="for a machine that is not quiet")
     parser.add_argument("--binary", default=KOLO)
     parser.add_argument("--report")
     arguments = parser.parse_args()
-    if (os.cpu_count() or 1) < arguments.ranks:
+    if (os.cpu_count() or 1) < arguments.ranks and not arguments.replay:
         sys.exit(f"{arguments.ranks} ranks need a core each, and there are {os.cpu_count()}")
-    if os.getloadavg()[0] > 0.5:
+    if os.getloadavg()[0] > 0.5 and not arguments.replay:
         print(f"warning: the machine is not quiet (load {os.getloadavg()[0]:.1f})", file=sys.stderr)
     rows = []
     print("| schedule | micro-batches | formula | measured (median) | best step | off |\n|---|---:|---:|---:|---:|---:|")

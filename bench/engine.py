@@ -38,6 +38,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS), help="comma-separated")
     parser.add_argument("--modes", default="eager,compile", help="PyTorch's contestants, comma-separated")
+    parser.add_argument("--precision", default="f32", choices=["f32", "bf16"], help="of all; PyTorch's bf16 is autocast")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=5, help="timed steps per contestant and round")
     parser.add_argument("--warmup", type=int, default=3)
@@ -55,7 +56,9 @@ def commands(model, options):
     """Contestant name to command line."""
     job = BENCH / "jobs" / f"{model}.toml"
     found = {"kolo": [options.kolo, "bench", "train", str(job), "--serve", "--hold-batch", "--threads", str(THREADS)]}
+    found["kolo"] += ["--set", f"train.precision={options.precision}"]
     peer = [sys.executable, str(BENCH / "peers/torch_train.py"), "--serve", "--model", model, "--threads", str(THREADS)]
+    peer += ["--precision", options.precision]
     for mode in options.modes.split(","):
         found[f"{mode} contiguous"] = [*peer, "--mode", mode]
         if model == "resnet18":

@@ -26,7 +26,7 @@ def gpt(dice):
     }
     if dice.often(0.2):
         # Targets that do not count; the sizes are the data's.
-        settings |= {"data.source": "builtin:addition", "data.digits": dice.randint(1, 3)}
+        settings |= {"data.source": "builtin:addition", "data.digits": dice.randint(1, 2)}
         del settings["model.context"], settings["model.vocab"]
     if dice.often(0.4):
         settings["model.dropout"] = 0.1
@@ -120,6 +120,8 @@ def job(dice):
         settings["train.clip"] = dice.choice([0.01, 0.5, 100.0])
     if dice.often(0.2):
         settings["train.grad_norm"] = True
+    if dice.often(0.1):
+        settings["train.eval_every"] = 2
     if dice.often(0.25):
         settings["model.freeze"] = dice.sample(patterns, dice.randint(1, 2))
     slices = dice.choice([1, 2, 4, 8])
@@ -167,7 +169,6 @@ def layout(dice, job, transports):
         ("data.prefetch", 0.2, [0, 1, 7]),
         ("data.threads", 0.2, [1, 3]),
         ("parallel.central", 0.03, [True]),
-        ("train.eval_every", 0.1, [2]),
         ("train.log_every", 0.1, [0, 1]),
     ]:
         if dice.often(share):

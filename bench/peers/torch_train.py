@@ -42,6 +42,7 @@ def arguments():
     parser.add_argument("--mode", default="eager", choices=["eager", "compile"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--channels-last", action="store_true")
+    parser.add_argument("--precision", default="f32", choices=["f32", "bf16"], help="bf16: autocast")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--layers", type=int, help="gpt (4) and lstm (2)")
     parser.add_argument("--context", type=int, help="gpt (128) and lstm (64)")
@@ -96,7 +97,9 @@ def make_step(options):
 
     def step():
         optimizer.zero_grad(set_to_none=True)
-        loss_of(model, x, y).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16"):
+            loss = loss_of(model, x, y)
+        loss.backward()
         optimizer.step()
 
     return step

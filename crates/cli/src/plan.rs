@@ -1,5 +1,6 @@
 //! `kolo plan`: what a job will cost, before anything is allocated.
 
+mod calibrate;
 mod layouts;
 mod placement;
 mod shared;
@@ -72,6 +73,9 @@ impl Prediction {
 }
 
 pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
+    if let Some(report) = &args.calibrate {
+        return calibrate::calibrate(report, args.entry.as_deref());
+    }
     if layouts::is_asked(args) {
         return layouts::plan(kinds, args);
     }
@@ -153,9 +157,10 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
     let samples = args.samples.unwrap_or(job.split.train_len() as f64);
     let epochs = args.epochs.unwrap_or(job.total_steps as f64 / job.steps_per_epoch as f64);
     // What does not fit cannot be tried.
-    let measured = match shortage.is_none() && !args.by_rates && shared.is_none() {
-        true => Some(trial_run::run(job, &program.graph, setup, trial_run::TIME_LIMIT)?),
-        false => None,
+    let measured = match shared {
+        _ if shortage.is_some() || args.by_rates => None,
+        None => Some(trial_run::run(job, &program.graph, setup, trial_run::TIME_LIMIT)?),
+        Some(shared) => shared.try_out(job, setup)?,
     };
     Ok(Prediction {
         modelled_seconds: shared.map_or_else(|| kolo_plan::predict_seconds(&program, &rates), Shared::seconds),

@@ -49,7 +49,7 @@ impl Executor for Cpu {
         let lanes_scratch = if options.lanes == 1 { 0 } else { lane_scratch * options.lanes };
         SessionBytes {
             activations: (layout.grain_bytes + layout.grain_input_bytes) * options.places(),
-            gradients: layout.sum_bytes * sum_levels(options.grains_per_lane()) * options.lanes,
+            gradients: layout.sum_bytes * sum_levels(options.terms_of_sums()) * options.lanes,
             scratch: layout.step_bytes + layout.step_input_bytes + lanes_scratch + scratch,
         }
     }

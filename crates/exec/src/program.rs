@@ -24,6 +24,8 @@ pub struct Program {
 pub struct Order {
     /// Grains on their way at the same time, at most.
     pub slots: usize,
+    /// Ways that grains go: two if each half of them has segments of its own.
+    pub ways: usize,
     /// Those of a grain are in the order of the graph.
     pub turns: Vec<Turn>,
 }

@@ -2,6 +2,7 @@
 
 use crate::collective::{AxisHalo, Collective, Movement};
 use crate::cpu::{Cpu, CpuCx};
+use crate::cuda::{Cuda, CudaCalls, CudaCx, moves};
 use crate::op::{Arg, Case, Cases, Dense, Op};
 use crate::operand::{Operand, Operands};
 use crate::split::{self, Split};
@@ -113,6 +114,13 @@ impl Cpu for AxisHalo {
                 std::ptr::copy_nonoverlapping(source, to.data.add((row * wanted + at) * bytes), bytes);
             }
         }
+    }
+}
+
+impl Cuda for AxisHalo {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let sources: Vec<usize> = (0..cx.outputs[0].shape[self.dim]).map(|at| self.source(at)).collect();
+        moves::pick(cx, self.dim, &sources)
     }
 }
 

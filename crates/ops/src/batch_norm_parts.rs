@@ -8,6 +8,7 @@ use crate::batch_norm::{
     BatchNorm, BatchNormEval, BatchNormGrad, CHANNELS_MAX, GpuPlanes, Planes, SOURCE, add_gradients, add_squares,
     differentiate_planes, sum_parts,
 };
+use crate::cast::Cast;
 use crate::device;
 use crate::elementwise::{Mul, Rsqrt, Scale, Shift};
 use crate::norm;
@@ -247,7 +248,7 @@ pub const KINDS: &[OpKind] = &[
 pub fn in_steps(graph: &Graph, chosen: impl Fn(&Node) -> bool) -> Graph {
     let mut rebuild = Rebuild::new(graph);
     for node in &graph.nodes {
-        let planes = node.inputs.first().map(|id| graph.ty(*id)).filter(|ty| ty.dtype == DType::F32 && ty.rank() == 4);
+        let planes = node.inputs.first().map(|id| graph.ty(*id)).filter(|ty| ty.dtype.is_float() && ty.rank() == 4);
         let steps = planes.filter(|_| chosen(node)).and_then(|x| {
             let count = x.elements() / x.shape[1].max(1);
             let others: Vec<usize> = (0..x.rank()).filter(|dim| *dim != 1).collect();
@@ -288,6 +289,15 @@ impl Steps<'_, '_> {
         new.node(id).outputs.clone()
     }
 
+    /// The value in f32: sums are, whatever is summed.
+    fn widened(&mut self, id: ValueId) -> ValueId {
+        self.cast(id, DType::F32)
+    }
+
+    fn cast(&mut self, id: ValueId, to: DType) -> ValueId {
+        if self.rebuild.new.ty(id).dtype == to { id } else { self.push(Cast { to }, &[id])[0] }
+    }
+
     fn share(&mut self, sum: ValueId) -> ValueId {
         self.push(Scale { factor: 1.0 / self.count as f32 }, &[sum])[0]
     }
@@ -299,9 +309,10 @@ impl Steps<'_, '_> {
     /// y, mean, rstd, variance.
     fn forward(&mut self, eps: f32) -> Vec<ValueId> {
         let [x, weight, bias] = self.inputs()[..] else { unreachable!("a batch norm has three inputs") };
-        let sum = self.push(Sum { dims: self.others.clone(), keep: false }, &[x])[0];
+        let wide = self.widened(x);
+        let sum = self.push(Sum { dims: self.others.clone(), keep: false }, &[wide])[0];
         let mean = self.share(sum);
-        let squares = self.push(ChannelSquares {}, &[x, mean])[0];
+        let squares = self.push(ChannelSquares {}, &[wide, mean])[0];
         let variance = self.share(squares);
         let shifted = self.push(Shift { by: eps }, &[variance])[0];
         let rstd = self.push(Rsqrt {}, &[shifted])[0];
@@ -312,9 +323,11 @@ impl Steps<'_, '_> {
     /// dx, dweight, dbias.
     fn backward(&mut self) -> Vec<ValueId> {
         let [x, weight, mean, rstd, g] = self.inputs()[..] else { unreachable!("its backward pass has five") };
+        let types = [x, weight].map(|id| self.rebuild.new.ty(id).dtype);
+        let [x, weight, g] = [x, weight, g].map(|id| self.widened(id));
         let [shift, slope] = self.push(BatchNormGradSums {}, &[x, mean, g])[..] else { unreachable!("two sums") };
         let dx = self.push(BatchNormGradWith { count: self.count }, &[x, weight, mean, rstd, g, shift, slope])[0];
         let dweight = self.push(Mul {}, &[slope, rstd])[0];
-        vec![dx, dweight, shift]
+        vec![self.cast(dx, types[0]), self.cast(dweight, types[1]), self.cast(shift, types[1])]
     }
 }

@@ -71,7 +71,7 @@ impl MatMulPart {
 
 impl Op for MatMulPart {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::float("a"), Operand::float("b")], &["c"])
+        Operands::without_rules([Operand::float("a"), Operand::float("b")], &["c"])
     }
     fn mixed(&self) -> Mixed {
         Mixed::Half
@@ -127,7 +127,7 @@ impl LinearPart {
 
 impl Op for LinearPart {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::float("x"), Operand::float("weight"), Operand::float("bias")], &["y"])
+        Operands::without_rules([Operand::float("x"), Operand::float("weight"), Operand::float("bias")], &["y"])
     }
     fn mixed(&self) -> Mixed {
         Mixed::Half

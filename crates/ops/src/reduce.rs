@@ -100,7 +100,8 @@ impl Cuda for Sum {
         let from = Values::new(CudaPlace::input(0), cx.inputs[0].dtype);
         let to = Values::new(CudaPlace::output(0), cx.outputs[0].dtype);
         match collapse(shape, &self.dims) {
-            Shape::Copy => calls.copy(from.place, to.place, cx.outputs[0].bytes()),
+            Shape::Copy if from.dtype == to.dtype => calls.copy(from.place, to.place, cx.outputs[0].bytes()),
+            Shape::Copy => sums::rows(&mut calls, from, [cx.inputs[0].elements(), 1], to),
             Shape::Rows { rows, inner } => sums::rows(&mut calls, from, [rows, inner], to),
             Shape::Columns { outer, rows, inner } => sums::columns(&mut calls, from, [outer, rows, inner], to),
             Shape::Middle { outer, rows, inner } => sums::middle(&mut calls, from, [outer, rows, inner], to),
@@ -300,6 +301,12 @@ impl Cpu for Expand {
     }
 }
 
+impl Cuda for Expand {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        crate::cuda_map::formula_calls(self, cx)
+    }
+}
+
 impl Cases for Expand {
     fn cases() -> Vec<Case> {
         let case = |from: &[usize], to: &[usize]| Case::new(Expand { shape: to.into() }, [Arg::real(from)]);
@@ -426,8 +433,11 @@ impl Cases for Reshape {
     }
 }
 
-pub const KINDS: &[OpKind] =
-    &[OpKind::of::<Sum>().with_cuda::<Sum>(), OpKind::of::<Expand>(), OpKind::without_kernels::<Reshape>()];
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<Sum>().with_cuda::<Sum>(),
+    OpKind::of::<Expand>().with_cuda::<Expand>(),
+    OpKind::without_kernels::<Reshape>(),
+];
 
 kolo_graph::methods! {
     /// Sums, means and shapes.

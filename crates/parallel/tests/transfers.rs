@@ -66,7 +66,7 @@ fn train(ranks: usize, rank: usize, lanes: usize, world: Option<Arc<Communicator
     let mut store = Store::new(&graph, 0);
     let w = store.values_mut("w").unwrap();
     w.iter_mut().enumerate().for_each(|(at, w)| *w = w_at(rank * part + at / COLUMNS, at % COLUMNS));
-    let options = Options { threads: lanes, lanes, grains: GRAINS, slots: 1 };
+    let options = Options { threads: lanes, lanes, grains: GRAINS, slots: 1, ways: 1 };
     let mut session = match world {
         Some(world) => {
             let mesh = Mesh::new(&[("tensor", ranks)], rank).unwrap();
@@ -222,7 +222,7 @@ fn tensors_are_sent_and_received_in_every_grain() {
             let graph = builder.finish().unwrap();
             let mut store = Store::new(&graph, 0);
             let mesh = Mesh::new(&[("pipeline", 3)], rank).unwrap();
-            let options = Options { threads: lanes, lanes, grains: 4, slots: 1 };
+            let options = Options { threads: lanes, lanes, grains: 4, slots: 1, ways: 1 };
             let lane = Arc::new(CommLane::on_mesh(world, mesh));
             let mut session = Session::with_collectives(graph, &store, options, lane).unwrap();
             let feed =
@@ -304,7 +304,7 @@ fn attention_graph(packed: bool, causal: bool) -> Graph {
 /// Losses of three steps, the last result and all weights.
 fn attend(graph: Graph, world: Option<Arc<Communicator>>) -> Vec<f32> {
     let mut store = Store::new(&graph, 0);
-    let options = Options { threads: 2, lanes: 2, grains: 2, slots: 1 };
+    let options = Options { threads: 2, lanes: 2, grains: 2, slots: 1, ways: 1 };
     let mut session = match world {
         Some(world) => {
             let mesh = Mesh::new(&[("context", world.size())], world.rank()).unwrap();
@@ -384,7 +384,7 @@ fn transfers_and_constants_under_a_sum_do_not_depend_on_lanes() {
             let graph = builder.finish().unwrap();
             let mut store = Store::new(&graph, 0);
             let mesh = Mesh::new(&[("data", 2), ("tensor", 2)], rank).unwrap();
-            let options = Options { threads: lanes, lanes, grains: 4, slots: 1 };
+            let options = Options { threads: lanes, lanes, grains: 4, slots: 1, ways: 1 };
             let lane = Arc::new(CommLane::on_mesh(world, mesh));
             let mut session = Session::with_collectives(graph, &store, options, lane).unwrap();
             let feed = |grain: usize, feed: &mut Feed<'_>| {
@@ -406,7 +406,7 @@ fn what_does_not_fit_the_mesh_is_an_error_on_all_ranks() {
     let compile = |world: Arc<Communicator>, graph: Graph, lanes: usize| {
         let mesh = Mesh::new(&[("tensor", 2)], world.rank()).unwrap();
         let store = Store::new(&graph, 0);
-        let options = Options { threads: lanes, lanes, grains: 2, slots: 1 };
+        let options = Options { threads: lanes, lanes, grains: 2, slots: 1, ways: 1 };
         let made = Session::with_collectives(graph, &store, options, Arc::new(CommLane::on_mesh(world, mesh)));
         made.unwrap_err().to_string()
     };

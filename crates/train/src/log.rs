@@ -15,7 +15,7 @@ pub struct LogRow {
     pub rate: f64,
     /// The norm of this step's gradient before it was clipped, if it was measured.
     pub grad_norm: Option<f64>,
-    /// The factor of this step's gradients and the steps so far that changed nothing, in f16.
+    /// The factor of the next step's gradients and the steps so far that changed nothing, in f16.
     pub loss_scale: Option<[f64; 2]>,
     /// Since the row before, without evaluations.
     pub samples_per_s: f64,

@@ -15,7 +15,7 @@ pub const FIRST: f64 = 65_536.0;
 pub const LEAST: f64 = 1.0;
 pub const LARGEST: f64 = 16_777_216.0;
 
-/// The output that has the factor of a step.
+/// The output that has the factor of the next step.
 pub const LOSS_SCALE: &str = "loss_scale";
 /// The output that counts the steps that changed nothing so far.
 pub const SKIPPED: &str = "skipped_steps";
@@ -78,11 +78,12 @@ impl<'b> LossScale<'b> {
         let next = factor.mul(change).minimum(number(LARGEST)).maximum(number(LEAST));
         let count = is_finite.mul(good.sub(grows.mul(good)));
         let skipped_now = skipped.shift(1.0).sub(is_finite);
-        builder.output(LOSS_SCALE, factor);
+        builder.output(LOSS_SCALE, next);
         builder.output(SKIPPED, skipped_now);
-        builder.update(factor, next);
-        builder.update(good_steps, count);
-        builder.update(skipped, skipped_now);
+        // A copy each: a number that another stage of a pipeline computes cannot itself become a state.
+        for (state, value) in [(factor, next), (good_steps, count), (skipped, skipped_now)] {
+            builder.update(state, value.scale(1.0));
+        }
         scale.mul(is_finite)
     }
 }

@@ -91,7 +91,7 @@ pub(crate) fn refused(refusal: Refusal) -> GraphError {
 pub fn program_of(job: &Job, parallel: &Parallel, mesh: &Mesh, options: Options) -> Result<Program, GraphError> {
     let graph = graph_of(job, parallel, Purpose::Training, mesh)?;
     let order = parallel.order(mesh, options.grains).map_err(refused)?;
-    let options = order.as_ref().map_or(options, |order| options.with_slots(order.slots));
+    let options = order.as_ref().map_or(options, |order| options.with_slots(order.slots, order.ways));
     Ok(Program::new(&job.executor, graph, options).in_order(order))
 }
 
@@ -169,7 +169,7 @@ impl std::fmt::Debug for UpdateRule<'_> {
 /// | `counted` | how many targets count, where some may not |
 /// | `ignored` | targets that a part of the loss ignores, which then is no mean over the batch |
 /// | `grad_norm` | with `clip`: the norm of the whole gradient, before it is clipped |
-/// | [`LOSS_SCALE`], [`SKIPPED`] | in f16: the factor of this step's gradients, and the steps so far that changed nothing |
+/// | [`LOSS_SCALE`], [`SKIPPED`] | in f16: the factor of the next step's gradients, and the steps so far that changed nothing |
 ///
 /// An infinite `clip` measures the norm and clips nothing.
 pub fn training_graph(

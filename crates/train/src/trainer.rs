@@ -228,6 +228,14 @@ impl Trainer {
         self.memory
     }
 
+    /// Bytes of a device's own memory that its step and its weights take; 0 on one that computes in the memory of the host.
+    pub fn device_bytes(&self) -> u64 {
+        match self.job.executor.allocates_on_host() {
+            true => 0,
+            false => (self.session.planned_bytes().total() + self.store.bytes()) as u64,
+        }
+    }
+
     pub fn job(&self) -> &Arc<Job> {
         &self.job
     }
@@ -243,7 +251,7 @@ impl Trainer {
 
     /// Whether other workers have parts of the model that this one lacks.
     pub fn shares_model(&self) -> bool {
-        self.replica.is_some()
+        self.sharers().is_some()
     }
 
     /// The digest of all weights. Workers that share the model call it together.
@@ -437,7 +445,7 @@ impl Trainer {
         self.number("grad_norm")
     }
 
-    /// The factor of the last step's gradients, and the steps so far that changed nothing, in f16.
+    /// The factor of the next step's gradients, and the steps so far that changed nothing, in f16.
     pub fn loss_scale(&self) -> Option<[f32; 2]> {
         Some([self.number(LOSS_SCALE)?, self.number(SKIPPED)?])
     }

@@ -55,7 +55,7 @@ fn a_steady_step_allocates_nothing() {
         // The largest shows nothing that the others do not show with fewer lanes.
         let layouts: &[(usize, usize)] = if model.contains("resnet50") { &[(2, 2)] } else { &[(1, 1), (2, 1), (2, 2)] };
         for (threads, lanes) in layouts.iter().copied() {
-            expect_none(&text, Options { threads, lanes, grains: 4, slots: 1 });
+            expect_none(&text, Options { threads, lanes, grains: 4, slots: 1, ways: 1 });
         }
     }
     // One grain and no clipping: updates take gradients as they are made.
@@ -68,7 +68,7 @@ fn a_steady_step_allocates_nothing() {
         let text = format!(
             "[model]\nkind = \"mlp\"\n[data]\nsource = \"builtin:digits\"\nbatch = 8\ngrains = 4\n{loading}\n[train]\nsteps = 40\n"
         );
-        expect_none(&text, Options { threads: 2, lanes: 2, grains: 4, slots: 1 });
+        expect_none(&text, Options { threads: 2, lanes: 2, grains: 4, slots: 1, ways: 1 });
     }
 }
 

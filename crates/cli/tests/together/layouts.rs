@@ -109,7 +109,14 @@ fn split_models_of_other_kinds_have_the_weights_of_one_worker() {
     // A frozen bias that the first rank alone adds, and whose layer is whole on nobody in an evaluation either.
     let frozen = LSTM.replace("width = 16", "width = 6\nfreeze = [\"*bias*\"]");
     agree(&frozen, &[(4, "tensor=2 zero=3")]);
-    agree(MLP, &[(4, "tensor=2 pipeline=2"), (2, "pipeline=2 schedule=zero-bubble"), (8, "tensor=2 pipeline=4")]);
+    let layouts = [
+        (4, "tensor=2 pipeline=2"),
+        (2, "pipeline=2 schedule=zero-bubble"),
+        (8, "tensor=2 pipeline=4"),
+        // It ends with a map of decisions, for which no worker has all weights.
+        (2, "zero=3"),
+    ];
+    agree(MLP, &layouts);
 }
 
 /// Images of odd sizes in strips and tiles, beside everything else.

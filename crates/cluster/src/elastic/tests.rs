@@ -158,7 +158,7 @@ fn who_joins_is_taken_in_after_a_step_if_that_makes_the_group_larger() {
     assert!(matches!(&actions[..], [CoordinatorAction::Send { link: 51, envelope: Envelope {
         message: ControlMessage::Abort { text }, .. } }] if text.contains("`job.seed` is `2` here, but `1` in the job")));
     for link in [52, 53] {
-        assert_eq!(told(&job.hello(link, ANY_RANK, "1"), &ControlMessage::Yield), []);
+        assert!(told(&job.hello(link, ANY_RANK, "1"), &ControlMessage::Yield).is_empty());
     }
     let actions = job.hello(54, ANY_RANK, "1");
     assert_eq!(told(&actions, &ControlMessage::Yield), [0, 1, 2, 3]);

@@ -27,9 +27,9 @@ pub(super) struct Lane {
     levels: Arc<Vec<Memory>>,
 }
 
-/// Levels of partial sums that a lane of this many grains needs.
-pub(super) fn sum_levels(grains: usize) -> usize {
-    (grains.max(2)).ilog2() as usize
+/// Levels of partial sums that sums of this many terms need.
+pub(super) fn sum_levels(terms: usize) -> usize {
+    (terms.max(2)).ilog2() as usize
 }
 
 impl Lane {
@@ -43,7 +43,7 @@ impl Lane {
         let layout = &program.layout;
         let own = |_| Memory::try_new(layout.sum_bytes);
         let whole = sums.map_or_else(|| own(0), Ok);
-        let rest = (1..sum_levels(program.options.grains_per_lane())).map(own);
+        let rest = (1..sum_levels(program.options.terms_of_sums())).map(own);
         Ok(Self {
             calls: Vec::new(),
             inputs: Vec::new(),

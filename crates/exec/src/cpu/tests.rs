@@ -36,7 +36,7 @@ fn step(lanes: usize, wanted: &str) -> (bool, Vec<f32>) {
     }
     let graph = builder.finish().unwrap();
     let mut store = Store::new(&graph, 1);
-    let mut session = Session::new(graph, &store, Options { threads: lanes, lanes, grains: 4, slots: 1 });
+    let mut session = Session::new(graph, &store, Options { threads: lanes, lanes, grains: 4, slots: 1, ways: 1 });
     let fill = |grain: usize, feed: &mut Feed<'_>| {
         let x = feed.f32("x").unwrap();
         x.iter_mut().enumerate().for_each(|(at, x)| *x = 0.1 + (grain * at) as f32 * 1e-5);
@@ -190,7 +190,7 @@ fn in_pieces(cut: bool, output: bool) -> (usize, Vec<f32>) {
     }
     let graph = builder.finish().unwrap();
     let mut store = Store::new(&graph, 1);
-    let mut session = Session::new(graph, &store, Options { threads: 2, lanes: 2, grains: 4, slots: 1 });
+    let mut session = Session::new(graph, &store, Options { threads: 2, lanes: 2, grains: 4, slots: 1, ways: 1 });
     for _ in 0..2 {
         let fill = |grain: usize, feed: &mut Feed<'_>| feed.f32("x").unwrap().fill(0.1 + grain as f32);
         session.run(&mut store, |_| {}, fill).unwrap();
@@ -347,7 +347,7 @@ fn a_trial_run_finds_the_time_of_a_step() {
     let trial = |count: usize, patience: std::time::Duration| {
         let graph = layers(count);
         let store = Store::new(&graph, 1);
-        let mut session = Session::new(graph, &store, Options { threads: 2, lanes: 2, grains: 4, slots: 1 });
+        let mut session = Session::new(graph, &store, Options { threads: 2, lanes: 2, grains: 4, slots: 1, ways: 1 });
         session.trial_run(|_| {}, |_, feed| feed.f32("x").unwrap().fill(1.0), patience)
     };
     let short = trial(2, std::time::Duration::from_secs(60));
@@ -359,7 +359,7 @@ fn a_trial_run_finds_the_time_of_a_step() {
     for count in [2, 40] {
         let graph = layers(count);
         let store = Store::new(&graph, 1);
-        let session = Session::new(graph, &store, Options { threads: 2, lanes: 2, grains: 4, slots: 1 });
+        let session = Session::new(graph, &store, Options { threads: 2, lanes: 2, grains: 4, slots: 1, ways: 1 });
         let device = session.device().downcast::<CpuDevice>().unwrap();
         let calls = device.lanes[0].calls.len();
         assert!(calls >= 2 * count, "{calls}");

@@ -19,10 +19,14 @@ pub struct Library {
     numbers: BTreeMap<String, usize>,
 }
 
-/// A source with its definitions, as text.
+/// A source with its definitions, as text. It leaves no macro behind: many sources stand in one file here.
 pub fn text_of(source: &CudaSource) -> String {
     let defines: String = source.defines.iter().map(|(name, value)| format!("#define {name} {value}\n")).collect();
-    let ends: String = source.defines.iter().map(|(name, _)| format!("#undef {name}\n")).collect();
+    let given = source.defines.iter().map(|(name, _)| name.to_string());
+    let own = source.text.lines().filter_map(|line| line.trim_start().strip_prefix("#define "));
+    let name = |line: &str| line.chars().take_while(|letter| letter.is_alphanumeric() || *letter == '_').collect();
+    let ends: BTreeSet<String> = given.chain(own.map(name)).collect();
+    let ends: String = ends.iter().map(|name| format!("#undef {name}\n")).collect();
     format!("{defines}{}\n{ends}", source.text)
 }
 
@@ -33,11 +37,11 @@ fn launches(calls: &CudaCalls) -> impl Iterator<Item = &Launch> {
     })
 }
 
-/// Every source of the calls as a GPU's compiler gets it: definitions, prelude, kernels.
+/// Every source of the calls as a GPU's compiler gets it: prelude, definitions, kernels.
 pub fn sources(calls: &CudaCalls) -> Vec<(String, String)> {
     let with_defines = |launch: &Launch| {
         let defines = launch.source.defines.iter().map(|(name, value)| format!("#define {name} {value}\n"));
-        let whole = [defines.collect::<String>(), PRELUDE.into(), launch.source.text.to_string()].join("\n");
+        let whole = [PRELUDE.into(), defines.collect::<String>(), launch.source.text.to_string()].join("\n");
         (text_of(&launch.source), whole)
     };
     launches(calls).map(with_defines).collect()
@@ -57,7 +61,6 @@ fn for_cpu(text: &str) -> String {
     let text = text.replace(TENSOR, "");
     let text = ASSEMBLY.iter().fold(text, |text, (from, to)| text.replace(from, to));
     let text = text.replace("extern \"C\" __global__", "static");
-    // Of several packs in one file, each namespace has its own macros.
     text.replace(
         "extern __shared__ __align__(1024) unsigned char dynamic[];",
         "unsigned char *const dynamic = emulator::dynamic_memory;",

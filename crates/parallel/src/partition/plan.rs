@@ -9,6 +9,7 @@
 use super::cut::{Arrangement, Cut, Sharding};
 use kolo_graph::sources::{GrainSum, Input, Param, State};
 use kolo_graph::{Graph, Node, NodeId, Placement, Split, Stage, Type, ValueId, Work};
+use kolo_ops::cast::Cast;
 use kolo_ops::cross_entropy::CrossEntropy;
 use kolo_ops::embedding::Embedding;
 use std::collections::{BTreeMap, HashMap};
@@ -110,6 +111,8 @@ pub struct Plan {
     pub choices: Vec<Choice>,
     /// Slices are slots of a ring: what is cut has them in their order, what is whole has its tokens as they are.
     pub ring: bool,
+    /// Slices are tiles of planes.
+    pub planes: bool,
 }
 
 impl Plan {
@@ -179,7 +182,8 @@ impl<'g> Pass<'g> {
     /// Nothing is split.
     fn whole(self) -> Plan {
         let shardings = vec![Sharding::Replicated; self.graph.values.len()];
-        Plan { slices: self.slices, shardings, choices: vec![Choice::Whole; self.graph.nodes.len()], ring: false }
+        let choices = vec![Choice::Whole; self.graph.nodes.len()];
+        Plan { slices: self.slices, shardings, choices, ring: false, planes: false }
     }
 
     fn get(&self, id: ValueId) -> Option<&Sharding> {
@@ -192,6 +196,12 @@ impl<'g> Pass<'g> {
 
     fn visit(&mut self, id: NodeId) {
         let node = self.graph.node(id);
+        if node.outputs.iter().any(|id| self.copied_param(*id).is_some_and(|param| self.get(param).is_none())) {
+            // It lies as its parameter does, which nobody has used yet.
+            self.shardings[node.outputs[0].0 as usize] = None;
+            self.choices.push(Choice::Whole);
+            return;
+        }
         let choice = match self.source(node) {
             true => Choice::Whole,
             false => self.choose(id, node),
@@ -221,13 +231,33 @@ impl<'g> Pass<'g> {
         let known = match self.rules.fixed.get(name) {
             Some(sharding) => Some(sharding.clone()),
             None if self.rules.by_tokens || self.rules.whole.contains(name) => Some(Sharding::Replicated),
-            None if self.rules.planes.is_some() && !is_param => self.neighbour(node).or(Some(Sharding::Replicated)),
             // A statistic lies as the parameters of its layer do.
             None if !is_param => self.neighbour(node),
             None => None,
         };
         self.shardings[slot.0 as usize] = known;
         true
+    }
+
+    /// The parameter that a value is in another type.
+    fn copied_param(&self, id: ValueId) -> Option<ValueId> {
+        let maker = self.graph.maker(id);
+        let param = maker.op.is::<Cast>().then(|| maker.inputs[0])?;
+        self.graph.maker(param).op.is::<Param>().then_some(param)
+    }
+
+    /// Notes how a value lies that nobody has used yet. A parameter and its copies in other types lie alike.
+    fn assign(&mut self, id: ValueId, sharding: &Sharding) {
+        let param = self.copied_param(id).unwrap_or(id);
+        for reader in self.readers[param.0 as usize].clone() {
+            let copy = self.graph.node(reader).outputs[0];
+            if self.get(copy).is_none() && self.copied_param(copy) == Some(param) {
+                self.shardings[copy.0 as usize] = Some(sharding.clone());
+                let parts = sharding.cut().and_then(|cut| self.parts_with(self.graph.node(reader), cut));
+                self.choices[reader.0 as usize] = parts.map_or(Choice::Whole, Choice::Parts);
+            }
+        }
+        self.shardings[param.0 as usize].get_or_insert_with(|| sharding.clone());
     }
 
     /// How a sharded parameter of the same layer and shape lies.
@@ -461,7 +491,7 @@ impl<'g> Pass<'g> {
     }
 
     fn is_unused_param(&self, id: ValueId) -> bool {
-        self.get(id).is_none() && self.graph.maker(id).op.is::<Param>()
+        self.get(id).is_none() && (self.graph.maker(id).op.is::<Param>() || self.copied_param(id).is_some())
     }
 
     /// Whether the node may be the first to shard a parameter.
@@ -572,12 +602,12 @@ impl<'g> Pass<'g> {
             Choice::Whole => vec![Need::Replicated; node.inputs.len()],
         };
         for (id, need) in node.inputs.iter().zip(needs) {
-            let slot = &mut self.shardings[id.0 as usize];
-            if slot.is_none() {
-                *slot = Some(match need {
+            if self.get(*id).is_none() {
+                let sharding = match need {
                     Need::Sharded(cut) => Sharding::Sharded(cut),
                     Need::Replicated | Need::Term | Need::Halo(_) => Sharding::Replicated,
-                });
+                };
+                self.assign(*id, &sharding);
             }
         }
         if let Choice::Ring { outputs, .. } = choice {
@@ -612,7 +642,8 @@ impl<'g> Pass<'g> {
     fn finish(mut self) -> Plan {
         self.cut_early();
         let shardings = self.shardings.into_iter().map(|one| one.unwrap_or(Sharding::Replicated)).collect();
-        Plan { slices: self.slices, shardings, choices: self.choices, ring: self.rules.ring }
+        let (ring, planes) = (self.rules.ring, self.rules.planes.is_some());
+        Plan { slices: self.slices, shardings, choices: self.choices, ring, planes }
     }
 
     /// Computes in parts what is computed whole and then only used in parts.

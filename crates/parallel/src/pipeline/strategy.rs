@@ -8,7 +8,7 @@ use super::slots::Slots;
 use super::stages::Stages;
 use super::{Verified, text, verify};
 use crate::mesh::Mesh;
-use crate::strategy::{Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
+use crate::strategy::{Facts, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
 use kolo_exec::{Order, Turn};
 use kolo_graph::Graph;
 use kolo_graph::graph::Phase;
@@ -201,7 +201,8 @@ fn order(schedule: &Schedule, rank: usize, split_backward: bool) -> Order {
         let segment = ranks.segment(ranks.chunk(direction, action.stage), kind(action.kind));
         Turn { segment, grain, slot: slots.of_grain[grain], term: grain - starts[direction] }
     };
-    Order { slots: slots.count, turns: schedule.actions[rank].iter().map(turn).collect() }
+    let ways = ranks.of_stage.len();
+    Order { slots: slots.count, ways, turns: schedule.actions[rank].iter().map(turn).collect() }
 }
 
 impl Strategy for Pipeline {
@@ -216,6 +217,16 @@ impl Strategy for Pipeline {
     }
     fn axes(&self) -> Vec<(&'static str, usize)> {
         vec![(PIPELINE, self.ranks)]
+    }
+    /// The factor of scaled gradients is a state that all stages read and one updates.
+    fn check(&self, job: Facts, _: &[&dyn Strategy]) -> Result<(), Refusal> {
+        match job.scales_gradients {
+            true => {
+                let message = format!("is {}, which cannot be combined with `train.precision = \"f16\"`", self.ranks);
+                Err(Refusal::of_key(&RANKS, message, "write `precision = \"bf16\"`, which needs no scale"))
+            }
+            false => Ok(()),
+        }
     }
     fn split(&self, graph: Graph, training: &Graph, purpose: Purpose, mesh: &Mesh) -> Result<Graph, Refusal> {
         let ranks = mesh.size(PIPELINE);

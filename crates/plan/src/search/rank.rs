@@ -231,8 +231,8 @@ const FASTEST_TRIED_MAX: usize = 32;
 
 /// What a candidate takes, by arithmetic. `None` for a schedule that cannot be run.
 pub fn timed(candidate: Candidate, model: &StepModel, cluster: &Cluster, limits: &Limits) -> Option<Ranked> {
-    let StepTimes { seconds, compute, exposed, bubble, update, utilisation } = model.times().ok()?;
-    let step = StepParts { seconds, compute: compute + update, exposed, bubble, utilisation };
+    let StepTimes { seconds, compute, exposed, bubble, update, straggling, utilisation } = model.times().ok()?;
+    let step = StepParts { seconds, compute: compute + update, exposed, bubble: bubble + straggling, utilisation };
     Some(ranked(candidate, model, cluster, limits, step))
 }
 

@@ -103,7 +103,7 @@ struct Turn {
 
 impl Trainer {
     /// Those without whom this worker cannot run the model, if there are any.
-    fn sharers(&self) -> Option<&Arc<Communicator>> {
+    pub(super) fn sharers(&self) -> Option<&Arc<Communicator>> {
         match self.parallel.shards_weights(&self.mesh) {
             true => self.world.as_ref(),
             false => self.replica.as_ref(),

@@ -114,7 +114,7 @@ fn a_slow_source_is_waited_for_and_changes_nothing() {
 #[test]
 fn a_trainer_may_go_back_and_be_dropped_at_any_time() {
     let job = reading("prefetch = 3\nthreads = 2", Duration::from_micros(20), None);
-    let options = Options { threads: 2, lanes: 2, grains: 4, slots: 1 };
+    let options = Options { threads: 2, lanes: 2, grains: 4, slots: 1, ways: 1 };
     let mut trainer = Trainer::new(Arc::clone(&job), options).unwrap();
     (0..3).for_each(|_| _ = trainer.step().unwrap());
     let state = trainer.state();
@@ -216,7 +216,7 @@ fn a_sample_that_cannot_be_read_ends_the_run_before_its_step() {
     );
     for keys in ["prefetch = 0", "prefetch = 1\nthreads = 1", "prefetch = 4\nthreads = 4"] {
         let job = reading(keys, Duration::ZERO, Some(broken));
-        let mut trainer = Trainer::new(job, Options { threads: 1, lanes: 1, grains: 4, slots: 1 }).unwrap();
+        let mut trainer = Trainer::new(job, Options { threads: 1, lanes: 1, grains: 4, slots: 1, ways: 1 }).unwrap();
         (0..2).for_each(|_| _ = trainer.step().unwrap());
         let before = trainer.state();
         let error = trainer.step().unwrap_err();
@@ -263,7 +263,7 @@ fn evaluations_rehearsals_fingerprints_and_held_batches_say_so_too() {
     let keys = "prefetch = 2\nthreads = 1";
     let held_out = plain("").split.held_out(5);
     let job = reading(keys, Duration::ZERO, Some(held_out));
-    let options = Options { threads: 1, lanes: 1, grains: 4, slots: 1 };
+    let options = Options { threads: 1, lanes: 1, grains: 4, slots: 1, ways: 1 };
     let mut trainer = Trainer::new(job, options).unwrap();
     trainer.step().unwrap();
     let error = trainer.evaluate().unwrap_err().to_string();
@@ -287,7 +287,8 @@ fn a_trial_run_counts_slow_data() {
     let setup = kolo_train::trial_run::TrialSetup { workers: 1, per_host: 1, threads: 1 };
     let tried = |keys: &str| {
         let job = reading(keys, Duration::from_micros(500), None);
-        let trainer = Trainer::new(Arc::clone(&job), Options { threads: 1, lanes: 1, grains: 4, slots: 1 }).unwrap();
+        let trainer =
+            Trainer::new(Arc::clone(&job), Options { threads: 1, lanes: 1, grains: 4, slots: 1, ways: 1 }).unwrap();
         kolo_train::trial_run::run(&job, trainer.session().graph(), setup, Duration::from_millis(1)).unwrap()
     };
     let ahead = tried("prefetch = 1\nthreads = 2");
@@ -303,7 +304,8 @@ fn buffers_are_part_of_the_memory_plan() {
     let batch = 32 * (64 * 4 + 4 + 8);
     assert_eq!([data(""), data("prefetch = 0"), data("prefetch = 5")], [3 * batch, batch, 6 * batch]);
     let trainer =
-        Trainer::new(reading("", Duration::ZERO, None), Options { threads: 1, lanes: 1, grains: 4, slots: 1 }).unwrap();
+        Trainer::new(reading("", Duration::ZERO, None), Options { threads: 1, lanes: 1, grains: 4, slots: 1, ways: 1 })
+            .unwrap();
     assert_eq!(trainer.memory().data, 3 * batch);
 }
 

@@ -55,7 +55,7 @@ fn passes(make: impl Fn() -> Graph) -> Passes {
     record(&mut all, "printing", || graph.to_string());
     for (name, grains, lanes) in [("one grain", 1, 1), ("a grain per lane", 2, 2), ("grains", 4, 2)] {
         record(&mut all, name, || layout::plan(&graph, grains, lanes, &CpuAbilities));
-        let options = Options { threads: 2, lanes, grains, slots: 1 };
+        let options = Options { threads: 2, lanes, grains, slots: 1, ways: 1 };
         let program = Program::cpu(graph.clone(), options);
         record(&mut all, "null::walk", || null::walk(&program, |_| {}));
         record(&mut all, "cost", || kolo_plan::cost(&program));
@@ -70,7 +70,7 @@ fn passes(make: impl Fn() -> Graph) -> Passes {
     ];
     for (name, graph) in &spread {
         let store = Store::new(graph, 1);
-        let options = Options { threads: 2, lanes: 2, grains: 4, slots: 1 };
+        let options = Options { threads: 2, lanes: 2, grains: 4, slots: 1, ways: 1 };
         let session = || Session::with_collectives(graph.clone(), &store, options, Arc::new(Unstarted)).unwrap();
         record(&mut all, name, session);
     }

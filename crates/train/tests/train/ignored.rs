@@ -76,7 +76,8 @@ fn the_layout_does_not_matter() {
         assert_same(&format!("{workers} workers, {servers} servers"), &alone, &reports[0]);
     }
     for lanes in [1, 2, 8] {
-        let mut trainer = Trainer::new(gpt(""), Options { threads: lanes, lanes, grains: 8, slots: 1 }).unwrap();
+        let mut trainer =
+            Trainer::new(gpt(""), Options { threads: lanes, lanes, grains: 8, slots: 1, ways: 1 }).unwrap();
         (0..4).for_each(|_| _ = trainer.step().unwrap());
         assert_eq!(alone.weights, trainer.store().digest(), "{lanes} lanes");
     }
@@ -210,7 +211,8 @@ fn a_batch_in_which_nothing_counts_changes_nothing() {
 #[test]
 fn an_evaluation_divides_once() {
     let job = uneven(&regression("optimizer = { kind = \"sgd\", lr = 0.5 }", 2));
-    let mut trainer = Trainer::new(Arc::clone(&job), Options { threads: 1, lanes: 1, grains: 2, slots: 1 }).unwrap();
+    let mut trainer =
+        Trainer::new(Arc::clone(&job), Options { threads: 1, lanes: 1, grains: 2, slots: 1, ways: 1 }).unwrap();
     (0..2).for_each(|_| _ = trainer.step().unwrap());
     let sample = |at: usize| {
         let (mut x, mut y) = (vec![0.0f32; INPUTS], [0i32]);
@@ -289,7 +291,7 @@ fn own_job(make: kolo_models::Make, samples: usize, grains: usize) -> Job {
 
 fn own_model(make: kolo_models::Make, grains: usize) -> Trainer {
     let job = own_job(make, 100, grains);
-    Trainer::new(Arc::new(job), Options { threads: 1, lanes: 1, grains, slots: 1 }).unwrap()
+    Trainer::new(Arc::new(job), Options { threads: 1, lanes: 1, grains, slots: 1, ways: 1 }).unwrap()
 }
 
 /// An evaluation's batch has 256 samples at most. Over several of them a formula of means is no mean, and every rank says so.
@@ -299,7 +301,7 @@ fn a_formula_of_means_over_batches_is_refused_only_if_something_is_ignored() {
         let job = own_job(make, samples, 1);
         Arc::new(if uneven { Job { source: Box::new(Uneven(job.source)), ..job } } else { job })
     };
-    let trainer = |job| Trainer::new(job, Options { threads: 1, lanes: 1, grains: 1, slots: 1 }).unwrap();
+    let trainer = |job| Trainer::new(job, Options { threads: 1, lanes: 1, grains: 1, slots: 1, ways: 1 }).unwrap();
     for (name, job) in [
         ("one batch", job(squared, 300, true)),
         ("nothing is ignored", job(squared, 2000, false)),

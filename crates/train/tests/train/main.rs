@@ -31,5 +31,5 @@ fn job(text: &str) -> Arc<Job> {
 fn trainer(text: &str, threads: usize, lanes: usize) -> Trainer {
     let job = job(text);
     let grains = job.grains;
-    Trainer::new(job, Options { threads, lanes, grains, slots: 1 }).unwrap_or_else(|error| panic!("{error}"))
+    Trainer::new(job, Options { threads, lanes, grains, slots: 1, ways: 1 }).unwrap_or_else(|error| panic!("{error}"))
 }

@@ -36,13 +36,12 @@ fn assert_layouts(name: &str, train: &str, alone: &str, layouts: &[(usize, &str)
     one
 }
 
-/// Every strategy, on the model that all of them can split.
-const LAYOUTS: [(usize, &str); 11] = [
+/// Every strategy that threads can have among them, on the model that all of them can split.
+const LAYOUTS: [(usize, &str); 10] = [
     (2, ""),
     (4, "zero = 1"),
     (2, "zero = 2\nbucket_mib = 0"),
     (4, "zero = 3"),
-    (2, "central = true"),
     (2, "pipeline = 2"),
     (2, "tensor = 2"),
     (4, "tensor = 2\npipeline = 2"),
@@ -54,10 +53,9 @@ const LAYOUTS: [(usize, &str); 11] = [
 #[test]
 fn layouts_do_not_matter_in_bf16() {
     assert_layouts("gpt", "precision = \"bf16\"", "slices = 2", &LAYOUTS);
-    let tokens = [(2, "sequence = \"heads\"\ncontext = 2"), (2, "sequence = \"context\"\ncontext = 2")];
-    for (workers, parallel) in tokens {
-        let slices = format!("slices = 2\n{}", parallel.split('\n').next().expect("a key"));
-        assert_layouts("gpt", "precision = \"bf16\"", &slices, &[(workers, parallel)]);
+    for sequence in ["heads", "context"] {
+        let alone = format!("slices = 2\nsequence = \"{sequence}\"");
+        assert_layouts("gpt", "precision = \"bf16\"", &alone, &[(2, "context = 2")]);
     }
     for name in ["cnn", "mlp", "lstm", "resnet18"] {
         assert_layouts(name, "precision = \"bf16\"", "", &[(2, "zero = 1"), (4, "zero = 3")]);
@@ -67,12 +65,12 @@ fn layouts_do_not_matter_in_bf16() {
 /// A factor that is too large at first: steps are left out, on every layout the same, until it fits.
 #[test]
 fn layouts_do_not_matter_in_f16_and_an_overflow_changes_nothing() {
-    let layouts = [LAYOUTS[0], LAYOUTS[3], LAYOUTS[4], LAYOUTS[5], LAYOUTS[6], LAYOUTS[8]];
+    let layouts = [LAYOUTS[0], LAYOUTS[1], LAYOUTS[3], LAYOUTS[5], LAYOUTS[7], LAYOUTS[8]];
     let train = "precision = \"f16\"\nloss_scale = 16777216";
     let one = assert_layouts("gpt", train, "slices = 2", &layouts);
     let skipped = one.skipped_steps.expect("f16 counts them");
     assert!(skipped > 0 && skipped < one.steps, "{skipped} of {} steps", one.steps);
-    // The last step's factor: halved once for each that was left out before it.
+    // Halved once for each step that was left out.
     assert!(one.loss_scale.is_some_and(|scale| scale <= 16_777_216.0 / 2.0), "{:?}", one.loss_scale);
     for name in ["mlp", "cnn", "lstm"] {
         let one = assert_layouts(name, "precision = \"f16\"", "", &[(2, "zero = 2")]);
@@ -91,7 +89,7 @@ fn a_skipped_step_changes_the_factor_alone() {
         let mut trainer = crate::trainer(&text, 1, 1);
         let before = trainer.store().digest();
         trainer.step().unwrap_or_else(|error| panic!("{kind}: {error}"));
-        assert_eq!(trainer.loss_scale(), Some([16_777_216.0, 1.0]), "{kind}");
+        assert_eq!(trainer.loss_scale(), Some([8_388_608.0, 1.0]), "{kind}");
         assert_eq!(trainer.store().digest(), before, "{kind}: parameters");
         for entry in trainer.store().entries().iter().filter(|entry| entry.name.starts_with("optim.")) {
             let values = trainer.store().values(&entry.name).expect("a moment");
@@ -119,6 +117,23 @@ fn steps_are_near_those_of_f32() {
             }
         }
     }
+}
+
+/// Layers are shared in bf16 as they are in f32: as many parameters are cut, and partial sums are exchanged.
+#[test]
+fn halves_are_split_as_f32_is() {
+    let shards = |precision: &str| {
+        let job = job("gpt", &format!("precision = \"{precision}\""), "slices = 2\ntensor = 2");
+        let mesh = job.parallel.mesh(2, 0).unwrap();
+        let graph = graph_of(&job, &job.parallel, Purpose::Training, &mesh).unwrap();
+        let sums = graph.nodes.iter().filter(|node| node.op.is::<kolo_graph::collective::AxisSum>());
+        let types: Vec<DType> = sums.map(|node| graph.ty(node.outputs[0]).dtype).collect();
+        assert!(types.iter().all(|dtype| *dtype == DType::F32), "{precision}: terms of sums are f32");
+        (graph.params().filter(|(_, param)| !param.region.is_empty()).count(), types.len())
+    };
+    let [(cut, sums), full] = [shards("bf16"), shards("f32")];
+    assert!(cut > 4 && sums > 2, "{cut} parameters are cut, {sums} sums");
+    assert_eq!((cut, sums), full);
 }
 
 /// Between two ops of a grain there is no activation in f32 that a product made or reads.
@@ -162,6 +177,8 @@ fn a_precision_that_a_device_lacks_is_refused() {
     assert!(error.contains("test.toml:7") && error.contains("has no use with `precision = \"bf16\"`"), "{error}");
     let error = read("precision = \"f16\"\nloss_scale = 3").unwrap_err().to_string();
     assert!(error.contains("is 3, which is no power of two"), "{error}");
+    let error = read("precision = \"f16\"\n[parallel]\npipeline = 2").unwrap_err().to_string();
+    assert!(error.contains("is 2, which cannot be combined with `train.precision = \"f16\"`"), "{error}");
     let error = read("precision = \"fp16\"").unwrap_err().to_string();
     assert!(error.contains("did you mean \"f16\"?"), "{error}");
 }

@@ -45,7 +45,7 @@ fn it_trains_as_the_cpu_does() {
         let [mut cpu, mut reference] = [false, true].map(|reference| {
             let job = job(text, reference);
             let grains = job.grains;
-            Trainer::new(job, Options { threads: 2, lanes: 1, grains, slots: 1 })
+            Trainer::new(job, Options { threads: 2, lanes: 1, grains, slots: 1, ways: 1 })
                 .unwrap_or_else(|error| panic!("{name}: {error}"))
         });
         let start = cpu.store().digest();
@@ -80,7 +80,7 @@ fn it_trains_as_the_cpu_does() {
 #[test]
 fn a_run_of_it_can_be_taken_up_again() {
     let (_, text) = JOBS[0];
-    let options = |job: &Job| Options { threads: 1, lanes: 1, grains: job.grains, slots: 1 };
+    let options = |job: &Job| Options { threads: 1, lanes: 1, grains: job.grains, slots: 1, ways: 1 };
     let job = job(text, true);
     let mut whole = Trainer::new(Arc::clone(&job), options(&job)).unwrap();
     (0..3).for_each(|_| _ = whole.step().unwrap());
