@@ -79,7 +79,14 @@ fn save(root: &Path, step: u64, state: &[Tensor], ranks: usize) -> Result<PathBu
                 let mut pieces = state.iter().zip(&shapes).map(|((name, role, bytes), shape)| {
                     let (start, end) = (shape[0] * rank / ranks, shape[0] * (rank + 1) / ranks);
                     let bytes = &bytes[start * 4..end * 4];
-                    Piece { tensor: name, whole: shape, dtype: DType::F32, role: *role, region: kolo_graph::Region::from(start), bytes }
+                    Piece {
+                        tensor: name,
+                        whole: shape,
+                        dtype: DType::F32,
+                        role: *role,
+                        region: kolo_graph::Region::from(start),
+                        bytes,
+                    }
                 });
                 write_shard(&RealDisk, staging, rank, ranks, &mut pieces, &|_| ())
             })

@@ -167,7 +167,7 @@ const GPT2_LINEAR: Architecture = Architecture {
 
 const RESNET: Architecture = Architecture {
     name: "ResNet of torchvision",
-    kinds: &["resnet18", "resnet50", "resnet152"],
+    kinds: &["resnet18", "resnet50", "resnet101", "resnet152"],
     target: Target::Torch,
     rows: &[
         same("conv1.weight", "conv1.weight"),

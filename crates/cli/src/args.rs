@@ -51,7 +51,11 @@ impl Command {
             Command::Bench { command: Bench::Train(args) } => Some(&mut args.job.workers),
             Command::Bench { command: Bench::Comm(args) } => Some(&mut args.workers),
             Command::Data { command: DataCommand::Bench(args) } => Some(&mut args.job.workers),
-            Command::Eval(_) | Command::Predict(_) | Command::Generate(_) | Command::Data { .. } => None,
+            Command::Simulate(_)
+            | Command::Eval(_)
+            | Command::Predict(_)
+            | Command::Generate(_)
+            | Command::Data { .. } => None,
             Command::Slurm(_) | Command::Ckpt { .. } | Command::Join(_) | Command::Agent | Command::List { .. } => None,
         }
     }
@@ -69,6 +73,8 @@ pub enum Command {
     Generate(GenerateArgs),
     /// Say what a job will cost before running it: FLOPs, bytes, memory, time, money
     Plan(PlanArgs),
+    /// Simulate a job on a described cluster: a step, how it scales, and weeks with failures
+    Simulate(SimulateArgs),
     /// Print a job's graph as text
     Graph(GraphArgs),
     /// Measure
@@ -375,6 +381,51 @@ pub struct PlanArgs {
     /// Print as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct SimulateArgs {
+    /// The job file (TOML)
+    pub job: Option<PathBuf>,
+    /// Override a key of the job file, such as --set parallel.tensor=8
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// The cluster file (TOML): device, levels, links, failures
+    #[arg(long, value_name = "FILE")]
+    pub cluster: PathBuf,
+    /// Devices; all that the cluster describes by default
+    #[arg(short = 'n', long = "devices")]
+    pub devices: Option<usize>,
+    /// Weeks of training with failures, as the cluster file describes them
+    #[arg(long)]
+    pub weeks: Option<f64>,
+    /// Draws noise and failures; the same seed gives the same simulation
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// The spread of the time of a rank's work, as a fraction: 0.02 is two per cent
+    #[arg(long, value_name = "SPREAD", default_value_t = 0.0)]
+    pub noise: f64,
+    /// A rank that computes slowly, and how many times as long it takes; may be repeated
+    #[arg(long, value_name = "RANK:FACTOR")]
+    pub slow: Vec<String>,
+    /// Seconds between checkpoints; the best interval by default
+    #[arg(long, value_name = "SECONDS")]
+    pub checkpoint_every: Option<f64>,
+    /// Go on with fewer devices when some fail, instead of waiting for all of them
+    #[arg(long)]
+    pub elastic: bool,
+    /// Devices that stand by for those that fail
+    #[arg(long, value_name = "DEVICES", default_value_t = 0)]
+    pub spares: usize,
+    /// Write everything to this file as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Draw the step, the scaling curves and the weeks into this file
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Write the step as a timeline for Perfetto or Chrome's tracing page
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
 }
 
 #[derive(Debug, ClapArgs)]

@@ -41,7 +41,7 @@ pub fn options(args: &Train, job: &Job, workers: usize) -> Result<Option<Elastic
     if !job.reproducible {
         return refused("`job.reproducible = false`", "a lost step is computed again, which must give the same bits");
     }
-    let shares_model = |one: &dyn Strategy| one.takes_turns() || one.axis().is_some_and(|(_, ranks)| ranks > 1);
+    let shares_model = |one: &dyn Strategy| one.takes_turns() || one.shares_model();
     if let Some(strategy) = job
         .parallel
         .strategies()

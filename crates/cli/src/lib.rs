@@ -20,6 +20,7 @@ mod ckpt;
 mod classes;
 mod cores;
 mod data_command;
+mod described;
 mod elastic;
 mod eval;
 mod fail;
@@ -34,6 +35,7 @@ mod plan;
 mod predict;
 mod progress;
 mod saved;
+mod simulate;
 mod slurm;
 mod train;
 mod workers;
@@ -137,6 +139,7 @@ impl App {
             args::Command::Plan(args) => {
                 flags::check_planned(&args.job.workers, "plan").and_then(|()| plan::plan(&self.kinds, &args))
             }
+            args::Command::Simulate(args) => simulate::simulate(&self.kinds, &args),
             args::Command::Graph(args) => {
                 flags::check_planned(&args.job.workers, "graph").and_then(|()| graph::graph(&self.kinds, &args))
             }

@@ -3,12 +3,15 @@
 use crate::args::{DeviceArg, JobArgs};
 use crate::fail::Failure;
 use kolo_data::{SOURCES, SourceKind};
+use kolo_exec::Executor;
+use kolo_exec::cpu::Cpu;
 use kolo_exec::reference::Reference;
 use kolo_graph::settings::{Setting, Settings};
 use kolo_models::{MODELS, ModelKind};
 use kolo_parallel::{Mesh, STRATEGIES, StrategyKind};
 use kolo_train::step::LayoutCheck;
 use kolo_train::{Job, job, job_file, nearest};
+use std::path::Path;
 use std::sync::Arc;
 
 /// The job that runs when no file is given.
@@ -43,11 +46,16 @@ impl Kinds {
 
 /// The job file with the overrides applied.
 pub fn settings(args: &JobArgs) -> Result<Settings, Failure> {
-    let mut root = match &args.job {
+    settings_of(args.job.as_deref(), &args.set)
+}
+
+/// The job file at a path with these overrides; the built-in one without a path.
+pub fn settings_of(path: Option<&Path>, overrides: &[String]) -> Result<Settings, Failure> {
+    let mut root = match path {
         Some(path) => job_file::read(path)?,
         None => job_file::parse(DEFAULT_JOB, "built-in digits")?,
     };
-    for assignment in &args.set {
+    for assignment in overrides {
         job_file::override_with(&mut root, assignment)?;
     }
     Ok(root)
@@ -75,11 +83,14 @@ pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Fa
     }
     let root = settings(args)?;
     refuse_shared_pipe(&root, workers)?;
-    let near = |error: kolo_train::Error| Failure::from(error).beside(&nearest::layouts(&root, &kinds.lists(), workers));
+    let near =
+        |error: kolo_train::Error| Failure::from(error).beside(&nearest::layouts(&root, &kinds.lists(), workers));
     let mut job = Job::read_among(&root, &kinds.lists()).map_err(near)?;
-    if args.device == DeviceArg::Reference {
-        job.executor = Arc::new(Reference);
-    }
+    let executor: Arc<dyn Executor> = match args.device {
+        DeviceArg::Reference => Arc::new(Reference),
+        _ => Arc::new(Cpu),
+    };
+    job.run_on(executor)?;
     if workers > 1 {
         job.check_device(workers)?;
     }

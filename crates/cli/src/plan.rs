@@ -2,7 +2,7 @@
 
 mod placement;
 mod shared;
-mod text;
+pub(crate) mod text;
 
 use crate::args::PlanArgs;
 use crate::fail::Failure;

@@ -190,7 +190,7 @@ fn given(kinds: &Kinds, trained: &Trained, paths: &[String], inputs: &[Field]) -
         return Ok(vec![one(None, Arc::from(job.source), samples)?]);
     }
     let open = |path: &String| {
-        let source = trained.inputs(path)?;
+        let source = trained.inputs(path, inputs)?;
         let samples = (0..source.len()).collect();
         one(Some(path), Arc::from(source), samples)
     };

@@ -5,7 +5,7 @@ use crate::load::{self, Kinds};
 use crate::output::print_error;
 use clap::Args;
 use kolo_ckpt::{RealDisk, TensorSource};
-use kolo_data::Source;
+use kolo_data::{Field, Source};
 use kolo_exec::Store;
 use kolo_exec::store::Entry;
 use kolo_graph::settings::Settings;
@@ -88,12 +88,16 @@ impl Trained {
         kinds.read(&self.root)
     }
 
-    /// New files, seen as training saw its own. The data of the training need not be there.
-    pub fn inputs(&self, path: &str) -> Result<Box<dyn Source>, Failure> {
+    /// New files, seen as training saw its own. The data of the training need not be there. If it had no files, these must
+    /// hold what the model takes.
+    pub fn inputs(&self, path: &str, wanted: &[Field]) -> Result<Box<dyn Source>, Failure> {
         let header = self.source.checkpoint().map(kolo_ckpt::Checkpoint::header);
         let Some(preprocessing) = header.and_then(|header| header.model.get("preprocessing")?.as_str()) else {
-            let message = "the run was not trained on files, so it does not say how to read others";
-            return Err(Failure::usage(message, "leave the files out to predict its held-out samples"));
+            let [field] = wanted else {
+                let message = "the run was not trained on files, and its model takes several inputs";
+                return Err(Failure::usage(message, "leave the files out to predict its held-out samples"));
+            };
+            return Ok(Box::new(kolo_data::open_for_field(path, field)?));
         };
         let settings = self.root.table("data")?;
         let source = kolo_data::open_for_prediction(path, &settings, preprocessing)?;

@@ -49,6 +49,14 @@ fn digits() {
     reaches("digits", &[], "accuracy", 0.98);
 }
 
+/// In half precision as in f32.
+#[test]
+fn halves() {
+    reaches("digits", &["train.precision=bf16"], "accuracy", 0.98);
+    reaches("digits", &["train.precision=f16", "train.epochs=10"], "accuracy", 0.96);
+    smallest("gpt", "builtin:addition", &["train.precision=bf16", "train.epochs=2"], "accuracy", 0.95);
+}
+
 #[test]
 fn playground() {
     reaches("playground", &[], "accuracy", 0.97);

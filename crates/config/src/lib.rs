@@ -3,6 +3,8 @@
 //! Nothing here knows what a key means. Whoever reads a section reports wrong keys at the place recorded here. Any text
 //! gives settings or an error with a place and a hint, never a panic; a test mutates a valid file many times.
 
+pub mod edit;
+
 use std::fs;
 use std::io::{self, Read};
 use std::path::Path;

@@ -14,6 +14,7 @@ mod columns;
 mod lookup;
 mod open;
 mod part;
+mod plain;
 mod saved;
 mod streamed;
 #[cfg(test)]
@@ -21,6 +22,7 @@ mod tests;
 
 pub(crate) use assembly::luminance;
 pub(crate) use open::open;
+pub use plain::open_for_field;
 pub use saved::open_for_prediction;
 pub(crate) use streamed::StreamedRecords;
 #[cfg(test)]

@@ -52,7 +52,7 @@ pub mod writer;
 pub mod writers;
 
 pub use error::ReadError;
-pub use file_source::{FileSource, open_for_prediction};
+pub use file_source::{FileSource, open_for_field, open_for_prediction};
 pub use kolo_graph::field::{Column, Field, IGNORED, Kind};
 pub use load_times::LoadTimes;
 pub use source::{Draw, Opened, Row, SOURCES, SampleCost, Source, SourceKind, find, open};

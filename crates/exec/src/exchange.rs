@@ -19,6 +19,8 @@ pub enum ExchangeKind {
     AllToAll,
     /// From the rank this many places before in the ring of the axis, to the one as many places after.
     Shift(usize),
+    /// To each rank its part of the input, from each its part of the output; both are `parts`, one list after the other.
+    EachToEach,
     /// Nothing moves; all ranks are here.
     Barrier,
     /// To this rank of the axis.

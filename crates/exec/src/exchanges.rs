@@ -20,6 +20,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+mod halo;
+
 #[derive(Debug)]
 pub(crate) struct Exchanges {
     collectives: Arc<dyn Collectives>,
@@ -75,6 +77,12 @@ impl Rows {
     /// A whole tensor.
     fn all(from: &Buffer, to: &Buffer) -> Self {
         Self { from: from.data, to: to.data, rows: 1, bytes: from.ty.bytes(), from_stride: 0, to_stride: 0 }
+    }
+
+    /// The way back.
+    fn reversed(self) -> Self {
+        let Self { from, to, rows, bytes, from_stride, to_stride } = self;
+        Self { from: to, to: from.cast_mut(), rows, bytes, from_stride: to_stride, to_stride: from_stride }
     }
 
     fn copy(&self) {
@@ -316,6 +324,10 @@ impl Draft {
                 staging.unpack(output, join, ranks, exchange)?;
             }
             Movement::Shift { by } => exchange.kind = ExchangeKind::Shift(by),
+            Movement::Halo(halo) => {
+                exchange.kind = ExchangeKind::EachToEach;
+                staging.halo(halo, input, output, exchange)?;
+            }
             Movement::Send { to } => {
                 exchange.kind = ExchangeKind::Send(to);
                 // The copy is what travels.

@@ -41,6 +41,11 @@ pub trait Executor: Debug + Send + Sync {
         true
     }
 
+    /// The same executor with products of f32 in TF32, if the device has it.
+    fn in_tf32(&self) -> Option<Arc<dyn Executor>> {
+        None
+    }
+
     /// Resolves every call of the schedule. `sums` is memory for the first lane's sums over grains that collectives reach, if
     /// there are collectives.
     fn compile(

@@ -18,7 +18,7 @@ use crate::split::{self, Split};
 use crate::types::{DIMS_MAX, DType, Type};
 
 /// What a collective moves where.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Movement<'a> {
     /// Each tensor becomes its sum over the ranks, in place.
     SumBucket,
@@ -60,6 +60,8 @@ pub enum Movement<'a> {
     Shift {
         by: usize,
     },
+    /// What each rank reads of a tensor that they have in runs along a dim.
+    Halo(&'a AxisHalo),
     Send {
         to: usize,
     },
@@ -69,7 +71,7 @@ pub enum Movement<'a> {
 }
 
 /// A collective: along which axis, and what.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Collective<'a> {
     pub axis: &'a str,
     pub movement: Movement<'a>,
@@ -116,6 +118,13 @@ op! {
 op! {
     /// The tensor of the rank `by` places before this one along an axis, which is a ring: the first comes after the last.
     pub struct AxisShift = "axis_shift" { axis: String, by: usize, ranks: usize }
+}
+op! {
+    /// A run of a tensor that the ranks of an axis have in runs along a dim: rank `r` has the places from `bounds[r]` to
+    /// `bounds[r + 1]` and gets those from `ranges[2r]` to `ranges[2r + 1]`, its own and what others have beside them.
+    pub struct AxisHalo = "axis_halo" {
+        axis: String, dim: usize, rank: usize, bounds: Vec<usize>, ranges: Vec<usize>
+    }
 }
 op! {
     /// Sends a tensor to another rank of an axis, and passes it on.
@@ -212,7 +221,8 @@ fn resized(ty: &Type, dim: usize, size: usize) -> Type {
 /// A transfer along one axis of the mesh can be split along another, in every dim that it leaves as it is.
 fn others(inputs: &[Type], outputs: &[Type], movement: Movement<'_>) -> Vec<Split> {
     let moved: &[usize] = match movement {
-        Movement::Gather { dim } | Movement::Scatter { dim } => &[dim],
+        Movement::Gather { dim } | Movement::Scatter { dim } | Movement::Join { dim, .. } => &[dim],
+        Movement::Halo(halo) => &[halo.dim],
         Movement::AllToAll { split, join } => &[split, join],
         _ => &[],
     };
@@ -447,6 +457,12 @@ impl Op for AxisJoin {
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         Ok(vec![self.check(&inputs[0])?])
+    }
+    fn splits(&self, inputs: &[Type], outputs: &[Type]) -> Vec<Split> {
+        others(inputs, outputs, Movement::Join { dim: self.dim, sizes: &self.sizes })
+    }
+    fn unsplittable(&self) -> Option<&'static str> {
+        None
     }
     fn flops(&self, _: &[Type], _: &[Type]) -> u64 {
         0

@@ -57,10 +57,13 @@ pub trait Cpu: Op {
     }
 }
 
+/// Operands, result and the op's own number.
+pub type TileFunction = fn(inputs: &[&[f32]], out: &mut [f32], constant: f32);
+
 /// A kernel over one tile: `out[i] = f(inputs[0][i], …)`.
 #[derive(Clone, Copy, Debug)]
 pub struct TileKernel {
-    pub function: fn(inputs: &[&[f32]], out: &mut [f32], constant: f32),
+    pub function: TileFunction,
     /// The op's own number, if it has one.
     pub constant: f32,
 }

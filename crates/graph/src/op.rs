@@ -45,6 +45,21 @@ pub enum Work {
     ThinProducts,
 }
 
+/// What an op takes and gives in a step of mixed precision, where some values are halves (bf16 or f16) and others are f32.
+/// A kernel computes in f32 whatever it reads; halves are how its operands and results are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mixed {
+    /// It takes floats in f32: a loss, a reduction, an update, and whatever does not say otherwise.
+    #[default]
+    Full,
+    /// It takes halves for every operand that [may be one](crate::Operand::in_full): a product, a norm.
+    Half,
+    /// It takes what there is, all floats of one type: it moves values about, or reduces them.
+    AsGiven,
+    /// It computes element by element, in f32; what it reads is widened and what it leaves is rounded on the way.
+    Elementwise,
+}
+
 pub trait Op: Describe + Any + Debug + Send + Sync {
     /// The inputs with their element types and gradients, and the outputs. [`checked_types`](crate::checked_types) holds
     /// every use of the op to it.
@@ -99,6 +114,17 @@ pub trait Op: Describe + Any + Debug + Send + Sync {
     /// What sets the time of a call, for a device that knows no more than rates.
     fn work(&self) -> Work {
         Work::Stream
+    }
+
+    /// What it takes and gives in a step of mixed precision.
+    fn mixed(&self) -> Mixed {
+        Mixed::Full
+    }
+
+    /// The same op with a result in f32 where its operands are halves, if it has such a form: a gradient that is summed over
+    /// grains, or a part of a sum, is not rounded on its way.
+    fn wide(&self) -> Option<Arc<dyn Op>> {
+        None
     }
 
     /// Gradients of the inputs, `None` where there is none. May build only what `cx.needs` asks for. It must give one for

@@ -13,6 +13,8 @@ pub struct Operand {
     pub dtypes: &'static [DType],
     pub gradient: Gradient,
     pub count: Count,
+    /// Whether it stays f32 in mixed precision although the op takes halves.
+    pub full: bool,
 }
 
 /// How many inputs an operand stands for. Only the last one may stand for other than one.
@@ -55,7 +57,7 @@ pub const FLOATS: &[DType] = &[DType::F32, DType::BF16, DType::F16];
 
 impl Operand {
     pub const fn of(name: &'static str, dtypes: &'static [DType]) -> Self {
-        Self { name, dtypes, gradient: Gradient::Rule, count: Count::One }
+        Self { name, dtypes, gradient: Gradient::Rule, count: Count::One, full: false }
     }
 
     /// Of any float type.
@@ -92,6 +94,12 @@ impl Operand {
         self
     }
 
+    /// It stays f32 in mixed precision: a statistic, or the parameter of a norm.
+    pub const fn in_full(mut self) -> Self {
+        self.full = true;
+        self
+    }
+
     pub const fn optional(mut self) -> Self {
         self.count = Count::Optional;
         self
@@ -100,6 +108,11 @@ impl Operand {
     pub const fn many(mut self) -> Self {
         self.count = Count::Many;
         self
+    }
+
+    /// Whether it is a half in mixed precision, in an op that takes halves.
+    pub fn may_be_half(&self) -> bool {
+        !self.full && self.dtypes.contains(&DType::BF16) && self.dtypes.contains(&DType::F16)
     }
 
     /// Whether it can have a gradient at all.

@@ -150,10 +150,13 @@ mod tests {
         let columns = Region::of_dim(&[5, 7], 1, 1, &(2..5));
         for (region, elements) in [(columns, 15), (columns.skip(4), 8), (columns.skip(1), 3), (Region::from(9), 11)] {
             for (start, end) in (0..=35).flat_map(|start| (start..=35).map(move |end| (start, end))) {
-                let all = region.runs(0..elements).flat_map(|(local, place, len)| (0..len).map(move |at| (local + at, place + at)));
+                let all = region
+                    .runs(0..elements)
+                    .flat_map(|(local, place, len)| (0..len).map(move |at| (local + at, place + at)));
                 let expected: Vec<_> = all.filter(|(_, place)| (start..end).contains(place)).collect();
                 let found = region.within(elements, start..end);
-                let found: Vec<_> = found.flat_map(|(local, place, len)| (0..len).map(move |at| (local + at, place + at))).collect();
+                let found: Vec<_> =
+                    found.flat_map(|(local, place, len)| (0..len).map(move |at| (local + at, place + at))).collect();
                 assert_eq!(found, expected, "{region:?} {elements} {start}..{end}");
             }
         }

@@ -10,6 +10,7 @@ use crate::index::Index;
 use crate::op::Op;
 use crate::types::{Shape, Type};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// How a tensor lies along an axis of the mesh.
@@ -23,6 +24,8 @@ pub enum Placement {
     StridedShard { dim: usize, blocks: usize },
     /// Every rank has a term of the sum.
     Partial,
+    /// Cut along this dim, with a halo: a part has what its units reach of it ([`Split::reach`]).
+    Halo(usize),
 }
 
 impl Placement {
@@ -36,8 +39,59 @@ impl Placement {
         match self {
             Placement::Shard(dim) => Some((dim, 1)),
             Placement::StridedShard { dim, blocks } => Some((dim, blocks)),
-            Placement::Replicate | Placement::Partial => None,
+            Placement::Replicate | Placement::Partial | Placement::Halo(_) => None,
         }
+    }
+}
+
+/// Which places of a dim the units of a split read: unit `u` those from `⌈(u·step + low) / stride⌉` to
+/// `⌊(u·step + high) / stride⌋`, as far as the dim has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reach {
+    /// Places of the dim.
+    pub extent: usize,
+    pub step: usize,
+    pub stride: usize,
+    pub low: i64,
+    pub high: i64,
+}
+
+impl Reach {
+    /// Windows of `span` places, the first of which begins in the padding, over a dim of `extent`.
+    pub fn of_windows(extent: usize, span: usize, stride: usize, padding: usize) -> Self {
+        let low = -(padding as i64);
+        Self { extent, step: stride, stride: 1, low, high: low + span as i64 - 1 }
+    }
+
+    /// The other way round: of `windows`, those that a place lies under.
+    pub fn of_places(windows: usize, span: usize, stride: usize, padding: usize) -> Self {
+        let high = padding as i64;
+        Self { extent: windows, step: 1, stride, low: high - (span as i64 - 1), high }
+    }
+
+    /// Places from the first to the last that a unit reads.
+    pub fn span(&self) -> usize {
+        (self.high - self.low + 1) as usize
+    }
+
+    /// Whether each of so many units reads something of the dim.
+    pub fn meets(&self, units: usize) -> bool {
+        let last = units.saturating_sub(1) as i64 * self.step as i64;
+        self.high >= 0 && last + self.low < (self.extent * self.stride) as i64
+    }
+
+    /// What a run of units reads; at least one place, if there are units.
+    pub fn range(&self, units: &Range<usize>) -> Range<usize> {
+        if units.is_empty() || self.extent == 0 {
+            return 0..0;
+        }
+        let (stride, at) = (self.stride as i64, |unit: usize| unit as i64 * self.step as i64);
+        let floor = |number: i64| number.div_euclid(stride);
+        let ceil = |number: i64| -(-number).div_euclid(stride);
+        let first = ceil(at(units.start) + self.low).min(floor(at(units.start) + self.high));
+        let start = first.clamp(0, self.extent as i64 - 1);
+        let end = (floor(at(units.end - 1) + self.high) + 1).clamp(start + 1, self.extent as i64);
+        start as usize..end as usize
     }
 }
 
@@ -48,6 +102,7 @@ impl fmt::Display for Placement {
             Placement::Shard(dim) => write!(f, "S{dim}"),
             Placement::StridedShard { dim, blocks } => write!(f, "S{dim}/{blocks}"),
             Placement::Partial => write!(f, "P"),
+            Placement::Halo(dim) => write!(f, "H{dim}"),
         }
     }
 }
@@ -68,6 +123,8 @@ pub struct Split {
     pub exact: bool,
     /// Parts take runs of units, in order, and are told where theirs begins ([`Op::part_at`]).
     pub ordered: bool,
+    /// What units read of inputs that are cut with a halo.
+    pub reach: Option<Reach>,
 }
 
 impl Split {
@@ -77,7 +134,13 @@ impl Split {
         inputs: impl Into<Vec<Placement>>,
         outputs: impl Into<Vec<Placement>>,
     ) -> Self {
-        Self { axis: axis.into(), size, inputs: inputs.into(), outputs: outputs.into(), exact: true, ordered: false }
+        let (axis, inputs, outputs) = (axis.into(), inputs.into(), outputs.into());
+        Self { axis, size, inputs, outputs, exact: true, ordered: false, reach: None }
+    }
+
+    /// What units read of inputs that are cut with a halo.
+    pub fn reaching(self, reach: Reach) -> Self {
+        Self { reach: Some(reach), ..self.ordered() }
     }
 
     /// Parts take runs of units, in order.
@@ -128,7 +191,7 @@ impl Index {
                 };
                 let inputs: Vec<Placement> = self.inputs.iter().enumerate().map(input).collect();
                 let exact = !self.rounded.contains(&axis);
-                Split { axis, size, inputs, outputs, exact, ordered: false }
+                Split { axis, size, inputs, outputs, exact, ordered: false, reach: None }
             })
             .collect()
     }
@@ -169,6 +232,24 @@ mod tests {
         assert_eq!(splits("d0 n!, _ n! -> d0 n!, d0", &[&[2, 3], &[1, 3]]), ["d0: S0 R -> S0 S0, 2 true"]);
         assert_eq!(splits("n~ c! -> c!", &[&[2, 3]]), ["n: S0 -> P, 2 false"]);
         assert_eq!(splits("m k, k n -> m n", &[&[2, 3], &[4, 5]]), [""; 0], "shapes that do not fit");
+    }
+
+    #[test]
+    fn windows_and_the_places_under_them_reach_each_other() {
+        for (extent, span, stride, padding) in [(9, 3, 1, 1), (9, 3, 2, 1), (10, 1, 2, 0), (7, 5, 3, 2), (6, 7, 1, 3)] {
+            let windows = (extent + 2 * padding - span) / stride + 1;
+            let (down, up) =
+                (Reach::of_windows(extent, span, stride, padding), Reach::of_places(windows, span, stride, padding));
+            assert!(down.meets(windows) && up.span() == span);
+            for (window, place) in (0..windows).flat_map(|window| (0..extent).map(move |place| (window, place))) {
+                let inside = (window * stride..window * stride + span).contains(&(place + padding));
+                assert_eq!(down.range(&(window..window + 1)).contains(&place), inside, "{down:?}, window {window}");
+                assert!(!inside || up.range(&(place..place + 1)).contains(&window), "{up:?}, place {place}");
+            }
+            assert_eq!(down.range(&(0..windows)).start, 0);
+        }
+        // A window that lies in the padding alone.
+        assert!(!Reach::of_windows(4, 2, 1, 2).meets(7));
     }
 
     #[test]

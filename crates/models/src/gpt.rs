@@ -8,7 +8,7 @@ use kolo_ops::prelude::*;
 
 pub const KIND: ModelKind = ModelKind { name: "gpt", doc: "GPT-2: layers width heads context vocab dropout", make };
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Gpt {
     layers: usize,
     width: usize,
@@ -103,6 +103,14 @@ impl Model for Gpt {
 
     fn tokens_per_sample(&self) -> Option<usize> {
         Some(self.context)
+    }
+
+    fn layers(&self) -> Option<usize> {
+        Some(self.layers)
+    }
+
+    fn with_layers(&self, layers: usize) -> Option<Box<dyn Model>> {
+        Some(Box::new(Self { layers, ..self.clone() }))
     }
 
     fn decoder(&self) -> Option<&dyn Decoder> {

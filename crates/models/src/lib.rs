@@ -7,11 +7,14 @@
 pub mod alexnet;
 pub mod cnn;
 pub mod gpt;
+pub mod inception;
 pub mod layers;
+pub mod llama;
 pub mod lstm;
 pub mod mlp;
 pub mod outputs;
 pub mod resnet;
+pub mod vgg;
 
 pub use outputs::{Counted, Mean, Outputs, classify};
 
@@ -67,6 +70,16 @@ pub trait Model: Debug + Send + Sync {
         None
     }
 
+    /// How many layers it repeats, if it can be built with another number of them.
+    fn layers(&self) -> Option<usize> {
+        None
+    }
+
+    /// The same model with so many layers: what a plan counts of a model of many.
+    fn with_layers(&self, _layers: usize) -> Option<Box<dyn Model>> {
+        None
+    }
+
     /// How it continues a text token by token, if it is a language model that can.
     fn decoder(&self) -> Option<&dyn Decoder> {
         None
@@ -108,8 +121,12 @@ pub const MODELS: &[ModelKind] = &[
     alexnet::KIND,
     resnet::RESNET18,
     resnet::RESNET50,
+    resnet::RESNET101,
     resnet::RESNET152,
+    vgg::KIND,
+    inception::KIND,
     gpt::KIND,
+    llama::KIND,
     lstm::KIND,
 ];
 

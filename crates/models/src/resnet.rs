@@ -17,6 +17,11 @@ pub const RESNET50: ModelKind = ModelKind {
     doc: "ResNet-50: image classes smoothing",
     make: |s, d| make(s, d, true, [3, 4, 6, 3]),
 };
+pub const RESNET101: ModelKind = ModelKind {
+    name: "resnet101",
+    doc: "ResNet-101: image classes smoothing",
+    make: |s, d| make(s, d, true, [3, 4, 23, 3]),
+};
 pub const RESNET152: ModelKind = ModelKind {
     name: "resnet152",
     doc: "ResNet-152: image classes smoothing",

@@ -2,12 +2,14 @@
 //!
 //! Bin `i` of `out` covers `⌊i·size/out⌋ .. ⌈(i+1)·size/out⌉`, as in PyTorch; bins overlap where the sizes do not divide.
 
+use crate::device;
 use crate::movement::ELEMENTS_PER_TASK;
 use crate::pool::{define_planes, for_each_plane, plane_size, with_planes};
 use crate::simd;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 use std::ops::Range;
 
 op! {
@@ -51,7 +53,10 @@ fn check_bins(bins: Bins) -> Result<(), String> {
 
 impl Op for AdaptiveAvgPool2d {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("x")], &["y"])
+        Operands::new([Operand::float("x")], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c h! w! -> n c p! q!"))
@@ -59,7 +64,7 @@ impl Op for AdaptiveAvgPool2d {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err("takes one input".into()) };
         check_bins(Bins { size: plane_size(input)?, out: self.out })?;
-        Ok(vec![with_planes(input, DType::F32, self.out)])
+        Ok(vec![with_planes(input, input.dtype, self.out)])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         inputs[0].elements() as u64
@@ -100,6 +105,16 @@ fn sum_bin(plane: &[f32], width: usize, rows: Range<usize>, columns: Range<usize
     rows.map(|y| simd::sum(&plane[y * width..][columns.clone()])).fold(0.0, |total, row| total + row)
 }
 
+impl Cuda for AdaptiveAvgPool2d {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (count, from) = (cx.outputs[0].elements(), &cx.inputs[0].shape);
+        let sizes = [count, from[2], from[3], self.out[0], self.out[1]].map(device::long);
+        let args = [&[device::input(0), device::output(0)], &sizes[..]].concat();
+        let (grid, block) = device::row_grid(count, device::WARP);
+        Launch::new(device::typed(crate::pool::SOURCE, cx), "mean_bins", grid, block, args).into()
+    }
+}
+
 impl Cases for AdaptiveAvgPool2d {
     fn cases() -> Vec<Case> {
         let case = |shape: [usize; 4], out: [usize; 2]| {
@@ -126,7 +141,10 @@ op! {
 
 impl Op for AdaptiveAvgPool2dGrad {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("g")], &["dx"])
+        Operands::new([Operand::float("g")], &["dx"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c p! q! -> n c h! w!"))
@@ -134,7 +152,7 @@ impl Op for AdaptiveAvgPool2dGrad {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [grad] = inputs else { return Err("takes one input".into()) };
         check_bins(Bins { size: self.size, out: plane_size(grad)? })?;
-        Ok(vec![with_planes(grad, DType::F32, self.size)])
+        Ok(vec![with_planes(grad, grad.dtype, self.size)])
     }
     fn flops(&self, _: &[Type], outputs: &[Type]) -> u64 {
         outputs[0].elements() as u64
@@ -169,6 +187,13 @@ impl Cpu for AdaptiveAvgPool2dGrad {
     }
 }
 
+impl Cuda for AdaptiveAvgPool2dGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let from = &cx.inputs[0].shape;
+        crate::pool::calls(cx, "spread_bins", &[self.size[0], self.size[1], from[2], from[3]].map(device::long))
+    }
+}
+
 impl Cases for AdaptiveAvgPool2dGrad {
     fn cases() -> Vec<Case> {
         let case = |shape: [usize; 4], size: [usize; 2]| Case::new(AdaptiveAvgPool2dGrad { size }, [Arg::real(shape)]);
@@ -181,7 +206,10 @@ impl Cases for AdaptiveAvgPool2dGrad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<AdaptiveAvgPool2d>(), OpKind::of::<AdaptiveAvgPool2dGrad>()];
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<AdaptiveAvgPool2d>().with_cuda::<AdaptiveAvgPool2d>(),
+    OpKind::of::<AdaptiveAvgPool2dGrad>().with_cuda::<AdaptiveAvgPool2dGrad>(),
+];
 
 kolo_graph::methods! {
     /// Pooling to a size.

@@ -1,41 +1,60 @@
 //! Average pooling.
 
-use crate::pool::{Window, define_planes, for_each_plane, load, plane_size, pool_cases, with_planes};
+use crate::device;
+use crate::pool::{
+    Tile, Window, define_planes, for_each_plane, load, plane_size, pool_cases, tile_of_part, tile_splits, with_planes,
+};
 use crate::simd::LANES;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Split, Tensor, Type, op};
+use std::sync::Arc;
 
 op! {
     /// The mean under each window. Padding counts as zeros, or not at all without `count_include_pad`. With `ceil_mode` a
-    /// last window may reach beyond the padding, where nothing counts.
+    /// last window may reach beyond the padding, where nothing counts. With `rows` or `columns` this is a tile of a plane:
+    /// the places of the whole plane, the first place here, the first window here, and the windows here.
     pub struct AvgPool2d = "avg_pool2d" {
         kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2],
         ceil_mode: bool = false, count_include_pad: bool = true,
+        rows: Vec<usize> = Vec::new(), columns: Vec<usize> = Vec::new(),
     }
 }
 
 impl Op for AvgPool2d {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("x")], &["y"])
+        Operands::new([Operand::float("x")], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c h! w! -> n c p! q!"))
     }
+    fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
+        let mut splits = self.index(inputs).map_or_else(Vec::new, |index| index.splits(inputs));
+        splits.extend(tile_splits(&self.window(&inputs[0].shape), self.tile(), 1, 1, false));
+        splits
+    }
+    fn part_at(&self, split: &Split, first: usize, units: usize) -> Option<Arc<dyn Op>> {
+        let [rows, columns] = tile_of_part(split, first, units, self.tile())?;
+        Some(Arc::new(Self { rows, columns, ..self.clone() }))
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err("takes one input".into()) };
-        let window = Window::new(self.kernel, self.stride, self.padding, plane_size(input)?, self.ceil_mode)?;
-        Ok(vec![with_planes(input, DType::F32, window.out)])
+        let window = self.checked_window(plane_size(input)?)?;
+        Ok(vec![with_planes(input, input.dtype, window.out)])
     }
     fn flops(&self, _: &[Type], outputs: &[Type]) -> u64 {
         crate::pool::flops(&outputs[0], self.kernel)
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
         let size = [cx.input(0).dim(2), cx.input(0).dim(3)];
-        let Self { kernel, stride, padding, ceil_mode, count_include_pad } = *self;
-        let backward = AvgPool2dGrad { kernel, stride, padding, size, ceil_mode, count_include_pad };
+        let Self { kernel, stride, padding, ceil_mode, count_include_pad, rows, columns } = self.clone();
+        let backward = AvgPool2dGrad { kernel, stride, padding, size, ceil_mode, count_include_pad, rows, columns };
         vec![Some(cx.grad().then(backward, &[]))]
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
@@ -65,10 +84,30 @@ impl Cpu for AvgPool2d {
 }
 
 impl AvgPool2d {
-    fn window(&self, shape: &[usize]) -> Window {
-        Window::new(self.kernel, self.stride, self.padding, [shape[2], shape[3]], self.ceil_mode)
-            .expect("infer checks the window")
+    fn tile(&self) -> Tile<'_> {
+        Tile { rows: &self.rows, columns: &self.columns }
     }
+
+    fn checked_window(&self, size: [usize; 2]) -> Result<Window, String> {
+        let window = Window::new(self.kernel, self.stride, self.padding, self.tile().whole(size), self.ceil_mode)?;
+        window.on_tile(self.tile(), size)?.checked_under()
+    }
+
+    fn window(&self, shape: &[usize]) -> Window {
+        self.checked_window([shape[2], shape[3]]).expect("infer checks the window")
+    }
+}
+
+/// Over whole planes.
+fn avg_pool(
+    kernel: [usize; 2],
+    stride: [usize; 2],
+    padding: [usize; 2],
+    ceil_mode: bool,
+    count_include_pad: bool,
+) -> AvgPool2d {
+    let (rows, columns) = (Vec::new(), Vec::new());
+    AvgPool2d { kernel, stride, padding, ceil_mode, count_include_pad, rows, columns }
 }
 
 /// What the sum under an output is divided by, in the definitions.
@@ -111,10 +150,17 @@ fn sum_windows(window: Window, stride: usize, line: &[f32], out: &mut [f32]) {
     }
 }
 
+impl Cuda for AvgPool2d {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let window = self.window(&cx.inputs[0].shape);
+        crate::pool::calls(cx, "mean_windows", &[vec![device::flag(self.count_include_pad)], window.args()].concat())
+    }
+}
+
 impl Cases for AvgPool2d {
     fn cases() -> Vec<Case> {
         let cases = |(ceil_mode, count_include_pad)| {
-            let op = move |kernel, stride, padding| AvgPool2d { kernel, stride, padding, ceil_mode, count_include_pad };
+            let op = move |kernel, stride, padding| avg_pool(kernel, stride, padding, ceil_mode, count_include_pad);
             pool_cases(op, Arg::real)
         };
         [(false, true), (true, true), (false, false), (true, false)].map(cases).into_iter().flatten().collect()
@@ -126,33 +172,49 @@ op! {
     pub struct AvgPool2dGrad = "avg_pool2d_grad" {
         kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2], size: [usize; 2],
         ceil_mode: bool = false, count_include_pad: bool = true,
+        rows: Vec<usize> = Vec::new(), columns: Vec<usize> = Vec::new(),
     }
 }
 
 impl Op for AvgPool2dGrad {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("g")], &["dx"])
+        Operands::new([Operand::float("g")], &["dx"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c p! q! -> n c h! w!"))
     }
+    fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
+        let mut splits = self.index(inputs).map_or_else(Vec::new, |index| index.splits(inputs));
+        splits.extend(tile_splits(&self.window(), self.tile(), 1, 1, true));
+        splits
+    }
+    fn part_at(&self, split: &Split, first: usize, units: usize) -> Option<Arc<dyn Op>> {
+        let [rows, columns] = tile_of_part(split, first, units, self.tile())?;
+        let mut size = self.size;
+        size[split.outputs[0].cut()?.0 - 2] = units;
+        Some(Arc::new(Self { rows, columns, size, ..self.clone() }))
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [grad] = inputs else { return Err("takes one input".into()) };
-        let window = Window::new(self.kernel, self.stride, self.padding, self.size, self.ceil_mode)?;
+        let window = self.checked_window()?;
         if plane_size(grad)? != window.out {
             return Err(format!(
                 "pooling planes of {:?} gives {:?}, but the gradient is {grad}",
                 self.size, window.out
             ));
         }
-        Ok(vec![with_planes(grad, DType::F32, self.size)])
+        Ok(vec![with_planes(grad, grad.dtype, self.size)])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         crate::pool::flops(&inputs[0], self.kernel)
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
-        let Self { kernel, stride, padding, ceil_mode, count_include_pad, .. } = *self;
-        vec![Some(cx.grad().then(AvgPool2d { kernel, stride, padding, ceil_mode, count_include_pad }, &[]))]
+        let Self { kernel, stride, padding, ceil_mode, count_include_pad, rows, columns, .. } = self.clone();
+        let forward = AvgPool2d { kernel, stride, padding, ceil_mode, count_include_pad, rows, columns };
+        vec![Some(cx.grad().then(forward, &[]))]
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let window = self.window();
@@ -181,8 +243,17 @@ impl Cpu for AvgPool2dGrad {
 }
 
 impl AvgPool2dGrad {
+    fn tile(&self) -> Tile<'_> {
+        Tile { rows: &self.rows, columns: &self.columns }
+    }
+
+    fn checked_window(&self) -> Result<Window, String> {
+        let whole = self.tile().whole(self.size);
+        Window::new(self.kernel, self.stride, self.padding, whole, self.ceil_mode)?.on_tile(self.tile(), self.size)
+    }
+
     fn window(&self) -> Window {
-        Window::new(self.kernel, self.stride, self.padding, self.size, self.ceil_mode).expect("infer checks the window")
+        self.checked_window().expect("infer checks the window")
     }
 }
 
@@ -205,10 +276,18 @@ vectorized! {
     }
 }
 
+impl Cuda for AvgPool2dGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let counts = vec![device::flag(self.count_include_pad)];
+        crate::pool::calls(cx, "spread_windows", &[counts, self.window().args()].concat())
+    }
+}
+
 impl Cases for AvgPool2dGrad {
     fn cases() -> Vec<Case> {
         let with = |size: [usize; 2], kernel, stride, padding, ceil_mode, count_include_pad| {
-            let op = AvgPool2dGrad { kernel, stride, padding, size, ceil_mode, count_include_pad };
+            let (rows, columns) = (Vec::new(), Vec::new());
+            let op = AvgPool2dGrad { kernel, stride, padding, size, ceil_mode, count_include_pad, rows, columns };
             let arg = Arg::real([&[2, 3], &op.window().out[..]].concat());
             Case::new(op, [if arg.ty.elements() < 200 { arg } else { arg.constant() }])
         };
@@ -227,7 +306,8 @@ impl Cases for AvgPool2dGrad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<AvgPool2d>(), OpKind::of::<AvgPool2dGrad>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<AvgPool2d>().with_cuda::<AvgPool2d>(), OpKind::of::<AvgPool2dGrad>().with_cuda::<AvgPool2dGrad>()];
 
 kolo_graph::methods! {
     /// Average pooling over `[n, c, h, w]`.
@@ -241,7 +321,7 @@ kolo_graph::methods! {
         fn avg_pool2d_with(
             self, kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2], ceil_mode: bool, count_include_pad: bool,
         ) -> Tensor<'b> {
-            self.then(AvgPool2d { kernel, stride, padding, ceil_mode, count_include_pad }, &[])
+            self.then(avg_pool(kernel, stride, padding, ceil_mode, count_include_pad), &[])
         }
     }
 }

@@ -3,6 +3,7 @@
 //! A plane is one channel of one image. Tasks own whole channels and walk images in order, so that a channel's sums are
 //! always added in the same order, whatever runs beside them.
 
+use crate::device;
 use crate::elementwise::ElementwiseMethods;
 use crate::norm::{self, Lanes};
 use crate::pairwise::Pairwise;
@@ -10,25 +11,26 @@ use crate::reduce::ReduceMethods;
 use crate::simd::{self, LANES};
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 use std::ops::Range;
 
 /// Channels of one task: their partial sums stay on the stack.
-const CHANNELS_MAX: usize = 64;
+pub(crate) const CHANNELS_MAX: usize = 64;
 
 /// How `[n, c, …]` lies in memory.
 #[derive(Clone, Copy)]
-struct Planes {
+pub(crate) struct Planes {
     images: usize,
-    channels: usize,
+    pub channels: usize,
     /// Elements of a plane.
     size: usize,
 }
 
 impl Planes {
-    fn of(shape: &[usize]) -> Self {
+    pub fn of(shape: &[usize]) -> Self {
         Self { images: shape[0], channels: shape[1], size: shape[2..].iter().product() }
     }
 
@@ -37,18 +39,18 @@ impl Planes {
         self.images * self.size
     }
 
-    fn channels_per_task(&self) -> usize {
+    pub fn channels_per_task(&self) -> usize {
         norm::rows_per_task(self.population()).min(CHANNELS_MAX)
     }
 
     /// Where each image keeps these channels, one after the other.
-    fn parts(&self, channels: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+    pub fn parts(&self, channels: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
         let (stride, start, end) = (self.channels * self.size, channels.start * self.size, channels.end * self.size);
         (0..self.images).map(move |image| image * stride + start..image * stride + end)
     }
 
     /// The channel of each element, for the definitions.
-    fn channel_of(&self, element: usize) -> usize {
+    pub fn channel_of(&self, element: usize) -> usize {
         element / self.size % self.channels
     }
 }
@@ -67,9 +69,12 @@ op! {
 impl Op for BatchNorm {
     fn operands(&self) -> Operands {
         Operands::new(
-            [Operand::float("x"), Operand::float("weight"), Operand::float("bias")],
+            [Operand::float("x"), Operand::float("weight").in_full(), Operand::float("bias").in_full()],
             &["y", "mean", "rstd", "variance"],
         )
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         planes_index(inputs, "x, c, c -> x, c, c, c")
@@ -175,7 +180,7 @@ fn measure(planes: Planes, x: &[f32], range: &Range<usize>, mean: &mut [f32], va
 
 /// `K` sums of each channel of `range`: `add` adds one image's planes to the lanes. So many images share a set of lanes
 /// that chains stay short; the sets are then added up as a tree.
-fn sum_parts<const K: usize>(
+pub(crate) fn sum_parts<const K: usize>(
     planes: Planes,
     range: &Range<usize>,
     add: impl Fn(&mut [Lanes<K>], Range<usize>),
@@ -208,7 +213,7 @@ vectorized! {
 
 vectorized! {
     /// Adds the squared distances from each channel's mean over one image's planes to `lanes`.
-    fn add_squares(lanes: &mut [Lanes<1>], x: &[f32], mean: &[f32]) {
+    pub(crate) fn add_squares(lanes: &mut [Lanes<1>], x: &[f32], mean: &[f32]) {
         let size = x.len() / lanes.len();
         for (channel, (lanes, &mean)) in lanes.iter_mut().zip(mean).enumerate() {
             let plane = [&x[channel * size..][..size]];
@@ -255,13 +260,16 @@ impl Op for BatchNormGrad {
         Operands::without_rules(
             [
                 Operand::float("x"),
-                Operand::float("weight"),
-                Operand::float("mean"),
-                Operand::float("rstd"),
+                Operand::float("weight").in_full(),
+                Operand::float("mean").in_full(),
+                Operand::float("rstd").in_full(),
                 Operand::float("g"),
             ],
             &["dx", "dweight", "dbias"],
         )
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         planes_index(inputs, "x, c, c, c, x -> x, c, c")
@@ -327,7 +335,7 @@ impl Cpu for BatchNormGrad {
 
 vectorized! {
     /// Adds `Σ g` and `Σ g·(x − mean)` over one image's planes to `lanes`.
-    fn add_gradients(lanes: &mut [Lanes<2>], x: &[f32], g: &[f32], mean: &[f32]) {
+    pub(crate) fn add_gradients(lanes: &mut [Lanes<2>], x: &[f32], g: &[f32], mean: &[f32]) {
         let size = x.len() / lanes.len();
         for (channel, (lanes, &mean)) in lanes.iter_mut().zip(mean).enumerate() {
             let planes = [&x[channel * size..][..size], &g[channel * size..][..size]];
@@ -338,7 +346,7 @@ vectorized! {
 
 vectorized! {
     /// [`norm::affine_grad`] over one image's planes, with each channel's numbers.
-    fn differentiate_planes(dx: &mut [f32], x: &[f32], g: &[f32], numbers: &[[f32; 4]]) {
+    pub(crate) fn differentiate_planes(dx: &mut [f32], x: &[f32], g: &[f32], numbers: &[[f32; 4]]) {
         let size = x.len() / numbers.len();
         for (channel, numbers) in numbers.iter().enumerate() {
             let part = channel * size..(channel + 1) * size;
@@ -375,13 +383,16 @@ impl Op for BatchNormEval {
         Operands::new(
             [
                 Operand::float("x"),
-                Operand::float("weight"),
-                Operand::float("bias"),
-                Operand::float("mean"),
-                Operand::float("variance"),
+                Operand::float("weight").in_full(),
+                Operand::float("bias").in_full(),
+                Operand::float("mean").in_full(),
+                Operand::float("variance").in_full(),
             ],
             &["y"],
         )
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let spatial = norm::axes(inputs.first()?.rank().checked_sub(2)?, false);
@@ -462,7 +473,126 @@ impl Cases for BatchNormEval {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<BatchNorm>(), OpKind::of::<BatchNormGrad>(), OpKind::of::<BatchNormEval>()];
+/// Elements of a channel that one block of the GPU adds up, at least.
+const ELEMENTS_PER_CHUNK: usize = 16 * 1024;
+
+/// What the launches on one batch share.
+struct GpuPlanes<'a> {
+    cx: &'a CudaCx<'a>,
+    planes: Planes,
+    source: CudaSource,
+    /// Elements that a thread takes at once.
+    pack: usize,
+    images_per_chunk: usize,
+    chunks: usize,
+}
+
+impl<'a> GpuPlanes<'a> {
+    fn new(cx: &'a CudaCx<'a>, pass: &'static str) -> Self {
+        let planes = Planes::of(&cx.inputs[0].shape);
+        let pack = cx.inputs.iter().map(|ty| device::pack(planes.size, ty.dtype)).min().unwrap_or(1);
+        let source = device::typed(include_str!("batch_norm.cu"), cx).define("PACK", pack).define(pass, 1);
+        let images_per_chunk = (ELEMENTS_PER_CHUNK / planes.size.max(1)).max(1);
+        Self { cx, planes, source, pack, images_per_chunk, chunks: planes.images.div_ceil(images_per_chunk) }
+    }
+
+    fn launch(&self, function: &'static str, grid: [usize; 3], args: Vec<CudaArg>) -> Launch {
+        Launch::new(self.source.clone(), function, grid, device::THREADS, args)
+    }
+
+    /// Scratch for so many numbers to a channel.
+    fn numbers(&self, calls: &mut CudaCalls, count: usize) -> CudaPlace {
+        calls.scratch(self.planes.channels * count * size_of::<f32>())
+    }
+
+    fn count(&self) -> CudaArg {
+        CudaArg::F32(self.planes.population() as f32)
+    }
+
+    /// A block to each chunk of each channel.
+    fn chunk_grid(&self) -> [usize; 3] {
+        [self.planes.channels * self.chunks, 1, 1]
+    }
+
+    /// A warp to a channel.
+    fn warp_grid(&self) -> [usize; 3] {
+        device::grid(self.planes.channels, device::THREADS / device::WARP)
+    }
+
+    fn sizes(&self) -> [CudaArg; 5] {
+        let Planes { images, channels, size } = self.planes;
+        [images, channels, size, self.chunks, self.images_per_chunk].map(device::long)
+    }
+
+    /// The mean over each channel of x, or of the squared distances from `means`.
+    fn means(&self, calls: &mut CudaCalls, means: Option<CudaPlace>) -> CudaPlace {
+        let (parts, made) = (self.numbers(calls, self.chunks), self.numbers(calls, 1));
+        let from = [device::input(0), means.unwrap_or(made).into(), parts.into()];
+        let args = [&from[..], &self.sizes(), &[device::flag(means.is_some())]].concat();
+        calls.launch(self.launch("channel_parts", self.chunk_grid(), args));
+        let sizes = [device::long(self.planes.channels), device::long(self.chunks), self.count()];
+        let args = [&[parts.into(), made.into()], &sizes[..]].concat();
+        calls.launch(self.launch("channel_means", self.warp_grid(), args));
+        made
+    }
+
+    /// The last launch, over all elements: `operands`, then the sizes.
+    fn over_elements(&self, calls: &mut CudaCalls, function: &'static str, operands: &[CudaArg]) {
+        let packs = self.cx.inputs[0].elements() / self.pack;
+        let args = [operands, &[packs, self.planes.channels, self.planes.size].map(device::long)].concat();
+        calls.launch(self.launch(function, device::grid(packs, device::THREADS), args));
+    }
+}
+
+impl Cuda for BatchNorm {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (mut calls, gpu) = (CudaCalls::new(), GpuPlanes::new(cx, "FORWARD"));
+        let means = gpu.means(&mut calls, None);
+        let variances = gpu.means(&mut calls, Some(means));
+        let numbers = gpu.numbers(&mut calls, 3);
+        let inputs = [means.into(), variances.into(), device::input(1), device::input(2)];
+        let outputs = [device::output(1), device::output(2), device::output(3), numbers.into()];
+        let channels = gpu.planes.channels;
+        let args = [&inputs[..], &outputs, &[device::long(channels), CudaArg::F32(self.eps)]].concat();
+        calls.launch(gpu.launch("channel_statistics", device::grid(channels, device::THREADS), args));
+        gpu.over_elements(&mut calls, "scale_planes", &[device::input(0), numbers.into(), device::output(0)]);
+        calls
+    }
+}
+
+impl Cuda for BatchNormEval {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (mut calls, gpu) = (CudaCalls::new(), GpuPlanes::new(cx, "EVALUATION"));
+        let numbers = gpu.numbers(&mut calls, 3);
+        let channels = gpu.planes.channels;
+        let inputs = [1, 2, 3, 4].map(device::input);
+        let args = [&inputs[..], &[numbers.into(), device::long(channels), CudaArg::F32(self.eps)]].concat();
+        calls.launch(gpu.launch("known_statistics", device::grid(channels, device::THREADS), args));
+        gpu.over_elements(&mut calls, "scale_planes", &[device::input(0), numbers.into(), device::output(0)]);
+        calls
+    }
+}
+
+impl Cuda for BatchNormGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (mut calls, gpu) = (CudaCalls::new(), GpuPlanes::new(cx, "GRADIENT"));
+        let (parts, numbers) = (gpu.numbers(&mut calls, 2 * gpu.chunks), gpu.numbers(&mut calls, 4));
+        let [x, weight, mean, rstd, g] = [0, 1, 2, 3, 4].map(device::input);
+        let args = [&[x, g, mean, parts.into()], &gpu.sizes()[..]].concat();
+        calls.launch(gpu.launch("gradient_parts", gpu.chunk_grid(), args));
+        let operands = [parts.into(), weight, mean, rstd, device::output(1), device::output(2), numbers.into()];
+        let sizes = [device::long(gpu.planes.channels), device::long(gpu.chunks), gpu.count()];
+        calls.launch(gpu.launch("gradient_numbers", gpu.warp_grid(), [&operands[..], &sizes].concat()));
+        gpu.over_elements(&mut calls, "differentiate", &[x, g, numbers.into(), device::output(0)]);
+        calls
+    }
+}
+
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<BatchNorm>().with_cuda::<BatchNorm>(),
+    OpKind::of::<BatchNormGrad>().with_cuda::<BatchNormGrad>(),
+    OpKind::of::<BatchNormEval>().with_cuda::<BatchNormEval>(),
+];
 
 kolo_graph::methods! {
     /// Batch normalisation of `[n, c, …]`.

@@ -1,8 +1,10 @@
 //! Conversion between element types.
 
-use kolo_graph::cpu::Buffer;
+use crate::halves;
+use kolo_graph::cpu::{Buffer, TileFunction, TileKernel};
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Team, Tensor, Type, op};
+use std::ops::Range;
 
 op! {
     /// The same values in another element type. Floats become whole numbers by dropping the fraction.
@@ -31,10 +33,20 @@ impl Op for Cast {
 
 impl Cpu for Cast {
     fn run(&self, cx: &mut CpuCx<'_>) {
-        convert(&cx.inputs[0], &cx.outputs[0]);
+        convert(&cx.inputs[0], &cx.outputs[0], cx.team);
     }
     fn takes_halves(&self) -> bool {
         true
+    }
+    /// Between floats, in f32: what a value becomes by being stored.
+    fn tile_kernel(&self) -> Option<TileKernel> {
+        let function: TileFunction = match self.to {
+            DType::F32 => |inputs, out, _| out.copy_from_slice(&inputs[0][..out.len()]),
+            DType::BF16 => |inputs, out, _| halves::through(DType::BF16, out, inputs[0]),
+            DType::F16 => |inputs, out, _| halves::through(DType::F16, out, inputs[0]),
+            _ => return None,
+        };
+        Some(TileKernel { function, constant: 0.0 })
     }
 }
 
@@ -63,30 +75,37 @@ kolo_graph::methods! {
     }
 }
 
+/// Elements of one task.
+const ELEMENTS_PER_TASK: usize = 16 * 1024;
+
 /// Converts a whole buffer. Every type passes through f64, which holds them all; only the pairs that training uses often
 /// have a loop of their own.
-pub fn convert(from: &Buffer, to: &Buffer) {
+pub fn convert(from: &Buffer, to: &Buffer, team: &Team) {
     let count = from.ty.elements();
     assert_eq!(count, to.ty.elements(), "a conversion keeps the number of elements");
-    match (from.ty.dtype, to.ty.dtype) {
-        (DType::F32, DType::BF16) => map(from, to, count, |x: f32| half::bf16::from_f32(x).to_bits()),
-        (DType::BF16, DType::F32) => map(from, to, count, |x: u16| half::bf16::from_bits(x).to_f32()),
-        (DType::F32, DType::F16) => map(from, to, count, |x: f32| half::f16::from_f32(x).to_bits()),
-        (DType::F16, DType::F32) => map(from, to, count, |x: u16| half::f16::from_bits(x).to_f32()),
+    team.chunks(count, ELEMENTS_PER_TASK, |range, _| match (from.ty.dtype, to.ty.dtype) {
+        // SAFETY: tasks own disjoint ranges of both buffers, which hold `count` elements of their types.
+        (DType::F32, half) if halves::is_half(half) => unsafe {
+            halves::round(half, run(from, &range), run(to, &range));
+        },
+        // SAFETY: as above.
+        (half, DType::F32) if halves::is_half(half) => unsafe {
+            halves::widen(half, run(from, &range), run(to, &range));
+        },
         (a, b) if a == b => {
+            let (start, bytes) = (range.start * a.bytes(), range.len() * a.bytes());
             // SAFETY: both buffers hold that many bytes of the same type.
-            unsafe { std::ptr::copy(from.data, to.data, from.ty.bytes()) }
+            unsafe { std::ptr::copy(from.data.add(start), to.data.add(start), bytes) }
         }
-        _ => (0..count).for_each(|at| write(to, at, read(from, at))),
-    }
+        _ => range.for_each(|at| write(to, at, read(from, at))),
+    });
 }
 
-fn map<A: Copy, B>(from: &Buffer, to: &Buffer, count: usize, f: impl Fn(A) -> B) {
-    let (source, target): (*const A, *mut B) = (from.data.cast(), to.data.cast());
-    for at in 0..count {
-        // SAFETY: both buffers hold `count` elements of their types.
-        unsafe { target.add(at).write(f(*source.add(at))) };
-    }
+/// # Safety
+/// The buffer holds elements as wide as `T`, those of the range among them, and nobody else uses these meanwhile.
+unsafe fn run<'a, T>(buffer: &Buffer, range: &Range<usize>) -> &'a mut [T] {
+    // SAFETY: by the contract above.
+    unsafe { std::slice::from_raw_parts_mut(buffer.data.cast::<T>().add(range.start), range.len()) }
 }
 
 /// Element `at` of a buffer, whatever its type. An i64 beyond 2⁵³ loses its last bits.

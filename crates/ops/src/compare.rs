@@ -1,5 +1,6 @@
 //! Comparisons, logic on their results, and choosing by them; all with broadcasting. A bool is one byte, 0 or 1.
 
+use crate::device;
 use crate::real::Compare;
 use crate::reduce::ReduceMethods;
 use crate::softmax::rows_per_task;
@@ -7,10 +8,11 @@ use crate::symbol::{Symbol, record};
 use crate::tiles::{self, Address, DIMS_MAX, TILE, Walk};
 use crate::vectorized;
 use kolo_graph::cpu::Buffer;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{
-    Arg, Case, Cases, Cpu, CpuCx, DType, Dense, Formula, GradCx, Op, Operand, Operands, Tensor, Type, op,
+    Arg, Case, Cases, Cpu, CpuCx, DType, Dense, Formula, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op,
 };
 
 /// What a selection can choose between.
@@ -168,6 +170,9 @@ op! {
 impl Op for Select {
     fn operands(&self) -> Operands {
         Operands::new([Operand::bool("condition"), Operand::of("a", CHOSEN), Operand::of("b", CHOSEN)], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         Index::elementwise(inputs, 1).ok()
@@ -349,6 +354,15 @@ impl Cpu for OneHot {
     }
 }
 
+impl Cuda for OneHot {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let count = cx.outputs[0].elements();
+        let source = device::typed(include_str!("one_hot.cu"), cx);
+        let args = [device::input(0), device::output(0), device::long(count), device::long(self.classes)];
+        Launch::new(source, "one_hot", device::grid(count, device::THREADS), device::THREADS, args).into()
+    }
+}
+
 /// The usual broadcasts, and one that takes several tasks.
 fn shapes() -> [(Vec<usize>, Vec<usize>); 7] {
     [
@@ -413,7 +427,7 @@ pub const KINDS: &[OpKind] = &[
     OpKind::of::<Or>(),
     OpKind::of::<Not>(),
     OpKind::of::<Select>(),
-    OpKind::of::<OneHot>(),
+    OpKind::of::<OneHot>().with_cuda::<OneHot>(),
 ];
 
 kolo_graph::methods! {

@@ -1,11 +1,13 @@
 //! Tensors joined end to end along one dim.
 
 use crate::movement::{around, axes_but, check_dim, copy_rows};
+use crate::moves::{self, Walk};
 use crate::slice::SliceMethods;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// The inputs one after the other along `dim`; their other dims are equal.
@@ -15,6 +17,9 @@ op! {
 impl Op for Concat {
     fn operands(&self) -> Operands {
         Operands::new([Operand::any("part").many()], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rank = inputs.first()?.rank();
@@ -94,6 +99,25 @@ impl Cpu for Concat {
             start += row;
         }
     }
+    fn takes_halves(&self) -> bool {
+        true
+    }
+}
+
+impl Cuda for Concat {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (shape, mut calls) = (&cx.outputs[0].shape, CudaCalls::new());
+        let (outer, inner) = around(shape, self.dim);
+        let (whole, mut start) = (shape[self.dim] * inner, 0);
+        for (at, input) in cx.inputs.iter().enumerate() {
+            let row = input.shape[self.dim] * inner;
+            let walks = [Walk { size: outer, from: row, to: whole }, Walk { size: row, from: 1, to: 1 }];
+            let (from, to) = ((CudaPlace::input(at), 0), (CudaPlace::output(0), start));
+            moves::elements(&mut calls, input.dtype.bytes(), &walks, from, to);
+            start += row;
+        }
+        calls
+    }
 }
 
 impl Cases for Concat {
@@ -111,7 +135,7 @@ impl Cases for Concat {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<Concat>()];
+pub const KINDS: &[OpKind] = &[OpKind::of::<Concat>().with_cuda::<Concat>()];
 
 kolo_graph::methods! {
     /// Joined tensors.

@@ -3,6 +3,7 @@
 
 use crate::cast::CastMethods;
 use crate::compare::CompareMethods;
+use crate::device;
 use crate::pairwise::{self, Pairwise};
 use crate::real::Real;
 use crate::reduce::ReduceMethods;
@@ -10,10 +11,11 @@ use crate::simd;
 use crate::softmax::{bring, define_sum_exp, rows_per_task, sum_exp};
 use crate::tiles::{Address, TILE};
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 use std::sync::Arc;
 
 op! {
@@ -87,6 +89,9 @@ fn check(logits: &Type, targets: &Type, smoothing: f32) -> Result<(), String> {
 impl Op for CrossEntropy {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("logits"), Operand::i32("targets")], &["loss"]).saved(&["lse"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let parts = |axes: &[String], rows: &[String]| (vec![axes.into(), rows.into()], vec![vec![], rows.into()]);
@@ -194,6 +199,9 @@ impl Op for CrossEntropyGrad {
             &["dlogits"],
         )
     }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let parts =
             |axes: &[String], rows: &[String]| (vec![axes.into(), rows.into(), rows.into(), vec![]], vec![axes.into()]);
@@ -300,6 +308,87 @@ vectorized! {
     }
 }
 
+/// Kernels over rows of logits, a row to so many threads.
+const ROWS: &str = concat!(include_str!("rows.cuh"), include_str!("cross_entropy.cu"));
+/// Kernels of one block over all rows.
+pub(crate) const END: &str = include_str!("cross_entropy_end.cu");
+/// Threads of that block.
+const END_THREADS: usize = 1024;
+
+/// The source over rows of so many logits, and the launch's grid and block.
+fn row_source(cx: &CudaCx<'_>, rows: usize, width: usize) -> (CudaSource, [usize; 3], usize) {
+    let (threads, pack) = (device::row_threads(width), device::pack(width, cx.inputs[0].dtype));
+    let (grid, block) = device::row_grid(rows, threads);
+    (device::typed(ROWS, cx).define("GROUP", threads).define("PACK", pack), grid, block)
+}
+
+/// The mean, or sum, of the rows' losses at `losses`: the first output. The targets are the second input.
+pub(crate) fn end_calls(calls: &mut CudaCalls, losses: CudaPlace, rows: usize, ignore: i64, mean: bool) {
+    let args = [
+        losses.into(),
+        device::input(1),
+        device::output(0),
+        device::long(rows),
+        CudaArg::I64(ignore),
+        device::flag(mean),
+    ];
+    calls.launch(Launch::new(CudaSource::new(END), "mean_loss", [1, 1, 1], END_THREADS, args));
+}
+
+impl Cuda for CrossEntropy {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (rows, classes) = (cx.inputs[1].elements(), cx.inputs[0].last());
+        let mut calls = CudaCalls::new();
+        let losses = calls.scratch(rows.max(1) * size_of::<f32>());
+        if rows > 0 {
+            let (source, grid, block) = row_source(cx, rows, classes);
+            let args = [
+                device::input(0),
+                device::input(1),
+                device::output(1),
+                losses.into(),
+                device::long(rows),
+                device::long(classes),
+                CudaArg::I64(self.ignore),
+                CudaArg::F32(self.smoothing),
+            ];
+            calls.launch(Launch::new(source, "row_losses", grid, block, args));
+        }
+        end_calls(&mut calls, losses, rows, self.ignore, self.mean);
+        calls
+    }
+}
+
+impl Cuda for CrossEntropyGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (rows, own) = (cx.inputs[1].elements(), cx.inputs[0].last());
+        let mut calls = CudaCalls::new();
+        let scale = calls.scratch(size_of::<f32>());
+        let [rows_arg, ignore] = [device::long(rows), CudaArg::I64(self.ignore)];
+        let args = [device::input(1), device::input(3), scale.into(), rows_arg, ignore, device::flag(self.mean)];
+        calls.launch(Launch::new(CudaSource::new(END), "gradient_scale", [1, 1, 1], END_THREADS, args));
+        let (source, grid, block) = row_source(cx, rows, own);
+        let args = [
+            device::input(0),
+            device::input(1),
+            device::input(2),
+            scale.into(),
+            device::output(0),
+            rows_arg,
+            device::long(own),
+            device::long(self.classes(own)),
+            device::long(self.first),
+            ignore,
+            CudaArg::F32(self.smoothing),
+        ];
+        calls.launch(Launch::new(source, "row_gradients", grid, block, args));
+        calls
+    }
+    fn in_place(&self) -> Vec<(usize, usize)> {
+        vec![(0, 0)]
+    }
+}
+
 /// (shape of the logits, lowest target, `ignore`, smoothing, mean); a lowest target of −1 tries targets outside the classes.
 type Shape = (&'static [usize], i64, i64, f32, bool);
 
@@ -354,7 +443,10 @@ impl Cases for CrossEntropyGrad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<CrossEntropy>(), OpKind::of::<CrossEntropyGrad>()];
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<CrossEntropy>().with_cuda::<CrossEntropy>(),
+    OpKind::of::<CrossEntropyGrad>().with_cuda::<CrossEntropyGrad>(),
+];
 
 kolo_graph::methods! {
     /// Cross-entropy against whole-number targets.

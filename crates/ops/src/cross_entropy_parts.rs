@@ -4,12 +4,14 @@
 //! target is one of its classes, and the sum of its logits from the largest. The numbers of all slices make the loss and the
 //! log-sum-exp, joined in the order of a balanced tree over the slices, so that the bits do not depend on who made which.
 
-use crate::cross_entropy::{Target, divisor, sum_from, target};
+use crate::cross_entropy::{END, Target, divisor, end_calls, sum_from, target};
+use crate::device;
 use crate::pairwise::{self, Pairwise};
 use crate::real::Real;
 use crate::simd;
 use crate::softmax::{define_sum_exp, rows_per_task, sum_exp};
 use crate::tiles::{Address, TILE};
+use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaSource, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Op, Operand, Operands, Shape, Type, op};
@@ -41,7 +43,7 @@ fn around(first: &str, rows: &[String], last: &str) -> Vec<String> {
 
 impl Op for CrossEntropyPart {
     fn operands(&self) -> Operands {
-        Operands::without_rules([Operand::f32("logits"), Operand::i32("targets")], &["numbers"])
+        Operands::without_rules([Operand::float("logits"), Operand::i32("targets")], &["numbers"])
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rows = row_axes(inputs.get(1)?);
@@ -229,6 +231,57 @@ impl Cpu for CrossEntropyJoin {
     }
 }
 
+impl Cuda for CrossEntropyPart {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let text = concat!(include_str!("rows.cuh"), include_str!("cross_entropy.cu"));
+        let (rows, classes) = (cx.inputs[1].elements(), cx.inputs[0].last());
+        let (threads, pack) = (device::row_threads(classes), device::pack(classes, cx.inputs[0].dtype));
+        let source = device::typed(text, cx).define("GROUP", threads).define("PACK", pack).define("PARTS", 1);
+        let (grid, block) = device::row_grid(rows, threads);
+        let args = [
+            device::input(0),
+            device::input(1),
+            device::output(0),
+            device::long(rows),
+            device::long(classes),
+            device::long(self.first),
+            device::flag(self.smoothing),
+        ];
+        Launch::new(source, "row_numbers", grid, block, args).into()
+    }
+}
+
+impl Cuda for CrossEntropyJoin {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let mut calls = CudaCalls::new();
+        let rows = cx.inputs[1].elements();
+        let losses = calls.scratch(rows.max(1) * size_of::<f32>());
+        if rows > 0 {
+            let sizes: Vec<String> = self.sizes.iter().map(ToString::to_string).collect();
+            let source = CudaSource::new(END).define("SIZES", format!("{{{}}}", sizes.join(", ")));
+            let args = [
+                device::input(0),
+                device::input(1),
+                device::output(1),
+                losses.into(),
+                device::long(rows),
+                device::long(self.classes()),
+                CudaArg::I64(self.ignore),
+                CudaArg::F32(self.smoothing),
+            ];
+            calls.launch(Launch::new(
+                source,
+                "join_slices",
+                device::grid(rows, device::THREADS),
+                device::THREADS,
+                args,
+            ));
+        }
+        end_calls(&mut calls, losses, rows, self.ignore, self.mean);
+        calls
+    }
+}
+
 impl Cases for CrossEntropyPart {
     fn cases() -> Vec<Case> {
         let case = |first, smoothing, logits: &[usize], classes| {
@@ -262,4 +315,7 @@ impl Cases for CrossEntropyJoin {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<CrossEntropyPart>(), OpKind::of::<CrossEntropyJoin>()];
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<CrossEntropyPart>().with_cuda::<CrossEntropyPart>(),
+    OpKind::of::<CrossEntropyJoin>().with_cuda::<CrossEntropyJoin>(),
+];

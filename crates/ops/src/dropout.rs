@@ -1,14 +1,16 @@
 //! Dropout whose mask is a function of (key, stream, step, sample, element) and nothing else: the same sample loses the
 //! same elements in whatever grain it runs, and the backward pass draws the mask again instead of keeping it.
 
+use crate::device;
 use crate::norm;
 use crate::simd::LANES;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, Launch};
 use kolo_graph::op::OpKind;
 use kolo_graph::rng::{Stream, unit};
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 use std::sync::Arc;
 
 op! {
@@ -51,6 +53,9 @@ impl Mask {
 impl Op for Dropout {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("x"), Operand::i32("rng")], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     /// Random numbers are counted by the place of an element in its sample: a part of its first dim is a run of them.
     fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
@@ -149,6 +154,25 @@ vectorized! {
     }
 }
 
+impl Cuda for Dropout {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let shape = &cx.inputs[0].shape;
+        let (inner, before) = (shape[1..].iter().product::<usize>(), self.before(shape));
+        // A thread to each counter, of which the first and the last may be other parts' too.
+        let quads = (before + inner).div_ceil(WORDS) - before / WORDS;
+        let scale = (1.0 / (1.0 - f64::from(self.p))) as f32;
+        let sizes = [shape[0], inner, before, quads].map(device::long);
+        let numbers = [CudaArg::I64(self.stream), CudaArg::F32(self.p), CudaArg::F32(scale)];
+        let operands = [device::input(0), device::input(1), device::output(0)];
+        let args = [&operands[..], &sizes, &numbers].concat();
+        let grid = device::grid(shape[0] * quads, device::THREADS);
+        Launch::new(device::typed(include_str!("dropout.cu"), cx), "dropout", grid, device::THREADS, args).into()
+    }
+    fn in_place(&self) -> Vec<(usize, usize)> {
+        vec![(0, 0)]
+    }
+}
+
 impl Cases for Dropout {
     fn cases() -> Vec<Case> {
         let case =
@@ -167,7 +191,7 @@ impl Cases for Dropout {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<Dropout>()];
+pub const KINDS: &[OpKind] = &[OpKind::of::<Dropout>().with_cuda::<Dropout>()];
 
 kolo_graph::methods! {
     /// Dropout.

@@ -10,7 +10,7 @@ use kolo_graph::cpu::TileKernel;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{
-    Arg, Case, Cases, Cpu, CpuCx, DType, Dense, Formula, GradCx, Op, Operand, Operands, Tensor, Type, op,
+    Arg, Case, Cases, Cpu, CpuCx, DType, Dense, Formula, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op,
 };
 
 /// All inputs of one float type; the output is their broadcast.
@@ -68,6 +68,9 @@ macro_rules! elementwise {
                         false => Operand::float(name),
                     };
                     Operands::new([$(operand(stringify!($x))),+], &["y"])
+                }
+                fn mixed(&self) -> Mixed {
+                    Mixed::Elementwise
                 }
                 fn index(&self, inputs: &[Type]) -> Option<Index> {
                     Index::elementwise(inputs, 1).ok()

@@ -3,16 +3,19 @@
 //! An id outside the table never reads outside it: its row is NaN, so that a wrong token shows in the loss. The backward
 //! pass ignores such ids, and adds the rows of an id in the order of their positions.
 
+use crate::by_id;
 use crate::cast::CastMethods;
 use crate::elementwise::ElementwiseMethods;
 use crate::movement::{BYTES_PER_TASK, Element, Target, axes, bits, by_width, check_f32, check_ids, input, within};
 use crate::movement::{missing, within_f64};
+use crate::moves;
 use crate::reduce::ReduceMethods;
 use crate::scatter::{SegmentSumGrad, add_rows_by_id, define_row_sums};
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 use std::sync::Arc;
 
 op! {
@@ -35,6 +38,9 @@ fn table_axes() -> Vec<String> {
 impl Op for Embedding {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("table"), Operand::i32("ids")], &["rows"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let (ids, rows) = id_axes(inputs.get(1)?);
@@ -69,7 +75,8 @@ impl Op for Embedding {
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
         let vocab = cx.input(0).dim(0);
-        vec![Some(cx.input(1).then(EmbeddingGrad { vocab, first: self.first }, &[cx.grad()])), None]
+        let grad = cx.input(1).then(EmbeddingGrad { vocab, first: self.first }, &[cx.grad()]);
+        vec![Some(grad.cast(cx.input(0).dtype())), None]
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let [table, ids] = inputs else { unreachable!("infer checks the arity") };
@@ -87,6 +94,9 @@ impl Cpu for Embedding {
     fn run(&self, cx: &mut CpuCx<'_>) {
         let rows = Rows { first: self.first, vocab: self.vocab, missing: missing(cx.inputs[0].ty.dtype) };
         pick_rows(cx, 0, 1, rows);
+    }
+    fn takes_halves(&self) -> bool {
+        true
     }
 }
 
@@ -139,6 +149,13 @@ fn pick<T: Element>(cx: &CpuCx<'_>, table: usize, ids: usize, (rows, missing): (
     });
 }
 
+impl Cuda for Embedding {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let dtype = cx.inputs[0].dtype;
+        moves::taken_rows(cx, (0, 1), (self.first, self.vocab), bits(dtype, missing(dtype))).into()
+    }
+}
+
 impl Cases for Embedding {
     fn cases() -> Vec<Case> {
         let case = |table: Arg, ids: Arg| Case::new(Embedding { first: 0, vocab: 0 }, [table, ids]);
@@ -162,7 +179,10 @@ op! {
 
 impl Op for EmbeddingGrad {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::i32("ids"), Operand::f32("g")], &["dtable"])
+        Operands::new([Operand::i32("ids"), Operand::float("g")], &["dtable"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let (ids, rows) = id_axes(inputs.first()?);
@@ -214,6 +234,12 @@ impl Cpu for EmbeddingGrad {
     }
 }
 
+impl Cuda for EmbeddingGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        by_id::row_sums(cx, (1, 0), (self.first, self.vocab))
+    }
+}
+
 impl Cases for EmbeddingGrad {
     fn cases() -> Vec<Case> {
         let case = |vocab, ids: Arg, grad: Arg| Case::new(EmbeddingGrad { vocab, first: 0 }, [ids, grad]);
@@ -227,7 +253,8 @@ impl Cases for EmbeddingGrad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<Embedding>(), OpKind::of::<EmbeddingGrad>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<Embedding>().with_cuda::<Embedding>(), OpKind::of::<EmbeddingGrad>().with_cuda::<EmbeddingGrad>()];
 
 kolo_graph::methods! {
     /// Tables.

@@ -1,6 +1,8 @@
 //! Largest values along a dim, and where they are. NaN counts as the largest of all, so that it cannot hide; among equals
 //! the lower index wins. A gradient goes to the element that won.
 
+use crate::by_id;
+use crate::device;
 use crate::elementwise::ElementwiseMethods;
 use crate::reduce::ReduceMethods;
 use crate::scatter::ScatterAddGrad;
@@ -8,9 +10,10 @@ use crate::simd;
 use crate::softmax::rows_per_task;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// The largest value along `dim`, which becomes size one (`keep`) or vanishes, and its i32 index. Of equal values the
@@ -100,6 +103,9 @@ impl Op for Max {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("x")], &["values"]).saved(&["indices"])
     }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         index(inputs.first()?, self.dim, self.keep, 2)
     }
@@ -141,6 +147,9 @@ impl Cpu for Max {
 impl Op for Argmax {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("x").constant()], &["indices"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         index(inputs.first()?, self.dim, false, 1)
@@ -234,6 +243,9 @@ impl Op for TopK {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("x")], &["values"]).saved(&["indices"])
     }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let mut axes: Vec<String> = (0..inputs.first()?.rank()).map(|dim| format!("d{dim}")).collect();
         let input = axes.clone();
@@ -323,6 +335,9 @@ impl Op for Place {
     fn operands(&self) -> Operands {
         Operands::new([Operand::i32("indices"), Operand::float("values")], &["y"])
     }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let mut axes: Vec<String> = (0..inputs.first()?.rank()).map(|dim| format!("d{dim}")).collect();
         let input = axes.clone();
@@ -378,6 +393,46 @@ impl Cpu for Place {
                 }
             }
         });
+    }
+}
+
+/// `function` on the first input around `dim`, a warp to a result; it writes the outputs after the input.
+fn largest_calls(cx: &CudaCx<'_>, function: &'static str, dim: usize) -> CudaCalls {
+    let Around { outer, size, inner } = around(&cx.inputs[0].shape, dim);
+    let source = device::typed(include_str!("extremes.cu"), cx);
+    let operands = [device::input(0)].into_iter().chain((0..cx.outputs.len()).map(device::output));
+    let args = operands.chain([outer * inner, size, inner].map(device::long));
+    let grid = device::grid(outer * inner, if inner == 1 { device::THREADS / device::WARP } else { device::THREADS });
+    let function = if inner == 1 { format!("{function}_of_rows") } else { format!("{function}_of_columns") };
+    Launch::new(source, function, grid, device::THREADS, args.collect::<Vec<_>>()).into()
+}
+
+impl Cuda for Max {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        largest_calls(cx, "max", self.dim)
+    }
+}
+
+impl Cuda for Argmax {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        largest_calls(cx, "argmax", self.dim)
+    }
+}
+
+impl Cuda for TopK {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let size = cx.inputs[0].last();
+        let rows = cx.inputs[0].elements() / size;
+        let operands = [device::input(0), device::output(0), device::output(1)];
+        let args = [&operands[..], &[rows, size, self.k].map(device::long)].concat();
+        let (grid, block) = device::row_grid(rows, device::WARP);
+        Launch::new(device::typed(include_str!("extremes.cu"), cx), "top_k", grid, block, args).into()
+    }
+}
+
+impl Cuda for Place {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        by_id::column_sums(cx, (None, 0, 1), self.dim)
     }
 }
 
@@ -447,8 +502,12 @@ impl Cases for Place {
     }
 }
 
-pub const KINDS: &[OpKind] =
-    &[OpKind::of::<Max>(), OpKind::of::<Argmax>(), OpKind::of::<TopK>(), OpKind::of::<Place>()];
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<Max>().with_cuda::<Max>(),
+    OpKind::of::<Argmax>().with_cuda::<Argmax>(),
+    OpKind::of::<TopK>().with_cuda::<TopK>(),
+    OpKind::of::<Place>().with_cuda::<Place>(),
+];
 
 kolo_graph::methods! {
     /// Largest and smallest values, and where they are.

@@ -3,7 +3,12 @@
 //! A group collects elementwise nodes of one shape and phase. A node may join its producer's group only if nobody outside
 //! the group reads any of the group's values before that node: then the whole group can run where its last member stood.
 //! Fusing changes no bit, since every element goes through the same operations in the same order.
+//!
+//! Halves cost no pass of their own: a group reads what a cast would widen where it lies, and a cast that rounds what the
+//! group makes is how that output is stored.
 
+use crate::cast::Cast;
+use crate::halves::is_half;
 use crate::reduce::Expand;
 use crate::tiles::{self, Program, REGISTERS_MAX, Step};
 use kolo_graph::attr::{Attr, AttrReader, AttrValue, Attrs};
@@ -15,17 +20,20 @@ use kolo_graph::{
     Arg, Case, Cases, Cpu, CpuCx, DType, Dense, Graph, NodeId, Op, Operand, Operands, Phase, Shape, Type, ValueId,
     checked_types,
 };
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// Operands of one step; the tile interpreter keeps them in an array.
 const OPERANDS_MAX: usize = 4;
 
-/// A chain of elementwise ops. Registers `0..inputs` are the inputs, each step fills the next one.
+/// A chain of elementwise ops in f32. Registers `0..inputs` are the inputs, each step fills the next one.
 #[derive(Clone, Debug)]
 pub struct Fused {
     steps: Vec<(Arc<dyn Op>, Vec<usize>)>,
     shape: Vec<usize>,
     program: Program,
+    /// How each output is stored.
+    dtypes: Vec<DType>,
 }
 
 /// How one tile of an elementwise op is computed.
@@ -35,6 +43,7 @@ fn tile_kernel(op: &dyn Op) -> Option<TileKernel> {
 
 impl Fused {
     fn new(inputs: usize, steps: Vec<(Arc<dyn Op>, Vec<usize>)>, outputs: Vec<usize>, shape: Vec<usize>) -> Self {
+        let dtypes = vec![DType::F32; outputs.len()];
         let compiled = steps
             .iter()
             .map(|(op, operands)| Step {
@@ -42,7 +51,22 @@ impl Fused {
                 inputs: operands.clone(),
             })
             .collect();
-        Self { steps, shape, program: Program { inputs, steps: compiled, outputs } }
+        Self { steps, shape, program: Program { inputs, steps: compiled, outputs }, dtypes }
+    }
+
+    /// The same with outputs of these types.
+    fn storing(self, dtypes: Vec<DType>) -> Self {
+        Self { dtypes, ..self }
+    }
+
+    /// The ops with the registers that each reads; each fills the register after those there are.
+    pub fn steps(&self) -> &[(Arc<dyn Op>, Vec<usize>)] {
+        &self.steps
+    }
+
+    /// The registers that are stored.
+    pub fn outputs(&self) -> &[usize] {
+        &self.program.outputs
     }
 
     fn list(values: &[usize]) -> String {
@@ -57,23 +81,34 @@ impl Describe for Fused {
     fn attrs(&self) -> Attrs {
         let steps: Vec<String> =
             self.steps.iter().map(|(op, inputs)| format!("{}({})", op.signature(), Self::list(inputs))).collect();
-        vec![
+        let mut attrs = vec![
             ("inputs", self.program.inputs.to_attr()),
             ("steps", Attr::Text(steps.join("; "))),
             ("outputs", self.program.outputs.to_attr()),
             ("shape", self.shape.to_attr()),
-        ]
+        ];
+        if self.dtypes.iter().any(|dtype| *dtype != DType::F32) {
+            let names: Vec<&str> = self.dtypes.iter().map(|dtype| dtype.name()).collect();
+            attrs.push(("types", Attr::Text(names.join(","))));
+        }
+        attrs
     }
 }
 
 impl Declared for Fused {
     const NAME: &'static str = "fused";
     const DOC: &'static str = "A chain of elementwise ops in one pass over memory. Registers `0..inputs` are the inputs, each step fills \
-                               the next one, `outputs` names those that are kept.";
-    const ATTRIBUTES: &'static [(&'static str, &'static str)] =
-        &[("inputs", "usize"), ("steps", "String"), ("outputs", "Vec<usize>"), ("shape", "Vec<usize>")];
+                               the next one, `outputs` names those that are kept, `types` how they are stored (f32 if it is not there). \
+                               Registers are f32: halves are widened as they are read, and rounded as they are written.";
+    const ATTRIBUTES: &'static [(&'static str, &'static str)] = &[
+        ("inputs", "usize"),
+        ("steps", "String"),
+        ("outputs", "Vec<usize>"),
+        ("shape", "Vec<usize>"),
+        ("types", "String"),
+    ];
     fn read(attrs: &AttrReader<'_>) -> Result<Self, String> {
-        attrs.expect_only(&["inputs", "steps", "outputs", "shape"])?;
+        attrs.expect_only(&["inputs", "steps", "outputs", "shape", "types"])?;
         let registry = crate::registry();
         let (inputs, text): (usize, String) = (attrs.get("inputs")?, attrs.get("steps")?);
         let mut steps: Vec<(Arc<dyn Op>, Vec<usize>)> = Vec::new();
@@ -104,13 +139,30 @@ impl Declared for Fused {
         if filled > REGISTERS_MAX || outputs.iter().any(|register| *register >= filled) {
             return Err(format!("a fused op has at most {REGISTERS_MAX} registers, and its outputs are among them"));
         }
-        Ok(Self::new(inputs, steps, outputs, attrs.get("shape")?))
+        let dtypes = read_types(&attrs.get_or("types", String::new())?, outputs.len())?;
+        Ok(Self::new(inputs, steps, outputs, attrs.get("shape")?).storing(dtypes))
+    }
+}
+
+/// The types of as many outputs, f32 where none is named.
+fn read_types(text: &str, outputs: usize) -> Result<Vec<DType>, String> {
+    if text.is_empty() {
+        return Ok(vec![DType::F32; outputs]);
+    }
+    let read = |name: &str| {
+        let float = DType::parse(name).filter(|dtype| dtype.is_float());
+        float.ok_or_else(|| format!("`{name}` is no float type"))
+    };
+    let dtypes: Vec<DType> = text.split(',').map(read).collect::<Result<_, _>>()?;
+    match dtypes.len() == outputs {
+        true => Ok(dtypes),
+        false => Err(format!("names {} types of {outputs} outputs", dtypes.len())),
     }
 }
 
 impl Op for Fused {
     fn operands(&self) -> Operands {
-        Operands::without_rules([Operand::f32("x").many()], &["y"])
+        Operands::without_rules([Operand::float("x").many()], &["y"])
     }
     fn splits(&self, inputs: &[Type], outputs: &[Type]) -> Vec<Split> {
         split::elementwise(inputs, outputs)
@@ -118,7 +170,8 @@ impl Op for Fused {
     fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
         let shape = split.part_shape(split.outputs[0], &self.shape, units).to_vec();
         let steps = self.steps.iter().map(|(op, registers)| (split.part(op, 0, units), registers.clone())).collect();
-        Some(Arc::new(Self::new(self.program.inputs, steps, self.program.outputs.clone(), shape)))
+        let part = Self::new(self.program.inputs, steps, self.program.outputs.clone(), shape);
+        Some(Arc::new(part.storing(self.dtypes.clone())))
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         if inputs.len() != self.program.inputs {
@@ -126,11 +179,11 @@ impl Op for Fused {
         }
         for input in inputs {
             let stretched = kolo_graph::types::broadcast(&input.shape, &self.shape);
-            if input.dtype != DType::F32 || stretched.as_ref() != Some(&self.shape) {
-                return Err(format!("{input} does not stretch to f32 of {:?}", self.shape));
+            if stretched.as_ref() != Some(&self.shape) {
+                return Err(format!("{input} does not stretch to {:?}", self.shape));
             }
         }
-        Ok(vec![Type::f32(self.shape.clone()); self.program.outputs.len()])
+        Ok(self.dtypes.iter().map(|dtype| Type::new(*dtype, self.shape.clone())).collect())
     }
     fn flops(&self, _: &[Type], outputs: &[Type]) -> u64 {
         self.steps.len() as u64 * outputs[0].elements() as u64
@@ -158,6 +211,9 @@ impl Cpu for Fused {
     fn in_place(&self) -> Vec<(usize, usize)> {
         let outputs = 0..self.program.outputs.len();
         outputs.flat_map(|output| (0..self.program.inputs).map(move |input| (input, output))).collect()
+    }
+    fn takes_halves(&self) -> bool {
+        true
     }
 }
 
@@ -199,29 +255,80 @@ struct Group {
 
 /// Joins chains of elementwise ops.
 pub fn fuse_elementwise(graph: &Graph) -> Graph {
-    let group_of = vec![None; graph.nodes.len()];
-    let mut groups = Groups { graph, readers: graph.readers(), list: Vec::new(), group_of };
+    let mut groups = Groups::new(graph);
     let phases = graph.phases();
-    graph.ids().filter(|id| fusible(graph, *id)).for_each(|id| groups.add(id, phases[id.0 as usize]));
+    graph.ids().filter(|id| is_member(graph, *id)).for_each(|id| groups.add(id, phases[id.0 as usize]));
     groups.rebuild()
 }
 
+/// Whether a node computes element by element in f32. A cast between floats does.
 fn fusible(graph: &Graph, id: NodeId) -> bool {
     let node = graph.node(id);
-    let floats = node.inputs.iter().chain(&node.outputs).all(|value| graph.ty(*value).dtype == DType::F32);
+    let mut types = node.inputs.iter().chain(&node.outputs).map(|value| graph.ty(*value).dtype);
+    let floats = match node.op.is::<Cast>() {
+        true => types.all(DType::is_float),
+        false => types.all(|dtype| dtype == DType::F32),
+    };
     floats && node.inputs.len() <= OPERANDS_MAX && tile_kernel(&*node.op).is_some()
+}
+
+/// Whether a node belongs to a group, and reads halves as they are.
+fn is_member(graph: &Graph, id: NodeId) -> bool {
+    fusible(graph, id) && widened(graph, id).is_none()
+}
+
+/// What a cast widens, if that is all the node does: whoever is fused reads the half itself.
+fn widened(graph: &Graph, id: NodeId) -> Option<ValueId> {
+    let node = graph.node(id);
+    let half = node.op.is::<Cast>().then(|| node.inputs[0])?;
+    (is_half(graph.ty(half).dtype) && graph.ty(node.outputs[0]).dtype == DType::F32).then_some(half)
 }
 
 /// The groups so far.
 struct Groups<'g> {
     graph: &'g Graph,
+    /// Who reads each value; instead of an absorbed cast, whoever reads what it widens.
     readers: Vec<Vec<NodeId>>,
+    /// Casts that widen a half for members alone, by node.
+    absorbed: Vec<bool>,
     list: Vec<Group>,
     /// By node.
     group_of: Vec<Option<usize>>,
 }
 
-impl Groups<'_> {
+impl<'g> Groups<'g> {
+    fn new(graph: &'g Graph) -> Self {
+        let (is_kept, direct) = (graph.kept_mask(), graph.readers());
+        let absorbed = |id: NodeId| {
+            let value = graph.node(id).outputs[0].0 as usize;
+            let for_members = || direct[value].iter().all(|reader| is_member(graph, *reader));
+            widened(graph, id).is_some() && !is_kept[value] && for_members()
+        };
+        let absorbed: Vec<bool> = graph.ids().map(absorbed).collect();
+        let group_of = vec![None; graph.nodes.len()];
+        let readers = vec![Vec::new(); graph.values.len()];
+        let mut groups = Self { graph, readers, absorbed, list: Vec::new(), group_of };
+        for id in graph.ids().filter(|id| !groups.absorbed[id.0 as usize]).collect::<Vec<_>>() {
+            for value in groups.operands(id) {
+                let list = &mut groups.readers[value.0 as usize];
+                if list.last() != Some(&id) {
+                    list.push(id);
+                }
+            }
+        }
+        groups
+    }
+
+    /// What a node reads; if it can be fused, halves instead of what they were widened to.
+    fn operands(&self, id: NodeId) -> Vec<ValueId> {
+        let node = self.graph.node(id);
+        if !is_member(self.graph, id) {
+            return node.inputs.clone();
+        }
+        let source = |value: &ValueId| widened(self.graph, self.graph.value(*value).node).unwrap_or(*value);
+        node.inputs.iter().map(source).collect()
+    }
+
     /// Puts a node into a producer's group if it may join one, else into one of its own.
     fn add(&mut self, id: NodeId, phase: Phase) {
         let joined = self.candidates(id).into_iter().find(|at| self.may_join(*at, id, phase));
@@ -239,7 +346,7 @@ impl Groups<'_> {
     /// Groups of the producers, latest first.
     fn candidates(&self, id: NodeId) -> Vec<usize> {
         let maker = |value: &ValueId| self.graph.value(*value).node;
-        let mut makers: Vec<NodeId> = self.graph.node(id).inputs.iter().map(maker).collect();
+        let mut makers: Vec<NodeId> = self.operands(id).iter().map(maker).collect();
         makers.sort_unstable_by(|a, b| b.cmp(a));
         let mut groups: Vec<usize> = Vec::new();
         for at in makers.iter().filter_map(|maker| self.group_of[maker.0 as usize]) {
@@ -254,10 +361,10 @@ impl Groups<'_> {
     fn external_inputs(&self, id: NodeId, group: usize) -> Vec<ValueId> {
         let (graph, known) = (self.graph, &self.list[group].inputs);
         let mut fresh = Vec::new();
-        for value in &graph.node(id).inputs {
-            let inside = self.group_of[graph.value(*value).node.0 as usize] == Some(group);
-            if !inside && !known.contains(value) && !fresh.contains(value) {
-                fresh.push(*value);
+        for value in self.operands(id) {
+            let inside = self.group_of[graph.value(value).node.0 as usize] == Some(group);
+            if !inside && !known.contains(&value) && !fresh.contains(&value) {
+                fresh.push(value);
             }
         }
         fresh
@@ -278,14 +385,23 @@ impl Groups<'_> {
         same && group.phase == phase && group.shape == *shape && registers <= REGISTERS_MAX && nobody_waits
     }
 
-    /// The graph with each group of several nodes as one, where its last member stood.
+    /// Whether a node runs as it is: it is in no group, or alone in one without anything to widen.
+    fn stays(&self, id: NodeId) -> bool {
+        match self.group_of[id.0 as usize].map(|at| &self.list[at].members[..]) {
+            Some([alone]) => self.graph.node(*alone).inputs == self.operands(*alone),
+            Some(_) => false,
+            None => true,
+        }
+    }
+
+    /// The graph with each group as one node, where its last member stood.
     fn rebuild(&self) -> Graph {
         let graph = self.graph;
         let mut rebuild = Rebuild::new(graph);
         let is_kept = graph.kept_mask();
-        for id in graph.ids() {
+        for id in graph.ids().filter(|id| !self.absorbed[id.0 as usize]) {
             let node = graph.node(id);
-            let Some(at) = self.group_of[id.0 as usize].filter(|at| self.list[*at].members.len() > 1) else {
+            let Some(at) = self.group_of[id.0 as usize].filter(|_| !self.stays(id)) else {
                 rebuild.copy(node);
                 continue;
             };
@@ -299,9 +415,9 @@ impl Groups<'_> {
             };
             let members = group.members.iter().map(|member| graph.node(*member).outputs[0]);
             let outputs: Vec<ValueId> = members.filter(leaves).collect();
-            let op = group.fused(graph, &outputs);
+            let op = self.fused(group, &outputs);
             let inputs = group.inputs.iter().map(|value| rebuild.get(*value)).collect();
-            let types = vec![Type::f32(group.shape.clone()); outputs.len()];
+            let types = graph.types(&outputs);
             let fused = rebuild.new.push_typed(Arc::new(op), inputs, types, node.scope.clone(), node.stage);
             rebuild.new.set_segment(fused, node.segment);
             for (slot, old) in outputs.iter().enumerate() {
@@ -311,24 +427,31 @@ impl Groups<'_> {
         }
         rebuild.finish()
     }
-}
 
-impl Group {
     /// The op that all members become, with these of their values as its outputs.
-    fn fused(&self, graph: &Graph, outputs: &[ValueId]) -> Fused {
-        let register = |value: &ValueId| -> usize {
-            let member = |member: &NodeId| graph.node(*member).outputs[0] == *value;
-            match self.members.iter().position(member) {
-                Some(step) => self.inputs.len() + step,
-                None => self.inputs.iter().position(|input| input == value).expect("every operand is known"),
-            }
-        };
-        let step = |member: &NodeId| {
+    fn fused(&self, group: &Group, outputs: &[ValueId]) -> Fused {
+        let graph = self.graph;
+        let inside: HashSet<ValueId> = group.members.iter().flat_map(|member| self.operands(*member)).collect();
+        let mut registers: HashMap<ValueId, usize> =
+            group.inputs.iter().enumerate().map(|(at, value)| (*value, at)).collect();
+        let mut steps: Vec<(Arc<dyn Op>, Vec<usize>)> = Vec::new();
+        for member in &group.members {
             let node = graph.node(*member);
-            (Arc::clone(&node.op), node.inputs.iter().map(register).collect::<Vec<_>>())
-        };
-        let (steps, registers) = (self.members.iter().map(step).collect(), outputs.iter().map(register).collect());
-        Fused::new(self.inputs.len(), steps, registers, self.shape.to_vec())
+            let operands: Vec<usize> = self.operands(*member).iter().map(|value| registers[value]).collect();
+            let output = node.outputs[0];
+            // What is rounded and only leaves is rounded as it is stored.
+            let register = match node.op.is::<Cast>() && !inside.contains(&output) {
+                true => operands[0],
+                false => {
+                    steps.push((Arc::clone(&node.op), operands));
+                    group.inputs.len() + steps.len() - 1
+                }
+            };
+            registers.insert(output, register);
+        }
+        let stored = outputs.iter().map(|value| registers[value]).collect();
+        let dtypes = outputs.iter().map(|value| graph.ty(*value).dtype).collect();
+        Fused::new(group.inputs.len(), steps, stored, group.shape.to_vec()).storing(dtypes)
     }
 }
 

@@ -7,10 +7,12 @@ use crate::movement::{
     BYTES_PER_TASK, Element, Target, around, axes_but, bits, by_width, check_dim, check_ids, input, missing, within,
     within_f64,
 };
+use crate::moves;
 use crate::scatter::ScatterMethods;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// `out[…, i, …] = x[…, index[…, i, …], …]` along `dim`, from inputs `x` and `index` (i32, of `x`'s shape but for
@@ -21,6 +23,9 @@ op! {
 impl Op for Gather {
     fn operands(&self) -> Operands {
         Operands::new([Operand::any("x"), Operand::i32("index")], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rank = inputs.first()?.rank();
@@ -53,6 +58,9 @@ impl Cpu for Gather {
     fn run(&self, cx: &mut CpuCx<'_>) {
         let dtype = cx.inputs[0].ty.dtype;
         by_width!(dtype, take(cx, 0, 1, self.dim, bits(dtype, missing(dtype))));
+    }
+    fn takes_halves(&self) -> bool {
+        true
     }
 }
 
@@ -103,6 +111,13 @@ pub(crate) fn take<T: Element>(cx: &CpuCx<'_>, x: usize, index: usize, dim: usiz
     });
 }
 
+impl Cuda for Gather {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let dtype = cx.inputs[0].dtype;
+        moves::taken(cx, (0, 1), self.dim, bits(dtype, missing(dtype))).into()
+    }
+}
+
 impl Cases for Gather {
     fn cases() -> Vec<Case> {
         let case = |x: Arg, index: Arg, dim| Case::new(Gather { dim }, [x, index]);
@@ -119,7 +134,7 @@ impl Cases for Gather {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<Gather>()];
+pub const KINDS: &[OpKind] = &[OpKind::of::<Gather>().with_cuda::<Gather>()];
 
 kolo_graph::methods! {
     /// Picked elements.

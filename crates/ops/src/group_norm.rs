@@ -2,13 +2,16 @@
 //!
 //! A group's planes lie one after the other, so its statistics are those of one long row.
 
+use crate::device;
 use crate::norm;
+use crate::sums::{self, Values};
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaPlace, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 use std::sync::Arc;
 
 /// `[n, c]` and the elements of a plane.
@@ -41,8 +44,14 @@ op! {
 
 impl Op for GroupNorm {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::float("x"), Operand::float("weight"), Operand::float("bias")], &["y"])
-            .saved(&["mean", "rstd"])
+        Operands::new(
+            [Operand::float("x"), Operand::float("weight").in_full(), Operand::float("bias").in_full()],
+            &["y"],
+        )
+        .saved(&["mean", "rstd"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         images_index(inputs, "x, c, c -> x, n g!, n g")
@@ -125,6 +134,22 @@ vectorized! {
     }
 }
 
+const SOURCE: &str = concat!(include_str!("rows.cuh"), include_str!("group_norm.cu"));
+
+impl Cuda for GroupNorm {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (images, channels, size) = planes(&cx.inputs[0].shape);
+        let (members, rows) = (channels / self.groups, images * self.groups);
+        let threads = device::row_threads(members * size);
+        let (grid, block) = device::row_grid(rows, threads);
+        let source = device::typed(SOURCE, cx).define("GROUP", threads).define("FORWARD", 1);
+        let operands = (0..3).map(device::input).chain((0..3).map(device::output));
+        let sizes = [rows, self.groups, members, size].map(device::long);
+        let args = operands.chain(sizes).chain([CudaArg::F32(self.eps)]).collect::<Vec<_>>();
+        Launch::new(source, "normalize_groups", grid, block, args).into()
+    }
+}
+
 impl Cases for GroupNorm {
     fn cases() -> Vec<Case> {
         let args = |shape: &[usize]| [Arg::real(shape), Arg::real([shape[1]]), Arg::real([shape[1]])];
@@ -153,13 +178,16 @@ impl Op for GroupNormGrad {
         Operands::without_rules(
             [
                 Operand::float("x"),
-                Operand::float("weight"),
-                Operand::float("mean"),
-                Operand::float("rstd"),
+                Operand::float("weight").in_full(),
+                Operand::float("mean").in_full(),
+                Operand::float("rstd").in_full(),
                 Operand::float("g"),
             ],
             &["dx", "dweight", "dbias"],
         )
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         images_index(inputs, "x, c, n g!, n g, x -> x, c, c")
@@ -265,6 +293,36 @@ vectorized! {
     }
 }
 
+impl Cuda for GroupNormGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (images, channels, size) = planes(&cx.inputs[0].shape);
+        let groups = cx.inputs[2].shape[1];
+        let (members, rows, all) = (channels / groups, images * groups, images * channels);
+        let threads = device::row_threads(size);
+        let source = device::typed(SOURCE, cx).define("GROUP", threads);
+        let mut calls = CudaCalls::new();
+        let [sums, products, numbers] = [all, all, 2 * rows].map(|count| calls.scratch(count * size_of::<f32>()));
+        let [x, weight, mean, rstd, g] = [0, 1, 2, 3, 4].map(device::input);
+        let (grid, block) = device::row_grid(all, threads);
+        let args = [&[x, mean, g, sums.into(), products.into()], &[all, members, size].map(device::long)[..]].concat();
+        calls.launch(Launch::new(source.clone(), "plane_sums", grid, block, args));
+        let per_group = [rows, groups, members, size].map(device::long);
+        let args = [&[weight, rstd, sums.into(), products.into(), numbers.into()], &per_group[..]].concat();
+        let grid = device::grid(rows, device::THREADS);
+        calls.launch(Launch::new(source.clone(), "group_numbers", grid, device::THREADS, args));
+        let count = cx.inputs[0].elements();
+        let operands = [x, weight, mean, rstd, g, numbers.into(), device::output(0)];
+        let args = [&operands[..], &[count, groups, members, size].map(device::long)].concat();
+        let grid = device::grid(count, device::THREADS);
+        calls.launch(Launch::new(source, "differentiate_groups", grid, device::THREADS, args));
+        for (at, place) in [(1, products), (2, sums)] {
+            let to = Values::new(CudaPlace::output(at), cx.outputs[at].dtype);
+            sums::columns(&mut calls, Values::f32(place), [1, images, channels], to);
+        }
+        calls
+    }
+}
+
 impl Cases for GroupNormGrad {
     fn cases() -> Vec<Case> {
         let case = |shape: &[usize], groups: usize| {
@@ -283,7 +341,8 @@ impl Cases for GroupNormGrad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<GroupNorm>(), OpKind::of::<GroupNormGrad>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<GroupNorm>().with_cuda::<GroupNorm>(), OpKind::of::<GroupNormGrad>().with_cuda::<GroupNormGrad>()];
 
 kolo_graph::methods! {
     /// Group normalisation of `[n, c, …]`.

@@ -3,9 +3,10 @@
 use crate::tiles::Address;
 use crate::vectorized;
 use crate::{norm, row_norm};
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// `(x − mean)/√(variance + eps)·weight + bias` over the last dim; also each row's mean and `1/√(variance + eps)`.
@@ -14,8 +15,14 @@ op! {
 
 impl Op for LayerNorm {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::float("x"), Operand::float("weight"), Operand::float("bias")], &["y"])
-            .saved(&["mean", "rstd"])
+        Operands::new(
+            [Operand::float("x"), Operand::float("weight").in_full(), Operand::float("bias").in_full()],
+            &["y"],
+        )
+        .saved(&["mean", "rstd"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         row_norm::index(inputs, "r n!, n, n -> r n, r, r")
@@ -65,6 +72,12 @@ vectorized! {
     }
 }
 
+impl Cuda for LayerNorm {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        row_norm::forward_calls(cx, self.eps, true)
+    }
+}
+
 impl Cases for LayerNorm {
     fn cases() -> Vec<Case> {
         row_norm::cases(|eps| LayerNorm { eps }, 2)
@@ -81,13 +94,16 @@ impl Op for LayerNormGrad {
         Operands::without_rules(
             [
                 Operand::float("x"),
-                Operand::float("weight"),
-                Operand::float("mean"),
-                Operand::float("rstd"),
+                Operand::float("weight").in_full(),
+                Operand::float("mean").in_full(),
+                Operand::float("rstd").in_full(),
                 Operand::float("g"),
             ],
             &["dx", "dweight", "dbias"],
         )
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         row_norm::index(inputs, "r n!, n, r, r, r n -> r n, n, n")
@@ -149,13 +165,20 @@ vectorized! {
     }
 }
 
+impl Cuda for LayerNormGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        row_norm::backward_calls(cx, true)
+    }
+}
+
 impl Cases for LayerNormGrad {
     fn cases() -> Vec<Case> {
         row_norm::grad_cases(|| LayerNormGrad {}, true)
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<LayerNorm>(), OpKind::of::<LayerNormGrad>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<LayerNorm>().with_cuda::<LayerNorm>(), OpKind::of::<LayerNormGrad>().with_cuda::<LayerNormGrad>()];
 
 kolo_graph::methods! {
     /// Layer normalisation.

@@ -6,12 +6,15 @@ pub mod adaptive_pool;
 pub mod attention;
 pub mod avg_pool;
 pub mod batch_norm;
+pub mod batch_norm_parts;
+mod by_id;
 pub mod cast;
 pub mod compare;
 pub mod concat;
 pub mod conv;
 pub mod cross_entropy;
 pub mod cross_entropy_parts;
+mod device;
 pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
@@ -20,11 +23,14 @@ pub mod fuse;
 pub mod gather;
 pub mod gemm;
 pub mod group_norm;
+pub mod halves;
 pub mod layer_norm;
 pub mod losses;
+pub mod lower_precision;
 pub mod matmul;
 pub mod max_pool;
 pub mod movement;
+mod moves;
 pub mod norm;
 pub mod optim;
 pub mod pad;
@@ -44,6 +50,7 @@ pub mod scatter;
 pub mod simd;
 pub mod slice;
 pub mod softmax;
+mod sums;
 pub mod symbol;
 pub mod tiles;
 pub mod transpose;
@@ -52,8 +59,8 @@ pub use kolo_graph::vectorized;
 pub use registry::{cpu_of, cpu_side, cuda_of, register, registry};
 
 use kolo_graph::collective::{
-    AfterGrains, AllGather, AllReduce, AllToAll, AxisGather, AxisJoin, AxisScatter, AxisShift, AxisSum, Barrier,
-    Receive, ReduceScatter, Send,
+    AfterGrains, AllGather, AllReduce, AllToAll, AxisGather, AxisHalo, AxisJoin, AxisScatter, AxisShift, AxisSum,
+    Barrier, Receive, ReduceScatter, Send,
 };
 use kolo_graph::piece::{Join, Piece};
 use kolo_graph::share::{AxisShare, EachGrain, Pack};
@@ -77,6 +84,7 @@ const SOURCES: &[OpKind] = &[
     OpKind::of::<AxisScatter>(),
     OpKind::of::<AllToAll>(),
     OpKind::of::<AxisShift>(),
+    OpKind::of::<AxisHalo>(),
     OpKind::of::<Send>(),
     OpKind::of::<Receive>(),
     OpKind::without_kernels::<AfterGrains>(),
@@ -108,6 +116,7 @@ fn built_in() -> Vec<OpKind> {
         layer_norm::KINDS,
         rms_norm::KINDS,
         batch_norm::KINDS,
+        batch_norm_parts::KINDS,
         group_norm::KINDS,
         dropout::KINDS,
         rotary::KINDS,
@@ -166,8 +175,17 @@ pub mod prelude {
 
 /// Gradients of the scalar `loss` with respect to each of `wrt`, times `seed`; `None` where there is no dependence.
 pub fn gradients<'b>(builder: &'b Builder, loss: Tensor<'b>, seed: f64, wrt: &[Tensor<'b>]) -> Vec<Option<Tensor<'b>>> {
+    gradients_from(builder, loss, builder.full(seed, loss.ty()), wrt)
+}
+
+/// The same times a seed that the graph computes.
+pub fn gradients_from<'b>(
+    builder: &'b Builder,
+    loss: Tensor<'b>,
+    seed: Tensor<'b>,
+    wrt: &[Tensor<'b>],
+) -> Vec<Option<Tensor<'b>>> {
     use elementwise::ElementwiseMethods;
-    let seed = builder.full(seed, loss.ty());
     kolo_graph::autodiff::gradients(builder, loss, seed, wrt, |parts| {
         parts[1..].iter().fold(parts[0], |sum, part| sum.add(*part))
     })

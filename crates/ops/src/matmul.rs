@@ -1,21 +1,32 @@
 //! Matrix product and the linear layer.
 
+use crate::cast::CastMethods;
 use crate::elementwise::ElementwiseMethods;
-use crate::gemm::{self, Gemm, Right, Rows, Start, Strided, Taken};
+use crate::gemm::{self, Gemm, Lines, Output, Right, Start, Taken};
+use crate::halves::{is_half, widen};
 use crate::reduce::ReduceMethods;
 use crate::tiles::Address;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::types::broadcast;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
+use kolo_graph::{
+    Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, Work, op,
+};
+use std::sync::Arc;
 
 op! {
     /// `c[…, m, n] = Σ_k a[…, m, k] · b[…, k, n]`; `ta` and `tb` say that an operand is stored transposed. The leading
-    /// dims broadcast: right-aligned, those of size one or missing stretch, and their gradient is summed.
-    pub struct MatMul = "matmul" { ta: bool, tb: bool }
+    /// dims broadcast: right-aligned, those of size one or missing stretch, and their gradient is summed. The result of halves
+    /// is f32 if `wide`, else as its operands.
+    pub struct MatMul = "matmul" { ta: bool, tb: bool, wide: bool = false }
 }
 
 impl MatMul {
+    /// A product whose result has the type of its operands.
+    pub fn new(ta: bool, tb: bool) -> Self {
+        Self { ta, tb, wide: false }
+    }
+
     /// None if the inputs are not two stacks of matrices whose leading dims broadcast.
     fn expression(&self, inputs: &[Type]) -> Option<Index> {
         let [a, b] = inputs else { return None };
@@ -51,16 +62,25 @@ fn matrix_at(own: &[usize], whole: &[usize], mut at: usize) -> usize {
     place
 }
 
-fn expect_f32(inputs: &[Type]) -> Result<(), String> {
+/// The type of all operands of a product.
+pub fn one_float_type(inputs: &[Type]) -> Result<DType, String> {
     match inputs.iter().find(|ty| !ty.dtype.is_float() || ty.dtype != inputs[0].dtype) {
         Some(ty) => Err(format!("multiplies floats of one type, not {ty}; cast it")),
-        None => Ok(()),
+        None => Ok(inputs[0].dtype),
     }
+}
+
+/// The type of a product's result.
+fn result_type(inputs: &[Type], wide: bool) -> Result<DType, String> {
+    one_float_type(inputs).map(|dtype| if wide { DType::F32 } else { dtype })
 }
 
 impl Op for MatMul {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("a"), Operand::float("b")], &["c"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         self.expression(inputs)
@@ -70,15 +90,18 @@ impl Op for MatMul {
         let index = self.expression(inputs).ok_or_else(|| {
             format!("needs two matrices, or stacks of them whose leading dims are equal or broadcast, not {a} and {b}")
         })?;
-        expect_f32(inputs)?;
-        Ok(vec![Type::new(a.dtype, index.output_shapes(inputs)?[0].clone())])
+        Ok(vec![Type::new(result_type(inputs, self.wide)?, index.output_shapes(inputs)?[0].clone())])
+    }
+    fn wide(&self) -> Option<Arc<dyn Op>> {
+        Some(Arc::new(Self { wide: true, ..self.clone() }))
     }
     fn flops_per_point(&self) -> u64 {
         2
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
-        let (a, b, g) = (cx.input(0), cx.input(1), cx.grad());
-        let product = |x: Tensor<'b>, y: Tensor<'b>, ta, tb| x.then(MatMul { ta, tb }, &[y]);
+        let (a, b) = (cx.input(0), cx.input(1));
+        let g = cx.grad().cast(a.dtype());
+        let product = |x: Tensor<'b>, y: Tensor<'b>, ta, tb| x.then(MatMul::new(ta, tb), &[y]);
         let da = || if self.ta { product(b, g, self.tb, true) } else { product(g, b, false, !self.tb) };
         let db = || if self.tb { product(g, a, true, self.ta) } else { product(a, g, !self.ta, false) };
         vec![cx.needs(0).then(|| da().sum_to(&a)), cx.needs(1).then(|| db().sum_to(&b))]
@@ -110,7 +133,6 @@ impl Cpu for MatMul {
         let shape = cx.shape(0);
         let k = shape[shape.len() - if self.ta { 2 } else { 1 }];
         let shape = [m, n, k];
-        let (a, b) = (cx.f32(0), cx.f32(1));
         let whole = &out[..out.len() - 2];
         let batch: usize = whole.iter().product();
         let scratch = cx.scratch();
@@ -118,24 +140,20 @@ impl Cpu for MatMul {
             let shape = cx.shape(input);
             matrix_at(&shape[..shape.len() - 2], whole, at)
         };
-        let left = |at: usize| Strided {
-            data: &a[matrix(0, at) * m * k..][..m * k],
-            line_stride: if self.ta { 1 } else { k },
-            k_stride: if self.ta { m } else { 1 },
+        let left = |at: usize| {
+            let (line_stride, k_stride) = if self.ta { (1, m) } else { (k, 1) };
+            Lines::of(&cx.inputs[0], matrix(0, at) * m * k, m * k, line_stride, k_stride)
         };
-        let right = |at: usize| Strided {
-            data: &b[matrix(1, at) * n * k..][..n * k],
-            line_stride: if self.tb { k } else { 1 },
-            k_stride: if self.tb { 1 } else { n },
+        let right = |at: usize| {
+            let (line_stride, k_stride) = if self.tb { (k, 1) } else { (1, n) };
+            Lines::of(&cx.inputs[1], matrix(1, at) * n * k, n * k, line_stride, k_stride)
         };
         if let Some(taker) = cx.taker {
             let sink = Taken { taker, stride: n };
             let (a, b) = (left(0), right(0));
             return Gemm { shape, a: &a, b: Right::Fresh(&b), c: &sink, start: Start::Zero }.run_on(cx.team, scratch);
         }
-        let c = Address(cx.out_f32(0).as_mut_ptr());
-        // SAFETY: product `at` owns its own part of the output.
-        let sink = |at: usize| Rows { data: Address(unsafe { c.get().add(at * m * n) }), stride: n };
+        let sink = |at: usize| Output::of(&cx.outputs[0], at * m * n, n);
         if batch == 1 || batch < cx.team.threads() {
             for at in 0..batch {
                 let (a, b, c) = (left(at), right(at), sink(at));
@@ -144,15 +162,19 @@ impl Cpu for MatMul {
             return;
         }
         let lent = Address(scratch.as_mut_ptr());
+        let own = gemm::scratch_bytes_of(cx.outputs[0].ty.dtype, 0, 1) / 4;
         cx.team.run(batch, |at, thread| {
             // SAFETY: each thread has its own scratch.
-            let scratch = unsafe { lent.slice(thread * gemm::SCRATCH, gemm::SCRATCH) };
+            let scratch = unsafe { lent.slice(thread * own, own) };
             let (a, b, c) = (left(at), right(at), sink(at));
             Gemm { shape, a: &a, b: Right::Fresh(&b), c: &c, start: Start::Zero }.run(scratch);
         });
     }
-    fn scratch_bytes(&self, _: &[Type], _: &[Type], threads: usize) -> usize {
-        gemm::scratch_bytes(threads)
+    fn scratch_bytes(&self, _: &[Type], outputs: &[Type], threads: usize) -> usize {
+        gemm::scratch_bytes_of(outputs[0].dtype, 0, threads)
+    }
+    fn takes_halves(&self) -> bool {
+        true
     }
     fn gives_tiles(&self, inputs: &[Type]) -> bool {
         inputs.iter().all(|ty| ty.rank() == 2) && inputs[0].shape[if self.ta { 0 } else { 1 }] <= gemm::K_BLOCK
@@ -166,23 +188,23 @@ impl Cases for MatMul {
             for (m, n, k) in [(3, 4, 5), (1, 1, 1), (13, 2, 3), (2, 17, 2)] {
                 let a = if ta { [k, m] } else { [m, k] };
                 let b = if tb { [n, k] } else { [k, n] };
-                cases.push(Case::new(MatMul { ta, tb }, [Arg::real(a), Arg::real(b)]));
+                cases.push(Case::new(MatMul::new(ta, tb), [Arg::real(a), Arg::real(b)]));
             }
             let a = if ta { [2, 3, 4, 2] } else { [2, 3, 2, 4] };
             let b = if tb { [2, 3, 5, 4] } else { [2, 3, 4, 5] };
-            cases.push(Case::new(MatMul { ta, tb }, [Arg::real(a), Arg::real(b)]));
+            cases.push(Case::new(MatMul::new(ta, tb), [Arg::real(a), Arg::real(b)]));
         }
         let big = |a: [usize; 2], b: [usize; 2]| [Arg::real(a).constant(), Arg::real(b).constant()];
         // Every way that a product can go: operands read where they lie, packed by the kernel, exchanged, with remainders.
         for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
             for (m, n, k) in [(70, 130, 300), (30, 140, 270), (64, 131, 70)] {
                 let (a, b) = (if ta { [k, m] } else { [m, k] }, if tb { [n, k] } else { [k, n] });
-                cases.push(Case::new(MatMul { ta, tb }, big(a, b)));
+                cases.push(Case::new(MatMul::new(ta, tb), big(a, b)));
             }
         }
-        cases.push(Case::new(MatMul { ta: false, tb: false }, big([3, 0], [0, 2])));
+        cases.push(Case::new(MatMul::new(false, false), big([3, 0], [0, 2])));
         // Leading dims that stretch: of size one, missing, on either side, on both.
-        let stacks = |ta, tb, a: &[usize], b: &[usize]| Case::new(MatMul { ta, tb }, [Arg::real(a), Arg::real(b)]);
+        let stacks = |ta, tb, a: &[usize], b: &[usize]| Case::new(MatMul::new(ta, tb), [Arg::real(a), Arg::real(b)]);
         cases.extend([
             stacks(false, false, &[2, 3, 4], &[4, 5]),
             stacks(false, true, &[3, 4], &[2, 5, 4]),
@@ -196,11 +218,17 @@ impl Cases for MatMul {
 }
 
 op! {
-    /// `y = x·W + b` over the last dim of `x`; `W` is `[in, out]`, or `[out, in]` if `transposed`, as PyTorch keeps it.
-    pub struct Linear = "linear" { transposed: bool }
+    /// `y = x·W + b` over the last dim of `x`; `W` is `[in, out]`, or `[out, in]` if `transposed`, as PyTorch keeps it. The
+    /// result of halves is f32 if `wide`, else as its operands.
+    pub struct Linear = "linear" { transposed: bool, wide: bool = false }
 }
 
 impl Linear {
+    /// A layer whose result has the type of its operands.
+    pub fn new(transposed: bool) -> Self {
+        Self { transposed, wide: false }
+    }
+
     fn expression(&self, rank: usize) -> Index {
         let rows: String = (0..rank.saturating_sub(1)).map(|dim| format!("r{dim} ")).collect();
         let weight = if self.transposed { "n k" } else { "k n" };
@@ -212,31 +240,38 @@ impl Op for Linear {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("x"), Operand::float("weight"), Operand::float("bias")], &["y"])
     }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         Some(self.expression(inputs.first()?.rank()))
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [x, _, _] = inputs else { return Err("takes x, weight and bias".into()) };
-        expect_f32(inputs)?;
-        Ok(vec![Type::new(x.dtype, self.expression(x.rank()).output_shapes(inputs)?[0].clone())])
+        let shapes = self.expression(x.rank()).output_shapes(inputs)?;
+        Ok(vec![Type::new(result_type(inputs, self.wide)?, shapes[0].clone())])
+    }
+    fn wide(&self) -> Option<Arc<dyn Op>> {
+        Some(Arc::new(Self { wide: true, ..self.clone() }))
     }
     fn flops_per_point(&self) -> u64 {
         2
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
-        let (x, weight, g) = (cx.input(0), cx.input(1), cx.grad());
+        let (x, weight) = (cx.input(0), cx.input(1));
+        let g = cx.grad().cast(x.dtype());
         let flat = |t: Tensor<'b>| {
             let shape = t.shape();
             let last = shape.last().copied().unwrap_or(1);
             t.reshape_to([shape.iter().product::<usize>() / last.max(1), last])
         };
         let (flat_x, flat_g) = (flat(x), flat(g));
-        let dx = || flat_g.then(MatMul { ta: false, tb: !self.transposed }, &[weight]).reshape_to(x.shape());
+        let dx = || flat_g.then(MatMul::new(false, !self.transposed), &[weight]).reshape_to(x.shape());
         let dw = || match self.transposed {
-            true => flat_g.then(MatMul { ta: true, tb: false }, &[flat_x]),
-            false => flat_x.then(MatMul { ta: true, tb: false }, &[flat_g]),
+            true => flat_g.then(MatMul::new(true, false), &[flat_x]),
+            false => flat_x.then(MatMul::new(true, false), &[flat_g]),
         };
-        vec![cx.needs(0).then(dx), cx.needs(1).then(dw), cx.needs(2).then(|| flat_g.sum(&[0]))]
+        vec![cx.needs(0).then(dx), cx.needs(1).then(dw), cx.needs(2).then(|| flat_g.sum(&[0]).cast(x.dtype()))]
     }
     fn work(&self) -> Work {
         Work::Product
@@ -257,20 +292,36 @@ impl Cpu for Linear {
         let k = cx.inputs[0].ty.last();
         let n = cx.outputs[0].ty.last();
         let m = cx.outputs[0].ty.elements() / n.max(1);
-        let x = Strided { data: cx.f32(0), line_stride: k, k_stride: 1 };
-        let weight = Strided {
-            data: cx.f32(1),
-            line_stride: if self.transposed { k } else { 1 },
-            k_stride: if self.transposed { 1 } else { n },
-        };
-        let sink = Rows { data: Address(cx.out_f32(0).as_mut_ptr()), stride: n };
-        let start = Start::Bias(cx.f32(2));
-        let gemm = Gemm { shape: [m, n, k], a: &x, b: Right::Fresh(&weight), c: &sink, start };
-        gemm.run_on(cx.team, cx.scratch());
+        let x = Lines::of(&cx.inputs[0], 0, m * k, k, 1);
+        let (line_stride, k_stride) = if self.transposed { (k, 1) } else { (1, n) };
+        let weight = Lines::of(&cx.inputs[1], 0, n * k, line_stride, k_stride);
+        let sink = Output::of(&cx.outputs[0], 0, n);
+        let (bias, scratch) = full_bias(cx);
+        let gemm = Gemm { shape: [m, n, k], a: &x, b: Right::Fresh(&weight), c: &sink, start: Start::Bias(bias) };
+        gemm.run_on(cx.team, scratch);
     }
-    fn scratch_bytes(&self, _: &[Type], _: &[Type], threads: usize) -> usize {
-        gemm::scratch_bytes(threads)
+    fn scratch_bytes(&self, inputs: &[Type], outputs: &[Type], threads: usize) -> usize {
+        gemm::scratch_bytes_of(outputs[0].dtype, bias_room(inputs), threads)
     }
+    fn takes_halves(&self) -> bool {
+        true
+    }
+}
+
+/// Floats that [`full_bias`] wants.
+pub(crate) fn bias_room(inputs: &[Type]) -> usize {
+    if is_half(inputs[2].dtype) { inputs[2].elements() } else { 0 }
+}
+
+/// A layer's bias, its third input, in f32, and the scratch of its product.
+pub(crate) fn full_bias<'a>(cx: &CpuCx<'a>) -> (&'a [f32], &'a mut [f32]) {
+    let (bias, scratch) = (&cx.inputs[2], cx.scratch());
+    if !is_half(bias.ty.dtype) {
+        return (cx.f32(2), scratch);
+    }
+    let (scratch, room) = scratch.split_at_mut(scratch.len() - bias.ty.elements());
+    widen(bias.ty.dtype, cx.u16(2), room);
+    (room, scratch)
 }
 
 impl Cases for Linear {
@@ -278,7 +329,7 @@ impl Cases for Linear {
         let case = |transposed: bool, x: &[usize], n: usize| {
             let k = x[x.len() - 1];
             let weight = if transposed { [n, k] } else { [k, n] };
-            Case::new(Linear { transposed }, [Arg::real(x), Arg::real(weight), Arg::real([n])])
+            Case::new(Linear::new(transposed), [Arg::real(x), Arg::real(weight), Arg::real([n])])
         };
         vec![
             case(true, &[3, 5], 4),
@@ -287,7 +338,7 @@ impl Cases for Linear {
             case(false, &[1, 1], 1),
             case(true, &[7], 3),
             Case::new(
-                Linear { transposed: true },
+                Linear::new(true),
                 [Arg::real([64, 70]).constant(), Arg::real([131, 70]).constant(), Arg::real([131]).constant()],
             ),
         ]
@@ -302,17 +353,17 @@ kolo_graph::methods! {
         /// `self · other`; leading dims broadcast, so `other` may be a single matrix shared by all those of `self`.
         fn matmul(self, other: Tensor<'b>) -> Tensor<'b> {
             if other.rank() != 2 || self.rank() == 2 {
-                return self.then(MatMul { ta: false, tb: false }, &[other]);
+                return self.then(MatMul::new(false, false), &[other]);
             }
             let mut shape = self.shape();
             let k = shape.pop().unwrap_or(1);
             let flat = self.reshape_to([shape.iter().product::<usize>(), k]);
             shape.push(other.dim(1));
-            flat.then(MatMul { ta: false, tb: false }, &[other]).reshape_to(shape)
+            flat.then(MatMul::new(false, false), &[other]).reshape_to(shape)
         }
         /// `self · otherᵀ` for matrices or stacks of them, whose leading dims broadcast.
         fn matmul_transposed(self, other: Tensor<'b>) -> Tensor<'b> {
-            self.then(MatMul { ta: false, tb: true }, &[other])
+            self.then(MatMul::new(false, true), &[other])
         }
         /// PyTorch's linear layer: `weight` is `[out, in]`.
         fn linear(self, weight: Tensor<'b>, bias: Option<Tensor<'b>>) -> Tensor<'b> {
@@ -351,7 +402,7 @@ fn apply_linear<'b>(x: Tensor<'b>, weight: Tensor<'b>, bias: Option<Tensor<'b>>,
         let k = shape.pop().unwrap_or(1);
         let flat = x.reshape_to([shape.iter().product::<usize>(), k]);
         shape.push(weight.dim(if transposed { 0 } else { 1 }));
-        return flat.then(MatMul { ta: false, tb: transposed }, &[weight]).reshape_to(shape);
+        return flat.then(MatMul::new(false, transposed), &[weight]).reshape_to(shape);
     };
-    x.then(Linear { transposed }, &[weight, bias])
+    x.then(Linear::new(transposed), &[weight, bias])
 }

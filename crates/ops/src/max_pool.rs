@@ -1,43 +1,66 @@
 //! Max pooling, which remembers where each maximum was.
 
+use crate::device;
 use crate::movement::{ELEMENTS_PER_TASK, within, within_f64};
-use crate::pool::{Window, define_planes, for_each_plane, load, plane_size, pool_cases, with_planes};
+use crate::pool::{
+    Tile, Window, check_window, define_planes, for_each_plane, load, plane_size, pool_cases, tile_of_part, tile_splits,
+    with_planes,
+};
 use crate::reduce::ReduceMethods;
 use crate::scatter::ScatterAddGrad;
 use crate::simd::LANES;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::{Domain, OpKind};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{
+    Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Mixed, Op, Operand, Operands, Split, Tensor, Type, op,
+};
+use std::sync::Arc;
 
 op! {
     /// The largest value under each window, and its place in the plane (`y·w + x`, i32) as second output. Of equal
     /// values the first counts and gets the gradient; NaN counts as largest. Padding never wins. With `ceil_mode` a last
-    /// window may reach beyond the padding.
+    /// window may reach beyond the padding. With `rows` or `columns` this is a tile of a plane: the places of the whole
+    /// plane, the first place here, the first window here, and the windows here.
     pub struct MaxPool2d = "max_pool2d" {
         kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2], ceil_mode: bool = false,
+        rows: Vec<usize> = Vec::new(), columns: Vec<usize> = Vec::new(),
     }
 }
 
 impl Op for MaxPool2d {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("x")], &["y"]).saved(&["places"])
+        Operands::new([Operand::float("x")], &["y"]).saved(&["places"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c h! w! -> n c p! q!, n c p! q!"))
     }
+    fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
+        let mut splits = self.index(inputs).map_or_else(Vec::new, |index| index.splits(inputs));
+        splits.extend(tile_splits(&self.window(&inputs[0].shape), self.tile(), 1, 2, false));
+        splits
+    }
+    fn part_at(&self, split: &Split, first: usize, units: usize) -> Option<Arc<dyn Op>> {
+        let [rows, columns] = tile_of_part(split, first, units, self.tile())?;
+        Some(Arc::new(Self { rows, columns, ..self.clone() }))
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [input] = inputs else { return Err("takes one input".into()) };
-        let window = Window::new(self.kernel, self.stride, self.padding, plane_size(input)?, self.ceil_mode)?;
-        Ok(vec![with_planes(input, DType::F32, window.out), with_planes(input, DType::I32, window.out)])
+        let window = self.checked_window(plane_size(input)?)?;
+        Ok(vec![with_planes(input, input.dtype, window.out), with_planes(input, DType::I32, window.out)])
     }
     fn flops(&self, _: &[Type], outputs: &[Type]) -> u64 {
         crate::pool::flops(&outputs[0], self.kernel)
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
         let size = [cx.input(0).dim(2), cx.input(0).dim(3)];
-        vec![Some(cx.output(1).then(MaxPool2dGrad { size }, &[cx.grad()]))]
+        let Self { kernel, stride, padding, rows, columns, .. } = self.clone();
+        vec![Some(cx.output(1).then(MaxPool2dGrad { kernel, stride, padding, size, rows, columns }, &[cx.grad()]))]
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let window = self.window(&inputs[0].shape);
@@ -50,7 +73,8 @@ impl Op for MaxPool2d {
             out.iter_mut().enumerate().for_each(|(at, out)| *out = plane[largest(plane, at)]);
         });
         let places = define_planes(inputs[0], &outputs[1], |plane, out| {
-            out.iter_mut().enumerate().for_each(|(at, out)| *out = largest(plane, at) as f64);
+            let number = |place: usize| window.number(place / window.size[1], place % window.size[1]);
+            out.iter_mut().enumerate().for_each(|(at, out)| *out = number(largest(plane, at)) as f64);
         });
         vec![values, places]
     }
@@ -81,9 +105,17 @@ impl Cpu for MaxPool2d {
 }
 
 impl MaxPool2d {
+    fn tile(&self) -> Tile<'_> {
+        Tile { rows: &self.rows, columns: &self.columns }
+    }
+
+    fn checked_window(&self, size: [usize; 2]) -> Result<Window, String> {
+        let window = Window::new(self.kernel, self.stride, self.padding, self.tile().whole(size), self.ceil_mode)?;
+        window.on_tile(self.tile(), size)?.checked_under()
+    }
+
     fn window(&self, shape: &[usize]) -> Window {
-        Window::new(self.kernel, self.stride, self.padding, [shape[2], shape[3]], self.ceil_mode)
-            .expect("infer checks the window")
+        self.checked_window([shape[2], shape[3]]).expect("infer checks the window")
     }
 }
 
@@ -103,8 +135,8 @@ vectorized! {
         for (row, (values, places)) in values.chunks_mut(width).zip(places.chunks_mut(width)).enumerate() {
             let (best, best_places) = (&mut line[window.middle()], &mut line_places[window.middle()]);
             for (at, y) in window.rows(row).enumerate() {
-                let start = y * window.size[1];
-                let own = &plane[start..start + window.size[1]];
+                let own = &plane[y * window.size[1]..(y + 1) * window.size[1]];
+                let start = window.number(y, 0);
                 if at == 0 {
                     best.copy_from_slice(own);
                     best_places.iter_mut().enumerate().for_each(|(x, place)| *place = (start + x) as i32);
@@ -164,11 +196,17 @@ fn max_windows(
     }
 }
 
+impl Cuda for MaxPool2d {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        crate::pool::calls(cx, "max_windows", &self.window(&cx.inputs[0].shape).args())
+    }
+}
+
 impl Cases for MaxPool2d {
     fn cases() -> Vec<Case> {
-        let op = |kernel, stride, padding| MaxPool2d { kernel, stride, padding, ceil_mode: false };
+        let op = |kernel, stride, padding| max_pool(kernel, stride, padding, false);
         let mut cases = pool_cases(op, Arg::spread);
-        let ceil = |kernel, stride, padding| MaxPool2d { kernel, stride, padding, ceil_mode: true };
+        let ceil = |kernel, stride, padding| max_pool(kernel, stride, padding, true);
         cases.extend(pool_cases(ceil, Arg::spread));
         // Whole numbers, so that many values under a window are equal.
         let equal = Arg { domain: Domain::Index(0, 3), ..Arg::real([2, 2, 9, 35]).constant() };
@@ -178,26 +216,75 @@ impl Cases for MaxPool2d {
     }
 }
 
+/// Over whole planes.
+fn max_pool(kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2], ceil_mode: bool) -> MaxPool2d {
+    MaxPool2d { kernel, stride, padding, ceil_mode, rows: Vec::new(), columns: Vec::new() }
+}
+
 op! {
     /// Backward of [`MaxPool2d`], from the places and the output's gradient: each gradient goes to its place in a plane
-    /// of `size`, in order. A place outside is ignored.
-    pub struct MaxPool2dGrad = "max_pool2d_grad" { size: [usize; 2] }
+    /// of `size`, in order. A place outside is ignored; whoever has a tile of the plane finds all places of it under its
+    /// windows.
+    pub struct MaxPool2dGrad = "max_pool2d_grad" {
+        kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2], size: [usize; 2],
+        rows: Vec<usize> = Vec::new(), columns: Vec<usize> = Vec::new(),
+    }
+}
+
+impl MaxPool2dGrad {
+    fn tile(&self) -> Tile<'_> {
+        Tile { rows: &self.rows, columns: &self.columns }
+    }
+
+    /// The windows that the gradients are of, so many of them.
+    fn window(&self, out: [usize; 2]) -> Window {
+        let Self { kernel, stride, padding, size, .. } = *self;
+        let (whole, begin) = (self.tile().whole(size), self.tile().begin());
+        Window { kernel, stride, padding, size, out, whole, begin, first: [0; 2] }
+    }
+
+    /// Where a place of the whole plane lies in the one here.
+    fn here(&self, place: usize) -> Option<usize> {
+        let ([_, width], [top, left]) = (self.tile().whole(self.size), self.tile().begin());
+        let (y, x) = ((place / width).checked_sub(top)?, (place % width).checked_sub(left)?);
+        (y < self.size[0] && x < self.size[1]).then_some(y * self.size[1] + x)
+    }
 }
 
 impl Op for MaxPool2dGrad {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::i32("places"), Operand::f32("g")], &["dx"])
+        Operands::new([Operand::i32("places"), Operand::float("g")], &["dx"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("n c p! q!, n c p! q! -> n c h! w!"))
     }
+    fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
+        let mut splits = self.index(inputs).map_or_else(Vec::new, |index| index.splits(inputs));
+        let shape = &inputs[0].shape;
+        splits.extend(tile_splits(&self.window([shape[2], shape[3]]), self.tile(), 2, 1, true));
+        splits
+    }
+    fn part_at(&self, split: &Split, first: usize, units: usize) -> Option<Arc<dyn Op>> {
+        let [rows, columns] = tile_of_part(split, first, units, self.tile())?;
+        let mut size = self.size;
+        size[split.outputs[0].cut()?.0 - 2] = units;
+        Some(Arc::new(Self { rows, columns, size, ..self.clone() }))
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [places, grad] = inputs else { return Err("takes two inputs: places and gradient".into()) };
-        plane_size(grad)?;
+        check_window(self.kernel, self.stride, self.padding, self.tile().whole(self.size))?;
+        for (run, out) in [&self.rows, &self.columns].into_iter().zip(plane_size(grad)?) {
+            if !run.is_empty() && (run.len() != 4 || run[3] != out) {
+                return Err(format!("the tile {run:?} does not fit the gradient {grad}"));
+            }
+        }
         if *places != Type::i32(grad.shape.clone()) {
             return Err(format!("the places must be i32 of the gradient's shape, {grad}, but are {places}"));
         }
-        Ok(vec![with_planes(grad, DType::F32, self.size)])
+        Ok(vec![with_planes(grad, grad.dtype, self.size)])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         inputs[1].elements() as u64
@@ -214,8 +301,9 @@ impl Op for MaxPool2dGrad {
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let mut out = Dense::zeros(outputs[0].shape.clone());
         let (from, to) = (inputs[0].shape[2] * inputs[0].shape[3], self.size[0] * self.size[1]);
+        let all = self.tile().whole(self.size).iter().product();
         for (at, (place, grad)) in inputs[0].data.iter().zip(&inputs[1].data).enumerate() {
-            if let Some(place) = within_f64(*place, to) {
+            if let Some(place) = within_f64(*place, all).and_then(|place| self.here(place)) {
                 out.data[at / from * to + place] += grad;
             }
         }
@@ -227,6 +315,8 @@ impl Cpu for MaxPool2dGrad {
     fn run(&self, cx: &mut CpuCx<'_>) {
         let shape = cx.shape(0);
         let (from, to) = (shape[2] * shape[3], self.size[0] * self.size[1]);
+        let (all, is_tile) =
+            (self.tile().whole(self.size).iter().product(), !self.rows.is_empty() || !self.columns.is_empty());
         let (places, grad, target) = (cx.i32(0), cx.f32(1), Address(cx.out_f32(0).as_mut_ptr()));
         cx.team.chunks(shape[0] * shape[1], (ELEMENTS_PER_TASK / (from + to).max(1)).max(1), |range, _| {
             for plane in range {
@@ -235,7 +325,11 @@ impl Cpu for MaxPool2dGrad {
                 out.fill(0.0);
                 let own = plane * from..(plane + 1) * from;
                 for (place, grad) in places[own.clone()].iter().zip(&grad[own]) {
-                    if let Some(place) = within(*place, to) {
+                    let place = match is_tile {
+                        true => within(*place, all).and_then(|place| self.here(place)),
+                        false => within(*place, to),
+                    };
+                    if let Some(place) = place {
                         out[place] += grad;
                     }
                 }
@@ -244,18 +338,32 @@ impl Cpu for MaxPool2dGrad {
     }
 }
 
+impl Cuda for MaxPool2dGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (from, to) = (&cx.inputs[0].shape, &cx.outputs[0].shape);
+        let sizes = [from[0] * from[1], from[2] * from[3], to[2] * to[3]].map(device::long);
+        let args = [&[device::input(0), device::input(1), device::output(0)], &sizes[..]].concat();
+        let (grid, block) = device::row_grid(from[0] * from[1], device::WARP);
+        Launch::new(device::typed(crate::pool::SOURCE, cx), "spread_places", grid, block, args).into()
+    }
+}
+
 impl Cases for MaxPool2dGrad {
     fn cases() -> Vec<Case> {
         let case = |shape: [usize; 4], size: [usize; 2]| {
             let arg = Arg::real(shape);
             let arg = if arg.ty.elements() < 200 { arg } else { arg.constant() };
-            Case::new(MaxPool2dGrad { size }, [Arg::index(shape, -1, (size[0] * size[1] + 1) as i64), arg])
+            // Windows that reach every place: the places of a case are drawn.
+            let (kernel, padding) = (size.map(|size| 2 * size + 80), size.map(|size| size + 40));
+            let op = MaxPool2dGrad { kernel, stride: [1, 1], padding, size, rows: Vec::new(), columns: Vec::new() };
+            Case::new(op, [Arg::index(shape, -1, (size[0] * size[1] + 1) as i64), arg])
         };
         vec![case([2, 3, 2, 3], [4, 5]), case([1, 1, 1, 1], [1, 2]), case([2, 9, 30, 31], [31, 37])]
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<MaxPool2d>(), OpKind::of::<MaxPool2dGrad>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<MaxPool2d>().with_cuda::<MaxPool2d>(), OpKind::of::<MaxPool2dGrad>().with_cuda::<MaxPool2dGrad>()];
 
 kolo_graph::methods! {
     /// Max pooling over `[n, c, h, w]`.
@@ -268,7 +376,7 @@ kolo_graph::methods! {
         fn max_pool2d_with(
             self, kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2], ceil_mode: bool,
         ) -> Tensor<'b> {
-            self.then(MaxPool2d { kernel, stride, padding, ceil_mode }, &[])
+            self.then(max_pool(kernel, stride, padding, ceil_mode), &[])
         }
     }
 }

@@ -1,11 +1,13 @@
 //! Constant padding.
 
 use crate::movement::{BYTES_PER_TASK, Element, Target, axes, bits, by_width, check_rank, input};
+use crate::moves;
 use crate::slice::SliceMethods;
 use crate::tiles::DIMS_MAX;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::{OpKind, advance};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// `before[dim]` elements of `value` before and `after[dim]` after the tensor, along every dim.
@@ -21,6 +23,9 @@ impl Pad {
 impl Op for Pad {
     fn operands(&self) -> Operands {
         Operands::new([Operand::any("x")], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let from = axes(inputs.first()?.rank());
@@ -61,6 +66,9 @@ impl Op for Pad {
 impl Cpu for Pad {
     fn run(&self, cx: &mut CpuCx<'_>) {
         by_width!(cx.inputs[0].ty.dtype, pad(cx, self));
+    }
+    fn takes_halves(&self) -> bool {
+        true
     }
 }
 
@@ -106,6 +114,13 @@ fn source_row(op: &Pad, shape: &[usize], at: &[usize]) -> Option<usize> {
     })
 }
 
+impl Cuda for Pad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (ty, value) = (&cx.inputs[0], bits(cx.inputs[0].dtype, self.value));
+        moves::padded(ty.dtype.bytes(), &cx.outputs[0].shape, &ty.shape, &self.before, value).into()
+    }
+}
+
 impl Cases for Pad {
     fn cases() -> Vec<Case> {
         let case = |arg: Arg, before: &[usize], after: &[usize], value| {
@@ -127,7 +142,7 @@ impl Cases for Pad {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<Pad>()];
+pub const KINDS: &[OpKind] = &[OpKind::of::<Pad>().with_cuda::<Pad>()];
 
 kolo_graph::methods! {
     /// Padding.

@@ -21,7 +21,7 @@ Every op of a graph, as its declaration says. `crates/ops/src/page.rs` writes th
 - **index** says which axis each dim walks, for one of the op's own test cases. An axis on both sides can be split; one that is on the left only is summed over; `!` marks one that
   must stay whole, `~` one whose split may round differently, `_` a dim of size one that stretches, `+` an input that is added to the sum.
 - **splits** are all the ways to split the op along an axis of the mesh, in its test cases: the axis, where the inputs lie, and where the outputs lie then. *S1* is sharded along dim 1;
-  *S2/3* is the same in each of three equal blocks of dim 2; *R* is replicated; *P* is a term of a sum. A split marked *~* does not keep the whole op's bits.
+  *S2/3* is the same in each of three equal blocks of dim 2; *R* is replicated; *P* is a term of a sum; *H2* is what the part's windows reach of dim 2, a halo. A split marked *~* does not keep the whole op's bits.
 ";
 
 /// Of the sources, which have no cases that could say it.

@@ -4,20 +4,28 @@
 //! the rows under it are joined into one line, which is contiguous and vectorises; then windows are cut from that line,
 //! which is padded at both ends so that no window needs a check. Backward runs the passes in the other order.
 
+use crate::device;
 use crate::movement::ELEMENTS_PER_TASK;
 use crate::simd::LANES;
 use crate::tiles::Address;
-use kolo_graph::{Arg, Case, CpuCx, DType, Dense, Op, Type};
+use kolo_graph::cuda::{CudaArg, CudaCalls, CudaCx, Launch};
+use kolo_graph::{Arg, Case, CpuCx, DType, Dense, Op, Placement, Reach, Split, Type};
 use std::ops::Range;
 
-/// How windows lie over a plane: each pair is (vertical, horizontal).
-#[derive(Clone, Copy)]
+/// How windows lie over a plane, or over a tile of one: each pair is (vertical, horizontal).
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     pub kernel: [usize; 2],
     pub stride: [usize; 2],
     pub padding: [usize; 2],
+    /// Places and windows that are here.
     pub size: [usize; 2],
     pub out: [usize; 2],
+    /// Places of the whole plane.
+    pub whole: [usize; 2],
+    /// Which of its places and windows the first ones here are.
+    pub begin: [usize; 2],
+    pub first: [usize; 2],
 }
 
 impl Window {
@@ -30,12 +38,9 @@ impl Window {
         size: [usize; 2],
         ceil_mode: bool,
     ) -> Result<Self, String> {
-        check_window(&[kernel, stride, padding], size)?;
+        check_window(kernel, stride, padding, size)?;
         let mut out = [0; 2];
         for axis in 0..2 {
-            if kernel[axis] == 0 || stride[axis] == 0 {
-                return Err(format!("kernel {kernel:?} and stride {stride:?} must be at least 1"));
-            }
             if padding[axis] * 2 > kernel[axis] {
                 return Err(format!("padding {padding:?} must be at most half the kernel {kernel:?}"));
             }
@@ -55,19 +60,71 @@ impl Window {
         // A stride or a kernel beyond the padded plane leads nowhere: it only must not ask for a line of that length.
         let [kernel, stride] =
             [kernel, stride].map(|pair| std::array::from_fn(|axis| pair[axis].min(size[axis] + 2 * padding[axis])));
-        Ok(Self { kernel, stride, padding, size, out })
+        Ok(Self { kernel, stride, padding, size, out, whole: size, begin: [0; 2], first: [0; 2] })
+    }
+
+    /// The same over a tile of the plane, which has so many places.
+    pub fn on_tile(mut self, tile: Tile<'_>, size: [usize; 2]) -> Result<Self, String> {
+        self.size = size;
+        for (axis, run) in [tile.rows, tile.columns].into_iter().enumerate() {
+            let [_, begin, first, count] = match run {
+                [] => [0, 0, 0, self.out[axis]],
+                run => Tile::numbers(run)?,
+            };
+            let fits = |start: usize, count: usize, all: usize| count > 0 && start <= all && count <= all - start;
+            let (windows, padding) = (self.out[axis], self.padding[axis]);
+            if !fits(begin, size[axis], self.whole[axis]) || !fits(first, count, windows) {
+                return Err(format!(
+                    "the tile {run:?} is not inside a plane of {} and {windows} windows",
+                    self.whole[axis]
+                ));
+            }
+            if first * self.stride[axis] > begin + padding {
+                return Err(format!("the first window of the tile {run:?} begins behind its first place"));
+            }
+            (self.begin[axis], self.first[axis], self.out[axis]) = (begin, first, count);
+        }
+        Ok(self)
+    }
+
+    /// Refuses a tile that lacks places under its windows.
+    pub fn checked_under(self) -> Result<Self, String> {
+        for axis in 0..2 {
+            let read = self.reach_of_windows(axis).range(&(self.first[axis]..self.first[axis] + self.out[axis]));
+            let own = self.begin[axis]..self.begin[axis] + self.size[axis];
+            if read.start < own.start || read.end > own.end {
+                return Err(format!("windows of a tile read places {read:?}, but it has {own:?}"));
+            }
+        }
+        Ok(self)
+    }
+
+    /// What windows read of the plane.
+    fn reach_of_windows(&self, axis: usize) -> Reach {
+        Reach::of_windows(self.whole[axis], self.kernel[axis], self.stride[axis], self.padding[axis])
     }
 
     /// Where output `at` reads with `tap`, unless that is padding.
     #[inline(always)]
     pub fn place(&self, axis: usize, at: usize, tap: usize) -> Option<usize> {
-        (at * self.stride[axis] + tap).checked_sub(self.padding[axis]).filter(|place| *place < self.size[axis])
+        let place = ((self.first[axis] + at) * self.stride[axis] + tap).checked_sub(self.padding[axis])?;
+        if place >= self.whole[axis] {
+            return None;
+        }
+        place.checked_sub(self.begin[axis]).filter(|place| *place < self.size[axis])
+    }
+
+    /// The number that a place has in the whole plane.
+    #[inline(always)]
+    pub fn number(&self, y: usize, x: usize) -> usize {
+        (self.begin[0] + y) * self.whole[1] + self.begin[1] + x
     }
 
     /// What the sum under an output is divided by along one axis: the places of the plane, or with `count_padding` those of
     /// the padding too, but none beyond it.
     pub fn divisor(&self, axis: usize, at: usize, count_padding: bool) -> usize {
-        let (start, padding, size) = (at * self.stride[axis], self.padding[axis], self.size[axis]);
+        let start = (self.first[axis] + at) * self.stride[axis];
+        let (padding, size) = (self.padding[axis], self.whole[axis]);
         let end = start + self.kernel[axis];
         match count_padding {
             true => end.min(size + 2 * padding) - start,
@@ -104,7 +161,8 @@ impl Window {
 
     /// Where the plane's own part of a line lies.
     pub fn middle(&self) -> Range<usize> {
-        self.padding[1]..self.padding[1] + self.size[1]
+        let start = self.begin[1] + self.padding[1] - self.first[1] * self.stride[1];
+        start..start + self.size[1]
     }
 
     /// Elements of a line: a row with its padding, long enough for whole vectors of outputs.
@@ -119,13 +177,109 @@ impl Window {
     }
 }
 
+/// A part of a plane and of the windows over it, as ops hold it: of rows and of columns nothing, or the places of the whole
+/// plane, the first place here, the first window here, and the windows here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tile<'a> {
+    pub rows: &'a [usize],
+    pub columns: &'a [usize],
+}
+
+impl Tile<'_> {
+    fn numbers(run: &[usize]) -> Result<[usize; 4], String> {
+        let numbers: [usize; 4] =
+            run.try_into().map_err(|_| format!("a tile has no or four numbers along a dim, not {}", run.len()))?;
+        match numbers.iter().find(|number| **number > WINDOW_MAX) {
+            Some(large) => Err(format!("the numbers of a tile are at most {WINDOW_MAX}, not {large}")),
+            None => Ok(numbers),
+        }
+    }
+
+    /// Places of the whole plane, of which so many are here.
+    pub fn whole(&self, size: [usize; 2]) -> [usize; 2] {
+        [self.rows.first().copied().unwrap_or(size[0]), self.columns.first().copied().unwrap_or(size[1])]
+    }
+
+    /// The first place here.
+    pub fn begin(&self) -> [usize; 2] {
+        [self.rows, self.columns].map(|run| run.get(1).copied().unwrap_or(0))
+    }
+}
+
+/// Rows and columns, as splits of pooling ops call them: of windows, and of places.
+const WINDOWS: [&str; 2] = ["p", "q"];
+const PLACES: [&str; 2] = ["h", "w"];
+
+/// The splits along rows and columns of a pooling op whose units are windows, or of a backward pass whose units are places.
+/// What is cut already is not cut again.
+pub(crate) fn tile_splits(
+    window: &Window,
+    tile: Tile<'_>,
+    inputs: usize,
+    outputs: usize,
+    backward: bool,
+) -> Vec<Split> {
+    let along = |axis: usize| {
+        let (kernel, stride, padding) = (window.kernel[axis], window.stride[axis], window.padding[axis]);
+        let (name, size, reach) = match backward {
+            false => (WINDOWS[axis], window.out[axis], window.reach_of_windows(axis)),
+            true => (PLACES[axis], window.size[axis], Reach::of_places(window.out[axis], kernel, stride, padding)),
+        };
+        let placements = vec![Placement::Halo(axis + 2); inputs];
+        let split = Split::new(name, size, placements, vec![Placement::Shard(axis + 2); outputs]).reaching(reach);
+        (reach.meets(size) || backward).then_some(split)
+    };
+    let whole = [tile.rows, tile.columns].map(<[usize]>::is_empty);
+    (0..2).filter(|axis| whole[*axis]).filter_map(along).collect()
+}
+
+/// The rows and columns of the tile that a part has: those of the op, and along the dim of the split its own.
+pub(crate) fn tile_of_part(split: &Split, first: usize, units: usize, tile: Tile<'_>) -> Option<[Vec<usize>; 2]> {
+    let (reach, units) = (split.reach?, first..first + units);
+    let read = reach.range(&units);
+    let mut runs = [tile.rows.to_vec(), tile.columns.to_vec()];
+    if let Some(axis) = WINDOWS.iter().position(|name| *name == split.axis) {
+        runs[axis] = vec![reach.extent, read.start, units.start, units.len()];
+    } else {
+        let axis = PLACES.iter().position(|name| *name == split.axis)?;
+        runs[axis] = vec![split.size, units.start, read.start, read.len()];
+    }
+    Some(runs)
+}
+
+/// The kernels of all pooling on the GPU.
+pub(crate) const SOURCE: &str = include_str!("pool.cu");
+
+/// `function` over all elements of the first output, a thread to each. `sizes` come last.
+pub(crate) fn calls(cx: &CudaCx<'_>, function: &'static str, sizes: &[CudaArg]) -> CudaCalls {
+    let count = cx.outputs[0].elements();
+    let operands = (0..cx.inputs.len()).map(device::input).chain((0..cx.outputs.len()).map(device::output));
+    let args = operands.chain([device::long(count)]).chain(sizes.iter().copied()).collect::<Vec<_>>();
+    Launch::new(device::typed(SOURCE, cx), function, device::grid(count, device::THREADS), device::THREADS, args).into()
+}
+
+impl Window {
+    /// The numbers as the kernels take them.
+    pub fn args(&self) -> Vec<CudaArg> {
+        [self.size, self.out, self.kernel, self.stride, self.padding].concat().into_iter().map(device::long).collect()
+    }
+}
+
 /// No number of a window may be larger: sums and products of two cannot overflow then.
 pub(crate) const WINDOW_MAX: usize = 1 << 31;
 
 /// Limits on a window's numbers, and a plane that is not empty.
-fn check_window(numbers: &[[usize; 2]], size: [usize; 2]) -> Result<(), String> {
-    if let Some(large) = numbers.iter().flatten().find(|number| **number > WINDOW_MAX) {
+pub(crate) fn check_window(
+    kernel: [usize; 2],
+    stride: [usize; 2],
+    padding: [usize; 2],
+    size: [usize; 2],
+) -> Result<(), String> {
+    if let Some(large) = [kernel, stride, padding].iter().flatten().find(|number| **number > WINDOW_MAX) {
         return Err(format!("kernel, stride and padding are at most {WINDOW_MAX}, not {large}"));
+    }
+    if kernel.contains(&0) || stride.contains(&0) {
+        return Err(format!("kernel {kernel:?} and stride {stride:?} must be at least 1"));
     }
     if size.contains(&0) { Err(format!("a plane of {size:?} is empty")) } else { Ok(()) }
 }
@@ -135,11 +289,11 @@ pub(crate) fn flops(windows: &Type, kernel: [usize; 2]) -> u64 {
     (windows.elements() as u64).saturating_mul(kernel[0] as u64).saturating_mul(kernel[1] as u64)
 }
 
-/// Height and width of `[n, c, h, w]` in f32.
+/// Height and width of `[n, c, h, w]` of floats.
 pub(crate) fn plane_size(ty: &Type) -> Result<[usize; 2], String> {
-    match (ty.dtype, &ty.shape[..]) {
-        (DType::F32, [_, _, height, width]) => Ok([*height, *width]),
-        _ => Err(format!("pools f32 of four dims, [n, c, h, w], but got {ty}")),
+    match (ty.dtype.is_float(), &ty.shape[..]) {
+        (true, [_, _, height, width]) => Ok([*height, *width]),
+        _ => Err(format!("pools floats of four dims, [n, c, h, w], but got {ty}")),
     }
 }
 

@@ -3,30 +3,33 @@
 //! A sum that is defined slice by slice (`parallel.slices`) is many products of slices. [`absorb_slices`] makes each of them
 //! one op. The bits are those of the product of copies: a sum's order depends on its length alone.
 
-use crate::gemm::{self, Gemm, Right, Rows, Start, Strided};
-use crate::matmul::{Linear, MatMul};
+use crate::gemm::{self, Gemm, Lines, Output, Right, Start};
+use crate::matmul::{Linear, MatMul, bias_room, full_bias};
 use crate::slice::Slice;
-use crate::tiles::Address;
+use kolo_graph::cpu::Buffer;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::rewrite::Rebuild;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Graph, Node, Op, Operand, Operands, Type, ValueId, Work, op};
+use kolo_graph::{
+    Arg, Case, Cases, Cpu, CpuCx, Dense, Graph, Mixed, Node, Op, Operand, Operands, Type, ValueId, Work, op,
+};
 use std::sync::Arc;
 
 op! {
-    /// `c[m, n] = Σ a[m, k] · b[k, n]` over `k` from `start` to `start + len`; `ta` and `tb` as in matmul.
-    pub struct MatMulPart = "matmul_part" { ta: bool, tb: bool, start: usize, len: usize }
+    /// `c[m, n] = Σ a[m, k] · b[k, n]` over `k` from `start` to `start + len`; `ta`, `tb` and `wide` as in matmul.
+    pub struct MatMulPart = "matmul_part" { ta: bool, tb: bool, start: usize, len: usize, wide: bool = false }
 }
 
 op! {
     /// As linear, over the elements of the last dim of `x` from `start` to `start + len`, with the same part of the weight.
-    pub struct LinearPart = "linear_part" { transposed: bool, start: usize, len: usize }
+    pub struct LinearPart = "linear_part" { transposed: bool, start: usize, len: usize, wide: bool = false }
 }
 
-/// A matrix of which only `len` of `ks` elements are summed, those from `start` on.
-fn part(data: &[f32], lines: usize, ks: usize, is_k_last: bool, start: usize) -> Strided<'_> {
+/// A matrix of which only a part of `ks` elements is summed, those from `start` on.
+fn part(operand: &Buffer, lines: usize, ks: usize, is_k_last: bool, start: usize) -> Lines<'_> {
     let (line_stride, k_stride) = if is_k_last { (ks, 1) } else { (1, lines) };
-    Strided { data: data.get(start * k_stride..).unwrap_or_default(), line_stride, k_stride }
+    let first = (start * k_stride).min(lines * ks);
+    Lines::of(operand, first, lines * ks - first, line_stride, k_stride)
 }
 
 fn check_part(start: usize, len: usize, ks: usize) -> Result<(), String> {
@@ -55,7 +58,7 @@ fn whole_types(inputs: &[Type], dims: [usize; 2], start: usize, len: usize) -> R
 
 impl MatMulPart {
     fn whole(&self) -> MatMul {
-        MatMul { ta: self.ta, tb: self.tb }
+        MatMul { ta: self.ta, tb: self.tb, wide: self.wide }
     }
 
     /// The dims that are summed.
@@ -67,6 +70,9 @@ impl MatMulPart {
 impl Op for MatMulPart {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("a"), Operand::float("b")], &["c"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         Some(Index { whole: vec!["k".into()], ..self.whole().index(inputs)? })
@@ -97,25 +103,32 @@ impl Cpu for MatMulPart {
     fn run(&self, cx: &mut CpuCx<'_>) {
         let [m, n] = [cx.out_shape(0)[0], cx.out_shape(0)[1]];
         let ks = cx.shape(0)[self.dims()[0]];
-        let (a, b) = (part(cx.f32(0), m, ks, !self.ta, self.start), part(cx.f32(1), n, ks, self.tb, self.start));
-        let sink = Rows { data: Address(cx.out_f32(0).as_mut_ptr()), stride: n };
+        let a = part(&cx.inputs[0], m, ks, !self.ta, self.start);
+        let b = part(&cx.inputs[1], n, ks, self.tb, self.start);
+        let sink = Output::of(&cx.outputs[0], 0, n);
         let gemm = Gemm { shape: [m, n, self.len], a: &a, b: Right::Fresh(&b), c: &sink, start: Start::Zero };
         gemm.run_on(cx.team, cx.scratch());
     }
-    fn scratch_bytes(&self, _: &[Type], _: &[Type], threads: usize) -> usize {
-        gemm::scratch_bytes(threads)
+    fn scratch_bytes(&self, _: &[Type], outputs: &[Type], threads: usize) -> usize {
+        gemm::scratch_bytes_of(outputs[0].dtype, 0, threads)
+    }
+    fn takes_halves(&self) -> bool {
+        true
     }
 }
 
 impl LinearPart {
     fn whole(&self) -> Linear {
-        Linear { transposed: self.transposed }
+        Linear { transposed: self.transposed, wide: self.wide }
     }
 }
 
 impl Op for LinearPart {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("x"), Operand::float("weight"), Operand::float("bias")], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         Some(Index { whole: vec!["k".into()], ..self.whole().index(inputs)? })
@@ -149,15 +162,19 @@ impl Cpu for LinearPart {
     fn run(&self, cx: &mut CpuCx<'_>) {
         let (ks, n) = (cx.inputs[0].ty.last(), cx.outputs[0].ty.last());
         let m = cx.outputs[0].ty.elements() / n.max(1);
-        let x = part(cx.f32(0), m, ks, true, self.start);
-        let weight = part(cx.f32(1), n, ks, self.transposed, self.start);
-        let sink = Rows { data: Address(cx.out_f32(0).as_mut_ptr()), stride: n };
-        let start = Start::Bias(cx.f32(2));
+        let x = part(&cx.inputs[0], m, ks, true, self.start);
+        let weight = part(&cx.inputs[1], n, ks, self.transposed, self.start);
+        let sink = Output::of(&cx.outputs[0], 0, n);
+        let (bias, scratch) = full_bias(cx);
+        let start = Start::Bias(bias);
         let gemm = Gemm { shape: [m, n, self.len], a: &x, b: Right::Fresh(&weight), c: &sink, start };
-        gemm.run_on(cx.team, cx.scratch());
+        gemm.run_on(cx.team, scratch);
     }
-    fn scratch_bytes(&self, _: &[Type], _: &[Type], threads: usize) -> usize {
-        gemm::scratch_bytes(threads)
+    fn scratch_bytes(&self, inputs: &[Type], outputs: &[Type], threads: usize) -> usize {
+        gemm::scratch_bytes_of(outputs[0].dtype, bias_room(inputs), threads)
+    }
+    fn takes_halves(&self) -> bool {
+        true
     }
 }
 
@@ -191,15 +208,15 @@ fn absorbed(graph: &Graph, node: &Node) -> Option<(Arc<dyn Op>, [ValueId; 2])> {
         let ((start, len, a), (other, _, b)) = (slice(0, dims[0])?, slice(1, dims[1])?);
         (start == other && graph.ty(a).shape[dims[0]] == graph.ty(b).shape[dims[1]]).then_some((start, len, [a, b]))
     };
-    if let Some(&MatMul { ta, tb }) = node.op.downcast::<MatMul>() {
+    if let Some(&MatMul { ta, tb, wide }) = node.op.downcast::<MatMul>() {
         let is_flat = node.inputs.iter().all(|id| graph.ty(*id).rank() == 2);
         let (start, len, wholes) = both([usize::from(!ta), usize::from(tb)]).filter(|_| is_flat)?;
-        return Some((Arc::new(MatMulPart { ta, tb, start, len }), wholes));
+        return Some((Arc::new(MatMulPart { ta, tb, start, len, wide }), wholes));
     }
-    let Linear { transposed } = *node.op.downcast::<Linear>()?;
+    let Linear { transposed, wide } = *node.op.downcast::<Linear>()?;
     let last = graph.ty(node.inputs[0]).rank() - 1;
     let (start, len, wholes) = both([last, usize::from(transposed)])?;
-    Some((Arc::new(LinearPart { transposed, start, len }), wholes))
+    Some((Arc::new(LinearPart { transposed, start, len, wide }), wholes))
 }
 
 impl Cases for MatMulPart {
@@ -209,7 +226,7 @@ impl Cases for MatMulPart {
             for (m, n, ks, start, len) in [(3, 4, 7, 2, 3), (1, 5, 4, 0, 4), (40, 33, 300, 17, 270), (2, 3, 4, 4, 0)] {
                 let (a, b) = (if ta { [ks, m] } else { [m, ks] }, if tb { [n, ks] } else { [ks, n] });
                 let args = [Arg::real(a).constant(), Arg::real(b).constant()];
-                cases.push(Case::new(MatMulPart { ta, tb, start, len }, args));
+                cases.push(Case::new(MatMulPart { ta, tb, start, len, wide: false }, args));
             }
         }
         cases
@@ -222,7 +239,7 @@ impl Cases for LinearPart {
             let ks = x[x.len() - 1];
             let weight = if transposed { [n, ks] } else { [ks, n] };
             let args = [Arg::real(x).constant(), Arg::real(weight).constant(), Arg::real([n]).constant()];
-            Case::new(LinearPart { transposed, start, len }, args)
+            Case::new(LinearPart { transposed, start, len, wide: false }, args)
         };
         vec![
             case(true, &[3, 5], 4, 1, 3),

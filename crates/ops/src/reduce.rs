@@ -1,18 +1,23 @@
 //! Sums and means over dims. The order of additions depends on the shape alone: trees over short runs.
 
+use crate::cast::CastMethods;
 use crate::elementwise::ElementwiseMethods;
 use crate::pairwise::{self, COLUMNS, Pairwise};
+use crate::sums::{self, Values};
 use crate::symbol::record;
 use crate::tiles::{Address, DIMS_MAX};
 use kolo_graph::cpu::TileKernel;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::index::Index;
 use kolo_graph::op::{OpKind, advance};
 use kolo_graph::split::{self, Placement, Split};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Formula, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{
+    Arg, Case, Cases, Cpu, CpuCx, Dense, Formula, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op,
+};
 use std::sync::Arc;
 
 op! {
-    /// Sum over `dims`, which become size one (`keep`) or vanish.
+    /// Sum over `dims`, which become size one (`keep`) or vanish. The sum of halves is f32.
     pub struct Sum = "sum" { dims: Vec<usize>, keep: bool }
 }
 
@@ -24,6 +29,9 @@ const RUNS: usize = 16;
 impl Op for Sum {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("x")], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rank = inputs.first()?.rank();
@@ -43,13 +51,13 @@ impl Op for Sum {
             return Err(format!("sums floats, not {}; cast it", input.dtype.name()));
         }
         let index = self.index(inputs).ok_or("no index")?;
-        Ok(vec![Type::new(input.dtype, index.output_shapes(inputs)?[0].clone())])
+        Ok(vec![Type::f32(index.output_shapes(inputs)?[0].clone())])
     }
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
         let shape = cx.input(0).shape();
         let kept: Vec<usize> =
             shape.iter().enumerate().map(|(dim, size)| if self.dims.contains(&dim) { 1 } else { *size }).collect();
-        vec![Some(cx.grad().reshape_to(kept).expand(shape))]
+        vec![Some(cx.grad().cast(cx.input(0).dtype()).reshape_to(kept).expand(shape))]
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let input = inputs[0];
@@ -83,6 +91,29 @@ impl Cpu for Sum {
             Shape::Odd => outputs[0].elements() * size_of::<f32>(),
             _ => 0,
         }
+    }
+}
+
+impl Cuda for Sum {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (mut calls, shape) = (CudaCalls::new(), &cx.inputs[0].shape);
+        let from = Values::new(CudaPlace::input(0), cx.inputs[0].dtype);
+        let to = Values::new(CudaPlace::output(0), cx.outputs[0].dtype);
+        match collapse(shape, &self.dims) {
+            Shape::Copy => calls.copy(from.place, to.place, cx.outputs[0].bytes()),
+            Shape::Rows { rows, inner } => sums::rows(&mut calls, from, [rows, inner], to),
+            Shape::Columns { outer, rows, inner } => sums::columns(&mut calls, from, [outer, rows, inner], to),
+            Shape::Middle { outer, rows, inner } => sums::middle(&mut calls, from, [outer, rows, inner], to),
+            Shape::Odd => {
+                let strides = kolo_graph::types::strides(shape);
+                let side = |summed: bool| -> Vec<[usize; 2]> {
+                    let own = (0..shape.len()).filter(|dim| self.dims.contains(dim) == summed);
+                    own.map(|dim| [shape[dim], strides[dim]]).collect()
+                };
+                sums::any(&mut calls, from, &side(false), &side(true), to);
+            }
+        }
+        calls
     }
 }
 
@@ -229,6 +260,9 @@ impl Op for Expand {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("x")], &["y"])
     }
+    fn mixed(&self) -> Mixed {
+        Mixed::Elementwise
+    }
     fn splits(&self, inputs: &[Type], outputs: &[Type]) -> Vec<Split> {
         split::elementwise(inputs, outputs)
     }
@@ -323,6 +357,9 @@ impl Op for Reshape {
     fn operands(&self) -> Operands {
         Operands::new([Operand::any("x")], &["y"])
     }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
+    }
     /// Both shapes count the elements in one order, each with digits of its own; digits that both share can be split.
     fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
         let (from, to) = (&inputs[0].shape, &self.shape);
@@ -389,7 +426,8 @@ impl Cases for Reshape {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<Sum>(), OpKind::of::<Expand>(), OpKind::without_kernels::<Reshape>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<Sum>().with_cuda::<Sum>(), OpKind::of::<Expand>(), OpKind::without_kernels::<Reshape>()];
 
 kolo_graph::methods! {
     /// Sums, means and shapes.
@@ -423,7 +461,7 @@ kolo_graph::methods! {
             let skip = from.len().saturating_sub(to.len());
             let dims: Vec<usize> =
                 (0..from.len()).filter(|dim| *dim < skip || (to[*dim - skip] == 1 && from[*dim] != 1)).collect();
-            self.sum_keep(&dims).reshape_to(to)
+            self.sum_keep(&dims).cast(self.dtype()).reshape_to(to)
         }
         fn reshape_to(self, shape: impl Into<Vec<usize>>) -> Tensor<'b> {
             let shape = shape.into();

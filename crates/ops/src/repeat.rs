@@ -1,11 +1,13 @@
 //! A tensor laid end to end with itself.
 
 use crate::movement::{around, axes_but, check_dim, copy_rows};
+use crate::moves::{self, Walk};
 use crate::reduce::ReduceMethods;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// The whole tensor `times` times along `dim`: `a b` becomes `a b a b`.
@@ -15,6 +17,9 @@ op! {
 impl Op for Repeat {
     fn operands(&self) -> Operands {
         Operands::new([Operand::any("x")], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rank = inputs.first()?.rank();
@@ -71,6 +76,25 @@ impl Cpu for Repeat {
             });
         }
     }
+    fn takes_halves(&self) -> bool {
+        true
+    }
+}
+
+impl Cuda for Repeat {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (shape, mut calls) = (&cx.inputs[0].shape, CudaCalls::new());
+        let (outer, inner) = around(shape, self.dim);
+        let row = shape[self.dim] * inner;
+        let walks = [
+            Walk { size: outer, from: row, to: self.times * row },
+            Walk { size: self.times, from: 0, to: row },
+            Walk { size: row, from: 1, to: 1 },
+        ];
+        let (from, to) = ((CudaPlace::input(0), 0), (CudaPlace::output(0), 0));
+        moves::elements(&mut calls, cx.inputs[0].dtype.bytes(), &walks, from, to);
+        calls
+    }
 }
 
 impl Cases for Repeat {
@@ -87,7 +111,7 @@ impl Cases for Repeat {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<Repeat>()];
+pub const KINDS: &[OpKind] = &[OpKind::of::<Repeat>().with_cuda::<Repeat>()];
 
 kolo_graph::methods! {
     /// Tiling.

@@ -3,9 +3,10 @@
 use crate::tiles::Address;
 use crate::vectorized;
 use crate::{norm, row_norm};
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// `x/√(mean of x² + eps)·weight` over the last dim; also each row's `1/√(mean of x² + eps)`.
@@ -14,7 +15,10 @@ op! {
 
 impl Op for RmsNorm {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::float("x"), Operand::float("weight")], &["y"]).saved(&["rstd"])
+        Operands::new([Operand::float("x"), Operand::float("weight").in_full()], &["y"]).saved(&["rstd"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         row_norm::index(inputs, "r n!, n -> r n, r")
@@ -61,6 +65,12 @@ vectorized! {
     }
 }
 
+impl Cuda for RmsNorm {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        row_norm::forward_calls(cx, self.eps, false)
+    }
+}
+
 impl Cases for RmsNorm {
     fn cases() -> Vec<Case> {
         row_norm::cases(|eps| RmsNorm { eps }, 1)
@@ -75,9 +85,17 @@ op! {
 impl Op for RmsNormGrad {
     fn operands(&self) -> Operands {
         Operands::without_rules(
-            [Operand::float("x"), Operand::float("weight"), Operand::float("rstd"), Operand::float("g")],
+            [
+                Operand::float("x"),
+                Operand::float("weight").in_full(),
+                Operand::float("rstd").in_full(),
+                Operand::float("g"),
+            ],
             &["dx", "dweight"],
         )
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         row_norm::index(inputs, "r n!, n, r, r n -> r n, n")
@@ -127,13 +145,20 @@ vectorized! {
     }
 }
 
+impl Cuda for RmsNormGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        row_norm::backward_calls(cx, false)
+    }
+}
+
 impl Cases for RmsNormGrad {
     fn cases() -> Vec<Case> {
         row_norm::grad_cases(|| RmsNormGrad {}, false)
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<RmsNorm>(), OpKind::of::<RmsNormGrad>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<RmsNorm>().with_cuda::<RmsNorm>(), OpKind::of::<RmsNormGrad>().with_cuda::<RmsNormGrad>()];
 
 kolo_graph::methods! {
     /// Root-mean-square normalisation.

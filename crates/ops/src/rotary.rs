@@ -3,14 +3,16 @@
 //! The table of cosines and sines is made once per call, in f64, by turning each pair's unit vector from position to
 //! position. No library function is called, so the bits are the same on every machine.
 
+use crate::device;
 use crate::norm;
 use crate::simd::LANES;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 use std::sync::Arc;
 
 op! {
@@ -25,6 +27,9 @@ const FIRST_MAX: usize = 1 << 24;
 impl Op for Rotary {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("x")], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("b h s! d! -> b h s d"))
@@ -101,6 +106,25 @@ impl Cpu for Rotary {
 /// Elements of the table; none if there is nothing to turn, however many positions it has.
 fn table_len(x: &Type) -> usize {
     if x.elements() == 0 { 0 } else { x.shape[2] * x.shape[3] }
+}
+
+impl Cuda for Rotary {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (ty, source) = (&cx.inputs[0], device::typed(include_str!("rotary.cu"), cx));
+        let (positions, half) = (ty.shape[2], ty.shape[3] / 2);
+        let mut calls = CudaCalls::new();
+        let table = calls.scratch(table_len(ty) * size_of::<f32>());
+        let sizes = [positions, half, self.first].map(device::long);
+        let numbers = [CudaArg::F32(self.base), device::flag(self.inverse)];
+        let args = [&[table.into()], &sizes[..], &numbers].concat();
+        let grid = device::grid(positions * half, device::THREADS);
+        calls.launch(Launch::new(source.clone(), "fill_table", grid, device::THREADS, args));
+        let count = ty.elements() / 2;
+        let sizes = [count, positions, half].map(device::long);
+        let args = [&[device::input(0), table.into(), device::output(0)], &sizes[..]].concat();
+        calls.launch(Launch::new(source, "rotate", device::grid(count, device::THREADS), device::THREADS, args));
+        calls
+    }
 }
 
 vectorized! {
@@ -229,7 +253,7 @@ impl Cases for Rotary {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<Rotary>()];
+pub const KINDS: &[OpKind] = &[OpKind::of::<Rotary>().with_cuda::<Rotary>()];
 
 kolo_graph::methods! {
     /// Rotary position embedding.

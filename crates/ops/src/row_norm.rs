@@ -4,8 +4,11 @@
 //! A row has `n` elements. The gradients of weight and bias are summed over blocks of rows of a fixed size, so that threads
 //! cannot change them.
 
+use crate::device;
 use crate::norm::{ROWS_PER_BLOCK, axes, join_blocks, rows_per_task};
+use crate::sums::{self, Values};
 use crate::tiles::Address;
+use kolo_graph::cuda::{CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::{Arg, Case, CpuCx, Dense, GradCx, Op, Tensor, Type};
 use std::ops::Range;
@@ -108,6 +111,49 @@ pub fn for_blocks(cx: &CpuCx<'_>, n: usize, task: impl Fn(Block<'_>) + Sync) {
 pub fn scratch_bytes(inputs: &[Type], outputs: &[Type]) -> usize {
     let blocks = inputs[2].elements().div_ceil(ROWS_PER_BLOCK);
     blocks * (outputs.len() - 1) * inputs[1].elements() * size_of::<f32>()
+}
+
+const SOURCE: &str = concat!(include_str!("rows.cuh"), include_str!("row_norm.cu"));
+/// Rows whose parameter gradients one block of the GPU adds up, and blocks along y of a grid.
+const ROWS_PER_CHUNK: usize = 64;
+const CHUNKS_MAX: usize = 65_535;
+
+/// The source for rows of `n` elements, with the launch's grid and block.
+fn source(cx: &CudaCx<'_>, rows: usize, n: usize, has_mean: bool) -> (CudaSource, [usize; 3], usize) {
+    let threads = device::row_threads(n);
+    let (grid, block) = device::row_grid(rows, threads);
+    let source = device::typed(SOURCE, cx).define("GROUP", threads).define("HAS_MEAN", i32::from(has_mean));
+    (source.define("PACK", device::pack(n, cx.inputs[0].dtype)), grid, block)
+}
+
+/// The forward pass on the GPU; with means there is a bias.
+pub fn forward_calls(cx: &CudaCx<'_>, eps: f32, has_mean: bool) -> CudaCalls {
+    let (rows, n) = (cx.outputs[1].elements(), cx.inputs[1].elements());
+    let (source, grid, block) = source(cx, rows, n, has_mean);
+    let operands = (0..cx.inputs.len()).map(device::input).chain((0..cx.outputs.len()).map(device::output));
+    let args = operands.chain([device::long(rows), device::long(n), CudaArg::F32(eps)]);
+    Launch::new(source.define("FORWARD", 1), "normalize", grid, block, args.collect::<Vec<_>>()).into()
+}
+
+/// The backward pass on the GPU.
+pub fn backward_calls(cx: &CudaCx<'_>, has_mean: bool) -> CudaCalls {
+    let (rows, n) = (cx.inputs[2].elements(), cx.inputs[1].elements());
+    let (source, grid, block) = source(cx, rows, n, has_mean);
+    let inputs: Vec<CudaArg> = (0..cx.inputs.len()).map(device::input).collect();
+    let args = [&inputs[..], &[device::output(0), device::long(rows), device::long(n)]].concat();
+    let mut calls = CudaCalls::from(Launch::new(source.clone(), "differentiate", grid, block, args));
+    let chunk = ROWS_PER_CHUNK.max(rows.div_ceil(CHUNKS_MAX));
+    let chunks = rows.div_ceil(chunk);
+    let parts = calls.scratch(chunks * n * (cx.outputs.len() - 1) * size_of::<f32>());
+    let sizes = [device::long(rows), device::long(n), device::long(chunk)];
+    let args = [&inputs[..1], &inputs[2..], &[parts.into()], &sizes].concat();
+    let grid = [n.div_ceil(device::THREADS), chunks, 1];
+    calls.launch(Launch::new(source, "parameter_parts", grid, device::THREADS, args));
+    for at in 1..cx.outputs.len() {
+        let from = Values::f32(parts.further((at - 1) * chunks * n * size_of::<f32>()));
+        sums::columns(&mut calls, from, [1, chunks, n], Values::new(CudaPlace::output(at), cx.outputs[at].dtype));
+    }
+    calls
 }
 
 /// The usual cases: `op(eps)` on x and this many parameters.

@@ -3,10 +3,13 @@
 //! Every sum adds in the order of the source's positions, whatever the threads do: tasks own places of the output, never
 //! parts of the source. An index outside adds nowhere, and its source gets the gradient zero.
 
+use crate::by_id;
 use crate::gather::{check_index, define, take};
 use crate::movement::{ELEMENTS_PER_TASK, around, axes, axes_but, by_width, check_f32, check_ids, within, within_f64};
+use crate::moves;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
@@ -101,6 +104,12 @@ impl Cpu for ScatterAdd {
     }
 }
 
+impl Cuda for ScatterAdd {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        by_id::column_sums(cx, (Some(0), 1, 2), self.dim)
+    }
+}
+
 impl Cases for ScatterAdd {
     fn cases() -> Vec<Case> {
         let case = |base: &[usize], source: &[usize], low, high, dim| {
@@ -162,6 +171,12 @@ impl Op for ScatterAddGrad {
 impl Cpu for ScatterAddGrad {
     fn run(&self, cx: &mut CpuCx<'_>) {
         by_width!(cx.inputs[1].ty.dtype, take(cx, 1, 0, self.dim, 0));
+    }
+}
+
+impl Cuda for ScatterAddGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        moves::taken(cx, (1, 0), self.dim, 0).into()
     }
 }
 
@@ -285,6 +300,12 @@ vectorized! {
     }
 }
 
+impl Cuda for SegmentSum {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        by_id::row_sums(cx, (0, 1), (0, self.segments))
+    }
+}
+
 impl Cases for SegmentSum {
     fn cases() -> Vec<Case> {
         let case = |values: Arg, low, high, segments| {
@@ -347,6 +368,12 @@ impl Cpu for SegmentSumGrad {
     }
 }
 
+impl Cuda for SegmentSumGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        moves::taken_rows(cx, (1, 0), (0, 0), 0).into()
+    }
+}
+
 impl Cases for SegmentSumGrad {
     fn cases() -> Vec<Case> {
         let case = |ids: Arg, grad: Arg| Case::new(SegmentSumGrad {}, [ids, grad]);
@@ -359,10 +386,10 @@ impl Cases for SegmentSumGrad {
 }
 
 pub const KINDS: &[OpKind] = &[
-    OpKind::of::<ScatterAdd>(),
-    OpKind::of::<ScatterAddGrad>(),
-    OpKind::of::<SegmentSum>(),
-    OpKind::of::<SegmentSumGrad>(),
+    OpKind::of::<ScatterAdd>().with_cuda::<ScatterAdd>(),
+    OpKind::of::<ScatterAddGrad>().with_cuda::<ScatterAddGrad>(),
+    OpKind::of::<SegmentSum>().with_cuda::<SegmentSum>(),
+    OpKind::of::<SegmentSumGrad>().with_cuda::<SegmentSumGrad>(),
 ];
 
 kolo_graph::methods! {

@@ -1,11 +1,13 @@
 //! A contiguous range of one dim.
 
 use crate::movement::{around, axes_but, check_dim, copy_rows};
+use crate::moves::{self, Walk};
 use crate::pad::PadMethods;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -17,6 +19,9 @@ op! {
 impl Op for Slice {
     fn operands(&self) -> Operands {
         Operands::new([Operand::any("x")], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let rank = inputs.first()?.rank();
@@ -86,6 +91,21 @@ impl Cpu for Slice {
             });
         }
     }
+    fn takes_halves(&self) -> bool {
+        true
+    }
+}
+
+impl Cuda for Slice {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (shape, mut calls) = (&cx.inputs[0].shape, CudaCalls::new());
+        let (outer, inner) = around(shape, self.dim);
+        let (row, whole) = (self.len * inner, shape[self.dim] * inner);
+        let walks = [Walk { size: outer, from: whole, to: row }, Walk { size: row, from: 1, to: 1 }];
+        let (from, to) = ((CudaPlace::input(0), self.start * inner), (CudaPlace::output(0), 0));
+        moves::elements(&mut calls, cx.inputs[0].dtype.bytes(), &walks, from, to);
+        calls
+    }
 }
 
 impl Cases for Slice {
@@ -106,7 +126,7 @@ impl Cases for Slice {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<Slice>()];
+pub const KINDS: &[OpKind] = &[OpKind::of::<Slice>().with_cuda::<Slice>()];
 
 kolo_graph::methods! {
     /// Parts of a tensor.

@@ -1,6 +1,7 @@
 //! Softmax and its logarithm over the last dim. Rows are independent; within a row the order of additions depends on its
 //! length alone. Backward works from the output, so the input need not be kept.
 
+use crate::device;
 use crate::elementwise::ElementwiseMethods;
 use crate::pairwise::{self, Pairwise};
 use crate::real::{Real, exp_of_negative};
@@ -9,9 +10,10 @@ use crate::simd;
 use crate::tiles::{Address, TILE};
 use crate::vectorized;
 use kolo_graph::cpu::Buffer;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// `eˣ / Σeˣ` over the last dim.
@@ -86,6 +88,9 @@ impl Op for Softmax {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("x")], &["y"])
     }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
+    }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         index(inputs)
     }
@@ -121,6 +126,9 @@ impl Cpu for Softmax {
 impl Op for SoftmaxGrad {
     fn operands(&self) -> Operands {
         Operands::new([Operand::float("y"), Operand::float("g")], &["dx"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         index(inputs)
@@ -338,6 +346,56 @@ vectorized! {
     }
 }
 
+/// One launch over the rows of the output; `function` takes the inputs, the output, rows and width.
+fn row_calls(cx: &CudaCx<'_>, function: &'static str) -> CudaCalls {
+    let text = concat!(include_str!("rows.cuh"), include_str!("softmax.cu"));
+    let width = cx.outputs[0].last();
+    let threads = device::row_threads(width);
+    let pack = device::pack(width, cx.inputs[0].dtype);
+    let source = device::typed(text, cx).define("GROUP", threads).define("PACK", pack);
+    let rows = cx.outputs[0].elements() / width.max(1);
+    let (grid, block) = device::row_grid(rows, threads);
+    let operands = (0..cx.inputs.len()).map(device::input);
+    let args = operands.chain([device::output(0), device::long(rows), device::long(width)]);
+    Launch::new(source, function, grid, block, args.collect::<Vec<_>>()).into()
+}
+
+impl Cuda for Softmax {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        row_calls(cx, "softmax")
+    }
+    fn in_place(&self) -> Vec<(usize, usize)> {
+        vec![(0, 0)]
+    }
+}
+
+impl Cuda for SoftmaxGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        row_calls(cx, "softmax_grad")
+    }
+    fn in_place(&self) -> Vec<(usize, usize)> {
+        vec![(1, 0)]
+    }
+}
+
+impl Cuda for LogSoftmax {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        row_calls(cx, "log_softmax")
+    }
+    fn in_place(&self) -> Vec<(usize, usize)> {
+        vec![(0, 0)]
+    }
+}
+
+impl Cuda for LogSoftmaxGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        row_calls(cx, "log_softmax_grad")
+    }
+    fn in_place(&self) -> Vec<(usize, usize)> {
+        vec![(1, 0)]
+    }
+}
+
 fn shapes() -> [Vec<usize>; 5] {
     [vec![5], vec![3, 17], vec![2, 1, 33], vec![4, 1], vec![2, 3, 2, 5]]
 }
@@ -385,8 +443,12 @@ impl Cases for LogSoftmaxGrad {
     }
 }
 
-pub const KINDS: &[OpKind] =
-    &[OpKind::of::<Softmax>(), OpKind::of::<SoftmaxGrad>(), OpKind::of::<LogSoftmax>(), OpKind::of::<LogSoftmaxGrad>()];
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<Softmax>().with_cuda::<Softmax>(),
+    OpKind::of::<SoftmaxGrad>().with_cuda::<SoftmaxGrad>(),
+    OpKind::of::<LogSoftmax>().with_cuda::<LogSoftmax>(),
+    OpKind::of::<LogSoftmaxGrad>().with_cuda::<LogSoftmaxGrad>(),
+];
 
 kolo_graph::methods! {
     /// Softmax over the last dim.

@@ -3,10 +3,10 @@
 //! A program is a list of steps over registers, each register one tile of numbers. A chain of ten ops costs one pass over
 //! memory. The result of an element depends on that element alone, so cutting differently changes nothing.
 
-use crate::simd;
+use crate::{halves, simd};
 use kolo_graph::cpu::{Buffer, TileKernel};
 use kolo_graph::types::Type;
-use kolo_graph::{CpuCx, Team};
+use kolo_graph::{CpuCx, DType, Team};
 
 pub use kolo_graph::types::DIMS_MAX;
 
@@ -83,29 +83,53 @@ fn pad(ty: &Type, rank: usize) -> [usize; DIMS_MAX] {
     padded
 }
 
-/// Copies the operand's elements for outputs `start..start + out.len()` into `out`.
-fn load(data: *const f32, walk: &Walk, shape: &[usize], start: usize, out: &mut [f32]) {
-    // SAFETY: `walk` was made for this operand and shape, so every offset is inside it.
-    let at = |offset: usize| unsafe { *data.add(offset) };
+/// Copies the operand's elements for outputs `start..start + out.len()` into `out`, halves widened.
+fn load(input: &Buffer, walk: &Walk, shape: &[usize], start: usize, out: &mut [f32]) {
+    match input.ty.dtype {
+        DType::BF16 => load_as(input.data.cast::<u16>(), walk, shape, start, out, |run, out| {
+            halves::widen(DType::BF16, run, out);
+        }),
+        DType::F16 => load_as(input.data.cast::<u16>(), walk, shape, start, out, |run, out| {
+            halves::widen(DType::F16, run, out);
+        }),
+        _ => load_as(input.data.cast::<f32>(), walk, shape, start, out, |run, out| out.copy_from_slice(run)),
+    }
+}
+
+/// [`load`] of elements of one kind, which `copy` turns into f32.
+fn load_as<T: Copy>(
+    data: *const T,
+    walk: &Walk,
+    shape: &[usize],
+    start: usize,
+    out: &mut [f32],
+    copy: impl Fn(&[T], &mut [f32]),
+) {
+    // SAFETY: `walk` was made for this operand and shape, so every run is inside it.
+    let run =
+        |from: usize, out: &mut [f32]| copy(unsafe { std::slice::from_raw_parts(data.add(from), out.len()) }, out);
+    let at = |offset: usize| {
+        let mut value = [0.0];
+        run(offset, &mut value);
+        value[0]
+    };
     match walk {
-        // SAFETY: the operand has as many elements as the output.
-        Walk::Same => unsafe { std::ptr::copy_nonoverlapping(data.add(start), out.as_mut_ptr(), out.len()) },
+        Walk::Same => run(start, out),
         Walk::Scalar => out.fill(at(0)),
         Walk::Cycle(period) => {
             let mut done = 0;
             while done < out.len() {
                 let from = (start + done) % period;
-                let run = (period - from).min(out.len() - done);
-                // SAFETY: `from + run` is at most the period, which is the operand's size.
-                unsafe { std::ptr::copy_nonoverlapping(data.add(from), out[done..].as_mut_ptr(), run) };
-                done += run;
+                let len = (period - from).min(out.len() - done);
+                run(from, &mut out[done..done + len]);
+                done += len;
             }
         }
-        Walk::Hold(run) => {
+        Walk::Hold(len) => {
             let mut done = 0;
             while done < out.len() {
-                let row = (start + done) / run;
-                let end = ((row + 1) * run - start).min(out.len());
+                let row = (start + done) / len;
+                let end = ((row + 1) * len - start).min(out.len());
                 out[done..end].fill(at(row));
                 done = end;
             }
@@ -122,6 +146,21 @@ fn load(data: *const f32, walk: &Walk, shape: &[usize], start: usize, out: &mut 
             }
         }
     }
+}
+
+/// Writes a tile to elements `start..` of an output, rounded if it is one of halves.
+///
+/// # Safety
+/// The elements are inside the output, and no other thread touches them meanwhile.
+unsafe fn store(output: &Buffer, start: usize, tile: &[f32]) {
+    if halves::is_half(output.ty.dtype) {
+        // SAFETY: by the contract above.
+        let out = unsafe { std::slice::from_raw_parts_mut(output.data.cast::<u16>().add(start), tile.len()) };
+        halves::round(output.ty.dtype, tile, out);
+        return;
+    }
+    // SAFETY: by the contract above.
+    unsafe { Address(output.data.cast()).slice(start, tile.len()) }.copy_from_slice(tile);
 }
 
 /// Bytes of scratch `run` wants.
@@ -176,7 +215,7 @@ pub fn run(program: &Program, cx: &CpuCx<'_>) {
             // SAFETY: each thread has its own registers.
             let tiles = unsafe { scratch.slice(thread * registers * TILE, registers * TILE) };
             for (at, input) in cx.inputs.iter().enumerate() {
-                load(input.data.cast(), &walks[at], shape, start, &mut tiles[at * TILE..at * TILE + len]);
+                load(input, &walks[at], shape, start, &mut tiles[at * TILE..at * TILE + len]);
             }
             for (at, step) in program.steps.iter().enumerate() {
                 let (known, rest) = tiles.split_at_mut((program.inputs + at) * TILE);
@@ -188,8 +227,7 @@ pub fn run(program: &Program, cx: &CpuCx<'_>) {
             }
             for (output, register) in cx.outputs.iter().zip(&program.outputs) {
                 // SAFETY: tasks own disjoint ranges of every output.
-                let out = unsafe { Address(output.data.cast()).slice(start, len) };
-                out.copy_from_slice(&tiles[register * TILE..register * TILE + len]);
+                unsafe { store(output, start, &tiles[register * TILE..register * TILE + len]) };
             }
             start += len;
         }
@@ -224,7 +262,7 @@ pub fn run_one(kernel: TileKernel, cx: &CpuCx<'_>) {
                     // SAFETY: the operand has the output's shape, and nothing overwrites it.
                     unsafe { std::slice::from_raw_parts(input.data.cast::<f32>().add(start), len) }
                 } else {
-                    load(input.data.cast(), walk, shape, start, &mut tile[..len]);
+                    load(input, walk, shape, start, &mut tile[..len]);
                     &tile[..len]
                 };
             }

@@ -4,10 +4,12 @@
 //! batch of matrix transposes, done in square blocks so that both sides touch whole cache lines.
 
 use crate::movement::{BYTES_PER_TASK, Element, Target, axes, by_width, check_rank, input};
+use crate::moves;
 use crate::tiles::DIMS_MAX;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
 
 op! {
     /// Dim `i` of the output is dim `perm[i]` of the input.
@@ -17,6 +19,9 @@ op! {
 impl Op for Transpose {
     fn operands(&self) -> Operands {
         Operands::new([Operand::any("x")], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::AsGiven
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let axes = axes(inputs.first()?.rank());
@@ -52,6 +57,21 @@ impl Op for Transpose {
 impl Cpu for Transpose {
     fn run(&self, cx: &mut CpuCx<'_>) {
         by_width!(cx.inputs[0].ty.dtype, permute(cx, &self.perm));
+    }
+    fn takes_halves(&self) -> bool {
+        true
+    }
+}
+
+impl Cuda for Transpose {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (shape, mut calls) = (&cx.inputs[0].shape, CudaCalls::new());
+        let (from, to) = (kolo_graph::types::strides(shape), kolo_graph::types::strides(&cx.outputs[0].shape));
+        let walk = |(dim, to): (&usize, &usize)| moves::Walk { size: shape[*dim], from: from[*dim], to: *to };
+        let walks: Vec<moves::Walk> = self.perm.iter().zip(&to).map(walk).collect();
+        let bytes = cx.inputs[0].dtype.bytes();
+        moves::elements(&mut calls, bytes, &walks, (CudaPlace::input(0), 0), (CudaPlace::output(0), 0));
+        calls
     }
 }
 
@@ -214,7 +234,7 @@ impl Cases for Transpose {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<Transpose>()];
+pub const KINDS: &[OpKind] = &[OpKind::of::<Transpose>().with_cuda::<Transpose>()];
 
 kolo_graph::methods! {
     /// Order of dims.

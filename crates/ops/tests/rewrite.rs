@@ -2,8 +2,9 @@
 //! `KOLO_BLESS=1` writes what the rewrite gives into the file; read the difference before you commit it.
 
 use kolo_graph::rng::Stream;
-use kolo_graph::{Builder, Graph, Tensor, rewrite, text, verify};
+use kolo_graph::{Builder, DType, Graph, Tensor, rewrite, text, verify};
 use kolo_ops::fuse::fuse_elementwise;
+use kolo_ops::lower_precision::lower_precision;
 use kolo_ops::product_part::absorb_slices;
 use std::path::Path;
 
@@ -15,6 +16,8 @@ fn apply(name: &str, graph: Graph) -> Graph {
         "merge_common" => rewrite::merge_common(graph),
         "absorb_slices" => rewrite::eliminate_dead(absorb_slices(&graph)),
         "fuse_elementwise" => fuse_elementwise(&graph),
+        "lower_precision" => lower_precision(&graph, DType::BF16),
+        "lower_precision and fuse_elementwise" => fuse_elementwise(&lower_precision(&graph, DType::BF16)),
         "gradients" => differentiate(graph),
         other => panic!("there is no rewrite `{other}`"),
     }

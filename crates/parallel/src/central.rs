@@ -63,11 +63,12 @@ impl Strategy for Central {
         if let Some(other) = others.iter().find(|other| other.name() == zero::KIND.name) {
             let hint = "keep one of the two: central storage shards the optimizer already";
             let written = other.written();
-            let message = format!("cannot be combined with `{}`", written.strip_prefix("parallel.").unwrap_or(&written));
+            let message =
+                format!("cannot be combined with `{}`", written.strip_prefix("parallel.").unwrap_or(&written));
             return Err(Refusal::of_key(&CENTRAL, message, hint));
         }
         // Each weight has one writer; ranks along another axis would be a second.
-        if let Some(other) = others.iter().find(|other| other.axis().is_some_and(|(_, size)| size > 1)) {
+        if let Some(other) = others.iter().find(|other| other.shares_model()) {
             let message = format!("cannot be combined with `{}`", other.written());
             return Err(Refusal::of_key(&CENTRAL, message, "keep one of the two"));
         }

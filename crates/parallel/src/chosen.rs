@@ -33,9 +33,9 @@ impl Parallel {
             kind.keys.iter().try_for_each(|key| key.touch(settings))?;
             strategies.extend((kind.read)(settings)?);
         }
-        let chosen = Self::of(strategies, job).map_err(|refusal| match refusal.key {
-            Some(key) => settings.wrong(key, refusal.message, refusal.hint),
-            None => SettingError { place: settings.place().into(), message: refusal.message, hint: refusal.hint },
+        let chosen = Self::of(strategies, job).map_err(|Refusal { place, key, message, hint }| match key {
+            Some(key) => settings.wrong(key, message, hint),
+            None => SettingError { place: place.unwrap_or_else(|| settings.place().into()), message, hint },
         })?;
         settings.finish()?;
         Ok(chosen)
@@ -86,7 +86,7 @@ impl Parallel {
 
     /// How many ranks share the grains of so many workers; an error if they cannot be arranged along the axes.
     pub fn data_ranks(&self, workers: usize) -> Result<usize, Refusal> {
-        let others: Vec<(&str, usize)> = self.strategies().filter_map(Strategy::axis).collect();
+        let others: Vec<(&str, usize)> = self.axes(workers);
         let ranks: usize = others.iter().map(|(_, size)| size).product();
         if ranks > 0 && workers.is_multiple_of(ranks) {
             return Ok(workers / ranks);
@@ -96,11 +96,21 @@ impl Parallel {
         Err(Refusal::new(message, format!("use a multiple of {ranks} workers")))
     }
 
+    /// The axes of the strategies, those that share most first. A single worker does all parts of layers that the job splits.
+    fn axes(&self, workers: usize) -> Vec<(&'static str, usize)> {
+        let alone = |one: &dyn Strategy| workers == 1 && one.is_of_layers();
+        let of = |one: &dyn Strategy| {
+            let axes = one.axes().into_iter().rev();
+            axes.map(|(name, ranks)| (name, if alone(one) { 1 } else { ranks })).collect::<Vec<_>>()
+        };
+        self.strategies().flat_map(of).collect()
+    }
+
     /// The mesh of so many workers, and one of them. The data axis is the outermost.
     pub fn mesh(&self, workers: usize, rank: usize) -> Result<Mesh, Refusal> {
         let mut axes = vec![(DATA, self.data_ranks(workers)?)];
         // Rank numbers run fastest along the last axis: those who share every layer are neighbours, on one host if they can be.
-        axes.extend(self.strategies.iter().rev().filter_map(|one| one.axis()));
+        axes.extend(self.axes(workers).into_iter().rev());
         Mesh::new(&axes, rank).ok_or_else(|| {
             Refusal::new(format!("have no rank {rank}"), format!("ranks count from 0 to {}", workers.saturating_sub(1)))
         })
@@ -215,7 +225,7 @@ impl Parallel {
     pub fn layout(&self, workers: usize) -> BTreeMap<&'static str, usize> {
         let mut layout = BTreeMap::from(LAYOUT);
         layout.insert(DATA, self.data_ranks(workers).unwrap_or(workers));
-        layout.extend(self.strategies().filter_map(Strategy::axis));
+        layout.extend(self.axes(workers));
         layout.extend(self.strategies().flat_map(Strategy::layout));
         layout
     }

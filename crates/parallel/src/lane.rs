@@ -240,7 +240,9 @@ pub(crate) fn request(exchange: &Exchange, (rank, ranks): (usize, usize)) -> Req
         ExchangeKind::Barrier => (CallKind::Barrier, 0, input, output),
         ExchangeKind::ReduceScatter => (CallKind::ReduceScatter, 0, input, own(exchange.output)),
         ExchangeKind::AllGather => (CallKind::AllGather, 0, own(exchange.input), output),
-        ExchangeKind::AllToAll | ExchangeKind::Shift(_) => (CallKind::AllToAll, 0, input, output),
+        ExchangeKind::AllToAll | ExchangeKind::Shift(_) | ExchangeKind::EachToEach => {
+            (CallKind::AllToAll, 0, input, output)
+        }
         ExchangeKind::Send(to) => (CallKind::Send, to, input, (std::ptr::null_mut(), 0)),
         ExchangeKind::Receive(from) => (CallKind::Recv, from, (std::ptr::null_mut(), 0), output),
     };
@@ -253,6 +255,7 @@ pub(crate) fn request(exchange: &Exchange, (rank, ranks): (usize, usize)) -> Req
     let parts: Arc<[RankPart]> = parts.into();
     let (send, recv) = match exchange.kind {
         ExchangeKind::Shift(by) => ring_parts(exchange.elements, by, rank, ranks),
+        ExchangeKind::EachToEach => (parts[..ranks].into(), parts[ranks..].into()),
         _ => (if each_to_each { Arc::clone(&parts) } else { Arc::default() }, parts),
     };
     Request {

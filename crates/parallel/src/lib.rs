@@ -8,6 +8,7 @@
 //! | [`servers`] | parameter servers: workers push gradients, servers update and hand weights back |
 //! | [`narrow`] | gradients travel as bf16 |
 //! | [`sequence`] | sequence parallelism: ranks share the tokens of every sample |
+//! | [`spatial`] | spatial parallelism: ranks share the rows and columns of every image |
 //! | [`tensor`] | tensor parallelism: ranks share every layer, as [`partition`] derives it |
 //! | [`recompute`] | parts of the forward pass run again in the backward pass; no strategy of `[parallel]`, for one rank too |
 //!
@@ -20,6 +21,7 @@ mod cut;
 pub mod data;
 pub mod grain_share;
 pub mod lane;
+mod layers;
 pub mod mesh;
 pub mod narrow;
 pub mod partition;
@@ -27,6 +29,7 @@ pub mod pipeline;
 pub mod recompute;
 pub mod sequence;
 pub mod servers;
+pub mod spatial;
 pub mod strategy;
 pub mod tensor;
 pub mod zero;

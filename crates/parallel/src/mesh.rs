@@ -35,6 +35,11 @@ impl Mesh {
         self.axes.iter().map(|(_, size)| size).product()
     }
 
+    /// The axes with their sizes, outermost first.
+    pub fn axes(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.axes.iter().map(|(name, size)| (name.as_str(), *size))
+    }
+
     /// The size of an axis; one if there is no such axis.
     pub fn size(&self, axis: &str) -> usize {
         self.axes.iter().find(|(name, _)| name == axis).map_or(1, |(_, size)| *size)

@@ -55,7 +55,7 @@ impl Strategy for Narrow {
                 "keep one of the two",
             ));
         }
-        if let Some(other) = others.iter().find(|other| other.axis().is_some_and(|(_, ranks)| ranks > 1)) {
+        if let Some(other) = others.iter().find(|other| other.shares_model()) {
             let message = format!("is \"bf16\", which cannot be combined with `{}`", other.written());
             return Err(Refusal::of_key(&WIRE, message, "keep one of the two"));
         }

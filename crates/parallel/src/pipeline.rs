@@ -53,7 +53,7 @@ pub use error::{ScheduleError, Wait};
 pub use families::{FAMILIES, Family, Sizes, family};
 pub use lower::PIPELINE;
 pub use schedule::{Action, ActionKind, Channel, Direction, Pass, Schedule, StagePlacement};
-pub use stages::Stages;
+pub use stages::{Stages, balanced};
 pub use strategy::Pipeline;
 pub use verified::{ChannelOrder, Step, Verified};
 pub use verify::verify;

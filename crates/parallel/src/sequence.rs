@@ -138,8 +138,8 @@ impl Strategy for Sequence {
     fn written(&self) -> String {
         format!("parallel.{} = {}", RANKS.name, self.ranks)
     }
-    fn axis(&self) -> Option<(&'static str, usize)> {
-        Some((self.axis_name(), self.ranks))
+    fn axes(&self) -> Vec<(&'static str, usize)> {
+        vec![(self.axis_name(), self.ranks)]
     }
     fn check(&self, job: Facts, _: &[&dyn Strategy]) -> Result<(), Refusal> {
         if job.reproducible && !self.slices.is_multiple_of(self.ranks) {

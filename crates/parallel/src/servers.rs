@@ -72,6 +72,10 @@ impl Strategy for Servers {
         if job.early_stop {
             return refused("train.early_stop".into(), "early_stop", "workers do not end together");
         }
+        if job.scales_gradients {
+            let why = "a worker could not tell which steps the servers leave out";
+            return refused("train.precision = \"f16\"".into(), "precision", why);
+        }
         for other in others {
             let (key, why) = match other.name() {
                 name if name == data::KIND.name => continue,

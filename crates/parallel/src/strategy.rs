@@ -8,12 +8,13 @@
 //! list that a program of one's own hands to `Job::read_among`; `crates/train/tests/train/strategies.rs` brings one from
 //! outside.
 
+use crate::layers::Layers;
 use crate::mesh::Mesh;
-use crate::{central, data, narrow, pipeline, sequence, servers, tensor, zero};
+use crate::{central, data, narrow, pipeline, sequence, servers, spatial, tensor, zero};
 use kolo_comm::{Communicator, Fault};
 use kolo_exec::{Collectives, ExchangeError, Memory, Order};
 use kolo_graph::Graph;
-use kolo_graph::settings::{SettingError, Settings};
+use kolo_graph::settings::{Setting, SettingError, Settings};
 use std::sync::Arc;
 
 /// All strategies, in the order in which their keys are read.
@@ -25,6 +26,7 @@ pub const STRATEGIES: &[StrategyKind] = &[
     narrow::KIND,
     tensor::KIND,
     sequence::KIND,
+    spatial::KIND,
     pipeline::strategy::KIND,
 ];
 
@@ -73,6 +75,12 @@ pub enum KeyValue {
     },
     /// A list of names, empty by default.
     Names,
+    /// Two counts, of rows and of columns, or one of rows; one each by default.
+    Pair {
+        most: usize,
+    },
+    /// A table of layers, empty by default.
+    Layers,
 }
 
 impl Key {
@@ -85,6 +93,8 @@ impl Key {
             KeyValue::Choice(_) => self.choice(settings).map(drop),
             KeyValue::Text { .. } => self.text(settings).map(drop),
             KeyValue::Names => self.names(settings).map(drop),
+            KeyValue::Pair { .. } => self.pair(settings).map(drop),
+            KeyValue::Layers => Layers::read(settings).map(drop),
         }
     }
 
@@ -142,6 +152,25 @@ impl Key {
         }
     }
 
+    /// Rows and columns; a number alone is of rows.
+    pub fn pair(&self, settings: &Settings) -> Result<[usize; 2], SettingError> {
+        let KeyValue::Pair { most } = self.value else { panic!("key `{}` is {:?}, no pair", self.name, self.value) };
+        let pair = match settings.peek(self.name) {
+            Some(Setting::Int(_)) => [settings.count(self.name, 1, 1)?, 1],
+            _ => settings.counts(self.name, &[1, 1])?.try_into().map_err(|list: Vec<usize>| {
+                let message = format!("must be two numbers, of rows and of columns, but is {list:?}");
+                settings.wrong(self.name, message, format!("write `{} = [2, 1]` for two strips", self.name))
+            })?,
+        };
+        match pair.iter().find(|count| **count > most) {
+            Some(count) => {
+                let message = format!("is {pair:?}, and at most {most} are possible, not {count}");
+                Err(settings.wrong(self.name, message, format!("write numbers up to {most}")))
+            }
+            None => Ok(pair),
+        }
+    }
+
     /// A row of the guide's table of keys: name, values, default, meaning.
     pub fn row(&self) -> String {
         let (values, default) = match self.value {
@@ -162,6 +191,8 @@ impl Key {
             }
             KeyValue::Text { default } => ("text".into(), format!("`{default}`")),
             KeyValue::Names => ("list of names".into(), "none".into()),
+            KeyValue::Layers => ("table".into(), "none".into()),
+            KeyValue::Pair { most } => (format!("[rows, columns], 1 to {most} each"), "[1, 1]".into()),
         };
         format!("| `{}` | {values} | {default} | {} |", self.name, self.doc)
     }
@@ -223,6 +254,8 @@ pub struct Allocation<'a> {
 /// Why a strategy does not go with a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
+    /// Where what is at fault is written, if not at a key of `[parallel]`.
+    pub place: Option<String>,
     /// The key of `[parallel]` at fault, which the message then goes on from; the message stands alone if there is none.
     pub key: Option<&'static str>,
     pub message: String,
@@ -231,11 +264,11 @@ pub struct Refusal {
 
 impl Refusal {
     pub fn of_key(key: &Key, message: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self { key: Some(key.name), message: message.into(), hint: hint.into() }
+        Self { place: None, key: Some(key.name), message: message.into(), hint: hint.into() }
     }
 
     pub fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self { key: None, message: message.into(), hint: hint.into() }
+        Self { place: None, key: None, message: message.into(), hint: hint.into() }
     }
 }
 
@@ -252,6 +285,8 @@ pub struct Facts {
     pub reproducible: bool,
     /// The job may end before its last step.
     pub early_stop: bool,
+    /// Gradients are scaled on their way, and a step may turn out to change nothing.
+    pub scales_gradients: bool,
 }
 
 /// A strategy that a job has chosen, with its settings.
@@ -269,9 +304,19 @@ pub trait Strategy: std::fmt::Debug + Send + Sync {
         false
     }
 
-    /// The axis that it adds to the mesh, with its size. Whatever the axes of all strategies leave is the data axis.
-    fn axis(&self) -> Option<(&'static str, usize)> {
-        None
+    /// The axes that it adds to the mesh, with their sizes. Whatever the axes of all strategies leave is the data axis.
+    fn axes(&self) -> Vec<(&'static str, usize)> {
+        Vec::new()
+    }
+
+    /// Whether its axes come from `[parallel.layers]`, which a single worker takes as the parts of its own work.
+    fn is_of_layers(&self) -> bool {
+        false
+    }
+
+    /// Whether it gives workers parts of the model: what it adds to the mesh is more than one rank.
+    fn shares_model(&self) -> bool {
+        self.axes().iter().any(|(_, ranks)| *ranks > 1)
     }
 
     /// Refuses a job, or another strategy that it has chosen.

@@ -4,10 +4,11 @@
 //! whatever the splits of the ops make cheapest ([`crate::partition`]). `slices` says how many parts a summed axis has. It
 //! belongs to the job like its grains, so that any number of ranks that divides it gives the same bits, one among them.
 
+use crate::layers::{LAYERS, Layers, Way, layer_of};
 use crate::mesh::Mesh;
 use crate::partition::{Group, Rules, lower, plan};
+use crate::spatial;
 use crate::strategy::{Facts, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
-use kolo_base::matches_pattern;
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_graph::sources::Input;
 use kolo_graph::{DType, Graph, InputRole};
@@ -41,21 +42,15 @@ pub(crate) const TENSOR_SLICES: Key = Key {
     doc: "`slices` of layers where those of the tokens are other ones (`sequence = \"heads\"` or `\"context\"`): a power of two and a multiple of `tensor`",
 };
 
-const WHOLE: Key = Key {
-    name: "whole",
-    value: KeyValue::Names,
-    doc: "layers that every worker of `tensor` computes whole, such as `[\"h.0.*\", \"head\"]`; `*` stands for any text",
-};
-
 pub const KIND: StrategyKind = StrategyKind {
     name: "tensor",
     doc: "tensor parallelism: workers share every layer",
-    keys: &[RANKS, SLICES, SEQUENCE, TENSOR_SLICES, WHOLE],
+    keys: &[RANKS, SLICES, SEQUENCE, TENSOR_SLICES, LAYERS],
     read: |settings| Ok(read(settings)?.map(|one| Arc::new(one) as Arc<dyn Strategy>)),
 };
 
 fn read(settings: &Settings) -> Result<Option<Tensor>, SettingError> {
-    let ranks = RANKS.count_within(settings)?;
+    let (mut ranks, layers) = (RANKS.count_within(settings)?, Layers::read(settings)?);
     let sequence = SEQUENCE.choice(settings)?;
     let by_tokens = matches!(sequence, "heads" | "context");
     for key in [SLICES, TENSOR_SLICES] {
@@ -68,14 +63,20 @@ fn read(settings: &Settings) -> Result<Option<Tensor>, SettingError> {
     }
     // Slices are those of the tokens then, and layers have others: what tokens are cut into must not depend on who shares layers.
     let key = if by_tokens { TENSOR_SLICES } else { SLICES };
-    let (slices, own) = (key.count_within(settings)?, TENSOR_SLICES.count_within(settings)?);
+    let (mut slices, own) = (key.count_within(settings)?, TENSOR_SLICES.count_within(settings)?);
     if own > 1 && !by_tokens {
         let message = format!("is {own}, but tokens have no slices of their own");
         let hint = format!("write `{} = {own}`, or `{} = \"context\"` beside it", SLICES.name, SEQUENCE.name);
         return Err(settings.wrong(TENSOR_SLICES.name, message, hint));
     }
-    let (sequence, whole) = (sequence == "tensor", WHOLE.names(settings)?);
-    Ok((ranks > 1 || slices > 1).then_some(Tensor { ranks, slices, key: key.name, sequence, whole }))
+    // Layers that are split in several ways are shared by the same workers, of whom the other way has the axis.
+    let of_layers = ranks == 1 && layers.ranks(Way::Tensor) > 1 && !spatial::is_chosen(settings)?;
+    if of_layers {
+        ranks = layers.ranks(Way::Tensor);
+        slices = slices.max(ranks);
+    }
+    let sequence = sequence == "tensor";
+    Ok((ranks > 1 || slices > 1).then_some(Tensor { ranks, slices, key: key.name, sequence, layers, of_layers }))
 }
 
 /// Tensor parallelism with its settings.
@@ -87,8 +88,22 @@ pub struct Tensor {
     pub key: &'static str,
     /// Activations between layers are cut along the sequence.
     pub sequence: bool,
-    /// Names of layers that are not split.
-    pub whole: Vec<String>,
+    /// Layers that are split otherwise.
+    layers: Layers,
+    /// Only what a line of theirs names is split.
+    of_layers: bool,
+}
+
+impl Tensor {
+    /// Names of parameters that are not split.
+    fn whole(&self, graph: &Graph) -> Vec<String> {
+        if !self.of_layers {
+            return self.layers.whole_params(Way::Tensor, graph);
+        }
+        let shared = self.layers.shared_params(Way::Tensor, graph);
+        let is_shared = |name: &String| shared.get(layer_of(name)).is_some_and(|own| own.contains(name));
+        graph.params().map(|(_, op)| op.name.clone()).filter(|name| !is_shared(name)).collect()
+    }
 }
 
 impl Strategy for Tensor {
@@ -104,10 +119,16 @@ impl Strategy for Tensor {
             ranks => format!("parallel.{} = {ranks}", RANKS.name),
         }
     }
-    fn axis(&self) -> Option<(&'static str, usize)> {
-        Some((TENSOR, self.ranks))
+    fn axes(&self) -> Vec<(&'static str, usize)> {
+        vec![(TENSOR, self.ranks)]
+    }
+    fn is_of_layers(&self) -> bool {
+        self.of_layers
     }
     fn check(&self, job: Facts, _: &[&dyn Strategy]) -> Result<(), Refusal> {
+        if self.ranks > 1 {
+            self.layers.check_ranks(Way::Tensor, self.ranks)?;
+        }
         if job.reproducible && !self.slices.is_multiple_of(self.ranks) {
             let (key, above) = (self.key, self.ranks.next_power_of_two());
             let hint = match (self.ranks.is_power_of_two(), self.slices >= above) {
@@ -132,7 +153,8 @@ impl Strategy for Tensor {
         let (ranks, rank) = (mesh.size(TENSOR), mesh.coordinate(TENSOR));
         let slices = if self.slices.is_multiple_of(ranks) { self.slices } else { ranks };
         let tokens = |graph: &Graph| self.sequence.then(|| tokens_of(graph)).flatten();
-        let whole = whole_params(training, &self.whole)?;
+        self.layers.check_names(training)?;
+        let whole = self.whole(training);
         let rules = match purpose {
             // Weights lie as training left them.
             Purpose::Evaluation { .. } => {
@@ -143,6 +165,11 @@ impl Strategy for Tensor {
             Purpose::Training | Purpose::Server => Rules { tokens: tokens(&graph), whole, ..Rules::default() },
         };
         let plan = plan(&graph, slices, &rules);
+        let named = plan.named(&graph);
+        let is_split = |layer: &str| named.iter().any(|(name, own)| layer_of(name) == layer && own.cut().is_some());
+        if self.of_layers {
+            self.layers.check_shared(Way::Tensor, is_split, training, "use fewer workers, or leave the layer whole")?;
+        }
         Ok(lower(&graph, &plan, &Group { axis: TENSOR.into(), ranks, rank }))
     }
     fn layout(&self) -> Vec<(&'static str, usize)> {
@@ -157,23 +184,4 @@ pub(crate) fn tokens_of(graph: &Graph) -> Option<(usize, usize)> {
         _ => None,
     };
     graph.inputs().find_map(|(_, op)| sequence(op))
-}
-
-/// The parameters of the layers that these patterns name; an error for one that names none.
-fn whole_params(graph: &Graph, patterns: &[String]) -> Result<Vec<String>, Refusal> {
-    let mut found = Vec::new();
-    for pattern in patterns {
-        let before = found.len();
-        let fits = |name: &str| {
-            let layer = name.rsplit_once('.').map_or("", |(layer, _)| layer);
-            [name, layer].iter().any(|text| matches_pattern(pattern, text))
-        };
-        found.extend(graph.params().filter(|(_, op)| fits(&op.name)).map(|(_, op)| op.name.clone()));
-        if found.len() == before {
-            let names: Vec<&str> = graph.params().map(|(_, op)| op.name.as_str()).take(6).collect();
-            let message = format!("names \"{pattern}\", which is no layer or parameter of the model");
-            return Err(Refusal::of_key(&WHOLE, message, format!("parameters are {} …", names.join(", "))));
-        }
-    }
-    Ok(found)
 }

@@ -4,7 +4,8 @@
 use kolo_graph::{Graph, text, verify};
 use kolo_parallel::recompute::{Recompute, recompute};
 use kolo_parallel::servers::{server_graph, worker_graph};
-use kolo_parallel::{Mesh, central, data, zero};
+use kolo_parallel::spatial::Spatial;
+use kolo_parallel::{Mesh, Purpose, Strategy, central, data, zero};
 use std::path::Path;
 
 /// Small, so that the two gradients are two buckets.
@@ -21,10 +22,18 @@ fn apply(name: &str, graph: &Graph) -> Graph {
         "share_weights, rank 0 of 2" => central::share_weights(graph, &rank(0), BUCKET_BYTES),
         "worker_graph" => worker_graph(graph),
         "server_graph, server 1 of 2" => server_graph(graph, 2, 1),
+        "cut rows, one worker" => cut_rows(graph, 1, 0),
+        "cut rows, rank 0 of 2" => cut_rows(graph, 2, 0),
         "recompute, blocks" => recompute(graph.clone(), Recompute::Blocks),
         "recompute, selective" => recompute(graph.clone(), Recompute::Selective),
         other => panic!("there is no rewrite `{other}`"),
     }
+}
+
+/// Images in two strips, of one worker or of two.
+fn cut_rows(graph: &Graph, ranks: usize, rank: usize) -> Graph {
+    let mesh = Mesh::new(&[("height", ranks)], rank).expect("a rank of the mesh");
+    Spatial::new([ranks, 1], [2, 1]).split(graph.clone(), graph, Purpose::Training, &mesh).expect("images")
 }
 
 fn check(path: &Path) {

@@ -220,6 +220,10 @@ impl<'g> Counting<'g> {
                 (CollectiveKind::ReduceScatter, reals(&node.inputs))
             }
             Movement::AllToAll { .. } => (CollectiveKind::AllToAll, reals(&node.inputs)),
+            Movement::Halo(halo) => {
+                let rows = halo.own(halo.rank).len().max(1);
+                (CollectiveKind::Send, reals(&node.inputs) / rows as f64 * halo.sent() as f64)
+            }
             Movement::Shift { .. } | Movement::Send { .. } => (CollectiveKind::Send, reals(&node.inputs)),
             Movement::Receive { .. } | Movement::Barrier => (CollectiveKind::Send, 0.0),
         };

@@ -4,7 +4,7 @@
 //! innermost group, in so many groups of the next level, and so on ([`Cluster::span`]); what a level's links give to one such
 //! group of ranks follows from how many other groups use them at the same time.
 
-use crate::device::{Device, DeviceTable};
+use crate::device::{Device, DeviceTable, Precision};
 use crate::link::{self, Link};
 use kolo_graph::settings::{SettingError, Settings};
 
@@ -28,6 +28,8 @@ pub struct Failures {
     pub device_mtbf_hours: f64,
     /// Of one group of the first level, as a whole.
     pub host_mtbf_hours: f64,
+    /// Of one link of a group of the first level to the others.
+    pub link_mtbf_hours: f64,
     /// The Weibull shape of the time between failures: 1 is exponential, less is more of them early.
     pub shape: f64,
     /// Until a failed device or host is back, or replaced.
@@ -43,6 +45,7 @@ impl Default for Failures {
         Self {
             device_mtbf_hours: f64::INFINITY,
             host_mtbf_hours: f64::INFINITY,
+            link_mtbf_hours: f64::INFINITY,
             shape: 1.0,
             repair_minutes: 60.0,
             restart_seconds: 180.0,
@@ -54,6 +57,8 @@ impl Default for Failures {
 /// What the system that trains does, where systems differ. The defaults are kolo's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SystemTraits {
+    /// What it computes in, if that is not what the job says.
+    pub precision: Option<Precision>,
     /// Whether gradients are exchanged while the backward pass goes on, rather than after it.
     pub overlaps_gradients: bool,
     /// Whether what recomputation computes again includes the exchanges inside it.
@@ -64,6 +69,12 @@ pub struct SystemTraits {
     pub bucket_bytes: f64,
     /// Whether elementwise ops are fused; otherwise each passes through memory, as in an eager framework.
     pub fuses: bool,
+    /// Whether exchanges inside layers go on while gradients of weights are computed.
+    pub overlaps_layers: bool,
+    /// Whether attention keeps no scores.
+    pub flash_attention: bool,
+    /// Whether pipeline stages have the same number of layers, rather than about the same cost.
+    pub equal_stages: bool,
     /// Memory of the framework itself on each device: context, libraries, buffers of collectives, fragments.
     pub reserved_bytes: f64,
 }
@@ -71,11 +82,15 @@ pub struct SystemTraits {
 impl Default for SystemTraits {
     fn default() -> Self {
         Self {
+            precision: None,
             overlaps_gradients: true,
             repeats_exchanges: false,
             gradient_bytes: 4,
             bucket_bytes: 25.0 * (1 << 20) as f64,
             fuses: true,
+            overlaps_layers: true,
+            flash_attention: true,
+            equal_stages: false,
             reserved_bytes: 0.0,
         }
     }
@@ -255,6 +270,7 @@ fn read_failures(section: &Settings) -> Result<Failures, SettingError> {
     let failures = Failures {
         device_mtbf_hours: hours("device_mtbf_hours")?,
         host_mtbf_hours: hours("host_mtbf_hours")?,
+        link_mtbf_hours: hours("link_mtbf_hours")?,
         shape: section.float_in("shape", default.shape, 0.1, 10.0)?,
         repair_minutes: section.float_in("repair_minutes", default.repair_minutes, 0.0, 1e7)?,
         restart_seconds: section.float_in("restart_seconds", default.restart_seconds, 0.0, 1e7)?,
@@ -266,12 +282,23 @@ fn read_failures(section: &Settings) -> Result<Failures, SettingError> {
 
 fn read_system(section: &Settings) -> Result<SystemTraits, SettingError> {
     let default = SystemTraits::default();
+    let precision = section.text("precision", "")?;
+    let named = Precision::named(&precision);
+    if named.is_none() && !precision.is_empty() {
+        let names: Vec<&str> = Precision::ALL.iter().map(|one| one.name()).collect();
+        let message = format!("is \"{precision}\", which is not known");
+        return Err(section.wrong("precision", message, format!("write one of {}", names.join(", "))));
+    }
     let system = SystemTraits {
+        precision: named,
         overlaps_gradients: section.bool("overlaps_gradients", default.overlaps_gradients)?,
         repeats_exchanges: section.bool("repeats_exchanges", default.repeats_exchanges)?,
         gradient_bytes: section.count_in("gradient_bytes", default.gradient_bytes, 1, 8)?,
         bucket_bytes: section.float_in("bucket_mib", default.bucket_bytes / MIB, 0.001, 1e6)? * MIB,
         fuses: section.bool("fuses", default.fuses)?,
+        overlaps_layers: section.bool("overlaps_layers", default.overlaps_layers)?,
+        flash_attention: section.bool("flash_attention", default.flash_attention)?,
+        equal_stages: section.bool("equal_stages", default.equal_stages)?,
         reserved_bytes: section.float_in("reserved_gib", 0.0, 0.0, 1e4)? * crate::device::GIB,
     };
     section.finish()?;

@@ -6,13 +6,19 @@
 pub mod anatomy;
 pub mod cluster;
 pub mod collective;
+mod compose;
 pub mod device;
+pub mod failures;
 pub mod link;
 pub mod op_cost;
 pub mod rates;
 pub mod run;
+pub mod search;
+pub mod simulate;
 pub mod step_model;
+mod step_times;
 
+pub use compose::compose;
 pub use rates::Rates;
 pub use run::{Fleet, RunCost};
 
@@ -109,7 +115,8 @@ pub fn memory(program: &Program) -> MemoryPlan {
         let states = graph.states().map(|(id, _)| graph.ty(id).bytes());
         if trained { params.sum() } else { states.sum() }
     };
-    let process = program_bytes() + PROCESS_BYTES + graph.nodes.len() * BYTES_PER_NODE + options.threads * BYTES_PER_THREAD;
+    let process =
+        program_bytes() + PROCESS_BYTES + graph.nodes.len() * BYTES_PER_NODE + options.threads * BYTES_PER_THREAD;
     let (weights, optimizer) = (stored(true), stored(false));
     MemoryPlan { weights, gradients, optimizer, activations, scratch, process, ..MemoryPlan::default() }
 }
@@ -175,6 +182,7 @@ fn sent_once(program: &Program, node: &Node, movement: Movement<'_>, (rank, rank
         Movement::Share { sizes } => (sizes.iter().sum::<usize>() - sizes[rank]) * width,
         Movement::Scatter { .. } | Movement::AllToAll { .. } => input / ranks * others * width,
         Movement::Gather { .. } | Movement::Join { .. } => input * others * width,
+        Movement::Halo(halo) => input / halo.own(rank).len().max(1) * halo.sent() * width,
         Movement::Send { .. } | Movement::Shift { .. } => input * width,
         Movement::Receive { .. } | Movement::Barrier => 0,
     };

@@ -77,7 +77,7 @@ pub(crate) fn read_all(root: &Settings, mut links: Vec<Link>) -> Result<Vec<Link
 }
 
 /// The link of this name, or what to write instead.
-pub(crate) fn find<'l>(links: &'l [Link], name: &str) -> Result<&'l Link, String> {
+pub fn find<'l>(links: &'l [Link], name: &str) -> Result<&'l Link, String> {
     let names: Vec<&str> = links.iter().map(|link| link.name.as_str()).collect();
     links.iter().find(|link| link.name == name).ok_or_else(|| match nearest(name, names.iter().copied()) {
         Some(near) => format!("did you mean \"{near}\"? The links are {}", names.join(", ")),

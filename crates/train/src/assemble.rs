@@ -38,6 +38,7 @@ impl Worker {
     /// Compiles the worker's part of the job's step for these options, whose grains are its share of the job's, for a run that
     /// ends with the first lost worker or for an elastic one. All workers call it together.
     pub fn assemble(job: &Job, company: &Company, options: Options, elastic: bool) -> Result<Self, Error> {
+        job.check_precision()?;
         if company.world().is_some() {
             job.check_device(company.workers())?;
         }

@@ -10,7 +10,7 @@ mod state;
 use crate::company::served;
 use crate::error::Error;
 use crate::job::Job;
-use crate::step::{self, optimise, raw_graph};
+use crate::step::{self, model_graph, optimise};
 use kolo_comm::{Communicator, Fault};
 use kolo_exec::store::Saved;
 use kolo_graph::Graph;
@@ -27,7 +27,7 @@ const RESTORE: i64 = 4;
 
 /// The step before it is cut among servers.
 fn whole_graph(job: &Job, roles: Roles) -> Result<Graph, Error> {
-    Ok(optimise(raw_graph(job, &served(job, roles)?, Purpose::Server)?))
+    Ok(optimise(model_graph(job, &served(job, roles)?, Purpose::Server)?))
 }
 
 /// A communicator for every pair of worker and server that this rank is in, by the other's number.

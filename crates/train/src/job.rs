@@ -3,13 +3,14 @@
 use crate::checkpoint::{SavingRule, StartWeights};
 use crate::error::Error;
 use crate::job_file;
+use crate::loss_scale;
 use crate::memory_settings::MemorySettings;
 use crate::optimizer::Optimizer;
 use crate::rate_scaling::RateScaling;
 use crate::schedule::Schedule;
 use kolo_data::{Field, Kind, ReadError, SOURCES, Source, SourceKind, Split};
-use kolo_exec::Executor;
 use kolo_exec::cpu::Cpu;
+use kolo_exec::{Executor, Precision};
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_models::{MODELS, Model, ModelKind};
 use kolo_parallel::strategy::Facts;
@@ -109,6 +110,10 @@ pub struct Job {
     pub schedule: Schedule,
     /// The largest norm of a gradient; infinite if it is only measured.
     pub clip: Option<f32>,
+    /// What a step is computed in. Parameters and the optimizer's state are f32 in any case.
+    pub precision: Precision,
+    /// The factor by which gradients are scaled at first, in f16.
+    pub loss_scale: Option<f64>,
     pub eval_every: usize,
     pub log_every: LogEvery,
     pub early_stop: Option<EarlyStop>,
@@ -153,7 +158,7 @@ impl Job {
         if !(start.freeze.is_empty() && start.fresh.is_empty()) {
             start.check(&parameter_names(&*model)?, &section)?;
         }
-        let (batch, grains) = read_batch(&data)?;
+        let (batch, grains) = read_batch(&data, reproducible)?;
         let split = source.split().map_or_else(|| Split::read(&data, source.len(), seed), Ok)?;
         let loading = read_loading(&data)?;
         data.finish()?;
@@ -166,7 +171,10 @@ impl Job {
         let (optimizer, schedule) = read_rule(&train, &*model, total_steps)?;
         let rate = RateScaling::read(&train, optimizer.lr(), batch)?;
         let early_stop = read_early_stop(&train, &*model)?;
-        let facts = Facts { reproducible, early_stop: early_stop.is_some() };
+        let precision = read_precision(&train)?;
+        let loss_scale = read_loss_scale(&train, precision)?;
+        let scales_gradients = loss_scale.is_some();
+        let facts = Facts { reproducible, early_stop: early_stop.is_some(), scales_gradients };
         let parallel = Parallel::read(&parallel, kinds.strategies, facts)?;
         let measures = || match split.held_out_len() {
             0 => Vec::new(),
@@ -192,6 +200,8 @@ impl Job {
             rate,
             schedule,
             clip: read_clip(&train)?,
+            precision,
+            loss_scale,
             eval_every: train.count("eval_every", 1, 1)?,
             log_every: LogEvery { steps: train.count("log_every", LOG_EVERY_STEPS, 0)?, asked: train.has("log_every") },
             early_stop,
@@ -205,7 +215,6 @@ impl Job {
             text: job_file::write(root),
         };
         job.check_early_stop(&train)?;
-        read_precision(&train)?;
         train.finish()?;
         Ok(Self { settings: root.resolved(), ..job })
     }
@@ -220,7 +229,8 @@ impl Job {
 
     /// What strategies may want to know.
     pub fn facts(&self) -> Facts {
-        Facts { reproducible: self.reproducible, early_stop: self.early_stop.is_some() }
+        let scales_gradients = self.loss_scale.is_some();
+        Facts { reproducible: self.reproducible, early_stop: self.early_stop.is_some(), scales_gradients }
     }
 
     /// What two ranks must agree on to train the same job: every key with the value that counts, what follows from several of
@@ -237,6 +247,23 @@ impl Job {
         ];
         let derived = derived.into_iter().map(|(key, value)| (key.to_string(), value));
         Ok(self.settings.iter().cloned().chain(derived).collect())
+    }
+
+    /// Lets this executor run its graphs, in the job's precision.
+    pub fn run_on(&mut self, executor: Arc<dyn Executor>) -> Result<(), Error> {
+        self.executor = match self.precision {
+            Precision::Tf32 => executor.in_tf32().ok_or_else(|| no_tf32(executor.name()))?,
+            _ => executor,
+        };
+        Ok(())
+    }
+
+    /// Whether its executor has its precision.
+    pub fn check_precision(&self) -> Result<(), Error> {
+        match self.precision == Precision::Tf32 && self.executor.in_tf32().is_none() {
+            true => Err(no_tf32(self.executor.name())),
+            false => Ok(()),
+        }
     }
 
     /// Whether its executor can run with this many workers.
@@ -260,14 +287,13 @@ impl Job {
     pub(crate) fn grains_for(&self, parallel: &Parallel, workers: usize) -> Result<usize, Error> {
         // Ranks along other axes than that of the data have the same grains.
         let ranks = parallel.data_ranks(workers).map_err(|refusal| Error::workers(workers, refusal))?;
-        if self.grains.is_multiple_of(ranks) && ranks.is_power_of_two() {
+        if self.grains.is_multiple_of(ranks) && ranks.is_power_of_two() && self.grains.is_power_of_two() {
             return Ok(self.grains);
         }
         let whose = if ranks == workers { String::new() } else { format!("make {ranks} copies of the model, which ") };
         let others = workers / ranks;
         if self.reproducible {
-            let fitting: Vec<String> =
-                (0..=self.grains.ilog2()).map(|power| (others << power).to_string()).collect();
+            let fitting: Vec<String> = (0..=self.grains.ilog2()).map(|power| (others << power).to_string()).collect();
             return Err(Error::Workers {
                 workers,
                 message: format!("{whose}do not share {} grains evenly", self.grains),
@@ -400,12 +426,14 @@ fn fits(model: &Field, data: &Field) -> bool {
     kinds && model.shape == data.shape
 }
 
-fn read_batch(data: &Settings) -> Result<(usize, usize), SettingError> {
+/// Samples of a step, and grains. A job that does not promise its bits may write any number of grains: what trains it takes the nearest
+/// that its workers can share.
+fn read_batch(data: &Settings, reproducible: bool) -> Result<(usize, usize), SettingError> {
     let batch = data.count("batch", 64, 1)?;
     // A default that works for any batch: the largest power of two up to eight that divides it.
     let default = 1usize << batch.trailing_zeros().min(3);
     let grains = data.count("grains", default, 1)?;
-    if !grains.is_power_of_two() {
+    if reproducible && !grains.is_power_of_two() {
         let near = grains.next_power_of_two();
         let message = format!("is {grains}, which is not a power of two");
         return Err(data.wrong("grains", message, format!("write `grains = {near}` or {}", near / 2)));
@@ -492,13 +520,26 @@ fn metric_names(model: &dyn Model) -> Result<Vec<String>, Error> {
     Ok(["loss".to_string()].into_iter().chain(metrics.into_iter().map(|(name, _)| name)).collect())
 }
 
-fn read_precision(train: &Settings) -> Result<(), SettingError> {
-    match train.choice("precision", &["f32", "bf16", "f16"])? {
-        "f32" => Ok(()),
-        other => Err(train.wrong(
-            "precision",
-            format!("is \"{other}\", which training does not support yet"),
-            "write `precision = \"f32\"`",
-        )),
+fn read_loss_scale(train: &Settings, precision: Precision) -> Result<Option<f64>, SettingError> {
+    match precision {
+        Precision::F16 => loss_scale::read(train).map(Some),
+        _ if train.has("loss_scale") => {
+            let message = format!("has no use with `precision = \"{}\"`", precision.name());
+            Err(train.wrong("loss_scale", message, "leave it out, or write `precision = \"f16\"`"))
+        }
+        _ => Ok(None),
     }
+}
+
+fn no_tf32(device: &str) -> Error {
+    let message = format!("`train.precision` is \"tf32\", which the device `{device}` does not have");
+    Error::Unfit {
+        message,
+        hint: "write `precision = \"f32\"`, or \"bf16\"; TF32 is a way that some GPUs multiply".into(),
+    }
+}
+
+fn read_precision(train: &Settings) -> Result<Precision, SettingError> {
+    let name = train.choice("precision", &Precision::ALL.map(Precision::name))?;
+    Ok(Precision::named(name).unwrap_or_default())
 }

@@ -15,6 +15,8 @@ pub struct LogRow {
     pub rate: f64,
     /// The norm of this step's gradient before it was clipped, if it was measured.
     pub grad_norm: Option<f64>,
+    /// The factor of this step's gradients and the steps so far that changed nothing, in f16.
+    pub loss_scale: Option<[f64; 2]>,
     /// Since the row before, without evaluations.
     pub samples_per_s: f64,
     /// The job names how often it wants rows.
@@ -26,7 +28,10 @@ impl LogRow {
     pub fn values(&self) -> Vec<(&'static str, f64)> {
         let norm = self.grad_norm.map(|norm| ("step/grad_norm", norm));
         let first = [("step/loss", self.loss), ("step/lr", self.rate)];
-        first.into_iter().chain(norm).chain([("step/samples_per_s", self.samples_per_s)]).collect()
+        let scale =
+            self.loss_scale.map(|[scale, skipped]| [("step/loss_scale", scale), ("step/skipped_steps", skipped)]);
+        let rest = scale.into_iter().flatten().chain([("step/samples_per_s", self.samples_per_s)]);
+        first.into_iter().chain(norm).chain(rest).collect()
     }
 }
 
@@ -64,6 +69,7 @@ impl Log {
             loss: loss / steps as f64,
             rate: job.schedule.rate(job.optimizer.lr(), step - 1),
             grad_norm: trainer.gradient_norm().map(f64::from),
+            loss_scale: trainer.loss_scale().map(|numbers| numbers.map(f64::from)),
             samples_per_s: (steps * job.batch) as f64 / milliseconds.max(1e-6) * 1e3,
             asked: job.log_every.asked,
         })

@@ -124,6 +124,12 @@ pub fn shortage(plan: &MemoryPlan, usage: HostUsage) -> Option<Shortage> {
     Limits::read().shortage(plan, usage)
 }
 
+/// Bytes that all processes of this machine may take together, as far as it tells.
+pub fn host_bytes() -> Option<u64> {
+    let Limits { machine, group, .. } = Limits::read();
+    machine.into_iter().chain(group).min()
+}
+
 /// More memory is needed than there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortage {

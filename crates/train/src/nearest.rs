@@ -72,7 +72,8 @@ impl Layout {
             Some(Setting::Text(text)) => text.clone(),
             Some(_) => return None,
         };
-        let by_tokens = matches!(parallel.peek("sequence"), Some(Setting::Text(text)) if text == "heads" || text == "context");
+        let by_tokens =
+            matches!(parallel.peek("sequence"), Some(Setting::Text(text)) if text == "heads" || text == "context");
         Some(Self { workers, counts, schedule, by_tokens })
     }
 
@@ -209,7 +210,8 @@ fn near(at: usize, value: usize) -> Vec<usize> {
 
 fn with_schedules(layout: &Layout) -> Vec<Layout> {
     let names = [layout.schedule.as_str(), ANY_SCHEDULE, "interleaved"];
-    let mut names: Vec<&str> = names.into_iter().filter(|name| *name != "interleaved" || layout.counts[CHUNKS] > 1).collect();
+    let mut names: Vec<&str> =
+        names.into_iter().filter(|name| *name != "interleaved" || layout.counts[CHUNKS] > 1).collect();
     names.dedup();
     names.into_iter().map(|name| Layout { schedule: name.into(), ..layout.clone() }).collect()
 }
@@ -238,7 +240,8 @@ fn with_slices(layout: &Layout) -> Vec<Layout> {
 /// With the number of workers that is wished for, if it can be, and with those below and above it that can.
 fn with_workers(layout: &Layout, grains: usize) -> Vec<Layout> {
     let unit = layout.counts[TENSOR] * layout.counts[CONTEXT] * layout.counts[PIPELINE];
-    let sizes: Vec<usize> = (0..=grains.ilog2()).map(|power| unit << power).filter(|size| *size <= WORKERS_MAX).collect();
+    let sizes: Vec<usize> =
+        (0..=grains.ilog2()).map(|power| unit << power).filter(|size| *size <= WORKERS_MAX).collect();
     let below = sizes.iter().rfind(|size| **size <= layout.workers);
     let above = sizes.iter().find(|size| **size > layout.workers);
     below.into_iter().chain(above).map(|workers| Layout { workers: *workers, ..layout.clone() }).collect()

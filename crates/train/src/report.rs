@@ -191,6 +191,14 @@ pub struct Report {
     pub peak_bytes: PeakBytes,
     pub planned: Planned,
     pub grains: usize,
+    /// What the step was computed in.
+    pub precision: &'static str,
+    /// The factor of the last step's gradients, in f16.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f32>,
+    /// Steps whose gradient overflowed and that changed nothing, in f16.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skipped_steps: Option<usize>,
     pub learning_rate: RateScaling,
     /// What the backward pass computed again.
     pub recompute: &'static str,

@@ -351,8 +351,13 @@ impl<'r> Run<'r> {
             } else if let Some(wishes) = self.wishes.take() {
                 self.save(wishes)?;
             } else if self.trainer.next_step() < self.job.total_steps {
-                self.step()?;
-                self.pending = true;
+                match self.step() {
+                    Err(Error::Interrupted) => self.ended = Some(self.cut_off()?),
+                    done => {
+                        done?;
+                        self.pending = true;
+                    }
+                }
             } else {
                 self.measure_again()?;
                 self.ended = Some("done");
@@ -387,6 +392,15 @@ impl<'r> Run<'r> {
         }
         self.wishes = Some(wishes);
         Ok(if last { Some("done") } else { None })
+    }
+
+    /// The run was interrupted while it waited for samples: it ends as it would have after its last step.
+    fn cut_off(&mut self) -> Result<&'static str, Error> {
+        self.before = Some(self.record());
+        if self.loss_count > 0 {
+            self.take_stock(true)?;
+        }
+        Ok("interrupted")
     }
 
     /// Whether the run should end early, by its last evaluation.
@@ -630,6 +644,9 @@ impl<'r> Run<'r> {
             peak_bytes: PeakBytes { rss: peak_rss_bytes().unwrap_or(0), device: 0 },
             planned: options.planned,
             grains: job.grains,
+            precision: job.precision.name(),
+            loss_scale: trainer.loss_scale().map(|[factor, _]| factor),
+            skipped_steps: trainer.loss_scale().map(|[_, skipped]| skipped as usize),
             learning_rate: job.rate,
             recompute: job.parallel.recompute().name(),
             seed: job.seed,

@@ -4,6 +4,9 @@
 
 use crate::error::Error;
 use crate::job::Job;
+use crate::loss_scale::LossScale;
+#[cfg(doc)]
+use crate::loss_scale::{LOSS_SCALE, SKIPPED};
 use crate::optimizer::{Optimizer, StepScalars};
 use kolo_exec::{Options, Program};
 use kolo_graph::rewrite::{eliminate_dead, merge_common};
@@ -13,6 +16,7 @@ use kolo_graph::{GraphError, Stage, ValueId};
 use kolo_models::{Build, Mean, Model};
 use kolo_ops::cross_entropy::CrossEntropy;
 use kolo_ops::fuse::fuse_elementwise;
+use kolo_ops::lower_precision::lower_precision;
 use kolo_ops::prelude::*;
 use kolo_ops::product_part::absorb_slices;
 use kolo_parallel::mesh::DATA;
@@ -24,12 +28,11 @@ use std::collections::BTreeSet;
 /// The graph that a rank runs: the same function for training, evaluation, plans, printing, measuring and servers. `parallel`
 /// is the job's own, or the job's with parameter servers.
 pub fn graph_of(job: &Job, parallel: &Parallel, purpose: Purpose, mesh: &Mesh) -> Result<Graph, GraphError> {
-    let mut graph = raw_graph(job, parallel, purpose)?;
+    let mut graph = model_graph(job, parallel, purpose)?;
     if parallel.splits_model() {
-        graph = tidy(graph);
         graph = match purpose {
             Purpose::Evaluation { .. } => {
-                let training = tidy(raw_graph(job, parallel, Purpose::Training)?);
+                let training = model_graph(job, parallel, Purpose::Training)?;
                 parallel.split_model(graph, &training, purpose, mesh)
             }
             Purpose::Training | Purpose::Server => parallel.split_model(graph.clone(), &graph, purpose, mesh),
@@ -42,7 +45,7 @@ pub fn graph_of(job: &Job, parallel: &Parallel, purpose: Purpose, mesh: &Mesh) -
     };
     match purpose {
         Purpose::Evaluation { .. } if parallel.shards_weights(mesh) => {
-            let mut training = tidy(raw_graph(job, parallel, Purpose::Training)?);
+            let mut training = model_graph(job, parallel, Purpose::Training)?;
             if parallel.splits_model() {
                 training =
                     parallel.split_model(training.clone(), &training, Purpose::Training, mesh).map_err(refused)?;
@@ -53,23 +56,34 @@ pub fn graph_of(job: &Job, parallel: &Parallel, purpose: Purpose, mesh: &Mesh) -
     }
 }
 
+/// The graph as a single worker would run it, in the job's precision and without anything needless. What strategies do to it comes
+/// after: where values are rounded does not depend on them.
+pub fn model_graph(job: &Job, parallel: &Parallel, purpose: Purpose) -> Result<Graph, GraphError> {
+    let graph = tidy(raw_graph(job, parallel, purpose)?);
+    let Some(half) = job.precision.half() else { return Ok(graph) };
+    let graph = lower_precision(&graph, half);
+    debug_verify(&graph, "lower_precision");
+    Ok(eliminate_dead(graph))
+}
+
 /// A rank's part of the training step with every op of the model in it, as it is before ops are fused and sums exchanged.
 pub fn graph_before_fusing(job: &Job, parallel: &Parallel, mesh: &Mesh) -> Result<Graph, GraphError> {
-    let graph = tidy(raw_graph(job, parallel, Purpose::Training)?);
+    let graph = model_graph(job, parallel, Purpose::Training)?;
     Ok(tidy(parallel.split_model(graph.clone(), &graph, Purpose::Training, mesh).map_err(refused)?))
 }
 
 /// With what the job computes again.
-fn recompute_again(graph: Graph, parallel: &Parallel) -> Graph {
+pub(crate) fn recompute_again(graph: Graph, parallel: &Parallel) -> Graph {
     let graph = recompute(graph, parallel.recompute());
     debug_verify(&graph, "recompute");
     graph
 }
 
 /// Why a model cannot be split so.
-fn refused(refusal: Refusal) -> GraphError {
-    let Refusal { key, message, hint } = refusal;
+pub(crate) fn refused(refusal: Refusal) -> GraphError {
+    let Refusal { place, key, message, hint } = refusal;
     let message = key.map_or(message.clone(), |key| format!("`parallel.{key}` {message}"));
+    let message = place.map_or(message.clone(), |place| format!("{place}: {message}"));
     GraphError { op: "`[parallel]`".into(), scope: String::new(), message, hint, inputs: None }
 }
 
@@ -115,7 +129,8 @@ pub fn raw_graph(job: &Job, parallel: &Parallel, purpose: Purpose) -> Result<Gra
         Purpose::Evaluation { batch } => evaluation_graph(&*job.model, batch),
         Purpose::Training | Purpose::Server => {
             let clip = parallel.clip(job.clip, purpose);
-            let rule = UpdateRule { optimizer: &job.optimizer, clip, frozen: &|name| job.start.is_frozen(name) };
+            let frozen: &dyn Fn(&str) -> bool = &|name| job.start.is_frozen(name);
+            let rule = UpdateRule { optimizer: &job.optimizer, clip, frozen, loss_scale: job.loss_scale };
             training_graph(&*job.model, &rule, job.grain_batch(), job.grains)
         }
     }
@@ -129,12 +144,14 @@ pub struct UpdateRule<'a> {
     pub clip: Option<f32>,
     /// Whether the parameter of this name stays as it is.
     pub frozen: &'a dyn Fn(&str) -> bool,
+    /// The factor by which gradients are scaled at first, as f16 needs it. The norm is then measured whatever `clip` is.
+    pub loss_scale: Option<f64>,
 }
 
 impl<'a> UpdateRule<'a> {
     /// All parameters are trained.
     pub fn all(optimizer: &'a Optimizer, clip: Option<f32>) -> Self {
-        Self { optimizer, clip, frozen: &|_| false }
+        Self { optimizer, clip, frozen: &|_| false, loss_scale: None }
     }
 }
 
@@ -152,6 +169,7 @@ impl std::fmt::Debug for UpdateRule<'_> {
 /// | `counted` | how many targets count, where some may not |
 /// | `ignored` | targets that a part of the loss ignores, which then is no mean over the batch |
 /// | `grad_norm` | with `clip`: the norm of the whole gradient, before it is clipped |
+/// | [`LOSS_SCALE`], [`SKIPPED`] | in f16: the factor of this step's gradients, and the steps so far that changed nothing |
 ///
 /// An infinite `clip` measures the norm and clips nothing.
 pub fn training_graph(
@@ -160,8 +178,9 @@ pub fn training_graph(
     batch: usize,
     grains: usize,
 ) -> Result<Graph, GraphError> {
-    let UpdateRule { optimizer, clip, frozen } = *rule;
+    let UpdateRule { optimizer, clip, frozen, loss_scale } = *rule;
     let builder = Builder::new();
+    let loss_scale = loss_scale.map(|first| LossScale::new(&builder, first));
     let Mean { value, counted } = model.build(&Build { builder: &builder, batch, grains, training: true }).loss;
     let targets = grains * counted.map_or(1, |counted| counted.of);
     let share = 1.0 / targets as f64;
@@ -171,7 +190,10 @@ pub fn training_graph(
         trained.map(|(id, op)| (id, op.name.clone())).collect()
     };
     let params: Vec<Tensor<'_>> = ids.iter().map(|(id, _)| builder.tensor(*id)).collect();
-    let grads = kolo_ops::gradients(&builder, value, share, &params);
+    let grads = match &loss_scale {
+        Some(scale) => kolo_ops::gradients_from(&builder, value, scale.seed(share), &params),
+        None => kolo_ops::gradients(&builder, value, share, &params),
+    };
     let counted = counted.map(|counted| sum_over_grains(counted.number));
     match counted {
         Some(counted) => {
@@ -196,7 +218,9 @@ pub fn training_graph(
             })
             .collect();
         let (lr, step) = (builder.learning_rate(), builder.step_number());
-        let scale = gradient_scale(&builder, &trained, counted.map(|counted| (counted, targets)), clip);
+        let counted = counted.map(|counted| (counted, targets));
+        let scale = gradient_scale(&builder, &trained, counted, clip, loss_scale.as_ref());
+        let step = loss_scale.map_or(step, |scale| scale.update_number(step));
         let scalars = StepScalars { lr, scale, step };
         for (name, param, grad) in trained {
             optimizer.update(&builder, name, param, grad, scalars);
@@ -220,25 +244,33 @@ fn sum_over_grains(value: Tensor<'_>) -> Tensor<'_> {
 /// The factor every gradient is multiplied with.
 ///
 /// Gradients are made as if all targets counted; where fewer do, the factor makes up for it. If all do, it is exactly 1, and
-/// if none does, the gradient is zero whatever it is. Then it is less if the global norm exceeds the limit.
+/// if none does, the gradient is zero whatever it is. Then it is less if the global norm exceeds the limit, and zero if a
+/// scaled gradient is not finite.
 fn gradient_scale<'b>(
     builder: &'b Builder,
     trained: &[(&str, Tensor<'b>, Tensor<'b>)],
     counted: Option<(Tensor<'b>, usize)>,
     clip: Option<f32>,
+    loss_scale: Option<&LossScale<'b>>,
 ) -> Tensor<'b> {
     let factor = counted.map(|(counted, of)| builder.scalar(of as f64).div(counted.maximum(builder.scalar(1.0))));
+    let factor = match (factor, loss_scale.map(LossScale::inverse)) {
+        (Some(factor), Some(inverse)) => Some(factor.mul(inverse)),
+        (factor, inverse) => factor.or(inverse),
+    };
     let by_factor = |value: Tensor<'b>| factor.map_or(value, |factor| value.mul(factor));
     let squares = || trained.iter().map(|(_, _, grad)| grad.sum_squares()).reduce(|total, next| total.add(next));
-    let Some((limit, total)) = clip.and_then(|limit| Some((limit, squares()?))) else {
+    let limit = clip.or(loss_scale.map(|_| f32::INFINITY));
+    let Some((limit, squares)) = limit.and_then(|limit| Some((limit, squares()?))) else {
         return factor.unwrap_or_else(|| builder.scalar(1.0));
     };
-    let total = by_factor(by_factor(total));
+    let total = by_factor(by_factor(squares));
     builder.output("grad_norm", total.sqrt());
-    match limit.is_finite() {
+    let scale = match limit.is_finite() {
         true => by_factor(total.clip_scale(f64::from(limit))),
         false => by_factor(builder.scalar(1.0)),
-    }
+    };
+    loss_scale.map_or(scale, |loss_scale| loss_scale.guard(squares, scale))
 }
 
 /// Targets that a cross-entropy inside these formulas ignores: a mean over one grain's other targets, which says nothing of
@@ -330,7 +362,7 @@ fn confusion<'b>(builder: &'b Builder, logits: Tensor<'b>, labels: Tensor<'b>) -
 }
 
 /// Without what leads to nothing, and without doubles.
-fn tidy(graph: Graph) -> Graph {
+pub(crate) fn tidy(graph: Graph) -> Graph {
     let graph = eliminate_dead(graph);
     debug_verify(&graph, "eliminate_dead");
     let graph = merge_common(graph);
@@ -343,7 +375,7 @@ pub fn optimise(graph: Graph) -> Graph {
     fuse(tidy(graph))
 }
 
-fn fuse(graph: Graph) -> Graph {
+pub(crate) fn fuse(graph: Graph) -> Graph {
     let graph = eliminate_dead(absorb_slices(&graph));
     debug_verify(&graph, "absorb_slices");
     let graph = fuse_elementwise(&graph);

@@ -215,8 +215,9 @@ impl Supply {
         Prefetch::start(Arc::clone(&self.recipe), Plan { first: step, ..self.plan }, tracer)
     }
 
-    /// Waits until the samples of `step` are there. A job that has ended elsewhere ends the wait.
-    pub fn begin(&mut self, step: usize, watch: Option<&Watch>) -> Result<(), Error> {
+    /// Waits until the samples of `step` are there. A job that has ended elsewhere ends the wait; so does `stop`, with
+    /// [`Error::Interrupted`], and the step can be asked for again.
+    pub fn begin(&mut self, step: usize, watch: Option<&Watch>, stop: &dyn Fn() -> bool) -> Result<(), Error> {
         let begin = Instant::now();
         match &self.made {
             Made::ByLanes(_) => return Ok(()),
@@ -226,6 +227,9 @@ impl Supply {
         }
         let Made::Ahead(Some(loaders)) = &mut self.made else { return Ok(()) };
         let taken = loaders.take(step, &mut |gets_on| {
+            if stop() {
+                return Err(Error::Interrupted);
+            }
             let Some(watch) = watch else { return Ok(()) };
             if gets_on {
                 watch.touch();

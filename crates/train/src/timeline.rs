@@ -318,6 +318,14 @@ impl Events {
     }
 }
 
+/// Writes a document of events that are all known.
+pub fn write_events(path: &Path, events: &[serde_json::Value]) -> Result<(), Error> {
+    let mut text = Vec::new();
+    events.iter().for_each(|event| push_event(&mut text, event));
+    let written = Sink::document(path).and_then(|mut sink| sink.append(&text));
+    written.map_err(|error| cannot_write(path, &error))
+}
+
 /// How every event of a part begins; no text inside an event has a line break.
 const EVENT_START: &[u8] = b",\n{";
 

@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::held::HeldBatch;
 use crate::interrupt::Interrupt;
 use crate::job::Job;
+use crate::loss_scale::{LOSS_SCALE, SKIPPED};
 use crate::parts::Holding;
 use crate::step::IGNORED;
 use crate::step_inputs::StepInputs;
@@ -306,7 +307,8 @@ impl Trainer {
         self.step = step;
     }
 
-    /// One step on the job's own data; its loss.
+    /// One step on the job's own data; its loss. Whoever trains alone and is interrupted while it waits for samples ends with
+    /// [`Error::Interrupted`], before the step.
     pub fn step(&mut self) -> Result<f32, Error> {
         self.step_through(|_, _, _| Ok(()))
     }
@@ -322,7 +324,9 @@ impl Trainer {
         let mut supply = self.supply.take().unwrap_or_else(|| {
             Supply::of_training(&self.job, grains, self.session.options().lanes).traced_by(self.timeline.as_ref())
         });
-        let ready = supply.begin(step, self.watch.as_deref()).map_err(|error| error.when(|| self.unharmed()));
+        // Workers that are in step with others agree on their end between steps.
+        let stop = || step > 0 && self.watch.is_none() && self.interrupt.requested();
+        let ready = supply.begin(step, self.watch.as_deref(), &stop).map_err(|error| error.when(|| self.unharmed()));
         let outcome = ready.and_then(|()| self.run_step(|local, _, feed| supply.feed(step, local, feed), between));
         self.supply = Some(supply);
         outcome
@@ -431,6 +435,11 @@ impl Trainer {
     /// The norm of the last step's whole gradient, if it was measured.
     pub fn gradient_norm(&self) -> Option<f32> {
         self.number("grad_norm")
+    }
+
+    /// The factor of the last step's gradients, and the steps so far that changed nothing, in f16.
+    pub fn loss_scale(&self) -> Option<[f32; 2]> {
+        Some([self.number(LOSS_SCALE)?, self.number(SKIPPED)?])
     }
 
     /// Names the first op that produced a number that is not finite. The update has not run, so the weights are whole.

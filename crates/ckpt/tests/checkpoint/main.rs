@@ -11,8 +11,8 @@ use kolo_ckpt::simulated::SimulatedDisk;
 use kolo_ckpt::{
     Checkpoint, CkptError, Disk, Header, Piece, Role, ShardWriter, Summary, TensorSource, commit, staging_dir,
 };
-use kolo_graph::{DType, Region};
 use kolo_graph::rng::Stream;
+use kolo_graph::{DType, Region};
 use std::path::{Path, PathBuf};
 
 pub const ROOT: &str = "runs/a/checkpoints";
@@ -89,8 +89,13 @@ pub fn write_rank(
 ) -> Result<Summary, CkptError> {
     let parts = state.iter().enumerate().filter_map(|(at, tensor)| Some((tensor, part_of(tensor, at, (rank, ranks))?)));
     let parts: Vec<(&Whole, (Region, Vec<u8>))> = parts.collect();
-    let mut pieces = parts.iter().map(|(Whole { name, shape, dtype, role, .. }, (region, bytes))| {
-        Piece { tensor: name, whole: shape, dtype: *dtype, role: *role, region: *region, bytes }
+    let mut pieces = parts.iter().map(|(Whole { name, shape, dtype, role, .. }, (region, bytes))| Piece {
+        tensor: name,
+        whole: shape,
+        dtype: *dtype,
+        role: *role,
+        region: *region,
+        bytes,
     });
     ShardWriter { rank, ranks, chunk_bytes }.write(disk, staging, &mut pieces, &|_| ())
 }

@@ -68,7 +68,11 @@ fn activations(graph: &Graph) -> Vec<(Kind, Vec<String>)> {
     let mut found: Vec<(Kind, Vec<String>)> = Vec::new();
     let mut places: BTreeMap<Kind, usize> = BTreeMap::new();
     for (node, phase) in graph.nodes.iter().zip(graph.phases()) {
-        if node.stage != Stage::Forward || phase != Phase::Grain || node.op.is::<Input>() || node.op.collective().is_some() {
+        if node.stage != Stage::Forward
+            || phase != Phase::Grain
+            || node.op.is::<Input>()
+            || node.op.collective().is_some()
+        {
             continue;
         }
         // A slice of a product is the product's.

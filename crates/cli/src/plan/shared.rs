@@ -5,9 +5,9 @@ use crate::fail::Failure;
 use crate::load;
 use crate::output::println;
 use kolo_exec::{Options, Program};
-use kolo_parallel::{Mesh, Parallel, Purpose};
 use kolo_parallel::mesh::DATA;
 use kolo_parallel::schedules::{Durations, ScheduleError, Verified, draw, verify};
+use kolo_parallel::{Mesh, Parallel, Purpose};
 use kolo_plan::{Cost, Rates};
 use kolo_train::Job;
 use kolo_train::machine::format_bytes;
@@ -124,7 +124,8 @@ impl Shared {
         let whole = graph_before_fusing(job, &Parallel::default(), &Mesh::alone())?;
         let mut graphs = Vec::new();
         for sharer in &self.sharers {
-            graphs.push((sharer.rank, graph_before_fusing(job, &job.parallel, &load::mesh(job, workers, sharer.rank)?)?));
+            graphs
+                .push((sharer.rank, graph_before_fusing(job, &job.parallel, &load::mesh(job, workers, sharer.rank)?)?));
         }
         // Where weights are in shares along the data axis, every worker has others.
         let mut others = Vec::new();

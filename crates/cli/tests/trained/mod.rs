@@ -1,6 +1,7 @@
 //! Using what was trained, and looking at data.
 
 use super::{json_at, run_in, stdout_of, tempdir};
+use kolo_data::{Column, Source};
 use std::fmt::Write;
 use std::path::Path;
 
@@ -67,10 +68,35 @@ fn a_run_is_evaluated_as_it_was_trained_and_predicts() {
         assert!((sum - 1.0).abs() < 1e-5, "{line}");
         assert_eq!(*row, format!("{},{},{}", value["record"], value["class"], value["probability"]));
     }
-    fails(dir.path(), &["predict", "run", "job.toml"], "was not trained on files");
+    predicts_files_without_having_seen_any(dir.path());
     fails(dir.path(), &["generate", "run", "--prompt", "a"], "the model does not continue texts");
     fails(dir.path(), &["eval", "run", "--test"], "the job has no test files");
     fails(dir.path(), &["eval", "nowhere"], "nowhere");
+}
+
+/// The digits as a table of 64 numbers and the digit, whose column may stay.
+fn predicts_files_without_having_seen_any(dir: &Path) {
+    const ROWS: usize = 200;
+    let digits = kolo_data::sources::digits::Digits::new();
+    let mut text = (0..64).map(|at| format!("p{at},")).collect::<String>() + "label\n";
+    let mut labels = Vec::new();
+    for sample in 0..ROWS {
+        let (mut pixels, mut label) = ([0.0; 64], [0]);
+        digits.fill(sample, 0, Column::F32(&mut pixels)).expect("pixels");
+        digits.fill(sample, 1, Column::I32(&mut label)).expect("a digit");
+        text += &(pixels.iter().map(|pixel| format!("{pixel},")).collect::<String>() + &format!("{}\n", label[0]));
+        labels.push(label[0].to_string());
+    }
+    std::fs::write(dir.join("digits.csv"), text).expect("a table");
+    let lines = stdout_of(dir, &["predict", "run", "digits.csv"]);
+    let right = lines.lines().skip(1).zip(&labels).filter(|(row, label)| row.split(',').nth(1) == Some(label));
+    assert!(right.count() > ROWS * 3 / 4, "{lines}");
+    table(dir, "small.csv", true);
+    fails(
+        dir,
+        &["predict", "run", "small.csv"],
+        "has 2 numbers in a record, where 64 are wanted: \"a\", \"b\", \"kind\"",
+    );
 }
 
 #[test]

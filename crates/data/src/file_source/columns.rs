@@ -60,7 +60,7 @@ pub(crate) fn choose(
 }
 
 /// What the columns are called.
-fn list(columns: &[RecordColumn]) -> String {
+pub(super) fn list(columns: &[RecordColumn]) -> String {
     const SHOWN: usize = 20;
     let names = columns.iter().take(SHOWN).map(|column| format!("\"{}\"", column.name)).collect::<Vec<_>>().join(", ");
     match columns.len() {
@@ -85,11 +85,11 @@ pub(crate) fn find(
     })
 }
 
-fn is_target(column: &RecordColumn) -> bool {
+pub(super) fn is_target(column: &RecordColumn) -> bool {
     !is_picture(column) && TARGET_NAMES.iter().any(|name| column.name.eq_ignore_ascii_case(name))
 }
 
-fn is_picture(column: &RecordColumn) -> bool {
+pub(super) fn is_picture(column: &RecordColumn) -> bool {
     matches!(column.kind, RecordKind::Image | RecordKind::Pixels { .. })
 }
 
@@ -98,7 +98,7 @@ fn is_tokens(column: &RecordColumn) -> bool {
     matches!(&column.kind, RecordKind::Int { shape, classes: Some(_) } if shape.len() == 1)
 }
 
-fn is_number(column: &RecordColumn) -> bool {
+pub(super) fn is_number(column: &RecordColumn) -> bool {
     matches!(column.kind, RecordKind::Real { .. } | RecordKind::Int { .. })
 }
 

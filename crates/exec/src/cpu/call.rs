@@ -165,9 +165,9 @@ pub(super) fn run_call(call: &Call, team: &Team, scratch: &Memory) {
     match &call.kind {
         CallKind::Kernel => kernel(&call.inputs, &call.outputs),
         CallKind::Converted { inputs, outputs } => {
-            call.inputs.iter().zip(inputs).for_each(|(from, to)| convert(from, to));
+            call.inputs.iter().zip(inputs).for_each(|(from, to)| convert(from, to, team));
             kernel(inputs, outputs);
-            outputs.iter().zip(&call.outputs).for_each(|(from, to)| convert(from, to));
+            outputs.iter().zip(&call.outputs).for_each(|(from, to)| convert(from, to, team));
         }
         CallKind::Accumulate { .. } => unreachable!("lanes add sums"),
     }
@@ -182,11 +182,11 @@ pub(super) fn run_maker(call: &Call, team: &Team, scratch: &Memory, taker: &dyn 
 }
 
 /// Copies between half precision and f32; same type means same buffer.
-fn convert(from: &Buffer, to: &Buffer) {
+fn convert(from: &Buffer, to: &Buffer, team: &Team) {
     if from.data == to.data {
         return;
     }
-    kolo_ops::cast::convert(from, to);
+    kolo_ops::cast::convert(from, to, team);
 }
 
 /// Touches the memory of a call's operands.
@@ -211,10 +211,18 @@ impl Taker for Finite {
 }
 
 pub(super) fn is_finite(buffer: &Buffer) -> bool {
-    if buffer.ty.dtype != DType::F32 {
-        return true;
+    let (dtype, count) = (buffer.ty.dtype, buffer.ty.elements());
+    match dtype {
+        DType::F32 => {
+            // SAFETY: the buffer holds that many values.
+            let values: &[f32] = unsafe { std::slice::from_raw_parts(buffer.data.cast(), count) };
+            values.iter().all(|value| value.is_finite())
+        }
+        DType::BF16 | DType::F16 => {
+            // SAFETY: as above.
+            let values: &[u16] = unsafe { std::slice::from_raw_parts(buffer.data.cast(), count) };
+            values.iter().all(|value| kolo_ops::halves::widen_one(dtype, *value).is_finite())
+        }
+        _ => true,
     }
-    // SAFETY: the buffer holds that many values.
-    let values: &[f32] = unsafe { std::slice::from_raw_parts(buffer.data.cast(), buffer.ty.elements()) };
-    values.iter().all(|value| value.is_finite())
 }

@@ -78,7 +78,7 @@ impl Trial {
         let states: Vec<_> = names.map(|name| builder.state(name, ty.clone(), Init::Constant(0.01))).collect();
         let x = builder.input("x", Type::f32(if self.transposed { [terms, rows] } else { [rows, terms] }));
         let y = builder.input("y", Type::f32([terms, columns]));
-        let sum = x.then(MatMul { ta: self.transposed, tb: false }, &[y]).then(GrainSum { of: "w".into() }, &[]);
+        let sum = x.then(MatMul::new(self.transposed, false), &[y]).then(GrainSum { of: "w".into() }, &[]);
         let scalars: Vec<_> = [0.1, 0.5, 3.0].iter().take(*scalars).map(|value| builder.scalar(*value)).collect();
         let inputs: Vec<_> = [w, sum].into_iter().chain(states.clone()).chain(scalars).collect();
         let updated = builder.apply_arc(Arc::clone(op), &inputs);

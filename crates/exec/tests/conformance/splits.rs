@@ -40,8 +40,12 @@ fn cut(input: &Dense, placement: Placement, split: &Split, units: &[usize], (par
         let share = 0.5f64.powi((part + 1).min(ways - 1) as i32);
         return Dense::new(input.shape.clone(), input.data.iter().map(|x| x * share).collect());
     }
-    let Some((dim, blocks)) = placement.cut() else { return input.clone() };
-    let places = places(input.shape[dim], blocks, split.size, units);
+    let (dim, places) = match (placement, placement.cut()) {
+        // What the units, a run, reach of it.
+        (Placement::Halo(dim), _) => (dim, reached(split, units)),
+        (_, Some((dim, blocks))) => (dim, places(input.shape[dim], blocks, split.size, units)),
+        _ => return input.clone(),
+    };
     let mut shape = input.shape.clone();
     shape[dim] = places.len();
     Dense::from_fn(shape, |at| {
@@ -49,6 +53,12 @@ fn cut(input: &Dense, placement: Placement, split: &Split, units: &[usize], (par
         at[dim] = places[at[dim]];
         input.data[offset(&input.shape, &at)]
     })
+}
+
+/// The places that a run of units reads of an input with a halo.
+fn reached(split: &Split, units: &[usize]) -> Vec<usize> {
+    let first = units.first().copied().unwrap_or(0);
+    split.reach.expect("a split with halos says what they are").range(&(first..first + units.len())).collect()
 }
 
 fn offset(shape: &[usize], at: &[usize]) -> usize {
@@ -93,7 +103,10 @@ fn parts_of(case: &Case, inputs: &[Dense], split: &Split, deal: &Deal) -> Option
         let mut small =
             Case { op: split.part(&case.op, units.first().copied().unwrap_or(0), units.len()), ..case.clone() };
         for ((arg, input), placement) in small.args.iter_mut().zip(&own).zip(&split.inputs) {
-            assert_eq!(split.part_shape(*placement, &arg.ty.shape, units.len()), input.shape, "part_shape of an input");
+            if !matches!(placement, Placement::Halo(_)) {
+                let expected = split.part_shape(*placement, &arg.ty.shape, units.len());
+                assert_eq!(expected, input.shape, "part_shape of an input");
+            }
             arg.ty.shape = input.shape.clone();
         }
         match checked_types(&*small.op, &types_of(&small)) {
@@ -171,6 +184,11 @@ fn check(split: &Split, inputs: &[Type], outputs: &[Type]) {
     let sides = [(&split.inputs, inputs), (&split.outputs, outputs)];
     for (placements, types) in sides {
         assert_eq!(placements.len(), types.len(), "placements");
+        let halos = placements.iter().zip(types).filter_map(|(placement, ty)| match placement {
+            Placement::Halo(dim) => Some(ty.shape[*dim]),
+            _ => None,
+        });
+        halos.for_each(|extent| assert_eq!(split.reach.map(|reach| reach.extent), Some(extent), "places of a halo"));
         for (dim, blocks, extent) in
             placements.iter().zip(types).filter_map(|(p, ty)| p.cut().map(|(dim, blocks)| (dim, blocks, ty.shape[dim])))
         {
@@ -252,7 +270,7 @@ fn heads_go_through_the_layers_around_an_attention() {
     let _shared = super::WIDTH.read().unwrap_or_else(std::sync::PoisonError::into_inner);
     let (time, width, heads) = (5, 12, 3);
     let real = |shape: &[usize]| kolo_graph::Arg::real(shape);
-    let linear = || kolo_ops::matmul::Linear { transposed: true };
+    let linear = || kolo_ops::matmul::Linear::new(true);
     let attention = kolo_ops::attention::Attention {
         heads,
         causal: true,
@@ -287,5 +305,40 @@ fn heads_go_through_the_layers_around_an_attention() {
             sum.iter_mut().zip(made).for_each(|(sum, x)| *sum += x);
         }
         assert_close(&sum, &whole.data, 2e-5, &format!("heads {deal:?}"));
+    }
+}
+
+/// Maxima remember their places, and gradients find them again strip by strip: the halo of a backward pass has every window over
+/// a place of the strip. (The places in the cases of `max_pool2d_grad` are drawn, and lie under no window in particular.)
+#[test]
+fn gradients_find_the_maxima_of_their_strip() {
+    let _shared = super::WIDTH.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+    for (size, kernel, stride, padding, ceil_mode) in [
+        ([9, 8], [3, 3], [2, 2], [1, 1], false),
+        ([10, 7], [3, 2], [2, 3], [0, 1], true),
+        ([7, 9], [5, 4], [1, 1], [2, 2], false),
+        ([8, 8], [1, 2], [3, 2], [0, 0], false),
+    ] {
+        let (rows, columns) = (Vec::new(), Vec::new());
+        let pool = kolo_ops::max_pool::MaxPool2d { kernel, stride, padding, ceil_mode, rows, columns };
+        let image = kolo_graph::Arg::spread([2, 3, size[0], size[1]]);
+        let pooled = computed(&Case::new(pool, [image.clone()]), &[super::draw(&image, 1)], 1);
+        let shape = pooled[1].0.shape.clone();
+        let (rows, columns) = (Vec::new(), Vec::new());
+        let backward = kolo_ops::max_pool::MaxPool2dGrad { kernel, stride, padding, size, rows, columns };
+        let gradient = kolo_graph::Arg::real(shape.clone());
+        let places = kolo_graph::Arg::index(shape.clone(), 0, (size[0] * size[1]) as i64);
+        let case = Case::new(backward, [places, gradient.clone()]);
+        let inputs = [Dense::new(shape, numbers(&pooled[1])), super::draw(&gradient, 2)];
+        let whole = Whole { kernel: computed(&case, &inputs, 1), defined: None };
+        let splits = case.op.splits(&types_of(&case), &checked_types(&*case.op, &types_of(&case)).unwrap());
+        let strips: Vec<&Split> = splits.iter().filter(|split| split.reach.is_some()).collect();
+        assert_eq!(strips.len(), 2, "rows and columns");
+        for (split, ways) in strips.into_iter().flat_map(|split| [2, 3].map(|ways| (split, ways))) {
+            for deal in deals(split, ways) {
+                let parts = parts_of(&case, &inputs, split, &deal).unwrap();
+                compare(&case, split, &deal, &parts, &whole);
+            }
+        }
     }
 }

@@ -59,7 +59,7 @@ fn sums_of_many_terms_are_accurate() {
             let most = if count > 1 << 16 { UNITS_MAX_OF_MANY_BLOCKS } else { UNITS_MAX };
             // Both forms of gradients of weights and of outputs: terms across and along.
             let (x, made) =
-                run(&[&[count, 3], &[count, 2]], low, |x| vec![x[0].then(MatMul { ta: true, tb: false }, &[x[1]])]);
+                run(&[&[count, 3], &[count, 2]], low, |x| vec![x[0].then(MatMul::new(true, false), &[x[1]])]);
             let terms = (0..count).map(|k| x[0].data[k * 3 + 1] * x[1].data[k * 2 + 1]);
             check_within(most, &format!("product over {count} rows"), low, made[0][3], terms);
             let (x, made) = run(&[&[2, count], &[40, count]], low, |x| vec![x[0].matmul_transposed(x[1])]);

@@ -1,6 +1,7 @@
 //! Backward: the probabilities once more, then the gradients of queries, keys and values, or of the bias.
 
 use super::forward::{self, forward_args};
+use super::gpu::{self, Attend, Saved};
 use super::head::*;
 use super::reference::Reference;
 use super::sizes::{BLOCK, Mask, Sizes, cpu_sizes, sizes};
@@ -9,9 +10,10 @@ use super::{Alignment, Attention, AttentionBiasGrad, AttentionGrad};
 use crate::gemm::{self, Gemm, Right, Rows, Start, Strided};
 use crate::simd;
 use crate::tiles::Address;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::split::Split;
 use kolo_graph::types::count;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Op, Operand, Operands, Type, Work};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Mixed, Op, Operand, Operands, Type, Work};
 use std::sync::Arc;
 
 /// Checks the operands of a backward op: those of the forward, then its outputs and the gradient.
@@ -39,6 +41,9 @@ impl Op for AttentionGrad {
     fn operands(&self) -> Operands {
         let outputs: &[&str] = if self.packed { &["dqkv"] } else { &["dq", "dk", "dv"] };
         Operands::without_rules(inputs(self.packed, self.bias), outputs)
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let AttentionGrad { heads, causal, packed, bias, align } = *self;
@@ -275,6 +280,9 @@ impl Op for AttentionBiasGrad {
     fn operands(&self) -> Operands {
         Operands::without_rules(inputs(self.packed, true), &["dbias"])
     }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
+    }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let AttentionBiasGrad { heads, causal, packed, align } = *self;
         let s = infer_backward(inputs, &Attention { heads, causal, packed, bias: true, align })?;
@@ -321,6 +329,43 @@ impl Cpu for AttentionBiasGrad {
     }
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
         sizes(inputs, self.heads, self.packed).map_or(0, |s| thread_scratch(&s, 2) * 4 * threads)
+    }
+}
+
+/// The attention of a backward's inputs, which end with y, lse and g, and what it reads of those.
+fn attend_again<'a>(cx: &CudaCx<'a>, calls: &mut CudaCalls, s: Sizes, packed: bool, bias: bool) -> (Attend<'a>, Saved) {
+    let attend = forward::attend(cx, s, packed, bias);
+    let [y, lse, g] = [3, 2, 1].map(|back| CudaPlace::input(cx.inputs.len() - back));
+    let delta = attend.deltas(calls, y, g);
+    (attend, Saved { g: gpu::Rows { place: g, stride: s.width() }, lse, delta, rows: s.queries })
+}
+
+fn masked(inputs: &[Type], heads: usize, packed: bool, mask: Mask) -> Sizes {
+    sizes(inputs, heads, packed).expect("the graph was checked when it was built").masked(mask)
+}
+
+impl Cuda for AttentionGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let s = masked(cx.inputs, self.heads, self.packed, Mask::new(self.causal, self.align));
+        let mut calls = CudaCalls::new();
+        let (attend, saved) = attend_again(cx, &mut calls, s, self.packed, self.bias);
+        let (width, dtype) = (s.width(), cx.outputs[0].dtype);
+        let of = |which: usize| match self.packed {
+            true => gpu::Rows { place: CudaPlace::output(0).further(which * width * dtype.bytes()), stride: 3 * width },
+            false => gpu::Rows { place: CudaPlace::output(which), stride: width },
+        };
+        attend.backward(&mut calls, &saved, [0, 1, 2].map(of), dtype);
+        calls
+    }
+}
+
+impl Cuda for AttentionBiasGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let s = masked(cx.inputs, self.heads, self.packed, Mask::new(self.causal, self.align));
+        let mut calls = CudaCalls::new();
+        let (attend, saved) = attend_again(cx, &mut calls, s, self.packed, true);
+        attend.bias_gradient(&mut calls, &saved, CudaPlace::output(0), cx.outputs[0].dtype);
+        calls
     }
 }
 

@@ -6,10 +6,12 @@
 
 use super::head::soften;
 use super::reference::probability;
+use crate::device;
 use crate::gemm::chain_len;
 use crate::real::Real;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaSource, Launch};
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
 use kolo_graph::types::count;
@@ -26,7 +28,7 @@ op! {
     pub struct CachedAttention = "cached_attention" {}
 }
 
-pub const KIND: OpKind = OpKind::of::<CachedAttention>();
+pub const KIND: OpKind = OpKind::of::<CachedAttention>().with_cuda::<CachedAttention>();
 
 /// The type of a cache's keys.
 pub fn keys_type(batch: usize, heads: usize, context: usize, dim: usize) -> Type {
@@ -287,6 +289,36 @@ fn weigh_columns<const COLUMNS: usize>(out: &mut [f32], p: &[f32], values: &[f32
         }
     }
     out[..COLUMNS].copy_from_slice(&totals);
+}
+
+impl Cuda for CachedAttention {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let s = Sizes::of(&cx.inputs[0].shape, &cx.inputs[2].shape);
+        let source = CudaSource::new(include_str!("cached.cu"));
+        let mut calls = CudaCalls::new();
+        for at in [1, 2] {
+            let count = cx.inputs[at].elements();
+            let args = [device::input(at), device::output(at), device::long(count)];
+            let grid = device::grid(count, device::THREADS);
+            calls.launch(Launch::new(source.clone(), "keep", grid, device::THREADS, args));
+        }
+        let [qkv, positions] = [device::input(0), device::input(3)];
+        let [y, keys, values] = [0, 1, 2].map(device::output);
+        let count = s.batch * s.width();
+        let sizes = [s.tokens, s.heads, s.dim, s.context, s.keys_len()].map(device::long);
+        let args = [&[qkv, positions, keys, values, device::long(count)], &sizes[..]].concat();
+        let grid = device::grid(count, device::THREADS);
+        calls.launch(Launch::new(source.clone(), "write_tokens", grid, device::THREADS, args));
+        let scale = CudaArg::F32(1.0 / (s.dim as f32).sqrt());
+        let args = [&[qkv, positions, keys, values, y], &sizes[..], &[scale]].concat();
+        let blocks = [s.batch * s.tokens * s.heads, 1, 1];
+        let bytes = (device::THREADS + s.dim) * size_of::<f32>();
+        calls.launch(Launch::new(source, "attend_cached", blocks, device::THREADS, args).shared(bytes));
+        calls
+    }
+    fn in_place(&self) -> Vec<(usize, usize)> {
+        vec![(1, 1), (2, 2)]
+    }
 }
 
 impl Cases for CachedAttention {

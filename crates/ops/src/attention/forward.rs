@@ -1,5 +1,6 @@
 //! Attention: scores, probabilities and the result, block by block.
 
+use super::gpu::{self, Attend, Bias};
 use super::head::*;
 use super::reference::{Reference, probability};
 use super::sizes::{Mask, Sizes, check_bias, cpu_sizes, sizes};
@@ -9,9 +10,12 @@ use crate::gemm::{self, Gemm, Rows, Start, Strided};
 use crate::real::Real;
 use crate::reduce::ReduceMethods;
 use crate::tiles::Address;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::split::Split;
 use kolo_graph::types::count;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work};
+use kolo_graph::{
+    Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, Work,
+};
 use std::sync::Arc;
 
 impl Attention {
@@ -32,6 +36,9 @@ pub(super) fn inputs(packed: bool, bias: bool) -> Vec<Operand> {
 impl Op for Attention {
     fn operands(&self) -> Operands {
         Operands::new(inputs(self.packed, self.bias), &["y"]).saved(&["lse"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let s = self.sizes(inputs)?;
@@ -147,6 +154,41 @@ impl Cpu for Attention {
     }
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
         self.sizes(inputs).map_or(0, |s| thread_scratch(&s, 1) * 4 * threads)
+    }
+}
+
+/// The attention of these inputs: packed or three operands, and the bias if there is one.
+pub(super) fn attend<'a>(cx: &CudaCx<'a>, s: Sizes, packed: bool, bias: bool) -> Attend<'a> {
+    let (width, dtype) = (s.width(), cx.inputs[0].dtype);
+    let place = |which: usize| match packed {
+        true => CudaPlace::input(0).further(which * width * dtype.bytes()),
+        false => CudaPlace::input(which),
+    };
+    let stride = if packed { 3 * width } else { width };
+    let at = if packed { 1 } else { 3 };
+    let plane = s.queries * s.keys;
+    let bias = bias.then(|| {
+        let [batch, heads] = [cx.inputs[at].shape[0], cx.inputs[at].shape[1]];
+        Bias {
+            place: CudaPlace::input(at),
+            dtype: cx.inputs[at].dtype,
+            batch: if batch == 1 { 0 } else { heads * plane },
+            head: if heads == 1 { 0 } else { plane },
+        }
+    });
+    let [q, k] = [0, 1].map(|which| gpu::Rows { place: place(which), stride });
+    let rows = [s.queries, s.keys];
+    Attend { s, q, k, v: place(2), rows, bias, dtype, running: false, target: cx.target }
+}
+
+impl Cuda for Attention {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let s = self.sizes(cx.inputs).expect("the graph was checked when it was built");
+        let mut calls = CudaCalls::new();
+        let y = gpu::Rows { place: CudaPlace::output(0), stride: s.width() };
+        let attend = attend(cx, s, self.packed, self.bias);
+        attend.forward(&mut calls, y, CudaPlace::output(1), cx.outputs[0].dtype);
+        calls
     }
 }
 

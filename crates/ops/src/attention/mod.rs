@@ -8,6 +8,7 @@
 mod backward;
 pub mod cached;
 mod forward;
+mod gpu;
 mod head;
 mod reference;
 pub mod ring;
@@ -65,8 +66,12 @@ op! {
     }
 }
 
-pub const KINDS: &[OpKind] =
-    &[OpKind::of::<Attention>(), OpKind::of::<AttentionGrad>(), OpKind::of::<AttentionBiasGrad>(), cached::KIND];
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<Attention>().with_cuda::<Attention>(),
+    OpKind::of::<AttentionGrad>().with_cuda::<AttentionGrad>(),
+    OpKind::of::<AttentionBiasGrad>().with_cuda::<AttentionBiasGrad>(),
+    cached::KIND,
+];
 
 kolo_graph::methods! {
     /// Attention.

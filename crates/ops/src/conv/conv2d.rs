@@ -2,11 +2,14 @@
 
 use super::cases;
 use super::shape::{Padding, Shape, Window};
+use super::strips::{self, Held};
 use super::{definition, passes, winograd};
+use crate::cast::CastMethods;
+use crate::matmul::one_float_type;
 use crate::reduce::ReduceMethods;
 use kolo_graph::index::Index;
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
+use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, Work, op};
 use std::sync::Arc;
 
 op! {
@@ -50,8 +53,8 @@ impl Conv2d {
 pub fn check_bias(bias: &[Type], channels: usize) -> Result<(), String> {
     match bias {
         [] => Ok(()),
-        [bias] if *bias == Type::f32([channels]) => Ok(()),
-        [bias] => Err(format!("the bias must be f32[{channels}], one number for each channel, but is {bias}")),
+        [bias] if bias.shape == [channels] => Ok(()),
+        [bias] => Err(format!("the bias must be [{channels}], one number for each channel, but is {bias}")),
         _ => Err(format!("takes two or three inputs, but got {}", bias.len() + 2)),
     }
 }
@@ -90,7 +93,10 @@ fn types<const COUNT: usize>(cx: &CpuCx<'_>, check: impl Fn([&Type; COUNT]) -> R
 
 impl Op for Conv2d {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("image"), Operand::f32("weight"), Operand::f32("bias").optional()], &["y"])
+        Operands::new([Operand::float("image"), Operand::float("weight"), Operand::float("bias").optional()], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let text = match (self.groups, inputs.len()) {
@@ -102,13 +108,22 @@ impl Op for Conv2d {
         Some(Index::parse(text))
     }
     fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
-        by_groups(self.index(inputs), inputs, self.shape(inputs), &[1, 0, 0], 1)
+        let mut splits = by_groups(self.index(inputs), inputs, self.shape(inputs), &[1, 0, 0], 1);
+        if let Ok(shape) = self.shape(inputs) {
+            let held = [Held::Reached, Held::Whole, Held::Whole];
+            splits.extend(strips::of_grid(&shape, &held[..inputs.len()], Placement::Shard(2)));
+        }
+        splits
     }
-    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
-        (split.axis == GROUPS).then(|| Arc::new(Self { groups: units, ..self.clone() }) as Arc<dyn Op>)
+    fn part_at(&self, split: &Split, first: usize, units: usize) -> Option<Arc<dyn Op>> {
+        if split.axis == GROUPS {
+            return Some(Arc::new(Self { groups: units, ..self.clone() }));
+        }
+        let padding = strips::grid_part(split, &(first..first + units), self.stride, self.padding)?;
+        Some(Arc::new(Self { padding, ..self.clone() }))
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        Ok(vec![self.shape(inputs)?.grid_type()])
+        Ok(vec![Type::new(one_float_type(inputs)?, self.shape(inputs)?.grid_type().shape)])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         self.shape(inputs).map_or(0, |shape| shape.flops())
@@ -120,7 +135,7 @@ impl Op for Conv2d {
             cx.needs(1).then(|| weight_grad(self.window(), x, grad, weight)),
         ];
         if cx.inputs.len() > 2 {
-            grads.push(cx.needs(2).then(|| grad.sum(&[0, 2, 3])));
+            grads.push(cx.needs(2).then(|| grad.sum(&[0, 2, 3]).cast(x.dtype())));
         }
         grads
     }
@@ -155,7 +170,7 @@ pub fn input_grad<'b>(window: Window, weight: Tensor<'b>, grad: Tensor<'b>, like
 pub fn weight_grad<'b>(window: Window, x: Tensor<'b>, grad: Tensor<'b>, like: Tensor<'b>) -> Tensor<'b> {
     let Window { stride, padding, dilation, groups } = window;
     let kernel = [like.dim(2), like.dim(3)];
-    x.then(Conv2dWeightGrad { stride, padding, dilation, groups, kernel }, &[grad])
+    x.then(Conv2dWeightGrad { stride, padding, dilation, groups, kernel }, &[grad]).cast(like.dtype())
 }
 
 impl Conv2dInputGrad {
@@ -171,7 +186,10 @@ impl Conv2dInputGrad {
 
 impl Op for Conv2dInputGrad {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("weight"), Operand::f32("g")], &["dimage"])
+        Operands::new([Operand::float("weight"), Operand::float("g")], &["dimage"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse(match self.groups {
@@ -180,13 +198,22 @@ impl Op for Conv2dInputGrad {
         }))
     }
     fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
-        by_groups(self.index(inputs), inputs, self.shape(inputs), &[0, 1], 1)
+        let mut splits = by_groups(self.index(inputs), inputs, self.shape(inputs), &[0, 1], 1);
+        splits.extend(
+            self.shape(inputs).into_iter().flat_map(|shape| strips::of_image(&shape, &[Held::Whole, Held::Reached])),
+        );
+        splits
     }
-    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
-        (split.axis == GROUPS).then(|| Arc::new(Self { groups: units, ..self.clone() }) as Arc<dyn Op>)
+    fn part_at(&self, split: &Split, first: usize, units: usize) -> Option<Arc<dyn Op>> {
+        if split.axis == GROUPS {
+            return Some(Arc::new(Self { groups: units, ..self.clone() }));
+        }
+        let part = strips::image_part(split, &(first..first + units), self.stride, self.padding)?;
+        let (height, width) = if part.dim == 0 { (units, self.width) } else { (self.height, units) };
+        Some(Arc::new(Self { padding: part.padding, height, width, ..self.clone() }))
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        Ok(vec![self.shape(inputs)?.image_type()])
+        Ok(vec![Type::new(one_float_type(inputs)?, self.shape(inputs)?.image_type().shape)])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         self.shape(inputs).map_or(0, |shape| shape.flops())
@@ -231,7 +258,10 @@ impl Conv2dWeightGrad {
 
 impl Op for Conv2dWeightGrad {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("image"), Operand::f32("g")], &["dweight"])
+        Operands::new([Operand::float("image"), Operand::float("g")], &["dweight"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse(match self.groups {
@@ -241,12 +271,21 @@ impl Op for Conv2dWeightGrad {
         }))
     }
     fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
-        by_groups(self.index(inputs), inputs, self.shape(inputs), &[1, 1], 0)
+        let mut splits = by_groups(self.index(inputs), inputs, self.shape(inputs), &[1, 1], 0);
+        let held = [Held::Reached, Held::Own];
+        let sums = |shape: Shape| strips::of_grid(&shape, &held, Placement::Partial);
+        splits.extend(self.shape(inputs).into_iter().flat_map(sums));
+        splits
     }
-    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
-        (split.axis == GROUPS).then(|| Arc::new(Self { groups: units, ..self.clone() }) as Arc<dyn Op>)
+    fn part_at(&self, split: &Split, first: usize, units: usize) -> Option<Arc<dyn Op>> {
+        if split.axis == GROUPS {
+            return Some(Arc::new(Self { groups: units, ..self.clone() }));
+        }
+        let padding = strips::grid_part(split, &(first..first + units), self.stride, self.padding)?;
+        Some(Arc::new(Self { padding, ..self.clone() }))
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        one_float_type(inputs)?;
         Ok(vec![self.shape(inputs)?.weight_type()])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {

@@ -4,7 +4,8 @@
 //! The parts: [`shape`] checks sizes; `definition` says what the results are; `taps` brings the forward pass and each
 //! phase of the input gradient to one form; `canvas` puts padding around images; `operands` pack patches and kernels;
 //! `correlate` and `weights` are the direct kernels, `winograd` has fewer multiplications where it suits, `passes` chooses;
-//! `conv2d` and `transposed` are the ops.
+//! `conv2d` and `transposed` are the ops, and `strips` says
+//! how they are split along rows and columns.
 
 mod canvas;
 mod cases;
@@ -15,6 +16,7 @@ mod lanes;
 mod operands;
 mod passes;
 pub mod shape;
+mod strips;
 mod taps;
 mod transpose;
 pub mod transposed;

@@ -1,9 +1,9 @@
 //! Sizes of a convolution and of its two gradients: the same eleven numbers, whichever of the three tensors is the result.
 
 use crate::pool::WINDOW_MAX;
+use kolo_graph::Type;
 use kolo_graph::attr::{Attr, AttrValue};
 use kolo_graph::types::ELEMENTS_MAX;
-use kolo_graph::{DType, Type};
 
 /// Zeros around an image, each pair (vertical, horizontal). In the text form `[y, x]` if both sides have as many, else
 /// `[top, bottom, left, right]`.
@@ -111,8 +111,8 @@ pub struct Shape {
 }
 
 fn four_dims(what: &str, ty: &Type) -> Result<[usize; 4], String> {
-    if ty.dtype != DType::F32 {
-        return Err(format!("{what} must be f32, but is {ty}; cast it"));
+    if !ty.dtype.is_float() {
+        return Err(format!("{what} must be floats, but is {ty}; cast it"));
     }
     <[usize; 4]>::try_from(&*ty.shape).map_err(|_| format!("{what} must have 4 dims, but is {ty}; reshape it"))
 }

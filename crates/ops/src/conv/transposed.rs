@@ -3,11 +3,14 @@
 
 use super::conv2d::{Conv2d, GROUPS, by_groups, check_bias, weight_grad};
 use super::shape::{Padding, Shape, Window};
+use super::strips::{self, Held};
 use super::{cases, definition, passes};
+use crate::cast::CastMethods;
+use crate::matmul::one_float_type;
 use crate::reduce::ReduceMethods;
 use kolo_graph::index::Index;
 use kolo_graph::split::Split;
-use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Tensor, Type, Work, op};
+use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, Work, op};
 use std::sync::Arc;
 
 op! {
@@ -38,7 +41,10 @@ impl ConvTranspose2d {
 
 impl Op for ConvTranspose2d {
     fn operands(&self) -> Operands {
-        Operands::new([Operand::f32("image"), Operand::f32("weight"), Operand::f32("bias").optional()], &["y"])
+        Operands::new([Operand::float("image"), Operand::float("weight"), Operand::float("bias").optional()], &["y"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, inputs: &[Type]) -> Option<Index> {
         let text = match (self.groups, inputs.len()) {
@@ -50,16 +56,26 @@ impl Op for ConvTranspose2d {
         Some(Index::parse(text))
     }
     fn splits(&self, inputs: &[Type], _: &[Type]) -> Vec<Split> {
-        by_groups(self.index(inputs), inputs, self.shape(&inputs[0], &inputs[1]), &[1, 0, 0], 1)
+        let shape = self.shape(&inputs[0], &inputs[1]);
+        let mut splits = by_groups(self.index(inputs), inputs, shape.clone(), &[1, 0, 0], 1);
+        let held = [Held::Reached, Held::Whole, Held::Whole];
+        splits.extend(shape.into_iter().flat_map(|shape| strips::of_image(&shape, &held[..inputs.len()])));
+        splits
     }
-    fn part(&self, split: &Split, units: usize) -> Option<Arc<dyn Op>> {
-        (split.axis == GROUPS).then(|| Arc::new(Self { groups: units, ..self.clone() }) as Arc<dyn Op>)
+    fn part_at(&self, split: &Split, first: usize, units: usize) -> Option<Arc<dyn Op>> {
+        if split.axis == GROUPS {
+            return Some(Arc::new(Self { groups: units, ..self.clone() }));
+        }
+        let part = strips::image_part(split, &(first..first + units), self.stride, self.padding)?;
+        let mut output_padding = self.output_padding;
+        output_padding[part.dim] = part.beyond;
+        Some(Arc::new(Self { padding: part.padding, output_padding, ..self.clone() }))
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [x, weight, bias @ ..] = inputs else { return Err("takes an image, a weight and perhaps a bias".into()) };
         let shape = self.shape(x, weight)?;
         check_bias(bias, self.groups * shape.inputs)?;
-        Ok(vec![shape.image_type()])
+        Ok(vec![Type::new(one_float_type(inputs)?, shape.image_type().shape)])
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         self.shape(&inputs[0], &inputs[1]).map_or(0, |shape| shape.flops())
@@ -71,7 +87,7 @@ impl Op for ConvTranspose2d {
             cx.needs(1).then(|| weight_grad(self.window(), grad, x, weight)),
         ];
         if cx.inputs.len() > 2 {
-            grads.push(cx.needs(2).then(|| grad.sum(&[0, 2, 3])));
+            grads.push(cx.needs(2).then(|| grad.sum(&[0, 2, 3]).cast(x.dtype())));
         }
         grads
     }

@@ -18,6 +18,7 @@
 //!   of terms decides where the cuts are, so the bits do not depend on threads, on vector width, on how the product was
 //!   cut, or on which way it went; and rounding errors grow with the blocks' length and number, not with their product.
 
+mod halves;
 mod kernel;
 mod pack;
 mod product;
@@ -25,13 +26,15 @@ mod vector;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use crate::halves::is_half;
 use crate::simd::{Level, level};
 use crate::tiles::Address;
+pub use halves::{HalfLines, HalfRows, Lines, Output};
 use kolo_graph::cpu::BESIDE_MAX;
-use kolo_graph::{Taker, Team, Tile};
+use kolo_graph::{DType, Taker, Team, Tile};
 use pack::{deal, pack_lines, pack_transposed};
+use product::Product;
 pub(crate) use product::chain_len;
-use product::{Product, Slivers};
 use std::ops::Range;
 
 /// The most terms of a block, and so of a chain: a sliver of `b` this long fits the first-level cache.
@@ -92,6 +95,10 @@ pub trait Sink: Sync {
     /// Work on an element once it is whole, in multiply-adds.
     fn work(&self) -> usize {
         0
+    }
+    /// The matrix of halves that it is, if it is one: its elements are rounded once all their terms are added up.
+    fn rounds(&self) -> Option<HalfRows> {
+        None
     }
     /// What is read and written when a tile that does not lie straight is done, and the floats from row to row there.
     fn beside(&self, _row: usize, _column: usize) -> Option<([*const f32; BESIDE_MAX], usize)> {
@@ -259,6 +266,12 @@ pub fn scratch_bytes(threads: usize) -> usize {
     SCRATCH * 4 * threads
 }
 
+/// Bytes of scratch a product on this many threads needs whose result is of this type, and whose bias is of as many halves.
+pub fn scratch_bytes_of(result: DType, bias: usize, threads: usize) -> usize {
+    let stage = if is_half(result) { halves::STAGE } else { 0 };
+    ((SCRATCH + stage) * threads + bias) * 4
+}
+
 /// A matrix product `c = start + a · b`, said in full; nothing is computed yet.
 #[derive(Debug)]
 pub struct Gemm<'a, A, B, C> {
@@ -279,36 +292,12 @@ impl<A: Operand, B: Operand, C: Sink> Gemm<'_, A, B, C> {
     /// The product restricted to `rows` × `columns`, on the calling thread.
     pub fn run_block(&self, rows: Range<usize>, columns: Range<usize>, scratch: &mut [f32]) {
         let (ks, a, c, start) = (self.shape[2], self.a, self.c, self.start);
-        let (packed_a, rest) = scratch.split_at_mut(PANELS);
-        let (packed_b, spill) = rest.split_at_mut(K_BLOCK * (N_BLOCK + TILE_COLUMNS_MAX));
         let product = Product { rows, columns, ks, c, start };
-        if ks == 0 {
-            return product.without_terms(spill);
-        }
-        let along = a.strided().filter(|a| a.k_stride == 1);
-        let b = match self.b {
-            Right::Packed(packed) => {
-                assert!(
-                    packed.ks >= ks && packed.lines >= product.columns.end,
-                    "the operand was packed for a smaller product"
-                );
-                return product.slivers(a, Slivers::Packed(packed), packed_a, packed_b, spill);
-            }
-            Right::Fresh(b) => b,
-        };
-        match (b.strided(), along, c.rows()) {
-            (Some(b), Some(a), Some(c)) if b.line_stride == 1 && product.is_vector() => {
-                product.vector(a, b, c, packed_b)
-            }
-            #[cfg(target_arch = "x86_64")]
-            (Some(b), Some(a), Some(c)) if b.k_stride == 1 && product.can_turn_columns() => {
-                product.vector_along(a, b, c)
-            }
-            (Some(b), Some(a), Some(c)) if b.k_stride == 1 && product.is_better_turned() => {
-                product.turned(a, b, c, packed_b, spill)
-            }
-            (Some(b), ..) => product.slivers(a, Slivers::Strided(b), packed_a, packed_b, spill),
-            _ => product.packing(a, b, packed_a, packed_b, spill),
+        match (self.b, c.rounds()) {
+            (Right::Packed(packed), None) => product.with_packed(a, packed, scratch),
+            (Right::Fresh(b), None) => product.run(a, b, scratch),
+            (Right::Fresh(b), Some(sink)) => halves::staged(&product, sink, (a, b), scratch),
+            (Right::Packed(_), Some(_)) => unreachable!("recurrent layers make f32"),
         }
     }
 
@@ -320,6 +309,8 @@ impl<A: Operand, B: Operand, C: Sink> Gemm<'_, A, B, C> {
         if wanted == 1 {
             return self.run(scratch);
         }
+        let own = SCRATCH + if self.c.rounds().is_some() { halves::STAGE } else { 0 };
+        assert!(scratch.len() >= own * team.threads(), "the caller lends what `scratch_bytes` says");
         let lent = Address(scratch.as_mut_ptr());
         // Cut the longer side, on tile borders: the bits are the same, but a whole tile is faster.
         let tile = tile_shape();
@@ -331,7 +322,7 @@ impl<A: Operand, B: Operand, C: Sink> Gemm<'_, A, B, C> {
         team.run(total.div_ceil(size), |at, thread| {
             let cut = at * size..((at + 1) * size).min(total);
             // SAFETY: each thread has its own scratch.
-            let scratch = unsafe { lent.slice(thread * SCRATCH, SCRATCH) };
+            let scratch = unsafe { lent.slice(thread * own, own) };
             match by_rows {
                 true => self.run_block(cut, 0..columns, scratch),
                 false => self.run_block(0..rows, cut, scratch),

@@ -2,7 +2,9 @@
 
 use super::kernel::{Ahead, Base, LINE, Left, Next, Sliver, Target, kernel};
 use super::pack::transpose;
-use super::{K_BLOCK, M_BLOCK, N_BLOCK, Operand, Packed, Rows, Sink, Start, Strided, TILE_COLUMNS_MAX, tile_shape};
+use super::{
+    K_BLOCK, M_BLOCK, N_BLOCK, Operand, PANELS, Packed, Rows, Sink, Start, Strided, TILE_COLUMNS_MAX, tile_shape,
+};
 use std::ops::Range;
 
 /// Floats between rows of `a` up to which they are read where they lie: rows further apart share too few sets of the
@@ -29,6 +31,13 @@ pub(crate) fn chain_len(ks: usize) -> usize {
     ks.div_ceil(ks.div_ceil(K_BLOCK).max(1)).next_multiple_of(4).clamp(1, K_BLOCK)
 }
 
+/// A thread's scratch: for a block of each operand, and for a tile.
+fn cut(scratch: &mut [f32]) -> [&mut [f32]; 3] {
+    let (packed_a, rest) = scratch.split_at_mut(PANELS);
+    let (packed_b, spill) = rest.split_at_mut(K_BLOCK * (N_BLOCK + TILE_COLUMNS_MAX));
+    [packed_a, packed_b, spill]
+}
+
 /// Cuts into blocks of some size.
 pub(super) fn blocks(ks: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
     (0..ks).step_by(size).map(move |start| start..(start + size).min(ks))
@@ -38,6 +47,35 @@ impl<C: Sink> Product<'_, C> {
     /// Rows of a panel. Panels of equal height waste less than full ones and a remainder: 16 rows are 8 + 8, not 12 + 4.
     fn height(&self) -> usize {
         self.rows.len().div_ceil(self.rows.len().div_ceil(tile_shape().rows).max(1)).max(1)
+    }
+
+    /// The whole of it, the best way that its operands allow.
+    pub fn run<A: Operand, B: Operand>(&self, a: &A, b: &B, scratch: &mut [f32]) {
+        let [packed_a, packed_b, spill] = cut(scratch);
+        if self.ks == 0 {
+            return self.without_terms(spill);
+        }
+        let along = a.strided().filter(|a| a.k_stride == 1);
+        match (b.strided(), along, self.c.rows()) {
+            (Some(b), Some(a), Some(c)) if b.line_stride == 1 && self.is_vector() => self.vector(a, b, c, packed_b),
+            #[cfg(target_arch = "x86_64")]
+            (Some(b), Some(a), Some(c)) if b.k_stride == 1 && self.can_turn_columns() => self.vector_along(a, b, c),
+            (Some(b), Some(a), Some(c)) if b.k_stride == 1 && self.is_better_turned() => {
+                self.turned(a, b, c, packed_b, spill)
+            }
+            (Some(b), ..) => self.slivers(a, Slivers::Strided(b), packed_a, packed_b, spill),
+            _ => self.packing(a, b, packed_a, packed_b, spill),
+        }
+    }
+
+    /// The whole of it with a right operand that was packed beforehand.
+    pub fn with_packed<A: Operand>(&self, a: &A, b: Packed<'_>, scratch: &mut [f32]) {
+        let [packed_a, packed_b, spill] = cut(scratch);
+        if self.ks == 0 {
+            return self.without_terms(spill);
+        }
+        assert!(b.ks >= self.ks && b.lines >= self.columns.end, "the operand was packed for a smaller product");
+        self.slivers(a, Slivers::Packed(b), packed_a, packed_b, spill);
     }
 
     /// What tiles of a block of `k` start from.

@@ -172,3 +172,48 @@ fn a_part_of_the_terms_has_the_bits_of_its_copy() {
         }
     }
 }
+
+/// A product of halves has the bits of the f32 product of the same numbers, rounded once, whichever way they lie.
+#[test]
+fn halves_are_multiplied_as_f32_is() {
+    use crate::halves::{is_half, round, widen};
+    use kolo_graph::cpu::Buffer;
+    use kolo_graph::{DType, Type};
+    let half = |dtype: DType, values: &[f32]| {
+        let mut bits = vec![0u16; values.len()];
+        round(dtype, values, &mut bits);
+        let mut exact = vec![0.0; values.len()];
+        widen(dtype, &bits, &mut exact);
+        (bits, exact)
+    };
+    let shapes = [(3, 5, 7), (70, 130, 300), (270, 390, 40), (13, 33, 513), (1, 40, 20), (40, 1, 20), (5, 4, 0)];
+    for (dtype, (m, n, k)) in [DType::BF16, DType::F16].into_iter().flat_map(|dtype| shapes.map(|shape| (dtype, shape)))
+    {
+        let ((a_bits, a), (b_bits, b)) = (half(dtype, &numbers(m * k, 1)), half(dtype, &numbers(k * n, 2)));
+        let bias: Vec<f32> = (0..n).map(bias).collect();
+        for (ta, tb, threads) in [(false, false, 1), (true, false, 2), (false, true, 2), (true, true, 3)] {
+            let (a_strides, b_strides) = (if ta { (1, m) } else { (k, 1) }, if tb { (k, 1) } else { (1, n) });
+            let run = |result: DType, a: Lines<'_>, b: Lines<'_>| {
+                let mut c = vec![0u8; m * n * 4];
+                let buffer = Buffer { data: c.as_mut_ptr(), ty: Type::new(result, [m, n]) };
+                let sink = Output::of(&buffer, 0, n);
+                let mut scratch = vec![0.0; scratch_bytes_of(result, 0, threads) / 4];
+                Gemm { shape: [m, n, k], a: &a, b: Right::Fresh(&b), c: &sink, start: Start::Bias(&bias) }
+                    .run_on(&Team::new(threads), &mut scratch);
+                c.truncate(buffer.ty.bytes());
+                c
+            };
+            let strided = |data, (line_stride, k_stride)| Lines::Full(Strided { data, line_stride, k_stride });
+            let lines = |data, (line_stride, k_stride)| Lines::Half(HalfLines { data, dtype, line_stride, k_stride });
+            let wanted = run(DType::F32, strided(&a, a_strides), strided(&b, b_strides));
+            let name = format!("{m}×{n}×{k} {ta} {tb}");
+            let (left, right) = (lines(&a_bits, a_strides), lines(&b_bits, b_strides));
+            assert_eq!(run(DType::F32, left, right), wanted, "{} {name}: a wide product", dtype.name());
+            let values: Vec<f32> =
+                wanted.chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect();
+            let rounded: Vec<u8> = half(dtype, &values).0.into_iter().flat_map(u16::to_le_bytes).collect();
+            assert!(is_half(dtype));
+            assert_eq!(run(dtype, left, right), rounded, "{} {name}", dtype.name());
+        }
+    }
+}

@@ -34,8 +34,8 @@ pub const KINDS: &[OpKind] = &[
     OpKind::of::<Lars>(),
     OpKind::of::<LambDirection>(),
     OpKind::of::<LambApply>(),
-    OpKind::of::<SumSquares>(),
-    OpKind::of::<RunSquares>(),
-    OpKind::of::<SumRuns>(),
-    OpKind::of::<ClipScale>(),
+    OpKind::of::<SumSquares>().with_cuda::<SumSquares>(),
+    OpKind::of::<RunSquares>().with_cuda::<RunSquares>(),
+    OpKind::of::<SumRuns>().with_cuda::<SumRuns>(),
+    OpKind::of::<ClipScale>().with_cuda::<ClipScale>(),
 ];

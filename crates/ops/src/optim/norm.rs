@@ -1,12 +1,14 @@
 //! Norms of whole tensors, and the gradient scale that bounds one.
 
+use crate::device;
 use crate::elementwise::ElementwiseMethods;
 use crate::real::Real;
 use crate::simd;
 use crate::tiles::Address;
+use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operand, Operands, Team, Tensor, Type, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Team, Tensor, Type, op};
 
 op! {
     /// `Σ x²` over all elements, in an order that depends on the shape alone.
@@ -100,6 +102,68 @@ impl Op for RunSquares {
 impl Cpu for RunSquares {
     fn run(&self, cx: &mut CpuCx<'_>) {
         square_runs(cx.team, cx.f32(0), cx.out_f32(0));
+    }
+}
+
+const SOURCE: &str = include_str!("norm.cu");
+
+/// The sum of squares of each run of input `at`.
+fn run_calls(calls: &mut CudaCalls, ty: &Type, to: CudaPlace) {
+    let runs = ty.elements().div_ceil(RUN);
+    if runs > 0 {
+        let args = [device::input(0), to.into(), device::long(ty.elements())];
+        let source = CudaSource::new(SOURCE).define_type("I0", ty.dtype);
+        calls.launch(Launch::new(source, "square_runs", [runs, 1, 1], device::THREADS, args));
+    }
+}
+
+/// The sum of `count` runs' sums: the first output.
+fn total_calls(calls: &mut CudaCalls, from: CudaPlace, count: usize) {
+    let source = CudaSource::new(SOURCE).define_type("I0", DType::F32);
+    let args = [from.into(), device::output(0), device::long(count)];
+    calls.launch(Launch::new(source, "add_runs", [1, 1, 1], 1024, args));
+}
+
+impl Cuda for SumSquares {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (mut calls, count) = (CudaCalls::new(), cx.inputs[0].elements().div_ceil(RUN));
+        let sums = calls.scratch(count.max(1) * size_of::<f32>());
+        run_calls(&mut calls, &cx.inputs[0], sums);
+        total_calls(&mut calls, sums, count);
+        calls
+    }
+}
+
+impl Cuda for RunSquares {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let mut calls = CudaCalls::new();
+        run_calls(&mut calls, &cx.inputs[0], CudaPlace::output(0));
+        calls
+    }
+}
+
+impl Cuda for SumRuns {
+    /// The inputs go to one place first: how runs are added up depends on their number alone, not on whose they are.
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (mut calls, mut count) = (CudaCalls::new(), 0);
+        let sums = calls.scratch(cx.inputs.iter().map(Type::bytes).sum::<usize>().max(size_of::<f32>()));
+        for (at, ty) in cx.inputs.iter().enumerate() {
+            calls.copy(CudaPlace::input(at), sums.further(count * size_of::<f32>()), ty.bytes());
+            count += ty.elements();
+        }
+        total_calls(&mut calls, sums, count);
+        calls
+    }
+}
+
+impl Cuda for ClipScale {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let source = device::typed(SOURCE, cx);
+        let args = [device::input(0), device::output(0), CudaArg::U64(self.max_norm.to_bits())];
+        Launch::new(source, "clip_scale", [1, 1, 1], 1, args).into()
+    }
+    fn in_place(&self) -> Vec<(usize, usize)> {
+        vec![(0, 0)]
     }
 }
 

@@ -1,5 +1,5 @@
 //! What the updates share. An update is written once, for one element, over [`Real`]: in f64 it is the definition, in f32
-//! the kernel. `update!` makes an op of it.
+//! the kernel. `update!` makes an op of it. An update whose `scale` is zero changes nothing.
 //!
 //! An output may be the very memory of an input, and then the kernel updates it where it is. If it is not, the pass first
 //! copies a block of the input there, so that the kernel knows the one case alone. Operands are addresses, never slices.
@@ -31,6 +31,22 @@ pub trait Update<const T: usize, const S: usize, const N: usize, const O: usize>
     fn numbers(&self, scalars: [f64; S]) -> [f64; N];
 
     fn element<R: Real>(&self, values: [R; T], numbers: [R; N]) -> [R; O];
+
+    /// What an element becomes: what the rule says, or what it is if `scale` is not above zero. So a step whose gradient is not
+    /// finite can be left out. In the place of the gradient, zero: there is no direction.
+    #[inline(always)]
+    fn updated<R: Real>(&self, values: [R; T], numbers: [R; N]) -> [R; O] {
+        let updated = self.element(values, numbers);
+        let (scale, grad) = const { (place_of("scale", &Self::NUMBERS), place_of("grad", &Self::TENSORS)) };
+        if scale == N {
+            return updated;
+        }
+        from_fn(|output| {
+            let goes_on = numbers[scale].is_above(R::of(0.0));
+            let kept = if Self::OUTPUTS[output] == grad { R::of(0.0) } else { values[Self::OUTPUTS[output]] };
+            R::select(goes_on, updated[output], kept)
+        })
+    }
 }
 
 /// Makes an op of an [`Update`].
@@ -53,7 +69,7 @@ macro_rules! update {
                 $crate::optim::rule::define(self, inputs)
             }
             fn formula(&self) -> Option<kolo_graph::Formula> {
-                let element = |values, numbers| self.element(values, numbers);
+                let element = |values, numbers| self.updated(values, numbers);
                 Some($crate::symbol::record(Self::TENSORS, Self::NUMBERS, element))
             }
             fn formula_numbers(&self, scalars: &[f64]) -> Vec<f64> {
@@ -69,7 +85,7 @@ macro_rules! update {
                         for at in 0..count {
                             // SAFETY: `run` gives rows of at least `count` elements.
                             let values = std::array::from_fn(|row| unsafe { *rows[row].get().add(at) });
-                            let updated = op.element(values, numbers);
+                            let updated = op.updated(values, numbers);
                             for output in 0..$o {
                                 // SAFETY: as above, and the rows of outputs belong to this task.
                                 unsafe { *rows[$op::OUTPUTS[output]].get().add(at) = updated[output] };
@@ -152,7 +168,7 @@ where
     let numbers = update.numbers(from_fn(|at| inputs[T + at].data[0]));
     let mut outputs = vec![Dense::zeros(inputs[0].shape.clone()); O];
     for at in 0..inputs[0].data.len() {
-        let updated = update.element(from_fn(|input| inputs[input].data[at]), numbers);
+        let updated = update.updated(from_fn(|input| inputs[input].data[at]), numbers);
         outputs.iter_mut().zip(updated).for_each(|(output, value)| output.data[at] = value);
     }
     outputs
@@ -290,7 +306,7 @@ pub unsafe fn update_tile<U, const W: usize, const T: usize, const S: usize, con
                 let values: [[f32; W]; T] = from_fn(|row| *address(row));
                 let mut updated = [[0.0; W]; O];
                 for at in 0..W {
-                    let element = update.element(from_fn(|row| values[row][at]), numbers);
+                    let element = update.updated(from_fn(|row| values[row][at]), numbers);
                     (0..O).for_each(|output| updated[output][at] = element[output]);
                 }
                 (0..O).for_each(|output| *address(U::OUTPUTS[output]) = updated[output]);

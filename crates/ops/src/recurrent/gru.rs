@@ -12,7 +12,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::split::Split;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operands, Tensor, Type, Work, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operands, Tensor, Type, Work, op};
 
 const GATES: usize = 3;
 /// Gradients kept per unit: candidate, reset, update, recurrent share of the candidate. In this order both the first three
@@ -87,6 +87,9 @@ vectorized! {
 impl Op for Gru {
     fn operands(&self) -> Operands {
         layer::operands(&["gates", "shares"])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("b t! i!, g! i, g h!, g, g -> b t h, t b g, t b h"))
@@ -189,6 +192,9 @@ impl Op for GruGrad {
     fn operands(&self) -> Operands {
         layer::grad_operands(&["gates", "shares"], &["db_ih", "db_hh"])
     }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
+    }
     fn index(&self, _: &[Type]) -> Option<Index> {
         let dx = if self.need_dx { ", b t i" } else { "" };
         Some(Index::parse(&format!("b t! i!, g! i, g h!, b t h, t b g, t b h, b t h -> g i, g h, g, g{dx}")))
@@ -197,7 +203,7 @@ impl Op for GruGrad {
         super::backward_splits(self.index(inputs), inputs, 4, outputs.len())
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        super::infer(self.index(inputs), inputs, GATES)
+        super::infer_grad(self.index(inputs), inputs, GATES, self.need_dx)
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         layer::grad_flops(inputs, GATES, self.need_dx)

@@ -1,6 +1,7 @@
 //! What the three layers declare alike: operands, costs, the wiring of their gradients, and test arguments.
 
 use super::Sizes;
+use crate::cast::CastMethods;
 use kolo_graph::types::count;
 use kolo_graph::{Arg, GradCx, Op, Operand, Operands, Tensor, Type};
 
@@ -33,7 +34,8 @@ pub fn grad<'b>(cx: &GradCx<'b>, op: impl Op, biases: usize) -> Vec<Option<Tenso
     let inputs = [&cx.inputs[..3], &cx.outputs[..], &[cx.grad()]].concat();
     let all = cx.grad().builder().apply_all(op, &inputs);
     let dx = cx.needs(0).then(|| all[2 + biases]);
-    vec![dx, Some(all[0]), Some(all[1]), Some(all[2]), Some(all[1 + biases])]
+    let of = |at: usize, made: usize| Some(all[made].cast(cx.input(at).dtype()));
+    vec![dx, of(1, 0), of(2, 1), of(3, 2), of(4, 1 + biases)]
 }
 
 /// Test arguments of a layer. The weights are as small as a new layer's: much larger ones make long sequences chaotic.

@@ -23,7 +23,7 @@ use crate::tiles::Address;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Team, Tensor, Type};
+use kolo_graph::{DType, Team, Tensor, Type};
 use std::ops::Range;
 
 pub const KINDS: &[OpKind] = &[
@@ -136,6 +136,14 @@ fn infer(index: Option<Index>, inputs: &[Type], gates: usize) -> Result<Vec<Type
         return Err(format!("none of batch, time, input and width may be empty, but input {at} is {}", inputs[at]));
     }
     Ok(shapes.into_iter().map(|shape| Type::new(inputs[0].dtype, shape)).collect())
+}
+
+/// Output types of a layer's gradient: those of weights and biases are f32, that of the input is as the input.
+fn infer_grad(index: Option<Index>, inputs: &[Type], gates: usize, need_dx: bool) -> Result<Vec<Type>, String> {
+    let mut types = infer(index, inputs, gates)?;
+    let weights = types.len() - usize::from(need_dx);
+    types[..weights].iter_mut().for_each(|ty| ty.dtype = DType::F32);
+    Ok(types)
 }
 
 /// Floats to a cache line: every piece of scratch starts on one.

@@ -9,7 +9,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::index::Index;
 use kolo_graph::split::Split;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Op, Operands, Tensor, Type, Work, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operands, Tensor, Type, Work, op};
 
 op! {
     /// Recurrent layer: `(x[b,t,i], w_ih[h,i], w_hh[h,h], b_ih[h], b_hh[h])` to the states `[b,t,h]`; relu, or else tanh.
@@ -60,6 +60,9 @@ vectorized! {
 impl Op for Rnn {
     fn operands(&self) -> Operands {
         layer::operands(&[])
+    }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
     }
     fn index(&self, _: &[Type]) -> Option<Index> {
         Some(Index::parse("b t! i!, h! i, h h, h, h -> b t h"))
@@ -138,6 +141,9 @@ impl Op for RnnGrad {
     fn operands(&self) -> Operands {
         layer::grad_operands(&[], &["db"])
     }
+    fn mixed(&self) -> Mixed {
+        Mixed::Half
+    }
     fn index(&self, _: &[Type]) -> Option<Index> {
         let dx = if self.need_dx { ", b t i" } else { "" };
         Some(Index::parse(&format!("b t! i!, h! i, h h, b t h, b t h -> h i, h h, h{dx}")))
@@ -146,7 +152,7 @@ impl Op for RnnGrad {
         super::backward_splits(self.index(inputs), inputs, 3, outputs.len())
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        super::infer(self.index(inputs), inputs, 1)
+        super::infer_grad(self.index(inputs), inputs, 1, self.need_dx)
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         layer::grad_flops(inputs, 1, self.need_dx)

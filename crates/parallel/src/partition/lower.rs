@@ -5,7 +5,8 @@ use super::plan::{Choice, Need, Parts, Plan};
 use kolo_graph::collective::{AllToAll, AxisGather, AxisJoin, AxisScatter, AxisSum};
 use kolo_graph::rewrite::Rebuild;
 use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
-use kolo_graph::{Graph, Node, Op, Placement, Region, Stage, Type, ValueId};
+use kolo_graph::{DType, Graph, Node, Op, Placement, Region, Stage, Type, ValueId};
+use kolo_ops::cast::Cast;
 use kolo_ops::concat::Concat;
 use kolo_ops::cross_entropy::CrossEntropy;
 use kolo_ops::cross_entropy_parts::{CrossEntropyJoin, CrossEntropyPart};
@@ -16,6 +17,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+mod halo;
 mod ring;
 
 /// The ranks that share the slices, and one of them.
@@ -44,8 +46,9 @@ pub fn lower(graph: &Graph, plan: &Plan, group: &Group) -> Graph {
     lowering.finish()
 }
 
-/// Values that were made of others: this value, as it is needed, of which slices.
-type Made = HashMap<(ValueId, Need, Range<usize>), ValueId>;
+/// Values that were made of others: this value, as it is needed, of which slices, and for which stage if it is not worth keeping
+/// from one stage to the next.
+type Made = HashMap<(ValueId, Need, Range<usize>, Option<Stage>), ValueId>;
 
 struct Lowering<'g> {
     rebuild: Rebuild<'g>,
@@ -150,12 +153,13 @@ impl Lowering<'_> {
     /// A node slice by slice.
     fn sliced(&mut self, node: &Node, parts: &Parts, who: &For) -> Vec<ValueId> {
         let mut slices: Vec<Vec<ValueId>> = Vec::new();
+        let op = self.op_of_terms(node, parts);
         for slice in self.own.clone() {
             let inputs = node.inputs.iter().zip(&parts.needs).map(|(id, need)| self.fetch_slice(*id, need, slice, who));
             let inputs: Vec<ValueId> = inputs.collect();
             let place = self.block_in(slice);
             let (first, units) = parts.arrangement.units(&(place..place + 1));
-            slices.push(self.push_all(parts.split.part(&node.op, first, units), inputs, who));
+            slices.push(self.push_all(parts.split.part(&op, first, units), inputs, who));
         }
         let placements = parts.split.outputs.iter().enumerate();
         let joined = placements.map(|(slot, placement)| {
@@ -163,7 +167,8 @@ impl Lowering<'_> {
             match placement {
                 Placement::Partial => {
                     let left = self.plan.of(node.outputs[slot]).cut().cloned();
-                    self.sum(own, left.as_ref(), who)
+                    let sum = self.sum(own, left.as_ref(), who);
+                    self.cast(sum, self.rebuild.old.ty(node.outputs[slot]).dtype, who)
                 }
                 Placement::Replicate => own[0],
                 _ => {
@@ -173,6 +178,20 @@ impl Lowering<'_> {
             }
         });
         joined.collect()
+    }
+
+    /// What each slice of a node runs: if its results are terms of a sum, f32 whatever the sum is.
+    fn op_of_terms(&self, node: &Node, parts: &Parts) -> Arc<dyn Op> {
+        let is_term = |(placement, id): (&Placement, &ValueId)| {
+            *placement == Placement::Partial && self.rebuild.old.ty(*id).dtype != DType::F32
+        };
+        let wide = parts.split.outputs.iter().zip(&node.outputs).any(is_term).then(|| node.op.wide()).flatten();
+        wide.unwrap_or_else(|| Arc::clone(&node.op))
+    }
+
+    /// The value in another type, if it has not that type.
+    fn cast(&mut self, id: ValueId, to: DType, who: &For) -> ValueId {
+        if self.ty(id).dtype == to { id } else { self.push(Cast { to }, vec![id], who) }
     }
 
     /// The sum over all slices, of which these are this rank's: a balanced tree. All of it, or this rank's part of a cut.
@@ -261,17 +280,21 @@ impl Lowering<'_> {
             (Sharding::Sharded(cut), Need::Sharded(wanted)) if cut == wanted => here,
             (Sharding::Replicated, Need::Replicated) => here,
             (Sharding::Replicated, Need::Sharded(cut)) => {
-                self.cached(id, need, own, |this| this.narrow_own(here, cut, who))
+                self.cached(id, need, own, None, |this| this.narrow_own(here, cut, who))
             }
             (Sharding::Sharded(cut), Need::Replicated) => {
-                self.cached(id, need, own, |this| this.gather(here, cut, who))
+                self.cached(id, need, own, None, |this| this.gather(here, cut, who))
             }
             (Sharding::Sharded(from), Need::Sharded(cut)) if !self.plan.ring && self.are_even(from, cut) => {
-                self.cached(id, need, own, |this| this.exchange(here, from, cut, who))
+                self.cached(id, need, own, None, |this| this.exchange(here, from, cut, who))
             }
             (Sharding::Sharded(_), Need::Sharded(cut)) => {
                 let whole = self.fetch(id, &Need::Replicated, who);
-                self.cached(id, need, own, |this| this.narrow_own(whole, cut, who))
+                self.cached(id, need, own, None, |this| this.narrow_own(whole, cut, who))
+            }
+            (sharding, Need::Halo(halo)) => {
+                let cut = sharding.cut();
+                self.cached(id, need, own, Some(who.stage), |this| this.widen(here, cut, halo, who))
             }
             (_, Need::Term) => {
                 let whole = self.fetch(id, &Need::Replicated, who);
@@ -288,6 +311,7 @@ impl Lowering<'_> {
                 let whole = self.fetch(id, &Need::Replicated, who);
                 return if slice == 0 { whole } else { self.zeros(whole, who) };
             }
+            Need::Halo(halo) => return self.fetch_reached(id, halo, slice, who),
             Need::Sharded(cut) => cut,
         };
         let own = self.fetch(id, need, who);
@@ -297,7 +321,7 @@ impl Lowering<'_> {
         // Of what this rank has of every block.
         let first = cut.bounds[self.own.start];
         let range = cut.bounds[slice] - first..cut.bounds[slice + 1] - first;
-        self.cached(id, need, slice..slice + 1, |this| this.narrow(own, cut, range, who))
+        self.cached(id, need, slice..slice + 1, None, |this| this.narrow(own, cut, range, who))
     }
 
     fn cached(
@@ -305,9 +329,10 @@ impl Lowering<'_> {
         id: ValueId,
         need: &Need,
         slices: Range<usize>,
+        stage: Option<Stage>,
         make: impl FnOnce(&mut Self) -> ValueId,
     ) -> ValueId {
-        let key = (id, need.clone(), slices);
+        let key = (id, need.clone(), slices, stage);
         if let Some(made) = self.made.get(&key) {
             return *made;
         }

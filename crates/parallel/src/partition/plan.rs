@@ -12,7 +12,10 @@ use kolo_graph::{Graph, Node, NodeId, Placement, Split, Stage, Type, ValueId, Wo
 use kolo_ops::cross_entropy::CrossEntropy;
 use kolo_ops::embedding::Embedding;
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
 
+mod planes;
 mod ring;
 pub use ring::unfit_for_ring;
 
@@ -38,6 +41,17 @@ pub struct Rules {
     /// With `by_tokens`, attention is split by tokens as well: keys and values go round a ring. Slices of the tokens are blocks of
     /// them in slots ([`kolo_ops::attention::ring`]).
     pub ring: bool,
+    /// Planes `[n, c, h, w]` are cut along rows or columns, from the images on.
+    pub planes: Option<Planes>,
+}
+
+/// How planes are cut.
+#[derive(Clone, Debug, Default)]
+pub struct Planes {
+    /// The dim of `[n, c, h, w]`.
+    pub dim: usize,
+    /// Scopes of layers that have whole planes.
+    pub whole: Vec<String>,
 }
 
 /// What a node's input must be.
@@ -47,6 +61,21 @@ pub enum Need {
     Sharded(Cut),
     /// The first slice has it, and all others have zeros.
     Term,
+    /// Of a dim, each slice has these places.
+    Halo(Halo),
+}
+
+/// The places of a dim that each slice reads; those of a run of slices go from the first's first to the last's last.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Halo {
+    pub dim: usize,
+    pub ranges: Arc<[Range<usize>]>,
+}
+
+impl Halo {
+    pub fn range(&self, slices: &Range<usize>) -> Range<usize> {
+        self.ranges[slices.start].start..self.ranges[slices.end - 1].end
+    }
 }
 
 /// How a node is run.
@@ -120,6 +149,13 @@ pub fn plan(graph: &Graph, slices: usize, rules: &Rules) -> Plan {
     Pass::new(graph, slices, rules, &HashMap::new()).whole()
 }
 
+/// The splits of a node by which its inputs are cut without a halo.
+fn splits_of(node: &Node, inputs: &[Type], outputs: &[Type]) -> Vec<Split> {
+    let mut splits = node.op.splits(inputs, outputs);
+    splits.retain(|split| split.reach.is_none());
+    splits
+}
+
 struct Pass<'g> {
     graph: &'g Graph,
     slices: usize,
@@ -166,6 +202,9 @@ impl<'g> Pass<'g> {
 
     /// Notes how a parameter or a state lies, if that is said already; whether the node is one.
     fn source(&mut self, node: &Node) -> bool {
+        if self.image(node) {
+            return true;
+        }
         if let Some(input) = node.op.downcast::<Input>().filter(|input| self.rules.by_tokens && !input.per_step) {
             let cut = self.rules.tokens.filter(|(samples, tokens)| input.shape[..] == [*samples, *tokens]);
             if let Some(cut) = cut.and_then(|_| self.token_cut(&input.shape)) {
@@ -182,6 +221,7 @@ impl<'g> Pass<'g> {
         let known = match self.rules.fixed.get(name) {
             Some(sharding) => Some(sharding.clone()),
             None if self.rules.by_tokens || self.rules.whole.contains(name) => Some(Sharding::Replicated),
+            None if self.rules.planes.is_some() && !is_param => self.neighbour(node).or(Some(Sharding::Replicated)),
             // A statistic lies as the parameters of its layer do.
             None if !is_param => self.neighbour(node),
             None => None,
@@ -217,6 +257,9 @@ impl<'g> Pass<'g> {
         if let Some(choice) = self.rules.ring.then(|| self.ring(node)).flatten() {
             return choice;
         }
+        if let Some(choice) = self.on_planes(node) {
+            return choice;
+        }
         let inputs = self.graph.types(&node.inputs);
         let outputs = self.graph.types(&node.outputs);
         let mut best = (self.cost_whole(node, &inputs, &outputs), Choice::Whole);
@@ -231,7 +274,7 @@ impl<'g> Pass<'g> {
         if self.rules.strict || self.stays_where_it_is(node) {
             best.0 = u64::MAX;
         }
-        for split in node.op.splits(&inputs, &outputs) {
+        for split in splits_of(node, &inputs, &outputs) {
             let shards =
                 |(id, placement): (&ValueId, &Placement)| placement.cut().is_some() && self.is_unused_param(*id);
             if starts && !node.inputs.iter().zip(&split.inputs).any(shards) {
@@ -259,14 +302,14 @@ impl<'g> Pass<'g> {
     fn exchange(&self, node: &Node, (inputs, outputs): (&[Type], &[Type]), best: &mut (u64, Choice)) {
         let tokens = outputs.first().and_then(|ty| self.token_cut(&ty.shape));
         let (mut others, mut has_tokens) = (Vec::new(), false);
-        for split in node.op.splits(inputs, outputs) {
+        for split in splits_of(node, inputs, outputs) {
             for arrangement in self.arrangements(&split) {
                 let made = split.outputs[0]
                     .cut()
                     .and_then(|(dim, _)| arrangement.cut(split.outputs[0], outputs[0].shape[dim], split.size));
                 let summed = split.outputs.contains(&Placement::Partial);
                 let whole = split.exact && !split.ordered && !summed;
-                let Some(parts) = self.parts_of(split.clone(), arrangement, (inputs, outputs)) else { continue };
+                let Some(parts) = self.parts_of(node, split.clone(), arrangement, (inputs, outputs)) else { continue };
                 // Slices of the tokens, or a sum over them.
                 let cut =
                     |(id, need): (&ValueId, &Need)| !matches!(need, Need::Sharded(_)) || self.is_token_cut(*id, need);
@@ -339,16 +382,22 @@ impl<'g> Pass<'g> {
     /// The parts of a node along a split: `None` if nothing suggests it, or it cannot be cut so.
     fn parts(&self, id: NodeId, node: &Node, split: Split, (inputs, outputs): (&[Type], &[Type])) -> Option<Parts> {
         let arrangement = self.arrangement(id, node, &split, inputs)?;
-        self.parts_of(split, arrangement, (inputs, outputs))
+        self.parts_of(node, split, arrangement, (inputs, outputs))
     }
 
-    fn parts_of(&self, split: Split, arrangement: Arrangement, (inputs, outputs): (&[Type], &[Type])) -> Option<Parts> {
+    fn parts_of(
+        &self,
+        node: &Node,
+        split: Split,
+        arrangement: Arrangement,
+        (inputs, outputs): (&[Type], &[Type]),
+    ) -> Option<Parts> {
         if split.ordered && arrangement.blocks != 1 {
             return None;
         }
         let need = |(placement, ty): (&Placement, &Type)| match placement {
             Placement::Partial => Need::Term,
-            Placement::Replicate => Need::Replicated,
+            Placement::Replicate | Placement::Halo(_) => Need::Replicated,
             cut => {
                 let (dim, _) = cut.cut().unwrap_or((0, 1));
                 arrangement.cut(*cut, ty.shape[dim], split.size).map_or(Need::Replicated, Need::Sharded)
@@ -356,8 +405,10 @@ impl<'g> Pass<'g> {
         };
         let needs: Vec<Need> = split.inputs.iter().zip(inputs).map(need).collect();
         let sliced = self.is_sliced(&split);
+        // Terms of a sum are f32, also of one that is a half.
+        let is_wide = node.op.wide().is_some();
         let summed = |(placement, ty): (&Placement, &Type)| {
-            *placement != Placement::Partial || ty.dtype == kolo_graph::DType::F32
+            *placement != Placement::Partial || ty.dtype == kolo_graph::DType::F32 || is_wide
         };
         split.outputs.iter().zip(outputs).all(summed).then_some(Parts { split, arrangement, needs, sliced })
     }
@@ -475,7 +526,7 @@ impl<'g> Pass<'g> {
 
     /// A node that would take an input in parts if it were cut in blocks asks its makers for that.
     fn ask_for_blocks(&mut self, node: &Node, inputs: &[Type], outputs: &[Type]) {
-        for split in node.op.splits(inputs, outputs) {
+        for split in splits_of(node, inputs, outputs) {
             for ((id, placement), ty) in node.inputs.iter().zip(&split.inputs).zip(inputs) {
                 let (Some(cut), Some((dim, blocks))) = (self.cut_of(*id), placement.cut()) else { continue };
                 if cut.dim != dim || cut.blocks == blocks {
@@ -525,7 +576,7 @@ impl<'g> Pass<'g> {
             if slot.is_none() {
                 *slot = Some(match need {
                     Need::Sharded(cut) => Sharding::Sharded(cut),
-                    Need::Replicated | Need::Term => Sharding::Replicated,
+                    Need::Replicated | Need::Term | Need::Halo(_) => Sharding::Replicated,
                 });
             }
         }
@@ -539,7 +590,8 @@ impl<'g> Pass<'g> {
             if *placement == Placement::Partial {
                 // A sum over the tokens themselves has none left.
                 let is_cut = |(id, need): (&ValueId, &Need)| self.is_token_cut(*id, need);
-                let over_tokens = self.rules.ring || node.inputs.iter().zip(&parts.needs).any(is_cut);
+                let over_tokens =
+                    self.rules.ring || self.rules.planes.is_some() || node.inputs.iter().zip(&parts.needs).any(is_cut);
                 let sum = if over_tokens { Sharding::Replicated } else { self.sum_of(*id) };
                 self.shardings[id.0 as usize] = Some(sum);
                 continue;
@@ -603,17 +655,17 @@ impl<'g> Pass<'g> {
     /// The parts of an elementwise node that make this shard, wherever its inputs are.
     fn parts_with(&self, node: &Node, cut: &Cut) -> Option<Parts> {
         let (inputs, outputs) = (self.graph.types(&node.inputs), self.graph.types(&node.outputs));
-        node.op.splits(&inputs, &outputs).into_iter().find_map(|split| {
+        splits_of(node, &inputs, &outputs).into_iter().find_map(|split| {
             let (dim, _) = split.outputs[0].cut()?;
             let arrangement = Arrangement::of_operand(cut, split.outputs[0], outputs[0].shape[dim], split.size)?;
-            self.parts_of(split, arrangement, (&inputs, &outputs))
+            self.parts_of(node, split, arrangement, (&inputs, &outputs))
         })
     }
 
     /// The parts that make this shard from whole inputs, or from inputs that are cut so already, with nothing to add up.
     fn parts_making(&self, _: NodeId, node: &Node, cut: &Cut) -> Option<Parts> {
         let (inputs, outputs) = (self.graph.types(&node.inputs), self.graph.types(&node.outputs));
-        node.op.splits(&inputs, &outputs).into_iter().find_map(|split| {
+        splits_of(node, &inputs, &outputs).into_iter().find_map(|split| {
             let (dim, _) = split.outputs[0].cut()?;
             let arrangement = Arrangement::of_operand(cut, split.outputs[0], outputs[0].shape[dim], split.size)?;
             let fits = arrangement.is_full() && split.exact && !(split.ordered && arrangement.blocks != 1);

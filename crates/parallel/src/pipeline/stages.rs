@@ -75,7 +75,7 @@ fn layers(graph: &Graph) -> Vec<Layer> {
 }
 
 /// Where each of `count` runs of these costs begins, so that the dearest is as cheap as possible.
-fn balanced(costs: &[f64], count: usize) -> Vec<usize> {
+pub fn balanced(costs: &[f64], count: usize) -> Vec<usize> {
     let sums: Vec<f64> = std::iter::once(0.0)
         .chain(costs.iter().scan(0.0, |sum, cost| {
             *sum += cost;

@@ -10,10 +10,10 @@ use super::{Verified, text, verify};
 use crate::mesh::Mesh;
 use crate::strategy::{Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
 use kolo_exec::{Order, Turn};
+use kolo_graph::Graph;
 use kolo_graph::graph::Phase;
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_graph::sources::State;
-use kolo_graph::Graph;
 use std::sync::Arc;
 
 const RANKS: Key = Key {
@@ -215,8 +215,8 @@ impl Strategy for Pipeline {
     fn written(&self) -> String {
         format!("parallel.{} = {}", RANKS.name, self.ranks)
     }
-    fn axis(&self) -> Option<(&'static str, usize)> {
-        Some((PIPELINE, self.ranks))
+    fn axes(&self) -> Vec<(&'static str, usize)> {
+        vec![(PIPELINE, self.ranks)]
     }
     fn split(&self, graph: Graph, training: &Graph, purpose: Purpose, mesh: &Mesh) -> Result<Graph, Refusal> {
         let ranks = mesh.size(PIPELINE);

@@ -206,17 +206,24 @@ impl Trainer {
         let (whole, ranks) = (supply.samples(), self.place().1);
         let mut rows = vec![0.0f32; round.len() * width];
         for Turn { number, samples } in self.turns_of(round.clone(), whole) {
+            let ready = number.map_or(Ok(()), |number| {
+                supply.begin(number / ranks, self.watch.as_deref(), &|| self.interrupt.requested())
+            });
+            let step = self.step;
+            let interrupted = match ready {
+                Ok(()) => self.interrupt.requested(),
+                Err(Error::Interrupted) => true,
+                Err(error) => return Err(error.when(|| format!("in the evaluation after {step} steps"))),
+            };
             // Those who share the model make every batch together.
-            if together::any(self.sharers().map(|sharers| &**sharers), self.interrupt.requested())? {
+            if together::any(self.sharers().map(|sharers| &**sharers), interrupted)? {
                 break;
             }
             let Some(number) = number else {
                 self.evaluate_batch(samples, &mut [], |_| {})?;
                 continue;
             };
-            let (own, step) = (number / ranks, self.step);
-            let ready = supply.begin(own, self.watch.as_deref());
-            ready.map_err(|error| error.when(|| format!("in the evaluation after {step} steps")))?;
+            let own = number / ranks;
             let results = self.evaluate_batch(samples, pairs, |feed| supply.feed(own, 0, feed))?;
             rows[(number - round.start) * width..][..width].copy_from_slice(&results);
             if let Some(watch) = &self.watch {

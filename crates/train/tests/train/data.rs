@@ -151,6 +151,61 @@ fn an_interrupted_run_leaves_no_loader_behind() {
     assert_eq!(Arc::strong_count(&job), 1, "a loader still holds the job");
 }
 
+/// A source with a sample that takes an hour, and somebody who interrupts the run when it is asked for.
+#[derive(Debug)]
+struct Hanging {
+    inner: Box<dyn Source>,
+    sample: usize,
+    interrupt: Interrupt,
+}
+
+impl Source for Hanging {
+    fn fields(&self) -> &[Field] {
+        self.inner.fields()
+    }
+
+    fn len(&self) -> usize {
+        self.inner.len()
+    }
+
+    fn fill(&self, sample: usize, field: usize, out: Column<'_>) -> Result<(), ReadError> {
+        if sample == self.sample {
+            // By then, whoever wants the sample waits for it.
+            std::thread::sleep(Duration::from_millis(300));
+            self.interrupt.request();
+            std::thread::sleep(Duration::from_secs(3600));
+        }
+        self.inner.fill(sample, field, out)
+    }
+
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+}
+
+/// Of the third step, or of the evaluation at the end.
+#[test]
+fn an_interrupt_is_seen_while_samples_are_waited_for() {
+    let job = plain("prefetch = 1\nthreads = 1");
+    for (sample, steps) in [(sample_at(&job, 70), 2), (job.split.held_out(0), 12)] {
+        let (job, interrupt) = (plain("prefetch = 1\nthreads = 1"), Interrupt::default());
+        let hanging = Hanging { inner: job.source, sample, interrupt: interrupt.clone() };
+        let job = Arc::new(Job { source: Box::new(hanging), ..job });
+        let options = RunOptions {
+            threads: 1,
+            out: None,
+            interrupt,
+            planned: Planned::default(),
+            company: Company::Alone,
+            timeline: None,
+            checkpoints: None,
+            elastic: None,
+        };
+        let (_, report) = kolo_train::run(job, &options, &mut Silent).unwrap();
+        assert_eq!((report.ended.as_str(), report.steps, report.loss.is_finite()), ("interrupted", steps, true));
+    }
+}
+
 /// The 70th sample of an epoch of batches of 32 is the third step's.
 #[test]
 fn a_sample_that_cannot_be_read_ends_the_run_before_its_step() {

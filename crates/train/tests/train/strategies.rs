@@ -111,7 +111,7 @@ fn keys_and_conflicts_of_a_strategy_from_outside_are_told() {
     let refused = |parallel: &str| job(TEXT, parallel).unwrap_err();
     assert_eq!(
         refused("halfs = true"),
-        "test.toml:8: unknown key `parallel.halfs`\n  hint: did you mean `halves`? The keys here are bucket_mib, central, chunks, context, halves, pipeline, prefetch, schedule, sequence, slices, stages, tensor, whole, wire, zero"
+        "test.toml:8: unknown key `parallel.halfs`\n  hint: did you mean `halves`? The keys here are bucket_mib, central, chunks, context, halves, layers, pipeline, prefetch, schedule, sequence, slices, spatial, stages, tensor, tensor_slices, tiles, wire, zero"
     );
     let unknown = Job::read(&settings(TEXT, "halves = true"), MODELS).unwrap_err().to_string();
     assert!(unknown.starts_with("test.toml:8: unknown key `parallel.halves`"), "{unknown}");
@@ -182,8 +182,8 @@ impl Strategy for Copies {
     fn written(&self) -> String {
         format!("parallel.copies = {}", self.0)
     }
-    fn axis(&self) -> Option<(&'static str, usize)> {
-        Some((COUNT.name, self.0))
+    fn axes(&self) -> Vec<(&'static str, usize)> {
+        vec![(COUNT.name, self.0)]
     }
 }
 

@@ -1,5 +1,6 @@
 //! Backward of a round: the probabilities once more, and what they add to the gradients of queries, keys and values.
 
+use super::super::gpu;
 use super::super::head::{
     Head, dims_len, pack_dims, pack_rows, raw_scores, rows_len, score_gradient, soften_again, thread_scratch,
 };
@@ -9,8 +10,9 @@ use super::{AttentionStepGrad, Grid, Meeting, Round};
 use crate::gemm::{self, Gemm, Right, Rows, Start, Strided};
 use crate::simd;
 use crate::tiles::Address;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::split::Split;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Op, Operand, Operands, Type, Work};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, Op, Operand, Operands, Type, Work};
 use std::sync::Arc;
 
 /// Inputs before the gradients that a round goes on from: q, kv, y, lse, g.
@@ -247,6 +249,39 @@ impl Cpu for AttentionStepGrad {
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
         let grid = Grid::checked(self.meeting(), self.heads, inputs);
         grid.map_or(0, |grid| thread_scratch(&grid.pair(Mask::None), 2) * 4 * threads)
+    }
+}
+
+impl Cuda for AttentionStepGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let grid = Grid::of(self.meeting(), self.heads, &cx.inputs[0].shape, &cx.inputs[1].shape);
+        let mut calls = CudaCalls::new();
+        for (at, before) in self.before().into_iter().enumerate() {
+            let (to, bytes) = (CudaPlace::output(at), cx.outputs[at].bytes());
+            match before {
+                Some(from) => calls.copy(CudaPlace::input(from), to, bytes),
+                None => calls.zero(to, bytes),
+            }
+        }
+        let (rows, width, bytes) = (grid.meeting.rows, grid.width(), size_of::<f32>());
+        let whole = grid.attend([0, 0], Mask::None, cx.target);
+        let delta = whole.deltas(&mut calls, CudaPlace::input(2), CudaPlace::input(4));
+        for (query, key, mask) in grid.meetings() {
+            let (first, first_key) = (query * rows, key * rows);
+            let at = |place: CudaPlace| gpu::Rows { place: place.further(first * width * bytes), stride: width };
+            let of_row = |place: CudaPlace| place.further(first * bytes);
+            let saved = gpu::Saved {
+                g: at(CudaPlace::input(4)),
+                lse: of_row(CudaPlace::input(3)),
+                delta: of_row(delta),
+                rows: grid.query_rows(),
+            };
+            let dk = CudaPlace::output(1).further(first_key * 2 * width * bytes);
+            let [dk, dv] = [dk, dk.further(width * bytes)].map(|place| gpu::Rows { place, stride: 2 * width });
+            let pair = grid.attend([query, key], mask, cx.target);
+            pair.backward(&mut calls, &saved, [at(CudaPlace::output(0)), dk, dv], DType::F32);
+        }
+        calls
     }
 }
 

@@ -1,16 +1,19 @@
 //! Rounds of attention: scores, the running softmax and the result, pair of blocks by pair of blocks.
 
+use super::super::gpu;
 use super::super::head::{dims_len, pack_dims, pack_rows, raw_scores, rows_len, thread_scratch};
 use super::super::sizes::Mask;
 use super::{AttentionClose, AttentionStep, Grid, Meeting, NUMBERS, Round};
+use crate::device;
 use crate::gemm::{self, Gemm, Rows, Start, Strided};
 use crate::pairwise;
 use crate::real::{Real, exp_of_negative};
 use crate::simd;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace, CudaSource, Launch};
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Op, Operand, Operands, Type, Work};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, Op, Operand, Operands, Type, Work};
 use std::sync::Arc;
 
 impl AttentionStep {
@@ -267,6 +270,44 @@ impl Cpu for AttentionClose {
                 *lse = largest + Real::ln(sum);
             }
         });
+    }
+}
+
+const SOURCE: &str = include_str!("close.cu");
+
+impl Cuda for AttentionStep {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let grid = Grid::of(self.meeting(), self.heads, &cx.inputs[0].shape, &cx.inputs[1].shape);
+        let mut calls = CudaCalls::new();
+        let [o, numbers] = [0, 1].map(CudaPlace::output);
+        if self.running {
+            calls.copy(CudaPlace::input(2), o, cx.outputs[0].bytes());
+            calls.copy(CudaPlace::input(3), numbers, cx.outputs[1].bytes());
+        } else {
+            calls.zero(o, cx.outputs[0].bytes());
+            let rows = cx.outputs[1].elements() / NUMBERS;
+            let (blocks, args) = (device::grid(rows, device::THREADS), [numbers.into(), device::long(rows)]);
+            calls.launch(Launch::new(CudaSource::new(SOURCE), "begin_numbers", blocks, device::THREADS, args));
+        }
+        for (query, key, mask) in grid.meetings() {
+            let (first, width) = (query * grid.meeting.rows, grid.width());
+            let y = gpu::Rows { place: o.further(first * width * size_of::<f32>()), stride: width };
+            let own = numbers.further(first * NUMBERS * size_of::<f32>());
+            grid.attend([query, key], mask, cx.target).forward(&mut calls, y, own, DType::F32);
+        }
+        calls
+    }
+}
+
+impl Cuda for AttentionClose {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let [_, heads, tokens] = cx.outputs[1].shape[..] else { return CudaCalls::new() };
+        let count = cx.outputs[0].elements();
+        let operands = [device::input(0), device::input(1), device::output(0), device::output(1)];
+        let sizes = [count, tokens, heads, cx.outputs[0].last() / heads].map(device::long);
+        let args = [&operands[..], &sizes].concat();
+        let blocks = device::grid(count, device::THREADS);
+        Launch::new(CudaSource::new(SOURCE), "close", blocks, device::THREADS, args).into()
     }
 }
 

@@ -14,12 +14,14 @@
 mod backward;
 mod forward;
 
+use super::gpu;
 use super::sizes::{Mask, Sizes};
 use super::{Alignment, head::Head};
 use kolo_graph::attr::{Attr, AttrValue};
+use kolo_graph::cuda::{CudaPlace, CudaTarget};
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Type, op};
+use kolo_graph::{DType, Type, op};
 
 /// Which pairs of slots a round is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,8 +71,11 @@ op! {
     }
 }
 
-pub const KINDS: &[OpKind] =
-    &[OpKind::of::<AttentionStep>(), OpKind::of::<AttentionClose>(), OpKind::of::<AttentionStepGrad>()];
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<AttentionStep>().with_cuda::<AttentionStep>(),
+    OpKind::of::<AttentionClose>().with_cuda::<AttentionClose>(),
+    OpKind::of::<AttentionStepGrad>().with_cuda::<AttentionStepGrad>(),
+];
 
 /// Blocks of a sequence, at most.
 const BLOCKS_MAX: usize = 1 << 10;
@@ -216,6 +221,33 @@ impl Grid {
             self.head(kv, keys, 2 * width, (task, 0)),
             self.head(kv, keys, 2 * width, (task, width)),
         ]
+    }
+
+    /// On the GPU: the attention of one pair of blocks, of queries and keys at these places (of all blocks).
+    fn attend<'a>(&self, [query, key]: [usize; 2], mask: Mask, target: &'a CudaTarget) -> gpu::Attend<'a> {
+        let (width, rows, bytes) = (self.width(), self.meeting.rows, size_of::<f32>());
+        let q = gpu::Rows { place: CudaPlace::input(0).further(query * rows * width * bytes), stride: width };
+        let k = gpu::Rows { place: CudaPlace::input(1).further(key * rows * 2 * width * bytes), stride: 2 * width };
+        gpu::Attend {
+            s: self.pair(mask),
+            q,
+            k,
+            v: k.place.further(width * bytes),
+            rows: [self.query_rows(), self.key_rows()],
+            bias: None,
+            dtype: DType::F32,
+            running: true,
+            target,
+        }
+    }
+
+    /// The pairs of blocks that meet, with their masks, in the order of the definition.
+    fn meetings(&self) -> impl Iterator<Item = (usize, usize, Mask)> {
+        let of_key = |key: usize| (0..self.queries).map(move |query| (query, key));
+        (0..self.keys)
+            .rev()
+            .flat_map(of_key)
+            .filter_map(|(query, key)| Some((query, key, self.meeting.mask(query, key)?)))
     }
 
     /// By samples and by heads, for operands of which these hold heads in so many runs of columns; `None` for numbers of rows.

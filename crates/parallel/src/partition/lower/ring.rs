@@ -10,7 +10,7 @@ use super::{For, Lowering};
 use crate::partition::cut::Cut;
 use crate::partition::plan::Need;
 use kolo_graph::collective::AxisShift;
-use kolo_graph::{Node, ValueId};
+use kolo_graph::{DType, Node, ValueId};
 use kolo_ops::attention::ring::{AttentionClose, AttentionStep, AttentionStepGrad, Meeting, Round, block_of, slot_of};
 use kolo_ops::attention::{Attention, AttentionGrad};
 use kolo_ops::concat::Concat;
@@ -90,8 +90,19 @@ impl Lowering<'_> {
 
     /// An attention or its backward pass, on this rank's slots of its inputs.
     pub(super) fn ring(&mut self, node: &Node, cuts: &[Cut], who: &For) -> Vec<ValueId> {
-        let fetch = |(id, cut): (&ValueId, &Cut)| self.fetch(*id, &Need::Sharded(cut.clone()), who);
+        // In f32 throughout: what goes round the ring are terms of sums.
+        let fetch = |(id, cut): (&ValueId, &Cut)| {
+            let own = self.fetch(*id, &Need::Sharded(cut.clone()), who);
+            self.cast(own, DType::F32, who)
+        };
         let inputs: Vec<ValueId> = node.inputs.iter().zip(cuts).map(fetch).collect();
+        let made = self.around(node, cuts, &inputs, who);
+        let dtypes: Vec<DType> = node.outputs.iter().map(|id| self.rebuild.old.ty(*id).dtype).collect();
+        made.into_iter().zip(dtypes).map(|(id, dtype)| self.cast(id, dtype, who)).collect()
+    }
+
+    /// An attention of these operands, or its gradient, round the ring.
+    fn around(&mut self, node: &Node, cuts: &[Cut], inputs: &[ValueId], who: &For) -> Vec<ValueId> {
         let columns = self.ty(inputs[0]).last();
         let kind = Kind::of(node, &cuts[0], columns);
         let (q, kv, rest) = match kind.packed {

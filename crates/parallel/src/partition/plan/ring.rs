@@ -2,7 +2,7 @@
 
 use super::{Choice, Pass};
 use crate::partition::cut::Cut;
-use kolo_graph::{DType, Graph, Node, Placement, Split, Type};
+use kolo_graph::{Graph, Node, Placement, Split, Type};
 use kolo_ops::attention::{Attention, AttentionBiasGrad, AttentionGrad};
 
 /// What is wrong with the attention of a model, if it cannot go round a ring.
@@ -12,12 +12,12 @@ pub fn unfit_for_ring(graph: &Graph, tokens: (usize, usize)) -> Option<String> {
         let fits = || ring_operands(node, &graph.types(&node.inputs)).is_some_and(|shape| shape == tokens);
         let name = if node.scope.is_empty() { "the model's top" } else { &node.scope };
         (attends && !fits()).then(|| {
-            format!("the attention of `{name}` has a bias, other tokens for keys than for queries, or numbers other than f32")
+            format!("the attention of `{name}` has a bias, other tokens for keys than for queries, or numbers that are no floats")
         })
     })
 }
 
-/// Samples and tokens of an attention of tokens to themselves, in f32 and without a bias.
+/// Samples and tokens of an attention of tokens to themselves, without a bias.
 fn ring_operands(node: &Node, inputs: &[Type]) -> Option<(usize, usize)> {
     let (packed, bias) = match (node.op.downcast::<Attention>(), node.op.downcast::<AttentionGrad>()) {
         (Some(op), _) => (op.packed, op.bias),
@@ -26,7 +26,7 @@ fn ring_operands(node: &Node, inputs: &[Type]) -> Option<(usize, usize)> {
     };
     let operands = &inputs[..if packed { 1 } else { 3 }];
     let [samples, tokens, _] = operands[0].shape[..] else { return None };
-    let same = operands.iter().all(|ty| ty.dtype == DType::F32 && ty.shape[..2] == [samples, tokens]);
+    let same = operands.iter().all(|ty| ty.dtype.is_float() && ty.shape[..2] == [samples, tokens]);
     (same && !bias).then_some((samples, tokens))
 }
 

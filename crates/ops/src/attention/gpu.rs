@@ -1,0 +1,166 @@
+//! Attention on the GPU, as calls: the general kernels, which take any sizes and types. Forward, backward and the rounds of a ring
+//! are the same kernels on operands that lie differently.
+
+use super::Alignment;
+use super::sizes::{Mask, Sizes};
+use crate::device::{THREADS, WARP, grid, long};
+use kolo_graph::DType;
+use kolo_graph::cuda::{CudaArg, CudaCalls, CudaPlace, CudaSource, CudaTarget, Launch};
+
+const SOURCE: &str = include_str!("attention.cu");
+
+/// An operand's place, and the elements from one row to the next.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::attention) struct Rows {
+    pub place: CudaPlace,
+    pub stride: usize,
+}
+
+/// An additive mask: its place and type, and the elements from one sample and one head to the next.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::attention) struct Bias {
+    pub place: CudaPlace,
+    pub dtype: DType,
+    pub batch: usize,
+    pub head: usize,
+}
+
+/// One attention: `s.queries` rows of q against `s.keys` rows of k and v, of samples that have `rows` of each.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::attention) struct Attend<'a> {
+    pub s: Sizes,
+    pub q: Rows,
+    pub k: Rows,
+    pub v: CudaPlace,
+    /// Rows of a sample's queries and keys: more than `s` says if these are a block of them.
+    pub rows: [usize; 2],
+    pub bias: Option<Bias>,
+    pub dtype: DType,
+    /// Results go on from what is there.
+    pub running: bool,
+    pub target: &'a CudaTarget,
+}
+
+/// What a backward reads beside the operands: the gradient, log-sum-exps and deltas, of samples that have `rows` of them.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::attention) struct Saved {
+    pub g: Rows,
+    pub lse: CudaPlace,
+    pub delta: CudaPlace,
+    pub rows: usize,
+}
+
+/// Queries and keys of a tile, the largest that fit first.
+const TILES: [[usize; 2]; 3] = [[16, 32], [16, 8], [4, 4]];
+
+impl Attend<'_> {
+    /// A tile whose memory fits, of so many rows of the queries' and of the keys' kind; and that memory.
+    fn tile(&self, rows: impl Fn([usize; 2]) -> usize, squares: usize) -> ([usize; 2], usize) {
+        let bytes = |tile: [usize; 2]| {
+            let [queries, keys] = tile;
+            (rows(tile) * (self.s.dim + 1) + squares * queries * (keys + 1) + 3 * queries) * size_of::<f32>()
+        };
+        let fits = TILES.into_iter().find(|tile| bytes(*tile) <= self.target.shared_bytes_max);
+        let tile = fits.unwrap_or(TILES[TILES.len() - 1]);
+        (tile, bytes(tile))
+    }
+
+    fn source(&self, pass: &'static str, [queries, keys]: [usize; 2], result: DType) -> CudaSource {
+        let source = CudaSource::new(SOURCE).define_type("T", self.dtype).define_type("R", result).define(pass, 1);
+        let source =
+            source.define("CAUSAL", i32::from(self.s.mask != Mask::None)).define("QB", queries).define("KB", keys);
+        let source = source.define("RUNNING", i32::from(self.running));
+        match self.bias {
+            Some(bias) => source.define_type("BIAS", bias.dtype),
+            None => source,
+        }
+    }
+
+    /// The operands as the kernels take them.
+    fn operands(&self) -> Vec<CudaArg> {
+        let s = &self.s;
+        let offset = match s.mask {
+            Mask::Causal(Alignment::BottomRight) => s.keys as i64 - s.queries as i64,
+            _ => 0,
+        };
+        let places = [self.q.place, self.k.place, self.v].map(CudaArg::from);
+        let sizes = [self.q.stride, self.k.stride, self.rows[0], self.rows[1], s.queries, s.keys, s.heads, s.dim];
+        let mut args = [&places[..], &sizes.map(long), &[CudaArg::F32(s.scale()), CudaArg::I64(offset)]].concat();
+        if let Some(bias) = self.bias {
+            args.extend([bias.place.into(), long(bias.batch), long(bias.head)]);
+        }
+        args
+    }
+
+    fn launch(
+        &self,
+        source: CudaSource,
+        function: &'static str,
+        tiles: usize,
+        bytes: usize,
+        rest: &[CudaArg],
+    ) -> Launch {
+        let blocks = self.s.batch * self.s.heads * tiles;
+        let args = [&self.operands()[..], rest].concat();
+        Launch::new(source, function, [blocks, 1, 1], THREADS, args).shared(bytes)
+    }
+
+    /// The results at `y`, and at `lse` the log-sum-exps or, of running results, the two numbers of each row.
+    pub(in crate::attention) fn forward(&self, calls: &mut CudaCalls, y: Rows, lse: CudaPlace, result: DType) {
+        let (tile, bytes) = self.tile(|[queries, keys]| 2 * queries + 2 * keys, 1);
+        let rest = [y.place.into(), long(y.stride), lse.into(), long(self.rows[0])];
+        let source = self.source("FORWARD", tile, result);
+        calls.launch(self.launch(source, "attend", self.s.queries.div_ceil(tile[0]), bytes, &rest));
+    }
+
+    /// What a backward needs of each row: `Σ y·g`. Both lie as `[b, t, h·d]`.
+    pub(in crate::attention) fn deltas(&self, calls: &mut CudaCalls, y: CudaPlace, g: CudaPlace) -> CudaPlace {
+        let s = &self.s;
+        let rows = s.batch * s.heads * self.rows[0];
+        let delta = calls.scratch(rows * size_of::<f32>());
+        let sizes = [rows, self.rows[0], self.rows[0], s.heads, s.dim].map(long);
+        let args = [&[y.into(), g.into(), delta.into()], &sizes[..]].concat();
+        let source = self.source("BACKWARD", TILES[0], self.dtype);
+        calls.launch(Launch::new(source, "row_deltas", grid(rows, THREADS / WARP), THREADS, args));
+        delta
+    }
+
+    fn saved(saved: &Saved) -> Vec<CudaArg> {
+        let Saved { g, lse, delta, rows } = *saved;
+        vec![g.place.into(), long(g.stride), lse.into(), delta.into(), long(rows)]
+    }
+
+    /// The gradients of queries, keys and values.
+    pub(in crate::attention) fn backward(
+        &self,
+        calls: &mut CudaCalls,
+        saved: &Saved,
+        [dq, dk, dv]: [Rows; 3],
+        result: DType,
+    ) {
+        let (tile, bytes) = self.tile(|[queries, keys]| 3 * queries + 2 * keys, 2);
+        let rest = [Self::saved(saved), vec![dq.place.into(), long(dq.stride)]].concat();
+        let source = self.source("BACKWARD", tile, result);
+        calls.launch(self.launch(source, "query_gradients", self.s.queries.div_ceil(tile[0]), bytes, &rest));
+        let (tile, bytes) = self.tile(|[queries, keys]| 2 * queries + 4 * keys, 2);
+        let rest = [Self::saved(saved), vec![dk.place.into(), dv.place.into(), long(dk.stride)]].concat();
+        let source = self.source("BACKWARD", tile, result);
+        calls.launch(self.launch(source, "key_gradients", self.s.keys.div_ceil(tile[1]), bytes, &rest));
+    }
+
+    /// The gradient of the scores, `[b, h, q, k]`.
+    pub(in crate::attention) fn bias_gradient(
+        &self,
+        calls: &mut CudaCalls,
+        saved: &Saved,
+        to: CudaPlace,
+        result: DType,
+    ) {
+        let s = &self.s;
+        let count = s.batch * s.heads * s.queries * s.keys;
+        let saved = &Self::saved(saved)[..4];
+        let args = [&self.operands()[..], saved, &[to.into(), long(count)]].concat();
+        let source = self.source("BACKWARD", TILES[0], result);
+        calls.launch(Launch::new(source, "bias_gradients", grid(count, THREADS), THREADS, args));
+    }
+}

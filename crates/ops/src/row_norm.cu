@@ -1,0 +1,98 @@
+// Layer norm (HAS_MEAN) and rms norm over rows of `n` elements, and their gradients. With rows.cuh before it.
+
+#ifdef FORWARD
+extern "C" __global__ void normalize(
+    const I0 *x, const I1 *weight,
+#if HAS_MEAN
+    const I2 *bias,
+#endif
+    O0 *y,
+#if HAS_MEAN
+    O1 *means, O2 *rstds,
+#else
+    O1 *rstds,
+#endif
+    i64 rows, i64 n, float eps) {
+    const i64 row = row_of_group();
+    if (row >= rows) return;
+    x += row * n;
+    float mean = 0.0f;
+#if HAS_MEAN
+    float sum = 0.0f;
+    for_row<PACK>(x, n, [&](i64, float value) { sum += value; });
+    mean = group_sum(sum) / (float)n;
+#endif
+    float squares = 0.0f;
+    for_row<PACK>(x, n, [&](i64, float value) { squares = fmaf(value - mean, value - mean, squares); });
+    const float rstd = 1.0f / sqrtf(group_sum(squares) / (float)n + eps);
+    if (place_in_group() == 0) {
+#if HAS_MEAN
+        means[row] = from_float<O1>(mean);
+        rstds[row] = from_float<O2>(rstd);
+#else
+        rstds[row] = from_float<O1>(rstd);
+#endif
+    }
+    map_row<PACK>(x, y + row * n, n, [&](i64 at, float value) {
+#if HAS_MEAN
+        return fmaf((value - mean) * rstd, to_float(weight[at]), to_float(bias[at]));
+#else
+        return value * rstd * to_float(weight[at]);
+#endif
+    });
+}
+#else
+
+// The operands of a gradient: x, weight, each row's mean (HAS_MEAN) and rstd, and g.
+#if HAS_MEAN
+#define STATISTICS const I2 *means, const I3 *rstds, const I4 *g
+#define MEAN(row) to_float(means[row])
+#else
+#define STATISTICS const I2 *rstds, const I3 *g
+#define MEAN(row) 0.0f
+#endif
+
+extern "C" __global__ void differentiate(const I0 *x, const I1 *weight, STATISTICS, O0 *dx, i64 rows, i64 n) {
+    const i64 row = row_of_group();
+    if (row >= rows) return;
+    x += row * n;
+    g += row * n;
+    const float mean = MEAN(row), rstd = to_float(rstds[row]);
+    float shift = 0.0f, slope = 0.0f;
+    for_row<PACK>(x, n, [&](i64 at, float value) {
+        const float weighted = to_float(g[at]) * to_float(weight[at]);
+        shift += weighted;
+        slope = fmaf(weighted, (value - mean) * rstd, slope);
+    });
+#if HAS_MEAN
+    shift = group_sum(shift) / (float)n;
+#else
+    shift = 0.0f;
+#endif
+    slope = group_sum(slope) / (float)n;
+    map_row<PACK>(x, dx + row * n, n, [&](i64 at, float value) {
+        const float normal = (value - mean) * rstd;
+        return rstd * fmaf(-normal, slope, to_float(g[at]) * to_float(weight[at]) - shift);
+    });
+}
+
+// What a chunk of rows adds to the gradients of weight and bias: `parts` is [chunks, n] of weights, then the same of biases. A thread to a column.
+extern "C" __global__ void parameter_parts(
+    const I0 *x, STATISTICS, float *parts, i64 rows, i64 n, i64 chunk_size) {
+    const i64 column = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (column >= n) return;
+    const i64 start = blockIdx.y * chunk_size, end = start + chunk_size < rows ? start + chunk_size : rows;
+    float dweight = 0.0f, dbias = 0.0f;
+    for (i64 row = start; row < end; row++) {
+        const float gradient = to_float(g[row * n + column]);
+        const float normal = (to_float(x[row * n + column]) - MEAN(row)) * to_float(rstds[row]);
+        dweight = fmaf(gradient, normal, dweight);
+        dbias += gradient;
+    }
+    parts += blockIdx.y * n + column;
+    parts[0] = dweight;
+#if HAS_MEAN
+    parts[gridDim.y * n] = dbias;
+#endif
+}
+#endif

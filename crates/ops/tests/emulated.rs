@@ -1,0 +1,173 @@
+//! The GPU side of every op, run on the CPU by an emulator (`emulated/emulator.hpp`): every case of the registry against the
+//! definition, in f32 and in bf16, with numbers and with NaN and infinities. It needs a C++ compiler, and is skipped without one.
+//! Whether the same sources compile for a GPU is `compiles_for_the_gpu`, which needs NVRTC.
+
+use kolo_graph::checked_types;
+use kolo_graph::cuda::{CudaArg, CudaBuffer, CudaCall, CudaCalls, CudaCx, CudaPlace, CudaSource, CudaTarget, Launch};
+use kolo_graph::cuda::{CudaMatrix, PRELUDE, Product};
+use kolo_graph::op::{Case, Dense, Domain};
+use kolo_graph::rng::Stream;
+use kolo_graph::{Arg, DType, Type};
+use std::collections::BTreeMap;
+
+#[path = "emulated/library.rs"]
+mod library;
+#[path = "emulated/nvrtc.rs"]
+mod nvrtc;
+#[path = "emulated/run.rs"]
+mod run;
+
+use library::Library;
+use run::Memory;
+
+/// Multiply-adds beyond which a case is left to the GPU: the emulator is some thousand times slower.
+const FLOPS_MAX: u64 = 20_000_000;
+
+/// A case with inputs of one element type, and what its op runs.
+struct Trial {
+    label: String,
+    case: Case,
+    inputs: Vec<Type>,
+    outputs: Vec<Type>,
+    calls: CudaCalls,
+}
+
+/// Every case of every kind with a GPU side, as it is and with its floats in half precision where the op allows that. `OP` names
+/// one kind.
+fn trials() -> Vec<Trial> {
+    let filter = std::env::var("OP").ok();
+    let mut trials = Vec::new();
+    let wanted = |name: &str| filter.as_ref().is_none_or(|wanted| wanted == name);
+    for kind in kolo_ops::registry().into_iter().filter(|kind| wanted(kind.name)) {
+        for (at, case) in (kind.cases)().into_iter().enumerate() {
+            let own: Vec<Type> = case.args.iter().map(|arg| arg.ty.clone()).collect();
+            let halves = halved(&case, &own);
+            for inputs in std::iter::once(own).chain(halves) {
+                let outputs = checked_types(&*case.op, &inputs).expect("a case is valid");
+                let Some(side) = kolo_ops::cuda_of(&*case.op) else { continue };
+                if outputs.iter().all(|ty| ty.elements() == 0) {
+                    continue;
+                }
+                let calls = side.calls(&CudaCx { inputs: &inputs, outputs: &outputs, target: &CudaTarget::default() });
+                let label = format!("{} case {at} {} on {inputs:?}", kind.name, case.op.signature());
+                trials.push(Trial { label, case: case.clone(), inputs, outputs, calls });
+            }
+        }
+    }
+    trials
+}
+
+/// The inputs with bf16 in place of f32, of all that may be floats of any type.
+fn halved(case: &Case, inputs: &[Type]) -> Option<Vec<Type>> {
+    let half = |ty: &Type| if ty.dtype == DType::F32 { Type::new(DType::BF16, ty.shape.clone()) } else { ty.clone() };
+    let all: Vec<Type> = inputs.iter().map(half).collect();
+    if all == inputs {
+        return None;
+    }
+    if checked_types(&*case.op, &all).is_ok() {
+        return Some(all);
+    }
+    // Statistics stay in f32.
+    let mut some = inputs.to_vec();
+    for at in 0..some.len() {
+        let before = std::mem::replace(&mut some[at], all[at].clone());
+        if checked_types(&*case.op, &some).is_err() {
+            some[at] = before;
+        }
+    }
+    (some != inputs).then_some(some)
+}
+
+fn draw(arg: &Arg, dtype: DType, salt: usize) -> Dense {
+    let stream = Stream::new(salt as u64, "case");
+    let value = |at: usize| {
+        let uniform = f64::from(stream.uniform(0, at as u64));
+        dtype.round(match arg.domain {
+            Domain::Real(low, high) => f64::from((low + uniform * (high - low)) as f32),
+            Domain::Index(low, high) => (low + stream.below(0, at as u64, (high - low) as u64) as i64) as f64,
+            Domain::Rng => [12345.0, -678.0, 3.0, 8.0][at],
+            Domain::Spread => (uniform - 0.5) * 7.0,
+        })
+    };
+    Dense::new(arg.ty.shape.clone(), (0..arg.ty.elements()).map(value).collect())
+}
+
+/// The inputs with `special` at some elements of every float.
+fn spoilt(trial: &Trial, inputs: &[Dense], special: f64, step: usize) -> Vec<Dense> {
+    let spoil = |(input, ty): (&Dense, &Type)| {
+        let mut input = input.clone();
+        if ty.dtype.is_float() && !input.data.is_empty() {
+            let first = 1 % input.data.len();
+            input.data.iter_mut().skip(first).step_by(step).for_each(|x| *x = special);
+        }
+        input
+    };
+    inputs.iter().zip(&trial.inputs).map(spoil).collect()
+}
+
+fn check(trial: &Trial, inputs: &[Dense], library: &Library, exact: bool) -> Result<(), String> {
+    let got = Memory::of(trial, inputs).run(&trial.calls, library);
+    let all: Vec<&Dense> = inputs.iter().collect();
+    let want = trial.case.op.reference(&all, &trial.outputs);
+    let coarse = trial.inputs.iter().chain(&trial.outputs).any(|ty| ty.dtype == DType::BF16);
+    let tolerance = if coarse { trial.case.tolerance.max(1.5e-2) } else { trial.case.tolerance };
+    for (slot, (got, want)) in got.iter().zip(&want).enumerate() {
+        let size = want.data.iter().filter(|x| x.is_finite()).fold(0.0f64, |m, x| m.max(x.abs())).max(1e-3);
+        for (at, (got, want)) in got.iter().zip(&want.data).enumerate() {
+            let near = got == want || (got.is_nan() && want.is_nan()) || (got - want).abs() <= tolerance * size;
+            let of_kind = got.is_nan() == want.is_nan() && got.is_infinite() == want.is_infinite();
+            let left_out = trial.case.leaves_out_zeros && want.is_nan();
+            if !(if exact { near } else { of_kind || left_out }) {
+                return Err(format!("output {slot}, element {at} is {got}, must be {want}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn kernels_on_the_emulator_match_the_definition() {
+    let trials = trials();
+    let Some(library) = Library::of(&trials) else {
+        return println!("skipped: no C++ compiler");
+    };
+    let (mut failures, mut tried) = (Vec::new(), 0);
+    for trial in &trials {
+        if trial.case.op.flops(&trial.inputs, &trial.outputs) > FLOPS_MAX {
+            continue;
+        }
+        let draw = |(at, (arg, ty)): (usize, (&Arg, &Type))| draw(arg, ty.dtype, tried * 16 + at);
+        let inputs: Vec<Dense> = trial.case.args.iter().zip(&trial.inputs).enumerate().map(draw).collect();
+        tried += 1;
+        let mut outcome = check(trial, &inputs, &library, true);
+        if trial.inputs.iter().map(Type::elements).sum::<usize>() < 3000 {
+            for (special, step) in [(f64::NAN, 5), (f64::INFINITY, 7), (f64::NEG_INFINITY, 3)] {
+                let inputs = spoilt(trial, &inputs, special, step);
+                let spoilt = check(trial, &inputs, &library, false);
+                outcome = outcome.and(spoilt.map_err(|error| format!("{special} in all inputs: {error}")));
+            }
+        }
+        if let Err(error) = outcome {
+            failures.push(format!("{}: {error}", trial.label));
+        }
+    }
+    assert!(tried > 0, "no case was tried");
+    assert!(failures.is_empty(), "{} of {tried} trials failed:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn compiles_for_the_gpu() {
+    let Some(compiler) = nvrtc::Compiler::find() else {
+        return println!("skipped: no NVRTC");
+    };
+    let sources: BTreeMap<String, String> = trials().iter().flat_map(|trial| library::sources(&trial.calls)).collect();
+    let failures: Vec<String> =
+        sources.values().filter_map(|text| compiler.compile(&format!("{PRELUDE}\n{text}")).err()).collect();
+    assert!(
+        failures.is_empty(),
+        "{} of {} sources do not compile:\n{}",
+        failures.len(),
+        sources.len(),
+        failures.join("\n")
+    );
+}

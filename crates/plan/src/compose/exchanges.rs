@@ -1,0 +1,123 @@
+//! What data ranks exchange: sums of gradients, and shares of weights under ZeRO; and weights that two stages read.
+
+use super::{Composition, UnitTimes, hide};
+use crate::anatomy::Unit;
+use crate::collective::{self, Algorithm, CollectiveKind};
+use crate::step_model::{Bucket, Exchange, StageModel};
+use kolo_parallel::mesh::DATA;
+use kolo_parallel::pipeline::PIPELINE;
+
+impl Composition<'_> {
+    /// An exchange along the data axis.
+    fn of_data(&self, kind: CollectiveKind, bytes: f64) -> Exchange {
+        let seconds = collective::seconds(kind, self.layout.algorithm, bytes, &self.span(DATA));
+        Exchange { axis: DATA.into(), kind, bytes, times: 1.0, seconds, exposed: seconds }
+    }
+
+    /// A gathered weight is as wide as products read it.
+    fn weight_bytes(&self, parameters: f64) -> f64 {
+        parameters * self.layout.precision.bytes() as f64
+    }
+
+    fn gradient_bytes(&self, parameters: f64) -> f64 {
+        parameters * self.cluster.system.gradient_bytes as f64
+    }
+
+    /// A unit whose weights are gathered for each of its passes, while the unit before it computes, and whose gradients are
+    /// scattered while the next one computes.
+    pub(super) fn add_gathers(&self, unit: &Unit, times: &mut UnitTimes) {
+        let read = unit.parameters + unit.borrowed;
+        let gather = || vec![self.of_data(CollectiveKind::AllGather, self.weight_bytes(read))];
+        let mut forward = gather();
+        hide(&mut forward, times.forward.compute.seconds());
+        let mut backward = gather();
+        backward.push(self.of_data(CollectiveKind::ReduceScatter, self.gradient_bytes(unit.parameters)));
+        hide(&mut backward, times.input.compute.seconds() + times.weight.compute.seconds());
+        times.forward.exchanges.extend(forward);
+        times.input.exchanges.extend(backward);
+    }
+
+    /// Once before the first micro-batch: weights of a pipeline's rank that lie in shares, and weights of another stage.
+    pub(super) fn before(&self, own: &[usize], stages: &[StageModel]) -> Vec<Exchange> {
+        let mut all = Vec::new();
+        let data = self.layout.size(DATA);
+        if self.gathers_each_use() {
+            // The first unit's weights are waited for.
+            let first = self.units_of(own[0]).next().map_or(0.0, |(_, unit)| unit.parameters);
+            all.push(self.of_data(CollectiveKind::AllGather, self.weight_bytes(first)));
+        } else if self.layout.zero == 3 && data > 1 {
+            let parameters: f64 =
+                own.iter().flat_map(|stage| self.units_of(*stage)).map(|(_, unit)| unit.parameters).sum();
+            let mut gather = [self.of_data(CollectiveKind::AllGather, self.weight_bytes(parameters))];
+            hide(&mut gather, own.iter().map(|stage| stages[*stage].forward.compute.seconds()).sum());
+            all.extend(gather);
+        }
+        let borrowed = self.borrowed(own);
+        if borrowed > 0.0 {
+            let (bytes, span) = (self.weight_bytes(borrowed), self.span(PIPELINE));
+            let seconds = collective::seconds(CollectiveKind::Send, Algorithm::Fastest, bytes, &span);
+            all.push(Exchange {
+                axis: PIPELINE.into(),
+                kind: CollectiveKind::Send,
+                bytes,
+                times: 1.0,
+                seconds,
+                exposed: seconds,
+            });
+        }
+        all
+    }
+
+    /// Parameters that a place of the pipeline reads and another one keeps: those are kept by the first stage.
+    fn borrowed(&self, own: &[usize]) -> f64 {
+        if own.contains(&0) {
+            return 0.0;
+        }
+        own.iter().flat_map(|stage| self.units_of(*stage)).map(|(_, unit)| unit.borrowed).sum()
+    }
+
+    /// Gradients in the order in which the last backward pass makes them.
+    pub(super) fn buckets(&self, own: &[usize]) -> Vec<Bucket> {
+        let mut buckets = Vec::new();
+        let borrowed = self.borrowed(own);
+        let mut left: f64 =
+            own.iter().flat_map(|stage| self.units_of(*stage)).map(|(at, _)| self.times[at].backward()).sum();
+        if borrowed > 0.0 {
+            let (bytes, span) = (self.gradient_bytes(borrowed), self.span(PIPELINE));
+            let seconds = collective::seconds(CollectiveKind::Send, Algorithm::Fastest, bytes, &span);
+            let axis = PIPELINE.into();
+            buckets.push(Bucket { kind: CollectiveKind::Send, axis, bytes, seconds, ready_before_end: 0.0 });
+        }
+        if self.layout.size(DATA) == 1 || self.gathers_each_use() {
+            return buckets;
+        }
+        let kind = if self.layout.zero > 0 { CollectiveKind::ReduceScatter } else { CollectiveKind::AllReduce };
+        let mut waiting = 0.0;
+        let mut close = |waiting: &mut f64, ready_before_end: f64| {
+            let Exchange { bytes, seconds, .. } = self.of_data(kind, *waiting);
+            buckets.push(Bucket { kind, axis: DATA.into(), bytes, seconds, ready_before_end });
+            *waiting = 0.0;
+        };
+        for (at, unit) in own.iter().rev().flat_map(|stage| self.units_of(*stage).rev()) {
+            left -= self.times[at].backward();
+            waiting += self.gradient_bytes(unit.parameters);
+            if waiting >= self.cluster.system.bucket_bytes {
+                close(&mut waiting, left.max(0.0));
+            }
+        }
+        if waiting > 0.0 {
+            close(&mut waiting, 0.0);
+        }
+        buckets
+    }
+
+    /// New weights of other ranks' shares.
+    pub(super) fn after(&self, parameters: f64) -> Vec<Exchange> {
+        match self.layout.zero {
+            1 | 2 if self.layout.size(DATA) > 1 => {
+                vec![self.of_data(CollectiveKind::AllGather, self.weight_bytes(parameters))]
+            }
+            _ => Vec::new(),
+        }
+    }
+}

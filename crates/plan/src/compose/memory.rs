@@ -1,0 +1,86 @@
+//! What a rank holds, by kind.
+
+use super::Composition;
+use crate::anatomy::Unit;
+use crate::step_model::{DeviceMemory, Layout};
+use kolo_parallel::mesh::DATA;
+use kolo_parallel::pipeline::PIPELINE;
+use kolo_parallel::schedules::verify;
+use kolo_parallel::strategy::Refusal;
+
+const MASTER_BYTES: f64 = 4.0;
+/// Of what the schedules of the literature have on their way, nothing grows beyond so many micro-batches per rank.
+const MICRO_BATCHES_PER_RANK: usize = 2;
+
+/// A schedule of few enough micro-batches to be quick, which still has as many on their way as one of all.
+pub(crate) fn short(layout: &Layout) -> usize {
+    let ranks = layout.size(PIPELINE);
+    match layout.schedule.as_str() {
+        "gpipe" => layout.micro_batches,
+        _ => layout.micro_batches.min(MICRO_BATCHES_PER_RANK * ranks),
+    }
+}
+
+/// Micro-batches on their way at each place of the pipeline, in stages: each keeps the activations of one stage.
+pub(super) fn in_flight(layout: &Layout) -> Result<Vec<f64>, Refusal> {
+    let wrong = |error: kolo_parallel::schedules::ScheduleError| {
+        Refusal::new(format!("the schedule does not fit: {error}"), error.hint())
+    };
+    let Some(schedule) = layout.schedule(short(layout)).map_err(wrong)? else { return Ok(vec![1.0]) };
+    let verified = verify(&schedule).map_err(wrong)?;
+    Ok((0..layout.size(PIPELINE)).map(|rank| verified.rank_peak(rank) as f64).collect())
+}
+
+impl Composition<'_> {
+    pub(super) fn memory(&self, own: &[usize], parameters: f64, in_flight: f64) -> DeviceMemory {
+        let Layout { zero, precision, .. } = *self.layout;
+        let data = self.layout.size(DATA) as f64;
+        let share = |from: usize| if zero >= from { data } else { 1.0 };
+        let gradient = self.cluster.system.gradient_bytes as f64;
+        let width = precision.bytes() as f64;
+        let once = zero == 3 && !self.gathers_each_use() && data > 1.0;
+        // Products read a copy in their own precision, which under ZeRO 3 is only there while it is gathered.
+        let copy = if precision.is_mixed() && zero < 3 || once { width } else { 0.0 };
+        let mut memory = DeviceMemory {
+            weights: parameters * (MASTER_BYTES / share(if precision.is_mixed() { 1 } else { 3 }) + copy),
+            gradients: parameters * gradient / share(2),
+            optimizer: parameters * self.anatomy.optimizer_bytes / share(1),
+            reserved: self.cluster.system.reserved_bytes,
+            ..DeviceMemory::default()
+        };
+        if zero >= 2 && data > 1.0 && !self.gathers_each_use() && self.layout.micro_batches > 1 {
+            // Gradients of several micro-batches are summed before they are scattered.
+            memory.gradients += parameters * gradient;
+        }
+        let units = || own.iter().flat_map(|stage| self.units_of(*stage)).map(|(_, unit)| unit);
+        let saved: f64 = units().map(|unit| self.saved(unit)).sum();
+        memory.activations = saved / own.len() as f64 * in_flight;
+        memory.transient = self.transient(own);
+        if self.gathers_each_use() {
+            // The unit that computes and the next one; the gradient of one.
+            let largest = units().map(|unit| unit.parameters + unit.borrowed).fold(0.0, f64::max);
+            memory.transient += largest * (2.0 * width + gradient);
+        }
+        memory
+    }
+
+    /// What a unit's forward pass keeps.
+    fn saved(&self, unit: &Unit) -> f64 {
+        unit.saved.bytes_at(self.layout.precision.bytes())
+    }
+
+    /// The most that a unit's backward pass takes on top of what is kept: units behind it have given up theirs.
+    fn transient(&self, own: &[usize]) -> f64 {
+        let width = self.layout.precision.bytes();
+        let mut most = 0.0f64;
+        for stage in own {
+            let all: f64 = self.units_of(*stage).map(|(_, unit)| self.saved(unit)).sum();
+            let mut kept = 0.0;
+            for (_, unit) in self.units_of(*stage) {
+                kept += self.saved(unit);
+                most = most.max(kept - all + unit.transient.bytes_at(width));
+            }
+        }
+        most
+    }
+}

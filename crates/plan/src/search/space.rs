@@ -1,0 +1,129 @@
+//! The candidates of a search: every combination that the numbers of devices, samples and layers allow.
+
+use super::candidate::{Candidate, Sequence};
+use kolo_parallel::Recompute;
+
+/// What a job and a cluster allow.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SearchSpace {
+    pub devices: usize,
+    /// Samples of a step.
+    pub batch: usize,
+    /// Stages that the model can be cut to, at most.
+    pub stages_max: usize,
+    /// Ranks that may share a layer, at most, and the tokens of a sample; 1 if the model has none.
+    pub tensor_max: usize,
+    pub tokens_max: usize,
+    pub zero_max: usize,
+    /// How tokens may be shared.
+    pub sequences: Vec<Sequence>,
+    pub recomputes: Vec<Recompute>,
+    /// Families of pipeline schedules.
+    pub schedules: Vec<&'static str>,
+    /// Micro-batches of a data rank, at most.
+    pub micro_batches_max: usize,
+}
+
+/// Chunks per rank of an interleaved pipeline that are tried.
+const CHUNKS: [usize; 4] = [2, 3, 4, 8];
+
+impl SearchSpace {
+    /// All candidates on all devices, in an order that does not depend on anything else.
+    pub fn candidates(&self) -> Vec<Candidate> {
+        let mut found = Vec::new();
+        for tensor in divisors(self.devices).filter(|tensor| *tensor <= self.tensor_max && tensor.is_power_of_two()) {
+            for (sequence, tokens) in self.token_shares(tensor) {
+                let rest = self.devices / tensor / tokens;
+                for pipeline in divisors(rest).filter(|pipeline| *pipeline <= self.stages_max) {
+                    let shape = Shape { data: rest / pipeline, pipeline, tensor, tokens, sequence };
+                    self.extend(&shape, &mut found);
+                }
+            }
+        }
+        found
+    }
+
+    /// How tokens may be shared beside so many ranks of a layer, and among how many ranks of their own.
+    fn token_shares(&self, tensor: usize) -> Vec<(Sequence, usize)> {
+        let mut shares = vec![(Sequence::Whole, 1)];
+        for sequence in &self.sequences {
+            match sequence {
+                Sequence::Whole => {}
+                Sequence::Tensor if tensor > 1 => shares.push((Sequence::Tensor, 1)),
+                Sequence::Tensor => {}
+                Sequence::Heads | Sequence::Context => {
+                    let ranks = divisors(self.devices / tensor).filter(|ranks| *ranks > 1 && ranks.is_power_of_two());
+                    shares.extend(ranks.filter(|ranks| *ranks <= self.tokens_max).map(|ranks| (*sequence, ranks)));
+                }
+            }
+        }
+        shares
+    }
+
+    fn extend(&self, shape: &Shape, found: &mut Vec<Candidate>) {
+        let Shape { data, pipeline, tensor, tokens, sequence } = *shape;
+        // Grains are a power of two that the data ranks share evenly.
+        if !data.is_power_of_two() {
+            return;
+        }
+        let counts = (0..usize::BITS).map(|power| 1usize << power).take_while(|count| *count <= self.micro_batches_max);
+        for micro_batches in counts.filter(|count| self.batch.is_multiple_of(data.saturating_mul(*count))) {
+            for (schedule, chunks) in self.pipelines(pipeline, micro_batches) {
+                for zero in 0..=if data > 1 { self.zero_max } else { 0 } {
+                    for recompute in self.recomputes.iter().copied() {
+                        found.push(Candidate {
+                            data,
+                            pipeline,
+                            tensor,
+                            tokens,
+                            sequence,
+                            zero,
+                            recompute,
+                            micro_batches,
+                            schedule,
+                            chunks,
+                        });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Schedules that a pipeline of so many ranks may run so many micro-batches with.
+    fn pipelines(&self, ranks: usize, micro_batches: usize) -> Vec<(&'static str, usize)> {
+        if ranks == 1 {
+            return vec![("1f1b", 1)];
+        }
+        let mut found = Vec::new();
+        for schedule in self.schedules.iter().copied() {
+            match schedule {
+                "interleaved" if micro_batches.is_multiple_of(ranks) => {
+                    let chunks = CHUNKS.into_iter().filter(|chunks| ranks * chunks <= self.stages_max);
+                    found.extend(chunks.map(|chunks| (schedule, chunks)));
+                }
+                "interleaved" => {}
+                // Half of the micro-batches goes each way.
+                "bidirectional" if ranks.is_multiple_of(2) && micro_batches.is_multiple_of(2) => {
+                    found.push((schedule, 1))
+                }
+                "bidirectional" => {}
+                _ => found.push((schedule, 1)),
+            }
+        }
+        found
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Shape {
+    data: usize,
+    pipeline: usize,
+    tensor: usize,
+    tokens: usize,
+    sequence: Sequence,
+}
+
+/// All divisors of a number, ascending.
+fn divisors(number: usize) -> impl Iterator<Item = usize> {
+    (1..=number).filter(move |one| number.is_multiple_of(*one))
+}

@@ -1,0 +1,217 @@
+//! The search finds what trying everything finds, keeps to its limits, and names only what is accepted.
+
+use super::space::SearchSpace;
+use super::*;
+use crate::collective::{Algorithm, CollectiveKind, seconds};
+use crate::device::Precision;
+use crate::simulate::{Conditions, simulate_step};
+use crate::step_model::{Bucket, Compute, DeviceMemory, Exchange, Pass, Role, StageModel, Transfer};
+
+#[test]
+fn candidates_have_all_devices_and_share_the_batch() {
+    let space = space(24, 96);
+    let all = space.candidates();
+    assert!(all.len() > 50);
+    for one in &all {
+        assert_eq!(one.devices(), 24);
+        assert!(96usize.is_multiple_of(one.grains()) && one.grains().is_power_of_two(), "{one}");
+        assert!(one.data > 1 || one.zero == 0);
+    }
+    let mut sorted = all.clone();
+    sorted.sort();
+    sorted.dedup();
+    assert_eq!(sorted.len(), all.len(), "each once");
+}
+
+fn space(devices: usize, batch: usize) -> SearchSpace {
+    SearchSpace {
+        devices,
+        batch,
+        stages_max: 8,
+        tensor_max: 8,
+        tokens_max: 4,
+        zero_max: 3,
+        sequences: vec![Sequence::Whole, Sequence::Tensor, Sequence::Heads],
+        recomputes: kolo_parallel::Recompute::ALL.to_vec(),
+        schedules: vec!["1f1b", "interleaved", "zero-bubble", "bidirectional"],
+        micro_batches_max: 64,
+    }
+}
+
+/// A model of equal layers, with costs by formulas that a reader can check.
+struct Toy {
+    layers: usize,
+    batch: usize,
+}
+
+const LAYER_SECONDS: f64 = 1e-3;
+const LAYER_BYTES: f64 = 1e9;
+
+fn cluster() -> Cluster {
+    let text = "device = \"h100-80\"\n[[level]]\ncount = 8\nlink = \"nvlink4\"\n[[level]]\ncount = 16384\nlink = \"infiniband-ndr\"\n";
+    let root = kolo_config::parse(text, "cluster.toml").unwrap();
+    Cluster::read(&root, &crate::device::DeviceTable::built_in().unwrap()).unwrap()
+}
+
+impl Toy {
+    fn pass(&self, candidate: &Candidate, cluster: &Cluster, layers: f64, share: f64) -> Pass {
+        let samples = (self.batch / candidate.grains()) as f64;
+        let ranks = (candidate.tensor * candidate.tokens) as f64;
+        let product = LAYER_SECONDS * layers * samples * share / ranks;
+        let compute = Compute { product, stream: 0.1 * product, overhead: 1e-5 * layers, flops: product * 1e15 };
+        let mut exchanges = Vec::new();
+        if candidate.tensor > 1 {
+            let bytes = 5e7 * samples;
+            let span = cluster.span(1, candidate.tensor);
+            let seconds = seconds(CollectiveKind::AllReduce, Algorithm::Fastest, bytes, &span) * layers;
+            let axis = "tensor".to_string();
+            let kind = CollectiveKind::AllReduce;
+            exchanges.push(Exchange { axis, kind, bytes, times: layers, seconds, exposed: seconds });
+        }
+        Pass { compute, exchanges }
+    }
+}
+
+impl LayoutModels for Toy {
+    fn model(&self, candidate: &Candidate, cluster: &Cluster) -> Result<StepModel, String> {
+        let layout = candidate.layout(self.batch, Precision::Bf16, Algorithm::Fastest);
+        let stages = candidate.pipeline * candidate.chunks;
+        let layers = self.layers as f64 / stages as f64;
+        let again = if candidate.recompute == kolo_parallel::Recompute::Blocks { 2.0 } else { 1.0 };
+        let samples = (self.batch / candidate.grains()) as f64;
+        let stage = StageModel {
+            forward: self.pass(candidate, cluster, layers, 1.0),
+            input: self.pass(candidate, cluster, layers, again),
+            weight: self.pass(candidate, cluster, layers, 1.0),
+            sends: [Transfer { bytes: 1e7 * samples, seconds: 5e-6 + 2e-4 * samples }; 2],
+        };
+        layout.schedule(candidate.micro_batches).map_err(|error| error.to_string())?;
+        let bytes = LAYER_BYTES * layers * candidate.chunks as f64 / candidate.tensor as f64;
+        let span = cluster.span(layout.stride("data"), candidate.data);
+        let all_reduce = seconds(CollectiveKind::AllReduce, Algorithm::Fastest, bytes, &span);
+        let shards = |from: usize| if candidate.zero >= from { candidate.data as f64 } else { 1.0 };
+        let kept = if again > 1.0 { 0.1 } else { 1.0 };
+        let on_their_way = candidate.micro_batches.min(candidate.pipeline) as f64;
+        let memory = DeviceMemory {
+            weights: bytes / shards(3),
+            gradients: bytes / shards(2),
+            optimizer: 3.0 * bytes / shards(1),
+            activations: 4e8 * samples * layers * candidate.chunks as f64 * kept * on_their_way
+                / candidate.tensor as f64,
+            ..DeviceMemory::default()
+        };
+        let role = |place: usize| Role {
+            place,
+            ranks: candidate.devices() / candidate.pipeline,
+            stages: (0..candidate.chunks).map(|chunk| chunk * candidate.pipeline + place).collect(),
+            before: Vec::new(),
+            buckets: (0..4)
+                .map(|at| Bucket {
+                    kind: CollectiveKind::AllReduce,
+                    axis: "data".into(),
+                    bytes: bytes / 4.0,
+                    seconds: all_reduce / 4.0,
+                    ready_before_end: f64::from(3 - at) * 1e-3,
+                })
+                .collect(),
+            update: Compute { stream: 1e-3 / shards(1), ..Compute::default() },
+            after: Vec::new(),
+            memory,
+            parameters: 1e9,
+        };
+        let roles = (0..candidate.pipeline).map(role).collect();
+        Ok(StepModel {
+            layout,
+            stages: vec![stage; stages],
+            roles,
+            model_flops: 3e12 * (self.layers * self.batch) as f64,
+            peak_flops: 989e12,
+            overlaps_gradients: true,
+            device_memory: cluster.device.memory_bytes,
+        })
+    }
+
+    fn accepts(&self, candidate: &Candidate) -> Result<(), String> {
+        if candidate.schedule == "bidirectional" { Err("not in two directions".into()) } else { Ok(()) }
+    }
+}
+
+#[test]
+fn the_search_finds_what_trying_everything_finds() {
+    let (toy, cluster) = (Toy { layers: 8, batch: 64 }, cluster());
+    let candidates = space(16, 64).candidates();
+    let limits = Limits { steps: 1000.0, ..Limits::default() };
+    let found = search(&candidates, &toy, &cluster, &limits);
+    let all = candidates.iter().filter(|one| toy.accepts(one).is_ok()).filter_map(|one| {
+        let model = toy.model(one, &cluster).ok().filter(StepModel::fits)?;
+        rank::timed(*one, &model, &cluster, &limits)
+    });
+    let best = all.min_by(|one, other| one.seconds.total_cmp(&other.seconds)).unwrap();
+    assert!(found.ranked.iter().any(|one| one.candidate == best.candidate), "{} is missing", best.candidate);
+    assert!(found.timed < candidates.len(), "bounds leave some out");
+    assert!(found.ranked.windows(2).all(|pair| pair[0].seconds <= pair[1].seconds));
+    assert!(found.ranked.iter().all(|one| one.candidate.schedule != "bidirectional"));
+    assert!(found.refusals.is_empty() || found.refusals == ["not in two directions"]);
+}
+
+#[test]
+fn limits_rule_out_and_say_what_is_nearest() {
+    let (toy, cluster) = (Toy { layers: 8, batch: 64 }, cluster());
+    let candidates = space(16, 64).candidates();
+    let free = Limits { steps: 1000.0, ..Limits::default() };
+    let best = search(&candidates, &toy, &cluster, &free).ranked[0].clone();
+    let most = 0.8 * best.memory.total();
+    let tight = search(&candidates, &toy, &cluster, &Limits { memory: Some(most), ..free });
+    assert!(tight.ranked.iter().all(|one| one.memory.total() <= most) && tight.too_large > 0);
+    assert!(tight.ranked[0].seconds >= best.seconds);
+    assert!(tight.without_memory_limit.is_some_and(|one| one.memory.total() > most));
+    let none = search(&candidates, &toy, &cluster, &Limits { memory: Some(1e6), ..free });
+    let miss = none.nearest.unwrap();
+    assert!(none.ranked.is_empty() && miss.memory.total() > 1e6);
+    assert!(!explain::memory_hint(&miss).is_empty());
+    let late = search(&candidates, &toy, &cluster, &Limits { deadline: Some(1.0), ..free });
+    assert!(late.ranked.is_empty() && late.beyond_limits.unwrap().run_seconds > 1.0);
+}
+
+#[test]
+fn changes_that_help_come_with_their_gain() {
+    let (toy, cluster, space) = (Toy { layers: 8, batch: 64 }, cluster(), space(16, 64));
+    let candidates = space.candidates();
+    let best = search(&candidates, &toy, &cluster, &Limits { steps: 1.0, ..Limits::default() }).ranked[0].clone();
+    let poor = Candidate { recompute: kolo_parallel::Recompute::Blocks, ..best.candidate };
+    let list = changes::changes(&poor, &space, &toy, &cluster);
+    assert!(list.iter().any(|one| one.what == "compute nothing again" && one.set == ["memory.recompute=\"none\""]));
+    assert!(list.iter().all(|one| one.gain > 0.0));
+    let of_best = changes::changes(&best.candidate, &space, &toy, &cluster);
+    assert!(of_best.iter().filter(|one| one.fits && !one.set.is_empty()).count() == 0, "{of_best:?}");
+}
+
+/// A step of 100,000 devices costs what its roles cost; with noise every rank is simulated.
+#[test]
+fn many_devices_cost_no_more_than_their_roles() {
+    let cluster = cluster();
+    let events = |data: usize, spread: f64| {
+        let toy = Toy { layers: 64, batch: data * 64 };
+        let candidate = Candidate {
+            data,
+            pipeline: 8,
+            tensor: 8,
+            tokens: 1,
+            sequence: Sequence::Whole,
+            zero: 1,
+            recompute: kolo_parallel::Recompute::Blocks,
+            micro_batches: 64,
+            schedule: "1f1b",
+            chunks: 1,
+        };
+        let model = toy.model(&candidate, &cluster).unwrap();
+        let conditions = Conditions { spread, seed: 5, ..Conditions::default() };
+        let step = simulate_step(&model, &cluster, &conditions).unwrap();
+        (step.outcome.events, step.seconds)
+    };
+    let (few, _) = events(2, 0.0);
+    let (many, quiet) = events(1024, 0.0);
+    assert_eq!(few, many);
+    let (noisy, slower) = events(32, 0.02);
+    assert!(noisy > 32 * 8 * 128 && slower > quiet);
+}

@@ -1,0 +1,149 @@
+//! From a job to the model of its step on a described cluster: the graph that a rank would run, counted unit by unit.
+//!
+//! The anatomy of a model depends on how its layers are split, on the samples of a micro-batch and on what is computed again, not
+//! on the number of data ranks or stages. [`AnatomyCache`] keeps them, so that a search over many layouts counts few graphs. Models
+//! that repeat layers are counted from one with [`FEW_LAYERS`] of them.
+
+use crate::error::Error;
+use crate::job::Job;
+use crate::step::{UpdateRule, fuse, recompute_again, refused, tidy, training_graph};
+use kolo_graph::{Graph, GraphError};
+use kolo_models::Model;
+use kolo_parallel::mesh::DATA;
+use kolo_parallel::pipeline::PIPELINE;
+use kolo_parallel::strategy::{Part, Strategy};
+use kolo_parallel::{Mesh, Parallel, Purpose, Recompute};
+use kolo_plan::anatomy::{Anatomy, product_flops};
+use kolo_plan::cluster::Cluster;
+use kolo_plan::collective::Algorithm;
+use kolo_plan::device::Precision;
+use kolo_plan::step_model::{Layout, StepModel};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Enough for two layers that are neither the first nor the last, which have to be alike.
+const FEW_LAYERS: usize = 4;
+
+/// What an anatomy depends on, beside the model.
+type Key = (Vec<(&'static str, usize)>, usize, Recompute, bool);
+
+/// Anatomies of one job's model.
+#[derive(Debug, Default)]
+pub struct AnatomyCache {
+    known: BTreeMap<Key, Arc<Anatomy>>,
+}
+
+impl AnatomyCache {
+    /// The anatomy of a job whose micro-batches have so many samples, split by these strategies.
+    pub fn anatomy(
+        &mut self,
+        job: &Job,
+        parallel: &Parallel,
+        samples: usize,
+        fuses: bool,
+    ) -> Result<Arc<Anatomy>, GraphError> {
+        let axes: Vec<(&'static str, usize)> =
+            splitters(parallel).flat_map(|one| one.axes()).filter(|(_, size)| *size > 1).collect();
+        let key = (axes, samples, parallel.recompute(), fuses);
+        if let Some(known) = self.known.get(&key) {
+            return Ok(Arc::clone(known));
+        }
+        let made = Arc::new(anatomy_of(job, parallel, samples, fuses)?);
+        self.known.insert(key, Arc::clone(&made));
+        Ok(made)
+    }
+}
+
+/// The strategies that split layers, rather than cut between them.
+fn splitters(parallel: &Parallel) -> impl Iterator<Item = &dyn Strategy> {
+    parallel.strategies().filter(|one| one.part() == Part::Model && one.name() != PIPELINE)
+}
+
+/// Counts the graph of a rank.
+pub fn anatomy_of(job: &Job, parallel: &Parallel, samples: usize, fuses: bool) -> Result<Anatomy, GraphError> {
+    let count = |model: &dyn Model| count(job, model, parallel, samples, fuses);
+    let layers = job.model.layers().filter(|layers| *layers > FEW_LAYERS);
+    if let Some((all, few)) = layers.and_then(|all| Some((all, job.model.with_layers(FEW_LAYERS)?))) {
+        let one_less = job.model.with_layers(FEW_LAYERS - 1);
+        let less = one_less.map(|less| model_flops(job, &*less, parallel, samples)).transpose()?;
+        let few = count(&*few)?;
+        let per_layer = less.map_or(0.0, |less| few.model_flops - less);
+        if let Some(stretched) = few.stretched(all - FEW_LAYERS, per_layer) {
+            return Ok(stretched);
+        }
+    }
+    count(&*job.model)
+}
+
+/// A rank's graph before anything is computed again.
+fn split_graph(job: &Job, model: &dyn Model, parallel: &Parallel, samples: usize) -> Result<Graph, GraphError> {
+    let clip = parallel.clip(job.clip, Purpose::Training);
+    let rule = UpdateRule {
+        optimizer: &job.optimizer,
+        clip,
+        frozen: &|name| job.start.is_frozen(name),
+        loss_scale: job.loss_scale,
+    };
+    let graph = tidy(training_graph(model, &rule, samples, job.grains)?);
+    let mut axes = vec![(DATA, 1)];
+    axes.extend(splitters(parallel).flat_map(|one| one.axes()));
+    let mesh = Mesh::new(&axes, 0).unwrap_or_else(Mesh::alone);
+    let mut split = graph.clone();
+    for one in splitters(parallel) {
+        split = one.split(split, &graph, Purpose::Training, &mesh).map_err(refused)?;
+    }
+    Ok(split)
+}
+
+fn model_flops(job: &Job, model: &dyn Model, parallel: &Parallel, samples: usize) -> Result<f64, GraphError> {
+    Ok(product_flops(&split_graph(job, model, parallel, samples)?))
+}
+
+fn count(
+    job: &Job,
+    model: &dyn Model,
+    parallel: &Parallel,
+    samples: usize,
+    fuses: bool,
+) -> Result<Anatomy, GraphError> {
+    let split = tidy(split_graph(job, model, parallel, samples)?);
+    let flops = product_flops(&split);
+    let again = recompute_again(split, parallel);
+    let graph = if fuses { fuse(again) } else { again };
+    Ok(Anatomy::of(&graph, samples, flops))
+}
+
+/// How the job lays itself out on so many workers. `precision` is that of the system, if it is not the job's.
+pub fn layout_of(job: &Job, workers: usize, precision: Option<Precision>) -> Result<Layout, Error> {
+    let mesh = job.parallel.mesh(workers, 0).map_err(|refusal| Error::workers(workers, refusal))?;
+    let data = mesh.size(DATA);
+    if !job.grains.is_multiple_of(data) {
+        let message = format!("do not share {} grains evenly among {data} data ranks", job.grains);
+        let hint = format!("make `data.grains` a multiple of {data}");
+        return Err(Error::Workers { workers, message, hint });
+    }
+    let extra = job.parallel.layout(workers);
+    let text = |key: &str| {
+        let found = job.settings.iter().find(|(name, _)| name == key);
+        found.map(|(_, value)| value.trim_matches('"').to_string())
+    };
+    let precision = precision.or_else(|| text("train.precision").and_then(|name| Precision::named(&name)));
+    Ok(Layout {
+        axes: mesh.axes().map(|(name, size)| (name.to_string(), size)).collect(),
+        zero: extra.get("zero").copied().unwrap_or(0),
+        chunks: extra.get("chunks").copied().unwrap_or(1),
+        schedule: text("parallel.schedule").unwrap_or_default(),
+        micro_batch: job.grain_batch(),
+        micro_batches: job.grains / data,
+        recompute: job.parallel.recompute(),
+        precision: precision.unwrap_or_default(),
+        algorithm: if job.reproducible { Algorithm::Direct } else { Algorithm::Fastest },
+    })
+}
+
+/// The model of a step of the job as it is laid out, on a cluster.
+pub fn step_model(job: &Job, workers: usize, cluster: &Cluster, cache: &mut AnatomyCache) -> Result<StepModel, Error> {
+    let layout = layout_of(job, workers, cluster.system.precision)?;
+    let anatomy = cache.anatomy(job, &job.parallel, layout.micro_batch, cluster.system.fuses)?;
+    kolo_plan::compose(&anatomy, &layout, cluster).map_err(|refusal| Error::workers(workers, refusal))
+}

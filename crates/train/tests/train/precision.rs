@@ -1,0 +1,167 @@
+//! Half precision: the bits of one worker in every layout, results near those of f32, and steps that f16 leaves out.
+
+use crate::same_bits::jobs;
+use crate::workers::{assert_same, on_ranks, report};
+use kolo_exec::Precision;
+use kolo_exec::reference::Reference;
+use kolo_graph::DType;
+use kolo_models::MODELS;
+use kolo_parallel::{Mesh, Purpose};
+use kolo_train::session::Company;
+use kolo_train::step::graph_of;
+use kolo_train::{Job, Report, job_file};
+use std::sync::Arc;
+
+/// One of the jobs in this precision, with more under `[train]` and `[parallel]`.
+fn job(name: &str, train: &str, parallel: &str) -> Arc<Job> {
+    let (_, text) = jobs().into_iter().find(|(known, _)| *known == name).expect("a job");
+    crate::job(&format!("{text}{train}\n[parallel]\n{parallel}\n"))
+}
+
+fn on(workers: usize, job: &Arc<Job>) -> Vec<Report> {
+    match workers {
+        1 => vec![report(job, Company::Alone)],
+        _ => on_ranks(workers, |world| report(job, Company::Workers(world))),
+    }
+}
+
+fn assert_layouts(name: &str, train: &str, alone: &str, layouts: &[(usize, &str)]) -> Report {
+    let one = report(&job(name, train, alone), Company::Alone);
+    for (workers, parallel) in layouts {
+        for other in on(*workers, &job(name, train, &format!("{alone}\n{parallel}"))) {
+            assert_same(&format!("{name}, {train}: {workers} workers, {parallel}"), &one, &other);
+            assert_eq!((one.loss_scale, one.skipped_steps), (other.loss_scale, other.skipped_steps), "{parallel}");
+        }
+    }
+    one
+}
+
+/// Every strategy, on the model that all of them can split.
+const LAYOUTS: [(usize, &str); 11] = [
+    (2, ""),
+    (4, "zero = 1"),
+    (2, "zero = 2\nbucket_mib = 0"),
+    (4, "zero = 3"),
+    (2, "central = true"),
+    (2, "pipeline = 2"),
+    (2, "tensor = 2"),
+    (4, "tensor = 2\npipeline = 2"),
+    (4, "tensor = 2\nzero = 3"),
+    (1, "\n[memory]\nrecompute = \"blocks\""),
+    (2, "pipeline = 2\nschedule = \"bidirectional\"\n[memory]\nrecompute = \"selective\""),
+];
+
+#[test]
+fn layouts_do_not_matter_in_bf16() {
+    assert_layouts("gpt", "precision = \"bf16\"", "slices = 2", &LAYOUTS);
+    let tokens = [(2, "sequence = \"heads\"\ncontext = 2"), (2, "sequence = \"context\"\ncontext = 2")];
+    for (workers, parallel) in tokens {
+        let slices = format!("slices = 2\n{}", parallel.split('\n').next().expect("a key"));
+        assert_layouts("gpt", "precision = \"bf16\"", &slices, &[(workers, parallel)]);
+    }
+    for name in ["cnn", "mlp", "lstm", "resnet18"] {
+        assert_layouts(name, "precision = \"bf16\"", "", &[(2, "zero = 1"), (4, "zero = 3")]);
+    }
+}
+
+/// A factor that is too large at first: steps are left out, on every layout the same, until it fits.
+#[test]
+fn layouts_do_not_matter_in_f16_and_an_overflow_changes_nothing() {
+    let layouts = [LAYOUTS[0], LAYOUTS[3], LAYOUTS[4], LAYOUTS[5], LAYOUTS[6], LAYOUTS[8]];
+    let train = "precision = \"f16\"\nloss_scale = 16777216";
+    let one = assert_layouts("gpt", train, "slices = 2", &layouts);
+    let skipped = one.skipped_steps.expect("f16 counts them");
+    assert!(skipped > 0 && skipped < one.steps, "{skipped} of {} steps", one.steps);
+    // The last step's factor: halved once for each that was left out before it.
+    assert!(one.loss_scale.is_some_and(|scale| scale <= 16_777_216.0 / 2.0), "{:?}", one.loss_scale);
+    for name in ["mlp", "cnn", "lstm"] {
+        let one = assert_layouts(name, "precision = \"f16\"", "", &[(2, "zero = 2")]);
+        assert_eq!(one.skipped_steps, Some(0), "{name}");
+    }
+}
+
+/// A step that is left out leaves parameters and moments as they are, whatever the optimizer.
+#[test]
+fn a_skipped_step_changes_the_factor_alone() {
+    for kind in ["adamw", "sgd", "lamb", "lars", "rmsprop", "adagrad"] {
+        let text = format!(
+            "[model]\nkind = \"mlp\"\nhidden = [9]\n[data]\nsource = \"builtin:playground\"\nbatch = 2\ngrains = 1\n\
+             [train]\nsteps = 8\noptimizer = {{ kind = \"{kind}\" }}\nprecision = \"f16\"\nloss_scale = 16777216\n"
+        );
+        let mut trainer = crate::trainer(&text, 1, 1);
+        let before = trainer.store().digest();
+        trainer.step().unwrap_or_else(|error| panic!("{kind}: {error}"));
+        assert_eq!(trainer.loss_scale(), Some([16_777_216.0, 1.0]), "{kind}");
+        assert_eq!(trainer.store().digest(), before, "{kind}: parameters");
+        for entry in trainer.store().entries().iter().filter(|entry| entry.name.starts_with("optim.")) {
+            let values = trainer.store().values(&entry.name).expect("a moment");
+            assert!(values.iter().all(|value| *value == 0.0), "{kind}: `{}`", entry.name);
+        }
+        assert_eq!(trainer.store().values("loss_scale.factor"), Some(&[8_388_608.0][..]), "{kind}");
+        (1..8).for_each(|_| _ = trainer.step().unwrap_or_else(|error| panic!("{kind}: {error}")));
+        assert_ne!(trainer.store().digest(), before, "{kind}: it learns in the end");
+    }
+}
+
+/// Losses of the first steps are those of f32 within the rounding of halves.
+#[test]
+fn steps_are_near_those_of_f32() {
+    for (name, text) in jobs().into_iter().filter(|(name, _)| *name != "resnet18") {
+        let losses = |precision: &str| {
+            let mut trainer = crate::trainer(&format!("{text}precision = \"{precision}\"\n"), 1, 1);
+            (0..4).map(|_| trainer.step().unwrap_or_else(|error| panic!("{error}"))).collect::<Vec<f32>>()
+        };
+        let full = losses("f32");
+        for precision in ["bf16", "f16"] {
+            for (step, (half, full)) in losses(precision).iter().zip(&full).enumerate() {
+                let near = (half - full).abs() <= 0.02 * full.abs().max(0.1);
+                assert!(near, "{name} in {precision}, step {step}: {half} and {full}");
+            }
+        }
+    }
+}
+
+/// Between two ops of a grain there is no activation in f32 that a product made or reads.
+#[test]
+fn what_products_read_and_make_is_halves() {
+    for (name, _) in jobs() {
+        let job = job(name, "precision = \"bf16\"", "");
+        let graph = graph_of(&job, &job.parallel, Purpose::Training, &Mesh::alone()).unwrap();
+        let products = graph.nodes.iter().filter(|node| node.op.work() != kolo_graph::Work::Stream);
+        let mut count = 0;
+        for node in products {
+            let floats = node.inputs.iter().map(|id| graph.ty(*id)).filter(|ty| ty.rank() > 1 && ty.dtype.is_float());
+            // What attention keeps of its sums is f32.
+            let halves = floats.filter(|ty| ty.dtype == DType::BF16).count();
+            assert!(
+                halves >= 2 || node.inputs.len() < 3,
+                "{name}: {} reads {:?}",
+                node.op.name(),
+                graph.types(&node.inputs)
+            );
+            count += 1;
+        }
+        assert!(count > 2, "{name}");
+        let stays = |id: &kolo_graph::ValueId| graph.ty(*id).dtype == DType::F32;
+        assert!(graph.updates.iter().all(|(state, value)| stays(state) && stays(value)), "{name}: states are f32");
+    }
+}
+
+#[test]
+fn a_precision_that_a_device_lacks_is_refused() {
+    let read = |train: &str| {
+        let text = format!("[model]\nkind = \"mlp\"\n[data]\nsource = \"builtin:digits\"\n[train]\n{train}\n");
+        Job::read(&job_file::parse(&text, "test.toml").unwrap(), MODELS)
+    };
+    let mut job = read("precision = \"tf32\"").unwrap();
+    assert_eq!(job.precision, Precision::Tf32);
+    let error = job.run_on(Arc::new(Reference)).unwrap_err().to_string();
+    assert!(error.contains("`train.precision` is \"tf32\", which the device `reference` does not have"), "{error}");
+    assert!(job.check_precision().unwrap_err().to_string().contains("`cpu`"));
+    let error = read("precision = \"bf16\"\nloss_scale = 2").unwrap_err().to_string();
+    assert!(error.contains("test.toml:7") && error.contains("has no use with `precision = \"bf16\"`"), "{error}");
+    let error = read("precision = \"f16\"\nloss_scale = 3").unwrap_err().to_string();
+    assert!(error.contains("is 3, which is no power of two"), "{error}");
+    let error = read("precision = \"fp16\"").unwrap_err().to_string();
+    assert!(error.contains("did you mean \"f16\"?"), "{error}");
+}
