@@ -287,7 +287,8 @@ fn a_trial_run_counts_slow_data() {
     let setup = kolo_train::trial_run::TrialSetup { workers: 1, per_host: 1, threads: 1 };
     let tried = |keys: &str| {
         let job = reading(keys, Duration::from_micros(500), None);
-        let trainer = Trainer::new(Arc::clone(&job), Options { threads: 1, lanes: 1, grains: 4, slots: 1, ways: 1 }).unwrap();
+        let trainer =
+            Trainer::new(Arc::clone(&job), Options { threads: 1, lanes: 1, grains: 4, slots: 1, ways: 1 }).unwrap();
         kolo_train::trial_run::run(&job, trainer.session().graph(), setup, Duration::from_millis(1)).unwrap()
     };
     let ahead = tried("prefetch = 1\nthreads = 2");
@@ -303,7 +304,8 @@ fn buffers_are_part_of_the_memory_plan() {
     let batch = 32 * (64 * 4 + 4 + 8);
     assert_eq!([data(""), data("prefetch = 0"), data("prefetch = 5")], [3 * batch, batch, 6 * batch]);
     let trainer =
-        Trainer::new(reading("", Duration::ZERO, None), Options { threads: 1, lanes: 1, grains: 4, slots: 1, ways: 1 }).unwrap();
+        Trainer::new(reading("", Duration::ZERO, None), Options { threads: 1, lanes: 1, grains: 4, slots: 1, ways: 1 })
+            .unwrap();
     assert_eq!(trainer.memory().data, 3 * batch);
 }
 

@@ -159,7 +159,8 @@ fn broken_images_stop_the_run_or_are_counted() {
     }
     let stops = job(root.path(), AUGMENTED);
     let mut trainer =
-        kolo_train::Trainer::new(stops, kolo_exec::Options { threads: 1, lanes: 1, grains: 4, slots: 1, ways: 1 }).unwrap();
+        kolo_train::Trainer::new(stops, kolo_exec::Options { threads: 1, lanes: 1, grains: 4, slots: 1, ways: 1 })
+            .unwrap();
     let error = (0..9).find_map(|_| trainer.step().err()).unwrap().to_string();
     assert!(error.starts_with("cannot read sample ") && error.contains("\n  at step "), "{error}");
 }

@@ -76,7 +76,8 @@ fn the_layout_does_not_matter() {
         assert_same(&format!("{workers} workers, {servers} servers"), &alone, &reports[0]);
     }
     for lanes in [1, 2, 8] {
-        let mut trainer = Trainer::new(gpt(""), Options { threads: lanes, lanes, grains: 8, slots: 1, ways: 1 }).unwrap();
+        let mut trainer =
+            Trainer::new(gpt(""), Options { threads: lanes, lanes, grains: 8, slots: 1, ways: 1 }).unwrap();
         (0..4).for_each(|_| _ = trainer.step().unwrap());
         assert_eq!(alone.weights, trainer.store().digest(), "{lanes} lanes");
     }
@@ -210,7 +211,8 @@ fn a_batch_in_which_nothing_counts_changes_nothing() {
 #[test]
 fn an_evaluation_divides_once() {
     let job = uneven(&regression("optimizer = { kind = \"sgd\", lr = 0.5 }", 2));
-    let mut trainer = Trainer::new(Arc::clone(&job), Options { threads: 1, lanes: 1, grains: 2, slots: 1, ways: 1 }).unwrap();
+    let mut trainer =
+        Trainer::new(Arc::clone(&job), Options { threads: 1, lanes: 1, grains: 2, slots: 1, ways: 1 }).unwrap();
     (0..2).for_each(|_| _ = trainer.step().unwrap());
     let sample = |at: usize| {
         let (mut x, mut y) = (vec![0.0f32; INPUTS], [0i32]);
