@@ -256,6 +256,9 @@ fn with_schedules(layout: &Layout) -> Vec<Layout> {
 /// With enough slices for whoever shares sums, and with fewer, too.
 fn with_slices(layout: &Layout) -> Vec<Layout> {
     let mut enough = layout.clone();
+    if !layout.by_tokens {
+        enough.counts[TENSOR_SLICES] = 1;
+    }
     let of_layers = if layout.by_tokens { TENSOR_SLICES } else { SLICES };
     let tokens = layout.by_tokens.then_some((SLICES, CONTEXT));
     for (slices, ranks) in [(of_layers, TENSOR)].into_iter().chain(tokens) {
