@@ -1,4 +1,4 @@
-"""Compares what `kolo plan` says of ten jobs with what `kolo bench train` and `kolo train` measure, taking turns in one run.
+"""Compares what `kolo plan` says of ten jobs and 24 layouts of them with what `kolo bench train` and `kolo train` measure, taking turns in one run.
 
 A round plans every job and then times its steps. The table has the median over the rounds of the planned and of the measured
 time of a step, their ratio, and the planned memory beside the most that the process had resident, evaluation and all. On a
@@ -17,11 +17,27 @@ from pathlib import Path
 
 BENCH = Path(__file__).resolve().parent
 KOLO = BENCH.parent / "target" / "release" / "kolo"
+# Two workers, with these keys of `[parallel]`.
+LAYOUTS = [
+    ("gpt", "zero=1"), ("gpt", "zero=2"), ("gpt", "zero=3"), ("gpt", "tensor=2 slices=2"),
+    ("gpt", "tensor=2 slices=2 sequence=tensor"), ("gpt", "context=2 slices=2 sequence=heads"), ("gpt", "pipeline=2"),
+    ("gpt", "pipeline=2 schedule=gpipe"), ("gpt", "pipeline=2 schedule=zero-bubble"), ("gpt-deep", ""),
+    ("gpt-deep", "pipeline=2 schedule=interleaved chunks=2"), ("gpt-deep", "tensor=2 slices=2"), ("gpt-wide", ""),
+    ("gpt-wide", "zero=1"), ("gpt-wide", "tensor=2 slices=2"), ("gpt-wide", "pipeline=2"), ("mlp-wide", ""),
+    ("mlp-wide", "tensor=2 slices=2"), ("cnn", ""), ("cnn", "zero=1"), ("resnet18", ""), ("alexnet", "zero=1"), ("lstm", ""),
+    ("gpt", ""),
+]  # fmt: skip
+
+
+def flags_of(layout):
+    return ["-n", "2", *(word for key in layout.split() for word in ("--set", f"parallel.{key}"))]
+
+
 # Jobs and the flags they are run with.
 JOBS = [
-    ("alexnet", []), ("resnet50", []), ("resnet18", []), ("cnn", []), ("lstm", []), ("gpt", []), ("gpt-deep", []),
-    ("gpt-wide", []), ("mlp-tiny", []), ("mlp-wide", []), ("mlp", []), ("gpt", ["-n", "2"]),
-]  # fmt: skip
+    (name, [])
+    for name in "alexnet resnet50 resnet18 cnn lstm gpt gpt-deep gpt-wide mlp-tiny mlp-wide mlp".split()
+] + [(job, flags_of(layout)) for job, layout in LAYOUTS]
 MEBIBYTE = 1 << 20
 # Memory is right within this part of it, or so many bytes.
 MEMORY_PART, MEMORY_BYTES = 0.05, 8 * MEBIBYTE

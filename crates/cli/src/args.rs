@@ -1,6 +1,7 @@
 //! The command line as types.
 
 use crate::data_command::DataCommand;
+use crate::device::DeviceArg;
 use crate::eval::EvalArgs;
 use crate::generate::GenerateArgs;
 use crate::predict::PredictArgs;
@@ -50,12 +51,14 @@ impl Command {
             Command::Graph(args) => Some(&mut args.job.workers),
             Command::Bench { command: Bench::Train(args) } => Some(&mut args.job.workers),
             Command::Bench { command: Bench::Comm(args) } => Some(&mut args.workers),
+            Command::Bench { command: Bench::Device(_) | Bench::Published(_) } => None,
             Command::Data { command: DataCommand::Bench(args) } => Some(&mut args.job.workers),
             Command::Simulate(_)
             | Command::Eval(_)
             | Command::Predict(_)
             | Command::Generate(_)
             | Command::Data { .. } => None,
+            Command::Devices(_) | Command::Selftest(_) => None,
             Command::Slurm(_) | Command::Ckpt { .. } | Command::Join(_) | Command::Agent | Command::List { .. } => None,
         }
     }
@@ -99,11 +102,31 @@ pub enum Command {
     /// Run the workers of one host; `--hosts` starts it there
     #[command(hide = true)]
     Agent,
+    /// List the processors, GPUs and GPU libraries of this machine
+    Devices(DevicesArgs),
+    /// Compare every op on a device with its definition
+    Selftest(SelftestArgs),
     /// List what a job file can name
     List {
         /// What to list
         what: Listing,
     },
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct DevicesArgs {}
+
+#[derive(Debug, ClapArgs)]
+pub struct SelftestArgs {
+    /// The device to check: cpu, cuda or cuda:N
+    #[arg(long, default_value = "auto")]
+    pub device: DeviceArg,
+    /// Only this op; may be repeated
+    #[arg(long)]
+    pub op: Vec<String>,
+    /// Only compile the kernels of an H200, which needs NVRTC and no GPU
+    #[arg(long)]
+    pub compile_only: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -112,15 +135,6 @@ pub enum Listing {
     Sources,
     Strategies,
     Ops,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum DeviceArg {
-    Auto,
-    Cpu,
-    Cuda,
-    /// Every op by its definition, in f64: slow, for one worker, to compare with
-    Reference,
 }
 
 /// What every command on a job takes.
@@ -134,11 +148,52 @@ pub struct JobArgs {
     /// Threads; all cores by default
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Where to compute
-    #[arg(long, value_enum, default_value = "auto")]
+    /// Where to compute: auto, cpu, cuda, cuda:N or reference (every op by its definition in f64: slow, for one worker)
+    #[arg(long, default_value = "auto")]
     pub device: DeviceArg,
     #[command(flatten)]
     pub workers: Workers,
+}
+
+/// What a plan of a job takes: as [`JobArgs`], with a device that need not be here.
+#[derive(Debug, ClapArgs)]
+pub struct PlannedJobArgs {
+    /// The job file (TOML)
+    pub job: Option<PathBuf>,
+    /// Override a key of the job file, such as --set train.optimizer.lr=0.01
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Threads; all cores by default
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Where to compute: this machine (auto, cpu, cuda, reference), or a device by its name, such as h100 or a100-80
+    #[arg(long, default_value = "auto")]
+    pub device: String,
+    #[command(flatten)]
+    pub workers: Workers,
+}
+
+impl PlannedJobArgs {
+    /// The executor of this machine that is meant.
+    fn here(&self) -> Option<DeviceArg> {
+        self.device.parse().ok()
+    }
+
+    /// Whether the device is not an executor of this machine.
+    pub fn names_a_device(&self) -> bool {
+        self.here().is_none()
+    }
+
+    /// The same for a job that runs here.
+    pub fn job_args(&self) -> JobArgs {
+        JobArgs {
+            job: self.job.clone(),
+            set: self.set.clone(),
+            threads: self.threads,
+            device: self.here().unwrap_or(DeviceArg::Auto),
+            workers: self.workers.clone(),
+        }
+    }
 }
 
 /// How workers are started and reach each other.
@@ -225,6 +280,9 @@ pub struct Train {
     /// Steps that the timeline shows, counted from 0 and without the last number: 100..120, 100.. or ..20
     #[arg(long, value_name = "FIRST..END", requires = "trace")]
     pub trace_steps: Option<StepRange>,
+    /// Look for the fastest layout of this machine's workers, and train with it; the weights are those of the job
+    #[arg(long)]
+    pub auto: bool,
     /// Train asynchronously with parameter servers
     #[arg(long = "async")]
     pub asynchronous: bool,
@@ -350,7 +408,28 @@ pub enum ExportTarget {
 #[derive(Debug, ClapArgs)]
 pub struct PlanArgs {
     #[command(flatten)]
-    pub job: JobArgs,
+    pub job: PlannedJobArgs,
+    /// Look for the best layout on -n devices: data, tensor, pipeline, sequence, ZeRO, recompute, micro-batches, schedule
+    #[arg(long)]
+    pub search: bool,
+    /// Put the layout that --search found into the job file
+    #[arg(long)]
+    pub write: bool,
+    /// Say what binds the step, and which changes would help most
+    #[arg(long)]
+    pub why: bool,
+    /// Plan for the cluster that this file (TOML) describes
+    #[arg(long, value_name = "FILE")]
+    pub cluster: Option<PathBuf>,
+    /// Of --search: what a worker may take at most, such as 40GiB
+    #[arg(long, value_name = "SIZE")]
+    pub max_memory: Option<String>,
+    /// Of --search: what the whole run may cost at most
+    #[arg(long, value_name = "PRICE")]
+    pub max_cost: Option<f64>,
+    /// Of --search: hours that the whole run may take at most
+    #[arg(long, value_name = "HOURS")]
+    pub deadline: Option<f64>,
     /// Samples per epoch, instead of the data's own number
     #[arg(long)]
     pub samples: Option<f64>,
@@ -375,6 +454,12 @@ pub struct PlanArgs {
     /// Of a model that workers share: where every parameter lies, and every exchange
     #[arg(long)]
     pub explain: bool,
+    /// Make a device entry of what a run measured, from its report; nothing else is planned
+    #[arg(long, value_name = "REPORT")]
+    pub calibrate: Option<PathBuf>,
+    /// Where --calibrate writes the entry (TOML), instead of printing it
+    #[arg(long, value_name = "FILE", requires = "calibrate")]
+    pub entry: Option<PathBuf>,
     /// Draw the pipeline's schedule, into an SVG file if one is named
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
     pub schedule: Option<Option<PathBuf>>,
@@ -449,6 +534,39 @@ pub enum Bench {
     Train(BenchTrain),
     /// Time every collective on every transport
     Comm(BenchComm),
+    /// Measure the cores at hand: products by shape, streams out of cache
+    Device(BenchDevice),
+    /// Predict published results from the description of their clusters and jobs
+    Published(BenchPublished),
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct BenchDevice {
+    /// Threads that work at the same time, as one device; all cores by default
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// What the device is called in the file
+    #[arg(long, default_value = "this-machine")]
+    pub name: String,
+    /// Write the entry (TOML) for the planner to this file
+    #[arg(long, value_name = "FILE")]
+    pub write: Option<PathBuf>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct BenchPublished {
+    /// The folder of `rows.toml` and of the job and cluster files that it names
+    #[arg(default_value = "bench/published")]
+    pub folder: PathBuf,
+    /// Only rows whose names contain this; may be repeated
+    #[arg(long)]
+    pub only: Vec<String>,
+    /// Say where the time and the memory of every row go
+    #[arg(long)]
+    pub explain: bool,
+    /// Write the rows (JSON) to this file
+    #[arg(long)]
+    pub report: Option<PathBuf>,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -473,6 +591,9 @@ pub struct BenchComm {
     /// Write the rows (JSON) to this file
     #[arg(long)]
     pub report: Option<PathBuf>,
+    /// Write a cluster file (TOML) of these workers, with what was measured of their link
+    #[arg(long, value_name = "FILE")]
+    pub write: Option<PathBuf>,
 }
 
 #[derive(Debug, ClapArgs)]

@@ -165,7 +165,7 @@ fn report(
     let mut report = json!({
         "job": trainer.job().name, "step_ms": {"median": spread.median, "p95": spread.p95, "min": low, "max": high},
         "samples_ms": times, "threads": threads, "lanes": options.lanes, "grains": options.grains,
-        "peak_rss_bytes": rss, "ready_ms": ready_ms, "startup_ms": startup_ms,
+        "peak_rss_bytes": rss, "device_bytes": trainer.device_bytes(), "ready_ms": ready_ms, "startup_ms": startup_ms,
     });
     if let (Some(report), Value::Object(extra)) = (report.as_object_mut(), extra) {
         report.extend(extra);

@@ -11,6 +11,7 @@ use kolo_cluster::{Introduction, Launcher, RankInfo};
 use kolo_comm::bench::{self, BenchRow, Method};
 use kolo_comm::mpi::MpiWorld;
 use kolo_comm::{CallKind, Communicator, Fault};
+use kolo_plan::collective::CollectiveKind;
 use std::sync::Arc;
 
 const BYTES_MAX: usize = 16 << 30;
@@ -36,6 +37,9 @@ pub fn comm(args: &BenchComm) -> Result<(), Failure> {
             let list: Vec<String> = rows.iter().map(BenchRow::json).collect();
             write_file(path, format!("[\n  {}\n]\n", list.join(",\n  ")))?;
         }
+        if let Some(path) = &args.write {
+            write_file(path, cluster_text(&rows, rank_info.world))?;
+        }
     }
     member.finish()?;
     Ok(mpi.map_or(Ok(()), MpiWorld::finish)?)
@@ -53,6 +57,7 @@ fn prepare(args: &BenchComm, rank_info: Option<&RankInfo>) -> Result<(Vec<CallKi
     flags::check(&args.workers, rank_info, workers::asked(&args.workers)?)?;
     if rank_info.is_none_or(|rank_info| rank_info.rank == 0) {
         args.report.as_deref().map_or(Ok(()), check_writable)?;
+        args.write.as_deref().map_or(Ok(()), check_writable)?;
     }
     Ok((kinds(&args.op)?, sizes(&args.bytes)?))
 }
@@ -94,6 +99,40 @@ fn print(rows: &[BenchRow]) {
             row.op, row.transport, row.ranks, row.bytes, row.us_median, row.busbw_gbps
         );
     }
+}
+
+/// A cluster file of these workers: the link of the transport that was measured first.
+fn cluster_text(rows: &[BenchRow], ranks: usize) -> String {
+    let first = rows.first().map_or("", |row| row.transport);
+    let own = || rows.iter().filter(|row| row.transport == first && row.bytes > 0);
+    let reduce = || own().filter(|row| row.op == CallKind::AllReduce.name());
+    let any = || reduce().chain(own());
+    // Two rounds of an all-reduce: an empty one takes twice the latency, a large one sends nearly twice its bytes.
+    let latency = any().map(|row| row.us_median / 2.0).fold(f64::INFINITY, f64::min);
+    let bandwidth = any().map(|row| row.busbw_gbps).fold(0.0, f64::max);
+    let mut text = format!(
+        "# Measured by `kolo bench comm`: {ranks} workers over {first}. Put the name of your device here.\n\
+         name = \"{first} of {ranks} workers\"\ndevice = \"cpu-core\"\n\n[[level]]\nname = \"host\"\ncount = {ranks}\n\
+         bandwidth_gbs = {bandwidth:.4}\nshare = 1.0\nlatency_us = {latency:.3}\n"
+    );
+    for kind in CollectiveKind::ALL {
+        let mut points: Vec<(usize, f64)> =
+            own().filter(|row| row.op == kind.name()).map(|row| (row.bytes, row.us_median)).collect();
+        points.sort_by_key(|(bytes, _)| *bytes);
+        points.dedup_by_key(|(bytes, _)| *bytes);
+        if !points.is_empty() {
+            let [bytes, micros] = [
+                points.iter().map(|(bytes, _)| bytes.to_string()).collect::<Vec<_>>(),
+                points.iter().map(|(_, micros)| format!("{:.3}", micros.max(0.001))).collect(),
+            ];
+            let (bytes, micros) = (bytes.join(", "), micros.join(", "));
+            text += &format!(
+                "[[level.measured]]\nop = \"{}\"\nranks = {ranks}\nbytes = [{bytes}]\nus = [{micros}]\n",
+                kind.name()
+            );
+        }
+    }
+    text
 }
 
 fn kinds(names: &[String]) -> Result<Vec<CallKind>, Failure> {

@@ -23,7 +23,7 @@ const USUAL_LINKS: [(&str, &str, &str); 8] = [
 
 const CLUSTER_FILE: FileKind = FileKind {
     noun: "cluster file",
-    missing: "check the path; docs/planning.md has an example",
+    missing: "check the path; examples/clusters/h100.toml is one",
     too_large: "a cluster file describes a device and a few levels of links",
 };
 

@@ -33,6 +33,11 @@ impl Failure {
         Self { message: fault.to_string(), code: COMMAND_WRONG, ..NOTHING }
     }
 
+    /// A device cannot be used; the error has its own hint.
+    pub fn device(error: &kolo_cuda::CudaError) -> Self {
+        Self { message: error.to_string(), code: COMMAND_WRONG, ..NOTHING }
+    }
+
     /// The job failed.
     pub fn job(message: impl Into<String>, hint: &str) -> Self {
         Self { message: format!("{}\n  hint: {hint}", message.into()), ..NOTHING }

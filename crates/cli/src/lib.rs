@@ -13,14 +13,17 @@
 //! ```
 
 mod args;
+mod auto;
 mod bench;
 mod bench_comm;
+mod bench_device;
 mod byte_progress;
 mod ckpt;
 mod classes;
 mod cores;
 mod data_command;
 mod described;
+mod device;
 mod elastic;
 mod eval;
 mod fail;
@@ -34,7 +37,9 @@ mod output;
 mod plan;
 mod predict;
 mod progress;
+mod published;
 mod saved;
+mod selftest;
 mod simulate;
 mod slurm;
 mod train;
@@ -63,6 +68,7 @@ pub mod prelude {
 }
 
 pub use kolo_ckpt as checkpoint;
+pub use kolo_cuda as cuda;
 pub use kolo_data as data;
 pub use kolo_exec as exec;
 pub use kolo_graph as graph_ir;
@@ -145,6 +151,8 @@ impl App {
             }
             args::Command::Bench { command: args::Bench::Train(args) } => bench::train(&self.kinds, &args),
             args::Command::Bench { command: args::Bench::Comm(args) } => bench_comm::comm(&args),
+            args::Command::Bench { command: args::Bench::Device(args) } => bench_device::device(&args),
+            args::Command::Bench { command: args::Bench::Published(args) } => published::published(&self.kinds, &args),
             args::Command::Eval(args) => eval::eval(&self.kinds, &args),
             args::Command::Predict(args) => predict::predict(&self.kinds, &args),
             args::Command::Generate(args) => generate::generate(&self.kinds, &args),
@@ -155,6 +163,8 @@ impl App {
             args::Command::Agent => {
                 return ExitCode::from(u8::try_from(kolo_cluster::agent::run()).unwrap_or(1));
             }
+            args::Command::Devices(args) => device::devices(&args),
+            args::Command::Selftest(args) => selftest::selftest(&args),
             args::Command::List { what } => graph::list(&self.kinds, what),
         };
         match outcome.and_then(|()| output::finish()) {

@@ -1,11 +1,8 @@
 //! From the command line to a job.
 
-use crate::args::{DeviceArg, JobArgs};
+use crate::args::JobArgs;
 use crate::fail::Failure;
 use kolo_data::{SOURCES, SourceKind};
-use kolo_exec::Executor;
-use kolo_exec::cpu::Cpu;
-use kolo_exec::reference::Reference;
 use kolo_graph::settings::{Setting, Settings};
 use kolo_models::{MODELS, ModelKind};
 use kolo_parallel::{Mesh, STRATEGIES, StrategyKind};
@@ -75,9 +72,6 @@ pub fn refuse_shared_pipe(root: &Settings, processes: usize) -> Result<(), Failu
 
 /// Reads the job file with the overrides applied, for this many workers.
 pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Failure> {
-    if args.device == DeviceArg::Cuda {
-        return Err(Failure::usage("--device cuda: this build runs on the CPU only", "leave --device out"));
-    }
     if workers == 0 || workers > WORKERS_MAX {
         return Err(Failure::usage(format!("{workers} workers are out of range"), "use a number from 1 to 1024"));
     }
@@ -86,11 +80,7 @@ pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Fa
     let near =
         |error: kolo_train::Error| Failure::from(error).beside(&nearest::layouts(&root, &kinds.lists(), workers));
     let mut job = Job::read_among(&root, &kinds.lists()).map_err(near)?;
-    let executor: Arc<dyn Executor> = match args.device {
-        DeviceArg::Reference => Arc::new(Reference),
-        _ => Arc::new(Cpu),
-    };
-    job.run_on(executor)?;
+    job.run_on(args.device.executor()?)?;
     if workers > 1 {
         job.check_device(workers)?;
     }

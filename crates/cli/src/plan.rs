@@ -1,5 +1,7 @@
 //! `kolo plan`: what a job will cost, before anything is allocated.
 
+mod calibrate;
+mod layouts;
 mod placement;
 mod shared;
 pub(crate) mod text;
@@ -71,15 +73,22 @@ impl Prediction {
 }
 
 pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
+    if let Some(report) = &args.calibrate {
+        return calibrate::calibrate(report, args.entry.as_deref());
+    }
+    if layouts::is_asked(args) {
+        return layouts::plan(kinds, args);
+    }
     let by_host = workers::asked_by_host(&args.job.workers)?;
     let workers = by_host.iter().sum();
-    let job = load::job(kinds, &args.job, workers)?;
+    let job_args = args.job.job_args();
+    let job = load::job(kinds, &job_args, workers)?;
     // Every host is taken to be like this one.
     let hosts = by_host.len();
     let per_host = by_host.into_iter().max().unwrap_or(1);
     let threads = match args.job.threads {
-        None => (load::threads(&args.job)? / per_host).max(1),
-        Some(_) => load::threads(&args.job)?,
+        None => (load::threads(&job_args)? / per_host).max(1),
+        Some(_) => load::threads(&job_args)?,
     };
     check(args)?;
     let prediction = predict(&job, TrialSetup { workers, per_host, threads }, hosts, args)?;
@@ -87,6 +96,10 @@ pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
         let shared = prediction.shared.as_ref();
         let none = || Failure::usage("the job has no pipeline to draw", "set `parallel.pipeline` to 2 or more, and -n");
         return shared.ok_or_else(none)?.draw(file.as_deref());
+    }
+    if args.write || args.max_memory.is_some() || args.max_cost.is_some() || args.deadline.is_some() {
+        let message = "--write, --max-memory, --max-cost and --deadline: no layout is looked for";
+        return Err(Failure::usage(message, "add --search"));
     }
     if args.json {
         println!("{}", as_json(&job, &prediction));
@@ -144,9 +157,10 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
     let samples = args.samples.unwrap_or(job.split.train_len() as f64);
     let epochs = args.epochs.unwrap_or(job.total_steps as f64 / job.steps_per_epoch as f64);
     // What does not fit cannot be tried.
-    let measured = match shortage.is_none() && !args.by_rates && shared.is_none() {
-        true => Some(trial_run::run(job, &program.graph, setup, trial_run::TIME_LIMIT)?),
-        false => None,
+    let measured = match shared {
+        _ if shortage.is_some() || args.by_rates => None,
+        None => Some(trial_run::run(job, &program.graph, setup, trial_run::TIME_LIMIT)?),
+        Some(shared) => shared.try_out(job, setup)?,
     };
     Ok(Prediction {
         modelled_seconds: shared.map_or_else(|| kolo_plan::predict_seconds(&program, &rates), Shared::seconds),

@@ -5,6 +5,8 @@ mod text;
 mod trace;
 mod weeks;
 
+pub use text::duration;
+
 use crate::args::SimulateArgs;
 use crate::described;
 use crate::fail::{Failure, check_writable, write_file};
@@ -66,7 +68,7 @@ pub fn simulate(kinds: &Kinds, args: &SimulateArgs) -> Result<(), Failure> {
     write_files(args, &simulation)
 }
 
-const HINT: &str = "see docs/planning.md";
+const HINT: &str = "see docs/simulation.md";
 
 fn write_files(args: &SimulateArgs, simulation: &Simulation) -> Result<(), Failure> {
     if let Some(path) = &args.json {

@@ -1,6 +1,7 @@
 //! `kolo train`.
 
 use crate::args::Train;
+use crate::auto;
 use crate::classes;
 use crate::elastic;
 use crate::fail::{Failure, check_writable, write_file};
@@ -14,9 +15,12 @@ use crate::workers::{self, RemoteView, Worker};
 use kolo_cluster::elastic::ElasticOptions;
 use kolo_cluster::{Introduction, Launcher, RankInfo};
 use kolo_comm::Communicator;
+use kolo_parallel::schedules::{Durations, verify};
 use kolo_plan::Rates;
+use kolo_plan::link::Link;
 use kolo_train::asynchronous::{self, Roles};
 use kolo_train::checkpoint::{CHECKPOINTS, CheckpointDir, JOB_FILE};
+use kolo_train::compared::most_wrong;
 use kolo_train::decision::decision_map;
 use kolo_train::interrupt::{self, Interrupt, RunPhase};
 use kolo_train::machine::{format_bytes, format_count};
@@ -36,6 +40,15 @@ const SERVERS_MAX: usize = 64;
 
 pub fn train(kinds: &Kinds, args: &Train) -> Result<(), Failure> {
     let rank_info = workers::rank_info()?;
+    if args.auto {
+        return match &rank_info {
+            None => auto::train(kinds, args),
+            Some(found) => {
+                let message = format!("--auto: the workers are started by {}", found.launcher.name());
+                Err(Failure::usage(message, "run `kolo plan --search --write` first, and train without --auto"))
+            }
+        };
+    }
     let prepared = prepare(kinds, args, rank_info.as_ref());
     let claimed = prepared.and_then(|prepared| Ok((claim_out(args, &prepared.job, rank_info.as_ref())?, prepared)));
     // An elastic job goes on without a worker that cannot start.
@@ -376,6 +389,7 @@ pub fn conclude(
     beside: Option<Report>,
 ) -> Result<(), Failure> {
     report.planned = planned(trainer)?;
+    report.compared = report.compare();
     write_report(args, options, &report, beside.as_ref())?;
     show_map(trainer, args, options.out.as_ref())?;
     if !args.quiet {
@@ -439,11 +453,36 @@ fn compare(sync: &Report, free: &Report) {
 fn planned(trainer: &Trainer) -> Result<Planned, Failure> {
     let program = trainer.session().program();
     let cost = kolo_plan::cost(program);
+    let rates = Rates::measure();
+    let compute_ms = kolo_plan::predict_seconds(program, &rates) * 1e3;
+    let waiting_ms = planned_waiting(trainer, compute_ms / 1e3) * 1e3;
     Ok(Planned {
-        step_ms: kolo_plan::predict_seconds(program, &Rates::measure()) * 1e3,
+        step_ms: compute_ms + waiting_ms,
         bytes: trainer.memory().total() as u64,
         flops: cost.flops.total(),
+        compute_ms,
+        waiting_ms,
+        flops_per_s: rates.flops,
+        bytes_per_s: rates.bytes,
     })
+}
+
+/// Seconds for which a rank that computes so long will wait for others: their exchanges, as between workers of one host, and the
+/// bubble of a pipeline.
+fn planned_waiting(trainer: &Trainer, compute: f64) -> f64 {
+    let Some(world) = trainer.world() else { return 0.0 };
+    let (parallel, program) = (&trainer.job().parallel, trainer.session().program());
+    let Ok(mesh) = parallel.mesh(world.size(), world.rank()) else { return 0.0 };
+    let sent = kolo_plan::sent_bytes(program, &|axis| (mesh.coordinate(axis), mesh.size(axis)));
+    let bytes: u64 = sent.values().sum();
+    let links = Link::built_in().unwrap_or_default();
+    let exchange =
+        links.iter().find(|link| link.name == "shared-memory").map_or(0.0, |link| bytes as f64 / link.reached());
+    let schedule = parallel.schedule(&mesh, program.options.grains).ok().flatten();
+    let verified = schedule.and_then(|one| verify(&one).ok());
+    let timeline = verified.and_then(|one| one.timeline(&Durations::textbook(one.schedule().stages)).ok());
+    let bubble = timeline.map_or(0.0, |timeline| timeline.bubble_share());
+    exchange + compute * bubble / (1.0 - bubble).max(0.01)
 }
 
 fn show_map(trainer: &mut Trainer, args: &Train, out: Option<&OutDir>) -> Result<(), Failure> {
@@ -474,6 +513,13 @@ fn summary(report: &Report) {
     println!("  FLOP/step   {:<10}  at {rate:.1} GFLOP/s{whose}", format_count(report.planned.flops));
     let (plan, peak) = (format_bytes(report.planned.bytes), format_bytes(report.peak_bytes.rss));
     println!("  memory      {plan:<10}  {peak} peak of the whole process");
+    if let Some(one) = most_wrong(&report.compared) {
+        let (planned, measured, share) = (one.planned, one.measured, one.error.abs() * 100.0);
+        println!(
+            "  plan        most wrong about {}: {planned:.2} ms planned, {measured:.2} ms measured, {share:.0} % of the step",
+            one.part
+        );
+    }
     show_data_wait(report);
     if let Some(communication) = &report.communication {
         show_communication(communication);

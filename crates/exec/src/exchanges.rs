@@ -13,7 +13,7 @@ use crate::schedule::{ExchangeItem, Schedule};
 use kolo_graph::collective::{Collective, Movement};
 use kolo_graph::cpu::Buffer;
 use kolo_graph::layout::{Layout, align};
-use kolo_graph::{Graph, Node, Phase, Type, ValueId};
+use kolo_graph::{Graph, Node, NodeId, Phase, Type, ValueId};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -37,6 +37,7 @@ pub(crate) struct Exchanges {
 /// An exchange as one lane, or the step, runs it.
 #[derive(Debug)]
 struct Running {
+    node: NodeId,
     /// Its number, counted from `first`.
     number: usize,
     /// The elements of the sums it exchanges, if that is what it does.
@@ -124,7 +125,7 @@ impl Exchanges {
                 let (exchange, staging) = plan(graph, at, item, device, lane, &*collectives)?;
                 let sums = item.of_sums.then(|| sums_of(graph, layout, item, &exchange));
                 let (arrived, pending) = (AtomicUsize::new(0), Mutex::new(false));
-                running.push(Running { number: exchanges.len(), sums, arrived, pending, staging });
+                running.push(Running { node: item.node, number: exchanges.len(), sums, arrived, pending, staging });
                 exchanges.push(exchange);
             }
             list.push(running);
@@ -149,18 +150,19 @@ impl Exchanges {
         if self.lanes > 1 {
             device.join(range.clone(), lane);
         }
-        self.start(at, 0);
+        self.start(at, 0, device);
     }
 
-    pub fn start(&self, at: usize, lane: usize) {
+    pub fn start(&self, at: usize, lane: usize, device: &dyn Device) {
         let running = self.of(at, lane);
+        device.publish(running.node, lane);
         let mut pending = kolo_base::lock(&running.pending);
         running.staging.before.iter().for_each(Rows::copy);
         *pending = true;
         self.collectives.start(self.first + running.number);
     }
 
-    pub fn wait(&self, at: usize, lane: usize) -> Result<(), ExchangeError> {
+    pub fn wait(&self, at: usize, lane: usize, device: &dyn Device) -> Result<(), ExchangeError> {
         let running = self.of(at, lane);
         let mut pending = kolo_base::lock(&running.pending);
         if !*pending {
@@ -170,21 +172,28 @@ impl Exchanges {
         self.collectives.wait(self.first + running.number)?;
         self.waited.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         running.staging.after.iter().for_each(Rows::copy);
+        device.absorb(running.node, lane);
         *pending = false;
         Ok(())
     }
 
     /// Waits for all exchanges that the schedule has in this phase, of this lane if it is the grains'.
-    pub fn wait_phase(&self, schedule: &Schedule, phase: Phase, lane: usize) -> Result<(), ExchangeError> {
+    pub fn wait_phase(
+        &self,
+        schedule: &Schedule,
+        phase: Phase,
+        lane: usize,
+        device: &dyn Device,
+    ) -> Result<(), ExchangeError> {
         let own = schedule.exchanges.iter().enumerate().filter(|(_, exchange)| exchange.phase == phase);
-        own.map(|(at, _)| self.wait(at, lane)).collect()
+        own.map(|(at, _)| self.wait(at, lane, device)).collect()
     }
 
     /// Waits for all that were started.
-    pub fn wait_all(&self) -> Result<(), ExchangeError> {
+    pub fn wait_all(&self, device: &dyn Device) -> Result<(), ExchangeError> {
         let lanes = |running: &Vec<Running>| 0..running.len();
         let mut all = self.list.iter().enumerate().flat_map(|(at, running)| lanes(running).map(move |lane| (at, lane)));
-        all.try_for_each(|(at, lane)| self.wait(at, lane))
+        all.try_for_each(|(at, lane)| self.wait(at, lane, device))
     }
 
     /// Bytes that this rank has sent, by axis.

@@ -4,6 +4,7 @@
 //! order of calls, the grains and their lanes, sums over grains, exchanges and their waits are in [`Schedule`], which is derived
 //! once, and a [`Session`](crate::Session) drives every device through it.
 
+use crate::exchange::ExchangeError;
 use crate::memory::Memory;
 use crate::options::Options;
 use crate::program::Program;
@@ -11,7 +12,7 @@ use crate::schedule::Schedule;
 use crate::store::Store;
 use kolo_graph::cpu::Buffer;
 use kolo_graph::layout::Layout;
-use kolo_graph::{Graph, Phase, ValueId};
+use kolo_graph::{Graph, NodeId, Phase, ValueId};
 use std::any::Any;
 use std::fmt::Debug;
 use std::ops::Range;
@@ -36,10 +37,18 @@ pub trait Executor: Debug + Send + Sync {
     /// Bytes that a session allocates.
     fn bytes(&self, graph: &Graph, layout: &Layout, options: Options) -> SessionBytes;
 
+    /// Whether what a session allocates is memory of the host.
+    fn allocates_on_host(&self) -> bool {
+        true
+    }
+
     /// Whether it can run the collectives of several workers.
     fn has_collectives(&self) -> bool {
         true
     }
+
+    /// Makes ready what programs of these graphs will need, all at once where that takes less time than one after the other.
+    fn prepare(&self, _graphs: &[&Graph]) {}
 
     /// The same executor with products of f32 in TF32, if the device has it.
     fn in_tf32(&self) -> Option<Arc<dyn Executor>> {
@@ -86,11 +95,44 @@ pub trait Device: Any + Debug + Send + Sync {
     /// The step's inputs are written. Whatever holds the store in a form of its own reads it here.
     fn begin(&self) {}
 
+    /// The inputs of this lane's next grain are written.
+    fn begin_grain(&self, _lane: usize) {}
+
+    /// Whether it keeps the store's values elsewhere than in the memory of the host ([`Store::mirrored`]).
+    fn mirrors_store(&self) -> bool {
+        false
+    }
+
+    /// The named results are made, all or those that come before the update: from here on [`Device::wait_outputs`] waits until they are
+    /// where [`Device::buffer`] says.
+    fn show_outputs(&self) {}
+
+    /// Waits until the named results that were shown can be read.
+    fn wait_outputs(&self) {}
+
+    /// Brings what an exchange reads to where [`Device::buffer`] says, and what it has written from there.
+    fn publish(&self, _exchange: NodeId, _lane: usize) {}
+    fn absorb(&self, _exchange: NodeId, _lane: usize) {}
+
+    /// What went wrong since the last step, on a device whose calls only start its work.
+    fn check(&self) -> Result<(), ExchangeError> {
+        Ok(())
+    }
+
     /// Runs `body` once for every lane, all at the same time if it can.
     fn run_lanes(&self, body: &(dyn Fn(usize) + Sync));
 
     /// Runs an item of a phase. `lane` and its `grain`, counted within the lane, mean something in the grain phase only.
     fn run(&self, phase: Phase, item: usize, lane: usize, grain: usize);
+
+    /// Waits until the items that were run are done, so that their time can be told.
+    fn wait_item(&self) {}
+
+    /// Runs all items of a phase at once, if it can do that better than one by one; whether it has. Not asked where items start or
+    /// await exchanges, or where each is timed or may be the last.
+    fn run_phase(&self, _phase: Phase, _lane: usize, _grain: usize) -> bool {
+        false
+    }
 
     /// Adds the lanes' sums up into the first lane's, on this lane's threads: of these elements.
     fn join(&self, elements: Range<usize>, lane: usize);
@@ -116,9 +158,4 @@ impl dyn Device {
     pub fn downcast<T: Device>(&self) -> Option<&T> {
         (self as &dyn Any).downcast_ref::<T>()
     }
-}
-
-/// All executors, the default first.
-pub fn executors() -> [Arc<dyn Executor>; 2] {
-    [Arc::new(crate::cpu::Cpu), Arc::new(crate::reference::Reference)]
 }

@@ -16,12 +16,13 @@ mod precision;
 mod program;
 pub mod reference;
 pub mod schedule;
+pub mod selftest;
 pub mod session;
 pub mod store;
 
 pub use element::{Element, Plain, ValueError, Values, View};
 pub use exchange::{Collectives, Exchange, ExchangeError, ExchangeKind};
-pub use executor::{Device, Executor, SessionBytes, executors};
+pub use executor::{Device, Executor, SessionBytes};
 pub use feed::Feed;
 pub use half::{bf16, f16};
 pub use memory::Memory;

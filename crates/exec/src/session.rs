@@ -159,19 +159,25 @@ impl Session {
     ) -> Result<(), ExchangeError> {
         let same = store.memories().iter().zip(&self.store).all(|(one, other)| Arc::ptr_eq(one, other));
         assert!(same, "the session was compiled for another store");
+        match (self.device.mirrors_store(), self.graph().updates.is_empty()) {
+            (true, _) => (),
+            (false, true) => store.mirrored().read_host(),
+            (false, false) => store.mirrored().write_host(),
+        }
         step(&mut Feed { inputs: self.device.inputs(None) });
         self.device.begin();
         self.run_once(Phase::Before, 0..usize::MAX)?;
         if let Some(order) = self.program.order.clone() {
             self.run_segments(&order, grain)?;
             self.run_once(Phase::After, 0..self.early)?;
-            return self.wait_for_outputs();
+            return self.end_grains();
         }
         let per_lane = self.options().grains_per_lane();
         let failed: Mutex<Option<ExchangeError>> = Mutex::new(None);
         self.device.run_lanes(&|lane| {
             for local in 0..per_lane {
                 grain(lane * per_lane + local, &mut Feed { inputs: self.device.inputs(Some(lane)) });
+                self.device.begin_grain(lane);
                 if let Err(error) = self.run_grain(lane, local) {
                     kolo_base::lock(&failed).get_or_insert(error);
                     return;
@@ -182,12 +188,19 @@ impl Session {
             return Err(error);
         }
         self.device.join_all();
-        self.wait_for_outputs()
+        self.end_grains()
+    }
+
+    /// After the last grain: the named results can be read.
+    fn end_grains(&self) -> Result<(), ExchangeError> {
+        self.wait_for_outputs()?;
+        self.device.show_outputs();
+        self.device.check()
     }
 
     fn wait_for_outputs(&self) -> Result<(), ExchangeError> {
         match &self.exchanges {
-            Some(exchanges) => self.schedule.outputs.iter().try_for_each(|at| exchanges.wait(*at, 0)),
+            Some(exchanges) => self.schedule.outputs.iter().try_for_each(|at| exchanges.wait(*at, 0, &*self.device)),
             None => Ok(()),
         }
     }
@@ -199,9 +212,10 @@ impl Session {
             if !std::mem::replace(&mut begun[grain], true) {
                 // What the slot's last grain sent still uses its memory.
                 if let Some(exchanges) = &self.exchanges {
-                    exchanges.wait_phase(&self.schedule, Phase::Grain, slot)?;
+                    exchanges.wait_phase(&self.schedule, Phase::Grain, slot, &*self.device)?;
                 }
                 feed(grain, &mut Feed { inputs: self.device.inputs(Some(slot)) });
+                self.device.begin_grain(slot);
             }
             let items = self.schedule.grain.iter().enumerate();
             for (at, item) in items.filter(|(_, item)| item.segment == segment) {
@@ -212,15 +226,17 @@ impl Session {
             }
         }
         match &self.exchanges {
-            Some(exchanges) => {
-                (0..order.slots).try_for_each(|slot| exchanges.wait_phase(&self.schedule, Phase::Grain, slot))
-            }
+            Some(exchanges) => (0..order.slots)
+                .try_for_each(|slot| exchanges.wait_phase(&self.schedule, Phase::Grain, slot, &*self.device)),
             None => Ok(()),
         }
     }
 
     /// One grain of a lane. In the lane's last, sums are closed for their exchanges.
     fn run_grain(&self, lane: usize, local: usize) -> Result<(), ExchangeError> {
+        if self.exchanges.is_none() && self.probe.run_unseen(|| self.device.run_phase(Phase::Grain, lane, local)) {
+            return Ok(());
+        }
         let last = local + 1 == self.options().grains_per_lane();
         for (at, item) in self.schedule.grain.iter().enumerate() {
             if self.probe.stops() {
@@ -232,13 +248,17 @@ impl Session {
             }
         }
         match &self.exchanges {
-            Some(exchanges) => exchanges.wait_phase(&self.schedule, Phase::Grain, lane),
+            Some(exchanges) => exchanges.wait_phase(&self.schedule, Phase::Grain, lane, &*self.device),
             None => Ok(()),
         }
     }
 
     /// A phase that happens once per step.
     fn run_once(&self, phase: Phase, items: Range<usize>) -> Result<(), ExchangeError> {
+        let whole = items == (0..usize::MAX) && self.exchanges.is_none();
+        if whole && self.probe.run_unseen(|| self.device.run_phase(phase, 0, 0)) {
+            return Ok(());
+        }
         for (at, item) in self.schedule.items(phase).iter().enumerate().take(items.end).skip(items.start) {
             if self.probe.stops() {
                 return Ok(());
@@ -254,9 +274,9 @@ impl Session {
             self.timed(phase, at, item, lane, local);
             return Ok(());
         };
-        item.needs.iter().try_for_each(|exchange| exchanges.wait(*exchange, lane))?;
+        item.needs.iter().try_for_each(|exchange| exchanges.wait(*exchange, lane, &*self.device))?;
         match item.act {
-            Act::Start(exchange) => exchanges.start(exchange, lane),
+            Act::Start(exchange) => exchanges.start(exchange, lane, &*self.device),
             Act::Kernel | Act::Sum { .. } => self.timed(phase, at, item, lane, local),
         }
         Ok(())
@@ -265,13 +285,16 @@ impl Session {
     fn timed(&self, phase: Phase, at: usize, item: &Item, lane: usize, local: usize) {
         let start = self.probe.start();
         self.device.run(phase, at, lane, local);
+        if start.is_some() {
+            self.device.wait_item();
+        }
         self.probe.end(lane, item.node, start);
     }
 
     /// Waits for every exchange under way. What it would break leaves parameters and state as they were; without exchanges
     /// of its own, the update that follows cannot fail.
     pub fn settle(&mut self) -> Result<(), ExchangeError> {
-        self.exchanges.as_ref().map_or(Ok(()), Exchanges::wait_all)
+        self.exchanges.as_ref().map_or(Ok(()), |exchanges| exchanges.wait_all(&*self.device))
     }
 
     /// Whether the update itself exchanges something.
@@ -283,11 +306,12 @@ impl Session {
     pub fn finish(&mut self, _store: &mut Store) -> Result<(), ExchangeError> {
         self.run_once(Phase::After, self.early..usize::MAX)?;
         if let Some(exchanges) = &self.exchanges {
-            exchanges.wait_phase(&self.schedule, Phase::Before, 0)?;
-            exchanges.wait_phase(&self.schedule, Phase::After, 0)?;
+            exchanges.wait_phase(&self.schedule, Phase::Before, 0, &*self.device)?;
+            exchanges.wait_phase(&self.schedule, Phase::After, 0, &*self.device)?;
         }
         self.device.end();
-        Ok(())
+        self.device.show_outputs();
+        self.device.check()
     }
 
     /// All sums over grains with the padding between them, in the order of memory.
@@ -306,6 +330,7 @@ impl Session {
     }
 
     fn found(&self, name: &str) -> Option<&Buffer> {
+        self.device.wait_outputs();
         self.outputs.iter().find(|(key, _)| key == name).map(|(_, buffer)| buffer)
     }
 
@@ -360,6 +385,7 @@ impl Session {
     /// ranks call it together for every grain.
     pub fn find_nonfinite(&mut self, grain: usize, feed: impl Fn(usize, &mut Feed<'_>)) -> Option<NodeId> {
         feed(grain, &mut Feed { inputs: self.device.inputs(Some(0)) });
+        self.device.begin_grain(0);
         let (mut found, together) = (None, self.exchanges_in_grains());
         for (at, item) in self.schedule.grain.iter().enumerate() {
             let is_kernel = item.act == Act::Kernel;
@@ -375,7 +401,7 @@ impl Session {
             }
         }
         if let Some(exchanges) = self.exchanges.as_ref().filter(|_| together) {
-            exchanges.wait_phase(&self.schedule, Phase::Grain, 0).ok()?;
+            exchanges.wait_phase(&self.schedule, Phase::Grain, 0, &*self.device).ok()?;
         }
         if found.is_some() {
             return found;

@@ -4,9 +4,11 @@
 //! or a shard is a slice.
 
 mod copy;
+mod mirror;
 mod saved;
 
 pub use copy::Copier;
+pub use mirror::{Mirror, Mirrored};
 pub use saved::{RestoreError, Saved, Snapshot};
 
 use crate::element::View;
@@ -68,6 +70,8 @@ pub struct Store {
     states: Arc<Memory>,
     params_bytes: usize,
     states_bytes: usize,
+    /// Which side is the newest, if a device keeps a copy.
+    mirrored: Arc<Mirrored>,
 }
 
 impl Store {
@@ -116,7 +120,8 @@ impl Store {
         assert!(params.bytes() >= params_bytes, "{} bytes for {params_bytes} bytes of parameters", params.bytes());
         let states = Arc::new(Memory::new(states_bytes));
         let numbers = entries.iter().enumerate().map(|(at, entry)| (entry.name.clone(), at)).collect();
-        Self { entries, numbers, params: Arc::new(params), states, params_bytes, states_bytes }
+        let mirrored = Arc::default();
+        Self { entries, numbers, params: Arc::new(params), states, params_bytes, states_bytes, mirrored }
     }
 
     /// Gives every tensor its first values.
@@ -126,6 +131,7 @@ impl Store {
 
     /// Gives the chosen tensors their first values.
     pub fn initialise_where(&self, seed: u64, chosen: impl Fn(&Entry) -> bool) {
+        self.mirrored.write_host();
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let team = Team::try_new(threads).unwrap_or_else(|_| Team::solo());
         // The memory starts as zeros, so whatever starts at zero need not be touched.
@@ -150,12 +156,24 @@ impl Store {
         self.numbers.get(name).map(|at| &self.entries[*at])
     }
 
-    /// The memories of parameters and of states.
-    pub(crate) fn memories(&self) -> [&Arc<Memory>; 2] {
+    /// The memories of parameters and of states. A device that keeps a copy of its own asks [`Store::mirrored`] which is newer.
+    pub fn memories(&self) -> [&Arc<Memory>; 2] {
         [&self.params, &self.states]
     }
 
+    /// How many bytes of each of its memories it uses.
+    pub fn memory_bytes(&self) -> [usize; 2] {
+        [self.params_bytes, self.states_bytes]
+    }
+
+    /// Which side is the newest, if a device keeps a copy.
+    pub fn mirrored(&self) -> &Arc<Mirrored> {
+        &self.mirrored
+    }
+
+    /// Where the host has an entry. What lies there is brought up to date first.
     pub(crate) fn address(&self, entry: &Entry) -> *mut u8 {
+        self.mirrored.read_host();
         let memory = if entry.is_param() { &self.params } else { &self.states };
         memory.at(entry.offset)
     }
@@ -192,6 +210,7 @@ impl Store {
     }
 
     pub fn values_mut(&mut self, name: &str) -> Option<&mut [f32]> {
+        self.mirrored.write_host();
         let entry = self.entry(name)?;
         // SAFETY: `&mut self` is exclusive.
         Some(unsafe { self.slice_mut(entry) })
@@ -199,12 +218,14 @@ impl Store {
 
     /// All parameters with the padding between them, in the order of memory.
     pub fn params_mut(&mut self) -> &mut [f32] {
+        self.mirrored.write_host();
         // SAFETY: `&mut self` is exclusive, and the memory holds that many bytes.
         unsafe { std::slice::from_raw_parts_mut(self.params.at(0).cast(), self.params_bytes / 4) }
     }
 
     /// All state with the padding between, in the order of memory.
     pub fn states_mut(&mut self) -> &mut [u8] {
+        self.mirrored.write_host();
         // SAFETY: `&mut self` is exclusive, and the memory holds that many bytes.
         unsafe { std::slice::from_raw_parts_mut(self.states.at(0), self.states_bytes) }
     }

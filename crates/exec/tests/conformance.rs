@@ -1,8 +1,9 @@
 //! The conformance suite: every case of every op in the registry against the definition, finite differences, itself on
 //! other threads and vector widths, itself in pieces, and its own text form.
 
+use kolo_exec::selftest::{self, draw, fill, name, numbers};
 use kolo_exec::{Options, Session, Store, reference};
-use kolo_graph::op::{Case, Dense, Domain};
+use kolo_graph::op::{Case, Dense};
 use kolo_graph::rng::Stream;
 use kolo_graph::{Arg, Builder, DType, Graph, Op, Tensor, Type, ValueId};
 use kolo_ops::prelude::*;
@@ -57,56 +58,12 @@ fn for_each_case_alone(check: impl Fn(&str, &Case, &[Dense])) {
     assert!(failures.is_empty(), "{} of {tried} cases failed:\n{}", failures.len(), failures.join("\n"));
 }
 
-fn draw(arg: &Arg, salt: usize) -> Dense {
-    let stream = Stream::new(salt as u64, "case");
-    let count = arg.ty.elements();
-    let value = |at: usize| -> f64 {
-        let uniform = f64::from(stream.uniform(0, at as u64));
-        match arg.domain {
-            Domain::Real(low, high) => f64::from((low + uniform * (high - low)) as f32),
-            Domain::Index(low, high) => (low + stream.below(0, at as u64, (high - low) as u64) as i64) as f64,
-            Domain::Rng => [12345.0, -678.0, 3.0, 8.0][at],
-            Domain::Spread => 0.0,
-        }
-    };
-    if arg.domain == Domain::Spread {
-        let mut order: Vec<usize> = (0..count).collect();
-        order.sort_by_key(|at| stream.bits(1, *at as u64));
-        let data = order
-            .iter()
-            .map(|rank| {
-                f64::from(((*rank as f64 - count as f64 / 2.0) * 0.05 + 0.02 + (salt % 16) as f64 * 0.013) as f32)
-            })
-            .collect();
-        return Dense::new(arg.ty.shape.clone(), data);
-    }
-    Dense::new(arg.ty.shape.clone(), (0..count).map(value).collect())
-}
-
-fn name(at: usize) -> String {
-    format!("x{at}")
-}
-
 fn single(case: &Case) -> Graph {
     graph_of(&case.op, &case.args)
 }
 
-/// The graph of one op, in a grain, or once per step if it cannot stand in one.
 fn graph_of(op: &Arc<dyn Op>, args: &[Arg]) -> Graph {
-    let graph = |per_step: bool| {
-        let builder = Builder::new();
-        let input = |(at, arg): (usize, &Arg)| match per_step {
-            true => builder.step_input(&name(at), arg.ty.clone()),
-            false => builder.input(&name(at), arg.ty.clone()),
-        };
-        let inputs: Vec<Tensor<'_>> = args.iter().enumerate().map(input).collect();
-        for (at, output) in builder.apply_arc(op.clone(), &inputs).into_iter().enumerate() {
-            builder.output(&format!("y{at}"), output);
-        }
-        builder.finish().unwrap_or_else(|error| panic!("{error}"))
-    };
-    let in_grain = graph(false);
-    if kolo_graph::verify::verify(&in_grain).is_ok() { in_grain } else { graph(true) }
+    selftest::graph_of(op, args).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn source<'a>(inputs: &'a [Dense]) -> impl Fn(&str) -> Option<Dense> + 'a {
@@ -134,22 +91,6 @@ fn run_graph(graph: &Graph, inputs: &[Dense], threads: usize) -> Vec<(Type, Vec<
         .iter()
         .map(|(name, id)| (graph.ty(*id).clone(), session.output_bytes(name).unwrap().to_vec()))
         .collect()
-}
-
-fn fill(feed: &mut kolo_exec::Feed<'_>, inputs: &[Dense]) {
-    for (at, input) in inputs.iter().enumerate() {
-        let Some((_, ty)) = feed.names().find(|(key, _)| *key == name(at)) else { continue };
-        let ty = ty.clone();
-        let bytes = feed.bytes(&name(at)).unwrap();
-        let buffer = kolo_graph::cpu::Buffer { data: bytes.as_mut_ptr(), ty };
-        input.data.iter().enumerate().for_each(|(slot, value)| kolo_ops::cast::write(&buffer, slot, *value));
-    }
-}
-
-fn numbers((ty, bytes): &(Type, Vec<u8>)) -> Vec<f64> {
-    let mut bytes = bytes.clone();
-    let buffer = kolo_graph::cpu::Buffer { data: bytes.as_mut_ptr(), ty: ty.clone() };
-    (0..ty.elements()).map(|at| kolo_ops::cast::read(&buffer, at)).collect()
 }
 
 fn assert_close(got: &[f64], want: &[f64], tolerance: f64, what: &str) {

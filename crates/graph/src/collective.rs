@@ -11,6 +11,7 @@
 
 use crate::builder::Tensor;
 use crate::cpu::{Cpu, CpuCx};
+use crate::cuda::{Cuda, CudaCalls, CudaCx, moves};
 use crate::op;
 use crate::op::{Arg, Case, Cases, Dense, GradCx, Op, advance};
 use crate::operand::{Operand, Operands};
@@ -275,6 +276,12 @@ macro_rules! transfer {
                 Mirror::new($movement, $self.ranks, &cx.inputs[0].ty.shape).run(cx);
             }
         }
+        impl Cuda for $op {
+            fn calls(&$self, cx: &CudaCx<'_>) -> CudaCalls {
+                let Mirror { factor, repeats } = Mirror::new($movement, $self.ranks, &cx.inputs[0].shape);
+                moves::mirror(cx, factor, repeats)
+            }
+        }
         impl Cases for $op {
             fn cases() -> Vec<Case> {
                 let shapes: [&[usize]; 3] = [&[3, 4], &[1, 70], &[2, 4, 3]];
@@ -434,6 +441,12 @@ impl Cpu for Send {
     }
 }
 
+impl Cuda for Send {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        moves::copy(cx)
+    }
+}
+
 impl Cases for Send {
     fn cases() -> Vec<Case> {
         vec![Case::new(Send { axis: "pipeline".into(), to: 0 }, [Arg::real([3, 4]).constant()])]
@@ -489,6 +502,12 @@ impl Cpu for AxisJoin {
     }
 }
 
+impl Cuda for AxisJoin {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        moves::mirror(cx, 1, Some((self.dim, cx.inputs[0].shape[self.dim])))
+    }
+}
+
 impl Cases for AxisJoin {
     fn cases() -> Vec<Case> {
         vec![Case::new(AxisJoin { axis: "tensor".into(), dim: 1, sizes: vec![4] }, [Arg::real([3, 4]).constant()])]
@@ -520,6 +539,12 @@ impl Cpu for Receive {
     fn run(&self, cx: &mut CpuCx<'_>) {
         // SAFETY: the output holds that many bytes.
         unsafe { std::ptr::write_bytes(cx.outputs[0].data, 0, cx.outputs[0].ty.bytes()) };
+    }
+}
+
+impl Cuda for Receive {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        moves::fill(cx, 0.0)
     }
 }
 

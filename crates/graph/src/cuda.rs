@@ -9,6 +9,8 @@
 //! fused chain gives the bits of its parts. Outputs start with any content, and every element is to be written. Sizes are known when calls are
 //! made: give them as definitions or as arguments. [`PRELUDE`] stands before every source.
 
+pub(crate) mod moves;
+
 use crate::op::Op;
 use crate::types::{DType, Type};
 use std::borrow::Cow;
@@ -75,6 +77,14 @@ impl CudaCalls {
         let place = CudaPlace::scratch(self.scratch_bytes);
         self.scratch_bytes += bytes.next_multiple_of(SCRATCH_ALIGNMENT);
         place
+    }
+
+    /// The sources of its kernels.
+    pub fn sources(&self) -> impl Iterator<Item = &CudaSource> {
+        self.calls.iter().filter_map(|call| match call {
+            CudaCall::Launch(launch) => Some(&launch.source),
+            _ => None,
+        })
     }
 
     pub fn launch(&mut self, launch: Launch) {

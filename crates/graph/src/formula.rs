@@ -48,6 +48,8 @@ pub enum Function {
     Cos,
     Floor,
     Pow,
+    /// `1 − aᵇ` for a whole `b`, by repeated squaring.
+    BiasCorrection,
     Equal,
     Less,
     AtMost,
@@ -80,6 +82,7 @@ impl Function {
             Function::Cos => "cosf(#)",
             Function::Floor => "floorf(#)",
             Function::Pow => "powf(#, #)",
+            Function::BiasCorrection => "bias_correction(#, #)",
             Function::Equal => "# == #",
             Function::Less => "# < #",
             Function::AtMost => "# <= #",
@@ -118,18 +121,7 @@ impl Formula {
         let parameters: Vec<String> = given.chain(numbers).chain(several).collect();
         let returned = if self.results.len() > 1 { "void" } else { types[self.results[0]] };
         let mut text = format!("{qualifiers} {returned} {name}({}) {{\n", parameters.join(", "));
-        for (at, term) in self.terms.iter().enumerate() {
-            if let Term::Apply(function, operands) = term {
-                let mut operands = operands.iter();
-                let parts: Vec<&str> = function.pattern().split('#').collect();
-                let mut call = parts[0].to_string();
-                for part in &parts[1..] {
-                    let operand = operands.next().map(|term| self.operand(*term)).unwrap_or_default();
-                    let _ = write!(call, "{operand}{part}");
-                }
-                let _ = writeln!(text, "    const {} t{at} = {call};", types[at]);
-            }
-        }
+        self.terms_to_c(&mut text, &types, |function| function.pattern().into(), &|term| self.operand(term));
         match &self.results[..] {
             [result] => {
                 let _ = writeln!(text, "    return {};", self.operand(*result));
@@ -139,6 +131,54 @@ impl Formula {
             }),
         }
         text + "}\n"
+    }
+
+    /// The same in double precision for a formula of numbers alone: its parameters are the inputs, and its results are rounded to
+    /// floats and written to `results`. [`Function::BiasCorrection`] is a function of that name.
+    pub fn to_c_numbers(&self, qualifiers: &str, name: &str) -> String {
+        let parameters: Vec<String> = self.inputs.iter().map(|name| format!("double {name}")).collect();
+        let mut text = format!("{qualifiers} void {name}({}, float *results) {{\n", parameters.join(", "));
+        let types: Vec<&str> = self
+            .c_types(&vec![DType::F32; self.inputs.len()])
+            .iter()
+            .map(|ty| if *ty == "float" { "double" } else { ty })
+            .collect();
+        let operand = |term: usize| match self.terms[term] {
+            Term::Literal(value) => format!("({value:?})"),
+            _ => self.operand(term),
+        };
+        self.terms_to_c(&mut text, &types, |function| function.pattern().replace("f(", "("), &operand);
+        for (at, result) in self.results.iter().enumerate() {
+            let _ = writeln!(text, "    results[{at}] = (float)({});", operand(*result));
+        }
+        text + "}\n"
+    }
+
+    /// One line for each function that is applied.
+    fn terms_to_c(
+        &self,
+        text: &mut String,
+        types: &[&str],
+        pattern: impl Fn(Function) -> String,
+        operand: &dyn Fn(usize) -> String,
+    ) {
+        for (at, term) in self.terms.iter().enumerate() {
+            if let Term::Apply(function, operands) = term {
+                let (pattern, mut operands) = (pattern(*function), operands.iter());
+                let mut parts = pattern.split('#');
+                let mut call = parts.next().unwrap_or_default().to_string();
+                for part in parts {
+                    let operand = operands.next().map(|term| operand(*term)).unwrap_or_default();
+                    let _ = write!(call, "{operand}{part}");
+                }
+                let _ = writeln!(text, "    const {} t{at} = {call};", types[at]);
+            }
+        }
+    }
+
+    /// What the only result is in C.
+    pub fn result_type(&self, inputs: &[DType]) -> &'static str {
+        self.c_types(inputs)[self.results[0]]
     }
 
     fn operand(&self, term: usize) -> String {
@@ -165,7 +205,7 @@ impl Formula {
 }
 
 /// A number as C writes it, to the last digit.
-fn literal(value: f32) -> String {
+pub fn literal(value: f32) -> String {
     match value {
         value if value.is_nan() => "NAN".into(),
         value if value.is_infinite() => if value > 0.0 { "INFINITY" } else { "(-INFINITY)" }.into(),

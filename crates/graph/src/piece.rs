@@ -4,6 +4,7 @@
 //! memory, and a join of pieces that lie side by side is theirs.
 
 use crate::cpu::{Cpu, CpuCx};
+use crate::cuda::{Cuda, CudaCalls, CudaCx, moves};
 use crate::op;
 use crate::op::{Arg, Case, Cases, Dense, Op};
 use crate::operand::{Operand, Operands};
@@ -83,6 +84,12 @@ impl Cpu for Join {
             here.copy_from_slice(input);
             rest = after;
         }
+    }
+}
+
+impl Cuda for Join {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        moves::concatenate(cx, Type::bytes)
     }
 }
 

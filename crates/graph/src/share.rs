@@ -7,6 +7,7 @@
 
 use crate::collective::{Collective, Movement, same_tensor};
 use crate::cpu::{Cpu, CpuCx};
+use crate::cuda::{Cuda, CudaCalls, CudaCx, moves};
 use crate::layout::ALIGNMENT;
 use crate::op;
 use crate::op::{Arg, Case, Cases, Dense, Op};
@@ -72,6 +73,12 @@ impl Cpu for Pack {
     }
 }
 
+impl Cuda for Pack {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        moves::concatenate(cx, |ty| packed(ty.elements()) * ty.dtype.bytes())
+    }
+}
+
 impl Cases for Pack {
     fn cases() -> Vec<Case> {
         let case = |sizes: &[usize]| {
@@ -122,6 +129,12 @@ impl Cpu for AxisShare {
         let (all, own) = (cx.f32(0), cx.out_f32(0));
         let (start, ranks) = (self.start(), self.sizes.len() as f32);
         own.iter_mut().zip(&all[start..]).for_each(|(own, value)| *own = value * ranks);
+    }
+}
+
+impl Cuda for AxisShare {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        moves::scaled_run(cx, self.start(), self.sizes.len())
     }
 }
 

@@ -21,6 +21,10 @@ impl Level {
     pub const NAMES: [(&'static str, Level); 3] =
         [("portable", Level::Portable), ("avx2", Level::Avx2), ("avx512", Level::Avx512)];
 
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize - 1].0
+    }
+
     pub fn named(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, level)| *level)
     }

@@ -3,6 +3,7 @@
 
 use crate::attr::{Attr, AttrValue};
 use crate::cpu::{Cpu, CpuCx};
+use crate::cuda::{Cuda, CudaCalls, CudaCx, moves};
 use crate::op;
 use crate::op::{Case, Cases, Dense, GradCx, Op};
 use crate::operand::{Operand, Operands};
@@ -253,6 +254,12 @@ impl Cpu for Full {
     }
     fn takes_halves(&self) -> bool {
         true
+    }
+}
+
+impl Cuda for Full {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        moves::fill(cx, self.value)
     }
 }
 

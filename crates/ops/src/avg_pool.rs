@@ -163,7 +163,13 @@ impl Cases for AvgPool2d {
             let op = move |kernel, stride, padding| avg_pool(kernel, stride, padding, ceil_mode, count_include_pad);
             pool_cases(op, Arg::real)
         };
-        [(false, true), (true, true), (false, false), (true, false)].map(cases).into_iter().flatten().collect()
+        let mut all: Vec<Case> =
+            [(false, true), (true, true), (false, false), (true, false)].map(cases).into_iter().flatten().collect();
+        // Rows 3 to 8 and columns 2 to 7 of a plane of 9 × 8.
+        let whole = avg_pool([3, 3], [2, 2], [1, 0], false, false);
+        let tile = AvgPool2d { rows: vec![9, 3, 2, 3], columns: vec![8, 2, 1, 2], ..whole };
+        all.push(Case::new(tile, [Arg::real([2, 3, 6, 6]).constant()]));
+        all
     }
 }
 
@@ -292,6 +298,12 @@ impl Cases for AvgPool2dGrad {
             Case::new(op, [if arg.ty.elements() < 200 { arg } else { arg.constant() }])
         };
         let case = |size, kernel, stride, padding| with(size, kernel, stride, padding, false, true);
+        // Places 3 to 7 and 2 to 5 of a plane of 9 × 8, and the windows over them.
+        let (rows, columns) = (vec![9, 3, 1, 4], vec![8, 2, 0, 3]);
+        let (kernel, stride, padding, size) = ([3, 3], [2, 2], [1, 0], [5, 4]);
+        let tile =
+            AvgPool2dGrad { kernel, stride, padding, size, ceil_mode: false, count_include_pad: false, rows, columns };
+        let tile = Case::new(tile, [Arg::real([2, 3, 4, 3]).constant()]);
         vec![
             case([4, 4], [2, 2], [2, 2], [0, 0]),
             with([5, 7], [2, 2], [2, 2], [0, 0], true, true),
@@ -302,6 +314,7 @@ impl Cases for AvgPool2dGrad {
             case([5, 5], [2, 2], [3, 3], [1, 1]),
             case([1, 1], [1, 1], [1, 1], [0, 0]),
             case([60, 51], [3, 3], [1, 1], [1, 1]),
+            tile,
         ]
     }
 }

@@ -1,7 +1,7 @@
 // Batch norm of x = [images, channels, size]: one mean and variance to a channel. A channel's sums are over chunks of images.
 
 
-#ifdef FORWARD
+#if defined(FORWARD) || defined(SQUARES)
 // parts[channel, chunk] = Σ x, or Σ (x − mean)² if `means` are given.
 extern "C" __global__ void channel_parts(
     const I0 *x, const float *means, float *parts, i64 images, i64 channels, i64 size, i64 chunks, i64 chunk_size, int centred) {
@@ -23,6 +23,9 @@ extern "C" __global__ void channel_parts(
     if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
 
+#endif
+
+#ifdef FORWARD
 // A warp to a channel: the mean of its parts.
 extern "C" __global__ void channel_means(const float *parts, float *means, i64 channels, i64 chunks, float count) {
     const i64 channel = (i64)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
@@ -60,7 +63,7 @@ extern "C" __global__ void known_statistics(
 }
 #endif
 
-#ifdef GRADIENT
+#if defined(GRADIENT) || defined(SUMS)
 // parts[channel, chunk] = Σ g, then the same of Σ g·(x − mean).
 extern "C" __global__ void gradient_parts(
     const I0 *x, const I4 *g, const I2 *means, float *parts, i64 images, i64 channels, i64 size, i64 chunks, i64 chunk_size) {
@@ -88,6 +91,9 @@ extern "C" __global__ void gradient_parts(
     }
 }
 
+#endif
+
+#ifdef GRADIENT
 // The gradients of weight and bias, and of each channel: mean, scale, shift, slope. A warp to a channel.
 extern "C" __global__ void gradient_numbers(
     const float *parts, const I1 *weight, const I2 *mean, const I3 *rstd, O1 *dweight, O2 *dbias, float *numbers, i64 channels,
@@ -110,6 +116,23 @@ extern "C" __global__ void gradient_numbers(
     numbers[3 * channels + channel] = slope * to_float(rstd[channel]) / count;
 }
 
+#endif
+
+#ifdef GIVEN
+// The same numbers from sums that are given.
+extern "C" __global__ void given_numbers(
+    const I1 *weight, const I2 *mean, const I3 *rstd, const I5 *shift, const I6 *slope, float *numbers, i64 channels, float count) {
+    const i64 channel = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (channel >= channels) return;
+    const float own = to_float(rstd[channel]);
+    numbers[channel] = to_float(mean[channel]);
+    numbers[channels + channel] = to_float(weight[channel]) * own;
+    numbers[2 * channels + channel] = to_float(shift[channel]) / count;
+    numbers[3 * channels + channel] = to_float(slope[channel]) * own * own / count;
+}
+#endif
+
+#if defined(GRADIENT) || defined(GIVEN)
 // dx = scale·(g − shift − (x − mean)·slope): a thread to a pack.
 extern "C" __global__ void differentiate(
     const I0 *x, const I4 *g, const float *numbers, O0 *dx, i64 packs, i64 channels, i64 size) {
@@ -127,8 +150,9 @@ extern "C" __global__ void differentiate(
             scale * fmaf(mean - to_float(values.at[lane]), slope, to_float(gradients.at[lane]) - shift));
     store_pack<O0, PACK>(dx + at * PACK, made);
 }
-#else
+#endif
 
+#if defined(FORWARD) || defined(EVALUATION)
 // y = (x − mean)·scale + bias: a thread to a pack.
 extern "C" __global__ void scale_planes(const I0 *x, const float *numbers, O0 *y, i64 packs, i64 channels, i64 size) {
     const i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;

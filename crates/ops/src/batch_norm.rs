@@ -476,32 +476,40 @@ impl Cases for BatchNormEval {
 /// Elements of a channel that one block of the GPU adds up, at least.
 const ELEMENTS_PER_CHUNK: usize = 16 * 1024;
 
+/// The kernels of all passes.
+pub(crate) const SOURCE: &str = include_str!("batch_norm.cu");
+
 /// What the launches on one batch share.
-struct GpuPlanes<'a> {
+pub(crate) struct GpuPlanes<'a> {
     cx: &'a CudaCx<'a>,
-    planes: Planes,
+    pub(crate) planes: Planes,
     source: CudaSource,
     /// Elements that a thread takes at once.
     pack: usize,
     images_per_chunk: usize,
-    chunks: usize,
+    pub(crate) chunks: usize,
 }
 
 impl<'a> GpuPlanes<'a> {
-    fn new(cx: &'a CudaCx<'a>, pass: &'static str) -> Self {
+    pub(crate) fn new(cx: &'a CudaCx<'a>, pass: &'static str) -> Self {
+        Self::with_source(cx, device::typed(SOURCE, cx).define(pass, 1))
+    }
+
+    /// The same with a source in which the operands have the names of other passes.
+    pub(crate) fn with_source(cx: &'a CudaCx<'a>, source: CudaSource) -> Self {
         let planes = Planes::of(&cx.inputs[0].shape);
         let pack = cx.inputs.iter().map(|ty| device::pack(planes.size, ty.dtype)).min().unwrap_or(1);
-        let source = device::typed(include_str!("batch_norm.cu"), cx).define("PACK", pack).define(pass, 1);
+        let source = source.define("PACK", pack);
         let images_per_chunk = (ELEMENTS_PER_CHUNK / planes.size.max(1)).max(1);
         Self { cx, planes, source, pack, images_per_chunk, chunks: planes.images.div_ceil(images_per_chunk) }
     }
 
-    fn launch(&self, function: &'static str, grid: [usize; 3], args: Vec<CudaArg>) -> Launch {
+    pub(crate) fn launch(&self, function: &'static str, grid: [usize; 3], args: Vec<CudaArg>) -> Launch {
         Launch::new(self.source.clone(), function, grid, device::THREADS, args)
     }
 
     /// Scratch for so many numbers to a channel.
-    fn numbers(&self, calls: &mut CudaCalls, count: usize) -> CudaPlace {
+    pub(crate) fn numbers(&self, calls: &mut CudaCalls, count: usize) -> CudaPlace {
         calls.scratch(self.planes.channels * count * size_of::<f32>())
     }
 
@@ -510,7 +518,7 @@ impl<'a> GpuPlanes<'a> {
     }
 
     /// A block to each chunk of each channel.
-    fn chunk_grid(&self) -> [usize; 3] {
+    pub(crate) fn chunk_grid(&self) -> [usize; 3] {
         [self.planes.channels * self.chunks, 1, 1]
     }
 
@@ -519,7 +527,7 @@ impl<'a> GpuPlanes<'a> {
         device::grid(self.planes.channels, device::THREADS / device::WARP)
     }
 
-    fn sizes(&self) -> [CudaArg; 5] {
+    pub(crate) fn sizes(&self) -> [CudaArg; 5] {
         let Planes { images, channels, size } = self.planes;
         [images, channels, size, self.chunks, self.images_per_chunk].map(device::long)
     }
@@ -537,7 +545,7 @@ impl<'a> GpuPlanes<'a> {
     }
 
     /// The last launch, over all elements: `operands`, then the sizes.
-    fn over_elements(&self, calls: &mut CudaCalls, function: &'static str, operands: &[CudaArg]) {
+    pub(crate) fn over_elements(&self, calls: &mut CudaCalls, function: &'static str, operands: &[CudaArg]) {
         let packs = self.cx.inputs[0].elements() / self.pack;
         let args = [operands, &[packs, self.planes.channels, self.planes.size].map(device::long)].concat();
         calls.launch(self.launch(function, device::grid(packs, device::THREADS), args));

@@ -5,13 +5,17 @@
 //! variance, and [`BatchNormEval`] normalises. Backward, [`BatchNormGradSums`] are summed and [`BatchNormGradWith`] differentiates.
 
 use crate::batch_norm::{
-    BatchNorm, BatchNormEval, BatchNormGrad, CHANNELS_MAX, Planes, add_gradients, add_squares, differentiate_planes,
-    sum_parts,
+    BatchNorm, BatchNormEval, BatchNormGrad, CHANNELS_MAX, GpuPlanes, Planes, SOURCE, add_gradients, add_squares,
+    differentiate_planes, sum_parts,
 };
+use crate::cast::Cast;
+use crate::device;
 use crate::elementwise::{Mul, Rsqrt, Scale, Shift};
 use crate::norm;
 use crate::reduce::Sum;
+use crate::sums::{self, Values};
 use crate::tiles::Address;
+use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::rewrite::Rebuild;
@@ -158,6 +162,53 @@ impl Cpu for BatchNormGradWith {
     }
 }
 
+impl Cuda for ChannelSquares {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let source = CudaSource::new(SOURCE).define_type("I0", cx.inputs[0].dtype).define("SQUARES", 1);
+        let (mut calls, gpu) = (CudaCalls::new(), GpuPlanes::with_source(cx, source));
+        let parts = gpu.numbers(&mut calls, gpu.chunks);
+        let operands = [device::input(0), device::input(1), parts.into()];
+        let args = [&operands[..], &gpu.sizes(), &[device::flag(true)]].concat();
+        calls.launch(gpu.launch("channel_parts", gpu.chunk_grid(), args));
+        let to = Values::new(CudaPlace::output(0), cx.outputs[0].dtype);
+        sums::rows(&mut calls, Values::f32(parts), [gpu.planes.channels, gpu.chunks], to);
+        calls
+    }
+}
+
+impl Cuda for BatchNormGradSums {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let named = [("I0", 0), ("I2", 1), ("I4", 2)];
+        let name =
+            |source: CudaSource, (name, at): (&'static str, usize)| source.define_type(name, cx.inputs[at].dtype);
+        let source = named.into_iter().fold(CudaSource::new(SOURCE).define("SUMS", 1), name);
+        let (mut calls, gpu) = (CudaCalls::new(), GpuPlanes::with_source(cx, source));
+        let parts = gpu.numbers(&mut calls, 2 * gpu.chunks);
+        let operands = [device::input(0), device::input(2), device::input(1), parts.into()];
+        calls.launch(gpu.launch("gradient_parts", gpu.chunk_grid(), [&operands[..], &gpu.sizes()].concat()));
+        for at in [0, 1] {
+            let from = Values::f32(parts.further(at * gpu.planes.channels * gpu.chunks * size_of::<f32>()));
+            let to = Values::new(CudaPlace::output(at), cx.outputs[at].dtype);
+            sums::rows(&mut calls, from, [gpu.planes.channels, gpu.chunks], to);
+        }
+        calls
+    }
+}
+
+impl Cuda for BatchNormGradWith {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (mut calls, gpu) = (CudaCalls::new(), GpuPlanes::new(cx, "GIVEN"));
+        let (numbers, channels) = (gpu.numbers(&mut calls, 4), gpu.planes.channels);
+        let inputs = [1, 2, 3, 5, 6].map(device::input);
+        let rest = [numbers.into(), device::long(channels), CudaArg::F32(self.count as f32)];
+        let grid = device::grid(channels, device::THREADS);
+        calls.launch(gpu.launch("given_numbers", grid, [&inputs[..], &rest].concat()));
+        let operands = [device::input(0), device::input(4), numbers.into(), device::output(0)];
+        gpu.over_elements(&mut calls, "differentiate", &operands);
+        calls
+    }
+}
+
 const SHAPES: &[&[usize]] = &[&[4, 3], &[2, 3, 2, 2], &[1, 1, 5], &[3, 150, 4, 4], &[3, 5, 31, 33]];
 
 impl Cases for ChannelSquares {
@@ -187,14 +238,17 @@ impl Cases for BatchNormGradWith {
     }
 }
 
-pub const KINDS: &[OpKind] =
-    &[OpKind::of::<ChannelSquares>(), OpKind::of::<BatchNormGradSums>(), OpKind::of::<BatchNormGradWith>()];
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<ChannelSquares>().with_cuda::<ChannelSquares>(),
+    OpKind::of::<BatchNormGradSums>().with_cuda::<BatchNormGradSums>(),
+    OpKind::of::<BatchNormGradWith>().with_cuda::<BatchNormGradWith>(),
+];
 
 /// The graph with the batch norms of these nodes in steps, each of which can be split along rows and columns.
 pub fn in_steps(graph: &Graph, chosen: impl Fn(&Node) -> bool) -> Graph {
     let mut rebuild = Rebuild::new(graph);
     for node in &graph.nodes {
-        let planes = node.inputs.first().map(|id| graph.ty(*id)).filter(|ty| ty.dtype == DType::F32 && ty.rank() == 4);
+        let planes = node.inputs.first().map(|id| graph.ty(*id)).filter(|ty| ty.dtype.is_float() && ty.rank() == 4);
         let steps = planes.filter(|_| chosen(node)).and_then(|x| {
             let count = x.elements() / x.shape[1].max(1);
             let others: Vec<usize> = (0..x.rank()).filter(|dim| *dim != 1).collect();
@@ -235,6 +289,15 @@ impl Steps<'_, '_> {
         new.node(id).outputs.clone()
     }
 
+    /// The value in f32: sums are, whatever is summed.
+    fn widened(&mut self, id: ValueId) -> ValueId {
+        self.cast(id, DType::F32)
+    }
+
+    fn cast(&mut self, id: ValueId, to: DType) -> ValueId {
+        if self.rebuild.new.ty(id).dtype == to { id } else { self.push(Cast { to }, &[id])[0] }
+    }
+
     fn share(&mut self, sum: ValueId) -> ValueId {
         self.push(Scale { factor: 1.0 / self.count as f32 }, &[sum])[0]
     }
@@ -246,9 +309,10 @@ impl Steps<'_, '_> {
     /// y, mean, rstd, variance.
     fn forward(&mut self, eps: f32) -> Vec<ValueId> {
         let [x, weight, bias] = self.inputs()[..] else { unreachable!("a batch norm has three inputs") };
-        let sum = self.push(Sum { dims: self.others.clone(), keep: false }, &[x])[0];
+        let wide = self.widened(x);
+        let sum = self.push(Sum { dims: self.others.clone(), keep: false }, &[wide])[0];
         let mean = self.share(sum);
-        let squares = self.push(ChannelSquares {}, &[x, mean])[0];
+        let squares = self.push(ChannelSquares {}, &[wide, mean])[0];
         let variance = self.share(squares);
         let shifted = self.push(Shift { by: eps }, &[variance])[0];
         let rstd = self.push(Rsqrt {}, &[shifted])[0];
@@ -259,9 +323,11 @@ impl Steps<'_, '_> {
     /// dx, dweight, dbias.
     fn backward(&mut self) -> Vec<ValueId> {
         let [x, weight, mean, rstd, g] = self.inputs()[..] else { unreachable!("its backward pass has five") };
+        let types = [x, weight].map(|id| self.rebuild.new.ty(id).dtype);
+        let [x, weight, g] = [x, weight, g].map(|id| self.widened(id));
         let [shift, slope] = self.push(BatchNormGradSums {}, &[x, mean, g])[..] else { unreachable!("two sums") };
         let dx = self.push(BatchNormGradWith { count: self.count }, &[x, weight, mean, rstd, g, shift, slope])[0];
         let dweight = self.push(Mul {}, &[slope, rstd])[0];
-        vec![dx, dweight, shift]
+        vec![self.cast(dx, types[0]), self.cast(dweight, types[1]), self.cast(shift, types[1])]
     }
 }

@@ -1,7 +1,9 @@
 //! Conversion between element types.
 
+use crate::cuda_map::Map;
 use crate::halves;
 use kolo_graph::cpu::{Buffer, TileFunction, TileKernel};
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Team, Tensor, Type, op};
 use std::ops::Range;
@@ -50,6 +52,30 @@ impl Cpu for Cast {
     }
 }
 
+impl Cuda for Cast {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (from, to) = (cx.inputs[0].dtype, self.to);
+        if from == to {
+            let mut calls = CudaCalls::new();
+            calls.copy(CudaPlace::input(0), CudaPlace::output(0), cx.inputs[0].bytes());
+            return calls;
+        }
+        let value = match (from.is_float(), to) {
+            (_, DType::Bool) => "x0 != 0",
+            // What is too large becomes the largest, NaN becomes zero, as in Rust.
+            (true, DType::I32) => "__float2int_rz(x0)",
+            (true, DType::I64) => "__float2ll_rz(x0)",
+            // A bool is any byte but zero.
+            _ if from == DType::Bool => "x0 != 0",
+            (false, DType::I32) => "x0 > 2147483647ll ? 2147483647 : x0 < -2147483648ll ? (int)-2147483648ll : (int)x0",
+            (false, DType::F32 | DType::BF16 | DType::F16) => "(float)x0",
+            _ => "x0",
+        };
+        let ty = if to.is_float() { "float" } else { kolo_graph::cuda::cuda_type(to) };
+        Map { body: format!("const {ty} y0 = {value};\n"), ..Map::default() }.calls(cx)
+    }
+}
+
 impl Cases for Cast {
     fn cases() -> Vec<Case> {
         let case = |arg: Arg, to| Case::new(Cast { to }, [arg.constant()]);
@@ -66,7 +92,7 @@ impl Cases for Cast {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<Cast>()];
+pub const KINDS: &[OpKind] = &[OpKind::of::<Cast>().with_cuda::<Cast>()];
 
 kolo_graph::methods! {
     /// Element types.

@@ -1,5 +1,6 @@
 //! Comparisons, logic on their results, and choosing by them; all with broadcasting. A bool is one byte, 0 or 1.
 
+use crate::cuda_map;
 use crate::device;
 use crate::real::Compare;
 use crate::reduce::ReduceMethods;
@@ -90,6 +91,12 @@ macro_rules! pairs {
             }
         }
 
+        impl Cuda for $op {
+            fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+                cuda_map::formula_calls(self, cx)
+            }
+        }
+
         impl Cases for $op {
             fn cases() -> Vec<Case> {
                 $cases
@@ -162,6 +169,12 @@ impl Cpu for Not {
     }
 }
 
+impl Cuda for Not {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        cuda_map::formula_calls(self, cx)
+    }
+}
+
 op! {
     /// `a` where the condition holds, `b` elsewhere.
     pub struct Select = "select" {}
@@ -223,6 +236,15 @@ impl Cpu for Select {
     }
     fn in_place(&self) -> Vec<(usize, usize)> {
         vec![(1, 0), (2, 0)]
+    }
+}
+
+impl Cuda for Select {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        cuda_map::formula_calls(self, cx)
+    }
+    fn in_place(&self) -> Vec<(usize, usize)> {
+        Cpu::in_place(self)
     }
 }
 
@@ -419,14 +441,14 @@ impl Cases for OneHot {
 }
 
 pub const KINDS: &[OpKind] = &[
-    OpKind::of::<Equal>(),
-    OpKind::of::<NotEqual>(),
-    OpKind::of::<Less>(),
-    OpKind::of::<LessEqual>(),
-    OpKind::of::<And>(),
-    OpKind::of::<Or>(),
-    OpKind::of::<Not>(),
-    OpKind::of::<Select>(),
+    OpKind::of::<Equal>().with_cuda::<Equal>(),
+    OpKind::of::<NotEqual>().with_cuda::<NotEqual>(),
+    OpKind::of::<Less>().with_cuda::<Less>(),
+    OpKind::of::<LessEqual>().with_cuda::<LessEqual>(),
+    OpKind::of::<And>().with_cuda::<And>(),
+    OpKind::of::<Or>().with_cuda::<Or>(),
+    OpKind::of::<Not>().with_cuda::<Not>(),
+    OpKind::of::<Select>().with_cuda::<Select>(),
     OpKind::of::<OneHot>().with_cuda::<OneHot>(),
 ];
 

@@ -1,6 +1,7 @@
 //! Elementwise ops. Each is one entry: name, expression, gradient. The expression over [`Real`] is at once the
 //! definition (in f64), the kernel (in f32 vectors) and a formula (of symbols); the fusion pass joins chains of them into one pass over memory.
 
+use crate::cuda_map;
 use crate::real::{Compare, Real};
 use crate::reduce::ReduceMethods;
 use crate::symbol::{Symbol, record};
@@ -10,7 +11,8 @@ use kolo_graph::cpu::TileKernel;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{
-    Arg, Case, Cases, Cpu, CpuCx, DType, Dense, Formula, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op,
+    Arg, Case, Cases, Cpu, CpuCx, Cuda, CudaCalls, CudaCx, DType, Dense, Formula, GradCx, Mixed, Op, Operand, Operands,
+    Tensor, Type, op,
 };
 
 /// All inputs of one float type; the output is their broadcast.
@@ -126,6 +128,15 @@ macro_rules! elementwise {
                 }
             }
 
+            impl Cuda for $op {
+                fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+                    cuda_map::formula_calls(self, cx)
+                }
+                fn in_place(&self) -> Vec<(usize, usize)> {
+                    Cpu::in_place(self)
+                }
+            }
+
             impl Cases for $op {
                 fn cases() -> Vec<Case> {
                     Vec::from($cases)
@@ -134,7 +145,7 @@ macro_rules! elementwise {
         )*
 
         /// Every op of this file.
-        pub const KINDS: &[OpKind] = &[$(OpKind::of::<$op>()),*];
+        pub const KINDS: &[OpKind] = &[$(OpKind::of::<$op>().with_cuda::<$op>()),*];
     };
 }
 

@@ -8,6 +8,7 @@
 //! group makes is how that output is stored.
 
 use crate::cast::Cast;
+use crate::cuda_map::{INLINE, Map};
 use crate::halves::is_half;
 use crate::reduce::Expand;
 use crate::tiles::{self, Program, REGISTERS_MAX, Step};
@@ -17,8 +18,8 @@ use kolo_graph::op::{Declared, Describe, OpKind};
 use kolo_graph::rewrite::Rebuild;
 use kolo_graph::split::{self, Split};
 use kolo_graph::{
-    Arg, Case, Cases, Cpu, CpuCx, DType, Dense, Graph, NodeId, Op, Operand, Operands, Phase, Shape, Type, ValueId,
-    checked_types,
+    Arg, Case, Cases, Cpu, CpuCx, Cuda, CudaCalls, CudaCx, DType, Dense, Graph, NodeId, Op, Operand, Operands, Phase,
+    Shape, Type, ValueId, checked_types,
 };
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -217,6 +218,41 @@ impl Cpu for Fused {
     }
 }
 
+impl Cuda for Fused {
+    /// One kernel. A function of each step stands in it once, and every register is a variable.
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let mut map = Map::default();
+        let register = |at: usize| if at < self.program.inputs { format!("x{at}") } else { format!("r{at}") };
+        let mut known: Vec<String> = Vec::new();
+        for (step, (op, operands)) in self.steps.iter().enumerate() {
+            if let Some(Cast { to }) = op.downcast::<Cast>() {
+                let (result, operand) = (register(self.program.inputs + step), register(operands[0]));
+                let ty = kolo_graph::cuda::cuda_type(*to);
+                map.body.push_str(&format!("const float {result} = to_float(from_float<{ty}>({operand}));\n"));
+                continue;
+            }
+            let formula = op.formula().expect("an elementwise op has a formula");
+            let dtypes = vec![DType::F32; operands.len()];
+            let number = known.iter().position(|name| name == op.name()).unwrap_or_else(|| {
+                let name = format!("step{}", known.len());
+                map.functions.push_str(&formula.to_c(INLINE, &name, &dtypes));
+                known.push(op.name().into());
+                known.len() - 1
+            });
+            let operands: Vec<String> = operands.iter().map(|at| register(*at)).collect();
+            let (function, result) = (format!("step{number}"), register(self.program.inputs + step));
+            map.call(&formula, &function, &result, &operands, &op.formula_numbers(&[]), "float");
+        }
+        for (at, output) in self.program.outputs.iter().enumerate() {
+            map.body.push_str(&format!("const float y{at} = {};\n", register(*output)));
+        }
+        map.calls(cx)
+    }
+    fn in_place(&self) -> Vec<(usize, usize)> {
+        Cpu::in_place(self)
+    }
+}
+
 impl Cases for Fused {
     fn cases() -> Vec<Case> {
         use crate::elementwise::{Add, GeluTanh, Mul, Scale};
@@ -242,7 +278,7 @@ impl Cases for Fused {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<Fused>()];
+pub const KINDS: &[OpKind] = &[OpKind::of::<Fused>().with_cuda::<Fused>()];
 
 /// A run of nodes that will become one.
 #[derive(Debug)]

@@ -14,6 +14,7 @@ pub mod concat;
 pub mod conv;
 pub mod cross_entropy;
 pub mod cross_entropy_parts;
+mod cuda_map;
 mod device;
 pub mod dropout;
 pub mod elementwise;
@@ -72,26 +73,26 @@ const SOURCES: &[OpKind] = &[
     OpKind::without_kernels::<Input>(),
     OpKind::without_kernels::<Param>(),
     OpKind::without_kernels::<State>(),
-    OpKind::of::<Full>(),
+    OpKind::of::<Full>().with_cuda::<Full>(),
     OpKind::without_kernels::<GrainSum>(),
     OpKind::without_kernels::<AllReduce>(),
     OpKind::without_kernels::<ReduceScatter>(),
     OpKind::without_kernels::<AllGather>(),
     OpKind::without_kernels::<Barrier>(),
-    OpKind::of::<AxisSum>(),
-    OpKind::of::<AxisGather>(),
-    OpKind::of::<AxisJoin>(),
-    OpKind::of::<AxisScatter>(),
-    OpKind::of::<AllToAll>(),
-    OpKind::of::<AxisShift>(),
+    OpKind::of::<AxisSum>().with_cuda::<AxisSum>(),
+    OpKind::of::<AxisGather>().with_cuda::<AxisGather>(),
+    OpKind::of::<AxisJoin>().with_cuda::<AxisJoin>(),
+    OpKind::of::<AxisScatter>().with_cuda::<AxisScatter>(),
+    OpKind::of::<AllToAll>().with_cuda::<AllToAll>(),
+    OpKind::of::<AxisShift>().with_cuda::<AxisShift>(),
     OpKind::of::<AxisHalo>(),
-    OpKind::of::<Send>(),
-    OpKind::of::<Receive>(),
+    OpKind::of::<Send>().with_cuda::<Send>(),
+    OpKind::of::<Receive>().with_cuda::<Receive>(),
     OpKind::without_kernels::<AfterGrains>(),
     OpKind::without_kernels::<Piece>(),
-    OpKind::of::<Join>(),
-    OpKind::of::<Pack>(),
-    OpKind::of::<AxisShare>(),
+    OpKind::of::<Join>().with_cuda::<Join>(),
+    OpKind::of::<Pack>().with_cuda::<Pack>(),
+    OpKind::of::<AxisShare>().with_cuda::<AxisShare>(),
     OpKind::without_kernels::<EachGrain>(),
 ];
 

@@ -6,6 +6,7 @@ use crate::gemm::{self, Gemm, Lines, Output, Right, Start, Taken};
 use crate::halves::{is_half, widen};
 use crate::reduce::ReduceMethods;
 use crate::tiles::Address;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaMatrix, CudaPlace, Product};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::types::broadcast;
@@ -181,6 +182,60 @@ impl Cpu for MatMul {
     }
 }
 
+/// A matrix whose rows lie one behind the other in memory, of which `lines` by `k` elements are multiplied.
+fn cuda_matrix(place: CudaPlace, ty: &Type, row_stride: usize, transposed: bool) -> CudaMatrix {
+    CudaMatrix { place, dtype: ty.dtype, row_stride, batch_stride: 0, transposed }
+}
+
+impl Cuda for MatMul {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let [a, b, c] = [&cx.inputs[0], &cx.inputs[1], &cx.outputs[0]];
+        let out = &c.shape;
+        let (m, n) = (out[out.len() - 2], out[out.len() - 1]);
+        let k = a.shape[a.rank() - if self.ta { 2 } else { 1 }];
+        let whole = &out[..out.len() - 2];
+        let count: usize = whole.iter().product();
+        let left = cuda_matrix(CudaPlace::input(0), a, if self.ta { m } else { k }, self.ta);
+        let right = cuda_matrix(CudaPlace::input(1), b, if self.tb { k } else { n }, self.tb);
+        let result = cuda_matrix(CudaPlace::output(0), c, n, false);
+        let mut calls = CudaCalls::new();
+        // Runs of the stack in which both operands step evenly: usually all of it.
+        let place = |ty: &Type, at: usize| matrix_at(&ty.shape[..ty.rank() - 2], whole, at);
+        let mut start = 0;
+        while start < count {
+            let step = |ty: &Type| match start + 1 < count {
+                true => place(ty, start + 1) as i64 - place(ty, start) as i64,
+                false => 0,
+            };
+            let steps = [step(a).max(0), step(b).max(0)];
+            let even = |ty: &Type, at: usize, step: i64| {
+                place(ty, at) as i64 == place(ty, start) as i64 + step * (at - start) as i64
+            };
+            let end = (start + 1..count).find(|at| !(even(a, *at, steps[0]) && even(b, *at, steps[1])));
+            let end = end.unwrap_or(count);
+            let matrix = |matrix: CudaMatrix, first: usize, step: usize, size: usize| CudaMatrix {
+                place: matrix.place.further(first * size * matrix.dtype.bytes()),
+                batch_stride: step * size,
+                ..matrix
+            };
+            calls.product(Product {
+                rows: m,
+                columns: n,
+                depth: k,
+                batch: end - start,
+                a: matrix(left, place(a, start), steps[0] as usize, m * k),
+                b: matrix(right, place(b, start), steps[1] as usize, k * n),
+                c: matrix(result, start, 1, m * n),
+                alpha: 1.0,
+                beta: 0.0,
+                bias: None,
+            });
+            start = end;
+        }
+        calls
+    }
+}
+
 impl Cases for MatMul {
     fn cases() -> Vec<Case> {
         let mut cases = Vec::new();
@@ -324,6 +379,25 @@ pub(crate) fn full_bias<'a>(cx: &CpuCx<'a>) -> (&'a [f32], &'a mut [f32]) {
     (room, scratch)
 }
 
+impl Cuda for Linear {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (k, n) = (cx.inputs[0].last(), cx.outputs[0].last());
+        Product {
+            rows: cx.outputs[0].elements() / n.max(1),
+            columns: n,
+            depth: k,
+            batch: 1,
+            a: cuda_matrix(CudaPlace::input(0), &cx.inputs[0], k, false),
+            b: cuda_matrix(CudaPlace::input(1), &cx.inputs[1], if self.transposed { k } else { n }, self.transposed),
+            c: cuda_matrix(CudaPlace::output(0), &cx.outputs[0], n, false),
+            alpha: 1.0,
+            beta: 0.0,
+            bias: Some(CudaPlace::input(2)),
+        }
+        .into()
+    }
+}
+
 impl Cases for Linear {
     fn cases() -> Vec<Case> {
         let case = |transposed: bool, x: &[usize], n: usize| {
@@ -345,7 +419,8 @@ impl Cases for Linear {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<MatMul>(), OpKind::of::<Linear>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<MatMul>().with_cuda::<MatMul>(), OpKind::of::<Linear>().with_cuda::<Linear>()];
 
 kolo_graph::methods! {
     /// Products.

@@ -212,6 +212,9 @@ impl Cases for MaxPool2d {
         let equal = Arg { domain: Domain::Index(0, 3), ..Arg::real([2, 2, 9, 35]).constant() };
         cases.push(Case::new(op([3, 3], [1, 1], [1, 1]), [equal.clone()]));
         cases.push(Case::new(op([2, 3], [2, 2], [1, 0]), [equal]));
+        // Rows 3 to 8 and columns 2 to 7 of a plane of 9 × 8.
+        let tile = MaxPool2d { rows: vec![9, 3, 2, 3], columns: vec![8, 2, 1, 2], ..op([3, 3], [2, 2], [1, 0]) };
+        cases.push(Case::new(tile, [Arg::spread([2, 3, 6, 6]).constant()]));
         cases
     }
 }
@@ -340,10 +343,12 @@ impl Cpu for MaxPool2dGrad {
 
 impl Cuda for MaxPool2dGrad {
     fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
-        let (from, to) = (&cx.inputs[0].shape, &cx.outputs[0].shape);
-        let sizes = [from[0] * from[1], from[2] * from[3], to[2] * to[3]].map(device::long);
-        let args = [&[device::input(0), device::input(1), device::output(0)], &sizes[..]].concat();
-        let (grid, block) = device::row_grid(from[0] * from[1], device::WARP);
+        let from = &cx.inputs[0].shape;
+        let (planes, whole, begin) = (from[0] * from[1], self.tile().whole(self.size), self.tile().begin());
+        let sizes = [[planes, from[2] * from[3]], self.size, whole, begin].concat();
+        let operands = [device::input(0), device::input(1), device::output(0)];
+        let args = operands.into_iter().chain(sizes.into_iter().map(device::long)).collect::<Vec<_>>();
+        let (grid, block) = device::row_grid(planes, device::WARP);
         Launch::new(device::typed(crate::pool::SOURCE, cx), "spread_places", grid, block, args).into()
     }
 }
@@ -358,7 +363,12 @@ impl Cases for MaxPool2dGrad {
             let op = MaxPool2dGrad { kernel, stride: [1, 1], padding, size, rows: Vec::new(), columns: Vec::new() };
             Case::new(op, [Arg::index(shape, -1, (size[0] * size[1] + 1) as i64), arg])
         };
-        vec![case([2, 3, 2, 3], [4, 5]), case([1, 1, 1, 1], [1, 2]), case([2, 9, 30, 31], [31, 37])]
+        // A tile of a plane of 9 × 8, with places in all of it.
+        let (rows, columns) = (vec![9, 3, 1, 4], vec![8, 2, 0, 3]);
+        let tile = MaxPool2dGrad { kernel: [3, 3], stride: [2, 2], padding: [1, 0], size: [5, 4], rows, columns };
+        let places = Arg::index([2, 3, 4, 3], -1, 73);
+        let tile = Case::new(tile, [places, Arg::real([2, 3, 4, 3]).constant()]);
+        vec![case([2, 3, 2, 3], [4, 5]), case([1, 1, 1, 1], [1, 2]), case([2, 9, 30, 31], [31, 37]), tile]
     }
 }
 

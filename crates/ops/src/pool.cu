@@ -1,7 +1,8 @@
-// Pooling over the planes of [n, c, h, w]. A window's numbers come as pairs: vertical, horizontal.
+// Pooling over the planes of [n, c, h, w]. A window's numbers come as pairs: vertical, horizontal. A plane here may be a tile of a whole
+// one: it begins at place `begin` of that, and its first window is number `first`.
 
 #define WINDOW i64 height, i64 width, i64 out_height, i64 out_width, i64 kernel_y, i64 kernel_x, i64 stride_y, i64 stride_x, \
-    i64 padding_y, i64 padding_x
+    i64 padding_y, i64 padding_x, i64 whole_height, i64 whole_width, i64 begin_y, i64 begin_x, i64 first_y, i64 first_x
 
 __device__ __forceinline__ i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
 __device__ __forceinline__ i64 larger(i64 a, i64 b) { return a > b ? a : b; }
@@ -19,7 +20,7 @@ extern "C" __global__ void max_windows(const I0 *x, O0 *values, int *places, i64
     if (at >= count) return;
     const i64 column = at % out_width, row = at / out_width % out_height;
     const I0 *plane = x + at / out_width / out_height * height * width;
-    const i64 top = row * stride_y - padding_y, left = column * stride_x - padding_x;
+    const i64 top = (first_y + row) * stride_y - padding_y - begin_y, left = (first_x + column) * stride_x - padding_x - begin_x;
     float best = 0.0f;
     i64 place = -1;
     for (i64 y = larger(top, 0); y < smaller(top + kernel_y, height); y++)
@@ -27,7 +28,7 @@ extern "C" __global__ void max_windows(const I0 *x, O0 *values, int *places, i64
             const float value = to_float(plane[y * width + at_x]);
             if (place < 0 || value > best || (value != value && best == best)) {
                 best = value;
-                place = y * width + at_x;
+                place = (begin_y + y) * whole_width + begin_x + at_x;
             }
         }
     values[at] = from_float<O0>(best);
@@ -40,13 +41,13 @@ extern "C" __global__ void mean_windows(const I0 *x, O0 *y, i64 count, int count
     if (at >= count) return;
     const i64 column = at % out_width, row = at / out_width % out_height;
     const I0 *plane = x + at / out_width / out_height * height * width;
-    const i64 top = row * stride_y - padding_y, left = column * stride_x - padding_x;
+    const i64 top = (first_y + row) * stride_y - padding_y - begin_y, left = (first_x + column) * stride_x - padding_x - begin_x;
     float sum = 0.0f;
     for (i64 at_y = larger(top, 0); at_y < smaller(top + kernel_y, height); at_y++)
         for (i64 at_x = larger(left, 0); at_x < smaller(left + kernel_x, width); at_x++)
             sum += to_float(plane[at_y * width + at_x]);
-    const i64 places = divisor(row, height, kernel_y, stride_y, padding_y, count_padding) *
-                       divisor(column, width, kernel_x, stride_x, padding_x, count_padding);
+    const i64 places = divisor(first_y + row, whole_height, kernel_y, stride_y, padding_y, count_padding) *
+                       divisor(first_x + column, whole_width, kernel_x, stride_x, padding_x, count_padding);
     y[at] = from_float<O0>(sum / (float)places);
 }
 
@@ -54,15 +55,15 @@ extern "C" __global__ void mean_windows(const I0 *x, O0 *y, i64 count, int count
 extern "C" __global__ void spread_windows(const I0 *g, O0 *dx, i64 count, int count_padding, WINDOW) {
     const i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= count) return;
-    const i64 x = at % width + padding_x, y = at / width % height + padding_y;
+    // Among all places of the whole plane and its padding.
+    const i64 x = begin_x + at % width + padding_x, y = begin_y + at / width % height + padding_y;
     const I0 *plane = g + at / width / height * out_height * out_width;
-    const i64 first_y = y < kernel_y ? 0 : (y - kernel_y) / stride_y + 1, last_y = smaller(y / stride_y, out_height - 1);
-    const i64 first_x = x < kernel_x ? 0 : (x - kernel_x) / stride_x + 1, last_x = smaller(x / stride_x, out_width - 1);
+    const i64 top = y < kernel_y ? 0 : (y - kernel_y) / stride_y + 1, left = x < kernel_x ? 0 : (x - kernel_x) / stride_x + 1;
     float sum = 0.0f;
-    for (i64 row = first_y; row <= last_y; row++) {
-        const i64 rows = divisor(row, height, kernel_y, stride_y, padding_y, count_padding);
-        for (i64 column = first_x; column <= last_x; column++) {
-            const i64 columns = divisor(column, width, kernel_x, stride_x, padding_x, count_padding);
+    for (i64 row = larger(top - first_y, 0); row <= smaller(y / stride_y - first_y, out_height - 1); row++) {
+        const i64 rows = divisor(first_y + row, whole_height, kernel_y, stride_y, padding_y, count_padding);
+        for (i64 column = larger(left - first_x, 0); column <= smaller(x / stride_x - first_x, out_width - 1); column++) {
+            const i64 columns = divisor(first_x + column, whole_width, kernel_x, stride_x, padding_x, count_padding);
             sum += to_float(plane[row * out_width + column]) / (float)(rows * columns);
         }
     }
@@ -109,22 +110,27 @@ extern "C" __global__ void spread_bins(const I0 *g, O0 *dx, i64 count, i64 heigh
 }
 #else
 
-// dx[plane, place] = the sum of the gradients whose maximum was there, in their order. A warp to a plane; lanes that meet at one
-// place take turns.
-extern "C" __global__ void spread_places(const int *places, const I1 *g, O0 *dx, i64 planes, i64 from, i64 to) {
+// dx[plane, place] = the sum of the gradients whose maximum was there, in their order. Places are those of the whole plane, and ones
+// that are not here are left out. A warp to a plane; lanes that meet at one place take turns.
+extern "C" __global__ void spread_places(
+    const int *places, const I1 *g, O0 *dx, i64 planes, i64 from, i64 height, i64 width, i64 whole_height, i64 whole_width,
+    i64 begin_y, i64 begin_x) {
     const i64 plane = (i64)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
     if (plane >= planes) return;
     const int lane = threadIdx.x % WARP;
     places += plane * from;
     g += plane * from;
-    dx += plane * to;
-    for (i64 at = lane; at < to; at += WARP) dx[at] = from_float<O0>(0.0f);
+    dx += plane * height * width;
+    for (i64 at = lane; at < height * width; at += WARP) dx[at] = from_float<O0>(0.0f);
     __syncwarp();
     for (i64 start = 0; start < from; start += WARP) {
         const i64 at = start + lane;
-        const int place = at < from ? places[at] : -1;
-        const bool counts = place >= 0 && place < to;
-        const u32 same = __match_any_sync(ALL_LANES, counts ? place : -1 - lane);
+        const i64 given = at < from ? places[at] : -1;
+        const i64 y = given / whole_width - begin_y, x = given % whole_width - begin_x;
+        const bool known = given >= 0 && given < whole_height * whole_width;
+        const bool counts = known && y >= 0 && y < height && x >= 0 && x < width;
+        const int place = counts ? (int)(y * width + x) : -1 - lane;
+        const u32 same = __match_any_sync(ALL_LANES, place);
         const int turn = __popc(same & ((1u << lane) - 1));
         for (int now = 0; __any_sync(ALL_LANES, counts && turn >= now); now++) {
             if (counts && turn == now) dx[place] = from_float<O0>(to_float(dx[place]) + to_float(g[at]));

@@ -185,12 +185,16 @@ pub(crate) struct Tile<'a> {
     pub columns: &'a [usize],
 }
 
+/// Places along a side of a plane that is cut into tiles, at most: windows as long as the plane ask for lines of its length,
+/// and a tile of it may be short.
+const SIDE_MAX: usize = 1 << 20;
+
 impl Tile<'_> {
     fn numbers(run: &[usize]) -> Result<[usize; 4], String> {
         let numbers: [usize; 4] =
             run.try_into().map_err(|_| format!("a tile has no or four numbers along a dim, not {}", run.len()))?;
-        match numbers.iter().find(|number| **number > WINDOW_MAX) {
-            Some(large) => Err(format!("the numbers of a tile are at most {WINDOW_MAX}, not {large}")),
+        match numbers.iter().find(|number| **number > SIDE_MAX) {
+            Some(large) => Err(format!("the numbers of a tile are at most {SIDE_MAX}, not {large}")),
             None => Ok(numbers),
         }
     }
@@ -261,7 +265,8 @@ pub(crate) fn calls(cx: &CudaCx<'_>, function: &'static str, sizes: &[CudaArg]) 
 impl Window {
     /// The numbers as the kernels take them.
     pub fn args(&self) -> Vec<CudaArg> {
-        [self.size, self.out, self.kernel, self.stride, self.padding].concat().into_iter().map(device::long).collect()
+        let numbers = [self.size, self.out, self.kernel, self.stride, self.padding, self.whole, self.begin, self.first];
+        numbers.concat().into_iter().map(device::long).collect()
     }
 }
 
@@ -280,6 +285,9 @@ pub(crate) fn check_window(
     }
     if kernel.contains(&0) || stride.contains(&0) {
         return Err(format!("kernel {kernel:?} and stride {stride:?} must be at least 1"));
+    }
+    if let Some(large) = size.iter().find(|side| **side > WINDOW_MAX) {
+        return Err(format!("a plane is at most {WINDOW_MAX} long, not {large}"));
     }
     if size.contains(&0) { Err(format!("a plane of {size:?} is empty")) } else { Ok(()) }
 }

@@ -5,8 +5,10 @@
 
 use crate::gemm::{self, Gemm, Lines, Output, Right, Start};
 use crate::matmul::{Linear, MatMul, bias_room, full_bias};
+use crate::moves::{self, Walk};
 use crate::slice::Slice;
 use kolo_graph::cpu::Buffer;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaMatrix, CudaPlace, Product};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::rewrite::Rebuild;
@@ -178,6 +180,68 @@ impl Cpu for LinearPart {
     }
 }
 
+/// Copies of the parts that are summed, each a matrix of its own: products of copies are what the parts are defined by, and a library
+/// may add in another order where rows lie further apart. `lines` says of each operand how many there are, and whether they lie along
+/// what is summed.
+fn part_copies(
+    cx: &CudaCx<'_>,
+    calls: &mut CudaCalls,
+    lines: [(usize, bool); 2],
+    ks: usize,
+    (start, len): (usize, usize),
+) -> [CudaMatrix; 2] {
+    [0, 1].map(|at| {
+        let ((count, along), dtype) = (lines[at], cx.inputs[at].dtype);
+        let place = calls.scratch(count * len.max(1) * dtype.bytes());
+        let (rows, columns, stride) = if along { (count, len, ks) } else { (len, count, count) };
+        let walks = [Walk { size: rows, from: stride, to: columns }, Walk { size: columns, from: 1, to: 1 }];
+        let first = if along { start } else { start * count };
+        moves::elements(calls, dtype.bytes(), &walks, (CudaPlace::input(at), first), (place, 0));
+        // The left operand's lines are rows of the product, the right one's its columns.
+        let transposed = along == (at == 1);
+        CudaMatrix { place, dtype, row_stride: columns, batch_stride: 0, transposed }
+    })
+}
+
+/// The product of two copies.
+fn part_product(cx: &CudaCx<'_>, [a, b]: [CudaMatrix; 2], [rows, columns, depth]: [usize; 3]) -> Product {
+    let c = CudaMatrix {
+        place: CudaPlace::output(0),
+        dtype: cx.outputs[0].dtype,
+        row_stride: columns,
+        batch_stride: 0,
+        transposed: false,
+    };
+    Product { rows, columns, depth, batch: 1, a, b, c, alpha: 1.0, beta: 0.0, bias: None }
+}
+
+impl Cuda for MatMulPart {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let [m, n] = [cx.outputs[0].shape[0], cx.outputs[0].shape[1]];
+        let mut calls = CudaCalls::new();
+        if self.len == 0 {
+            calls.zero(CudaPlace::output(0), cx.outputs[0].bytes());
+            return calls;
+        }
+        let ks = cx.inputs[0].shape[self.dims()[0]];
+        let copies = part_copies(cx, &mut calls, [(m, !self.ta), (n, self.tb)], ks, (self.start, self.len));
+        calls.product(part_product(cx, copies, [m, n, self.len]));
+        calls
+    }
+}
+
+impl Cuda for LinearPart {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        let (ks, n) = (cx.inputs[0].last(), cx.outputs[0].last());
+        let m = cx.outputs[0].elements() / n.max(1);
+        let mut calls = CudaCalls::new();
+        let copies = part_copies(cx, &mut calls, [(m, true), (n, self.transposed)], ks, (self.start, self.len));
+        let bias = Some(CudaPlace::input(2));
+        calls.product(Product { bias, ..part_product(cx, copies, [m, n, self.len]) });
+        calls
+    }
+}
+
 /// Products of two slices of the summed axis become products of a part of it.
 pub fn absorb_slices(graph: &Graph) -> Graph {
     let mut rebuild = Rebuild::new(graph);
@@ -250,4 +314,5 @@ impl Cases for LinearPart {
     }
 }
 
-pub const KINDS: &[OpKind] = &[OpKind::of::<MatMulPart>(), OpKind::of::<LinearPart>()];
+pub const KINDS: &[OpKind] =
+    &[OpKind::of::<MatMulPart>().with_cuda::<MatMulPart>(), OpKind::of::<LinearPart>().with_cuda::<LinearPart>()];

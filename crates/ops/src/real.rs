@@ -101,6 +101,8 @@ pub trait Real:
     fn sigmoid(self) -> Self {
         Self::of(1.0) / (Self::of(1.0) + (-self).exp())
     }
+    /// `1 − betaⁿ` for this whole number `n`, as [`crate::optim::rule::bias_correction`] has it.
+    fn bias_correction(self, beta: f64) -> Self;
     /// `self · by + plus` with one rounding.
     fn mul_add(self, by: Self, plus: Self) -> Self;
     /// `self / by` for `by` not below zero, which counts as the smallest normal number if it is less. Quotients that are
@@ -117,6 +119,9 @@ pub trait Real:
 }
 
 impl Real for f64 {
+    fn bias_correction(self, beta: f64) -> Self {
+        crate::optim::rule::bias_correction(beta, self)
+    }
     fn exp(self) -> Self {
         self.exp()
     }
@@ -222,6 +227,9 @@ fn reciprocal(x: f32) -> f32 {
 }
 
 impl Real for f32 {
+    fn bias_correction(self, beta: f64) -> Self {
+        crate::optim::rule::bias_correction(beta, f64::from(self)) as f32
+    }
     #[inline(always)]
     fn exp(self) -> Self {
         let x = if self > 88.722_83 { 88.722_83 } else { self };

@@ -22,27 +22,41 @@ extern "C" __global__ void sum_long_rows(const FROM *x, TO *y, i64 inner, i64 ch
     if (threadIdx.x == 0) y[blockIdx.x] = from_float<TO>(sum);
 }
 
-#define STRIP 32
+#ifndef PACK
+#define PACK 1
+#endif
+#define STRIP (WARP * PACK)
 #define LINES 8
 
-// y[outer, chunk, column] = Σ x[outer, row, column] over the chunk's rows. A block has STRIP columns and LINES rows at a time.
+// y[outer, chunk, column] = Σ x[outer, row, column] over the chunk's rows. A block has STRIP columns, PACK to a thread, and LINES rows at
+// a time. How columns are dealt out changes no sum.
 extern "C" __global__ void sum_columns(
     const FROM *x, TO *y, i64 rows, i64 inner, i64 chunks, i64 chunk_size, i64 strips) {
     __shared__ float shared[LINES][STRIP];
     const i64 strip = blockIdx.x % strips, chunk = blockIdx.x / strips % chunks, outer = blockIdx.x / strips / chunks;
-    const int column_of_strip = threadIdx.x % STRIP, line = threadIdx.x / STRIP;
-    const i64 column = strip * STRIP + column_of_strip;
+    const int lane = threadIdx.x % WARP, line = threadIdx.x / WARP;
+    const i64 column = strip * STRIP + lane * PACK;
     const i64 start = chunk * chunk_size, end = start + chunk_size < rows ? start + chunk_size : rows;
-    float sum = 0.0f;
+    float sums[PACK] = {};
     if (column < inner)
-        for (i64 row = start + line; row < end; row += LINES) sum += to_float(x[(outer * rows + row) * inner + column]);
-    shared[line][column_of_strip] = sum;
+        for (i64 row = start + line; row < end; row += LINES) {
+            const Pack<FROM, PACK> values = load_pack<FROM, PACK>(x + (outer * rows + row) * inner + column);
+            #pragma unroll
+            for (int at = 0; at < PACK; at++) sums[at] += to_float(values.at[at]);
+        }
+    #pragma unroll
+    for (int at = 0; at < PACK; at++) shared[line][at * WARP + lane] = sums[at];
     __syncthreads();
     for (int half = LINES / 2; half > 0; half /= 2) {
-        if (line < half) shared[line][column_of_strip] += shared[line + half][column_of_strip];
+        if (line < half)
+            #pragma unroll
+            for (int at = 0; at < PACK; at++) shared[line][at * WARP + lane] += shared[line + half][at * WARP + lane];
         __syncthreads();
     }
-    if (line == 0 && column < inner) y[(outer * chunks + chunk) * inner + column] = from_float<TO>(shared[0][column_of_strip]);
+    if (line == 0 && column < inner)
+        #pragma unroll
+        for (int at = 0; at < PACK; at++)
+            y[(outer * chunks + chunk) * inner + column + at] = from_float<TO>(shared[0][at * WARP + lane]);
 }
 
 // y[row, chunk] = Σ x[outer, row, at] over all `at` and the chunk's `outer`: a block to each.

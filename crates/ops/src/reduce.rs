@@ -300,6 +300,12 @@ impl Cpu for Expand {
     }
 }
 
+impl Cuda for Expand {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        crate::cuda_map::formula_calls(self, cx)
+    }
+}
+
 impl Cases for Expand {
     fn cases() -> Vec<Case> {
         let case = |from: &[usize], to: &[usize]| Case::new(Expand { shape: to.into() }, [Arg::real(from)]);
@@ -426,8 +432,11 @@ impl Cases for Reshape {
     }
 }
 
-pub const KINDS: &[OpKind] =
-    &[OpKind::of::<Sum>().with_cuda::<Sum>(), OpKind::of::<Expand>(), OpKind::without_kernels::<Reshape>()];
+pub const KINDS: &[OpKind] = &[
+    OpKind::of::<Sum>().with_cuda::<Sum>(),
+    OpKind::of::<Expand>().with_cuda::<Expand>(),
+    OpKind::without_kernels::<Reshape>(),
+];
 
 kolo_graph::methods! {
     /// Sums, means and shapes.

@@ -76,23 +76,44 @@ extern "C" __global__ void differentiate(const I0 *x, const I1 *weight, STATISTI
     });
 }
 
-// What a chunk of rows adds to the gradients of weight and bias: `parts` is [chunks, n] of weights, then the same of biases. A thread to a column.
+#define STRIP (WARP * PACK)
+#define LINES 8
+
+// What a chunk of rows adds to the gradients of weight and bias: `parts` is [chunks, n] of weights, then the same of biases. A block has
+// STRIP columns, PACK to a thread, and LINES rows at a time.
 extern "C" __global__ void parameter_parts(
     const I0 *x, STATISTICS, float *parts, i64 rows, i64 n, i64 chunk_size) {
-    const i64 column = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (column >= n) return;
+    __shared__ float shared[LINES][STRIP];
+    const int lane = threadIdx.x % WARP, line = threadIdx.x / WARP;
+    const i64 column = (i64)blockIdx.x * STRIP + lane * PACK;
     const i64 start = blockIdx.y * chunk_size, end = start + chunk_size < rows ? start + chunk_size : rows;
-    float dweight = 0.0f, dbias = 0.0f;
-    for (i64 row = start; row < end; row++) {
-        const float gradient = to_float(g[row * n + column]);
-        const float normal = (to_float(x[row * n + column]) - MEAN(row)) * to_float(rstds[row]);
-        dweight = fmaf(gradient, normal, dweight);
-        dbias += gradient;
-    }
+    float dweight[PACK] = {}, dbias[PACK] = {};
+    if (column < n)
+        for (i64 row = start + line; row < end; row += LINES) {
+            const float mean = MEAN(row), rstd = to_float(rstds[row]);
+            const Pack<I0, PACK> values = load_pack<I0, PACK>(x + row * n + column);
+            #pragma unroll
+            for (int at = 0; at < PACK; at++) {
+                const float gradient = to_float(g[row * n + column + at]);
+                dweight[at] = fmaf(gradient, (to_float(values.at[at]) - mean) * rstd, dweight[at]);
+                dbias[at] += gradient;
+            }
+        }
     parts += blockIdx.y * n + column;
-    parts[0] = dweight;
-#if HAS_MEAN
-    parts[gridDim.y * n] = dbias;
-#endif
+    for (int which = 0; which < 1 + HAS_MEAN; which++) {
+        #pragma unroll
+        for (int at = 0; at < PACK; at++) shared[line][at * WARP + lane] = which == 0 ? dweight[at] : dbias[at];
+        __syncthreads();
+        for (int half = LINES / 2; half > 0; half /= 2) {
+            if (line < half)
+                #pragma unroll
+                for (int at = 0; at < PACK; at++) shared[line][at * WARP + lane] += shared[line + half][at * WARP + lane];
+            __syncthreads();
+        }
+        if (line == 0 && column < n)
+            #pragma unroll
+            for (int at = 0; at < PACK; at++) parts[which * gridDim.y * n + at] = shared[0][at * WARP + lane];
+        __syncthreads();
+    }
 }
 #endif

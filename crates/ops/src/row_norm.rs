@@ -115,7 +115,7 @@ pub fn scratch_bytes(inputs: &[Type], outputs: &[Type]) -> usize {
 
 const SOURCE: &str = concat!(include_str!("rows.cuh"), include_str!("row_norm.cu"));
 /// Rows whose parameter gradients one block of the GPU adds up, and blocks along y of a grid.
-const ROWS_PER_CHUNK: usize = 64;
+const ROWS_PER_CHUNK: usize = 128;
 const CHUNKS_MAX: usize = 65_535;
 
 /// The source for rows of `n` elements, with the launch's grid and block.
@@ -147,7 +147,8 @@ pub fn backward_calls(cx: &CudaCx<'_>, has_mean: bool) -> CudaCalls {
     let parts = calls.scratch(chunks * n * (cx.outputs.len() - 1) * size_of::<f32>());
     let sizes = [device::long(rows), device::long(n), device::long(chunk)];
     let args = [&inputs[..1], &inputs[2..], &[parts.into()], &sizes].concat();
-    let grid = [n.div_ceil(device::THREADS), chunks, 1];
+    let strip = device::WARP * device::pack(n, cx.inputs[0].dtype);
+    let grid = [n.div_ceil(strip), chunks, 1];
     calls.launch(Launch::new(source, "parameter_parts", grid, device::THREADS, args));
     for at in 1..cx.outputs.len() {
         let from = Values::f32(parts.further((at - 1) * chunks * n * size_of::<f32>()));

@@ -1,7 +1,7 @@
 //! Sums on the GPU, as calls: over rows, over columns, over both ends of three dims. Long ones take two launches or more, which
 //! depends on the number of terms alone, as their order does.
 
-use crate::device::{THREADS, WARP, converting, grid, long};
+use crate::device::{self, THREADS, WARP, converting, grid, long};
 use kolo_graph::DType;
 use kolo_graph::cuda::{CudaArg, CudaCalls, CudaPlace, Launch};
 
@@ -12,8 +12,6 @@ const CHUNK: usize = 16 * 1024;
 const ROWS: usize = 256;
 /// Terms that one warp adds up, at most.
 const SHORT: usize = 1024;
-/// Columns of a block.
-const STRIP: usize = 32;
 
 /// Elements of a type at a place.
 #[derive(Clone, Copy, Debug)]
@@ -59,10 +57,15 @@ pub(crate) fn rows(calls: &mut CudaCalls, from: Values, [rows, inner]: [usize; 2
 
 /// `to[outer, column] = Σ from[outer, row, column]` over the rows.
 pub(crate) fn columns(calls: &mut CudaCalls, from: Values, [outer, rows, inner]: [usize; 3], to: Values) {
-    let (chunks, strips) = (rows.div_ceil(ROWS).max(1), inner.div_ceil(STRIP));
+    // Threads take several columns where there are enough of them.
+    let pack = device::pack(inner, from.dtype);
+    let pack = if inner >= WARP * pack && from.place.offset.is_multiple_of(16) { pack } else { 1 };
+    let (chunks, strips) = (rows.div_ceil(ROWS).max(1), inner.div_ceil(WARP * pack));
     let parts = partial(calls, chunks, outer * inner, to);
     let sizes = [rows, inner, chunks, ROWS, strips];
-    calls.launch(launch("sum_columns", (from, parts), outer * chunks * strips, &sizes));
+    let mut launch = launch("sum_columns", (from, parts), outer * chunks * strips, &sizes);
+    launch.source = launch.source.define("PACK", pack);
+    calls.launch(launch);
     if chunks > 1 {
         columns(calls, parts, [outer, chunks, inner], to);
     }

@@ -136,6 +136,9 @@ impl Real for Symbol {
     fn pow(self, exponent: Self) -> Self {
         Symbol(apply(Function::Pow, [self.0, exponent.0]))
     }
+    fn bias_correction(self, beta: f64) -> Self {
+        Symbol(apply(Function::BiasCorrection, [term(Term::Literal(beta)), self.0]))
+    }
     fn mul_add(self, by: Self, plus: Self) -> Self {
         Symbol(apply(Function::MulAdd, [self.0, by.0, plus.0]))
     }

@@ -6,7 +6,7 @@
 //! ([`Anatomy::stretched`]).
 
 use crate::collective::CollectiveKind;
-use crate::op_cost::{Body, OpCall, body};
+use crate::op_cost::{Body, OpCall, body, is_composite};
 use kolo_graph::collective::Movement;
 use kolo_graph::layout::all_shown_by;
 use kolo_graph::sources::GrainSum;
@@ -65,6 +65,8 @@ pub struct Unit {
     pub transient: Kept,
     /// What it hands to the next unit.
     pub handed_on: Kept,
+    /// Numbers that a framework without fusion copies to f32 for its loss.
+    pub widened: f64,
 }
 
 /// A rank's step, unit by unit.
@@ -121,6 +123,23 @@ impl Anatomy {
         let layers = order.len() as f64 / self.order.len() as f64;
         let model_flops = self.model_flops + model_flops_of_layer * more as f64;
         Some(Self { order, model_flops, update_calls: self.update_calls * layers, ..self.clone() })
+    }
+
+    /// The same step as systems run it that compute every layer again from its input, exchanges and all: of a graph in which nothing
+    /// is computed again.
+    pub fn recomputing_layers(&self) -> Self {
+        let mut anatomy = self.clone();
+        let ends = [self.order.first(), self.order.last()];
+        for (at, unit) in anatomy.units.iter_mut().enumerate().filter(|(at, _)| !ends.contains(&Some(at))) {
+            let Unit { forward, saved, handed_on, .. } = &self.units[at];
+            unit.input.calls.extend(forward.calls.iter().copied());
+            unit.input.exchanges.extend(forward.exchanges.iter().cloned());
+            // A layer's input is as large as what it hands on. The rest of what it would keep is there while its turn lasts.
+            unit.saved = *handed_on;
+            unit.transient.reals += (saved.reals - handed_on.reals).max(0.0);
+            unit.transient.bytes += (saved.bytes - handed_on.bytes).max(0.0);
+        }
+        anatomy
     }
 
     /// Numbers of all parameters of the rank.
@@ -191,6 +210,10 @@ impl<'g> Counting<'g> {
                 pass.exchanges.push(exchange);
             } else if !node.op.view() {
                 pass.calls.push(self.call(node));
+                if parts[at] == Part::Forward && node.op.name().starts_with("cross_entropy") {
+                    let largest = node.inputs.iter().map(|id| self.graph.ty(*id).elements()).max().unwrap_or(0);
+                    units[unit].widened += largest as f64;
+                }
             }
         }
     }
@@ -205,7 +228,8 @@ impl<'g> Counting<'g> {
             "attention" | "attention_grad" => attention(node, flops, &inputs, &outputs),
             _ => body(node.op.work(), name, flops, &outputs[0].shape),
         };
-        OpCall { body, flops, reals: moved.reals, bytes: moved.bytes }
+        let winograd = is_small_convolution(node, &inputs, &outputs);
+        OpCall { body, flops, reals: moved.reals, bytes: moved.bytes, composite: is_composite(name), winograd }
     }
 
     fn exchange(&self, node: &Node) -> Option<UnitExchange> {
@@ -358,11 +382,20 @@ fn label(graph: &Graph, phases: &[Phase]) -> (Vec<Option<usize>>, usize) {
     let mut layers: BTreeMap<&str, usize> = BTreeMap::new();
     let forward = |node: &Node| node.stage == Stage::Forward;
     let inside = |at: usize, node: &Node| computes(node, phases[at]);
+    let numbered = graph.nodes.iter().any(|node| layer_of(&node.scope).is_some());
+    // Layers without numbers are the first names of scopes.
+    let layer_of = |scope: &'_ str| -> Option<usize> {
+        let first = scope.find('.').unwrap_or(scope.len());
+        match numbered {
+            true => layer_of(scope).map(str::len),
+            false => (first > 0).then_some(first),
+        }
+    };
     let mut last_layered = 0;
     for (at, node) in graph.nodes.iter().enumerate().filter(|(at, node)| inside(*at, node) && forward(node)) {
-        if let Some(layer) = layer_of(&node.scope) {
+        if let Some(length) = layer_of(&node.scope) {
             let next = layers.len() + 1;
-            layers.entry(layer).or_insert(next);
+            layers.entry(&node.scope[..length]).or_insert(next);
             last_layered = at;
         }
     }
@@ -374,7 +407,7 @@ fn label(graph: &Graph, phases: &[Phase]) -> (Vec<Option<usize>>, usize) {
         if !forward(node) && !turned {
             (turned, unit) = (true, after);
         }
-        let layer = layer_of(&node.scope).and_then(|layer| layers.get(layer).copied());
+        let layer = layer_of(&node.scope).and_then(|length| layers.get(&node.scope[..length]).copied());
         unit = match layer {
             Some(layer) => layer,
             None if forward(node) && at > last_layered => after,
@@ -384,6 +417,14 @@ fn label(graph: &Graph, phases: &[Phase]) -> (Vec<Option<usize>>, usize) {
         labels[at] = Some(unit);
     }
     (labels, after + 1)
+}
+
+/// Whether a convolution, or its gradient, is of 3 × 3 places and stride 1.
+fn is_small_convolution(node: &Node, inputs: &[Type], outputs: &[Type]) -> bool {
+    let small = |ty: &Type| ty.rank() == 4 && ty.shape[2..] == [3, 3];
+    let one =
+        node.op.attrs().iter().any(|(name, value)| *name == "stride" && value.to_string().replace(' ', "") == "[1,1]");
+    node.op.name().starts_with("conv2d") && one && inputs.iter().chain(outputs).any(small)
 }
 
 /// Pairs of queries and keys over all heads, and the products over them. Both directions know the result and one number for every

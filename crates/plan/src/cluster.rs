@@ -4,6 +4,7 @@
 //! innermost group, in so many groups of the next level, and so on ([`Cluster::span`]); what a level's links give to one such
 //! group of ranks follows from how many other groups use them at the same time.
 
+use crate::collective::Algorithm;
 use crate::device::{Device, DeviceTable, Precision};
 use crate::link::{self, Link};
 use kolo_graph::settings::{SettingError, Settings};
@@ -59,6 +60,8 @@ impl Default for Failures {
 pub struct SystemTraits {
     /// What it computes in, if that is not what the job says.
     pub precision: Option<Precision>,
+    /// How it exchanges, if that is not what kolo would do.
+    pub algorithm: Option<Algorithm>,
     /// Whether gradients are exchanged while the backward pass goes on, rather than after it.
     pub overlaps_gradients: bool,
     /// Whether what recomputation computes again includes the exchanges inside it.
@@ -75,6 +78,10 @@ pub struct SystemTraits {
     pub flash_attention: bool,
     /// Whether pipeline stages have the same number of layers, rather than about the same cost.
     pub equal_stages: bool,
+    /// Whether ranks that share layers each send a part of what they hand to the next stage, and join the parts there.
+    pub scatters_sends: bool,
+    /// The spread of a rank's step time, as a share of it: the slowest of many sets the pace of all.
+    pub jitter: f64,
     /// Memory of the framework itself on each device: context, libraries, buffers of collectives, fragments.
     pub reserved_bytes: f64,
 }
@@ -83,6 +90,7 @@ impl Default for SystemTraits {
     fn default() -> Self {
         Self {
             precision: None,
+            algorithm: None,
             overlaps_gradients: true,
             repeats_exchanges: false,
             gradient_bytes: 4,
@@ -91,6 +99,8 @@ impl Default for SystemTraits {
             overlaps_layers: true,
             flash_attention: true,
             equal_stages: false,
+            scatters_sends: false,
+            jitter: 0.0,
             reserved_bytes: 0.0,
         }
     }
@@ -190,6 +200,8 @@ impl Cluster {
     /// Reads a description; `devices` are those that it may name.
     pub fn read(root: &Settings, devices: &DeviceTable) -> Result<Self, SettingError> {
         let links = link::read_all(&root.table("links")?, Link::built_in()?)?;
+        let mut devices = devices.clone();
+        devices.extend(&root.table("devices")?)?;
         let (name, device) = (root.text("name", "cluster")?, root.text("device", "")?);
         let known = devices.find(&device).map_err(|hint| match device.is_empty() {
             true => root.wrong("device", "is missing", hint),
@@ -289,8 +301,16 @@ fn read_system(section: &Settings) -> Result<SystemTraits, SettingError> {
         let message = format!("is \"{precision}\", which is not known");
         return Err(section.wrong("precision", message, format!("write one of {}", names.join(", "))));
     }
+    let algorithm = section.text("algorithm", "")?;
+    let chosen = Algorithm::ALL.into_iter().find(|one| one.name() == algorithm);
+    if chosen.is_none() && !algorithm.is_empty() {
+        let names: Vec<&str> = Algorithm::ALL.iter().map(|one| one.name()).collect();
+        let message = format!("is \"{algorithm}\", which is not known");
+        return Err(section.wrong("algorithm", message, format!("write one of {}", names.join(", "))));
+    }
     let system = SystemTraits {
         precision: named,
+        algorithm: chosen,
         overlaps_gradients: section.bool("overlaps_gradients", default.overlaps_gradients)?,
         repeats_exchanges: section.bool("repeats_exchanges", default.repeats_exchanges)?,
         gradient_bytes: section.count_in("gradient_bytes", default.gradient_bytes, 1, 8)?,
@@ -299,6 +319,8 @@ fn read_system(section: &Settings) -> Result<SystemTraits, SettingError> {
         overlaps_layers: section.bool("overlaps_layers", default.overlaps_layers)?,
         flash_attention: section.bool("flash_attention", default.flash_attention)?,
         equal_stages: section.bool("equal_stages", default.equal_stages)?,
+        scatters_sends: section.bool("scatters_sends", default.scatters_sends)?,
+        jitter: section.float_in("jitter", default.jitter, 0.0, 1.0)?,
         reserved_bytes: section.float_in("reserved_gib", 0.0, 0.0, 1e4)? * crate::device::GIB,
     };
     section.finish()?;

@@ -10,14 +10,14 @@ mod stages;
 pub(crate) use memory::short;
 
 use crate::anatomy::{Anatomy, Unit, UnitPass};
-use crate::cluster::{Cluster, LevelUse};
-use crate::collective::{self, Algorithm};
+use crate::cluster::{Cluster, LevelUse, SystemTraits};
+use crate::collective::{self, Algorithm, CollectiveKind};
 use crate::op_cost::Runner;
 use crate::step_model::{Compute, Exchange, Layout, Pass, Role, StageModel, StepModel, Transfer};
 use kolo_parallel::mesh::DATA;
 use kolo_parallel::pipeline::PIPELINE;
-use kolo_parallel::recompute::Recompute;
 use kolo_parallel::strategy::Refusal;
+use kolo_parallel::tensor::TENSOR;
 
 /// What a unit takes on the device, on one micro-batch.
 #[derive(Clone, Debug, Default)]
@@ -54,7 +54,8 @@ pub fn compose(anatomy: &Anatomy, layout: &Layout, cluster: &Cluster) -> Result<
     }
     let places = layout.size(PIPELINE);
     let stages = stages::deal(anatomy, places * layout.chunks.max(1), cluster.system.equal_stages)?;
-    let runner = Runner { device: &cluster.device, precision: layout.precision, flash: cluster.system.flash_attention };
+    let SystemTraits { flash_attention: flash, fuses, .. } = cluster.system;
+    let runner = Runner { device: &cluster.device, precision: layout.precision, flash, fuses };
     let mut composition = Composition { anatomy, layout, cluster, runner, times: Vec::new(), stages };
     composition.times = anatomy.units.iter().map(|unit| composition.unit_times(unit)).collect();
     let stages: Vec<StageModel> = (0..composition.stages.len()).map(|stage| composition.stage(stage)).collect();
@@ -69,6 +70,7 @@ pub fn compose(anatomy: &Anatomy, layout: &Layout, cluster: &Cluster) -> Result<
         model_flops: anatomy.model_flops * model_ranks as f64 * micro_batches,
         peak_flops: cluster.device.peak(layout.precision),
         overlaps_gradients: cluster.system.overlaps_gradients,
+        jitter: cluster.system.jitter,
         device_memory: cluster.device.memory_bytes,
     })
 }
@@ -89,9 +91,6 @@ impl Composition<'_> {
             input: self.pass(&unit.input),
             weight: self.pass(&unit.weight),
         };
-        if self.cluster.system.repeats_exchanges && self.layout.recompute == Recompute::Blocks {
-            times.input.exchanges.extend(times.forward.exchanges.iter().cloned());
-        }
         times.weight.compute.add(&self.accumulation(unit));
         if self.cluster.system.overlaps_layers {
             // Weights' gradients wait for nobody: they are computed while the input's gradient travels.
@@ -164,15 +163,19 @@ impl Composition<'_> {
         model
     }
 
-    /// A message to a neighbour of the pipeline; the slowest one, where neighbours lie differently far apart. Ranks that share
-    /// every layer have the same activations: each sends its part, and they join the parts.
+    /// A message to a neighbour of the pipeline; the slowest one, where neighbours lie differently far apart.
     fn transfer(&self, bytes: f64) -> Transfer {
         let span = self.span(PIPELINE);
         if bytes == 0.0 || span.is_empty() {
             return Transfer::default();
         }
-        let seconds = collective::seconds(collective::CollectiveKind::Send, Algorithm::Fastest, bytes, &span);
-        Transfer { bytes, seconds }
+        let sharers = self.layout.size(TENSOR);
+        let part = if self.cluster.system.scatters_sends { bytes / sharers as f64 } else { bytes };
+        let mut seconds = collective::seconds(CollectiveKind::Send, Algorithm::Fastest, part, &span);
+        if part < bytes {
+            seconds += collective::seconds(CollectiveKind::AllGather, Algorithm::Fastest, bytes, &self.span(TENSOR));
+        }
+        Transfer { bytes: part, seconds }
     }
 
     fn role(&self, place: usize, stages: &[StageModel], in_flight: f64) -> Role {

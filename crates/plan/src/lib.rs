@@ -8,6 +8,7 @@ pub mod cluster;
 pub mod collective;
 mod compose;
 pub mod device;
+pub mod device_bench;
 pub mod failures;
 pub mod link;
 pub mod op_cost;

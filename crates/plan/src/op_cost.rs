@@ -37,6 +37,10 @@ pub struct OpCall {
     pub reals: f64,
     /// Bytes of everything else.
     pub bytes: f64,
+    /// Whether a framework that does not fuse runs it as several ops.
+    pub composite: bool,
+    /// A convolution of 3 × 3 places and stride 1, which Winograd's algorithm multiplies less often for.
+    pub winograd: bool,
 }
 
 impl OpCall {
@@ -52,6 +56,8 @@ pub struct Runner<'d> {
     pub precision: Precision,
     /// Attention keeps no scores.
     pub flash: bool,
+    /// Elementwise ops are fused.
+    pub fuses: bool,
 }
 
 /// Terms of a sum that cost as much as starting and ending it.
@@ -65,6 +71,10 @@ const FLASH_SHARE: f64 = 0.6;
 /// Attention that keeps its scores passes them this often through memory, for each of its products: written by one product and
 /// read by the next, with scaling, mask, softmax and dropout between.
 const SCORE_PASSES: f64 = 3.0;
+/// Winograd's F(2 × 2, 3 × 3) multiplies 2.25 times less often, and moves more.
+const WINOGRAD_GAIN: f64 = 1.6;
+/// Where nothing is fused, a norm, a rotation or a loss passes its operands so often through memory, much of it in f32.
+const EAGER_PASSES: f64 = 6.0;
 /// The rate of products of a few rows.
 const THIN_SHARE: f64 = 0.25;
 
@@ -73,13 +83,16 @@ impl Runner<'_> {
     pub fn compute(&self, call: &OpCall) -> Compute {
         let Device { product_share, launch, .. } = *self.device;
         let rate = self.device.peak(self.precision) * product_share;
-        let bytes = call.moved_bytes(self.precision);
-        let stream = bytes / self.stream_rate();
+        let passes = if call.composite && !self.fuses { EAGER_PASSES } else { 1.0 };
+        let stream = call.moved_bytes(self.precision) * passes / self.stream_rate();
         let (product, seconds) = match call.body {
             Body::Stream => (0.0, stream),
             Body::Product { rows, columns, terms } => {
-                let product = call.flops / rate;
-                (product, (product / self.filled(rows, columns, terms)).max(stream))
+                // Tensor cores are faster without it, and processors' kernels do not have it.
+                let wins = call.winograd && self.precision == Precision::F32 && self.device.units > 1;
+                let product = call.flops / rate / if wins { WINOGRAD_GAIN } else { 1.0 };
+                let seconds = (product / self.filled(rows, columns, terms)).max(stream);
+                (product, seconds + self.narrowing(call.reals - rows * columns))
             }
             Body::ThinProducts => (call.flops / rate, (call.flops / rate / THIN_SHARE).max(stream)),
             Body::Attention { scores, passes, causal } => self.attention(call.flops, scores, passes, causal, stream),
@@ -92,6 +105,13 @@ impl Runner<'_> {
     /// Bytes per second.
     fn stream_rate(&self) -> f64 {
         self.device.bandwidth * self.device.stream_share
+    }
+
+    /// Seconds in which operands become 8 bits wide: read for their largest, read again, written.
+    fn narrowing(&self, operands: f64) -> f64 {
+        let wide = self.precision.bytes() as f64;
+        let narrows = self.precision == Precision::F8 && self.device.peak[Precision::F8 as usize] > 0.0;
+        if narrows { operands.max(0.0) * (2.0 * wide + 1.0) / self.stream_rate() } else { 0.0 }
     }
 
     /// Seconds at the full rate, and in all. 8-bit products are for layers, not for attention.
@@ -130,6 +150,22 @@ impl Runner<'_> {
     }
 }
 
+/// Ops that a framework without fusion runs as several.
+const COMPOSITE: [&str; 8] = [
+    "rms_norm",
+    "rms_norm_grad",
+    "rotary",
+    "cross_entropy",
+    "cross_entropy_sum",
+    "cross_entropy_grad",
+    "cross_entropy_sum_grad",
+    "softmax",
+];
+
+pub(crate) fn is_composite(name: &str) -> bool {
+    COMPOSITE.contains(&name)
+}
+
 /// What an op's own word on its work, its result and its inputs says of its body. `result` is the shape of its output.
 pub(crate) fn body(work: Work, name: &str, flops: f64, result: &[usize]) -> Body {
     match work {
@@ -159,11 +195,18 @@ mod tests {
     fn products_lose_by_tiles_terms_and_memory() {
         let table = DeviceTable::built_in().unwrap();
         let device = table.find("a100-80").unwrap();
-        let runner = Runner { device, precision: Precision::Bf16, flash: true };
+        let runner = Runner { device, precision: Precision::Bf16, flash: true, fuses: true };
         let share = |rows: f64, columns: f64, terms: f64| {
             let reals = rows * columns + rows * terms + columns * terms;
             let flops = 2.0 * rows * columns * terms;
-            let call = OpCall { body: Body::Product { rows, columns, terms }, flops, reals, bytes: 0.0 };
+            let call = OpCall {
+                body: Body::Product { rows, columns, terms },
+                flops,
+                reals,
+                bytes: 0.0,
+                composite: false,
+                winograd: false,
+            };
             flops / runner.compute(&call).seconds() / device.peak(Precision::Bf16) / device.product_share
         };
         let large = share(16384.0, 8192.0, 8192.0);

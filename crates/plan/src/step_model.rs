@@ -217,7 +217,9 @@ pub struct StepModel {
     pub peak_flops: f64,
     /// Whether gradients are exchanged while the last backward pass goes on.
     pub overlaps_gradients: bool,
-    /// Peak memory of a device.
+    /// The spread of a rank's step time, as a share of it.
+    pub jitter: f64,
+    /// Memory of a device.
     pub device_memory: f64,
 }
 
@@ -231,6 +233,8 @@ pub struct StepTimes {
     /// Waiting for other stages of the pipeline.
     pub bubble: f64,
     pub update: f64,
+    /// Waiting for the slowest of all ranks, where their times spread.
+    pub straggling: f64,
     /// Of [`StepModel::model_flops`], the share of what the devices could have done.
     pub utilisation: f64,
 }

@@ -46,8 +46,11 @@ impl StepModel {
         let update = role.update.seconds();
         let waits: f64 = exposed.values().sum();
         let bubble = (seconds - compute - update - waits).max(0.0);
+        // The expected largest of so many normal numbers.
+        let straggling = seconds * self.jitter * (2.0 * (self.layout.workers() as f64).ln()).sqrt();
+        let seconds = seconds + straggling;
         let ideal = self.model_flops / (self.peak_flops * self.layout.workers() as f64);
-        Ok(StepTimes { seconds, compute, exposed, bubble, update, utilisation: ideal / seconds })
+        Ok(StepTimes { seconds, compute, exposed, bubble, update, straggling, utilisation: ideal / seconds })
     }
 
     fn micro_batch_seconds(&self, role: &Role) -> f64 {

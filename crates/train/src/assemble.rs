@@ -78,6 +78,9 @@ fn check_memory(
     memory: &MemoryPlan,
     options: Options,
 ) -> Result<(), Error> {
+    // What a GPU holds, its executor compares with what the GPU has.
+    let device = MemoryPlan { gradients: 0, activations: 0, scratch: 0, evaluation: 0, ..*memory };
+    let memory = if job.executor.allocates_on_host() { memory } else { &device };
     let usage = match company.world() {
         Some(world) => HostUsage::among(memory, parallel.home().is_shared(), world)?,
         None => HostUsage::alone(memory),
@@ -112,6 +115,12 @@ fn compile_among(
     mesh: &Mesh,
     world: &Arc<Communicator>,
 ) -> Result<(Store, Session), Error> {
+    if parallel.home().is_shared() && !job.executor.allocates_on_host() {
+        let (message, device) =
+            ("weights in one memory of the host cannot be updated on the device", job.executor.name());
+        let hint = "use `zero = 1`, or `--device cpu`";
+        return Err(Error::Together(Fault::BadCall(format!("{message} `{device}`\n  hint: {hint}"))));
+    }
     let lane: Arc<dyn Collectives> = parallel.lane(mesh, world)?;
     let bytes = Store::params_bytes(&program.graph);
     let weights = parallel.allocate(&Allocation { bytes, world, lane: &*lane })?;

@@ -28,6 +28,8 @@ const TOKENS_MAX: usize = 64;
 /// Samples with fewer tokens than this are not worth sharing among ranks of their own.
 const TOKENS_WORTH_SHARING: usize = 4096;
 const MICRO_BATCHES_MAX: usize = 1024;
+/// Bytes of a weight that is updated.
+const MASTER_BYTES: f64 = 4.0;
 
 /// What of a candidate decides what a rank computes.
 type GraphKey = (usize, usize, Sequence, Recompute);
@@ -222,6 +224,23 @@ impl<'j> JobModels<'j> {
 impl LayoutModels for JobModels<'_> {
     fn model(&self, candidate: &Candidate, cluster: &Cluster) -> Result<StepModel, String> {
         self.model_of_batch(candidate, cluster, self.job.batch)
+    }
+
+    /// The mean over all stages, with the activations of one micro-batch: the rank that needs most has no less.
+    fn memory_bound(&self, candidate: &Candidate, cluster: &Cluster) -> f64 {
+        let Ok(anatomies) = self.anatomies(candidate) else { return 0.0 };
+        let width = self.precision.bytes();
+        let saved = |anatomy: &Anatomy| -> f64 {
+            anatomy.order.iter().map(|unit| anatomy.units[*unit].saved.bytes_at(width)).sum()
+        };
+        let [few, many] = &*anatomies;
+        let per_sample = (saved(many) - saved(few)) / (many.samples as f64 - few.samples as f64);
+        let samples = (self.job.batch / candidate.grains().max(1)) as f64;
+        let kept = (saved(few) + per_sample * (samples - few.samples as f64)).max(0.0) / candidate.chunks as f64;
+        let share = |from: usize| if candidate.zero >= from { candidate.data as f64 } else { 1.0 };
+        let gradient = cluster.system.gradient_bytes as f64;
+        let of_parameter = few.optimizer_bytes / share(1) + gradient / share(2) + MASTER_BYTES / share(1);
+        (few.parameters() * of_parameter + kept) / candidate.pipeline as f64 + cluster.system.reserved_bytes
     }
 
     fn accepts(&self, candidate: &Candidate) -> Result<(), String> {

@@ -7,6 +7,7 @@ mod assemble;
 pub mod asynchronous;
 pub mod checkpoint;
 pub mod company;
+pub mod compared;
 pub mod confusion;
 mod copies;
 pub mod data_bench;

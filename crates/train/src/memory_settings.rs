@@ -47,7 +47,7 @@ const UNITS: [(&str, u64); 9] = [
 ];
 
 /// `2GiB`, `1.5 GiB`, `512MiB`, `2GB`, `2147483648`: whole bytes above 0.
-fn parse_bytes(text: &str) -> Result<u64, String> {
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '_')).unwrap_or(text.len());
     let (number, unit) = (text[..digits].replace('_', ""), text[digits..].trim());

@@ -1,5 +1,6 @@
 //! The report of a run, as JSON. Keys may be added, none renamed.
 
+use crate::compared::ComparedPart;
 use crate::confusion::Classification;
 use crate::rate_scaling::RateScaling;
 use crate::supply::Loader;
@@ -90,6 +91,13 @@ pub struct Planned {
     pub step_ms: f64,
     pub bytes: u64,
     pub flops: u64,
+    /// What the first rank computes, by the rates below.
+    pub compute_ms: f64,
+    /// Its wait for other ranks: exchanges, and the bubble of a pipeline.
+    pub waiting_ms: f64,
+    /// Operations and bytes per second of one thread, as they were measured beside the plan.
+    pub flops_per_s: f64,
+    pub bytes_per_s: f64,
 }
 
 /// Where a run stood after an epoch.
@@ -190,6 +198,8 @@ pub struct Report {
     pub threads: usize,
     pub peak_bytes: PeakBytes,
     pub planned: Planned,
+    /// The plan beside what was measured, part by part.
+    pub compared: Vec<ComparedPart>,
     pub grains: usize,
     /// What the step was computed in.
     pub precision: &'static str,

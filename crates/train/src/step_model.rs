@@ -14,7 +14,7 @@ use kolo_parallel::pipeline::PIPELINE;
 use kolo_parallel::strategy::{Part, Strategy};
 use kolo_parallel::{Mesh, Parallel, Purpose, Recompute};
 use kolo_plan::anatomy::{Anatomy, product_flops};
-use kolo_plan::cluster::Cluster;
+use kolo_plan::cluster::{Cluster, SystemTraits};
 use kolo_plan::collective::Algorithm;
 use kolo_plan::device::Precision;
 use kolo_plan::step_model::{Layout, StepModel};
@@ -61,7 +61,7 @@ fn splitters(parallel: &Parallel) -> impl Iterator<Item = &dyn Strategy> {
 
 /// Counts the graph of a rank.
 pub fn anatomy_of(job: &Job, parallel: &Parallel, samples: usize, fuses: bool) -> Result<Anatomy, GraphError> {
-    let count = |model: &dyn Model| count(job, model, parallel, samples, fuses);
+    let count = |model: &dyn Model| count_whole(job, model, parallel, samples, fuses);
     let layers = job.model.layers().filter(|layers| *layers > FEW_LAYERS);
     if let Some((all, few)) = layers.and_then(|all| Some((all, job.model.with_layers(FEW_LAYERS)?))) {
         let one_less = job.model.with_layers(FEW_LAYERS - 1);
@@ -99,7 +99,8 @@ fn model_flops(job: &Job, model: &dyn Model, parallel: &Parallel, samples: usize
     Ok(product_flops(&split_graph(job, model, parallel, samples)?))
 }
 
-fn count(
+/// Counts the graph of a rank of this model, layer by layer.
+pub fn count_whole(
     job: &Job,
     model: &dyn Model,
     parallel: &Parallel,
@@ -143,7 +144,24 @@ pub fn layout_of(job: &Job, workers: usize, precision: Option<Precision>) -> Res
 
 /// The model of a step of the job as it is laid out, on a cluster.
 pub fn step_model(job: &Job, workers: usize, cluster: &Cluster, cache: &mut AnatomyCache) -> Result<StepModel, Error> {
-    let layout = layout_of(job, workers, cluster.system.precision)?;
-    let anatomy = cache.anatomy(job, &job.parallel, layout.micro_batch, cluster.system.fuses)?;
+    let mut layout = layout_of(job, workers, cluster.system.precision)?;
+    layout.algorithm = cluster.system.algorithm.unwrap_or(layout.algorithm);
+    let anatomy = anatomy_on(job, &layout, cluster, cache)?;
     kolo_plan::compose(&anatomy, &layout, cluster).map_err(|refusal| Error::workers(workers, refusal))
+}
+
+/// The anatomy of a job as the system of a cluster runs it.
+pub fn anatomy_on(
+    job: &Job,
+    layout: &Layout,
+    cluster: &Cluster,
+    cache: &mut AnatomyCache,
+) -> Result<Arc<Anatomy>, GraphError> {
+    let SystemTraits { repeats_exchanges, fuses, .. } = cluster.system;
+    if !(repeats_exchanges && layout.recompute == Recompute::Blocks) {
+        return cache.anatomy(job, &job.parallel, layout.micro_batch, fuses);
+    }
+    let whole = job.parallel.clone().recomputing(Recompute::None);
+    let anatomy = cache.anatomy(job, &whole, layout.micro_batch, fuses)?;
+    Ok(Arc::new(anatomy.recomputing_layers()))
 }

@@ -228,6 +228,14 @@ impl Trainer {
         self.memory
     }
 
+    /// Bytes of a device's own memory that its step and its weights take; 0 on one that computes in the memory of the host.
+    pub fn device_bytes(&self) -> u64 {
+        match self.job.executor.allocates_on_host() {
+            true => 0,
+            false => (self.session.planned_bytes().total() + self.store.bytes()) as u64,
+        }
+    }
+
     pub fn job(&self) -> &Arc<Job> {
         &self.job
     }

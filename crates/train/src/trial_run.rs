@@ -11,9 +11,9 @@ use kolo_comm::bootstrap::{ThreadBootstrap, ThreadExchange};
 use kolo_comm::{CallKind, Communicator, Fault, Watch, shm};
 use kolo_exec::session::TrialTimes;
 use kolo_exec::{ExchangeError, Feed, Memory, Options, Program, Session, Store};
-use kolo_graph::collective::{AllGather, AllReduce, Barrier, ReduceScatter};
+use kolo_graph::collective::Movement;
 use kolo_graph::layout::align;
-use kolo_graph::{Graph, Node};
+use kolo_graph::{Graph, Node, Phase, ValueId};
 use kolo_parallel::GrainShare;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -78,7 +78,8 @@ pub fn run(job: &Job, graph: &Graph, setup: TrialSetup, time_limit: Duration) ->
     let data_ahead = job.loading.batches > 0;
     let loaders = if data_ahead { job.loading.threads } else { 1 };
     let spare = cores > setup.per_host * setup.threads;
-    let exchange_seconds = if setup.per_host == setup.workers { exchanges(graph, setup, spare)? } else { 0.0 };
+    let exchange_seconds =
+        if setup.per_host == setup.workers { exchanges(graph, setup, options.grains, spare)? } else { 0.0 };
     Ok(TrialRun {
         compute_seconds: slowest * turns,
         exchange_seconds,
@@ -150,37 +151,58 @@ fn alone(
     Ok((session.trial_run(scalars, data, time_limit), making))
 }
 
+/// An exchange of a step.
+struct TimedExchange {
+    kind: CallKind,
+    /// With the padding between tensors.
+    bytes: usize,
+    /// How often in a step.
+    times: usize,
+}
+
 /// Seconds of a step's exchanges among the workers of this host. Where each core has a worker, an exchange takes the time of one
-/// that computes; where cores are spare, all but the last is hidden.
-fn exchanges(graph: &Graph, setup: TrialSetup, spare: bool) -> Result<f64, Error> {
-    let nodes: Vec<(CallKind, usize)> = graph.nodes.iter().filter_map(|node| exchange(graph, node)).collect();
+/// that computes; where cores are spare, all but the last of those after the grains is hidden.
+fn exchanges(graph: &Graph, setup: TrialSetup, grains: usize, spare: bool) -> Result<f64, Error> {
+    let phases = graph.phases();
+    let times = |phase: Phase| if phase == Phase::Grain { grains } else { 1 };
+    let nodes: Vec<TimedExchange> =
+        graph.nodes.iter().zip(phases).filter_map(|(node, phase)| exchange(graph, node, times(phase))).collect();
     if nodes.is_empty() || setup.workers == 1 {
         return Ok(0.0);
     }
     let mut sizes: BTreeMap<&str, (CallKind, Vec<usize>)> = BTreeMap::new();
-    for (kind, bytes) in &nodes {
+    for TimedExchange { kind, bytes, .. } in &nodes {
         sizes.entry(kind.name()).or_insert((*kind, Vec::new())).1.push(*bytes);
     }
     let bootstrap = ThreadExchange::new(setup.workers);
     let time = |rank: usize| Ok(time_exchanges(rank, setup.workers, bootstrap.rank(rank), &sizes)?);
     let outcomes = together(setup.workers, || bootstrap.abandon(), time);
-    let times = outcomes?.into_iter().next().unwrap_or_default();
-    let seconds = |(kind, bytes): &(CallKind, usize)| times.get(&(kind.name().into(), *bytes)).copied().unwrap_or(0.0);
-    Ok(if spare { nodes.last().map_or(0.0, seconds) } else { nodes.iter().map(seconds).sum() })
+    let found = outcomes?.into_iter().next().unwrap_or_default();
+    let seconds = |one: &TimedExchange| {
+        found.get(&(one.kind.name().into(), one.bytes)).copied().unwrap_or(0.0) * one.times as f64
+    };
+    let (once, inside): (Vec<&TimedExchange>, Vec<&TimedExchange>) = nodes.iter().partition(|one| one.times == 1);
+    let inside: f64 = inside.into_iter().map(seconds).sum();
+    let once: f64 = match spare {
+        true => once.last().map_or(0.0, |last| seconds(last)),
+        false => once.into_iter().map(seconds).sum(),
+    };
+    Ok(inside + once)
 }
 
-/// The kind of a collective, and its bytes with the padding between tensors.
-fn exchange(graph: &Graph, node: &Node) -> Option<(CallKind, usize)> {
-    let op = &node.op;
-    let kinds = [
-        (op.is::<AllReduce>(), CallKind::AllReduce),
-        (op.is::<ReduceScatter>(), CallKind::ReduceScatter),
-        (op.is::<AllGather>(), CallKind::AllGather),
-        (op.is::<Barrier>(), CallKind::Barrier),
-    ];
-    let (_, kind) = kinds.into_iter().find(|(is, _)| *is)?;
-    let bytes = node.outputs.iter().map(|id| align(graph.ty(*id).bytes())).sum();
-    Some((kind, if kind == CallKind::Barrier { 0 } else { bytes }))
+/// What a collective moves, if all ranks take part in it at once.
+fn exchange(graph: &Graph, node: &Node, times: usize) -> Option<TimedExchange> {
+    let kind = match node.op.collective()?.movement {
+        Movement::SumBucket | Movement::Sum => CallKind::AllReduce,
+        Movement::ScatterBucket { .. } | Movement::Scatter { .. } | Movement::Share { .. } => CallKind::ReduceScatter,
+        Movement::GatherBucket { .. } | Movement::Gather { .. } | Movement::Join { .. } => CallKind::AllGather,
+        Movement::Barrier => CallKind::Barrier,
+        Movement::AllToAll { .. } => CallKind::AllToAll,
+        Movement::Shift { .. } | Movement::Halo(_) | Movement::Send { .. } | Movement::Receive { .. } => return None,
+    };
+    let bytes = |ids: &[ValueId]| ids.iter().map(|id| align(graph.ty(*id).bytes())).sum::<usize>();
+    let bytes = if kind == CallKind::Barrier { 0 } else { bytes(&node.inputs).max(bytes(&node.outputs)) };
+    Some(TimedExchange { kind, bytes, times })
 }
 
 fn time_exchanges(

@@ -1,7 +1,8 @@
 //! `kolo ckpt export` and `import`.
 
 use super::opened;
-use crate::args::{DeviceArg, ExportTarget, JobArgs};
+use crate::args::{ExportTarget, JobArgs};
+use crate::device::DeviceArg;
 use crate::fail::{Failure, write_file};
 use crate::load::{self, Kinds};
 use crate::output::println;
@@ -111,7 +112,7 @@ pub fn import(
 fn read_job(kinds: &Kinds, path: &Path, set: &[String]) -> Result<std::sync::Arc<Job>, Failure> {
     let workers = crate::args::Workers::alone();
     let args =
-        JobArgs { job: Some(path.to_path_buf()), set: set.to_vec(), threads: None, device: DeviceArg::Auto, workers };
+        JobArgs { job: Some(path.to_path_buf()), set: set.to_vec(), threads: None, device: DeviceArg::Cpu, workers };
     load::job(kinds, &args, 1)
 }
 

@@ -12,6 +12,7 @@ use kolo_plan::{Cost, Rates};
 use kolo_train::Job;
 use kolo_train::machine::format_bytes;
 use kolo_train::step::{graph_before_fusing, graph_of, program_of};
+use kolo_train::trial_run::{self, TrialRun, TrialSetup};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,6 +20,9 @@ use std::path::Path;
 fn scheduled(error: &ScheduleError) -> Failure {
     Failure::usage(error.to_string(), "see docs/schedules.md")
 }
+
+/// More workers that share a model than this are not tried one by one.
+const SHARERS_TRIED_MAX: usize = 8;
 
 /// Columns of a picture.
 const COLUMNS: usize = 120;
@@ -76,6 +80,23 @@ impl Shared {
         };
         let explained = job.parallel.explain();
         Ok(Some(Self { sharers, mesh, bubble, schedule, explained, splits_model: count > 1 }))
+    }
+
+    /// How a little of every worker's step went here: the slowest, and what a pipeline waits. `None` if there are too many to try.
+    pub fn try_out(&self, job: &Job, setup: TrialSetup) -> Result<Option<TrialRun>, Failure> {
+        if self.sharers.len() > SHARERS_TRIED_MAX {
+            return Ok(None);
+        }
+        let limit = trial_run::TIME_LIMIT / self.sharers.len() as u32;
+        let mut slowest: Option<TrialRun> = None;
+        for sharer in &self.sharers {
+            let tried = trial_run::run(job, &sharer.program.graph, setup, limit)?;
+            if slowest.is_none_or(|known| known.step_seconds() < tried.step_seconds()) {
+                slowest = Some(tried);
+            }
+        }
+        let works = (1.0 - self.bubble.unwrap_or(0.0)).max(0.01);
+        Ok(slowest.map(|tried| TrialRun { compute_seconds: tried.compute_seconds / works, ..tried }))
     }
 
     /// Floating-point operations of all workers in a step.

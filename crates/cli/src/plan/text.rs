@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const SECONDS_PER_YEAR: f64 = 365.25 * super::SECONDS_PER_DAY;
 
-pub fn print(title: &str, job: &Job, p: &Prediction) {
+pub(super) fn print(title: &str, job: &Job, p: &Prediction) {
     let Cost { flops, bytes, memory, parameters, .. } = &p.cost;
     let workers = p.setup.workers;
     println!("{title}");

@@ -45,6 +45,18 @@ impl Probe {
         self.stop.as_ref().is_some_and(|stop| stop())
     }
 
+    /// Lets `run` run a whole phase, unless somebody watches each of its calls or wants no more of them; whether nothing is left to run.
+    pub fn run_unseen(&self, run: impl FnOnce() -> bool) -> bool {
+        if self.profile || self.tracer.is_some() {
+            return false;
+        }
+        let done = self.stops() || run();
+        if let Some(alive) = self.alive.as_ref().filter(|_| done) {
+            alive();
+        }
+        done
+    }
+
     pub fn start(&self) -> Option<Instant> {
         (self.profile || self.tracer.is_some()).then(Instant::now)
     }

@@ -63,6 +63,7 @@ impl Session {
     /// A named output with its type and shape: the sum over grains or step value; for a value of one grain, that of lane
     /// 0's last grain.
     pub fn tensor(&self, name: &str) -> Option<View<'_>> {
+        self.device.wait_outputs();
         let (name, buffer) = self.outputs.iter().find(|(key, _)| key == name)?;
         // SAFETY: the place holds its type's values, and nothing runs while `self` is borrowed.
         Some(unsafe { View::new(name, &buffer.ty, buffer.data) })

@@ -183,11 +183,12 @@ impl Session {
             let mut turns = Turns::new(extent, samples.len());
             let feed = |local: usize| {
                 grain(lane * per_lane + local, &mut Feed { inputs: self.device.inputs(Some(lane)) });
+                self.device.begin_grain(lane);
             };
             for local in 0..per_lane {
                 time(kinds.feed(), &mut turns, samples, || feed(local));
                 for (at, (item, kind)) in self.schedule.grain.iter().zip(&kinds.lane).enumerate() {
-                    let run = || self.device.run(Phase::Grain, at, lane, local);
+                    let run = || self.run_to_its_end(Phase::Grain, at, lane, local);
                     time(kinds.slot(*kind, item, local), &mut turns, samples, run);
                 }
             }
@@ -197,9 +198,14 @@ impl Session {
         self.time_phase(Phase::After, &kinds.after, &mut turns, &mut book.once);
     }
 
+    fn run_to_its_end(&self, phase: Phase, item: usize, lane: usize, grain: usize) {
+        self.device.run(phase, item, lane, grain);
+        self.device.wait_item();
+    }
+
     fn time_phase(&self, phase: Phase, kinds: &[usize], turns: &mut Turns, samples: &mut Samples) {
         for (at, kind) in kinds.iter().enumerate() {
-            time(*kind, turns, samples, || self.device.run(phase, at, 0, 0));
+            time(*kind, turns, samples, || self.run_to_its_end(phase, at, 0, 0));
         }
     }
 

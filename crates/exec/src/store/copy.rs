@@ -3,7 +3,7 @@
 //! Parameters and state change only when a step finishes. So a thread may copy them from the end of one step until the next
 //! one is about to update them, and training waits for the copy there, if it waits at all.
 
-use super::{Entry, Store};
+use super::{Entry, Mirrored, Store};
 use crate::memory::Memory;
 use kolo_graph::Type;
 use std::ops::Range;
@@ -16,6 +16,7 @@ pub struct Copier {
     /// Address and length of each entry.
     runs: Vec<(*const u8, usize)>,
     _memories: [Arc<Memory>; 2],
+    mirrored: Arc<Mirrored>,
 }
 
 // SAFETY: the memory may be read from any thread; when is the contract of `copy`.
@@ -27,7 +28,12 @@ impl Store {
         let entries: Vec<Entry> = numbers.iter().map(|number| self.entries[*number].clone()).collect();
         let run = |entry: &Entry| (self.address(entry).cast_const(), entry.ty.bytes());
         let runs = entries.iter().map(run).collect();
-        Copier { entries, runs, _memories: [Arc::clone(&self.params), Arc::clone(&self.states)] }
+        self.copier_with(entries, runs)
+    }
+
+    fn copier_with(&self, entries: Vec<Entry>, runs: Vec<(*const u8, usize)>) -> Copier {
+        let mirrored = Arc::clone(&self.mirrored);
+        Copier { entries, runs, _memories: [Arc::clone(&self.params), Arc::clone(&self.states)], mirrored }
     }
 
     /// All state, and of the parameters those that lie in these runs of their memory, in elements.
@@ -44,11 +50,12 @@ impl Store {
                 }
             }
         }
-        Copier { entries, runs: places, _memories: [Arc::clone(&self.params), Arc::clone(&self.states)] }
+        self.copier_with(entries, places)
     }
 
     /// Replaces elements of a tensor, as many as the store has of them.
     pub fn write_run(&mut self, tensor: &str, start: usize, bytes: &[u8]) {
+        self.mirrored.write_host();
         for entry in self.entries.iter().filter(|entry| entry.tensor == tensor) {
             let size = entry.ty.dtype.bytes();
             let given = start..start + bytes.len() / size;
@@ -73,6 +80,7 @@ impl Store {
 
     /// Replaces the contents of every entry: `fill` is given the entry and its bytes, one after the other.
     pub fn fill<E>(&mut self, mut fill: impl FnMut(&Entry, &mut [u8]) -> Result<(), E>) -> Result<(), E> {
+        self.mirrored.write_host();
         for entry in &self.entries {
             // SAFETY: the entry lies inside the memory, and `&mut self` is exclusive.
             fill(entry, unsafe { std::slice::from_raw_parts_mut(self.address(entry), entry.ty.bytes()) })?;
@@ -95,6 +103,7 @@ impl Copier {
     /// # Safety
     /// Nothing writes the store meanwhile.
     pub unsafe fn copy(&self, out: &mut Vec<u8>) {
+        self.mirrored.read_host();
         out.clear();
         out.reserve_exact(self.bytes());
         for (data, bytes) in &self.runs {

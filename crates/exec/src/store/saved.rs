@@ -113,6 +113,7 @@ impl Store {
         for entry in self.entries.iter().filter(|entry| wanted(entry)) {
             check(entry, &Self::kept(entry, own), parts(entry))?;
         }
+        self.mirrored.write_host();
         for entry in self.entries.iter().filter(|entry| wanted(entry)) {
             for (local, start, len) in entry.region.runs(Self::kept(entry, own)) {
                 let (data, _) = self.run(entry, &(local..local + len));

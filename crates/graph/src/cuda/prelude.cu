@@ -115,3 +115,13 @@ __device__ __forceinline__ uint4 philox(u32 key0, u32 key1, u64 high, u64 low) {
 }
 // A word as a number from 0 to below 1, as `kolo_graph::rng::unit`.
 __device__ __forceinline__ float unit(u32 word) { return (float)(word >> 8) * (1.0f / 16777216.0f); }
+
+// `1 - beta^step` for a whole step, as `kolo_ops` computes it.
+__device__ __forceinline__ double bias_correction(double beta, double step) {
+    double power = 1.0, base = beta;
+    for (u64 exponent = (u64)step; exponent > 0; exponent >>= 1) {
+        if (exponent & 1) power *= base;
+        base *= base;
+    }
+    return 1.0 - power;
+}

@@ -2,13 +2,13 @@
 // dim of a head. Operands lie as [b, t, heads·d] with rows of some stride; sums over keys or queries go tile by tile in order, so
 // they depend on the sizes alone.
 //
-// T is the element type of q, k, v, y and g, BIAS that of the additive mask (if there is one), R that of running results.
+// OPERAND is the element type of q, k, v, y and g, BIAS that of the additive mask (if there is one), RESULT that of running results.
 
 extern __shared__ __align__(1024) unsigned char dynamic[];
 
 // Where the operands lie, and the sizes.
 #define OPERANDS \
-    const T *q, const T *k, const T *v, i64 q_stride, i64 kv_stride, i64 q_rows, i64 kv_rows, i64 queries, i64 keys, i64 heads, i64 d, \
+    const OPERAND *q, const OPERAND *k, const OPERAND *v, i64 q_stride, i64 kv_stride, i64 q_rows, i64 kv_rows, i64 queries, i64 keys, i64 heads, i64 d, \
     float scale, i64 offset
 // With `offset`, query i sees the keys up to i + offset: a causal mask; without (CAUSAL 0) all.
 #if CAUSAL
@@ -32,7 +32,7 @@ extern __shared__ __align__(1024) unsigned char dynamic[];
 #define WARPS (THREADS / WARP)
 
 // Rows `first..first + count` of a head as floats, `stride` apart in shared memory; zeros beyond `rows`.
-__device__ __forceinline__ void load_rows(float *to, int stride, const T *from, i64 from_stride, i64 first, int count, i64 rows, i64 d) {
+__device__ __forceinline__ void load_rows(float *to, int stride, const OPERAND *from, i64 from_stride, i64 first, int count, i64 rows, i64 d) {
     for (i64 at = threadIdx.x; at < count * d; at += THREADS) {
         const i64 row = at / d, column = at % d;
         to[row * stride + column] = first + row < rows ? to_float(from[(first + row) * from_stride + column]) : 0.0f;
@@ -49,7 +49,7 @@ __device__ __forceinline__ float dot(const float *a, const float *b, i64 d) {
 // A block to QB queries of a head. With RUNNING, results go on from `y` and `numbers` (the largest score and the sum of exponentials
 // of each row) and stay undivided; else they are divided, and `lse` gets the log-sum-exp.
 extern "C" __global__ void attend(
-    OPERANDS, MASK R *y, i64 y_stride, float *lse, i64 lse_rows) {
+    OPERANDS, MASK RESULT *y, i64 y_stride, float *lse, i64 lse_rows) {
     const i64 tiles = (queries + QB - 1) / QB;
     const i64 first = blockIdx.x % tiles * QB, h = blockIdx.x / tiles % heads, b = blockIdx.x / tiles / heads;
     const int stride = (int)d + 1;
@@ -124,7 +124,7 @@ extern "C" __global__ void attend(
         const bool blind = largest[row] == -INFINITY;
         const float share = RUNNING ? 1.0f : (blind ? 0.0f : 1.0f / sums[row]);
         // A query that sees no key gives zero; what its keys' values are still comes through where they are not numbers.
-        y[(first + row) * y_stride + column] = from_float<R>(o_tile[row * stride + column] * share);
+        y[(first + row) * y_stride + column] = from_float<RESULT>(o_tile[row * stride + column] * share);
     }
     for (int row = threadIdx.x; row < QB; row += THREADS) {
         if (first + row >= queries) continue;
@@ -140,7 +140,7 @@ extern "C" __global__ void attend(
 
 #ifdef BACKWARD
 // delta[b, h, query] = Σ y·g: a warp to a row.
-extern "C" __global__ void row_deltas(const T *y, const T *g, float *delta, i64 rows, i64 queries, i64 batch_rows, i64 heads, i64 d) {
+extern "C" __global__ void row_deltas(const OPERAND *y, const OPERAND *g, float *delta, i64 rows, i64 queries, i64 batch_rows, i64 heads, i64 d) {
     const i64 row = (i64)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
     if (row >= rows) return;
     const i64 query = row % queries, h = row / queries % heads, b = row / queries / heads;
@@ -197,7 +197,7 @@ __device__ __forceinline__ void tile_scores(
 
 // A block to QB queries of a head: dq = Σ_k ds·k. With RUNNING it is added to what is there.
 extern "C" __global__ void query_gradients(
-    OPERANDS, MASK const T *g, i64 g_stride, const float *lse, const float *delta, i64 lse_rows, R *dq, i64 dq_stride) {
+    OPERANDS, MASK const OPERAND *g, i64 g_stride, const float *lse, const float *delta, i64 lse_rows, RESULT *dq, i64 dq_stride) {
     const i64 tiles = (queries + QB - 1) / QB;
     const i64 first = blockIdx.x % tiles * QB, h = blockIdx.x / tiles % heads, b = blockIdx.x / tiles / heads;
     TILES
@@ -229,13 +229,13 @@ extern "C" __global__ void query_gradients(
     __syncthreads();
     for (i64 at = threadIdx.x; at < QB * d; at += THREADS) {
         const i64 row = at / d, column = at % d;
-        if (first + row < queries) dq[(first + row) * dq_stride + column] = from_float<R>(sum_tile[row * stride + column]);
+        if (first + row < queries) dq[(first + row) * dq_stride + column] = from_float<RESULT>(sum_tile[row * stride + column]);
     }
 }
 
 // A block to KB keys of a head: dk = Σ_q ds·q and dv = Σ_q p·g.
 extern "C" __global__ void key_gradients(
-    OPERANDS, MASK const T *g, i64 g_stride, const float *lse, const float *delta, i64 lse_rows, R *dk, R *dv, i64 dkv_stride) {
+    OPERANDS, MASK const OPERAND *g, i64 g_stride, const float *lse, const float *delta, i64 lse_rows, RESULT *dk, RESULT *dv, i64 dkv_stride) {
     const i64 tiles = (keys + KB - 1) / KB;
     const i64 start = blockIdx.x % tiles * KB, h = blockIdx.x / tiles % heads, b = blockIdx.x / tiles / heads;
     TILES
@@ -275,15 +275,15 @@ extern "C" __global__ void key_gradients(
     for (i64 at = threadIdx.x; at < KB * d; at += THREADS) {
         const i64 row = at / d, column = at % d;
         if (start + row >= keys) continue;
-        dk[(start + row) * dkv_stride + column] = from_float<R>(sum_tile[row * stride + column]);
-        dv[(start + row) * dkv_stride + column] = from_float<R>(dv_tile[row * stride + column]);
+        dk[(start + row) * dkv_stride + column] = from_float<RESULT>(sum_tile[row * stride + column]);
+        dv[(start + row) * dkv_stride + column] = from_float<RESULT>(dv_tile[row * stride + column]);
     }
 }
 
 #ifdef BIAS
 // The gradient of the scores, [b, h, query, key]: a thread to each. Only learnt biases need it.
 extern "C" __global__ void bias_gradients(
-    OPERANDS, MASK const T *g, i64 g_stride, const float *lse, const float *delta, R *dbias, i64 count) {
+    OPERANDS, MASK const OPERAND *g, i64 g_stride, const float *lse, const float *delta, RESULT *dbias, i64 count) {
     const i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= count) return;
     const i64 key = at % keys, row = at / keys, query = row % queries, h = row / queries % heads, b = row / queries / heads;
@@ -298,7 +298,7 @@ extern "C" __global__ void bias_gradients(
     }
     score = HIDDEN(query, key) ? -INFINITY : fmaf(score, scale, BIAS_AT(query, key));
     const float p = lse[row] == -INFINITY ? 0.0f : expf(score - lse[row]);
-    dbias[at] = from_float<R>(p * (dp - delta[row]));
+    dbias[at] = from_float<RESULT>(p * (dp - delta[row]));
 }
 #endif
 #endif

@@ -392,6 +392,10 @@ impl Cases for AttentionGrad {
             // Of several blocks, those after a query are not computed, and keys that it may not see do not reach it.
             case(2, true, true, [1, 100, 100, 16], None).leaves_out_zeros(),
             case(2, true, false, [1, 110, 33, 8], Some([1, 2])).leaves_out_zeros(),
+            // Heads of sizes that tensor cores take, in whole tiles and parts of them.
+            case(2, true, true, [1, 140, 140, 32], None).leaves_out_zeros(),
+            case(1, false, false, [1, 70, 150, 64], None),
+            case(1, true, false, [1, 150, 70, 96], None).leaves_out_zeros(),
             aligned(1, true, false, [1, 3, 5, 4], Some([1, 1]), Alignment::TopLeft).leaves_out_zeros(),
             aligned(2, true, false, [1, 110, 40, 8], None, Alignment::TopLeft).leaves_out_zeros(),
         ]

@@ -8,6 +8,16 @@ use kolo_graph::DType;
 use kolo_graph::cuda::{CudaArg, CudaCalls, CudaPlace, CudaSource, CudaTarget, Launch};
 
 const SOURCE: &str = include_str!("attention.cu");
+/// Kernels on tensor cores, for some sizes.
+const TENSOR: &str = concat!(include_str!("../tensor.cuh"), include_str!("tensor_attention.cu"));
+
+/// Rows of a block on tensor cores.
+const TENSOR_ROWS: usize = 128;
+/// The largest head that tensor cores take, and what it is a multiple of.
+const TENSOR_DIM_MAX: usize = 128;
+const TENSOR_DIM_STEP: usize = 16;
+/// Halves of 16 bytes: so many lie beside each row of shared memory, so that rows lie in different banks.
+const PAD: usize = 8;
 
 /// An operand's place, and the elements from one row to the next.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +63,9 @@ pub(in crate::attention) struct Saved {
 /// Queries and keys of a tile, the largest that fit first.
 const TILES: [[usize; 2]; 3] = [[16, 32], [16, 8], [4, 4]];
 
+/// Where the dim of a head stands among the operands of a kernel.
+const DIM_AT: usize = 10;
+
 impl Attend<'_> {
     /// A tile whose memory fits, of so many rows of the queries' and of the keys' kind; and that memory.
     fn tile(&self, rows: impl Fn([usize; 2]) -> usize, squares: usize) -> ([usize; 2], usize) {
@@ -66,7 +79,8 @@ impl Attend<'_> {
     }
 
     fn source(&self, pass: &'static str, [queries, keys]: [usize; 2], result: DType) -> CudaSource {
-        let source = CudaSource::new(SOURCE).define_type("T", self.dtype).define_type("R", result).define(pass, 1);
+        let source =
+            CudaSource::new(SOURCE).define_type("OPERAND", self.dtype).define_type("RESULT", result).define(pass, 1);
         let source =
             source.define("CAUSAL", i32::from(self.s.mask != Mask::None)).define("QB", queries).define("KB", keys);
         let source = source.define("RUNNING", i32::from(self.running));
@@ -76,7 +90,7 @@ impl Attend<'_> {
         }
     }
 
-    /// The operands as the kernels take them.
+    /// The operands as the kernels take them; the dim is number [`DIM_AT`].
     fn operands(&self) -> Vec<CudaArg> {
         let s = &self.s;
         let offset = match s.mask {
@@ -90,6 +104,37 @@ impl Attend<'_> {
             args.extend([bias.place.into(), long(bias.batch), long(bias.head)]);
         }
         args
+    }
+
+    /// Whether tensor cores take it: halves in heads of a fitting size, nothing added, and rows on boundaries of 16 bytes.
+    fn suits_tensor_cores(&self, others: &[Rows]) -> bool {
+        let dim = self.s.dim;
+        let fits = dim.is_multiple_of(TENSOR_DIM_STEP) && dim <= TENSOR_DIM_MAX;
+        let aligned = |rows: &Rows| rows.stride.is_multiple_of(PAD) && rows.place.offset.is_multiple_of(16);
+        let halves = matches!(self.dtype, DType::BF16 | DType::F16) && self.target.capability >= (8, 0);
+        let rows = [self.q, self.k, Rows { place: self.v, ..self.k }];
+        halves && fits && self.bias.is_none() && !self.running && rows.iter().chain(others).all(aligned)
+    }
+
+    /// A launch on tensor cores over so many rows: `own` tiles of a block's rows, and tiles of so many others, two operands twice.
+    fn tensor_launch(
+        &self,
+        (pass, function, result): (&'static str, &'static str, DType),
+        rows: usize,
+        (own, others): (usize, usize),
+        rest: &[CudaArg],
+    ) -> Launch {
+        let s = &self.s;
+        let source =
+            CudaSource::new(TENSOR).define_type("OPERAND", self.dtype).define_type("RESULT", result).define(pass, 1);
+        let source =
+            source.define("CAUSAL", i32::from(s.mask != Mask::None)).define("D", s.dim).define("OTHERS", others);
+        let bytes = (own * TENSOR_ROWS + 4 * others) * (s.dim + PAD) * self.dtype.bytes();
+        let mut operands = self.operands();
+        // The dim is a definition there; in its place stands the number of samples.
+        operands[DIM_AT] = long(s.batch);
+        let blocks = rows.div_ceil(TENSOR_ROWS) * s.batch * s.heads;
+        Launch::new(source, function, [blocks, 1, 1], THREADS, [&operands[..], rest].concat()).shared(bytes)
     }
 
     fn launch(
@@ -107,8 +152,12 @@ impl Attend<'_> {
 
     /// The results at `y`, and at `lse` the log-sum-exps or, of running results, the two numbers of each row.
     pub(in crate::attention) fn forward(&self, calls: &mut CudaCalls, y: Rows, lse: CudaPlace, result: DType) {
-        let (tile, bytes) = self.tile(|[queries, keys]| 2 * queries + 2 * keys, 1);
         let rest = [y.place.into(), long(y.stride), lse.into(), long(self.rows[0])];
+        if self.suits_tensor_cores(&[y]) {
+            let kernel = ("FORWARD", "attend_on_tensor_cores", result);
+            return calls.launch(self.tensor_launch(kernel, self.s.queries, (1, 64), &rest));
+        }
+        let (tile, bytes) = self.tile(|[queries, keys]| 2 * queries + 2 * keys, 1);
         let source = self.source("FORWARD", tile, result);
         calls.launch(self.launch(source, "attend", self.s.queries.div_ceil(tile[0]), bytes, &rest));
     }
@@ -138,14 +187,21 @@ impl Attend<'_> {
         [dq, dk, dv]: [Rows; 3],
         result: DType,
     ) {
+        let of_queries = [Self::saved(saved), vec![dq.place.into(), long(dq.stride)]].concat();
+        let of_keys = [Self::saved(saved), vec![dk.place.into(), dv.place.into(), long(dk.stride)]].concat();
+        if self.suits_tensor_cores(&[saved.g, dq, dk, dv]) {
+            let tiles = (2, if self.s.dim > 64 { 32 } else { 64 });
+            let kernel = ("BACKWARD", "query_gradients_on_tensor_cores", result);
+            calls.launch(self.tensor_launch(kernel, self.s.queries, tiles, &of_queries));
+            let kernel = ("BACKWARD", "key_gradients_on_tensor_cores", result);
+            return calls.launch(self.tensor_launch(kernel, self.s.keys, tiles, &of_keys));
+        }
         let (tile, bytes) = self.tile(|[queries, keys]| 3 * queries + 2 * keys, 2);
-        let rest = [Self::saved(saved), vec![dq.place.into(), long(dq.stride)]].concat();
         let source = self.source("BACKWARD", tile, result);
-        calls.launch(self.launch(source, "query_gradients", self.s.queries.div_ceil(tile[0]), bytes, &rest));
+        calls.launch(self.launch(source, "query_gradients", self.s.queries.div_ceil(tile[0]), bytes, &of_queries));
         let (tile, bytes) = self.tile(|[queries, keys]| 2 * queries + 4 * keys, 2);
-        let rest = [Self::saved(saved), vec![dk.place.into(), dv.place.into(), long(dk.stride)]].concat();
         let source = self.source("BACKWARD", tile, result);
-        calls.launch(self.launch(source, "key_gradients", self.s.keys.div_ceil(tile[1]), bytes, &rest));
+        calls.launch(self.launch(source, "key_gradients", self.s.keys.div_ceil(tile[1]), bytes, &of_keys));
     }
 
     /// The gradient of the scores, `[b, h, q, k]`.

@@ -1,12 +1,15 @@
 //! Convolution and its two gradients as ops. The three are closed under differentiation.
 
 use super::cases;
+use super::gpu;
 use super::shape::{Padding, Shape, Window};
 use super::strips::{self, Held};
 use super::{definition, passes, winograd};
 use crate::cast::CastMethods;
 use crate::matmul::one_float_type;
 use crate::reduce::ReduceMethods;
+use crate::sums::Values;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::index::Index;
 use kolo_graph::split::{Placement, Split};
 use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, Work, op};
@@ -314,6 +317,35 @@ impl Cpu for Conv2dWeightGrad {
     }
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
         passes::weight_grad_scratch(&accepted(self.shape(inputs)), threads)
+    }
+}
+
+/// The operands of a pass on the GPU: these inputs, the bias if input `bias` is there, and the output.
+pub(super) fn gpu_operands(cx: &CudaCx<'_>, factors: [usize; 2], bias: usize) -> gpu::Operands {
+    let values = |at: usize| Values::new(CudaPlace::input(at), cx.inputs[at].dtype);
+    gpu::Operands {
+        factors: factors.map(CudaPlace::input),
+        dtype: cx.inputs[0].dtype,
+        bias: (cx.inputs.len() > bias).then(|| values(bias)),
+        result: Values::new(CudaPlace::output(0), cx.outputs[0].dtype),
+    }
+}
+
+impl Cuda for Conv2d {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        gpu::forward(&accepted(self.shape(cx.inputs)), &gpu_operands(cx, [0, 1], 2))
+    }
+}
+
+impl Cuda for Conv2dInputGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        gpu::input_grad(&accepted(self.shape(cx.inputs)), &gpu_operands(cx, [0, 1], 2))
+    }
+}
+
+impl Cuda for Conv2dWeightGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        gpu::weight_grad(&accepted(self.shape(cx.inputs)), &gpu_operands(cx, [0, 1], 2))
     }
 }
 

@@ -12,6 +12,7 @@ mod cases;
 pub mod conv2d;
 mod correlate;
 mod definition;
+mod gpu;
 mod lanes;
 mod operands;
 mod passes;
@@ -29,10 +30,10 @@ pub use shape::Padding;
 pub use transposed::ConvTranspose2d;
 
 pub const KINDS: &[OpKind] = &[
-    OpKind::of::<Conv2d>(),
-    OpKind::of::<Conv2dInputGrad>(),
-    OpKind::of::<Conv2dWeightGrad>(),
-    OpKind::of::<ConvTranspose2d>(),
+    OpKind::of::<Conv2d>().with_cuda::<Conv2d>(),
+    OpKind::of::<Conv2dInputGrad>().with_cuda::<Conv2dInputGrad>(),
+    OpKind::of::<Conv2dWeightGrad>().with_cuda::<Conv2dWeightGrad>(),
+    OpKind::of::<ConvTranspose2d>().with_cuda::<ConvTranspose2d>(),
 ];
 
 kolo_graph::methods! {

@@ -1,13 +1,16 @@
 //! Transposed convolution: the input gradient of a convolution, used as a layer. Its own gradients are the convolution
 //! and that convolution's weight gradient with image and gradient in swapped roles.
 
+use super::conv2d::gpu_operands;
 use super::conv2d::{Conv2d, GROUPS, by_groups, check_bias, weight_grad};
+use super::gpu;
 use super::shape::{Padding, Shape, Window};
 use super::strips::{self, Held};
 use super::{cases, definition, passes};
 use crate::cast::CastMethods;
 use crate::matmul::one_float_type;
 use crate::reduce::ReduceMethods;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::split::Split;
 use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, Work, op};
@@ -108,6 +111,12 @@ impl Cpu for ConvTranspose2d {
     }
     fn scratch_bytes(&self, inputs: &[Type], _: &[Type], threads: usize) -> usize {
         passes::input_grad_scratch(&self.accepted(&inputs[0], &inputs[1]), threads)
+    }
+}
+
+impl Cuda for ConvTranspose2d {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        gpu::input_grad(&self.accepted(&cx.inputs[0], &cx.inputs[1]), &gpu_operands(cx, [1, 0], 2))
     }
 }
 

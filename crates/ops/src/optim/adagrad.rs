@@ -24,8 +24,9 @@ impl Update<3, 3, 2, 2> for Adagrad {
     const OUTPUTS: [usize; 2] = [0, 2];
     const FLOPS_PER_ELEMENT: u64 = 10;
 
-    fn numbers(&self, [lr, scale, step]: [f64; 3]) -> [f64; 2] {
-        [lr / (1.0 + (step - 1.0) * self.lr_decay), scale]
+    fn numbers<R: Real>(&self, [lr, scale, step]: [R; 3]) -> [R; 2] {
+        let one = R::of(1.0);
+        [lr / (one + (step - one) * R::of(self.lr_decay)), scale]
     }
     #[inline(always)]
     fn element<R: Real>(&self, [param, grad, sum]: [R; 3], [rate, scale]: [R; 2]) -> [R; 2] {

@@ -1,6 +1,6 @@
 //! Adam, and AdamW when the weight decay is decoupled.
 
-use crate::optim::rule::{Update, bias_correction, cases, decayed, update};
+use crate::optim::rule::{Update, cases, decayed, update};
 use crate::real::Real;
 use kolo_graph::{Case, Cases, op};
 
@@ -26,10 +26,11 @@ impl Update<4, 3, 4, 3> for Adam {
     const OUTPUTS: [usize; 3] = [0, 2, 3];
     const FLOPS_PER_ELEMENT: u64 = 16;
 
-    fn numbers(&self, [lr, scale, step]: [f64; 3]) -> [f64; 4] {
-        let kept = if self.decoupled { 1.0 - lr * self.weight_decay } else { 1.0 };
-        let rate = lr / bias_correction(self.beta1, step);
-        [scale, kept, rate, 1.0 / bias_correction(self.beta2, step).sqrt()]
+    fn numbers<R: Real>(&self, [lr, scale, step]: [R; 3]) -> [R; 4] {
+        let one = R::of(1.0);
+        let kept = if self.decoupled { one - lr * R::of(self.weight_decay) } else { one };
+        let rate = lr / step.bias_correction(self.beta1);
+        [scale, kept, rate, one / step.bias_correction(self.beta2).sqrt()]
     }
     #[inline(always)]
     fn element<R: Real>(&self, [param, grad, m, v]: [R; 4], [scale, kept, rate, spread]: [R; 4]) -> [R; 3] {

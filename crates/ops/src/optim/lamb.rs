@@ -1,7 +1,7 @@
 //! LAMB, after You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes" (2019), in two ops:
 //! the norm of the whole direction must be known before any element moves.
 
-use crate::optim::rule::{Update, args, bias_correction, cases, update};
+use crate::optim::rule::{Update, args, cases, update};
 use crate::real::Real;
 use kolo_graph::{Case, Cases, op};
 
@@ -25,8 +25,9 @@ impl Update<4, 2, 3, 3> for LambDirection {
     const OUTPUTS: [usize; 3] = [1, 2, 3];
     const FLOPS_PER_ELEMENT: u64 = 15;
 
-    fn numbers(&self, [scale, step]: [f64; 2]) -> [f64; 3] {
-        [scale, 1.0 / bias_correction(self.beta1, step), 1.0 / bias_correction(self.beta2, step).sqrt()]
+    fn numbers<R: Real>(&self, [scale, step]: [R; 2]) -> [R; 3] {
+        let one = R::of(1.0);
+        [scale, one / step.bias_correction(self.beta1), one / step.bias_correction(self.beta2).sqrt()]
     }
     #[inline(always)]
     fn element<R: Real>(&self, [param, grad, m, v]: [R; 4], [scale, lift, spread]: [R; 3]) -> [R; 3] {
@@ -60,9 +61,10 @@ impl Update<2, 3, 1, 1> for LambApply {
     const OUTPUTS: [usize; 1] = [0];
     const FLOPS_PER_ELEMENT: u64 = 2;
 
-    fn numbers(&self, [param_norm, direction_norm, lr]: [f64; 3]) -> [f64; 1] {
-        let one = param_norm == 0.0 || direction_norm == 0.0;
-        [lr * if one { 1.0 } else { param_norm / direction_norm }]
+    fn numbers<R: Real>(&self, [param_norm, direction_norm, lr]: [R; 3]) -> [R; 1] {
+        let zero = R::of(0.0);
+        let has_no_ratio = param_norm.is_equal(zero) | direction_norm.is_equal(zero);
+        [lr * R::select(has_no_ratio, R::of(1.0), param_norm / direction_norm)]
     }
     #[inline(always)]
     fn element<R: Real>(&self, [param, direction]: [R; 2], [rate]: [R; 1]) -> [R; 1] {

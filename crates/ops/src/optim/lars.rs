@@ -27,14 +27,13 @@ impl Update<3, 4, 2, 2> for Lars {
     const OUTPUTS: [usize; 2] = [0, 2];
     const FLOPS_PER_ELEMENT: u64 = 7;
 
-    fn numbers(&self, [param_norm, grad_norm, lr, scale]: [f64; 4]) -> [f64; 2] {
+    fn numbers<R: Real>(&self, [param_norm, grad_norm, lr, scale]: [R; 4]) -> [R; 2] {
         let Lars { weight_decay, trust, eps, .. } = *self;
         let grad_norm = grad_norm * scale;
-        let local = match param_norm == 0.0 || grad_norm == 0.0 {
-            true => 1.0,
-            false => trust * param_norm / (grad_norm + weight_decay * param_norm + eps),
-        };
-        [lr * local, scale]
+        let (zero, trust, decay) = (R::of(0.0), R::of(trust), R::of(weight_decay));
+        let adapted = trust * param_norm / (grad_norm + decay * param_norm + R::of(eps));
+        let is_fixed = param_norm.is_equal(zero) | grad_norm.is_equal(zero);
+        [lr * R::select(is_fixed, R::of(1.0), adapted), scale]
     }
     #[inline(always)]
     fn element<R: Real>(&self, [param, grad, velocity]: [R; 3], [rate, scale]: [R; 2]) -> [R; 2] {

@@ -26,14 +26,14 @@ use kolo_graph::OpKind;
 
 /// Every op of this folder.
 pub const KINDS: &[OpKind] = &[
-    OpKind::of::<Sgd>(),
-    OpKind::of::<SgdPlain>(),
-    OpKind::of::<Adam>(),
-    OpKind::of::<Rmsprop>(),
-    OpKind::of::<Adagrad>(),
-    OpKind::of::<Lars>(),
-    OpKind::of::<LambDirection>(),
-    OpKind::of::<LambApply>(),
+    OpKind::of::<Sgd>().with_cuda::<Sgd>(),
+    OpKind::of::<SgdPlain>().with_cuda::<SgdPlain>(),
+    OpKind::of::<Adam>().with_cuda::<Adam>(),
+    OpKind::of::<Rmsprop>().with_cuda::<Rmsprop>(),
+    OpKind::of::<Adagrad>().with_cuda::<Adagrad>(),
+    OpKind::of::<Lars>().with_cuda::<Lars>(),
+    OpKind::of::<LambDirection>().with_cuda::<LambDirection>(),
+    OpKind::of::<LambApply>().with_cuda::<LambApply>(),
     OpKind::of::<SumSquares>().with_cuda::<SumSquares>(),
     OpKind::of::<RunSquares>().with_cuda::<RunSquares>(),
     OpKind::of::<SumRuns>().with_cuda::<SumRuns>(),

@@ -23,7 +23,7 @@ impl Update<4, 2, 2, 3> for Rmsprop {
     const OUTPUTS: [usize; 3] = [0, 2, 3];
     const FLOPS_PER_ELEMENT: u64 = 14;
 
-    fn numbers(&self, scalars: [f64; 2]) -> [f64; 2] {
+    fn numbers<R: Real>(&self, scalars: [R; 2]) -> [R; 2] {
         scalars
     }
     #[inline(always)]

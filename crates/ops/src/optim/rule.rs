@@ -4,11 +4,13 @@
 //! An output may be the very memory of an input, and then the kernel updates it where it is. If it is not, the pass first
 //! copies a block of the input there, so that the kernel knows the one case alone. Operands are addresses, never slices.
 
+use crate::cuda_map::{INLINE, Map};
 use crate::real::Real;
 use crate::simd;
+use crate::symbol::{Symbol, record};
 use crate::tiles::{Address, add_as_tree};
 use kolo_graph::cpu::BESIDE_MAX;
-use kolo_graph::{Arg, Case, CpuCx, Dense, Domain, Op, Operand, Operands, Taker, Tile, Type};
+use kolo_graph::{Arg, Case, CpuCx, CudaCalls, CudaCx, DType, Dense, Domain, Op, Operand, Operands, Taker, Tile, Type};
 use std::array::from_fn;
 
 /// Elements of one task.
@@ -28,7 +30,7 @@ pub trait Update<const T: usize, const S: usize, const N: usize, const O: usize>
 
     /// What changes from step to step, but not from element to element, as [`Update::element`] wants it.
     const NUMBERS: [&'static str; N];
-    fn numbers(&self, scalars: [f64; S]) -> [f64; N];
+    fn numbers<R: Real>(&self, scalars: [R; S]) -> [R; N];
 
     fn element<R: Real>(&self, values: [R; T], numbers: [R; N]) -> [R; O];
 
@@ -74,6 +76,15 @@ macro_rules! update {
             }
             fn formula_numbers(&self, scalars: &[f64]) -> Vec<f64> {
                 self.numbers(std::array::from_fn(|at| scalars[at])).to_vec()
+            }
+        }
+
+        impl kolo_graph::Cuda for $op {
+            fn calls(&self, cx: &kolo_graph::CudaCx<'_>) -> kolo_graph::CudaCalls {
+                $crate::optim::rule::cuda_calls::<$op, $t, $s, $n, $o>(self, cx)
+            }
+            fn in_place(&self) -> Vec<(usize, usize)> {
+                kolo_graph::Cpu::in_place(self)
             }
         }
 
@@ -172,6 +183,36 @@ where
         outputs.iter_mut().zip(updated).for_each(|(output, value)| output.data[at] = value);
     }
     outputs
+}
+
+/// One pass on a GPU. What does not change from element to element is computed there too, once in each block, in f64.
+pub fn cuda_calls<U, const T: usize, const S: usize, const N: usize, const O: usize>(
+    update: &U,
+    cx: &CudaCx<'_>,
+) -> CudaCalls
+where
+    U: Update<T, S, N, O>,
+{
+    let element = record(U::TENSORS, U::NUMBERS, |values, numbers| update.element(values, numbers));
+    let numbers = record(U::SCALARS, [], |scalars, _: [Symbol; 0]| update.numbers(scalars));
+    let mut map = Map { scalars: S, ..Map::default() };
+    map.functions.push_str(&numbers.to_c_numbers(INLINE, "find_numbers"));
+    map.functions.push_str(&element.to_c(INLINE, "element", &[DType::F32; T]));
+    let scalars: Vec<String> = (T..T + S).map(|at| format!("x{at}")).collect();
+    map.setup = format!(
+        "__shared__ float numbers[{N}];\nif (threadIdx.x == 0) find_numbers({}, numbers);\n__syncthreads();\n",
+        scalars.join(", ")
+    );
+    let (values, numbers) = ((0..T).map(|at| format!("x{at}")), (0..N).map(|at| format!("numbers[{at}]")));
+    let operands = values.chain(numbers).collect::<Vec<_>>().join(", ");
+    map.body = match O {
+        1 => format!("const float y0 = element({operands});\n"),
+        _ => {
+            let named: Vec<String> = (0..O).map(|at| format!("y{at} = updated[{at}]")).collect();
+            format!("float updated[{O}];\nelement({operands}, updated);\nconst float {};\n", named.join(", "))
+        }
+    };
+    map.calls(cx)
 }
 
 /// The scalars, which follow the tensors.

@@ -25,7 +25,7 @@ impl Update<3, 2, 2, 2> for Sgd {
     const OUTPUTS: [usize; 2] = [0, 2];
     const FLOPS_PER_ELEMENT: u64 = 7;
 
-    fn numbers(&self, scalars: [f64; 2]) -> [f64; 2] {
+    fn numbers<R: Real>(&self, scalars: [R; 2]) -> [R; 2] {
         scalars
     }
     #[inline(always)]
@@ -61,7 +61,7 @@ impl Update<2, 2, 2, 1> for SgdPlain {
     const OUTPUTS: [usize; 1] = [0];
     const FLOPS_PER_ELEMENT: u64 = 5;
 
-    fn numbers(&self, scalars: [f64; 2]) -> [f64; 2] {
+    fn numbers<R: Real>(&self, scalars: [R; 2]) -> [R; 2] {
         scalars
     }
     #[inline(always)]

@@ -3,6 +3,7 @@
 //! `n = tanh(W_in x + b_in + r · (W_hn h + b_hn))`, `h_t = (1 − z) · n + z · h_{t-1}`: the reset gate acts after the product,
 //! so the recurrent share of the candidate is kept apart for the backward pass.
 
+use super::gpu;
 use super::steps::{Back, Forward, StepBack, packed_lengths};
 use super::weights::{Factor, GateGrads, padded};
 use super::{Sheet, Sizes, cut, layer, parts, parts_mut, plain, product, states_before};
@@ -10,6 +11,7 @@ use crate::gemm::{self, Rows, Start, Strided};
 use crate::real::Real;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::split::Split;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operands, Tensor, Type, Work, op};
@@ -297,6 +299,18 @@ fn back<'a>(cx: &'a CpuCx<'_>, sizes: Sizes, zeros: &'a [f32]) -> impl Fn(StepBa
         let before = if step > 0 { &y[now - hidden..now] } else { zeros };
         let [dn, dr, dz, d_share] = parts_mut(d_row);
         cell_grad_row(r, z, n, shares, before, &g[now..now + hidden], d_next, dn, dr, dz, d_share);
+    }
+}
+
+impl Cuda for Gru {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        gpu::GRU.forward(cx)
+    }
+}
+
+impl Cuda for GruGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        gpu::GRU.backward(cx, self.need_dx)
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! `c_t = f · c_{t-1} + i · g`, `h_t = o · tanh(c_t)`.
 
+use super::gpu;
 use super::steps::{Back, Forward, StepBack, join_biases, packed_lengths};
 use super::weights::{Factor, GateGrads, padded};
 use super::{Sheet, Sizes, cut, layer, parts, parts_mut, plain, product, states_before};
@@ -10,6 +11,7 @@ use crate::real::Real;
 use crate::simd;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::split::Split;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operands, Tensor, Type, Work, op};
@@ -306,6 +308,18 @@ fn back<'a>(
         }
         let cells = &cells[row * hidden..(row + 1) * hidden];
         cell_grad_row(i, f, g_, o, before, cells, d_out, d_next, d_cells, di, df, dg, d_o);
+    }
+}
+
+impl Cuda for Lstm {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        gpu::LSTM.forward(cx)
+    }
+}
+
+impl Cuda for LstmGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        gpu::LSTM.backward(cx, self.need_dx)
     }
 }
 

@@ -9,6 +9,7 @@
 //!
 //! Forward, the first step has no recurrent term; in the recurrent weight's gradient the state before it is zero.
 
+mod gpu;
 pub mod gru;
 mod layer;
 pub mod lstm;
@@ -27,12 +28,12 @@ use kolo_graph::{DType, Team, Tensor, Type};
 use std::ops::Range;
 
 pub const KINDS: &[OpKind] = &[
-    OpKind::of::<lstm::Lstm>(),
-    OpKind::of::<lstm::LstmGrad>(),
-    OpKind::of::<gru::Gru>(),
-    OpKind::of::<gru::GruGrad>(),
-    OpKind::of::<rnn::Rnn>(),
-    OpKind::of::<rnn::RnnGrad>(),
+    OpKind::of::<lstm::Lstm>().with_cuda::<lstm::Lstm>(),
+    OpKind::of::<lstm::LstmGrad>().with_cuda::<lstm::LstmGrad>(),
+    OpKind::of::<gru::Gru>().with_cuda::<gru::Gru>(),
+    OpKind::of::<gru::GruGrad>().with_cuda::<gru::GruGrad>(),
+    OpKind::of::<rnn::Rnn>().with_cuda::<rnn::Rnn>(),
+    OpKind::of::<rnn::RnnGrad>().with_cuda::<rnn::RnnGrad>(),
 ];
 
 kolo_graph::methods! {

@@ -1,5 +1,6 @@
 //! The plain recurrent layer, `h_t = act(W_ih x_t + b_ih + W_hh h_{t-1} + b_hh)`. Legend in the parent module.
 
+use super::gpu;
 use super::steps::{Back, Forward, StepBack, join_biases, packed_lengths};
 use super::weights::{Factor, GateGrads, padded};
 use super::{Sheet, Sizes, cut, layer, plain, product, states_before};
@@ -7,6 +8,7 @@ use crate::gemm::{self, Rows, Start};
 use crate::real::Real;
 use crate::tiles::Address;
 use crate::vectorized;
+use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::split::Split;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operands, Tensor, Type, Work, op};
@@ -209,6 +211,18 @@ impl RnnGrad {
         let Sizes { batch, steps, input, hidden } = sizes;
         let w_ih = if self.need_dx { gemm::prepacked_len(input, hidden) } else { 0 };
         [gemm::prepacked_len(hidden, hidden), w_ih, steps * batch * padded(hidden), batch * hidden, batch * hidden]
+    }
+}
+
+impl Cuda for Rnn {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        gpu::rnn(self.relu).forward(cx)
+    }
+}
+
+impl Cuda for RnnGrad {
+    fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        gpu::rnn(self.relu).backward(cx, self.need_dx)
     }
 }
 

@@ -44,6 +44,7 @@ fn call(function: Function, [a, b, c]: [f64; 3]) -> f64 {
         Function::Cos => a.cos(),
         Function::Floor => a.floor(),
         Function::Pow => a.powf(b),
+        Function::BiasCorrection => b.bias_correction(a),
         Function::Equal => mask(a == b),
         Function::Less => mask(a < b),
         Function::AtMost => mask(a <= b),
@@ -194,6 +195,7 @@ fn all_formulas_compile_as_c_and_give_the_same_values() {
         return;
     }
     let mut text = String::from("#include <math.h>\n#include <stdbool.h>\n#include <stdio.h>\n\n");
+    text += "static double bias_correction(double beta, double step) { return 1.0 - pow(beta, step); }\n";
     let (mut body, mut wanted) = (String::new(), Vec::new());
     for (name, case, formula) in elementwise_cases() {
         text += &c_function(&name, &case, &formula);

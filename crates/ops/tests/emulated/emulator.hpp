@@ -146,6 +146,32 @@ static inline float __fdividef(float a, float b) { return a / b; }
 template <typename T> static inline T __ldg(const T *from) { return *from; }
 template <typename T> static inline T atomicAdd(T *at, T by) { T was = *at; *at += by; return was; }
 
+static inline void copy_async(void *to, const void *from, bool reads) {
+    if (reads) std::memcpy(to, from, 16);
+    else std::memset(to, 0, 16);
+}
+static inline void end_copies() {}
+template <int LEFT> static inline void await_copies() {}
+
+// The rows of four matrices that a warp gives, and what of them each lane gets.
+static inline void load_matrices_of(unsigned (&to)[4], const void *row, bool transposed) {
+    emulator::exchange((uint64_t)row, [&](auto read) {
+        const int lane = emulator::lane();
+        for (int matrix = 0; matrix < 4; matrix++) {
+            unsigned pair = 0;
+            for (int at = 0; at < 2; at++) {
+                const int line = transposed ? lane % 4 * 2 + at : lane / 4, column = transposed ? lane / 4 : lane % 4 * 2 + at;
+                const auto *from = reinterpret_cast<const unsigned short *>(read(matrix * 8 + line));
+                pair |= (unsigned)from[column] << 16 * at;
+            }
+            to[matrix] = pair;
+        }
+        return 0;
+    });
+}
+static inline void load_matrices(unsigned (&to)[4], const void *row) { load_matrices_of(to, row, false); }
+static inline void load_transposed(unsigned (&to)[4], const void *row) { load_matrices_of(to, row, true); }
+
 static inline float half_to_float(unsigned short bits) { return (float)as_bits<_Float16>(bits); }
 static inline unsigned short float_to_half(float x) { return as_bits<unsigned short>((_Float16)x); }
 static inline unsigned short float_to_bfloat(float x) {
@@ -153,5 +179,6 @@ static inline unsigned short float_to_bfloat(float x) {
     if (x != x) return 0x7fff;
     return (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
+#define power_of_two exp2f
 #undef INFINITY
 #undef NAN

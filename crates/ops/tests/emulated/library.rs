@@ -33,11 +33,12 @@ fn launches(calls: &CudaCalls) -> impl Iterator<Item = &Launch> {
     })
 }
 
-/// Every source of the calls, by its text.
+/// Every source of the calls as a GPU's compiler gets it: definitions, prelude, kernels.
 pub fn sources(calls: &CudaCalls) -> Vec<(String, String)> {
     let with_defines = |launch: &Launch| {
-        let text = text_of(&launch.source);
-        (text.clone(), text)
+        let defines = launch.source.defines.iter().map(|(name, value)| format!("#define {name} {value}\n"));
+        let whole = [defines.collect::<String>(), PRELUDE.into(), launch.source.text.to_string()].join("\n");
+        (text_of(&launch.source), whole)
     };
     launches(calls).map(with_defines).collect()
 }
@@ -49,8 +50,12 @@ const ASSEMBLY: [(&str, &str); 3] = [
     (r#"asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));"#, "y.bits = float_to_half(x);"),
 ];
 
+/// What stands for tensor cores there: the emulator has its own.
+const TENSOR: &str = include_str!("../../src/tensor.cuh");
+
 fn for_cpu(text: &str) -> String {
-    let text = ASSEMBLY.iter().fold(text.to_string(), |text, (from, to)| text.replace(from, to));
+    let text = text.replace(TENSOR, "");
+    let text = ASSEMBLY.iter().fold(text, |text, (from, to)| text.replace(from, to));
     let text = text.replace("extern \"C\" __global__", "static");
     // Of several packs in one file, each namespace has its own macros.
     text.replace(
@@ -86,7 +91,7 @@ impl Library {
         let compile = |at: usize| {
             let source = folder.join(format!("{at}.cpp"));
             let text = match files.get(at) {
-                Some(text) => format!("#include \"emulator.hpp\"\n{prelude}\n{text}"),
+                Some(text) => format!("#include \"emulator.hpp\"\n{prelude}\n#include \"tensor.hpp\"\n{text}"),
                 None => "#include \"emulator.cpp\"\n".into(),
             };
             std::fs::write(&source, text).expect("the target folder can be written");

@@ -16,9 +16,11 @@ use kolo_ops::slice::Slice;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
+use sums::PendingSums;
 
 mod halo;
 mod ring;
+mod sums;
 
 /// The ranks that share the slices, and one of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,9 +41,10 @@ impl Group {
 /// The graph of one rank. The number of ranks divides that of the slices.
 pub fn lower(graph: &Graph, plan: &Plan, group: &Group) -> Graph {
     let own = group.slices(group.rank, plan.slices);
-    let mut lowering = Lowering { rebuild: Rebuild::new(graph), plan, group, own, made: HashMap::new() };
-    for (node, choice) in graph.nodes.iter().zip(&plan.choices) {
-        lowering.node(node, choice);
+    let sums = PendingSums::new(graph, plan);
+    let mut lowering = Lowering { rebuild: Rebuild::new(graph), plan, group, own, made: HashMap::new(), sums };
+    for id in graph.ids() {
+        lowering.visit(id);
     }
     lowering.finish()
 }
@@ -56,6 +59,7 @@ struct Lowering<'g> {
     group: &'g Group,
     own: Range<usize>,
     made: Made,
+    sums: PendingSums,
 }
 
 /// Layer and stage of a node that is made for another.

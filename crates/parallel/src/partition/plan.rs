@@ -110,6 +110,8 @@ pub struct Plan {
     pub choices: Vec<Choice>,
     /// Slices are slots of a ring: what is cut has them in their order, what is whole has its tokens as they are.
     pub ring: bool,
+    /// Slices are tiles of planes.
+    pub planes: bool,
 }
 
 impl Plan {
@@ -179,7 +181,8 @@ impl<'g> Pass<'g> {
     /// Nothing is split.
     fn whole(self) -> Plan {
         let shardings = vec![Sharding::Replicated; self.graph.values.len()];
-        Plan { slices: self.slices, shardings, choices: vec![Choice::Whole; self.graph.nodes.len()], ring: false }
+        let choices = vec![Choice::Whole; self.graph.nodes.len()];
+        Plan { slices: self.slices, shardings, choices, ring: false, planes: false }
     }
 
     fn get(&self, id: ValueId) -> Option<&Sharding> {
@@ -221,7 +224,6 @@ impl<'g> Pass<'g> {
         let known = match self.rules.fixed.get(name) {
             Some(sharding) => Some(sharding.clone()),
             None if self.rules.by_tokens || self.rules.whole.contains(name) => Some(Sharding::Replicated),
-            None if self.rules.planes.is_some() && !is_param => self.neighbour(node).or(Some(Sharding::Replicated)),
             // A statistic lies as the parameters of its layer do.
             None if !is_param => self.neighbour(node),
             None => None,
@@ -612,7 +614,8 @@ impl<'g> Pass<'g> {
     fn finish(mut self) -> Plan {
         self.cut_early();
         let shardings = self.shardings.into_iter().map(|one| one.unwrap_or(Sharding::Replicated)).collect();
-        Plan { slices: self.slices, shardings, choices: self.choices, ring: self.rules.ring }
+        let (ring, planes) = (self.rules.ring, self.rules.planes.is_some());
+        Plan { slices: self.slices, shardings, choices: self.choices, ring, planes }
     }
 
     /// Computes in parts what is computed whole and then only used in parts.

@@ -72,13 +72,15 @@ impl Composition<'_> {
     /// The most that a unit's backward pass takes on top of what is kept: units behind it have given up theirs.
     fn transient(&self, own: &[usize]) -> f64 {
         let width = self.layout.precision.bytes();
+        let copies = self.layout.precision.is_mixed() && !self.cluster.system.fuses;
         let mut most = 0.0f64;
         for stage in own {
             let all: f64 = self.units_of(*stage).map(|(_, unit)| self.saved(unit)).sum();
             let mut kept = 0.0;
             for (_, unit) in self.units_of(*stage) {
                 kept += self.saved(unit);
-                most = most.max(kept - all + unit.transient.bytes_at(width));
+                let widened = if copies { unit.widened * MASTER_BYTES } else { 0.0 };
+                most = most.max(kept - all + unit.transient.bytes_at(width) + widened);
             }
         }
         most

@@ -33,6 +33,11 @@ pub trait LayoutModels: Sync {
     /// The model of a candidate's step on a cluster. An error says why the job cannot be laid out so.
     fn model(&self, candidate: &Candidate, cluster: &Cluster) -> Result<StepModel, String>;
 
+    /// Bytes that some rank of a candidate needs at least, known without its model.
+    fn memory_bound(&self, _candidate: &Candidate, _cluster: &Cluster) -> f64 {
+        0.0
+    }
+
     /// Whether training takes this layout, asked of the few that would be named.
     fn accepts(&self, candidate: &Candidate) -> Result<(), String>;
 }

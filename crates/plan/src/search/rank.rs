@@ -79,7 +79,9 @@ pub fn search(candidates: &[Candidate], models: &dyn LayoutModels, cluster: &Clu
     let mut result = SearchResult { candidates: candidates.len(), ..SearchResult::default() };
     let memory_limit = limits.memory.unwrap_or(f64::INFINITY).min(cluster.device.memory_bytes);
     let (mut fitting, mut too_large) = (Vec::new(), Vec::new());
-    for made in bounded(candidates, models, cluster) {
+    let possible = possible(candidates, models, cluster, memory_limit);
+    result.too_large = candidates.len() - possible.len();
+    for made in bounded(&possible, models, cluster) {
         let made = match made {
             Ok(made) => made,
             Err(refusal) => {
@@ -105,6 +107,18 @@ pub fn search(candidates: &[Candidate], models: &dyn LayoutModels, cluster: &Clu
     result.without_memory_limit = fastest_below(too_large, models, cluster, limits, best);
     result
 }
+
+/// The candidates that may fit; if there are none, those that come nearest, to say what they need.
+fn possible(candidates: &[Candidate], models: &dyn LayoutModels, cluster: &Cluster, limit: f64) -> Vec<Candidate> {
+    let bound = |candidate: &Candidate| models.memory_bound(candidate, cluster);
+    let mut all: Vec<(f64, Candidate)> = candidates.iter().map(|candidate| (bound(candidate), *candidate)).collect();
+    all.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let fitting = all.partition_point(|(bound, _)| *bound <= limit).max(NEAREST_TRIED);
+    all.into_iter().take(fitting).map(|(_, candidate)| candidate).collect()
+}
+
+/// Candidates whose memory is counted even if their bound says that they do not fit.
+const NEAREST_TRIED: usize = 64;
 
 /// The models of all candidates, with a bound of their time, made on all cores.
 fn bounded(candidates: &[Candidate], models: &dyn LayoutModels, cluster: &Cluster) -> Vec<Result<Bounded, String>> {
@@ -217,8 +231,8 @@ const FASTEST_TRIED_MAX: usize = 32;
 
 /// What a candidate takes, by arithmetic. `None` for a schedule that cannot be run.
 pub fn timed(candidate: Candidate, model: &StepModel, cluster: &Cluster, limits: &Limits) -> Option<Ranked> {
-    let StepTimes { seconds, compute, exposed, bubble, update, utilisation } = model.times().ok()?;
-    let step = StepParts { seconds, compute: compute + update, exposed, bubble, utilisation };
+    let StepTimes { seconds, compute, exposed, bubble, update, straggling, utilisation } = model.times().ok()?;
+    let step = StepParts { seconds, compute: compute + update, exposed, bubble: bubble + straggling, utilisation };
     Some(ranked(candidate, model, cluster, limits, step))
 }
 

@@ -43,6 +43,8 @@ impl Line {
             flops: self.number(first.flops, second.flops),
             reals: self.number(first.reals, second.reals),
             bytes: self.number(first.bytes, second.bytes),
+            composite: first.composite,
+            winograd: first.winograd,
         })
     }
 
@@ -68,6 +70,7 @@ impl Line {
             saved: self.kept(first.saved, second.saved),
             transient: self.kept(first.transient, second.transient),
             handed_on: self.kept(first.handed_on, second.handed_on),
+            widened: self.number(first.widened, second.widened),
         })
     }
 }

@@ -128,6 +128,7 @@ impl LayoutModels for Toy {
             peak_flops: 989e12,
             overlaps_gradients: true,
             device_memory: cluster.device.memory_bytes,
+            jitter: 0.0,
         })
     }
 

@@ -5,6 +5,7 @@ use kolo_exec::{Options, Program};
 use kolo_parallel::Mesh;
 use kolo_plan::{Cost, RunCost};
 use kolo_train::step::{UpdateRule, optimise, training_graph};
+use kolo_train::step_model::anatomy_of;
 use kolo_train::trainer::evaluation_bytes;
 
 fn cost(model: &str, source: &str, batch: usize) -> Cost {
@@ -83,4 +84,91 @@ fn evaluations_take_little_memory() {
     assert_eq!(few, bytes(mlp, "synthetic:features", 128, 1));
     assert_eq!(bytes(mlp, "synthetic:features", 512, 0), bytes(mlp, "synthetic:features", 1024, 0));
     assert!(bytes(mlp, "synthetic:features", 512 + 128, 0) < bytes(mlp, "synthetic:features", 512 + 128, 1));
+}
+
+#[test]
+fn the_zoo_has_torchvisions_and_llamas_parameters() {
+    let images = |kind: &str| cost(&format!("kind = \"{kind}\""), "synthetic:images", 2).parameters;
+    assert_eq!(images("resnet101"), 44_549_160);
+    assert_eq!(images("vgg16"), 138_357_544);
+    // torchvision's 27,161,264 without the auxiliary classifier.
+    assert_eq!(images("inception_v3"), 23_834_568);
+    let llama = plan_job(LLAMA_8B, "zero = 0", 1, 1);
+    assert_eq!(anatomy_of(&llama, &llama.parallel, 1, true).unwrap().parameters(), 8_030_261_248.0);
+}
+
+const LLAMA_8B: &str = "kind = \"llama\"\nlayers = 32\nwidth = 4096\nheads = 32\nkv_heads = 8\nhidden = 14336\nvocab = 128256\ncontext = 8192";
+
+/// A job that is planned, not run: of any size.
+fn plan_job(model: &str, parallel: &str, batch: usize, grains: usize) -> std::sync::Arc<kolo_train::Job> {
+    job(&format!(
+        "[job]\nreproducible = false\n[model]\n{model}\n[data]\nsource = \"synthetic:tokens\"\nsamples = 65536\nbatch = {batch}\ngrains = {grains}\n[train]\nsteps = 1\noptimizer = {{ kind = \"adamw\" }}\n[parallel]\n{parallel}\n"
+    ))
+}
+
+fn gpt_flops_per_token(layers: usize, width: usize, heads: usize, vocab: usize, context: usize) -> (f64, f64) {
+    let model = format!(
+        "kind = \"gpt\"\nlayers = {layers}\nwidth = {width}\nheads = {heads}\nvocab = {vocab}\ncontext = {context}"
+    );
+    let job = plan_job(&model, "zero = 0", 1, 1);
+    let anatomy = anatomy_of(&job, &job.parallel, 1, true).unwrap();
+    (anatomy.model_flops / context as f64, anatomy.parameters())
+}
+
+/// GPT-3: 3.14e23 operations for 300 G tokens, and 34 days on 1,024 A100 at 140 TFLOP/s that compute every layer again
+/// (arXiv 2005.14165, table D.1; arXiv 2104.04473, section 5.1).
+#[test]
+fn gpt3_takes_what_the_papers_say() {
+    let (per_token, parameters) = gpt_flops_per_token(96, 12288, 96, 50257, 2048);
+    assert!((parameters / 174.6e9 - 1.0).abs() < 0.01, "{parameters:e}");
+    let run = RunCost::new(per_token, 4.0, 300e9, 1.0);
+    assert!((run.flops / 3.14e23 - 1.0).abs() < 0.06, "{:e}", run.flops);
+    let again = RunCost::new(per_token * 4.0 / 3.0, 4.0, 300e9, 1.0);
+    let fleet = kolo_plan::Fleet { devices: 1024, flops: 312e12, utilisation: 140.0 / 312.0, price_per_hour: None };
+    let days = again.days(&fleet);
+    assert!((33.0..37.0).contains(&days), "{days}");
+}
+
+/// Chinchilla's rule: six operations for each parameter and token, but for attention and the embedding's place.
+#[test]
+fn training_takes_six_operations_per_parameter_and_token() {
+    for (layers, width, heads, context) in [(80, 8192, 64, 2048), (24, 2304, 24, 2048), (12, 768, 12, 1024)] {
+        let (per_token, parameters) = gpt_flops_per_token(layers, width, heads, 32000, context);
+        let attention = 12.0 * (layers * width * context) as f64;
+        let positions = (context * width) as f64;
+        let rule = 6.0 * (parameters - positions) + attention;
+        assert!((per_token / rule - 1.0).abs() < 0.01, "{layers} layers: {per_token:e} {rule:e}");
+    }
+}
+
+/// What is counted from four layers is what is counted from all of them.
+#[test]
+fn a_deep_model_is_counted_from_a_shallow_one() {
+    for (kind, parallel) in [("gpt", "tensor = 2\nslices = 2"), ("llama", "zero = 1")] {
+        let model = format!("kind = \"{kind}\"\nlayers = 9\nwidth = 64\nheads = 4\nvocab = 96\ncontext = 32");
+        let few = plan_job(&model, parallel, 4, 2);
+        let all = few.model.with_layers(9).unwrap();
+        let counted = |recompute| few.parallel.clone().recomputing(recompute);
+        for recompute in kolo_parallel::Recompute::ALL {
+            let parallel = counted(recompute);
+            let stretched = anatomy_of(&few, &parallel, 2, true).unwrap();
+            let whole = kolo_train::step_model::count_whole(&few, &*all, &parallel, 2, true).unwrap();
+            let total = |anatomy: &kolo_plan::anatomy::Anatomy| {
+                let units = || anatomy.order.iter().map(|at| &anatomy.units[*at]);
+                let passes = |unit: &kolo_plan::anatomy::Unit| {
+                    let all = [&unit.forward, &unit.input, &unit.weight].map(|pass| {
+                        let flops: f64 = pass.calls.iter().map(|call| call.flops).sum();
+                        let reals: f64 = pass.calls.iter().map(|call| call.reals).sum();
+                        let sent: f64 = pass.exchanges.iter().map(|one| one.reals).sum();
+                        [flops, reals, sent, pass.calls.len() as f64]
+                    });
+                    all.into_iter().flatten().collect::<Vec<f64>>()
+                };
+                let sums = units().map(passes).reduce(|a, b| a.iter().zip(&b).map(|(a, b)| a + b).collect()).unwrap();
+                let saved: f64 = units().map(|unit| unit.saved.reals).sum();
+                (anatomy.order.len(), anatomy.parameters(), anatomy.model_flops, saved, sums)
+            };
+            assert_eq!(total(&stretched), total(&whole), "{kind} {recompute:?}");
+        }
+    }
 }

@@ -112,7 +112,7 @@ fn halos_are_what_the_formula_says() {
 #[test]
 fn a_strip_takes_its_share_of_the_memory() {
     let activations = |workers: usize, parallel: &str| {
-        let model = "[model]\nkind = \"resnet18\"\nimage = [3, 64, 64]\n";
+        let model = "[model]\nkind = \"resnet18\"\nimage = [3, 256, 256]\n";
         let job = job(model, &format!("tiles = [4, 1]\n{parallel}"));
         let mesh = job.parallel.mesh(workers, workers / 2).unwrap();
         let program = kolo_train::step::program_of(&job, &job.parallel, &mesh, Options::for_grains(2, 1)).unwrap();

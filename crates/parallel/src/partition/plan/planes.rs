@@ -61,7 +61,7 @@ impl Pass<'_> {
             (Some(&cut) == self.plane_cut(&ty.shape).as_ref()).then_some(cut)
         };
         let made = |(placement, ty): (&Placement, &Type)| match placement {
-            Placement::Partial => ty.dtype == DType::F32,
+            Placement::Partial => ty.dtype == DType::F32 || node.op.wide().is_some(),
             Placement::Replicate => false,
             placement => along_planes(placement, ty).is_some(),
         };

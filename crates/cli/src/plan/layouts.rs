@@ -1,0 +1,193 @@
+//! `kolo plan --search`, `--why`, `--cluster` and `--device`: layouts of a job on a described cluster.
+
+mod json;
+mod table;
+mod why;
+
+use crate::args::PlanArgs;
+use crate::described;
+use crate::fail::{Failure, write_file};
+use crate::load::{self, Kinds};
+use crate::output::println;
+use kolo_config::edit::{KeyChange, with_keys};
+use kolo_plan::cluster::Cluster;
+use kolo_plan::search::explain::{memory_hint, memory_kinds};
+use kolo_plan::search::rank::simulated;
+use kolo_plan::search::{Candidate, LayoutModels, Limits, SearchResult, search};
+use kolo_train::layout_models::JobModels;
+use kolo_train::machine::format_bytes;
+use kolo_train::memory_settings::parse_bytes;
+use kolo_train::{Job, job_file};
+use std::time::Instant;
+
+const SECONDS_PER_HOUR: f64 = 3600.0;
+/// Devices for which a layout is looked for.
+const DEVICES_MAX: usize = 1 << 17;
+
+/// Whether a plan is about a described cluster.
+pub fn is_asked(args: &PlanArgs) -> bool {
+    args.search || args.why || args.cluster.is_some() || args.job.names_a_device()
+}
+
+/// A plan on a described cluster.
+struct Described<'a> {
+    job: &'a Job,
+    models: JobModels<'a>,
+    cluster: Cluster,
+    devices: usize,
+    limits: Limits,
+    seconds: f64,
+}
+
+pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
+    check(args)?;
+    let devices = crate::workers::asked(&args.job.workers)?;
+    let cluster = cluster(args, devices)?;
+    let job = kinds.read(&load::settings_of(args.job.job.as_deref(), &args.job.set)?)?;
+    let limits = limits(args, &job)?;
+    let models = JobModels::new(&job, &cluster)?;
+    let begin = Instant::now();
+    if !args.search {
+        let own = models.own(devices)?;
+        let described = Described { job: &job, models, cluster, devices, limits, seconds: 0.0 };
+        return described.show_own(own, args);
+    }
+    let found = search(&models.space(devices).candidates(), &models, &cluster, &limits);
+    let seconds = begin.elapsed().as_secs_f64();
+    let described = Described { job: &job, models, cluster, devices, limits, seconds };
+    let best = described.best(&found)?;
+    match args.json {
+        true => println!("{:#}", json::value(&described, &found)),
+        false => table::print(&described, &found),
+    }
+    if args.why && !args.json {
+        why::print(&described, &best)?;
+    }
+    if args.write { described.write(args, kinds, &best) } else { Ok(()) }
+}
+
+/// Refuses flags that go with a search alone, or that no job can keep to.
+fn check(args: &PlanArgs) -> Result<(), Failure> {
+    let limited = args.max_memory.is_some() || args.max_cost.is_some() || args.deadline.is_some();
+    let lost = [(args.write, "--write"), (limited, "--max-memory, --max-cost and --deadline")];
+    if let Some((_, flag)) = lost.into_iter().find(|(given, _)| *given && !args.search) {
+        return Err(Failure::usage(format!("{flag}: no layout is looked for"), "add --search"));
+    }
+    if args.write && args.job.job.is_none() {
+        return Err(Failure::usage("--write: there is no job file to write to", "name a job file"));
+    }
+    if args.schedule.is_some() || args.explain {
+        let hint = "leave out --cluster, --device, --search and --why, or --schedule and --explain";
+        return Err(Failure::usage("--schedule and --explain are about workers of this machine", hint));
+    }
+    for (flag, value) in [("--max-cost", args.max_cost), ("--deadline", args.deadline)] {
+        if let Some(value) = value.filter(|value| !(value.is_finite() && *value > 0.0)) {
+            return Err(Failure::usage(format!("{flag} {value} is not a positive number"), "give a number above 0"));
+        }
+    }
+    Ok(())
+}
+
+fn cluster(args: &PlanArgs, devices: usize) -> Result<Cluster, Failure> {
+    if devices == 0 || devices > DEVICES_MAX {
+        return Err(Failure::usage(format!("-n {devices} is out of range"), "use a number from 1 to 131072"));
+    }
+    match (&args.cluster, args.job.names_a_device()) {
+        (Some(_), true) => {
+            Err(Failure::usage("--device cannot be combined with --cluster", "the cluster file names the device"))
+        }
+        (Some(path), false) => described::from_file(path)?.with_devices(devices).map_err(|message| {
+            Failure::usage(message, "describe more groups at the outermost level, or ask for fewer with -n")
+        }),
+        (None, true) => described::usual(&args.job.device, devices),
+        (None, false) => {
+            let cores = load::threads_of(args.job.threads)?;
+            described::this_machine(devices, if args.job.threads.is_some() { cores } else { cores / devices })
+        }
+    }
+}
+
+fn limits(args: &PlanArgs, job: &Job) -> Result<Limits, Failure> {
+    let memory = args.max_memory.as_deref().map(|text| {
+        let wrong = |why: String| Failure::usage(format!("--max-memory {why}"), "write a size such as 40GiB");
+        parse_bytes(text).map(|bytes| bytes as f64).map_err(wrong)
+    });
+    let samples = args.samples.unwrap_or(job.split.train_len() as f64);
+    let epochs = args.epochs.unwrap_or(job.total_steps as f64 / job.steps_per_epoch as f64);
+    Ok(Limits {
+        memory: memory.transpose()?,
+        cost: args.max_cost,
+        deadline: args.deadline.map(|hours| hours * SECONDS_PER_HOUR),
+        steps: (samples * epochs / job.batch as f64).max(1.0),
+    })
+}
+
+impl Described<'_> {
+    /// The best layout, or why there is none.
+    fn best(&self, found: &SearchResult) -> Result<Candidate, Failure> {
+        if let Some(best) = found.ranked.first() {
+            return Ok(best.candidate);
+        }
+        if let Some(beyond) = &found.beyond_limits {
+            let cost = beyond.cost.map_or(String::new(), |cost| format!(" and costs {cost:.2}"));
+            let message = format!(
+                "no layout keeps to --deadline and --max-cost: the fastest, {}, takes {}{cost}",
+                beyond.candidate,
+                crate::simulate::duration(beyond.run_seconds)
+            );
+            return Err(Failure::usage(message, "allow more, or change -n, the device or the length of the run"));
+        }
+        if let Some(miss) = &found.nearest {
+            let kinds: Vec<String> = memory_kinds(&miss.memory)
+                .into_iter()
+                .filter(|(_, bytes)| *bytes >= 1.0)
+                .map(|(name, bytes)| format!("{name} {}", format_bytes(bytes as u64)))
+                .collect();
+            let limit = self.limits.memory.unwrap_or(f64::INFINITY).min(self.cluster.device.memory_bytes);
+            let message = format!(
+                "no layout of {} devices fits into {}: the nearest, {}, needs {} ({})",
+                self.devices,
+                format_bytes(limit as u64),
+                miss.candidate,
+                format_bytes(miss.memory.total() as u64),
+                kinds.join(", ")
+            );
+            return Err(Failure::usage(message, memory_hint(miss)));
+        }
+        let why = found.refusals.first().map_or(String::new(), |why| format!(": {}", why.replace('\n', " ")));
+        let message = format!("the job cannot be laid out on {} devices{why}", self.devices);
+        Err(Failure::usage(message, "use a number of devices that is a power of two, or another batch"))
+    }
+
+    /// The job's own layout.
+    fn show_own(&self, own: Candidate, args: &PlanArgs) -> Result<(), Failure> {
+        let hint = "change `[parallel]` or -n, or add --search";
+        let model = self.models.model(&own, &self.cluster);
+        let model = model.map_err(|why| Failure::usage(format!("the layout {own} is not possible: {why}"), hint))?;
+        let ranked = simulated(own, &model, &self.cluster, &self.limits)
+            .ok_or_else(|| Failure::usage(format!("the layout {own} has no schedule"), hint))?;
+        let found = SearchResult { ranked: vec![ranked], candidates: 1, ..SearchResult::default() };
+        match args.json {
+            true => println!("{:#}", json::value(self, &found)),
+            false => table::print(self, &found),
+        }
+        if args.why && !args.json { why::print(self, &own) } else { Ok(()) }
+    }
+
+    /// Puts a layout into the job file, whose other text stays.
+    fn write(&self, args: &PlanArgs, kinds: &Kinds, best: &Candidate) -> Result<(), Failure> {
+        let Some(path) = &args.job.job else { return Ok(()) };
+        let name = path.display().to_string();
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Failure::job(format!("{name}: {error}"), "name a file that can be read"))?;
+        let change = |(section, key, value)| KeyChange { section, key, value };
+        let changes: Vec<KeyChange<'_>> = best.keys().into_iter().map(change).collect();
+        let text = with_keys(&text, &name, &changes)?;
+        // What is written must be a job.
+        let root = job_file::parse(&text, &name)?;
+        kinds.read(&root)?;
+        write_file(path, text)?;
+        println!("wrote {name}");
+        Ok(())
+    }
+}

@@ -1,0 +1,82 @@
+//! `kolo selftest`: whether a device computes what every op is defined to compute.
+
+use crate::args::SelftestArgs;
+use crate::device::DeviceArg;
+use crate::fail::Failure;
+use crate::output::println;
+use kolo_exec::selftest::{self, KindOutcome};
+use kolo_exec::{Executor, cpu};
+use kolo_graph::OpKind;
+use kolo_graph::cuda::CudaTarget;
+use std::sync::Arc;
+use std::time::Instant;
+
+pub fn selftest(args: &SelftestArgs) -> Result<(), Failure> {
+    let kinds = kinds(args)?;
+    if args.compile_only {
+        return compile_only(&kinds);
+    }
+    let executor: Arc<dyn Executor> = match args.device.executor()?.name() {
+        "cuda" => Arc::new(poisoned(args.device)?),
+        _ if args.device == DeviceArg::Reference => {
+            return Err(Failure::usage("the reference is what others are compared with", "use --device cpu or cuda"));
+        }
+        _ => Arc::new(cpu::Cpu),
+    };
+    let start = Instant::now();
+    let outcomes = selftest::run(&executor, &kinds, show);
+    let (bad, cases) =
+        (outcomes.iter().filter(|one| one.failed > 0).count(), outcomes.iter().map(count).sum::<usize>());
+    println!(
+        "{}: {} ops, {cases} cases in {:.1} s, {bad} ops failed",
+        executor.name(),
+        outcomes.len(),
+        start.elapsed().as_secs_f64()
+    );
+    match bad {
+        0 => Ok(()),
+        bad => Err(Failure::job(format!("{bad} ops differ from their definitions"), "report it with `kolo devices`")),
+    }
+}
+
+fn kinds(args: &SelftestArgs) -> Result<Vec<OpKind>, Failure> {
+    let all = kolo_ops::registry();
+    if let Some(unknown) = args.op.iter().find(|name| all.iter().all(|kind| kind.name != **name)) {
+        return Err(Failure::usage(format!("there is no op `{unknown}`"), "`kolo list ops` lists them"));
+    }
+    // What every graph is made of has no kernel of its own.
+    let chosen =
+        |kind: &OpKind| args.op.is_empty() && kind.cpu.is_some() || args.op.iter().any(|name| name == kind.name);
+    Ok(all.into_iter().filter(chosen).collect())
+}
+
+/// The GPU, with all its memory full of NaNs before every run.
+fn poisoned(device: DeviceArg) -> Result<kolo_cuda::Cuda, Failure> {
+    let index = if let DeviceArg::Cuda(Some(index)) = device { index } else { 0 };
+    Ok(kolo_cuda::Cuda { index, poison: true, ..kolo_cuda::Cuda::default() })
+}
+
+fn compile_only(kinds: &[OpKind]) -> Result<(), Failure> {
+    let start = Instant::now();
+    let compiled = kolo_cuda::compile_cases(kinds, &CudaTarget::default()).map_err(|error| Failure::device(&error))?;
+    let without: Vec<&str> = kinds.iter().filter(|kind| kind.cuda.is_none()).map(|kind| kind.name).collect();
+    println!("{compiled} sources compile, in {:.1} s", start.elapsed().as_secs_f64());
+    if !without.is_empty() {
+        println!("without a GPU side: {}", without.join(" "));
+    }
+    Ok(())
+}
+
+fn count(outcome: &KindOutcome) -> usize {
+    outcome.cases.iter().map(|(_, count)| count).sum()
+}
+
+fn show(outcome: &KindOutcome) {
+    let cases: Vec<String> = outcome.cases.iter().map(|(dtype, count)| format!("{} {count}", dtype.name())).collect();
+    let verdict = match outcome.failed {
+        0 => format!("ok, at most {:.2} of the tolerance", outcome.worst),
+        failed => format!("{failed} FAILED"),
+    };
+    println!("{:<24} {:<28} {verdict}", outcome.name, cases.join(", "));
+    outcome.failures.iter().for_each(|failure| println!("    {failure}"));
+}

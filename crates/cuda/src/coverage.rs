@@ -1,0 +1,30 @@
+//! Every kernel that any case of any op asks for, compiled on any machine that has NVRTC.
+
+use crate::commands::calls_of;
+use crate::error::CudaError;
+use crate::kernels::Kernels;
+use kolo_exec::selftest::graph_of;
+use kolo_graph::cuda::{CudaCalls, CudaTarget};
+use kolo_graph::{DType, OpKind, Type};
+
+/// Compiles the sources of every case, also in half precision where the op allows it; how many there were.
+pub fn compile_cases(kinds: &[OpKind], target: &CudaTarget) -> Result<usize, CudaError> {
+    let mut calls: Vec<CudaCalls> = Vec::new();
+    for kind in kinds.iter().filter(|kind| kind.cuda.is_some()) {
+        for case in (kind.cases)() {
+            for dtype in [DType::F32, DType::BF16, DType::F16] {
+                let mut args = case.args.clone();
+                let operands = case.op.operands();
+                for (at, arg) in args.iter_mut().enumerate().filter(|(_, arg)| arg.ty.dtype == DType::F32) {
+                    if operands.input(at).is_some_and(|operand| operand.dtypes.contains(&dtype)) {
+                        arg.ty = Type::new(dtype, arg.ty.shape.clone());
+                    }
+                }
+                let Ok(graph) = graph_of(&case.op, &args) else { continue };
+                let Some(node) = graph.nodes.last() else { continue };
+                calls.push(calls_of(&graph, node, target)?);
+            }
+        }
+    }
+    Kernels::new(target.capability, 0).compile(calls.iter().flat_map(CudaCalls::sources))
+}

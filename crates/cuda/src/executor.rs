@@ -1,0 +1,92 @@
+//! NVIDIA GPUs as an executor.
+
+use crate::abilities::CudaAbilities;
+use crate::commands::calls_of;
+use crate::device::CudaDevice;
+use crate::gpu::{Gpu, devices};
+use crate::places::sum_levels;
+use kolo_exec::executor::CompileError;
+use kolo_exec::schedule::Schedule;
+use kolo_exec::{Device, Executor, Memory, Options, Program, SessionBytes, Store};
+use kolo_graph::cuda::{CudaCalls, CudaTarget};
+use kolo_graph::layout::{self, Layout};
+use kolo_graph::{Graph, NodeId};
+use std::sync::Arc;
+
+/// Runs graphs on one NVIDIA GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cuda {
+    /// Which one, as the driver counts.
+    pub index: usize,
+    /// Whether products of f32 may round their operands to TF32.
+    pub tf32: bool,
+    /// Whether every step starts on memory full of NaNs, to find what is read and was never written.
+    pub poison: bool,
+}
+
+impl Cuda {
+    /// What calls are made for; an H200 if there is no such GPU here.
+    pub(crate) fn target(&self) -> CudaTarget {
+        let found = devices().ok().and_then(|devices| devices.into_iter().nth(self.index));
+        CudaTarget { tf32: self.tf32, ..found.map_or_else(CudaTarget::default, |device| device.target) }
+    }
+}
+
+/// Scratch that any of these nodes wants.
+pub(crate) fn scratch_bytes(graph: &Graph, layout: &Layout, target: &CudaTarget) -> usize {
+    let all = [&layout.before, &layout.grain, &layout.after].into_iter().flatten();
+    let need = |id: &NodeId| calls_of(graph, graph.node(*id), target).map_or(0, |calls| calls.scratch_bytes);
+    all.map(need).max().unwrap_or(0)
+}
+
+impl Executor for Cuda {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    /// A grain fills the GPU: they run one after the other.
+    fn options(&self, asked: Options) -> Options {
+        Options { lanes: 1, ..asked }
+    }
+
+    fn layout(&self, graph: &Graph, options: Options) -> Layout {
+        layout::plan(graph, options.grains, options.lanes, &CudaAbilities)
+    }
+
+    fn bytes(&self, graph: &Graph, layout: &Layout, options: Options) -> SessionBytes {
+        SessionBytes {
+            activations: (layout.grain_bytes + layout.grain_input_bytes) * options.places(),
+            gradients: layout.sum_bytes * sum_levels(options),
+            scratch: layout.step_bytes + layout.step_input_bytes + scratch_bytes(graph, layout, &self.target()),
+        }
+    }
+
+    fn in_tf32(&self) -> Option<Arc<dyn Executor>> {
+        Some(Arc::new(Self { tf32: true, ..*self }))
+    }
+
+    fn allocates_on_host(&self) -> bool {
+        false
+    }
+
+    /// Compiles all kernels at once, on all cores. What fails is told when a program is compiled that needs it.
+    fn prepare(&self, graphs: &[&Graph]) {
+        let Ok(gpu) = Gpu::open(self.index) else { return };
+        let target = self.target();
+        let nodes = graphs.iter().flat_map(|graph| graph.nodes.iter().map(move |node| (*graph, node)));
+        let calls: Vec<CudaCalls> = nodes.filter_map(|(graph, node)| calls_of(graph, node, &target).ok()).collect();
+        let sources = calls.iter().flat_map(CudaCalls::sources);
+        let _ = gpu.kernels.prepare(&gpu, sources);
+    }
+
+    fn compile(
+        &self,
+        program: &Program,
+        schedule: &Arc<Schedule>,
+        store: &Store,
+        sums: Option<Memory>,
+    ) -> Result<Box<dyn Device>, CompileError> {
+        let gpu = Gpu::open(self.index)?;
+        Ok(Box::new(CudaDevice::new(*self, &gpu, program, schedule, store, sums)?))
+    }
+}

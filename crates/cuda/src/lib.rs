@@ -1,0 +1,33 @@
+//! Runs graphs on NVIDIA GPUs.
+//!
+//! Nothing of CUDA is linked: the driver, NVRTC and cuBLASLt are opened when a graph is compiled for a GPU, and one that is missing
+//! is an error with a name. An op says what to run as data ([`kolo_graph::cuda`]); here its kernels are compiled and every operand gets
+//! its address. A session's arenas are one allocation each, and its calls run in the order of one stream.
+
+mod abilities;
+mod captured;
+mod commands;
+mod coverage;
+mod device;
+mod driver;
+mod error;
+mod executor;
+mod gpu;
+mod host_places;
+mod inputs;
+mod kernel_cache;
+mod kernels;
+mod library;
+mod memory;
+mod memory_check;
+mod mirror;
+mod nvrtc;
+mod places;
+mod products;
+mod survey;
+
+pub use coverage::compile_cases;
+pub use error::CudaError;
+pub use executor::Cuda;
+pub use gpu::{DeviceInfo, devices};
+pub use survey::{LibraryState, libraries};

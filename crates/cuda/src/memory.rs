@@ -1,0 +1,126 @@
+//! Memory of the device, and memory of the host that the device can reach.
+
+use crate::driver::DevicePointer;
+use crate::error::CudaError;
+use crate::gpu::Gpu;
+use kolo_exec::Memory;
+use kolo_graph::layout::ALIGNMENT;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// One allocation on a GPU.
+#[derive(Debug)]
+pub(crate) struct DeviceMemory {
+    gpu: Arc<Gpu>,
+    address: DevicePointer,
+    bytes: usize,
+}
+
+impl DeviceMemory {
+    /// So many bytes, with any content.
+    pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self, CudaError> {
+        gpu.enter()?;
+        let (mut address, bytes) = (0, bytes.max(ALIGNMENT));
+        // SAFETY: the place of an address.
+        gpu.check("cuMemAlloc", unsafe { (gpu.driver.memory_alloc)(&mut address, bytes) })?;
+        Ok(Self { gpu: Arc::clone(gpu), address, bytes })
+    }
+
+    /// The same, all zeros.
+    pub fn zeroed(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self, CudaError> {
+        let memory = Self::new(gpu, bytes)?;
+        memory.fill(0)?;
+        Ok(memory)
+    }
+
+    pub fn at(&self, offset: usize) -> DevicePointer {
+        assert!(offset <= self.bytes, "offset {offset} is outside {} bytes", self.bytes);
+        self.address + offset as u64
+    }
+
+    /// Writes this byte everywhere, in the order of the compute stream.
+    pub fn fill(&self, byte: u8) -> Result<(), CudaError> {
+        fill(&self.gpu, self.address, byte, self.bytes)
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        // What still runs may use it.
+        if self.gpu.synchronize().is_ok() {
+            // SAFETY: allocated here, and nobody else has it. A GPU that failed has given everything back already.
+            unsafe { (self.gpu.driver.memory_free)(self.address) };
+        }
+    }
+}
+
+/// Writes a byte to so many places on the device, in the order of the compute stream.
+pub(crate) fn fill(gpu: &Gpu, to: DevicePointer, byte: u8, bytes: usize) -> Result<(), CudaError> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    gpu.enter()?;
+    // SAFETY: whoever calls has that many bytes there.
+    gpu.check("cuMemsetD8Async", unsafe { (gpu.driver.set_bytes)(to, byte, bytes, gpu.compute.handle) })
+}
+
+/// Copies from one place on the device to another one, in the order of the compute stream.
+pub(crate) fn copy(gpu: &Gpu, from: DevicePointer, to: DevicePointer, bytes: usize) -> Result<(), CudaError> {
+    if bytes == 0 || from == to {
+        return Ok(());
+    }
+    gpu.enter()?;
+    // SAFETY: whoever calls has that many bytes at both places.
+    gpu.check("cuMemcpyDtoDAsync", unsafe { (gpu.driver.copy_on_device)(to, from, bytes, gpu.compute.handle) })
+}
+
+/// Starts a copy to the device, in the order of the compute stream. The host's memory must stay as it is until that has happened.
+pub(crate) fn upload(gpu: &Gpu, from: *const u8, to: DevicePointer, bytes: usize) -> Result<(), CudaError> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    gpu.enter()?;
+    // SAFETY: whoever calls has that many bytes at both places.
+    let code = unsafe { (gpu.driver.copy_to_device)(to, from.cast::<c_void>(), bytes, gpu.compute.handle) };
+    gpu.check("cuMemcpyHtoDAsync", code)
+}
+
+/// Starts a copy to the host, likewise.
+pub(crate) fn download(gpu: &Gpu, from: DevicePointer, to: *mut u8, bytes: usize) -> Result<(), CudaError> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    gpu.enter()?;
+    // SAFETY: as above.
+    let code = unsafe { (gpu.driver.copy_to_host)(to.cast::<c_void>(), from, bytes, gpu.compute.handle) };
+    gpu.check("cuMemcpyDtoHAsync", code)
+}
+
+/// Gives pinned memory back.
+#[derive(Debug)]
+struct Pinned {
+    gpu: Arc<Gpu>,
+    address: usize,
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if self.gpu.synchronize().is_ok() {
+            // SAFETY: allocated by `pinned`, and given back once.
+            unsafe { (self.gpu.driver.host_free)(self.address as *mut c_void) };
+        }
+    }
+}
+
+/// Zeroed memory of the host that the device copies from and to without the host's help.
+pub(crate) fn pinned(gpu: &Arc<Gpu>, bytes: usize) -> Result<Memory, CudaError> {
+    gpu.enter()?;
+    let (mut address, bytes) = (std::ptr::null_mut::<c_void>(), bytes.max(ALIGNMENT));
+    // SAFETY: the place of an address; no flags.
+    gpu.check("cuMemHostAlloc", unsafe { (gpu.driver.host_alloc)(&mut address, bytes, 0) })?;
+    // SAFETY: that many bytes were allocated.
+    unsafe { std::ptr::write_bytes(address.cast::<u8>(), 0, bytes) };
+    let keeper = Box::new(Pinned { gpu: Arc::clone(gpu), address: address as usize });
+    // SAFETY: pages of the driver, zeroed above and kept by the keeper.
+    Ok(unsafe { Memory::kept(address.cast(), bytes, keeper) })
+}

@@ -1,0 +1,62 @@
+//! Whether a session fits on the GPU, before any of it is allocated.
+
+use crate::error::CudaError;
+use crate::gpu::Gpu;
+use kolo_exec::{Program, Store};
+use kolo_graph::ValueId;
+use kolo_graph::layout::Arena;
+
+/// How many of the largest tensors a refusal names.
+const NAMED: usize = 5;
+/// What the driver and the libraries take beside what we allocate.
+const RESERVE_BYTES: usize = 256 << 20;
+
+/// Refuses a session that needs more than is free. `store` is not counted if it is on the GPU already.
+pub(crate) fn check(gpu: &Gpu, program: &Program, store: Option<&Store>) -> Result<(), CudaError> {
+    let (session, stored) = (program.bytes(), store.map_or(0, Store::bytes));
+    let needed = session.total() + stored;
+    let free = gpu.free_bytes()?;
+    if needed + RESERVE_BYTES <= free {
+        return Ok(());
+    }
+    let mut text = format!(
+        "the job needs {} on {}, of which {} are free: weights and state {}, activations {}, gradients {}, the rest {}",
+        size(needed),
+        gpu.info.name,
+        size(free.saturating_sub(RESERVE_BYTES)),
+        size(stored),
+        size(session.activations),
+        size(session.gradients),
+        size(session.scratch),
+    );
+    text.push_str("\n  the largest tensors are:");
+    for (bytes, name) in largest(program) {
+        text.push_str(&format!("\n    {} {name}", size(bytes)));
+    }
+    text.push_str("\n  hint: more `data.grains` make each grain's activations smaller; `[memory] recompute` keeps fewer of them; ");
+    text.push_str("`nvidia-smi` shows who else uses the GPU");
+    Err(CudaError::Memory(text))
+}
+
+/// Bytes in the unit that suits them.
+pub(crate) fn size(bytes: usize) -> String {
+    const UNITS: [(&str, f64); 3] = [("GiB", 1073741824.0), ("MiB", 1048576.0), ("KiB", 1024.0)];
+    let unit = UNITS.iter().find(|(_, unit)| bytes as f64 >= *unit);
+    unit.map_or_else(|| format!("{bytes} B"), |(name, unit)| format!("{:.1} {name}", bytes as f64 / unit))
+}
+
+/// The largest tensors that have a place, with what makes them.
+fn largest(program: &Program) -> Vec<(usize, String)> {
+    let graph = &program.graph;
+    let placed = |id: &ValueId| {
+        program.layout.places[id.0 as usize].is_some_and(|place| place.within == 0 && place.arena != Arena::Store)
+    };
+    let mut values: Vec<ValueId> = (0..graph.values.len() as u32).map(ValueId).filter(placed).collect();
+    values.sort_by_key(|id| std::cmp::Reverse(graph.ty(*id).bytes()));
+    let name = |id: &ValueId| {
+        let node = graph.maker(*id);
+        let layer = if node.scope.is_empty() { String::new() } else { format!(" in layer `{}`", node.scope) };
+        (graph.ty(*id).bytes(), format!("{} of `{}`{layer}", graph.ty(*id), node.op.name()))
+    };
+    values.iter().take(NAMED).map(name).collect()
+}

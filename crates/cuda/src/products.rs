@@ -1,0 +1,340 @@
+//! Matrix products by cuBLASLt.
+//!
+//! The library is asked once per product which algorithm to use, with everything that its answer may depend on fixed: sizes, types,
+//! strides, alignment and workspace. So the same product has the same bits in every run and on every rank. Algorithms that add
+//! parts of a sum in an order of their own are ruled out.
+
+use crate::driver::{DevicePointer, Handle};
+use crate::error::CudaError;
+use crate::gpu::Gpu;
+use crate::library::{Library, LibraryName, functions};
+use crate::memory::DeviceMemory;
+use kolo_graph::DType;
+use kolo_graph::cuda::{CudaMatrix, Product};
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, OnceLock};
+
+pub(crate) const CUBLASLT: LibraryName = LibraryName {
+    title: "cuBLASLt (libcublasLt)",
+    files: &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
+    wheels: &["cu13", "cublas"],
+    needed_for: "matrix products on the GPU",
+    hint: "install a CUDA toolkit, or `pip install nvidia-cublas` and set VIRTUAL_ENV or LD_LIBRARY_PATH",
+};
+
+functions! {
+    CublasLt:
+    create = "cublasLtCreate" (*mut Handle);
+    desc_create = "cublasLtMatmulDescCreate" (*mut Handle, c_int, c_int);
+    desc_set = "cublasLtMatmulDescSetAttribute" (Handle, c_int, *const c_void, usize);
+    desc_destroy = "cublasLtMatmulDescDestroy" (Handle);
+    layout_create = "cublasLtMatrixLayoutCreate" (*mut Handle, c_int, u64, u64, i64);
+    layout_set = "cublasLtMatrixLayoutSetAttribute" (Handle, c_int, *const c_void, usize);
+    layout_destroy = "cublasLtMatrixLayoutDestroy" (Handle);
+    preference_create = "cublasLtMatmulPreferenceCreate" (*mut Handle);
+    preference_set = "cublasLtMatmulPreferenceSetAttribute" (Handle, c_int, *const c_void, usize);
+    preference_destroy = "cublasLtMatmulPreferenceDestroy" (Handle);
+    heuristic = "cublasLtMatmulAlgoGetHeuristic" (
+        Handle, Handle, Handle, Handle, Handle, Handle, Handle, c_int, *mut Choice, *mut c_int
+    );
+    matmul = "cublasLtMatmul" (
+        Handle, Handle, *const c_void, DevicePointer, Handle, DevicePointer, Handle, *const c_void, DevicePointer, Handle,
+        DevicePointer, Handle, *const Algorithm, DevicePointer, usize, Handle
+    );
+}
+
+/// Bytes that every product may use between its parts: what the vendor recommends for a Hopper. It is part of the choice of an
+/// algorithm, so it never changes.
+const WORKSPACE_BYTES: usize = 32 << 20;
+/// What operands are taken to be aligned to, at most: all that the fast kernels ask for. Places in memory differ from layout to
+/// layout, and the choice must not.
+const ALIGNMENT_BYTES: u32 = 16;
+
+/// `cublasLtMatmulDescAttributes_t`, `cublasLtMatrixLayoutAttribute_t`, `cublasLtMatmulPreferenceAttributes_t`.
+const TRANSPOSE_A: c_int = 3;
+const TRANSPOSE_B: c_int = 4;
+const EPILOGUE: c_int = 7;
+const BIAS_POINTER: c_int = 8;
+const BATCH_COUNT: c_int = 5;
+const BATCH_STRIDE: c_int = 6;
+const WORKSPACE_MAX: c_int = 1;
+const REDUCTION_MASK: c_int = 3;
+const ALIGNMENT_FIRST: c_int = 5;
+/// Parts of a sum are kept apart in f32 and added in one order.
+const REDUCTION_IN_ORDER: u32 = 2;
+const EPILOGUE_BIAS: c_int = 4;
+const COMPUTE_F32: c_int = 68;
+const COMPUTE_TF32: c_int = 77;
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Algorithm([u64; 8]);
+
+/// `cublasLtMatmulHeuristicResult_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Choice {
+    algorithm: Algorithm,
+    workspace_bytes: usize,
+    state: c_int,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+/// The library on one GPU, opened with the first product.
+#[derive(Debug, Default)]
+pub(crate) struct Products(OnceLock<Result<Open, CudaError>>);
+
+#[derive(Debug)]
+struct Open {
+    functions: CublasLt,
+    handle: Handle,
+    workspace: DeviceMemory,
+}
+
+// SAFETY: the library's handle may be used from any thread.
+unsafe impl Send for Open {}
+// SAFETY: as above.
+unsafe impl Sync for Open {}
+
+impl Open {
+    fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
+        let functions = CublasLt::load(&Library::open(CUBLASLT)?)?;
+        gpu.enter()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the place of a handle, in the context of this GPU.
+        check(gpu, "cublasLtCreate", unsafe { (functions.create)(&mut handle) })?;
+        Ok(Self { functions, handle, workspace: DeviceMemory::new(gpu, WORKSPACE_BYTES)? })
+    }
+}
+
+/// `cublasStatus_t` as an error.
+fn check(gpu: &Gpu, call: &'static str, code: c_int) -> Result<(), CudaError> {
+    let text = match code {
+        0 => return Ok(()),
+        1 => "not initialised",
+        3 => "out of memory",
+        7 => "a wrong value",
+        8 => "not for this GPU",
+        13 => "the kernel failed",
+        15 => "not supported",
+        _ => "failed",
+    };
+    let hint = "if it happens again, look at `nvidia-smi`, and report it with `kolo devices`";
+    Err(CudaError::Call { call, device: gpu.info.name.clone(), code, text: text.into(), hint })
+}
+
+/// Describes things to the library, and gives them back.
+#[derive(Debug)]
+struct Description {
+    handle: Handle,
+    destroy: unsafe extern "C" fn(Handle) -> c_int,
+}
+
+impl Drop for Description {
+    fn drop(&mut self) {
+        // SAFETY: made by the library's function for it, and destroyed once.
+        unsafe { (self.destroy)(self.handle) };
+    }
+}
+
+/// A product with its operands resolved and its algorithm chosen.
+#[derive(Debug)]
+pub(crate) struct ProductCall {
+    operation: Description,
+    a: Description,
+    b: Description,
+    c: Description,
+    algorithm: Algorithm,
+    alpha: f32,
+    beta: f32,
+    /// Left and right as the library sees them, and the result.
+    addresses: [DevicePointer; 3],
+}
+
+// SAFETY: descriptions may be used from any thread, one call at a time.
+unsafe impl Send for ProductCall {}
+// SAFETY: as above; they are only read.
+unsafe impl Sync for ProductCall {}
+
+fn type_code(dtype: DType) -> Result<c_int, CudaError> {
+    match dtype {
+        DType::F32 => Ok(0),
+        DType::F16 => Ok(2),
+        DType::BF16 => Ok(14),
+        other => Err(CudaError::Other(format!("matrices of {} cannot be multiplied", other.name()))),
+    }
+}
+
+/// What an address is aligned to, as far as it matters.
+fn alignment(address: DevicePointer) -> u32 {
+    1 << address.trailing_zeros().min(ALIGNMENT_BYTES.trailing_zeros())
+}
+
+impl Products {
+    fn open<'p>(&'p self, gpu: &Arc<Gpu>) -> Result<&'p Open, CudaError> {
+        self.0.get_or_init(|| Open::new(gpu)).as_ref().map_err(CudaError::clone)
+    }
+
+    /// Chooses how to run a product, on operands at these addresses. The library counts by columns: it is told the product of
+    /// the transposes, whose memory is the same.
+    pub fn compile(
+        &self,
+        gpu: &Arc<Gpu>,
+        product: &Product,
+        tf32: bool,
+        [a, b, c]: [DevicePointer; 3],
+        bias: Option<DevicePointer>,
+    ) -> Result<ProductCall, CudaError> {
+        let open = self.open(gpu)?;
+        gpu.enter()?;
+        let is_f32 = product.a.dtype == DType::F32 && product.b.dtype == DType::F32;
+        let operation = open.operation(gpu, product, if is_f32 && tf32 { COMPUTE_TF32 } else { COMPUTE_F32 }, bias)?;
+        let Product { rows, columns, depth, batch, .. } = *product;
+        let left = open.layout(gpu, &product.b, [columns, depth], batch)?;
+        let right = open.layout(gpu, &product.a, [depth, rows], batch)?;
+        let result = open.layout(gpu, &product.c, [columns, rows], batch)?;
+        let alignments = [b, a, c, c].map(alignment);
+        let algorithm = open.choose(gpu, product, [&operation, &left, &right, &result], alignments)?;
+        let (alpha, beta) = (product.alpha, product.beta);
+        Ok(ProductCall { operation, a: left, b: right, c: result, algorithm, alpha, beta, addresses: [b, a, c] })
+    }
+
+    /// Starts a product in the order of the compute stream.
+    pub fn run(&self, gpu: &Arc<Gpu>, call: &ProductCall) -> Result<(), CudaError> {
+        let open = self.open(gpu)?;
+        gpu.enter()?;
+        let [a, b, c] = call.addresses;
+        let number = |number: &f32| std::ptr::from_ref(number).cast::<c_void>();
+        // SAFETY: descriptions of memory that the layout placed, two numbers of the host, and a workspace of its size that only
+        // this stream uses.
+        let code = unsafe {
+            (open.functions.matmul)(
+                open.handle,
+                call.operation.handle,
+                number(&call.alpha),
+                a,
+                call.a.handle,
+                b,
+                call.b.handle,
+                number(&call.beta),
+                c,
+                call.c.handle,
+                c,
+                call.c.handle,
+                &call.algorithm,
+                open.workspace.at(0),
+                WORKSPACE_BYTES,
+                gpu.compute.handle,
+            )
+        };
+        check(gpu, "cublasLtMatmul", code)
+    }
+}
+
+/// Gives an attribute of a description its value.
+macro_rules! set {
+    ($open:ident, $gpu:ident, $function:ident, $handle:expr, $attribute:expr, $value:expr) => {{
+        let value = $value;
+        let place = std::ptr::from_ref(&value).cast::<c_void>();
+        // SAFETY: a description of the library's, and a value of the attribute's size.
+        let code = unsafe { ($open.functions.$function)($handle, $attribute, place, size_of_val(&value)) };
+        check($gpu, concat!("cublasLt ", stringify!($function)), code)
+    }};
+}
+
+impl Open {
+    fn operation(
+        &self,
+        gpu: &Gpu,
+        product: &Product,
+        compute: c_int,
+        bias: Option<DevicePointer>,
+    ) -> Result<Description, CudaError> {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the place of a handle.
+        let code = unsafe { (self.functions.desc_create)(&mut handle, compute, 0) };
+        check(gpu, "cublasLtMatmulDescCreate", code)?;
+        let made = Description { handle, destroy: self.functions.desc_destroy };
+        set!(self, gpu, desc_set, handle, TRANSPOSE_A, c_int::from(product.b.transposed))?;
+        set!(self, gpu, desc_set, handle, TRANSPOSE_B, c_int::from(product.a.transposed))?;
+        if let Some(bias) = bias {
+            set!(self, gpu, desc_set, handle, EPILOGUE, EPILOGUE_BIAS)?;
+            set!(self, gpu, desc_set, handle, BIAS_POINTER, bias)?;
+        }
+        Ok(made)
+    }
+
+    /// A matrix of `size` as the library counts, whose memory may hold its transpose.
+    fn layout(&self, gpu: &Gpu, matrix: &CudaMatrix, size: [usize; 2], batch: usize) -> Result<Description, CudaError> {
+        let [rows, columns] = if matrix.transposed { [size[1], size[0]] } else { size };
+        let (mut handle, dtype) = (std::ptr::null_mut(), type_code(matrix.dtype)?);
+        // A matrix of one row in memory may have any stride, but none below its length.
+        let stride = matrix.row_stride.max(rows) as i64;
+        // SAFETY: the place of a handle.
+        let code = unsafe { (self.functions.layout_create)(&mut handle, dtype, rows as u64, columns as u64, stride) };
+        check(gpu, "cublasLtMatrixLayoutCreate", code)?;
+        let made = Description { handle, destroy: self.functions.layout_destroy };
+        if batch > 1 {
+            set!(self, gpu, layout_set, handle, BATCH_COUNT, batch as i32)?;
+            set!(self, gpu, layout_set, handle, BATCH_STRIDE, matrix.batch_stride as i64)?;
+        }
+        Ok(made)
+    }
+
+    fn choose(
+        &self,
+        gpu: &Gpu,
+        product: &Product,
+        [operation, a, b, c]: [&Description; 4],
+        alignments: [u32; 4],
+    ) -> Result<Algorithm, CudaError> {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the place of a handle.
+        check(gpu, "cublasLtMatmulPreferenceCreate", unsafe { (self.functions.preference_create)(&mut handle) })?;
+        let preference = Description { handle, destroy: self.functions.preference_destroy };
+        set!(self, gpu, preference_set, preference.handle, WORKSPACE_MAX, WORKSPACE_BYTES)?;
+        set!(self, gpu, preference_set, preference.handle, REDUCTION_MASK, REDUCTION_IN_ORDER)?;
+        for (at, bytes) in alignments.into_iter().enumerate() {
+            set!(self, gpu, preference_set, preference.handle, ALIGNMENT_FIRST + at as c_int, bytes)?;
+        }
+        let empty = Algorithm([0; 8]);
+        let mut choice = Choice { algorithm: empty, workspace_bytes: 0, state: 0, waves: 0.0, reserved: [0; 4] };
+        let mut found = 0;
+        // SAFETY: descriptions of the library's, and the place of one result.
+        let code = unsafe {
+            (self.functions.heuristic)(
+                self.handle,
+                operation.handle,
+                a.handle,
+                b.handle,
+                c.handle,
+                c.handle,
+                preference.handle,
+                1,
+                &mut choice,
+                &mut found,
+            )
+        };
+        check(gpu, "cublasLtMatmulAlgoGetHeuristic", code).and(match found {
+            0 => Err(CudaError::Other(format!("cuBLASLt knows no algorithm for {product:?}"))),
+            _ => check(gpu, "cublasLtMatmulAlgoGetHeuristic", choice.state),
+        })?;
+        Ok(choice.algorithm)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structures_have_the_sizes_of_the_library() {
+        assert_eq!((size_of::<Algorithm>(), size_of::<Choice>()), (64, 96));
+    }
+
+    #[test]
+    fn alignment_counts_up_to_sixteen() {
+        assert_eq!([0, 2, 4, 8, 24, 64, 256].map(alignment), [16, 2, 4, 8, 8, 16, 16]);
+    }
+}

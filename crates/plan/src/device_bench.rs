@@ -1,0 +1,163 @@
+//! Measures the cores at hand as a device: products by shape and streams, with operands that no cache holds.
+//!
+//! All threads run the same work at the same time, each on memory of its own, as lanes of a worker do; rates are those of all
+//! together. The best of several rounds counts: what else the machine does can only make a round slower.
+
+use crate::device::{Device, Precision};
+use kolo_graph::Team;
+use kolo_ops::gemm::{Gemm, Right, Rows, SCRATCH, Start, Strided};
+use kolo_ops::simd;
+use kolo_ops::tiles::Address;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+/// What was measured of one piece of work.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceRow {
+    pub work: &'static str,
+    /// Rows, columns and terms of a product; the length of a stream.
+    pub shape: Vec<usize>,
+    /// Operations per second of a product, bytes per second of a stream.
+    pub rate: f64,
+}
+
+/// Products as layers have them: square ones, those of a few rows, of few terms, of many terms.
+const PRODUCTS: [(&str, [usize; 3]); 5] = [
+    ("product", [512, 512, 512]),
+    ("product", [512, 2048, 512]),
+    ("product of few rows", [16, 1024, 1024]),
+    ("product of few terms", [1024, 1024, 32]),
+    ("product of many terms", [256, 256, 4096]),
+];
+/// Floats of a stream: more than the cache of most cores' share of a socket.
+const STREAM_FLOATS: usize = 8 << 20;
+/// How long each piece of work is repeated.
+const PATIENCE: Duration = Duration::from_millis(150);
+/// Copies of a product's operands, used in turn, so that none is in a cache when its turn comes again.
+const OPERAND_FLOATS: usize = 16 << 20;
+
+/// Measures so many threads.
+pub fn measure(threads: usize) -> Vec<DeviceRow> {
+    let mut rows: Vec<DeviceRow> = PRODUCTS
+        .iter()
+        .map(|(work, shape)| DeviceRow { work, shape: shape.to_vec(), rate: product_rate(*shape, threads) })
+        .collect();
+    rows.push(DeviceRow { work: "stream", shape: vec![STREAM_FLOATS], rate: stream_rate(threads) });
+    rows
+}
+
+/// The device that these rows show, of so much memory.
+pub fn device_of(name: &str, rows: &[DeviceRow], memory_bytes: f64) -> Device {
+    let rates = |work: &str| rows.iter().filter(|row| row.work == work).map(|row| row.rate).fold(0.0, f64::max);
+    let mut peak = [0.0; Precision::ALL.len()];
+    peak[Precision::F32 as usize] = rates("product");
+    Device {
+        name: name.into(),
+        doc: "measured by `kolo bench device`".into(),
+        peak,
+        memory_bytes,
+        bandwidth: rates("stream"),
+        product_share: 1.0,
+        stream_share: 1.0,
+        launch: LAUNCH_SECONDS,
+        units: 1,
+        tile: [6, 16],
+        price_per_hour: None,
+        fitted_on: Some("products of 512 rows and streams of 32 MiB".into()),
+    }
+}
+
+/// A call of a kernel beyond its work. Assumed, not measured: it matters only to very small layers.
+const LAUNCH_SECONDS: f64 = 0.4e-6;
+
+/// The section of a device file.
+pub fn as_toml(device: &Device) -> String {
+    let peaks: Vec<String> = Precision::ALL
+        .iter()
+        .zip(device.peak)
+        .filter(|(_, peak)| *peak > 0.0)
+        .map(|(precision, peak)| format!("{} = {:.6}", precision.name(), peak / 1e12))
+        .collect();
+    let fitted = device.fitted_on.as_ref().map_or_else(String::new, |text| format!("fitted_on = {text:?}\n"));
+    let price = device.price_per_hour.map_or_else(String::new, |price| format!("price_per_hour = {price}\n"));
+    format!(
+        "[{}]\ndoc = {:?}\npeak_tflops = {{ {} }}\nmemory_gib = {:.3}\nbandwidth_gbs = {:.3}\nproduct_share = {:.4}\nstream_share = {:.4}\nlaunch_us = {:.3}\nunits = {}\ntile = [{}, {}]\n{fitted}{price}",
+        device.name,
+        device.doc,
+        peaks.join(", "),
+        device.memory_bytes / crate::device::GIB,
+        device.bandwidth / 1e9,
+        device.product_share,
+        device.stream_share,
+        device.launch * 1e6,
+        device.units,
+        device.tile[0],
+        device.tile[1],
+    )
+}
+
+/// Work per second of all threads together, each of which does `work` once per round: the best round counts.
+fn best_rate(threads: usize, work_of_one: f64, make: impl Fn() -> Box<dyn FnMut()> + Sync) -> f64 {
+    let barrier = Barrier::new(threads);
+    let run = || {
+        let mut work = make();
+        let (begin, mut best) = (Instant::now(), f64::MAX);
+        barrier.wait();
+        while begin.elapsed() < PATIENCE {
+            let start = Instant::now();
+            work();
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+        work_of_one / best
+    };
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
+        let own = run();
+        own + others.into_iter().map(|one| one.join().unwrap_or(0.0)).sum::<f64>()
+    })
+}
+
+fn product_rate([rows, columns, terms]: [usize; 3], threads: usize) -> f64 {
+    let make = || -> Box<dyn FnMut()> {
+        let (left, right) = (rows * terms, terms * columns);
+        let copies = (OPERAND_FLOATS / (left + right)).max(1);
+        let (a, b) = (vec![0.5f32; left * copies], vec![0.25f32; right * copies]);
+        let (mut c, mut scratch) = (vec![0.0f32; rows * columns], vec![0.0f32; SCRATCH]);
+        let (team, mut turn) = (Team::solo(), 0);
+        Box::new(move || {
+            let a = Strided { data: &a[turn * left..][..left], line_stride: terms, k_stride: 1 };
+            let b = Strided { data: &b[turn * right..][..right], line_stride: 1, k_stride: columns };
+            let sink = Rows { data: Address(c.as_mut_ptr()), stride: columns };
+            let shape = [rows, columns, terms];
+            Gemm { shape, a: &a, b: Right::Fresh(&b), c: &sink, start: Start::Zero }.run_on(&team, &mut scratch);
+            turn = (turn + 1) % copies;
+        })
+    };
+    best_rate(threads, 2.0 * (rows * columns * terms) as f64, make)
+}
+
+fn stream_rate(threads: usize) -> f64 {
+    let make = || -> Box<dyn FnMut()> {
+        let (mut y, x) = (vec![1.0f32; STREAM_FLOATS], vec![1.0f32; STREAM_FLOATS]);
+        Box::new(move || simd::add_into(&mut y, &x))
+    };
+    best_rate(threads, 12.0 * STREAM_FLOATS as f64, make)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::DeviceTable;
+
+    #[test]
+    fn a_measured_device_reads_as_it_was() {
+        let rows = vec![
+            DeviceRow { work: "product", shape: vec![512; 3], rate: 9e10 },
+            DeviceRow { work: "stream", shape: vec![1], rate: 1.25e10 },
+        ];
+        let device = device_of("mine", &rows, 8.0 * crate::device::GIB);
+        let mut table = DeviceTable::built_in().unwrap();
+        table.extend(&kolo_config::parse(&as_toml(&device), "mine.toml").unwrap()).unwrap();
+        assert_eq!(table.find("mine").unwrap(), &device);
+    }
+}
