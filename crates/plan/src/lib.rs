@@ -115,8 +115,7 @@ pub fn memory(program: &Program) -> MemoryPlan {
         let states = graph.states().map(|(id, _)| graph.ty(id).bytes());
         if trained { params.sum() } else { states.sum() }
     };
-    let process =
-        PROCESS_BYTES + graph.nodes.len() * BYTES_PER_NODE + options.threads * BYTES_PER_THREAD;
+    let process = PROCESS_BYTES + graph.nodes.len() * BYTES_PER_NODE + options.threads * BYTES_PER_THREAD;
     let (weights, optimizer) = (stored(true), stored(false));
     MemoryPlan { weights, gradients, optimizer, activations, scratch, process, ..MemoryPlan::default() }
 }
