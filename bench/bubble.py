@@ -73,7 +73,7 @@ def bubbles(trace, ranks):
 
 
 def passes(trace, rank, step):
-    """A rank's passes of a step in their order: (kind, durations of its ops). A pass has a slot of its own while it lasts."""
+    """A rank's passes of a step in their order: (kind, names and durations of its ops). A pass has a slot of its own."""
     events = [event for event in trace["traceEvents"] if event.get("cat") == "compute" and event["pid"] == rank]
     events = [event for event in events if event["args"]["step"] == step]
     found, last = [], None
@@ -84,10 +84,22 @@ def passes(trace, rank, step):
         if (event["tid"], kind) != last:
             found.append((kind, []))
             last = event["tid"], kind
-        found[-1][1].append(event["dur"])
+        found[-1][1].append((event["name"], event["dur"]))
     # What runs once before all grains is no pass.
-    longest = {wanted: max(len(durations) for kind, durations in found if kind == wanted) for wanted in ("forward", "backward")}
-    return [(kind, durations) for kind, durations in found if 2 * len(durations) > longest[kind]]
+    longest = {wanted: max(len(ops) for kind, ops in found if kind == wanted) for wanted in ("forward", "backward")}
+    return [(kind, ops) for kind, ops in found if 2 * len(ops) > longest[kind]]
+
+
+def shortest(passes):
+    """How long a pass lasts if each of its ops takes the shortest of its times."""
+    times = {}
+    for ops in passes:
+        seen = {}
+        for name, duration in ops:
+            seen[name] = seen.get(name, 0) + 1
+            times.setdefault((name, seen[name]), []).append(duration)
+    # Some are too short to be in every pass.
+    return sum(min(all_times) for all_times in times.values() if 2 * len(all_times) > len(passes))
 
 
 def replayed(trace, ranks):
@@ -99,10 +111,7 @@ def replayed(trace, ranks):
         orders.append([kind for kind, _ in all_passes[0]])
         length = {}
         for wanted in ("forward", "backward"):
-            durations = [durations for one in all_passes for kind, durations in one if kind == wanted]
-            usual = statistics.mode(len(one) for one in durations)
-            columns = zip(*(one for one in durations if len(one) == usual))
-            length[wanted] = sum(min(column) for column in columns)
+            length[wanted] = shortest([ops for one in all_passes for kind, ops in one if kind == wanted])
         lengths.append(length)
     # Each pass ends when its rank and its neighbour are ready; grains are counted by kind.
     ends, clocks, places = {}, [0.0] * ranks, [0] * ranks

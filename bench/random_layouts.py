@@ -131,6 +131,8 @@ def job(dice):
         settings["parallel.sequence"] = sequence
         if sequence in ("heads", "context"):
             settings["parallel.tensor_slices"] = dice.choice([1, 2, 4])
+    if settings["model.kind"] in ("cnn", "resnet18") and dice.often(0.6):
+        settings["parallel.tiles"] = [dice.choice([1, 2, 4]), dice.choice([1, 2])]
     if slices > 1 and dice.often(0.2):
         settings["parallel.whole"] = [dice.choice(patterns)]
     return settings
@@ -151,11 +153,14 @@ def layout(dice, job, transports):
     context = dice.choice(sizes or divisors(slices)) if by_tokens else 1
     pipeline = dice.choice(sizes or [1, 1, 2, 2, 3, 4])
     data = dice.choice(sizes or divisors(job["data.grains"]))
-    while tensor * context * pipeline * data > 8:
-        tensor, context, pipeline, data = (max(1, part // 2) for part in (tensor, context, pipeline, data))
+    spatial = [dice.choice(sizes or divisors(tiles)) for tiles in job.get("parallel.tiles", [1, 1])]
+    while tensor * context * pipeline * data * spatial[0] * spatial[1] > 8:
+        tensor, context, pipeline, data, *spatial = (max(1, part // 2) for part in (tensor, context, pipeline, data, *spatial))
     settings = {"parallel.tensor": tensor, "parallel.pipeline": pipeline}
     if by_tokens:
         settings["parallel.context"] = context
+    if spatial != [1, 1]:
+        settings["parallel.spatial"] = spatial
     if pipeline > 1:
         schedule = dice.choice(["gpipe", "1f1b", "interleaved", "zero-bubble", "bidirectional", "own"])
         settings["parallel.schedule"] = schedule
@@ -176,7 +181,7 @@ def layout(dice, job, transports):
     if settings.get("parallel.schedule") == "own":
         chunks = dice.choice([1, 1, 2])
         settings["parallel.schedule"] = own_schedule(dice, pipeline, pipeline * chunks, max(1, job["data.grains"] // data))
-    workers = tensor * context * pipeline * data + (1 if wild and dice.often(0.3) else 0)
+    workers = tensor * context * pipeline * data * spatial[0] * spatial[1] + (1 if wild and dice.often(0.3) else 0)
     threads = dice.choice([1, 1, 1, 2, 3])
     return workers, settings, threads, dice.choice(transports) if workers > 1 else "shm"
 

@@ -143,8 +143,8 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
     let all_workers = Shared::new(job, workers, options, &rates)?;
     let shared = all_workers.as_ref().filter(|one| one.splits_model);
     if let Some(largest) = shared.and_then(Shared::largest) {
-        let MemoryPlan { evaluation, data, checkpoint, .. } = memory;
-        cost.memory = MemoryPlan { evaluation, data, checkpoint, ..largest.cost.memory };
+        let MemoryPlan { evaluation, data, checkpoint, process, .. } = memory;
+        cost.memory = MemoryPlan { evaluation, data, checkpoint, process, ..largest.cost.memory };
     }
     cost.parameters = raw_graph(job, &job.parallel, Purpose::Training)?.parameter_count();
     check_limit(job, &cost.memory, &setup, options)?;

@@ -28,8 +28,6 @@ use kolo_graph::collective::{Collective, Movement};
 use kolo_graph::layout::align;
 use kolo_graph::{Node, Phase, Stage, ValueId, Work};
 use std::collections::BTreeMap;
-use std::path::Path;
-use std::sync::OnceLock;
 
 /// Numbers by stage: forward, backward, update.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -74,8 +72,9 @@ pub struct MemoryPlan {
     pub process: usize,
 }
 
-/// What a process that trains nothing yet has allocated, and what each node of a graph adds to it on its way to a call.
-const PROCESS_BYTES: usize = 1 << 20;
+/// Resident memory of a process that trains nothing yet: half of the program's code and constants, its libraries, and what it has
+/// allocated (`bench/layouts.py --memory` measures it). And what each node of a graph adds on its way to a call.
+const PROCESS_BYTES: usize = 18 << 20;
 const BYTES_PER_NODE: usize = 3 << 9;
 /// What a thread touches of its stack.
 const BYTES_PER_THREAD: usize = 64 << 10;
@@ -116,32 +115,9 @@ pub fn memory(program: &Program) -> MemoryPlan {
         let states = graph.states().map(|(id, _)| graph.ty(id).bytes());
         if trained { params.sum() } else { states.sum() }
     };
-    let process =
-        program_bytes() + PROCESS_BYTES + graph.nodes.len() * BYTES_PER_NODE + options.threads * BYTES_PER_THREAD;
+    let process = PROCESS_BYTES + graph.nodes.len() * BYTES_PER_NODE + options.threads * BYTES_PER_THREAD;
     let (weights, optimizer) = (stored(true), stored(false));
     MemoryPlan { weights, gradients, optimizer, activations, scratch, process, ..MemoryPlan::default() }
-}
-
-/// The part of a program's code and constants that a training process touches, in tenths, and what its libraries add.
-const TOUCHED_TENTHS: usize = 5;
-const LIBRARY_BYTES: usize = 2 << 20;
-/// Of a program whose size is not to be had.
-const PROGRAM_BYTES: usize = 16 << 20;
-
-/// Resident bytes of the program's own file.
-fn program_bytes() -> usize {
-    static BYTES: OnceLock<usize> = OnceLock::new();
-    let mapped = || {
-        let program = std::env::current_exe().ok()?;
-        let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-        let own = maps.lines().filter(|line| Path::new(line.split_ascii_whitespace().nth(5).unwrap_or("")) == program);
-        let size = |line: &str| {
-            let (start, end) = line.split_ascii_whitespace().next()?.split_once('-')?;
-            usize::from_str_radix(end, 16).ok()?.checked_sub(usize::from_str_radix(start, 16).ok()?)
-        };
-        Some(own.filter_map(size).sum::<usize>()).filter(|bytes| *bytes > 0)
-    };
-    *BYTES.get_or_init(|| mapped().map_or(PROGRAM_BYTES, |bytes| bytes / 10 * TOUCHED_TENTHS + LIBRARY_BYTES))
 }
 
 /// Bytes that a rank sends in a step, by the axis of the mesh; `place` says where it lies along an axis, and how many ranks that

@@ -39,6 +39,11 @@ const ZERO: usize = 4;
 const SLICES: usize = 5;
 const TENSOR_SLICES: usize = 6;
 
+/// Pairs of rows and columns: workers, and the parts of the job that they share, as slices are.
+const PAIRS: [(&str, f64); 2] = [("spatial", 1.0), ("tiles", 0.4)];
+const SPATIAL: usize = 0;
+const TILES: usize = 1;
+
 const SCHEDULE: &str = "schedule";
 /// The schedule that goes with every number of ranks and grains.
 const ANY_SCHEDULE: &str = "1f1b";
@@ -51,6 +56,8 @@ struct Layout {
     workers: usize,
     /// The values of [`COUNTS`].
     counts: [usize; COUNTS.len()],
+    /// The values of [`PAIRS`].
+    pairs: [[usize; 2]; PAIRS.len()],
     schedule: String,
     /// Tokens have slices of their own, and layers others.
     by_tokens: bool,
@@ -67,6 +74,10 @@ impl Layout {
                 Some(_) => return None,
             };
         }
+        let mut pairs = [[1; 2]; PAIRS.len()];
+        for (pair, (key, _)) in pairs.iter_mut().zip(PAIRS) {
+            *pair = parallel.peek(key).map_or(Some([1, 1]), pair_of)?;
+        }
         let schedule = match parallel.peek(SCHEDULE) {
             None => ANY_SCHEDULE.to_string(),
             Some(Setting::Text(text)) => text.clone(),
@@ -74,7 +85,7 @@ impl Layout {
         };
         let by_tokens =
             matches!(parallel.peek("sequence"), Some(Setting::Text(text)) if text == "heads" || text == "context");
-        Some(Self { workers, counts, schedule, by_tokens })
+        Some(Self { workers, counts, pairs, schedule, by_tokens })
     }
 
     /// What differs from another, as assignments of `--set`.
@@ -82,6 +93,8 @@ impl Layout {
         let counts = COUNTS.iter().zip(self.counts.iter().zip(&from.counts));
         let counts = counts.filter(|(_, (own, other))| own != other);
         let mut changes: Vec<String> = counts.map(|((key, ..), (own, _))| format!("parallel.{key}={own}")).collect();
+        let pairs = PAIRS.iter().zip(self.pairs.iter().zip(&from.pairs)).filter(|(_, (own, other))| own != other);
+        changes.extend(pairs.map(|((key, _), ([rows, columns], _))| format!("parallel.{key}=[{rows},{columns}]")));
         if self.schedule != from.schedule {
             changes.push(format!("parallel.{SCHEDULE}={}", self.schedule));
         }
@@ -95,8 +108,11 @@ impl Layout {
             ZERO => unit * own.abs_diff(*other) as f64,
             _ => unit * octaves(*own, *other),
         });
+        let pairs = PAIRS.iter().zip(self.pairs.iter().zip(&from.pairs));
+        let pairs =
+            pairs.map(|((_, unit), (own, other))| unit * (0..2).map(|at| octaves(own[at], other[at])).sum::<f64>());
         let schedule = if self.schedule == from.schedule { 0.0 } else { SCHEDULE_DISTANCE };
-        counts.sum::<f64>() + schedule + WORKERS_DISTANCE * octaves(self.workers, from.workers)
+        counts.sum::<f64>() + pairs.sum::<f64>() + schedule + WORKERS_DISTANCE * octaves(self.workers, from.workers)
     }
 
     /// Puts it into the settings of `[parallel]`, but for what is as it was.
@@ -104,6 +120,11 @@ impl Layout {
         for ((key, ..), (own, other)) in COUNTS.iter().zip(self.counts.iter().zip(&from.counts)) {
             if own != other {
                 parallel.set(key, "job", Setting::Int(*own as i64));
+            }
+        }
+        for ((key, _), (own, other)) in PAIRS.iter().zip(self.pairs.iter().zip(&from.pairs)) {
+            if own != other {
+                parallel.set(key, "job", Setting::List(own.map(|count| Setting::Int(count as i64)).to_vec()));
             }
         }
         if self.schedule != from.schedule {
@@ -119,6 +140,21 @@ impl Layout {
     }
 }
 
+/// Two counts, or one of rows.
+fn pair_of(setting: &Setting) -> Option<[usize; 2]> {
+    let count = |setting: &Setting| match setting {
+        Setting::Int(value) => usize::try_from(*value).ok().filter(|count| *count > 0),
+        _ => None,
+    };
+    match setting {
+        Setting::List(both) => match &both[..] {
+            [rows, columns] => Some([count(rows)?, count(columns)?]),
+            _ => None,
+        },
+        one => Some([count(one)?, 1]),
+    }
+}
+
 /// Lines that name the nearest layouts of a job which was refused with this many workers; empty if its layout is not to blame, or
 /// there are none.
 pub fn layouts(root: &Settings, kinds: &Kinds<'_>, workers: usize) -> Vec<String> {
@@ -130,7 +166,7 @@ fn find(root: &Settings, kinds: &Kinds<'_>, workers: usize) -> Option<Vec<String
     let wanted = Layout::of(&root.table("parallel").ok()?, workers)?;
     let mut plain = fresh()?;
     let counts = COUNTS.map(|(_, default, _)| default);
-    let alone = Layout { counts, schedule: ANY_SCHEDULE.into(), ..wanted.clone() };
+    let alone = Layout { counts, pairs: [[1; 2]; PAIRS.len()], schedule: ANY_SCHEDULE.into(), ..wanted.clone() };
     alone.write(&wanted, plain.table_mut("parallel", "job")?);
     // With no layout at all it can be read, so the layout is what is wrong.
     let job = Job::read_among(&plain, kinds).ok()?;
@@ -180,6 +216,7 @@ fn around(wanted: &Layout, grains: usize) -> Vec<Layout> {
         all.truncate(CONSIDERED_MAX);
     }
     let all = all.iter().flat_map(|layout| with_schedules(layout).into_iter().flat_map(|one| with_slices(&one)));
+    let all = all.flat_map(|layout| with_tiles(&layout));
     let all: Vec<Layout> = all.flat_map(|layout| with_workers(&layout, grains)).collect();
     let mut all: Vec<(f64, Layout)> = all.into_iter().map(|layout| (layout.distance(wanted), layout)).collect();
     all.retain(|(_, layout)| layout != wanted);
@@ -219,6 +256,9 @@ fn with_schedules(layout: &Layout) -> Vec<Layout> {
 /// With enough slices for whoever shares sums, and with fewer, too.
 fn with_slices(layout: &Layout) -> Vec<Layout> {
     let mut enough = layout.clone();
+    if !layout.by_tokens {
+        enough.counts[TENSOR_SLICES] = 1;
+    }
     let of_layers = if layout.by_tokens { TENSOR_SLICES } else { SLICES };
     let tokens = layout.by_tokens.then_some((SLICES, CONTEXT));
     for (slices, ranks) in [(of_layers, TENSOR)].into_iter().chain(tokens) {
@@ -237,9 +277,30 @@ fn with_slices(layout: &Layout) -> Vec<Layout> {
     all
 }
 
+/// With fewer workers that share images, or enough tiles for them.
+fn with_tiles(layout: &Layout) -> Vec<Layout> {
+    let [spatial @ [rows, columns], tiles] = layout.pairs;
+    let mut all = vec![layout.clone()];
+    for fewer in [[1, 1], [rows / 2, columns], [rows, columns / 2]] {
+        if fewer != spatial && !fewer.contains(&0) {
+            let mut other = layout.clone();
+            other.pairs[SPATIAL] = fewer;
+            all.push(other);
+        }
+    }
+    let enough = std::array::from_fn(|at| tiles[at].max(spatial[at]).next_power_of_two());
+    if enough != tiles {
+        let mut other = layout.clone();
+        other.pairs[TILES] = enough;
+        all.push(other);
+    }
+    all
+}
+
 /// With the number of workers that is wished for, if it can be, and with those below and above it that can.
 fn with_workers(layout: &Layout, grains: usize) -> Vec<Layout> {
-    let unit = layout.counts[TENSOR] * layout.counts[CONTEXT] * layout.counts[PIPELINE];
+    let [rows, columns] = layout.pairs[SPATIAL];
+    let unit = layout.counts[TENSOR] * layout.counts[CONTEXT] * layout.counts[PIPELINE] * rows * columns;
     let sizes: Vec<usize> =
         (0..=grains.ilog2()).map(|power| unit << power).filter(|size| *size <= WORKERS_MAX).collect();
     let below = sizes.iter().rfind(|size| **size <= layout.workers);

@@ -11,6 +11,14 @@ use kolo_exec::{Options, Program};
 use kolo_parallel::{Mesh, Parallel};
 use kolo_plan::MemoryPlan;
 
+/// What a rank's communicators take, and what each peer adds to that: parts of messages on their way, and of sums.
+const COMMUNICATOR_BYTES: usize = 3 << 20;
+const PEER_BYTES: usize = 3 << 19;
+
+fn link_bytes(ranks: usize) -> usize {
+    if ranks == 1 { 0 } else { COMMUNICATOR_BYTES + PEER_BYTES * (ranks - 1) }
+}
+
 /// A worker's program and its memory.
 #[derive(Clone, Debug)]
 pub struct WorkerPlan {
@@ -32,7 +40,9 @@ impl WorkerPlan {
             count_beside(job, parallel, options.threads, evaluators, || Ok(program_of(job, parallel, mesh, options)?))?;
         let data = supply::buffer_bytes(job, options.grains * job.grain_batch());
         let checkpoint = checkpoint::copied_bytes(job, &program.graph, mesh.ranks());
-        let memory = MemoryPlan { evaluation, data, checkpoint, ..kolo_plan::memory(&program) };
+        let step = kolo_plan::memory(&program);
+        let process = step.process + link_bytes(mesh.ranks());
+        let memory = MemoryPlan { evaluation, data, checkpoint, process, ..step };
         Ok(Self { program, memory })
     }
 }
