@@ -37,8 +37,16 @@ pub mod zero;
 /// Pipeline schedules as data, for whoever shows or counts them.
 pub mod schedules {
     pub use crate::pipeline::{
-        Durations, FAMILIES, Schedule, ScheduleError, Sizes, StageDurations, Timeline, Verified, draw, family, verify,
+        Action, ActionKind, Channel, Durations, FAMILIES, Pass, Schedule, ScheduleError, Sizes, StageDurations,
+        Timeline, Verified, balanced, draw, family, verify,
     };
+}
+
+/// Names of the mesh's axes, for whoever counts what goes along them.
+pub mod axes {
+    pub use crate::mesh::DATA;
+    pub use crate::pipeline::PIPELINE;
+    pub use crate::tensor::TENSOR;
 }
 
 pub use chosen::Parallel;

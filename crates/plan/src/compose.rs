@@ -14,10 +14,10 @@ use crate::cluster::{Cluster, LevelUse, SystemTraits};
 use crate::collective::{self, Algorithm, CollectiveKind};
 use crate::op_cost::Runner;
 use crate::step_model::{Compute, Exchange, Layout, Pass, Role, StageModel, StepModel, Transfer};
+use kolo_parallel::axes::PIPELINE;
+use kolo_parallel::axes::TENSOR;
 use kolo_parallel::mesh::DATA;
-use kolo_parallel::pipeline::PIPELINE;
 use kolo_parallel::strategy::Refusal;
-use kolo_parallel::tensor::TENSOR;
 
 /// What a unit takes on the device, on one micro-batch.
 #[derive(Clone, Debug, Default)]

@@ -50,7 +50,7 @@ impl Layout {
 
     /// The order of work of the pipeline, for so many micro-batches of a step; `None` without a pipeline.
     pub fn schedule(&self, micro_batches: usize) -> Result<Option<Schedule>, ScheduleError> {
-        let ranks = self.size(kolo_parallel::pipeline::PIPELINE);
+        let ranks = self.size(kolo_parallel::axes::PIPELINE);
         if ranks == 1 {
             return Ok(None);
         }

@@ -9,7 +9,7 @@ use crate::job::Job;
 use crate::step::{UpdateRule, tidy, training_graph};
 use crate::step_model::{anatomy_of, layout_of};
 use kolo_graph::settings::{Setting, Settings};
-use kolo_parallel::pipeline::FAMILIES;
+use kolo_parallel::schedules::FAMILIES;
 use kolo_parallel::{Parallel, Purpose, Recompute};
 use kolo_plan::anatomy::Anatomy;
 use kolo_plan::cluster::Cluster;

@@ -4,8 +4,8 @@ use super::{Composition, UnitTimes, hide};
 use crate::anatomy::Unit;
 use crate::collective::{self, Algorithm, CollectiveKind};
 use crate::step_model::{Bucket, Exchange, StageModel};
+use kolo_parallel::axes::PIPELINE;
 use kolo_parallel::mesh::DATA;
-use kolo_parallel::pipeline::PIPELINE;
 
 impl Composition<'_> {
     /// An exchange along the data axis.

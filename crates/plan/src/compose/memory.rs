@@ -3,8 +3,8 @@
 use super::Composition;
 use crate::anatomy::Unit;
 use crate::step_model::{DeviceMemory, Layout};
+use kolo_parallel::axes::PIPELINE;
 use kolo_parallel::mesh::DATA;
-use kolo_parallel::pipeline::PIPELINE;
 use kolo_parallel::schedules::verify;
 use kolo_parallel::strategy::Refusal;
 

@@ -1,7 +1,7 @@
 //! Which units lie on which stage of the pipeline.
 
 use crate::anatomy::{Anatomy, Unit};
-use kolo_parallel::pipeline::balanced;
+use kolo_parallel::schedules::balanced;
 use kolo_parallel::strategy::Refusal;
 use std::ops::Range;
 

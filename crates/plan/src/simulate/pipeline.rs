@@ -1,7 +1,7 @@
 //! Scripts of the ranks of a pipeline, from the schedule that they run.
 
 use super::script::{Act, Scenario, Script};
-use kolo_parallel::pipeline::{Action, Channel, Pass, Schedule};
+use kolo_parallel::schedules::{Action, Channel, Pass, Schedule};
 
 /// What the ranks of a pipeline do beside what the schedule says.
 pub struct PipelineActs<'a> {

@@ -11,7 +11,7 @@ use crate::cluster::Cluster;
 use crate::collective::{CollectiveKind, seconds};
 use crate::step_model::{Exchange, Pass, Role, StageModel, StepModel};
 use kolo_parallel::mesh::DATA;
-use kolo_parallel::pipeline::{Action, ActionKind, Channel, Pass as Way, Schedule};
+use kolo_parallel::schedules::{Action, ActionKind, Channel, Pass as Way, Schedule};
 
 /// How finely passes are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

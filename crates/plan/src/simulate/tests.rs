@@ -7,7 +7,7 @@ use super::{Act, ExchangeCost, Noise, Replica, Scenario, Scope, Script, Simulati
 use kolo_comm::CallKind;
 use kolo_comm::algorithms::{Algorithm, CallShape};
 use kolo_comm::program::CollectiveProgram;
-use kolo_parallel::pipeline::{Action, ActionKind, Schedule, Sizes, family};
+use kolo_parallel::schedules::{Action, ActionKind, Schedule, Sizes, family};
 
 const FORWARD: f64 = 1.5;
 const BACKWARD: f64 = 2.75;
