@@ -158,6 +158,8 @@ mod tests {
         let device = device_of("mine", &rows, 8.0 * crate::device::GIB);
         let mut table = DeviceTable::built_in().unwrap();
         table.extend(&kolo_config::parse(&as_toml(&device), "mine.toml").unwrap()).unwrap();
-        assert_eq!(table.find("mine").unwrap(), &device);
+        let read = table.find("mine").unwrap();
+        assert!((read.launch - device.launch).abs() < 1e-12, "{} s", read.launch);
+        assert_eq!(&crate::device::Device { launch: device.launch, ..read.clone() }, &device);
     }
 }

@@ -108,14 +108,18 @@ pub fn search(candidates: &[Candidate], models: &dyn LayoutModels, cluster: &Clu
     result
 }
 
-/// The candidates that may fit; if there are none, those that come nearest, to say what they need.
+/// The candidates that may fit, and those that would with half as much memory again, to say what memory costs; if there are none,
+/// those that come nearest, to say what they need.
 fn possible(candidates: &[Candidate], models: &dyn LayoutModels, cluster: &Cluster, limit: f64) -> Vec<Candidate> {
     let bound = |candidate: &Candidate| models.memory_bound(candidate, cluster);
     let mut all: Vec<(f64, Candidate)> = candidates.iter().map(|candidate| (bound(candidate), *candidate)).collect();
     all.sort_by(|one, other| one.0.total_cmp(&other.0));
-    let fitting = all.partition_point(|(bound, _)| *bound <= limit).max(NEAREST_TRIED);
+    let fitting = all.partition_point(|(bound, _)| *bound <= LIMIT_SLACK * limit).max(NEAREST_TRIED);
     all.into_iter().take(fitting).map(|(_, candidate)| candidate).collect()
 }
+
+/// Times the limit that a bound may be.
+const LIMIT_SLACK: f64 = 1.5;
 
 /// Candidates whose memory is counted even if their bound says that they do not fit.
 const NEAREST_TRIED: usize = 64;
