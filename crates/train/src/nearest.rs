@@ -288,6 +288,11 @@ fn with_tiles(layout: &Layout) -> Vec<Layout> {
             all.push(other);
         }
     }
+    // For a model without images.
+    let whole = [[1, 1]; PAIRS.len()];
+    if layout.pairs != whole {
+        all.push(Layout { pairs: whole, ..layout.clone() });
+    }
     let enough = std::array::from_fn(|at| tiles[at].max(spatial[at]).next_power_of_two());
     if enough != tiles {
         let mut other = layout.clone();

@@ -142,6 +142,14 @@ static inline double __longlong_as_double(long long bits) { return as_bits<doubl
 #define __expf expf
 #define __logf logf
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+// Towards zero; what is too large becomes the largest, NaN becomes zero.
+static inline int __float2int_rz(float x) {
+    return x != x ? 0 : x >= 2147483648.0f ? 2147483647 : x < -2147483648.0f ? (int)-2147483648ll : (int)x;
+}
+static inline long long __float2ll_rz(float x) {
+    const long long most = 0x7fffffffffffffffll;
+    return x != x ? 0 : x >= 9223372036854775808.0f ? most : x < -9223372036854775808.0f ? -most - 1 : (long long)x;
+}
 static inline float __fdividef(float a, float b) { return a / b; }
 template <typename T> static inline T __ldg(const T *from) { return *from; }
 template <typename T> static inline T atomicAdd(T *at, T by) { T was = *at; *at += by; return was; }

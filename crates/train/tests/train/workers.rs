@@ -414,7 +414,7 @@ fn workers_that_share_layers_compute_them_again() {
 /// A limit that one worker cannot keep to, and what it says would fit: four workers that share the model.
 #[test]
 fn a_job_that_exceeds_its_limit_runs_in_a_layout_that_fits() {
-    let text = "[model]\nkind = \"mlp\"\ninputs = 64\nhidden = [512, 512]\nclasses = 10\n[data]\nsource = \"builtin:digits\"\n\
+    let text = "[model]\nkind = \"mlp\"\ninputs = 64\nhidden = [1536, 1536]\nclasses = 10\n[data]\nsource = \"builtin:digits\"\n\
                 batch = 32\ngrains = 4\n[train]\nsteps = 3\noptimizer = { kind = \"adamw\" }\n";
     let bytes = |workers: usize, parallel: &str| {
         let job = job(text, parallel);
