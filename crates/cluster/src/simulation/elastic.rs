@@ -6,8 +6,10 @@
 //!
 //! Checked: a worker's state is made of every step once and in order; a generation never applies a step beyond the one at
 //! which its successor began; nobody acts for a generation that it has left; the job ends, well if enough workers are left.
+//! Ranks also save their state, on a disk whose power may fail: what is on it is checked in [`super::saves`].
 
 use super::job::Random;
+use super::saves::{self, Saves};
 use super::{DEADLINES, JOB};
 use crate::coordinator::{CoordinatorAction, CoordinatorEvent, Core, Notice};
 use crate::elastic::{Elastic, ElasticConfig};
@@ -38,6 +40,8 @@ enum Event {
     Wake(usize),
     Heal(usize),
     Join,
+    /// Of the disk that they share.
+    PowerFailure,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -118,12 +122,18 @@ struct Simulation {
     harms: usize,
     /// Workers whose part of the state others took over.
     relieved: u64,
+    saves: Saves,
 }
 
 /// The first call of a generation brings everyone the newest state; then each step has an exchange and an agreement.
 const SYNC: u64 = 0;
 /// The call after that of a group that only hands the state over.
 const HANDED_OVER: u64 = u64::MAX;
+
+/// The call after a step, in which ranks say what they want.
+fn is_agreement(sequence: u64) -> bool {
+    sequence != SYNC && sequence != HANDED_OVER && sequence.is_multiple_of(2)
+}
 
 impl Simulation {
     fn new(seed: u64) -> Self {
@@ -162,6 +172,7 @@ impl Simulation {
             resumed: 0,
             harms: 0,
             relieved: 0,
+            saves: Saves::new(seed),
         };
         for number in 0..workers {
             this.launch(number, supervised, 0);
@@ -175,6 +186,8 @@ impl Simulation {
             let ms = this.random.below(8000);
             this.at(ms, Event::Join);
         }
+        let ms = this.saves.power_fails_ms();
+        this.at(ms, Event::PowerFailure);
         this.at(0, Event::Tick);
         this
     }
@@ -283,6 +296,7 @@ impl Simulation {
             }
             Event::Heal(process) => (self.workers[process].no_control, self.workers[process].no_data) = (false, false),
             Event::Join => self.launch(ANY_RANK, false, 0),
+            Event::PowerFailure => self.saves.fail(),
         }
     }
 
@@ -457,7 +471,11 @@ impl Simulation {
             return self.at(self.now_ms + 50, Event::Enter(process, generation, sequence));
         }
         (worker.in_call, worker.progress) = (true, worker.progress + 1);
-        let (history, yields, world) = (worker.history.clone(), worker.yields, worker.world);
+        let (history, yields, rank, world) = (worker.history.clone(), worker.yields, worker.rank, worker.world);
+        let step = history.as_ref().map_or(0, Vec::len) as u64;
+        if is_agreement(sequence) && saves::is_due(step) {
+            self.saves.write(generation, step, (rank, world));
+        }
         let call = self.calls.entry((generation, sequence)).or_default();
         call.entered.insert(process);
         call.yields |= yields;
@@ -503,10 +521,15 @@ impl Simulation {
             return self.send(process, generation, ControlMessage::Yielded);
         } else if sequence % 2 == 1 {
             self.apply(process, generation);
-        } else if call.yields {
-            return self.send(process, generation, ControlMessage::Yielded);
         }
         let step = self.workers[process].history.as_ref().map_or(0, Vec::len) as u64;
+        if is_agreement(sequence) && self.workers[process].rank == 0 && saves::is_due(step) {
+            let later = self.began.range(generation + 1..).map(|(_, began)| *began);
+            self.saves.commit(generation, step, later);
+        }
+        if is_agreement(sequence) && call.yields {
+            return self.send(process, generation, ControlMessage::Yielded);
+        }
         if sequence.is_multiple_of(2) && step == self.steps {
             self.workers[process].finished = true;
             return self.send(process, generation, ControlMessage::Finish);
@@ -528,9 +551,11 @@ impl Simulation {
     }
 }
 
-fn check(seed: u64) -> (usize, u64, u64, bool) {
+fn check(seed: u64) -> (usize, u64, u64, bool, Saves) {
     let mut simulation = Simulation::new(seed);
     let verdict = simulation.run();
+    simulation.saves.check();
+    simulation.saves.fail();
     let about = format!(
         "seed {seed}: {:?}, {} steps, delay {} ms, {} harms: {verdict:?}",
         simulation.config, simulation.steps, simulation.delay_max_ms, simulation.harms
@@ -555,17 +580,20 @@ fn check(seed: u64) -> (usize, u64, u64, bool) {
     for worker in simulation.workers.iter().filter(|worker| worker.finished && done) {
         assert_eq!(worker.history.as_ref().map_or(0, Vec::len) as u64, simulation.steps, "{about}");
     }
-    (simulation.harms, simulation.resumed, simulation.relieved, done)
+    (simulation.harms, simulation.resumed, simulation.relieved, done, simulation.saves)
 }
 
 #[test]
 fn thousands_of_elastic_jobs() {
-    let mut totals = (0, 0, 0, 0);
+    let (mut totals, mut saved) = ((0, 0, 0, 0), (0, 0));
     for seed in 0..SEEDS {
-        let (harms, resumed, relieved, done) = check(seed);
+        let (harms, resumed, relieved, done, saves) = check(seed);
         totals = (totals.0 + harms, totals.1 + resumed, totals.2 + relieved, totals.3 + u64::from(done));
+        saved = (saved.0 + saves.commits, saved.1 + saves.failures);
     }
     let (harms, resumed, relieved, done) = totals;
     // The jobs are harmed, and most survive.
     assert!(harms > 2000 && resumed > SEEDS + 1000 && relieved > 100 && done * 10 > SEEDS * 6, "{totals:?}");
+    let (commits, failures) = saved;
+    assert!(commits > 2 * SEEDS && failures > SEEDS + 1000, "{saved:?}");
 }

@@ -5,6 +5,7 @@
 
 mod elastic;
 mod job;
+mod saves;
 
 use crate::deadlines::Deadlines;
 use crate::membership::Verdict;
