@@ -132,7 +132,7 @@ fn images_in_tiles_have_the_weights_of_one_worker() {
             (8, "spatial=[2,2] tensor=2"),
         ],
     );
-    let layers = RESNET.replace(
+    let layers = RESNET.replace("[3, 8, 8]", "[3, 32, 32]").replace(
         "[parallel]\nslices = 4",
         "[parallel.layers]\n\"conv1\" = { spatial = 2 }\n\"layer1.*\" = { spatial = 2 }\n\"fc\" = { tensor = 2 }",
     );

@@ -193,7 +193,7 @@ pub fn cuda_calls<U, const T: usize, const S: usize, const N: usize, const O: us
 where
     U: Update<T, S, N, O>,
 {
-    let element = record(U::TENSORS, U::NUMBERS, |values, numbers| update.element(values, numbers));
+    let element = record(U::TENSORS, U::NUMBERS, |values, numbers| update.updated(values, numbers));
     let numbers = record(U::SCALARS, [], |scalars, _: [Symbol; 0]| update.numbers(scalars));
     let mut map = Map { scalars: S, ..Map::default() };
     map.functions.push_str(&numbers.to_c_numbers(INLINE, "find_numbers"));
