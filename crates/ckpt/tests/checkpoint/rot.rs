@@ -8,7 +8,7 @@ const THREADS: usize = 4;
 
 #[test]
 fn every_flipped_bit_is_found_and_named() {
-    let disk = disk_with(&state(1, 930), 2, CHUNK_BYTES);
+    let disk = disk_with(&state(1, 940), 2, CHUNK_BYTES);
     let dir = Path::new(ROOT).join("step-00000100");
     let names: Vec<String> = disk.list(&dir).unwrap().into_iter().map(|item| item.name).collect();
     assert_eq!(names.len(), 6, "{names:?}");

@@ -47,7 +47,11 @@ fn files_are_safetensors_with_whole_tensors_under_their_names() {
     );
     let index = std::fs::read(path.join(kolo_ckpt::INDEX)).unwrap();
     let index: serde_json::Value = serde_json::from_slice(&index).unwrap();
-    assert_eq!(index["weight_map"]["half@7"], "weights-00002-of-00002.safetensors");
+    let mut places = index["weight_map"].as_object().unwrap().iter();
+    let second = |(name, file): (&String, &serde_json::Value)| {
+        name.starts_with("half@") && *file == "weights-00002-of-00002.safetensors"
+    };
+    assert!(places.any(second), "{index}");
     assert!(newest_valid(&disk, dir.path()).unwrap().checkpoint.is_some());
 }
 
