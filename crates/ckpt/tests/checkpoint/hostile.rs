@@ -28,7 +28,7 @@ fn a_manifest_that_makes_no_sense_is_refused() {
     let huge = json!(u64::MAX);
     let cases: Vec<(String, Value, &str)> = vec![
         ("/format".into(), json!("zip"), "its format is `zip`"),
-        ("/format_version".into(), json!(3), "this build of kolo reads version 1"),
+        ("/format_version".into(), json!(3), "this build of kolo reads versions 1 and 2"),
         ("/chunk_bytes".into(), json!(1u64 << 40), "chunks of 1099511627776 bytes"),
         ("/chunk_bytes".into(), json!(0), "chunks of 0 bytes"),
         ("/files/0/name".into(), json!("../../../etc/passwd"), "is no name for a file of a checkpoint"),
