@@ -19,6 +19,9 @@ use std::time::{Duration, SystemTime};
 const EXTENSION: &str = "told";
 /// Marks older than this are nobody's any more.
 const SWEPT_AFTER: Duration = Duration::from_secs(24 * 3600);
+/// How far a file's time may lie before the time at which it was made: file systems take it from a clock that ticks every few
+/// milliseconds, and the age of a process is counted in such ticks too.
+const CLOCK_TICKS: Duration = Duration::from_millis(50);
 
 /// The mark of a job, as one of its ranks sees it.
 #[derive(Clone, Debug)]
@@ -53,7 +56,7 @@ impl EndingMark {
     /// What a rank of this job has said.
     pub fn said(&self) -> Option<String> {
         let made = std::fs::symlink_metadata(&self.path).and_then(|meta| meta.modified()).ok()?;
-        if made < self.began {
+        if made + CLOCK_TICKS < self.began {
             let _ = std::fs::remove_file(&self.path);
             return None;
         }
