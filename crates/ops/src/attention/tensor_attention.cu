@@ -217,11 +217,23 @@ __device__ __forceinline__ void store_rows(
 #define OWN_ROWS_ARE_HERE
 #endif
 
-// Every tile element: [which][column][at] is row `row_of(which) + at / 2 · 8`, column `column · 8 + lane % 4 · 2 + at % 2`.
+// Every element [which][column][at] of a tile: row `row_of(which) + at / 2 · 8`, of the other side OTHER.
+#define OTHER(column, at) ((column) * 8 + (int)threadIdx.x % 4 * 2 + (at) % 2)
 #define EACH_ELEMENT \
     _Pragma("unroll") for (int which = 0; which < TILES; which++) \
         _Pragma("unroll") for (int column = 0; column < OTHERS / 8; column++) \
             _Pragma("unroll") for (int at = 0; at < 4; at++)
+
+// Hides the keys from `start` on that queries from `first` on may not see. Only tiles at the border have any.
+__device__ __forceinline__ void hide_keys(float (&s)[TILES][OTHERS / 8][4], i64 start, i64 first, i64 keys, i64 offset) {
+    if (start + OTHERS > keys || (CAUSAL && start + OTHERS - 1 > first + offset)) {
+        const int end = (int)least(keys - start, OTHERS), ahead = (int)least(first + offset - start, OTHERS);
+        EACH_ELEMENT {
+            const int key = OTHER(column, at);
+            if (key >= end || (CAUSAL && key > row_of(which) + at / 2 * 8 + ahead)) s[which][column][at] = -INFINITY;
+        }
+    }
+}
 
 #ifdef FORWARD
 // Takes the scores of a tile for their exponentials, less the largest so far, and what was summed up before along.
@@ -295,13 +307,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_on_tensor_cores(
             begin_products();
             score(s, own_q, k_tile);
             end_products();
-            // Only tiles at the border have keys that some query may not see.
-            if (start + OTHERS > keys || (CAUSAL && start + OTHERS - 1 > first + offset)) {
-                EACH_ELEMENT {
-                    const i64 key = start + column * 8 + lane % 4 * 2 + at % 2;
-                    if (key >= keys || (CAUSAL && key > first + row_of(which) + at / 2 * 8 + offset)) s[which][column][at] = -INFINITY;
-                }
-            }
+            hide_keys(s, start, first, keys, offset);
             #pragma unroll
             for (int which = 0; which < TILES; which++)
                 take_exponentials(s[which], o[which], largest[which], sums[which], slope);
@@ -350,7 +356,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) query_gradients_on_tensor_
     HEAD
     OPERAND *q_tile = reinterpret_cast<OPERAND *>(dynamic), *g_tile = q_tile + OWN * STRIDE, *k_tiles = g_tile + OWN * STRIDE;
     OPERAND *v_tiles = k_tiles + 2 * OTHERS * STRIDE;
-    const int lane = threadIdx.x % WARP;
     const i64 visible = VISIBLE(least(first + OWN, queries)), own_last = first + first_of_company() + COMPANY - 1;
     const int count = (int)((visible + OTHERS - 1) / OTHERS);
     copy_rows(q_tile, q, q_stride, first, OWN, queries);
@@ -390,11 +395,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) query_gradients_on_tensor_
             score(s, own_q, k_tile);
             score(ds, own_g, v_tile);
             end_products();
-            const bool border = start + OTHERS > keys || (CAUSAL && start + OTHERS - 1 > first + offset);
+            hide_keys(s, start, first, keys, offset);
             EACH_ELEMENT {
-                const i64 key = start + column * 8 + lane % 4 * 2 + at % 2;
-                float p = power_of_two(fmaf(s[which][column][at], slope, -low[which][at / 2]));
-                if (border && (key >= keys || (CAUSAL && key > first + row_of(which) + at / 2 * 8 + offset))) p = 0.0f;
+                const float p = power_of_two(fmaf(s[which][column][at], slope, -low[which][at / 2]));
                 ds[which][column][at] = p * (ds[which][column][at] - change[which][at / 2]);
             }
             begin_products();
@@ -416,7 +419,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) key_gradients_on_tensor_co
     HEAD
     OPERAND *k_tile = reinterpret_cast<OPERAND *>(dynamic), *v_tile = k_tile + OWN * STRIDE, *q_tiles = v_tile + OWN * STRIDE;
     OPERAND *g_tiles = q_tiles + 2 * OTHERS * STRIDE;
-    const int lane = threadIdx.x % WARP;
     const i64 own_first = first + first_of_company();
     // The first query that sees any of these keys.
     const i64 seen = CAUSAL && first - offset > 0 ? first - offset : 0;
@@ -453,11 +455,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) key_gradients_on_tensor_co
             score(s, own_k, q_tile);
             score(ds, own_v, g_tile);
             end_products();
-            const bool border = CAUSAL && first + OWN - 1 > start + offset;
+            // Only tiles at the border have queries that may not see some key.
+            if (CAUSAL && first + OWN - 1 > start + offset) {
+                const int ahead = (int)(first - start - offset);
+                EACH_ELEMENT if (row_of(which) + at / 2 * 8 + ahead > OTHER(column, at)) s[which][column][at] = -INFINITY;
+            }
             EACH_ELEMENT {
-                const int of_tile = column * 8 + lane % 4 * 2 + at % 2;
-                float p = power_of_two(fmaf(s[which][column][at], slope, -low[tile % 2][of_tile]));
-                if (border && first + row_of(which) + at / 2 * 8 > start + of_tile + offset) p = 0.0f;
+                const int of_tile = OTHER(column, at);
+                const float p = power_of_two(fmaf(s[which][column][at], slope, -low[tile % 2][of_tile]));
                 s[which][column][at] = p;
                 ds[which][column][at] = p * (ds[which][column][at] - change[tile % 2][of_tile]);
             }
