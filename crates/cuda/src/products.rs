@@ -191,7 +191,8 @@ struct ProductKey {
 impl ProductKey {
     fn of(product: &Product, compute: c_int, alignments: [u32; 3]) -> Self {
         let Product { rows, columns, depth, batch, .. } = *product;
-        let matrix = |of: &CudaMatrix| (type_code(of.dtype).unwrap_or(-1), of.row_stride, of.batch_stride, of.transposed);
+        let matrix =
+            |of: &CudaMatrix| (type_code(of.dtype).unwrap_or(-1), of.row_stride, of.batch_stride, of.transposed);
         let matrices = [&product.a, &product.b, &product.c].map(matrix);
         let (has_bias, adds) = (product.bias.is_some(), product.beta != 0.0);
         Self { sizes: [rows, columns, depth, batch], matrices, compute, alignments, has_bias, adds }

@@ -6,7 +6,8 @@ use kolo_graph::settings::{SettingError, Settings};
 use kolo_ops::attention::cached;
 use kolo_ops::prelude::*;
 
-pub const KIND: ModelKind = ModelKind { name: "gpt", doc: "GPT-2: layers width heads context vocab dropout tied", make };
+pub const KIND: ModelKind =
+    ModelKind { name: "gpt", doc: "GPT-2: layers width heads context vocab dropout tied", make };
 
 #[derive(Clone, Debug)]
 struct Gpt {

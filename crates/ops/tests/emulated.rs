@@ -122,7 +122,13 @@ fn check(trial: &Trial, inputs: &[Dense], library: &Library, exact: bool) -> Res
     let all: Vec<&Dense> = inputs.iter().collect();
     let want = trial.case.op.reference(&all, &trial.outputs);
     let coarse = trial.inputs.iter().chain(&trial.outputs).any(|ty| ty.dtype == DType::BF16);
-    let rounding = if coarse { 1.5e-2 } else if trial.tf32 { 5e-3 } else { 0.0 };
+    let rounding = if coarse {
+        1.5e-2
+    } else if trial.tf32 {
+        5e-3
+    } else {
+        0.0
+    };
     let tolerance = trial.case.tolerance.max(rounding);
     for (slot, (got, want)) in got.iter().zip(&want).enumerate() {
         let size = want.data.iter().filter(|x| x.is_finite()).fold(0.0f64, |m, x| m.max(x.abs())).max(1e-3);

@@ -46,7 +46,13 @@ impl Layer {
     }
 
     /// A launch over all units of all samples.
-    fn step(&self, source: &CudaSource, function: &'static str, operands: [&[CudaArg]; 2], at: (usize, Sizes)) -> Launch {
+    fn step(
+        &self,
+        source: &CudaSource,
+        function: &'static str,
+        operands: [&[CudaArg]; 2],
+        at: (usize, Sizes),
+    ) -> Launch {
         let (step, sizes) = at;
         let args = [operands[0], operands[1], &self.sizes(step, sizes)].concat();
         Launch::new(source.clone(), function, grid(sizes.batch * sizes.hidden, THREADS), THREADS, args)
@@ -122,9 +128,7 @@ impl Layer {
         let ([to_input, to_state, before], dtype) = (places, cx.inputs[0].dtype);
         let (all, rows) = (self.gates * hidden, batch * steps);
         let made = |at: usize, columns: usize| matrix(CudaPlace::output(at), cx.outputs[at].dtype, columns, false);
-        for (at, grads, factor, columns) in
-            [(0, to_input, CudaPlace::input(0), width), (1, to_state, before, hidden)]
-        {
+        for (at, grads, factor, columns) in [(0, to_input, CudaPlace::input(0), width), (1, to_state, before, hidden)] {
             let operands = [matrix(grads, dtype, all, true), matrix(factor, dtype, columns, false), made(at, columns)];
             calls.product(product([all, columns, rows], operands));
         }
