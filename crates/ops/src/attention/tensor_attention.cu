@@ -217,6 +217,13 @@ __device__ __forceinline__ void store_rows(
 #define OWN_ROWS_ARE_HERE
 #endif
 
+// Waits for the tile whose copies were begun last. When all warps are here, all are done with the tile before it, whose place the next
+// one takes.
+#define NEXT_TILE_IS_HERE \
+    await_copies<0>(); \
+    show_copies(); \
+    __syncthreads();
+
 // Every element [which][column][at] of a tile: row `row_of(which) + at / 2 · 8`, of the other side OTHER.
 #define OTHER(column, at) ((column) * 8 + (int)threadIdx.x % 4 * 2 + (at) % 2)
 #define EACH_ELEMENT \
@@ -294,14 +301,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_on_tensor_cores(
     for (int tile = 0; tile < count; tile++) {
         const i64 start = (i64)tile * OTHERS;
         const OPERAND *k_tile = k_tiles + tile % 2 * OTHERS * STRIDE, *v_tile = v_tiles + tile % 2 * OTHERS * STRIDE;
+        NEXT_TILE_IS_HERE
         if (tile + 1 < count) {
             copy_rows(k_tiles + (tile + 1) % 2 * OTHERS * STRIDE, k, kv_stride, start + OTHERS, OTHERS, keys);
             copy_rows(v_tiles + (tile + 1) % 2 * OTHERS * STRIDE, v, kv_stride, start + OTHERS, OTHERS, keys);
         }
         end_copies();
-        await_copies<1>();
-        show_copies();
-        __syncthreads();
         // A warp none of whose queries sees the tile leaves it out.
         if (!CAUSAL || start <= own_last + offset) {
             begin_products();
@@ -315,7 +320,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_on_tensor_cores(
             weigh(o, s, v_tile);
             end_products();
         }
-        __syncthreads();
     }
     await_copies<0>();
     float shares[TILES][2];
@@ -382,14 +386,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) query_gradients_on_tensor_
     for (int tile = 0; tile < count; tile++) {
         const i64 start = (i64)tile * OTHERS;
         const OPERAND *k_tile = k_tiles + tile % 2 * OTHERS * STRIDE, *v_tile = v_tiles + tile % 2 * OTHERS * STRIDE;
+        NEXT_TILE_IS_HERE
         if (tile + 1 < count) {
             copy_rows(k_tiles + (tile + 1) % 2 * OTHERS * STRIDE, k, kv_stride, start + OTHERS, OTHERS, keys);
             copy_rows(v_tiles + (tile + 1) % 2 * OTHERS * STRIDE, v, kv_stride, start + OTHERS, OTHERS, keys);
         }
         end_copies();
-        await_copies<1>();
-        show_copies();
-        __syncthreads();
         if (!CAUSAL || start <= own_last + offset) {
             begin_products();
             score(s, own_q, k_tile);
@@ -404,7 +406,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) query_gradients_on_tensor_
             weigh(sums, ds, k_tile);
             end_products();
         }
-        __syncthreads();
     }
     await_copies<0>();
     store_rows(dq + b * q_rows * dq_stride + h * D, dq_stride, first, queries, sums, scale);
@@ -445,11 +446,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) key_gradients_on_tensor_co
     for (int tile = begin; tile < end; tile++) {
         const i64 start = (i64)tile * OTHERS;
         const OPERAND *q_tile = q_tiles + tile % 2 * OTHERS * STRIDE, *g_tile = g_tiles + tile % 2 * OTHERS * STRIDE;
+        NEXT_TILE_IS_HERE
         if (tile + 1 < end) start_tile(tile + 1);
         end_copies();
-        await_copies<1>();
-        show_copies();
-        __syncthreads();
         if (!CAUSAL || own_first <= start + OTHERS - 1 + offset) {
             begin_products();
             score(s, own_k, q_tile);
@@ -471,7 +470,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) key_gradients_on_tensor_co
             weigh(keys_sum, ds, q_tile);
             end_products();
         }
-        __syncthreads();
     }
     await_copies<0>();
     store_rows(dk + b * kv_rows * dkv_stride + h * D, dkv_stride, first, keys, keys_sum, scale);
