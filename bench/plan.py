@@ -96,6 +96,8 @@ def main():
         for job, flags in jobs:
             with tempfile.TemporaryDirectory() as folder:
                 rounds[(job, *flags)].append(measure(job, flags, args.steps, Path(folder)))
+            planned, _, measured, *_ = rounds[(job, *flags)][-1]
+            print(f"{' '.join((job, *flags))}: {planned:.3f} ms planned, {measured:.3f} measured", file=sys.stderr, flush=True)
         print(f"round {number + 1} of {args.rounds} done", file=sys.stderr)
     rows = [row(" ".join(key), times, args.shortest) for key, times in rounds.items()]
     print("| job | planned ms | measured ms | measured / planned | by rates alone | planned MiB | peak MiB | memory |")
