@@ -426,7 +426,10 @@ impl Cases for Linear {
                 Linear { transposed: true, wide: true },
                 [Arg::real([256, 48]).constant(), Arg::real([1, 48]).constant(), Arg::real([1]).constant()],
             ),
-            Case::new(Linear { transposed: false, wide: true }, [Arg::real([3, 5]), Arg::real([5, 9]), Arg::real([9])]),
+            Case::new(
+                Linear { transposed: false, wide: true },
+                [Arg::real([3, 5]).constant(), Arg::real([5, 9]).constant(), Arg::real([9]).constant()],
+            ),
             Case::new(
                 Linear::new(true),
                 [Arg::real([64, 70]).constant(), Arg::real([131, 70]).constant(), Arg::real([131]).constant()],
