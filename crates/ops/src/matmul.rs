@@ -5,6 +5,7 @@ use crate::elementwise::ElementwiseMethods;
 use crate::gemm::{self, Gemm, Lines, Output, Right, Start, Taken};
 use crate::halves::{is_half, widen};
 use crate::reduce::ReduceMethods;
+use crate::sums::{self, Values};
 use crate::tiles::Address;
 use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaMatrix, CudaPlace, Product};
 use kolo_graph::index::Index;
@@ -382,7 +383,16 @@ pub(crate) fn full_bias<'a>(cx: &CpuCx<'a>) -> (&'a [f32], &'a mut [f32]) {
 impl Cuda for Linear {
     fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
         let (k, n) = (cx.inputs[0].last(), cx.outputs[0].last());
-        Product {
+        let mut calls = CudaCalls::new();
+        // A product adds a bias of its result's type: that of halves is widened first if the result is.
+        let [given, made] = [cx.inputs[2].dtype, cx.outputs[0].dtype];
+        let mut bias = CudaPlace::input(2);
+        if given != made {
+            let widened = Values::new(calls.scratch(n * made.bytes()), made);
+            sums::columns(&mut calls, Values::new(bias, given), [1, 1, n], widened);
+            bias = widened.place;
+        }
+        calls.product(Product {
             rows: cx.outputs[0].elements() / n.max(1),
             columns: n,
             depth: k,
@@ -392,9 +402,9 @@ impl Cuda for Linear {
             c: cuda_matrix(CudaPlace::output(0), &cx.outputs[0], n, false),
             alpha: 1.0,
             beta: 0.0,
-            bias: Some(CudaPlace::input(2)),
-        }
-        .into()
+            bias: Some(bias),
+        });
+        calls
     }
 }
 
@@ -411,10 +421,14 @@ impl Cases for Linear {
             case(true, &[2, 3, 5], 17),
             case(false, &[1, 1], 1),
             case(true, &[7], 3),
-            // Many samples and one output, as a head that forecasts one number has.
+            // Many samples and one output, as a head that forecasts one number has; of halves the result is f32, and the bias is not.
             Case::new(
-                Linear::new(true),
+                Linear { transposed: true, wide: true },
                 [Arg::real([256, 48]).constant(), Arg::real([1, 48]).constant(), Arg::real([1]).constant()],
+            ),
+            Case::new(
+                Linear { transposed: false, wide: true },
+                [Arg::real([3, 5]).constant(), Arg::real([5, 9]).constant(), Arg::real([9]).constant()],
             ),
             Case::new(
                 Linear::new(true),

@@ -24,21 +24,11 @@ struct TensorShape {
     warps: usize,
     tiles: usize,
     others: usize,
-    /// Four warps multiply at once, as Hoppers do best.
-    grouped: bool,
 }
-
-/// The dims of a head of halves whose rows are as long as grouped products want them.
-const GROUPED_DIM: usize = 64;
 
 impl TensorShape {
     /// For elements of so many bytes in heads of so many dims, with so many rows of sums and so many of scores to a row.
-    fn of(dim: usize, bytes: usize, (sums, scores): (usize, usize), target: &CudaTarget) -> Self {
-        if dim == GROUPED_DIM && bytes == 2 && target.capability == (9, 0) {
-            // Measured on an H200; backward, where registers are short, two small blocks overlap better than one large one.
-            let warps = if scores == 1 { 8 } else { 4 };
-            return Self { warps, tiles: 1, others: 64, grouped: true };
-        }
+    fn of(dim: usize, bytes: usize, (sums, scores): (usize, usize)) -> Self {
         let narrow = dim <= 64;
         let (warps, tiles) = if narrow || sums == 1 { (4, 2) } else { (8, 1) };
         let others = match (narrow, scores) {
@@ -46,7 +36,7 @@ impl TensorShape {
             (true, _) => 32,
             (false, _) => 64 / bytes,
         };
-        Self { warps, tiles, others, grouped: false }
+        Self { warps, tiles, others }
     }
 
     /// Rows of a block.
@@ -164,19 +154,19 @@ impl Attend<'_> {
         let fits = dim.is_multiple_of(TENSOR_DIM_STEP) && dim <= TENSOR_DIM_MAX;
         let aligned = |rows: &Rows| [rows.stride * bytes, rows.place.offset].iter().all(|at| at % UNIT_BYTES == 0);
         let rows = [self.q, self.k, Rows { place: self.v, ..self.k }];
-        let largest = TensorShape::of(dim, bytes, (2, 2), self.target).shared_bytes(2, dim * bytes);
+        let largest = TensorShape::of(dim, bytes, (2, 2)).shared_bytes(2, dim * bytes);
         let able = self.target.capability >= (8, 0) && largest <= self.target.shared_bytes_max;
         able && fits && self.bias.is_none() && !self.running && rows.iter().chain(others).all(aligned)
     }
 
     /// A launch on tensor cores over so many rows.
     fn tensor_launch(&self, kernel: TensorKernel, rows: usize, rest: &[CudaArg]) -> Launch {
-        let (s, TensorShape { warps, tiles, others, grouped }) = (&self.s, kernel.shape);
+        let (s, TensorShape { warps, tiles, others }) = (&self.s, kernel.shape);
         let types = CudaSource::new(TENSOR).define_type("OPERAND", self.dtype).define_type("RESULT", kernel.result);
         let source = types.define(kernel.pass, 1).define("CAUSAL", i32::from(s.mask != Mask::None)).define("D", s.dim);
         let source = source.define("WARPS", warps).define("TILES", tiles).define("OTHERS", others);
         let exact = self.dtype == DType::F32 && !self.target.tf32;
-        let source = source.define("GROUPED", i32::from(grouped)).define("EXACT", i32::from(exact));
+        let source = source.define("EXACT", i32::from(exact));
         let bytes = kernel.shape.shared_bytes(kernel.own, s.dim * self.dtype.bytes());
         let mut operands = self.operands();
         // The dim is a definition there; in its place stands the number of samples.
@@ -202,7 +192,7 @@ impl Attend<'_> {
     pub(in crate::attention) fn forward(&self, calls: &mut CudaCalls, y: Rows, lse: CudaPlace, result: DType) {
         let rest = [y.place.into(), long(y.stride), lse.into(), long(self.rows[0])];
         if self.suits_tensor_cores(&[y]) {
-            let shape = TensorShape::of(self.s.dim, self.dtype.bytes(), (1, 1), self.target);
+            let shape = TensorShape::of(self.s.dim, self.dtype.bytes(), (1, 1));
             let kernel = TensorKernel { pass: "FORWARD", function: "attend_on_tensor_cores", result, shape, own: 1 };
             return calls.launch(self.tensor_launch(kernel, self.s.queries, &rest));
         }
@@ -240,7 +230,7 @@ impl Attend<'_> {
         let of_keys = [Self::saved(saved), vec![dk.place.into(), dv.place.into(), long(dk.stride)]].concat();
         if self.suits_tensor_cores(&[saved.g, dq, dk, dv]) {
             let kernel = |function, sums| {
-                let shape = TensorShape::of(self.s.dim, self.dtype.bytes(), (sums, 2), self.target);
+                let shape = TensorShape::of(self.s.dim, self.dtype.bytes(), (sums, 2));
                 TensorKernel { pass: "BACKWARD", function, result, shape, own: 2 }
             };
             let of_rows = kernel("query_gradients_on_tensor_cores", 1);

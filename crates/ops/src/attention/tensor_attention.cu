@@ -1,25 +1,16 @@
 // Attention on tensor cores, for halves or floats and heads of D dims (a multiple of 16, at most 128). Floats are cut to TF32 or, with EXACT,
 // to two such parts each, of which all but the product of the smaller ones is taken: as precise as products of floats. A warp has TILES tiles
 // of 16 rows; the other side of the product passes in tiles of OTHERS rows, of which the next is copied while one is used. Scores stay
-// in registers. With GROUPED, four warps multiply at once, as a Hopper does best: for halves, D 64, TILES 1 and OTHERS a multiple of 64. With
-// tensor.cuh before it; what the operands mean is in attention.cu.
+// in registers. With tensor.cuh before it; what the operands mean is in attention.cu.
 
 extern __shared__ __align__(1024) unsigned char dynamic[];
 
 #define THREADS (WARPS * WARP)
 #define OWN (WARPS * TILES * 16)
-// Elements of 16 bytes. Rows of shared memory are to lie in different banks: so many stand beside each, or its own change places.
+// Elements of 16 bytes. So many lie beside each row of shared memory, so that rows lie in different banks.
 #define UNIT ((int)(16 / sizeof(OPERAND)))
-#if GROUPED
-#define STRIDE D
-#define PIECE(row, piece) (piece_of_row(row, piece) * UNIT)
-// Rows of the warps that go on together.
-#define COMPANY 64
-#else
 #define STRIDE (D + UNIT)
 #define PIECE(row, piece) ((row) * STRIDE + (piece) * UNIT)
-#define COMPANY (TILES * 16)
-#endif
 // What one product of the tensor cores is deep.
 #define DEPTH (2 * UNIT)
 #define LOG2_E 1.4426950408889634f
@@ -47,8 +38,8 @@ __device__ __forceinline__ void copy_rows(OPERAND *to, const OPERAND *from, i64 
 // The row of a block's tile that a lane has first in the warp's tile `which`; it has the eighth after it too.
 __device__ __forceinline__ int row_of(int which) { return (threadIdx.x / WARP * TILES + which) * 16 + threadIdx.x % WARP / 4; }
 
-// The first row of a warp's company.
-__device__ __forceinline__ int first_of_company() { return threadIdx.x / (WARP * COMPANY / 16 / TILES) * COMPANY; }
+// The first of a warp's rows.
+__device__ __forceinline__ int first_of_warp() { return threadIdx.x / WARP * TILES * 16; }
 
 __device__ __forceinline__ void own_factor(u32 (&a)[4], const OPERAND *tile, int which, int step) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -73,33 +64,8 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const u32 (&a)[4], u
 __device__ __forceinline__ void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { multiply<OPERAND>(c, a, b0, b1); }
 #endif
 
-#if GROUPED
-// The own rows of a warp, kept in registers.
-struct Own {
-    u32 at[D / DEPTH][4];
-};
-__device__ __forceinline__ Own own_rows(const OPERAND *tile) {
-    Own own;
-    #pragma unroll
-    for (int step = 0; step < D / DEPTH; step++) own_factor(own.at[step], tile, 0, step);
-    settle(own.at);
-    return own;
-}
-
-// Starts s = own rows · other rows, over their dims.
-__device__ __forceinline__ void score(float (&s)[TILES][OTHERS / 8][4], const Own &own, const OPERAND *others) {
-    #pragma unroll
-    for (int block = 0; block < OTHERS / 64; block++)
-        #pragma unroll
-        for (int step = 0; step < D / DEPTH; step++)
-            GroupProduct<OPERAND, false>::run(s[0] + block * 8, own.at[step], right_factor(others, block * 64 * ROW_BYTES + step * 32), step > 0);
-}
-#else
-typedef const OPERAND *Own;
-__device__ __forceinline__ Own own_rows(const OPERAND *tile) { return tile; }
-
 // s = own rows · other rows, over their dims.
-__device__ __forceinline__ void score(float (&s)[TILES][OTHERS / 8][4], Own own, const OPERAND *others) {
+__device__ __forceinline__ void score(float (&s)[TILES][OTHERS / 8][4], const OPERAND *own, const OPERAND *others) {
     const int lane = threadIdx.x % WARP;
     #pragma unroll
     for (int which = 0; which < TILES; which++)
@@ -124,7 +90,6 @@ __device__ __forceinline__ void score(float (&s)[TILES][OTHERS / 8][4], Own own,
         }
     }
 }
-#endif
 
 // Scores as a left factor of DEPTH others, and the dims 8·column to 8·column + 15 of those others as right ones. Lanes have neighbours of
 // a row of scores, where the factor in TF32 has numbers four apart: they are taken for those, and so are the others' rows.
@@ -163,18 +128,14 @@ __device__ __forceinline__ Weights weights_of(const float (&p)[TILES][OTHERS / 8
     for (int which = 0; which < TILES; which++) {
         #pragma unroll
         for (int step = 0; step < OTHERS / DEPTH; step++) scores_as_factor<OPERAND>(weights.at[which][step], p[which], step);
-        settle(weights.at[which]);
     }
     return weights;
 }
 
-// sums += weights · other rows (GROUPED: starts it).
+// sums += weights · other rows.
 __device__ __forceinline__ void weigh(float (&sums)[TILES][D / 8][4], const Weights &weights, const OPERAND *others) {
     #pragma unroll
     for (int step = 0; step < OTHERS / DEPTH; step++) {
-#if GROUPED
-        GroupProduct<OPERAND, true>::run(sums[0], weights.at[0][step], right_factor(others, step * DEPTH * ROW_BYTES), true);
-#else
         #pragma unroll
         for (int column = 0; column < D / 8; column += 2) {
             u32 b[4];
@@ -185,7 +146,6 @@ __device__ __forceinline__ void weigh(float (&sums)[TILES][D / 8][4], const Weig
                 multiply_add(sums[which][column + 1], weights.at[which][step], b[2], b[3]);
             }
         }
-#endif
     }
 }
 
@@ -221,20 +181,10 @@ __device__ __forceinline__ void store_rows(
     const i64 pairs = heads * batch; \
     const i64 h = blockIdx.x % pairs % heads, b = blockIdx.x % pairs / heads;
 
-// Waits for a block's own rows, whose copies were begun before those of the first others, if registers are to have them.
-#if GROUPED
-#define OWN_ROWS_ARE_HERE \
-    await_copies<1>(); \
-    __syncthreads();
-#else
-#define OWN_ROWS_ARE_HERE
-#endif
-
 // Waits for the tile whose copies were begun last. When all warps are here, all are done with the tile before it, whose place the next
 // one takes.
 #define NEXT_TILE_IS_HERE \
     await_copies<0>(); \
-    show_copies(); \
     __syncthreads();
 
 // Every element [which][column][at] of a tile: row `row_of(which) + at / 2 · 8`, of the other side OTHER.
@@ -296,7 +246,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_on_tensor_cores(
     k += b * kv_rows * kv_stride + h * D;
     v += b * kv_rows * kv_stride + h * D;
     const int lane = threadIdx.x % WARP;
-    const i64 visible = VISIBLE(least(first + OWN, queries)), own_last = first + first_of_company() + COMPANY - 1;
+    const i64 visible = VISIBLE(least(first + OWN, queries)), own_last = first + first_of_warp() + TILES * 16 - 1;
     const int count = (int)((visible + OTHERS - 1) / OTHERS);
     copy_rows(q_tile, q, q_stride, first, OWN, queries);
     end_copies();
@@ -305,8 +255,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_on_tensor_cores(
         copy_rows(v_tiles, v, kv_stride, 0, OTHERS, keys);
     }
     end_copies();
-    OWN_ROWS_ARE_HERE
-    const Own own_q = own_rows(q_tile);
     float o[TILES][D / 8][4] = {}, s[TILES][OTHERS / 8][4], largest[TILES][2], sums[TILES][2] = {};
     #pragma unroll
     for (int which = 0; which < TILES; which++) largest[which][0] = largest[which][1] = -INFINITY;
@@ -322,21 +270,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_on_tensor_cores(
         end_copies();
         // A warp none of whose queries sees the tile leaves it out.
         if (!CAUSAL || start <= own_last + offset) {
-            settle(s[0]);
-            begin_products();
-            score(s, own_q, k_tile);
-            end_products();
-            settle(s[0]);
+            score(s, q_tile, k_tile);
             hide_keys(s, start, first, keys, offset);
             #pragma unroll
             for (int which = 0; which < TILES; which++)
                 take_exponentials(s[which], o[which], largest[which], sums[which], slope);
             const Weights weights = weights_of(s);
-            settle(o[0]);
-            begin_products();
             weigh(o, weights, v_tile);
-            end_products();
-            settle(o[0]);
         }
     }
     await_copies<0>();
@@ -378,7 +318,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) query_gradients_on_tensor_
     HEAD
     OPERAND *q_tile = reinterpret_cast<OPERAND *>(dynamic), *g_tile = q_tile + OWN * STRIDE, *k_tiles = g_tile + OWN * STRIDE;
     OPERAND *v_tiles = k_tiles + 2 * OTHERS * STRIDE;
-    const i64 visible = VISIBLE(least(first + OWN, queries)), own_last = first + first_of_company() + COMPANY - 1;
+    const i64 visible = VISIBLE(least(first + OWN, queries)), own_last = first + first_of_warp() + TILES * 16 - 1;
     const int count = (int)((visible + OTHERS - 1) / OTHERS);
     copy_rows(q_tile, q, q_stride, first, OWN, queries);
     copy_rows(g_tile, g, g_stride, first, OWN, queries);
@@ -388,8 +328,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) query_gradients_on_tensor_
         copy_rows(v_tiles, v, kv_stride, 0, OTHERS, keys);
     }
     end_copies();
-    OWN_ROWS_ARE_HERE
-    const Own own_q = own_rows(q_tile), own_g = own_rows(g_tile);
     float low[TILES][2], change[TILES][2];
     #pragma unroll
     for (int which = 0; which < TILES; which++)
@@ -411,25 +349,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) query_gradients_on_tensor_
         }
         end_copies();
         if (!CAUSAL || start <= own_last + offset) {
-            settle(s[0]);
-            settle(ds[0]);
-            begin_products();
-            score(s, own_q, k_tile);
-            score(ds, own_g, v_tile);
-            end_products();
-            settle(s[0]);
-            settle(ds[0]);
+            score(s, q_tile, k_tile);
+            score(ds, g_tile, v_tile);
             hide_keys(s, start, first, keys, offset);
             EACH_ELEMENT {
                 const float p = power_of_two(fmaf(s[which][column][at], slope, -low[which][at / 2]));
                 ds[which][column][at] = p * (ds[which][column][at] - change[which][at / 2]);
             }
             const Weights weights = weights_of(ds);
-            settle(sums[0]);
-            begin_products();
             weigh(sums, weights, k_tile);
-            end_products();
-            settle(sums[0]);
         }
     }
     await_copies<0>();
@@ -445,7 +373,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) key_gradients_on_tensor_co
     HEAD
     OPERAND *k_tile = reinterpret_cast<OPERAND *>(dynamic), *v_tile = k_tile + OWN * STRIDE, *q_tiles = v_tile + OWN * STRIDE;
     OPERAND *g_tiles = q_tiles + 2 * OTHERS * STRIDE;
-    const i64 own_first = first + first_of_company();
+    const i64 own_first = first + first_of_warp();
     // The first query that sees any of these keys.
     const i64 seen = CAUSAL && first - offset > 0 ? first - offset : 0;
     const int begin = (int)(seen / OTHERS), end = (int)((queries + OTHERS - 1) / OTHERS);
@@ -466,8 +394,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) key_gradients_on_tensor_co
     };
     if (begin < end) start_tile(begin);
     end_copies();
-    OWN_ROWS_ARE_HERE
-    const Own own_k = own_rows(k_tile), own_v = own_rows(v_tile);
     for (int tile = begin; tile < end; tile++) {
         const i64 start = (i64)tile * OTHERS;
         const OPERAND *q_tile = q_tiles + tile % 2 * OTHERS * STRIDE, *g_tile = g_tiles + tile % 2 * OTHERS * STRIDE;
@@ -475,14 +401,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) key_gradients_on_tensor_co
         if (tile + 1 < end) start_tile(tile + 1);
         end_copies();
         if (!CAUSAL || own_first <= start + OTHERS - 1 + offset) {
-            settle(s[0]);
-            settle(ds[0]);
-            begin_products();
-            score(s, own_k, q_tile);
-            score(ds, own_v, g_tile);
-            end_products();
-            settle(s[0]);
-            settle(ds[0]);
+            score(s, k_tile, q_tile);
+            score(ds, v_tile, g_tile);
             // Only tiles at the border have queries that may not see some key.
             if (CAUSAL && first + OWN - 1 > start + offset) {
                 const int ahead = (int)(first - start - offset);
@@ -495,14 +415,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) key_gradients_on_tensor_co
                 ds[which][column][at] = p * (ds[which][column][at] - change[tile % 2][of_tile]);
             }
             const Weights of_values = weights_of(s), of_keys = weights_of(ds);
-            settle(values_sum[0]);
-            settle(keys_sum[0]);
-            begin_products();
             weigh(values_sum, of_values, g_tile);
             weigh(keys_sum, of_keys, q_tile);
-            end_products();
-            settle(values_sum[0]);
-            settle(keys_sum[0]);
         }
     }
     await_copies<0>();

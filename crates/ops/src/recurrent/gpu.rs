@@ -33,10 +33,32 @@ fn product([rows, columns, depth]: [usize; 3], [a, b, c]: [CudaMatrix; 3]) -> Pr
     Product { rows, columns, depth, batch: 1, a, b, c, alpha: 1.0, beta: 0.0, bias: None }
 }
 
+/// What one part of a step's product is deep, and how many parts there are at most. Its few rows leave most of a GPU idle: parts are
+/// computed side by side, and the launch after it adds them up in order.
+const PART_DEPTH: usize = 256;
+const PARTS_MAX: usize = 8;
+
+/// The parts of a product so deep.
+fn parts(depth: usize) -> usize {
+    let parts = depth / PART_DEPTH;
+    if depth.is_multiple_of(PART_DEPTH) && parts <= PARTS_MAX { parts } else { 1 }
+}
+
+/// `a · b` in parts, to f32 at `c`.
+fn product_in_parts([rows, columns, depth]: [usize; 3], [a, b]: [CudaMatrix; 2], c: CudaPlace) -> Product {
+    let batch = parts(depth);
+    let part = depth / batch;
+    let a = CudaMatrix { batch_stride: part, ..a };
+    let b = CudaMatrix { batch_stride: if b.transposed { part } else { part * b.row_stride }, ..b };
+    let c = CudaMatrix { batch_stride: rows * columns, ..matrix(c, DType::F32, columns, false) };
+    Product { batch, ..product([rows, columns, part], [a, b, c]) }
+}
+
 impl Layer {
-    fn source(&self, pass: &'static str, dtype: DType) -> CudaSource {
+    /// `depth` is that of the product of a step.
+    fn source(&self, pass: &'static str, dtype: DType, depth: usize) -> CudaSource {
         let source = CudaSource::new(SOURCE).define_type("OPERAND", dtype).define("KIND", self.kind);
-        source.define("GATES", self.gates).define(pass, 1)
+        source.define("GATES", self.gates).define("PARTS", parts(depth)).define(pass, 1)
     }
 
     /// The step's numbers as the kernels take them.
@@ -65,18 +87,18 @@ impl Layer {
         let (all, rows) = (self.gates * hidden, batch * steps);
         let mut calls = CudaCalls::new();
         let from_input = calls.scratch(rows * all * size_of::<f32>());
-        let from_state = calls.scratch(batch * all * size_of::<f32>());
+        let from_state = calls.scratch(parts(hidden) * batch * all * size_of::<f32>());
         let weight = |at: usize, columns: usize| matrix(CudaPlace::input(at), cx.inputs[at].dtype, columns, true);
-        let sums = |place: CudaPlace| matrix(place, DType::F32, all, false);
         let x = matrix(CudaPlace::input(0), dtype, width, false);
-        calls.product(product([rows, all, width], [x, weight(1, width), sums(from_input)]));
+        let made = matrix(from_input, DType::F32, all, false);
+        calls.product(product([rows, all, width], [x, weight(1, width), made]));
         let kept = |at: usize| CudaPlace::output(if at < cx.outputs.len() { at } else { 0 });
-        let source = self.source("FORWARD", dtype);
+        let source = self.source("FORWARD", dtype, hidden);
         for step in 0..steps {
             if step > 0 {
                 let states = CudaPlace::output(0).further((step - 1) * hidden * dtype.bytes());
-                let operands = [matrix(states, dtype, steps * hidden, false), weight(2, hidden), sums(from_state)];
-                calls.product(product([batch, all, hidden], operands));
+                let operands = [matrix(states, dtype, steps * hidden, false), weight(2, hidden)];
+                calls.product(product_in_parts([batch, all, hidden], operands, from_state));
             }
             let operands = [from_input.into(), from_state.into(), input(3), input(4)];
             let outputs = [0, 1, 2].map(|at| CudaArg::from(kept(at)));
@@ -94,17 +116,16 @@ impl Layer {
         let to_state = calls.scratch(rows * all * dtype.bytes());
         let shares = cx.outputs.len() - 2 - usize::from(need_dx) == 1;
         let to_input = if shares { to_state } else { calls.scratch(rows * all * dtype.bytes()) };
-        let [d_next, carried] = [(); 2].map(|()| calls.scratch(batch * hidden * size_of::<f32>()));
+        let [d_next, carried] = [parts(all), 1].map(|parts| calls.scratch(parts * batch * hidden * size_of::<f32>()));
         let state_sums = calls.scratch(batch * all * size_of::<f32>());
         let input_sums = if shares { state_sums } else { calls.scratch(batch * all * size_of::<f32>()) };
-        let source = self.source("BACKWARD", dtype);
+        let source = self.source("BACKWARD", dtype, all);
         let kept = |at: usize| input(if at < last { at } else { 3 });
         for step in (0..steps).rev() {
             if step + 1 < steps {
                 let after = matrix(to_state.further((step + 1) * all * dtype.bytes()), dtype, steps * all, false);
                 let weight = matrix(CudaPlace::input(2), cx.inputs[2].dtype, hidden, false);
-                let operands = [after, weight, matrix(d_next, DType::F32, hidden, false)];
-                calls.product(product([batch, hidden, all], operands));
+                calls.product(product_in_parts([batch, hidden, all], [after, weight], d_next));
             }
             let operands = [d_next.into(), input(3), kept(4), kept(5), input(last)];
             let places = [to_input, to_state, input_sums, state_sums, carried].map(CudaArg::from);

@@ -6,6 +6,14 @@
 #define GRU 1
 #define RNN 2
 
+// What a product with the recurrent weight gives, of PARTS parts of its depth, each `count` elements.
+__device__ __forceinline__ float product_at(const float *parts, i64 at, i64 count) {
+    float sum = parts[at];
+    #pragma unroll
+    for (int part = 1; part < PARTS; part++) sum += parts[part * count + at];
+    return sum;
+}
+
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 #define SIZES i64 at_step, i64 steps, i64 batch, i64 hidden, int relu
@@ -15,7 +23,7 @@ __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-
     const i64 row = at_step * batch + sample, place = sample * steps + at_step, now = place * hidden + unit;
 
 #ifdef FORWARD
-// From the input's share of the gates [b, t, GATES·h] and the state's [b, GATES·h] (none before the first step; biases in neither), the
+// From the input's share of the gates [b, t, GATES·h] and the state's [PARTS, b, GATES·h] (none before the first step; biases in neither), the
 // gates, what the backward pass keeps beside them (cells, or the recurrent share of the candidate), and the states y[b, t, h].
 extern "C" __global__ void step(
     const float *from_input, const float *from_state, const OPERAND *b_ih, const OPERAND *b_hh, OPERAND *y, OPERAND *gates, OPERAND *kept, SIZES) {
@@ -25,7 +33,7 @@ extern "C" __global__ void step(
     for (int gate = 0; gate < GATES; gate++) {
         const i64 column = gate * hidden + unit;
         x[gate] = from_input[place * GATES * hidden + column] + to_float(b_ih[column]);
-        s[gate] = (at_step > 0 ? from_state[sample * GATES * hidden + column] : 0.0f) + to_float(b_hh[column]);
+        s[gate] = (at_step > 0 ? product_at(from_state, sample * GATES * hidden + column, batch * GATES * hidden) : 0.0f) + to_float(b_hh[column]);
     }
 #if KIND == LSTM
     const float i = sigmoid(x[0] + s[0]), f = sigmoid(x[1] + s[1]), g = tanhf(x[2] + s[2]), o = sigmoid(x[3] + s[3]);
@@ -60,7 +68,7 @@ extern "C" __global__ void step(
     }
 
 // One step back. `to_input` and `to_state` [b, t, GATES·h] are the gradients of the gates' sums (one and the same but for a GRU's
-// candidate); `d_next` [b, h] is what comes back through the recurrent weight from the step after; `carried` [b, h] is the gradient of the
+// candidate); `d_next` [PARTS, b, h] is what comes back through the recurrent weight from the step after; `carried` [b, h] is the gradient of the
 // cells after (LSTM), or what of the state's gradient goes past the weight (GRU). `input_sums` and `state_sums` [b, GATES·h] are the sums
 // of the gates' gradients over the steps so far, before they are rounded.
 extern "C" __global__ void step_back(
@@ -69,7 +77,7 @@ extern "C" __global__ void step_back(
     PLACE
     const i64 to = place * GATES * hidden + unit, own = sample * GATES * hidden + unit;
     const bool last = at_step + 1 == steps;
-    const float next = last ? 0.0f : d_next[thread], after = last || KIND == RNN ? 0.0f : carried[thread];
+    const float next = last ? 0.0f : product_at(d_next, thread, batch * hidden), after = last || KIND == RNN ? 0.0f : carried[thread];
 #if KIND != RNN
     float gate[GATES];
     #pragma unroll
