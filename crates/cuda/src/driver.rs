@@ -35,12 +35,15 @@ functions! {
     memory_free = "cuMemFree_v2" (DevicePointer);
     host_alloc = "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
     host_free = "cuMemFreeHost" (*mut c_void);
+    host_register = "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+    host_unregister = "cuMemHostUnregister" (*mut c_void);
     copy_to_device = "cuMemcpyHtoDAsync_v2" (DevicePointer, *const c_void, usize, Handle);
     copy_to_host = "cuMemcpyDtoHAsync_v2" (*mut c_void, DevicePointer, usize, Handle);
     copy_on_device = "cuMemcpyDtoDAsync_v2" (DevicePointer, DevicePointer, usize, Handle);
     set_bytes = "cuMemsetD8Async" (DevicePointer, u8, usize, Handle);
     stream_create = "cuStreamCreate" (*mut Handle, c_uint);
     stream_synchronize = "cuStreamSynchronize" (Handle);
+    stream_wait = "cuStreamWaitEvent" (Handle, Handle, c_uint);
     stream_begin_capture = "cuStreamBeginCapture_v2" (Handle, c_uint);
     stream_end_capture = "cuStreamEndCapture" (Handle, *mut Handle);
     graph_instantiate = "cuGraphInstantiateWithFlags" (*mut Handle, Handle, u64);

@@ -2,7 +2,7 @@
 
 use crate::error::CudaError;
 use crate::gpu::Gpu;
-use kolo_exec::{Program, Store};
+use kolo_exec::Program;
 use kolo_graph::ValueId;
 use kolo_graph::layout::Arena;
 
@@ -11,9 +11,9 @@ const NAMED: usize = 5;
 /// What the driver and the libraries take beside what we allocate.
 const RESERVE_BYTES: usize = 256 << 20;
 
-/// Refuses a session that needs more than is free. `store` is not counted if it is on the GPU already.
-pub(crate) fn check(gpu: &Gpu, program: &Program, store: Option<&Store>) -> Result<(), CudaError> {
-    let (session, stored) = (program.bytes(), store.map_or(0, Store::bytes));
+/// Refuses a session that needs more than is free, with so many bytes of weights and state that are not on the GPU yet.
+pub(crate) fn check(gpu: &Gpu, program: &Program, stored: usize) -> Result<(), CudaError> {
+    let session = program.bytes();
     let needed = session.total() + stored;
     let free = gpu.free_bytes()?;
     if needed + RESERVE_BYTES <= free {

@@ -51,6 +51,7 @@ impl Executor for Cpu {
             activations: (layout.grain_bytes + layout.grain_input_bytes) * options.places(),
             gradients: layout.sum_bytes * sum_levels(options.terms_of_sums()) * options.lanes,
             scratch: layout.step_bytes + layout.step_input_bytes + lanes_scratch + scratch,
+            staging: 0,
         }
     }
 

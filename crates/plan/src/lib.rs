@@ -109,7 +109,7 @@ pub fn is_product(node: &Node) -> bool {
 /// Bytes that a step takes as its executor will run it.
 pub fn memory(program: &Program) -> MemoryPlan {
     let Program { graph, options, .. } = program;
-    let SessionBytes { activations, gradients, scratch } = program.bytes();
+    let SessionBytes { activations, gradients, scratch, .. } = program.bytes();
     let stored = |trained: bool| -> usize {
         let params = graph.params().map(|(id, _)| graph.ty(id).bytes());
         let states = graph.states().map(|(id, _)| graph.ty(id).bytes());
