@@ -245,6 +245,7 @@ impl Device for CudaDevice {
         self.attempt(|| {
             if self.poison {
                 self.arenas.poison()?;
+                self.arenas.mirror.changed();
             }
             self.mirrored.read_mirror(|| self.arenas.mirror.upload())?;
             self.step_inputs.upload(&self.gpu)

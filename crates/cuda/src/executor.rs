@@ -6,10 +6,11 @@ use crate::device::CudaDevice;
 use crate::gpu::{Gpu, devices};
 use crate::host_part::{Held, HostPart};
 use crate::host_work::staging_bytes;
+use crate::nvml::GpuMonitor;
 use crate::places::sum_levels;
 use kolo_exec::executor::CompileError;
 use kolo_exec::schedule::Schedule;
-use kolo_exec::{Device, Executor, Memory, Offload, Options, Program, SessionBytes, Store};
+use kolo_exec::{Device, Executor, Memory, Monitor, Offload, Options, Program, SessionBytes, Store};
 use kolo_graph::cuda::{CudaCalls, CudaTarget};
 use kolo_graph::layout::{self, Layout};
 use kolo_graph::{Graph, NodeId};
@@ -80,6 +81,10 @@ impl Executor for Cuda {
 
     fn allocates_on_host(&self) -> bool {
         false
+    }
+
+    fn monitor(&self) -> Option<Arc<dyn Monitor>> {
+        GpuMonitor::open(self.index).ok().map(|monitor| Arc::new(monitor) as Arc<dyn Monitor>)
     }
 
     /// Compiles all kernels at once, on all cores. What fails is told when a program is compiled that needs it.

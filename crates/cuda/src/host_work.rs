@@ -203,7 +203,8 @@ impl HostWork {
     /// Computes a piece and what follows from it, and starts to copy what the device needs of it.
     fn compute(&self, (call, piece): &(&Arc<HostCall>, Piece), slot: &Slot) -> Result<(), CudaError> {
         let (mut arrived, mut leaving) = (0, 0);
-        let inputs: Vec<Buffer> = call.inputs.iter().map(|operand| self.input(call, operand, piece, slot, &mut arrived)).collect();
+        let inputs: Vec<Buffer> =
+            call.inputs.iter().map(|operand| self.input(call, operand, piece, slot, &mut arrived)).collect();
         self.apply(call, &inputs, piece, slot, &mut leaving)?;
         for cast in &call.casts {
             let weights = &cast.inputs[0];
@@ -250,7 +251,9 @@ impl HostWork {
         let outputs: Vec<Buffer> = call.outputs.iter().map(output).collect();
         // SAFETY: operands lie in the store or in the slot, which nobody else uses now; rules and casts want no scratch.
         let mut cx = unsafe { CpuCx::new(inputs, &outputs, &self.team, (std::ptr::null_mut(), 0)) };
-        cpu_of(&*call.op).ok_or_else(|| CudaError::Other(format!("the host has no `{}`", call.op.name())))?.run(&mut cx);
+        cpu_of(&*call.op)
+            .ok_or_else(|| CudaError::Other(format!("the host has no `{}`", call.op.name())))?
+            .run(&mut cx);
         for (operand, made) in call.outputs.iter().zip(&outputs) {
             if let Some(device) = operand.device {
                 let to = device + operand.shift(piece) as u64;
@@ -288,9 +291,9 @@ impl HostCall {
 
     fn pieces<'c>(self: &'c &Arc<Self>) -> impl Iterator<Item = (&'c Arc<Self>, Piece)> {
         let of = self.elements;
-        (0..of).step_by(PIECE_ELEMENTS).map(move |start| {
-            (*self, Piece { start, count: PIECE_ELEMENTS.min(of - start), of })
-        })
+        (0..of)
+            .step_by(PIECE_ELEMENTS)
+            .map(move |start| (*self, Piece { start, count: PIECE_ELEMENTS.min(of - start), of }))
     }
 }
 

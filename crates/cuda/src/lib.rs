@@ -23,6 +23,7 @@ mod library;
 mod memory;
 mod memory_check;
 mod mirror;
+mod nvml;
 mod nvrtc;
 mod places;
 mod products;

@@ -6,6 +6,7 @@
 
 use crate::exchange::ExchangeError;
 use crate::memory::Memory;
+use crate::monitor::Monitor;
 use crate::offload::Offload;
 use crate::options::Options;
 use crate::program::Program;
@@ -57,6 +58,11 @@ pub trait Executor: Debug + Send + Sync {
     /// Whether it can run the collectives of several workers.
     fn has_collectives(&self) -> bool {
         true
+    }
+
+    /// Whoever watches the device, if it tells anything of itself.
+    fn monitor(&self) -> Option<Arc<dyn Monitor>> {
+        None
     }
 
     /// Makes ready what programs of these graphs will need, all at once where that takes less time than one after the other.
