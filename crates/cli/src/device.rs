@@ -55,7 +55,7 @@ impl DeviceArg {
 }
 
 /// Whether there is a GPU, and every library that it needs.
-fn gpu_is_usable() -> bool {
+pub fn gpu_is_usable() -> bool {
     kolo_cuda::devices().is_ok_and(|devices| !devices.is_empty())
         && kolo_cuda::libraries().iter().all(|library| library.found.is_ok() || !library.required)
 }

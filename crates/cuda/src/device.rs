@@ -388,7 +388,8 @@ impl Plan {
     }
 }
 
-fn sum_source() -> CudaSource {
+/// The kernel that adds a term to a sum over grains.
+pub(crate) fn sum_source() -> CudaSource {
     CudaSource::new(include_str!("sums.cu"))
 }
 

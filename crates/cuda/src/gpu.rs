@@ -105,6 +105,16 @@ impl Gpu {
 
     fn new(index: usize) -> Result<Self, CudaError> {
         let driver = Driver::get()?;
+        let version = driver.version()?;
+        Self::of_driver(driver, index, |info| Kernels::new(info.target.capability, version))
+    }
+
+    /// The device of this index, and with it the kernels that are made for it.
+    pub fn of_driver(
+        driver: &'static Driver,
+        index: usize,
+        kernels: impl FnOnce(&DeviceInfo) -> Kernels,
+    ) -> Result<Self, CudaError> {
         let count = driver.device_count()?;
         if count == 0 {
             return Err(CudaError::NoDevice);
@@ -125,7 +135,7 @@ impl Gpu {
         enter(driver, context, &info.name)?;
         let stream = || Stream::new(driver, &info.name);
         let (compute, to_host, from_host) = (stream()?, stream()?, stream()?);
-        let kernels = Kernels::new(info.target.capability, driver.version()?);
+        let kernels = kernels(&info);
         Ok(Self { driver, info, context, compute, to_host, from_host, kernels, products: Products::default() })
     }
 

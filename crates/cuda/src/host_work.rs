@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Elements of a piece: large enough to hide the time to start a copy, small enough that three of them are soon filled.
-const PIECE_ELEMENTS: usize = 4 << 20;
+const PIECE_ELEMENTS: usize = if cfg!(test) { 1 << 10 } else { 4 << 20 };
 /// Pieces on their way: one arrives, one is computed, one leaves.
 const SLOTS: usize = 3;
 /// Numbers that the rules of one graph read: rate, scale and step, and norms of every tensor in some.

@@ -12,6 +12,8 @@ mod device;
 mod driver;
 mod error;
 mod executor;
+#[cfg(test)]
+mod fake;
 mod gpu;
 mod host_part;
 mod host_places;
@@ -27,10 +29,14 @@ mod nvml;
 mod nvrtc;
 mod places;
 mod products;
+mod rates;
 mod survey;
+#[cfg(test)]
+mod tests;
 
 pub use coverage::compile_cases;
 pub use error::CudaError;
 pub use executor::Cuda;
 pub use gpu::{DeviceInfo, devices};
+pub use rates::{GpuRate, GpuWork, measure};
 pub use survey::{LibraryState, libraries};

@@ -152,7 +152,8 @@ mod tests {
 
     #[test]
     fn a_short_run_has_one_reading_at_its_end() {
-        let watch = DeviceWatch::new(Arc::new(Steady(DeviceReading { celsius: Some(50.0), ..DeviceReading::default() })));
+        let watch =
+            DeviceWatch::new(Arc::new(Steady(DeviceReading { celsius: Some(50.0), ..DeviceReading::default() })));
         let seen = watch.so_far();
         assert!(seen.readings >= 1 && seen.celsius_max == Some(50.0) && seen.joules.is_none(), "{seen:?}");
         assert_eq!(watch.last().and_then(|reading| reading.celsius), Some(50.0));

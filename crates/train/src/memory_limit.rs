@@ -125,7 +125,7 @@ impl Found {
             return (format!("\n  layouts that fit, with what a worker takes:{}", lines.concat()), hint.into());
         }
         let smallest = self.smallest.as_ref().map_or(String::new(), |one| format!("; the smallest is\n    {one}"));
-        let text = format!("\n  no layout of recompute, offload, zero, tensor and workers fits{smallest}");
+        let text = format!("\n  no layout of recompute, zero, tensor and workers fits{smallest}");
         (text, format!("{}, or raise `memory.limit`", largest_hint(plan)))
     }
 }
