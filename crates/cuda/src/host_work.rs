@@ -149,6 +149,19 @@ impl HostWork {
     pub fn run(&self, calls: &[&Arc<HostCall>], version: u64) -> Result<(), CudaError> {
         let due = calls.iter().filter(|call| call.made_of.load(Ordering::Relaxed) != version);
         let due: Vec<&Arc<HostCall>> = due.copied().collect();
+        // What a call reads is on its way before those ahead of it are done: it must not be theirs.
+        let mut rest = &due[..];
+        while !rest.is_empty() {
+            let (apart, others) = rest.split_at(independent(rest));
+            self.run_apart(apart)?;
+            rest = others;
+        }
+        due.iter().filter(|call| call.op.is::<Cast>()).for_each(|call| call.made_of.store(version, Ordering::Relaxed));
+        Ok(())
+    }
+
+    /// Runs calls of which none reads what another makes.
+    fn run_apart(&self, due: &[&Arc<HostCall>]) -> Result<(), CudaError> {
         let pieces: Vec<(&Arc<HostCall>, Piece)> = due.iter().flat_map(|call| call.pieces()).collect();
         if pieces.is_empty() {
             return Ok(());
@@ -157,7 +170,7 @@ impl HostWork {
         self.ready.record()?;
         gpu.wait_in(&gpu.to_host, &self.ready)?;
         gpu.wait_in(&gpu.from_host, &self.ready)?;
-        self.fetch_numbers(&due)?;
+        self.fetch_numbers(due)?;
         for at in 0..pieces.len().min(SLOTS) {
             self.fetch(&pieces[at], &self.slots[at])?;
         }
@@ -173,9 +186,7 @@ impl HostWork {
             }
         }
         self.done.record_in(&gpu.from_host)?;
-        gpu.wait_in(&gpu.compute, &self.done)?;
-        due.iter().filter(|call| call.op.is::<Cast>()).for_each(|call| call.made_of.store(version, Ordering::Relaxed));
-        Ok(())
+        gpu.wait_in(&gpu.compute, &self.done)
     }
 
     /// Starts to copy the numbers that these calls read to the host.
@@ -295,6 +306,22 @@ impl HostCall {
             .step_by(PIECE_ELEMENTS)
             .map(move |start| (*self, Piece { start, count: PIECE_ELEMENTS.min(of - start), of }))
     }
+}
+
+/// How many calls from the first on read nothing that one of them sends to the device.
+fn independent(calls: &[&Arc<HostCall>]) -> usize {
+    let mut sent: BTreeSet<DevicePointer> = BTreeSet::new();
+    let reads_sent = |call: &HostCall, sent: &BTreeSet<DevicePointer>| {
+        let fetched = call.inputs.iter().filter(|operand| operand.host.is_none()).filter_map(|operand| operand.device);
+        fetched.into_iter().any(|address| sent.contains(&address))
+    };
+    for (at, call) in calls.iter().enumerate() {
+        if reads_sent(call, &sent) {
+            return at;
+        }
+        sent.extend(call.outputs.iter().filter_map(|operand| operand.device));
+    }
+    calls.len()
 }
 
 /// The calls of the host by their nodes, and the casts that rules make at once: not where other ranks have a share in the weights.

@@ -11,7 +11,7 @@ use kolo_exec::{Device, Executor, Memory, Offload, Options, Program, Session, Se
 use kolo_graph::layout::Layout;
 use kolo_graph::sources::GrainSum;
 use kolo_graph::{Builder, DType, Graph, Init, Type};
-use kolo_ops::optim::Adam;
+use kolo_ops::optim::{Adam, LambApply, LambDirection};
 use kolo_ops::prelude::*;
 use std::sync::Arc;
 
@@ -67,6 +67,14 @@ fn graph() -> Graph {
         [param, m, v].into_iter().zip(made).for_each(|(state, value)| builder.update(state, value));
         builder.output(&format!("{name}.half"), param.cast(DType::BF16));
     }
+    // The second of LAMB's rules reads what the first makes.
+    let ty = Type::f32([7]);
+    let param = builder.param("vector", [7], Init::ONES);
+    let grad = builder.input("vector.grad", ty.clone()).then(GrainSum { of: "vector".into() }, &[]);
+    let [m, v] = ["m", "v"].map(|state| builder.state(&format!("optim.vector.{state}"), ty.clone(), Init::ZEROS));
+    let made = builder.apply_all(LambDirection::default(), &[param, grad, m, v, scale, step]);
+    let moved = builder.apply(LambApply {}, &[param, made[0], scale, step, lr]);
+    [param, m, v].into_iter().zip([moved, made[1], made[2]]).for_each(|(state, value)| builder.update(state, value));
     builder.finish().unwrap()
 }
 
@@ -79,7 +87,7 @@ fn step(session: &mut Session, store: &mut Store, number: usize) {
         }
     };
     let feed_grain = |grain: usize, feed: &mut kolo_exec::Feed<'_>| {
-        for (name, count) in [("long.grad", 2500), ("matrix.grad", 15)] {
+        for (name, count) in [("long.grad", 2500), ("matrix.grad", 15), ("vector.grad", 7)] {
             let values: Vec<f32> = (0..count).map(|at| value(at, grain)).collect();
             feed.set(name, &values).unwrap();
         }
@@ -146,7 +154,7 @@ fn what_does_not_fit_is_refused_with_what_would_make_it_fit() {
     let builder = Builder::new();
     let [lr, scale, step] = ["lr", "scale", "step"].map(|name| builder.step_input(name, Type::f32([])));
     let ty = Type::f32([100 << 20]);
-    let param = builder.param("w", ty.shape.clone(), Init::ZEROS);
+    let param = builder.param("w", [100 << 20], Init::ZEROS);
     let grad = builder.input("grad", ty.clone()).then(GrainSum { of: "w".into() }, &[]);
     let [m, v] = ["m", "v"].map(|state| builder.state(&format!("optim.w.{state}"), ty.clone(), Init::ZEROS));
     let made = builder.apply_all(Adam::default(), &[param, grad, m, v, lr, scale, step]);
