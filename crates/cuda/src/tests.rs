@@ -126,11 +126,11 @@ fn an_offloaded_optimizer_updates_as_the_cpu_does() {
 
 #[test]
 fn a_lost_gpu_is_told_with_what_to_do() {
-    let options = Options::single(1);
-    let mut store = Store::new(&graph(), 3);
-    let mut session = Session::compile(Program::new(&offloading(), graph(), options), &store, None).unwrap();
-    step(&mut session, &mut store, 1);
     for (code, name, hint) in [(719, "CUDA_ERROR_UNKNOWN", "--resume"), (46, "DEVICE_UNAVAILABLE", "nvidia-smi")] {
+        let mut store = Store::new(&graph(), 3);
+        let program = Program::new(&offloading(), graph(), Options::single(1));
+        let mut session = Session::compile(program, &store, None).unwrap();
+        step(&mut session, &mut store, 1);
         fake::fail_with(code);
         let failed = session.run(&mut store, |_| (), |_, _| ()).unwrap_err().to_string();
         fake::fail_with(0);
@@ -138,7 +138,6 @@ fn a_lost_gpu_is_told_with_what_to_do() {
         assert!(failed.contains(name) && failed.contains(hint), "{failed}");
         // It stays lost: a new session is needed.
         assert_eq!(session.run(&mut store, |_| (), |_, _| ()).unwrap_err().to_string(), failed);
-        session = Session::compile(Program::new(&offloading(), graph(), options), &store, None).unwrap();
     }
 }
 
