@@ -114,7 +114,9 @@ fn an_offloaded_optimizer_updates_as_the_cpu_does() {
     for number in 1..=5 {
         if number == 4 {
             // As a checkpoint that is restored.
-            [&mut own, &mut other].map(|store| store.values_mut("long").unwrap()[2000] = 7.0);
+            for store in [&mut own, &mut other] {
+                store.values_mut("long").unwrap()[2000] = 7.0;
+            }
         }
         step(&mut offloaded, &mut own, number);
         step(&mut cpu, &mut other, number);
