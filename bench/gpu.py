@@ -5,6 +5,8 @@ channels-last for the images. Both sides train on one batch that is kept. Peak m
 kolo's from its plan.
 
     cargo build --release && python bench/gpu.py --rows gpt-bf16,lstm
+    python bench/gpu.py --rows offload            # kolo alone: what recompute and offload save and cost
+    python bench/gpu.py --rows replicas           # kolo alone: workers that share one GPU, for a model that does not fill it
 """
 
 import argparse
@@ -38,6 +40,18 @@ ROWS = {
 }
 
 
+# Tables of kolo alone. name: the row whose job it is, then what each line adds to the command.
+OFFLOAD, RECOMPUTE = ["--set", "memory.offload=optimizer"], ["--set", "memory.recompute=blocks"]
+TABLES = {
+    "offload": ("gpt-bf16", {"": [], "recompute": RECOMPUTE, "offload": OFFLOAD, "both": RECOMPUTE + OFFLOAD}),
+    "replicas": (
+        "gpt-small-f32",
+        {f"{count} workers": ["-n", str(count), "--set", f"data.batch={8 * count}", "--set", f"data.grains={count}"]
+         for count in (1, 2, 4, 8)},
+    ),
+}  # fmt: skip
+
+
 def job_of(name):
     model, source, batch, precision = ROWS[name]
     return f"""[job]
@@ -55,12 +69,12 @@ optimizer = {{ kind = "adamw", lr = 1e-3, weight_decay = 0.01 }}
 """
 
 
-def kolo(options, name):
+def kolo(options, name, more=()):
     with tempfile.TemporaryDirectory() as folder:
         job, report = Path(folder) / "job.toml", Path(folder) / "report.json"
         job.write_text(job_of(name))
         command = [options.kolo, "bench", "train", str(job), "--device", "cuda", "--hold-batch", "--steps",
-                   str(options.steps), "--warmup", str(options.warmup), "--report", str(report)]  # fmt: skip
+                   str(options.steps), "--warmup", str(options.warmup), "--report", str(report), *more]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, timeout=options.limit)
         if done.returncode:
             return {"error": done.stderr.strip().splitlines()[:3]}
@@ -147,16 +161,37 @@ def arguments():
     parser.add_argument("--peer", help=argparse.SUPPRESS)
     parser.add_argument("--mode", default="eager", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    unknown = set(options.rows.split(",")) - set(ROWS)
+    unknown = set(options.rows.split(",")) - set(ROWS) - set(TABLES)
     if unknown:
-        parser.error(f"unknown rows: {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
+        parser.error(f"unknown rows: {', '.join(sorted(unknown))}; there are {', '.join([*ROWS, *TABLES])}")
     return options
+
+
+def table(options, name):
+    """One kind of job under several settings, kolo alone: time, memory of the device, samples per second against the first line."""
+    row, lines = TABLES[name]
+    print(f"| {name}: {row} | ms | GiB of the device | samples/s | against the first |\n|---|---|---|---|---|")
+    first = None
+    for line, more in lines.items():
+        own = kolo(options, row, more)
+        if "error" in own:
+            print(f"| {line} | {own['error']} | | | |", flush=True)
+            continue
+        first = first or own["samples_per_s"]
+        print(f"| {line} | {own['step_ms']['median']:.2f} | {own['device_bytes'] / 2**30:.2f} | {own['samples_per_s']:.0f} "
+              f"| {own['samples_per_s'] / first:.2f} |", flush=True)  # fmt: skip
 
 
 def main():
     options = arguments()
     if options.peer:
         return run_peer(options)
+    tables = [name for name in options.rows.split(",") if name in TABLES]
+    for name in tables:
+        table(options, name)
+    options.rows = ",".join(name for name in options.rows.split(",") if name in ROWS)
+    if not options.rows:
+        return None
     modes = [mode for mode in options.modes.split(",") if mode]
     print("| row | kolo ms (GiB) | " + " | ".join(f"torch {mode} ms (GiB)" for mode in modes) + " | kolo / best torch |")
     print("|" + "---|" * (3 + len(modes)))

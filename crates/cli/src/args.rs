@@ -542,6 +542,9 @@ pub enum Bench {
 
 #[derive(Debug, ClapArgs)]
 pub struct BenchDevice {
+    /// The device to measure: cpu, cuda or cuda:N
+    #[arg(long, default_value = "cpu")]
+    pub device: DeviceArg,
     /// Threads that work at the same time, as one device; all cores by default
     #[arg(long)]
     pub threads: Option<usize>,

@@ -162,10 +162,13 @@ fn report(
         rss as f64 / (1 << 20) as f64
     );
     let Some(path) = &args.report else { return Ok(()) };
+    // By all processes, and with what the driver and libraries take.
+    let used = trainer.job().executor.monitor().and_then(|monitor| monitor.read().memory_bytes).map(|[used, _]| used);
     let mut report = json!({
         "job": trainer.job().name, "step_ms": {"median": spread.median, "p95": spread.p95, "min": low, "max": high},
         "samples_ms": times, "threads": threads, "lanes": options.lanes, "grains": options.grains,
-        "peak_rss_bytes": rss, "device_bytes": trainer.device_bytes(), "ready_ms": ready_ms, "startup_ms": startup_ms,
+        "peak_rss_bytes": rss, "device_bytes": trainer.device_bytes(),
+        "device_used_bytes": used, "samples_per_s": trainer.job().batch as f64 / spread.median * 1e3, "ready_ms": ready_ms, "startup_ms": startup_ms,
     });
     if let (Some(report), Value::Object(extra)) = (report.as_object_mut(), extra) {
         report.extend(extra);

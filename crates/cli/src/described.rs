@@ -77,6 +77,7 @@ pub fn this_machine(workers: usize, threads: usize) -> Result<Cluster, Failure> 
         product_share: 1.0,
         stream_share: 1.0,
         launch: rates.call,
+        host_bandwidth: rates.bytes * threads,
         units: 1,
         tile: [1, 1],
         price_per_hour: None,

@@ -5,7 +5,7 @@ use crate::fail::Failure;
 use crate::output::println;
 use kolo_cuda::Cuda;
 use kolo_exec::reference::Reference;
-use kolo_exec::{Executor, cpu};
+use kolo_exec::{DeviceReading, Executor, cpu};
 use kolo_train::machine::format_bytes;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -55,9 +55,9 @@ impl DeviceArg {
 }
 
 /// Whether there is a GPU, and every library that it needs.
-fn gpu_is_usable() -> bool {
+pub fn gpu_is_usable() -> bool {
     kolo_cuda::devices().is_ok_and(|devices| !devices.is_empty())
-        && kolo_cuda::libraries().iter().all(|library| library.found.is_ok())
+        && kolo_cuda::libraries().iter().all(|library| library.found.is_ok() || !library.required)
 }
 
 /// The GPU of this number. Without one, ranks of a host take the GPUs in turn, and share them if there are more ranks than GPUs.
@@ -72,6 +72,19 @@ fn cuda(index: Option<usize>) -> Result<Cuda, Failure> {
         return Err(Failure::device(&kolo_cuda::CudaError::NoSuchDevice { index, count }));
     }
     Ok(Cuda { index, ..Cuda::default() })
+}
+
+/// How a device is: `97 % busy, 8.4 of 139.8 GiB in use, 612 of 700 W, 54 °C`.
+pub fn describe(now: &DeviceReading) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    parts.extend(now.utilisation.map(|busy| format!("{:.0} % busy", busy * 100.0)));
+    parts.extend(now.memory_bytes.map(|[used, all]| format!("{} of {} in use", format_bytes(used), format_bytes(all))));
+    parts.extend(now.power_watts.map(|watts| match now.power_limit_watts {
+        Some(limit) => format!("{watts:.0} of {limit:.0} W"),
+        None => format!("{watts:.0} W"),
+    }));
+    parts.extend(now.celsius.map(|celsius| format!("{celsius:.0} °C")));
+    parts.join(", ")
 }
 
 /// `kolo devices`.
@@ -90,6 +103,11 @@ pub fn devices(_: &DevicesArgs) -> Result<(), Failure> {
                     format_bytes(device.memory_bytes as u64),
                     device.target.multiprocessors,
                 );
+                let executor = Cuda { index: device.index, ..Cuda::default() };
+                let now = executor.monitor().map(|monitor| monitor.read()).unwrap_or_default();
+                if now != DeviceReading::default() {
+                    println!("{:<10} {}", "", describe(&now));
+                }
             }
         }
         Err(error) => println!("cuda       not usable: {error}"),

@@ -32,6 +32,8 @@ const JOB_NAME_DEFAULT: &str = "job";
 /// Everything the plan says.
 struct Prediction {
     cost: Cost,
+    /// What a worker holds in the memory of a device that has its own.
+    device: Option<MemoryPlan>,
     rates: Rates,
     /// Seconds of a step by the machine's rates.
     modelled_seconds: f64,
@@ -137,7 +139,8 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
     // With several workers, the plan is that of the first: its grains, its share of the optimizer.
     let mesh = load::mesh(job, workers, 0)?;
     let options = Options::for_grains(job.grains / mesh.size(DATA), threads);
-    let WorkerPlan { program, memory } = WorkerPlan::new(job, &job.parallel, &mesh, Some(&mesh), options)?;
+    job.check_executor()?;
+    let WorkerPlan { program, memory, device } = WorkerPlan::new(job, &job.parallel, &mesh, Some(&mesh), options)?;
     let mut cost = Cost { memory, ..kolo_plan::cost(&program) };
     let rates = Rates::measure();
     let all_workers = Shared::new(job, workers, options, &rates)?;
@@ -147,7 +150,7 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
         cost.memory = MemoryPlan { evaluation, data, checkpoint, process, ..largest.cost.memory };
     }
     cost.parameters = raw_graph(job, &job.parallel, Purpose::Training)?.parameter_count();
-    check_limit(job, &cost.memory, &setup, options)?;
+    check_limit(job, device.as_ref().unwrap_or(&cost.memory), &setup, options)?;
     let usage = HostUsage::alike(&cost.memory, per_host, job.parallel.home().is_shared());
     let all_bytes = usage.bytes() * workers.div_ceil(per_host) as u64;
     let shortage = memory_check::shortage(&cost.memory, usage);
@@ -180,6 +183,7 @@ fn predict(job: &Job, setup: TrialSetup, hosts: usize, args: &PlanArgs) -> Resul
             price_per_hour: args.price,
         },
         cost,
+        device,
         rates,
         shared: all_workers,
         shortage,
@@ -192,7 +196,7 @@ fn check_limit(job: &Job, first: &MemoryPlan, setup: &TrialSetup, options: Optio
     for rank in (1..setup.workers).filter(|_| job.memory.limit_bytes.is_some()) {
         let mesh = load::mesh(job, setup.workers, rank)?;
         let plan = WorkerPlan::new(job, &job.parallel, &mesh, Some(&mesh), options)?;
-        largest = largest.max(plan.memory.total() as u64);
+        largest = largest.max(plan.limited().total() as u64);
     }
     let now = WorkersNow { workers: setup.workers, threads: setup.threads };
     Ok(memory_limit::check(job, &Wanted { plan: first, largest, rank: 0, layouts: Some(now) })?)
@@ -227,6 +231,10 @@ fn as_json(job: &Job, p: &Prediction) -> String {
             "activations": m.activations, "scratch": m.scratch, "evaluation": m.evaluation, "data": m.data, "checkpoint": m.checkpoint, "process": m.process, "total": m.total(),
             "limit": job.memory.limit_bytes, "fits": p.shortage.is_none(),
         },
+        "device_memory": p.device.map(|m| json!({
+            "weights": m.weights, "gradients": m.gradients, "optimizer": m.optimizer, "activations": m.activations,
+            "scratch": m.scratch, "evaluation": m.evaluation, "total": m.total(), "offload": job.memory.offload.name(),
+        })),
         "step_ms": p.step_seconds() * 1e3,
         "step_ms_by_rates": p.modelled_seconds * 1e3,
         "measured": p.measured.map(|tried| json!({

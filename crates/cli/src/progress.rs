@@ -1,5 +1,6 @@
 //! What a run shows: a bar on a terminal, plain lines elsewhere, nothing when quiet.
 
+use crate::device::describe;
 use crate::output::{self, println};
 use indicatif::{ProgressBar, ProgressStyle};
 use kolo_train::Observer;
@@ -159,8 +160,10 @@ impl Observer for Progress {
         let norm = row.grad_norm.map_or(String::new(), |norm| format!("  norm {norm:.4}"));
         let speed = format_count(row.samples_per_s as u64);
         let (step, epoch, loss, rate) = (row.step, row.epoch, row.loss, row.rate);
+        let device = row.device.map(|now| describe(&now)).filter(|text| !text.is_empty());
+        let device = device.map_or(String::new(), |text| format!("  GPU {text}"));
         self.line(&format!(
-            "epoch {epoch:>3}  step {step:>6}  loss {loss:.4}  rate {rate:.2e}{norm}  {speed} samples/s"
+            "epoch {epoch:>3}  step {step:>6}  loss {loss:.4}  rate {rate:.2e}{norm}  {speed} samples/s{device}"
         ));
     }
 }

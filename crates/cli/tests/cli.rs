@@ -813,3 +813,28 @@ fn text_becomes_a_tokenizer_a_token_file_and_a_model() {
     assert!(error.starts_with("error: broken.txt: byte 4: this is not UTF-8 text\n  hint: "), "{error}");
     assert_eq!(json_at(&at("bytes.bin.json"))["count"].as_u64(), Some(small_text().len() as u64));
 }
+
+/// Rerun, two workers on one GPU, the optimizer in the host's memory, and everything computed again: one digest.
+#[test]
+fn a_gpu_gives_one_digest_however_it_is_used() {
+    if kolo_cuda::devices().map_or(true, |devices| devices.is_empty()) {
+        return println!("skipped: no CUDA device");
+    }
+    let dir = tempdir();
+    let digest = |args: &[&str]| {
+        let job = example("addition");
+        let all = [&["--device", "cuda", "--set", "train.epochs=1", "--set", "train.precision=bf16"], args].concat();
+        train(dir.path(), &job, &all)["weights"].as_str().expect("a digest").to_string()
+    };
+    let first = digest(&[]);
+    let offload = "memory.offload=optimizer";
+    for args in [
+        &[][..],
+        &["-n", "2"],
+        &["--set", offload],
+        &["--set", offload, "-n", "2", "--set", "parallel.zero=1"],
+        &["--set", offload, "--set", "memory.recompute=blocks"],
+    ] {
+        assert_eq!(digest(args), first, "{args:?}");
+    }
+}

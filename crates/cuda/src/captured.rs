@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex};
 /// Recordings of one device; a phase beyond them runs call by call.
 const RECORDINGS_MAX: usize = 64;
 
-/// Which calls: a phase, its lane, and how far a grain carries in the sums over grains (depth, closes).
-pub(crate) type PhaseKey = (Phase, usize, u32, u32);
+/// Which calls: a phase, its lane, how far a grain carries in the sums over grains (depth, closes), and the first item.
+pub(crate) type PhaseKey = (Phase, usize, u32, u32, usize);
 
 #[derive(Debug)]
 enum Recording {

@@ -9,7 +9,9 @@ use crate::driver::DevicePointer;
 use crate::error::CudaError;
 use crate::executor::{Cuda, scratch_bytes};
 use crate::gpu::{Event, Gpu};
+use crate::host_part::{Held, HostPart};
 use crate::host_places::HostPlaces;
+use crate::host_work::{HostCall, HostWork};
 use crate::inputs::Inputs;
 use crate::memory;
 use crate::memory_check;
@@ -20,7 +22,7 @@ use kolo_exec::schedule::{Act, Item, Schedule};
 use kolo_exec::store::Mirrored;
 use kolo_exec::{Device, ExchangeError, Memory, Program, Store};
 use kolo_graph::cpu::Buffer;
-use kolo_graph::cuda::{CudaCalls, CudaSource, Launch};
+use kolo_graph::cuda::{CudaCalls, CudaSource, CudaTarget, Launch};
 use kolo_graph::{DType, NodeId, Phase, ValueId};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,6 +36,8 @@ const SUM_BLOCKS_MAX: usize = 1024;
 #[derive(Debug)]
 enum Work {
     Commands(Vec<Command>),
+    /// The host does it.
+    Host(Arc<HostCall>),
     /// Adds a term to the sum over grains that starts at this place.
     Sum {
         add: LaunchCall,
@@ -41,6 +45,12 @@ enum Work {
         sum: DevicePointer,
         elements: usize,
     },
+}
+
+impl Work {
+    fn host(&self) -> Option<&Arc<HostCall>> {
+        if let Work::Host(call) = self { Some(call) } else { None }
+    }
 }
 
 #[derive(Debug)]
@@ -57,6 +67,8 @@ pub(crate) struct CudaDevice {
     step_inputs: Inputs,
     grain_inputs: Vec<Inputs>,
     host: HostPlaces,
+    /// What the host computes.
+    host_work: Option<HostWork>,
     outputs_ready: Event,
     /// The update has run since the grains did.
     ended: AtomicBool,
@@ -81,15 +93,21 @@ impl CudaDevice {
         store: &Store,
         sums: Option<Memory>,
     ) -> Result<Self, CudaError> {
-        let target = kolo_graph::cuda::CudaTarget { tf32: executor.tf32, ..gpu.info.target.clone() };
-        let plan = Plan::new(program, schedule, &target)?;
-        memory_check::check(gpu, program, (!store.mirrored().is_made()).then_some(store))?;
-        let (mirror, mirrored) = StoreMirror::of(gpu, store)?;
-        let scratch = scratch_bytes(&program.graph, &program.layout, &target);
+        let target = CudaTarget { tf32: executor.tf32, ..gpu.info.target.clone() };
+        let (graph, layout) = (&program.graph, &program.layout);
+        let host_part = HostPart::of(graph, layout, executor.offload);
+        let held = Held::of(graph, layout, &host_part);
+        let plan = Plan::new(program, schedule, &target, &host_part)?;
+        memory_check::check(gpu, program, StoreMirror::missing_bytes(store, &held))?;
+        let (mirror, mirrored) = StoreMirror::of(gpu, store, &held)?;
+        let scratch = scratch_bytes(graph, layout, &target);
         let arenas = Arenas::new(gpu, program, scratch, mirror)?;
         let host = HostPlaces::new(gpu, program, schedule, store, &arenas, sums)?;
         gpu.kernels.prepare(gpu, plan.sources())?;
-        let resolver = Resolver { gpu, program, store, arenas: &arenas, tf32: executor.tf32 };
+        let alone = schedule.exchanges.is_empty();
+        let host_work = HostWork::new(gpu, program, &host_part, store, &arenas, alone)?;
+        let resolver =
+            Resolver { gpu, program, store, arenas: &arenas, host_work: host_work.as_ref(), tf32: executor.tf32 };
         let before = resolver.phase(&schedule.before, &plan.before, 0)?;
         let places = 0..program.options.places();
         let grain = places.map(|lane| resolver.phase(&schedule.grain, &plan.grain, lane)).collect::<Result<_, _>>()?;
@@ -111,6 +129,7 @@ impl CudaDevice {
             step_inputs: Inputs::new(gpu, program, &arenas.step_input, true)?,
             grain_inputs,
             host,
+            host_work,
             outputs_ready: Event::new(gpu)?,
             ended: AtomicBool::new(false),
             sums_lent: AtomicBool::new(false),
@@ -145,12 +164,36 @@ impl CudaDevice {
     fn start(&self, work: &Work, grain: usize) -> Result<(), CudaError> {
         match work {
             Work::Commands(commands) => commands.iter().try_for_each(|command| command.start(&self.gpu)),
+            Work::Host(call) => self.run_on_host(&[call]),
             Work::Sum { add, term, sum, elements } => {
                 let (depth, closes) = (u64::from(grain.count_ones()), u64::from(grain.trailing_ones()));
                 let level_elements = (self.program.layout.sum_bytes / 4) as u64;
                 add.start_with(&self.gpu, &[*term, *sum, level_elements, depth, closes, *elements as u64])
             }
         }
+    }
+
+    fn run_on_host(&self, calls: &[&Arc<HostCall>]) -> Result<(), CudaError> {
+        let work = self.host_work.as_ref();
+        work.map_or(Ok(()), |work| work.run(calls, self.arenas.mirror.version()))
+    }
+
+    /// All items of a phase: what the host does in between, and the rest as recordings.
+    fn run_all(&self, all: &[Work], phase: Phase, lane: usize, grain: usize) -> Result<(), CudaError> {
+        let mut at = 0;
+        while at < all.len() {
+            let calls: Vec<&Arc<HostCall>> = all[at..].iter().map_while(Work::host).collect();
+            let count = all[at..].iter().take_while(|work| work.host().is_none()).count();
+            if calls.is_empty() {
+                let key = (phase, lane, grain.count_ones(), grain.trailing_ones(), at);
+                let part = &all[at..at + count];
+                self.recordings.run(&self.gpu, key, || part.iter().try_for_each(|work| self.start(work, grain)))?;
+            } else {
+                self.run_on_host(&calls)?;
+            }
+            at += calls.len().max(count);
+        }
+        Ok(())
     }
 
     /// Brings changed sums back to the device.
@@ -202,6 +245,7 @@ impl Device for CudaDevice {
         self.attempt(|| {
             if self.poison {
                 self.arenas.poison()?;
+                self.arenas.mirror.changed();
             }
             self.mirrored.read_mirror(|| self.arenas.mirror.upload())?;
             self.step_inputs.upload(&self.gpu)
@@ -244,8 +288,7 @@ impl Device for CudaDevice {
             if phase == Phase::After {
                 self.take_back_sums()?;
             }
-            let key = (phase, lane, grain.count_ones(), grain.trailing_ones());
-            self.recordings.run(&self.gpu, key, || all.iter().try_for_each(|work| self.start(work, grain)))
+            self.run_all(all, phase, lane, grain)
         });
         true
     }
@@ -260,6 +303,8 @@ impl Device for CudaDevice {
         });
         if !self.program.graph.updates.is_empty() {
             self.mirrored.mirror_changed();
+            let version = self.arenas.mirror.changed();
+            self.host_work.iter().for_each(|work| work.weights_changed(version));
         }
         self.ended.store(true, Ordering::Relaxed);
     }
@@ -322,8 +367,9 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(program: &Program, schedule: &Schedule, target: &kolo_graph::cuda::CudaTarget) -> Result<Self, CudaError> {
+    fn new(program: &Program, schedule: &Schedule, target: &CudaTarget, host: &HostPart) -> Result<Self, CudaError> {
         let calls = |item: &Item| match item.act {
+            _ if host.has(item.node) => Ok(None),
             Act::Kernel => calls_of(&program.graph, program.graph.node(item.node), target).map(Some),
             Act::Sum { .. } | Act::Start(_) => Ok(None),
         };
@@ -342,7 +388,8 @@ impl Plan {
     }
 }
 
-fn sum_source() -> CudaSource {
+/// The kernel that adds a term to a sum over grains.
+pub(crate) fn sum_source() -> CudaSource {
     CudaSource::new(include_str!("sums.cu"))
 }
 
@@ -352,6 +399,7 @@ struct Resolver<'a> {
     program: &'a Program,
     store: &'a Store,
     arenas: &'a Arenas,
+    host_work: Option<&'a HostWork>,
     tf32: bool,
 }
 
@@ -367,6 +415,9 @@ impl Resolver<'_> {
 
     fn work(&self, item: &Item, calls: Option<&CudaCalls>, lane: usize) -> Result<Work, CudaError> {
         let node = self.program.graph.node(item.node);
+        if let Some(call) = self.host_work.and_then(|work| work.call(item.node)) {
+            return Ok(Work::Host(Arc::clone(call)));
+        }
         if let Act::Sum { offset, elements } = item.act {
             let blocks = elements.div_ceil(SUM_BLOCK).min(SUM_BLOCKS_MAX);
             let launch = Launch::new(sum_source(), "add_term", [blocks, 1, 1], SUM_BLOCK, []);

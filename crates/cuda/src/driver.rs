@@ -26,6 +26,7 @@ functions! {
     device_count = "cuDeviceGetCount" (*mut c_int);
     device_get = "cuDeviceGet" (*mut c_int, c_int);
     device_name = "cuDeviceGetName" (*mut c_char, c_int, c_int);
+    device_bus = "cuDeviceGetPCIBusId" (*mut c_char, c_int, c_int);
     device_memory = "cuDeviceTotalMem_v2" (*mut usize, c_int);
     device_attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
     context_retain = "cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
@@ -35,12 +36,15 @@ functions! {
     memory_free = "cuMemFree_v2" (DevicePointer);
     host_alloc = "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
     host_free = "cuMemFreeHost" (*mut c_void);
+    host_register = "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+    host_unregister = "cuMemHostUnregister" (*mut c_void);
     copy_to_device = "cuMemcpyHtoDAsync_v2" (DevicePointer, *const c_void, usize, Handle);
     copy_to_host = "cuMemcpyDtoHAsync_v2" (*mut c_void, DevicePointer, usize, Handle);
     copy_on_device = "cuMemcpyDtoDAsync_v2" (DevicePointer, DevicePointer, usize, Handle);
     set_bytes = "cuMemsetD8Async" (DevicePointer, u8, usize, Handle);
     stream_create = "cuStreamCreate" (*mut Handle, c_uint);
     stream_synchronize = "cuStreamSynchronize" (Handle);
+    stream_wait = "cuStreamWaitEvent" (Handle, Handle, c_uint);
     stream_begin_capture = "cuStreamBeginCapture_v2" (Handle, c_uint);
     stream_end_capture = "cuStreamEndCapture" (Handle, *mut Handle);
     graph_instantiate = "cuGraphInstantiateWithFlags" (*mut Handle, Handle, u64);
@@ -74,8 +78,23 @@ pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
 /// Other threads may go on to call what a capture could not hold.
 pub(crate) const CAPTURE_THREAD_LOCAL: c_uint = 1;
-const OUT_OF_MEMORY: c_int = 2;
 const NO_DEVICE: c_int = 100;
+
+/// What to do about codes of `CUresult` that are not kolo's mistakes.
+const HINTS: &[(&[c_int], &str)] = &[
+    (&[2], "another process may use the GPU (`nvidia-smi`); else see `[memory]` in the guide"),
+    (&[34], "the library found is the toolkit's stub: take its folder out of LD_LIBRARY_PATH"),
+    (&[46], "another process has the GPU for itself, or it is set to exclusive use: look at `nvidia-smi`"),
+    (
+        &[4, 62, 63, 214, 221, 224, 226, 719, 720, 910],
+        "the GPU failed or was lost: look at `nvidia-smi` and `dmesg` (Xid), restart the machine if it does not come back, and go \
+         on from the last checkpoint with `--resume`",
+    ),
+    (&[700, 715, 716, 717, 718], "a kernel went wrong: report it with `kolo devices`; a checkpoint lets the run go on"),
+    (&[802], "the system is not ready: on machines with NVSwitch, start nvidia-fabricmanager"),
+    (&[803, 804], "the driver's library and its kernel module are of different versions: restart after the update"),
+];
+const OTHER_HINT: &str = "if it happens again, look at `nvidia-smi` and `dmesg`; a checkpoint lets the run go on";
 
 impl Driver {
     /// The driver, initialised. The first answer stays: a driver does not come while the program runs.
@@ -126,10 +145,7 @@ impl Driver {
             [name, text].map(|words| if words.is_null() { "".into() } else { CStr::from_ptr(words).to_string_lossy() })
         };
         let text = if words[0].is_empty() { "unknown error".into() } else { words.join(", ") };
-        let hint = match code {
-            OUT_OF_MEMORY => "another process may use the GPU (`nvidia-smi`); else see `[memory]` in the guide",
-            _ => "if it happens again, look at `nvidia-smi` and `dmesg`; a checkpoint lets the run go on",
-        };
+        let hint = HINTS.iter().find(|(codes, _)| codes.contains(&code)).map_or(OTHER_HINT, |(_, hint)| hint);
         Err(CudaError::Call { call, device: device.into(), code, text, hint })
     }
 }

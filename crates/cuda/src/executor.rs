@@ -4,10 +4,13 @@ use crate::abilities::CudaAbilities;
 use crate::commands::calls_of;
 use crate::device::CudaDevice;
 use crate::gpu::{Gpu, devices};
+use crate::host_part::{Held, HostPart};
+use crate::host_work::staging_bytes;
+use crate::nvml::GpuMonitor;
 use crate::places::sum_levels;
 use kolo_exec::executor::CompileError;
 use kolo_exec::schedule::Schedule;
-use kolo_exec::{Device, Executor, Memory, Options, Program, SessionBytes, Store};
+use kolo_exec::{Device, Executor, Memory, Monitor, Offload, Options, Program, SessionBytes, Store};
 use kolo_graph::cuda::{CudaCalls, CudaTarget};
 use kolo_graph::layout::{self, Layout};
 use kolo_graph::{Graph, NodeId};
@@ -22,6 +25,8 @@ pub struct Cuda {
     pub tf32: bool,
     /// Whether every step starts on memory full of NaNs, to find what is read and was never written.
     pub poison: bool,
+    /// What is kept in the memory of the host.
+    pub offload: Offload,
 }
 
 impl Cuda {
@@ -50,7 +55,7 @@ impl Executor for Cuda {
     }
 
     fn layout(&self, graph: &Graph, options: Options) -> Layout {
-        layout::plan(graph, options.grains, options.lanes, &CudaAbilities)
+        layout::plan(graph, options.grains, options.lanes, &CudaAbilities { offload: self.offload })
     }
 
     fn bytes(&self, graph: &Graph, layout: &Layout, options: Options) -> SessionBytes {
@@ -58,7 +63,16 @@ impl Executor for Cuda {
             activations: (layout.grain_bytes + layout.grain_input_bytes) * options.places(),
             gradients: layout.sum_bytes * sum_levels(options),
             scratch: layout.step_bytes + layout.step_input_bytes + scratch_bytes(graph, layout, &self.target()),
+            staging: staging_bytes(graph, layout, &HostPart::of(graph, layout, self.offload)),
         }
+    }
+
+    fn stored_bytes(&self, graph: &Graph, layout: &Layout) -> [usize; 2] {
+        Held::of(graph, layout, &HostPart::of(graph, layout, self.offload)).bytes()
+    }
+
+    fn with_offload(&self, offload: Offload) -> Option<Arc<dyn Executor>> {
+        Some(Arc::new(Self { offload, ..*self }))
     }
 
     fn in_tf32(&self) -> Option<Arc<dyn Executor>> {
@@ -67,6 +81,10 @@ impl Executor for Cuda {
 
     fn allocates_on_host(&self) -> bool {
         false
+    }
+
+    fn monitor(&self) -> Option<Arc<dyn Monitor>> {
+        GpuMonitor::open(self.index).ok().map(|monitor| Arc::new(monitor) as Arc<dyn Monitor>)
     }
 
     /// Compiles all kernels at once, on all cores. What fails is told when a program is compiled that needs it.

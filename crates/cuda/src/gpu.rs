@@ -72,6 +72,9 @@ pub(crate) struct Gpu {
     context: Handle,
     /// Everything that computes, in its order.
     pub compute: Stream,
+    /// Copies to the host and from it beside what computes, for what the host updates.
+    pub to_host: Stream,
+    pub from_host: Stream,
     pub kernels: Kernels,
     pub products: Products,
 }
@@ -102,6 +105,16 @@ impl Gpu {
 
     fn new(index: usize) -> Result<Self, CudaError> {
         let driver = Driver::get()?;
+        let version = driver.version()?;
+        Self::of_driver(driver, index, |info| Kernels::new(info.target.capability, version))
+    }
+
+    /// The device of this index, and with it the kernels that are made for it.
+    pub fn of_driver(
+        driver: &'static Driver,
+        index: usize,
+        kernels: impl FnOnce(&DeviceInfo) -> Kernels,
+    ) -> Result<Self, CudaError> {
         let count = driver.device_count()?;
         if count == 0 {
             return Err(CudaError::NoDevice);
@@ -120,9 +133,10 @@ impl Gpu {
         let code = unsafe { (driver.context_retain)(&mut context, device) };
         driver.check("cuDevicePrimaryCtxRetain", &info.name, code)?;
         enter(driver, context, &info.name)?;
-        let compute = Stream::new(driver, &info.name)?;
-        let kernels = Kernels::new(info.target.capability, driver.version()?);
-        Ok(Self { driver, info, context, compute, kernels, products: Products::default() })
+        let stream = || Stream::new(driver, &info.name);
+        let (compute, to_host, from_host) = (stream()?, stream()?, stream()?);
+        let kernels = kernels(&info);
+        Ok(Self { driver, info, context, compute, to_host, from_host, kernels, products: Products::default() })
     }
 
     /// Makes its context this thread's.
@@ -141,6 +155,13 @@ impl Gpu {
         // SAFETY: the places of two numbers.
         self.check("cuMemGetInfo", unsafe { (self.driver.memory_info)(&mut free, &mut total) })?;
         Ok(free)
+    }
+
+    /// Lets a stream go on only after an event.
+    pub fn wait_in(&self, stream: &Stream, event: &Event) -> Result<(), CudaError> {
+        self.enter()?;
+        // SAFETY: a stream and an event of this context; no flags.
+        self.check("cuStreamWaitEvent", unsafe { (self.driver.stream_wait)(stream.handle, event.handle, 0) })
     }
 
     /// Waits for everything that was started on its compute stream.
@@ -206,9 +227,14 @@ impl Event {
 
     /// Now, in the order of the compute stream.
     pub fn record(&self) -> Result<(), CudaError> {
+        self.record_in(&self.gpu.compute)
+    }
+
+    /// Now, in the order of a stream.
+    pub fn record_in(&self, stream: &Stream) -> Result<(), CudaError> {
         self.gpu.enter()?;
         // SAFETY: an event and a stream of this context.
-        self.gpu.check("cuEventRecord", unsafe { (self.gpu.driver.event_record)(self.handle, self.gpu.compute.handle) })
+        self.gpu.check("cuEventRecord", unsafe { (self.gpu.driver.event_record)(self.handle, stream.handle) })
     }
 
     /// Waits until it has happened. One that was never recorded has.

@@ -17,7 +17,8 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub(crate) struct HostPlace {
     pub host: Buffer,
-    pub device: DevicePointer,
+    /// `None` of what the host alone has.
+    pub device: Option<DevicePointer>,
 }
 
 /// A run of bytes on both sides.
@@ -83,7 +84,7 @@ impl HostPlaces {
                     _ => arenas.mirror.host_address(graph, store, &place),
                 },
             };
-            let device = arenas.address(program, store, id, lane).unwrap_or_default();
+            let device = arenas.address(program, store, id, lane);
             places.insert((id, lane), HostPlace { host: Buffer { data, ty: graph.ty(id).clone() }, device });
         }
         let phases = graph.phases();
@@ -103,10 +104,9 @@ impl HostPlaces {
             for lane in lanes_of(program, item.phase) {
                 let runs = |ids: &[ValueId]| {
                     let places = ids.iter().filter_map(|id| self.places.get(&(*id, lane)));
-                    joined(places.map(|place| Run {
-                        host: place.host.data as usize,
-                        device: place.device,
-                        bytes: place.host.ty.bytes(),
+                    joined(places.filter_map(|place| {
+                        let (host, bytes) = (place.host.data as usize, place.host.ty.bytes());
+                        Some(Run { host, device: place.device?, bytes })
                     }))
                 };
                 let moved = Moved { reads: runs(&node.inputs), writes: runs(&node.outputs) };
@@ -122,8 +122,8 @@ impl HostPlaces {
     /// Starts to copy the named results to the host: all, or those made after the grains.
     pub fn download_outputs(&self, gpu: &Gpu, late_only: bool) -> Result<(), CudaError> {
         for (place, late) in &self.outputs {
-            if *late || !late_only {
-                memory::download(gpu, place.device, place.host.data, place.host.ty.bytes())?;
+            if let Some(device) = place.device.filter(|_| *late || !late_only) {
+                memory::download(gpu, device, place.host.data, place.host.ty.bytes())?;
             }
         }
         Ok(())

@@ -23,6 +23,8 @@ type SourceKey = [u8; 32];
 pub(crate) struct Kernels {
     arch: String,
     driver_version: i32,
+    compiler: fn() -> Result<&'static Nvrtc, CudaError>,
+    cache: fn() -> Option<KernelCache>,
     modules: Mutex<HashMap<SourceKey, Module>>,
 }
 
@@ -38,7 +40,15 @@ unsafe impl Send for Module {}
 
 impl Kernels {
     pub fn new(capability: (u32, u32), driver_version: i32) -> Self {
-        Self { arch: architecture(capability), driver_version, modules: Mutex::new(HashMap::new()) }
+        let modules = Mutex::new(HashMap::new());
+        let (compiler, cache) = (Nvrtc::get, KernelCache::of_user);
+        Self { arch: architecture(capability), driver_version, compiler, cache, modules }
+    }
+
+    /// Those of another compiler, of which nothing is kept on disk.
+    #[cfg(test)]
+    pub fn of_compiler(compiler: fn() -> Result<&'static Nvrtc, CudaError>) -> Self {
+        Self { compiler, cache: || None, ..Self::new((9, 0), 0) }
     }
 
     fn key(&self, nvrtc: &Nvrtc, text: &str) -> SourceKey {
@@ -61,7 +71,7 @@ impl Kernels {
 
     /// Compiles all sources, without a GPU; how many there are.
     pub fn compile<'s>(&self, sources: impl Iterator<Item = &'s CudaSource>) -> Result<usize, CudaError> {
-        let nvrtc = Nvrtc::get()?;
+        let nvrtc = (self.compiler)()?;
         let wanted: Vec<(SourceKey, String)> = self.texts(nvrtc, sources).into_iter().collect();
         self.compile_all(nvrtc, None, &wanted).into_iter().try_for_each(|made| made.map(|_| ()))?;
         Ok(wanted.len())
@@ -69,11 +79,11 @@ impl Kernels {
 
     /// Compiles and loads all sources that are not loaded yet, several at a time.
     pub fn prepare<'s>(&self, gpu: &Gpu, sources: impl Iterator<Item = &'s CudaSource>) -> Result<(), CudaError> {
-        let nvrtc = Nvrtc::get()?;
+        let nvrtc = (self.compiler)()?;
         let mut wanted = self.texts(nvrtc, sources);
         wanted.retain(|key, _| !lock(&self.modules).contains_key(key));
         let wanted: Vec<(SourceKey, String)> = wanted.into_iter().collect();
-        let cache = KernelCache::of_user();
+        let cache = (self.cache)();
         let made = self.compile_all(nvrtc, cache.as_ref(), &wanted);
         gpu.enter()?;
         for ((key, _), code) in wanted.iter().zip(made) {
@@ -137,7 +147,7 @@ impl Kernels {
 
     /// The kernel of a launch, whose source was prepared.
     pub fn function(&self, gpu: &Gpu, launch: &Launch) -> Result<Handle, CudaError> {
-        let key = self.key(Nvrtc::get()?, &whole_text(&launch.source));
+        let key = self.key((self.compiler)()?, &whole_text(&launch.source));
         let mut modules = lock(&self.modules);
         let missing = || CudaError::Other(format!("kernel `{}` was not prepared", launch.function));
         let module = modules.get_mut(&key).ok_or_else(missing)?;

@@ -12,8 +12,12 @@ mod device;
 mod driver;
 mod error;
 mod executor;
+#[cfg(test)]
+mod fake;
 mod gpu;
+mod host_part;
 mod host_places;
+mod host_work;
 mod inputs;
 mod kernel_cache;
 mod kernels;
@@ -21,13 +25,18 @@ mod library;
 mod memory;
 mod memory_check;
 mod mirror;
+mod nvml;
 mod nvrtc;
 mod places;
 mod products;
+mod rates;
 mod survey;
+#[cfg(test)]
+mod tests;
 
 pub use coverage::compile_cases;
 pub use error::CudaError;
 pub use executor::Cuda;
 pub use gpu::{DeviceInfo, devices};
+pub use rates::{GpuRate, GpuWork, measure};
 pub use survey::{LibraryState, libraries};

@@ -2,7 +2,7 @@
 
 use crate::driver::DevicePointer;
 use crate::error::CudaError;
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, Stream};
 use kolo_exec::Memory;
 use kolo_graph::layout::ALIGNMENT;
 use std::ffi::c_void;
@@ -76,23 +76,45 @@ pub(crate) fn copy(gpu: &Gpu, from: DevicePointer, to: DevicePointer, bytes: usi
 
 /// Starts a copy to the device, in the order of the compute stream. The host's memory must stay as it is until that has happened.
 pub(crate) fn upload(gpu: &Gpu, from: *const u8, to: DevicePointer, bytes: usize) -> Result<(), CudaError> {
+    upload_in(gpu, &gpu.compute, from, to, bytes)
+}
+
+/// The same in the order of a stream.
+pub(crate) fn upload_in(
+    gpu: &Gpu,
+    stream: &Stream,
+    from: *const u8,
+    to: DevicePointer,
+    bytes: usize,
+) -> Result<(), CudaError> {
     if bytes == 0 {
         return Ok(());
     }
     gpu.enter()?;
     // SAFETY: whoever calls has that many bytes at both places.
-    let code = unsafe { (gpu.driver.copy_to_device)(to, from.cast::<c_void>(), bytes, gpu.compute.handle) };
+    let code = unsafe { (gpu.driver.copy_to_device)(to, from.cast::<c_void>(), bytes, stream.handle) };
     gpu.check("cuMemcpyHtoDAsync", code)
 }
 
 /// Starts a copy to the host, likewise.
 pub(crate) fn download(gpu: &Gpu, from: DevicePointer, to: *mut u8, bytes: usize) -> Result<(), CudaError> {
+    download_in(gpu, &gpu.compute, from, to, bytes)
+}
+
+/// The same in the order of a stream.
+pub(crate) fn download_in(
+    gpu: &Gpu,
+    stream: &Stream,
+    from: DevicePointer,
+    to: *mut u8,
+    bytes: usize,
+) -> Result<(), CudaError> {
     if bytes == 0 {
         return Ok(());
     }
     gpu.enter()?;
     // SAFETY: as above.
-    let code = unsafe { (gpu.driver.copy_to_host)(to.cast::<c_void>(), from, bytes, gpu.compute.handle) };
+    let code = unsafe { (gpu.driver.copy_to_host)(to.cast::<c_void>(), from, bytes, stream.handle) };
     gpu.check("cuMemcpyDtoHAsync", code)
 }
 
@@ -123,4 +145,30 @@ pub(crate) fn pinned(gpu: &Arc<Gpu>, bytes: usize) -> Result<Memory, CudaError> 
     let keeper = Box::new(Pinned { gpu: Arc::clone(gpu), address: address as usize });
     // SAFETY: pages of the driver, zeroed above and kept by the keeper.
     Ok(unsafe { Memory::kept(address.cast(), bytes, keeper) })
+}
+
+/// Memory of the host that was made for something else, pinned as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Registered {
+    gpu: Arc<Gpu>,
+    memory: Arc<Memory>,
+}
+
+impl Registered {
+    /// `None` if the driver refuses: copies then take a way through memory of the driver's.
+    pub fn new(gpu: &Arc<Gpu>, memory: &Arc<Memory>) -> Option<Self> {
+        gpu.enter().ok()?;
+        // SAFETY: memory that lives as long as this; no flags.
+        let code = unsafe { (gpu.driver.host_register)(memory.at(0).cast(), memory.bytes(), 0) };
+        (code == 0).then(|| Self { gpu: Arc::clone(gpu), memory: Arc::clone(memory) })
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        if self.gpu.synchronize().is_ok() {
+            // SAFETY: registered above, and the memory is still there.
+            unsafe { (self.gpu.driver.host_unregister)(self.memory.at(0).cast()) };
+        }
+    }
 }

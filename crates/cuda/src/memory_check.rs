@@ -2,7 +2,8 @@
 
 use crate::error::CudaError;
 use crate::gpu::Gpu;
-use kolo_exec::{Program, Store};
+use crate::host_part::{Held, HostPart};
+use kolo_exec::{Offload, Program};
 use kolo_graph::ValueId;
 use kolo_graph::layout::Arena;
 
@@ -11,9 +12,9 @@ const NAMED: usize = 5;
 /// What the driver and the libraries take beside what we allocate.
 const RESERVE_BYTES: usize = 256 << 20;
 
-/// Refuses a session that needs more than is free. `store` is not counted if it is on the GPU already.
-pub(crate) fn check(gpu: &Gpu, program: &Program, store: Option<&Store>) -> Result<(), CudaError> {
-    let (session, stored) = (program.bytes(), store.map_or(0, Store::bytes));
+/// Refuses a session that needs more than is free, with so many bytes of weights and state that are not on the GPU yet.
+pub(crate) fn check(gpu: &Gpu, program: &Program, stored: usize) -> Result<(), CudaError> {
+    let session = program.bytes();
     let needed = session.total() + stored;
     let free = gpu.free_bytes()?;
     if needed + RESERVE_BYTES <= free {
@@ -34,8 +35,24 @@ pub(crate) fn check(gpu: &Gpu, program: &Program, store: Option<&Store>) -> Resu
         text.push_str(&format!("\n    {} {name}", size(bytes)));
     }
     text.push_str("\n  hint: more `data.grains` make each grain's activations smaller; `[memory] recompute` keeps fewer of them; ");
+    text.push_str(&offload_hint(program));
     text.push_str("`nvidia-smi` shows who else uses the GPU");
     Err(CudaError::Memory(text))
+}
+
+/// What the host could keep of it.
+fn offload_hint(program: &Program) -> String {
+    let bytes = |offload: Offload| -> usize {
+        Held::of(&program.graph, &program.layout, &HostPart::of(&program.graph, &program.layout, offload))
+            .bytes()
+            .iter()
+            .sum()
+    };
+    let now: usize = program.executor.stored_bytes(&program.graph, &program.layout).iter().sum();
+    match now.saturating_sub(bytes(Offload::Optimizer)) {
+        0 => String::new(),
+        less => format!("`[memory] offload = \"optimizer\"` leaves {} of it in the host's memory; ", size(less)),
+    }
 }
 
 /// Bytes in the unit that suits them.

@@ -54,12 +54,11 @@ impl Arenas {
         self.grain.iter().chain([&self.step, &self.sums, &self.scratch]).try_for_each(|memory| memory.fill(0xff))
     }
 
-    /// Where a value is, as this lane sees it; `None` if it has no place.
+    /// Where a value is, as this lane sees it; `None` if it has no place on the device.
     pub fn address(&self, program: &Program, store: &Store, id: ValueId, lane: usize) -> Option<DevicePointer> {
         let place = program.layout.places[id.0 as usize]?;
         if place.arena == Arena::Store {
-            let base = self.stored(&program.graph, store, ValueId(place.offset as u32));
-            return Some(base + place.within as u64);
+            return self.stored(&program.graph, store, &place, program.graph.ty(id).bytes());
         }
         self.placed(&place, lane).ok()
     }
@@ -77,11 +76,12 @@ impl Arenas {
         Ok(base + place.within as u64)
     }
 
-    fn stored(&self, graph: &Graph, store: &Store, id: ValueId) -> DevicePointer {
+    fn stored(&self, graph: &Graph, store: &Store, place: &Place, bytes: usize) -> Option<DevicePointer> {
+        let id = ValueId(place.offset as u32);
         let name = stored_name(graph, id);
         let entry = store.entry(name).unwrap_or_else(|| panic!("the store has no `{name}`"));
         assert_eq!(entry.ty, *graph.ty(id), "`{name}` has another type in the store");
-        self.mirror.address(entry)
+        self.mirror.address(entry, place.within, bytes)
     }
 }
 

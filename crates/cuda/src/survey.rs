@@ -3,6 +3,7 @@
 use crate::driver::{DRIVER, Driver, version_text};
 use crate::error::CudaError;
 use crate::library::{Library, LibraryName};
+use crate::nvml::{NVML, Nvml};
 use crate::nvrtc::{NVRTC, Nvrtc};
 use crate::products::CUBLASLT;
 
@@ -11,14 +12,17 @@ use crate::products::CUBLASLT;
 pub struct LibraryState {
     pub title: &'static str,
     pub needed_for: &'static str,
+    /// Whether there is no training on GPUs without it.
+    pub required: bool,
     pub found: Result<String, CudaError>,
 }
 
-/// All libraries that the GPU executor uses.
+/// All libraries that are used for GPUs.
 pub fn libraries() -> Vec<LibraryState> {
     let state = |name: &LibraryName, found: Result<String, CudaError>| LibraryState {
         title: name.title,
         needed_for: name.needed_for,
+        required: true,
         found,
     };
     let nvrtc = |nvrtc: &Nvrtc| format!("{}.{}", nvrtc.version().0, nvrtc.version().1);
@@ -26,5 +30,6 @@ pub fn libraries() -> Vec<LibraryState> {
         state(&DRIVER, Driver::get().and_then(|driver| Ok(format!("CUDA {}", version_text(driver.version()?))))),
         state(&NVRTC, Nvrtc::get().map(nvrtc)),
         state(&CUBLASLT, Library::open(CUBLASLT).map(|_| "found".to_string())),
+        LibraryState { required: false, ..state(&NVML, Nvml::get().and_then(Nvml::version)) },
     ]
 }

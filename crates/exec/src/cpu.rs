@@ -56,6 +56,7 @@ impl Executor for Cpu {
                 + lanes_scratch
                 + scratch
                 + staged_bytes(graph, layout, options.lanes),
+            staging: 0,
         }
     }
 

@@ -6,6 +6,8 @@
 
 use crate::exchange::ExchangeError;
 use crate::memory::Memory;
+use crate::monitor::Monitor;
+use crate::offload::Offload;
 use crate::options::Options;
 use crate::program::Program;
 use crate::schedule::Schedule;
@@ -42,9 +44,25 @@ pub trait Executor: Debug + Send + Sync {
         true
     }
 
+    /// Bytes of the parameters and of the states that a session keeps in memory of the device, beside the host's; none on a device that
+    /// computes in the memory of the host.
+    fn stored_bytes(&self, _graph: &Graph, _layout: &Layout) -> [usize; 2] {
+        [0, 0]
+    }
+
+    /// The same executor with so much in the host's memory, if the device has a memory of its own.
+    fn with_offload(&self, _offload: Offload) -> Option<Arc<dyn Executor>> {
+        None
+    }
+
     /// Whether it can run the collectives of several workers.
     fn has_collectives(&self) -> bool {
         true
+    }
+
+    /// Whoever watches the device, if it tells anything of itself.
+    fn monitor(&self) -> Option<Arc<dyn Monitor>> {
+        None
     }
 
     /// Makes ready what programs of these graphs will need, all at once where that takes less time than one after the other.
@@ -75,9 +93,12 @@ pub struct SessionBytes {
     pub gradients: usize,
     /// Values computed once per step, and scratch of kernels.
     pub scratch: usize,
+    /// Memory of the host through which a device with memory of its own takes and gives; no part of the total.
+    pub staging: usize,
 }
 
 impl SessionBytes {
+    /// In the memory that the device computes in.
     pub fn total(&self) -> usize {
         self.activations + self.gradients + self.scratch
     }

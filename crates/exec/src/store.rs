@@ -87,8 +87,8 @@ impl Store {
         graph.params().map(|(id, _)| align(graph.ty(id).bytes())).sum()
     }
 
-    /// Room for every parameter in `params`, and for every state; all as it is, not initialised.
-    pub fn in_memory(graph: &Graph, params: Memory) -> Self {
+    /// The entries of a graph with their places, and the bytes of the parameters' and of the states' memory.
+    pub fn entries_of(graph: &Graph) -> (Vec<Entry>, [usize; 2]) {
         let mut entries: Vec<Entry> = Vec::new();
         for node in graph.nodes.iter().rev() {
             if let Some(param) = node.op.downcast::<Param>() {
@@ -111,12 +111,18 @@ impl Store {
                 offset: 0,
             });
         }
-        let (mut params_bytes, mut states_bytes) = (0, 0);
+        let mut bytes = [0, 0];
         for entry in &mut entries {
-            let bytes = if entry.is_param() { &mut params_bytes } else { &mut states_bytes };
+            let bytes = &mut bytes[usize::from(!entry.is_param())];
             entry.offset = *bytes;
             *bytes += align(entry.ty.bytes());
         }
+        (entries, bytes)
+    }
+
+    /// Room for every parameter in `params`, and for every state; all as it is, not initialised.
+    pub fn in_memory(graph: &Graph, params: Memory) -> Self {
+        let (entries, [params_bytes, states_bytes]) = Self::entries_of(graph);
         assert!(params.bytes() >= params_bytes, "{} bytes for {params_bytes} bytes of parameters", params.bytes());
         let states = Arc::new(Memory::new(states_bytes));
         let numbers = entries.iter().enumerate().map(|(at, entry)| (entry.name.clone(), at)).collect();

@@ -36,6 +36,8 @@ pub enum Function {
     Neg,
     /// `a · b + c` with one rounding.
     MulAdd,
+    /// `a / b` for `b` not below zero by way of a reciprocal: the same operations, and so the same bits, on every device.
+    Over,
     Exp,
     ExpM1,
     Ln,
@@ -70,6 +72,7 @@ impl Function {
             Function::Div => "# / #",
             Function::Neg => "-#",
             Function::MulAdd => "fmaf(#, #, #)",
+            Function::Over => "over(#, #)",
             Function::Exp => "expf(#)",
             Function::ExpM1 => "expm1f(#)",
             Function::Ln => "logf(#)",
@@ -112,7 +115,7 @@ fn c_type(dtype: DType) -> &'static str {
 impl Formula {
     /// A function of C, which is one of CUDA too with `__device__` among the qualifiers. Its parameters are the inputs, of
     /// these element types, then the numbers; one result is returned, several are written to `results`. It needs `math.h`
-    /// and `stdbool.h`, which CUDA knows by itself.
+    /// and `stdbool.h`, which CUDA knows by itself, and `over` as the kernels' prelude has it.
     pub fn to_c(&self, qualifiers: &str, name: &str, inputs: &[DType]) -> String {
         let types = self.c_types(inputs);
         let given = self.inputs.iter().zip(inputs).map(|(name, dtype)| format!("{} {name}", c_type(*dtype)));
@@ -147,7 +150,11 @@ impl Formula {
             Term::Literal(value) => format!("({value:?})"),
             _ => self.operand(term),
         };
-        self.terms_to_c(&mut text, &types, |function| function.pattern().replace("f(", "("), &operand);
+        let pattern = |function: Function| match function {
+            Function::Over => Function::Div.pattern().into(),
+            _ => function.pattern().replace("f(", "("),
+        };
+        self.terms_to_c(&mut text, &types, pattern, &operand);
         for (at, result) in self.results.iter().enumerate() {
             let _ = writeln!(text, "    results[{at}] = (float)({});", operand(*result));
         }

@@ -142,6 +142,9 @@ impl Real for Symbol {
     fn mul_add(self, by: Self, plus: Self) -> Self {
         Symbol(apply(Function::MulAdd, [self.0, by.0, plus.0]))
     }
+    fn over(self, by: Self) -> Self {
+        Symbol(apply(Function::Over, [self.0, by.0]))
+    }
 }
 
 #[cfg(test)]

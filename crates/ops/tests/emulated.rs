@@ -3,6 +3,7 @@
 //! Whether the same sources compile for a GPU is `compiles_for_the_gpu`, which needs NVRTC.
 
 use kolo_graph::checked_types;
+use kolo_graph::cpu::Buffer;
 use kolo_graph::cuda::{CudaArg, CudaBuffer, CudaCall, CudaCalls, CudaCx, CudaPlace, CudaSource, CudaTarget, Launch};
 use kolo_graph::cuda::{CudaMatrix, PRELUDE, Product};
 use kolo_graph::op::{Case, Dense, Domain};
@@ -172,6 +173,70 @@ fn kernels_on_the_emulator_match_the_definition() {
     }
     assert!(tried > 0, "no case was tried");
     assert!(failures.is_empty(), "{} of {tried} trials failed:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// An offloaded optimizer runs on the host: rules of optimizers and casts of weights give the same bits there as on a GPU.
+#[test]
+fn rules_of_optimizers_and_casts_give_the_bits_of_the_cpu() {
+    let both = |trial: &Trial| {
+        let to_half = trial.outputs.iter().all(|ty| matches!(ty.dtype, DType::BF16 | DType::F16));
+        let cast = trial.case.op.name() == "cast" && to_half;
+        let as_is = trial.inputs.iter().all(|ty| ty.dtype == DType::F32);
+        as_is && (cast || kolo_ops::optim::is_rule(&*trial.case.op))
+    };
+    let trials: Vec<Trial> = trials().into_iter().filter(both).collect();
+    let Some(library) = Library::of(&trials) else {
+        return println!("skipped: no C++ compiler");
+    };
+    assert!(trials.len() > 30, "{} trials", trials.len());
+    for (at, trial) in trials.iter().enumerate() {
+        // Values of every size, as gradients and second moments have them.
+        let scales = [1.0, 1e-3, 3e-8, 2e-20, 7e-39, 1e15];
+        for (turn, scale) in scales.iter().enumerate() {
+            let value = |slot: usize, (arg, ty): (&Arg, &Type)| {
+                let mut drawn = draw(arg, ty.dtype, at * 16 + slot);
+                let scaled = ty.elements() > 1 && slot > 0;
+                let scale = if scaled { *scale } else { 1.0 };
+                drawn.data.iter_mut().for_each(|x| *x = f64::from((*x * scale) as f32));
+                drawn
+            };
+            let args = trial.case.args.iter().zip(&trial.inputs).enumerate();
+            let inputs: Vec<Dense> = args.map(|(slot, both)| value(slot, both)).collect();
+            let got = Memory::of(trial, &inputs).run(&trial.calls, &library);
+            let want = on_cpu(trial, &inputs);
+            for (slot, (got, want)) in got.iter().zip(&want).enumerate() {
+                let differ = got.iter().zip(want).position(|(a, b)| a.to_bits() != b.to_bits());
+                assert_eq!(
+                    differ,
+                    None,
+                    "{}, output {slot}, turn {turn}: {:?}",
+                    trial.label,
+                    differ.map(|at| (got[at], want[at]))
+                );
+            }
+        }
+    }
+}
+
+/// What the CPU's kernel makes of the same inputs.
+fn on_cpu(trial: &Trial, inputs: &[Dense]) -> Vec<Vec<f64>> {
+    let mut memory: Vec<Vec<u64>> =
+        trial.inputs.iter().chain(&trial.outputs).map(|ty| vec![0; ty.bytes().div_ceil(8)]).collect();
+    let types = trial.inputs.iter().chain(&trial.outputs);
+    let buffers: Vec<Buffer> = memory
+        .iter_mut()
+        .zip(types)
+        .map(|(words, ty)| Buffer { data: words.as_mut_ptr().cast(), ty: ty.clone() })
+        .collect();
+    for (buffer, input) in buffers.iter().zip(inputs) {
+        input.data.iter().enumerate().for_each(|(at, value)| kolo_ops::cast::write(buffer, at, *value));
+    }
+    let (inputs, outputs) = buffers.split_at(trial.inputs.len());
+    let team = kolo_graph::Team::solo();
+    // SAFETY: every buffer has its type's bytes; these ops want no scratch.
+    let mut cx = unsafe { kolo_graph::CpuCx::new(inputs, outputs, &team, (std::ptr::null_mut(), 0)) };
+    kolo_ops::cpu_of(&*trial.case.op).expect("every op runs on the CPU").run(&mut cx);
+    outputs.iter().map(|out| (0..out.ty.elements()).map(|at| kolo_ops::cast::read(out, at)).collect()).collect()
 }
 
 #[test]

@@ -7,6 +7,7 @@
 
 use crate::collective::CollectiveKind;
 use crate::op_cost::{Body, OpCall, body, is_composite};
+use kolo_exec::Offload;
 use kolo_graph::collective::Movement;
 use kolo_graph::layout::all_shown_by;
 use kolo_graph::sources::GrainSum;
@@ -82,6 +83,8 @@ pub struct Anatomy {
     pub update_calls: f64,
     /// Bytes of the optimizer's state, per parameter.
     pub optimizer_bytes: f64,
+    /// What the host keeps and updates instead of the device.
+    pub offload: Offload,
     /// Operations of the model on one micro-batch, nothing computed twice.
     pub model_flops: f64,
     /// Samples of the micro-batch.
@@ -106,7 +109,13 @@ impl Anatomy {
                 units.push(unit);
             }
         }
-        Self { units, order, update_bytes, update_calls, optimizer_bytes, model_flops, samples }
+        let offload = Offload::None;
+        Self { units, order, update_bytes, update_calls, optimizer_bytes, offload, model_flops, samples }
+    }
+
+    /// The same step with this much kept and updated by the host.
+    pub fn offloading(self, offload: Offload) -> Self {
+        Self { offload, ..self }
     }
 
     /// The same model with more layers, from one with fewer: the layers between the second and the last but one, which have to

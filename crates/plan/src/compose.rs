@@ -14,10 +14,16 @@ use crate::cluster::{Cluster, LevelUse, SystemTraits};
 use crate::collective::{self, Algorithm, CollectiveKind};
 use crate::op_cost::Runner;
 use crate::step_model::{Compute, Exchange, Layout, Pass, Role, StageModel, StepModel, Transfer};
+use kolo_exec::Offload;
 use kolo_parallel::axes::PIPELINE;
 use kolo_parallel::axes::TENSOR;
 use kolo_parallel::mesh::DATA;
 use kolo_parallel::strategy::Refusal;
+
+/// What the cores of a host read and write per second while they update for one device. Assumed: the memory of some sixteen cores.
+const HOST_BYTES_PER_SECOND: f64 = 100e9;
+/// Bytes of a gradient on its way to the host; what comes back is no more.
+const GRADIENT_BYTES: f64 = 4.0;
 
 /// What a unit takes on the device, on one micro-batch.
 #[derive(Clone, Debug, Default)]
@@ -197,11 +203,14 @@ impl Composition<'_> {
             true => 1.0,
             false => self.anatomy.update_calls * parameters / self.anatomy.parameters().max(1.0),
         };
-        let update = Compute {
-            stream: bytes / (device.bandwidth * device.stream_share),
-            overhead: calls * device.launch,
-            ..Compute::default()
+        let stream = match self.anatomy.offload {
+            Offload::None => bytes / (device.bandwidth * device.stream_share),
+            // Gradients come to the host piece by piece, while it updates others and yet others leave.
+            Offload::Optimizer => {
+                (bytes / HOST_BYTES_PER_SECOND).max(parameters / shared * GRADIENT_BYTES / device.host_bandwidth)
+            }
         };
+        let update = Compute { stream, overhead: calls * device.launch, ..Compute::default() };
         Role {
             place,
             ranks: self.layout.workers() / places,

@@ -69,6 +69,8 @@ pub struct Device {
     pub stream_share: f64,
     /// Seconds from one kernel to the next.
     pub launch: f64,
+    /// Bytes per second between its memory and the host's, one way.
+    pub host_bandwidth: f64,
     /// Multiprocessors.
     pub units: usize,
     /// Rows and columns of a product that one multiprocessor computes at a time.
@@ -152,6 +154,8 @@ fn needed(section: &Settings, key: &str, known: Option<f64>, most: f64) -> Resul
     Err(section.wrong(key, message, "see devices.toml of kolo-plan for examples"))
 }
 
+/// Of PCI Express 4.0 with 16 lanes, as copies from pinned memory reach it.
+const HOST_GBS: f64 = 25.0;
 /// No device does more: a number with too many zeros is a mistake.
 const TFLOPS_MAX: f64 = 1e6;
 const GIB_MAX: f64 = 1e6;
@@ -185,6 +189,12 @@ fn read(name: &str, section: &Settings, known: Option<&Device>) -> Result<Device
         product_share: needed(section, "product_share", Some(default(|device| device.product_share, 0.7)), 1.0)?,
         stream_share: needed(section, "stream_share", Some(default(|device| device.stream_share, 0.85)), 1.0)?,
         launch: section.float_in("launch_us", default(|device| device.launch, 3e-6) * 1e6, 0.0, LAUNCH_US_MAX)? / 1e6,
+        host_bandwidth: needed(
+            section,
+            "host_gbs",
+            Some(default(|device| device.host_bandwidth, HOST_GBS * 1e9) / 1e9),
+            GIB_MAX,
+        )? * 1e9,
         units: section.count_in("units", known.map_or(1, |device| device.units), 1, 1 << 20)?,
         tile: [rows, columns],
         price_per_hour: (price > 0.0).then_some(price),

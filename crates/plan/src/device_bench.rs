@@ -15,10 +15,58 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceRow {
     pub work: &'static str,
+    /// What a product is computed in.
+    pub precision: Precision,
     /// Rows, columns and terms of a product; the length of a stream.
     pub shape: Vec<usize>,
-    /// Operations per second of a product, bytes per second of a stream.
+    /// Operations per second of a product, bytes per second of a stream or a copy, launches per second.
     pub rate: f64,
+}
+
+impl DeviceRow {
+    /// Of something that is no product.
+    pub fn of(work: &'static str, length: usize, rate: f64) -> Self {
+        Self { work, precision: Precision::F32, shape: vec![length], rate }
+    }
+
+    /// Its rate in the unit that goes with the work.
+    pub fn text(&self) -> String {
+        match self.work {
+            STREAM | TO_HOST | FROM_HOST => format!("{:.1} GB/s", self.rate / 1e9),
+            LAUNCH => format!("{:.2} µs", 1e6 / self.rate),
+            _ if self.rate >= 1e12 => format!("{:.1} TFLOP/s", self.rate / 1e12),
+            _ => format!("{:.1} GFLOP/s", self.rate / 1e9),
+        }
+    }
+}
+
+/// The works of a device file beside products.
+pub const STREAM: &str = "stream";
+pub const LAUNCH: &str = "launch";
+pub const TO_HOST: &str = "copy to the host";
+pub const FROM_HOST: &str = "copy from the host";
+
+/// What else is known of a device that was measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceFacts {
+    pub doc: String,
+    pub memory_bytes: f64,
+    pub units: usize,
+    pub tile: [usize; 2],
+    pub fitted_on: String,
+}
+
+impl DeviceFacts {
+    /// Of cores with so much memory.
+    pub fn of_cores(memory_bytes: f64) -> Self {
+        Self {
+            doc: "measured by `kolo bench device`".into(),
+            memory_bytes,
+            units: 1,
+            tile: [6, 16],
+            fitted_on: "products of 512 rows and streams of 32 MiB".into(),
+        }
+    }
 }
 
 /// Products as layers have them: square ones, those of a few rows, of few terms, of many terms.
@@ -40,30 +88,40 @@ const OPERAND_FLOATS: usize = 16 << 20;
 pub fn measure(threads: usize) -> Vec<DeviceRow> {
     let mut rows: Vec<DeviceRow> = PRODUCTS
         .iter()
-        .map(|(work, shape)| DeviceRow { work, shape: shape.to_vec(), rate: product_rate(*shape, threads) })
+        .map(|(work, shape)| {
+            let (precision, rate) = (Precision::F32, product_rate(*shape, threads));
+            DeviceRow { work, precision, shape: shape.to_vec(), rate }
+        })
         .collect();
-    rows.push(DeviceRow { work: "stream", shape: vec![STREAM_FLOATS], rate: stream_rate(threads) });
+    rows.push(DeviceRow::of(STREAM, STREAM_FLOATS, stream_rate(threads)));
     rows
 }
 
-/// The device that these rows show, of so much memory.
-pub fn device_of(name: &str, rows: &[DeviceRow], memory_bytes: f64) -> Device {
-    let rates = |work: &str| rows.iter().filter(|row| row.work == work).map(|row| row.rate).fold(0.0, f64::max);
-    let mut peak = [0.0; Precision::ALL.len()];
-    peak[Precision::F32 as usize] = rates("product");
+/// The device that these rows show. What no row tells is taken to be as on a machine like this one.
+pub fn device_of(name: &str, rows: &[DeviceRow], facts: &DeviceFacts) -> Device {
+    let best = |chosen: &dyn Fn(&DeviceRow) -> bool| {
+        let rates = rows.iter().filter(|row| chosen(row)).map(|row| row.rate);
+        rates.fold(None, |most: Option<f64>, rate| Some(most.map_or(rate, |most| most.max(rate))))
+    };
+    let of = |work: &'static str| best(&move |row| row.work == work);
+    let product = |precision: Precision| best(&move |row| row.work == "product" && row.precision == precision);
+    let bandwidth = of(STREAM).unwrap_or(0.0);
+    // The slower way: an update needs both.
+    let host = of(TO_HOST).zip(of(FROM_HOST)).map_or(bandwidth, |(one, other)| one.min(other));
     Device {
         name: name.into(),
-        doc: "measured by `kolo bench device`".into(),
-        peak,
-        memory_bytes,
-        bandwidth: rates("stream"),
+        doc: facts.doc.clone(),
+        peak: Precision::ALL.map(|precision| product(precision).unwrap_or(0.0)),
+        memory_bytes: facts.memory_bytes,
+        bandwidth,
         product_share: 1.0,
         stream_share: 1.0,
-        launch: LAUNCH_SECONDS,
-        units: 1,
-        tile: [6, 16],
+        launch: of(LAUNCH).map_or(LAUNCH_SECONDS, |rate| 1.0 / rate),
+        host_bandwidth: host,
+        units: facts.units,
+        tile: facts.tile,
         price_per_hour: None,
-        fitted_on: Some("products of 512 rows and streams of 32 MiB".into()),
+        fitted_on: Some(facts.fitted_on.clone()),
     }
 }
 
@@ -81,7 +139,7 @@ pub fn as_toml(device: &Device) -> String {
     let fitted = device.fitted_on.as_ref().map_or_else(String::new, |text| format!("fitted_on = {text:?}\n"));
     let price = device.price_per_hour.map_or_else(String::new, |price| format!("price_per_hour = {price}\n"));
     format!(
-        "[{}]\ndoc = {:?}\npeak_tflops = {{ {} }}\nmemory_gib = {:.3}\nbandwidth_gbs = {:.3}\nproduct_share = {:.4}\nstream_share = {:.4}\nlaunch_us = {:.3}\nunits = {}\ntile = [{}, {}]\n{fitted}{price}",
+        "[{}]\ndoc = {:?}\npeak_tflops = {{ {} }}\nmemory_gib = {:.3}\nbandwidth_gbs = {:.3}\nproduct_share = {:.4}\nstream_share = {:.4}\nlaunch_us = {:.3}\nhost_gbs = {:.3}\nunits = {}\ntile = [{}, {}]\n{fitted}{price}",
         device.name,
         device.doc,
         peaks.join(", "),
@@ -90,6 +148,7 @@ pub fn as_toml(device: &Device) -> String {
         device.product_share,
         device.stream_share,
         device.launch * 1e6,
+        device.host_bandwidth / 1e9,
         device.units,
         device.tile[0],
         device.tile[1],
@@ -152,10 +211,15 @@ mod tests {
     #[test]
     fn a_measured_device_reads_as_it_was() {
         let rows = vec![
-            DeviceRow { work: "product", shape: vec![512; 3], rate: 9e10 },
-            DeviceRow { work: "stream", shape: vec![1], rate: 1.25e10 },
+            DeviceRow { work: "product", precision: Precision::F32, shape: vec![512; 3], rate: 9e10 },
+            DeviceRow { work: "product", precision: Precision::Bf16, shape: vec![512; 3], rate: 2e11 },
+            DeviceRow { work: "product", precision: Precision::Bf16, shape: vec![64; 3], rate: 1e11 },
+            DeviceRow::of(STREAM, 1, 1.25e10),
+            DeviceRow::of(TO_HOST, 1, 5e9),
+            DeviceRow::of(FROM_HOST, 1, 6e9),
         ];
-        let device = device_of("mine", &rows, 8.0 * crate::device::GIB);
+        let device = device_of("mine", &rows, &DeviceFacts::of_cores(8.0 * crate::device::GIB));
+        assert_eq!((device.peak(Precision::Bf16), device.host_bandwidth), (2e11, 5e9));
         let mut table = DeviceTable::built_in().unwrap();
         table.extend(&kolo_config::parse(&as_toml(&device), "mine.toml").unwrap()).unwrap();
         let read = table.find("mine").unwrap();

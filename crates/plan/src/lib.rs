@@ -106,10 +106,14 @@ pub fn is_product(node: &Node) -> bool {
     node.op.work() != Work::Stream
 }
 
-/// Bytes that a step takes as its executor will run it.
+/// Bytes of the host's memory that a step takes as its executor will run it.
 pub fn memory(program: &Program) -> MemoryPlan {
-    let Program { graph, options, .. } = program;
-    let SessionBytes { activations, gradients, scratch } = program.bytes();
+    let Program { graph, options, executor, .. } = program;
+    let SessionBytes { activations, gradients, scratch, .. } = match (program.bytes(), executor.allocates_on_host()) {
+        (bytes, true) => bytes,
+        // What is on its way to the device and from it.
+        (bytes, false) => SessionBytes { scratch: bytes.staging, ..SessionBytes::default() },
+    };
     let stored = |trained: bool| -> usize {
         let params = graph.params().map(|(id, _)| graph.ty(id).bytes());
         let states = graph.states().map(|(id, _)| graph.ty(id).bytes());
@@ -118,6 +122,16 @@ pub fn memory(program: &Program) -> MemoryPlan {
     let process = PROCESS_BYTES + graph.nodes.len() * BYTES_PER_NODE + options.threads * BYTES_PER_THREAD;
     let (weights, optimizer) = (stored(true), stored(false));
     MemoryPlan { weights, gradients, optimizer, activations, scratch, process, ..MemoryPlan::default() }
+}
+
+/// Bytes of the memory of a device that has its own; `None` of one that computes in the host's.
+pub fn device_memory(program: &Program) -> Option<MemoryPlan> {
+    if program.executor.allocates_on_host() {
+        return None;
+    }
+    let [weights, optimizer] = program.executor.stored_bytes(&program.graph, &program.layout);
+    let SessionBytes { activations, gradients, scratch, .. } = program.bytes();
+    Some(MemoryPlan { weights, optimizer, gradients, activations, scratch, ..MemoryPlan::default() })
 }
 
 /// Bytes that a rank sends in a step, by the axis of the mesh; `place` says where it lies along an axis, and how many ranks that

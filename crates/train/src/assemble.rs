@@ -38,7 +38,7 @@ impl Worker {
     /// Compiles the worker's part of the job's step for these options, whose grains are its share of the job's, for a run that
     /// ends with the first lost worker or for an elastic one. All workers call it together.
     pub fn assemble(job: &Job, company: &Company, options: Options, elastic: bool) -> Result<Self, Error> {
-        job.check_precision()?;
+        job.check_executor()?;
         if company.world().is_some() {
             job.check_device(company.workers())?;
         }
@@ -46,11 +46,11 @@ impl Worker {
         let mesh = company.mesh(&parallel)?;
         let evaluators = company.evaluators(&mesh);
         let plan = WorkerPlan::new(job, &parallel, &mesh, evaluators.as_ref(), options)?;
-        let (program, mut memory) = (plan.program, plan.memory);
+        let WorkerPlan { program, mut memory, device } = plan;
         if elastic && parallel.is_sharded(company.workers()) {
             memory.copies = copies::bytes(&program.graph, company.workers());
         }
-        check_memory(job, company, &parallel, &memory, options)?;
+        check_memory(job, company, &parallel, &memory, device.as_ref(), options)?;
         let (store, session) = match company.peers() {
             Some(world) => compile_among(job, &parallel, program, &mesh, world)?,
             None => {
@@ -70,24 +70,29 @@ impl Worker {
     }
 }
 
-/// Refuses a job of which a worker needs more than the job or the machine allows. All ranks call it together, servers too.
+/// Refuses a job of which a worker needs more than the job or the machine allows, of the host's memory or of a device's own. All ranks
+/// call it together, servers too.
 fn check_memory(
     job: &Job,
     company: &Company,
     parallel: &Parallel,
     memory: &MemoryPlan,
+    device: Option<&MemoryPlan>,
     options: Options,
 ) -> Result<(), Error> {
-    // What a GPU holds, its executor compares with what the GPU has.
-    let device = MemoryPlan { gradients: 0, activations: 0, scratch: 0, evaluation: 0, ..*memory };
-    let memory = if job.executor.allocates_on_host() { memory } else { &device };
-    let usage = match company.world() {
-        Some(world) => HostUsage::among(memory, parallel.home().is_shared(), world)?,
-        None => HostUsage::alone(memory),
+    let usage_of = |plan: &MemoryPlan, share_weights: bool| match company.world() {
+        Some(world) => HostUsage::among(plan, share_weights, world),
+        None => Ok(HostUsage::alone(plan)),
     };
+    let usage = usage_of(memory, parallel.home().is_shared())?;
     let now = WorkersNow { workers: company.workers(), threads: options.threads };
     let layouts = company.roles().is_none().then_some(now);
-    let wanted = Wanted { plan: memory, largest: usage.largest(), rank: company.rank(), layouts };
+    // What a GPU holds, its executor compares with what the GPU has.
+    let largest = match device {
+        Some(device) => usage_of(device, false)?.largest(),
+        None => usage.largest(),
+    };
+    let wanted = Wanted { plan: device.unwrap_or(memory), largest, rank: company.rank(), layouts };
     match (memory_limit::check(job, &wanted), company.world()) {
         (Err(Error::Memory(text)), Some(world)) => {
             // What the first rank found takes its time: nobody ends the job before that is said.

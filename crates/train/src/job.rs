@@ -10,7 +10,7 @@ use crate::rate_scaling::RateScaling;
 use crate::schedule::Schedule;
 use kolo_data::{Field, Kind, ReadError, SOURCES, Source, SourceKind, Split};
 use kolo_exec::cpu::Cpu;
-use kolo_exec::{Executor, Precision};
+use kolo_exec::{Executor, Offload, Precision};
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_models::{MODELS, Model, ModelKind};
 use kolo_parallel::strategy::Facts;
@@ -249,19 +249,25 @@ impl Job {
         Ok(self.settings.iter().cloned().chain(derived).collect())
     }
 
-    /// Lets this executor run its graphs, in the job's precision.
+    /// Lets this executor run its graphs, in the job's precision and with as much in the host's memory as the job says.
     pub fn run_on(&mut self, executor: Arc<dyn Executor>) -> Result<(), Error> {
-        self.executor = match self.precision {
+        let executor = match self.precision {
             Precision::Tf32 => executor.in_tf32().ok_or_else(|| no_tf32(executor.name()))?,
             _ => executor,
         };
+        // What only evaluates has nothing to offload: training looks whether it can.
+        self.executor = executor.with_offload(self.memory.offload).unwrap_or(executor);
         Ok(())
     }
 
-    /// Whether its executor has its precision.
-    pub fn check_precision(&self) -> Result<(), Error> {
-        match self.precision == Precision::Tf32 && self.executor.in_tf32().is_none() {
-            true => Err(no_tf32(self.executor.name())),
+    /// Whether its executor has its precision, and a memory beside the host's if something is to be kept there.
+    pub fn check_executor(&self) -> Result<(), Error> {
+        if self.precision == Precision::Tf32 && self.executor.in_tf32().is_none() {
+            return Err(no_tf32(self.executor.name()));
+        }
+        let offload = self.memory.offload;
+        match offload != Offload::None && self.executor.with_offload(offload).is_none() {
+            true => Err(no_offload(offload, self.executor.name())),
             false => Ok(()),
         }
     }
@@ -528,6 +534,16 @@ fn read_loss_scale(train: &Settings, precision: Precision) -> Result<Option<f64>
             Err(train.wrong("loss_scale", message, "leave it out, or write `precision = \"f16\"`"))
         }
         _ => Ok(None),
+    }
+}
+
+fn no_offload(offload: Offload, device: &str) -> Error {
+    let name = offload.name();
+    Error::Unfit {
+        message: format!(
+            "`memory.offload` is \"{name}\", which is for GPUs: on the {device} all is in the host's memory"
+        ),
+        hint: "leave it out, or train with `--device cuda`; `memory.recompute` saves memory on any device".into(),
     }
 }
 

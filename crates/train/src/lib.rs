@@ -12,6 +12,7 @@ pub mod confusion;
 mod copies;
 pub mod data_bench;
 pub mod decision;
+pub mod device_use;
 pub mod error;
 pub mod events;
 pub mod generate;

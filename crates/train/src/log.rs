@@ -2,6 +2,7 @@
 
 use crate::job::Job;
 use crate::trainer::Trainer;
+use kolo_exec::DeviceReading;
 use serde::{Deserialize, Serialize};
 
 /// Where a run stands after a step.
@@ -19,6 +20,8 @@ pub struct LogRow {
     pub loss_scale: Option<[f64; 2]>,
     /// Since the row before, without evaluations.
     pub samples_per_s: f64,
+    /// What the device told last, if it tells of itself.
+    pub device: Option<DeviceReading>,
     /// The job names how often it wants rows.
     pub asked: bool,
 }
@@ -30,7 +33,14 @@ impl LogRow {
         let first = [("step/loss", self.loss), ("step/lr", self.rate)];
         let scale =
             self.loss_scale.map(|[scale, skipped]| [("step/loss_scale", scale), ("step/skipped_steps", skipped)]);
-        let rest = scale.into_iter().flatten().chain([("step/samples_per_s", self.samples_per_s)]);
+        let device = self.device.unwrap_or_default();
+        let device = [
+            device.utilisation.map(|value| ("device/utilisation", value)),
+            device.memory_bytes.map(|[used, _]| ("device/memory_bytes", used as f64)),
+            device.power_watts.map(|value| ("device/power_watts", value)),
+        ];
+        let speed = [("step/samples_per_s", self.samples_per_s)];
+        let rest = scale.into_iter().flatten().chain(speed).chain(device.into_iter().flatten());
         first.into_iter().chain(norm).chain(rest).collect()
     }
 }
@@ -71,6 +81,7 @@ impl Log {
             grad_norm: trainer.gradient_norm().map(f64::from),
             loss_scale: trainer.loss_scale().map(|numbers| numbers.map(f64::from)),
             samples_per_s: (steps * job.batch) as f64 / milliseconds.max(1e-6) * 1e3,
+            device: None,
             asked: job.log_every.asked,
         })
     }

@@ -160,7 +160,7 @@ impl Shortage {
         format!(
             "the job needs {} of memory, and {self}\n  {}{each}\n  hint: {hint} (`{UNCHECKED}=1` starts it anyway)",
             format_bytes(self.needed),
-            by_kind(one)
+            by_kind(one, false)
         )
     }
 }
@@ -174,7 +174,11 @@ fn kinds(one: &MemoryPlan) -> [(&'static str, usize, &'static str); 10] {
             one.gradients,
             "share them among workers with `parallel.zero = 2`, or take fewer threads or fewer `data.grains`",
         ),
-        ("optimizer", one.optimizer, "share it among workers with `parallel.zero = 1`, or take a plainer optimizer"),
+        (
+            "optimizer",
+            one.optimizer,
+            "share it among workers with `parallel.zero = 1`, take a plainer optimizer, or on a GPU write `memory.offload = \"optimizer\"`",
+        ),
         (
             "activations",
             one.activations,
@@ -197,10 +201,10 @@ fn kinds(one: &MemoryPlan) -> [(&'static str, usize, &'static str); 10] {
     ]
 }
 
-/// What each part of a plan takes, in one line.
-pub(crate) fn by_kind(one: &MemoryPlan) -> String {
+/// What each part of a plan takes, in one line; of a device with memory of its own, only the parts that there are.
+pub(crate) fn by_kind(one: &MemoryPlan, of_device: bool) -> String {
     // Few jobs have copies.
-    let shown = kinds(one).into_iter().filter(|(name, bytes, _)| *name != "copies" || *bytes > 0);
+    let shown = kinds(one).into_iter().filter(|(name, bytes, _)| *bytes > 0 || !of_device && *name != "copies");
     shown.map(|(name, bytes, _)| format!("{name} {}", format_bytes(bytes as u64))).collect::<Vec<_>>().join(", ")
 }
 

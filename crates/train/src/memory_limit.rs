@@ -7,7 +7,7 @@ use crate::job_file;
 use crate::machine::format_bytes;
 use crate::memory_check::{by_kind, largest_hint};
 use crate::worker_plan::WorkerPlan;
-use kolo_exec::Options;
+use kolo_exec::{Offload, Options};
 use kolo_graph::settings::Setting;
 use kolo_parallel::mesh::DATA;
 use kolo_parallel::strategy::KeyValue;
@@ -17,7 +17,7 @@ use kolo_plan::MemoryPlan;
 /// What the workers of a job take.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
-    /// This rank's plan.
+    /// This rank's plan of the memory that its device computes in.
     pub plan: &'a MemoryPlan,
     /// Bytes of the rank that needs most.
     pub largest: u64,
@@ -50,11 +50,13 @@ pub fn check(job: &Job, wanted: &Wanted<'_>) -> Result<(), Error> {
         Some(search) => search.explain(wanted.plan),
         None => (String::new(), largest_hint(wanted.plan).to_string()),
     };
+    let of_device = !job.executor.allocates_on_host();
+    let of = if of_device { "of its GPU's memory" } else { "of memory" };
     Err(Error::Memory(format!(
-        "a worker needs {} of memory, and `memory.limit` allows {}\n  {}{whose}{found}\n  hint: {hint}",
+        "a worker needs {} {of}, and `memory.limit` allows {}\n  {}{whose}{found}\n  hint: {hint}",
         format_bytes(wanted.largest),
         format_bytes(limit),
-        by_kind(wanted.plan),
+        by_kind(wanted.plan, of_device),
     )))
 }
 
@@ -75,6 +77,7 @@ pub struct Layout {
     /// Threads of each.
     pub threads: usize,
     pub recompute: Recompute,
+    pub offload: Offload,
     pub zero: usize,
     pub tensor: usize,
 }
@@ -82,7 +85,7 @@ pub struct Layout {
 impl Layout {
     /// Whether another one does with as few workers and changes.
     fn is_beside(&self, other: &Layout) -> bool {
-        let parts = |one: &Layout| [one.workers, one.recompute as usize, one.zero, one.tensor];
+        let parts = |one: &Layout| [one.workers, one.recompute as usize, one.offload as usize, one.zero, one.tensor];
         parts(self).into_iter().zip(parts(other)).all(|(own, other)| own >= other)
     }
 }
@@ -133,29 +136,32 @@ pub fn fitting(job: &Job, limit: u64, now: WorkersNow) -> Result<Found, Error> {
     let space = Space::of(job, now)?;
     let mut found = Found::default();
     for (workers, tensor) in space.meshes() {
-        let at = |recompute, zero| space.layout(workers, tensor, recompute, zero);
-        let most = space.zero_of(workers, tensor);
+        let at = |recompute, offload, zero| Layout { offload, ..space.layout(workers, tensor, recompute, zero) };
+        let (most, offloads) = (space.zero_of(workers, tensor), space.offloads());
+        let last = offloads[offloads.len() - 1];
         // Recomputing blocks takes the least, or little more if there is not much to recompute: if it is far from fitting with
         // every stage of ZeRO, no layout of these workers fits.
         let mut blocks: Vec<Planned> = Vec::new();
         for zero in 0..=most {
-            blocks.extend(space.plan(at(Recompute::Blocks, zero), limit)?);
+            blocks.extend(space.plan(at(Recompute::Blocks, last, zero), limit)?);
         }
         let beyond = blocks.iter().filter(|planned| planned.bytes > limit).cloned();
         found.smallest = found.smallest.into_iter().chain(beyond).min_by_key(|planned| planned.bytes);
         if blocks.iter().all(|planned| planned.bytes - planned.bytes / FAR > limit) {
             continue;
         }
-        let choices = Recompute::ALL.into_iter().flat_map(|recompute| (0..=most).map(move |zero| (recompute, zero)));
-        let mut choices: Vec<Layout> = choices.map(|(recompute, zero)| at(recompute, zero)).collect();
+        let kept = offloads.iter().flat_map(|offload| Recompute::ALL.map(|recompute| (recompute, *offload)));
+        let mut choices: Vec<Layout> =
+            kept.flat_map(|(recompute, offload)| (0..=most).map(move |zero| at(recompute, offload, zero))).collect();
         choices.sort_by_key(|layout| (space.changes(layout).len(), layout.recompute));
         for layout in choices {
             if found.fitting.iter().any(|known| layout.is_beside(&known.layout)) {
                 continue;
             }
-            let planned = match layout.recompute {
-                Recompute::Blocks => blocks.iter().find(|planned| planned.layout == layout).cloned(),
-                Recompute::None | Recompute::Selective => space.plan(layout, limit)?,
+            let planned = match blocks.iter().find(|planned| planned.layout == layout) {
+                Some(known) => Some(known.clone()),
+                None if layout.recompute == Recompute::Blocks && layout.offload == last => None,
+                None => space.plan(layout, limit)?,
             };
             found.fitting.extend(planned.filter(|planned| planned.bytes <= limit));
             if found.fitting.len() >= NAMED_MAX {
@@ -185,6 +191,7 @@ impl<'j> Space<'j> {
             workers: now.workers,
             threads: now.threads,
             recompute: job.parallel.recompute(),
+            offload: job.memory.offload,
             zero: size("zero", 0),
             tensor: size("tensor", 1),
         };
@@ -217,7 +224,15 @@ impl<'j> Space<'j> {
     fn layout(&self, workers: usize, tensor: usize, recompute: Recompute, zero: usize) -> Layout {
         // The cores are shared by whoever is on them.
         let threads = (self.now.threads * self.now.workers / workers).max(1);
-        Layout { workers, threads, recompute, zero, tensor }
+        Layout { workers, threads, recompute, offload: self.own.offload, zero, tensor }
+    }
+
+    /// From what the job leaves in the host's memory to the most that its device can.
+    fn offloads(&self) -> Vec<Offload> {
+        let executor = &self.job.executor;
+        let more = Offload::ALL.into_iter().filter(|more| *more > self.own.offload);
+        let more = more.filter(|offload| executor.with_offload(*offload).is_some());
+        std::iter::once(self.own.offload).chain(more).collect()
     }
 
     /// Keys of `[parallel]` that differ from the job's.
@@ -234,7 +249,9 @@ impl<'j> Space<'j> {
     fn changes(&self, layout: &Layout) -> Vec<String> {
         let keys = self.keys(layout).into_iter().map(|(key, value)| format!("parallel.{key}={value}"));
         let again = (layout.recompute != self.own.recompute).then(|| layout.recompute.name());
-        keys.chain(again.map(|name| format!("memory.recompute={name}"))).collect()
+        let kept = (layout.offload != self.own.offload).then(|| layout.offload.name());
+        let kept = kept.map(|name| format!("memory.offload={name}"));
+        keys.chain(again.map(|name| format!("memory.recompute={name}"))).chain(kept).collect()
     }
 
     /// Plans a layout: bytes are those of the rank that needs most, or of the first that exceeds the limit. `None` if the job cannot have it.
@@ -251,7 +268,11 @@ impl<'j> Space<'j> {
             debug_assert_eq!(mesh.size(DATA), data);
             // A model that cannot be split so is no layout of this job.
             let Ok(plan) = WorkerPlan::new(self.job, &parallel, &mesh, Some(&mesh), options) else { return Ok(None) };
-            bytes = bytes.max(plan.memory.total() as u64);
+            let memory = match layout.offload == self.own.offload {
+                true => *plan.limited(),
+                false => plan.offloaded(layout.offload).unwrap_or(*plan.limited()),
+            };
+            bytes = bytes.max(memory.total() as u64);
             if bytes > limit {
                 break;
             }

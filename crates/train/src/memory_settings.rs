@@ -1,5 +1,6 @@
-//! `[memory]` of a job: what is computed again, and how much a worker may take.
+//! `[memory]` of a job: what is computed again, what a GPU leaves to the host, and how much a worker may take.
 
+use kolo_exec::Offload;
 use kolo_graph::settings::{Setting, SettingError, Settings};
 use kolo_parallel::Recompute;
 
@@ -7,13 +8,16 @@ use kolo_parallel::Recompute;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemorySettings {
     pub recompute: Recompute,
-    /// Bytes that each worker may take by its plan.
+    /// What a device with memory of its own leaves in the host's.
+    pub offload: Offload,
+    /// Bytes that each worker may take by its plan: of the memory that its device computes in.
     pub limit_bytes: Option<u64>,
 }
 
 impl MemorySettings {
     pub fn read(memory: &Settings) -> Result<Self, SettingError> {
         let recompute = Recompute::named(memory.choice("recompute", &Recompute::NAMES)?).unwrap_or_default();
+        let offload = Offload::named(memory.choice("offload", &Offload::NAMES)?).unwrap_or_default();
         let limit_bytes = match memory.peek("limit") {
             Some(Setting::Int(_)) => Some(memory.count("limit", 1, 1)? as u64),
             Some(Setting::Text(_)) => {
@@ -27,7 +31,7 @@ impl MemorySettings {
             }
         };
         memory.finish()?;
-        Ok(Self { recompute, limit_bytes })
+        Ok(Self { recompute, offload, limit_bytes })
     }
 }
 

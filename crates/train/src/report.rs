@@ -2,6 +2,7 @@
 
 use crate::compared::ComparedPart;
 use crate::confusion::Classification;
+use crate::device_use::DeviceUse;
 use crate::rate_scaling::RateScaling;
 use crate::supply::Loader;
 use crate::trainer::Evaluation;
@@ -196,6 +197,9 @@ pub struct Report {
     pub layout: BTreeMap<&'static str, usize>,
     pub device: String,
     pub threads: usize,
+    /// Of a device that tells of itself, as the first rank's did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_use: Option<DeviceUse>,
     pub peak_bytes: PeakBytes,
     pub planned: Planned,
     /// The plan beside what was measured, part by part.

@@ -7,6 +7,7 @@ pub use elastic::{Elastic, GenerationStart, OnResume};
 use crate::asynchronous::Links;
 use crate::checkpoint::{self, CheckpointDir, Saver, TrainerRecord};
 pub use crate::company::Company;
+use crate::device_use::DeviceWatch;
 use crate::error::Error;
 use crate::interrupt::{Interrupt, RunPhase};
 use crate::job::Job;
@@ -263,6 +264,8 @@ struct Run<'r> {
     /// Where an elastic run stood before its last steps.
     marks: VecDeque<elastic::Mark>,
     generations: Vec<GenerationRow>,
+    /// Of a device that tells of itself.
+    device: Option<DeviceWatch>,
 }
 
 impl<'r> Run<'r> {
@@ -320,6 +323,7 @@ impl<'r> Run<'r> {
             rows: elastic::Progress::default(),
             marks: VecDeque::new(),
             generations: Vec::new(),
+            device: job.executor.monitor().filter(|_| options.company.is_chief()).map(DeviceWatch::new),
             job,
         };
         resumed.into_iter().for_each(|record| run.restore(record));
@@ -455,7 +459,8 @@ impl<'r> Run<'r> {
         self.observer.step(self.trainer.next_step(), loss, milliseconds);
         self.loss_sum += f64::from(loss);
         self.loss_count += 1;
-        if let Some(row) = self.log.step(&self.job, &self.trainer, loss, milliseconds) {
+        if let Some(mut row) = self.log.step(&self.job, &self.trainer, loss, milliseconds) {
+            row.device = self.device.as_ref().and_then(DeviceWatch::last);
             self.observer.logged(&row);
             self.write_row(row.step, row.epoch, &row.values())?;
         }
@@ -641,6 +646,7 @@ impl<'r> Run<'r> {
             layout: job.parallel.layout(workers),
             device: job.executor.name().into(),
             threads: options.threads,
+            device_use: self.device.as_ref().map(DeviceWatch::so_far),
             peak_bytes: PeakBytes { rss: peak_rss_bytes().unwrap_or(0), device: trainer.device_bytes() },
             planned: options.planned,
             compared: Vec::new(),

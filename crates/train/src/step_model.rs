@@ -111,7 +111,7 @@ pub fn count_whole(
     let flops = product_flops(&split);
     let again = recompute_again(split, parallel);
     let graph = if fuses { fuse(again) } else { again };
-    Ok(Anatomy::of(&graph, samples, flops))
+    Ok(Anatomy::of(&graph, samples, flops).offloading(job.memory.offload))
 }
 
 /// How the job lays itself out on so many workers. `precision` is that of the system, if it is not the job's.

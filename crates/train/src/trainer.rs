@@ -232,7 +232,7 @@ impl Trainer {
     pub fn device_bytes(&self) -> u64 {
         match self.job.executor.allocates_on_host() {
             true => 0,
-            false => (self.session.planned_bytes().total() + self.store.bytes()) as u64,
+            false => kolo_plan::device_memory(self.session.program()).map_or(0, |memory| memory.total() as u64),
         }
     }
 

@@ -7,9 +7,10 @@ use crate::job::Job;
 use crate::step::program_of;
 use crate::supply;
 use crate::trainer::count_beside;
-use kolo_exec::{Options, Program};
+use kolo_exec::{Offload, Options, Program};
 use kolo_parallel::{Mesh, Parallel};
 use kolo_plan::MemoryPlan;
+use std::sync::Arc;
 
 /// What a rank's communicators take, and what each peer adds to that: parts of messages on their way, and of sums.
 const COMMUNICATOR_BYTES: usize = 3 << 20;
@@ -23,7 +24,10 @@ fn link_bytes(ranks: usize) -> usize {
 #[derive(Clone, Debug)]
 pub struct WorkerPlan {
     pub program: Program,
+    /// Of the host.
     pub memory: MemoryPlan,
+    /// Of a device with memory of its own.
+    pub device: Option<MemoryPlan>,
 }
 
 impl WorkerPlan {
@@ -42,7 +46,23 @@ impl WorkerPlan {
         let checkpoint = checkpoint::copied_bytes(job, &program.graph, mesh.ranks());
         let step = kolo_plan::memory(&program);
         let process = step.process + link_bytes(mesh.ranks());
+        let device = kolo_plan::device_memory(&program).map(|step| MemoryPlan { evaluation, ..step });
+        let evaluation = if device.is_some() { 0 } else { evaluation };
         let memory = MemoryPlan { evaluation, data, checkpoint, process, ..step };
-        Ok(Self { program, memory })
+        Ok(Self { program, memory, device })
+    }
+
+    /// The memory that its device computes in, which `memory.limit` is about.
+    pub fn limited(&self) -> &MemoryPlan {
+        self.device.as_ref().unwrap_or(&self.memory)
+    }
+
+    /// That memory with this much in the host's instead; `None` if the device has no other.
+    pub fn offloaded(&self, offload: Offload) -> Option<MemoryPlan> {
+        let executor = self.program.executor.with_offload(offload)?;
+        let layout = Arc::new(executor.layout(&self.program.graph, self.program.options));
+        let program = Program { executor, layout, ..self.program.clone() };
+        let evaluation = self.limited().evaluation;
+        kolo_plan::device_memory(&program).map(|step| MemoryPlan { evaluation, ..step })
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{Prediction, forward_macs};
 use crate::output::println;
+use kolo_exec::Offload;
 use kolo_parallel::Recompute;
 use kolo_plan::{ByStage, Cost, MemoryPlan};
 use kolo_train::Job;
@@ -30,6 +31,9 @@ pub(super) fn print(title: &str, job: &Job, p: &Prediction) {
         print_stages(&format!("bytes{scope}"), *times, &format_bytes, bytes);
     }
     print_memory(memory, workers, p.all_bytes);
+    if let Some(device) = &p.device {
+        print_device_memory(device, job);
+    }
     if let Some(shared) = &p.shared {
         shared.print();
     }
@@ -87,6 +91,24 @@ fn print_memory(memory: &MemoryPlan, workers: usize, all_bytes: u64) {
         ("process", memory.process),
     ] {
         println!("    {name:<15} {}", size(bytes));
+    }
+}
+
+/// What a worker holds in the memory of its GPU.
+fn print_device_memory(memory: &MemoryPlan, job: &Job) {
+    println!("  GPU memory        {} per worker", format_bytes(memory.total() as u64));
+    for (name, bytes) in [
+        ("weights", memory.weights),
+        ("gradients", memory.gradients),
+        ("optimizer", memory.optimizer),
+        ("activations", memory.activations),
+        ("scratch", memory.scratch),
+        ("evaluation", memory.evaluation),
+    ] {
+        println!("    {name:<15} {}", format_bytes(bytes as u64));
+    }
+    if job.memory.offload != Offload::None {
+        println!("  offload           {}: kept and updated in the host's memory", job.memory.offload.name());
     }
 }
 

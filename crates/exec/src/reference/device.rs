@@ -35,7 +35,7 @@ impl Executor for Reference {
 
     fn bytes(&self, graph: &Graph, _: &Layout, _: Options) -> SessionBytes {
         let values: usize = graph.values.iter().map(|value| value.ty.elements() * size_of::<f64>()).sum();
-        SessionBytes { activations: values, gradients: 0, scratch: 0 }
+        SessionBytes { activations: values, ..SessionBytes::default() }
     }
 
     fn has_collectives(&self) -> bool {

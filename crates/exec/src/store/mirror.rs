@@ -42,9 +42,9 @@ impl Mirrored {
         Ok(made)
     }
 
-    /// Whether there is a mirror.
-    pub fn is_made(&self) -> bool {
-        lock(&self.0).mirror.is_some()
+    /// The store's mirror, if there is one.
+    pub fn made(&self) -> Option<Arc<dyn Mirror>> {
+        lock(&self.0).mirror.clone()
     }
 
     /// Brings the mirror up to date by `upload`, if the host is newer.

@@ -125,3 +125,13 @@ __device__ __forceinline__ double bias_correction(double beta, double step) {
     }
     return 1.0 - power;
 }
+
+// `x / by` for `by` not below zero, operation for operation as `kolo_ops` has it: an update gives the same bits on either side.
+__device__ __forceinline__ float over(float x, float by) {
+    by = by < 1.17549435e-38f ? 1.17549435e-38f : by;
+    float near = __uint_as_float(0x7ef127eau - __float_as_uint(by));
+    const float left = fmaf(near, -by, 1.0f);
+    near = fmaf(near, fmaf(left, left, left), near);
+    const float quotient = x * near;
+    return by > 8.507059e37f ? x * 0.0f : fmaf(fmaf(quotient, -by, x), near, quotient);
+}

@@ -12,7 +12,7 @@ mod unstored;
 pub use alias::{all_shown_by, shown_by};
 pub use unstored::{Unstored, UnstoredGradients, unstored};
 
-use crate::graph::{Graph, NodeId, Phase, ValueId};
+use crate::graph::{Graph, Node, NodeId, Phase, ValueId};
 use crate::op::Op;
 use crate::sources::GrainSum;
 use crate::types::Type;
@@ -101,6 +101,11 @@ pub trait Abilities {
     /// The input that it can take in that way.
     fn takes_tiles(&self, _op: &dyn Op) -> Option<usize> {
         None
+    }
+
+    /// Whether what a node before the grains makes stays in its place beyond the step: nothing else is ever put there.
+    fn stays(&self, _graph: &Graph, _node: &Node) -> bool {
+        false
     }
 }
 

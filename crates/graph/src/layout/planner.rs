@@ -263,11 +263,14 @@ impl<'g> Planner<'g> {
     }
 
     fn fresh(&mut self, output: ValueId, position: usize) {
-        let life = Life {
+        let mut life = Life {
             bytes: align(self.graph.ty(output).bytes()),
             birth: position,
             death: self.death(output, position).max(position),
         };
+        if position < self.grain.start && self.abilities.stays(self.graph, self.graph.node(self.order[position])) {
+            (life.birth, life.death) = (0, self.order.len());
+        }
         let block = Block { life, arena: self.arena(position), offset: 0 };
         self.block_of[output.0 as usize] = Some(self.blocks.len());
         self.blocks.push(block);

@@ -22,7 +22,7 @@ pub use norm::{ClipScale, OptimMethods, RUN, RunSquares, SumRuns, SumSquares};
 pub use rmsprop::Rmsprop;
 pub use sgd::{Sgd, SgdPlain};
 
-use kolo_graph::OpKind;
+use kolo_graph::{Op, OpKind};
 
 /// Every op of this folder.
 pub const KINDS: &[OpKind] = &[
@@ -39,3 +39,9 @@ pub const KINDS: &[OpKind] = &[
     OpKind::of::<SumRuns>().with_cuda::<SumRuns>(),
     OpKind::of::<ClipScale>().with_cuda::<ClipScale>(),
 ];
+
+/// Whether an op is the rule of an optimizer: it moves a parameter or finds where to, element by element, with the same bits on
+/// every device.
+pub fn is_rule(op: &dyn Op) -> bool {
+    op.formula().is_some() && KINDS.iter().any(|kind| kind.name == op.name())
+}

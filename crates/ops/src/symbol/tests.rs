@@ -32,6 +32,7 @@ fn call(function: Function, [a, b, c]: [f64; 3]) -> f64 {
         Function::Div => a / b,
         Function::Neg => -a,
         Function::MulAdd => a.mul_add(b, c),
+        Function::Over => a.over(b),
         Function::Exp => a.exp(),
         Function::ExpM1 => a.exp_m1(),
         Function::Ln => a.ln(),
@@ -198,6 +199,7 @@ fn all_formulas_compile_as_c_and_give_the_same_values() {
     }
     let mut text = String::from("#include <math.h>\n#include <stdbool.h>\n#include <stdio.h>\n\n");
     text += "static double bias_correction(double beta, double step) { return 1.0 - pow(beta, step); }\n";
+    text += "static float over(float x, float by) { return x / by; }\n";
     let (mut body, mut wanted) = (String::new(), Vec::new());
     for (name, case, formula) in elementwise_cases() {
         text += &c_function(&name, &case, &formula);

@@ -3,6 +3,7 @@
 use super::Composition;
 use crate::anatomy::Unit;
 use crate::step_model::{DeviceMemory, Layout};
+use kolo_exec::Offload;
 use kolo_parallel::axes::PIPELINE;
 use kolo_parallel::mesh::DATA;
 use kolo_parallel::schedules::verify;
@@ -41,10 +42,14 @@ impl Composition<'_> {
         let once = zero == 3 && !self.gathers_each_use() && data > 1.0;
         // Products read a copy in their own precision, which under ZeRO 3 is only there while it is gathered.
         let copy = if precision.is_mixed() && zero < 3 || once { width } else { 0.0 };
+        let offloads = self.anatomy.offload != Offload::None;
+        // Masters of which the device reads a half-precision copy alone are the host's.
+        let master = if offloads && precision.is_mixed() { 0.0 } else { MASTER_BYTES };
+        let state = if offloads { 0.0 } else { self.anatomy.optimizer_bytes };
         let mut memory = DeviceMemory {
-            weights: parameters * (MASTER_BYTES / share(if precision.is_mixed() { 1 } else { 3 }) + copy),
+            weights: parameters * (master / share(if precision.is_mixed() { 1 } else { 3 }) + copy),
             gradients: parameters * gradient / share(2),
-            optimizer: parameters * self.anatomy.optimizer_bytes / share(1),
+            optimizer: parameters * state / share(1),
             reserved: self.cluster.system.reserved_bytes,
             ..DeviceMemory::default()
         };

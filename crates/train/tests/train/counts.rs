@@ -1,11 +1,14 @@
 //! Counts that can be checked by hand.
 
 use crate::job;
-use kolo_exec::{Options, Program};
+use kolo_exec::{Offload, Options, Program};
 use kolo_parallel::Mesh;
-use kolo_plan::{Cost, RunCost};
+use kolo_plan::anatomy::Anatomy;
+use kolo_plan::cluster::Cluster;
+use kolo_plan::device::{DeviceTable, Precision};
+use kolo_plan::{Cost, RunCost, compose};
 use kolo_train::step::{UpdateRule, optimise, training_graph};
-use kolo_train::step_model::anatomy_of;
+use kolo_train::step_model::{anatomy_of, layout_of};
 use kolo_train::trainer::evaluation_bytes;
 
 fn cost(model: &str, source: &str, batch: usize) -> Cost {
@@ -172,4 +175,21 @@ fn a_deep_model_is_counted_from_a_shallow_one() {
             assert_eq!(total(&stretched), total(&whole), "{kind} {recompute:?}");
         }
     }
+}
+
+/// What is offloaded takes nothing of the device's memory, and the update as long as the host takes for it.
+#[test]
+fn an_offloaded_optimizer_is_the_hosts() {
+    let model = "kind = \"gpt\"\nlayers = 4\nwidth = 256\nheads = 4\ncontext = 128\nvocab = 1024";
+    let job = plan_job(model, "zero = 0", 8, 1);
+    let anatomy = anatomy_of(&job, &job.parallel, 8, true).unwrap();
+    let layout = layout_of(&job, 1, Some(Precision::Bf16)).unwrap();
+    let h200 = DeviceTable::built_in().unwrap().find("h200").unwrap().clone();
+    let cluster = Cluster::of_one(h200);
+    let role = |anatomy: &Anatomy| compose(anatomy, &layout, &cluster).unwrap().roles[0].clone();
+    let (own, hosts) = (role(&anatomy), role(&anatomy.clone().offloading(Offload::Optimizer)));
+    assert_eq!((own.memory.optimizer, own.memory.weights), (8.0 * own.parameters, 6.0 * own.parameters));
+    assert_eq!((hosts.memory.optimizer, hosts.memory.weights), (0.0, 2.0 * own.parameters), "half-precision weights");
+    assert_eq!(hosts.memory.gradients, own.memory.gradients);
+    assert!(hosts.update.seconds() > 10.0 * own.update.seconds(), "a host is slower than a GPU's memory");
 }

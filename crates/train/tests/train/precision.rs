@@ -172,7 +172,7 @@ fn a_precision_that_a_device_lacks_is_refused() {
     assert_eq!(job.precision, Precision::Tf32);
     let error = job.run_on(Arc::new(Reference)).unwrap_err().to_string();
     assert!(error.contains("`train.precision` is \"tf32\", which the device `reference` does not have"), "{error}");
-    assert!(job.check_precision().unwrap_err().to_string().contains("`cpu`"));
+    assert!(job.check_executor().unwrap_err().to_string().contains("`cpu`"));
     let error = read("precision = \"bf16\"\nloss_scale = 2").unwrap_err().to_string();
     assert!(error.contains("test.toml:7") && error.contains("has no use with `precision = \"bf16\"`"), "{error}");
     let error = read("precision = \"f16\"\nloss_scale = 3").unwrap_err().to_string();
