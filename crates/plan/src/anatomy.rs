@@ -229,7 +229,7 @@ impl<'g> Counting<'g> {
             _ => body(node.op.work(), name, flops, &outputs[0].shape),
         };
         let winograd = is_small_convolution(node, &inputs, &outputs);
-        OpCall { body, flops, reals: moved.reals, bytes: moved.bytes, composite: is_composite(name), winograd }
+        OpCall { name, body, flops, reals: moved.reals, bytes: moved.bytes, composite: is_composite(name), winograd }
     }
 
     fn exchange(&self, node: &Node) -> Option<UnitExchange> {

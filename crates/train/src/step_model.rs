@@ -114,6 +114,11 @@ pub fn count_whole(
     Ok(Anatomy::of(&graph, samples, flops))
 }
 
+/// What a job is computed in: what the system says, if it says something, or the job.
+pub fn precision_of(job: &Job, system: Option<Precision>) -> Precision {
+    system.or_else(|| Precision::named(job.precision.name())).unwrap_or_default()
+}
+
 /// How the job lays itself out on so many workers. `precision` is that of the system, if it is not the job's.
 pub fn layout_of(job: &Job, workers: usize, precision: Option<Precision>) -> Result<Layout, Error> {
     let mesh = job.parallel.mesh(workers, 0).map_err(|refusal| Error::workers(workers, refusal))?;
@@ -128,7 +133,6 @@ pub fn layout_of(job: &Job, workers: usize, precision: Option<Precision>) -> Res
         let found = job.settings.iter().find(|(name, _)| name == key);
         found.map(|(_, value)| value.trim_matches('"').to_string())
     };
-    let precision = precision.or_else(|| text("train.precision").and_then(|name| Precision::named(&name)));
     Ok(Layout {
         axes: mesh.axes().map(|(name, size)| (name.to_string(), size)).collect(),
         zero: extra.get("zero").copied().unwrap_or(0),
@@ -137,7 +141,7 @@ pub fn layout_of(job: &Job, workers: usize, precision: Option<Precision>) -> Res
         micro_batch: job.grain_batch(),
         micro_batches: job.grains / data,
         recompute: job.parallel.recompute(),
-        precision: precision.unwrap_or_default(),
+        precision: precision_of(job, precision),
         algorithm: if job.reproducible { Algorithm::Direct } else { Algorithm::Fastest },
     })
 }

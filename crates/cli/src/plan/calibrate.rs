@@ -4,11 +4,15 @@ use crate::fail::{Failure, write_file};
 use crate::output::println;
 use kolo_plan::device::{Device, DeviceTable, Precision};
 use kolo_plan::device_bench::as_toml;
+use kolo_plan::link::Link;
 use serde_json::Value;
 use std::path::Path;
 
-/// The entry's name.
+/// The entry's name, and the link that workers of one host are planned with.
 const NAME: &str = "this-machine";
+const LINK: &str = "shared-memory";
+/// How the report names what was waited for along an axis.
+const EXCHANGES: &str = "exchanges along ";
 /// A report that says more than this was wrong by is about another machine, or none.
 const RATIO_MAX: f64 = 1000.0;
 
@@ -52,6 +56,7 @@ pub fn calibrate(report: &Path, entry: Option<&Path>) -> Result<(), Failure> {
         ..known.clone()
     };
     println!("computing took {ratio:.2} times as long as was planned");
+    tell_links(&value);
     match entry {
         Some(path) => {
             write_file(path, as_toml(&device))?;
@@ -60,4 +65,20 @@ pub fn calibrate(report: &Path, entry: Option<&Path>) -> Result<(), Failure> {
         None => println!("{}", as_toml(&device)),
     }
     Ok(())
+}
+
+/// Says what a cluster file would have to say of the links for exchanges to take what they took.
+fn tell_links(report: &Value) {
+    let rows = report.get("compared").and_then(Value::as_array).into_iter().flatten();
+    let of = |row: &Value, key: &str| row.get(key).and_then(Value::as_f64).unwrap_or(0.0);
+    let exchanges = rows.filter(|row| row.get("part").and_then(Value::as_str).is_some_and(|part| part.starts_with(EXCHANGES)));
+    let (planned, measured) =
+        exchanges.fold((0.0, 0.0), |(planned, measured), row| (planned + of(row, "planned"), measured + of(row, "measured")));
+    let ratio = measured / planned;
+    let links = Link::built_in().unwrap_or_default();
+    let Some(known) = links.iter().find(|link| link.name == LINK).filter(|_| ratio.is_finite() && ratio > 0.0) else {
+        return;
+    };
+    println!("exchanges took {ratio:.2} times as long as was planned; for a cluster file:");
+    println!("[links.{LINK}]\nbandwidth_gbs = {:.3}\n", known.bandwidth / ratio / 1e9);
 }

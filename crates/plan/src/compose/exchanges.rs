@@ -10,7 +10,7 @@ use kolo_parallel::mesh::DATA;
 impl Composition<'_> {
     /// An exchange along the data axis.
     fn of_data(&self, kind: CollectiveKind, bytes: f64) -> Exchange {
-        let seconds = collective::seconds(kind, self.layout.algorithm, bytes, &self.span(DATA));
+        let seconds = collective::seconds(kind, self.layout.algorithm, bytes, &self.data_span);
         Exchange { axis: DATA.into(), kind, bytes, times: 1.0, seconds, exposed: seconds }
     }
 

@@ -39,6 +39,7 @@ impl Line {
 
     fn call(self, (first, second): (&OpCall, &OpCall)) -> Option<OpCall> {
         Some(OpCall {
+            name: first.name,
             body: self.body(&first.body, &second.body)?,
             flops: self.number(first.flops, second.flops),
             reals: self.number(first.reals, second.reals),
