@@ -403,7 +403,9 @@ mod tests {
         assert_ne!(slow, cluster.slow_ranks(3072, 2));
         assert!(cluster.slow_ranks(4, 1).iter().all(|one| one.rank < 4));
         let wrong = |slow: &str| with(slow).unwrap_err();
-        assert!(wrong("[[slow]]\nranks = [3072]\nfactor = 2\n").starts_with("cluster.toml:9: `slow[0].ranks` names 3072"));
+        assert!(
+            wrong("[[slow]]\nranks = [3072]\nfactor = 2\n").starts_with("cluster.toml:9: `slow[0].ranks` names 3072")
+        );
         assert!(wrong("[[slow]]\nranks = [1]\nfactor = 0.5\n").starts_with("cluster.toml:10: `slow[0].factor` is 0.5"));
         assert!(wrong("[[slow]]\nfactor = 2\n").contains("`slow[0].ranks` and `share` are both missing"));
         assert!(wrong("[[slow]]\nshare = 1.5\nfactor = 2\n").contains("share"));

@@ -62,12 +62,7 @@ impl Counted {
     }
 
     /// The model of a step, as [`compose`](crate::compose()) makes it.
-    pub fn compose(
-        &self,
-        layout: &Layout,
-        cluster: &Cluster,
-        schedules: &ScheduleCache,
-    ) -> Result<StepModel, Refusal> {
+    pub fn compose(&self, layout: &Layout, cluster: &Cluster, schedules: &ScheduleCache) -> Result<StepModel, Refusal> {
         let stages = self.stages(layout, cluster)?;
         Composition::new(&self.anatomy, layout, cluster, stages)?.model(&self.costs(layout, cluster), schedules)
     }

@@ -41,7 +41,8 @@ impl Report {
             row("waiting", plan.waiting_ms, slowest.map_or(0.0, |rank| rank.exposed_ms), step),
         ];
         let measured = slowest.map(|rank| &rank.waited_ms);
-        let axes: BTreeSet<&String> = plan.waits_ms.keys().chain(measured.iter().flat_map(|waits| waits.keys())).collect();
+        let axes: BTreeSet<&String> =
+            plan.waits_ms.keys().chain(measured.iter().flat_map(|waits| waits.keys())).collect();
         for axis in axes {
             let part = if axis == PIPELINE { "bubble".into() } else { format!("exchanges along {axis}") };
             let planned = plan.waits_ms.get(axis).copied().unwrap_or(0.0);

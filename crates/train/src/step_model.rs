@@ -64,11 +64,7 @@ pub fn anatomy_of(job: &Job, parallel: &Parallel, samples: usize, fuses: bool) -
     let count = |model: &dyn Model| count_whole(job, model, parallel, samples, fuses);
     let layers = job.model.layers().filter(|layers| *layers > FEW_LAYERS);
     if let Some((all, few)) = layers.and_then(|all| Some((all, job.model.with_layers(FEW_LAYERS)?))) {
-        let one_less = job.model.with_layers(FEW_LAYERS - 1);
-        let less = one_less.map(|less| model_flops(job, &*less, parallel, samples)).transpose()?;
-        let few = count(&*few)?;
-        let per_layer = less.map_or(0.0, |less| few.model_flops - less);
-        if let Some(stretched) = few.stretched(all - FEW_LAYERS, per_layer) {
+        if let Some(stretched) = count(&*few)?.stretched(all - FEW_LAYERS) {
             return Ok(stretched);
         }
     }
@@ -93,10 +89,6 @@ fn split_graph(job: &Job, model: &dyn Model, parallel: &Parallel, samples: usize
         split = one.split(split, &graph, Purpose::Training, &mesh).map_err(refused)?;
     }
     Ok(split)
-}
-
-fn model_flops(job: &Job, model: &dyn Model, parallel: &Parallel, samples: usize) -> Result<f64, GraphError> {
-    Ok(product_flops(&split_graph(job, model, parallel, samples)?))
 }
 
 /// Counts the graph of a rank of this model, layer by layer.

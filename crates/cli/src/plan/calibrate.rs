@@ -2,6 +2,7 @@
 
 use crate::fail::{Failure, write_file};
 use crate::output::println;
+use kolo_parallel::axes::PIPELINE;
 use kolo_plan::device::{Device, DeviceTable, Precision};
 use kolo_plan::device_bench::as_toml;
 use kolo_plan::link::Link;
@@ -11,8 +12,8 @@ use std::path::Path;
 /// The entry's name, and the link that workers of one host are planned with.
 const NAME: &str = "this-machine";
 const LINK: &str = "shared-memory";
-/// How the report names what was waited for along an axis.
-const EXCHANGES: &str = "exchanges along ";
+/// The share of a step that exchanges have to take.
+const TOLD_MIN: f64 = 0.01;
 /// A report that says more than this was wrong by is about another machine, or none.
 const RATIO_MAX: f64 = 1000.0;
 
@@ -67,18 +68,23 @@ pub fn calibrate(report: &Path, entry: Option<&Path>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Says what a cluster file would have to say of the links for exchanges to take what they took.
+/// Says what a cluster file would have to say of the links for exchanges to take what they took, on the mean rank. Exchanges that
+/// hardly take time say nothing of links.
 fn tell_links(report: &Value) {
-    let rows = report.get("compared").and_then(Value::as_array).into_iter().flatten();
-    let of = |row: &Value, key: &str| row.get(key).and_then(Value::as_f64).unwrap_or(0.0);
-    let exchanges = rows.filter(|row| row.get("part").and_then(Value::as_str).is_some_and(|part| part.starts_with(EXCHANGES)));
-    let (planned, measured) =
-        exchanges.fold((0.0, 0.0), |(planned, measured), row| (planned + of(row, "planned"), measured + of(row, "measured")));
-    let ratio = measured / planned;
+    let waits = |value: Option<&Value>| -> f64 {
+        let axes = value.and_then(Value::as_object).into_iter().flatten();
+        axes.filter(|(axis, _)| *axis != PIPELINE).filter_map(|(_, wait)| wait.as_f64()).sum()
+    };
+    let step = report.pointer("/step_ms/median").and_then(Value::as_f64).unwrap_or(f64::INFINITY);
+    let ranks = report.pointer("/communication/ranks").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let measured = ranks.iter().map(|rank| waits(rank.get("waited_ms"))).sum::<f64>() / ranks.len().max(1) as f64;
+    let planned = waits(report.pointer("/planned/waits_ms"));
     let links = Link::built_in().unwrap_or_default();
-    let Some(known) = links.iter().find(|link| link.name == LINK).filter(|_| ratio.is_finite() && ratio > 0.0) else {
+    let Some(known) = links.iter().find(|link| link.name == LINK).filter(|_| planned.min(measured) > TOLD_MIN * step)
+    else {
         return;
     };
-    println!("exchanges took {ratio:.2} times as long as was planned; for a cluster file:");
+    let ratio = measured / planned;
+    println!("exchanges were waited for {ratio:.2} times as long as was planned; for a cluster file:");
     println!("[links.{LINK}]\nbandwidth_gbs = {:.3}\n", known.bandwidth / ratio / 1e9);
 }

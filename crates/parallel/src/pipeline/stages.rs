@@ -285,7 +285,8 @@ mod tests {
 
     /// Every place for every run.
     fn tried(costs: &[f64], count: usize) -> Vec<usize> {
-        let sums: Vec<f64> = (0..=costs.len()).map(|end| costs[..end].iter().fold(0.0, |sum, cost| sum + cost)).collect();
+        let sums: Vec<f64> =
+            (0..=costs.len()).map(|end| costs[..end].iter().fold(0.0, |sum, cost| sum + cost)).collect();
         let mut best = vec![vec![f64::INFINITY; costs.len() + 1]; count + 1];
         let mut from = vec![vec![0; costs.len() + 1]; count + 1];
         best[0][0] = 0.0;

@@ -11,7 +11,8 @@ pub fn in_parallel<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync)
     let next = AtomicUsize::new(0);
     let share = || {
         let mut done: Vec<(usize, R)> = Vec::new();
-        while let Some((at, item)) = Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, items.get(at)?)))
+        while let Some((at, item)) =
+            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, items.get(at)?)))
         {
             done.push((at, work(item)));
         }

@@ -164,7 +164,8 @@ impl Search<'_> {
             for ranked in in_parallel(&part, |one| self.timed_below(one.candidate, last)).into_iter().flatten() {
                 result.timed += 1;
                 if self.is_beyond(&ranked) {
-                    if result.beyond_limits.as_ref().is_none_or(|known| ranked.seconds < known.seconds) {
+                    let known = result.beyond_limits.as_ref().map_or(f64::INFINITY, |known| known.seconds);
+                    if ranked.seconds < known && self.models.accepts(&ranked.candidate).is_ok() {
                         result.beyond_limits = Some(ranked);
                     }
                 } else if ranked.seconds < below {

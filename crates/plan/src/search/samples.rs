@@ -89,6 +89,7 @@ impl Anatomy {
         Some(Anatomy {
             units: units.collect::<Option<_>>()?,
             model_flops: line.number(self.model_flops, other.model_flops),
+            layer_flops: line.number(self.layer_flops, other.layer_flops),
             samples,
             ..self.clone()
         })

@@ -55,20 +55,28 @@ fn print_kinds(described: &Described<'_>, now: &Candidate, model: &StepModel) {
     let total: f64 = kinds.iter().map(OpKindCost::seconds).sum();
     println!("  op                          per step    share    bound by    FLOP/byte  of the peak");
     for kind in kinds.iter().take(KINDS_SHOWN) {
-        let number = |value: f64, shown: bool| if shown { format!("{value:.1}") } else { "-".into() };
+        let number = |value: f64, unit: &str| match value.is_finite() && value > 0.0 {
+            true => format!("{value:.1}{unit}"),
+            false => "-".into(),
+        };
         println!(
             "  {:<27} {:<11} {:<8} {:<11} {:<10} {}",
             kind.name,
             duration(kind.seconds()),
             format!("{:.1} %", 100.0 * kind.seconds() / total),
             kind.bound().name(),
-            number(kind.compute.flops / kind.bytes, kind.compute.flops > 0.0 && kind.bytes > 0.0),
-            number(100.0 * kind.compute.flops / kind.seconds() / peak, kind.compute.flops > 0.0) + " %"
+            number(kind.compute.flops / kind.bytes, ""),
+            number(100.0 * kind.compute.flops / kind.seconds() / peak, " %")
         );
     }
     if kinds.len() > KINDS_SHOWN {
         let rest: f64 = kinds[KINDS_SHOWN..].iter().map(OpKindCost::seconds).sum();
-        println!("  {:<27} {:<11} {:.1} %", format!("{} others", kinds.len() - KINDS_SHOWN), duration(rest), 100.0 * rest / total);
+        println!(
+            "  {:<27} {:<11} {:.1} %",
+            format!("{} others", kinds.len() - KINDS_SHOWN),
+            duration(rest),
+            100.0 * rest / total
+        );
     }
     let share = |bound: Bound| -> f64 {
         kinds.iter().filter(|kind| kind.bound() == bound).map(OpKindCost::seconds).sum::<f64>() / total
