@@ -49,6 +49,9 @@ impl Composition<'_> {
             // Gradients of several micro-batches are summed before they are scattered.
             memory.gradients += parameters * gradient;
         }
+        let mirrored = self.mirrored(own);
+        memory.weights += mirrored * width;
+        memory.gradients += mirrored * gradient;
         let units = || own.iter().flat_map(|stage| self.units_of(*stage)).map(|(_, unit)| unit);
         let saved: f64 = units().map(|unit| self.saved(unit)).sum();
         memory.activations = saved / own.len() as f64 * in_flight;
