@@ -1,5 +1,5 @@
 //! The GPU side of every op, run on the CPU by an emulator (`emulated/emulator.hpp`): every case of the registry against the
-//! definition, in f32 and in bf16, with numbers and with NaN and infinities. It needs a C++ compiler, and is skipped without one.
+//! definition, in f32, in bf16 and, where the calls differ, in TF32, with numbers and with NaN and infinities. It needs a C++ compiler, and is skipped without one.
 //! Whether the same sources compile for a GPU is `compiles_for_the_gpu`, which needs NVRTC.
 
 use kolo_graph::checked_types;
@@ -30,6 +30,8 @@ struct Trial {
     inputs: Vec<Type>,
     outputs: Vec<Type>,
     calls: CudaCalls,
+    /// Products may round their operands to TF32.
+    tf32: bool,
 }
 
 /// Every case of every kind with a GPU side, as it is and with its floats in half precision where the op allows that. `OP` names
@@ -48,9 +50,19 @@ fn trials() -> Vec<Trial> {
                 if outputs.iter().all(|ty| ty.elements() == 0) {
                     continue;
                 }
-                let calls = side.calls(&CudaCx { inputs: &inputs, outputs: &outputs, target: &CudaTarget::default() });
-                let label = format!("{} case {at} {} on {inputs:?}", kind.name, case.op.signature());
-                trials.push(Trial { label, case: case.clone(), inputs, outputs, calls });
+                let calls_in = |tf32: bool| {
+                    let target = CudaTarget { tf32, ..CudaTarget::default() };
+                    side.calls(&CudaCx { inputs: &inputs, outputs: &outputs, target: &target })
+                };
+                let exact = calls_in(false);
+                let coarse = Some(calls_in(true)).filter(|calls| *calls != exact);
+                for (tf32, calls) in std::iter::once(exact).chain(coarse).enumerate() {
+                    let tf32 = tf32 == 1;
+                    let signature = case.op.signature();
+                    let label = format!("{} case {at} {signature} on {inputs:?}, TF32 {tf32}", kind.name);
+                    let (case, inputs, outputs) = (case.clone(), inputs.clone(), outputs.clone());
+                    trials.push(Trial { label, case, inputs, outputs, calls, tf32 });
+                }
             }
         }
     }
@@ -110,7 +122,14 @@ fn check(trial: &Trial, inputs: &[Dense], library: &Library, exact: bool) -> Res
     let all: Vec<&Dense> = inputs.iter().collect();
     let want = trial.case.op.reference(&all, &trial.outputs);
     let coarse = trial.inputs.iter().chain(&trial.outputs).any(|ty| ty.dtype == DType::BF16);
-    let tolerance = if coarse { trial.case.tolerance.max(1.5e-2) } else { trial.case.tolerance };
+    let rounding = if coarse {
+        1.5e-2
+    } else if trial.tf32 {
+        5e-3
+    } else {
+        0.0
+    };
+    let tolerance = trial.case.tolerance.max(rounding);
     for (slot, (got, want)) in got.iter().zip(&want).enumerate() {
         let size = want.data.iter().filter(|x| x.is_finite()).fold(0.0f64, |m, x| m.max(x.abs())).max(1e-3);
         for (at, (got, want)) in got.iter().zip(&want.data).enumerate() {
