@@ -4,13 +4,14 @@
 //! told at the end of its phase ([`Device::check`]).
 
 use crate::captured::Recordings;
-use crate::commands::{Command, LaunchCall, Operands, calls_of};
+use crate::commands::{Command, LaunchCall, Operands};
 use crate::driver::DevicePointer;
 use crate::error::CudaError;
 use crate::executor::{Cuda, scratch_bytes};
 use crate::gpu::{Event, Gpu};
 use crate::host_places::HostPlaces;
 use crate::inputs::Inputs;
+use crate::lowering::Lowering;
 use crate::memory;
 use crate::memory_check;
 use crate::mirror::StoreMirror;
@@ -82,10 +83,11 @@ impl CudaDevice {
         sums: Option<Memory>,
     ) -> Result<Self, CudaError> {
         let target = kolo_graph::cuda::CudaTarget { tf32: executor.tf32, ..gpu.info.target.clone() };
-        let plan = Plan::new(program, schedule, &target)?;
+        let lowering = Lowering::new(&program.graph, &target, Some(gpu));
+        let plan = Plan::new(&lowering, schedule)?;
         memory_check::check(gpu, program, (!store.mirrored().is_made()).then_some(store))?;
         let (mirror, mirrored) = StoreMirror::of(gpu, store)?;
-        let scratch = scratch_bytes(&program.graph, &program.layout, &target);
+        let scratch = scratch_bytes(&lowering, &program.layout);
         let arenas = Arenas::new(gpu, program, scratch, mirror)?;
         let host = HostPlaces::new(gpu, program, schedule, store, &arenas, sums)?;
         gpu.kernels.prepare(gpu, plan.sources())?;
@@ -322,9 +324,9 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(program: &Program, schedule: &Schedule, target: &kolo_graph::cuda::CudaTarget) -> Result<Self, CudaError> {
+    fn new(lowering: &Lowering<'_>, schedule: &Schedule) -> Result<Self, CudaError> {
         let calls = |item: &Item| match item.act {
-            Act::Kernel => calls_of(&program.graph, program.graph.node(item.node), target).map(Some),
+            Act::Kernel => lowering.calls(item.node).map(Some),
             Act::Sum { .. } | Act::Start(_) => Ok(None),
         };
         let phase = |items: &[Item]| items.iter().map(calls).collect::<Result<Vec<_>, _>>();

@@ -1,5 +1,6 @@
 //! One GPU of this process: its context, its streams, and what kernels were loaded on it.
 
+use crate::convolutions::{self, Convolutions};
 use crate::driver::{self, Driver, Handle, attribute};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
@@ -53,6 +54,7 @@ impl DeviceInfo {
             multiprocessors: number(attribute::MULTIPROCESSORS)?,
             shared_bytes_max: number(attribute::SHARED_BYTES_MAX)? as usize,
             tf32: false,
+            convolutions: convolutions::is_there(),
         };
         Ok((Self { index, name, memory_bytes, target }, device))
     }
@@ -74,6 +76,7 @@ pub(crate) struct Gpu {
     pub compute: Stream,
     pub kernels: Kernels,
     pub products: Products,
+    pub convolutions: Convolutions,
 }
 
 // SAFETY: the driver's handles may be used from any thread; each call enters the context first.
@@ -122,7 +125,8 @@ impl Gpu {
         enter(driver, context, &info.name)?;
         let compute = Stream::new(driver, &info.name)?;
         let kernels = Kernels::new(info.target.capability, driver.version()?);
-        Ok(Self { driver, info, context, compute, kernels, products: Products::default() })
+        let (products, convolutions) = (Products::default(), Convolutions::default());
+        Ok(Self { driver, info, context, compute, kernels, products, convolutions })
     }
 
     /// Makes its context this thread's.

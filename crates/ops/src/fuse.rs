@@ -8,7 +8,7 @@
 //! group makes is how that output is stored.
 
 use crate::cast::Cast;
-use crate::cuda_map::{INLINE, Map};
+use crate::cuda_map::{self, INLINE, Map};
 use crate::halves::is_half;
 use crate::reduce::Expand;
 use crate::tiles::{self, Program, REGISTERS_MAX, Step};
@@ -18,7 +18,7 @@ use kolo_graph::op::{Declared, Describe, OpKind};
 use kolo_graph::rewrite::Rebuild;
 use kolo_graph::split::{self, Split};
 use kolo_graph::{
-    Arg, Case, Cases, Cpu, CpuCx, Cuda, CudaCalls, CudaCx, DType, Dense, Graph, NodeId, Op, Operand, Operands, Phase,
+    Arg, Case, Cases, ChannelsLast, Cpu, CpuCx, Cuda, CudaCalls, CudaCx, DType, Dense, Graph, NodeId, Op, Operand, Operands, Phase,
     Shape, Type, ValueId, checked_types,
 };
 use std::collections::{HashMap, HashSet};
@@ -247,6 +247,9 @@ impl Cuda for Fused {
             map.body.push_str(&format!("const float y{at} = {};\n", register(*output)));
         }
         map.calls(cx)
+    }
+    fn channels_last(&self, cx: &CudaCx<'_>) -> Option<ChannelsLast> {
+        cuda_map::channels_last(cx)
     }
     fn in_place(&self) -> Vec<(usize, usize)> {
         Cpu::in_place(self)

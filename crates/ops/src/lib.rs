@@ -9,6 +9,7 @@ pub mod batch_norm;
 pub mod batch_norm_parts;
 mod by_id;
 pub mod cast;
+pub mod channel_order;
 pub mod compare;
 pub mod concat;
 pub mod conv;

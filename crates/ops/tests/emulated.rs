@@ -48,7 +48,7 @@ fn trials() -> Vec<Trial> {
                 if outputs.iter().all(|ty| ty.elements() == 0) {
                     continue;
                 }
-                let calls = side.calls(&CudaCx { inputs: &inputs, outputs: &outputs, target: &CudaTarget::default() });
+                let calls = side.calls(&CudaCx::new(&inputs, &outputs, &CudaTarget::default()));
                 let label = format!("{} case {at} {} on {inputs:?}", kind.name, case.op.signature());
                 trials.push(Trial { label, case: case.clone(), inputs, outputs, calls });
             }
