@@ -7,6 +7,7 @@ pub mod attention;
 pub mod avg_pool;
 pub mod batch_norm;
 pub mod batch_norm_parts;
+mod batch_norm_rows;
 mod by_id;
 pub mod cast;
 pub mod channel_order;

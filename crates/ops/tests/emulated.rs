@@ -4,7 +4,7 @@
 
 use kolo_graph::checked_types;
 use kolo_graph::cuda::{CudaArg, CudaBuffer, CudaCall, CudaCalls, CudaCx, CudaPlace, CudaSource, CudaTarget, Launch};
-use kolo_graph::cuda::{CudaMatrix, PRELUDE, Product};
+use kolo_graph::cuda::{Convolution, ConvolutionPass, Cuda, CudaMatrix, PRELUDE, Product};
 use kolo_graph::op::{Case, Dense, Domain};
 use kolo_graph::rng::Stream;
 use kolo_graph::{Arg, DType, Type};
@@ -48,13 +48,33 @@ fn trials() -> Vec<Trial> {
                 if outputs.iter().all(|ty| ty.elements() == 0) {
                     continue;
                 }
-                let calls = side.calls(&CudaCx::new(&inputs, &outputs, &CudaTarget::default()));
-                let label = format!("{} case {at} {} on {inputs:?}", kind.name, case.op.signature());
-                trials.push(Trial { label, case: case.clone(), inputs, outputs, calls });
+                for (how, calls) in ways(side, &inputs, &outputs) {
+                    let label = format!("{} case {at} {} on {inputs:?}{how}", kind.name, case.op.signature());
+                    let (case, inputs, outputs) = (case.clone(), inputs.clone(), outputs.clone());
+                    trials.push(Trial { label, case, inputs, outputs, calls });
+                }
             }
         }
     }
     trials
+}
+
+/// What an op runs by kernels alone, with the vendor's library if it then runs otherwise, and with channels last if it knows that.
+fn ways(side: &dyn Cuda, inputs: &[Type], outputs: &[Type]) -> Vec<(&'static str, CudaCalls)> {
+    let exact = CudaTarget { convolutions: true, ..CudaTarget::default() };
+    let tensor_cores = CudaTarget { tf32: true, ..exact.clone() };
+    let plain = side.calls(&CudaCx::new(inputs, outputs, &CudaTarget::default()));
+    let by_library = side.calls(&CudaCx::new(inputs, outputs, &exact));
+    let mut ways = vec![("", plain.clone())];
+    if by_library != plain {
+        ways.push((" by the library", by_library));
+    }
+    let cx = CudaCx { channels_last: true, ..CudaCx::new(inputs, outputs, &tensor_cores) };
+    if side.channels_last(&cx).is_some() {
+        let (inputs, outputs) = (vec![false; inputs.len()], vec![false; outputs.len()]);
+        ways.push((" with channels last", kolo_ops::channel_order::calls(side, &cx, &inputs, &outputs)));
+    }
+    ways
 }
 
 /// The inputs with bf16 in place of f32, of all that may be floats of any type.
