@@ -295,15 +295,26 @@ impl Open {
         let ([top, left], [down, right], [dy, dx]) =
             (shape.padding.map(int), shape.stride.map(int), shape.dilation.map(int));
         let image = describe!(
-            self, gpu, tensor_create, tensor_destroy, tensor_set(order, dtype, images, inputs, height, width)
+            self,
+            gpu,
+            tensor_create,
+            tensor_destroy,
+            tensor_set(order, dtype, images, inputs, height, width)
         );
         let grid = describe!(
-            self, gpu, tensor_create, tensor_destroy, tensor_set(order, dtype, images, outputs, rows, columns)
+            self,
+            gpu,
+            tensor_create,
+            tensor_destroy,
+            tensor_set(order, dtype, images, outputs, rows, columns)
         );
         let weight =
             describe!(self, gpu, filter_create, filter_destroy, filter_set(dtype, order, outputs, part, kh, kw));
         let convolution = describe!(
-            self, gpu, convolution_create, convolution_destroy,
+            self,
+            gpu,
+            convolution_create,
+            convolution_destroy,
             convolution_set(top, left, down, right, dy, dx, CROSS_CORRELATION, F32)
         );
         let math = match (kind.dtype, tf32) {
@@ -333,15 +344,7 @@ impl Open {
         let (mut bytes, handle) = (0, lock(&self.handle));
         // SAFETY: descriptions of the library's, and the place of a number.
         let code = unsafe {
-            function(
-                handle.0,
-                first.handle,
-                second.handle,
-                convolution.handle,
-                result.handle,
-                algorithm,
-                &mut bytes,
-            )
+            function(handle.0, first.handle, second.handle, convolution.handle, result.handle, algorithm, &mut bytes)
         };
         (code == 0).then_some(bytes)
     }

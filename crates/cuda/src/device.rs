@@ -83,7 +83,7 @@ impl CudaDevice {
         sums: Option<Memory>,
     ) -> Result<Self, CudaError> {
         let target = kolo_graph::cuda::CudaTarget { tf32: executor.tf32, ..gpu.info.target.clone() };
-        let lowering = Lowering::new(&program.graph, &target, Some(gpu));
+        let lowering = Lowering::new(&program.graph, &target, Some(gpu)).placed(&program.layout);
         let plan = Plan::new(&lowering, schedule)?;
         memory_check::check(gpu, program, (!store.mirrored().is_made()).then_some(store))?;
         let (mirror, mirrored) = StoreMirror::of(gpu, store)?;
@@ -91,7 +91,7 @@ impl CudaDevice {
         let arenas = Arenas::new(gpu, program, scratch, mirror)?;
         let host = HostPlaces::new(gpu, program, schedule, store, &arenas, sums)?;
         gpu.kernels.prepare(gpu, plan.sources())?;
-        let resolver = Resolver { gpu, program, store, arenas: &arenas, tf32: executor.tf32 };
+        let resolver = Resolver { gpu, program, store, lowering: &lowering, arenas: &arenas, tf32: executor.tf32 };
         let before = resolver.phase(&schedule.before, &plan.before, 0)?;
         let places = 0..program.options.places();
         let grain = places.map(|lane| resolver.phase(&schedule.grain, &plan.grain, lane)).collect::<Result<_, _>>()?;
@@ -353,6 +353,7 @@ struct Resolver<'a> {
     gpu: &'a Arc<Gpu>,
     program: &'a Program,
     store: &'a Store,
+    lowering: &'a Lowering<'a>,
     arenas: &'a Arenas,
     tf32: bool,
 }
@@ -381,7 +382,7 @@ impl Resolver<'_> {
         let Some(calls) = calls else { return Ok(Work::Commands(Vec::new())) };
         let addresses = |ids: &[ValueId]| ids.iter().map(|id| self.address(*id, lane)).collect::<Result<Vec<_>, _>>();
         let operands = Operands {
-            inputs: addresses(&node.inputs)?,
+            inputs: addresses(&self.lowering.inputs(item.node))?,
             outputs: addresses(&node.outputs)?,
             scratch: self.arenas.scratch.at(0),
         };

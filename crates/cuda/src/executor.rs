@@ -55,7 +55,7 @@ impl Executor for Cuda {
 
     fn bytes(&self, graph: &Graph, layout: &Layout, options: Options) -> SessionBytes {
         let target = self.target();
-        let lowering = Lowering::new(graph, &target, None);
+        let lowering = Lowering::new(graph, &target, None).placed(layout);
         SessionBytes {
             activations: (layout.grain_bytes + layout.grain_input_bytes) * options.places(),
             gradients: layout.sum_bytes * sum_levels(options),

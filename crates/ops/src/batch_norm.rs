@@ -556,7 +556,7 @@ impl<'a> GpuPlanes<'a> {
 impl Cuda for BatchNorm {
     fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
         if cx.channels_last {
-            return batch_norm_rows::forward(cx, self.eps);
+            return batch_norm_rows::forward(cx, self.eps, None);
         }
         let (mut calls, gpu) = (CudaCalls::new(), GpuPlanes::new(cx, "FORWARD"));
         let means = gpu.means(&mut calls, None);
@@ -588,7 +588,7 @@ pub(crate) fn known_statistics(cx: &CudaCx<'_>, calls: &mut CudaCalls, eps: f32)
 impl Cuda for BatchNormEval {
     fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
         if cx.channels_last {
-            return batch_norm_rows::evaluation(cx, self.eps);
+            return batch_norm_rows::evaluation(cx, self.eps, None);
         }
         let (mut calls, gpu) = (CudaCalls::new(), GpuPlanes::new(cx, "EVALUATION"));
         let numbers = known_statistics(cx, &mut calls, self.eps);
@@ -603,7 +603,7 @@ impl Cuda for BatchNormEval {
 impl Cuda for BatchNormGrad {
     fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
         if cx.channels_last {
-            return batch_norm_rows::gradient(cx);
+            return batch_norm_rows::gradient(cx, None);
         }
         let (mut calls, gpu) = (CudaCalls::new(), GpuPlanes::new(cx, "GRADIENT"));
         let (parts, numbers) = (gpu.numbers(&mut calls, 2 * gpu.chunks), gpu.numbers(&mut calls, 4));

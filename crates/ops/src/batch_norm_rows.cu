@@ -2,6 +2,9 @@
 //
 // A block takes LANES packs of PACK channels, a slab of them, and LINES rows at a time of its chunk of rows. Loads of UNROLL rows are on
 // their way at once.
+//
+// Elementwise neighbours run in the same pass. FOLLOW(value, a, b) makes y of a normalised value and of OTHERS more inputs;
+// GRADIENT(a, b, c) makes the gradient of GIVEN inputs. Where there is no neighbour they are their first operand.
 
 #define LINES (THREADS / LANES)
 #define SLAB (LANES * PACK)
@@ -120,9 +123,9 @@ extern "C" __global__ void row_statistics(
 #endif
 
 #if defined(FORWARD) || defined(EVALUATION)
-// y = (x − mean)·scale + bias.
+// y = (x − mean)·scale + bias, and what follows.
 extern "C" __global__ void scale_rows(
-    const I0 *x, const float *numbers, O0 *y, i64 rows, i64 channels, i64 chunks, i64 chunk_rows) {
+    const I0 *x, const J0 *other0, const J1 *other1, const float *numbers, O0 *y, i64 rows, i64 channels, i64 chunks, i64 chunk_rows) {
     const Part part = part_of_block(rows, channels, chunks, chunk_rows);
     if (!part.own) return;
     float mean[PACK], scale[PACK], bias[PACK];
@@ -134,27 +137,51 @@ extern "C" __global__ void scale_rows(
     }
     for (i64 row = part.start + part.line; row < part.end; row += UNROLL * LINES) {
         Pack<I0, PACK> values[UNROLL];
+        Pack<J0, PACK> others0[UNROLL];
+        Pack<J1, PACK> others1[UNROLL];
         #pragma unroll
         for (int next = 0; next < UNROLL; next++)
-            if (row + next * LINES < part.end)
-                values[next] = load_pack<I0, PACK>(x + (row + next * LINES) * channels + part.channel);
+            if (row + next * LINES < part.end) {
+                const i64 from = (row + next * LINES) * channels + part.channel;
+                values[next] = load_pack<I0, PACK>(x + from);
+                if (OTHERS > 0) others0[next] = load_pack<J0, PACK>(other0 + from);
+                if (OTHERS > 1) others1[next] = load_pack<J1, PACK>(other1 + from);
+            }
         #pragma unroll
         for (int next = 0; next < UNROLL; next++)
             if (row + next * LINES < part.end) {
                 Pack<O0, PACK> made;
                 #pragma unroll
-                for (int at = 0; at < PACK; at++)
-                    made.at[at] = from_float<O0>(fmaf(to_float(values[next].at[at]) - mean[at], scale[at], bias[at]));
+                for (int at = 0; at < PACK; at++) {
+                    const float value = fmaf(to_float(values[next].at[at]) - mean[at], scale[at], bias[at]);
+                    made.at[at] = from_float<O0>(FOLLOW(value, to_float(others0[next].at[at]), to_float(others1[next].at[at])));
+                }
                 store_pack<O0, PACK>(y + (row + next * LINES) * channels + part.channel, made);
             }
     }
 }
 #endif
 
-#ifdef GRADIENT
+#ifdef BACKWARD
+// The gradients of `y` at UNROLL rows from `row` on.
+struct Gradients {
+    Pack<G0, PACK> first[UNROLL];
+    Pack<G1, PACK> second[UNROLL];
+    Pack<G2, PACK> third[UNROLL];
+    __device__ __forceinline__ void load(int next, const G0 *g0, const G1 *g1, const G2 *g2, i64 from) {
+        first[next] = load_pack<G0, PACK>(g0 + from);
+        if (GIVEN > 1) second[next] = load_pack<G1, PACK>(g1 + from);
+        if (GIVEN > 2) third[next] = load_pack<G2, PACK>(g2 + from);
+    }
+    __device__ __forceinline__ float at(int next, int lane) const {
+        return GRADIENT(to_float(first[next].at[lane]), to_float(second[next].at[lane]), to_float(third[next].at[lane]));
+    }
+};
+
 // parts[chunk, channel] = Σ g, then the same of Σ g·(x − mean).
 extern "C" __global__ void gradient_row_parts(
-    const I0 *x, const I4 *g, const I2 *means, float *parts, i64 rows, i64 channels, i64 chunks, i64 chunk_rows) {
+    const I0 *x, const G0 *g0, const G1 *g1, const G2 *g2, const I2 *means, float *parts, i64 rows, i64 channels, i64 chunks,
+    i64 chunk_rows) {
     const Part part = part_of_block(rows, channels, chunks, chunk_rows);
     float shifts[PACK] = {}, slopes[PACK] = {};
     if (part.own) {
@@ -163,20 +190,20 @@ extern "C" __global__ void gradient_row_parts(
         for (int at = 0; at < PACK; at++) mean[at] = to_float(means[part.channel + at]);
         for (i64 row = part.start + part.line; row < part.end; row += UNROLL * LINES) {
             Pack<I0, PACK> values[UNROLL];
-            Pack<I4, PACK> gradients[UNROLL];
+            Gradients gradients;
             #pragma unroll
             for (int next = 0; next < UNROLL; next++)
                 if (row + next * LINES < part.end) {
                     const i64 from = (row + next * LINES) * channels + part.channel;
                     values[next] = load_pack<I0, PACK>(x + from);
-                    gradients[next] = load_pack<I4, PACK>(g + from);
+                    gradients.load(next, g0, g1, g2, from);
                 }
             #pragma unroll
             for (int next = 0; next < UNROLL; next++)
                 if (row + next * LINES < part.end)
                     #pragma unroll
                     for (int at = 0; at < PACK; at++) {
-                        const float gradient = to_float(gradients[next].at[at]);
+                        const float gradient = gradients.at(next, at);
                         shifts[at] += gradient;
                         slopes[at] = fmaf(gradient, to_float(values[next].at[at]) - mean[at], slopes[at]);
                     }
@@ -223,7 +250,8 @@ extern "C" __global__ void gradient_row_numbers(
 
 // dx = scale·(g − shift − (x − mean)·slope).
 extern "C" __global__ void differentiate_rows(
-    const I0 *x, const I4 *g, const float *numbers, O0 *dx, i64 rows, i64 channels, i64 chunks, i64 chunk_rows) {
+    const I0 *x, const G0 *g0, const G1 *g1, const G2 *g2, const float *numbers, O0 *dx, i64 rows, i64 channels, i64 chunks,
+    i64 chunk_rows) {
     const Part part = part_of_block(rows, channels, chunks, chunk_rows);
     if (!part.own) return;
     float mean[PACK], scale[PACK], shift[PACK], slope[PACK];
@@ -236,13 +264,13 @@ extern "C" __global__ void differentiate_rows(
     }
     for (i64 row = part.start + part.line; row < part.end; row += UNROLL * LINES) {
         Pack<I0, PACK> values[UNROLL];
-        Pack<I4, PACK> gradients[UNROLL];
+        Gradients gradients;
         #pragma unroll
         for (int next = 0; next < UNROLL; next++)
             if (row + next * LINES < part.end) {
                 const i64 from = (row + next * LINES) * channels + part.channel;
                 values[next] = load_pack<I0, PACK>(x + from);
-                gradients[next] = load_pack<I4, PACK>(g + from);
+                gradients.load(next, g0, g1, g2, from);
             }
         #pragma unroll
         for (int next = 0; next < UNROLL; next++)
@@ -251,7 +279,7 @@ extern "C" __global__ void differentiate_rows(
                 #pragma unroll
                 for (int at = 0; at < PACK; at++)
                     made.at[at] = from_float<O0>(scale[at] * fmaf(
-                        mean[at] - to_float(values[next].at[at]), slope[at], to_float(gradients[next].at[at]) - shift[at]));
+                        mean[at] - to_float(values[next].at[at]), slope[at], gradients.at(next, at) - shift[at]));
                 store_pack<O0, PACK>(dx + (row + next * LINES) * channels + part.channel, made);
             }
     }

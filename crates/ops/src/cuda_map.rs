@@ -4,9 +4,7 @@
 //! A thread takes as many neighbouring elements as fit into 16 bytes, reads all of them and then writes, so an output may be an
 //! input's memory. Where sizes or addresses do not allow that, it takes them one by one.
 
-use kolo_graph::cuda::{
-    self, ChannelsLast, CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource, Launch, cuda_type,
-};
+use kolo_graph::cuda::{self, ChannelsLast, CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource, Launch, cuda_type};
 use kolo_graph::formula::{Formula, literal};
 use kolo_graph::{DType, Op, Type};
 use std::fmt::Write;
@@ -43,6 +41,13 @@ impl Map {
         let operands: Vec<String> = (0..inputs.len()).map(|at| format!("x{at}")).collect();
         map.call(&formula, "element", "y0", &operands, &op.formula_numbers(&[]), formula.result_type(&dtypes));
         Some(map)
+    }
+
+    /// Its first result as a function of its inputs, all of them floats, for kernels that do more than this.
+    pub fn device_function(&self, name: &str, inputs: usize) -> String {
+        let parameters: Vec<String> = (0..inputs).map(|at| format!("float x{at}")).collect();
+        let Map { functions, body, .. } = self;
+        format!("{functions}{INLINE} float {name}({}) {{\n{body}return y0;\n}}\n", parameters.join(", "))
     }
 
     /// A line of the body that names the result of a function.
@@ -313,7 +318,9 @@ pub(crate) fn channels_last(cx: &CudaCx<'_>) -> Option<ChannelsLast> {
     let (inputs, outputs) = (four(cx.inputs), four(cx.outputs));
     let stretches = |ty: &Type| {
         let skip = 4usize.checked_sub(ty.rank());
-        skip.is_some_and(|skip| skip == 0 || cuda::any_order(&Type::new(ty.dtype, [&[1; 4][..skip], &ty.shape].concat())))
+        skip.is_some_and(|skip| {
+            skip == 0 || cuda::any_order(&Type::new(ty.dtype, [&[1; 4][..skip], &ty.shape].concat()))
+        })
     };
     let fits = outputs.len() == cx.outputs.len() && cx.inputs.iter().all(stretches);
     fits.then_some(ChannelsLast { inputs, outputs, gains: false })

@@ -11,8 +11,8 @@ use kolo_graph::cpu::TileKernel;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{
-    Arg, Case, Cases, ChannelsLast, Cpu, CpuCx, Cuda, CudaCalls, CudaCx, DType, Dense, Formula, GradCx, Mixed, Op, Operand, Operands,
-    Tensor, Type, op,
+    Arg, Case, Cases, ChannelsLast, Cpu, CpuCx, Cuda, CudaCalls, CudaCx, DType, Dense, Formula, GradCx, Mixed, Op,
+    Operand, Operands, Tensor, Type, op,
 };
 
 /// All inputs of one float type; the output is their broadcast.

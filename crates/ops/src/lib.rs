@@ -35,6 +35,7 @@ pub mod max_pool;
 pub mod movement;
 mod moves;
 pub mod norm;
+pub mod norm_chains;
 pub mod optim;
 pub mod pad;
 pub mod page;

@@ -357,8 +357,10 @@ impl Cuda for MaxPool2dGrad {
         let (grid, block) = device::row_grid(planes, device::WARP);
         Launch::new(device::typed(crate::pool::SOURCE, cx), "spread_places", grid, block, args).into()
     }
+    /// Of whole planes, each place is looked for under its own window alone.
     fn channels_last(&self, cx: &CudaCx<'_>) -> Option<ChannelsLast> {
-        crate::pool::channels_last(cx)
+        let is_whole = self.rows.is_empty() && self.columns.is_empty();
+        crate::pool::channels_last(cx).filter(|_| is_whole)
     }
 }
 

@@ -19,7 +19,8 @@ const ELEMENTS_MAX: usize = i32::MAX as usize;
 /// Whether the library is there and can say what is asked: it pads both sides alike.
 pub(super) fn suits(shape: &Shape, target: &CudaTarget) -> bool {
     let padding = shape.window.padding;
-    let largest = [shape.image_type(), shape.weight_type(), shape.grid_type()].map(|ty| ty.elements()).into_iter().max();
+    let largest =
+        [shape.image_type(), shape.weight_type(), shape.grid_type()].map(|ty| ty.elements()).into_iter().max();
     target.convolutions && padding.before == padding.after && largest.is_some_and(|largest| largest <= ELEMENTS_MAX)
 }
 

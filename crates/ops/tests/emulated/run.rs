@@ -1,6 +1,9 @@
 //! The memory of one trial, and its calls on it.
 
-use super::{Convolution, ConvolutionPass, CudaArg, CudaBuffer, CudaCall, CudaCalls, CudaMatrix, CudaPlace, Dense, Library, Product, Trial, Type};
+use super::{
+    Convolution, ConvolutionPass, CudaArg, CudaBuffer, CudaCall, CudaCalls, CudaMatrix, CudaPlace, Dense, Library,
+    Product, Trial, Type,
+};
 use kolo_graph::cpu::Buffer;
 use std::ffi::c_void;
 
@@ -121,7 +124,8 @@ impl Memory {
             [shape.images, shape.outputs, shape.grid[0], shape.grid[1]],
         ];
         let places = [image, weight, grid];
-        let buffers = [0, 1, 2].map(|at| Buffer { data: self.address(places[at]), ty: Type::new(kind.dtype, sizes[at]) });
+        let buffers =
+            [0, 1, 2].map(|at| Buffer { data: self.address(places[at]), ty: Type::new(kind.dtype, sizes[at]) });
         let index = |which: usize, [n, c, y, x]: [usize; 4]| {
             let [_, channels, height, width] = sizes[which];
             match kind.channels_last {
@@ -139,7 +143,9 @@ impl Memory {
             for [_, c, ky, kx] in places_of([1, part, shape.kernel[0], shape.kernel[1]]) {
                 let y = row * shape.stride[0] + ky * shape.dilation[0];
                 let x = column * shape.stride[1] + kx * shape.dilation[1];
-                let (Some(y), Some(x)) = (y.checked_sub(shape.padding[0]), x.checked_sub(shape.padding[1])) else { continue };
+                let (Some(y), Some(x)) = (y.checked_sub(shape.padding[0]), x.checked_sub(shape.padding[1])) else {
+                    continue;
+                };
                 if y >= shape.image[0] || x >= shape.image[1] {
                     continue;
                 }
