@@ -10,6 +10,8 @@ use kolo_graph::rng::Stream;
 use kolo_graph::{Arg, DType, Type};
 use std::collections::BTreeMap;
 
+#[path = "emulated/chains.rs"]
+mod chains;
 #[path = "emulated/library.rs"]
 mod library;
 #[path = "emulated/nvrtc.rs"]
