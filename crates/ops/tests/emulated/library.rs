@@ -22,10 +22,10 @@ pub struct Library {
 /// A source with its definitions, as text. It leaves no macro behind: many sources stand in one file here.
 pub fn text_of(source: &CudaSource) -> String {
     let defines: String = source.defines.iter().map(|(name, value)| format!("#define {name} {value}\n")).collect();
-    let given = source.defines.iter().map(|(name, _)| name.to_string());
+    let given = source.defines.iter().map(|(name, _)| *name);
     let own = source.text.lines().filter_map(|line| line.trim_start().strip_prefix("#define "));
     let name = |line: &str| line.chars().take_while(|letter| letter.is_alphanumeric() || *letter == '_').collect();
-    let ends: BTreeSet<String> = given.chain(own.map(name)).collect();
+    let ends: BTreeSet<String> = given.chain(own).map(name).collect();
     let ends: String = ends.iter().map(|name| format!("#undef {name}\n")).collect();
     format!("{defines}{}\n{ends}", source.text)
 }
