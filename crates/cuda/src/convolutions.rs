@@ -10,7 +10,7 @@ use crate::gpu::Gpu;
 use crate::library::{Library, LibraryName, functions};
 use kolo_base::lock;
 use kolo_graph::DType;
-use kolo_graph::cuda::{CONVOLUTION_WORKSPACE_BYTES, ConvolutionKind, ConvolutionPass};
+use kolo_graph::cuda::{ConvolutionKind, ConvolutionPass};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -19,7 +19,7 @@ pub(crate) const CUDNN: LibraryName = LibraryName {
     title: "cuDNN (libcudnn)",
     files: &["libcudnn.so.9"],
     wheels: &["cudnn"],
-    needed_for: "fast convolutions on the GPU; without it they run on kernels that were not tuned",
+    needed_for: "fast convolutions on the GPU (without it they run on slower kernels)",
     hint: "`pip install nvidia-cudnn-cu13` (or -cu12, as the driver is) and set VIRTUAL_ENV or LD_LIBRARY_PATH",
 };
 
@@ -182,6 +182,7 @@ pub(crate) struct ConvolutionCall {
     weight: DevicePointer,
     grid: DevicePointer,
     workspace: DevicePointer,
+    workspace_bytes: usize,
 }
 
 // SAFETY: descriptions may be used from any thread, one call at a time.
@@ -214,7 +215,7 @@ impl Convolutions {
         let described = open.describe(gpu, kind, tf32)?;
         let candidates = if kind.pass == ConvolutionPass::Forward { FORWARD } else { BACKWARD };
         let fits = |algorithm: &c_int| open.workspace(kind.pass, &described, *algorithm);
-        let fits = |algorithm: &c_int| fits(algorithm).is_some_and(|bytes| bytes <= CONVOLUTION_WORKSPACE_BYTES);
+        let fits = |algorithm: &c_int| fits(algorithm).is_some_and(|bytes| bytes <= kind.workspace_bytes());
         let algorithm = candidates.iter().copied().find(fits);
         known.insert((*kind, tf32), algorithm);
         Ok(algorithm)
@@ -231,7 +232,8 @@ impl Convolutions {
         let algorithm = self.algorithm(gpu, kind, tf32)?;
         let algorithm = algorithm.ok_or_else(|| CudaError::Other(format!("cuDNN knows no algorithm for {kind:?}")))?;
         let described = self.open(gpu)?.describe(gpu, kind, tf32)?;
-        Ok(ConvolutionCall { pass: kind.pass, described, algorithm, image, weight, grid, workspace })
+        let (pass, workspace_bytes) = (kind.pass, kind.workspace_bytes());
+        Ok(ConvolutionCall { pass, described, algorithm, image, weight, grid, workspace, workspace_bytes })
     }
 
     /// Starts a convolution in the order of the compute stream.
@@ -261,7 +263,7 @@ impl Convolutions {
                 convolution.handle,
                 call.algorithm,
                 call.workspace,
-                CONVOLUTION_WORKSPACE_BYTES,
+                call.workspace_bytes,
                 number(&zero),
                 result.0.handle,
                 result.1,

@@ -14,7 +14,7 @@ mod convolution;
 pub(crate) mod moves;
 
 pub use channels::{ChannelsLast, any_order, last};
-pub use convolution::{CONVOLUTION_WORKSPACE_BYTES, Convolution, ConvolutionKind, ConvolutionPass, ConvolutionShape};
+pub use convolution::{Convolution, ConvolutionKind, ConvolutionPass, ConvolutionShape};
 
 use crate::op::Op;
 use crate::types::{DType, Type};

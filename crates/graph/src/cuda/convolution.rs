@@ -49,9 +49,26 @@ pub struct Convolution {
     pub image: CudaPlace,
     pub weight: CudaPlace,
     pub grid: CudaPlace,
-    /// [`CONVOLUTION_WORKSPACE_BYTES`] of scratch.
+    /// As many bytes of scratch as the kind allows.
     pub workspace: CudaPlace,
 }
 
-/// Bytes that the library may use between the parts of a convolution. Part of the choice of an algorithm, so it never changes.
-pub const CONVOLUTION_WORKSPACE_BYTES: usize = 64 << 20;
+/// What a convolution may use between its parts, beside copies of its operands.
+const WORKSPACE_BYTES: usize = 32 << 20;
+/// What the library wants the channels of a pixel to fill, for tensor cores: it pads them in a copy where they do not.
+const CHANNEL_BYTES: usize = 16;
+
+impl ConvolutionKind {
+    /// Bytes that the library may use. Part of the choice of an algorithm, so it is a function of the kind alone.
+    pub fn workspace_bytes(&self) -> usize {
+        let ConvolutionShape { images, inputs, outputs, image, grid, .. } = self.shape;
+        let fill = CHANNEL_BYTES / self.dtype.bytes();
+        if !self.channels_last || inputs.is_multiple_of(fill) && outputs.is_multiple_of(fill) {
+            return WORKSPACE_BYTES;
+        }
+        let padded = |channels: usize, pixels: [usize; 2]| {
+            images * pixels[0] * pixels[1] * channels.next_multiple_of(fill) * self.dtype.bytes()
+        };
+        WORKSPACE_BYTES + padded(inputs, image).max(padded(outputs, grid))
+    }
+}

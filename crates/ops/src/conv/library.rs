@@ -8,8 +8,8 @@ use crate::cuda_map;
 use crate::elementwise::Add;
 use crate::sums::Values;
 use kolo_graph::cuda::{
-    CONVOLUTION_WORKSPACE_BYTES, Convolution, ConvolutionKind, ConvolutionPass, ConvolutionShape, Cuda, CudaBuffer,
-    CudaCalls, CudaCx, CudaMatrix, CudaPlace, CudaTarget, Product,
+    Convolution, ConvolutionKind, ConvolutionPass, ConvolutionShape, Cuda, CudaBuffer, CudaCalls, CudaCx, CudaMatrix,
+    CudaPlace, CudaTarget, Product,
 };
 use kolo_graph::{DType, Type};
 
@@ -47,12 +47,12 @@ pub(super) fn calls(pass: ConvolutionPass, shape: &Shape, cx: &CudaCx<'_>, opera
     }
     let mut calls = CudaCalls::new();
     let (dtype, result) = (operands.dtype, operands.result);
-    let workspace = calls.scratch(CONVOLUTION_WORKSPACE_BYTES);
+    let kind = ConvolutionKind { pass, shape: library_shape(shape), dtype, channels_last: cx.channels_last };
+    let workspace = calls.scratch(kind.workspace_bytes());
     // The library gives results of its operands' type.
     let count = if pass == ConvolutionPass::Weight { shape.weight_type().elements() } else { 0 };
     let made = if result.dtype == dtype { result.place } else { calls.scratch(count * dtype.bytes()) };
     let Tensors { image, weight, grid } = Tensors::new(pass, operands.factors, made);
-    let kind = ConvolutionKind { pass, shape: library_shape(shape), dtype, channels_last: cx.channels_last };
     calls.convolution(Convolution { kind, image, weight, grid, workspace });
     if result.dtype != dtype {
         let (from, to) = (Type::new(dtype, [count]), Type::new(result.dtype, [count]));
