@@ -167,13 +167,16 @@ mod tests {
         CudaTarget { convolutions: true, tf32: true, ..CudaTarget::default() }
     }
 
+    fn conv<'b>(x: Tensor<'b>, weight: Tensor<'b>) -> Tensor<'b> {
+        x.conv2d(weight, None, [1, 1], [1, 1], [1, 1], 1)
+    }
+
     /// Two convolutions with a norm and an addition between them, and a mean over planes; the sum of its first result is kept too.
     fn graph() -> Graph {
         let builder = Builder::new();
         let x = builder.input("x", Type::f32([2, 3, 8, 8]));
         let weight = |name: &str, inputs: usize| builder.param(name, [4, inputs, 3, 3], Init::Constant(1.0));
         let channels = |name: &str| builder.param(name, [4], Init::Constant(1.0));
-        let conv = |x: Tensor<'_>, weight| x.conv2d(weight, None, [1, 1], [1, 1], [1, 1], 1);
         let first = conv(x, weight("first", 3));
         let normed = first.batch_norm(channels("scale"), channels("shift"), 1e-5).0.relu();
         let second = conv(normed, weight("second", 4)).add(first);

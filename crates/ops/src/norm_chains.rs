@@ -199,7 +199,7 @@ mod tests {
     use kolo_graph::cuda::CudaTarget;
     use kolo_graph::layout::{self, Abilities};
     use kolo_graph::sources::Init;
-    use kolo_graph::{Builder, Op, Type};
+    use kolo_graph::{Builder, Op, Tensor, Type};
 
     struct InPlace;
 
@@ -209,23 +209,25 @@ mod tests {
         }
     }
 
+    fn conv<'b>(builder: &'b Builder, x: Tensor<'b>, name: &str) -> Tensor<'b> {
+        x.conv2d(builder.param(name, [8, 8, 3, 3], Init::ONES), None, [1, 1], [1, 1], [1, 1], 1)
+    }
+
     /// A norm whose images go through relu alone, one whose images are read twice, and the backward pass of the first.
     fn graph() -> Graph {
         let builder = Builder::new();
         let x = builder.input("x", Type::f32([2, 8, 4, 4]));
-        let weight = |name: &str| builder.param(name, [8, 8, 3, 3], Init::ONES);
         let channels = |name: &str| builder.param(name, [8], Init::ONES);
-        let conv = |x: kolo_graph::Tensor<'_>, name: &str| x.conv2d(weight(name), None, [1, 1], [1, 1], [1, 1], 1);
-        let made = conv(x, "first");
+        let made = conv(&builder, x, "first");
         let norm = BatchNorm { eps: 1e-5 };
         let outputs = builder.apply_all(norm, &[made, channels("scale"), channels("shift")]);
         let y = outputs[0].relu();
-        let second = conv(y, "second").batch_norm(channels("scale 2"), channels("shift 2"), 1e-5).0;
-        let g = conv(second.add(second.relu()), "third");
+        let second = conv(&builder, y, "second").batch_norm(channels("scale 2"), channels("shift 2"), 1e-5).0;
+        let g = conv(&builder, second.add(second.relu()), "third");
         let masked = y.then(ReluGrad {}, &[g]);
         let inputs = [made, channels("scale"), outputs[1], outputs[2], masked];
         let dx = builder.apply_all(BatchNormGrad {}, &inputs)[0];
-        builder.output("dx", conv(dx, "fourth").sum(&[0, 1, 2, 3]));
+        builder.output("dx", conv(&builder, dx, "fourth").sum(&[0, 1, 2, 3]));
         builder.finish().unwrap()
     }
 

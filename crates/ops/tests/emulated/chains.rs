@@ -20,26 +20,27 @@ impl Abilities for InPlace {
     }
 }
 
+fn conv<'b>(builder: &'b Builder, x: Tensor<'b>, name: &str) -> Tensor<'b> {
+    let weight = builder.param(name, [16, 16, 3, 3], Init::ONES).cast(x.dtype());
+    x.conv2d(weight, None, [1, 1], [1, 1], [1, 1], 1)
+}
+
 /// A norm, an addition and relu; then the gradient of relu and the norm's backward pass.
 fn graph(dtype: DType) -> Graph {
     let builder = Builder::new();
     let x = builder.input("x", Type::new(dtype, [3, 16, 5, 3]));
     let channels = |name: &str| builder.param(name, [16], Init::ONES);
-    let conv = |x: Tensor<'_>, name: &str| {
-        let weight = builder.param(name, [16, 16, 3, 3], Init::ONES).cast(dtype);
-        x.conv2d(weight, None, [1, 1], [1, 1], [1, 1], 1)
-    };
-    let first = conv(x, "first");
-    let other = conv(first, "second");
-    let made = conv(other, "third");
+    let first = conv(&builder, x, "first");
+    let other = conv(&builder, first, "second");
+    let made = conv(&builder, other, "third");
     let outputs = builder.apply_all(BatchNorm { eps: 1e-5 }, &[made, channels("scale"), channels("shift")]);
     let y = outputs[0].add(other).relu();
-    let g = conv(y, "fourth");
+    let g = conv(&builder, y, "fourth");
     let masked = y.then(ReluGrad {}, &[g]);
     let inputs = [made, channels("scale"), outputs[1], outputs[2], masked];
     let dx = builder.apply_all(BatchNormGrad {}, &inputs)[0];
-    builder.output("dx", conv(dx, "fifth").sum(&[0, 1, 2, 3]));
-    kolo_ops::fuse::fuse_elementwise(builder.finish().expect("a graph"))
+    builder.output("dx", conv(&builder, dx, "fifth").sum(&[0, 1, 2, 3]));
+    kolo_ops::fuse::fuse_elementwise(&builder.finish().expect("a graph"))
 }
 
 fn trial(graph: &Graph, ids: &[ValueId], made: &[ValueId], calls: CudaCalls) -> Trial {
@@ -61,51 +62,68 @@ fn numbers(graph: &Graph, id: ValueId) -> Dense {
     draw(&Arg { ty: ty.clone(), ..Arg::real(&*ty.shape) }, ty.dtype, id.0 as usize)
 }
 
+/// A norm with its chain, and what each of the two runs: together, the norm alone, the chain alone.
+struct Pair {
+    graph: Graph,
+    norm: NodeId,
+    chain: NodeId,
+    /// What the two read together.
+    inputs: Vec<ValueId>,
+}
+
+fn pairs(dtype: DType, target: &CudaTarget, trials: &mut Vec<Trial>) -> Vec<Pair> {
+    let graph = graph(dtype);
+    let layout = layout::plan(&graph, 1, 1, &InPlace);
+    let chains = NormChains::new(&graph, &layout, &ChannelOrders::new(&graph, target));
+    let of_chain = |chain: NodeId| {
+        let beside = |id: &NodeId| {
+            let (norm, chain) = (graph.node(*id), graph.node(chain));
+            let joined = chains.inputs(&graph, *id).len() > norm.inputs.len();
+            joined && (chain.inputs.contains(&norm.outputs[0]) || norm.inputs.contains(&chain.outputs[0]))
+        };
+        let norm = graph.ids().find(beside).expect("a chain has a norm");
+        Pair { graph: graph.clone(), norm, chain, inputs: chains.inputs(&graph, norm) }
+    };
+    let found: Vec<Pair> = graph.ids().filter(|id| chains.is_run_by_norm(*id)).map(of_chain).collect();
+    for Pair { norm, chain, inputs, .. } in &found {
+        let outputs = &graph.node(*norm).outputs;
+        let (given, made) = (graph.types(inputs), graph.types(outputs));
+        let calls = chains.calls(&graph, *norm, &CudaCx::new(&given, &made, target)).expect("a chain");
+        trials.push(trial(&graph, inputs, outputs, calls));
+        trials.extend([*norm, *chain].map(|id| alone(&graph, id, target)));
+    }
+    found
+}
+
 #[test]
 fn norms_with_chains_give_the_bits_of_both() {
     let target = CudaTarget { convolutions: true, tf32: true, ..CudaTarget::default() };
+    let (mut trials, mut all) = (Vec::new(), Vec::new());
     for dtype in [DType::F32, DType::BF16] {
-        let graph = graph(dtype);
-        let layout = layout::plan(&graph, 1, 1, &InPlace);
-        let chains = NormChains::new(&graph, &layout, &ChannelOrders::new(&graph, &target));
-        let joined: Vec<NodeId> = graph.ids().filter(|id| chains.is_run_by_norm(*id)).collect();
-        assert_eq!(joined.len(), 2, "one behind the norm and one before its backward pass");
-        for chain in joined {
-            let reads_chain = |id: &NodeId| chains.inputs(&graph, *id).len() > graph.node(*id).inputs.len();
-            let beside = |id: &NodeId| {
-                let (norm, chain) = (graph.node(*id), graph.node(chain));
-                chain.inputs.contains(&norm.outputs[0]) || norm.inputs.contains(&chain.outputs[0])
+        all.extend(pairs(dtype, &target, &mut trials));
+    }
+    assert_eq!(all.len(), 4, "one behind the norm and one before its backward pass, in each type");
+    let Some(library) = Library::of(&trials) else { return println!("skipped: no C++ compiler") };
+    for (Pair { graph, norm, chain, inputs }, trials) in all.iter().zip(trials.chunks(3)) {
+        let run = |at: usize, inputs: &[Dense]| Memory::of(&trials[at], inputs).run(&trials[at].calls, &library);
+        let given: Vec<Dense> = inputs.iter().map(|id| numbers(graph, *id)).collect();
+        let (norm, links) = (graph.node(*norm), &graph.node(*chain).inputs);
+        let joined = run(0, &given);
+        let of_chain = |from: Option<&Vec<f64>>| {
+            let own = |id: &ValueId| match from.filter(|_| *id == norm.outputs[0]) {
+                Some(made) => Dense::new(graph.ty(*id).shape.clone(), made.clone()),
+                None => numbers(graph, *id),
             };
-            let norm = graph.ids().find(|id| reads_chain(id) && beside(id)).expect("a chain has a norm");
-            let (ids, node) = (chains.inputs(&graph, norm), graph.node(norm));
-            let (inputs, outputs) = (graph.types(&ids), graph.types(&node.outputs));
-            let calls = chains.calls(&graph, norm, &CudaCx::new(&inputs, &outputs, &target)).expect("a chain");
-            let trials = [
-                trial(&graph, &ids, &node.outputs, calls),
-                alone(&graph, norm, &target),
-                alone(&graph, chain, &target),
-            ];
-            let Some(library) = Library::of(&trials) else { return println!("skipped: no C++ compiler") };
-            let run = |at: usize, inputs: &[Dense]| Memory::of(&trials[at], inputs).run(&trials[at].calls, &library);
-            let all: Vec<Dense> = ids.iter().map(|id| numbers(&graph, *id)).collect();
-            let joined = run(0, &all);
-            let shape = |id: ValueId| graph.ty(id).shape.clone();
-            let links = &graph.node(chain).inputs;
-            if links.contains(&node.outputs[0]) {
-                let mut apart = run(1, &all[..node.inputs.len()]);
-                let own = |id: &ValueId| match *id == node.outputs[0] {
-                    true => Dense::new(shape(*id), apart[0].clone()),
-                    false => numbers(&graph, *id),
-                };
-                let inputs: Vec<Dense> = links.iter().map(own).collect();
-                apart[0] = run(2, &inputs).remove(0);
-                assert_eq!(joined, apart);
-            } else {
-                let inputs: Vec<Dense> = links.iter().map(|id| numbers(&graph, *id)).collect();
-                let gradient = Dense::new(shape(node.inputs[4]), run(2, &inputs).remove(0));
-                let apart = run(1, &[&all[..4], &[gradient]].concat());
-                assert_eq!(joined, apart);
-            }
-        }
+            run(2, &links.iter().map(own).collect::<Vec<_>>()).remove(0)
+        };
+        let apart = if links.contains(&norm.outputs[0]) {
+            let mut apart = run(1, &given[..norm.inputs.len()]);
+            apart[0] = of_chain(Some(&apart[0]));
+            apart
+        } else {
+            let gradient = Dense::new(graph.ty(norm.inputs[4]).shape.clone(), of_chain(None));
+            run(1, &[&given[..4], &[gradient]].concat())
+        };
+        assert_eq!(joined, apart);
     }
 }
