@@ -21,7 +21,8 @@ layers = 12
 width = 768
 heads = 12
 context = 1024
-vocab = 50304"""
+vocab = 50304
+tied = false"""
 RESNET18 = 'kind = "resnet18"\nclasses = 10\nimage = [3, 32, 32]'
 RESNET50 = 'kind = "resnet50"\nclasses = 1000\nimage = [3, 224, 224]'
 LSTM = 'kind = "lstm"\nlayers = 2\nwidth = 512\ncontext = 128\nfeatures = 512\noutputs = 1'
@@ -88,7 +89,7 @@ def torch_model(name):
     if name.startswith("gpt"):
         layers, width, heads, context, vocab = (4, 256, 4, 128, 1024) if "small" in name else (12, 768, 12, 1024, 50304)
         tokens = lambda: torch.randint(vocab, (batch, context), device="cuda")  # noqa: E731
-        return models.Gpt(layers, width, heads, context, vocab), tokens(), tokens(), models.loss_of
+        return models.Gpt(layers, width, heads, context, vocab, tied=False), tokens(), tokens(), models.loss_of
     if name.startswith("lstm"):
         return models.Lstm(512, 512, 2), torch.randn(batch, 128, 512, device="cuda"), torch.randn(batch, 1, device="cuda"), models.loss_of
     if name.startswith("resnet18"):

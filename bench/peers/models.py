@@ -133,9 +133,9 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """GPT-2 with the output head tied to `wte.weight`, so the head adds no name to the checkpoint."""
+    """GPT-2. The output head is tied to `wte.weight`, so it adds no name to the checkpoint, unless it is to have its own."""
 
-    def __init__(self, layers, width, heads, context, vocab):
+    def __init__(self, layers, width, heads, context, vocab, tied=True):
         super().__init__()
         self.wte = nn.Embedding(vocab, width)
         self.wpe = nn.Embedding(context, width)
@@ -143,12 +143,13 @@ class Gpt(nn.Module):
         nn.init.normal_(self.wpe.weight, std=0.02)
         self.h = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.ln_f = nn.LayerNorm(width, eps=1e-5)
+        self.lm_head = None if tied else nn.Linear(width, vocab, bias=False)
 
     def forward(self, tokens):
         x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
         for block in self.h:
             x = block(x)
-        return F.linear(self.ln_f(x), self.wte.weight)
+        return F.linear(self.ln_f(x), self.wte.weight if self.lm_head is None else self.lm_head.weight)
 
 
 class Lstm(nn.Module):

@@ -9,10 +9,12 @@ use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::library::{Library, LibraryName, functions};
 use crate::memory::DeviceMemory;
+use kolo_base::lock;
 use kolo_graph::DType;
 use kolo_graph::cuda::{CudaMatrix, Product};
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 pub(crate) const CUBLASLT: LibraryName = LibraryName {
     title: "cuBLASLt (libcublasLt)",
@@ -90,6 +92,8 @@ struct Open {
     functions: CublasLt,
     handle: Handle,
     workspace: DeviceMemory,
+    /// What the library answered: a recurrent layer asks for the same product at every step.
+    chosen: Mutex<BTreeMap<ProductKey, Algorithm>>,
 }
 
 // SAFETY: the library's handle may be used from any thread.
@@ -104,7 +108,7 @@ impl Open {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the place of a handle, in the context of this GPU.
         check(gpu, "cublasLtCreate", unsafe { (functions.create)(&mut handle) })?;
-        Ok(Self { functions, handle, workspace: DeviceMemory::new(gpu, WORKSPACE_BYTES)? })
+        Ok(Self { functions, handle, workspace: DeviceMemory::new(gpu, WORKSPACE_BYTES)?, chosen: Mutex::default() })
     }
 }
 
@@ -166,9 +170,33 @@ fn type_code(dtype: DType) -> Result<c_int, CudaError> {
     }
 }
 
-/// What an address is aligned to, as far as it matters.
-fn alignment(address: DevicePointer) -> u32 {
-    1 << address.trailing_zeros().min(ALIGNMENT_BYTES.trailing_zeros())
+/// What all matrices of a batch are aligned to, as far as it matters, if each starts so many bytes after the one before. Told of the
+/// first alone, the library takes kernels that read the others from wrong places.
+fn alignment(first: DevicePointer, step: usize) -> u32 {
+    1 << (first | step as u64).trailing_zeros().min(ALIGNMENT_BYTES.trailing_zeros())
+}
+
+/// All that the choice of an algorithm depends on.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct ProductKey {
+    sizes: [usize; 4],
+    /// Of each matrix its type, strides and whether it lies transposed.
+    matrices: [(c_int, usize, usize, bool); 3],
+    compute: c_int,
+    alignments: [u32; 3],
+    has_bias: bool,
+    adds: bool,
+}
+
+impl ProductKey {
+    fn of(product: &Product, compute: c_int, alignments: [u32; 3]) -> Self {
+        let Product { rows, columns, depth, batch, .. } = *product;
+        let matrix =
+            |of: &CudaMatrix| (type_code(of.dtype).unwrap_or(-1), of.row_stride, of.batch_stride, of.transposed);
+        let matrices = [&product.a, &product.b, &product.c].map(matrix);
+        let (has_bias, adds) = (product.bias.is_some(), product.beta != 0.0);
+        Self { sizes: [rows, columns, depth, batch], matrices, compute, alignments, has_bias, adds }
+    }
 }
 
 impl Products {
@@ -189,13 +217,23 @@ impl Products {
         let open = self.open(gpu)?;
         gpu.enter()?;
         let is_f32 = product.a.dtype == DType::F32 && product.b.dtype == DType::F32;
-        let operation = open.operation(gpu, product, if is_f32 && tf32 { COMPUTE_TF32 } else { COMPUTE_F32 }, bias)?;
+        let compute = if is_f32 && tf32 { COMPUTE_TF32 } else { COMPUTE_F32 };
+        let operation = open.operation(gpu, product, compute, bias)?;
         let Product { rows, columns, depth, batch, .. } = *product;
         let left = open.layout(gpu, &product.b, [columns, depth], batch)?;
         let right = open.layout(gpu, &product.a, [depth, rows], batch)?;
         let result = open.layout(gpu, &product.c, [columns, rows], batch)?;
-        let alignments = [b, a, c, c].map(alignment);
-        let algorithm = open.choose(gpu, product, [&operation, &left, &right, &result], alignments)?;
+        let [of_a, of_b, of_c] = [(a, &product.a), (b, &product.b), (c, &product.c)].map(|(address, matrix)| {
+            let step = if batch > 1 { matrix.batch_stride * matrix.dtype.bytes() } else { 0 };
+            alignment(address, step)
+        });
+        let key = ProductKey::of(product, compute, [of_b, of_a, of_c]);
+        let known = lock(&open.chosen).get(&key).copied();
+        let algorithm = match known {
+            Some(algorithm) => algorithm,
+            None => open.choose(gpu, product, [&operation, &left, &right, &result], [of_b, of_a, of_c, of_c])?,
+        };
+        lock(&open.chosen).insert(key, algorithm);
         let (alpha, beta) = (product.alpha, product.beta);
         Ok(ProductCall { operation, a: left, b: right, c: result, algorithm, alpha, beta, addresses: [b, a, c] })
     }
@@ -335,6 +373,11 @@ mod tests {
 
     #[test]
     fn alignment_counts_up_to_sixteen() {
-        assert_eq!([0, 2, 4, 8, 24, 64, 256].map(alignment), [16, 2, 4, 8, 8, 16, 16]);
+        assert_eq!([0, 2, 4, 8, 24, 64, 256].map(|address| alignment(address, 0)), [16, 2, 4, 8, 8, 16, 16]);
+    }
+
+    #[test]
+    fn a_batch_is_as_aligned_as_its_least_aligned_matrix() {
+        assert_eq!([0, 2, 12, 96].map(|step| alignment(512, step)), [16, 2, 4, 16]);
     }
 }

@@ -13,7 +13,7 @@ use kolo_graph::cpu::Buffer;
 use kolo_graph::op::{Case, Dense, Domain};
 use kolo_graph::rng::Stream;
 use kolo_graph::sources::{Input, Param, State};
-use kolo_graph::{Arg, Builder, DType, Graph, Op, OpKind, Tensor, Type, checked_types};
+use kolo_graph::{Arg, Builder, DType, Graph, Op, OpKind, Tensor, Type, Work, checked_types};
 use std::sync::Arc;
 
 /// FLOPs of a case that the definition can compute in a moment.
@@ -46,13 +46,18 @@ impl KindOutcome {
 
 /// Runs the suite for these kinds, and tells `report` of each as it ends.
 pub fn run(executor: &Arc<dyn Executor>, kinds: &[OpKind], mut report: impl FnMut(&KindOutcome)) -> Vec<KindOutcome> {
+    let coarse = executor.in_tf32();
+    let wanted = |trial: &Trial| coarse.is_some() || !trial.tf32;
     let all: Vec<(usize, Trial)> = kinds
         .iter()
         .enumerate()
-        .flat_map(|(at, kind)| trials(kind).into_iter().map(move |trial| (at, trial)))
+        .flat_map(|(at, kind)| trials(kind).into_iter().filter(wanted).map(move |trial| (at, trial)))
         .collect();
-    let graphs: Vec<&Graph> = all.iter().map(|(_, trial)| &trial.graph).collect();
-    executor.prepare(&graphs);
+    let executor_of = |tf32: bool| coarse.as_ref().filter(|_| tf32).unwrap_or(executor);
+    for tf32 in [false, true] {
+        let own = all.iter().filter(|(_, trial)| trial.tf32 == tf32);
+        executor_of(tf32).prepare(&own.map(|(_, trial)| &trial.graph).collect::<Vec<&Graph>>());
+    }
     let mut outcomes = Vec::new();
     for (at, kind) in kinds.iter().enumerate() {
         let mut outcome = KindOutcome { name: kind.name, ..KindOutcome::default() };
@@ -61,7 +66,7 @@ pub fn run(executor: &Arc<dyn Executor>, kinds: &[OpKind], mut report: impl FnMu
                 Some((_, count)) => *count += 1,
                 None => outcome.cases.push((trial.dtype, 1)),
             }
-            match trial.check(executor) {
+            match trial.check(executor_of(trial.tf32)) {
                 Ok(worst) => outcome.worst = outcome.worst.max(worst),
                 Err(failure) => outcome.fail(format!("{} {}: {failure}", trial.dtype.name(), trial.label)),
             }
@@ -77,18 +82,26 @@ struct Trial {
     label: String,
     case: Case,
     dtype: DType,
+    /// Whether products may round their operands to TF32.
+    tf32: bool,
     graph: Graph,
     inputs: Vec<Dense>,
 }
 
-/// Every case of a kind, and the same in half precision where its operands allow it.
+/// What floats a case is tried with, and whether products may round them to TF32.
+const TYPES: [(DType, bool); 4] = [(DType::F32, false), (DType::F32, true), (DType::BF16, false), (DType::F16, false)];
+
+/// Every case of a kind, the same in half precision where its operands allow it, and in TF32 if it is made of products.
 fn trials(kind: &OpKind) -> Vec<Trial> {
     let mut trials = Vec::new();
     for (at, case) in (kind.cases)().into_iter().enumerate() {
         if case.op.is::<Input>() || case.op.is::<Param>() || case.op.is::<State>() {
             continue;
         }
-        for dtype in [DType::F32, DType::BF16, DType::F16] {
+        for (dtype, tf32) in TYPES {
+            if tf32 && case.op.work() == Work::Stream {
+                continue;
+            }
             let Some(case) = in_type(&case, dtype) else { continue };
             let types: Vec<Type> = case.args.iter().map(|arg| arg.ty.clone()).collect();
             let Ok(outputs) = checked_types(&*case.op, &types) else { continue };
@@ -101,9 +114,9 @@ fn trials(kind: &OpKind) -> Vec<Trial> {
                 value
             });
             let inputs = inputs.collect();
-            let label = format!("case {at} {}", case.op.signature());
+            let label = format!("{}case {at} {}", if tf32 { "in TF32, " } else { "" }, case.op.signature());
             let Ok(graph) = graph_of(&case.op, &case.args) else { continue };
-            trials.push(Trial { label, dtype, graph, inputs, case });
+            trials.push(Trial { label, dtype, tf32, graph, inputs, case });
         }
     }
     trials
@@ -154,6 +167,7 @@ impl Trial {
         match (self.dtype, output) {
             (DType::BF16, _) | (_, DType::BF16) => 2e-2,
             (DType::F16, _) | (_, DType::F16) => 3e-3,
+            _ if self.tf32 => self.case.tolerance.max(5e-3),
             _ => self.case.tolerance,
         }
     }

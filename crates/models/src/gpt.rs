@@ -6,7 +6,8 @@ use kolo_graph::settings::{SettingError, Settings};
 use kolo_ops::attention::cached;
 use kolo_ops::prelude::*;
 
-pub const KIND: ModelKind = ModelKind { name: "gpt", doc: "GPT-2: layers width heads context vocab dropout", make };
+pub const KIND: ModelKind =
+    ModelKind { name: "gpt", doc: "GPT-2: layers width heads context vocab dropout tied", make };
 
 #[derive(Clone, Debug)]
 struct Gpt {
@@ -16,6 +17,8 @@ struct Gpt {
     context: usize,
     vocab: usize,
     dropout: f32,
+    /// Whether the head is the table of words, as in GPT-2, or a matrix of its own.
+    tied: bool,
 }
 
 fn make(settings: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, SettingError> {
@@ -27,6 +30,7 @@ fn make(settings: &Settings, data: Option<&[Field]>) -> Result<Box<dyn Model>, S
         context: settings.size("context", context)?,
         vocab: settings.size("vocab", data_classes(data, "x").unwrap_or(1024))?,
         dropout: settings.float_in("dropout", 0.0, 0.0, 0.99)? as f32,
+        tied: settings.bool("tied", true)?,
     };
     if !gpt.width.is_multiple_of(gpt.heads) {
         let message = format!("is {}, which does not divide the width {}", gpt.heads, gpt.width);
@@ -61,6 +65,13 @@ impl Gpt {
         [("wte", self.vocab), ("wpe", self.context)]
             .map(|(name, rows)| cx.builder.scope(name, || cx.builder.param("weight", [rows, self.width], init)))
     }
+
+    /// Logits, from what the last block leaves.
+    fn head<'b>(&self, cx: &Build<'b>, x: Tensor<'b>, words: Tensor<'b>) -> Tensor<'b> {
+        let init = Init::Normal { deviation: 0.02 };
+        let own = || cx.builder.scope("lm_head", || cx.builder.param("weight", [self.vocab, self.width], init));
+        cx.layer_norm("ln_f", x).linear(if self.tied { words } else { own() }, None)
+    }
 }
 
 impl Model for Gpt {
@@ -83,8 +94,7 @@ impl Model for Gpt {
                 .builder
                 .scope(format!("h.{layer}"), || self.block(cx, x, |qkv| qkv.self_attention(self.heads, true)));
         }
-        let x = cx.layer_norm("ln_f", x);
-        let logits = x.linear(words, None);
+        let logits = self.head(cx, x, words);
         let ignored = cx.builder.full(f64::from(IGNORED), targets.ty());
         let counted = targets.not_equal(ignored).cast(DType::F32);
         let right = logits.argmax(2).equal(targets).cast(DType::F32).mul(counted);
@@ -146,6 +156,6 @@ impl Decoder for Gpt {
         }
         let new = x.dim(1);
         let last = x.slice(1, new.saturating_sub(1)..new);
-        cx.layer_norm("ln_f", last).linear(words, None).reshape_to([cx.batch, self.vocab])
+        self.head(cx, last, words).reshape_to([cx.batch, self.vocab])
     }
 }

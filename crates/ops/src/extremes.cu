@@ -1,4 +1,4 @@
-// Largest values and where they are. NaN is larger than all else; among equals the lower index wins.
+// Largest values and where they are. With rows.cuh before it. NaN is larger than all else; among equals the lower index wins.
 
 struct Best {
     float value;
@@ -19,14 +19,27 @@ __device__ __forceinline__ Best warp_best(Best own) {
     return own;
 }
 
-// A warp to a row; a place of −1 is none.
+// The best of what GROUP threads have; all get it.
+__device__ __forceinline__ Best group_best(Best own) {
+    own = warp_best(own);
+#if GROUP > 32
+    __shared__ Best shared[WARP];
+    if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = own;
+    __syncthreads();
+    const int lane = threadIdx.x % WARP;
+    own = warp_best(lane < GROUP / WARP ? shared[lane] : Best{0.0f, -1});
+#endif
+    return own;
+}
+
+// GROUP threads to a row; a place of −1 is none.
 __device__ __forceinline__ Best best_of_row(const I0 *x, i64 row, i64 size) {
     Best best = {0.0f, -1};
-    for (i64 at = threadIdx.x % WARP; at < size; at += WARP) {
-        const Best other = {to_float(x[row * size + at]), at};
-        if (comes_first(other, best)) best = other;
-    }
-    return warp_best(best);
+    for_row<PACK>(x + row * size, size, [&](i64 at, float value) {
+        // Places rise, so an equal one does not win; nothing is larger than NaN.
+        if (best.place < 0 || (best.value == best.value && !(value <= best.value))) best = {value, at};
+    });
+    return group_best(best);
 }
 
 // A thread to a column.
@@ -45,11 +58,12 @@ __device__ __forceinline__ Best best_of_column(const I0 *x, i64 at, i64 size, i6
 
 #ifdef O1
 extern "C" __global__ void max_of_rows(const I0 *x, O0 *values, int *places, i64 count, i64 size, i64) {
-    if (ROW >= count) return;
-    const Best best = best_of_row(x, ROW, size);
-    if (threadIdx.x % WARP != 0) return;
-    values[ROW] = from_float<O0>(best.value);
-    places[ROW] = (int)best.place;
+    const i64 row = row_of_group();
+    if (row >= count) return;
+    const Best best = best_of_row(x, row, size);
+    if (place_in_group() != 0) return;
+    values[row] = from_float<O0>(best.value);
+    places[row] = (int)best.place;
 }
 extern "C" __global__ void max_of_columns(const I0 *x, O0 *values, int *places, i64 count, i64 size, i64 inner) {
     if (COLUMN >= count) return;
@@ -79,9 +93,10 @@ extern "C" __global__ void top_k(const I0 *x, O0 *values, int *places, i64 rows,
 }
 #else
 extern "C" __global__ void argmax_of_rows(const I0 *x, int *places, i64 count, i64 size, i64) {
-    if (ROW >= count) return;
-    const Best best = best_of_row(x, ROW, size);
-    if (threadIdx.x % WARP == 0) places[ROW] = (int)best.place;
+    const i64 row = row_of_group();
+    if (row >= count) return;
+    const Best best = best_of_row(x, row, size);
+    if (place_in_group() == 0) places[row] = (int)best.place;
 }
 extern "C" __global__ void argmax_of_columns(const I0 *x, int *places, i64 count, i64 size, i64 inner) {
     if (COLUMN < count) places[COLUMN] = (int)best_of_column(x, COLUMN, size, inner).place;

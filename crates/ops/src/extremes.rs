@@ -10,7 +10,7 @@ use crate::simd;
 use crate::softmax::rows_per_task;
 use crate::tiles::Address;
 use crate::vectorized;
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
+use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaSource, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
@@ -396,15 +396,26 @@ impl Cpu for Place {
     }
 }
 
-/// `function` on the first input around `dim`, a warp to a result; it writes the outputs after the input.
+const SOURCE: &str = concat!(include_str!("rows.cuh"), include_str!("extremes.cu"));
+
+/// The source, with so many threads to a row that read so many elements at a time.
+fn source(cx: &CudaCx<'_>, threads: usize, pack: usize) -> CudaSource {
+    device::typed(SOURCE, cx).define("GROUP", threads).define("PACK", pack)
+}
+
+/// `function` on the first input around `dim`; it writes the outputs after the input.
 fn largest_calls(cx: &CudaCx<'_>, function: &'static str, dim: usize) -> CudaCalls {
     let Around { outer, size, inner } = around(&cx.inputs[0].shape, dim);
-    let source = device::typed(include_str!("extremes.cu"), cx);
     let operands = [device::input(0)].into_iter().chain((0..cx.outputs.len()).map(device::output));
-    let args = operands.chain([outer * inner, size, inner].map(device::long));
-    let grid = device::grid(outer * inner, if inner == 1 { device::THREADS / device::WARP } else { device::THREADS });
-    let function = if inner == 1 { format!("{function}_of_rows") } else { format!("{function}_of_columns") };
-    Launch::new(source, function, grid, device::THREADS, args.collect::<Vec<_>>()).into()
+    let args: Vec<CudaArg> = operands.chain([outer * inner, size, inner].map(device::long)).collect();
+    if inner > 1 {
+        let grid = device::grid(outer * inner, device::THREADS);
+        let name = format!("{function}_of_columns");
+        return Launch::new(source(cx, device::WARP, 1), name, grid, device::THREADS, args).into();
+    }
+    let (threads, pack) = (device::row_threads(size), device::pack(size, cx.inputs[0].dtype));
+    let (grid, block) = device::row_grid(outer, threads);
+    Launch::new(source(cx, threads, pack), format!("{function}_of_rows"), grid, block, args).into()
 }
 
 impl Cuda for Max {
@@ -426,7 +437,7 @@ impl Cuda for TopK {
         let operands = [device::input(0), device::output(0), device::output(1)];
         let args = [&operands[..], &[rows, size, self.k].map(device::long)].concat();
         let (grid, block) = device::row_grid(rows, device::WARP);
-        Launch::new(device::typed(include_str!("extremes.cu"), cx), "top_k", grid, block, args).into()
+        Launch::new(source(cx, device::WARP, 1), "top_k", grid, block, args).into()
     }
 }
 
@@ -467,6 +478,7 @@ impl Cases for Argmax {
             case(&[3, 21, 519], 1),
             case(&[21, 1027], 1),
             Case::new(Argmax { dim: 1 }, [Arg::real([5, 40]).within(1.0, 1.000_000_5).constant()]),
+            Case::new(Argmax { dim: 1 }, [Arg::real([3, 2048]).within(1.0, 1.000_05).constant()]),
         ]
     }
 }

@@ -411,6 +411,11 @@ impl Cases for Linear {
             case(true, &[2, 3, 5], 17),
             case(false, &[1, 1], 1),
             case(true, &[7], 3),
+            // Many samples and one output, as a head that forecasts one number has.
+            Case::new(
+                Linear::new(true),
+                [Arg::real([256, 48]).constant(), Arg::real([1, 48]).constant(), Arg::real([1]).constant()],
+            ),
             Case::new(
                 Linear::new(true),
                 [Arg::real([64, 70]).constant(), Arg::real([131, 70]).constant(), Arg::real([131]).constant()],

@@ -1,5 +1,9 @@
 // Layer norm (HAS_MEAN) and rms norm over rows of `n` elements, and their gradients. With rows.cuh before it.
 
+template <typename T> __device__ __forceinline__ Pack<T, PACK> pack_at(const T *from) { return load_pack<T, PACK>(from); }
+// Goes along a row, PACK elements at a time.
+#define EACH_PACK for (i64 at = (i64)place_in_group() * PACK; at < n; at += GROUP * PACK)
+
 #ifdef FORWARD
 extern "C" __global__ void normalize(
     const I0 *x, const I1 *weight,
@@ -33,13 +37,24 @@ extern "C" __global__ void normalize(
         rstds[row] = from_float<O1>(rstd);
 #endif
     }
-    map_row<PACK>(x, y + row * n, n, [&](i64 at, float value) {
+    EACH_PACK {
+        const auto values = pack_at(x + at);
+        const auto weights = pack_at(weight + at);
 #if HAS_MEAN
-        return fmaf((value - mean) * rstd, to_float(weight[at]), to_float(bias[at]));
-#else
-        return value * rstd * to_float(weight[at]);
+        const auto biases = pack_at(bias + at);
 #endif
-    });
+        Pack<O0, PACK> made;
+        #pragma unroll
+        for (int lane = 0; lane < PACK; lane++) {
+            const float normal = (to_float(values.at[lane]) - mean) * rstd;
+#if HAS_MEAN
+            made.at[lane] = from_float<O0>(fmaf(normal, to_float(weights.at[lane]), to_float(biases.at[lane])));
+#else
+            made.at[lane] = from_float<O0>(normal * to_float(weights.at[lane]));
+#endif
+        }
+        store_pack<O0, PACK>(y + row * n + at, made);
+    }
 }
 #else
 
@@ -59,21 +74,36 @@ extern "C" __global__ void differentiate(const I0 *x, const I1 *weight, STATISTI
     g += row * n;
     const float mean = MEAN(row), rstd = to_float(rstds[row]);
     float shift = 0.0f, slope = 0.0f;
-    for_row<PACK>(x, n, [&](i64 at, float value) {
-        const float weighted = to_float(g[at]) * to_float(weight[at]);
-        shift += weighted;
-        slope = fmaf(weighted, (value - mean) * rstd, slope);
-    });
+    EACH_PACK {
+        const auto values = pack_at(x + at);
+        const auto gradients = pack_at(g + at);
+        const auto weights = pack_at(weight + at);
+        #pragma unroll
+        for (int lane = 0; lane < PACK; lane++) {
+            const float weighted = to_float(gradients.at[lane]) * to_float(weights.at[lane]);
+            shift += weighted;
+            slope = fmaf(weighted, (to_float(values.at[lane]) - mean) * rstd, slope);
+        }
+    }
 #if HAS_MEAN
     shift = group_sum(shift) / (float)n;
 #else
     shift = 0.0f;
 #endif
     slope = group_sum(slope) / (float)n;
-    map_row<PACK>(x, dx + row * n, n, [&](i64 at, float value) {
-        const float normal = (value - mean) * rstd;
-        return rstd * fmaf(-normal, slope, to_float(g[at]) * to_float(weight[at]) - shift);
-    });
+    EACH_PACK {
+        const auto values = pack_at(x + at);
+        const auto gradients = pack_at(g + at);
+        const auto weights = pack_at(weight + at);
+        Pack<O0, PACK> made;
+        #pragma unroll
+        for (int lane = 0; lane < PACK; lane++) {
+            const float normal = (to_float(values.at[lane]) - mean) * rstd;
+            const float weighted = to_float(gradients.at[lane]) * to_float(weights.at[lane]);
+            made.at[lane] = from_float<O0>(rstd * fmaf(-normal, slope, weighted - shift));
+        }
+        store_pack<O0, PACK>(dx + row * n + at, made);
+    }
 }
 
 #define STRIP (WARP * PACK)
@@ -91,10 +121,11 @@ extern "C" __global__ void parameter_parts(
     if (column < n)
         for (i64 row = start + line; row < end; row += LINES) {
             const float mean = MEAN(row), rstd = to_float(rstds[row]);
-            const Pack<I0, PACK> values = load_pack<I0, PACK>(x + row * n + column);
+            const auto values = pack_at(x + row * n + column);
+            const auto gradients = pack_at(g + row * n + column);
             #pragma unroll
             for (int at = 0; at < PACK; at++) {
-                const float gradient = to_float(g[row * n + column + at]);
+                const float gradient = to_float(gradients.at[at]);
                 dweight[at] = fmaf(gradient, (to_float(values.at[at]) - mean) * rstd, dweight[at]);
                 dbias[at] += gradient;
             }

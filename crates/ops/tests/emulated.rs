@@ -1,5 +1,5 @@
 //! The GPU side of every op, run on the CPU by an emulator (`emulated/emulator.hpp`): every case of the registry against the
-//! definition, in f32 and in bf16, with numbers and with NaN and infinities. It needs a C++ compiler, and is skipped without one.
+//! definition, in f32, in bf16 and, where the calls differ, in TF32, with numbers and with NaN and infinities. It needs a C++ compiler, and is skipped without one.
 //! Whether the same sources compile for a GPU is `compiles_for_the_gpu`, which needs NVRTC.
 
 use kolo_graph::checked_types;
@@ -34,6 +34,8 @@ struct Trial {
     inputs: Vec<Type>,
     outputs: Vec<Type>,
     calls: CudaCalls,
+    /// Products may round their operands to TF32.
+    tf32: bool,
 }
 
 /// Every case of every kind with a GPU side, as it is and with its floats in half precision where the op allows that. `OP` names
@@ -52,10 +54,10 @@ fn trials() -> Vec<Trial> {
                 if outputs.iter().all(|ty| ty.elements() == 0) {
                     continue;
                 }
-                for (how, calls) in ways(side, &inputs, &outputs) {
+                for (how, tf32, calls) in ways(side, &inputs, &outputs) {
                     let label = format!("{} case {at} {} on {inputs:?}{how}", kind.name, case.op.signature());
                     let (case, inputs, outputs) = (case.clone(), inputs.clone(), outputs.clone());
-                    trials.push(Trial { label, case, inputs, outputs, calls });
+                    trials.push(Trial { label, case, inputs, outputs, calls, tf32 });
                 }
             }
         }
@@ -63,20 +65,26 @@ fn trials() -> Vec<Trial> {
     trials
 }
 
-/// What an op runs by kernels alone, with the vendor's library if it then runs otherwise, and with channels last if it knows that.
-fn ways(side: &dyn Cuda, inputs: &[Type], outputs: &[Type]) -> Vec<(&'static str, CudaCalls)> {
-    let exact = CudaTarget { convolutions: true, ..CudaTarget::default() };
-    let tensor_cores = CudaTarget { tf32: true, ..exact.clone() };
-    let plain = side.calls(&CudaCx::new(inputs, outputs, &CudaTarget::default()));
-    let by_library = side.calls(&CudaCx::new(inputs, outputs, &exact));
-    let mut ways = vec![("", plain.clone())];
-    if by_library != plain {
-        ways.push((" by the library", by_library));
+/// What an op runs by kernels alone, and where it then runs otherwise: in TF32, with the vendor's library, with channels last. The flag says
+/// whether products may round to TF32.
+fn ways(side: &dyn Cuda, inputs: &[Type], outputs: &[Type]) -> Vec<(&'static str, bool, CudaCalls)> {
+    let plain = CudaTarget::default();
+    let targets = [
+        (", in TF32", true, CudaTarget { tf32: true, ..plain.clone() }),
+        (", by the library", false, CudaTarget { convolutions: true, ..plain.clone() }),
+    ];
+    let mut ways = vec![("", false, side.calls(&CudaCx::new(inputs, outputs, &plain)))];
+    for (how, tf32, target) in targets {
+        let calls = side.calls(&CudaCx::new(inputs, outputs, &target));
+        if calls != ways[0].2 {
+            ways.push((how, tf32, calls));
+        }
     }
-    let cx = CudaCx { channels_last: true, ..CudaCx::new(inputs, outputs, &tensor_cores) };
+    let target = CudaTarget { convolutions: true, tf32: true, ..plain };
+    let cx = CudaCx { channels_last: true, ..CudaCx::new(inputs, outputs, &target) };
     if side.channels_last(&cx).is_some() {
         let (inputs, outputs) = (vec![false; inputs.len()], vec![false; outputs.len()]);
-        ways.push((" with channels last", kolo_ops::channel_order::calls(side, &cx, &inputs, &outputs)));
+        ways.push((", with channels last", false, kolo_ops::channel_order::calls(side, &cx, &inputs, &outputs)));
     }
     ways
 }
@@ -134,7 +142,14 @@ fn check(trial: &Trial, inputs: &[Dense], library: &Library, exact: bool) -> Res
     let all: Vec<&Dense> = inputs.iter().collect();
     let want = trial.case.op.reference(&all, &trial.outputs);
     let coarse = trial.inputs.iter().chain(&trial.outputs).any(|ty| ty.dtype == DType::BF16);
-    let tolerance = if coarse { trial.case.tolerance.max(1.5e-2) } else { trial.case.tolerance };
+    let rounding = if coarse {
+        1.5e-2
+    } else if trial.tf32 {
+        5e-3
+    } else {
+        0.0
+    };
+    let tolerance = trial.case.tolerance.max(rounding);
     for (slot, (got, want)) in got.iter().zip(&want).enumerate() {
         let size = want.data.iter().filter(|x| x.is_finite()).fold(0.0f64, |m, x| m.max(x.abs())).max(1e-3);
         for (at, (got, want)) in got.iter().zip(&want.data).enumerate() {

@@ -113,13 +113,16 @@ impl Spatial {
 }
 
 impl Spatial {
-    /// Layers that have whole planes.
-    fn whole_layers(&self, graph: &Graph) -> Vec<String> {
+    /// Layers that have whole planes, and those that cut them.
+    fn planes(&self, graph: &Graph, side: usize) -> Planes {
         let is_whole = |layer: &String| match self.layers.of(Way::Spatial, layer) {
             Some(ranks) => ranks == 1,
             None => self.of_layers,
         };
-        layers_of(graph).into_iter().filter(is_whole).collect()
+        let (whole, cut): (Vec<String>, Vec<String>) = layers_of(graph).into_iter().partition(is_whole);
+        // Without exceptions planes are cut from the images on.
+        let starts = if whole.is_empty() { Vec::new() } else { cut };
+        Planes { dim: DIMS[side], whole, starts }
     }
 
     /// What decides along a side: planes are cut, and weights are not, but for those of layers that these workers share.
@@ -130,8 +133,7 @@ impl Spatial {
         };
         let is_shared = |name: &String| shared.get(layer_of(name)).is_some_and(|own| own.contains(name));
         let whole = graph.params().map(|(_, op)| op.name.clone()).filter(|name| !is_shared(name)).collect();
-        let planes = Some(Planes { dim: DIMS[side], whole: self.whole_layers(training) });
-        Rules { whole, planes, ..Rules::default() }
+        Rules { whole, planes: Some(self.planes(training, side)), ..Rules::default() }
     }
 
     /// One side cut.

@@ -132,10 +132,13 @@ fn images_in_tiles_have_the_weights_of_one_worker() {
             (8, "spatial=[2,2] tensor=2"),
         ],
     );
-    let layers = RESNET
-        .replace("[3, 8, 8]", "[3, 32, 32]")
-        .replace("[parallel]\nslices = 4", "[parallel.layers]\n\"conv1\" = { spatial = 2 }\n\"fc\" = { tensor = 2 }");
-    agree(&layers, &[(2, ""), (4, "zero=3")]);
+    let layers = RESNET.replace("[3, 8, 8]", "[3, 16, 16]").replace(
+        "[parallel]\nslices = 4",
+        "[parallel.layers]\n\"layer1.*\" = { spatial = 2 }\n\"fc\" = { tensor = 2 }",
+    );
+    agree(&layers, &[(4, "zero=3")]);
+    let stem = layers.replace("layer1.*", "conv1");
+    agree(&stem, &[(2, "")]);
 }
 
 /// The most runs that a tensor has in the last checkpoint of a run.

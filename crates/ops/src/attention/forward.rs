@@ -228,6 +228,7 @@ impl Cases for Attention {
             case(2, true, true, [1, 150, 150, 32], None, true).leaves_out_zeros(),
             case(1, true, false, [1, 70, 140, 64], None, true).leaves_out_zeros(),
             case(1, false, false, [1, 130, 33, 48], None, true),
+            case(1, true, false, [1, 140, 140, 128], None, true).leaves_out_zeros(),
             // More queries than keys: the first see none, in a block with others and in blocks of their own.
             case(1, true, false, [1, 5, 3, 2], None, false).leaves_out_zeros(),
             case(2, true, false, [1, 110, 33, 8], Some([1, 2]), true).leaves_out_zeros(),

@@ -1,5 +1,5 @@
-//! Attention on the GPU, as calls: the general kernels, which take any sizes and types. Forward, backward and the rounds of a ring
-//! are the same kernels on operands that lie differently.
+//! Attention on the GPU, as calls: kernels on tensor cores for heads of fitting sizes, and general ones, which take any sizes and
+//! masks. Forward, backward and the rounds of a ring are the same kernels on operands that lie differently.
 
 use super::Alignment;
 use super::sizes::{Mask, Sizes};
@@ -11,13 +11,65 @@ const SOURCE: &str = include_str!("attention.cu");
 /// Kernels on tensor cores, for some sizes.
 const TENSOR: &str = concat!(include_str!("../tensor.cuh"), include_str!("tensor_attention.cu"));
 
-/// Rows of a block on tensor cores.
-const TENSOR_ROWS: usize = 128;
 /// The largest head that tensor cores take, and what it is a multiple of.
 const TENSOR_DIM_MAX: usize = 128;
 const TENSOR_DIM_STEP: usize = 16;
-/// Halves of 16 bytes: so many lie beside each row of shared memory, so that rows lie in different banks.
-const PAD: usize = 8;
+/// Bytes of one copy to shared memory; so many lie beside each row there, so that rows lie in different banks.
+const UNIT_BYTES: usize = 16;
+
+/// How a kernel on tensor cores shares out its work: warps of a block, tiles of 16 rows of a warp, and rows of the other side that pass
+/// at once. As large as registers allow: what a warp reads of the other side serves all its tiles.
+#[derive(Clone, Copy, Debug)]
+struct TensorShape {
+    warps: usize,
+    tiles: usize,
+    others: usize,
+    /// Four warps multiply at once, as Hoppers do best.
+    grouped: bool,
+}
+
+/// The dims of a head of halves whose rows are as long as grouped products want them.
+const GROUPED_DIM: usize = 64;
+
+impl TensorShape {
+    /// For elements of so many bytes in heads of so many dims, with so many rows of sums and so many of scores to a row.
+    fn of(dim: usize, bytes: usize, (sums, scores): (usize, usize), target: &CudaTarget) -> Self {
+        if dim == GROUPED_DIM && bytes == 2 && target.capability == (9, 0) {
+            // Measured on an H200; backward, where registers are short, two small blocks overlap better than one large one.
+            let warps = if scores == 1 { 8 } else { 4 };
+            return Self { warps, tiles: 1, others: 64, grouped: true };
+        }
+        let narrow = dim <= 64;
+        let (warps, tiles) = if narrow || sums == 1 { (4, 2) } else { (8, 1) };
+        let others = match (narrow, scores) {
+            (true, 1) => 128 / bytes,
+            (true, _) => 32,
+            (false, _) => 64 / bytes,
+        };
+        Self { warps, tiles, others, grouped: false }
+    }
+
+    /// Rows of a block.
+    fn own(&self) -> usize {
+        self.warps * self.tiles * 16
+    }
+
+    /// Shared memory for so many tiles of a block's own rows and, of the other side, for two operands and two more on their way.
+    fn shared_bytes(&self, own: usize, row_bytes: usize) -> usize {
+        (own * self.own() + 4 * self.others) * (row_bytes + UNIT_BYTES)
+    }
+}
+
+/// One kernel on tensor cores.
+#[derive(Clone, Copy, Debug)]
+struct TensorKernel {
+    pass: &'static str,
+    function: &'static str,
+    result: DType,
+    shape: TensorShape,
+    /// Tiles of a block's own rows in shared memory.
+    own: usize,
+}
 
 /// An operand's place, and the elements from one row to the next.
 #[derive(Clone, Copy, Debug)]
@@ -106,35 +158,31 @@ impl Attend<'_> {
         args
     }
 
-    /// Whether tensor cores take it: halves in heads of a fitting size, nothing added, and rows on boundaries of 16 bytes.
+    /// Whether tensor cores take it: heads of a fitting size, nothing added, and rows on boundaries of 16 bytes.
     fn suits_tensor_cores(&self, others: &[Rows]) -> bool {
-        let dim = self.s.dim;
+        let (dim, bytes) = (self.s.dim, self.dtype.bytes());
         let fits = dim.is_multiple_of(TENSOR_DIM_STEP) && dim <= TENSOR_DIM_MAX;
-        let aligned = |rows: &Rows| rows.stride.is_multiple_of(PAD) && rows.place.offset.is_multiple_of(16);
-        let halves = matches!(self.dtype, DType::BF16 | DType::F16) && self.target.capability >= (8, 0);
+        let aligned = |rows: &Rows| [rows.stride * bytes, rows.place.offset].iter().all(|at| at % UNIT_BYTES == 0);
         let rows = [self.q, self.k, Rows { place: self.v, ..self.k }];
-        halves && fits && self.bias.is_none() && !self.running && rows.iter().chain(others).all(aligned)
+        let largest = TensorShape::of(dim, bytes, (2, 2), self.target).shared_bytes(2, dim * bytes);
+        let able = self.target.capability >= (8, 0) && largest <= self.target.shared_bytes_max;
+        able && fits && self.bias.is_none() && !self.running && rows.iter().chain(others).all(aligned)
     }
 
-    /// A launch on tensor cores over so many rows: `own` tiles of a block's rows, and tiles of so many others, two operands twice.
-    fn tensor_launch(
-        &self,
-        (pass, function, result): (&'static str, &'static str, DType),
-        rows: usize,
-        (own, others): (usize, usize),
-        rest: &[CudaArg],
-    ) -> Launch {
-        let s = &self.s;
-        let source =
-            CudaSource::new(TENSOR).define_type("OPERAND", self.dtype).define_type("RESULT", result).define(pass, 1);
-        let source =
-            source.define("CAUSAL", i32::from(s.mask != Mask::None)).define("D", s.dim).define("OTHERS", others);
-        let bytes = (own * TENSOR_ROWS + 4 * others) * (s.dim + PAD) * self.dtype.bytes();
+    /// A launch on tensor cores over so many rows.
+    fn tensor_launch(&self, kernel: TensorKernel, rows: usize, rest: &[CudaArg]) -> Launch {
+        let (s, TensorShape { warps, tiles, others, grouped }) = (&self.s, kernel.shape);
+        let types = CudaSource::new(TENSOR).define_type("OPERAND", self.dtype).define_type("RESULT", kernel.result);
+        let source = types.define(kernel.pass, 1).define("CAUSAL", i32::from(s.mask != Mask::None)).define("D", s.dim);
+        let source = source.define("WARPS", warps).define("TILES", tiles).define("OTHERS", others);
+        let exact = self.dtype == DType::F32 && !self.target.tf32;
+        let source = source.define("GROUPED", i32::from(grouped)).define("EXACT", i32::from(exact));
+        let bytes = kernel.shape.shared_bytes(kernel.own, s.dim * self.dtype.bytes());
         let mut operands = self.operands();
         // The dim is a definition there; in its place stands the number of samples.
         operands[DIM_AT] = long(s.batch);
-        let blocks = rows.div_ceil(TENSOR_ROWS) * s.batch * s.heads;
-        Launch::new(source, function, [blocks, 1, 1], THREADS, [&operands[..], rest].concat()).shared(bytes)
+        let blocks = rows.div_ceil(kernel.shape.own()) * s.batch * s.heads;
+        Launch::new(source, kernel.function, [blocks, 1, 1], warps * WARP, [&operands[..], rest].concat()).shared(bytes)
     }
 
     fn launch(
@@ -154,8 +202,9 @@ impl Attend<'_> {
     pub(in crate::attention) fn forward(&self, calls: &mut CudaCalls, y: Rows, lse: CudaPlace, result: DType) {
         let rest = [y.place.into(), long(y.stride), lse.into(), long(self.rows[0])];
         if self.suits_tensor_cores(&[y]) {
-            let kernel = ("FORWARD", "attend_on_tensor_cores", result);
-            return calls.launch(self.tensor_launch(kernel, self.s.queries, (1, 64), &rest));
+            let shape = TensorShape::of(self.s.dim, self.dtype.bytes(), (1, 1), self.target);
+            let kernel = TensorKernel { pass: "FORWARD", function: "attend_on_tensor_cores", result, shape, own: 1 };
+            return calls.launch(self.tensor_launch(kernel, self.s.queries, &rest));
         }
         let (tile, bytes) = self.tile(|[queries, keys]| 2 * queries + 2 * keys, 1);
         let source = self.source("FORWARD", tile, result);
@@ -190,11 +239,14 @@ impl Attend<'_> {
         let of_queries = [Self::saved(saved), vec![dq.place.into(), long(dq.stride)]].concat();
         let of_keys = [Self::saved(saved), vec![dk.place.into(), dv.place.into(), long(dk.stride)]].concat();
         if self.suits_tensor_cores(&[saved.g, dq, dk, dv]) {
-            let tiles = (2, if self.s.dim > 64 { 32 } else { 64 });
-            let kernel = ("BACKWARD", "query_gradients_on_tensor_cores", result);
-            calls.launch(self.tensor_launch(kernel, self.s.queries, tiles, &of_queries));
-            let kernel = ("BACKWARD", "key_gradients_on_tensor_cores", result);
-            return calls.launch(self.tensor_launch(kernel, self.s.keys, tiles, &of_keys));
+            let kernel = |function, sums| {
+                let shape = TensorShape::of(self.s.dim, self.dtype.bytes(), (sums, 2), self.target);
+                TensorKernel { pass: "BACKWARD", function, result, shape, own: 2 }
+            };
+            let of_rows = kernel("query_gradients_on_tensor_cores", 1);
+            calls.launch(self.tensor_launch(of_rows, self.s.queries, &of_queries));
+            let of_rows = kernel("key_gradients_on_tensor_cores", 2);
+            return calls.launch(self.tensor_launch(of_rows, self.s.keys, &of_keys));
         }
         let (tile, bytes) = self.tile(|[queries, keys]| 3 * queries + 2 * keys, 2);
         let source = self.source("BACKWARD", tile, result);

@@ -1,14 +1,27 @@
-// Attention on tensor cores, for halves and heads of D dims (a multiple of 16, at most 128). A warp has 16 rows; the other side of the
-// product passes in tiles of OTHERS rows, of which the next is copied while one is used. Scores stay in registers. With tensor.cuh
-// before it; what the operands mean is in attention.cu.
+// Attention on tensor cores, for halves or floats and heads of D dims (a multiple of 16, at most 128). Floats are cut to TF32 or, with EXACT,
+// to two such parts each, of which all but the product of the smaller ones is taken: as precise as products of floats. A warp has TILES tiles
+// of 16 rows; the other side of the product passes in tiles of OTHERS rows, of which the next is copied while one is used. Scores stay
+// in registers. With GROUPED, four warps multiply at once, as a Hopper does best: for halves, D 64, TILES 1 and OTHERS a multiple of 64. With
+// tensor.cuh before it; what the operands mean is in attention.cu.
 
 extern __shared__ __align__(1024) unsigned char dynamic[];
 
-#define WARPS 8
 #define THREADS (WARPS * WARP)
-#define OWN (WARPS * 16)
-#define STRIDE (D + 8)
-#define STEPS (D / 16)
+#define OWN (WARPS * TILES * 16)
+// Elements of 16 bytes. Rows of shared memory are to lie in different banks: so many stand beside each, or its own change places.
+#define UNIT ((int)(16 / sizeof(OPERAND)))
+#if GROUPED
+#define STRIDE D
+#define PIECE(row, piece) (piece_of_row(row, piece) * UNIT)
+// Rows of the warps that go on together.
+#define COMPANY 64
+#else
+#define STRIDE (D + UNIT)
+#define PIECE(row, piece) ((row) * STRIDE + (piece) * UNIT)
+#define COMPANY (TILES * 16)
+#endif
+// What one product of the tensor cores is deep.
+#define DEPTH (2 * UNIT)
 #define LOG2_E 1.4426950408889634f
 
 #define OPERANDS \
@@ -24,101 +37,259 @@ __device__ __forceinline__ i64 least(i64 a, i64 b) { return a < b ? a : b; }
 
 // Starts the copy of rows `first..first + count` of a head; zeros beyond `rows`.
 __device__ __forceinline__ void copy_rows(OPERAND *to, const OPERAND *from, i64 stride, i64 first, int count, i64 rows) {
-    for (int at = threadIdx.x; at < count * (D / 8); at += THREADS) {
-        const int row = at / (D / 8), column = at % (D / 8) * 8;
+    for (int at = threadIdx.x; at < count * (D / UNIT); at += THREADS) {
+        const int row = at / (D / UNIT), piece = at % (D / UNIT);
         const bool reads = first + row < rows;
-        copy_async(to + row * STRIDE + column, from + (reads ? (first + row) * stride : 0) + column, reads);
+        copy_async(to + PIECE(row, piece), from + (reads ? (first + row) * stride : 0) + piece * UNIT, reads);
     }
 }
 
-// The warp's 16 rows of a tile as a left factor, dims 16·step to 16·step + 15.
-__device__ __forceinline__ void left_rows(u32 (&a)[4], const OPERAND *tile, int step) {
+// The row of a block's tile that a lane has first in the warp's tile `which`; it has the eighth after it too.
+__device__ __forceinline__ int row_of(int which) { return (threadIdx.x / WARP * TILES + which) * 16 + threadIdx.x % WARP / 4; }
+
+// The first row of a warp's company.
+__device__ __forceinline__ int first_of_company() { return threadIdx.x / (WARP * COMPANY / 16 / TILES) * COMPANY; }
+
+__device__ __forceinline__ void own_factor(u32 (&a)[4], const OPERAND *tile, int which, int step) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    load_matrices(a, tile + (warp * 16 + lane % 16) * STRIDE + step * 16 + lane / 16 * 8);
+    load_matrices(a, tile + PIECE((warp * TILES + which) * 16 + lane % 16, step * 2 + lane / 16));
 }
 
+#if EXACT
+// What TF32 holds of a float, and what is left of it: nothing of one that is not finite.
+__device__ __forceinline__ u32 upper_part(u32 bits) { return bits & 0xffffe000u; }
+__device__ __forceinline__ u32 lower_part(u32 bits) {
+    const float rest = __uint_as_float(bits) - __uint_as_float(upper_part(bits));
+    return rest == rest ? __float_as_uint(rest) : 0u;
+}
+__device__ __forceinline__ void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    const u32 upper[4] = {upper_part(a[0]), upper_part(a[1]), upper_part(a[2]), upper_part(a[3])};
+    const u32 lower[4] = {lower_part(a[0]), lower_part(a[1]), lower_part(a[2]), lower_part(a[3])};
+    multiply<OPERAND>(c, lower, upper_part(b0), upper_part(b1));
+    multiply<OPERAND>(c, upper, lower_part(b0), lower_part(b1));
+    multiply<OPERAND>(c, upper, upper_part(b0), upper_part(b1));
+}
+#else
+__device__ __forceinline__ void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { multiply<OPERAND>(c, a, b0, b1); }
+#endif
+
+#if GROUPED
+// The own rows of a warp, kept in registers.
+struct Own {
+    u32 at[D / DEPTH][4];
+};
+__device__ __forceinline__ Own own_rows(const OPERAND *tile) {
+    Own own;
+    #pragma unroll
+    for (int step = 0; step < D / DEPTH; step++) own_factor(own.at[step], tile, 0, step);
+    return own;
+}
+
+// Starts s = own rows · other rows, over their dims.
+__device__ __forceinline__ void score(float (&s)[TILES][OTHERS / 8][4], const Own &own, const OPERAND *others) {
+    #pragma unroll
+    for (int block = 0; block < OTHERS / 64; block++)
+        #pragma unroll
+        for (int step = 0; step < D / DEPTH; step++)
+            GroupProduct<OPERAND, false>::run(s[0] + block * 8, own.at[step], right_factor(others, block * 64 * ROW_BYTES + step * 32), step > 0);
+}
+#else
+typedef const OPERAND *Own;
+__device__ __forceinline__ Own own_rows(const OPERAND *tile) { return tile; }
+
 // s = own rows · other rows, over their dims.
-__device__ __forceinline__ void score(float (&s)[OTHERS / 8][4], const OPERAND *own, const OPERAND *others) {
+__device__ __forceinline__ void score(float (&s)[TILES][OTHERS / 8][4], Own own, const OPERAND *others) {
     const int lane = threadIdx.x % WARP;
     #pragma unroll
-    for (int column = 0; column < OTHERS / 8; column++)
+    for (int which = 0; which < TILES; which++)
         #pragma unroll
-        for (int at = 0; at < 4; at++) s[column][at] = 0.0f;
+        for (int column = 0; column < OTHERS / 8; column++)
+            #pragma unroll
+            for (int at = 0; at < 4; at++) s[which][column][at] = 0.0f;
     #pragma unroll
-    for (int step = 0; step < STEPS; step++) {
-        u32 a[4];
-        left_rows(a, own, step);
+    for (int step = 0; step < D / DEPTH; step++) {
+        u32 a[TILES][4];
+        #pragma unroll
+        for (int which = 0; which < TILES; which++) own_factor(a[which], own, which, step);
         #pragma unroll
         for (int column = 0; column < OTHERS / 8; column += 2) {
             u32 b[4];
-            load_matrices(b, others + (column * 8 + lane / 16 * 8 + lane % 8) * STRIDE + step * 16 + lane / 8 % 2 * 8);
-            multiply<OPERAND>(s[column], a, b[0], b[1]);
-            multiply<OPERAND>(s[column + 1], a, b[2], b[3]);
+            load_matrices(b, others + PIECE(column * 8 + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
+            #pragma unroll
+            for (int which = 0; which < TILES; which++) {
+                multiply_add(s[which][column], a[which], b[0], b[1]);
+                multiply_add(s[which][column + 1], a[which], b[2], b[3]);
+            }
         }
     }
 }
+#endif
 
-// sums += p · other rows: p is [own, others] as `score` leaves it, rounded to halves.
-__device__ __forceinline__ void weigh(float (&sums)[D / 8][4], const float (&p)[OTHERS / 8][4], const OPERAND *others) {
+// Scores as a left factor of DEPTH others, and the dims 8·column to 8·column + 15 of those others as right ones. Lanes have neighbours of
+// a row of scores, where the factor in TF32 has numbers four apart: they are taken for those, and so are the others' rows.
+template <typename H> __device__ __forceinline__ void scores_as_factor(u32 (&a)[4], const float (&p)[OTHERS / 8][4], int step) {
+    a[0] = pack_pair<H>(p[2 * step][0], p[2 * step][1]);
+    a[1] = pack_pair<H>(p[2 * step][2], p[2 * step][3]);
+    a[2] = pack_pair<H>(p[2 * step + 1][0], p[2 * step + 1][1]);
+    a[3] = pack_pair<H>(p[2 * step + 1][2], p[2 * step + 1][3]);
+}
+template <typename H> __device__ __forceinline__ void rows_as_factor(u32 (&b)[4], const H *others, int step, int column) {
     const int lane = threadIdx.x % WARP;
+    load_transposed(b, others + (step * DEPTH + lane % 16) * STRIDE + column * 8 + lane / 16 * 8);
+}
+template <> __device__ __forceinline__ void scores_as_factor<float>(u32 (&a)[4], const float (&p)[OTHERS / 8][4], int step) {
+    a[0] = __float_as_uint(p[step][0]);
+    a[1] = __float_as_uint(p[step][2]);
+    a[2] = __float_as_uint(p[step][1]);
+    a[3] = __float_as_uint(p[step][3]);
+}
+template <> __device__ __forceinline__ void rows_as_factor<float>(u32 (&b)[4], const float *others, int step, int column) {
+    const int lane = threadIdx.x % WARP;
+    const float *const from = others + (step * DEPTH + lane % 4 * 2) * STRIDE + column * 8 + lane / 4;
+    b[0] = __float_as_uint(from[0]);
+    b[1] = __float_as_uint(from[STRIDE]);
+    b[2] = __float_as_uint(from[8]);
+    b[3] = __float_as_uint(from[STRIDE + 8]);
+}
+
+// sums += p · other rows (GROUPED: starts it): p is [own, others] as `score` leaves it, rounded to halves or cut to TF32.
+__device__ __forceinline__ void weigh(float (&sums)[TILES][D / 8][4], const float (&p)[TILES][OTHERS / 8][4], const OPERAND *others) {
     #pragma unroll
-    for (int step = 0; step < OTHERS / 16; step++) {
-        const u32 a[4] = {
-            pack_pair<OPERAND>(p[2 * step][0], p[2 * step][1]), pack_pair<OPERAND>(p[2 * step][2], p[2 * step][3]),
-            pack_pair<OPERAND>(p[2 * step + 1][0], p[2 * step + 1][1]), pack_pair<OPERAND>(p[2 * step + 1][2], p[2 * step + 1][3])};
+    for (int step = 0; step < OTHERS / DEPTH; step++) {
+        u32 a[TILES][4];
+        #pragma unroll
+        for (int which = 0; which < TILES; which++) scores_as_factor<OPERAND>(a[which], p[which], step);
+#if GROUPED
+        GroupProduct<OPERAND, true>::run(sums[0], a[0], right_factor(others, step * DEPTH * ROW_BYTES), true);
+#else
         #pragma unroll
         for (int column = 0; column < D / 8; column += 2) {
             u32 b[4];
-            load_transposed(b, others + (step * 16 + lane % 16) * STRIDE + column * 8 + lane / 16 * 8);
-            multiply<OPERAND>(sums[column], a, b[0], b[1]);
-            multiply<OPERAND>(sums[column + 1], a, b[2], b[3]);
+            rows_as_factor<OPERAND>(b, others, step, column);
+            #pragma unroll
+            for (int which = 0; which < TILES; which++) {
+                multiply_add(sums[which][column], a[which], b[0], b[1]);
+                multiply_add(sums[which][column + 1], a[which], b[2], b[3]);
+            }
+        }
+#endif
+    }
+}
+
+// The warp's rows of sums times a factor for each of a lane's, as rows of a head from `first` on.
+__device__ __forceinline__ void store_rows(
+    RESULT *to, i64 stride, i64 first, i64 rows, const float (&sums)[TILES][D / 8][4], const float (&factors)[TILES][2]) {
+    #pragma unroll
+    for (int which = 0; which < TILES; which++)
+        #pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const i64 row = first + row_of(which) + half * 8;
+            const float factor = factors[which][half];
+            if (row < rows)
+                #pragma unroll
+                for (int column = 0; column < D / 8; column++) {
+                    Pack<RESULT, 2> pair;
+                    pair.at[0] = from_float<RESULT>(sums[which][column][2 * half] * factor);
+                    pair.at[1] = from_float<RESULT>(sums[which][column][2 * half + 1] * factor);
+                    store_pack<RESULT, 2>(to + row * stride + column * 8 + threadIdx.x % 4 * 2, pair);
+                }
+        }
+}
+__device__ __forceinline__ void store_rows(
+    RESULT *to, i64 stride, i64 first, i64 rows, const float (&sums)[TILES][D / 8][4], float factor) {
+    float factors[TILES][2];
+    #pragma unroll
+    for (int which = 0; which < TILES; which++) factors[which][0] = factors[which][1] = factor;
+    store_rows(to, stride, first, rows, sums, factors);
+}
+
+// Which rows a block has: all heads of the last tile come first, since causal ones take longest.
+#define PLACE \
+    const i64 pairs = heads * batch; \
+    const i64 h = blockIdx.x % pairs % heads, b = blockIdx.x % pairs / heads;
+
+// Waits for a block's own rows, whose copies were begun before those of the first others, if registers are to have them.
+#if GROUPED
+#define OWN_ROWS_ARE_HERE \
+    await_copies<1>(); \
+    __syncthreads();
+#else
+#define OWN_ROWS_ARE_HERE
+#endif
+
+// Every element [which][column][at] of a tile: row `row_of(which) + at / 2 · 8`, of the other side OTHER.
+#define OTHER(column, at) ((column) * 8 + (int)threadIdx.x % 4 * 2 + (at) % 2)
+#define EACH_ELEMENT \
+    _Pragma("unroll") for (int which = 0; which < TILES; which++) \
+        _Pragma("unroll") for (int column = 0; column < OTHERS / 8; column++) \
+            _Pragma("unroll") for (int at = 0; at < 4; at++)
+
+// Hides the keys from `start` on that queries from `first` on may not see. Only tiles at the border have any.
+__device__ __forceinline__ void hide_keys(float (&s)[TILES][OTHERS / 8][4], i64 start, i64 first, i64 keys, i64 offset) {
+    if (start + OTHERS > keys || (CAUSAL && start + OTHERS - 1 > first + offset)) {
+        const int end = (int)least(keys - start, OTHERS), ahead = (int)least(first + offset - start, OTHERS);
+        EACH_ELEMENT {
+            const int key = OTHER(column, at);
+            if (key >= end || (CAUSAL && key > row_of(which) + at / 2 * 8 + ahead)) s[which][column][at] = -INFINITY;
         }
     }
 }
 
-// The warp's rows of sums times a factor for each of a lane's two, as rows of a head from `first` on.
-__device__ __forceinline__ void store_rows(
-    RESULT *to, i64 stride, i64 first, i64 rows, const float (&sums)[D / 8][4], float upper, float lower) {
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+#ifdef FORWARD
+// Takes the scores of a tile for their exponentials, less the largest so far, and what was summed up before along.
+__device__ __forceinline__ void take_exponentials(
+    float (&s)[OTHERS / 8][4], float (&o)[D / 8][4], float (&largest)[2], float (&sums)[2], float slope) {
     #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const i64 row = first + warp * 16 + lane / 4 + half * 8;
-        const float factor = half == 0 ? upper : lower;
-        if (row < rows)
+        float most = largest[half];
+        #pragma unroll
+        for (int column = 0; column < OTHERS / 8; column++)
+            most = fmaxf(most, fmaxf(s[column][2 * half], s[column][2 * half + 1]));
+        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
+        // Of a query that has seen nothing so far, everything stays zero.
+        const float from = most == -INFINITY ? 0.0f : most, factor = power_of_two((largest[half] - from) * slope);
+        float sum = 0.0f;
+        #pragma unroll
+        for (int column = 0; column < OTHERS / 8; column++)
             #pragma unroll
-            for (int column = 0; column < D / 8; column++) {
-                Pack<RESULT, 2> pair;
-                pair.at[0] = from_float<RESULT>(sums[column][2 * half] * factor);
-                pair.at[1] = from_float<RESULT>(sums[column][2 * half + 1] * factor);
-                store_pack<RESULT, 2>(to + row * stride + column * 8 + lane % 4 * 2, pair);
+            for (int at = 2 * half; at < 2 * half + 2; at++) {
+                s[column][at] = power_of_two(fmaf(s[column][at], slope, -from * slope));
+                sum += s[column][at];
             }
+        sums[half] = fmaf(sums[half], factor, sum);
+        largest[half] = most;
+        #pragma unroll
+        for (int column = 0; column < D / 8; column++) {
+            o[column][2 * half] *= factor;
+            o[column][2 * half + 1] *= factor;
+        }
     }
 }
 
-// Which rows a block has: all heads of the last tile come first, since causal ones take longest.
-#define PLACE(count) \
-    const i64 tiles = ((count) + OWN - 1) / OWN, pairs = heads * batch; \
-    const i64 h = blockIdx.x % pairs % heads, b = blockIdx.x % pairs / heads;
-
-#ifdef FORWARD
 extern "C" __global__ void __launch_bounds__(THREADS) attend_on_tensor_cores(
     OPERANDS, RESULT *y, i64 y_stride, float *lse, i64 lse_rows) {
-    PLACE(queries)
-    const i64 first = (tiles - 1 - blockIdx.x / pairs) * OWN;
+    PLACE
+    const i64 first = ((queries - 1) / OWN - blockIdx.x / pairs) * OWN;
     OPERAND *q_tile = reinterpret_cast<OPERAND *>(dynamic), *k_tiles = q_tile + OWN * STRIDE, *v_tiles = k_tiles + 2 * OTHERS * STRIDE;
     q += b * q_rows * q_stride + h * D;
     k += b * kv_rows * kv_stride + h * D;
     v += b * kv_rows * kv_stride + h * D;
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const i64 query = first + warp * 16 + lane / 4, visible = VISIBLE(least(first + OWN, queries));
+    const int lane = threadIdx.x % WARP;
+    const i64 visible = VISIBLE(least(first + OWN, queries)), own_last = first + first_of_company() + COMPANY - 1;
     const int count = (int)((visible + OTHERS - 1) / OTHERS);
     copy_rows(q_tile, q, q_stride, first, OWN, queries);
+    end_copies();
     if (count > 0) {
         copy_rows(k_tiles, k, kv_stride, 0, OTHERS, keys);
         copy_rows(v_tiles, v, kv_stride, 0, OTHERS, keys);
     }
     end_copies();
-    float o[D / 8][4] = {}, s[OTHERS / 8][4], largest[2] = {-INFINITY, -INFINITY}, sums[2] = {};
+    OWN_ROWS_ARE_HERE
+    const Own own_q = own_rows(q_tile);
+    float o[TILES][D / 8][4] = {}, s[TILES][OTHERS / 8][4], largest[TILES][2], sums[TILES][2] = {};
+    #pragma unroll
+    for (int which = 0; which < TILES; which++) largest[which][0] = largest[which][1] = -INFINITY;
     const float slope = scale * LOG2_E;
     for (int tile = 0; tile < count; tile++) {
         const i64 start = (i64)tile * OTHERS;
@@ -129,59 +300,39 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_on_tensor_cores(
         }
         end_copies();
         await_copies<1>();
+        show_copies();
         __syncthreads();
-        score(s, q_tile, k_tile);
-        // Only tiles at the border have keys that some query may not see.
-        if (start + OTHERS > keys || (CAUSAL && start + OTHERS - 1 > first + offset)) {
+        // A warp none of whose queries sees the tile leaves it out.
+        if (!CAUSAL || start <= own_last + offset) {
+            begin_products();
+            score(s, own_q, k_tile);
+            end_products();
+            hide_keys(s, start, first, keys, offset);
             #pragma unroll
-            for (int column = 0; column < OTHERS / 8; column++)
-                #pragma unroll
-                for (int at = 0; at < 4; at++) {
-                    const i64 key = start + column * 8 + lane % 4 * 2 + at % 2;
-                    if (key >= keys || (CAUSAL && key > query + at / 2 * 8 + offset)) s[column][at] = -INFINITY;
-                }
+            for (int which = 0; which < TILES; which++)
+                take_exponentials(s[which], o[which], largest[which], sums[which], slope);
+            begin_products();
+            weigh(o, s, v_tile);
+            end_products();
         }
-        #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float most = largest[half];
-            #pragma unroll
-            for (int column = 0; column < OTHERS / 8; column++)
-                most = fmaxf(most, fmaxf(s[column][2 * half], s[column][2 * half + 1]));
-            most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
-            most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
-            // Of a query that has seen nothing so far, everything stays zero.
-            const float from = most == -INFINITY ? 0.0f : most, factor = power_of_two((largest[half] - from) * slope);
-            float sum = 0.0f;
-            #pragma unroll
-            for (int column = 0; column < OTHERS / 8; column++)
-                #pragma unroll
-                for (int at = 2 * half; at < 2 * half + 2; at++) {
-                    s[column][at] = power_of_two(fmaf(s[column][at], slope, -from * slope));
-                    sum += s[column][at];
-                }
-            sums[half] = fmaf(sums[half], factor, sum);
-            largest[half] = most;
-            #pragma unroll
-            for (int column = 0; column < D / 8; column++) {
-                o[column][2 * half] *= factor;
-                o[column][2 * half + 1] *= factor;
-            }
-        }
-        weigh(o, s, v_tile);
         __syncthreads();
     }
     await_copies<0>();
-    float shares[2];
+    float shares[TILES][2];
     #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        sums[half] += __shfl_xor_sync(ALL_LANES, sums[half], 1);
-        sums[half] += __shfl_xor_sync(ALL_LANES, sums[half], 2);
-        const bool blind = largest[half] == -INFINITY;
-        shares[half] = blind ? 0.0f : 1.0f / sums[half];
-        if (lane % 4 == 0 && query + half * 8 < queries)
-            lse[(b * heads + h) * lse_rows + query + half * 8] = blind ? -INFINITY : fmaf(largest[half], scale, logf(sums[half]));
-    }
-    store_rows(y + b * q_rows * y_stride + h * D, y_stride, first, queries, o, shares[0], shares[1]);
+    for (int which = 0; which < TILES; which++)
+        #pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float sum = sums[which][half];
+            sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+            sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+            const i64 query = first + row_of(which) + half * 8;
+            const float most = largest[which][half];
+            shares[which][half] = most == -INFINITY ? 0.0f : 1.0f / sum;
+            if (lane % 4 == 0 && query < queries)
+                lse[(b * heads + h) * lse_rows + query] = most == -INFINITY ? -INFINITY : fmaf(most, scale, logf(sum));
+        }
+    store_rows(y + b * q_rows * y_stride + h * D, y_stride, first, queries, o, shares);
 }
 #endif
 
@@ -200,29 +351,33 @@ __device__ __forceinline__ float lowered(float lse) { return lse == -INFINITY ? 
 
 // A block to OWN queries: dq = scale · Σ ds·k.
 extern "C" __global__ void __launch_bounds__(THREADS) query_gradients_on_tensor_cores(OPERANDS, SAVED, RESULT *dq, i64 dq_stride) {
-    PLACE(queries)
-    const i64 first = (tiles - 1 - blockIdx.x / pairs) * OWN;
+    PLACE
+    const i64 first = ((queries - 1) / OWN - blockIdx.x / pairs) * OWN;
     HEAD
     OPERAND *q_tile = reinterpret_cast<OPERAND *>(dynamic), *g_tile = q_tile + OWN * STRIDE, *k_tiles = g_tile + OWN * STRIDE;
     OPERAND *v_tiles = k_tiles + 2 * OTHERS * STRIDE;
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const i64 query = first + warp * 16 + lane / 4, visible = VISIBLE(least(first + OWN, queries));
+    const i64 visible = VISIBLE(least(first + OWN, queries)), own_last = first + first_of_company() + COMPANY - 1;
     const int count = (int)((visible + OTHERS - 1) / OTHERS);
     copy_rows(q_tile, q, q_stride, first, OWN, queries);
     copy_rows(g_tile, g, g_stride, first, OWN, queries);
+    end_copies();
     if (count > 0) {
         copy_rows(k_tiles, k, kv_stride, 0, OTHERS, keys);
         copy_rows(v_tiles, v, kv_stride, 0, OTHERS, keys);
     }
     end_copies();
-    float low[2], change[2];
+    OWN_ROWS_ARE_HERE
+    const Own own_q = own_rows(q_tile), own_g = own_rows(g_tile);
+    float low[TILES][2], change[TILES][2];
     #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const bool inside = query + half * 8 < queries;
-        low[half] = inside ? lowered(lse[query + half * 8]) : INFINITY;
-        change[half] = inside ? delta[query + half * 8] : 0.0f;
-    }
-    float sums[D / 8][4] = {}, s[OTHERS / 8][4], ds[OTHERS / 8][4];
+    for (int which = 0; which < TILES; which++)
+        #pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const i64 query = first + row_of(which) + half * 8;
+            low[which][half] = query < queries ? lowered(lse[query]) : INFINITY;
+            change[which][half] = query < queries ? delta[query] : 0.0f;
+        }
+    float sums[TILES][D / 8][4] = {}, s[TILES][OTHERS / 8][4], ds[TILES][OTHERS / 8][4];
     const float slope = scale * LOG2_E;
     for (int tile = 0; tile < count; tile++) {
         const i64 start = (i64)tile * OTHERS;
@@ -233,43 +388,45 @@ extern "C" __global__ void __launch_bounds__(THREADS) query_gradients_on_tensor_
         }
         end_copies();
         await_copies<1>();
+        show_copies();
         __syncthreads();
-        score(s, q_tile, k_tile);
-        score(ds, g_tile, v_tile);
-        const bool border = start + OTHERS > keys || (CAUSAL && start + OTHERS - 1 > first + offset);
-        #pragma unroll
-        for (int column = 0; column < OTHERS / 8; column++)
-            #pragma unroll
-            for (int at = 0; at < 4; at++) {
-                const i64 key = start + column * 8 + lane % 4 * 2 + at % 2;
-                float p = power_of_two(fmaf(s[column][at], slope, -low[at / 2]));
-                if (border && (key >= keys || (CAUSAL && key > query + at / 2 * 8 + offset))) p = 0.0f;
-                ds[column][at] = p * (ds[column][at] - change[at / 2]);
+        if (!CAUSAL || start <= own_last + offset) {
+            begin_products();
+            score(s, own_q, k_tile);
+            score(ds, own_g, v_tile);
+            end_products();
+            hide_keys(s, start, first, keys, offset);
+            EACH_ELEMENT {
+                const float p = power_of_two(fmaf(s[which][column][at], slope, -low[which][at / 2]));
+                ds[which][column][at] = p * (ds[which][column][at] - change[which][at / 2]);
             }
-        weigh(sums, ds, k_tile);
+            begin_products();
+            weigh(sums, ds, k_tile);
+            end_products();
+        }
         __syncthreads();
     }
     await_copies<0>();
-    store_rows(dq + b * q_rows * dq_stride + h * D, dq_stride, first, queries, sums, scale, scale);
+    store_rows(dq + b * q_rows * dq_stride + h * D, dq_stride, first, queries, sums, scale);
 }
 
 // A block to OWN keys: dk = scale · Σ ds·q and dv = Σ p·g over the queries, whose scores lie across here.
 extern "C" __global__ void __launch_bounds__(THREADS) key_gradients_on_tensor_cores(
     OPERANDS, SAVED, RESULT *dk, RESULT *dv, i64 dkv_stride) {
     __shared__ float low[2][OTHERS], change[2][OTHERS];
-    PLACE(keys)
+    PLACE
     const i64 first = blockIdx.x / pairs * OWN;
     HEAD
     OPERAND *k_tile = reinterpret_cast<OPERAND *>(dynamic), *v_tile = k_tile + OWN * STRIDE, *q_tiles = v_tile + OWN * STRIDE;
     OPERAND *g_tiles = q_tiles + 2 * OTHERS * STRIDE;
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const i64 key = first + warp * 16 + lane / 4;
+    const i64 own_first = first + first_of_company();
     // The first query that sees any of these keys.
     const i64 seen = CAUSAL && first - offset > 0 ? first - offset : 0;
     const int begin = (int)(seen / OTHERS), end = (int)((queries + OTHERS - 1) / OTHERS);
     copy_rows(k_tile, k, kv_stride, first, OWN, keys);
     copy_rows(v_tile, v, kv_stride, first, OWN, keys);
-    float keys_sum[D / 8][4] = {}, values_sum[D / 8][4] = {}, s[OTHERS / 8][4], ds[OTHERS / 8][4];
+    end_copies();
+    float keys_sum[TILES][D / 8][4] = {}, values_sum[TILES][D / 8][4] = {}, s[TILES][OTHERS / 8][4], ds[TILES][OTHERS / 8][4];
     const float slope = scale * LOG2_E;
     auto start_tile = [&](int tile) {
         const i64 start = (i64)tile * OTHERS;
@@ -283,32 +440,41 @@ extern "C" __global__ void __launch_bounds__(THREADS) key_gradients_on_tensor_co
     };
     if (begin < end) start_tile(begin);
     end_copies();
+    OWN_ROWS_ARE_HERE
+    const Own own_k = own_rows(k_tile), own_v = own_rows(v_tile);
     for (int tile = begin; tile < end; tile++) {
         const i64 start = (i64)tile * OTHERS;
         const OPERAND *q_tile = q_tiles + tile % 2 * OTHERS * STRIDE, *g_tile = g_tiles + tile % 2 * OTHERS * STRIDE;
         if (tile + 1 < end) start_tile(tile + 1);
         end_copies();
         await_copies<1>();
+        show_copies();
         __syncthreads();
-        score(s, k_tile, q_tile);
-        score(ds, v_tile, g_tile);
-        const bool border = CAUSAL && first + OWN - 1 > start + offset;
-        #pragma unroll
-        for (int column = 0; column < OTHERS / 8; column++)
-            #pragma unroll
-            for (int at = 0; at < 4; at++) {
-                const int of_tile = column * 8 + lane % 4 * 2 + at % 2;
-                float p = power_of_two(fmaf(s[column][at], slope, -low[tile % 2][of_tile]));
-                if (border && key + at / 2 * 8 > start + of_tile + offset) p = 0.0f;
-                s[column][at] = p;
-                ds[column][at] = p * (ds[column][at] - change[tile % 2][of_tile]);
+        if (!CAUSAL || own_first <= start + OTHERS - 1 + offset) {
+            begin_products();
+            score(s, own_k, q_tile);
+            score(ds, own_v, g_tile);
+            end_products();
+            // Only tiles at the border have queries that may not see some key.
+            if (CAUSAL && first + OWN - 1 > start + offset) {
+                const int ahead = (int)(first - start - offset);
+                EACH_ELEMENT if (row_of(which) + at / 2 * 8 + ahead > OTHER(column, at)) s[which][column][at] = -INFINITY;
             }
-        weigh(values_sum, s, g_tile);
-        weigh(keys_sum, ds, q_tile);
+            EACH_ELEMENT {
+                const int of_tile = OTHER(column, at);
+                const float p = power_of_two(fmaf(s[which][column][at], slope, -low[tile % 2][of_tile]));
+                s[which][column][at] = p;
+                ds[which][column][at] = p * (ds[which][column][at] - change[tile % 2][of_tile]);
+            }
+            begin_products();
+            weigh(values_sum, s, g_tile);
+            weigh(keys_sum, ds, q_tile);
+            end_products();
+        }
         __syncthreads();
     }
     await_copies<0>();
-    store_rows(dk + b * kv_rows * dkv_stride + h * D, dkv_stride, first, keys, keys_sum, scale, scale);
-    store_rows(dv + b * kv_rows * dkv_stride + h * D, dkv_stride, first, keys, values_sum, 1.0f, 1.0f);
+    store_rows(dk + b * kv_rows * dkv_stride + h * D, dkv_stride, first, keys, keys_sum, scale);
+    store_rows(dv + b * kv_rows * dkv_stride + h * D, dkv_stride, first, keys, values_sum, 1.0f);
 }
 #endif

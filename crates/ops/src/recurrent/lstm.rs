@@ -328,7 +328,8 @@ impl Cases for Lstm {
         let case = |args: Vec<Arg>| Case::new(Lstm {}, args).tolerance(1e-4);
         let small = [[2, 3, 3, 2], [4, 2, 2, 3], [1, 1, 1, 1], [3, 1, 2, 1]];
         // Several tiles, more than one task's work, products deeper than a block of `k`.
-        let large = [[7, 9, 33, 37], [9, 3, 300, 20], [3, 100, 17, 70]];
+        // One feature and a batch as large as an evaluation's: rows of the input lie two bytes apart in halves.
+        let large = [[7, 9, 33, 37], [9, 3, 300, 20], [3, 100, 17, 70], [256, 8, 1, 48]];
         let large = large.map(|sizes| case(layer::constant(layer::args(sizes, GATES))));
         small.map(|sizes| case(layer::args(sizes, GATES))).into_iter().chain(large).collect()
     }

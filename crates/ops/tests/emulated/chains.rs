@@ -45,7 +45,7 @@ fn graph(dtype: DType) -> Graph {
 
 fn trial(graph: &Graph, ids: &[ValueId], made: &[ValueId], calls: CudaCalls) -> Trial {
     let case = Case::new(ReluGrad {}, [Arg::real([1]), Arg::real([1])]);
-    Trial { label: String::new(), case, inputs: graph.types(ids), outputs: graph.types(made), calls }
+    Trial { label: String::new(), case, inputs: graph.types(ids), outputs: graph.types(made), calls, tf32: false }
 }
 
 /// A node by itself, with channels last.

@@ -53,6 +53,8 @@ pub struct Planes {
     pub dim: usize,
     /// Scopes of layers that have whole planes.
     pub whole: Vec<String>,
+    /// Scopes of layers that cut whole planes, as those after a layer that has them whole.
+    pub starts: Vec<String>,
 }
 
 /// What a node's input must be.

@@ -2,8 +2,8 @@
 //!
 //! Every tensor `[n, c, h, w]` that is cut is cut evenly, so where its slices lie follows from its shape. A node whose inputs are
 //! cut is run on the slices if some split of it makes slices of planes, or sums over them; what windows reach beyond a slice is a
-//! halo. Whatever has no such split, or fewer rows than slices, is computed whole by all, and so is what follows. None of this
-//! weighs costs: the plan is the job's, not the layout's.
+//! halo. Whatever has no such split, or fewer rows than slices, is computed whole by all, and so is what follows, up to a layer
+//! that is to cut planes again. None of this weighs costs: the plan is the job's, not the layout's.
 
 use super::{Choice, Halo, Need, Parts, Pass};
 use crate::partition::cut::{Arrangement, Cut, Sharding};
@@ -34,13 +34,16 @@ impl Pass<'_> {
         self.cut_of(id).is_some_and(|cut| self.plane_cut(&self.graph.ty(id).shape).as_ref() == Some(cut))
     }
 
-    /// How a node runs that has slices of planes among its inputs.
+    /// How a node runs that has slices of planes among its inputs, or is of a layer that cuts whole ones.
     pub(super) fn on_planes(&self, node: &Node) -> Option<Choice> {
         let planes = self.rules.planes.as_ref()?;
-        if !node.inputs.iter().any(|id| self.has_planes(*id)) {
+        let is_of = |layers: &[String]| layers.iter().any(|scope| *node.scope == **scope);
+        let could_cut = || node.inputs.iter().any(|id| self.plane_cut(&self.graph.ty(*id).shape).is_some());
+        let has_planes = node.inputs.iter().any(|id| self.has_planes(*id));
+        if !has_planes && !(is_of(&planes.starts) && could_cut()) {
             return None;
         }
-        if planes.whole.iter().any(|scope| *node.scope == **scope) {
+        if is_of(&planes.whole) {
             return Some(Choice::Whole);
         }
         let (inputs, outputs) = (self.graph.types(&node.inputs), self.graph.types(&node.outputs));
