@@ -1,5 +1,8 @@
 // Pooling over [n, h, w, c], PACK channels to a thread. A window's numbers are those of `pool.cu`, and so is the order of every sum.
 
+// A quotient of numbers that are not negative: short division where both are small.
+__device__ __forceinline__ i64 quotient(i64 a, i64 b) { return (a | b) >> 32 ? a / b : (i64)((u32)a / (u32)b); }
+
 // The image, row, column and first channel of pack `at` of [n, rows, columns, c].
 struct Pixel {
     i64 image, row, column, channel;
@@ -65,8 +68,9 @@ extern "C" __global__ void collect_places(const int *places, const I1 *g, O0 *dx
     const int here = (int)((begin_y + own.row) * whole_width + begin_x + own.column);
     // Among all places of the whole plane and its padding.
     const i64 x = begin_x + own.column + padding_x, y = begin_y + own.row + padding_y;
-    const i64 top = y < kernel_y ? 0 : (y - kernel_y) / stride_y + 1, left = x < kernel_x ? 0 : (x - kernel_x) / stride_x + 1;
-    const i64 row_end = smaller(y / stride_y - first_y, out_height - 1), column_end = smaller(x / stride_x - first_x, out_width - 1);
+    const i64 top = y < kernel_y ? 0 : quotient(y - kernel_y, stride_y) + 1;
+    const i64 left = x < kernel_x ? 0 : quotient(x - kernel_x, stride_x) + 1;
+    const i64 row_end = smaller(quotient(y, stride_y) - first_y, out_height - 1), column_end = smaller(quotient(x, stride_x) - first_x, out_width - 1);
     float sums[PACK] = {};
     for (i64 row = larger(top - first_y, 0); row <= row_end; row++)
         for (i64 column = larger(left - first_x, 0); column <= column_end; column++) {
@@ -112,11 +116,12 @@ extern "C" __global__ void spread_windows(const I0 *g, O0 *dx, i64 count, i64 pa
     const Pixel own = pixel_of((u32)at, (u32)packs, (u32)height, (u32)width);
     const i64 channels = packs * PACK;
     const i64 x = begin_x + own.column + padding_x, y = begin_y + own.row + padding_y;
-    const i64 top = y < kernel_y ? 0 : (y - kernel_y) / stride_y + 1, left = x < kernel_x ? 0 : (x - kernel_x) / stride_x + 1;
+    const i64 top = y < kernel_y ? 0 : quotient(y - kernel_y, stride_y) + 1;
+    const i64 left = x < kernel_x ? 0 : quotient(x - kernel_x, stride_x) + 1;
     float sums[PACK] = {};
-    for (i64 row = larger(top - first_y, 0); row <= smaller(y / stride_y - first_y, out_height - 1); row++) {
+    for (i64 row = larger(top - first_y, 0); row <= smaller(quotient(y, stride_y) - first_y, out_height - 1); row++) {
         const i64 rows = divisor(first_y + row, whole_height, kernel_y, stride_y, padding_y, count_padding);
-        for (i64 column = larger(left - first_x, 0); column <= smaller(x / stride_x - first_x, out_width - 1); column++) {
+        for (i64 column = larger(left - first_x, 0); column <= smaller(quotient(x, stride_x) - first_x, out_width - 1); column++) {
             const i64 columns = divisor(first_x + column, whole_width, kernel_x, stride_x, padding_x, count_padding);
             const i64 from = ((own.image * out_height + row) * out_width + column) * channels + own.channel;
             const Pack<I0, PACK> gradients = load_pack<I0, PACK>(g + from);
