@@ -61,6 +61,17 @@ template <> __device__ __forceinline__ u32 pack_pair<f16>(float first, float sec
 constexpr int ROW_BYTES = 128;
 __device__ __forceinline__ int piece_of_row(int row, int piece) { return row * (ROW_BYTES / 16) + (piece ^ row % 8); }
 
+// Registers that products read or write are to hold their values before `begin_products`, and are not to be read before `end_products`: the
+// compiler knows nothing of what goes on between. To be called right before the one and right after the other.
+template <int N> __device__ __forceinline__ void settle(float (&values)[N][4]) {
+    #pragma unroll
+    for (int at = 0; at < N * 4; at++) asm volatile("" : "+f"(values[at / 4][at % 4])::"memory");
+}
+template <int N> __device__ __forceinline__ void settle(u32 (&values)[N][4]) {
+    #pragma unroll
+    for (int at = 0; at < N * 4; at++) asm volatile("" : "+r"(values[at / 4][at % 4])::"memory");
+}
+
 // Before products: what was copied is to be seen by them. By every thread, after it awaited its copies and before the block meets.
 __device__ __forceinline__ void show_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -96,6 +107,7 @@ template <bool ACROSS> struct GroupProduct<f16, ACROSS> {
 __device__ __forceinline__ void show_copies() {}
 __device__ __forceinline__ void begin_products() {}
 __device__ __forceinline__ void end_products() {}
+template <typename T> __device__ __forceinline__ void settle(T &) {}
 #endif
 
 // 2ˣ within two units in the last place.

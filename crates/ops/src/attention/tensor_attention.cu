@@ -82,6 +82,7 @@ __device__ __forceinline__ Own own_rows(const OPERAND *tile) {
     Own own;
     #pragma unroll
     for (int step = 0; step < D / DEPTH; step++) own_factor(own.at[step], tile, 0, step);
+    settle(own.at);
     return own;
 }
 
@@ -152,15 +153,27 @@ template <> __device__ __forceinline__ void rows_as_factor<float>(u32 (&b)[4], c
     b[3] = __float_as_uint(from[STRIDE + 8]);
 }
 
-// sums += p · other rows (GROUPED: starts it): p is [own, others] as `score` leaves it, rounded to halves or cut to TF32.
-__device__ __forceinline__ void weigh(float (&sums)[TILES][D / 8][4], const float (&p)[TILES][OTHERS / 8][4], const OPERAND *others) {
+// The scores of a warp as left factors: rounded to halves, or floats.
+struct Weights {
+    u32 at[TILES][OTHERS / DEPTH][4];
+};
+__device__ __forceinline__ Weights weights_of(const float (&p)[TILES][OTHERS / 8][4]) {
+    Weights weights;
+    #pragma unroll
+    for (int which = 0; which < TILES; which++) {
+        #pragma unroll
+        for (int step = 0; step < OTHERS / DEPTH; step++) scores_as_factor<OPERAND>(weights.at[which][step], p[which], step);
+        settle(weights.at[which]);
+    }
+    return weights;
+}
+
+// sums += weights · other rows (GROUPED: starts it).
+__device__ __forceinline__ void weigh(float (&sums)[TILES][D / 8][4], const Weights &weights, const OPERAND *others) {
     #pragma unroll
     for (int step = 0; step < OTHERS / DEPTH; step++) {
-        u32 a[TILES][4];
-        #pragma unroll
-        for (int which = 0; which < TILES; which++) scores_as_factor<OPERAND>(a[which], p[which], step);
 #if GROUPED
-        GroupProduct<OPERAND, true>::run(sums[0], a[0], right_factor(others, step * DEPTH * ROW_BYTES), true);
+        GroupProduct<OPERAND, true>::run(sums[0], weights.at[0][step], right_factor(others, step * DEPTH * ROW_BYTES), true);
 #else
         #pragma unroll
         for (int column = 0; column < D / 8; column += 2) {
@@ -168,8 +181,8 @@ __device__ __forceinline__ void weigh(float (&sums)[TILES][D / 8][4], const floa
             rows_as_factor<OPERAND>(b, others, step, column);
             #pragma unroll
             for (int which = 0; which < TILES; which++) {
-                multiply_add(sums[which][column], a[which], b[0], b[1]);
-                multiply_add(sums[which][column + 1], a[which], b[2], b[3]);
+                multiply_add(sums[which][column], weights.at[which][step], b[0], b[1]);
+                multiply_add(sums[which][column + 1], weights.at[which][step], b[2], b[3]);
             }
         }
 #endif
@@ -216,6 +229,13 @@ __device__ __forceinline__ void store_rows(
 #else
 #define OWN_ROWS_ARE_HERE
 #endif
+
+// Waits for the tile whose copies were begun last. When all warps are here, all are done with the tile before it, whose place the next
+// one takes.
+#define NEXT_TILE_IS_HERE \
+    await_copies<0>(); \
+    show_copies(); \
+    __syncthreads();
 
 // Every element [which][column][at] of a tile: row `row_of(which) + at / 2 · 8`, of the other side OTHER.
 #define OTHER(column, at) ((column) * 8 + (int)threadIdx.x % 4 * 2 + (at) % 2)
@@ -294,28 +314,30 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_on_tensor_cores(
     for (int tile = 0; tile < count; tile++) {
         const i64 start = (i64)tile * OTHERS;
         const OPERAND *k_tile = k_tiles + tile % 2 * OTHERS * STRIDE, *v_tile = v_tiles + tile % 2 * OTHERS * STRIDE;
+        NEXT_TILE_IS_HERE
         if (tile + 1 < count) {
             copy_rows(k_tiles + (tile + 1) % 2 * OTHERS * STRIDE, k, kv_stride, start + OTHERS, OTHERS, keys);
             copy_rows(v_tiles + (tile + 1) % 2 * OTHERS * STRIDE, v, kv_stride, start + OTHERS, OTHERS, keys);
         }
         end_copies();
-        await_copies<1>();
-        show_copies();
-        __syncthreads();
         // A warp none of whose queries sees the tile leaves it out.
         if (!CAUSAL || start <= own_last + offset) {
+            settle(s[0]);
             begin_products();
             score(s, own_q, k_tile);
             end_products();
+            settle(s[0]);
             hide_keys(s, start, first, keys, offset);
             #pragma unroll
             for (int which = 0; which < TILES; which++)
                 take_exponentials(s[which], o[which], largest[which], sums[which], slope);
+            const Weights weights = weights_of(s);
+            settle(o[0]);
             begin_products();
-            weigh(o, s, v_tile);
+            weigh(o, weights, v_tile);
             end_products();
+            settle(o[0]);
         }
-        __syncthreads();
     }
     await_copies<0>();
     float shares[TILES][2];
@@ -382,29 +404,33 @@ extern "C" __global__ void __launch_bounds__(THREADS) query_gradients_on_tensor_
     for (int tile = 0; tile < count; tile++) {
         const i64 start = (i64)tile * OTHERS;
         const OPERAND *k_tile = k_tiles + tile % 2 * OTHERS * STRIDE, *v_tile = v_tiles + tile % 2 * OTHERS * STRIDE;
+        NEXT_TILE_IS_HERE
         if (tile + 1 < count) {
             copy_rows(k_tiles + (tile + 1) % 2 * OTHERS * STRIDE, k, kv_stride, start + OTHERS, OTHERS, keys);
             copy_rows(v_tiles + (tile + 1) % 2 * OTHERS * STRIDE, v, kv_stride, start + OTHERS, OTHERS, keys);
         }
         end_copies();
-        await_copies<1>();
-        show_copies();
-        __syncthreads();
         if (!CAUSAL || start <= own_last + offset) {
+            settle(s[0]);
+            settle(ds[0]);
             begin_products();
             score(s, own_q, k_tile);
             score(ds, own_g, v_tile);
             end_products();
+            settle(s[0]);
+            settle(ds[0]);
             hide_keys(s, start, first, keys, offset);
             EACH_ELEMENT {
                 const float p = power_of_two(fmaf(s[which][column][at], slope, -low[which][at / 2]));
                 ds[which][column][at] = p * (ds[which][column][at] - change[which][at / 2]);
             }
+            const Weights weights = weights_of(ds);
+            settle(sums[0]);
             begin_products();
-            weigh(sums, ds, k_tile);
+            weigh(sums, weights, k_tile);
             end_products();
+            settle(sums[0]);
         }
-        __syncthreads();
     }
     await_copies<0>();
     store_rows(dq + b * q_rows * dq_stride + h * D, dq_stride, first, queries, sums, scale);
@@ -445,16 +471,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) key_gradients_on_tensor_co
     for (int tile = begin; tile < end; tile++) {
         const i64 start = (i64)tile * OTHERS;
         const OPERAND *q_tile = q_tiles + tile % 2 * OTHERS * STRIDE, *g_tile = g_tiles + tile % 2 * OTHERS * STRIDE;
+        NEXT_TILE_IS_HERE
         if (tile + 1 < end) start_tile(tile + 1);
         end_copies();
-        await_copies<1>();
-        show_copies();
-        __syncthreads();
         if (!CAUSAL || own_first <= start + OTHERS - 1 + offset) {
+            settle(s[0]);
+            settle(ds[0]);
             begin_products();
             score(s, own_k, q_tile);
             score(ds, own_v, g_tile);
             end_products();
+            settle(s[0]);
+            settle(ds[0]);
             // Only tiles at the border have queries that may not see some key.
             if (CAUSAL && first + OWN - 1 > start + offset) {
                 const int ahead = (int)(first - start - offset);
@@ -466,12 +494,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) key_gradients_on_tensor_co
                 s[which][column][at] = p;
                 ds[which][column][at] = p * (ds[which][column][at] - change[tile % 2][of_tile]);
             }
+            const Weights of_values = weights_of(s), of_keys = weights_of(ds);
+            settle(values_sum[0]);
+            settle(keys_sum[0]);
             begin_products();
-            weigh(values_sum, s, g_tile);
-            weigh(keys_sum, ds, q_tile);
+            weigh(values_sum, of_values, g_tile);
+            weigh(keys_sum, of_keys, q_tile);
             end_products();
+            settle(values_sum[0]);
+            settle(keys_sum[0]);
         }
-        __syncthreads();
     }
     await_copies<0>();
     store_rows(dk + b * kv_rows * dkv_stride + h * D, dkv_stride, first, keys, keys_sum, scale);

@@ -38,6 +38,7 @@ static inline int piece_of_row(int row, int piece) { return row * (ROW_BYTES / 1
 static inline void show_copies() {}
 static inline void begin_products() {}
 static inline void end_products() {}
+template <typename T> static inline void settle(T &) {}
 static inline u64 right_factor(const void *rows, int bytes) { return (u64)rows + bytes; }
 template <typename H, bool ACROSS> struct GroupProduct {
     static void run(float (*c)[4], const u32 (&a)[4], u64 right, bool adds) {
