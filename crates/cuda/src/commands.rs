@@ -1,13 +1,12 @@
 //! An op's calls with every operand an address: what a device does for one item of the schedule.
 
+use crate::convolutions::ConvolutionCall;
 use crate::driver::{DevicePointer, Handle};
 use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::memory;
 use crate::products::ProductCall;
-use kolo_graph::cuda::{CudaArg, CudaBuffer, CudaCall, CudaCalls, CudaCx, CudaPlace, CudaTarget, Launch, Product};
-use kolo_graph::{Graph, Node, Type};
-use kolo_ops::cuda_of;
+use kolo_graph::cuda::{CudaArg, CudaBuffer, CudaCall, CudaPlace, Launch, Product};
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -16,6 +15,7 @@ use std::sync::Arc;
 pub(crate) enum Command {
     Launch(LaunchCall),
     Product(ProductCall),
+    Convolution(ConvolutionCall),
     Fill { to: DevicePointer, bytes: usize },
     Copy { from: DevicePointer, to: DevicePointer, bytes: usize },
 }
@@ -54,19 +54,6 @@ impl Operands {
     }
 }
 
-/// What a node does on this GPU; nothing if none of its results has an element.
-pub(crate) fn calls_of(graph: &Graph, node: &Node, target: &CudaTarget) -> Result<CudaCalls, CudaError> {
-    let (inputs, outputs) = (graph.types(&node.inputs), graph.types(&node.outputs));
-    let Some(op) = cuda_of(&*node.op) else {
-        let layer = if node.scope.is_empty() { String::new() } else { format!(" in layer `{}`", node.scope) };
-        return Err(CudaError::MissingKernel { op: node.op.signature(), layer });
-    };
-    if outputs.iter().all(|ty: &Type| ty.elements() == 0) {
-        return Ok(CudaCalls::new());
-    }
-    Ok(op.calls(&CudaCx { inputs: &inputs, outputs: &outputs, target }))
-}
-
 impl Command {
     pub fn new(gpu: &Arc<Gpu>, call: &CudaCall, operands: &Operands, tf32: bool) -> Result<Option<Self>, CudaError> {
         Ok(match call {
@@ -81,6 +68,11 @@ impl Command {
                 Some(Self::launch(gpu, launch, launch.args.iter().map(value).collect())?)
             }
             CudaCall::Product(product) => Self::product(gpu, product, operands, tf32)?,
+            CudaCall::Convolution(convolution) => {
+                let places = [convolution.image, convolution.weight, convolution.grid, convolution.workspace];
+                let addresses = places.map(|place| operands.address(place));
+                Some(Command::Convolution(gpu.convolutions.compile(gpu, &convolution.kind, tf32, addresses)?))
+            }
             CudaCall::Zero { to, bytes } => Some(Command::Fill { to: operands.address(*to), bytes: *bytes }),
             CudaCall::Copy { from, to, bytes } => {
                 Some(Command::Copy { from: operands.address(*from), to: operands.address(*to), bytes: *bytes })
@@ -119,6 +111,7 @@ impl Command {
         match self {
             Command::Launch(call) => call.start(gpu),
             Command::Product(call) => gpu.products.run(gpu, call),
+            Command::Convolution(call) => gpu.convolutions.run(gpu, call),
             Command::Fill { to, bytes } => memory::fill(gpu, *to, 0, *bytes),
             Command::Copy { from, to, bytes } => memory::copy(gpu, *from, *to, *bytes),
         }

@@ -1,8 +1,8 @@
 //! Every kernel that any case of any op asks for, compiled on any machine that has NVRTC.
 
-use crate::commands::calls_of;
 use crate::error::CudaError;
 use crate::kernels::Kernels;
+use crate::lowering::Lowering;
 use kolo_exec::selftest::graph_of;
 use kolo_graph::cuda::{CudaCalls, CudaTarget};
 use kolo_graph::{DType, OpKind, Type};
@@ -21,8 +21,8 @@ pub fn compile_cases(kinds: &[OpKind], target: &CudaTarget) -> Result<usize, Cud
                     }
                 }
                 let Ok(graph) = graph_of(&case.op, &args) else { continue };
-                let Some(node) = graph.nodes.last() else { continue };
-                calls.push(calls_of(&graph, node, target)?);
+                let Some(node) = graph.ids().last() else { continue };
+                calls.push(Lowering::new(&graph, target, None).calls(node)?);
             }
         }
     }

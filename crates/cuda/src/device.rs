@@ -4,7 +4,7 @@
 //! told at the end of its phase ([`Device::check`]).
 
 use crate::captured::Recordings;
-use crate::commands::{Command, LaunchCall, Operands, calls_of};
+use crate::commands::{Command, LaunchCall, Operands};
 use crate::driver::DevicePointer;
 use crate::error::CudaError;
 use crate::executor::{Cuda, scratch_bytes};
@@ -13,6 +13,7 @@ use crate::host_part::{Held, HostPart};
 use crate::host_places::HostPlaces;
 use crate::host_work::{HostCall, HostWork};
 use crate::inputs::Inputs;
+use crate::lowering::Lowering;
 use crate::memory;
 use crate::memory_check;
 use crate::mirror::StoreMirror;
@@ -97,17 +98,19 @@ impl CudaDevice {
         let (graph, layout) = (&program.graph, &program.layout);
         let host_part = HostPart::of(graph, layout, executor.offload);
         let held = Held::of(graph, layout, &host_part);
-        let plan = Plan::new(program, schedule, &target, &host_part)?;
+        let lowering = Lowering::new(graph, &target, Some(gpu)).beside(&host_part).placed(layout);
+        let plan = Plan::new(&lowering, schedule, &host_part)?;
         memory_check::check(gpu, program, StoreMirror::missing_bytes(store, &held))?;
         let (mirror, mirrored) = StoreMirror::of(gpu, store, &held)?;
-        let scratch = scratch_bytes(graph, layout, &target);
+        let scratch = scratch_bytes(&lowering, layout);
         let arenas = Arenas::new(gpu, program, scratch, mirror)?;
         let host = HostPlaces::new(gpu, program, schedule, store, &arenas, sums)?;
         gpu.kernels.prepare(gpu, plan.sources())?;
         let alone = schedule.exchanges.is_empty();
         let host_work = HostWork::new(gpu, program, &host_part, store, &arenas, alone)?;
+        let (host_works, tf32) = (host_work.as_ref(), executor.tf32);
         let resolver =
-            Resolver { gpu, program, store, arenas: &arenas, host_work: host_work.as_ref(), tf32: executor.tf32 };
+            Resolver { gpu, program, store, lowering: &lowering, arenas: &arenas, host_work: host_works, tf32 };
         let before = resolver.phase(&schedule.before, &plan.before, 0)?;
         let places = 0..program.options.places();
         let grain = places.map(|lane| resolver.phase(&schedule.grain, &plan.grain, lane)).collect::<Result<_, _>>()?;
@@ -367,10 +370,10 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(program: &Program, schedule: &Schedule, target: &CudaTarget, host: &HostPart) -> Result<Self, CudaError> {
+    fn new(lowering: &Lowering<'_>, schedule: &Schedule, host: &HostPart) -> Result<Self, CudaError> {
         let calls = |item: &Item| match item.act {
             _ if host.has(item.node) => Ok(None),
-            Act::Kernel => calls_of(&program.graph, program.graph.node(item.node), target).map(Some),
+            Act::Kernel => lowering.calls(item.node).map(Some),
             Act::Sum { .. } | Act::Start(_) => Ok(None),
         };
         let phase = |items: &[Item]| items.iter().map(calls).collect::<Result<Vec<_>, _>>();
@@ -398,6 +401,7 @@ struct Resolver<'a> {
     gpu: &'a Arc<Gpu>,
     program: &'a Program,
     store: &'a Store,
+    lowering: &'a Lowering<'a>,
     arenas: &'a Arenas,
     host_work: Option<&'a HostWork>,
     tf32: bool,
@@ -430,7 +434,7 @@ impl Resolver<'_> {
         let Some(calls) = calls else { return Ok(Work::Commands(Vec::new())) };
         let addresses = |ids: &[ValueId]| ids.iter().map(|id| self.address(*id, lane)).collect::<Result<Vec<_>, _>>();
         let operands = Operands {
-            inputs: addresses(&node.inputs)?,
+            inputs: addresses(&self.lowering.inputs(item.node))?,
             outputs: addresses(&node.outputs)?,
             scratch: self.arenas.scratch.at(0),
         };

@@ -1,11 +1,11 @@
 //! NVIDIA GPUs as an executor.
 
 use crate::abilities::CudaAbilities;
-use crate::commands::calls_of;
 use crate::device::CudaDevice;
 use crate::gpu::{Gpu, devices};
 use crate::host_part::{Held, HostPart};
 use crate::host_work::staging_bytes;
+use crate::lowering::Lowering;
 use crate::nvml::GpuMonitor;
 use crate::places::sum_levels;
 use kolo_exec::executor::CompileError;
@@ -38,9 +38,9 @@ impl Cuda {
 }
 
 /// Scratch that any of these nodes wants.
-pub(crate) fn scratch_bytes(graph: &Graph, layout: &Layout, target: &CudaTarget) -> usize {
+pub(crate) fn scratch_bytes(lowering: &Lowering<'_>, layout: &Layout) -> usize {
     let all = [&layout.before, &layout.grain, &layout.after].into_iter().flatten();
-    let need = |id: &NodeId| calls_of(graph, graph.node(*id), target).map_or(0, |calls| calls.scratch_bytes);
+    let need = |id: &NodeId| lowering.calls(*id).map_or(0, |calls| calls.scratch_bytes);
     all.map(need).max().unwrap_or(0)
 }
 
@@ -59,11 +59,14 @@ impl Executor for Cuda {
     }
 
     fn bytes(&self, graph: &Graph, layout: &Layout, options: Options) -> SessionBytes {
+        let target = self.target();
+        let host = HostPart::of(graph, layout, self.offload);
+        let lowering = Lowering::new(graph, &target, None).beside(&host).placed(layout);
         SessionBytes {
             activations: (layout.grain_bytes + layout.grain_input_bytes) * options.places(),
             gradients: layout.sum_bytes * sum_levels(options),
-            scratch: layout.step_bytes + layout.step_input_bytes + scratch_bytes(graph, layout, &self.target()),
-            staging: staging_bytes(graph, layout, &HostPart::of(graph, layout, self.offload)),
+            scratch: layout.step_bytes + layout.step_input_bytes + scratch_bytes(&lowering, layout),
+            staging: staging_bytes(graph, layout, &host),
         }
     }
 
@@ -91,8 +94,11 @@ impl Executor for Cuda {
     fn prepare(&self, graphs: &[&Graph]) {
         let Ok(gpu) = Gpu::open(self.index) else { return };
         let target = self.target();
-        let nodes = graphs.iter().flat_map(|graph| graph.nodes.iter().map(move |node| (*graph, node)));
-        let calls: Vec<CudaCalls> = nodes.filter_map(|(graph, node)| calls_of(graph, node, &target).ok()).collect();
+        let calls_of = |graph: &&Graph| {
+            let lowering = Lowering::new(graph, &target, Some(&gpu));
+            graph.ids().filter_map(|id| lowering.calls(id).ok()).collect::<Vec<_>>()
+        };
+        let calls: Vec<CudaCalls> = graphs.iter().flat_map(calls_of).collect();
         let sources = calls.iter().flat_map(CudaCalls::sources);
         let _ = gpu.kernels.prepare(&gpu, sources);
     }

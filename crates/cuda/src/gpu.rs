@@ -1,5 +1,6 @@
 //! One GPU of this process: its context, its streams, and what kernels were loaded on it.
 
+use crate::convolutions::{self, Convolutions};
 use crate::driver::{self, Driver, Handle, attribute};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
@@ -53,6 +54,7 @@ impl DeviceInfo {
             multiprocessors: number(attribute::MULTIPROCESSORS)?,
             shared_bytes_max: number(attribute::SHARED_BYTES_MAX)? as usize,
             tf32: false,
+            convolutions: convolutions::is_there(),
         };
         Ok((Self { index, name, memory_bytes, target }, device))
     }
@@ -77,6 +79,7 @@ pub(crate) struct Gpu {
     pub from_host: Stream,
     pub kernels: Kernels,
     pub products: Products,
+    pub convolutions: Convolutions,
 }
 
 // SAFETY: the driver's handles may be used from any thread; each call enters the context first.
@@ -136,7 +139,8 @@ impl Gpu {
         let stream = || Stream::new(driver, &info.name);
         let (compute, to_host, from_host) = (stream()?, stream()?, stream()?);
         let kernels = kernels(&info);
-        Ok(Self { driver, info, context, compute, to_host, from_host, kernels, products: Products::default() })
+        let (products, convolutions) = (Products::default(), Convolutions::default());
+        Ok(Self { driver, info, context, compute, to_host, from_host, kernels, products, convolutions })
     }
 
     /// Makes its context this thread's.

@@ -1,12 +1,13 @@
 //! Runs graphs on NVIDIA GPUs.
 //!
-//! Nothing of CUDA is linked: the driver, NVRTC and cuBLASLt are opened when a graph is compiled for a GPU, and one that is missing
+//! Nothing of CUDA is linked: the driver, NVRTC, cuBLASLt and cuDNN are opened when a graph is compiled for a GPU, and one that is missing
 //! is an error with a name. An op says what to run as data ([`kolo_graph::cuda`]); here its kernels are compiled and every operand gets
 //! its address. A session's arenas are one allocation each, and its calls run in the order of one stream.
 
 mod abilities;
 mod captured;
 mod commands;
+mod convolutions;
 mod coverage;
 mod device;
 mod driver;
@@ -22,6 +23,7 @@ mod inputs;
 mod kernel_cache;
 mod kernels;
 mod library;
+mod lowering;
 mod memory;
 mod memory_check;
 mod mirror;

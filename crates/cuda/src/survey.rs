@@ -1,5 +1,6 @@
 //! Which libraries for GPUs this machine has.
 
+use crate::convolutions::{CUDNN, version};
 use crate::driver::{DRIVER, Driver, version_text};
 use crate::error::CudaError;
 use crate::library::{Library, LibraryName};
@@ -30,6 +31,7 @@ pub fn libraries() -> Vec<LibraryState> {
         state(&DRIVER, Driver::get().and_then(|driver| Ok(format!("CUDA {}", version_text(driver.version()?))))),
         state(&NVRTC, Nvrtc::get().map(nvrtc)),
         state(&CUBLASLT, Library::open(CUBLASLT).map(|_| "found".to_string())),
+        state(&CUDNN, version()),
         LibraryState { required: false, ..state(&NVML, Nvml::get().and_then(Nvml::version)) },
     ]
 }

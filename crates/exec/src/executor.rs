@@ -121,7 +121,7 @@ pub trait Device: Any + Debug + Send + Sync {
     /// The step's inputs are written. Whatever holds the store in a form of its own reads it here.
     fn begin(&self) {}
 
-    /// The inputs of this lane's next grain are written.
+    /// The inputs of this lane's next grain are written. It is not called if they are as they were.
     fn begin_grain(&self, _lane: usize) {}
 
     /// Whether it keeps the store's values elsewhere than in the memory of the host ([`Store::mirrored`]).

@@ -8,7 +8,38 @@ use kolo_graph::{DType, Type};
 #[derive(Debug)]
 pub struct Feed<'a> {
     /// By name; a parameter server has as many as parameters.
-    pub(crate) inputs: &'a [(String, Buffer)],
+    inputs: &'a [(String, Buffer)],
+    /// What they hold, as whoever wrote them called it; 0 if nobody said.
+    content: u64,
+    is_written: bool,
+}
+
+impl<'a> Feed<'a> {
+    pub(crate) fn new(inputs: &'a [(String, Buffer)], content: u64) -> Self {
+        Self { inputs, content, is_written: false }
+    }
+
+    /// Whether the inputs still hold what was called `content`; then nothing need be written.
+    pub fn holds(&self, content: u64) -> bool {
+        content != 0 && self.content == content
+    }
+
+    /// Calls what the inputs hold now `content`, which is not 0: until somebody writes there again, [`Feed::holds`] knows it.
+    pub fn call(&mut self, content: u64) {
+        self.content = content;
+    }
+
+    pub(crate) fn content(&self) -> u64 {
+        self.content
+    }
+
+    pub(crate) fn is_written(&self) -> bool {
+        self.is_written
+    }
+
+    fn write(&mut self) {
+        (self.content, self.is_written) = (0, true);
+    }
 }
 
 impl Feed<'_> {
@@ -35,6 +66,7 @@ impl Feed<'_> {
 
     /// The place of an input, to be written in row-major order. For bools, which not every byte is, see [`Feed::set`].
     pub fn slice<T: Plain>(&mut self, name: &str) -> Result<&mut [T], ValueError> {
+        self.write();
         let buffer = self.typed(name, T::DTYPE)?;
         // SAFETY: the buffer is the input's own place, borrowed with `self`, and any bits are a `T`.
         Ok(unsafe { std::slice::from_raw_parts_mut(buffer.data.cast(), buffer.ty.elements()) })
@@ -49,6 +81,7 @@ impl Feed<'_> {
     }
 
     pub(crate) fn set_values(&mut self, name: &str, values: Values<'_>) -> Result<(), ValueError> {
+        self.write();
         let buffer = self.typed(name, values.dtype())?;
         let (wanted, given) = (buffer.ty.elements(), values.len());
         if wanted != given {
@@ -78,6 +111,7 @@ impl Feed<'_> {
     }
 
     pub fn bytes(&mut self, name: &str) -> Option<&mut [u8]> {
+        self.write();
         let buffer = self.find(name)?;
         // SAFETY: as above.
         Some(unsafe { std::slice::from_raw_parts_mut(buffer.data, buffer.ty.bytes()) })

@@ -26,6 +26,7 @@ use probe::Probe;
 pub use probe::{Alive, Stop, Tracer};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 pub use step::StepError;
 pub use trial_run::TrialTimes;
@@ -47,6 +48,8 @@ pub struct Session {
     outputs: Vec<(String, Buffer)>,
     probe: Probe,
     store: [Arc<Memory>; 2],
+    /// What the inputs of each lane's grain hold, as whoever wrote them called it.
+    fed: Vec<AtomicU64>,
 }
 
 impl Session {
@@ -110,7 +113,18 @@ impl Session {
         let (probe, store) = (Probe::new(graph), store.memories().map(Arc::clone));
         let early = if program.order.is_some() { schedule.items_before_outputs(graph) } else { 0 };
         let closes_of_turns = program.order.as_ref().map(|order| schedule.closes_of_turns(order)).unwrap_or_default();
-        Ok(Self { program, schedule, device, exchanges, early, closes_of_turns, outputs, probe, store })
+        let fed = (0..program.options.places()).map(|_| AtomicU64::new(0)).collect();
+        Ok(Self { program, schedule, device, exchanges, early, closes_of_turns, outputs, probe, store, fed })
+    }
+
+    /// Has the inputs of a grain written, and sent to the device unless they are as they were.
+    fn feed_lane(&self, lane: usize, write: impl FnOnce(&mut Feed<'_>)) {
+        let mut feed = Feed::new(self.device.inputs(Some(lane)), self.fed[lane].load(Ordering::Relaxed));
+        write(&mut feed);
+        if feed.is_written() {
+            self.fed[lane].store(feed.content(), Ordering::Relaxed);
+            self.device.begin_grain(lane);
+        }
     }
 
     pub fn graph(&self) -> &Graph {
@@ -169,7 +183,7 @@ impl Session {
             (false, true) => store.mirrored().read_host(),
             (false, false) => store.mirrored().write_host(),
         }
-        step(&mut Feed { inputs: self.device.inputs(None) });
+        step(&mut Feed::new(self.device.inputs(None), 0));
         self.device.begin();
         self.run_once(Phase::Before, 0..usize::MAX)?;
         if let Some(order) = self.program.order.clone() {
@@ -181,8 +195,7 @@ impl Session {
         let failed: Mutex<Option<ExchangeError>> = Mutex::new(None);
         self.device.run_lanes(&|lane| {
             for local in 0..per_lane {
-                grain(lane * per_lane + local, &mut Feed { inputs: self.device.inputs(Some(lane)) });
-                self.device.begin_grain(lane);
+                self.feed_lane(lane, |feed| grain(lane * per_lane + local, feed));
                 if let Err(error) = self.run_grain(lane, local) {
                     kolo_base::lock(&failed).get_or_insert(error);
                     return;
@@ -219,8 +232,7 @@ impl Session {
                 if let Some(exchanges) = &self.exchanges {
                     exchanges.wait_phase(&self.schedule, Phase::Grain, slot, &*self.device)?;
                 }
-                feed(grain, &mut Feed { inputs: self.device.inputs(Some(slot)) });
-                self.device.begin_grain(slot);
+                self.feed_lane(slot, |inputs| feed(grain, inputs));
             }
             let items = self.schedule.grain.iter().enumerate();
             for (at, item) in items.filter(|(_, item)| item.segment == segment) {
@@ -389,8 +401,7 @@ impl Session {
     /// Runs one grain call by call and names the first node with a result that is not finite. Where grains exchange tensors, all
     /// ranks call it together for every grain.
     pub fn find_nonfinite(&mut self, grain: usize, feed: impl Fn(usize, &mut Feed<'_>)) -> Option<NodeId> {
-        feed(grain, &mut Feed { inputs: self.device.inputs(Some(0)) });
-        self.device.begin_grain(0);
+        self.feed_lane(0, |inputs| feed(grain, inputs));
         let (mut found, together) = (None, self.exchanges_in_grains());
         for (at, item) in self.schedule.grain.iter().enumerate() {
             let is_kernel = item.act == Act::Kernel;

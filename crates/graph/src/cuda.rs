@@ -9,7 +9,12 @@
 //! fused chain gives the bits of its parts. Outputs start with any content, and every element is to be written. Sizes are known when calls are
 //! made: give them as definitions or as arguments. [`PRELUDE`] stands before every source.
 
+mod channels;
+mod convolution;
 pub(crate) mod moves;
+
+pub use channels::{ChannelsLast, any_order, last};
+pub use convolution::{Convolution, ConvolutionKind, ConvolutionPass, ConvolutionShape};
 
 use crate::op::Op;
 use crate::types::{DType, Type};
@@ -27,6 +32,12 @@ pub trait Cuda: Op {
     /// if no output has elements.
     fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls;
 
+    /// The operands that it also knows with their channels last, all of them or none ([`CudaCx::channels_last`]). An op that knows
+    /// one order alone gets and gives that: the executor moves elements around it.
+    fn channels_last(&self, _cx: &CudaCx<'_>) -> Option<ChannelsLast> {
+        None
+    }
+
     /// Pairs (input, output) that may share one buffer: every element is read before it is written, by the same thread.
     fn in_place(&self) -> Vec<(usize, usize)> {
         Vec::new()
@@ -39,6 +50,15 @@ pub struct CudaCx<'a> {
     pub inputs: &'a [Type],
     pub outputs: &'a [Type],
     pub target: &'a CudaTarget,
+    /// Whether the operands that the op named ([`Cuda::channels_last`]) lie in memory with their channels last.
+    pub channels_last: bool,
+}
+
+impl<'a> CudaCx<'a> {
+    /// Operands as their types say.
+    pub fn new(inputs: &'a [Type], outputs: &'a [Type], target: &'a CudaTarget) -> Self {
+        Self { inputs, outputs, target, channels_last: false }
+    }
 }
 
 /// What is known of the GPU when calls are made. Speed may depend on it, results only on the kind of GPU.
@@ -51,12 +71,20 @@ pub struct CudaTarget {
     pub shared_bytes_max: usize,
     /// Whether products of f32 may round their operands to TF32.
     pub tf32: bool,
+    /// Whether the vendor's library for convolutions is there.
+    pub convolutions: bool,
 }
 
 impl Default for CudaTarget {
-    /// An H200.
+    /// An H200 without a library for convolutions.
     fn default() -> Self {
-        Self { capability: (9, 0), multiprocessors: 132, shared_bytes_max: 227 * 1024, tf32: false }
+        Self {
+            capability: (9, 0),
+            multiprocessors: 132,
+            shared_bytes_max: 227 * 1024,
+            tf32: false,
+            convolutions: false,
+        }
     }
 }
 
@@ -95,6 +123,10 @@ impl CudaCalls {
         self.calls.push(CudaCall::Product(product));
     }
 
+    pub fn convolution(&mut self, convolution: Convolution) {
+        self.calls.push(CudaCall::Convolution(convolution));
+    }
+
     /// Writes zero bytes.
     pub fn zero(&mut self, to: CudaPlace, bytes: usize) {
         self.calls.push(CudaCall::Zero { to, bytes });
@@ -122,6 +154,8 @@ pub enum CudaCall {
     Launch(Launch),
     /// A matrix product by the vendor's library.
     Product(Product),
+    /// A convolution by the vendor's library.
+    Convolution(Convolution),
     Zero {
         to: CudaPlace,
         bytes: usize,

@@ -35,7 +35,7 @@ pub mod verify;
 
 pub use builder::{Builder, Tensor};
 pub use cpu::{Cpu, CpuCx, Taker, Tile};
-pub use cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaMatrix, CudaPlace, CudaSource, Launch, Product};
+pub use cuda::{ChannelsLast, Cuda, CudaArg, CudaCalls, CudaCx, CudaMatrix, CudaPlace, CudaSource, Launch, Product};
 pub use formula::Formula;
 pub use graph::{Graph, GraphError, Node, NodeId, Phase, Stage, ValueId};
 pub use op::{Arg, Case, Cases, Declared, Dense, Describe, Domain, GradCx, Mixed, Op, OpKind, Work};

@@ -7,7 +7,7 @@ use crate::pool::{
 use crate::simd::LANES;
 use crate::tiles::Address;
 use crate::vectorized;
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
+use kolo_graph::cuda::{ChannelsLast, Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Split, Tensor, Type, op};
@@ -155,6 +155,9 @@ impl Cuda for AvgPool2d {
         let window = self.window(&cx.inputs[0].shape);
         crate::pool::calls(cx, "mean_windows", &[vec![device::flag(self.count_include_pad)], window.args()].concat())
     }
+    fn channels_last(&self, cx: &CudaCx<'_>) -> Option<ChannelsLast> {
+        crate::pool::channels_last(cx)
+    }
 }
 
 impl Cases for AvgPool2d {
@@ -289,6 +292,9 @@ impl Cuda for AvgPool2dGrad {
     fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
         let counts = vec![device::flag(self.count_include_pad)];
         crate::pool::calls(cx, "spread_windows", &[counts, self.window().args()].concat())
+    }
+    fn channels_last(&self, cx: &CudaCx<'_>) -> Option<ChannelsLast> {
+        crate::pool::channels_last(cx)
     }
 }
 

@@ -3,6 +3,7 @@
 //! A plane is one channel of one image. Tasks own whole channels and walk images in order, so that a channel's sums are
 //! always added in the same order, whatever runs beside them.
 
+use crate::batch_norm_rows;
 use crate::device;
 use crate::elementwise::ElementwiseMethods;
 use crate::norm::{self, Lanes};
@@ -11,7 +12,7 @@ use crate::reduce::ReduceMethods;
 use crate::simd::{self, LANES};
 use crate::tiles::Address;
 use crate::vectorized;
-use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource, Launch};
+use kolo_graph::cuda::{ChannelsLast, Cuda, CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, op};
@@ -554,6 +555,9 @@ impl<'a> GpuPlanes<'a> {
 
 impl Cuda for BatchNorm {
     fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        if cx.channels_last {
+            return batch_norm_rows::forward(cx, self.eps, None);
+        }
         let (mut calls, gpu) = (CudaCalls::new(), GpuPlanes::new(cx, "FORWARD"));
         let means = gpu.means(&mut calls, None);
         let variances = gpu.means(&mut calls, Some(means));
@@ -566,23 +570,41 @@ impl Cuda for BatchNorm {
         gpu.over_elements(&mut calls, "scale_planes", &[device::input(0), numbers.into(), device::output(0)]);
         calls
     }
+    fn channels_last(&self, cx: &CudaCx<'_>) -> Option<ChannelsLast> {
+        batch_norm_rows::channels_last(cx, &[0])
+    }
+}
+
+/// The mean, scale and bias of each channel, in scratch.
+pub(crate) fn known_statistics(cx: &CudaCx<'_>, calls: &mut CudaCalls, eps: f32) -> CudaPlace {
+    let gpu = GpuPlanes::new(cx, "EVALUATION");
+    let (numbers, channels) = (gpu.numbers(calls, 3), gpu.planes.channels);
+    let inputs = [1, 2, 3, 4].map(device::input);
+    let args = [&inputs[..], &[numbers.into(), device::long(channels), CudaArg::F32(eps)]].concat();
+    calls.launch(gpu.launch("known_statistics", device::grid(channels, device::THREADS), args));
+    numbers
 }
 
 impl Cuda for BatchNormEval {
     fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        if cx.channels_last {
+            return batch_norm_rows::evaluation(cx, self.eps, None);
+        }
         let (mut calls, gpu) = (CudaCalls::new(), GpuPlanes::new(cx, "EVALUATION"));
-        let numbers = gpu.numbers(&mut calls, 3);
-        let channels = gpu.planes.channels;
-        let inputs = [1, 2, 3, 4].map(device::input);
-        let args = [&inputs[..], &[numbers.into(), device::long(channels), CudaArg::F32(self.eps)]].concat();
-        calls.launch(gpu.launch("known_statistics", device::grid(channels, device::THREADS), args));
+        let numbers = known_statistics(cx, &mut calls, self.eps);
         gpu.over_elements(&mut calls, "scale_planes", &[device::input(0), numbers.into(), device::output(0)]);
         calls
+    }
+    fn channels_last(&self, cx: &CudaCx<'_>) -> Option<ChannelsLast> {
+        batch_norm_rows::channels_last(cx, &[0])
     }
 }
 
 impl Cuda for BatchNormGrad {
     fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        if cx.channels_last {
+            return batch_norm_rows::gradient(cx, None);
+        }
         let (mut calls, gpu) = (CudaCalls::new(), GpuPlanes::new(cx, "GRADIENT"));
         let (parts, numbers) = (gpu.numbers(&mut calls, 2 * gpu.chunks), gpu.numbers(&mut calls, 4));
         let [x, weight, mean, rstd, g] = [0, 1, 2, 3, 4].map(device::input);
@@ -593,6 +615,9 @@ impl Cuda for BatchNormGrad {
         calls.launch(gpu.launch("gradient_numbers", gpu.warp_grid(), [&operands[..], &sizes].concat()));
         gpu.over_elements(&mut calls, "differentiate", &[x, g, numbers.into(), device::output(0)]);
         calls
+    }
+    fn channels_last(&self, cx: &CudaCx<'_>) -> Option<ChannelsLast> {
+        batch_norm_rows::channels_last(cx, &[0, 4])
     }
 }
 

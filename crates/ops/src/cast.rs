@@ -1,9 +1,9 @@
 //! Conversion between element types.
 
-use crate::cuda_map::Map;
+use crate::cuda_map::{self, Map};
 use crate::halves;
 use kolo_graph::cpu::{Buffer, TileFunction, TileKernel};
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
+use kolo_graph::cuda::{ChannelsLast, Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::op::OpKind;
 use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand, Operands, Team, Tensor, Type, op};
 use std::ops::Range;
@@ -73,6 +73,9 @@ impl Cuda for Cast {
         };
         let ty = if to.is_float() { "float" } else { kolo_graph::cuda::cuda_type(to) };
         Map { body: format!("const {ty} y0 = {value};\n"), ..Map::default() }.calls(cx)
+    }
+    fn channels_last(&self, cx: &CudaCx<'_>) -> Option<ChannelsLast> {
+        cuda_map::channels_last(cx)
     }
 }
 

@@ -9,7 +9,7 @@ use crate::symbol::{Symbol, record};
 use crate::tiles::{self, Address, DIMS_MAX, TILE, Walk};
 use crate::vectorized;
 use kolo_graph::cpu::Buffer;
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
+use kolo_graph::cuda::{ChannelsLast, Cuda, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{
@@ -95,6 +95,9 @@ macro_rules! pairs {
             fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
                 cuda_map::formula_calls(self, cx)
             }
+            fn channels_last(&self, cx: &CudaCx<'_>) -> Option<ChannelsLast> {
+                cuda_map::channels_last(cx)
+            }
         }
 
         impl Cases for $op {
@@ -173,6 +176,9 @@ impl Cuda for Not {
     fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
         cuda_map::formula_calls(self, cx)
     }
+    fn channels_last(&self, cx: &CudaCx<'_>) -> Option<ChannelsLast> {
+        cuda_map::channels_last(cx)
+    }
 }
 
 op! {
@@ -242,6 +248,9 @@ impl Cpu for Select {
 impl Cuda for Select {
     fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
         cuda_map::formula_calls(self, cx)
+    }
+    fn channels_last(&self, cx: &CudaCx<'_>) -> Option<ChannelsLast> {
+        cuda_map::channels_last(cx)
     }
     fn in_place(&self) -> Vec<(usize, usize)> {
         Cpu::in_place(self)

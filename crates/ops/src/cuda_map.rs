@@ -4,7 +4,7 @@
 //! A thread takes as many neighbouring elements as fit into 16 bytes, reads all of them and then writes, so an output may be an
 //! input's memory. Where sizes or addresses do not allow that, it takes them one by one.
 
-use kolo_graph::cuda::{CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource, Launch, cuda_type};
+use kolo_graph::cuda::{self, ChannelsLast, CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource, Launch, cuda_type};
 use kolo_graph::formula::{Formula, literal};
 use kolo_graph::{DType, Op, Type};
 use std::fmt::Write;
@@ -43,6 +43,13 @@ impl Map {
         Some(map)
     }
 
+    /// Its first result as a function of its inputs, all of them floats, for kernels that do more than this.
+    pub fn device_function(&self, name: &str, inputs: usize) -> String {
+        let parameters: Vec<String> = (0..inputs).map(|at| format!("float x{at}")).collect();
+        let Map { functions, body, .. } = self;
+        format!("{functions}{INLINE} float {name}({}) {{\n{body}return y0;\n}}\n", parameters.join(", "))
+    }
+
     /// A line of the body that names the result of a function.
     pub fn call(
         &mut self,
@@ -61,6 +68,11 @@ impl Map {
 
     /// The one call that runs it.
     pub fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        if cx.channels_last {
+            let in_memory = |types: &[Type]| types.iter().map(type_in_memory).collect::<Vec<_>>();
+            let (inputs, outputs) = (in_memory(cx.inputs), in_memory(cx.outputs));
+            return self.calls(&CudaCx::new(&inputs, &outputs, cx.target));
+        }
         let shape = &cx.outputs[0].shape;
         let count = cx.outputs[0].elements();
         let tensors = cx.inputs.len() - self.scalars;
@@ -290,6 +302,28 @@ fn load(dtype: DType, place: &str) -> String {
 fn store(dtype: DType, value: &str) -> String {
     let ty = cuda_type(dtype);
     if dtype.is_float() { format!("from_float<{ty}>({value})") } else { format!("({ty})({value})") }
+}
+
+/// An operand beside `[n, h, w, c]`, if its memory has the order of its type.
+fn type_in_memory(ty: &Type) -> Type {
+    let skip = 4usize.saturating_sub(ty.rank());
+    let size = |dim: usize| dim.checked_sub(skip).map_or(1, |at| ty.shape[at]);
+    if ty.rank() > 4 { ty.clone() } else { cuda::last(&Type::new(ty.dtype, [size(0), size(1), size(2), size(3)])) }
+}
+
+/// All operands of four dims: whatever is done element for element is done in any order. What stretches must look the same in
+/// both orders.
+pub(crate) fn channels_last(cx: &CudaCx<'_>) -> Option<ChannelsLast> {
+    let four = |types: &[Type]| (0..types.len()).filter(|at| types[*at].rank() == 4).collect::<Vec<_>>();
+    let (inputs, outputs) = (four(cx.inputs), four(cx.outputs));
+    let stretches = |ty: &Type| {
+        let skip = 4usize.checked_sub(ty.rank());
+        skip.is_some_and(|skip| {
+            skip == 0 || cuda::any_order(&Type::new(ty.dtype, [&[1; 4][..skip], &ty.shape].concat()))
+        })
+    };
+    let fits = outputs.len() == cx.outputs.len() && cx.inputs.iter().all(stretches);
+    fits.then_some(ChannelsLast { inputs, outputs, gains: false })
 }
 
 /// The calls of an op whose formula says everything.

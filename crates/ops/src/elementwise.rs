@@ -11,8 +11,8 @@ use kolo_graph::cpu::TileKernel;
 use kolo_graph::index::Index;
 use kolo_graph::op::OpKind;
 use kolo_graph::{
-    Arg, Case, Cases, Cpu, CpuCx, Cuda, CudaCalls, CudaCx, DType, Dense, Formula, GradCx, Mixed, Op, Operand, Operands,
-    Tensor, Type, op,
+    Arg, Case, Cases, ChannelsLast, Cpu, CpuCx, Cuda, CudaCalls, CudaCx, DType, Dense, Formula, GradCx, Mixed, Op,
+    Operand, Operands, Tensor, Type, op,
 };
 
 /// All inputs of one float type; the output is their broadcast.
@@ -131,6 +131,9 @@ macro_rules! elementwise {
             impl Cuda for $op {
                 fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
                     cuda_map::formula_calls(self, cx)
+                }
+                fn channels_last(&self, cx: &CudaCx<'_>) -> Option<ChannelsLast> {
+                    cuda_map::channels_last(cx)
                 }
                 fn in_place(&self) -> Vec<(usize, usize)> {
                     Cpu::in_place(self)

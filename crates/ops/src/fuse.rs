@@ -8,7 +8,7 @@
 //! group makes is how that output is stored.
 
 use crate::cast::Cast;
-use crate::cuda_map::{INLINE, Map};
+use crate::cuda_map::{self, INLINE, Map};
 use crate::halves::is_half;
 use crate::reduce::Expand;
 use crate::tiles::{self, Program, REGISTERS_MAX, Step};
@@ -18,8 +18,8 @@ use kolo_graph::op::{Declared, Describe, OpKind};
 use kolo_graph::rewrite::Rebuild;
 use kolo_graph::split::{self, Split};
 use kolo_graph::{
-    Arg, Case, Cases, Cpu, CpuCx, Cuda, CudaCalls, CudaCx, DType, Dense, Graph, NodeId, Op, Operand, Operands, Phase,
-    Shape, Type, ValueId, checked_types,
+    Arg, Case, Cases, ChannelsLast, Cpu, CpuCx, Cuda, CudaCalls, CudaCx, DType, Dense, Graph, NodeId, Op, Operand,
+    Operands, Phase, Shape, Type, ValueId, checked_types,
 };
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -219,8 +219,20 @@ impl Cpu for Fused {
 }
 
 impl Cuda for Fused {
-    /// One kernel. A function of each step stands in it once, and every register is a variable.
     fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        self.map().calls(cx)
+    }
+    fn channels_last(&self, cx: &CudaCx<'_>) -> Option<ChannelsLast> {
+        cuda_map::channels_last(cx)
+    }
+    fn in_place(&self) -> Vec<(usize, usize)> {
+        Cpu::in_place(self)
+    }
+}
+
+impl Fused {
+    /// One kernel. A function of each step stands in it once, and every register is a variable.
+    pub(crate) fn map(&self) -> Map {
         let mut map = Map::default();
         let register = |at: usize| if at < self.program.inputs { format!("x{at}") } else { format!("r{at}") };
         let mut known: Vec<String> = Vec::new();
@@ -246,10 +258,7 @@ impl Cuda for Fused {
         for (at, output) in self.program.outputs.iter().enumerate() {
             map.body.push_str(&format!("const float y{at} = {};\n", register(*output)));
         }
-        map.calls(cx)
-    }
-    fn in_place(&self) -> Vec<(usize, usize)> {
-        Cpu::in_place(self)
+        map
     }
 }
 

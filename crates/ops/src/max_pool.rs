@@ -11,7 +11,7 @@ use crate::scatter::ScatterAddGrad;
 use crate::simd::LANES;
 use crate::tiles::Address;
 use crate::vectorized;
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, Launch};
+use kolo_graph::cuda::{ChannelsLast, Cuda, CudaCalls, CudaCx, Launch};
 use kolo_graph::index::Index;
 use kolo_graph::op::{Domain, OpKind};
 use kolo_graph::{
@@ -200,6 +200,9 @@ impl Cuda for MaxPool2d {
     fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
         crate::pool::calls(cx, "max_windows", &self.window(&cx.inputs[0].shape).args())
     }
+    fn channels_last(&self, cx: &CudaCx<'_>) -> Option<ChannelsLast> {
+        crate::pool::channels_last(cx)
+    }
 }
 
 impl Cases for MaxPool2d {
@@ -344,12 +347,20 @@ impl Cpu for MaxPool2dGrad {
 impl Cuda for MaxPool2dGrad {
     fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
         let from = &cx.inputs[0].shape;
+        if cx.channels_last {
+            return crate::pool::calls(cx, "collect_places", &self.window([from[2], from[3]]).args());
+        }
         let (planes, whole, begin) = (from[0] * from[1], self.tile().whole(self.size), self.tile().begin());
         let sizes = [[planes, from[2] * from[3]], self.size, whole, begin].concat();
         let operands = [device::input(0), device::input(1), device::output(0)];
         let args = operands.into_iter().chain(sizes.into_iter().map(device::long)).collect::<Vec<_>>();
         let (grid, block) = device::row_grid(planes, device::WARP);
         Launch::new(device::typed(crate::pool::SOURCE, cx), "spread_places", grid, block, args).into()
+    }
+    /// Of whole planes, each place is looked for under its own window alone.
+    fn channels_last(&self, cx: &CudaCx<'_>) -> Option<ChannelsLast> {
+        let is_whole = self.rows.is_empty() && self.columns.is_empty();
+        crate::pool::channels_last(cx).filter(|_| is_whole)
     }
 }
 

@@ -23,6 +23,26 @@ extern "C" __global__ void move_elements(
     y[to] = x[from];
 }
 
+// The same with a dim of `run` places that one thread moves, one after the other.
+extern "C" __global__ void move_runs(
+    const ELEMENT *x, ELEMENT *y, i64 count, int dims, i64 run, i64 from_run, i64 to_run, EIGHT(i64, size), EIGHT(i64, from_step),
+    EIGHT(i64, to_step)) {
+    const i64 size[8] = LIST(size), from_step[8] = LIST(from_step), to_step[8] = LIST(to_step);
+    i64 left = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (left >= count) return;
+    #pragma unroll
+    for (int dim = 0; dim < 8; dim++) {
+        if (dim < dims) {
+            const i64 place = dim + 1 < dims ? left % size[dim] : left;
+            left = dim + 1 < dims ? left / size[dim] : 0;
+            x += place * from_step[dim];
+            y += place * to_step[dim];
+        }
+    }
+    #pragma unroll 4
+    for (i64 at = 0; at < run; at++) y[at * to_run] = x[at * from_run];
+}
+
 #define TILE 32
 #define TILE_ROWS 8
 

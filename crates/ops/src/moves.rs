@@ -75,6 +75,9 @@ pub(crate) fn elements(
     if let Some(tiles) = transposed(bytes, &walks, (from, from_start), (to, to_start)) {
         return calls.launch(tiles);
     }
+    if let Some(runs) = in_runs(bytes, &walks, (from, from_start), (to, to_start)) {
+        return calls.launch(runs);
+    }
     let (mut bytes, mut starts) = (bytes, [from_start, to_start]);
     // Two neighbours become one element as long as everything stays whole.
     while bytes < BYTES_MAX && halves(&walks, starts) {
@@ -119,6 +122,34 @@ fn transposed(
     let places = [from.further(from_start * bytes).into(), to.further(to_start * bytes).into()];
     let args = [&places[..], &sizes, &walk_args(&others)].concat();
     Some(Launch::new(source(MOVES, bytes), "transpose_tiles", [batch * tiles[0] * tiles[1], 1, 1], THREADS, args))
+}
+
+/// A move between a short dim and a long one, where neighbours in the one lie apart in the other: a thread moves the short one, so
+/// that neighbouring threads are neighbours on the other side.
+fn in_runs(
+    bytes: usize,
+    walks: &[Walk],
+    (from, from_start): (CudaPlace, usize),
+    (to, to_start): (CudaPlace, usize),
+) -> Option<Launch> {
+    let (last, outer) = walks.split_last()?;
+    let inner = outer.iter().position(|walk| walk.from == 1)?;
+    let (short, long_size) = (last.size.min(outer[inner].size), last.size.max(outer[inner].size));
+    if last.to != 1 || last.from == 1 || short >= TILE || long_size < TILE {
+        return None;
+    }
+    let run = if last.size == short { walks.len() - 1 } else { inner };
+    let mut others = walks.to_vec();
+    let Walk { size, from: from_run, to: to_run } = others.remove(run);
+    // Threads count along the long dim first.
+    let long_dim = if run == inner { others.len() - 1 } else { inner };
+    let threads = others.remove(long_dim);
+    others.push(threads);
+    let count: usize = others.iter().map(|walk| walk.size).product();
+    let sizes = [long(count), int(others.len()), long(size), long(from_run), long(to_run)];
+    let places = [from.further(from_start * bytes).into(), to.further(to_start * bytes).into()];
+    let args = [&places[..], &sizes, &walk_args(&others)].concat();
+    Some(Launch::new(source(MOVES, bytes), "move_runs", grid(count, THREADS), THREADS, args))
 }
 
 /// Pads `inner` dims with `value` to `outer` ones, after `before` elements of each.

@@ -1,18 +1,6 @@
 // Pooling over the planes of [n, c, h, w]. A window's numbers come as pairs: vertical, horizontal. A plane here may be a tile of a whole
 // one: it begins at place `begin` of that, and its first window is number `first`.
 
-#define WINDOW i64 height, i64 width, i64 out_height, i64 out_width, i64 kernel_y, i64 kernel_x, i64 stride_y, i64 stride_x, \
-    i64 padding_y, i64 padding_x, i64 whole_height, i64 whole_width, i64 begin_y, i64 begin_x, i64 first_y, i64 first_x
-
-__device__ __forceinline__ i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
-__device__ __forceinline__ i64 larger(i64 a, i64 b) { return a > b ? a : b; }
-
-// What a sum is divided by along one axis.
-__device__ __forceinline__ i64 divisor(i64 at, i64 size, i64 kernel, i64 stride, i64 padding, int count_padding) {
-    const i64 start = at * stride, end = start + kernel;
-    return count_padding ? smaller(end, size + 2 * padding) - start : smaller(end, size + padding) - larger(start, padding);
-}
-
 #ifdef O1
 // A thread to a window. Of equal values the first counts; NaN counts as largest; padding never wins.
 extern "C" __global__ void max_windows(const I0 *x, O0 *values, int *places, i64 count, WINDOW) {

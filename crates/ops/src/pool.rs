@@ -8,7 +8,7 @@ use crate::device;
 use crate::movement::ELEMENTS_PER_TASK;
 use crate::simd::LANES;
 use crate::tiles::Address;
-use kolo_graph::cuda::{CudaArg, CudaCalls, CudaCx, Launch};
+use kolo_graph::cuda::{ChannelsLast, CudaArg, CudaCalls, CudaCx, Launch};
 use kolo_graph::{Arg, Case, CpuCx, DType, Dense, Op, Placement, Reach, Split, Type};
 use std::ops::Range;
 
@@ -252,11 +252,33 @@ pub(crate) fn tile_of_part(split: &Split, first: usize, units: usize, tile: Tile
 }
 
 /// The kernels of all pooling on the GPU.
-pub(crate) const SOURCE: &str = include_str!("pool.cu");
+pub(crate) const SOURCE: &str = concat!(include_str!("pool.cuh"), include_str!("pool.cu"));
 
-/// `function` over all elements of the first output, a thread to each. `sizes` come last.
+/// The kernels on planes whose channels lie last.
+const LAST: &str = concat!(include_str!("pool.cuh"), include_str!("pool_last.cu"));
+
+/// All operands: images of four dims, and places in them.
+pub(crate) fn channels_last(cx: &CudaCx<'_>) -> Option<ChannelsLast> {
+    // Kernels count in 32 bits.
+    let fits = cx.inputs.iter().chain(cx.outputs).all(|ty| ty.rank() == 4 && ty.elements() <= u32::MAX as usize);
+    let all = |types: &[Type]| (0..types.len()).collect();
+    fits.then(|| ChannelsLast { inputs: all(cx.inputs), outputs: all(cx.outputs), gains: false })
+}
+
+/// `function` over all elements of the first output, a thread to each, or to a pack of channels where they lie last. `sizes` come
+/// last.
 pub(crate) fn calls(cx: &CudaCx<'_>, function: &'static str, sizes: &[CudaArg]) -> CudaCalls {
     let count = cx.outputs[0].elements();
+    if cx.channels_last {
+        let channels = cx.outputs[0].shape[1];
+        let pack = cx.inputs.iter().chain(cx.outputs).map(|ty| device::pack(channels, ty.dtype)).min().unwrap_or(1);
+        let operands = (0..cx.inputs.len()).map(device::input).chain((0..cx.outputs.len()).map(device::output));
+        let head = [device::long(count / pack), device::long(channels / pack)];
+        let args = operands.chain(head).chain(sizes.iter().copied()).collect::<Vec<_>>();
+        let source = device::typed(LAST, cx).define("PACK", pack);
+        let grid = device::grid(count / pack, device::THREADS);
+        return Launch::new(source, function, grid, device::THREADS, args).into();
+    }
     let operands = (0..cx.inputs.len()).map(device::input).chain((0..cx.outputs.len()).map(device::output));
     let args = operands.chain([device::long(count)]).chain(sizes.iter().copied()).collect::<Vec<_>>();
     Launch::new(device::typed(SOURCE, cx), function, device::grid(count, device::THREADS), device::THREADS, args).into()

@@ -7,7 +7,7 @@ use crate::sums::{self, Values};
 use crate::symbol::record;
 use crate::tiles::{Address, DIMS_MAX};
 use kolo_graph::cpu::TileKernel;
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
+use kolo_graph::cuda::{ChannelsLast, Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::index::Index;
 use kolo_graph::op::{OpKind, advance};
 use kolo_graph::split::{self, Placement, Split};
@@ -96,6 +96,13 @@ impl Cpu for Sum {
 
 impl Cuda for Sum {
     fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
+        if cx.channels_last {
+            // The same sum of `[n, h, w, c]`.
+            let mut moved: Vec<usize> = self.dims.iter().map(|dim| [0, 3, 1, 2][*dim]).collect();
+            moved.sort_unstable();
+            let inputs = [kolo_graph::cuda::last(&cx.inputs[0])];
+            return Sum { dims: moved, keep: self.keep }.calls(&CudaCx::new(&inputs, cx.outputs, cx.target));
+        }
         let (mut calls, shape) = (CudaCalls::new(), &cx.inputs[0].shape);
         let from = Values::new(CudaPlace::input(0), cx.inputs[0].dtype);
         let to = Values::new(CudaPlace::output(0), cx.outputs[0].dtype);
@@ -115,6 +122,11 @@ impl Cuda for Sum {
             }
         }
         calls
+    }
+    /// Over whole planes: what is left has one order.
+    fn channels_last(&self, cx: &CudaCx<'_>) -> Option<ChannelsLast> {
+        let planes = cx.inputs[0].rank() == 4 && [2, 3].iter().all(|dim| self.dims.contains(dim));
+        planes.then(|| ChannelsLast { inputs: vec![0], ..ChannelsLast::default() })
     }
 }
 

@@ -7,16 +7,21 @@ use kolo_data::prefetch::{Maker, Recipe, Samples};
 use kolo_exec::Feed;
 use kolo_parallel::GrainShare;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Debug)]
 pub struct HeldBatch {
     /// Grain by grain.
     grains: Vec<OnceLock<Samples>>,
+    /// Of its first grain, among all of this process.
+    number: u64,
 }
 
 impl HeldBatch {
     pub fn new(job: &Job) -> Self {
-        Self { grains: (0..job.grains).map(|_| OnceLock::new()).collect() }
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let number = NEXT.fetch_add(job.grains as u64, Ordering::Relaxed);
+        Self { grains: (0..job.grains).map(|_| OnceLock::new()).collect(), number }
     }
 
     /// Makes these grains, as `step` has them, unless they are there.
@@ -39,6 +44,15 @@ impl HeldBatch {
             let _ = place.set(samples);
         }
         Ok(())
+    }
+
+    /// Gives a kept grain, unless it is what was given last.
+    pub(crate) fn feed_once(&self, job: &Job, grain: usize, feed: &mut Feed<'_>) {
+        let content = self.number + grain as u64;
+        if !feed.holds(content) {
+            self.feed(job, grain, feed);
+            feed.call(content);
+        }
     }
 
     /// Gives a kept grain.

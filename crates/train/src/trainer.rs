@@ -365,7 +365,7 @@ impl Trainer {
         let recipe = TrainingSamples { job: &*job, grains };
         self.begin_step();
         held.prepare(&recipe, &job, self.step, grains).map_err(|error| Error::from(error).when(|| self.unharmed()))?;
-        self.run_step(|_, grain, feed| held.feed(&job, grain, feed), |_, _, _| Ok(()))
+        self.run_step(|_, grain, feed| held.feed_once(&job, grain, feed), |_, _, _| Ok(()))
     }
 
     /// From here on, whatever happens here happens at this step.

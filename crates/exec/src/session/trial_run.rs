@@ -122,7 +122,7 @@ impl Session {
         for pass in 0..PASSES_MAX {
             let start = Instant::now();
             let seconds = seconds_of(|| {
-                step(&mut Feed { inputs: self.device.inputs(None) });
+                step(&mut Feed::new(self.device.inputs(None), 0));
                 self.device.begin();
                 self.trial_pass(&grain, &kinds, extent, &mut book);
             });
@@ -182,8 +182,7 @@ impl Session {
             let samples = unsafe { &mut *samples.get().add(lane) };
             let mut turns = Turns::new(extent, samples.len());
             let feed = |local: usize| {
-                grain(lane * per_lane + local, &mut Feed { inputs: self.device.inputs(Some(lane)) });
-                self.device.begin_grain(lane);
+                self.feed_lane(lane, |feed| grain(lane * per_lane + local, feed));
             };
             for local in 0..per_lane {
                 time(kinds.feed(), &mut turns, samples, || feed(local));

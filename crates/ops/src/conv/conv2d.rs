@@ -9,7 +9,7 @@ use crate::cast::CastMethods;
 use crate::matmul::one_float_type;
 use crate::reduce::ReduceMethods;
 use crate::sums::Values;
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
+use kolo_graph::cuda::{ChannelsLast, ConvolutionPass, Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::index::Index;
 use kolo_graph::split::{Placement, Split};
 use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, Work, op};
@@ -333,19 +333,28 @@ pub(super) fn gpu_operands(cx: &CudaCx<'_>, factors: [usize; 2], bias: usize) ->
 
 impl Cuda for Conv2d {
     fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
-        gpu::forward(&accepted(self.shape(cx.inputs)), &gpu_operands(cx, [0, 1], 2))
+        gpu::calls(ConvolutionPass::Forward, &accepted(self.shape(cx.inputs)), cx, &gpu_operands(cx, [0, 1], 2))
+    }
+    fn channels_last(&self, cx: &CudaCx<'_>) -> Option<ChannelsLast> {
+        gpu::channels_last(&accepted(self.shape(cx.inputs)), cx)
     }
 }
 
 impl Cuda for Conv2dInputGrad {
     fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
-        gpu::input_grad(&accepted(self.shape(cx.inputs)), &gpu_operands(cx, [0, 1], 2))
+        gpu::calls(ConvolutionPass::Image, &accepted(self.shape(cx.inputs)), cx, &gpu_operands(cx, [0, 1], 2))
+    }
+    fn channels_last(&self, cx: &CudaCx<'_>) -> Option<ChannelsLast> {
+        gpu::channels_last(&accepted(self.shape(cx.inputs)), cx)
     }
 }
 
 impl Cuda for Conv2dWeightGrad {
     fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
-        gpu::weight_grad(&accepted(self.shape(cx.inputs)), &gpu_operands(cx, [0, 1], 2))
+        gpu::calls(ConvolutionPass::Weight, &accepted(self.shape(cx.inputs)), cx, &gpu_operands(cx, [0, 1], 2))
+    }
+    fn channels_last(&self, cx: &CudaCx<'_>) -> Option<ChannelsLast> {
+        gpu::channels_last(&accepted(self.shape(cx.inputs)), cx)
     }
 }
 

@@ -1,10 +1,11 @@
-//! Convolutions on the GPU, as calls.
+//! Convolutions on the GPU, as calls: by the vendor's library where it is there and knows the kind, else by kernels of our own.
 
+use super::library;
 use super::shape::Shape;
 use crate::device::{THREADS, flag, int, long};
 use crate::sums::{self, Values};
 use kolo_graph::DType;
-use kolo_graph::cuda::{CudaArg, CudaCalls, CudaPlace, CudaSource, Launch};
+use kolo_graph::cuda::{ChannelsLast, ConvolutionPass, CudaArg, CudaCalls, CudaCx, CudaPlace, CudaSource, Launch};
 
 const SOURCE: &str = include_str!("conv.cu");
 
@@ -23,6 +24,25 @@ pub(super) struct Operands {
     pub dtype: DType,
     pub bias: Option<Values>,
     pub result: Values,
+}
+
+/// What one pass runs.
+pub(super) fn calls(pass: ConvolutionPass, shape: &Shape, cx: &CudaCx<'_>, operands: &Operands) -> CudaCalls {
+    if library::suits(shape, cx.target) {
+        return library::calls(pass, shape, cx, operands);
+    }
+    match pass {
+        ConvolutionPass::Forward => forward(shape, operands),
+        ConvolutionPass::Image => input_grad(shape, operands),
+        ConvolutionPass::Weight => weight_grad(shape, operands),
+    }
+}
+
+/// Image, weight and grid, whichever is the output. Tensor cores take their operands with channels last.
+pub(super) fn channels_last(shape: &Shape, cx: &CudaCx<'_>) -> Option<ChannelsLast> {
+    let by_tensor_cores = cx.inputs[0].dtype != DType::F32 || cx.target.tf32;
+    let knows = library::suits(shape, cx.target) && by_tensor_cores;
+    knows.then(|| ChannelsLast { inputs: vec![0, 1], outputs: vec![0], gains: true })
 }
 
 /// The launch of one pass over `rows` × `columns` of every group, `depths` times along z.
@@ -49,20 +69,20 @@ fn launch(
     Launch::new(source, "convolve", [rows.div_ceil(TILE) * column_tiles, window.groups, depths], THREADS, args)
 }
 
-pub(super) fn forward(shape: &Shape, operands: &Operands) -> CudaCalls {
+fn forward(shape: &Shape, operands: &Operands) -> CudaCalls {
     let sizes = [shape.outputs, shape.images * shape.grid_pixels(), 1];
     launch(shape, "FORWARD", operands, sizes, 0).into()
 }
 
 /// Pixels whose places have the same rest by the stride meet the same taps: one layer of blocks for each rest.
-pub(super) fn input_grad(shape: &Shape, operands: &Operands) -> CudaCalls {
+fn input_grad(shape: &Shape, operands: &Operands) -> CudaCalls {
     let stride = shape.window.stride;
     let pixels: usize = (0..2).map(|axis| shape.image[axis].div_ceil(stride[axis])).product();
     launch(shape, "INPUT", operands, [shape.inputs, shape.images * pixels, stride[0] * stride[1]], 0).into()
 }
 
 /// The terms are all pixels of all images: they are cut into chunks, whose sums are added up.
-pub(super) fn weight_grad(shape: &Shape, operands: &Operands) -> CudaCalls {
+fn weight_grad(shape: &Shape, operands: &Operands) -> CudaCalls {
     let (rows, columns) = (shape.outputs, shape.inputs * shape.taps());
     let (tiles, terms) = (rows.div_ceil(TILE) * columns.div_ceil(TILE), shape.images * shape.grid_pixels());
     let wanted = BLOCKS.div_ceil(tiles * shape.window.groups);

@@ -14,6 +14,7 @@ mod correlate;
 mod definition;
 mod gpu;
 mod lanes;
+mod library;
 mod operands;
 mod passes;
 pub mod shape;

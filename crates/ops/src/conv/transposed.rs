@@ -10,7 +10,7 @@ use super::{cases, definition, passes};
 use crate::cast::CastMethods;
 use crate::matmul::one_float_type;
 use crate::reduce::ReduceMethods;
-use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx};
+use kolo_graph::cuda::{ChannelsLast, ConvolutionPass, Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::split::Split;
 use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, Work, op};
@@ -116,7 +116,11 @@ impl Cpu for ConvTranspose2d {
 
 impl Cuda for ConvTranspose2d {
     fn calls(&self, cx: &CudaCx<'_>) -> CudaCalls {
-        gpu::input_grad(&self.accepted(&cx.inputs[0], &cx.inputs[1]), &gpu_operands(cx, [1, 0], 2))
+        let shape = self.accepted(&cx.inputs[0], &cx.inputs[1]);
+        gpu::calls(ConvolutionPass::Image, &shape, cx, &gpu_operands(cx, [1, 0], 2))
+    }
+    fn channels_last(&self, cx: &CudaCx<'_>) -> Option<ChannelsLast> {
+        gpu::channels_last(&self.accepted(&cx.inputs[0], &cx.inputs[1]), cx)
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A kernel's entry: the number of arguments, their addresses, the grid and the block.
 type Entry = unsafe extern "C" fn(u64, *mut *mut c_void, *const u32, *const u32);
@@ -22,10 +23,10 @@ pub struct Library {
 /// A source with its definitions, as text. It leaves no macro behind: many sources stand in one file here.
 pub fn text_of(source: &CudaSource) -> String {
     let defines: String = source.defines.iter().map(|(name, value)| format!("#define {name} {value}\n")).collect();
-    let given = source.defines.iter().map(|(name, _)| name.to_string());
+    let given = source.defines.iter().map(|(name, _)| *name);
     let own = source.text.lines().filter_map(|line| line.trim_start().strip_prefix("#define "));
     let name = |line: &str| line.chars().take_while(|letter| letter.is_alphanumeric() || *letter == '_').collect();
-    let ends: BTreeSet<String> = given.chain(own.map(name)).collect();
+    let ends: BTreeSet<String> = given.chain(own).map(name).collect();
     let ends: String = ends.iter().map(|name| format!("#undef {name}\n")).collect();
     format!("{defines}{}\n{ends}", source.text)
 }
@@ -75,7 +76,10 @@ impl Library {
         for launch in trials.iter().flat_map(|trial| launches(&trial.calls)) {
             functions.entry(text_of(&launch.source)).or_default().insert(launch.function.to_string());
         }
-        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("emulated-{}", std::process::id()));
+        // A library that was loaded from a path is what that path stands for from then on.
+        static MADE: AtomicUsize = AtomicUsize::new(0);
+        let (process, number) = (std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("emulated-{process}-{number}"));
         std::fs::create_dir_all(&folder).expect("the target folder can be written");
         let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulated");
         let mut files = vec![String::new(); FILES];

@@ -1,6 +1,9 @@
 //! The memory of one trial, and its calls on it.
 
-use super::{CudaArg, CudaBuffer, CudaCall, CudaCalls, CudaMatrix, CudaPlace, Dense, Library, Product, Trial, Type};
+use super::{
+    Convolution, ConvolutionPass, CudaArg, CudaBuffer, CudaCall, CudaCalls, CudaMatrix, CudaPlace, Dense, Library,
+    Product, Trial, Type,
+};
 use kolo_graph::cpu::Buffer;
 use std::ffi::c_void;
 
@@ -77,6 +80,7 @@ impl Memory {
                     library.launch(launch, args);
                 }
                 CudaCall::Product(product) => self.product(product),
+                CudaCall::Convolution(convolution) => self.convolution(convolution),
                 CudaCall::Zero { to, bytes } => {
                     let to = self.address(*to);
                     // SAFETY: the executor would check the range; a wrong one hits a guard here.
@@ -108,6 +112,50 @@ impl Memory {
             CudaArg::U64(value) => value,
             CudaArg::F32(value) => u64::from(value.to_bits()),
         }
+    }
+
+    /// Every product of a pixel and a tap goes to the tensor that is computed.
+    fn convolution(&mut self, convolution: &Convolution) {
+        let Convolution { kind, image, weight, grid, .. } = *convolution;
+        let (shape, part) = (kind.shape, kind.shape.inputs / kind.shape.groups);
+        let sizes = [
+            [shape.images, shape.inputs, shape.image[0], shape.image[1]],
+            [shape.outputs, part, shape.kernel[0], shape.kernel[1]],
+            [shape.images, shape.outputs, shape.grid[0], shape.grid[1]],
+        ];
+        let places = [image, weight, grid];
+        let buffers =
+            [0, 1, 2].map(|at| Buffer { data: self.address(places[at]), ty: Type::new(kind.dtype, sizes[at]) });
+        let index = |which: usize, [n, c, y, x]: [usize; 4]| {
+            let [_, channels, height, width] = sizes[which];
+            match kind.channels_last {
+                true => ((n * height + y) * width + x) * channels + c,
+                false => ((n * channels + c) * height + y) * width + x,
+            }
+        };
+        let (result, factors) = match kind.pass {
+            ConvolutionPass::Forward => (2, [0, 1]),
+            ConvolutionPass::Image => (0, [1, 2]),
+            ConvolutionPass::Weight => (1, [0, 2]),
+        };
+        let mut sums = vec![0.0; buffers[result].ty.elements()];
+        for [n, o, row, column] in places_of(sizes[2]) {
+            for [_, c, ky, kx] in places_of([1, part, shape.kernel[0], shape.kernel[1]]) {
+                let y = row * shape.stride[0] + ky * shape.dilation[0];
+                let x = column * shape.stride[1] + kx * shape.dilation[1];
+                let (Some(y), Some(x)) = (y.checked_sub(shape.padding[0]), x.checked_sub(shape.padding[1])) else {
+                    continue;
+                };
+                if y >= shape.image[0] || x >= shape.image[1] {
+                    continue;
+                }
+                let group = o / (shape.outputs / shape.groups);
+                let all = [[n, group * part + c, y, x], [o, c, ky, kx], [n, o, row, column]];
+                let value = |which: usize| kolo_ops::cast::read(&buffers[which], index(which, all[which]));
+                sums[index(result, all[result])] += value(factors[0]) * value(factors[1]);
+            }
+        }
+        sums.iter().enumerate().for_each(|(at, sum)| kolo_ops::cast::write(&buffers[result], at, *sum));
     }
 
     /// The elements of a matrix of a batch: a buffer, and where (row, column) lies in it.
@@ -146,4 +194,8 @@ impl Memory {
             }
         }
     }
+}
+
+fn places_of([a, b, c, d]: [usize; 4]) -> impl Iterator<Item = [usize; 4]> {
+    (0..a * b * c * d).map(move |at| [at / (b * c * d), at / (c * d) % b, at / d % c, at % d])
 }

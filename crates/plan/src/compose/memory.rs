@@ -5,7 +5,6 @@ use crate::anatomy::Unit;
 use crate::schedule_cache::ScheduleCache;
 use crate::step_model::{DeviceMemory, Layout};
 use kolo_exec::Offload;
-use kolo_parallel::axes::PIPELINE;
 use kolo_parallel::mesh::DATA;
 use kolo_parallel::strategy::Refusal;
 
