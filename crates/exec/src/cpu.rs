@@ -11,6 +11,7 @@ mod lane;
 #[cfg(test)]
 mod tests;
 
+use crate::exchanges::staged_bytes;
 use crate::executor::{CompileError, Device, Executor, SessionBytes};
 use crate::memory::Memory;
 use crate::options::Options;
@@ -50,7 +51,11 @@ impl Executor for Cpu {
         SessionBytes {
             activations: (layout.grain_bytes + layout.grain_input_bytes) * options.places(),
             gradients: layout.sum_bytes * sum_levels(options.terms_of_sums()) * options.lanes,
-            scratch: layout.step_bytes + layout.step_input_bytes + lanes_scratch + scratch,
+            scratch: layout.step_bytes
+                + layout.step_input_bytes
+                + lanes_scratch
+                + scratch
+                + staged_bytes(graph, layout, options.lanes),
         }
     }
 

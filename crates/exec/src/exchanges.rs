@@ -21,6 +21,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 mod halo;
+mod staged;
+pub(crate) use staged::staged_bytes;
 
 #[derive(Debug)]
 pub(crate) struct Exchanges {
