@@ -84,7 +84,7 @@ fn together(job: Arc<Job>, args: &BenchTrain, worker: &Worker, begin: Instant) -
     let mut times = Vec::with_capacity(args.steps);
     for _ in 0..args.steps {
         times.extend(run(&mut trainer, held.as_ref(), 1)?);
-        meter.step(times[times.len() - 1], trainer.session().take_waited(), trainer.take_data_wait());
+        meter.step(times[times.len() - 1], &trainer.session().take_waited(), trainer.take_data_wait());
         meter.count(&trainer);
     }
     let communication = meter.gather(world, 0)?;

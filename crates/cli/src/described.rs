@@ -61,9 +61,13 @@ pub fn usual(name: &str, devices: usize) -> Result<Cluster, Failure> {
     Ok(Cluster { name, levels, ..Cluster::of_one(device) })
 }
 
-/// This machine: so many workers of so many threads each, with the rates that were measured.
+/// This machine: so many workers of so many threads each, with rates that are measured now.
 pub fn this_machine(workers: usize, threads: usize) -> Result<Cluster, Failure> {
-    let rates = Rates::measure();
+    machine_of(&Rates::measure(), workers, threads)
+}
+
+/// A machine of these rates.
+pub fn machine_of(rates: &Rates, workers: usize, threads: usize) -> Result<Cluster, Failure> {
     let threads = threads.max(1) as f64;
     let memory = kolo_train::memory_check::host_bytes().unwrap_or(u64::MAX) as f64 / workers.max(1) as f64;
     let mut peak = [0.0; Precision::ALL.len()];

@@ -35,6 +35,7 @@ mod manifest;
 mod out;
 mod output;
 mod plan;
+mod planned_step;
 mod predict;
 mod progress;
 mod published;

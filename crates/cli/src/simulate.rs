@@ -16,6 +16,7 @@ use kolo_plan::failures::LayoutSpeed;
 use kolo_plan::search::{Candidate, LayoutModels};
 use kolo_plan::simulate::picture::{self, Picture, ScalingPoint};
 use kolo_plan::simulate::{Conditions, SimulatedStep, SlowRank, simulate_step};
+use kolo_plan::slow_devices::FACTOR_MAX;
 use kolo_plan::step_model::StepModel;
 use kolo_train::Job;
 use kolo_train::layout_models::JobModels;
@@ -47,7 +48,8 @@ pub fn simulate(kinds: &Kinds, args: &SimulateArgs) -> Result<(), Failure> {
     [&args.json, &args.svg, &args.trace].into_iter().flatten().try_for_each(|path| check_writable(path))?;
     let cluster = described::from_file(&args.cluster)?;
     let devices = args.devices.unwrap_or_else(|| cluster.devices());
-    let conditions = conditions(args, devices)?;
+    let mut conditions = conditions(args, devices)?;
+    conditions.slow.extend(cluster.slow_ranks(devices, args.seed));
     let cluster = cluster.with_devices(devices).map_err(|message| {
         Failure::usage(message, "describe more groups at the outermost level, or ask for fewer with -n")
     })?;
@@ -119,7 +121,7 @@ fn slow_rank(text: &str, devices: usize) -> Result<SlowRank, Failure> {
     if rank >= devices {
         return Err(wrong(format!("names a rank that {devices} devices do not have")));
     }
-    if !(factor >= 1.0 && factor <= 1e6) {
+    if !(1.0..=FACTOR_MAX).contains(&factor) {
         return Err(wrong("must slow down: a factor of 1 or more".into()));
     }
     Ok(SlowRank { rank, factor })

@@ -10,17 +10,15 @@ use crate::load::{self, Kinds};
 use crate::manifest::Agreement;
 use crate::out::{self, RunFiles};
 use crate::output::{print_error, println};
+use crate::planned_step;
 use crate::progress::Progress;
 use crate::workers::{self, RemoteView, Worker};
 use kolo_cluster::elastic::ElasticOptions;
 use kolo_cluster::{Introduction, Launcher, RankInfo};
 use kolo_comm::Communicator;
-use kolo_parallel::schedules::{Durations, verify};
-use kolo_plan::Rates;
-use kolo_plan::link::Link;
 use kolo_train::asynchronous::{self, Roles};
 use kolo_train::checkpoint::{CHECKPOINTS, CheckpointDir, JOB_FILE};
-use kolo_train::compared::most_wrong;
+use kolo_train::compared::{most_wrong, most_wrong_memory};
 use kolo_train::decision::decision_map;
 use kolo_train::interrupt::{self, Interrupt, RunPhase};
 use kolo_train::machine::{format_bytes, format_count};
@@ -388,7 +386,7 @@ pub fn conclude(
     mut report: Report,
     beside: Option<Report>,
 ) -> Result<(), Failure> {
-    report.planned = planned(trainer)?;
+    report.planned = planned_step::planned(trainer);
     report.compared = report.compare();
     write_report(args, options, &report, beside.as_ref())?;
     show_map(trainer, args, options.out.as_ref())?;
@@ -449,42 +447,6 @@ fn compare(sync: &Report, free: &Report) {
     println!("epochs/s {a:>10.3} synchronous, {b:.3} asynchronous ({:.2} times)", b / a);
 }
 
-/// The planner's word on the graph that just ran.
-fn planned(trainer: &Trainer) -> Result<Planned, Failure> {
-    let program = trainer.session().program();
-    let cost = kolo_plan::cost(program);
-    let rates = Rates::measure();
-    let compute_ms = kolo_plan::predict_seconds(program, &rates) * 1e3;
-    let waiting_ms = planned_waiting(trainer, compute_ms / 1e3) * 1e3;
-    Ok(Planned {
-        step_ms: compute_ms + waiting_ms,
-        bytes: trainer.memory().total() as u64,
-        flops: cost.flops.total(),
-        compute_ms,
-        waiting_ms,
-        flops_per_s: rates.flops,
-        bytes_per_s: rates.bytes,
-    })
-}
-
-/// Seconds for which a rank that computes so long will wait for others: their exchanges, as between workers of one host, and the
-/// bubble of a pipeline.
-fn planned_waiting(trainer: &Trainer, compute: f64) -> f64 {
-    let Some(world) = trainer.world() else { return 0.0 };
-    let (parallel, program) = (&trainer.job().parallel, trainer.session().program());
-    let Ok(mesh) = parallel.mesh(world.size(), world.rank()) else { return 0.0 };
-    let sent = kolo_plan::sent_bytes(program, &|axis| (mesh.coordinate(axis), mesh.size(axis)));
-    let bytes: u64 = sent.values().sum();
-    let links = Link::built_in().unwrap_or_default();
-    let exchange =
-        links.iter().find(|link| link.name == "shared-memory").map_or(0.0, |link| bytes as f64 / link.reached());
-    let schedule = parallel.schedule(&mesh, program.options.grains).ok().flatten();
-    let verified = schedule.and_then(|one| verify(&one).ok());
-    let timeline = verified.and_then(|one| one.timeline(&Durations::textbook(one.schedule().stages)).ok());
-    let bubble = timeline.map_or(0.0, |timeline| timeline.bubble_share());
-    exchange + compute * bubble / (1.0 - bubble).max(0.01)
-}
-
 fn show_map(trainer: &mut Trainer, args: &Train, out: Option<&OutDir>) -> Result<(), Failure> {
     if args.quiet && out.is_none() {
         return Ok(());
@@ -519,6 +481,10 @@ fn summary(report: &Report) {
             "  plan        most wrong about {}: {planned:.2} ms planned, {measured:.2} ms measured, {share:.0} % of the step",
             one.part
         );
+    }
+    if let Some(one) = most_wrong_memory(&report.compared) {
+        let [planned, measured] = [one.planned, one.measured].map(|bytes| format_bytes(bytes as u64));
+        println!("  plan        most wrong about {}: {planned} planned, {measured} measured", one.part);
     }
     show_data_wait(report);
     if let Some(communication) = &report.communication {

@@ -55,33 +55,35 @@ fn tempdir() -> TempDir {
 
 /// One transcript, in the words of its file.
 struct Transcript {
-    job: String,
+    /// Names and contents.
+    files: Vec<(String, String)>,
     command: String,
     answer: String,
 }
 
 impl Transcript {
-    const JOB: &str = "$ cat job.toml\n";
+    const FILE: &str = "$ cat ";
     const KOLO: &str = "$ kolo ";
 
-    /// The job may be left out; what follows the command line is the answer.
+    /// Files come first, if there are any; what follows the command line is the answer.
     fn parse(text: &str) -> Option<Self> {
         let (before, after) = text.split_once(Self::KOLO)?;
         let (command, answer) = after.split_once('\n')?;
-        let job = before.strip_prefix(Self::JOB).unwrap_or_default();
-        Some(Self { job: job.into(), command: command.into(), answer: answer.into() })
+        let file = |text: &str| text.split_once('\n').map(|(name, content)| (name.to_string(), content.to_string()));
+        let files = before.split(Self::FILE).filter_map(file).collect();
+        Some(Self { files, command: command.into(), answer: answer.into() })
     }
 
     fn print(&self) -> String {
-        let job = if self.job.is_empty() { String::new() } else { format!("{}{}", Self::JOB, self.job) };
-        format!("{job}{}{}\n{}", Self::KOLO, self.command, self.answer)
+        let files = self.files.iter().map(|(name, content)| format!("{}{name}\n{content}", Self::FILE));
+        format!("{}{}{}\n{}", files.collect::<String>(), Self::KOLO, self.command, self.answer)
     }
 
-    /// What the binary answers now, in a directory that holds nothing but the job file.
+    /// What the binary answers now, in a directory that holds nothing but these files.
     fn replay(&self) -> String {
         let dir = tempdir();
-        if !self.job.is_empty() {
-            std::fs::write(dir.path().join("job.toml"), &self.job).expect("a job file");
+        for (name, content) in &self.files {
+            std::fs::write(dir.path().join(name), content).expect("a file");
         }
         let words: Vec<&str> = self.command.split(' ').collect();
         let output = run_in(dir.path(), &words);
@@ -258,7 +260,9 @@ fn a_measured_machine_is_an_entry() {
     let report = train(dir.path(), &example("digits"), &["--set", "train.epochs=1", "--threads", "1"]);
     let parts: Vec<&str> =
         report["compared"].as_array().unwrap().iter().map(|part| part["part"].as_str().unwrap()).collect();
-    assert_eq!(parts, ["step", "compute", "waiting", "data", "memory"]);
+    assert_eq!(parts[..5], ["step", "compute", "waiting", "data", "memory"]);
+    let kinds = ["activations", "gradients", "optimizer", "other", "scratch", "weights"];
+    assert_eq!(parts[5..], kinds.map(|kind| format!("memory of {kind}")));
     let printed = stdout_of(dir.path(), &["plan", "--calibrate", "report.json", "--entry", "mine.toml"]);
     assert!(printed.contains("times as long as was planned"), "{printed}");
     assert!(std::fs::read_to_string(dir.path().join("mine.toml")).unwrap().contains("fitted_on"));

@@ -97,8 +97,8 @@ struct CpuDevice {
     sum_bytes: usize,
     /// Elements of the sums that are added over lanes before the update; what is not here, the update adds itself.
     joined: Vec<Range<usize>>,
-    _step: Memory,
-    _step_batch: Memory,
+    step: Memory,
+    step_batch: Memory,
     _store: [Arc<Memory>; 2],
 }
 
@@ -156,8 +156,8 @@ impl CpuDevice {
             sums,
             sum_bytes: layout.sum_bytes,
             joined,
-            _step: step,
-            _step_batch: step_batch,
+            step,
+            step_batch,
             _store: store.memories().map(Arc::clone),
         })
     }
@@ -174,6 +174,19 @@ impl CpuDevice {
 impl Device for CpuDevice {
     fn inputs(&self, lane: Option<usize>) -> &[(String, Buffer)] {
         lane.map_or(&self.step_inputs, |lane| &self.lanes[lane].inputs)
+    }
+
+    fn resident_bytes(&self) -> Option<SessionBytes> {
+        // A lone lane has the step's scratch, and its slots its sums.
+        let is_lone = self.lanes.first().is_some_and(|lane| Arc::ptr_eq(&lane.scratch, &self.scratch));
+        let sums = if is_lone { &self.lanes[..1] } else { &self.lanes[..] };
+        let of_lanes = self.lanes.iter().filter(|_| !is_lone).map(|lane| lane.scratch.resident_bytes());
+        let scratch = self.scratch.resident_bytes() + of_lanes.sum::<usize>();
+        Some(SessionBytes {
+            activations: self.lanes.iter().map(Lane::resident_bytes).sum(),
+            gradients: sums.iter().map(Lane::resident_sums).sum(),
+            scratch: self.step.resident_bytes() + self.step_batch.resident_bytes() + scratch,
+        })
     }
 
     fn buffer(&self, id: ValueId, lane: usize) -> Buffer {

@@ -32,14 +32,16 @@ pub(crate) struct Exchanges {
     /// Of each exchange of the schedule, one for each lane if it belongs to grains.
     list: Vec<Vec<Running>>,
     lanes: usize,
-    /// Nanoseconds that the step waited.
-    waited: AtomicU64,
+    /// Nanoseconds that the step waited, by axis.
+    waited: Vec<(String, AtomicU64)>,
 }
 
 /// An exchange as one lane, or the step, runs it.
 #[derive(Debug)]
 struct Running {
     node: NodeId,
+    /// Its axis, by its number among those that are waited for.
+    axis: usize,
     /// Its number, counted from `first`.
     number: usize,
     /// The elements of the sums it exchanges, if that is what it does.
@@ -112,12 +114,17 @@ impl Exchanges {
         let places = options.places();
         let (mut list, mut exchanges) = (Vec::new(), Vec::new());
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut waited: Vec<(String, AtomicU64)> = Vec::new();
         for item in &schedule.exchanges {
             // Ranks of an axis may differ in what they exchange along another.
             let axis = graph.node(item.node).op.collective().map_or("", |collective| collective.axis);
             let count = counts.entry(axis).or_default();
             let at = *count;
             *count += 1;
+            let known = waited.iter().position(|(name, _)| name == axis).unwrap_or(waited.len());
+            if known == waited.len() {
+                waited.push((axis.to_string(), AtomicU64::new(0)));
+            }
             let own: Vec<Option<usize>> = match item.phase {
                 Phase::Grain => (0..places).map(Some).collect(),
                 Phase::Before | Phase::After => vec![None],
@@ -127,13 +134,14 @@ impl Exchanges {
                 let (exchange, staging) = plan(graph, at, item, device, lane, &*collectives)?;
                 let sums = item.of_sums.then(|| sums_of(graph, layout, item, &exchange));
                 let (arrived, pending) = (AtomicUsize::new(0), Mutex::new(false));
-                running.push(Running { node: item.node, number: exchanges.len(), sums, arrived, pending, staging });
+                let (node, number) = (item.node, exchanges.len());
+                running.push(Running { node, axis: known, number, sums, arrived, pending, staging });
                 exchanges.push(exchange);
             }
             list.push(running);
         }
         let first = collectives.prepare(exchanges, places)?;
-        Ok(Self { collectives, first, list, lanes: options.lanes, waited: AtomicU64::new(0) })
+        Ok(Self { collectives, first, list, lanes: options.lanes, waited })
     }
 
     fn of(&self, at: usize, lane: usize) -> &Running {
@@ -172,7 +180,7 @@ impl Exchanges {
         }
         let start = Instant::now();
         self.collectives.wait(self.first + running.number)?;
-        self.waited.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        self.waited[running.axis].1.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         running.staging.after.iter().for_each(Rows::copy);
         device.absorb(running.node, lane);
         *pending = false;
@@ -203,9 +211,9 @@ impl Exchanges {
         self.collectives.sent_bytes()
     }
 
-    /// Nanoseconds that steps have waited for exchanges since this was last asked.
-    pub fn take_waited(&self) -> u64 {
-        self.waited.swap(0, Ordering::Relaxed)
+    /// Nanoseconds that steps have waited for exchanges since this was last asked, by axis.
+    pub fn take_waited(&self) -> BTreeMap<String, u64> {
+        self.waited.iter().map(|(axis, waited)| (axis.clone(), waited.swap(0, Ordering::Relaxed))).collect()
     }
 }
 

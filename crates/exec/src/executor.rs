@@ -113,6 +113,11 @@ pub trait Device: Any + Debug + Send + Sync {
     /// Where a value is, as this lane sees it.
     fn buffer(&self, id: ValueId, lane: usize) -> Buffer;
 
+    /// Bytes of its memory that have pages now, by kind; `None` if it has memory of its own.
+    fn resident_bytes(&self) -> Option<SessionBytes> {
+        None
+    }
+
     /// The step's inputs are written. Whatever holds the store in a form of its own reads it here.
     fn begin(&self) {}
 

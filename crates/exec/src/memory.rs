@@ -96,6 +96,18 @@ impl Memory {
         self.bytes
     }
 
+    /// Bytes of it that have pages now.
+    pub fn resident_bytes(&self) -> usize {
+        let begin = self.data as usize / PAGE_BYTES * PAGE_BYTES;
+        let pages = (self.data as usize + self.bytes - begin).div_ceil(PAGE_BYTES);
+        let mut present = vec![0u8; pages];
+        // SAFETY: whole pages of memory that is ours, and a byte for each of them.
+        let status =
+            unsafe { libc::mincore(begin as *mut libc::c_void, pages * PAGE_BYTES, present.as_mut_ptr().cast()) };
+        let count = present.iter().filter(|page| **page & 1 == 1).count();
+        if status == 0 { (count * PAGE_BYTES).min(self.bytes) } else { 0 }
+    }
+
     /// Gives this run of it its pages.
     pub(crate) fn touch(&self, offset: usize, bytes: usize) {
         touch(self.at(offset), bytes);

@@ -134,6 +134,11 @@ impl Session {
         self.program.bytes()
     }
 
+    /// Bytes of it that are in the host's memory now, if that is where the device computes.
+    pub fn resident_bytes(&self) -> Option<SessionBytes> {
+        self.device.resident_bytes()
+    }
+
     /// The device, to look at what it compiled.
     pub fn device(&self) -> &dyn Device {
         &*self.device
@@ -319,9 +324,9 @@ impl Session {
         self.device.sums_mut()
     }
 
-    /// Nanoseconds that steps have waited for collectives since this was last asked.
-    pub fn take_waited(&self) -> u64 {
-        self.exchanges.as_ref().map_or(0, Exchanges::take_waited)
+    /// Nanoseconds that steps have waited for collectives since this was last asked, by axis.
+    pub fn take_waited(&self) -> BTreeMap<String, u64> {
+        self.exchanges.as_ref().map(Exchanges::take_waited).unwrap_or_default()
     }
 
     /// Bytes that this rank has sent in exchanges so far, by axis.

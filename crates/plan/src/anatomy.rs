@@ -85,16 +85,17 @@ pub struct Anatomy {
     pub optimizer_bytes: f64,
     /// What the host keeps and updates instead of the device.
     pub offload: Offload,
-    /// Operations of the model on one micro-batch, nothing computed twice.
+    /// Operations of the model on one micro-batch, nothing computed twice; and of one of its repeated layers.
     pub model_flops: f64,
+    pub layer_flops: f64,
     /// Samples of the micro-batch.
     pub samples: usize,
 }
 
 impl Anatomy {
-    /// Counts a rank's training graph of a micro-batch of so many samples. `model_flops` are those of the graph without what is
-    /// computed again.
-    pub fn of(graph: &Graph, samples: usize, model_flops: f64) -> Self {
+    /// Counts a rank's training graph of a micro-batch of so many samples. The operations are the [`product_flops`] of the graph
+    /// without what is computed again.
+    pub fn of(graph: &Graph, samples: usize, (model_flops, layer_flops): (f64, f64)) -> Self {
         let counting = Counting::new(graph);
         let mut all = vec![Unit::default(); counting.count];
         counting.add_calls(&mut all);
@@ -110,7 +111,7 @@ impl Anatomy {
             }
         }
         let offload = Offload::None;
-        Self { units, order, update_bytes, update_calls, optimizer_bytes, offload, model_flops, samples }
+        Self { units, order, update_bytes, update_calls, optimizer_bytes, offload, model_flops, layer_flops, samples }
     }
 
     /// The same step with this much kept and updated by the host.
@@ -120,7 +121,7 @@ impl Anatomy {
 
     /// The same model with more layers, from one with fewer: the layers between the second and the last but one, which have to
     /// be alike, stand for all that are added. `None` if they are not alike, or too few.
-    pub fn stretched(&self, more: usize, model_flops_of_layer: f64) -> Option<Self> {
+    pub fn stretched(&self, more: usize) -> Option<Self> {
         // Before, first layer, alike layers, last layer, after.
         let inner = self.order.get(2..self.order.len().checked_sub(2)?)?;
         let unit = *inner.first()?;
@@ -130,7 +131,7 @@ impl Anatomy {
         let mut order = self.order.clone();
         order.splice(2..2, std::iter::repeat_n(unit, more));
         let layers = order.len() as f64 / self.order.len() as f64;
-        let model_flops = self.model_flops + model_flops_of_layer * more as f64;
+        let model_flops = self.model_flops + self.layer_flops * more as f64;
         Some(Self { order, model_flops, update_calls: self.update_calls * layers, ..self.clone() })
     }
 
@@ -238,7 +239,7 @@ impl<'g> Counting<'g> {
             _ => body(node.op.work(), name, flops, &outputs[0].shape),
         };
         let winograd = is_small_convolution(node, &inputs, &outputs);
-        OpCall { body, flops, reals: moved.reals, bytes: moved.bytes, composite: is_composite(name), winograd }
+        OpCall { name, body, flops, reals: moved.reals, bytes: moved.bytes, composite: is_composite(name), winograd }
     }
 
     fn exchange(&self, node: &Node) -> Option<UnitExchange> {
@@ -377,13 +378,24 @@ impl<'g> Counting<'g> {
     }
 }
 
-/// Operations of the products of a rank's grain: of a graph in which nothing is computed again, those of the model.
-pub fn product_flops(graph: &Graph) -> f64 {
+/// Operations of the products of a rank's grain: of a graph in which nothing is computed again, those of the model. In all, and
+/// of the second of its repeated layers.
+pub fn product_flops(graph: &Graph) -> (f64, f64) {
     let phases = graph.phases();
-    let products =
-        graph.nodes.iter().zip(phases).filter(|(node, phase)| *phase == Phase::Grain && crate::is_product(node));
-    products.map(|(node, _)| node.op.flops(&graph.types(&node.inputs), &graph.types(&node.outputs)) as f64).sum()
+    let (unit_of, _) = label(graph, &phases);
+    let (mut all, mut of_layer) = (0.0, 0.0);
+    for (at, node) in graph.nodes.iter().enumerate().filter(|(at, _)| phases[*at] == Phase::Grain) {
+        if crate::is_product(node) {
+            let flops = node.op.flops(&graph.types(&node.inputs), &graph.types(&node.outputs)) as f64;
+            all += flops;
+            of_layer += if unit_of[at] == Some(SECOND_LAYER) { flops } else { 0.0 };
+        }
+    }
+    (all, of_layer)
 }
+
+/// Unit 0 is what comes before the layers.
+const SECOND_LAYER: usize = 2;
 
 /// The unit of every node of the grains that computes something, and how many units there are: what comes before the layers, each
 /// layer, and what comes after them. What has no layer of its own goes with the node before it.

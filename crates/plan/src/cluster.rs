@@ -7,6 +7,7 @@
 use crate::collective::Algorithm;
 use crate::device::{Device, DeviceTable, Precision};
 use crate::link::{self, Link};
+use crate::slow_devices::{self, SlowDevices};
 use kolo_graph::settings::{SettingError, Settings};
 
 /// Groups of the level below (or devices, at the first), joined by a link.
@@ -117,6 +118,7 @@ pub struct Cluster {
     /// Innermost first.
     pub levels: Vec<Level>,
     pub failures: Failures,
+    pub slow: Vec<SlowDevices>,
     pub system: SystemTraits,
 }
 
@@ -148,6 +150,7 @@ impl Cluster {
             device,
             levels: Vec::new(),
             failures: Failures::default(),
+            slow: Vec::new(),
             system: SystemTraits::default(),
         }
     }
@@ -224,11 +227,13 @@ impl Cluster {
             let below = levels.iter().map(|level| level.count).product();
             levels.push(read_level(section, &links, below)?);
         }
+        let devices = levels.iter().map(|level| level.count).product();
         let cluster = Self {
             name,
             device: known.clone(),
             levels,
             failures: read_failures(&root.table("failures")?)?,
+            slow: slow_devices::read(root, devices)?,
             system: read_system(&root.table("system")?)?,
         };
         root.finish()?;
@@ -382,5 +387,27 @@ mod tests {
         assert!(read("device = \"a100-80\"\n").unwrap_err().contains("no path leads"));
         assert!(wrong("count = 384", "count = 0").contains("must be at least 1"));
         assert!(wrong("count = 384\n", "").contains("count"));
+    }
+
+    #[test]
+    fn slow_devices_are_named_or_drawn() {
+        let with = |slow: &str| read(&format!("{SELENE}{slow}"));
+        let cluster = with("[[slow]]\nranks = [3, 7]\nfactor = 1.5\n[[slow]]\nshare = 0.01\nfactor = 1.2\n").unwrap();
+        let slow = cluster.slow_ranks(3072, 1);
+        assert_eq!(slow.iter().filter(|one| one.factor == 1.5).map(|one| one.rank).collect::<Vec<_>>(), [3, 7]);
+        // A hundredth of 3,072, each once, by the seed.
+        let mut drawn: Vec<usize> = slow.iter().filter(|one| one.factor == 1.2).map(|one| one.rank).collect();
+        drawn.dedup();
+        assert_eq!(drawn.len(), 31);
+        assert_eq!(slow, cluster.slow_ranks(3072, 1));
+        assert_ne!(slow, cluster.slow_ranks(3072, 2));
+        assert!(cluster.slow_ranks(4, 1).iter().all(|one| one.rank < 4));
+        let wrong = |slow: &str| with(slow).unwrap_err();
+        assert!(
+            wrong("[[slow]]\nranks = [3072]\nfactor = 2\n").starts_with("cluster.toml:9: `slow[0].ranks` names 3072")
+        );
+        assert!(wrong("[[slow]]\nranks = [1]\nfactor = 0.5\n").starts_with("cluster.toml:10: `slow[0].factor` is 0.5"));
+        assert!(wrong("[[slow]]\nfactor = 2\n").contains("`slow[0].ranks` and `share` are both missing"));
+        assert!(wrong("[[slow]]\nshare = 1.5\nfactor = 2\n").contains("share"));
     }
 }

@@ -3,16 +3,21 @@
 //! The units of the anatomy are dealt to the stages of the pipeline, their calls timed on the device, their exchanges on the
 //! cluster's links; what data parallelism and ZeRO exchange follows from the parameters of each stage.
 
+mod bound;
 mod exchanges;
+mod kinds;
 mod memory;
 mod stages;
 
-pub(crate) use memory::short;
+pub use bound::lower_bound;
+pub use kinds::{Bound, OpKindCost, op_kinds};
+pub(crate) use stages::{StageRuns, deal};
 
 use crate::anatomy::{Anatomy, Unit, UnitPass};
 use crate::cluster::{Cluster, LevelUse, SystemTraits};
 use crate::collective::{self, Algorithm, CollectiveKind};
 use crate::op_cost::Runner;
+use crate::schedule_cache::ScheduleCache;
 use crate::step_model::{Compute, Exchange, Layout, Pass, Role, StageModel, StepModel, Transfer};
 use kolo_exec::Offload;
 use kolo_parallel::axes::PIPELINE;
@@ -39,49 +44,83 @@ impl UnitTimes {
     }
 }
 
+/// What the units of an anatomy take on a device, before what data ranks add: the same for many layouts.
+#[derive(Debug)]
+pub(crate) struct UnitCosts {
+    /// By distinct unit.
+    by_unit: Vec<UnitTimes>,
+}
+
+impl UnitCosts {
+    pub(crate) fn new(anatomy: &Anatomy, layout: &Layout, cluster: &Cluster) -> Self {
+        let SystemTraits { flash_attention: flash, fuses, .. } = cluster.system;
+        let runner = Runner { device: &cluster.device, precision: layout.precision, flash, fuses };
+        let times = |unit: &Unit| {
+            let pass = |pass: &UnitPass| pass_times(pass, &runner, layout, cluster);
+            UnitTimes { forward: pass(&unit.forward), input: pass(&unit.input), weight: pass(&unit.weight) }
+        };
+        Self { by_unit: anatomy.units.iter().map(times).collect() }
+    }
+}
+
 /// What every part of the composition reads.
 pub(crate) struct Composition<'a> {
     anatomy: &'a Anatomy,
     layout: &'a Layout,
     cluster: &'a Cluster,
-    runner: Runner<'a>,
-    /// By distinct unit.
+    /// By distinct unit; empty until the model is made.
     times: Vec<UnitTimes>,
     /// The units of each stage, as a run of the anatomy's order.
-    stages: Vec<std::ops::Range<usize>>,
+    stages: StageRuns,
+    /// What the network gives to data ranks.
+    data_span: Vec<LevelUse>,
 }
 
 /// The model of a step. Refuses layouts that the cluster or the model has no place for.
 pub fn compose(anatomy: &Anatomy, layout: &Layout, cluster: &Cluster) -> Result<StepModel, Refusal> {
-    let workers = layout.workers();
-    if workers > cluster.devices() {
-        let message = format!("{workers} devices are wanted, but \"{}\" describes {}", cluster.name, cluster.devices());
-        return Err(Refusal::new(message, "describe more groups in the cluster file, or use fewer workers"));
-    }
-    let places = layout.size(PIPELINE);
-    let stages = stages::deal(anatomy, places * layout.chunks.max(1), cluster.system.equal_stages)?;
-    let SystemTraits { flash_attention: flash, fuses, .. } = cluster.system;
-    let runner = Runner { device: &cluster.device, precision: layout.precision, flash, fuses };
-    let mut composition = Composition { anatomy, layout, cluster, runner, times: Vec::new(), stages };
-    composition.times = anatomy.units.iter().map(|unit| composition.unit_times(unit)).collect();
-    let stages: Vec<StageModel> = (0..composition.stages.len()).map(|stage| composition.stage(stage)).collect();
-    let in_flight = memory::in_flight(layout)?;
-    let roles: Vec<Role> = (0..places).map(|place| composition.role(place, &stages, in_flight[place])).collect();
-    let model_ranks = workers / layout.size(DATA) / places;
-    let micro_batches = (layout.size(DATA) * layout.micro_batches) as f64;
-    Ok(StepModel {
-        layout: layout.clone(),
-        stages,
-        roles,
-        model_flops: anatomy.model_flops * model_ranks as f64 * micro_batches,
-        peak_flops: cluster.device.peak(layout.precision),
-        overlaps_gradients: cluster.system.overlaps_gradients,
-        jitter: cluster.system.jitter,
-        device_memory: cluster.device.memory_bytes,
-    })
+    let stages = deal(anatomy, layout.size(PIPELINE) * layout.chunks.max(1), cluster.system.equal_stages)?;
+    let costs = UnitCosts::new(anatomy, layout, cluster);
+    Composition::new(anatomy, layout, cluster, stages)?.model(&costs, &ScheduleCache::default())
 }
 
-impl Composition<'_> {
+impl<'a> Composition<'a> {
+    pub(crate) fn new(
+        anatomy: &'a Anatomy,
+        layout: &'a Layout,
+        cluster: &'a Cluster,
+        stages: StageRuns,
+    ) -> Result<Self, Refusal> {
+        let workers = layout.workers();
+        if workers > cluster.devices() {
+            let message =
+                format!("{workers} devices are wanted, but \"{}\" describes {}", cluster.name, cluster.devices());
+            return Err(Refusal::new(message, "describe more groups in the cluster file, or use fewer workers"));
+        }
+        let data_span = cluster.span(layout.stride(DATA), layout.size(DATA));
+        Ok(Self { anatomy, layout, cluster, times: Vec::new(), stages, data_span })
+    }
+
+    pub(crate) fn model(mut self, costs: &UnitCosts, schedules: &ScheduleCache) -> Result<StepModel, Refusal> {
+        let places = self.layout.size(PIPELINE);
+        let units = self.anatomy.units.iter().zip(&costs.by_unit);
+        self.times = units.map(|(unit, times)| self.unit_times(unit, times)).collect();
+        let stages: Vec<StageModel> = (0..self.stages.len()).map(|stage| self.stage(stage)).collect();
+        let in_flight = self.in_flight(schedules)?;
+        let roles: Vec<Role> = (0..places).map(|place| self.role(place, &stages, in_flight[place])).collect();
+        let model_ranks = self.layout.workers() / self.layout.size(DATA) / places;
+        let micro_batches = (self.layout.size(DATA) * self.layout.micro_batches) as f64;
+        Ok(StepModel {
+            layout: self.layout.clone(),
+            stages,
+            roles,
+            model_flops: self.anatomy.model_flops * model_ranks as f64 * micro_batches,
+            peak_flops: self.cluster.device.peak(self.layout.precision),
+            overlaps_gradients: self.cluster.system.overlaps_gradients,
+            jitter: self.cluster.system.jitter,
+            device_memory: self.cluster.device.memory_bytes,
+        })
+    }
+
     fn span(&self, axis: &str) -> Vec<LevelUse> {
         self.cluster.span(self.layout.stride(axis), self.layout.size(axis))
     }
@@ -91,19 +130,10 @@ impl Composition<'_> {
         self.layout.zero == 3 && self.layout.size(PIPELINE) == 1 && self.layout.size(DATA) > 1
     }
 
-    fn unit_times(&self, unit: &Unit) -> UnitTimes {
-        let mut times = UnitTimes {
-            forward: self.pass(&unit.forward),
-            input: self.pass(&unit.input),
-            weight: self.pass(&unit.weight),
-        };
-        times.weight.compute.add(&self.accumulation(unit));
-        if self.cluster.system.overlaps_products {
-            [&mut times.forward, &mut times.input, &mut times.weight].into_iter().for_each(|pass| {
-                let products = pass.compute.product;
-                hide(&mut pass.exchanges, products);
-            });
-        }
+    /// A unit's costs with what data ranks add, and what other work hides.
+    fn unit_times(&self, unit: &Unit, costs: &UnitTimes) -> UnitTimes {
+        let mut times = costs.clone();
+        times.weight.compute.add(&accumulation(unit.parameters, self.layout, self.cluster));
         if self.cluster.system.overlaps_layers {
             // Weights' gradients wait for nobody: they are computed while the input's gradient travels.
             hide(&mut times.input.exchanges, times.weight.compute.seconds());
@@ -114,45 +144,17 @@ impl Composition<'_> {
         times
     }
 
-    fn pass(&self, pass: &UnitPass) -> Pass {
-        let mut compute = Compute::default();
-        pass.calls.iter().for_each(|call| compute.add(&self.runner.compute(call)));
-        let width = self.layout.precision.bytes() as f64;
-        let mut exchanges: Vec<Exchange> = Vec::new();
-        for one in &pass.exchanges {
-            let bytes = one.reals * width;
-            let seconds = collective::seconds(one.kind, Algorithm::Fastest, bytes, &self.span(&one.axis));
-            let same = |other: &&mut Exchange| other.axis == one.axis && other.kind == one.kind && other.bytes == bytes;
-            match exchanges.iter_mut().find(same) {
-                Some(known) => {
-                    known.times += 1.0;
-                    known.seconds += seconds;
-                    known.exposed += seconds;
-                }
-                None => exchanges.push(Exchange {
-                    axis: one.axis.clone(),
-                    kind: one.kind,
-                    bytes,
-                    times: 1.0,
-                    seconds,
-                    exposed: seconds,
-                }),
-            }
-        }
-        Pass { compute, exchanges }
-    }
-
-    /// Adding a micro-batch's gradient to those before: all but the first do.
-    fn accumulation(&self, unit: &Unit) -> Compute {
-        let steps = self.layout.micro_batches.max(1) as f64;
-        let gradient = self.cluster.system.gradient_bytes as f64;
-        let bytes = unit.parameters * (self.layout.precision.bytes() as f64 + 2.0 * gradient) * (steps - 1.0) / steps;
-        let device = &self.cluster.device;
-        Compute { stream: bytes / (device.bandwidth * device.stream_share), ..Compute::default() }
-    }
-
     fn units_of(&self, stage: usize) -> impl DoubleEndedIterator<Item = (usize, &Unit)> {
         self.anatomy.order[self.stages[stage].clone()].iter().map(|at| (*at, &self.anatomy.units[*at]))
+    }
+
+    /// The stages of a place of the pipeline, ascending.
+    fn stages_of(&self, place: usize) -> Vec<usize> {
+        (place..self.stages.len()).step_by(self.layout.size(PIPELINE)).collect()
+    }
+
+    fn parameters(&self, own: &[usize]) -> f64 {
+        own.iter().flat_map(|stage| self.units_of(*stage)).map(|(_, unit)| unit.parameters).sum()
     }
 
     fn stage(&self, stage: usize) -> StageModel {
@@ -192,8 +194,8 @@ impl Composition<'_> {
 
     fn role(&self, place: usize, stages: &[StageModel], in_flight: f64) -> Role {
         let (places, data) = (self.layout.size(PIPELINE), self.layout.size(DATA));
-        let own: Vec<usize> = (place..self.stages.len()).step_by(places).collect();
-        let parameters: f64 = own.iter().flat_map(|stage| self.units_of(*stage)).map(|(_, unit)| unit.parameters).sum();
+        let own = self.stages_of(place);
+        let parameters = self.parameters(&own);
         let shared = if self.layout.zero > 0 { data as f64 } else { 1.0 };
         let device = &self.cluster.device;
         // A half-precision copy of the weights is made of the new masters.
@@ -223,6 +225,34 @@ impl Composition<'_> {
             stages: own,
         }
     }
+}
+
+/// A pass of a unit on a device, with its exchanges on the links of the cluster.
+fn pass_times(pass: &UnitPass, runner: &Runner<'_>, layout: &Layout, cluster: &Cluster) -> Pass {
+    let mut compute = Compute::default();
+    pass.calls.iter().for_each(|call| compute.add(&runner.compute(call)));
+    let width = layout.precision.bytes() as f64;
+    let mut exchanges: Vec<Exchange> = Vec::new();
+    for one in &pass.exchanges {
+        let bytes = one.reals * width;
+        let span = cluster.span(layout.stride(&one.axis), layout.size(&one.axis));
+        let seconds = collective::seconds(one.kind, Algorithm::Fastest, bytes, &span);
+        let (axis, kind) = (one.axis.clone(), one.kind);
+        add_exchange(&mut exchanges, &Exchange { axis, kind, bytes, times: 1.0, seconds, exposed: seconds });
+    }
+    if cluster.system.overlaps_products {
+        hide(&mut exchanges, compute.product);
+    }
+    Pass { compute, exchanges }
+}
+
+/// Adding a micro-batch's gradient to those before: all but the first do.
+fn accumulation(parameters: f64, layout: &Layout, cluster: &Cluster) -> Compute {
+    let steps = layout.micro_batches.max(1) as f64;
+    let gradient = cluster.system.gradient_bytes as f64;
+    let bytes = parameters * (layout.precision.bytes() as f64 + 2.0 * gradient) * (steps - 1.0) / steps;
+    let device = &cluster.device;
+    Compute { stream: bytes / (device.bandwidth * device.stream_share), ..Compute::default() }
 }
 
 /// Takes so many seconds of other work from what exchanges wait.

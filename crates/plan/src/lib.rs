@@ -7,6 +7,7 @@ pub mod anatomy;
 pub mod cluster;
 pub mod collective;
 mod compose;
+pub mod counted;
 pub mod device;
 pub mod device_bench;
 pub mod failures;
@@ -14,12 +15,15 @@ pub mod link;
 pub mod op_cost;
 pub mod rates;
 pub mod run;
+pub mod schedule_cache;
 pub mod search;
 pub mod simulate;
+pub mod slow_devices;
 pub mod step_model;
 mod step_times;
 
-pub use compose::compose;
+pub use compose::{Bound, OpKindCost, compose, lower_bound, op_kinds};
+pub use counted::Counted;
 pub use rates::Rates;
 pub use run::{Fleet, RunCost};
 
@@ -80,6 +84,20 @@ const BYTES_PER_NODE: usize = 3 << 9;
 const BYTES_PER_THREAD: usize = 64 << 10;
 
 impl MemoryPlan {
+    /// The kinds that a run's report tells apart; they add up to the total.
+    pub fn kinds(&self) -> [(&'static str, usize); 6] {
+        let Self { weights, gradients, optimizer, activations, scratch, .. } = *self;
+        let other = self.total() - weights - gradients - optimizer - activations - scratch;
+        [
+            ("weights", weights),
+            ("gradients", gradients),
+            ("optimizer", optimizer),
+            ("activations", activations),
+            ("scratch", scratch),
+            ("other", other),
+        ]
+    }
+
     pub fn total(&self) -> usize {
         let step = self.weights + self.gradients + self.optimizer + self.activations + self.scratch;
         step + self.evaluation + self.data + self.checkpoint + self.copies + self.process

@@ -31,6 +31,8 @@ pub enum Body {
 /// One call of an op.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OpCall {
+    /// The op's name.
+    pub name: &'static str,
     pub body: Body,
     pub flops: f64,
     /// Real numbers read and written, whose width is the precision's.
@@ -202,6 +204,7 @@ mod tests {
             let reals = rows * columns + rows * terms + columns * terms;
             let flops = 2.0 * rows * columns * terms;
             let call = OpCall {
+                name: "linear",
                 body: Body::Product { rows, columns, terms },
                 flops,
                 reals,

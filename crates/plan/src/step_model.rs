@@ -57,6 +57,12 @@ impl Layout {
         family(&self.schedule)?.schedule(Sizes { ranks, micro_batches, chunks: self.chunks }).map(Some)
     }
 
+    /// How many times as long as one rank the slowest of all takes, whose times spread so: the expected largest of so many
+    /// normal numbers.
+    pub fn straggling(&self, jitter: f64) -> f64 {
+        1.0 + jitter * (2.0 * (self.workers() as f64).ln()).sqrt()
+    }
+
     /// Samples of a step over all data ranks.
     pub fn batch(&self) -> usize {
         self.size(kolo_parallel::mesh::DATA) * self.micro_batch * self.micro_batches
@@ -203,6 +209,13 @@ pub struct Role {
     pub memory: DeviceMemory,
     /// Parameters that it holds, shards of weights counted whole.
     pub parameters: f64,
+}
+
+impl Role {
+    /// Seconds for which it waits before its first micro-batch.
+    pub fn before_seconds(&self) -> f64 {
+        self.before.iter().map(|one| one.exposed).sum()
+    }
 }
 
 /// A step, by its distinct roles.

@@ -1,8 +1,8 @@
 //! How long a step takes, and where its time goes, by arithmetic: the simulator plays the same model event by event.
 
-use crate::compose::short;
+use crate::schedule_cache::{ScheduleCache, followed};
 use crate::step_model::{Role, StageModel, StepModel, StepTimes};
-use kolo_parallel::schedules::{Durations, ScheduleError, StageDurations, verify};
+use kolo_parallel::schedules::{Durations, ScheduleError, StageDurations};
 use std::collections::BTreeMap;
 
 /// Ends of every rank's last backward pass, and how long the pipeline takes.
@@ -24,8 +24,13 @@ impl StepModel {
 
     /// The step's time and its parts, seen from the rank that works the longest.
     pub fn times(&self) -> Result<StepTimes, ScheduleError> {
-        let pipelined = self.pipelined()?;
-        let before = self.roles.iter().map(|role| role.before.iter().map(|one| one.exposed).sum()).fold(0.0, f64::max);
+        self.times_with(&ScheduleCache::default())
+    }
+
+    /// The same, with schedules that are known already.
+    pub fn times_with(&self, schedules: &ScheduleCache) -> Result<StepTimes, ScheduleError> {
+        let pipelined = self.pipelined(schedules)?;
+        let before = self.roles.iter().map(Role::before_seconds).fold(0.0, f64::max);
         let tails: Vec<f64> = self.roles.iter().map(|role| self.tail(role)).collect();
         let end = pipelined.ends.iter().zip(&tails).map(|(end, tail)| end + tail).fold(0.0, f64::max);
         let seconds = before + end;
@@ -46,8 +51,7 @@ impl StepModel {
         let update = role.update.seconds();
         let waits: f64 = exposed.values().sum();
         let bubble = (seconds - compute - update - waits).max(0.0);
-        // The expected largest of so many normal numbers.
-        let straggling = seconds * self.jitter * (2.0 * (self.layout.workers() as f64).ln()).sqrt();
+        let straggling = seconds * (self.layout.straggling(self.jitter) - 1.0);
         let seconds = seconds + straggling;
         let ideal = self.model_flops / (self.peak_flops * self.layout.workers() as f64);
         Ok(StepTimes { seconds, compute, exposed, bubble, update, straggling, utilisation: ideal / seconds })
@@ -69,13 +73,13 @@ impl StepModel {
     }
 
     /// From the end of a rank's last backward pass to the end of its step.
-    fn tail(&self, role: &Role) -> f64 {
+    pub(crate) fn tail(&self, role: &Role) -> f64 {
         let after: f64 = role.after.iter().map(|one| one.exposed).sum();
         self.gradients_exposed(role) + role.update.seconds() + after
     }
 
     /// Seconds after the last backward pass at which the last bucket is there: they travel one behind the other.
-    fn gradients_exposed(&self, role: &Role) -> f64 {
+    pub(crate) fn gradients_exposed(&self, role: &Role) -> f64 {
         if !self.overlaps_gradients {
             return role.buckets.iter().map(|bucket| bucket.seconds).sum();
         }
@@ -88,23 +92,22 @@ impl StepModel {
 
     /// All micro-batches through all stages. Of many, only some are followed: each one more takes as long as the busiest rank
     /// works on it.
-    fn pipelined(&self) -> Result<Pipelined, ScheduleError> {
+    fn pipelined(&self, schedules: &ScheduleCache) -> Result<Pipelined, ScheduleError> {
         let count = self.layout.micro_batches;
         let busiest = self.roles.iter().map(|role| self.micro_batch_seconds(role)).fold(0.0, f64::max);
-        let followed = short(&self.layout).max(1);
-        let Some(schedule) = self.layout.schedule(followed)? else {
+        let Some(proven) = schedules.proven(&self.layout)? else {
             let total = busiest * count as f64;
             return Ok(Pipelined { ends: vec![total], total });
         };
-        let timeline = verify(&schedule)?.timeline(&self.durations())?;
-        let more = busiest * (count - followed) as f64;
+        let timeline = proven.timeline(&self.durations())?;
+        let more = busiest * (count - followed(&self.layout)) as f64;
         let end = |spans: &Vec<(f64, f64)>| spans.last().map_or(0.0, |(_, end)| *end) + more;
         Ok(Pipelined { ends: timeline.spans.iter().map(end).collect(), total: timeline.total + more })
     }
 
     /// The part of the pipeline's time in which the busiest rank waits for others.
     pub fn bubble_share(&self) -> Result<f64, ScheduleError> {
-        let pipelined = self.pipelined()?;
+        let pipelined = self.pipelined(&ScheduleCache::default())?;
         let busy = self.roles.iter().map(|role| self.micro_batch_seconds(role)).fold(0.0, f64::max);
         Ok(1.0 - busy * self.layout.micro_batches as f64 / pipelined.total.max(f64::MIN_POSITIVE))
     }

@@ -2,22 +2,27 @@
 //!
 //! What a rank computes is counted from the graph that the strategies make for it. That graph does not depend on data ranks,
 //! stages or the optimizer's shards, so few graphs serve many layouts; and as it grows evenly with the samples of a micro-batch,
-//! two sizes stand for all.
+//! two sizes stand for all. Whether strategies take a layout is asked of the model with as few layers as it has stages: layers
+//! that repeat are split alike.
 
 use crate::error::Error;
 use crate::job::Job;
 use crate::step::{UpdateRule, tidy, training_graph};
-use crate::step_model::{anatomy_of, layout_of};
+use crate::step_model::{anatomy_of, precision_of};
 use kolo_graph::settings::{Setting, Settings};
+use kolo_models::Model;
 use kolo_parallel::schedules::FAMILIES;
 use kolo_parallel::{Parallel, Purpose, Recompute};
 use kolo_plan::anatomy::Anatomy;
 use kolo_plan::cluster::Cluster;
 use kolo_plan::collective::Algorithm;
 use kolo_plan::device::Precision;
+use kolo_plan::schedule_cache::ScheduleCache;
+use kolo_plan::search::parallel::in_parallel;
 use kolo_plan::search::{Candidate, LayoutModels, SearchSpace, Sequence};
-use kolo_plan::step_model::StepModel;
-use std::collections::BTreeMap;
+use kolo_plan::step_model::{DeviceMemory, Layout, StepModel, StepTimes};
+use kolo_plan::{Counted, OpKindCost, op_kinds};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 /// Samples of the two micro-batches that are counted.
@@ -28,8 +33,8 @@ const TOKENS_MAX: usize = 64;
 /// Samples with fewer tokens than this are not worth sharing among ranks of their own.
 const TOKENS_WORTH_SHARING: usize = 4096;
 const MICRO_BATCHES_MAX: usize = 1024;
-/// Bytes of a weight that is updated.
-const MASTER_BYTES: f64 = 4.0;
+/// Layers of the model that strategies are tried on, at least: one at each end and two alike between them.
+const LAYERS_TRIED_MIN: usize = 4;
 
 /// What of a candidate decides what a rank computes.
 type GraphKey = (usize, usize, Sequence, Recompute);
@@ -41,10 +46,18 @@ pub struct JobModels<'j> {
     job: &'j Job,
     precision: Precision,
     algorithm: Algorithm,
-    /// Whether elementwise ops are fused.
+    /// Whether elementwise ops are fused, and what is computed again is exchanged again.
     fuses: bool,
+    repeats_exchanges: bool,
     anatomies: Mutex<BTreeMap<GraphKey, Result<Arc<[Anatomy; 2]>, String>>>,
+    /// By the samples of a micro-batch, too.
+    counted: Mutex<BTreeMap<(GraphKey, usize), Result<Arc<Counted>, String>>>,
+    schedules: ScheduleCache,
     splits: Mutex<BTreeMap<SplitKey, Result<(), String>>>,
+}
+
+fn graph_key(candidate: &Candidate) -> GraphKey {
+    (candidate.tensor, candidate.tokens, candidate.sequence, candidate.recompute)
 }
 
 impl std::fmt::Debug for JobModels<'_> {
@@ -56,16 +69,19 @@ impl std::fmt::Debug for JobModels<'_> {
 impl<'j> JobModels<'j> {
     /// The layouts of a job on clusters like this one.
     pub fn new(job: &'j Job, cluster: &Cluster) -> Result<Self, Error> {
-        let layout =
-            layout_of(job, job.parallel.layout(1).values().product::<usize>().max(1), cluster.system.precision);
         Ok(Self {
             job,
-
-            precision: layout.map_or_else(|_| Precision::default(), |layout| layout.precision),
+            precision: precision_of(job, cluster.system.precision),
             // Sums whose bits are promised go directly from every rank to every other.
-            algorithm: if job.reproducible { Algorithm::Direct } else { Algorithm::Fastest },
+            algorithm: cluster.system.algorithm.unwrap_or(match job.reproducible {
+                true => Algorithm::Direct,
+                false => Algorithm::Fastest,
+            }),
             fuses: cluster.system.fuses,
+            repeats_exchanges: cluster.system.repeats_exchanges,
             anatomies: Mutex::new(BTreeMap::new()),
+            counted: Mutex::new(BTreeMap::new()),
+            schedules: ScheduleCache::default(),
             splits: Mutex::new(BTreeMap::new()),
         })
     }
@@ -92,7 +108,7 @@ impl<'j> JobModels<'j> {
 
     /// What a rank of a candidate computes, counted on two micro-batches.
     fn anatomies(&self, candidate: &Candidate) -> Result<Arc<[Anatomy; 2]>, String> {
-        let key = (candidate.tensor, candidate.tokens, candidate.sequence, candidate.recompute);
+        let key = graph_key(candidate);
         if let Some(known) = kolo_base::lock(&self.anatomies).get(&key) {
             return known.clone();
         }
@@ -104,10 +120,37 @@ impl<'j> JobModels<'j> {
     fn count(&self, candidate: &Candidate) -> Result<[Anatomy; 2], Error> {
         // Data ranks and stages change nothing of what is counted.
         let one = Candidate { data: 1, pipeline: 1, chunks: 1, zero: 0, schedule: "1f1b", ..*candidate };
-        let parallel = self.parallel(&one.assignments(), one.recompute)?;
-        let counted = |samples: usize| anatomy_of(self.job, &parallel, samples, self.fuses);
+        let repeats = self.repeats_exchanges && one.recompute == Recompute::Blocks;
+        let recompute = if repeats { Recompute::None } else { one.recompute };
+        let parallel = self.parallel(&one.assignments(), recompute)?;
+        let counted = |samples: usize| {
+            let anatomy = anatomy_of(self.job, &parallel, samples, self.fuses)?;
+            Ok::<Anatomy, Error>(if repeats { anatomy.recomputing_layers() } else { anatomy })
+        };
         let [few, many] = SAMPLES_COUNTED.map(counted);
         Ok([few?, many?])
+    }
+
+    /// What a rank of a candidate computes, on micro-batches of so many samples.
+    fn counted(&self, candidate: &Candidate, samples: usize) -> Result<Arc<Counted>, String> {
+        let key = (graph_key(candidate), samples);
+        if let Some(known) = kolo_base::lock(&self.counted).get(&key) {
+            return known.clone();
+        }
+        let made = self.anatomies(candidate).and_then(|anatomies| {
+            let [few, many] = &*anatomies;
+            let anatomy = few.at_samples(many, samples);
+            let anatomy = anatomy.ok_or("its micro-batches are not computed alike whatever their size")?;
+            Ok(Arc::new(Counted::new(anatomy)))
+        });
+        // Who was first keeps it: what was found of it since stays known.
+        kolo_base::lock(&self.counted).entry(key).or_insert(made).clone()
+    }
+
+    /// Where the time of a candidate's step goes, by the kind of op.
+    pub fn op_kinds(&self, candidate: &Candidate, model: &StepModel, cluster: &Cluster) -> Vec<OpKindCost> {
+        let counted = self.counted(candidate, model.layout.micro_batch);
+        counted.map_or_else(|_| Vec::new(), |counted| op_kinds(&counted.anatomy, model, cluster))
     }
 
     /// The layout that the job itself has on so many devices.
@@ -197,6 +240,9 @@ impl<'j> JobModels<'j> {
         let mesh = parallel.mesh(candidate.devices(), 0).map_err(refused)?;
         parallel.order(&mesh, candidate.micro_batches).map_err(refused)?;
         let job = self.job;
+        let few = (candidate.pipeline * candidate.chunks).max(LAYERS_TRIED_MIN);
+        let few = job.model.layers().filter(|all| *all > few).and_then(|_| job.model.with_layers(few));
+        let model: &dyn Model = few.as_deref().unwrap_or(&*job.model);
         let clip = parallel.clip(job.clip, Purpose::Training);
         let rule = UpdateRule {
             optimizer: &job.optimizer,
@@ -205,19 +251,20 @@ impl<'j> JobModels<'j> {
             loss_scale: job.loss_scale,
         };
         let samples = job.batch / candidate.grains();
-        let graph = tidy(training_graph(&*job.model, &rule, samples, candidate.grains())?);
+        let graph = tidy(training_graph(model, &rule, samples, candidate.grains())?);
         parallel.split_model(graph.clone(), &graph, Purpose::Training, &mesh).map_err(refused)?;
         Ok(())
+    }
+
+    fn layout(&self, candidate: &Candidate) -> Layout {
+        candidate.layout(self.job.batch, self.precision, self.algorithm)
     }
 
     /// The model of a candidate's step with another number of samples.
     pub fn model_of_batch(&self, candidate: &Candidate, cluster: &Cluster, batch: usize) -> Result<StepModel, String> {
         let layout = candidate.layout(batch, self.precision, self.algorithm);
-        let anatomies = self.anatomies(candidate)?;
-        let [few, many] = &*anatomies;
-        let anatomy = few.at_samples(many, layout.micro_batch);
-        let anatomy = anatomy.ok_or("its micro-batches are not computed alike whatever their size")?;
-        kolo_plan::compose(&anatomy, &layout, cluster).map_err(|refusal| refusal.message)
+        let counted = self.counted(candidate, layout.micro_batch)?;
+        counted.compose(&layout, cluster, &self.schedules).map_err(|refusal| refusal.message)
     }
 }
 
@@ -226,21 +273,25 @@ impl LayoutModels for JobModels<'_> {
         self.model_of_batch(candidate, cluster, self.job.batch)
     }
 
-    /// The mean over all stages, with the activations of one micro-batch: the rank that needs most has no less.
-    fn memory_bound(&self, candidate: &Candidate, cluster: &Cluster) -> f64 {
-        let Ok(anatomies) = self.anatomies(candidate) else { return 0.0 };
-        let width = self.precision.bytes();
-        let saved = |anatomy: &Anatomy| -> f64 {
-            anatomy.order.iter().map(|unit| anatomy.units[*unit].saved.bytes_at(width)).sum()
-        };
-        let [few, many] = &*anatomies;
-        let per_sample = (saved(many) - saved(few)) / (many.samples as f64 - few.samples as f64);
-        let samples = (self.job.batch / candidate.grains().max(1)) as f64;
-        let kept = (saved(few) + per_sample * (samples - few.samples as f64)).max(0.0) / candidate.chunks as f64;
-        let share = |from: usize| if candidate.zero >= from { candidate.data as f64 } else { 1.0 };
-        let gradient = cluster.system.gradient_bytes as f64;
-        let of_parameter = few.optimizer_bytes / share(1) + gradient / share(2) + MASTER_BYTES / share(1);
-        (few.parameters() * of_parameter + kept) / candidate.pipeline as f64 + cluster.system.reserved_bytes
+    fn prepare(&self, candidates: &[Candidate]) {
+        let mut seen = BTreeSet::new();
+        let differ: Vec<&Candidate> = candidates.iter().filter(|one| seen.insert(graph_key(one))).collect();
+        in_parallel(&differ, |candidate| _ = self.anatomies(candidate));
+    }
+
+    fn memory(&self, candidate: &Candidate, cluster: &Cluster) -> Result<DeviceMemory, String> {
+        let layout = self.layout(candidate);
+        let counted = self.counted(candidate, layout.micro_batch)?;
+        counted.memory(&layout, cluster, &self.schedules).map_err(|refusal| refusal.message)
+    }
+
+    fn least_seconds(&self, candidate: &Candidate, cluster: &Cluster) -> f64 {
+        let layout = self.layout(candidate);
+        self.counted(candidate, layout.micro_batch).map_or(0.0, |counted| counted.least_seconds(&layout, cluster))
+    }
+
+    fn times(&self, model: &StepModel) -> Option<StepTimes> {
+        model.times_with(&self.schedules).ok()
     }
 
     fn accepts(&self, candidate: &Candidate) -> Result<(), String> {

@@ -80,14 +80,16 @@ pub struct Skipped {
     pub messages: Vec<String>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct PeakBytes {
     pub rss: u64,
     pub device: u64,
+    /// What the first rank has in memory after the last step, by kind; empty on a device with memory of its own.
+    pub kinds: BTreeMap<&'static str, u64>,
 }
 
 /// What the planner said beforehand.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Planned {
     pub step_ms: f64,
     pub bytes: u64,
@@ -96,6 +98,10 @@ pub struct Planned {
     pub compute_ms: f64,
     /// Its wait for other ranks: exchanges, and the bubble of a pipeline.
     pub waiting_ms: f64,
+    /// The parts of it: exchanges along each axis, and waiting for other stages along `pipeline`.
+    pub waits_ms: BTreeMap<String, f64>,
+    /// What the first rank holds, by kind.
+    pub memory: BTreeMap<&'static str, u64>,
     /// Operations and bytes per second of one thread, as they were measured beside the plan.
     pub flops_per_s: f64,
     pub bytes_per_s: f64,
@@ -153,6 +159,8 @@ pub struct RankTimes {
     pub planned_bytes: u64,
     /// Bytes that it sends in a step, by the axis of the mesh.
     pub sent_bytes: BTreeMap<String, u64>,
+    /// The parts of `exposed_ms`, by the axis of the mesh; along `pipeline` that is mostly the bubble.
+    pub waited_ms: BTreeMap<String, f64>,
 }
 
 /// A group of workers that an elastic job had.

@@ -126,9 +126,12 @@ impl Ties {
                 outcome
             })?,
         };
-        let exposed_ns = exchange_ns + trainer.session().take_waited();
+        let mut waited_ns = trainer.session().take_waited();
+        if self.links.is_some() {
+            waited_ns.insert(kolo_parallel::servers::KIND.name.into(), exchange_ns);
+        }
         let data_wait_ns = trainer.take_data_wait();
-        self.meter.step(start.elapsed().as_secs_f64() * 1e3, exposed_ns, data_wait_ns);
+        self.meter.step(start.elapsed().as_secs_f64() * 1e3, &waited_ns, data_wait_ns);
         self.meter.count(trainer);
         self.data_waits.push(data_wait_ns as f64 / 1e6);
         Ok(loss)
@@ -647,8 +650,12 @@ impl<'r> Run<'r> {
             device: job.executor.name().into(),
             threads: options.threads,
             device_use: self.device.as_ref().map(DeviceWatch::so_far),
-            peak_bytes: PeakBytes { rss: peak_rss_bytes().unwrap_or(0), device: trainer.device_bytes() },
-            planned: options.planned,
+            peak_bytes: PeakBytes {
+                rss: peak_rss_bytes().unwrap_or(0),
+                device: trainer.device_bytes(),
+                kinds: trainer.resident_bytes(),
+            },
+            planned: options.planned.clone(),
             compared: Vec::new(),
             grains: job.grains,
             precision: job.precision.name(),

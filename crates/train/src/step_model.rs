@@ -64,11 +64,7 @@ pub fn anatomy_of(job: &Job, parallel: &Parallel, samples: usize, fuses: bool) -
     let count = |model: &dyn Model| count_whole(job, model, parallel, samples, fuses);
     let layers = job.model.layers().filter(|layers| *layers > FEW_LAYERS);
     if let Some((all, few)) = layers.and_then(|all| Some((all, job.model.with_layers(FEW_LAYERS)?))) {
-        let one_less = job.model.with_layers(FEW_LAYERS - 1);
-        let less = one_less.map(|less| model_flops(job, &*less, parallel, samples)).transpose()?;
-        let few = count(&*few)?;
-        let per_layer = less.map_or(0.0, |less| few.model_flops - less);
-        if let Some(stretched) = few.stretched(all - FEW_LAYERS, per_layer) {
+        if let Some(stretched) = count(&*few)?.stretched(all - FEW_LAYERS) {
             return Ok(stretched);
         }
     }
@@ -95,10 +91,6 @@ fn split_graph(job: &Job, model: &dyn Model, parallel: &Parallel, samples: usize
     Ok(split)
 }
 
-fn model_flops(job: &Job, model: &dyn Model, parallel: &Parallel, samples: usize) -> Result<f64, GraphError> {
-    Ok(product_flops(&split_graph(job, model, parallel, samples)?))
-}
-
 /// Counts the graph of a rank of this model, layer by layer.
 pub fn count_whole(
     job: &Job,
@@ -112,6 +104,11 @@ pub fn count_whole(
     let again = recompute_again(split, parallel);
     let graph = if fuses { fuse(again) } else { again };
     Ok(Anatomy::of(&graph, samples, flops).offloading(job.memory.offload))
+}
+
+/// What a job is computed in: what the system says, if it says something, or the job.
+pub fn precision_of(job: &Job, system: Option<Precision>) -> Precision {
+    system.or_else(|| Precision::named(job.precision.name())).unwrap_or_default()
 }
 
 /// How the job lays itself out on so many workers. `precision` is that of the system, if it is not the job's.
@@ -128,7 +125,6 @@ pub fn layout_of(job: &Job, workers: usize, precision: Option<Precision>) -> Res
         let found = job.settings.iter().find(|(name, _)| name == key);
         found.map(|(_, value)| value.trim_matches('"').to_string())
     };
-    let precision = precision.or_else(|| text("train.precision").and_then(|name| Precision::named(&name)));
     Ok(Layout {
         axes: mesh.axes().map(|(name, size)| (name.to_string(), size)).collect(),
         zero: extra.get("zero").copied().unwrap_or(0),
@@ -137,7 +133,7 @@ pub fn layout_of(job: &Job, workers: usize, precision: Option<Precision>) -> Res
         micro_batch: job.grain_batch(),
         micro_batches: job.grains / data,
         recompute: job.parallel.recompute(),
-        precision: precision.unwrap_or_default(),
+        precision: precision_of(job, precision),
         algorithm: if job.reproducible { Algorithm::Direct } else { Algorithm::Fastest },
     })
 }

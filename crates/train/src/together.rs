@@ -7,7 +7,8 @@ use crate::timeline::{COMMUNICATION, Timeline};
 use crate::trainer::Trainer;
 use kolo_comm::communicator::CallSpan;
 use kolo_comm::{Communicator, Fault, Reduction};
-use std::collections::BTreeMap;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,12 +22,21 @@ pub struct Meter {
     planned_bytes: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Times {
     compute_ms: f64,
     busy_ms: f64,
     exposed_ms: f64,
+    /// The parts of `exposed_ms`, by axis.
+    waited_ms: BTreeMap<String, f64>,
     data_wait_ms: f64,
+}
+
+/// What a rank tells the others of its axes.
+#[derive(Default, Deserialize, Serialize)]
+struct OfAxes {
+    sent_bytes: BTreeMap<String, u64>,
+    waited_ms: BTreeMap<String, f64>,
 }
 
 impl Meter {
@@ -56,11 +66,21 @@ impl Meter {
         self.sent[1].iter().map(|(axis, bytes)| (axis.clone(), bytes.saturating_sub(before(axis)))).collect()
     }
 
-    /// One step is over, for which compute waited so long for others, and so long for its samples.
-    pub fn step(&mut self, step_ms: f64, exposed_ns: u64, data_wait_ns: u64) {
-        let [exposed_ms, data_wait_ms] = [exposed_ns, data_wait_ns].map(|ns| ns as f64 / 1e6);
+    /// One step is over, for which compute waited so long for others along each axis, and so long for its samples.
+    pub fn step(&mut self, step_ms: f64, waited_ns: &BTreeMap<String, u64>, data_wait_ns: u64) {
+        let waited_ms: BTreeMap<String, f64> =
+            waited_ns.iter().map(|(axis, ns)| (axis.clone(), *ns as f64 / 1e6)).collect();
+        let (exposed_ms, data_wait_ms) = (waited_ms.values().sum::<f64>(), data_wait_ns as f64 / 1e6);
         let busy_ms = self.busy_ns.swap(0, Ordering::Relaxed) as f64 / 1e6;
-        self.steps.push(Times { compute_ms: step_ms - exposed_ms - data_wait_ms, busy_ms, exposed_ms, data_wait_ms });
+        let compute_ms = step_ms - exposed_ms - data_wait_ms;
+        self.steps.push(Times { compute_ms, busy_ms, exposed_ms, waited_ms, data_wait_ms });
+    }
+
+    /// Waits along each axis.
+    fn waited(&self) -> BTreeMap<String, f64> {
+        let axes: BTreeSet<&String> = self.steps.iter().flat_map(|times| times.waited_ms.keys()).collect();
+        let of = |axis: &String| self.median(|times| times.waited_ms.get(axis).copied().unwrap_or(0.0));
+        axes.into_iter().map(|axis| (axis.clone(), of(axis))).collect()
     }
 
     fn median(&self, of: impl Fn(&Times) -> f64) -> f64 {
@@ -83,8 +103,9 @@ impl Meter {
         ];
         let mut all = vec![0.0f64; own.len() * world.size()];
         world.all_gather(&own, &mut all)?;
-        let sent = serde_json::to_vec(&self.sent_in_step()).unwrap_or_default();
-        let sent = gather_bytes(Some(world), &sent)?;
+        let axes = OfAxes { sent_bytes: self.sent_in_step(), waited_ms: self.waited() };
+        let axes = gather_bytes(Some(world), &serde_json::to_vec(&axes).unwrap_or_default())?;
+        let mut axes: Vec<OfAxes> = axes.iter().map(|text| serde_json::from_slice(text).unwrap_or_default()).collect();
         let rank = |(rank, times): (usize, &[f64])| RankTimes {
             rank,
             host: world.watch().host(rank),
@@ -95,7 +116,8 @@ impl Meter {
             peak_rss: times[4] as u64,
             skipped: times[5] as u64,
             planned_bytes: times[6] as u64,
-            sent_bytes: serde_json::from_slice(&sent[rank]).unwrap_or_default(),
+            sent_bytes: std::mem::take(&mut axes[rank].sent_bytes),
+            waited_ms: std::mem::take(&mut axes[rank].waited_ms),
         };
         let ranks: Vec<RankTimes> = all.chunks(own.len()).enumerate().map(rank).collect();
         let mean = |of: fn(&RankTimes) -> f64| ranks.iter().map(of).sum::<f64>() / ranks.len() as f64;

@@ -14,6 +14,7 @@ use crate::held::HeldBatch;
 use crate::interrupt::Interrupt;
 use crate::job::Job;
 use crate::loss_scale::{LOSS_SCALE, SKIPPED};
+use crate::machine::peak_rss_bytes;
 use crate::parts::Holding;
 use crate::step::IGNORED;
 use crate::step_inputs::StepInputs;
@@ -26,6 +27,7 @@ use kolo_graph::rng::Stream;
 use kolo_graph::{Graph, NodeId};
 use kolo_parallel::{GrainShare, Mesh, Parallel};
 use kolo_plan::MemoryPlan;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Everything needed to go on from where a trainer stood.
@@ -234,6 +236,23 @@ impl Trainer {
             true => 0,
             false => kolo_plan::device_memory(self.session.program()).map_or(0, |memory| memory.total() as u64),
         }
+    }
+
+    /// Bytes that this process has in memory now, by the kinds of [`MemoryPlan::kinds`]; empty on a device with memory of its own.
+    pub fn resident_bytes(&self) -> BTreeMap<&'static str, u64> {
+        let Some(session) = self.session.resident_bytes() else { return BTreeMap::new() };
+        let [weights, optimizer] = self.store.memories().map(|memory| memory.resident_bytes());
+        let known = weights + optimizer + session.total();
+        let other = (peak_rss_bytes().unwrap_or(0) as usize).saturating_sub(known);
+        let kinds = [
+            ("weights", weights),
+            ("gradients", session.gradients),
+            ("optimizer", optimizer),
+            ("activations", session.activations),
+            ("scratch", session.scratch),
+            ("other", other),
+        ];
+        kinds.into_iter().map(|(kind, bytes)| (kind, bytes as u64)).collect()
     }
 
     pub fn job(&self) -> &Arc<Job> {

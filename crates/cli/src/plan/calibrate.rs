@@ -2,13 +2,18 @@
 
 use crate::fail::{Failure, write_file};
 use crate::output::println;
+use kolo_parallel::axes::PIPELINE;
 use kolo_plan::device::{Device, DeviceTable, Precision};
 use kolo_plan::device_bench::as_toml;
+use kolo_plan::link::Link;
 use serde_json::Value;
 use std::path::Path;
 
-/// The entry's name.
+/// The entry's name, and the link that workers of one host are planned with.
 const NAME: &str = "this-machine";
+const LINK: &str = "shared-memory";
+/// The share of a step that exchanges have to take.
+const TOLD_MIN: f64 = 0.01;
 /// A report that says more than this was wrong by is about another machine, or none.
 const RATIO_MAX: f64 = 1000.0;
 
@@ -52,6 +57,7 @@ pub fn calibrate(report: &Path, entry: Option<&Path>) -> Result<(), Failure> {
         ..known.clone()
     };
     println!("computing took {ratio:.2} times as long as was planned");
+    tell_links(&value);
     match entry {
         Some(path) => {
             write_file(path, as_toml(&device))?;
@@ -60,4 +66,25 @@ pub fn calibrate(report: &Path, entry: Option<&Path>) -> Result<(), Failure> {
         None => println!("{}", as_toml(&device)),
     }
     Ok(())
+}
+
+/// Says what a cluster file would have to say of the links for exchanges to take what they took, on the mean rank. Exchanges that
+/// hardly take time say nothing of links.
+fn tell_links(report: &Value) {
+    let waits = |value: Option<&Value>| -> f64 {
+        let axes = value.and_then(Value::as_object).into_iter().flatten();
+        axes.filter(|(axis, _)| *axis != PIPELINE).filter_map(|(_, wait)| wait.as_f64()).sum()
+    };
+    let step = report.pointer("/step_ms/median").and_then(Value::as_f64).unwrap_or(f64::INFINITY);
+    let ranks = report.pointer("/communication/ranks").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let measured = ranks.iter().map(|rank| waits(rank.get("waited_ms"))).sum::<f64>() / ranks.len().max(1) as f64;
+    let planned = waits(report.pointer("/planned/waits_ms"));
+    let links = Link::built_in().unwrap_or_default();
+    let Some(known) = links.iter().find(|link| link.name == LINK).filter(|_| planned.min(measured) > TOLD_MIN * step)
+    else {
+        return;
+    };
+    let ratio = measured / planned;
+    println!("exchanges were waited for {ratio:.2} times as long as was planned; for a cluster file:");
+    println!("[links.{LINK}]\nbandwidth_gbs = {:.3}\n", known.bandwidth / ratio / 1e9);
 }

@@ -68,6 +68,16 @@ impl Lane {
         })
     }
 
+    /// Bytes of its activations and inputs that have pages.
+    pub fn resident_bytes(&self) -> usize {
+        self.activations.resident_bytes() + self.batch.resident_bytes()
+    }
+
+    /// Bytes of its sums that have pages.
+    pub fn resident_sums(&self) -> usize {
+        self.levels.iter().map(Memory::resident_bytes).sum()
+    }
+
     /// Where values are, as this lane sees them.
     pub fn bases<'a>(&self, store: &'a Store, step: &Memory, step_batch: &Memory) -> Bases<'a> {
         Bases {

@@ -6,7 +6,6 @@
 use super::error::ScheduleError;
 use super::schedule::{Action, ActionKind, Channel};
 use super::verified::{Step, Verified};
-use std::collections::BTreeMap;
 
 /// How long the actions of a stage take.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -107,17 +106,20 @@ impl Verified {
         durations.check(schedule.stages)?;
         let mut spans: Vec<Vec<(f64, f64)>> =
             schedule.actions.iter().map(|list| Vec::with_capacity(list.len())).collect();
-        let mut arrivals: BTreeMap<(Channel, usize), f64> = BTreeMap::new();
+        // By pass, sending stage and micro-batch: a micro-batch goes one way, so no other message is like it.
+        let message = |channel: Channel, micro_batch: usize| {
+            (channel.pass as usize * schedule.stages + channel.stage) * schedule.micro_batches + micro_batch
+        };
+        let mut arrivals = vec![0.0; 2 * schedule.stages * schedule.micro_batches];
         for Step { rank, action, .. } in self.order() {
             // What the rank itself has made is there once its last action has ended.
             let free = spans[*rank].last().map_or(0.0, |(_, end)| *end);
-            let arrived =
-                schedule.receives(*action).and_then(|channel| arrivals.remove(&(channel, action.micro_batch)));
+            let arrived = schedule.receives(*action).map(|channel| arrivals[message(channel, action.micro_batch)]);
             let start = free.max(arrived.unwrap_or(0.0));
             let end = start + durations.of(*action);
             spans[*rank].push((start, end));
             if let Some(channel) = schedule.sends(*action) {
-                arrivals.insert((channel, action.micro_batch), end + durations.stages[action.stage].transfer);
+                arrivals[message(channel, action.micro_batch)] = end + durations.stages[action.stage].transfer;
             }
         }
         let total = spans.iter().filter_map(|spans| spans.last()).map(|(_, end)| *end).fold(0.0, f64::max);

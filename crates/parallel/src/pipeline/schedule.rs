@@ -196,6 +196,20 @@ impl Schedule {
         (0..self.stages).filter(|stage| self.holders(*stage).contains(&rank)).collect()
     }
 
+    /// The most activations that each rank keeps at a time, of all its stages together.
+    pub fn rank_peaks(&self) -> Vec<usize> {
+        let peak = |actions: &Vec<Action>| {
+            let (mut kept, mut most) = (0usize, 0);
+            for action in actions {
+                kept += usize::from(action.kind == ActionKind::Forward);
+                most = most.max(kept);
+                kept = kept.saturating_sub(usize::from(action.kind.releases()));
+            }
+            most
+        };
+        self.actions.iter().map(peak).collect()
+    }
+
     /// The stage whose value an action reads, from this rank or another; `None` where the model begins or ends.
     fn source(&self, action: Action) -> Option<(Pass, usize)> {
         match action.kind.pass()? {

@@ -74,7 +74,11 @@ fn layers(graph: &Graph) -> Vec<Layer> {
     layers
 }
 
-/// Where each of `count` runs of these costs begins, so that the dearest is as cheap as possible.
+/// Where each of `count` runs of these costs begins, so that the dearest is as cheap as possible. Of several such cuts, the last
+/// run begins as early as it can, then the one before it.
+///
+/// As the last run begins later it gets cheaper, and the dearest of those before it gets no cheaper. So the best place is where
+/// the one passes the other, and moves only on as there are more layers: time grows with layers times runs.
 pub fn balanced(costs: &[f64], count: usize) -> Vec<usize> {
     let sums: Vec<f64> = std::iter::once(0.0)
         .chain(costs.iter().scan(0.0, |sum, cost| {
@@ -82,20 +86,27 @@ pub fn balanced(costs: &[f64], count: usize) -> Vec<usize> {
             Some(*sum)
         }))
         .collect();
-    // best[k][i]: the dearest of k runs of the first i layers; from[k][i]: where the last of them begins.
+    // before[i]: the dearest of the runs so far of the first i layers; from[k][i]: where the last of k runs of them begins.
     let size = costs.len();
-    let mut best = vec![vec![f64::INFINITY; size + 1]; count + 1];
+    let mut before = vec![f64::INFINITY; size + 1];
+    before[0] = 0.0;
     let mut from = vec![vec![0; size + 1]; count + 1];
-    best[0][0] = 0.0;
     for runs in 1..=count {
+        let mut best = vec![f64::INFINITY; size + 1];
+        let mut passing = runs - 1;
         for end in runs..=size {
-            for start in runs - 1..end {
-                let dearest = best[runs - 1][start].max(sums[end] - sums[start]);
-                if dearest < best[runs][end] {
-                    (best[runs][end], from[runs][end]) = (dearest, start);
-                }
+            let last = |start: usize| sums[end] - sums[start];
+            while passing + 1 < end && before[passing] < last(passing) {
+                passing += 1;
             }
+            let dearest = |start: usize| before[start].max(last(start));
+            let mut start = passing;
+            while start >= runs && dearest(start - 1) <= dearest(start) {
+                start -= 1;
+            }
+            (best[end], from[runs][end]) = (dearest(start), start);
         }
+        before = best;
     }
     let mut begins = vec![0; count];
     let mut end = size;
@@ -270,5 +281,45 @@ mod tests {
         assert_eq!(balanced(&[5.0, 1.0, 1.0, 1.0], 2), [0, 1]);
         assert_eq!(balanced(&[1.0, 2.0, 3.0], 3), [0, 1, 2]);
         assert_eq!(balanced(&[1.0, 2.0, 3.0], 1), [0]);
+    }
+
+    /// Every place for every run.
+    fn tried(costs: &[f64], count: usize) -> Vec<usize> {
+        let sums: Vec<f64> =
+            (0..=costs.len()).map(|end| costs[..end].iter().fold(0.0, |sum, cost| sum + cost)).collect();
+        let mut best = vec![vec![f64::INFINITY; costs.len() + 1]; count + 1];
+        let mut from = vec![vec![0; costs.len() + 1]; count + 1];
+        best[0][0] = 0.0;
+        for (runs, end) in (1..=count).flat_map(|runs| (runs..=costs.len()).map(move |end| (runs, end))) {
+            for start in runs - 1..end {
+                let dearest = best[runs - 1][start].max(sums[end] - sums[start]);
+                if dearest < best[runs][end] {
+                    (best[runs][end], from[runs][end]) = (dearest, start);
+                }
+            }
+        }
+        let (mut begins, mut end) = (vec![0; count], costs.len());
+        for runs in (1..=count).rev() {
+            end = from[runs][end];
+            begins[runs - 1] = end;
+        }
+        begins
+    }
+
+    #[test]
+    fn balanced_finds_what_trying_everything_finds() {
+        let stream = kolo_graph::rng::Stream::new(3, "costs of layers");
+        for case in 0..200u64 {
+            let numbers: Vec<u32> = (0..4).flat_map(|block| stream.block(case, block)).collect();
+            // Few different costs, with equal ones and zeros, and many.
+            let costs: Vec<f64> = match case % 3 {
+                0 => numbers.iter().map(|one| f64::from(one % 3)).collect(),
+                1 => numbers.iter().map(|one| f64::from(*one) * 1e-3).collect(),
+                _ => [[5.0].as_slice(), &[1.1; 12], &[7.3]].concat(),
+            };
+            for count in 1..=costs.len() {
+                assert_eq!(balanced(&costs, count), tried(&costs, count), "{count} runs of {costs:?}");
+            }
+        }
     }
 }

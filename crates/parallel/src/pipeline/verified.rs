@@ -115,10 +115,9 @@ impl Slots {
     /// The lowest free slot for each forward pass: no assignment needs fewer.
     fn assign(schedule: &Schedule) -> Self {
         let of_cell = vec![0; schedule.stages * schedule.micro_batches];
-        let mut slots = Self { of_cell, peaks: BTreeMap::new(), rank_peaks: vec![0; schedule.ranks] };
+        let mut slots = Self { of_cell, peaks: BTreeMap::new(), rank_peaks: schedule.rank_peaks() };
         for (rank, actions) in schedule.actions.iter().enumerate() {
             let mut free: BTreeMap<usize, BTreeSet<u32>> = BTreeMap::new();
-            let mut kept = 0;
             for action in actions {
                 let slot = &mut slots.of_cell[action.stage * schedule.micro_batches + action.micro_batch];
                 let free = free.entry(action.stage).or_default();
@@ -126,11 +125,8 @@ impl Slots {
                     let peak = slots.peaks.entry((rank, action.stage)).or_default();
                     *slot = free.pop_first().unwrap_or(*peak as u32);
                     *peak = (*peak).max(*slot as usize + 1);
-                    kept += 1;
-                    slots.rank_peaks[rank] = slots.rank_peaks[rank].max(kept);
                 } else if action.kind.releases() {
                     free.insert(*slot);
-                    kept -= 1;
                 }
             }
         }

@@ -10,7 +10,7 @@ use kolo_parallel::mesh::DATA;
 impl Composition<'_> {
     /// An exchange along the data axis.
     fn of_data(&self, kind: CollectiveKind, bytes: f64) -> Exchange {
-        let seconds = collective::seconds(kind, self.layout.algorithm, bytes, &self.span(DATA));
+        let seconds = collective::seconds(kind, self.layout.algorithm, bytes, &self.data_span);
         Exchange { axis: DATA.into(), kind, bytes, times: 1.0, seconds, exposed: seconds }
     }
 
@@ -68,12 +68,22 @@ impl Composition<'_> {
         all
     }
 
-    /// Parameters that a place of the pipeline reads and another one keeps: those are kept by the first stage.
+    /// Parameters that a place of the pipeline reads and another one keeps: those of the first stage that later ones read, and
+    /// those of the stage that it runs for the other direction.
     fn borrowed(&self, own: &[usize]) -> f64 {
-        if own.contains(&0) {
-            return 0.0;
+        let tied = match own.contains(&0) {
+            true => 0.0,
+            false => own.iter().flat_map(|stage| self.units_of(*stage)).map(|(_, unit)| unit.borrowed).sum(),
+        };
+        tied + self.mirrored(own)
+    }
+
+    /// Parameters of the stage that a place runs for micro-batches that enter at the other end.
+    pub(super) fn mirrored(&self, own: &[usize]) -> f64 {
+        match (self.layout.schedule.as_str(), own) {
+            ("bidirectional", [stage]) if self.stages.len() > 1 => self.parameters(&[self.stages.len() - 1 - stage]),
+            _ => 0.0,
         }
-        own.iter().flat_map(|stage| self.units_of(*stage)).map(|(_, unit)| unit.borrowed).sum()
     }
 
     /// Gradients in the order in which the last backward pass makes them.

@@ -2,37 +2,34 @@
 
 use super::Composition;
 use crate::anatomy::Unit;
+use crate::schedule_cache::ScheduleCache;
 use crate::step_model::{DeviceMemory, Layout};
 use kolo_exec::Offload;
-use kolo_parallel::axes::PIPELINE;
 use kolo_parallel::mesh::DATA;
-use kolo_parallel::schedules::verify;
 use kolo_parallel::strategy::Refusal;
 
 const MASTER_BYTES: f64 = 4.0;
-/// Of what the schedules of the literature have on their way, nothing grows beyond so many micro-batches per rank.
-const MICRO_BATCHES_PER_RANK: usize = 2;
-
-/// A schedule of few enough micro-batches to be quick, which still has as many on their way as one of all.
-pub(crate) fn short(layout: &Layout) -> usize {
-    let ranks = layout.size(PIPELINE);
-    match layout.schedule.as_str() {
-        "gpipe" => layout.micro_batches,
-        _ => layout.micro_batches.min(MICRO_BATCHES_PER_RANK * ranks),
-    }
-}
-
-/// Micro-batches on their way at each place of the pipeline, in stages: each keeps the activations of one stage.
-pub(super) fn in_flight(layout: &Layout) -> Result<Vec<f64>, Refusal> {
-    let wrong = |error: kolo_parallel::schedules::ScheduleError| {
-        Refusal::new(format!("the schedule does not fit: {error}"), error.hint())
-    };
-    let Some(schedule) = layout.schedule(short(layout)).map_err(wrong)? else { return Ok(vec![1.0]) };
-    let verified = verify(&schedule).map_err(wrong)?;
-    Ok((0..layout.size(PIPELINE)).map(|rank| verified.rank_peak(rank) as f64).collect())
-}
 
 impl Composition<'_> {
+    /// Micro-batches on their way at each place of the pipeline, in stages: each keeps the activations of one stage.
+    pub(super) fn in_flight(&self, schedules: &ScheduleCache) -> Result<Vec<f64>, Refusal> {
+        let peaks = schedules
+            .peaks(self.layout)
+            .map_err(|error| Refusal::new(format!("the schedule does not fit: {error}"), error.hint()))?;
+        Ok(peaks.map_or_else(|| vec![1.0], |peaks| peaks.iter().map(|peak| *peak as f64).collect()))
+    }
+
+    /// What the rank that holds the most holds.
+    pub(crate) fn largest_memory(&self, schedules: &ScheduleCache) -> Result<DeviceMemory, Refusal> {
+        let in_flight = self.in_flight(schedules)?;
+        let of_place = |(place, in_flight): (usize, &f64)| {
+            let own = self.stages_of(place);
+            self.memory(&own, self.parameters(&own), *in_flight)
+        };
+        let all = in_flight.iter().enumerate().map(of_place);
+        Ok(all.max_by(|one, other| one.total().total_cmp(&other.total())).unwrap_or_default())
+    }
+
     pub(super) fn memory(&self, own: &[usize], parameters: f64, in_flight: f64) -> DeviceMemory {
         let Layout { zero, precision, .. } = *self.layout;
         let data = self.layout.size(DATA) as f64;
@@ -57,6 +54,9 @@ impl Composition<'_> {
             // Gradients of several micro-batches are summed before they are scattered.
             memory.gradients += parameters * gradient;
         }
+        let mirrored = self.mirrored(own);
+        memory.weights += mirrored * width;
+        memory.gradients += mirrored * gradient;
         let units = || own.iter().flat_map(|stage| self.units_of(*stage)).map(|(_, unit)| unit);
         let saved: f64 = units().map(|unit| self.saved(unit)).sum();
         memory.activations = saved / own.len() as f64 * in_flight;

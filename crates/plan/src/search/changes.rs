@@ -2,9 +2,11 @@
 
 use super::LayoutModels;
 use super::candidate::Candidate;
+use super::parallel::in_parallel;
 use super::rank::{Limits, simulated};
 use super::space::SearchSpace;
 use crate::cluster::Cluster;
+use crate::compose::lower_bound;
 
 /// A change and what it brings.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,7 +27,10 @@ const BUCKET_FACTORS: [f64; 2] = [0.25, 4.0];
 /// Gains below this are noise of the model.
 const GAIN_MIN: f64 = 0.001;
 
-/// All changes that help, the best first; those that do not fit come last.
+/// Neighbours that are simulated: the fastest by arithmetic.
+const SIMULATED_MAX: usize = 16;
+
+/// Changes that help, the best first; those that do not fit come last.
 pub fn changes(now: &Candidate, space: &SearchSpace, models: &dyn LayoutModels, cluster: &Cluster) -> Vec<Change> {
     let limits = Limits { steps: 1.0, ..Limits::default() };
     let seconds = |candidate: &Candidate, cluster: &Cluster| {
@@ -34,18 +39,30 @@ pub fn changes(now: &Candidate, space: &SearchSpace, models: &dyn LayoutModels, 
         Some((ranked.seconds, ranked.memory.total() <= cluster.device.memory_bytes))
     };
     let Some((base, _)) = seconds(now, cluster) else { return Vec::new() };
-    let mut found: Vec<Change> = Vec::new();
-    for candidate in space.candidates().iter().filter(|candidate| is_neighbour(now, candidate)) {
-        let Some((seconds, fits)) = seconds(candidate, cluster) else { continue };
-        if seconds < base * (1.0 - GAIN_MIN) && models.accepts(candidate).is_ok() {
-            let (what, set) = difference(now, candidate);
-            found.push(Change { what, set, seconds, gain: 1.0 - seconds / base, fits });
-        }
-    }
+    let helps = |seconds: f64| seconds < base * (1.0 - GAIN_MIN);
+    let near: Vec<Candidate> = space.candidates().into_iter().filter(|one| is_neighbour(now, one)).collect();
+    let mut near: Vec<(f64, Candidate)> = in_parallel(&near, |one| {
+        let model = models.model(one, cluster).ok().filter(|model| helps(lower_bound(model)))?;
+        Some((models.times(&model)?.seconds, *one))
+    })
+    .into_iter()
+    .flatten()
+    .collect();
+    near.sort_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
+    near.truncate(SIMULATED_MAX);
+    let mut found: Vec<Change> = in_parallel(&near, |(_, one)| {
+        let (seconds, fits) = seconds(one, cluster).filter(|(seconds, _)| helps(*seconds))?;
+        models.accepts(one).ok()?;
+        let (what, set) = difference(now, one);
+        Some(Change { what, set, seconds, gain: 1.0 - seconds / base, fits })
+    })
+    .into_iter()
+    .flatten()
+    .collect();
     for factor in BUCKET_FACTORS {
         let mut other = cluster.clone();
         other.system.bucket_bytes *= factor;
-        if let Some((seconds, fits)) = seconds(now, &other).filter(|(seconds, _)| *seconds < base * (1.0 - GAIN_MIN)) {
+        if let Some((seconds, fits)) = seconds(now, &other).filter(|(seconds, _)| helps(*seconds)) {
             let mib = other.system.bucket_bytes / f64::from(1 << 20);
             let what = format!("exchange gradients in buckets of {mib:.1} MiB");
             found.push(Change { what, set: Vec::new(), seconds, gain: 1.0 - seconds / base, fits });

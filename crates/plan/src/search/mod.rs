@@ -6,7 +6,8 @@
 //! | [`candidate`] | a layout, and how a job file writes it |
 //! | [`space`] | all candidates |
 //! | `samples` | a rank's work on micro-batches of any size |
-//! | [`rank`] | the search: memory first, then a bound from below, then the time, then the simulation |
+//! | [`rank`] | the search: memory first, then bounds from below, then the time, then the simulation |
+//! | [`parallel`] | work on many items, on all cores |
 //! | [`explain`] | why the runner-up lost, and which resource binds |
 //! | [`changes`] | what would help most, by the same model |
 //!
@@ -15,6 +16,7 @@
 pub mod candidate;
 pub mod changes;
 pub mod explain;
+pub mod parallel;
 pub mod rank;
 mod samples;
 pub mod space;
@@ -26,16 +28,29 @@ pub use rank::{Limits, NearMiss, Ranked, SearchResult, search};
 pub use space::SearchSpace;
 
 use crate::cluster::Cluster;
-use crate::step_model::StepModel;
+use crate::step_model::{DeviceMemory, StepModel, StepTimes};
 
 /// Who knows the job.
 pub trait LayoutModels: Sync {
     /// The model of a candidate's step on a cluster. An error says why the job cannot be laid out so.
     fn model(&self, candidate: &Candidate, cluster: &Cluster) -> Result<StepModel, String>;
 
-    /// Bytes that some rank of a candidate needs at least, known without its model.
-    fn memory_bound(&self, _candidate: &Candidate, _cluster: &Cluster) -> f64 {
+    /// Called once with all candidates of a search: what they have in common can be found on all cores.
+    fn prepare(&self, _candidates: &[Candidate]) {}
+
+    /// What the rank that holds the most holds, as [`model`](Self::model) says it; whoever can say it without the model does.
+    fn memory(&self, candidate: &Candidate, cluster: &Cluster) -> Result<DeviceMemory, String> {
+        Ok(self.model(candidate, cluster)?.largest().map(|role| role.memory).unwrap_or_default())
+    }
+
+    /// Seconds that a candidate's step takes at least, known without its model.
+    fn least_seconds(&self, _candidate: &Candidate, _cluster: &Cluster) -> f64 {
         0.0
+    }
+
+    /// How long a step takes, and its parts; `None` if its pipeline has no schedule.
+    fn times(&self, model: &StepModel) -> Option<StepTimes> {
+        model.times().ok()
     }
 
     /// Whether training takes this layout, asked of the few that would be named.

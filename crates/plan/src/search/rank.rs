@@ -2,9 +2,11 @@
 
 use super::LayoutModels;
 use super::candidate::Candidate;
+use super::parallel::in_parallel;
 use crate::cluster::Cluster;
+use crate::compose::lower_bound;
 use crate::simulate::{Conditions, SimulatedStep, simulate_step};
-use crate::step_model::{DeviceMemory, StageModel, StepModel, StepTimes};
+use crate::step_model::{DeviceMemory, StepModel, StepTimes};
 use std::collections::BTreeMap;
 
 /// What a layout must keep to.
@@ -55,148 +57,178 @@ pub struct SearchResult {
     pub timed: usize,
     /// Of those that do not fit, the one that needs the least.
     pub nearest: Option<NearMiss>,
-    /// The fastest that only memory rules out.
-    pub without_memory_limit: Option<Ranked>,
+    /// The fastest that half as much memory again would allow, if it is faster than all that fit.
+    pub with_more_memory: Option<Ranked>,
     /// The fastest that memory allows, if cost or deadline rule it out.
     pub beyond_limits: Option<Ranked>,
     /// Why the job cannot have some layouts, each once.
     pub refusals: Vec<String>,
 }
 
+const SECONDS_PER_HOUR: f64 = 3600.0;
 /// Layouts that are ranked.
 const RANKED_MAX: usize = 10;
 /// Different refusals that are kept.
 const REFUSALS_MAX: usize = 8;
 
+/// How many times the memory that there is, to say what more of it would bring.
+const MORE_MEMORY: f64 = 1.5;
+/// Candidates whose models are made at a time, in the order of their bounds.
+const AT_A_TIME: usize = 32;
+
+/// A candidate with a bound of its time.
+#[derive(Clone, Copy)]
 struct Bounded {
     candidate: Candidate,
-    model: StepModel,
-    bound: f64,
+    seconds: f64,
+}
+
+/// What every part of the search reads.
+struct Search<'a> {
+    models: &'a dyn LayoutModels,
+    cluster: &'a Cluster,
+    limits: &'a Limits,
 }
 
 /// Finds the fastest layouts among all candidates.
 pub fn search(candidates: &[Candidate], models: &dyn LayoutModels, cluster: &Cluster, limits: &Limits) -> SearchResult {
+    let search = Search { models, cluster, limits };
     let mut result = SearchResult { candidates: candidates.len(), ..SearchResult::default() };
-    let memory_limit = limits.memory.unwrap_or(f64::INFINITY).min(cluster.device.memory_bytes);
-    let (mut fitting, mut too_large) = (Vec::new(), Vec::new());
-    let possible = possible(candidates, models, cluster, memory_limit);
-    result.too_large = candidates.len() - possible.len();
-    for made in bounded(&possible, models, cluster) {
-        let made = match made {
-            Ok(made) => made,
-            Err(refusal) => {
-                if result.refusals.len() < REFUSALS_MAX && !result.refusals.contains(&refusal) {
-                    result.refusals.push(refusal);
-                }
-                continue;
-            }
-        };
-        let memory = made.model.largest().map(|role| role.memory).unwrap_or_default();
-        if memory.total() <= memory_limit {
-            fitting.push(made);
-            continue;
-        }
-        result.too_large += 1;
-        if result.nearest.as_ref().is_none_or(|known| memory.total() < known.memory.total()) {
-            result.nearest = Some(NearMiss { candidate: made.candidate, memory });
-        }
-        too_large.push(made);
+    models.prepare(candidates);
+    let (fitting, nearly) = search.by_memory(candidates, &mut result);
+    let mut found = search.fastest(&fitting, RANKED_MAX, f64::INFINITY, &mut result);
+    let count = found.len();
+    if let Some(best) = found.first().map(|best| best.seconds) {
+        // What memory costs is said of layouts alone: neither price nor time limit it.
+        let free = Limits { cost: None, deadline: None, ..*limits };
+        let search = Search { limits: &free, ..search };
+        found.extend(search.fastest(&nearly, 1, best, &mut SearchResult::default()));
     }
-    rank(fitting, models, cluster, limits, &mut result);
-    let best = result.ranked.first().map_or(f64::INFINITY, |best| best.seconds);
-    result.without_memory_limit = fastest_below(too_large, models, cluster, limits, best);
+    let mut played = in_parallel(&found, |ranked| search.played(ranked));
+    let free = played.split_off(count).into_iter().next();
+    played.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
+    result.with_more_memory = free.filter(|free| played.first().is_some_and(|best| free.seconds < best.seconds));
+    result.ranked = played;
     result
 }
 
-/// The candidates that may fit, and those that would with half as much memory again, to say what memory costs; if there are none,
-/// those that come nearest, to say what they need.
-fn possible(candidates: &[Candidate], models: &dyn LayoutModels, cluster: &Cluster, limit: f64) -> Vec<Candidate> {
-    let bound = |candidate: &Candidate| models.memory_bound(candidate, cluster);
-    let mut all: Vec<(f64, Candidate)> = candidates.iter().map(|candidate| (bound(candidate), *candidate)).collect();
-    all.sort_by(|one, other| one.0.total_cmp(&other.0));
-    let fitting = all.partition_point(|(bound, _)| *bound <= LIMIT_SLACK * limit).max(NEAREST_TRIED);
-    all.into_iter().take(fitting).map(|(_, candidate)| candidate).collect()
-}
-
-/// Times the limit that a bound may be.
-const LIMIT_SLACK: f64 = 1.5;
-
-/// Candidates whose memory is counted even if their bound says that they do not fit.
-const NEAREST_TRIED: usize = 64;
-
-/// The models of all candidates, with a bound of their time, made on all cores.
-fn bounded(candidates: &[Candidate], models: &dyn LayoutModels, cluster: &Cluster) -> Vec<Result<Bounded, String>> {
-    let make = |candidate: &Candidate| {
-        let model = models.model(candidate, cluster)?;
-        Ok(Bounded { candidate: *candidate, bound: lower_bound(&model), model })
-    };
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let share = candidates.len().div_ceil(cores).max(1);
-    std::thread::scope(|scope| {
-        let parts: Vec<_> = candidates
-            .chunks(share)
-            .map(|part| scope.spawn(move || part.iter().map(make).collect::<Vec<_>>()))
-            .collect();
-        let join = |part: std::thread::ScopedJoinHandle<'_, Vec<Result<Bounded, String>>>| {
-            part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        parts.into_iter().flat_map(join).collect()
-    })
-}
-
-/// Times candidates in the order of their bounds, until no other can be among the fastest, and plays those event by event.
-fn rank(
-    mut fitting: Vec<Bounded>,
-    models: &dyn LayoutModels,
-    cluster: &Cluster,
-    limits: &Limits,
-    result: &mut SearchResult,
-) {
-    fitting.sort_by(|one, other| one.bound.total_cmp(&other.bound).then(one.candidate.cmp(&other.candidate)));
-    let mut found: Vec<Ranked> = Vec::new();
-    for Bounded { candidate, model, bound } in fitting {
-        let last = if found.len() >= RANKED_MAX { found[RANKED_MAX - 1].seconds } else { f64::INFINITY };
-        if bound >= last {
-            break;
-        }
-        let Some(ranked) = timed(candidate, &model, cluster, limits) else { continue };
-        result.timed += 1;
-        let late = limits.deadline.is_some_and(|deadline| ranked.run_seconds > deadline);
-        let dear = limits.cost.is_some_and(|most| ranked.cost.is_some_and(|cost| cost > most));
-        if late || dear {
-            if result.beyond_limits.as_ref().is_none_or(|known| ranked.seconds < known.seconds) {
-                result.beyond_limits = Some(ranked);
+impl Search<'_> {
+    /// Candidates that fit into memory, and those that half as much again would allow.
+    fn by_memory(&self, candidates: &[Candidate], result: &mut SearchResult) -> (Vec<Candidate>, Vec<Candidate>) {
+        let most = self.limits.memory.unwrap_or(f64::INFINITY).min(self.cluster.device.memory_bytes);
+        let sizes = in_parallel(candidates, |candidate| self.models.memory(candidate, self.cluster));
+        let (mut fitting, mut nearly) = (Vec::new(), Vec::new());
+        for (candidate, memory) in candidates.iter().zip(sizes) {
+            let memory = match memory {
+                Ok(memory) => memory,
+                Err(refusal) => {
+                    note(&mut result.refusals, refusal);
+                    continue;
+                }
+            };
+            if memory.total() <= most {
+                fitting.push(*candidate);
+                continue;
             }
-            continue;
+            result.too_large += 1;
+            if memory.total() <= MORE_MEMORY * most {
+                nearly.push(*candidate);
+            }
+            if result.nearest.as_ref().is_none_or(|known| memory.total() < known.memory.total()) {
+                result.nearest = Some(NearMiss { candidate: *candidate, memory });
+            }
         }
-        insert(&mut found, ranked, models, &mut result.refusals);
+        (fitting, nearly)
     }
-    found.truncate(RANKED_MAX);
-    let model = |ranked: &Ranked| models.model(&ranked.candidate, cluster).ok();
-    let played = |ranked: Ranked| {
-        model(&ranked).and_then(|model| simulated(ranked.candidate, &model, cluster, limits)).unwrap_or(ranked)
-    };
-    result.ranked = found.into_iter().map(played).collect();
-    result.ranked.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
+
+    /// The fastest of these, at most so many that differ in more than their micro-batches, and only those that take less than
+    /// `below`. Candidates are looked at in the order of their bounds, until no other can be among them.
+    fn fastest(&self, candidates: &[Candidate], most: usize, below: f64, result: &mut SearchResult) -> Vec<Ranked> {
+        let least = |candidate: &Candidate| Bounded {
+            candidate: *candidate,
+            seconds: self.models.least_seconds(candidate, self.cluster),
+        };
+        let mut bounded = in_parallel(candidates, least);
+        bounded.sort_by(|one, other| one.seconds.total_cmp(&other.seconds).then(one.candidate.cmp(&other.candidate)));
+        let allowed = candidates.first().map_or(f64::INFINITY, |any| self.allowed_seconds(any.devices()));
+        let mut found: Vec<Ranked> = Vec::new();
+        for part in bounded.chunks(AT_A_TIME) {
+            let last = found.get(most - 1).map_or(below, |last| last.seconds);
+            // Once the fastest beyond the limits is known, nothing beyond them is of interest.
+            let beyond = result.beyond_limits.as_ref().map_or(f64::INFINITY, |beyond| beyond.seconds);
+            let last = last.min(beyond.max(allowed));
+            let part: Vec<Bounded> = part.iter().take_while(|one| one.seconds < last).copied().collect();
+            if part.is_empty() {
+                break;
+            }
+            for ranked in in_parallel(&part, |one| self.timed_below(one.candidate, last)).into_iter().flatten() {
+                result.timed += 1;
+                if self.is_beyond(&ranked) {
+                    let known = result.beyond_limits.as_ref().map_or(f64::INFINITY, |known| known.seconds);
+                    if ranked.seconds < known && self.models.accepts(&ranked.candidate).is_ok() {
+                        result.beyond_limits = Some(ranked);
+                    }
+                } else if ranked.seconds < below {
+                    self.insert(&mut found, ranked, most, &mut result.refusals);
+                }
+            }
+        }
+        found
+    }
+
+    /// What a candidate takes, unless its stages show that it takes so long or longer.
+    fn timed_below(&self, candidate: Candidate, seconds: f64) -> Option<Ranked> {
+        let model = self.models.model(&candidate, self.cluster).ok()?;
+        if lower_bound(&model) >= seconds {
+            return None;
+        }
+        let step = StepParts::from(self.models.times(&model)?);
+        Some(ranked(candidate, &model, self.cluster, self.limits, step))
+    }
+
+    /// Seconds of a step on so many devices that deadline and price allow.
+    fn allowed_seconds(&self, devices: usize) -> f64 {
+        let Limits { cost, deadline, steps, .. } = *self.limits;
+        let price = self.cluster.device.price_per_hour.map_or(0.0, |price| price / SECONDS_PER_HOUR * devices as f64);
+        let affordable = cost.map_or(f64::INFINITY, |cost| cost / price);
+        deadline.unwrap_or(f64::INFINITY).min(affordable) / steps.max(1.0)
+    }
+
+    fn is_beyond(&self, ranked: &Ranked) -> bool {
+        let late = self.limits.deadline.is_some_and(|deadline| ranked.run_seconds > deadline);
+        late || self.limits.cost.is_some_and(|most| ranked.cost.is_some_and(|cost| cost > most))
+    }
+
+    /// Puts a layout where it belongs, if training takes it and none of its kind is faster.
+    fn insert(&self, found: &mut Vec<Ranked>, ranked: Ranked, most: usize, refusals: &mut Vec<String>) {
+        let at = found.partition_point(|known| known.seconds <= ranked.seconds);
+        if at >= most || found[..at].iter().any(|known| alike(&known.candidate, &ranked.candidate)) {
+            return;
+        }
+        if let Err(refusal) = self.models.accepts(&ranked.candidate) {
+            return note(refusals, refusal);
+        }
+        let slower = found[at..].iter().position(|known| alike(&known.candidate, &ranked.candidate));
+        if let Some(slower) = slower {
+            found.remove(at + slower);
+        }
+        found.insert(at, ranked);
+        found.truncate(most);
+    }
+
+    /// The same layout, event by event.
+    fn played(&self, ranked: &Ranked) -> Ranked {
+        let model = self.models.model(&ranked.candidate, self.cluster).ok();
+        let played = model.and_then(|model| simulated(ranked.candidate, &model, self.cluster, self.limits));
+        played.unwrap_or_else(|| ranked.clone())
+    }
 }
 
-/// Puts a layout where it belongs, if training takes it and none of its kind is faster.
-fn insert(found: &mut Vec<Ranked>, ranked: Ranked, models: &dyn LayoutModels, refusals: &mut Vec<String>) {
-    let at = found.partition_point(|known| known.seconds <= ranked.seconds);
-    if at >= RANKED_MAX || found[..at].iter().any(|known| alike(&known.candidate, &ranked.candidate)) {
-        return;
+/// Keeps a refusal, each once.
+fn note(refusals: &mut Vec<String>, refusal: String) {
+    if refusals.len() < REFUSALS_MAX && !refusals.contains(&refusal) {
+        refusals.push(refusal);
     }
-    if let Err(refusal) = models.accepts(&ranked.candidate) {
-        if refusals.len() < REFUSALS_MAX && !refusals.contains(&refusal) {
-            refusals.push(refusal);
-        }
-        return;
-    }
-    let slower = found[at..].iter().position(|known| alike(&known.candidate, &ranked.candidate));
-    if let Some(slower) = slower {
-        found.remove(at + slower);
-    }
-    found.insert(at, ranked);
 }
 
 /// Whether two layouts differ only in their micro-batches and the order of a pipeline's work.
@@ -208,38 +240,6 @@ fn alike(one: &Candidate, other: &Candidate) -> bool {
     parts(one) == parts(other)
 }
 
-/// The fastest of these, if it takes less than so long.
-fn fastest_below(
-    mut list: Vec<Bounded>,
-    models: &dyn LayoutModels,
-    cluster: &Cluster,
-    limits: &Limits,
-    seconds: f64,
-) -> Option<Ranked> {
-    list.sort_by(|one, other| one.bound.total_cmp(&other.bound).then(one.candidate.cmp(&other.candidate)));
-    let mut best: Option<Ranked> = None;
-    for Bounded { candidate, model, bound } in list.into_iter().take(FASTEST_TRIED_MAX) {
-        if bound >= best.as_ref().map_or(seconds, |best| best.seconds) {
-            break;
-        }
-        let Some(ranked) = timed(candidate, &model, cluster, limits) else { continue };
-        if ranked.seconds < best.as_ref().map_or(seconds, |best| best.seconds) && models.accepts(&candidate).is_ok() {
-            best = Some(ranked);
-        }
-    }
-    best
-}
-
-/// Layouts that do not fit and are simulated all the same, to say what memory costs.
-const FASTEST_TRIED_MAX: usize = 32;
-
-/// What a candidate takes, by arithmetic. `None` for a schedule that cannot be run.
-pub fn timed(candidate: Candidate, model: &StepModel, cluster: &Cluster, limits: &Limits) -> Option<Ranked> {
-    let StepTimes { seconds, compute, exposed, bubble, update, straggling, utilisation } = model.times().ok()?;
-    let step = StepParts { seconds, compute: compute + update, exposed, bubble: bubble + straggling, utilisation };
-    Some(ranked(candidate, model, cluster, limits, step))
-}
-
 /// What a candidate takes, as the simulation says. `None` for a schedule that cannot be run.
 pub fn simulated(candidate: Candidate, model: &StepModel, cluster: &Cluster, limits: &Limits) -> Option<Ranked> {
     let SimulatedStep { seconds, compute, exposed, bubble, utilisation, .. } =
@@ -247,6 +247,7 @@ pub fn simulated(candidate: Candidate, model: &StepModel, cluster: &Cluster, lim
     Some(ranked(candidate, model, cluster, limits, StepParts { seconds, compute, exposed, bubble, utilisation }))
 }
 
+/// A step's time and its parts, which add up to it.
 struct StepParts {
     seconds: f64,
     compute: f64,
@@ -255,29 +256,18 @@ struct StepParts {
     utilisation: f64,
 }
 
+impl From<StepTimes> for StepParts {
+    fn from(times: StepTimes) -> Self {
+        let StepTimes { seconds, compute, exposed, bubble, update, straggling, utilisation } = times;
+        Self { seconds, compute: compute + update, exposed, bubble: bubble + straggling, utilisation }
+    }
+}
+
 fn ranked(candidate: Candidate, model: &StepModel, cluster: &Cluster, limits: &Limits, step: StepParts) -> Ranked {
     let StepParts { seconds, compute, exposed, bubble, utilisation } = step;
     let run_seconds = seconds * limits.steps;
     let devices = model.layout.workers() as f64;
-    let cost = cluster.device.price_per_hour.map(|price| run_seconds / 3600.0 * devices * price);
+    let cost = cluster.device.price_per_hour.map(|price| run_seconds / SECONDS_PER_HOUR * devices * price);
     let memory = model.largest().map(|role| role.memory).unwrap_or_default();
     Ranked { candidate, seconds, compute, exposed, bubble, utilisation, memory, cost, run_seconds }
-}
-
-/// Seconds that a step takes at least: some rank waits until the first micro-batch reaches it, does all its work, and then the
-/// last one goes back through the stages before it.
-pub fn lower_bound(model: &StepModel) -> f64 {
-    let split = model.layout.schedule == "zero-bubble";
-    let both_ways = model.layout.schedule == "bidirectional";
-    let forward = |stage: &StageModel| stage.forward.compute.seconds();
-    let whole = |stage: &StageModel| forward(stage) + stage.input.compute.seconds() + stage.weight.compute.seconds();
-    let reach = |stage: &StageModel| forward(stage) + if split { 0.0 } else { stage.input.compute.seconds() };
-    let of_role = |role: &crate::step_model::Role| {
-        let work: f64 = role.stages.iter().filter_map(|at| model.stages.get(*at)).map(whole).sum();
-        let first = role.stages.first().copied().unwrap_or(0);
-        let before: f64 = model.stages.iter().take(if both_ways { 0 } else { first }).map(reach).sum();
-        let share = if both_ways { 0.5 } else { 1.0 };
-        before + work * share * model.layout.micro_batches as f64 + role.update.seconds()
-    };
-    model.roles.iter().map(of_role).fold(0.0, f64::max)
 }

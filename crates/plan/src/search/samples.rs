@@ -39,6 +39,7 @@ impl Line {
 
     fn call(self, (first, second): (&OpCall, &OpCall)) -> Option<OpCall> {
         Some(OpCall {
+            name: first.name,
             body: self.body(&first.body, &second.body)?,
             flops: self.number(first.flops, second.flops),
             reals: self.number(first.reals, second.reals),
@@ -88,6 +89,7 @@ impl Anatomy {
         Some(Anatomy {
             units: units.collect::<Option<_>>()?,
             model_flops: line.number(self.model_flops, other.model_flops),
+            layer_flops: line.number(self.layer_flops, other.layer_flops),
             samples,
             ..self.clone()
         })

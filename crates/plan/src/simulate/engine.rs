@@ -201,41 +201,98 @@ impl<'s> Engine<'s> {
         replica.slowness.get(self.role(unit)).copied().unwrap_or(1.0)
     }
 
-    /// Does a unit's next acts, until one takes time.
+    /// Does a unit's next acts, up to one that others have a part in. What concerns nobody else is done ahead of the clock: the
+    /// unit comes back when the clock has come as far. Spans are kept in the order of the clock, so nothing runs ahead of it then.
     fn advance(&mut self, unit: usize, now: f64) {
         let scenario = self.scenario;
         let acts = &scenario.scripts[self.role(unit)].acts;
         self.units[unit].waiting = Waiting::Nothing;
+        let mut time = now;
         while let Some(act) = acts.get(self.units[unit].at) {
             let at = self.units[unit].at;
-            self.units[unit].at += 1;
-            match *act {
+            let ahead = match *act {
                 Act::Compute { seconds, name } => {
                     let seconds = seconds * self.slowness(unit) * self.noise.factor(unit as u64, at as u64);
                     self.units[unit].times.compute += seconds;
-                    self.keep(Span { unit: unit as u32, lane: None, name, start: now, end: now + seconds, bytes: 0 });
-                    self.schedule(now + seconds, Event::Computed(unit as u32));
-                    return;
+                    self.keep(Span { unit: unit as u32, lane: None, name, start: time, end: time + seconds, bytes: 0 });
+                    Some((time + seconds, 1))
                 }
-                Act::Start { exchange, handle } => self.start(unit, exchange, handle, now),
-                Act::Send { message, exchange } => self.send(unit, exchange, message, now),
-                Act::Wait { handle } => {
-                    let running = self.units[unit].handles[handle as usize];
-                    if running == NEVER || !self.running[running as usize].done {
-                        return self.wait(unit, Waiting::Exchange(running), now);
-                    }
+                Act::Start { exchange, handle } if self.is_undisturbed(unit, exchange, handle, acts.get(at + 1)) => {
+                    let ExchangeCost { lane, latency, transfer, .. } = scenario.exchanges[exchange as usize];
+                    let end = time + latency + transfer;
+                    self.units[unit].times.exposed[lane as usize] += end - time;
+                    Some((end, 2))
                 }
-                Act::Receive { message } => {
-                    let message = self.replica(unit) as u32 * scenario.messages + message;
-                    if !self.arrived[message as usize] {
-                        self.reader[message as usize] = unit as u32;
-                        return self.wait(unit, Waiting::Message(message), now);
-                    }
+                Act::Wait { handle } if self.is_done(unit, handle) => Some((time, 1)),
+                Act::Receive { message } if self.arrived[self.message_of(unit, message)] => Some((time, 1)),
+                _ => None,
+            };
+            if let Some((end, done)) = ahead {
+                (time, self.units[unit].at) = (end, at + done);
+                if !self.keep_spans || time == now {
+                    continue;
                 }
             }
+            if time > now {
+                return self.schedule(time, Event::Computed(unit as u32));
+            }
+            if !self.together(unit, *act, now) {
+                return;
+            }
+            self.units[unit].at += 1;
+        }
+        if time > now {
+            return self.schedule(time, Event::Computed(unit as u32));
         }
         self.wait(unit, Waiting::Done, now);
         self.units[unit].times.end = now;
+    }
+
+    /// An act that others have a part in, at its time. Whether the unit goes on; if not, it has to wait, and goes on behind it.
+    fn together(&mut self, unit: usize, act: Act, now: f64) -> bool {
+        match act {
+            Act::Start { exchange, handle } => self.start(unit, exchange, handle, now),
+            Act::Send { message, exchange } => self.send(unit, exchange, message, now),
+            Act::Wait { handle } => {
+                let running = self.units[unit].handles[handle as usize];
+                self.units[unit].at += 1;
+                self.wait(unit, Waiting::Exchange(running), now);
+                return false;
+            }
+            Act::Receive { message } => {
+                let message = self.message_of(unit, message);
+                self.reader[message] = unit as u32;
+                self.units[unit].at += 1;
+                self.wait(unit, Waiting::Message(message as u32), now);
+                return false;
+            }
+            Act::Compute { .. } => {}
+        }
+        true
+    }
+
+    /// Whether an exchange is waited for at once, has no other members, and meets nothing on the unit's links: only the unit itself
+    /// could start something else there.
+    fn is_undisturbed(&self, unit: usize, exchange: u32, handle: u32, next: Option<&Act>) -> bool {
+        let members = match self.scenario.exchanges[exchange as usize].scope {
+            Scope::Unit => 1,
+            Scope::Replicas => self.scenario.replicas.len(),
+            Scope::Stages => usize::MAX,
+        };
+        let lanes = self.scenario.lanes.len();
+        let waits = matches!(next, Some(Act::Wait { handle: waited }) if *waited == handle);
+        let free = self.lanes[unit * lanes..(unit + 1) * lanes].iter().all(VecDeque::is_empty);
+        waits && members == 1 && free && !self.keep_spans
+    }
+
+    fn is_done(&self, unit: usize, handle: u32) -> bool {
+        let running = self.units[unit].handles[handle as usize];
+        running != NEVER && self.running[running as usize].done
+    }
+
+    /// The number of a message among those of all replicas.
+    fn message_of(&self, unit: usize, message: u32) -> usize {
+        self.replica(unit) * self.scenario.messages as usize + message as usize
     }
 
     fn wait(&mut self, unit: usize, what: Waiting, now: f64) {
@@ -261,7 +318,7 @@ impl<'s> Engine<'s> {
     }
 
     fn send(&mut self, unit: usize, exchange: u32, message: u32, now: f64) {
-        let message = self.replica(unit) as u32 * self.scenario.messages + message;
+        let message = self.message_of(unit, message) as u32;
         let running = self.begin_running(unit, exchange, message);
         self.enqueue(unit, self.scenario.exchanges[exchange as usize].lane, running, now);
     }

@@ -142,6 +142,43 @@ fn lanes_run_in_order_and_links_are_shared() {
     assert_eq!(step_of(&overlapping(1.0, &[("data", 2.0, 0), ("tensor", 1.0, 0)], 0.0)), 1.5 + 2.0 + 1.0);
 }
 
+/// Units that run ahead of the clock where nobody else has a part come to the same times as units that never do.
+#[test]
+fn running_ahead_of_the_clock_changes_no_time() {
+    let same = |scenario: &Scenario| {
+        let options = SimulationOptions { noise: Noise { spread: 0.1, seed: 9 }, step: 0, keep_spans: false };
+        let ahead = simulate(scenario, &options).unwrap();
+        let on_time = simulate(scenario, &SimulationOptions { keep_spans: true, ..options }).unwrap();
+        assert_eq!((ahead.seconds, &ahead.units), (on_time.seconds, &on_time.units));
+        assert!(ahead.events <= on_time.events);
+    };
+    same(&overlapping(1.0, &[("data", 2.0, 0), ("tensor", 1.0, 0), ("data", 0.5, 1)], 0.25));
+    // Every action exchanges something in the middle; the first ranks have something on its way meanwhile, on the same link.
+    let mut scenario = Scenario { replicas: vec![Replica::alike(1); 2], ranks_per_unit: 1, ..Scenario::default() };
+    let (name, tensor, data) = (scenario.name("work"), scenario.lane("tensor"), scenario.lane("data"));
+    let cost = |lane, scope, transfer| ExchangeCost { lane, scope, name, latency: 0.125, transfer, level: 0, bytes: 8 };
+    let own = scenario.exchange(cost(tensor, Scope::Unit, 0.5));
+    let sums = scenario.exchange(cost(data, Scope::Replicas, 3.0));
+    let message = scenario.exchange(cost(data, Scope::Unit, 0.25));
+    let compute = Act::Compute { seconds: 1.0, name };
+    let acts = PipelineActs {
+        acts: &|rank, action| {
+            let begins = rank < 2 && action.kind == ActionKind::Backward && action.micro_batch % 3 == 0;
+            let first = begins.then_some(Act::Start { exchange: sums, handle: 1 });
+            let rest = [compute, Act::Start { exchange: own, handle: 0 }, Act::Wait { handle: 0 }, compute];
+            first.into_iter().chain(rest).collect()
+        },
+        message: &|_| message,
+        after: &|rank| if rank < 2 { vec![Act::Wait { handle: 1 }] } else { Vec::new() },
+    };
+    pipeline_scripts(&mut scenario, &schedule("1f1b", 4, 8, 1), &acts);
+    scenario.levels = 1;
+    for script in &mut scenario.scripts {
+        script.handles = 2;
+    }
+    same(&scenario);
+}
+
 #[test]
 fn one_replica_stands_for_all_that_are_alike() {
     let mut alike = overlapping(1.0, &[("data", 2.0, 0)], 1.0);

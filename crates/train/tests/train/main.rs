@@ -8,6 +8,7 @@ mod files;
 mod generate;
 mod goldens;
 mod ignored;
+mod layouts;
 mod op_goldens;
 mod precision;
 mod reference;

@@ -15,7 +15,7 @@ pub fn value(described: &Described<'_>, found: &SearchResult) -> Value {
         "timed": found.timed,
         "seconds": described.seconds,
         "layouts": found.ranked.iter().map(layout).collect::<Vec<_>>(),
-        "without_memory_limit": found.without_memory_limit.as_ref().map(layout),
+        "with_more_memory": found.with_more_memory.as_ref().map(layout),
     })
 }
 

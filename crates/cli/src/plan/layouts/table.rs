@@ -71,12 +71,12 @@ fn print_best(described: &Described<'_>, found: &SearchResult, best: &Ranked) {
     if let Some(second) = found.ranked.get(1) {
         println!("  runner-up         {}: {}", second.candidate, why_slower(best, second));
     }
-    if let Some(free) = &found.without_memory_limit {
+    if let Some(more) = &found.with_more_memory {
         println!(
-            "  without a limit   {} of memory would allow {} per step: {}",
-            format_bytes(free.memory.total() as u64),
-            duration(free.seconds),
-            free.candidate
+            "  more memory       {} of memory would allow {} per step: {}",
+            format_bytes(more.memory.total() as u64),
+            duration(more.seconds),
+            more.candidate
         );
     }
     if found.candidates > 1 {

@@ -8,15 +8,18 @@ use kolo_plan::search::changes::changes;
 use kolo_plan::search::rank::simulated;
 use kolo_plan::search::{Candidate, LayoutModels};
 use kolo_plan::step_model::{Compute, Pass, StepModel};
+use kolo_plan::{Bound, OpKindCost};
 use std::collections::BTreeMap;
 
-/// Changes that are named.
+/// Changes, and kinds of ops, that are named.
 const CHANGES_SHOWN: usize = 3;
+const KINDS_SHOWN: usize = 10;
 
 pub fn print(described: &Described<'_>, now: &Candidate) -> Result<(), Failure> {
     let model =
         described.models.model(now, &described.cluster).map_err(|why| Failure::usage(why, "change the layout"))?;
-    print_roofline(described, &model);
+    print_kinds(described, now, &model);
+    print_passes(&model);
     let space = described.models.space(described.devices);
     let list = changes(now, &space, &described.models, &described.cluster);
     println!("changes that would help most");
@@ -37,16 +40,53 @@ pub fn print(described: &Described<'_>, now: &Candidate) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Seconds of a micro-batch on the busiest place of the pipeline, by pass and by what binds them.
-fn print_roofline(described: &Described<'_>, model: &StepModel) {
+/// Kinds of ops with what binds each, on the mean rank: the roofline.
+fn print_kinds(described: &Described<'_>, now: &Candidate, model: &StepModel) {
     let device = &described.cluster.device;
-    let ridge = device.peak(model.layout.precision) / device.bandwidth;
+    let peak = device.peak(model.layout.precision);
     println!(
-        "roofline of {}: {:.1} TFLOP/s, {:.0} GB/s; below {ridge:.0} FLOP per byte memory binds",
+        "roofline of {}: {:.1} TFLOP/s, {:.0} GB/s; below {:.0} FLOP per byte memory binds",
         device.name,
-        device.peak(model.layout.precision) / 1e12,
-        device.bandwidth / 1e9
+        peak / 1e12,
+        device.bandwidth / 1e9,
+        peak / device.bandwidth
     );
+    let kinds = described.models.op_kinds(now, model, &described.cluster);
+    let total: f64 = kinds.iter().map(OpKindCost::seconds).sum();
+    println!("  op                          per step    share    bound by    FLOP/byte  of the peak");
+    for kind in kinds.iter().take(KINDS_SHOWN) {
+        let number = |value: f64, unit: &str| match value.is_finite() && value > 0.0 {
+            true => format!("{value:.1}{unit}"),
+            false => "-".into(),
+        };
+        println!(
+            "  {:<27} {:<11} {:<8} {:<11} {:<10} {}",
+            kind.name,
+            duration(kind.seconds()),
+            format!("{:.1} %", 100.0 * kind.seconds() / total),
+            kind.bound().name(),
+            number(kind.compute.flops / kind.bytes, ""),
+            number(100.0 * kind.compute.flops / kind.seconds() / peak, " %")
+        );
+    }
+    if kinds.len() > KINDS_SHOWN {
+        let rest: f64 = kinds[KINDS_SHOWN..].iter().map(OpKindCost::seconds).sum();
+        println!(
+            "  {:<27} {:<11} {:.1} %",
+            format!("{} others", kinds.len() - KINDS_SHOWN),
+            duration(rest),
+            100.0 * rest / total
+        );
+    }
+    let share = |bound: Bound| -> f64 {
+        kinds.iter().filter(|kind| kind.bound() == bound).map(OpKindCost::seconds).sum::<f64>() / total
+    };
+    let shares = Bound::ALL.map(|bound| format!("{} {:.1} %", bound.name(), 100.0 * share(bound)));
+    println!("  time of ops by what binds them: {}", shares.join(", "));
+}
+
+/// Passes by what binds them, on the mean rank.
+fn print_passes(model: &StepModel) {
     println!("                    arithmetic  memory      overhead    network     per step");
     let times = model.layout.micro_batches as f64;
     let rows: [(&str, fn(&kolo_plan::step_model::StageModel) -> &Pass); 3] = [

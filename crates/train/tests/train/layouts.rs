@@ -1,0 +1,79 @@
+//! The search of layouts on real jobs: what it finds without looking at everything is what looking at everything finds.
+
+use crate::job;
+use kolo_plan::cluster::Cluster;
+use kolo_plan::device::DeviceTable;
+use kolo_plan::search::{Candidate, LayoutModels, Limits, search};
+use kolo_plan::step_model::StepModel;
+use kolo_train::layout_models::JobModels;
+use std::collections::BTreeMap;
+
+fn cluster(device: &str) -> Cluster {
+    let text = format!(
+        "device = \"{device}\"\n[[level]]\ncount = 4\nlink = \"nvlink4\"\n[[level]]\ncount = 4\nlink = \"infiniband-ndr\"\n[system]\nprecision = \"bf16\"\n"
+    );
+    let root = kolo_config::parse(&text, "cluster.toml").unwrap();
+    Cluster::read(&root, &DeviceTable::built_in().unwrap()).unwrap()
+}
+
+const GPT: &str = "[model]\nkind = \"gpt\"\nlayers = 6\nwidth = 512\nheads = 8\ncontext = 256\nvocab = 2048\n\
+    [data]\nsource = \"synthetic:tokens\"\nbatch = 16\ngrains = 4\n[train]\nsteps = 1\noptimizer = { kind = \"adamw\" }\n";
+
+/// The fastest time of each kind of layout, ascending, over every candidate that fits; bounds and memory are checked on the way.
+fn exhaustive(candidates: &[Candidate], models: &JobModels<'_>, cluster: &Cluster, most: f64) -> Vec<f64> {
+    let mut best: BTreeMap<Candidate, f64> = BTreeMap::new();
+    for one in candidates {
+        let Ok(model) = models.model(one, cluster) else {
+            assert!(models.memory(one, cluster).is_err(), "{one}");
+            continue;
+        };
+        let memory = model.largest().unwrap().memory;
+        assert_eq!(models.memory(one, cluster).unwrap(), memory, "{one}");
+        let seconds = model.times().unwrap().seconds;
+        let almost = seconds * (1.0 + 1e-9);
+        let bounds = [models.least_seconds(one, cluster), kolo_plan::lower_bound(&model)];
+        assert!(bounds.iter().all(|bound| *bound <= almost), "{one}: {bounds:?} {seconds}");
+        if memory.total() <= most && models.accepts(one).is_ok() {
+            let kind = Candidate { micro_batches: 0, schedule: "", chunks: 0, ..*one };
+            let known = best.entry(kind).or_insert(seconds);
+            *known = known.min(seconds);
+        }
+    }
+    let mut times: Vec<f64> = best.into_values().collect();
+    times.sort_by(f64::total_cmp);
+    times
+}
+
+#[test]
+fn the_search_finds_what_timing_every_layout_finds() {
+    let (job, cluster) = (job(GPT), cluster("h100-80"));
+    let models = JobModels::new(&job, &cluster).unwrap();
+    let candidates = models.space(16).candidates();
+    // Enough for some layouts, and too little for others.
+    for most in [f64::INFINITY, 200e6] {
+        let limits = Limits { steps: 1.0, memory: Some(most), ..Limits::default() };
+        let found = search(&candidates, &models, &cluster, &limits);
+        let seconds = |model: StepModel| model.times().unwrap().seconds;
+        let mut times: Vec<f64> =
+            found.ranked.iter().map(|one| seconds(models.model(&one.candidate, &cluster).unwrap())).collect();
+        times.sort_by(f64::total_cmp);
+        let all = exhaustive(&candidates, &models, &cluster, most);
+        assert_eq!(times, all[..times.len()], "at most {most} bytes");
+        assert_eq!(times.len(), all.len().min(10));
+        assert!(found.timed < candidates.len() / 2, "{} of {} were timed", found.timed, candidates.len());
+    }
+}
+
+/// A job is planned in what it, or the system, computes in, whatever its strategies are.
+#[test]
+fn the_precision_of_a_plan_is_the_jobs() {
+    let text = format!("{GPT}precision = \"bf16\"\n[parallel]\nzero = 3\ntensor = 2\nslices = 2\n");
+    let (job, mut cluster) = (job(&text), cluster("h100-80"));
+    for precision in [None, Some(kolo_plan::device::Precision::F16)] {
+        cluster.system.precision = precision;
+        let models = JobModels::new(&job, &cluster).unwrap();
+        let own = models.own(8).unwrap();
+        let wanted = precision.unwrap_or(kolo_plan::device::Precision::Bf16);
+        assert_eq!(models.model(&own, &cluster).unwrap().layout.precision, wanted);
+    }
+}
