@@ -186,6 +186,7 @@ impl Device for CpuDevice {
             activations: self.lanes.iter().map(Lane::resident_bytes).sum(),
             gradients: sums.iter().map(Lane::resident_sums).sum(),
             scratch: self.step.resident_bytes() + self.step_batch.resident_bytes() + scratch,
+            staging: 0,
         })
     }
 
