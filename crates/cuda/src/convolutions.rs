@@ -4,6 +4,7 @@
 //! library's choice by sizes, types and its own version; nothing is timed. So the same convolution has the same bits in every run and
 //! on every rank.
 
+use crate::description::Description;
 use crate::driver::{DevicePointer, Handle};
 use crate::error::CudaError;
 use crate::gpu::Gpu;
@@ -147,20 +148,6 @@ fn check(gpu: &Gpu, call: &'static str, code: c_int) -> Result<(), CudaError> {
     };
     let hint = "if it happens again, look at `nvidia-smi`, and report it with `kolo devices`";
     Err(CudaError::Call { call, device: gpu.info.name.clone(), code, text: text.into(), hint })
-}
-
-/// Something that was described to the library.
-#[derive(Debug)]
-struct Description {
-    handle: Handle,
-    destroy: unsafe extern "C" fn(Handle) -> c_int,
-}
-
-impl Drop for Description {
-    fn drop(&mut self) {
-        // SAFETY: made by the library's function for it, and destroyed once.
-        unsafe { (self.destroy)(self.handle) };
-    }
 }
 
 /// The three tensors and how they belong together.

@@ -9,6 +9,7 @@ mod captured;
 mod commands;
 mod convolutions;
 mod coverage;
+mod description;
 mod device;
 mod driver;
 mod error;

@@ -4,6 +4,7 @@
 //! strides, alignment and workspace. So the same product has the same bits in every run and on every rank. Algorithms that add
 //! parts of a sum in an order of their own are ruled out.
 
+use crate::description::Description;
 use crate::driver::{DevicePointer, Handle};
 use crate::error::CudaError;
 use crate::gpu::Gpu;
@@ -126,20 +127,6 @@ fn check(gpu: &Gpu, call: &'static str, code: c_int) -> Result<(), CudaError> {
     };
     let hint = "if it happens again, look at `nvidia-smi`, and report it with `kolo devices`";
     Err(CudaError::Call { call, device: gpu.info.name.clone(), code, text: text.into(), hint })
-}
-
-/// Describes things to the library, and gives them back.
-#[derive(Debug)]
-struct Description {
-    handle: Handle,
-    destroy: unsafe extern "C" fn(Handle) -> c_int,
-}
-
-impl Drop for Description {
-    fn drop(&mut self) {
-        // SAFETY: made by the library's function for it, and destroyed once.
-        unsafe { (self.destroy)(self.handle) };
-    }
 }
 
 /// A product with its operands resolved and its algorithm chosen.
