@@ -33,8 +33,12 @@ pub fn markdown() -> String {
     for kind in crate::registry() {
         let _ = write!(page, "\n## `{}`\n\n{}\n\n", kind.name, sentence(kind.doc));
         let cases = (kind.cases)();
-        let richest =
-            cases.iter().max_by_key(|case| (case.op.operands().inputs.len(), std::cmp::Reverse(case.args.len())));
+        let richest = cases.iter().max_by_key(|case| {
+            let inputs = case.op.operands().inputs;
+            // A part of an op may have fewer rules than the whole.
+            let rules = inputs.iter().filter(|input| input.gradient == Gradient::Rule).count();
+            (inputs.len(), rules, std::cmp::Reverse(case.args.len()))
+        });
         let operands = richest.map_or_else(|| Operands::new([], &["value"]), |case| case.op.operands());
         let _ = writeln!(page, "- inputs: {}", or_none(operands.inputs.iter().map(input).collect()));
         let _ = writeln!(page, "- outputs: {}", or_none(operands.outputs.iter().map(output).collect()));
