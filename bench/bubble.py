@@ -141,7 +141,7 @@ def run(arguments, schedule, micro_batches):
         folder = Path(name)
         sizes = {"width": arguments.width, "batch": 2 * micro_batches, "grains": micro_batches, "steps": arguments.steps}
         (folder / "job.toml").write_text(JOB.format(**sizes))
-        command = [arguments.binary, "train", "job.toml", "--quiet", "--threads", "1", "-n", str(arguments.ranks)]
+        command = [arguments.binary, "train", "job.toml", "--quiet", "--device", "cpu", "--threads", "1", "-n", str(arguments.ranks)]
         command += ["--set", f"parallel.pipeline={arguments.ranks}", "--set", f"parallel.schedule={schedule}"]
         stages = [f"h.{8 * stage // arguments.ranks}" for stage in range(1, arguments.ranks)]
         command += ["--set", f"parallel.stages={json.dumps(stages)}", "--trace", "trace.json"]

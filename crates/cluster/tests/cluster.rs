@@ -74,14 +74,23 @@ const TESTS: &[(&str, fn())] = &[
     ("under_slurm", slurm::under_slurm),
 ];
 
+/// Seconds of processes that were stopped and go on: they run beside the others.
+const WAITS: &[&str] =
+    &["a_suspended_launcher", "all_are_suspended", "hosts_are_suspended", "a_suspended_launcher_of_hosts"];
+
 fn run_tests(filter: &str) {
     let chosen: Vec<_> = TESTS.iter().filter(|(name, _)| name.contains(filter)).collect();
     println!("running {} tests", chosen.len());
-    for (name, test) in &chosen {
+    let run = |(name, test): &(&str, fn())| {
         let start = Instant::now();
         test();
         println!("test {name} ... ok ({} ms)", start.elapsed().as_millis());
-    }
+    };
+    let (long, others): (Vec<_>, Vec<_>) = chosen.iter().partition(|(name, _)| WAITS.contains(name));
+    std::thread::scope(|scope| {
+        long.into_iter().for_each(|test| _ = scope.spawn(|| run(test)));
+        others.into_iter().for_each(|test| run(test));
+    });
     println!("test result: ok. {} passed", chosen.len());
 }
 

@@ -146,6 +146,3 @@ impl Real for Symbol {
         Symbol(apply(Function::Over, [self.0, by.0]))
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -9,6 +9,8 @@ use kolo_ops::product_part::absorb_slices;
 use std::path::Path;
 
 mod grammar;
+/// What needs every op. Here, because a library's own test binary would have all kernels compiled a second time for them.
+mod whole;
 
 fn apply(name: &str, graph: Graph) -> Graph {
     match name {

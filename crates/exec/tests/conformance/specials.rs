@@ -7,7 +7,7 @@ use kolo_graph::op::{Case, Dense};
 /// FLOPs of a case in which every input is spoilt on its own.
 const EACH_FLOPS_MAX: u64 = 30_000;
 /// FLOPs of a case that gets one special number at a time; the definition of a larger one is slow.
-const ONE_FLOPS_MAX: u64 = 3_000_000;
+const ONE_FLOPS_MAX: u64 = 300_000;
 /// Elements between the special numbers of a large case: few enough results are spoilt that the rest says something.
 const SPARSE: usize = 997;
 

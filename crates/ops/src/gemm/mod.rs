@@ -339,6 +339,3 @@ fn both_along<A: Operand, B: Operand>(a: &A, b: &Right<'_, B>) -> bool {
 
 /// Multiply-adds below which a second thread costs more than it saves.
 const WORK_PER_TASK: usize = 1 << 18;
-
-#[cfg(test)]
-mod tests;

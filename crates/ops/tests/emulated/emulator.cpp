@@ -79,7 +79,9 @@ static void run_block() {
     }
 }
 
-void run(const unsigned *grid, const unsigned *block, Body given, void *data) {
+void run(const Shape &shape, Body given, void *data) {
+    const unsigned *grid = shape.grid, *block = shape.block;
+    if (shape.dynamic_bytes > sizeof(dynamic_memory)) std::abort();
     if (!stacks) stacks = static_cast<unsigned char *>(aligned_alloc(64, THREADS_MAX * STACK_BYTES));
     grid_size = {grid[0], grid[1], grid[2]};
     block_size = {block[0], block[1], block[2]};
@@ -90,7 +92,7 @@ void run(const unsigned *grid, const unsigned *block, Body given, void *data) {
         for (unsigned y = 0; y < grid[1]; y++)
             for (unsigned x = 0; x < grid[0]; x++) {
                 block_index = {x, y, z};
-                std::memset(dynamic_memory, 0xff, sizeof(dynamic_memory));
+                std::memset(dynamic_memory, 0xff, shape.dynamic_bytes);
                 run_block();
             }
 }

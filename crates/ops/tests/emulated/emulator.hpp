@@ -55,7 +55,9 @@ extern unsigned char dynamic_memory[256 * 1024];
 void give_way();
 void arrive(Barrier &barrier);
 using Body = void (*)(void *);
-void run(const unsigned *grid, const unsigned *block, Body body, void *data);
+// What a launch is given beside the kernel's arguments.
+struct Shape { const unsigned *grid, *block; unsigned long dynamic_bytes; };
+void run(const Shape &shape, Body body, void *data);
 
 inline int linear() { return current; }
 inline Warp &warp() { return warps[current / WARP_SIZE]; }
@@ -80,13 +82,13 @@ template <typename T, typename F> inline auto exchange(T value, F pick) {
 template <typename... A, size_t... I> void call(void (*kernel)(A...), void **args, std::index_sequence<I...>) {
     kernel(*reinterpret_cast<std::remove_reference_t<A> *>(args[I])...);
 }
-template <typename... A> void launch(void (*kernel)(A...), unsigned long count, void **args, const unsigned *grid, const unsigned *block) {
+template <typename... A> void launch(void (*kernel)(A...), unsigned long count, void **args, const Shape &shape) {
     if (count != sizeof...(A)) {
         std::fprintf(stderr, "a kernel takes %zu arguments, not %lu\n", sizeof...(A), count);
         std::abort();
     }
     struct Data { void (*kernel)(A...); void **args; } data{kernel, args};
-    run(grid, block, [](void *given) {
+    run(shape, [](void *given) {
         auto *data = static_cast<Data *>(given);
         call(data->kernel, data->args, std::index_sequence_for<A...>{});
     }, &data);

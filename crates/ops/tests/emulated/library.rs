@@ -7,8 +7,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A kernel's entry: the number of arguments, their addresses, the grid and the block.
-type Entry = unsafe extern "C" fn(u64, *mut *mut c_void, *const u32, *const u32);
+/// A kernel's entry: the number of arguments, their addresses, and the shape of the launch.
+type Entry = unsafe extern "C" fn(u64, *mut *mut c_void, *const Shape);
+
+/// The emulator's `Shape`.
+#[repr(C)]
+struct Shape {
+    grid: *const u32,
+    block: *const u32,
+    dynamic_bytes: u64,
+}
 
 /// Files that the compiler takes side by side.
 const FILES: usize = 2;
@@ -88,8 +96,8 @@ impl Library {
             file.push_str(&format!("namespace source_{number} {{\n{}}}\n", for_cpu(text)));
             for name in names {
                 file.push_str(&format!(
-                    "extern \"C\" void run_{number}_{name}(unsigned long count, void **args, const unsigned *grid, const \
-                     unsigned *block) {{ emulator::launch(source_{number}::{name}, count, args, grid, block); }}\n"
+                    "extern \"C\" void run_{number}_{name}(unsigned long count, void **args, const \
+                     emulator::Shape *shape) {{ emulator::launch(source_{number}::{name}, count, args, *shape); }}\n"
                 ));
             }
         }
@@ -137,7 +145,12 @@ impl Library {
         assert!(!symbol.is_null(), "no kernel {}", launch.function);
         // SAFETY: the symbol is a function of this type, made above.
         let entry: Entry = unsafe { std::mem::transmute(symbol) };
+        let shape = Shape {
+            grid: launch.grid.as_ptr(),
+            block: launch.block.as_ptr(),
+            dynamic_bytes: launch.shared_bytes as u64,
+        };
         // SAFETY: it checks the number of arguments; their sizes are the kernel's, which is what this test is about.
-        unsafe { entry(args.len() as u64, args.as_mut_ptr(), launch.grid.as_ptr(), launch.block.as_ptr()) }
+        unsafe { entry(args.len() as u64, args.as_mut_ptr(), &shape) }
     }
 }

@@ -176,7 +176,7 @@ mod tests {
     fn top_p_looks_as_far_as_it_must() {
         let logits = vec![0.0; 3000];
         let mut sampler = Sampler::new(&sampling(1.0, None, Some(0.5))).unwrap();
-        let chosen: Vec<u32> = (0..20_000).map(|number| sampler.choose(&logits, number).unwrap()).collect();
+        let chosen: Vec<u32> = (0..500).map(|number| sampler.choose(&logits, number).unwrap()).collect();
         // Of equals the first are the likeliest.
         assert!(chosen.iter().all(|token| *token <= 1500) && chosen.iter().any(|token| *token > 1400));
     }

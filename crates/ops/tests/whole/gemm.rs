@@ -1,4 +1,9 @@
-use super::*;
+//! Products against sums in the order that the kernels promise.
+
+use kolo_graph::Team;
+use kolo_ops::gemm::*;
+use kolo_ops::tiles::Address;
+use std::ops::Range;
 
 fn numbers(count: usize, salt: u32) -> Vec<f32> {
     (0..count as u32).map(|at| ((at.wrapping_mul(2_654_435_761) ^ salt) >> 16) as f32 / 65536.0 - 0.5).collect()
@@ -176,9 +181,9 @@ fn a_part_of_the_terms_has_the_bits_of_its_copy() {
 /// A product of halves has the bits of the f32 product of the same numbers, rounded once, whichever way they lie.
 #[test]
 fn halves_are_multiplied_as_f32_is() {
-    use crate::halves::{is_half, round, widen};
     use kolo_graph::cpu::Buffer;
     use kolo_graph::{DType, Type};
+    use kolo_ops::halves::{is_half, round, widen};
     let half = |dtype: DType, values: &[f32]| {
         let mut bits = vec![0u16; values.len()];
         round(dtype, values, &mut bits);

@@ -1,8 +1,9 @@
 //! Every formula of the registry: printed, evaluated in f64 against the op's definition, and compiled as C.
 
-use super::*;
+use kolo_graph::formula::{Formula, Function, Term};
 use kolo_graph::op::{Case, Domain};
 use kolo_graph::{DType, Dense, Op, Type, checked_types};
+use kolo_ops::real::Real;
 use std::process::Command;
 
 /// The formula's results in f64; a mask is 0 or 1.
@@ -113,11 +114,11 @@ fn points(op: &dyn Op, formula: &Formula, arguments: &[Dense], types: &[Type]) -
 /// Every small case of every elementwise op: its name as a C function, itself and its formula.
 fn elementwise_cases() -> Vec<(String, Case, Formula)> {
     let mut all = Vec::new();
-    for kind in crate::registry() {
+    for kind in kolo_ops::registry() {
         for (number, case) in (kind.cases)().into_iter().enumerate() {
             // A cast is how a value is stored, which devices do by themselves.
-            let stores = case.op.is::<crate::cast::Cast>();
-            let tiled = crate::cpu_of(&*case.op).and_then(|op| op.tile_kernel()).filter(|_| !stores);
+            let stores = case.op.is::<kolo_ops::cast::Cast>();
+            let tiled = kolo_ops::cpu_of(&*case.op).and_then(|op| op.tile_kernel()).filter(|_| !stores);
             assert!(tiled.is_none() || case.op.formula().is_some(), "{} has a tile kernel and no formula", kind.name);
             let small = case.args.iter().all(|arg| arg.ty.elements() <= 200);
             if let Some(formula) = case.op.formula().filter(|_| small) {
@@ -157,7 +158,7 @@ fn c_function(name: &str, case: &Case, formula: &Formula) -> String {
 
 #[test]
 fn a_formula_is_printed_as_a_function_of_c() {
-    let huber = crate::elementwise::Huber { delta: 0.5 };
+    let huber = kolo_ops::elementwise::Huber { delta: 0.5 };
     assert_eq!(
         huber.formula().unwrap().to_c("__device__ static inline", "huber", &[DType::F32]),
         "__device__ static inline float huber(float x, float delta) {
@@ -173,7 +174,7 @@ fn a_formula_is_printed_as_a_function_of_c() {
 }
 "
     );
-    let select = crate::compare::Select {}.formula().unwrap();
+    let select = kolo_ops::compare::Select {}.formula().unwrap();
     assert_eq!(
         select.to_c("static", "choose", &[DType::Bool, DType::I32, DType::I32]),
         "static int choose(unsigned char condition, int a, int b) {
