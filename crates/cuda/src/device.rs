@@ -7,7 +7,7 @@ use crate::captured::Recordings;
 use crate::commands::{Command, LaunchCall, Operands};
 use crate::driver::DevicePointer;
 use crate::error::CudaError;
-use crate::executor::{Cuda, scratch_bytes};
+use crate::executor::{Cuda, has_own_scratch, scratch_bytes};
 use crate::gpu::{Event, Gpu};
 use crate::host_part::{Held, HostPart};
 use crate::host_places::HostPlaces;
@@ -23,7 +23,7 @@ use kolo_exec::schedule::{Act, Item, Schedule};
 use kolo_exec::store::Mirrored;
 use kolo_exec::{Device, ExchangeError, Memory, Program, Store};
 use kolo_graph::cpu::Buffer;
-use kolo_graph::cuda::{CudaCalls, CudaSource, CudaTarget, Launch};
+use kolo_graph::cuda::{CudaCalls, CudaSource, CudaTarget, Launch, SCRATCH_ALIGNMENT};
 use kolo_graph::{DType, NodeId, Phase, ValueId};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -413,6 +413,17 @@ impl Resolver<'_> {
         self.arenas.address(self.program, self.store, id, lane).ok_or_else(missing)
     }
 
+    /// Where a node finds so many bytes of scratch.
+    fn scratch(&self, id: NodeId, bytes: usize, lane: usize) -> Result<DevicePointer, CudaError> {
+        let layout = &self.program.layout;
+        match layout.scratch.get(&id) {
+            Some(own) if has_own_scratch(layout, id, bytes) => {
+                Ok(self.arenas.placed(&own.place, lane)?.next_multiple_of(SCRATCH_ALIGNMENT as DevicePointer))
+            }
+            _ => Ok(self.arenas.scratch.at(0)),
+        }
+    }
+
     fn phase(&self, items: &[Item], calls: &[Option<CudaCalls>], lane: usize) -> Result<Vec<Work>, CudaError> {
         items.iter().zip(calls).map(|(item, calls)| self.work(item, calls.as_ref(), lane)).collect()
     }
@@ -436,7 +447,7 @@ impl Resolver<'_> {
         let operands = Operands {
             inputs: addresses(&self.lowering.inputs(item.node))?,
             outputs: addresses(&node.outputs)?,
-            scratch: self.arenas.scratch.at(0),
+            scratch: self.scratch(item.node, calls.scratch_bytes, lane)?,
         };
         let mut commands = Vec::with_capacity(calls.calls.len());
         for call in &calls.calls {

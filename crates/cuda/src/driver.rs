@@ -55,6 +55,7 @@ functions! {
     event_destroy = "cuEventDestroy_v2" (Handle);
     event_record = "cuEventRecord" (Handle, Handle);
     event_synchronize = "cuEventSynchronize" (Handle);
+    event_elapsed = "cuEventElapsedTime" (*mut f32, Handle, Handle);
     module_load = "cuModuleLoadData" (*mut Handle, *const c_void);
     module_function = "cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
     function_attribute = "cuFuncSetAttribute" (Handle, c_int, c_int);
@@ -75,6 +76,7 @@ pub(crate) mod attribute {
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 pub(crate) const DYNAMIC_SHARED_BYTES: i32 = 8;
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
+pub(crate) const EVENT_TIMED: c_uint = 0;
 pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
 /// Other threads may go on to call what a capture could not hold.
 pub(crate) const CAPTURE_THREAD_LOCAL: c_uint = 1;

@@ -11,7 +11,7 @@ use crate::places::sum_levels;
 use kolo_exec::executor::CompileError;
 use kolo_exec::schedule::Schedule;
 use kolo_exec::{Device, Executor, Memory, Monitor, Offload, Options, Program, SessionBytes, Store};
-use kolo_graph::cuda::{CudaCalls, CudaTarget};
+use kolo_graph::cuda::{CudaCalls, CudaTarget, SCRATCH_ALIGNMENT};
 use kolo_graph::layout::{self, Layout};
 use kolo_graph::{Graph, NodeId};
 use std::sync::Arc;
@@ -37,10 +37,18 @@ impl Cuda {
     }
 }
 
-/// Scratch that any of these nodes wants.
+/// Whether a node whose calls want so much scratch has it among the values of its phase.
+pub(crate) fn has_own_scratch(layout: &Layout, id: NodeId, bytes: usize) -> bool {
+    layout.scratch.get(&id).is_some_and(|own| bytes + SCRATCH_ALIGNMENT <= own.bytes)
+}
+
+/// Scratch that any of the nodes wants that have none of their own.
 pub(crate) fn scratch_bytes(lowering: &Lowering<'_>, layout: &Layout) -> usize {
     let all = [&layout.before, &layout.grain, &layout.after].into_iter().flatten();
-    let need = |id: &NodeId| lowering.calls(*id).map_or(0, |calls| calls.scratch_bytes);
+    let need = |id: &NodeId| {
+        let bytes = lowering.calls(*id).map_or(0, |calls| calls.scratch_bytes);
+        if has_own_scratch(layout, *id, bytes) { 0 } else { bytes }
+    };
     all.map(need).max().unwrap_or(0)
 }
 
@@ -55,7 +63,7 @@ impl Executor for Cuda {
     }
 
     fn layout(&self, graph: &Graph, options: Options) -> Layout {
-        layout::plan(graph, options.grains, options.lanes, &CudaAbilities { offload: self.offload })
+        layout::plan(graph, options.grains, options.lanes, &CudaAbilities::new(graph, &self.target(), self.offload))
     }
 
     fn bytes(&self, graph: &Graph, layout: &Layout, options: Options) -> SessionBytes {

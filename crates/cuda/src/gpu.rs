@@ -9,7 +9,7 @@ use kolo_base::lock;
 use kolo_graph::cuda::CudaTarget;
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_int, c_uint};
 use std::sync::{Arc, Mutex};
 
 /// Bytes of a device's name, as the driver writes it.
@@ -222,11 +222,30 @@ unsafe impl Sync for Event {}
 
 impl Event {
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
+        Self::of_kind(gpu, driver::EVENT_DISABLE_TIMING)
+    }
+
+    /// One that knows its time.
+    pub fn timed(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
+        Self::of_kind(gpu, driver::EVENT_TIMED)
+    }
+
+    fn of_kind(gpu: &Arc<Gpu>, flags: c_uint) -> Result<Self, CudaError> {
         gpu.enter()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the place of a handle.
-        gpu.check("cuEventCreate", unsafe { (gpu.driver.event_create)(&mut handle, driver::EVENT_DISABLE_TIMING) })?;
+        gpu.check("cuEventCreate", unsafe { (gpu.driver.event_create)(&mut handle, flags) })?;
         Ok(Self { handle, gpu: Arc::clone(gpu) })
+    }
+
+    /// Milliseconds from another event to this one, both of which know their time and have happened.
+    pub fn ms_since(&self, before: &Event) -> Result<f32, CudaError> {
+        self.gpu.enter()?;
+        let mut ms = 0.0;
+        // SAFETY: the place of a number, and events of this context.
+        let code = unsafe { (self.gpu.driver.event_elapsed)(&mut ms, before.handle, self.handle) };
+        self.gpu.check("cuEventElapsedTime", code)?;
+        Ok(ms)
     }
 
     /// Now, in the order of the compute stream.

@@ -1,7 +1,7 @@
-//! Machine code of kernels, kept on disk from one run to the next.
+//! Machine code of kernels and the algorithms of products, kept on disk from one run to the next.
 //!
-//! A file is named by the hash of everything that the code depends on, and begins with a hash of the code itself: one that is
-//! damaged is compiled again. Files appear whole (written aside, then renamed), so processes may share the folder. When it
+//! A file is named by the hash of everything that its content depends on, and begins with a hash of the content itself: one that is
+//! damaged is made again. Files appear whole (written aside, then renamed), so processes may share the folder. When it
 //! grows too large, the files that were used longest ago go. Whatever fails here costs time, never a run.
 
 use std::fs;
@@ -16,26 +16,45 @@ const CACHE_BYTES_MAX: u64 = 512 << 20;
 const FILE_BYTES_MAX: u64 = 64 << 20;
 const HASH_BYTES: usize = 32;
 
+/// What files hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CacheKind {
+    /// Machine code.
+    Kernel,
+    /// Which algorithm of cuBLASLt is the fastest.
+    Algorithm,
+}
+
+impl CacheKind {
+    fn ending(self) -> &'static str {
+        match self {
+            CacheKind::Kernel => "cubin",
+            CacheKind::Algorithm => "algorithm",
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct KernelCache {
     folder: PathBuf,
+    kind: CacheKind,
 }
 
 impl KernelCache {
     /// The user's: `$XDG_CACHE_HOME/kolo/cuda`, or below `$HOME/.cache`.
-    pub fn of_user() -> Option<Self> {
+    pub fn of_user(kind: CacheKind) -> Option<Self> {
         let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let base = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
-        Self::at(&base.join("kolo").join("cuda"))
+        Self::at(&base.join("kolo").join("cuda"), kind)
     }
 
-    pub fn at(folder: &Path) -> Option<Self> {
+    pub fn at(folder: &Path, kind: CacheKind) -> Option<Self> {
         fs::create_dir_all(folder).ok()?;
-        Some(Self { folder: folder.into() })
+        Some(Self { folder: folder.into(), kind })
     }
 
     fn path(&self, key: &[u8; HASH_BYTES]) -> PathBuf {
-        self.folder.join(format!("{}.cubin", blake3::Hash::from_bytes(*key).to_hex()))
+        self.folder.join(format!("{}.{}", blake3::Hash::from_bytes(*key).to_hex(), self.kind.ending()))
     }
 
     /// What is there, if it is whole. To have been read counts as use.
@@ -106,12 +125,14 @@ mod tests {
     #[test]
     fn code_comes_back_and_damage_is_seen() {
         let folder = tempfile::tempdir().unwrap();
-        let cache = KernelCache::at(&folder.path().join("deep/er")).unwrap();
+        let cache = KernelCache::at(&folder.path().join("deep/er"), CacheKind::Kernel).unwrap();
         let (key, other) = ([7; HASH_BYTES], [8; HASH_BYTES]);
         assert_eq!(cache.read(&key), None);
         cache.write(&key, b"machine code");
         cache.write(&other, b"more");
         assert_eq!(cache.read(&key).as_deref(), Some(&b"machine code"[..]));
+        let algorithms = KernelCache::at(&cache.folder, CacheKind::Algorithm).unwrap();
+        assert_eq!(algorithms.read(&key), None, "each kind has files of its own");
         let path = cache.path(&key);
         for wrong in [&b""[..], b"short", &[0; 200]] {
             fs::write(&path, wrong).unwrap();
@@ -127,7 +148,7 @@ mod tests {
     #[test]
     fn what_was_not_used_for_long_goes_first() {
         let folder = tempfile::tempdir().unwrap();
-        let cache = KernelCache::at(folder.path()).unwrap();
+        let cache = KernelCache::at(folder.path(), CacheKind::Kernel).unwrap();
         let now = SystemTime::now();
         for at in 0..4u8 {
             cache.write(&[at; HASH_BYTES], &[at; 100]);

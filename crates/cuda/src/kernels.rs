@@ -3,7 +3,7 @@
 use crate::driver::{DYNAMIC_SHARED_BYTES, Handle};
 use crate::error::CudaError;
 use crate::gpu::Gpu;
-use crate::kernel_cache::KernelCache;
+use crate::kernel_cache::{CacheKind, KernelCache};
 use crate::nvrtc::{Nvrtc, architecture, whole_text};
 use kolo_base::lock;
 use kolo_graph::cuda::{CudaSource, Launch};
@@ -41,7 +41,7 @@ unsafe impl Send for Module {}
 impl Kernels {
     pub fn new(capability: (u32, u32), driver_version: i32) -> Self {
         let modules = Mutex::new(HashMap::new());
-        let (compiler, cache) = (Nvrtc::get, KernelCache::of_user);
+        let (compiler, cache) = (Nvrtc::get, (|| KernelCache::of_user(CacheKind::Kernel)) as fn() -> _);
         Self { arch: architecture(capability), driver_version, compiler, cache, modules }
     }
 

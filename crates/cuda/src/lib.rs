@@ -31,6 +31,7 @@ mod mirror;
 mod nvml;
 mod nvrtc;
 mod places;
+mod product_trials;
 mod products;
 mod rates;
 mod survey;

@@ -1,21 +1,25 @@
 //! Matrix products by cuBLASLt.
 //!
-//! The library is asked once per product which algorithm to use, with everything that its answer may depend on fixed: sizes, types,
-//! strides, alignment and workspace. So the same product has the same bits in every run and on every rank. Algorithms that add
-//! parts of a sum in an order of their own are ruled out.
+//! The library is asked once per product which algorithms to use, with everything that its answer may depend on fixed: sizes, types,
+//! strides, alignment and workspace. Algorithms that add parts of a sum in an order of their own are ruled out. Of those with the bits of its
+//! first choice the fastest is taken ([`crate::product_trials`]). So the same product has the same bits in every run and on every
+//! rank.
 
 use crate::description::Description;
 use crate::driver::{DevicePointer, Handle};
 use crate::error::CudaError;
-use crate::gpu::Gpu;
+use crate::gpu::{DeviceInfo, Gpu};
+use crate::kernel_cache::{CacheKind, KernelCache};
 use crate::library::{Library, LibraryName, functions};
 use crate::memory::DeviceMemory;
+use crate::product_trials::{CANDIDATES_MAX, Contest, Data, TRIALS_SECONDS_MAX, TrialMemory, is_worth_it, winner};
 use kolo_base::lock;
 use kolo_graph::DType;
 use kolo_graph::cuda::{CudaMatrix, Product};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
 
 pub(crate) const CUBLASLT: LibraryName = LibraryName {
     title: "cuBLASLt (libcublasLt)",
@@ -27,6 +31,7 @@ pub(crate) const CUBLASLT: LibraryName = LibraryName {
 
 functions! {
     CublasLt:
+    version = "cublasLtGetVersion" ();
     create = "cublasLtCreate" (*mut Handle);
     desc_create = "cublasLtMatmulDescCreate" (*mut Handle, c_int, c_int);
     desc_set = "cublasLtMatmulDescSetAttribute" (Handle, c_int, *const c_void, usize);
@@ -70,8 +75,16 @@ const COMPUTE_F32: c_int = 68;
 const COMPUTE_TF32: c_int = 77;
 
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Algorithm([u64; 8]);
+
+impl Algorithm {
+    const EMPTY: Self = Self([0; 8]);
+
+    fn to_bytes(self) -> Vec<u8> {
+        self.0.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+}
 
 /// `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]
@@ -82,6 +95,11 @@ pub(crate) struct Choice {
     state: c_int,
     waves: f32,
     reserved: [c_int; 4],
+}
+
+impl Choice {
+    const EMPTY: Self =
+        Self { algorithm: Algorithm::EMPTY, workspace_bytes: 0, state: 0, waves: 0.0, reserved: [0; 4] };
 }
 
 /// The library on one GPU, opened with the first product.
@@ -95,6 +113,9 @@ struct Open {
     workspace: DeviceMemory,
     /// What the library answered: a recurrent layer asks for the same product at every step.
     chosen: Mutex<BTreeMap<ProductKey, Algorithm>>,
+    /// Seconds that trials have taken.
+    tried_seconds: Mutex<f64>,
+    cache: Option<KernelCache>,
 }
 
 // SAFETY: the library's handle may be used from any thread.
@@ -109,7 +130,10 @@ impl Open {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the place of a handle, in the context of this GPU.
         check(gpu, "cublasLtCreate", unsafe { (functions.create)(&mut handle) })?;
-        Ok(Self { functions, handle, workspace: DeviceMemory::new(gpu, WORKSPACE_BYTES)?, chosen: Mutex::default() })
+        let workspace = DeviceMemory::new(gpu, WORKSPACE_BYTES)?;
+        let (chosen, tried_seconds) = (Mutex::default(), Mutex::default());
+        let cache = KernelCache::of_user(CacheKind::Algorithm);
+        Ok(Self { functions, handle, workspace, chosen, tried_seconds, cache })
     }
 }
 
@@ -157,6 +181,12 @@ fn type_code(dtype: DType) -> Result<c_int, CudaError> {
     }
 }
 
+/// How a product computes.
+fn compute_code(product: &Product, tf32: bool) -> c_int {
+    let is_f32 = product.a.dtype == DType::F32 && product.b.dtype == DType::F32;
+    if is_f32 && tf32 { COMPUTE_TF32 } else { COMPUTE_F32 }
+}
+
 /// What all matrices of a batch are aligned to, as far as it matters, if each starts so many bytes after the one before. Told of the
 /// first alone, the library takes kernels that read the others from wrong places.
 fn alignment(first: DevicePointer, step: usize) -> u32 {
@@ -191,8 +221,7 @@ impl Products {
         self.0.get_or_init(|| Open::new(gpu)).as_ref().map_err(CudaError::clone)
     }
 
-    /// Chooses how to run a product, on operands at these addresses. The library counts by columns: it is told the product of
-    /// the transposes, whose memory is the same.
+    /// Chooses how to run a product, on operands at these addresses.
     pub fn compile(
         &self,
         gpu: &Arc<Gpu>,
@@ -203,57 +232,27 @@ impl Products {
     ) -> Result<ProductCall, CudaError> {
         let open = self.open(gpu)?;
         gpu.enter()?;
-        let is_f32 = product.a.dtype == DType::F32 && product.b.dtype == DType::F32;
-        let compute = if is_f32 && tf32 { COMPUTE_TF32 } else { COMPUTE_F32 };
-        let operation = open.operation(gpu, product, compute, bias)?;
-        let Product { rows, columns, depth, batch, .. } = *product;
-        let left = open.layout(gpu, &product.b, [columns, depth], batch)?;
-        let right = open.layout(gpu, &product.a, [depth, rows], batch)?;
-        let result = open.layout(gpu, &product.c, [columns, rows], batch)?;
+        let mut call = open.describe(gpu, product, tf32, [a, b, c], bias)?;
         let [of_a, of_b, of_c] = [(a, &product.a), (b, &product.b), (c, &product.c)].map(|(address, matrix)| {
-            let step = if batch > 1 { matrix.batch_stride * matrix.dtype.bytes() } else { 0 };
+            let step = if product.batch > 1 { matrix.batch_stride * matrix.dtype.bytes() } else { 0 };
             alignment(address, step)
         });
-        let key = ProductKey::of(product, compute, [of_b, of_a, of_c]);
+        let key = ProductKey::of(product, compute_code(product, tf32), [of_b, of_a, of_c]);
         let known = lock(&open.chosen).get(&key).copied();
-        let algorithm = match known {
+        call.algorithm = match known {
             Some(algorithm) => algorithm,
-            None => open.choose(gpu, product, [&operation, &left, &right, &result], [of_b, of_a, of_c, of_c])?,
+            None => {
+                let candidates = open.candidates(gpu, product, &call, [of_b, of_a, of_c, of_c])?;
+                open.choose(gpu, product, tf32, &key, &candidates)?
+            }
         };
-        lock(&open.chosen).insert(key, algorithm);
-        let (alpha, beta) = (product.alpha, product.beta);
-        Ok(ProductCall { operation, a: left, b: right, c: result, algorithm, alpha, beta, addresses: [b, a, c] })
+        lock(&open.chosen).insert(key, call.algorithm);
+        Ok(call)
     }
 
     /// Starts a product in the order of the compute stream.
     pub fn run(&self, gpu: &Arc<Gpu>, call: &ProductCall) -> Result<(), CudaError> {
-        let open = self.open(gpu)?;
-        gpu.enter()?;
-        let [a, b, c] = call.addresses;
-        let number = |number: &f32| std::ptr::from_ref(number).cast::<c_void>();
-        // SAFETY: descriptions of memory that the layout placed, two numbers of the host, and a workspace of its size that only
-        // this stream uses.
-        let code = unsafe {
-            (open.functions.matmul)(
-                open.handle,
-                call.operation.handle,
-                number(&call.alpha),
-                a,
-                call.a.handle,
-                b,
-                call.b.handle,
-                number(&call.beta),
-                c,
-                call.c.handle,
-                c,
-                call.c.handle,
-                &call.algorithm,
-                open.workspace.at(0),
-                WORKSPACE_BYTES,
-                gpu.compute.handle,
-            )
-        };
-        check(gpu, "cublasLtMatmul", code)
+        self.open(gpu)?.run(gpu, call)
     }
 }
 
@@ -269,6 +268,58 @@ macro_rules! set {
 }
 
 impl Open {
+    fn run(&self, gpu: &Gpu, call: &ProductCall) -> Result<(), CudaError> {
+        gpu.enter()?;
+        let [a, b, c] = call.addresses;
+        let number = |number: &f32| std::ptr::from_ref(number).cast::<c_void>();
+        // SAFETY: descriptions of memory that the layout placed, two numbers of the host, and a workspace of its size that only
+        // this stream uses.
+        let code = unsafe {
+            (self.functions.matmul)(
+                self.handle,
+                call.operation.handle,
+                number(&call.alpha),
+                a,
+                call.a.handle,
+                b,
+                call.b.handle,
+                number(&call.beta),
+                c,
+                call.c.handle,
+                c,
+                call.c.handle,
+                &call.algorithm,
+                self.workspace.at(0),
+                WORKSPACE_BYTES,
+                gpu.compute.handle,
+            )
+        };
+        check(gpu, "cublasLtMatmul", code)
+    }
+
+    /// A product on these operands that has no algorithm yet. The library counts by columns: it is told the product of the
+    /// transposes, whose memory is the same.
+    fn describe(
+        &self,
+        gpu: &Gpu,
+        product: &Product,
+        tf32: bool,
+        [a, b, c]: [DevicePointer; 3],
+        bias: Option<DevicePointer>,
+    ) -> Result<ProductCall, CudaError> {
+        let Product { rows, columns, depth, batch, alpha, beta, .. } = *product;
+        Ok(ProductCall {
+            operation: self.operation(gpu, product, compute_code(product, tf32), bias)?,
+            a: self.layout(gpu, &product.b, [columns, depth], batch)?,
+            b: self.layout(gpu, &product.a, [depth, rows], batch)?,
+            c: self.layout(gpu, &product.c, [columns, rows], batch)?,
+            algorithm: Algorithm::EMPTY,
+            alpha,
+            beta,
+            addresses: [b, a, c],
+        })
+    }
+
     fn operation(
         &self,
         gpu: &Gpu,
@@ -307,13 +358,14 @@ impl Open {
         Ok(made)
     }
 
-    fn choose(
+    /// The algorithms that the library names for a product, its first choice first.
+    fn candidates(
         &self,
         gpu: &Gpu,
         product: &Product,
-        [operation, a, b, c]: [&Description; 4],
+        call: &ProductCall,
         alignments: [u32; 4],
-    ) -> Result<Algorithm, CudaError> {
+    ) -> Result<Vec<Algorithm>, CudaError> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the place of a handle.
         check(gpu, "cublasLtMatmulPreferenceCreate", unsafe { (self.functions.preference_create)(&mut handle) })?;
@@ -323,29 +375,104 @@ impl Open {
         for (at, bytes) in alignments.into_iter().enumerate() {
             set!(self, gpu, preference_set, preference.handle, ALIGNMENT_FIRST + at as c_int, bytes)?;
         }
-        let empty = Algorithm([0; 8]);
-        let mut choice = Choice { algorithm: empty, workspace_bytes: 0, state: 0, waves: 0.0, reserved: [0; 4] };
+        let mut choices = [Choice::EMPTY; CANDIDATES_MAX];
         let mut found = 0;
-        // SAFETY: descriptions of the library's, and the place of one result.
+        // SAFETY: descriptions of the library's, and the places of as many results as said.
         let code = unsafe {
             (self.functions.heuristic)(
                 self.handle,
-                operation.handle,
-                a.handle,
-                b.handle,
-                c.handle,
-                c.handle,
+                call.operation.handle,
+                call.a.handle,
+                call.b.handle,
+                call.c.handle,
+                call.c.handle,
                 preference.handle,
-                1,
-                &mut choice,
+                choices.len() as c_int,
+                choices.as_mut_ptr(),
                 &mut found,
             )
         };
-        check(gpu, "cublasLtMatmulAlgoGetHeuristic", code).and(match found {
-            0 => Err(CudaError::Other(format!("cuBLASLt knows no algorithm for {product:?}"))),
-            _ => check(gpu, "cublasLtMatmulAlgoGetHeuristic", choice.state),
-        })?;
-        Ok(choice.algorithm)
+        check(gpu, "cublasLtMatmulAlgoGetHeuristic", code)?;
+        let choices = &choices[..(found.max(0) as usize).min(CANDIDATES_MAX)];
+        let first = choices.first();
+        let first =
+            first.ok_or_else(|| CudaError::Other(format!("cuBLASLt knows no algorithm for {product:?}")))?.state;
+        check(gpu, "cublasLtMatmulAlgoGetHeuristic", first)?;
+        Ok(choices.iter().filter(|choice| choice.state == 0).map(|choice| choice.algorithm).collect())
+    }
+
+    /// The fastest candidate with the bits of the first: what was found before, or by a trial if there is time and memory for one.
+    fn choose(
+        &self,
+        gpu: &Arc<Gpu>,
+        product: &Product,
+        tf32: bool,
+        key: &ProductKey,
+        candidates: &[Algorithm],
+    ) -> Result<Algorithm, CudaError> {
+        if candidates.len() < 2 || !is_worth_it(product) {
+            return Ok(candidates[0]);
+        }
+        let name = self.cache_key(gpu, key)?;
+        let kept = self.cache.as_ref().and_then(|cache| cache.read(&name));
+        let known = kept.and_then(|kept| candidates.iter().find(|candidate| candidate.to_bytes() == kept));
+        if let Some(algorithm) = known {
+            return Ok(*algorithm);
+        }
+        let mut spent = lock(&self.tried_seconds);
+        if *spent >= TRIALS_SECONDS_MAX {
+            return Ok(candidates[0]);
+        }
+        let begin = Instant::now();
+        // Without memory for a trial the first choice runs. It has the same bits.
+        let trial = TrialMemory::new(gpu, product).ok().flatten();
+        let best = trial.map(|memory| {
+            let (addresses, bias) = memory.addresses();
+            let call = self.describe(gpu, product, tf32, addresses, product.bias.map(|_| bias))?;
+            winner(&mut Trial { open: self, gpu, memory, call, candidates }, candidates.len())
+        });
+        *spent += begin.elapsed().as_secs_f64();
+        let Some(best) = best.transpose()? else { return Ok(candidates[0]) };
+        if let Some(cache) = &self.cache {
+            cache.write(&name, &candidates[best].to_bytes());
+        }
+        Ok(candidates[best])
+    }
+
+    /// A hash of all that the fastest algorithm depends on.
+    fn cache_key(&self, gpu: &Gpu, key: &ProductKey) -> Result<[u8; 32], CudaError> {
+        // SAFETY: it takes nothing and gives a number, which fits.
+        let version = unsafe { (self.functions.version)() };
+        let DeviceInfo { name, target, .. } = &gpu.info;
+        let (driver, processors) = (gpu.driver.version()?, target.multiprocessors);
+        let text = format!("{name}, {processors}, driver {driver}, cuBLASLt {version}, {WORKSPACE_BYTES}, {key:?}");
+        Ok(*blake3::hash(text.as_bytes()).as_bytes())
+    }
+}
+
+/// Candidates for one product.
+struct Trial<'a> {
+    open: &'a Open,
+    gpu: &'a Gpu,
+    memory: TrialMemory,
+    call: ProductCall,
+    candidates: &'a [Algorithm],
+}
+
+impl Contest for Trial<'_> {
+    fn checksum(&mut self, candidate: usize, data: Data) -> Result<Option<u64>, CudaError> {
+        self.memory.fill(data)?;
+        self.call.algorithm = self.candidates[candidate];
+        if self.open.run(self.gpu, &self.call).is_err() {
+            return Ok(None);
+        }
+        self.memory.checksum().map(Some)
+    }
+
+    fn time(&mut self, candidate: usize, runs: usize) -> Result<f32, CudaError> {
+        self.call.algorithm = self.candidates[candidate];
+        let run = || (0..runs).try_for_each(|_| self.open.run(self.gpu, &self.call));
+        Ok(self.memory.time(run)? / runs as f32)
     }
 }
 

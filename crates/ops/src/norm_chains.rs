@@ -10,9 +10,10 @@ use crate::channel_order::ChannelOrders;
 use crate::cuda_map::Map;
 use crate::fuse::Fused;
 use kolo_graph::cuda::{CudaCalls, CudaCx};
-use kolo_graph::layout::{Layout, Place};
+use kolo_graph::layout::{Arena, Layout, Place, Scratch};
 use kolo_graph::{Graph, Node, NodeId, ValueId};
 use std::collections::HashMap;
+use std::ops::Range;
 
 /// The chains of a graph that run with a norm.
 #[derive(Debug, Default)]
@@ -164,20 +165,30 @@ impl Search<'_> {
         let between = self.layout.grain[begin + 1..end].iter().flat_map(|id| &self.graph.node(*id).outputs);
         let untouched =
             between.clone().chain(&node.outputs[1..]).all(|made| chain.inputs.iter().all(|id| self.apart(*id, *made)));
+        let scratch = self.layout.grain[begin + 1..=end].iter().filter_map(|id| self.layout.scratch.get(id));
+        let unused = scratch.into_iter().all(|own| chain.inputs.iter().all(|id| self.is_outside(*id, own)));
         // A thread reads an element before it writes it.
         let under = |id: &ValueId| self.apart(*id, node.outputs[0]) || self.same_elements(*id, node.outputs[0]);
-        (images && untouched && chain.inputs.iter().all(under)).then_some((norm, None))
+        (images && untouched && unused && chain.inputs.iter().all(under)).then_some((norm, None))
+    }
+
+    fn range(&self, id: ValueId) -> Option<(Arena, Range<usize>)> {
+        let place = self.place(id)?;
+        let start = place.offset + place.within;
+        Some((place.arena, start..start + self.graph.ty(id).bytes()))
+    }
+
+    /// Whether a value has no byte in what a node has for itself.
+    fn is_outside(&self, id: ValueId, own: &Scratch) -> bool {
+        let Scratch { place, bytes } = *own;
+        self.range(id).is_none_or(|(arena, range)| {
+            arena != place.arena || range.end <= place.offset || place.offset + bytes <= range.start
+        })
     }
 
     /// Whether two values share no byte.
     fn apart(&self, a: ValueId, b: ValueId) -> bool {
-        let range = |id: ValueId| {
-            self.place(id).map(|place| {
-                let start = place.offset + place.within;
-                (place.arena, start..start + self.graph.ty(id).bytes())
-            })
-        };
-        match (range(a), range(b)) {
+        match (self.range(a), self.range(b)) {
             (Some((a, own)), Some((b, other))) => a != b || own.end <= other.start || other.end <= own.start,
             _ => true,
         }

@@ -109,6 +109,24 @@ extern "C" __global__ void differentiate(const I0 *x, const I1 *weight, STATISTI
 #define STRIP (WARP * PACK)
 #define LINES 8
 
+// Adds what the lines of a block have of STRIP columns, always in the same order.
+__device__ __forceinline__ void add_lines(float (*shared)[STRIP], const float *own, float *to, bool is_there) {
+    const int lane = threadIdx.x % WARP, line = threadIdx.x / WARP;
+    #pragma unroll
+    for (int at = 0; at < PACK; at++) shared[line][at * WARP + lane] = own[at];
+    __syncthreads();
+    for (int half = LINES / 2; half > 0; half /= 2) {
+        if (line < half)
+            #pragma unroll
+            for (int at = 0; at < PACK; at++) shared[line][at * WARP + lane] += shared[line + half][at * WARP + lane];
+        __syncthreads();
+    }
+    if (line == 0 && is_there)
+        #pragma unroll
+        for (int at = 0; at < PACK; at++) to[at] = shared[0][at * WARP + lane];
+    __syncthreads();
+}
+
 // What a chunk of rows adds to the gradients of weight and bias: `parts` is [chunks, n] of weights, then the same of biases. A block has
 // STRIP columns, PACK to a thread, and LINES rows at a time.
 extern "C" __global__ void parameter_parts(
@@ -130,21 +148,66 @@ extern "C" __global__ void parameter_parts(
                 dbias[at] += gradient;
             }
         }
-    parts += blockIdx.y * n + column;
-    for (int which = 0; which < 1 + HAS_MEAN; which++) {
+    add_lines(shared, dweight, parts + blockIdx.y * n + column, column < n);
+#if HAS_MEAN
+    add_lines(shared, dbias, parts + (gridDim.y + blockIdx.y) * n + column, column < n);
+#endif
+}
+
+#if GROUP == 32
+// Both of the above in one pass over x and g, with the same bits: a block has a chunk of rows, a warp every LINES-th of them.
+extern "C" __global__ void differentiate_all(
+    const I0 *x, const I1 *weight, STATISTICS, O0 *dx, float *parts, i64 rows, i64 n, i64 chunk_size) {
+    __shared__ float shared[LINES][STRIP];
+    const int lane = threadIdx.x % WARP, line = threadIdx.x / WARP;
+    const i64 start = blockIdx.x * chunk_size, end = start + chunk_size < rows ? start + chunk_size : rows;
+    float dweight[STRIPS][PACK] = {}, dbias[STRIPS][PACK] = {};
+    for (i64 row = start + line; row < end; row += LINES) {
+        const float mean = MEAN(row), rstd = to_float(rstds[row]);
+        float normal[STRIPS][PACK], weighted[STRIPS][PACK], shift = 0.0f, slope = 0.0f;
         #pragma unroll
-        for (int at = 0; at < PACK; at++) shared[line][at * WARP + lane] = which == 0 ? dweight[at] : dbias[at];
-        __syncthreads();
-        for (int half = LINES / 2; half > 0; half /= 2) {
-            if (line < half)
-                #pragma unroll
-                for (int at = 0; at < PACK; at++) shared[line][at * WARP + lane] += shared[line + half][at * WARP + lane];
-            __syncthreads();
-        }
-        if (line == 0 && column < n)
+        for (int strip = 0; strip < STRIPS; strip++) {
+            const i64 column = strip * STRIP + lane * PACK;
+            if (column >= n) continue;
+            const auto values = pack_at(x + row * n + column);
+            const auto gradients = pack_at(g + row * n + column);
+            const auto weights = pack_at(weight + column);
             #pragma unroll
-            for (int at = 0; at < PACK; at++) parts[which * gridDim.y * n + at] = shared[0][at * WARP + lane];
-        __syncthreads();
+            for (int at = 0; at < PACK; at++) {
+                const float gradient = to_float(gradients.at[at]);
+                normal[strip][at] = (to_float(values.at[at]) - mean) * rstd;
+                weighted[strip][at] = gradient * to_float(weights.at[at]);
+                shift += weighted[strip][at];
+                slope = fmaf(weighted[strip][at], normal[strip][at], slope);
+                dweight[strip][at] = fmaf(gradient, normal[strip][at], dweight[strip][at]);
+                dbias[strip][at] += gradient;
+            }
+        }
+#if HAS_MEAN
+        shift = group_sum(shift) / (float)n;
+#else
+        shift = 0.0f;
+#endif
+        slope = group_sum(slope) / (float)n;
+        #pragma unroll
+        for (int strip = 0; strip < STRIPS; strip++) {
+            const i64 column = strip * STRIP + lane * PACK;
+            if (column >= n) continue;
+            Pack<O0, PACK> made;
+            #pragma unroll
+            for (int at = 0; at < PACK; at++)
+                made.at[at] = from_float<O0>(rstd * fmaf(-normal[strip][at], slope, weighted[strip][at] - shift));
+            store_pack<O0, PACK>(dx + row * n + column, made);
+        }
+    }
+    #pragma unroll
+    for (int strip = 0; strip < STRIPS; strip++) {
+        const i64 column = strip * STRIP + lane * PACK;
+        add_lines(shared, dweight[strip], parts + blockIdx.x * n + column, column < n);
+#if HAS_MEAN
+        add_lines(shared, dbias[strip], parts + (gridDim.x + blockIdx.x) * n + column, column < n);
+#endif
     }
 }
+#endif
 #endif

@@ -117,6 +117,8 @@ const SOURCE: &str = concat!(include_str!("rows.cuh"), include_str!("row_norm.cu
 /// Rows whose parameter gradients one block of the GPU adds up, and blocks along y of a grid.
 const ROWS_PER_CHUNK: usize = 128;
 const CHUNKS_MAX: usize = 65_535;
+/// With so many chunks a block for each keeps a GPU busy: then one pass makes all gradients. No bit depends on it.
+const CHUNKS_OF_ONE_PASS: usize = 64;
 
 /// The source for rows of `n` elements, with the launch's grid and block.
 fn source(cx: &CudaCx<'_>, rows: usize, n: usize, has_mean: bool) -> (CudaSource, [usize; 3], usize) {
@@ -140,16 +142,22 @@ pub fn backward_calls(cx: &CudaCx<'_>, has_mean: bool) -> CudaCalls {
     let (rows, n) = (cx.inputs[2].elements(), cx.inputs[1].elements());
     let (source, grid, block) = source(cx, rows, n, has_mean);
     let inputs: Vec<CudaArg> = (0..cx.inputs.len()).map(device::input).collect();
-    let args = [&inputs[..], &[device::output(0), device::long(rows), device::long(n)]].concat();
-    let mut calls = CudaCalls::from(Launch::new(source.clone(), "differentiate", grid, block, args));
     let chunk = ROWS_PER_CHUNK.max(rows.div_ceil(CHUNKS_MAX));
     let chunks = rows.div_ceil(chunk);
+    let mut calls = CudaCalls::new();
     let parts = calls.scratch(chunks * n * (cx.outputs.len() - 1) * size_of::<f32>());
     let sizes = [device::long(rows), device::long(n), device::long(chunk)];
-    let args = [&inputs[..1], &inputs[2..], &[parts.into()], &sizes].concat();
-    let strip = device::WARP * device::pack(n, cx.inputs[0].dtype);
-    let grid = [n.div_ceil(strip), chunks, 1];
-    calls.launch(Launch::new(source, "parameter_parts", grid, device::THREADS, args));
+    let strips = n.div_ceil(device::WARP * device::pack(n, cx.inputs[0].dtype));
+    let source = source.define("STRIPS", strips);
+    if chunks >= CHUNKS_OF_ONE_PASS && device::row_threads(n) == device::WARP {
+        let args = [&inputs[..], &[device::output(0), parts.into()], &sizes].concat();
+        calls.launch(Launch::new(source, "differentiate_all", [chunks, 1, 1], device::THREADS, args));
+    } else {
+        let args = [&inputs[..], &[device::output(0)], &sizes[..2]].concat();
+        calls.launch(Launch::new(source.clone(), "differentiate", grid, block, args));
+        let args = [&inputs[..1], &inputs[2..], &[parts.into()], &sizes].concat();
+        calls.launch(Launch::new(source, "parameter_parts", [strips, chunks, 1], device::THREADS, args));
+    }
     for at in 1..cx.outputs.len() {
         let from = Values::f32(parts.further((at - 1) * chunks * n * size_of::<f32>()));
         sums::columns(&mut calls, from, [1, chunks, n], Values::new(CudaPlace::output(at), cx.outputs[at].dtype));
@@ -172,7 +180,7 @@ pub fn cases<T: Op>(op: fn(f32) -> T, parameters: usize) -> Vec<Case> {
 
 /// The usual cases of a backward op: x, weight, means if it has any, rstds, g.
 pub fn grad_cases<T: Op>(op: fn() -> T, has_means: bool) -> Vec<Case> {
-    let shapes: [&[usize]; 6] = [&[7], &[4, 1], &[2, 3, 17], &[100, 300], &[2, 5000], &[3000, 5]];
+    let shapes: [&[usize]; 7] = [&[7], &[4, 1], &[2, 3, 17], &[100, 300], &[2, 5000], &[3000, 5], &[8200, 136]];
     let case = |shape: &[usize]| {
         let (rows, n) = shape.split_at(shape.len() - 1);
         let means = has_means.then(|| Arg::real(rows));

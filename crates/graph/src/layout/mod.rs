@@ -14,7 +14,7 @@ pub use unstored::{Unstored, UnstoredGradients, unstored};
 
 use crate::graph::{Graph, Node, NodeId, Phase, ValueId};
 use crate::op::Op;
-use crate::sources::GrainSum;
+use crate::sources::{GrainSum, Param};
 use crate::types::Type;
 use planner::Planner;
 use std::collections::HashMap;
@@ -77,6 +77,15 @@ pub struct Layout {
     pub copies: Vec<(ValueId, ValueId)>,
     /// Gradients that are made by their update and stored nowhere.
     pub unstored: UnstoredGradients,
+    /// What some nodes need while they run, beside their operands.
+    pub scratch: HashMap<NodeId, Scratch>,
+}
+
+/// Memory that a node has for itself while it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scratch {
+    pub place: Place,
+    pub bytes: usize,
 }
 
 impl Layout {
@@ -107,6 +116,16 @@ pub trait Abilities {
     fn stays(&self, _graph: &Graph, _node: &Node) -> bool {
         false
     }
+
+    /// Whether a sum over grains of one term may lie among the values of the grain, and not where sums lie side by side.
+    fn scatters_sums(&self) -> bool {
+        false
+    }
+
+    /// Bytes that a node needs while it runs, beside its operands, in the arena of its phase.
+    fn scratch_bytes(&self, _node: NodeId) -> usize {
+        0
+    }
 }
 
 /// An executor that has none of these abilities.
@@ -119,15 +138,20 @@ impl Abilities for NoAbilities {}
 ///
 /// If a lane runs a single grain, a sum over grains starts and ends with one term: whoever makes the term writes it straight
 /// into the sum's place. If there is one grain in all, the sum is its term, and a gradient that is a product of smaller
-/// tensors need not be kept at all: the product waits for the update, which takes it tile by tile.
+/// tensors need not be kept at all: the product waits for the update, which takes it tile by tile. Else, if the executor allows it, it lies
+/// among the grain's values, where memory is free by then: nothing is kept for gradients before they are made.
 pub fn plan(graph: &Graph, grains: usize, lanes: usize, abilities: &dyn Abilities) -> Layout {
     let mut layout = Layout { places: vec![None; graph.values.len()], ..Layout::default() };
     if grains == 1 {
         layout.unstored = unstored(graph, abilities);
     }
     schedule(graph, &mut layout);
-    let sum_places = place_sums(graph, &mut layout);
-    Planner::new(graph, abilities, &layout, grains == lanes, sum_places).place_all(&mut layout);
+    let sums = Sums {
+        of: if grains == lanes { only_sums(graph) } else { vec![None; graph.values.len()] },
+        are_scattered: scattered_sums(graph, grains, abilities),
+    };
+    let sum_places = place_sums(graph, &mut layout, &sums.are_scattered);
+    Planner::new(graph, abilities, &layout, sums, sum_places).place_all(&mut layout);
     let place = |id: ValueId| layout.places[id.0 as usize];
     let apart = graph.updates.iter().filter(|(state, value)| place(*state) != place(*value));
     layout.copies = apart.map(|(state, value)| (*value, *state)).collect();
@@ -175,6 +199,32 @@ fn schedule(graph: &Graph, layout: &mut Layout) {
     }
 }
 
+/// What is known of sums over grains before they have places.
+struct Sums {
+    /// For each value, the sum that is its only reader and in whose place it can be made.
+    of: Vec<Option<ValueId>>,
+    /// Whether a value is a sum that lies among the grain's values.
+    are_scattered: Vec<bool>,
+}
+
+/// The gradients that lie among the grain's values: with a single grain, of a worker that updates its parameters itself and
+/// exchanges nothing.
+fn scattered_sums(graph: &Graph, grains: usize, abilities: &dyn Abilities) -> Vec<bool> {
+    let mut scattered = vec![false; graph.values.len()];
+    let exchanges = graph.nodes.iter().any(|node| node.op.collective().is_some());
+    let updates_itself = graph.updates.iter().any(|(state, _)| graph.maker(*state).op.is::<Param>());
+    if grains != 1 || exchanges || !updates_itself || !abilities.scatters_sums() {
+        return scattered;
+    }
+    let (readers, is_kept) = (graph.readers(), graph.kept_mask());
+    for sum in only_sums(graph).into_iter().flatten() {
+        let at = sum.0 as usize;
+        let is_gradient = graph.maker(sum).op.downcast::<GrainSum>().is_some_and(|sum| !sum.of.is_empty());
+        scattered[at] = is_gradient && !is_kept[at] && !readers[at].is_empty();
+    }
+    scattered
+}
+
 /// For each value whose only reader is a sum over grains, that sum.
 fn only_sums(graph: &Graph) -> Vec<Option<ValueId>> {
     let (readers, is_output, phases) = (graph.readers(), graph.output_mask(), graph.phases());
@@ -193,9 +243,9 @@ fn only_sums(graph: &Graph) -> Vec<Option<ValueId>> {
 
 /// Sums of gradients lie in the order in which a store holds their parameters, the last made first, which is about the
 /// order in which they become ready: a run of parameters and the run of their gradients correspond. Other sums follow.
-fn place_sums(graph: &Graph, layout: &mut Layout) -> Vec<Option<usize>> {
+fn place_sums(graph: &Graph, layout: &mut Layout, are_scattered: &[bool]) -> Vec<Option<usize>> {
     let mut places = vec![None; graph.values.len()];
-    for id in sorted_sums(graph, &layout.grain) {
+    for id in sorted_sums(graph, &layout.grain).into_iter().filter(|id| !are_scattered[id.0 as usize]) {
         places[id.0 as usize] = Some(layout.sum_bytes);
         layout.sum_bytes += align(graph.ty(id).bytes());
     }

@@ -3,7 +3,7 @@
 use super::alias::{Part, Reads, becoming, first_reads, is_stored, parts, shift};
 use super::fit::{Life, first_fit};
 use super::packs::{made_in_packs, packed_in_store};
-use super::{Abilities, Arena, Layout, Place, align, only_sums};
+use super::{Abilities, Arena, Layout, Place, Scratch, Sums, align};
 use crate::graph::{Graph, Node, NodeId, ValueId};
 use crate::piece::Join;
 use crate::sources::{GrainSum, Input};
@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 /// A run of values that share one place.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Block {
     life: Life,
     arena: Arena,
@@ -28,9 +28,8 @@ pub(super) struct Planner<'g> {
     last_read: Vec<usize>,
     blocks: Vec<Block>,
     block_of: Vec<Option<usize>>,
-    /// For each value, the sum that is its only reader and in whose place it can be made.
-    sum_of: Vec<Option<ValueId>>,
-    /// Where each sum over grains lies.
+    sums: Sums,
+    /// Where each sum over grains lies that lies with the others.
     sum_places: Vec<Option<usize>>,
     /// The state that a value becomes a part of, also through ops that only alias, and the bytes before it.
     becomes: Vec<Option<(ValueId, usize)>>,
@@ -43,6 +42,8 @@ pub(super) struct Planner<'g> {
     shifts: Vec<usize>,
     /// For each value, the packed tensor that it is made in, and the bytes before it there.
     made_in: Vec<Option<(ValueId, usize)>>,
+    /// Nodes with memory of their own while they run, and its block.
+    scratch: Vec<(NodeId, usize)>,
     /// Packed tensors that lie in the store, from this parameter on.
     in_store: HashMap<NodeId, ValueId>,
 }
@@ -52,7 +53,7 @@ impl<'g> Planner<'g> {
         graph: &'g Graph,
         abilities: &'g dyn Abilities,
         layout: &Layout,
-        one_grain: bool,
+        sums: Sums,
         sum_places: Vec<Option<usize>>,
     ) -> Self {
         let order: Vec<NodeId> =
@@ -97,7 +98,8 @@ impl<'g> Planner<'g> {
             last_read,
             blocks: Vec::new(),
             block_of: vec![None; graph.values.len()],
-            sum_of: if one_grain { only_sums(graph) } else { vec![None; graph.values.len()] },
+            sums,
+            scratch: Vec::new(),
             sum_places,
             becomes: becoming(graph),
             reads,
@@ -112,6 +114,7 @@ impl<'g> Planner<'g> {
     pub(super) fn place_all(mut self, layout: &mut Layout) {
         for position in 0..self.order.len() {
             self.visit(position, layout);
+            self.add_scratch(position);
         }
         self.place(layout);
     }
@@ -131,6 +134,17 @@ impl<'g> Planner<'g> {
         if !self.grain.contains(&position) && self.grain.contains(&last) { self.grain.end } else { last }
     }
 
+    /// Memory that a node has for itself while it runs.
+    fn add_scratch(&mut self, position: usize) {
+        let node = self.order[position];
+        let bytes = align(self.abilities.scratch_bytes(node));
+        if bytes > 0 {
+            let life = Life { bytes, birth: position, death: position };
+            self.scratch.push((node, self.blocks.len()));
+            self.blocks.push(Block { life, arena: self.arena(position), offset: 0 });
+        }
+    }
+
     fn visit(&mut self, position: usize, layout: &mut Layout) {
         let node = self.graph.node(self.order[position]);
         let op = &node.op;
@@ -145,6 +159,10 @@ impl<'g> Planner<'g> {
             };
             *size += bytes;
             Some(Place::at(arena, *size - bytes))
+        } else if self.sums.are_scattered[output.0 as usize] {
+            // The term is the sum.
+            self.alias(node.inputs[0], output, 0, position, layout);
+            return;
         } else if op.is::<GrainSum>() {
             Some(self.sum_place(output))
         } else {
@@ -175,7 +193,8 @@ impl<'g> Planner<'g> {
         }
         let mut taken = Vec::new();
         for (slot, output) in node.outputs.iter().enumerate() {
-            if let Some(sum) = self.sum_of[output.0 as usize] {
+            let sum = self.sums.of[output.0 as usize].filter(|sum| !self.sums.are_scattered[sum.0 as usize]);
+            if let Some(sum) = sum {
                 layout.places[output.0 as usize] = Some(self.sum_place(sum));
                 continue;
             }
@@ -287,6 +306,10 @@ impl<'g> Planner<'g> {
                 Arena::Grain => layout.grain_bytes = size,
                 _ => layout.step_bytes = size,
             }
+        }
+        for (node, block) in &self.scratch {
+            let Block { life, arena, offset } = self.blocks[*block];
+            layout.scratch.insert(*node, Scratch { place: Place::at(arena, offset), bytes: life.bytes });
         }
         for (value, block) in self.block_of.iter().enumerate() {
             if let Some(block) = block {
