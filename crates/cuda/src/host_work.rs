@@ -334,10 +334,14 @@ fn calls(
 ) -> (BTreeMap<NodeId, Arc<HostCall>>, Vec<Arc<HostCall>>) {
     let graph = &program.graph;
     let place = |id: ValueId| {
-        let place = program.layout.places[id.0 as usize].filter(|place| place.arena == Arena::Store);
+        let host = program.layout.places[id.0 as usize].and_then(|place| match place.arena {
+            Arena::Store => Some(arenas.mirror.host_address(graph, store, &place)),
+            Arena::Host => Some(arenas.host.at(place.offset + place.within)),
+            _ => None,
+        });
         Operand {
             ty: graph.ty(id).clone(),
-            host: place.map(|place| arenas.mirror.host_address(graph, store, &place) as usize),
+            host: host.map(|address| address as usize),
             device: arenas.address(program, store, id, 0),
         }
     };
@@ -361,7 +365,8 @@ fn calls(
 
 /// Bytes of a slot that arrive for the largest piece, and that leave.
 fn piece_bytes(graph: &Graph, layout: &Layout, host: &HostPart) -> [usize; 2] {
-    let stored = |id: &ValueId| layout.places[id.0 as usize].is_some_and(|place| place.arena == Arena::Store);
+    let at_hosts = |arena: Arena| matches!(arena, Arena::Store | Arena::Host);
+    let stored = |id: &ValueId| layout.places[id.0 as usize].is_some_and(|place| at_hosts(place.arena));
     let bytes = |ids: &[ValueId]| -> usize {
         let staged = ids.iter().filter(|id| !stored(id)).map(|id| graph.ty(*id));
         staged.map(|ty| align(ty.elements().min(PIECE_ELEMENTS) * ty.dtype.bytes())).sum()

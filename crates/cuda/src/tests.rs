@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// The executor for GPUs on the fake one.
 #[derive(Debug)]
-struct Faked(Cuda, Arc<Gpu>);
+pub(crate) struct Faked(pub Cuda, pub Arc<Gpu>);
 
 impl Executor for Faked {
     fn name(&self) -> &'static str {
@@ -25,6 +25,9 @@ impl Executor for Faked {
     }
     fn options(&self, asked: Options) -> Options {
         self.0.options(asked)
+    }
+    fn rewrite(&self, graph: Graph, options: Options) -> Graph {
+        self.0.rewrite(graph, options)
     }
     fn layout(&self, graph: &Graph, options: Options) -> Layout {
         self.0.layout(graph, options)
@@ -34,6 +37,9 @@ impl Executor for Faked {
     }
     fn stored_bytes(&self, graph: &Graph, layout: &Layout) -> [usize; 2] {
         self.0.stored_bytes(graph, layout)
+    }
+    fn with_offload(&self, offload: Offload) -> Option<Arc<dyn Executor>> {
+        Some(Arc::new(Self(Cuda { offload, ..self.0 }, Arc::clone(&self.1))))
     }
     fn allocates_on_host(&self) -> bool {
         false
@@ -99,7 +105,7 @@ fn halves(session: &Session) -> Vec<Vec<u8>> {
     ["long.half", "matrix.half"].map(|name| session.output_bytes(name).unwrap().to_vec()).to_vec()
 }
 
-fn states(store: &Store) -> Vec<Vec<f32>> {
+pub(crate) fn states(store: &Store) -> Vec<Vec<f32>> {
     store.entries().iter().map(|entry| store.values(&entry.name).unwrap().to_vec()).collect()
 }
 

@@ -147,6 +147,9 @@ impl<'g> Planner<'g> {
             Some(Place::at(arena, *size - bytes))
         } else if op.is::<GrainSum>() {
             Some(self.sum_place(output))
+        } else if position < self.grain.start && self.abilities.on_host(self.graph, node) {
+            layout.host_bytes += bytes;
+            Some(Place::at(Arena::Host, layout.host_bytes - bytes))
         } else {
             None
         };
