@@ -9,9 +9,9 @@ use kolo_exec::{Offload, Store};
 use kolo_graph::fetch::Fetch;
 use kolo_graph::layout::{Arena, Layout, align, shown_by};
 use kolo_graph::sources::{Input, Param, State};
-use kolo_graph::{DType, Graph, Node, NodeId, ValueId};
+use kolo_graph::{DType, Graph, Node, NodeId, Op, ValueId};
 use kolo_ops::cast::Cast;
-use kolo_ops::optim::is_rule;
+use kolo_ops::optim::{RoundBf16, is_rule};
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
@@ -29,7 +29,7 @@ impl HostPart {
         }
         let copied: BTreeSet<ValueId> = layout.copies.iter().map(|(from, _)| *from).collect();
         let in_place = |node: &Node| !node.outputs.iter().any(|id| copied.contains(id));
-        let rule = |id: &&NodeId| is_rule(&*graph.node(**id).op) && in_place(graph.node(**id));
+        let rule = |id: &&NodeId| is_update(&*graph.node(**id).op) && in_place(graph.node(**id));
         let rules: BTreeSet<NodeId> = layout.after.iter().filter(rule).copied().collect();
         let cast = |id: &&NodeId| casts_weight(graph, graph.node(**id)) && reads_store(graph, layout, **id);
         let casts: BTreeSet<NodeId> = layout.before.iter().filter(cast).copied().collect();
@@ -54,6 +54,11 @@ impl HostPart {
     pub fn nodes(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.nodes.iter().copied()
     }
+}
+
+/// Whether an op is a part of the optimizer's update that the host can run.
+fn is_update(op: &dyn Op) -> bool {
+    is_rule(op) || op.is::<RoundBf16>()
 }
 
 /// Whether a node makes a half-precision copy of a weight.
@@ -172,7 +177,8 @@ pub(crate) fn memory_of(entry: &Entry) -> usize {
 /// Whether a node does anything: sources and views are where they are.
 fn runs(node: &Node) -> bool {
     let op = &node.op;
-    !(op.aliases() || op.is::<Input>() || op.is::<Param>() || op.is::<State>())
+    let shows = op.aliases() && !op.changes_input();
+    !(shows || op.is::<Input>() || op.is::<Param>() || op.is::<State>())
 }
 
 fn joined(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {

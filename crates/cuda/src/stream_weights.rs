@@ -8,7 +8,7 @@ use crate::host_part::{Held, HostPart, casts_weight};
 use kolo_graph::fetch::Fetch;
 use kolo_graph::layout::{Layout, all_shown_by};
 use kolo_graph::rewrite::{Rebuild, eliminate_dead};
-use kolo_graph::sources::Param;
+use kolo_graph::sources::{GrainSum, Param};
 use kolo_graph::{Graph, Node, NodeId, Phase, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -89,6 +89,8 @@ impl<'a> Search<'a> {
                     found.extend((large && self.is_hosts(roots.last())).then_some(node.outputs[0]));
                 }
                 Phase::Before => excluded.extend(roots),
+                // A term may be made in the place of its sum, where nobody would wait for it.
+                _ if node.op.is::<GrainSum>() => excluded.extend(roots),
                 Phase::Grain | Phase::After if self.host.has(id) => (),
                 // Exchanges take what the host has, but those of a lone worker, which are copies on the device.
                 Phase::Grain | Phase::After if node.op.collective().is_some() => excluded.extend(roots),
