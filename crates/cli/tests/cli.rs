@@ -831,13 +831,17 @@ fn a_gpu_gives_one_digest_however_it_is_used() {
         train(dir.path(), &job, &all)["weights"].as_str().expect("a digest").to_string()
     };
     let first = digest(&[]);
-    let offload = "memory.offload=optimizer";
+    let (offload, stream) = ("memory.offload=optimizer", "memory.offload=weights");
     for args in [
         &[][..],
         &["-n", "2"],
         &["--set", offload],
         &["--set", offload, "-n", "2", "--set", "parallel.zero=1"],
         &["--set", offload, "--set", "memory.recompute=blocks"],
+        &["--set", stream],
+        &["--set", stream, "-n", "2", "--set", "parallel.zero=1"],
+        &["--set", stream, "-n", "2", "--set", "parallel.zero=3"],
+        &["--set", stream, "--set", "memory.recompute=blocks"],
     ] {
         assert_eq!(digest(args), first, "{args:?}");
     }

@@ -4,9 +4,11 @@ use crate::host_part::casts_weight;
 use crate::lowering::Lowering;
 use kolo_exec::Offload;
 use kolo_graph::cuda::{CudaTarget, SCRATCH_ALIGNMENT};
+use kolo_graph::fetch::Fetch;
 use kolo_graph::layout::Abilities;
-use kolo_graph::{Graph, Node, NodeId, Op};
+use kolo_graph::{Graph, Node, NodeId, Op, ValueId};
 use kolo_ops::cuda_of;
+use std::collections::HashSet;
 
 /// Scratch of this size has a place among the values of its phase, where memory is free while its node runs. Less comes from one small
 /// buffer for all.
@@ -17,6 +19,8 @@ pub(crate) struct CudaAbilities {
     offload: Offload,
     /// By node.
     scratch_bytes: Vec<usize>,
+    /// What is fetched from the host's memory.
+    fetched: HashSet<ValueId>,
 }
 
 impl CudaAbilities {
@@ -28,13 +32,19 @@ impl CudaAbilities {
             bytes if bytes >= PLACED_BYTES_MIN => bytes + SCRATCH_ALIGNMENT,
             _ => 0,
         };
-        Self { offload, scratch_bytes: graph.ids().map(placed).collect() }
+        let fetches = graph.nodes.iter().filter(|node| node.op.is::<Fetch>());
+        let fetched = fetches.map(|node| node.inputs[0]).collect();
+        Self { offload, scratch_bytes: graph.ids().map(placed).collect(), fetched }
     }
 }
 
 impl Abilities for CudaAbilities {
     fn in_place(&self, op: &dyn Op) -> Vec<(usize, usize)> {
         cuda_of(op).map_or_else(Vec::new, |op| op.in_place())
+    }
+
+    fn on_host(&self, graph: &Graph, node: &Node) -> bool {
+        self.fetched.contains(&node.outputs[0]) && casts_weight(graph, node)
     }
 
     /// The host brings its casts of weights as soon as it has updated them, for the next step.

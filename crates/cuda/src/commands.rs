@@ -3,6 +3,7 @@
 use crate::convolutions::ConvolutionCall;
 use crate::driver::{DevicePointer, Handle};
 use crate::error::CudaError;
+use crate::fetches::FetchCall;
 use crate::gpu::Gpu;
 use crate::memory;
 use crate::products::ProductCall;
@@ -16,8 +17,19 @@ pub(crate) enum Command {
     Launch(LaunchCall),
     Product(ProductCall),
     Convolution(ConvolutionCall),
-    Fill { to: DevicePointer, bytes: usize },
-    Copy { from: DevicePointer, to: DevicePointer, bytes: usize },
+    Fill {
+        to: DevicePointer,
+        bytes: usize,
+    },
+    Copy {
+        from: DevicePointer,
+        to: DevicePointer,
+        bytes: usize,
+    },
+    /// A weight comes from the host.
+    Fetch(Arc<FetchCall>),
+    /// It has to be there.
+    Await(Arc<FetchCall>),
 }
 
 /// A kernel with its arguments, each in eight bytes of its own.
@@ -114,6 +126,8 @@ impl Command {
             Command::Convolution(call) => gpu.convolutions.run(gpu, call),
             Command::Fill { to, bytes } => memory::fill(gpu, *to, 0, *bytes),
             Command::Copy { from, to, bytes } => memory::copy(gpu, *from, *to, *bytes),
+            Command::Fetch(call) => call.start(gpu),
+            Command::Await(call) => call.wait(gpu),
         }
     }
 }

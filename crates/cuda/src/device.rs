@@ -8,13 +8,14 @@ use crate::commands::{Command, LaunchCall, Operands};
 use crate::driver::DevicePointer;
 use crate::error::CudaError;
 use crate::executor::{Cuda, has_own_scratch, scratch_bytes};
+use crate::fetches::{FetchCall, registered};
 use crate::gpu::{Event, Gpu};
 use crate::host_part::{Held, HostPart};
 use crate::host_places::HostPlaces;
 use crate::host_work::{HostCall, HostWork};
 use crate::inputs::Inputs;
 use crate::lowering::Lowering;
-use crate::memory;
+use crate::memory::{self, Registered};
 use crate::memory_check;
 use crate::mirror::StoreMirror;
 use crate::places::Arenas;
@@ -24,7 +25,10 @@ use kolo_exec::store::Mirrored;
 use kolo_exec::{Device, ExchangeError, Memory, Program, Store};
 use kolo_graph::cpu::Buffer;
 use kolo_graph::cuda::{CudaCalls, CudaSource, CudaTarget, Launch, SCRATCH_ALIGNMENT};
+use kolo_graph::fetch::Fetch;
+use kolo_graph::layout::shown_by;
 use kolo_graph::{DType, NodeId, Phase, ValueId};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -81,6 +85,8 @@ pub(crate) struct CudaDevice {
     mirrored: Arc<Mirrored>,
     arenas: Arenas,
     poison: bool,
+    /// The weights in the host's memory, pinned if any is fetched.
+    _registered: Option<Registered>,
     /// The host's memory of the store.
     _store: [Arc<Memory>; 2],
 }
@@ -141,6 +147,7 @@ impl CudaDevice {
             mirrored,
             arenas,
             poison: executor.poison,
+            _registered: registered(gpu, program, store),
             _store: store.memories().map(Arc::clone),
         })
     }
@@ -338,6 +345,10 @@ impl Device for CudaDevice {
 
     fn is_finite(&self, phase: Phase, item: usize) -> bool {
         let node = self.program.graph.node(self.schedule.items(phase)[item].node);
+        // Whoever reads a weight that comes waits for it.
+        if node.op.is::<Fetch>() {
+            return true;
+        }
         let mut finite = true;
         self.attempt(|| {
             for id in &node.outputs {
@@ -425,7 +436,25 @@ impl Resolver<'_> {
     }
 
     fn phase(&self, items: &[Item], calls: &[Option<CudaCalls>], lane: usize) -> Result<Vec<Work>, CudaError> {
-        items.iter().zip(calls).map(|(item, calls)| self.work(item, calls.as_ref(), lane)).collect()
+        let (mut works, mut on_way): (Vec<Work>, HashMap<ValueId, Arc<FetchCall>>) = Default::default();
+        for (item, calls) in items.iter().zip(calls) {
+            let node = self.program.graph.node(item.node);
+            // The first reader waits, and those behind it are behind it.
+            let read = self.lowering.inputs(item.node).into_iter().map(|id| shown_by(&self.program.graph, id));
+            let awaited: Vec<Command> = read.filter_map(|id| on_way.remove(&id)).map(Command::Await).collect();
+            let mut work = if node.op.is::<Fetch>() {
+                let call = Arc::new(FetchCall::new(self.gpu, self.program, self.store, self.arenas, node, lane)?);
+                on_way.insert(node.outputs[0], Arc::clone(&call));
+                Work::Commands(vec![Command::Fetch(call)])
+            } else {
+                self.work(item, calls.as_ref(), lane)?
+            };
+            if let Work::Commands(commands) = &mut work {
+                commands.splice(0..0, awaited);
+            }
+            works.push(work);
+        }
+        Ok(works)
     }
 
     fn work(&self, item: &Item, calls: Option<&CudaCalls>, lane: usize) -> Result<Work, CudaError> {

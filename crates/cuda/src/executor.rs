@@ -8,11 +8,13 @@ use crate::host_work::staging_bytes;
 use crate::lowering::Lowering;
 use crate::nvml::GpuMonitor;
 use crate::places::sum_levels;
+use crate::stream_weights::stream_weights;
 use kolo_exec::executor::CompileError;
 use kolo_exec::schedule::Schedule;
 use kolo_exec::{Device, Executor, Memory, Monitor, Offload, Options, Program, SessionBytes, Store};
 use kolo_graph::cuda::{CudaCalls, CudaTarget, SCRATCH_ALIGNMENT};
 use kolo_graph::layout::{self, Layout};
+use kolo_graph::verify::debug_verify;
 use kolo_graph::{Graph, NodeId};
 use std::sync::Arc;
 
@@ -62,6 +64,16 @@ impl Executor for Cuda {
         Options { lanes: 1, ..asked }
     }
 
+    fn rewrite(&self, graph: Graph, options: Options) -> Graph {
+        if self.offload != Offload::Weights {
+            return graph;
+        }
+        let layout = self.layout(&graph, options);
+        let graph = stream_weights(&graph, &layout, &HostPart::of(&graph, &layout, self.offload));
+        debug_verify(&graph, "stream_weights");
+        graph
+    }
+
     fn layout(&self, graph: &Graph, options: Options) -> Layout {
         layout::plan(graph, options.grains, options.lanes, &CudaAbilities::new(graph, &self.target(), self.offload))
     }
@@ -74,7 +86,7 @@ impl Executor for Cuda {
             activations: (layout.grain_bytes + layout.grain_input_bytes) * options.places(),
             gradients: layout.sum_bytes * sum_levels(options),
             scratch: layout.step_bytes + layout.step_input_bytes + scratch_bytes(&lowering, layout),
-            staging: staging_bytes(graph, layout, &host),
+            staging: staging_bytes(graph, layout, &host) + layout.host_bytes,
         }
     }
 

@@ -1,8 +1,9 @@
-//! A driver and a compiler without a GPU, for tests: the device's memory is the host's, every call is done when it returns, and there is
-//! one kernel, which adds terms to sums over grains.
+//! A driver and a compiler without a GPU, for tests: the device's memory is the host's, work is done when a test says
+//! ([`crate::fake_streams`]), and there is one kernel, which adds terms to sums over grains.
 
 use crate::driver::{DevicePointer, Driver, Handle};
 use crate::error::CudaError;
+use crate::fake_streams as streams;
 use crate::gpu::Gpu;
 use crate::kernels::Kernels;
 use crate::nvrtc::Nvrtc;
@@ -10,6 +11,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What the driver says of a kernel, or a name, that is not there.
 const NOT_FOUND: c_int = 500;
@@ -41,15 +43,27 @@ fn handle() -> Handle {
     std::ptr::dangling_mut::<u64>().cast()
 }
 
+/// Of a stream or an event: no two are the same.
 unsafe extern "C" fn make_handle(to: *mut Handle, _: c_uint) -> c_int {
+    static MADE: AtomicUsize = AtomicUsize::new(0);
+    let number = MADE.fetch_add(1, Ordering::Relaxed) + 1;
     // SAFETY: the driver's contract: the place of a handle.
-    unsafe { *to = handle() };
+    unsafe { *to = std::ptr::without_provenance_mut(number) };
     0
 }
 extern "C" fn with_handle(_: Handle) -> c_int {
     0
 }
-extern "C" fn work_on(_: Handle) -> c_int {
+extern "C" fn synchronize(stream: Handle) -> c_int {
+    streams::synchronize(stream as usize);
+    ANSWER.get()
+}
+extern "C" fn synchronize_event(event: Handle) -> c_int {
+    streams::synchronize_event(event as usize);
+    ANSWER.get()
+}
+extern "C" fn record(event: Handle, stream: Handle) -> c_int {
+    streams::record(event as usize, stream as usize);
     ANSWER.get()
 }
 extern "C" fn flags(_: c_uint) -> c_int {
@@ -141,27 +155,28 @@ extern "C" fn host_register(_: *mut c_void, _: usize, _: c_uint) -> c_int {
 extern "C" fn host_unregister(_: *mut c_void) -> c_int {
     0
 }
-unsafe extern "C" fn to_device(to: DevicePointer, from: *const c_void, bytes: usize, _: Handle) -> c_int {
-    // SAFETY: whoever calls has that many bytes at both places.
-    unsafe { std::ptr::copy(from.cast::<u8>(), to as *mut u8, bytes) };
+unsafe extern "C" fn to_device(to: DevicePointer, from: *const c_void, bytes: usize, stream: Handle) -> c_int {
+    // SAFETY: whoever calls has that many bytes at both places, until the work is done.
+    streams::start(stream as usize, move || unsafe { std::ptr::copy(from.cast::<u8>(), to as *mut u8, bytes) });
     ANSWER.get()
 }
-unsafe extern "C" fn to_host(to: *mut c_void, from: DevicePointer, bytes: usize, _: Handle) -> c_int {
+unsafe extern "C" fn to_host(to: *mut c_void, from: DevicePointer, bytes: usize, stream: Handle) -> c_int {
     // SAFETY: as above.
-    unsafe { std::ptr::copy(from as *const u8, to.cast(), bytes) };
+    streams::start(stream as usize, move || unsafe { std::ptr::copy(from as *const u8, to.cast(), bytes) });
     ANSWER.get()
 }
-unsafe extern "C" fn on_device(to: DevicePointer, from: DevicePointer, bytes: usize, _: Handle) -> c_int {
+unsafe extern "C" fn on_device(to: DevicePointer, from: DevicePointer, bytes: usize, stream: Handle) -> c_int {
     // SAFETY: as above.
-    unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
+    streams::start(stream as usize, move || unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) });
     ANSWER.get()
 }
-unsafe extern "C" fn set_bytes(to: DevicePointer, byte: u8, bytes: usize, _: Handle) -> c_int {
+unsafe extern "C" fn set_bytes(to: DevicePointer, byte: u8, bytes: usize, stream: Handle) -> c_int {
     // SAFETY: as above.
-    unsafe { std::ptr::write_bytes(to as *mut u8, byte, bytes) };
+    streams::start(stream as usize, move || unsafe { std::ptr::write_bytes(to as *mut u8, byte, bytes) });
     ANSWER.get()
 }
-extern "C" fn wait_event(_: Handle, _: Handle, _: c_uint) -> c_int {
+extern "C" fn wait_event(stream: Handle, event: Handle, _: c_uint) -> c_int {
+    streams::wait(stream as usize, event as usize);
     0
 }
 /// Nothing can be recorded: calls are started one by one.
@@ -198,6 +213,19 @@ extern "C" fn set_attribute(_: Handle, _: c_int, _: c_int) -> c_int {
     0
 }
 /// What `sums.cu` does.
+unsafe fn add_term([term, levels, stride, depth, closes, elements]: [u64; 6]) {
+    let (term, levels) = (term as *const f32, levels as *mut f32);
+    let [stride, depth, closes, elements] = [stride, depth, closes, elements].map(|number| number as usize);
+    // SAFETY: by the caller's contract.
+    unsafe {
+        for at in 0..elements {
+            let mut carry = *term.add(at);
+            (0..closes).for_each(|close| carry = *levels.add((depth - 1 - close) * stride + at) + carry);
+            *levels.add((depth - closes) * stride + at) = carry;
+        }
+    }
+}
+
 #[allow(clippy::too_many_arguments)]
 unsafe extern "C" fn launch(
     _: Handle,
@@ -208,21 +236,14 @@ unsafe extern "C" fn launch(
     _: c_uint,
     _: c_uint,
     _: c_uint,
-    _: Handle,
+    stream: Handle,
     args: *mut *mut c_void,
     _: *mut *mut c_void,
 ) -> c_int {
-    // SAFETY: the kernel's arguments, eight bytes each, and memory of the sizes that they say.
-    unsafe {
-        let arg = |at: usize| *(*args.add(at)).cast::<u64>();
-        let (term, levels) = (arg(0) as *const f32, arg(1) as *mut f32);
-        let [stride, depth, closes, elements] = [2, 3, 4, 5].map(|at| arg(at) as usize);
-        for at in 0..elements {
-            let mut carry = *term.add(at);
-            (0..closes).for_each(|close| carry = *levels.add((depth - 1 - close) * stride + at) + carry);
-            *levels.add((depth - closes) * stride + at) = carry;
-        }
-    }
+    // SAFETY: the kernel's arguments, eight bytes each.
+    let args = [0, 1, 2, 3, 4, 5].map(|at| unsafe { *(*args.add(at)).cast::<u64>() });
+    // SAFETY: memory of the sizes that the arguments say, until the work is done.
+    streams::start(stream as usize, move || unsafe { add_term(args) });
     ANSWER.get()
 }
 unsafe extern "C" fn error_name(code: c_int, to: *mut *const c_char) -> c_int {
@@ -265,7 +286,7 @@ static DRIVER: Driver = Driver {
     copy_on_device: on_device,
     set_bytes,
     stream_create: make_handle,
-    stream_synchronize: work_on,
+    stream_synchronize: synchronize,
     stream_wait: wait_event,
     stream_begin_capture: begin_capture,
     stream_end_capture: end_capture,
@@ -275,8 +296,8 @@ static DRIVER: Driver = Driver {
     graph_destroy: with_handle,
     event_create: make_handle,
     event_destroy: with_handle,
-    event_record: two_handles,
-    event_synchronize: work_on,
+    event_record: record,
+    event_synchronize: synchronize_event,
     event_elapsed: elapsed,
     module_load: load,
     module_function: find,

@@ -6,17 +6,21 @@
 use crate::places::stored_name;
 use kolo_exec::store::Entry;
 use kolo_exec::{Offload, Store};
+use kolo_graph::fetch::Fetch;
 use kolo_graph::layout::{Arena, Layout, align, shown_by};
 use kolo_graph::sources::{Input, Param, State};
-use kolo_graph::{DType, Graph, Node, NodeId, ValueId};
+use kolo_graph::{DType, Graph, Node, NodeId, Op, ValueId};
 use kolo_ops::cast::Cast;
-use kolo_ops::optim::is_rule;
+use kolo_ops::optim::{RoundBf16, is_rule};
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
 /// The nodes that the host runs.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct HostPart(BTreeSet<NodeId>);
+pub(crate) struct HostPart {
+    nodes: BTreeSet<NodeId>,
+    offload: Offload,
+}
 
 impl HostPart {
     pub fn of(graph: &Graph, layout: &Layout, offload: Offload) -> Self {
@@ -25,28 +29,36 @@ impl HostPart {
         }
         let copied: BTreeSet<ValueId> = layout.copies.iter().map(|(from, _)| *from).collect();
         let in_place = |node: &Node| !node.outputs.iter().any(|id| copied.contains(id));
-        let rule = |id: &&NodeId| is_rule(&*graph.node(**id).op) && in_place(graph.node(**id));
+        let rule = |id: &&NodeId| is_update(&*graph.node(**id).op) && in_place(graph.node(**id));
         let rules: BTreeSet<NodeId> = layout.after.iter().filter(rule).copied().collect();
         let cast = |id: &&NodeId| casts_weight(graph, graph.node(**id)) && reads_store(graph, layout, **id);
         let casts: BTreeSet<NodeId> = layout.before.iter().filter(cast).copied().collect();
-        let both = Self(rules.union(&casts).copied().collect());
+        let both = Self { nodes: rules.union(&casts).copied().collect(), offload };
         let held = Held::of(graph, layout, &both);
-        // A weight that the device has anyway is cast there.
-        let host_casts = casts.into_iter().filter(|id| !held.covers_any(graph, layout, graph.node(*id).inputs[0]));
-        Self(rules.iter().copied().chain(host_casts).collect())
+        // A weight that the device has anyway is cast there, if it is the device that reads the copy.
+        let host_casts = casts.into_iter().filter(|id| {
+            let node = graph.node(*id);
+            lies_on_host(layout, node) || !held.covers_any(graph, layout, node.inputs[0])
+        });
+        Self { nodes: rules.iter().copied().chain(host_casts).collect(), offload }
     }
 
     pub fn has(&self, node: NodeId) -> bool {
-        self.0.contains(&node)
+        self.nodes.contains(&node)
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.nodes.is_empty()
     }
 
     pub fn nodes(&self) -> impl Iterator<Item = NodeId> + '_ {
-        self.0.iter().copied()
+        self.nodes.iter().copied()
     }
+}
+
+/// Whether an op is a part of the optimizer's update that the host can run.
+fn is_update(op: &dyn Op) -> bool {
+    is_rule(op) || op.is::<RoundBf16>()
 }
 
 /// Whether a node makes a half-precision copy of a weight.
@@ -57,6 +69,10 @@ pub(crate) fn casts_weight(graph: &Graph, node: &Node) -> bool {
 
 fn reads_store(graph: &Graph, layout: &Layout, id: NodeId) -> bool {
     layout.places[graph.node(id).inputs[0].0 as usize].is_some_and(|place| place.arena == Arena::Store)
+}
+
+fn lies_on_host(layout: &Layout, node: &Node) -> bool {
+    layout.places[node.outputs[0].0 as usize].is_some_and(|place| place.arena == Arena::Host)
 }
 
 /// What of the store a device holds: of the parameters' memory and of the states', whole entries in the order of memory.
@@ -77,12 +93,15 @@ impl Held {
 
     /// Whatever nodes beside the host's read or write.
     pub fn of(graph: &Graph, layout: &Layout, host: &HostPart) -> Self {
-        if host.is_empty() {
+        let streams = host.offload == Offload::Weights;
+        if host.is_empty() && !streams {
             return Self::everything(graph);
         }
         let mut held = Self::nothing(graph);
         let all = [&layout.before, &layout.grain, &layout.after].into_iter().flatten();
-        for node in all.filter(|id| !host.has(**id)).map(|id| graph.node(*id)).filter(|node| runs(node)) {
+        let all = all.filter(|id| !host.has(**id)).map(|id| graph.node(*id)).filter(|node| runs(node));
+        // What is fetched is copied from the host's memory.
+        for node in all.filter(|node| !node.op.is::<Fetch>()) {
             node.inputs.iter().for_each(|id| held.mark(graph, layout, *id, false));
             node.outputs.iter().for_each(|id| held.mark(graph, layout, *id, true));
         }
@@ -126,6 +145,14 @@ impl Held {
         })
     }
 
+    /// Whether the device changes an entry that this value is a part of.
+    pub fn changes(&self, graph: &Graph, layout: &Layout, id: ValueId) -> bool {
+        self.range(graph, layout, id).is_some_and(|(memory, range)| {
+            let entries = self.lies[memory].iter().filter(|(.., changed)| *changed);
+            entries.into_iter().any(|(entry, ..)| entry.start < range.end && range.start < entry.end)
+        })
+    }
+
     /// What is held, as few runs as there are.
     pub fn runs(&self, memory: usize) -> Vec<Range<usize>> {
         joined(self.lies[memory].iter().filter(|(_, held, _)| *held).map(|(range, ..)| range.clone()))
@@ -150,7 +177,8 @@ pub(crate) fn memory_of(entry: &Entry) -> usize {
 /// Whether a node does anything: sources and views are where they are.
 fn runs(node: &Node) -> bool {
     let op = &node.op;
-    !(op.aliases() || op.is::<Input>() || op.is::<Param>() || op.is::<State>())
+    let shows = op.aliases() && !op.changes_input();
+    !(shows || op.is::<Input>() || op.is::<Param>() || op.is::<State>())
 }
 
 fn joined(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {

@@ -10,11 +10,12 @@ use crate::host_part::HostPart;
 use crate::memory::{Registered, download_in, pinned, upload_in};
 use crate::places::Arenas;
 use kolo_exec::{Memory, Program, Store};
-use kolo_graph::cpu::{Buffer, CpuCx};
+use kolo_graph::cpu::{Buffer, Cpu, CpuCx};
 use kolo_graph::layout::{Arena, Layout, align};
 use kolo_graph::{Graph, NodeId, Op, Team, Type, ValueId};
 use kolo_ops::cast::Cast;
 use kolo_ops::cpu_of;
+use kolo_ops::optim::RoundBf16;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -262,9 +263,12 @@ impl HostWork {
         let outputs: Vec<Buffer> = call.outputs.iter().map(output).collect();
         // SAFETY: operands lie in the store or in the slot, which nobody else uses now; rules and casts want no scratch.
         let mut cx = unsafe { CpuCx::new(inputs, &outputs, &self.team, (std::ptr::null_mut(), 0)) };
-        cpu_of(&*call.op)
-            .ok_or_else(|| CudaError::Other(format!("the host has no `{}`", call.op.name())))?
-            .run(&mut cx);
+        let missing = || CudaError::Other(format!("the host has no `{}`", call.op.name()));
+        match call.op.downcast::<RoundBf16>() {
+            // Its random numbers are counted by elements of the whole.
+            Some(round) => round.skip(piece.start).run(&mut cx),
+            None => cpu_of(&*call.op).ok_or_else(missing)?.run(&mut cx),
+        }
         for (operand, made) in call.outputs.iter().zip(&outputs) {
             if let Some(device) = operand.device {
                 let to = device + operand.shift(piece) as u64;
@@ -334,10 +338,14 @@ fn calls(
 ) -> (BTreeMap<NodeId, Arc<HostCall>>, Vec<Arc<HostCall>>) {
     let graph = &program.graph;
     let place = |id: ValueId| {
-        let place = program.layout.places[id.0 as usize].filter(|place| place.arena == Arena::Store);
+        let host = program.layout.places[id.0 as usize].and_then(|place| match place.arena {
+            Arena::Store => Some(arenas.mirror.host_address(graph, store, &place)),
+            Arena::Host => Some(arenas.host.at(place.offset + place.within)),
+            _ => None,
+        });
         Operand {
             ty: graph.ty(id).clone(),
-            host: place.map(|place| arenas.mirror.host_address(graph, store, &place) as usize),
+            host: host.map(|address| address as usize),
             device: arenas.address(program, store, id, 0),
         }
     };
@@ -346,13 +354,17 @@ fn calls(
         calls.insert(id, Arc::new(HostCall::new(graph, id, &place)));
     }
     let casts: Vec<Arc<HostCall>> = calls.values().cloned().collect();
+    // What is rounded is cast when it was.
+    let rounds = host.nodes().map(|id| graph.node(id)).filter(|node| node.op.is::<RoundBf16>());
+    let rounded: BTreeSet<ValueId> = rounds.map(|node| node.inputs[0]).collect();
     for id in host.nodes().filter(|id| !graph.node(*id).op.is::<Cast>()) {
         let mut call = HostCall::new(graph, id, &place);
         let made = |cast: &&Arc<HostCall>| {
             let read = &cast.inputs[0];
             call.outputs.iter().any(|output| output.host == read.host && output.ty.elements() == read.ty.elements())
         };
-        call.casts = casts.iter().filter(|cast| alone && made(cast)).cloned().collect();
+        let last = !graph.node(id).outputs.iter().any(|output| rounded.contains(output));
+        call.casts = casts.iter().filter(|cast| alone && last && made(cast)).cloned().collect();
         followers.extend(call.casts.iter().cloned());
         calls.insert(id, Arc::new(call));
     }
@@ -361,7 +373,8 @@ fn calls(
 
 /// Bytes of a slot that arrive for the largest piece, and that leave.
 fn piece_bytes(graph: &Graph, layout: &Layout, host: &HostPart) -> [usize; 2] {
-    let stored = |id: &ValueId| layout.places[id.0 as usize].is_some_and(|place| place.arena == Arena::Store);
+    let at_hosts = |arena: Arena| matches!(arena, Arena::Store | Arena::Host);
+    let stored = |id: &ValueId| layout.places[id.0 as usize].is_some_and(|place| at_hosts(place.arena));
     let bytes = |ids: &[ValueId]| -> usize {
         let staged = ids.iter().filter(|id| !stored(id)).map(|id| graph.ty(*id));
         staged.map(|ty| align(ty.elements().min(PIECE_ELEMENTS) * ty.dtype.bytes())).sum()

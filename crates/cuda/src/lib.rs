@@ -16,6 +16,9 @@ mod error;
 mod executor;
 #[cfg(test)]
 mod fake;
+#[cfg(test)]
+mod fake_streams;
+mod fetches;
 mod gpu;
 mod host_part;
 mod host_places;
@@ -34,9 +37,12 @@ mod places;
 mod product_trials;
 mod products;
 mod rates;
+mod stream_weights;
 mod survey;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_of_streams;
 
 pub use coverage::compile_cases;
 pub use error::CudaError;

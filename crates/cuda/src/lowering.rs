@@ -4,6 +4,7 @@ use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::host_part::HostPart;
 use kolo_graph::cuda::{CudaCall, CudaCalls, CudaCx, CudaTarget};
+use kolo_graph::fetch::Fetch;
 use kolo_graph::layout::Layout;
 use kolo_graph::{Graph, NodeId, Type, ValueId};
 use kolo_ops::channel_order::{self, ChannelOrders};
@@ -29,10 +30,11 @@ impl<'a> Lowering<'a> {
 
     /// The same where the host runs these nodes, before values have places: what it reads and makes lies as its type says.
     pub fn beside(self, host: &HostPart) -> Self {
-        if host.is_empty() {
+        let elsewhere = |id: NodeId| host.has(id) || self.graph.node(id).op.is::<Fetch>();
+        if !self.graph.ids().any(elsewhere) {
             return self;
         }
-        Self { orders: ChannelOrders::beside(self.graph, self.target, |id| host.has(id)), ..self }
+        Self { orders: ChannelOrders::beside(self.graph, self.target, elsewhere), ..self }
     }
 
     /// The same for a graph whose values have places.

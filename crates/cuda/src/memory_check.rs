@@ -2,9 +2,9 @@
 
 use crate::error::CudaError;
 use crate::gpu::Gpu;
-use crate::host_part::{Held, HostPart};
 use kolo_exec::{Offload, Program};
 use kolo_graph::ValueId;
+use kolo_graph::fetch::Fetch;
 use kolo_graph::layout::Arena;
 
 /// How many of the largest tensors a refusal names.
@@ -42,16 +42,31 @@ pub(crate) fn check(gpu: &Gpu, program: &Program, stored: usize) -> Result<(), C
 
 /// What the host could keep of it.
 fn offload_hint(program: &Program) -> String {
-    let bytes = |offload: Offload| -> usize {
-        Held::of(&program.graph, &program.layout, &HostPart::of(&program.graph, &program.layout, offload))
-            .bytes()
-            .iter()
-            .sum()
+    if program.graph.nodes.iter().any(|node| node.op.is::<Fetch>()) {
+        return String::new();
+    }
+    let bytes = |program: &Program| {
+        let stored: usize = program.executor.stored_bytes(&program.graph, &program.layout).iter().sum();
+        program.bytes().total() + stored
     };
-    let now: usize = program.executor.stored_bytes(&program.graph, &program.layout).iter().sum();
-    match now.saturating_sub(bytes(Offload::Optimizer)) {
-        0 => String::new(),
-        less => format!("`[memory] offload = \"optimizer\"` leaves {} of it in the host's memory; ", size(less)),
+    let now = bytes(program);
+    let less = |offload: Offload| {
+        let executor = program.executor.with_offload(offload)?;
+        let other = Program::new(&executor, (*program.graph).clone(), program.options);
+        Some(now.saturating_sub(bytes(&other)))
+    };
+    let [optimizer, weights] = [Offload::Optimizer, Offload::Weights].map(|offload| less(offload).unwrap_or(0));
+    match (optimizer, weights > optimizer) {
+        (0, false) => String::new(),
+        (0, true) => format!("`[memory] offload = \"weights\"` leaves {} of it in the host's memory; ", size(weights)),
+        (_, true) => format!(
+            "`[memory] offload = \"optimizer\"` leaves {} of it in the host's memory, \"weights\" {}; ",
+            size(optimizer),
+            size(weights)
+        ),
+        (_, false) => {
+            format!("`[memory] offload = \"optimizer\"` leaves {} of it in the host's memory; ", size(optimizer))
+        }
     }
 }
 

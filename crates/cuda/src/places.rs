@@ -3,9 +3,9 @@
 use crate::driver::DevicePointer;
 use crate::error::CudaError;
 use crate::gpu::Gpu;
-use crate::memory::DeviceMemory;
+use crate::memory::{DeviceMemory, pinned};
 use crate::mirror::StoreMirror;
-use kolo_exec::{Options, Program, Store};
+use kolo_exec::{Memory, Options, Program, Store};
 use kolo_graph::layout::{Arena, Place};
 use kolo_graph::sources::{Param, State};
 use kolo_graph::{Graph, ValueId};
@@ -26,6 +26,8 @@ pub(crate) struct Arenas {
     /// All levels of the sums, one behind the other.
     pub sums: DeviceMemory,
     pub scratch: DeviceMemory,
+    /// What is left in the host's memory, pinned.
+    pub host: Memory,
     pub mirror: Arc<StoreMirror>,
 }
 
@@ -45,6 +47,7 @@ impl Arenas {
             step: DeviceMemory::zeroed(gpu, layout.step_bytes)?,
             sums: DeviceMemory::zeroed(gpu, layout.sum_bytes * sum_levels(program.options))?,
             scratch: DeviceMemory::zeroed(gpu, scratch_bytes)?,
+            host: pinned(gpu, layout.host_bytes)?,
             mirror,
         })
     }
@@ -67,6 +70,7 @@ impl Arenas {
     pub fn placed(&self, place: &Place, lane: usize) -> Result<DevicePointer, CudaError> {
         let base = match place.arena {
             Arena::Store => return Err(CudaError::Other("a stored value is found by its name".into())),
+            Arena::Host => return Err(CudaError::Other("what the host keeps has no place on the device".into())),
             Arena::GrainInput => self.grain_input[lane].at(place.offset),
             Arena::StepInput => self.step_input.at(place.offset),
             Arena::Grain => self.grain[lane].at(place.offset),

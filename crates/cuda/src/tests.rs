@@ -11,13 +11,13 @@ use kolo_exec::{Device, Executor, Memory, Offload, Options, Program, Session, Se
 use kolo_graph::layout::Layout;
 use kolo_graph::sources::GrainSum;
 use kolo_graph::{Builder, DType, Graph, Init, Type};
-use kolo_ops::optim::{Adam, LambApply, LambDirection};
+use kolo_ops::optim::{Adam, LambApply, LambDirection, round_weights};
 use kolo_ops::prelude::*;
 use std::sync::Arc;
 
 /// The executor for GPUs on the fake one.
 #[derive(Debug)]
-struct Faked(Cuda, Arc<Gpu>);
+pub(crate) struct Faked(pub Cuda, pub Arc<Gpu>);
 
 impl Executor for Faked {
     fn name(&self) -> &'static str {
@@ -25,6 +25,9 @@ impl Executor for Faked {
     }
     fn options(&self, asked: Options) -> Options {
         self.0.options(asked)
+    }
+    fn rewrite(&self, graph: Graph, options: Options) -> Graph {
+        self.0.rewrite(graph, options)
     }
     fn layout(&self, graph: &Graph, options: Options) -> Layout {
         self.0.layout(graph, options)
@@ -34,6 +37,9 @@ impl Executor for Faked {
     }
     fn stored_bytes(&self, graph: &Graph, layout: &Layout) -> [usize; 2] {
         self.0.stored_bytes(graph, layout)
+    }
+    fn with_offload(&self, offload: Offload) -> Option<Arc<dyn Executor>> {
+        Some(Arc::new(Self(Cuda { offload, ..self.0 }, Arc::clone(&self.1))))
     }
     fn allocates_on_host(&self) -> bool {
         false
@@ -56,7 +62,8 @@ fn offloading() -> Arc<dyn Executor> {
 /// Weights that follow the gradients they are fed, and a half-precision copy of each.
 fn graph() -> Graph {
     let builder = Builder::new();
-    let [lr, scale, step] = ["lr", "scale", "step"].map(|name| builder.step_input(name, Type::f32([])));
+    let [lr, scale] = ["lr", "scale"].map(|name| builder.step_input(name, Type::f32([])));
+    let step = builder.step_number();
     for (name, shape) in [("long", vec![2500]), ("matrix", vec![3, 5])] {
         let ty = Type::f32(shape.clone());
         let param = builder.param(name, shape, Init::ONES);
@@ -99,18 +106,28 @@ fn halves(session: &Session) -> Vec<Vec<u8>> {
     ["long.half", "matrix.half"].map(|name| session.output_bytes(name).unwrap().to_vec()).to_vec()
 }
 
-fn states(store: &Store) -> Vec<Vec<f32>> {
+pub(crate) fn states(store: &Store) -> Vec<Vec<f32>> {
     store.entries().iter().map(|entry| store.values(&entry.name).unwrap().to_vec()).collect()
 }
 
 #[test]
 fn an_offloaded_optimizer_updates_as_the_cpu_does() {
+    updates_as_the_cpu_does(&graph());
+}
+
+/// The host works on pieces, whose random numbers are those of the whole.
+#[test]
+fn offloaded_weights_are_rounded_as_the_cpu_does() {
+    updates_as_the_cpu_does(&round_weights(&graph(), 5).unwrap());
+}
+
+fn updates_as_the_cpu_does(graph: &Graph) {
     let options = Options { threads: 1, lanes: 1, grains: 4, slots: 1, ways: 1 };
-    let (mut own, mut other) = (Store::new(&graph(), 3), Store::new(&graph(), 3));
-    let program = Program::new(&offloading(), graph(), options);
+    let (mut own, mut other) = (Store::new(graph, 3), Store::new(graph, 3));
+    let program = Program::new(&offloading(), graph.clone(), options);
     assert_eq!(program.executor.stored_bytes(&program.graph, &program.layout), [0, 0], "all of it is the host's");
     let mut offloaded = Session::compile(program, &own, None).unwrap();
-    let mut cpu = Session::new(graph(), &other, options);
+    let mut cpu = Session::new(graph.clone(), &other, options);
     for number in 1..=5 {
         if number == 4 {
             // As a checkpoint that is restored.

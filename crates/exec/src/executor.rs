@@ -33,6 +33,11 @@ pub trait Executor: Debug + Send + Sync {
         asked
     }
 
+    /// The graph as it runs it: where the device has a memory of its own, with what is brought there while it is used.
+    fn rewrite(&self, graph: Graph, _options: Options) -> Graph {
+        graph
+    }
+
     /// Where every value lies and in which order nodes run.
     fn layout(&self, graph: &Graph, options: Options) -> Layout;
 

@@ -9,11 +9,14 @@ pub enum Offload {
     /// The optimizer's state, and weights of which the device reads a half-precision copy alone, are in the host's memory and
     /// updated there.
     Optimizer,
+    /// So are all large weights, in the precision that the device computes with: each comes to the device shortly before it is used, and
+    /// is gone when it was.
+    Weights,
 }
 
 impl Offload {
-    pub const ALL: [Offload; 2] = [Offload::None, Offload::Optimizer];
-    pub const NAMES: [&'static str; 2] = ["none", "optimizer"];
+    pub const ALL: [Offload; 3] = [Offload::None, Offload::Optimizer, Offload::Weights];
+    pub const NAMES: [&'static str; 3] = ["none", "optimizer", "weights"];
 
     pub fn name(self) -> &'static str {
         Self::NAMES[self as usize]

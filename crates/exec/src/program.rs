@@ -51,6 +51,7 @@ impl Order {
 impl Program {
     pub fn new(executor: &Arc<dyn Executor>, graph: Graph, options: Options) -> Self {
         let options = executor.options(options);
+        let graph = executor.rewrite(graph, options);
         let layout = executor.layout(&graph, options);
         Self { executor: Arc::clone(executor), graph: Arc::new(graph), layout: Arc::new(layout), options, order: None }
     }

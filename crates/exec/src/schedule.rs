@@ -237,5 +237,6 @@ fn runs(graph: &Graph, layout: &Layout, id: NodeId, numbers: &HashMap<NodeId, us
     }
     let made = (op.is::<GrainSum>() || op.is::<Join>())
         && layout.places[node.inputs[0].0 as usize] == layout.places[node.outputs[0].0 as usize];
-    !(made || op.aliases() || op.is::<Input>() || op.is::<Param>() || op.is::<State>())
+    let shows = op.aliases() && !op.changes_input();
+    !(made || shows || op.is::<Input>() || op.is::<Param>() || op.is::<State>())
 }

@@ -4,6 +4,7 @@
 //! A rewrite builds a new graph.
 
 use crate::collective::{AfterGrains, Receive};
+use crate::fetch::Fetch;
 use crate::op::Op;
 use crate::operand::checked_types;
 use crate::share::EachGrain;
@@ -220,13 +221,16 @@ impl Graph {
     pub fn phases(&self) -> Vec<Phase> {
         let mut phases: Vec<Phase> = Vec::with_capacity(self.nodes.len());
         for node in &self.nodes {
+            let fetched = node.op.downcast::<Fetch>();
             let per_grain = node.op.is::<EachGrain>()
+                || fetched.is_some_and(|fetch| !fetch.after_grains)
                 || node.op.downcast::<Input>().is_some_and(|input| !input.per_step)
                 || node.op.downcast::<Receive>().is_some_and(|receive| !receive.per_step);
             let own = if per_grain { Phase::Grain } else { Phase::Before };
             let latest =
                 node.inputs.iter().map(|id| phases[self.value(*id).node.0 as usize]).fold(own, |a, b| a.max(b));
-            let last = node.op.is::<GrainSum>() || node.op.is::<AfterGrains>();
+            let late = fetched.is_some_and(|fetch| fetch.after_grains);
+            let last = late || node.op.is::<GrainSum>() || node.op.is::<AfterGrains>();
             phases.push(if last { Phase::After } else { latest });
         }
         phases

@@ -10,6 +10,7 @@ pub mod builder;
 pub mod collective;
 pub mod cpu;
 pub mod cuda;
+pub mod fetch;
 pub mod field;
 pub mod formula;
 pub mod graph;

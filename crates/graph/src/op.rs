@@ -146,6 +146,11 @@ pub trait Op: Describe + Any + Debug + Send + Sync {
         self.view()
     }
 
+    /// Whether an op that aliases changes the memory that it is given. Nobody else reads that input.
+    fn changes_input(&self) -> bool {
+        false
+    }
+
     /// An op with an effect outside the graph's values, or whose result changes between calls, is never merged.
     fn pure(&self) -> bool {
         true

@@ -79,6 +79,15 @@ impl Stream {
         }
     }
 
+    /// Fills `out` with the words from block (`high`, `low`) on. The last block may be used in part.
+    pub fn fill_words(&self, high: u64, low: u64, out: &mut [u32]) {
+        let mut words = [[0; 4]; BATCH];
+        for (batch, out) in out.chunks_mut(4 * BATCH).enumerate() {
+            words_of_batch(*self, high, low.wrapping_add((batch * BATCH) as u64), &mut words);
+            out.copy_from_slice(&words.as_flattened()[..out.len()]);
+        }
+    }
+
     /// Fills `out` with standard normal numbers `4·quad ..` of row `high`, each made smaller or larger by `deviation`.
     pub fn fill_normals(&self, high: u64, quad: u64, deviation: f64, out: &mut [f32]) {
         let mut numbers = [[0.0; 4]; BATCH];

@@ -66,6 +66,7 @@ use kolo_graph::collective::{
     AfterGrains, AllGather, AllReduce, AllToAll, AxisGather, AxisHalo, AxisJoin, AxisScatter, AxisShift, AxisSum,
     Barrier, Receive, ReduceScatter, Send,
 };
+use kolo_graph::fetch::Fetch;
 use kolo_graph::piece::{Join, Piece};
 use kolo_graph::share::{AxisShare, EachGrain, Pack};
 use kolo_graph::sources::{Full, GrainSum, Input, Param, State};
@@ -97,6 +98,7 @@ const SOURCES: &[OpKind] = &[
     OpKind::of::<Pack>().with_cuda::<Pack>(),
     OpKind::of::<AxisShare>().with_cuda::<AxisShare>(),
     OpKind::without_kernels::<EachGrain>(),
+    OpKind::of::<Fetch>().with_cuda::<Fetch>(),
 ];
 
 /// The kinds of this crate.

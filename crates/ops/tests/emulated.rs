@@ -215,14 +215,15 @@ fn kernels_on_the_emulator_match_the_definition() {
     assert!(failures.is_empty(), "{} of {tried} trials failed:\n{}", failures.len(), failures.join("\n"));
 }
 
-/// An offloaded optimizer runs on the host: rules of optimizers and casts of weights give the same bits there as on a GPU.
+/// An offloaded optimizer runs on the host: rules of optimizers, roundings and casts of weights give the same bits there as on a GPU.
 #[test]
 fn rules_of_optimizers_and_casts_give_the_bits_of_the_cpu() {
     let both = |trial: &Trial| {
         let to_half = trial.outputs.iter().all(|ty| matches!(ty.dtype, DType::BF16 | DType::F16));
         let cast = trial.case.op.name() == "cast" && to_half;
         let as_is = trial.inputs.iter().all(|ty| ty.dtype == DType::F32);
-        as_is && (cast || kolo_ops::optim::is_rule(&*trial.case.op))
+        let round = trial.case.op.name() == "round_bf16";
+        as_is && (cast || round || kolo_ops::optim::is_rule(&*trial.case.op))
     };
     let trials: Vec<Trial> = trials().into_iter().filter(both).collect();
     let Some(library) = Library::of(&trials) else {

@@ -140,6 +140,8 @@ impl<'a> Composition<'a> {
         }
         if self.gathers_each_use() {
             self.add_gathers(unit, &mut times);
+        } else if self.anatomy.offload == Offload::Weights {
+            self.add_fetches(unit, &mut times);
         }
         times
     }
@@ -208,7 +210,7 @@ impl<'a> Composition<'a> {
         let stream = match self.anatomy.offload {
             Offload::None => bytes / (device.bandwidth * device.stream_share),
             // Gradients come to the host piece by piece, while it updates others and yet others leave.
-            Offload::Optimizer => {
+            Offload::Optimizer | Offload::Weights => {
                 (bytes / HOST_BYTES_PER_SECOND).max(parameters / shared * GRADIENT_BYTES / device.host_bandwidth)
             }
         };

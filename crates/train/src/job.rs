@@ -85,6 +85,16 @@ impl Default for Kinds<'_> {
     }
 }
 
+/// What becomes of weights after their update.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rounding {
+    /// They stay as they are, f32.
+    #[default]
+    None,
+    /// They become values of bf16, up or down by chance.
+    Stochastic,
+}
+
 #[derive(Debug)]
 pub struct Job {
     pub name: String,
@@ -112,6 +122,7 @@ pub struct Job {
     pub clip: Option<f32>,
     /// What a step is computed in. Parameters and the optimizer's state are f32 in any case.
     pub precision: Precision,
+    pub rounding: Rounding,
     /// The factor by which gradients are scaled at first, in f16.
     pub loss_scale: Option<f64>,
     pub eval_every: usize,
@@ -173,6 +184,7 @@ impl Job {
         let early_stop = read_early_stop(&train, &*model)?;
         let precision = read_precision(&train)?;
         let loss_scale = read_loss_scale(&train, precision)?;
+        let rounding = read_rounding(&train, precision)?;
         let scales_gradients = loss_scale.is_some();
         let facts = Facts { reproducible, early_stop: early_stop.is_some(), scales_gradients };
         let parallel = Parallel::read(&parallel, kinds.strategies, facts)?;
@@ -202,6 +214,7 @@ impl Job {
             clip: read_clip(&train)?,
             precision,
             loss_scale,
+            rounding,
             eval_every: train.count("eval_every", 1, 1)?,
             log_every: LogEvery { steps: train.count("log_every", LOG_EVERY_STEPS, 0)?, asked: train.has("log_every") },
             early_stop,
@@ -534,6 +547,17 @@ fn read_loss_scale(train: &Settings, precision: Precision) -> Result<Option<f64>
             Err(train.wrong("loss_scale", message, "leave it out, or write `precision = \"f16\"`"))
         }
         _ => Ok(None),
+    }
+}
+
+fn read_rounding(train: &Settings, precision: Precision) -> Result<Rounding, SettingError> {
+    match (train.choice("rounding", &["none", "stochastic"])?, precision) {
+        ("none", _) => Ok(Rounding::None),
+        (_, Precision::Bf16) => Ok(Rounding::Stochastic),
+        (_, other) => {
+            let message = format!("rounds weights to bf16, and `precision` is \"{}\"", other.name());
+            Err(train.wrong("rounding", message, "leave it out, or write `precision = \"bf16\"`"))
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! [`graph_of`] leads from a job, its strategies and a rank's place in the mesh to the graph that the rank runs, whatever for.
 
 use crate::error::Error;
-use crate::job::Job;
+use crate::job::{Job, Rounding};
 use crate::loss_scale::LossScale;
 #[cfg(doc)]
 use crate::loss_scale::{LOSS_SCALE, SKIPPED};
@@ -17,6 +17,7 @@ use kolo_models::{Build, Mean, Model};
 use kolo_ops::cross_entropy::CrossEntropy;
 use kolo_ops::fuse::fuse_elementwise;
 use kolo_ops::lower_precision::lower_precision;
+use kolo_ops::optim::round_weights;
 use kolo_ops::prelude::*;
 use kolo_ops::product_part::absorb_slices;
 use kolo_parallel::mesh::DATA;
@@ -28,6 +29,22 @@ use std::collections::BTreeSet;
 /// The graph that a rank runs: the same function for training, evaluation, plans, printing, measuring and servers. `parallel`
 /// is the job's own, or the job's with parameter servers.
 pub fn graph_of(job: &Job, parallel: &Parallel, purpose: Purpose, mesh: &Mesh) -> Result<Graph, GraphError> {
+    let graph = graph_before_rounding(job, parallel, purpose, mesh)?;
+    if job.rounding == Rounding::None {
+        return Ok(graph);
+    }
+    let graph = round_weights(&graph, job.seed).map_err(cannot_round)?;
+    debug_verify(&graph, "round_weights");
+    Ok(graph)
+}
+
+fn cannot_round(what: String) -> GraphError {
+    let message = format!("`train.rounding` = \"stochastic\" does not go with {what}");
+    let hint = "leave it out, or split the model in another way".into();
+    GraphError { op: "`[train]`".into(), scope: String::new(), message, hint, inputs: None }
+}
+
+fn graph_before_rounding(job: &Job, parallel: &Parallel, purpose: Purpose, mesh: &Mesh) -> Result<Graph, GraphError> {
     let mut graph = model_graph(job, parallel, purpose)?;
     if parallel.splits_model() {
         graph = match purpose {

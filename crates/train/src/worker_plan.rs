@@ -10,7 +10,6 @@ use crate::trainer::count_beside;
 use kolo_exec::{Offload, Options, Program};
 use kolo_parallel::{Mesh, Parallel};
 use kolo_plan::MemoryPlan;
-use std::sync::Arc;
 
 /// What a rank's communicators take, and what each peer adds to that: parts of messages on their way, and of sums.
 const COMMUNICATOR_BYTES: usize = 3 << 20;
@@ -60,8 +59,8 @@ impl WorkerPlan {
     /// That memory with this much in the host's instead; `None` if the device has no other.
     pub fn offloaded(&self, offload: Offload) -> Option<MemoryPlan> {
         let executor = self.program.executor.with_offload(offload)?;
-        let layout = Arc::new(executor.layout(&self.program.graph, self.program.options));
-        let program = Program { executor, layout, ..self.program.clone() };
+        let order = self.program.order.clone();
+        let program = Program { order, ..Program::new(&executor, (*self.program.graph).clone(), self.program.options) };
         let evaluation = self.limited().evaluation;
         kolo_plan::device_memory(&program).map(|step| MemoryPlan { evaluation, ..step })
     }

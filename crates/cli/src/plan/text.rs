@@ -107,9 +107,14 @@ fn print_device_memory(memory: &MemoryPlan, job: &Job) {
     ] {
         println!("    {name:<15} {}", format_bytes(bytes as u64));
     }
-    if job.memory.offload != Offload::None {
-        println!("  offload           {}: kept and updated in the host's memory", job.memory.offload.name());
-    }
+    let how = match job.memory.offload {
+        Offload::None => return,
+        Offload::Optimizer => "kept and updated in the host's memory",
+        Offload::Weights => {
+            "kept and updated in the host's memory, as is the optimizer's state; layers come while they are used"
+        }
+    };
+    println!("  offload           {}: {how}", job.memory.offload.name());
 }
 
 /// The time of a step, and how it was found.

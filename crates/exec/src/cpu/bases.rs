@@ -31,6 +31,7 @@ impl Bases<'_> {
                 Arena::Grain => self.grain.add(place.offset),
                 Arena::Step => self.step.add(place.offset),
                 Arena::Sum => self.sum.add(place.offset),
+                Arena::Host => unreachable!("the CPU has no other memory to leave anything in"),
             }
             .add(place.within)
         };

@@ -41,6 +41,8 @@ pub enum Arena {
     Step,
     /// Sums over grains.
     Sum,
+    /// What a device with memory of its own leaves in the host's: made before the grains, and kept beyond the step.
+    Host,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +75,7 @@ pub struct Layout {
     pub grain_bytes: usize,
     pub step_bytes: usize,
     pub sum_bytes: usize,
+    pub host_bytes: usize,
     /// (from, to): updates that could not be done in place, copied when the step ends.
     pub copies: Vec<(ValueId, ValueId)>,
     /// Gradients that are made by their update and stored nowhere.
@@ -110,6 +113,11 @@ pub trait Abilities {
     /// The input that it can take in that way.
     fn takes_tiles(&self, _op: &dyn Op) -> Option<usize> {
         None
+    }
+
+    /// Whether the host keeps what a node before the grains makes, in its own memory.
+    fn on_host(&self, _graph: &Graph, _node: &Node) -> bool {
+        false
     }
 
     /// Whether what a node before the grains makes stays in its place beyond the step: nothing else is ever put there.

@@ -165,6 +165,9 @@ impl<'g> Planner<'g> {
             return;
         } else if op.is::<GrainSum>() {
             Some(self.sum_place(output))
+        } else if position < self.grain.start && self.abilities.on_host(self.graph, node) {
+            layout.host_bytes += bytes;
+            Some(Place::at(Arena::Host, layout.host_bytes - bytes))
         } else {
             None
         };

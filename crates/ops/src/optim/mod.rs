@@ -11,6 +11,7 @@ pub mod lamb;
 pub mod lars;
 pub mod norm;
 pub mod rmsprop;
+pub mod round;
 pub mod rule;
 pub mod sgd;
 
@@ -20,6 +21,7 @@ pub use lamb::{LambApply, LambDirection};
 pub use lars::Lars;
 pub use norm::{ClipScale, OptimMethods, RUN, RunSquares, SumRuns, SumSquares};
 pub use rmsprop::Rmsprop;
+pub use round::{RoundBf16, round_weights};
 pub use sgd::{Sgd, SgdPlain};
 
 use kolo_graph::{Op, OpKind};
@@ -38,6 +40,7 @@ pub const KINDS: &[OpKind] = &[
     OpKind::of::<RunSquares>().with_cuda::<RunSquares>(),
     OpKind::of::<SumRuns>().with_cuda::<SumRuns>(),
     OpKind::of::<ClipScale>().with_cuda::<ClipScale>(),
+    OpKind::of::<RoundBf16>().with_cuda::<RoundBf16>(),
 ];
 
 /// Whether an op is the rule of an optimizer: it moves a parameter or finds where to, element by element, with the same bits on

@@ -37,6 +37,15 @@ impl Composition<'_> {
         times.input.exchanges.extend(backward);
     }
 
+    /// A unit whose weights come from the host for each of its passes, while the unit before it computes: what takes longer than a pass
+    /// is waited for.
+    pub(super) fn add_fetches(&self, unit: &Unit, times: &mut UnitTimes) {
+        let copies = self.weight_bytes(unit.parameters + unit.borrowed) / self.cluster.device.host_bandwidth;
+        times.forward.compute.stream += (copies - times.forward.compute.seconds()).max(0.0);
+        let backward = times.input.compute.seconds() + times.weight.compute.seconds();
+        times.input.compute.stream += (copies - backward).max(0.0);
+    }
+
     /// Once before the first micro-batch: weights of a pipeline's rank that lie in shares, and weights of another stage.
     pub(super) fn before(&self, own: &[usize], stages: &[StageModel]) -> Vec<Exchange> {
         let mut all = Vec::new();

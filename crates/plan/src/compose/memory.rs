@@ -38,10 +38,11 @@ impl Composition<'_> {
         let width = precision.bytes() as f64;
         let once = zero == 3 && !self.gathers_each_use() && data > 1.0;
         // Products read a copy in their own precision, which under ZeRO 3 is only there while it is gathered.
-        let copy = if precision.is_mixed() && zero < 3 || once { width } else { 0.0 };
-        let offloads = self.anatomy.offload != Offload::None;
+        let copied = precision.is_mixed() && zero < 3 || once;
+        let (offloads, streams) = (self.anatomy.offload != Offload::None, self.anatomy.offload == Offload::Weights);
+        let copy = if copied && !streams { width } else { 0.0 };
         // Masters of which the device reads a half-precision copy alone are the host's.
-        let master = if offloads && precision.is_mixed() { 0.0 } else { MASTER_BYTES };
+        let master = if offloads && (precision.is_mixed() || streams) { 0.0 } else { MASTER_BYTES };
         let state = if offloads { 0.0 } else { self.anatomy.optimizer_bytes };
         let mut memory = DeviceMemory {
             weights: parameters * (master / share(if precision.is_mixed() { 1 } else { 3 }) + copy),
@@ -61,10 +62,10 @@ impl Composition<'_> {
         let saved: f64 = units().map(|unit| self.saved(unit)).sum();
         memory.activations = saved / own.len() as f64 * in_flight;
         memory.transient = self.transient(own);
-        if self.gathers_each_use() {
-            // The unit that computes and the next one; the gradient of one.
+        if self.gathers_each_use() || streams {
+            // The unit that computes and the next one; the gradient of one that is gathered.
             let largest = units().map(|unit| unit.parameters + unit.borrowed).fold(0.0, f64::max);
-            memory.transient += largest * (2.0 * width + gradient);
+            memory.transient += largest * (2.0 * width + if self.gathers_each_use() { gradient } else { 0.0 });
         }
         memory
     }

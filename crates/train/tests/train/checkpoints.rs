@@ -118,6 +118,21 @@ fn a_run_goes_on_in_any_layout() {
     }
 }
 
+/// Weights that are rounded by chance are rounded by the same chance when the run goes on, on another layout.
+#[test]
+fn rounding_goes_on_where_it_was() {
+    let job = |parallel: &str| {
+        crate::job(&text(&format!("precision = \"bf16\"\nrounding = \"stochastic\"\n[parallel]\n{parallel}\n")))
+    };
+    let alone = report(&job(""), Company::Alone);
+    for (from, to) in [((1, ""), (1, "")), ((2, "zero = 1"), (4, "zero = 3")), ((4, "zero = 3"), (1, ""))] {
+        let temp = tempfile::tempdir().unwrap();
+        run_on(&job(from.1), (from.0, 0), temp.path(), Some(7), false);
+        let (resumed, seen) = run_on(&job(to.1), (to.0, 0), temp.path(), None, true);
+        assert_same(&format!("{from:?}, then {to:?}: {:?}", seen.notes), &alone, &resumed);
+    }
+}
+
 fn copy_tree(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {

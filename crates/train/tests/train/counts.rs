@@ -5,7 +5,8 @@ use kolo_exec::{Offload, Options, Program};
 use kolo_parallel::Mesh;
 use kolo_plan::anatomy::Anatomy;
 use kolo_plan::cluster::Cluster;
-use kolo_plan::device::{DeviceTable, Precision};
+use kolo_plan::device::{Device, DeviceTable, Precision};
+use kolo_plan::step_model::StepModel;
 use kolo_plan::{Cost, RunCost, compose};
 use kolo_train::step::{UpdateRule, optimise, training_graph};
 use kolo_train::step_model::{anatomy_of, layout_of};
@@ -192,4 +193,30 @@ fn an_offloaded_optimizer_is_the_hosts() {
     assert_eq!((hosts.memory.optimizer, hosts.memory.weights), (0.0, 2.0 * own.parameters), "half-precision weights");
     assert_eq!(hosts.memory.gradients, own.memory.gradients);
     assert!(hosts.update.seconds() > 10.0 * own.update.seconds(), "a host is slower than a GPU's memory");
+}
+
+/// Weights that the host keeps are on the device in part, and a step waits for those that come more slowly than it computes.
+#[test]
+fn streamed_weights_take_time_for_memory() {
+    let model = "kind = \"gpt\"\nlayers = 8\nwidth = 256\nheads = 4\ncontext = 128\nvocab = 512";
+    let job = plan_job(model, "zero = 0", 8, 1);
+    let anatomy = anatomy_of(&job, &job.parallel, 8, true).unwrap();
+    let layout = layout_of(&job, 1, Some(Precision::Bf16)).unwrap();
+    let h200 = DeviceTable::built_in().unwrap().find("h200").unwrap().clone();
+    let model = |offload: Offload, host_bandwidth: f64| {
+        let cluster = Cluster::of_one(Device { host_bandwidth, ..h200.clone() });
+        compose(&anatomy.clone().offloading(offload), &layout, &cluster).unwrap()
+    };
+    let passes = |model: &StepModel| {
+        model.stages.iter().map(|stage| stage.forward.seconds() + stage.input.seconds()).sum::<f64>()
+    };
+    let (kept, streamed) = (model(Offload::Optimizer, 55e9), model(Offload::Weights, 55e9));
+    let (own, hosts) = (kept.roles[0].memory, streamed.roles[0].memory);
+    assert_eq!(hosts.weights, 0.0);
+    assert!(hosts.total() < own.total(), "{hosts:?} {own:?}");
+    // At a rate at which all is there in time, nothing is waited for; else at least the copies of all weights, twice.
+    assert_eq!(passes(&model(Offload::Weights, 1e15)), passes(&kept));
+    let slow = model(Offload::Weights, 1e6);
+    let copies = 2.0 * 2.0 * slow.roles[0].parameters / 1e6;
+    assert!((passes(&slow) / copies - 1.0).abs() < 0.1, "{} {copies}", passes(&slow));
 }

@@ -62,6 +62,56 @@ fn layouts_do_not_matter_in_bf16() {
     }
 }
 
+const PURE: &str = "precision = \"bf16\"\nrounding = \"stochastic\"";
+
+/// Random numbers are counted by elements of whole parameters, whoever has which.
+#[test]
+fn layouts_do_not_matter_where_weights_are_rounded_by_chance() {
+    let one = assert_layouts("gpt", PURE, "slices = 2", &LAYOUTS);
+    let kept = report(&job("gpt", "precision = \"bf16\"", "slices = 2"), Company::Alone);
+    assert_ne!(one.weights, kept.weights);
+    for name in ["cnn", "mlp", "lstm"] {
+        assert_layouts(name, PURE, "", &[(2, ""), (4, "zero = 1"), (4, "zero = 3")]);
+    }
+    for kind in ["sgd", "lamb", "lars", "rmsprop", "adagrad"] {
+        let text = |parallel: &str| {
+            format!(
+                "[model]\nkind = \"mlp\"\nhidden = [9]\n[data]\nsource = \"builtin:playground\"\nbatch = 8\ngrains = 4\n\
+                 [train]\nsteps = 5\noptimizer = {{ kind = \"{kind}\" }}\n{PURE}\n[parallel]\n{parallel}\n"
+            )
+        };
+        let one = report(&crate::job(&text("")), Company::Alone);
+        for zero in ["zero = 1", "zero = 3"] {
+            on(4, &crate::job(&text(zero)))
+                .iter()
+                .for_each(|other| assert_same(&format!("{kind}, {zero}"), &one, other));
+        }
+    }
+}
+
+/// After a step every weight is one of bf16; a run that goes on from the middle ends where one that never stopped does.
+#[test]
+fn rounded_weights_are_of_bf16_and_learn() {
+    let text = |train: &str| {
+        format!(
+            "[model]\nkind = \"mlp\"\nhidden = [32]\n[data]\nsource = \"builtin:playground\"\nbatch = 32\ngrains = 2\n\
+             [train]\nsteps = 300\noptimizer = {{ kind = \"adamw\", lr = 3e-3 }}\n{train}\n"
+        )
+    };
+    let last = |train: &str| {
+        let mut trainer = crate::trainer(&text(train), 1, 1);
+        let losses: Vec<f32> = (0..300).map(|_| trainer.step().unwrap_or_else(|error| panic!("{error}"))).collect();
+        (losses[250..].iter().sum::<f32>() / 50.0, trainer)
+    };
+    let (full, _) = last("");
+    let (pure, trainer) = last(PURE);
+    for entry in trainer.store().entries().iter().filter(|entry| entry.is_param()) {
+        let values = trainer.store().values(&entry.name).expect("a weight");
+        assert!(values.iter().all(|value| value.to_bits() & 0xffff == 0), "`{}` has more digits", entry.name);
+    }
+    assert!(pure < full * 1.5 + 0.02, "{pure} and {full}");
+}
+
 /// A factor that is too large at first: steps are left out, on every layout the same, until it fits.
 #[test]
 fn layouts_do_not_matter_in_f16_and_an_overflow_changes_nothing() {
