@@ -56,6 +56,7 @@ fn choose(job: &Job, args: &Train, given: bool) -> Result<(usize, Ranked), Failu
         true => vec![args.job.workers.count],
         false => (0..usize::BITS).map(|power| 1usize << power).take_while(|count| *count <= cores).collect(),
     };
+    let limits = Limits { steps: 1.0, memory: job.memory.limit_bytes.map(|limit| limit as f64), ..Limits::default() };
     let mut best: Option<(usize, Ranked)> = None;
     for workers in counts {
         let cluster = described::this_machine(workers, (cores / workers.max(1)).max(1))?;
@@ -63,7 +64,7 @@ fn choose(job: &Job, args: &Train, given: bool) -> Result<(usize, Ranked), Failu
         let Ok(own) = models.own(workers) else { continue };
         let candidates: Vec<Candidate> =
             models.space(workers).candidates().into_iter().filter(|one| keeps_bits(job, &own, one)).collect();
-        let found = search(&candidates, &models, &cluster, &Limits { steps: 1.0, ..Limits::default() });
+        let found = search(&candidates, &models, &cluster, &limits);
         let found = found.ranked.into_iter().next();
         let is_faster = |one: &Ranked| best.as_ref().is_none_or(|(_, best)| one.seconds < best.seconds);
         if let Some(one) = found.filter(is_faster) {

@@ -60,7 +60,7 @@ pub fn simulate(kinds: &Kinds, args: &SimulateArgs) -> Result<(), Failure> {
     let candidate = models.own(devices)?;
     let model = model_of(&models, &candidate, &cluster)?;
     let step = simulate_step(&model, &cluster, &conditions).map_err(|error| Failure::job(error.to_string(), HINT))?;
-    let curve = Curve { models: &models, candidate, cluster: &cluster };
+    let curve = Curve { models: &models, candidate: candidate.clone(), cluster: &cluster };
     // Only an elastic job has another layout to go on with.
     let whole = LayoutSpeed { devices: model.layout.workers(), speed: 1.0 };
     let layouts = if args.elastic { curve.layouts(&model, step.seconds) } else { vec![whole] };
@@ -167,7 +167,7 @@ impl Curve<'_, '_> {
     fn weak(&self) -> Vec<ScalingPoint> {
         let micro_batch = self.models.batch() / self.candidate.grains();
         let of = |data: usize| {
-            let candidate = Candidate { data, ..self.candidate };
+            let candidate = Candidate { data, ..self.candidate.clone() };
             self.point(&candidate, Some(candidate.grains() * micro_batch))
         };
         Self::relative(self.data_ranks().into_iter().filter_map(of).collect())
@@ -177,7 +177,7 @@ impl Curve<'_, '_> {
     fn strong(&self, job: &Job) -> Vec<ScalingPoint> {
         let of = |data: usize| {
             let micro_batches = job.grains / data;
-            self.point(&Candidate { data, micro_batches, ..self.candidate }, None)
+            self.point(&Candidate { data, micro_batches, ..self.candidate.clone() }, None)
         };
         let fitting = self.data_ranks().into_iter().filter(|data| job.grains.is_multiple_of(*data));
         Self::relative(fitting.filter_map(of).collect())
@@ -188,7 +188,7 @@ impl Curve<'_, '_> {
         let mut layouts = vec![LayoutSpeed { devices: model.layout.workers(), speed: 1.0 }];
         let grains = self.candidate.grains();
         for data in self.data_ranks().into_iter().rev().skip(1).filter(|data| grains.is_multiple_of(*data)) {
-            let candidate = Candidate { data, micro_batches: grains / data, ..self.candidate };
+            let candidate = Candidate { data, micro_batches: grains / data, ..self.candidate.clone() };
             if let Some((point, _)) = self.point(&candidate, None) {
                 layouts.push(LayoutSpeed { devices: point.devices, speed: (seconds / point.seconds).min(1.0) });
             }

@@ -32,6 +32,12 @@ fn with_key(text: &str, file: &str, change: &KeyChange<'_>) -> Result<String, Se
         Some(_) => return Err(wrong(format!("`{section}` is no section"), "write `[section]` on a line of its own")),
         None => None,
     };
+    if let Some((_, old)) = written {
+        if matches!(old.get_ref(), DeValue::Table(_)) && !text[old.span().start..].starts_with('{') {
+            let message = format!("`{section}.{key}` is a section of its own");
+            return Err(wrong(message, "take it out by hand, or write it on one line, in braces"));
+        }
+    }
     match (written, value) {
         (None, None) => Ok(text.into()),
         (Some((_, old)), Some(value)) => {
@@ -111,6 +117,10 @@ mod tests {
         assert_eq!(changed(inline, "parallel", "tensor", Some("4")).unwrap(), inline.replace('2', "4"));
         assert!(changed(inline, "parallel", "pipeline", Some("4")).unwrap_err().contains("no `[parallel]` line"));
         assert!(changed(inline, "parallel", "zero", None).unwrap_err().contains("not on a line of its own"));
+        let section = "[memory]\nlimit = 3\n[memory.layers]\n\"h.3\" = \"blocks\"\n";
+        assert!(changed(section, "memory", "layers", None).unwrap_err().contains("is a section of its own"));
+        let line = "[memory]\nlayers = { \"h.3\" = \"blocks\" }\n";
+        assert_eq!(changed(line, "memory", "layers", None).unwrap(), "[memory]\n");
         assert!(changed("a = [", "data", "grains", None).unwrap_err().contains("is no TOML"));
         assert!(changed("data = 3\n", "data", "grains", Some("4")).unwrap_err().contains("no section"));
     }

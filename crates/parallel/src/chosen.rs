@@ -4,7 +4,7 @@ use crate::grain_share::GrainShare;
 use crate::lane::CommLane;
 use crate::mesh::{DATA, Mesh};
 use crate::pipeline::Schedule;
-use crate::recompute::Recompute;
+use crate::recompute::RecomputePlan;
 use crate::servers::{Roles, Servers};
 use crate::strategy::{Allocation, Facts, Home, Key, Part, Purpose, Refusal, Strategy, StrategyKind};
 use kolo_comm::{Communicator, Fault};
@@ -22,7 +22,7 @@ const LAYOUT: [(&str, usize); 4] = [(DATA, 1), ("tensor", 1), ("pipeline", 1), (
 #[derive(Clone, Debug, Default)]
 pub struct Parallel {
     strategies: Vec<Arc<dyn Strategy>>,
-    recompute: Recompute,
+    recompute: RecomputePlan,
 }
 
 impl Parallel {
@@ -59,7 +59,7 @@ impl Parallel {
                 let message = format!("`{}` cannot be combined with `{}`", pair[1].written(), pair[0].written());
                 Err(Refusal::new(message, "keep one of the two"))
             }
-            None => Ok(Self { strategies, recompute: Recompute::None }),
+            None => Ok(Self { strategies, recompute: RecomputePlan::default() }),
         }
     }
 
@@ -67,17 +67,17 @@ impl Parallel {
     pub fn served(&self, roles: Roles, job: Facts) -> Result<Self, Refusal> {
         let mut strategies = self.strategies.clone();
         strategies.push(Arc::new(Servers(roles)));
-        Ok(Self::of(strategies, job)?.recomputing(self.recompute))
+        Ok(Self::of(strategies, job)?.recomputing(self.recompute.clone()))
     }
 
     /// The same with every rank computing this again in its backward pass.
-    pub fn recomputing(self, recompute: Recompute) -> Self {
-        Self { recompute, ..self }
+    pub fn recomputing(self, recompute: impl Into<RecomputePlan>) -> Self {
+        Self { recompute: recompute.into(), ..self }
     }
 
     /// What the backward pass of every rank computes again.
-    pub fn recompute(&self) -> Recompute {
-        self.recompute
+    pub fn recompute(&self) -> &RecomputePlan {
+        &self.recompute
     }
 
     pub fn strategies(&self) -> impl Iterator<Item = &dyn Strategy> {

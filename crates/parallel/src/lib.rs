@@ -55,6 +55,6 @@ pub use kolo_graph::Placement;
 pub use lane::CommLane;
 pub use mesh::Mesh;
 pub use narrow::NarrowLane;
-pub use recompute::Recompute;
+pub use recompute::{Recompute, RecomputePlan};
 pub use servers::Roles;
 pub use strategy::{Purpose, STRATEGIES, Strategy, StrategyKind};

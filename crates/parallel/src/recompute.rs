@@ -8,13 +8,18 @@
 //! The copies are the same ops on the same values, so no bit changes; dropout draws its mask again from the same counters.
 //! They are also what [`merge_common`](kolo_graph::rewrite::merge_common) takes for doubles: nothing may merge after this.
 //!
+//! What is computed again may differ from layer to layer ([`RecomputePlan`]): a layer that keeps everything is a block of which
+//! nothing runs again.
+//!
 //! An exchange between ranks is never repeated. It would cost the time of the link once more, and a repetition would have to
 //! come in the same order on all ranks; its result is kept instead, which is as small as a block's input.
 
 mod blocks;
 mod choose;
+mod plan;
 
-pub use blocks::layer_of;
+pub use blocks::{layer_of, layers_of};
+pub use plan::{RecomputePlan, table_text};
 
 use kolo_graph::rewrite::Rebuild;
 use kolo_graph::{Graph, Node, NodeId, Phase, Stage, ValueId};
@@ -52,12 +57,12 @@ impl Recompute {
 }
 
 /// The training step `graph`, which was tidied and whose ops are not fused yet, with some of its forward pass computed again.
-pub fn recompute(graph: Graph, what: Recompute) -> Graph {
-    if what == Recompute::None {
+pub fn recompute(graph: Graph, plan: &RecomputePlan) -> Graph {
+    if plan.is_nothing() {
         return graph;
     }
     let known = Known::of(&graph);
-    let again = choose::again(&known, what);
+    let again = choose::again(&known, &known.of_blocks(plan));
     if !again.contains(&true) {
         return graph;
     }
@@ -78,18 +83,22 @@ struct Known<'g> {
     phases: Vec<Phase>,
     /// The block of each node, if it is in one.
     block_of: Vec<Option<usize>>,
+    /// The layers that the blocks are; empty if the model has none.
+    layers: Vec<String>,
 }
 
 impl<'g> Known<'g> {
     fn of(graph: &'g Graph) -> Self {
         let phases = graph.phases();
-        let is_forward = |id: NodeId| {
-            let node = graph.node(id);
-            node.stage == Stage::Forward && phases[id.0 as usize] == Phase::Grain && !node.inputs.is_empty()
-        };
-        let forward: Vec<NodeId> = graph.ids().filter(|id| is_forward(*id)).collect();
-        let block_of = blocks::of(graph, &forward);
-        Self { graph, phases, block_of }
+        let forward = blocks::forward_nodes(graph, &phases);
+        let (block_of, layers) = blocks::of(graph, &forward);
+        Self { graph, phases, block_of, layers }
+    }
+
+    /// What is computed again of each block.
+    fn of_blocks(&self, plan: &RecomputePlan) -> Vec<Recompute> {
+        let blocks = self.block_of.iter().flatten().max().map_or(0, |last| last + 1);
+        (0..blocks).map(|block| self.layers.get(block).map_or(plan.usual(), |layer| plan.of(layer))).collect()
     }
 
     /// Whether a node of a grain belongs to the backward pass.

@@ -24,8 +24,8 @@ fn apply(name: &str, graph: &Graph) -> Graph {
         "server_graph, server 1 of 2" => server_graph(graph, 2, 1),
         "cut rows, one worker" => cut_rows(graph, 1, 0),
         "cut rows, rank 0 of 2" => cut_rows(graph, 2, 0),
-        "recompute, blocks" => recompute(graph.clone(), Recompute::Blocks),
-        "recompute, selective" => recompute(graph.clone(), Recompute::Selective),
+        "recompute, blocks" => recompute(graph.clone(), &Recompute::Blocks.into()),
+        "recompute, selective" => recompute(graph.clone(), &Recompute::Selective.into()),
         other => panic!("there is no rewrite `{other}`"),
     }
 }

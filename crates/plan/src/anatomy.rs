@@ -66,7 +66,7 @@ pub struct Unit {
     pub transient: Kept,
     /// What it hands to the next unit.
     pub handed_on: Kept,
-    /// Numbers that a framework without fusion copies to f32 for its loss.
+    /// Logits of its loss, which a system may copy to f32.
     pub widened: f64,
 }
 
@@ -90,6 +90,8 @@ pub struct Anatomy {
     pub layer_flops: f64,
     /// Samples of the micro-batch.
     pub samples: usize,
+    /// Names of the layers, if what each computes again can be chosen: as many as units between the first and the last, or none.
+    pub layers: Vec<String>,
 }
 
 impl Anatomy {
@@ -110,8 +112,25 @@ impl Anatomy {
                 units.push(unit);
             }
         }
-        let offload = Offload::None;
-        Self { units, order, update_bytes, update_calls, optimizer_bytes, offload, model_flops, layer_flops, samples }
+        let (offload, layers) = (Offload::None, Vec::new());
+        Self {
+            units,
+            order,
+            update_bytes,
+            update_calls,
+            optimizer_bytes,
+            offload,
+            model_flops,
+            layer_flops,
+            samples,
+            layers,
+        }
+    }
+
+    /// The same step with the names of the layers of which can be chosen what each computes again.
+    pub fn naming(self, layers: Vec<String>) -> Self {
+        let layers = if layers.len() + 2 == self.order.len() { layers } else { Vec::new() };
+        Self { layers, ..self }
     }
 
     /// The same step with this much kept and updated by the host.
@@ -132,30 +151,22 @@ impl Anatomy {
         order.splice(2..2, std::iter::repeat_n(unit, more));
         let layers = order.len() as f64 / self.order.len() as f64;
         let model_flops = self.model_flops + self.layer_flops * more as f64;
-        Some(Self { order, model_flops, update_calls: self.update_calls * layers, ..self.clone() })
-    }
-
-    /// The same step as systems run it that compute every layer again from its input, exchanges and all: of a graph in which nothing
-    /// is computed again.
-    pub fn recomputing_layers(&self) -> Self {
-        let mut anatomy = self.clone();
-        let ends = [self.order.first(), self.order.last()];
-        for (at, unit) in anatomy.units.iter_mut().enumerate().filter(|(at, _)| !ends.contains(&Some(at))) {
-            let Unit { forward, saved, handed_on, .. } = &self.units[at];
-            unit.input.calls.extend(forward.calls.iter().copied());
-            unit.input.exchanges.extend(forward.exchanges.iter().cloned());
-            // A layer's input is as large as what it hands on. The rest of what it would keep is there while its turn lasts.
-            unit.saved = *handed_on;
-            unit.transient.reals += (saved.reals - handed_on.reals).max(0.0);
-            unit.transient.bytes += (saved.bytes - handed_on.bytes).max(0.0);
-        }
-        anatomy
+        let update_calls = self.update_calls * layers;
+        let layers = numbered_on(&self.layers, more);
+        Some(Self { order, model_flops, update_calls, layers, ..self.clone() })
     }
 
     /// Numbers of all parameters of the rank.
     pub fn parameters(&self) -> f64 {
         self.order.iter().map(|unit| self.units[*unit].parameters).sum()
     }
+}
+
+/// Names that end in the numbers 0, 1, …, with so many more of them; none if they end otherwise.
+fn numbered_on(names: &[String], more: usize) -> Vec<String> {
+    let Some(prefix) = names.first().and_then(|name| name.strip_suffix('0')) else { return Vec::new() };
+    let all: Vec<String> = (0..names.len() + more).map(|number| format!("{prefix}{number}")).collect();
+    if all.starts_with(names) { all } else { Vec::new() }
 }
 
 /// What part of a step a node belongs to.

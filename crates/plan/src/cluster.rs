@@ -4,10 +4,10 @@
 //! innermost group, in so many groups of the next level, and so on ([`Cluster::span`]); what a level's links give to one such
 //! group of ranks follows from how many other groups use them at the same time.
 
-use crate::collective::Algorithm;
-use crate::device::{Device, DeviceTable, Precision};
+use crate::device::{Device, DeviceTable};
 use crate::link::{self, Link};
 use crate::slow_devices::{self, SlowDevices};
+pub use crate::system::SystemTraits;
 use kolo_graph::settings::{SettingError, Settings};
 
 /// Groups of the level below (or devices, at the first), joined by a link.
@@ -52,60 +52,6 @@ impl Default for Failures {
             repair_minutes: 60.0,
             restart_seconds: 180.0,
             checkpoint_bandwidth: 2e9,
-        }
-    }
-}
-
-/// What the system that trains does, where systems differ. The defaults are kolo's.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SystemTraits {
-    /// What it computes in, if that is not what the job says.
-    pub precision: Option<Precision>,
-    /// How it exchanges, if that is not what kolo would do.
-    pub algorithm: Option<Algorithm>,
-    /// Whether gradients are exchanged while the backward pass goes on, rather than after it.
-    pub overlaps_gradients: bool,
-    /// Whether what recomputation computes again includes the exchanges inside it.
-    pub repeats_exchanges: bool,
-    /// Bytes of a gradient as it is summed and exchanged.
-    pub gradient_bytes: usize,
-    /// Gradients that travel as one, in bytes.
-    pub bucket_bytes: f64,
-    /// Whether elementwise ops are fused; otherwise each passes through memory, as in an eager framework.
-    pub fuses: bool,
-    /// Whether exchanges inside layers go on while gradients of weights are computed.
-    pub overlaps_layers: bool,
-    /// Whether exchanges inside layers go on while the products beside them are computed, piece by piece.
-    pub overlaps_products: bool,
-    /// Whether attention keeps no scores.
-    pub flash_attention: bool,
-    /// Whether pipeline stages have the same number of layers, rather than about the same cost.
-    pub equal_stages: bool,
-    /// Whether ranks that share layers each send a part of what they hand to the next stage, and join the parts there.
-    pub scatters_sends: bool,
-    /// The spread of a rank's step time, as a share of it: the slowest of many sets the pace of all.
-    pub jitter: f64,
-    /// Memory of the framework itself on each device: context, libraries, buffers of collectives, fragments.
-    pub reserved_bytes: f64,
-}
-
-impl Default for SystemTraits {
-    fn default() -> Self {
-        Self {
-            precision: None,
-            algorithm: None,
-            overlaps_gradients: true,
-            repeats_exchanges: false,
-            gradient_bytes: 4,
-            bucket_bytes: 25.0 * (1 << 20) as f64,
-            fuses: true,
-            overlaps_layers: true,
-            overlaps_products: false,
-            flash_attention: true,
-            equal_stages: false,
-            scatters_sends: false,
-            jitter: 0.0,
-            reserved_bytes: 0.0,
         }
     }
 }
@@ -234,7 +180,7 @@ impl Cluster {
             levels,
             failures: read_failures(&root.table("failures")?)?,
             slow: slow_devices::read(root, devices)?,
-            system: read_system(&root.table("system")?)?,
+            system: SystemTraits::read(&root.table("system")?)?,
         };
         root.finish()?;
         Ok(cluster)
@@ -299,44 +245,6 @@ fn read_failures(section: &Settings) -> Result<Failures, SettingError> {
     section.finish()?;
     Ok(failures)
 }
-
-fn read_system(section: &Settings) -> Result<SystemTraits, SettingError> {
-    let default = SystemTraits::default();
-    let precision = section.text("precision", "")?;
-    let named = Precision::named(&precision);
-    if named.is_none() && !precision.is_empty() {
-        let names: Vec<&str> = Precision::ALL.iter().map(|one| one.name()).collect();
-        let message = format!("is \"{precision}\", which is not known");
-        return Err(section.wrong("precision", message, format!("write one of {}", names.join(", "))));
-    }
-    let algorithm = section.text("algorithm", "")?;
-    let chosen = Algorithm::ALL.into_iter().find(|one| one.name() == algorithm);
-    if chosen.is_none() && !algorithm.is_empty() {
-        let names: Vec<&str> = Algorithm::ALL.iter().map(|one| one.name()).collect();
-        let message = format!("is \"{algorithm}\", which is not known");
-        return Err(section.wrong("algorithm", message, format!("write one of {}", names.join(", "))));
-    }
-    let system = SystemTraits {
-        precision: named,
-        algorithm: chosen,
-        overlaps_gradients: section.bool("overlaps_gradients", default.overlaps_gradients)?,
-        repeats_exchanges: section.bool("repeats_exchanges", default.repeats_exchanges)?,
-        gradient_bytes: section.count_in("gradient_bytes", default.gradient_bytes, 1, 8)?,
-        bucket_bytes: section.float_in("bucket_mib", default.bucket_bytes / MIB, 0.001, 1e6)? * MIB,
-        fuses: section.bool("fuses", default.fuses)?,
-        overlaps_layers: section.bool("overlaps_layers", default.overlaps_layers)?,
-        overlaps_products: section.bool("overlaps_products", default.overlaps_products)?,
-        flash_attention: section.bool("flash_attention", default.flash_attention)?,
-        equal_stages: section.bool("equal_stages", default.equal_stages)?,
-        scatters_sends: section.bool("scatters_sends", default.scatters_sends)?,
-        jitter: section.float_in("jitter", default.jitter, 0.0, 1.0)?,
-        reserved_bytes: section.float_in("reserved_gib", 0.0, 0.0, 1e4)? * crate::device::GIB,
-    };
-    section.finish()?;
-    Ok(system)
-}
-
-const MIB: f64 = (1u64 << 20) as f64;
 
 #[cfg(test)]
 mod tests {

@@ -6,15 +6,17 @@
 mod bound;
 mod exchanges;
 mod kinds;
+mod layers;
 mod memory;
 mod stages;
 
 pub use bound::lower_bound;
 pub use kinds::{Bound, OpKindCost, op_kinds};
+pub use layers::fit_layers;
 pub(crate) use stages::{StageRuns, deal};
 
 use crate::anatomy::{Anatomy, Unit, UnitPass};
-use crate::cluster::{Cluster, LevelUse, SystemTraits};
+use crate::cluster::{Cluster, LevelUse};
 use crate::collective::{self, Algorithm, CollectiveKind};
 use crate::op_cost::Runner;
 use crate::schedule_cache::ScheduleCache;
@@ -39,6 +41,10 @@ pub(crate) struct UnitTimes {
 }
 
 impl UnitTimes {
+    fn seconds(&self) -> f64 {
+        self.forward.seconds() + self.backward()
+    }
+
     fn backward(&self) -> f64 {
         self.input.seconds() + self.weight.seconds()
     }
@@ -53,8 +59,7 @@ pub(crate) struct UnitCosts {
 
 impl UnitCosts {
     pub(crate) fn new(anatomy: &Anatomy, layout: &Layout, cluster: &Cluster) -> Self {
-        let SystemTraits { flash_attention: flash, fuses, .. } = cluster.system;
-        let runner = Runner { device: &cluster.device, precision: layout.precision, flash, fuses };
+        let runner = Runner::new(&cluster.device, layout.precision, &cluster.system);
         let times = |unit: &Unit| {
             let pass = |pass: &UnitPass| pass_times(pass, &runner, layout, cluster);
             UnitTimes { forward: pass(&unit.forward), input: pass(&unit.input), weight: pass(&unit.weight) }

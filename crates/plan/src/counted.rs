@@ -36,7 +36,7 @@ impl Counted {
         Self { anatomy, cuts: Mutex::new(BTreeMap::new()), costs: Mutex::new(None) }
     }
 
-    fn stages(&self, layout: &Layout, cluster: &Cluster) -> Result<StageRuns, Refusal> {
+    pub(crate) fn stages(&self, layout: &Layout, cluster: &Cluster) -> Result<StageRuns, Refusal> {
         let key = (layout.size(PIPELINE) * layout.chunks.max(1), cluster.system.equal_stages);
         if let Some(known) = kolo_base::lock(&self.cuts).get(&key) {
             return known.clone();
@@ -46,7 +46,7 @@ impl Counted {
         made
     }
 
-    fn costs(&self, layout: &Layout, cluster: &Cluster) -> Arc<UnitCosts> {
+    pub(crate) fn costs(&self, layout: &Layout, cluster: &Cluster) -> Arc<UnitCosts> {
         let inner = layout.axes.iter().filter(|(name, _)| name != DATA && name != PIPELINE);
         let axes: Vec<(String, usize, usize)> =
             inner.map(|(name, size)| (name.clone(), layout.stride(name), *size)).collect();

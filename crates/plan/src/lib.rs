@@ -12,7 +12,9 @@ pub mod device;
 pub mod device_bench;
 pub mod failures;
 pub mod link;
+mod mixed;
 pub mod op_cost;
+mod peers;
 pub mod rates;
 pub mod run;
 pub mod schedule_cache;
@@ -21,9 +23,11 @@ pub mod simulate;
 pub mod slow_devices;
 pub mod step_model;
 mod step_times;
+pub mod system;
 
-pub use compose::{Bound, OpKindCost, compose, lower_bound, op_kinds};
+pub use compose::{Bound, OpKindCost, compose, fit_layers, lower_bound, op_kinds};
 pub use counted::Counted;
+pub use mixed::KINDS as RECOMPUTE_KINDS;
 pub use rates::Rates;
 pub use run::{Fleet, RunCost};
 

@@ -6,6 +6,7 @@
 
 use crate::device::{Device, Precision};
 use crate::step_model::Compute;
+use crate::system::SystemTraits;
 use kolo_graph::Work;
 
 /// What of an op sets its time.
@@ -58,6 +59,8 @@ pub struct Runner<'d> {
     pub precision: Precision,
     /// Attention keeps no scores.
     pub flash: bool,
+    /// The share of the peak that such attention reaches, if it is known.
+    pub attention_share: Option<f64>,
     /// Elementwise ops are fused.
     pub fuses: bool,
 }
@@ -70,31 +73,43 @@ const SMALLER_TILE: f64 = 0.9;
 const SPLIT_TERMS: f64 = 512.0;
 /// The rate of attention beside that of products: exponentials between them, and smaller tiles.
 const FLASH_SHARE: f64 = 0.6;
-/// Attention that keeps its scores passes them this often through memory, for each of its products: written by one product and
-/// read by the next, with scaling, mask, softmax and dropout between.
-const SCORE_PASSES: f64 = 3.0;
-/// Winograd's F(2 × 2, 3 × 3) multiplies 16 times where a convolution multiplies 36 times.
-const WINOGRAD_GAIN: f64 = 2.25;
+/// Attention that keeps its scores passes them this often through memory. Forward: written by one product and read by the next, with
+/// scaling, mask, softmax and dropout between. Backward: through dropout and softmax to the products for queries and keys, and once
+/// more for the values.
+const SCORE_PASSES: [f64; 2] = [6.0, 10.0];
+/// Of the five products of a backward pass, one computes scores again; attention that keeps them has four.
+const BACKWARD_KEPT: f64 = 4.0 / 5.0;
+/// Winograd's F(2 × 2, 3 × 3) multiplies 16 times where a convolution multiplies 36 times, and F(4 × 4, 3 × 3) 36 times instead of 144.
+const WINOGRAD_GAINS: [f64; 2] = [2.25, 4.0];
+/// The tiles of F(4 × 4, 3 × 3) have 36 numbers for 16; they are written for the products and read by them, as are their results.
+const TRANSFORM_PASSES: f64 = 2.0 * 36.0 / 16.0;
 /// Where nothing is fused, a norm, a rotation or a loss passes its operands so often through memory, much of it in f32.
 const EAGER_PASSES: f64 = 6.0;
+/// The share of the rate that 8-bit products reach beside wider ones: of an H100's peaks the best product reaches 0.71 in 8 bits and
+/// 0.80 in 16 (stas00/ml-engineering, "Maximum Achievable Matmul FLOPS").
+const NARROW_SHARE: f64 = 0.88;
 /// The rate of products of a few rows.
 const THIN_SHARE: f64 = 0.25;
 
-impl Runner<'_> {
+impl<'d> Runner<'d> {
+    pub fn new(device: &'d Device, precision: Precision, system: &SystemTraits) -> Self {
+        let SystemTraits { flash_attention: flash, attention_share, fuses, .. } = *system;
+        Self { device, precision, flash, attention_share, fuses }
+    }
+
     /// What a call takes.
     pub fn compute(&self, call: &OpCall) -> Compute {
         let Device { product_share, launch, .. } = *self.device;
-        let rate = self.device.peak(self.precision) * product_share;
+        let narrow = if self.narrows() { NARROW_SHARE } else { 1.0 };
+        let rate = self.device.peak(self.precision) * product_share * narrow;
         let passes = if call.composite && !self.fuses { EAGER_PASSES } else { 1.0 };
         let stream = call.moved_bytes(self.precision) * passes / self.stream_rate();
         let (product, seconds) = match call.body {
             Body::Stream => (0.0, stream),
             Body::Product { rows, columns, terms } => {
-                // Tensor cores are faster without it, and processors' kernels do not have it.
-                let wins = call.winograd && self.precision == Precision::F32 && self.device.units > 1;
-                let product = call.flops / rate / if wins { WINOGRAD_GAIN } else { 1.0 };
-                let seconds = (product / self.filled(rows, columns, terms)).max(stream);
-                (product, seconds + self.narrowing(call.reals - rows * columns))
+                let (product, seconds) =
+                    self.product(call, call.flops / rate / self.filled(rows, columns, terms), stream);
+                (product.min(call.flops / rate), seconds + self.narrowing(call.reals - rows * columns))
             }
             Body::ThinProducts => (call.flops / rate, (call.flops / rate / THIN_SHARE).max(stream)),
             Body::Attention { scores, passes, causal } => self.attention(call.flops, scores, passes, causal, stream),
@@ -102,6 +117,24 @@ impl Runner<'_> {
         let (product, stream) = if seconds > stream || product >= stream { (product, 0.0) } else { (0.0, stream) };
         let overhead = (seconds - product - stream).max(0.0) + launch;
         Compute { product, stream, overhead, flops: call.flops }
+    }
+
+    /// Seconds in which a product multiplies, and in all, if it takes so long as it is written and so long for its bytes: by the
+    /// fastest algorithm. Tensor cores are faster without Winograd's, and processors' kernels do not have it.
+    fn product(&self, call: &OpCall, written: f64, stream: f64) -> (f64, f64) {
+        let plain = (written, written.max(stream));
+        if !(call.winograd && self.precision == Precision::F32 && self.device.units > 1) {
+            return plain;
+        }
+        let [small, large] = WINOGRAD_GAINS.map(|gain| written / gain);
+        let transforms = TRANSFORM_PASSES * call.moved_bytes(self.precision) / self.stream_rate();
+        let all = [plain, (small, small.max(stream)), (large, large.max(stream) + transforms)];
+        all.into_iter().min_by(|one, other| one.1.total_cmp(&other.1)).unwrap_or(plain)
+    }
+
+    /// Whether products are of 8 bits.
+    fn narrows(&self) -> bool {
+        self.precision == Precision::F8 && self.device.peak[Precision::F8 as usize] > 0.0
     }
 
     /// Bytes per second.
@@ -114,8 +147,7 @@ impl Runner<'_> {
     fn narrowing(&self, operands: f64) -> f64 {
         let wide = self.precision.bytes() as f64;
         let reads = if self.fuses { 1.0 } else { 2.0 };
-        let narrows = self.precision == Precision::F8 && self.device.peak[Precision::F8 as usize] > 0.0;
-        if narrows { operands.max(0.0) * (reads * wide + 1.0) / self.stream_rate() } else { 0.0 }
+        if self.narrows() { operands.max(0.0) * (reads * wide + 1.0) / self.stream_rate() } else { 0.0 }
     }
 
     /// Seconds at the full rate, and in all. 8-bit products are for layers, not for attention.
@@ -125,9 +157,12 @@ impl Runner<'_> {
         if self.flash {
             // Blocks behind the mask are left out.
             let flops = if causal { flops / 2.0 } else { flops };
-            return (flops / rate, (flops / rate / FLASH_SHARE).max(stream));
+            let reached = self.attention_share.map_or(rate * FLASH_SHARE, |share| self.device.peak(precision) * share);
+            return ((flops / rate).min(flops / reached), (flops / reached).max(stream));
         }
-        let through = scores * passes * SCORE_PASSES * precision.bytes() as f64 / self.stream_rate();
+        let backward = passes > 2.0;
+        let flops = if backward { flops * BACKWARD_KEPT } else { flops };
+        let through = scores * SCORE_PASSES[usize::from(backward)] * precision.bytes() as f64 / self.stream_rate();
         (flops / rate, flops / rate + through + stream)
     }
 
@@ -199,7 +234,7 @@ mod tests {
     fn products_lose_by_tiles_terms_and_memory() {
         let table = DeviceTable::built_in().unwrap();
         let device = table.find("a100-80").unwrap();
-        let runner = Runner { device, precision: Precision::Bf16, flash: true, fuses: true };
+        let runner = Runner::new(device, Precision::Bf16, &SystemTraits::default());
         let share = |rows: f64, columns: f64, terms: f64| {
             let reals = rows * columns + rows * terms + columns * terms;
             let flops = 2.0 * rows * columns * terms;

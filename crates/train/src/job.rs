@@ -220,7 +220,7 @@ impl Job {
             early_stop,
             start,
             saving,
-            parallel: parallel.recomputing(memory.recompute),
+            parallel: parallel.recomputing(memory.recompute.clone()),
             strategies: kinds.strategies.to_vec(),
             memory,
             executor: Arc::new(Cpu),

@@ -12,16 +12,16 @@ use crate::step_model::{anatomy_of, precision_of};
 use kolo_graph::settings::{Setting, Settings};
 use kolo_models::Model;
 use kolo_parallel::schedules::FAMILIES;
-use kolo_parallel::{Parallel, Purpose, Recompute};
+use kolo_parallel::{Parallel, Purpose, Recompute, RecomputePlan};
 use kolo_plan::anatomy::Anatomy;
-use kolo_plan::cluster::Cluster;
+use kolo_plan::cluster::{Cluster, SystemTraits};
 use kolo_plan::collective::Algorithm;
 use kolo_plan::device::Precision;
 use kolo_plan::schedule_cache::ScheduleCache;
 use kolo_plan::search::parallel::in_parallel;
-use kolo_plan::search::{Candidate, LayoutModels, SearchSpace, Sequence};
+use kolo_plan::search::{Candidate, LayerChoices, LayoutModels, SearchSpace, Sequence};
 use kolo_plan::step_model::{DeviceMemory, Layout, StepModel, StepTimes};
-use kolo_plan::{Counted, OpKindCost, op_kinds};
+use kolo_plan::{Counted, OpKindCost, RECOMPUTE_KINDS, fit_layers, op_kinds};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
@@ -37,7 +37,7 @@ const MICRO_BATCHES_MAX: usize = 1024;
 const LAYERS_TRIED_MIN: usize = 4;
 
 /// What of a candidate decides what a rank computes.
-type GraphKey = (usize, usize, Sequence, Recompute);
+type GraphKey = (usize, usize, Sequence, Recompute, Option<Arc<LayerChoices>>);
 /// What of a candidate decides whether the model can be split so.
 type SplitKey = (usize, usize, Sequence, usize, usize, &'static str);
 
@@ -46,9 +46,7 @@ pub struct JobModels<'j> {
     job: &'j Job,
     precision: Precision,
     algorithm: Algorithm,
-    /// Whether elementwise ops are fused, and what is computed again is exchanged again.
-    fuses: bool,
-    repeats_exchanges: bool,
+    system: SystemTraits,
     anatomies: Mutex<BTreeMap<GraphKey, Result<Arc<[Anatomy; 2]>, String>>>,
     /// By the samples of a micro-batch, too.
     counted: Mutex<BTreeMap<(GraphKey, usize), Result<Arc<Counted>, String>>>,
@@ -57,7 +55,7 @@ pub struct JobModels<'j> {
 }
 
 fn graph_key(candidate: &Candidate) -> GraphKey {
-    (candidate.tensor, candidate.tokens, candidate.sequence, candidate.recompute)
+    (candidate.tensor, candidate.tokens, candidate.sequence, candidate.recompute, candidate.layers.clone())
 }
 
 impl std::fmt::Debug for JobModels<'_> {
@@ -77,8 +75,7 @@ impl<'j> JobModels<'j> {
                 true => Algorithm::Direct,
                 false => Algorithm::Fastest,
             }),
-            fuses: cluster.system.fuses,
-            repeats_exchanges: cluster.system.repeats_exchanges,
+            system: cluster.system,
             anatomies: Mutex::new(BTreeMap::new()),
             counted: Mutex::new(BTreeMap::new()),
             schedules: ScheduleCache::default(),
@@ -96,14 +93,15 @@ impl<'j> JobModels<'j> {
         self.job.batch
     }
 
-    /// The job's strategies with these keys.
-    fn parallel(&self, assignments: &[String], recompute: Recompute) -> Result<Parallel, Error> {
+    /// The job's strategies with these keys, and what is computed again by them.
+    fn parallel(&self, assignments: &[String]) -> Result<Parallel, Error> {
         let mut root = self.root()?;
-        for assignment in assignments.iter().filter(|one| one.starts_with("parallel.")) {
+        let is_read = |one: &&String| one.starts_with("parallel.") || one.starts_with("memory.");
+        for assignment in assignments.iter().filter(is_read) {
             kolo_config::override_with(&mut root, assignment)?;
         }
         let parallel = Parallel::read(&root.table("parallel")?, &self.job.strategies, self.job.facts())?;
-        Ok(parallel.recomputing(recompute))
+        Ok(parallel.recomputing(RecomputePlan::read(&root.table("memory")?)?))
     }
 
     /// What a rank of a candidate computes, counted on two micro-batches.
@@ -119,13 +117,13 @@ impl<'j> JobModels<'j> {
 
     fn count(&self, candidate: &Candidate) -> Result<[Anatomy; 2], Error> {
         // Data ranks and stages change nothing of what is counted.
-        let one = Candidate { data: 1, pipeline: 1, chunks: 1, zero: 0, schedule: "1f1b", ..*candidate };
-        let repeats = self.repeats_exchanges && one.recompute == Recompute::Blocks;
+        let one = Candidate { data: 1, pipeline: 1, chunks: 1, zero: 0, schedule: "1f1b", ..candidate.clone() };
+        let repeats = Anatomy::repeats_whole_layers(&self.system, one.recompute);
         let recompute = if repeats { Recompute::None } else { one.recompute };
-        let parallel = self.parallel(&one.assignments(), recompute)?;
+        let parallel = self.parallel(&one.assignments())?.recomputing(recompute);
         let counted = |samples: usize| {
-            let anatomy = anatomy_of(self.job, &parallel, samples, self.fuses)?;
-            Ok::<Anatomy, Error>(if repeats { anatomy.recomputing_layers() } else { anatomy })
+            let anatomy = anatomy_of(self.job, &parallel, samples, self.system.fuses)?;
+            Ok::<Anatomy, Error>(anatomy.run_by(&self.system, one.recompute))
         };
         let [few, many] = SAMPLES_COUNTED.map(counted);
         Ok([few?, many?])
@@ -137,14 +135,41 @@ impl<'j> JobModels<'j> {
         if let Some(known) = kolo_base::lock(&self.counted).get(&key) {
             return known.clone();
         }
-        let made = self.anatomies(candidate).and_then(|anatomies| {
-            let [few, many] = &*anatomies;
-            let anatomy = few.at_samples(many, samples);
-            let anatomy = anatomy.ok_or("its micro-batches are not computed alike whatever their size")?;
-            Ok(Arc::new(Counted::new(anatomy)))
-        });
+        let made = match &candidate.layers {
+            Some(layers) => self.mixed(candidate, layers, samples),
+            None => self.anatomies(candidate).and_then(|anatomies| {
+                let [few, many] = &*anatomies;
+                let anatomy = few.at_samples(many, samples);
+                let anatomy = anatomy.ok_or("its micro-batches are not computed alike whatever their size")?;
+                Ok(Arc::new(Counted::new(anatomy)))
+            }),
+        };
         // Who was first keeps it: what was found of it since stays known.
         kolo_base::lock(&self.counted).entry(key).or_insert(made).clone()
+    }
+
+    /// The same candidate with all layers computing the same again, by [`Recompute`].
+    fn counted_alike(&self, candidate: &Candidate, samples: usize) -> Result<[Arc<Counted>; RECOMPUTE_KINDS], String> {
+        let alike = |recompute| Candidate { recompute, layers: None, ..candidate.clone() };
+        let [none, selective, blocks] = Recompute::ALL.map(|what| self.counted(&alike(what), samples));
+        Ok([none?, selective?, blocks?])
+    }
+
+    /// What a rank computes whose layers differ in what they compute again.
+    fn mixed(&self, candidate: &Candidate, layers: &LayerChoices, samples: usize) -> Result<Arc<Counted>, String> {
+        let all = self.counted_alike(candidate, samples)?;
+        let what: Vec<Recompute> = layers.layers.iter().map(|(_, what)| *what).collect();
+        let mixed = Anatomy::mixed(all.each_ref().map(|one| &one.anatomy), &what);
+        let mixed = mixed.ok_or("what its layers compute again cannot be chosen one by one")?;
+        Ok(Arc::new(Counted::new(mixed)))
+    }
+
+    /// What the job itself says of its layers, if it says something of some.
+    fn own_layers(&self) -> Option<Arc<LayerChoices>> {
+        let plan = self.job.parallel.recompute();
+        let names = || self.anatomies(&self.plain()).map(|anatomies| anatomies[0].layers.clone()).unwrap_or_default();
+        let layers = || names().into_iter().map(|name| (name.clone(), plan.of(&name))).collect();
+        plan.has_lines().then(|| Arc::new(LayerChoices { layers: layers() }))
     }
 
     /// Where the time of a candidate's step goes, by the kind of op.
@@ -178,6 +203,7 @@ impl<'j> JobModels<'j> {
             _ => Sequence::Whole,
         };
         let tokens = sequence.axis().map_or(1, |axis| size(axis, 1));
+        let layers = self.own_layers();
         Ok(Candidate {
             data,
             pipeline: size("pipeline", 1),
@@ -185,7 +211,8 @@ impl<'j> JobModels<'j> {
             tokens,
             sequence,
             zero: size("zero", 0),
-            recompute: job.parallel.recompute(),
+            recompute: if layers.is_some() { Recompute::None } else { job.parallel.recompute().usual() },
+            layers,
             micro_batches: (job.grains / data).max(1),
             schedule: family.name,
             chunks: size("chunks", 1),
@@ -217,9 +244,9 @@ impl<'j> JobModels<'j> {
         }
     }
 
-    /// Layers that a pipeline can be cut between.
-    fn layers(&self) -> usize {
-        let plain = Candidate {
+    /// The whole model on one device.
+    fn plain(&self) -> Candidate {
+        Candidate {
             data: 1,
             pipeline: 1,
             tensor: 1,
@@ -227,15 +254,20 @@ impl<'j> JobModels<'j> {
             sequence: Sequence::Whole,
             zero: 0,
             recompute: Recompute::None,
+            layers: None,
             micro_batches: 1,
             schedule: "1f1b",
             chunks: 1,
-        };
-        self.anatomies(&plain).map_or(1, |anatomies| anatomies[0].order.len().saturating_sub(2).max(1))
+        }
+    }
+
+    /// Layers that a pipeline can be cut between.
+    fn layers(&self) -> usize {
+        self.anatomies(&self.plain()).map_or(1, |anatomies| anatomies[0].order.len().saturating_sub(2).max(1))
     }
 
     fn check_split(&self, candidate: &Candidate) -> Result<(), Error> {
-        let parallel = self.parallel(&candidate.assignments(), candidate.recompute)?;
+        let parallel = self.parallel(&candidate.assignments())?;
         let refused = |refusal| Error::workers(candidate.devices(), refusal);
         let mesh = parallel.mesh(candidate.devices(), 0).map_err(refused)?;
         parallel.order(&mesh, candidate.micro_batches).map_err(refused)?;
@@ -285,6 +317,20 @@ impl LayoutModels for JobModels<'_> {
         counted.memory(&layout, cluster, &self.schedules).map_err(|refusal| refusal.message)
     }
 
+    fn fitted(&self, candidate: &Candidate, cluster: &Cluster, memory: f64) -> Option<Candidate> {
+        let layout = self.layout(candidate);
+        let all = self.counted_alike(candidate, layout.micro_batch).ok()?;
+        let what = fit_layers(all.each_ref().map(|one| &**one), &layout, cluster, &self.schedules, memory)?;
+        if what.windows(2).all(|pair| pair[0] == pair[1]) {
+            return None;
+        }
+        let layers = all[0].anatomy.layers.iter().cloned().zip(what).collect();
+        let fitted = Candidate { layers: Some(Arc::new(LayerChoices { layers })), ..candidate.clone() };
+        // Stages are cut by what their layers cost, which what is kept may change a little.
+        let fits = self.memory(&fitted, cluster).is_ok_and(|own| own.total() <= memory);
+        fits.then_some(fitted)
+    }
+
     fn least_seconds(&self, candidate: &Candidate, cluster: &Cluster) -> f64 {
         let layout = self.layout(candidate);
         self.counted(candidate, layout.micro_batch).map_or(0.0, |counted| counted.least_seconds(&layout, cluster))
@@ -297,7 +343,7 @@ impl LayoutModels for JobModels<'_> {
     fn accepts(&self, candidate: &Candidate) -> Result<(), String> {
         let Candidate { tensor, tokens, sequence, pipeline, chunks, schedule, .. } = *candidate;
         // Strategies that do not go together are told apart quickly; a split model is built once.
-        self.parallel(&candidate.assignments(), candidate.recompute).map_err(|error| error.to_string())?;
+        self.parallel(&candidate.assignments()).map_err(|error| error.to_string())?;
         let key = (tensor, tokens, sequence, pipeline, chunks, schedule);
         if let Some(known) = kolo_base::lock(&self.splits).get(&key) {
             return known.clone();

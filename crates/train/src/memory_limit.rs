@@ -11,7 +11,7 @@ use kolo_exec::{Offload, Options};
 use kolo_graph::settings::Setting;
 use kolo_parallel::mesh::DATA;
 use kolo_parallel::strategy::KeyValue;
-use kolo_parallel::{Parallel, Recompute};
+use kolo_parallel::{Parallel, Recompute, RecomputePlan};
 use kolo_plan::MemoryPlan;
 
 /// What the workers of a job take.
@@ -190,7 +190,7 @@ impl<'j> Space<'j> {
         let own = Layout {
             workers: now.workers,
             threads: now.threads,
-            recompute: job.parallel.recompute(),
+            recompute: job.parallel.recompute().usual(),
             offload: job.memory.offload,
             zero: size("zero", 0),
             tensor: size("tensor", 1),
@@ -251,12 +251,18 @@ impl<'j> Space<'j> {
         let again = (layout.recompute != self.own.recompute).then(|| layout.recompute.name());
         let kept = (layout.offload != self.own.offload).then(|| layout.offload.name());
         let kept = kept.map(|name| format!("memory.offload={name}"));
-        keys.chain(again.map(|name| format!("memory.recompute={name}"))).chain(kept).collect()
+        // One word for all layers takes the place of lines for some.
+        let lines = again.filter(|_| self.job.parallel.recompute().has_lines()).map(|_| "memory.layers={}".to_string());
+        keys.chain(again.map(|name| format!("memory.recompute={name}"))).chain(lines).chain(kept).collect()
     }
 
     /// Plans a layout: bytes are those of the rank that needs most, or of the first that exceeds the limit. `None` if the job cannot have it.
     fn plan(&self, layout: Layout, limit: u64) -> Result<Option<Planned>, Error> {
-        let Ok(parallel) = parallel_with(self.job, &self.keys(&layout), layout.recompute) else { return Ok(None) };
+        let recompute = match layout.recompute == self.own.recompute {
+            true => self.job.parallel.recompute().clone(),
+            false => layout.recompute.into(),
+        };
+        let Ok(parallel) = parallel_with(self.job, &self.keys(&layout), recompute) else { return Ok(None) };
         let Ok(data) = parallel.data_ranks(layout.workers) else { return Ok(None) };
         if !(self.job.grains.is_multiple_of(data) && data.is_power_of_two()) {
             return Ok(None);
@@ -291,7 +297,7 @@ fn most(job: &Job, name: &str) -> Option<usize> {
 }
 
 /// A job's strategies with other numbers under some keys of `[parallel]`, and this computed again.
-fn parallel_with(job: &Job, keys: &[(&str, usize)], recompute: Recompute) -> Result<Parallel, Error> {
+fn parallel_with(job: &Job, keys: &[(&str, usize)], recompute: RecomputePlan) -> Result<Parallel, Error> {
     let mut root = job_file::parse(&job.text, "job")?;
     if let Some(parallel) = root.table_mut("parallel", "job") {
         keys.iter().for_each(|(key, value)| parallel.set(key, "job", Setting::Int(*value as i64)));

@@ -2,12 +2,12 @@
 
 use kolo_exec::Offload;
 use kolo_graph::settings::{Setting, SettingError, Settings};
-use kolo_parallel::Recompute;
+use kolo_parallel::RecomputePlan;
 
 /// What `[memory]` says.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemorySettings {
-    pub recompute: Recompute,
+    pub recompute: RecomputePlan,
     /// What a device with memory of its own leaves in the host's.
     pub offload: Offload,
     /// Bytes that each worker may take by its plan: of the memory that its device computes in.
@@ -16,7 +16,7 @@ pub struct MemorySettings {
 
 impl MemorySettings {
     pub fn read(memory: &Settings) -> Result<Self, SettingError> {
-        let recompute = Recompute::named(memory.choice("recompute", &Recompute::NAMES)?).unwrap_or_default();
+        let recompute = RecomputePlan::read(memory)?;
         let offload = Offload::named(memory.choice("offload", &Offload::NAMES)?).unwrap_or_default();
         let limit_bytes = match memory.peek("limit") {
             Some(Setting::Int(_)) => Some(memory.count("limit", 1, 1)? as u64),
@@ -110,5 +110,10 @@ mod tests {
         memory.set("recompute", "job.toml:4", Setting::Text("block".into()));
         let message = MemorySettings::read(&memory).unwrap_err().to_string();
         assert!(message.contains("did you mean \"blocks\"? The choices are none, blocks, selective"), "{message}");
+        let mut memory = Settings::new("memory", "job.toml:3");
+        let layers = memory.table_mut("layers", "job.toml:4").unwrap();
+        layers.set("h.{0-3}", "job.toml:5", Setting::Text("block".into()));
+        let message = MemorySettings::read(&memory).unwrap_err().to_string();
+        assert!(message.starts_with("job.toml:5: `memory.layers.h.{0-3}` is \"block\""), "{message}");
     }
 }

@@ -46,6 +46,9 @@ fn cannot_round(what: String) -> GraphError {
 
 fn graph_before_rounding(job: &Job, parallel: &Parallel, purpose: Purpose, mesh: &Mesh) -> Result<Graph, GraphError> {
     let mut graph = model_graph(job, parallel, purpose)?;
+    if purpose == Purpose::Training {
+        parallel.recompute().check_names(&graph).map_err(|refusal| refused_of("`[memory]`", refusal))?;
+    }
     if parallel.splits_model() {
         graph = match purpose {
             Purpose::Evaluation { .. } => {
@@ -98,10 +101,15 @@ pub(crate) fn recompute_again(graph: Graph, parallel: &Parallel) -> Graph {
 
 /// Why a model cannot be split so.
 pub(crate) fn refused(refusal: Refusal) -> GraphError {
+    refused_of("`[parallel]`", refusal)
+}
+
+/// Why the model cannot be what a section of the job says.
+fn refused_of(section: &str, refusal: Refusal) -> GraphError {
     let Refusal { place, key, message, hint } = refusal;
     let message = key.map_or(message.clone(), |key| format!("`parallel.{key}` {message}"));
     let message = place.map_or(message.clone(), |place| format!("{place}: {message}"));
-    GraphError { op: "`[parallel]`".into(), scope: String::new(), message, hint, inputs: None }
+    GraphError { op: section.into(), scope: String::new(), message, hint, inputs: None }
 }
 
 /// What a rank runs in a step with these options: its graph, where everything lies, and the order of its work on grains.

@@ -11,10 +11,11 @@ use kolo_graph::{Graph, GraphError};
 use kolo_models::Model;
 use kolo_parallel::axes::PIPELINE;
 use kolo_parallel::mesh::DATA;
+use kolo_parallel::recompute::layers_of;
 use kolo_parallel::strategy::{Part, Strategy};
-use kolo_parallel::{Mesh, Parallel, Purpose, Recompute};
+use kolo_parallel::{Mesh, Parallel, Purpose, Recompute, RecomputePlan};
 use kolo_plan::anatomy::{Anatomy, product_flops};
-use kolo_plan::cluster::{Cluster, SystemTraits};
+use kolo_plan::cluster::Cluster;
 use kolo_plan::collective::Algorithm;
 use kolo_plan::device::Precision;
 use kolo_plan::step_model::{Layout, StepModel};
@@ -25,7 +26,7 @@ use std::sync::Arc;
 const FEW_LAYERS: usize = 4;
 
 /// What an anatomy depends on, beside the model.
-type Key = (Vec<(&'static str, usize)>, usize, Recompute, bool);
+type Key = (Vec<(&'static str, usize)>, usize, RecomputePlan, bool);
 
 /// Anatomies of one job's model.
 #[derive(Debug, Default)]
@@ -44,7 +45,7 @@ impl AnatomyCache {
     ) -> Result<Arc<Anatomy>, GraphError> {
         let axes: Vec<(&'static str, usize)> =
             splitters(parallel).flat_map(|one| one.axes()).filter(|(_, size)| *size > 1).collect();
-        let key = (axes, samples, parallel.recompute(), fuses);
+        let key = (axes, samples, parallel.recompute().clone(), fuses);
         if let Some(known) = self.known.get(&key) {
             return Ok(Arc::clone(known));
         }
@@ -59,8 +60,24 @@ fn splitters(parallel: &Parallel) -> impl Iterator<Item = &dyn Strategy> {
     parallel.strategies().filter(|one| one.part() == Part::Model && one.name() != PIPELINE)
 }
 
-/// Counts the graph of a rank.
+/// Counts the graph of a rank. Layers that differ in what they compute again are taken from graphs in which they do not.
 pub fn anatomy_of(job: &Job, parallel: &Parallel, samples: usize, fuses: bool) -> Result<Anatomy, GraphError> {
+    let plan = parallel.recompute();
+    if !plan.has_lines() {
+        return uniform_anatomy(job, parallel, samples, fuses);
+    }
+    let [none, selective, blocks] =
+        Recompute::ALL.map(|what| uniform_anatomy(job, &parallel.clone().recomputing(what), samples, fuses));
+    let (none, selective, blocks) = (none?, selective?, blocks?);
+    let what: Vec<Recompute> = none.layers.iter().map(|layer| plan.of(layer)).collect();
+    match Anatomy::mixed([&none, &selective, &blocks], &what) {
+        Some(mixed) if !what.is_empty() => Ok(mixed),
+        _ => count_whole(job, &*job.model, parallel, samples, fuses),
+    }
+}
+
+/// Counts the graph of a rank whose layers all compute the same again.
+fn uniform_anatomy(job: &Job, parallel: &Parallel, samples: usize, fuses: bool) -> Result<Anatomy, GraphError> {
     let count = |model: &dyn Model| count_whole(job, model, parallel, samples, fuses);
     let layers = job.model.layers().filter(|layers| *layers > FEW_LAYERS);
     if let Some((all, few)) = layers.and_then(|all| Some((all, job.model.with_layers(FEW_LAYERS)?))) {
@@ -100,10 +117,10 @@ pub fn count_whole(
     fuses: bool,
 ) -> Result<Anatomy, GraphError> {
     let split = tidy(split_graph(job, model, parallel, samples)?);
-    let flops = product_flops(&split);
+    let (flops, layers) = (product_flops(&split), layers_of(&split));
     let again = recompute_again(split, parallel);
     let graph = if fuses { fuse(again) } else { again };
-    Ok(Anatomy::of(&graph, samples, flops).offloading(job.memory.offload))
+    Ok(Anatomy::of(&graph, samples, flops).naming(layers).offloading(job.memory.offload))
 }
 
 /// What a job is computed in: what the system says, if it says something, or the job.
@@ -132,7 +149,7 @@ pub fn layout_of(job: &Job, workers: usize, precision: Option<Precision>) -> Res
         schedule: text("parallel.schedule").unwrap_or_default(),
         micro_batch: job.grain_batch(),
         micro_batches: job.grains / data,
-        recompute: job.parallel.recompute(),
+        recompute: job.parallel.recompute().usual(),
         precision: precision_of(job, precision),
         algorithm: if job.reproducible { Algorithm::Direct } else { Algorithm::Fastest },
     })
@@ -153,11 +170,14 @@ pub fn anatomy_on(
     cluster: &Cluster,
     cache: &mut AnatomyCache,
 ) -> Result<Arc<Anatomy>, GraphError> {
-    let SystemTraits { repeats_exchanges, fuses, .. } = cluster.system;
-    if !(repeats_exchanges && layout.recompute == Recompute::Blocks) {
-        return cache.anatomy(job, &job.parallel, layout.micro_batch, fuses);
+    let system = &cluster.system;
+    let mut parallel = job.parallel.clone();
+    if job.parallel.recompute().has_lines() {
+        return cache.anatomy(job, &parallel, layout.micro_batch, system.fuses);
     }
-    let whole = job.parallel.clone().recomputing(Recompute::None);
-    let anatomy = cache.anatomy(job, &whole, layout.micro_batch, fuses)?;
-    Ok(Arc::new(anatomy.recomputing_layers()))
+    if Anatomy::repeats_whole_layers(system, layout.recompute) {
+        parallel = parallel.recomputing(Recompute::None);
+    }
+    let anatomy = cache.anatomy(job, &parallel, layout.micro_batch, system.fuses)?;
+    Ok(Arc::new(Anatomy::clone(&anatomy).run_by(system, layout.recompute)))
 }

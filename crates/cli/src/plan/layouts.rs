@@ -115,7 +115,7 @@ fn limits(args: &PlanArgs, job: &Job) -> Result<Limits, Failure> {
     let samples = args.samples.unwrap_or(job.split.train_len() as f64);
     let epochs = args.epochs.unwrap_or(job.total_steps as f64 / job.steps_per_epoch as f64);
     Ok(Limits {
-        memory: memory.transpose()?,
+        memory: memory.transpose()?.or(job.memory.limit_bytes.map(|limit| limit as f64)),
         cost: args.max_cost,
         deadline: args.deadline.map(|hours| hours * SECONDS_PER_HOUR),
         steps: (samples * epochs / job.batch as f64).max(1.0),
@@ -126,7 +126,7 @@ impl Described<'_> {
     /// The best layout, or why there is none.
     fn best(&self, found: &SearchResult) -> Result<Candidate, Failure> {
         if let Some(best) = found.ranked.first() {
-            return Ok(best.candidate);
+            return Ok(best.candidate.clone());
         }
         if let Some(beyond) = &found.beyond_limits {
             let cost = beyond.cost.map_or(String::new(), |cost| format!(" and costs {cost:.2}"));
@@ -164,7 +164,7 @@ impl Described<'_> {
         let hint = "change `[parallel]` or -n, or add --search";
         let model = self.models.model(&own, &self.cluster);
         let model = model.map_err(|why| Failure::usage(format!("the layout {own} is not possible: {why}"), hint))?;
-        let ranked = simulated(own, &model, &self.cluster, &self.limits)
+        let ranked = simulated(own.clone(), &model, &self.cluster, &self.limits)
             .ok_or_else(|| Failure::usage(format!("the layout {own} has no schedule"), hint))?;
         let found = SearchResult { ranked: vec![ranked], candidates: 1, ..SearchResult::default() };
         match args.json {

@@ -3,7 +3,6 @@
 use super::{Prediction, forward_macs};
 use crate::output::println;
 use kolo_exec::Offload;
-use kolo_parallel::Recompute;
 use kolo_plan::{ByStage, Cost, MemoryPlan};
 use kolo_train::Job;
 use kolo_train::machine::{format_bytes, format_count, format_duration};
@@ -37,7 +36,7 @@ pub(super) fn print(title: &str, job: &Job, p: &Prediction) {
     if let Some(shared) = &p.shared {
         shared.print();
     }
-    if job.parallel.recompute() != Recompute::None {
+    if !job.parallel.recompute().is_nothing() {
         println!(
             "  recompute         {}: some of the backward pass's FLOP are the forward pass's again",
             job.parallel.recompute().name()

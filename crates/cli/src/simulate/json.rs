@@ -16,6 +16,7 @@ pub fn value(simulation: &Simulation) -> Value {
         "layout": {
             "data": candidate.data, "pipeline": candidate.pipeline, "tensor": candidate.tensor, "tokens": candidate.tokens,
             "sequence": candidate.sequence.name(), "zero": candidate.zero, "recompute": candidate.recompute.name(),
+            "layers": candidate.layers.as_ref().map(|layers| layers.text()),
             "micro_batches": candidate.micro_batches, "schedule": candidate.schedule, "chunks": candidate.chunks,
         },
         "batch": model.layout.batch(),

@@ -41,7 +41,7 @@ impl Group {
 /// The graph of one rank. The number of ranks divides that of the slices.
 pub fn lower(graph: &Graph, plan: &Plan, group: &Group) -> Graph {
     let own = group.slices(group.rank, plan.slices);
-    let sums = PendingSums::new(graph, plan);
+    let sums = PendingSums::new(graph);
     let mut lowering = Lowering { rebuild: Rebuild::new(graph), plan, group, own, made: HashMap::new(), sums };
     for id in graph.ids() {
         lowering.visit(id);

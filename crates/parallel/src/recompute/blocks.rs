@@ -1,32 +1,56 @@
 //! Where a model is cut into blocks.
 
 use kolo_graph::layout::all_shown_by;
-use kolo_graph::{Graph, NodeId};
+use kolo_graph::{Graph, NodeId, Phase, Stage};
 use std::collections::BTreeMap;
 
 /// Fewer layers than these are no repetition.
 const LAYERS_MIN: usize = 2;
 
-/// The block of each node of a graph, given those of its forward pass: its repeated layers, if these hold most of it, or else
-/// runs of nodes. What belongs to no layer (a stem, a head) is in no block.
-pub(super) fn of(graph: &Graph, forward: &[NodeId]) -> Vec<Option<usize>> {
+/// The repeated layers of a model, in the order of its forward pass, whose recomputation can be chosen one by one; none of a model
+/// that is cut elsewhere.
+pub fn layers_of(graph: &Graph) -> Vec<String> {
+    let forward = forward_nodes(graph, &graph.phases());
+    by_layer(graph, &forward).map(|(_, layers)| layers).unwrap_or_default()
+}
+
+/// Nodes of the forward pass that compute something.
+pub(super) fn forward_nodes(graph: &Graph, phases: &[Phase]) -> Vec<NodeId> {
+    let is_forward = |id: &NodeId| {
+        let node = graph.node(*id);
+        node.stage == Stage::Forward && phases[id.0 as usize] == Phase::Grain && !node.inputs.is_empty()
+    };
+    graph.ids().filter(is_forward).collect()
+}
+
+/// The block of each node of a graph, given those of its forward pass, and the names of blocks that are layers: its repeated
+/// layers, if these hold most of it, or else runs of nodes. What belongs to no layer (a stem, a head) is in no block.
+pub(super) fn of(graph: &Graph, forward: &[NodeId]) -> (Vec<Option<usize>>, Vec<String>) {
+    if let Some(found) = by_layer(graph, forward) {
+        return found;
+    }
     let mut block_of = vec![None; graph.nodes.len()];
-    let mut layers: BTreeMap<&str, usize> = BTreeMap::new();
-    for id in forward {
-        if let Some(layer) = layer_of(&graph.node(*id).scope) {
-            let number = layers.len();
-            block_of[id.0 as usize] = Some(*layers.entry(layer).or_insert(number));
-        }
-    }
-    let inside = block_of.iter().flatten().count();
-    if layers.len() >= LAYERS_MIN && 2 * inside >= forward.len() {
-        return block_of;
-    }
-    block_of.fill(None);
     for (number, run) in runs(graph, forward).into_iter().enumerate() {
         run.iter().for_each(|id| block_of[id.0 as usize] = Some(number));
     }
-    block_of
+    (block_of, Vec::new())
+}
+
+/// The layer of each node and the names of layers, if there are enough of them.
+fn by_layer(graph: &Graph, forward: &[NodeId]) -> Option<(Vec<Option<usize>>, Vec<String>)> {
+    let mut block_of = vec![None; graph.nodes.len()];
+    let (mut numbers, mut layers): (BTreeMap<&str, usize>, Vec<String>) = (BTreeMap::new(), Vec::new());
+    for id in forward {
+        if let Some(layer) = layer_of(&graph.node(*id).scope) {
+            let number = *numbers.entry(layer).or_insert_with(|| {
+                layers.push(layer.into());
+                layers.len() - 1
+            });
+            block_of[id.0 as usize] = Some(number);
+        }
+    }
+    let inside = block_of.iter().flatten().count();
+    (layers.len() >= LAYERS_MIN && 2 * inside >= forward.len()).then_some((block_of, layers))
 }
 
 /// The repeated layer that a scope lies in: it ends in the first part that is a number, as `h.3` of `h.3.attn`.

@@ -2,19 +2,19 @@
 
 use super::{Known, Recompute};
 use kolo_graph::layout::all_shown_by;
-use kolo_graph::{Node, ValueId, Work};
+use kolo_graph::{ValueId, Work};
 use std::collections::BTreeSet;
 
 /// A node that runs again has to save at least this part of the bytes that it makes: a norm is not repeated for its statistics.
 const SAVED_PART: usize = 8;
 
-/// For each node, whether the backward pass runs it again.
+/// For each node, whether the backward pass runs it again, given what is computed again of each block.
 ///
 /// Nodes are taken from the last to the first, so that of each it is known who needs what it makes. One is run again if this
 /// saves enough bytes: those that are needed of it, less those that would have to be kept in their stead.
-pub(super) fn again(known: &Known<'_>, what: Recompute) -> Vec<bool> {
+pub(super) fn again(known: &Known<'_>, of_blocks: &[Recompute]) -> Vec<bool> {
     let graph = known.graph;
-    let choice = Choice { known, what, kept: crossing(known) };
+    let choice = Choice { known, of_blocks, kept: crossing(known) };
     let mut needed = vec![false; graph.values.len()];
     for (at, node) in graph.nodes.iter().enumerate().filter(|(at, _)| known.is_backward(*at)) {
         debug_assert!(known.block_of[at].is_none());
@@ -24,7 +24,7 @@ pub(super) fn again(known: &Known<'_>, what: Recompute) -> Vec<bool> {
     for (at, node) in graph.nodes.iter().enumerate().rev().filter(|(at, _)| known.block_of[*at].is_some()) {
         let is_needed = node.outputs.iter().any(|id| needed[id.0 as usize]);
         // A view costs nothing, and follows whatever it shows.
-        if is_needed && choice.may_repeat(node) && (node.op.view() || choice.is_worth(at, &needed)) {
+        if is_needed && choice.may_repeat(at) && (node.op.view() || choice.is_worth(at, &needed)) {
             again[at] = true;
             node.inputs.iter().for_each(|id| needed[id.0 as usize] = true);
         }
@@ -53,16 +53,21 @@ fn crossing(known: &Known<'_>) -> Vec<bool> {
 
 struct Choice<'k> {
     known: &'k Known<'k>,
-    what: Recompute,
+    of_blocks: &'k [Recompute],
     /// What is kept whatever is chosen, by value.
     kept: Vec<bool>,
 }
 
 impl Choice<'_> {
     /// Whether a node of a block may run twice: not if it acts outside the graph or exchanges something.
-    fn may_repeat(&self, node: &Node) -> bool {
-        let cheap = self.what == Recompute::Blocks || node.op.work() == Work::Stream;
-        cheap && node.op.pure() && node.op.collective().is_none()
+    fn may_repeat(&self, at: usize) -> bool {
+        let node = &self.known.graph.nodes[at];
+        let chosen = match self.known.block_of[at].map(|block| self.of_blocks[block]) {
+            Some(Recompute::Blocks) => true,
+            Some(Recompute::Selective) => node.op.work() == Work::Stream,
+            Some(Recompute::None) | None => false,
+        };
+        chosen && node.op.pure() && node.op.collective().is_none()
     }
 
     fn bytes(&self, id: ValueId) -> usize {
@@ -91,7 +96,7 @@ impl Choice<'_> {
             if free || self.known.block_of[maker] != block || !seen.insert(value) {
                 continue;
             }
-            match self.may_repeat(&graph.nodes[maker]) {
+            match self.may_repeat(maker) {
                 true => todo.extend(&graph.nodes[maker].inputs),
                 false => bytes += self.bytes(value),
             }

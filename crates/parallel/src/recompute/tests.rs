@@ -2,6 +2,7 @@ use super::*;
 use kolo_graph::collective::AxisSum;
 use kolo_graph::layout::{NoAbilities, plan};
 use kolo_graph::rewrite::{eliminate_dead, merge_common};
+use kolo_graph::settings::{Setting, Settings};
 use kolo_graph::sources::GrainSum;
 use kolo_graph::verify::verify;
 use kolo_graph::{Builder, Node, Type};
@@ -66,7 +67,7 @@ fn set(names: &[&str]) -> BTreeSet<String> {
 #[test]
 fn blocks_are_computed_again_from_their_inputs() {
     let before = step(3, true, false);
-    let after = recompute(before.clone(), Recompute::Blocks);
+    let after = recompute(before.clone(), &Recompute::Blocks.into());
     verify(&after).unwrap();
     // The last layer's result is read by the loss, which belongs to no layer.
     assert_eq!(read_across(&after), set(&["h.0 add", "h.1 add", "h.2 add"]));
@@ -80,7 +81,7 @@ fn blocks_are_computed_again_from_their_inputs() {
 
 #[test]
 fn copies_stand_just_before_their_use() {
-    let after = recompute(step(3, true, false), Recompute::Blocks);
+    let after = recompute(step(3, true, false), &Recompute::Blocks.into());
     let is_copy = |node: &Node| node.stage == Stage::Backward && node.op.name() == "gelu_tanh";
     let copies: Vec<(usize, &Node)> = after.nodes.iter().enumerate().filter(|(_, node)| is_copy(node)).collect();
     let scopes: Vec<&str> = copies.iter().map(|(_, node)| &*node.scope).collect();
@@ -91,7 +92,8 @@ fn copies_stand_just_before_their_use() {
     }
     let bytes = |graph: &Graph| plan(graph, 4, 1, &NoAbilities).grain_bytes;
     let before = step(12, true, false);
-    let [blocks, selective] = [Recompute::Blocks, Recompute::Selective].map(|what| recompute(before.clone(), what));
+    let [blocks, selective] =
+        [Recompute::Blocks, Recompute::Selective].map(|what| recompute(before.clone(), &what.into()));
     assert!(bytes(&blocks) * 3 < bytes(&before), "{} of {}", bytes(&blocks), bytes(&before));
     assert!(bytes(&selective) * 3 < bytes(&before) * 2, "{} of {}", bytes(&selective), bytes(&before));
 }
@@ -99,7 +101,7 @@ fn copies_stand_just_before_their_use() {
 #[test]
 fn selective_keeps_products() {
     let before = step(3, true, false);
-    let after = recompute(before.clone(), Recompute::Selective);
+    let after = recompute(before.clone(), &Recompute::Selective.into());
     verify(&after).unwrap();
     let products = |graph: &Graph| count(graph, |node| node.op.is::<MatMul>());
     assert_eq!(products(&after), products(&before), "no product runs twice");
@@ -113,7 +115,7 @@ fn no_exchange_is_repeated() {
     for what in [Recompute::Blocks, Recompute::Selective] {
         let before = step(3, true, true);
         let exchanges = |graph: &Graph| count(graph, |node| node.op.collective().is_some());
-        let after = recompute(before.clone(), what);
+        let after = recompute(before.clone(), &what.into());
         verify(&after).unwrap();
         assert_eq!(exchanges(&after), exchanges(&before), "{what:?}");
         assert!(after.nodes.len() > before.nodes.len());
@@ -127,12 +129,89 @@ fn a_model_without_layers_is_cut_where_few_bytes_cross() {
     let blocks: BTreeSet<usize> = known.block_of.iter().flatten().copied().collect();
     let nodes = known.block_of.iter().flatten().count();
     assert!((4..=2 * nodes.isqrt()).contains(&blocks.len()), "{} blocks of {nodes} nodes", blocks.len());
-    let after = recompute(before.clone(), Recompute::Blocks);
+    let after = recompute(before.clone(), &Recompute::Blocks.into());
     verify(&after).unwrap();
     // Runs end at the narrow places between layers: what is read across is no hidden value.
     assert!(!read_across(&after).contains(" gelu_tanh"), "{:?}", read_across(&after));
     let bytes = |graph: &Graph| plan(graph, 4, 1, &NoAbilities).grain_bytes;
     assert!(bytes(&after) * 2 < bytes(&before), "{} of {}", bytes(&after), bytes(&before));
+}
+
+/// `[memory]` with these lines of `layers`.
+fn plan_of(usual: &str, lines: &[(&str, &str)]) -> RecomputePlan {
+    let mut memory = Settings::new("memory", "job.toml:1");
+    memory.set("recompute", "job.toml:2", Setting::Text(usual.into()));
+    let layers = memory.table_mut("layers", "job.toml:3").unwrap();
+    for (at, (pattern, what)) in lines.iter().enumerate() {
+        layers.set(pattern, &format!("job.toml:{}", at + 4), Setting::Text((*what).into()));
+    }
+    RecomputePlan::read(&memory).unwrap()
+}
+
+#[test]
+fn layers_differ_in_what_they_compute_again() {
+    let before = step(4, true, false);
+    let plan = plan_of("none", &[("h.{0-1}", "blocks"), ("h.3.*", "selective")]);
+    assert_eq!(
+        ["h.0", "h.1", "h.2", "h.3"].map(|layer| plan.of(layer).name()),
+        ["blocks", "blocks", "none", "selective"]
+    );
+    plan.check_names(&before).unwrap();
+    let after = recompute(before.clone(), &plan);
+    verify(&after).unwrap();
+    let copies = |name: &str| -> Vec<String> {
+        let copied = after.nodes.iter().filter(|node| node.stage == Stage::Backward && node.op.name() == name);
+        copied.map(|node| node.scope.to_string()).collect()
+    };
+    assert_eq!(copies("gelu_tanh"), ["h.3", "h.1", "h.0"], "in the order of the backward pass");
+    let products = |graph: &Graph| count(graph, |node| node.op.is::<MatMul>());
+    assert_eq!(products(&after) - products(&before), 2, "of the first two layers");
+    let bytes = |plan: &RecomputePlan| {
+        let graph = recompute(before.clone(), plan);
+        plan_bytes(&graph)
+    };
+    let sizes = [plan_of("none", &[]), plan_of("none", &[("h.0", "blocks")]), plan, plan_of("blocks", &[])]
+        .map(|one| bytes(&one));
+    assert!(sizes.is_sorted_by(|one, other| one > other), "{sizes:?}");
+}
+
+fn plan_bytes(graph: &Graph) -> usize {
+    plan(graph, 4, 1, &NoAbilities).grain_bytes
+}
+
+#[test]
+fn lines_name_layers_and_agree_about_them() {
+    let graph = step(4, true, false);
+    let wrong = |lines: &[(&str, &str)], graph: &Graph| {
+        let refusal = plan_of("none", lines).check_names(graph).unwrap_err();
+        (refusal.place.unwrap_or_default(), refusal.message, refusal.hint)
+    };
+    let (place, message, hint) = wrong(&[("h.0", "blocks"), ("h.{4-9}", "blocks")], &graph);
+    assert_eq!(place, "job.toml:5");
+    assert_eq!(message, "`memory.layers.\"h.{4-9}\"` names no layer of the model that can be computed again");
+    assert_eq!(hint, "layers are h.0, h.1, h.2, h.3 …; `*` stands for any text, `{0-3}` for a number");
+    let (place, message, _) = wrong(&[("h.*", "blocks"), ("h.3", "none")], &graph);
+    assert_eq!(place, "job.toml:5");
+    assert_eq!(
+        message,
+        "`memory.layers.\"h.3\"` is \"none\" and \"h.*\" (job.toml:4) is \"blocks\", but both name `h.3`"
+    );
+    let (_, _, hint) = wrong(&[("h.0", "blocks")], &step(4, false, false));
+    assert!(hint.contains("has no repeated layers"), "{hint}");
+}
+
+#[test]
+fn layers_in_a_row_share_a_line() {
+    let names: Vec<String> = (0..12).map(|number| format!("h.{number}")).collect();
+    let text = |what: &dyn Fn(usize) -> Recompute| {
+        table_text(&names.iter().enumerate().map(|(at, name)| (name.as_str(), what(at))).collect::<Vec<_>>())
+    };
+    assert_eq!(text(&|at| if at < 9 { Recompute::Blocks } else { Recompute::None }), "{ \"h.{0-8}\" = \"blocks\" }");
+    let three = |at: usize| [Recompute::Blocks, Recompute::None, Recompute::Selective][at / 4];
+    assert_eq!(text(&three), "{ \"h.{0-3}\" = \"blocks\", \"h.{8-11}\" = \"selective\" }");
+    assert_eq!(text(&|at| if at == 10 { Recompute::Blocks } else { Recompute::None }), "{ \"h.10\" = \"blocks\" }");
+    let stages = [("layer1.0", Recompute::Blocks), ("layer2.0", Recompute::Blocks), ("layer2.1", Recompute::Blocks)];
+    assert_eq!(table_text(&stages), "{ \"layer1.0\" = \"blocks\", \"layer2.{0-1}\" = \"blocks\" }");
 }
 
 #[test]
@@ -144,7 +223,7 @@ fn without_a_backward_pass_nothing_changes() {
     let graph = builder.finish().unwrap();
     let nodes = graph.nodes.len();
     for what in Recompute::ALL {
-        assert_eq!(recompute(graph.clone(), what).nodes.len(), nodes);
+        assert_eq!(recompute(graph.clone(), &what.into()).nodes.len(), nodes);
     }
     assert_eq!(Recompute::ALL.map(|what| Recompute::named(what.name())), Recompute::ALL.map(Some));
     assert_eq!(Recompute::named("all"), None);

@@ -7,6 +7,9 @@ use crate::step_model::{Bucket, Exchange, StageModel};
 use kolo_parallel::axes::PIPELINE;
 use kolo_parallel::mesh::DATA;
 
+/// Cycles from the moment a gradient is ready until its exchange begins, on average.
+const CYCLES_WAITED: f64 = 1.5;
+
 impl Composition<'_> {
     /// An exchange along the data axis.
     fn of_data(&self, kind: CollectiveKind, bytes: f64) -> Exchange {
@@ -126,6 +129,10 @@ impl Composition<'_> {
         }
         if waiting > 0.0 {
             close(&mut waiting, 0.0);
+        }
+        // The last one is noticed half a cycle after it is ready, and agreed on a cycle later. Those before it are behind each other.
+        if let Some(last) = buckets.last_mut().filter(|last| last.axis == DATA) {
+            last.seconds += CYCLES_WAITED * self.cluster.system.cycle_seconds;
         }
         buckets
     }

@@ -60,7 +60,7 @@ impl OpKindCost {
 pub fn op_kinds(anatomy: &Anatomy, model: &StepModel, cluster: &Cluster) -> Vec<OpKindCost> {
     let Layout { precision, micro_batches, .. } = model.layout;
     let system = &cluster.system;
-    let runner = Runner { device: &cluster.device, precision, flash: system.flash_attention, fuses: system.fuses };
+    let runner = Runner::new(&cluster.device, precision, system);
     let places = model.layout.size(PIPELINE) as f64;
     let mut kinds: BTreeMap<String, OpKindCost> = BTreeMap::new();
     for (at, unit) in anatomy.units.iter().enumerate() {

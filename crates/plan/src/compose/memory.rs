@@ -70,25 +70,34 @@ impl Composition<'_> {
         memory
     }
 
+    /// What a rank holds whatever its layers compute again.
+    pub(super) fn without_activations(&self, own: &[usize]) -> f64 {
+        let memory = self.memory(own, self.parameters(own), 1.0);
+        memory.total() - memory.activations - self.transient(own)
+    }
+
     /// What a unit's forward pass keeps.
-    fn saved(&self, unit: &Unit) -> f64 {
+    pub(super) fn saved(&self, unit: &Unit) -> f64 {
         unit.saved.bytes_at(self.layout.precision.bytes())
     }
 
     /// The most that a unit's backward pass takes on top of what is kept: units behind it have given up theirs.
     fn transient(&self, own: &[usize]) -> f64 {
-        let width = self.layout.precision.bytes();
-        let copies = self.layout.precision.is_mixed() && !self.cluster.system.fuses;
         let mut most = 0.0f64;
         for stage in own {
             let all: f64 = self.units_of(*stage).map(|(_, unit)| self.saved(unit)).sum();
             let mut kept = 0.0;
             for (_, unit) in self.units_of(*stage) {
                 kept += self.saved(unit);
-                let widened = if copies { unit.widened * MASTER_BYTES } else { 0.0 };
-                most = most.max(kept - all + unit.transient.bytes_at(width) + widened);
+                most = most.max(kept - all + self.on_top(unit));
             }
         }
         most
+    }
+
+    /// What a unit's backward pass holds beyond what all units up to it have saved.
+    pub(super) fn on_top(&self, unit: &Unit) -> f64 {
+        let copies = if self.layout.precision.is_mixed() { self.cluster.system.logit_copies as f64 } else { 0.0 };
+        unit.transient.bytes_at(self.layout.precision.bytes()) + copies * unit.widened * MASTER_BYTES
     }
 }

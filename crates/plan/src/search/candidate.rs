@@ -5,6 +5,8 @@ use crate::device::Precision;
 use crate::step_model::Layout;
 use kolo_parallel::Recompute;
 use kolo_parallel::mesh::DATA;
+use kolo_parallel::recompute::table_text;
+use std::sync::Arc;
 
 /// How the tokens of a sample are shared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,8 +43,38 @@ impl Sequence {
     }
 }
 
+/// What each layer of a model computes again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LayerChoices {
+    /// In the order of the forward pass, by name.
+    pub layers: Vec<(String, Recompute)>,
+}
+
+impl LayerChoices {
+    pub fn count(&self, what: Recompute) -> usize {
+        self.layers.iter().filter(|(_, own)| *own == what).count()
+    }
+
+    /// As `memory.layers` has it.
+    pub fn text(&self) -> String {
+        table_text(&self.layers.iter().map(|(name, what)| (name.as_str(), *what)).collect::<Vec<_>>())
+    }
+}
+
+/// `blocks of 12 of 32 layers, selective of 4`.
+impl std::fmt::Display for LayerChoices {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let counts = [Recompute::Blocks, Recompute::Selective].map(|what| (what, self.count(what)));
+        for (at, (what, count)) in counts.into_iter().filter(|(_, count)| *count > 0).enumerate() {
+            let all = if at == 0 { format!(" of {} layers", self.layers.len()) } else { String::new() };
+            write!(f, "{}{} of {count}{all}", if at == 0 { "" } else { ", " }, what.name())?;
+        }
+        Ok(())
+    }
+}
+
 /// One way to lay a job out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Candidate {
     pub data: usize,
     pub pipeline: usize,
@@ -51,7 +83,9 @@ pub struct Candidate {
     pub tokens: usize,
     pub sequence: Sequence,
     pub zero: usize,
+    /// Of every layer; nothing where each has a choice of its own.
     pub recompute: Recompute,
+    pub layers: Option<Arc<LayerChoices>>,
     /// Micro-batches of each data rank.
     pub micro_batches: usize,
     /// The family of the pipeline's schedule.
@@ -117,6 +151,7 @@ impl Candidate {
             ("parallel", "stages", None),
             ("parallel", "zero", count(self.zero, 0)),
             ("memory", "recompute", text(self.recompute.name(), "none")),
+            ("memory", "layers", self.layers.as_ref().map(|layers| layers.text())),
         ]
     }
 }
@@ -136,6 +171,7 @@ fn usual(key: &str) -> &'static str {
         "sequence" => "\"whole\"",
         "schedule" => "\"1f1b\"",
         "recompute" => "\"none\"",
+        "layers" => "{}",
         "zero" => "0",
         "stages" => "[]",
         _ => "1",
@@ -162,6 +198,9 @@ impl std::fmt::Display for Candidate {
         }
         if self.recompute != Recompute::None {
             write!(f, ", recompute {}", self.recompute.name())?;
+        }
+        if let Some(layers) = &self.layers {
+            write!(f, ", recompute {layers}")?;
         }
         write!(f, ", {} micro-batch{}", self.micro_batches, if self.micro_batches == 1 { "" } else { "es" })
     }

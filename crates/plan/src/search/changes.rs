@@ -35,7 +35,7 @@ pub fn changes(now: &Candidate, space: &SearchSpace, models: &dyn LayoutModels, 
     let limits = Limits { steps: 1.0, ..Limits::default() };
     let seconds = |candidate: &Candidate, cluster: &Cluster| {
         let model = models.model(candidate, cluster).ok()?;
-        let ranked = simulated(*candidate, &model, cluster, &limits)?;
+        let ranked = simulated(candidate.clone(), &model, cluster, &limits)?;
         Some((ranked.seconds, ranked.memory.total() <= cluster.device.memory_bytes))
     };
     let Some((base, _)) = seconds(now, cluster) else { return Vec::new() };
@@ -43,7 +43,7 @@ pub fn changes(now: &Candidate, space: &SearchSpace, models: &dyn LayoutModels, 
     let near: Vec<Candidate> = space.candidates().into_iter().filter(|one| is_neighbour(now, one)).collect();
     let mut near: Vec<(f64, Candidate)> = in_parallel(&near, |one| {
         let model = models.model(one, cluster).ok().filter(|model| helps(lower_bound(model)))?;
-        Some((models.times(&model)?.seconds, *one))
+        Some((models.times(&model)?.seconds, one.clone()))
     })
     .into_iter()
     .flatten()
@@ -81,7 +81,7 @@ fn is_neighbour(now: &Candidate, other: &Candidate) -> bool {
     let differences = [
         shape,
         now.zero != other.zero,
-        now.recompute != other.recompute,
+        (now.recompute, &now.layers) != (other.recompute, &other.layers),
         now.micro_batches != other.micro_batches && now.grains() != other.grains(),
         (now.schedule, now.chunks) != (other.schedule, other.chunks) && other.pipeline > 1 && now.pipeline > 1,
     ];
@@ -92,7 +92,7 @@ fn is_neighbour(now: &Candidate, other: &Candidate) -> bool {
 fn difference(now: &Candidate, other: &Candidate) -> (String, Vec<String>) {
     let (old, new) = (now.assignments(), other.assignments());
     let set = new.into_iter().zip(old).filter(|(one, other)| one != other).map(|(one, _)| one);
-    let what = if now.recompute != other.recompute {
+    let what = if (now.recompute, &now.layers) != (other.recompute, &other.layers) {
         match other.recompute {
             kolo_parallel::Recompute::None => "compute nothing again".into(),
             what => format!("compute again: {}", what.name()),

@@ -23,7 +23,7 @@ pub mod space;
 #[cfg(test)]
 mod tests;
 
-pub use candidate::{Candidate, Sequence};
+pub use candidate::{Candidate, LayerChoices, Sequence};
 pub use rank::{Limits, NearMiss, Ranked, SearchResult, search};
 pub use space::SearchSpace;
 
@@ -41,6 +41,12 @@ pub trait LayoutModels: Sync {
     /// What the rank that holds the most holds, as [`model`](Self::model) says it; whoever can say it without the model does.
     fn memory(&self, candidate: &Candidate, cluster: &Cluster) -> Result<DeviceMemory, String> {
         Ok(self.model(candidate, cluster)?.largest().map(|role| role.memory).unwrap_or_default())
+    }
+
+    /// A candidate in which nothing is computed again, with what its layers have to compute again to take at most so many bytes of every
+    /// rank, in the least time. `None` if there is no such choice that is not the same for all layers.
+    fn fitted(&self, _candidate: &Candidate, _cluster: &Cluster, _memory: f64) -> Option<Candidate> {
+        None
     }
 
     /// Seconds that a candidate's step takes at least, known without its model.

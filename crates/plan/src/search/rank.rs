@@ -7,6 +7,7 @@ use crate::cluster::Cluster;
 use crate::compose::lower_bound;
 use crate::simulate::{Conditions, SimulatedStep, simulate_step};
 use crate::step_model::{DeviceMemory, StepModel, StepTimes};
+use kolo_parallel::Recompute;
 use std::collections::BTreeMap;
 
 /// What a layout must keep to.
@@ -76,10 +77,17 @@ const MORE_MEMORY: f64 = 1.5;
 /// Candidates whose models are made at a time, in the order of their bounds.
 const AT_A_TIME: usize = 32;
 
-/// A candidate with a bound of its time.
-#[derive(Clone, Copy)]
-struct Bounded {
+/// A candidate that is looked at.
+#[derive(Clone)]
+struct Entry {
     candidate: Candidate,
+    /// The bytes into which it fits only if some of its layers are computed again.
+    fit_into: Option<f64>,
+}
+
+/// An entry with a bound of its time.
+struct Bounded {
+    entry: Entry,
     seconds: f64,
 }
 
@@ -113,8 +121,9 @@ pub fn search(candidates: &[Candidate], models: &dyn LayoutModels, cluster: &Clu
 }
 
 impl Search<'_> {
-    /// Candidates that fit into memory, and those that half as much again would allow.
-    fn by_memory(&self, candidates: &[Candidate], result: &mut SearchResult) -> (Vec<Candidate>, Vec<Candidate>) {
+    /// Candidates that fit into memory, and those that half as much again would allow. One that does not fit is looked at once more
+    /// with single layers computed again.
+    fn by_memory(&self, candidates: &[Candidate], result: &mut SearchResult) -> (Vec<Entry>, Vec<Entry>) {
         let most = self.limits.memory.unwrap_or(f64::INFINITY).min(self.cluster.device.memory_bytes);
         let sizes = in_parallel(candidates, |candidate| self.models.memory(candidate, self.cluster));
         let (mut fitting, mut nearly) = (Vec::new(), Vec::new());
@@ -126,16 +135,23 @@ impl Search<'_> {
                     continue;
                 }
             };
+            let entry = |fit_into| Entry { candidate: candidate.clone(), fit_into };
             if memory.total() <= most {
-                fitting.push(*candidate);
+                fitting.push(entry(None));
                 continue;
             }
             result.too_large += 1;
+            let whole = candidate.recompute == Recompute::None && candidate.layers.is_none();
+            if whole {
+                fitting.push(entry(Some(most)));
+            }
             if memory.total() <= MORE_MEMORY * most {
-                nearly.push(*candidate);
+                nearly.push(entry(None));
+            } else if whole {
+                nearly.push(entry(Some(MORE_MEMORY * most)));
             }
             if result.nearest.as_ref().is_none_or(|known| memory.total() < known.memory.total()) {
-                result.nearest = Some(NearMiss { candidate: *candidate, memory });
+                result.nearest = Some(NearMiss { candidate: candidate.clone(), memory });
             }
         }
         (fitting, nearly)
@@ -143,25 +159,29 @@ impl Search<'_> {
 
     /// The fastest of these, at most so many that differ in more than their micro-batches, and only those that take less than
     /// `below`. Candidates are looked at in the order of their bounds, until no other can be among them.
-    fn fastest(&self, candidates: &[Candidate], most: usize, below: f64, result: &mut SearchResult) -> Vec<Ranked> {
-        let least = |candidate: &Candidate| Bounded {
-            candidate: *candidate,
-            seconds: self.models.least_seconds(candidate, self.cluster),
+    fn fastest(&self, entries: &[Entry], most: usize, below: f64, result: &mut SearchResult) -> Vec<Ranked> {
+        // What layers compute again is not less than nothing: the bound of the one holds for the other.
+        let least = |entry: &Entry| Bounded {
+            entry: entry.clone(),
+            seconds: self.models.least_seconds(&entry.candidate, self.cluster),
         };
-        let mut bounded = in_parallel(candidates, least);
-        bounded.sort_by(|one, other| one.seconds.total_cmp(&other.seconds).then(one.candidate.cmp(&other.candidate)));
-        let allowed = candidates.first().map_or(f64::INFINITY, |any| self.allowed_seconds(any.devices()));
+        let mut bounded = in_parallel(entries, least);
+        let order = |one: &Bounded, other: &Bounded| {
+            one.seconds.total_cmp(&other.seconds).then_with(|| one.entry.candidate.cmp(&other.entry.candidate))
+        };
+        bounded.sort_by(order);
+        let allowed = entries.first().map_or(f64::INFINITY, |any| self.allowed_seconds(any.candidate.devices()));
         let mut found: Vec<Ranked> = Vec::new();
         for part in bounded.chunks(AT_A_TIME) {
             let last = found.get(most - 1).map_or(below, |last| last.seconds);
             // Once the fastest beyond the limits is known, nothing beyond them is of interest.
             let beyond = result.beyond_limits.as_ref().map_or(f64::INFINITY, |beyond| beyond.seconds);
             let last = last.min(beyond.max(allowed));
-            let part: Vec<Bounded> = part.iter().take_while(|one| one.seconds < last).copied().collect();
+            let part = &part[..part.partition_point(|one| one.seconds < last)];
             if part.is_empty() {
                 break;
             }
-            for ranked in in_parallel(&part, |one| self.timed_below(one.candidate, last)).into_iter().flatten() {
+            for ranked in in_parallel(part, |one| self.timed_below(&one.entry, last)).into_iter().flatten() {
                 result.timed += 1;
                 if self.is_beyond(&ranked) {
                     let known = result.beyond_limits.as_ref().map_or(f64::INFINITY, |known| known.seconds);
@@ -177,7 +197,11 @@ impl Search<'_> {
     }
 
     /// What a candidate takes, unless its stages show that it takes so long or longer.
-    fn timed_below(&self, candidate: Candidate, seconds: f64) -> Option<Ranked> {
+    fn timed_below(&self, entry: &Entry, seconds: f64) -> Option<Ranked> {
+        let candidate = match entry.fit_into {
+            Some(memory) => self.models.fitted(&entry.candidate, self.cluster, memory)?,
+            None => entry.candidate.clone(),
+        };
         let model = self.models.model(&candidate, self.cluster).ok()?;
         if lower_bound(&model) >= seconds {
             return None;
@@ -219,7 +243,7 @@ impl Search<'_> {
     /// The same layout, event by event.
     fn played(&self, ranked: &Ranked) -> Ranked {
         let model = self.models.model(&ranked.candidate, self.cluster).ok();
-        let played = model.and_then(|model| simulated(ranked.candidate, &model, self.cluster, self.limits));
+        let played = model.and_then(|model| simulated(ranked.candidate.clone(), &model, self.cluster, self.limits));
         played.unwrap_or_else(|| ranked.clone())
     }
 }
@@ -235,7 +259,7 @@ fn note(refusals: &mut Vec<String>, refusal: String) {
 fn alike(one: &Candidate, other: &Candidate) -> bool {
     let parts = |candidate: &Candidate| {
         let Candidate { data, pipeline, tensor, tokens, sequence, zero, recompute, .. } = *candidate;
-        (data, pipeline, tensor, tokens, sequence, zero, recompute)
+        (data, pipeline, tensor, tokens, sequence, zero, recompute, candidate.layers.is_some())
     };
     parts(one) == parts(other)
 }

@@ -79,6 +79,7 @@ impl SearchSpace {
                             sequence,
                             zero,
                             recompute,
+                            layers: None,
                             micro_batches,
                             schedule,
                             chunks,

@@ -139,15 +139,15 @@ impl LayoutModels for Toy {
 
 /// The fastest layout of each kind, the fastest kinds first, by timing every candidate that fits.
 fn exhaustive(candidates: &[Candidate], toy: &Toy, cluster: &Cluster) -> Vec<(f64, Candidate)> {
-    let kind = |one: &Candidate| Candidate { micro_batches: 0, schedule: "", chunks: 0, ..*one };
+    let kind = |one: &Candidate| Candidate { micro_batches: 0, schedule: "", chunks: 0, ..one.clone() };
     let mut best: std::collections::BTreeMap<Candidate, (f64, Candidate)> = std::collections::BTreeMap::new();
     for one in candidates.iter().filter(|one| toy.accepts(one).is_ok()) {
         let Some(model) = toy.model(one, cluster).ok().filter(StepModel::fits) else { continue };
         let seconds = model.times().unwrap().seconds;
         assert!(crate::lower_bound(&model) <= seconds * (1.0 + 1e-9), "{one}");
-        let known = best.entry(kind(one)).or_insert((seconds, *one));
-        if (seconds, *one) < *known {
-            *known = (seconds, *one);
+        let known = best.entry(kind(one)).or_insert((seconds, one.clone()));
+        if (seconds, one.clone()) < *known {
+            *known = (seconds, one.clone());
         }
     }
     let mut all: Vec<(f64, Candidate)> = best.into_values().collect();
@@ -202,7 +202,7 @@ fn changes_that_help_come_with_their_gain() {
     let (toy, cluster, space) = (Toy { layers: 8, batch: 64 }, cluster(), space(16, 64));
     let candidates = space.candidates();
     let best = search(&candidates, &toy, &cluster, &Limits { steps: 1.0, ..Limits::default() }).ranked[0].clone();
-    let poor = Candidate { recompute: kolo_parallel::Recompute::Blocks, ..best.candidate };
+    let poor = Candidate { recompute: kolo_parallel::Recompute::Blocks, ..best.candidate.clone() };
     let list = changes::changes(&poor, &space, &toy, &cluster);
     assert!(list.iter().any(|one| one.what == "compute nothing again" && one.set == ["memory.recompute=\"none\""]));
     assert!(list.iter().all(|one| one.gain > 0.0));
@@ -224,6 +224,7 @@ fn many_devices_cost_no_more_than_their_roles() {
             sequence: Sequence::Whole,
             zero: 1,
             recompute: kolo_parallel::Recompute::Blocks,
+            layers: None,
             micro_batches: 64,
             schedule: "1f1b",
             chunks: 1,

@@ -178,6 +178,58 @@ fn a_deep_model_is_counted_from_a_shallow_one() {
     }
 }
 
+/// Layers that differ in what they compute again count as they do where all layers compute the same again.
+#[test]
+fn layers_that_differ_are_counted_one_by_one() {
+    let models = [
+        ("kind = \"gpt\"\nlayers = 5\nwidth = 64\nheads = 4\nvocab = 96\ncontext = 32", "tensor = 2\nslices = 2"),
+        ("kind = \"gpt\"\nlayers = 4\nwidth = 64\nheads = 4\nvocab = 96\ncontext = 32\ndropout = 0.1", ""),
+        ("kind = \"llama\"\nlayers = 4\nwidth = 64\nheads = 4\nvocab = 96\ncontext = 32", "zero = 1"),
+    ];
+    for (model, parallel) in models {
+        let job = plan_job(model, parallel, 4, 2);
+        let lines = [
+            ("h.0", "blocks"),
+            ("h.2", "selective"),
+            ("*.3", "blocks"),
+            ("blocks.2", "selective"),
+            ("layers.0", "selective"),
+        ];
+        let names = anatomy_of(&job, &job.parallel, 2, true).unwrap().layers;
+        assert!(names.len() >= 4, "{names:?}");
+        let mut memory = kolo_graph::settings::Settings::new("memory", "job.toml:1");
+        let layers = memory.table_mut("layers", "job.toml:2").unwrap();
+        for (pattern, what) in
+            lines.iter().filter(|(pattern, _)| names.iter().any(|name| kolo_base::matches_pattern(pattern, name)))
+        {
+            layers.set(pattern, "job.toml:3", kolo_graph::settings::Setting::Text((*what).into()));
+        }
+        let plan = kolo_parallel::RecomputePlan::read(&memory).unwrap();
+        let parallel = job.parallel.clone().recomputing(plan);
+        for fuses in [true, false] {
+            let mixed = anatomy_of(&job, &parallel, 2, fuses).unwrap();
+            let whole = kolo_train::step_model::count_whole(&job, &*job.model, &parallel, 2, fuses).unwrap();
+            assert_eq!(mixed.order.len(), whole.order.len());
+            for (at, (one, other)) in mixed.order.iter().zip(&whole.order).enumerate() {
+                assert_eq!(mixed.units[*one], whole.units[*other], "unit {at} of {model}, fused: {fuses}");
+            }
+        }
+    }
+}
+
+/// Where weights are smaller than what is computed with them, their gradients are summed whole and each rank keeps its part: whole
+/// gradients of one layer are gone before the next one is computed, so layers of any depth take the same.
+#[test]
+fn gradients_that_are_summed_whole_do_not_pile_up() {
+    let model = "kind = \"llama\"\nlayers = 6\nwidth = 64\nheads = 4\nhidden = 256\nvocab = 96\ncontext = 128";
+    let job = plan_job(model, "tensor = 2\nslices = 2\nsequence = \"tensor\"", 64, 2);
+    let whole = kolo_train::step_model::count_whole(&job, &*job.model, &job.parallel, 32, true).unwrap();
+    let layer = &whole.units[whole.order[2]];
+    let passes = [&layer.input, &layer.weight].into_iter().flat_map(|pass| &pass.exchanges);
+    assert!(passes.clone().any(|one| one.reals == 256.0 * 64.0), "{:?}", passes.collect::<Vec<_>>());
+    assert!(whole.order[2..6].iter().all(|unit| *unit == whole.order[2]), "{:?}", whole.order);
+}
+
 /// What is offloaded takes nothing of the device's memory, and the update as long as the host takes for it.
 #[test]
 fn an_offloaded_optimizer_is_the_hosts() {

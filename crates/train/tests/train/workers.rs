@@ -394,8 +394,11 @@ fn workers_that_share_layers_compute_them_again() {
     let text = "[model]\nkind = \"gpt\"\nlayers = 3\nwidth = 32\nheads = 4\ndropout = 0.1\n[data]\nsource = \"builtin:addition\"\n\
                 batch = 16\ngrains = 4\n[train]\nsteps = 3\nclip = 0.5\n";
     let alone = report(&job(text, "slices = 2"), Company::Alone);
-    for what in ["blocks", "selective"] {
-        let text = format!("{text}[memory]\nrecompute = \"{what}\"\n");
+    let by_layer = "layers = { \"h.0\" = \"blocks\", \"h.2.*\" = \"selective\" }";
+    for (what, written) in
+        [("blocks", "recompute = \"blocks\""), ("selective", "recompute = \"selective\""), ("by layer", by_layer)]
+    {
+        let text = format!("{text}[memory]\n{written}\n");
         let layouts = [
             (2, "tensor = 2\nslices = 2"),
             (4, "tensor = 2\nslices = 2\nzero = 1"),

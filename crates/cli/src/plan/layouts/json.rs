@@ -25,6 +25,7 @@ fn layout(one: &Ranked) -> Value {
         "layout": {
             "data": candidate.data, "pipeline": candidate.pipeline, "tensor": candidate.tensor, "tokens": candidate.tokens,
             "sequence": candidate.sequence.name(), "zero": candidate.zero, "recompute": candidate.recompute.name(),
+            "layers": candidate.layers.as_ref().map(|layers| layers.text()),
             "micro_batches": candidate.micro_batches, "schedule": candidate.schedule, "chunks": candidate.chunks,
         },
         "set": candidate.assignments(),

@@ -81,8 +81,11 @@ fn print_best(described: &Described<'_>, found: &SearchResult, best: &Ranked) {
     }
     if found.candidates > 1 {
         let keys = best.candidate.keys().into_iter();
-        let set: Vec<String> =
-            keys.filter_map(|(section, key, value)| Some(format!("--set {section}.{key}={}", value?))).collect();
+        // A shell takes what has spaces apart.
+        let word = |value: String| if value.contains(' ') { format!("'{value}'") } else { value };
+        let assignment =
+            |(section, key, value): (&str, &str, Option<String>)| Some(format!("{section}.{key}={}", value?));
+        let set: Vec<String> = keys.filter_map(assignment).map(|one| format!("--set {}", word(one))).collect();
         println!("  to use it         {}", set.join(" "));
     }
 }

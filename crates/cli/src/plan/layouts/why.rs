@@ -34,7 +34,7 @@ pub fn print(described: &Described<'_>, now: &Candidate) -> Result<(), Failure> 
             println!("              {}", set.join(" "));
         }
     }
-    if let Some(step) = simulated(*now, &model, &described.cluster, &described.limits) {
+    if let Some(step) = simulated(now.clone(), &model, &described.cluster, &described.limits) {
         println!("  the step takes {} at {:.1} % of the peak", duration(step.seconds), 100.0 * step.utilisation);
     }
     Ok(())
