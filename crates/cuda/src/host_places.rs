@@ -158,13 +158,22 @@ fn lanes_of(program: &Program, phase: Phase) -> std::ops::Range<usize> {
 fn wanted(program: &Program, schedule: &Schedule) -> BTreeSet<(ValueId, usize)> {
     let graph = &program.graph;
     let mut wanted: BTreeSet<(ValueId, usize)> = graph.outputs.iter().map(|(_, id)| (*id, 0)).collect();
-    for item in &schedule.exchanges {
-        let node = graph.node(item.node);
-        for lane in lanes_of(program, item.phase) {
-            wanted.extend(node.inputs.iter().chain(&node.outputs).map(|id| (*id, lane)));
-        }
+    if !schedule.on_device {
+        wanted.extend(exchanged(program, schedule));
     }
     wanted
+}
+
+/// Values that are exchanged, by lane.
+pub(crate) fn exchanged(program: &Program, schedule: &Schedule) -> BTreeSet<(ValueId, usize)> {
+    let mut exchanged = BTreeSet::new();
+    for item in &schedule.exchanges {
+        let node = program.graph.node(item.node);
+        for lane in lanes_of(program, item.phase) {
+            exchanged.extend(node.inputs.iter().chain(&node.outputs).map(|id| (*id, lane)));
+        }
+    }
+    exchanged
 }
 
 /// The place of a value whose memory on the host is made here, and the bytes up to its end.

@@ -16,6 +16,8 @@ mod error;
 mod executor;
 #[cfg(test)]
 mod fake;
+#[cfg(test)]
+mod fake_nccl;
 mod gpu;
 mod host_part;
 mod host_places;
@@ -28,6 +30,12 @@ mod lowering;
 mod memory;
 mod memory_check;
 mod mirror;
+mod nccl;
+mod nccl_check;
+mod nccl_group;
+mod nccl_plan;
+#[cfg(test)]
+mod nccl_tests;
 mod nvml;
 mod nvrtc;
 mod places;
@@ -41,5 +49,6 @@ pub use coverage::compile_cases;
 pub use error::CudaError;
 pub use executor::Cuda;
 pub use gpu::{DeviceInfo, devices};
+pub use nccl_check::{NcclCheck, check_nccl};
 pub use rates::{GpuRate, GpuWork, measure};
 pub use survey::{LibraryState, libraries};

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// The executor for GPUs on the fake one.
 #[derive(Debug)]
-struct Faked(Cuda, Arc<Gpu>);
+pub(crate) struct Faked(pub Cuda, pub Arc<Gpu>);
 
 impl Executor for Faked {
     fn name(&self) -> &'static str {
@@ -34,6 +34,9 @@ impl Executor for Faked {
     }
     fn stored_bytes(&self, graph: &Graph, layout: &Layout) -> [usize; 2] {
         self.0.stored_bytes(graph, layout)
+    }
+    fn can_exchange_on_device(&self, program: &Program, schedule: &Schedule) -> bool {
+        self.0.can_exchange_on_device(program, schedule)
     }
     fn allocates_on_host(&self) -> bool {
         false
@@ -54,7 +57,7 @@ fn offloading() -> Arc<dyn Executor> {
 }
 
 /// Weights that follow the gradients they are fed, and a half-precision copy of each.
-fn graph() -> Graph {
+pub(crate) fn graph() -> Graph {
     let builder = Builder::new();
     let [lr, scale, step] = ["lr", "scale", "step"].map(|name| builder.step_input(name, Type::f32([])));
     for (name, shape) in [("long", vec![2500]), ("matrix", vec![3, 5])] {
@@ -80,6 +83,11 @@ fn graph() -> Graph {
 
 /// One step with gradients that differ from step to step and from grain to grain.
 fn step(session: &mut Session, store: &mut Store, number: usize) {
+    step_of(session, store, number, 0);
+}
+
+/// The same on a rank's share of the grains.
+pub(crate) fn step_of(session: &mut Session, store: &mut Store, number: usize, first_grain: usize) {
     let value = |at: usize, grain: usize| ((at * 37 + grain * 11 + number * 5) % 23) as f32 * 1e-3 - 0.01;
     let feed_step = |feed: &mut kolo_exec::Feed<'_>| {
         for (name, value) in [("lr", 1e-2), ("scale", 0.75), ("step", number as f32)] {
@@ -87,6 +95,7 @@ fn step(session: &mut Session, store: &mut Store, number: usize) {
         }
     };
     let feed_grain = |grain: usize, feed: &mut kolo_exec::Feed<'_>| {
+        let grain = first_grain + grain;
         for (name, count) in [("long.grad", 2500), ("matrix.grad", 15), ("vector.grad", 7)] {
             let values: Vec<f32> = (0..count).map(|at| value(at, grain)).collect();
             feed.set(name, &values).unwrap();
@@ -95,11 +104,11 @@ fn step(session: &mut Session, store: &mut Store, number: usize) {
     session.run(store, feed_step, feed_grain).unwrap();
 }
 
-fn halves(session: &Session) -> Vec<Vec<u8>> {
+pub(crate) fn halves(session: &Session) -> Vec<Vec<u8>> {
     ["long.half", "matrix.half"].map(|name| session.output_bytes(name).unwrap().to_vec()).to_vec()
 }
 
-fn states(store: &Store) -> Vec<Vec<f32>> {
+pub(crate) fn states(store: &Store) -> Vec<Vec<f32>> {
     store.entries().iter().map(|entry| store.values(&entry.name).unwrap().to_vec()).collect()
 }
 
