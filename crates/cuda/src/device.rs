@@ -108,10 +108,7 @@ impl CudaDevice {
         let scratch = scratch_bytes(&lowering, layout);
         let arenas = Arenas::new(gpu, program, scratch, mirror)?;
         let host = HostPlaces::new(gpu, program, schedule, store, &arenas, sums)?;
-        let exchanged = host_places::exchanged(program, schedule).into_iter().filter(|_| schedule.on_device);
-        let exchanged =
-            exchanged.filter_map(|(id, lane)| Some(((id, lane), arenas.address(program, store, id, lane)?)));
-        let exchanged = exchanged.collect();
+        let exchanged = host_places::addresses(program, schedule, store, &arenas);
         gpu.kernels.prepare(gpu, plan.sources())?;
         let alone = schedule.exchanges.is_empty();
         let host_work = HostWork::new(gpu, program, &host_part, store, &arenas, alone)?;

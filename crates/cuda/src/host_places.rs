@@ -164,8 +164,19 @@ fn wanted(program: &Program, schedule: &Schedule) -> BTreeSet<(ValueId, usize)> 
     wanted
 }
 
+/// Where values are that are exchanged in memory of the device, by lane; none if they are exchanged on the host.
+pub(crate) fn addresses(
+    program: &Program,
+    schedule: &Schedule,
+    store: &Store,
+    arenas: &Arenas,
+) -> BTreeMap<(ValueId, usize), DevicePointer> {
+    let values = exchanged(program, schedule).into_iter().filter(|_| schedule.on_device);
+    values.filter_map(|(id, lane)| Some(((id, lane), arenas.address(program, store, id, lane)?))).collect()
+}
+
 /// Values that are exchanged, by lane.
-pub(crate) fn exchanged(program: &Program, schedule: &Schedule) -> BTreeSet<(ValueId, usize)> {
+fn exchanged(program: &Program, schedule: &Schedule) -> BTreeSet<(ValueId, usize)> {
     let mut exchanged = BTreeSet::new();
     for item in &schedule.exchanges {
         let node = program.graph.node(item.node);
