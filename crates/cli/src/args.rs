@@ -127,6 +127,9 @@ pub struct SelftestArgs {
     /// Only compile the kernels of an H200, which needs NVRTC and no GPU
     #[arg(long)]
     pub compile_only: bool,
+    /// Instead of ops, exchanges over NCCL in a group of one GPU
+    #[arg(long, conflicts_with_all = ["op", "compile_only"])]
+    pub nccl: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -242,11 +245,13 @@ impl Workers {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TransportKind {
-    /// Shared memory on one host, TCP across hosts, MPI under mpirun
+    /// NCCL between workers with a GPU each, if it is there; else shared memory on one host, TCP across hosts, MPI under mpirun
     Auto,
     Shm,
     Tcp,
     Mpi,
+    /// NCCL between GPUs, one worker each; what else workers say to each other goes as with auto
+    Nccl,
 }
 
 #[derive(Debug, ClapArgs)]

@@ -1,6 +1,8 @@
 //! `kolo bench comm`: times collectives, one row per size, as the OSU and NCCL tests do.
 
 use crate::args::{BenchComm, TransportKind};
+use crate::bench_nccl;
+use crate::device;
 use crate::fail::{Failure, check_writable, write_file};
 use crate::flags;
 use crate::manifest::Agreement;
@@ -12,6 +14,7 @@ use kolo_comm::bench::{self, BenchRow, Method};
 use kolo_comm::mpi::MpiWorld;
 use kolo_comm::{CallKind, Communicator, Fault};
 use kolo_plan::collective::CollectiveKind;
+use std::path::Path;
 use std::sync::Arc;
 
 const BYTES_MAX: usize = 16 << 30;
@@ -22,6 +25,11 @@ pub fn comm(args: &BenchComm) -> Result<(), Failure> {
     let (kinds, sizes) = workers::or_fail_all(prepared, rank_info.as_ref(), &args.workers)?;
     let Some(rank_info) = rank_info else {
         let count = workers::asked(&args.workers)?;
+        if count == 1 && args.workers.transport == TransportKind::Nccl {
+            let rows = bench_nccl::sweep(&bench_nccl::alone()?, device::own_gpu()?, &kinds, &sizes, args.iterations)?;
+            print(&rows);
+            return args.report.as_deref().map_or(Ok(()), |path| write_report(path, &rows));
+        }
         if count < 2 {
             return Err(Failure::usage("a collective needs at least two workers", "write -n 2"));
         }
@@ -34,8 +42,7 @@ pub fn comm(args: &BenchComm) -> Result<(), Failure> {
     if member.rank == 0 {
         print(&rows);
         if let Some(path) = &args.report {
-            let list: Vec<String> = rows.iter().map(BenchRow::json).collect();
-            write_file(path, format!("[\n  {}\n]\n", list.join(",\n  ")))?;
+            write_report(path, &rows)?;
         }
         if let Some(path) = &args.write {
             write_file(path, cluster_text(&rows, rank_info.world))?;
@@ -43,6 +50,11 @@ pub fn comm(args: &BenchComm) -> Result<(), Failure> {
     }
     member.finish()?;
     Ok(mpi.map_or(Ok(()), MpiWorld::finish)?)
+}
+
+fn write_report(path: &Path, rows: &[BenchRow]) -> Result<(), Failure> {
+    let list: Vec<String> = rows.iter().map(BenchRow::json).collect();
+    write_file(path, format!("[\n  {}\n]\n", list.join(",\n  ")))
 }
 
 fn introduction(args: &BenchComm) -> Introduction {
@@ -59,7 +71,17 @@ fn prepare(args: &BenchComm, rank_info: Option<&RankInfo>) -> Result<(Vec<CallKi
         args.report.as_deref().map_or(Ok(()), check_writable)?;
         args.write.as_deref().map_or(Ok(()), check_writable)?;
     }
-    Ok((kinds(&args.op)?, sizes(&args.bytes)?))
+    let kinds = kinds(&args.op)?;
+    if args.workers.transport != TransportKind::Nccl {
+        return Ok((kinds, sizes(&args.bytes)?));
+    }
+    let known = |kind: &CallKind| bench_nccl::KINDS.contains(kind);
+    if let Some(other) = kinds.iter().find(|kind| !known(kind)).filter(|_| !args.op.is_empty()) {
+        let names = bench_nccl::KINDS.map(CallKind::name).join(", ");
+        let message = format!("--op {} is not measured over NCCL", other.name());
+        return Err(Failure::usage(message, &format!("use one of {names}")));
+    }
+    Ok((kinds.into_iter().filter(known).collect(), sizes(&args.bytes)?))
 }
 
 fn measure(
@@ -80,6 +102,10 @@ fn measure(
     for transport in transports {
         let transport = workers::connect(member, mpi.as_ref(), &args.workers, *transport)?;
         let world = Communicator::new(transport, Arc::clone(&member.watch), true);
+        if args.workers.transport == TransportKind::Nccl {
+            let gpu = device::own_gpu().map_err(|failure| Fault::BadCall(failure.message().into()))?;
+            return bench_nccl::sweep(&Arc::new(world), gpu, kinds, sizes, args.iterations);
+        }
         for kind in kinds {
             // A barrier has no size.
             let sizes = if *kind == CallKind::Barrier { &[0][..] } else { sizes };

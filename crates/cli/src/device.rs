@@ -60,6 +60,11 @@ pub fn gpu_is_usable() -> bool {
         && kolo_cuda::libraries().iter().all(|library| library.found.is_ok() || !library.required)
 }
 
+/// This worker's GPU.
+pub fn own_gpu() -> Result<Cuda, Failure> {
+    cuda(None)
+}
+
 /// The GPU of this number. Without one, ranks of a host take the GPUs in turn, and share them if there are more ranks than GPUs.
 fn cuda(index: Option<usize>) -> Result<Cuda, Failure> {
     let count = kolo_cuda::devices().map_err(|error| Failure::device(&error))?.len();

@@ -67,7 +67,8 @@ fn check_started(workers: &Workers, count: usize) -> Result<(), Failure> {
 
 /// `usual` is the transport that `auto` may come to.
 fn check_streams(workers: &Workers, usual: TransportKind) -> Result<(), Failure> {
-    let transport = if workers.transport == TransportKind::Auto { usual } else { workers.transport };
+    let is_usual = matches!(workers.transport, TransportKind::Auto | TransportKind::Nccl);
+    let transport = if is_usual { usual } else { workers.transport };
     if transport == TransportKind::Tcp {
         return Ok(());
     }

@@ -1,8 +1,9 @@
 //! From the command line to a job.
 
-use crate::args::JobArgs;
+use crate::args::{JobArgs, TransportKind};
 use crate::fail::Failure;
 use kolo_data::{SOURCES, SourceKind};
+use kolo_exec::{Executor, LinkWish};
 use kolo_graph::settings::{Setting, Settings};
 use kolo_models::{MODELS, ModelKind};
 use kolo_parallel::{Mesh, STRATEGIES, StrategyKind};
@@ -80,12 +81,29 @@ pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Fa
     let near =
         |error: kolo_train::Error| Failure::from(error).beside(&nearest::layouts(&root, &kinds.lists(), workers));
     let mut job = Job::read_among(&root, &kinds.lists()).map_err(near)?;
-    job.run_on(args.device.executor()?)?;
+    job.run_on(linked(args.device.executor()?, args.workers.transport, workers)?)?;
     if workers > 1 {
         job.check_device(workers)?;
     }
     fit(&mut job, workers).map_err(near)?;
     Ok(Arc::new(job))
+}
+
+/// The executor with the links between devices that `--transport` asks for.
+fn linked(executor: Arc<dyn Executor>, transport: TransportKind, workers: usize) -> Result<Arc<dyn Executor>, Failure> {
+    let wish = match transport {
+        TransportKind::Auto => LinkWish::Auto,
+        TransportKind::Nccl => LinkWish::Always,
+        TransportKind::Shm | TransportKind::Tcp | TransportKind::Mpi => LinkWish::Never,
+    };
+    match executor.with_links(wish) {
+        Some(linked) => Ok(linked),
+        None if wish == LinkWish::Always && workers > 1 => {
+            let message = format!("--transport nccl joins GPUs, and these workers compute on `{}`", executor.name());
+            Err(Failure::usage(message, "use --device cuda, or leave --transport out"))
+        }
+        None => Ok(executor),
+    }
 }
 
 /// Fits a job to its workers, and finds out whether they can share its model. Told once, before anything is launched.

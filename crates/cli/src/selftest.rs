@@ -4,6 +4,7 @@ use crate::args::SelftestArgs;
 use crate::device::DeviceArg;
 use crate::fail::Failure;
 use crate::output::println;
+use crate::selftest_nccl;
 use kolo_exec::selftest::{self, KindOutcome};
 use kolo_exec::{Executor, cpu};
 use kolo_graph::OpKind;
@@ -12,6 +13,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub fn selftest(args: &SelftestArgs) -> Result<(), Failure> {
+    if args.nccl {
+        return selftest_nccl::selftest(args.device);
+    }
     let kinds = kinds(args)?;
     if args.compile_only {
         return compile_only(&kinds);

@@ -190,12 +190,14 @@ pub fn connect(
     kind: TransportKind,
 ) -> Result<Box<dyn Transport>, Fault> {
     let (rank, world, watch) = (member.rank, member.world, Arc::clone(&member.watch));
+    // NCCL joins GPUs alone: the hosts meet over their own links.
+    let kind = if kind == TransportKind::Nccl { TransportKind::Auto } else { kind };
     let asks = kind == TransportKind::Shm || (kind == TransportKind::Auto && mpi.is_none());
     let shares = asks && can_share_memory(member)?;
     match kind {
         TransportKind::Auto | TransportKind::Mpi if let Some(mpi) = mpi => mpi.transport(watch),
         TransportKind::Auto | TransportKind::Shm if shares => shm::connect(rank, world, watch, member),
-        TransportKind::Auto | TransportKind::Tcp => {
+        TransportKind::Auto | TransportKind::Nccl | TransportKind::Tcp => {
             let local = TcpOptions::local(member.key.clone(), member.job);
             let local = TcpOptions { generation: member.generation.into(), ..local };
             let options = TcpOptions { listen: member.address, streams: workers.streams, ..local };

@@ -176,7 +176,8 @@ fn request(comm: &Communicator, kind: CallKind, bytes: usize, buffers: &[Arc<Sha
     }
 }
 
-fn bus_factor(kind: CallKind, ranks: f64) -> f64 {
+/// The share of a vector that each rank's link must carry in the best algorithm.
+pub fn bus_factor(kind: CallKind, ranks: f64) -> f64 {
     match kind {
         CallKind::AllReduce => 2.0 * (ranks - 1.0) / ranks,
         CallKind::ReduceScatter | CallKind::AllGather | CallKind::Gather | CallKind::Scatter | CallKind::AllToAll => {

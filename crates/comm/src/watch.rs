@@ -111,6 +111,12 @@ impl Watch {
         self.stall
     }
 
+    /// A wait that began then looks whether it may last longer: whether it is a stall. Whoever looks is alive.
+    pub fn is_stalled(&self, since: Instant) -> bool {
+        self.mark(&self.looked_ms);
+        since.elapsed() > self.stall && self.still() > self.stall
+    }
+
     /// Ends the job for this rank: every wait returns this fault. The first one stays.
     pub fn abort(&self, fault: Fault) {
         lock(&self.reason).get_or_insert(fault);

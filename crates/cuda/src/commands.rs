@@ -4,7 +4,7 @@ use crate::convolutions::ConvolutionCall;
 use crate::driver::{DevicePointer, Handle};
 use crate::error::CudaError;
 use crate::fetches::FetchCall;
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, Stream};
 use crate::memory;
 use crate::products::ProductCall;
 use kolo_graph::cuda::{CudaArg, CudaBuffer, CudaCall, CudaPlace, Launch, Product};
@@ -99,6 +99,14 @@ impl Command {
         Ok(Command::Launch(LaunchCall { function, grid, block, shared_bytes, args }))
     }
 
+    /// The same as what it is.
+    pub fn launch_call(gpu: &Gpu, launch: &Launch) -> Result<LaunchCall, CudaError> {
+        match Self::launch(gpu, launch, Vec::new())? {
+            Command::Launch(call) => Ok(call),
+            _ => Err(CudaError::Other("a launch is a launch".into())),
+        }
+    }
+
     fn product(gpu: &Arc<Gpu>, product: &Product, operands: &Operands, tf32: bool) -> Result<Option<Self>, CudaError> {
         let Product { rows, columns, depth, batch, a, b, c, beta, .. } = product;
         if rows * columns * batch == 0 {
@@ -139,6 +147,11 @@ impl LaunchCall {
 
     /// The same kernel with other arguments.
     pub fn start_with(&self, gpu: &Gpu, args: &[u64]) -> Result<(), CudaError> {
+        self.start_in(gpu, &gpu.compute, args)
+    }
+
+    /// The same in the order of a stream.
+    pub fn start_in(&self, gpu: &Gpu, stream: &Stream, args: &[u64]) -> Result<(), CudaError> {
         if self.grid.contains(&0) {
             return Ok(());
         }
@@ -161,7 +174,7 @@ impl LaunchCall {
                 by,
                 bz,
                 self.shared_bytes,
-                gpu.compute.handle,
+                stream.handle,
                 places.as_mut_ptr(),
                 std::ptr::null_mut(),
             )

@@ -11,7 +11,7 @@ use crate::executor::{Cuda, has_own_scratch, scratch_bytes};
 use crate::fetches::{FetchCall, registered};
 use crate::gpu::{Event, Gpu};
 use crate::host_part::{Held, HostPart};
-use crate::host_places::HostPlaces;
+use crate::host_places::{self, HostPlaces};
 use crate::host_work::{HostCall, HostWork};
 use crate::inputs::Inputs;
 use crate::lowering::Lowering;
@@ -22,13 +22,13 @@ use crate::places::Arenas;
 use kolo_base::lock;
 use kolo_exec::schedule::{Act, Item, Schedule};
 use kolo_exec::store::Mirrored;
-use kolo_exec::{Device, ExchangeError, Memory, Program, Store};
+use kolo_exec::{Device, ExchangeError, Memory, Program, Rows, Store};
 use kolo_graph::cpu::Buffer;
 use kolo_graph::cuda::{CudaCalls, CudaSource, CudaTarget, Launch, SCRATCH_ALIGNMENT};
 use kolo_graph::fetch::Fetch;
 use kolo_graph::layout::shown_by;
 use kolo_graph::{DType, NodeId, Phase, ValueId};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -72,6 +72,8 @@ pub(crate) struct CudaDevice {
     step_inputs: Inputs,
     grain_inputs: Vec<Inputs>,
     host: HostPlaces,
+    /// Where values are that are exchanged in memory of the device, by lane.
+    exchanged: BTreeMap<(ValueId, usize), DevicePointer>,
     /// What the host computes.
     host_work: Option<HostWork>,
     outputs_ready: Event,
@@ -111,6 +113,7 @@ impl CudaDevice {
         let scratch = scratch_bytes(&lowering, layout);
         let arenas = Arenas::new(gpu, program, scratch, mirror)?;
         let host = HostPlaces::new(gpu, program, schedule, store, &arenas, sums)?;
+        let exchanged = host_places::addresses(program, schedule, store, &arenas);
         gpu.kernels.prepare(gpu, plan.sources())?;
         let alone = schedule.exchanges.is_empty();
         let host_work = HostWork::new(gpu, program, &host_part, store, &arenas, alone)?;
@@ -138,6 +141,7 @@ impl CudaDevice {
             step_inputs: Inputs::new(gpu, program, &arenas.step_input, true)?,
             grain_inputs,
             host,
+            exchanged,
             host_work,
             outputs_ready: Event::new(gpu)?,
             ended: AtomicBool::new(false),
@@ -338,6 +342,19 @@ impl Device for CudaDevice {
         self.attempt(|| self.host.absorb(&self.gpu, exchange, lane));
     }
 
+    fn device_buffer(&self, id: ValueId, lane: usize) -> Option<Buffer> {
+        let data = self.exchanged.get(&(id, lane)).copied()? as *mut u8;
+        Some(Buffer { data, ty: self.program.graph.ty(id).clone() })
+    }
+
+    fn device_memory(&self, bytes: usize) -> Result<Memory, ExchangeError> {
+        Ok(memory::exchanged(&self.gpu, bytes)?)
+    }
+
+    fn copy_on_device(&self, rows: &Rows) {
+        self.attempt(|| memory::copy_rows(&self.gpu, rows));
+    }
+
     fn check(&self) -> Result<(), ExchangeError> {
         let failed = lock(&self.failed).clone().or_else(|| self.arenas.mirror.failure());
         failed.map_or(Ok(()), |error| Err(error.into()))
@@ -465,9 +482,7 @@ impl Resolver<'_> {
         if let Act::Sum { offset, elements } = item.act {
             let blocks = elements.div_ceil(SUM_BLOCK).min(SUM_BLOCKS_MAX);
             let launch = Launch::new(sum_source(), "add_term", [blocks, 1, 1], SUM_BLOCK, []);
-            let Command::Launch(add) = Command::launch(self.gpu, &launch, Vec::new())? else {
-                return Err(CudaError::Other("a launch is a launch".into()));
-            };
+            let add = Command::launch_call(self.gpu, &launch)?;
             let (term, sum) = (self.address(node.inputs[0], lane)?, self.arenas.sums.at(offset * 4));
             return Ok(Work::Sum { add, term, sum, elements });
         }

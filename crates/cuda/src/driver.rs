@@ -27,6 +27,7 @@ functions! {
     device_get = "cuDeviceGet" (*mut c_int, c_int);
     device_name = "cuDeviceGetName" (*mut c_char, c_int, c_int);
     device_bus = "cuDeviceGetPCIBusId" (*mut c_char, c_int, c_int);
+    device_uuid = "cuDeviceGetUuid_v2" (*mut [u8; 16], c_int);
     device_memory = "cuDeviceTotalMem_v2" (*mut usize, c_int);
     device_attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
     context_retain = "cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
@@ -41,8 +42,10 @@ functions! {
     copy_to_device = "cuMemcpyHtoDAsync_v2" (DevicePointer, *const c_void, usize, Handle);
     copy_to_host = "cuMemcpyDtoHAsync_v2" (*mut c_void, DevicePointer, usize, Handle);
     copy_on_device = "cuMemcpyDtoDAsync_v2" (DevicePointer, DevicePointer, usize, Handle);
+    copy_rows = "cuMemcpy2DAsync_v2" (*const RowCopy, Handle);
     set_bytes = "cuMemsetD8Async" (DevicePointer, u8, usize, Handle);
     stream_create = "cuStreamCreate" (*mut Handle, c_uint);
+    stream_destroy = "cuStreamDestroy_v2" (Handle);
     stream_synchronize = "cuStreamSynchronize" (Handle);
     stream_wait = "cuStreamWaitEvent" (Handle, Handle, c_uint);
     stream_begin_capture = "cuStreamBeginCapture_v2" (Handle, c_uint);
@@ -56,6 +59,7 @@ functions! {
     event_record = "cuEventRecord" (Handle, Handle);
     event_synchronize = "cuEventSynchronize" (Handle);
     event_elapsed = "cuEventElapsedTime" (*mut f32, Handle, Handle);
+    event_query = "cuEventQuery" (Handle);
     module_load = "cuModuleLoadData" (*mut Handle, *const c_void);
     module_function = "cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
     function_attribute = "cuFuncSetAttribute" (Handle, c_int, c_int);
@@ -65,6 +69,42 @@ functions! {
     error_name = "cuGetErrorName" (c_int, *mut *const c_char);
     error_text = "cuGetErrorString" (c_int, *mut *const c_char);
 }
+
+/// One side of a `CUDA_MEMCPY2D`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowSide {
+    pub x_bytes: usize,
+    pub y: usize,
+    /// `CUmemorytype`.
+    pub memory: c_uint,
+    pub host: *const c_void,
+    pub device: DevicePointer,
+    pub array: Handle,
+    pub pitch_bytes: usize,
+}
+
+impl RowSide {
+    /// Rows in memory of the device.
+    pub fn new(device: DevicePointer, pitch_bytes: usize) -> Self {
+        let (host, array) = (std::ptr::null(), std::ptr::null_mut());
+        Self { x_bytes: 0, y: 0, memory: MEMORY_OF_DEVICE, host, device, array, pitch_bytes }
+    }
+}
+
+/// `CUDA_MEMCPY2D`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowCopy {
+    pub from: RowSide,
+    pub to: RowSide,
+    pub width_bytes: usize,
+    pub height: usize,
+}
+
+const MEMORY_OF_DEVICE: c_uint = 2;
+/// `CUDA_ERROR_NOT_READY`: what was asked for has not happened yet.
+pub(crate) const NOT_READY: c_int = 600;
 
 /// `CUdevice_attribute`.
 pub(crate) mod attribute {

@@ -2,20 +2,28 @@
 
 use crate::abilities::CudaAbilities;
 use crate::device::CudaDevice;
+use crate::error::CudaError;
 use crate::gpu::{Gpu, devices};
 use crate::host_part::{Held, HostPart};
 use crate::host_work::staging_bytes;
 use crate::lowering::Lowering;
+use crate::memory::exchanged;
+use crate::nccl::Nccl;
+use crate::nccl_group::NcclLinks;
 use crate::nvml::GpuMonitor;
 use crate::places::sum_levels;
 use crate::stream_weights::stream_weights;
 use kolo_exec::executor::CompileError;
 use kolo_exec::schedule::Schedule;
-use kolo_exec::{Device, Executor, Memory, Monitor, Offload, Options, Program, SessionBytes, Store};
+use kolo_exec::{
+    Device, DeviceLinks, Executor, FoundLinks, LinkWish, Memory, Monitor, Offload, Options, Program, SessionBytes,
+    Store,
+};
+use kolo_graph::collective::Movement;
 use kolo_graph::cuda::{CudaCalls, CudaTarget, SCRATCH_ALIGNMENT};
-use kolo_graph::layout::{self, Layout};
+use kolo_graph::layout::{self, Arena, Layout};
 use kolo_graph::verify::debug_verify;
-use kolo_graph::{Graph, NodeId};
+use kolo_graph::{DType, Graph, NodeId, ValueId};
 use std::sync::Arc;
 
 /// Runs graphs on one NVIDIA GPU.
@@ -29,9 +37,16 @@ pub struct Cuda {
     pub poison: bool,
     /// What is kept in the memory of the host.
     pub offload: Offload,
+    /// Whether it exchanges with other GPUs directly.
+    pub links: LinkWish,
 }
 
 impl Cuda {
+    /// Memory of this GPU for exchanges that no graph makes, which the host cannot read.
+    pub fn exchanged_memory(&self, bytes: usize) -> Result<Memory, CudaError> {
+        exchanged(&Gpu::open(self.index)?, bytes)
+    }
+
     /// What calls are made for; an H200 if there is no such GPU here.
     pub(crate) fn target(&self) -> CudaTarget {
         let found = devices().ok().and_then(|devices| devices.into_iter().nth(self.index));
@@ -100,6 +115,42 @@ impl Executor for Cuda {
 
     fn in_tf32(&self) -> Option<Arc<dyn Executor>> {
         Some(Arc::new(Self { tf32: true, ..*self }))
+    }
+
+    fn links(&self) -> Option<(LinkWish, FoundLinks)> {
+        let links = || Ok(NcclLinks::new(&Gpu::open(self.index)?, Nccl::get()?));
+        let found =
+            (self.links != LinkWish::Never).then(|| links().map(|links| Arc::new(links) as Arc<dyn DeviceLinks>));
+        found.map(|found| (self.links, found.map_err(|error: CudaError| error.into())))
+    }
+
+    fn with_links(&self, links: LinkWish) -> Option<Arc<dyn Executor>> {
+        Some(Arc::new(Self { links, ..*self }))
+    }
+
+    fn can_exchange_on_device(&self, program: &Program, schedule: &Schedule) -> bool {
+        let graph = &program.graph;
+        // What the host updates is exchanged there.
+        let lies = |id: &ValueId| {
+            let place = program.layout.places[id.0 as usize];
+            place.is_some_and(|place| place.arena != Arena::Store || self.offload == Offload::None)
+        };
+        schedule.exchanges.iter().all(|item| {
+            let node = graph.node(item.node);
+            let movement = node.op.collective().map(|collective| collective.movement);
+            let adds = matches!(
+                movement,
+                Some(
+                    Movement::Sum
+                        | Movement::SumBucket
+                        | Movement::ScatterBucket { .. }
+                        | Movement::Scatter { .. }
+                        | Movement::Share { .. }
+                )
+            );
+            let can_add = |id: &ValueId| !adds || graph.ty(*id).dtype != DType::Bool;
+            node.inputs.iter().chain(&node.outputs).all(|id| lies(id) && can_add(id))
+        })
     }
 
     fn allocates_on_host(&self) -> bool {

@@ -1,12 +1,14 @@
 //! A driver and a compiler without a GPU, for tests: the device's memory is the host's, work is done when a test says
-//! ([`crate::fake_streams`]), and there is one kernel, which adds terms to sums over grains.
+//! ([`crate::fake_streams`]), and there are two kernels, of which one adds terms to sums over grains, the other the parts of ranks.
 
-use crate::driver::{DevicePointer, Driver, Handle};
+use crate::driver::{DevicePointer, Driver, Handle, RowCopy};
 use crate::error::CudaError;
 use crate::fake_streams as streams;
 use crate::gpu::Gpu;
 use crate::kernels::Kernels;
 use crate::nvrtc::Nvrtc;
+use kolo_comm::combine::combine_tree;
+use kolo_comm::{ElementType, Reduction};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -22,6 +24,8 @@ const MEMORY_BYTES: usize = 1 << 30;
 thread_local! {
     /// What calls that start or wait for work answer on this thread.
     static ANSWER: Cell<c_int> = const { Cell::new(0) };
+    /// GPUs of the machine, as this thread sees it.
+    static COUNT: Cell<c_int> = const { Cell::new(1) };
 }
 
 /// From now on work fails with this code on this thread; 0 ends it.
@@ -32,6 +36,14 @@ pub(crate) fn fail_with(code: c_int) {
 /// A GPU of this driver.
 pub(crate) fn gpu() -> Arc<Gpu> {
     Arc::new(open(0).expect("a fake GPU"))
+}
+
+/// One of several GPUs, of which a thread for each rank may have one.
+pub(crate) fn gpu_of(index: usize, count: usize) -> Arc<Gpu> {
+    COUNT.set(count as c_int);
+    let opened = open(index);
+    COUNT.set(1);
+    Arc::new(opened.expect("a fake GPU"))
 }
 
 /// That of this index, if there is one.
@@ -70,8 +82,8 @@ extern "C" fn flags(_: c_uint) -> c_int {
     0
 }
 unsafe extern "C" fn number(to: *mut c_int) -> c_int {
-    // SAFETY: the place of a number. The newest version, and one device.
-    unsafe { *to = 1 };
+    // SAFETY: the place of a number.
+    unsafe { *to = COUNT.get() };
     0
 }
 unsafe extern "C" fn version(to: *mut c_int) -> c_int {
@@ -170,6 +182,24 @@ unsafe extern "C" fn on_device(to: DevicePointer, from: DevicePointer, bytes: us
     streams::start(stream as usize, move || unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) });
     ANSWER.get()
 }
+unsafe extern "C" fn copy_rows(copy: *const RowCopy, stream: Handle) -> c_int {
+    // SAFETY: the caller's description.
+    let RowCopy { from, to, width_bytes, height } = unsafe { std::ptr::read(copy) };
+    let (source, target) = ((from.device as usize, from.pitch_bytes), (to.device as usize, to.pitch_bytes));
+    // SAFETY: as above, for every row.
+    streams::start(stream as usize, move || unsafe {
+        for row in 0..height {
+            let (source, target) = (source.0 + row * source.1, target.0 + row * target.1);
+            std::ptr::copy(source as *const u8, target as *mut u8, width_bytes);
+        }
+    });
+    ANSWER.get()
+}
+unsafe extern "C" fn uuid(to: *mut [u8; 16], device: c_int) -> c_int {
+    // SAFETY: the place of 16 bytes.
+    unsafe { *to = [device as u8; 16] };
+    0
+}
 unsafe extern "C" fn set_bytes(to: DevicePointer, byte: u8, bytes: usize, stream: Handle) -> c_int {
     // SAFETY: as above.
     streams::start(stream as usize, move || unsafe { std::ptr::write_bytes(to as *mut u8, byte, bytes) });
@@ -205,8 +235,10 @@ unsafe extern "C" fn load(to: *mut Handle, _: *const c_void) -> c_int {
 unsafe extern "C" fn find(to: *mut Handle, _: Handle, name: *const c_char) -> c_int {
     // SAFETY: a name that ends in a zero, and the place of a handle.
     unsafe {
-        *to = handle();
-        if CStr::from_ptr(name) == c"add_term" { 0 } else { NOT_FOUND }
+        let name = CStr::from_ptr(name).to_string_lossy();
+        let Some(at) = KERNELS.iter().position(|kernel| *kernel == name) else { return NOT_FOUND };
+        *to = std::ptr::without_provenance_mut(at + 1);
+        0
     }
 }
 extern "C" fn set_attribute(_: Handle, _: c_int, _: c_int) -> c_int {
@@ -226,9 +258,27 @@ unsafe fn add_term([term, levels, stride, depth, closes, elements]: [u64; 6]) {
     }
 }
 
+/// Their handles count from one.
+const KERNELS: [&str; 6] =
+    ["add_term", "add_ranks_f32", "add_ranks_bf16", "add_ranks_f16", "add_ranks_i32", "add_ranks_i64"];
+const ELEMENTS: [ElementType; 5] =
+    [ElementType::F32, ElementType::Bf16, ElementType::F16, ElementType::I32, ElementType::I64];
+
+/// What `ranks.cu` does.
+///
+/// # Safety
+/// The kernel's arguments, and memory of the sizes that they say.
+unsafe fn add_ranks(element: ElementType, args: [u64; 7]) {
+    let [own, others, slot, rank, ranks, to, elements] = args;
+    let slot_of = |other: u64| if other == rank { own } else { others + other * slot * element.bytes() as u64 };
+    let inputs: Vec<*const u8> = (0..ranks).map(|other| slot_of(other) as *const u8).collect();
+    // SAFETY: the caller's promise; the result goes to this rank's own part or elsewhere.
+    unsafe { combine_tree(element, Reduction::Sum, &inputs, to as *mut u8, elements as usize) };
+}
+
 #[allow(clippy::too_many_arguments)]
 unsafe extern "C" fn launch(
-    _: Handle,
+    kernel: Handle,
     _: c_uint,
     _: c_uint,
     _: c_uint,
@@ -240,9 +290,17 @@ unsafe extern "C" fn launch(
     args: *mut *mut c_void,
     _: *mut *mut c_void,
 ) -> c_int {
+    let kernel = kernel.addr();
     // SAFETY: the kernel's arguments, eight bytes each.
-    let args = [0, 1, 2, 3, 4, 5].map(|at| unsafe { *(*args.add(at)).cast::<u64>() });
-    // SAFETY: memory of the sizes that the arguments say, until the work is done.
+    let arg = |at: usize| unsafe { *(*args.add(at)).cast::<u64>() };
+    if kernel > 1 {
+        let args = std::array::from_fn(arg);
+        // SAFETY: memory of the sizes that the arguments say, until the work is done.
+        streams::start(stream as usize, move || unsafe { add_ranks(ELEMENTS[kernel - 2], args) });
+        return ANSWER.get();
+    }
+    let args = std::array::from_fn(arg);
+    // SAFETY: as above.
     streams::start(stream as usize, move || unsafe { add_term(args) });
     ANSWER.get()
 }
@@ -270,6 +328,7 @@ static DRIVER: Driver = Driver {
     device_get: device,
     device_name: name,
     device_bus: bus,
+    device_uuid: uuid,
     device_memory: total,
     device_attribute: attribute,
     context_retain: retain,
@@ -284,8 +343,10 @@ static DRIVER: Driver = Driver {
     copy_to_device: to_device,
     copy_to_host: to_host,
     copy_on_device: on_device,
+    copy_rows,
     set_bytes,
     stream_create: make_handle,
+    stream_destroy: with_handle,
     stream_synchronize: synchronize,
     stream_wait: wait_event,
     stream_begin_capture: begin_capture,
@@ -299,6 +360,7 @@ static DRIVER: Driver = Driver {
     event_record: record,
     event_synchronize: synchronize_event,
     event_elapsed: elapsed,
+    event_query: synchronize_event,
     module_load: load,
     module_function: find,
     function_attribute: set_attribute,

@@ -143,6 +143,26 @@ impl Gpu {
         Ok(Self { driver, info, context, compute, to_host, from_host, kernels, products, convolutions })
     }
 
+    /// Which device it is; no other in the world has the same number.
+    pub fn uuid(&self) -> Result<[u8; 16], CudaError> {
+        let (mut device, mut uuid) = (0, [0; 16]);
+        // SAFETY: the places of a number and of 16 bytes; the index was compared with the count.
+        let code = unsafe {
+            match (self.driver.device_get)(&mut device, self.info.index as c_int) {
+                0 => (self.driver.device_uuid)(&mut uuid, device),
+                code => code,
+            }
+        };
+        self.check("cuDeviceGetUuid", code)?;
+        Ok(uuid)
+    }
+
+    /// One more stream.
+    pub fn stream(&self) -> Result<Stream, CudaError> {
+        self.enter()?;
+        Stream::new(self.driver, &self.info.name)
+    }
+
     /// Makes its context this thread's.
     pub fn enter(&self) -> Result<(), CudaError> {
         enter(self.driver, self.context, &self.info.name)
@@ -198,7 +218,7 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// The context must be current. A stream lives as long as its GPU, which is as long as the process.
+    /// The context must be current. Those of a GPU live as long as the process.
     fn new(driver: &Driver, name: &str) -> Result<Self, CudaError> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the place of a handle.
@@ -258,6 +278,16 @@ impl Event {
         self.gpu.enter()?;
         // SAFETY: an event and a stream of this context.
         self.gpu.check("cuEventRecord", unsafe { (self.gpu.driver.event_record)(self.handle, stream.handle) })
+    }
+
+    /// Whether it has happened. One that was never recorded has.
+    pub fn has_happened(&self) -> Result<bool, CudaError> {
+        self.gpu.enter()?;
+        // SAFETY: an event of this context.
+        match unsafe { (self.gpu.driver.event_query)(self.handle) } {
+            driver::NOT_READY => Ok(false),
+            code => self.gpu.check("cuEventQuery", code).map(|()| true),
+        }
     }
 
     /// Waits until it has happened. One that was never recorded has.

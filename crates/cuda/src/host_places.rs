@@ -158,13 +158,33 @@ fn lanes_of(program: &Program, phase: Phase) -> std::ops::Range<usize> {
 fn wanted(program: &Program, schedule: &Schedule) -> BTreeSet<(ValueId, usize)> {
     let graph = &program.graph;
     let mut wanted: BTreeSet<(ValueId, usize)> = graph.outputs.iter().map(|(_, id)| (*id, 0)).collect();
-    for item in &schedule.exchanges {
-        let node = graph.node(item.node);
-        for lane in lanes_of(program, item.phase) {
-            wanted.extend(node.inputs.iter().chain(&node.outputs).map(|id| (*id, lane)));
-        }
+    if !schedule.on_device {
+        wanted.extend(exchanged(program, schedule));
     }
     wanted
+}
+
+/// Where values are that are exchanged in memory of the device, by lane; none if they are exchanged on the host.
+pub(crate) fn addresses(
+    program: &Program,
+    schedule: &Schedule,
+    store: &Store,
+    arenas: &Arenas,
+) -> BTreeMap<(ValueId, usize), DevicePointer> {
+    let values = exchanged(program, schedule).into_iter().filter(|_| schedule.on_device);
+    values.filter_map(|(id, lane)| Some(((id, lane), arenas.address(program, store, id, lane)?))).collect()
+}
+
+/// Values that are exchanged, by lane.
+fn exchanged(program: &Program, schedule: &Schedule) -> BTreeSet<(ValueId, usize)> {
+    let mut exchanged = BTreeSet::new();
+    for item in &schedule.exchanges {
+        let node = program.graph.node(item.node);
+        for lane in lanes_of(program, item.phase) {
+            exchanged.extend(node.inputs.iter().chain(&node.outputs).map(|id| (*id, lane)));
+        }
+    }
+    exchanged
 }
 
 /// The place of a value whose memory on the host is made here, and the bytes up to its end.

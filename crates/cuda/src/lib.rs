@@ -17,6 +17,8 @@ mod executor;
 #[cfg(test)]
 mod fake;
 #[cfg(test)]
+mod fake_nccl;
+#[cfg(test)]
 mod fake_streams;
 mod fetches;
 mod gpu;
@@ -31,6 +33,12 @@ mod lowering;
 mod memory;
 mod memory_check;
 mod mirror;
+mod nccl;
+mod nccl_check;
+mod nccl_group;
+mod nccl_plan;
+#[cfg(test)]
+mod nccl_tests;
 mod nvml;
 mod nvrtc;
 mod places;
@@ -48,5 +56,6 @@ pub use coverage::compile_cases;
 pub use error::CudaError;
 pub use executor::Cuda;
 pub use gpu::{DeviceInfo, devices};
+pub use nccl_check::{NcclCheck, check_nccl};
 pub use rates::{GpuRate, GpuWork, measure};
 pub use survey::{LibraryState, libraries};

@@ -1,9 +1,9 @@
 //! Memory of the device, and memory of the host that the device can reach.
 
-use crate::driver::DevicePointer;
+use crate::driver::{DevicePointer, RowCopy, RowSide};
 use crate::error::CudaError;
 use crate::gpu::{Gpu, Stream};
-use kolo_exec::Memory;
+use kolo_exec::{Memory, Rows};
 use kolo_graph::layout::ALIGNMENT;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -31,6 +31,10 @@ impl DeviceMemory {
         let memory = Self::new(gpu, bytes)?;
         memory.fill(0)?;
         Ok(memory)
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     pub fn at(&self, offset: usize) -> DevicePointer {
@@ -72,6 +76,22 @@ pub(crate) fn copy(gpu: &Gpu, from: DevicePointer, to: DevicePointer, bytes: usi
     gpu.enter()?;
     // SAFETY: whoever calls has that many bytes at both places.
     gpu.check("cuMemcpyDtoDAsync", unsafe { (gpu.driver.copy_on_device)(to, from, bytes, gpu.compute.handle) })
+}
+
+/// Copies rows of bytes from one place on the device to another one, in the order of the compute stream.
+pub(crate) fn copy_rows(gpu: &Gpu, rows: &Rows) -> Result<(), CudaError> {
+    let &Rows { from, to, rows, bytes, from_stride, to_stride } = rows;
+    if rows == 1 {
+        return copy(gpu, from as DevicePointer, to as DevicePointer, bytes);
+    }
+    if rows == 0 || bytes == 0 {
+        return Ok(());
+    }
+    gpu.enter()?;
+    let from = RowSide::new(from as DevicePointer, from_stride);
+    let copy = RowCopy { from, to: RowSide::new(to as DevicePointer, to_stride), width_bytes: bytes, height: rows };
+    // SAFETY: whoever calls has all rows at both places.
+    gpu.check("cuMemcpy2DAsync", unsafe { (gpu.driver.copy_rows)(&copy, gpu.compute.handle) })
 }
 
 /// Starts a copy to the device, in the order of the compute stream. The host's memory must stay as it is until that has happened.
@@ -116,6 +136,13 @@ pub(crate) fn download_in(
     // SAFETY: as above.
     let code = unsafe { (gpu.driver.copy_to_host)(to.cast::<c_void>(), from, bytes, stream.handle) };
     gpu.check("cuMemcpyDtoHAsync", code)
+}
+
+/// Memory of the device for what is exchanged, which the host cannot read. It is zeroed.
+pub(crate) fn exchanged(gpu: &Arc<Gpu>, bytes: usize) -> Result<Memory, CudaError> {
+    let memory = DeviceMemory::zeroed(gpu, bytes)?;
+    // SAFETY: an address of the device, zeroed and kept by the keeper; nobody on the host reads there.
+    Ok(unsafe { Memory::kept(memory.at(0) as *mut u8, memory.bytes, Box::new(memory)) })
 }
 
 /// Gives pinned memory back.

@@ -4,6 +4,7 @@ use crate::convolutions::{CUDNN, version};
 use crate::driver::{DRIVER, Driver, version_text};
 use crate::error::CudaError;
 use crate::library::{Library, LibraryName};
+use crate::nccl::{NCCL, Nccl};
 use crate::nvml::{NVML, Nvml};
 use crate::nvrtc::{NVRTC, Nvrtc};
 use crate::products::CUBLASLT;
@@ -32,6 +33,7 @@ pub fn libraries() -> Vec<LibraryState> {
         state(&NVRTC, Nvrtc::get().map(nvrtc)),
         state(&CUBLASLT, Library::open(CUBLASLT).map(|_| "found".to_string())),
         state(&CUDNN, version()),
+        LibraryState { required: false, ..state(&NCCL, Nccl::get().and_then(Nccl::version)) },
         LibraryState { required: false, ..state(&NVML, Nvml::get().and_then(Nvml::version)) },
     ]
 }

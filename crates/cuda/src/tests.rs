@@ -41,6 +41,9 @@ impl Executor for Faked {
     fn with_offload(&self, offload: Offload) -> Option<Arc<dyn Executor>> {
         Some(Arc::new(Self(Cuda { offload, ..self.0 }, Arc::clone(&self.1))))
     }
+    fn can_exchange_on_device(&self, program: &Program, schedule: &Schedule) -> bool {
+        self.0.can_exchange_on_device(program, schedule)
+    }
     fn allocates_on_host(&self) -> bool {
         false
     }
@@ -60,7 +63,7 @@ fn offloading() -> Arc<dyn Executor> {
 }
 
 /// Weights that follow the gradients they are fed, and a half-precision copy of each.
-fn graph() -> Graph {
+pub(crate) fn graph() -> Graph {
     let builder = Builder::new();
     let [lr, scale] = ["lr", "scale"].map(|name| builder.step_input(name, Type::f32([])));
     let step = builder.step_number();
@@ -87,6 +90,11 @@ fn graph() -> Graph {
 
 /// One step with gradients that differ from step to step and from grain to grain.
 fn step(session: &mut Session, store: &mut Store, number: usize) {
+    step_of(session, store, number, 0);
+}
+
+/// The same on a rank's share of the grains.
+pub(crate) fn step_of(session: &mut Session, store: &mut Store, number: usize, first_grain: usize) {
     let value = |at: usize, grain: usize| ((at * 37 + grain * 11 + number * 5) % 23) as f32 * 1e-3 - 0.01;
     let feed_step = |feed: &mut kolo_exec::Feed<'_>| {
         for (name, value) in [("lr", 1e-2), ("scale", 0.75), ("step", number as f32)] {
@@ -94,6 +102,7 @@ fn step(session: &mut Session, store: &mut Store, number: usize) {
         }
     };
     let feed_grain = |grain: usize, feed: &mut kolo_exec::Feed<'_>| {
+        let grain = first_grain + grain;
         for (name, count) in [("long.grad", 2500), ("matrix.grad", 15), ("vector.grad", 7)] {
             let values: Vec<f32> = (0..count).map(|at| value(at, grain)).collect();
             feed.set(name, &values).unwrap();
@@ -102,7 +111,7 @@ fn step(session: &mut Session, store: &mut Store, number: usize) {
     session.run(store, feed_step, feed_grain).unwrap();
 }
 
-fn halves(session: &Session) -> Vec<Vec<u8>> {
+pub(crate) fn halves(session: &Session) -> Vec<Vec<u8>> {
     ["long.half", "matrix.half"].map(|name| session.output_bytes(name).unwrap().to_vec()).to_vec()
 }
 

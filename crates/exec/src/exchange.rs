@@ -29,7 +29,8 @@ pub enum ExchangeKind {
     Receive(usize),
 }
 
-/// One collective of a compiled graph: what it reads and what it writes, which may be the same.
+/// One collective of a compiled graph: what it reads and what it writes, which may be the same. Addresses are the host's, or the
+/// device's if exchanges are of its memory.
 #[derive(Clone, Debug)]
 pub struct Exchange {
     pub kind: ExchangeKind,
@@ -61,6 +62,17 @@ pub trait Collectives: Send + Sync + std::fmt::Debug {
     /// Ranks along an axis.
     fn size(&self, axis: &str) -> usize;
 
+    /// Whether exchanges are to be of memory of the device, if this rank can do that (`mine`): the same on all ranks, which call it
+    /// together.
+    fn on_device(&self, _mine: bool) -> Result<bool, ExchangeError> {
+        Ok(false)
+    }
+
+    /// How devices exchange directly, if they do.
+    fn device_transport(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Zeroed memory that collectives reach directly. All ranks call it together.
     fn memory(&self, bytes: usize) -> Result<Memory, ExchangeError>;
 
@@ -76,6 +88,11 @@ pub trait Collectives: Send + Sync + std::fmt::Debug {
         BTreeMap::new()
     }
 
-    /// Waits until a started exchange is done.
+    /// Waits until a started exchange is done, or lets the device wait if it is of the device's memory.
     fn wait(&self, number: usize) -> Result<(), ExchangeError>;
+
+    /// Waits until exchanges that the device was left to wait for are done, all that were started.
+    fn settle(&self) -> Result<(), ExchangeError> {
+        Ok(())
+    }
 }

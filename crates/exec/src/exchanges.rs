@@ -21,8 +21,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 mod halo;
+mod rows;
 mod staged;
+pub use rows::Rows;
 pub(crate) use staged::staged_bytes;
+
+/// Makes memory for copies, where the exchanges are.
+type Allocate<'a> = &'a dyn Fn(usize) -> Result<Memory, ExchangeError>;
 
 #[derive(Debug)]
 pub(crate) struct Exchanges {
@@ -32,6 +37,8 @@ pub(crate) struct Exchanges {
     /// Of each exchange of the schedule, one for each lane if it belongs to grains.
     list: Vec<Vec<Running>>,
     lanes: usize,
+    /// They are of memory of the device.
+    on_device: bool,
     /// Nanoseconds that the step waited, by axis.
     waited: Vec<(String, AtomicU64)>,
 }
@@ -59,46 +66,6 @@ struct Staging {
     before: Vec<Rows>,
     after: Vec<Rows>,
     memory: Vec<Memory>,
-}
-
-/// Rows of bytes to be copied.
-#[derive(Clone, Copy, Debug)]
-struct Rows {
-    from: *const u8,
-    to: *mut u8,
-    rows: usize,
-    bytes: usize,
-    /// From a row to the next.
-    from_stride: usize,
-    to_stride: usize,
-}
-
-// SAFETY: addresses inside memory that the session and the staging own.
-unsafe impl Send for Rows {}
-// SAFETY: as above.
-unsafe impl Sync for Rows {}
-
-impl Rows {
-    /// A whole tensor.
-    fn all(from: &Buffer, to: &Buffer) -> Self {
-        Self { from: from.data, to: to.data, rows: 1, bytes: from.ty.bytes(), from_stride: 0, to_stride: 0 }
-    }
-
-    /// The way back.
-    fn reversed(self) -> Self {
-        let Self { from, to, rows, bytes, from_stride, to_stride } = self;
-        Self { from: to, to: from.cast_mut(), rows, bytes, from_stride: to_stride, to_stride: from_stride }
-    }
-
-    fn copy(&self) {
-        for row in 0..self.rows {
-            // SAFETY: both places have room for all rows, and the memories are distinct.
-            unsafe {
-                let (from, to) = (self.from.add(row * self.from_stride), self.to.add(row * self.to_stride));
-                std::ptr::copy_nonoverlapping(from, to, self.bytes);
-            }
-        }
-    }
 }
 
 impl Exchanges {
@@ -131,7 +98,8 @@ impl Exchanges {
             };
             let mut running = Vec::new();
             for lane in own {
-                let (exchange, staging) = plan(graph, at, item, device, lane, &*collectives)?;
+                let places = Places { device, lane, on_device: schedule.on_device };
+                let (exchange, staging) = plan(graph, at, item, places, &*collectives)?;
                 let sums = item.of_sums.then(|| sums_of(graph, layout, item, &exchange));
                 let (arrived, pending) = (AtomicUsize::new(0), Mutex::new(false));
                 let (node, number) = (item.node, exchanges.len());
@@ -141,7 +109,7 @@ impl Exchanges {
             list.push(running);
         }
         let first = collectives.prepare(exchanges, places)?;
-        Ok(Self { collectives, first, list, lanes: options.lanes, waited })
+        Ok(Self { collectives, first, list, lanes: options.lanes, on_device: schedule.on_device, waited })
     }
 
     fn of(&self, at: usize, lane: usize) -> &Running {
@@ -165,9 +133,11 @@ impl Exchanges {
 
     pub fn start(&self, at: usize, lane: usize, device: &dyn Device) {
         let running = self.of(at, lane);
-        device.publish(running.node, lane);
+        if !self.on_device {
+            device.publish(running.node, lane);
+        }
         let mut pending = kolo_base::lock(&running.pending);
-        running.staging.before.iter().for_each(Rows::copy);
+        self.copy(&running.staging.before, device);
         *pending = true;
         self.collectives.start(self.first + running.number);
     }
@@ -181,10 +151,29 @@ impl Exchanges {
         let start = Instant::now();
         self.collectives.wait(self.first + running.number)?;
         self.waited[running.axis].1.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
-        running.staging.after.iter().for_each(Rows::copy);
-        device.absorb(running.node, lane);
+        self.copy(&running.staging.after, device);
+        if !self.on_device {
+            device.absorb(running.node, lane);
+        }
         *pending = false;
         Ok(())
+    }
+
+    fn copy(&self, copies: &[Rows], device: &dyn Device) {
+        match self.on_device {
+            true => copies.iter().for_each(|rows| device.copy_on_device(rows)),
+            false => copies.iter().for_each(Rows::copy),
+        }
+    }
+
+    /// How devices exchange directly, if they do.
+    pub fn device_transport(&self) -> Option<&'static str> {
+        self.collectives.device_transport().filter(|_| self.on_device)
+    }
+
+    /// Waits for exchanges that the device was left to wait for.
+    pub fn settle(&self) -> Result<(), ExchangeError> {
+        self.collectives.settle()
     }
 
     /// Waits for all exchanges that the schedule has in this phase, of this lane if it is the grains'.
@@ -203,7 +192,8 @@ impl Exchanges {
     pub fn wait_all(&self, device: &dyn Device) -> Result<(), ExchangeError> {
         let lanes = |running: &Vec<Running>| 0..running.len();
         let mut all = self.list.iter().enumerate().flat_map(|(at, running)| lanes(running).map(move |lane| (at, lane)));
-        all.try_for_each(|(at, lane)| self.wait(at, lane, device))
+        all.try_for_each(|(at, lane)| self.wait(at, lane, device))?;
+        self.settle()
     }
 
     /// Bytes that this rank has sent, by axis.
@@ -225,6 +215,8 @@ impl Drop for Exchanges {
                 return;
             }
         }
+        // Whoever has something to say about it has said it.
+        let _ = self.settle();
     }
 }
 
@@ -233,6 +225,29 @@ fn sums_of(graph: &Graph, layout: &Layout, item: &ExchangeItem, exchange: &Excha
     let places = graph.node(item.node).inputs.iter().filter_map(|id| layout.places[id.0 as usize]);
     let start = places.map(|place| place.offset + place.within).min().expect("a sum has a place") / 4;
     start..start + exchange.elements
+}
+
+/// Where the tensors of exchanges are, as one lane or the step sees them.
+#[derive(Clone, Copy)]
+struct Places<'a> {
+    device: &'a dyn Device,
+    lane: Option<usize>,
+    on_device: bool,
+}
+
+impl Places<'_> {
+    fn buffer(&self, id: ValueId) -> Result<Buffer, ExchangeError> {
+        let lane = self.lane.unwrap_or(0);
+        if !self.on_device {
+            return Ok(self.device.buffer(id, lane));
+        }
+        let missing = || format!("value {} is exchanged on the device and has no place there", id.0);
+        Ok(self.device.device_buffer(id, lane).ok_or_else(missing)?)
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Memory, ExchangeError> {
+        if self.on_device { self.device.device_memory(bytes) } else { Ok(Memory::try_new(bytes)?) }
+    }
 }
 
 /// An exchange in the making: what it reads and writes, and the copies it needs.
@@ -249,8 +264,7 @@ fn plan(
     graph: &Graph,
     at: usize,
     item: &ExchangeItem,
-    device: &dyn Device,
-    lane: Option<usize>,
+    places: Places<'_>,
     collectives: &dyn Collectives,
 ) -> Result<(Exchange, Staging), ExchangeError> {
     let node = graph.node(item.node);
@@ -260,14 +274,13 @@ fn plan(
         let op = node.op.signature();
         return Err(format!("{op} is for {other} ranks, but the axis `{}` has {ranks}\n  hint: build the graph for the mesh that runs it", collective.axis).into());
     }
-    let buffer = |id: &ValueId| device.buffer(*id, lane.unwrap_or(0));
-    let outputs: Vec<Buffer> = node.outputs.iter().map(buffer).collect();
-    let input = node.inputs.first().map_or_else(|| outputs[0].clone(), buffer);
+    let outputs = node.outputs.iter().map(|id| places.buffer(*id)).collect::<Result<Vec<_>, _>>()?;
+    let input = node.inputs.first().map_or_else(|| Ok(outputs[0].clone()), |id| places.buffer(*id))?;
     let exchange = Exchange {
         kind: ExchangeKind::Barrier,
         name: name(node, &collective, at),
         axis: collective.axis.into(),
-        lane,
+        lane: places.lane,
         dtype: outputs[0].ty.dtype,
         input: input.data,
         output: outputs[0].data,
@@ -276,11 +289,12 @@ fn plan(
         of_gradients: item.of_gradients,
     };
     let mut draft = Draft { exchange, staging: Staging::default(), ranks, input, outputs };
+    let memory: Allocate<'_> = &|bytes| places.allocate(bytes);
     match collective.movement {
-        Movement::SumBucket => draft.bucket(ExchangeKind::AllReduce, None)?,
-        Movement::ScatterBucket { owners } => draft.bucket(ExchangeKind::ReduceScatter, Some(owners))?,
-        Movement::GatherBucket { owners } => draft.bucket(ExchangeKind::AllGather, Some(owners))?,
-        movement => draft.transfer(movement)?,
+        Movement::SumBucket => draft.bucket(ExchangeKind::AllReduce, None, memory)?,
+        Movement::ScatterBucket { owners } => draft.bucket(ExchangeKind::ReduceScatter, Some(owners), memory)?,
+        Movement::GatherBucket { owners } => draft.bucket(ExchangeKind::AllGather, Some(owners), memory)?,
+        movement => draft.transfer(movement, memory)?,
     }
     assert!(!item.of_sums || draft.staging.memory.is_empty(), "the sums of an exchange lie side by side");
     Ok((draft.exchange, draft.staging))
@@ -297,9 +311,14 @@ fn name(node: &Node, collective: &Collective<'_>, at: usize) -> String {
 
 impl Draft {
     /// Many tensors, in place.
-    fn bucket(&mut self, kind: ExchangeKind, owners: Option<&[usize]>) -> Result<(), ExchangeError> {
+    fn bucket(
+        &mut self,
+        kind: ExchangeKind,
+        owners: Option<&[usize]>,
+        memory: Allocate<'_>,
+    ) -> Result<(), ExchangeError> {
         self.exchange.kind = kind;
-        let offsets = self.staging.bucket(&self.outputs, &mut self.exchange)?;
+        let offsets = self.staging.bucket(&self.outputs, &mut self.exchange, memory)?;
         if let Some(owners) = owners {
             self.exchange.parts = owned_parts(owners, &self.outputs, &offsets, self.ranks);
         }
@@ -307,7 +326,7 @@ impl Draft {
     }
 
     /// One tensor to another one.
-    fn transfer(&mut self, movement: Movement<'_>) -> Result<(), ExchangeError> {
+    fn transfer(&mut self, movement: Movement<'_>, memory: Allocate<'_>) -> Result<(), ExchangeError> {
         let Self { exchange, staging, ranks, input, outputs } = self;
         let (output, ranks) = (&outputs[0], *ranks);
         exchange.elements = input.ty.elements();
@@ -320,17 +339,17 @@ impl Draft {
             Movement::Gather { dim } => {
                 exchange.kind = ExchangeKind::AllGather;
                 exchange.cut(output.ty.elements(), ranks);
-                staging.unpack(output, dim, ranks, exchange)?;
+                staging.unpack(output, dim, ranks, exchange, memory)?;
             }
             Movement::Join { dim, sizes } => {
                 exchange.kind = ExchangeKind::AllGather;
                 exchange.join(&output.ty, dim, sizes);
-                staging.unpack_sizes(output, dim, sizes, exchange)?;
+                staging.unpack_sizes(output, dim, sizes, exchange, memory)?;
             }
             Movement::Scatter { dim } => {
                 exchange.kind = ExchangeKind::ReduceScatter;
                 exchange.cut(input.ty.elements(), ranks);
-                staging.pack(input, dim, ranks, exchange)?;
+                staging.pack(input, dim, ranks, exchange, memory)?;
             }
             Movement::Share { sizes } => {
                 exchange.kind = ExchangeKind::ReduceScatter;
@@ -339,13 +358,13 @@ impl Draft {
             Movement::AllToAll { split, join } => {
                 exchange.kind = ExchangeKind::AllToAll;
                 exchange.cut(input.ty.elements(), ranks);
-                staging.pack(input, split, ranks, exchange)?;
-                staging.unpack(output, join, ranks, exchange)?;
+                staging.pack(input, split, ranks, exchange, memory)?;
+                staging.unpack(output, join, ranks, exchange, memory)?;
             }
             Movement::Shift { by } => exchange.kind = ExchangeKind::Shift(by),
             Movement::Halo(halo) => {
                 exchange.kind = ExchangeKind::EachToEach;
-                staging.halo(halo, input, output, exchange)?;
+                staging.halo(halo, input, output, exchange, memory)?;
             }
             Movement::Send { to } => {
                 exchange.kind = ExchangeKind::Send(to);
@@ -389,7 +408,12 @@ impl Exchange {
 impl Staging {
     /// Works on these tensors in place if they lie side by side in order, otherwise on a copy of them; each one's offset in
     /// bytes.
-    fn bucket(&mut self, buffers: &[Buffer], exchange: &mut Exchange) -> Result<Vec<usize>, ExchangeError> {
+    fn bucket(
+        &mut self,
+        buffers: &[Buffer],
+        exchange: &mut Exchange,
+        memory: Allocate<'_>,
+    ) -> Result<Vec<usize>, ExchangeError> {
         let mut offsets = Vec::with_capacity(buffers.len());
         let mut bytes = 0;
         for buffer in buffers {
@@ -400,7 +424,7 @@ impl Staging {
         let together = buffers.iter().zip(&offsets).all(|(buffer, at)| buffer.data as usize == data as usize + at);
         if !together {
             // Memory of this rank alone: whether tensors lie side by side may differ between ranks.
-            let memory = Memory::try_new(bytes)?;
+            let memory = memory(bytes)?;
             data = memory.at(0);
             for (buffer, offset) in buffers.iter().zip(&offsets) {
                 let (place, bytes) = (memory.at(*offset), buffer.ty.bytes());
@@ -435,15 +459,15 @@ impl Staging {
         dim: usize,
         ranks: usize,
         exchange: &mut Exchange,
+        memory: Allocate<'_>,
     ) -> Result<(), ExchangeError> {
         let (rows, bytes) = Self::rows(buffer, dim, ranks);
         if rows <= 1 || ranks == 1 {
             return Ok(());
         }
-        let memory = Memory::try_new(buffer.ty.bytes())?;
+        let memory = memory(buffer.ty.bytes())?;
         for (inside, among) in Self::parts(buffer, dim, ranks) {
-            // SAFETY: a part lies inside the tensor.
-            let from = unsafe { buffer.data.add(inside) };
+            let from = buffer.data.wrapping_add(inside);
             let (from_stride, to_stride) = (bytes * ranks, bytes);
             self.before.push(Rows { from, to: memory.at(among), rows, bytes, from_stride, to_stride });
         }
@@ -459,15 +483,15 @@ impl Staging {
         dim: usize,
         ranks: usize,
         exchange: &mut Exchange,
+        memory: Allocate<'_>,
     ) -> Result<(), ExchangeError> {
         let (rows, bytes) = Self::rows(buffer, dim, ranks);
         if rows <= 1 || ranks == 1 {
             return Ok(());
         }
-        let memory = Memory::try_new(buffer.ty.bytes())?;
+        let memory = memory(buffer.ty.bytes())?;
         for (inside, among) in Self::parts(buffer, dim, ranks) {
-            // SAFETY: a part lies inside the tensor.
-            let to = unsafe { buffer.data.add(inside) };
+            let to = buffer.data.wrapping_add(inside);
             let (from_stride, to_stride) = (bytes, bytes * ranks);
             self.after.push(Rows { from: memory.at(among), to, rows, bytes, from_stride, to_stride });
         }
@@ -485,18 +509,18 @@ impl Staging {
         dim: usize,
         sizes: &[usize],
         exchange: &mut Exchange,
+        memory: Allocate<'_>,
     ) -> Result<(), ExchangeError> {
         let rows: usize = buffer.ty.shape[..dim].iter().product();
         if rows <= 1 || sizes.len() == 1 {
             return Ok(());
         }
-        let memory = Memory::try_new(buffer.ty.bytes())?;
+        let memory = memory(buffer.ty.bytes())?;
         let to_stride = buffer.ty.bytes() / rows;
         let (mut inside, mut among) = (0, 0);
         for size in sizes {
             let bytes = to_stride / buffer.ty.shape[dim] * size;
-            // SAFETY: a part lies inside the tensor.
-            let to = unsafe { buffer.data.add(inside) };
+            let to = buffer.data.wrapping_add(inside);
             self.after.push(Rows { from: memory.at(among), to, rows, bytes, from_stride: bytes, to_stride });
             inside += bytes;
             among += bytes * rows;

@@ -4,7 +4,9 @@
 //! order of calls, the grains and their lanes, sums over grains, exchanges and their waits are in [`Schedule`], which is derived
 //! once, and a [`Session`](crate::Session) drives every device through it.
 
+use crate::device_links::{FoundLinks, LinkWish};
 use crate::exchange::ExchangeError;
+use crate::exchanges::Rows;
 use crate::memory::Memory;
 use crate::monitor::Monitor;
 use crate::offload::Offload;
@@ -63,6 +65,21 @@ pub trait Executor: Debug + Send + Sync {
     /// Whether it can run the collectives of several workers.
     fn has_collectives(&self) -> bool {
         true
+    }
+
+    /// How its device exchanges with those of other ranks directly, if it has memory of its own, and whether it is to.
+    fn links(&self) -> Option<(LinkWish, FoundLinks)> {
+        None
+    }
+
+    /// The same executor with this wish, if it has a choice.
+    fn with_links(&self, _wish: LinkWish) -> Option<Arc<dyn Executor>> {
+        None
+    }
+
+    /// Whether all that a schedule exchanges lies in memory of the device, in types that its links can add up.
+    fn can_exchange_on_device(&self, _program: &Program, _schedule: &Schedule) -> bool {
+        false
     }
 
     /// Whoever watches the device, if it tells anything of itself.
@@ -144,6 +161,19 @@ pub trait Device: Any + Debug + Send + Sync {
     /// Brings what an exchange reads to where [`Device::buffer`] says, and what it has written from there.
     fn publish(&self, _exchange: NodeId, _lane: usize) {}
     fn absorb(&self, _exchange: NodeId, _lane: usize) {}
+
+    /// Where a value is in memory of the device, which exchanges reach if the schedule says so: an address that the host cannot read.
+    fn device_buffer(&self, _id: ValueId, _lane: usize) -> Option<Buffer> {
+        None
+    }
+
+    /// Memory of the device for tensors that do not lie as they travel.
+    fn device_memory(&self, bytes: usize) -> Result<Memory, ExchangeError> {
+        Err(format!("this device has no memory of its own for {bytes} bytes").into())
+    }
+
+    /// Copies rows in memory of the device, in the order of what it computes.
+    fn copy_on_device(&self, _rows: &Rows) {}
 
     /// What went wrong since the last step, on a device whose calls only start its work.
     fn check(&self) -> Result<(), ExchangeError> {

@@ -4,6 +4,7 @@
 //! drives the one through the other.
 
 pub mod cpu;
+pub mod device_links;
 pub mod element;
 pub mod exchange;
 mod exchanges;
@@ -22,8 +23,10 @@ pub mod selftest;
 pub mod session;
 pub mod store;
 
+pub use device_links::{DeviceGroup, DeviceLinks, FoundLinks, GroupPlace, LinkWish, Look};
 pub use element::{Element, Plain, ValueError, Values, View};
 pub use exchange::{Collectives, Exchange, ExchangeError, ExchangeKind};
+pub use exchanges::Rows;
 pub use executor::{Device, Executor, SessionBytes};
 pub use feed::Feed;
 pub use half::{bf16, f16};

@@ -18,6 +18,8 @@ pub struct Schedule {
     pub exchanges: Vec<ExchangeItem>,
     /// Exchanges that the graph's outputs come from.
     pub outputs: Vec<usize>,
+    /// Exchanges are of memory of the device, without the host's.
+    pub on_device: bool,
 }
 
 /// One node's turn.

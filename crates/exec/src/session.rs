@@ -96,11 +96,16 @@ impl Session {
                 format!("the {} executor runs one worker only\n  hint: use `--device cpu`", executor.name()).into()
             );
         }
-        let schedule = Arc::new(Schedule::new(graph, layout, collectives.is_none()));
+        let mut schedule = Schedule::new(graph, layout, collectives.is_none());
+        if let Some(collectives) = &collectives {
+            let mine = executor.can_exchange_on_device(&program, &schedule);
+            schedule.on_device = collectives.on_device(mine)?;
+        }
+        let schedule = Arc::new(schedule);
         let shared_sums = match &collectives {
             // Also without sums of its own: other ranks may have some.
-            Some(collectives) => Some(collectives.memory(layout.sum_bytes)?),
-            None => None,
+            Some(collectives) if !schedule.on_device => Some(collectives.memory(layout.sum_bytes)?),
+            _ => None,
         };
         let device = executor.compile(&program, &schedule, store, shared_sums)?;
         // Also with nothing to exchange: all ranks make their communicators together.
@@ -325,6 +330,8 @@ impl Session {
         if let Some(exchanges) = &self.exchanges {
             exchanges.wait_phase(&self.schedule, Phase::Before, 0, &*self.device)?;
             exchanges.wait_phase(&self.schedule, Phase::After, 0, &*self.device)?;
+            // What the device was left to wait for may have failed, and its results with it.
+            exchanges.settle()?;
         }
         self.device.end();
         self.device.show_outputs();
@@ -339,6 +346,11 @@ impl Session {
     /// Nanoseconds that steps have waited for collectives since this was last asked, by axis.
     pub fn take_waited(&self) -> BTreeMap<String, u64> {
         self.exchanges.as_ref().map(Exchanges::take_waited).unwrap_or_default()
+    }
+
+    /// How devices exchange directly, if they do.
+    pub fn device_transport(&self) -> Option<&'static str> {
+        self.exchanges.as_ref().and_then(Exchanges::device_transport)
     }
 
     /// Bytes that this rank has sent in exchanges so far, by axis.

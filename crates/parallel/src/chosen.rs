@@ -1,14 +1,14 @@
 //! How a job's work is split among its workers: the strategies that it chose, asked as one.
 
+use crate::device_lane;
 use crate::grain_share::GrainShare;
-use crate::lane::CommLane;
 use crate::mesh::{DATA, Mesh};
 use crate::pipeline::Schedule;
 use crate::recompute::RecomputePlan;
 use crate::servers::{Roles, Servers};
 use crate::strategy::{Allocation, Facts, Home, Key, Part, Purpose, Refusal, Strategy, StrategyKind};
 use kolo_comm::{Communicator, Fault};
-use kolo_exec::{Collectives, ExchangeError, Memory, Order};
+use kolo_exec::{Collectives, ExchangeError, FoundLinks, LinkWish, Memory, Order};
 use kolo_graph::Graph;
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_graph::verify::debug_verify;
@@ -205,10 +205,22 @@ impl Parallel {
         self.host().map_or_else(|| Ok(Memory::new(at.bytes)), |host| host.allocate(at))
     }
 
-    /// The lane for the exchanges along the axes of a mesh. All ranks call it together.
-    pub fn lane(&self, mesh: &Mesh, world: &Arc<Communicator>) -> Result<Arc<dyn Collectives>, Fault> {
-        let usual = || Ok(Arc::new(CommLane::on_mesh(Arc::clone(world), mesh.clone())) as Arc<dyn Collectives>);
-        self.strategies().find_map(|one| one.lane(mesh, world)).unwrap_or_else(usual)
+    /// The lane for the exchanges along the axes of a mesh, over these links of devices if all ranks can. All ranks call it together.
+    pub fn lane(
+        &self,
+        mesh: &Mesh,
+        world: &Arc<Communicator>,
+        links: Option<(LinkWish, FoundLinks)>,
+    ) -> Result<Arc<dyn Collectives>, Fault> {
+        let own = self.strategies().find_map(|one| Some((one.written(), one.lane(mesh, world)?)));
+        if let Some((written, own)) = own {
+            if matches!(links, Some((LinkWish::Always, _))) {
+                let hint = "leave --transport out, or change the job";
+                return Err(Fault::BadCall(format!("--transport nccl does not go with `{written}`\n  hint: {hint}")));
+            }
+            return own;
+        }
+        device_lane::lane(mesh, world, links)
     }
 
     /// Why an executor that does not update every parameter where it is will not do, if so.

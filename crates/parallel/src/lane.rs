@@ -21,19 +21,19 @@ pub struct CommLane {
 }
 
 /// What has a communicator of its own: an axis, the lane whose grains use it, and what goes there.
-type Line = (String, Option<usize>, Way);
+pub(crate) type Line = (String, Option<usize>, Way);
 
 /// Calls of all ranks of an axis, or messages from one to another. Those have each their own communicator: a message that its
 /// receiver takes late must not hold up one that goes elsewhere, or comes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Way {
+pub(crate) enum Way {
     All,
     Message { from: usize, to: usize },
 }
 
 impl Way {
     /// The way of an exchange of the rank at this place on the axis.
-    fn of(kind: ExchangeKind, place: usize) -> Self {
+    pub fn of(kind: ExchangeKind, place: usize) -> Self {
         match kind {
             ExchangeKind::Send(to) => Way::Message { from: place, to },
             ExchangeKind::Receive(from) => Way::Message { from, to: place },
@@ -48,21 +48,21 @@ impl Way {
         }
     }
 
-    fn encode(self) -> String {
+    pub fn encode(self) -> String {
         match self {
             Way::All => "all".into(),
             Way::Message { from, to } => format!("{from}>{to}"),
         }
     }
 
-    fn decode(text: &str) -> Option<Self> {
+    pub fn decode(text: &str) -> Option<Self> {
         let Some((from, to)) = text.split_once('>') else { return Some(Way::All) };
         Some(Way::Message { from: from.parse().ok()?, to: to.parse().ok()? })
     }
 }
 
 /// An exchange as its communicator numbers the ranks: of two, the one that is first on the axis is 0.
-fn numbered(kind: ExchangeKind, place: usize) -> ExchangeKind {
+pub(crate) fn numbered(kind: ExchangeKind, place: usize) -> ExchangeKind {
     match kind {
         ExchangeKind::Send(to) => ExchangeKind::Send(usize::from(to > place)),
         ExchangeKind::Receive(from) => ExchangeKind::Receive(usize::from(from > place)),
@@ -96,11 +96,19 @@ impl CommLane {
         Self { world, mesh, state: Mutex::default() }
     }
 
+    pub(crate) fn world(&self) -> &Arc<Communicator> {
+        &self.world
+    }
+
+    pub(crate) fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
     fn lock(&self) -> MutexGuard<'_, LaneState> {
         kolo_base::lock(&self.state)
     }
 
-    fn line(&self, exchange: &Exchange) -> Line {
+    pub(crate) fn line(&self, exchange: &Exchange) -> Line {
         let way = Way::of(exchange.kind, self.mesh.coordinate(&exchange.axis));
         (exchange.axis.clone(), exchange.lane, way)
     }
@@ -109,8 +117,9 @@ impl CommLane {
     /// tensors must run as many of them at a time.
     fn connect(&self, exchanges: &[Exchange], lanes: usize) -> Result<(), ExchangeError> {
         let own: BTreeSet<Line> = exchanges.iter().map(|exchange| self.line(exchange)).collect();
-        let all = self.gather(&encode(lanes, &own))?;
-        let decoded: Vec<(usize, BTreeSet<Line>)> = all.iter().map(|text| decode(text)).collect();
+        let all = gather(&self.world, encode(lanes, &own).as_bytes())?;
+        let decoded: Vec<(usize, BTreeSet<Line>)> =
+            all.iter().map(|text| decode(&String::from_utf8_lossy(text))).collect();
         let in_grains = decoded.iter().flat_map(|(_, lines)| lines).any(|(_, lane, _)| lane.is_some());
         if let Some((rank, (other, _))) =
             decoded.iter().enumerate().find(|(_, (other, _))| *other != lanes && in_grains)
@@ -147,27 +156,26 @@ impl CommLane {
         }
         Ok(())
     }
+}
 
-    /// Every rank's text.
-    fn gather(&self, own: &str) -> Result<Vec<String>, Fault> {
-        let size = self.world.size();
-        let mut lengths = vec![0i64; size];
-        self.world.all_gather(&[own.len() as i64], &mut lengths)?;
-        let counts: Vec<usize> = lengths.iter().map(|length| *length as usize).collect();
-        let mut all = vec![0u8; counts.iter().sum()];
-        self.world.all_gather_v(own.as_bytes(), &mut all, &counts)?;
-        let mut rest = &all[..];
-        let text = |count: &usize| {
-            let (text, after) = rest.split_at(*count);
-            rest = after;
-            String::from_utf8_lossy(text).into_owned()
-        };
-        Ok(counts.iter().map(text).collect())
-    }
+/// Every rank's bytes, in the order of ranks. All ranks call it together.
+pub(crate) fn gather(world: &Communicator, own: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
+    let mut lengths = vec![0i64; world.size()];
+    world.all_gather(&[own.len() as i64], &mut lengths)?;
+    let counts: Vec<usize> = lengths.iter().map(|length| *length as usize).collect();
+    let mut all = vec![0u8; counts.iter().sum()];
+    world.all_gather_v(own, &mut all, &counts)?;
+    let mut rest = &all[..];
+    let part = |count: &usize| {
+        let (part, after) = rest.split_at(*count);
+        rest = after;
+        part.to_vec()
+    };
+    Ok(counts.iter().map(part).collect())
 }
 
 /// What timelines call a line.
-fn label((axis, lane, way): &Line) -> String {
+pub(crate) fn label((axis, lane, way): &Line) -> String {
     let way = match way {
         Way::All => String::new(),
         Way::Message { from, to } => format!(" from {from} to {to}"),

@@ -19,6 +19,8 @@ pub mod central;
 pub mod chosen;
 mod cut;
 pub mod data;
+mod device_calls;
+pub mod device_lane;
 pub mod grain_share;
 pub mod lane;
 mod layers;
@@ -50,6 +52,7 @@ pub mod axes {
 }
 
 pub use chosen::Parallel;
+pub use device_lane::DeviceLane;
 pub use grain_share::GrainShare;
 pub use kolo_graph::Placement;
 pub use lane::CommLane;

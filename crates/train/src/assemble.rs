@@ -126,7 +126,7 @@ fn compile_among(
         let hint = "use `zero = 1`, or `--device cpu`";
         return Err(Error::Together(Fault::BadCall(format!("{message} `{device}`\n  hint: {hint}"))));
     }
-    let lane: Arc<dyn Collectives> = parallel.lane(mesh, world)?;
+    let lane: Arc<dyn Collectives> = parallel.lane(mesh, world, job.executor.links())?;
     let bytes = Store::params_bytes(&program.graph);
     let weights = parallel.allocate(&Allocation { bytes, world, lane: &*lane })?;
     let store = Store::in_memory(&program.graph, weights);

@@ -20,6 +20,8 @@ pub struct Meter {
     /// Bytes sent until the last step began and until it ended, by axis.
     sent: [BTreeMap<String, u64>; 2],
     planned_bytes: u64,
+    /// How devices exchange directly, if they do.
+    device_transport: Option<&'static str>,
 }
 
 #[derive(Clone, Debug)]
@@ -58,6 +60,7 @@ impl Meter {
     pub fn count(&mut self, trainer: &Trainer) {
         self.sent = [std::mem::take(&mut self.sent[1]), trainer.session().sent_bytes()];
         self.planned_bytes = trainer.memory().total() as u64;
+        self.device_transport = trainer.session().device_transport();
     }
 
     /// Bytes that it sent in the last step.
@@ -124,7 +127,7 @@ impl Meter {
         let (busy_ms, exposed_ms) = (mean(|rank| rank.busy_ms), mean(|rank| rank.exposed_ms));
         let slowest = ranks.iter().max_by(|a, b| a.compute_ms.total_cmp(&b.compute_ms)).map_or(0, |rank| rank.rank);
         Ok(Communication {
-            transport: world.transport().into(),
+            transport: self.device_transport.unwrap_or(world.transport()).into(),
             busy_ms,
             exposed_ms,
             hidden: if busy_ms > 0.0 { (1.0 - exposed_ms / busy_ms).clamp(0.0, 1.0) } else { 0.0 },

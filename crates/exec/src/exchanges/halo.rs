@@ -1,6 +1,6 @@
 //! Copies around an exchange of halos: what a rank sends is packed, what it gets is put beside what it has.
 
-use super::{Exchange, ExchangeError, Rows, Staging};
+use super::{Allocate, Exchange, ExchangeError, Rows, Staging};
 use crate::memory::Memory;
 use kolo_graph::collective::AxisHalo;
 use kolo_graph::cpu::Buffer;
@@ -14,6 +14,7 @@ impl Staging {
         input: &Buffer,
         output: &Buffer,
         exchange: &mut Exchange,
+        memory: Allocate<'_>,
     ) -> Result<(), ExchangeError> {
         let shape = &input.ty.shape;
         let (rows, width) = (shape[..halo.dim].iter().product(), input.ty.dtype.bytes());
@@ -27,8 +28,8 @@ impl Staging {
         let places = |runs: &[Range<usize>]| runs.iter().map(Range::len).sum::<usize>();
         let most = places(&sent).max(places(&received));
         let mut strided = Strided { rows, bytes: inner * width, most, memory: Vec::new(), parts: Vec::new() };
-        let before = strided.runs(&sent, (input.data, halo.own(halo.rank)))?;
-        let after = strided.runs(&received, (output.data, halo.wanted(halo.rank)))?;
+        let before = strided.runs(&sent, (input.data, halo.own(halo.rank)), memory)?;
+        let after = strided.runs(&received, (output.data, halo.wanted(halo.rank)), memory)?;
         self.before.extend(before);
         self.before.push(strided.kept(halo, input, output));
         self.after.extend(after.into_iter().map(Rows::reversed));
@@ -58,15 +59,15 @@ impl Strided {
         &mut self,
         runs: &[Range<usize>],
         (data, held): (*mut u8, Range<usize>),
+        memory: Allocate<'_>,
     ) -> Result<Vec<Rows>, ExchangeError> {
-        let memory = Memory::try_new((self.most * self.rows * self.bytes).max(1))?;
+        let memory = memory((self.most * self.rows * self.bytes).max(1))?;
         let (mut copies, mut offset) = (Vec::new(), 0);
         for run in runs {
             let bytes = run.len() * self.bytes;
             self.parts.push((offset, bytes * self.rows));
             if !run.is_empty() {
-                // SAFETY: the run lies inside the tensor.
-                let from = unsafe { data.add((run.start - held.start) * self.bytes) };
+                let from = data.wrapping_add((run.start - held.start) * self.bytes);
                 let from_stride = held.len() * self.bytes;
                 copies.push(Rows {
                     from,
@@ -87,11 +88,8 @@ impl Strided {
     fn kept(&self, halo: &AxisHalo, input: &Buffer, output: &Buffer) -> Rows {
         let (own, wanted) = (halo.own(halo.rank), halo.wanted(halo.rank));
         let run = halo.between(halo.rank, halo.rank);
-        // SAFETY: the run lies inside both tensors; an empty one is not read.
-        let (from, to) = unsafe {
-            let from = input.data.add(run.start.saturating_sub(own.start).min(own.len()) * self.bytes);
-            (from, output.data.add(run.start.saturating_sub(wanted.start).min(wanted.len()) * self.bytes))
-        };
+        let inside = |held: &Range<usize>| run.start.saturating_sub(held.start).min(held.len()) * self.bytes;
+        let (from, to) = (input.data.wrapping_add(inside(&own)), output.data.wrapping_add(inside(&wanted)));
         let (from_stride, to_stride) = (own.len() * self.bytes, wanted.len() * self.bytes);
         Rows { from, to, rows: self.rows, bytes: run.len() * self.bytes, from_stride, to_stride }
     }
