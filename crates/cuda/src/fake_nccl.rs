@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 const INVALID_USAGE: c_int = 5;
 const F32: c_int = 7;
@@ -62,10 +62,10 @@ thread_local! {
     static GROUP: RefCell<Option<Vec<Call>>> = const { RefCell::new(None) };
 }
 
-fn worlds() -> &'static Mutex<HashMap<u64, Arc<Mutex<World>>>> {
-    static WORLDS: Mutex<Option<&'static Mutex<HashMap<u64, Arc<Mutex<World>>>>>> = Mutex::new(None);
-    lock(&WORLDS).get_or_insert_with(|| Box::leak(Box::default()))
-}
+/// By the number in their id.
+type Worlds = Mutex<HashMap<u64, Arc<Mutex<World>>>>;
+
+static WORLDS: LazyLock<Worlds> = LazyLock::new(Mutex::default);
 
 /// # Safety
 /// A handle that `init_rank` gave and nobody gave back.
@@ -112,7 +112,7 @@ unsafe extern "C" fn unique_id(to: *mut UniqueId) -> c_int {
 }
 unsafe extern "C" fn init_rank(to: *mut Handle, size: c_int, id: UniqueId, rank: c_int, _: *const Config) -> c_int {
     let id = u64::from_le_bytes(std::array::from_fn(|at| id.0[at]));
-    let world = Arc::clone(lock(worlds()).entry(id).or_default());
+    let world = Arc::clone(lock(&WORLDS).entry(id).or_default());
     lock(&world).joined += 1;
     let state = Mutex::new(Work { pending: vec![Pending::Join], ..Work::default() });
     let made = Communicator { world, rank: rank as usize, size: size as usize, state };
