@@ -5,7 +5,7 @@
 //! gradient is added to its sum when the next one is exchanged: by then it has arrived, or there was something to do meanwhile.
 
 use super::Lowering;
-use crate::partition::plan::{Choice, Need, Plan};
+use crate::partition::plan::{Choice, Need};
 use kolo_graph::sources::GrainSum;
 use kolo_graph::{Graph, NodeId, Placement, Stage};
 use std::collections::BTreeSet;
