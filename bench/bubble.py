@@ -1,7 +1,7 @@
 """Measures how long the ranks of a pipeline wait, from their timelines, and compares it with the formula.
 
 The model is a GPT whose layers cost the same, with a small vocabulary, cut into stages of as many layers each. Each rank has one
-thread, so there must be a core per rank. A rank is busy while a forward or backward pass of its stages runs, a step's pipeline
+thread, so there must be a core per rank. A rank is busy while a forward or backward pass of its stages runs, from its first op to its last, a step's pipeline
 lasts from the first pass of any rank to the last, and the bubble is the rest of the ranks' time.
 
     cargo build --release
@@ -59,17 +59,30 @@ def union(spans):
 
 
 def bubbles(trace, ranks):
-    """The bubble of every step but the first ones."""
+    """The bubble of every step but the first ones. A pass is busy from the start of its first op to the end of its last: what lies between two ops
+    of a pass is the timeline's own work, and nobody is waited for there."""
     steps = {}
     for event in trace["traceEvents"]:
-        if event.get("cat") == "compute" and event["name"].split(" ")[0] in ("forward", "backward"):
-            step = steps.setdefault(event["args"]["step"], {})
-            step.setdefault(event["pid"], []).append((event["ts"], event["ts"] + event["dur"]))
+        kind = event["name"].split(" ")[0]
+        if event.get("cat") == "compute" and kind in ("forward", "backward"):
+            span = (event["ts"], event["ts"] + event["dur"], (event["tid"], kind))
+            steps.setdefault(event["args"]["step"], {}).setdefault(event["pid"], []).append(span)
     for number in sorted(steps)[SKIPPED_STEPS:]:
-        spans = steps[number]
+        spans = {rank: joined(sorted(found)) for rank, found in steps[number].items()}
         everything = [span for one in spans.values() for span in one]
         length = max(end for _, end in everything) - min(start for start, _ in everything)
         yield 1 - sum(union(spans[rank]) for rank in range(ranks)) / (ranks * length)
+
+
+def joined(ops):
+    """Ops of one pass that follow each other as one span."""
+    found = []
+    for start, end, key in ops:
+        if found and found[-1][2] == key:
+            found[-1] = (found[-1][0], max(end, found[-1][1]), key)
+        else:
+            found.append((start, end, key))
+    return [(start, end) for start, end, _ in found]
 
 
 def passes(trace, rank, step):

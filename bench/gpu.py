@@ -42,8 +42,12 @@ ROWS = {
 
 # Tables of kolo alone. name: the row whose job it is, then what each line adds to the command.
 OFFLOAD, RECOMPUTE = ["--set", "memory.offload=optimizer"], ["--set", "memory.recompute=blocks"]
+WEIGHTS = ["--set", "memory.offload=weights"]
+MEDIUM = ["--set", "model.layers=24", "--set", "model.width=1024", "--set", "model.heads=16"]
 TABLES = {
-    "offload": ("gpt-bf16", {"": [], "recompute": RECOMPUTE, "offload": OFFLOAD, "both": RECOMPUTE + OFFLOAD}),
+    "offload": ("gpt-bf16", {"": [], "recompute": RECOMPUTE, "offload": OFFLOAD, "both": RECOMPUTE + OFFLOAD, "weights": WEIGHTS,
+                             "weights, recompute": WEIGHTS + RECOMPUTE, "355M": MEDIUM, "355M, both": MEDIUM + RECOMPUTE + OFFLOAD,
+                             "355M, weights, recompute": MEDIUM + WEIGHTS + RECOMPUTE}),
     "replicas": (
         "gpt-small-f32",
         {f"{count} workers": ["-n", str(count), "--set", f"data.batch={8 * count}", "--set", f"data.grains={count}"]
