@@ -88,7 +88,9 @@ fn run_tests(filter: &str) {
     };
     let (long, others): (Vec<_>, Vec<_>) = chosen.iter().partition(|(name, _)| WAITS.contains(name));
     std::thread::scope(|scope| {
-        long.into_iter().for_each(|test| _ = scope.spawn(|| run(test)));
+        for test in long {
+            scope.spawn(move || run(test));
+        }
         others.into_iter().for_each(|test| run(test));
     });
     println!("test result: ok. {} passed", chosen.len());
