@@ -23,14 +23,16 @@ LAYOUTS = [
     ("gpt", "tensor=2 slices=2 sequence=tensor"), ("gpt", "context=2 slices=2 sequence=heads"), ("gpt", "pipeline=2"),
     ("gpt", "pipeline=2 schedule=gpipe"), ("gpt", "pipeline=2 schedule=zero-bubble"), ("gpt-deep", ""),
     ("gpt-deep", "pipeline=2 schedule=interleaved chunks=2"), ("gpt-deep", "tensor=2 slices=2"), ("gpt-wide", ""),
-    ("gpt-wide", "zero=1"), ("gpt-wide", "tensor=2 slices=2"), ("gpt-wide", "pipeline=2"), ("mlp-wide", ""),
+    ("gpt-wide", "zero=1"), ("gpt-wide", "tensor=2 slices=2"), ("gpt-wide", "pipeline=2"), ("mlp-wide", "data.grains=2"),
     ("mlp-wide", "tensor=2 slices=2"), ("cnn", ""), ("cnn", "zero=1"), ("resnet18", ""), ("alexnet", "zero=1"), ("lstm", ""),
     ("gpt", ""),
 ]  # fmt: skip
 
 
 def flags_of(layout):
-    return ["-n", "2", *(word for key in layout.split() for word in ("--set", f"parallel.{key}"))]
+    """A key of another table than `[parallel]` is written with the table's name."""
+    named = (key if "." in key.split("=")[0] else f"parallel.{key}" for key in layout.split())
+    return ["-n", "2", *(word for key in named for word in ("--set", key))]
 
 
 # Jobs and the flags they are run with.
