@@ -13,9 +13,8 @@ use kolo_graph::sources::GrainSum;
 use kolo_graph::{Builder, DType, Graph, Init, Type};
 use kolo_ops::optim::Adam;
 use kolo_ops::prelude::*;
-use kolo_parallel::data::sum_over_ranks;
 use kolo_parallel::mesh::DATA;
-use kolo_parallel::{Mesh, device_lane};
+use kolo_parallel::{Mesh, device_lane, sum_over_ranks};
 use std::sync::Arc;
 
 const ELEMENTS: usize = 300_007;

@@ -16,9 +16,8 @@ use kolo_exec::{
 };
 use kolo_graph::collective::{AllReduce, Receive, Send};
 use kolo_graph::{Builder, DType, Graph, Type};
-use kolo_parallel::data::sum_over_ranks;
 use kolo_parallel::device_lane;
-use kolo_parallel::{CommLane, Mesh};
+use kolo_parallel::{CommLane, Mesh, push_collective, sum_over_ranks};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -445,7 +444,7 @@ fn what_the_host_holds_is_exchanged_there() {
         builder.output("w", w);
         let mut graph = builder.finish().unwrap();
         let id = graph.params().next().unwrap().0;
-        let made = kolo_parallel::data::push_collective(&mut graph, AllReduce { axis: "data".into() }, vec![id], "w");
+        let made = push_collective(&mut graph, AllReduce { axis: "data".into() }, vec![id], "w");
         graph.outputs.push(("sum".into(), made[0]));
         let schedule = |offload| {
             let program = Program::new(&faked(&gpu, offload), graph.clone(), Options::single(1));

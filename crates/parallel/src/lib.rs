@@ -52,6 +52,7 @@ pub mod axes {
 }
 
 pub use chosen::Parallel;
+pub use data::{push_collective, sum_over_ranks};
 pub use device_lane::DeviceLane;
 pub use grain_share::GrainShare;
 pub use kolo_graph::Placement;
