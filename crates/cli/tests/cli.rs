@@ -337,7 +337,7 @@ fn job_files_in_documents_are_jobs() {
     assert!(jobs.len() >= 3, "{} jobs", jobs.len());
     for job in jobs {
         std::fs::write(dir.path().join("job.toml"), job).unwrap();
-        assert!(stdout_of(dir.path(), &["plan", "job.toml"]).contains("parameters"), "{job}");
+        assert!(stdout_of(dir.path(), &["plan", "--by-rates", "job.toml"]).contains("parameters"), "{job}");
     }
 }
 

@@ -9,22 +9,22 @@ use kolo_ops::prelude::*;
 
 pub const RESNET18: ModelKind = ModelKind {
     name: "resnet18",
-    doc: "ResNet-18: image classes smoothing",
+    doc: "ResNet-18: image classes width smoothing",
     make: |s, d| make(s, d, false, [2, 2, 2, 2]),
 };
 pub const RESNET50: ModelKind = ModelKind {
     name: "resnet50",
-    doc: "ResNet-50: image classes smoothing",
+    doc: "ResNet-50: image classes width smoothing",
     make: |s, d| make(s, d, true, [3, 4, 6, 3]),
 };
 pub const RESNET101: ModelKind = ModelKind {
     name: "resnet101",
-    doc: "ResNet-101: image classes smoothing",
+    doc: "ResNet-101: image classes width smoothing",
     make: |s, d| make(s, d, true, [3, 4, 23, 3]),
 };
 pub const RESNET152: ModelKind = ModelKind {
     name: "resnet152",
-    doc: "ResNet-152: image classes smoothing",
+    doc: "ResNet-152: image classes width smoothing",
     make: |s, d| make(s, d, true, [3, 8, 36, 3]),
 };
 
@@ -34,6 +34,8 @@ const SMALL_IMAGE: usize = 64;
 struct ResNet {
     image: Vec<usize>,
     classes: usize,
+    /// Channels of the first stage; each of the others has twice those of the one before.
+    width: usize,
     smoothing: f32,
     bottleneck: bool,
     depths: [usize; 4],
@@ -50,6 +52,7 @@ fn make(
     Ok(Box::new(ResNet {
         image: crate::cnn::image(settings, data, default)?,
         classes: settings.size("classes", classes)?,
+        width: settings.size("width", 64)?,
         smoothing: settings.float_in("smoothing", 0.0, 0.0, 0.9)? as f32,
         bottleneck,
         depths,
@@ -93,7 +96,7 @@ impl Model for ResNet {
         let fields = self.fields();
         let x = cx.field(&fields[0]);
         let small = self.image[1].min(self.image[2]) < SMALL_IMAGE;
-        let stem = if small { Conv::same(64, 3) } else { Conv::same(64, 7).stride(2) };
+        let stem = if small { Conv::same(self.width, 3) } else { Conv::same(self.width, 7).stride(2) };
         let mut x = cx.batch_norm("bn1", cx.conv2d("conv1", x, stem.before_norm())).relu();
         if !small {
             x = x.max_pool2d([3, 3], [2, 2], [1, 1]);
@@ -101,7 +104,9 @@ impl Model for ResNet {
         for (stage, depth) in self.depths.iter().enumerate() {
             for at in 0..*depth {
                 let stride = if stage > 0 && at == 0 { 2 } else { 1 };
-                x = cx.builder.scope(format!("layer{}.{at}", stage + 1), || self.block(cx, x, 64 << stage, stride));
+                x = cx
+                    .builder
+                    .scope(format!("layer{}.{at}", stage + 1), || self.block(cx, x, self.width << stage, stride));
             }
         }
         let x = x.mean(&[2, 3]);

@@ -44,7 +44,7 @@ fn a_steady_step_allocates_nothing() {
         ("kind = \"mlp\"\nhidden = [16, 16]", "builtin:playground", "sgd"),
         ("kind = \"gpt\"\nlayers = 2\nwidth = 32\nheads = 4\ndropout = 0.1", "builtin:addition", "lamb"),
         ("kind = \"lstm\"\nlayers = 2\nwidth = 16", "builtin:waves", "adagrad"),
-        ("kind = \"resnet18\"\nimage = [3, 8, 8]", "synthetic:images", "lars"),
+        ("kind = \"resnet18\"\nwidth = 16\nimage = [3, 8, 8]", "synthetic:images", "lars"),
         ("kind = \"resnet50\"\nimage = [3, 16, 16]", "synthetic:images", "rmsprop"),
     ];
     for (model, source, optimizer) in jobs {

@@ -30,9 +30,10 @@ impl Job {
         match self {
             Job::Digits => ("digits", "train.steps=4"),
             Job::Addition => ("addition", "data.grains=8 train.steps=3"),
-            Job::Resnet => {
-                ("cifar-like", "model.image=[3,8,8] data.samples=40 data.batch=8 data.grains=8 train.steps=2")
-            }
+            Job::Resnet => (
+                "cifar-like",
+                "model.width=16 model.image=[3,8,8] data.samples=40 data.batch=8 data.grains=8 train.steps=2",
+            ),
         }
     }
 

@@ -9,7 +9,7 @@ use std::path::Path;
 const GPT: &str = "[model]\nkind = \"gpt\"\nlayers = 4\nwidth = 24\nheads = 3\ncontext = 8\nvocab = 11\ndropout = 0.1\n\
                    [data]\nsource = \"synthetic:tokens\"\nsamples = 64\nbatch = 8\ngrains = 4\n\
                    [train]\nsteps = 3\nclip = 1.0\n[parallel]\nslices = 2\n";
-const RESNET: &str = "[model]\nkind = \"resnet18\"\nimage = [3, 8, 8]\n[data]\nsource = \"synthetic:images\"\nsamples = 24\n\
+const RESNET: &str = "[model]\nkind = \"resnet18\"\nwidth = 16\nimage = [3, 8, 8]\n[data]\nsource = \"synthetic:images\"\nsamples = 24\n\
                       batch = 8\ngrains = 4\n[train]\nsteps = 2\n[parallel]\nslices = 4\n";
 const LSTM: &str = "[model]\nkind = \"lstm\"\nwidth = 16\n[data]\nsource = \"builtin:waves\"\nbatch = 8\ngrains = 4\n\
                     [train]\nsteps = 3\n[parallel]\nslices = 2\n";

@@ -80,8 +80,18 @@ pub unsafe fn combine_twins(
     into: [*mut u8; 2],
     count: usize,
 ) {
-    // SAFETY: the caller's promise, passed on.
-    with_types!(element, reduction, Stored, Join => unsafe { dispatch_twins::<Stored, Join>(inputs, into, count) })
+    // Sums are what steps wait for; the rest has no kernels of its own.
+    // SAFETY: the caller's promise, passed on; two results of `count` elements do not overlap unless they are one.
+    unsafe {
+        match (reduction, element) {
+            (Reduction::Sum | Reduction::Mean, ElementType::F32) => dispatch_twins::<f32, Sum>(inputs, into, count),
+            (Reduction::Sum | Reduction::Mean, ElementType::Bf16) => dispatch_twins::<Bf16, Sum>(inputs, into, count),
+            _ => {
+                combine_tree(element, reduction, inputs, into[0], count);
+                std::ptr::copy(into[0], into[1], count * element.bytes());
+            }
+        }
+    }
 }
 
 /// Divides by the number of ranks, in place; integers truncate.
@@ -218,7 +228,7 @@ unsafe fn few<N: Number, O: Operation>(inputs: &[*const u8], start: usize, into:
 }
 
 macro_rules! versions {
-    ($few:ident, $many:ident, $twins:ident $(, #[$feature:meta])?) => {
+    ($few:ident, $twins:ident $(, #[$feature:meta])?) => {
         /// # Safety
         /// As [`combine_twins`], on a machine that has the features.
         $(#[$feature])?
@@ -234,44 +244,47 @@ macro_rules! versions {
             // SAFETY: the caller's promise, passed on.
             unsafe { few::<N, O>(inputs, start, into, count) }
         }
-
-        /// # Safety
-        /// As [`few`], on a machine that has the features; `count` elements fit a block.
-        $(#[$feature])?
-        unsafe fn $many<N: Number, O: Operation>(inputs: &[*const u8], start: usize, into: *mut u8, count: usize) {
-            if inputs.len() <= LEAVES {
-                // SAFETY: the caller's promise, passed on.
-                return unsafe { $few::<N, O>(inputs, start, into, count) };
-            }
-            let middle = inputs.len().next_power_of_two() / 2;
-            let mut halves = [[0u64; BLOCK_BYTES / 8]; 2];
-            let [left, right] = &mut halves;
-            let (left, right) = (left.as_mut_ptr().cast::<u8>(), right.as_mut_ptr().cast::<u8>());
-            // SAFETY: both halves hold a block.
-            unsafe {
-                $many::<N, O>(&inputs[..middle], start, left, count);
-                $many::<N, O>(&inputs[middle..], start, right, count);
-                $few::<N, O>(&[left, right], 0, into, count);
-            }
-        }
     };
 }
-versions!(few_plain, many_plain, twins_plain);
+versions!(few_plain, twins_plain);
 #[cfg(target_arch = "x86_64")]
-versions!(few_avx2, many_avx2, twins_avx2, #[target_feature(enable = "avx2")]);
+versions!(few_avx2, twins_avx2, #[target_feature(enable = "avx2")]);
+
+/// Combines up to [`LEAVES`] inputs from an element on, so many elements.
+type Kernel = unsafe fn(&[*const u8], usize, *mut u8, usize);
+
+/// Combines any number of inputs by halves, with a kernel for few of them: code that is the same for all types.
+///
+/// # Safety
+/// As [`few`], which `few` is; `count` elements fit a block.
+unsafe fn many(few: Kernel, inputs: &[*const u8], start: usize, into: *mut u8, count: usize) {
+    if inputs.len() <= LEAVES {
+        // SAFETY: the caller's promise, passed on.
+        return unsafe { few(inputs, start, into, count) };
+    }
+    let middle = inputs.len().next_power_of_two() / 2;
+    let mut halves = [[0u64; BLOCK_BYTES / 8]; 2];
+    let [left, right] = &mut halves;
+    let (left, right) = (left.as_mut_ptr().cast::<u8>(), right.as_mut_ptr().cast::<u8>());
+    // SAFETY: both halves hold a block.
+    unsafe {
+        many(few, &inputs[..middle], start, left, count);
+        many(few, &inputs[middle..], start, right, count);
+        few(&[left, right], 0, into, count);
+    }
+}
 
 /// # Safety
 /// As [`combine_tree`].
 unsafe fn dispatch<N: Number, O: Operation>(inputs: &[*const u8], into: *mut u8, count: usize) {
-    type Kernel = unsafe fn(&[*const u8], usize, *mut u8, usize);
     if inputs.is_empty() || count == 0 {
         return;
     }
     #[allow(unused_mut, reason = "other machines have one version")]
-    let (mut few, mut many): (Kernel, Kernel) = (few_plain::<N, O>, many_plain::<N, O>);
+    let mut few: Kernel = few_plain::<N, O>;
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
-        (few, many) = (few_avx2::<N, O>, many_avx2::<N, O>);
+        few = few_avx2::<N, O>;
     }
     if inputs.len() <= LEAVES {
         // SAFETY: the caller's promise; the features were detected.
@@ -281,7 +294,7 @@ unsafe fn dispatch<N: Number, O: Operation>(inputs: &[*const u8], into: *mut u8,
     for start in (0..count).step_by(block) {
         let here = block.min(count - start);
         // SAFETY: as above; `here` elements fit a block.
-        unsafe { many(inputs, start, into.cast::<N>().add(start).cast(), here) };
+        unsafe { many(few, inputs, start, into.cast::<N>().add(start).cast(), here) };
     }
 }
 

@@ -31,8 +31,13 @@ pub fn jobs() -> [(&'static str, String); 5] {
         ("lstm", text("kind = \"lstm\"\nlayers = 2\nwidth = 20", "builtin:waves", 16, "{ kind = \"rmsprop\" }")),
         (
             "resnet18",
-            text("kind = \"resnet18\"\nimage = [3, 8, 8]", "synthetic:images", 8, "{ kind = \"lars\", lr = 0.1 }")
-                .replace(&format!("steps = {STEPS}"), &format!("steps = {STEPS_OF_RESNET}")),
+            text(
+                "kind = \"resnet18\"\nwidth = 16\nimage = [3, 8, 8]",
+                "synthetic:images",
+                8,
+                "{ kind = \"lars\", lr = 0.1 }",
+            )
+            .replace(&format!("steps = {STEPS}"), &format!("steps = {STEPS_OF_RESNET}")),
         ),
     ]
 }

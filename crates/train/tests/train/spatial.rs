@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Odd sizes, halves that end between rows, and blocks with fewer rows than tiles.
-const RESNET: &str = "[model]\nkind = \"resnet18\"\nimage = [3, 13, 10]\n";
+const RESNET: &str = "[model]\nkind = \"resnet18\"\nwidth = 16\nimage = [3, 13, 10]\n";
 /// Two convolutions, a pooling, dropout.
 const CNN: &str = "[model]\nkind = \"cnn\"\nimage = [2, 11, 9]\nchannels = [6, 5]\nhidden = 12\ndropout = 0.2\n";
 

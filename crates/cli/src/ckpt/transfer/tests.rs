@@ -165,7 +165,7 @@ fn torchvision_file(dir: &Path, kind: &str, last: &str) -> PathBuf {
         let shape: Vec<usize> = serde_json::from_value(entry["shape"].clone()).unwrap();
         match entry["dtype"].as_str().unwrap() {
             "I64" => bytes.extend(7i64.to_le_bytes()),
-            _ => bytes.extend(made(name, &shape, last).iter().flat_map(|value| value.to_le_bytes())),
+            _ => made(name, &shape, last).iter().for_each(|value| bytes.extend_from_slice(&value.to_le_bytes())),
         }
     }
     let path = dir.join(format!("{kind}.safetensors"));
