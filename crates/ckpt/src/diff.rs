@@ -162,6 +162,6 @@ pub(crate) fn number(dtype: DType, bytes: &[u8]) -> f64 {
         DType::F16 => f16::from_bits(word as u16).to_f64(),
         DType::I32 => f64::from(word as u32 as i32),
         DType::I64 => word as i64 as f64,
-        DType::Bool => word as f64,
+        DType::Bool | DType::U8 => word as f64,
     }
 }

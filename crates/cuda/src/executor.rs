@@ -148,7 +148,7 @@ impl Executor for Cuda {
                         | Movement::Share { .. }
                 )
             );
-            let can_add = |id: &ValueId| !adds || graph.ty(*id).dtype != DType::Bool;
+            let can_add = |id: &ValueId| !adds || !matches!(graph.ty(*id).dtype, DType::Bool | DType::U8);
             node.inputs.iter().chain(&node.outputs).all(|id| lies(id) && can_add(id))
         })
     }

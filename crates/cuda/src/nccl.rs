@@ -86,7 +86,7 @@ pub(crate) const SUM: c_int = 0;
 /// `ncclDataType_t`.
 pub(crate) fn data_type(dtype: DType) -> c_int {
     match dtype {
-        DType::Bool => 1,
+        DType::Bool | DType::U8 => 1,
         DType::I32 => 2,
         DType::I64 => 4,
         DType::F16 => 6,

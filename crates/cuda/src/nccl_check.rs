@@ -125,6 +125,7 @@ fn number(dtype: DType, at: usize, rank: usize) -> Vec<u8> {
         DType::I32 => (mixed as i32).to_le_bytes().to_vec(),
         DType::I64 => (mixed.wrapping_mul(mixed) as i64).to_le_bytes().to_vec(),
         DType::Bool => vec![(mixed % 2) as u8],
+        DType::U8 => vec![mixed as u8],
     }
 }
 
@@ -146,6 +147,7 @@ fn sum(dtype: DType, a: &[u8], b: &[u8]) -> Vec<u8> {
         DType::I64 => i64::from_le_bytes(eight(a)).wrapping_add(i64::from_le_bytes(eight(b))).to_le_bytes().to_vec(),
         DType::I32 => i32::from_le_bytes(four(a)).wrapping_add(i32::from_le_bytes(four(b))).to_le_bytes().to_vec(),
         DType::Bool => vec![a[0] | b[0]],
+        DType::U8 => vec![a[0].wrapping_add(b[0])],
     }
 }
 

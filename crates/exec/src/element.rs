@@ -42,13 +42,14 @@ macro_rules! elements {
     )*};
 }
 
-elements!(f32 => F32, bf16 => BF16, f16 => F16, i32 => I32, i64 => I64, bool => Bool);
+elements!(f32 => F32, bf16 => BF16, f16 => F16, i32 => I32, i64 => I64, bool => Bool, u8 => U8);
 
 impl Plain for f32 {}
 impl Plain for bf16 {}
 impl Plain for f16 {}
 impl Plain for i32 {}
 impl Plain for i64 {}
+impl Plain for u8 {}
 
 /// A slice of any element type.
 #[derive(Clone, Copy, Debug)]

@@ -274,7 +274,7 @@ pub fn cuda_type(dtype: DType) -> &'static str {
         DType::F16 => "f16",
         DType::I32 => "int",
         DType::I64 => "long long",
-        DType::Bool => "unsigned char",
+        DType::Bool | DType::U8 => "unsigned char",
     }
 }
 

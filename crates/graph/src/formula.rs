@@ -108,7 +108,7 @@ fn c_type(dtype: DType) -> &'static str {
         DType::F32 | DType::BF16 | DType::F16 => "float",
         DType::I32 => "int",
         DType::I64 => "long long",
-        DType::Bool => "unsigned char",
+        DType::Bool | DType::U8 => "unsigned char",
     }
 }
 

@@ -332,6 +332,11 @@ impl Arg {
         Self { ty: Type::new(crate::types::DType::Bool, shape), domain: Domain::Index(0, 2), differentiate: false }
     }
 
+    /// Bytes in `low..high`, which are at least 0 and at most 256.
+    pub fn byte(shape: impl Into<Shape>, low: i64, high: i64) -> Self {
+        Self { ty: Type::new(crate::types::DType::U8, shape), domain: Domain::Index(low, high), differentiate: false }
+    }
+
     pub fn rng() -> Self {
         Self { ty: Type::i32([4]), domain: Domain::Rng, differentiate: false }
     }

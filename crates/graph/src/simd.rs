@@ -82,23 +82,26 @@ pub unsafe fn limit(level: Option<Level>) {
 /// compiler knows that none overlaps another, which it does not of slices inside a struct.
 #[macro_export]
 macro_rules! vectorized {
-    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+    (
+        $(#[$meta:meta])* $vis:vis fn $name:ident $(<$generic:ident : $bound:path>)? ($($arg:ident : $ty:ty),* $(,)?)
+        $(-> $ret:ty)? $body:block
+    ) => {
         $(#[$meta])*
         #[allow(clippy::too_many_arguments)]
-        $vis fn $name($($arg: $ty),*) $(-> $ret)? {
+        $vis fn $name $(<$generic: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
             #[inline(always)]
             #[allow(clippy::too_many_arguments)]
-            fn body($($arg: $ty),*) $(-> $ret)? $body
+            fn body $(<$generic: $bound>)? ($($arg: $ty),*) $(-> $ret)? $body
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
             #[allow(clippy::too_many_arguments)]
-            fn wide($($arg: $ty),*) $(-> $ret)? { body($($arg),*) }
+            fn wide $(<$generic: $bound>)? ($($arg: $ty),*) $(-> $ret)? { body($($arg),*) }
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
             #[allow(clippy::too_many_arguments)]
-            fn middle($($arg: $ty),*) $(-> $ret)? { body($($arg),*) }
+            fn middle $(<$generic: $bound>)? ($($arg: $ty),*) $(-> $ret)? { body($($arg),*) }
 
             match $crate::simd::level() {
                 // SAFETY: the level is detected, never assumed.

@@ -248,6 +248,7 @@ impl Cpu for Full {
             DType::I32 => cx.out_i32(0).fill(self.value as i32),
             DType::I64 => cx.out_i64(0).fill(self.value as i64),
             DType::Bool => cx.out_u8(0).fill(u8::from(self.value != 0.0)),
+            DType::U8 => cx.out_u8(0).fill(self.value as u8),
             DType::BF16 => cx.out_u16(0).fill(half::bf16::from_f64(self.value).to_bits()),
             DType::F16 => cx.out_u16(0).fill(half::f16::from_f64(self.value).to_bits()),
         }
@@ -268,6 +269,7 @@ impl Cases for Full {
         vec![
             Case::new(Full { value: 1.5, dtype: DType::F32, shape: vec![3, 2] }, []),
             Case::new(Full { value: 7.0, dtype: DType::I32, shape: vec![] }, []),
+            Case::new(Full { value: 200.0, dtype: DType::U8, shape: vec![5] }, []),
         ]
     }
 }

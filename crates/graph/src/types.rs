@@ -13,10 +13,12 @@ pub enum DType {
     I32,
     I64,
     Bool,
+    /// A whole number from 0 to 255.
+    U8,
 }
 
 impl DType {
-    pub const ALL: [DType; 6] = [DType::F32, DType::BF16, DType::F16, DType::I32, DType::I64, DType::Bool];
+    pub const ALL: [DType; 7] = [DType::F32, DType::BF16, DType::F16, DType::I32, DType::I64, DType::Bool, DType::U8];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -26,6 +28,7 @@ impl DType {
             DType::I32 => "i32",
             DType::I64 => "i64",
             DType::Bool => "bool",
+            DType::U8 => "u8",
         }
     }
 
@@ -38,7 +41,7 @@ impl DType {
             DType::F32 | DType::I32 => 4,
             DType::BF16 | DType::F16 => 2,
             DType::I64 => 8,
-            DType::Bool => 1,
+            DType::Bool | DType::U8 => 1,
         }
     }
 
@@ -52,10 +55,11 @@ impl DType {
             DType::F32 => value,
             DType::BF16 => half::bf16::from_f64(value).to_f64(),
             DType::F16 => half::f16::from_f64(value).to_f64(),
-            // As a conversion in Rust: what is too large becomes the largest, NaN becomes zero.
+            // As a conversion in Rust: what is too large becomes the largest, what is too small the smallest, NaN becomes zero.
             DType::I32 => f64::from(value as i32),
             DType::I64 => value as i64 as f64,
             DType::Bool => f64::from(value != 0.0),
+            DType::U8 => f64::from(value as u8),
         }
     }
 }

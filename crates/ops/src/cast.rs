@@ -9,7 +9,8 @@ use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Op, Operand
 use std::ops::Range;
 
 op! {
-    /// The same values in another element type. Floats become whole numbers by dropping the fraction.
+    /// The same values in another element type. Floats become whole numbers by dropping the fraction. What a type of whole
+    /// numbers cannot hold becomes its largest or smallest value, and NaN becomes zero.
     pub struct Cast = "cast" { to: DType }
 }
 
@@ -67,7 +68,12 @@ impl Cuda for Cast {
             (true, DType::I64) => "__float2ll_rz(x0)",
             // A bool is any byte but zero.
             _ if from == DType::Bool => "x0 != 0",
-            (false, DType::I32) => "x0 > 2147483647ll ? 2147483647 : x0 < -2147483648ll ? (int)-2147483648ll : (int)x0",
+            // NaN is not above zero.
+            (true, DType::U8) => "x0 >= 255.0f ? 255 : x0 > 0.0f ? (unsigned char)x0 : 0",
+            (false, DType::U8) => "x0 > 255 ? 255 : x0 < 0 ? 0 : (unsigned char)x0",
+            (false, DType::I32) if from == DType::I64 => {
+                "x0 > 2147483647ll ? 2147483647 : x0 < -2147483648ll ? (int)-2147483648ll : (int)x0"
+            }
             (false, DType::F32 | DType::BF16 | DType::F16) => "(float)x0",
             _ => "x0",
         };
@@ -90,6 +96,13 @@ impl Cases for Cast {
             case(Arg::index([7], -3, 9), DType::I64),
             case(Arg::boolean([7]), DType::F32),
             case(Arg::real([7]), DType::Bool),
+            case(Arg::real([37]).within(-300.0, 600.0), DType::U8),
+            case(Arg::index([37], -300, 600), DType::U8),
+            case(Arg::boolean([7]), DType::U8),
+            case(Arg::byte([7], 0, 3), DType::Bool),
+            case(Arg::byte([37], 0, 256), DType::F32),
+            case(Arg::byte([37], 0, 256), DType::I32),
+            case(Arg::byte([37], 0, 256), DType::I64),
             Case::new(Cast { to: DType::F32 }, [Arg::real([5])]),
         ]
     }
@@ -149,6 +162,7 @@ pub fn read(buffer: &Buffer, at: usize) -> f64 {
             DType::I32 => f64::from(*buffer.data.cast::<i32>().add(at)),
             DType::I64 => *buffer.data.cast::<i64>().add(at) as f64,
             DType::Bool => f64::from(*buffer.data.add(at) != 0),
+            DType::U8 => f64::from(*buffer.data.add(at)),
         }
     }
 }
@@ -165,6 +179,7 @@ pub fn write(buffer: &Buffer, at: usize, value: f64) {
             DType::I32 => *buffer.data.cast::<i32>().add(at) = value as i32,
             DType::I64 => *buffer.data.cast::<i64>().add(at) = value as i64,
             DType::Bool => *buffer.data.add(at) = u8::from(value != 0.0),
+            DType::U8 => *buffer.data.add(at) = value as u8,
         }
     }
 }

@@ -127,6 +127,7 @@ impl Cases for Gather {
             case(Arg::real([3, 4]), Arg::index([6, 4], 0, 3), 0),
             case(Arg::real([2, 3, 4]), Arg::index([2, 5, 4], 0, 3), 1),
             case(Arg::index([5], 0, 99), Arg::index([9], -2, 7), 0),
+            case(Arg::byte([5], 1, 256), Arg::index([9], -2, 7), 0),
             // Indices outside give NaN, which has no finite differences.
             case(Arg::real([3, 4]).constant(), Arg::index([3, 5], -2, 6), 1),
             case(Arg::real([70, 60, 5]).constant(), Arg::index([70, 90, 5], 0, 60), 1),

@@ -48,6 +48,7 @@ pub fn bits(dtype: DType, value: f32) -> u64 {
         DType::I32 => u64::from(value as i32 as u32),
         DType::I64 => value as i64 as u64,
         DType::Bool => u64::from(value != 0.0 && !value.is_nan()),
+        DType::U8 => u64::from(value as u8),
     }
 }
 

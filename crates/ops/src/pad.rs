@@ -137,6 +137,7 @@ impl Cases for Pad {
             case(Arg::real([2]).constant(), &[1], &[0], f32::NEG_INFINITY),
             case(Arg::index([2, 3], 0, 9), &[0, 1], &[1, 0], -7.0),
             case(Arg::boolean([3]), &[1], &[1], 1.0),
+            case(Arg::byte([3, 7], 0, 256), &[1, 0], &[1, 2], 200.0),
             case(Arg::real([5, 70, 130]).constant(), &[0, 1, 1], &[0, 1, 1], 0.0),
         ]
     }

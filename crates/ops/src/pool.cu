@@ -3,24 +3,24 @@
 
 #ifdef O1
 // A thread to a window. Of equal values the first counts; NaN counts as largest; padding never wins.
-extern "C" __global__ void max_windows(const I0 *x, O0 *values, int *places, i64 count, WINDOW) {
+extern "C" __global__ void max_windows(const I0 *x, O0 *values, O1 *taps, i64 count, WINDOW) {
     const i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= count) return;
     const i64 column = at % out_width, row = at / out_width % out_height;
     const I0 *plane = x + at / out_width / out_height * height * width;
     const i64 top = (first_y + row) * stride_y - padding_y - begin_y, left = (first_x + column) * stride_x - padding_x - begin_x;
     float best = 0.0f;
-    i64 place = -1;
+    i64 tap = -1;
     for (i64 y = larger(top, 0); y < smaller(top + kernel_y, height); y++)
         for (i64 at_x = larger(left, 0); at_x < smaller(left + kernel_x, width); at_x++) {
             const float value = to_float(plane[y * width + at_x]);
-            if (place < 0 || value > best || (value != value && best == best)) {
+            if (tap < 0 || value > best || (value != value && best == best)) {
                 best = value;
-                place = (begin_y + y) * whole_width + begin_x + at_x;
+                tap = (y - top) * kernel_x + at_x - left;
             }
         }
     values[at] = from_float<O0>(best);
-    places[at] = (int)place;
+    taps[at] = (O1)tap;
 }
 #elif !defined(I1)
 
@@ -98,26 +98,31 @@ extern "C" __global__ void spread_bins(const I0 *g, O0 *dx, i64 count, i64 heigh
 }
 #else
 
-// dx[plane, place] = the sum of the gradients whose maximum was there, in their order. Places are those of the whole plane, and ones
-// that are not here are left out. A warp to a plane; lanes that meet at one place take turns.
-extern "C" __global__ void spread_places(
-    const int *places, const I1 *g, O0 *dx, i64 planes, i64 from, i64 height, i64 width, i64 whole_height, i64 whole_width,
-    i64 begin_y, i64 begin_x) {
+// The place of a window's tap in the plane here, or -1 if that has it not.
+__device__ __forceinline__ i64 place_of(i64 row, i64 column, i64 tap, WINDOW) {
+    if (tap < 0 || tap >= kernel_y * kernel_x) return -1;
+    const i64 dy = quotient(tap, kernel_x), dx = tap - dy * kernel_x;
+    const i64 y = (first_y + row) * stride_y + dy - padding_y - begin_y, x = (first_x + column) * stride_x + dx - padding_x - begin_x;
+    return y >= 0 && y < height && x >= 0 && x < width ? y * width + x : -1;
+}
+
+// dx[plane, place] = the sum of the gradients whose maximum was there, in their order. A warp to a plane; lanes that meet at one place
+// take turns.
+extern "C" __global__ void spread_taps(const I0 *taps, const I1 *g, O0 *dx, i64 planes, WINDOW) {
     const i64 plane = (i64)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
     if (plane >= planes) return;
     const int lane = threadIdx.x % WARP;
-    places += plane * from;
+    const i64 from = out_height * out_width;
+    taps += plane * from;
     g += plane * from;
     dx += plane * height * width;
     for (i64 at = lane; at < height * width; at += WARP) dx[at] = from_float<O0>(0.0f);
     __syncwarp();
     for (i64 start = 0; start < from; start += WARP) {
-        const i64 at = start + lane;
-        const i64 given = at < from ? places[at] : -1;
-        const i64 y = given / whole_width - begin_y, x = given % whole_width - begin_x;
-        const bool known = given >= 0 && given < whole_height * whole_width;
-        const bool counts = known && y >= 0 && y < height && x >= 0 && x < width;
-        const int place = counts ? (int)(y * width + x) : -1 - lane;
+        const i64 at = start + lane, row = quotient(at, out_width);
+        const i64 found = at < from ? place_of(row, at - row * out_width, (i64)taps[at], NUMBERS) : -1;
+        const bool counts = found >= 0;
+        const int place = counts ? (int)found : -1 - lane;
         const u32 same = __match_any_sync(ALL_LANES, place);
         const int turn = __popc(same & ((1u << lane) - 1));
         for (int now = 0; __any_sync(ALL_LANES, counts && turn >= now); now++) {
@@ -125,5 +130,14 @@ extern "C" __global__ void spread_places(
             __syncwarp();
         }
     }
+}
+
+// What x has at the tap of each window. A thread to a window.
+extern "C" __global__ void pick_taps(const I0 *taps, const I1 *x, O0 *y, i64 count, WINDOW) {
+    const i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= count) return;
+    const i64 line = quotient(at, out_width), plane = quotient(line, out_height);
+    const i64 place = place_of(line - plane * out_height, at - line * out_width, (i64)taps[at], NUMBERS);
+    y[at] = place < 0 ? from_float<O0>(0.0f) : x[plane * height * width + place];
 }
 #endif

@@ -114,10 +114,10 @@ impl Window {
         place.checked_sub(self.begin[axis]).filter(|place| *place < self.size[axis])
     }
 
-    /// The number that a place has in the whole plane.
+    /// The tap with which output `at` reads a place that lies under it.
     #[inline(always)]
-    pub fn number(&self, y: usize, x: usize) -> usize {
-        (self.begin[0] + y) * self.whole[1] + self.begin[1] + x
+    pub fn tap(&self, axis: usize, at: usize, place: usize) -> usize {
+        self.begin[axis] + place + self.padding[axis] - (self.first[axis] + at) * self.stride[axis]
     }
 
     /// What the sum under an output is divided by along one axis: the places of the plane, or with `count_padding` those of
@@ -203,11 +203,6 @@ impl Tile<'_> {
     pub fn whole(&self, size: [usize; 2]) -> [usize; 2] {
         [self.rows.first().copied().unwrap_or(size[0]), self.columns.first().copied().unwrap_or(size[1])]
     }
-
-    /// The first place here.
-    pub fn begin(&self) -> [usize; 2] {
-        [self.rows, self.columns].map(|run| run.get(1).copied().unwrap_or(0))
-    }
 }
 
 /// Rows and columns, as splits of pooling ops call them: of windows, and of places.
@@ -257,7 +252,7 @@ pub(crate) const SOURCE: &str = concat!(include_str!("pool.cuh"), include_str!("
 /// The kernels on planes whose channels lie last.
 const LAST: &str = concat!(include_str!("pool.cuh"), include_str!("pool_last.cu"));
 
-/// All operands: images of four dims, and places in them.
+/// All operands: images of four dims, and taps of windows over them.
 pub(crate) fn channels_last(cx: &CudaCx<'_>) -> Option<ChannelsLast> {
     // Kernels count in 32 bits.
     let fits = cx.inputs.iter().chain(cx.outputs).all(|ty| ty.rank() == 4 && ty.elements() <= u32::MAX as usize);
@@ -271,7 +266,9 @@ pub(crate) fn calls(cx: &CudaCx<'_>, function: &'static str, sizes: &[CudaArg]) 
     let count = cx.outputs[0].elements();
     if cx.channels_last {
         let channels = cx.outputs[0].shape[1];
-        let pack = cx.inputs.iter().chain(cx.outputs).map(|ty| device::pack(channels, ty.dtype)).min().unwrap_or(1);
+        // Of the widest elements; taps that are bytes come in packs of fewer bytes.
+        let widest = cx.inputs.iter().chain(cx.outputs).map(|ty| ty.dtype).max_by_key(|dtype| dtype.bytes());
+        let pack = widest.map_or(1, |dtype| device::pack(channels, dtype));
         let operands = (0..cx.inputs.len()).map(device::input).chain((0..cx.outputs.len()).map(device::output));
         let head = [device::long(count / pack), device::long(channels / pack)];
         let args = operands.chain(head).chain(sizes.iter().copied()).collect::<Vec<_>>();
@@ -296,12 +293,7 @@ impl Window {
 pub(crate) const WINDOW_MAX: usize = 1 << 31;
 
 /// Limits on a window's numbers, and a plane that is not empty.
-pub(crate) fn check_window(
-    kernel: [usize; 2],
-    stride: [usize; 2],
-    padding: [usize; 2],
-    size: [usize; 2],
-) -> Result<(), String> {
+fn check_window(kernel: [usize; 2], stride: [usize; 2], padding: [usize; 2], size: [usize; 2]) -> Result<(), String> {
     if let Some(large) = [kernel, stride, padding].iter().flatten().find(|number| **number > WINDOW_MAX) {
         return Err(format!("kernel, stride and padding are at most {WINDOW_MAX}, not {large}"));
     }

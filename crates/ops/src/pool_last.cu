@@ -1,8 +1,5 @@
 // Pooling over [n, h, w, c], PACK channels to a thread. A window's numbers are those of `pool.cu`, and so is the order of every sum.
 
-// A quotient of numbers that are not negative: short division where both are small.
-__device__ __forceinline__ i64 quotient(i64 a, i64 b) { return (a | b) >> 32 ? a / b : (i64)((u32)a / (u32)b); }
-
 // The image, row, column and first channel of pack `at` of [n, rows, columns, c].
 struct Pixel {
     i64 image, row, column, channel;
@@ -20,7 +17,7 @@ __device__ __forceinline__ Pixel pixel_of(u32 at, u32 packs, u32 rows, u32 colum
 
 #ifdef O1
 // Of equal values the first counts; NaN counts as largest; padding never wins.
-extern "C" __global__ void max_windows(const I0 *x, O0 *values, int *places, i64 count, i64 packs, WINDOW) {
+extern "C" __global__ void max_windows(const I0 *x, O0 *values, O1 *taps, i64 count, i64 packs, WINDOW) {
     const i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= count) return;
     const Pixel own = pixel_of((u32)at, (u32)packs, (u32)out_height, (u32)out_width);
@@ -28,44 +25,43 @@ extern "C" __global__ void max_windows(const I0 *x, O0 *values, int *places, i64
     const i64 top = (first_y + own.row) * stride_y - padding_y - begin_y, left = (first_x + own.column) * stride_x - padding_x - begin_x;
     const i64 y_end = smaller(top + kernel_y, height), x_end = smaller(left + kernel_x, width);
     float best[PACK];
-    int place[PACK];
+    int tap[PACK];
     #pragma unroll
     for (int lane = 0; lane < PACK; lane++) {
         best[lane] = 0.0f;
-        place[lane] = -1;
+        tap[lane] = -1;
     }
     for (i64 y = larger(top, 0); y < y_end; y++)
         for (i64 at_x = larger(left, 0); at_x < x_end; at_x++) {
             const Pack<I0, PACK> found = load_pack<I0, PACK>(x + ((own.image * height + y) * width + at_x) * channels + own.channel);
-            const int here = (int)((begin_y + y) * whole_width + begin_x + at_x);
+            const int here = (int)((y - top) * kernel_x + at_x - left);
             #pragma unroll
             for (int lane = 0; lane < PACK; lane++) {
                 const float value = to_float(found.at[lane]);
-                if (place[lane] < 0 || value > best[lane] || (value != value && best[lane] == best[lane])) {
+                if (tap[lane] < 0 || value > best[lane] || (value != value && best[lane] == best[lane])) {
                     best[lane] = value;
-                    place[lane] = here;
+                    tap[lane] = here;
                 }
             }
         }
     Pack<O0, PACK> made;
-    Pack<int, PACK> made_places;
+    Pack<O1, PACK> made_taps;
     #pragma unroll
     for (int lane = 0; lane < PACK; lane++) {
         made.at[lane] = from_float<O0>(best[lane]);
-        made_places.at[lane] = place[lane];
+        made_taps.at[lane] = (O1)tap[lane];
     }
     store_pack<O0, PACK>(values + at * PACK, made);
-    store_pack<int, PACK>(places + at * PACK, made_places);
+    store_pack<O1, PACK>(taps + at * PACK, made_taps);
 }
 #elif defined(I1)
 
 // dx at a pixel: the sum of the gradients of the windows over it whose maximum was there, in their order.
-extern "C" __global__ void collect_places(const int *places, const I1 *g, O0 *dx, i64 count, i64 packs, WINDOW) {
+extern "C" __global__ void collect_taps(const I0 *taps, const I1 *g, O0 *dx, i64 count, i64 packs, WINDOW) {
     const i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= count) return;
     const Pixel own = pixel_of((u32)at, (u32)packs, (u32)height, (u32)width);
     const i64 channels = packs * PACK;
-    const int here = (int)((begin_y + own.row) * whole_width + begin_x + own.column);
     // Among all places of the whole plane and its padding.
     const i64 x = begin_x + own.column + padding_x, y = begin_y + own.row + padding_y;
     const i64 top = y < kernel_y ? 0 : quotient(y - kernel_y, stride_y) + 1;
@@ -75,11 +71,12 @@ extern "C" __global__ void collect_places(const int *places, const I1 *g, O0 *dx
     for (i64 row = larger(top - first_y, 0); row <= row_end; row++)
         for (i64 column = larger(left - first_x, 0); column <= column_end; column++) {
             const i64 from = ((own.image * out_height + row) * out_width + column) * channels + own.channel;
-            const Pack<int, PACK> found = load_pack<int, PACK>(places + from);
+            const int here = (int)((y - (first_y + row) * stride_y) * kernel_x + x - (first_x + column) * stride_x);
+            const Pack<I0, PACK> found = load_pack<I0, PACK>(taps + from);
             const Pack<I1, PACK> gradients = load_pack<I1, PACK>(g + from);
             #pragma unroll
             for (int lane = 0; lane < PACK; lane++)
-                if (found.at[lane] == here) sums[lane] += to_float(gradients.at[lane]);
+                if ((int)found.at[lane] == here) sums[lane] += to_float(gradients.at[lane]);
         }
     Pack<O0, PACK> made;
     #pragma unroll

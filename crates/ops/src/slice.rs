@@ -119,6 +119,7 @@ impl Cases for Slice {
             case(Arg::real([3, 2, 4]), 2, 1, 1),
             case(Arg::index([3, 7], -9, 9), 1, 2, 5),
             case(Arg::boolean([7, 3]), 0, 1, 4),
+            case(Arg::byte([7, 21], 0, 256), 1, 2, 18),
             case(Arg::real([90, 700]).constant(), 1, 33, 600),
             // One row of several tasks.
             case(Arg::real([50, 900]).constant(), 0, 3, 45),

@@ -226,6 +226,7 @@ impl Cases for Transpose {
             case(Arg::real([2, 1, 3, 1, 4]), &[4, 3, 0, 1, 2]),
             case(Arg::index([3, 4], -5, 9), &[1, 0]),
             case(Arg::boolean([3, 4, 2]), &[0, 2, 1]),
+            case(Arg::byte([5, 37], 0, 256), &[1, 0]),
             // More than one task, in blocks and in rows.
             case(Arg::real([3, 130, 131]).constant(), &[0, 2, 1]),
             case(Arg::real([4, 60, 3, 40]).constant(), &[0, 2, 1, 3]),

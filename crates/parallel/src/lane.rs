@@ -215,7 +215,7 @@ fn element(dtype: DType) -> ElementType {
         DType::F16 => ElementType::F16,
         DType::I32 => ElementType::I32,
         DType::I64 => ElementType::I64,
-        DType::Bool => ElementType::U8,
+        DType::Bool | DType::U8 => ElementType::U8,
     }
 }
 

@@ -284,19 +284,25 @@ fn feeds_take_every_type_and_outputs_know_theirs() {
     let floats = [1.0f32, -2.0, 3.0, 0.0, 5.0, 6.0];
     let (bf16s, f16s) = (floats.map(half::bf16::from_f32), floats.map(half::f16::from_f32));
     let (i32s, i64s, bools) = (floats.map(|x| x as i32), floats.map(|x| x as i64), floats.map(|x| x > 2.0));
-    let inputs: [(&str, Values<'_>); 6] = [
+    let u8s = floats.map(|x| x as u8);
+    let inputs: [(&str, Values<'_>); 7] = [
         ("f32", (&floats).into()),
         ("bf16", (&bf16s).into()),
         ("f16", (&f16s).into()),
         ("i32", (&i32s).into()),
         ("i64", (&i64s).into()),
         ("bool", (&bools).into()),
+        ("u8", (&u8s).into()),
     ];
     session.step(&mut store, &inputs).unwrap();
     for (name, view) in session.tensors() {
         assert_eq!((view.shape(), view.dtype().name()), (&[3, 2][..], name));
         let moved = [1.0, 0.0, -2.0, 5.0, 3.0, 6.0];
-        let want = if name == "bool" { moved.map(|x| f64::from(x > 2.0)) } else { moved };
+        let want = match name {
+            "bool" => moved.map(|x| f64::from(x > 2.0)),
+            "u8" => moved.map(|x| x.max(0.0)),
+            _ => moved,
+        };
         assert_eq!(view.to_f64(), want, "{name}");
         assert_eq!((view.at(&[1, 1]), view.at(&[3, 0]), view.at(&[1])), (Some(want[3]), None, None));
     }

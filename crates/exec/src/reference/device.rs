@@ -283,7 +283,7 @@ fn read(buffer: &Buffer) -> Dense {
             DType::F16 => all::<f16>(data, count, f64::from),
             DType::I32 => all::<i32>(data, count, f64::from),
             DType::I64 => all::<i64>(data, count, |x| x as f64),
-            DType::Bool => all::<u8>(data, count, f64::from),
+            DType::Bool | DType::U8 => all::<u8>(data, count, f64::from),
         }
     };
     Dense::new(buffer.ty.shape.clone(), numbers)
@@ -300,6 +300,7 @@ fn write(value: &Dense, buffer: &Buffer) {
                 DType::I32 => *buffer.data.cast::<i32>().add(at) = x as i32,
                 DType::I64 => *buffer.data.cast::<i64>().add(at) = x as i64,
                 DType::Bool => *buffer.data.add(at) = u8::from(x != 0.0),
+                DType::U8 => *buffer.data.add(at) = x as u8,
             }
         }
     }

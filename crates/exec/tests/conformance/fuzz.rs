@@ -81,6 +81,7 @@ fn change_attr(attr: &mut Attr, dice: &mut Dice, tame: &mut bool) {
 fn change_types(args: &mut Vec<Arg>, dice: &mut Dice) {
     let plain = |dtype: DType| match dtype {
         DType::Bool => Domain::Index(0, 2),
+        DType::U8 => Domain::Index(0, 6),
         dtype if dtype.is_float() => Domain::Real(-2.0, 2.0),
         _ => Domain::Index(-2, 6),
     };
@@ -140,10 +141,13 @@ fn trial(kind: &OpKind, cases: &[Case], dice: &mut Dice) -> Option<Trial> {
     }
     for arg in &mut args {
         if let Domain::Index(low, high) = arg.domain
-            && arg.ty.dtype == DType::I32
             && dice.one_in(3)
         {
-            arg.domain = Domain::Index(low - 3, high + 3);
+            match arg.ty.dtype {
+                DType::I32 => arg.domain = Domain::Index(low - 3, high + 3),
+                DType::U8 => arg.domain = Domain::Index(0, 256),
+                _ => {}
+            }
         }
         if arg.domain == Domain::Rng && arg.ty != Type::i32([4]) {
             arg.domain = Domain::Index(0, 9);
@@ -409,7 +413,7 @@ fn a_text_goes_through_the_same_check() {
     let wrong = error(line("f32[1,4,6]", &attention.replace("(%0)", "(%0, %0)"), "f32[1,4,2], f32[1,1,4]"));
     assert!(wrong.contains("takes one input (qkv), but got 2"), "{wrong}");
     let masked = "attention{heads=1, causal=false, packed=true, bias=true}(%0, %0)";
-    for dtype in ["i32", "bool"] {
+    for dtype in ["i32", "bool", "u8"] {
         let text = line("f32[1,4,6]", masked, "f32[1,4,2], f32[1,1,4]").replace(
             "  %1, %2",
             &format!("  %1 = full{{value=0.0, dtype={dtype}, shape=[1,1,4,4]}}() : {dtype}[1,1,4,4]\n  %2, %3"),

@@ -308,8 +308,8 @@ fn heads_go_through_the_layers_around_an_attention() {
     }
 }
 
-/// Maxima remember their places, and gradients find them again strip by strip: the halo of a backward pass has every window over
-/// a place of the strip. (The places in the cases of `max_pool2d_grad` are drawn, and lie under no window in particular.)
+/// Maxima remember their taps, and gradients find them again strip by strip: the halo of a backward pass has every window over
+/// a place of the strip. (The taps in the cases of `max_pool2d_grad` are drawn, and some are in the padding.)
 #[test]
 fn gradients_find_the_maxima_of_their_strip() {
     let _shared = super::WIDTH.read().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -325,10 +325,10 @@ fn gradients_find_the_maxima_of_their_strip() {
         let pooled = computed(&Case::new(pool, [image.clone()]), &[super::draw(&image, 1)], 1);
         let shape = pooled[1].0.shape.clone();
         let (rows, columns) = (Vec::new(), Vec::new());
-        let backward = kolo_ops::max_pool::MaxPool2dGrad { kernel, stride, padding, size, rows, columns };
+        let backward = kolo_ops::max_pool::MaxPool2dGrad { kernel, stride, padding, size, ceil_mode, rows, columns };
         let gradient = kolo_graph::Arg::real(shape.clone());
-        let places = kolo_graph::Arg::index(shape.clone(), 0, (size[0] * size[1]) as i64);
-        let case = Case::new(backward, [places, gradient.clone()]);
+        let taps = kolo_graph::Arg::byte(shape.clone(), 0, (kernel[0] * kernel[1]) as i64);
+        let case = Case::new(backward, [taps, gradient.clone()]);
         let inputs = [Dense::new(shape, numbers(&pooled[1])), super::draw(&gradient, 2)];
         let whole = Whole { kernel: computed(&case, &inputs, 1), defined: None };
         let splits = case.op.splits(&types_of(&case), &checked_types(&*case.op, &types_of(&case)).unwrap());

@@ -37,6 +37,7 @@ pub(crate) fn fill(cx: &CudaCx<'_>, value: f64) -> CudaCalls {
         DType::I32 => format!("to[at] = (int){:#x}u;", value as i32),
         DType::I64 => format!("to[at] = (i64){:#x}ull;", value as i64),
         DType::Bool => format!("to[at] = {};", u8::from(value != 0.0)),
+        DType::U8 => format!("to[at] = {};", value as u8),
     };
     for_each_element(cx, &body)
 }

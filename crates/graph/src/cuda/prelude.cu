@@ -1,6 +1,6 @@
 // What stands before every kernel of kolo. It needs no header: NVRTC alone is enough.
 //
-// Element types: float, bf16, f16, int, long long, unsigned char (bool). Kernels compute in float: `to_float` reads any of the
+// Element types: float, bf16, f16, int, long long, unsigned char (bool and u8). Kernels compute in float: `to_float` reads any of the
 // three float types, `from_float<T>` rounds to the nearest, ties to even.
 
 typedef unsigned int u32;
