@@ -297,7 +297,7 @@ fn feeds_take_every_type_and_outputs_know_theirs() {
     session.step(&mut store, &inputs).unwrap();
     for (name, view) in session.tensors() {
         assert_eq!((view.shape(), view.dtype().name()), (&[3, 2][..], name));
-        let moved = [1.0, 0.0, -2.0, 5.0, 3.0, 6.0];
+        let moved: [f64; 6] = [1.0, 0.0, -2.0, 5.0, 3.0, 6.0];
         let want = match name {
             "bool" => moved.map(|x| f64::from(x > 2.0)),
             "u8" => moved.map(|x| x.max(0.0)),
