@@ -174,7 +174,8 @@ fn remove(disk: &dyn Disk, root: &Path, path: &Path) -> Result<(), CkptError> {
     remove_tree(disk, &aside)
 }
 
-/// Removes a directory of files, if it is there.
+/// Removes a directory of files, if it is there. Others may do the same at the same moment: a rank of an earlier generation that
+/// gives up its checkpoint, say. What is gone is gone; what somebody still writes into stays for the next time.
 pub(crate) fn remove_tree(disk: &dyn Disk, path: &Path) -> Result<(), CkptError> {
     let items = match disk.list(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -184,8 +185,14 @@ pub(crate) fn remove_tree(disk: &dyn Disk, path: &Path) -> Result<(), CkptError>
         let inner = path.join(&item.name);
         match item.is_dir {
             true => remove_tree(disk, &inner)?,
-            false => disk.remove_file(&inner).map_err(CkptError::io(&inner, "remove", None))?,
+            false => match disk.remove_file(&inner) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                outcome => outcome.map_err(CkptError::io(&inner, "remove", None))?,
+            },
         }
     }
-    disk.remove_dir(path).map_err(CkptError::io(path, "remove", None))
+    match disk.remove_dir(path) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty) => Ok(()),
+        outcome => outcome.map_err(CkptError::io(path, "remove", None)),
+    }
 }

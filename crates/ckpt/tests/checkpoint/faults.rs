@@ -62,3 +62,21 @@ fn a_full_disk_is_named_with_path_and_bytes() {
         assert!(error.contains("free space on that file system"), "{error}");
     }
 }
+
+/// Ranks of two generations may clean up the same directory: neither finds fault with what the other was quicker to remove.
+#[test]
+fn several_may_clean_up_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    for round in 0..50 {
+        let unfinished = dir.path().join(format!(".unfinished-{round:08}-1"));
+        std::fs::create_dir(&unfinished).unwrap();
+        (0..20).for_each(|file| std::fs::write(unfinished.join(format!("{file}")), [7]).unwrap());
+        let clean = || prune(&kolo_ckpt::RealDisk::shared(), dir.path(), Keep { newest: 1, ..Keep::default() });
+        let outcomes: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..3).map(|_| scope.spawn(clean)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        outcomes.into_iter().for_each(|outcome| drop(outcome.unwrap()));
+        assert!(!unfinished.exists(), "round {round}");
+    }
+}
