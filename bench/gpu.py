@@ -203,8 +203,8 @@ def main():
         own = kolo(options, name)
         others = [peer(options, name, mode) for mode in modes]
         own_ms = own.get("step_ms", {}).get("median")
-        cells = [f"{own_ms:.2f} ({own['device_bytes'] / 2**30:.1f})" if own_ms else str(own.get("error"))]
-        cells += [f"{one['median']:.2f} ({one['peak'] / 2**30:.1f})" if "median" in one else str(one["error"]) for one in others]
+        cells = [f"{own_ms:.2f} ({own['device_bytes'] / 2**30:.2f})" if own_ms else str(own.get("error"))]
+        cells += [f"{one['median']:.2f} ({one['peak'] / 2**30:.2f})" if "median" in one else str(one["error"]) for one in others]
         best = min((one["median"] for one in others if "median" in one), default=None)
         cells.append(f"{own_ms / best:.2f}" if own_ms and best else "")
         print(f"| {name} | " + " | ".join(cells) + " |", flush=True)

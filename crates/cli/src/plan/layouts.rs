@@ -1,6 +1,7 @@
 //! `kolo plan --search`, `--why`, `--cluster` and `--device`: layouts of a job on a described cluster.
 
 mod json;
+mod on_gpu;
 mod table;
 mod why;
 
@@ -14,6 +15,7 @@ use kolo_plan::cluster::Cluster;
 use kolo_plan::search::explain::{memory_hint, memory_kinds};
 use kolo_plan::search::rank::simulated;
 use kolo_plan::search::{Candidate, LayoutModels, Limits, SearchResult, search};
+use kolo_plan::step_model::DeviceMemory;
 use kolo_train::layout_models::JobModels;
 use kolo_train::machine::format_bytes;
 use kolo_train::memory_settings::parse_bytes;
@@ -49,8 +51,14 @@ pub fn plan(kinds: &Kinds, args: &PlanArgs) -> Result<(), Failure> {
     let begin = Instant::now();
     if !args.search {
         let own = models.own(devices)?;
+        let settings = load::settings_of(args.job.job.as_deref(), &args.job.set)?;
+        // A cluster file may describe another system than ours.
+        let planned = match args.cluster {
+            Some(_) => None,
+            None => on_gpu::planned_memory(kinds.read(&settings)?, &cluster.device, devices),
+        };
         let described = Described { job: &job, models, cluster, devices, limits, seconds: 0.0 };
-        return described.show_own(own, args);
+        return described.show_own(own, planned, args);
     }
     let found = search(&models.space(devices).candidates(), &models, &cluster, &limits);
     let seconds = begin.elapsed().as_secs_f64();
@@ -159,13 +167,14 @@ impl Described<'_> {
         Err(Failure::usage(message, "use a number of devices that is a power of two, or another batch"))
     }
 
-    /// The job's own layout.
-    fn show_own(&self, own: Candidate, args: &PlanArgs) -> Result<(), Failure> {
+    /// The job's own layout, with its memory as an executor lays it out, if one does.
+    fn show_own(&self, own: Candidate, planned: Option<DeviceMemory>, args: &PlanArgs) -> Result<(), Failure> {
         let hint = "change `[parallel]` or -n, or add --search";
         let model = self.models.model(&own, &self.cluster);
         let model = model.map_err(|why| Failure::usage(format!("the layout {own} is not possible: {why}"), hint))?;
-        let ranked = simulated(own.clone(), &model, &self.cluster, &self.limits)
+        let mut ranked = simulated(own.clone(), &model, &self.cluster, &self.limits)
             .ok_or_else(|| Failure::usage(format!("the layout {own} has no schedule"), hint))?;
+        ranked.memory = planned.unwrap_or(ranked.memory);
         let found = SearchResult { ranked: vec![ranked], candidates: 1, ..SearchResult::default() };
         match args.json {
             true => println!("{:#}", json::value(self, &found)),
