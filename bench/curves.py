@@ -138,12 +138,12 @@ CASES = {
     "resnet18": Case(
         model='kind = "resnet18"\nclasses = 10\nimage = [3, 32, 32]',
         data='source = "samples.tar"\ninputs = ["x.npy"]\ntarget = "cls"\nclasses = 10',
-        optimizer='kind = "sgd", lr = 0.01, momentum = 0.9, weight_decay = 5e-4',
+        optimizer='kind = "sgd", lr = 0.001, momentum = 0.9, weight_decay = 5e-4',
         batch=16,
         samples=patterned_images,
         write=write_archive,
         torch_model=lambda: models.ResNet18((3, 32, 32), 10),
-        torch_optimizer=lambda groups, factor: torch.optim.SGD(groups, lr=0.01 * factor, momentum=0.9),
+        torch_optimizer=lambda groups, factor: torch.optim.SGD(groups, lr=1e-3 * factor, momentum=0.9),
         weight_decay=5e-4,
     ),
     "lstm": Case(
