@@ -37,8 +37,8 @@ const BYTE_TAPS: usize = 1 << 8;
 /// The type of the taps of these windows.
 fn tap_type(window: &Window) -> Result<DType, String> {
     match window.area() {
-        0..=BYTE_TAPS => Ok(DType::U8),
-        0..=TAPS_MAX => Ok(DType::I32),
+        taps if taps <= BYTE_TAPS => Ok(DType::U8),
+        taps if taps <= TAPS_MAX => Ok(DType::I32),
         taps => Err(format!("a window has at most {TAPS_MAX} taps, not {taps}")),
     }
 }
