@@ -41,10 +41,10 @@ def flags(layout):
     return [word for one in layout["set"] for word in ("--set", one)]
 
 
-def measure(args, job, layouts, folder):
+def measure(args, job, layouts, folder, rounds):
     """Median milliseconds of each layout over all rounds."""
     times = [[] for _ in layouts]
-    for _ in range(args.rounds):
+    for _ in range(rounds):
         for at, layout in enumerate(layouts):
             report = folder / "report.json"
             run(args.kolo, "bench", "train", job, "-n", args.workers, "--steps", args.steps, "--report", report, *flags(layout))
@@ -66,7 +66,10 @@ def main():
         found = json.loads(run(args.kolo, "plan", job, "-n", args.workers, "--search", "--json"))
         layouts = found["layouts"]
         with tempfile.TemporaryDirectory() as folder:
-            times = measure(args, job, layouts, Path(folder))
+            times = measure(args, job, layouts, Path(folder), args.rounds)
+            # The least of ten noisy medians is lucky: the first and the fastest are measured again, against each other.
+            fastest = times.index(min(times))
+            times = measure(args, job, [layouts[0], layouts[fastest]], Path(folder), 2 * args.rounds)
             ratio = f"{simulate(args, job, layouts[0], Path(folder)) / times[0]:.2f}" if args.cluster else "-"
         print(f"| {name} | {len(layouts)} | {times[0]:.2f} | {min(times):.2f} | {times[0] / min(times):.3f} | {ratio} |", flush=True)
 

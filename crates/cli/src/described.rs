@@ -90,5 +90,10 @@ pub fn machine_of(rates: &Rates, workers: usize, threads: usize) -> Result<Clust
     let links = Link::built_in()?;
     let shared = link::find(&links, "shared-memory").map_err(|hint| Failure::usage("no link of this host", &hint))?;
     let level = Level { name: "host".into(), count: workers.max(1), link: shared.clone(), links: 1, contention: 1.0 };
-    Ok(Cluster { levels: vec![level], ..Cluster::of_one(device) })
+    let mut cluster = Cluster { levels: vec![level], ..Cluster::of_one(device) };
+    // Cores that exchange do not compute meanwhile.
+    cluster.system.overlaps_gradients = false;
+    cluster.system.overlaps_layers = false;
+    cluster.system.overlaps_gathers = false;
+    Ok(cluster)
 }

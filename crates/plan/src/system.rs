@@ -29,6 +29,9 @@ pub struct SystemTraits {
     pub overlaps_layers: bool,
     /// Whether exchanges inside layers go on while the products beside them are computed, piece by piece.
     pub overlaps_products: bool,
+    /// Whether weights are gathered, and their gradients scattered, while other layers are computed. Not where the cores that compute
+    /// exchange, too.
+    pub overlaps_gathers: bool,
     /// Whether attention keeps no scores.
     pub flash_attention: bool,
     /// The share of the device's peak that attention without scores reaches, if that is known of its kernel.
@@ -60,6 +63,7 @@ impl Default for SystemTraits {
             fuses: true,
             overlaps_layers: true,
             overlaps_products: false,
+            overlaps_gathers: true,
             flash_attention: true,
             attention_share: None,
             repeats_products: 0,
@@ -99,6 +103,7 @@ impl SystemTraits {
             bucket_bytes: section.float_in("bucket_mib", default.bucket_bytes / MIB, 0.001, 1e6)? * MIB,
             cycle_seconds: section.float_in("cycle_ms", 0.0, 0.0, 1e4)? / 1e3,
             fuses: section.bool("fuses", default.fuses)?,
+            overlaps_gathers: section.bool("overlaps_gathers", default.overlaps_gathers)?,
             overlaps_layers: section.bool("overlaps_layers", default.overlaps_layers)?,
             overlaps_products: section.bool("overlaps_products", default.overlaps_products)?,
             flash_attention: section.bool("flash_attention", default.flash_attention)?,

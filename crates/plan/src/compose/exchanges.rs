@@ -32,10 +32,12 @@ impl Composition<'_> {
         let read = unit.parameters + unit.borrowed;
         let gather = || vec![self.of_data(CollectiveKind::AllGather, self.weight_bytes(read))];
         let mut forward = gather();
-        hide(&mut forward, times.forward.compute.seconds());
         let mut backward = gather();
         backward.push(self.of_data(CollectiveKind::ReduceScatter, self.gradient_bytes(unit.parameters)));
-        hide(&mut backward, times.input.compute.seconds() + times.weight.compute.seconds());
+        if self.cluster.system.overlaps_gathers {
+            hide(&mut forward, times.forward.compute.seconds());
+            hide(&mut backward, times.input.compute.seconds() + times.weight.compute.seconds());
+        }
         times.forward.exchanges.extend(forward);
         times.input.exchanges.extend(backward);
     }
@@ -61,7 +63,9 @@ impl Composition<'_> {
             let parameters: f64 =
                 own.iter().flat_map(|stage| self.units_of(*stage)).map(|(_, unit)| unit.parameters).sum();
             let mut gather = [self.of_data(CollectiveKind::AllGather, self.weight_bytes(parameters))];
-            hide(&mut gather, own.iter().map(|stage| stages[*stage].forward.compute.seconds()).sum());
+            if self.cluster.system.overlaps_gathers {
+                hide(&mut gather, own.iter().map(|stage| stages[*stage].forward.compute.seconds()).sum());
+            }
             all.extend(gather);
         }
         let borrowed = self.borrowed(own);
