@@ -1,8 +1,8 @@
 """Times kolo's training steps on an NVIDIA GPU beside PyTorch's on the same GPU, in one run, and prints a Markdown table.
 
 PyTorch runs under the interpreter that runs this script: eager and compiled, with fused AdamW, TF32 or bf16 autocast as the row says, and
-channels-last for the images. Both sides train on one batch that is kept. Peak memory is the device's: PyTorch's from its allocator,
-kolo's from its plan.
+channels-last for the images. Both sides train on one batch that is kept. Peak memory is the device's: what PyTorch's allocator had handed out
+and what it had taken from the device for that; kolo takes what it plans.
 
     cargo build --release && python bench/gpu.py --rows gpt-bf16,lstm
     python bench/gpu.py --rows offload            # kolo alone: what recompute and offload save and cost
@@ -151,7 +151,7 @@ def run_peer(options):
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end))
-    print(json.dumps({"median": statistics.median(times), "peak": torch.cuda.max_memory_allocated()}))
+    print(json.dumps({"median": statistics.median(times), "peak": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}))
 
 
 def arguments():
@@ -197,14 +197,14 @@ def main():
     if not options.rows:
         return None
     modes = [mode for mode in options.modes.split(",") if mode]
-    print("| row | kolo ms (GiB) | " + " | ".join(f"torch {mode} ms (GiB)" for mode in modes) + " | kolo / best torch |")
+    print("| row | kolo ms (GiB) | " + " | ".join(f"torch {mode} ms (GiB used, taken)" for mode in modes) + " | kolo / best torch |")
     print("|" + "---|" * (3 + len(modes)))
     for name in options.rows.split(","):
         own = kolo(options, name)
         others = [peer(options, name, mode) for mode in modes]
         own_ms = own.get("step_ms", {}).get("median")
         cells = [f"{own_ms:.2f} ({own['device_bytes'] / 2**30:.2f})" if own_ms else str(own.get("error"))]
-        cells += [f"{one['median']:.2f} ({one['peak'] / 2**30:.2f})" if "median" in one else str(one["error"]) for one in others]
+        cells += [f"{one['median']:.2f} ({one['peak'] / 2**30:.2f}, {one['reserved'] / 2**30:.2f})" if "median" in one else str(one["error"]) for one in others]
         best = min((one["median"] for one in others if "median" in one), default=None)
         cells.append(f"{own_ms / best:.2f}" if own_ms and best else "")
         print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
