@@ -35,6 +35,7 @@ mod parts;
 pub mod prefetch;
 mod ranges;
 pub mod record;
+mod resample;
 pub mod sample;
 mod shards;
 pub mod sheet;

@@ -7,11 +7,11 @@
 use crate::error::ReadError;
 use crate::format::OpenError;
 use crate::image::Pixels;
+use crate::resample::Resampler;
 use crate::sample::{Form, Sample};
 use crate::source::Draw;
 use crate::split::Split;
 use crate::transforms::{crop, flip, jitter, mask, mixup, normalise, one_hot, pack, resize, standardise};
-use fast_image_resize::Resizer;
 use kolo_graph::rng::Stream;
 use kolo_graph::settings::{SettingError, Settings, nearest};
 use std::fmt;
@@ -133,9 +133,7 @@ pub trait Others: fmt::Debug {
 #[derive(Debug, Default)]
 pub struct Work {
     pub pixels: Pixels,
-    pub resizer: Resizer,
-    /// One channel of an image, before and after.
-    pub planes: (Vec<u8>, Vec<u8>),
+    pub(crate) resampler: Resampler,
 }
 
 /// Blocks of random words that one transform may draw for a sample and an epoch.

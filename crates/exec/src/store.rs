@@ -138,10 +138,18 @@ impl Store {
     /// Gives the chosen tensors their first values.
     pub fn initialise_where(&self, seed: u64, chosen: impl Fn(&Entry) -> bool) {
         self.mirrored.write_host();
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let team = Team::try_new(threads).unwrap_or_else(|_| Team::solo());
         // The memory starts as zeros, so whatever starts at zero need not be touched.
-        for entry in self.entries.iter().filter(|entry| entry.init != Init::ZEROS && chosen(entry)) {
+        let filled: Vec<&Entry> =
+            self.entries.iter().filter(|entry| entry.init != Init::ZEROS && chosen(entry)).collect();
+        // A small model is filled before a thread has started.
+        let team = match filled.iter().any(|entry| entry.ty.elements() > ELEMENTS_PER_TASK) {
+            true => {
+                let threads = std::thread::available_parallelism().map_or(1, usize::from);
+                Team::try_new(threads).unwrap_or_else(|_| Team::solo())
+            }
+            false => Team::solo(),
+        };
+        for entry in filled {
             let stream = Stream::new(seed, &format!("init.{}", entry.tensor));
             // SAFETY: nothing else refers to the memory yet.
             let values = unsafe { self.slice_mut(entry) };

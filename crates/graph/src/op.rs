@@ -374,6 +374,7 @@ impl Dense {
     }
 
     /// The element at `at`, where dims of size one stretch and missing leading dims are ignored.
+    #[inline]
     pub fn get(&self, at: &[usize]) -> f64 {
         let skip = at.len() - self.shape.len();
         let mut offset = 0;

@@ -77,6 +77,7 @@ pub struct Shape(Arc<[usize]>);
 impl Deref for Shape {
     type Target = [usize];
 
+    #[inline]
     fn deref(&self) -> &[usize] {
         &self.0
     }

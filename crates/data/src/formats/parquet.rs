@@ -3,7 +3,11 @@
 
 mod arrow;
 mod columns;
+mod leaf;
+mod levels;
 mod pages;
+mod schema;
+mod table;
 mod values;
 
 use crate::error::ReadError;
@@ -12,19 +16,19 @@ use crate::format::{Format, OpenError, OpenedFiles, Reader};
 use crate::guard::guarded;
 use crate::record::{Record, RecordColumn};
 use crate::units::{DECODED_BYTES_MAX, Decode, Rows, Units};
-use ::parquet::arrow::ProjectionMask;
-use ::parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
 use ::parquet::errors::ParquetError;
+use ::parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use ::parquet::file::reader::{ChunkReader, Length};
-use arrow_array::{Array, ArrayRef, RecordBatch};
-use arrow_schema::{DataType, Field, Fields, Schema};
 use bytes::Bytes;
 use columns::{ROWS_LOOKED_AT, TableColumns, decode_error};
 use kolo_graph::settings::Settings;
-use std::collections::HashMap;
+use leaf::LeafReader;
+use schema::Root;
 use std::io::{self, BufReader, Read};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use table::{Column, Schema};
 
 pub const FORMAT: Format = Format {
     name: "parquet",
@@ -108,36 +112,19 @@ impl ChunkReader for Chunks {
 #[derive(Clone, Debug)]
 struct ParquetFile {
     chunks: Chunks,
-    metadata: ArrowReaderMetadata,
-}
-
-/// Text and bytes as views into their pages: nothing is copied, and a value that a dictionary repeats takes no more memory.
-fn with_views(field: &Field) -> Field {
-    let below = |field: &Arc<Field>| Arc::new(with_views(field));
-    let kind = match field.data_type() {
-        DataType::Utf8 | DataType::LargeUtf8 => DataType::Utf8View,
-        DataType::Binary | DataType::LargeBinary => DataType::BinaryView,
-        DataType::Struct(fields) => DataType::Struct(fields.iter().map(below).collect()),
-        DataType::List(item) => DataType::List(below(item)),
-        other => other.clone(),
-    };
-    field.clone().with_data_type(kind)
+    metadata: Arc<ParquetMetaData>,
+    schema: Schema,
+    roots: Vec<Root>,
 }
 
 impl ParquetFile {
     fn open(contents: Contents) -> Result<Self, ReadError> {
         let path = contents.path().to_owned();
         let chunks = Chunks(contents);
-        let failed = |error: ParquetError| decode_error(&path, "its footer cannot be read", error);
-        let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
-        let plain = ArrowReaderMetadata::load(&chunks, options.clone()).map_err(failed)?;
-        let fields: Fields = plain.schema().fields().iter().map(|field| with_views(field)).collect();
-        let metadata = plain.metadata().clone();
-        let pairs = metadata.file_metadata().key_value_metadata();
-        let pairs = pairs.into_iter().flatten().filter_map(|pair| Some((pair.key.clone(), pair.value.clone()?)));
-        let schema = Schema::new_with_metadata(fields, pairs.collect::<HashMap<_, _>>());
-        let metadata = ArrowReaderMetadata::try_new(metadata, options.with_schema(Arc::new(schema))).map_err(failed)?;
-        Ok(Self { chunks, metadata })
+        let metadata = ParquetMetaDataReader::new().parse_and_finish(&chunks);
+        let metadata = metadata.map_err(|error| decode_error(&path, "its footer cannot be read", error))?;
+        let (schema, roots) = schema::schema(metadata.file_metadata());
+        Ok(Self { chunks, metadata: Arc::new(metadata), schema, roots })
     }
 
     fn path(&self) -> &Path {
@@ -146,7 +133,7 @@ impl ParquetFile {
 
     /// Rows of each row group.
     fn rows(&self) -> Result<Vec<usize>, ReadError> {
-        let groups = self.metadata.metadata().row_groups().iter();
+        let groups = self.metadata.row_groups().iter();
         let rows = groups.map(|group| {
             let rows = usize::try_from(group.num_rows()).ok();
             rows.ok_or_else(|| decode_error(self.path(), "a row group cannot be read", "it has a negative size"))
@@ -159,34 +146,42 @@ impl ParquetFile {
         &self,
         group: usize,
         columns: &TableColumns,
-        each: &mut dyn FnMut(RecordBatch) -> Result<bool, ReadError>,
+        each: &mut dyn FnMut(&[Column]) -> Result<bool, ReadError>,
     ) -> Result<(), ReadError> {
         let failed = |error: &dyn std::fmt::Display| {
             decode_error(self.path(), &format!("row group {group} cannot be decoded"), error)
         };
-        let places = || columns.columns.iter().map(|column| column.place);
-        let mask = ProjectionMask::roots(self.metadata.parquet_schema(), places());
-        let metadata = self.metadata.metadata().row_group(group);
-        let read = metadata.columns().iter().enumerate().filter(|(leaf, _)| mask.leaf_included(*leaf));
-        let mut bytes = 0;
-        for (_, chunk) in read {
-            bytes += pages::check(&self.chunks.0, chunk)?;
+        let metadata = self.metadata.row_group(group);
+        let rows = usize::try_from(metadata.num_rows()).unwrap_or(0);
+        let (mut bytes, mut readers) = (0, Vec::new());
+        for column in &columns.columns {
+            let root = self.roots.get(column.place).ok_or_else(|| failed(&"a column is missing"))?;
+            let chunks = metadata.columns().get(root.leaves.clone()).ok_or_else(|| failed(&"a column is missing"))?;
+            for chunk in chunks {
+                bytes += pages::check(&self.chunks.0, chunk)?;
+            }
+            let path = root.path.as_ref().ok_or_else(|| failed(&"the type of a column cannot be read"))?;
+            let reader = LeafReader::new(&self.chunks, metadata.column(path.leaf), rows, path);
+            readers.push(reader.map_err(|error| failed(&error))?);
         }
-        let row_bytes = bytes / u64::try_from(metadata.num_rows()).unwrap_or(0).max(1);
-        let batch_rows = (BATCH_BYTES / row_bytes.max(1)).clamp(1, BATCH_ROWS_MAX);
-        let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(self.chunks.clone(), self.metadata.clone());
-        let reader = builder
-            .with_row_groups(vec![group])
-            .with_projection(mask)
-            .with_batch_size(batch_rows as usize)
-            .build()
-            .map_err(|error| failed(&error))?;
-        for batch in reader {
-            if !each(batch.map_err(|error| failed(&error))?)? {
-                break;
+        let row_bytes = bytes / (rows as u64).max(1);
+        let batch_rows = (BATCH_BYTES / row_bytes.max(1)).clamp(1, BATCH_ROWS_MAX) as usize;
+        loop {
+            let batch: Result<Vec<Column>, String> = readers.iter_mut().map(|reader| reader.read(batch_rows)).collect();
+            let batch = batch.map_err(|error| failed(&error))?;
+            let rows = batch.first().map_or(0, |column| column.len);
+            if let Some(at) = batch.iter().position(|column| column.len != rows) {
+                let (names, other) = (&columns.records, batch[at].len);
+                let message = format!(
+                    "its columns have different numbers of rows: \"{}\" has {rows}, \"{}\" has {other}",
+                    names[0].name, names[at].name
+                );
+                return Err(failed(&message));
+            }
+            if rows == 0 || !each(&batch)? {
+                return Ok(());
             }
         }
-        Ok(())
     }
 }
 
@@ -199,17 +194,16 @@ struct Groups {
     columns: TableColumns,
 }
 
-/// Puts the rows of a batch, given by the arrays of the columns that are read, behind those before.
-fn push_rows(columns: &TableColumns, arrays: &[ArrayRef], out: &mut Rows) -> Result<(), ReadError> {
-    let rows = arrays.first().map_or(0, |array| array.len());
+/// Puts rows of a batch, given by the columns that are read, behind those before.
+fn push_rows(columns: &TableColumns, batch: &[Column], rows: Range<usize>, out: &mut Rows) -> Result<(), ReadError> {
     // Most tables hold numbers only: column after column is much faster than cell after cell.
-    if let Some(numbers) = columns.all_numbers(arrays) {
-        out.push_table(&numbers, rows);
+    if let Some(numbers) = columns.all_numbers(batch, &rows) {
+        out.push_table(&numbers, rows.len());
         return out.end_block();
     }
     let mut record = Record::new();
-    for row in 0..rows {
-        match columns.read(arrays, row, &mut record) {
+    for row in rows {
+        match columns.read(batch, row, &mut record) {
             Ok(()) => out.push(&record),
             Err(message) => out.push_broken(&message),
         }
@@ -227,7 +221,8 @@ impl Decode for Groups {
         let file = &self.files[file];
         guarded(file.path(), || {
             file.batches(group, &self.columns, &mut |batch| {
-                push_rows(&self.columns, batch.columns(), out).map(|()| true)
+                let rows = batch.first().map_or(0, |column| column.len);
+                push_rows(&self.columns, batch, 0..rows, out).map(|()| true)
             })
         })
     }
@@ -235,18 +230,18 @@ impl Decode for Groups {
 
 /// Completes the kinds of the columns from the first row group that has rows.
 fn look_at_first(files: &[ParquetFile], columns: &mut TableColumns) -> Result<(), ReadError> {
-    let groups = |file: &ParquetFile| file.metadata.metadata().num_row_groups();
+    let groups = |file: &ParquetFile| file.metadata.num_row_groups();
     let all = files.iter().flat_map(|file| (0..groups(file)).map(move |group| (file, group)));
-    let with_rows = |(file, group): &(&ParquetFile, usize)| file.metadata.metadata().row_group(*group).num_rows() > 0;
+    let with_rows = |(file, group): &(&ParquetFile, usize)| file.metadata.row_group(*group).num_rows() > 0;
     let first = all.into_iter().find(with_rows);
     let (Some((file, group)), true) = (first, columns.need_values()) else { return Ok(()) };
     let mut looked_at = 0;
     let before = columns.clone();
     file.batches(group, &before, &mut |batch| {
-        looked_at += batch.num_rows();
-        let looked = columns.look_at(batch.columns());
+        looked_at += batch.first().map_or(0, |column| column.len);
+        let looked = columns.look_at(batch);
         looked.map_err(|error| decode_error(file.path(), "the first record cannot be read", error))?;
-        let complete = batch.columns().iter().all(|array| array.null_count() < array.len());
+        let complete = batch.iter().all(|column| (0..column.len).any(|row| !column.is_null(row)));
         Ok(!complete && looked_at < ROWS_LOOKED_AT)
     })
 }
@@ -255,26 +250,35 @@ fn open(files: &[DataFile], settings: &Settings) -> OpenedFiles {
     let budget = settings.count("decoded_max", DECODED_BYTES_MAX, 0)?;
     let mut opened: Vec<ParquetFile> = Vec::new();
     let mut columns: Option<TableColumns> = None;
-    let (mut units, mut rows) = (Vec::new(), Vec::new());
     for file in files {
         let contents = file.contents(settings)?;
         let parquet = guarded(&file.path, || ParquetFile::open(contents))?;
         match &columns {
-            None => columns = Some(TableColumns::of_schema(parquet.metadata.schema(), settings)?),
-            Some(columns) => same_columns(columns, &files[0].path, parquet.metadata.schema(), file, settings)?,
+            None => columns = Some(TableColumns::of_schema(&parquet.schema, settings)?),
+            Some(columns) => same_columns(columns, &files[0].path, &parquet.schema, file, settings)?,
         }
-        let groups = parquet.rows()?;
-        units.extend((0..groups.len()).map(|group| (opened.len(), group)));
-        rows.extend(groups);
         opened.push(parquet);
     }
-    let Some(mut columns) = columns else {
+    let Some(columns) = columns else {
         return Err(settings.wrong("source", "names no file", "name a file or a pattern").into());
     };
-    guarded(&files[0].path, || look_at_first(&opened, &mut columns))?;
+    Ok(Box::new(reader(opened, columns, budget)?))
+}
+
+/// Reads these columns of the files.
+fn reader(files: Vec<ParquetFile>, mut columns: TableColumns, budget: usize) -> Result<TableReader, ReadError> {
+    let (mut units, mut rows) = (Vec::new(), Vec::new());
+    for (number, file) in files.iter().enumerate() {
+        let groups = file.rows()?;
+        units.extend((0..groups.len()).map(|group| (number, group)));
+        rows.extend(groups);
+    }
+    if let Some(first) = files.first() {
+        guarded(first.path(), || look_at_first(&files, &mut columns))?;
+    }
     let records = columns.records.clone();
-    let decoder = Groups { files: opened, units, columns };
-    Ok(Box::new(TableReader { units: Units::new(Box::new(decoder), records, &rows, budget) }))
+    let decoder = Groups { files, units, columns };
+    Ok(TableReader { units: Units::new(Box::new(decoder), records, &rows, budget) })
 }
 
 /// Files that are read as one must have the same columns.
@@ -302,3 +306,7 @@ fn same_columns(
 #[cfg(test)]
 #[path = "parquet/tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "parquet/kinds_tests.rs"]
+mod kinds_tests;

@@ -1,14 +1,13 @@
-//! From columns of Arrow arrays to records: which kind a column has, and the values of one row.
+//! From decoded columns to records: which kind a column has, and the values of one row.
 
+use super::table::{Column, Kind, Schema, Values};
 use super::values::{self, Numbers};
 use crate::error::ReadError;
 use crate::record::{Record, RecordColumn, RecordKind, RecordValue};
 use crate::units::NumberColumn;
-use arrow_array::cast::AsArray;
-use arrow_array::{Array, ArrayRef, RecordBatch};
-use arrow_schema::{DataType, Metadata, Schema};
 use kolo_graph::settings::{Setting, SettingError, Settings};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Rows that may be looked at for the first value of a column that is not null.
@@ -23,8 +22,8 @@ enum Content {
     Lists(Numbers),
     Text,
     Bytes,
-    /// A struct of `bytes` and `path`: how Hugging Face's `datasets` keeps images. The place of `bytes`.
-    ImageStruct(usize),
+    /// A struct of `bytes` and `path`.
+    ImageStruct,
 }
 
 /// A column that is read.
@@ -42,32 +41,21 @@ pub(super) struct TableColumns {
     pub records: Vec<RecordColumn>,
 }
 
-fn content(kind: &DataType) -> Option<Content> {
+fn content(kind: &Kind) -> Option<Content> {
     match kind {
-        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => Some(Content::Text),
-        DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => {
-            Some(Content::Bytes)
-        }
-        DataType::Dictionary(_, values) => match content(values)? {
-            Content::Text => Some(Content::Text),
-            _ => None,
-        },
-        DataType::List(_) | DataType::LargeList(_) | DataType::FixedSizeList(..) => {
-            numbers_below(kind, 0).map(Content::Lists)
-        }
-        DataType::Struct(fields) => {
-            let bytes = fields.iter().position(|field| field.name() == "bytes")?;
-            let is_bytes = content(fields[bytes].data_type()) == Some(Content::Bytes);
-            (is_bytes && fields.iter().any(|field| field.name() == "path")).then_some(Content::ImageStruct(bytes))
-        }
+        Kind::Text => Some(Content::Text),
+        Kind::Bytes | Kind::FixedBytes(_) => Some(Content::Bytes),
+        Kind::Dictionary(_, values) => (**values == Kind::Text).then_some(Content::Text),
+        Kind::List(_) | Kind::FixedList(..) => numbers_below(kind, 0).map(Content::Lists),
+        Kind::Struct(_) => kind.image_bytes().map(|_| Content::ImageStruct),
         other => values::numbers(other).map(Content::Numbers),
     }
 }
 
-fn numbers_below(kind: &DataType, depth: usize) -> Option<Numbers> {
+fn numbers_below(kind: &Kind, depth: usize) -> Option<Numbers> {
     match kind {
-        DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _) => {
-            (depth < DEPTH_MAX).then(|| numbers_below(item.data_type(), depth + 1)).flatten()
+        Kind::List(item) | Kind::FixedList(item, _) => {
+            (depth < DEPTH_MAX).then(|| numbers_below(&item.kind, depth + 1)).flatten()
         }
         other => values::numbers(other),
     }
@@ -86,22 +74,22 @@ fn chosen(settings: &Settings, name: &str) -> Option<bool> {
 impl TableColumns {
     /// The columns of a file. One that cannot be read is an error unless the job chooses others.
     pub fn of_schema(schema: &Schema, settings: &Settings) -> Result<Self, SettingError> {
-        let classes = class_names(schema.metadata());
+        let classes = class_names(&schema.metadata);
         let mut all = Self { columns: Vec::new(), records: Vec::new() };
-        for (place, field) in schema.fields().iter().enumerate() {
-            let Some(content) = content(field.data_type()) else {
-                if chosen(settings, field.name()) == Some(false) {
+        for (place, field) in schema.fields.iter().enumerate() {
+            let Some(content) = content(&field.kind) else {
+                if chosen(settings, &field.name) == Some(false) {
                     continue;
                 }
                 let message = format!(
                     "names a file whose column \"{}\" has the type {}, which cannot be read",
-                    field.name(),
-                    values::short(field.data_type())
+                    field.name,
+                    values::short(&field.kind)
                 );
                 let hint = "name the columns to read with `inputs` and `targets`, such as `inputs = [\"a\", \"b\"]`";
                 return Err(settings.wrong("source", message, hint));
             };
-            let kind = match (content, classes.get(field.name())) {
+            let kind = match (content, classes.get(&field.name)) {
                 (Content::Numbers(Numbers::Int), Some(names)) => RecordKind::Class { names: Arc::clone(names) },
                 (Content::Numbers(Numbers::Int), None) => RecordKind::Int { shape: Vec::new(), classes: None },
                 (Content::Numbers(Numbers::Real), _) => RecordKind::Real { shape: Vec::new() },
@@ -110,10 +98,10 @@ impl TableColumns {
                 (Content::Lists(Numbers::Real), _) => RecordKind::Real { shape: vec![0] },
                 (Content::Text, _) => RecordKind::Text,
                 (Content::Bytes, _) => RecordKind::Bytes,
-                (Content::ImageStruct(_), _) => RecordKind::Image,
+                (Content::ImageStruct, _) => RecordKind::Image,
             };
             all.columns.push(TableColumn { place, content });
-            all.records.push(RecordColumn { name: field.name().clone(), kind });
+            all.records.push(RecordColumn { name: field.name.clone(), kind });
         }
         if all.columns.is_empty() {
             return Err(settings.wrong(
@@ -130,62 +118,57 @@ impl TableColumns {
         self.columns.iter().any(|column| matches!(column.content, Content::Lists(_) | Content::Bytes))
     }
 
-    /// Completes the kinds from the first values. `arrays` are those of the columns, in their order.
-    pub fn look_at(&mut self, arrays: &[ArrayRef]) -> Result<(), String> {
-        for ((column, record), array) in self.columns.iter().zip(&mut self.records).zip(arrays) {
-            let mut rows = 0..array.len().min(ROWS_LOOKED_AT);
-            let Some(row) = rows.find(|row| array.is_valid(*row)) else { continue };
+    /// Completes the kinds from the first values. `decoded` are the columns, in their order.
+    pub fn look_at(&mut self, decoded: &[Column]) -> Result<(), String> {
+        for ((column, record), values) in self.columns.iter().zip(&mut self.records).zip(decoded) {
+            let mut rows = 0..values.len.min(ROWS_LOOKED_AT);
+            let Some(row) = rows.find(|row| !values.is_null(*row)) else { continue };
             match (column.content, &mut record.kind) {
                 (Content::Lists(_), RecordKind::Int { shape, .. } | RecordKind::Real { shape }) => {
-                    *shape = values::shape(array, row)?;
+                    *shape = values::shape(values, row)?;
                 }
-                (Content::Bytes, kind) if values::bytes(array, row).is_some_and(is_image) => *kind = RecordKind::Image,
+                (Content::Bytes, kind) if values::bytes(values, row).is_some_and(is_image) => *kind = RecordKind::Image,
                 _ => {}
             }
         }
         Ok(())
     }
 
-    /// The arrays of these columns, out of a batch of all columns of the file.
-    pub fn arrays(&self, batch: &RecordBatch) -> Result<Vec<ArrayRef>, String> {
-        let array = |column: &TableColumn| batch.columns().get(column.place).cloned();
-        self.columns.iter().map(|column| array(column).ok_or_else(|| "a batch has too few columns".into())).collect()
-    }
-
-    /// All values, if each is one number, and none is missing or could be wrong.
-    pub fn all_numbers(&self, arrays: &[ArrayRef]) -> Option<Vec<NumberColumn>> {
-        let rows = arrays.first().filter(|_| arrays.len() == self.columns.len())?.len();
-        let numbers = |((column, record), array): ((&TableColumn, &RecordColumn), &ArrayRef)| {
-            let whole = array.null_count() == 0 && array.len() == rows;
+    /// All values of these rows, if each is one number, and none is missing or could be wrong.
+    pub fn all_numbers(&self, decoded: &[Column], rows: &Range<usize>) -> Option<Vec<NumberColumn>> {
+        if decoded.len() != self.columns.len() {
+            return None;
+        }
+        let numbers = |((column, record), values): ((&TableColumn, &RecordColumn), &Column)| {
             let Content::Numbers(kind) = column.content else { return None };
-            if !whole || matches!(record.kind, RecordKind::Class { .. }) {
+            if matches!(record.kind, RecordKind::Class { .. }) {
                 return None;
             }
             match kind {
                 Numbers::Int => {
-                    let mut values = Vec::with_capacity(rows);
-                    values::extend_ints(array, 0..rows, &mut values).ok()?;
-                    Some(NumberColumn::Ints(values))
+                    let mut ints = Vec::with_capacity(rows.len());
+                    values::extend_ints(values, rows.clone(), &mut ints).ok()?;
+                    Some(NumberColumn::Ints(ints))
                 }
                 Numbers::Real => {
-                    let mut values = Vec::with_capacity(rows);
-                    values::extend_reals(array, 0..rows, &mut values).ok()?;
-                    Some(NumberColumn::Reals(values))
+                    let mut reals = Vec::with_capacity(rows.len());
+                    values::extend_reals(values, rows.clone(), &mut reals).ok()?;
+                    Some(NumberColumn::Reals(reals))
                 }
             }
         };
-        self.columns.iter().zip(&self.records).zip(arrays).map(numbers).collect()
+        self.columns.iter().zip(&self.records).zip(decoded).map(numbers).collect()
     }
 
     /// The values of one row.
-    pub fn read(&self, arrays: &[ArrayRef], row: usize, record: &mut Record) -> Result<(), String> {
-        for (at, (column, array)) in self.columns.iter().zip(arrays).enumerate() {
+    pub fn read(&self, decoded: &[Column], row: usize, record: &mut Record) -> Result<(), String> {
+        for (at, (column, values)) in self.columns.iter().zip(decoded).enumerate() {
             let named = |message: String| format!("column \"{}\": {message}", self.records[at].name);
-            if array.is_null(row) {
+            if values.is_null(row) {
                 record.missing(at);
                 continue;
             }
-            self.read_value(at, column.content, array, row, record).map_err(named)?;
+            self.read_value(at, column.content, values, row, record).map_err(named)?;
             if let (RecordKind::Class { names }, RecordValue::Ints(class)) = (&self.records[at].kind, record.value(at))
             {
                 match class[..] {
@@ -203,45 +186,41 @@ impl TableColumns {
         &self,
         at: usize,
         content: Content,
-        array: &ArrayRef,
+        column: &Column,
         row: usize,
         record: &mut Record,
     ) -> Result<(), String> {
         match content {
-            Content::Numbers(Numbers::Int) => values::extend_ints(array, row..row + 1, record.ints(at)),
-            Content::Numbers(Numbers::Real) => values::extend_reals(array, row..row + 1, record.reals(at)),
+            Content::Numbers(Numbers::Int) => values::extend_ints(column, row..row + 1, record.ints(at)),
+            Content::Numbers(Numbers::Real) => values::extend_reals(column, row..row + 1, record.reals(at)),
             Content::Lists(kind) => {
-                let (items, range) = values::items(array, row, self.shape(at))?;
+                let (items, range) = values::items(column, row, self.shape(at))?;
                 match kind {
-                    Numbers::Int => values::extend_ints(&items, range, record.ints(at)),
-                    Numbers::Real => values::extend_reals(&items, range, record.reals(at)),
+                    Numbers::Int => values::extend_ints(items, range, record.ints(at)),
+                    Numbers::Real => values::extend_reals(items, range, record.reals(at)),
                 }
             }
             Content::Text => {
-                let text = values::text(array, row).ok_or("it is no text")?;
+                let text = values::text(column, row).ok_or("it is no text")?;
                 record.text(at).push_str(text);
                 Ok(())
             }
             Content::Bytes => {
-                let bytes = values::bytes(array, row).ok_or("it has no bytes")?;
+                let bytes = values::bytes(column, row).ok_or("it has no bytes")?;
                 record.bytes(at).extend_from_slice(bytes);
                 Ok(())
             }
-            Content::ImageStruct(place) => {
-                let bytes = array.as_struct_opt().and_then(|array| array.columns().get(place));
-                match bytes {
-                    Some(bytes) if bytes.is_null(row) => {
-                        Err("the image is not in the file, only its path is; store the bytes, or read the folder"
-                            .into())
-                    }
-                    Some(bytes) => {
-                        let bytes = values::bytes(bytes, row).ok_or("it has no bytes")?;
-                        record.bytes(at).extend_from_slice(bytes);
-                        Ok(())
-                    }
-                    None => Err("it has no bytes".into()),
+            Content::ImageStruct => match &column.values {
+                Values::Image(bytes) if bytes.is_null(row) => {
+                    Err("the image is not in the file, only its path is; store the bytes, or read the folder".into())
                 }
-            }
+                Values::Image(bytes) => {
+                    let bytes = values::bytes(bytes, row).ok_or("it has no bytes")?;
+                    record.bytes(at).extend_from_slice(bytes);
+                    Ok(())
+                }
+                _ => Err("it has no bytes".into()),
+            },
         }
     }
 
@@ -259,7 +238,7 @@ pub(crate) fn is_image(bytes: &[u8]) -> bool {
 }
 
 /// The names of classes that Hugging Face's `datasets` keeps in the schema's metadata, by column.
-fn class_names(metadata: &Metadata) -> HashMap<String, Arc<[String]>> {
+fn class_names(metadata: &HashMap<String, String>) -> HashMap<String, Arc<[String]>> {
     let parsed = metadata.get("huggingface").and_then(|text| serde_json::from_str::<serde_json::Value>(text).ok());
     let features = parsed.as_ref().and_then(|value| value["info"]["features"].as_object());
     let names = |feature: &serde_json::Value| -> Option<Arc<[String]>> {

@@ -8,7 +8,7 @@ fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/files").join(name)
 }
 
-fn settings() -> Settings {
+pub(super) fn settings() -> Settings {
     Settings::new("data", "job.toml:1")
 }
 
@@ -17,12 +17,23 @@ fn open_as(format: &str, names: &[&str], settings: &Settings) -> OpenedFiles {
     (named(format).unwrap().open)(&files, settings)
 }
 
-fn int(shape: &[usize]) -> RecordKind {
+pub(super) fn int(shape: &[usize]) -> RecordKind {
     RecordKind::Int { shape: shape.into(), classes: None }
 }
 
 fn real(shape: &[usize]) -> RecordKind {
     RecordKind::Real { shape: shape.into() }
+}
+
+pub(super) fn open_file(format: &str, path: &Path, settings: &Settings) -> OpenedFiles {
+    (named(format).unwrap().open)(&[DataFile::at(path).unwrap()], settings)
+}
+
+/// The first column of every row, or why it cannot be read.
+pub(super) fn read_all(reader: &dyn Reader) -> Vec<Result<RecordValue, String>> {
+    let mut record = Record::new();
+    let mut read = |at| reader.read(at, &mut record).map(|()| record.value(0).clone()).map_err(|error| error.message);
+    (0..reader.len()).map(&mut read).collect()
 }
 
 /// What `make_tables.py` writes as row `i`.

@@ -1,12 +1,7 @@
-//! Values of Arrow arrays as numbers, text and bytes.
+//! Values of decoded columns as numbers, text and bytes.
 
-use arrow_array::cast::AsArray;
-use arrow_array::types::{
-    Float16Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type, UInt16Type,
-    UInt32Type, UInt64Type,
-};
-use arrow_array::{Array, ArrayRef};
-use arrow_schema::DataType;
+use super::table::{Column, Kind, Number, Values, bit};
+use half::f16;
 use std::ops::Range;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,18 +10,19 @@ pub(super) enum Numbers {
     Real,
 }
 
+const WRONG_TYPE: &str = "it is not of the type that the file names";
+
 /// Which numbers a type holds, if it holds numbers.
-pub(super) fn numbers(kind: &DataType) -> Option<Numbers> {
+pub(super) fn numbers(kind: &Kind) -> Option<Numbers> {
     match kind {
-        DataType::Boolean => Some(Numbers::Int),
-        kind if kind.is_integer() => Some(Numbers::Int),
-        DataType::Float16 | DataType::Float32 | DataType::Float64 => Some(Numbers::Real),
+        Kind::Bool | Kind::Number(Number::Int { .. }) => Some(Numbers::Int),
+        Kind::Number(Number::Float { .. }) => Some(Numbers::Real),
         _ => None,
     }
 }
 
 /// A type in a few words: nested ones would fill a screen.
-pub(super) fn short(kind: &DataType) -> String {
+pub(super) fn short(kind: &Kind) -> String {
     let text = kind.to_string();
     match text.char_indices().nth(60) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -34,121 +30,120 @@ pub(super) fn short(kind: &DataType) -> String {
     }
 }
 
-fn check_range(array: &dyn Array, range: &Range<usize>) -> Result<(), String> {
-    if range.end > array.len() || range.start > range.end {
-        return Err(format!("elements {} to {} are asked for, of {}", range.start, range.end, array.len()));
+fn check_range(column: &Column, range: &Range<usize>) -> Result<(), String> {
+    if range.end > column.len || range.start > range.end {
+        return Err(format!("elements {} to {} are asked for, of {}", range.start, range.end, column.len));
     }
-    match array.null_count() > 0 && range.clone().any(|at| array.is_null(at)) {
+    match column.has_null(range.clone()) {
         true => Err("a null stands inside a list".into()),
         false => Ok(()),
     }
 }
 
-/// Appends elements of an array of whole numbers or booleans.
-pub(super) fn extend_ints(array: &ArrayRef, range: Range<usize>, out: &mut Vec<i64>) -> Result<(), String> {
-    check_range(array, &range)?;
-    macro_rules! extend {
-        ($kind:ty) => {
-            match array.as_primitive_opt::<$kind>() {
-                Some(array) => out.extend(array.values()[range].iter().map(|value| i64::from(*value))),
-                None => return Err("it is not of the type that the file names".into()),
-            }
-        };
-    }
-    match array.data_type() {
-        DataType::Boolean => {
-            let array = array.as_boolean_opt().ok_or("it is not of the type that the file names")?;
-            out.extend(range.map(|at| i64::from(array.value(at))));
-        }
-        DataType::Int8 => extend!(Int8Type),
-        DataType::Int16 => extend!(Int16Type),
-        DataType::Int32 => extend!(Int32Type),
-        DataType::Int64 => extend!(Int64Type),
-        DataType::UInt8 => extend!(UInt8Type),
-        DataType::UInt16 => extend!(UInt16Type),
-        DataType::UInt32 => extend!(UInt32Type),
-        DataType::UInt64 => {
-            let array = array.as_primitive_opt::<UInt64Type>().ok_or("it is not of the type that the file names")?;
-            for value in &array.values()[range] {
-                out.push(i64::try_from(*value).map_err(|_| format!("{value} is larger than {}", i64::MAX))?);
-            }
-        }
-        other => return Err(format!("it has the type {}", short(other))),
+/// Appends numbers of `N` bytes each.
+fn extend_raw<const N: usize, T>(
+    bytes: &[u8],
+    range: Range<usize>,
+    out: &mut Vec<T>,
+    convert: impl Fn([u8; N]) -> T,
+) -> Result<(), String> {
+    let numbers = bytes.as_chunks::<N>().0.get(range).ok_or(WRONG_TYPE)?;
+    out.extend(numbers.iter().map(|number| convert(*number)));
+    Ok(())
+}
+
+fn extend_unsigned(values: impl Iterator<Item = u64>, out: &mut Vec<i64>) -> Result<(), String> {
+    for value in values {
+        out.push(i64::try_from(value).map_err(|_| format!("{value} is larger than {}", i64::MAX))?);
     }
     Ok(())
 }
 
-/// Appends elements of an array of real numbers.
-pub(super) fn extend_reals(array: &ArrayRef, range: Range<usize>, out: &mut Vec<f32>) -> Result<(), String> {
-    check_range(array, &range)?;
-    macro_rules! extend {
-        ($kind:ty, $convert:expr) => {
-            match array.as_primitive_opt::<$kind>() {
-                Some(array) => out.extend(array.values()[range].iter().map($convert)),
-                None => return Err("it is not of the type that the file names".into()),
+/// Appends elements of a column of whole numbers or booleans.
+pub(super) fn extend_ints(column: &Column, range: Range<usize>, out: &mut Vec<i64>) -> Result<(), String> {
+    check_range(column, &range)?;
+    match &column.values {
+        Values::Ints(values) => out.extend_from_slice(values.get(range).ok_or(WRONG_TYPE)?),
+        Values::Unsigned(values) => extend_unsigned(values.get(range).ok_or(WRONG_TYPE)?.iter().copied(), out)?,
+        Values::Bits(bits) => out.extend(range.map(|at| i64::from(bit(bits, at)))),
+        Values::Raw(Number::Int { bits, signed }, bytes) => match (bits, signed) {
+            (8, true) => extend_raw(bytes, range, out, |[byte]| i64::from(byte as i8))?,
+            (8, false) => extend_raw(bytes, range, out, |[byte]| i64::from(byte))?,
+            (16, true) => extend_raw(bytes, range, out, |bytes| i64::from(i16::from_le_bytes(bytes)))?,
+            (16, false) => extend_raw(bytes, range, out, |bytes| i64::from(u16::from_le_bytes(bytes)))?,
+            (32, true) => extend_raw(bytes, range, out, |bytes| i64::from(i32::from_le_bytes(bytes)))?,
+            (32, false) => extend_raw(bytes, range, out, |bytes| i64::from(u32::from_le_bytes(bytes)))?,
+            (64, true) => extend_raw(bytes, range, out, i64::from_le_bytes)?,
+            (64, false) => {
+                let numbers = bytes.as_chunks().0.get(range).ok_or(WRONG_TYPE)?;
+                extend_unsigned(numbers.iter().map(|bytes| u64::from_le_bytes(*bytes)), out)?;
             }
-        };
-    }
-    match array.data_type() {
-        DataType::Float16 => extend!(Float16Type, |value| value.to_f32()),
-        DataType::Float32 => extend!(Float32Type, |value| *value),
-        DataType::Float64 => extend!(Float64Type, |value| *value as f32),
-        other => return Err(format!("it has the type {}", short(other))),
+            _ => return Err(WRONG_TYPE.into()),
+        },
+        _ => return Err(WRONG_TYPE.into()),
     }
     Ok(())
 }
 
-/// The array of a list's items and the range of those of one row.
-fn list_items(array: &ArrayRef, row: usize) -> Option<(&ArrayRef, Range<usize>)> {
-    let range = |start: i64, end: i64| Some(usize::try_from(start).ok()?..usize::try_from(end).ok()?);
-    if let Some(list) = array.as_list_opt::<i32>() {
-        let offsets = list.value_offsets();
-        return Some((list.values(), range((*offsets.get(row)?).into(), (*offsets.get(row + 1)?).into())?));
+/// Appends elements of a column of real numbers.
+pub(super) fn extend_reals(column: &Column, range: Range<usize>, out: &mut Vec<f32>) -> Result<(), String> {
+    check_range(column, &range)?;
+    match &column.values {
+        Values::Reals(values) => out.extend_from_slice(values.get(range).ok_or(WRONG_TYPE)?),
+        Values::Raw(Number::Float { bits }, bytes) => match bits {
+            16 => extend_raw(bytes, range, out, |bytes| f16::from_le_bytes(bytes).to_f32())?,
+            32 => extend_raw(bytes, range, out, f32::from_le_bytes)?,
+            64 => extend_raw(bytes, range, out, |bytes| f64::from_le_bytes(bytes) as f32)?,
+            _ => return Err(WRONG_TYPE.into()),
+        },
+        _ => return Err(WRONG_TYPE.into()),
     }
-    if let Some(list) = array.as_list_opt::<i64>() {
-        let offsets = list.value_offsets();
-        return Some((list.values(), range(*offsets.get(row)?, *offsets.get(row + 1)?)?));
-    }
-    let list = array.as_fixed_size_list_opt()?;
-    let start = list.value_offset_at(row);
-    Some((list.values(), start..start.checked_add(usize::try_from(list.value_length()).ok()?)?))
+    Ok(())
 }
 
-fn is_list(array: &ArrayRef) -> bool {
-    matches!(array.data_type(), DataType::List(_) | DataType::LargeList(_) | DataType::FixedSizeList(..))
+/// The column of a list's items and the range of those of one row.
+fn list_items(column: &Column, row: usize) -> Option<(&Column, Range<usize>)> {
+    match &column.values {
+        Values::List(offsets, items) if row < column.len => Some((items, offsets.range(row)?)),
+        _ => None,
+    }
+}
+
+fn is_list(column: &Column) -> bool {
+    matches!(column.values, Values::List(..))
 }
 
 /// The sizes of the lists of one row: of the first list at every depth.
-pub(super) fn shape(array: &ArrayRef, row: usize) -> Result<Vec<usize>, String> {
-    let (mut array, mut row, mut shape) = (array, row, Vec::new());
-    while is_list(array) {
-        let (items, range) = list_items(array, row).ok_or("a list has no items")?;
+pub(super) fn shape(column: &Column, row: usize) -> Result<Vec<usize>, String> {
+    let (mut column, mut row, mut shape) = (column, row, Vec::new());
+    while is_list(column) {
+        let (items, range) = list_items(column, row).ok_or("a list has no items")?;
         shape.push(range.len());
         if range.is_empty() && is_list(items) {
             return Err("its first list is empty".into());
         }
-        (array, row) = (items, range.start);
+        (column, row) = (items, range.start);
     }
     Ok(shape)
 }
 
 /// The numbers of one row's lists, which must have this shape.
-pub(super) fn items(array: &ArrayRef, row: usize, shape: &[usize]) -> Result<(ArrayRef, Range<usize>), String> {
-    let (mut array, mut rows) = (array, row..row + 1);
+pub(super) fn items<'c>(column: &'c Column, row: usize, shape: &[usize]) -> Result<(&'c Column, Range<usize>), String> {
+    let (mut column, mut rows) = (column, row..row + 1);
     for (depth, size) in shape.iter().enumerate() {
         let (start, mut end) = match rows.is_empty() {
             true => (0, 0),
             false => {
-                let (_, first) = list_items(array, rows.start).ok_or("a list is expected")?;
+                let (_, first) = list_items(column, rows.start).ok_or("a list is expected")?;
                 (first.start, first.start)
             }
         };
         let mut below = None;
         for row in rows {
-            if array.is_null(row) {
+            if column.is_null(row) {
                 return Err("a null stands inside a list".into());
             }
-            let (items, range) = list_items(array, row).ok_or("a list is expected")?;
+            let (items, range) = list_items(column, row).ok_or("a list is expected")?;
             if range.len() != *size {
                 let found = range.len();
                 let wanted = format!("a list of {found} values stands where the first record has {size}");
@@ -161,37 +156,122 @@ pub(super) fn items(array: &ArrayRef, row: usize, shape: &[usize]) -> Result<(Ar
         }
         rows = start..end;
         match below {
-            Some(items) => array = items,
+            Some(items) => column = items,
             None => return Err("a list is expected".into()),
         }
     }
-    Ok((array.clone(), rows))
+    Ok((column, rows))
 }
 
-pub(super) fn text(array: &ArrayRef, row: usize) -> Option<&str> {
-    match array.data_type() {
-        DataType::Utf8 => Some(array.as_string_opt::<i32>()?.value(row)),
-        DataType::LargeUtf8 => Some(array.as_string_opt::<i64>()?.value(row)),
-        DataType::Utf8View => Some(array.as_string_view_opt()?.value(row)),
-        DataType::Dictionary(..) => {
-            let dictionary = array.as_any_dictionary_opt()?;
-            let keys = dictionary.keys();
-            let mut key = Vec::new();
-            // Keys are an array of their own kind of whole numbers.
-            extend_ints(&arrow_array::make_array(keys.to_data()), row..row + 1, &mut key).ok()?;
-            let at = usize::try_from(*key.first()?).ok().filter(|at| *at < dictionary.values().len())?;
-            text(dictionary.values(), at)
+/// The text of one row, if it is text.
+pub(super) fn text(column: &Column, row: usize) -> Option<&str> {
+    let Values::Dictionary(keys, values) = &column.values else {
+        return std::str::from_utf8(bytes(column, row)?).ok();
+    };
+    let mut key = Vec::new();
+    extend_ints(keys, row..row + 1, &mut key).ok()?;
+    let mut at = usize::try_from(*key.first()?).ok()?;
+    for part in values.iter() {
+        match at.checked_sub(part.len) {
+            Some(behind) => at = behind,
+            None => return std::str::from_utf8(bytes(part, at)?).ok(),
         }
+    }
+    None
+}
+
+/// The bytes of one row, if it has some.
+pub(super) fn bytes(column: &Column, row: usize) -> Option<&[u8]> {
+    match &column.values {
+        Values::Parts(parts) => parts.get(row).map(|part| part.data()),
+        Values::Joined(offsets, bytes) if row < column.len => bytes.get(offsets.range(row)?),
+        Values::Views(views, buffers) => view(views, buffers, row),
         _ => None,
     }
 }
 
-pub(super) fn bytes(array: &ArrayRef, row: usize) -> Option<&[u8]> {
-    match array.data_type() {
-        DataType::Binary => Some(array.as_binary_opt::<i32>()?.value(row)),
-        DataType::LargeBinary => Some(array.as_binary_opt::<i64>()?.value(row)),
-        DataType::BinaryView => Some(array.as_binary_view_opt()?.value(row)),
-        DataType::FixedSizeBinary(_) => Some(array.as_fixed_size_binary_opt()?.value(row)),
-        _ => None,
+/// Short values stand in the view itself; that of a long one has its first four bytes, its buffer and the place there.
+fn view<'c>(views: &'c [u8], buffers: &'c [bytes::Bytes], row: usize) -> Option<&'c [u8]> {
+    const SHORT_BYTES_MAX: usize = 12;
+    let view = views.as_chunks::<16>().0.get(row)?;
+    let word = |at: usize| Some(usize::try_from(i32::from_le_bytes(*view.get(at..)?.first_chunk()?)).ok());
+    let len = word(0)??;
+    if len <= SHORT_BYTES_MAX {
+        return view.get(4..4 + len);
+    }
+    let (buffer, start) = (word(8)??, word(12)??);
+    buffers.get(buffer)?.get(start..start.checked_add(len)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::{Offsets, Validity};
+    use super::*;
+    use bytes::Bytes;
+
+    fn column(len: usize, values: Values) -> Column {
+        Column { len, validity: Validity::All, values }
+    }
+
+    #[test]
+    fn numbers_of_every_size_keep_their_sign() {
+        let bytes = Bytes::from_static(&[0xFF; 16]);
+        let ints = |bits: u8, signed: bool, len: usize| {
+            let mut out = Vec::new();
+            let values = Values::Raw(Number::Int { bits, signed }, bytes.clone());
+            extend_ints(&column(len, values), 0..2, &mut out).map(|()| out[1])
+        };
+        for bits in [8, 16, 32, 64] {
+            assert_eq!(ints(bits, true, 2), Ok(-1));
+        }
+        assert_eq!(
+            (ints(8, false, 2), ints(16, false, 2), ints(32, false, 2)),
+            (Ok(255), Ok(65535), Ok(u32::MAX.into()))
+        );
+        assert_eq!(ints(64, false, 2), Err(format!("{} is larger than {}", u64::MAX, i64::MAX)));
+        // A column that claims more rows than its bytes hold.
+        let values = Values::Raw(Number::Int { bits: 64, signed: true }, bytes.clone());
+        assert!(extend_ints(&column(9, values), 0..9, &mut Vec::new()).is_err());
+        assert!(ints(8, true, 1).unwrap_err().contains("elements 0 to 2 are asked for, of 1"));
+    }
+
+    #[test]
+    fn views_are_checked_before_they_are_followed() {
+        let view = |len: i32, buffer: i32, start: i32| {
+            let words = [len, i32::from_le_bytes(*b"abcd"), buffer, start];
+            let views: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let buffers = vec![Bytes::from_static(b"0123456789abcdefghij")];
+            text(&column(1, Values::Views(views.into(), buffers)), 0).map(String::from)
+        };
+        assert_eq!(view(4, 0, 0).as_deref(), Some("abcd"));
+        assert_eq!(view(13, 0, 7).as_deref(), Some("789abcdefghij"));
+        for (len, buffer, start) in
+            [(14, 0, 7), (13, 1, 0), (13, -1, 0), (13, 0, -1), (-1, 0, 0), (i32::MAX, 0, i32::MAX)]
+        {
+            assert_eq!(view(len, buffer, start), None);
+        }
+    }
+
+    #[test]
+    fn dictionaries_in_parts_are_one() {
+        let part = |words: &'static str, offsets: Vec<usize>| {
+            column(offsets.len() - 1, Values::Joined(Offsets::Words(offsets), Bytes::from_static(words.as_bytes())))
+        };
+        let keys =
+            column(5, Values::Raw(Number::Int { bits: 8, signed: true }, Bytes::from_static(&[2, 0, 1, 3, 0xFF])));
+        let parts = vec![part("abb", vec![0, 1, 3]), part("ccc", vec![0, 3])];
+        let words = column(5, Values::Dictionary(Box::new(keys), parts.into()));
+        let read: Vec<Option<&str>> = (0..6).map(|row| text(&words, row)).collect();
+        assert_eq!(read, [Some("ccc"), Some("a"), Some("bb"), None, None, None]);
+    }
+
+    #[test]
+    fn text_must_be_text() {
+        let joined = |bytes: &'static [u8]| column(1, Values::Joined(Offsets::Fixed(2), Bytes::from_static(bytes)));
+        assert_eq!(text(&joined("ř".as_bytes()), 0), Some("ř"));
+        assert_eq!(
+            (text(&joined(&[0xC5, 0x41]), 0), text(&joined(b"a"), 0), text(&joined(b"aabb"), 1)),
+            (None, None, None)
+        );
     }
 }

@@ -1,0 +1,245 @@
+//! The messages of an Arrow file: where they stand, and what their metadata say. The numbers of fields are those of `File.fbs`
+//! and `Message.fbs` in the Arrow format.
+
+use super::super::columns::decode_error;
+use super::super::table::Schema;
+use super::batch::{VERSION_4, VERSION_5, pair};
+use super::flatbuffer::{Broken, Table};
+use super::schema::{Layout, schema};
+use crate::error::ReadError;
+use crate::files::Contents;
+use bytes::Bytes;
+
+pub(super) const MAGIC: &[u8] = b"ARROW1";
+/// Marks a message, before the four bytes of its length.
+pub(super) const CONTINUATION: [u8; 4] = [0xFF; 4];
+/// A batch or dictionary may unpack to this much.
+const BATCH_BYTES_MAX: u64 = 1 << 30;
+/// Where a message stands in the file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    offset: i64,
+    /// Of the metadata, with what stands before them.
+    meta: i32,
+    body: i64,
+}
+
+/// The messages of a file: of dictionaries, and of batches.
+pub(super) struct Messages {
+    pub schema: Schema,
+    pub layouts: Vec<Layout>,
+    pub dictionaries: Vec<Block>,
+    pub batches: Vec<Block>,
+}
+
+/// What a message is about, by the number in the format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Header {
+    Schema,
+    DictionaryBatch,
+    RecordBatch,
+    Other(u8),
+}
+
+/// A message's metadata.
+pub(super) struct Message<'a> {
+    pub version: i16,
+    header: Header,
+    about: Option<Table<'a>>,
+    body: i64,
+}
+
+impl<'a> Message<'a> {
+    fn of(bytes: &'a [u8]) -> Result<Self, Broken> {
+        let root = Table::root(bytes)?;
+        let header = match root.byte(1)? {
+            1 => Header::Schema,
+            2 => Header::DictionaryBatch,
+            3 => Header::RecordBatch,
+            other => Header::Other(other),
+        };
+        Ok(Self { version: root.short(0, 0)?, header, about: root.table(2)?, body: root.long(3)? })
+    }
+
+    /// What older versions say about buffers is laid out in another way. The footer's version does not count: libraries write
+    /// messages of version 4 into files of version 5.
+    pub fn check_version(&self) -> Result<(), Broken> {
+        match self.version {
+            VERSION_4 | VERSION_5 => Ok(()),
+            _ => Err("its version of the format is not 4 or 5"),
+        }
+    }
+
+    pub fn about(&self, header: Header) -> Option<Table<'a>> {
+        self.about.filter(|_| self.header == header)
+    }
+
+    /// The batch of rows, or of a dictionary's values.
+    fn batch(&self) -> Result<Option<Table<'a>>, Broken> {
+        match self.about(Header::DictionaryBatch) {
+            Some(dictionary) => dictionary.table(1),
+            None => Ok(self.about(Header::RecordBatch)),
+        }
+    }
+}
+
+impl Messages {
+    pub fn of(contents: &Contents) -> Result<Self, ReadError> {
+        let mut start = [0; 6];
+        match contents.bytes() >= 6 {
+            true => contents.read_at(0, &mut start)?,
+            false => return Err(contents.damaged(0, "an Arrow file is expected here")),
+        }
+        if start == MAGIC { Self::of_footer(contents) } else { Self::of_stream(contents) }
+    }
+
+    fn of_footer(contents: &Contents) -> Result<Self, ReadError> {
+        let failed = |error: &dyn std::fmt::Display| decode_error(contents.path(), "its footer cannot be read", error);
+        let mut end = [0; 10];
+        let at = contents.bytes().saturating_sub(10);
+        contents.read_at(at, &mut end)?;
+        let [a, b, c, d, magic @ ..] = end;
+        if magic != MAGIC {
+            return Err(failed(&"the mark of an Arrow file is expected at the end"));
+        }
+        let len = u64::try_from(i32::from_le_bytes([a, b, c, d]));
+        let len = len.map_err(|_| failed(&"it has a negative length"))?;
+        let offset = at.checked_sub(len).ok_or_else(|| contents.damaged(at, "the footer is longer than the file"))?;
+        let mut bytes = Vec::new();
+        contents.read_into(offset, len, &mut bytes)?;
+        Self::of_footer_table(&bytes).map_err(|error| failed(&error))
+    }
+
+    fn of_footer_table(bytes: &[u8]) -> Result<Self, Broken> {
+        let footer = Table::root(bytes)?;
+        let (schema, layouts) = schema(footer.table(1)?.ok_or("it has no schema")?)?;
+        let blocks = |field: usize| -> Result<Vec<Block>, Broken> {
+            Ok(footer.structs::<24>(field)?.iter().map(Block::of).collect())
+        };
+        Ok(Self { schema, layouts, dictionaries: blocks(2)?, batches: blocks(3)? })
+    }
+
+    fn of_stream(contents: &Contents) -> Result<Self, ReadError> {
+        let mut found: Option<Self> = None;
+        let mut offset = 0;
+        let mut bytes = Vec::new();
+        while offset + 8 <= contents.bytes() {
+            let mut prefix = [0; 8];
+            contents.read_at(offset, &mut prefix)?;
+            let [a, b, c, d, lens @ ..] = prefix;
+            let len = u32::from_le_bytes(lens);
+            if [a, b, c, d] != CONTINUATION {
+                return Err(contents.damaged(offset, "a message of an Arrow stream is expected here"));
+            }
+            if len == 0 {
+                break;
+            }
+            contents.read_into(offset + 8, len.into(), &mut bytes)?;
+            let message = Message::of(&bytes)
+                .map_err(|error| decode_error(contents.path(), "a message cannot be read", error).at(offset))?;
+            let body = u64::try_from(message.body).unwrap_or(u64::MAX);
+            contents.check(offset + 8 + u64::from(len), body)?;
+            let meta = len.checked_add(8).and_then(|meta| i32::try_from(meta).ok());
+            let meta = meta.ok_or_else(|| contents.damaged(offset, "a message is too long"))?;
+            let block = Block { offset: offset as i64, meta, body: body as i64 };
+            match (&mut found, message.header) {
+                (None, Header::Schema) => {
+                    let schema = message.about.map(schema);
+                    let schema = schema.ok_or_else(|| contents.damaged(offset, "a schema is expected here"))?;
+                    let (schema, layouts) =
+                        schema.map_err(|error| decode_error(contents.path(), "its schema cannot be read", error))?;
+                    let (dictionaries, batches) = (Vec::new(), Vec::new());
+                    found = Some(Self { schema, layouts, dictionaries, batches });
+                }
+                (Some(messages), Header::RecordBatch) => messages.batches.push(block),
+                (Some(messages), Header::DictionaryBatch) if messages.batches.is_empty() => {
+                    messages.dictionaries.push(block);
+                }
+                (_, other) => {
+                    let message = format!("a message of the kind {other:?} cannot be read here");
+                    return Err(contents.damaged(offset, message));
+                }
+            }
+            offset += 8 + u64::from(len) + body;
+        }
+        found.ok_or_else(|| contents.damaged(0, "an Arrow stream begins with a schema, and here is none"))
+    }
+}
+
+impl Block {
+    fn of(bytes: &[u8; 24]) -> Self {
+        let (words, _) = bytes.as_chunks::<8>();
+        let [a, b, c, d, ..] = words[1];
+        Self {
+            offset: i64::from_le_bytes(words[0]),
+            meta: i32::from_le_bytes([a, b, c, d]),
+            body: i64::from_le_bytes(words[2]),
+        }
+    }
+}
+
+/// A message with its body.
+pub(super) fn read_block(contents: &Contents, block: &Block) -> Result<Bytes, ReadError> {
+    let (Ok(offset), Ok(meta), Ok(body)) =
+        (u64::try_from(block.offset), u64::try_from(block.meta), u64::try_from(block.body))
+    else {
+        return Err(contents.damaged(0, "a message has a negative place or size"));
+    };
+    let mut bytes = Vec::new();
+    let len = meta.checked_add(body).unwrap_or(u64::MAX);
+    contents.read_into(offset, len, &mut bytes)?;
+    check_sizes(contents, offset, &bytes, meta)?;
+    Ok(bytes.into())
+}
+
+/// A message, behind the mark and the length.
+pub(super) fn message(bytes: &[u8]) -> Result<Message<'_>, Broken> {
+    let start = if bytes.starts_with(&CONTINUATION) { 8 } else { 4 };
+    Message::of(bytes.get(start..).ok_or("it is too short")?)
+}
+
+/// Packed buffers claim a length, for which memory is taken: it must make sense.
+fn check_sizes(contents: &Contents, offset: u64, bytes: &[u8], meta: u64) -> Result<(), ReadError> {
+    let damaged = |what: &str| contents.damaged(offset, format!("a message cannot be read: {what}"));
+    let batch = message(bytes).and_then(|message| message.batch()).map_err(damaged)?;
+    let batch = batch.ok_or_else(|| damaged("it is no batch"))?;
+    let is_packed = batch.table(3).map_err(damaged)?.is_some();
+    let body = usize::try_from(meta).ok().and_then(|meta| bytes.get(meta..)).ok_or_else(|| damaged("it is cut off"))?;
+    let mut total = 0_u64;
+    for buffer in batch.structs(2).map_err(damaged)?.iter().map(pair) {
+        let (Ok(start), Ok(len)) = (usize::try_from(buffer.0), usize::try_from(buffer.1)) else {
+            return Err(damaged("a buffer has a negative place or size"));
+        };
+        let end = start.checked_add(len).filter(|end| *end <= body.len());
+        let end = end.ok_or_else(|| damaged("a buffer ends behind the message"))?;
+        if is_packed {
+            let claimed = body[start..end].first_chunk::<8>().map_or(0, |bytes| i64::from_le_bytes(*bytes));
+            total = total.saturating_add(u64::try_from(claimed).unwrap_or(0));
+        }
+    }
+    match total > BATCH_BYTES_MAX {
+        true => {
+            let text = format!("a batch claims to unpack to {total} bytes, more than {BATCH_BYTES_MAX}");
+            let hint = "the file is damaged, or has huge batches: write it again with smaller ones";
+            Err(ReadError::new(text, hint).in_file(contents.path()).at(offset))
+        }
+        false => Ok(()),
+    }
+}
+
+/// Rows of a batch: its header says it.
+pub(super) fn rows(contents: &Contents, block: &Block) -> Result<usize, ReadError> {
+    let offset = u64::try_from(block.offset).unwrap_or(u64::MAX);
+    let damaged = || contents.damaged(offset, "a record batch is expected here");
+    let meta = u64::try_from(block.meta).map_err(|_| damaged())?;
+    let mut bytes = Vec::new();
+    contents.read_into(offset, meta, &mut bytes)?;
+    let batch = message(&bytes).ok().and_then(|message| message.about(Header::RecordBatch));
+    batch.and_then(|batch| usize::try_from(batch.long(0).ok()?).ok()).ok_or_else(damaged)
+}
+
+/// What follows the metadata of a message.
+pub(super) fn body(block: &Block, bytes: &Bytes) -> Result<Bytes, Broken> {
+    let meta = usize::try_from(block.meta).ok().filter(|meta| *meta <= bytes.len());
+    meta.map(|meta| bytes.slice(meta..)).ok_or("it is cut off")
+}
