@@ -37,6 +37,11 @@ fn main() -> ExitCode {
         elastic::kills::kills(count.parse().expect("a number of jobs"));
         return ExitCode::SUCCESS;
     }
+    // A shell starts what runs in its background with these ignored, and children inherit that.
+    for number in [libc::SIGINT, libc::SIGQUIT, libc::SIGUSR1] {
+        // SAFETY: no other thread runs yet.
+        unsafe { libc::signal(number, libc::SIG_DFL) };
+    }
     let filter = words.iter().find(|word| !word.starts_with('-')).map_or("", String::as_str);
     let run = |(name, test): &(&str, fn())| {
         let start = Instant::now();
