@@ -13,7 +13,6 @@ use crate::job::Job;
 use crate::step::{self, model_graph, optimise};
 use kolo_comm::{Communicator, Fault};
 use kolo_exec::store::Saved;
-use kolo_graph::Graph;
 use kolo_parallel::Purpose;
 pub use kolo_parallel::Roles;
 use kolo_parallel::servers::{Shares, shares};
@@ -25,9 +24,10 @@ const DONE: i64 = 2;
 const SAVE: i64 = 3;
 const RESTORE: i64 = 4;
 
-/// The step before it is cut among servers.
-fn whole_graph(job: &Job, roles: Roles) -> Result<Graph, Error> {
-    Ok(optimise(model_graph(job, &served(job, roles)?, Purpose::Server)?))
+/// How the step is cut among servers.
+fn whole_shares(job: &Job, roles: Roles) -> Result<Shares, Error> {
+    let whole = optimise(model_graph(job, &served(job, roles)?, Purpose::Server)?);
+    shares(&whole, roles.servers).map_err(refused)
 }
 
 /// A communicator for every pair of worker and server that this rank is in, by the other's number.
@@ -64,7 +64,7 @@ pub struct Links {
 impl Links {
     /// All ranks call this together, servers in [`serve`].
     pub fn connect(job: &Job, world: &Communicator, roles: Roles) -> Result<Self, Error> {
-        let shares = shares(&whole_graph(job, roles)?, roles.servers).map_err(refused)?;
+        let shares = whole_shares(job, roles)?;
         let clip = job.clip.filter(|_| !roles.synchronous());
         let targets = step::targets(&*job.model, job.grain_batch(), job.grains)?;
         let pairs = pairs(world, roles)?;

@@ -1,12 +1,13 @@
 //! A parameter server: it takes each worker's push on a thread of that worker's own, updates its run of the parameters and hands
 //! them back.
 
-use super::{DONE, RESTORE, SAVE, pairs, refused, state, whole_graph};
+use super::{DONE, RESTORE, SAVE, pairs, refused, state, whole_shares};
 use crate::company::served;
 use crate::error::Error;
 use crate::job::Job;
 use crate::memory_check::{self, HostUsage};
 use crate::memory_limit::{self, Wanted};
+use crate::step::graph_of;
 use crate::step_inputs::StepInputs;
 use crate::timeline::{COMMUNICATION, Timeline};
 use kolo_comm::communicator::CallSpan;
@@ -15,7 +16,7 @@ use kolo_comm::{Communicator, Fault, combine};
 use kolo_exec::store::{Role, Saved};
 use kolo_exec::{Feed, Options, Program, Session, Store};
 use kolo_graph::{DType, Graph, ValueId};
-use kolo_parallel::servers::{Clocks, Shares, gradient_name, shares, sum_name};
+use kolo_parallel::servers::{Clocks, Shares, gradient_name, sum_name};
 use kolo_parallel::{CommLane, Mesh, Purpose, Roles};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -46,9 +47,8 @@ pub fn serve(
     timeline: Option<&Arc<Timeline>>,
 ) -> Result<Served, Error> {
     let number = world.rank() - roles.workers;
-    let whole = whole_graph(job, roles)?;
-    let shares = shares(&whole, roles.servers).map_err(refused)?;
-    let graph = server_graph(job, roles, number, whole)?;
+    let shares = whole_shares(job, roles)?;
+    let graph = server_graph(job, roles, number)?;
     // What comes from each worker, its copy of the parameters, and the sum.
     let buffers = (2 * roles.workers + 1) * shares.servers[number].len() * size_of::<f32>();
     let program = Program::new(&job.executor, graph, Options::single(threads));
@@ -69,9 +69,9 @@ pub fn serve(
 }
 
 /// This server's part of the whole step.
-fn server_graph(job: &Job, roles: Roles, number: usize, whole: Graph) -> Result<Graph, Error> {
+fn server_graph(job: &Job, roles: Roles, number: usize) -> Result<Graph, Error> {
     let mesh = Mesh::data(roles.servers, number).ok_or_else(|| refused(format!("there is no server {number}")))?;
-    let graph = served(job, roles)?.spread(whole, Purpose::Server, &mesh);
+    let graph = graph_of(job, &served(job, roles)?, Purpose::Server, &mesh)?;
     if !roles.synchronous() && graph.nodes.iter().any(|node| node.op.collective().is_some()) {
         return Err(refused(
             "the update needs numbers of all servers' gradients, and those of different pushes do not go together\n  hint: use `--servers 1` or `--staleness 0`".into(),

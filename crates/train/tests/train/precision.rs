@@ -1,12 +1,13 @@
 //! Half precision: the bits of one worker in every layout, results near those of f32, and steps that f16 leaves out.
 
 use crate::same_bits::jobs;
-use crate::workers::{assert_same, on_ranks, report};
+use crate::workers::{assert_same, on_ranks, report, with_servers};
 use kolo_exec::Precision;
 use kolo_exec::reference::Reference;
 use kolo_graph::DType;
 use kolo_models::MODELS;
 use kolo_parallel::{Mesh, Purpose};
+use kolo_train::asynchronous::Roles;
 use kolo_train::session::Company;
 use kolo_train::step::graph_of;
 use kolo_train::{Job, Report, job_file};
@@ -85,6 +86,25 @@ fn layouts_do_not_matter_where_weights_are_rounded_by_chance() {
             on(4, &crate::job(&text(zero)))
                 .iter()
                 .for_each(|other| assert_same(&format!("{kind}, {zero}"), &one, other));
+        }
+    }
+}
+
+/// Servers update, so servers round; whole parameters as well as pieces of them.
+#[test]
+fn servers_round_weights_as_workers_do() {
+    for kind in ["sgd", "adamw", "lamb"] {
+        let text = format!(
+            "[model]\nkind = \"mlp\"\ninputs = 64\nhidden = [300]\nclasses = 10\n[data]\nsource = \"synthetic:features\"\n\
+             batch = 8\ngrains = 4\nsamples = 64\n[train]\nsteps = 4\noptimizer = {{ kind = \"{kind}\" }}\n{PURE}\n"
+        );
+        let job = crate::job(&text);
+        let alone = report(&job, Company::Alone);
+        for servers in [1, 3] {
+            let (reports, _) = with_servers(&job, Roles { workers: 2, servers, staleness: Some(0) });
+            let name = format!("{kind}, {servers} servers");
+            reports.iter().for_each(|other| assert_eq!(alone.weights, other.weights, "{name}"));
+            assert_same(&name, &alone, &reports[0]);
         }
     }
 }
