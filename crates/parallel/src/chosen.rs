@@ -80,6 +80,12 @@ impl Parallel {
         &self.recompute
     }
 
+    /// Those strategies alone that split layers, rather than cut between them.
+    pub fn within_layers(&self) -> Self {
+        let splits = |one: &&Arc<dyn Strategy>| one.part() == Part::Model && !one.cuts_between_layers();
+        Self { strategies: self.strategies.iter().filter(splits).cloned().collect(), recompute: self.recompute.clone() }
+    }
+
     pub fn strategies(&self) -> impl Iterator<Item = &dyn Strategy> {
         self.strategies.iter().map(|one| &**one)
     }

@@ -319,6 +319,11 @@ pub trait Strategy: std::fmt::Debug + Send + Sync {
         self.axes().iter().any(|(_, ranks)| *ranks > 1)
     }
 
+    /// Of a strategy that changes the model: whether it gives ranks whole layers, rather than a part of every layer.
+    fn cuts_between_layers(&self) -> bool {
+        false
+    }
+
     /// Refuses a job, or another strategy that it has chosen.
     fn check(&self, _job: Facts, _others: &[&dyn Strategy]) -> Result<(), Refusal> {
         Ok(())

@@ -7,7 +7,7 @@
 
 use crate::error::Error;
 use crate::job::Job;
-use crate::step::{UpdateRule, tidy, training_graph};
+use crate::step::WholeStep;
 use crate::step_model::{anatomy_of, precision_of};
 use kolo_graph::settings::{Setting, Settings};
 use kolo_models::Model;
@@ -275,17 +275,10 @@ impl<'j> JobModels<'j> {
         let few = (candidate.pipeline * candidate.chunks).max(LAYERS_TRIED_MIN);
         let few = job.model.layers().filter(|all| *all > few).and_then(|_| job.model.with_layers(few));
         let model: &dyn Model = few.as_deref().unwrap_or(&*job.model);
-        let clip = parallel.clip(job.clip, Purpose::Training);
-        let rule = UpdateRule {
-            optimizer: &job.optimizer,
-            clip,
-            frozen: &|name| job.start.is_frozen(name),
-            loss_scale: job.loss_scale,
-        };
-        let samples = job.batch / candidate.grains();
-        let graph = tidy(training_graph(model, &rule, samples, candidate.grains())?);
-        parallel.split_model(graph.clone(), &graph, Purpose::Training, &mesh).map_err(refused)?;
-        Ok(())
+        let (samples, grains) = (job.batch / candidate.grains(), candidate.grains());
+        let step = WholeStep { model, samples, grains, precision: job.precision };
+        let graph = step.graph(job, &parallel)?;
+        parallel.split_model(graph.clone(), &graph, Purpose::Training, &mesh).map(drop).map_err(refused)
     }
 
     fn layout(&self, candidate: &Candidate) -> Layout {

@@ -8,7 +8,7 @@ use crate::loss_scale::LossScale;
 #[cfg(doc)]
 use crate::loss_scale::{LOSS_SCALE, SKIPPED};
 use crate::optimizer::{Optimizer, StepScalars};
-use kolo_exec::{Options, Program};
+use kolo_exec::{Options, Precision, Program};
 use kolo_graph::rewrite::{eliminate_dead, merge_common};
 use kolo_graph::sources::GrainSum;
 use kolo_graph::verify::debug_verify;
@@ -65,11 +65,7 @@ fn graph_before_rounding(job: &Job, parallel: &Parallel, purpose: Purpose, mesh:
     };
     match purpose {
         Purpose::Evaluation { .. } if parallel.shards_weights(mesh) => {
-            let mut training = model_graph(job, parallel, Purpose::Training)?;
-            if parallel.splits_model() {
-                training =
-                    parallel.split_model(training.clone(), &training, Purpose::Training, mesh).map_err(refused)?;
-            }
+            let training = WholeStep::of(job).split(job, parallel, mesh)?;
             Ok(parallel.spread_evaluation(graph, &optimise(training), mesh))
         }
         _ => Ok(parallel.spread(graph, purpose, mesh)),
@@ -79,17 +75,56 @@ fn graph_before_rounding(job: &Job, parallel: &Parallel, purpose: Purpose, mesh:
 /// The graph as a single worker would run it, in the job's precision and without anything needless. What strategies do to it comes
 /// after: where values are rounded does not depend on them.
 pub fn model_graph(job: &Job, parallel: &Parallel, purpose: Purpose) -> Result<Graph, GraphError> {
-    let graph = tidy(raw_graph(job, parallel, purpose)?);
-    let Some(half) = job.precision.half() else { return Ok(graph) };
+    Ok(in_precision(tidy(raw_graph(job, parallel, purpose)?), job.precision))
+}
+
+fn in_precision(graph: Graph, precision: Precision) -> Graph {
+    let Some(half) = precision.half() else { return graph };
     let graph = lower_precision(&graph, half);
     debug_verify(&graph, "lower_precision");
-    Ok(eliminate_dead(graph))
+    eliminate_dead(graph)
+}
+
+/// A training step as a single worker would run it, perhaps of another size than the job's: what a plan counts, and what strategies
+/// are tried on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WholeStep<'m> {
+    pub model: &'m dyn Model,
+    /// Samples of a grain.
+    pub samples: usize,
+    pub grains: usize,
+    pub precision: Precision,
+}
+
+impl<'j> WholeStep<'j> {
+    /// The step of the job itself.
+    pub fn of(job: &'j Job) -> Self {
+        Self { model: &*job.model, samples: job.grain_batch(), grains: job.grains, precision: job.precision }
+    }
+
+    /// Before any rewrite.
+    fn raw(&self, job: &Job, parallel: &Parallel, purpose: Purpose) -> Result<Graph, GraphError> {
+        let clip = parallel.clip(job.clip, purpose);
+        let frozen: &dyn Fn(&str) -> bool = &|name| job.start.is_frozen(name);
+        let rule = UpdateRule { optimizer: &job.optimizer, clip, frozen, loss_scale: job.loss_scale };
+        training_graph(self.model, &rule, self.samples, self.grains)
+    }
+
+    /// As strategies take it: tidy, in its precision.
+    pub fn graph(&self, job: &Job, parallel: &Parallel) -> Result<Graph, GraphError> {
+        Ok(in_precision(tidy(self.raw(job, parallel, Purpose::Training)?), self.precision))
+    }
+
+    /// A rank's part of it, before anything is computed again or fused.
+    pub fn split(&self, job: &Job, parallel: &Parallel, mesh: &Mesh) -> Result<Graph, GraphError> {
+        let graph = self.graph(job, parallel)?;
+        parallel.split_model(graph.clone(), &graph, Purpose::Training, mesh).map_err(refused)
+    }
 }
 
 /// A rank's part of the training step with every op of the model in it, as it is before ops are fused and sums exchanged.
 pub fn graph_before_fusing(job: &Job, parallel: &Parallel, mesh: &Mesh) -> Result<Graph, GraphError> {
-    let graph = model_graph(job, parallel, Purpose::Training)?;
-    Ok(tidy(parallel.split_model(graph.clone(), &graph, Purpose::Training, mesh).map_err(refused)?))
+    Ok(tidy(WholeStep::of(job).split(job, parallel, mesh)?))
 }
 
 /// With what the job computes again.
@@ -130,7 +165,7 @@ pub struct LayoutCheck<'j> {
 
 impl<'j> LayoutCheck<'j> {
     pub fn new(job: &'j Job) -> Result<Self, GraphError> {
-        Ok(Self { job, training: tidy(raw_graph(job, &job.parallel, Purpose::Training)?) })
+        Ok(Self { job, training: WholeStep::of(job).graph(job, &job.parallel)? })
     }
 
     /// Nodes of the graph that is split.
@@ -152,12 +187,7 @@ impl<'j> LayoutCheck<'j> {
 pub fn raw_graph(job: &Job, parallel: &Parallel, purpose: Purpose) -> Result<Graph, GraphError> {
     match purpose {
         Purpose::Evaluation { batch } => evaluation_graph(&*job.model, batch),
-        Purpose::Training | Purpose::Server => {
-            let clip = parallel.clip(job.clip, purpose);
-            let frozen: &dyn Fn(&str) -> bool = &|name| job.start.is_frozen(name);
-            let rule = UpdateRule { optimizer: &job.optimizer, clip, frozen, loss_scale: job.loss_scale };
-            training_graph(&*job.model, &rule, job.grain_batch(), job.grains)
-        }
+        Purpose::Training | Purpose::Server => WholeStep::of(job).raw(job, parallel, purpose),
     }
 }
 

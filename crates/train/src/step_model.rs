@@ -6,13 +6,11 @@
 
 use crate::error::Error;
 use crate::job::Job;
-use crate::step::{UpdateRule, fuse, recompute_again, refused, tidy, training_graph};
+use crate::step::{WholeStep, fuse, recompute_again, refused, tidy};
 use kolo_graph::{Graph, GraphError};
 use kolo_models::Model;
-use kolo_parallel::axes::PIPELINE;
 use kolo_parallel::mesh::DATA;
 use kolo_parallel::recompute::layers_of;
-use kolo_parallel::strategy::{Part, Strategy};
 use kolo_parallel::{Mesh, Parallel, Purpose, Recompute, RecomputePlan};
 use kolo_plan::anatomy::{Anatomy, product_flops};
 use kolo_plan::cluster::Cluster;
@@ -43,8 +41,9 @@ impl AnatomyCache {
         samples: usize,
         fuses: bool,
     ) -> Result<Arc<Anatomy>, GraphError> {
+        let within = parallel.within_layers();
         let axes: Vec<(&'static str, usize)> =
-            splitters(parallel).flat_map(|one| one.axes()).filter(|(_, size)| *size > 1).collect();
+            within.strategies().flat_map(|one| one.axes()).filter(|(_, size)| *size > 1).collect();
         let key = (axes, samples, parallel.recompute().clone(), fuses);
         if let Some(known) = self.known.get(&key) {
             return Ok(Arc::clone(known));
@@ -53,11 +52,6 @@ impl AnatomyCache {
         self.known.insert(key, Arc::clone(&made));
         Ok(made)
     }
-}
-
-/// The strategies that split layers, rather than cut between them.
-fn splitters(parallel: &Parallel) -> impl Iterator<Item = &dyn Strategy> {
-    parallel.strategies().filter(|one| one.part() == Part::Model && one.name() != PIPELINE)
 }
 
 /// Counts the graph of a rank. Layers that differ in what they compute again are taken from graphs in which they do not.
@@ -88,24 +82,15 @@ fn uniform_anatomy(job: &Job, parallel: &Parallel, samples: usize, fuses: bool) 
     count(&*job.model)
 }
 
-/// A rank's graph before anything is computed again.
+/// A rank's graph before anything is computed again. Its numbers are f32 whatever the job's precision: what is counted of them
+/// takes as many bytes as the layout says.
 fn split_graph(job: &Job, model: &dyn Model, parallel: &Parallel, samples: usize) -> Result<Graph, GraphError> {
-    let clip = parallel.clip(job.clip, Purpose::Training);
-    let rule = UpdateRule {
-        optimizer: &job.optimizer,
-        clip,
-        frozen: &|name| job.start.is_frozen(name),
-        loss_scale: job.loss_scale,
-    };
-    let graph = tidy(training_graph(model, &rule, samples, job.grains)?);
+    let step = WholeStep { model, samples, grains: job.grains, precision: kolo_exec::Precision::F32 };
+    let (graph, within) = (step.graph(job, parallel)?, parallel.within_layers());
     let mut axes = vec![(DATA, 1)];
-    axes.extend(splitters(parallel).flat_map(|one| one.axes()));
+    axes.extend(within.strategies().flat_map(|one| one.axes()));
     let mesh = Mesh::new(&axes, 0).unwrap_or_else(Mesh::alone);
-    let mut split = graph.clone();
-    for one in splitters(parallel) {
-        split = one.split(split, &graph, Purpose::Training, &mesh).map_err(refused)?;
-    }
-    Ok(split)
+    within.split_model(graph.clone(), &graph, Purpose::Training, &mesh).map_err(refused)
 }
 
 /// Counts the graph of a rank of this model, layer by layer.

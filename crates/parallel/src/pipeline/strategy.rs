@@ -218,6 +218,9 @@ impl Strategy for Pipeline {
     fn axes(&self) -> Vec<(&'static str, usize)> {
         vec![(PIPELINE, self.ranks)]
     }
+    fn cuts_between_layers(&self) -> bool {
+        true
+    }
     /// The factor of scaled gradients is a state that all stages read and one updates.
     fn check(&self, job: Facts, _: &[&dyn Strategy]) -> Result<(), Refusal> {
         match job.scales_gradients {
