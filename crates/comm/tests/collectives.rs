@@ -3,6 +3,8 @@
 
 #[path = "collectives/case.rs"]
 mod case;
+#[path = "support/oracle.rs"]
+mod oracle;
 #[path = "collectives/sim.rs"]
 mod sim;
 
@@ -440,4 +442,17 @@ fn sixteen_bits_on_the_wire_are_refused_where_bits_are_promised() {
         compress::all_reduce(&comm, &mut [1.0], Reduction::Sum, &mut Feedback::new()).unwrap_err()
     });
     assert!(refused[0].to_string().contains("reproducible = false"), "{}", refused[0]);
+}
+
+/// What combines elements is tested against definitions that do not call it.
+#[test]
+fn no_definition_calls_what_it_defines() {
+    let tests = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let names = ["collectives", "support", "tcp", "mpi", ""].map(|folder| tests.join(folder));
+    let files: Vec<_> = names.iter().flat_map(|folder| std::fs::read_dir(folder).expect("a folder of tests")).collect();
+    let production = concat!("kolo_comm::", "combine");
+    for file in files.into_iter().map(|file| file.expect("an entry").path()).filter(|file| file.is_file()) {
+        let text = std::fs::read_to_string(&file).expect("a text");
+        assert!(!text.contains(production), "{} uses the code under test", file.display());
+    }
 }

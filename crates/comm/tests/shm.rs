@@ -1,17 +1,19 @@
 //! The shared-memory transport: every collective on every path against its definition, to the bit; failures between real
 //! processes.
 
+#[path = "support/oracle.rs"]
+mod oracle;
 mod support;
 
 use kolo_comm::call::CallKind;
-use kolo_comm::combine::{combine, divide};
 use kolo_comm::memory::SharedMemory;
 use kolo_comm::task::{RankPart, packed_parts};
 use kolo_comm::{Communicator, ElementType, Fault, Reduction, Request, Watch, shm};
+use std::collections::HashMap;
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Runs `work` on `size` threads, each a rank.
@@ -48,29 +50,20 @@ fn values(rank: usize, element: ElementType, count: usize) -> Vec<u8> {
     bytes
 }
 
-/// The definition: strides double, left with right.
-fn tree(element: ElementType, reduction: Reduction, mut inputs: Vec<Vec<u8>>) -> Vec<u8> {
-    let (size, mut stride) = (inputs.len(), 1);
-    let count = inputs[0].len() / element.bytes();
-    while stride < size {
-        for left in (0..size - stride).step_by(2 * stride) {
-            let right = inputs[left + stride].clone();
-            let into = inputs[left].as_mut_ptr();
-            // SAFETY: both have `count` elements.
-            unsafe { combine(element, reduction, into, right.as_ptr(), into, count) };
-        }
-        stride *= 2;
-    }
-    inputs.swap_remove(0)
-}
+/// Which reduction it is: of what, of how many elements, over how many ranks of how many.
+type ReductionKey = (ElementType, Reduction, usize, [usize; 2]);
 
-fn mean(element: ElementType, reduction: Reduction, ranks: usize, mut data: Vec<u8>) -> Vec<u8> {
-    if reduction == Reduction::Mean {
-        let count = data.len() / element.bytes();
-        // SAFETY: it has `count` elements.
-        unsafe { divide(element, data.as_mut_ptr(), ranks, count) };
+/// What reductions must give, each worked out once for all ranks and buffers.
+#[derive(Default)]
+struct Definitions(Mutex<HashMap<ReductionKey, Arc<Vec<u8>>>>);
+
+impl Definitions {
+    fn combined(&self, case: &Case, inputs: &[Vec<u8>]) -> Arc<Vec<u8>> {
+        let key = (case.element, case.reduction, case.count, [inputs.len(), case.size]);
+        let mut known = self.0.lock().expect("no panic");
+        let made = || Arc::new(oracle::tree(case.element, case.reduction, inputs, case.size));
+        Arc::clone(known.entry(key).or_insert_with(made))
     }
-    data
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -132,12 +125,10 @@ impl Case {
     }
 
     /// What the call leaves in the rank's output; `None` if that is not defined.
-    fn expected(&self, rank: usize) -> Option<Vec<u8>> {
+    fn expected(&self, rank: usize, definitions: &Definitions) -> Option<Vec<u8>> {
         let inputs = self.inputs();
         let parts = self.parts();
-        let combined = |inputs: &[Vec<u8>]| {
-            mean(self.element, self.reduction, self.size, tree(self.element, self.reduction, inputs.to_vec()))
-        };
+        let combined = |inputs: &[Vec<u8>]| definitions.combined(self, inputs).to_vec();
         let gathered = || {
             let mut all = vec![0; self.count * self.element.bytes()];
             for (part, input) in parts.iter().zip(&inputs) {
@@ -186,7 +177,7 @@ impl Case {
         }
     }
 
-    fn run(&self, comm: &Communicator, memory: &SharedMemory) {
+    fn run(&self, comm: &Communicator, memory: &SharedMemory, definitions: &Definitions) {
         let rank = comm.rank();
         let (input, output) = self.offsets(rank, memory);
         let data = values(rank, self.element, self.input_count(rank));
@@ -209,7 +200,7 @@ impl Case {
             })
         };
         outcome.unwrap_or_else(|fault| panic!("{self:?}: {fault}"));
-        if let Some(expected) = self.expected(rank) {
+        if let Some(expected) = self.expected(rank, definitions) {
             // SAFETY: as above.
             let got = unsafe { std::slice::from_raw_parts(memory.at(output), expected.len()) };
             assert!(got == expected, "rank {rank}, {self:?}");
@@ -237,6 +228,7 @@ fn sweep(size: usize, counts: &[usize], mixes: &[(ElementType, Reduction)]) {
 
 fn sweep_kinds(kinds: &[CallKind], size: usize, counts: &[usize], mixes: &[(ElementType, Reduction)]) {
     let most = counts.iter().max().expect("counts") * 8 + 4096;
+    let definitions = Definitions::default();
     together(size, |comm| {
         let memories = [comm.allocate(2 * most).expect("allocates"), SharedMemory::private(2 * most).expect("maps")];
         for kind in kinds.iter().copied() {
@@ -248,7 +240,7 @@ fn sweep_kinds(kinds: &[CallKind], size: usize, counts: &[usize], mixes: &[(Elem
                         let (shared, in_place) = (at % 2 == 0, at / 2 == 0 && kind != CallKind::AllToAll);
                         let (count, root) = (*count, (number + at) % size);
                         let case = Case { kind, element, reduction, count, size, root, in_place };
-                        case.run(&comm, &memories[usize::from(!shared)]);
+                        case.run(&comm, &memories[usize::from(!shared)], &definitions);
                     }
                 }
             }
@@ -317,6 +309,7 @@ fn calls_may_follow_each_other_at_once() {
 
 #[test]
 fn ranks_may_disagree_about_where_their_buffers_are() {
+    let definitions = Definitions::default();
     together(3, |comm| {
         let [first, second] = [(); 2].map(|()| comm.allocate(1 << 17).expect("allocates"));
         let private = SharedMemory::private(1 << 17).expect("maps");
@@ -324,7 +317,7 @@ fn ranks_may_disagree_about_where_their_buffers_are() {
         for kind in KINDS {
             let (element, reduction) = (ElementType::F32, Reduction::Sum);
             let in_place = kind != CallKind::AllToAll;
-            Case { kind, element, reduction, count: 9001, size: 3, root: 1, in_place }.run(&comm, memory);
+            Case { kind, element, reduction, count: 9001, size: 3, root: 1, in_place }.run(&comm, memory, &definitions);
         }
     });
 }
@@ -360,6 +353,7 @@ fn memory_at_the_first_rank_takes_room_there_alone() {
 
 #[test]
 fn memory_of_the_parent_serves_its_parts() {
+    let definitions = Definitions::default();
     together(4, |comm| {
         let memory = comm.allocate(1 << 17).expect("allocates");
         let color = [7, 3, 7, 3][comm.rank()];
@@ -369,7 +363,11 @@ fn memory_of_the_parent_serves_its_parts() {
         for kind in KINDS {
             let (element, reduction) = (ElementType::F64, Reduction::Sum);
             let in_place = kind != CallKind::AllToAll;
-            Case { kind, element, reduction, count: 5000, size: 2, root: 1, in_place }.run(&part, &memory);
+            Case { kind, element, reduction, count: 5000, size: 2, root: 1, in_place }.run(
+                &part,
+                &memory,
+                &definitions,
+            );
         }
         let alone = part.split(comm.rank() as i64, 0).expect("splits again");
         let mut data = [3.0f32];
@@ -563,12 +561,16 @@ fn rank_in_a_process() {
     let mut bootstrap = support::Folder::new(folder.as_ref(), rank, PROCESSES);
     let transport = shm::connect(rank, PROCESSES, Arc::clone(&watch), &mut bootstrap).expect("connects");
     let comm = Communicator::new(transport, watch, true);
-    let memory = comm.allocate(1 << 20).expect("allocates");
+    let (memory, definitions) = (comm.allocate(1 << 20).expect("allocates"), Definitions::default());
     for kind in KINDS {
         let (element, reduction) = (ElementType::F32, Reduction::Sum);
         let in_place = kind != CallKind::AllToAll;
         for count in [5, 50_000] {
-            Case { kind, element, reduction, count, size: PROCESSES, root: 2, in_place }.run(&comm, &memory);
+            Case { kind, element, reduction, count, size: PROCESSES, root: 2, in_place }.run(
+                &comm,
+                &memory,
+                &definitions,
+            );
         }
     }
     let half = comm.split(rank as i64 % 2, 0).expect("splits");
