@@ -63,7 +63,7 @@ pub mod prelude {
     pub use kolo_exec::{Feed, Options, Session, StepError, Store, ValueError, Values, View};
     pub use kolo_graph::field::{Field, Kind};
     pub use kolo_graph::settings::{SettingError, Settings};
-    pub use kolo_models::{Build, Mean, Model, ModelKind, Outputs, classify, data_classes, data_shape};
+    pub use kolo_models::{Better, Build, Mean, Model, ModelKind, Outputs, classify, data_classes, data_shape};
     pub use kolo_ops::gradients;
     pub use kolo_ops::optim::{Adagrad, Adam, LambDirection, Lars, Rmsprop, Sgd, SgdPlain};
     pub use kolo_ops::prelude::*;

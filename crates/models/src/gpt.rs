@@ -1,6 +1,7 @@
 //! GPT-2 with Hugging Face's names and layouts.
 
-use crate::{Build, Decoder, LAYERS_MAX, Mean, Model, ModelKind, Outputs, data_classes, data_shape};
+use crate::outputs::PERPLEXITY;
+use crate::{Better, Build, Decoder, LAYERS_MAX, Mean, Model, ModelKind, Outputs, data_classes, data_shape};
 use kolo_graph::field::{Field, IGNORED};
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_ops::attention::cached;
@@ -108,7 +109,11 @@ impl Model for Gpt {
     }
 
     fn derive(&self, loss: f64, metrics: &mut Vec<(String, f64)>) {
-        metrics.push(("perplexity".into(), loss.exp()));
+        metrics.push((PERPLEXITY.into(), loss.exp()));
+    }
+
+    fn better(&self, metric: &str) -> Better {
+        if metric == PERPLEXITY { Better::Lower } else { Better::Higher }
     }
 
     fn tokens_per_sample(&self) -> Option<usize> {

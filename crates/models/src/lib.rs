@@ -16,7 +16,7 @@ pub mod outputs;
 pub mod resnet;
 pub mod vgg;
 
-pub use outputs::{Counted, Mean, Outputs, classify};
+pub use outputs::{Better, Counted, Mean, Outputs, classify};
 
 use kolo_graph::field::{Field, Kind};
 use kolo_graph::settings::{SettingError, Settings, nearest};
@@ -59,6 +59,12 @@ pub trait Model: Debug + Send + Sync {
 
     /// Adds metrics that follow from the averaged ones.
     fn derive(&self, _loss: f64, _metrics: &mut Vec<(String, f64)>) {}
+
+    /// Which values of one of its metrics are the better ones, derived metrics among them: early stopping and the best checkpoint
+    /// follow it. Of the loss it is not asked.
+    fn better(&self, metric: &str) -> Better {
+        Better::by_name(metric)
+    }
 
     /// The learning rate of Adam and AdamW if the job names none.
     fn learning_rate(&self) -> f64 {

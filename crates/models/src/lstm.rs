@@ -1,6 +1,6 @@
 //! Stacked LSTM layers and a linear head on the last step: forecasting.
 
-use crate::{Build, LAYERS_MAX, Model, ModelKind, Outputs, data_shape};
+use crate::{Better, Build, LAYERS_MAX, Model, ModelKind, Outputs, data_shape};
 use kolo_graph::field::Field;
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_ops::prelude::*;
@@ -69,6 +69,13 @@ impl Model for Lstm {
         let find = |name: &str| metrics.iter().find(|(key, _)| key == name).map(|(_, value)| *value);
         if let (Some(mse), Some(naive)) = (find("mse"), find("naive_mse")) {
             metrics.push(("gain".into(), naive / mse));
+        }
+    }
+
+    fn better(&self, metric: &str) -> Better {
+        match metric {
+            "mse" | "naive_mse" => Better::Lower,
+            _ => Better::Higher,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A multi-layer perceptron on flattened inputs: a classifier, or, if the data's target is numbers, a regression.
 
-use crate::{Build, Model, ModelKind, Outputs, classify, data_classes, data_shape};
+use crate::{Better, Build, Model, ModelKind, Outputs, classify, data_classes, data_shape};
 use kolo_graph::field::{Field, Kind};
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_ops::prelude::*;
@@ -56,5 +56,9 @@ impl Model for Mlp {
                 Outputs::new(loss, values).metric("mse", loss)
             }
         }
+    }
+
+    fn better(&self, metric: &str) -> Better {
+        if metric == "mse" { Better::Lower } else { Better::Higher }
     }
 }

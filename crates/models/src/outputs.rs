@@ -49,6 +49,36 @@ impl<'b> From<Tensor<'b>> for Mean<'b> {
     }
 }
 
+/// Of language models: e to the power of the loss.
+pub(crate) const PERPLEXITY: &str = "perplexity";
+
+/// Which of two values of a metric is the better one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Better {
+    /// Of an error.
+    Lower,
+    /// Of a score.
+    Higher,
+}
+
+impl Better {
+    /// For metrics that do not say it: less is better of what is called a loss, an mse or a perplexity.
+    pub fn by_name(metric: &str) -> Self {
+        match ["loss", "mse", "perplexity"].iter().any(|name| metric.ends_with(name)) {
+            true => Better::Lower,
+            false => Better::Higher,
+        }
+    }
+
+    /// Whether a new value is better than the best so far.
+    pub fn improves(self, new: f64, best: f64) -> bool {
+        match self {
+            Better::Lower => new < best,
+            Better::Higher => new > best,
+        }
+    }
+}
+
 /// What a model's graph yields for one grain.
 #[derive(Clone, Debug)]
 pub struct Outputs<'b> {

@@ -12,7 +12,7 @@ use kolo_data::{Field, Kind, ReadError, SOURCES, Source, SourceKind, Split};
 use kolo_exec::cpu::Cpu;
 use kolo_exec::{Executor, Offload, Precision};
 use kolo_graph::settings::{SettingError, Settings};
-use kolo_models::{MODELS, Model, ModelKind};
+use kolo_models::{Better, MODELS, Model, ModelKind};
 use kolo_parallel::strategy::Facts;
 use kolo_parallel::{Parallel, STRATEGIES, StrategyKind};
 use std::sync::Arc;
@@ -22,23 +22,28 @@ const STEPS_MAX: usize = 1_000_000_000;
 
 const SECTIONS: [&str; 7] = ["job", "model", "data", "train", "parallel", "memory", "checkpoint"];
 
+/// What every model is trained to lower.
+const LOSS: &str = "loss";
+
 /// When to stop before the end.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EarlyStop {
-    pub metric: String,
+    pub metric: WatchedMetric,
     /// Evaluations without improvement.
     pub patience: usize,
 }
 
-impl EarlyStop {
-    pub fn improves(&self, new: f64, best: f64) -> bool {
-        if falls(&self.metric) { new < best } else { new > best }
-    }
+/// A metric whose best value decides something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WatchedMetric {
+    pub name: String,
+    pub better: Better,
 }
 
-/// Whether less is better: errors fall, scores rise.
-pub(crate) fn falls(metric: &str) -> bool {
-    ["loss", "mse", "perplexity"].iter().any(|name| metric.ends_with(name))
+impl WatchedMetric {
+    pub fn new(name: impl Into<String>, better: Better) -> Self {
+        Self { name: name.into(), better }
+    }
 }
 
 /// Steps from one logged row to the next.
@@ -190,7 +195,7 @@ impl Job {
         let parallel = Parallel::read(&parallel, kinds.strategies, facts)?;
         let measures = || match split.held_out_len() {
             0 => Vec::new(),
-            _ => metric_names(&*model).unwrap_or_default(),
+            _ => metrics_of(&*model).unwrap_or_default(),
         };
         let saving = SavingRule::read(&checkpoint, measures)?;
         let job = Self {
@@ -510,14 +515,15 @@ fn read_early_stop(train: &Settings, model: &dyn Model) -> Result<Option<EarlySt
         return Ok(None);
     }
     let table = train.table_like("early_stop", "{ metric = \"loss\", patience = 3 }")?;
-    let stop = EarlyStop { metric: table.text("metric", "loss")?, patience: table.count("patience", 3, 1)? };
+    let (name, patience) = (table.text("metric", LOSS)?, table.count("patience", 3, 1)?);
     table.finish()?;
-    let known = metric_names(model)?;
-    if !known.contains(&stop.metric) {
-        let message = format!("is \"{}\", which this model does not measure", stop.metric);
-        return Err(table.wrong("metric", message, format!("the metrics are {}", known.join(", "))).into());
-    }
-    Ok(Some(stop))
+    let mut known = metrics_of(model)?;
+    let Some(at) = known.iter().position(|metric| metric.name == name) else {
+        let names: Vec<&str> = known.iter().map(|metric| metric.name.as_str()).collect();
+        let message = format!("is \"{name}\", which this model does not measure");
+        return Err(table.wrong("metric", message, format!("the metrics are {}", names.join(", "))).into());
+    };
+    Ok(Some(EarlyStop { metric: known.swap_remove(at), patience }))
 }
 
 /// The model's parameters.
@@ -526,17 +532,21 @@ fn parameter_names(model: &dyn Model) -> Result<Vec<String>, Error> {
     Ok(graph.params().map(|(_, param)| param.name.clone()).collect())
 }
 
-/// What an evaluation of the model yields.
-fn metric_names(model: &dyn Model) -> Result<Vec<String>, Error> {
+/// What an evaluation of the model yields: the loss, the model's metrics, those of a confusion matrix, and what follows from them.
+fn metrics_of(model: &dyn Model) -> Result<Vec<WatchedMetric>, Error> {
     let graph = crate::step::evaluation_graph(model, 1)?;
     let names = crate::trainer::metric_names(&graph);
     let mut metrics: Vec<(String, f64)> =
-        names.into_iter().filter(|name| name != "loss").map(|name| (name, 1.0)).collect();
+        names.into_iter().filter(|name| name != LOSS).map(|name| (name, 1.0)).collect();
+    let own = metrics.len();
     if graph.output(crate::step::CONFUSION).is_some() {
         metrics.extend(["precision", "recall"].map(|name| (name.to_string(), 1.0)));
     }
+    let counted = own..metrics.len();
     model.derive(1.0, &mut metrics);
-    Ok(["loss".to_string()].into_iter().chain(metrics.into_iter().map(|(name, _)| name)).collect())
+    let better = |at: usize, name: &str| if counted.contains(&at) { Better::Higher } else { model.better(name) };
+    let metrics = metrics.iter().enumerate().map(|(at, (name, _))| WatchedMetric::new(name, better(at, name)));
+    Ok([WatchedMetric::new(LOSS, Better::Lower)].into_iter().chain(metrics).collect())
 }
 
 fn read_loss_scale(train: &Settings, precision: Precision) -> Result<Option<f64>, SettingError> {

@@ -46,20 +46,27 @@ pub enum Rule {
 /// One kind of optimizer; the first is the default: its name in a job file, the learning rate if none is given, and its reader.
 struct Kind {
     name: &'static str,
-    lr: f64,
+    lr: Rate,
     read: fn(&Settings) -> Result<Rule, SettingError>,
+}
+
+/// The learning rate if a job names none.
+enum Rate {
+    /// What the model says.
+    OfModel,
+    Fixed(f64),
 }
 
 const ADAM_RATE: f64 = 1e-3;
 
 const KINDS: [Kind; 7] = [
-    Kind { name: "adamw", lr: ADAM_RATE, read: |settings| read_adam(settings, 0.01, true) },
-    Kind { name: "adam", lr: ADAM_RATE, read: |settings| read_adam(settings, 0.0, false) },
-    Kind { name: "sgd", lr: 1e-3, read: read_sgd },
-    Kind { name: "lars", lr: 1.0, read: read_lars },
-    Kind { name: "lamb", lr: 1e-3, read: read_lamb },
-    Kind { name: "rmsprop", lr: 0.01, read: read_rmsprop },
-    Kind { name: "adagrad", lr: 0.01, read: read_adagrad },
+    Kind { name: "adamw", lr: Rate::OfModel, read: |settings| read_adam(settings, 0.01, true) },
+    Kind { name: "adam", lr: Rate::OfModel, read: |settings| read_adam(settings, 0.0, false) },
+    Kind { name: "sgd", lr: Rate::Fixed(1e-3), read: read_sgd },
+    Kind { name: "lars", lr: Rate::Fixed(1.0), read: read_lars },
+    Kind { name: "lamb", lr: Rate::Fixed(1e-3), read: read_lamb },
+    Kind { name: "rmsprop", lr: Rate::Fixed(0.01), read: read_rmsprop },
+    Kind { name: "adagrad", lr: Rate::Fixed(0.01), read: read_adagrad },
 ];
 
 /// Beyond this, a rate or a decay is a slip of the pen.
@@ -84,7 +91,10 @@ impl Optimizer {
     pub fn read_for(settings: &Settings, model_rate: f64) -> Result<Self, SettingError> {
         let name = settings.choice("kind", &KINDS.map(|kind| kind.name))?;
         let kind = KINDS.iter().find(|kind| kind.name == name).expect("a choice is one of the choices");
-        let rate = if matches!(name, "adam" | "adamw") { model_rate } else { kind.lr };
+        let rate = match kind.lr {
+            Rate::OfModel => model_rate,
+            Rate::Fixed(rate) => rate,
+        };
         let lr = settings.float_in("lr", rate, 0.0, RATE_MAX)?;
         let rule = (kind.read)(settings)?;
         settings.finish()?;

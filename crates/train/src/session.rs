@@ -166,8 +166,8 @@ impl Watch {
     fn stale(&mut self, job: &Job, evaluation: &Evaluation) -> bool {
         let Some(stop) = &job.early_stop else { return false };
         // The job was read with the metric's name checked.
-        let Some(value) = evaluation.get(&stop.metric) else { return false };
-        if self.best.is_none_or(|best| stop.improves(value, best)) {
+        let Some(value) = evaluation.get(&stop.metric.name) else { return false };
+        if self.best.is_none_or(|best| stop.metric.better.improves(value, best)) {
             (self.best, self.since) = (Some(value), 0);
         } else {
             self.since += 1;
@@ -557,7 +557,7 @@ impl<'r> Run<'r> {
         let Some(metric) = &self.job.saving.best else { return false };
         let step = self.trainer.next_step();
         let fresh = step.is_multiple_of(self.job.steps_per_epoch) && self.job.split.held_out_len() > 0;
-        let value = self.last.as_ref().filter(|_| fresh).and_then(|evaluation| evaluation.get(metric));
+        let value = self.last.as_ref().filter(|_| fresh).and_then(|evaluation| evaluation.get(&metric.name));
         match value {
             Some(value) if self.job.saving.improves(value, self.best) => {
                 self.best = Some(value);

@@ -1,6 +1,6 @@
 //! `[checkpoint]` of a job: when to save, and what to keep.
 
-use crate::job::falls;
+use crate::job::WatchedMetric;
 use kolo_graph::settings::{SettingError, Settings};
 use std::time::Duration;
 
@@ -24,30 +24,22 @@ pub struct SavingRule {
     /// Newest checkpoints to keep.
     pub keep: usize,
     /// The metric whose best checkpoint is kept as well.
-    pub best: Option<String>,
+    pub best: Option<WatchedMetric>,
 }
 
 impl SavingRule {
     /// Reads the section; `metrics` are those that the job's evaluations measure.
-    pub fn read(checkpoint: &Settings, metrics: impl FnOnce() -> Vec<String>) -> Result<Self, SettingError> {
+    pub fn read(checkpoint: &Settings, metrics: impl FnOnce() -> Vec<WatchedMetric>) -> Result<Self, SettingError> {
         let every = match checkpoint.has("every") {
             true => Some(read_every(checkpoint)?),
             false => None,
         };
         let keep = checkpoint.count_in("keep", KEEP, 1, KEEP_MAX)?;
         let best = checkpoint.text("best", "")?;
-        let best = if best.is_empty() { None } else { Some(best) };
-        if let Some(metric) = &best {
-            let known = metrics();
-            if !known.contains(metric) {
-                let message = format!("is \"{metric}\", which this job does not measure");
-                let hint = match known.is_empty() {
-                    true => "give `data.holdout` a part of the data, so that there is something to measure".into(),
-                    false => format!("the metrics are {}", known.join(", ")),
-                };
-                return Err(checkpoint.wrong("best", message, hint));
-            }
-        }
+        let best = match best.as_str() {
+            "" => None,
+            name => Some(read_best(checkpoint, name, metrics())?),
+        };
         checkpoint.finish()?;
         Ok(Self { every, keep, best })
     }
@@ -69,8 +61,21 @@ impl SavingRule {
     /// Whether a new value of the watched metric is the best so far.
     pub fn improves(&self, new: f64, best: Option<f64>) -> bool {
         let Some(metric) = &self.best else { return false };
-        best.is_none_or(|best| if falls(metric) { new < best } else { new > best }) && !new.is_nan()
+        best.is_none_or(|best| metric.better.improves(new, best)) && !new.is_nan()
     }
+}
+
+/// The metric of this name among those that the job measures.
+fn read_best(checkpoint: &Settings, name: &str, mut known: Vec<WatchedMetric>) -> Result<WatchedMetric, SettingError> {
+    if let Some(at) = known.iter().position(|metric| metric.name == name) {
+        return Ok(known.swap_remove(at));
+    }
+    let names: Vec<&str> = known.iter().map(|metric| metric.name.as_str()).collect();
+    let hint = match names.is_empty() {
+        true => "give `data.holdout` a part of the data, so that there is something to measure".into(),
+        false => format!("the metrics are {}", names.join(", ")),
+    };
+    Err(checkpoint.wrong("best", format!("is \"{name}\", which this job does not measure"), hint))
 }
 
 /// `200 steps`, `1 epoch`, `90 s`, `10 minutes`, `1 hour`.
@@ -101,11 +106,14 @@ fn read_every(checkpoint: &Settings) -> Result<Every, SettingError> {
 mod tests {
     use super::*;
     use kolo_graph::settings::Setting;
+    use kolo_models::Better;
 
     fn read(pairs: &[(&str, Setting)]) -> Result<SavingRule, String> {
         let mut settings = Settings::new("checkpoint", "job.toml:9");
         pairs.iter().for_each(|(key, value)| settings.set(key, "job.toml:10", value.clone()));
-        SavingRule::read(&settings, || vec!["loss".into(), "accuracy".into()]).map_err(|error| error.to_string())
+        let metrics = [("loss", Better::Lower), ("accuracy", Better::Higher)];
+        let metrics = || metrics.map(|(name, better)| WatchedMetric::new(name, better)).to_vec();
+        SavingRule::read(&settings, metrics).map_err(|error| error.to_string())
     }
 
     fn every(text: &str) -> Result<Option<Every>, String> {

@@ -404,7 +404,7 @@ impl Publication {
         let mut best: Option<(f64, PathBuf)> = None;
         for listed in kolo_ckpt::list(&self.disk, &self.root)? {
             let Ok(checkpoint) = &listed.checkpoint else { continue };
-            let value = checkpoint.header().trainer["metrics"][metric].as_f64();
+            let value = checkpoint.header().trainer["metrics"][&metric.name].as_f64();
             if let Some(value) = value.filter(|value| self.rule.improves(*value, best.as_ref().map(|(best, _)| *best)))
             {
                 best = Some((value, listed.path));

@@ -9,6 +9,7 @@ mod generate;
 mod goldens;
 mod ignored;
 mod layouts;
+mod metrics;
 mod op_goldens;
 mod precision;
 mod reference;
