@@ -11,7 +11,7 @@ use kolo_graph::layout::{Arena, Layout, align, shown_by};
 use kolo_graph::sources::{Input, Param, State};
 use kolo_graph::{DType, Graph, Node, NodeId, Op, ValueId};
 use kolo_ops::cast::Cast;
-use kolo_ops::optim::{RoundBf16, is_rule};
+use kolo_ops::optim::RoundBf16;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
@@ -58,7 +58,7 @@ impl HostPart {
 
 /// Whether an op is a part of the optimizer's update that the host can run.
 fn is_update(op: &dyn Op) -> bool {
-    is_rule(op) || op.is::<RoundBf16>()
+    op.is_update_rule() || op.is::<RoundBf16>()
 }
 
 /// Whether a node makes a half-precision copy of a weight.

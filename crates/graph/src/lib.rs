@@ -39,7 +39,7 @@ pub use cpu::{Cpu, CpuCx, Taker, Tile};
 pub use cuda::{ChannelsLast, Cuda, CudaArg, CudaCalls, CudaCx, CudaMatrix, CudaPlace, CudaSource, Launch, Product};
 pub use formula::Formula;
 pub use graph::{Graph, GraphError, Node, NodeId, Phase, Stage, ValueId};
-pub use op::{Arg, Case, Cases, Declared, Dense, Describe, Domain, GradCx, Mixed, Op, OpKind, Work};
+pub use op::{Arg, Case, Cases, Declared, Dense, Describe, Domain, GradCx, Mixed, Op, OpKind, ProductShape, Work};
 pub use operand::{Operand, Operands, checked_types};
 pub use region::Region;
 pub use sources::{Init, InputRole};

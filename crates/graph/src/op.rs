@@ -45,6 +45,24 @@ pub enum Work {
     ThinProducts,
 }
 
+/// How the multiply-adds of a call are laid out, for a device that has to fill its units with them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ProductShape {
+    /// A matrix product. The elements of its result that do not make up a row of `columns` are its rows.
+    Matrix { columns: usize },
+    /// A convolution, or a gradient of one, as a matrix product. `winograd`: Winograd's algorithm applies, so that it can do
+    /// with fewer multiplications.
+    Convolution { columns: usize, winograd: bool },
+    /// Attention: `products` matrix products over `scores` pairs of a query and a key. A share `masked` of the pairs is hidden,
+    /// and need not be computed where the scores are not kept.
+    Attention { scores: usize, products: u32, masked: f64 },
+}
+
+impl ProductShape {
+    /// The share of the pairs that a causal mask hides from attention.
+    pub const CAUSAL: f64 = 0.5;
+}
+
 /// What an op takes and gives in a step of mixed precision, where some values are halves (bf16 or f16) and others are f32.
 /// A kernel computes in f32 whatever it reads; halves are how its operands and results are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -114,6 +132,28 @@ pub trait Op: Describe + Any + Debug + Send + Sync {
     /// What sets the time of a call, for a device that knows no more than rates.
     fn work(&self) -> Work {
         Work::Stream
+    }
+
+    /// The layout of its multiply-adds, if its [`work`](Self::work) is a product. By default a matrix product whose columns are
+    /// the last dim of the first output.
+    fn product_shape(&self, _inputs: &[Type], outputs: &[Type]) -> ProductShape {
+        ProductShape::Matrix { columns: outputs[0].shape.last().copied().unwrap_or(1) }
+    }
+
+    /// Whether a framework that does not fuse runs it as several ops, each of which reads and writes memory.
+    fn composite(&self) -> bool {
+        false
+    }
+
+    /// The input that a framework may copy to f32 before it computes: the logits of a loss.
+    fn widened(&self) -> Option<usize> {
+        None
+    }
+
+    /// Whether it is the rule of an optimizer: it moves a parameter, or finds where to, element by element, with the same bits
+    /// on every device. Its first input and its output `param`, if it has one, are the parameter.
+    fn is_update_rule(&self) -> bool {
+        false
     }
 
     /// What it takes and gives in a step of mixed precision.

@@ -110,6 +110,12 @@ impl Op for CrossEntropy {
         let op = CrossEntropyGrad { ignore, smoothing, mean, first: 0, classes: 0 };
         vec![Some(cx.input(0).then(op, &[cx.input(1), cx.output(1), cx.grad()])), None]
     }
+    fn composite(&self) -> bool {
+        true
+    }
+    fn widened(&self) -> Option<usize> {
+        Some(0)
+    }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let (logits, targets) = (inputs[0], inputs[1]);
         let classes = logits.shape[logits.shape.len() - 1];
@@ -232,6 +238,9 @@ impl Op for CrossEntropyGrad {
     }
     fn flops_per_point(&self) -> u64 {
         3
+    }
+    fn composite(&self) -> bool {
+        true
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let [logits, targets, lse, g] = inputs else { unreachable!("infer checks the arity") };

@@ -66,6 +66,9 @@ impl Op for CrossEntropyPart {
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         3 * inputs[0].elements() as u64
     }
+    fn widened(&self) -> Option<usize> {
+        Some(0)
+    }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let classes = inputs[0].shape[inputs[0].shape.len() - 1];
         let mut data = Vec::new();
@@ -181,6 +184,10 @@ impl Op for CrossEntropyJoin {
     }
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
         inputs[0].elements() as u64
+    }
+    /// Its numbers stand for the logits of the slices.
+    fn widened(&self) -> Option<usize> {
+        Some(0)
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let (rows, smoothing) = (outputs[1].elements(), f64::from(self.smoothing));

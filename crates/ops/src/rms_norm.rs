@@ -33,6 +33,9 @@ impl Op for RmsNorm {
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
         row_norm::grad(cx, RmsNormGrad {})
     }
+    fn composite(&self) -> bool {
+        true
+    }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         row_norm::define(inputs, self.eps, outputs)
     }
@@ -106,6 +109,9 @@ impl Op for RmsNormGrad {
     }
     fn flops_per_point(&self) -> u64 {
         10
+    }
+    fn composite(&self) -> bool {
+        true
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         row_norm::define_grad(inputs, outputs)

@@ -66,6 +66,9 @@ impl Op for Rotary {
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
         vec![Some(cx.grad().then(Rotary { inverse: !self.inverse, ..self.clone() }, &[]))]
     }
+    fn composite(&self) -> bool {
+        true
+    }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let half = outputs[0].last() / 2;
         let sign = if self.inverse { -1.0 } else { 1.0 };

@@ -103,6 +103,9 @@ impl Op for Softmax {
     fn grad<'b>(&self, cx: &GradCx<'b>) -> Vec<Option<Tensor<'b>>> {
         vec![Some(cx.output(0).then(SoftmaxGrad {}, &[cx.grad()]))]
     }
+    fn composite(&self) -> bool {
+        true
+    }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         define(inputs, &outputs[0], |rows| {
             let (largest, sum) = define_sum_exp(rows[0]);

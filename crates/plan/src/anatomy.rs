@@ -6,7 +6,7 @@
 //! ([`Anatomy::stretched`]).
 
 use crate::collective::CollectiveKind;
-use crate::op_cost::{Body, OpCall, body, is_composite};
+use crate::op_cost::{OpCall, body};
 use kolo_exec::Offload;
 use kolo_graph::collective::Movement;
 use kolo_graph::layout::all_shown_by;
@@ -231,9 +231,8 @@ impl<'g> Counting<'g> {
                 pass.exchanges.push(exchange);
             } else if !node.op.view() {
                 pass.calls.push(self.call(node));
-                if parts[at] == Part::Forward && node.op.name().starts_with("cross_entropy") {
-                    let largest = node.inputs.iter().map(|id| self.graph.ty(*id).elements()).max().unwrap_or(0);
-                    units[unit].widened += largest as f64;
+                if let Some(input) = node.op.widened().filter(|_| parts[at] == Part::Forward) {
+                    units[unit].widened += self.graph.ty(node.inputs[input]).elements() as f64;
                 }
             }
         }
@@ -244,13 +243,9 @@ impl<'g> Counting<'g> {
         let flops = node.op.flops(&inputs, &outputs) as f64;
         let mut moved = Kept::default();
         inputs.iter().chain(&outputs).for_each(|ty| moved.add(ty, 1.0));
-        let name = node.op.name();
-        let body = match name {
-            "attention" | "attention_grad" => attention(node, flops, &inputs, &outputs),
-            _ => body(node.op.work(), name, flops, &outputs[0].shape),
-        };
-        let winograd = is_small_convolution(node, &inputs, &outputs);
-        OpCall { name, body, flops, reals: moved.reals, bytes: moved.bytes, composite: is_composite(name), winograd }
+        let body = body(&*node.op, flops, &inputs, &outputs);
+        let (name, composite) = (node.op.name(), node.op.composite());
+        OpCall { name, body, flops, reals: moved.reals, bytes: moved.bytes, composite }
     }
 
     fn exchange(&self, node: &Node) -> Option<UnitExchange> {
@@ -449,28 +444,4 @@ fn label(graph: &Graph, phases: &[Phase]) -> (Vec<Option<usize>>, usize) {
         labels[at] = Some(unit);
     }
     (labels, after + 1)
-}
-
-/// Whether a convolution, or its gradient, is of 3 × 3 places and stride 1.
-fn is_small_convolution(node: &Node, inputs: &[Type], outputs: &[Type]) -> bool {
-    let small = |ty: &Type| ty.rank() == 4 && ty.shape[2..] == [3, 3];
-    let one =
-        node.op.attrs().iter().any(|(name, value)| *name == "stride" && value.to_string().replace(' ', "") == "[1,1]");
-    node.op.name().starts_with("conv2d") && one && inputs.iter().chain(outputs).any(small)
-}
-
-/// Pairs of queries and keys over all heads, and the products over them. Both directions know the result and one number for every
-/// query and head.
-fn attention(node: &Node, flops: f64, inputs: &[Type], outputs: &[Type]) -> Body {
-    let forward = node.op.name() == "attention";
-    let (result, queries) = match (forward, inputs) {
-        (true, _) => (&outputs[0], outputs.get(1)),
-        (false, [.., result, sums, _]) => (result, Some(sums)),
-        _ => (&outputs[0], None),
-    };
-    let head = queries.map_or(1.0, |queries| result.elements() as f64 / (queries.elements() as f64).max(1.0));
-    // A pair takes two operations per number of a head, in two products forward and in five backward.
-    let passes = if forward { 2.0 } else { 5.0 };
-    let causal = node.op.attrs().iter().any(|(name, value)| *name == "causal" && value.to_string() == "true");
-    Body::Attention { scores: flops / (2.0 * passes * head.max(1.0)), passes, causal }
 }

@@ -7,24 +7,27 @@
 use crate::device::{Device, Precision};
 use crate::step_model::Compute;
 use crate::system::SystemTraits;
-use kolo_graph::Work;
+use kolo_graph::{Op, ProductShape, Type, Work};
 
 /// What of an op sets its time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Body {
-    /// Rows and columns of its result, and the number of terms of each sum.
+    /// Rows and columns of its result, and the number of terms of each sum. `winograd`: Winograd's algorithm can multiply less
+    /// often for it.
     Product {
         rows: f64,
         columns: f64,
         terms: f64,
+        winograd: bool,
     },
     /// Products of a few rows, one after the other.
     ThinProducts,
-    /// `scores` is the number of pairs of a query and a key over all heads; `passes` the products over them.
+    /// `scores` is the number of pairs of a query and a key over all heads; `passes` the products over them; `masked` the share
+    /// of the pairs that is hidden.
     Attention {
         scores: f64,
         passes: f64,
-        causal: bool,
+        masked: f64,
     },
     Stream,
 }
@@ -42,8 +45,6 @@ pub struct OpCall {
     pub bytes: f64,
     /// Whether a framework that does not fuse runs it as several ops.
     pub composite: bool,
-    /// A convolution of 3 × 3 places and stride 1, which Winograd's algorithm multiplies less often for.
-    pub winograd: bool,
 }
 
 impl OpCall {
@@ -106,26 +107,31 @@ impl<'d> Runner<'d> {
         let stream = call.moved_bytes(self.precision) * passes / self.stream_rate();
         let (product, seconds) = match call.body {
             Body::Stream => (0.0, stream),
-            Body::Product { rows, columns, terms } => {
-                let (product, seconds) =
-                    self.product(call, call.flops / rate / self.filled(rows, columns, terms), stream);
+            Body::Product { rows, columns, terms, winograd } => {
+                let written = call.flops / rate / self.filled(rows, columns, terms);
+                let (product, seconds) = match winograd && self.transforms() {
+                    true => self.transformed(call, written, stream),
+                    false => (written, written.max(stream)),
+                };
                 (product.min(call.flops / rate), seconds + self.narrowing(call.reals - rows * columns))
             }
             Body::ThinProducts => (call.flops / rate, (call.flops / rate / THIN_SHARE).max(stream)),
-            Body::Attention { scores, passes, causal } => self.attention(call.flops, scores, passes, causal, stream),
+            Body::Attention { scores, passes, masked } => self.attention(call.flops, scores, passes, masked, stream),
         };
         let (product, stream) = if seconds > stream || product >= stream { (product, 0.0) } else { (0.0, stream) };
         let overhead = (seconds - product - stream).max(0.0) + launch;
         Compute { product, stream, overhead, flops: call.flops }
     }
 
-    /// Seconds in which a product multiplies, and in all, if it takes so long as it is written and so long for its bytes: by the
-    /// fastest algorithm. Tensor cores are faster without Winograd's, and processors' kernels do not have it.
-    fn product(&self, call: &OpCall, written: f64, stream: f64) -> (f64, f64) {
+    /// Whether Winograd's algorithm is worth trying. Tensor cores are faster without it, and processors' kernels do not have it.
+    fn transforms(&self) -> bool {
+        self.precision == Precision::F32 && self.device.units > 1
+    }
+
+    /// Seconds in which a convolution multiplies, and in all, if it takes so long as it is written and so long for its bytes: by
+    /// the fastest algorithm.
+    fn transformed(&self, call: &OpCall, written: f64, stream: f64) -> (f64, f64) {
         let plain = (written, written.max(stream));
-        if !(call.winograd && self.precision == Precision::F32 && self.device.units > 1) {
-            return plain;
-        }
         let [small, large] = WINOGRAD_GAINS.map(|gain| written / gain);
         let transforms = TRANSFORM_PASSES * call.moved_bytes(self.precision) / self.stream_rate();
         let all = [plain, (small, small.max(stream)), (large, large.max(stream) + transforms)];
@@ -151,12 +157,12 @@ impl<'d> Runner<'d> {
     }
 
     /// Seconds at the full rate, and in all. 8-bit products are for layers, not for attention.
-    fn attention(&self, flops: f64, scores: f64, passes: f64, causal: bool, stream: f64) -> (f64, f64) {
+    fn attention(&self, flops: f64, scores: f64, passes: f64, masked: f64, stream: f64) -> (f64, f64) {
         let precision = if self.precision == Precision::F8 { Precision::Bf16 } else { self.precision };
         let rate = self.device.peak(precision) * self.device.product_share;
         if self.flash {
             // Blocks behind the mask are left out.
-            let flops = if causal { flops / 2.0 } else { flops };
+            let flops = flops * (1.0 - masked);
             let reached = self.attention_share.map_or(rate * FLASH_SHARE, |share| self.device.peak(precision) * share);
             return ((flops / rate).min(flops / reached), (flops / reached).max(stream));
         }
@@ -189,46 +195,32 @@ impl<'d> Runner<'d> {
     }
 }
 
-/// Ops that a framework without fusion runs as several.
-const COMPOSITE: [&str; 8] = [
-    "rms_norm",
-    "rms_norm_grad",
-    "rotary",
-    "cross_entropy",
-    "cross_entropy_sum",
-    "cross_entropy_grad",
-    "cross_entropy_sum_grad",
-    "softmax",
-];
-
-pub(crate) fn is_composite(name: &str) -> bool {
-    COMPOSITE.contains(&name)
-}
-
-/// What an op's own word on its work, its result and its inputs says of its body. `result` is the shape of its output.
-pub(crate) fn body(work: Work, name: &str, flops: f64, result: &[usize]) -> Body {
-    match work {
+/// What sets the time of an op, as it says itself.
+pub(crate) fn body(op: &dyn Op, flops: f64, inputs: &[Type], outputs: &[Type]) -> Body {
+    match op.work() {
         Work::Stream => Body::Stream,
         Work::ThinProducts => Body::ThinProducts,
-        Work::Product => {
-            let elements: f64 = result.iter().map(|size| *size as f64).product::<f64>().max(1.0);
-            let columns = match (name, result) {
-                // An image's channels are the columns; of a convolution's weight, all but the first dim.
-                ("conv2d" | "conv2d_input_grad" | "conv_transpose2d", [_, channels, ..]) => *channels as f64,
-                ("conv2d_weight_grad", [first, ..]) => elements / (*first as f64).max(1.0),
-                (_, [.., last]) => *last as f64,
-                _ => 1.0,
-            };
-            let columns = columns.max(1.0);
-            Body::Product { rows: elements / columns, columns, terms: (flops / 2.0 / elements).max(1.0) }
-        }
+        Work::Product => match op.product_shape(inputs, outputs) {
+            ProductShape::Matrix { columns } => product(&outputs[0], columns, flops, false),
+            ProductShape::Convolution { columns, winograd } => product(&outputs[0], columns, flops, winograd),
+            ProductShape::Attention { scores, products, masked } => {
+                Body::Attention { scores: scores as f64, passes: f64::from(products), masked }
+            }
+        },
     }
+}
+
+fn product(result: &Type, columns: usize, flops: f64, winograd: bool) -> Body {
+    let elements = (result.elements() as f64).max(1.0);
+    let columns = (columns as f64).max(1.0);
+    Body::Product { rows: elements / columns, columns, terms: (flops / 2.0 / elements).max(1.0), winograd }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::device::DeviceTable;
+    use kolo_graph::{Arg, Case, Dense, Operand, Operands};
 
     #[test]
     fn products_lose_by_tiles_terms_and_memory() {
@@ -240,12 +232,11 @@ mod tests {
             let flops = 2.0 * rows * columns * terms;
             let call = OpCall {
                 name: "linear",
-                body: Body::Product { rows, columns, terms },
+                body: Body::Product { rows, columns, terms, winograd: false },
                 flops,
                 reals,
                 bytes: 0.0,
                 composite: false,
-                winograd: false,
             };
             flops / runner.compute(&call).seconds() / device.peak(Precision::Bf16) / device.product_share
         };
@@ -256,5 +247,88 @@ mod tests {
         assert!(share(16384.0, 8192.0, 64.0) < 0.6 * large);
         // A few rows read the whole weight.
         assert!(share(16.0, 8192.0, 8192.0) < 0.2);
+    }
+
+    fn types_of(case: &Case) -> (Vec<Type>, Vec<Type>) {
+        let inputs: Vec<Type> = case.args.iter().map(|arg| arg.ty.clone()).collect();
+        let outputs = case.op.infer(&inputs).unwrap();
+        (inputs, outputs)
+    }
+
+    fn body_of(case: &Case) -> Body {
+        let (inputs, outputs) = types_of(case);
+        body(&*case.op, case.op.flops(&inputs, &outputs) as f64, &inputs, &outputs)
+    }
+
+    /// The registered ops of which a case is so.
+    fn named(is: impl Fn(&Case) -> bool) -> String {
+        let has = |kind: &&kolo_graph::OpKind| (kind.cases)().iter().any(&is);
+        let mut names: Vec<&str> = kolo_ops::registry().iter().filter(has).map(|kind| kind.name).collect();
+        names.sort_unstable();
+        names.join(" ")
+    }
+
+    #[test]
+    fn ops_say_what_work_they_are() {
+        assert_eq!(
+            named(|case| matches!(body_of(case), Body::Attention { .. })),
+            "attention attention_grad attention_step attention_step_grad cached_attention"
+        );
+        assert_eq!(
+            named(|case| matches!(body_of(case), Body::Attention { masked, .. } if masked > 0.0)),
+            "attention attention_grad attention_step attention_step_grad"
+        );
+        assert_eq!(
+            named(|case| matches!(body_of(case), Body::Product { winograd: true, .. })),
+            "conv2d conv2d_input_grad conv2d_weight_grad"
+        );
+        assert_eq!(
+            named(|case| case.op.composite()),
+            "cross_entropy cross_entropy_grad rms_norm rms_norm_grad rotary softmax"
+        );
+        assert_eq!(named(|case| case.op.widened().is_some()), "cross_entropy cross_entropy_join cross_entropy_part");
+    }
+
+    /// Every pair of a query and a key takes two operations per number of a head in each product.
+    #[test]
+    fn scores_and_operations_of_attention_agree() {
+        for kind in kolo_ops::registry().iter() {
+            for case in (kind.cases)() {
+                let (inputs, outputs) = types_of(&case);
+                let Body::Attention { scores, passes, .. } = body_of(&case) else { continue };
+                let flops = case.op.flops(&inputs, &outputs) as f64;
+                let head = flops / (2.0 * passes * scores.max(1.0));
+                assert_eq!(head.fract(), 0.0, "{} on {inputs:?}", case.op.signature());
+            }
+        }
+    }
+
+    kolo_graph::op! {
+        /// Attention of a program's own.
+        pub struct Own = "own" {}
+    }
+
+    impl Op for Own {
+        fn operands(&self) -> Operands {
+            Operands::without_rules([Operand::f32("x")], &["y"])
+        }
+        fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+            Ok(inputs.to_vec())
+        }
+        fn work(&self) -> Work {
+            Work::Product
+        }
+        fn product_shape(&self, _: &[Type], _: &[Type]) -> ProductShape {
+            ProductShape::Attention { scores: 6, products: 2, masked: ProductShape::CAUSAL }
+        }
+        fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
+            vec![inputs[0].clone()]
+        }
+    }
+
+    #[test]
+    fn an_op_of_any_name_can_be_attention() {
+        let own = body_of(&Case::new(Own {}, [Arg::real([2, 3])]));
+        assert_eq!(own, Body::Attention { scores: 6.0, passes: 2.0, masked: 0.5 });
     }
 }

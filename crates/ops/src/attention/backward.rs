@@ -6,14 +6,14 @@ use super::head::*;
 use super::reference::Reference;
 use super::sizes::{BLOCK, Mask, Sizes, cpu_sizes, sizes};
 use super::splits::{self, HEADS, Role};
-use super::{Alignment, Attention, AttentionBiasGrad, AttentionGrad};
+use super::{Alignment, Attention, AttentionBiasGrad, AttentionGrad, GRAD_PRODUCTS};
 use crate::gemm::{self, Gemm, Right, Rows, Start, Strided};
 use crate::simd;
 use crate::tiles::Address;
 use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::split::Split;
 use kolo_graph::types::count;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Mixed, Op, Operand, Operands, Type, Work};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Mixed, Op, Operand, Operands, ProductShape, Type, Work};
 use std::sync::Arc;
 
 /// Checks the operands of a backward op: those of the forward, then its outputs and the gradient.
@@ -65,6 +65,10 @@ impl Op for AttentionGrad {
     }
     fn work(&self) -> Work {
         Work::Product
+    }
+    fn product_shape(&self, inputs: &[Type], _: &[Type]) -> ProductShape {
+        let sizes = sizes(inputs, self.heads, self.packed).expect("the graph was checked when it was built");
+        sizes.masked(Mask::new(self.causal, self.align)).product_shape(GRAD_PRODUCTS)
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let bias = self.bias.then(|| inputs.len() - 4);

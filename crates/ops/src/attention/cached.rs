@@ -4,6 +4,7 @@
 //! and the blocks that it reads are one run of memory. Sums are cut as those of [`Attention`](super::Attention) are over a
 //! sequence as long as the cache, so the two agree to the bit.
 
+use super::PRODUCTS;
 use super::head::soften;
 use super::reference::probability;
 use crate::device;
@@ -15,7 +16,7 @@ use kolo_graph::cuda::{Cuda, CudaArg, CudaCalls, CudaCx, CudaSource, Launch};
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
 use kolo_graph::types::count;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Op, Operand, Operands, Tensor, Type, Work, op};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, Dense, Op, Operand, Operands, ProductShape, Tensor, Type, Work, op};
 
 /// Keys of a block.
 const KEYS: usize = 16;
@@ -117,6 +118,12 @@ impl Op for CachedAttention {
     }
     fn work(&self) -> Work {
         Work::Product
+    }
+    fn product_shape(&self, inputs: &[Type], _: &[Type]) -> ProductShape {
+        let s = Sizes::of(&inputs[0].shape, &inputs[2].shape);
+        let scores = count(&[s.batch, s.heads, s.tokens, s.context]);
+        // How full the cache is, only a run knows.
+        ProductShape::Attention { scores, products: PRODUCTS, masked: 0.0 }
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let [qkv, keys, values, positions] = inputs else { unreachable!("infer checks the arity") };

@@ -5,7 +5,7 @@ use super::head::*;
 use super::reference::{Reference, probability};
 use super::sizes::{Mask, Sizes, check_bias, cpu_sizes, sizes};
 use super::splits::{self, HEADS, Role};
-use super::{Alignment, Attention, AttentionBiasGrad, AttentionGrad};
+use super::{Alignment, Attention, AttentionBiasGrad, AttentionGrad, PRODUCTS};
 use crate::gemm::{self, Gemm, Rows, Start, Strided};
 use crate::real::Real;
 use crate::reduce::ReduceMethods;
@@ -14,7 +14,7 @@ use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::split::Split;
 use kolo_graph::types::count;
 use kolo_graph::{
-    Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, Work,
+    Arg, Case, Cases, Cpu, CpuCx, DType, Dense, GradCx, Mixed, Op, Operand, Operands, ProductShape, Tensor, Type, Work,
 };
 use std::sync::Arc;
 
@@ -89,6 +89,10 @@ impl Op for Attention {
     }
     fn work(&self) -> Work {
         Work::Product
+    }
+    fn product_shape(&self, inputs: &[Type], _: &[Type]) -> ProductShape {
+        let sizes = self.sizes(inputs).expect("the graph was checked when it was built");
+        sizes.masked(self.mask()).product_shape(PRODUCTS)
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let bias = self.bias.then(|| inputs.len() - 1);

@@ -42,6 +42,11 @@ impl AttrValue for Alignment {
     }
 }
 
+/// Matrix products over the pairs of a query and a key: scores and result.
+const PRODUCTS: u32 = 2;
+/// The same of the gradients, with the scores computed again.
+const GRAD_PRODUCTS: u32 = 5;
+
 op! {
     /// `softmax(q·kᵀ/√d + bias)·v` per head. With `packed`, the one input holds q, k and v side by side. `bias` (an
     /// additive mask) is `[1 or b, 1 or h, q, k]`. With `causal` a query sees no later key; `align` says what that means if

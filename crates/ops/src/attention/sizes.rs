@@ -1,7 +1,8 @@
 //! The sizes of an attention, and the blocks in which it is computed.
 
 use super::Alignment;
-use kolo_graph::{CpuCx, Type};
+use kolo_graph::types::count;
+use kolo_graph::{CpuCx, ProductShape, Type};
 
 /// Queries per block.
 pub(super) const BLOCK: usize = 64;
@@ -33,6 +34,12 @@ impl Mask {
 }
 
 impl Sizes {
+    /// Matrix products over all pairs of a query and a key, as a planner sees them.
+    pub(super) fn product_shape(&self, products: u32) -> ProductShape {
+        let masked = if self.mask == Mask::None { 0.0 } else { ProductShape::CAUSAL };
+        let scores = count(&[self.batch, self.heads, self.queries, self.keys]);
+        ProductShape::Attention { scores, products, masked }
+    }
     pub(super) fn masked(self, mask: Mask) -> Self {
         Self { mask, ..self }
     }

@@ -12,7 +12,9 @@ use crate::sums::Values;
 use kolo_graph::cuda::{ChannelsLast, ConvolutionPass, Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::index::Index;
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, Work, op};
+use kolo_graph::{
+    Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, ProductShape, Tensor, Type, Work, op,
+};
 use std::sync::Arc;
 
 op! {
@@ -145,6 +147,12 @@ impl Op for Conv2d {
     fn work(&self) -> Work {
         Work::Product
     }
+    fn product_shape(&self, inputs: &[Type], outputs: &[Type]) -> ProductShape {
+        ProductShape::Convolution {
+            columns: outputs[0].shape[1],
+            winograd: accepted(self.shape(inputs)).suits_winograd(),
+        }
+    }
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         let types: Vec<Type> = inputs.iter().map(|input| Type::f32(input.shape.clone())).collect();
         vec![definition::forward(&accepted(self.shape(&types)), inputs[0], inputs[1], inputs.get(2).copied())]
@@ -231,6 +239,12 @@ impl Op for Conv2dInputGrad {
     fn work(&self) -> Work {
         Work::Product
     }
+    fn product_shape(&self, inputs: &[Type], outputs: &[Type]) -> ProductShape {
+        ProductShape::Convolution {
+            columns: outputs[0].shape[1],
+            winograd: accepted(self.shape(inputs)).suits_winograd(),
+        }
+    }
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         let types: Vec<Type> = inputs.iter().map(|input| Type::f32(input.shape.clone())).collect();
         vec![definition::input_grad(&accepted(self.shape(&types)), inputs[0], inputs[1], None)]
@@ -303,6 +317,10 @@ impl Op for Conv2dWeightGrad {
     }
     fn work(&self) -> Work {
         Work::Product
+    }
+    fn product_shape(&self, inputs: &[Type], outputs: &[Type]) -> ProductShape {
+        let columns = outputs[0].shape[1..].iter().product();
+        ProductShape::Convolution { columns, winograd: accepted(self.shape(inputs)).suits_winograd() }
     }
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         let types: Vec<Type> = inputs.iter().map(|input| Type::f32(input.shape.clone())).collect();

@@ -125,6 +125,11 @@ fn per_group(what: &str, channels: usize, groups: usize) -> Result<usize, String
 }
 
 impl Shape {
+    /// Whether a device may compute it by Winograd's algorithm, which is for 3 × 3 taps at stride 1.
+    pub fn suits_winograd(&self) -> bool {
+        self.kernel == [3, 3] && self.window.stride == [1, 1]
+    }
+
     /// From image `[n, c, h, w]` and weight `[o, c / groups, kh, kw]`.
     pub fn forward(window: Window, image: &Type, weight: &Type) -> Result<Self, String> {
         Self::sized(window, four_dims("the image", image)?, four_dims("the weight", weight)?)

@@ -13,7 +13,9 @@ use crate::reduce::ReduceMethods;
 use kolo_graph::cuda::{ChannelsLast, ConvolutionPass, Cuda, CudaCalls, CudaCx};
 use kolo_graph::index::Index;
 use kolo_graph::split::Split;
-use kolo_graph::{Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, Tensor, Type, Work, op};
+use kolo_graph::{
+    Case, Cases, Cpu, CpuCx, Dense, GradCx, Mixed, Op, Operand, Operands, ProductShape, Tensor, Type, Work, op,
+};
 use std::sync::Arc;
 
 op! {
@@ -96,6 +98,9 @@ impl Op for ConvTranspose2d {
     }
     fn work(&self) -> Work {
         Work::Product
+    }
+    fn product_shape(&self, _: &[Type], outputs: &[Type]) -> ProductShape {
+        ProductShape::Convolution { columns: outputs[0].shape[1], winograd: false }
     }
     fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
         let ty = |at: usize| Type::f32(inputs[at].shape.clone());

@@ -24,7 +24,7 @@ pub use rmsprop::Rmsprop;
 pub use round::{RoundBf16, round_weights};
 pub use sgd::{Sgd, SgdPlain};
 
-use kolo_graph::{Op, OpKind};
+use kolo_graph::OpKind;
 
 /// Every op of this folder.
 pub const KINDS: &[OpKind] = &[
@@ -42,9 +42,3 @@ pub const KINDS: &[OpKind] = &[
     OpKind::of::<ClipScale>().with_cuda::<ClipScale>(),
     OpKind::of::<RoundBf16>().with_cuda::<RoundBf16>(),
 ];
-
-/// Whether an op is the rule of an optimizer: it moves a parameter or finds where to, element by element, with the same bits on
-/// every device.
-pub fn is_rule(op: &dyn Op) -> bool {
-    op.formula().is_some() && KINDS.iter().any(|kind| kind.name == op.name())
-}

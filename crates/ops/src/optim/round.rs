@@ -164,7 +164,7 @@ pub fn round_weights(graph: &Graph, seed: u64) -> Result<Graph, String> {
         rebuild.copy(node);
         let outputs = node.op.operands().outputs;
         let updated = outputs.iter().position(|output| output.name == "param");
-        let Some(slot) = updated.filter(|_| crate::optim::is_rule(&*node.op)) else { continue };
+        let Some(slot) = updated.filter(|_| node.op.is_update_rule()) else { continue };
         let op = RoundBf16::for_update(graph, node.inputs[0], seed)?;
         let step = match known {
             Some(known) => rebuild.get(known),
@@ -268,5 +268,37 @@ mod tests {
         assert_eq!(run(&RoundBf16::new(2, "w", region), 9.0, &picked(&values)), picked(&whole));
         assert_ne!(run(&RoundBf16::new(2, "v", Region::from(0)), 9.0, &values), whole, "another parameter");
         assert_ne!(run(&op, 10.0, &values), whole, "another step");
+    }
+
+    op! {
+        /// `param − grad`.
+        pub struct Own = "own_rule" {}
+    }
+
+    impl Op for Own {
+        fn operands(&self) -> Operands {
+            Operands::without_rules([Operand::f32("param"), Operand::f32("grad")], &["param"])
+        }
+        fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+            Ok(vec![inputs[0].clone()])
+        }
+        fn is_update_rule(&self) -> bool {
+            true
+        }
+        fn reference(&self, inputs: &[&Dense], _: &[Type]) -> Vec<Dense> {
+            let moved = inputs[0].data.iter().zip(&inputs[1].data).map(|(param, grad)| param - grad);
+            vec![Dense::new(inputs[0].shape.clone(), moved.collect())]
+        }
+    }
+
+    #[test]
+    fn weights_of_a_rule_of_any_name_are_rounded() {
+        let builder = kolo_graph::Builder::new();
+        let param = builder.param("w", [3], kolo_graph::Init::ONES);
+        let grad = builder.input("grad", Type::f32([3])).then(kolo_graph::sources::GrainSum { of: "w".into() }, &[]);
+        builder.update(param, builder.apply(Own {}, &[param, grad]));
+        let rounded = round_weights(&builder.finish().unwrap(), 1).unwrap();
+        let (_, updated) = rounded.updates.iter().next().unwrap();
+        assert!(rounded.maker(*updated).op.is::<RoundBf16>());
     }
 }

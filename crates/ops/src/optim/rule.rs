@@ -74,6 +74,9 @@ macro_rules! update {
                 let element = |values, numbers| self.updated(values, numbers);
                 Some($crate::symbol::record(Self::TENSORS, Self::NUMBERS, element))
             }
+            fn is_update_rule(&self) -> bool {
+                true
+            }
             fn formula_numbers(&self, scalars: &[f64]) -> Vec<f64> {
                 self.numbers(std::array::from_fn(|at| scalars[at])).to_vec()
             }

@@ -21,15 +21,16 @@ impl Line {
 
     fn body(self, first: &Body, second: &Body) -> Option<Body> {
         match (*first, *second) {
-            (Body::Product { rows, columns, terms }, Body::Product { rows: r, columns: c, terms: t }) => {
+            (Body::Product { rows, columns, terms, winograd }, Body::Product { rows: r, columns: c, terms: t, .. }) => {
                 Some(Body::Product {
                     rows: self.number(rows, r).max(1.0),
                     columns: self.number(columns, c).max(1.0),
                     terms: self.number(terms, t).max(1.0),
+                    winograd,
                 })
             }
-            (Body::Attention { scores, passes, causal }, Body::Attention { scores: s, .. }) => {
-                Some(Body::Attention { scores: self.number(scores, s), passes, causal })
+            (Body::Attention { scores, passes, masked }, Body::Attention { scores: s, .. }) => {
+                Some(Body::Attention { scores: self.number(scores, s), passes, masked })
             }
             (Body::ThinProducts, Body::ThinProducts) => Some(Body::ThinProducts),
             (Body::Stream, Body::Stream) => Some(Body::Stream),
@@ -45,7 +46,6 @@ impl Line {
             reals: self.number(first.reals, second.reals),
             bytes: self.number(first.bytes, second.bytes),
             composite: first.composite,
-            winograd: first.winograd,
         })
     }
 

@@ -1,5 +1,6 @@
 //! Backward of a round: the probabilities once more, and what they add to the gradients of queries, keys and values.
 
+use super::super::GRAD_PRODUCTS;
 use super::super::gpu;
 use super::super::head::{
     Head, dims_len, pack_dims, pack_rows, raw_scores, rows_len, score_gradient, soften_again, thread_scratch,
@@ -12,7 +13,7 @@ use crate::simd;
 use crate::tiles::Address;
 use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace};
 use kolo_graph::split::Split;
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, Op, Operand, Operands, Type, Work};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, Op, Operand, Operands, ProductShape, Type, Work};
 use std::sync::Arc;
 
 /// Inputs before the gradients that a round goes on from: q, kv, y, lse, g.
@@ -64,6 +65,10 @@ impl Op for AttentionStepGrad {
     }
     fn work(&self) -> Work {
         Work::Product
+    }
+    fn product_shape(&self, inputs: &[Type], _: &[Type]) -> ProductShape {
+        let grid = Grid::checked(self.meeting(), self.heads, inputs).expect("the graph was checked when it was built");
+        grid.product_shape(GRAD_PRODUCTS)
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let grid = Grid::of(self.meeting(), self.heads, &inputs[0].shape, &inputs[1].shape);

@@ -1,5 +1,6 @@
 //! Rounds of attention: scores, the running softmax and the result, pair of blocks by pair of blocks.
 
+use super::super::PRODUCTS;
 use super::super::gpu;
 use super::super::head::{dims_len, pack_dims, pack_rows, raw_scores, rows_len, thread_scratch};
 use super::super::sizes::Mask;
@@ -13,7 +14,7 @@ use crate::tiles::Address;
 use crate::vectorized;
 use kolo_graph::cuda::{Cuda, CudaCalls, CudaCx, CudaPlace, CudaSource, Launch};
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, Op, Operand, Operands, Type, Work};
+use kolo_graph::{Arg, Case, Cases, Cpu, CpuCx, DType, Dense, Op, Operand, Operands, ProductShape, Type, Work};
 use std::sync::Arc;
 
 impl AttentionStep {
@@ -51,6 +52,10 @@ impl Op for AttentionStep {
     }
     fn work(&self) -> Work {
         Work::Product
+    }
+    fn product_shape(&self, inputs: &[Type], _: &[Type]) -> ProductShape {
+        let grid = Grid::checked(self.meeting(), self.heads, inputs).expect("the graph was checked when it was built");
+        grid.product_shape(PRODUCTS)
     }
     fn reference(&self, inputs: &[&Dense], outputs: &[Type]) -> Vec<Dense> {
         let grid = Grid::of(self.meeting(), self.heads, &inputs[0].shape, &inputs[1].shape);

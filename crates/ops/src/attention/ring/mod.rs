@@ -21,7 +21,7 @@ use kolo_graph::attr::{Attr, AttrValue};
 use kolo_graph::cuda::{CudaPlace, CudaTarget};
 use kolo_graph::op::OpKind;
 use kolo_graph::split::{Placement, Split};
-use kolo_graph::{DType, Type, op};
+use kolo_graph::{DType, ProductShape, Type, op};
 
 /// Which pairs of slots a round is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,6 +191,20 @@ impl Grid {
 
     fn is_met(&self, key: usize) -> bool {
         (0..self.queries).any(|query| self.meeting.mask(query, key).is_some())
+    }
+
+    /// Matrix products over the pairs of tokens of this round: blocks behind the mask are none of them, and the mask hides a part
+    /// of the blocks that meet themselves.
+    fn product_shape(&self, products: u32) -> ProductShape {
+        let blocks = (0..self.queries).flat_map(|query| (0..self.keys).map(move |key| (query, key)));
+        let masks: Vec<Mask> = blocks.filter_map(|(query, key)| self.meeting.mask(query, key)).collect();
+        let causal = masks.iter().filter(|mask| **mask != Mask::None).count();
+        let rows = self.meeting.rows;
+        ProductShape::Attention {
+            scores: kolo_graph::types::count(&[masks.len(), self.batch, self.heads, rows, rows]),
+            products,
+            masked: ProductShape::CAUSAL * causal as f64 / masks.len().max(1) as f64,
+        }
     }
 
     /// Multiply-adds of one product over all pairs.
