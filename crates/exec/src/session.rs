@@ -21,7 +21,7 @@ use crate::schedule::{Act, Item, Schedule};
 use crate::store::Store;
 use kolo_graph::cpu::Buffer;
 use kolo_graph::sources::GrainSum;
-use kolo_graph::{DType, Graph, NodeId, Phase};
+use kolo_graph::{DType, Graph, NodeId, Phase, ValueId};
 use probe::Probe;
 pub use probe::{Alive, Stop, Tracer};
 use std::collections::BTreeMap;
@@ -89,8 +89,10 @@ impl Session {
         if let Err(problem) = kolo_graph::verify::verify(graph) {
             panic!("the graph is not sound: {problem}");
         }
-        let sums = graph.nodes.iter().any(|node| node.op.is::<GrainSum>());
-        assert!(grains == 1 || sums || graph.updates.is_empty(), "grains without a sum cannot share one update");
+        let phases = graph.phases();
+        let of_grain = |value: &ValueId| phases[graph.value(*value).node.0 as usize] == Phase::Grain;
+        let from_grain = graph.updates.iter().any(|(_, value)| of_grain(value));
+        assert!(grains == 1 || !from_grain, "grains without a sum cannot share one update");
         if collectives.is_some() && !executor.has_collectives() {
             return Err(
                 format!("the {} executor runs one worker only\n  hint: use `--device cpu`", executor.name()).into()

@@ -13,14 +13,15 @@
 use crate::cast::Cast;
 use kolo_graph::rewrite::Rebuild;
 use kolo_graph::sources::Full;
-use kolo_graph::{DType, Graph, Mixed, Node, Op, Phase, Type, ValueId};
+use kolo_graph::{DType, Graph, Mixed, Node, Op, Phase, Stage, Type, ValueId};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// The graph with `half`, bf16 or f16, for all that tolerates it.
 pub fn lower_precision(graph: &Graph, half: DType) -> Graph {
     let demand = Demand::of(graph, half);
     let copies = vec![Copies::default(); graph.values.len()];
-    let mut lowering = Lowering { rebuild: Rebuild::new(graph), half, demand, copies };
+    let mut lowering = Lowering { rebuild: Rebuild::new(graph), half, demand, copies, widened: HashMap::new() };
     graph.nodes.iter().enumerate().for_each(|(at, node)| lowering.node(at, node));
     lowering.finish()
 }
@@ -96,7 +97,12 @@ struct Lowering<'g> {
     half: DType,
     demand: Demand,
     copies: Vec<Copies>,
+    /// Halves that were cast back to f32, by the value and by where its readers are.
+    widened: HashMap<(u32, Location), ValueId>,
 }
+
+/// The part of the step and of the model to which a node belongs.
+type Location = (Arc<str>, Stage, u32);
 
 impl Lowering<'_> {
     fn node(&mut self, at: usize, node: &Node) {
@@ -175,7 +181,7 @@ impl Lowering<'_> {
             DType::F32 if as_halves && may_be_half(&operands, at, old.ty(*id)) => {
                 self.copies[id.0 as usize].half.expect("a half that is read was demanded or made so")
             }
-            DType::F32 => self.full(*id),
+            DType::F32 => self.full(*id, node),
             _ => self.rebuild.get(*id),
         };
         each.map(choose).collect()
@@ -194,15 +200,19 @@ impl Lowering<'_> {
             })
     }
 
-    /// The value in f32.
-    fn full(&mut self, id: ValueId) -> ValueId {
+    /// The value in f32, for this reader. A half is cast where it is read: a pipeline then sends the half, and no layer has
+    /// nodes among those of later layers.
+    fn full(&mut self, id: ValueId, reader: &Node) -> ValueId {
         if let Some(full) = self.copies[id.0 as usize].full {
             return full;
         }
+        let key = (id.0, (Arc::clone(&reader.scope), reader.stage, reader.segment));
+        if let Some(full) = self.widened.get(&key) {
+            return *full;
+        }
         let half = self.copies[id.0 as usize].half.expect("a value is made before it is read");
-        let old = self.rebuild.old;
-        let full = self.push(Cast { to: DType::F32 }, vec![half], old.maker(id));
-        self.copies[id.0 as usize].full = Some(full);
+        let full = self.push(Cast { to: DType::F32 }, vec![half], reader);
+        self.widened.insert(key, full);
         full
     }
 
@@ -211,7 +221,7 @@ impl Lowering<'_> {
         let old = self.rebuild.old;
         for id in old.outputs.iter().map(|(_, id)| *id).chain(old.updates.iter().map(|(_, value)| *value)) {
             if old.ty(id).dtype == DType::F32 {
-                let full = self.full(id);
+                let full = self.full(id, old.maker(id));
                 self.rebuild.set(id, full);
             }
         }

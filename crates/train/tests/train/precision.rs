@@ -59,7 +59,44 @@ fn layouts_do_not_matter_in_bf16() {
         assert_layouts("gpt", "precision = \"bf16\"", &alone, &[(2, "context = 2")]);
     }
     for name in ["cnn", "mlp", "lstm", "resnet18"] {
-        assert_layouts(name, "precision = \"bf16\"", "", &[(2, "zero = 1"), (4, "zero = 3")]);
+        let layouts = [(2, "zero = 1"), (4, "zero = 3"), (2, "pipeline = 2"), (4, "pipeline = 2\nzero = 2")];
+        assert_layouts(name, "precision = \"bf16\"", "", &layouts);
+    }
+}
+
+/// Where values are cast, a pipeline is cut as in f32: as many layers, and about as many parameters in each stage.
+#[test]
+fn pipelines_are_cut_in_bf16_where_they_are_in_f32() {
+    let texts = [
+        ("gpt", "kind = \"gpt\"\nlayers = 5\nwidth = 24\nheads = 3\ncontext = 8\nvocab = 11", "synthetic:tokens"),
+        ("mlp", "kind = \"mlp\"\nhidden = [24, 38, 25]", "builtin:digits"),
+        ("cnn", "kind = \"cnn\"\nchannels = [8, 8, 8, 8]\nimage = [3, 32, 32]", "synthetic:images"),
+    ];
+    for (name, model, source) in texts {
+        let job = |precision: &str, parallel: &str| {
+            crate::job(&format!(
+                "[model]\n{model}\n[data]\nsource = \"{source}\"\nbatch = 8\ngrains = 4\n\
+                 [train]\nsteps = 2\nprecision = \"{precision}\"\n[parallel]\n{parallel}\n"
+            ))
+        };
+        let alone = report(&job("bf16", ""), Company::Alone);
+        for stages in [2, 3, 4] {
+            let parallel = format!("pipeline = {stages}");
+            let params = |precision: &str| {
+                let job = job(precision, &parallel);
+                let of = |rank| {
+                    let mesh = job.parallel.mesh(stages, rank).expect("a mesh");
+                    let graph = graph_of(&job, &job.parallel, Purpose::Training, &mesh).expect("a part");
+                    let mut names: Vec<String> = graph.params().map(|(_, op)| op.name.clone()).collect();
+                    names.sort();
+                    names
+                };
+                (0..stages).map(of).collect::<Vec<_>>()
+            };
+            assert_eq!(params("bf16"), params("f32"), "{name}, {stages} stages");
+            let split = job("bf16", &parallel);
+            on(stages, &split).iter().for_each(|other| assert_same(&format!("{name}, {stages}"), &alone, other));
+        }
     }
 }
 

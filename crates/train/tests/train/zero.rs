@@ -81,6 +81,30 @@ fn stages_of_a_pipeline_are_shared_out() {
     }
 }
 
+/// A stage with fewer runs of elements than data ranks: some of them have no share of any gradient.
+#[test]
+fn ranks_without_a_share_of_their_stage_get_their_weights() {
+    let model = "[model]\nkind = \"mlp\"\nhidden = [32, 32]\n";
+    let digits = |parallel: &str| {
+        crate::job(&format!(
+            "{model}[data]\nsource = \"builtin:digits\"\nbatch = 16\ngrains = 8\n[train]\nsteps = 3\n[parallel]\n{parallel}\n"
+        ))
+    };
+    let alone = report(&digits(""), Company::Alone);
+    for (workers, parallel) in [
+        (8, "pipeline = 2\nzero = 2"),
+        (8, "pipeline = 2\nzero = 2\nschedule = \"gpipe\""),
+        (8, "pipeline = 2\nzero = 2\nschedule = \"zero-bubble\""),
+        (8, "pipeline = 2\nzero = 3"),
+        (8, "zero = 2"),
+    ] {
+        let job = digits(parallel);
+        for other in on_ranks(workers, |world| report(&job, Company::Workers(world))) {
+            assert_same(parallel, &alone, &other);
+        }
+    }
+}
+
 /// Both directions' gradients are added as those of one worker are.
 #[test]
 fn grains_in_two_directions_do_not_matter() {
