@@ -6,6 +6,7 @@ use crate::fail::Failure;
 use crate::load::{self, Kinds};
 use crate::output::println;
 use crate::simulate::duration;
+use kolo_parallel::keys::SLICES;
 use kolo_plan::search::{Candidate, Limits, Ranked, search};
 use kolo_train::Job;
 use kolo_train::layout_models::JobModels;
@@ -79,8 +80,8 @@ fn choose(job: &Job, args: &Train, given: bool) -> Result<(usize, Ranked), Failu
 
 /// Whether a layout gives the same weights, to the bit: the grains, and the slices of sums, are those of the job.
 fn keeps_bits(job: &Job, own: &Candidate, other: &Candidate) -> bool {
-    let slices = job.settings.iter().find(|(key, _)| key == "parallel.slices");
-    let slices: usize = slices.and_then(|(_, value)| value.parse().ok()).unwrap_or(1);
+    let slices = job.parallel_setting(&SLICES).and_then(|value| value.parse().ok());
+    let slices: usize = slices.unwrap_or(SLICES.default_count());
     other.grains() == job.grains
         && slices.is_multiple_of(other.tensor)
         && (other.sequence, other.tokens) == (own.sequence, own.tokens)

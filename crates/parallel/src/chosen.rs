@@ -1,12 +1,13 @@
 //! How a job's work is split among its workers: the strategies that it chose, asked as one.
 
-use crate::device_lane;
+use crate::axes::{PIPELINE, TENSOR};
 use crate::grain_share::GrainShare;
 use crate::mesh::{DATA, Mesh};
 use crate::pipeline::Schedule;
 use crate::recompute::RecomputePlan;
 use crate::servers::{Roles, Servers};
 use crate::strategy::{Allocation, Facts, Home, Key, Part, Purpose, Refusal, Strategy, StrategyKind};
+use crate::{device_lane, zero};
 use kolo_comm::{Communicator, Fault};
 use kolo_exec::{Collectives, ExchangeError, FoundLinks, LinkWish, Memory, Order};
 use kolo_graph::Graph;
@@ -16,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What the report's `layout` always says, and what of a job that chose nothing.
-const LAYOUT: [(&str, usize); 4] = [(DATA, 1), ("tensor", 1), ("pipeline", 1), ("zero", 0)];
+const LAYOUT: [(&str, usize); 4] = [(DATA, 1), (TENSOR, 1), (PIPELINE, 1), (zero::KIND.name, 0)];
 
 /// The strategies of a job, in the order in which they rewrite its graph.
 #[derive(Clone, Debug, Default)]

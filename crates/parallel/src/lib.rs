@@ -22,6 +22,7 @@ pub mod data;
 mod device_calls;
 pub mod device_lane;
 pub mod grain_share;
+pub mod keys;
 pub mod lane;
 mod layers;
 pub mod mesh;
@@ -40,7 +41,7 @@ pub mod zero;
 pub mod schedules {
     pub use crate::pipeline::{
         Action, ActionKind, Channel, Durations, FAMILIES, Pass, Schedule, ScheduleError, Sizes, StageDurations,
-        Timeline, Verified, balanced, draw, family, verify,
+        Timeline, USUAL, Verified, balanced, draw, family, verify,
     };
 }
 
@@ -48,6 +49,7 @@ pub mod schedules {
 pub mod axes {
     pub use crate::mesh::DATA;
     pub use crate::pipeline::PIPELINE;
+    pub use crate::sequence::{HEADS_AXIS, RING_AXIS};
     pub use crate::tensor::TENSOR;
 }
 

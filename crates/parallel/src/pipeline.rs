@@ -50,7 +50,7 @@ mod verify;
 
 pub use cost::{Durations, StageDurations, Timeline};
 pub use error::{ScheduleError, Wait};
-pub use families::{FAMILIES, Family, Sizes, family};
+pub use families::{FAMILIES, Family, Sizes, USUAL, family};
 pub use lower::PIPELINE;
 pub use schedule::{Action, ActionKind, Channel, Direction, Pass, Schedule, StagePlacement};
 pub use stages::{Stages, balanced};

@@ -16,7 +16,7 @@ use kolo_ops::attention::ring::block_of;
 use kolo_ops::cross_entropy_parts::SLICES_MAX;
 use std::sync::Arc;
 
-const RANKS: Key = Key {
+pub const RANKS: Key = Key {
     name: "context",
     value: KeyValue::Count { default: 1, least: 1, most: SLICES_MAX },
     doc: "workers that share the tokens of every sample, with `sequence = \"heads\"` or `\"context\"`",
@@ -31,10 +31,10 @@ pub const KIND: StrategyKind = StrategyKind {
 
 fn read(settings: &Settings) -> Result<Option<Sequence>, SettingError> {
     let (ranks, slices) = (RANKS.count_within(settings)?, SLICES.count_within(settings)?);
-    let exchange = match SEQUENCE.choice(settings)? {
-        "heads" => Some(TokenExchange::Heads),
-        "context" => Some(TokenExchange::Ring),
-        _ => None,
+    let exchange = match SequenceSplit::named(SEQUENCE.choice(settings)?) {
+        SequenceSplit::Heads => Some(TokenExchange::Heads),
+        SequenceSplit::Context => Some(TokenExchange::Ring),
+        SequenceSplit::Whole | SequenceSplit::Tensor => None,
     };
     if ranks > 1 && exchange.is_none() {
         let message = format!("is {ranks}, but the sequence is not split");
@@ -44,6 +44,48 @@ fn read(settings: &Settings) -> Result<Option<Sequence>, SettingError> {
     let split = exchange.filter(|_| ranks > 1 || slices > 1);
     let with_layers = TENSOR_SLICES.count_within(settings)? > 1;
     Ok(split.map(|exchange| Sequence { ranks, slices, exchange, with_layers }))
+}
+
+/// The axes along which tokens are cut: by the ranks that exchange them for heads, and by those round which keys and values go.
+pub const HEADS_AXIS: &str = "sequence";
+pub const RING_AXIS: &str = "context";
+
+/// What `parallel.sequence` says: how the tokens of a sample are shared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SequenceSplit {
+    /// Every rank has all of them.
+    #[default]
+    Whole,
+    /// Among the ranks that share layers, between those.
+    Tensor,
+    /// Among ranks of their own, which exchange tokens for heads.
+    Heads,
+    /// Among ranks of their own, round which keys and values go.
+    Context,
+}
+
+impl SequenceSplit {
+    pub const ALL: [Self; 4] = [Self::Whole, Self::Tensor, Self::Heads, Self::Context];
+    /// In the order of [`SequenceSplit::ALL`], as job files have them.
+    pub const NAMES: [&'static str; 4] = ["whole", TENSOR, "heads", "context"];
+
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+
+    /// The split of this name; all tokens on every rank if there is none.
+    pub fn named(name: &str) -> Self {
+        Self::ALL.into_iter().find(|split| split.name() == name).unwrap_or_default()
+    }
+
+    /// The axis that it adds to the mesh.
+    pub fn axis(self) -> Option<&'static str> {
+        match self {
+            Self::Whole | Self::Tensor => None,
+            Self::Heads => Some(HEADS_AXIS),
+            Self::Context => Some(RING_AXIS),
+        }
+    }
 }
 
 /// What ranks exchange so that attention sees all tokens.
@@ -69,8 +111,8 @@ impl Sequence {
     /// The axis along which tokens are cut.
     const fn axis_name(&self) -> &'static str {
         match self.exchange {
-            TokenExchange::Heads => "sequence",
-            TokenExchange::Ring => "context",
+            TokenExchange::Heads => HEADS_AXIS,
+            TokenExchange::Ring => RING_AXIS,
         }
     }
 

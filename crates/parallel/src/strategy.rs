@@ -98,6 +98,36 @@ impl Key {
         }
     }
 
+    /// What counts if nothing is written, as `--set` takes it.
+    pub fn default_text(&self) -> String {
+        match self.value {
+            KeyValue::Flag { default } => default.to_string(),
+            KeyValue::Count { default, .. } => default.to_string(),
+            KeyValue::Number { default, .. } => default.to_string(),
+            KeyValue::Choice(choices) => format!("{:?}", choices[0]),
+            KeyValue::Text { default } => format!("{default:?}"),
+            KeyValue::Names => "[]".into(),
+            KeyValue::Pair { .. } => "[1, 1]".into(),
+            KeyValue::Layers => "{}".into(),
+        }
+    }
+
+    /// The count that counts if nothing is written.
+    pub fn default_count(&self) -> usize {
+        match self.value {
+            KeyValue::Count { default, .. } => default,
+            other => panic!("key `{}` is {other:?}, no count", self.name),
+        }
+    }
+
+    /// The largest count that may be written.
+    pub fn most(&self) -> Option<usize> {
+        match self.value {
+            KeyValue::Count { most, .. } | KeyValue::Pair { most } => Some(most),
+            _ => None,
+        }
+    }
+
     pub fn flag(&self, settings: &Settings) -> Result<bool, SettingError> {
         match self.value {
             KeyValue::Flag { default } => settings.bool(self.name, default),

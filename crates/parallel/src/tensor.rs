@@ -7,6 +7,7 @@
 use crate::layers::{LAYERS, Layers, Way, layer_of};
 use crate::mesh::Mesh;
 use crate::partition::{Group, Rules, lower, plan};
+use crate::sequence::SequenceSplit;
 use crate::spatial;
 use crate::strategy::{Facts, Key, KeyValue, Part, Purpose, Refusal, Strategy, StrategyKind};
 use kolo_graph::settings::{SettingError, Settings};
@@ -18,25 +19,25 @@ use std::sync::Arc;
 /// The axis along which layers are cut.
 pub const TENSOR: &str = "tensor";
 
-const RANKS: Key = Key {
+pub const RANKS: Key = Key {
     name: TENSOR,
     value: KeyValue::Count { default: 1, least: 1, most: SLICES_MAX },
     doc: "workers that share every layer: columns, rows, heads, classes, channels",
 };
-pub(crate) const SLICES: Key = Key {
+pub const SLICES: Key = Key {
     name: "slices",
     value: KeyValue::Count { default: 1, least: 1, most: SLICES_MAX },
     doc: "parts of a sum that workers may share, a power of two and a multiple of `tensor`; part of the job, as grains are",
 };
 
-pub(crate) const SEQUENCE: Key = Key {
+pub const SEQUENCE: Key = Key {
     name: "sequence",
-    value: KeyValue::Choice(&["whole", "tensor", "heads", "context"]),
+    value: KeyValue::Choice(&SequenceSplit::NAMES),
     doc: "`tensor`: what is between layers (norms, dropout, residuals) is split along the sequence among the workers of `tensor`; `heads`: all but attention is, among those of `context`; `context`: attention is, too, and keys and values go round a ring",
 };
 
 /// With a sequence that has slices of its own.
-pub(crate) const TENSOR_SLICES: Key = Key {
+pub const TENSOR_SLICES: Key = Key {
     name: "tensor_slices",
     value: KeyValue::Count { default: 1, least: 1, most: SLICES_MAX },
     doc: "`slices` of layers where those of the tokens are other ones (`sequence = \"heads\"` or `\"context\"`): a power of two and a multiple of `tensor`",
@@ -51,8 +52,8 @@ pub const KIND: StrategyKind = StrategyKind {
 
 fn read(settings: &Settings) -> Result<Option<Tensor>, SettingError> {
     let (mut ranks, layers) = (RANKS.count_within(settings)?, Layers::read(settings)?);
-    let sequence = SEQUENCE.choice(settings)?;
-    let by_tokens = matches!(sequence, "heads" | "context");
+    let sequence = SequenceSplit::named(SEQUENCE.choice(settings)?);
+    let by_tokens = sequence.axis().is_some();
     for key in [SLICES, TENSOR_SLICES] {
         let slices = key.count_within(settings)?;
         if !slices.is_power_of_two() {
@@ -75,7 +76,7 @@ fn read(settings: &Settings) -> Result<Option<Tensor>, SettingError> {
         ranks = layers.ranks(Way::Tensor);
         slices = slices.max(ranks);
     }
-    let sequence = sequence == "tensor";
+    let sequence = sequence == SequenceSplit::Tensor;
     Ok((ranks > 1 || slices > 1).then_some(Tensor { ranks, slices, key: key.name, sequence, layers, of_layers }))
 }
 

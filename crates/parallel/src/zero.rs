@@ -38,9 +38,9 @@ use separate::separate;
 use std::sync::Arc;
 
 /// The last stage that is built.
-const STAGE_MAX: usize = 3;
+pub const STAGE_MAX: usize = 3;
 
-const ZERO: Key = Key {
+pub const ZERO: Key = Key {
     name: "zero",
     value: KeyValue::Count { default: 0, least: 0, most: STAGE_MAX },
     doc: "1: each worker keeps and runs the optimizer of its own equal run of the parameters; 2: and keeps the gradients of \

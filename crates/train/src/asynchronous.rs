@@ -18,6 +18,9 @@ pub use kolo_parallel::Roles;
 use kolo_parallel::servers::{Shares, shares};
 pub use server::{Served, serve};
 
+/// What a step waited for that exchanged with servers, beside the axes of the mesh.
+pub const WAITED_FOR: &str = kolo_parallel::servers::KIND.name;
+
 /// What a message from a worker begins with.
 const PUSH: i64 = 1;
 const DONE: i64 = 2;

@@ -13,7 +13,7 @@ use kolo_exec::cpu::Cpu;
 use kolo_exec::{Executor, Offload, Precision};
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_models::{Better, MODELS, Model, ModelKind};
-use kolo_parallel::strategy::Facts;
+use kolo_parallel::strategy::{Facts, Key};
 use kolo_parallel::{Parallel, STRATEGIES, StrategyKind};
 use std::sync::Arc;
 
@@ -243,6 +243,12 @@ impl Job {
         }
         let hint = "give `data.holdout` a part of the data, or leave `early_stop` out";
         Err(train.wrong("early_stop", "has nothing to watch: no sample is held out", hint))
+    }
+
+    /// What the job says under a key of `[parallel]`, as it is written.
+    pub fn parallel_setting(&self, key: &Key) -> Option<&str> {
+        let name = format!("parallel.{}", key.name);
+        self.settings.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str())
     }
 
     /// What strategies may want to know.

@@ -11,7 +11,9 @@ use crate::step::WholeStep;
 use crate::step_model::{anatomy_of, precision_of};
 use kolo_graph::settings::{Setting, Settings};
 use kolo_models::Model;
-use kolo_parallel::schedules::FAMILIES;
+use kolo_parallel::keys;
+use kolo_parallel::schedules::{FAMILIES, USUAL};
+use kolo_parallel::strategy::Key;
 use kolo_parallel::{Parallel, Purpose, Recompute, RecomputePlan};
 use kolo_plan::anatomy::Anatomy;
 use kolo_plan::cluster::{Cluster, SystemTraits};
@@ -19,7 +21,7 @@ use kolo_plan::collective::Algorithm;
 use kolo_plan::device::Precision;
 use kolo_plan::schedule_cache::ScheduleCache;
 use kolo_plan::search::parallel::in_parallel;
-use kolo_plan::search::{Candidate, LayerChoices, LayoutModels, SearchSpace, Sequence};
+use kolo_plan::search::{Candidate, LayerChoices, LayoutModels, SearchSpace, SequenceSplit};
 use kolo_plan::step_model::{DeviceMemory, Layout, StepModel, StepTimes};
 use kolo_plan::{Counted, OpKindCost, RECOMPUTE_KINDS, fit_layers, op_kinds};
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,9 +39,9 @@ const MICRO_BATCHES_MAX: usize = 1024;
 const LAYERS_TRIED_MIN: usize = 4;
 
 /// What of a candidate decides what a rank computes.
-type GraphKey = (usize, usize, Sequence, Recompute, Option<Arc<LayerChoices>>);
+type GraphKey = (usize, usize, SequenceSplit, Recompute, Option<Arc<LayerChoices>>);
 /// What of a candidate decides whether the model can be split so.
-type SplitKey = (usize, usize, Sequence, usize, usize, &'static str);
+type SplitKey = (usize, usize, SequenceSplit, usize, usize, &'static str);
 
 /// A job whose layouts are looked at.
 pub struct JobModels<'j> {
@@ -117,7 +119,7 @@ impl<'j> JobModels<'j> {
 
     fn count(&self, candidate: &Candidate) -> Result<[Anatomy; 2], Error> {
         // Data ranks and stages change nothing of what is counted.
-        let one = Candidate { data: 1, pipeline: 1, chunks: 1, zero: 0, schedule: "1f1b", ..candidate.clone() };
+        let one = Candidate { data: 1, pipeline: 1, chunks: 1, zero: 0, schedule: USUAL.name, ..candidate.clone() };
         let repeats = Anatomy::repeats_whole_layers(&self.system, one.recompute);
         let recompute = if repeats { Recompute::None } else { one.recompute };
         let parallel = self.parallel(&one.assignments())?.recomputing(recompute);
@@ -182,53 +184,48 @@ impl<'j> JobModels<'j> {
     pub fn own(&self, devices: usize) -> Result<Candidate, Error> {
         let job = self.job;
         let sizes = job.parallel.layout(devices);
-        let size = |name: &str, usual: usize| sizes.get(name).copied().unwrap_or(usual);
+        let size = |key: &Key| sizes.get(key.name).copied().unwrap_or(key.default_count());
         let data = job.parallel.data_ranks(devices).map_err(|refusal| Error::workers(devices, refusal))?;
         let root = self.root()?;
         let parallel = root.table("parallel")?;
-        let text = |key: &str| match parallel.peek(key) {
+        let text = |key: &Key| match parallel.peek(key.name) {
             Some(Setting::Text(text)) => Some(text.clone()),
             _ => None,
         };
-        let named = text("schedule").unwrap_or_else(|| "1f1b".into());
+        let named = text(&keys::SCHEDULE).unwrap_or_else(|| USUAL.name.into());
         let Some(family) = FAMILIES.iter().find(|family| family.name == named) else {
             let names: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
             let hint = format!("name a family of schedules: {}", names.join(", "));
-            return Err(parallel.wrong("schedule", format!("is \"{named}\", a file"), hint).into());
+            return Err(parallel.wrong(keys::SCHEDULE.name, format!("is \"{named}\", a file"), hint).into());
         };
-        let sequence = match text("sequence").as_deref() {
-            Some("tensor") => Sequence::Tensor,
-            Some("heads") => Sequence::Heads,
-            Some("context") => Sequence::Context,
-            _ => Sequence::Whole,
-        };
-        let tokens = sequence.axis().map_or(1, |axis| size(axis, 1));
+        let sequence = SequenceSplit::named(&text(&keys::SEQUENCE).unwrap_or_default());
+        let tokens = sequence.axis().and_then(|axis| sizes.get(axis).copied()).unwrap_or(1);
         let layers = self.own_layers();
         Ok(Candidate {
             data,
-            pipeline: size("pipeline", 1),
-            tensor: size("tensor", 1),
+            pipeline: size(&keys::PIPELINE),
+            tensor: size(&keys::TENSOR),
             tokens,
             sequence,
-            zero: size("zero", 0),
+            zero: size(&keys::ZERO),
             recompute: if layers.is_some() { Recompute::None } else { job.parallel.recompute().usual() },
             layers,
             micro_batches: (job.grains / data).max(1),
             schedule: family.name,
-            chunks: size("chunks", 1),
+            chunks: size(&keys::CHUNKS),
         })
     }
 
     /// All layouts on so many devices that are worth looking at.
     pub fn space(&self, devices: usize) -> SearchSpace {
         let tokens = self.job.fields.iter().map(|field| field.shape.iter().product()).max().unwrap_or(1);
-        let has_tokens = self.job.settings.iter().any(|(key, _)| key == "model.context");
-        let mut sequences = vec![Sequence::Whole];
+        let has_tokens = self.job.model.tokens_per_sample().is_some();
+        let mut sequences = vec![SequenceSplit::Whole];
         if has_tokens {
-            sequences.push(Sequence::Tensor);
+            sequences.push(SequenceSplit::Tensor);
         }
         if has_tokens && tokens >= TOKENS_WORTH_SHARING {
-            sequences.extend([Sequence::Heads, Sequence::Context]);
+            sequences.extend([SequenceSplit::Heads, SequenceSplit::Context]);
         }
         SearchSpace {
             devices,
@@ -236,7 +233,7 @@ impl<'j> JobModels<'j> {
             stages_max: self.layers(),
             tensor_max: TENSOR_MAX,
             tokens_max: TOKENS_MAX,
-            zero_max: 3,
+            zero_max: keys::ZERO.most().unwrap_or(0),
             sequences,
             recomputes: Recompute::ALL.to_vec(),
             schedules: FAMILIES.iter().map(|family| family.name).collect(),
@@ -251,12 +248,12 @@ impl<'j> JobModels<'j> {
             pipeline: 1,
             tensor: 1,
             tokens: 1,
-            sequence: Sequence::Whole,
+            sequence: SequenceSplit::Whole,
             zero: 0,
             recompute: Recompute::None,
             layers: None,
             micro_batches: 1,
-            schedule: "1f1b",
+            schedule: USUAL.name,
             chunks: 1,
         }
     }

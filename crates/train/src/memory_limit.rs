@@ -9,8 +9,9 @@ use crate::memory_check::{by_kind, largest_hint};
 use crate::worker_plan::WorkerPlan;
 use kolo_exec::{Offload, Options};
 use kolo_graph::settings::Setting;
+use kolo_parallel::keys;
 use kolo_parallel::mesh::DATA;
-use kolo_parallel::strategy::KeyValue;
+use kolo_parallel::strategy::Key;
 use kolo_parallel::{Parallel, Recompute, RecomputePlan};
 use kolo_plan::MemoryPlan;
 
@@ -186,17 +187,17 @@ struct Space<'j> {
 impl<'j> Space<'j> {
     fn of(job: &'j Job, now: WorkersNow) -> Result<Self, Error> {
         let sizes = job.parallel.layout(now.workers);
-        let size = |name: &str, usual: usize| sizes.get(name).copied().unwrap_or(usual);
+        let size = |key: &Key| sizes.get(key.name).copied().unwrap_or(key.default_count());
         let own = Layout {
             workers: now.workers,
             threads: now.threads,
             recompute: job.parallel.recompute().usual(),
             offload: job.memory.offload,
-            zero: size("zero", 0),
-            tensor: size("tensor", 1),
+            zero: size(&keys::ZERO),
+            tensor: size(&keys::TENSOR),
         };
-        let (zero_max, tensor_max) = (most(job, "zero").unwrap_or(0), most(job, "tensor").unwrap_or(1));
-        Ok(Self { job, now, zero_max, tensor_max: tensor_max.min(TENSOR_MAX), own, slices: size("slices", 1) })
+        let (zero_max, tensor_max) = (most(job, &keys::ZERO), most(job, &keys::TENSOR));
+        Ok(Self { job, now, zero_max, tensor_max: tensor_max.min(TENSOR_MAX), own, slices: size(&keys::SLICES) })
     }
 
     /// (workers, how many of them share a layer), the nearest first.
@@ -239,9 +240,9 @@ impl<'j> Space<'j> {
     fn keys(&self, layout: &Layout) -> Vec<(&'static str, usize)> {
         let slices = self.slices.max(layout.tensor.next_power_of_two());
         let keys = [
-            ("zero", layout.zero, self.own.zero),
-            ("tensor", layout.tensor, self.own.tensor),
-            ("slices", slices, self.slices),
+            (keys::ZERO.name, layout.zero, self.own.zero),
+            (keys::TENSOR.name, layout.tensor, self.own.tensor),
+            (keys::SLICES.name, slices, self.slices),
         ];
         keys.into_iter().filter(|(_, value, own)| value != own).map(|(key, value, _)| (key, value)).collect()
     }
@@ -287,13 +288,10 @@ impl<'j> Space<'j> {
     }
 }
 
-/// The most that may be written for a key of `[parallel]` that is a number; `None` if no strategy reads it.
-fn most(job: &Job, name: &str) -> Option<usize> {
-    let key = job.strategies.iter().flat_map(|kind| kind.keys).find(|key| key.name == name)?;
-    match key.value {
-        KeyValue::Count { most, .. } => Some(most),
-        _ => None,
-    }
+/// The most that a count of `[parallel]` may be; its default if no strategy of the job reads it.
+fn most(job: &Job, key: &Key) -> usize {
+    let is_read = job.strategies.iter().any(|kind| kind.keys.contains(key));
+    key.most().filter(|_| is_read).unwrap_or(key.default_count())
 }
 
 /// A job's strategies with other numbers under some keys of `[parallel]`, and this computed again.

@@ -7,6 +7,9 @@ use crate::job_file;
 use crate::step::LayoutCheck;
 use kolo_graph::settings::{Setting, Settings};
 use kolo_parallel::Parallel;
+use kolo_parallel::keys::{self, SequenceSplit, TUNABLE, TUNABLE_PAIRS, Tunable, TunablePair, Unit};
+use kolo_parallel::schedules::{FAMILIES, USUAL};
+use kolo_parallel::strategy::Key;
 
 /// Layouts that are named, at most.
 const NAMED_MAX: usize = 3;
@@ -20,33 +23,11 @@ const CONSIDERED_MAX: usize = 20_000;
 /// Workers of a layout that is considered.
 const WORKERS_MAX: usize = 1024;
 
-/// The keys of `[parallel]` that may change, with their defaults and how far from the wish a change to the next power of two is.
-/// Slices are near, since they are what a wish for more workers lacks; but others are another job.
-const COUNTS: [(&str, usize, f64); 7] = [
-    ("tensor", 1, 1.0),
-    ("context", 1, 1.0),
-    ("pipeline", 1, 1.0),
-    ("chunks", 1, 0.6),
-    ("zero", 0, 0.8),
-    ("slices", 1, 0.4),
-    ("tensor_slices", 1, 0.4),
-];
-const TENSOR: usize = 0;
-const CONTEXT: usize = 1;
-const PIPELINE: usize = 2;
-const CHUNKS: usize = 3;
-const ZERO: usize = 4;
-const SLICES: usize = 5;
-const TENSOR_SLICES: usize = 6;
-
-/// Pairs of rows and columns: workers, and the parts of the job that they share, as slices are.
-const PAIRS: [(&str, f64); 2] = [("spatial", 1.0), ("tiles", 0.4)];
+/// Images that nobody shares, and the places of workers and tiles among [`TUNABLE_PAIRS`].
+const WHOLE: [[usize; 2]; TUNABLE_PAIRS.len()] = [[1; 2]; TUNABLE_PAIRS.len()];
 const SPATIAL: usize = 0;
 const TILES: usize = 1;
 
-const SCHEDULE: &str = "schedule";
-/// The schedule that goes with every number of ranks and grains.
-const ANY_SCHEDULE: &str = "1f1b";
 const SCHEDULE_DISTANCE: f64 = 0.9;
 const WORKERS_DISTANCE: f64 = 1.1;
 
@@ -54,10 +35,10 @@ const WORKERS_DISTANCE: f64 = 1.1;
 #[derive(Clone, Debug, PartialEq)]
 struct Layout {
     workers: usize,
-    /// The values of [`COUNTS`].
-    counts: [usize; COUNTS.len()],
-    /// The values of [`PAIRS`].
-    pairs: [[usize; 2]; PAIRS.len()],
+    /// The values of [`TUNABLE`].
+    counts: [usize; TUNABLE.len()],
+    /// The values of [`TUNABLE_PAIRS`].
+    pairs: [[usize; 2]; TUNABLE_PAIRS.len()],
     schedule: String,
     /// Tokens have slices of their own, and layers others.
     by_tokens: bool,
@@ -66,70 +47,90 @@ struct Layout {
 impl Layout {
     /// As a job file has it; `None` if one of its keys is no such thing, which is what to mend first.
     fn of(parallel: &Settings, workers: usize) -> Option<Self> {
-        let mut counts = [0; COUNTS.len()];
-        for (count, (key, default, _)) in counts.iter_mut().zip(COUNTS) {
-            *count = match parallel.peek(key) {
-                None => default,
+        let mut counts = [0; TUNABLE.len()];
+        for (count, Tunable { key, .. }) in counts.iter_mut().zip(TUNABLE) {
+            *count = match parallel.peek(key.name) {
+                None => key.default_count(),
                 Some(Setting::Int(value)) => usize::try_from(*value).ok()?,
                 Some(_) => return None,
             };
         }
-        let mut pairs = [[1; 2]; PAIRS.len()];
-        for (pair, (key, _)) in pairs.iter_mut().zip(PAIRS) {
-            *pair = parallel.peek(key).map_or(Some([1, 1]), pair_of)?;
+        let mut pairs = WHOLE;
+        for (pair, TunablePair { key, .. }) in pairs.iter_mut().zip(TUNABLE_PAIRS) {
+            *pair = parallel.peek(key.name).map_or(Some([1, 1]), pair_of)?;
         }
-        let schedule = match parallel.peek(SCHEDULE) {
-            None => ANY_SCHEDULE.to_string(),
+        let schedule = match parallel.peek(keys::SCHEDULE.name) {
+            None => USUAL.name.to_string(),
             Some(Setting::Text(text)) => text.clone(),
             Some(_) => return None,
         };
-        let by_tokens =
-            matches!(parallel.peek("sequence"), Some(Setting::Text(text)) if text == "heads" || text == "context");
+        let by_tokens = match parallel.peek(keys::SEQUENCE.name) {
+            Some(Setting::Text(text)) => SequenceSplit::named(text).axis().is_some(),
+            _ => false,
+        };
         Some(Self { workers, counts, pairs, schedule, by_tokens })
     }
 
     /// What differs from another, as assignments of `--set`.
     fn changes(&self, from: &Layout) -> Vec<String> {
-        let counts = COUNTS.iter().zip(self.counts.iter().zip(&from.counts));
+        let counts = TUNABLE.iter().zip(self.counts.iter().zip(&from.counts));
         let counts = counts.filter(|(_, (own, other))| own != other);
-        let mut changes: Vec<String> = counts.map(|((key, ..), (own, _))| format!("parallel.{key}={own}")).collect();
-        let pairs = PAIRS.iter().zip(self.pairs.iter().zip(&from.pairs)).filter(|(_, (own, other))| own != other);
-        changes.extend(pairs.map(|((key, _), ([rows, columns], _))| format!("parallel.{key}=[{rows},{columns}]")));
+        let mut changes: Vec<String> =
+            counts.map(|(one, (own, _))| format!("parallel.{}={own}", one.key.name)).collect();
+        let pairs = TUNABLE_PAIRS.iter().zip(self.pairs.iter().zip(&from.pairs));
+        let pairs = pairs.filter(|(_, (own, other))| own != other);
+        changes
+            .extend(pairs.map(|(one, ([rows, columns], _))| format!("parallel.{}=[{rows},{columns}]", one.key.name)));
         if self.schedule != from.schedule {
-            changes.push(format!("parallel.{SCHEDULE}={}", self.schedule));
+            changes.push(format!("parallel.{}={}", keys::SCHEDULE.name, self.schedule));
         }
         changes
     }
 
     fn distance(&self, from: &Layout) -> f64 {
         let octaves = |one: usize, other: usize| ((one.max(1) as f64) / (other.max(1) as f64)).log2().abs();
-        let counts = COUNTS.iter().zip(self.counts.iter().zip(&from.counts)).enumerate();
-        let counts = counts.map(|(at, ((_, _, unit), (own, other)))| match at {
-            ZERO => unit * own.abs_diff(*other) as f64,
-            _ => unit * octaves(*own, *other),
+        let counts = TUNABLE.iter().zip(self.counts.iter().zip(&from.counts));
+        let counts = counts.map(|(one, (own, other))| match one.unit {
+            Unit::One => one.distance * own.abs_diff(*other) as f64,
+            Unit::Doubling => one.distance * octaves(*own, *other),
         });
-        let pairs = PAIRS.iter().zip(self.pairs.iter().zip(&from.pairs));
+        let pairs = TUNABLE_PAIRS.iter().zip(self.pairs.iter().zip(&from.pairs));
         let pairs =
-            pairs.map(|((_, unit), (own, other))| unit * (0..2).map(|at| octaves(own[at], other[at])).sum::<f64>());
+            pairs.map(|(one, (own, other))| one.distance * (0..2).map(|at| octaves(own[at], other[at])).sum::<f64>());
         let schedule = if self.schedule == from.schedule { 0.0 } else { SCHEDULE_DISTANCE };
         counts.sum::<f64>() + pairs.sum::<f64>() + schedule + WORKERS_DISTANCE * octaves(self.workers, from.workers)
     }
 
     /// Puts it into the settings of `[parallel]`, but for what is as it was.
     fn write(&self, from: &Layout, parallel: &mut Settings) {
-        for ((key, ..), (own, other)) in COUNTS.iter().zip(self.counts.iter().zip(&from.counts)) {
+        for (one, (own, other)) in TUNABLE.iter().zip(self.counts.iter().zip(&from.counts)) {
             if own != other {
-                parallel.set(key, "job", Setting::Int(*own as i64));
+                parallel.set(one.key.name, "job", Setting::Int(*own as i64));
             }
         }
-        for ((key, _), (own, other)) in PAIRS.iter().zip(self.pairs.iter().zip(&from.pairs)) {
+        for (one, (own, other)) in TUNABLE_PAIRS.iter().zip(self.pairs.iter().zip(&from.pairs)) {
             if own != other {
-                parallel.set(key, "job", Setting::List(own.map(|count| Setting::Int(count as i64)).to_vec()));
+                parallel.set(one.key.name, "job", Setting::List(own.map(|count| Setting::Int(count as i64)).to_vec()));
             }
         }
         if self.schedule != from.schedule {
-            parallel.set(SCHEDULE, "job", Setting::Text(self.schedule.clone()));
+            parallel.set(keys::SCHEDULE.name, "job", Setting::Text(self.schedule.clone()));
         }
+    }
+
+    fn count(&self, key: &Key) -> usize {
+        self.counts[place_of(key)]
+    }
+
+    fn count_mut(&mut self, key: &Key) -> &mut usize {
+        &mut self.counts[place_of(key)]
+    }
+
+    /// Workers of one data rank.
+    fn unit(&self) -> usize {
+        let counts = TUNABLE.iter().zip(&self.counts).filter(|(one, _)| one.takes_workers);
+        let [rows, columns] = self.pairs[SPATIAL];
+        counts.map(|(_, ranks)| ranks).product::<usize>() * rows * columns
     }
 
     /// Whether it changes all that another one changes, and more.
@@ -138,6 +139,11 @@ impl Layout {
         let workers = other.workers == from.workers || other.workers == self.workers;
         workers && other.changes(from).iter().all(|change| own.contains(change))
     }
+}
+
+/// The place of a key among [`TUNABLE`].
+fn place_of(key: &Key) -> usize {
+    TUNABLE.iter().position(|one| one.key == *key).expect("a key that may change")
 }
 
 /// Two counts, or one of rows.
@@ -165,8 +171,8 @@ fn find(root: &Settings, kinds: &Kinds<'_>, workers: usize) -> Option<Vec<String
     let fresh = || job_file::parse(&job_file::write(root), "job").ok();
     let wanted = Layout::of(&root.table("parallel").ok()?, workers)?;
     let mut plain = fresh()?;
-    let counts = COUNTS.map(|(_, default, _)| default);
-    let alone = Layout { counts, pairs: [[1; 2]; PAIRS.len()], schedule: ANY_SCHEDULE.into(), ..wanted.clone() };
+    let counts = TUNABLE.map(|one| one.key.default_count());
+    let alone = Layout { counts, pairs: WHOLE, schedule: USUAL.name.into(), ..wanted.clone() };
     alone.write(&wanted, plain.table_mut("parallel", "job")?);
     // With no layout at all it can be read, so the layout is what is wrong.
     let job = Job::read_among(&plain, kinds).ok()?;
@@ -205,8 +211,8 @@ fn read_parallel(root: &Settings, kinds: &Kinds<'_>, job: &Job) -> Result<Parall
 /// Layouts around one, the nearest first.
 fn around(wanted: &Layout, grains: usize) -> Vec<Layout> {
     let mut all = vec![wanted.clone()];
-    for at in [TENSOR, CONTEXT, PIPELINE, CHUNKS, ZERO] {
-        let values = near(at, wanted.counts[at]);
+    for (at, tunable) in TUNABLE.iter().enumerate() {
+        let values = near(tunable, wanted.counts[at]);
         let with = |layout: &Layout, value: usize| {
             let mut layout = layout.clone();
             layout.counts[at] = value;
@@ -225,30 +231,22 @@ fn around(wanted: &Layout, grains: usize) -> Vec<Layout> {
 }
 
 /// Values of a key around one.
-fn near(at: usize, value: usize) -> Vec<usize> {
-    let mut values = match at {
-        ZERO => (0..=value.min(3)).collect(),
-        CHUNKS => vec![value, 1, 2],
-        // A pipeline may have any number of ranks.
-        PIPELINE => {
-            let below = value.min(64);
-            (1..=below).chain([value]).collect()
-        }
-        _ => {
-            let power = value.max(1).next_power_of_two();
-            vec![value, power / 4, power / 2, power, 1]
-        }
-    };
-    values.retain(|value| at == ZERO || *value > 0);
+fn near(tunable: &Tunable, value: usize) -> Vec<usize> {
+    let least = tunable.key.default_count();
+    let mut values: Vec<usize> = (tunable.near)(value).into_iter().filter(|value| *value >= least).collect();
+    // What follows from others stays as it is for now.
+    if values.is_empty() || value >= least {
+        values.push(value);
+    }
     values.sort_unstable();
     values.dedup();
     values
 }
 
 fn with_schedules(layout: &Layout) -> Vec<Layout> {
-    let names = [layout.schedule.as_str(), ANY_SCHEDULE, "interleaved"];
-    let mut names: Vec<&str> =
-        names.into_iter().filter(|name| *name != "interleaved" || layout.counts[CHUNKS] > 1).collect();
+    let chunked = FAMILIES.iter().filter(|family| family.has_chunks && layout.count(&keys::CHUNKS) > 1);
+    let mut names = vec![layout.schedule.as_str(), USUAL.name];
+    names.extend(chunked.map(|family| family.name));
     names.dedup();
     names.into_iter().map(|name| Layout { schedule: name.into(), ..layout.clone() }).collect()
 }
@@ -257,21 +255,21 @@ fn with_schedules(layout: &Layout) -> Vec<Layout> {
 fn with_slices(layout: &Layout) -> Vec<Layout> {
     let mut enough = layout.clone();
     if !layout.by_tokens {
-        enough.counts[TENSOR_SLICES] = 1;
+        *enough.count_mut(&keys::TENSOR_SLICES) = 1;
     }
-    let of_layers = if layout.by_tokens { TENSOR_SLICES } else { SLICES };
-    let tokens = layout.by_tokens.then_some((SLICES, CONTEXT));
-    for (slices, ranks) in [(of_layers, TENSOR)].into_iter().chain(tokens) {
-        let least = layout.counts[ranks].next_power_of_two();
-        enough.counts[slices] = enough.counts[slices].max(least).next_power_of_two();
+    let of_layers = if layout.by_tokens { keys::TENSOR_SLICES } else { keys::SLICES };
+    let tokens = layout.by_tokens.then_some((keys::SLICES, keys::CONTEXT));
+    for (slices, ranks) in [(of_layers, keys::TENSOR)].into_iter().chain(tokens) {
+        let least = layout.count(&ranks).next_power_of_two();
+        *enough.count_mut(&slices) = enough.count(&slices).max(least).next_power_of_two();
     }
     let mut all = vec![layout.clone()];
     if enough != *layout {
         all.push(enough);
     }
-    for times in [2, 4].into_iter().filter(|times| layout.counts[SLICES] > *times) {
+    for times in [2, 4].into_iter().filter(|times| layout.count(&keys::SLICES) > *times) {
         let mut fewer = layout.clone();
-        fewer.counts[SLICES] /= times;
+        *fewer.count_mut(&keys::SLICES) /= times;
         all.push(fewer);
     }
     all
@@ -289,9 +287,8 @@ fn with_tiles(layout: &Layout) -> Vec<Layout> {
         }
     }
     // For a model without images.
-    let whole = [[1, 1]; PAIRS.len()];
-    if layout.pairs != whole {
-        all.push(Layout { pairs: whole, ..layout.clone() });
+    if layout.pairs != WHOLE {
+        all.push(Layout { pairs: WHOLE, ..layout.clone() });
     }
     let enough = std::array::from_fn(|at| tiles[at].max(spatial[at]).next_power_of_two());
     if enough != tiles {
@@ -304,8 +301,7 @@ fn with_tiles(layout: &Layout) -> Vec<Layout> {
 
 /// With the number of workers that is wished for, if it can be, and with those below and above it that can.
 fn with_workers(layout: &Layout, grains: usize) -> Vec<Layout> {
-    let [rows, columns] = layout.pairs[SPATIAL];
-    let unit = layout.counts[TENSOR] * layout.counts[CONTEXT] * layout.counts[PIPELINE] * rows * columns;
+    let unit = layout.unit();
     let sizes: Vec<usize> =
         (0..=grains.ilog2()).map(|power| unit << power).filter(|size| *size <= WORKERS_MAX).collect();
     let below = sizes.iter().rfind(|size| **size <= layout.workers);

@@ -57,6 +57,15 @@ enum Rate {
     Fixed(f64),
 }
 
+impl Rate {
+    fn with_model(&self, model_rate: f64) -> f64 {
+        match self {
+            Rate::OfModel => model_rate,
+            Rate::Fixed(rate) => *rate,
+        }
+    }
+}
+
 const ADAM_RATE: f64 = 1e-3;
 
 const KINDS: [Kind; 7] = [
@@ -91,11 +100,7 @@ impl Optimizer {
     pub fn read_for(settings: &Settings, model_rate: f64) -> Result<Self, SettingError> {
         let name = settings.choice("kind", &KINDS.map(|kind| kind.name))?;
         let kind = KINDS.iter().find(|kind| kind.name == name).expect("a choice is one of the choices");
-        let rate = match kind.lr {
-            Rate::OfModel => model_rate,
-            Rate::Fixed(rate) => rate,
-        };
-        let lr = settings.float_in("lr", rate, 0.0, RATE_MAX)?;
+        let lr = settings.float_in("lr", kind.lr.with_model(model_rate), 0.0, RATE_MAX)?;
         let rule = (kind.read)(settings)?;
         settings.finish()?;
         Ok(Self { lr, rule })
@@ -311,7 +316,7 @@ mod tests {
     fn every_kind_makes_a_sound_update_of_parameters_and_states() {
         for kind in &KINDS {
             let optimizer = Optimizer::read(&settings(kind.name, &[])).unwrap();
-            assert_eq!(optimizer.lr(), kind.lr);
+            assert_eq!(optimizer.lr(), kind.lr.with_model(ADAM_RATE));
             let graph = graph(&optimizer);
             kolo_graph::verify::verify(&graph).unwrap();
             let states: Vec<&str> = graph.sources::<State>().map(|(_, state)| state.name.as_str()).collect();

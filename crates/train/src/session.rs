@@ -128,7 +128,7 @@ impl Ties {
         };
         let mut waited_ns = trainer.session().take_waited();
         if self.links.is_some() {
-            waited_ns.insert(kolo_parallel::servers::KIND.name.into(), exchange_ns);
+            waited_ns.insert(crate::asynchronous::WAITED_FOR.into(), exchange_ns);
         }
         let data_wait_ns = trainer.take_data_wait();
         self.meter.step(start.elapsed().as_secs_f64() * 1e3, &waited_ns, data_wait_ns);

@@ -9,8 +9,10 @@ use crate::job::Job;
 use crate::step::{WholeStep, fuse, recompute_again, refused, tidy};
 use kolo_graph::{Graph, GraphError};
 use kolo_models::Model;
+use kolo_parallel::keys;
 use kolo_parallel::mesh::DATA;
 use kolo_parallel::recompute::layers_of;
+use kolo_parallel::strategy::Key;
 use kolo_parallel::{Mesh, Parallel, Purpose, Recompute, RecomputePlan};
 use kolo_plan::anatomy::{Anatomy, product_flops};
 use kolo_plan::cluster::Cluster;
@@ -24,12 +26,12 @@ use std::sync::Arc;
 const FEW_LAYERS: usize = 4;
 
 /// What an anatomy depends on, beside the model.
-type Key = (Vec<(&'static str, usize)>, usize, RecomputePlan, bool);
+type AnatomyKey = (Vec<(&'static str, usize)>, usize, RecomputePlan, bool);
 
 /// Anatomies of one job's model.
 #[derive(Debug, Default)]
 pub struct AnatomyCache {
-    known: BTreeMap<Key, Arc<Anatomy>>,
+    known: BTreeMap<AnatomyKey, Arc<Anatomy>>,
 }
 
 impl AnatomyCache {
@@ -123,15 +125,13 @@ pub fn layout_of(job: &Job, workers: usize, precision: Option<Precision>) -> Res
         return Err(Error::Workers { workers, message, hint });
     }
     let extra = job.parallel.layout(workers);
-    let text = |key: &str| {
-        let found = job.settings.iter().find(|(name, _)| name == key);
-        found.map(|(_, value)| value.trim_matches('"').to_string())
-    };
+    let size = |key: &Key| extra.get(key.name).copied().unwrap_or(key.default_count());
+    let schedule = job.parallel_setting(&keys::SCHEDULE);
     Ok(Layout {
         axes: mesh.axes().map(|(name, size)| (name.to_string(), size)).collect(),
-        zero: extra.get("zero").copied().unwrap_or(0),
-        chunks: extra.get("chunks").copied().unwrap_or(1),
-        schedule: text("parallel.schedule").unwrap_or_default(),
+        zero: size(&keys::ZERO),
+        chunks: size(&keys::CHUNKS),
+        schedule: schedule.map(|text| text.trim_matches('"').to_string()).unwrap_or_default(),
         micro_batch: job.grain_batch(),
         micro_batches: job.grains / data,
         recompute: job.parallel.recompute().usual(),

@@ -45,7 +45,7 @@ pub struct Family {
     pub about: &'static str,
     build: fn(Sizes) -> Result<Schedule, ScheduleError>,
     /// Whether a rank may have several chunks.
-    has_chunks: bool,
+    pub has_chunks: bool,
 }
 
 impl Family {
@@ -96,6 +96,9 @@ pub const FAMILIES: [Family; 5] = [
         has_chunks: false,
     },
 ];
+
+/// The family of a job that names none: it goes with every number of ranks and micro-batches.
+pub const USUAL: Family = FAMILIES[1];
 
 /// The family with this name.
 pub fn family(name: &str) -> Result<&'static Family, ScheduleError> {

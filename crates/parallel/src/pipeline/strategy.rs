@@ -1,7 +1,7 @@
 //! Pipeline parallelism: the layers of the model lie on ranks one behind the other, and the grains pass through them.
 
 use super::directions::halves;
-use super::families::{FAMILIES, Sizes, family};
+use super::families::{FAMILIES, Sizes, USUAL, family};
 use super::lower::{BACKWARD, FORWARD, PIPELINE, Ranks, WEIGHTS, lower};
 use super::schedule::{Action, ActionKind, Direction, Schedule, StagePlacement};
 use super::slots::Slots;
@@ -16,22 +16,22 @@ use kolo_graph::settings::{SettingError, Settings};
 use kolo_graph::sources::State;
 use std::sync::Arc;
 
-const RANKS: Key = Key {
+pub const RANKS: Key = Key {
     name: PIPELINE,
     value: KeyValue::Count { default: 1, least: 1, most: super::schedule::RANKS_MAX },
     doc: "workers that have the layers of the model one behind the other; grains pass through them",
 };
-const CHUNKS: Key = Key {
+pub const CHUNKS: Key = Key {
     name: "chunks",
     value: KeyValue::Count { default: 1, least: 1, most: 64 },
     doc: "stages of the pipeline on each of its workers; more than one with `schedule = \"interleaved\"`",
 };
-const SCHEDULE: Key = Key {
+pub const SCHEDULE: Key = Key {
     name: "schedule",
-    value: KeyValue::Text { default: "1f1b" },
+    value: KeyValue::Text { default: USUAL.name },
     doc: "`gpipe`, `1f1b`, `interleaved`, `zero-bubble`, `bidirectional`, or a file that holds a schedule (docs/schedules.md)",
 };
-const STAGES: Key = Key {
+pub const STAGES: Key = Key {
     name: "stages",
     value: KeyValue::Names,
     doc: "layers at which the stages of the pipeline begin, but for the first; by cost if there are none",

@@ -4,44 +4,11 @@ use crate::collective::Algorithm;
 use crate::device::Precision;
 use crate::step_model::Layout;
 use kolo_parallel::Recompute;
-use kolo_parallel::mesh::DATA;
+use kolo_parallel::axes::{DATA, PIPELINE, TENSOR};
+use kolo_parallel::keys::{self, SequenceSplit};
 use kolo_parallel::recompute::table_text;
+use kolo_parallel::strategy::Key;
 use std::sync::Arc;
-
-/// How the tokens of a sample are shared.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Sequence {
-    /// Every rank has all of them.
-    #[default]
-    Whole,
-    /// Among the ranks that share layers, between those.
-    Tensor,
-    /// Among ranks of their own, which exchange tokens for heads.
-    Heads,
-    /// Among ranks of their own, round which keys and values go.
-    Context,
-}
-
-impl Sequence {
-    /// As `parallel.sequence` has it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Sequence::Whole => "whole",
-            Sequence::Tensor => "tensor",
-            Sequence::Heads => "heads",
-            Sequence::Context => "context",
-        }
-    }
-
-    /// The axis that it adds to the mesh.
-    pub fn axis(self) -> Option<&'static str> {
-        match self {
-            Sequence::Whole | Sequence::Tensor => None,
-            Sequence::Heads => Some("sequence"),
-            Sequence::Context => Some("context"),
-        }
-    }
-}
 
 /// What each layer of a model computes again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,7 +48,7 @@ pub struct Candidate {
     pub tensor: usize,
     /// Ranks that share the tokens of a sample, beside those that share layers.
     pub tokens: usize,
-    pub sequence: Sequence,
+    pub sequence: SequenceSplit,
     pub zero: usize,
     /// Of every layer; nothing where each has a choice of its own.
     pub recompute: Recompute,
@@ -106,13 +73,13 @@ impl Candidate {
     pub fn layout(&self, batch: usize, precision: Precision, algorithm: Algorithm) -> Layout {
         let mut axes = vec![(DATA.to_string(), self.data)];
         if self.pipeline > 1 {
-            axes.push(("pipeline".into(), self.pipeline));
+            axes.push((PIPELINE.into(), self.pipeline));
         }
         if let Some(axis) = self.sequence.axis().filter(|_| self.tokens > 1) {
             axes.push((axis.into(), self.tokens));
         }
         if self.tensor > 1 {
-            axes.push(("tensor".into(), self.tensor));
+            axes.push((TENSOR.into(), self.tensor));
         }
         Layout {
             axes,
@@ -127,54 +94,53 @@ impl Candidate {
         }
     }
 
-    /// Keys of a job file with their values, in the order in which they are written. Those that a job need not write have their
-    /// defaults: `None`.
-    pub fn keys(&self) -> Vec<(&'static str, &'static str, Option<String>)> {
-        let count = |value: usize, usual: usize| (value != usual).then(|| value.to_string());
-        let text = |value: &str, usual: &str| (value != usual).then(|| format!("\"{value}\""));
+    /// What it writes under `[parallel]`; `None` for what is always left to its default.
+    fn parallel_keys(&self) -> [(Key, Option<String>); 10] {
+        let count = |key: Key, value: usize| (key, Some(value.to_string()));
+        let text = |key: Key, value: &str| (key, Some(format!("{value:?}")));
         let own_tokens = self.sequence.axis().is_some() && self.tokens > 1;
         let (slices, tensor_slices) = match own_tokens {
             true => (self.tokens.next_power_of_two(), self.tensor.next_power_of_two()),
             false => (self.tensor.next_power_of_two(), 1),
         };
-        vec![
-            ("data", "grains", Some(self.grains().to_string())),
-            ("parallel", "tensor", count(self.tensor, 1)),
-            ("parallel", "slices", count(slices, 1)),
-            ("parallel", "sequence", text(self.sequence.name(), "whole")),
-            ("parallel", "context", count(if own_tokens { self.tokens } else { 1 }, 1)),
-            ("parallel", "tensor_slices", count(tensor_slices, 1)),
-            ("parallel", "pipeline", count(self.pipeline, 1)),
-            ("parallel", "schedule", text(self.schedule, "1f1b")),
-            ("parallel", "chunks", count(self.chunks, 1)),
+        [
+            count(keys::TENSOR, self.tensor),
+            count(keys::SLICES, slices),
+            text(keys::SEQUENCE, self.sequence.name()),
+            count(keys::CONTEXT, if own_tokens { self.tokens } else { 1 }),
+            count(keys::TENSOR_SLICES, tensor_slices),
+            count(keys::PIPELINE, self.pipeline),
+            text(keys::SCHEDULE, self.schedule),
+            count(keys::CHUNKS, self.chunks),
             // Stages are cut by cost: names of another layout would not fit.
-            ("parallel", "stages", None),
-            ("parallel", "zero", count(self.zero, 0)),
-            ("memory", "recompute", text(self.recompute.name(), "none")),
-            ("memory", "layers", self.layers.as_ref().map(|layers| layers.text())),
+            (keys::STAGES, None),
+            count(keys::ZERO, self.zero),
         ]
     }
-}
 
-impl Candidate {
+    /// Keys of a job file with their values, in the order in which they are written, and with their defaults.
+    fn all_keys(&self) -> Vec<(&'static str, &'static str, Option<String>, String)> {
+        let own = self.parallel_keys().map(|(key, value)| ("parallel", key.name, value, key.default_text()));
+        let grains = self.grains().to_string();
+        let mut all = vec![("data", "grains", Some(grains), String::new())];
+        all.extend(own);
+        let [again, nothing] = [self.recompute, Recompute::None].map(|what| format!("{:?}", what.name()));
+        all.push(("memory", "recompute", Some(again), nothing));
+        all.push(("memory", "layers", self.layers.as_ref().map(|layers| layers.text()), "{}".into()));
+        all
+    }
+
+    /// Keys of a job file with their values, in the order in which they are written. Those that a job need not write have their
+    /// defaults: `None`.
+    pub fn keys(&self) -> Vec<(&'static str, &'static str, Option<String>)> {
+        let own = self.all_keys().into_iter();
+        own.map(|(section, key, value, usual)| (section, key, value.filter(|value| *value != usual))).collect()
+    }
+
     /// Every key with its value, as `--set` takes them.
     pub fn assignments(&self) -> Vec<String> {
-        let keys = self.keys().into_iter();
-        keys.map(|(section, key, value)| format!("{section}.{key}={}", value.as_deref().unwrap_or(usual(key))))
-            .collect()
-    }
-}
-
-/// What counts for a key that is not written.
-fn usual(key: &str) -> &'static str {
-    match key {
-        "sequence" => "\"whole\"",
-        "schedule" => "\"1f1b\"",
-        "recompute" => "\"none\"",
-        "layers" => "{}",
-        "zero" => "0",
-        "stages" => "[]",
-        _ => "1",
+        let own = self.all_keys().into_iter();
+        own.map(|(section, key, value, usual)| format!("{section}.{key}={}", value.unwrap_or(usual))).collect()
     }
 }
 
@@ -190,7 +156,7 @@ impl std::fmt::Display for Candidate {
             write!(f, " × {} {}", self.tokens, self.sequence.name())?;
         }
         if self.tensor > 1 {
-            let tokens = if self.sequence == Sequence::Tensor { " (with tokens)" } else { "" };
+            let tokens = if self.sequence == SequenceSplit::Tensor { " (with tokens)" } else { "" };
             write!(f, " × {} tensor{tokens}", self.tensor)?;
         }
         if self.zero > 0 {

@@ -23,7 +23,8 @@ pub mod space;
 #[cfg(test)]
 mod tests;
 
-pub use candidate::{Candidate, LayerChoices, Sequence};
+pub use candidate::{Candidate, LayerChoices};
+pub use kolo_parallel::keys::SequenceSplit;
 pub use rank::{Limits, NearMiss, Ranked, SearchResult, search};
 pub use space::SearchSpace;
 

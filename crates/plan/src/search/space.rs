@@ -1,7 +1,9 @@
 //! The candidates of a search: every combination that the numbers of devices, samples and layers allow.
 
-use super::candidate::{Candidate, Sequence};
+use super::candidate::Candidate;
 use kolo_parallel::Recompute;
+use kolo_parallel::keys::SequenceSplit;
+use kolo_parallel::schedules::USUAL;
 
 /// What a job and a cluster allow.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,7 +18,7 @@ pub struct SearchSpace {
     pub tokens_max: usize,
     pub zero_max: usize,
     /// How tokens may be shared.
-    pub sequences: Vec<Sequence>,
+    pub sequences: Vec<SequenceSplit>,
     pub recomputes: Vec<Recompute>,
     /// Families of pipeline schedules.
     pub schedules: Vec<&'static str>,
@@ -44,14 +46,14 @@ impl SearchSpace {
     }
 
     /// How tokens may be shared beside so many ranks of a layer, and among how many ranks of their own.
-    fn token_shares(&self, tensor: usize) -> Vec<(Sequence, usize)> {
-        let mut shares = vec![(Sequence::Whole, 1)];
+    fn token_shares(&self, tensor: usize) -> Vec<(SequenceSplit, usize)> {
+        let mut shares = vec![(SequenceSplit::Whole, 1)];
         for sequence in &self.sequences {
             match sequence {
-                Sequence::Whole => {}
-                Sequence::Tensor if tensor > 1 => shares.push((Sequence::Tensor, 1)),
-                Sequence::Tensor => {}
-                Sequence::Heads | Sequence::Context => {
+                SequenceSplit::Whole => {}
+                SequenceSplit::Tensor if tensor > 1 => shares.push((SequenceSplit::Tensor, 1)),
+                SequenceSplit::Tensor => {}
+                SequenceSplit::Heads | SequenceSplit::Context => {
                     let ranks = divisors(self.devices / tensor).filter(|ranks| *ranks > 1 && ranks.is_power_of_two());
                     shares.extend(ranks.filter(|ranks| *ranks <= self.tokens_max).map(|ranks| (*sequence, ranks)));
                 }
@@ -93,7 +95,7 @@ impl SearchSpace {
     /// Schedules that a pipeline of so many ranks may run so many micro-batches with.
     fn pipelines(&self, ranks: usize, micro_batches: usize) -> Vec<(&'static str, usize)> {
         if ranks == 1 {
-            return vec![("1f1b", 1)];
+            return vec![(USUAL.name, 1)];
         }
         let mut found = Vec::new();
         for schedule in self.schedules.iter().copied() {
@@ -121,7 +123,7 @@ struct Shape {
     pipeline: usize,
     tensor: usize,
     tokens: usize,
-    sequence: Sequence,
+    sequence: SequenceSplit,
 }
 
 /// All divisors of a number, ascending.

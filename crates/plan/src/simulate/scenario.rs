@@ -10,7 +10,7 @@ use super::script::{Act, ExchangeCost, Replica, Scenario, Scope, Script};
 use crate::cluster::Cluster;
 use crate::collective::{CollectiveKind, seconds};
 use crate::step_model::{Exchange, Pass, Role, StageModel, StepModel};
-use kolo_parallel::mesh::DATA;
+use kolo_parallel::axes::{DATA, PIPELINE};
 use kolo_parallel::schedules::{Action, ActionKind, Channel, Pass as Way, Schedule};
 
 /// How finely passes are cut.
@@ -123,8 +123,8 @@ impl Builder<'_> {
                 }
             }
         }
-        let lane = self.scenario.lane("pipeline");
-        let (stride, size) = self.place("pipeline");
+        let lane = self.scenario.lane(PIPELINE);
+        let (stride, size) = self.place(PIPELINE);
         let level = level_of(self.cluster, stride, size);
         let mut messages = std::collections::BTreeMap::new();
         for (stage, model) in self.model.stages.iter().enumerate() {
@@ -238,10 +238,10 @@ impl Builder<'_> {
         let (stride, size) = self.place(axis);
         let scope = match axis {
             DATA => Scope::Replicas,
-            "pipeline" => Scope::Stages,
+            PIPELINE => Scope::Stages,
             _ => Scope::Unit,
         };
-        let lane = self.scenario.lane(if axis == "pipeline" { "pipeline sums" } else { axis });
+        let lane = self.scenario.lane(if axis == PIPELINE { "pipeline sums" } else { axis });
         let latency = (self.latency(kind, stride, size) * joined).min(seconds);
         let level = level_of(self.cluster, stride, size);
         let name = self.scenario.name(kind.name());

@@ -7,7 +7,7 @@ use super::scenario::{Detail, scenario};
 use super::script::{Replica, Scenario};
 use crate::cluster::Cluster;
 use crate::step_model::StepModel;
-use kolo_parallel::mesh::DATA;
+use kolo_parallel::axes::{DATA, PIPELINE};
 use std::collections::BTreeMap;
 
 /// A rank that computes slowly.
@@ -99,6 +99,6 @@ fn replicas(model: &StepModel, roles: usize, conditions: &Conditions) -> Vec<Rep
 /// The place of a rank along the data axis, and its role: its place along the pipeline.
 fn place_of(model: &StepModel, rank: usize) -> (usize, usize) {
     let along = |axis: &str| rank / model.layout.stride(axis).max(1) % model.layout.size(axis);
-    let pipeline = model.layout.axes.iter().any(|(name, _)| name == "pipeline");
-    (along(DATA), if pipeline { along("pipeline") } else { 0 })
+    let pipeline = model.layout.axes.iter().any(|(name, _)| name == PIPELINE);
+    (along(DATA), if pipeline { along(PIPELINE) } else { 0 })
 }

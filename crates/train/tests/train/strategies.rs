@@ -7,6 +7,7 @@ use kolo_graph::collective::AllReduce;
 use kolo_graph::settings::Settings;
 use kolo_models::MODELS;
 use kolo_parallel::data::{Bucket, buckets, copy_grains, exchange_bucket};
+use kolo_parallel::keys::SequenceSplit;
 use kolo_parallel::mesh::DATA;
 use kolo_parallel::strategy::{Facts, Key, KeyValue, Part, Refusal};
 use kolo_parallel::{Mesh, Purpose, STRATEGIES, Strategy, StrategyKind};
@@ -14,6 +15,7 @@ use kolo_train::job::Kinds;
 use kolo_train::session::Company;
 use kolo_train::step::graph_of;
 use kolo_train::{Job, job_file};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -252,32 +254,85 @@ fn all_ranks_make_the_same_exchanges_in_one_order() {
     }
 }
 
-/// Outside of their crate, strategies are asked, not known.
-#[test]
-fn nobody_asks_for_a_strategy_by_its_name() {
+/// Every source file of these crates, with its path from their folder.
+fn sources(wanted: impl Fn(&str) -> bool) -> Vec<(String, String)> {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let mut folders: Vec<_> = std::fs::read_dir(&crates).unwrap().map(|entry| entry.unwrap().path()).collect();
-    folders.retain(|path| !path.ends_with("parallel"));
-    let mut todo: Vec<_> = folders.iter().map(|path| path.join("src")).collect();
-    let mut files = 0;
+    let folders = std::fs::read_dir(&crates).unwrap().map(|entry| entry.unwrap());
+    let folders = folders.filter(|folder| folder.file_name().to_str().is_some_and(&wanted));
+    let mut todo: Vec<_> = folders.map(|folder| folder.path().join("src")).collect();
+    let mut files = Vec::new();
     while let Some(path) = todo.pop() {
         if path.is_dir() {
             todo.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
             continue;
         }
-        let text = std::fs::read_to_string(&path).unwrap_or_default();
-        files += 1;
-        for kind in STRATEGIES.iter().filter(|kind| kind.name != "servers") {
+        let name = path.strip_prefix(&crates).unwrap().display().to_string();
+        files.push((name, std::fs::read_to_string(&path).unwrap_or_default()));
+    }
+    files
+}
+
+/// The one part of the workspace that may know a strategy: parameter servers are processes of their own, and it runs them
+/// (ARCHITECTURE.md, decision s).
+const DRIVER: (&str, &str) = ("servers", "train/src/asynchronous");
+
+/// Outside of their crate, strategies are asked, not known.
+#[test]
+fn nobody_asks_for_a_strategy_by_its_name() {
+    let files = sources(|name| name != "parallel");
+    for (path, text) in &files {
+        let known = |kind: &&StrategyKind| (kind.name, true) == (DRIVER.0, path.starts_with(DRIVER.1));
+        for kind in STRATEGIES.iter().filter(|kind| !known(kind)) {
             for used in [format!("kolo_parallel::{}", kind.name), format!("parallel.{}(", kind.name)] {
-                assert!(!text.contains(&used), "{} uses {used}", path.display());
+                assert!(!text.contains(&used), "{path} uses {used}");
             }
             let compared = [format!("name() == \"{}\"", kind.name), format!("name == \"{}\"", kind.name)];
             let names_strategy = text.contains("Strategy") && compared.iter().any(|used| text.contains(used));
-            assert!(!names_strategy, "{} compares a strategy with {}", path.display(), kind.name);
+            assert!(!names_strategy, "{path} compares a strategy with {}", kind.name);
         }
-        assert!(!text.contains("NarrowLane"), "{} knows a lane of one strategy", path.display());
+        let compared = ["== ", "!= "].iter().any(|sign| {
+            let by_axis = ["PIPELINE", "TENSOR", "HEADS_AXIS", "RING_AXIS"].map(|axis| format!("name() {sign}{axis}"));
+            by_axis.iter().any(|used| text.contains(used))
+        });
+        assert!(!compared, "{path} compares the name of a strategy with an axis");
+        assert!(!text.contains("NarrowLane"), "{path} knows a lane of one strategy");
     }
-    assert!(files > 200, "{files} files");
+    assert!(files.len() > 200, "{} files", files.len());
+}
+
+/// Words of other tables that keys of `[parallel]` share, and where: the keys of reports, of clusters and of other sections.
+const OTHER_TABLES: [(&str, &[&str]); 6] = [
+    ("cli/src/plan/layouts/json.rs", &["pipeline", "tensor", "sequence", "zero", "layers", "schedule", "chunks"]),
+    ("cli/src/simulate/json.rs", &["pipeline", "tensor", "sequence", "zero", "layers", "schedule", "chunks"]),
+    ("cli/src/data_command/bench.rs", &["stages"]),
+    ("plan/src/system.rs", &["bucket_mib"]),
+    ("plan/src/search/candidate.rs", &["layers"]),
+    ("train/src/job.rs", &["schedule", "prefetch"]),
+];
+
+/// Names, keys and axes of strategies are written where they are declared; others take the constants. `data` is a section of every
+/// job as well.
+#[test]
+fn nobody_writes_a_key_of_a_strategy_again() {
+    let mut words: BTreeSet<&str> = STRATEGIES.iter().flat_map(|kind| kind.keys).map(|key| key.name).collect();
+    words.extend(STRATEGIES.iter().map(|kind| kind.name));
+    words.extend(SequenceSplit::ALL.into_iter().filter_map(SequenceSplit::axis));
+    words.remove(DATA);
+    let users = ["train", "plan", "cli", "exec", "cluster", "cuda"];
+    let files = sources(|name| users.contains(&name));
+    for (path, text) in files.iter().filter(|(path, _)| !path.contains("tests")) {
+        let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+        let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let own: Vec<&str> =
+            OTHER_TABLES.iter().filter(|(at, _)| at == path).flat_map(|(_, words)| *words).copied().collect();
+        for line in lines {
+            let written =
+                |word: &&&str| [format!("\"{word}\""), format!("\"parallel.{word}\"")].iter().any(|w| line.contains(w));
+            let word = words.iter().filter(|word| !own.contains(word)).find(written);
+            assert!(word.is_none(), "{path} writes {}, which `kolo_parallel` declares: {line}", word.unwrap());
+        }
+    }
+    assert!(files.len() > 100, "{} files", files.len());
 }
 
 /// The guide's table of keys is the registry's.

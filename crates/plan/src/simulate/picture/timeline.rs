@@ -4,6 +4,7 @@ use super::canvas::{Canvas, FAINT, seconds};
 use super::{MARGIN, WIDTH};
 use crate::simulate::outcome::Span;
 use crate::simulate::step::SimulatedStep;
+use kolo_parallel::axes::{DATA, HEADS_AXIS, TENSOR};
 
 /// Roles that are drawn; of more, so many evenly spread.
 const ROWS_MAX: usize = 16;
@@ -20,9 +21,9 @@ fn colour(name: &str, lane: Option<&str>) -> &'static str {
         (None, "input gradient") => "#8cd17d",
         (None, "weight gradient") => "#b6992d",
         (None, _) => "#79706e",
-        (Some("data"), _) => "#e15759",
-        (Some("tensor"), _) => "#f28e2b",
-        (Some("sequence"), _) => "#b07aa1",
+        (Some(DATA), _) => "#e15759",
+        (Some(TENSOR), _) => "#f28e2b",
+        (Some(HEADS_AXIS), _) => "#b07aa1",
         (Some(_), _) => "#9c755f",
     }
 }
