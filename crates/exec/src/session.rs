@@ -20,7 +20,6 @@ use crate::program::{Order, Program, Turn};
 use crate::schedule::{Act, Item, Schedule};
 use crate::store::Store;
 use kolo_graph::cpu::Buffer;
-use kolo_graph::sources::GrainSum;
 use kolo_graph::{DType, Graph, NodeId, Phase, ValueId};
 use probe::Probe;
 pub use probe::{Alive, Stop, Tracer};
