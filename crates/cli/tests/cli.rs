@@ -583,11 +583,15 @@ fn vector_widths_do_not_change_the_weights() {
         [data]\nsource = \"synthetic:features\"\nbatch = 16\ngrains = 1\n\
         [train]\nsteps = 4\noptimizer = { kind = \"adamw\", lr = 1e-3 }\n";
     std::fs::write(&wide, text).expect("it is written");
-    for job in [&example("digits"), wide.to_str().expect("a path in UTF-8")] {
+    let widest = [&example("digits"), wide.to_str().expect("a path in UTF-8")].map(|job| {
         let widest = digest(job, "avx512");
         assert_eq!(digest(job, "avx2"), widest, "{job}");
         assert_eq!(digest(job, "portable"), widest, "{job}");
-    }
+        widest
+    });
+    let printed =
+        format!("train.steps=4`, and the same with `avx512`, both print\n`weights     {}…`", &widest[0][..19]);
+    assert!(include_str!("../../../docs/guide.md").contains(&printed), "docs/guide.md does not say: {printed}");
     let refused = run(&example("digits"), "avx");
     assert_eq!(refused.status.code(), Some(2));
     let told = String::from_utf8_lossy(&refused.stderr);

@@ -12,10 +12,10 @@ use std::time::Instant;
 static TURN: Mutex<()> = Mutex::new(());
 
 /// Trains `examples/NAME.toml` with these overrides; `metric` must reach `least`.
-fn reaches(name: &str, overrides: &[&str], metric: &str, least: f64) {
+fn reaches(name: &str, overrides: &[&str], metric: &str, least: f64) -> Value {
     let example = format!("{}/../../examples/{name}.toml", env!("CARGO_MANIFEST_DIR"));
     let job = std::fs::read_to_string(example).expect("an example");
-    learns(name, &job, overrides, metric, least);
+    learns(name, &job, overrides, metric, least)
 }
 
 /// Trains a job that names a model and a source only.
@@ -24,7 +24,8 @@ fn smallest(kind: &str, source: &str, overrides: &[&str], metric: &str, least: f
     learns(&format!("{kind} on {source}"), &job, overrides, metric, least);
 }
 
-fn learns(name: &str, job: &str, overrides: &[&str], metric: &str, least: f64) {
+/// The report of a run whose `metric` reaches `least`.
+fn learns(name: &str, job: &str, overrides: &[&str], metric: &str, least: f64) -> Value {
     let _turn = kolo_base::lock(&TURN);
     let dir = tempfile::tempdir().expect("a directory");
     let (report, file) = (dir.path().join("report.json"), dir.path().join("job.toml"));
@@ -43,11 +44,21 @@ fn learns(name: &str, job: &str, overrides: &[&str], metric: &str, least: f64) {
     let value = report["metrics"][metric].as_f64().unwrap_or(f64::NAN);
     println!("{name} {overrides:?}: {metric} {value:.4} after {:.1} s", begin.elapsed().as_secs_f64());
     assert!(value >= least, "{name} {overrides:?}: {metric} is {value}, not {least}");
+    report
 }
 
+/// With the weights whose digest the documents print: `kolo train` without a job trains this one.
 #[test]
 fn digits() {
-    reaches("digits", &[], "accuracy", 0.98);
+    let report = reaches("digits", &[], "accuracy", 0.98);
+    let weights = report["weights"].as_str().expect("a digest");
+    let documents =
+        [("README.md", include_str!("../../../README.md")), ("docs/guide.md", include_str!("../../../docs/guide.md"))];
+    for (name, text) in documents {
+        let lines = text.lines().filter_map(|line| line.strip_prefix("  weights     "));
+        let printed: Vec<&str> = lines.filter(|line| line.starts_with("blake3:")).collect();
+        assert_eq!(printed, [weights], "the digests in {name}");
+    }
 }
 
 /// In half precision as in f32.

@@ -9,7 +9,7 @@ use kolo_models::MODELS;
 use kolo_parallel::{Mesh, Purpose};
 use kolo_train::asynchronous::Roles;
 use kolo_train::session::Company;
-use kolo_train::step::graph_of;
+use kolo_train::step::{LayoutCheck, graph_of};
 use kolo_train::{Job, Report, job_file};
 use std::sync::Arc;
 
@@ -142,6 +142,25 @@ fn servers_round_weights_as_workers_do() {
             let name = format!("{kind}, {servers} servers");
             reports.iter().for_each(|other| assert_eq!(alone.weights, other.weights, "{name}"));
             assert_same(&name, &alone, &reports[0]);
+        }
+    }
+}
+
+/// Strategies are tried on what they will split: a layout is possible in a precision if its graph can be made.
+#[test]
+fn layouts_are_checked_in_the_precision_of_the_job() {
+    for precision in ["f32", "bf16"] {
+        for stages in [2, 3, 4, 6, 8] {
+            let job = crate::job(&format!(
+                "[model]\nkind = \"gpt\"\nlayers = 6\nwidth = 24\nheads = 3\n[data]\nsource = \"builtin:addition\"\nbatch = 16\n\
+                 grains = 8\n[train]\nsteps = 1\nprecision = \"{precision}\"\n[parallel]\npipeline = {stages}\n"
+            ));
+            let mesh = job.parallel.mesh(stages, 0).unwrap();
+            let made =
+                graph_of(&job, &job.parallel, Purpose::Training, &mesh).map(drop).map_err(|error| error.to_string());
+            let check = LayoutCheck::new(&job).unwrap();
+            let checked = check.run(&job.parallel, stages).map_err(|error| error.to_string());
+            assert_eq!(checked.is_ok(), made.is_ok(), "{precision}, {stages} stages: {checked:?} and {made:?}");
         }
     }
 }
