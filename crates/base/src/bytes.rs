@@ -9,6 +9,11 @@ impl<'a> ByteReader<'a> {
         Self(bytes)
     }
 
+    /// From this place on; from the end if it lies beyond.
+    pub fn at(bytes: &'a [u8], offset: usize) -> Self {
+        Self(bytes.get(offset..).unwrap_or_default())
+    }
+
     /// The bytes not read yet.
     pub fn rest(&self) -> &'a [u8] {
         self.0
@@ -49,6 +54,14 @@ impl<'a> ByteReader<'a> {
     pub fn u64(&mut self) -> Option<u64> {
         self.array().map(u64::from_le_bytes)
     }
+
+    pub fn i32(&mut self) -> Option<i32> {
+        self.array().map(i32::from_le_bytes)
+    }
+
+    pub fn i64(&mut self) -> Option<i64> {
+        self.array().map(i64::from_le_bytes)
+    }
 }
 
 #[cfg(test)]
@@ -63,5 +76,13 @@ mod tests {
         assert_eq!((reader.skip(2), reader.u64(), reader.rest()), (Some(()), None, &bytes[9..]));
         assert_eq!((reader.array(), reader.u32(), reader.is_empty()), (Some([10, 11, 12]), Some(0x100f_0e0d), true));
         assert_eq!((reader.take(0), reader.take(1), reader.array::<2>()), (Some(&[][..]), None, None));
+    }
+
+    #[test]
+    fn a_place_beyond_the_end_has_nothing() {
+        let bytes = [0xff; 12];
+        let at = |offset: usize| ByteReader::at(&bytes, offset);
+        assert_eq!((at(4).i64(), at(5).i64(), at(8).i32()), (Some(-1), None, Some(-1)));
+        assert_eq!((at(12).rest(), at(13).u8(), at(usize::MAX).u8()), (&[][..], None, None));
     }
 }

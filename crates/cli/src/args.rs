@@ -1,10 +1,11 @@
 //! The command line as types.
 
 use crate::data_command::DataCommand;
-use crate::device::DeviceArg;
+use crate::device::{self, DeviceArg};
 use crate::eval::EvalArgs;
 use crate::generate::GenerateArgs;
 use crate::predict::PredictArgs;
+use crate::transports::TransportKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args as ClapArgs, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use kolo_train::timeline::StepRange;
@@ -118,8 +119,7 @@ pub struct DevicesArgs {}
 
 #[derive(Debug, ClapArgs)]
 pub struct SelftestArgs {
-    /// The device to check: cpu, cuda or cuda:N
-    #[arg(long, default_value = "auto")]
+    #[arg(long, default_value = "auto", help = device::tested_help())]
     pub device: DeviceArg,
     /// Only this op; may be repeated
     #[arg(long)]
@@ -151,8 +151,7 @@ pub struct JobArgs {
     /// Threads; all cores by default
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Where to compute: auto, cpu, cuda, cuda:N or reference (every op by its definition in f64: slow, for one worker)
-    #[arg(long, default_value = "auto")]
+    #[arg(long, default_value = "auto", help = device::help())]
     pub device: DeviceArg,
     #[command(flatten)]
     pub workers: Workers,
@@ -169,8 +168,7 @@ pub struct PlannedJobArgs {
     /// Threads; all cores by default
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Where to compute: this machine (auto, cpu, cuda, reference), or a device by its name, such as h100 or a100-80
-    #[arg(long, default_value = "auto")]
+    #[arg(long, default_value = "auto", help = device::planned_help())]
     pub device: String,
     #[command(flatten)]
     pub workers: Workers,
@@ -241,17 +239,6 @@ impl Workers {
         }
         Alone::parse_from(["kolo"]).workers
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum TransportKind {
-    /// NCCL between workers with a GPU each, if it is there; else shared memory on one host, TCP across hosts, MPI under mpirun
-    Auto,
-    Shm,
-    Tcp,
-    Mpi,
-    /// NCCL between GPUs, one worker each; what else workers say to each other goes as with auto
-    Nccl,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -547,8 +534,7 @@ pub enum Bench {
 
 #[derive(Debug, ClapArgs)]
 pub struct BenchDevice {
-    /// The device to measure: cpu, cuda or cuda:N
-    #[arg(long, default_value = "cpu")]
+    #[arg(long, default_value = "cpu", help = device::measured_help())]
     pub device: DeviceArg,
     /// Threads that work at the same time, as one device; all cores by default
     #[arg(long)]

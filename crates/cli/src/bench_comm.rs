@@ -1,6 +1,6 @@
 //! `kolo bench comm`: times collectives, one row per size, as the OSU and NCCL tests do.
 
-use crate::args::{BenchComm, TransportKind};
+use crate::args::BenchComm;
 use crate::bench_nccl;
 use crate::device;
 use crate::fail::{Failure, check_writable, write_file};
@@ -8,6 +8,7 @@ use crate::flags;
 use crate::manifest::Agreement;
 use crate::output::println;
 use crate::progress::Progress;
+use crate::transports::{self, TransportKind};
 use crate::workers::{self, JoinedRank};
 use kolo_cluster::{Introduction, Launcher, RankInfo};
 use kolo_comm::bench::{self, BenchRow, Method};
@@ -25,7 +26,7 @@ pub fn comm(args: &BenchComm) -> Result<(), Failure> {
     let (kinds, sizes) = workers::or_fail_all(prepared, rank_info.as_ref(), &args.workers)?;
     let Some(rank_info) = rank_info else {
         let count = workers::asked(&args.workers)?;
-        if count == 1 && args.workers.transport == TransportKind::Nccl {
+        if count == 1 && args.workers.transport.joins_devices() {
             let rows = bench_nccl::sweep(&bench_nccl::alone()?, device::own_gpu()?, &kinds, &sizes, args.iterations)?;
             print(&rows);
             return args.report.as_deref().map_or(Ok(()), |path| write_report(path, &rows));
@@ -72,7 +73,7 @@ fn prepare(args: &BenchComm, rank_info: Option<&RankInfo>) -> Result<(Vec<CallKi
         args.write.as_deref().map_or(Ok(()), check_writable)?;
     }
     let kinds = kinds(&args.op)?;
-    if args.workers.transport != TransportKind::Nccl {
+    if !args.workers.transport.joins_devices() {
         return Ok((kinds, sizes(&args.bytes)?));
     }
     let known = |kind: &CallKind| bench_nccl::KINDS.contains(kind);
@@ -92,17 +93,17 @@ fn measure(
     sizes: &[usize],
 ) -> Result<Vec<BenchRow>, Fault> {
     let JoinedRank { member, mpi } = joined;
-    let transports: &[TransportKind] = match args.workers.transport {
-        TransportKind::Auto if rank_info.launcher == Launcher::Kolo && workers::can_share_memory(member)? => {
-            &[TransportKind::Shm, TransportKind::Tcp]
-        }
-        _ => &[args.workers.transport],
+    let asked = args.workers.transport;
+    let free = asked.link.is_none() && !asked.joins_devices() && rank_info.launcher == Launcher::Kolo;
+    let transports: Vec<TransportKind> = match free && transports::can_share_memory(member)? {
+        true => transports::measured_alone().collect(),
+        false => vec![asked],
     };
     let mut rows = Vec::new();
     for transport in transports {
-        let transport = workers::connect(member, mpi.as_ref(), &args.workers, *transport)?;
+        let transport = transport.connect(member, mpi.as_ref(), &args.workers)?;
         let world = Communicator::new(transport, Arc::clone(&member.watch), true);
-        if args.workers.transport == TransportKind::Nccl {
+        if args.workers.transport.joins_devices() {
             let gpu = device::own_gpu().map_err(|failure| Fault::BadCall(failure.message().into()))?;
             return bench_nccl::sweep(&Arc::new(world), gpu, kinds, sizes, args.iterations);
         }

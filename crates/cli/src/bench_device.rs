@@ -1,7 +1,6 @@
 //! `kolo bench device`: measures the cores or a GPU at hand as a device of the planner's table.
 
 use crate::args::BenchDevice;
-use crate::device::DeviceArg;
 use crate::fail::{Failure, check_writable, write_file};
 use crate::load;
 use crate::output::println;
@@ -21,14 +20,7 @@ pub fn device(args: &BenchDevice) -> Result<(), Failure> {
         let message = format!("--name {:?} is no name of a device", args.name);
         return Err(Failure::usage(message, "use letters, digits, - and _"));
     }
-    let (rows, facts) = match args.device {
-        DeviceArg::Reference => {
-            return Err(Failure::usage("the reference is no device to measure", "use --device cpu or cuda"));
-        }
-        DeviceArg::Cuda(index) => of_gpu(index.unwrap_or(0))?,
-        DeviceArg::Auto if crate::device::gpu_is_usable() => of_gpu(0)?,
-        DeviceArg::Auto | DeviceArg::Cpu => of_cores(args)?,
-    };
+    let (rows, facts) = args.device.measure(args)?;
     println!("{:<24} {:>8} {:>22} {:>16}", "work", "in", "shape", "rate");
     for row in &rows {
         let shape: Vec<String> = row.shape.iter().map(usize::to_string).collect();
@@ -49,13 +41,13 @@ pub fn device(args: &BenchDevice) -> Result<(), Failure> {
     }
 }
 
-fn of_cores(args: &BenchDevice) -> Result<(Vec<DeviceRow>, DeviceFacts), Failure> {
+pub fn of_cores(args: &BenchDevice) -> Result<(Vec<DeviceRow>, DeviceFacts), Failure> {
     let rows = measure(load::threads_of(args.threads)?);
     let memory = kolo_train::memory_check::host_bytes().unwrap_or(0) as f64;
     Ok((rows, DeviceFacts::of_cores(memory.max(1.0))))
 }
 
-fn of_gpu(index: usize) -> Result<(Vec<DeviceRow>, DeviceFacts), Failure> {
+pub fn of_gpu(index: usize) -> Result<(Vec<DeviceRow>, DeviceFacts), Failure> {
     let devices = kolo_cuda::devices().map_err(|error| Failure::device(&error))?;
     let count = devices.len();
     let missing = || Failure::device(&kolo_cuda::CudaError::NoSuchDevice { index, count });

@@ -1,11 +1,11 @@
 //! `kolo train --elastic` and `kolo join`: workers that come and go.
 
-use crate::args::{Join, Train, TransportKind};
+use crate::args::{Join, Train};
 use crate::cores;
 use crate::fail::Failure;
 use crate::progress::Progress;
 use crate::train::{self, Prepared};
-use crate::workers::{self, RemoteView};
+use crate::workers::RemoteView;
 use kolo_cluster::elastic::{ElasticConfig, ElasticOptions, Invitation};
 use kolo_cluster::join::{self, Invited};
 use kolo_cluster::{Member, RankInfo};
@@ -35,8 +35,12 @@ pub fn options(args: &Train, job: &Job, workers: usize) -> Result<Option<Elastic
     if args.trace.is_some() {
         return refused("--trace", "a timeline is of a fixed group of workers; leave one of the two out");
     }
-    if args.job.workers.transport == TransportKind::Mpi {
-        return refused("--transport mpi", "an MPI job ends with its first lost rank; use --transport auto");
+    if args.job.workers.transport.by_mpi() {
+        let name = args.job.workers.transport.name;
+        return refused(
+            &format!("--transport {name}"),
+            "an MPI job ends with its first lost rank; use --transport auto",
+        );
     }
     if !job.reproducible {
         return refused("`job.reproducible = false`", "a lost step is computed again, which must give the same bits");
@@ -171,7 +175,7 @@ impl ElasticWorker<'_> {
 
     fn link_up(&self, member: &mut Member) -> Result<Communicator, Fault> {
         let workers = &self.args.job.workers;
-        let transport = workers::connect(member, None, workers, workers.transport)?;
+        let transport = workers.transport.connect(member, None, workers)?;
         Ok(Communicator::new(transport, Arc::clone(&member.watch), self.job.reproducible))
     }
 

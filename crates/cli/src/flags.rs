@@ -3,7 +3,7 @@
 //! A single process takes `--transport`, `--streams` and `--heartbeat-ms` as it is: one worker exchanges nothing, over whatever
 //! transport, and a script may vary the number of workers alone.
 
-use crate::args::{TransportKind, Workers};
+use crate::args::Workers;
 use crate::fail::Failure;
 use kolo_cluster::{Launcher, RankInfo, interface};
 
@@ -42,34 +42,32 @@ fn check_found(workers: &Workers, launcher: Launcher, world: usize) -> Result<()
     let why = format!("the workers are started by {name}, {world} of them");
     refuse(workers, &flags, &why, "leave it out, or start kolo without that launcher")?;
     let by_mpi = matches!(launcher, Launcher::OpenMpi | Launcher::Mpich);
-    if !by_mpi && workers.transport != TransportKind::Mpi {
+    if !by_mpi && !workers.transport.by_mpi() {
         let why = "MPI is not used";
         refuse(workers, &[("mpi-library", "--mpi-library")], why, "leave it out, or add --transport mpi")?;
     }
-    check_streams(workers, if by_mpi { TransportKind::Mpi } else { TransportKind::Tcp })
+    check_streams(workers, by_mpi)
 }
 
 /// This process is alone, or starts the workers itself.
 fn check_started(workers: &Workers, count: usize) -> Result<(), Failure> {
     let why = "no MPI launcher started this process";
     refuse(workers, &[("mpi-library", "--mpi-library")], why, "start it with mpirun or srun --mpi, without -n")?;
-    if workers.transport == TransportKind::Mpi {
+    if workers.transport.by_mpi() {
+        let message = format!("--transport {}, but no MPI launcher started this process", workers.transport.name);
         let hint = "start it with mpirun or srun --mpi, without -n, or leave --transport out";
-        return Err(Failure::usage("--transport mpi, but no MPI launcher started this process", hint));
+        return Err(Failure::usage(message, hint));
     }
     if workers.hosts.is_none() {
         let flags = [("ssh", "--ssh"), ("interface", "--interface")];
         let why = "all workers run on this host, and meet inside it";
         refuse(workers, &flags, why, "leave it out, or name hosts with --hosts")?;
     }
-    if count > 1 { check_streams(workers, TransportKind::Tcp) } else { Ok(()) }
+    if count > 1 { check_streams(workers, false) } else { Ok(()) }
 }
 
-/// `usual` is the transport that `auto` may come to.
-fn check_streams(workers: &Workers, usual: TransportKind) -> Result<(), Failure> {
-    let is_usual = matches!(workers.transport, TransportKind::Auto | TransportKind::Nccl);
-    let transport = if is_usual { usual } else { workers.transport };
-    if transport == TransportKind::Tcp {
+fn check_streams(workers: &Workers, by_mpi: bool) -> Result<(), Failure> {
+    if workers.transport.has_streams(by_mpi) {
         return Ok(());
     }
     let why = "only TCP has streams, and it is not used";

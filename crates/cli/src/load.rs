@@ -1,9 +1,10 @@
 //! From the command line to a job.
 
-use crate::args::{JobArgs, TransportKind};
+use crate::args::JobArgs;
 use crate::fail::Failure;
+use crate::transports::TransportKind;
 use kolo_data::{SOURCES, SourceKind};
-use kolo_exec::{Executor, LinkWish};
+use kolo_exec::Executor;
 use kolo_graph::settings::{Setting, Settings};
 use kolo_models::{MODELS, ModelKind};
 use kolo_parallel::{Mesh, STRATEGIES, StrategyKind};
@@ -91,15 +92,11 @@ pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Fa
 
 /// The executor with the links between devices that `--transport` asks for.
 fn linked(executor: Arc<dyn Executor>, transport: TransportKind, workers: usize) -> Result<Arc<dyn Executor>, Failure> {
-    let wish = match transport {
-        TransportKind::Auto => LinkWish::Auto,
-        TransportKind::Nccl => LinkWish::Always,
-        TransportKind::Shm | TransportKind::Tcp | TransportKind::Mpi => LinkWish::Never,
-    };
-    match executor.with_links(wish) {
+    match executor.with_links(transport.devices) {
         Some(linked) => Ok(linked),
-        None if wish == LinkWish::Always && workers > 1 => {
-            let message = format!("--transport nccl joins GPUs, and these workers compute on `{}`", executor.name());
+        None if transport.joins_devices() && workers > 1 => {
+            let (name, device) = (transport.name, executor.name());
+            let message = format!("--transport {name} joins GPUs, and these workers compute on `{device}`");
             Err(Failure::usage(message, "use --device cuda, or leave --transport out"))
         }
         None => Ok(executor),

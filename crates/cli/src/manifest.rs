@@ -3,9 +3,8 @@
 //!
 //! Where results are written, how many threads a rank has, and through which interface it is reached may differ.
 
-use crate::args::{TransportKind, Workers};
+use crate::args::Workers;
 use crate::fail::Failure;
-use clap::ValueEnum;
 use kolo_base::ByteReader;
 use kolo_cluster::Manifest;
 use kolo_train::Job;
@@ -35,8 +34,7 @@ impl Agreement {
     }
 
     pub fn workers(self, workers: &Workers) -> Self {
-        let name = |kind: TransportKind| kind.to_possible_value().map(|value| value.get_name().to_string());
-        self.flag("--transport", name(workers.transport).unwrap_or_default())
+        self.flag("--transport", workers.transport.name)
             .flag("--streams", workers.streams)
             .flag("--heartbeat-ms", workers.heartbeat_ms)
     }

@@ -1,15 +1,12 @@
 //! `kolo selftest`: whether a device computes what every op is defined to compute.
 
 use crate::args::SelftestArgs;
-use crate::device::DeviceArg;
 use crate::fail::Failure;
 use crate::output::println;
 use crate::selftest_nccl;
 use kolo_exec::selftest::{self, KindOutcome};
-use kolo_exec::{Executor, cpu};
 use kolo_graph::OpKind;
 use kolo_graph::cuda::CudaTarget;
-use std::sync::Arc;
 use std::time::Instant;
 
 pub fn selftest(args: &SelftestArgs) -> Result<(), Failure> {
@@ -20,13 +17,7 @@ pub fn selftest(args: &SelftestArgs) -> Result<(), Failure> {
     if args.compile_only {
         return compile_only(&kinds);
     }
-    let executor: Arc<dyn Executor> = match args.device.executor()?.name() {
-        "cuda" => Arc::new(poisoned(args.device)?),
-        _ if args.device == DeviceArg::Reference => {
-            return Err(Failure::usage("the reference is what others are compared with", "use --device cpu or cuda"));
-        }
-        _ => Arc::new(cpu::Cpu),
-    };
+    let executor = args.device.tested()?;
     let start = Instant::now();
     let outcomes = selftest::run(&executor, &kinds, show);
     let (bad, cases) =
@@ -52,12 +43,6 @@ fn kinds(args: &SelftestArgs) -> Result<Vec<OpKind>, Failure> {
     let chosen =
         |kind: &OpKind| args.op.is_empty() && kind.cpu.is_some() || args.op.iter().any(|name| name == kind.name);
     Ok(all.into_iter().filter(chosen).collect())
-}
-
-/// The GPU, with all its memory full of NaNs before every run.
-fn poisoned(device: DeviceArg) -> Result<kolo_cuda::Cuda, Failure> {
-    let index = if let DeviceArg::Cuda(Some(index)) = device { index } else { 0 };
-    Ok(kolo_cuda::Cuda { index, poison: true, ..kolo_cuda::Cuda::default() })
 }
 
 fn compile_only(kinds: &[OpKind]) -> Result<(), Failure> {

@@ -24,7 +24,7 @@ const GRAINS: usize = 4;
 const BUCKET_BYTES: usize = 64 << 10;
 
 pub fn selftest(device: DeviceArg) -> Result<(), Failure> {
-    let index = if let DeviceArg::Cuda(Some(index)) = device { index } else { 0 };
+    let index = device.index().unwrap_or(0);
     let mut checks = kolo_cuda::check_nccl(index).map_err(|error| Failure::device(&error))?;
     let executor: Arc<dyn Executor> = Arc::new(Cuda { index, links: LinkWish::Always, ..Cuda::default() });
     for (what, graph) in [("tensors that are exchanged", tensors()), ("steps of an optimizer", steps())] {

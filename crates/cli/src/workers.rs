@@ -1,6 +1,6 @@
 //! Several workers: whether this process starts them or is one of them, and how they reach each other.
 
-use crate::args::{JobArgs, TransportKind, Workers};
+use crate::args::{JobArgs, Workers};
 use crate::cores;
 use crate::fail::Failure;
 use crate::output;
@@ -12,8 +12,7 @@ use kolo_cluster::logs::Echo;
 use kolo_cluster::member::EventSender;
 use kolo_cluster::startup_watch::StartupWatch;
 use kolo_cluster::{Introduction, Launcher, Member, Outcome, RankInfo, hostlist, hosts, local};
-use kolo_comm::tcp::{self, TcpOptions};
-use kolo_comm::{Bootstrap, Communicator, Fault, Transport, host, mpi, shm};
+use kolo_comm::{Communicator, Fault, mpi};
 use kolo_train::Observer;
 use kolo_train::log::LogRow;
 use kolo_train::record::OutDir;
@@ -55,7 +54,7 @@ impl Worker {
     ) -> Result<Self, Failure> {
         let JoinedRank { mut member, mpi } = join(rank_info, workers, introduction)?;
         let cores = or_fail(cores::own(&mut member), &member)?;
-        let transport = or_fail(connect(&mut member, mpi.as_ref(), workers, workers.transport), &member)?;
+        let transport = or_fail(workers.transport.connect(&mut member, mpi.as_ref(), workers), &member)?;
         let world = Communicator::new(transport, Arc::clone(&member.watch), reproducible);
         Ok(Self { member: Arc::new(member), world: Arc::new(world), cores, mpi })
     }
@@ -126,7 +125,7 @@ fn join_ranks(rank_info: &RankInfo, workers: &Workers, introduction: Introductio
         return Ok(JoinedRank { member: Member::join_launched(rank_info, &introduction)?, mpi: None });
     }
     let by_mpi = matches!(rank_info.launcher, Launcher::OpenMpi | Launcher::Mpich);
-    let by_mpi = by_mpi || workers.transport == TransportKind::Mpi;
+    let by_mpi = by_mpi || workers.transport.by_mpi();
     // MPI_Init waits for all ranks without a timeout: until it returns, the startup watch finds out who is missing.
     let startup_watch = by_mpi.then(|| StartupWatch::begin(rank_info, &environment, workers.heartbeat_ms));
     let joined = join_under_launcher(rank_info, workers, by_mpi, introduction);
@@ -170,48 +169,6 @@ pub fn or_fail<T>(outcome: Result<T, Fault>, member: &Member) -> Result<T, Failu
         member.fail_with(&fault);
         Failure::reported()
     })
-}
-
-/// Whether all ranks run under one kernel and see each other's processes. All ranks call it.
-pub fn can_share_memory(member: &mut Member) -> Result<bool, Fault> {
-    let processes = std::fs::read_link("/proc/self/ns/pid").ok();
-    let mine = match (host::kernel(), processes) {
-        (Some(kernel), Some(processes)) => format!("{kernel} {}", processes.display()),
-        _ => member.host().to_string(),
-    };
-    Ok(member.all_gather(mine.as_bytes())?.iter().all(|theirs| theirs == mine.as_bytes()))
-}
-
-/// Links this rank with all others.
-pub fn connect(
-    member: &mut Member,
-    mpi: Option<&mpi::MpiWorld>,
-    workers: &Workers,
-    kind: TransportKind,
-) -> Result<Box<dyn Transport>, Fault> {
-    let (rank, world, watch) = (member.rank, member.world, Arc::clone(&member.watch));
-    // NCCL joins GPUs alone: the hosts meet over their own links.
-    let kind = if kind == TransportKind::Nccl { TransportKind::Auto } else { kind };
-    let asks = kind == TransportKind::Shm || (kind == TransportKind::Auto && mpi.is_none());
-    let shares = asks && can_share_memory(member)?;
-    match kind {
-        TransportKind::Auto | TransportKind::Mpi if let Some(mpi) = mpi => mpi.transport(watch),
-        TransportKind::Auto | TransportKind::Shm if shares => shm::connect(rank, world, watch, member),
-        TransportKind::Auto | TransportKind::Nccl | TransportKind::Tcp => {
-            let local = TcpOptions::local(member.key.clone(), member.job);
-            let local = TcpOptions { generation: member.generation.into(), ..local };
-            let options = TcpOptions { listen: member.address, streams: workers.streams, ..local };
-            tcp::connect(rank, world, options, watch, member)
-        }
-        TransportKind::Shm => Err(Fault::BadCall(
-            "--transport shm, but the workers are on several hosts or in several containers\n  hint: leave --transport out"
-                .into(),
-        )),
-        TransportKind::Mpi => Err(Fault::BadCall(
-            "--transport mpi, but no MPI launcher started this process\n  hint: start it with mpirun or srun --mpi"
-                .into(),
-        )),
-    }
 }
 
 /// Sends a run's steps to whoever shows them.

@@ -194,6 +194,28 @@ fn read_activity(body: &mut ByteReader<'_>) -> Option<Activity> {
     Some(Activity { step, progress, call, in_call, waits })
 }
 
+impl Hello {
+    fn write(&self, out: &mut Writer) {
+        out.u32(self.rank as u32);
+        out.u32(self.world as u32);
+        out.u32(self.pid);
+        out.text(&self.host);
+        out.text(&self.version);
+        out.text(&self.role);
+        self.manifest.write(out);
+    }
+}
+
+impl Assignment {
+    fn write(&self, out: &mut Writer) {
+        out.u32(self.rank as u32);
+        out.u32(self.world as u32);
+        out.u32(self.keepers as u32);
+        out.u64(self.since_ms);
+        out.text(&self.lost);
+    }
+}
+
 impl ControlMessage {
     fn code(&self) -> u8 {
         match self {
@@ -230,15 +252,7 @@ impl ControlMessage {
                 out.0.extend_from_slice(&key.0);
                 out.text(address);
             }
-            ControlMessage::Hello(hello) => {
-                out.u32(hello.rank as u32);
-                out.u32(hello.world as u32);
-                out.u32(hello.pid);
-                out.text(&hello.host);
-                out.text(&hello.version);
-                out.text(&hello.role);
-                hello.manifest.write(out);
-            }
+            ControlMessage::Hello(hello) => hello.write(out),
             ControlMessage::Roster { rank, peer } => {
                 out.u32(*rank as u32);
                 out.u32(peer.pid);
@@ -266,13 +280,7 @@ impl ControlMessage {
                 out.0.push(u8::from(position.is_some()));
                 out.u64(position.unwrap_or(0));
             }
-            ControlMessage::Assign(Assignment { rank, world, lost, since_ms, keepers }) => {
-                out.u32(*rank as u32);
-                out.u32(*world as u32);
-                out.u32(*keepers as u32);
-                out.u64(*since_ms);
-                out.text(lost);
-            }
+            ControlMessage::Assign(assignment) => assignment.write(out),
             ControlMessage::Resumed { step } => out.u64(*step),
             ControlMessage::Finish
             | ControlMessage::Release

@@ -124,10 +124,7 @@ impl CudaDevice {
         let places = 0..program.options.places();
         let grain = places.map(|lane| resolver.phase(&schedule.grain, &plan.grain, lane)).collect::<Result<_, _>>()?;
         let after = resolver.phase(&schedule.after, &plan.after, 0)?;
-        let copies = program.layout.copies.iter().map(|(from, to)| {
-            Ok((resolver.address(*from, 0)?, resolver.address(*to, 0)?, program.graph.ty(*to).bytes()))
-        });
-        let copies = copies.collect::<Result<Vec<_>, CudaError>>()?;
+        let copies = resolver.copies()?;
         let grain_inputs = arenas.grain_input.iter().map(|memory| Inputs::new(gpu, program, memory, false));
         let grain_inputs = grain_inputs.collect::<Result<Vec<_>, _>>()?;
         Ok(Self {
@@ -450,6 +447,13 @@ impl Resolver<'_> {
             }
             _ => Ok(self.arenas.scratch.at(0)),
         }
+    }
+
+    /// From where to where how many bytes are copied after the grains.
+    fn copies(&self) -> Result<Vec<(DevicePointer, DevicePointer, usize)>, CudaError> {
+        let bytes = |id: ValueId| self.program.graph.ty(id).bytes();
+        let copies = self.program.layout.copies.iter();
+        copies.map(|(from, to)| Ok((self.address(*from, 0)?, self.address(*to, 0)?, bytes(*to)))).collect()
     }
 
     fn phase(&self, items: &[Item], calls: &[Option<CudaCalls>], lane: usize) -> Result<Vec<Work>, CudaError> {

@@ -6,7 +6,7 @@
 use crate::error::ReadError;
 use crate::image::Pixels;
 use crate::sample::{Held, Sample, Value};
-use kolo_base::lock;
+use kolo_base::{ByteReader, lock};
 use kolo_graph::settings::{SettingError, Settings};
 use std::collections::HashMap;
 use std::fs::File;
@@ -162,33 +162,29 @@ fn pack(sample: &Sample, out: &mut Vec<u8>) {
     }
 }
 
-fn unpack(mut bytes: &[u8], sample: &mut Sample) -> Option<()> {
-    fn take<'b>(bytes: &mut &'b [u8], len: usize) -> Option<&'b [u8]> {
-        let (first, rest) = bytes.split_at_checked(len)?;
-        *bytes = rest;
-        Some(first)
+fn unpack(bytes: &[u8], sample: &mut Sample) -> Option<()> {
+    fn size(bytes: &mut ByteReader<'_>) -> Option<usize> {
+        usize::try_from(bytes.u64()?).ok()
     }
-    fn size(bytes: &mut &[u8]) -> Option<usize> {
-        Some(u64::from_le_bytes(take(bytes, 8)?.try_into().ok()?) as usize)
-    }
+    let mut bytes = ByteReader::new(bytes);
     let mut value = |value: &mut Value| -> Option<()> {
-        match take(&mut bytes, 1)?[0] {
+        match bytes.u8()? {
             0 => value.held = Held::Nothing,
             1 => {
                 let [channels, height, width, len] = [(); 4].map(|()| size(&mut bytes));
                 let pixels = value.set_pixels();
                 (pixels.channels, pixels.height, pixels.width) = (channels?, height?, width?);
                 pixels.bytes.clear();
-                pixels.bytes.extend_from_slice(take(&mut bytes, len?)?);
+                pixels.bytes.extend_from_slice(bytes.take(len?)?);
             }
             2 => {
                 let len = size(&mut bytes)?;
-                let words = take(&mut bytes, len.checked_mul(4)?)?.as_chunks::<4>().0;
+                let words = bytes.take(len.checked_mul(4)?)?.as_chunks::<4>().0;
                 value.set_reals().extend(words.iter().map(|word| f32::from_le_bytes(*word)));
             }
             _ => {
                 let len = size(&mut bytes)?;
-                let words = take(&mut bytes, len.checked_mul(4)?)?.as_chunks::<4>().0;
+                let words = bytes.take(len.checked_mul(4)?)?.as_chunks::<4>().0;
                 value.set_indices().extend(words.iter().map(|word| i32::from_le_bytes(*word)));
             }
         }

@@ -9,10 +9,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crc::{CRC_32_ISCSI, Crc};
-
-/// The Castagnoli polynomial, as TFRecord has it.
-static CRC32C: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
+use kolo_base::masked_crc32c;
 
 /// Files of the same second that are stepped over before giving up.
 const NAME_ATTEMPTS_MAX: u64 = 1000;
@@ -72,15 +69,10 @@ fn record(payload: &[u8]) -> Vec<u8> {
     let length = (payload.len() as u64).to_le_bytes();
     let mut bytes = Vec::with_capacity(payload.len() + 16);
     bytes.extend(length);
-    bytes.extend(masked_crc(&length).to_le_bytes());
+    bytes.extend(masked_crc32c(&length).to_le_bytes());
     bytes.extend(payload);
-    bytes.extend(masked_crc(payload).to_le_bytes());
+    bytes.extend(masked_crc32c(payload).to_le_bytes());
     bytes
-}
-
-/// The format masks its checks because a check over bytes that hold their own check says little.
-fn masked_crc(bytes: &[u8]) -> u32 {
-    CRC32C.checksum(bytes).rotate_right(15).wrapping_add(0xA282_EAD8)
 }
 
 /// `Event { wall_time = 1, file_version = 3 }`.
@@ -203,9 +195,9 @@ mod tests {
         let mut records = Vec::new();
         while !input.is_empty() {
             let length = take(&mut input, 8);
-            assert_eq!(word(take(&mut input, 4)), masked_crc(length));
+            assert_eq!(word(take(&mut input, 4)), masked_crc32c(length));
             let payload = take(&mut input, u64::from_le_bytes(length.try_into().unwrap()) as usize);
-            assert_eq!(word(take(&mut input, 4)), masked_crc(payload));
+            assert_eq!(word(take(&mut input, 4)), masked_crc32c(payload));
             records.push(payload.to_vec());
         }
         records

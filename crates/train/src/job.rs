@@ -163,42 +163,22 @@ impl Job {
         let (job, model, data, train, parallel) = (job?, model?, data?, train?, parallel?);
         let (memory, checkpoint) = (MemorySettings::read(&memory?)?, checkpoint?);
 
-        let name = read_name(&job)?;
-        let seed = job.count("seed", 1, 0)? as u64;
-        let reproducible = job.bool("reproducible", true)?;
-        job.finish()?;
-
+        let (name, seed, reproducible) = read_head(&job)?;
         let start = StartWeights::read(&model)?;
         let section = model;
         let Supply { model, source, source_name, columns, fields } = read_supply(kinds, &section, &data, seed)?;
         if !(start.freeze.is_empty() && start.fresh.is_empty()) {
             start.check(&parameter_names(&*model)?, &section)?;
         }
-        let (batch, grains) = read_batch(&data, reproducible)?;
-        let split = source.split().map_or_else(|| Split::read(&data, source.len(), seed), Ok)?;
-        let loading = read_loading(&data)?;
-        data.finish()?;
+        let Batches { split, batch, grains, loading } = Batches::read(&data, &*source, seed, reproducible)?;
         let steps_per_epoch = split.train_len() / batch;
-        if steps_per_epoch == 0 {
-            let message = format!("is {batch}, but only {} samples are for training", split.train_len());
-            return Err(data.wrong("batch", message, "make the batch smaller or give more samples").into());
-        }
-        let total_steps = read_length(&train, steps_per_epoch)?;
-        let (optimizer, schedule) = read_rule(&train, &*model, total_steps)?;
-        let rate = RateScaling::read(&train, optimizer.lr(), batch)?;
-        let early_stop = read_early_stop(&train, &*model)?;
-        let precision = read_precision(&train)?;
-        let loss_scale = read_loss_scale(&train, precision)?;
-        let rounding = read_rounding(&train, precision)?;
-        let scales_gradients = loss_scale.is_some();
-        let facts = Facts { reproducible, early_stop: early_stop.is_some(), scales_gradients };
+        let rules = TrainRules::read(&train, &*model, steps_per_epoch, batch)?;
+        rules.check_early_stop(&train, &split)?;
+        train.finish()?;
+        let facts = rules.facts(reproducible);
         let parallel = Parallel::read(&parallel, kinds.strategies, facts)?;
-        let measures = || match split.held_out_len() {
-            0 => Vec::new(),
-            _ => metrics_of(&*model).unwrap_or_default(),
-        };
-        let saving = SavingRule::read(&checkpoint, measures)?;
-        let job = Self {
+        let saving = SavingRule::read(&checkpoint, || measures(&split, &*model))?;
+        Ok(Self {
             name,
             seed,
             reproducible,
@@ -211,38 +191,27 @@ impl Job {
             split,
             batch,
             grains,
-            total_steps,
+            total_steps: rules.total_steps,
             steps_per_epoch,
-            optimizer: optimizer.with_lr(rate.rate),
-            rate,
-            schedule,
-            clip: read_clip(&train)?,
-            precision,
-            loss_scale,
-            rounding,
-            eval_every: train.count("eval_every", 1, 1)?,
-            log_every: LogEvery { steps: train.count("log_every", LOG_EVERY_STEPS, 0)?, asked: train.has("log_every") },
-            early_stop,
+            optimizer: rules.optimizer,
+            rate: rules.rate,
+            schedule: rules.schedule,
+            clip: rules.clip,
+            precision: rules.precision,
+            loss_scale: rules.loss_scale,
+            rounding: rules.rounding,
+            eval_every: rules.eval_every,
+            log_every: rules.log_every,
+            early_stop: rules.early_stop,
             start,
             saving,
             parallel: parallel.recomputing(memory.recompute.clone()),
             strategies: kinds.strategies.to_vec(),
             memory,
             executor: Arc::new(Cpu),
-            settings: Vec::new(),
+            settings: root.resolved(),
             text: job_file::write(root),
-        };
-        job.check_early_stop(&train)?;
-        train.finish()?;
-        Ok(Self { settings: root.resolved(), ..job })
-    }
-
-    fn check_early_stop(&self, train: &Settings) -> Result<(), SettingError> {
-        if self.early_stop.is_none() || self.split.held_out_len() > 0 {
-            return Ok(());
-        }
-        let hint = "give `data.holdout` a part of the data, or leave `early_stop` out";
-        Err(train.wrong("early_stop", "has nothing to watch: no sample is held out", hint))
+        })
     }
 
     /// What the job says under a key of `[parallel]`, as it is written.
@@ -363,6 +332,90 @@ impl Job {
 }
 
 /// The name is shown, and goes into scripts.
+/// Name, seed and whether it is reproducible.
+fn read_head(job: &Settings) -> Result<(String, u64, bool), SettingError> {
+    let head = (read_name(job)?, job.count("seed", 1, 0)? as u64, job.bool("reproducible", true)?);
+    job.finish()?;
+    Ok(head)
+}
+
+/// How the samples become batches.
+struct Batches {
+    split: Split,
+    batch: usize,
+    grains: usize,
+    loading: Loading,
+}
+
+impl Batches {
+    fn read(data: &Settings, source: &dyn Source, seed: u64, reproducible: bool) -> Result<Self, SettingError> {
+        let (batch, grains) = read_batch(data, reproducible)?;
+        let split = source.split().map_or_else(|| Split::read(data, source.len(), seed), Ok)?;
+        let loading = read_loading(data)?;
+        data.finish()?;
+        if split.train_len() < batch {
+            let message = format!("is {batch}, but only {} samples are for training", split.train_len());
+            return Err(data.wrong("batch", message, "make the batch smaller or give more samples"));
+        }
+        Ok(Self { split, batch, grains, loading })
+    }
+}
+
+/// What `[train]` says.
+struct TrainRules {
+    total_steps: usize,
+    optimizer: Optimizer,
+    rate: RateScaling,
+    schedule: Schedule,
+    clip: Option<f32>,
+    precision: Precision,
+    loss_scale: Option<f64>,
+    rounding: Rounding,
+    eval_every: usize,
+    log_every: LogEvery,
+    early_stop: Option<EarlyStop>,
+}
+
+impl TrainRules {
+    fn read(train: &Settings, model: &dyn Model, steps_per_epoch: usize, batch: usize) -> Result<Self, Error> {
+        let total_steps = read_length(train, steps_per_epoch)?;
+        let (optimizer, schedule) = read_rule(train, model, total_steps)?;
+        let rate = RateScaling::read(train, optimizer.lr(), batch)?;
+        let early_stop = read_early_stop(train, model)?;
+        let precision = read_precision(train)?;
+        Ok(Self {
+            total_steps,
+            optimizer: optimizer.with_lr(rate.rate),
+            rate,
+            schedule,
+            precision,
+            loss_scale: read_loss_scale(train, precision)?,
+            rounding: read_rounding(train, precision)?,
+            clip: read_clip(train)?,
+            eval_every: train.count("eval_every", 1, 1)?,
+            log_every: LogEvery { steps: train.count("log_every", LOG_EVERY_STEPS, 0)?, asked: train.has("log_every") },
+            early_stop,
+        })
+    }
+
+    fn check_early_stop(&self, train: &Settings, split: &Split) -> Result<(), SettingError> {
+        if self.early_stop.is_none() || split.held_out_len() > 0 {
+            return Ok(());
+        }
+        let hint = "give `data.holdout` a part of the data, or leave `early_stop` out";
+        Err(train.wrong("early_stop", "has nothing to watch: no sample is held out", hint))
+    }
+
+    fn facts(&self, reproducible: bool) -> Facts {
+        Facts { reproducible, early_stop: self.early_stop.is_some(), scales_gradients: self.loss_scale.is_some() }
+    }
+}
+
+/// What a checkpoint can be the best by: nothing, if no sample is held out.
+fn measures(split: &Split, model: &dyn Model) -> Vec<WatchedMetric> {
+    if split.held_out_len() == 0 { Vec::new() } else { metrics_of(model).unwrap_or_default() }
+}
+
 fn read_name(job: &Settings) -> Result<String, SettingError> {
     let name = job.text("name", "job")?;
     if name.chars().any(char::is_control) {

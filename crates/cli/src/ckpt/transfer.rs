@@ -112,7 +112,7 @@ pub fn import(
 fn read_job(kinds: &Kinds, path: &Path, set: &[String]) -> Result<std::sync::Arc<Job>, Failure> {
     let workers = crate::args::Workers::alone();
     let args =
-        JobArgs { job: Some(path.to_path_buf()), set: set.to_vec(), threads: None, device: DeviceArg::Cpu, workers };
+        JobArgs { job: Some(path.to_path_buf()), set: set.to_vec(), threads: None, device: DeviceArg::cpu(), workers };
     load::job(kinds, &args, 1)
 }
 

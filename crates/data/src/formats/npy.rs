@@ -4,7 +4,7 @@
 //! they are refused. An `.npz` file is a zip archive: arrays that are stored are read where they lie, compressed ones are
 //! unpacked once.
 
-mod header;
+pub(super) mod header;
 mod zip;
 
 use crate::arrays::{Array, ArrayReader, chosen, existing_file, with_labels};

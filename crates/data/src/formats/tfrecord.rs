@@ -13,13 +13,13 @@ use crate::shards::{self, Headers, Shards};
 use crate::stream::StreamKind;
 use columns::{Feature, Values};
 use flate2::read::ZlibDecoder;
+use kolo_base::masked_crc32c;
 use kolo_graph::settings::Settings;
 use std::cell::RefCell;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 mod columns;
-pub(crate) mod crc32c;
 mod example;
 mod stream;
 #[cfg(test)]
@@ -71,7 +71,7 @@ fn sniff(path: &Path, head: &[u8]) -> bool {
 fn length(header: &[u8]) -> Option<u64> {
     let (length, rest) = header.split_first_chunk::<8>()?;
     let (checksum, _) = rest.split_first_chunk::<4>()?;
-    (crc32c::masked(length) == u32::from_le_bytes(*checksum)).then(|| u64::from_le_bytes(*length))
+    (masked_crc32c(length) == u32::from_le_bytes(*checksum)).then(|| u64::from_le_bytes(*length))
 }
 
 /// What a thread needs while it reads a record.
@@ -226,7 +226,7 @@ impl TfRecords {
 /// The data of a record, if they are those that the checksum behind them is of.
 fn check_data<'b>(bytes: &'b [u8], path: &Path, start: u64) -> Result<&'b [u8], ReadError> {
     let (data, footer) = bytes.split_at(bytes.len().saturating_sub(FOOTER_BYTES as usize));
-    match crc32c::masked(data).to_le_bytes() == footer {
+    match masked_crc32c(data).to_le_bytes() == footer {
         true => Ok(data),
         false => {
             let message = format!("the checksum of a record of {} bytes is wrong", data.len());

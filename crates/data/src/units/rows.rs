@@ -5,6 +5,7 @@
 
 use crate::error::ReadError;
 use crate::record::{Record, RecordColumn, RecordKind, RecordValue};
+use kolo_base::ByteReader;
 
 const MISSING: u8 = 0;
 const BYTES: u8 = 1;
@@ -78,25 +79,13 @@ fn sized(tag: u8, bytes: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(bytes);
 }
 
-/// Takes `N` bytes from the front.
-fn front<const N: usize>(row: &mut &[u8]) -> Option<[u8; N]> {
-    let (first, rest) = row.split_first_chunk::<N>()?;
-    *row = rest;
-    Some(*first)
-}
-
-fn take<'a>(row: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
-    let (first, rest) = row.split_at_checked(len)?;
-    *row = rest;
-    Some(first)
-}
-
 /// Reads a row that [`push`] made. The bytes are our own, yet they come from a disk: an error, never a panic.
-pub(crate) fn pull(mut row: &[u8], columns: &[RecordColumn], record: &mut Record) -> Result<(), ReadError> {
+pub(crate) fn pull(row: &[u8], columns: &[RecordColumn], record: &mut Record) -> Result<(), ReadError> {
     if let [BROKEN, message @ ..] = row {
         let hint = "choose other columns with `data.inputs`, or write `on_error = \"skip\"`";
         return Err(ReadError::new(String::from_utf8_lossy(message), hint));
     }
+    let mut row = ByteReader::new(row);
     for (at, column) in columns.iter().enumerate() {
         let pulled = pull_value(&mut row, elements(&column.kind), at, record);
         pulled.ok_or_else(|| {
@@ -106,24 +95,24 @@ pub(crate) fn pull(mut row: &[u8], columns: &[RecordColumn], record: &mut Record
     Ok(())
 }
 
-fn pull_value(row: &mut &[u8], elements: usize, at: usize, record: &mut Record) -> Option<()> {
-    let [tag] = front::<1>(row)?;
+fn pull_value(row: &mut ByteReader<'_>, elements: usize, at: usize, record: &mut Record) -> Option<()> {
+    let tag = row.u8()?;
     match tag {
         MISSING => record.missing(at),
         BYTES | TEXT => {
-            let len = usize::try_from(u64::from_le_bytes(front(row)?)).ok()?;
-            let bytes = take(row, len)?;
+            let len = usize::try_from(row.u64()?).ok()?;
+            let bytes = row.take(len)?;
             match tag {
                 BYTES => record.bytes(at).extend_from_slice(bytes),
                 _ => record.text(at).push_str(str::from_utf8(bytes).ok()?),
             }
         }
         REALS => {
-            let bytes = take(row, elements.checked_mul(4)?)?.as_chunks::<4>().0;
+            let bytes = row.take(elements.checked_mul(4)?)?.as_chunks::<4>().0;
             record.reals(at).extend(bytes.iter().map(|bytes| f32::from_le_bytes(*bytes)));
         }
         INTS => {
-            let bytes = take(row, elements.checked_mul(8)?)?.as_chunks::<8>().0;
+            let bytes = row.take(elements.checked_mul(8)?)?.as_chunks::<8>().0;
             record.ints(at).extend(bytes.iter().map(|bytes| i64::from_le_bytes(*bytes)));
         }
         _ => return None,

@@ -1,8 +1,8 @@
 //! TFRecord files of `tf.train.Example`s: a feature per column. What is missing is left out.
 
-use crate::formats::tfrecord::crc32c;
 use crate::record::{Record, RecordColumn, RecordKind, RecordValue};
 use crate::writer::{Target, WriteError, Writer, WriterKind};
+use kolo_base::masked_crc32c;
 use std::fs::File;
 use std::io::{BufWriter, IntoInnerError, Write};
 
@@ -88,9 +88,9 @@ impl Writer for RecordWriter {
         field(1, &features, &mut example);
         let length = (example.len() as u64).to_le_bytes();
         self.out.write_all(&length)?;
-        self.out.write_all(&crc32c::masked(&length).to_le_bytes())?;
+        self.out.write_all(&masked_crc32c(&length).to_le_bytes())?;
         self.out.write_all(&example)?;
-        self.out.write_all(&crc32c::masked(&example).to_le_bytes())?;
+        self.out.write_all(&masked_crc32c(&example).to_le_bytes())?;
         Ok(())
     }
 

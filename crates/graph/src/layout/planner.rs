@@ -48,6 +48,35 @@ pub(super) struct Planner<'g> {
     in_store: HashMap<NodeId, ValueId>,
 }
 
+/// The last position that reads each value. `waits` gives the first that reads any of some values.
+fn last_reads(graph: &Graph, order: &[NodeId], waits: &impl Fn(&[ValueId]) -> usize) -> Vec<usize> {
+    let mut last_read = vec![0; graph.values.len()];
+    for (position, id) in order.iter().enumerate() {
+        graph.node(*id).inputs.iter().for_each(|input| last_read[input.0 as usize] = position);
+    }
+    // Whoever reads an alias reads what it shows. What is exchanged is in use until somebody waits for the exchange.
+    for node in order.iter().rev().map(|id| graph.node(*id)) {
+        let exchanged = if node.op.collective().is_some() { waits(&node.outputs) } else { 0 };
+        if exchanged > 0 {
+            for id in node.inputs.iter().chain(&node.outputs) {
+                let read = &mut last_read[id.0 as usize];
+                *read = exchanged.max(*read);
+            }
+        }
+        if node.op.aliases() {
+            for (output, input) in node.outputs.iter().zip(&node.inputs) {
+                let through = last_read[output.0 as usize];
+                let read = &mut last_read[input.0 as usize];
+                *read = through.max(*read);
+            }
+        }
+    }
+    let end = order.len();
+    graph.outputs.iter().for_each(|(_, id)| last_read[id.0 as usize] = end);
+    graph.updates.iter().for_each(|(_, id)| last_read[id.0 as usize] = end);
+    last_read
+}
+
 impl<'g> Planner<'g> {
     pub(super) fn new(
         graph: &'g Graph,
@@ -58,35 +87,11 @@ impl<'g> Planner<'g> {
     ) -> Self {
         let order: Vec<NodeId> =
             [&layout.before, &layout.grain, &layout.after].into_iter().flatten().copied().collect();
-        let mut last_read = vec![0; graph.values.len()];
         let mut is_wanted = graph.output_mask();
-        for (position, id) in order.iter().enumerate() {
-            for input in &graph.node(*id).inputs {
-                last_read[input.0 as usize] = position;
-                is_wanted[input.0 as usize] = true;
-            }
-        }
-        // Whoever reads an alias reads what it shows. What is exchanged is in use until somebody waits for the exchange.
+        let read = order.iter().flat_map(|id| &graph.node(*id).inputs);
+        read.for_each(|input| is_wanted[input.0 as usize] = true);
         let waits = first_reads(graph, &order);
-        for node in order.iter().rev().map(|id| graph.node(*id)) {
-            let exchanged = if node.op.collective().is_some() { waits(&node.outputs) } else { 0 };
-            if exchanged > 0 {
-                for id in node.inputs.iter().chain(&node.outputs) {
-                    let read = &mut last_read[id.0 as usize];
-                    *read = exchanged.max(*read);
-                }
-            }
-            if node.op.aliases() {
-                for (output, input) in node.outputs.iter().zip(&node.inputs) {
-                    let through = last_read[output.0 as usize];
-                    let read = &mut last_read[input.0 as usize];
-                    *read = through.max(*read);
-                }
-            }
-        }
-        let end = order.len();
-        graph.outputs.iter().for_each(|(_, id)| last_read[id.0 as usize] = end);
-        graph.updates.iter().for_each(|(_, id)| last_read[id.0 as usize] = end);
+        let last_read = last_reads(graph, &order, &waits);
         let start = layout.before.len();
         let parts = parts(graph);
         let reads = Reads::new(graph, &order, &parts, &waits);
@@ -147,53 +152,60 @@ impl<'g> Planner<'g> {
 
     fn visit(&mut self, position: usize, layout: &mut Layout) {
         let node = self.graph.node(self.order[position]);
-        let op = &node.op;
         let output = node.outputs[0];
-        let bytes = align(self.graph.ty(output).bytes());
-        let fixed = if is_stored(&**op) {
-            Some(Place::at(Arena::Store, output.0 as usize))
-        } else if let Some(input) = op.downcast::<Input>() {
-            let (arena, size) = match input.per_step {
-                true => (Arena::StepInput, &mut layout.step_input_bytes),
-                false => (Arena::GrainInput, &mut layout.grain_input_bytes),
-            };
-            *size += bytes;
-            Some(Place::at(arena, *size - bytes))
-        } else if self.sums.are_scattered[output.0 as usize] {
+        if self.sums.are_scattered[output.0 as usize] {
             // The term is the sum.
-            self.alias(node.inputs[0], output, 0, position, layout);
-            return;
-        } else if op.is::<GrainSum>() {
-            Some(self.sum_place(output))
-        } else if position < self.grain.start && self.abilities.on_host(self.graph, node) {
-            layout.host_bytes += bytes;
-            Some(Place::at(Arena::Host, layout.host_bytes - bytes))
-        } else {
-            None
-        };
-        if fixed.is_some() {
-            layout.places[output.0 as usize] = fixed;
+            return self.alias(node.inputs[0], output, 0, position, layout);
+        }
+        if let Some(place) = self.fixed_place(position, layout) {
+            layout.places[output.0 as usize] = Some(place);
             return;
         }
-        if op.aliases() {
+        if node.op.aliases() {
             for (input, output) in node.inputs.iter().zip(&node.outputs) {
                 self.alias(*input, *output, shift(self.graph, node), position, layout);
             }
             return;
         }
-        if op.is::<Join>()
-            && let Some(place) = self.joined(node, layout)
-        {
+        let joined = node.op.is::<Join>().then(|| self.joined(node, layout)).flatten();
+        let packed = || self.in_store.get(&self.order[position]).map(|first| Place::at(Arena::Store, first.0 as usize));
+        if let Some(place) = joined.or_else(packed) {
             layout.places[output.0 as usize] = Some(place);
             return;
         }
-        if let Some(first) = self.in_store.get(&self.order[position]) {
-            layout.places[output.0 as usize] = Some(Place::at(Arena::Store, first.0 as usize));
-            return;
+        if !layout.is_unstored(self.graph, output) && self.block_of[output.0 as usize].is_none() {
+            self.place_outputs(position, layout);
         }
-        if layout.is_unstored(self.graph, output) || self.block_of[output.0 as usize].is_some() {
-            return;
+    }
+
+    /// Where the output of a node lies that is a source, a sum over grains or kept by the host.
+    fn fixed_place(&self, position: usize, layout: &mut Layout) -> Option<Place> {
+        let node = self.graph.node(self.order[position]);
+        let output = node.outputs[0];
+        let bytes = align(self.graph.ty(output).bytes());
+        if is_stored(&*node.op) {
+            return Some(Place::at(Arena::Store, output.0 as usize));
         }
+        if node.op.is::<GrainSum>() {
+            return Some(self.sum_place(output));
+        }
+        let (arena, size) = if let Some(input) = node.op.downcast::<Input>() {
+            match input.per_step {
+                true => (Arena::StepInput, &mut layout.step_input_bytes),
+                false => (Arena::GrainInput, &mut layout.grain_input_bytes),
+            }
+        } else if position < self.grain.start && self.abilities.on_host(self.graph, node) {
+            (Arena::Host, &mut layout.host_bytes)
+        } else {
+            return None;
+        };
+        *size += bytes;
+        Some(Place::at(arena, *size - bytes))
+    }
+
+    /// Gives each output of a node the place of its sum or packed tensor, that of an input it may overwrite, or a new one.
+    fn place_outputs(&mut self, position: usize, layout: &mut Layout) {
+        let node = self.graph.node(self.order[position]);
         let mut taken = Vec::new();
         for (slot, output) in node.outputs.iter().enumerate() {
             let sum = self.sums.of[output.0 as usize].filter(|sum| !self.sums.are_scattered[sum.0 as usize]);
@@ -209,7 +221,7 @@ impl<'g> Planner<'g> {
                 self.shifts[output.0 as usize] = start;
                 continue;
             }
-            let heir = self.abilities.in_place(&**op).into_iter().find_map(|(input, to)| {
+            let heir = self.abilities.in_place(&*node.op).into_iter().find_map(|(input, to)| {
                 let input = *node.inputs.get(input).filter(|_| to == slot)?;
                 self.can_take(input, *output, position, layout).filter(|_| !taken.contains(&input)).map(|_| input)
             });

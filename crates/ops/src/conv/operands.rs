@@ -279,7 +279,7 @@ impl Sink for Planes {
         (column % self.pixels + columns <= self.pixels).then(|| (self.at(row, column), self.pixels))
     }
 
-    fn transfer(&self, row: usize, column: usize, rows: usize, columns: usize, tile: &mut [f32], load: bool) {
+    fn transfer(&self, [row, column, rows, columns]: [usize; 4], tile: &mut [f32], load: bool) {
         let width = tile.len() / rows;
         let mut done = 0;
         while done < columns {

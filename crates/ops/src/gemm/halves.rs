@@ -193,7 +193,7 @@ impl Sink for Output {
             Output::Half(_) => None,
         }
     }
-    fn transfer(&self, _: usize, _: usize, _: usize, _: usize, _: &mut [f32], _: bool) {
+    fn transfer(&self, _: [usize; 4], _: &mut [f32], _: bool) {
         unreachable!("halves are staged, and every tile of f32 lies straight")
     }
     fn rows(&self) -> Option<Rows> {

@@ -86,8 +86,8 @@ pub trait Operand: Sync {
 pub trait Sink: Sync {
     /// The address and row stride of a tile that lies straight in memory, or `None` if it must be stored piece by piece.
     fn place(&self, row: usize, column: usize, rows: usize, columns: usize) -> Option<(*mut f32, usize)>;
-    /// Reads (`load`) or writes a tile that does not lie straight.
-    fn transfer(&self, row: usize, column: usize, rows: usize, columns: usize, tile: &mut [f32], load: bool);
+    /// Reads (`load`) or writes the tile from `[row, column]` on of `[rows, columns]`, which does not lie straight.
+    fn transfer(&self, area: [usize; 4], tile: &mut [f32], load: bool);
     /// The matrix in memory, if it is one.
     fn rows(&self) -> Option<Rows> {
         None
@@ -206,7 +206,7 @@ impl Sink for Rows {
         // SAFETY: the caller made the matrix large enough for every tile of the product.
         Some((unsafe { self.data.get().add(row * self.stride + column) }, self.stride))
     }
-    fn transfer(&self, _: usize, _: usize, _: usize, _: usize, _: &mut [f32], _: bool) {
+    fn transfer(&self, _: [usize; 4], _: &mut [f32], _: bool) {
         unreachable!("every tile lies straight")
     }
     fn rows(&self) -> Option<Rows> {
@@ -225,7 +225,7 @@ impl Sink for Taken<'_> {
     fn place(&self, _: usize, _: usize, _: usize, _: usize) -> Option<(*mut f32, usize)> {
         None
     }
-    fn transfer(&self, row: usize, column: usize, rows: usize, columns: usize, tile: &mut [f32], load: bool) {
+    fn transfer(&self, [row, column, rows, columns]: [usize; 4], tile: &mut [f32], load: bool) {
         assert!(!load, "what was taken does not come back");
         let (start, stride, width) = (row * self.stride + column, self.stride, tile_shape().columns);
         // SAFETY: a product makes each of its tiles once.

@@ -466,7 +466,7 @@ impl Sink for Turned {
     fn place(&self, _: usize, _: usize, _: usize, _: usize) -> Option<(*mut f32, usize)> {
         None
     }
-    fn transfer(&self, row: usize, column: usize, rows: usize, columns: usize, tile: &mut [f32], load: bool) {
+    fn transfer(&self, [row, column, rows, columns]: [usize; 4], tile: &mut [f32], load: bool) {
         let (width, stride) = (tile_shape().columns, self.0.stride);
         // SAFETY: the caller made the matrix large enough for every tile of the product.
         let lines = unsafe { self.0.data.slice(column * stride + row, (columns - 1) * stride + rows) };
@@ -478,9 +478,10 @@ impl Sink for Turned {
 }
 
 /// Copies a partial or scattered tile between `c` and the spill.
-fn move_tile<C: Sink>(c: &C, [row, column, rows, columns]: [usize; 4], spill: &mut [f32], width: usize, load: bool) {
+fn move_tile<C: Sink>(c: &C, area: [usize; 4], spill: &mut [f32], width: usize, load: bool) {
+    let [row, column, rows, columns] = area;
     let Some((data, stride)) = c.place(row, column, rows, columns) else {
-        return c.transfer(row, column, rows, columns, spill, load);
+        return c.transfer(area, spill, load);
     };
     for at in 0..rows {
         // SAFETY: the sink vouches for `rows` × `columns` at this place.

@@ -160,7 +160,7 @@ impl Sink for Beside<Rows> {
             None
         }
     }
-    fn transfer(&self, row: usize, column: usize, rows: usize, columns: usize, tile: &mut [f32], load: bool) {
+    fn transfer(&self, [row, column, rows, columns]: [usize; 4], tile: &mut [f32], load: bool) {
         let width = gemm::tile_shape().columns;
         for at in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
             let kept = &mut tile[at.0 * width + at.1];

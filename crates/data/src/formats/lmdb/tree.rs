@@ -9,6 +9,7 @@
 
 use crate::error::ReadError;
 use crate::files::Contents;
+use kolo_base::ByteReader;
 
 const MAGIC: u32 = 0xBEEF_C0DE;
 pub(super) const MAGIC_AT: usize = PAGE_HEADER_BYTES;
@@ -59,22 +60,10 @@ pub(super) struct Tree<'c> {
     seen: Vec<u64>,
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
 impl Database {
     fn parse(bytes: &[u8]) -> Option<Self> {
         (bytes.len() >= DATABASE_BYTES).then_some(())?;
-        Some(Self { root: u64_at(bytes, 40)? })
+        Some(Self { root: ByteReader::at(bytes, 40).u64()? })
     }
 }
 
@@ -91,20 +80,20 @@ impl Meta {
         contents.read_at(offset, &mut page)?;
         let wrong = |what: &str| contents.damaged(offset, what);
         let meta = &page[PAGE_HEADER_BYTES..];
-        if u32_at(meta, 0) != Some(MAGIC) {
+        if ByteReader::at(meta, 0).u32() != Some(MAGIC) {
             return Err(wrong("this is no LMDB file of a little-endian machine with 64 bits"));
         }
-        if u32_at(meta, 4) != Some(VERSION) {
-            let version = u32_at(meta, 4).unwrap_or(0);
+        if ByteReader::at(meta, 4).u32() != Some(VERSION) {
+            let version = ByteReader::at(meta, 4).u32().unwrap_or(0);
             return Err(wrong(&format!("the LMDB format has version {version}, and only {VERSION} is known")));
         }
         // The size of a page stands in the first database, that of free pages.
-        let page_bytes = u32_at(meta, 24).unwrap_or(0);
+        let page_bytes = ByteReader::at(meta, 24).u32().unwrap_or(0);
         if !page_bytes.is_power_of_two() || !(512..=65_536).contains(&page_bytes) {
             return Err(wrong(&format!("a page cannot have {page_bytes} bytes")));
         }
         let main = Database::parse(&meta[24 + DATABASE_BYTES..]).ok_or_else(|| wrong("it has no database"))?;
-        let transaction = u64_at(meta, 24 + 2 * DATABASE_BYTES + 8).unwrap_or(0);
+        let transaction = ByteReader::at(meta, 24 + 2 * DATABASE_BYTES + 8).u64().unwrap_or(0);
         Ok(Self { page_bytes: page_bytes.into(), main, transaction })
     }
 }
@@ -153,15 +142,16 @@ impl<'c> Tree<'c> {
         let mut page = Vec::new();
         contents.read_into(offset, self.page_bytes, &mut page)?;
         let damaged = |what: &str| contents.damaged(offset, format!("page {number}: {what}"));
-        let (Some(flags), Some(lower)) = (u16_at(&page, 10), u16_at(&page, 12)) else {
+        let (Some(flags), Some(lower)) = (ByteReader::at(&page, 10).u16(), ByteReader::at(&page, 12).u16()) else {
             return Err(damaged("it has no header"));
         };
         let nodes = usize::from(lower).checked_sub(PAGE_HEADER_BYTES).map(|bytes| bytes / 2);
-        let nodes = nodes.filter(|_| u64::from(lower) <= self.page_bytes && u64_at(&page, 0) == Some(number));
+        let nodes =
+            nodes.filter(|_| u64::from(lower) <= self.page_bytes && ByteReader::at(&page, 0).u64() == Some(number));
         let nodes = nodes.ok_or_else(|| damaged("its header makes no sense"))?;
         let kind = flags & (BRANCH_PAGE | LEAF_PAGE | FIXED_LEAF_PAGE);
         for node in 0..nodes {
-            let at = u16_at(&page, PAGE_HEADER_BYTES + 2 * node).unwrap_or(0).into();
+            let at = ByteReader::at(&page, PAGE_HEADER_BYTES + 2 * node).u16().unwrap_or(0).into();
             let node = Node::parse(&page, at).ok_or_else(|| damaged("a node lies outside of it"))?;
             match kind {
                 BRANCH_PAGE => self.page(node.child(), depth + 1, each)?,
@@ -193,10 +183,11 @@ struct Node<'p> {
 
 impl<'p> Node<'p> {
     fn parse(page: &'p [u8], at: usize) -> Option<Self> {
-        let key_bytes = usize::from(u16_at(page, at + 6)?);
+        let key_bytes = usize::from(ByteReader::at(page, at + 6).u16()?);
         let key_at = at + NODE_HEADER_BYTES;
         let (key, rest) = page.get(key_at..)?.split_at_checked(key_bytes)?;
-        let (low, high, flags) = (u16_at(page, at)?, u16_at(page, at + 2)?, u16_at(page, at + 4)?);
+        let (low, high, flags) =
+            (ByteReader::at(page, at).u16()?, ByteReader::at(page, at + 2).u16()?, ByteReader::at(page, at + 4).u16()?);
         (at >= PAGE_HEADER_BYTES).then_some(Self { at, low, high, flags, key, rest })
     }
 
@@ -215,7 +206,7 @@ impl<'p> Node<'p> {
                 key_at + u64::from(key_bytes)
             }
             LONG_VALUE => {
-                let page = u64_at(self.rest, 0).ok_or("a long value has no page")?;
+                let page = ByteReader::at(self.rest, 0).u64().ok_or("a long value has no page")?;
                 let offset = page.checked_mul(page_bytes).and_then(|at| at.checked_add(PAGE_HEADER_BYTES as u64));
                 offset.ok_or("a long value has a page that does not exist")?
             }

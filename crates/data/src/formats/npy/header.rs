@@ -3,8 +3,11 @@
 use crate::arrays::{Array, Element};
 use crate::error::ReadError;
 use crate::files::Contents;
+use kolo_base::ByteReader;
 
 pub const MAGIC: &[u8] = b"\x93NUMPY";
+/// Magic, version and length of the header, at most.
+const PREFIX_BYTES: usize = 12;
 /// Bytes of a header. NumPy itself reads no more than 10,000 of a file that it does not trust.
 const HEADER_BYTES_MAX: u64 = 64 << 10;
 /// Dims of an array, as NumPy has it.
@@ -13,23 +16,11 @@ const DIMS_MAX: usize = 64;
 /// The array in `range` (start and bytes) of the contents.
 pub fn read(contents: &Contents, range: (u64, u64), name: &str) -> Result<Array, ReadError> {
     let (start, bytes) = range;
-    let damaged = |at: u64, message: &str| contents.damaged(start + at, message);
-    let mut prefix = [0; 12];
-    let short = bytes.min(12) as usize;
-    contents.read_at(start, &mut prefix[..short])?;
-    if !prefix.starts_with(MAGIC) {
-        return Err(damaged(0, "it does not start with \\x93NUMPY, as .npy files do"));
-    }
-    let (at, header_bytes) = match prefix[6] {
-        1 if short >= 10 => (10, u64::from(u16::from_le_bytes([prefix[8], prefix[9]]))),
-        2 | 3 if short >= 12 => (12, u64::from(u32::from_le_bytes([prefix[8], prefix[9], prefix[10], prefix[11]]))),
-        1..=3 => return Err(damaged(0, "it ends within the header")),
-        version => return Err(damaged(6, &format!("version {version} of the .npy format is not known"))),
-    };
-    if header_bytes > HEADER_BYTES_MAX || at + header_bytes > bytes {
-        let message = format!("the header is said to have {header_bytes} bytes; {HEADER_BYTES_MAX} are allowed");
-        return Err(damaged(8, &message));
-    }
+    let mut prefix = [0; PREFIX_BYTES];
+    let prefix = &mut prefix[..bytes.min(PREFIX_BYTES as u64) as usize];
+    contents.read_at(start, prefix)?;
+    let place = header_place(prefix, bytes);
+    let (at, header_bytes) = place.map_err(|(within, message)| contents.damaged(start + within as u64, &message))?;
     let mut text = Vec::new();
     contents.read_into(start + at, header_bytes, &mut text)?;
     let header = Parser { text: &text, at: 0 }.header().map_err(|(within, message)| {
@@ -42,15 +33,41 @@ pub fn read(contents: &Contents, range: (u64, u64), name: &str) -> Result<Array,
     Ok(array)
 }
 
+/// The header of a file in memory, and the bytes behind it.
+pub fn split(file: &[u8]) -> Result<(Header, &[u8]), Wrong> {
+    let (at, header_bytes) = header_place(file, file.len() as u64)?;
+    let (text, data) = file[at as usize..].split_at(header_bytes as usize);
+    Ok((Parser { text, at: 0 }.header()?, data))
+}
+
+/// Where the header begins and its bytes, from the first bytes of a file of so many bytes.
+fn header_place(prefix: &[u8], bytes: u64) -> Result<(u64, u64), Wrong> {
+    let cut_short = || (0, "it ends within the header".to_string());
+    let rest = prefix.strip_prefix(MAGIC);
+    let mut rest = ByteReader::new(rest.ok_or((0, "it does not start with \\x93NUMPY, as .npy files do".into()))?);
+    let version = rest.array().map(|[major, _minor]| major).ok_or_else(cut_short)?;
+    let (at, header_bytes) = match version {
+        1 => (10, rest.u16().map(u64::from)),
+        2 | 3 => (12, rest.u32().map(u64::from)),
+        version => return Err((6, format!("version {version} of the .npy format is not known"))),
+    };
+    let header_bytes = header_bytes.ok_or_else(cut_short)?;
+    if header_bytes > HEADER_BYTES_MAX || at + header_bytes > bytes {
+        let message = format!("the header is said to have {header_bytes} bytes; {HEADER_BYTES_MAX} are allowed");
+        return Err((8, message));
+    }
+    Ok((at, header_bytes))
+}
+
 #[derive(Debug)]
-struct Header {
-    element: Element,
-    big_endian: bool,
-    shape: Vec<usize>,
+pub struct Header {
+    pub element: Element,
+    pub big_endian: bool,
+    pub shape: Vec<usize>,
 }
 
 /// What is wrong, and at which byte of the header.
-type Wrong = (usize, String);
+pub type Wrong = (usize, String);
 
 struct Parser<'a> {
     text: &'a [u8],

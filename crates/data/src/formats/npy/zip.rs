@@ -4,6 +4,7 @@
 use crate::error::ReadError;
 use crate::files::Contents;
 use flate2::read::DeflateDecoder;
+use kolo_base::ByteReader;
 use std::io::{Read, Write};
 
 const END: &[u8] = b"PK\x05\x06";
@@ -34,18 +35,6 @@ pub struct Member {
     offset: u64,
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from(bytes[at]) | u64::from(bytes[at + 1]) << 8
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u64 {
-    u16_at(bytes, at) | u16_at(bytes, at + 2) << 16
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u32_at(bytes, at) | u32_at(bytes, at + 4) << 32
-}
-
 /// The members of an archive, in the order of its list.
 pub fn members(contents: &Contents) -> Result<Vec<Member>, ReadError> {
     let (start, bytes) = list_place(contents)?;
@@ -59,23 +48,14 @@ pub fn members(contents: &Contents) -> Result<Vec<Member>, ReadError> {
     let (mut members, mut at) = (Vec::new(), 0);
     while at < list.len() {
         let damaged = |message: &str| contents.damaged(start + at as u64, message);
-        let entry = list.get(at..at + ENTRY_BYTES).filter(|entry| entry.starts_with(ENTRY));
-        let entry = entry.ok_or_else(|| damaged("the list of members is damaged"))?;
-        let (name, extra, comment) = (u16_at(entry, 28), u16_at(entry, 30), u16_at(entry, 32));
+        let (mut member, [name, extra, comment]) =
+            Member::parse(&list[at..]).ok_or_else(|| damaged("the list of members is damaged"))?;
         let names = at + ENTRY_BYTES;
-        let end = names + (name + extra + comment) as usize;
+        let end = names + name + extra + comment;
         let rest = list.get(names..end).ok_or_else(|| damaged("the list of members is cut short"))?;
-        let (name, rest) = rest.split_at(name as usize);
-        let mut member = Member {
-            name: String::from_utf8_lossy(name).into_owned(),
-            encrypted: u16_at(entry, 8) & 1 == 1,
-            method: u16_at(entry, 10) as u16,
-            crc: u32_at(entry, 16) as u32,
-            packed_bytes: u32_at(entry, 20),
-            bytes: u32_at(entry, 24),
-            offset: u32_at(entry, 42),
-        };
-        member.read_extra(&rest[..extra as usize]).ok_or_else(|| damaged("the sizes of a member are damaged"))?;
+        let (name, rest) = rest.split_at(name);
+        member.name = String::from_utf8_lossy(name).into_owned();
+        member.read_extra(&rest[..extra]).ok_or_else(|| damaged("the sizes of a member are damaged"))?;
         members.push(member);
         at = end;
     }
@@ -90,43 +70,61 @@ fn list_place(contents: &Contents) -> Result<(u64, u64), ReadError> {
     contents.read_into(tail_start, tail_bytes, &mut tail)?;
     let fits = |at: &usize| {
         let end = &tail[*at..];
-        end.starts_with(END) && END_BYTES as u64 + u16_at(end, 20) == end.len() as u64
+        let comment = ByteReader::at(end, 20).u16().map(usize::from);
+        end.starts_with(END) && comment.is_some_and(|comment| END_BYTES + comment == end.len())
     };
     let at = (0..(tail.len() + 1).saturating_sub(END_BYTES)).rev().find(fits);
     let at = at.ok_or_else(|| contents.damaged(contents.bytes(), "it does not end as a zip archive does"))?;
-    let (bytes, start) = (u32_at(&tail, at + 12), u32_at(&tail, at + 16));
     let end = tail_start + at as u64;
+    let cut_short = || contents.damaged(end, "the end of the archive is damaged");
+    let mut record = ByteReader::at(&tail, at + 12);
+    let (Some(bytes), Some(start)) = (record.u32(), record.u32()) else { return Err(cut_short()) };
+    let (bytes, start) = (u64::from(bytes), u64::from(start));
     if end >= LOCATOR_BYTES && (bytes == IN_EXTRA || start == IN_EXTRA) {
         let mut locator = [0; LOCATOR_BYTES as usize];
         contents.read_at(end - LOCATOR_BYTES, &mut locator)?;
         if locator.starts_with(LOCATOR) {
-            let place = u64_at(&locator, 8);
+            let place = ByteReader::at(&locator, 8).u64().ok_or_else(cut_short)?;
             let mut end_64 = [0; 56];
             contents.read_at(place, &mut end_64)?;
             if !end_64.starts_with(END_64) {
                 return Err(contents.damaged(place, "the end of the archive is damaged"));
             }
-            return Ok((u64_at(&end_64, 48), u64_at(&end_64, 40)));
+            let mut record = ByteReader::at(&end_64, 40);
+            let (Some(bytes), Some(start)) = (record.u64(), record.u64()) else { return Err(cut_short()) };
+            return Ok((start, bytes));
         }
     }
     Ok((start, bytes))
 }
 
 impl Member {
+    /// From an entry of the list, without the name; and the bytes of name, extra field and comment behind it.
+    fn parse(entry: &[u8]) -> Option<(Self, [usize; 3])> {
+        let mut entry = ByteReader::new(entry.strip_prefix(ENTRY)?);
+        entry.skip(4)?;
+        let (encrypted, method) = (entry.u16()? & 1 == 1, entry.u16()?);
+        entry.skip(4)?;
+        let (crc, packed_bytes, bytes) = (entry.u32()?, entry.u32()?.into(), entry.u32()?.into());
+        let lengths = [entry.u16()?, entry.u16()?, entry.u16()?].map(usize::from);
+        entry.skip(8)?;
+        let (name, offset) = (String::new(), entry.u32()?.into());
+        Some((Self { name, encrypted, method, crc, packed_bytes, bytes, offset }, lengths))
+    }
+
     /// Takes those sizes from the zip64 extra field that did not fit in the entry.
-    fn read_extra(&mut self, mut extra: &[u8]) -> Option<()> {
-        while extra.len() >= 4 {
-            let (id, len) = (u16_at(extra, 0), u16_at(extra, 2) as usize);
-            let mut field = extra.get(4..4 + len)?;
+    fn read_extra(&mut self, extra: &[u8]) -> Option<()> {
+        let mut extra = ByteReader::new(extra);
+        while extra.rest().len() >= 4 {
+            let (id, len) = (extra.u16()?, extra.u16()?);
+            let mut field = ByteReader::new(extra.take(len.into())?);
             if id == 1 {
                 for size in [&mut self.bytes, &mut self.packed_bytes, &mut self.offset] {
                     if *size == IN_EXTRA {
-                        *size = u64_at(field.get(..8)?, 0);
-                        field = &field[8..];
+                        *size = field.u64()?;
                     }
                 }
             }
-            extra = &extra[4 + len..];
         }
         Some(())
     }
@@ -139,7 +137,9 @@ impl Member {
         if !local.starts_with(LOCAL) {
             return Err(damaged("does not start as a member does".into()));
         }
-        let start = self.offset + LOCAL_BYTES as u64 + u16_at(&local, 26) + u16_at(&local, 28);
+        // Name and extra field lie before the member.
+        let lengths = [26, 28].map(|at| ByteReader::at(&local, at).u16().map_or(0, u64::from));
+        let start = self.offset + LOCAL_BYTES as u64 + lengths[0] + lengths[1];
         archive.check(start, self.packed_bytes)?;
         match self.method {
             _ if self.encrypted => Err(damaged("is encrypted".into())),

@@ -1,6 +1,7 @@
 use super::*;
 use crate::image;
 use crate::record::{RecordKind, RecordValue};
+use kolo_base::masked_crc32c;
 use kolo_graph::rng::Stream;
 use kolo_graph::settings::Setting;
 use std::fs;
@@ -48,9 +49,9 @@ fn framed(records: &[Vec<u8>]) -> Vec<u8> {
     for record in records {
         let length = (record.len() as u64).to_le_bytes();
         file.extend(length);
-        file.extend(crc32c::masked(&length).to_le_bytes());
+        file.extend(masked_crc32c(&length).to_le_bytes());
         file.extend(record);
-        file.extend(crc32c::masked(record).to_le_bytes());
+        file.extend(masked_crc32c(record).to_le_bytes());
     }
     file
 }
@@ -176,7 +177,7 @@ fn a_flipped_bit_is_noticed_wherever_it_is() {
 fn hostile_lengths_take_no_memory() {
     for length in [u64::MAX, 1 << 40, RECORD_BYTES_MAX + 1, RECORD_BYTES_MAX, 1000] {
         let mut file = length.to_le_bytes().to_vec();
-        file.extend(crc32c::masked(&length.to_le_bytes()).to_le_bytes());
+        file.extend(masked_crc32c(&length.to_le_bytes()).to_le_bytes());
         file.extend([0; 100]);
         let error = read_error(open_bytes(&file));
         assert!(error.offset.is_some_and(|at| at <= HEADER_BYTES), "{error}");

@@ -297,6 +297,11 @@ fn arrays_of_numpy_are_checked() {
     let mut reals = Vec::new();
     npy::Array::parse(&half).unwrap().reals(&mut reals);
     assert_eq!(reals, [1.0]);
+    // Whatever the reader of .npy files takes, in any order of the keys and with any quotes.
+    let other = array("{\"shape\": (2L,), \"fortran_order\": True, 'descr': '=u1'}", &[3, 250]);
+    let mut ints = Vec::new();
+    npy::Array::parse(&other).unwrap().ints(&mut ints);
+    assert_eq!(ints, [3, 250]);
     for (descr, shape, bytes) in [
         ("|O", "(1,)", 8),
         (">f4", "(1,)", 4),

@@ -23,7 +23,7 @@ impl Canvas {
         self.body.push('\n');
     }
 
-    pub fn rect(&mut self, x: f64, y: f64, width: f64, height: f64, fill: &str, about: &str) {
+    pub fn rect(&mut self, (x, y): (f64, f64), (width, height): (f64, f64), fill: &str, about: &str) {
         let about = escaped(about);
         self.push(format_args!(
             "<rect x=\"{x:.2}\" y=\"{y:.2}\" width=\"{:.2}\" height=\"{height:.2}\" fill=\"{fill}\"><title>{about}</title></rect>",
@@ -66,7 +66,7 @@ impl Canvas {
             if at + width > self.width - x && at > x {
                 (at, row) = (x, row + 18.0);
             }
-            self.rect(at, row, 11.0, 11.0, fill, name);
+            self.rect((at, row), (11.0, 11.0), fill, name);
             self.text(at + 16.0, row + 10.0, 12.0, "start", name);
             at += width + 8.0;
         }

@@ -64,7 +64,7 @@ pub fn draw(canvas: &mut Canvas, step: &SimulatedStep, top: f64) -> f64 {
                 Some(_) => (y + COMPUTE_HEIGHT + 1.0, EXCHANGE_HEIGHT),
             };
             let about = format!("{name}: {}", seconds(span.end - span.start));
-            canvas.rect(left + span.start * scale, y, (span.end - span.start) * scale, height, fill, &about);
+            canvas.rect((left + span.start * scale, y), ((span.end - span.start) * scale, height), fill, &about);
             if !legend.iter().any(|(known, _)| *known == name) {
                 legend.push((name, fill));
             }

@@ -39,7 +39,7 @@ pub fn draw(canvas: &mut Canvas, run: &RunOutcome, top: f64) -> f64 {
     for (name, share, fill) in shares.into_iter().filter(|(_, share, _)| *share > 0.0) {
         let part = share / run.horizon;
         let label = format!("{name} {:.2} %", 100.0 * part);
-        canvas.rect(x, bar, width * part, BAR_HEIGHT, fill, &label);
+        canvas.rect((x, bar), (width * part, BAR_HEIGHT), fill, &label);
         legend.push((label, fill));
         x += width * part;
     }
@@ -53,7 +53,7 @@ pub fn draw(canvas: &mut Canvas, run: &RunOutcome, top: f64) -> f64 {
         let (name, fill) = (period.kind.name().to_string(), colour(period.kind));
         let about = format!("{name} for {} from {}", seconds(period.end - period.start), seconds(period.start));
         let x = MARGIN + period.start * scale;
-        canvas.rect(x, strip, (period.end - period.start) * scale, STRIP_HEIGHT, fill, &about);
+        canvas.rect((x, strip), ((period.end - period.start) * scale, STRIP_HEIGHT), fill, &about);
         if !kinds.iter().any(|(known, _)| *known == name) {
             kinds.push((name, fill));
         }

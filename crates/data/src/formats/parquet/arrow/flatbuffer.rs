@@ -5,6 +5,8 @@
 //! when it is read. Tables can only point forward, so there are no circles; but many may point to the same one, so who walks
 //! a tree has to bound its size.
 
+use kolo_base::ByteReader;
+
 /// What is wrong with the bytes.
 pub(super) type Broken = &'static str;
 
@@ -19,7 +21,7 @@ pub(super) struct Table<'a> {
 }
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], Broken> {
-    bytes.get(at..).and_then(|rest| rest.first_chunk()).copied().ok_or(OUTSIDE)
+    ByteReader::at(bytes, at).array().ok_or(OUTSIDE)
 }
 
 /// Where the distance at `at` leads.

@@ -1,4 +1,4 @@
-//! CRC-32C (Castagnoli), as TFRecord files have it: with the processor's instruction where there is one, from a table
+//! CRC-32C (Castagnoli), as TFRecord files and TensorBoard's events have it: with the processor's instruction where there is one, from a table
 //! otherwise, with the same result.
 
 const POLYNOMIAL: u32 = 0x82f6_3b78;
@@ -33,8 +33,8 @@ const fn tables() -> [[u32; 256]; 8] {
     tables
 }
 
-/// The checksum of these bytes, masked as TFRecord files store it.
-pub(crate) fn masked(bytes: &[u8]) -> u32 {
+/// The checksum of these bytes, masked as TFRecord files store it: a check over bytes that hold their own check says little.
+pub fn masked_crc32c(bytes: &[u8]) -> u32 {
     checksum(bytes).rotate_right(15).wrapping_add(MASK_DELTA)
 }
 
