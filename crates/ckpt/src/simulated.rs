@@ -390,7 +390,7 @@ impl WriteFile for SimulatedFile {
             Trouble::Full { bytes } => (bytes as usize).saturating_sub(used),
             _ => usize::MAX,
         };
-        let part = &bytes[..bytes.len().min(room)];
+        let part = &bytes[..bytes.len().min(free)];
         let file = &mut state.files[self.file];
         let written = DataChange::Written { offset: file.now.len(), bytes: part.to_vec() };
         file.now.extend_from_slice(part);

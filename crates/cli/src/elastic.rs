@@ -13,7 +13,7 @@ use kolo_comm::{Communicator, Fault};
 use kolo_parallel::strategy::{Home, Part, Strategy};
 use kolo_train::interrupt::Interrupt;
 use kolo_train::record::OutDir;
-use kolo_train::session::{Company, Elastic, GenerationStart, RunOptions};
+use kolo_train::session::{Elastic, GenerationStart, RunOptions, WorkerGroup};
 use kolo_train::{Job, Trainer};
 use std::path::Path;
 use std::sync::Arc;
@@ -183,7 +183,7 @@ impl ElasticWorker<'_> {
         let world = Arc::new(self.link_up(member)?);
         let quiet = args.quiet || member.rank > 0;
         let mut view = RemoteView::new(member.events(), Progress::plain(quiet));
-        let company = Company::Workers(world);
+        let group = WorkerGroup::Workers(world);
         if let Some(out) = self.out.as_ref().filter(|_| member.rank == 0 && member.generation == 0) {
             train::write_job(job, out).map_err(Ended::Failure)?;
         }
@@ -192,7 +192,7 @@ impl ElasticWorker<'_> {
             out: self.out.clone(),
             checkpoints: checkpoints.map_err(Ended::Failure)?,
             elastic: Some(Arc::clone(&self.elastic)),
-            ..train::run_options(threads, self.interrupt.clone(), company)
+            ..train::run_options(threads, self.interrupt.clone(), group)
         };
         let (mut trainer, report) = kolo_train::run(Arc::clone(job), &options, &mut view)?;
         if member.rank == 0 {

@@ -3,7 +3,7 @@
 use crate::args::{JobArgs, TransportKind};
 use crate::fail::Failure;
 use kolo_data::{SOURCES, SourceKind};
-use kolo_exec::{Executor, LinkWish};
+use kolo_exec::{Executor, LinkPreference};
 use kolo_graph::settings::{Setting, Settings};
 use kolo_models::{MODELS, ModelKind};
 use kolo_parallel::{Mesh, STRATEGIES, StrategyKind};
@@ -91,15 +91,15 @@ pub fn job(kinds: &Kinds, args: &JobArgs, workers: usize) -> Result<Arc<Job>, Fa
 
 /// The executor with the links between devices that `--transport` asks for.
 fn linked(executor: Arc<dyn Executor>, transport: TransportKind, workers: usize) -> Result<Arc<dyn Executor>, Failure> {
-    let wish = match transport {
-        TransportKind::Auto => LinkWish::Auto,
-        TransportKind::Nccl => LinkWish::Always,
-        TransportKind::Shm | TransportKind::Tcp | TransportKind::Mpi => LinkWish::Never,
+    let preference = match transport {
+        TransportKind::Auto => LinkPreference::Auto,
+        TransportKind::Nccl => LinkPreference::Always,
+        TransportKind::Shm | TransportKind::Tcp | TransportKind::Mpi => LinkPreference::Never,
     };
-    match executor.with_links(wish) {
+    match executor.with_links(preference) {
         Some(linked) => Ok(linked),
-        None if wish == LinkWish::Always && workers > 1 => {
-            let message = format!("--transport nccl joins GPUs, and these workers compute on `{}`", executor.name());
+        None if preference == LinkPreference::Always && workers > 1 => {
+            let message = format!("--transport nccl connects GPUs, but these workers compute on `{}`", executor.name());
             Err(Failure::usage(message, "use --device cuda, or leave --transport out"))
         }
         None => Ok(executor),

@@ -24,7 +24,7 @@ use kolo_train::interrupt::{self, Interrupt, RunPhase};
 use kolo_train::machine::{format_bytes, format_count};
 use kolo_train::record::OutDir;
 use kolo_train::report::{Communication, DataStages, DataWait, Planned, Report, Skipped};
-use kolo_train::session::{Company, RunOptions};
+use kolo_train::session::{RunOptions, WorkerGroup};
 use kolo_train::timeline::{StepRange, Timeline};
 use kolo_train::{Job, Observer, Trainer};
 use std::os::unix::fs::FileTypeExt;
@@ -228,7 +228,7 @@ fn alone(job: &Arc<Job>, args: &Train, out: Option<OutDir>) -> Result<(), Failur
     let timeline = args.trace.as_deref().map(|path| Timeline::create(path, steps_shown(args))).transpose()?;
     let timeline = timeline.map(Arc::new);
     let checkpoints = checkpoints(job, args, out.as_ref())?;
-    let options = RunOptions { out, timeline, checkpoints, ..run_options(threads, interrupt, Company::Alone) };
+    let options = RunOptions { out, timeline, checkpoints, ..run_options(threads, interrupt, WorkerGroup::Alone) };
     let outcome = run(job, args, &options, &mut progress, None);
     progress.finish();
     outcome
@@ -261,13 +261,13 @@ fn steps_shown(args: &Train) -> StepRange {
     args.trace_steps.unwrap_or(StepRange::ALL)
 }
 
-pub fn run_options(threads: usize, interrupt: Interrupt, company: Company) -> RunOptions {
+pub fn run_options(threads: usize, interrupt: Interrupt, group: WorkerGroup) -> RunOptions {
     RunOptions {
         threads,
         out: None,
         interrupt,
         planned: Planned::default(),
-        company,
+        group,
         timeline: None,
         checkpoints: None,
         elastic: None,
@@ -331,8 +331,8 @@ fn take_part(
     let timeline = timeline.map(Arc::new);
     let checkpoints = checkpoints(job, args, out.as_ref())?;
     let Some(roles) = roles else {
-        let company = Company::Workers(world);
-        let options = RunOptions { out, timeline, checkpoints, ..run_options(threads, interrupt, company) };
+        let group = WorkerGroup::Workers(world);
+        let options = RunOptions { out, timeline, checkpoints, ..run_options(threads, interrupt, group) };
         return run(job, args, &options, &mut view, None);
     };
     let serves = world.rank() >= roles.workers;
@@ -344,7 +344,7 @@ fn take_part(
     if args.compare {
         let group = Arc::new(world.split(i64::from(serves), world.rank() as i64)?);
         if !serves {
-            let options = run_options(threads, interrupt.clone(), Company::Workers(group));
+            let options = run_options(threads, interrupt.clone(), WorkerGroup::Workers(group));
             beside = Some(kolo_train::run(Arc::clone(job), &options, &mut view)?.1);
         }
     }
@@ -352,8 +352,8 @@ fn take_part(
         asynchronous::serve(job, threads, &world, roles, timeline.as_ref())?;
         return finish_timeline(timeline.as_deref(), Some(&world));
     }
-    let company = Company::Served(world, roles);
-    let options = RunOptions { out, timeline, checkpoints, ..run_options(threads, interrupt, company) };
+    let group = WorkerGroup::Served(world, roles);
+    let options = RunOptions { out, timeline, checkpoints, ..run_options(threads, interrupt, group) };
     run(job, args, &options, &mut view, beside)
 }
 
@@ -366,13 +366,13 @@ fn run(
     beside: Option<Report>,
 ) -> Result<(), Failure> {
     let (mut trainer, report) = kolo_train::run(Arc::clone(job), options, observer)?;
-    let world = match &options.company {
-        Company::Alone => None,
-        Company::Workers(world) | Company::Served(world, _) => Some(world),
+    let world = match &options.group {
+        WorkerGroup::Alone => None,
+        WorkerGroup::Workers(world) | WorkerGroup::Served(world, _) => Some(world),
     };
     finish_timeline(options.timeline.as_deref(), world.map(|world| &**world))?;
-    let chief = world.is_none_or(|world| world.rank() == 0);
-    if !chief {
+    let is_rank_zero = world.is_none_or(|world| world.rank() == 0);
+    if !is_rank_zero {
         return Ok(());
     }
     conclude(args, options, &mut trainer, report, beside)

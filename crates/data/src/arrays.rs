@@ -49,7 +49,7 @@ impl Array {
         element: Element,
         shape: Vec<usize>,
     ) -> Result<Self, ReadError> {
-        let (start, room) = range;
+        let (start, available) = range;
         let damaged = |message: String| contents.damaged(start, format!("array \"{name}\" {message}"));
         let (Some(samples), inner) = (shape.first(), shape.iter().skip(1)) else {
             return Err(damaged("has no dims, so it holds no samples".into()));
@@ -60,11 +60,11 @@ impl Array {
         })?;
         let all = row_bytes.checked_mul(*samples as u64);
         match all {
-            Some(bytes) if bytes <= room => contents.check(start, bytes)?,
+            Some(bytes) if bytes <= available => contents.check(start, bytes)?,
             _ => {
                 let needed = all.map_or("more than can be counted".into(), |bytes| bytes.to_string());
                 return Err(damaged(format!(
-                    "has the shape {shape:?}, which needs {needed} bytes, and {room} are there"
+                    "has the shape {shape:?}, which needs {needed} bytes, but the file has {available}"
                 )));
             }
         }

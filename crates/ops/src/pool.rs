@@ -45,8 +45,8 @@ impl Window {
                 return Err(format!("padding {padding:?} must be at most half the kernel {kernel:?}"));
             }
             let beyond = if ceil_mode { stride[axis] - 1 } else { 0 };
-            let room = size[axis] + 2 * padding[axis] + beyond;
-            let slack = room.checked_sub(kernel[axis]).ok_or_else(|| {
+            let padded = size[axis] + 2 * padding[axis] + beyond;
+            let slack = padded.checked_sub(kernel[axis]).ok_or_else(|| {
                 format!("a plane of {size:?} with padding {padding:?} is smaller than the kernel {kernel:?}")
             })?;
             out[axis] = slack / stride[axis] + 1;

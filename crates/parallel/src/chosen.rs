@@ -8,7 +8,7 @@ use crate::recompute::RecomputePlan;
 use crate::servers::{Roles, Servers};
 use crate::strategy::{Allocation, Facts, Home, Key, Part, Purpose, Refusal, Strategy, StrategyKind};
 use kolo_comm::{Communicator, Fault};
-use kolo_exec::{Collectives, ExchangeError, FoundLinks, LinkWish, Memory, Order};
+use kolo_exec::{Collectives, ExchangeError, FoundLinks, LinkPreference, Memory, Order};
 use kolo_graph::Graph;
 use kolo_graph::settings::{SettingError, Settings};
 use kolo_graph::verify::debug_verify;
@@ -210,11 +210,11 @@ impl Parallel {
         &self,
         mesh: &Mesh,
         world: &Arc<Communicator>,
-        links: Option<(LinkWish, FoundLinks)>,
+        links: Option<(LinkPreference, FoundLinks)>,
     ) -> Result<Arc<dyn Collectives>, Fault> {
         let own = self.strategies().find_map(|one| Some((one.written(), one.lane(mesh, world)?)));
         if let Some((written, own)) = own {
-            if matches!(links, Some((LinkWish::Always, _))) {
+            if matches!(links, Some((LinkPreference::Always, _))) {
                 let hint = "leave --transport out, or change the job";
                 return Err(Fault::BadCall(format!("--transport nccl does not go with `{written}`\n  hint: {hint}")));
             }

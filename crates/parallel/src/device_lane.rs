@@ -12,7 +12,8 @@ use kolo_comm::fault::rank_name;
 use kolo_comm::watch::STALL_HEARTBEATS;
 use kolo_comm::{Communicator, Fault, Reduction, Request, Watch};
 use kolo_exec::{
-    Collectives, DeviceGroup, DeviceLinks, Exchange, ExchangeError, FoundLinks, GroupPlace, LinkWish, Look, Memory,
+    Collectives, DeviceGroup, DeviceLinks, Exchange, ExchangeError, FoundLinks, GroupPlace, LinkPreference, Look,
+    Memory,
 };
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -86,13 +87,13 @@ impl std::fmt::Debug for DeviceLane {
 /// The links of this rank's device, if all ranks have some and are to use them: devices of their own. All ranks call it together.
 pub fn agree(
     world: &Communicator,
-    offer: Option<(LinkWish, FoundLinks)>,
+    offer: Option<(LinkPreference, FoundLinks)>,
 ) -> Result<Option<Arc<dyn DeviceLinks>>, Fault> {
-    let (own, links, wish) = match offer {
-        None => (vec![ABSENT], None, LinkWish::Never),
-        Some((wish, found)) => match found.and_then(|links| Ok((links.identity()?, links))) {
-            Ok((identity, links)) => ([&[PRESENT], &identity[..]].concat(), Some(links), wish),
-            Err(error) => ([&[FAILED], error.to_string().as_bytes()].concat(), None, wish),
+    let (own, links, preference) = match offer {
+        None => (vec![ABSENT], None, LinkPreference::Never),
+        Some((preference, found)) => match found.and_then(|links| Ok((links.identity()?, links))) {
+            Ok((identity, links)) => ([&[PRESENT], &identity[..]].concat(), Some(links), preference),
+            Err(error) => ([&[FAILED], error.to_string().as_bytes()].concat(), None, preference),
         },
     };
     let all = gather(world, &own)?;
@@ -107,7 +108,9 @@ pub fn agree(
         _ => Some(format!("{} does not compute on a GPU\n  hint: use `--device cuda`, or leave --transport out", name(rank))),
     });
     match problem {
-        Some(problem) if wish == LinkWish::Always => Err(Fault::BadCall(format!("--transport nccl: {problem}"))),
+        Some(problem) if preference == LinkPreference::Always => {
+            Err(Fault::BadCall(format!("--transport nccl: {problem}")))
+        }
         Some(_) => Ok(None),
         None => Ok(links),
     }
@@ -118,7 +121,7 @@ pub fn agree(
 pub fn lane(
     mesh: &Mesh,
     world: &Arc<Communicator>,
-    links: Option<(LinkWish, FoundLinks)>,
+    links: Option<(LinkPreference, FoundLinks)>,
 ) -> Result<Arc<dyn Collectives>, Fault> {
     let host = CommLane::on_mesh(Arc::clone(world), mesh.clone());
     Ok(match agree(world, links)? {

@@ -20,8 +20,8 @@ const CONSIDERED_MAX: usize = 20_000;
 /// Workers of a layout that is considered.
 const WORKERS_MAX: usize = 1024;
 
-/// The keys of `[parallel]` that may change, with their defaults and how far from the wish a change to the next power of two is.
-/// Slices are near, since they are what a wish for more workers lacks; but others are another job.
+/// The keys of `[parallel]` that may change, with their defaults and how far from the request a change to the next power of two is.
+/// Slices are near, since they are what a request for more workers lacks; but others are another job.
 const COUNTS: [(&str, usize, f64); 7] = [
     ("tensor", 1, 1.0),
     ("context", 1, 1.0),

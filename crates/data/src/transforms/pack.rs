@@ -145,8 +145,8 @@ impl Reader for Packed {
                 tokens.clear();
             }
             let first = start.saturating_sub(place).min(tokens.len() as u64) as usize;
-            let room = self.context + 1 - row.len();
-            row.extend(tokens[first..].iter().take(room).map(|token| i64::from(*token)));
+            let left = self.context + 1 - row.len();
+            row.extend(tokens[first..].iter().take(left).map(|token| i64::from(*token)));
             (place, text) = (self.ends[text], text + 1);
         }
         lock(&self.scratch).push((text_record, tokens));

@@ -86,7 +86,7 @@ fn on_two(heartbeat_ms: u64, body: impl Fn(&dyn Collectives, &Arc<Watch>, &Fate)
                 let fate = Arc::new(Fate::default());
                 let links: FoundLinks = Ok(Arc::new(TestLinks(world.rank() as u8, Arc::clone(&fate))));
                 let mesh = Mesh::data(2, world.rank()).unwrap();
-                let lane = lane(&mesh, &world, Some((LinkWish::Always, links))).unwrap();
+                let lane = lane(&mesh, &world, Some((LinkPreference::Always, links))).unwrap();
                 assert!(lane.on_device(true).unwrap());
                 let mut data = [1.0; 8];
                 let number = lane.prepare(vec![sum_of(8, &mut data)], 1).unwrap();

@@ -7,7 +7,7 @@ use kolo_exec::reference::Reference;
 use kolo_graph::DType;
 use kolo_models::MODELS;
 use kolo_parallel::{Mesh, Purpose};
-use kolo_train::session::Company;
+use kolo_train::session::WorkerGroup;
 use kolo_train::step::graph_of;
 use kolo_train::{Job, Report, job_file};
 use std::sync::Arc;
@@ -20,13 +20,13 @@ fn job(name: &str, train: &str, parallel: &str) -> Arc<Job> {
 
 fn on(workers: usize, job: &Arc<Job>) -> Vec<Report> {
     match workers {
-        1 => vec![report(job, Company::Alone)],
-        _ => on_ranks(workers, |world| report(job, Company::Workers(world))),
+        1 => vec![report(job, WorkerGroup::Alone)],
+        _ => on_ranks(workers, |world| report(job, WorkerGroup::Workers(world))),
     }
 }
 
 fn assert_layouts(name: &str, train: &str, alone: &str, layouts: &[(usize, &str)]) -> Report {
-    let one = report(&job(name, train, alone), Company::Alone);
+    let one = report(&job(name, train, alone), WorkerGroup::Alone);
     for (workers, parallel) in layouts {
         for other in on(*workers, &job(name, train, &format!("{alone}\n{parallel}"))) {
             assert_same(&format!("{name}, {train}: {workers} workers, {parallel}"), &one, &other);
@@ -68,7 +68,7 @@ const PURE: &str = "precision = \"bf16\"\nrounding = \"stochastic\"";
 #[test]
 fn layouts_do_not_matter_where_weights_are_rounded_by_chance() {
     let one = assert_layouts("gpt", PURE, "slices = 2", &LAYOUTS);
-    let kept = report(&job("gpt", "precision = \"bf16\"", "slices = 2"), Company::Alone);
+    let kept = report(&job("gpt", "precision = \"bf16\"", "slices = 2"), WorkerGroup::Alone);
     assert_ne!(one.weights, kept.weights);
     for name in ["cnn", "mlp", "lstm"] {
         assert_layouts(name, PURE, "", &[(2, ""), (4, "zero = 1"), (4, "zero = 3")]);
@@ -80,7 +80,7 @@ fn layouts_do_not_matter_where_weights_are_rounded_by_chance() {
                  [train]\nsteps = 5\noptimizer = {{ kind = \"{kind}\" }}\n{PURE}\n[parallel]\n{parallel}\n"
             )
         };
-        let one = report(&crate::job(&text("")), Company::Alone);
+        let one = report(&crate::job(&text("")), WorkerGroup::Alone);
         for zero in ["zero = 1", "zero = 3"] {
             on(4, &crate::job(&text(zero)))
                 .iter()
