@@ -386,7 +386,7 @@ impl WriteFile for SimulatedFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let (mut state, begun) = self.disk.begin(true)?;
         let used: usize = state.files.iter().map(|file| file.now.len()).sum();
-        let room = match state.trouble {
+        let free = match state.trouble {
             Trouble::Full { bytes } => (bytes as usize).saturating_sub(used),
             _ => usize::MAX,
         };

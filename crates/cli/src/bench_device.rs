@@ -18,12 +18,12 @@ const GPU_TILE: [usize; 2] = [128, 256];
 pub fn device(args: &BenchDevice) -> Result<(), Failure> {
     args.write.as_deref().map_or(Ok(()), check_writable)?;
     if args.name.is_empty() || !args.name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)) {
-        let message = format!("--name {:?} is no name of a device", args.name);
+        let message = format!("--name {:?} is not a valid device name", args.name);
         return Err(Failure::usage(message, "use letters, digits, - and _"));
     }
     let (rows, facts) = match args.device {
         DeviceArg::Reference => {
-            return Err(Failure::usage("the reference is no device to measure", "use --device cpu or cuda"));
+            return Err(Failure::usage("the reference device cannot be benchmarked", "use --device cpu or cuda"));
         }
         DeviceArg::Cuda(index) => of_gpu(index.unwrap_or(0))?,
         DeviceArg::Auto if crate::device::gpu_is_usable() => of_gpu(0)?,

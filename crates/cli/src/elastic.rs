@@ -30,10 +30,10 @@ pub fn options(args: &Train, job: &Job, workers: usize) -> Result<Option<Elastic
     let refused =
         |what: &str, hint: &str| Err(Failure::usage(format!("--elastic cannot be combined with {what}"), hint));
     if args.asynchronous {
-        return refused("--async", "workers of servers are not in step; leave one of the two out");
+        return refused("--async", "workers of parameter servers do not step together; drop one of the two");
     }
     if args.trace.is_some() {
-        return refused("--trace", "a timeline is of a fixed group of workers; leave one of the two out");
+        return refused("--trace", "a timeline needs a fixed group of workers; drop one of the two");
     }
     if args.job.workers.transport == TransportKind::Mpi {
         return refused("--transport mpi", "an MPI job ends with its first lost rank; use --transport auto");
@@ -48,10 +48,7 @@ pub fn options(args: &Train, job: &Job, workers: usize) -> Result<Option<Elastic
         .find(|one| one.part() == Part::Transfer || one.home() == Home::OnePerHost || shares_model(*one))
     {
         let what = format!("`{}`", strategy.written());
-        return refused(
-            &what,
-            "a worker that is lost would take a part of the state with it; leave one of the two out",
-        );
+        return refused(&what, "a lost worker would take part of the state with it; drop one of the two");
     }
     let grains = job.grains;
     let restarts = args.restarts;
@@ -250,7 +247,7 @@ pub fn join(kinds: &crate::load::Kinds, args: &Join) -> Result<(), Failure> {
     let unreadable =
         |why: &str| Failure::job(format!("{}: {why}", path.display()), "join a job of this version of kolo");
     let command =
-        crate::args::Args::read(words.map(Into::into)).map_err(|_| unreadable("its command is not known"))?.command;
+        crate::args::Args::read(words.map(Into::into)).map_err(|_| unreadable("its command is unknown"))?.command;
     let crate::args::Command::Train(mut train) = command else { return Err(unreadable("its command is not `train`")) };
     std::env::set_current_dir(&invited.directory)
         .map_err(|error| Failure::job(format!("{}: {error}", invited.directory.display()), "the job runs there"))?;

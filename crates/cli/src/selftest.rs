@@ -23,7 +23,10 @@ pub fn selftest(args: &SelftestArgs) -> Result<(), Failure> {
     let executor: Arc<dyn Executor> = match args.device.executor()?.name() {
         "cuda" => Arc::new(poisoned(args.device)?),
         _ if args.device == DeviceArg::Reference => {
-            return Err(Failure::usage("the reference is what others are compared with", "use --device cpu or cuda"));
+            return Err(Failure::usage(
+                "the reference device is what other devices are compared with",
+                "use --device cpu or cuda",
+            ));
         }
         _ => Arc::new(cpu::Cpu),
     };
@@ -39,7 +42,10 @@ pub fn selftest(args: &SelftestArgs) -> Result<(), Failure> {
     );
     match bad {
         0 => Ok(()),
-        bad => Err(Failure::job(format!("{bad} ops differ from their definitions"), "report it with `kolo devices`")),
+        bad => Err(Failure::job(
+            format!("{bad} ops differ from their definitions"),
+            "report it with the output of `kolo devices`",
+        )),
     }
 }
 

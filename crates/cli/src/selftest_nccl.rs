@@ -41,7 +41,7 @@ pub fn selftest(device: DeviceArg) -> Result<(), Failure> {
         0 => Ok(()),
         bad => Err(Failure::job(
             format!("{bad} of {} checks of NCCL failed", checks.len()),
-            "report it with `kolo devices`",
+            "report it with the output of `kolo devices`",
         )),
     }
 }

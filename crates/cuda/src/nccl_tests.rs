@@ -374,7 +374,7 @@ fn a_missing_library_is_told_to_all() {
         let found = || -> FoundLinks {
             match world.rank() {
                 0 => Ok(Arc::new(links(&gpu))),
-                _ => Err("NCCL (libnccl) is needed for this, and cannot be loaded".into()),
+                _ => Err("NCCL (libnccl) is needed for this, but cannot be loaded".into()),
             }
         };
         let refused =

@@ -131,7 +131,7 @@ impl Array {
         match out.iter().position(|value| !(0..classes as i64).contains(value)) {
             None => Ok(()),
             Some(element) => {
-                let message = format!("array \"{}\" has {}, and there are {classes} classes", self.name, out[element]);
+                let message = format!("array \"{}\" has {}, but there are {classes} classes", self.name, out[element]);
                 Err(self.file.contents().damaged(offset(element), message))
             }
         }
@@ -266,7 +266,7 @@ fn same_array(wanted: &Array, at: usize, arrays: &[Array]) -> Result<(), ReadErr
         let (name, shape) = (&wanted.name, &wanted.shape[1..]);
         let first = wanted.path().display();
         let message =
-            format!("it has no array like \"{name}\" of {first}, whose samples are {} {shape:?}", wanted.element);
+            format!("it has no array \"{name}\" with samples of {} {shape:?}, as {first} has", wanted.element);
         let path = arrays.first().map_or(wanted.path(), Array::path);
         ReadError::new(message, "give files with the same arrays").in_file(path)
     })

@@ -481,7 +481,7 @@ kolo_graph::methods! {
                 "tanh" => self.tanh(),
                 "silu" => self.silu(),
                 other => {
-                    let message = format!("there is no activation `{other}`");
+                    let message = format!("unknown activation `{other}`");
                     self.builder().fail("activate", message, "use relu, gelu, gelu_tanh, sigmoid, tanh, silu or none");
                     self
                 }

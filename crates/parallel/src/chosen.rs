@@ -112,7 +112,10 @@ impl Parallel {
         // Rank numbers run fastest along the last axis: those who share every layer are neighbours, on one host if they can be.
         axes.extend(self.axes(workers).into_iter().rev());
         Mesh::new(&axes, rank).ok_or_else(|| {
-            Refusal::new(format!("have no rank {rank}"), format!("ranks count from 0 to {}", workers.saturating_sub(1)))
+            Refusal::new(
+                format!("do not include rank {rank}"),
+                format!("ranks count from 0 to {}", workers.saturating_sub(1)),
+            )
         })
     }
 
@@ -216,7 +219,9 @@ impl Parallel {
         if let Some((written, own)) = own {
             if matches!(links, Some((LinkPreference::Always, _))) {
                 let hint = "leave --transport out, or change the job";
-                return Err(Fault::BadCall(format!("--transport nccl does not go with `{written}`\n  hint: {hint}")));
+                return Err(Fault::BadCall(format!(
+                    "--transport nccl cannot be combined with `{written}`\n  hint: {hint}"
+                )));
             }
             return own;
         }

@@ -160,7 +160,7 @@ impl Looker {
         match self.watch.is_stalled(times.0) {
             false => Ok(()),
             true => Err(Fault::Aborted(format!(
-                "{} was not done within {} ms, and no rank gets on\n  hint: a rank is stuck; the logs say where each one is",
+                "{} did not finish within {} ms, and no rank makes progress\n  hint: a rank is stuck; the logs say where each one is",
                 self.what,
                 times.0.elapsed().as_millis()
             ))),
@@ -218,7 +218,7 @@ impl DeviceLane {
         }
         let all = gather(&self.world, device_calls::encode(&own).as_bytes())?;
         let unreadable = |rank: usize| {
-            let why = "it tells of its exchanges in another form";
+            let why = "it describes its exchanges in another format";
             Fault::BadCall(format!("{}: {why}\n  hint: run one version of kolo everywhere", rank_name(rank, "")))
         };
         let decode = |(rank, text): (usize, &Vec<u8>)| {
@@ -246,7 +246,7 @@ impl DeviceLane {
             let said = String::from_utf8_lossy(&invitations[members[0]]);
             let own = said.lines().filter_map(|line| line.split_once(' ')).find(|(_, of)| *of == key.encode());
             let bytes = own.and_then(|(bytes, _)| from_hex(bytes));
-            let missing = || format!("{} invites nobody to exchanges along {key}", rank_name(members[0], ""));
+            let missing = || format!("{} sent no invitation to exchanges along {key}", rank_name(members[0], ""));
             let place = members.iter().position(|member| *member == rank).unwrap_or(0);
             let place = GroupPlace { rank: place, size: members.len() };
             let what = format!("the meeting of {} ranks along {key} over {}", place.size, self.links.transport());

@@ -202,7 +202,7 @@ fn resume(
     observer: &mut dyn Observer,
 ) -> Result<Option<TrainerRecord>, Error> {
     let Some(resumed) = checkpoint::newest(job, dir, ties.workers())? else {
-        observer.note("note: there is no checkpoint to go on from; the run starts at its beginning");
+        observer.note("note: there is no checkpoint to resume from; the run starts from the beginning");
         return Ok(None);
     };
     resumed.fill(trainer.store_mut())?;
@@ -213,7 +213,7 @@ fn resume(
     together::any(ties.workers(), false)?;
     trainer.go_on_at(resumed.record.step);
     resumed.notes.iter().for_each(|note| observer.note(note));
-    observer.note(&format!("going on after step {} from {}", resumed.record.step, resumed.checkpoint.dir().display()));
+    observer.note(&format!("resuming after step {} from {}", resumed.record.step, resumed.checkpoint.dir().display()));
     Ok(Some(resumed.record))
 }
 

@@ -497,7 +497,7 @@ impl Trainer {
             epoch: self.epoch() + 1,
             culprit,
             hint: format!(
-                "lower the learning rate (it is {rate:e} here), set `train.clip`, or look at the data of this step"
+                "lower the learning rate (it is {rate:e} here), set `train.clip`, or check the data of this step"
             ),
         }
     }

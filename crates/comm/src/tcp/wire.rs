@@ -141,7 +141,7 @@ impl TcpWire {
             StreamStop::Failed(failure) => {
                 let (own, call) = (self.mesh_rank.world[self.mesh_rank.rank], self.waits(peer));
                 let told = failure_report::decode(&failure, rank, own, call.as_ref(), &self.watch);
-                told.unwrap_or_else(|| rejected("its failure report makes no sense".into()))
+                told.unwrap_or_else(|| rejected("its failure report is malformed".into()))
             }
             StreamStop::Mismatch { mine, mine_bytes, theirs, theirs_bytes } => {
                 self.mismatch(peer, (*mine, mine_bytes), (*theirs, theirs_bytes))

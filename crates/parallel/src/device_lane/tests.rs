@@ -146,7 +146,7 @@ fn an_error_of_the_library_ends_exchanges() {
 fn an_exchange_that_nobody_gets_on_with_is_a_stall() {
     on_two(5, |lane, _, fate| {
         let error = lane.settle().unwrap_err().to_string();
-        assert!(error.starts_with("the exchange `gradients` was not done within"), "{error}");
+        assert!(error.starts_with("the exchange `gradients` did not finish within"), "{error}");
         assert!(fate.aborted.load(Ordering::Relaxed));
     });
 }

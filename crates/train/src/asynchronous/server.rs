@@ -74,7 +74,7 @@ fn server_graph(job: &Job, roles: Roles, number: usize, whole: Graph) -> Result<
     let graph = served(job, roles)?.spread(whole, Purpose::Server, &mesh);
     if !roles.synchronous() && graph.nodes.iter().any(|node| node.op.collective().is_some()) {
         return Err(refused(
-            "the update needs numbers of all servers' gradients, and those of different pushes do not go together\n  hint: use `--servers 1` or `--staleness 0`".into(),
+            "the update needs numbers of all servers' gradients, and those of different pushes cannot be combined\n  hint: use `--servers 1` or `--staleness 0`".into(),
         ));
     }
     Ok(graph)

@@ -199,7 +199,7 @@ fn another_job_is_refused_and_a_longer_one_is_not() {
     let batch = refused(("batch = 16", "batch = 8"));
     assert!(matches!(batch, Error::Checkpoint { .. }), "{batch}");
     assert!(
-        batch.to_string().contains("was saved with `data.batch` = 16, and this job has 8\n  hint: set it back"),
+        batch.to_string().contains("was saved with `data.batch` = 16, but this job has 8\n  hint: change it back"),
         "{batch}"
     );
     assert!(refused(("adamw", "lamb")).to_string().contains("was saved with `train.optimizer."));
@@ -223,8 +223,8 @@ fn a_damaged_checkpoint_is_passed_over() {
     bytes[middle] ^= 1;
     std::fs::write(&weights, bytes).unwrap();
     let (resumed, seen) = run_on(&job, (2, 0), temp.path(), None, true);
-    assert!(seen.notes[0].contains("passed over") && seen.notes[0].contains("step-00000014"), "{:?}", seen.notes);
-    assert!(seen.notes.iter().any(|note| note.contains("going on after step ")), "{:?}", seen.notes);
+    assert!(seen.notes[0].contains("skipped") && seen.notes[0].contains("step-00000014"), "{:?}", seen.notes);
+    assert!(seen.notes.iter().any(|note| note.contains("resuming after step ")), "{:?}", seen.notes);
     assert_same("after damage", &alone, &resumed);
 }
 

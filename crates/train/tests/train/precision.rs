@@ -224,9 +224,9 @@ fn a_precision_that_a_device_lacks_is_refused() {
     assert!(error.contains("`train.precision` is \"tf32\", which the device `reference` does not have"), "{error}");
     assert!(job.check_executor().unwrap_err().to_string().contains("`cpu`"));
     let error = read("precision = \"bf16\"\nloss_scale = 2").unwrap_err().to_string();
-    assert!(error.contains("test.toml:7") && error.contains("has no use with `precision = \"bf16\"`"), "{error}");
+    assert!(error.contains("test.toml:7") && error.contains("has no effect with `precision = \"bf16\"`"), "{error}");
     let error = read("precision = \"f16\"\nloss_scale = 3").unwrap_err().to_string();
-    assert!(error.contains("is 3, which is no power of two"), "{error}");
+    assert!(error.contains("is 3, which is not a power of two"), "{error}");
     let error = read("precision = \"f16\"\n[parallel]\npipeline = 2").unwrap_err().to_string();
     assert!(error.contains("is 2, which cannot be combined with `train.precision = \"f16\"`"), "{error}");
     let error = read("precision = \"fp16\"").unwrap_err().to_string();

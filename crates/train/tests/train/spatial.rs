@@ -158,5 +158,5 @@ fn impossible_tiles_name_possible_ones() {
     let tokens = "[model]\nkind = \"gpt\"\nlayers = 1\nwidth = 8\nheads = 1\ncontext = 4\nvocab = 5\n";
     let text = format!("{tokens}[data]\nsource = \"synthetic:tokens\"\nbatch = 4\n[parallel]\ntiles = [2, 1]\n");
     let error = Trainer::new(crate::job(&text), Options::for_grains(1, 1)).unwrap_err().to_string();
-    assert!(error.contains("cuts images, and the model has none"), "{error}");
+    assert!(error.contains("cuts images, but the model has none"), "{error}");
 }

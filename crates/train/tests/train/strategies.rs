@@ -134,7 +134,7 @@ fn strategies_inside_are_refused_where_they_stand() {
     let refused = |text: &str, parallel: &str| job(text, parallel).unwrap_err();
     assert_eq!(
         refused(TEXT, "zero = 4"),
-        "test.toml:8: `parallel.zero` is 4, and stages are 0 to 3\n  hint: write 1 to shard the optimizer, 2 for the gradients as well, or 3 for the weights, too"
+        "test.toml:8: `parallel.zero` is 4, but stages are 0 to 3\n  hint: write 1 to shard the optimizer, 2 for the gradients as well, or 3 for the weights, too"
     );
     assert_eq!(
         refused(TEXT, "zero = 1\ncentral = true"),

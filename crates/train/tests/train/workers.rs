@@ -436,7 +436,7 @@ fn a_job_that_exceeds_its_limit_runs_in_a_layout_that_fits() {
     let refused = Trainer::new(limited(""), Options::for_grains(4, 1)).map(drop).unwrap_err();
     assert!(matches!(refused, Error::Memory(_)), "{refused}");
     let message = refused.to_string();
-    assert!(message.contains("and `memory.limit` allows") && message.contains("layouts that fit"), "{message}");
+    assert!(message.contains("but `memory.limit` allows") && message.contains("layouts that fit"), "{message}");
 
     let found = memory_limit::fitting(&limited(""), limit, WorkersNow { workers: 1, threads: 1 }).unwrap();
     assert!(found.fitting.iter().all(|one| one.bytes <= limit && message.contains(&one.to_string())), "{message}");

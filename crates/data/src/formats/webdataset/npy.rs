@@ -24,14 +24,14 @@ const DIMS_MAX: usize = 64;
 impl<'b> Array<'b> {
     pub fn parse(file: &'b [u8]) -> Result<Self, String> {
         let wrong = |what: &str| format!("the array {what}");
-        let rest = file.strip_prefix(b"\x93NUMPY").ok_or_else(|| wrong("is no `.npy` file"))?;
+        let rest = file.strip_prefix(b"\x93NUMPY").ok_or_else(|| wrong("is not a `.npy` file"))?;
         let (length, rest) = match *rest {
             [1, _, a, b, ref rest @ ..] => (usize::from(u16::from_le_bytes([a, b])), rest),
             [2 | 3, _, a, b, c, d, ref rest @ ..] => (u32::from_le_bytes([a, b, c, d]) as usize, rest),
             _ => return Err(wrong("has an unknown version")),
         };
         let (header, bytes) = rest.split_at_checked(length).ok_or_else(|| wrong("ends inside its header"))?;
-        let header = std::str::from_utf8(header).map_err(|_| wrong("has a header that is no text"))?;
+        let header = std::str::from_utf8(header).map_err(|_| wrong("has a header that is not text"))?;
         let element = element(value(header, "descr").unwrap_or_default())
             .ok_or_else(|| wrong("has elements other than plain little-endian numbers"))?;
         let shape = shape(value(header, "shape").unwrap_or_default()).ok_or_else(|| wrong("has no shape"))?;
